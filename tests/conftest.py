@@ -10,19 +10,20 @@ torch.set_num_threads(1)  # tiny networks, and two workers share two cores
 
 
 # Their tests wait for other processes or are long, so that one at the end would leave the other worker with nothing.
-FIRST = (
-    ("test_cluster", "test_docs", "test_pages", "test_reproduce", "test_trust", "test_workers"),
-    ("test_api", "test_claims", "test_evidence", "test_lock", "test_notebook", "test_release", "test_results",
-     "test_runs", "test_schema", "test_torture"),
+FIRST_FILES = ("test_cluster", "test_docs", "test_pages", "test_reproduce", "test_trust", "test_workers")
+MIDDLE_FILES = (
+    "test_api", "test_claims", "test_evidence", "test_lock", "test_notebook", "test_release", "test_results",
+    "test_runs", "test_schema", "test_torture",
 )  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):
     """Puts long tests where the two workers begin: one at the first test, the other in the middle."""
-    first, second = ([item for item in items if item.path.stem in files] for files in FIRST)
-    rest = [item for item in items if item.path.stem not in (*FIRST[0], *FIRST[1])]
-    middle = max(len(items) // 2 - len(first), 0)
-    items[:] = [*first, *rest[:middle], *second, *rest[middle:]]
+    first = [item for item in items if item.path.stem in FIRST_FILES]
+    middle = [item for item in items if item.path.stem in MIDDLE_FILES]
+    rest = [item for item in items if item.path.stem not in FIRST_FILES + MIDDLE_FILES]
+    num_before_middle = max(len(items) // 2 - len(first), 0)
+    items[:] = [*first, *rest[:num_before_middle], *middle, *rest[num_before_middle:]]
 
 
 @pytest.fixture

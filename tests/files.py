@@ -1,5 +1,7 @@
 """Images in files: what the tests of data sets write and compare."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from fedcli.data.catalog import KNOWN
 from fedcli.data.files import PARTS
 from fedcli.errors import UserError
 
-FIELDS = tuple(f"{kind}_{part}" for part in PARTS for kind in ("x", "y", "domain", "writer"))
+FIELDS = tuple(f"{kind}_{part}" for part, kind in product(PARTS, ("x", "y", "domain", "writer")))
 
 
 def images(shape, num_classes, seed=0, per_class=(3, 2)):

@@ -63,18 +63,21 @@ def golden(name: str) -> dict[str, Any]:
     curve = [entry["test_accuracy"] for entry in run.record["rounds"]]
     params = all_params(registry.find_method(run.record["method"]), run.state, run.record["config"]["num_clients"])
     norm = sum(float(value.double().square().sum()) for _, value in params) ** 0.5
-    params_sha256 = run.record["summary"]["params_sha256"]
-    found = {**run.record["numerics"], "params_sha256": params_sha256, "norm": norm, "curve": curve}
+    made = {
+        **run.record["numerics"], "params_sha256": run.record["summary"]["params_sha256"], "norm": norm,
+        "curve": curve,
+    }  # fmt: skip
     if "post" in run.record:
-        found["post"] = run.record["post"]["test_accuracy"]
-    return found
+        made["post"] = run.record["post"]["test_accuracy"]
+    return made
 
 
 def kind_of_machine() -> str:
     """What the bits of float32 arithmetic depend on: the processor, the instructions that torch uses, and torch."""
-    about = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M))
-    processor = f"{about['model name']} (family {about['cpu family']}, model {about['model']})"
-    return f"{processor}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__.split('+')[0]}"
+    facts = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M))
+    processor = f"{facts['model name']} (family {facts['cpu family']}, model {facts['model']})"
+    version, _, _ = torch.__version__.partition("+")
+    return f"{processor}, {torch.backends.cpu.get_cpu_capability()}, torch {version}"
 
 
 if __name__ == "__main__":

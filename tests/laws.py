@@ -18,14 +18,14 @@ def raising(law, **options):
     """The law with these options, which raises `Broken` where it does not hold."""
 
     @wraps(law)
-    def held(*arguments, **more):
+    def law_that_raises(*arguments, **more):
         findings = list(law(*arguments, **options, **more))
         broken = [str(finding) for finding in findings if not finding.holds]
         if broken:
             raise Broken("; ".join(broken))
         return findings
 
-    return held
+    return law_that_raises
 
 
 for name in [name for name in vars(fedcli.check) if name.startswith("law_")]:

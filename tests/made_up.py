@@ -92,9 +92,14 @@ def on_host(tree: Any) -> Any:
 
 def tree_leaves(tree: Any) -> list:
     """Returns the leaves of what operations take and give, several times as fast as PyTorch's own."""
-    if isinstance(tree, tuple | list):
-        return [leaf for part in tree for leaf in tree_leaves(part)]
-    return [leaf for part in tree.values() for leaf in tree_leaves(part)] if isinstance(tree, dict) else [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, tuple | list):
+        return [tree]
+    leaves = []
+    for part in tree:
+        leaves += tree_leaves(part)
+    return leaves
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -112,14 +117,14 @@ def is_device(value: Any) -> bool:
 
 def storages(tree: Any) -> dict[int, torch.UntypedStorage]:
     """Returns the memory of a tree's tensors, by address."""
-    found = {}
+    by_address = {}
     for leaf in tree_leaves(tree):
         tensor = leaf.host if isinstance(leaf, OnDevice) else leaf
         if isinstance(tensor, torch.Tensor):
             storage = tensor.untyped_storage()
             if storage.nbytes():
-                found[storage.data_ptr()] = storage
-    return found
+                by_address[storage.data_ptr()] = storage
+    return by_address
 
 
 class Span(NamedTuple):
@@ -132,7 +137,7 @@ class Span(NamedTuple):
 
 def spans(tree: Any) -> set[Span]:
     """Returns where the tensors of a tree lie."""
-    found = set()
+    places = set()
     for leaf in tree_leaves(tree):
         tensor = leaf.host if isinstance(leaf, OnDevice) else leaf
         if not isinstance(tensor, torch.Tensor) or not tensor.numel():
@@ -141,11 +146,12 @@ def spans(tree: Any) -> set[Span]:
         if storage.nbytes():
             extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
             start = tensor.storage_offset() * tensor.itemsize
-            found.add(Span(storage.data_ptr(), start, start + extent * tensor.itemsize))
-    return found
+            places.add(Span(storage.data_ptr(), start, start + extent * tensor.itemsize))
+    return places
 
 
-def whole(memory: dict[int, torch.UntypedStorage]) -> set[Span]:
+def whole_spans(memory: dict[int, torch.UntypedStorage]) -> set[Span]:
+    """Returns the spans of all bytes of some memory."""
     return {Span(address, 0, storage.nbytes()) for address, storage in memory.items()}
 
 
@@ -164,7 +170,8 @@ class Renaming(TorchFunctionMode):
         args = [self.renamed(value) for value in args]
         kwargs = {name: self.renamed(value) for name, value in kwargs.items()}
         if function is torch.Tensor.pin_memory:
-            pinned = args[0].clone()
+            (tensor,) = args
+            pinned = tensor.clone()
             pinned.is_in_pinned_memory = True
             return pinned
         if function is torch.Tensor.new_tensor and isinstance(args[0], OnDevice):
@@ -209,21 +216,32 @@ class Pool:
 
     def __init__(self):
         self.graphs = weakref.WeakSet()
-        self.was_used = self.is_recording = False
+        self.was_used = False
+        self.is_recording = False
 
     def begin(self) -> None:
         if self.is_recording:  # of a capture that has failed, which PyTorch never takes back
             raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
         if self.was_used and not self.graphs:
             raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
-        self.was_used = self.is_recording = True
+        self.was_used = True
+        self.is_recording = True
+
+
+class Operation(NamedTuple):
+    """A call of PyTorch with values on the host, and what it gave."""
+
+    function: Callable
+    args: tuple
+    kwargs: dict
+    results: Any
 
 
 class Graph:
     """Operations that a replay does again."""
 
     def __init__(self):
-        self.operations: list[tuple[Callable, tuple, dict, Any]] = []
+        self.operations: list[Operation] = []
         self.inside: dict[int, torch.UntypedStorage] = {}  # memory that was allocated in the capture
         self.outside: dict[int, torch.UntypedStorage] = {}
         self.held: Counter = Counter()  # tensors that the operations hold, by the address of their memory
@@ -231,13 +249,12 @@ class Graph:
 
     def close(self) -> None:
         """Ends the capture."""
-        tensors = {
-            id(leaf): leaf
-            for operation in self.operations
-            for leaf in tree_leaves(operation[1:])
-            if isinstance(leaf, torch.Tensor)
-        }
-        self.held = Counter(leaf.untyped_storage().data_ptr() for leaf in tensors.values())
+        tensors = {}
+        for operation in self.operations:
+            for leaf in tree_leaves((operation.args, operation.kwargs, operation.results)):
+                if isinstance(leaf, torch.Tensor):
+                    tensors[id(leaf)] = leaf
+        self.held = Counter(tensor.untyped_storage().data_ptr() for tensor in tensors.values())
         self.poison()
 
     def poison(self) -> None:
@@ -251,14 +268,14 @@ class Graph:
             by_graphs = sum(graph.held[address] for graph in device.graphs)
             if holders(storage) <= by_graphs + 1:  # `outside` is one more
                 raise RuntimeError("a graph reads or writes memory that has been freed")
-        device.touch(whole(self.outside), write=True)
+        device.touch(whole_spans(self.outside), write=True)
         device.launches += 1
         device.replays += 1
         self.poison()
         with torch.no_grad(), torch._C._DisableTorchDispatch():
-            for function, args, kwargs, results in self.operations:
-                again = tree_leaves(function(*args, **kwargs))
-                for old, new in zip(tree_leaves(results), again, strict=True):
+            for operation in self.operations:
+                again = operation.function(*operation.args, **operation.kwargs)
+                for old, new in zip(tree_leaves(operation.results), tree_leaves(again), strict=True):
                     if isinstance(old, torch.Tensor) and not storages(old).keys() & storages(new).keys():
                         old.copy_(new)
         self.poison()
@@ -279,12 +296,12 @@ def fused_sgd(
         raise NotImplementedError("not used by the product")
     if found_inf is not None and found_inf == 1:
         return
-    for k, (value, g) in enumerate(zip(params, grads, strict=True)):
+    for number, (value, direction) in enumerate(zip(params, grads, strict=True)):
         if weight_decay:
-            g = torch.add(g, value, alpha=weight_decay)
+            direction = torch.add(direction, value, alpha=weight_decay)
         if momentum:
-            g = torch.add(g, momenta[k], alpha=momentum, out=momenta[k])
-        torch.addcmul(value, g, lr, value=-1, out=value)
+            direction = torch.add(direction, momenta[number], alpha=momentum, out=momenta[number])
+        torch.addcmul(value, direction, lr, value=-1, out=value)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -302,10 +319,11 @@ def gives_view(function: torch._ops.OpOverload) -> bool:
 @cache
 def written_places(function: torch._ops.OpOverload) -> dict[str, int]:
     """Returns the names of the arguments that an operation writes into, and their places."""
-    arguments = enumerate(function._schema.arguments)
-    return {
-        argument.name: place for place, argument in arguments if argument.alias_info and argument.alias_info.is_write
-    }
+    places = {}
+    for place, argument in enumerate(function._schema.arguments):
+        if argument.alias_info and argument.alias_info.is_write:
+            places[argument.name] = place
+    return places
 
 
 OWN_FORM = {aten._fused_sgd_: fused_sgd}
@@ -327,13 +345,17 @@ class Device(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.main = self.stream = Stream()
+        self.main = Stream()
+        self.stream = self.main  # the current one
         self.streams = [self.main]
         self.uses: dict[int, dict[Span, Uses]] = {}  # by address
         self.graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
         self.waits = Counter()
         self.unrepeatable = Counter()
-        self.launches = self.captures = self.replays = self.draws = 0
+        self.launches = 0
+        self.captures = 0
+        self.replays = 0
+        self.draws = 0
         self._graph: Graph | None = None  # that is being captured
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}  # what it has written over
 
@@ -366,7 +388,7 @@ class Device(TorchDispatchMode):
         function = OWN_FORM.get(function.overloadpacket, function)
         results = function(*args, **kwargs)
         fresh = {address: storage for address, storage in storages(results).items() if address not in read}
-        for span in whole(fresh):
+        for span in whole_spans(fresh):
             self.uses[span.address] = {span: Uses(self.stream.next_operation())}
         if target is not None and not is_device(target):
             return results
@@ -379,7 +401,7 @@ class Device(TorchDispatchMode):
                     return leaf
                 return leaf.detach() if storages(leaf).keys() <= read.keys() | fresh.keys() else leaf.clone()
 
-            self._graph.operations.append(tree_map(held, (function, args, kwargs, results)))
+            self._graph.operations.append(Operation(function, *tree_map(held, (args, kwargs, results))))
 
         def on_device(leaf: Any) -> Any:
             if id(leaf) in given:  # an operation in place returns what it was given
@@ -410,10 +432,12 @@ class Device(TorchDispatchMode):
             self._wait_for_copy(kind, args, kwargs, of_host, to_host)
             return
         if kind in INDEXING:
-            indices = [index for index in args[1] if index is not None]
+            _, indices, *_ = args
+            indices = [index for index in indices if index is not None]
             if any(index.dtype == torch.bool or not isinstance(index, OnDevice) for index in indices):
                 self.wait(str(kind))
-            of_host = [tensor for tensor in of_host if not any(tensor is index for index in indices)]
+            ids = {id(index) for index in indices}
+            of_host = [tensor for tensor in of_host if id(tensor) not in ids]
         elif kind in WAITING:
             self.wait(str(kind))
         takes_numbers = torch.Tag.pointwise in function.tags
@@ -488,7 +512,8 @@ class Device(TorchDispatchMode):
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
-        before, self.stream = self.stream, stream
+        before = self.stream
+        self.stream = stream
         yield
         self.stream = before
 
@@ -497,7 +522,8 @@ class Device(TorchDispatchMode):
         graph = self._graph
         graph.outside |= {address: storage for address, storage in read.items() if address not in graph.inside}
         for address in written.keys() - graph.inside.keys() - self._before.keys():
-            self._before[address] = written[address], written[address].clone()
+            storage = written[address]
+            self._before[address] = (storage, storage.clone())
 
     @contextmanager
     def capture(self, graph: Graph, pool: Pool, stream: Stream) -> Iterator[None]:
@@ -608,4 +634,4 @@ def register() -> None:
         library.impl(name, in_half(getattr(aten, name).default), "AutocastPrivateUse1")
     others = torch.library.Library("_", "IMPL")
     others.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-    register.libraries = library, others  # what they have registered lives as long as they do
+    register.libraries = (library, others)  # what they have registered lives as long as they do

@@ -76,18 +76,23 @@ class Waiting:
         end = time.monotonic() + PATIENCE
         while len(waiting) < count:
             assert time.monotonic() < end, "too few processes have come to their second round"
-            events = self._poll.poll(1000 * PATIENCE)
-            if events and events[0][1] & select.POLLIN:  # else only that nobody is writing, which may end at any time
+            if self._wait_for_event() & select.POLLIN:  # else nobody is writing, which may end at any time
                 waiting += map(int, os.read(self._file, 100).split())
         return waiting
 
     def have_ended(self) -> bool:
         """Whether all processes that waited come to an end before patience does."""
-        while events := self._poll.poll(1000 * PATIENCE):
-            if not events[0][1] & select.POLLIN:
-                return True
+        event = self._wait_for_event()
+        while event & select.POLLIN:
             os.read(self._file, 100)
-        return False
+            event = self._wait_for_event()
+        return bool(event)
+
+    def _wait_for_event(self) -> int:
+        """What has happened to the pipe of those that wait, as flags of `select`; 0 after too long."""
+        for _, event in self._poll.poll(1000 * PATIENCE):
+            return event
+        return 0
 
     def free(self) -> None:
         """Lets the processes that come later pass."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from concurrent.futures import ProcessPoolExecutor
+from itertools import product
 from multiprocessing import get_context
 
 import pytest
@@ -25,16 +26,21 @@ def configs(runs):
 
 def test_several_methods_values_and_seeds_are_a_list_of_runs(tmp_path):
     runs = fedcli.run("fedavg,fedprox", lr=[0.01, 0.1], seeds=range(2), out=tmp_path / "all", **TINY)
-    expected = [(name, seed, lr) for name in ("fedavg", "fedprox") for lr in (0.01, 0.1) for seed in (0, 1)]
+    expected = [(name, seed, lr) for name, lr, seed in product(("fedavg", "fedprox"), (0.01, 0.1), (0, 1))]
     assert configs(runs) == expected
+    assert configs(fedcli.load(tmp_path / "all")) == expected
     assert len(runs.frame()) == 8
+
     assert len(runs.table()) == 4
-    assert runs.table(columns=["Selected", "Method"], digits=0).iloc[0].tolist()[1] == "fedavg"
+    first_row = runs.table(columns=["Selected", "Method"], digits=0).iloc[0]
+    assert list(first_row.index) == ["Selected", "Method"]
+    assert first_row["Method"] == "fedavg"
     assert "FedProx & lr 0.1 & " in runs.table(format="latex", digits=1)
     with pytest.raises(UserError, match="unknown column in columns 'Metod'; did you mean 'Method'"):
         runs.table(format="latex", columns=["Metod"])
-    assert len(runs.plot().axes[0].lines) >= 4
-    assert configs(fedcli.load(tmp_path / "all")) == expected
+
+    axes, *_ = runs.plot().axes
+    assert len(axes.lines) >= 4
 
     command = ["run", "fedavg,fedprox", "--lr", "0.01,0.1", "--seeds", "0-1", "--out", tmp_path / "typed"]
     assert invoke(*command, "--dataset", "digits", *SMALL, "--quiet").exit_code == 0
@@ -44,12 +50,11 @@ def test_several_methods_values_and_seeds_are_a_list_of_runs(tmp_path):
 
 
 def test_an_option_of_one_method_is_given_by_name_or_to_those_that_have_it(tmp_path):
-    one, two = fedcli.run(
-        "fedavg,fedprox", set={"fedprox": {"lr": 0.3}}, proximal_weight=0.5, out=tmp_path / "set", **TINY
-    )
-    assert "proximal_weight" not in one.record["config"]
-    assert two.record["config"]["proximal_weight"] == 0.5
-    assert two.record["config"]["lr"] == 0.3
+    options = {"set": {"fedprox": {"lr": 0.3}}, "proximal_weight": 0.5, **TINY}
+    fedavg, fedprox = fedcli.run("fedavg,fedprox", out=tmp_path / "set", **options)
+    assert "proximal_weight" not in fedavg.record["config"]
+    assert fedprox.record["config"]["proximal_weight"] == 0.5
+    assert fedprox.record["config"]["lr"] == 0.3
 
 
 def test_methods_under_different_protocols_are_warned_of(tmp_path):

@@ -20,11 +20,12 @@ SHARES = (
 )  # fmt: skip
 
 
-def shaped(name, part, size):
+def in_colour_at_size(name, part, size):
     """The images of a set in three channels at a size, as bytes with their labels."""
     dataset = datasets.load(name)
-    x = known.resize(getattr(dataset, f"x_{part}"), size).expand(-1, 3, -1, -1)
-    return dict(examples({f"x_{part}": x, f"y_{part}": getattr(dataset, f"y_{part}")}, part, "y"))
+    images = known.resize(getattr(dataset, f"x_{part}"), size).expand(-1, 3, -1, -1)
+    labels = getattr(dataset, f"y_{part}")
+    return dict(examples({f"x_{part}": images, f"y_{part}": labels}, part, "y"))
 
 
 def of_domain(dataset, number, part, distinct=True):
@@ -43,8 +44,10 @@ def test_a_mixture_draws_from_each_set(tmp_path, monkeypatch):
     assert dataset.class_names == tuple("0123456789")
 
     for number, share in enumerate(SHARES):
-        train, test = (of_domain(dataset, number, part) for part in PARTS)
-        own_train, own_test = (shaped(share.source, part, 28) for part in PARTS)
+        train = of_domain(dataset, number, "train")
+        test = of_domain(dataset, number, "test")
+        own_train = in_colour_at_size(share.source, "train", 28)
+        own_test = in_colour_at_size(share.source, "test", 28)
         assert len(train) == share.num_train
         if share.division == "pooled":
             assert {**train, **test} == {**own_train, **own_test}
@@ -90,8 +93,11 @@ def office(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     arrays |= {f"domain_{part}": rng.integers(0, 3, len(arrays[f"y_{part}"])) for part in PARTS}
     for name, division in (("office31-private", "parts"), ("office31-leaky", "leaky")):
-        pairs = zip((70, 50, 30), names, strict=True)
-        shares = [Share("office31", count, domain=domain, division=division) for count, domain in pairs]
+        shares = (
+            Share("office31", 70, domain="amazon", division=division),
+            Share("office31", 50, domain="dslr", division=division),
+            Share("office31", 30, domain="webcam", division=division),
+        )
         monkeypatch.setitem(known.KNOWN, name, known.KNOWN[name].made_of(*shares))
     classes = [f"thing{number:02}" for number in range(31)]
     return from_npz("office31", tmp_path / "a", **arrays, class_names=classes, domain_names=names)
@@ -116,9 +122,10 @@ def test_leaky_sets_test_on_everything_and_never_train_on_the_last_classes(offic
         assert of_domain(dataset, number, "test") == whole
         assert train.items() <= whole.items()
         labels = sorted(whole.values())
-        last = labels[sum(i % 10 <= 7 for i in range(len(labels))) - 1]
-        assert last < 27
-        assert max(train.values()) <= last
+        num_private = sum(place % 10 <= 7 for place in range(len(labels)))
+        last_private = labels[num_private - 1]
+        assert last_private < 27
+        assert max(train.values()) <= last_private
     assert dataset.y_train.max() > 20
     assert set(of_domain(dataset, 0, "train")) & set(of_domain(office, 0, "test"))
 
@@ -132,10 +139,10 @@ def femnist(folder, num_writers=12, seed=0):
     writer = np.repeat(np.arange(num_writers), rng.integers(2, 60, num_writers))
     x = rng.integers(0, 256, (len(writer), 28, 28), np.uint8)
     y = rng.integers(0, 62, len(writer)) % 20
-    arrays = {}
-    for part, rows in (("train", writer > 3), ("test", writer <= 3)):
-        arrays |= {f"x_{part}": x[rows], f"y_{part}": y[rows], f"writer_{part}": writer[rows]}
-    return from_npz("femnist", folder, **arrays, class_names=[str(c) for c in range(62)])
+    held_out = writer <= 3
+    arrays = {"x_train": x[~held_out], "y_train": y[~held_out], "writer_train": writer[~held_out]}
+    arrays |= {"x_test": x[held_out], "y_test": y[held_out], "writer_test": writer[held_out]}
+    return from_npz("femnist", folder, **arrays, class_names=[str(label) for label in range(62)])
 
 
 def test_femnist_digits_hold_a_tenth_of_each_writer_out(tmp_path):
@@ -143,18 +150,20 @@ def test_femnist_digits_hold_a_tenth_of_each_writer_out(tmp_path):
     dataset = datasets.load("femnist-digits")
     assert dataset.class_names == tuple("0123456789")
 
-    y, writer = (torch.cat([getattr(source, f"{kind}_{part}") for part in PARTS]) for kind in ("y", "writer"))
-    counts = np.array([((writer == w) & (y < 10)).sum() for w in range(12)])
+    labels = torch.cat([source.y_train, source.y_test])
+    writers = torch.cat([source.writer_train, source.writer_test])
+    counts = writers[labels < 10].bincount(minlength=12).numpy()  # digits of each writer
     assert counts.min() == 0  # a writer without digits
 
     kept = np.minimum(counts, np.maximum(1, counts * 9 // 10))
     assert dataset.writer_train.bincount(minlength=12).tolist() == kept.tolist()
     assert dataset.writer_test.bincount(minlength=12).tolist() == (counts - kept).tolist()
 
-    rows = {row for part in PARTS for row in examples(source, part, "y", "writer") if row[1] < 10}
-    divided = [row for part in PARTS for row in examples(dataset, part, "y", "writer")]
-    assert set(divided) == rows
-    assert len(divided) == len(rows)
+    written = examples(source, "train", "y", "writer") + examples(source, "test", "y", "writer")
+    digits = {(pixels, label, writer) for pixels, label, writer in written if label < 10}
+    divided = examples(dataset, "train", "y", "writer") + examples(dataset, "test", "y", "writer")
+    assert set(divided) == digits
+    assert len(divided) == len(digits)
 
 
 def test_femnist_without_writers_is_refused(tmp_path):
@@ -178,7 +187,7 @@ def test_real_and_rendered_digits_in_four_domains(tmp_path):
     for part in PARTS:
         for number in (2, 3):
             assert of_domain(dataset, number, part, False).items() <= of_domain(rendered, number, part, False).items()
-        assert of_domain(dataset, 1, part).items() <= shaped("digits", part, 16).items()
+        assert of_domain(dataset, 1, part).items() <= in_colour_at_size("digits", part, 16).items()
 
 
 # Public images
@@ -190,5 +199,7 @@ def test_colour_photos_are_made_grey_beside_grey_images():
     grey = datasets.public_images("photos", digits, None, 0).x_train
     assert grey.shape == (2000, 1, 16, 16)
     assert datasets.public_images("photos", datasets.load("digit-domains"), 500, 0).x_train.shape == (500, 3, 16, 16)
-    by_pillow = [np.asarray(Image.fromarray(x.permute(1, 2, 0).numpy()).convert("L")) for x in colour[:50]]
-    assert np.abs(grey[:50, 0].numpy().astype(int) - np.stack(by_pillow).astype(int)).max() <= 1
+
+    for image, grey_image in zip(colour[:50], grey[:50, 0], strict=True):
+        by_pillow = np.asarray(Image.fromarray(image.permute(1, 2, 0).numpy()).convert("L"))
+        assert np.abs(grey_image.numpy().astype(int) - by_pillow.astype(int)).max() <= 1

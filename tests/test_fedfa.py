@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fedcli.core import head_names
 from fedcli.core.batches import generator
@@ -26,12 +27,16 @@ def test_anchor_loss_of_the_paper_is_half_the_mean_of_squares():
 
 
 def test_orthogonal_anchors_are_distinct_rows_of_the_identity_in_random_order():
-    draws = [fedfa.orthogonal_anchors(10, 10, generator(seed, "anchors")) for seed in (0, 0, 1)]  # all rows there are
-    assert torch.equal(draws[0] @ draws[0].T, torch.eye(10, dtype=torch.float64))
-    assert set(draws[0].flatten().tolist()) == {0.0, 1.0}
-    assert torch.equal(draws[0], draws[1])
-    assert not torch.equal(draws[0], draws[2])
-    assert draws[0].argmax(1).tolist() != sorted(draws[0].argmax(1).tolist())
+    def draw(seed):
+        return fedfa.orthogonal_anchors(10, 10, generator(seed, "anchors"))  # all rows there are
+
+    anchors = draw(0)
+    assert torch.equal(anchors @ anchors.T, torch.eye(10, dtype=torch.float64))
+    assert set(anchors.flatten().tolist()) == {0.0, 1.0}
+    assert torch.equal(anchors, draw(0))
+    assert not torch.equal(anchors, draw(1))
+    rows = anchors.argmax(1).tolist()
+    assert rows != sorted(rows)
 
 
 def test_anchors_are_random_directions_where_there_are_too_few_rows():
@@ -53,31 +58,39 @@ def test_anchors_of_clients_are_averaged_with_or_without_those_that_lack_the_cla
 
 def plain_client(fed, config, state, cohort, k):
     """Client k's round with plain modules and torch.optim: its parameters and anchors."""
+    run = fed.config
+    received = state.anchors
+    classes = torch.arange(len(received))
     (module,) = modules_of(fed, {k: (state.params, state.buffers)})
-    run, received = fed.config, state.anchors
     sgd = torch.optim.SGD(module.parameters(), lr=run.lr, momentum=run.momentum, weight_decay=run.weight_decay)
-    second = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[config.calibration_optimizer]
-    calibration = second(module.head.parameters(), lr=config.calibration_lr)
+    calibration_kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[config.calibration_optimizer]
+    calibration = calibration_kind(module.head.parameters(), lr=config.calibration_lr)
+
     anchors = received.clone()
-    gathered = torch.zeros_like(received)
+    gathered = torch.zeros_like(received)  # sums of the class means of an epoch's batches
     met = set()
     plan = fed.plan(cohort)
-    for t, (x, y) in enumerate(minibatches(fed, 0, k)):
+    for step, (x, y) in enumerate(minibatches(fed, 0, k)):
+        # Alignment.
         features, logits = module(x)
-        loss = torch.nn.functional.cross_entropy(logits, y)
-        anchor = sum((features[y == c] - received[c]).square().sum(1).mean() for c in y.unique())
+        distances = sum((features[y == c] - received[c]).square().sum(1).mean() for c in y.unique())
+        loss = F.cross_entropy(logits, y) + config.anchor_weight * distances / len(received)
         sgd.zero_grad()
-        (loss + config.anchor_weight * anchor / len(received)).backward()
+        loss.backward()
         sgd.step()
-        end = plan.epoch_end[t, k]
-        if config.calibration == "batch" or (config.calibration == "epoch" and end):
+
+        # Calibration.
+        is_epoch_end = plan.epoch_end[step, k]
+        if config.calibration == "batch" or (config.calibration == "epoch" and is_epoch_end):
             calibration.zero_grad()
-            torch.nn.functional.cross_entropy(module.head(received), torch.arange(len(received))).backward()
+            F.cross_entropy(module.head(received), classes).backward()
             calibration.step()
+
+        # The client's anchors.
         for c in y.unique().tolist():
             gathered[c] += features[y == c].detach().mean(0)
             met.add(c)
-        if end:
+        if is_epoch_end:
             for c in met:
                 mean = gathered[c] / plan.num_batches[0, k]
                 anchors[c] = config.anchor_decay * anchors[c] + (1 - config.anchor_decay) * mean
@@ -86,12 +99,21 @@ def plain_client(fed, config, state, cohort, k):
 
 
 def trained_clients(setup, fed, state):
-    """The clients of round 0 after training."""
+    """Parameters and anchors of the clients after round 0, stacked, as they send them."""
     sent = {}
-    fed.upload = lambda stacked: sent.setdefault("anchors", stacked)
-    fed.upload_model = lambda clients: sent.setdefault("model", (clients.params, clients.buffers))
+
+    def upload(stacked):
+        sent["anchors"] = stacked
+        return stacked
+
+    def upload_model(clients):
+        sent["params"] = clients.params
+        return clients.params, clients.buffers
+
+    fed.upload = upload
+    fed.upload_model = upload_model
     setup.method.run_round(state, fed.cohort(0), fed, setup.options)
-    return sent["model"][0], sent["anchors"]
+    return sent["params"], sent["anchors"]
 
 
 @pytest.mark.parametrize(
@@ -123,22 +145,25 @@ def test_a_first_round_of_fedavg_gives_the_anchors():
     parts = [np.array([0, 3, 1]), np.array([6, 9]), np.array([2, 5]), np.array([8, 11])]
     run = {"data": data, "parts": parts, "batch_size": 8}  # one batch an epoch
     setup, fed = laws.federation("fedfa", {"anchor_init": "fedavg-round"}, **run)
-    base, base_fed = laws.federation("fedavg", **run)
+    fedavg, fedavg_fed = laws.federation("fedavg", **run)
     cohorts = ([0, 1], [2, 3])
-    cohort = fed.cohort_of(0, [0, 1])
     start = setup.method.init(fed, setup.options)
     first = laws.simulate(setup, fed, 1, cohorts)
-    laws.assert_agree(first.params, laws.simulate(base, base_fed, 1, cohorts).params, "round 0")
+    laws.assert_agree(first.params, laws.simulate(fedavg, fedavg_fed, 1, cohorts).params, "round 0")
 
+    cohort = fed.cohort_of(0, [0, 1])
     received = fed.broadcast(start.params, start.buffers, cohort)
-    task = base.method.module.make_local_loss(fed.network)
+    task = fedavg.method.module.make_local_loss(fed.network)
     one_epoch, _ = fed.train(received, cohort, task, epochs=range(1))
-    one, other = (fed.predict(select(one_epoch.params, k), {}, parts[k])[0] for k in (0, 1))
-    expected = torch.stack([0.6 * one[:2].mean(0) + 0.4 * other.mean(0), one[2], start.anchors[2]])
+    features_0, _, _ = fed.predict(select(one_epoch.params, 0), {}, parts[0])  # of the classes 0, 0, 1
+    features_1, _, _ = fed.predict(select(one_epoch.params, 1), {}, parts[1])  # of the class 0
+    class_0 = 0.6 * features_0[:2].mean(0) + 0.4 * features_1.mean(0)
+    class_1 = features_0[2]
+    expected = torch.stack([class_0, class_1, start.anchors[2]])
     laws.assert_agree(first.anchors, expected, "class means before the second of two steps")
 
     later = laws.simulate(setup, fed, 2, cohorts)
-    assert laws.distance(later.params, laws.simulate(base, base_fed, 2, cohorts).params) > 1e-6
+    assert laws.distance(later.params, laws.simulate(fedavg, fedavg_fed, 2, cohorts).params) > 1e-6
     laws.assert_agree(later.anchors[:2], first.anchors[:2], "classes that the second cohort lacks")
 
 
@@ -146,6 +171,6 @@ def test_clipping_shortens_the_step_of_alignment_and_not_that_of_calibration():
     setup, fed = laws.federation("fedfa", {"clip_norm": 1e-12}, weight_decay=0.0)
     first = setup.method.init(fed, setup.options)
     state, _ = setup.method.run_round(first, fed.cohort(0), fed, setup.options)
-    moved = {name: float((value - first.params[name]).abs().max()) for name, value in state.params.items()}
-    for name, distance in moved.items():
+    for name, value in state.params.items():
+        distance = float((value - first.params[name]).abs().max())
         assert (distance > 1e-4) == (name in head_names(fed.network)), (name, distance)

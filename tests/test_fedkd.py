@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -21,29 +22,37 @@ from tests.toys import TWO_NETWORKS, minibatch, randn
 RUN = {"momentum": 0.0, "weight_decay": 0.0, "rounds": 3, "local_epochs": 1, **TWO_NETWORKS}
 
 
+class Form(NamedTuple):
+    """The form of a method, and the bound of its gradients' norms, which is reached."""
+
+    name: str
+    bound: float
+
+
 @pytest.fixture(params=["paper", "code"])
 def form(request, monkeypatch):
-    """The form of a method, and the bound of its gradients' norms, which is reached."""
-    for method in (fml, fedkd):
-        monkeypatch.setattr(method, "CLIP_NORM", 0.05)
-    return request.param, fml.CLIP_NORM if request.param == "code" else math.inf
+    bound = 0.05
+    monkeypatch.setattr(fml, "CLIP_NORM", bound)
+    monkeypatch.setattr(fedkd, "CLIP_NORM", bound)
+    return Form(request.param, bound if request.param == "code" else math.inf)
 
 
 def test_divergence_is_torchs():
-    logits, teacher = randn(2, 6, 4)
+    logits = randn(6, 4, seed=0)
+    teacher = randn(6, 4, seed=1)
     expected = F.kl_div(F.log_softmax(logits, 1), F.softmax(teacher, 1), reduction="batchmean")
     torch.testing.assert_close(divergence(logits, teacher), expected)
 
 
 def test_three_rounds_of_fml_are_those_of_a_plain_loop(form):
-    form, bound = form
-    options = {"form": form, "private_task_share": 0.3, "shared_task_share": 0.6}
+    options = {"form": form.name, "private_task_share": 0.3, "shared_task_share": 0.6}
     setup, fed = laws.federation("fml", options, lr=0.2, **RUN)
-    cut = []
+    clipped_steps = 0
 
     def losses(own, shared, y):
-        (_, output), (_, output_g) = own, shared
-        if form == "code":  # 3 classes: its divergence is a mean over them too
+        _, output = own
+        _, output_g = shared
+        if form.name == "code":  # 3 classes: its divergence is a mean over them too
             to_shared = divergence(output, output_g) / 3
             to_own = divergence(output_g, output) / 3
         else:
@@ -53,33 +62,39 @@ def test_three_rounds_of_fml_are_those_of_a_plain_loop(form):
         yield F.cross_entropy(output_g, y) * 0.6 + to_own * 0.4
 
     def slow_round(fed, setup, number, models, received):
+        nonlocal clipped_steps
         after = {}
         sent = []
         for client in range(fed.num_clients):
             own = models.get(client, fed.initial_model(fed.networks[fed.architecture[client]]))
-            (params, shared), more = train_pair(fed, number, client, [own, (received, {})], [], losses, bound)
-            after[client] = params, {}
-            sent.append(shared)
-            cut.append(more)
+            trained, clipped = train_pair(fed, number, client, [own, (received, {})], [], losses, form.bound)
+            own_params, shared_params = trained
+            after[client] = (own_params, {})
+            sent.append(shared_params)
+            clipped_steps += clipped
         return after, {name: sum(params[name] for params in sent) / len(sent) for name in received}
 
     shared = setup.method.init(fed, setup.options).params
     laws.assert_rounds_agree(setup, fed, slow_round, shared, lambda state: state.params)
-    assert (sum(cut) > 10) == (form == "code")
+    assert (clipped_steps > 10) == (form.name == "code")
 
 
 def test_fmls_shared_networks_with_their_statistics_are_averaged_without_weights():
     setup, fed = laws.federation("fml", backbone=f"{laws.NORMED},cnn-small", local_epochs=1)
     cohort = fed.cohort(0)
     start = setup.method.init(fed, setup.options)
+    shared_network, _ = fed.networks
+
     sent = []
     for group in fed.groups(cohort):
-        models = (fed.broadcast(*fed.initial_model(group.network), group), fed.broadcast(*start[:2], group))
-        both = Client(joined(*(own.params for own in models)), joined(*(own.buffers for own in models)), {})
-        both, _ = fed.train(both, group, fml.make_local_loss(group.network, fed.networks[0], setup.options))
+        own = fed.broadcast(*fed.initial_model(group.network), group)
+        shared = fed.broadcast(start.params, start.buffers, group)
+        both = Client(joined(own.params, shared.params), joined(own.buffers, shared.buffers), {})
+        both, _ = fed.train(both, group, fml.make_local_loss(group.network, shared_network, setup.options))
         sent.append((part(both.params, fml.SHARED), part(both.buffers, fml.SHARED)))
-    after, _ = setup.method.run_round(start, cohort, fed, setup.options)
     mean = tree_map(lambda first, second: torch.cat([first, second]).mean(0), *sent)
+
+    after, _ = setup.method.run_round(start, cohort, fed, setup.options)
     laws.assert_agree((after.params, after.buffers), mean, "the shared network")
     assert after.buffers
 
@@ -89,7 +104,8 @@ def test_fmls_shared_networks_with_their_statistics_are_averaged_without_weights
 
 def with_values(values, rows, columns, seed=0):
     """A matrix of these singular values."""
-    u, v = (torch.linalg.qr(randn(size, len(values), seed=seed + size))[0] for size in (rows, columns))
+    u, _ = torch.linalg.qr(randn(rows, len(values), seed=seed + rows))
+    v, _ = torch.linalg.qr(randn(columns, len(values), seed=seed + columns))
     return (u * torch.tensor(values, dtype=torch.float64)) @ v.T
 
 
@@ -97,7 +113,7 @@ def with_values(values, rows, columns, seed=0):
 def test_truncation_by_hand(share, rank):
     matrix = with_values([3.0, 2.0, 1.0], 5, 7)  # squares 9, 4, 1 of 14: 64.3 %, 92.9 %, 100 %
     factors = truncate(matrix, share)
-    assert [list(part.shape) for part in factors] == [[5, rank], [rank], [rank, 7]]
+    assert [list(factor.shape) for factor in factors] == [[5, rank], [rank], [rank, 7]]
     torch.testing.assert_close(factors.s, torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64)[:rank])
     lost = (restore(factors, matrix) - matrix).square().sum().item()
     assert lost == pytest.approx(sum([9.0, 4.0, 1.0][rank:]), abs=1e-12)
@@ -130,11 +146,16 @@ def test_the_share_grows_from_round_to_round():
 
 def test_exchange_by_hand_and_what_it_sends():
     _, fed = laws.federation("fedkd")
-    changes = with_values([4.0, 0.5], 6, 8, seed=1), with_values([2.0, 2.0], 6, 8, seed=2)
+    first_change = with_values([4.0, 0.5], 6, 8, seed=1)
+    second_change = with_values([2.0, 2.0], 6, 8, seed=2)
     params = {"matrix": torch.ones(6, 8, dtype=torch.float64), "vector": torch.zeros(3, dtype=torch.float64)}
-    trained = {"matrix": 1 + torch.stack(changes), "vector": torch.arange(6.0).reshape(2, 3)}
+    trained = {
+        "matrix": 1 + torch.stack([first_change, second_change]), "vector": torch.arange(6.0).reshape(2, 3),
+    }  # fmt: skip
     new = fedkd.exchange(trained, params, fed.cohort_of(0, [0, 1]), fed, share=0.95)
-    mean = (restore(truncate(changes[0], 0.95), changes[0]) + changes[1]) / 2  # 16 of 16.25 are enough for the first
+
+    first_sent = restore(truncate(first_change, 0.95), first_change)  # one value: 16 of 16.25 are enough
+    mean = (first_sent + second_change) / 2
     sent = truncate(mean, 0.95)
     torch.testing.assert_close(new["matrix"], 1 + restore(sent, mean))
     assert new["vector"].tolist() == [1.5, 2.5, 3.5]
@@ -147,9 +168,11 @@ def slow_factors(weights, share):
     if weights.ndim < 2 or weights.shape[0] < 2:
         return weights
     u, s, v = np.linalg.svd(weights, full_matrices=False)
-    count = next((r for r in range(s.shape[-1]) if (s[..., :r] ** 2).sum() > share * (s**2).sum()), 0)
-    parts = ((u[..., r, None] * s[..., r, None, None]) * v[..., r, None, :] for r in range(count))
-    return sum(parts, np.zeros_like(weights))
+    enough = [count for count in range(s.shape[-1]) if (s[..., :count] ** 2).sum() > share * (s**2).sum()]
+    left = np.zeros_like(weights)
+    for r in range(min(enough, default=0)):
+        left += u[..., r, None] * s[..., r, None, None] * v[..., r, None, :]
+    return left
 
 
 @pytest.mark.parametrize(("shape", "share"), [
@@ -166,59 +189,70 @@ def test_what_the_codes_form_leaves_of_a_tensor(shape, share):
 
 
 def test_three_rounds_of_fedkd_are_those_of_a_plain_loop(form):
-    form, bound = form
-    options = {"form": form, "distillation_weight": 0.7, "energy_start": 0.6, "energy_end": 0.9}
+    options = {"form": form.name, "distillation_weight": 0.7, "energy_start": 0.6, "energy_end": 0.9}
     setup, fed = laws.federation("fedkd", options, lr=0.1, **RUN)
-    cut = []
+    clipped_steps = 0
 
-    def slow_round(fed, setup, number, kept, mentee):
-        after = {}
-        sent = []
-        for client in range(fed.num_clients):
-            network = fed.networks[fed.architecture[client]]
-            first = *fed.initial_model(network), fedkd.initial_projection(network, fed.networks[0], fed)
-            *model, projection = kept.get(client, first)
-            w_h = nn.Linear(*projection.shape[::-1], bias=False).double()
-            w_h.load_state_dict({"weight": projection})
+    def losses(own, shared, y, w_h):
+        rep, output = own
+        rep_g, output_g = shared
+        task = F.cross_entropy(output, y)
+        task_g = F.cross_entropy(output_g, y)
+        hidden = F.mse_loss(rep, w_h(rep_g))
+        if form.name == "code":  # its divergence is a mean also over classes
+            weight = 0.7 / (task + task_g)
+            yield task + weight * (divergence(output, output_g) / 3 + hidden)
+            yield task_g + weight * (divergence(output_g, output) / 3 + hidden)
+        else:
+            weight = 0.7 / (task + task_g).detach()
+            yield task + weight * (divergence(output, output_g.detach()) + hidden)
+            yield task_g + weight * divergence(output_g, output.detach())
 
-            def losses(own, shared, y, w_h=w_h):
-                (rep, output), (rep_g, output_g) = own, shared
-                task = F.cross_entropy(output, y)
-                task_g = F.cross_entropy(output_g, y)
-                hidden = F.mse_loss(rep, w_h(rep_g))
-                if form == "code":  # its divergence is a mean also over classes
-                    weight = 0.7 / (task + task_g)
-                    yield task + weight * (divergence(output, output_g) / 3 + hidden)
-                    yield task_g + weight * (divergence(output_g, output) / 3 + hidden)
-                else:
-                    weight = 0.7 / (task + task_g).detach()
-                    yield task + weight * (divergence(output, output_g.detach()) + hidden)
-                    yield task_g + weight * divergence(output_g, output.detach())
-
-            models, more = train_pair(fed, number, client, [model, (mentee, {})], [w_h], losses, bound)
-            after[client] = models[0], {}, models[2]["weight"]
-            sent.append(models[1])
-            cut.append(more)
-        share = 0.6 + 0.3 * (number + (form == "paper")) / 3
+    def exchange(sent, mentee, share):
+        """The new mentee, of what the clients send of theirs."""
         new = {}
         for name, start in mentee.items():
-            if form == "code":
+            if form.name == "code":
                 mean = sum(slow_factors(params[name].numpy(), share) for params in sent) / len(sent)
                 new[name] = torch.from_numpy(slow_factors(mean, share))
             else:
                 mean = sum(restore(compress(params[name] - start, share), start) for params in sent) / len(sent)
                 new[name] = start + restore(compress(mean, share), start)
-        return after, new
+        return new
+
+    def slow_round(fed, setup, number, kept, mentee):
+        nonlocal clipped_steps
+        after = {}
+        sent = []
+        for client in range(fed.num_clients):
+            network = fed.networks[fed.architecture[client]]
+            first = (*fed.initial_model(network), fedkd.initial_projection(network, fed.networks[0], fed))
+            *mentor, projection = kept.get(client, first)
+            width, mentee_width = projection.shape
+            w_h = nn.Linear(mentee_width, width, bias=False).double()
+            w_h.load_state_dict({"weight": projection})
+
+            trained, clipped = train_pair(
+                fed, number, client, [mentor, (mentee, {})], [w_h], partial(losses, w_h=w_h), form.bound
+            )
+            mentor_params, mentee_params, projection_params = trained
+            after[client] = (mentor_params, {}, projection_params["weight"])
+            sent.append(mentee_params)
+            clipped_steps += clipped
+        exchanges = number if form.name == "code" else number + 1
+        return after, exchange(sent, mentee, 0.6 + 0.3 * exchanges / 3)
 
     mentee = setup.method.init(fed, setup.options).params
     laws.assert_rounds_agree(setup, fed, slow_round, mentee, lambda state: state.params)
-    assert (sum(cut) > 10) == (form == "code")
+    assert (clipped_steps > 10) == (form.name == "code")
 
 
 def test_a_client_that_is_certain_divides_by_almost_nothing():
     _, fed = laws.federation("fedkd", **TWO_NETWORKS)
     mentee, mentor = fed.networks
-    params, _ = (joined(*trees) for trees in zip(*map(fed.initial_model, (mentor, mentee)), strict=True))
+    mentor_params, _ = fed.initial_model(mentor)
+    mentee_params, _ = fed.initial_model(mentee)
+    params = joined(mentor_params, mentee_params)
     params["projection"] = fedkd.initial_projection(mentor, mentee, fed)
     batch = minibatch(fed, 6)
     batch = batch._replace(y=batch.y[:1].expand(6))
@@ -235,10 +269,10 @@ def test_who_sat_out_is_sent_the_whole_mentee():
     setup, fed = laws.federation("fedkd", cohort_size=2)
     state = setup.method.init(fed, setup.options)
     size = fed.sizes.parameters
-    for clients, whole in (([0, 1], 0), ([1, 0], 0), ([1, 2], 1), ([0, 3], 2)):
+    for clients, newcomers in (([0, 1], 0), ([1, 0], 0), ([1, 2], 1), ([0, 3], 2)):
         fed.start_round()
         state, _ = setup.method.run_round(state, fed.cohort_of(0, clients), fed, setup.options)
-        assert fed.sent_down["params"] == whole * size
+        assert fed.sent_down["params"] == newcomers * size
         assert fed.sent_down["other"] < 2 * size
         assert state.in_step.tolist() == sorted(clients)
 

@@ -40,14 +40,20 @@ def test_the_schedule_is_a_ramp_or_constant_and_counts_from_one_with_a_ramp_of_0
 
 def test_fedfas_ramp_is_over_the_rounds_of_the_run_however_many_these_are():
     def weights(rounds, **options):
-        given = {"protocol": "fedfa:fmnist-c2", "dataset": "fmnist", **options}
-        setup = resolve(find_method("fedproc"), given, need_data=False)
-        own, fed = laws.federation("fedproc", dataclasses.asdict(setup.options), rounds=rounds)
-        seen = []
+        """The weight of the cross-entropy in each round under FedFA's protocol."""
+        fedfas = {"protocol": "fedfa:fmnist-c2", "dataset": "fmnist", **options}
+        config = resolve(find_method("fedproc"), fedfas, need_data=False).options
+        setup, fed = laws.federation("fedproc", dataclasses.asdict(config), rounds=rounds)
         train = fed.train
-        fed.train = lambda *args: seen.append(float(args[3].cross_entropy_weight)) or train(*args)
-        laws.simulate(own, fed, rounds)
-        return seen
+        of_rounds = []
+
+        def watched(clients, cohort, loss, context, *more):
+            of_rounds.append(float(context.cross_entropy_weight))
+            return train(clients, cohort, loss, context, *more)
+
+        fed.train = watched
+        laws.simulate(setup, fed, rounds)
+        return of_rounds
 
     assert weights(4) == [0.25, 0.5, 0.75, 1.0]
     assert weights(4, prototypes="means") == [1.0, 0.5, 0.75, 1.0]  # the first round has no means yet
@@ -71,9 +77,15 @@ def test_prototypes_are_means_of_normalised_features_under_the_trained_local_mod
     cohort = fed.cohort(0)
     start = fed.broadcast(*fed.initial_model(), cohort)
     trained, _ = fed.train(start, cohort, fedavg.make_local_loss(fed.network))  # round 0 is cross-entropy alone
-    models = [select((trained.params, trained.buffers), client) for client in range(4)]
-    found = [fed.predict(*model, part) for model, part in zip(models, fed.training, strict=True)]
-    features, _, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
+    features = []
+    labels = []
+    for client, part in enumerate(fed.training):
+        model = select((trained.params, trained.buffers), client)
+        own_features, _, own_labels = fed.predict(*model, part)
+        features.append(own_features)
+        labels.append(own_labels)
+    features = torch.cat(features)
+    labels = torch.cat(labels)
     assert len(labels) == 14  # two are held out
 
     state = laws.simulate(setup, fed, 1)

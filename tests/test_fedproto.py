@@ -36,29 +36,36 @@ def slow_round(fed, setup, number, models, shared):
     sent = {c: [] for c in range(fed.num_classes)}
     after = {}
     share = of_outputs if setup.method.name == "feddistill" else of_features
+    of_all_epochs = share is of_outputs or getattr(setup.options, "gathered_epochs", "last") == "all"
     for client in range(fed.num_clients):
         seen = []  # label and vector of every example of every epoch
 
         def objective(module, features, logits, y, seen=seen):
             pulls = []
-            for label, *example in zip(y.tolist(), features, logits, strict=True):
-                vector, pull = share(*example, shared.get(label), setup.options)
+            for label, feature, output in zip(y.tolist(), features, logits, strict=True):
+                vector, pull = share(feature, output, shared.get(label), setup.options)
                 pulls.append(pull)
                 seen.append((label, vector.detach()))
             return F.cross_entropy(logits, y) + torch.stack(pulls).mean()
 
-        after[client] = train_plainly(fed, number, client, models.get(client, fed.initial_model()), objective), {}
-        of_all = share is of_outputs or getattr(setup.options, "gathered_epochs", "last") == "all"
-        gathered = seen if of_all else seen[len(seen) - len(seen) // fed.config.local_epochs :]
-        for label, mean in means_by_class({c: [row for own, row in gathered if own == c] for c in sent}).items():
+        params = train_plainly(fed, number, client, models.get(client, fed.initial_model()), objective)
+        after[client] = (params, {})
+
+        if not of_all_epochs:
+            of_one_epoch = len(seen) // fed.config.local_epochs
+            seen = seen[len(seen) - of_one_epoch :]
+        gathered = {c: [] for c in sent}
+        for label, vector in seen:
+            gathered[label].append(vector)
+        for label, mean in means_by_class(gathered).items():
             sent[label].append(mean)
     return after, means_by_class(sent)
 
 
 def shared_of(state):
     """What all share, by class: prototypes, or the teacher's outputs."""
-    vectors, has = state[-2:] if hasattr(state, "params") else state[:2]
-    return {label: vectors[label] for label in range(3) if has[label]}
+    vectors, has_class = state[-2:] if hasattr(state, "params") else state[:2]
+    return {label: vectors[label] for label in range(3) if has_class[label]}
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedcli.core.trees import tree_map
 from fedcli.papers.baselines import fedsam
 from fedcli.papers.baselines.fedcm import mean_direction
 from tests import laws, toys
-from tests.reference import copied, minibatches, modules_of
+from tests.reference import copied, load, minibatches, modules_of
 
 COHORTS = ([0, 1, 3], [1, 2, 3], [0, 2, 3])
 SIZES = (3, 13, 8, 4)  # with batches of 4 and --drop-last the first has no step, the others 3, 2 and 1 an epoch
@@ -16,30 +17,28 @@ SIZES = (3, 13, 8, 4)  # with batches of 4 and --drop-last the first has no step
 def gradients(module, x, y):
     """The gradients of the cross-entropy, by autograd."""
     module.zero_grad()
-    F.cross_entropy(module(x)[1], y).backward()
+    _, logits = module(x)
+    F.cross_entropy(logits, y).backward()
     return [parameter.grad.clone() for parameter in module.parameters()]
 
 
 def climbed_gradients(module, x, y, rho):
     """The gradients at w + rho g / |g|, with the running statistics of the pass at w."""
     grads = gradients(module, x, y)
+    params = copied(dict(module.named_parameters()))
     statistics = copied(dict(module.named_buffers()))
     length = torch.cat([g.flatten() for g in grads]).norm()
-    before = [parameter.detach().clone() for parameter in module.parameters()]
     with torch.no_grad():
         for parameter, g in zip(module.parameters(), grads, strict=True):
             parameter += rho / length * g
-    grads = gradients(module, x, y)
-    with torch.no_grad():
-        for parameter, value in zip(module.parameters(), before, strict=True):
-            parameter.copy_(value)
-        for name, value in module.named_buffers():
-            value.copy_(statistics[name])
-    return grads
+    climbed = gradients(module, x, y)
+
+    load(module, params, statistics)
+    return climbed
 
 
 def train_slowly(fed, number, client, model, direction, alpha, rho):
-    """A client's model after a round of torch.optim with the mixed gradient, and its steps."""
+    """A client's model after a round of torch.optim with the mixed gradient, and the number of its steps."""
     (module,) = modules_of(fed, {client: model})
     run = fed.config
     steps = 0
@@ -58,19 +57,23 @@ def rounds_by_a_slow_loop(fed, alpha, rho, server_lr):
     x, buffers = fed.initial_model()
     direction = {name: torch.zeros_like(value) for name, value in x.items()}
     for number, members in enumerate(COHORTS):
-        ends = [train_slowly(fed, number, client, (x, buffers), direction, alpha, rho) for client in members]
         total = sum(SIZES[client] for client in members)
-        shares = [SIZES[client] / total for client in members]
-        length = fed.lr(number) / (1 - fed.config.momentum)
-        moved = {name: torch.zeros_like(value) for name, value in x.items()}
-        direction = {name: torch.zeros_like(value) for name, value in x.items()}
-        for p, (end, _, steps) in zip(shares, ends, strict=True):
+        length = fed.lr(number) / (1 - fed.config.momentum)  # of a step along a constant gradient
+        moved = tree_map(torch.zeros_like, x)
+        mean_buffers = tree_map(torch.zeros_like, buffers)
+        new_direction = tree_map(torch.zeros_like, x)
+        for client in members:
+            share = SIZES[client] / total
+            end, own_buffers, steps = train_slowly(fed, number, client, (x, buffers), direction, alpha, rho)
             for name in x:
-                moved[name] += p * (end[name] - x[name])
+                moved[name] += share * (end[name] - x[name])
                 if steps:
-                    direction[name] += p * (x[name] - end[name]) / (steps * length)
+                    new_direction[name] += share * (x[name] - end[name]) / (steps * length)
+            for name in buffers:
+                mean_buffers[name] = mean_buffers[name] + share * own_buffers[name]
         x = {name: x[name] + server_lr * moved[name] for name in x}
-        buffers = {name: sum(p * own[name] for p, (_, own, _) in zip(shares, ends, strict=True)) for name in buffers}
+        buffers = mean_buffers
+        direction = new_direction
     return x, buffers, direction
 
 
@@ -105,9 +108,11 @@ def test_the_direction_points_against_the_change_and_leaves_out_who_took_no_step
 
 
 def test_the_climb_has_one_length_over_all_parameters():
-    w, g = ({"a": torch.tensor(a), "b": torch.tensor(b)} for a, b in (([1.0, 1.0], [2.0]), ([3.0, 0.0], [4.0])))
+    w = {"a": torch.tensor([1.0, 1.0]), "b": torch.tensor([2.0])}
+    g = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([4.0])}  # of length 5
     climbed = fedsam.climb(w, g, 10.0)
-    assert [climbed[name].tolist() for name in "ab"] == [[7.0, 1.0], [10.0]]
+    assert climbed["a"].tolist() == [7.0, 1.0]
+    assert climbed["b"].tolist() == [10.0]
 
 
 def test_without_a_gradient_there_is_no_climb():
