@@ -76,27 +76,29 @@ def test_global_and_personal_models_stand_in_two_tables(board, monkeypatch):
         "ditto": ("personal", [80.0, 99.0], [75.0, None]),  # the second run has diverged
     }
     for method, (tested, headlines, beside) in values.items():
-        for seed, (headline, of_global) in enumerate(zip(headlines, beside, strict=True)):
+        for seed, (headline, accuracy_of_global) in enumerate(zip(headlines, beside, strict=True)):
             status = "failed" if headline == 99.0 else "finished"
             rows.append({
                 "protocol": personal, "method": method, "seed": seed, "status": status, "tested": tested,
-                "selected": headline, "last-tenth": headline, "classifier": None, "global": of_global,
+                "selected": headline, "last-tenth": headline, "classifier": None, "global": accuracy_of_global,
                 "floats_sent": 10, "memory_floats": 5,
             })  # fmt: skip
     monkeypatch.setattr(board, "OPTIONS", {personal: {method: {"lr": 0.2} for method in values}})
     tables = {}
     for mark, part in board.parts(pd.DataFrame(rows), personal).items():
         tables[mark] = {row["Method"]: row for row in cells(board.section(part, personal))}
-    first = tables[f"{personal}, global"]
-    second = tables[f"{personal}, personal"]
-    assert [*first] == ["ditto", "fedavg"]
-    assert [*second] == ["fedper", "ditto", "fedavg"]
-    assert first["ditto"]["Accuracy, %"] == "75.00 (1)"
-    assert first["ditto"]["Ahead of fedavg"] == "+5.00 (1)"
-    assert second["ditto"]["Accuracy, %"] == "80.00 (1)"
-    assert second["ditto"]["Diverged"] == "1"
-    assert first["ditto"]["Diverged"] == "1"
-    assert "Last tenth of the rounds, %" not in second["fedper"]  # its last round alone is tested
+
+    of_global = tables[f"{personal}, global"]
+    assert [*of_global] == ["ditto", "fedavg"]
+    assert of_global["ditto"]["Accuracy, %"] == "75.00 (1)"
+    assert of_global["ditto"]["Ahead of fedavg"] == "+5.00 (1)"
+    assert of_global["ditto"]["Diverged"] == "1"
+
+    of_personal = tables[f"{personal}, personal"]
+    assert [*of_personal] == ["fedper", "ditto", "fedavg"]
+    assert of_personal["ditto"]["Accuracy, %"] == "80.00 (1)"
+    assert of_personal["ditto"]["Diverged"] == "1"
+    assert "Last tenth of the rounds, %" not in of_personal["fedper"]  # its last round alone is tested
 
 
 def test_the_committed_page_is_that_of_the_committed_runs(board, tmp_path, monkeypatch):
@@ -117,7 +119,9 @@ def test_the_committed_page_is_that_of_the_committed_runs(board, tmp_path, monke
 
 def test_no_run_of_the_committed_options_is_refused(board, tmp_path, monkeypatch):
     monkeypatch.setattr(board, "OPTIONS", json.loads((FILE.parent / "options.json").read_text()))
-    runs = [run for at in board.PLAIN for run in board.plans.plan_table(board.table(at), tmp_path, seeds=[0]).runs]
+    runs = []
+    for protocol in board.PLAIN:
+        runs += board.plans.plan_table(board.table(protocol), tmp_path, seeds=[0]).runs
     assert len(runs) == 99
     for run in runs:
         refuse_without_effect(run.setup)

@@ -1,5 +1,6 @@
 """Experiments that are written down: options from files and records, grids, and what goes on beside them."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -54,9 +55,11 @@ def test_a_file_names_method_and_options_and_what_is_typed_goes_before():
 def test_of_seed_and_seeds_what_is_typed_goes_before_and_a_file_may_name_a_step_with_its_options():
     Path("exp.toml").write_text(f"{TOML}seed = 7\npost = 'ccvr'\nccvr-epochs = 1\n")
     output_of("run", "--config", "exp.toml", "--seeds", "0,1", "--out", "a")
-    records = [read(f"a/seed-{seed}") for seed in (0, 1)]
-    assert [(record["seed"], record["post"]["name"]) for record in records] == [(0, "ccvr"), (1, "ccvr")]
-    assert records[0]["config"]["ccvr_epochs"] == 1
+    for seed in (0, 1):
+        record = read(f"a/seed-{seed}")
+        assert record["seed"] == seed
+        assert record["post"]["name"] == "ccvr"
+        assert record["config"]["ccvr_epochs"] == 1
 
 
 @pytest.mark.parametrize(
@@ -111,12 +114,13 @@ GRID = ("run", "fedavg", *NO_ROUNDS, "--lr", "0.01,0.1,0.01", "--seeds", "0,1", 
 def interrupt_after(number, monkeypatch):
     """Interrupts a command at the beginning of a round, when so many have ended."""
     one_round = rounds.one_round
-    calls = []
+    num_ended = 0
 
     def interrupted(*arguments):
-        calls.append(1)
-        if len(calls) > number:
+        nonlocal num_ended
+        if num_ended == number:
             raise KeyboardInterrupt
+        num_ended += 1
         return one_round(*arguments)
 
     monkeypatch.setattr(rounds, "one_round", interrupted)
@@ -132,18 +136,21 @@ def test_values_with_commas_are_a_grid_in_one_folder_with_a_table_and_curves(mon
     assert result.stderr.splitlines()[-1] == end
 
     text = output_of(*GRID, "--continue", "--log-file", "log.txt")
-    records = [read(f"g/lr={lr}/seed-{seed}") for lr in (0.01, 0.1) for seed in (0, 1)]
-    assert [record["resumed"] for record in records] == [[], [1], [], []]
-
-    values = [(record["config"]["lr"], record["seed"]) for record in records]
-    assert values == [(0.01, 0), (0.01, 1), (0.1, 0), (0.1, 1)]
+    for lr, seed in product((0.01, 0.1), (0, 1)):
+        record = read(f"g/lr={lr}/seed-{seed}")
+        assert record["config"]["lr"] == lr
+        assert record["seed"] == seed
+        was_interrupted = (lr, seed) == (0.01, 1)
+        assert record["resumed"] == ([1] if was_interrupted else [])
     assert Path("g/table.md").read_text() in text
-    assert all(f"| lr {lr} | 0, 1 |" in text for lr in (0.01, 0.1))
+    assert "| lr 0.01 | 0, 1 |" in text
+    assert "| lr 0.1 | 0, 1 |" in text
     assert Path("g/curves.png").stat().st_size > 1000
 
-    log = Path("log.txt").read_text().splitlines()
-    assert log[0] == "lr 0.01, seed 1: goes on after 1 rounds"
-    assert [line[:5] for line in log if line.startswith("[")] == ["[1/3]", "[2/3]", "[3/3]"]
+    first_line, *lines = Path("log.txt").read_text().splitlines()
+    assert first_line == "lr 0.01, seed 1: goes on after 1 rounds"
+    assert [line[:5] for line in lines if line.startswith("[")] == ["[1/3]", "[2/3]", "[3/3]"]
+
     assert output_of(*GRID, "--continue", "--quiet") == ""  # there is nothing to run
     assert "the output folder 'g/lr=0.01/seed-0' exists" in refused(*GRID)
 

@@ -216,7 +216,9 @@ def test_the_pretrained_model_stays_and_newcomers_get_theirs():
 def test_conference_objective_has_both_teachers():
     setup, fed, _, clients = with_different_models("fccl", {"distillation_weight": 0.5})
     loss = fccl_plus.make_conference_loss(fed.network, setup.options)
-    student, previous, pretrained = clients[0], clients[1], clients[2]
+    student = clients[0]
+    previous = clients[1]
+    pretrained = clients[2]
     teachers = fccl_plus.Teachers(
         fccl_plus.Teacher(previous.params, previous.buffers), fccl_plus.Teacher(pretrained.params, pretrained.buffers)
     )
