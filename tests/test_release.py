@@ -34,8 +34,8 @@ def wheel(tmp_path_factory):
     assert archive.name == f"fedcli-{PROJECT['version']}.tar.gz"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "wheel", "--no-deps"]
     subprocess.run([*pip, "--no-build-isolation", "-w", folder, archive], check=True)
-    (built,) = folder.glob("*.whl")
-    return built
+    (wheel,) = folder.glob("*.whl")
+    return wheel
 
 
 def test_the_wheel_of_the_source_archive_has_every_file_of_the_package(wheel):
@@ -44,11 +44,11 @@ def test_the_wheel_of_the_source_archive_has_every_file_of_the_package(wheel):
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         (metadata,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
         text = archive.read(metadata).decode()
-    package = [path.relative_to(ROOT).as_posix() for path in (ROOT / "fedcli").rglob("*.py")]
-    papers = [path.relative_to(ROOT).as_posix() for path in (ROOT / "papers").rglob("*.py")]
-    data = [f"papers/{path.name}" for path in (*(ROOT / "papers").glob("*.json"), ROOT / "papers" / "verdicts.csv")]
-    others = {"fedcli/cli/my_method.txt", "fedcli/py.typed"}
-    assert names == {*package, *(f"fedcli/{name}" for name in (*papers, *data)), *others}
+    expected = {"fedcli/cli/my_method.txt", "fedcli/py.typed", "fedcli/papers/verdicts.csv"}
+    expected |= {path.relative_to(ROOT).as_posix() for path in ROOT.glob("fedcli/**/*.py")}
+    for path in (*ROOT.glob("papers/**/*.py"), *ROOT.glob("papers/*.json")):
+        expected.add(f"fedcli/{path.relative_to(ROOT).as_posix()}")
+    assert names == expected
     assert f"\nSummary: {PROJECT['description']}\n" in text
     assert "\nRequires-Dist: torch>=" in text
     assert re.findall(r"^Provides-Extra: (\w+)$", text, re.M) == list(PROJECT["optional-dependencies"])
@@ -72,8 +72,8 @@ class Installed:
         """Holds what every Python must give; returns the record of a run in the working folder."""
         version = self.run("--version")
         assert version.stdout.startswith(f"fedcli {PROJECT['version']}, torch "), version.stderr
-        ended = self.run("run", "fedavg", "--rounds", "1", *options, "--quiet", "--out", "run")
-        assert ended.returncode == 0, ended.stderr
+        training = self.run("run", "fedavg", "--rounds", "1", *options, "--quiet", "--out", "run")
+        assert training.returncode == 0, training.stderr
         record = json.loads(Path("run", "record.json").read_text())
         assert record["status"] == "finished"
         return record
@@ -83,11 +83,12 @@ class Installed:
 def test_the_wheel_installs_and_runs_on_other_pythons(python, wheel, tmp_path, folder):
     """Where they have the packages that fedcli needs."""
     python = shutil.which(python)
+    if python is None:
+        pytest.skip("no such Python")
     needs = "import matplotlib, pandas, pip, safetensors, scipy, sklearn, torch, torchvision, typer"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    ready = python and subprocess.run([python, "-c", needs], env=environment, capture_output=True).returncode == 0
-    if not ready:
-        pytest.skip("no such Python with the packages that fedcli needs")
+    if subprocess.run([python, "-c", needs], env=environment, capture_output=True).returncode != 0:
+        pytest.skip("this Python lacks packages that fedcli needs")
     Installed(python, wheel, tmp_path / "target").assert_runs("--train-examples", "300")
 
 
@@ -95,23 +96,27 @@ def test_the_wheel_runs_what_a_user_brings_beside_a_file_called_papers(wheel, tm
     """The wheel has one top-level package, and what is around the working folder does not get into its way."""
     target = tmp_path / "target"
     installed = Installed(sys.executable, wheel, target)
-    there = {path.name for path in target.iterdir() if path.name != "bin"}
-    assert {name for name in there if not name.endswith(".dist-info")} == {"fedcli"}
+    packages = {path.name for path in target.iterdir() if path.suffix != ".dist-info"} - {"bin"}
+    assert packages == {"fedcli"}
     assert (target / "fedcli" / "py.typed").is_file()
     Path("papers.py").write_text("raise RuntimeError('not this one')\n")
     # What is a user's own is a copy, and the laws need no file of the checkout.
     shutil.copy(PARTS, "parts.py")
     text = (ROOT / "docs" / "examples" / "my_method.py").read_text()
     Path("broken.py").write_text(text.replace("fed.remember(state.clients, cohort, kept)", "state.clients"))
+
     record = installed.assert_runs(*FLAGS)
     assert record["user_files"] == {str(Path("parts.py").resolve()): file_hash("parts.py")}
     assert record["commit"] is None  # of the installed package, not of a checkout
+
     assert installed.run("new", "method", "fresh").returncode == 0
-    ended = installed.run("check", "./fresh.py", "--device", "cpu", "--law", "9")
-    assert ended.stdout.endswith("\n1 of 1 laws hold on cpu.\n"), ended.stderr
-    ended = installed.run("check", "./broken.py", "--device", "cpu", "--law", "3", "--law", "5")
-    assert ended.stderr.startswith("remembered-means, law 3: clients that took part whose state is not")
-    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (1, "1 of 2 laws hold on cpu."), ended.stderr
+    of_new_method = installed.run("check", "./fresh.py", "--device", "cpu", "--law", "9")
+    assert of_new_method.stdout.endswith("\n1 of 1 laws hold on cpu.\n"), of_new_method.stderr
+
+    of_broken = installed.run("check", "./broken.py", "--device", "cpu", "--law", "3", "--law", "5")
+    assert of_broken.returncode == 1, of_broken.stderr
+    assert of_broken.stderr.startswith("remembered-means, law 3: clients that took part whose state is not")
+    assert of_broken.stdout.endswith("\n1 of 2 laws hold on cpu.\n")
 
 
 def test_forks_run_the_same_checks_and_make_the_site():
@@ -126,5 +131,5 @@ def test_the_version_is_the_same_wherever_it_stands():
     version = PROJECT["version"]
     assert re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.M)[1] == version
     headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
-    released = [heading for heading in headings if heading != "Unreleased"]
-    assert re.fullmatch(rf"{re.escape(version)} - \d{{4}}-\d\d-\d\d", released[0])
+    latest, *_ = [heading for heading in headings if heading != "Unreleased"]
+    assert re.fullmatch(rf"{re.escape(version)} - \d{{4}}-\d\d-\d\d", latest)
