@@ -22,7 +22,7 @@ OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "cache"))
     return tmp_path
@@ -56,7 +56,7 @@ def contents_of(folder):
         "data show digits --partition iid --out loop.png",
     ],
 )  # fmt: skip
-def test_a_pipe_a_device_and_a_path_that_leads_to_itself_are_refused_in_a_line(command, place):
+def test_a_pipe_a_device_and_a_path_that_leads_to_itself_are_refused_in_a_line(command, working_folder):
     for pipe in ("pipe", "pipe.py"):
         os.mkfifo(pipe)
     for loop in ("loop", "loop.png"):
@@ -65,21 +65,21 @@ def test_a_pipe_a_device_and_a_path_that_leads_to_itself_are_refused_in_a_line(c
     assert refusal(*command.split()).startswith("error: ")
 
 
-def test_what_is_read_must_be_a_file(place):
+def test_what_is_read_must_be_a_file(working_folder):
     os.mkfifo("pipe")
     with pytest.raises(fedcli.UserError, match="got a pipe or a device"), reading("pipe", "text"):
         raise AssertionError("it is not come to")
 
 
-def test_a_folder_in_the_cache_is_no_data_set(place):
-    (place / "cache" / "mine.npz").mkdir(parents=True)
+def test_a_folder_in_the_cache_is_no_data_set(working_folder):
+    (working_folder / "cache" / "mine.npz").mkdir(parents=True)
     assert "mine" not in datasets.names()
     assert invoke("data", "list").exit_code == 0
     assert "mine" in refusal("data", "show", "mine")
 
 
 @pytest.mark.parametrize(("number", "command"), [(1, ["list"]), (2, ["show", "fedavg"])], ids=["stdout", "stderr"])
-def test_a_program_without_a_stream_ends_well(number, command, place):
+def test_a_program_without_a_stream_ends_well(number, command, working_folder):
     words = [sys.executable, "-m", "fedcli", *command]
     program = f"import os, sys; os.close({number}); os.execv(sys.executable, {words})"
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
@@ -96,13 +96,13 @@ METHOD = replace(fedavg.METHOD, name="odd", run_round=run_round, default_protoco
 """
 
 
-def test_whatever_a_method_raises_is_a_line_and_the_record_says_failed(place):
+def test_whatever_a_method_raises_is_a_line_and_the_record_says_failed(working_folder):
     Path("odd.py").write_text(ODD)
     assert "odd.py' fails in line 5 (got Odd: words)" in refusal("run", "./odd.py", *OPTIONS, "--out", "run")
     assert read_record(Path("run"))["status"] == "failed"
 
 
-def test_quiet_prints_the_error_of_a_run_of_several(place):
+def test_quiet_prints_the_error_of_a_run_of_several(working_folder):
     Path("odd.py").write_text(ODD.replace("BaseException", "Exception"))
     result = invoke("run", "./odd.py,fedavg", *OPTIONS, "--out", "runs", "--quiet")
     assert result.exit_code == 1
@@ -125,7 +125,7 @@ def test_quiet_prints_the_error_of_a_run_of_several(place):
         "data show digits --partition iid --out run/partition.png",
     ],
 )  # fmt: skip
-def test_an_output_never_replaces_a_file_of_a_run(command, finished, place):
+def test_an_output_never_replaces_a_file_of_a_run(command, finished, working_folder):
     shutil.copytree(finished, "run")
     shutil.copy("run/record.json", "copy.json")
     Path("link").symlink_to("run/record.json")
@@ -135,7 +135,7 @@ def test_an_output_never_replaces_a_file_of_a_run(command, finished, place):
     read_record(Path("copy.json"))
 
 
-def test_the_files_of_a_run_are_those_that_a_run_has(finished, place):
+def test_the_files_of_a_run_are_those_that_a_run_has(finished, working_folder):
     folder = shutil.copytree(finished, "run")
     assert invoke("run", "--from", "run", "--out", "again", "--rounds", "1").exit_code == 0
     assert invoke("quality", "again").exit_code == 0
@@ -146,7 +146,7 @@ def test_the_files_of_a_run_are_those_that_a_run_has(finished, place):
     assert invoke("export", "again", "--format", "safetensors").exit_code == 0
 
 
-def test_a_papers_table_of_which_nothing_can_run_is_no_success(place):
+def test_a_papers_table_of_which_nothing_can_run_is_no_success(working_folder):
     result = invoke("table", "fedfm:III", "--only", "FedAvg", "--runs", "none", "--seeds", "0")
     assert result.exit_code == 2
     *_, last_line = result.stderr.splitlines()
@@ -155,7 +155,7 @@ def test_a_papers_table_of_which_nothing_can_run_is_no_success(place):
     assert dry.exit_code == 0
 
 
-def test_a_dry_run_says_which_runs_were_there_before(place):
+def test_a_dry_run_says_which_runs_were_there_before(working_folder):
     dry = invoke("table", "fedfa:2", "--dry-run").output
     assert "Runs that were there before, elsewhere than in runs/tables/fedfa-2: " in dry
     assert "results/records/" in dry

@@ -20,9 +20,9 @@ K, B = 3, 5
 class Nonlinear(nn.Module):
     """A layer between others that are not linear, so that second derivatives tell something."""
 
-    def __init__(self, layer, *more):
+    def __init__(self, *layers):
         super().__init__()
-        self.layers = nn.Sequential(layer, *more)
+        self.layers = nn.Sequential(*layers)
 
     def forward(self, x):
         return self.layers(x.tanh()).tanh()

@@ -14,45 +14,45 @@ from tests.toys import minibatch, randn
 # FedNTD
 
 
-def divergence(own, received, label, temperature):
+def divergence(logits, received, label, temperature):
     """tau^2 KL between the softmaxes over the classes that are not the label's, of one sample."""
 
     def shares_of_others(logits):
         powers = [math.exp(logits[c].item() / temperature) for c in range(len(logits)) if c != label]
         return [power / sum(powers) for power in powers]
 
-    pairs = zip(shares_of_others(own), shares_of_others(received), strict=True)
+    pairs = zip(shares_of_others(logits), shares_of_others(received), strict=True)
     return temperature**2 * sum(q * math.log(q / p) for p, q in pairs)
 
 
 def test_not_true_distillation_is_a_slow_loop_over_the_other_classes():
-    own, received = 3 * randn(2, 6, 5)
+    logits, received = 3 * randn(2, 6, 5)
     labels = torch.tensor([0, 1, 2, 3, 4, 0])
     total = 0.0
-    for own_row, received_row, label in zip(own, received, labels.tolist(), strict=True):
+    for own_row, received_row, label in zip(logits, received, labels.tolist(), strict=True):
         total += divergence(own_row, received_row, label, 2.0)
-    ours = fedntd.not_true_distillation(own, received, labels, 2.0)
+    ours = fedntd.not_true_distillation(logits, received, labels, 2.0)
     torch.testing.assert_close(ours.item(), total / 6, rtol=1e-12, atol=0)
 
 
 def test_not_true_distillation_leaves_out_padding_and_is_0_with_two_classes():
-    own, received = randn(2, 6, 5)
+    logits, received = randn(2, 6, 5)
     labels = torch.tensor([0, 1, 2, 3, 4, 0])
     mask = torch.tensor([True] * 4 + [False] * 2)
-    expected = fedntd.not_true_distillation(own[:4], received[:4], labels[:4], 1.0)
-    own[4:] = torch.nan
-    torch.testing.assert_close(fedntd.not_true_distillation(own, received, labels, 1.0, mask), expected)
-    two = fedntd.not_true_distillation(own[:4, :2], received[:4, :2], labels[:4] % 2, 1.0)
+    expected = fedntd.not_true_distillation(logits[:4], received[:4], labels[:4], 1.0)
+    logits[4:] = torch.nan
+    torch.testing.assert_close(fedntd.not_true_distillation(logits, received, labels, 1.0, mask), expected)
+    two = fedntd.not_true_distillation(logits[:4, :2], received[:4, :2], labels[:4] % 2, 1.0)
     assert two.item() == 0
 
 
 def test_the_label_has_no_gradient_in_the_distillation():
-    own, received = randn(2, 6, 5)
+    logits, received = randn(2, 6, 5)
     labels = torch.tensor([0, 1, 2, 3, 4, 0])
-    own.requires_grad_()
-    fedntd.not_true_distillation(own, received, labels, 1.0).backward()
-    assert (own.grad.gather(1, labels[:, None]) == 0).all()
-    assert (own.grad != 0).sum() == 24
+    logits.requires_grad_()
+    fedntd.not_true_distillation(logits, received, labels, 1.0).backward()
+    assert (logits.grad.gather(1, labels[:, None]) == 0).all()
+    assert (logits.grad != 0).sum() == 24
 
 
 def test_fedntds_received_model_runs_in_evaluation_mode_and_is_a_constant():

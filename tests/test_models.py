@@ -46,7 +46,7 @@ assert "fedcli" not in sys.modules
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def runs(tmp_path_factory):
     """The runs, by kind."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "net.py").write_text(NORMS)
@@ -70,27 +70,27 @@ def accuracy(model, images, labels):
     return (model(images / 255).argmax(1) == labels).double().mean().item()
 
 
-def test_plain_pytorch_reproduces_the_records_accuracies(made, tmp_path):
+def test_plain_pytorch_reproduces_the_records_accuracies(runs, tmp_path):
     data = datasets.load("digits")
     torch.save((data.x_test / 255, data.y_test), tmp_path / "images.pt")
     files = []
     for kind, client in (("global", None), ("norms", None), ("personal", 0), ("personal", 1)):
-        file, _ = export(made[kind], client=client, out=tmp_path / f"{kind}-{client}.pt2")
+        file, _ = export(runs[kind], client=client, out=tmp_path / f"{kind}-{client}.pt2")
         files.append(file)
 
     command = [sys.executable, "-I", "-W", "ignore", "-c", PLAIN, tmp_path / "images.pt", *files]
     output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
 
     of_global, of_norms, *of_clients = map(float, output.split())
-    assert of_global == made["global"].record["summary"]["selected"]
-    assert of_norms == made["norms"].record["summary"]["selected"]
-    assert np.mean(of_clients) == made["personal"].record["summary"]["selected"]
-    *_, last = made["personal"].record["rounds"]
+    assert of_global == runs["global"].record["summary"]["selected"]
+    assert of_norms == runs["norms"].record["summary"]["selected"]
+    assert np.mean(of_clients) == runs["personal"].record["summary"]["selected"]
+    *_, last = runs["personal"].record["rounds"]
     assert last["clients"]["worst"] == min(of_clients)
 
 
-def test_the_selected_model_is_not_the_last_one(made, tmp_path):
-    run = copied(made["global"], tmp_path)
+def test_the_selected_model_is_not_the_last_one(runs, tmp_path):
+    run = copied(runs["global"], tmp_path)
     summary = run.record["summary"]
     data = datasets.load("digits")
     assert accuracy(run.model(round="selected"), data.x_test, data.y_test) == summary["selected"]
@@ -109,8 +109,8 @@ def test_the_selected_model_is_not_the_last_one(made, tmp_path):
 
 
 @pytest.mark.parametrize("stop", [1, 3])
-def test_a_run_that_was_stopped_keeps_the_same_selected_model(stop, made, tmp_path):
-    whole = made["global"].path
+def test_a_run_that_was_stopped_keeps_the_same_selected_model(stop, runs, tmp_path):
+    whole = runs["global"].path
     folder = tmp_path / "run"
     with pytest.raises(Stop):
         fedcli.run(**GLOBAL, out=folder, progress=StopAfter(stop))
@@ -119,10 +119,10 @@ def test_a_run_that_was_stopped_keeps_the_same_selected_model(stop, made, tmp_pa
     assert (folder / models.SELECTED).read_bytes() == (whole / models.SELECTED).read_bytes()
 
 
-def test_nothing_more_is_kept_where_the_last_round_is_selected_or_the_models_are_large(made, tmp_path, monkeypatch):
-    assert models.SELECTED in names(made["global"].path)
+def test_nothing_more_is_kept_where_the_last_round_is_selected_or_the_models_are_large(runs, tmp_path, monkeypatch):
+    assert models.SELECTED in names(runs["global"].path)
     for kind in ("personal", "norms"):  # without a validation part the last round is the headline
-        assert models.SELECTED not in names(made[kind].path)
+        assert models.SELECTED not in names(runs[kind].path)
     better = fedcli.run(**{**GLOBAL, "rounds": 4}, out=tmp_path / "better")
     assert better.record["summary"]["selected_round"] == 3  # after another round was selected, and kept
     assert models.SELECTED not in names(better.path)
@@ -134,8 +134,8 @@ def test_nothing_more_is_kept_where_the_last_round_is_selected_or_the_models_are
     assert run.model(round="last")
 
 
-def test_by_prototypes_and_by_the_classifier_as_the_record_has_it(made, tmp_path):
-    run = copied(made["prototypes"], tmp_path)
+def test_by_prototypes_and_by_the_classifier_as_the_record_has_it(runs, tmp_path):
+    run = copied(runs["prototypes"], tmp_path)
     fed = resume.open_run(run.path).fed
 
     def accuracy_of_clients(prototypes):
@@ -169,12 +169,12 @@ def test_by_prototypes_and_by_the_classifier_as_the_record_has_it(made, tmp_path
         ("global", lambda run: export(run, "onnx"), ["pt or safetensors", "onnx"]),
     ],
 )
-def test_a_model_that_there_is_not_is_refused(kind, act, words, made):
-    refused(lambda: act(made[kind]), *words)
+def test_a_model_that_there_is_not_is_refused(kind, act, words, runs):
+    refused(lambda: act(runs[kind]), *words)
 
 
-def test_models_of_another_run_or_an_unfinished_one_are_refused(made, tmp_path):
-    run = copied(made["global"], tmp_path)
+def test_models_of_another_run_or_an_unfinished_one_are_refused(runs, tmp_path):
+    run = copied(runs["global"], tmp_path)
     shutil.copy(run.path / checkpoints.CHECKPOINT, run.path / models.SELECTED)
     refused(run.model, models.SELECTED, "use round last")
 
@@ -183,22 +183,22 @@ def test_models_of_another_run_or_an_unfinished_one_are_refused(made, tmp_path):
     torture.sign(run.path / checkpoints.CHECKPOINT, content)
     refused(lambda: run.model(round="last"), f"{checkpoints.CHECKPOINT}' lacks the models of round 5")
 
-    shutil.copy(made["personal"].path / checkpoints.CHECKPOINT, run.path / checkpoints.CHECKPOINT)
+    shutil.copy(runs["personal"].path / checkpoints.CHECKPOINT, run.path / checkpoints.CHECKPOINT)
     refused(lambda: run.model(round="last"), "another kind of state", "use the method that wrote it")
 
     write_record(run.path, {**run.record, "status": "interrupted"})
     refused(fedcli.load(run.path).model, "has not finished")
 
 
-def test_safetensors_have_the_tensors_of_the_module(made, tmp_path):
-    file, _ = export(made["norms"], "safetensors", out=tmp_path / "norms")
+def test_safetensors_have_the_tensors_of_the_module(runs, tmp_path):
+    file, _ = export(runs["norms"], "safetensors", out=tmp_path / "norms")
     with safe_open(file, "pt") as opened:  # what is in the tensors is compared in test_old_runs.py
-        assert json.loads(opened.metadata()["class_names"]) == made["norms"].record["class_names"]
+        assert json.loads(opened.metadata()["class_names"]) == runs["norms"].record["class_names"]
         assert {"body.1.running_mean", "head.weight", "mean"} <= set(opened.keys())
 
 
-def test_the_command_writes_a_model_and_a_card_that_can_be_followed(made, tmp_path, monkeypatch):
-    run = copied(made["global"], tmp_path)
+def test_the_command_writes_a_model_and_a_card_that_can_be_followed(runs, tmp_path, monkeypatch):
+    run = copied(runs["global"], tmp_path)
     monkeypatch.chdir(run.path)
 
     result = invoke("export", run.path)

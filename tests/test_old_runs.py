@@ -77,7 +77,7 @@ def test_older_numerics_hinder_nobody_to_open_a_run_and_only_resume_asks(tmp_pat
     assert read_record(folder)["quality"] == quality
 
     stopped = shutil.copytree(OLD / "stopped", tmp_path / "stopped")
-    known = {"method_hash": find_method("scaffold").file_hash, "numerics": numerics}
-    write_record(stopped, {**read_record(stopped), **known})
+    facts = {"method_hash": find_method("scaffold").file_hash, "numerics": numerics}
+    write_record(stopped, {**read_record(stopped), **facts})
     with pytest.raises(UserError, match=r"got numerics .'core': 1,.* was .'core': 0,.*--changed-method"):
         resume.resume(stopped, method=NET)

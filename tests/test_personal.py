@@ -119,50 +119,50 @@ def squared_distance(point):
     return lambda module: sum((value - point[name]).square().sum() for name, value in module.named_parameters())
 
 
-# One round of each method: from what all share, and what the clients keep, to both after it and the personal models.
+# One round of each method: from what all share, and the clients' states, to both after it and the personal models.
 # `uploads` are the models that clients send after it.
 
 
 def own_tensors(names):
     """The round of a method whose clients keep the tensors of these names."""
 
-    def slow_round(fed, options, number, clients, shared, own):
+    def slow_round(fed, options, number, clients, shared, states):
         uploads = []
         for client in clients:
-            own_part = own.get(client, tensors_of(first_model(fed), names))
+            own_part = states.get(client, tensors_of(first_model(fed), names))
             trained = train(fed, number, client, with_tensors(shared, own_part))
-            own[client] = tensors_of(trained, names)
+            states[client] = tensors_of(trained, names)
             uploads.append(trained)
         shared = mean_of(uploads, clients)
-        personal = {client: with_tensors(shared, own_part) for client, own_part in own.items()}
-        return shared, own, personal
+        personal = {client: with_tensors(shared, own_part) for client, own_part in states.items()}
+        return shared, states, personal
 
     return slow_round
 
 
-def fedrep_round(fed, options, number, clients, shared, own):
+def fedrep_round(fed, options, number, clients, shared, states):
     body = shared.params.keys() - HEAD
     head_epochs = range(fed.local_epochs, fed.local_epochs + options.head_epochs)
     uploads = []
     for client in clients:
-        head = own.get(client, tensors_of(first_model(fed), HEAD))
+        head = states.get(client, tensors_of(first_model(fed), HEAD))
         with_new_head = train(fed, number, client, with_tensors(shared, head), names=HEAD, epochs=head_epochs)
-        own[client] = tensors_of(with_new_head, HEAD)
-        uploads.append(train(fed, number, client, with_tensors(shared, own[client]), names=body))
+        states[client] = tensors_of(with_new_head, HEAD)
+        uploads.append(train(fed, number, client, with_tensors(shared, states[client]), names=body))
     shared = mean_of(uploads, clients)
-    personal = {client: with_tensors(shared, head) for client, head in own.items()}
-    return shared, own, personal
+    personal = {client: with_tensors(shared, head) for client, head in states.items()}
+    return shared, states, personal
 
 
-def fedbabu_round(fed, options, number, clients, shared, own):
+def fedbabu_round(fed, options, number, clients, shared, states):
     body = shared.params.keys() - HEAD
     shared = mean_of([train(fed, number, client, shared, names=body) for client in clients], clients)
     tuning_epochs = range(fed.local_epochs, fed.local_epochs + options.tuning_epochs)
     tuned = {client: train(fed, number, client, shared, epochs=tuning_epochs) for client in range(len(SIZES))}
-    return shared, own, tuned
+    return shared, states, tuned
 
 
-def ditto_round(fed, options, number, clients, shared, own):
+def ditto_round(fed, options, number, clients, shared, states):
     distance_to_received = squared_distance(shared.params)
 
     def proximal_term(module):
@@ -170,13 +170,14 @@ def ditto_round(fed, options, number, clients, shared, own):
 
     uploads = []
     for client in clients:
-        own[client] = train(fed, number, client, own.get(client, first_model(fed)), distance=proximal_term)
+        states[client] = train(fed, number, client, states.get(client, first_model(fed)), distance=proximal_term)
         uploads.append(train(fed, number, client, shared))
-    return mean_of(uploads, clients), own, own
+    return mean_of(uploads, clients), states, states
 
 
-def mixed(own, other, alpha):
-    return {name: alpha * value + (1 - alpha) * other[name] for name, value in own.items()}
+def mixed(v, w, alpha):
+    """The mixture of two trees of parameters: alpha v + (1 - alpha) w."""
+    return {name: alpha * v[name] + (1 - alpha) * w[name] for name in v}
 
 
 class ApflClient(NamedTuple):
@@ -186,10 +187,10 @@ class ApflClient(NamedTuple):
     alpha: float
 
 
-def apfl_round(fed, options, number, clients, shared, own):
+def apfl_round(fed, options, number, clients, shared, states):
     uploads = []
     for client in clients:
-        own_model, alpha = own.get(client, ApflClient(first_model(fed), options.mixing))
+        own_model, alpha = states.get(client, ApflClient(first_model(fed), options.mixing))
         v = module_of(fed, own_model)
         w = module_of(fed, shared)
         mixture = module_of(fed, own_model)  # called at the mixed parameters, it updates its buffers in place
@@ -214,16 +215,16 @@ def apfl_round(fed, options, number, clients, shared, own):
             if options.adaptive and step == 0:
                 alpha = min(max(alpha - fed.config.lr * slope, 0.0), 1.0)
         new_model = Model(split_model(v).params, split_model(mixture).buffers)
-        own[client] = ApflClient(new_model, alpha)
+        states[client] = ApflClient(new_model, alpha)
         uploads.append(split_model(w))
     shared = mean_of(uploads, clients)
     personal = {}
-    for client, (model, alpha) in own.items():
+    for client, (model, alpha) in states.items():
         personal[client] = Model(mixed(model.params, shared.params, alpha), model.buffers)
-    return shared, own, personal
+    return shared, states, personal
 
 
-def pfedme_round(fed, options, number, clients, shared, own):
+def pfedme_round(fed, options, number, clients, shared, states):
     uploads = []
     for client in clients:
         theta = module_of(fed, shared)
@@ -239,22 +240,22 @@ def pfedme_round(fed, options, number, clients, shared, own):
             with torch.no_grad():
                 for name, value in theta.named_parameters():
                     local[name] -= options.outer_lr * options.proximal_weight * (local[name] - value)
-        own[client] = split_model(theta)
-        uploads.append(Model(local, own[client].buffers))
+        states[client] = split_model(theta)
+        uploads.append(Model(local, states[client].buffers))
     mean = mean_of(uploads, clients)
     beta = options.server_mixing
     params = {name: (1 - beta) * shared.params[name] + beta * value for name, value in mean.params.items()}
-    return Model(params, mean.buffers), own, own
+    return Model(params, mean.buffers), states, states
 
 
-def fedrod_round(fed, options, number, clients, shared, own):
+def fedrod_round(fed, options, number, clients, shared, states):
     first_params = first_model(fed).params
     first_head = {"weight": first_params["head.weight"], "bias": first_params["head.bias"]}
     uploads = []
     for client in clients:
         module = module_of(fed, shared)
         head = nn.Linear(module.feature_dim, fed.num_classes, dtype=fed.dtype)
-        head.load_state_dict(own.get(client, first_head))
+        head.load_state_dict(states.get(client, first_head))
         labels = fed.engine.labels[fed.training[client]].tolist()
         counts = torch.tensor([labels.count(label) for label in range(fed.num_classes)], dtype=fed.dtype)
         optimizer = optimizer_of(fed, [*module.parameters(), *head.parameters()])
@@ -266,14 +267,14 @@ def fedrod_round(fed, options, number, clients, shared, own):
             optimizer.zero_grad()
             (generic + personal).backward()
             optimizer.step()
-        own[client] = copied(head.state_dict())
+        states[client] = copied(head.state_dict())
         uploads.append(split_model(module))
     shared = mean_of(uploads, clients)
     personal = {}
-    for client, head in own.items():
+    for client, head in states.items():
         summed = {f"head.{key}": shared.params[f"head.{key}"] + value for key, value in head.items()}
         personal[client] = with_tensors(shared, summed)
-    return shared, own, personal
+    return shared, states, personal
 
 
 class Case(NamedTuple):
@@ -305,9 +306,9 @@ def test_three_rounds_are_those_of_a_plain_loop(case):
     setup, fed = laws.federation(name, options, parts=parts, backbone=laws.NORMED, cohort_size=3)
     method = setup.method
     shared = first_model(fed)
-    own = {}
+    states = {}
     for number, clients in enumerate(COHORTS):
-        shared, own, expected = slow_round(fed, setup.options, number, clients, shared, own)
+        shared, states, expected = slow_round(fed, setup.options, number, clients, shared, states)
 
         state = laws.simulate(setup, fed, number + 1, COHORTS)
         personal = method.personal(state)

@@ -16,10 +16,10 @@ TINY = {"dataset": "digits", "train_examples": 240, "rounds": 2, "local_epochs":
 def runs(tmp_path_factory):
     """Runs of each kind of headline: a global model, personal ones, own test images, prototypes."""
     folder = tmp_path_factory.mktemp("runs")
-    made = {}
+    runs_of_kinds = {}
     for kind, options in KINDS.items():
-        made[kind] = fedcli.run(**{**TINY, **options}, out=folder / kind.replace(" ", "-"), per_class=True)
-    return made
+        runs_of_kinds[kind] = fedcli.run(**{**TINY, **options}, out=folder / kind.replace(" ", "-"), per_class=True)
+    return runs_of_kinds
 
 
 KINDS = {

@@ -45,7 +45,7 @@ def test_fedmds_digest_is_a_plain_loop_towards_scores_in_evaluation_mode_of_befo
         means = [logits_of(modules, batch.x).mean(0) for batch in batches]
     steps = itertools.product(means * 2, modules)  # in each step all clients learn from one mean
 
-    def objective(k, features, logits, everyone):
+    def objective(k, features, logits, outputs_of_all):
         mean, _ = next(steps)
         return (F.l1_loss(logits, mean),)
 
@@ -60,8 +60,8 @@ def test_fedmd_by_batch_every_batch_has_scores_in_training_mode_and_an_optimizer
     overrides = {"digest_epochs": 2, "exchange": "batch"}
     setup, fed, cohort, states = with_different_models("fedmd", overrides, backbone=NORMED, **ADAM)
 
-    def objective(k, features, logits, everyone):
-        mean = torch.stack([logits for _, logits in everyone]).mean(0)
+    def objective(k, features, logits, outputs_of_all):
+        mean = torch.stack([logits for _, logits in outputs_of_all]).mean(0)
         return (F.l1_loss(logits, mean),)
 
     optimizer = partial(torch.optim.Adam, lr=0.003)
@@ -139,8 +139,8 @@ def test_fedmatchs_public_phase_against_a_plain_loop():
     setup, fed = laws.federation("fedmatch", options, momentum=0.9, weight_decay=0.1, **TWO_NETWORKS)
     states = laws.simulate(setup, fed, 1).clients
 
-    def objective(k, features, logits, everyone):
-        p = [logits.softmax(1) for _, logits in everyone]  # of each client, [B, C]
+    def objective(k, features, logits, outputs_of_all):
+        p = [logits.softmax(1) for _, logits in outputs_of_all]  # of each client, [B, C]
 
         def distance(other):
             return ((p[other] - p[k]) ** 2).sum().item()
@@ -212,10 +212,10 @@ def test_rhfls_public_phase_against_a_plain_loop():
     states = laws.simulate(setup, fed, 1).clients
     weights = vector(0.1, 0.2, 0.3, 0.4)
 
-    def objective(k, features, logits, everyone):
+    def objective(k, features, logits, outputs_of_all):
         log_p = F.log_softmax(logits, 1)
         loss = 0
-        for other, (_, logits_of_other) in enumerate(everyone):
+        for other, (_, logits_of_other) in enumerate(outputs_of_all):
             if other != k:
                 target = logits_of_other.softmax(1)
                 loss += weights[other] * F.kl_div(log_p, target, reduction="batchmean")
@@ -358,8 +358,8 @@ def test_clients_learn_from_all_logits_before_any_of_them_moves():
     setup, fed = laws.federation("feddf-client", {"distillation_lr": 0.3}, weight_decay=0.01, **TWO_NETWORKS)
     states = laws.simulate(setup, fed, 1).clients
 
-    def objective(k, features, logits, everyone):
-        target = torch.stack([logits for _, logits in everyone]).mean(0)
+    def objective(k, features, logits, outputs_of_all):
+        target = torch.stack([logits for _, logits in outputs_of_all]).mean(0)
         loss = F.kl_div(F.log_softmax(logits, 1), F.softmax(target, 1), reduction="batchmean")
         return loss, loss
 

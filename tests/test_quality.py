@@ -100,7 +100,7 @@ def personal(tmp_path_factory):
 def test_the_features_are_those_of_the_last_model_or_a_clients_own_on_test_images(run, personal, client):
     measured_run = run if client is None else personal
     written = quality.add_quality(measured_run.path, client=client, round="last")
-    kept = arrays(measured_run.path)
+    outputs = arrays(measured_run.path)
 
     fed = open_run(measured_run.path).fed
     if client is None:
@@ -110,14 +110,14 @@ def test_the_features_are_those_of_the_last_model_or_a_clients_own_on_test_image
         model = measured_run.state.clients[client]
         network = fed.networks[fed.architecture[client]]
     features, _, labels = fed.predict(model.params, model.buffers, None, network)
-    assert set(kept) == {"features", "labels", "predicted"}
-    np.testing.assert_allclose(kept["features"], features, rtol=1e-5, atol=1e-6)
-    assert kept["labels"].tolist() == labels.tolist()
-    assert quality.separation(kept["features"], kept["labels"]).items() <= written.items()
+    assert set(outputs) == {"features", "labels", "predicted"}
+    np.testing.assert_allclose(outputs["features"], features, rtol=1e-5, atol=1e-6)
+    assert outputs["labels"].tolist() == labels.tolist()
+    assert quality.separation(outputs["features"], outputs["labels"]).items() <= written.items()
     assert written["examples"] == len(labels)
     assert written.get("client") == client
     if client is None:
-        assert (kept["predicted"] == kept["labels"]).mean() == pytest.approx(run.record["summary"]["last"])
+        assert (outputs["predicted"] == outputs["labels"]).mean() == pytest.approx(run.record["summary"]["last"])
 
 
 def test_the_model_of_the_headline_is_measured_drawn_and_exported(tmp_path):
@@ -134,9 +134,9 @@ def test_the_model_of_the_headline_is_measured_drawn_and_exported(tmp_path):
     for name, number in (("selected", best), ("last", last)):
         measured = quality.add_quality(run.path, round=name)
         assert measured["round"] == number
-        kept = arrays(run.path)
+        outputs = arrays(run.path)
         accuracy = run.record["rounds"][number]["test_accuracy"]
-        assert (kept["predicted"] == kept["labels"]).mean() == pytest.approx(accuracy)
+        assert (outputs["predicted"] == outputs["labels"]).mean() == pytest.approx(accuracy)
         chart, *_ = find_chart("confusion")(find_records([run.path])).axes
         assert f"model of round {number + 1} of {last + 1}" in " ".join(chart.get_title().split())
 
@@ -195,7 +195,7 @@ class Panel(NamedTuple):
     axes: Axes
     name: str  # of the method
     measured: dict[str, Any]
-    kept: dict[str, np.ndarray]
+    outputs: dict[str, np.ndarray]
 
 
 def panels(figure, runs):
@@ -216,7 +216,7 @@ def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(across, 
     monkeypatch.setattr(grid, "ACROSS", across)
     figure = find_chart("tsne")(find_records([runs]))
     assert figure.get_suptitle().replace("\n", " ").startswith("Digits, IID, seed 0; reduced: ")
-    for axes, name, measured, kept in panels(figure, runs):
+    for axes, name, measured, outputs in panels(figure, runs):
         of_model = f"model of round {measured['round'] + 1} of {ROUNDS}"
         numbers = f"NMI {measured['nmi']:.2f}, silhouette {measured['silhouette']:.2f}"
         assert axes.get_title() == f"{name}, {of_model}\n{numbers}"
@@ -224,8 +224,8 @@ def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(across, 
         (points,) = axes.collections
         places = points.get_offsets().tolist()
         colours = [to_hex(colour) for colour in points.get_facecolors()]
-        expected_places = kept["features"][:, :2].astype(float).tolist()
-        expected_colours = [CLASS_COLOURS[label].lower() for label in kept["labels"]]
+        expected_places = outputs["features"][:, :2].astype(float).tolist()
+        expected_colours = [CLASS_COLOURS[label].lower() for label in outputs["labels"]]
         expected = sorted(zip(expected_places, expected_colours, strict=True))
         assert sorted(zip(places, colours, strict=True)) == expected
 
@@ -236,9 +236,9 @@ def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(across, 
 
 def test_confusion_has_a_panel_a_setting_with_shares_of_each_class_in_percent(runs):
     figure = find_chart("confusion")(find_records([runs]))
-    for axes, name, measured, kept in panels(figure, runs):
-        labels = kept["labels"]
-        predicted = kept["predicted"]
+    for axes, name, measured, outputs in panels(figure, runs):
+        labels = outputs["labels"]
+        predicted = outputs["predicted"]
         counts = confusion_matrix(labels, predicted, labels=range(10))
         shares = counts / counts.sum(1, keepdims=True)
 

@@ -10,6 +10,7 @@ from tests.test_cli import refused
 SMALL = "--dataset digits --train-examples 60 --num-clients 4 --cohort-size 4 --rounds 1 --local-epochs 1 --device cpu"
 PUBLIC = f"{SMALL} --public-dataset photos --public-examples 8 --partition iid --protocol fedfm:digits"
 MIXED = "--backbone cnn-small,resnet10-3x3"
+OF_TWO_WIDTHS = "--backbone cnn-small,cnn-3conv"
 RESERVED = """
 from dataclasses import dataclass, replace
 from fedcli import option
@@ -80,13 +81,16 @@ SEEDS = "--seeds must be distinct whole numbers from 0"
         (f"run fedavg {SMALL} --post cvr", "unknown step after the last round 'cvr'; did you mean 'ccvr'?"),
         (f"run local {SMALL} --post ccvr", "--post ccvr needs a global model"),
         (f"run local {SMALL} --drift-every 2", "--drift-every 2 needs a global model"),
-        *((f"run {name} {SMALL} --ccvr-epochs 3", "--ccvr-epochs is for --post ccvr (got no --post)")
-          for name in ("fedavg", "local")),
+        (f"run fedavg {SMALL} --ccvr-epochs 3", "--ccvr-epochs is for --post ccvr (got no --post)"),
+        (f"run local {SMALL} --ccvr-epochs 3", "--ccvr-epochs is for --post ccvr (got no --post)"),
         # Different networks
         (f"run fedavg {SMALL} {MIXED}", "'fedavg' needs one network for all clients"),
         (f"run fccl-plus {PUBLIC} {MIXED} --average-parameters", "--average-parameters needs one network"),
-        *((f"run {name} {SMALL} --backbone cnn-small,cnn-3conv", "cnn-small 64, cnn-3conv 512")
-          for name in ("fedsa", "lg-fedavg", "fedproto", "fedtgp", "fedgen")),
+        (f"run fedsa {SMALL} {OF_TWO_WIDTHS}", "cnn-small 64, cnn-3conv 512"),
+        (f"run lg-fedavg {SMALL} {OF_TWO_WIDTHS}", "cnn-small 64, cnn-3conv 512"),
+        (f"run fedproto {SMALL} {OF_TWO_WIDTHS}", "cnn-small 64, cnn-3conv 512"),
+        (f"run fedtgp {SMALL} {OF_TWO_WIDTHS}", "cnn-small 64, cnn-3conv 512"),
+        (f"run fedgen {SMALL} {OF_TWO_WIDTHS}", "cnn-small 64, cnn-3conv 512"),
         # Data
         ("run fedavg --partition classes:20", "does not fit the data (got 10 clients and "),
         ("run fedavg --partition domains", "needs a data set with domains"),

@@ -136,8 +136,8 @@ def test_names_from_records_are_shown_and_not_run(tmp_path):
 def test_the_papers_numbers_and_crosses_are_on_the_page(monkeypatch):
     study = Path(__file__).parent.parent / "results" / "records" / "fedfa-fmnist-c2"
     (table,) = page_of(monkeypatch, find_records([study / "fedavg", study / "fedfa"])).tables
-    place = [column.title for column in table.columns].index("Paper, %")
-    assert table.source.data[f"text_{place}"] == ["74.60", "84.08"]
+    index = [column.title for column in table.columns].index("Paper, %")
+    assert table.source.data[f"text_{index}"] == ["74.60", "84.08"]
 
     (table,), _, charts = page_of(monkeypatch, [record("a"), DIVERGED])
     assert "Paper, %" not in [column.title for column in table.columns]

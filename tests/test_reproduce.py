@@ -31,8 +31,8 @@ TINY = {
 ROWS = {"FedAvg": ("fedavg", {}), "FedFM": ("fedfm", {})}
 
 
-def table(cells, **more):
-    options = {"seeds": (0, 1), **more}
+def table(cells, **options):
+    options = {"seeds": (0, 1), **options}
     return Table("fedfm:III", "Test accuracy", ("FedFM", "Table III"), tuple(cells), **options)
 
 
@@ -434,7 +434,7 @@ NAMES = ("FedAvg", "FedProx", "MOON", "FedFM")
 FOUR = table(grid({name: ("fedavg", {"lr": len(name)}) for name in NAMES}, {PLACE: TINY}))
 
 
-def shown(table, results):
+def cell_texts(table, results):
     """The Markdown cells of each row, by its name and its part: paper, ours, difference."""
     markdown = render(paper_tables.compare(filled(table, results)))
     texts_of = {}
@@ -458,7 +458,7 @@ def seeds(*accuracies):
 def test_paper_ours_and_difference_of_known_values():
     # 66, 66.5, 68: mean 66.8333, sample variance (0.6944 + 0.1111 + 1.3611) / 2 = 1.0833, deviation 1.0408,
     # t 4.3027: half of the interval 2.5855 around 66.8333 - 66.69
-    text = shown(FOUR, column(seeds(0.66, 0.665, 0.68), [None] * 3, [None] * 3, [None] * 3))
+    text = cell_texts(FOUR, column(seeds(0.66, 0.665, 0.68), [None] * 3, [None] * 3, [None] * 3))
     assert text["FedAvg", "paper"] == ["66.69 ± 0.69"]
     assert text["FedAvg", "ours"] == ["66.83 ± 1.04 (3)"]
     assert text["FedAvg", "difference"] == ["+0.14 [-2.44, +2.73]"]
@@ -466,14 +466,14 @@ def test_paper_ours_and_difference_of_known_values():
     assert ("FedProx", "difference") not in text
 
     # of one seed there is no interval
-    assert shown(FOUR, column([finished(0.5)], [None], [None], [None]))["FedAvg", "difference"] == ["-16.69"]
+    assert cell_texts(FOUR, column([finished(0.5)], [None], [None], [None]))["FedAvg", "difference"] == ["-16.69"]
 
     failed = {**DIVERGED, "error": "OutOfMemoryError: too large"}
     of_fedavg = [finished(0.66), DIVERGED, None]
     of_fedprox = [finished(0.66), finished(0.68), failed]
     of_moon = [STARTED, None, None]
     of_fedfm = [DIVERGED, failed, STARTED]
-    text = shown(FOUR, column(of_fedavg, of_fedprox, of_moon, of_fedfm))
+    text = cell_texts(FOUR, column(of_fedavg, of_fedprox, of_moon, of_fedfm))
     assert text["FedAvg", "ours"] == ["66.00 (1 of 3 runs; 1 diverged)"]
     assert text["FedProx", "ours"] == ["67.00 ± 1.41 (2 of 3 runs; 1 failed)"]
     assert text["MOON", "ours"] == ["unfinished"]
@@ -481,7 +481,7 @@ def test_paper_ours_and_difference_of_known_values():
 
     # the best is in bold
     best = column(seeds(0.5, 0.6, 0.7), seeds(0.53, 0.64, 0.75), seeds(0.1, 0.2, 0.3), [None] * 3)
-    assert shown(FOUR, best)["FedProx", "ours"] == ["**64.00 ± 11.00 (3)**"]
+    assert cell_texts(FOUR, best)["FedProx", "ours"] == ["**64.00 ± 11.00 (3)**"]
 
 
 def test_numbers_that_follow_from_cells_by_hand():
@@ -490,11 +490,11 @@ def test_numbers_that_follow_from_cells_by_hand():
         Gain("less the best other", PLACE, ("FedFM",), ("FedAvg", "FedProx", "MOON"), best=True),
     )
     with_gains = replace(FOUR, gains=gains)
-    text = shown(with_gains, column(seeds(0.5, 0.54), seeds(0.6, 0.6), seeds(0.7, 0.7), seeds(0.66, 0.66)))
+    text = cell_texts(with_gains, column(seeds(0.5, 0.54), seeds(0.6, 0.6), seeds(0.7, 0.7), seeds(0.66, 0.66)))
     assert text["mean gain", "ours"] == ["", "+12.00"]  # (70 + 66) / 2 - (52 + 60) / 2
     assert text["less the best other", "ours"] == ["-4.00", ""]
 
-    text = shown(with_gains, column([finished(0.5)], [None], [finished(0.7)], [finished(0.66)]))
+    text = cell_texts(with_gains, column([finished(0.5)], [None], [finished(0.7)], [finished(0.66)]))
     assert text["mean gain", "ours"] == ["", "not run"]
     assert "gain" not in render(paper_tables.compare(plans.plan_table(with_gains, only=["FedFM"])))
 
@@ -561,7 +561,7 @@ def test_every_metric_stands_in_the_papers_unit(case):
     cell = Cell(case.row, case.column, "fedavg", TINY, case.metric)
     of_one_cell = replace(table([cell]), reported=case.reported)
 
-    text = shown(of_one_cell, {(case.row, case.column): case.records})
+    text = cell_texts(of_one_cell, {(case.row, case.column): case.records})
 
     assert text[case.row, "paper"] == [case.paper]
     assert text[case.row, "ours"] == [case.ours]

@@ -312,24 +312,26 @@ def test_header_and_data_show_tell_how_many_images_nobody_has(tmp_path, folder):
     assert 0 < unused < 60
     assert f"{unused} of 120 images, which no client holds" in output
 
-    shown = invoke("data", "show", "digits", "--partition", "missing:3", "--out", "chart.png").output
-    assert "of 1,438 images, which no client holds" in shown
+    output = invoke("data", "show", "digits", "--partition", "missing:3", "--out", "chart.png").output
+    assert "of 1,438 images, which no client holds" in output
 
     shards = "--partition classes:2 --num-clients 20 --cohort-size 2 --remainder drop"
     output = output_of_run(f"--train-examples 159 {shards} --out dropped")
     assert "39 of 159 images, which no client holds; none of the classes 8, 9" in output
 
 
-@pytest.mark.parametrize(("flag", "clients", "lost"), [("missing:8", 3, 4), ("missing:9", 4, 6)])
-def test_a_class_that_no_client_would_have_is_refused(flag, clients, lost, tmp_path, folder):
+@pytest.mark.parametrize(("flag", "clients", "num_lost"), [("missing:8", 3, 4), ("missing:9", 4, 6)])
+def test_a_class_that_no_client_would_have_is_refused(flag, clients, num_lost, tmp_path, folder):
     options = {**TINY, "train_examples": 1000, "partition": flag, "num_clients": clients, "out": tmp_path / "run"}
-    refused(lambda: fedcli.run("fedavg", **options), f"'{flag}' gives no client an image of {lost} of 10 classes")
+    refused(lambda: fedcli.run("fedavg", **options), f"'{flag}' gives no client an image of {num_lost} of 10 classes")
     assert not (tmp_path / "run").exists()
-    shown = invoke("data", "show", "digits", "--partition", flag, "--num-clients", clients, "--out", "chart.png").output
-    assert "classes that no client has: " in shown
+    output = invoke(
+        "data", "show", "digits", "--partition", flag, "--num-clients", clients, "--out", "chart.png"
+    ).output
+    assert "classes that no client has: " in output
     Path("own.py").write_text("def half(labels, num_clients, rng):\n    return [[k] for k in range(num_clients)]\n")
-    own = fedcli.run("fedavg", **{**options, "partition": "./own.py:half", "rounds": 1, "validation": 0.0})
-    assert own.record["partition"]["unused"] == 1000 - clients
+    run = fedcli.run("fedavg", **{**options, "partition": "./own.py:half", "rounds": 1, "validation": 0.0})
+    assert run.record["partition"]["unused"] == 1000 - clients
 
 
 def test_shards_of_the_digits_keep_every_class(tmp_path):

@@ -174,9 +174,9 @@ def test_a_folder_of_pfllibs_gives_the_same_images_clients_and_test_parts(tmp_pa
             labels = dataset.y_train[positions[client]].tolist()
             assert sorted(zip(labels, pixels(dataset, positions[client]), strict=True)) == expected
 
-    shown = invoke("data", "show", "mine", "--partition", flag, "--num-clients", 3, "--out", tmp_path / "p.png")
-    assert "18 to train, 6 to test" in shown.output
-    assert f"partition {flag}, seed 0, fingerprint " in shown.output
+    result = invoke("data", "show", "mine", "--partition", flag, "--num-clients", 3, "--out", tmp_path / "p.png")
+    assert "18 to train, 6 to test" in result.output
+    assert f"partition {flag}, seed 0, fingerprint " in result.output
 
 
 def test_images_and_clients_of_a_folder_are_kept_by_one_step(tmp_path, cache, monkeypatch):

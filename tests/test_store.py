@@ -67,9 +67,9 @@ def test_what_does_not_fit_into_memory_lies_in_files_the_one_kept_first_at_first
 @pytest.mark.parametrize("memory", [0, 2 * BYTES, 10**6])
 def test_older_states_stay_as_long_as_a_method_holds_them(memory, tmp_path):
     store = open_store(tmp_path, memory)
-    given = states(1, 2)
-    old = store.keep({}, given, 0)
-    given[1].params["w"].zero_()  # they are copies
+    first_states = states(1, 2)
+    old = store.keep({}, first_states, 0)
+    first_states[1].params["w"].zero_()  # they are copies
     new = store.keep(old, states(12), 1)
     new = store.keep(new, states(22), 1)  # twice in a round
     assert numbers_of(old) == {1: 1, 2: 2}
@@ -198,11 +198,11 @@ def test_tensors_are_read_as_they_were_written(tmp_path):
         "half": shared.bfloat16(), "double": shared.double(), "scalar": torch.tensor(7), "empty": torch.zeros(0, 4),
         "mask": shared > 1, "part": shared[1:], "shared": shared, "strided": torch.arange(6).expand(3, 6).T,
     }  # fmt: skip
-    about = {"number": 0.1, "list": [1, None]}
-    save_tree(tmp_path / "file", tree, about)
+    facts = {"number": 0.1, "list": [1, None]}
+    save_tree(tmp_path / "file", tree, facts)
     tensors = load_file(tmp_path / "file")  # as another program reads it
-    loaded, said = load_tree(tmp_path / "file", {})
-    assert said == about
+    loaded, loaded_facts = load_tree(tmp_path / "file", {})
+    assert loaded_facts == facts
     for name, tensor in tree.items():
         torch.testing.assert_close(tensors[f"/{name}"], tensor, rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close(loaded[name], tensor, rtol=0, atol=0, equal_nan=True)

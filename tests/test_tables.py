@@ -173,7 +173,7 @@ def test_labels_hold_what_differs_and_no_more():
     assert label_of_two == "two"
 
 
-def lost(seed=0, selected=0.5, done=2, selection="best-validation", **options):
+def diverged(seed=0, selected=0.5, done=2, selection="best-validation", **options):
     """The record of a run that diverged."""
     run = record(**{"seed": seed, "selected": selected, "status": "failed", "done": done, **options})
     run["summary"]["selection"] = selection
@@ -181,20 +181,20 @@ def lost(seed=0, selected=0.5, done=2, selection="best-validation", **options):
 
 
 def test_of_a_diverged_run_the_best_round_on_validation_counts_and_no_other():
-    runs = [record(selected=0.5), lost(1, 0.4), lost(2, done=0)]
+    runs = [record(selected=0.5), diverged(1, 0.4), diverged(2, done=0)]
     row = only_row(runs)
     assert row[SELECTED] == "45.00 ± 7.07 (2 of 3 runs; 2 diverged)"  # one ended before any round was tested
     assert row["Last round, %"] == "30.00 (1 of 3 runs; 2 diverged)"
     assert row["Seeds"] == "0, 1 diverged after 2 rounds, 2 diverged after 0 rounds"
     assert "Diverged: a loss became infinite or NaN." in markdown(runs)
-    assert only_row([lost(selection="last")])["Selected (last), %"] == "diverged"
+    assert only_row([diverged(selection="last")])["Selected (last), %"] == "diverged"
 
     stopped = record(seed=3, selected=0.9, status="interrupted", done=2)
     row = only_row([record(selected=0.5), stopped])
     assert row[SELECTED] == "50.00 (1 of 2 runs)"
     assert row["Seeds"] == "0, 3 unfinished after 2 rounds"
 
-    runs = [*runs_of("one", 0.5, 0.5), lost(0, 0.6, method="two"), lost(1, 0.6, method="two")]
+    runs = [*runs_of("one", 0.5, 0.5), diverged(0, 0.6, method="two"), diverged(1, 0.6, method="two")]
     assert bold(runs) == ["**two**"]
     for run in runs:
         run["summary"]["selection"] = "last"
@@ -277,7 +277,7 @@ def test_the_best_comparable_row_is_bold_where_the_interval_of_its_lead_leaves_o
     assert bold([*one, *of_other_seeds]) == []
     lead = [*runs_of("one", 0.5, 0.5), *runs_of("two", 0.6, 0.6)]
     assert bold(lead) == ["**two**"]
-    assert bold([*lead, lost(9, done=0, method="two")]) == []
+    assert bold([*lead, diverged(9, done=0, method="two")]) == []
 
     # Each data set has its own best.
     on_a = [*runs_of("one", 0.5, 0.5, dataset="a"), *runs_of("two", 0.6, 0.6, dataset="a")]
@@ -351,7 +351,7 @@ def test_a_table_for_a_paper_has_the_papers_names_and_says_what_its_rows_share_i
     assert "diverged" not in text
 
     # What rows do not share stands in columns, and no number of runs goes without saying.
-    other = latex([*runs, lost(5, method="fedfm", rounds=9, selection="last")])
+    other = latex([*runs, diverged(5, method="fedfm", rounds=9, selection="last")])
     assert "over runs (number of runs). Accuracy" in other
     assert "& 0, 1, 2 & 51.00 $\\pm$ 1.00 (3) &" in other
     assert "Diverged: a loss became infinite" in other
@@ -489,7 +489,7 @@ def test_commands_select_and_label(tmp_path):
 
 
 def test_mixed_runs_have_a_panel_for_each_board_in_which_a_method_keeps_its_look():
-    runs = [*MIXED, record("one", seed=1), lost(2, method="two", dataset="letters")]
+    runs = [*MIXED, record("one", seed=1), diverged(2, method="two", dataset="letters")]
     figure = line_charts.learning_curves(runs)
     of_skew, of_letters, of_other = figure.axes
     assert of_skew.get_title() == "Digits, Dirichlet 0.5 (paper:skew)"

@@ -184,9 +184,9 @@ def kill_repeatedly(number: int) -> str:
     draw = random.Random(number)
     method = registry.find_method(KILLED[number % len(KILLED)])
     options = options_of_small_run(method)
-    with TemporaryDirectory() as place:
-        whole = Path(place, "whole")
-        killed = Path(place, "killed")
+    with TemporaryDirectory() as parent:
+        whole = Path(parent, "whole")
+        killed = Path(parent, "killed")
         fedcli.run(method.name, out=whole, **options)
 
         for kills in range(KILLS + 1):
@@ -235,7 +235,7 @@ class StoppedRun(NamedTuple):
 @lru_cache
 def stopped_run(kind: str) -> StoppedRun:
     """Makes the two runs of a kind."""
-    place = Path(mkdtemp())
+    parent = Path(mkdtemp())
     is_finished = kind.startswith("finished")
     rounds = 9 if is_finished else 2
     options = {**TINY, "train_examples": 60, "rounds": 3, "batch_size": 8, "backbone": "cnn-small"}
@@ -243,11 +243,11 @@ def stopped_run(kind: str) -> StoppedRun:
     del options["dataset"]  # each method has its own built-in one
     for name, seed in (("run", 0), ("other", 1)):
         with suppress(Stop):
-            fedcli.run(**options, seed=seed, out=place / name, progress=StopAfter(rounds))
+            fedcli.run(**options, seed=seed, out=parent / name, progress=StopAfter(rounds))
         if is_finished:
-            quality.add_quality(place / name)
-    outcome = outcome_of(shutil.copytree(place / "run", place / "whole"))
-    return StoppedRun(place / "run", place / "other", outcome)
+            quality.add_quality(parent / name)
+    outcome = outcome_of(shutil.copytree(parent / "run", parent / "whole"))
+    return StoppedRun(parent / "run", parent / "other", outcome)
 
 
 def outcome_of(folder: Path) -> str:
@@ -283,16 +283,16 @@ def damage(number: int) -> str:
     """A run with a damaged file is refused in a line, or comes to the same end."""
     kind = list(STOPPED_RUNS)[number % len(STOPPED_RUNS)]
     source = stopped_run(kind)
-    with TemporaryDirectory() as place:
-        folder = shutil.copytree(source.folder, Path(place, "run"))
-        what = damage_one_file(folder, source.other_folder, random.Random(number))
+    with TemporaryDirectory() as parent:
+        folder = shutil.copytree(source.folder, Path(parent, "run"))
+        description = damage_one_file(folder, source.other_folder, random.Random(number))
         try:
             outcome = outcome_of(folder)
         except UserError as error:
-            return f"{kind}, {what}: a refusal of several lines" if "\n" in str(error) else ""
-    if what in ("exchange record.json", "exchange checkpoint.safetensors"):
-        return f"{kind}, {what}: not refused"
-    return "" if outcome == source.outcome else f"{kind}, {what}: other bits"
+            return f"{kind}, {description}: a refusal of several lines" if "\n" in str(error) else ""
+    if description in ("exchange record.json", "exchange checkpoint.safetensors"):
+        return f"{kind}, {description}: not refused"
+    return "" if outcome == source.outcome else f"{kind}, {description}: other bits"
 
 
 # Command lines
@@ -371,8 +371,8 @@ def line_of_run(draw: random.Random) -> list[str]:
 def fuzz_command_line(number: int) -> str:
     """A command line ends well, or in one line that says what is wrong."""
     line = command_line(random.Random(number))
-    with TemporaryDirectory() as place:
-        folder = Path(place)
+    with TemporaryDirectory() as parent:
+        folder = Path(parent)
         for name, text in USER_FILES.items():
             (folder / name).write_text(text)
         shutil.copytree(stopped_run(FEATURES).folder, folder / "run")
@@ -409,13 +409,13 @@ def put_wild_text(number: int) -> str:
     """A record with a wild text in it, which its digest vouches for, is read or refused in a line."""
     draw = random.Random(number)
     command = READERS[number % len(READERS)]
-    with TemporaryDirectory() as place:
-        folder = shutil.copytree(stopped_run(FEATURES).folder, Path(place, "r"))
+    with TemporaryDirectory() as parent:
+        folder = shutil.copytree(stopped_run(FEATURES).folder, Path(parent, "r"))
         record = read_record(folder)
         container, key = draw.choice(text_places(record))
         container[key] = draw.choice(TEXTS)
         write_record(folder, record)
-        end = run_command(Path(place), *command.split())
+        end = run_command(Path(parent), *command.split())
     return f"{key!r}, {command}: {end.fault[:200]}" if end.fault else ""
 
 
@@ -459,7 +459,7 @@ class Mutation(NamedTuple):
 
     record: dict[str, Any]
     path: tuple  # to the part
-    what: str  # what the part is now
+    description: str  # what the part is now
     must_refuse: bool
 
 
@@ -509,11 +509,11 @@ def _is_wrong(path: tuple, old: Any, new: Any) -> bool:
 
 def mutate_record(number: int) -> str:
     """A real record with another part is refused in a line where it is read, or taken by all that reads records."""
-    record, path, what, must_refuse = mutation(number)
+    record, path, description, must_refuse = mutation(number)
     dotted_path = ".".join(map(str, path))
-    what = f"{dotted_path} {what}"
-    with TemporaryDirectory() as place:
-        folder = Path(place, "run")
+    description = f"{dotted_path} {description}"
+    with TemporaryDirectory() as parent:
+        folder = Path(parent, "run")
         if "quality" in record:
             shutil.copytree(stopped_run(FEATURES).folder, folder)
         folder.mkdir(exist_ok=True)
@@ -522,15 +522,15 @@ def mutate_record(number: int) -> str:
         try:
             record_read = read_record(folder)
         except UserError as error:
-            return f"{what}: a refusal of several lines" if "\n" in str(error) else ""
+            return f"{description}: a refusal of several lines" if "\n" in str(error) else ""
         except Exception as error:
-            return f"{what}: {type(error).__name__}: {error}"
+            return f"{description}: {type(error).__name__}: {error}"
         if must_refuse:
-            return f"{what}: not refused"
-        return _fault_of_readers(folder, record_read, what)
+            return f"{description}: not refused"
+        return _fault_of_readers(folder, record_read, description)
 
 
-def _fault_of_readers(folder: Path, record: dict[str, Any], what: str) -> str:
+def _fault_of_readers(folder: Path, record: dict[str, Any], description: str) -> str:
     """What goes wrong in anything that reads a record; empty if nothing does."""
     records = find_records([folder])
 
@@ -556,9 +556,9 @@ def _fault_of_readers(folder: Path, record: dict[str, Any], what: str) -> str:
             reader()
         except UserError as error:
             if "\n" in str(error):
-                return f"{what}, {name}: a refusal of several lines"
+                return f"{description}, {name}: a refusal of several lines"
         except Exception as error:
-            return f"{what}, {name}: {type(error).__name__}: {error}"
+            return f"{description}, {name}: {type(error).__name__}: {error}"
     return ""
 
 
@@ -588,8 +588,8 @@ class Content(NamedTuple):
 
 def content_of(file: Path) -> Content:
     """Reads a file of a state."""
-    tree, about, tensors = read_verified(file)
-    return Content({"tree": tree, "about": about}, tensors)
+    tree, facts, tensors = read_verified(file)
+    return Content({"tree": tree, "about": facts}, tensors)
 
 
 def sign(file: Path, content: Content) -> str:
@@ -749,14 +749,14 @@ def craft(kind: str, number: int) -> str:
     changes = possible_changes(kind)
     file, path, how = changes[number % len(changes)]
     expected = finished_run(kind).models if kind in WITH_MODELS else restored_run(kind).state
-    with TemporaryDirectory() as place:
-        folder = shutil.copytree(crafted_from(kind), Path(place, "run"))
+    with TemporaryDirectory() as parent:
+        folder = shutil.copytree(crafted_from(kind), Path(parent, "run"))
         content = content_of(folder / file)
         if isinstance(path, str):
             changed = change_tensor(content, path, how)
         else:
             changed = change_part(content, path, how, random.Random(number))
-        what = f"{kind}, {file}, {path} {changed}"
+        description = f"{kind}, {file}, {path} {changed}"
 
         digest = sign(folder / file, content)
         if file not in (CHECKPOINT, SELECTED):
@@ -769,10 +769,10 @@ def craft(kind: str, number: int) -> str:
         except UserError as error:
             message = str(error)
             is_clear = "\n" not in message and "safetensors" in message and ";" in message
-            return "" if is_clear else f"{what}: {message}"
+            return "" if is_clear else f"{description}: {message}"
         except Exception as error:
-            return f"{what}: {type(error).__name__}: {error}"
-    return "" if outcome == expected else f"{what}: taken for another state"
+            return f"{description}: {type(error).__name__}: {error}"
+    return "" if outcome == expected else f"{description}: taken for another state"
 
 
 def digest_in(kind: str, file: str) -> str:
@@ -836,16 +836,16 @@ def name_file_of_code(number: int) -> str:
     """A command that reads a record in which some part names a file of code does not import it."""
     draw = random.Random(number)
     command = COMMANDS_THAT_READ[number % len(COMMANDS_THAT_READ)]
-    with TemporaryDirectory() as place:
-        folder = Path(place)
+    with TemporaryDirectory() as parent:
+        folder = Path(parent)
         shutil.copytree(stopped_run(FEATURES).folder, folder / "r")
         evil = folder / "evil.py"
         evil.write_text(EVIL)
 
         text = spelt(draw.randrange(len(SPELLINGS)), folder)
         path = draw.choice(NAMING) if draw.random() < 0.7 else draw.choice([*places(read_record(folder / "r"))])
-        known = {str(evil): file_hash(evil)} if draw.random() < 0.5 else {}
-        put_into(folder / "r", path, text, draw.random() < 0.5, known)
+        recorded_files = {str(evil): file_hash(evil)} if draw.random() < 0.5 else {}
+        put_into(folder / "r", path, text, draw.random() < 0.5, recorded_files)
         option = draw.choice(("backbone", "partition", "dataset", "post", "protocol", "lr"))
         tuned = {"method": "fedavg", "seed": "0", "options": {option: text}}
         (folder / "tuned.json").write_text(json.dumps(tuned))
@@ -853,10 +853,10 @@ def name_file_of_code(number: int) -> str:
         end = run_command(folder, *command.split(), seconds=120)
         is_imported = (folder / "imported").exists()
     dotted_path = ".".join(map(str, path))
-    what = f"{dotted_path}: {text!r}, {command}"
+    description = f"{dotted_path}: {text!r}, {command}"
     if is_imported:
-        return f"{what}: imported"
-    return f"{what}: {end.fault[:200]}" if end.fault else ""
+        return f"{description}: imported"
+    return f"{description}: {end.fault[:200]}" if end.fault else ""
 
 
 # Folders that are moved, removed or replaced while a run writes in them
@@ -902,11 +902,11 @@ def lose_folder(number: int) -> str:
     draw = random.Random(number)
     how = LOSSES[number % len(LOSSES)]
     method = registry.find_method(KILLED[number // len(LOSSES) % len(KILLED)])
-    what = f"{method.name}, {how}"
+    description = f"{method.name}, {how}"
     options = options_of_small_run(method)
-    with TemporaryDirectory() as place:
-        folder = Path(place, "run")
-        other = Path(place, "other")
+    with TemporaryDirectory() as parent:
+        folder = Path(parent, "run")
+        other = Path(parent, "other")
         shutil.copytree(stopped_run("client state").folder, other)
         (other / ".lock").touch()  # of a process that goes on with it
         before = contents(other)
@@ -915,14 +915,14 @@ def lose_folder(number: int) -> str:
         end = fork(lambda: fedcli.run(method.name, out=folder, progress=listener, **options))
 
         if end.code == 0 or "FolderLost" not in end.errors:
-            return f"{what}: {end.code}, {end.errors.strip().splitlines()[-1:]}"
+            return f"{description}: {end.code}, {end.errors.strip().splitlines()[-1:]}"
         if contents(other) != before or (how.startswith("replace") and contents(folder) != before):
-            return f"{what}: another run's files are other ones"
+            return f"{description}: another run's files are other ones"
         if how not in ("remove", "unlock"):
             moved = folder.with_name("elsewhere")
             (moved / ".lock").unlink(missing_ok=True)
             if (moved / RECORD).is_file() and fedcli.load(moved).record["status"] != "running":
-                return f"{what}: the moved record is another one"
+                return f"{description}: the moved record is another one"
     return ""
 
 
@@ -987,14 +987,14 @@ def swap_buffers(number: int) -> str:
     text = NETWORK
     for name, part in parts.items():
         text = text.replace(name, part)
-    with TemporaryDirectory() as place:
-        file = Path(place, "net.py")
+    with TemporaryDirectory() as parent:
+        file = Path(parent, "net.py")
         file.write_text(text)
         options = {**TINY, "rounds": 1, "backbone": f"{file}:Net", "clients_per_chunk": draw.choice(("1", "2"))}
         try:
-            run = fedcli.run("fedavg", out=Path(place, "run"), **options)
+            run = fedcli.run("fedavg", out=Path(parent, "run"), **options)
         except UserError as error:
-            is_clean = "\n" not in str(error) and not Path(place, "run").exists()
+            is_clean = "\n" not in str(error) and not Path(parent, "run").exists()
             return "" if is_clean else f"{parts}: refused late or in several lines: {error}"
         data = datasets.load("digits")
         model = fedcli.load(run.path, method=file).model()
@@ -1017,7 +1017,7 @@ def train_on_made_up_device(number: int) -> str:
     name = methods[number % len(methods)]
     way = WAYS[number // len(methods)]
     sizes = [draw.randint(1, 9) for _ in range(4)]
-    run = {
+    options = {
         "clients_per_chunk": way,
         "parts": laws.toy_parts(sizes),
         "local_epochs": draw.randint(1, 2),
@@ -1025,16 +1025,16 @@ def train_on_made_up_device(number: int) -> str:
         "lr_decay": draw.choice((1.0, 0.5)),
         "backbone": laws.NORMED,
     }
-    what = f"{name}, {way}, clients of {sizes}"
+    description = f"{name}, {way}, clients of {sizes}"
     method = quick(registry.find_method(name))
     with early_captures():
-        ran = on_device(method, rounds=4, **run)
-        distance = laws.distance(ran.state, on_cpu(method, rounds=4, **run))
-    if ran.fed.engine.notes or distance:
-        return f"{what}: {distance}, {ran.fed.engine.notes}"
-    if way == "branches:4" and ran.rounds[-1]["captures"]:
-        return f"{what}: a capture in the fourth round"
-    return "" if ran.device.replays else f"{what}: no replay"
+        run = on_device(method, rounds=4, **options)
+        distance = laws.distance(run.state, on_cpu(method, rounds=4, **options))
+    if run.fed.engine.notes or distance:
+        return f"{description}: {distance}, {run.fed.engine.notes}"
+    if way == "branches:4" and run.rounds[-1]["captures"]:
+        return f"{description}: a capture in the fourth round"
+    return "" if run.device.replays else f"{description}: no replay"
 
 
 def replay(number: int) -> str:
