@@ -21,7 +21,7 @@ from torch import Tensor
 from fedcli.core.batches import Batch, BatchPlan, Transform
 from fedcli.core.clients import Aux, Client, Step, Terms, keyed, refuse_reading
 from fedcli.core.forks import Processes
-from fedcli.core.graphs import KEPT, KEPT_CALLS, CudaGraphs, KeptWork, is_out_of_memory
+from fedcli.core.graphs import KEPT, KEPT_CALLS, CudaGraphs, KeptWork, StepGraphs, is_out_of_memory
 from fedcli.core.layers import by_places, set_to
 from fedcli.core.stacked import (
     BRANCHES,
@@ -312,7 +312,11 @@ class Engine:
         captured = updates_of_stack(
             step.in_place or step.update, like, BATCH_AXES._replace(idle=0), axes, self._for_many
         )
-        return Stack(eager, captured, self.gather, like, self.graphs, self._without_graphs, kept)
+        return Stack(eager, captured, self.gather, like, self._step_graphs(kept))
+
+    def _step_graphs(self, kept: bool) -> StepGraphs:
+        """Returns what takes steps by graphs; if there can be none, it says so here."""
+        return StepGraphs(self.graphs, self._without_graphs, kept)
 
     def _without_graphs(self, reason: str) -> None:
         self.graphs = None
@@ -367,15 +371,13 @@ class Engine:
         like = packing(clients)
         eager = with_packed_client(keyed(step.update), like, without_buffers)
         captured = with_packed_client(keyed(step.in_place or step.update), like, without_buffers)
-        return Call(
-            self._for_many(eager, axes), self._for_many(captured, axes), like, self.graphs, self._without_graphs
-        )
+        return Call(self._for_many(eager, axes), self._for_many(captured, axes), like, self._step_graphs(kept=False))
 
     def _make_call(self, function: Callable[..., Tree], first: Tree, axes: tuple) -> Call:
         """Makes a call of a function of one client, whose first argument is such as `first` and stays as it is."""
         like = packing(first)
         together = self._for_many(with_packed_first(function, like), axes)
-        return Call(together, together, like, self.graphs, self._without_graphs)
+        return Call(together, together, like, self._step_graphs(kept=False))
 
     def _for_many(self, function: Callable[..., Tree], axes: tuple) -> Callable[..., Tree]:
         return for_many(function, axes, self.way, self.graphs, self.joint_layers)

@@ -171,7 +171,7 @@ class StepGraphs:
     """
 
     def __init__(self, graphs: CudaGraphs | None, give_up: Callable[[str], None], kept: bool):
-        """Prepares for a stack; `give_up` is told why, if its step cannot be a graph.
+        """Prepares for a stack or a call; `give_up` is told why, if its step cannot be a graph.
 
         A graph of several steps is worth its capture where the stack is `kept` for later rounds.
         """

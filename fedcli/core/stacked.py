@@ -159,13 +159,13 @@ class Stack:
 
     def __init__(
         self, eager: StackUpdates, captured: StackUpdates, gather: Callable[..., tuple[Tensor, Tensor]], like: Client,
-        graphs: CudaGraphs | None, give_up: Callable[[str], None], kept: bool = False,
+        graphs: StepGraphs,
     ):  # fmt: skip
         self.eager = eager
         self.captured = captured
         self.gather = gather
         self.like = like
-        self.graphs = StepGraphs(graphs, give_up, kept)
+        self.graphs = graphs
         self.clients: Tree = None
         self.totals: Terms = {}
 
@@ -261,12 +261,12 @@ class Call:
 
     def __init__(
         self, eager: Callable[..., tuple[Tree, Tree]], captured: Callable[..., tuple[Tree, Tree]], like: Tree,
-        graphs: CudaGraphs | None, give_up: Callable[[str], None],
+        graphs: StepGraphs,
     ):  # fmt: skip
         self.eager = eager
         self.captured = captured
         self.like = like
-        self.graphs = StepGraphs(graphs, give_up, kept=False)
+        self.graphs = graphs
         self._first: Tree = None  # packed; None before the first call
         self._others: tuple = ()
         self._results: Tree = None
