@@ -390,27 +390,38 @@ _DRAWS = (
 )
 _FMNIST = DataSetting(backbone="cnn-2x32", mean=(0.1307,), std=(0.3081,), source=_CODE)  # Reading 12
 _MIXED_DIGITS = DataSetting(backbone="cnn-3conv", mean=(0.5,) * 3, std=(0.5,) * 3, source=_CODE)  # Reading 12
-_DATA = {  # with what is to be said of each
-    "fmnist": (_FMNIST, ("#C = 2: 300 images a shard, where F.3 says 250; both shards may be of one class.",)),
-    "cifar10": (
-        DataSetting(backbone="cnn-2x64", mean=(0.491, 0.482, 0.447), std=(0.247, 0.243, 0.262), source=_CODE),
-        ("#C = 2: 250 images a shard; both shards may be of one class.",),
+
+
+class _Data(NamedTuple):
+    """A data set of the paper."""
+
+    setting: DataSetting
+    notes: tuple[str, ...]  # what is to be said of it
+
+
+_DATA = {
+    "fmnist": _Data(
+        setting=_FMNIST, notes=("#C = 2: 300 images a shard, where F.3 says 250; both shards may be of one class.",)
     ),
-    "cifar100": (
-        DataSetting(
+    "cifar10": _Data(
+        setting=DataSetting(backbone="cnn-2x64", mean=(0.491, 0.482, 0.447), std=(0.247, 0.243, 0.262), source=_CODE),
+        notes=("#C = 2: 250 images a shard; both shards may be of one class.",),
+    ),
+    "cifar100": _Data(
+        setting=DataSetting(
             backbone="resnet18-3x3-gn-projection",
             mean=(0.507, 0.487, 0.441),
             std=(0.267, 0.256, 0.276),
             source="Table 4; momentum from Section 5.1; the constants are not given, these are the images' own",
             settings={"momentum": 0.9},
         ),
-        ("#C = 20: 25 images a shard. The authors' script is not public.",),
+        notes=("#C = 20: 25 images a shard. The authors' script is not public.",),
     ),
-    "femnist-digits": (
-        DataSetting(
+    "femnist-digits": _Data(
+        setting=DataSetting(
             backbone="cnn-2x32", mean=(0.0,), std=(1.0,), source="Table 4; not normalised in the authors' code"
         ),
-        (
+        notes=(
             "EMNIST stands for the ten digits of FEMNIST, nine tenths of each writer's to train.",
             "The authors' script, the only one that is known (deleted since), takes the class shares of 100 writers "
             "and cuts all images of a class by them, whoever wrote these: hardly any feature skew is left. That is "
@@ -418,9 +429,9 @@ _DATA = {  # with what is to be said of each
             "clients as in NIID-Bench, is the protocol fedfa:emnist-writers.",
         ),
     ),
-    "mixed-digits": (
-        _MIXED_DIGITS,
-        (
+    "mixed-digits": _Data(
+        setting=_MIXED_DIGITS,
+        notes=(
             "Mixed Digits are FedBN's five digit sets, 7,430 training images each, to be imported as 'mixed-digits' "
             "(folders <domain>/train/<class>). The paper's number is the mean over the test sets of the five.",
             "Feature skew alone and #C = 2: the authors test on ten images a class and set, drawn by the run's seed, "
@@ -586,8 +597,8 @@ _TABLE_1 = _table(
     + grid(_METHODS, _MIXED, "domain")
     + grid(_WITHOUT, {"Mixed Digits (no skew)": _EVEN["Mixed Digits (no skew)"]}, "domain"),
     *_FORMS,
-    *_DATA["femnist-digits"][1],
-    *_DATA["mixed-digits"][1],
+    *_DATA["femnist-digits"].notes,
+    *_DATA["mixed-digits"].notes,
 )
 
 # Table 2, "label distribution skew". 6 methods on 9 columns and 2 on 3 without skew, 3 seeds: 180 runs.
@@ -618,7 +629,7 @@ _TABLE_3 = _table(
     ),
     "The caption speaks of federated batch normalisation; no network of Table 4 has it.",
     _FORM,
-    *_DATA["mixed-digits"][1],
+    *_DATA["mixed-digits"].notes,
 )
 
 # Table 5, "classifier calibration at different training phase". One seed: 4 runs, three with CCVR after them.
@@ -770,7 +781,7 @@ _FIG_18 = _table(
     ),
     f"{_CURVES} Ours are of the last round.",
     *_FORMS,
-    *_DATA["mixed-digits"][1],
+    *_DATA["mixed-digits"].notes,
 )
 
 # Text of F.2, "the top-1 accuracy of global model at the targeted communication round". 7 rows on 2 sets: 14 runs.

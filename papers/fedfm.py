@@ -668,7 +668,8 @@ _CLIENTS = {f"K={clients} ": _on("niid-1", "cifar100", num_clients=clients) for 
 _FEDFM = ("fedfm", {})
 _L2 = ("fedfm", {"guiding": "l2"})
 _LITE = {f"FedFM-Lite a={interval}": ("fedfm-lite", {"model_interval": interval}) for interval in (1, 2, 5, 10)}
-_LITE_1, _EQUAL_FLOATS = "FedFM-Lite a=1", "accuracy at the floats of all rounds of FedFM-Lite a=1"
+_LITE_1 = "FedFM-Lite a=1"
+_EQUAL_FLOATS = f"accuracy at the floats of all rounds of {_LITE_1}"
 _MOTIVATION = {"FedAvg": ("fedavg", {}), "FedFM l2": _L2, "FedFM CG": _FEDFM}
 _ADDED = {"FedAvg": "fedfm", "FedProx": "fedprox-fm", "FedNova": "fednova-fm", "MOON": "moon-fm"}
 _NAN = (
