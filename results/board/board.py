@@ -41,12 +41,18 @@ def table(protocol: str) -> Table:
     """Returns a board as a table, whose runs can be planned."""
     cells = []
     for row, options in OPTIONS[protocol].items():
-        method = row.partition(" (")[0]
+        method, _, _ = row.partition(" (")
         settings = {"protocol": protocol, "dataset": "digits", **SETTINGS.get(protocol, {})}
         if find_method(method).uses_public_data:
             settings |= PUBLIC
-        cells.append(Cell(row, protocol, method, {**settings, **options}))
-    return Table(protocol, "Methods on the built-in digits", ("Board", protocol), tuple(cells), SEEDS)
+        cells.append(Cell(row=row, column=protocol, method=method, settings={**settings, **options}))
+    return Table(
+        name=protocol,
+        title="Methods on the built-in digits",
+        reported=("Board", protocol),
+        cells=tuple(cells),
+        seeds=SEEDS,
+    )
 
 
 def run(protocol: str) -> list[dict]:
@@ -123,8 +129,7 @@ def section(rows: pd.DataFrame, protocol: str) -> str:
         "Floats held": runs.memory_floats.max().map("{:,}".format),
         "Diverged": diverged.map(lambda count: str(count or "")),
     }).loc[order]  # fmt: skip
-    first = order[0]
-    second = order[1]
+    first, second, *_ = order
     lead_of_first = interval((headline[first] - headline[second]).dropna().tolist())
     if lead_of_first.low > 0:
         table.loc[first, "Accuracy, %"] = f"**{table.loc[first, 'Accuracy, %']}**"
