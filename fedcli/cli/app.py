@@ -84,28 +84,43 @@ def _explain(error: Exception) -> Explanation:
     return Explanation("", 0)
 
 
+def _flag_of(word: str) -> str:
+    """Read the option of a word of the command line, as `--lr` of `--lr=0.1`."""
+    flag, _, _ = word.partition("=")
+    return flag
+
+
+def _refuse_empty(args: list[str]) -> None:
+    """End the program for a value that is empty, but for a title, which a figure may be without."""
+    for previous, word in zip(["fedcli", *args], args, strict=False):
+        flag = _flag_of(word)
+        if "--title" in (previous, flag):
+            continue
+        lacks_value = flag.startswith("--") and word == f"{flag}="
+        if not word or lacks_value:
+            stop(f"error: a value is empty (got it after '{word or previous}'); give one.", 2)
+
+
 class _Root(HelpfulGroup):
     """The group of all commands, where every mistake of the user's ends."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse an empty value, which as a path would be the folder one is in, and an option given twice."""
-        flags = [word.partition("=")[0] for word in args]
-        command = self.commands.get(args[0]) if args else None
-        options = flags
-        if isinstance(command, MethodCommand):
-            options = [name for option in command.params for name in option.opts]
-        for previous, word, flag in zip(["fedcli", *args], args, flags, strict=False):
-            if "--title" in (previous, flag):  # which a figure may be without
-                continue
-            is_empty = not word or (flag.startswith("--") and word == f"{flag}=")
-            if is_empty:
-                stop(f"error: a value is empty (got it after '{word or previous}'); give one.", 2)
+        _refuse_empty(args)
         with _ends_in_a_line(ctx):
-            for flag in flags:
-                is_checked_later = flag not in options  # an option of a method
-                if flag.startswith("--") and flag not in REPEATED and not is_checked_later:
+            for flag in self._flags_to_check(args):
+                if flag not in REPEATED:
                     refuse_twice(args, flag, flag if flag in SEVERAL else None)
             return super().parse_args(ctx, args)
+
+    def _flags_to_check(self, args: list[str]) -> list[str]:
+        """List the flags of the command line but those of a method, which `MethodCommand` checks."""
+        flags = [_flag_of(word) for word in args if word.startswith("--")]
+        command = self.commands.get(next(iter(args), ""))
+        if isinstance(command, MethodCommand):
+            own = {name for option in command.params for name in option.opts}
+            flags = [flag for flag in flags if flag in own]
+        return flags
 
     def invoke(self, ctx: Any) -> Any:
         with _ends_in_a_line(ctx):

@@ -33,20 +33,22 @@ class MethodCommand(TyperCommand):
 
         typed = [re.sub(r"^--\w+(?==|$)", _with_dashes, word) for word in args]
         expanded, ctx.meta["sources"] = expand(typed, ctx.info_name)
-        names = expanded[0].split(",")
+        (names, *_) = expanded
+        first_name, *other_names = names.split(",")
         post = typed_options(expanded).get("post")
         steps = index()["post"]
-        methods = [find_summary(name) for name in names]
-        if is_from_file(names[0]) or is_from_file(post or ""):
-            steps = registry.posts(registry.find_method(names[0]), post)
-        options = make_options(methods, steps)
+        first = find_summary(first_name)
+        others = [find_summary(name) for name in other_names]
+        if is_from_file(first_name) or is_from_file(post or ""):
+            steps = registry.posts(registry.find_method(first_name), post)
+        options = make_options(first, others, steps)
         ctx.meta["options"] = options
         for option in options:
             _refuse_two_values(option, typed)
         try:
             rest = super().parse_args(ctx, expanded)
         except NoSuchOption as error:
-            raise unknown_option(error.option_name, methods[0], steps, post, methods[1:]) from error
+            raise unknown_option(error.option_name, first, steps, post, others) from error
         values = {option.name: ctx.params.pop(option.name) for option in options}
         ctx.meta["given"] = {name: value for name, value in values.items() if value is not None}
         return rest
@@ -70,7 +72,7 @@ def _refuse_two_values(option: Any, typed: Sequence[str]) -> None:
         refuse_twice(typed, flag, flag if takes_several else None)
 
 
-def make_options(methods: Sequence[Any], steps: Mapping[str, Any]) -> list[Any]:
+def make_options(first: Any, others: Sequence[Any], steps: Mapping[str, Any]) -> list[Any]:
     """Make the options of a run, of steps after it and of the methods.
 
     An option is None unless it is given; several values are a tuple. Where methods have an option of the same name,
@@ -78,16 +80,16 @@ def make_options(methods: Sequence[Any], steps: Mapping[str, Any]) -> list[Any]:
     """
     from fedcli.runs.options import fields_of, option_panels
 
-    panels = option_panels(methods[0], steps)
+    panels = option_panels(first, steps)
     names = {name for panel in panels.values() for name in panel}
-    for method in methods[1:]:
+    for method in others:
         own = fields_of(method.config)
         panels[method.title] = {name: field for name, field in own.items() if name not in names}
         names |= own.keys()
     parameters = []
     for title, panel in panels.items():
         for field in panel.values():
-            kind = _option(field, option_help(field, methods[0].defaults), title)
+            kind = _option(field, option_help(field, first.defaults), title)
             parameters.append((field.name, kind, None))
     app = typer.Typer(add_completion=False)
     app.command()(make_dataclass("Options", parameters))

@@ -119,10 +119,15 @@ def table(  # noqa: PLR0913  # the parameters of a command are its options
         _table_of_runs(runs, dataset, of_runs, format, out)
         return
     _refuse_typed(ctx, OptionsOfRuns, "a table of runs")
-    name = names[0]
+    (name, *_) = names
     if len(runs) > 1 or len(dataset or ()) > 1 or len(folder or ()) > 1:
         raise UserError(f"a paper's table goes alone: one --dataset, one --runs (got {name} and more); name one.")
-    _paper_table(name, dataset[0] if dataset else None, of_paper, format, out)
+    _paper_table(name, _only(dataset), of_paper, format, out)
+
+
+def _only(values: list | None) -> Any:
+    """Return the value of an option that was given at most once, None without one."""
+    return next(iter(values or ()), None)
 
 
 def _refuse_typed(ctx: typer.Context, group: type, purpose: str) -> None:
@@ -179,7 +184,7 @@ def _paper_table(name: str, dataset: str | None, options: OptionsOfPaper, format
     make_plan = partial(
         plan_table,
         registry.find_table(name),
-        options.folder[0] if options.folder else None,
+        _only(options.folder),
         seeds=options.seeds,
         only=options.only or (),
         limits=limits,
