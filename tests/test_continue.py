@@ -177,6 +177,10 @@ def test_a_time_limit_ends_at_a_checkpoint_and_the_same_command_goes_on(tmp_path
     assert second["resumed"] == []
     assert second["status"] == "finished"
 
+    result = invoke(*command[:-1], "1h", "--continue")
+    assert result.exit_code == 0
+    assert result.stderr == "nothing to run: all 2 runs have ended\n"
+
 
 def test_a_run_ends_before_a_round_that_would_pass_the_limit(tmp_path, monkeypatch):
     left = iter([1000, 1e-9])

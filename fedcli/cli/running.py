@@ -100,11 +100,15 @@ def run(  # noqa: PLR0913  # the parameters of a command are its options
 
 def _run_grid(plan: "Plan", where: Mapping[str, Any], output: Output) -> Mapping[Path, str]:
     """Run what is to do of a grid, then write and print the table and curves of its runs; returns what failed."""
+    from fedcli.cli.display import print_line
     from fedcli.cli.plan_display import run_plan, warn_of_protocols
 
     again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
+    screens = consoles(output, stderr=True)
     warn_of_protocols(plan)
-    errors = run_plan(plan, consoles(output, stderr=True), again, output.log, **where)
+    if not any(run.to_do for run in plan.runs):
+        print_line(screens, f"nothing to run: all {len(plan.runs)} runs have ended")
+    errors = run_plan(plan, screens, again, output.log, **where)
     text = _summarise(plan.folder)
     if not output.quiet:
         print_text(text, is_markdown=True)
