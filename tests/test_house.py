@@ -176,7 +176,7 @@ def test_only_papers_name_methods():
         (r"^\s*print\(|\.print\(", {name for name in FILES if name.startswith("fedcli.cli.")}),
     ],
 )
-def test_what_only_one_directory_does(pattern, allowed):
+def test_torch_func_typer_and_printing_stay_in_their_directories(pattern, allowed):
     modules = {name for name, file in FILES.items() if re.search(pattern, file.read_text(encoding="utf-8"), re.M)}
     assert modules
     assert modules <= allowed

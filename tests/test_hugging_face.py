@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -26,16 +27,23 @@ def pictures(pixels):
     return [Image.fromarray(image) for image in pixels]
 
 
+class Column(NamedTuple):
+    """A column of a set: the library's type, and the values for each split."""
+
+    feature: Any
+    values: dict[str, list]
+
+
 def splits_of(library, arrays, image="image", label="label", **others):
-    """A `DatasetDict` of arrays in the `.npz` form; `others` are pairs of a feature and the values for each split."""
-    count = arrays["y_train"].max() + 1
-    names = NAMES if count == len(NAMES) else list(map(str, range(count)))
+    """A `DatasetDict` of arrays in the `.npz` form; `others` are further columns by name."""
+    num_classes = arrays["y_train"].max() + 1
+    names = NAMES if num_classes == len(NAMES) else [str(number) for number in range(num_classes)]
     features = {image: library.Image(), label: library.ClassLabel(names=names)}
-    features |= {name: feature for name, (feature, _) in others.items()}
+    features |= {name: column.feature for name, column in others.items()}
     splits = library.DatasetDict()
     for part in PARTS:
         columns = {image: pictures(arrays[f"x_{part}"]), label: arrays[f"y_{part}"].tolist()}
-        columns |= {name: values[part] for name, (_, values) in others.items()}
+        columns |= {name: column.values[part] for name, column in others.items()}
         splits[part] = library.Dataset.from_dict(columns, features=library.Features(features))
     return splits
 
@@ -58,10 +66,12 @@ def test_what_the_library_writes_is_the_set_of_its_images_and_class_names(tmp_pa
     for part in PARTS:  # in a folder each, and in several files
         folder = tmp_path / "shards" / part
         folder.mkdir(parents=True)
-        for i in range(2):
-            splits[part].shard(2, i, contiguous=True).to_parquet(folder / f"{i:04}.parquet")
+        for number in range(2):
+            shard = splits[part].shard(2, number, contiguous=True)
+            shard.to_parquet(folder / f"{number:04}.parquet")
     files = {file.relative_to(tmp_path).as_posix(): file.read_bytes() for file in (tmp_path / "saved").rglob("*.*")}
     write_zip(tmp_path / "saved.zip", files)
+
     for path in ("hf:{}/saved", "hf:{}/parquet", "hf:{}/shards", "{}/saved", "{}/saved.zip"):
         assert_same(imported("mine", path.format(tmp_path)), expected)
     assert expected.class_names == tuple(NAMES)
@@ -69,9 +79,10 @@ def test_what_the_library_writes_is_the_set_of_its_images_and_class_names(tmp_pa
 
 def test_labels_of_the_known_set_are_those_with_its_number_of_classes(tmp_path, library):
     arrays = known_images("cifar100", per_class=(2, 1))
-    coarse = {part: (arrays[f"y_{part}"] // 5).tolist() for part in PARTS}
-    splits = splits_of(library, arrays, "img", "fine_label", coarse_label=(library.ClassLabel(num_classes=20), coarse))
-    splits.save_to_disk(tmp_path / "saved")
+    coarse_labels = {part: (arrays[f"y_{part}"] // 5).tolist() for part in PARTS}
+    coarse = Column(library.ClassLabel(num_classes=20), coarse_labels)
+    splits_of(library, arrays, "img", "fine_label", coarse_label=coarse).save_to_disk(tmp_path / "saved")
+
     assert examples(imported("cifar100", f"hf:{tmp_path}/saved"), "train", "y") == examples(arrays, "train", "y")
     refused(
         lambda: datasets.import_path("mine", f"hf:{tmp_path}/saved"),
@@ -84,9 +95,12 @@ def test_texts_are_class_names_and_domains_and_writers_are_kept(tmp_path, librar
     arrays = images((4, 4), 2, per_class=(6, 4))
     text = library.Value("string")
     count = {part: len(arrays[f"y_{part}"]) for part in PARTS}
-    domains = {part: ["photo", "art"] * (count[part] // 2) for part in PARTS}
-    writers = {part: [f"f{number}" for number in np.arange(count[part]) % 3] for part in PARTS}
-    splits = splits_of(library, arrays, domain=(text, domains), writer=(text, writers))
+    domains = {}
+    writers = {}
+    for part in PARTS:
+        domains[part] = ["photo", "art"] * (count[part] // 2)
+        writers[part] = [f"f{number}" for number in np.arange(count[part]) % 3]
+    splits = splits_of(library, arrays, domain=Column(text, domains), writer=Column(text, writers))
     splits = splits.map(lambda row: {"target": f"class {row['label']}"}, remove_columns="label")
     splits.save_to_disk(tmp_path / "saved")
 

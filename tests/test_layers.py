@@ -190,7 +190,7 @@ def in_functions(function, *arguments, **options):
         {"attn_mask": torch.linspace(-1, 1, 25).reshape(5, 5).double()},
     ],
 )
-def test_attention_is_torchs(options):
+def test_attention_that_draws_from_a_key_is_torchs_where_nothing_is_dropped(options):
     query, key, value = torch.randn(3, 2, 4, 5, 6, dtype=torch.float64)
     function = F.scaled_dot_product_attention
     expected = function(query, key, value, **options)

@@ -36,7 +36,7 @@ def network_of(name, size=32, device="meta"):
 
 
 @pytest.mark.parametrize("name", list(BACKBONES))
-def test_the_parts_of_every_built_in_network(name):
+def test_every_built_in_network_has_one_head_and_the_leaves_of_its_batchnorms(name):
     network = network_of(name)
     assert head_names(network) == {"head.weight", "head.bias"}
     expected = set()
@@ -50,7 +50,7 @@ def test_the_parts_of_every_built_in_network(name):
     assert bool(expected) == (not is_without)
 
 
-def test_the_parts_of_a_network_of_ones_own(tmp_path):
+def test_a_network_of_ones_own_has_one_head_and_no_groupnorm_among_its_batchnorms(tmp_path):
     (tmp_path / "net.py").write_text(RESIDUAL)
     network = network_of(f"{tmp_path}/net.py:own", size=8, device="cpu")
     assert head_names(network) == {"head.weight", "head.bias"}

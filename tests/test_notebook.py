@@ -102,7 +102,7 @@ def test_a_run_shows_itself_in_a_line_a_table_and_a_picture(run):
     assert isinstance(several.plot(), type(figure))
 
 
-def test_exist_ok_keeps_the_run_before(tmp_path):
+def test_exist_ok_moves_the_run_before_aside_and_no_folder_of_a_user(tmp_path):
     first = fedcli.run("fedavg", out=tmp_path / "one", **TINY)
     with pytest.raises(UserError, match="never overwritten"):
         fedcli.run("fedavg", out=tmp_path / "one", **TINY)

@@ -285,7 +285,7 @@ def users_network(name):
 
 
 @pytest.mark.parametrize("name", ["plain_norm", "backward_hook", "hooked_dropout", "passing", "weight_norm"])
-def test_their_gradients_are_those_of_plain_pytorch(name):
+def test_gradients_of_a_users_network_are_those_of_plain_pytorch(name):
     """In training mode; dropout is taken out on both sides."""
     _, fed = federation("fedavg", backbone=f"./nets.py:{name}")
     plain = users_network(name).double().train()

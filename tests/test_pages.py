@@ -71,7 +71,9 @@ def results(tmp_path_factory):
 
 @pytest.mark.parametrize(("name", "module"), pages.papers().items(), ids=pages.papers())
 def test_a_page_has_the_tables_of_its_paper_and_what_is_not_planned(name, module, tmp_path):
-    page = pages.paper_page(module, [plans.plan_table(table, tmp_path, seeds=[0]) for table in module.TABLES], [], "")
+    planned = [plans.plan_table(table, tmp_path, seeds=[0]) for table in module.TABLES]
+    page = pages.paper_page(module, planned, [], "")
+
     title, source, *_ = module.__doc__.split("\n\n")
     assert page.startswith(f"# {title.rstrip('.')}\n\n{source}\n\n")
     assert f"\n\nIts file is [papers/{name}.py](../../papers/{name}.py)." in page
@@ -79,19 +81,25 @@ def test_a_page_has_the_tables_of_its_paper_and_what_is_not_planned(name, module
         assert f"| {len(table.cells)} | `fedcli table {table.name}` |" in page
     for table, reason in module.NOT_PLANNED.items():
         assert f"\n- {table}: {reason.rstrip('.')}.\n" in page
+
     numbers = re.findall(r"^ {3,4}(?:\| )?(\d+)\. ", module.__doc__, re.M)  # of the card's readings
     assert numbers == [str(number + 1) for number in range(len(numbers))]
     assert re.findall(r"^ ?(?:\| )?(\d+)\. ", page, re.M) == numbers
 
 
 def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
-    answers = claims.answers(registry.claims("fedfa"), [])
-    folders = tuple(tmp_path / run for run in ("one/fedfa/seed-0", "two/fedavg/seed-0", "one/fedfa/seed-1"))
-    first = replace(
-        answers[0], verdict="undecided", why="n = 1", reduced="rounds 5 of 200", seeds=(0,), runs=folders,
-        difference=interval([1.0]), claim=replace(answers[0].claim, see="three"),
-    )  # fmt: skip
-    page = pages.first_page(tmp_path, [], [first], "")
+    without_runs, *_ = claims.answers(registry.claims("fedfa"), [])
+    answer = replace(
+        without_runs,
+        claim=replace(without_runs.claim, see="three"),
+        verdict="undecided",
+        why="n = 1",
+        reduced="rounds 5 of 200",
+        difference=interval([1.0]),
+        seeds=(0,),
+        runs=(tmp_path / "one/fedfa/seed-0", tmp_path / "two/fedavg/seed-0", tmp_path / "one/fedfa/seed-1"),
+    )
+    page = pages.first_page(tmp_path, [], [answer], "")
     assert "Of 1 claims: 1 undecided." in page
     links = "[one](one.md), [two](two.md); but see [three](three.md)"
     assert f"| reduced to rounds 5 of 200: {links}; decided by 18 runs in full; time: " in page

@@ -83,7 +83,7 @@ def test_data_are_as_models_take_them_and_each_clients_are_its_own(runs):
     assert len(labels) == sum(sizes)
 
 
-def test_rows_by_class_by_hand():
+def test_accuracy_precision_and_f1_by_class_are_those_by_hand():
     table = per_class(np.array([[3, 1, 0], [2, 2, 0], [0, 0, 0]]), ["a", "b", "c"])
     assert table.loc["a"].tolist() == pytest.approx([4, 75, 60, 200 / 3])
     assert table.loc["b"].tolist() == pytest.approx([4, 50, 200 / 3, 100 * 4 / 7])

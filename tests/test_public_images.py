@@ -118,10 +118,10 @@ def test_colour_images_that_are_turned_into_grey_are_not_normalised_by_the_const
 # FedMatch
 
 
-def test_fedmatchs_votes():
+def test_fedmatchs_agreed_label_is_the_majoritys_and_the_lowest_in_a_tie():
     logits = torch.tensor([[0.1, 0.2, 0.7], [0.1, 0.2, 0.7], [0.3, 0.3, 0.4]]).log()
     helpers = torch.tensor([[[0.0, 0, 1], [1, 0, 0], [0, 1, 0]], [[0.0, 1, 0], [1, 0, 0], [1, 0, 0]]])
-    assert fedmatch.agreed_labels(logits, helpers).tolist() == [2, 0, 0]  # the last one is tied
+    assert fedmatch.agreed_labels(logits, helpers).tolist() == [2, 0, 0]  # in the last row each of three says another
     assert fedmatch.consistency(logits, helpers, fedmatch.Config(confidence=0.9)) == (0, 0)  # nobody is so sure
 
 

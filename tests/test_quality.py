@@ -270,13 +270,13 @@ def doubles(values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def test_distance_of_features_by_hand():
+def test_the_distance_of_features_is_that_by_hand():
     features = doubles([[[0, 0], [1, 1]], [[3, 4], [1, 1]], [[0, 0], [1, 2]]])  # 3 clients, 2 images
     assert drift.feature_distance(features) == pytest.approx((5 + 0 + 5 + 0 + 1 + 1) / 6, rel=1e-12)
     assert drift.feature_distance(features[:1]) is None
 
 
-def test_similarity_of_classifier_updates_by_hand():
+def test_the_similarity_of_classifier_updates_is_that_by_hand():
     received = doubles([[1, 1], [0, 2]])
     updates = doubles([[[1, 0], [0, 2]], [[0, 3], [0, -1]], [[-1, 0], [0, 5]]])  # 3 clients, 2 classes
     cosines = [0, -1, 0, -1, 1, -1]  # of clients 0 and 1, 0 and 2, 1 and 2: class 0, then class 1
@@ -392,7 +392,7 @@ def test_curves_are_means_over_seeds_of_the_rounds_measured():
     refused(lambda: line_charts.drift_chart([curve()]), "no run has measured its distance of features", "--drift-every")
 
 
-def test_cosines_of_pairs_by_hand():
+def test_cosines_of_pairs_are_those_by_hand():
     features = np.array([[1.0, 0.0], [2.0, 2.0], [0.0, 0.0], [-3.0, 0.0]])
     cosines, same = pair_cosines(features, np.array([7, 7, 2, 2]))
     assert cosines == pytest.approx([0.5**0.5, 0, -1, 0, -(0.5**0.5), 0])  # 01 02 03 12 13 23

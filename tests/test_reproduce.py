@@ -129,7 +129,7 @@ def test_cells_of_the_same_settings_share_runs_whose_folders_are_readable_and_st
     assert other.folder.parent != first.folder.parent
 
 
-def test_only_names_rows_and_columns():
+def test_the_option_only_names_rows_and_columns():
     rows = {name: ("fedavg", {}) for name in ("FedAvg", "FedAvgM", "FedFM")}
     six_cells = table(grid(rows, {"NIID-1": TINY, "NIID-2": TINY}))
 
@@ -418,20 +418,28 @@ def filled(table, results):
 
 
 def finished(selected, *, cost=None, rounds=()):
-    tested = [{"round": number, "test_accuracy": value} for number, value in enumerate(rounds)]
+    """A record of a finished run with an accuracy, and with those of its rounds."""
     return {
-        "status": "finished", "rounds": tested, "cost": cost, "config": {"rounds": 3, "cohort_size": 10},
-        "summary": {"selected": selected, "last": selected, "selection": "last", "selected_round": 0},
-        "method_hash": registry.find_method("fedavg").file_hash, "origin": {}, "method": "m", "method_source": "m",
-        "model": {}, "moved": [], "changed": [],
+        "status": "finished",
+        "method": "m",
+        "method_source": "m",
+        "method_hash": registry.find_method("fedavg").file_hash,
         "numerics": {"core": 1, "method": 1},
-    }  # fmt: skip
+        "config": {"rounds": 3, "cohort_size": 10},
+        "origin": {},
+        "model": {},
+        "rounds": [{"round": number, "test_accuracy": accuracy} for number, accuracy in enumerate(rounds)],
+        "summary": {"selected": selected, "last": selected, "selection": "last", "selected_round": 0},
+        "cost": cost,
+        "moved": [],
+        "changed": [],
+    }
 
 
 DIVERGED = {**finished(0.9), "status": "failed", "error": "NonFiniteLoss: the term; use less"}
-STARTED = {**finished(0.9), "status": "running"}
+UNFINISHED = {**finished(0.9), "status": "running"}
 NAMES = ("FedAvg", "FedProx", "MOON", "FedFM")
-FOUR = table(grid({name: ("fedavg", {"lr": len(name)}) for name in NAMES}, {PLACE: TINY}))
+FOUR_METHODS = table(grid({name: ("fedavg", {"lr": len(name)}) for name in NAMES}, {PLACE: TINY}))
 
 
 def cell_texts(table, results):
@@ -450,15 +458,15 @@ def column(*values):
     return {(name, PLACE): value for name, value in zip(NAMES, values, strict=True)}
 
 
-def seeds(*accuracies):
-    """Runs of as many seeds."""
+def runs_of(*accuracies):
+    """Finished runs with these accuracies, a seed each."""
     return [finished(accuracy) for accuracy in accuracies]
 
 
-def test_paper_ours_and_difference_of_known_values():
+def test_paper_ours_and_difference_are_those_of_known_values():
     # 66, 66.5, 68: mean 66.8333, sample variance (0.6944 + 0.1111 + 1.3611) / 2 = 1.0833, deviation 1.0408,
     # t 4.3027: half of the interval 2.5855 around 66.8333 - 66.69
-    text = cell_texts(FOUR, column(seeds(0.66, 0.665, 0.68), [None] * 3, [None] * 3, [None] * 3))
+    text = cell_texts(FOUR_METHODS, column(runs_of(0.66, 0.665, 0.68), [None] * 3, [None] * 3, [None] * 3))
     assert text["FedAvg", "paper"] == ["66.69 ± 0.69"]
     assert text["FedAvg", "ours"] == ["66.83 ± 1.04 (3)"]
     assert text["FedAvg", "difference"] == ["+0.14 [-2.44, +2.73]"]
@@ -466,22 +474,23 @@ def test_paper_ours_and_difference_of_known_values():
     assert ("FedProx", "difference") not in text
 
     # of one seed there is no interval
-    assert cell_texts(FOUR, column([finished(0.5)], [None], [None], [None]))["FedAvg", "difference"] == ["-16.69"]
+    text = cell_texts(FOUR_METHODS, column([finished(0.5)], [None], [None], [None]))
+    assert text["FedAvg", "difference"] == ["-16.69"]
 
     failed = {**DIVERGED, "error": "OutOfMemoryError: too large"}
     of_fedavg = [finished(0.66), DIVERGED, None]
     of_fedprox = [finished(0.66), finished(0.68), failed]
-    of_moon = [STARTED, None, None]
-    of_fedfm = [DIVERGED, failed, STARTED]
-    text = cell_texts(FOUR, column(of_fedavg, of_fedprox, of_moon, of_fedfm))
+    of_moon = [UNFINISHED, None, None]
+    of_fedfm = [DIVERGED, failed, UNFINISHED]
+    text = cell_texts(FOUR_METHODS, column(of_fedavg, of_fedprox, of_moon, of_fedfm))
     assert text["FedAvg", "ours"] == ["66.00 (1 of 3 runs; 1 diverged)"]
     assert text["FedProx", "ours"] == ["67.00 ± 1.41 (2 of 3 runs; 1 failed)"]
     assert text["MOON", "ours"] == ["unfinished"]
     assert text["FedFM", "ours"] == ["diverged"]
 
     # the best is in bold
-    best = column(seeds(0.5, 0.6, 0.7), seeds(0.53, 0.64, 0.75), seeds(0.1, 0.2, 0.3), [None] * 3)
-    assert cell_texts(FOUR, best)["FedProx", "ours"] == ["**64.00 ± 11.00 (3)**"]
+    best = column(runs_of(0.5, 0.6, 0.7), runs_of(0.53, 0.64, 0.75), runs_of(0.1, 0.2, 0.3), [None] * 3)
+    assert cell_texts(FOUR_METHODS, best)["FedProx", "ours"] == ["**64.00 ± 11.00 (3)**"]
 
 
 def test_numbers_that_follow_from_cells_by_hand():
@@ -489,8 +498,8 @@ def test_numbers_that_follow_from_cells_by_hand():
         Gain("mean gain", "gap", ("MOON", "FedFM"), ("FedAvg", "FedProx"), of=PLACE),
         Gain("less the best other", PLACE, ("FedFM",), ("FedAvg", "FedProx", "MOON"), best=True),
     )
-    with_gains = replace(FOUR, gains=gains)
-    text = cell_texts(with_gains, column(seeds(0.5, 0.54), seeds(0.6, 0.6), seeds(0.7, 0.7), seeds(0.66, 0.66)))
+    with_gains = replace(FOUR_METHODS, gains=gains)
+    text = cell_texts(with_gains, column(runs_of(0.5, 0.54), runs_of(0.6, 0.6), runs_of(0.7, 0.7), runs_of(0.66, 0.66)))
     assert text["mean gain", "ours"] == ["", "+12.00"]  # (70 + 66) / 2 - (52 + 60) / 2
     assert text["less the best other", "ours"] == ["-4.00", ""]
 
@@ -572,8 +581,8 @@ def test_every_metric_stands_in_the_papers_unit(case):
 
 
 def test_csv_has_a_line_a_cell_in_full_precision():
-    results = column([finished(1 / 3), DIVERGED], [None, None], [None, STARTED], seeds(0.5, 0.6))
-    text = render(paper_tables.compare(filled(FOUR, results)), "csv")
+    results = column([finished(1 / 3), DIVERGED], [None, None], [None, UNFINISHED], runs_of(0.5, 0.6))
+    text = render(paper_tables.compare(filled(FOUR_METHODS, results)), "csv")
     fedavg, fedprox, moon, fedfm = csv.DictReader(io.StringIO(text))
 
     assert float(fedavg["ours"]) == pytest.approx(100 / 3, abs=1e-12)
@@ -596,7 +605,7 @@ def test_csv_has_a_line_a_cell_in_full_precision():
 
 def test_a_run_of_another_version_of_its_method_is_pointed_out():
     results = column([{**finished(0.5), "numerics": {"core": 0, "method": 1}}], [finished(0.5)], [None], [None])
-    (note,) = [note for note in paper_tables.compare(filled(FOUR, results)).notes if "another version" in note]
+    (note,) = [note for note in paper_tables.compare(filled(FOUR_METHODS, results)).notes if "another version" in note]
     assert note.count("seed-0") == 1
 
 

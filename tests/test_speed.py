@@ -60,7 +60,7 @@ def test_rounds_on_a_gpu_are_on_the_page_and_their_ratio_in_the_readme(row):
     assert f"| {' | '.join(cells)} |" in PAGE
 
 
-def test_the_same_bits_each_time_take_longer():
+def test_the_readme_says_how_much_longer_the_same_bits_each_time_take():
     rows = [row for row in rows_of("noted.csv") if row["section"] == "An NVIDIA H200"]
 
     def seconds_of_round(what):

@@ -34,42 +34,70 @@ def csv_lines(records, metrics=()):
 
 def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNED, origin=None, **options):
     """A record as a run writes it; `done` of the planned rounds, the selected one being round 1."""
-    rounds = [
-        {
-            "round": number,
-            "test_accuracy": selected - 0.1 * abs(number - 1),
-            "validation_accuracy": selected + 0.05 if number == 1 else selected - 0.2,
-            "terms": {},
-            "seconds": {"data": 0.5, "train": 1.0 if number else 60.0, "aggregate": 0.25, "evaluate": 0.25},
-        }
-        for number in range(done)
-    ]
     config = {
         "protocol": "paper:skew", "dataset": "digits", "partition": "dirichlet:0.5", "partition_seed": seed,
         "rounds": PLANNED, "lr": 0.1, "drop_last": False, "train_examples": None, "seed": seed, "device": "auto",
         "num_clients": 10, "cohort_size": 10, "clients_per_chunk": "auto", "checkpoint_every": 1, **UNUSED, **options,
     }  # fmt: skip
-    sizes = [1] * config["num_clients"]
+    rounds = [round_entry(number, selected) for number in range(done)]
     summary = {"selection": "best-validation", "selected": None, "selected_round": None, "last": None, "rounds": done}
+    cost = None
     if done:
         last = rounds[-1]["test_accuracy"]
         summary |= {"selected": selected, "selected_round": 1, "last": last, "params_sha256": f"{seed}" * 64}
+        cost = {"floats_down": 12345, "floats_up": 12400, "memory_floats": 1, "buffer_floats": 0}
+    sizes = [1] * config["num_clients"]
     return {
-        "schema": 1, "status": status, "method": method, "method_hash": f"{method:0<16}",
-        "protocol": config["protocol"], "dataset": config["dataset"], "seed": seed,
-        "command": f"fedcli run {method} --seeds 0,1", "config": config, "origin": origin or {"partition_seed": "seed"},
-        "partition": {"flag": str(config["partition"]).replace(":.", ":0."), "seed": seed, "fingerprint": "ab" * 8,
-                      "sizes": sizes, "class_counts": [[size] for size in sizes]},
+        "schema": 1,
+        "status": status,
+        "command": f"fedcli run {method} --seeds 0,1",
+        "method": method,
+        "method_source": method,
+        "method_hash": f"{method:0<16}",
+        "numerics": {"core": 1, "method": 1},
+        "protocol": config["protocol"],
+        "dataset": config["dataset"],
+        "dataset_fingerprint": "cd" * 8,
+        "seed": seed,
+        "config": config,
+        "origin": origin or {"partition_seed": "seed"},
+        "partition": {
+            "flag": str(config["partition"]).replace(":.", ":0."),
+            "seed": seed,
+            "fingerprint": "ab" * 8,
+            "sizes": sizes,
+            "class_counts": [[size] for size in sizes],
+        },
+        "class_names": ["zero"],
+        "normalisation": {"mean": [0.5], "std": [0.5]},
         "model": {"backbone": "net", "parameters": 12345},
-        "cost": {"floats_down": 12345, "floats_up": 12400, "memory_floats": 1, "buffer_floats": 0} if done else None,
-        "rounds": rounds, "summary": summary, "hardware": {"device": "cpu", "cores": 2, "threads": 1},
-        "seconds_total": 66.0, "resumed": [],
-        "method_source": method, "dataset_fingerprint": "cd" * 8, "load": [],
-        "numerics": {"core": 1, "method": 1}, "user_files": {}, "moved": [], "changed": [], "class_names": ["zero"],
-        "normalisation": {"mean": [0.5], "std": [0.5]}, "versions": {},
-        "engine": {"clients_per_chunk": 1, "device": "cpu", "precision": "float32", "way": "stacked", "notes": [],
-                   "processes": 1},
+        "engine": {
+            "clients_per_chunk": 1, "device": "cpu", "precision": "float32", "way": "stacked", "notes": [],
+            "processes": 1,
+        },
+        "hardware": {"device": "cpu", "cores": 2, "threads": 1},
+        "versions": {},
+        "user_files": {},
+        "rounds": rounds,
+        "summary": summary,
+        "cost": cost,
+        "load": [],
+        "seconds_total": 66.0,
+        "resumed": [],
+        "moved": [],
+        "changed": [],
     }  # fmt: skip
+
+
+def round_entry(number, selected):
+    """A round of a record, whose accuracies are best in round 1; the first one warms up."""
+    return {
+        "round": number,
+        "test_accuracy": selected - 0.1 * abs(number - 1),
+        "validation_accuracy": selected + 0.05 if number == 1 else selected - 0.2,
+        "terms": {},
+        "seconds": {"data": 0.5, "train": 1.0 if number else 60.0, "aggregate": 0.25, "evaluate": 0.25},
+    }
 
 
 def cells(text):
@@ -201,7 +229,7 @@ def test_of_a_diverged_run_the_best_round_on_validation_counts_and_no_other():
     assert bold(runs) == []
 
 
-def test_metrics_that_are_asked_for_get_columns(tmp_path):
+def test_metrics_that_are_asked_for_get_columns_and_a_copy_of_each_record(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "def peak(record):\n    return 7 * len(record['rounds'])\n"
