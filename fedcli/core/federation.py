@@ -289,13 +289,13 @@ class Federation:
         self.seconds = {"data": 0.0, "train": 0.0, "evaluate": 0.0}
 
     @contextmanager
-    def timed(self, what: str) -> Iterator[None]:
+    def timed(self, part: str) -> Iterator[None]:
         """Adds the time of what is done inside, on the device too, to that of "data", "train" or "evaluate"."""
         start = time.perf_counter()
         yield
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self.seconds[what] += time.perf_counter() - start
+        self.seconds[part] += time.perf_counter() - start
 
     def initial_model(self, network: Network | None = None) -> tuple[Params, Params]:
         """Returns parameters and buffers of a network's initial model, drawn from the run's seed."""

@@ -29,7 +29,7 @@ from fedcli.core.trees import tree_map
 FORK_SECONDS = 0.03  # until it has been measured; by the memory of the process
 COST = 2  # of a fork, times these seconds: both copy the pages that they write, and results are sent
 SIGNALS = signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)  # this process ends its forks
-PLACES = 1024  # at most that wait to be taken, 4 bytes each: one page, which every pipe holds
+MOST_WAITING = 1024  # numbers of items that wait to be taken, 4 bytes each: one page, which every pipe holds
 PR_SET_PDEATHSIG = 1
 
 
@@ -105,17 +105,17 @@ class Processes:
             self._start(forks, count - 1, partial(_Fork, work, items, queue, begin))
             if len(forks) < count - 1:
                 count_afterwards = len(forks) + 1
-            for place in _taken(queue, len(items)):
-                results[place] = work(items[place])
+            for number in _taken(queue, len(items)):
+                results[number] = work(items[number])
             for fork in forks:
                 received, fault = fork.receive()
                 results |= received
                 if fault:
                     count_afterwards = 1
                     self.note(f"a process that shared the work {fault}; one process does it all from here on")
-            for place, item in enumerate(items):
-                if place not in results:
-                    results[place] = work(item)
+            for number, item in enumerate(items):
+                if number not in results:
+                    results[number] = work(item)
         except BaseException:
             for fork in forks:
                 fork.kill()
@@ -125,7 +125,7 @@ class Processes:
             self._ended += forks
             self.count = count_afterwards
             self.active = 1
-        return [results[place] for place in range(len(items))]
+        return [results[number] for number in range(len(items))]
 
     def _start(self, forks: list["_Fork"], count: int, make_fork: Callable[[], "_Fork"]) -> None:
         """Adds so many forks to a list, or as many as there can be, and measures what one takes."""
@@ -173,7 +173,7 @@ class _Fork:
             os.close(write_end)
 
     def receive(self) -> tuple[dict[int, Any], str]:
-        """Returns its results by their places, once it has all, and what is wrong with it."""
+        """Returns its results by their numbers, once it has all, and what is wrong with it."""
         with self._pipe:
             message = self._pipe.read()
         try:
@@ -204,8 +204,8 @@ def _do_and_send(
     work: Callable[[Any], Any], items: Sequence[Any], queue: int, begin: Callable[[], None], pipe: int
 ) -> None:
     """Does items in a fork, and sends their results."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    for ending in SIGNALS:
+        signal.signal(ending, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     gc.freeze()  # else each search for garbage would write to all objects, and so copy them
     _take_own_streams()
@@ -214,8 +214,8 @@ def _do_and_send(
     results: dict[int, Any] = {}
     fault = ""
     try:
-        for place in _taken(queue, len(items)):
-            results[place] = work(items[place])
+        for number in _taken(queue, len(items)):
+            results[number] = work(items[number])
     except BaseException as error:
         fault = f"has failed ({type(error).__name__}: {error})"
         for _ in _taken(queue, len(items)):  # that all end soon
@@ -246,7 +246,7 @@ def _take_own_streams() -> None:
 
 
 def _queue(count: int) -> int:
-    """Returns a pipe from which processes take the places of so many items, a piece at a time and each once."""
+    """Returns a pipe from which processes take the numbers of so many items, a piece at a time and each once."""
     queue, end = os.pipe()
     with open(end, "wb") as file:
         for start in range(0, count, _piece(count)):
@@ -255,14 +255,14 @@ def _queue(count: int) -> int:
 
 
 def _taken(queue: int, count: int) -> Iterator[int]:
-    """Yields the places that this process takes, until none is left."""
+    """Yields the numbers that this process takes, until none is left."""
     while start := os.read(queue, 4):
         first = int.from_bytes(start, "little")
         yield from range(first, min(first + _piece(count), count))
 
 
 def _piece(count: int) -> int:
-    return math.ceil(count / PLACES)
+    return math.ceil(count / MOST_WAITING)
 
 
 @cache

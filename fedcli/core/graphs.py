@@ -234,12 +234,12 @@ class KeptWork(dict[Hashable, Any]):
     """Work with its graphs, kept by what it is made of, so that they serve when it comes again; the oldest goes first.
 
     Attributes:
-        most: How many are kept.
+        max_kept: How many are kept.
     """
 
-    def __init__(self, most: int):
+    def __init__(self, max_kept: int):
         super().__init__()
-        self.most = most
+        self.max_kept = max_kept
 
     def find(self, parts: Any, tensors: Tree, make: Callable[[], Any]) -> Any:
         """Returns the work that is made of `parts` and is given `tensors` of these shapes; if new, made by `make`.
@@ -251,7 +251,7 @@ class KeptWork(dict[Hashable, Any]):
         except Unrepeatable:
             return None
         if key not in self:
-            if len(self) == self.most:
+            if len(self) == self.max_kept:
                 oldest = next(iter(self))
                 del self[oldest]
             self[key] = make()

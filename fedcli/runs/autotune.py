@@ -82,13 +82,13 @@ def _try_out(fed: Federation, way: str, size: int) -> Trial:
     return Trial(fed.seconds["train"] / max(int(plan.steps.sum()), 1), engine.clients_per_chunk)
 
 
-def until_captured(engine: Engine, most: int) -> Iterator[None]:
+def until_captured(engine: Engine, max_passes: int) -> Iterator[None]:
     """Yields before each of some passes: two without graphs, else as many as it takes until all steps are replays.
 
     On CUDA the first steps of each kind go by their operations, and one kind may have a step a pass.
     """
     graphs = engine.graphs
-    for number in range(most):
+    for number in range(max_passes):
         plain = 0 if graphs is None else graphs.plain
         yield
         if graphs is None or engine.graphs is None:  # there are none, or none any more

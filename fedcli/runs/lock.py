@@ -51,7 +51,7 @@ class Held:
         except OSError:  # there is none
             return False
 
-    def now(self) -> Path | None:
+    def folder_now(self) -> Path | None:
         """Where the folder is now; None where it is nowhere, or the system does not say."""
         try:
             folder = Path(os.readlink(f"/proc/self/fd/{self.opened}"))
@@ -67,14 +67,14 @@ class Held:
         """
         if not path.absolute().is_relative_to(self.folder) or self.is_there():
             return
-        now = self.now()
-        if now is None:
-            where = "it was removed, with its checkpoints; run again in another folder"
-        elif now == self.folder.resolve():
-            where = f"its lock was removed; its last checkpoint is in '{now}', unless another process writes there"
+        folder = self.folder_now()
+        if folder is None:
+            remedy = "it was removed, with its checkpoints; run again in another folder"
+        elif folder == self.folder.resolve():
+            remedy = f"its lock was removed; its last checkpoint is in '{folder}', unless another process writes there"
         else:
-            where = f"its last checkpoint is in '{now}' now; go on with 'fedcli resume {now}'"
-        raise FolderLost(f"the folder '{self.folder}' is no longer the one in which this process writes; {where}.")
+            remedy = f"its last checkpoint is in '{folder}' now; go on with 'fedcli resume {folder}'"
+        raise FolderLost(f"the folder '{self.folder}' is no longer the one in which this process writes; {remedy}.")
 
     def close(self) -> None:
         """Lets the lock go."""

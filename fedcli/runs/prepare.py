@@ -101,25 +101,26 @@ def refuse_lost_classes(setup: Setup, dataset: datasets.Dataset, parts: list) ->
 
     So may a run that asks for what earlier versions did.
     """
-    lost = partition.lost_classes(parts, dataset.y_train)
+    lost_classes = partition.lost_classes(parts, dataset.y_train)
     is_own = own_paths([setup.run.partition]) or setup.run.partition.startswith("file:")
-    if lost and not is_own and setup.run.remainder != "drop":
-        names = ", ".join(dataset.class_names[label] for label in lost[:5])
+    if lost_classes and not is_own and setup.run.remainder != "drop":
+        names = ", ".join(dataset.class_names[label] for label in lost_classes[:5])
         raise UserError(
-            f"partition '{setup.partition.flag}' gives no client an image of {len(lost)} of {dataset.num_classes} "
-            f"classes (got {setup.run.num_clients} clients; without images: {names}); use more clients or another flag."
+            f"partition '{setup.partition.flag}' gives no client an image of {len(lost_classes)} of "
+            f"{dataset.num_classes} classes (got {setup.run.num_clients} clients; without images: {names}); use more "
+            "clients or another flag."
         )
 
 
 def make_federation(
     setup: Setup, dataset: datasets.Dataset, parts: list, public: datasets.Dataset | None = None,
-    kind: type[Federation] = Federation, **more: Any,
+    kind: type[Federation] = Federation, **options: Any,
 ) -> Federation:  # fmt: skip
-    """Returns the federation of a run, of a class that takes what else is given."""
+    """Returns the federation of a run, of a class that takes these options beside."""
     dtype = torch.float64 if setup.run.precision == "float64" else torch.float32
     if public is not None:
         setting = setup.protocol.public.get(setup.run.public_dataset or "")
-        more |= {"public_images": public.x_train, "public_transform": _transform(public, setting, dtype)}
+        options |= {"public_images": public.x_train, "public_transform": _transform(public, setting, dtype)}
     fed = kind(
         setup.run,
         dataset,
@@ -128,7 +129,7 @@ def make_federation(
         _transform(dataset, setup.setting, dtype),
         evaluation=setup.protocol.evaluation,
         top_k=setup.setting.top_k if setup.setting else 1,
-        **more,
+        **options,
     )
     fed.engine.workers = current()
     return fed

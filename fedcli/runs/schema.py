@@ -123,9 +123,9 @@ def by_name(of_value: Check) -> Check:
     return check
 
 
-def parts(needed: Mapping[str, Check], more: Mapping[str, Check] | None = None) -> Check:
+def parts(needed: Mapping[str, Check], possible: Mapping[str, Check] | None = None) -> Check:
     """The parts that there must be, and those that there may be."""
-    known = {**needed, **(more or {})}
+    checks = {**needed, **(possible or {})}
 
     def check(value: Any) -> None:
         if type(value) is not dict:
@@ -134,9 +134,9 @@ def parts(needed: Mapping[str, Check], more: Mapping[str, Check] | None = None) 
         if lacking:
             raise Fault(f"lacks {', '.join(lacking)}")
         for name, entry in value.items():
-            if name in known:
+            if name in checks:
                 try:
-                    known[name](entry)
+                    checks[name](entry)
                 except Fault as fault:
                     fault.place.append(name)
                     raise

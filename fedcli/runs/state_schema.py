@@ -28,13 +28,13 @@ def check_facts(facts: Any) -> None:
     FACTS(facts)
 
 
-def round_of_models(state: Any, facts: Any, most: int) -> int:
+def round_of_models(state: Any, facts: Any, num_rounds: int) -> int:
     """Returns the round, from 0, whose models a file holds: a checkpoint, or what is kept of the best round.
 
     Args:
         state: What the file holds, a method's state or models.
         facts: What the file adds to it.
-        most: The rounds of the run.
+        num_rounds: The rounds of the run.
 
     Raises:
         Fault: Says which part of what the file says of its run is wrong, and what it must be.
@@ -44,7 +44,7 @@ def round_of_models(state: Any, facts: Any, most: int) -> int:
         return facts["round"]
     check_facts(facts)
     check_names(state, facts)
-    check_rounds(facts["record"], most)
+    check_rounds(facts["record"], num_rounds)
     return facts["record"]["rounds"][-1]["round"]
 
 
@@ -86,11 +86,11 @@ def at(place: object) -> Iterator[None]:
         raise
 
 
-def check_rounds(progress: dict[str, Any], most: int) -> None:
+def check_rounds(progress: dict[str, Any], num_rounds: int) -> None:
     """Refuses the part of a record that has no rounds, or not from the first on, or not what they cost."""
     numbers = [entry["round"] for entry in progress["rounds"]]
-    if not 1 <= len(numbers) <= most or numbers != [*range(len(numbers))]:
-        raise Fault(f"must have the rounds from 0 on, {most} at most (got {numbers!r:.80})")
+    if not 1 <= len(numbers) <= num_rounds or numbers != [*range(len(numbers))]:
+        raise Fault(f"must have the rounds from 0 on, {num_rounds} at most (got {numbers!r:.80})")
     lacking = [name for name in ("cost", "seconds_total", "peak_bytes") if progress.get(name) is None]
     if lacking:
         raise Fault(f"lacks {', '.join(lacking)}")
