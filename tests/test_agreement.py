@@ -33,8 +33,8 @@ def test_fedcli_ends_where_the_peers_have_ended_and_where_they_differ_it_does_no
     held = 0
     for peer, row, kept in rows_of(case):
         held += 1
-        finite = {what: part for what, part in kept.items() if part["projections"]}
-        largest = max((gap(ours[what], part) for what, part in finite.items()), default=1)
+        gaps = [gap(ours[what], part) for what, part in kept.items() if part["projections"]]
+        largest = max(gaps, default=1)
         if page.agrees(RESULTS, peer, row.label):
             assert largest <= CLOSE, (peer.name, row.label)
         else:

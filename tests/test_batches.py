@@ -107,8 +107,8 @@ def test_augmentation_against_a_slow_loop(rotate):
     draws = draw.random((30, 4)).astype(np.float32)
     draws[0] = 1  # as float32 rounds what is next to it
     ours = crop_flip(torch.tensor(images), torch.tensor(draws), rotate)
-    for n in range(30):
-        np.testing.assert_array_equal(ours[n, 0].numpy(), slow_augment(images[n, 0], draws[n], rotate))
+    for image, image_draws, augmented in zip(images[:, 0], draws, ours[:, 0].numpy(), strict=True):
+        np.testing.assert_array_equal(augmented, slow_augment(image, image_draws, rotate))
 
 
 def test_transform_normalises_each_channel():
@@ -172,14 +172,18 @@ def test_resized_crop_is_torchvisions(channels):
     draws = random_draws("resized-crop", 40)
     draws[0, :20] = torch.tensor([0.99, 0.0] * 10)  # no try fits: the whole image
     draws[1, :20] = torch.tensor([0.99, 1.0 - 1e-6] * 9 + [0.0, 0.5])  # the last one does
-    assert [slow_box(draw, 16, 16)[2:] for draw in draws[:2]] == [(16, 16), (7, 7)]
+    _, _, rows, columns = slow_box(draws[0], 16, 16)
+    assert (rows, columns) == (16, 16)
+    _, _, rows, columns = slow_box(draws[1], 16, 16)
+    assert (rows, columns) == (7, 7)
 
     ours = resized_crop(x, draws)
-    for n in range(40):
-        top, left, rows, columns = slow_box(draws[n], 16, 16)
-        theirs = F.resized_crop(x[n], top, left, rows, columns, [16, 16], antialias=True)
-        theirs = F.hflip(theirs) if draws[n, -1] < 0.5 else theirs
-        torch.testing.assert_close(ours[n], theirs, rtol=0, atol=1e-12)
+    for image, draw, cropped in zip(x, draws, ours, strict=True):
+        top, left, rows, columns = slow_box(draw, 16, 16)
+        theirs = F.resized_crop(image, top, left, rows, columns, [16, 16], antialias=True)
+        if draw[-1] < 0.5:
+            theirs = F.hflip(theirs)
+        torch.testing.assert_close(cropped, theirs, rtol=0, atol=1e-12)
 
 
 def slow_jitter(image, draw):
@@ -204,9 +208,9 @@ def test_colour_jitter_is_torchvisions():
     x[1, :, :8] = 0.0  # black ones
     x[2, 0] = 1.0  # saturated ones
     ours = colour_jitter(x, draws)
-    for n in range(60):
-        # Its change of hue is in float32.
-        torch.testing.assert_close(ours[n], slow_jitter(x[n], draws[n]), rtol=0, atol=5e-6)
+    for image, draw, jittered in zip(x, draws, ours, strict=True):
+        # torchvision's change of hue is in float32.
+        torch.testing.assert_close(jittered, slow_jitter(image, draw), rtol=0, atol=5e-6)
     assert 0 <= ours.min() < ours.max() <= 1
 
 

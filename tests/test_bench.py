@@ -249,14 +249,27 @@ def test_flops_of_layers_by_hand_without_taps_that_meet_padding_only(monkeypatch
 
 
 def test_peak_rates_are_of_the_fastest_product_by_all_threads(monkeypatch, two_threads):
-    engine = sides(TINY)[1].engine
-    calls = []
+    _, fed, _ = sides(TINY)
     monkeypatch.setattr(measure, "TRIES", 20)
-    work = lambda: calls.append((torch.get_num_threads(), measure.time.sleep(0.001)))  # noqa: E731
-    assert 1000 < measure.times_per_second(work, engine) < 2000  # two threads, each at most once a millisecond
-    assert {threads for threads, _ in calls} == {1}
-    monkeypatch.setattr(measure, "times_per_second", lambda work, engine: 4 if len(work.args) == 2 else 5)
-    assert measure.peak_rates(engine, torch.float64) == (2 * 32**3 * 4, 2 * 2**12 * 5)
+    threads_of_calls = set()
+
+    def work():
+        threads_of_calls.add(torch.get_num_threads())
+        measure.time.sleep(0.001)
+
+    assert 1000 < measure.times_per_second(work, fed.engine) < 2000  # two threads, each at most once a millisecond
+    assert threads_of_calls == {1}
+
+    products_per_second = 4
+    copies_per_second = 5
+
+    def times_per_second(work, engine):
+        is_product = len(work.args) == 2
+        return products_per_second if is_product else copies_per_second
+
+    monkeypatch.setattr(measure, "times_per_second", times_per_second)
+    rates = measure.peak_rates(fed.engine, torch.float64)
+    assert rates == (2 * 32**3 * products_per_second, 2 * 2**12 * copies_per_second)
 
 
 def test_rounds_take_turns_and_times_and_the_ratio_of_a_pair_are_medians(monkeypatch):
@@ -391,7 +404,8 @@ def test_counts_are_printed_for_workloads_and_nothing_is_measured(monkeypatch):
     assert title.split()[:3] == ["Workload", "Way", "Kernels"]
     assert [line.split()[:2] for line in lines] == [["w1", "stacked"], ["w1", "branches"]]
 
-    row = json.loads(invoke("bench", "w2", "--count", "--json").stdout.splitlines()[1])
+    _, line = invoke("bench", "w2", "--count", "--json").stdout.splitlines()
+    row = json.loads(line)
     assert row["workload"] == "w2"
     assert row["way"] == "branches x 2"
     assert row["precision"] == "float32"

@@ -261,9 +261,9 @@ def test_ctrl_c_before_a_run_begins_leaves_nothing_of_it(monkeypatch):
 
 
 def test_data_import_list_show_and_run():
-    x = np.random.default_rng(0).integers(0, 256, (48, 8, 8), dtype=np.uint8)
-    y = np.arange(48) % 4
-    np.savez("shapes.npz", x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 8, 8), dtype=np.uint8)
+    labels = np.arange(48) % 4
+    np.savez("shapes.npz", x_train=pixels[:40], y_train=labels[:40], x_test=pixels[40:], y_test=labels[40:])
     assert "shapes: 40 training and 8 test images, 4 classes: " in output_of("data", "import", "shapes", "shapes.npz")
 
     rows = [" ".join(line.split()) for line in output_of("data", "list").splitlines()]
