@@ -66,11 +66,12 @@ class Waiting:
         self._poll = select.poll()
         self._poll.register(self._file, select.POLLIN)
 
-    def one(self) -> int:
+    def wait_for_one(self) -> int:
         """The number of a process that waits, once there is one."""
-        return self.two(1)[0]
+        (number,) = self.wait_for(1)
+        return number
 
-    def two(self, count: int = 2) -> list[int]:
+    def wait_for(self, count: int = 2) -> list[int]:
         """The numbers of two processes, or of `count`, that wait, once there are so many."""
         waiting = []
         end = time.monotonic() + PATIENCE
@@ -94,11 +95,11 @@ class Waiting:
             return event
         return 0
 
-    def free(self) -> None:
+    def let_later_ones_pass(self) -> None:
         """Lets the processes that come later pass."""
         (self.folder / "go").unlink()
 
-    def go(self) -> None:
+    def let_one_go_on(self) -> None:
         """Lets one that waits go on."""
         (self.folder / "go").open("w").close()
 

@@ -34,7 +34,7 @@ def test_a_second_process_is_refused_and_a_signal_ends_the_first_at_a_checkpoint
     waiting = Waiting(tmp_path)
     options = (*SMALL, "--checkpoint-every", "3")
     first = start(tmp_path, "run", "./waits.py", *options, "--out", "run")
-    assert waiting.one() == first.pid
+    assert waiting.wait_for_one() == first.pid
     with pytest.raises(UserError, match=r"the folder '.*run' is in use by another process"):
         resume.resume(tmp_path / "run")
     assert read_record(tmp_path / "run")["status"] == "running"
@@ -105,7 +105,7 @@ def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):
 def test_the_processes_of_a_table_die_with_it(tmp_path):
     waiting = Waiting(tmp_path)
     parent = start(tmp_path, "table", "./table.py:TABLE", "--runs", "runs", "--jobs", "2")
-    waiting.two()
+    waiting.wait_for()
     parent.kill()
     parent.communicate()
     assert waiting.have_ended()
@@ -130,7 +130,7 @@ def test_a_process_that_does_not_stop_at_a_signal_dies_with_its_parent(tmp_path,
 
     waiting = Waiting(tmp_path)
     program = start(tmp_path, main=parent)
-    waiting.one()
+    waiting.wait_for_one()
     program.kill()
     assert waiting.have_ended()
 
@@ -147,10 +147,10 @@ def test_a_display_that_breaks_does_not_end_the_training(open_display, tmp_path)
 
     program = start(tmp_path, "run", "./waits.py", *SMALL, "--out", "run", main=detached, stdout=program_end)
     os.close(program_end)
-    waiting.one()
+    waiting.wait_for_one()
 
     os.close(our_end)
-    waiting.go()
+    waiting.let_one_go_on()
     _, errors = program.communicate()
 
     assert errors == ""

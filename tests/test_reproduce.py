@@ -324,7 +324,7 @@ def test_several_jobs_are_processes_that_run_resume_fail_and_may_be_killed(monke
 def test_interrupting_several_jobs_interrupts_each_of_them(folder):
     waiting = Waiting(folder)
     table = start(folder, "table", "./table.py:TABLE", "--runs", "runs", "--jobs", "2")
-    waiting.two()
+    waiting.wait_for()
     table.send_signal(signal.SIGINT)
     table.communicate()
     assert waiting.have_ended()

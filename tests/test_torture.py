@@ -189,7 +189,7 @@ def test_the_line_after_an_interrupted_table_stays_on_the_screen(tmp_path):
     our_end, program_end = os.openpty()
     program = start(tmp_path, "table", "./table.py:TABLE", "--runs", "runs", stdout=program_end, stderr=program_end)
     os.close(program_end)
-    assert waiting.one() == program.pid
+    assert waiting.wait_for_one() == program.pid
 
     program.send_signal(signal.SIGINT)
     output = read_terminal(our_end)

@@ -81,14 +81,14 @@ def test_a_worker_that_is_killed_leaves_a_run_that_another_number_of_workers_end
     command = ("run", "./waits.py", *SMALL, "--checkpoint-every", "1", "--state-memory", "0")
 
     killed = start(tmp_path, *command, "--out", "run", "--workers", "2")
-    worker, _ = waiting.two()
+    worker, _ = waiting.wait_for()
     os.kill(worker, signal.SIGKILL)
     _, errors = killed.communicate()
     assert killed.returncode == 2
     *_, last_line = errors.splitlines()
     assert re.fullmatch(r"error: worker [01] has died \(got SIGKILL\); .*", last_line), errors
 
-    waiting.free()
+    waiting.let_later_ones_pass()
     resumed = start(tmp_path, "resume", "run", "--method", "./waits.py", "--workers", "3")
     output, errors = resumed.communicate()
     assert resumed.returncode == 0
@@ -110,7 +110,7 @@ def test_a_worker_that_is_killed_leaves_a_run_that_another_number_of_workers_end
 def test_workers_end_with_their_launcher_and_an_interruption_is_one_line(number, tmp_path):
     waiting = Waiting(tmp_path)
     running = start(tmp_path, "run", "./waits.py", *SMALL, "--out", "run", "--workers", "2")
-    waiting.two()
+    waiting.wait_for()
     running.send_signal(number)
     _, errors = running.communicate()
     assert waiting.have_ended()
@@ -124,9 +124,9 @@ def test_torchrun_starts_workers_again_that_go_on_in_their_folder(tmp_path):
     options = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "2", "-m", "fedcli")
     command = ("run", "./waits.py", *SMALL, "--out", "run", "--continue", "--checkpoint-every", "1")
     running = start(tmp_path, *options, *command, main=torchrun)
-    _, worker = waiting.two()
+    _, worker = waiting.wait_for()
     os.kill(worker, signal.SIGKILL)
-    waiting.two()
+    waiting.wait_for()
     with (tmp_path / "go").open("w") as go:
         print(file=go, flush=True)  # which nobody reads, so that workers find it whenever they come
         _, errors = running.communicate()
