@@ -808,7 +808,7 @@ def test_no_other_program_is_started_for_an_image(tmp_path, monkeypatch):
 def test_a_size_that_no_memory_holds_is_refused_before_any_work(tmp_path, monkeypatch):
     resize = Mock(side_effect=AssertionError("has begun"))
     monkeypatch.setattr(Image.Image, "resize", resize)
-    monkeypatch.setattr(datasets, "resized", resize)
+    monkeypatch.setattr(datasets, "resize_rows", resize)
     np.savez(tmp_path / "a.npz", **images((4, 4), 2))
     for path in (folder_of(tmp_path / "set"), tmp_path / "a.npz"):
         refused(lambda path=path: datasets.import_path("mine", path, 100_000), "bytes, more than 4 GiB")

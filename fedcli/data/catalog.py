@@ -98,7 +98,7 @@ def _mixture(shares: Sequence[Share], name: str, load: Callable[[str], Arrays]) 
         source = load_once(share.source)
         drawn = _draw_examples(share, source, name, domain)
         rows = np.concatenate([drawn.train, drawn.test])
-        images = resized(source["x"][rows], size)
+        images = resize_rows(source["x"][rows], size)
         columns = {
             "x": np.broadcast_to(images, (len(rows), size, size, 3)),
             "y": source["y"][rows],
@@ -160,8 +160,8 @@ def resize(images: Tensor, size: int) -> Tensor:
     return torch.cat(portions)
 
 
-def resized(images: np.ndarray, size: int) -> np.ndarray:
-    """Resizes uint8 images `[N, H, W, channels]`, see `resize`."""
+def resize_rows(images: np.ndarray, size: int) -> np.ndarray:
+    """Resizes uint8 images `[N, H, W, channels]`, as the columns of sets have them, see `resize`."""
     channels_first = torch.from_numpy(images.transpose(0, 3, 1, 2))
     return resize(channels_first, size).numpy().transpose(0, 2, 3, 1)
 
@@ -184,14 +184,15 @@ def digit_domains() -> Arrays:
     labels = written.labels
     larger = [Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BICUBIC) for image in written.images]
     plain = _in_colour(np.stack([np.asarray(image) for image in larger]))
-    font = _in_colour(_drawn(labels))
+    font = _in_colour(_typeset(labels))
     photos = [np.asarray(photo.resize((213, 142), Image.Resampling.BOX)) for photo in _photographs()]
     rng = np.random.default_rng(1)
     crops = []
     for _ in labels:
         photo = photos[rng.integers(len(photos))]
-        top = rng.integers(photo.shape[0] - SIZE + 1)
-        left = rng.integers(photo.shape[1] - SIZE + 1)
+        height, width, _ = photo.shape
+        top = rng.integers(height - SIZE + 1)
+        left = rng.integers(width - SIZE + 1)
         crops.append(photo[top : top + SIZE, left : left + SIZE])
     photo = np.abs(np.stack(crops).astype(np.int16) - plain).astype(np.uint8)
     return {
@@ -258,7 +259,7 @@ def _photographs() -> list[Image.Image]:
     return [Image.open(folder / "china.jpg"), Image.open(folder / "flower.jpg")]
 
 
-def _drawn(labels: np.ndarray) -> np.ndarray:
+def _typeset(labels: np.ndarray) -> np.ndarray:
     """A digit of each label `[N, 16, 16]`, bright on dark, from a random typeface, size, angle and place."""
     import matplotlib  # late: it takes a second
 

@@ -34,7 +34,7 @@ from fedcli.data.catalog import (
     difference_from_official,
     known_form,
     resize,
-    resized,
+    resize_rows,
 )
 from fedcli.errors import UserError, unknown
 from fedcli.files import partials, write_atomically
@@ -292,7 +292,7 @@ def import_path(name: str, path: Path, size: int | None = None) -> Imported:
         if size:
             num_images, *_, channels = columns["x"].shape
             files.check_size(num_images * size**2 * channels, path)
-            columns["x"] = resized(columns["x"], size)
+            columns["x"] = resize_rows(columns["x"], size)
         if info:
             columns = known_form(name, columns)
     arrays = files.canonical(columns)

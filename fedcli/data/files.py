@@ -135,7 +135,8 @@ def choose_parts(parts: set[str], notes: list[str]) -> list[str]:
 def join_rows(sets: Sequence[Arrays]) -> Arrays:
     """The columns of several sets of images, one below the other; all have those of the first."""
     joined = {}
-    for kind in sets[0]:
+    (first, *_) = sets
+    for kind in first:
         joined[kind] = np.concatenate([columns[kind] for columns in sets])
     return joined
 
@@ -148,7 +149,8 @@ def in_form(columns: Arrays, notes: list[str]) -> Arrays:
     Labels may be in a column, one-hot, class names, count from 1, or leave numbers out.
     """
     x = _bytes(columns["x"], notes)
-    if all(np.array_equal(image, x[0]) for image in x):
+    first_image = x[0]
+    if all(np.array_equal(image, first_image) for image in x):
         raise ValueError(f"all of its {len(x)} images are alike")
     columns = columns | {"x": x} | _labels(columns["y"])
     for kind in sorted({"y", "domain", "writer", "place"} & columns.keys()):
@@ -223,13 +225,15 @@ def _named(kind: str, columns: Arrays, num_train: int, notes: list[str]) -> Arra
     used = np.unique(numbers)
     # Numbers that are no classes, as years, are large.
     most = len(columns[key].ravel()) if key in columns else num_train
-    if used[0] < 0 or used[-1] >= most:
-        fault = f"{kind}_train or {kind}_test counts from {used[0]} to {used[-1]}"
+    least = used.min()
+    greatest = used.max()
+    if least < 0 or greatest >= most:
+        fault = f"{kind}_train or {kind}_test counts from {least} to {greatest}"
         raise ValueError(f"{fault}, {key} or the training images from 0 to {most - 1}")
     if key not in columns:
         texts = used.astype(str)
         numbers = np.searchsorted(used, numbers)
-        if len(used) <= used[-1]:
+        if len(used) <= greatest:
             shown = f"{', '.join(texts[:5])}{_and_more(len(used) - 5)}"
             notes.append(f"{len(used)} {'classes' if kind == 'y' else 'domains'}, whose numbers are {shown}")
     else:

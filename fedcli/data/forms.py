@@ -57,7 +57,7 @@ def read_idx(file: Path, match: re.Match, part: str) -> Arrays:
     """A file of MNIST, or of EMNIST, where images are transposed and letters count from 1."""
     open_file = gzip.open if file.suffix == ".gz" else open
     with open_file(file, "rb") as content:
-        num_axes = content.read(4)[3]
+        _, _, _, num_axes = content.read(4)
         shape = np.frombuffer(content.read(4 * num_axes), ">u4")
         count = int(shape.prod())
         check_size(count, file)  # before the rest is unpacked
@@ -87,14 +87,18 @@ def read_matlab(file: Path, match: re.Match, part: str) -> Arrays:
 def read_cifar(file: Path, match: re.Match, part: str) -> Arrays:
     """CIFAR's batches, beside the file `meta`; torchvision reads their pickles if they have the official MD5."""
     sets = torchvision().datasets
-    reader = sets.CIFAR10 if "batches" in match[0] else sets.CIFAR100
-    arrays: Arrays = {}
+    reader = sets.CIFAR10 if file.name.startswith("batches") else sets.CIFAR100
     with TemporaryDirectory(prefix="fedcli-") as root:
         Path(root, reader.base_folder).symlink_to(file.absolute().parent)
-        for part in PARTS:
-            data = reader(root, train=part == "train")
-            arrays |= {f"x_{part}": data.data, f"y_{part}": np.array(data.targets)}
-    return arrays | {"class_names": np.array(data.classes)}
+        train = reader(root, train=True)
+        test = reader(root, train=False)
+    return {
+        "x_train": train.data,
+        "y_train": np.array(train.targets),
+        "x_test": test.data,
+        "y_test": np.array(test.targets),
+        "class_names": np.array(train.classes),
+    }
 
 
 class _Pages(NamedTuple):
@@ -200,7 +204,9 @@ class _Stored:
 def _stored_array(stored: _Stored) -> np.ndarray:
     """The array of numbers that a pickle describes by shape, dtype, order and bytes; NumPy refuses objects."""
     _, shape, dtype, by_column, content = stored.state
-    values = np.frombuffer(content, dtype.state[1] + dtype.arguments[0])
+    kind, *_ = dtype.arguments  # as "f8"
+    _, byte_order, *_ = dtype.state
+    values = np.frombuffer(content, byte_order + kind)
     return values.reshape(shape, order="F" if by_column else "C")
 
 
@@ -272,9 +278,11 @@ def _find_pictures(source: Source) -> list[_Picture]:
     for of_part in classes.values():
         unfit += of_part  # of which there are no images
     if unfit:
-        raise ValueError(f"images and the list of their classes do not fit: '{unfit[0]}' is in one of them")
+        (file, *_) = unfit
+        raise ValueError(f"images and the list of their classes do not fit: '{file}' is in one of them")
     if not pictures:
-        raise ValueError(f"there are no images in folders, but '{source.names[0]}'")
+        (file, *_) = source.names
+        raise ValueError(f"there are no images in folders, but '{file}'")
     parts = choose_parts({picture.part for picture in pictures}, source.notes)
     return [picture for picture in pictures if picture.part in parts]
 
@@ -289,22 +297,28 @@ def _read_class_lists(source: Source) -> dict[str, dict[str, str]]:
     return classes
 
 
-# By the form's name: a regular expression of the last part of a path, and the reader. The first form that matches a
-# file wins, and the last one matches everything.
-FORMS: dict[str, tuple[str, Callable[[Source], Arrays]]] = {
-    "PFLlib's train/0.npz": (r"^train/0\.npz$", read_pfllib),
-    "MNIST's *-images-idx3-ubyte": (
+class Form(NamedTuple):
+    """How files of images may be kept."""
+
+    pattern: str  # a regular expression of the last part of a path
+    read: Callable[[Source], Arrays]
+
+
+# By name. The first form that matches a file wins, and the last one matches everything.
+FORMS = {
+    "PFLlib's train/0.npz": Form(r"^train/0\.npz$", read_pfllib),
+    "MNIST's *-images-idx3-ubyte": Form(
         r"(?:emnist-(?P<split>\w+)-)?(?:train|(?P<test>test|t10k))-(?P<kind>images|labels).idx[13]-ubyte(?:\.gz)?$",
         partial(read_official, read_idx),
     ),
-    "CIFAR's batches": (r"(?:batches\.)?meta$", partial(read_official, read_cifar)),
-    "USPS's usps and usps.t": (r"usps(?P<test>\.t)?(?:\.bz2)?$", partial(read_official, read_usps)),
-    "SVHN's or SynthDigits' *_32x32.mat": (
+    "CIFAR's batches": Form(r"(?:batches\.)?meta$", partial(read_official, read_cifar)),
+    "USPS's usps and usps.t": Form(r"usps(?P<test>\.t)?(?:\.bz2)?$", partial(read_official, read_usps)),
+    "SVHN's or SynthDigits' *_32x32.mat": Form(
         r"(?:synth_)?(?:train|(?P<test>test))_32x32\.mat$", partial(read_official, read_matlab),
     ),
-    "LEAF's all_data_*.json": (r"all_data[^/]*\.json$", read_leaf),
-    hugging_face.FORM: (hugging_face.PATTERN, hugging_face.read_hugging_face),
-    "image folders <class>/*": ("", read_pictures),
+    "LEAF's all_data_*.json": Form(r"all_data[^/]*\.json$", read_leaf),
+    hugging_face.FORM: Form(hugging_face.PATTERN, hugging_face.read_hugging_face),
+    "image folders <class>/*": Form("", read_pictures),
 }  # fmt: skip
 FORM = f"an .npz file, or a folder, .zip or .tar in one of these forms: {', '.join(FORMS)}"
 
@@ -325,11 +339,11 @@ def read(path: Path, info: DatasetInfo | None, size: int | None, notes: list[str
         names = [name.removeprefix(f"{around}/") for name in names]
         if info and info.files:
             size = info.image_size
-        for pattern, read_form in FORMS.values():
-            whole_pattern = re.compile(f"(?:^|/){pattern}")
+        for form in FORMS.values():
+            whole_pattern = re.compile(f"(?:^|/){form.pattern}")
             matches = list(filter(None, map(whole_pattern.search, names)))
             if matches:
-                arrays = read_form(Source(folder / around, names, matches, info, size, notes))
+                arrays = form.read(Source(folder / around, names, matches, info, size, notes))
                 return arrays if "x" in arrays else join_parts(arrays, notes)
     raise ValueError("it is empty")
 

@@ -66,8 +66,9 @@ def _files_of_splits(source: Source) -> dict[str, list[Path]]:
         parts = list(_SPLIT.finditer(match.string))
         path = Path(match.string)
         if parts:
-            split = parts[-1][1]
-            folders.add(match.string[: parts[-1].start()])
+            *_, last = parts
+            split = last[1]
+            folders.add(match.string[: last.start()])
         else:  # a name of the user's own, as of a file or a folder
             split = path.parent.name if match["saved"] else path.stem
         files.setdefault(split, []).append(source.folder / path)
@@ -87,7 +88,7 @@ def _files_of_splits(source: Source) -> dict[str, list[Path]]:
 
 def _read_split(library: ModuleType, paths: Sequence[Path], cache: str) -> Any:
     """The `datasets.Dataset` of a split's files; parquet files are unpacked into the folder `cache`."""
-    if paths[0].suffix == ".json":
+    if all(path.suffix == ".json" for path in paths):
         parts = [library.load_from_disk(path.parent) for path in paths]
         return library.concatenate_datasets(parts)
     parquet = needed("pyarrow.parquet", "a data set of Hugging Face", "hf")
@@ -108,7 +109,8 @@ def _image_feature(library: ModuleType, features: Any) -> str:
         raise UserError(f"no feature is an image (got {listed}); make one so with cast_column(NAME, datasets.Image()).")
     if len(names) > 1:
         raise UserError(f"several features are images (got {', '.join(names)}); keep one of them, with remove_columns.")
-    return names[0]
+    (name,) = names
+    return name
 
 
 def _holds_files(feature: Any) -> bool:
@@ -134,7 +136,8 @@ def _label_feature(library: ModuleType, features: Any, source: Source) -> str:
         raise UserError(
             f"it is not plain which feature holds the labels (got {candidates}); call it label, with rename_column."
         )
-    return names[0]
+    (name,) = names
+    return name
 
 
 def _pixels(library: ModuleType, source: Source, splits: dict[str, Any], feature: str) -> np.ndarray:
