@@ -40,19 +40,18 @@ def check(
     for number in sorted(numbers):
         if number not in check.LAWS:
             raise UserError(f"unknown law {number}; 'fedcli check --help' says what they are.")
+    chosen = _methods_to_check(methods, bool(all_))
     device = str(find_device(device))
     checks = []
     with Console(stderr=True).status("") as status:
-        for method, number in product(_methods_to_check(methods, bool(all_)), numbers):
+        for method, number in product(chosen, numbers):
             law_of_number = check.LAWS[number]
             status.update(escape(f"{method.name}: {law_of_number.measure.__name__.replace('_', ' ')}"))
             done = Check(method.name, number, law_of_number, check.check(method, number, device))
             _say_broken(ctx, done)
             checks.append(done)
-    print_table(
-        ("Checked", "Law", "Compared", "Figure", "Tolerance", ""),
-        [row for done in checks for row in done.rows()],
-    )
+    rows = [row for done in checks for row in done.rows()]
+    print_table(("Checked", "Law", "Compared", "Figure", "Tolerance", ""), rows)
     counts = Counter(done.verdict for done in checks)
     left_out = f"; {counts['left out']} left out, see above" if counts["left out"] else ""
     typer.echo(f"{counts['holds']} of {counts['holds'] + counts['broken']} laws hold on {device}{left_out}.")
@@ -65,7 +64,8 @@ def _methods_to_check(names: list[str] | None, is_all: bool) -> "list[Method]":
 
     named = [registry.find_method(name) for name in names or registry.methods()]
     if names:
-        return [*named, *(variant for method in named for variant in variants_of(method))]
+        variants = [variant for method in named for variant in variants_of(method)]
+        return [*named, *variants]
     return named if is_all else one_of_each_kind()
 
 
