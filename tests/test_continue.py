@@ -23,7 +23,7 @@ from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from fedcli.runs.signals import OutOfTime
 from tests.programs import SMALL, invoke, start
-from tests.test_lock import names
+from tests.test_lock import file_names
 from tests.test_runs import TINY, Stop, StopAfter, essence
 
 ONE = {**TINY, "rounds": 1, "lr": 0.02}
@@ -222,7 +222,7 @@ def test_a_full_disk_is_one_line_leaves_no_part_of_a_file_and_the_run_goes_on(tm
         "'fedcli resume RUN', and all else with the same command.\n"
     )
     assert program.returncode == 1
-    assert names(tmp_path / "a run") == ["record.json"]
+    assert file_names(tmp_path / "a run") == ["record.json"]
 
     again = resume.resume(tmp_path / "a run")
     whole = fedcli.run("fedavg", out=tmp_path / "whole", **again.record["config"])

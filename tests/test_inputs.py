@@ -15,7 +15,7 @@ from fedcli.data.files import reading
 from fedcli.runs import lock
 from fedcli.runs.record import read_record
 from tests.programs import invoke
-from tests.test_lock import names
+from tests.test_lock import contents
 from tests.test_runs import TINY
 
 OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
@@ -39,11 +39,6 @@ def refusal(*command):
     assert result.exit_code == 2, result.output
     assert result.stderr.count("\n") == 1, result.output
     return result.stderr
-
-
-def contents_of(folder):
-    """The content of each file of a run."""
-    return {name: Path(folder, name).read_bytes() for name in names(Path(folder)) if Path(folder, name).is_file()}
 
 
 @pytest.mark.parametrize(
@@ -129,9 +124,9 @@ def test_an_output_never_replaces_a_file_of_a_run(command, finished, working_fol
     shutil.copytree(finished, "run")
     shutil.copy("run/record.json", "copy.json")
     Path("link").symlink_to("run/record.json")
-    before = contents_of("run")
+    before = contents(Path("run"))
     assert "is a file of the run" in refusal(*command.split())
-    assert contents_of("run") == before
+    assert contents(Path("run")) == before
     read_record(Path("copy.json"))
 
 

@@ -24,9 +24,14 @@ from tests.programs import SMALL, Waiting, start
 from tests.test_runs import TINY
 
 
-def names(folder):
+def file_names(folder):
     """What a folder holds, but for a checkpoint before the last, which a slow machine may not have."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != PREVIOUS)
+
+
+def contents(folder):
+    """The content of each of these files."""
+    return {name: (folder / name).read_bytes() for name in file_names(folder) if (folder / name).is_file()}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
@@ -44,7 +49,7 @@ def test_a_second_process_is_refused_and_a_signal_ends_the_first_at_a_checkpoint
 
     assert first.returncode == 128 + number
     assert errors == f"interrupted after 1/3 rounds; to resume: fedcli resume run --method {tmp_path}/waits.py\n"
-    assert names(tmp_path / "run") == [CHECKPOINT, "record.json"]
+    assert file_names(tmp_path / "run") == [CHECKPOINT, "record.json"]
     assert read_record(tmp_path / "run")["status"] == "interrupted"
 
 
@@ -53,10 +58,10 @@ def test_a_folder_has_one_owner_at_a_time(tmp_path):
     with locked(folder):
         with pytest.raises(InUse), locked(folder):
             pass
-        assert names(folder) == [".lock"]  # whoever is refused removes nothing
+        assert file_names(folder) == [".lock"]  # whoever is refused removes nothing
     with pytest.raises(ZeroDivisionError), locked(folder):
         raise ZeroDivisionError
-    assert names(folder) == []
+    assert file_names(folder) == []
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot be made"), locked(tmp_path / "file"):
         pass
@@ -68,7 +73,7 @@ def test_a_file_system_without_locks_has_no_owners(tmp_path, monkeypatch):
         (tmp_path / "run" / ".1.partial.record.json").touch()
         with locked(tmp_path / "run"):
             pass
-    assert names(tmp_path / "run") == [".1.partial.record.json"]  # whoever writes it may live
+    assert file_names(tmp_path / "run") == [".1.partial.record.json"]  # whoever writes it may live
 
 
 def test_a_run_begins_where_nobody_has_finished_a_round(tmp_path):
@@ -82,7 +87,7 @@ def test_a_run_begins_where_nobody_has_finished_a_round(tmp_path):
     another.rename(folder / f".{os.getppid()}.partial.record.json")  # whoever wrote it does not have the lock
     (folder / f".record.json.{os.getppid()}.partial").touch()  # of an older version
     assert fedcli.run("fedavg", out=folder, **{**TINY, "rounds": 1}).record["status"] == "finished"
-    assert names(folder) == [CHECKPOINT, "record.json"]
+    assert file_names(folder) == [CHECKPOINT, "record.json"]
 
 
 def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):
@@ -193,7 +198,7 @@ def test_a_run_whose_folder_is_lost_ends_and_says_where_its_checkpoint_is(lose, 
     if replaced:
         fedcli.run("scaffold", out=other, **{**TINY, "seed": 1, "rounds": 1}, keep_states=True)
         (other / ".lock").touch()  # of a process that resumes it
-        files_of_other = names(other)
+        files_of_other = file_names(other)
 
     def lose_folder():
         lose(folder)
@@ -209,7 +214,7 @@ def test_a_run_whose_folder_is_lost_ends_and_says_where_its_checkpoint_is(lose, 
         (moved / ".lock").unlink()
         assert resume.resume(moved).record["status"] == "finished"
     if other_takes_its_place:
-        assert names(folder) == files_of_other
+        assert file_names(folder) == files_of_other
         assert read_record(folder)["seed"] == 1
     if lose is remove and not replaced:
         assert not folder.exists()
@@ -232,7 +237,7 @@ def test_only_files_that_fedcli_has_made_are_removed(tmp_path):
     fedcli.run("scaffold", out=folder, **TINY, keep_states=True)
 
     def files():
-        return [name for name in names(folder) if (folder / name).is_file()]
+        return [name for name in file_names(folder) if (folder / name).is_file()]
 
     of_run = files()
     for name in OF_A_USER + OF_FEDCLI:
@@ -257,4 +262,4 @@ def test_two_containers_with_one_cache_and_equal_process_ids_do_not_meet(tmp_pat
 
     write_atomically(file, write_while_another_does)
     assert file.read_text() == "whole"
-    assert names(tmp_path) == ["file"]
+    assert file_names(tmp_path) == ["file"]

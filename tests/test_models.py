@@ -19,7 +19,7 @@ from fedcli.runs.record import write_record
 from tests import torture
 from tests.files import refused
 from tests.programs import invoke
-from tests.test_lock import names
+from tests.test_lock import file_names
 from tests.test_runs import TINY as RUN
 from tests.test_runs import Stop, StopAfter
 
@@ -115,21 +115,21 @@ def test_a_run_that_was_stopped_keeps_the_same_selected_model(stop, runs, tmp_pa
     with pytest.raises(Stop):
         fedcli.run(**GLOBAL, out=folder, progress=StopAfter(stop))
     resume.resume(folder)
-    assert names(folder) == names(whole)
+    assert file_names(folder) == file_names(whole)
     assert (folder / models.SELECTED).read_bytes() == (whole / models.SELECTED).read_bytes()
 
 
 def test_nothing_more_is_kept_where_the_last_round_is_selected_or_the_models_are_large(runs, tmp_path, monkeypatch):
-    assert models.SELECTED in names(runs["global"].path)
+    assert models.SELECTED in file_names(runs["global"].path)
     for kind in ("personal", "norms"):  # without a validation part the last round is the headline
-        assert models.SELECTED not in names(runs[kind].path)
+        assert models.SELECTED not in file_names(runs[kind].path)
     better = fedcli.run(**{**GLOBAL, "rounds": 4}, out=tmp_path / "better")
     assert better.record["summary"]["selected_round"] == 3  # after another round was selected, and kept
-    assert models.SELECTED not in names(better.path)
+    assert models.SELECTED not in file_names(better.path)
 
     monkeypatch.setattr(models, "LARGEST", 1000)
     run = fedcli.run(**GLOBAL, out=tmp_path / "run")
-    assert models.SELECTED not in names(run.path)
+    assert models.SELECTED not in file_names(run.path)
     refused(run.model, f"{models.SELECTED}' lacks the models of round", "use round last")
     assert run.model(round="last")
 

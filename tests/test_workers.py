@@ -15,7 +15,7 @@ from fedcli.runs import workers
 from fedcli.runs.record import read_record
 from tests import law_8
 from tests.programs import SMALL, WAITS, Waiting, start
-from tests.test_lock import names
+from tests.test_lock import file_names
 from tests.test_runs import essence
 
 # One start of two workers after the other, as by the launcher; in each, one worker does an act in its half of the work.
@@ -100,7 +100,7 @@ def test_a_worker_that_is_killed_leaves_a_run_that_another_number_of_workers_end
     whole = read_record(tmp_path / "whole")
     assert essence(record)["rounds"] == essence(whole)["rounds"]
     assert record["summary"] == whole["summary"]
-    assert names(tmp_path / "run") == names(tmp_path / "whole")
+    assert file_names(tmp_path / "run") == file_names(tmp_path / "whole")
     assert record["resumed"] == [1]
     assert record["engine"]["workers"] == 3
     assert whole["engine"]["workers"] == 1

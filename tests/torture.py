@@ -53,7 +53,7 @@ from fedcli.userfiles import file_hash
 from tests import laws
 from tests.on_made_up import early_captures, on_cpu, on_device, on_made_up_device
 from tests.programs import SMALL, start
-from tests.test_lock import names
+from tests.test_lock import contents, file_names
 from tests.test_runs import TINY, Stop, StopAfter, essence
 from tests.toys import quick
 
@@ -202,7 +202,7 @@ def kill_repeatedly(number: int) -> str:
         expected = read_record(whole)
         if essence(record)["rounds"] != essence(expected)["rounds"] or record["summary"] != expected["summary"]:
             return f"{method.name}: other numbers"
-        if names(killed) != names(whole):
+        if file_names(killed) != file_names(whole):
             return f"{method.name}: other files"
         return ""
 
@@ -890,11 +890,6 @@ class LosesFolder(Listener):
             self.folder.symlink_to(self.other)
         elif self.how.startswith("replace"):
             shutil.copytree(self.other, self.folder)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """The content of each file of a run."""
-    return {name: (folder / name).read_bytes() for name in names(folder) if (folder / name).is_file()}
 
 
 def lose_folder(number: int) -> str:
