@@ -81,11 +81,13 @@ def test_a_library_that_is_imported_may_wrap_its_own_functions():
         "code = compile('import functools\\n@functools.wraps(was)\\ndef now(*a): return was(*a)', FILE, 'exec')\n"
         "exec(code, globals())\ntorch.manual_seed = now\n"
     )
+
     Path("mine.py").write_text(text.replace("FILE", repr(str(Path(torch.__file__).with_name("x.py")))))
     try:
         import_file(str(Path("mine.py").resolve()), "metric")  # as torch._dynamo does
     finally:
         torch.manual_seed = was
+
     Path("mine.py").write_text(text.replace("FILE", "'mine.py'"))
     refused(lambda: import_file(str(Path("mine.py").resolve()), "metric"), "changes torch.manual_seed")
 

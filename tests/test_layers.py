@@ -299,12 +299,15 @@ def test_the_parameters_that_a_network_needs_of_an_image():
     network = backbones.build("resnet18", 3, 32, 10, 0)
     buffers = {name: value.clone() for name, value in network.named_buffers()}
     parameters = list(network.state_dict())
+
     assert use_live_taps(network, 3, 32)
     layers = [layer for layer in network.modules() if isinstance(layer, LiveConv2d)]
     dead = sum(layer.weight.numel() - layer.weight[:, :, *layer.live].numel() for layer in layers)
     assert dead == 6_946_816
+
     assert network.training
     assert list(network.state_dict()) == parameters
     assert all(torch.equal(value, buffers[name]) for name, value in network.named_buffers())
+
     assert not backbones.have_dead_taps("cnn-small,resnet18-3x3", 3, 32)
     assert backbones.have_dead_taps("cnn-small,resnet18", 3, 32)

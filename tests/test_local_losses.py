@@ -91,6 +91,7 @@ def test_calibrated_cross_entropy_is_that_of_the_classes_that_a_client_has():
     for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
         lowered = [row[c] - 0.5 * counts[c] ** -0.25 for c in range(3)]
         expected += (math.log(sum(map(math.exp, lowered))) - lowered[label]) / 6
+
     margins = fedlc.class_margins(torch.tensor(counts).double(), 0.5)
     logits.requires_grad_()
     loss = fedlc.calibrated_cross_entropy(logits, labels, margins)
@@ -143,10 +144,12 @@ def test_decorrelation_is_a_slow_loop_over_pairs_of_features_without_padding(for
     features[4:] = torch.nan
     features.requires_grad_()
     mask = torch.tensor([True] * 4 + [False] * 2)
+
     ours = feddecorr.decorrelation(features, mask, form)
     expected = regularizer(features[:4].detach(), form)
     torch.testing.assert_close(ours.item(), expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(feddecorr.decorrelation(features[:4], None, form).item(), expected, rtol=1e-12, atol=0)
+
     ours.backward()
     assert features.grad.isfinite().all()
     assert (features.grad[4:] == 0).all()

@@ -167,12 +167,14 @@ def test_names_at_the_ends_of_lines_keep_their_order_and_do_not_overlap(heights)
     figure = line_charts.learning_curves(runs, look=Look(legend="ends", size=(5, 3.5)))
     figure.draw_without_rendering()
     (axes,) = figure.axes
+
     texts = sorted(axes.texts, key=lambda text: text.get_window_extent().y0)
     assert len(texts) == len(heights)
     boxes = [text.get_window_extent() for text in texts]
     assert all(upper.y0 >= lower.y1 - 1 for lower, upper in pairwise(boxes))
     if heights[0] != heights[-1]:
         assert [text.get_text() for text in texts] == [f"m{number:02}" for number in range(len(heights))]
+
     colours = {line.get_label(): line.get_color() for line in axes.lines}
     assert all(text.get_color() == colours[text.get_text()] for text in texts)
 

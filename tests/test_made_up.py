@@ -185,6 +185,7 @@ def test_a_planted_fault_is_found(name):
     fault = globals()[name]
     way = "branches:4" if name.startswith("branches") else "4"
     options = {"clients_per_chunk": way, "lr_decay": 0.5, "local_epochs": 1}
+
     with early_captures():
         right_state = on_cpu(FEDAVG, **options)
         with fault():
@@ -294,6 +295,7 @@ def test_what_python_waits_for_is_counted_and_what_it_need_not_wait_for_is_not()
         for count, wait in enumerate(waits, start=2):
             wait()
             assert device.waits.total() == count
+
         with pytest.raises(RuntimeError, match="read too early"):
             x.to("cpu", non_blocking=True)
 

@@ -106,11 +106,13 @@ def test_exist_ok_moves_the_run_before_aside_and_no_folder_of_a_user(tmp_path):
     first = fedcli.run("fedavg", out=tmp_path / "one", **TINY)
     with pytest.raises(UserError, match="never overwritten"):
         fedcli.run("fedavg", out=tmp_path / "one", **TINY)
+
     second = fedcli.run("fedavg", out=tmp_path / "one", exist_ok=True, **{**TINY, "rounds": 1})
     assert (second.path / "record.json").is_file()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["one", "one-1"]
     assert len(second.record["rounds"]) == 1
     assert str(len(first.record["rounds"])) in (tmp_path / "one-1" / "record.json").read_text()
+
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     with pytest.raises(UserError, match="never overwritten"):
@@ -147,6 +149,7 @@ def test_exist_ok_keeps_the_runs_of_several_methods_and_values_together(tmp_path
 def test_runs_of_folders_are_a_table_with_the_options_in_which_they_differ(run, tmp_path):
     of_two_seeds = fedcli.run("fedavg", out=tmp_path / "two", lr=0.5, seeds=[0, 1], **TINY)
     runs = [run, *of_two_seeds]
+
     table = fedcli.frame(run.path, tmp_path, metrics=["best", "clients:mean"])
     assert table["folder"].tolist() == [run.path for run in runs]
     assert table["lr"].tolist() == [0.05, 0.5, 0.5]
@@ -155,5 +158,6 @@ def test_runs_of_folders_are_a_table_with_the_options_in_which_they_differ(run, 
     assert table["selected"].tolist() == [100 * run.record["summary"]["selected"] for run in runs]
     assert (table["best, %"] >= table["last"]).all()
     assert "rounds" not in table
+
     with pytest.raises(UserError, match="there is no run at"):
         fedcli.frame(tmp_path / "none")

@@ -99,6 +99,7 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
         seeds=(0,),
         runs=(tmp_path / "one/fedfa/seed-0", tmp_path / "two/fedavg/seed-0", tmp_path / "one/fedfa/seed-1"),
     )
+
     page = pages.first_page(tmp_path, [], [answer], "")
     assert "Of 1 claims: 1 undecided." in page
     links = "[one](one.md), [two](two.md); but see [three](three.md)"

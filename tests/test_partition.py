@@ -54,6 +54,7 @@ def test_every_input_is_partitioned_or_refused(flag, name):
     deal = from_flag(flag)
     least = 1 if "min=1" in flag else 10
     may_be_refused = flag not in ("iid", "classes:1", "classes:2") or (flag, name) == ("classes:2", "one class")
+
     for seed, num_clients in enumerate([1, 3, 40]):
         try:
             parts = deal(labels, num_clients, seed)
@@ -278,6 +279,7 @@ def test_domains_keep_to_themselves(within):
     labels = np.tile(np.arange(5), 240)
     domain = np.repeat([0, 2, 7], [300, 500, 400])[np.random.default_rng(0).permutation(1200)]
     parts = from_flag(f"domains{within}")(labels, 6, 0, torch.from_numpy(domain))
+
     used = assert_partition(parts, 1200, 6)
     assert used == 1200 or within
     assert [set(domain[part]) for part in parts] == [{0}, {0}, {2}, {2}, {7}, {7}]

@@ -233,6 +233,7 @@ def test_charts_are_found_by_name_and_in_a_users_file(tmp_path):
     chart = figures.find_chart(f"{file}:bars")
     (axes,) = chart([curve(), curve(seed=1)]).axes
     assert len(axes.patches) == 2
+
     with pytest.raises(UserError, match=r"fails in line 9 \(got KeyError"):
         figures.find_chart(f"{file}:nothing")([curve()])
     with pytest.raises(UserError, match=r"'text' in .* is no chart \(it returned str\)"):

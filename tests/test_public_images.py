@@ -74,6 +74,7 @@ def test_fedmd_by_batch_every_batch_has_scores_in_training_mode_and_an_optimizer
 def test_fedmds_local_training_begins_at_the_digested_models_or_at_their_average(averaged):
     overrides = {"exchange": "batch", "average_parameters": averaged}
     setup, fed, cohort, states = with_different_models("fedmd", overrides, backbone=laws.NORMED)
+
     digested, _ = digest(stacked_by_network(fed, cohort, states), cohort, fed, setup.options)
     models = models_of(fed.groups(cohort), digested)
     if averaged:  # uniformly, buffers too
@@ -81,6 +82,7 @@ def test_fedmds_local_training_begins_at_the_digested_models_or_at_their_average
         models = dict.fromkeys(models, mean)
     between = {client: ClientState(*model) for client, model in models.items()}
     expected, _ = LOCAL.run_round(ServerState(between), cohort, fed, setup.options)
+
     state, terms = setup.method.run_round(ServerState(states), cohort, fed, setup.options)
     laws.assert_agree(state.clients, expected.clients, "a round")
     assert set(terms) == {"digest", "cross_entropy"}

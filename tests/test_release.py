@@ -44,11 +44,13 @@ def test_the_wheel_of_the_source_archive_has_every_file_of_the_package(wheel):
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         (metadata,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
         text = archive.read(metadata).decode()
+
     expected = {"fedcli/cli/my_method.txt", "fedcli/py.typed", "fedcli/papers/verdicts.csv"}
     expected |= {path.relative_to(ROOT).as_posix() for path in ROOT.glob("fedcli/**/*.py")}
     for path in (*ROOT.glob("papers/**/*.py"), *ROOT.glob("papers/*.json")):
         expected.add(f"fedcli/{path.relative_to(ROOT).as_posix()}")
     assert names == expected
+
     assert f"\nSummary: {PROJECT['description']}\n" in text
     assert "\nRequires-Dist: torch>=" in text
     assert re.findall(r"^Provides-Extra: (\w+)$", text, re.M) == list(PROJECT["optional-dependencies"])

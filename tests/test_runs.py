@@ -60,12 +60,14 @@ def test_law_7_resume_is_invisible(method, tmp_path):
         tiny |= {"public_examples": 12, "public_batch_size": 5}
     whole = fedcli.run(method, out=tmp_path / "whole", **tiny)
     assert whole.record["status"] == "finished"
+
     folder = tmp_path / "killed"
     with pytest.raises(Stop):
         fedcli.run(method, out=folder, progress=StopAfter(1), **tiny, state_memory="0")
     with pytest.raises(Stop):
         resume.resume(folder, progress=StopAfter(1))
     again = resume.resume(folder)
+
     again.record["config"]["state_memory"] = None  # where states were kept does not show
     assert essence(again.record) == essence(whole.record)
     assert again.record["resumed"] == [1, 2]
@@ -82,6 +84,7 @@ def test_a_run_killed_between_two_checkpoints_goes_on_from_the_earlier_and_befor
         with pytest.raises(Stop):
             fedcli.run("fedavg", out=folder, progress=StopAfter(3), **{**TINY, "checkpoint_every": every})
         assert len(read_record(folder)["rounds"]) == 3
+
         again = resume.resume(folder)
         assert again.record["resumed"] == [earlier]
         assert essence(again.record)["rounds"] == essence(whole.record)["rounds"]

@@ -121,9 +121,10 @@ def test_a_run_whose_method_was_changed_says_so_in_tables_figures_and_reports(ch
     assert f"- mine, seed 0: {words}." in render(tables.sheet(records))
     assert words in render(tables.sheet(records), "latex")
     assert words in render(tables.sheet(records), "csv")
-    (one, *_) = find_curves(tables.group(records))
-    assert words in one.name().replace("\n", " ")
+    curve, *_ = find_curves(tables.group(records))
+    assert words in curve.name().replace("\n", " ")
     assert fedcli.frame("run")["changed"].tolist() == [words]
+
     result = invoke("report", "run", "--out", "page.html")
     assert result.exit_code == 0
     assert Path("page.html").read_text().count(words) >= 2  # below the table and beside the curve
@@ -180,6 +181,7 @@ def test_one_consent_holds_for_the_numerics_to_which_it_was_given(tmp_path, monk
     record = read_record(tmp_path)
     assert record["changed"] == [{"round": 1, "what": "the arithmetic of fedcli", "numerics": now}]
     assert identity.outdated(record, find_method("fedavg"))  # today's code would not repeat its first round
+
     newer = {**now, "method": now["method"] + 1}
     monkeypatch.setattr("fedcli.runs.identity.numerics", lambda record, method: newer)
     refused(lambda: resume(tmp_path), f"got numerics {newer}, was {now}", "--changed-method")

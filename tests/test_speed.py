@@ -125,10 +125,12 @@ def test_the_rounds_of_a_side_are_measured_on_the_clients_that_all_sides_read(tm
     monkeypatch.setitem(peers.WORKLOADS, "w2", {**peers.WORKLOADS["w2"], **small})
     monkeypatch.setattr(peers, "CSV", tmp_path / "peers.csv")
     peers.measure("w2", ["fedcli"], 7, "", "")
+
     rows = peers.pd.read_csv(peers.CSV)
     assert [*rows] == [*peers.pd.read_csv(SPEED / "peers" / "peers.csv")]
     assert [*rows.what] == ["seconds"] * (peers.ROUNDS - 2) + ["end"]
     assert (rows.value > 0).all()
+
     peers.write_clients(tmp_path, peers.WORKLOADS["w2"])
     train = sides.user_data(str(tmp_path), "train")
     assert sum(map(len, train)) == 400 - 4 * 14  # a seventh of each is for testing

@@ -200,6 +200,7 @@ def test_tensors_are_read_as_they_were_written(tmp_path):
     }  # fmt: skip
     facts = {"number": 0.1, "list": [1, None]}
     save_tree(tmp_path / "file", tree, facts)
+
     tensors = load_file(tmp_path / "file")  # as another program reads it
     loaded, loaded_facts = load_tree(tmp_path / "file", {})
     assert loaded_facts == facts

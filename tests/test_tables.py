@@ -133,6 +133,7 @@ def test_means_and_sample_deviations_of_known_values():
     assert row["Seeds"] == "0, 1, 2"
     assert row["Rounds"] == "4"
     assert row["Floats up / down, client and round"] == "12,400 / 12,345"
+
     first, second = cells(render(tables.sheet(runs_of("one", 0.5, 0.123456), by_seed=True)))
     assert first["Seeds"] == "0"
     assert first[SELECTED] == "50.00 (1)"
@@ -324,6 +325,7 @@ def test_rows_that_cannot_be_compared_are_not_bold_and_told_apart():
         "train examples 9": runs_of("two", 0.6, 0.6, train_examples=9),
         "selection last": of_other_selection,
     }
+
     for difference, runs in others.items():
         text = markdown([*runs_of("one", 0.5, 0.5), *runs])
         assert difference in text
@@ -362,6 +364,7 @@ def test_latex_is_booktabs_with_everything_escaped():
     name = r"my\_method \textless{}A \& 50\,\% \{B\}\textgreater{}"
     assert lines[12] == name + r" & \textbf{61.00 $\pm$ 1.41} & +10.00 [+10.00, +10.00] & 41.00 $\pm$ 1.41 \\"
     assert lines[13:] == [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
+
     text = render(Sheet(["A", "B"], [["y", "-1.5 [-2.0, 1.0] (3), cnn-2x32"]], 1), "latex")
     assert r" & $-$1.5 [$-$2.0, 1.0] (3), cnn-2x32 \\" in text
     assert "caption" not in text

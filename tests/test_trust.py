@@ -145,6 +145,7 @@ def test_a_file_that_another_imports_counts_as_a_part_of_it(work):
     Path("beside.py").write_text("")  # which nothing imports
     recorded = read_record(Path("run"))["user_files"][f"{work}/nets.py"]
     assert recorded == file_hash("nets.py")
+
     Path("sizes.py").write_text("WIDTH = 4\n")
     words = f"nets.py' or one that it imports has changed since the run began (hash {file_hash('nets.py')}, was "
     refused(lambda: fedcli.load("run", method="nets.py").model(), words)

@@ -124,12 +124,14 @@ def test_torchrun_starts_workers_again_that_go_on_in_their_folder(tmp_path):
     options = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "2", "-m", "fedcli")
     command = ("run", "./waits.py", *SMALL, "--out", "run", "--continue", "--checkpoint-every", "1")
     running = start(tmp_path, *options, *command, main=torchrun)
+
     _, worker = waiting.wait_for()
     os.kill(worker, signal.SIGKILL)
     waiting.wait_for()
     with (tmp_path / "go").open("w") as go:
         print(file=go, flush=True)  # which nobody reads, so that workers find it whenever they come
         _, errors = running.communicate()
+
     assert running.returncode == 0, errors
     assert read_record(tmp_path / "run")["resumed"] == [1]
 
