@@ -354,7 +354,8 @@ def softened_divergence(
     """The summands of Eqs. 8, 10 and 13: tau^2 p_T log(p_T / p_S), with softmax over all classes; `[B, C]`."""
     student = F.log_softmax(student_logits / temperature, dim=1)
     teacher = F.log_softmax(teacher_logits / temperature, dim=1)
-    return (temperature**2 if factor == "square" else 1) * teacher.exp() * (teacher - student)
+    scale = temperature**2 if factor == "square" else 1
+    return scale * teacher.exp() * (teacher - student)
 
 
 def kd_loss(student_logits: Tensor, teacher_logits: Tensor, temperature: float, mask: Tensor | None = None) -> Tensor:
@@ -438,13 +439,13 @@ def update_locally(
     if config.regularizer == "ewc":  # Reading 15
         unseen = next(iter(fed.public_batches(group.round, epoch=config.public_epochs))).x
         penalised = ewc.make_local_loss(group.network, config.ewc_weight)
-        return fed.train(model, group, penalised, ewc.anchors(model, group, fed, unseen), 0)
+        return fed.train(model, group, penalised, ewc.anchors(model, group, fed, unseen), axes=0)
     plain = round(config.plain_share * fed.local_epochs)  # Reading 16
     phases = {"kd": range(plain), config.regularizer: range(plain, fed.local_epochs)}
     terms: Terms = {}
     for term, epochs in phases.items():
         local_loss = make_local_loss(group.network, config, term)
-        model, phase_terms = fed.train(model, group, local_loss, teacher, 0, epochs)
+        model, phase_terms = fed.train(model, group, local_loss, teacher, axes=0, epochs=epochs)
         share = len(epochs) / fed.local_epochs
         for name, value in phase_terms.items():
             terms[name] = terms.get(name, 0.0) + share * value
@@ -453,7 +454,8 @@ def update_locally(
 
 def init(fed: Federation, config: CollaborativeConfig) -> ServerState:
     """Nobody has trained yet; refuses public batches of one image, and different networks that are to be averaged."""
-    if fed.public_batch_sizes[0] == 1:
+    first_size, *_ = fed.public_batch_sizes  # of all batches but the last, which may be smaller
+    if first_size == 1:
         raise UserError(
             "public batches must have 2 images or more (got 1), since they are compared with each other; "
             "raise --public-batch-size or --public-examples."
@@ -556,7 +558,8 @@ def run_conference_round(
     all_terms = []
     for model, last, group in zip(models, previous, groups, strict=True):
         teachers = Teachers(Teacher(last.params, last.buffers), last.pretrained)
-        model, group_terms = fed.train(model, group, make_conference_loss(group.network, config), teachers, 0)
+        local_loss = make_conference_loss(group.network, config)
+        model, group_terms = fed.train(model, group, local_loss, teachers, axes=0)
         states = fed.remember(states, group, ClientState(model.params, model.buffers, last.pretrained))
         all_terms.append(group_terms)
     return ServerState(states), {**terms, **fed.in_order(cohort, groups, all_terms)}
@@ -583,10 +586,10 @@ METHODS = (CONFERENCE,)
 
 # The paper's experiments
 
-_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_PUBLIC = {  # mean and standard deviation; the code has those of the first two sets exchanged
-    "cifar100": ((0.4802, 0.4480, 0.3975), (0.2770, 0.2691, 0.2821)),
-    "tiny-imagenet": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+_PUBLIC = {  # the code has the constants of the first two sets exchanged
+    "cifar100": {"mean": (0.4802, 0.4480, 0.3975), "std": (0.2770, 0.2691, 0.2821)},
+    "tiny-imagenet": {"mean": (0.5071, 0.4865, 0.4409), "std": (0.2673, 0.2564, 0.2762)},
     "fmnist": _IMAGENET,
 }
 _TRAINING = {
@@ -621,16 +624,26 @@ _LEAKY = (
 )
 
 
-_AUGMENTATIONS = {  # of the public images, by what a protocol's name ends with, and its words in the summary
-    "": ("resized-crop", ""),
-    "-strong": ("resized-crop-colour", ", public images strongly augmented"),
-    "-crop": ("crop-flip", ", public images cropped and flipped as in the authors' code"),
+class _Augmentation(NamedTuple):
+    """How public images are augmented, and its words in a protocol's summary."""
+
+    name: str
+    words: str
+
+
+_AUGMENTATIONS = {  # by what a protocol's name ends with
+    "": _Augmentation("resized-crop", ""),
+    "-strong": _Augmentation("resized-crop-colour", ", public images strongly augmented"),
+    "-crop": _Augmentation("crop-flip", ", public images cropped and flipped as in the authors' code"),
 }
 
 
 def _public(augmentation: str) -> dict[str, PublicSetting]:
     """The paper's sets of public images."""
-    return {name: PublicSetting(*them, "authors' code", augmentation) for name, them in _PUBLIC.items()}
+    settings = {}
+    for name, constants in _PUBLIC.items():
+        settings[name] = PublicSetting(**constants, source="authors' code", augmentation=augmentation)
+    return settings
 
 
 def _protocol(  # noqa: PLR0913  # a declaration: one keyword for each trait of a scenario
@@ -638,17 +651,17 @@ def _protocol(  # noqa: PLR0913  # a declaration: one keyword for each trait of 
     plus_options: dict | None = None, notes: tuple[str, ...] = (), **settings,
 ) -> Protocol:  # fmt: skip
     """A scenario of Section 4.1; `plus_options` are FCCL+'s in it, `form` is one of `_AUGMENTATIONS`."""
-    augmentation, words = _AUGMENTATIONS[form]
-    setting = DataSetting(backbone, *_IMAGENET, source="authors' code: ImageNet's constants", top_k=top_k)
+    augmentation = _AUGMENTATIONS[form]
+    setting = DataSetting(backbone=backbone, **_IMAGENET, source="authors' code: ImageNet's constants", top_k=top_k)
     return Protocol(
         name=f"fccl:{name}{form}",
-        summary=summary + words,
+        summary=summary + augmentation.words,
         source="Section 4.1, Tables 5 to 7",
         settings={**_TRAINING, **settings},
         datasets=dict.fromkeys(datasets, setting),
         selection="mean-last-3",
         evaluation="domains",
-        public=_public(augmentation),
+        public=_public(augmentation.name),
         method_options={**_COMPARED, "fccl-plus": {"teacher_mode": "train", **(plus_options or {})}},
         notes=(*_NOTES, *notes),
     )
