@@ -109,15 +109,16 @@ def print_line(consoles: Iterable[Console], *parts: str | tuple[str, str]) -> No
 class Display(Standing):
     """Show a run: a live bar on a terminal, one line a round elsewhere. Rounds are counted from 1."""
 
-    def __init__(self, *consoles: Console):
-        """Make a display whose bar is on the first console, and its lines on all."""
-        self._consoles = consoles
+    def __init__(self, terminal: Console, *log_files: Console):
+        """Make a display whose bar is on the terminal, and its lines on all."""
+        self._terminal = terminal
+        self._consoles = (terminal, *log_files)
 
     def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
         """Print the header and show the bar, on a terminal only."""
         super().start(record, folder, samples_per_round, first_round)
         self._print(header(record, folder))
-        self.bar = Progress(console=self._consoles[0], disable=not self._consoles[0].is_terminal)
+        self.bar = Progress(console=self._terminal, disable=not self._terminal.is_terminal)
         self._task = self.bar.add_task("", total=record["config"]["rounds"])
         self.bar.start()
 

@@ -3,7 +3,6 @@
 import ast
 import re
 import textwrap
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
@@ -50,12 +49,11 @@ def show(
     names = [*index()["method"], *posts, *protocols]
     name = registry.spelt(name, names)
     rows = protocols.get(name)
-    if is_from_file(name) and ":" in name:
-        with suppress(UserError):  # of a method
-            rows = protocol_rows(registry.find_protocol(name))
-    elif ":" in name and name not in names:
-        registry.pick("protocol", name, protocols)  # refuses it, with the protocols of its paper
-    elif not is_from_file(name) and name not in names:
+    if is_from_file(name):
+        rows = _protocol_of_file(name)
+    elif name not in names:
+        if ":" in name:
+            registry.pick("protocol", name, protocols)  # refuses it, with the protocols of its paper
         raise unknown("method, step or protocol", name, names, "'fedcli list --all' shows all.")
     if rows is not None:
         print_table((f"Protocol {name}", ""), rows)
@@ -63,6 +61,16 @@ def show(
         _show_declared(posts[name], f"with --post {name}")
     else:
         _show_declared(find_summary(name), f"'fedcli run {name} --help' shows all options")
+
+
+def _protocol_of_file(name: str) -> list[tuple[str, str]] | None:
+    """Tell what the protocol `./file.py:NAME` fixes; None where the name is that of a method."""
+    if ":" not in name:
+        return None
+    try:
+        return protocol_rows(registry.find_protocol(name))
+    except UserError:
+        return None
 
 
 def _show_declared(declared: Any, hint: str) -> None:

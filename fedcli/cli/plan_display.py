@@ -51,10 +51,11 @@ class TableDisplay(jobs.Watch):
         self.ended = 0
         self.total = len(plan.to_run)
         self.log = find_loggers(log)
+        self._terminal, *_ = consoles
         self._consoles = consoles
         self._plan = plan
         self._rounds = {run.folder: run.rounds_done for run in plan.to_run}
-        self.bar = Progress(console=consoles[0], disable=not consoles[0].is_terminal, transient=True)
+        self.bar = Progress(console=self._terminal, disable=not self._terminal.is_terminal, transient=True)
         self._task = self.bar.add_task("", total=sum(run.setup.run.rounds for run in plan.to_run))
 
     def begin(self, run: PlannedRun) -> None:
@@ -79,7 +80,7 @@ class TableDisplay(jobs.Watch):
         else:
             text = f"{self._plan.accuracy_text(record)} in {duration(record)}"
         self.note(run, text, f"[{self.ended}/{self.total}] ")
-        if error and self._consoles[0].quiet:
+        if error and self._terminal.quiet:
             say(f"error: {run.label}, seed {run.setup.run.seed}: {error}", err=True)
 
 
