@@ -75,10 +75,10 @@ def test_what_is_missing_is_named(tmp_path, cache):
 
     for name in ("svhn", "synth-digits"):
         from_npz(name, tmp_path / "a", **known_images(name))
-    about = datasets.describe("digits-4")
-    assert about["kind"] == "made"
-    assert about["present"] is True
-    assert about["note"] == "mnist, usps, svhn, synth-digits"
+    description = datasets.describe("digits-4")
+    assert description["kind"] == "made"
+    assert description["present"] is True
+    assert description["note"] == "mnist, usps, svhn, synth-digits"
     refused(lambda: datasets.load("digits-4"), "'digits-4' needs 150", "of 'mnist'", "(got 30)")
 
 
@@ -175,13 +175,13 @@ def test_real_and_rendered_digits_in_four_domains(tmp_path):
     arrays = images((28, 28), 10, per_class=(16, 101))
     from_npz("mnist", tmp_path / "a", **arrays)
     dataset = datasets.load("digits-real-4")
-    about = datasets.describe("digits-real-4")
+    description = datasets.describe("digits-real-4")
     assert dataset.domain_names == ("mnist", "digits", "photo", "font")
     assert dataset.domain_train.bincount().tolist() == [150, 80, 1200, 600]
     assert dataset.domain_test.bincount().tolist() == [1000, 359, 359, 359]
-    assert about["train"] == len(dataset.y_train)
-    assert about["test"] == len(dataset.y_test)
-    assert about["shape"] == tuple(dataset.x_train.shape[1:]) == (3, 16, 16)
+    assert description["train"] == len(dataset.y_train)
+    assert description["test"] == len(dataset.y_test)
+    assert description["shape"] == tuple(dataset.x_train.shape[1:]) == (3, 16, 16)
 
     rendered = datasets.load("digit-domains")
     for part in PARTS:

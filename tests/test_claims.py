@@ -72,7 +72,8 @@ def study(tmp_path, template):
             rounds = config.get("rounds", RUN["rounds"])
             (round_of_record,) = record["rounds"]
             entries = []
-            for number, value in enumerate(curve or [percent] * rounds):
+            accuracies = curve or [percent] * rounds
+            for number, value in enumerate(accuracies):
                 entries.append({**round_of_record, "round": number, "test_accuracy": value / 100})
             last = entries[-1]["test_accuracy"]
             edited = {
@@ -471,21 +472,26 @@ def test_the_command_prints_the_claims_of_a_file_by_verdict(study):
     behind = 'Claim("own:behind", "one is behind", "own:2", "FedFA", "FedAvg", ("FMNIST #C=2",), "lower"),\n    '
     study.file.write_text(FILE.replace('Claim("own:ahead"', f'{behind}Claim("own:ahead"'))
     command = ["claims", str(study.file), "--runs", str(study.runs), "--format"]
-    done = invoke(*command, "csv")
-    assert done.exit_code == 0, done.output
 
-    rows = {row["claim"]: row for row in csv.DictReader(io.StringIO(done.stdout))}
-    verdicts = [(name, row["verdict"]) for name, row in rows.items()]
-    assert verdicts[:2] == [("own:ahead", "reproduced"), ("own:behind", "contradicted")]
-    assert verdicts[-1] == ("own:both", "not run")
+    result = invoke(*command, "csv")
+    assert result.exit_code == 0, result.output
+    rows = {row["claim"]: row for row in csv.DictReader(io.StringIO(result.stdout))}
+    first, second, *_, last = rows
+    assert first == "own:ahead"
+    assert rows[first]["verdict"] == "reproduced"
+    assert second == "own:behind"
+    assert rows[second]["verdict"] == "contradicted"
+    assert last == "own:both"
+    assert rows[last]["verdict"] == "not run"
 
     folders = ["fedavg-0", "fedprox-0", "fedavg-1", "fedprox-1", "fedavg-2", "fedprox-2"]
     assert rows["own:ahead"]["runs"].split("; ") == [str(study.runs / folder) for folder in folders]
     assert float(rows["own:ahead"]["low"]) == pytest.approx(5.1 - 0.2484138, rel=1e-5)
 
-    done = invoke(*command, "markdown")
+    result = invoke(*command, "markdown")
     ours = "+5.10 [+4.85, +5.35] (3)"
-    assert f"| `own:ahead` one is ahead | reproduced | +9.48 | {ours} | {ours} | in full, by the text |" in done.stdout
+    row = f"| `own:ahead` one is ahead | reproduced | +9.48 | {ours} | {ours} | in full, by the text |"
+    assert row in result.stdout
 
 
 def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
@@ -494,8 +500,9 @@ def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
     for answer in answers:
         claim = answer.claim
         runs, _, after = answer.command.partition(" && ")
-        measured = claim.name.startswith(("fedfm:features", "fedfm:silhouette"))
-        assert after == ("fedcli quality runs/tables/fedfm-V" if measured else "")
+        needs_features = claim.name.startswith(("fedfm:features", "fedfm:silhouette"))
+        expected = "fedcli quality runs/tables/fedfm-V" if needs_features else ""
+        assert after == expected
         program, command, name, *options = shlex.split(runs)
         assert [program, command, name] == ["fedcli", "table", claim.table]
         flags_with_values = zip(options[::2], options[1::2], strict=True)

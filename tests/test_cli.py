@@ -132,8 +132,12 @@ def test_help_says_symbol_source_range_off_value_need_and_default():
 
 def test_exactly_the_options_that_are_lists_may_be_given_twice():
     def lists(command):
-        flags = {flag for option in command.params if option.multiple for flag in option.opts}
-        return flags.union(*map(lists, getattr(command, "commands", {}).values()))
+        flags = set()
+        for option in command.params:
+            if option.multiple:
+                flags |= set(option.opts)
+        subcommands = getattr(command, "commands", {}).values()
+        return flags.union(*map(lists, subcommands))
 
     assert set(app.REPEATED) == lists(typer.main.get_command(app.app))
 

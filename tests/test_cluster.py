@@ -20,7 +20,8 @@ cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 def test_a_table_on_a_cluster_that_loses_a_node_is_the_serial_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    serial, spread = (plans.plan_table(SMALL, Path(name), seeds=range(3)) for name in ("serial", "spread"))
+    serial = plans.plan_table(SMALL, Path("serial"), seeds=range(3))
+    spread = plans.plan_table(SMALL, Path("spread"), seeds=range(3))
     memory = {"object_store_memory": 80 * 2**20}
     nodes = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **memory})
     lost = nodes.add_node(num_cpus=1, **memory)
@@ -39,8 +40,8 @@ def test_a_table_on_a_cluster_that_loses_a_node_is_the_serial_one(tmp_path, monk
     assert sorted(watch.ended) == sorted((run.label, run.setup.run.seed, "") for run in spread.runs)
     assert jobs.execute(serial, Watch()) == {}
 
-    for one, other in zip(serial.runs, spread.runs, strict=True):
-        assert read_record(one.folder)["summary"] == read_record(other.folder)["summary"]
+    for serial_run, spread_run in zip(serial.runs, spread.runs, strict=True):
+        assert read_record(spread_run.folder)["summary"] == read_record(serial_run.folder)["summary"]
 
 
 def test_a_task_goes_on_with_what_the_process_of_a_lost_node_begins_late(tmp_path, monkeypatch):

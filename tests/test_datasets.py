@@ -78,7 +78,8 @@ def test_the_order_of_the_file_and_its_kind_are_invisible(tmp_path, shape):
 
     assert_same(first, from_npz("mine", tmp_path / "b", **shuffled, class_names=["ant", "bee", "cow"]))
     assert_same(first, imported("mine", write_folder(tmp_path / "c", arrays, ["ant", "bee", "cow"])))
-    assert first.x_train.shape == (9, 1 if len(shape) == 2 else 3, 5, 5)
+    channels = 1 if len(shape) == 2 else 3
+    assert first.x_train.shape == (9, channels, 5, 5)
     assert examples(first, "train", "y") == examples(arrays, "train", "y")
 
 

@@ -18,13 +18,13 @@ LOCAL = find_method("local")
 FEDAVG = find_method("fedavg")
 
 
-def with_evaluation(how, method=LOCAL, data=None, parts=None, rounds=1, **run):
+def with_evaluation(tested_on, method=LOCAL, data=None, parts=None, rounds=1, **run):
     """Setup, federation and state after some rounds, under the toy protocol with another evaluation."""
     data = laws.toy_dataset() if data is None else data
     parts = laws.toy_parts() if parts is None else parts
     setup, _ = laws.federation(method, data=data, parts=parts, **run)
-    protocol = replace(setup.protocol, evaluation=how)
-    local_test = 0.4 if how == "clients" else 0.0
+    protocol = replace(setup.protocol, evaluation=tested_on)
+    local_test = 0.4 if tested_on == "clients" else 0.0
     setup = replace(setup, protocol=protocol, run=replace(setup.run, local_test=local_test))
     fed = make_federation(setup, data, parts)
     return setup, fed, laws.simulate(setup, fed, rounds)
@@ -68,12 +68,12 @@ def test_personal_models_are_each_tested_on_the_test_images():
 
 @pytest.mark.parametrize("method", [LOCAL, FEDAVG], ids=lambda method: method.name)
 @pytest.mark.parametrize(
-    ("how", "share", "name", "sizes"),
+    ("tested_on", "share", "name", "sizes"),
     [("clients", 0.0, "test_accuracy", [5, 2, 4, 1]), ("server", 0.3, "validation_accuracy", [3, 2, 3, 1])],
 )
-def test_own_parts_are_pooled_over_the_clients(how, share, name, sizes, method):
-    setup, fed, state = with_evaluation(how, method, validation=share)
-    parts = fed.testing if how == "clients" else fed.validation
+def test_own_parts_are_pooled_over_the_clients(tested_on, share, name, sizes, method):
+    setup, fed, state = with_evaluation(tested_on, method, validation=share)
+    parts = fed.testing if tested_on == "clients" else fed.validation
     assert [len(part) for part in parts] == sizes
     own = []
     for client, part in enumerate(parts):
@@ -83,7 +83,7 @@ def test_own_parts_are_pooled_over_the_clients(how, share, name, sizes, method):
     result = evaluation.evaluate(fed, setup.method, state)
     assert result[name] == pytest.approx(np.average(own, weights=sizes))
 
-    if how == "clients" or method is FEDAVG:  # else these are of the clients' own models on the test images
+    if tested_on == "clients" or method is FEDAVG:  # else these are of the clients' own models on the test images
         assert list(result["client_accuracy"].values()) == pytest.approx(own)
         assert result["clients"] == pytest.approx({"mean": np.mean(own), "std": np.std(own), "worst": min(own)})
 
@@ -137,13 +137,13 @@ def weight_under_domains(fed, client, image):
 
 
 @pytest.mark.parametrize(
-    ("how", "method"),
+    ("tested_on", "method"),
     [("server", "fedavg"), ("server", "local"), ("clients", "fedavg"), ("clients", "local"), ("domains", "local")],
 )
-def test_counts_of_classes_give_the_headline_and_the_scores_of_scikit_learn(how, method):
-    is_by_domain = how == "domains"
+def test_counts_of_classes_give_the_headline_and_the_scores_of_scikit_learn(tested_on, method):
+    is_by_domain = tested_on == "domains"
     data = {"data": domain_dataset(), "parts": OWN_DOMAINS} if is_by_domain else {}
-    setup, fed, state = with_evaluation(how, find_method(method), per_class=True, **data)
+    setup, fed, state = with_evaluation(tested_on, find_method(method), per_class=True, **data)
 
     result = evaluation.evaluate(fed, setup.method, state)
     counts = result["per_class"]
@@ -152,10 +152,11 @@ def test_counts_of_classes_give_the_headline_and_the_scores_of_scikit_learn(how,
     true = []
     predicted = []
     weights = []
-    has_one_model = how == "server" and method == "fedavg"
-    for client in [0] if has_one_model else range(4):
+    has_one_model = tested_on == "server" and method == "fedavg"
+    tested_clients = [0] if has_one_model else range(4)
+    for client in tested_clients:
         network, *model = evaluation.model_of(fed, setup.method, state, client)
-        index = fed.testing[client] if how == "clients" else None
+        index = fed.testing[client] if tested_on == "clients" else None
         _, logits, labels = fed.predict(*model, index, network)
         true += labels.tolist()
         predicted += logits.argmax(1).tolist()
@@ -201,11 +202,13 @@ def count_predictions(fed, monkeypatch):
     return counts
 
 
-@pytest.mark.parametrize(("how", "method"), [("server", "local"), ("clients", "local"), ("clients", "fedproto")])
-def test_only_changed_models_are_run_again(how, method, monkeypatch):
-    setup, fed, state = with_evaluation(how, find_method(method), cohort_size=2, validation=0.2)
-    _, other, _ = with_evaluation(how, find_method(method), cohort_size=2, validation=0.2)  # which remembers nothing
-    tests = [fed.test_labels] * 4 if how == "server" else fed.testing
+@pytest.mark.parametrize(("tested_on", "method"), [("server", "local"), ("clients", "local"), ("clients", "fedproto")])
+def test_only_changed_models_are_run_again(tested_on, method, monkeypatch):
+    setup, fed, state = with_evaluation(tested_on, find_method(method), cohort_size=2, validation=0.2)
+    _, other, _ = with_evaluation(
+        tested_on, find_method(method), cohort_size=2, validation=0.2
+    )  # which remembers nothing
+    tests = [fed.test_labels] * 4 if tested_on == "server" else fed.testing
     counts = count_predictions(fed, monkeypatch)
 
     def assert_run(clients):

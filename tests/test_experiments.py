@@ -141,7 +141,8 @@ def test_values_with_commas_are_a_grid_in_one_folder_with_a_table_and_curves(mon
         assert record["config"]["lr"] == lr
         assert record["seed"] == seed
         was_interrupted = (lr, seed) == (0.01, 1)
-        assert record["resumed"] == ([1] if was_interrupted else [])
+        resumed_after = [1] if was_interrupted else []
+        assert record["resumed"] == resumed_after
     assert Path("g/table.md").read_text() in text
     assert "| lr 0.01 | 0, 1 |" in text
     assert "| lr 0.1 | 0, 1 |" in text
@@ -197,8 +198,9 @@ def test_the_header_says_where_the_rounds_end_before_the_methods_own_term_starts
 def test_clients_that_train_no_step_are_named():
     options = {"partition": "dirichlet:0.5", "batch_size": 155, "drop_last": True, "rounds": 1}
     record = fedcli.run("fedavg", dataset="digits", backbone="cnn-small", out="run", **options).record
-    held = [size - int(size * record["config"]["validation"]) for size in record["partition"]["sizes"]]
-    idle = [client for client, size in enumerate(held) if size < 155]
+    share = record["config"]["validation"]
+    training_sizes = [size - int(size * share) for size in record["partition"]["sizes"]]
+    idle = [client for client, size in enumerate(training_sizes) if size < 155]
     assert record["partition"]["idle"] == idle
     text = display.header(record, Path("run"))["idle"]
     assert text == f"clients {', '.join(map(str, idle))}, which have too few images for a step"

@@ -93,11 +93,11 @@ def test_parts_of_a_model_are_exchanged_with_their_buffers(part, body_moves, hea
 
     after = fedcme.exchange_with_partners(clients, torch.tensor([1, 0]), part, fed)
 
-    swapped = [[1], [0]]
-    kept = [[0], [1]]
-    assert after.params["body.1.weight"].tolist() == (swapped if body_moves else kept)
-    assert after.buffers["body.1.running_mean"].tolist() == (swapped if body_moves else kept)
-    assert after.params["head.weight"].tolist() == (swapped if head_moves else kept)
+    body_numbers = [[1], [0]] if body_moves else [[0], [1]]
+    head_numbers = [[1], [0]] if head_moves else [[0], [1]]
+    assert after.params["body.1.weight"].tolist() == body_numbers
+    assert after.buffers["body.1.running_mean"].tolist() == body_numbers
+    assert after.params["head.weight"].tolist() == head_numbers
     params, _ = fed.initial_model()
     assert fedcme.exchanged_names(params, "head") == ["head.weight", "head.bias"]
 
