@@ -304,7 +304,8 @@ def train_group(state: ServerState, group: Cohort, fed: Federation, config: Conf
     private = fed.recall(state.clients, group, first)
     global_margin = margin(anchors, torch.ones_like(state.has_class), config.margin_form)  # d_global
     context = Context(anchors, torch.maximum(private.margin, global_margin))  # d_i^*; Reading 5
-    clients = Client(private.params, private.buffers, {}, nothing_gathered(len(group.client_ids), anchors))
+    nothing = nothing_gathered(len(group.client_ids), anchors)
+    clients = Client(private.params, private.buffers, optimizer={}, memory=nothing)
     step = gathering(fed.optimizer_step(make_local_loss(group.network, config)), len(anchors))  # Reading 6
     clients, terms = fed.train(clients, group, step, context, CONTEXT_AXES)
     sums, counts, _ = clients.memory

@@ -169,12 +169,14 @@ def retrain(params: Params, features: Tensor, labels: Tensor, fed: Federation, c
         loss, optimizer="sgd", lr=config.ccvr_lr, momentum=config.ccvr_momentum, weight_decay=0.0,
         names=head_names(fed.network),
     )  # fmt: skip
-    client = Client(params, {}, step.init_optimizer(params))
+    client = Client(params, buffers={}, optimizer=step.init_optimizer(params))
     unused = torch.zeros((), dtype=fed.dtype, device=fed.device)  # of a batch's fields; the learning rate is the step's
     for epoch in range(config.ccvr_epochs):
         order = torch.as_tensor(fed.generator("ccvr order", epoch).permutation(len(labels)))
         for index in order.to(fed.device).split(config.ccvr_batch_size):
-            batch = Batch(features[index], labels[index], None, unused, unused, unused)
+            batch = Batch(
+                x=features[index], y=labels[index], mask=None, epoch_end=unused, num_batches=unused, lr=unused
+            )
             client, _ = step.update(client, batch, None)
     return client.params
 
