@@ -446,7 +446,8 @@ def _column(dataset: str, alpha: float, population: int, cohort: int) -> dict[st
 
 def _table(name: str, title: str, cells: tuple[Cell, ...], *notes: str, gains: tuple[Gain, ...] = ()) -> Table:
     """A table of the paper, or a figure, of which no number is printed."""
-    printed = "in-text" if name.startswith("Fig") else f"Table {name.partition('-')[0]}"
+    number, _, _ = name.partition("-")
+    printed = "in-text" if name.startswith("Fig") else f"Table {number}"
     return Table(
         name=f"fedcme:{name}",
         title=title,

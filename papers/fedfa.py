@@ -582,8 +582,12 @@ _FORMS = (  # where the paper's text and the authors' code differ
 
 def _table(number: str, title: str, cells: tuple[Cell, ...], *notes: str, seeds: tuple[int, ...] = _TRIALS) -> Table:
     """A table of the paper; a figure, of which no number is printed; or the text of F.2."""
-    printed = "in-text" if number.startswith("Fig") else f"Table {number.partition('-')[0]}"
-    printed = "in-text F.2" if number == "F.2" else printed
+    whole_number, _, _ = number.partition("-")
+    printed = f"Table {whole_number}"
+    if number.startswith("Fig"):
+        printed = "in-text"
+    elif number == "F.2":
+        printed = "in-text F.2"
     return Table(
         name=f"fedfa:{number}", title=title, reported=("FedFA", printed), cells=cells, seeds=seeds, notes=notes
     )

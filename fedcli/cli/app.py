@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from platform import python_version
 from typing import Any, NamedTuple
 
 import typer
@@ -76,9 +77,9 @@ def _explain(error: Exception) -> Explanation:
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from"):
         return Explanation(f"a path leads to itself ({error}); choose another path.", 2)
     if isinstance(error, MemoryError) or re.search("allocate memory|out of memory", str(error)):
-        lines = str(error).splitlines() or [""]
+        first_line, *_ = str(error).splitlines() or [""]
         smaller = "use a smaller --batch-size, --cohort-size, --local-epochs or network"
-        return Explanation(f"out of memory ({lines[0]}); {smaller}.", 1)
+        return Explanation(f"out of memory ({first_line}); {smaller}.", 1)
     if isinstance(error, UserError):
         return Explanation(str(error), 2)
     return Explanation("", 0)
@@ -140,7 +141,7 @@ app = typer.Typer(
 def _print_version(asked: bool) -> None:
     """Print the versions of what runs take their numbers from, and end."""
     if asked:
-        typer.echo(f"fedcli {version('fedcli')}, torch {version('torch')}, Python {sys.version.split()[0]}")
+        typer.echo(f"fedcli {version('fedcli')}, torch {version('torch')}, Python {python_version()}")
         raise typer.Exit
 
 

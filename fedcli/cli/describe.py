@@ -150,7 +150,7 @@ def completion(*kinds: str, choices: Sequence[str] = ()) -> Callable[[str], list
         names = list(choices)
         for kind in kinds:
             names += index().get(kind, ())
-        if kinds[0].endswith("dataset"):
+        if any(kind.endswith("dataset") for kind in kinds):
             from fedcli.data import datasets
 
             names += datasets.names()

@@ -64,7 +64,7 @@ def _with_dashes(flag: re.Match) -> str:
 
 def _refuse_two_values(option: Any, typed: Sequence[str]) -> None:
     """Refuse an option of a method that is typed twice."""
-    flag = option.opts[0]
+    flag, *_ = option.opts
     if flag == "--seed":
         refuse_twice(typed, flag, "--seeds")
     else:
@@ -119,7 +119,10 @@ def _parse_values(field: Any, text: str) -> Any:
     values = parse_values(field, text)
     if field.name == "seed" and len(values) > 1:
         raise UserError(f"--seed takes one seed (got '{text}'); write --seeds {text}.")
-    return values if len(values) > 1 else values[0]
+    if len(values) > 1:
+        return values
+    (value,) = values
+    return value
 
 
 def settings_of_single(names: Sequence[str], set_: Sequence[str] | None) -> dict[str, dict[str, Any]]:

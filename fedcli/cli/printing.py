@@ -33,7 +33,8 @@ def stop(message: str, code: int) -> NoReturn:
     """End the program with a line on stderr; after a signal it says so, whatever a library has made of that."""
     if interruptions and not message.startswith("interrupted"):
         message = "interrupted."
-        code = interruptions[0].code
+        first, *_ = interruptions
+        code = first.code
     interruptions.clear()
     say(message, err=True)
     raise typer.Exit(code)

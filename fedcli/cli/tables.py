@@ -137,7 +137,8 @@ def _refuse_typed(ctx: typer.Context, group: type, purpose: str) -> None:
         source = ctx.get_parameter_source(parameter.name or "")
         is_typed = source is not None and source.name == "COMMANDLINE"
         if is_typed and parameter.name in names:
-            raise UserError(f"{parameter.opts[0]} is for {purpose}; see 'fedcli table --help'.")
+            flag, *_ = parameter.opts
+            raise UserError(f"{flag} is for {purpose}; see 'fedcli table --help'.")
 
 
 def _table_of_runs(

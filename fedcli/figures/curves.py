@@ -85,7 +85,7 @@ def find_curves(settings: Sequence[SeedGroup], measure: str = ACCURACY, x: str =
     """
     printed_numbers: list[float | None] = [None] * len(settings)
     if measure == ACCURACY:
-        printed_numbers = printed_accuracies([setting.records[0] for setting in settings])
+        printed_numbers = printed_accuracies([setting.first for setting in settings])
     curves = []
     for setting, printed in zip(settings, printed_numbers, strict=True):
         curve = _find_curve(setting, measure, x, printed)

@@ -48,7 +48,7 @@ def make_grid(records: list[dict], rows: int = 1) -> Grid:
     width = SIDE * max(across, 2) + 1.2
     height = (SIDE + 0.7) * rows * down + 0.4
     figure = Figure((width, height), layout="constrained")
-    runs = [setting.records[0] for setting in settings]
+    runs = [setting.first for setting in settings]
     seeds = sorted({str(run["seed"]) for run in runs})
     write_title(figure, title_words(runs, "seed " + " or ".join(seeds)))
     panels = figure.subplots(rows * down, across, squeeze=False)
@@ -56,7 +56,7 @@ def make_grid(records: list[dict], rows: int = 1) -> Grid:
     for number, setting in enumerate(settings):
         block, position = divmod(number, across)
         panels_of_setting = panels[rows * block : rows * (block + 1), position]
-        columns.append(Column(setting.records[0], fill(setting_name(setting), 28), panels_of_setting))
+        columns.append(Column(setting.first, fill(setting_name(setting), 28), panels_of_setting))
     for empty in panels[-rows:, len(settings) - across * (down - 1) :].flat:
         empty.remove()
     return Grid(figure, columns)

@@ -102,7 +102,8 @@ def _chart_of_measures(
     panels = []
     for runs in boards(measured).values():
         settings = group(runs)
-        heading = f"{title_words(runs)} ({runs[0]['protocol']})"
+        (first, *_) = runs  # all have one protocol
+        heading = f"{title_words(runs)} ({first['protocol']})"
         for measure in measures:
             panels.append(Panel(heading, measure.label, find_curves(settings, measure.column, x)))
     left_out = len(records) - len(measured)

@@ -30,11 +30,15 @@ def colours(names: Iterable[str]) -> dict[str, str]:
 def setting_colours(boards: Sequence[Sequence[SeedGroup]]) -> dict[str, str]:
     """A colour for each setting, by its label; one a method where no board has several settings of a method."""
     settings = [setting for board in boards for setting in board]
-    has_one_a_method = all(len({setting.method for setting in board}) == len(board) for board in boards)
-    if not has_one_a_method:
+    if not all(map(_has_one_a_method, boards)):
         return colours(setting.label for setting in settings)
     of_method = colours(setting.method for setting in settings)
     return {setting.label: of_method[setting.method] for setting in settings}
+
+
+def _has_one_a_method(settings: Sequence[SeedGroup]) -> bool:
+    """Whether no two settings are of one method."""
+    return len({setting.method for setting in settings}) == len(settings)
 
 
 def setting_name(setting: SeedGroup, labels: Mapping[str, str] = NO_LABELS) -> str:
@@ -44,7 +48,7 @@ def setting_name(setting: SeedGroup, labels: Mapping[str, str] = NO_LABELS) -> s
     """
     if setting.label in labels:
         return labels[setting.label]
-    name = labels.get(setting.method, method_name(setting.records[0]))
+    name = labels.get(setting.method, method_name(setting.first))
     return name + setting.label.removeprefix(setting.method)
 
 

@@ -60,7 +60,8 @@ def correlation_chart(records: list[dict], files: Sequence[str] = ()) -> Figure:
     with_public_images = [run for run in runs if run["config"].get("public_dataset")]
     if not with_public_images:
         raise UserError(f"no run has public images (got {len(runs)} without); add a run of a method that uses them.")
-    public = public_sample(open_run(with_public_images[0]["folder"], files).fed)
+    (first, *_) = with_public_images
+    public = public_sample(open_run(first["folder"], files).fed)
     for column in grid.columns:
         folder = column.run["folder"]
         opened = open_run(folder, files)

@@ -91,7 +91,7 @@ def _table(sheet: Sheet, rows: list[_Row], colours: dict[str, str]) -> models.Da
     for number, title in enumerate(sheet.columns):
         texts = [row.cells[number] for row in rows]
         columns.append(_Column(title, texts, is_number=number >= sheet.numbers))
-    printed = printed_accuracies([row.setting.records[0] for row in rows])
+    printed = printed_accuracies([row.setting.first for row in rows])
     if any(printed):
         texts = [f"{accuracy:.2f}" if accuracy else "" for accuracy in printed]
         columns.insert(sheet.numbers + 1, _Column("Paper, %", texts, is_number=True))
@@ -142,6 +142,7 @@ def _curves(curves: list[Curve], colours: dict[str, str]) -> Any:
             end = dict(diverged[-1:])
             hovered.append(chart.scatter("x", "y", source=end, name=words, marker="x", size=9, **look))
     chart.hover.renderers = hovered
-    chart.legend[0].update(click_policy="hide", label_text_font_size="11px")
-    chart.add_layout(chart.legend[0], "right")
+    (legend,) = chart.legend
+    legend.update(click_policy="hide", label_text_font_size="11px")
+    chart.add_layout(legend, "right")
     return chart

@@ -72,7 +72,8 @@ def apply_look(look: Look, figure: Figure) -> None:
     if look.title is not None:
         panels = [axes for axes in figure.axes if axes.get_title()]
         if len(panels) == 1:
-            panels[0].set_title("")
+            (panel,) = panels
+            panel.set_title("")
         write_title(figure, look.title)
     if look.size is not None:
         figure.set_size_inches(look.size)

@@ -83,6 +83,11 @@ class SeedGroup:
     records: list[dict]  # the runs, by seed
 
     @property
+    def first(self) -> dict:
+        """The run of the first seed."""
+        return self.records[0]
+
+    @property
     def has_failed(self) -> bool:
         """Whether all runs failed."""
         return all(record["status"] == "failed" for record in self.records)

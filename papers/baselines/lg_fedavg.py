@@ -76,7 +76,8 @@ def init(fed: Federation, config: Config) -> ServerState:
     if config.averaged == "nothing":
         return ServerState({}, {})
     _ = fed.feature_dim  # refuses networks whose heads have different shapes
-    params, _ = fed.initial_model(fed.networks[0])
+    first_network, *_ = fed.networks
+    params, _ = fed.initial_model(first_network)
     return ServerState({name: params[name] for name in HEAD}, {})
 
 
