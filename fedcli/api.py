@@ -222,7 +222,10 @@ def run(  # noqa: PLR0913  # those of `fedcli.run`, which have their defaults th
         if len(names) > 1 or is_grid or jobs > 1:
             return _run_grid(names, options, jobs, log, set, **experiment)
         (name,) = names
-        options |= set.get(name, {})
+        if set:
+            from fedcli.results.comparison import options_by_method
+
+            options |= options_by_method(names, set)[name]
         ended = begin.run_method(name, progress=Loggers(progress, log), **experiment, **options)
     if isinstance(ended, list):
         return Runs(Run(**vars(run)) for run in ended)

@@ -56,6 +56,39 @@ def test_an_option_of_one_method_is_given_by_name_or_to_those_that_have_it(tmp_p
     assert fedprox.record["config"]["lr"] == 0.3
 
 
+SEVERAL = "fedavg,fedprox"
+UNKNOWN_METHOD = "unknown method in set 'fedpox'; did you mean 'fedprox'? this command has fedavg, fedprox"
+
+
+@pytest.mark.parametrize("call", [fedcli.run, fedcli.tune])
+@pytest.mark.parametrize(
+    ("methods", "options", "message"),
+    [
+        (SEVERAL, {"set": {"fedpox": {"lr": 0.3}}}, UNKNOWN_METHOD),
+        (SEVERAL, {"set": {"fedpox": {}}}, UNKNOWN_METHOD),
+        ("fedavg", {"set": {"fedpox": {"lr": 0.3}}}, "unknown method in set 'fedpox'; this command has fedavg"),
+        ("fedavg", {"set": {"lr": 0.3}}, "set must have the options of each method by its name (got 'lr': 0.3)"),
+        (SEVERAL, {"set": {"fedavg": {"proximal_weight": 1}}}, "unknown option of 'fedavg' 'proximal_weight'"),
+        ("fedavg", {"set": {"fedavg": {"out": "elsewhere"}}}, "unknown option of 'fedavg' 'out'"),
+        (SEVERAL, {"set": {"fedprox": {"lr": -1}}}, "lr must be"),
+    ],
+)
+def test_options_of_single_methods_that_no_run_would_have_are_refused(call, methods, options, message, tmp_path):
+    grid = {"grid": {"batch_size": [8, 16]}} if call is fedcli.tune else {}
+    with pytest.raises(UserError, match=re.escape(message)):
+        call(methods, out=tmp_path / "out", **grid, **options, **TINY)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_value_that_a_grid_would_replace_is_refused(tmp_path):
+    single = {"fedprox": {"lr": 0.3}}
+    for grid in ({"lr": [0.01, 0.1]}, {"fedavg:lr": [0.1], "fedprox:lr": [0.01, 0.1]}):
+        with pytest.raises(UserError, match=r"lr of 'fedprox' is given twice \(got grid and set\)"):
+            fedcli.tune(SEVERAL, grid=grid, set=single, out=tmp_path / "tuned", **TINY)
+    with pytest.raises(UserError, match="unknown method in grid 'fedpox'"):
+        fedcli.tune(SEVERAL, grid={"fedpox:lr": [0.01, 0.1]}, out=tmp_path / "tuned", **TINY)
+
+
 def test_methods_under_different_protocols_are_warned_of(tmp_path):
     words = (
         r"\(fedfm:digits: fedavg, fedprox; fedfa:digits: fedfa\); give all of them one, such as protocol=fedfm:digits"

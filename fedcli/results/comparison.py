@@ -80,11 +80,51 @@ def single_settings(names: Sequence[str], texts: Iterable[str]) -> dict[str, Opt
     return settings
 
 
+def options_by_method(names: Sequence[str], settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Options]:
+    """Finds the methods that options of single methods are for, as `fedcli.run(..., set=...)` takes them.
+
+    Args:
+        names: The methods, as they are named in the command.
+        settings: The options of a method, by its name there or the one that its file declares.
+
+    Returns:
+        For each of `names` its options.
+
+    Raises:
+        UserError: If a method is not among those of the command or lacks an option, or an option of a method is given
+            twice.
+    """
+    by_name: dict[str, Options] = {name: {} for name in names}
+    if not settings:
+        return by_name
+    methods = dict(zip(names, find_methods(names), strict=True))
+    for method_name, options in settings.items():
+        if not isinstance(options, Mapping):
+            raise UserError(
+                f"--set must have the options of each method by its name (got {method_name!r}: {options!r}); write "
+                f"set={{'{names[0]}': {{'lr': 0.1}}}}."
+            )
+        for name in _find_named(methods, str(method_name), "--set"):
+            known = recorded_fields(methods[name])
+            for option in options:
+                if option not in known:
+                    raise unknown_option(option, methods[name], {}, None)
+                if option in by_name[name]:
+                    raise UserError(f"{flag_of(option)} of '{name}' is given twice (got --set {settings}); give one.")
+            by_name[name] |= options
+    return by_name
+
+
 def _named(methods: Mapping[str, Method], name: str, option: str, flag: str) -> list[str]:
     """The methods that a text means, as they are named in the command: the named one, or all that have the option."""
     if not name:
         having = [other for other, method in methods.items() if option in recorded_fields(method)]
         return having or list(methods)[:1]  # of which the option is then refused
+    return _find_named(methods, name, flag)
+
+
+def _find_named(methods: Mapping[str, Method], name: str, flag: str) -> list[str]:
+    """The methods of a name, as they are named in the command; refuses one that the command has not."""
     meant = [other for other, method in methods.items() if name in (other, method.name)]
     if not meant:
         raise unknown(f"method in {flag}", name, methods, f"this command has {', '.join(methods)}.")

@@ -17,7 +17,7 @@ from fedcli.data.datasets import num_images
 from fedcli.declarations import Cell, Method, Table
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, protocols
-from fedcli.results.comparison import find_methods, options_of
+from fedcli.results.comparison import find_methods, options_by_method, options_of
 from fedcli.results.frame import read_runs, shipped
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.runs.begin import check_seeds, find_begun, new_folder, resolve_runs
@@ -341,7 +341,7 @@ def plan_grid(
             `<method>/<option>=<value>,…/seed-<seed>`, without parts that all runs share.
         tuned: See `fedcli.runs.begin.run_method`.
         continue_: Go on with runs in `out` that the same call has made.
-        settings: Options of single methods, by the method's name as in `names`; they go before `given`.
+        settings: Options of single methods, by the method's name; they go before `given`.
 
     Raises:
         UserError: If one of them cannot start.
@@ -350,9 +350,10 @@ def plan_grid(
     if continue_ and out is None:
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
     seeds = None if seeds is None else list(seeds)
+    of_single = options_by_method(names, settings)
     runs = []
     for name, method in zip(names, methods, strict=True):
-        options = {**options_of(method, methods, given), **settings.get(name, {})}
+        options = {**options_of(method, methods, given), **of_single[name]}
         grid = {option: values for option, values in options.items() if isinstance(values, tuple)}
         method_name = method.name if len(names) > 1 else ""
         for combination in itertools.product(*grid.values()):

@@ -19,7 +19,7 @@ from fedcli import registry
 from fedcli.declarations import Method, flag_of
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
-from fedcli.results.comparison import find_methods, options_of, settings_for
+from fedcli.results.comparison import find_methods, options_by_method, options_of, settings_for
 from fedcli.results.frame import read_runs
 from fedcli.results.plans import Plan, PlannedRun, plan_grid
 from fedcli.runs.identity import settings_text
@@ -90,26 +90,29 @@ def plan_trials(
         trials: Trials of each method; those of the smallest grid if not given.
         out: Folder of the trials, of which none runs twice; in `tuning/` if not given.
         seeds: Several of each trial, of which the mean counts.
-        settings: Options of single methods, by the method's name as in `method`.
+        settings: Options of single methods, by the method's name.
         **given: Options of `fedcli run`; the seed is `SEED` if not given. Tuples of values are tried, too; without any,
             those that the method's own options suggest.
 
     Raises:
-        UserError: If there is nothing to try, an option is unknown or given twice, a trial cannot start, or the table
-            of a paper whose protocol is used reports a seed.
+        UserError: If there is nothing to try, a method or an option is unknown, an option is given twice, a trial
+            cannot start, or the table of a paper whose protocol is used reports a seed.
     """
     names = method.split(",")
     methods = find_methods(names)
     for text in grid:
         _check_grid(text, given)
     grids = settings_for(names, grid, "--grid")
+    of_single = options_by_method(names, settings)
     if seeds is None:
         given.setdefault("seed", SEED)
     folder = None if out is None else Path(out)
     runs: dict[str, list[PlannedRun]] = {}
     tried_by: dict[str, Grid] = {}
     for name, chosen in zip(names, methods, strict=True):
-        options = {**options_of(chosen, methods, given), **settings.get(name, {}), **grids[name]}
+        for option in of_single[name].keys() & grids[name].keys():
+            raise UserError(f"{flag_of(option)} of '{name}' is given twice (got --grid and --set); leave one out.")
+        options = {**options_of(chosen, methods, given), **of_single[name], **grids[name]}
         tried = _values_to_try(chosen, options)
         options |= tried
         first_values = {option: values[0] for option, values in tried.items()}
