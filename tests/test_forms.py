@@ -27,7 +27,7 @@ import scipy.io
 from PIL import EpsImagePlugin, ExifTags, Image
 
 from fedcli.data import datasets, files, forms
-from fedcli.data.catalog import KNOWN
+from fedcli.data.catalog import KNOWN, Archive
 from fedcli.data.files import PARTS
 from fedcli.vision import torchvision
 from tests.files import assert_same, examples, from_npz, images, imported, known_images, refused, write_folder
@@ -267,7 +267,7 @@ def site(tmp_path):
 
 def serve(name, contents, site, monkeypatch):
     """Has the site give the files of a set, and torchvision ask it for them."""
-    source = getattr(torchvision().datasets, KNOWN[name].source or "", None)
+    source = getattr(torchvision().datasets, KNOWN[name].torchvision_class or "", None)
     if name in ("mnist", "svhn"):
         write_files(site.folder, contents)
         sums = {file: md5(content) for file, content in contents.items()}
@@ -281,7 +281,8 @@ def serve(name, contents, site, monkeypatch):
         monkeypatch.setattr(source, "md5", md5(archive.read_bytes()))
     else:
         archive = write_tar(site.folder / "a.tar.gz", contents)
-        known = KNOWN[name]._replace(source=f"{site.address}a.tar.gz", md5=md5(archive.read_bytes()))
+        served = Archive(address=f"{site.address}a.tar.gz", md5=md5(archive.read_bytes()))
+        known = KNOWN[name]._replace(archive=served)
         monkeypatch.setitem(KNOWN, name, known)
 
 

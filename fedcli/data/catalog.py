@@ -30,6 +30,17 @@ CANVAS = 64  # pixels, of a digit of a typeface before it is made small
 _RESIZED_AT_ONCE = 4096  # images that are made float at once
 
 
+# Makes the columns of the known set of a name, with a function that gives those of the sets that it needs.
+Maker = Callable[[str, Callable[[str], Arrays]], Arrays]
+
+
+class Archive(NamedTuple):
+    """A file in the internet with the images of a set."""
+
+    address: str
+    md5: str
+
+
 class DatasetInfo(NamedTuple):
     """Shape, classes and sizes of a data set, and where its images come from."""
 
@@ -38,17 +49,22 @@ class DatasetInfo(NamedTuple):
     class_names: tuple[str, ...]  # in the order of the official labels; empty texts where the files name them
     num_train: int | None = None  # None where it depends on the files
     num_test: int | None = None
-    source: str | None = None  # torchvision's class that downloads it, or the address of an archive
+    torchvision_class: str | None = None  # that downloads it
     split: str | None = None  # of EMNIST
-    files: str = ""  # what is imported where there is no download; image files are resized to `image_size`
+    archive: Archive | None = None  # that is downloaded where torchvision has no class
+    to_import: str = ""  # files that a user brings where there is no download; images are resized to `image_size`
     domain_names: tuple[str, ...] = ()
-    make: Callable[..., Arrays] | None = None  # where it needs others, of its name and a function that loads them
+    make: Maker | None = None
     needs: tuple[str, ...] = ()  # the sets that it is made from
-    md5: str | None = None  # of the archive
     fingerprint: str = ""  # of the official images; where it is not known, the numbers below and above tell other ones
     train_counts: tuple[int, ...] = ()  # training images of each class
     test_counts: tuple[int, ...] = ()
     domain_counts: tuple[int, ...] = ()  # images of each domain, of both parts
+
+    @property
+    def is_download(self) -> bool:
+        """Whether a command downloads it."""
+        return self.torchvision_class is not None or self.archive is not None
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -167,6 +183,12 @@ def resize_rows(images: np.ndarray, size: int) -> np.ndarray:
 
 
 # Built in: scikit-learn's digits and photographs.
+
+
+def _built_in(read: Callable[[], Arrays]) -> Maker:
+    """The maker of a set that needs no other one; its columns are read once."""
+    read_once = cache(read)
+    return lambda name, load: read_once()
 
 
 def digits() -> Arrays:
@@ -299,44 +321,79 @@ _DIGITS = tuple(string.digits)
 _CHARACTERS = (*_DIGITS, *string.ascii_uppercase, *string.ascii_lowercase)
 _FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_OFFICE = DatasetInfo(3, 32, (), files="image folders <domain>/<class>/*")
+_EMNIST = DatasetInfo(channels=1, image_size=28, class_names=(), torchvision_class="EMNIST")
+_OFFICE = DatasetInfo(channels=3, image_size=32, class_names=(), to_import="image folders <domain>/<class>/*")
 
 KNOWN = {
-    "digits": DatasetInfo(1, 8, _DIGITS, 1438, 359, make=cache(digits)),
-    "digit-domains": DatasetInfo(
-        3, 16, _DIGITS, 5752, 1436, domain_names=("plain", "inverted", "photo", "font"), make=cache(digit_domains),
+    "digits": DatasetInfo(
+        channels=1, image_size=8, class_names=_DIGITS, num_train=1438, num_test=359, make=_built_in(digits),
     ),
-    "photos": DatasetInfo(3, 16, ("photo",), 2000, 200, make=cache(photos)),
-    "mnist": DatasetInfo(1, 28, _DIGITS, 60_000, 10_000, "MNIST", fingerprint="94a3db3da708f867"),
-    "fmnist": DatasetInfo(1, 28, _FASHION, 60_000, 10_000, "FashionMNIST", fingerprint="237126ab7af84cf2"),
-    "emnist-digits": DatasetInfo(1, 28, _DIGITS, 240_000, 40_000, "EMNIST", "digits").balanced(),
-    "emnist-letters": DatasetInfo(
-        1, 28, tuple(string.ascii_lowercase), 124_800, 20_800, "EMNIST", "letters"
+    "digit-domains": DatasetInfo(
+        channels=3, image_size=16, class_names=_DIGITS, num_train=5752, num_test=1436,
+        domain_names=("plain", "inverted", "photo", "font"), make=_built_in(digit_domains),
+    ),
+    "photos": DatasetInfo(
+        channels=3, image_size=16, class_names=("photo",), num_train=2000, num_test=200, make=_built_in(photos),
+    ),
+    "mnist": DatasetInfo(
+        channels=1, image_size=28, class_names=_DIGITS, num_train=60_000, num_test=10_000, torchvision_class="MNIST",
+        fingerprint="94a3db3da708f867",
+    ),
+    "fmnist": DatasetInfo(
+        channels=1, image_size=28, class_names=_FASHION, num_train=60_000, num_test=10_000,
+        torchvision_class="FashionMNIST", fingerprint="237126ab7af84cf2",
+    ),
+    "emnist-digits": _EMNIST._replace(
+        class_names=_DIGITS, num_train=240_000, num_test=40_000, split="digits",
     ).balanced(),
-    "emnist-byclass": DatasetInfo(1, 28, _CHARACTERS, 697_932, 116_323, "EMNIST", "byclass"),
-    "cifar10": DatasetInfo(3, 32, _CIFAR10, 50_000, 10_000, "CIFAR10", fingerprint="079662f783f40c00"),
-    "cifar100": DatasetInfo(3, 32, ("",) * 100, 50_000, 10_000, "CIFAR100", fingerprint="478e970f870f5c96"),
+    "emnist-letters": _EMNIST._replace(
+        class_names=tuple(string.ascii_lowercase), num_train=124_800, num_test=20_800, split="letters",
+    ).balanced(),
+    "emnist-byclass": _EMNIST._replace(
+        class_names=_CHARACTERS, num_train=697_932, num_test=116_323, split="byclass",
+    ),
+    "cifar10": DatasetInfo(
+        channels=3, image_size=32, class_names=_CIFAR10, num_train=50_000, num_test=10_000,
+        torchvision_class="CIFAR10", fingerprint="079662f783f40c00",
+    ),
+    "cifar100": DatasetInfo(
+        channels=3, image_size=32, class_names=("",) * 100, num_train=50_000, num_test=10_000,
+        torchvision_class="CIFAR100", fingerprint="478e970f870f5c96",
+    ),
     "svhn": DatasetInfo(
-        3, 32, _DIGITS, 73_257, 26_032, "SVHN",
+        channels=3, image_size=32, class_names=_DIGITS, num_train=73_257, num_test=26_032, torchvision_class="SVHN",
         train_counts=(4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659),
         test_counts=(1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595),
     ),
     "usps": DatasetInfo(
-        1, 16, _DIGITS, 7_291, 2_007, "USPS",
+        channels=1, image_size=16, class_names=_DIGITS, num_train=7_291, num_test=2_007, torchvision_class="USPS",
         train_counts=(1194, 1005, 731, 658, 652, 556, 664, 645, 542, 644),
         test_counts=(359, 264, 198, 166, 200, 160, 170, 147, 166, 177),
     ),
     "cinic10": DatasetInfo(
-        3, 32, _CIFAR10, 90_000, 90_000, "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
-        md5="6ee4d0c996905fe93221de577967a372",
+        channels=3, image_size=32, class_names=_CIFAR10, num_train=90_000, num_test=90_000,
+        archive=Archive(
+            address="https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+            md5="6ee4d0c996905fe93221de577967a372",
+        ),
     ).balanced(),
     "tiny-imagenet": DatasetInfo(
-        3, 64, ("",) * 200, 100_000, 10_000, "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-        md5="90528d7ca1a48142e341f4ef8d21d0de",
+        channels=3, image_size=64, class_names=("",) * 200, num_train=100_000, num_test=10_000,
+        archive=Archive(
+            address="http://cs231n.stanford.edu/tiny-imagenet-200.zip", md5="90528d7ca1a48142e341f4ef8d21d0de",
+        ),
     ).balanced(),
-    "femnist": DatasetInfo(1, 28, _CHARACTERS, files="the folder of LEAF's all_data_*.json"),
-    "synth-digits": DatasetInfo(3, 32, _DIGITS, 479_400, 9_553, files="SynthDigits.zip or its .mat files"),
-    "mnist-m": DatasetInfo(3, 28, _DIGITS, 60_000, 10_000, files="mnist_m.tar.gz or its folder"),
+    "femnist": DatasetInfo(
+        channels=1, image_size=28, class_names=_CHARACTERS, to_import="the folder of LEAF's all_data_*.json",
+    ),
+    "synth-digits": DatasetInfo(
+        channels=3, image_size=32, class_names=_DIGITS, num_train=479_400, num_test=9_553,
+        to_import="SynthDigits.zip or its .mat files",
+    ),
+    "mnist-m": DatasetInfo(
+        channels=3, image_size=28, class_names=_DIGITS, num_train=60_000, num_test=10_000,
+        to_import="mnist_m.tar.gz or its folder",
+    ),
     "office-caltech": _OFFICE._replace(
         class_names=("",) * 10, domain_names=("amazon", "caltech", "dslr", "webcam"),
         domain_counts=(958, 1123, 157, 295),
@@ -349,19 +406,24 @@ KNOWN = {
         domain_counts=(2427, 4365, 4439, 4357),
     ),
     # A domain from each of others.
-    "femnist-digits": DatasetInfo(1, 28, _DIGITS, make=_femnist_digits, needs=("femnist",)),
+    "femnist-digits": DatasetInfo(
+        channels=1, image_size=28, class_names=_DIGITS, make=_femnist_digits, needs=("femnist",),
+    ),
     "mixed-digits": DatasetInfo(
-        3, 28, _DIGITS, num_test=57_453, domain_names=("mnist", "svhn", "usps", "synth-digits", "mnist-m"),
+        channels=3, image_size=28, class_names=_DIGITS, num_test=57_453,
+        domain_names=("mnist", "svhn", "usps", "synth-digits", "mnist-m"),
     ).made_of(  # the official training part of USPS has 7,291 images
         Share("mnist", 7430), Share("svhn", 7430), Share("usps", 7430, division="pooled"), Share("synth-digits", 7430),
         Share("mnist-m", 7430),
     ),
     "digits-4": DatasetInfo(
-        3, 32, _DIGITS, num_test=47_592, domain_names=("mnist", "usps", "svhn", "synth-digits"),
+        channels=3, image_size=32, class_names=_DIGITS, num_test=47_592,
+        domain_names=("mnist", "usps", "svhn", "synth-digits"),
     ).made_of(Share("mnist", 150), Share("usps", 80), Share("svhn", 5000), Share("synth-digits", 1800)),
     # For real images without more than MNIST, in numbers as uneven as those of digits-4.
     "digits-real-4": DatasetInfo(
-        3, 16, _DIGITS, num_test=2_077, domain_names=("mnist", "digits", "photo", "font"),
+        channels=3, image_size=16, class_names=_DIGITS, num_test=2_077,
+        domain_names=("mnist", "digits", "photo", "font"),
     ).made_of(
         Share("mnist", 150, num_test=1000), Share("digits", 80),
         Share("digit-domains", 1200, domain="photo"), Share("digit-domains", 600, domain="font"),
@@ -371,7 +433,7 @@ KNOWN = {
 
 def _add_domain_sets(source: str, num_train: Sequence[int], num_test_leaky: int) -> None:
     """Adds what papers make of a set with domains: training images as published, and two kinds of test images."""
-    info = KNOWN[source]._replace(files="")
+    info = KNOWN[source]._replace(to_import="")
     private = [Share(source, number, domain=name) for number, name in zip(num_train, info.domain_names, strict=True)]
     leaky = [share._replace(division="leaky") for share in private]
     KNOWN[f"{source}-private"] = info.made_of(*private)
@@ -384,7 +446,7 @@ _add_domain_sets("office-home", num_train=(1400, 2000, 2500, 2000), num_test_lea
 MADE = {name: info.needs for name, info in KNOWN.items() if info.make}  # the sets that each is made from
 BUILT_IN = tuple(name for name, needs in MADE.items() if not needs)
 UNSURE = ("mnist-m",)  # of which copies with other numbers of images are in use
-DOWNLOADS = tuple(name for name, info in KNOWN.items() if info.source)
+DOWNLOADS = tuple(name for name, info in KNOWN.items() if info.is_download)
 
 
 def known_form(name: str, columns: Arrays) -> Arrays:

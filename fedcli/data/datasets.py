@@ -223,7 +223,7 @@ def download(name: str) -> Path:
         UserError: The set cannot be downloaded, or the download fails.
     """
     info = KNOWN.get(name)
-    if info is None or info.source is None:
+    if info is None or not info.is_download:
         remedy = _ways(name) if name in KNOWN else f"these can be downloaded: {', '.join(DOWNLOADS)}"
         raise unknown("data set to download", name, DOWNLOADS, f"{remedy}.")
     if _is_in_cache(name):
@@ -241,19 +241,21 @@ def download(name: str) -> Path:
 
 
 def _download_official(info: DatasetInfo, folder: str) -> None:
-    """Downloads the official files of a set: an archive, or what torchvision's class of its name asks for."""
-    assert info.source is not None  # `download` has refused others
+    """Downloads the official files of a set: an archive, or what torchvision's class asks for."""
     sets = torchvision().datasets
-    if info.md5:
-        sets.utils.download_and_extract_archive(info.source, folder, md5=info.md5, remove_finished=True)
+    if info.archive is not None:
+        address, md5 = info.archive
+        sets.utils.download_and_extract_archive(address, folder, md5=md5, remove_finished=True)
         return
+    assert info.torchvision_class is not None  # `download` has refused others
+    download_part = getattr(sets, info.torchvision_class)
     for part in files.PARTS:
         choice: dict[str, Any] = {"train": part == "train"}
-        if info.source == "SVHN":
+        if info.torchvision_class == "SVHN":
             choice = {"split": part}
         if info.split:
             choice["split"] = info.split
-        getattr(sets, info.source)(folder, download=True, **choice)
+        download_part(folder, download=True, **choice)
 
 
 class Imported(NamedTuple):
@@ -314,7 +316,7 @@ def _kind_of(info: DatasetInfo | None) -> str:
     """How a set comes to be there, in a word."""
     if info is None:
         return "imported"
-    if info.source:
+    if info.is_download:
         return "download"
     if not info.make:
         return "import"
@@ -468,7 +470,9 @@ def _ways(name: str) -> str:
     if info.needs:
         missing = [need for need in info.needs if not present(need)] or info.needs
         return f"it is made from {', '.join(info.needs)}: bring {', '.join(missing)}"
-    return f"bring {info.files} and run 'fedcli data import {name} PATH'" if info.files else "it is built in"
+    if info.to_import:
+        return f"bring {info.to_import} and run 'fedcli data import {name} PATH'"
+    return "it is built in"
 
 
 def _arrays(name: str) -> files.Arrays:
@@ -481,7 +485,7 @@ def _arrays(name: str) -> files.Arrays:
     def load_source(need: str) -> files.Arrays:
         return files.join_parts(_source_arrays(need), [])
 
-    columns = info.make(name, load_source) if info.needs else info.make()
+    columns = info.make(name, load_source)
     texts = {"class_names": np.array(info.class_names), "domain_names": np.array(info.domain_names)}
     return files.canonical(texts | columns)
 

@@ -337,7 +337,7 @@ def read(path: Path, info: DatasetInfo | None, size: int | None, notes: list[str
         common = os.path.commonpath([os.path.dirname(name) for name in names] or [""])
         around = re.sub(f"(^|/){_PART}(/.*)?$", "", common)  # the folders above those of the parts
         names = [name.removeprefix(f"{around}/") for name in names]
-        if info and info.files:
+        if info and info.to_import:
             size = info.image_size
         for form in FORMS.values():
             whole_pattern = re.compile(f"(?:^|/){form.pattern}")
