@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from agreement.bridges import BRIDGES
 from agreement.rows import CASES, Case, Peer, Row
 from fedcli.results.render import github
 from fedcli.runs.options import flags_of
@@ -53,7 +54,7 @@ def difference_text(results: dict, peer: Peer, label: str) -> str:
 
 def command(case: Case) -> str:
     """What fedcli runs, as it is typed."""
-    name = case.method if case.method.islower() and "_" not in case.method else f"bridges.py:{case.method}"
+    name = f"bridges.py:{case.method}" if case.method in BRIDGES else case.method
     return " ".join([name, *flags_of({**case.options, **case.run})])
 
 

@@ -15,7 +15,7 @@ MOMENTUM = {"momentum": 0.9, "lr": 0.03}
 class Case:
     """A run of fedcli."""
 
-    method: str  # a name, or a function of agreement/bridges.py
+    method: str  # a key of `agreement.bridges.BRIDGES`, or the name of a registered method
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method
     run: Mapping[str, Any] = field(default_factory=dict)  # of the run, in place of those of agreement/problem.py
     partition: str = "skew"  # a key of `agreement.problem.PARTITIONS`

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from agreement import agree, page, problem
+from agreement.bridges import BRIDGES
 from agreement.rows import CASES
+from fedcli import registry
 from fedcli.errors import UserError
 
 RESULTS = json.loads(agree.RESULTS.read_text())
@@ -80,6 +82,12 @@ def test_every_difference_has_its_cause_and_its_closing_run():
 
 def test_the_page_is_made_of_the_results():
     assert page.PAGE.read_text() == page.text(PEERS, RESULTS)
+
+
+def test_the_page_names_registered_methods_and_those_of_bridges():
+    names = {page.command(case).split()[0] for case in CASES.values()}
+    bridges = {f"bridges.py:{name}" for name in BRIDGES}
+    assert names <= registry.methods().keys() | bridges
 
 
 def test_a_clone_that_is_missing_or_at_another_commit_is_refused(tmp_path):
