@@ -13,7 +13,7 @@ from fedcli.runs import begin
 from fedcli.runs.record import read_record
 from tests.files import refused
 from tests.test_reproduce import SMALL, Watch
-from tests.test_runs import TINY, Stop, StopAfter
+from tests.tiny_runs import TINY, Stop, StopAfter
 
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 

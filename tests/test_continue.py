@@ -23,8 +23,7 @@ from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from fedcli.runs.signals import OutOfTime
 from tests.programs import SMALL, invoke, start
-from tests.test_lock import file_names
-from tests.test_runs import TINY, Stop, StopAfter, essence
+from tests.tiny_runs import TINY, Stop, StopAfter, essence, file_names
 
 ONE = {**TINY, "rounds": 1, "lr": 0.02}
 

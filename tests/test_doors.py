@@ -24,7 +24,7 @@ from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.files import refused
 from tests.programs import invoke
-from tests.test_runs import Stop, StopAfter
+from tests.tiny_runs import Stop, StopAfter
 
 FEDAVG = registry.find_method("fedavg")
 PARTS = Path(__file__).parent.parent / "docs/examples/my_parts.py"

@@ -15,8 +15,7 @@ from fedcli.data.files import reading
 from fedcli.runs import lock
 from fedcli.runs.record import read_record
 from tests.programs import invoke
-from tests.test_lock import contents
-from tests.test_runs import TINY
+from tests.tiny_runs import TINY, contents
 
 OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
 

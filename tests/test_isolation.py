@@ -12,7 +12,7 @@ from fedcli.runs.record import read_record
 from fedcli.userfiles import from_file, import_file
 from tests.files import refused
 from tests.programs import invoke
-from tests.test_runs import TINY
+from tests.tiny_runs import TINY
 
 CHANGES = {
     "torch.set_default_dtype": "torch.set_default_dtype(torch.float64)",

@@ -16,22 +16,12 @@ from fedcli.__main__ import main
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
 from fedcli.runs import checkpoints, resume, rounds, signals
-from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS
+from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.lock import InUse, locked
 from fedcli.runs.record import read_record
 from tests.files import refused
 from tests.programs import SMALL, Waiting, start
-from tests.test_runs import TINY
-
-
-def file_names(folder):
-    """What a folder holds, but for a checkpoint before the last, which a slow machine may not have."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != PREVIOUS)
-
-
-def contents(folder):
-    """The content of each of these files."""
-    return {name: (folder / name).read_bytes() for name in file_names(folder) if (folder / name).is_file()}
+from tests.tiny_runs import TINY, file_names
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

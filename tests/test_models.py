@@ -19,13 +19,11 @@ from fedcli.runs.record import write_record
 from tests import torture
 from tests.files import refused
 from tests.programs import invoke
-from tests.test_lock import file_names
-from tests.test_runs import TINY as RUN
-from tests.test_runs import Stop, StopAfter
+from tests.tiny_runs import TINY, Stop, StopAfter, file_names
 
-TINY = {**RUN, "num_clients": 2, "batch_size": 8, "rounds": 2}
+OPTIONS = {**TINY, "num_clients": 2, "batch_size": 8, "rounds": 2}
 GLOBAL = {
-    **TINY, "method": "fedfm", "protocol": "fedfm:digits", "validation": 0.2, "rounds": 5, "lr": 0.1, "seed": 2,
+    **OPTIONS, "method": "fedfm", "protocol": "fedfm:digits", "validation": 0.2, "rounds": 5, "lr": 0.1, "seed": 2,
 }  # fmt: skip
 NORMS = """
 from torch import nn
@@ -51,12 +49,12 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     (folder / "net.py").write_text(NORMS)
     with_norms = f"{folder}/net.py:small"
-    unvalidated = {**TINY, "protocol": "fedfm:digits", "validation": 0}
+    unvalidated = {**OPTIONS, "protocol": "fedfm:digits", "validation": 0}
     options_of = {
         "global": GLOBAL,
         "personal": {**unvalidated, "method": "local", "backbone": f"cnn-small,{with_norms}"},  # one for each client
         "norms": {**unvalidated, "method": "fedavg", "backbone": with_norms},
-        "prototypes": {**TINY, "method": "fedproto", "protocol": "fedsa:digits"},
+        "prototypes": {**OPTIONS, "method": "fedproto", "protocol": "fedsa:digits"},
     }
     return {kind: fedcli.run(**options, out=folder / kind) for kind, options in options_of.items()}
 

@@ -15,7 +15,7 @@ from fedcli.runs.identity import identity, numerics, outdated
 from fedcli.runs.record import RECORD, read_record, write_record
 from tests import laws
 from tests.files import refused
-from tests.test_runs import TINY
+from tests.tiny_runs import TINY
 
 
 class AnotherState(NamedTuple):

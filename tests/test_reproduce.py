@@ -21,8 +21,8 @@ from fedcli.runs.record import read_record, write_record
 from tests import programs
 from tests.files import refused
 from tests.programs import Waiting, start
-from tests.test_runs import Stop, StopAfter
 from tests.test_tables import cells
+from tests.tiny_runs import Stop, StopAfter
 
 TINY = {
     "protocol": "fedfm:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "partition": "iid",

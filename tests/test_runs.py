@@ -22,34 +22,7 @@ from fedcli.runs.identity import reductions
 from fedcli.runs.machine import machine_settings
 from fedcli.runs.record import params_hash, read_record, summarise, write_record
 from fedcli.runs.resolve import default_dataset, resolve
-
-TINY = {
-    "dataset": "digits", "train_examples": 120, "num_clients": 4, "cohort_size": 2, "rounds": 4, "local_epochs": 1,
-    "batch_size": 16, "device": "cpu", "checkpoint_every": 1,
-}  # fmt: skip
-
-
-class Stop(Exception):
-    """Ends a run from outside."""
-
-
-class StopAfter(rounds.Listener):
-    def __init__(self, rounds):
-        self.left = rounds
-
-    def round(self, entry):
-        self.left -= 1
-        if self.left == 0:
-            raise Stop
-
-
-def essence(record):
-    """What must not depend on whether a run was interrupted."""
-    parts = {key: record[key] for key in ("summary", "status", "config", "cost", "partition")}
-    parts["rounds"] = []
-    for entry in record["rounds"]:
-        parts["rounds"].append({key: value for key, value in entry.items() if key != "seconds"})
-    return parts
+from tests.tiny_runs import TINY, Stop, StopAfter, essence
 
 
 @pytest.mark.parametrize("method", list(methods()))

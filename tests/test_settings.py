@@ -30,7 +30,7 @@ from fedcli.userfiles import own_paths
 from tests.files import refused
 from tests.programs import invoke
 from tests.test_old_runs import OLD, SETTINGS
-from tests.test_runs import TINY, Stop, StopAfter
+from tests.tiny_runs import TINY, Stop, StopAfter
 
 BASE = {"protocol": "fedfm:digits", "dataset": "digits", "num_clients": 4, "cohort_size": 4}
 # What decides where and how a run is made, but not what comes of it.

@@ -16,12 +16,19 @@ from fedcli.measure.quality import one_more_round
 from fedcli.runs import checkpoints, resume, rounds
 from fedcli.runs.options import parse_size
 from tests.files import refused
-from tests.test_runs import TINY as RUN
+from tests.tiny_runs import TINY
 from tests.torture import stopped_run
 from tests.toys import ClientState
 
 BYTES = 40  # of a state of ten numbers
-TINY = {**RUN, "train_examples": 60, "num_clients": 6, "batch_size": 8, "backbone": "cnn-small", "state_memory": "0"}
+OPTIONS = {
+    **TINY,
+    "train_examples": 60,
+    "num_clients": 6,
+    "batch_size": 8,
+    "backbone": "cnn-small",
+    "state_memory": "0",
+}
 
 
 def states(*numbers):
@@ -124,7 +131,7 @@ def test_a_checkpoint_writes_what_its_cohort_keeps_and_only_once(memory, tmp_pat
             files = (tmp_path / "run" / STATES).iterdir()
             times_of_rounds.append({file.stem: file.stat().st_mtime_ns for file in files})
 
-    options = {**TINY, "rounds": 6, "state_memory": memory}
+    options = {**OPTIONS, "rounds": 6, "state_memory": memory}
     run = fedcli.run("scaffold", out=tmp_path / "run", progress=Watch(), **options)
 
     *with_checkpoint, _ = times_of_rounds
@@ -142,13 +149,13 @@ def test_a_checkpoint_writes_what_its_cohort_keeps_and_only_once(memory, tmp_pat
 
 
 def test_a_finished_run_keeps_what_is_needed_of_it(tmp_path):
-    personal = fedcli.run("local", out=tmp_path / "personal", **TINY)
+    personal = fedcli.run("local", out=tmp_path / "personal", **OPTIONS)
     assert len(files(personal.path)) == len(personal.state.clients) > 2
 
-    needed = fedcli.run("scaffold", out=tmp_path / "needed", keep_states=False, **TINY)
-    everything = fedcli.run("scaffold", out=tmp_path / "everything", keep_states=True, **TINY)
+    needed = fedcli.run("scaffold", out=tmp_path / "needed", keep_states=False, **OPTIONS)
+    everything = fedcli.run("scaffold", out=tmp_path / "everything", keep_states=True, **OPTIONS)
     assert len(everything.state.clients) > len(needed.state.clients)
-    assert set(needed.state.clients) == set(everything.state.clients) & set(cohort(needed, TINY["rounds"]))
+    assert set(needed.state.clients) == set(everything.state.clients) & set(cohort(needed, OPTIONS["rounds"]))
     for run in (needed, everything):
         clients = [int(name.partition("-")[0]) for name in files(run.path)]
         assert clients == list(run.state.clients)

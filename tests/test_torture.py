@@ -23,7 +23,7 @@ from tests import torture
 from tests.files import from_npz, images
 from tests.programs import Waiting, invoke, start
 from tests.test_forms import folder_of
-from tests.test_runs import TINY
+from tests.tiny_runs import TINY
 
 SHORT_ROUND = {
     torture.kill_repeatedly: 3,

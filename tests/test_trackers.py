@@ -10,16 +10,15 @@ import fedcli
 from fedcli.runs import resume, trackers
 from tests.files import refused
 from tests.programs import invoke
-from tests.test_runs import TINY as RUN
-from tests.test_runs import Stop, StopAfter
+from tests.tiny_runs import TINY, Stop, StopAfter
 
-TINY = {**RUN, "train_examples": 60, "checkpoint_every": 2}
+OPTIONS = {**TINY, "train_examples": 60, "checkpoint_every": 2}
 
 
 def killed_and_resumed(folder, log):
     """The record of a run that is killed after round 3, of which only two are in the checkpoint, and resumed."""
     with pytest.raises(Stop):
-        fedcli.run("fedavg", out=folder, log=log, progress=StopAfter(3), **TINY)
+        fedcli.run("fedavg", out=folder, log=log, progress=StopAfter(3), **OPTIONS)
     return resume.resume(folder, progress=trackers.Loggers(None, log)).record
 
 
@@ -77,7 +76,7 @@ class Failing:
 def test_a_logger_is_made_once_and_hears_each_run_and_one_that_fails_stops_nothing(seeds, runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(OWN)
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
     result = invoke("run", "fedavg", *flags, *seeds, "--out", "run", "--log", "./mine.py:Failing,./mine.py:Logger")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "heard.txt").read_text().split() == ["made", *["1", "2", "3", "4"] * runs]
@@ -90,9 +89,9 @@ def test_loggers_may_be_objects_and_change_no_bit(tmp_path):
         start=lambda record, folder, samples_per_round, first_round: heard.append(first_round),
         finish=lambda record: heard.append(record["status"]),
     )
-    record = fedcli.run("fedavg", out=tmp_path / "a", log=[logger], **TINY).record
+    record = fedcli.run("fedavg", out=tmp_path / "a", log=[logger], **OPTIONS).record
     assert heard == [0, "finished"]
-    plain = fedcli.run("fedavg", out=tmp_path / "b", **TINY).record
+    plain = fedcli.run("fedavg", out=tmp_path / "b", **OPTIONS).record
     assert record["summary"]["params_sha256"] == plain["summary"]["params_sha256"]
     assert "log" not in record["config"]
 
@@ -102,5 +101,5 @@ def test_loggers_may_be_objects_and_change_no_bit(tmp_path):
 )
 def test_unknown_and_missing_loggers_are_refused_before_the_run(log, words, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    refused(lambda: fedcli.run("fedavg", out=tmp_path / "run", log=log, **TINY), words)
+    refused(lambda: fedcli.run("fedavg", out=tmp_path / "run", log=log, **OPTIONS), words)
     assert not (tmp_path / "run").exists()

@@ -22,7 +22,7 @@ from fedcli.userfiles import file_hash
 from tests import torture
 from tests.files import refused
 from tests.programs import invoke
-from tests.test_runs import TINY, Stop, StopAfter
+from tests.tiny_runs import TINY, Stop, StopAfter
 
 TRACE = "\nopen('imported', 'a').close()\n"  # what a file does that is imported
 NETS = """

@@ -15,8 +15,8 @@ from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resume import resume
 from fedcli.runs.verify import compare_records
 from tests.programs import invoke
-from tests.test_runs import TINY, Stop, StopAfter, essence
 from tests.test_trust import NETS
+from tests.tiny_runs import TINY, Stop, StopAfter, essence
 
 ANOTHER = "another result on the same machine and version"
 

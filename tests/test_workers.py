@@ -15,8 +15,7 @@ from fedcli.runs import workers
 from fedcli.runs.record import read_record
 from tests import law_8
 from tests.programs import SMALL, WAITS, Waiting, start
-from tests.test_lock import file_names
-from tests.test_runs import essence
+from tests.tiny_runs import essence, file_names
 
 # One start of two workers after the other, as by the launcher; in each, one worker does an act in its half of the work.
 PROGRAM = """

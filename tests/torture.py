@@ -53,8 +53,7 @@ from fedcli.userfiles import file_hash
 from tests import laws
 from tests.on_made_up import early_captures, on_cpu, on_device, on_made_up_device
 from tests.programs import SMALL, start
-from tests.test_lock import contents, file_names
-from tests.test_runs import TINY, Stop, StopAfter, essence
+from tests.tiny_runs import TINY, Stop, StopAfter, contents, essence, file_names
 from tests.toys import quick
 
 PAGE = Path(__file__).parents[1] / "results" / "reliability.md"

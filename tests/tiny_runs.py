@@ -1,0 +1,44 @@
+"""Runs of a second, how a test stops one, and what of them is compared."""
+
+from fedcli.runs import rounds
+from fedcli.runs.checkpoints import PREVIOUS
+
+TINY = {
+    "dataset": "digits", "train_examples": 120, "num_clients": 4, "cohort_size": 2, "rounds": 4, "local_epochs": 1,
+    "batch_size": 16, "device": "cpu", "checkpoint_every": 1,
+}  # fmt: skip
+
+
+class Stop(Exception):
+    """Ends a run from outside."""
+
+
+class StopAfter(rounds.Listener):
+    """Ends a run after so many rounds."""
+
+    def __init__(self, rounds):
+        self.left = rounds
+
+    def round(self, entry):
+        self.left -= 1
+        if self.left == 0:
+            raise Stop
+
+
+def essence(record):
+    """What must not depend on whether a run was interrupted."""
+    parts = {key: record[key] for key in ("summary", "status", "config", "cost", "partition")}
+    parts["rounds"] = []
+    for entry in record["rounds"]:
+        parts["rounds"].append({key: value for key, value in entry.items() if key != "seconds"})
+    return parts
+
+
+def file_names(folder):
+    """What a folder holds, but for a checkpoint before the last, which a slow machine may not have."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != PREVIOUS)
+
+
+def contents(folder):
+    """The content of each of these files."""
+    return {name: (folder / name).read_bytes() for name in file_names(folder) if (folder / name).is_file()}
