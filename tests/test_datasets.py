@@ -186,7 +186,7 @@ def test_without_a_cache_built_in_sets_are_there_and_others_are_told_what_to_set
         monkeypatch.setattr(os, "mkdir", fail)
     else:
         monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "a.npz" / "below"))
-    assert len(datasets.load(datasets.find_name("digits")).y_test) == 359
+    assert len(datasets.load(datasets.import_if_path("digits")).y_test) == 359
     refused(lambda: datasets.available("mnist"), "'mnist' is not on this machine")
     refused(lambda: datasets.import_path("mine", tmp_path / "a.npz"), "cannot be kept", "FEDCLI_DATA")
     assert not Path("~").exists()
@@ -253,7 +253,7 @@ def test_a_file_or_folder_is_taken_where_it_stands(tmp_path, monkeypatch):
     arrays = images((8, 8), 2, per_class=(15, 3))
     np.savez("My set.npz", **arrays)
     record = fedcli.run("fedavg", dataset="./My set.npz", rounds=1, num_clients=2, device="cpu").record
-    name = datasets.find_name("My set.npz")
+    name = datasets.import_if_path("My set.npz")
     assert record["dataset"] == name
     assert record["protocol"] == "own:data"
     assert name.startswith("my-set-")
@@ -261,15 +261,15 @@ def test_a_file_or_folder_is_taken_where_it_stands(tmp_path, monkeypatch):
     assert record["dataset_fingerprint"] == datasets.load(name).fingerprint
 
     np.savez("My set.npz", **images((8, 8), 2, seed=1))
-    assert datasets.find_name(str(tmp_path / "My set.npz")) != name
+    assert datasets.import_if_path(str(tmp_path / "My set.npz")) != name
 
     write_folder(tmp_path / "folder", arrays, ["0", "1"])
-    folder = datasets.find_name("folder")
+    folder = datasets.import_if_path("folder")
     assert datasets.load(folder).fingerprint == record["dataset_fingerprint"]
 
     image = next((tmp_path / "folder").rglob("*.png"))
     image.rename(tmp_path / "folder" / "train" / "1" / "other.png")
-    assert datasets.find_name("folder") != folder
+    assert datasets.import_if_path("folder") != folder
 
 
 # .npz files that are wrong

@@ -222,7 +222,7 @@ def test_the_command_imports_a_set_and_a_run_takes_its_path(folder, library):
     assert result.exit_code == 0
     assert result.stderr == ""
     assert result.stdout.startswith("mine: 24 training and 12 test images, 3 classes: ")
-    assert datasets.find_name("hf:saved") == datasets.find_name("saved")
+    assert datasets.import_if_path("hf:saved") == datasets.import_if_path("saved")
 
 
 def test_the_library_and_a_folder_of_its_files_are_asked_for(tmp_path, monkeypatch):

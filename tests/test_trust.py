@@ -232,7 +232,7 @@ def openers():
     """Everything that opens a text which may name a file."""
     return (
         registry.find_method, registry.find_protocol, registry.find_post, registry.find_table, registry.claims,
-        partition.from_flag, datasets.load, datasets.find_name, metrics.find_metric, figures.find_chart,
+        partition.from_flag, datasets.load, datasets.import_if_path, metrics.find_metric, figures.find_chart,
         trackers.find_loggers, lambda text: [backbones.find(part) for part in text.split(",")],
     )  # fmt: skip
 

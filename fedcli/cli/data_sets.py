@@ -82,7 +82,7 @@ def data_show(
     from fedcli.core.partition import from_flag
     from fedcli.data import datasets  # which enters the partition `file`
 
-    dataset = datasets.load(datasets.find_name(name))
+    dataset = datasets.load(datasets.import_if_path(name))
     chosen = from_flag(partition) if partition else None
     rows = {
         "images": f"{len(dataset.y_train):,} to train, {len(dataset.y_test):,} to test",

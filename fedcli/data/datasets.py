@@ -116,30 +116,8 @@ def is_name(text: str) -> bool:
 
 
 def find_name(text: str) -> str:
-    """The name that a text stands for, in any case of its letters; a text that is none stays as it is.
-
-    A path becomes a name made of it and the hash of its content, under which the set is imported.
-
-    Raises:
-        UserError: What lies at the path cannot be imported.
-    """
-    text = forms.location(text)
-    name = text if is_from_file(text) else spelt(text, names())
-    if is_from_file(text) or name in names() or not os.path.exists(text):
-        return name
-    path = Path(text)
-    if not (path.is_file() or path.is_dir()):
-        raise UserError(f"'{text}' is no file (got a pipe or a device); copy what it gives into a file.")
-    files_inside = [""] if path.is_file() else forms.files_below(path)
-    digest = hashlib.sha256()
-    for file in files_inside:
-        with (path / file).open("rb") as content:
-            digest.update(os.fsencode(file) + hashlib.file_digest(content, "sha256").digest())
-    stem = re.sub("[^a-z0-9]+", "-", path.resolve().stem.lower()).strip("-") or "data"
-    name = f"{stem}-{digest.hexdigest()[:12]}"
-    if not _is_in_cache(name):
-        import_path(name, path)
-    return name
+    """The name that a text stands for, in any case of its letters; a text that is none stays as it is."""
+    return text if is_from_file(text) else spelt(text, names())
 
 
 def available(name: str) -> None:
@@ -310,6 +288,38 @@ def import_path(name: str, path: Path, size: int | None = None) -> Imported:
     _write_cache(_cache_file(name), arrays)
     _cache_file(name).with_suffix(".split.npz").unlink(missing_ok=True)  # where earlier versions kept the lists
     return Imported(_cache_file(name), notes)
+
+
+def import_if_path(text: str) -> str:
+    """The name of a data set that is given by its name or by a path; the set at a path is imported, unless it has been.
+
+    That of a path is made of its last part and a hash of the content, so that other content is another set.
+
+    Raises:
+        UserError: What lies at the path cannot be imported.
+    """
+    text = forms.location(text)
+    name = find_name(text)
+    if is_from_file(name) or name in names() or not os.path.exists(text):
+        return name
+    path = Path(text)
+    if not (path.is_file() or path.is_dir()):
+        raise UserError(f"'{text}' is no file (got a pipe or a device); copy what it gives into a file.")
+    stem = re.sub("[^a-z0-9]+", "-", path.resolve().stem.lower()).strip("-") or "data"
+    name = f"{stem}-{_hash_of_content(path)[:12]}"
+    if not _is_in_cache(name):
+        import_path(name, path)
+    return name
+
+
+def _hash_of_content(path: Path) -> str:
+    """The hexadecimal SHA-256 of a file, or of the files in a folder with their paths."""
+    files_inside = [""] if path.is_file() else forms.files_below(path)
+    digest = hashlib.sha256()
+    for file in files_inside:
+        with (path / file).open("rb") as content:
+            digest.update(os.fsencode(file) + hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()
 
 
 def _kind_of(info: DatasetInfo | None) -> str:

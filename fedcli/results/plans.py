@@ -291,7 +291,7 @@ def plan_cell(
 
 def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> dict[str, Any]:
     """The options of a cell on another data set: those of the paper's protocol for it, with the cell's division."""
-    dataset = datasets.find_name(dataset)
+    dataset = datasets.import_if_path(dataset)
     protocol = find_protocol(given["protocol"], method)
     if dataset in protocol.datasets:
         return {**given, "dataset": dataset}

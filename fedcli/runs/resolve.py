@@ -159,7 +159,7 @@ def _as_recorded(name: str, value: Any, method: Method) -> Any:
     if name == "post" and not is_from_file(value):
         return find_post(value, method).name
     if name in ("dataset", "public_dataset"):
-        return absolute(datasets.find_name(value))
+        return absolute(datasets.import_if_path(value))
     return absolute(value)
 
 
