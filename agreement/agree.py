@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -49,10 +50,13 @@ def check_commit(clone: Path, peer: Peer) -> None:
 
 def python_of(peer: Peer, folder: Path) -> Path:
     """The interpreter of a peer's environment."""
-    own, shared = (folder / "envs" / name / "bin" / "python" for name in (peer.module, "all"))
-    for python in (own, shared):
-        if python.is_file():
-            return python
+    environments = folder / "envs"
+    own = environments / peer.module / "bin" / "python"
+    shared = environments / "all" / "bin" / "python"
+    if own.is_file():
+        return own
+    if shared.is_file():
+        return shared
     raise UserError(f"{peer.name} has no environment (looked for '{own}' and '{shared}'); make one of them.")
 
 
@@ -66,11 +70,9 @@ def run_peer(peer: Peer, folder: Path, work: Path) -> dict:
     command = [str(python), "-m", "agreement.side", peer.module, str(work)]
     subprocess.run(command, cwd=HERE.parent, env=environment, check=True)
     ask = "import torch, platform; print(platform.python_version(), torch.__version__)"
-    versions = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, check=True).stdout.split()
-    return {
-        "ends": torch.load(work / f"{peer.module}.pt"),
-        "python": versions[0], "torch": versions[1],
-    }  # fmt: skip
+    told = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, check=True)
+    python_version, torch_version = told.stdout.split()
+    return {"ends": torch.load(work / f"{peer.module}.pt"), "python": python_version, "torch": torch_version}
 
 
 def compare(peer: Peer, told: dict, outcomes: dict) -> dict:
@@ -90,6 +92,22 @@ def compare(peer: Peer, told: dict, outcomes: dict) -> dict:
     return {"python": told["python"], "torch": told["torch"], "rows": rows}
 
 
+def run_and_compare(chosen: Iterable[Peer], peers_folder: Path) -> dict[str, dict]:
+    """Runs fedcli and peers on the problems; returns what results.json has of each peer."""
+    torch.set_num_threads(1)
+    outcomes = {name: problem.outcome(*problem.federation(case)) for name, case in CASES.items()}
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        for partition, network in {(case.partition, case.network) for case in CASES.values()}:
+            torch.save(problem.describe(partition, network), work / f"problem-{partition}-{network}.pt")
+        for peer in chosen:
+            told = run_peer(peer, peers_folder, work)
+            results[peer.name] = compare(peer, told, outcomes)
+            print(f"{peer.name}: {len(peer.rows)} rows")
+    return results
+
+
 def main(
     peers_folder: Annotated[Path | None, typer.Option("--peers", help="Folder with clones and environments")] = None,
     only: Annotated[list[str], typer.Option(help="Names of peers to run; all by default")] = [],  # noqa: B006
@@ -101,15 +119,7 @@ def main(
         if peers_folder is None:
             raise UserError("the peers are not known (got no --peers); name the folder with their clones.")
         chosen = [peer for peer in peers() if not only or peer.name in only]
-        torch.set_num_threads(1)
-        outcomes = {name: problem.outcome(*problem.federation(case)) for name, case in CASES.items()}
-        with tempfile.TemporaryDirectory() as folder:
-            work = Path(folder)
-            for partition, network in {(case.partition, case.network) for case in CASES.values()}:
-                torch.save(problem.describe(partition, network), work / f"problem-{partition}-{network}.pt")
-            for peer in chosen:
-                results[peer.name] = compare(peer, run_peer(peer, peers_folder, work), outcomes)
-                print(f"{peer.name}: {len(peer.rows)} rows")
+        results |= run_and_compare(chosen, peers_folder)
         RESULTS.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
     page.PAGE.write_text(page.text(peers(), results))
 

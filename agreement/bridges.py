@@ -1,6 +1,7 @@
 """Methods that stand between fedcli's and a peer's: what closes a difference, and is no method of a paper."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -62,110 +63,128 @@ def init_with_initial_past(fed, config):
     return state._replace(clients=dict.fromkeys(range(fed.num_clients), first))
 
 
-def round_in_training_mode(also_the_last: bool):
+def run_moon_round_in_training_mode(state, cohort, fed, config, also_the_last):
     """MOON whose received model normalises by the batch, as in training mode; the client's last model too, or not."""
-
-    def make_local_loss(network, config):
-        def local_loss(params, buffers, batch, context):
-            features, logits, buffers = network(params, buffers, batch.x, batch.mask)
-            received = network(context.global_params, context.global_buffers, batch.x, batch.mask)
-            last = network(
-                context.previous_params, context.previous_buffers, batch.x, batch.mask, train=also_the_last
-            )  # fmt: skip
-            contrast = moon.model_contrastive(
-                features, received.features.detach(), last.features.detach(), config.temperature, batch.mask
-            )
-            contrast = torch.where(context.has_previous, contrast, 0.0)
-            task = cross_entropy(logits, batch.y, batch.mask)
-            return task + config.contrastive_weight * contrast, Aux(buffers, {"cross_entropy": task}, features)
-
-        return local_loss
-
-    def run_round(state, cohort, fed, config):
-        context, axes = moon.local_context(state, cohort, fed, config)
-        clients = fed.broadcast(state.params, state.buffers, cohort)
-        clients, terms = fed.train(clients, cohort, make_local_loss(fed.network, config), context, axes)
-        return moon.aggregate(state, clients, cohort, fed, config), terms
-
-    return run_round
+    local_loss = make_moon_loss_in_training_mode(fed.network, config, also_the_last)
+    context, axes = moon.local_context(state, cohort, fed, config)
+    clients = fed.broadcast(state.params, state.buffers, cohort)
+    clients, terms = fed.train(clients, cohort, local_loss, context, axes)
+    return moon.aggregate(state, clients, cohort, fed, config), terms
 
 
-def by_client(alpha, value):
-    """Alpha of each client, `[K]`, to be multiplied with the clients' values, `[K, ...]`."""
-    return alpha.reshape(-1, *[1] * (value.ndim - 1))
+def make_moon_loss_in_training_mode(network, config, also_the_last):
+    """MOON's local objective with features of the received model, and maybe the last one, in training mode."""
+
+    def local_loss(params, buffers, batch, context):
+        features, logits, buffers = network(params, buffers, batch.x, batch.mask)
+        received = network(context.global_params, context.global_buffers, batch.x, batch.mask)
+        last = network(
+            context.previous_params, context.previous_buffers, batch.x, batch.mask, train=also_the_last
+        )  # fmt: skip
+        contrast = moon.model_contrastive(
+            features, received.features.detach(), last.features.detach(), config.temperature, batch.mask
+        )
+        contrast = torch.where(context.has_previous, contrast, 0.0)
+        task = cross_entropy(logits, batch.y, batch.mask)
+        return task + config.contrastive_weight * contrast, Aux(buffers, {"cross_entropy": task}, features)
+
+    return local_loss
 
 
-def round_that_keeps_the_mixture(trains_own: bool, adapts: bool):
-    """APFL whose clients keep alpha v + (1 - alpha) w_i in the place of v.
+def run_mixture_round(state, cohort, fed, config, make_local_step):
+    """APFL whose clients keep the mixture alpha v + (1 - alpha) w_i in the place of v."""
+    received = fed.broadcast(state.params, state.buffers, cohort)
+    alpha = torch.tensor(config.mixing, dtype=fed.dtype)
+    own = fed.recall(state.clients, cohort, apfl.ClientState(*fed.initial_model(), alpha))
+    params = {**joined(own.params, received.params), apfl.ALPHA: own.alpha}
+    clients = Client(params, joined(own.buffers, received.buffers), optimizer={})
+    clients, terms = fed.train(clients, cohort, make_local_step(fed))
 
-    Before that v is trained by its own loss, and not by the mixture's, or is not trained; alpha moves after every step
-    by what FedTorch takes for its gradient, or is fixed.
-    """
+    alpha = clients.params[apfl.ALPHA]
+    shared = part(clients.params, SHARED)
+    kept = apfl.ClientState(
+        params=mixture(alpha, part(clients.params, PRIVATE), shared),
+        buffers=part(clients.buffers, PRIVATE),
+        alpha=alpha,
+    )
+    kept = fed.remember(state.clients, cohort, kept)
+    trained = Client(shared, part(clients.buffers, SHARED), optimizer={})
+    params, buffers = weighted_mean(fed.upload_model(trained), cohort.weights)
+    return apfl.ServerState(params, buffers, kept), terms
 
-    def make_local_step(fed):
-        def local_loss(params, buffers, batch, context):
-            of_global = fed.network(part(params, SHARED), part(buffers, SHARED), batch.x, batch.mask)
-            of_own = fed.network(part(params, PRIVATE), part(buffers, PRIVATE), batch.x, batch.mask)
-            loss = sum(cross_entropy(out.logits, batch.y, batch.mask) for out in (of_global, of_own))
-            buffers = joined(of_own.buffers, of_global.buffers)
-            return loss, Aux(buffers, {"cross_entropy": loss}, of_own.features)
 
-        names = [*joined(fed.network.params, fed.network.params)]
-        models = fed.optimizer_step(local_loss, names=names)
+def mixture(alpha, private, shared):
+    """alpha v + (1 - alpha) w_i of each client; alpha is `[K]`, and the parameters are `[K, ...]`."""
+    mixed = {}
+    for name, v in private.items():
+        share = alpha.reshape(-1, *[1] * (v.ndim - 1))
+        mixed[name] = share * v + (1 - share) * shared[name]
+    return mixed
 
-        def update(client, batch, context):
-            before, alpha = client.params, client.params[apfl.ALPHA]
-            client, aux = models.update(client, batch, context)
-            moved = dict(client.params)
-            gradient = {name: (before[name] - moved[name]) / batch.lr for name in names}
-            own, shared = part(moved, PRIVATE), part(moved, SHARED)
-            if not trains_own:
-                moved.update({name: before[name] for name in names if name.startswith(PRIVATE)})
-            if adapts:
-                slope = 0.02 * alpha
-                of_own, of_shared = part(gradient, PRIVATE), part(gradient, SHARED)
-                for name, value in own.items():
-                    mixed = alpha * of_own[name] + (1 - alpha) * of_shared[name]
-                    slope = slope + ((value - shared[name]) * mixed).sum()
-                moved[apfl.ALPHA] = (alpha - batch.lr * slope).clamp(0, 1)
-            return client._replace(params=moved), aux
 
-        return Step(update, models.init_optimizer)
+def make_step_of_both_models(fed):
+    """A step of w_i and v, each by its own loss, and none by the mixture's."""
 
-    def run_round(state, cohort, fed, config):
-        received = fed.broadcast(state.params, state.buffers, cohort)
-        alpha = torch.tensor(config.mixing, dtype=fed.dtype)
-        own = fed.recall(state.clients, cohort, apfl.ClientState(*fed.initial_model(), alpha))
-        params = {**joined(own.params, received.params), apfl.ALPHA: own.alpha}
-        clients = Client(params, joined(own.buffers, received.buffers), optimizer={})
-        clients, terms = fed.train(clients, cohort, make_local_step(fed))
+    def local_loss(params, buffers, batch, context):
+        shared = fed.network(part(params, SHARED), part(buffers, SHARED), batch.x, batch.mask)
+        private = fed.network(part(params, PRIVATE), part(buffers, PRIVATE), batch.x, batch.mask)
+        loss = cross_entropy(shared.logits, batch.y, batch.mask) + cross_entropy(private.logits, batch.y, batch.mask)
+        return loss, Aux(joined(private.buffers, shared.buffers), {"cross_entropy": loss}, private.features)
 
-        alpha, shared = clients.params[apfl.ALPHA], part(clients.params, SHARED)
-        mixed = {}
-        for name, v in part(clients.params, PRIVATE).items():
-            share = by_client(alpha, v)
-            mixed[name] = share * v + (1 - share) * shared[name]
-        kept = apfl.ClientState(mixed, part(clients.buffers, PRIVATE), alpha)
-        kept = fed.remember(state.clients, cohort, kept)
-        trained = Client(shared, part(clients.buffers, SHARED), optimizer={})
-        params, buffers = weighted_mean(fed.upload_model(trained), cohort.weights)
-        return apfl.ServerState(params, buffers, kept), terms
+    return fed.optimizer_step(local_loss, names=[*joined(fed.network.params, fed.network.params)])
 
-    return run_round
+
+def make_adapting_step(fed):
+    """A step of both models, and then of alpha by what FedTorch takes for its gradient."""
+    models = make_step_of_both_models(fed)
+
+    def update(client, batch, context):
+        before = client.params
+        client, aux = models.update(client, batch, context)
+        params = dict(client.params)
+        private, shared = part(params, PRIVATE), part(params, SHARED)
+        old_private, old_shared = part(before, PRIVATE), part(before, SHARED)
+        alpha = before[apfl.ALPHA]
+        slope = 0.02 * alpha
+        for name, v in private.items():
+            gradient_of_v = (old_private[name] - v) / batch.lr
+            gradient_of_w = (old_shared[name] - shared[name]) / batch.lr
+            gradient = alpha * gradient_of_v + (1 - alpha) * gradient_of_w
+            slope = slope + ((v - shared[name]) * gradient).sum()
+        params[apfl.ALPHA] = (alpha - batch.lr * slope).clamp(0, 1)
+        return client._replace(params=params), aux
+
+    return Step(update, models.init_optimizer)
+
+
+def make_step_of_the_shared_model(fed):
+    """A step of w_i alone: v and alpha stay."""
+    models = make_step_of_both_models(fed)
+
+    def update(client, batch, context):
+        untrained = joined(part(client.params, PRIVATE), {})
+        client, aux = models.update(client, batch, context)
+        return client._replace(params={**client.params, **untrained}), aux
+
+    return Step(update, models.init_optimizer)
 
 
 BRIDGES = {
     "apfl_keeping_the_mixture": replace(
-        apfl.METHOD, name="apfl-mixture-kept", run_round=round_that_keeps_the_mixture(trains_own=True, adapts=True)
+        apfl.METHOD, name="apfl-mixture-kept", run_round=partial(run_mixture_round, make_local_step=make_adapting_step)
     ),
     "apfl_keeping_the_mixture_untrained": replace(
-        apfl.METHOD, name="apfl-untrained", run_round=round_that_keeps_the_mixture(trains_own=False, adapts=False)
+        apfl.METHOD,
+        name="apfl-untrained",
+        run_round=partial(run_mixture_round, make_local_step=make_step_of_the_shared_model),
     ),
     "moon_in_training_mode": replace(
-        moon.METHOD, name="moon-training-mode", run_round=round_in_training_mode(also_the_last=True)
+        moon.METHOD, name="moon-training-mode", run_round=partial(run_moon_round_in_training_mode, also_the_last=True)
     ),
     "moon_with_received_in_training_mode": replace(
-        moon.METHOD, name="moon-received-training-mode", run_round=round_in_training_mode(also_the_last=False)
+        moon.METHOD,
+        name="moon-received-training-mode",
+        run_round=partial(run_moon_round_in_training_mode, also_the_last=False),
     ),
     "moon_with_initial_past": replace(moon.METHOD, name="moon-initial-past", init=init_with_initial_past),
     "scaffold_after_momentum": replace(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agreement import network
+from agreement import network as networks
 from agreement.bridges import BRIDGES
 from agreement.rows import Case
 from fedcli import check
@@ -31,11 +31,13 @@ RUN = {
 
 def divide(labels: np.ndarray, sizes: tuple[int, ...]) -> list[np.ndarray]:
     """Positions of each client's examples, of five or six classes in turn; no example twice."""
-    draw, is_free, parts = np.random.RandomState(7), np.ones(len(labels), bool), []
+    generator = np.random.RandomState(7)
+    is_free = np.ones(len(labels), bool)
+    parts = []
     for client, size in enumerate(sizes):
         classes = [(2 * client + step) % 10 for step in range(5 + client % 2)]
         candidates = np.flatnonzero(np.isin(labels, classes) & is_free)
-        chosen = draw.choice(candidates, size, replace=False)
+        chosen = generator.choice(candidates, size, replace=False)
         is_free[chosen] = False
         parts.append(chosen)
     return parts
@@ -46,9 +48,10 @@ def federation(case: Case) -> tuple[Any, Federation]:
     data = datasets.load("digits")
     sizes, cohort_size = PARTITIONS[case.partition]
     method = BRIDGES.get(case.method, case.method)
-    backbone = f"{network.__file__}:{case.network}"
+    backbone = f"{networks.__file__}:{case.network}"
     run = {**RUN, "backbone": backbone, "cohort_size": cohort_size, **case.run}
-    return check.federation(method, dict(case.options), data=data, parts=divide(data.y_train.numpy(), sizes), **run)
+    parts = divide(data.y_train.numpy(), sizes)
+    return check.federation(method, dict(case.options), data=data, parts=parts, **run)
 
 
 def describe(partition: str, network: str) -> dict[str, Any]:
@@ -58,21 +61,36 @@ def describe(partition: str, network: str) -> dict[str, Any]:
     """
     _, fed = federation(Case("fedavg", partition=partition, network=network))
     x, y = fed.engine.gather(np.arange(len(fed.engine.labels)))
-    everyone, batches = range(fed.num_clients), {}
-    for number in range(ROUNDS):
-        for epoch in range(2 * fed.local_epochs):  # the second half is of methods that train more than one model
-            plan = fed.plan(fed.cohort_of(number, everyone), range(epoch, epoch + 1))
-            for client in everyone:
-                filled = [step for step in range(len(plan.index)) if plan.size[step, client]]
-                drawn = [plan.index[step, client, : plan.size[step, client]].tolist() for step in filled]
-                batches[number, client, epoch] = drawn
+    params, _ = fed.initial_model()
     return {
-        "x": x, "y": y, "x_test": fed.transform(fed.test_images), "y_test": fed.test_labels,
-        "parts": [part.tolist() for part in fed.training], "batches": batches,
+        "x": x,
+        "y": y,
+        "x_test": fed.transform(fed.test_images),
+        "y_test": fed.test_labels,
+        "parts": [part.tolist() for part in fed.training],
+        "batches": positions_of_batches(fed),
         "cohorts": [fed.cohort(number).client_ids.tolist() for number in range(ROUNDS)],
-        "weights": list(fed.initial_model()[0].values()), "epochs": fed.local_epochs, "batch_size": fed.batch_size,
-        "lr": RUN["lr"], "network": network,
-    }  # fmt: skip
+        "weights": list(params.values()),
+        "epochs": fed.local_epochs,
+        "batch_size": fed.batch_size,
+        "lr": RUN["lr"],
+        "network": network,
+    }
+
+
+def positions_of_batches(fed: Federation) -> dict[tuple[int, int, int], list[list[int]]]:
+    """The positions of the examples in each batch, by round, client and epoch."""
+    everyone = range(fed.num_clients)
+    batches = {}
+    for number in range(ROUNDS):
+        cohort = fed.cohort_of(number, everyone)
+        for epoch in range(2 * fed.local_epochs):  # the second half is of methods that train more than one model
+            plan = fed.plan(cohort, range(epoch, epoch + 1))
+            for client in everyone:
+                sizes = plan.size[:, client]
+                filled = np.flatnonzero(sizes)
+                batches[number, client, epoch] = [plan.index[step, client, : sizes[step]].tolist() for step in filled]
+    return batches
 
 
 def flat(tensors: Any) -> Tensor:
@@ -83,22 +101,29 @@ def flat(tensors: Any) -> Tensor:
 def outcome(setup: Any, fed: Federation) -> dict[str, Tensor]:
     """What a run of fedcli ends with, by what can be compared, as vectors."""
     state = check.simulate(setup, fed, ROUNDS)
+    fields = state._asdict()
     ends = {}
-    if hasattr(state, "params"):
+    if "params" in fields:
         ends["shared"] = flat(state.params.values())
         ends["statistics"] = flat([torch.zeros(0), *state.buffers.values()])
     if setup.method.personal is not None:
-        models = setup.method.personal(state)
-        clients = [list(models[client][0].values()) for client in sorted(models)]
-        ends["personal"] = flat(value for params in clients for value in params)
-        ends["bodies"] = flat(value for params in clients for value in params[:-2])  # without the head
-    if getattr(state, "clients", None):
-        ends["kept"] = flat(leaf for client in sorted(state.clients) for leaf in leaves(state.clients[client]))
+        values = []
+        without_head = []
+        for _, (params, _) in sorted(setup.method.personal(state).items()):
+            of_client = list(params.values())
+            values += of_client
+            without_head += of_client[:-2]
+        ends["personal"] = flat(values)
+        ends["bodies"] = flat(without_head)
+    if fields.get("clients"):
+        kept = [state.clients[client] for client in sorted(state.clients)]
+        ends["kept"] = flat(leaves(kept))
     if setup.method.prototypes is not None:
-        ends["prototypes"] = flat([setup.method.prototypes(state)[0]])
-    if hasattr(state, "teacher"):
+        prototypes, _ = setup.method.prototypes(state)
+        ends["prototypes"] = flat([prototypes])
+    if "teacher" in fields:  # the mean logits of FedDistill
         ends["prototypes"] = flat([state.teacher])
-    if hasattr(state, "head") and isinstance(state.head, dict):
+    if isinstance(fields.get("head"), dict):
         ends["head"] = flat(state.head.values())
     return ends
 

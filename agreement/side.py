@@ -10,12 +10,18 @@ import traceback
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from agreement.rows import CASES
 
 
+def vector(tensors: list[Tensor]) -> Tensor:
+    """The values of tensors in one vector, in float64."""
+    return torch.cat([tensor.double().flatten() for tensor in tensors])
+
+
 def main(module: str, folder: Path) -> None:
-    """Runs every row, or those whose label has a word of the command line in it."""
+    """Runs every row of a peer; a row that fails ends in its traceback."""
     if "CLONE" in os.environ:
         sys.path.insert(0, os.environ["CLONE"])
     torch.set_default_dtype(torch.float64)
@@ -26,9 +32,7 @@ def main(module: str, folder: Path) -> None:
         problem = torch.load(folder / f"problem-{case.partition}-{case.network}.pt")
         try:
             reached = adapter.run(row, problem)
-            ends[row.label] = {
-                what: torch.cat([each.double().flatten() for each in reached[what]]) for what in row.compared
-            }
+            ends[row.label] = {what: vector(reached[what]) for what in row.compared}
         except Exception:
             ends[row.label] = traceback.format_exc()
     torch.save(ends, folder / f"{module}.pt")
