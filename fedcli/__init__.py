@@ -76,7 +76,19 @@ def run(  # noqa: PLR0913  # what a user calls: one keyword for each choice
     """
     from fedcli.api import run as run_  # late: a method file imports this module before the engine exists
 
-    return run_(method, out, log, exist_ok, progress, seeds, tuned, continue_, jobs, set or {}, options)
+    return run_(
+        method,
+        options,
+        out=out,
+        seeds=seeds,
+        tuned=tuned,
+        continue_=continue_,
+        log=log,
+        exist_ok=exist_ok,
+        progress=progress,
+        jobs=jobs,
+        set=set or {},
+    )
 
 
 def tune(method, *, grid=(), out=None, seeds=None, trials=None, jobs=1, set=None, **options):
@@ -105,7 +117,7 @@ def tune(method, *, grid=(), out=None, seeds=None, trials=None, jobs=1, set=None
     """
     from fedcli.api import tune as tune_
 
-    return tune_(method, grid, out, seeds, trials, jobs, set or {}, options)
+    return tune_(method, options, grid=grid, out=out, seeds=seeds, trials=trials, jobs=jobs, set=set or {})
 
 
 def load(path, method=()):

@@ -204,9 +204,9 @@ class Runs(list[Run]):
 
 
 def run(  # noqa: PLR0913  # those of `fedcli.run`, which have their defaults there
-    method: str | Path, out: str | Path | None, log: Any, exist_ok: bool, progress: rounds.Listener | None,
-    seeds: Iterable[int] | None, tuned: Any, continue_: bool | None, jobs: int, set: Mapping[str, Mapping[str, Any]],
-    options: dict[str, Any],
+    method: str | Path, options: dict[str, Any], *, out: str | Path | None, seeds: Iterable[int] | None, tuned: Any,
+    continue_: bool | None, log: Any, exist_ok: bool, progress: rounds.Listener | None, jobs: int,
+    set: Mapping[str, Mapping[str, Any]],
 ) -> Run | Runs:  # fmt: skip
     """Runs one method or several; see `fedcli.run`."""
     names = str(method).split(",")
@@ -220,7 +220,7 @@ def run(  # noqa: PLR0913  # those of `fedcli.run`, which have their defaults th
         tuned = None if tuned is None else os.fspath(tuned)
         experiment = {"out": out, "seeds": seeds, "tuned": tuned, "continue_": continue_}
         if len(names) > 1 or is_grid or jobs > 1:
-            return _run_grid(names, options, jobs, log, set, **experiment)
+            return _run_grid(names, options, jobs=jobs, log=log, set=set, **experiment)
         (name,) = names
         if set:
             from fedcli.results.comparison import options_by_method
@@ -239,7 +239,7 @@ def _is_notebook() -> bool:
 
 
 def _run_grid(
-    names: list[str], options: dict[str, Any], jobs: int, log: Any, set: Mapping[str, Mapping[str, Any]],
+    names: list[str], options: dict[str, Any], *, jobs: int, log: Any, set: Mapping[str, Mapping[str, Any]],
     **experiment: Any,
 ) -> Runs:  # fmt: skip
     """Runs all methods with all combinations of values and all seeds; warns of the runs that fail."""
@@ -285,9 +285,9 @@ class Tuned:
 
 
 def tune(  # noqa: PLR0913  # those of `fedcli.tune`, likewise
-    method: str | Path, grid: Mapping[str, Iterable[Any]] | Sequence[str], out: str | Path | None,
-    seeds: Iterable[int] | None, trials: int | None, jobs: int, set: Mapping[str, Mapping[str, Any]],
-    options: dict[str, Any],
+    method: str | Path, options: dict[str, Any], *, grid: Mapping[str, Iterable[Any]] | Sequence[str],
+    out: str | Path | None, seeds: Iterable[int] | None, trials: int | None, jobs: int,
+    set: Mapping[str, Mapping[str, Any]],
 ) -> Tuned:  # fmt: skip
     """Tunes one method or several; see `fedcli.tune`."""
     from fedcli.results import tune as tuning
