@@ -4,7 +4,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import KW_ONLY, MISSING, Field, dataclass, field
+from dataclasses import KW_ONLY, MISSING, Field, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType, ModuleType, NoneType
@@ -12,6 +12,97 @@ from typing import Any, ClassVar, get_args
 
 from fedcli.errors import UserError
 from fedcli.userfiles import blame, file_hash, is_own
+
+
+def flag_of(name: str) -> str:
+    """An option's name as it is typed on the command line."""
+    return "--" + name.strip("-_").replace("_", "-")
+
+
+LARGEST = {int: 2**31 - 1, float: 3e38}  # of options without a bound of their own; what PyTorch takes as float32
+FACTS = "option"  # the key of `OptionFacts` in the metadata of a field
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionFacts:
+    """What the declaration of an option says of it; `option` explains each of these."""
+
+    default: Any
+    help: str
+    symbol: str
+    source: str
+    unit: str
+    low: float | None
+    high: float | None
+    open_low: bool
+    open_high: bool
+    off: Any
+    choices: tuple[str, ...]
+    tune: tuple[float, ...]
+    before: Any
+    only_with: Mapping[str, tuple[str, ...]]
+
+    @property
+    def range_text(self) -> str:
+        """The values that the option allows; empty for any."""
+        if self.choices:
+            return " or ".join(self.choices)
+        bounds = []
+        if self.low is not None:
+            sign = ">" if self.open_low else ">="
+            bounds.append(f"{sign} {self.low}")
+        if self.high is not None:
+            sign = "<" if self.open_high else "<="
+            bounds.append(f"{sign} {self.high}")
+        return " and ".join(bounds)
+
+    @property
+    def need_text(self) -> str:
+        """The options and values with which the option is used; empty for any."""
+        needs = self.only_with.items()
+        return " and ".join(f"{flag_of(name)} {' or '.join(values)}" for name, values in needs)
+
+    @property
+    def help_text(self) -> str:
+        """The help of the option in a line."""
+        text = self.help
+        origin = ", ".join(filter(None, (self.symbol, self.source, self.unit)))
+        if origin:
+            text += f" ({origin})"
+        if self.range_text:
+            text += f"; {self.range_text}"
+        if self.off is not None:
+            text += f"; {self.off} switches it off"
+        if self.only_with:
+            text += f"; for {self.need_text}"
+        return f"{text}."
+
+    def is_idle(self, values: Mapping[str, Any]) -> bool:
+        """Whether the option is not used beside these values of the others."""
+        return any(values.get(name) not in needed for name, needed in self.only_with.items())
+
+    def check(self, flag: str, value: Any) -> None:
+        """Refuses a value, of a type that the option has, that it does not allow; `flag` is its name in the message.
+
+        Raises:
+            UserError: It is none of the choices or outside of the range.
+        """
+        if self.choices and value not in self.choices:
+            raise UserError(f"{flag} must be {self.range_text} (got '{value}'); choose one of them.")
+        if type(value) in LARGEST:
+            self._check_range(flag, value)
+
+    def _check_range(self, flag: str, value: float) -> None:
+        """Refuses a number outside of the range, or larger than PyTorch takes."""
+        largest = LARGEST[type(value)]
+        low = -largest if self.low is None else self.low
+        high = largest if self.high is None else self.high
+        is_at_open_end = (value == low and self.open_low) or (value == high and self.open_high)
+        is_inside = low <= value <= high and not is_at_open_end  # a NaN is not
+        if not is_inside:
+            is_too_large = not abs(value) <= largest
+            bounded = replace(self, low=low, high=high) if is_too_large else self
+            raise UserError(f"{flag} must be {bounded.range_text} (got {value}); choose a value in that range.")
 
 
 def option(  # noqa: PLR0913  # a declaration: one keyword for each fact of an option
@@ -49,75 +140,43 @@ def option(  # noqa: PLR0913  # a declaration: one keyword for each fact of an o
         before: Value that records without this option are taken to have; the default if not given.
         only_with: The option is used only when these options have one of these values.
     """
-    metadata = {
-        "default": default,
-        "help": help,
-        "symbol": symbol,
-        "source": source,
-        "unit": unit,
-        "low": low,
-        "high": high,
-        "open_low": open_low,
-        "open_high": open_high,
-        "off": off,
-        "choices": choices,
-        "tune": tune,
-        "before": default if before is MISSING else before,
-        "only_with": only_with,
-    }
-    return field(default=default, metadata=metadata)
+    facts = OptionFacts(
+        default=default,
+        help=help,
+        symbol=symbol,
+        source=source,
+        unit=unit,
+        low=low,
+        high=high,
+        open_low=open_low,
+        open_high=open_high,
+        off=off,
+        choices=choices,
+        tune=tune,
+        before=default if before is MISSING else before,
+        only_with=only_with,
+    )
+    return field(default=default, metadata={FACTS: facts})
+
+
+def facts_of(field: Field) -> OptionFacts:
+    """What the declaration of a configuration's option says of it.
+
+    Raises:
+        UserError: The field is not made by `option`.
+    """
+    if FACTS not in field.metadata:
+        raise UserError(
+            f"the option '{field.name}' has no help and no range (got a plain field of its Config); make it by "
+            "fedcli.option(DEFAULT, HELP)."
+        )
+    return field.metadata[FACTS]
 
 
 def paper_of(name: str) -> str:
     """The paper of a protocol, a table or a claim, whose names are `paper:ID`."""
     paper, _, _ = name.partition(":")
     return paper
-
-
-def flag_of(name: str) -> str:
-    """An option's name as it is typed on the command line."""
-    return "--" + name.strip("-_").replace("_", "-")
-
-
-def describe_range(metadata: Mapping[str, Any]) -> str:
-    """The values that an option allows, as text; empty for any."""
-    if metadata["choices"]:
-        return " or ".join(metadata["choices"])
-    bounds = []
-    if metadata["low"] is not None:
-        sign = ">" if metadata["open_low"] else ">="
-        bounds.append(f"{sign} {metadata['low']}")
-    if metadata["high"] is not None:
-        sign = "<" if metadata["open_high"] else "<="
-        bounds.append(f"{sign} {metadata['high']}")
-    return " and ".join(bounds)
-
-
-def describe_need(metadata: Mapping[str, Any]) -> str:
-    """The options and values with which an option is used, as text; empty for any."""
-    needs = metadata["only_with"].items()
-    return " and ".join(f"{flag_of(name)} {' or '.join(values)}" for name, values in needs)
-
-
-def is_idle(metadata: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
-    """Whether an option is not used beside these values of the others."""
-    return any(values.get(name) not in needed for name, needed in metadata["only_with"].items())
-
-
-def help_text(metadata: Mapping[str, Any]) -> str:
-    """The help of an option in a line."""
-    text = metadata["help"]
-    origin = ", ".join(filter(None, (metadata["symbol"], metadata["source"], metadata["unit"])))
-    if origin:
-        text += f" ({origin})"
-    allowed = describe_range(metadata)
-    if allowed:
-        text += f"; {allowed}"
-    if metadata["off"] is not None:
-        text += f"; {metadata['off']} switches it off"
-    if metadata["only_with"]:
-        text += f"; for {describe_need(metadata)}"
-    return f"{text}."
 
 
 START = "start_round"  # an option of this name says after how many rounds a method's own term starts
@@ -127,7 +186,6 @@ SELECTIONS = {  # rules for the headline of a run, in words
     "last": "last round",
     "mean-last-3": "mean of the last three tested rounds",
 }
-LARGEST = {int: 2**31 - 1, float: 3e38}  # of options without a bound of their own; what PyTorch takes as float32
 
 
 def check_value(field: Field, value: Any) -> None:
@@ -137,29 +195,13 @@ def check_value(field: Field, value: Any) -> None:
         UserError: It is of another type or outside of the range.
     """
     flag = flag_of(field.name)
-    metadata = field.metadata
+    facts = facts_of(field)
     kinds = {*get_args(field.type)} or {field.type}
     is_whole_float = type(value) is int and float in kinds
     if type(value) not in kinds and not is_whole_float:
         names = " or ".join(sorted(kind.__name__ for kind in kinds - {NoneType}))
         raise UserError(f"{flag} must be of type {names} (got {value!r}); give a value of that type.")
-    if metadata["choices"] and value not in metadata["choices"]:
-        raise UserError(f"{flag} must be {describe_range(metadata)} (got '{value}'); choose one of them.")
-    if type(value) in LARGEST:
-        _check_range(flag, metadata, value)
-
-
-def _check_range(flag: str, metadata: Mapping[str, Any], value: float) -> None:
-    """Refuses a number outside of an option's range, or larger than PyTorch takes."""
-    largest = LARGEST[type(value)]
-    low = -largest if metadata["low"] is None else metadata["low"]
-    high = largest if metadata["high"] is None else metadata["high"]
-    is_at_open_end = (value == low and metadata["open_low"]) or (value == high and metadata["open_high"])
-    is_inside = low <= value <= high and not is_at_open_end  # a NaN is not
-    if not is_inside:
-        is_too_large = not abs(value) <= largest
-        allowed = describe_range({**metadata, "low": low, "high": high} if is_too_large else metadata)
-        raise UserError(f"{flag} must be {allowed} (got {value}); choose a value in that range.")
+    facts.check(flag, value)
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ Run it
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, make_dataclass, replace
+from dataclasses import dataclass, fields, make_dataclass, replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -423,8 +423,9 @@ def joined_options(base: ModuleType) -> tuple[type, Callable[[Any], Any]]:
     names = {}  # of the other method's options, here
     for other in fields(base.Config):
         name = f"{base.METHOD.name}_{other.name}" if other.name in taken else other.name  # Reading 17
-        metadata = {**other.metadata, "source": f"{title}, {other.metadata['source']}"}
-        joined.append((name, other.type, field(default=other.default, metadata=metadata)))
+        facts = vars(other.metadata["option"])  # of its declaration
+        declared = option(**{**facts, "source": f"{title}, {facts['source']}"})
+        joined.append((name, other.type, declared))
         names[other.name] = name
 
     def of_base(config: Any) -> Any:

@@ -17,7 +17,7 @@ import torch
 
 from fedcli.core.federation import Federation
 from fedcli.core.trees import leaves
-from fedcli.declarations import is_idle
+from fedcli.declarations import facts_of
 from fedcli.errors import UserError
 from fedcli.registry import find_method, methods
 from fedcli.runs.rounds import one_round
@@ -180,8 +180,9 @@ CHANGED = {  # where twice the default, or another choice, will not do
 
 def another_value(field, now):
     """A value of an option that is not what it is `now`."""
-    if field.metadata["choices"]:
-        return next(choice for choice in field.metadata["choices"] if choice != now)
+    choices = facts_of(field).choices
+    if choices:
+        return next(choice for choice in choices if choice != now)
     if field.name in CHANGED:
         return CHANGED[field.name]
     if isinstance(now, bool):
@@ -221,15 +222,16 @@ def test_every_option_matters_but_beside_the_choices_it_is_declared_for(name, op
         after = {**before, option: another_value(field, value)}
         return laws.distance(trained(name, sorted_pairs(before)), trained(name, sorted_pairs(after)))
 
-    if not field.metadata["only_with"]:
+    facts = facts_of(field)
+    if not facts.only_with:
         assert distance() > 1e-9
         return
 
-    ((switch, choices_with_effect),) = field.metadata["only_with"].items()
-    distances = {choice: distance(**{switch: choice}) for choice in fields[switch].metadata["choices"]}
+    ((switch, choices_with_effect),) = facts.only_with.items()
+    distances = {choice: distance(**{switch: choice}) for choice in facts_of(fields[switch]).choices}
     for choice in distances:
         has_effect = choice in choices_with_effect
-        assert is_idle(field.metadata, {switch: choice}) == (not has_effect)
+        assert facts.is_idle({switch: choice}) == (not has_effect)
         assert has_effect or distances[choice] == 0
     assert any(value > 1e-9 for value in distances.values())
 

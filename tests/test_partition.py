@@ -12,6 +12,7 @@ import torch
 from fedcli.core import partition
 from fedcli.core.batches import generator
 from fedcli.core.partition import PARTITIONS, count_classes, fingerprint, from_flag
+from fedcli.declarations import facts_of
 from fedcli.errors import UserError
 from fedcli.runs.options import RunConfig
 from tests import files
@@ -394,7 +395,7 @@ def test_flag_has_one_canonical_spelling(flag, canonical):
 
 
 def test_the_help_names_every_partition():
-    named = re.findall(r"[\w/.]+", RunConfig.__dataclass_fields__["partition"].metadata["help"])
+    named = re.findall(r"[\w/.]+", facts_of(RunConfig.__dataclass_fields__["partition"]).help)
     assert PARTITIONS.keys() - named == set()
 
 

@@ -20,6 +20,7 @@ class Config:
     lr: float = option(0.1, 'Mine')
 METHOD = replace(fedavg.METHOD, name="mine", config=Config)
 """
+PLAIN = RESERVED.replace("lr: float = option(0.1, 'Mine')", "strength: float = 0.1")
 SEEDS = "--seeds must be distinct whole numbers from 0"
 
 
@@ -31,6 +32,7 @@ SEEDS = "--seeds must be distinct whole numbers from 0"
         ("run ./none.py", "there is no method file at '"),
         ("show fedfm:niid", "unknown protocol 'fedfm:niid'; did you mean 'fedfm:niid-3'? 'fedfm' has fedfm:niid-1, "),
         ("run ./reserved.py --help", "the option name 'lr' of 'mine' is reserved"),
+        ("run ./plain.py", "the option 'strength' has no help and no range (got a plain field of its Config)"),
         ("run fedavg --dataset mnist", "or without a network 'fedcli data import mnist PATH'."),
         ("run fedavg --backbone cnn-smal", "did you mean 'cnn-small'? 'fedcli list' shows all."),
         ("run fedavg,FedAvg", "two methods have the same name (got fedavg, fedavg); name each once."),
@@ -142,6 +144,7 @@ def test_what_cannot_be_is_refused_and_the_folder_is_left_alone(line, message, f
     for name in ("notes.txt", "text.npz"):
         (folder / name).write_text("not what is looked for\n")
     (folder / "reserved.py").write_text(RESERVED)
+    (folder / "plain.py").write_text(PLAIN)
     np.savez(folder / "floats.npz", x_train=np.zeros((4, 8, 8)), y_train=[0, 1, 0, 1])
     assert message in refused(*shlex.split(line))
     assert (folder / "notes.txt").read_text() == "not what is looked for\n"

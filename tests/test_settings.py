@@ -14,7 +14,7 @@ import torch
 import fedcli
 from fedcli import Cell, Table, option
 from fedcli.core.tree_files import load_tree, save_tree
-from fedcli.declarations import check_value
+from fedcli.declarations import check_value, facts_of
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.results import claims, frame, plans
@@ -47,7 +47,7 @@ def settings_of(method: str, **options):
 
 def other_value(field: dataclasses.Field, value):
     """Another value of an option, which it may have; None where there is none to try."""
-    candidates = field.metadata["choices"]
+    candidates = facts_of(field).choices
     if isinstance(value, bool):
         candidates = candidates or (not value,)
     elif isinstance(value, int | float):

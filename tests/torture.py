@@ -33,7 +33,7 @@ from fedcli.core.client_states import stored
 from fedcli.core.tree_files import CHECKPOINT, DIGEST, ZEROS, read_verified
 from fedcli.core.trees import to_names
 from fedcli.data import datasets, files
-from fedcli.declarations import Method
+from fedcli.declarations import Method, facts_of
 from fedcli.errors import UserError
 from fedcli.figures import line_charts, report, saving
 from fedcli.measure import quality
@@ -355,7 +355,7 @@ def line_of_run(draw: random.Random) -> list[str]:
     line = [command, name, *SMALL, "--rounds", "1"]
     for option in draw.sample(sorted(fields), draw.randint(0, 4)):
         words = option.replace("_", "-")
-        choices = fields[option].metadata["choices"] or ()
+        choices = facts_of(fields[option]).choices
         value = draw.choice([*choices, *WILD])
         is_first_form = draw.random() < 0.5
         if fields[option].type is bool:

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 from fedcli import papers, registry  # type: ignore[attr-defined]  # `papers` as in `fedcli.registry`
-from fedcli.declarations import SELECTIONS, Method, Post, Protocol, help_text, option, paper_of
+from fedcli.declarations import SELECTIONS, Method, Post, Protocol, facts_of, option, paper_of
 from fedcli.errors import UserError
 from fedcli.userfiles import is_from_file
 
@@ -52,8 +52,9 @@ def make_index() -> dict[str, Any]:
         options = {}
         for field in fields(declared.config):
             (kind, *_) = get_args(field.type) or (field.type,)  # without what may stand behind it, None
-            plain = option(field.default, "").metadata
-            changed = {trait: value for trait, value in field.metadata.items() if value != plain[trait]}
+            plain = vars(facts_of(option(field.default, "")))
+            facts = vars(facts_of(field))
+            changed = {name: value for name, value in facts.items() if value != plain[name]}
             options[field.name] = {"type": kind.__name__, "default": field.default, **changed}
         return {**vars(summary(declared)), "config": options}
 
@@ -128,7 +129,7 @@ def protocol_rows(protocol: Protocol) -> list[tuple[str, str]]:
 
 def option_help(field: Field, defaults: Mapping[str, Any]) -> str:
     """Write the help of an option; its default is that of a run with no option given, or else of its field."""
-    text = help_text(field.metadata)
+    text = facts_of(field).help_text
     value = defaults.get(field.name, field.default)
     return text if value is None else f"{text} [default: {_option_word(value)}]"
 

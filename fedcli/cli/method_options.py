@@ -14,7 +14,7 @@ from fedcli import registry
 from fedcli.cli.describe import completion, find_summary, index, option_help
 from fedcli.cli.groups import NoSuchOption
 from fedcli.cli.options import optional, refuse_twice
-from fedcli.declarations import flag_of
+from fedcli.declarations import facts_of, flag_of
 from fedcli.errors import UserError
 from fedcli.userfiles import is_from_file
 
@@ -98,7 +98,7 @@ def make_options(first: Any, others: Sequence[Any], steps: Mapping[str, Any]) ->
 
 def _option(field: Field, help: str, panel: str) -> Any:
     """Make the type of the option that a field describes."""
-    choices = field.metadata["choices"]
+    choices = facts_of(field).choices
     traits: dict[str, Any] = {"autocompletion": completion(field.name, choices=choices)}
     is_number = not {int, float}.isdisjoint({field.type, *get_args(field.type)})
     if choices or is_number:

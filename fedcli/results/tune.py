@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from fedcli import registry
-from fedcli.declarations import Method, flag_of
+from fedcli.declarations import Method, facts_of, flag_of
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
 from fedcli.results.comparison import find_methods, options_by_method, options_of, settings_for
@@ -151,7 +151,7 @@ def _values_to_try(method: Method, options: Mapping[str, Any]) -> dict[str, tupl
     """The options with several values, or those that the method's own options suggest."""
     tried = {name: values for name, values in options.items() if isinstance(values, tuple)}
     if not tried:
-        suggested = {name: field.metadata["tune"] for name, field in fields_of(method.config).items()}
+        suggested = {name: facts_of(field).tune for name, field in fields_of(method.config).items()}
         tried = {name: values for name, values in suggested.items() if values}
     if not tried:
         raise UserError(f"'{method.name}' has no grid of its own (got no --grid); give one, e.g. --grid lr=0.01,0.1.")
@@ -286,8 +286,8 @@ def edges(methods: Sequence[Method], grids: Mapping[str, Grid], trials: pd.DataF
             if not is_number(best):
                 continue
             values = sorted(set(grids[method.name].values[name]))
-            metadata = fields[name].metadata
-            is_bound = best in (metadata["low"], metadata["high"], metadata["off"])
+            facts = facts_of(fields[name])
+            is_bound = best in (facts.low, facts.high, facts.off)
             is_at_edge = best in (values[0], values[-1])
             if len(values) > 1 and is_at_edge and not is_bound:
                 listed = ", ".join(f"{value:g}" for value in values)

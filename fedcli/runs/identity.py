@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fedcli.core import NUMERICS, NUMERICS_WITH_DEAD_TAPS, partition
 from fedcli.core.backbones import have_dead_taps
 from fedcli.data.datasets import num_images
-from fedcli.declarations import Method, is_idle
+from fedcli.declarations import Method, facts_of
 from fedcli.errors import UserError
 from fedcli.registry import methods, posts, protocols
 from fedcli.runs.options import RunConfig, fields_of, filled_up, recorded_fields
@@ -67,7 +67,7 @@ def settings(record: Mapping[str, Any]) -> Settings:
 
 def _unused_options(record: Mapping[str, Any], config: Mapping[str, Any], kinds: Sequence[type]) -> set[str]:
     """The options of a run, of these kinds and of steps after it, that change nothing beside its other ones."""
-    unused = {name for name, field in fields_of(*kinds).items() if is_idle(field.metadata, config)}
+    unused = {name for name, field in fields_of(*kinds).items() if facts_of(field).is_idle(config)}
     if not partition.leaves_remainder(config["partition"], config["num_clients"], _images_of(record, config)):
         unused.add("remainder")
     if config["post"] is None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import Field, dataclass, fields
 from typing import Any, get_args
 
-from fedcli.declarations import START, Method, Post, check_value, flag_of, option
+from fedcli.declarations import START, Method, Post, check_value, facts_of, flag_of, option
 from fedcli.errors import UserError, unknown
 from fedcli.registry import find_post, posts
 
@@ -120,7 +120,7 @@ def unknown_option(
         if word in fields_of(step.config):
             got = f"--post {chosen}" if chosen else "no --post"
             return UserError(f"{flag_of(name)} is for --post {step.name} (got {got}); give both or neither.")
-    meant = {field.metadata["symbol"].lower(): name for name, field in options.items()} | WORDS
+    meant = {facts_of(field).symbol.lower(): name for name, field in options.items()} | WORDS
     guess = meant.get(html.unescape(f"&{word};"), meant.get(word))  # `mu` as the Greek letter too
     return unknown(
         f"option of '{method.name}'", flag_of(name), map(flag_of, [*options, *EXPERIMENT]),
@@ -149,7 +149,7 @@ def option_panels(method: Method, steps: Mapping[str, Post]) -> dict[str, dict[s
 
 def filled_up(config: Mapping[str, Any], *kinds: type) -> dict[str, Any]:
     """The options of a record, and those of these kinds that it lacks as their `before` says."""
-    before = {name: field.metadata["before"] for name, field in fields_of(*kinds).items() if name not in config}
+    before = {name: facts_of(field).before for name, field in fields_of(*kinds).items() if name not in config}
     return {**config, **before}
 
 

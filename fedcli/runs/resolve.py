@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from fedcli.declarations import DataSetting, Method, Post, Protocol, check_value, describe_need, flag_of, is_idle
+from fedcli.declarations import DataSetting, Method, Post, Protocol, check_value, facts_of, flag_of
 from fedcli.errors import UserError
 from fedcli.registry import default_protocol, find_post, find_protocol, posts
 from fedcli.runs.options import RunConfig, fields_of, option_panels, parse_size, unknown_option
@@ -282,10 +282,11 @@ def refuse_without_effect(setup: Setup) -> None:
     """Refuses typed options that have no effect; a protocol, a record and a file may have such."""
     values = setup.values()
     for name, field in fields_of(RunConfig, setup.method.config).items():
+        facts = facts_of(field)
         is_typed = setup.origin[name] == "command line" and values[name] != field.default
-        if is_typed and is_idle(field.metadata, values):
-            others = ", ".join(f"{flag_of(other)} {values[other]}" for other in field.metadata["only_with"])
-            raise UserError(f"{flag_of(name)} is for {describe_need(field.metadata)} (got {others}); leave it out.")
+        if is_typed and facts.is_idle(values):
+            others = ", ".join(f"{flag_of(other)} {values[other]}" for other in facts.only_with)
+            raise UserError(f"{flag_of(name)} is for {facts.need_text} (got {others}); leave it out.")
     is_typed = setup.origin["remainder"] == "command line" and setup.run.remainder != RunConfig.remainder
     if is_typed and "classes:" not in setup.run.partition:
         raise UserError(f"--remainder is for --partition classes:C (got {setup.run.partition}); leave it out.")
