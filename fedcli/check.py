@@ -264,7 +264,7 @@ def law_4_chunking_is_invisible(
     def train(chunk: int | str, captured: bool = False, kind: type[Federation] | None = None) -> Trained:
         setup, fed = federation(method, overrides, clients_per_chunk=str(chunk), kind=kind, **run)
         if not captured:
-            fed.engine.graphs = None
+            fed.engine.drop_graphs()
         graphs = fed.engine.graphs
         state = simulate(setup, fed, rounds)
         mode = ": ".join([fed.engine.mode, *fed.engine.notes])

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from functools import partial
 from statistics import median
 from typing import NamedTuple
 
@@ -155,9 +154,8 @@ def test_both_sides_take_the_same_steps_on_the_same_images(chunk, monkeypatch):
     engine_sizes = []
     plain_sizes = []
     plain_images = []
-    make_counting = partial(prepare.make_federation, on_samples=engine_sizes.append)
-    monkeypatch.setattr(prepare, "make_federation", make_counting)
     setup, fed, plain = sides(TINY, clients_per_chunk=chunk)
+    fed.engine.listen(engine_sizes.append)
 
     def watch(module, inputs, output):
         (x,) = inputs

@@ -1,6 +1,5 @@
 """The engine against the plain loop of tests/reference.py, and its optimizers against torch.optim."""
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -228,7 +227,7 @@ def test_a_stopped_thread_ends_before_its_data_does(two_threads):
         steps.append(samples)
         raise KeyboardInterrupt
 
-    fed.engine = dataclasses.replace(fed.engine, on_samples=count)
+    fed.engine.listen(count)
     with pytest.raises(KeyboardInterrupt):
         fed.train(start, cohort, loss)
     assert 1 <= len(steps) <= 4  # of 20

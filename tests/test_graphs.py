@@ -740,7 +740,7 @@ def test_a_trial_takes_steps_and_leaves_the_federation_as_it_was(monkeypatch):
     monkeypatch.setattr(autotune, "STEPS", 2)
     counted = []
     _, fed = laws.federation(FEDAVG, clients_per_chunk="2")
-    fed.engine.on_samples = counted.append
+    fed.engine.listen(counted.append)
 
     for way, size in (("stacked", 4), ("branches", 3), ("stacked", 1)):
         trial = autotune._try_out(fed, way, size)

@@ -43,7 +43,7 @@ def numbers_of(kept):
 
 def open_store(folder, memory, name=STATES):
     store = Store(memory, torch.device("cpu"), [ClientState])
-    store.folder = folder / name
+    store.keep_files_in(folder / name)
     return store
 
 

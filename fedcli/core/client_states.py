@@ -142,6 +142,10 @@ class Store:
         self.limit = machine_memory() // 4 if memory is None else memory
         self._device = device
 
+    def keep_files_in(self, folder: Path) -> None:
+        """Has a folder hold the files of what exceeds the memory, from the next version on."""
+        self.folder = folder
+
     def reopen(self, folder: Path) -> dict[str, Callable]:
         """Returns the types by which `load_tree` reads a checkpoint in a folder; `kept` takes `Kept.rows`."""
 

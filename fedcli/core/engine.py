@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, NamedTuple, Protocol
@@ -115,16 +116,16 @@ class Engine:
     labels: Tensor  # [N]
     transform: Transform  # from uint8 images to network input
     clients_per_chunk: int  # how many clients train together; halved where memory is too small
-    on_samples: Callable[[int], None]  # called with the number of samples after each step, by one thread at a time
     way: str = STACKED  # one of `stacked.WAYS`
     graphs: CudaGraphs | None = None  # None without CUDA, and after a graph could not be made or was wrong
     by_places: bool = False  # for clients that train alone, see fedcli/core/layers.py
     joint_layers: bool = False  # for clients that are stacked, see fedcli/core/joint_layers.py
     notes: list[str] = field(default_factory=list)  # changes of plan that a user has to know
+    on_samples: Callable[[int], None] = lambda count: None  # see `listen`
     stacks: KeptWork = field(default_factory=partial(KeptWork, KEPT), init=False)  # of `Stack`
     calls: KeptWork = field(default_factory=partial(KeptWork, KEPT_CALLS), init=False)  # of `Call`
     workers: Workers = field(default_factory=OneWorker)
-    processes: Processes = field(default_factory=Processes, init=False)  # that share items on a CPU; one, unless set
+    processes: Processes = field(default_factory=Processes, init=False)  # that share items on a CPU, see `divided_by`
     stopping: threading.Event = field(default_factory=threading.Event, init=False)  # threads are to end early
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
@@ -135,6 +136,36 @@ class Engine:
         if self.processes.count > 1:
             how += f", {self.processes.count} processes"
         return how if self.graphs is None else f"{how}, captured"
+
+    @property
+    def chunking(self) -> Chunking:
+        """Returns how clients train together."""
+        return Chunking(self.way, self.clients_per_chunk)
+
+    def use(self, chunking: Chunking) -> None:
+        """Has clients train together in this way from the next step on."""
+        self.way = chunking.way
+        self.clients_per_chunk = chunking.clients
+
+    def listen(self, on_samples: Callable[[int], None]) -> None:
+        """Has a function called after each step with its number of samples, by one thread at a time."""
+        self.on_samples = on_samples
+
+    @contextmanager
+    def divided_by(self, processes: Processes) -> Iterator[None]:
+        """Has processes share the items on a CPU until the end, when the last forks are waited for."""
+        before = self.processes
+        self.processes = processes
+        try:
+            yield
+        finally:
+            self.processes = before
+            processes.reap()
+
+    def drop_graphs(self) -> None:
+        """Has all steps taken by their operations from here on, also on CUDA."""
+        self.graphs = None
+        self.forget_graphs()
 
     def _step_done(self, samples: int) -> None:
         with self._lock:
@@ -223,7 +254,7 @@ class Engine:
         return self.processes.map(work, items, self._keep_silent)
 
     def _keep_silent(self) -> None:
-        self.on_samples = lambda count: None  # a fork has no display
+        self.listen(lambda count: None)  # a fork has no display
 
     def _in_threads(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         threads = torch.get_num_threads()
@@ -319,8 +350,7 @@ class Engine:
         return StepGraphs(self.graphs, self._without_graphs, kept)
 
     def _without_graphs(self, reason: str) -> None:
-        self.graphs = None
-        self.forget_graphs()
+        self.drop_graphs()
         self.notes.append(reason)
 
     def captured_step(self) -> Callable[[], None]:

@@ -85,8 +85,7 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
         a global model beside personal ones `global_accuracy`, measured as the headline. With `--per-class` also
         `per_class`, see `tally_classes`.
     """
-    last_outputs = fed.outputs
-    fed.outputs = OutputCache()
+    last_outputs = fed.outputs.turn_over()
     result = _accuracies(fed, method, state, last_outputs)
     if method.shared is not None:
         global_alone = replace(method, model=method.shared, personal=None, shared=None)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from fedcli.core.clients import (
     fault_together,
     refuse_reading,
 )
-from fedcli.core.engine import Engine, parse_chunking
+from fedcli.core.engine import Chunking, Engine, OneWorker, Workers, parse_chunking
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.layers import by_places, set_to, use_live_taps
 from fedcli.core.optimizers import OptimizerUpdate
@@ -128,7 +128,7 @@ class Federation:
     def __init__(  # noqa: PLR0913  # all that a federation is put together from, most of it by keyword
         self, run: Any, dataset: Any, parts: Sequence[np.ndarray], device: torch.device, transform: Transform, *,
         public_images: Tensor | None = None, public_transform: Transform | None = None, evaluation: str = "server",
-        top_k: int = 1, on_samples: Callable[[int], None] = lambda count: None, store: Store | None = None,
+        top_k: int = 1, store: Store | None = None, workers: Workers | None = None,
     ):  # fmt: skip
         """Puts data, networks and engine together.
 
@@ -142,8 +142,8 @@ class Federation:
             public_transform: Likewise for the public images.
             evaluation: "server", "clients" or "domains", see fedcli/core/evaluation.py.
             top_k: A test image counts as right if its class is among the k most likely.
-            on_samples: Called with the number of samples after each local step.
             store: Of what clients remember; in memory where None.
+            workers: The processes that divide the work; this one alone where None.
         """
         self.config = run
         self.device = device
@@ -174,11 +174,11 @@ class Federation:
             labels=dataset.y_train.to(device),
             transform=transform,
             clients_per_chunk=min(chunking.clients, run.cohort_size),
-            on_samples=on_samples,
             way=chunking.way,
             graphs=CudaGraphs(device) if device.type == "cuda" else None,
             by_places=self.dead_taps and on_cpu,
             joint_layers=not on_cpu,
+            workers=workers or OneWorker(),
         )
         self.takes_vmap = True  # whether vmap takes all networks
         if self.engine.way == STACKED and self.engine.clients_per_chunk > 1:
@@ -231,9 +231,8 @@ class Federation:
             fault = fault_together(network, images) if is_from_file(name) else ""
             if not fault:
                 continue
-            if self.device.type == "cpu":
-                self.engine.clients_per_chunk = 1
-            self.engine.way = BRANCHES
+            clients = 1 if self.device.type == "cpu" else self.engine.clients_per_chunk
+            self.engine.use(Chunking(BRANCHES, clients))
             self.takes_vmap = False
             self.engine.notes.append(f"clients train one by one: vmap does not take the network {name} ({fault})")
             return

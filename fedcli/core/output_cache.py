@@ -33,6 +33,13 @@ class OutputCache:
     def __init__(self) -> None:
         self._entries: dict[tuple, _Entry] = {}
 
+    def turn_over(self) -> "OutputCache":
+        """Begins anew; returns what was kept until now as a cache of its own."""
+        earlier = OutputCache()
+        earlier._entries = self._entries
+        self._entries = {}
+        return earlier
+
     def get(self, params: Params, buffers: Params, index: np.ndarray | None, with_features: bool) -> Outputs | None:
         """Returns the outputs of a model that has not changed since they were put here; None of any other."""
         entry = self._entries.get(self._key(params, buffers, index, with_features))

@@ -12,7 +12,7 @@ import torch
 
 from fedcli.core.aggregate import cross_entropy
 from fedcli.core.clients import Aux
-from fedcli.core.engine import Engine
+from fedcli.core.engine import Chunking, Engine
 from fedcli.core.federation import Federation
 from fedcli.core.stacked import BRANCHES, WAYS
 from fedcli.core.trees import tree_map
@@ -42,8 +42,7 @@ def autotune(fed: Federation) -> str | None:
         (failure, *_) = failed.values()
         raise failure
     fastest = min(tried, key=lambda way: tried[way])
-    fed.engine.way = fastest
-    fed.engine.clients_per_chunk = tried[fastest].clients_per_chunk
+    fed.engine.use(Chunking(fastest, tried[fastest].clients_per_chunk))
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(fed.device)
     chosen = f"fastest of {len(tried)} ways tried, {1e3 * tried[fastest].seconds:.3g} ms for a step of one client"

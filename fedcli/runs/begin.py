@@ -128,10 +128,9 @@ def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = N
 
 def _choose_way(fed: Federation) -> str | None:
     """Chooses how clients train together, as the first worker does; returns the reason, see `autotune`."""
-    engine = fed.engine
     reason = autotune.autotune(fed)
-    of_first = current().first(lambda: (engine.way, engine.clients_per_chunk, reason))
-    engine.way, engine.clients_per_chunk, reason = of_first
+    chunking, reason = current().first(lambda: (fed.engine.chunking, reason))
+    fed.engine.use(chunking)
     return reason
 
 

@@ -177,7 +177,6 @@ def machine_settings(fed: Federation) -> Iterator[None]:
         if on_cpu and is_small and fed.engine.clients_per_chunk == 1:
             torch.set_num_threads(1)
             if may_fork():
-                put_back.callback(setattr, fed.engine, "processes", fed.engine.processes)
-                fed.engine.processes = Processes(threads, fed.engine.notes.append)
-                put_back.callback(fed.engine.processes.reap)
+                processes = Processes(threads, fed.engine.notes.append)
+                put_back.enter_context(fed.engine.divided_by(processes))
         yield

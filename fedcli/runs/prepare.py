@@ -121,7 +121,7 @@ def make_federation(
     if public is not None:
         setting = setup.protocol.public.get(setup.run.public_dataset or "")
         options |= {"public_images": public.x_train, "public_transform": _transform(public, setting, dtype)}
-    fed = kind(
+    return kind(
         setup.run,
         dataset,
         parts,
@@ -129,10 +129,9 @@ def make_federation(
         _transform(dataset, setup.setting, dtype),
         evaluation=setup.protocol.evaluation,
         top_k=setup.setting.top_k if setup.setting else 1,
+        workers=current(),
         **options,
     )
-    fed.engine.workers = current()
-    return fed
 
 
 def _transform(images: datasets.Dataset, setting: DataSetting | PublicSetting | None, dtype: torch.dtype) -> Transform:

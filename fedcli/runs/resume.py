@@ -94,7 +94,7 @@ def resume(
                 record |= _code_of_the_first_round(record, setup.method)
             record["resumed"].append(num_rounds)
             record.pop("error", None)
-            fed.engine.notes += note_move(record, fed.device)
+            fed.engine.notes.extend(note_move(record, fed.device))
             state = run_rounds(setup, fed, record, checkpoint.state, folder, progress)
     return Run(record, state, folder, tuple(userfiles.user_files(record)))
 

@@ -99,7 +99,7 @@ def _make_ready(setup: Setup, fed: Federation, record: dict, folder: Path, progr
     if not writes:
         watch(folder)
     assert fed.store is not None  # `prepare` has given it one
-    fed.store.folder = folder / (STATES if writes else f"{STATES}-{current().number}")
+    fed.store.keep_files_in(folder / (STATES if writes else f"{STATES}-{current().number}"))
     if writes:  # also what a resumed run says of its code and machine, before a checkpoint has rounds of them
         write_record(folder, record)
     samples = setup.cohort_size * setup.run.local_epochs * sum(map(len, fed.training)) // setup.run.num_clients
@@ -109,7 +109,7 @@ def _make_ready(setup: Setup, fed: Federation, record: dict, folder: Path, progr
     def on_samples(count: int) -> None:
         progress.samples(count * current().count * processes.active)  # the others do as much
 
-    fed.engine.on_samples = on_samples
+    fed.engine.listen(on_samples)
 
 
 class RunningRun:
