@@ -372,11 +372,25 @@ def variants_of(method: Method) -> list[Method]:
     return [with_defaults(method, f"{method.name} ({name})", defaults) for name, defaults in method.variants.items()]
 
 
+class Case(NamedTuple):
+    """Options under which a law is held."""
+
+    label: str  # before its findings; empty for none
+    options: dict[str, Any]  # of the law's function
+
+    def name_finding(self, text: str) -> str:
+        """What a finding under these options is called."""
+        return f"{self.label}, {text}" if self.label else text
+
+
+PLAIN = Case("", {})
+
+
 class Law(NamedTuple):
     """A law as it is held against a method."""
 
     measure: Callable[..., Iterator[Finding]]
-    runs: Mapping[str, dict[str, Any]] = {"": {}}  # its options, by words before each finding
+    cases: tuple[Case, ...] = (PLAIN,)
     needs: str = ""  # what a method must declare for the law to have a meaning
 
 
@@ -384,23 +398,28 @@ NORMED = f"{__file__}:normed"
 LAWS = {
     1: Law(
         law_1_off_is_the_simpler_method,
-        {"": {}, "BatchNorm, ": {"backbone": NORMED}}, "reduces_to",  # whose buffers must come out
+        (PLAIN, Case("BatchNorm", {"backbone": NORMED})),  # whose buffers must come out, too
+        needs="reduces_to",
     ),
     2: Law(law_2_on_is_not, needs="reduces_to"),
-    # With BatchNorm, which may be all that a client keeps.
-    3: Law(law_3_state_survives, {"": {"backbone": NORMED}}, needs="ClientState"),
+    3: Law(
+        law_3_state_survives,
+        (Case("", {"backbone": NORMED}),),  # with BatchNorm, which may be all that a client keeps
+        needs="ClientState",
+    ),
     4: Law(
         law_4_chunking_is_invisible,
-        {
-            "": {"chunks": (2, 4, "branches:4")}, "Adam, ": {"chunks": (2, 4), "optimizer": "adam", "lr": 0.003},
-            "BatchNorm, ": {"chunks": (2, "branches:4"), "backbone": NORMED},
-        },
+        (
+            Case("", {"chunks": (2, 4, "branches:4")}),
+            Case("Adam", {"chunks": (2, 4), "optimizer": "adam", "lr": 0.003}),
+            Case("BatchNorm", {"chunks": (2, "branches:4"), "backbone": NORMED}),
+        ),
     ),
     5: Law(law_5_order_is_invisible),
-    6: Law(law_6_edge_data, {"": {"chunk": 1}, "together, ": {"chunk": 4}}),
+    6: Law(law_6_edge_data, (Case("", {"chunk": 1}), Case("together", {"chunk": 4}))),
     7: Law(law_7_resume_is_invisible),
     9: Law(law_9_costs_are_what_is_sent, needs="costs"),
-}  # fmt: skip
+}
 
 
 def keeps_state(method: Method) -> bool:
@@ -438,13 +457,14 @@ def check(method: Method, number: int, device: str) -> list[Finding]:
     if not declares(method, law.needs):
         return []
     findings = []
-    for words, options in law.runs.items():
-        if not allows(method, options.get("optimizer", "sgd")):
+    for case in law.cases:
+        if not allows(method, case.options.get("optimizer", "sgd")):
             continue
         try:
             with deterministic(torch.device(device).type == "cuda"):  # as in a run
-                for finding in law.measure(method, device=device, **options):
-                    findings.append(finding._replace(label=words + finding.label))
+                for finding in law.measure(method, device=device, **case.options):
+                    findings.append(finding._replace(label=case.name_finding(finding.label)))
         except Exception as error:
-            findings.append(Finding(f"{words}raised {type(error).__name__}", math.nan, 0, error=error))
+            label = case.name_finding(f"raised {type(error).__name__}")
+            findings.append(Finding(label, math.nan, 0, error=error))
     return findings
