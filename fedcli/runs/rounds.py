@@ -28,7 +28,7 @@ from fedcli.runs.machine import load_of_last_minute
 from fedcli.runs.models import BestModels, all_params
 from fedcli.runs.record import params_hash, summarise, write_record
 from fedcli.runs.resolve import Setup
-from fedcli.runs.signals import OutOfTime, time_left
+from fedcli.runs.signals import Interrupted, OutOfTime, time_left
 from fedcli.runs.workers import current
 from fedcli.userfiles import user_files
 
@@ -57,17 +57,31 @@ class Listener:
         """The run had ended before, and nothing of it is run."""
 
 
+class EnoughRounds(Interrupted):
+    """The end of a run of which only the first rounds were asked for."""
+
+    def __init__(self):
+        super().__init__("the rounds that were asked for are done", 0)
+
+
 def run_rounds(
     setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener, until: int | None = None
 ) -> Any:
-    """Runs the rounds that the record lacks, or those up to `until`, and returns the state after the last."""
+    """Runs the rounds that the record lacks, and returns the state after the last.
+
+    Raises:
+        EnoughRounds: After `until` rounds, where the run has more.
+        OutOfTime: Before a round that would pass the time limit.
+    """
     _make_ready(setup, fed, record, folder, progress)
     run = RunningRun(setup, fed, record, state, folder, progress)
     try:
         while run.num_complete < setup.run.rounds:
             run.do_next_round()
             is_last = run.num_complete == setup.run.rounds
-            if not is_last and (run.is_late() or run.num_complete == until):
+            if not is_last and run.num_complete == until:
+                raise EnoughRounds
+            if not is_last and run.is_late():
                 raise OutOfTime
         run.finish()
     except FolderLost as error:
@@ -133,8 +147,8 @@ class RunningRun:
         self._progress = progress
         self._saves = Saves(folder, setup, record, state)
         self._files = [*user_files(record)]
-        self._ended = time.perf_counter()  # of the last round, which took so many seconds
-        self._seconds = 0.0
+        self._ended = time.perf_counter()  # when the last round ended
+        self._seconds = 0.0  # that the last round took
 
     def do_next_round(self) -> None:
         """Trains, tests, records, checkpoints and shows a round."""
@@ -258,8 +272,8 @@ class Saves:
         self._config = setup.run
         self._best = BestModels(folder, setup.method)
         self._best.see(record, state)
-        self._ended = time.perf_counter()  # of the last checkpoint, which took so many seconds
-        self._seconds = 0.0
+        self._ended = time.perf_counter()  # when the last checkpoint was written
+        self._seconds = 0.0  # that writing it took
 
     def after_round(self, record: dict, state: Any, now: float) -> None:
         """Writes a checkpoint and the record if they are due after the last round, which ended `now`."""

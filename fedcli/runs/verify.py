@@ -16,8 +16,7 @@ from fedcli.runs.lock import FILES_OF_A_RUN
 from fedcli.runs.machine import ENVIRONMENT_KEYS
 from fedcli.runs.record import has_ended, read_record
 from fedcli.runs.resume import recorded_setup
-from fedcli.runs.rounds import Listener
-from fedcli.runs.signals import OutOfTime
+from fedcli.runs.rounds import EnoughRounds, Listener
 from fedcli.userfiles import trust_files
 
 ACCURACY_TOLERANCE = 0.02  # how far another machine or version may take the accuracy of a round
@@ -69,7 +68,7 @@ def verify(
     folder = Path(out or new_folder(setup))
     try:
         again = begin(setup, folder, record["method_source"], progress, until=rounds).record
-    except (NonFiniteLoss, OutOfTime):
+    except (NonFiniteLoss, EnoughRounds):
         again = read_record(folder)
         if again["status"] == "interrupted" and out is None:
             clear(folder, *FILES_OF_A_RUN, at_rest=True)  # else `resume runs` would go on with it
