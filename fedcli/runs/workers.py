@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,13 @@ from fedcli.runs.signals import Interrupted, end_with_parent
 LOST = 75  # exit code of a process that no longer reaches the others
 PATIENCE = timedelta(days=30)  # to wait for the others, who may train a large chunk
 ERRORS = UserError, NonFiniteLoss  # that stay what they are on the other processes
+
+
+class Message(NamedTuple):
+    """What a process sends to the others."""
+
+    packed: Tree  # a function in place of each tensor, which makes it on the receiver's device
+    error: Exception | None  # with which the sender ends
 
 
 @dataclass(eq=False)
@@ -72,10 +79,11 @@ class Group:
                     got = f"{others[name]} on worker {number}, {facts[name]} on worker {self.number}"
                     raise UserError(f"the workers differ in {name} (got {got}); give all the same data and versions.")
 
-    def gather(self, tree: Tree, error: Exception | None = None) -> list[Tree]:
+    def gather(self, tree: Tree, own_error: Exception | None = None) -> list[Tree]:
         """Sends a tree to all and returns everyone's, by their numbers, or raises the error that one has sent.
 
-        A tensor arrives on the receiver's device, dense but with its strides, on which the order of a sum may depend.
+        This process sends `own_error` where it ends with one. A tensor arrives on the receiver's device, dense but with
+        its strides, on which the order of a sum may depend.
         """
         if self.count == 1:
             return [tree]
@@ -89,18 +97,16 @@ class Group:
         def unpack(leaf: Any) -> Any:
             return leaf() if isinstance(leaf, partial) else leaf
 
-        messages: list[Any] = [None] * self.count
+        messages: list[Any] = [None] * self.count  # each becomes a `Message`
         try:
-            dist.all_gather_object(messages, (tree_map(pack, tree), error))
+            dist.all_gather_object(messages, Message(tree_map(pack, tree), own_error))
         except RuntimeError as failure:
             raise Interrupted("another worker has died", LOST) from failure
-        trees = []
-        for number, (packed, error) in enumerate(messages):
-            if error is not None:
+        for number, message in enumerate(messages):
+            if message.error is not None:
                 self.told = True
-                raise type(error)(f"on worker {number}, {error}")
-            trees.append(packed)
-        return [tree_map(unpack, packed) for packed in trees]
+                raise type(message.error)(f"on worker {number}, {message.error}")
+        return [tree_map(unpack, message.packed) for message in messages]
 
 
 launched = dist.is_torchelastic_launched  # whether PyTorch's launcher has started this process
