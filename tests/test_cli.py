@@ -17,7 +17,7 @@ from rich.console import Console
 
 import fedcli
 from fedcli import check, declarations, registry
-from fedcli.cli import app, describe, display
+from fedcli.cli import app, describe, display, index
 from fedcli.cli.display import draw
 from fedcli.cli.options import parse_seeds
 from fedcli.runs import begin, progress
@@ -96,8 +96,8 @@ def test_commands_import_no_more_than_they_need(tmp_path):
 
 
 def test_the_index_is_what_the_papers_declare():
-    stored = json.loads(describe.INDEX.read_text(encoding="utf-8"))
-    assert stored == json.loads(json.dumps(describe.make_index())), "'make index' writes it"
+    stored = index.INDEX.read_text(encoding="utf-8")
+    assert stored == index.index_text(describe.make_index()), "'make index' writes it"
 
 
 @pytest.mark.parametrize("name", list(registry.methods()))
@@ -173,7 +173,7 @@ def test_show_prints_options_card_and_names_of_protocols(name):
     for field in dataclasses.fields(method.config):
         assert f"{declarations.flag_of(field.name)} {declarations.facts_of(field).help_text}" in in_one_line(before)
 
-    protocols = [registry.find_protocol(name) for name, _ in describe.summary(method).protocols]
+    protocols = [registry.find_protocol(name) for name, _ in describe.summarise(method).protocols]
     for protocol in protocols:
         assert f"{protocol.name} {protocol.summary}" in in_one_line(after)
     has_protocols = name not in registry.posts()

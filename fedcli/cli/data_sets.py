@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fedcli.cli.describe import completion
+from fedcli.cli.completion import completion
 from fedcli.cli.groups import HelpfulGroup
 from fedcli.cli.options import argument, optional
 from fedcli.cli.printing import print_table, say

@@ -4,19 +4,25 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, make_dataclass
 from functools import partial
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 from rich.markup import escape
 from typer.core import TyperCommand
 
 from fedcli import registry
-from fedcli.cli.describe import completion, find_summary, index, option_help
+from fedcli.cli.completion import completion
+from fedcli.cli.describe import find_summary
 from fedcli.cli.groups import NoSuchOption
+from fedcli.cli.index import Summary, index
+from fedcli.cli.option_words import option_help
 from fedcli.cli.options import optional, refuse_twice
 from fedcli.declarations import facts_of, flag_of
 from fedcli.errors import UserError
 from fedcli.userfiles import is_from_file
+
+if TYPE_CHECKING:  # late, as help of all commands does not need it
+    from fedcli.runs.options import HasOptions
 
 
 class MethodCommand(TyperCommand):
@@ -36,7 +42,7 @@ class MethodCommand(TyperCommand):
         (names, *_) = expanded
         first_name, *other_names = names.split(",")
         post = typed_options(expanded).get("post")
-        steps = index()["post"]
+        steps: Mapping[str, HasOptions] = index().posts
         first = find_summary(first_name)
         others = [find_summary(name) for name in other_names]
         if is_from_file(first_name) or is_from_file(post or ""):
@@ -72,7 +78,7 @@ def _refuse_two_values(option: Any, typed: Sequence[str]) -> None:
         refuse_twice(typed, flag, flag if takes_several else None)
 
 
-def make_options(first: Any, others: Sequence[Any], steps: Mapping[str, Any]) -> list[Any]:
+def make_options(first: Summary, others: Sequence[Summary], steps: "Mapping[str, HasOptions]") -> list[Any]:
     """Make the options of a run, of steps after it and of the methods.
 
     An option is None unless it is given; several values are a tuple. Where methods have an option of the same name,

@@ -5,12 +5,15 @@ import re
 import textwrap
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import typer
 
 from fedcli import registry
-from fedcli.cli.describe import PAPERS, completion, find_summary, index, option_help, protocol_rows
+from fedcli.cli.completion import completion
+from fedcli.cli.describe import find_summary, protocol_rows
+from fedcli.cli.index import PAPERS, Rows, Summary, index
+from fedcli.cli.option_words import option_help
 from fedcli.cli.options import argument, optional
 from fedcli.cli.printing import console, print_table, say
 from fedcli.declarations import flag_of
@@ -22,15 +25,15 @@ TEMPLATE = Path(__file__).parent / "my_method.txt"  # what `new` writes; the REA
 
 def list_(all_: optional(bool, "Also list steps, protocols and the papers' tables.", "--all") = False) -> None:
     """List the methods and the networks."""
-    tables = {"Method": [(name, method.title) for name, method in index()["method"].items()]}
+    tables = {"Method": [(name, method.title) for name, method in index().methods.items()]}
     if all_:
-        tables["Step after the last round, --post"] = [(name, step.title) for name, step in index()["post"].items()]
-        tables["Protocol, --protocol"] = [(name, dict(rows)["set-up"]) for name, rows in index()["protocol"].items()]
-        tables["Table, 'fedcli table NAME'"] = list(index()["table"].items())
+        tables["Step after the last round, --post"] = [(name, step.title) for name, step in index().posts.items()]
+        tables["Protocol, --protocol"] = [(name, dict(rows)["set-up"]) for name, rows in index().protocols.items()]
+        tables["Table, 'fedcli table NAME'"] = list(index().tables.items())
     for kind, rows in tables.items():
         print_table((kind, "Title"), rows)
         typer.echo()
-    console().print(f"Networks, --backbone\n{', '.join(index()['backbone'])}\n")
+    console().print(f"Networks, --backbone\n{', '.join(index().backbones)}\n")
     typer.echo("'fedcli run METHOD' runs a method, 'fedcli show METHOD' shows its options and its card.")
     typer.echo("'fedcli list --all' also lists protocols and tables, 'fedcli data list' the data sets.")
 
@@ -44,9 +47,9 @@ def show(
     ),
 ) -> None:
     """Show a method's options, its card and the names of its protocols, or all that a protocol fixes."""
-    posts = index()["post"]
-    protocols = index()["protocol"]
-    names = [*index()["method"], *posts, *protocols]
+    posts = index().posts
+    protocols = index().protocols
+    names = [*index().methods, *posts, *protocols]
     name = registry.spelt(name, names)
     rows = protocols.get(name)
     if is_from_file(name):
@@ -58,12 +61,12 @@ def show(
     if rows is not None:
         print_table((f"Protocol {name}", ""), rows)
     elif name in posts:
-        _show_declared(posts[name], f"with --post {name}")
+        _show_summary(posts[name], f"with --post {name}")
     else:
-        _show_declared(find_summary(name), f"'fedcli run {name} --help' shows all options")
+        _show_summary(find_summary(name), f"'fedcli run {name} --help' shows all options")
 
 
-def _protocol_of_file(name: str) -> list[tuple[str, str]] | None:
+def _protocol_of_file(name: str) -> Rows | None:
     """Tell what the protocol `./file.py:NAME` fixes; None where the name is that of a method."""
     if ":" not in name:
         return None
@@ -73,20 +76,20 @@ def _protocol_of_file(name: str) -> list[tuple[str, str]] | None:
         return None
 
 
-def _show_declared(declared: Any, hint: str) -> None:
-    """Show the options, the card and the protocols of a method or a step, by its summary."""
-    values = f", with the values of protocol {declared.defaults['protocol']}" if declared.defaults else ""
-    typer.echo(f"{declared.title}\n\nOptions of its own{values} ({hint})")
-    options = [(flag_of(field.name), option_help(field, declared.defaults)) for field in fields(declared.config)]
+def _show_summary(summary: Summary, hint: str) -> None:
+    """Show the options, the card and the protocols of a method or a step."""
+    values = f", with the values of protocol {summary.defaults['protocol']}" if summary.defaults else ""
+    typer.echo(f"{summary.title}\n\nOptions of its own{values} ({hint})")
+    options = [(flag_of(field.name), option_help(field, summary.defaults)) for field in fields(summary.config)]
     print_table(("", ""), options or [("none", "")])
-    code = (PAPERS / declared.file).read_text(encoding="utf-8")
+    code = (PAPERS / summary.file).read_text(encoding="utf-8")
     card = ast.get_docstring(ast.parse(code), clean=False) or ""
     if console().is_terminal:
         card = fit(card, console().width)
     typer.echo(f"\n{card}".rstrip())
-    if declared.protocols:
+    if summary.protocols:
         typer.echo("\nProtocols ('fedcli show PROTOCOL' shows all that one fixes)")
-        print_table(("", ""), declared.protocols)
+        print_table(("", ""), summary.protocols)
 
 
 ITEM = re.compile(r"\s*(\d+\.|[-*]) ")  # begins an item of a list
@@ -150,7 +153,7 @@ def new(
 ) -> None:
     """Write NAME.py, a method to start from: FedAvg with a term of its own, which keeps all laws."""
     file = Path(f"{name}.py")
-    is_taken = name in index()["method"] or file.exists()
+    is_taken = name in index().methods or file.exists()
     if is_taken or not re.fullmatch("[a-z][a-z0-9_-]*", name):
         rule = "begin with a letter, use only a-z, 0-9, - and _, and no name of a method or a file here"
         raise UserError(f"'{name}' cannot be the name of a new method; {rule}.")

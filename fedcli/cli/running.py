@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedcli import registry
-from fedcli.cli.describe import completion
+from fedcli.cli.completion import completion
 from fedcli.cli.method_options import settings_of_single
 from fedcli.cli.options import (
     OUTPUT,

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from fedcli.cli.describe import completion
+from fedcli.cli.completion import completion
 from fedcli.cli.method_options import settings_of_single
 from fedcli.cli.options import (
     GRID,

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import Field, dataclass, fields
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
-from fedcli.declarations import START, Method, Post, check_value, facts_of, flag_of, option
+from fedcli.declarations import START, Method, check_value, facts_of, flag_of, option
 from fedcli.errors import UserError, unknown
 from fedcli.registry import find_post, posts
 
@@ -95,6 +95,34 @@ WORDS = {
 }  # fmt: skip
 
 
+class HasOptions(Protocol):
+    """A method or a step after the last round as its file declares it, or a summary of it."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def config(self) -> type:
+        """The dataclass of its options."""
+
+
+class MethodWithOptions(HasOptions, Protocol):
+    """A method as its file declares it, or a summary of it."""
+
+    @property
+    def title(self) -> str:
+        """Its title."""
+
+    @property
+    def file(self) -> Any:
+        """The file that declares it."""
+
+    @property
+    def personal(self) -> Any:
+        """Whether each client ends with a model of its own, by its truth."""
+
+
 def fields_of(*kinds: type) -> dict[str, Field]:
     """The options that these configurations have, by name."""
     return {field.name: field for kind in kinds for field in fields(kind)}
@@ -106,7 +134,11 @@ def recorded_fields(method: Method) -> dict[str, Field]:
 
 
 def unknown_option(
-    name: str, method: Method, steps: Mapping[str, Post], chosen: str | None, others: Sequence[Method] = ()
+    name: str,
+    method: HasOptions,
+    steps: Mapping[str, HasOptions],
+    chosen: str | None,
+    others: Sequence[HasOptions] = (),
 ) -> UserError:
     """An error, to be raised by the caller, for an option that a method does not have; `chosen` is `--post`.
 
@@ -128,7 +160,7 @@ def unknown_option(
     )  # fmt: skip
 
 
-def option_panels(method: Method, steps: Mapping[str, Post]) -> dict[str, dict[str, Field]]:
+def option_panels(method: MethodWithOptions, steps: Mapping[str, HasOptions]) -> dict[str, dict[str, Field]]:
     """The options of a method as `{panel title: {name: field}}`: its own, those of steps after it, those of all.
 
     Raises:
