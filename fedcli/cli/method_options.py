@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, make_dataclass
+from dataclasses import Field, dataclass, make_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -24,61 +24,108 @@ from fedcli.userfiles import is_from_file
 if TYPE_CHECKING:  # late, as help of all commands does not need it
     from fedcli.runs.options import HasOptions
 
+# Keys of what a command's context carries.
+OPTIONS = "method_options"  # all options of the methods, for `MethodCommand.get_params`
+TYPED = "typed"  # what is typed of them, see `typed`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Typed:
+    """What the user has typed of the options of the methods.
+
+    Attributes:
+        options: The values of those that are given, by name.
+        sources: Where the values come from that `--config` and `--from` stand for, by name.
+    """
+
+    options: dict[str, Any]
+    sources: dict[str, str]
+
+
+def typed(ctx: typer.Context) -> Typed:
+    """Return what the user has typed of the options of the methods that a `MethodCommand` is given."""
+    return ctx.meta[TYPED]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """The methods that a command names, and the steps after the last round that there are.
+
+    Attributes:
+        first: The first method.
+        others: The other methods.
+        post: The step that `--post` names.
+        steps: All steps by name, one in a file of the user's with them.
+    """
+
+    first: Summary
+    others: list[Summary]
+    post: str | None
+    steps: "Mapping[str, HasOptions]"
+
 
 class MethodCommand(TyperCommand):
     """A command, `run` or `tune`, that has the options of the method that it is given, beside its own."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put in what `--config` and `--from` stand for; take underscores for dashes; collect the method's options."""
-        ctx.meta["options"] = []
+        ctx.meta[OPTIONS] = []
         if not args or args[0] in ("-h", "--help"):
-            ctx.meta["given"] = {}
             return super().parse_args(ctx, args)
-        from fedcli.runs.options import typed_options, unknown_option
+        from fedcli.runs.options import unknown_option
         from fedcli.runs.sources import expand
 
-        typed = [re.sub(r"^--\w+(?==|$)", _with_dashes, word) for word in args]
-        expanded, ctx.meta["sources"] = expand(typed, ctx.info_name)
-        (names, *_) = expanded
-        first_name, *other_names = names.split(",")
-        post = typed_options(expanded).get("post")
-        steps: Mapping[str, HasOptions] = index().posts
-        first = find_summary(first_name)
-        others = [find_summary(name) for name in other_names]
-        if is_from_file(first_name) or is_from_file(post or ""):
-            steps = registry.posts(registry.find_method(first_name), post)
-        options = make_options(first, others, steps)
-        ctx.meta["options"] = options
+        words = [re.sub(r"^--\w+(?==|$)", _with_dashes, word) for word in args]
+        expanded, sources = expand(words, ctx.info_name)
+        named = _find_named(expanded)
+        options = make_options(named)
+        ctx.meta[OPTIONS] = options
         for option in options:
-            _refuse_two_values(option, typed)
+            _refuse_two_values(option, words)
         try:
             rest = super().parse_args(ctx, expanded)
         except NoSuchOption as error:
-            raise unknown_option(error.option_name, first, steps, post, others) from error
+            raise unknown_option(error.option_name, named.first, named.steps, named.post, named.others) from error
         values = {option.name: ctx.params.pop(option.name) for option in options}
-        ctx.meta["given"] = {name: value for name, value in values.items() if value is not None}
+        given = {name: value for name, value in values.items() if value is not None}
+        ctx.meta[TYPED] = Typed(options=given, sources=sources)
         return rest
 
     def get_params(self, ctx: Any) -> list[Any]:
         """List the options of the method before those of the command."""
-        return [*ctx.meta.get("options", ()), *super().get_params(ctx)]
+        return [*ctx.meta.get(OPTIONS, ()), *super().get_params(ctx)]
+
+
+def _find_named(args: list[str]) -> Named:
+    """Find the methods that arguments name, the first of them, and the steps after the last round."""
+    from fedcli.runs.options import typed_options
+
+    (names, *_) = args
+    first_name, *other_names = names.split(",")
+    post = typed_options(args).get("post")
+    steps: Mapping[str, HasOptions] = index().posts
+    first = find_summary(first_name)
+    others = [find_summary(name) for name in other_names]
+    if is_from_file(first_name) or is_from_file(post or ""):
+        steps = registry.posts(registry.find_method(first_name), post)
+    return Named(first=first, others=others, post=post, steps=steps)
 
 
 def _with_dashes(flag: re.Match) -> str:
     return flag[0].replace("_", "-")
 
 
-def _refuse_two_values(option: Any, typed: Sequence[str]) -> None:
+def _refuse_two_values(option: Any, words: Sequence[str]) -> None:
     """Refuse an option of a method that is typed twice."""
     flag, *_ = option.opts
     if flag == "--seed":
-        refuse_twice(typed, flag, "--seeds")
+        refuse_twice(words, flag, "--seeds")
     else:
         takes_several = option.metavar == "VALUE"
-        refuse_twice(typed, flag, flag if takes_several else None)
+        refuse_twice(words, flag, flag if takes_several else None)
 
 
-def make_options(first: Summary, others: Sequence[Summary], steps: "Mapping[str, HasOptions]") -> list[Any]:
+def make_options(named: Named) -> list[Any]:
     """Make the options of a run, of steps after it and of the methods.
 
     An option is None unless it is given; several values are a tuple. Where methods have an option of the same name,
@@ -86,9 +133,10 @@ def make_options(first: Summary, others: Sequence[Summary], steps: "Mapping[str,
     """
     from fedcli.runs.options import fields_of, option_panels
 
-    panels = option_panels(first, steps)
+    first = named.first
+    panels = option_panels(first, named.steps)
     names = {name for panel in panels.values() for name in panel}
-    for method in others:
+    for method in named.others:
         own = fields_of(method.config)
         panels[method.title] = {name: field for name, field in own.items() if name not in names}
         names |= own.keys()

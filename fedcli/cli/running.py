@@ -13,7 +13,7 @@ import typer
 
 from fedcli import registry
 from fedcli.cli.completion import completion
-from fedcli.cli.method_options import settings_of_single
+from fedcli.cli.method_options import settings_of_single, typed
 from fedcli.cli.options import (
     OUTPUT,
     Code,
@@ -73,7 +73,7 @@ def run(  # noqa: PLR0913  # the parameters of a command are its options
 
     names = method.split(",")
     settings = settings_of_single(names, set_)
-    options = {**ctx.meta["given"], "sources": ctx.meta["sources"]}
+    options = {**typed(ctx).options, "sources": typed(ctx).sources}
     if len(names) == 1:
         options |= settings.get(method, {})
     where = place_runs(jobs, on, cpus_per_run, gpus_per_run)

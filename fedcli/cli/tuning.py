@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from fedcli.cli.completion import completion
-from fedcli.cli.method_options import settings_of_single
+from fedcli.cli.method_options import settings_of_single, typed
 from fedcli.cli.options import (
     GRID,
     OUTPUT,
@@ -60,7 +60,7 @@ def tune(  # noqa: PLR0913  # the parameters of a command are its options
     names = method.split(",")
     settings = settings_of_single(names, set_)
     plan = tune.plan_trials(
-        method, grid=grid or (), trials=trials, seeds=seeds, out=out, settings=settings, **ctx.meta["given"]
+        method, grid=grid or (), trials=trials, seeds=seeds, out=out, settings=settings, **typed(ctx).options
     )
     where = place_runs(jobs, on, cpus_per_run, gpus_per_run)
     warn_of_protocols(plan)
