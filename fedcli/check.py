@@ -18,7 +18,7 @@ from fedcli import registry
 from fedcli.core.federation import Federation, NonFiniteLoss
 from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.core.trees import Tree, leaves, tree_map
-from fedcli.data.datasets import Dataset
+from fedcli.data.dataset import Dataset
 from fedcli.declarations import START, Method, flag_of
 from fedcli.errors import UserError
 from fedcli.runs import prepare

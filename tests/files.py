@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fedcli.data import datasets
+from fedcli.data import datasets, imports
 from fedcli.data.catalog import KNOWN
-from fedcli.data.files import PARTS
+from fedcli.data.image_arrays import PARTS
 from fedcli.errors import UserError
 
 FIELDS = tuple(f"{kind}_{part}" for part, kind in product(PARTS, ("x", "y", "domain", "writer")))
@@ -36,7 +36,7 @@ def known_images(name, seed=0, per_class=(3, 2)):
 
 def imported(name, path):
     """The data set of this name after it was imported from a path."""
-    datasets.import_path(name, path)
+    imports.import_path(name, path)
     return datasets.load(name)
 
 

@@ -13,7 +13,7 @@ import torch
 from fedcli import registry
 from fedcli.bench import count, measure, random_images
 from fedcli.core import backbones
-from fedcli.data import datasets
+from fedcli.data import imports
 from fedcli.runs import prepare
 from fedcli.runs.machine import deterministic
 from fedcli.runs.resolve import resolve
@@ -127,7 +127,7 @@ def test_the_workloads_have_these_sizes_and_one_network_on_both_sides(monkeypatc
 def test_real_images_are_taken_where_they_are_there(tmp_path, monkeypatch):
     arrays = random_images.draw_images(100, 28, 28, tests=20)
     np.savez(tmp_path / "own.npz", **arrays)
-    datasets.import_path("own", tmp_path / "own.npz")
+    imports.import_path("own", tmp_path / "own.npz")
     trained_on = []  # the images of each measurement
     prepare_run = prepare.prepare
 

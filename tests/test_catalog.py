@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 
 from fedcli.data import catalog as known
-from fedcli.data import datasets
+from fedcli.data import datasets, imports
 from fedcli.data.catalog import Share
-from fedcli.data.files import PARTS
+from fedcli.data.image_arrays import PARTS
 from tests.files import assert_same, examples, from_npz, images, known_images, refused
 
 DIGIT_SETS = ("mnist", "svhn", "usps", "synth-digits", "mnist-m")
@@ -70,8 +70,8 @@ def test_what_is_missing_is_named(tmp_path, cache):
         from_npz(name, tmp_path / "a", **known_images(name))
     refused(lambda: datasets.available("digits-4"), "bring svhn, synth-digits.")
     refused(lambda: datasets.available("mixed-digits"), "bring svhn, synth-digits, mnist-m.")
-    refused(lambda: datasets.download("digits-4"), "to download 'digits-4'", "bring svhn")
-    refused(lambda: datasets.download("femnist"), "to download 'femnist'", "all_data_*.json")
+    refused(lambda: imports.download("digits-4"), "to download 'digits-4'", "bring svhn")
+    refused(lambda: imports.download("femnist"), "to download 'femnist'", "all_data_*.json")
 
     for name in ("svhn", "synth-digits"):
         from_npz(name, tmp_path / "a", **known_images(name))

@@ -16,8 +16,10 @@ import torch
 
 import fedcli
 from fedcli.data import catalog as known
-from fedcli.data import datasets
-from fedcli.data.files import PARTS
+from fedcli.data import datasets, imports
+from fedcli.data.cache import cache_folder
+from fedcli.data.dataset import Dataset, channel_statistics, take
+from fedcli.data.image_arrays import PARTS
 from fedcli.vision import torchvision
 from tests.files import FIELDS, assert_same, examples, from_npz, images, imported, known_images, refused, write_folder
 
@@ -88,7 +90,7 @@ def test_the_fingerprint_sees_pixels_labels_domains_writers_and_part():
         arrays = {key: torch.arange(4) % 2 for key in FIELDS}
         arrays |= {f"x_{part}": torch.arange(16).reshape(4, 1, 2, 2).to(torch.uint8) for part in PARTS}
         change(arrays)
-        return datasets.Dataset("toy", class_names=("a", "b"), **arrays).fingerprint
+        return Dataset("toy", class_names=("a", "b"), **arrays).fingerprint
 
     whole = fingerprint()
     assert len(whole) == 16
@@ -105,7 +107,7 @@ def test_the_fingerprint_sees_pixels_labels_domains_writers_and_part():
 @pytest.mark.parametrize("count", [40, 100, 777, 1438])
 def test_take_is_stratified_by_class_and_domain(name, count):
     whole = datasets.load(name)
-    part = datasets.take(whole, count, 3)
+    part = take(whole, count, 3)
     count_all = len(whole.y_train)
 
     num_domains = max(len(whole.domain_names), 1)
@@ -128,27 +130,27 @@ def test_take_is_stratified_by_class_and_domain(name, count):
     keys = slow_order(part, "train")
     assert keys == sorted(keys)
     assert set(keys) <= set(slow_order(whole, "train"))
-    assert set(slow_order(datasets.take(whole, count // 2, 3), "train")) <= set(keys)
-    assert (datasets.take(whole, count, 4).fingerprint == part.fingerprint) == (count == count_all)
+    assert set(slow_order(take(whole, count // 2, 3), "train")) <= set(keys)
+    assert (take(whole, count, 4).fingerprint == part.fingerprint) == (count == count_all)
 
 
 def test_take_keeps_one_of_every_class_however_rare():
     labels = torch.tensor([0] * 95 + [1, 1, 2, 3, 4])
     x = torch.arange(100, dtype=torch.uint8).reshape(100, 1, 1, 1)
-    toy = datasets.Dataset("toy", x, labels, x, labels, tuple("abcde"))
-    assert datasets.take(toy, 50, 0).y_train.bincount().tolist() == [46, 1, 1, 1, 1]
+    toy = Dataset("toy", x, labels, x, labels, tuple("abcde"))
+    assert take(toy, 50, 0).y_train.bincount().tolist() == [46, 1, 1, 1, 1]
     for count in (4, 101):
-        refused(lambda count=count: datasets.take(toy, count, 0), f"--train-examples {count}", "use 5", "to 100")
+        refused(lambda count=count: take(toy, count, 0), f"--train-examples {count}", "use 5", "to 100")
 
 
 def test_channel_statistics():
     dataset = datasets.load("digit-domains")
     pixels = dataset.x_train.numpy().astype(np.float64) / 255
-    mean, std = datasets.channel_statistics(dataset)
+    mean, std = channel_statistics(dataset)
     assert mean == pytest.approx(pixels.mean((0, 2, 3)), abs=1e-12)
     assert std == pytest.approx(pixels.std((0, 2, 3)), abs=1e-12)
     flat = replace(dataset, x_train=torch.full((2, 1, 2, 2), 51, dtype=torch.uint8))
-    assert datasets.channel_statistics(flat) == (pytest.approx((0.2,)), (1.0,))
+    assert channel_statistics(flat) == (pytest.approx((0.2,)), (1.0,))
 
 
 # Names
@@ -167,7 +169,7 @@ def test_names_in_their_order(tmp_path, cache):
 def test_the_cache_folder(monkeypatch, tmp_path, given, folder):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("FEDCLI_DATA", given)
-    assert datasets.cache_folder() == tmp_path / folder
+    assert cache_folder() == tmp_path / folder
 
 
 @pytest.mark.parametrize("cause", ["no home", "not readable", "not writable"])
@@ -186,27 +188,27 @@ def test_without_a_cache_built_in_sets_are_there_and_others_are_told_what_to_set
         monkeypatch.setattr(os, "mkdir", fail)
     else:
         monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "a.npz" / "below"))
-    assert len(datasets.load(datasets.import_if_path("digits")).y_test) == 359
+    assert len(datasets.load(imports.import_if_path("digits")).y_test) == 359
     refused(lambda: datasets.available("mnist"), "'mnist' is not on this machine")
-    refused(lambda: datasets.import_path("mine", tmp_path / "a.npz"), "cannot be kept", "FEDCLI_DATA")
+    refused(lambda: imports.import_path("mine", tmp_path / "a.npz"), "cannot be kept", "FEDCLI_DATA")
     assert not Path("~").exists()
 
 
 def test_an_import_that_fails_leaves_the_old_set_and_one_clears_what_a_killed_one_was_writing(tmp_path, monkeypatch):
     before = from_npz("mine", tmp_path / "a", **images((4, 4), 2))
     np.savez(tmp_path / "a.npz", **images((4, 4), 2, seed=1))
-    old = datasets.cache_folder() / ".1.partial.set.npz"
+    old = cache_folder() / ".1.partial.set.npz"
     old.touch()
     os.utime(old, (0, 0))
-    new = datasets.cache_folder() / ".2.partial.set.npz"
+    new = cache_folder() / ".2.partial.set.npz"
     new.touch()
 
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
-        refused(lambda: datasets.import_path("mine", tmp_path / "a.npz"), "(No space left on device)", "FEDCLI_DATA")
+        refused(lambda: imports.import_path("mine", tmp_path / "a.npz"), "(No space left on device)", "FEDCLI_DATA")
     assert_same(datasets.load("mine"), before)
 
-    datasets.import_path("mine", tmp_path / "a.npz")
+    imports.import_path("mine", tmp_path / "a.npz")
     assert not old.exists()
     assert new.exists()
     assert not torch.equal(datasets.load("mine").x_train, before.x_train)
@@ -245,7 +247,7 @@ def test_a_damaged_cache_file_is_refused(tmp_path, cache):
 @pytest.mark.parametrize("name", ["digits", "office31-leaky", "My Set", "../x", "", "-x", "a_b"])
 def test_names_that_cannot_be_imported(tmp_path, name):
     np.savez(tmp_path / "a.npz", **images((4, 4), 2))
-    refused(lambda: datasets.import_path(name, tmp_path / "a.npz"), f"the name '{name}'")
+    refused(lambda: imports.import_path(name, tmp_path / "a.npz"), f"the name '{name}'")
 
 
 def test_a_file_or_folder_is_taken_where_it_stands(tmp_path, monkeypatch):
@@ -253,7 +255,7 @@ def test_a_file_or_folder_is_taken_where_it_stands(tmp_path, monkeypatch):
     arrays = images((8, 8), 2, per_class=(15, 3))
     np.savez("My set.npz", **arrays)
     record = fedcli.run("fedavg", dataset="./My set.npz", rounds=1, num_clients=2, device="cpu").record
-    name = datasets.import_if_path("My set.npz")
+    name = imports.import_if_path("My set.npz")
     assert record["dataset"] == name
     assert record["protocol"] == "own:data"
     assert name.startswith("my-set-")
@@ -261,15 +263,15 @@ def test_a_file_or_folder_is_taken_where_it_stands(tmp_path, monkeypatch):
     assert record["dataset_fingerprint"] == datasets.load(name).fingerprint
 
     np.savez("My set.npz", **images((8, 8), 2, seed=1))
-    assert datasets.import_if_path(str(tmp_path / "My set.npz")) != name
+    assert imports.import_if_path(str(tmp_path / "My set.npz")) != name
 
     write_folder(tmp_path / "folder", arrays, ["0", "1"])
-    folder = datasets.import_if_path("folder")
+    folder = imports.import_if_path("folder")
     assert datasets.load(folder).fingerprint == record["dataset_fingerprint"]
 
     image = next((tmp_path / "folder").rglob("*.png"))
     image.rename(tmp_path / "folder" / "train" / "1" / "other.png")
-    assert datasets.import_if_path("folder") != folder
+    assert imports.import_if_path("folder") != folder
 
 
 # .npz files that are wrong
@@ -321,10 +323,10 @@ def test_bad_arrays_are_refused(tmp_path, cache, case):
 
 def test_files_that_are_no_npz_are_refused(tmp_path, monkeypatch):
     path = tmp_path / "images.npz"
-    refused(lambda: datasets.import_path("mine", path), "there is nothing at", "images.npz' to import")
+    refused(lambda: imports.import_path("mine", path), "there is nothing at", "images.npz' to import")
     for content in (b"", b"hello", pickle.dumps({"x_train": 1})):
         path.write_bytes(content)
-        refused(lambda: datasets.import_path("mine", path), "images.npz", "must be a whole .npz file")
+        refused(lambda: imports.import_path("mine", path), "images.npz", "must be a whole .npz file")
     monkeypatch.setenv("FEDCLI_MAX_GIB", "4 GiB")
     refused(lambda: from_npz("mine", tmp_path / "a", **images((4, 4), 2)), "FEDCLI_MAX_GIB", "'4 GiB'", "a number.")
 
@@ -451,7 +453,7 @@ def test_numbers_that_leave_some_out_are_as_many_classes_or_domains_as_there_are
     for part in PARTS:
         arrays[f"{kind}_{part}"] = np.array([0, 5, 9])[arrays[f"{kind}_{part}"]]
     np.savez(tmp_path / "a.npz", **arrays)
-    _, notes = datasets.import_path("mine", tmp_path / "a.npz")
+    _, notes = imports.import_path("mine", tmp_path / "a.npz")
     assert notes == [f"3 {noun}, whose numbers are 0, 5, 9"]
 
     dataset = datasets.load("mine")
@@ -465,7 +467,7 @@ def test_numbers_that_leave_some_out_are_as_many_classes_or_domains_as_there_are
 def test_named_classes_without_training_images_are_said(tmp_path):
     arrays = images((4, 4), 3) | {"class_names": np.array([f"class{number}" for number in range(10)])}
     np.savez(tmp_path / "a.npz", **arrays)
-    _, notes = datasets.import_path("mine", tmp_path / "a.npz")
+    _, notes = imports.import_path("mine", tmp_path / "a.npz")
     assert notes == ["without training images: class3, class4, class5, class6, class7 and 2 more"]
 
 

@@ -26,9 +26,9 @@ import pytest
 import scipy.io
 from PIL import EpsImagePlugin, ExifTags, Image
 
-from fedcli.data import datasets, files, forms
+from fedcli.data import datasets, forms, imports, reading
 from fedcli.data.catalog import KNOWN, Archive
-from fedcli.data.files import PARTS
+from fedcli.data.image_arrays import PARTS
 from fedcli.vision import torchvision
 from tests.files import assert_same, examples, from_npz, images, imported, known_images, refused, write_folder
 
@@ -241,7 +241,7 @@ def test_unpacked_and_differently_compressed_files_of_mnist_are_read(tmp_path):
     assert_same(expected, imported("usps", write_files(tmp_path / "usps", raw_usps)))
 
     write_files(tmp_path / "raw" / "FashionMNIST" / "raw", raw)
-    refused(lambda: datasets.import_path("mnist", tmp_path / "raw"), "several data sets", "FashionMNIST/raw, MNIST/raw")
+    refused(lambda: imports.import_path("mnist", tmp_path / "raw"), "several data sets", "FashionMNIST/raw, MNIST/raw")
 
 
 # Downloads
@@ -296,18 +296,18 @@ def test_downloads_are_checked_and_read(name, tmp_path, cache, site, monkeypatch
     whole = largest_file.read_bytes()
 
     largest_file.write_bytes(whole[:-100])
-    refused(lambda: datasets.download(name), f"'{name}' could not be downloaded", "corrupted", f"import {name} PATH")
+    refused(lambda: imports.download(name), f"'{name}' could not be downloaded", "corrupted", f"import {name} PATH")
 
     largest_file.unlink()
-    refused(lambda: datasets.download(name), f"'{name}' could not be downloaded", "HTTP Error 404")
+    refused(lambda: imports.download(name), f"'{name}' could not be downloaded", "HTTP Error 404")
     assert not list(cache.iterdir())
 
     largest_file.write_bytes(whole)
-    assert datasets.download(name) == cache / f"{name}.npz"
+    assert imports.download(name) == cache / f"{name}.npz"
     assert_same(expected, datasets.load(name))
 
     largest_file.unlink()
-    assert datasets.download(name) == cache / f"{name}.npz"  # it is there
+    assert imports.download(name) == cache / f"{name}.npz"  # it is there
 
 
 # FEMNIST, whose writers are held out
@@ -359,21 +359,21 @@ def test_femnist_holds_writers_out(tmp_path, monkeypatch):
     renamed = {f"all_data/all_data_{9 - number}.json": content for number, content in enumerate(contents.values())}
     sampled = {"sampled_data/all_data_1_niid.json": contents["all_data_0.json"]}
     again = {"old/all_data/all_data_0.json": contents["all_data_0.json"]}  # whose writers count once
-    _, notes = datasets.import_path("femnist", write_files(tmp_path / "data", renamed | sampled | again))
+    _, notes = imports.import_path("femnist", write_files(tmp_path / "data", renamed | sampled | again))
     assert_same(dataset, datasets.load("femnist"))
     assert notes[0] == "left out: sampled_data"
 
     # The limit of memory counts the images and not their text.
     text_bytes = sum(map(len, contents.values()))
     image_bytes = 784 * (len(dataset.y_train) + len(dataset.y_test))
-    monkeypatch.setattr(files, "MAX_GIB", text_bytes / 2**32)
+    monkeypatch.setattr(reading, "MAX_GIB", text_bytes / 2**32)
     for write in (write_zip, write_tar):
         assert_same(dataset, imported("femnist", write(tmp_path / write.__name__, contents)))
         hollow = write(tmp_path / f"hollow {write.__name__}", {"all_data_0.json": b" " * 10**7})
-        refused(lambda hollow=hollow: datasets.import_path("femnist", hollow), hollow, "2,000,000 bytes, more than")
+        refused(lambda hollow=hollow: imports.import_path("femnist", hollow), hollow, "2,000,000 bytes, more than")
 
-    monkeypatch.setattr(files, "MAX_GIB", (image_bytes - 1) / 2**30)
-    refused(lambda: datasets.import_path("femnist", tmp_path / "all_data"), "more than", "MAX_GIB=1")
+    monkeypatch.setattr(reading, "MAX_GIB", (image_bytes - 1) / 2**30)
+    refused(lambda: imports.import_path("femnist", tmp_path / "all_data"), "more than", "MAX_GIB=1")
 
 
 def test_a_split_that_leaf_has_made_is_taken(tmp_path):
@@ -384,7 +384,7 @@ def test_a_split_that_leaf_has_made_is_taken(tmp_path):
         contents[f"test/{name}"] = content
         contents[f"all_data/{name}"] = content
 
-    _, notes = datasets.import_path("femnist", write_files(tmp_path / "data", contents))
+    _, notes = imports.import_path("femnist", write_files(tmp_path / "data", contents))
 
     dataset = datasets.load("femnist")
     assert len(by_writer(dataset, "train")) == 20
@@ -476,13 +476,13 @@ BAD_FILES = {
 def test_bad_files_are_refused(tmp_path, cache, case):
     bad = BAD_FILES[case]
     folder = write_files(tmp_path / "files", bad.contents)
-    refused(lambda: datasets.import_path(bad.dataset, folder), *bad.words)
+    refused(lambda: imports.import_path(bad.dataset, folder), *bad.words)
     assert not cache.exists()
 
 
 def test_batches_of_cifar10_that_are_not_the_official_ones_are_refused(tmp_path, cache):
     folder = write_files(tmp_path / "files", cifar_files(known_images("cifar10"), "cifar10"))
-    refused(lambda: datasets.import_path("cifar10", folder), ".meta", "corrupted")
+    refused(lambda: imports.import_path("cifar10", folder), ".meta", "corrupted")
     assert not cache.exists()
 
 
@@ -504,18 +504,18 @@ def test_archives_that_are_damaged_or_lead_astray_are_refused(tmp_path, cache, m
     linked = write_tar(tmp_path / "d.tar.gz", contents, type=tarfile.SYMTYPE, linkname="/etc/passwd")
 
     for path in (cut_tar, cut_zip, flipped, unknown, outside, linked):
-        refused(lambda path=path: datasets.import_path("cinic10", path), path, "cannot be read", ".zip or", "LEAF's")
+        refused(lambda path=path: imports.import_path("cinic10", path), path, "cannot be read", ".zip or", "LEAF's")
 
     tarred = write_tar(cut_tar, contents)
     zipped = write_zip(cut_zip, contents)
     folder = write_files(tmp_path / "folder", contents)
     monkeypatch.setenv("FEDCLI_MAX_GIB", "1e-5")
     for path in (zipped, tarred, folder):
-        refused(lambda path=path: datasets.import_path("cinic10", path), path, "more than", "MAX_GIB=1")
+        refused(lambda path=path: imports.import_path("cinic10", path), path, "more than", "MAX_GIB=1")
     assert not cache.exists()
 
     monkeypatch.setenv("FEDCLI_MAX_GIB", "1")
-    file, _ = datasets.import_path("cinic10", folder)
+    file, _ = imports.import_path("cinic10", folder)
     assert file.is_file()
 
 
@@ -558,14 +558,14 @@ def test_images_of_mixed_sizes_are_resized_where_a_size_is_given(tmp_path):
     folder = write_folder(tmp_path / "images", images((8, 8, 3), 2), ["ant", "bee"])
     wide = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 9, 3), np.uint8))
     wide.save(folder / "train" / "ant" / "wide.png")
-    refused(lambda: datasets.import_path("mine", folder), "wide.png", "its size is (9, 5)", "--size N")
+    refused(lambda: imports.import_path("mine", folder), "wide.png", "its size is (9, 5)", "--size N")
 
-    datasets.import_path("mine", folder, 8)
+    imports.import_path("mine", folder, 8)
     resized = np.asarray(wide.resize((8, 8), Image.Resampling.BILINEAR))
     assert (resized.tobytes(),) in examples(datasets.load("mine"), "train")
 
     np.savez(tmp_path / "a.npz", **images((16, 16, 3), 2))
-    datasets.import_path("mine", tmp_path / "a.npz", 8)
+    imports.import_path("mine", tmp_path / "a.npz", 8)
     assert datasets.load("mine").x_test.shape == (4, 3, 8, 8)
 
 
@@ -625,7 +625,7 @@ def test_bad_folders_are_refused(tmp_path, cache, case):
     folder = write_folder(tmp_path / "images", images((4, 4), 2), ["ant", "bee"])
     bad.spoil(folder)
 
-    refused(lambda: datasets.import_path("mine", folder), *bad.words)
+    refused(lambda: imports.import_path("mine", folder), *bad.words)
     assert not cache.exists()
 
 
@@ -674,10 +674,10 @@ def test_whole_domains_are_resized_divided_by_class_and_get_their_official_names
     assert_same(dataset, imported("office31", folder))
 
     (folder / "Dslr").rename(folder / "z")
-    refused(lambda: datasets.import_path("office31", folder), "the domains are 3", "'office31'", "amazon, dslr")
+    refused(lambda: imports.import_path("office31", folder), "the domains are 3", "'office31'", "amazon, dslr")
 
     without_domains = write_folder(tmp_path / "c", images((32, 32, 3), 31), classes)
-    refused(lambda: datasets.import_path("office31", without_domains), "the domains are 0")
+    refused(lambda: imports.import_path("office31", without_domains), "the domains are 0")
 
 
 def test_undivided_folders_are_divided_and_that_is_said(tmp_path):
@@ -687,7 +687,7 @@ def test_undivided_folders_are_divided_and_that_is_said(tmp_path):
     ants = pictures["one", "ant"]
     bees = pictures["one", "bee"]
 
-    _, notes = datasets.import_path("mine", write_office(tmp_path / "b", pictures) / "one")
+    _, notes = imports.import_path("mine", write_office(tmp_path / "b", pictures) / "one")
     assert notes == ["a fixed fifth of each class is kept to test on"]
 
     from_folder = datasets.load("mine")
@@ -746,7 +746,7 @@ def with_transparency(mode):
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
 def test_transparent_places_are_white_and_that_is_said(mode, tmp_path):
     image, seen = with_transparency(mode)
-    _, notes = datasets.import_path("mine", folder_of(tmp_path / "set", image))
+    _, notes = imports.import_path("mine", folder_of(tmp_path / "set", image))
     assert has_image("mine", np.repeat(seen[..., None], 3, 2))
     assert notes == ["the alpha channel was composed over white in 1 of 4 images"]
 
@@ -754,7 +754,7 @@ def test_transparent_places_are_white_and_that_is_said(mode, tmp_path):
 def test_an_alpha_channel_that_hides_nothing_changes_nothing(tmp_path):
     pixels = picture(1, (4, 4, 3))
     opaque = Image.fromarray(np.concatenate([pixels, np.full((4, 4, 1), 255, np.uint8)], 2))
-    _, notes = datasets.import_path("mine", folder_of(tmp_path / "set", opaque))
+    _, notes = imports.import_path("mine", folder_of(tmp_path / "set", opaque))
     assert notes == []
     assert has_image("mine", pixels)
 
@@ -768,7 +768,7 @@ def test_an_image_is_turned_as_its_exif_data_say_and_that_is_said(orientation, t
     }  # fmt: skip
     image = Image.fromarray(pixels)
     image.getexif()[ExifTags.Base.Orientation] = orientation
-    _, notes = datasets.import_path("mine", folder_of(tmp_path / "set", image))
+    _, notes = imports.import_path("mine", folder_of(tmp_path / "set", image))
     assert has_image("mine", turned[orientation])
     assert notes == ["the EXIF orientation was applied in 1 of 4 images"]
 
@@ -778,7 +778,7 @@ def test_files_by_other_suffixes_are_counted_and_all_broken_images_are_named(tmp
     ants = folder / "train" / "ant"
     (ants / "Thumbs.db").write_bytes(b"no image")
     (ants / "labels.csv").write_bytes(b"no image")
-    _, notes = datasets.import_path("mine", folder)
+    _, notes = imports.import_path("mine", folder)
     assert notes == ["left out: 2 files that are no images by their suffix"]
     assert len(datasets.load("mine").y_train) == 2
 
@@ -788,11 +788,11 @@ def test_files_by_other_suffixes_are_counted_and_all_broken_images_are_named(tmp
     (ants / "cut.png").write_bytes(CUT_PNG)
     (ants / "empty.jpg").write_bytes(b"")
     words = ("3 of 6 images", "cut.png", "empty.jpg", "moves.gif' (it has 2 frames)", "an image of 8 bits")
-    refused(lambda: datasets.import_path("mine", folder), *words)
+    refused(lambda: imports.import_path("mine", folder), *words)
 
     for number in range(30):
         (ants / f"{number}.png").write_bytes(b"")
-    refused(lambda: datasets.import_path("mine", folder), "33 of 36 images", " and 13 more")
+    refused(lambda: imports.import_path("mine", folder), "33 of 36 images", " and 13 more")
 
 
 def test_no_other_program_is_started_for_an_image(tmp_path, monkeypatch):
@@ -802,14 +802,14 @@ def test_no_other_program_is_started_for_an_image(tmp_path, monkeypatch):
     started = Mock(side_effect=OSError("started"))
     monkeypatch.setattr(subprocess, "Popen", started)
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", started)
-    refused(lambda: datasets.import_path("mine", folder), "1 of 4 images", "0.png", "cannot identify image file")
+    refused(lambda: imports.import_path("mine", folder), "1 of 4 images", "0.png", "cannot identify image file")
     assert not started.called
 
 
 def test_a_size_that_no_memory_holds_is_refused_before_any_work(tmp_path, monkeypatch):
     resize = Mock(side_effect=AssertionError("has begun"))
     monkeypatch.setattr(Image.Image, "resize", resize)
-    monkeypatch.setattr(datasets, "resize_rows", resize)
+    monkeypatch.setattr(imports, "resize_rows", resize)
     np.savez(tmp_path / "a.npz", **images((4, 4), 2))
     for path in (folder_of(tmp_path / "set"), tmp_path / "a.npz"):
-        refused(lambda path=path: datasets.import_path("mine", path, 100_000), "bytes, more than 4 GiB")
+        refused(lambda path=path: imports.import_path("mine", path, 100_000), "bytes, more than 4 GiB")

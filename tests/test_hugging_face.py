@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from fedcli.data import datasets
-from fedcli.data.files import PARTS
+from fedcli.data import datasets, imports
+from fedcli.data.image_arrays import PARTS
 from tests.files import assert_same, examples, images, imported, known_images, refused
 from tests.test_cli import invoke
 from tests.test_forms import encoded, write_zip
@@ -85,7 +85,7 @@ def test_labels_of_the_known_set_are_those_with_its_number_of_classes(tmp_path, 
 
     assert examples(imported("cifar100", f"hf:{tmp_path}/saved"), "train", "y") == examples(arrays, "train", "y")
     refused(
-        lambda: datasets.import_path("mine", f"hf:{tmp_path}/saved"),
+        lambda: imports.import_path("mine", f"hf:{tmp_path}/saved"),
         "which feature holds the labels (got fine_label, coarse_label)",
         "call it label, with rename_column.",
     )
@@ -127,12 +127,12 @@ def test_validation_stands_in_for_a_missing_test_split_alone(tmp_path, library):
     splits = splits_of(library, images((4, 4), 2))
     without_test = library.DatasetDict(train=splits["train"], validation=splits["test"])
     without_test.save_to_disk(tmp_path / "a")
-    _, notes = datasets.import_path("mine", f"hf:{tmp_path}/a")
+    _, notes = imports.import_path("mine", f"hf:{tmp_path}/a")
     assert notes == ["tested on the split validation"]
 
     with_test = library.DatasetDict(**without_test, test=splits["test"], extra=splits["test"])
     with_test.save_to_disk(tmp_path / "b")
-    _, notes = datasets.import_path("mine", f"hf:{tmp_path}/b")
+    _, notes = imports.import_path("mine", f"hf:{tmp_path}/b")
     assert notes == ["left out: extra, val"]
 
 
@@ -141,10 +141,8 @@ def test_images_of_mixed_sizes_need_a_size(tmp_path, library):
     wide = splits["train"].select([0]).map(lambda row: {"image": Image.new("L", (9, 5), 7)})
     splits["train"] = library.concatenate_datasets([splits["train"], wide])
     splits.save_to_disk(tmp_path / "saved")
-    refused(
-        lambda: datasets.import_path("mine", f"hf:{tmp_path}/saved"), "'train[6]'", "its size is (9, 5)", "--size N"
-    )
-    datasets.import_path("mine", f"hf:{tmp_path}/saved", 8)
+    refused(lambda: imports.import_path("mine", f"hf:{tmp_path}/saved"), "'train[6]'", "its size is (9, 5)", "--size N")
+    imports.import_path("mine", f"hf:{tmp_path}/saved", 8)
     assert datasets.load("mine").x_train.shape == (7, 3, 8, 8)
 
 
@@ -193,17 +191,17 @@ def test_what_is_not_plain_is_refused_with_what_to_do(tmp_path, cache, library, 
     splits = splits_of(library, images((4, 4), 3))
     spoil(splits)
     splits.save_to_disk(tmp_path / "saved")
-    refused(lambda: datasets.import_path("mine", f"hf:{tmp_path}/saved"), *BAD_SETS[spoil])
+    refused(lambda: imports.import_path("mine", f"hf:{tmp_path}/saved"), *BAD_SETS[spoil])
     assert not cache.exists()
 
 
 def test_a_set_without_splits_and_several_sets_are_refused(tmp_path, library):
     splits = splits_of(library, images((4, 4), 3))
     splits["train"].save_to_disk(tmp_path / "one")
-    refused(lambda: datasets.import_path("mine", f"hf:{tmp_path}/one"), "splits train and test (got none)")
+    refused(lambda: imports.import_path("mine", f"hf:{tmp_path}/one"), "splits train and test (got none)")
     for name in ("small", "large"):
         write_parquet(splits, tmp_path / "two" / name)
-    refused(lambda: datasets.import_path("mine", f"hf:{tmp_path}/two"), "several data sets (got large, small)")
+    refused(lambda: imports.import_path("mine", f"hf:{tmp_path}/two"), "several data sets (got large, small)")
 
 
 def test_an_image_that_is_only_a_path_is_never_opened(tmp_path, library):
@@ -213,7 +211,7 @@ def test_an_image_that_is_only_a_path_is_never_opened(tmp_path, library):
         paths = [{"bytes": None, "path": f"{tmp_path}/secret.png"}] * len(arrays[f"y_{part}"])
         (tmp_path / "set").mkdir(exist_ok=True)
         pd.DataFrame({"image": paths, "label": arrays[f"y_{part}"]}).to_parquet(tmp_path / "set" / f"{part}.parquet")
-    refused(lambda: datasets.import_path("mine", f"hf:{tmp_path}/set"), "train[0] is not in the files", "secret.png")
+    refused(lambda: imports.import_path("mine", f"hf:{tmp_path}/set"), "train[0] is not in the files", "secret.png")
 
 
 def test_the_command_imports_a_set_and_a_run_takes_its_path(folder, library):
@@ -222,7 +220,7 @@ def test_the_command_imports_a_set_and_a_run_takes_its_path(folder, library):
     assert result.exit_code == 0
     assert result.stderr == ""
     assert result.stdout.startswith("mine: 24 training and 12 test images, 3 classes: ")
-    assert datasets.import_if_path("hf:saved") == datasets.import_if_path("saved")
+    assert imports.import_if_path("hf:saved") == imports.import_if_path("saved")
 
 
 def test_the_library_and_a_folder_of_its_files_are_asked_for(tmp_path, monkeypatch):
@@ -230,7 +228,7 @@ def test_the_library_and_a_folder_of_its_files_are_asked_for(tmp_path, monkeypat
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "state.json").write_text("{}")
     for set_of_library in (f"hf:{tmp_path}", tmp_path):
-        refused(lambda path=set_of_library: datasets.import_path("mine", path), "pip install 'fedcli[hf]'")
+        refused(lambda path=set_of_library: imports.import_path("mine", path), "pip install 'fedcli[hf]'")
     for no_folder in ("hf:mnist", f"hf:{tmp_path}/train/state.json"):
         words = ("no folder", "save_to_disk", "hf:FOLDER")
-        refused(lambda path=no_folder: datasets.import_path("mine", path), *words)
+        refused(lambda path=no_folder: imports.import_path("mine", path), *words)

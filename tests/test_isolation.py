@@ -31,8 +31,8 @@ CHANGES = {
     "numpy.seterr": "import numpy; numpy.seterr(all='raise')",
     "fedcli.core.aggregate.weighted_mean": "import fedcli.core.aggregate as a; a.weighted_mean = print",
     "fedcli.core.federation.Federation.lr": "from fedcli.core.federation import Federation as F; F.lr = print",
-    "fedcli.data.datasets.Dataset.num_classes": (
-        "from fedcli.data.datasets import Dataset as D; D.num_classes = property(len)"
+    "fedcli.data.dataset.Dataset.num_classes": (
+        "from fedcli.data.dataset import Dataset as D; D.num_classes = property(len)"
     ),
     "fedcli.core.optimizers.BETA_1": "import fedcli.core.optimizers as c; c.BETA_1 = 0.5",
     "fedcli.core.backbones.BACKBONES['cnn-small']": (

@@ -13,8 +13,9 @@ import pytest
 import fedcli
 from fedcli.core.partition import fingerprint, from_flag
 from fedcli.core.parts import divide
-from fedcli.data import datasets
-from fedcli.data.files import PARTS
+from fedcli.data import datasets, imports
+from fedcli.data.dataset import merge
+from fedcli.data.image_arrays import PARTS
 from tests.files import from_npz, images, refused
 from tests.programs import invoke
 
@@ -48,7 +49,7 @@ def pixels(dataset, positions):
 
 def test_positions_are_those_in_the_files_and_go_on_into_the_test_images(tmp_path):
     arrays = images((4, 4), 3)
-    dataset = datasets.merge(from_npz("mine", tmp_path / "a", **arrays))
+    dataset = merge(from_npz("mine", tmp_path / "a", **arrays))
     all_images = [image.tobytes() for image in (*arrays["x_train"], *arrays["x_test"])]  # 9 and 6
     split = {"train": [[8, 0, 3], [10], [2]], "test": [[1, 9], [14, 9], []]}
     flag = write_split(tmp_path, split)
@@ -165,7 +166,7 @@ def test_a_folder_of_pfllibs_gives_the_same_images_clients_and_test_parts(tmp_pa
     assert "18 training and 6 test images, 3 classes" in result.output
     assert "--num-clients 3" in result.output
 
-    dataset = datasets.merge(datasets.load("mine"))
+    dataset = merge(datasets.load("mine"))
     _, testing, training, _ = divide(dealt(dataset, flag, 3), Config)
     for part, positions in (("train", training), ("test", testing)):
         for client in range(3):
@@ -182,7 +183,7 @@ def test_a_folder_of_pfllibs_gives_the_same_images_clients_and_test_parts(tmp_pa
 def test_images_and_clients_of_a_folder_are_kept_by_one_step(tmp_path, cache, monkeypatch):
     """Whatever fills the disk at whatever moment, the clients are those of the images."""
     pfllib(tmp_path / "Set")
-    datasets.import_path("mine", tmp_path / "Set")
+    imports.import_path("mine", tmp_path / "Set")
     before = {path.name: path.read_bytes() for path in cache.iterdir()}
     pfllib(tmp_path / "Other", seed=1)
     replace = Path.replace
@@ -196,10 +197,10 @@ def test_images_and_clients_of_a_folder_are_kept_by_one_step(tmp_path, cache, mo
 
     monkeypatch.setattr(Path, "replace", replace_while_space_is_left)
     allowed = 0
-    refused(lambda: datasets.import_path("mine", tmp_path / "Other"), "No space left on device")
+    refused(lambda: imports.import_path("mine", tmp_path / "Other"), "No space left on device")
     assert {path.name: path.read_bytes() for path in cache.iterdir()} == before
     allowed = 1
-    datasets.import_path("mine", tmp_path / "Other")
+    imports.import_path("mine", tmp_path / "Other")
     assert len(replaced) == 1
     assert [path.name for path in cache.iterdir()] == ["mine.npz"]
 
@@ -228,7 +229,7 @@ def test_nothing_in_a_pickle_is_run(tmp_path):
     sign = tmp_path / "sign"
     for harm in (Harmful(sign), {"x": np.zeros((2, 1, 4, 4)), "y": Harmful(sign)}):
         write_pickled(file, np.array(harm, object))
-        refused(lambda: datasets.import_path("mine", tmp_path / "Set"), "1.npz", "which no array needs")
+        refused(lambda: imports.import_path("mine", tmp_path / "Set"), "1.npz", "which no array needs")
         assert not sign.exists()
     with np.load(file, allow_pickle=True) as loaded:
         loaded["data"]
@@ -236,7 +237,7 @@ def test_nothing_in_a_pickle_is_run(tmp_path):
 
     for other_content in (np.array({"x": 1}, object), np.array([1, 2]), "text"):
         write_pickled(file, other_content)
-        refused(lambda: datasets.import_path("mine", tmp_path / "Set"), "1.npz", "cannot be read")
+        refused(lambda: imports.import_path("mine", tmp_path / "Set"), "1.npz", "cannot be read")
 
 
 @pytest.mark.parametrize("protocol", [3, 4])
@@ -247,7 +248,7 @@ def test_arrays_of_every_kind_and_order_are_read(tmp_path, protocol):
     y = np.array([1, 2], np.int32)
     write_pickled(tmp_path / "Set" / "test" / "0.npz", np.array({"x": x, "y": y}, object), protocol)
 
-    datasets.import_path("mine", tmp_path / "Set")
+    imports.import_path("mine", tmp_path / "Set")
 
     expected = np.rint((x[:, 0] + 1) * 127.5).astype(np.uint8)  # the others reach below 0
     imported = {image.numpy().tobytes() for image in datasets.load("mine").x_test}
@@ -256,9 +257,9 @@ def test_arrays_of_every_kind_and_order_are_read(tmp_path, protocol):
 
 def test_a_name_or_folder_that_does_not_fit_is_refused(tmp_path, cache):
     pfllib(tmp_path / "Set")
-    refused(lambda: datasets.import_path("fmnist", tmp_path / "Set"), "'fmnist' is not possible", "fmnist-pfllib")
+    refused(lambda: imports.import_path("fmnist", tmp_path / "Set"), "'fmnist' is not possible", "fmnist-pfllib")
     (tmp_path / "Set" / "test" / "2.npz").unlink()
-    refused(lambda: datasets.import_path("mine", tmp_path / "Set"), "2.npz", "cannot be read")
+    refused(lambda: imports.import_path("mine", tmp_path / "Set"), "2.npz", "cannot be read")
     assert not cache.exists()
 
 

@@ -11,7 +11,7 @@ import pytest
 import fedcli
 from fedcli import figures, registry, userfiles
 from fedcli.core import backbones, partition
-from fedcli.data import datasets
+from fedcli.data import datasets, imports
 from fedcli.declarations import Cell, Table
 from fedcli.errors import UserError
 from fedcli.papers.baselines import fedavg
@@ -232,7 +232,7 @@ def openers():
     """Everything that opens a text which may name a file."""
     return (
         registry.find_method, registry.find_protocol, registry.find_post, registry.find_table, registry.claims,
-        partition.from_flag, datasets.load, datasets.import_if_path, metrics.find_metric, figures.find_chart,
+        partition.from_flag, datasets.load, imports.import_if_path, metrics.find_metric, figures.find_chart,
         trackers.find_loggers, lambda text: [backbones.find(part) for part in text.split(",")],
     )  # fmt: skip
 

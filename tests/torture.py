@@ -32,7 +32,7 @@ from fedcli.cli import app
 from fedcli.core.client_states import stored
 from fedcli.core.tree_files import CHECKPOINT, DIGEST, ZEROS, read_verified
 from fedcli.core.trees import to_names
-from fedcli.data import datasets, files
+from fedcli.data import datasets
 from fedcli.declarations import Method, facts_of
 from fedcli.errors import UserError
 from fedcli.figures import line_charts, report, saving
@@ -166,7 +166,7 @@ class KillsItself(Listener):
             replace(path, target)
             self.pass_moment()
 
-        files.os.fsync = half_written
+        os.fsync = half_written
         Path.replace = renamed
 
     def pass_moment(self) -> None:

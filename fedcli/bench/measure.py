@@ -38,6 +38,7 @@ from fedcli.core.engine import Engine
 from fedcli.core.federation import Federation
 from fedcli.core.layers import use_live_taps
 from fedcli.data import datasets
+from fedcli.data.dataset import Dataset
 from fedcli.errors import UserError
 from fedcli.runs.autotune import PASSES, autotune, peak_memory, until_captured
 from fedcli.runs.machine import deterministic, environment, flushed_denormals, machine_settings
@@ -126,7 +127,7 @@ class PlainRounds:
         state: The global model, a `state_dict`.
     """
 
-    def __init__(self, fed: Federation, dataset: datasets.Dataset):
+    def __init__(self, fed: Federation, dataset: Dataset):
         """Takes the images of the engine's clients and the sizes of its run, and nothing else of it."""
         self._run = fed.config
         self._device = fed.device
@@ -251,7 +252,7 @@ class _Timed(NamedTuple):
 
 
 def _time_rounds(
-    name: str, setup: Setup, fed: Federation, dataset: datasets.Dataset | None, repeats: int,
+    name: str, setup: Setup, fed: Federation, dataset: Dataset | None, repeats: int,
     progress: Callable[[str], Any],
 ) -> _Timed:  # fmt: skip
     """Times the last rounds of a run after warming up, in turns with a plain loop on the data set, if one is given."""

@@ -16,7 +16,7 @@ from fedcli.runs.lock import refuse_file_of_a_run
 if TYPE_CHECKING:  # they import PyTorch, which help does not need
     import numpy as np
 
-    from fedcli.data.datasets import Dataset
+    from fedcli.data.dataset import Dataset
 
 data = typer.Typer(cls=HelpfulGroup, help="List, download, import and show data sets.")
 
@@ -25,6 +25,7 @@ data = typer.Typer(cls=HelpfulGroup, help="List, download, import and show data 
 def data_list() -> None:
     """List the data sets: built in, to be downloaded or imported, made from others, and your own."""
     from fedcli.data import datasets
+    from fedcli.data.cache import cache_folder
 
     rows = []
     for name in datasets.names():
@@ -39,15 +40,15 @@ def data_list() -> None:
             rows.append((name, traits["kind"], present, *numbers, shape))
     print_table(("Data set", "Kind", "Present", "Train", "Test", "Classes", "Shape"), rows)
     typer.echo("\n'fedcli data show NAME' says what a made set is made from.")
-    say(f"Downloads and imports are in {datasets.cache_folder()} (set FEDCLI_DATA to change it).")
+    say(f"Downloads and imports are in {cache_folder()} (set FEDCLI_DATA to change it).")
 
 
 @data.command()
 def download(name: argument(str, "NAME", "A download of 'fedcli data list'.")) -> None:
     """Download a data set into the cache."""
-    from fedcli.data import datasets
+    from fedcli.data import datasets, imports
 
-    say(f"{name}: {datasets.download(datasets.find_name(name))}")
+    say(f"{name}: {imports.download(datasets.find_name(name))}")
 
 
 @data.command("import")
@@ -60,9 +61,9 @@ def import_(
 
     Its form is detected, and converted with a note. PFLlib sets include their clients.
     """
-    from fedcli.data import datasets
+    from fedcli.data import datasets, imports
 
-    file, notes = datasets.import_path(name, path, size)
+    file, notes = imports.import_path(name, path, size)
     traits = datasets.describe(name)
     numbers = f"{traits['train']} training and {traits['test']} test images, {traits['classes']} classes"
     say(f"{name}: {numbers}: {file}")
@@ -81,8 +82,10 @@ def data_show(
     """Show what a data set holds and, with --partition, what each client would get."""
     from fedcli.core.partition import from_flag
     from fedcli.data import datasets  # which enters the partition `file`
+    from fedcli.data.dataset import merge
+    from fedcli.data.imports import import_if_path
 
-    dataset = datasets.load(datasets.import_if_path(name))
+    dataset = datasets.load(import_if_path(name))
     chosen = from_flag(partition) if partition else None
     rows = {
         "images": f"{len(dataset.y_train):,} to train, {len(dataset.y_test):,} to test",
@@ -97,7 +100,7 @@ def data_show(
     if chosen is None:
         return
     if partition.startswith("file:"):
-        dataset = datasets.merge(dataset)  # its lists count the test images too
+        dataset = merge(dataset)  # its lists count the test images too
     parts = chosen(
         dataset.y_train, num_clients, partition_seed, dataset.domain_train, dataset.writer_train, dataset.place_train
     )

@@ -134,7 +134,7 @@ class Federation:
 
         Args:
             run: Options of the run, a `fedcli.runs.options.RunConfig`.
-            dataset: Images, labels and domains, a `fedcli.data.datasets.Dataset`.
+            dataset: Images, labels and domains, a `fedcli.data.dataset.Dataset`.
             parts: Positions of each client's examples in the training set.
             device: Where all of it is kept and trained.
             transform: From uint8 images to network input.

@@ -3,7 +3,7 @@
 A partitioner takes the class of each example (`labels`, `[N]`), the number of clients K from 1 to N and a seed. It
 returns K int64 arrays of positions in `labels`, each in random order, because the end of a client's list becomes its
 validation part; no example is used twice. It raises UserError where the data do not suffice. To add one, enter it in
-`PARTITIONS`, as fedcli/data/splits.py does for `file:PATH`, and name it in the help of `--partition`
+`PARTITIONS`, as fedcli/data/datasets.py does for `file:PATH`, and name it in the help of `--partition`
 (fedcli/runs/options.py). `./file.py:NAME` is a function of the user's own.
 """
 

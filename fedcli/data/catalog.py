@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from fedcli.core.batches import generator
-from fedcli.data.files import NAMES, Arrays, first_of_each, join_rows
+from fedcli.data.image_arrays import NAMES, Arrays, first_of_each, join_rows
 from fedcli.errors import UserError
 
 SIZE = 16  # pixels, of the rendered digits and of the pieces of photographs

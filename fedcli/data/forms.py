@@ -22,8 +22,9 @@ import numpy as np
 
 from fedcli.data import hugging_face
 from fedcli.data.catalog import DatasetInfo
-from fedcli.data.files import PART, PARTS, Arrays, check_size, choose_parts, join_parts, join_rows, read_npz, reading
+from fedcli.data.image_arrays import PART, PARTS, Arrays, choose_parts, join_parts, join_rows, read_npz
 from fedcli.data.pictures import Source, stack_pictures
+from fedcli.data.reading import check_size, reading
 from fedcli.errors import UserError
 from fedcli.vision import torchvision
 
@@ -317,10 +318,10 @@ FORMS = {
         r"(?:synth_)?(?:train|(?P<test>test))_32x32\.mat$", partial(read_official, read_matlab),
     ),
     "LEAF's all_data_*.json": Form(r"all_data[^/]*\.json$", read_leaf),
-    hugging_face.FORM: Form(hugging_face.PATTERN, hugging_face.read_hugging_face),
+    hugging_face.FILES: Form(hugging_face.PATTERN, hugging_face.read_hugging_face),
     "image folders <class>/*": Form("", read_pictures),
 }  # fmt: skip
-FORM = f"an .npz file, or a folder, .zip or .tar in one of these forms: {', '.join(FORMS)}"
+ACCEPTED = f"an .npz file, or a folder, .zip or .tar in one of these forms: {', '.join(FORMS)}"
 
 
 def read(path: Path, info: DatasetInfo | None, size: int | None, notes: list[str]) -> Arrays:

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from fedcli.data.files import NAMES, PART, WORDS, Arrays, check_size, choose_parts
+from fedcli.data.image_arrays import NAMES, PART, WORDS, Arrays, choose_parts
 from fedcli.data.pictures import Source, stack_pictures
+from fedcli.data.reading import check_size
 from fedcli.errors import UserError, needed
 
 PREFIX = "hf:"  # before the path of such a folder
-FORM = "Hugging Face's state.json or *.parquet"
+FILES = "Hugging Face's state.json or *.parquet"
 PATTERN = r"(?:(?P<saved>state\.json)|[^/]*\.parquet)$"
 _SPLIT = re.compile(f"(?:^|[/_.-]){PART}(?=[/_.-])")  # in a path, as in data/train-00000-of-00001.parquet
 

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
 from fedcli.data.catalog import DatasetInfo
-from fedcli.data.files import check_size, one_line
+from fedcli.data.reading import check_size, one_line
 from fedcli.errors import UserError
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # no others: for an EPS Pillow starts Ghostscript

@@ -12,19 +12,22 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcli.core.batches import generator
-from fedcli.core.partition import PARTITIONS, Kind, Option
+from fedcli.core.partition import Kind, Option
 from fedcli.core.parts import Split
-from fedcli.data.files import PARTS, Arrays, reading
+from fedcli.data.image_arrays import PARTS, Arrays
+from fedcli.data.reading import reading
 
-FORM = 'lists in JSON, {"train": [[0, 3], [2]], "test": [[5], [4]]}, or train_0, train_1, ..., test_0, ... in an .npz'
+CONTENT = (
+    'lists in JSON, {"train": [[0, 3], [2]], "test": [[5], [4]]}, or train_0, train_1, ..., test_0, ... in an .npz'
+)
 
 
-def file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, path: str) -> Split:
+def from_file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, path: str) -> Split:
     """Gives every client the examples that a file lists, by their `place` `[N]` in the files that the data came from.
 
     They are mixed by a fixed seed. Clients may share images to test on, and no others.
     """
-    with reading(path, FORM):
+    with reading(path, CONTENT):
         lists = read_split(Path(path))
         if len(lists.train) != num_clients:
             count = len(lists.train)
@@ -49,7 +52,7 @@ def file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, pat
     return parts
 
 
-PARTITIONS["file"] = Kind(file, "file:PATH, such as file:split.json", options=(Option("", "path", str),), needs="place")
+FROM_FILE = Kind(from_file, "file:PATH, such as file:split.json", options=(Option("", "path", str),), needs="place")
 
 
 class Lists(NamedTuple):
@@ -63,10 +66,10 @@ def read_split(path: Path) -> Lists:
     """The lists of a split file."""
     content: dict[str, list] = {}
     if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(path, allow_pickle=False) as arrays:
             for part in PARTS:
-                count = sum(name.startswith(f"{part}_") for name in file)
-                content[part] = [file[f"{part}_{client}"] for client in range(count)]
+                count = sum(name.startswith(f"{part}_") for name in arrays)
+                content[part] = [arrays[f"{part}_{client}"] for client in range(count)]
     else:
         read = json.loads(path.read_text(encoding="utf-8"))
         content = read if isinstance(read, dict) else {"train": read}

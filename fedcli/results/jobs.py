@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from fedcli.core.federation import NonFiniteLoss
-from fedcli.data.files import one_line
+from fedcli.data.reading import one_line
 from fedcli.errors import UserError
 from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs import begin, resume

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedcli.data import datasets
 from fedcli.data.datasets import num_images
+from fedcli.data.imports import import_if_path
 from fedcli.declarations import Cell, Method, Table
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, protocols
@@ -291,7 +292,7 @@ def plan_cell(
 
 def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> dict[str, Any]:
     """The options of a cell on another data set: those of the paper's protocol for it, with the cell's division."""
-    dataset = datasets.import_if_path(dataset)
+    dataset = import_if_path(dataset)
     protocol = find_protocol(given["protocol"], method)
     if dataset in protocol.datasets:
         return {**given, "dataset": dataset}

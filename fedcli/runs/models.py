@@ -18,7 +18,7 @@ from fedcli.core.clients import Params
 from fedcli.core.evaluation import nearness, own_model
 from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.core.trees import leaves
-from fedcli.data.files import one_line
+from fedcli.data.reading import one_line
 from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.files import write_atomically

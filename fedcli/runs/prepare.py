@@ -10,6 +10,7 @@ from fedcli.core.client_states import Store
 from fedcli.core.federation import Federation
 from fedcli.core.parts import divide, named_test_sizes
 from fedcli.data import datasets
+from fedcli.data.dataset import Dataset, channel_statistics, merge, take
 from fedcli.declarations import DataSetting, PublicSetting
 from fedcli.errors import UserError
 from fedcli.runs.options import parse_size
@@ -21,7 +22,7 @@ from fedcli.userfiles import own_paths
 class Prepared(NamedTuple):
     """What a run's first round needs."""
 
-    dataset: datasets.Dataset
+    dataset: Dataset
     parts: list  # positions of each client's examples
     fed: Federation
 
@@ -37,9 +38,9 @@ def prepare(setup: Setup) -> Prepared:
 class Data(NamedTuple):
     """The images of a run, on the host."""
 
-    dataset: datasets.Dataset
+    dataset: Dataset
     parts: list  # positions of each client's examples
-    public: datasets.Dataset | None
+    public: Dataset | None
 
 
 def load_data(setup: Setup) -> Data:
@@ -53,9 +54,9 @@ def load_data(setup: Setup) -> Data:
     if setup.protocol.evaluation == "domains" and dataset.domain_test is None:
         raise UserError(f"{config.protocol} tests on domains (got {config.dataset} without); use another --protocol.")
     if config.local_test:
-        dataset = datasets.merge(dataset)
+        dataset = merge(dataset)
     if config.train_examples is not None:
-        dataset = datasets.take(dataset, config.train_examples, setup.partition_seed)
+        dataset = take(dataset, config.train_examples, setup.partition_seed)
     scaled = setup.partition.scaled(dataset.share)
     parts = scaled(
         dataset.y_train,
@@ -96,7 +97,7 @@ def refuse_data(setup: Setup) -> None:
     load_data(setup)
 
 
-def refuse_lost_classes(setup: Setup, dataset: datasets.Dataset, parts: list) -> None:
+def refuse_lost_classes(setup: Setup, dataset: Dataset, parts: list) -> None:
     """Refuses a partition that gives no client an image of a class; lists and functions of a user's own may.
 
     So may a run that asks for what earlier versions did.
@@ -113,7 +114,7 @@ def refuse_lost_classes(setup: Setup, dataset: datasets.Dataset, parts: list) ->
 
 
 def make_federation(
-    setup: Setup, dataset: datasets.Dataset, parts: list, public: datasets.Dataset | None = None,
+    setup: Setup, dataset: Dataset, parts: list, public: Dataset | None = None,
     kind: type[Federation] = Federation, **options: Any,
 ) -> Federation:  # fmt: skip
     """Returns the federation of a run, of a class that takes these options beside."""
@@ -134,10 +135,10 @@ def make_federation(
     )
 
 
-def _transform(images: datasets.Dataset, setting: DataSetting | PublicSetting | None, dtype: torch.dtype) -> Transform:
+def _transform(images: Dataset, setting: DataSetting | PublicSetting | None, dtype: torch.dtype) -> Transform:
     """Returns what a protocol's setting makes of images; without one they are normalised by their own statistics."""
     augmentation = setting.augmentation if setting else "none"
     if setting is not None and len(setting.mean) == images.channels:  # not where colour is turned into grey
         return Transform(tuple(setting.mean), tuple(setting.std), augmentation, dtype)
-    mean, std = datasets.channel_statistics(images)
+    mean, std = channel_statistics(images)
     return Transform(mean, std, augmentation, dtype)

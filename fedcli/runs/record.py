@@ -13,8 +13,8 @@ import torch
 
 from fedcli.core import partition
 from fedcli.core.federation import Federation, NonFiniteLoss
-from fedcli.data import datasets
-from fedcli.data.files import reading
+from fedcli.data.dataset import Dataset
+from fedcli.data.reading import reading
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
 from fedcli.runs.identity import digest_of, draft, numerics_of
@@ -71,7 +71,7 @@ def update_part(folder: Path, part: str, values: Mapping[str, Any]) -> None:
 
 
 def new_record(
-    setup: Setup, dataset: datasets.Dataset, parts: list, fed: Federation, source: str, chosen: str | None
+    setup: Setup, dataset: Dataset, parts: list, fed: Federation, source: str, chosen: str | None
 ) -> dict[str, Any]:
     """Returns the record of a run before its first round.
 
@@ -111,7 +111,7 @@ def new_record(
     }
 
 
-def _division(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Federation) -> dict[str, Any]:
+def _division(setup: Setup, dataset: Dataset, parts: list, fed: Federation) -> dict[str, Any]:
     """Returns what a record says of how the images are divided among the clients."""
     num_images = len(dataset.y_train)
     return {
@@ -126,7 +126,7 @@ def _division(setup: Setup, dataset: datasets.Dataset, parts: list, fed: Federat
     }
 
 
-def _networks(setup: Setup, dataset: datasets.Dataset, fed: Federation) -> dict[str, Any]:
+def _networks(setup: Setup, dataset: Dataset, fed: Federation) -> dict[str, Any]:
     """Returns what a record says of the networks."""
     return {
         "backbone": setup.run.backbone,

@@ -148,7 +148,7 @@ def _filled(kind: type, values: Mapping[str, Any]) -> Any:
 
 def _as_recorded(name: str, value: Any, method: Method) -> Any:
     """The value of an option as it is recorded: full names, absolute paths of a user's files."""
-    from fedcli.data import datasets
+    from fedcli.data.imports import import_if_path
 
     if name == "clients_per_chunk":
         return str(value)
@@ -159,16 +159,16 @@ def _as_recorded(name: str, value: Any, method: Method) -> Any:
     if name == "post" and not is_from_file(value):
         return find_post(value, method).name
     if name in ("dataset", "public_dataset"):
-        return absolute(datasets.import_if_path(value))
+        return absolute(import_if_path(value))
     return absolute(value)
 
 
 def default_dataset(method: Method, protocol: Protocol | None = None) -> str:
     """The data set where none is given: the only one of a named protocol, or a built-in one that the paper has."""
-    from fedcli.data import datasets
+    from fedcli.data.catalog import BUILT_IN
 
     if protocol is None:
-        suited = [name for name in datasets.BUILT_IN if name in default_protocol(method, name).datasets]
+        suited = [name for name in BUILT_IN if name in default_protocol(method, name).datasets]
     else:
         suited = list(protocol.datasets) if len(protocol.datasets) == 1 else []
     return next(iter(suited), DEFAULT_DATASET)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedcli.core.stacked import WAYS
-from fedcli.data.datasets import is_name
+from fedcli.data.cache import is_name
 from fedcli.declarations import SELECTIONS, check_value
 from fedcli.errors import UserError
 from fedcli.registry import methods, posts

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcli.data.files import reading
+from fedcli.data.reading import reading
 from fedcli.declarations import Method, flag_of
 from fedcli.errors import UserError
 from fedcli.registry import find_method

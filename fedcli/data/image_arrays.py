@@ -8,22 +8,18 @@ cache has them by kind and part, `x_train`, `x_test` and so on, each part in can
 
 import hashlib
 import math
-import os
 import re
-import stat
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from fedcli.errors import UserError, first_line
+from fedcli.data.reading import check_size, reading
 
 Arrays = dict[str, np.ndarray]
 PARTS = ("train", "test")
 KINDS = ("x", "y", "domain", "writer", "place")  # of what the cache has for each image
 NAMES = {"y": "class_names", "domain": "domain_names"}
-MAX_GIB = 4  # that a set may unpack to; a few megabytes of an archive can hold a thousand times as much
 WORDS = {
     "x": "x", "image": "x", "images": "x", "imgs": "x", "data": "x", "y": "y", "label": "y", "labels": "y",
     "target": "y", "targets": "y", "domain": "domain", "domains": "domain", "writer": "writer", "writers": "writer",
@@ -36,42 +32,6 @@ ARRAYS = (
     "arrays x_train, y_train, x_test, y_test (or x, y): images N x H x W, N x H x W x 1 or N x H x W x 3 of one size, "
     "and a whole number or class name for each"
 )
-
-
-def one_line(error: BaseException) -> str:
-    """The first line of an error's text, since a refusal has one line."""
-    return first_line(error)[:300]
-
-
-@contextmanager
-def reading(path: object, form: str) -> Iterator[None]:
-    """Turns whatever is raised while a file is read into one refusal; libraries raise about ten kinds of errors.
-
-    Raises:
-        UserError: Names the error, and the form that the file must have.
-    """
-    with suppress(OSError, ValueError):  # it is not there, or has no such name
-        mode = os.stat(str(path)).st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # to read one might never end
-            raise UserError(f"'{path}' is no file (got a pipe or a device); copy what it gives into a file.")
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"'{path}' cannot be read ({one_line(error)}); it must be {form}.") from error
-
-
-def check_size(count: int, path: object) -> None:
-    """Refuses a set of more than `MAX_GIB`, or than the number in FEDCLI_MAX_GIB.
-
-    Raises:
-        UserError: If `count` bytes of `path`, unpacked, are too many.
-    """
-    with reading("FEDCLI_MAX_GIB", "a number"):
-        limit = float(os.environ.get("FEDCLI_MAX_GIB") or MAX_GIB)
-    if not count <= limit * 2**30:  # also where the limit is NaN
-        raise UserError(f"'{path}' has {count:,} bytes, more than {limit:g} GiB; set FEDCLI_MAX_GIB={-(-count >> 30)}.")
 
 
 def read_npz(path: Path) -> Arrays:

@@ -1,0 +1,129 @@
+"""A data set in memory, its subsets and what is computed of its images."""
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcli.core.batches import generator
+from fedcli.data.image_arrays import KINDS, PARTS, Arrays
+from fedcli.errors import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A data set in memory, in canonical order."""
+
+    name: str
+    x_train: Tensor  # uint8 [N, channels, H, W]
+    y_train: Tensor  # int64 [N]
+    x_test: Tensor
+    y_test: Tensor
+    class_names: tuple[str, ...]
+    domain_train: Tensor | None = None  # int64 [N]
+    domain_test: Tensor | None = None
+    domain_names: tuple[str, ...] = ()
+    writer_train: Tensor | None = None  # int64 [N], who wrote or drew each example
+    writer_test: Tensor | None = None
+    place_train: Tensor | None = None  # int64 [N], position in the files; None in old cache files
+    place_test: Tensor | None = None
+    share: float = 1.0  # of the training images that are kept
+    source: str = ""  # of a user's own: where it was imported from, and what was changed
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        return len(self.class_names)
+
+    @property
+    def channels(self) -> int:
+        """1 for grey, 3 for colour."""
+        return self.x_train.shape[1]
+
+    @property
+    def image_size(self) -> int:
+        """Height and width in pixels."""
+        return self.x_train.shape[2]
+
+    def columns(self, part: str) -> dict[str, Tensor]:
+        """The values of each example of a part, by `image_arrays.KINDS`."""
+        values = {kind: getattr(self, f"{kind}_{part}") for kind in KINDS}
+        return {kind: tensor for kind, tensor in values.items() if tensor is not None}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits of a SHA-256 over pixels, labels, domains and writers of both parts."""
+        digest = hashlib.sha256()
+        for kind, tensor in [*self.columns("train").items(), *self.columns("test").items()]:
+            if kind != "place":
+                digest.update(tensor.numpy().reshape(-1).data)
+        return digest.hexdigest()[:16]
+
+
+def from_arrays(name: str, arrays: Arrays) -> Dataset:
+    """The data set of arrays that are in canonical order."""
+    tensors = {key: torch.from_numpy(values) for key, values in arrays.items() if key.endswith(PARTS)}
+    for part in PARTS:
+        tensors[f"x_{part}"] = tensors[f"x_{part}"].permute(0, 3, 1, 2).contiguous()
+    domain_names = arrays.get("domain_names", np.empty(0, str))
+    return Dataset(
+        name, x_train=tensors["x_train"], y_train=tensors["y_train"], x_test=tensors["x_test"],
+        y_test=tensors["y_test"], class_names=tuple(arrays["class_names"].tolist()),
+        domain_train=tensors.get("domain_train"), domain_test=tensors.get("domain_test"),
+        domain_names=tuple(domain_names.tolist()), writer_train=tensors.get("writer_train"),
+        writer_test=tensors.get("writer_test"), place_train=tensors.get("place_train"),
+        place_test=tensors.get("place_test"), source=str(arrays.get("source", "")),
+    )  # fmt: skip
+
+
+def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
+    """A part of the training images, stratified by class and then by domain; the test images stay.
+
+    Every class keeps at least one image. With the same seed, a smaller part is contained in a larger one.
+
+    Raises:
+        UserError: There are fewer images than `num_train`, or more classes.
+    """
+    labels = dataset.y_train.numpy()
+    count = len(labels)
+    least = dataset.num_classes
+    if not least <= num_train <= count:
+        raise UserError(f"--train-examples {num_train} does not fit '{dataset.name}'; use {least} to {count}.")
+    domains = 0 if dataset.domain_train is None else dataset.domain_train.numpy()
+    cells = labels * max(len(dataset.domain_names), 1) + domains
+    order = _interleave(generator(seed, "take").permutation(count), cells)
+    positions = torch.from_numpy(np.sort(_interleave(order, labels)[:num_train]))
+    taken: dict[str, Any] = {f"{kind}_train": values[positions] for kind, values in dataset.columns("train").items()}
+    return replace(dataset, share=dataset.share * num_train / count, **taken)
+
+
+def merge(dataset: Dataset) -> Dataset:
+    """The set with its test images behind the training images."""
+    train = dataset.columns("train")
+    test = dataset.columns("test")
+    if "place" in test:
+        test["place"] = len(dataset.y_train) + test["place"]
+    merged: dict[str, Any] = {f"{kind}_train": torch.cat([train[kind], test[kind]]) for kind in train}
+    return replace(dataset, **merged)
+
+
+def channel_statistics(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of the training images in [0, 1]; 1 for a deviation of 0."""
+    values = torch.arange(256, dtype=torch.float64) / 255
+    counts = torch.stack([torch.bincount(pixels.flatten(), minlength=256) for pixels in dataset.x_train.unbind(1)])
+    shares = counts / counts.sum(1, keepdim=True).double()  # [channels, 256]
+    mean = (shares * values).sum(1, keepdim=True)
+    deviation = (shares * (values - mean) ** 2).sum(1).sqrt()
+    return tuple(mean.flatten().tolist()), tuple(value or 1.0 for value in deviation.tolist())
+
+
+def _interleave(order: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Positions `[N]` rearranged so that every beginning holds each of the groups, `[N]`, in proportion."""
+    ordered = groups[order]
+    sizes = np.bincount(ordered)
+    rank = np.argsort(np.argsort(ordered, kind="stable")) - (sizes.cumsum() - sizes)[ordered]
+    return order[np.argsort(rank / sizes[ordered], kind="stable")]

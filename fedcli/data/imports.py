@@ -1,0 +1,149 @@
+"""How data sets come into the cache: imported from a user's files, or downloaded and then imported."""
+
+import hashlib
+import os
+import re
+import shlex
+import socket
+from http.client import HTTPException
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedcli.data import datasets, forms, splits
+from fedcli.data.cache import cache_file, is_in_cache, is_name, write_to_cache
+from fedcli.data.catalog import DOWNLOADS, KNOWN, MADE, DatasetInfo, known_form, resize_rows
+from fedcli.data.dataset import from_arrays
+from fedcli.data.image_arrays import ARRAYS, PARTS, canonical, in_form
+from fedcli.data.reading import check_size, reading
+from fedcli.errors import UserError, unknown
+from fedcli.userfiles import is_from_file
+from fedcli.vision import torchvision
+
+
+class Imported(NamedTuple):
+    """What an import has made."""
+
+    file: Path  # of the cache
+    notes: list[str]  # what the user is told: what was changed or left out
+
+
+def import_path(name: str, path: Path, size: int | None = None) -> Imported:
+    """Imports a data set into the cache; one of that name is replaced.
+
+    Args:
+        name: A known name, whose shape and classes the images must have, or a new one of a-z, 0-9 and -.
+        path: File, folder or archive in one of `forms.FORMS`; `hf:FOLDER` for one of Hugging Face.
+        size: Height and width in pixels that its images are resized to.
+
+    Raises:
+        UserError: The name is not possible, or the files are missing, damaged or of another set.
+    """
+    info = KNOWN.get(name)
+    notes: list[str] = []
+    if name in MADE:
+        raise UserError(f"the name '{name}' is reserved: {datasets.ways_to_get(name)}; choose another name.")
+    if not is_name(name):
+        raise UserError(f"the name '{name}' is invalid; use only a-z, 0-9 and -.")
+    path = Path(forms.location(str(path)))
+    if not os.path.lexists(path):
+        raise UserError(f"there is nothing at '{path}' to import; give the path of a file or a folder.")
+    form = ARRAYS if path.suffix == ".npz" else forms.ACCEPTED
+    with reading(path, form):
+        columns = forms.read(path, info, size, notes)
+        if "client" in columns and info:
+            raise UserError(f"the name '{name}' is not possible for PFLlib's division '{path}'; choose {name}-pfllib.")
+        columns = in_form(columns, notes)
+        if size:
+            num_images, *_, channels = columns["x"].shape
+            check_size(num_images * size**2 * channels, path)
+            columns["x"] = resize_rows(columns["x"], size)
+        if info:
+            columns = known_form(name, columns)
+    arrays = canonical(columns)
+    if info:
+        datasets.refuse_other_images(from_arrays(name, arrays))
+    else:
+        if "client" in columns:  # in the same file, so that no others' lists can stand beside the images
+            arrays |= splits.lists_of(columns["client"], columns["test"])
+            flag = shlex.quote(f"file:{cache_file(name)}")
+            num_clients = columns["client"].max() + 1
+            notes.append(f"its clients, tested on their own parts: --partition {flag} --num-clients {num_clients}")
+        arrays["source"] = np.array("; ".join([str(path.resolve()), *notes]))
+    return Imported(write_to_cache(name, arrays), notes)
+
+
+def import_if_path(text: str) -> str:
+    """The name of a data set that is given by its name or by a path; the set at a path is imported, unless it has been.
+
+    That of a path is made of its last part and a hash of the content, so that other content is another set.
+
+    Raises:
+        UserError: What lies at the path cannot be imported.
+    """
+    text = forms.location(text)
+    name = datasets.find_name(text)
+    if is_from_file(name) or name in datasets.names() or not os.path.exists(text):
+        return name
+    path = Path(text)
+    if not (path.is_file() or path.is_dir()):
+        raise UserError(f"'{text}' is no file (got a pipe or a device); copy what it gives into a file.")
+    stem = re.sub("[^a-z0-9]+", "-", path.resolve().stem.lower()).strip("-") or "data"
+    name = f"{stem}-{_hash_of_content(path)[:12]}"
+    if not is_in_cache(name):
+        import_path(name, path)
+    return name
+
+
+def _hash_of_content(path: Path) -> str:
+    """The hexadecimal SHA-256 of a file, or of the files in a folder with their paths."""
+    files_inside = [""] if path.is_file() else forms.files_below(path)
+    digest = hashlib.sha256()
+    for file in files_inside:
+        with (path / file).open("rb") as content:
+            digest.update(os.fsencode(file) + hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()
+
+
+def download(name: str) -> Path:
+    """The cache file of a data set, which is downloaded by torchvision, with its MD5 compared, unless it is there.
+
+    Raises:
+        UserError: The set cannot be downloaded, or the download fails.
+    """
+    info = KNOWN.get(name)
+    if info is None or not info.is_download:
+        remedy = datasets.ways_to_get(name) if name in KNOWN else f"these can be downloaded: {', '.join(DOWNLOADS)}"
+        raise unknown("data set to download", name, DOWNLOADS, f"{remedy}.")
+    if is_in_cache(name):
+        return cache_file(name)
+    socket.setdefaulttimeout(30)  # seconds without a byte before a download is given up
+    with TemporaryDirectory(prefix="fedcli-") as folder:
+        try:
+            _download_official(info, folder)
+        except (OSError, RuntimeError, HTTPException) as error:
+            fault = f"'{name}' could not be downloaded ({' '.join(str(error).split())})"
+            raise UserError(f"{fault}; bring the official files and run 'fedcli data import {name} PATH'.") from error
+        finally:
+            socket.setdefaulttimeout(None)
+        return import_path(name, Path(folder)).file
+
+
+def _download_official(info: DatasetInfo, folder: str) -> None:
+    """Downloads the official files of a set: an archive, or what torchvision's class asks for."""
+    sets = torchvision().datasets
+    if info.archive is not None:
+        address, md5 = info.archive
+        sets.utils.download_and_extract_archive(address, folder, md5=md5, remove_finished=True)
+        return
+    assert info.torchvision_class is not None  # `download` has refused others
+    download_part = getattr(sets, info.torchvision_class)
+    for part in PARTS:
+        choice: dict[str, Any] = {"train": part == "train"}
+        if info.torchvision_class == "SVHN":
+            choice = {"split": part}
+        if info.split:
+            choice["split"] = info.split
+        download_part(folder, download=True, **choice)
