@@ -17,7 +17,7 @@ from fedcli.errors import UserError
 from fedcli.figures import line_charts, saving
 from fedcli.figures.look import LEGENDS, Look, parse_pairs, parse_size
 from tests.programs import invoke
-from tests.test_plots import curve
+from tests.records import curve
 
 
 def legend_below(figure):

@@ -14,7 +14,7 @@ from fedcli.results import claims, frame, paper_tables, plans
 from fedcli.results.statistics import interval
 from fedcli.runs.record import write_record
 from tests.programs import load_script
-from tests.test_tables import record, write
+from tests.records import record, write
 
 ROOT = Path(__file__).parent.parent
 pages = load_script(ROOT / "results" / "pages.py")

@@ -2,14 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib
 import numpy as np
 import pytest
-from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
-from matplotlib.lines import Line2D
 from PIL import Image
 
 from fedcli import figures
@@ -17,43 +14,17 @@ from fedcli.errors import UserError
 from fedcli.figures import line_charts, names, partitions, saving
 from fedcli.results.frame import find_records
 from fedcli.results.words import data_words
+from tests.drawings import drawn
 from tests.programs import invoke
-from tests.test_tables import record
+from tests.records import curve
 
 BAND = "mean ± standard deviation over 2 seeds"
 RING = "headline: round with the best validation accuracy"
 CROSS = "diverged after this round"
 
 
-def curve(method="one", seed=0, accuracies=(0.2, 0.4, 0.5), **keywords):
-    """A record with these test accuracies; None for a round that was not evaluated."""
-    run = record(method, seed, done=len(accuracies), **keywords)
-    for entry, accuracy in zip(run["rounds"], accuracies, strict=True):
-        entry["test_accuracy"] = accuracy
-    return run
-
-
 def diverged(seed=0, accuracies=(0.6, 0.1), **keywords):
     return curve(seed=seed, accuracies=accuracies, status="failed", **keywords) | {"error": "NonFiniteLoss: the term"}
-
-
-class Drawn(NamedTuple):
-    """What the first panel of a figure has."""
-
-    lines: list[Line2D]
-    bands: list[PolyCollection]
-    legend: list[str]  # names of lines, and then the signs
-
-
-def drawn(figure):
-    """What the first panel of a figure has, but for marks."""
-    panel, *_ = figure.axes
-    lines = [line for line in panel.lines if line.get_gid() not in ("chosen", "printed")]
-    bands = [item for item in panel.collections if isinstance(item, PolyCollection)]
-    texts = panel.get_legend().get_texts()
-    for legend in figure.legends:
-        texts = [*texts, *legend.get_texts()]
-    return Drawn(lines, bands, [text.get_text().replace("\n", " ").replace("\xa0", " ") for text in texts])
 
 
 def marks(figure, gid="chosen"):

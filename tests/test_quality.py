@@ -29,9 +29,10 @@ from fedcli.runs.resolve import Setup, resolve
 from fedcli.runs.resume import open_run
 from fedcli.runs.rounds import one_round
 from tests import laws
+from tests.drawings import drawn
 from tests.files import refused
 from tests.programs import invoke
-from tests.test_plots import curve, drawn
+from tests.records import curve
 
 TINY = {
     "dataset": "digits", "train_examples": 200, "num_clients": 4, "cohort_size": 3, "partition": "iid", "rounds": 3,

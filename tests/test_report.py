@@ -13,7 +13,7 @@ import pytest
 
 from fedcli.results.frame import find_records
 from tests.programs import invoke
-from tests.test_tables import record, write
+from tests.records import record, write
 from tests.torture import text_places
 
 models = pytest.importorskip("bokeh.models", reason="bokeh is not installed (fedcli[report])")

@@ -23,7 +23,7 @@ from fedcli.userfiles import file_hash
 from tests import torture
 from tests.files import refused
 from tests.programs import invoke
-from tests.test_tables import record, write
+from tests.records import record, write
 from tests.tiny_runs import TINY, Stop, StopAfter
 
 

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import re
 from dataclasses import replace
 
@@ -16,12 +15,7 @@ from fedcli.results.render import Sheet, render
 from fedcli.results.statistics import best
 from tests.files import refused
 from tests.programs import invoke
-
-PLANNED = 4
-UNUSED = {  # options of every record, on which nothing here depends
-    "public_dataset": None, "local_epochs": 2, "batch_size": 10, "optimizer": "sgd", "lr_decay": 1.0, "momentum": 0.0,
-    "weight_decay": 0.0, "validation": 0.1, "backbone": "net", "precision": "float32", "eval_every": 1,
-}  # fmt: skip
+from tests.records import record, write
 
 
 def markdown(records, metrics=()):
@@ -30,74 +24,6 @@ def markdown(records, metrics=()):
 
 def csv_lines(records, metrics=()):
     return list(csv.DictReader(io.StringIO(render(tables.sheet(records, metrics), "csv"))))
-
-
-def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNED, origin=None, **options):
-    """A record as a run writes it; `done` of the planned rounds, the selected one being round 1."""
-    config = {
-        "protocol": "paper:skew", "dataset": "digits", "partition": "dirichlet:0.5", "partition_seed": seed,
-        "rounds": PLANNED, "lr": 0.1, "drop_last": False, "train_examples": None, "seed": seed, "device": "auto",
-        "num_clients": 10, "cohort_size": 10, "clients_per_chunk": "auto", "checkpoint_every": 1, **UNUSED, **options,
-    }  # fmt: skip
-    rounds = [round_entry(number, selected) for number in range(done)]
-    summary = {"selection": "best-validation", "selected": None, "selected_round": None, "last": None, "rounds": done}
-    cost = None
-    if done:
-        last = rounds[-1]["test_accuracy"]
-        summary |= {"selected": selected, "selected_round": 1, "last": last, "params_sha256": f"{seed}" * 64}
-        cost = {"floats_down": 12345, "floats_up": 12400, "memory_floats": 1, "buffer_floats": 0}
-    sizes = [1] * config["num_clients"]
-    return {
-        "schema": 1,
-        "status": status,
-        "command": f"fedcli run {method} --seeds 0,1",
-        "method": method,
-        "method_source": method,
-        "method_hash": f"{method:0<16}",
-        "numerics": {"core": 1, "method": 1},
-        "protocol": config["protocol"],
-        "dataset": config["dataset"],
-        "dataset_fingerprint": "cd" * 8,
-        "seed": seed,
-        "config": config,
-        "origin": origin or {"partition_seed": "seed"},
-        "partition": {
-            "flag": str(config["partition"]).replace(":.", ":0."),
-            "seed": seed,
-            "fingerprint": "ab" * 8,
-            "sizes": sizes,
-            "class_counts": [[size] for size in sizes],
-        },
-        "class_names": ["zero"],
-        "normalisation": {"mean": [0.5], "std": [0.5]},
-        "model": {"backbone": "net", "parameters": 12345},
-        "engine": {
-            "clients_per_chunk": 1, "device": "cpu", "precision": "float32", "way": "stacked", "notes": [],
-            "processes": 1,
-        },
-        "hardware": {"device": "cpu", "cores": 2, "threads": 1},
-        "versions": {},
-        "user_files": {},
-        "rounds": rounds,
-        "summary": summary,
-        "cost": cost,
-        "load": [],
-        "seconds_total": 66.0,
-        "resumed": [],
-        "moved": [],
-        "changed": [],
-    }  # fmt: skip
-
-
-def round_entry(number, selected):
-    """A round of a record, whose accuracies are best in round 1; the first one warms up."""
-    return {
-        "round": number,
-        "test_accuracy": selected - 0.1 * abs(number - 1),
-        "validation_accuracy": selected + 0.05 if number == 1 else selected - 0.2,
-        "terms": {},
-        "seconds": {"data": 0.5, "train": 1.0 if number else 60.0, "aggregate": 0.25, "evaluate": 0.25},
-    }
 
 
 def cells(text):
@@ -114,11 +40,6 @@ def only_row(records, metrics=()):
     """The row of a table that has no other, by column."""
     (row,) = cells(markdown(records, metrics))
     return row
-
-
-def write(folder, content):
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "record.json").write_text(json.dumps(content))
 
 
 SELECTED = "Selected (best-validation), %"
