@@ -1,4 +1,4 @@
-"""Programs that tests start, interrupt and kill, and commands and scripts in the process of the tests."""
+"""Programs that tests start, interrupt and kill, and scripts as modules."""
 
 import importlib.util
 import os
@@ -10,10 +10,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from typer.testing import CliRunner
-
 from fedcli.__main__ import main
-from fedcli.cli import app
 
 PATIENCE = 300  # seconds until a test fails that waits for a program
 SMALL = (
@@ -147,11 +144,6 @@ def start(folder, *arguments, main=main, stdout=None, stderr=None):
     program = Program(folder, arguments, main, (stdout, stderr))
     program.start()
     return program
-
-
-def invoke(*arguments):
-    """The result of a command of `fedcli` in this process."""
-    return CliRunner().invoke(app.app, list(map(str, arguments)), prog_name="fedcli")
 
 
 def load_script(file):

@@ -14,7 +14,7 @@ import pytest
 import fedcli
 from fedcli.errors import UserError
 from fedcli.runs.record import read_record
-from tests.programs import invoke
+from tests.commands import invoke
 
 SMALL = ["--train-examples", "120", "--rounds", "2", "--local-epochs", "1"]
 TINY = {"dataset": "digits", "train_examples": 120, "rounds": 2, "local_epochs": 1}

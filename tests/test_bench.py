@@ -18,7 +18,7 @@ from fedcli.runs import prepare
 from fedcli.runs.machine import deterministic
 from fedcli.runs.resolve import resolve
 from fedcli.runs.rounds import one_round
-from tests.programs import invoke
+from tests.commands import invoke
 
 WORKLOADS = dict(measure.WORKLOADS)  # as they are without `small`
 TINY = {

@@ -9,8 +9,8 @@ import pytest
 
 from fedcli.runs.record import read_record
 from fedcli.runs.resolve import refuse_without_effect
+from tests.commands import cells
 from tests.programs import load_script
-from tests.test_tables import cells
 
 FILE = Path(__file__).parent.parent / "results" / "board" / "board.py"
 GLOBAL = "fedfa:digits"

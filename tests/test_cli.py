@@ -22,43 +22,14 @@ from fedcli.cli.display import draw
 from fedcli.cli.options import parse_seeds
 from fedcli.runs import begin, progress
 from fedcli.runs.options import RunConfig
-from tests.programs import invoke
-
-TINY = ("--train-examples", "200", "--num-clients", "4", "--partition", "iid", "--rounds", "1", "--device", "cpu")
-OPTIONS = {"train_examples": 200, "num_clients": 4, "partition": "iid", "rounds": 1, "device": "cpu"}
-
+from tests.commands import FLAGS, OPTIONS, error_of, invoke, output_of, record_in
 
 pytestmark = pytest.mark.usefixtures("folder")
-
-
-def output_of(*arguments):
-    """The output of a command that must succeed."""
-    result = invoke(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 def in_one_line(text):
     """A text without frames, colours and line breaks."""
     return " ".join(re.sub("[│╭╮╰╯─]", " ", text).split())
-
-
-def refused(*arguments):
-    """The one line on stderr of a command that must be refused, and must write nothing, but what Python compiles."""
-    before = set(Path.cwd().rglob("*"))
-    result = invoke(*arguments)
-    after = set(Path.cwd().rglob("*"))
-    assert result.exit_code == 2, result.output
-    assert type(result.exception) is SystemExit
-    assert result.stdout.strip() == ""
-    assert result.stderr.count("\n") == 1, result.output
-    assert result.stderr.startswith("error: ")
-    assert all("__pycache__" in path.parts for path in after ^ before)
-    return result.stderr.removeprefix("error: ").strip()
-
-
-def read(path):
-    return json.loads((Path(path) / "record.json").read_text())
 
 
 # Help, list, show
@@ -209,8 +180,10 @@ def test_options_given_arrive_in_the_record_and_the_rest_comes_from_protocol_and
     monkeypatch.setattr(display, "draw", draw)
     given = ("--match-weight", "2.5", "--guiding", "l2", "--lr", "0.02", "--no-drop-last", "--cohort-size", "3")
     words = ("--dataset", "Digits", "--protocol", "FedFM:digits", "--backbone", "cnn-small", "--optimizer", "sgd")
-    text = output_of("run", "FedFM", *TINY, *given, *words, "--seed", "3", "--checkpoint-every", "auto", "--out", "a/b")
-    record = read("a/b")
+    text = output_of(
+        "run", "FedFM", *FLAGS, *given, *words, "--seed", "3", "--checkpoint-every", "auto", "--out", "a/b"
+    )
+    record = record_in("a/b")
     assert record["status"] == "finished"
     assert record["method"] == "fedfm"
     assert record["protocol"] == "fedfm:digits"
@@ -239,9 +212,9 @@ def test_options_given_arrive_in_the_record_and_the_rest_comes_from_protocol_and
 
 
 def test_workers_share_one_run(monkeypatch):
-    assert "workers share one run" in refused("run", "fedavg", *TINY, "--seeds", "0,1", "--workers", "2")
+    assert "workers share one run" in error_of("run", "fedavg", *FLAGS, "--seeds", "0,1", "--workers", "2")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "by torchrun")
-    assert "workers share one run" in refused("run", "fedavg,fedprox", *TINY)
+    assert "workers share one run" in error_of("run", "fedavg,fedprox", *FLAGS)
 
 
 def test_seeds_are_numbers_and_ranges():
@@ -257,7 +230,7 @@ def test_ctrl_c_before_a_run_begins_leaves_nothing_of_it(monkeypatch):
         return original(setup, folder, *more)
 
     monkeypatch.setattr(begin, "begin", interrupted)
-    assert invoke("run", "fedavg", *TINY, "--seeds", "0,1", "--out", "many").exit_code == 130
+    assert invoke("run", "fedavg", *FLAGS, "--seeds", "0,1", "--out", "many").exit_code == 130
     assert [path.name for path in Path("many").glob("*")] == ["seed-0"]
 
 
@@ -280,8 +253,8 @@ def test_data_import_list_show_and_run():
 
     options = ("--num-clients", "3", "--partition", "classes:2", "--rounds", "1", "--out", "a")
     text = in_one_line(output_of("run", "fedavg", "--dataset", "shapes", *options))
-    assert read("a")["dataset"] == "shapes"
-    assert read("a")["protocol"] == "own:data"
+    assert record_in("a")["dataset"] == "shapes"
+    assert record_in("a")["protocol"] == "own:data"
     assert f"data set shapes, 40 training images on 3 clients made from {Path('shapes.npz').resolve()}" in text
     assert re.search(r"headline [0-9.]+ % \(the last round\)", text)
 
@@ -413,7 +386,7 @@ def test_what_a_users_method_raises_is_a_line_with_the_place(line, planted, word
     (folder / "planted.py").write_text(text)
     before, _, _ = text.partition(planted)
     number = 1 + before.count("\n")
-    result = invoke("--traceback", "run", "planted.py", *TINY, "--post", "broken-step", "--out", "run")
+    result = invoke("--traceback", "run", "planted.py", *FLAGS, "--post", "broken-step", "--out", "run")
     assert result.exit_code == 2, result.output
     error = result.stderr.splitlines()[-1]
     assert error.startswith(f"error: the file '{folder / 'planted.py'}' fails in line {number} (got {words}")
@@ -422,8 +395,8 @@ def test_what_a_users_method_raises_is_a_line_with_the_place(line, planted, word
 
 def test_a_loss_that_is_no_number_is_not_the_fault_of_a_users_file(folder):
     (folder / "planted.py").write_text(FAILING)
-    result = invoke("run", "planted.py", *TINY, "--lr", "1e6", "--out", "a")
+    result = invoke("run", "planted.py", *FLAGS, "--lr", "1e6", "--out", "a")
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
     assert re.match(r"error: the term 'cross_entropy' .* client\(s\) 0.* record is a/record.json\.\n", result.stderr)
-    assert read("a")["status"] == "failed"
+    assert record_in("a")["status"] == "failed"

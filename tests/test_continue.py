@@ -22,7 +22,8 @@ from fedcli.runs.lock import InUse
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from fedcli.runs.signals import OutOfTime
-from tests.programs import SMALL, invoke, start
+from tests.commands import invoke
+from tests.programs import SMALL, start
 from tests.tiny_runs import TINY, Stop, StopAfter, essence, file_names
 
 ONE = {**TINY, "rounds": 1, "lr": 0.02}

@@ -14,7 +14,7 @@ from fedcli.registry import find_method
 from fedcli.results.frame import find_records
 from fedcli.runs.resume import open_run
 from tests import laws
-from tests.programs import invoke
+from tests.commands import invoke
 from tests.reference import modules_of
 from tests.toys import randn
 

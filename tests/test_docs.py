@@ -22,7 +22,7 @@ from fedcli.runs import rounds
 from fedcli.runs.options import RunConfig
 from fedcli.runs.resolve import default_dataset, resolve
 from fedcli.userfiles import from_file
-from tests.programs import invoke
+from tests.commands import invoke
 from tests.toys import randn
 
 ROOT = Path(__file__).parent.parent

@@ -22,8 +22,8 @@ from fedcli.runs import resume
 from fedcli.runs.options import flags_of
 from fedcli.runs.resolve import resolve
 from tests import laws
+from tests.commands import invoke
 from tests.files import refused
-from tests.programs import invoke
 from tests.tiny_runs import Stop, StopAfter
 
 FEDAVG = registry.find_method("fedavg")

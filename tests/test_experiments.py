@@ -11,10 +11,10 @@ from fedcli.figures import saving
 from fedcli.papers.baselines import fedavg
 from fedcli.runs import rounds
 from fedcli.runs.options import RunConfig
-from tests.test_cli import OPTIONS, TINY, invoke, output_of, read, refused
+from tests.commands import FLAGS, OPTIONS, error_of, invoke, output_of, record_in
 from tests.test_trust import NETS
 
-NO_ROUNDS = (*TINY[:6], *TINY[8:])  # so that a test may give their number
+NO_ROUNDS = (*FLAGS[:6], *FLAGS[8:])  # so that a test may give their number
 
 FIELDS = RunConfig.__dataclass_fields__
 TOML = """
@@ -36,7 +36,7 @@ def written(folder):
 
 def test_a_file_names_method_and_options_and_what_is_typed_goes_before():
     output_of("run", "--config", "exp.toml", "--rounds", 2, "--out", "a")
-    record = read("a")
+    record = record_in("a")
     assert record["method"] == "fedprox"
 
     expected = {"num_clients": 4, "train_examples": 200, "proximal_weight": 0.5, "rounds": 2, "drop_last": False}
@@ -49,14 +49,14 @@ def test_a_file_names_method_and_options_and_what_is_typed_goes_before():
     others = TOML.replace("proximal-weight = 0.5\n", "quiet = false\ncontinue = false\n")
     Path("exp.toml").write_text(others)
     output_of("run", "fedavg", "--config=exp.toml", "--out", "b")  # so does the method
-    assert read("b")["method"] == "fedavg"
+    assert record_in("b")["method"] == "fedavg"
 
 
 def test_of_seed_and_seeds_what_is_typed_goes_before_and_a_file_may_name_a_step_with_its_options():
     Path("exp.toml").write_text(f"{TOML}seed = 7\npost = 'ccvr'\nccvr-epochs = 1\n")
     output_of("run", "--config", "exp.toml", "--seeds", "0,1", "--out", "a")
     for seed in (0, 1):
-        record = read(f"a/seed-{seed}")
+        record = record_in(f"a/seed-{seed}")
         assert record["seed"] == seed
         assert record["post"]["name"] == "ccvr"
         assert record["config"]["ccvr_epochs"] == 1
@@ -76,14 +76,14 @@ def test_of_seed_and_seeds_what_is_typed_goes_before_and_a_file_may_name_a_step_
 )
 def test_a_file_that_is_wrong_is_refused_in_a_line(text, message):
     Path("exp.toml").write_text(f"{text}\n")
-    assert message in refused("run", "--config", "exp.toml")
+    assert message in error_of("run", "--config", "exp.toml")
 
 
 def test_a_run_is_run_again_from_its_record_and_every_option_can_be_overridden():
     fedcli.run("fedfm", **OPTIONS, lr=0.03, match_weight=2, seed=5, out="a")
     output_of("run", "--from", "a", "--out", "b")
-    first = read("a")
-    again = read("b")
+    first = record_in("a")
+    again = record_in("b")
     assert again["config"] == first["config"]
     assert again["summary"] == first["summary"]
     assert again["origin"]["match_weight"] == "run a"
@@ -92,7 +92,7 @@ def test_a_run_is_run_again_from_its_record_and_every_option_can_be_overridden()
     # What follows from an option follows.
     changed = {"lr": 0.5, "num_clients": 3, "cohort_size": 3}
     kept = {name: value for name, value in first["config"].items() if name in FIELDS}
-    assert read("c")["config"] == kept | changed
+    assert record_in("c")["config"] == kept | changed
 
 
 def test_code_that_a_record_names_is_run_only_if_the_user_names_it():
@@ -100,12 +100,12 @@ def test_code_that_a_record_names_is_run_only_if_the_user_names_it():
     Path("nets.py").write_text(NETS)
     here = Path.cwd()
     named = ("./mine.py", "--backbone", "./nets.py:tiny")
-    output_of("run", *named, *TINY, "--protocol", "fedfm:digits", "--out", "a")
-    assert refused("run", "--from", "a").endswith(f"run only if you name it; add {here}/mine.py.")
-    assert refused("run", "./mine.py", "--from", "a").endswith(f"add --backbone {here}/nets.py:tiny.")
+    output_of("run", *named, *FLAGS, "--protocol", "fedfm:digits", "--out", "a")
+    assert error_of("run", "--from", "a").endswith(f"run only if you name it; add {here}/mine.py.")
+    assert error_of("run", "./mine.py", "--from", "a").endswith(f"add --backbone {here}/nets.py:tiny.")
 
     output_of("run", *named, "--from", "a", "--out", "b")
-    assert read("b")["summary"] == read("a")["summary"]
+    assert record_in("b")["summary"] == record_in("a")["summary"]
 
 
 GRID = ("run", "fedavg", *NO_ROUNDS, "--lr", "0.01,0.1,0.01", "--seeds", "0,1", "--rounds", 2, "--out", "g")
@@ -137,7 +137,7 @@ def test_values_with_commas_are_a_grid_in_one_folder_with_a_table_and_curves(mon
 
     text = output_of(*GRID, "--continue", "--log-file", "log.txt")
     for lr, seed in product((0.01, 0.1), (0, 1)):
-        record = read(f"g/lr={lr}/seed-{seed}")
+        record = record_in(f"g/lr={lr}/seed-{seed}")
         assert record["config"]["lr"] == lr
         assert record["seed"] == seed
         was_interrupted = (lr, seed) == (0.01, 1)
@@ -153,9 +153,9 @@ def test_values_with_commas_are_a_grid_in_one_folder_with_a_table_and_curves(mon
     assert [line[:5] for line in lines if line.startswith("[")] == ["[1/3]", "[2/3]", "[3/3]"]
 
     assert output_of(*GRID, "--continue", "--quiet") == ""  # there is nothing to run
-    assert "the output folder 'g/lr=0.01/seed-0' exists" in refused(*GRID)
+    assert "the output folder 'g/lr=0.01/seed-0' exists" in error_of(*GRID)
 
-    other = refused(*GRID, "--batch-size", 7, "--continue")
+    other = error_of(*GRID, "--batch-size", 7, "--continue")
     assert "'g/lr=0.01/seed-0' holds a run with another --batch-size (got 7, was" in other
 
 
@@ -164,7 +164,7 @@ def test_a_run_of_a_grid_that_diverges_is_told_and_the_others_go_on(monkeypatch)
     result = invoke("run", "fedavg", *NO_ROUNDS, "--lr", "1e6,0.1", "--rounds", 3, "--out", "g")
     assert result.exit_code == 1
     assert "lr 1000000.0, seed 0: failed: the term 'cross_entropy' is not finite" in result.stderr
-    assert read("g/lr=0.1")["status"] == "finished"
+    assert record_in("g/lr=0.1")["status"] == "finished"
     assert "| diverged |" in result.stdout
 
 
@@ -183,13 +183,13 @@ def test_the_lines_go_to_a_file_and_nowhere_else_if_quiet(monkeypatch):
     assert [line[:9] for line in lines if line.startswith("round")] == ["round 1/2", "round 2/2"]
     assert said.strip() in lines
 
-    error = refused("resume", "a", "--log-file", "logs/a.txt")
+    error = error_of("resume", "a", "--log-file", "logs/a.txt")
     assert Path("logs/a.txt").read_text().splitlines()[-1] == f"error: {error}"
-    assert "logs' cannot be used" in refused("run", "fedavg", *TINY, "--log-file", "logs")
+    assert "logs' cannot be used" in error_of("run", "fedavg", *FLAGS, "--log-file", "logs")
 
 
 def test_the_header_says_where_the_rounds_end_before_the_methods_own_term_starts():
-    arguments = ("run", "fedfm", *TINY, "--start-round")
+    arguments = ("run", "fedfm", *FLAGS, "--start-round")
     late = "starts after 1 rounds: this run is fedavg; lower --start-round, or give more --rounds\n"
     assert f"inactive    the method's own term, which {late}" in output_of(*arguments, 1)
     assert "inactive" not in output_of(*arguments, 0)

@@ -14,8 +14,8 @@ from fedcli.errors import NonFiniteLoss
 from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.record import read_record
 from fedcli.runs.resume import resume
+from tests.commands import invoke
 from tests.files import refused
-from tests.programs import invoke
 
 METHOD = '''"""My card."""
 

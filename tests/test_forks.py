@@ -27,7 +27,8 @@ from fedcli.runs.machine import machine_settings, quiet
 from fedcli.runs.record import RECORD, read_record
 from fedcli.runs.rounds import Listener
 from tests import law_8, laws, on_made_up
-from tests.programs import SMALL, invoke, start
+from tests.commands import invoke
+from tests.programs import SMALL, start
 from tests.toys import MIXED, QUICK, STATEFUL, fedavg_round
 
 

@@ -14,7 +14,7 @@ from fedcli.data import datasets
 from fedcli.data.reading import reading
 from fedcli.runs import lock
 from fedcli.runs.record import read_record
-from tests.programs import invoke
+from tests.commands import invoke
 from tests.tiny_runs import TINY, contents
 
 OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]

@@ -16,7 +16,7 @@ import fedcli
 from fedcli.errors import UserError
 from fedcli.figures import line_charts, saving
 from fedcli.figures.look import LEGENDS, Look, parse_pairs, parse_size
-from tests.programs import invoke
+from tests.commands import invoke
 from tests.records import curve
 
 

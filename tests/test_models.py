@@ -17,8 +17,8 @@ from fedcli.runs import checkpoints, models, resume
 from fedcli.runs.models import export
 from fedcli.runs.record import write_record
 from tests import torture
+from tests.commands import invoke
 from tests.files import refused
-from tests.programs import invoke
 from tests.tiny_runs import TINY, Stop, StopAfter, file_names
 
 OPTIONS = {**TINY, "num_clients": 2, "batch_size": 8, "rounds": 2}

@@ -23,8 +23,8 @@ from fedcli.runs.models import export
 from fedcli.runs.options import flags_of
 from fedcli.runs.resolve import resolve
 from tests import laws
+from tests.commands import invoke
 from tests.files import refused
-from tests.programs import invoke
 from tests.reference import copied, minibatches, modules_of
 from tests.toys import randn
 

@@ -14,8 +14,8 @@ from fedcli.errors import UserError
 from fedcli.figures import line_charts, names, partitions, saving
 from fedcli.results.frame import find_records
 from fedcli.results.words import data_words
+from tests.commands import invoke
 from tests.drawings import drawn
-from tests.programs import invoke
 from tests.records import curve
 
 BAND = "mean ± standard deviation over 2 seeds"

@@ -29,9 +29,9 @@ from fedcli.runs.resolve import Setup, resolve
 from fedcli.runs.resume import open_run
 from fedcli.runs.rounds import one_round
 from tests import laws
+from tests.commands import invoke
 from tests.drawings import drawn
 from tests.files import refused
-from tests.programs import invoke
 from tests.records import curve
 
 TINY = {

@@ -5,7 +5,7 @@ import shlex
 import numpy as np
 import pytest
 
-from tests.test_cli import refused
+from tests.commands import error_of
 
 SMALL = "--dataset digits --train-examples 60 --num-clients 4 --cohort-size 4 --rounds 1 --local-epochs 1 --device cpu"
 PUBLIC = f"{SMALL} --public-dataset photos --public-examples 8 --partition iid --protocol fedfm:digits"
@@ -146,5 +146,5 @@ def test_what_cannot_be_is_refused_and_the_folder_is_left_alone(line, message, f
     (folder / "reserved.py").write_text(RESERVED)
     (folder / "plain.py").write_text(PLAIN)
     np.savez(folder / "floats.npz", x_train=np.zeros((4, 8, 8)), y_train=[0, 1, 0, 1])
-    assert message in refused(*shlex.split(line))
+    assert message in error_of(*shlex.split(line))
     assert (folder / "notes.txt").read_text() == "not what is looked for\n"

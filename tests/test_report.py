@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from fedcli.results.frame import find_records
-from tests.programs import invoke
+from tests.commands import invoke
 from tests.records import record, write
 from tests.torture import text_places
 

@@ -18,10 +18,10 @@ from fedcli.cli import plan_display
 from fedcli.results import durations, frame, jobs, paper_tables, plans
 from fedcli.results.render import render
 from fedcli.runs.record import read_record, write_record
-from tests import programs
+from tests import commands
+from tests.commands import cells
 from tests.files import refused
 from tests.programs import Waiting, start
-from tests.test_tables import cells
 from tests.tiny_runs import Stop, StopAfter
 
 TINY = {
@@ -72,7 +72,7 @@ def offered(monkeypatch):
     return lambda table: monkeypatch.setattr(registry, "tables", lambda: {table.name: table})
 
 
-invoke = partial(programs.invoke, "table")
+invoke = partial(commands.invoke, "table")
 
 
 def records():

@@ -21,8 +21,8 @@ from fedcli.runs.resume import resume
 from fedcli.runs.rounds import Listener
 from fedcli.userfiles import file_hash
 from tests import torture
+from tests.commands import invoke
 from tests.files import refused
-from tests.programs import invoke
 from tests.records import record, write
 from tests.tiny_runs import TINY, Stop, StopAfter
 

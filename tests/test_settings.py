@@ -27,8 +27,8 @@ from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resolve import refuse_without_effect, resolve
 from fedcli.runs.resume import resume
 from fedcli.userfiles import own_paths
+from tests.commands import invoke
 from tests.files import refused
-from tests.programs import invoke
 from tests.test_old_runs import OLD, SETTINGS
 from tests.tiny_runs import TINY, Stop, StopAfter
 

@@ -16,8 +16,8 @@ from fedcli.core.parts import divide
 from fedcli.data import datasets, imports
 from fedcli.data.dataset import merge
 from fedcli.data.image_arrays import PARTS
+from tests.commands import invoke
 from tests.files import from_npz, images, refused
-from tests.programs import invoke
 
 
 class Config:

@@ -13,8 +13,8 @@ from fedcli.results.formats import write_tables
 from fedcli.results.metrics import find_metric
 from fedcli.results.render import Sheet, render
 from fedcli.results.statistics import best
+from tests.commands import cells, invoke
 from tests.files import refused
-from tests.programs import invoke
 from tests.records import record, write
 
 
@@ -24,16 +24,6 @@ def markdown(records, metrics=()):
 
 def csv_lines(records, metrics=()):
     return list(csv.DictReader(io.StringIO(render(tables.sheet(records, metrics), "csv"))))
-
-
-def cells(text):
-    """The rows of a Markdown table in `text`, each by column."""
-    table = []
-    for line in text.splitlines():
-        if line.startswith("|"):
-            table.append([cell.strip() for cell in line.strip("|").split(" | ")])
-    columns, _, *rows = table
-    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def only_row(records, metrics=()):

@@ -20,8 +20,9 @@ from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resolve import refuse_without_effect, resolve
 from fedcli.runs.schema import check_record
 from tests import torture
+from tests.commands import invoke
 from tests.files import from_npz, images
-from tests.programs import Waiting, invoke, start
+from tests.programs import Waiting, start
 from tests.test_forms import folder_of
 from tests.tiny_runs import TINY
 

@@ -20,8 +20,8 @@ from fedcli.runs import resume, trackers
 from fedcli.runs.record import read_record, write_record
 from fedcli.userfiles import file_hash
 from tests import torture
+from tests.commands import invoke
 from tests.files import refused
-from tests.programs import invoke
 from tests.tiny_runs import TINY, Stop, StopAfter
 
 TRACE = "\nopen('imported', 'a').close()\n"  # what a file does that is imported

@@ -14,8 +14,8 @@ from fedcli.registry import find_method
 from fedcli.results import jobs, tune
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record, write_record
+from tests.commands import invoke
 from tests.files import refused
-from tests.programs import invoke
 
 TINY = {"dataset": "digits", "train_examples": 120, "rounds": 2, "local_epochs": 1}
 MINE = """

@@ -14,7 +14,7 @@ from fedcli.results.tables import machines
 from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resume import resume
 from fedcli.runs.verify import compare_records
-from tests.programs import invoke
+from tests.commands import invoke
 from tests.test_trust import NETS
 from tests.tiny_runs import TINY, Stop, StopAfter, essence
 
