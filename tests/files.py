@@ -1,5 +1,7 @@
 """Images in files: what the tests of data sets write and compare."""
 
+import io
+import zipfile
 from itertools import product
 
 import numpy as np
@@ -96,3 +98,34 @@ def refused(call, *words):
     assert text.endswith(".")
     for word in words:
         assert str(word) in text, text
+
+
+def write_zip(path, contents):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+    return path
+
+
+def encoded(pixels, format="PNG"):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format)
+    return file.getvalue()
+
+
+def picture(seed=0, shape=(6, 4, 3)):
+    return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+
+
+def folder_of(path, *images):
+    """A folder whose images, of one class in two parts, are these and others."""
+    train = path / "train" / "ant"
+    test = path / "test" / "ant"
+    train.mkdir(parents=True)
+    test.mkdir(parents=True)
+    Image.fromarray(picture(9, (4, 4, 3))).save(train / "plain0.png")
+    Image.fromarray(picture(10, (4, 4, 3))).save(train / "plain1.png")
+    Image.fromarray(picture(11, (4, 4, 3))).save(test / "plain2.png")
+    for number, image in enumerate(images):
+        image.save(train / f"{number}.png", exif=image.getexif())
+    return path

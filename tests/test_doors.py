@@ -24,6 +24,7 @@ from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.commands import invoke
 from tests.files import refused
+from tests.network_files import NETWORKS, SCORES, network_text
 from tests.tiny_runs import Stop, StopAfter
 
 FEDAVG = registry.find_method("fedavg")
@@ -37,7 +38,7 @@ FLAGS = flags_of({**OPTIONS, **SMALL})
 def files(folder):
     """The files with parts and networks in an empty folder, which is the working one."""
     shutil.copy(PARTS, "parts.py")
-    Path("nets.py").write_text(NETS)
+    Path("nets.py").write_text(NETWORKS)
 
 
 METHODS = '''"""My card."""
@@ -264,25 +265,12 @@ def test_the_last_linear_becomes_the_head_and_layers_those_that_know_padding_and
     torch.testing.assert_close(norm.running_mean, torch.zeros(8))  # the trial leaves no trace
 
 
-NET = """from torch import nn
-class Net(nn.Module):
-    def __init__(self, channels, image_size, num_classes):
-        super().__init__()
-        self.first, self.fc = nn.Linear(image_size**2, 6), nn.Linear(6, num_classes)
-        LAYERS
-    def forward(self, x):
-        x = x.flatten(1)
-        FORWARD
-"""
-PLAIN = "return self.fc(self.first(x))"
-
-
 @pytest.mark.parametrize(
     ("forward", "layers", "words"),
     [
         ("return self.first(x)", "", "gives no logits of 5 classes (got (4, 6) of 4 images)"),
         ("return self.fc(self.first(x)).log_softmax(1)", "", "does not end in its last nn.Linear"),
-        (PLAIN, "self.fc = nn.Linear(6, num_classes, bias=False)", "D] (got Linear)"),
+        (SCORES, "self.fc = nn.Linear(6, num_classes, bias=False)", "D] (got Linear)"),
         ("return self.fc(self.first(x) + self.fc(self.first(x)).sum())", "", "in its last nn.Linear; let that give"),
         ("return self.fc(self.first(x)) + 0 * self.fc.weight.sum()", "", "has no attribute 'weight'"),
         ("return self.fc(self.norm(self.first(x)))", "self.norm = nn.BatchNorm1d(6)",
@@ -292,97 +280,20 @@ PLAIN = "return self.fc(self.first(x))"
         ("return self.fc(self.first(self.att(x, x, x)[0]))", "self.att = nn.MultiheadAttention(64, 2)",
          "mixes the images of a batch before or in the layer 'att' (MultiheadAttention)"),
         ("x = self.first(x); return self.fc(x - x.mean(0) * self.training)", "", "mixes the images of a batch"),
-        (f"self.n = self.n + 1; {PLAIN}", "self.register_buffer('n', self.fc.bias[:1].detach())", "puts a new tensor"),
-        (PLAIN, "self.fc.weight.requires_grad_(False)", "nn.Linear with bias that is trained"),
-        (PLAIN, "self.again = nn.ParameterList([self.first.weight])", "in two places, 'first.weight' and 'again.0'"),
+        (f"self.n = self.n + 1; {SCORES}", "self.register_buffer('n', self.fc.bias[:1].detach())", "puts a new tensor"),
+        (SCORES, "self.fc.weight.requires_grad_(False)", "nn.Linear with bias that is trained"),
+        (SCORES, "self.again = nn.ParameterList([self.first.weight])", "in two places, 'first.weight' and 'again.0'"),
         ("return self.fc(self.first(x[:, :7]))", "", "line 9 (got RuntimeError: mat1 and mat2"),
     ],
 )  # fmt: skip
 def test_a_network_that_breaks_a_rule_is_refused_in_a_line(forward, layers, words):
-    Path("net.py").write_text(NET.replace("FORWARD", forward).replace("LAYERS", layers))
+    Path("net.py").write_text(network_text(forward, layers))
     refused(lambda: backbones.build("./net.py:Net", 1, 8, 5, seed=3), words, "net.py")
 
 
 # Networks as people have them: attention, dropout of every form, frozen parts, torchvision's, compiled ones
 
-NETS = """
-import torch, torchvision
-from torch import nn
-from torch.nn import functional as F
 
-class Transformer(nn.Module):
-    def __init__(self, channels, size, classes, dropout=0.0, first=True, attention=None):
-        super().__init__()
-        self.patches, self.first = nn.Conv2d(channels, 8, 2, 2), first
-        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=first)
-        self.encoder = attention or nn.TransformerEncoder(layer, 2)
-        self.head = nn.Linear(8, classes)
-
-    def forward(self, x):
-        x = self.patches(x).flatten(2).mT
-        x = self.encoder(x) if self.first else self.encoder(x.transpose(0, 1)).transpose(0, 1)
-        return self.head(x.mean(1))
-
-def dropping(*shape):
-    return Transformer(*shape, 0.1)
-
-def batch_second(*shape):
-    return Transformer(*shape, 0.1, False)
-
-class MultiHead(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.MultiheadAttention(8, 2, 0.2, add_bias_kv=True, batch_first=True)
-
-    def forward(self, x):
-        return self.layer(x, x, x, need_weights=True)[0]
-
-def weights(*shape):
-    return Transformer(*shape, attention=MultiHead())
-
-class Functions(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer, self.twice, self.whole = nn.Linear(8, 8), nn.Dropout(0.1), nn.Dropout2d(0.1)
-
-    def forward(self, x):
-        x = self.twice(nn.Tanh()(self.layer(F.dropout(x, 0.1, self.training))))
-        x = self.twice(F.scaled_dot_product_attention(x, x, x, dropout_p=0.2 * self.training))
-        return self.whole(x[:, :, :, None])[:, :, :, 0]
-
-def functions(*shape):
-    return Transformer(*shape, attention=Functions())
-
-def torchvisions(channels, size, classes):
-    network = torchvision.models.VisionTransformer(size, 2, 1, 2, 8, 16, 0.1, 0.1, classes)
-    network.conv_proj = nn.Conv2d(channels, 8, 2, 2)
-    nn.init.normal_(network.heads.head.weight, std=0.1)
-    return network
-
-def shared(channels, size, classes):
-    layer = nn.Linear(8, 8)
-    first = nn.Flatten(), nn.Linear(channels * size * size, 8)
-    return nn.Sequential(*first, layer, nn.ReLU(), layer, nn.Linear(8, classes))
-
-def in_place(channels, size, classes):
-    first = nn.Flatten(), nn.Linear(channels * size * size, 8), nn.ReLU()
-    return nn.Sequential(*first, nn.Dropout(0.2, True), nn.Linear(8, classes))
-
-def compiled(channels, size, classes):
-    first = torch.compile(nn.Conv2d(channels, 4, 3))
-    network = nn.Sequential(first, nn.Hardswish(True), nn.Dropout(0.3, True), nn.Flatten(), nn.LazyLinear(classes))
-    network[-2].compile()
-    return torch.compile(network)
-
-def frozen(channels, size, classes):
-    network = nn.Sequential(
-        nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
-        nn.Linear(4 * (size - 2) ** 2, 8), nn.ReLU(), nn.Linear(8, classes),
-    )
-    network[:2].requires_grad_(False)
-    network[4].bias.requires_grad_(False)
-    return network
-"""
 FROZEN = 4 * 9 + 4 + 2 * 4 + 8  # the convolution, its norm, and a bias
 
 
@@ -428,7 +339,7 @@ def test_what_is_frozen_is_neither_trained_nor_sent_nor_counted_and_is_exported(
 
 
 def test_a_run_goes_on_with_the_frozen_part_that_it_began_with_alone():
-    text = NETS + "\n\ndef loaded(*shape):\n    network = frozen(*shape)\n"
+    text = NETWORKS + "\n\ndef loaded(*shape):\n    network = frozen(*shape)\n"
     Path("net.py").write_text(text + "    network[0].bias.data += float(open('weights').read())\n    return network\n")
     Path("weights").write_text("1")
     options = {"backbone": "./net.py:loaded", "rounds": 2, "num_clients": 3, "cohort_size": 3, "train_examples": 90}

@@ -12,7 +12,7 @@ from fedcli.papers.baselines import fedavg
 from fedcli.runs import rounds
 from fedcli.runs.options import RunConfig
 from tests.commands import FLAGS, OPTIONS, error_of, invoke, output_of, record_in
-from tests.test_trust import NETS
+from tests.network_files import TINY_NETWORK
 
 NO_ROUNDS = (*FLAGS[:6], *FLAGS[8:])  # so that a test may give their number
 
@@ -97,7 +97,7 @@ def test_a_run_is_run_again_from_its_record_and_every_option_can_be_overridden()
 
 def test_code_that_a_record_names_is_run_only_if_the_user_names_it():
     Path("mine.py").write_text(Path(fedavg.__file__).read_text().replace('name="fedavg"', 'name="mine"'))
-    Path("nets.py").write_text(NETS)
+    Path("nets.py").write_text(TINY_NETWORK)
     here = Path.cwd()
     named = ("./mine.py", "--backbone", "./nets.py:tiny")
     output_of("run", *named, *FLAGS, "--protocol", "fedfm:digits", "--out", "a")

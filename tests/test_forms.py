@@ -12,7 +12,6 @@ import string
 import struct
 import subprocess
 import tarfile
-import zipfile
 import zlib
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -30,7 +29,20 @@ from fedcli.data import datasets, forms, imports, reading
 from fedcli.data.catalog import KNOWN, Archive
 from fedcli.data.image_arrays import PARTS
 from fedcli.vision import torchvision
-from tests.files import assert_same, examples, from_npz, images, imported, known_images, refused, write_folder
+from tests.files import (
+    assert_same,
+    encoded,
+    examples,
+    folder_of,
+    from_npz,
+    images,
+    imported,
+    known_images,
+    picture,
+    refused,
+    write_folder,
+    write_zip,
+)
 
 
 def write_files(folder, contents):
@@ -39,13 +51,6 @@ def write_files(folder, contents):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return folder
-
-
-def write_zip(path, contents):
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in contents.items():
-            archive.writestr(name, content)
-    return path
 
 
 def write_tar(path, contents, prefix="", **attributes):
@@ -68,12 +73,6 @@ def each_image(arrays):
         pairs = zip(arrays[f"x_{part}"], arrays[f"y_{part}"], strict=True)
         for number, (image, label) in enumerate(pairs):
             yield part, number, image, label
-
-
-def encoded(pixels, format="PNG"):
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, format)
-    return file.getvalue()
 
 
 def idx(array):
@@ -702,24 +701,6 @@ def test_undivided_folders_are_divided_and_that_is_said(tmp_path):
 
 
 # Images as people see them
-
-
-def picture(seed=0, shape=(6, 4, 3)):
-    return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
-
-
-def folder_of(path, *images):
-    """A folder whose images, of one class in two parts, are these and others."""
-    train = path / "train" / "ant"
-    test = path / "test" / "ant"
-    train.mkdir(parents=True)
-    test.mkdir(parents=True)
-    Image.fromarray(picture(9, (4, 4, 3))).save(train / "plain0.png")
-    Image.fromarray(picture(10, (4, 4, 3))).save(train / "plain1.png")
-    Image.fromarray(picture(11, (4, 4, 3))).save(test / "plain2.png")
-    for number, image in enumerate(images):
-        image.save(train / f"{number}.png", exif=image.getexif())
-    return path
 
 
 def has_image(name, expected):

@@ -12,8 +12,7 @@ from PIL import Image
 from fedcli.data import datasets, imports
 from fedcli.data.image_arrays import PARTS
 from tests.commands import invoke
-from tests.files import assert_same, examples, images, imported, known_images, refused
-from tests.test_forms import encoded, write_zip
+from tests.files import assert_same, encoded, examples, images, imported, known_images, refused, write_zip
 
 NAMES = ["emu", "ant", "bee"]  # not in the order of letters, which labels must not depend on
 

@@ -19,6 +19,7 @@ from fedcli.runs.record import write_record
 from tests import torture
 from tests.commands import invoke
 from tests.files import refused
+from tests.programs import EVALUATE
 from tests.tiny_runs import TINY, Stop, StopAfter, file_names
 
 OPTIONS = {**TINY, "num_clients": 2, "batch_size": 8, "rounds": 2}
@@ -32,14 +33,6 @@ def small(channels, size, classes):
     width = 4 * (size // 2) ** 2
     return nn.Sequential(nn.Conv2d(channels, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
                          nn.Linear(width, 8), nn.Dropout(0.1), nn.Linear(8, classes))
-"""
-PLAIN = """
-import sys, torch
-images, labels = torch.load(sys.argv[1])
-for file in sys.argv[2:]:
-    logits = torch.export.load(file).module()(images)
-    print((logits.argmax(1) == labels).double().mean().item())
-assert "fedcli" not in sys.modules
 """
 
 
@@ -76,7 +69,7 @@ def test_plain_pytorch_reproduces_the_records_accuracies(runs, tmp_path):
         file, _ = export(runs[kind], client=client, out=tmp_path / f"{kind}-{client}.pt2")
         files.append(file)
 
-    command = [sys.executable, "-I", "-W", "ignore", "-c", PLAIN, tmp_path / "images.pt", *files]
+    command = [sys.executable, "-I", "-W", "ignore", "-c", EVALUATE, tmp_path / "images.pt", *files]
     output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
 
     of_global, of_norms, *of_clients = map(float, output.split())

@@ -19,8 +19,8 @@ from fedcli.runs.models import export
 from fedcli.userfiles import from_file
 from tests import laws
 from tests.files import refused
-from tests.test_doors import NET, NETS, PLAIN
-from tests.test_models import PLAIN as PLAIN_PYTORCH
+from tests.network_files import NETWORKS, SCORES, network_text
+from tests.programs import EVALUATE
 
 FEDAVG = registry.find_method("fedavg")
 
@@ -28,12 +28,12 @@ FEDAVG = registry.find_method("fedavg")
 @pytest.fixture(autouse=True)
 def files(folder):
     """The files with networks in an empty folder, which is the working one."""
-    Path("nets.py").write_text(NETS + BUFFERS)
+    Path("nets.py").write_text(NETWORKS + BUFFERS)
 
 
 def write_network(forward, layers):
     """Writes `net.py`, a network with these layers and this way through them."""
-    Path("net.py").write_text(f"import torch\n{NET}".replace("FORWARD", forward).replace("LAYERS", layers))
+    Path("net.py").write_text("import torch\n" + network_text(forward, layers))
 
 
 def build(forward, layers):
@@ -81,7 +81,7 @@ def test_what_stands_behind_the_last_layer_is_seen_also_where_it_begins_as_the_i
     ],
 )
 def test_what_the_engine_cannot_keep_is_refused_by_name(layers, words):
-    refused(lambda: build(PLAIN, layers), words, "net.py")
+    refused(lambda: build(SCORES, layers), words, "net.py")
 
 
 @pytest.mark.parametrize(
@@ -90,16 +90,16 @@ def test_what_the_engine_cannot_keep_is_refused_by_name(layers, words):
 def test_a_network_that_is_another_one_each_time_it_is_made_is_refused(draw):
     """Its loaded model would not be the trained one, since a constant in no buffer is not kept."""
     layers = f"import os, itertools, numpy as np; globals().setdefault('COUNT', itertools.count()); self.c = {draw}"
-    refused(lambda: build("x = x + self.c; " + PLAIN, layers), "is another network each time it is made", "net.py")
+    refused(lambda: build("x = x + self.c; " + SCORES, layers), "is another network each time it is made", "net.py")
 
 
 @pytest.mark.parametrize(
     ("forward", "layers", "words"),
     [
-        ("self.first.weight.data.mul_(0.9); " + PLAIN, "", "changes the parameter 'first.weight' in its forward"),
-        ("self.calls += 1; x = x * self.calls; " + PLAIN, "self.calls = 0", "from one batch to the next"),
-        ("self.n = 0.9 * self.n + self.first.bias.detach()[0]; x = x - self.n; " + PLAIN, "self.n = 0", "to the next"),
-        ("x = x - self.t * x.mean(0) * self.training; " + PLAIN, SCALE, "mixes the images of a batch"),
+        ("self.first.weight.data.mul_(0.9); " + SCORES, "", "changes the parameter 'first.weight' in its forward"),
+        ("self.calls += 1; x = x * self.calls; " + SCORES, "self.calls = 0", "from one batch to the next"),
+        ("self.n = 0.9 * self.n + self.first.bias.detach()[0]; x = x - self.n; " + SCORES, "self.n = 0", "to the next"),
+        ("x = x - self.t * x.mean(0) * self.training; " + SCORES, SCALE, "mixes the images of a batch"),
     ],
 )
 def test_a_forward_that_changes_what_is_no_buffer_or_hides_a_mean_is_refused(forward, layers, words):
@@ -107,7 +107,7 @@ def test_a_forward_that_changes_what_is_no_buffer_or_hides_a_mean_is_refused(for
 
 
 def test_a_refused_network_leaves_no_folder():
-    write_network(PLAIN, "self.half()")
+    write_network(SCORES, "self.half()")
     options = {"dataset": "digits", "backbone": "./net.py:Net", "device": "cpu"}
     refused(lambda: fedcli.run("fedavg", out="run", **options), ".half()")
     assert not Path("run").exists()
@@ -266,7 +266,7 @@ def test_plain_pytorch_gives_the_recorded_accuracy_of_networks_with_buffers_of_e
         file, _ = export(run, out=tmp_path / f"{name}.pt2")
         files.append(file)
 
-    command = [sys.executable, "-I", "-W", "ignore", "-c", PLAIN_PYTORCH, tmp_path / "images.pt", *files]
+    command = [sys.executable, "-I", "-W", "ignore", "-c", EVALUATE, tmp_path / "images.pt", *files]
     output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
 
     assert [float(line) for line in output.split()] == recorded

@@ -21,9 +21,8 @@ from fedcli.runs.resolve import refuse_without_effect, resolve
 from fedcli.runs.schema import check_record
 from tests import torture
 from tests.commands import invoke
-from tests.files import from_npz, images
+from tests.files import folder_of, from_npz, images
 from tests.programs import Waiting, start
-from tests.test_forms import folder_of
 from tests.tiny_runs import TINY
 
 SHORT_ROUND = {

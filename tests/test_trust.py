@@ -22,14 +22,10 @@ from fedcli.userfiles import file_hash
 from tests import torture
 from tests.commands import invoke
 from tests.files import refused
+from tests.network_files import TINY_NETWORK
 from tests.tiny_runs import TINY, Stop, StopAfter
 
 TRACE = "\nopen('imported', 'a').close()\n"  # what a file does that is imported
-NETS = """
-from torch import nn
-def tiny(channels, image_size, num_classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(channels * image_size**2, num_classes))
-"""
 
 
 @pytest.fixture
@@ -38,7 +34,7 @@ def work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = Path(fedavg.__file__).read_text().replace('name="fedavg"', 'name="mine"')
     Path("mine.py").write_text(text + TRACE)
-    Path("nets.py").write_text(NETS + TRACE)
+    Path("nets.py").write_text(TINY_NETWORK + TRACE)
     return tmp_path
 
 
@@ -133,12 +129,12 @@ def test_a_file_is_known_where_its_folder_has_become_a_link(work):
     Path("old").rename("elsewhere")
     Path("old").symlink_to("elsewhere")
     assert resume.resume("run", method="old/nets.py").record["resumed"] == [2]
-    Path("elsewhere/nets.py").write_text(NETS)
+    Path("elsewhere/nets.py").write_text(TINY_NETWORK)
     refused(lambda: fedcli.load("run", method="old/nets.py").model(), "has changed since the run began (hash")
 
 
 def test_a_file_that_another_imports_counts_as_a_part_of_it(work):
-    Path("nets.py").write_text("from shapes import WIDTH\n" + NETS)
+    Path("nets.py").write_text("from shapes import WIDTH\n" + TINY_NETWORK)
     Path("shapes.py").write_text("import sizes\nWIDTH = sizes.WIDTH\n")
     Path("sizes.py").write_text("WIDTH = 3\n")
     run_and_stop("fedavg", backbone="nets.py:tiny", rounds=2)
@@ -155,7 +151,7 @@ def test_a_file_that_another_imports_counts_as_a_part_of_it(work):
 
 
 def test_the_hash_of_an_older_version_is_of_the_file_alone(work):
-    Path("nets.py").write_text("import shapes\n" + NETS)
+    Path("nets.py").write_text("import shapes\n" + TINY_NETWORK)
     alone = file_hash("nets.py")
     Path("shapes.py").write_text("")
     assert file_hash("nets.py") != alone
@@ -277,7 +273,7 @@ def test_a_path_that_no_option_can_name_is_refused(work):
 
 
 def test_tuned_options_open_no_file_that_is_not_typed(work):
-    Path("evil.py").write_text(NETS + TRACE.replace("imported", "evil-ran"))
+    Path("evil.py").write_text(TINY_NETWORK + TRACE.replace("imported", "evil-ran"))
     for spelling in (f"{work}/evil.py:tiny", f"{work}/evil.py:tiny,cnn-small", f"cnn-small,{work}/evil.py:tiny"):
         facts = {"method": "fedavg", "seed": "0", "options": {"backbone": spelling, "lr": 0.2}}
         Path("tuned.json").write_text(json.dumps(facts))

@@ -15,7 +15,7 @@ from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resume import resume
 from fedcli.runs.verify import compare_records
 from tests.commands import invoke
-from tests.test_trust import NETS
+from tests.network_files import TINY_NETWORK
 from tests.tiny_runs import TINY, Stop, StopAfter, essence
 
 ANOTHER = "another result on the same machine and version"
@@ -189,7 +189,7 @@ def test_rounds_that_a_record_has_not_or_that_have_no_accuracy_are_refused(whole
 @pytest.mark.parametrize("place", ["here", "in a place; with 'quotes'"])
 def test_the_command_of_a_record_gives_the_same_record_in_a_fresh_folder(place, tmp_path, monkeypatch):
     Path(place).mkdir()
-    Path(place, "nets.py").write_text(NETS)
+    Path(place, "nets.py").write_text(TINY_NETWORK)
     options = {**TINY, "backbone": f"./{place}/nets.py:tiny", "drop_last": False, "lr": 0.013, "match_weight": 2.5}
     _, run = fedcli.run("fedfm", out="runs-here", seeds=[3, 4], **options)
     expected = run.record

@@ -1,0 +1,105 @@
+"""Files with networks, as users bring them."""
+
+TINY_NETWORK = """
+from torch import nn
+def tiny(channels, image_size, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * image_size**2, num_classes))
+"""
+
+TEMPLATE = """from torch import nn
+class Net(nn.Module):
+    def __init__(self, channels, image_size, num_classes):
+        super().__init__()
+        self.first, self.fc = nn.Linear(image_size**2, 6), nn.Linear(6, num_classes)
+        LAYERS
+    def forward(self, x):
+        x = x.flatten(1)
+        FORWARD
+"""
+
+SCORES = "return self.fc(self.first(x))"
+
+# Networks with dropout, attention, shared and frozen layers, each made by a function.
+NETWORKS = """
+import torch, torchvision
+from torch import nn
+from torch.nn import functional as F
+
+class Transformer(nn.Module):
+    def __init__(self, channels, size, classes, dropout=0.0, first=True, attention=None):
+        super().__init__()
+        self.patches, self.first = nn.Conv2d(channels, 8, 2, 2), first
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=first)
+        self.encoder = attention or nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).mT
+        x = self.encoder(x) if self.first else self.encoder(x.transpose(0, 1)).transpose(0, 1)
+        return self.head(x.mean(1))
+
+def dropping(*shape):
+    return Transformer(*shape, 0.1)
+
+def batch_second(*shape):
+    return Transformer(*shape, 0.1, False)
+
+class MultiHead(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.MultiheadAttention(8, 2, 0.2, add_bias_kv=True, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x, x, x, need_weights=True)[0]
+
+def weights(*shape):
+    return Transformer(*shape, attention=MultiHead())
+
+class Functions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.twice, self.whole = nn.Linear(8, 8), nn.Dropout(0.1), nn.Dropout2d(0.1)
+
+    def forward(self, x):
+        x = self.twice(nn.Tanh()(self.layer(F.dropout(x, 0.1, self.training))))
+        x = self.twice(F.scaled_dot_product_attention(x, x, x, dropout_p=0.2 * self.training))
+        return self.whole(x[:, :, :, None])[:, :, :, 0]
+
+def functions(*shape):
+    return Transformer(*shape, attention=Functions())
+
+def torchvisions(channels, size, classes):
+    network = torchvision.models.VisionTransformer(size, 2, 1, 2, 8, 16, 0.1, 0.1, classes)
+    network.conv_proj = nn.Conv2d(channels, 8, 2, 2)
+    nn.init.normal_(network.heads.head.weight, std=0.1)
+    return network
+
+def shared(channels, size, classes):
+    layer = nn.Linear(8, 8)
+    first = nn.Flatten(), nn.Linear(channels * size * size, 8)
+    return nn.Sequential(*first, layer, nn.ReLU(), layer, nn.Linear(8, classes))
+
+def in_place(channels, size, classes):
+    first = nn.Flatten(), nn.Linear(channels * size * size, 8), nn.ReLU()
+    return nn.Sequential(*first, nn.Dropout(0.2, True), nn.Linear(8, classes))
+
+def compiled(channels, size, classes):
+    first = torch.compile(nn.Conv2d(channels, 4, 3))
+    network = nn.Sequential(first, nn.Hardswish(True), nn.Dropout(0.3, True), nn.Flatten(), nn.LazyLinear(classes))
+    network[-2].compile()
+    return torch.compile(network)
+
+def frozen(channels, size, classes):
+    network = nn.Sequential(
+        nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+        nn.Linear(4 * (size - 2) ** 2, 8), nn.ReLU(), nn.Linear(8, classes),
+    )
+    network[:2].requires_grad_(False)
+    network[4].bias.requires_grad_(False)
+    return network
+"""
+
+
+def network_text(forward, layers=""):
+    """A file with the network `Net`, which has these further layers and ends its forward with these statements."""
+    return TEMPLATE.replace("FORWARD", forward).replace("LAYERS", layers)
