@@ -16,11 +16,7 @@ from fedcli.core.backbones import BACKBONES, build
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
 from fedcli.vision import torchvision
 from tests.files import refused
-
-
-def images(batch, channels=3, size=32, seed=0, dtype=torch.float64):
-    return torch.randn(batch, channels, size, size, dtype=dtype, generator=torch.Generator().manual_seed(seed))
-
+from tests.tensors import images
 
 # Networks
 

@@ -12,7 +12,7 @@ from fedcli.results import jobs, plans
 from fedcli.runs import begin
 from fedcli.runs.record import read_record
 from tests.files import refused
-from tests.test_reproduce import SMALL, Watch
+from tests.small_tables import SMALL, Watch
 from tests.tiny_runs import TINY, Stop, StopAfter
 
 cluster_utils = pytest.importorskip("ray.cluster_utils")

@@ -19,19 +19,15 @@ from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.results import plans
 from fedcli.runs import resume
-from fedcli.runs.options import flags_of
 from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.commands import invoke
 from tests.files import refused
 from tests.network_files import NETWORKS, SCORES, network_text
+from tests.own_parts import OPTIONS, PARTS
 from tests.tiny_runs import Stop, StopAfter
 
 FEDAVG = registry.find_method("fedavg")
-PARTS = Path(__file__).parent.parent / "docs/examples/my_parts.py"
-OPTIONS = {"dataset": "./parts.py:blobs", "partition": "./parts.py:by_halves", "backbone": "./parts.py:tiny"}
-SMALL = {"protocol": "fedfm:digits", "num_clients": 3, "cohort_size": 2, "device": "cpu", "batch_size": 8}
-FLAGS = flags_of({**OPTIONS, **SMALL})
 
 
 @pytest.fixture(autouse=True)
@@ -218,7 +214,7 @@ METHOD = replace(fedavg.METHOD, name="mine", run_round=run_round, init=init)
 def run_with(term="0", outcome="state, terms", init="pass"):
     """A run whose rounds have another term in the loss, or return something else, or which begins otherwise."""
     Path("mine.py").write_text(ROUND.replace("TERM", term).replace("OUTCOME", outcome).replace("INIT", init))
-    return fedcli.run("./mine.py", out="run", rounds=2, **OPTIONS, **SMALL)
+    return fedcli.run("./mine.py", out="run", rounds=2, **OPTIONS)
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,20 @@ def test_every_package_that_is_imported_is_declared():
     assert {"pandas", "bokeh", "pillow"} < packages
 
 
+def test_no_file_of_tests_imports_another():
+    """What tests share stands in modules that are named after what they hold."""
+    importing = []
+    for file in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            modules = []
+            if isinstance(node, ast.ImportFrom):
+                modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            elif isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            importing += [f"{file.name} imports {name}" for name in modules if re.fullmatch(r"tests\.test_\w+", name)]
+    assert importing == []
+
+
 def test_no_line_is_longer_than_a_screen():
     long = [name for name, file in FILES.items() if max(map(len, file.read_text().splitlines()), default=0) > 120]
     assert long == []

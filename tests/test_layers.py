@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from fedcli.core import backbones, layers
 from fedcli.core.layers import KeyedDraws, KeyedDropout, LiveConv2d, MaskedBatchNorm2d, _random_words, use_live_taps
-from tests.test_backbones import images
+from tests.tensors import images
 
 # Batch statistics
 

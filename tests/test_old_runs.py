@@ -1,12 +1,6 @@
-"""Runs of the first version that users have, written by commit ed4e392: resumed, loaded and exported.
-
-`stopped` is SCAFFOLD after two of four rounds with half of four clients a round; `personal` trained all four clients'
-own networks for two rounds. Both need `net.py`. `finished` is FedAvg, whose best round by validation is not its last.
-`model-client-1.safetensors` and `model.safetensors` were exported then.
-"""
+"""Runs of the first version that users have are resumed, loaded and exported."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,13 +16,7 @@ from fedcli.runs import resume
 from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.models import export
 from fedcli.runs.record import read_record, write_record
-
-OLD = Path(__file__).parent / "old_runs"
-NET = OLD / "net.py"
-SETTINGS = {
-    "dataset": "digits", "protocol": "fedfm:digits", "train_examples": 120, "num_clients": 4, "cohort_size": 2,
-    "local_epochs": 1, "batch_size": 16, "device": "cpu", "rounds": 4, "state_memory": "0",
-}  # fmt: skip
+from tests.first_version import NET, OLD, SETTINGS
 
 
 @pytest.mark.parametrize("damaged", [None, CHECKPOINT, f"{STATES}/000003-1.safetensors"])

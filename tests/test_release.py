@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedcli.userfiles import file_hash
-from tests.test_doors import FLAGS, PARTS
+from tests.own_parts import FLAGS, PARTS
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

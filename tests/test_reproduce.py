@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 import fedcli
-from fedcli import Cell, Gain, Table, grid, registry
+from fedcli import Cell, Gain, grid, registry
 from fedcli.cli import plan_display
 from fedcli.results import durations, frame, jobs, paper_tables, plans
 from fedcli.results.render import render
@@ -22,46 +22,8 @@ from tests import commands
 from tests.commands import cells
 from tests.files import refused
 from tests.programs import Waiting, start
+from tests.small_tables import PLACE, ROWS, SETTINGS, SMALL, Watch, table
 from tests.tiny_runs import Stop, StopAfter
-
-TINY = {
-    "protocol": "fedfm:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "partition": "iid",
-    "rounds": 3, "local_epochs": 2, "device": "cpu",
-}  # fmt: skip
-ROWS = {"FedAvg": ("fedavg", {}), "FedFM": ("fedfm", {})}
-
-
-def table(cells, **options):
-    options = {"seeds": (0, 1), **options}
-    return Table("fedfm:III", "Test accuracy", ("FedFM", "Table III"), tuple(cells), **options)
-
-
-PLACE = "CIFAR-10 NIID-1"
-SMALL = table(grid(ROWS, {PLACE: TINY}))
-
-
-class Watch(jobs.Watch):
-    """Keeps what it is told, and interrupts the table after so many rounds."""
-
-    def __init__(self, patience=10**9):
-        self.begun = []
-        self.ended = []
-        self.new_rounds = set()
-        self.patience = patience
-
-    def begin(self, run):
-        self.begun.append((run.label, run.setup.run.seed))
-
-    def advance(self, run, rounds):
-        rounds_before = len(run.record["rounds"]) if run.record else 0
-        if rounds in (1, 2, 3) and rounds > rounds_before:
-            self.new_rounds.add((run.folder, rounds))
-        if len(self.new_rounds) > self.patience:
-            raise KeyboardInterrupt
-
-    def end(self, run, record, error):
-        self.ended.append((run.label, run.setup.run.seed, error))
-
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -114,7 +76,7 @@ def test_grid_is_rows_by_columns_and_a_row_comes_before_a_column():
 
 def test_cells_of_the_same_settings_share_runs_whose_folders_are_readable_and_stable():
     protocols_lr = 0.05
-    memory = grid(ROWS, {"CIFAR-10 memory_1e3_floats": {**TINY, "lr": protocols_lr}}, "memory-floats")
+    memory = grid(ROWS, {"CIFAR-10 memory_1e3_floats": {**SETTINGS, "lr": protocols_lr}}, "memory-floats")
     plan = plans.plan_table(table(SMALL.cells + memory))
     assert len(plan.runs) == 4  # two methods, two seeds
     fedavg_accuracy, _, fedavg_memory, _ = plan.cells
@@ -124,14 +86,14 @@ def test_cells_of_the_same_settings_share_runs_whose_folders_are_readable_and_st
     assert re.fullmatch(r"runs/tables/fedfm-III/fedavg-digits-iid-[0-9a-f]{8}/seed-0", str(first.folder))
     assert second.folder == first.folder.parent / "seed-1"
 
-    with_other_lr = replace(fedavg_accuracy.cell, settings={**TINY, "lr": 0.06})
+    with_other_lr = replace(fedavg_accuracy.cell, settings={**SETTINGS, "lr": 0.06})
     other, _ = plans.plan_table(table([with_other_lr])).runs
     assert other.folder.parent != first.folder.parent
 
 
 def test_the_option_only_names_rows_and_columns():
     rows = {name: ("fedavg", {}) for name in ("FedAvg", "FedAvgM", "FedFM")}
-    six_cells = table(grid(rows, {"NIID-1": TINY, "NIID-2": TINY}))
+    six_cells = table(grid(rows, {"NIID-1": SETTINGS, "NIID-2": SETTINGS}))
 
     def places(*only):
         plan = plans.plan_table(six_cells, only=only)
@@ -149,14 +111,14 @@ def test_limits_only_make_smaller():
     assert plan.reduction == "at most 2 rounds"
 
     all_images = 1438  # for training
-    whole = table([Cell("FedAvg", PLACE, "fedavg", {**TINY, "train_examples": None})])
+    whole = table([Cell("FedAvg", PLACE, "fedavg", {**SETTINGS, "train_examples": None})])
     assert plans.plan_table(whole, limits={"train_examples": all_images}).reduction == ""
     fewer = plans.plan_table(whole, limits={"train_examples": all_images - 1})
     assert fewer.reduction == "at most 1,437 training images"
 
     # A run in full that a reduced cell shares makes the table no full one, whichever cell comes first.
-    in_full = Cell("in full", PLACE, "fedavg", {**TINY, "rounds": 2})
-    reduced = Cell("reduced", PLACE, "fedavg", {**TINY, "rounds": 4})
+    in_full = Cell("in full", PLACE, "fedavg", {**SETTINGS, "rounds": 2})
+    reduced = Cell("reduced", PLACE, "fedavg", {**SETTINGS, "rounds": 4})
     for cells_of_table in ([in_full, reduced], [reduced, in_full]):
         plan = plans.plan_table(table(cells_of_table), limits={"rounds": 2})
         assert len(plan.runs) == len(plan.seeds)
@@ -164,7 +126,7 @@ def test_limits_only_make_smaller():
 
 
 def test_a_wrong_option_of_a_cell_is_told_with_its_place():
-    wrong = table([Cell("FedAvg", PLACE, "fedavg", {**TINY, "wieght": 1})])
+    wrong = table([Cell("FedAvg", PLACE, "fedavg", {**SETTINGS, "wieght": 1})])
     refused(lambda: plans.plan_table(wrong), f"row 'FedAvg', column '{PLACE}': unknown option of 'fedavg' '--wieght")
 
 
@@ -205,7 +167,7 @@ def only_run(*arguments, **options):
 
 def test_a_record_is_of_a_run_only_if_all_settings_are():
     place = Path("runs/tables/fedfm-III/one")
-    record = fedcli.run("fedfm", **TINY, seed=0, out=place).record
+    record = fedcli.run("fedfm", **SETTINGS, seed=0, out=place).record
 
     def state(removed="", **changes):
         config = {name: value for name, value in record["config"].items() if name != removed}
@@ -226,7 +188,7 @@ def test_a_record_is_of_a_run_only_if_all_settings_are():
 
 
 def test_a_run_tested_in_other_rounds_goes_on_and_counts_where_the_number_does_not_need_them():
-    last = {**TINY, "protocol": "fedfa:digits", "cohort_size": 3}
+    last = {**SETTINGS, "protocol": "fedfa:digits", "cohort_size": 3}
     stopped = {"eval_every": 2, "checkpoint_every": 2, "post": "ccvr", "progress": StopAfter(2)}
     with pytest.raises(Stop):
         fedcli.run("fedavg", **last, **stopped, seed=0, out="runs/tables/fedfm-III/by-hand")
@@ -258,9 +220,9 @@ def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
 
 
 # Refused when the data are there, before there is a record.
-WRONG = Cell("FedAvg", PLACE, "fedavg", {**TINY, "batch_size": 1000, "drop_last": True})
-DIVERGING = Cell("FedAvg", "CIFAR-10 NIID-2", "fedavg", {**TINY, "lr": 1e8})
-GOOD = Cell("FedFM", PLACE, "fedfm", TINY)
+WRONG = Cell("FedAvg", PLACE, "fedavg", {**SETTINGS, "batch_size": 1000, "drop_last": True})
+DIVERGING = Cell("FedAvg", "CIFAR-10 NIID-2", "fedavg", {**SETTINGS, "lr": 1e8})
+GOOD = Cell("FedFM", PLACE, "fedfm", SETTINGS)
 FAILING = table([WRONG, DIVERGING, GOOD], seeds=(0,))
 
 
@@ -302,7 +264,7 @@ def test_several_jobs_are_processes_that_run_resume_fail_and_may_be_killed(monke
     Path("killed.py").write_text(KILLED)
     with pytest.raises(KeyboardInterrupt):
         jobs.execute(plans.plan_table(FAILING, only=["FedFM"]), Watch(patience=1))
-    several = replace(FAILING, cells=(WRONG, GOOD, Cell("Killed", PLACE, "./killed.py", TINY)))
+    several = replace(FAILING, cells=(WRONG, GOOD, Cell("Killed", PLACE, "./killed.py", SETTINGS)))
     watch = Watch()
 
     errors = jobs.execute(plans.plan_table(several), watch, jobs=2, records_only=True)
@@ -347,7 +309,7 @@ def estimate(cells, **options):
 
 def timed(folder, seconds, seed=0):
     """Writes a run whose rounds took so many seconds."""
-    record = fedcli.run("fedavg", **TINY, seed=seed, out=folder).record
+    record = fedcli.run("fedavg", **SETTINGS, seed=seed, out=folder).record
     for entry in record["rounds"]:
         entry["seconds"] = {"train": seconds - 0.25, "evaluate": 0.25}
     write_record(Path(folder), {**record, "load": []})  # whatever else this machine does
@@ -366,7 +328,7 @@ def test_the_estimate_goes_by_rounds_and_local_steps(monkeypatch):
     assert reduced == Estimate(pytest.approx(4 * 2 * 2 / 4), known_runs=4, other_machines=set())
 
     # 2 runs of 3 rounds, in each half of the clients
-    half_of_the_clients = grid(ROWS, {"CIFAR-10 NIID-1": {**TINY, "num_clients": 6, "cohort_size": 3}})
+    half_of_the_clients = grid(ROWS, {"CIFAR-10 NIID-1": {**SETTINGS, "num_clients": 6, "cohort_size": 3}})
     assert estimate(half_of_the_clients, seeds=[0]).seconds == pytest.approx(2 * 3 * 2 / 2)
 
     # a run of which two rounds are there
@@ -383,7 +345,7 @@ def test_the_estimate_is_by_runs_of_the_network_on_images_of_the_size_here_or_el
         timed(folder, seconds, seed=9)
 
     def estimate_of_fedavg(**settings):
-        return estimate([Cell("FedAvg", PLACE, "fedavg", {**TINY, **settings})], seeds=[0])
+        return estimate([Cell("FedAvg", PLACE, "fedavg", {**SETTINGS, **settings})], seeds=[0])
 
     of_median_run = Estimate(pytest.approx(3 * 2), known_runs=1, other_machines=set())
     assert estimate_of_fedavg() == of_median_run
@@ -439,7 +401,7 @@ def finished(selected, *, cost=None, rounds=()):
 DIVERGED = {**finished(0.9), "status": "failed", "error": "NonFiniteLoss: the term; use less"}
 UNFINISHED = {**finished(0.9), "status": "running"}
 NAMES = ("FedAvg", "FedProx", "MOON", "FedFM")
-FOUR_METHODS = table(grid({name: ("fedavg", {"lr": len(name)}) for name in NAMES}, {PLACE: TINY}))
+FOUR_METHODS = table(grid({name: ("fedavg", {"lr": len(name)}) for name in NAMES}, {PLACE: SETTINGS}))
 
 
 def cell_texts(table, results):
@@ -567,7 +529,7 @@ METRIC_CASES = {
 
 @pytest.mark.parametrize("case", METRIC_CASES.values(), ids=METRIC_CASES)
 def test_every_metric_stands_in_the_papers_unit(case):
-    cell = Cell(case.row, case.column, "fedavg", TINY, case.metric)
+    cell = Cell(case.row, case.column, "fedavg", SETTINGS, case.metric)
     of_one_cell = replace(table([cell]), reported=case.reported)
 
     text = cell_texts(of_one_cell, {(case.row, case.column): case.records})

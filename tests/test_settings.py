@@ -29,7 +29,7 @@ from fedcli.runs.resume import resume
 from fedcli.userfiles import own_paths
 from tests.commands import invoke
 from tests.files import refused
-from tests.test_old_runs import OLD, SETTINGS
+from tests.first_version import OLD, SETTINGS
 from tests.tiny_runs import TINY, Stop, StopAfter
 
 BASE = {"protocol": "fedfm:digits", "dataset": "digits", "num_clients": 4, "cohort_size": 4}

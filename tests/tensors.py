@@ -1,0 +1,8 @@
+"""Numbers and images that are the same in every call."""
+
+import torch
+
+
+def images(batch, channels=3, size=32, seed=0, dtype=torch.float64):
+    """A batch of images of normal numbers, [B, C, H, W]."""
+    return torch.randn(batch, channels, size, size, dtype=dtype, generator=torch.Generator().manual_seed(seed))
