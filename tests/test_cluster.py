@@ -34,7 +34,8 @@ def test_a_table_on_a_cluster_that_loses_a_node_is_the_serial_one(tmp_path, monk
 
     watch = Losing()
     try:
-        assert jobs.execute(spread, watch, **place_runs(None, f"ray:{nodes.address}", None, None)) == {}
+        placement = place_runs(None, f"ray:{nodes.address}", None, None)
+        assert jobs.execute(spread, watch, cluster=placement.cluster) == {}
     finally:
         nodes.shutdown()
     assert sorted(watch.ended) == sorted((run.label, run.setup.run.seed, "") for run in spread.runs)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -100,11 +101,32 @@ Runs = argument(list[Path], "RUN", "Run folders, or folders that hold run folder
 Format = optional(Literal["markdown", "csv", "latex"], "Form of the table.")
 
 
-def place_runs(jobs: int | None, on: str | None, cpus: float | None, gpus: float | None) -> dict[str, Any]:
-    """Read `--jobs`, `--on`, `--cpus-per-run` and `--gpus-per-run` for `jobs.execute`; {} for one by one."""
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where the runs of a plan are trained.
+
+    Attributes:
+        jobs: Runs at once on this machine, each in a process of its own where there are several.
+        cluster: To run on Ray: its `address`, None for any or a new one here, and `num_cpus` and `num_gpus` of a run.
+    """
+
+    jobs: int = 1
+    cluster: dict[str, Any] | None = None
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether they run one after the other in this process."""
+        return self.jobs == 1 and self.cluster is None
+
+
+ONE_BY_ONE = Placement()
+
+
+def place_runs(jobs: int | None, on: str | None, cpus: float | None, gpus: float | None) -> Placement:
+    """Read `--jobs`, `--on`, `--cpus-per-run` and `--gpus-per-run`."""
     jobs = jobs or 1
     if on is None and cpus is None and gpus is None:
-        return {"jobs": jobs} if jobs > 1 else {}
+        return Placement(jobs=jobs)
     name, _, address = str(on).partition(":")
     if name != "ray" or jobs > 1:
         fault = f"--on must be ray or ray:ADDRESS, without --jobs (got --on {on}, --jobs {jobs})"
@@ -118,7 +140,7 @@ def place_runs(jobs: int | None, on: str | None, cpus: float | None, gpus: float
         "num_cpus": 1.0 if cpus is None else cpus,
         "num_gpus": gpus or 0.0,
     }
-    return {"cluster": cluster}
+    return Placement(cluster=cluster)
 
 
 def records_of(runs: Sequence[Any], methods: list | None, datasets: list | None, labels: list | None) -> list[dict]:

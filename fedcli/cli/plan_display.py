@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from fedcli.cli.display import duration, print_line
+from fedcli.cli.options import ONE_BY_ONE, Placement
 from fedcli.cli.printing import say, stop
 from fedcli.results import durations, jobs
 from fedcli.results.plans import Plan, PlannedRun, TablePlan, protocols_text
@@ -92,13 +93,33 @@ def warn_of_protocols(plan: Plan) -> None:
 
 
 def run_plan(
-    plan: Plan, consoles: Sequence[Console], again: str = "the same command", log: str | None = None, **where: Any
+    plan: Plan,
+    consoles: Sequence[Console],
+    again: str = "the same command",
+    log: str | None = None,
+    *,
+    placement: Placement = ONE_BY_ONE,
+    records_only: bool = False,
 ) -> dict[Path, str]:
-    """Run what is to do of a plan, and show it; after an interruption say what goes on."""
+    """Run what is to do of a plan, and show it; after an interruption say what goes on.
+
+    Args:
+        plan: The runs.
+        consoles: What they are shown on, the terminal first.
+        again: The command that goes on.
+        log: Names of loggers of each run.
+        placement: Where the runs are trained.
+        records_only: Keep no models of a run that has ended.
+
+    Returns:
+        The errors of failed runs, by their folders.
+    """
     display = TableDisplay(consoles, plan, log)
     try:
         with display.bar:
-            return jobs.execute(plan, display, **where)
+            return jobs.execute(
+                plan, display, jobs=placement.jobs, cluster=placement.cluster, records_only=records_only
+            )
     except KeyboardInterrupt as error:  # outside: its bar, which goes, would take the line with it
         text = f"{str(error) or 'interrupted'} at {display.ended}/{display.total} runs; resume by {again}."
         stop(text, exit_code(error))

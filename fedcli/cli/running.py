@@ -23,6 +23,7 @@ from fedcli.cli.options import (
     Log,
     LogFile,
     On,
+    Placement,
     Quiet,
     Seeds,
     Set,
@@ -68,7 +69,6 @@ def run(  # noqa: PLR0913  # the parameters of a command are its options
     Defaults are those of a run without options; another data set or protocol brings its own.
     'fedcli run METHOD --help' shows a method's options, 'fedcli show METHOD' its card and its protocols.
     """
-    from fedcli.runs.begin import resolve_runs, run_method
     from fedcli.runs.workers import launched
 
     names = method.split(",")
@@ -76,29 +76,38 @@ def run(  # noqa: PLR0913  # the parameters of a command are its options
     options = {**typed(ctx).options, "sources": typed(ctx).sources}
     if len(names) == 1:
         options |= settings.get(method, {})
-    where = place_runs(jobs, on, cpus_per_run, gpus_per_run)
+    placement = place_runs(jobs, on, cpus_per_run, gpus_per_run)
     output = Output(quiet=quiet, log_file=log_file, log=log)
     has_lists = any(isinstance(value, tuple) for value in options.values())
     has_several_runs = has_lists or seeds is not None or len(names) > 1
-    if not where and not has_several_runs:
-        if workers is not None:  # one folder for all workers; what is refused is so before they start
-            [resolved] = resolve_runs(method, out=out, tuned=tuned, **options)
-            launch_workers(workers, () if out else ("--out", str(resolved.folder)))
-        start = partial(run_method, method, out=out, tuned=tuned, continue_=continue_, **options)
-        watch(start, output, workers)
+    if placement.one_by_one and not has_several_runs:
+        _run_single(method, {**options, "out": out, "tuned": tuned}, continue_, workers, output)
         return
     if workers is not None or launched():
         raise UserError("workers share one run (got several runs); leave --workers or the launcher out.")
-    if log is not None and where:
+    if log is not None and not placement.one_by_one:
         raise UserError(f"--log {log} is for runs one after the other (got --jobs or --on); leave one out.")
     from fedcli.results.plans import plan_grid
 
     plan = plan_grid(names, options, seeds=seeds, settings=settings, out=out, tuned=tuned, continue_=continue_)
-    errors = _run_grid(plan, where, output)
+    errors = _run_grid(plan, placement, output)
     raise typer.Exit(1 if errors else 0)
 
 
-def _run_grid(plan: "Plan", where: Mapping[str, Any], output: Output) -> Mapping[Path, str]:
+def _run_single(
+    method: str, options: Mapping[str, Any], continue_: bool | None, workers: int | None, output: Output
+) -> None:
+    """Run a method once, in this process or in several workers that share each round."""
+    from fedcli.runs.begin import resolve_runs, run_method
+
+    if workers is not None:  # one folder for all workers; what is refused is so before they start
+        [resolved] = resolve_runs(method, **options)
+        launch_workers(workers, () if options["out"] else ("--out", str(resolved.folder)))
+    start = partial(run_method, method, continue_=continue_, **options)
+    watch(start, output, workers)
+
+
+def _run_grid(plan: "Plan", placement: Placement, output: Output) -> Mapping[Path, str]:
     """Run what is to do of a grid, then write and print the table and curves of its runs; returns what failed."""
     from fedcli.cli.display import print_line
     from fedcli.cli.plan_display import run_plan, warn_of_protocols
@@ -108,7 +117,7 @@ def _run_grid(plan: "Plan", where: Mapping[str, Any], output: Output) -> Mapping
     warn_of_protocols(plan)
     if not any(run.to_do for run in plan.runs):
         print_line(screens, f"nothing to run: all {len(plan.runs)} runs have ended")
-    errors = run_plan(plan, screens, again, output.log, **where)
+    errors = run_plan(plan, screens, again, output.log, placement=placement)
     text = _summarise(plan.folder)
     if not output.quiet:
         print_text(text, is_markdown=True)

@@ -176,7 +176,7 @@ def _paper_table(name: str, dataset: str | None, options: OptionsOfPaper, format
     from fedcli.results.plans import plan_table
     from fedcli.results.render import render
 
-    where = place_runs(options.jobs, options.on, options.cpus_per_run, options.gpus_per_run)
+    placement = place_runs(options.jobs, options.on, options.cpus_per_run, options.gpus_per_run)
     limits = {
         "rounds": options.rounds,
         "local_epochs": options.local_epochs,
@@ -201,7 +201,8 @@ def _paper_table(name: str, dataset: str | None, options: OptionsOfPaper, format
     errors = {}
     if plan.to_run and not options.dry_run:
         needs_models = any(cell.metric.after_the_run for cell in plan.cells)
-        errors = run_plan(plan, [screen], records_only=bool(options.records_only) and not needs_models, **where)
+        records_only = bool(options.records_only) and not needs_models
+        errors = run_plan(plan, [screen], placement=placement, records_only=records_only)
         plan = make_plan()
     print_text(render(compare(plan), format), out, format == "markdown")
     if errors:

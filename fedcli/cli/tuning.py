@@ -62,12 +62,12 @@ def tune(  # noqa: PLR0913  # the parameters of a command are its options
     plan = tune.plan_trials(
         method, grid=grid or (), trials=trials, seeds=seeds, out=out, settings=settings, **typed(ctx).options
     )
-    where = place_runs(jobs, on, cpus_per_run, gpus_per_run)
+    placement = place_runs(jobs, on, cpus_per_run, gpus_per_run)
     warn_of_protocols(plan)
     for text in tune.samples(plan):
         say(f"{text}.", err=True)
     screens = consoles(Output(quiet=quiet, log_file=log_file), stderr=True)
-    errors = run_plan(plan, screens, records_only=True, **where)
+    errors = run_plan(plan, screens, placement=placement, records_only=True)
     ranked = tune.rank(plan, errors)
     for name, of_method in ranked.groupby("method", sort=False):
         print_trials(name if len(names) > 1 else "", of_method)
