@@ -1,6 +1,7 @@
 """From options to a set-up that can start: values of protocol and data set, defaults, and what is refused.
 
-Nothing is read of the data, and nothing is written.
+Data that is given by its path is imported, under a name of its own. Else nothing is read of the data, and nothing
+is written.
 """
 
 from collections.abc import Mapping
@@ -77,7 +78,7 @@ class Setup:
 def resolve(
     method: Method, given: Mapping[str, Any], *, sources: Mapping[str, str] | None = None, need_data: bool = True
 ) -> Setup:
-    """Puts together what was given, the protocol's values and the defaults; reads no data.
+    """Puts together what was given, the protocol's values and the defaults; imports data given as a path.
 
     Args:
         method: The method.
@@ -93,6 +94,7 @@ def resolve(
 
     option_panels(method, posts(method))  # refuses clashes of names
     given = {name: _as_recorded(name, value, method) for name, value in given.items()}
+    given = _with_imported_data(given)
     protocol = find_protocol(given["protocol"], method) if "protocol" in given else None
     dataset = given.get("dataset") or default_dataset(method, protocol)
     if need_data:
@@ -146,10 +148,19 @@ def _filled(kind: type, values: Mapping[str, Any]) -> Any:
     return kind(**{name: values[name] for name in fields_of(kind)})
 
 
-def _as_recorded(name: str, value: Any, method: Method) -> Any:
-    """The value of an option as it is recorded: full names, absolute paths of a user's files."""
+def _with_imported_data(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Imports data sets that are given as paths; returns the options with the full name of each data set."""
     from fedcli.data.imports import import_if_path
 
+    named = dict(given)
+    for option in ("dataset", "public_dataset"):
+        if isinstance(given.get(option), str):
+            named[option] = import_if_path(given[option])
+    return named
+
+
+def _as_recorded(name: str, value: Any, method: Method) -> Any:
+    """The value of an option as it is recorded: full names, absolute paths of a user's files."""
     if name == "clients_per_chunk":
         return str(value)
     if not isinstance(value, str):
@@ -158,8 +169,6 @@ def _as_recorded(name: str, value: Any, method: Method) -> Any:
         return find_protocol(value, method).name
     if name == "post" and not is_from_file(value):
         return find_post(value, method).name
-    if name in ("dataset", "public_dataset"):
-        return absolute(import_if_path(value))
     return absolute(value)
 
 
