@@ -423,9 +423,9 @@ def test_a_client_shows_the_images_of_its_classes_and_domains_by_its_own_model(m
     assert len(points["labels"]) == 20 + int((fed.test_labels != 2).sum())
 
     # at most so many points and clients
-    monkeypatch.setattr(quality, "POINTS", 9)
+    monkeypatch.setattr(quality, "SHOWN_POINTS", 9)
     assert len(client_points(fed, cohort)["labels"]) == 9
-    monkeypatch.setattr(quality, "CLIENTS", 1)
+    monkeypatch.setattr(quality, "SHOWN_CLIENTS", 1)
     assert set(client_points(fed, cohort)["clients"].tolist()) == {1}
     monkeypatch.undo()
 

@@ -251,7 +251,7 @@ def stopped_run(kind: str) -> StoppedRun:
 
 def outcome_of(folder: Path) -> str:
     """What a run comes to: its parameters once it is resumed, or, where it has features, these and its models."""
-    if not (folder / quality.FILES[""]).is_file():
+    if not (folder / quality.OF_THE_MODEL.file).is_file():
         return resume.resume(folder).record["summary"]["params_sha256"]
     run = fedcli.load(folder)
     values = [*quality.read_outputs(folder, run.record).items()]

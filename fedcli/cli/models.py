@@ -26,13 +26,13 @@ def quality(
     With --client: of that client's own model.
     With --clients: of all clients' features after one more round; 'fedcli plot --kind clients' draws them.
     """
-    from fedcli.measure.quality import OF_CLIENTS, add_clients_quality, add_quality
+    from fedcli.measure.quality import OF_CLIENTS, OF_THE_MODEL, add_clients_quality, add_quality
     from fedcli.results.frame import finished_runs
 
-    prefix = ""
+    prefix = OF_THE_MODEL.prefix
     measure: Callable[..., dict[str, Any]] = partial(add_quality, client=client, round=round)
     if clients:
-        prefix = OF_CLIENTS
+        prefix = OF_CLIENTS.prefix
         measure = add_clients_quality
     rows = []
     for record in finished_runs(records_of(runs, None, None, None)):

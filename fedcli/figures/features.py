@@ -56,7 +56,7 @@ def clients_chart(records: list[dict]) -> Figure:
         labels = outputs["labels"]
         clients = outputs["clients"]
         quality = run["quality"]
-        numbers = _separation_words(quality[f"{OF_CLIENTS}nmi"], quality[f"{OF_CLIENTS}silhouette"])
+        numbers = _separation_words(quality["clients_nmi"], quality["clients_silhouette"])
         above, below = column.panels
         above.set_title(f"{column.name}\n{len(np.unique(clients))} clients, a marker each\n{numbers}")
         _draw_features(above, features, labels, clients, size=12)

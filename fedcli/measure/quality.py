@@ -30,34 +30,42 @@ from fedcli.runs.resume import OpenRun, open_run
 
 EXAMPLES = 2000  # test images at most: the silhouette takes all pairs of them
 SEED = 0  # of the choice of images, K-means and t-SNE: all runs are measured on the same images
-# As many classes, clients and features of these as a panel can tell apart.
-CLASSES = 10
-CLIENTS = 10
-POINTS = 800
-OF_CLIENTS = "clients_"  # before the keys in a record's `quality` of the clients' models
-FILES = {"": "features.npz", OF_CLIENTS: "clients.npz"}  # beside the record, by that prefix
+# As many classes, clients and points as a panel can tell apart.
+SHOWN_CLASSES = 10
+SHOWN_CLIENTS = 10
+SHOWN_POINTS = 800
 
 
-def write_outputs(folder: Path, arrays: dict[str, np.ndarray], measured: dict[str, Any], prefix: str = "") -> dict:
-    """Writes features and labels beside a record, and into it what is measured of them; returns that.
+class Outputs(NamedTuple):
+    """What is kept of the outputs of some models, and what of them is in the record."""
+
+    file: str  # of the features, beside the record
+    prefix: str  # of the names in the record's `quality`
+    command: str  # that writes both
+
+
+OF_THE_MODEL = Outputs("features.npz", "", "fedcli quality")  # the global one, or one client's
+OF_CLIENTS = Outputs("clients.npz", "clients_", "fedcli quality --clients")
+
+
+def write_outputs(folder: Path, outputs: Outputs, arrays: dict[str, np.ndarray], measured: dict[str, Any]) -> dict:
+    """Writes arrays beside a record, and into it what is measured of them; returns what is in the record.
 
     Args:
         folder: Of the run.
+        outputs: Where both are written.
         arrays: `features` `[n, D]`, `labels` `[n]`, and others.
-        measured: What is measured of them beside their `separation`.
-        prefix: Of `FILES`; the names in the record begin with it.
+        measured: Values by name; the number of examples and the hash of the file are added.
     """
-    labels = arrays["labels"]
     content = _packed(arrays)
     values: dict[str, Any] = {
-        **separation(arrays["features"].astype(float), labels),
         **measured,
-        "examples": len(labels),
+        "examples": len(arrays["labels"]),
         "features_sha256": hashlib.sha256(content).hexdigest(),
     }
-    written = {prefix + name: value for name, value in values.items()}
+    written = {outputs.prefix + name: value for name, value in values.items()}
     with locked(folder):
-        write_atomically(folder / FILES[prefix], lambda path: path.write_bytes(content))
+        write_atomically(folder / outputs.file, lambda path: path.write_bytes(content))
         update_part(folder, "quality", written)
     return written
 
@@ -70,15 +78,15 @@ def _packed(arrays: dict[str, np.ndarray]) -> bytes:
     return file.getvalue()
 
 
-def read_outputs(folder: Path, record: dict[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
+def read_outputs(folder: Path, record: dict[str, Any], outputs: Outputs = OF_THE_MODEL) -> dict[str, np.ndarray]:
     """The arrays beside a record; refuses a file that is missing or is not the one that the record names."""
-    file = folder / FILES[prefix]
+    file = folder / outputs.file
     content = file.read_bytes() if file.is_file() else b""
-    expected = record.get("quality", {}).get(f"{prefix}features_sha256")
+    expected = record.get("quality", {}).get(f"{outputs.prefix}features_sha256")
     if hashlib.sha256(content).hexdigest() != expected:
-        command = "fedcli quality --clients" if prefix == OF_CLIENTS else "fedcli quality"
         raise UserError(
-            f"{file.name} of '{folder}' is missing or is not what its record names; run '{command} {folder}' first."
+            f"{file.name} of '{folder}' is missing or is not what its record names; run '{outputs.command} {folder}' "
+            "first."
         )
     return dict(np.load(io.BytesIO(content)))
 
@@ -121,10 +129,10 @@ def add_quality(
         "labels": labels.numpy(),
         "predicted": logits.numpy().argmax(1),
     }
-    measured = {"round": number}
+    measured = {**separation(arrays["features"], arrays["labels"]), "round": number}
     if client is not None:
         measured["client"] = client
-    return write_outputs(folder, arrays, measured)
+    return write_outputs(folder, OF_THE_MODEL, arrays, measured)
 
 
 def _model_after(run: OpenRun, folder: Path, client: int | None, number: int) -> Model:
@@ -171,13 +179,16 @@ def add_clients_quality(folder: Path, files: Sequence[str] = ()) -> dict[str, fl
         UserError: As `one_more_round` and `separation`.
     """
     arrays = one_more_round(folder, files)
+    labels = arrays["labels"]
     arrays["features"] = arrays["features"].astype(np.float16)
-    cosines, is_same_class = pair_cosines(arrays["features"].astype(float), arrays["labels"])
+    features = arrays["features"].astype(float)  # those that are kept
+    cosines, is_same_class = pair_cosines(features, labels)
     measured = {
+        **separation(features, labels),
         "cosine_same": float(np.median(cosines[is_same_class])),
         "cosine_other": float(np.median(cosines[~is_same_class])),
     }
-    return write_outputs(folder, arrays, measured, OF_CLIENTS)
+    return write_outputs(folder, OF_CLIENTS, arrays, measured)
 
 
 def one_more_round(folder: Path, files: Sequence[str] = ()) -> dict[str, np.ndarray]:
@@ -205,19 +216,19 @@ def client_points(fed: Federation, cohort: Cohort) -> dict[str, np.ndarray]:
         `features` `[n, D]`, each by the model of one client, `labels` `[n]` and the ids of the `clients` `[n]`.
     """
     test_labels = fed.test_labels.cpu().numpy()
-    candidates = np.flatnonzero(test_labels < CLASSES)
+    candidates = np.flatnonzero(test_labels < SHOWN_CLASSES)
     index = np.sort(generator(SEED, "images").permutation(candidates)[: drift.EXAMPLES])
     labels = test_labels[index]
     domains = np.zeros_like(labels)
     if fed.test_domains is not None:
         domains = fed.test_domains.cpu().numpy()[index]
-    clients = cohort.client_ids[:CLIENTS]
-    features = drift.local_features(fed, cohort, index).double().cpu().numpy()[:CLIENTS]  # [K, n, D]
-    class_counts = fed.class_counts(cohort).cpu().numpy()[:CLIENTS]  # [K, C]
+    clients = cohort.client_ids[:SHOWN_CLIENTS]
+    features = drift.local_features(fed, cohort, index).double().cpu().numpy()[:SHOWN_CLIENTS]  # [K, n, D]
+    class_counts = fed.class_counts(cohort).cpu().numpy()[:SHOWN_CLIENTS]  # [K, C]
     has_class = class_counts[:, labels] > 0  # [K, n]
     has_domain = fed.domain_counts[clients][:, domains] > 0
     client, image = np.nonzero(has_class & has_domain)
-    points = np.sort(generator(SEED, "points").permutation(len(client))[:POINTS])
+    points = np.sort(generator(SEED, "points").permutation(len(client))[:SHOWN_POINTS])
     client = client[points]
     image = image[points]
     return {"features": features[client, image], "labels": labels[image], "clients": clients[client]}
