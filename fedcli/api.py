@@ -14,7 +14,8 @@ from typing import Any
 
 from fedcli.errors import UserError
 from fedcli.keywords import in_keywords, keywords_for_flags
-from fedcli.runs import begin, models, resume, rounds
+from fedcli.runs import begin, resume, rounds
+from fedcli.runs.ended import EndedRun
 from fedcli.runs.identity import settings_text
 from fedcli.runs.lock import locked
 from fedcli.runs.progress import Progress
@@ -30,7 +31,7 @@ SHOWN = [
 
 
 @dataclass(frozen=True, repr=False)
-class Run(models.Run):
+class Run(EndedRun):
     """A run that has ended.
 
     Attributes:
@@ -39,7 +40,12 @@ class Run(models.Run):
         path: Its folder.
     """
 
-    model = in_keywords()(models.Run.model)
+    @classmethod
+    def of(cls, ended: EndedRun) -> "Run":
+        """The same run, with what a notebook needs of it."""
+        return cls(record=ended.record, state=ended.state, path=ended.path, files=ended.files)
+
+    model = in_keywords()(EndedRun.model)
 
     @property
     def history(self) -> Any:
@@ -228,8 +234,8 @@ def run(  # noqa: PLR0913  # those of `fedcli.run`, which have their defaults th
             options |= options_by_method(names, set)[name]
         ended = begin.run_method(name, progress=Loggers(progress, log), **experiment, **options)
     if isinstance(ended, list):
-        return Runs(Run(**vars(run)) for run in ended)
-    return Run(**vars(ended))
+        return Runs(Run.of(run) for run in ended)
+    return Run.of(ended)
 
 
 def _is_notebook() -> bool:
@@ -332,7 +338,7 @@ def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Ru
 
 
 def _open(path: Path, method: str | Path | Sequence[str | Path]) -> Run:
-    return Run(**vars(resume.load(path, method)))
+    return Run.of(resume.load(path, method))
 
 
 def _is_of_a_call(run: Path, folder: Path) -> bool:

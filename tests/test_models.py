@@ -14,7 +14,7 @@ from safetensors import safe_open
 import fedcli
 from fedcli.data import datasets
 from fedcli.runs import checkpoints, models, resume
-from fedcli.runs.models import export
+from fedcli.runs.exports import export
 from fedcli.runs.record import write_record
 from tests import torture
 from tests.commands import invoke

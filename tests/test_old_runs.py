@@ -14,7 +14,7 @@ from fedcli.measure.quality import add_quality
 from fedcli.registry import find_method
 from fedcli.runs import resume
 from fedcli.runs.checkpoints import CHECKPOINT
-from fedcli.runs.models import export
+from fedcli.runs.exports import export
 from fedcli.runs.record import read_record, write_record
 from tests.first_version import NET, OLD, SETTINGS
 

@@ -15,7 +15,7 @@ from fedcli.check import federation
 from fedcli.core import backbones
 from fedcli.core.layers import MaskedBatchNorm2d
 from fedcli.data import datasets
-from fedcli.runs.models import export
+from fedcli.runs.exports import export
 from fedcli.userfiles import from_file
 from tests import laws
 from tests.files import refused

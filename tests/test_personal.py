@@ -19,7 +19,7 @@ from fedcli.data import datasets
 from fedcli.papers.baselines import apfl, fedrod, pfedme
 from fedcli.registry import find_method, methods
 from fedcli.results.tables import sheet
-from fedcli.runs.models import export
+from fedcli.runs.exports import export
 from fedcli.runs.options import flags_of
 from fedcli.runs.resolve import resolve
 from tests import laws

@@ -22,7 +22,7 @@ from fedcli.measure.quality import client_points, one_more_round, pair_cosines
 from fedcli.registry import find_method
 from fedcli.results.frame import find_records
 from fedcli.results.metrics import find_metric
-from fedcli.runs.models import Run
+from fedcli.runs.ended import EndedRun
 from fedcli.runs.prepare import prepare
 from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resolve import Setup, resolve
@@ -52,7 +52,7 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def run(finished, tmp_path):
     """A copy of it."""
-    return Run(finished.record, finished.state, shutil.copytree(finished.path, tmp_path / "run"))
+    return EndedRun(finished.record, finished.state, shutil.copytree(finished.path, tmp_path / "run"))
 
 
 def arrays(folder):

@@ -42,8 +42,9 @@ from fedcli.results.frame import clients_of, find_records, of_all, rounds_of
 from fedcli.results.render import render
 from fedcli.runs import resume
 from fedcli.runs.checkpoints import Checkpoint, read_checkpoint
+from fedcli.runs.exports import export
 from fedcli.runs.identity import digest_of
-from fedcli.runs.models import ROUNDS, SELECTED, export
+from fedcli.runs.models import ROUNDS, SELECTED
 from fedcli.runs.options import recorded_fields
 from fedcli.runs.record import RECORD, params_hash, read_record, write_record
 from fedcli.runs.resolve import default_dataset

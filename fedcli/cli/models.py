@@ -58,9 +58,9 @@ def export(
 
     The model takes float images in 0 to 1, which it normalises, and gives logits.
     """
-    from fedcli.runs import models
+    from fedcli.runs.exports import export as export_model
     from fedcli.runs.resume import load
 
-    written = models.export(load(run, files or ()), format, client, round, prototypes, out)
+    written = export_model(load(run, files or ()), format, client, round, prototypes, out)
     for file in written:
         say(file)

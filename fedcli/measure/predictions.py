@@ -13,7 +13,7 @@ from torch import Tensor
 from fedcli.core.federation import Federation
 from fedcli.declarations import Method
 from fedcli.errors import UserError, unknown
-from fedcli.runs.models import Classifier, Run
+from fedcli.runs.ended import Classifier, EndedRun
 from fedcli.runs.resume import restore
 
 PARTS = ("train", "validation", "test")
@@ -32,7 +32,7 @@ class Images(NamedTuple):
     labels: Tensor
 
 
-def images_of(run: Run, part: str = "test", client: int | None = None) -> Images:
+def images_of(run: EndedRun, part: str = "test", client: int | None = None) -> Images:
     """Returns the images that a run trains on, validates on or is tested on.
 
     Args:
@@ -68,7 +68,7 @@ def predictions(model: Classifier, images: Tensor) -> Tensor:
         return torch.cat([model(batch).argmax(1) for batch in images.split(BATCH)])
 
 
-def confusion(run: Run, round: str = "selected", client: int | None = None) -> np.ndarray:
+def confusion(run: EndedRun, round: str = "selected", client: int | None = None) -> np.ndarray:
     """Counts what the test images of each class are taken for, `[C, C]`, the true class by the predicted one.
 
     The models are those that the headline is measured by. Where each client has a model or test images of its own, the

@@ -14,10 +14,10 @@ from fedcli.isolation import unchanged
 from fedcli.registry import find_method
 from fedcli.runs import autotune
 from fedcli.runs.checkpoints import CHECKPOINT
+from fedcli.runs.ended import EndedRun
 from fedcli.runs.identity import NOT_SETTINGS, differences, draft, settings
 from fedcli.runs.lock import LOCK, InUse, leftovers, locked
 from fedcli.runs.machine import flushed_denormals, machine_settings
-from fedcli.runs.models import Run
 from fedcli.runs.options import RunConfig, filled_up
 from fedcli.runs.prepare import prepare, refuse_lost_classes
 from fedcli.runs.record import RECORD, has_ended, new_record, read_record
@@ -31,7 +31,7 @@ from fedcli.runs.workers import current, launched
 def run_method(
     method: str, *, out: str | Path | None = None, seeds: Iterable[int] | None = None, continue_: bool | None = None,
     progress: Listener | None = None, **given: Any,
-) -> Run | list[Run]:  # fmt: skip
+) -> EndedRun | list[EndedRun]:  # fmt: skip
     """Runs a method, and returns the run, or a list of runs with `seeds`; the arguments are those of `fedcli.run`.
 
     With `continue_`, a run that has ended is skipped, and its `state` is None; one that has finished a round is
@@ -46,7 +46,7 @@ def run_method(
     planned = resolve_runs(method, out=out, seeds=seeds, **given)
     source = userfiles.absolute(method) if userfiles.is_from_file(method) else find_method(method).name
     records = current().first(lambda: [find_begun(run.setup, run.folder, bool(continue_)) for run in planned])
-    runs: list[Run] = []
+    runs: list[EndedRun] = []
     for (setup, folder), record in zip(planned, records, strict=True):
         if record is None:
             runs.append(begin(setup, folder, source, progress))
@@ -108,7 +108,9 @@ def check_seeds(seeds: Iterable[Any]) -> list[int]:
 
 
 @flushed_denormals()
-def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = None, until: int | None = None) -> Run:
+def begin(
+    setup: Setup, folder: Path, source: str, progress: Listener | None = None, until: int | None = None
+) -> EndedRun:
     """Prepares a run, makes its folder and runs it; `until` interrupts it after so many rounds.
 
     The `source` is its method's name, or the path of the method's file.
@@ -123,7 +125,7 @@ def begin(setup: Setup, folder: Path, source: str, progress: Listener | None = N
         with lock:
             current().first(lambda: find_begun(setup, folder, False))  # another process may have begun in it meanwhile
             state = run_rounds(setup, fed, record, state, folder, progress or Listener(), until)
-    return Run(record, state, folder, tuple(userfiles.user_files(record)))
+    return EndedRun(record, state, folder, tuple(userfiles.user_files(record)))
 
 
 def _choose_way(fed: Federation) -> str | None:

@@ -14,10 +14,11 @@ from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
+from fedcli.runs.ended import EndedRun
 from fedcli.runs.identity import code_differences, numerics
 from fedcli.runs.lock import locked
 from fedcli.runs.machine import flushed_denormals, machine_settings, note_move
-from fedcli.runs.models import Run, all_params
+from fedcli.runs.models import all_params
 from fedcli.runs.options import recorded_options
 from fedcli.runs.prepare import prepare
 from fedcli.runs.record import RECORD, frozen_parts, has_ended, params_hash, read_record
@@ -52,7 +53,7 @@ def find_runs(path: Path, skip_ended: bool = False) -> list[Path]:
 def resume(
     path: str | Path, *, method: str | Path | Sequence[str | Path] = (), changed_method: bool = False,
     progress: Listener | None = None, skip_ended: bool = False,
-) -> Run:  # fmt: skip
+) -> EndedRun:  # fmt: skip
     """Resumes a run that was killed or interrupted from its last checkpoint.
 
     Args:
@@ -96,7 +97,7 @@ def resume(
             record.pop("error", None)
             fed.engine.notes.extend(note_move(record, fed.device))
             state = run_rounds(setup, fed, record, checkpoint.state, folder, progress)
-    return Run(record, state, folder, tuple(userfiles.user_files(record)))
+    return EndedRun(record, state, folder, tuple(userfiles.user_files(record)))
 
 
 def _changed_code(record: dict[str, Any], method: Method, files_before: dict[str, str]) -> list[dict[str, Any]]:
@@ -172,11 +173,11 @@ def _refuse_change(part: str, was: Any, now: Any) -> None:
         raise UserError(f"the {part} has changed since the run began (fingerprint {now}, was {was}); restore it.")
 
 
-def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run:
-    """A run from its folder or record, its models by `Run.model`; `method` is as for `resume`."""
+def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> EndedRun:
+    """A run from its folder or record, its models by `EndedRun.model`; `method` is as for `resume`."""
     path = Path(path)
     files = [method] if isinstance(method, str | Path) else method
-    return Run(read_record(path), None, path if path.is_dir() else path.parent, files)
+    return EndedRun(read_record(path), None, path if path.is_dir() else path.parent, files)
 
 
 class OpenRun(NamedTuple):

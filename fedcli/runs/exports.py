@@ -1,0 +1,114 @@
+"""Models of runs as files for plain PyTorch, each with a card that says what it is."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save as serialize
+
+from fedcli.core.clients import Params
+from fedcli.data.reading import one_line
+from fedcli.errors import UserError
+from fedcli.files import write_atomically
+from fedcli.runs.ended import Classifier, EndedRun
+from fedcli.runs.identity import reductions
+from fedcli.runs.lock import refuse_file_of_a_run
+
+FORMATS = {  # of exported files, with the suffix and how to load one
+    "pt": (".pt2", "torch.export.load(file).module()"),
+    "safetensors": (".safetensors", "safetensors.torch.load_file(file)"),
+}
+
+
+class Exported(NamedTuple):
+    """What an export has written."""
+
+    file: Path
+    card: Path  # in Markdown, what the model is
+
+
+def export(
+    run: EndedRun,
+    format: str = "pt",
+    client: int | None = None,
+    round: str = "selected",
+    prototypes: bool = False,
+    out: str | Path | None = None,
+) -> Exported:
+    """Writes a model, see `EndedRun.model`, to a file and a card in Markdown beside it.
+
+    The format is "pt", a program of `torch.export` for batches of any size, or "safetensors", the tensors alone. By
+    default the file is in the run's folder; an existing one is replaced. It gets the suffix of the format.
+
+    Raises:
+        UserError: If there is no such model or format, or `torch.export` cannot take the network.
+    """
+    if format not in FORMATS:
+        raise UserError(f"--format must be {' or '.join(FORMATS)} (got '{format}'); choose one of them.")
+    model = run.model(client, round, prototypes=prototypes)
+    record = run.record
+    suffix, loading = FORMATS[format]
+    content = _program(model, record["model"]["input"]) if format == "pt" else _tensor_file(model, record)
+    name = "model" if client is None else f"model-client-{client}"
+    if round == "last":
+        name += "-last"
+    if prototypes:
+        name += "-prototypes"
+    file = Path(out or run.path / name).with_suffix(suffix)
+    refuse_file_of_a_run(file)
+    card = file.with_name(f"{file.name}.md")
+    text = f"# {record['method']} on {record['dataset']}: {file.name}\n\n"
+    text += _description(record, model, client, round)
+    text += f"* To load it: `{loading}`\n"
+    card.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, lambda temporary: temporary.write_bytes(content))
+    write_atomically(card, lambda temporary: temporary.write_text(text))
+    return Exported(file, card)
+
+
+def _program(model: Classifier, input_shape: list[int]) -> bytes:
+    """Returns the file of a program of `torch.export` for batches of any size, of images `[channels, H, W]`."""
+    example = torch.rand(2, *input_shape, dtype=model.mean.dtype)
+    try:
+        program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("N", min=1)},))
+    except Exception as error:  # whatever a user's own network makes of it
+        raise UserError(f"torch.export refuses it ({one_line(error)}); use --format safetensors.") from error
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    return buffer.getvalue()
+
+
+def _tensor_file(model: Classifier, record: dict[str, Any]) -> bytes:
+    """Returns the file of a model's tensors alone, with the names of its classes."""
+    tensors = {name.removeprefix("network."): value.clone() for name, value in _tensors(model).items()}
+    facts = {"format": "pt", "method": record["method"], "class_names": json.dumps(record["class_names"])}
+    return serialize(tensors, facts)
+
+
+def _tensors(model: Classifier) -> Params:
+    """Returns all tensors of a model, but for the keys of dropout, which is off."""
+    tensors = {**model.state_dict(), **dict(model.named_buffers())}
+    return {name: value for name, value in tensors.items() if not name.endswith(".key")}
+
+
+def _description(record: dict[str, Any], model: Classifier, client: int | None, round: str) -> str:
+    """Returns what a model is, as items of a list in Markdown."""
+    entry = record["rounds"][record["summary"]["selected_round"] if round == "selected" else -1]
+    accuracy = entry["test_accuracy"]
+    owner = f"Model of client {client}"
+    if client is None:
+        accuracy = entry.get("global_accuracy", accuracy)
+        owner = "Global model"
+    conditions = ", ".join([f"`{record['protocol']}`", *reductions(record).values()])
+    outputs = "logits"
+    if model.prototypes is not None:
+        outputs = "minus the squared distances of the features to the prototypes"
+    return f"""\
+* {owner} of round {entry["round"] + 1} of {record["config"]["rounds"]} ({round}), under {conditions}
+* Accuracy of the run in this round: {100 * accuracy:.2f} %
+* Takes images {[None, *record["model"]["input"]]} in 0 to 1, of type {model.mean.dtype}; gives {outputs}
+* Classes: {", ".join(record["class_names"])}
+* Made by fedcli {record["versions"]["fedcli"]}: `{record["command"]}`
+"""
