@@ -50,21 +50,39 @@ from fedcli.vision import torchvision
 
 SGD: dict[str, Any] = {"lr": 0.01, "momentum": 0.9}  # of all workloads
 ROUNDS = 1000  # of a workload's run, whose last ones are timed: in these all of a method's terms have begun
+PROTOCOL = "own:data"  # all images of the test part are tested on; every option has a value of the workload's
 _GREY = {"dataset": "fmnist", "train_examples": 60_000, "num_clients": 100, "backbone": "cnn-mcmahan"}
 SMALL_NETWORK = f"{small_network.__file__}:small"
 _COLOUR = {"dataset": "cifar10", "train_examples": 40_000, "num_clients": 10, "backbone": "resnet18"}
-WORKLOADS = {  # options of runs; all clients hold equally many images
-    "w1": {**_GREY, "cohort_size": 10, "local_epochs": 5, "batch_size": 64},
-    "w2": {**_GREY, "cohort_size": 20, "local_epochs": 1, "batch_size": 10},
-    "w3": {**_COLOUR, "cohort_size": 10, "local_epochs": 10, "batch_size": 64},
-    "w4": {**_GREY, "cohort_size": 10, "local_epochs": 5, "batch_size": 64, "backbone": SMALL_NETWORK},
+# Options of runs; all clients hold equally many images.
+_CNN_FIVE_EPOCHS = {**_GREY, "cohort_size": 10, "local_epochs": 5, "batch_size": 64}
+_CNN_SMALL_BATCHES = {**_GREY, "cohort_size": 20, "local_epochs": 1, "batch_size": 10}
+_RESNET18 = {**_COLOUR, "cohort_size": 10, "local_epochs": 10, "batch_size": 64}
+_SMALL_NETWORK = {**_CNN_FIVE_EPOCHS, "backbone": SMALL_NETWORK}
+WORKLOADS = {  # by the short names that files of measurements have, and by those that say what they are
+    "w1": _CNN_FIVE_EPOCHS,
+    "w2": _CNN_SMALL_BATCHES,
+    "w3": _RESNET18,
+    "w4": _SMALL_NETWORK,
+    "cnn-five-epochs": _CNN_FIVE_EPOCHS,
+    "cnn-small-batches": _CNN_SMALL_BATCHES,
+    "resnet18": _RESNET18,
+    "small-network": _SMALL_NETWORK,
 }
-IN_WORDS = {"cnn-five-epochs": "w1", "cnn-small-batches": "w2", "resnet18": "w3", "small-network": "w4"}
-WORKLOADS |= {name: WORKLOADS[short] for name, short in IN_WORDS.items()}
-SCALING = {  # w1 with one local epoch, over clients a round and batch sizes
-    f"w1 K={k} B={batch}": WORKLOADS["w1"] | {"local_epochs": 1, "cohort_size": k, "batch_size": batch}
-    for k, batch in ((1, 64), (2, 64), (5, 64), (10, 64), (20, 64), (50, 64), (100, 64), (10, 10), (10, 32), (10, 128))
-}
+
+
+def _scaling() -> dict[str, dict[str, Any]]:
+    """The first workload with one local epoch, by its name, over clients a round and then over batch sizes."""
+    sizes = [{"cohort_size": cohort_size, "batch_size": 64} for cohort_size in (1, 2, 5, 10, 20, 50, 100)]
+    sizes += [{"cohort_size": 10, "batch_size": batch_size} for batch_size in (10, 32, 128)]
+    workloads = {}
+    for size in sizes:
+        name = f"w1 K={size['cohort_size']} B={size['batch_size']}"
+        workloads[name] = {**_CNN_FIVE_EPOCHS, "local_epochs": 1, **size}
+    return workloads
+
+
+SCALING = _scaling()
 PUBLIC_IMAGES = 512  # for the methods that need some; the plain loop has no part in that
 MACHINE = (
     "{device} ({hardware}), threads: {threads}, torch {torch}, {precision}; seconds, median of {repeats} rounds (least-"
@@ -82,11 +100,10 @@ def prepare_workload(workload: dict[str, Any], method: str = "fedavg", **given: 
     Every option has a value then, so that none comes from a protocol.
     """
     chosen = registry.find_method(method)
-    with_test_images = (protocol.name for protocol in registry.protocols().values() if protocol.evaluation == "server")
     options = {
         **vars(RunConfig()),
         **vars(chosen.config()),
-        "protocol": next(with_test_images),
+        "protocol": PROTOCOL,
         "rounds": ROUNDS,
         "optimizer": "sgd",
     }
