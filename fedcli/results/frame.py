@@ -177,7 +177,10 @@ def client_rounds_of(record: Record) -> pd.DataFrame:
     """
     rows = []
     for entry in record["rounds"]:
-        for client, accuracy in (entry.get("client_accuracy") or {}).items():
+        accuracies = entry.get("client_accuracy")  # a fraction for each client; None where they were not tested
+        if accuracies is None:
+            continue
+        for client, accuracy in accuracies.items():
             rows.append((entry["round"] + 1, int(client), 100 * accuracy))
     return pd.DataFrame(rows, columns=["round", "client", "accuracy"])
 

@@ -7,7 +7,6 @@ them by their folders.
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -30,6 +29,7 @@ from fedcli.userfiles import short_name
 
 HOME = Path("runs/tables")  # of all tables' runs, unless another folder is given
 IN_TEXT = "in-text"  # in papers/reported.json: numbers outside tables
+NO_LIMITS: Mapping[str, int | None] = MappingProxyType({})
 DIVISION = ("partition", "partition_seed", "validation", "local_test")  # of images among clients
 
 
@@ -41,25 +41,19 @@ class PlannedRun:
     method: str  # its name, or the path of its file
     given: dict[str, Any]  # options, with the seed
     setup: Setup  # the same, resolved
+    settings: Settings  # what its record will have as settings
     folder: Path  # where it is, or will be
     values: dict[str, Any]  # options that are not as its table says, or by which runs of its grid differ
     record: Record | None = None  # None before it has begun
 
-    @cached_property
-    def settings(self) -> Settings:
-        """What its record will have as settings."""
-        return settings(draft(self.setup))
-
     def with_seed(self, seed: int) -> "PlannedRun":
         """The same run with another seed, which is no part of its settings, in a folder beside it."""
-        run = replace(self.setup.run, seed=seed)
-        if self.setup.origin["partition_seed"] == "seed":
-            run = replace(run, partition_seed=seed)
-        given = {**self.given, "seed": seed}
-        folder = self.folder.with_name(f"seed-{seed}")
-        other = replace(self, given=given, setup=replace(self.setup, run=run), folder=folder)
-        other.settings = self.settings
-        return other
+        return replace(
+            self,
+            given={**self.given, "seed": seed},
+            setup=self.setup.with_seed(seed),
+            folder=self.folder.with_name(f"seed-{seed}"),
+        )
 
     @property
     def state(self) -> str:
@@ -162,7 +156,7 @@ def home_of(table: Table) -> Path:
 
 def plan_table(
     table: Table, folder: Path | None = None, *, seeds: Sequence[int] | None = None, only: Sequence[str] = (),
-    limits: Mapping[str, int | None] | None = None, dataset: str | None = None,
+    limits: Mapping[str, int | None] = NO_LIMITS, dataset: str | None = None,
 ) -> TablePlan:  # fmt: skip
     """The runs that a table needs and their records; nothing is run and no data set is read.
 
@@ -182,27 +176,63 @@ def plan_table(
     homes = [home_of(table), HOME, *shipped()] if folder is None else [folder]
     (folder, *_) = homes
     seeds = check_seeds(table.seeds if seeds is None else seeds)
-    (first_seed, *other_seeds) = seeds
-    runs: dict[Path, PlannedRun] = {}  # by the folder of a new one
     cells = []
     reduced: dict[str, Any] = {}
     for cell in _chosen(table, only):
-        first = plan_cell(table, cell, first_seed, folder, limits, dataset)
+        first = plan_cell(table, cell, seeds[0], folder, limits, dataset)
         reduced |= first.values
-        planned = [first, *(first.with_seed(seed) for seed in other_seeds)]
-        of_cell = [runs.setdefault(run.folder, run) for run in planned]  # which cells share
-        cells.append(PlannedCell(cell, find_metric(cell.metric), tuple(of_cell)))
+        runs_of_cell = (first, *(first.with_seed(seed) for seed in seeds[1:]))
+        cells.append(PlannedCell(cell, find_metric(cell.metric), runs_of_cell))
+    begun = _find_begun_runs(cells, homes)
+    runs = {}  # by the folder of a new one
+    for folder_if_new, run in _runs_of(cells).items():
+        runs[folder_if_new] = _as_begun(run, begun.get(folder_if_new))
+    cells_with_records = []
+    for planned_cell in cells:
+        shared = tuple(runs[run.folder] for run in planned_cell.runs)
+        cells_with_records.append(replace(planned_cell, runs=shared))
+    return TablePlan(
+        folder,
+        tuple(runs.values()),
+        table=table,
+        cells=tuple(cells_with_records),
+        seeds=tuple(seeds),
+        reduction=_reduction_text(reduced),
+    )
+
+
+def _runs_of(cells: Iterable[PlannedCell]) -> dict[Path, PlannedRun]:
+    """The runs that cells need, by the folder of a new one; of a run that several need, the first cell's."""
+    runs: dict[Path, PlannedRun] = {}
+    for planned_cell in cells:
+        for run in planned_cell.runs:
+            runs.setdefault(run.folder, run)
+    return runs
+
+
+def _find_begun_runs(cells: Iterable[PlannedCell], homes: Sequence[Path]) -> dict[Path, dict[str, Any]]:
+    """The rows of the runs that have begun, see `read_runs`, by the folder that a new one would have.
+
+    In the first of the folders `homes` all runs count, in the others those that have ended.
+    """
+    needs: dict[Path, set[str]] = {}
+    for planned_cell in cells:
+        for run in planned_cell.runs:
+            needs.setdefault(run.folder, set()).add(planned_cell.metric.needs)
+    (own_home, *_) = homes
     rows = read_runs(homes).to_dict("records")
-    # Elsewhere only what has ended counts.
-    countable = [row for row in rows if row["state"] in ENDED or row["folder"].is_relative_to(folder)]
-    for run in runs.values():
-        needs = {planned_cell.metric.needs for planned_cell in cells if run in planned_cell.runs}
-        usable = _usable(run, countable, needs)
+    countable = [row for row in rows if row["state"] in ENDED or row["folder"].is_relative_to(own_home)]
+    begun = {}
+    for folder_if_new, run in _runs_of(cells).items():
+        usable = _usable(run, countable, needs[folder_if_new])
         if usable:
-            furthest = max(usable, key=_progress)
-            run.folder = furthest["folder"]
-            run.record = furthest["record"]
-    return TablePlan(folder, tuple(runs.values()), table, tuple(cells), tuple(seeds), _reduction_text(reduced))
+            begun[folder_if_new] = max(usable, key=_progress)
+    return begun
+
+
+def _as_begun(run: PlannedRun, row: Mapping[str, Any] | None) -> PlannedRun:
+    """A planned run with the folder and the record of the row; without a row, as it is."""
+    return run if row is None else replace(run, folder=row["folder"], record=row["record"])
 
 
 def _progress(row: Mapping[str, Any]) -> tuple[bool, int]:
@@ -252,7 +282,7 @@ def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
 
 
 def plan_cell(
-    table: Table, cell: Cell, seed: int = 0, folder: Path = HOME, limits: Mapping[str, int | None] | None = None,
+    table: Table, cell: Cell, seed: int = 0, folder: Path = HOME, limits: Mapping[str, int | None] = NO_LIMITS,
     dataset: str | None = None,
 ) -> PlannedRun:  # fmt: skip
     """The run of a cell, without its record; see `plan_table`."""
@@ -267,7 +297,7 @@ def plan_cell(
         sizes = setup.values()
         if not sizes["train_examples"]:
             sizes["train_examples"] = num_images(setup.dataset)
-        for name, limit in (limits or {}).items():
+        for name, limit in limits.items():
             if is_smaller(name, limit, sizes[name]):
                 smaller[name] = limit
         if smaller:
@@ -277,17 +307,17 @@ def plan_cell(
         raise UserError(f"{table.name}, row '{cell.row}', column '{cell.column}': {error}") from error
     # Runs that differ only in the seed share a folder.
     partition = short_name(setup.partition.flag).replace(":", "-").replace("/", "-")
-    run = PlannedRun(
+    its_settings = settings(draft(setup))
+    name = f"{method.name}-{short_name(setup.dataset)}-{partition}-{key(its_settings)[:8]}"
+    return PlannedRun(
         label=f"{cell.row}, {cell.column}",
         method=cell.method,
         given=given,
         setup=setup,
-        folder=folder,
+        settings=its_settings,
+        folder=folder / name / f"seed-{seed}",
         values=smaller,
     )
-    name = f"{method.name}-{short_name(setup.dataset)}-{partition}-{key(run.settings)[:8]}"
-    run.folder = folder / name / f"seed-{seed}"
-    return run
 
 
 def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> dict[str, Any]:
@@ -394,6 +424,7 @@ def _runs_of_point(
             method=name,
             given=given if seeds is None else {**given, "seed": setup.run.seed},
             setup=setup,
+            settings=settings(draft(setup)),
             folder=Path(method_name, point, seed_folder),
             values=values,
         )
