@@ -9,7 +9,7 @@ from fedcli.papers.baselines import fedavg, feddyn, moon
 from fedcli.papers.baselines.moon import cosine, model_contrastive
 from fedcli.papers.baselines.scaffold import update_control
 from tests import laws
-from tests.reference import train_plainly
+from tests.reference import Model, train_plainly
 from tests.toys import minibatch, randn
 
 # SCAFFOLD
@@ -19,7 +19,9 @@ ONE_STEP = {"local_epochs": 1, "batch_size": 16, "momentum": 0.0}  # one full ba
 
 def full_gradient(fed, params, client):
     """Gradient of a client's whole objective with its weight decay, by one step of torch.optim."""
-    end = train_plainly(fed, 0, client, (params, {}), lambda module, features, logits, y: F.cross_entropy(logits, y))
+    end = train_plainly(
+        fed, 0, client, Model(params, {}), lambda module, features, logits, y: F.cross_entropy(logits, y)
+    )
     return {name: (value - end[name]) / fed.config.lr for name, value in params.items()}
 
 

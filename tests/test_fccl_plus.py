@@ -12,7 +12,7 @@ from fedcli.papers import fccl_plus
 from fedcli.papers.baselines import ewc, fedavg
 from fedcli.papers.baselines.ewc import Anchor, draw_labels, fisher_diagonal, penalty
 from tests import laws
-from tests.reference import stacked_by_network
+from tests.reference import PublicPhase, stacked_by_network
 from tests.toys import minibatch, randn, with_different_models
 
 ALONE = {"correlation_weight": 0.0, "similarity_weight": 0.0}  # no exchange
@@ -120,18 +120,16 @@ def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(life
     setup, fed, cohort, clients = with_different_models("fccl-plus", {"public_optimizer": lifetime}, data=data, **run)
     fed.public_images = fed.public_images[:8]  # batches of 5 and 3
 
-    def objective(k, features, logits, everyone):
-        z_bar = torch.stack([logits for _, logits in everyone]).mean(0)
-        s_bar = torch.stack([fccl_plus.similarity(features, 0.02) for features, _ in everyone]).mean(0)
-        fccm = fccl_plus.fccm_loss(fccl_plus.cross_correlation(logits, z_bar), 0.0051)
-        fisl = fccl_plus.fisl_loss(fccl_plus.similarity(features, 0.02), s_bar)
+    def objective(k, own, everyone):
+        z_bar = torch.stack([scores.logits for scores in everyone]).mean(0)
+        s_bar = torch.stack([fccl_plus.similarity(scores.features, 0.02) for scores in everyone]).mean(0)
+        fccm = fccl_plus.fccm_loss(fccl_plus.cross_correlation(own.logits, z_bar), 0.0051)
+        fisl = fccl_plus.fisl_loss(fccl_plus.similarity(own.features, 0.02), s_bar)
         return (fccm + 3 * fisl,)
 
     optimizer = partial(torch.optim.Adam, lr=0.003)
-    fresh = lifetime == "batch"
-    terms, _ = laws.assert_public_phase_agrees(
-        setup, fed, cohort, clients, fccl_plus.collaborate, objective, optimizer, fresh=fresh
-    )
+    phase = PublicPhase(fccl_plus.collaborate, objective, optimizer, has_fresh_optimizers=lifetime == "batch")
+    terms, _ = laws.assert_public_phase_agrees(phase, fed, cohort, clients, setup.options)
     assert {name: values.shape for name, values in terms.items()} == {"fccm": (2,), "fisl": (2,)}
 
 

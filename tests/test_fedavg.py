@@ -14,7 +14,7 @@ from fedcli.core.optimizers import adamw
 from fedcli.papers.baselines import fedavgm, fednova
 from fedcli.papers.baselines.fedrs import class_scales, class_shares, restricted_cross_entropy
 from tests import laws, toys
-from tests.reference import train_plainly
+from tests.reference import Model, train_plainly
 
 
 def test_weights_are_shares_of_the_cohorts_examples_validation_included():
@@ -33,7 +33,7 @@ def test_under_uniform_weighting_every_client_counts_the_same_and_nothing_else_c
     assert fed.class_counts(cohort).sum(1).tolist() == [5, 2, 0]
 
     params, buffers = fed.initial_model()
-    ends = [train_plainly(fed, 0, client, (params, buffers), cross_entropy) for client in range(4)]
+    ends = [train_plainly(fed, 0, client, Model(params, buffers), cross_entropy) for client in range(4)]
     mean = {name: sum(end[name] for end in ends) / 4 for name in params}
     laws.assert_agree(laws.simulate(setup, fed, 1).params, mean, "the model")
 
@@ -56,7 +56,7 @@ def test_a_round_is_the_weighted_mean_of_clients_by_a_plain_loop(method, mu):
 
     mean = {name: torch.zeros_like(value) for name, value in received.items()}
     for client, size in enumerate(sizes):
-        end = train_plainly(fed, 0, client, (received, buffers), objective)
+        end = train_plainly(fed, 0, client, Model(received, buffers), objective)
         for name in mean:
             mean[name] += size / 12 * end[name]
     laws.assert_agree(laws.simulate(setup, fed, 1).params, mean, "the model")
@@ -196,7 +196,7 @@ def test_two_rounds_of_lg_fedavg_are_those_of_a_plain_loop():
     own = dict.fromkeys(range(4), first)
     for number, clients in enumerate(cohorts):
         for client in clients:
-            model = ({**own[client], **head}, buffers)
+            model = Model({**own[client], **head}, buffers)
             own[client] = train_plainly(fed, number, client, model, cross_entropy)
         total = sum(sizes[client] for client in clients)
         head = {name: sum(sizes[client] * own[client][name] for client in clients) / total for name in HEAD}

@@ -16,7 +16,7 @@ from fedcli.papers.baselines import fedkd, fml
 from fedcli.papers.baselines.fedkd import compress, energy_share, restore, truncate
 from fedcli.papers.baselines.fml import divergence, joined, part
 from tests import laws
-from tests.reference import train_pair
+from tests.reference import Model, train_pair
 from tests.toys import TWO_NETWORKS, minibatch, randn
 
 RUN = {"momentum": 0.0, "weight_decay": 0.0, "rounds": 3, "local_epochs": 1, **TWO_NETWORKS}
@@ -67,11 +67,10 @@ def test_three_rounds_of_fml_are_those_of_a_plain_loop(form):
         sent = []
         for client in range(fed.num_clients):
             own = models.get(client, fed.initial_model(fed.networks[fed.architecture[client]]))
-            trained, clipped = train_pair(fed, number, client, [own, (received, {})], [], losses, form.bound)
-            own_params, shared_params = trained
-            after[client] = (own_params, {})
-            sent.append(shared_params)
-            clipped_steps += clipped
+            trained = train_pair(fed, number, client, own, Model(received, {}), losses, form.bound)
+            after[client] = (trained.own, {})
+            sent.append(trained.shared)
+            clipped_steps += trained.num_clipped
         return after, {name: sum(params[name] for params in sent) / len(sent) for name in received}
 
     shared = setup.method.init(fed, setup.options).params
@@ -232,13 +231,13 @@ def test_three_rounds_of_fedkd_are_those_of_a_plain_loop(form):
             w_h = nn.Linear(mentee_width, width, bias=False).double()
             w_h.load_state_dict({"weight": projection})
 
-            trained, clipped = train_pair(
-                fed, number, client, [mentor, (mentee, {})], [w_h], partial(losses, w_h=w_h), form.bound
+            losses_of_client = partial(losses, w_h=w_h)
+            trained = train_pair(
+                fed, number, client, Model(*mentor), Model(mentee, {}), losses_of_client, form.bound, further=w_h
             )
-            mentor_params, mentee_params, projection_params = trained
-            after[client] = (mentor_params, {}, projection_params["weight"])
-            sent.append(mentee_params)
-            clipped_steps += clipped
+            after[client] = (trained.own, {}, trained.further["weight"])
+            sent.append(trained.shared)
+            clipped_steps += trained.num_clipped
         exchanges = number if form.name == "code" else number + 1
         return after, exchange(sent, mentee, 0.6 + 0.3 * exchanges / 3)
 

@@ -15,7 +15,7 @@ from fedcli.core.trees import tree_map
 from fedcli.papers import fedsa
 from fedcli.papers.baselines import fedgen, fedtgp
 from tests import laws
-from tests.reference import means_by_class, train_plainly
+from tests.reference import Model, means_by_class, train_plainly
 from tests.toys import randn
 
 C, D = 4, 5
@@ -380,7 +380,7 @@ def slow_fedgen_round(fed, setup, number, kept, shared):
             generated = F.cross_entropy(network.head(module(inputs(noise, labels))), labels)
             return F.cross_entropy(logits, y) + weight * generated
 
-        own = train_plainly(fed, number, client, ({**params, **head}, buffers), objective)
+        own = train_plainly(fed, number, client, Model({**params, **head}, buffers), objective)
         after[client] = ({name: value for name, value in own.items() if name not in head}, {})
         share = len(fed.training[client]) / len(examples)
         for name in head:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedcli import check
 from fedcli.core.federation import Federation
 from fedcli.core.trees import leaves
 from fedcli.declarations import facts_of
@@ -154,7 +155,7 @@ class Watched(Federation):
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_a_method_that_counts_on_steps_of_sgd_refuses_other_optimizers_and_no_other_does(method):
-    setup, fed = laws.check_federation(method, kind=Watched, **FEW_STEPS)
+    setup, fed = check.federation(method, kind=Watched, **FEW_STEPS)
     laws.simulate(setup, fed, 1)
     assert fed.asked == (not laws.allows(method, "adam"))
     if fed.asked:

@@ -21,7 +21,7 @@ from fedcli.papers.baselines.fedavg import make_local_loss
 from fedcli.papers.baselines.fedmd import ClientState, ServerState, digest
 from fedcli.registry import find_method
 from tests import laws
-from tests.reference import models_of, modules_of, stacked_by_network
+from tests.reference import PublicPhase, models_of, modules_of, stacked_by_network
 from tests.toys import TWO_NETWORKS, randn, with_different_models
 
 # FedMD
@@ -45,14 +45,13 @@ def test_fedmds_digest_is_a_plain_loop_towards_scores_in_evaluation_mode_of_befo
         means = [logits_of(modules, batch.x).mean(0) for batch in batches]
     steps = itertools.product(means * 2, modules)  # in each step all clients learn from one mean
 
-    def objective(k, features, logits, outputs_of_all):
+    def objective(k, own, everyone):
         mean, _ = next(steps)
-        return (F.l1_loss(logits, mean),)
+        return (F.l1_loss(own.logits, mean),)
 
     optimizer = partial(torch.optim.Adam, lr=0.003)  # without weight decay
-    terms, _ = laws.assert_public_phase_agrees(
-        setup, fed, cohort, states, digest, objective, optimizer, batches * 2, fresh=False
-    )
+    phase = PublicPhase(digest, objective, optimizer, has_fresh_optimizers=False, batches=batches * 2)
+    terms, _ = laws.assert_public_phase_agrees(phase, fed, cohort, states, setup.options)
     assert terms["digest"].shape == (4,)
 
 
@@ -60,14 +59,15 @@ def test_fedmd_by_batch_every_batch_has_scores_in_training_mode_and_an_optimizer
     overrides = {"digest_epochs": 2, "exchange": "batch"}
     setup, fed, cohort, states = with_different_models("fedmd", overrides, backbone=NORMED, **ADAM)
 
-    def objective(k, features, logits, outputs_of_all):
-        mean = torch.stack([logits for _, logits in outputs_of_all]).mean(0)
-        return (F.l1_loss(logits, mean),)
+    def objective(k, own, everyone):
+        mean = torch.stack([scores.logits for scores in everyone]).mean(0)
+        return (F.l1_loss(own.logits, mean),)
 
     optimizer = partial(torch.optim.Adam, lr=0.003)
     batches = [*fed.public_batches(0, epoch=0), *fed.public_batches(0, epoch=1)]
     # The exchange leaves the running statistics alone.
-    laws.assert_public_phase_agrees(setup, fed, cohort, states, digest, objective, optimizer, batches)
+    phase = PublicPhase(digest, objective, optimizer, batches=batches)
+    laws.assert_public_phase_agrees(phase, fed, cohort, states, setup.options)
 
 
 @pytest.mark.parametrize("averaged", [False, True])
@@ -141,8 +141,8 @@ def test_fedmatchs_public_phase_against_a_plain_loop():
     setup, fed = laws.federation("fedmatch", options, momentum=0.9, weight_decay=0.1, **TWO_NETWORKS)
     states = laws.simulate(setup, fed, 1).clients
 
-    def objective(k, features, logits, outputs_of_all):
-        p = [logits.softmax(1) for _, logits in outputs_of_all]  # of each client, [B, C]
+    def objective(k, own, everyone):
+        p = [scores.logits.softmax(1) for scores in everyone]  # of each client, [B, C]
 
         def distance(other):
             return ((p[other] - p[k]) ** 2).sum().item()
@@ -151,7 +151,7 @@ def test_fedmatchs_public_phase_against_a_plain_loop():
         nearest.remove(k)
         helpers = nearest[:2]
 
-        log_p = F.log_softmax(logits, 1)
+        log_p = F.log_softmax(own.logits, 1)
         divergence = agreement = 0 * log_p.sum()
         sure = [i for i in range(len(log_p)) if p[k][i].max() >= 0.4]
         for i in sure:
@@ -163,9 +163,9 @@ def test_fedmatchs_public_phase_against_a_plain_loop():
         return 0.7 * divergence + 0.3 * agreement, divergence, agreement
 
     optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)  # no weight decay
-    terms, (divergences, agreements) = laws.assert_public_phase_agrees(
-        setup, fed, fed.cohort(1), states, fedmatch.agree, objective, optimizer, fresh=False
-    )
+    phase = PublicPhase(fedmatch.agree, objective, optimizer, has_fresh_optimizers=False)
+    terms, means = laws.assert_public_phase_agrees(phase, fed, fed.cohort(1), states, setup.options)
+    divergences, agreements = means
     assert terms["consistency"].tolist() == pytest.approx(divergences)
     assert terms["agreement"].tolist() == pytest.approx(agreements)
 
@@ -214,20 +214,21 @@ def test_rhfls_public_phase_against_a_plain_loop():
     states = laws.simulate(setup, fed, 1).clients
     weights = vector(0.1, 0.2, 0.3, 0.4)
 
-    def objective(k, features, logits, outputs_of_all):
-        log_p = F.log_softmax(logits, 1)
+    def objective(k, own, everyone):
+        log_p = F.log_softmax(own.logits, 1)
         loss = 0
-        for other, (_, logits_of_other) in enumerate(outputs_of_all):
+        for other, scores in enumerate(everyone):
             if other != k:
-                target = logits_of_other.softmax(1)
+                target = scores.logits.softmax(1)
                 loss += weights[other] * F.kl_div(log_p, target, reduction="batchmean")
         return loss, loss
 
-    def phase(clients, *rest):
+    def align(clients, *rest):
         return rhfl.align(clients, weights, *rest)
 
     optimizer = partial(torch.optim.Adam, lr=0.01)
-    terms, (losses,) = laws.assert_public_phase_agrees(setup, fed, fed.cohort(1), states, phase, objective, optimizer)
+    phase = PublicPhase(align, objective, optimizer)
+    terms, (losses,) = laws.assert_public_phase_agrees(phase, fed, fed.cohort(1), states, setup.options)
     assert terms["alignment"].tolist() == pytest.approx(losses)
 
 
@@ -360,13 +361,12 @@ def test_clients_learn_from_all_logits_before_any_of_them_moves():
     setup, fed = laws.federation("feddf-client", {"distillation_lr": 0.3}, weight_decay=0.01, **TWO_NETWORKS)
     states = laws.simulate(setup, fed, 1).clients
 
-    def objective(k, features, logits, outputs_of_all):
-        target = torch.stack([logits for _, logits in outputs_of_all]).mean(0)
-        loss = F.kl_div(F.log_softmax(logits, 1), F.softmax(target, 1), reduction="batchmean")
+    def objective(k, own, everyone):
+        target = torch.stack([scores.logits for scores in everyone]).mean(0)
+        loss = F.kl_div(F.log_softmax(own.logits, 1), F.softmax(target, 1), reduction="batchmean")
         return loss, loss
 
     optimizer = partial(torch.optim.SGD, lr=0.3, weight_decay=0.01)
-    terms, (losses,) = laws.assert_public_phase_agrees(
-        setup, fed, fed.cohort(1), states, feddf.distil_into_clients, objective, optimizer
-    )
+    phase = PublicPhase(feddf.distil_into_clients, objective, optimizer)
+    terms, (losses,) = laws.assert_public_phase_agrees(phase, fed, fed.cohort(1), states, setup.options)
     assert terms["distillation"].tolist() == pytest.approx(losses)
