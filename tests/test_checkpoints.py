@@ -4,11 +4,12 @@ from functools import partial
 
 import pytest
 
-from tests import torture
+from tests.torture.crafted_states import CRAFTED, WITH_MODELS, craft, possible_changes
+from tests.torture.faults import faults_of
 
 
-@pytest.mark.parametrize("kind", torture.CRAFTED + torture.WITH_MODELS)
+@pytest.mark.parametrize("kind", CRAFTED + WITH_MODELS)
 def test_a_mutated_checkpoint_is_refused_in_a_line_or_ends_in_the_same_bits(kind):
-    count = len(torture.possible_changes(kind))
+    count = len(possible_changes(kind))
     assert count > 150
-    assert not torture.faults_of(partial(torture.craft, kind), count)
+    assert not faults_of(partial(craft, kind), count)

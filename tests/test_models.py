@@ -16,11 +16,11 @@ from fedcli.data import datasets
 from fedcli.runs import checkpoints, models, resume
 from fedcli.runs.exports import export
 from fedcli.runs.record import write_record
-from tests import torture
 from tests.commands import invoke
 from tests.files import refused
 from tests.programs import EVALUATE
 from tests.tiny_runs import TINY, Stop, StopAfter, file_names
+from tests.torture.crafted_states import content_of, sign
 
 OPTIONS = {**TINY, "num_clients": 2, "batch_size": 8, "rounds": 2}
 GLOBAL = {
@@ -169,9 +169,9 @@ def test_models_of_another_run_or_an_unfinished_one_are_refused(runs, tmp_path):
     shutil.copy(run.path / checkpoints.CHECKPOINT, run.path / models.SELECTED)
     refused(run.model, models.SELECTED, "use round last")
 
-    content = torture.content_of(run.path / checkpoints.CHECKPOINT)
+    content = content_of(run.path / checkpoints.CHECKPOINT)
     content.parts["about"]["identity"] = "another"
-    torture.sign(run.path / checkpoints.CHECKPOINT, content)
+    sign(run.path / checkpoints.CHECKPOINT, content)
     refused(lambda: run.model(round="last"), f"{checkpoints.CHECKPOINT}' lacks the models of round 5")
 
     shutil.copy(runs["personal"].path / checkpoints.CHECKPOINT, run.path / checkpoints.CHECKPOINT)

@@ -14,7 +14,7 @@ import pytest
 from fedcli.results.frame import find_records
 from tests.commands import invoke
 from tests.records import record, write
-from tests.torture import text_places
+from tests.torture.parts import text_places
 
 models = pytest.importorskip("bokeh.models", reason="bokeh is not installed (fedcli[report])")
 page = pytest.importorskip("fedcli.figures.report")

@@ -20,11 +20,13 @@ from fedcli.runs.record import RECORD, read_record, write_record
 from fedcli.runs.resume import resume
 from fedcli.runs.rounds import Listener
 from fedcli.userfiles import file_hash
-from tests import torture
 from tests.commands import invoke
 from tests.files import refused
 from tests.records import record, write
 from tests.tiny_runs import TINY, Stop, StopAfter
+from tests.torture.faults import faults_of
+from tests.torture.mutated_records import COMMITTED, mutate_record
+from tests.torture.parts import part_at
 
 
 class Wrong(NamedTuple):
@@ -76,21 +78,21 @@ def test_a_part_of_another_type_or_out_of_range_is_refused_in_a_line_by_all_that
     wrong = WRONG[path]
     record = copy.deepcopy(whole)
     *parents, key = [int(key) if key.isdigit() else key for key in path.split(".")]
-    torture.part_at(record, parents)[key] = wrong.value
+    part_at(record, parents)[key] = wrong.value
     text = json.dumps({**record, "digest": identity.digest_of(record)})
     (tmp_path / RECORD).write_text(text)
     refused(lambda: read_record(tmp_path), RECORD, wrong.message)
 
 
 def test_the_records_of_the_project_are_read():
-    files = sorted(torture.COMMITTED.rglob(RECORD))
+    files = sorted(COMMITTED.rglob(RECORD))
     assert len(files) > 300
     for file in files:
         read_record(file)
 
 
 def test_a_short_round_of_mutations_breaks_nothing():
-    assert not torture.faults_of(torture.mutate_record, 60)
+    assert not faults_of(mutate_record, 60)
 
 
 # What has happened to a run

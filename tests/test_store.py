@@ -17,7 +17,7 @@ from fedcli.runs import checkpoints, resume, rounds
 from fedcli.runs.options import parse_size
 from tests.files import refused
 from tests.tiny_runs import TINY
-from tests.torture import stopped_run
+from tests.torture.stopped_runs import stopped_run
 from tests.toys import ClientState
 
 BYTES = 40  # of a state of ten numbers

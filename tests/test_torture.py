@@ -1,4 +1,4 @@
-"""The short round of the trials in `tests/torture.py`, and a test for each thing that they have broken."""
+"""The short round of the trials in `tests/torture`, and a test for each thing that they have broken."""
 
 import csv
 import os
@@ -19,29 +19,36 @@ from fedcli.results.render import Sheet, markdown, render
 from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resolve import refuse_without_effect, resolve
 from fedcli.runs.schema import check_record
-from tests import torture
 from tests.commands import invoke
 from tests.files import folder_of, from_npz, images
 from tests.programs import Waiting, start
 from tests.tiny_runs import TINY
+from tests.torture.command_lines import fuzz_command_line
+from tests.torture.damaged_files import damage
+from tests.torture.faults import faults_of
+from tests.torture.kills import kill_repeatedly
+from tests.torture.parts import text_places
+from tests.torture.processes import import_commands
+from tests.torture.swapped_buffers import swap_buffers
+from tests.torture.wild_texts import READERS, put_wild_text
 
 SHORT_ROUND = {
-    torture.kill_repeatedly: 3,
-    torture.damage: 28,
-    torture.fuzz_command_line: 12,
-    torture.put_wild_text: 13,
-    torture.swap_buffers: 12,
+    kill_repeatedly: 3,
+    damage: 28,
+    fuzz_command_line: 12,
+    put_wild_text: 13,
+    swap_buffers: 12,
 }
 
 
 @pytest.fixture(scope="module")
 def imported_commands():
-    torture.import_commands()
+    import_commands()
 
 
 @pytest.mark.parametrize("trial", SHORT_ROUND, ids=lambda trial: trial.__name__)
 def test_a_short_round_of_trials_breaks_nothing(trial, imported_commands):
-    assert not torture.faults_of(trial, SHORT_ROUND[trial])
+    assert not faults_of(trial, SHORT_ROUND[trial])
 
 
 # Edges
@@ -129,7 +136,7 @@ TITLE = "\x1b]0;mine\x07"  # gives a terminal a title; Click takes colours out o
 
 def with_escapes(record):
     """The record with an escape sequence in every text that may have one."""
-    for container, key in torture.text_places(record):
+    for container, key in text_places(record):
         before = container[key]
         container[key] = before + TITLE
         try:
@@ -140,7 +147,7 @@ def with_escapes(record):
 
 
 COMMANDS_THAT_PRINT = [
-    *torture.READERS, "table r --per round", "table r --per client", "run --from r --rounds 1", "verify diverged",
+    *READERS, "table r --per round", "table r --per client", "run --from r --rounds 1", "verify diverged",
     "data import mine images",
 ]  # fmt: skip
 
@@ -154,7 +161,7 @@ def test_no_command_lets_a_name_or_a_record_move_the_cursor(tmp_path, monkeypatc
 
     shutil.copytree("once", folders["r"])
     record = with_escapes(read_record(run.path))
-    escaped = [key for container, key in torture.text_places(record) if "\x1b" in container[key]]
+    escaped = [key for container, key in text_places(record) if "\x1b" in container[key]]
     assert len(escaped) > 20
     # Names that are looked up stay as they were.
     record |= {"method": "fedavg", "method_source": "fedavg", "protocol": "fedfm:digits"}

@@ -19,11 +19,12 @@ from fedcli.results import durations, jobs, metrics, plans
 from fedcli.runs import resume, trackers
 from fedcli.runs.record import read_record, write_record
 from fedcli.userfiles import file_hash
-from tests import torture
 from tests.commands import invoke
 from tests.files import refused
 from tests.network_files import TINY_NETWORK
 from tests.tiny_runs import TINY, Stop, StopAfter
+from tests.torture.named_code import COMMANDS_THAT_READ, NAMING, SPELLINGS, put_into
+from tests.torture.parts import places
 
 TRACE = "\nopen('imported', 'a').close()\n"  # what a file does that is imported
 
@@ -221,7 +222,7 @@ def test_reports_and_tables_import_no_file_that_a_record_names(name, work):
 
 
 def spellings(folder):
-    return [text.format(folder / "evil.py", folder.name) for text in torture.SPELLINGS]
+    return [text.format(folder / "evil.py", folder.name) for text in SPELLINGS]
 
 
 def openers():
@@ -296,12 +297,12 @@ def finished(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("command", torture.COMMANDS_THAT_READ)
+@pytest.mark.parametrize("command", COMMANDS_THAT_READ)
 def test_no_command_imports_what_any_part_of_a_record_names(command, finished, work, opened_files):
     """Parts from which something could be taken with each command, and all others with one of the commands in turn."""
-    turn = torture.COMMANDS_THAT_READ.index(command)
-    others = sorted({*torture.places(read_record(finished))} - {*torture.NAMING}, key=str)
-    paths = [*torture.NAMING, *others[turn :: len(torture.COMMANDS_THAT_READ)]]
+    turn = COMMANDS_THAT_READ.index(command)
+    others = sorted({*places(read_record(finished))} - {*NAMING}, key=str)
+    paths = [*NAMING, *others[turn :: len(COMMANDS_THAT_READ)]]
     if command.startswith("claims"):  # each reads all records of the project, too
         paths = paths[:3]
     texts = spellings(work)
@@ -309,7 +310,7 @@ def test_no_command_imports_what_any_part_of_a_record_names(command, finished, w
         text = texts[number % len(texts)]
         shutil.rmtree("r", ignore_errors=True)
         shutil.copytree(finished, "r")
-        torture.put_into(Path("r"), path, text, is_stopped=number % 2 == 1)
+        put_into(Path("r"), path, text, is_stopped=number % 2 == 1)
         Path("tuned.json").write_text(json.dumps({"method": "fedavg", "seed": "0", "options": {"backbone": text}}))
 
         result = invoke(*command.split())

@@ -1,0 +1,96 @@
+"""The long round of all trials: prints a table and every fault.
+
+`python -m tests.torture [SHARE] [--write]` does SHARE of all trials, 1 where none is given; `--write` puts the table
+into `results/reliability.md`.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from fedcli import registry
+from tests.torture.command_lines import fuzz_command_line
+from tests.torture.crafted_states import craft_of_any_kind
+from tests.torture.damaged_files import damage
+from tests.torture.faults import faults_of
+from tests.torture.kills import kill_repeatedly
+from tests.torture.lost_folders import lose_folder
+from tests.torture.made_up_device import WAYS, replay
+from tests.torture.mutated_records import mutate_record
+from tests.torture.named_code import name_file_of_code
+from tests.torture.processes import import_commands
+from tests.torture.swapped_buffers import swap_buffers
+from tests.torture.wild_texts import put_wild_text
+
+PAGE = Path(__file__).parents[2] / "results" / "reliability.md"
+BEGIN_MARK = "<!-- trials: written by 'make torture' -->"
+END_MARK = "<!-- trials: end -->"
+
+
+class Trial(NamedTuple):
+    """A kind of misfortune, and how often it is tried in the long round."""
+
+    name: str
+    action: Callable[[int], str]
+    times: int
+    has_own_process: bool = False  # for which a worker of the pool would wait at its end
+
+
+TRIALS = (
+    Trial("a run killed four times at random moments, over 12 methods", kill_repeatedly, 84),
+    Trial("flipped bits, cut and exchanged files of seven kinds of runs", damage, 500),
+    Trial("fuzzed command lines", fuzz_command_line, 1000),
+    Trial("hostile records", put_wild_text, 260),
+    Trial("mutated parts of real records", mutate_record, 5000),
+    Trial("mutated checkpoints and client states with right digests", craft_of_any_kind, 2400),
+    Trial(
+        "records and tuned options that name a file of code, over all commands that read them", name_file_of_code, 840
+    ),
+    Trial("folders moved, removed or replaced while a run writes in them", lose_folder, 72),
+    Trial("networks whose buffers change, or are swapped", swap_buffers, 300),
+    Trial(
+        "clients in branches on a made-up CUDA device, of every method",
+        replay,
+        len(WAYS) * len(registry.methods()),
+        has_own_process=True,
+    ),
+)
+
+
+def write_table(table: str) -> None:
+    """Puts the table between the marks of its page."""
+    before, _, rest = PAGE.read_text().partition(BEGIN_MARK)
+    _, _, after = rest.partition(END_MARK)
+    PAGE.write_text(f"{before}{BEGIN_MARK}\n\n{table}\n{END_MARK}{after}")
+
+
+def main() -> int:
+    shares = [float(text) for text in sys.argv[1:] if text != "--write"]
+    share = shares[0] if shares else 1.0
+    import_commands()
+    table = "| Trial | Tried | Survived |\n| --- | ---: | ---: |\n"
+    has_failed = False
+    with TemporaryDirectory() as cache, ProcessPoolExecutor(2, get_context("fork")) as pool:
+        os.environ["FEDCLI_DATA"] = cache  # before the pool forks
+        for trial in TRIALS:
+            count = max(1, round(share * trial.times))
+            if trial.has_own_process:
+                faults = faults_of(trial.action, count)
+            else:
+                faults = [fault for fault in pool.map(trial.action, range(count)) if fault]
+            has_failed |= bool(faults)
+            table += f"| {trial.name} | {count:,} | {count - len(faults):,} |\n"
+            print(f"{trial.name}: {count}", *map(ascii, faults), sep="\n  ", flush=True)
+    print(f"\n{table}")
+    if "--write" in sys.argv:
+        write_table(table)
+    return int(has_failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

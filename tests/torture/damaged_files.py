@@ -1,0 +1,48 @@
+"""Files of a run that are damaged, cut or exchanged."""
+
+import random
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.torture.faults import fault_of
+from tests.torture.stopped_runs import STOPPED_RUNS, outcome_of, stopped_run
+
+
+def damage_one_file(folder: Path, other: Path, draw: random.Random) -> str:
+    """Flips a bit of a file of a run, cuts it, or puts the other run's in its place; says what it did."""
+    file = draw.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
+    how = draw.choice(("flip", "cut", "exchange"))
+    content = bytearray(file.read_bytes())
+    if how == "exchange":
+        counterpart = other / file.relative_to(folder)
+        # Where the other run has no such file, any of its files.
+        candidates = [counterpart, *sorted(counterpart.parent.iterdir())]
+        content = next(path for path in candidates if path.is_file()).read_bytes()
+    elif how == "flip":
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    else:
+        del content[draw.randrange(len(content)) :]
+    file.write_bytes(content)
+    return f"{how} {file.name}"
+
+
+def damage(number: int) -> str:
+    """A run with a damaged file is refused in a line, or comes to the same end."""
+    kind = list(STOPPED_RUNS)[number % len(STOPPED_RUNS)]
+    source = stopped_run(kind)
+    with TemporaryDirectory() as parent:
+        folder = shutil.copytree(source.folder, Path(parent, "run"))
+        description = damage_one_file(folder, source.other_folder, random.Random(number))
+        outcome = None
+
+        def go_on() -> None:
+            nonlocal outcome
+            outcome = outcome_of(folder)
+
+        fault = fault_of(go_on, f"{kind}, {description}")
+    if outcome is None:
+        return fault
+    if description in ("exchange record.json", "exchange checkpoint.safetensors"):
+        return f"{kind}, {description}: not refused"
+    return "" if outcome == source.outcome else f"{kind}, {description}: other bits"

@@ -1,0 +1,92 @@
+"""Runs that are killed at random moments, also while a file is written."""
+
+import os
+import random
+import signal
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import fedcli
+from fedcli import registry
+from fedcli.declarations import Method
+from fedcli.runs.record import read_record
+from fedcli.runs.resolve import default_dataset
+from fedcli.runs.rounds import Listener
+from tests.tiny_runs import TINY, essence, file_names
+from tests.torture.processes import fork
+
+KILLED = (
+    "fedavg", "scaffold", "fedproto", "fedfm", "feddyn", "moon", "local", "fedgen", "fedtgp", "fedcme", "fml",
+    "fccl-plus",
+)  # fmt: skip
+KILLS = 4  # of a run, until it may end
+MOMENTS = 24  # at most, until a kill; a round has about 12
+
+
+def options_of_small_run(method: Method) -> dict[str, Any]:
+    """Options of a run that takes a second, with a checkpoint after every round and states that are spilled to disk."""
+    options = {**TINY, "dataset": default_dataset(method), "checkpoint_every": 1, "state_memory": "300K"}
+    if method.uses_public_data:
+        options |= {"public_examples": 12, "public_batch_size": 5}
+    return options
+
+
+class KillsItself(Listener):
+    """Kills its process at the so-many-th moment: in a batch, in a file half written, before or after its renaming."""
+
+    def __init__(self, moments: int):
+        self.left = moments
+        fsync = os.fsync
+        replace = Path.replace
+
+        def half_written(file: int) -> None:
+            if self.left == 1:
+                os.ftruncate(file, os.fstat(file).st_size // 2)
+            self.pass_moment()
+            fsync(file)
+
+        def renamed(path: Path, target: Path) -> None:
+            self.pass_moment()
+            replace(path, target)
+            self.pass_moment()
+
+        os.fsync = half_written
+        Path.replace = renamed
+
+    def pass_moment(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def samples(self, count: int) -> None:
+        self.pass_moment()
+
+
+def kill_repeatedly(number: int) -> str:
+    """A run that is killed four times at random moments ends in the same numbers and leaves the same files."""
+    draw = random.Random(number)
+    method = registry.find_method(KILLED[number % len(KILLED)])
+    options = options_of_small_run(method)
+    with TemporaryDirectory() as parent:
+        whole = Path(parent, "whole")
+        killed = Path(parent, "killed")
+        fedcli.run(method.name, out=whole, **options)
+
+        for kills in range(KILLS + 1):
+            moments = draw.randint(1, MOMENTS) if kills < KILLS else -1  # the last time it is left alone
+            go_on = partial(fedcli.run, method.name, out=killed, continue_=True, **options)
+            end = fork(lambda: go_on(progress=KillsItself(moments)))  # noqa: B023
+            if end.code == 0 and kills > 0:
+                break
+            if end.code != -signal.SIGKILL:
+                return f"{method.name}: {end.errors.strip()}"
+
+        record = read_record(killed)
+        expected = read_record(whole)
+        if essence(record)["rounds"] != essence(expected)["rounds"] or record["summary"] != expected["summary"]:
+            return f"{method.name}: other numbers"
+        if file_names(killed) != file_names(whole):
+            return f"{method.name}: other files"
+        return ""

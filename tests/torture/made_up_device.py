@@ -1,0 +1,43 @@
+"""Clients in branches on a CUDA device that is made up."""
+
+import random
+
+from fedcli import registry
+from tests import laws
+from tests.on_made_up import early_captures, on_cpu, on_device, on_made_up_device
+from tests.toys import quick
+
+WAYS = ("branches:4", "branches:3")  # of training the four clients of a round
+
+
+@on_made_up_device
+def train_on_made_up_device(number: int) -> str:
+    """Four rounds of a method in graphs of steps have the bits of the steps on the CPU, and are captured early."""
+    draw = random.Random(number)
+    methods = list(registry.methods())
+    name = methods[number % len(methods)]
+    way = WAYS[number // len(methods)]
+    sizes = [draw.randint(1, 9) for _ in range(4)]
+    options = {
+        "clients_per_chunk": way,
+        "parts": laws.toy_parts(sizes),
+        "local_epochs": draw.randint(1, 2),
+        "momentum": draw.choice((0.0, 0.9)),
+        "lr_decay": draw.choice((1.0, 0.5)),
+        "backbone": laws.NORMED,
+    }
+    description = f"{name}, {way}, clients of {sizes}"
+    method = quick(registry.find_method(name))
+    with early_captures():
+        run = on_device(method, rounds=4, **options)
+        distance = laws.distance(run.state, on_cpu(method, rounds=4, **options))
+    if run.fed.engine.notes or distance:
+        return f"{description}: {distance}, {run.fed.engine.notes}"
+    if way == "branches:4" and run.rounds[-1]["captures"]:
+        return f"{description}: a capture in the fourth round"
+    return "" if run.device.replays else f"{description}: no replay"
+
+
+def replay(number: int) -> str:
+    """A method's steps are the same on the made-up device, in a process that has it."""
+    return train_on_made_up_device(number=number)

@@ -1,0 +1,157 @@
+"""Real records of which a part is another."""
+
+import json
+import math
+import random
+import shutil
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import fedcli
+from fedcli import registry
+from fedcli.figures import line_charts, report, saving
+from fedcli.results import claims, tables
+from fedcli.results.frame import clients_of, find_records, of_all, rounds_of
+from fedcli.results.render import render
+from fedcli.runs.exports import export
+from fedcli.runs.identity import digest_of
+from fedcli.runs.record import RECORD, read_record
+from fedcli.runs.schema import FIRST_OPTIONS
+from tests.torture.faults import fault_of
+from tests.torture.parts import VALUES, part_at, places
+from tests.torture.stopped_runs import FEATURES, stopped_run
+
+COMMITTED = Path(__file__).parents[2] / "results" / "records"
+NAMES = ("", "another", "-1", "99", "٣", "9" * 5000, "x" * 300)
+NO_TEXTS = ("\ud800", "\0")
+NOT_READ = {"reduced", "public"}  # parts of older records
+
+
+@lru_cache
+def real_records() -> list[Path]:
+    """The committed records, after one with features and models."""
+    return [stopped_run(FEATURES).folder / RECORD, *sorted(COMMITTED.rglob(RECORD))]
+
+
+class Mutation(NamedTuple):
+    """A real record of which a part is another now."""
+
+    record: dict[str, Any]
+    path: tuple  # to the part
+    description: str  # what the part is now
+    must_refuse: bool
+
+
+def mutation(number: int) -> Mutation:
+    """Removes a part of a real record, gives it another name or another value."""
+    draw = random.Random(number)
+    with_features, *committed = real_records()
+    file = draw.choice([with_features] * 9 + committed)
+    record = json.loads(file.read_text())
+    record.pop("digest", None)
+
+    path = draw.choice(sorted({*places(record)}, key=str))
+    *parents, key = path
+    container = part_at(record, parents)
+    chance = draw.random()
+    if chance < 0.15:
+        del container[key]
+        return Mutation(record, path, "removed", must_refuse=False)
+    if chance < 0.3 and isinstance(key, str):
+        name = draw.choice(NAMES)
+        container[name] = container.pop(key)
+        return Mutation(record, path, f"now '{name:.40}'", must_refuse=False)
+    old = container[key]
+    new = draw.choice(VALUES)
+    container[key] = new
+    return Mutation(record, path, f"{new!r:.40}", must_refuse=is_wrong(path, old, new))
+
+
+def is_wrong(path: tuple, old: Any, new: Any) -> bool:
+    """Whether a record must be refused that has a value at a path in place of the old one."""
+    section = path[0]
+    if section in NOT_READ:
+        return False
+    if new is None or old is None:  # for a part that a run has not
+        return False
+    if isinstance(new, float) and not math.isfinite(new):
+        return True
+    if is_number(old) and is_number(new):
+        is_count = type(old) is int and section != "config" and "terms" not in path
+        return is_count and is_no_count(new)
+    if type(old) is type(new):
+        return isinstance(new, str) and new in NO_TEXTS
+    if section == "config":  # where an option may be a number or a text
+        return type(new) in (list, dict) or path[-1] in FIRST_OPTIONS
+    return True
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, which True and False are not."""
+    return type(value) in (int, float)
+
+
+def is_no_count(number: int | float) -> bool:
+    return type(number) is float or number < 0
+
+
+def mutate_record(number: int) -> str:
+    """A real record with another part is refused in a line where it is read, or taken by all that reads records."""
+    record, path, change, must_refuse = mutation(number)
+    dotted_path = ".".join(map(str, path))
+    description = f"{dotted_path} {change}"
+    with TemporaryDirectory() as parent:
+        folder = Path(parent, "run")
+        if "quality" in record:
+            shutil.copytree(stopped_run(FEATURES).folder, folder)
+        folder.mkdir(exist_ok=True)
+        text = json.dumps({**record, "digest": digest_of(record)})
+        (folder / RECORD).write_text(text)
+        record_read = None
+
+        def read() -> None:
+            nonlocal record_read
+            record_read = read_record(folder)
+
+        fault = fault_of(read, description)
+        if record_read is None:
+            return fault
+        if must_refuse:
+            return f"{description}: not refused"
+        return fault_of_readers(folder, record_read, description)
+
+
+def fault_of_readers(folder: Path, record: dict[str, Any], description: str) -> str:
+    """What goes wrong in anything that reads a record; empty if nothing does."""
+    records = find_records([folder])
+
+    def render_tables() -> None:
+        for sheet in tables.sheets(records):
+            for form in ("markdown", "latex", "csv"):
+                render(sheet, form)
+
+    def read_clients_and_rounds() -> None:
+        of_all(records, clients_of)
+        of_all(records, rounds_of)
+
+    readers: dict[str, Callable[[], object]] = {
+        "table": render_tables,
+        "clients": read_clients_and_rounds,
+        "plot": lambda: saving.write_figure(folder / "curves.svg", line_charts.learning_curves, records),
+        "report": lambda: report.report(records),
+        "claims": lambda: claims.answers(registry.claims()[number_of(record) :: 30], [folder]),
+        "export": lambda: export(fedcli.load(folder), "safetensors", out=folder / "model"),
+    }
+    for name, reader in readers.items():
+        fault = fault_of(reader, f"{description}, {name}")
+        if fault:
+            return fault
+    return ""
+
+
+def number_of(record: dict[str, Any]) -> int:
+    """A number from 0 to 29 that follows from a record."""
+    return int(digest_of(record)[:4], 16) % 30

@@ -1,0 +1,82 @@
+"""Files of code that a record, tuned options or a checkpoint names, and no command may import."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from fedcli.runs.identity import digest_of
+from fedcli.runs.record import RECORD, read_record
+from fedcli.userfiles import file_hash
+from tests.torture.parts import part_at, places
+from tests.torture.processes import run_command
+from tests.torture.stopped_runs import FEATURES, stopped_run
+
+COMMANDS_THAT_READ = (
+    "table r", "table r --format csv --metric best,domain", "table r --per round", "table r --per client", "plot r",
+    "plot r --kind confusion", "plot r --kind tsne", "plot r --kind correlation", "report r", "resume r", "verify r",
+    "quality r", "quality r --clients", "export r", "export r --format safetensors", "run --from r",
+    "run fedavg --from r", "run fedavg --tuned tuned.json", "run fedavg --out r --continue", "claims fedsa --runs r",
+    "table fedfm:III --only FedAvg --runs r --dry-run",
+)  # fmt: skip
+# Of a part in a file, `{0}`; what a reader of paths and an opener of files might take differently.
+SPELLINGS = (
+    "{0}", "{0}:x", "{0}:,x", "{0}:METHOD", "{0}:tiny,cnn-small", "cnn-small,{0}:tiny", "{0}:", "{0}::", "{0}:x:y",
+    "{0},{0}:x", " {0}:x", "{0}:x ", "file:{0}", "file:{0}:x", "domains+{0}:x", "{0}:x,", ",{0}:x", "{0}\n:x",
+    "{0}:x\n", "./evil.py:x", "evil.py", "../{1}/evil.py:tiny", "iid,{0}:x", "{0}/:x", "~/evil.py:x",
+    "ray:{0}:x", "tensorboard,{0}:x",
+)  # fmt: skip
+EVIL = "open('imported', 'w').close()\ndef x(*given): open('called', 'w').close()\ntiny = METHOD = x\n"
+# Parts of a record that a run could take a method or a part from; also those of all others are tried.
+NAMING = (
+    ("method",), ("method_source",), ("protocol",), ("dataset",), ("config", "protocol"), ("config", "dataset"),
+    ("config", "public_dataset"), ("config", "partition"), ("config", "backbone"), ("config", "post"),
+    ("partition", "flag"), ("model", "backbone"),
+)  # fmt: skip
+
+
+def spelt(number: int, folder: Path) -> str:
+    """A spelling of a part of the file `evil.py` in a folder."""
+    return SPELLINGS[number % len(SPELLINGS)].format(folder / "evil.py", folder.name)
+
+
+def put_into(folder: Path, path: tuple, text: str, is_stopped: bool, files: dict[str, str] | None = None) -> None:
+    """Puts a text into a part of a run's record, which a digest vouches for, as if all options had been typed."""
+    record = read_record(folder)
+    record["user_files"] = files or {}
+    record["origin"] = dict.fromkeys(record["config"], "command line")
+    if is_stopped:
+        record["status"] = "interrupted"
+    *parents, key = path
+    part_at(record, parents)[key] = text
+    if path in (("protocol",), ("dataset",)):
+        record["config"][key] = text
+    (folder / RECORD).write_text(json.dumps({**record, "digest": digest_of(record)}))
+
+
+def name_file_of_code(number: int) -> str:
+    """A command that reads a record in which some part names a file of code does not import it."""
+    draw = random.Random(number)
+    command = COMMANDS_THAT_READ[number % len(COMMANDS_THAT_READ)]
+    with TemporaryDirectory() as parent:
+        folder = Path(parent)
+        shutil.copytree(stopped_run(FEATURES).folder, folder / "r")
+        evil = folder / "evil.py"
+        evil.write_text(EVIL)
+
+        text = spelt(draw.randrange(len(SPELLINGS)), folder)
+        path = draw.choice(NAMING) if draw.random() < 0.7 else draw.choice([*places(read_record(folder / "r"))])
+        recorded_files = {str(evil): file_hash(evil)} if draw.random() < 0.5 else {}
+        put_into(folder / "r", path, text, draw.random() < 0.5, recorded_files)
+        option = draw.choice(("backbone", "partition", "dataset", "post", "protocol", "lr"))
+        tuned = {"method": "fedavg", "seed": "0", "options": {option: text}}
+        (folder / "tuned.json").write_text(json.dumps(tuned))
+
+        end = run_command(folder, *command.split(), seconds=120)
+        is_imported = (folder / "imported").exists()
+    dotted_path = ".".join(map(str, path))
+    description = f"{dotted_path}: {text!r}, {command}"
+    if is_imported:
+        return f"{description}: imported"
+    return f"{description}: {end.fault[:200]}" if end.fault else ""

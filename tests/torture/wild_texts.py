@@ -1,0 +1,36 @@
+"""Records with a wild text in them."""
+
+import random
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from fedcli.runs.record import read_record, write_record
+from tests.torture.command_lines import WILD
+from tests.torture.parts import text_places
+from tests.torture.processes import run_command
+from tests.torture.stopped_runs import FEATURES, stopped_run
+
+TEXTS = (
+    "<script>alert(1)</script>", "two\nlines", "=HYPERLINK(1)", "a|b", "`x`", "\u202eabc", "\ud800", "x" * 20_000,
+    "\x00", "%s{}", "[red]", "../../etc", "[a](b)", "\\input{x}", *WILD,
+)  # fmt: skip
+READERS = (
+    "table r", "table r --format csv --metric best,domain,at:1/2,total-floats", "table r --format latex", "plot r",
+    "plot r --x floats", "plot r --x seconds", "plot r --kind confusion", "resume r", "verify r", "quality r",
+    "export r", "report r",
+)  # fmt: skip
+
+
+def put_wild_text(number: int) -> str:
+    """A record with a wild text in it, which its digest vouches for, is read or refused in a line."""
+    draw = random.Random(number)
+    command = READERS[number % len(READERS)]
+    with TemporaryDirectory() as parent:
+        folder = shutil.copytree(stopped_run(FEATURES).folder, Path(parent, "r"))
+        record = read_record(folder)
+        container, key = draw.choice(text_places(record))
+        container[key] = draw.choice(TEXTS)
+        write_record(folder, record)
+        end = run_command(Path(parent), *command.split())
+    return f"{key!r}, {command}: {end.fault[:200]}" if end.fault else ""
