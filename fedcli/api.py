@@ -311,7 +311,7 @@ def tune(  # noqa: PLR0913  # those of `fedcli.tune`, likewise
         for text in filter(None, [protocols_text(plan.runs), *tuning.samples(plan)]):
             warnings.warn(keywords_for_flags(text), stacklevel=3)
         errors = execute(plan, Watch(), jobs=jobs, records_only=True)
-        ranked = tuning.rank(plan, errors)
+        ranked = tuning.rank_and_write_best(plan, errors)
         for text in tuning.edges(find_methods(str(method).split(",")), plan.grids, ranked):
             warnings.warn(keywords_for_flags(f"{text}; try values beyond"), stacklevel=3)
     best = ranked.groupby("method", sort=False)["options"].first()

@@ -428,8 +428,8 @@ def test_a_method_that_was_not_timed_takes_what_it_takes_beside_fedavg_elsewhere
     def timing(method, network, **measured):
         return {"quiet": True, "machine": "a CPU", "method": method, **network, **measured}
 
-    small = dict(zip(durations.ALIKE, ("cpu", "cnn-2x32", "[1, 28, 28]", "float32"), strict=True))
-    large = dict(zip(durations.ALIKE, ("cpu", "resnet18", "[3, 32, 32]", "float32"), strict=True))
+    small = {"device": "cpu", "backbone": "cnn-2x32", "shape": "[1, 28, 28]", "precision": "float32"}
+    large = {"device": "cpu", "backbone": "resnet18", "shape": "[3, 32, 32]", "precision": "float32"}
     timed = pd.DataFrame([
         timing("fedavg", small, seconds=1.0, examples=9, threads=1),
         timing("moon", small, seconds=2.0, examples=9, threads=1),

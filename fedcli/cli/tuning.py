@@ -68,7 +68,7 @@ def tune(  # noqa: PLR0913  # the parameters of a command are its options
         say(f"{text}.", err=True)
     screens = consoles(Output(quiet=quiet, log_file=log_file), stderr=True)
     errors = run_plan(plan, screens, placement=placement, records_only=True)
-    ranked = tune.rank(plan, errors)
+    ranked = tune.rank_and_write_best(plan, errors)
     for name, of_method in ranked.groupby("method", sort=False):
         print_trials(name if len(names) > 1 else "", of_method)
     for text in tune.edges(find_methods(names), plan.grids, ranked):

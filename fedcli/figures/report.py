@@ -90,11 +90,11 @@ def _table(sheet: Sheet, rows: list[_Row], colours: dict[str, str]) -> models.Da
     columns = []
     for number, title in enumerate(sheet.columns):
         texts = [row.cells[number] for row in rows]
-        columns.append(_Column(title, texts, is_number=number >= sheet.numbers))
+        columns.append(_Column(title, texts, is_number=number >= sheet.first_number_column))
     printed = printed_accuracies([row.setting.first for row in rows])
     if any(printed):
         texts = [f"{accuracy:.2f}" if accuracy else "" for accuracy in printed]
-        columns.insert(sheet.numbers + 1, _Column("Paper, %", texts, is_number=True))
+        columns.insert(sheet.first_number_column + 1, _Column("Paper, %", texts, is_number=True))
     data = {"colour": [colours[row.setting.label] for row in rows]}
     shown = []
     for number, values in enumerate(columns):

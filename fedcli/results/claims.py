@@ -47,9 +47,29 @@ OPEN = (UNDECIDED, NOT_RUN, NO_DATA)  # what more runs would change
 FEWEST = 3  # seeds for a verdict
 MOST_SEEDS = 30
 SHIPPED = "verdicts.csv"
-# Columns of the CSV: texts of an answer, and of each interval its mean, ends and number of pairs.
-TEXTS = ("verdict", "why", "reduced", "over", "tail_over")
-INTERVALS = {"difference": ("ours", "low", "high", "n"), "tail": ("tail", "tail_low", "tail_high", "tail_n")}
+TEXTS = ("verdict", "why", "reduced", "over", "tail_over")  # of an answer that have columns of the CSV
+
+
+@dataclass(frozen=True)
+class IntervalColumns:
+    """The columns of the CSV that have the parts of an interval."""
+
+    mean: str
+    low: str
+    high: str
+    n: str
+
+    def read(self, row: Mapping[str, Any]) -> Interval:
+        """The interval of a row of the CSV."""
+        return Interval(mean=row[self.mean], low=row[self.low], high=row[self.high], n=row[self.n])
+
+    def cells(self, interval: Interval) -> dict[str, float]:
+        """An interval's cells of a row of the CSV."""
+        return {self.mean: interval.mean, self.low: interval.low, self.high: interval.high, self.n: interval.n}
+
+
+DIFFERENCE_COLUMNS = IntervalColumns(mean="ours", low="low", high="high", n="n")
+TAIL_COLUMNS = IntervalColumns(mean="tail", low="tail_low", high="tail_high", n="tail_n")
 
 
 @dataclass(frozen=True)
@@ -138,13 +158,13 @@ def answers(
     for run in runs[has_ended & ~changed_code].to_dict("records"):
         counted_runs.setdefault(run["method"], []).append(run)
     shipped_parts = _read_shipped() if shipped else {}
-    answers = []
+    answered = []
     for claim in claims:
         answer = _answer(claim, counted_runs, at_hand)
         if not answer.runs and claim.name in shipped_parts:
             answer = replace(answer, **shipped_parts[claim.name])
-        answers.append(answer)
-    return sorted(answers, key=lambda answer: VERDICTS.index(answer.verdict))
+        answered.append(answer)
+    return sorted(answered, key=lambda answer: VERDICTS.index(answer.verdict))
 
 
 def _read_shipped() -> dict[str, dict[str, Any]]:
@@ -155,8 +175,8 @@ def _read_shipped() -> dict[str, dict[str, Any]]:
     parts = {}
     for row in table[table["runs"] != ""].to_dict("records"):
         of_claim: dict[str, Any] = {name: row[name] for name in TEXTS}
-        for name, columns in INTERVALS.items():
-            of_claim[name] = Interval(*(row[column] for column in columns))
+        of_claim["difference"] = DIFFERENCE_COLUMNS.read(row)
+        of_claim["tail"] = TAIL_COLUMNS.read(row)
         of_claim["seeds"] = tuple(map(int, row["seeds"].split()))
         of_claim["runs"] = tuple(map(Path, row["runs"].split("; ")))
         parts[row["claim"]] = of_claim
@@ -426,7 +446,7 @@ def claims_sheet(answers: Sequence[Answer]) -> Sheet:
     titles = ["Claim", "Verdict", "Paper", "Ours", "Over the last tenth of the rounds", "Runs"]
     lines = [_line(answer) for answer in answers]
     values = [_csv_row(answer) for answer in answers]
-    return Sheet(titles, lines, numbers=len(titles), values=values, notes=NOTES, marked_up=True)
+    return Sheet(titles, lines, first_number_column=len(titles), values=values, notes=NOTES, marked_up=True)
 
 
 def _line(answer: Answer) -> list[str]:
@@ -461,8 +481,8 @@ def _csv_row(answer: Answer) -> dict[str, Any]:
         "paper": answer.paper,
         **{name: getattr(answer, name) for name in TEXTS},
         "seeds": " ".join(map(str, answer.seeds)),
-        **dict(zip(INTERVALS["difference"], answer.difference, strict=True)),
-        **dict(zip(INTERVALS["tail"], answer.tail, strict=True)),
+        **DIFFERENCE_COLUMNS.cells(answer.difference),
+        **TAIL_COLUMNS.cells(answer.tail),
         "runs": "; ".join(map(str, answer.runs)),
         "pairs": json.dumps(answer.pairs, default=str),
     }

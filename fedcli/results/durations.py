@@ -16,7 +16,18 @@ from fedcli.results.frame import read_runs, shipped
 from fedcli.runs.machine import environment, quiet
 
 H100 = "NVIDIA H100 80GB HBM3"
-ALIKE = ["device", "backbone", "shape", "precision"]  # of a run and those whose time tells its own
+
+
+class Training(NamedTuple):
+    """What a run and those whose time tells its own have in common."""
+
+    device: str  # "cpu" or "cuda"
+    backbone: str
+    shape: str  # of an image, as "[3, 32, 32]"
+    precision: str
+
+
+ALIKE = list(Training._fields)
 TIMED = ["seconds", "examples", "threads", "quiet", "machine", "method", *ALIKE]
 BENCHED = {"w3": {"backbone": "resnet18", "shape": "[3, 32, 32]"}}  # workloads that are like a paper's training
 REFERENCE = "fedavg"  # the method that all others are timed against
@@ -106,25 +117,31 @@ class Pace(NamedTuple):
     machines: frozenset[str]  # other machines, on which the runs were timed
 
 
-def pace_of(method: str, alike: tuple[str, ...], machine: str, timed: pd.DataFrame, relative: pd.Series) -> Pace:
+def pace_of(method: str, training: Training, machine: str, timed: pd.DataFrame, relative: pd.Series) -> Pace:
     """The pace of a run: the median of the timed runs that are nearest to it.
 
     Args:
         method: Its method.
-        alike: Its values of `ALIKE`.
+        training: What the timed runs have in common with it.
         machine: The machine it is to run on.
         timed: The runs that were timed, see `paces`.
         relative: See `relative_times`.
     """
-    comparable = timed[(timed[ALIKE] == list(alike)).all(axis=1)]
-    on_machine = comparable["machine"] == machine
-    of_method = comparable["method"] == method
-    nearness = 4 * on_machine + 2 * of_method + comparable["quiet"]
-    nearest = comparable[nearness == nearness.max()]
+    nearest = timed
+    for name, value in training._asdict().items():
+        nearest = nearest[nearest[name] == value]
+    nearest = _preferred(nearest, nearest["machine"] == machine)
+    nearest = _preferred(nearest, nearest["method"] == method)
+    nearest = _preferred(nearest, nearest["quiet"])
     their_times = nearest["method"].map(relative).astype(float).fillna(1.0)  # of no runs it would be text
     seconds = nearest["seconds"] * relative.get(method, 1.0) / their_times
     core_seconds = seconds * nearest["threads"]
     return Pace(seconds.median(), core_seconds.median(), frozenset(nearest["machine"]) - {machine})
+
+
+def _preferred(runs: pd.DataFrame, is_preferred: pd.Series) -> pd.DataFrame:
+    """The preferred ones of some runs; all of them where none is preferred."""
+    return runs[is_preferred] if is_preferred.any() else runs
 
 
 def cost_of(runs: Iterable[plans.PlannedRun], timed: pd.DataFrame, device: str, machine: str) -> pd.DataFrame:
@@ -145,8 +162,11 @@ def cost_of(runs: Iterable[plans.PlannedRun], timed: pd.DataFrame, device: str, 
         if not images:
             rows.append({"seconds": None, "core_seconds": None, "machines": frozenset()})
             continue
-        shape = str(list(datasets.describe(config["dataset"])["shape"]))
-        expected = pace(run.setup.method.name, (device, config["backbone"], shape, config["precision"]))
+        shape = datasets.describe(config["dataset"])["shape"]
+        training = Training(
+            device=device, backbone=config["backbone"], shape=str(list(shape)), precision=config["precision"]
+        )
+        expected = pace(run.setup.method.name, training)
         examples = round_examples(config, images) * (config["rounds"] - run.rounds_done)
         rows.append({
             "seconds": expected.seconds * examples,

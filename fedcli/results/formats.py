@@ -27,7 +27,7 @@ from fedcli.results.tables import (
     column_name,
     compares_models,
     find_columns,
-    first_number,
+    first_number_column,
     group,
     notes_on_metrics,
     notes_on_runs,
@@ -38,7 +38,7 @@ from fedcli.results.words import data_words, join_words, method_name
 from fedcli.runs.record import state_of
 from fedcli.userfiles import is_from_file
 
-FORMS = ("markdown", "csv", "latex")
+FORMATS = ("markdown", "csv", "latex")
 INTERNAL = {"validation", "quality:nmi", "quality:silhouette"}  # metrics that papers print only where they discuss them
 BY_NAME = ("intra", "inter", "class")  # metrics of what has a name, as a domain
 HEADINGS = {  # of metrics whose names do not read as a column of a paper
@@ -55,8 +55,8 @@ def write_tables(
     Raises:
         UserError: If a metric, a column or the form is not known, or columns are chosen of a CSV.
     """
-    if form not in FORMS:
-        raise unknown("format", form, FORMS, f"there are {', '.join(FORMS)}.")
+    if form not in FORMATS:
+        raise unknown("format", form, FORMATS, f"there are {', '.join(FORMATS)}.")
     if form == "csv":
         if layout != AS_IT_IS:
             raise UserError(
@@ -87,7 +87,7 @@ def paper_sheet(records: Sequence[dict], metrics: Sequence[str] = (), layout: La
     if not columns.chosen:
         cells = _for_a_paper(cells, columns, bool(seeds))
     titles = list(cells)
-    for title in titles[first_number(titles) :]:
+    for title in titles[first_number_column(titles) :]:
         texts = [cell or MISSING for cell in cells[title]]
         cells[title] = pd.Series(texts, cells.index, dtype=object)  # as text of pandas none would be `Best`
     shared = agreed(records)
@@ -96,7 +96,7 @@ def paper_sheet(records: Sequence[dict], metrics: Sequence[str] = (), layout: La
     return Sheet(
         columns=[_heading(title, columns) for title in titles],
         lines=cells.to_numpy().tolist(),
-        numbers=first_number(titles),
+        first_number_column=first_number_column(titles),
         setting=f"All rows: {same}." if same else "",
         notes=[*notes_on_runs(groups), *notes_on_metrics(groups, columns)],
         caption=_caption(groups, columns, cells, seeds),

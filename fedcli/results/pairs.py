@@ -22,7 +22,7 @@ from fedcli.runs.options import RunConfig
 from fedcli.runs.record import Record
 
 SHARED = ["seed", "images", "partition", "core", "options"]  # by the two runs of a pair
-FORM = ["form", "form_than"]  # the options of the two runs that are not as in their cells
+FORM_COLUMNS = ["form", "form_than"]  # the options of the two runs that are not as in their cells
 OF_RUN = ["form", "departed", "folder", "value", "tail", "rules"]  # of either run of a pair
 NO_PAIRS = pd.DataFrame(columns=[*SHARED, *OF_RUN, *(f"{name}_than" for name in OF_RUN), "share"])  # of a contrast
 
@@ -119,7 +119,7 @@ def find_pairs(claim: Claim, compared: Sequence[PlannedContrast], runs: RunsByMe
             return of_contrast  # so that no seed has a pair for each contrast
         parts.append(of_contrast)
     pairs = pd.concat(parts)
-    contrasts_of_seed = pairs.groupby([*FORM, "seed"])["share"].transform("size")
+    contrasts_of_seed = pairs.groupby([*FORM_COLUMNS, "seed"])["share"].transform("size")
     return pairs[contrasts_of_seed == len(compared)]
 
 
@@ -140,7 +140,7 @@ def _pairs_of_contrast(claim: Claim, planned: PlannedContrast, runs: RunsByMetho
     for rules, rules_than in zip(pairs["rules"], pairs["rules_than"], strict=True):
         share_rule.append(not rules.isdisjoint(rules_than))
     comparable = pairs[pd.Series(share_rule, pairs.index, dtype=bool)]
-    first_of_seed = comparable.drop_duplicates([*FORM, "seed"])
+    first_of_seed = comparable.drop_duplicates([*FORM_COLUMNS, "seed"])
     return first_of_seed.assign(share=contrast.share, metric=contrast.row.metric, metric_than=contrast.than.metric)
 
 
@@ -231,7 +231,7 @@ def _nearness(pairs: pd.DataFrame) -> Nearness:
 
 def nearest_pairs(pairs: pd.DataFrame) -> pd.DataFrame:
     """The pairs of the form that is nearest to the paper's runs, by seed."""
-    by_form = [of_form for _, of_form in pairs.groupby(FORM)]
+    by_form = [of_form for _, of_form in pairs.groupby(FORM_COLUMNS)]
     return max(by_form, key=_nearness).sort_values("seed", kind="stable")
 
 

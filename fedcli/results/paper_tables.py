@@ -136,7 +136,7 @@ def compare(plan: TablePlan) -> Sheet:
     return Sheet(
         columns=["Method", "", *titles],
         lines=_lines(cells, columns, "ours, reduced" if plan.reduction else "ours"),
-        numbers=2,
+        first_number_column=2,
         values=[{**cell.numbers, "reduced": plan.reduction} for cell in cells.values()],
         title=plan.title,
         setting=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",

@@ -31,7 +31,7 @@ class Sheet:
 
     columns: Sequence[str]  # titles
     lines: Sequence[Sequence[str]]  # the texts of its cells, those that stand out as `Best`
-    numbers: int  # the first of the columns that hold numbers, which stand to the right
+    first_number_column: int  # the index of the first one that holds numbers, which stand to the right from there on
     values: Sequence[dict[str, Any]] = ()  # the same with full precision, a line of the CSV each
     title: str = ""
     setting: str = ""  # what the whole table is of, in a sentence
@@ -53,7 +53,7 @@ def _markdown(sheet: Sheet) -> str:
     rows = []
     for line in sheet.lines:
         rows.append([_marked(text, escape, "**{}**") for text in line])
-    table = github([*map(markdown, sheet.columns)], rows, sheet.numbers)
+    table = github([*map(markdown, sheet.columns)], rows, sheet.first_number_column)
     notes = "\n".join(f"- {note}" for note in sheet.notes)
     heading = f"### {sheet.title}" if sheet.title else ""
     parts = [heading, sheet.setting, table, notes]
@@ -66,7 +66,7 @@ def _latex(sheet: Sheet) -> str:
     A line without a text in the first column belongs to the one above.
     """
     has_blocks = not all(line[0] for line in sheet.lines)
-    alignment = "l" * sheet.numbers + "r" * (len(sheet.columns) - sheet.numbers)
+    alignment = "l" * sheet.first_number_column + "r" * (len(sheet.columns) - sheet.first_number_column)
     lines = [f"% {printable(text)}".replace("*", "") for text in (sheet.title, sheet.setting) if text]
     lines.append(r"% needs \usepackage{booktabs}")
     if sheet.caption:
@@ -104,9 +104,9 @@ def _plain(text: str) -> str:
     return _FORMULA.sub("'", printable(text))
 
 
-def github(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: int | None = None) -> str:
-    """A GitHub table with these titles and cells; the columns from `numbers` on stand to the right."""
-    num_texts = len(columns) if numbers is None else numbers
+def github(columns: Sequence[str], rows: Sequence[Sequence[str]], first_number_column: int | None = None) -> str:
+    """A GitHub table with these titles and cells; the columns from `first_number_column` on stand to the right."""
+    num_texts = len(columns) if first_number_column is None else first_number_column
     rules = ["---"] * num_texts + ["---:"] * (len(columns) - num_texts)
     lines = [columns, rules]
     for row in rows:

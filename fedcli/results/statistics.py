@@ -49,16 +49,16 @@ def seeds_needed(difference: Interval, most: int) -> int:
     return most + 1
 
 
-def interval_text(metric: Metric, interval: Interval, *, sign: str = "+", count: bool = True) -> str:
+def interval_text(metric: Metric, estimate: Interval, *, sign: str = "+", count: bool = True) -> str:
     """A mean with its interval and `count`, as `+9.70 [+7.10, +12.30] (3)`; of floats the mean alone."""
-    if not interval.n:
+    if not estimate.n:
         return MISSING
-    text = metric.text(interval.mean, sign)
+    text = metric.text(estimate.mean, sign)
     if metric.unit == "floats":
         return text
-    if interval.n > 1:
-        text += f" [{metric.text(interval.low, sign)}, {metric.text(interval.high, sign)}]"
-    return f"{text} ({interval.n})" if count else text
+    if estimate.n > 1:
+        text += f" [{metric.text(estimate.low, sign)}, {metric.text(estimate.high, sign)}]"
+    return f"{text} ({estimate.n})" if count else text
 
 
 def difference(metric: Metric, runs: Iterable[Record], other: Metric, than: Iterable[Record]) -> Interval:

@@ -231,7 +231,7 @@ def sheet(
     return Sheet(
         columns=titles,
         lines=cells.to_numpy().tolist(),
-        numbers=first_number(titles),
+        first_number_column=first_number_column(titles),
         values=[numbers_of(record, found_metrics) for record in records],
         title=title,
         setting=f"All rows: {same}." if same else "",
@@ -327,7 +327,7 @@ def column_name(title: str) -> str:
     return re.split(r" [(\[]|, ", title)[0]
 
 
-def first_number(titles: Sequence[str]) -> int:
+def first_number_column(titles: Sequence[str]) -> int:
     """The index of the first column of numbers."""
     for index, title in enumerate(titles):
         if title not in TEXTS:

@@ -203,8 +203,10 @@ def _draw(runs: Sequence[PlannedRun], budget: int) -> list[PlannedRun]:
     return [run for run in runs if run.label in drawn_points]
 
 
-def rank(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
-    """The trials of a plan that `jobs.execute` has run, with its errors; writes the best of each for `--tuned`.
+def rank_and_write_best(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
+    """The trials of a plan that `jobs.execute` has run, with its errors; writes the best of each method.
+
+    `--tuned` reads what is written.
 
     Returns:
         A row a trial, the methods in the order of the plan and the best trial of each first: the `method`, the
