@@ -20,7 +20,7 @@ from fedcli.core.aggregate import weighted_mean
 from fedcli.core.client_states import refuse_non_finite
 from fedcli.core.clients import Aux, Client, Output, Step
 from fedcli.core.federation import NOTHING_STAYS, Federation
-from fedcli.core.graphs import KEPT, TOLERANCE, CudaGraphs, Unrepeatable, agree, graph_key
+from fedcli.core.graphs import KEPT, TOLERANCE, CudaGraphs, StepState, Unrepeatable, agree, graph_key
 from fedcli.core.public_images import make_public_loss
 from fedcli.core.stacked import Stack
 from fedcli.core.tree_files import save_tree
@@ -688,8 +688,8 @@ def before_and_after(dtype):
     )
     params = {"a": clients.params["a"] - 1e-3, "b": clients.params["b"] * (1 - 1e-7)}
     stepped = clients._replace(params=params, buffers={"count": torch.tensor(4)})
-    before = (clients, {"loss": torch.zeros((), dtype=dtype)})
-    after = (stepped, {"loss": torch.ones((), dtype=dtype)})
+    before = StepState(clients, {"loss": torch.zeros((), dtype=dtype)})
+    after = StepState(stepped, {"loss": torch.ones((), dtype=dtype)})
     return before, after
 
 
@@ -697,12 +697,12 @@ def changed(result, part, name, change):
     """Clients and totals with one value of one part of them changed."""
     clients, totals = result
     if part == "totals":
-        return clients, {name: change(totals[name])}
+        return result._replace(results={name: change(totals[name])})
     values = getattr(clients, part)
     if part == "optimizer":
         optimizer = {"local": {name: change(values["local"][name])}}
-        return clients._replace(optimizer=optimizer), totals
-    return clients._replace(**{part: {**values, name: change(values[name])}}), totals
+        return result._replace(clients=clients._replace(optimizer=optimizer))
+    return result._replace(clients=clients._replace(**{part: {**values, name: change(values[name])}}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -162,6 +162,16 @@ class Burst(NamedTuple):
     steps: int
 
 
+class StepState(NamedTuple):
+    """All that a step changes, in tensors at fixed addresses.
+
+    A stack takes a local step of its clients; a call is a function of stacked clients, or of their models.
+    """
+
+    clients: Tree  # packed; each of their parts, as the parameters, is compared by itself
+    results: Tree  # sums of the terms and number of the next step of a stack; what a call has given
+
+
 class StepGraphs:
     """Takes the steps of one stack of clients by graphs, once there are some.
 
@@ -181,13 +191,14 @@ class StepGraphs:
         self.replays: dict[Burst, Work] = {}
         self._warm_ups: Counter[bool] = Counter()  # steps before the first is captured, by whether they are padded
 
-    def advance(self, steps: Callable[..., None], state: Tree, padded: bool, num_alike: int) -> int:
+    def advance(self, steps: Callable[..., None], state: StepState, padded: bool, num_alike: int) -> int:
         """Takes some of the next steps, by a graph once there is one; returns how many.
 
-        The next `num_alike` are all `padded`, or none is.
-
-        `steps` takes a number of steps, padded or not, if `is_captured` by a graph's operations, and `state` is all
-        that they change: clients, totals and step number.
+        Args:
+            steps: Takes a number of steps, padded or not, and if `is_captured` by a graph's operations.
+            state: What they change.
+            padded: Whether the next step has padding.
+            num_alike: How many of the next steps are so, this one included.
         """
         if self.graphs is None:
             steps(padded, 1)
@@ -204,7 +215,7 @@ class StepGraphs:
             self._capture(steps, state, burst)
         return burst.steps
 
-    def _capture(self, steps: Callable[..., None], state: Tree, burst: Burst) -> None:
+    def _capture(self, steps: Callable[..., None], state: StepState, burst: Burst) -> None:
         """Takes some steps twice, plainly and by a graph of them, which stays if both lead to the same clients."""
         assert self.graphs is not None  # `advance` has seen to it
         before = copy_tree(state)
@@ -258,11 +269,13 @@ class KeptWork(dict[Hashable, Any]):
         return self[key]
 
 
-def agree(replayed: Tree, plain: Tree, before: Tree) -> bool:
+def agree(replayed: StepState, plain: StepState, before: StepState) -> bool:
     """Says whether two takes of a step lead to what differs by rounding only, see `TOLERANCE`.
 
-    Each argument is clients, totals and step number: after the replay, after the plain step, before both. Each part of
-    the clients, as their parameters, is compared by itself.
+    Args:
+        replayed: After the replay.
+        plain: After the plain step.
+        before: Before both.
     """
     for new, right, old in zip(_parts(replayed), _parts(plain), _parts(before), strict=True):
         if not _parts_agree(new, right, old):
@@ -270,9 +283,9 @@ def agree(replayed: Tree, plain: Tree, before: Tree) -> bool:
     return True
 
 
-def _parts(state: Tree) -> list[Tree]:
-    clients, *others = state
-    return [*clients, *others]
+def _parts(state: StepState) -> list[Tree]:
+    """Returns what is compared part by part: the clients' parameters, buffers and the like, and the results."""
+    return [*state.clients, state.results]
 
 
 def _parts_agree(replayed: Tree, plain: Tree, before: Tree) -> bool:

@@ -13,7 +13,7 @@ from torch.func import vmap
 
 from fedcli.core.batches import Batch
 from fedcli.core.clients import Aux, Client, Step, Terms, Update, keyed, under_vmap
-from fedcli.core.graphs import CudaGraphs, StepGraphs
+from fedcli.core.graphs import CudaGraphs, StepGraphs, StepState
 from fedcli.core.joint_layers import JointLayers
 from fedcli.core.layers import set_to
 from fedcli.core.trees import (
@@ -200,7 +200,7 @@ class Stack:
         for is_padded, steps in groupby(padded):
             end = done + len(list(steps))
             while done < end:
-                state = self.clients, self.totals, self._number
+                state = StepState(self.clients, results=(self.totals, self._number))
                 taken = self.graphs.advance(self.steps, state, is_padded, end - done)
                 for step in range(done, done + taken):
                     step_done(step)
@@ -282,7 +282,8 @@ class Call:
             write_into(self._others, others)
         if not self.graphs.replays:  # so that a graph is compared by what it writes, not by what stood there
             tree_map(Tensor.zero_, self._results)
-        self.graphs.advance(self._run, (self._first, self._results), padded=False, num_alike=1)
+        state = StepState(self._first, self._results)
+        self.graphs.advance(self._run, state, padded=False, num_alike=1)
         return copy_tree(self._results)
 
     def changed_first(self) -> Tree:
