@@ -8,8 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fedcli.core.augment import NUM_DRAWS, TRIES, augment, colour_jitter, crop_flip, resized_crop
-from fedcli.core.batches import Transform, generator, plan_batches
+from fedcli.core.augment import NUM_DRAWS, TRIES, Transform, augment, colour_jitter, crop_flip, resized_crop
+from fedcli.core.batches import plan_batches
+from fedcli.core.draws import generator
 from fedcli.data import catalog
 from fedcli.declarations import PublicSetting
 from fedcli.runs.prepare import make_federation

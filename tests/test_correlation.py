@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import fedcli
-from fedcli.core.batches import generator
+from fedcli.core.draws import generator
 from fedcli.errors import UserError
 from fedcli.figures.predictions import correlation_chart
 from fedcli.measure import correlation

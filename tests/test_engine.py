@@ -12,7 +12,7 @@ import torch
 
 from fedcli.core import federation
 from fedcli.core.aggregate import class_means, cross_entropy, masked_mean, weighted_mean
-from fedcli.core.batches import Transform
+from fedcli.core.augment import Transform
 from fedcli.core.clients import Aux, Client, Step
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.core.layers import LiveConv2d, by_places

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedcli.core.batches import generator
 from fedcli.core.clients import Client
+from fedcli.core.draws import generator
 from fedcli.papers import fedcme
 from tests import laws
 from tests.reference import means_by_class, minibatches, modules_of

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from fedcli.core import head_names
-from fedcli.core.batches import generator
+from fedcli.core.draws import generator
 from fedcli.core.trees import select
 from fedcli.papers import fedfa
 from tests import laws

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedcli.core.batches import generator
+from fedcli.core.draws import generator
 from fedcli.core.trees import tree_map
 from fedcli.papers import fedsa
 from fedcli.papers.baselines import fedgen, fedtgp

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedcli.core import partition
-from fedcli.core.batches import generator
+from fedcli.core.draws import generator
 from fedcli.core.partition import PARTITIONS, count_classes, fingerprint, from_flag
 from fedcli.declarations import facts_of
 from fedcli.errors import UserError

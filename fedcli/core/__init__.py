@@ -1,7 +1,7 @@
 """What the papers share, and all that a newcomer must read. A method file imports from here and from `fedcli`."""
 
 from fedcli.core.aggregate import class_means, class_sums, cross_entropy, divergence, masked_mean, weighted_mean
-from fedcli.core.batches import Batch, generator
+from fedcli.core.batches import Batch
 from fedcli.core.class_vectors import distance, no_vectors, unit
 from fedcli.core.clients import (
     Aux,
@@ -15,6 +15,7 @@ from fedcli.core.clients import (
     plain_loss,
     step_length,
 )
+from fedcli.core.draws import generator
 from fedcli.core.federation import Cohort, Federation
 from fedcli.core.model_parts import batchnorm_names, head_names, split
 from fedcli.core.own_models import ClientState, own_models, train_own_models

@@ -7,6 +7,8 @@ An augmentation is a pure function of images in [0, 1], which stay there unround
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -169,3 +171,26 @@ def _turn_hue(images: Tensor, turns: Tensor) -> Tensor:
     distances = [(sixths + 6 * turns + channel) % 6 for channel in (5, 3, 1)]
     channels = [value - chroma * torch.minimum(distance, 4 - distance).clamp(0, 1) for distance in distances]
     return torch.stack(channels, 1)
+
+
+@dataclass(frozen=True)
+class Transform:
+    """Turns uint8 images into what a network is given."""
+
+    mean: tuple[float, ...]  # per channel, of images in [0, 1]
+    std: tuple[float, ...]
+    augmentation: str  # a key of `NUM_DRAWS`
+    dtype: torch.dtype
+
+    def __call__(self, images: Tensor, draws: Tensor | None = None) -> Tensor:
+        """Normalises uint8 images `[..., channels, H, W]`, augmented by draws `[..., NUM_DRAWS]` if given."""
+        x = images.to(self.dtype) / 255
+        if draws is not None:
+            x = augment(x.flatten(0, -4), draws.flatten(0, -2), self.augmentation).reshape(x.shape)
+        return (x - _per_channel(self.mean, x.dtype, x.device)) / _per_channel(self.std, x.dtype, x.device)
+
+
+@cache
+def _per_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Makes a tensor `[channels, 1, 1]` once, as making one from numbers waits for a CUDA device."""
+    return torch.tensor(values, dtype=dtype, device=device)[:, None, None]

@@ -13,8 +13,8 @@ Names have parts; which network a paper uses stands in its protocols:
 
 import copy
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from importlib import import_module
 from itertools import pairwise
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from fedcli.core.clients import under_vmap
+from fedcli.core.draws import kept_draws
 from fedcli.core.layers import KeyedDraws, KeyedDropout, MaskedBatchNorm2d, become, use_live_taps
 from fedcli.core.trees import leaves
 from fedcli.errors import UserError, unknown
@@ -118,19 +119,6 @@ def build(name: str, channels: int, image_size: int, num_classes: int, seed: int
         np.random.seed(seed % 2**32)
         random.seed(seed)
         return recipe.make(channels, image_size, num_classes)
-
-
-@contextmanager
-def kept_draws() -> Iterator[None]:
-    """Leaves the global generators of PyTorch on the CPU, of NumPy and of Python as they were."""
-    of_numpy = np.random.get_state()
-    of_python = random.getstate()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        np.random.set_state(of_numpy)
-        random.setstate(of_python)
 
 
 @cache

@@ -5,17 +5,14 @@ together or in which order.
 """
 
 import math
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from fedcli.core.augment import augment
+from fedcli.core.draws import generator
 
 
 class Batch(NamedTuple):
@@ -29,12 +26,6 @@ class Batch(NamedTuple):
     lr: Tensor  # scalar, learning rate of this round
     key: Tensor | None = None  # scalar int64, seed of dropout's masks; None leaves the one in the buffers
     idle: Tensor | None = None  # scalar float32, 1 for a client that has run out of data; None where steps move all
-
-
-def generator(seed: int, *key: int | str) -> np.random.Generator:
-    """Makes the random generator of one purpose, as `generator(seed, round, client, "order", epoch)`."""
-    words = [zlib.crc32(part.encode()) if isinstance(part, str) else int(part) for part in key]
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *words])))
 
 
 class BatchPlan(NamedTuple):
@@ -135,26 +126,3 @@ def _draw_epoch(
         draws=draws,
         keys=generator(*key, "dropout", epoch).integers(2**63, size=count),
     )
-
-
-@dataclass(frozen=True)
-class Transform:
-    """Turns uint8 images into what a network is given."""
-
-    mean: tuple[float, ...]  # per channel, of images in [0, 1]
-    std: tuple[float, ...]
-    augmentation: str  # a key of `fedcli.core.augment.NUM_DRAWS`
-    dtype: torch.dtype
-
-    def __call__(self, images: Tensor, draws: Tensor | None = None) -> Tensor:
-        """Normalises uint8 images `[..., channels, H, W]`, augmented by draws `[..., NUM_DRAWS]` if given."""
-        x = images.to(self.dtype) / 255
-        if draws is not None:
-            x = augment(x.flatten(0, -4), draws.flatten(0, -2), self.augmentation).reshape(x.shape)
-        return (x - _per_channel(self.mean, x.dtype, x.device)) / _per_channel(self.std, x.dtype, x.device)
-
-
-@cache
-def _per_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Makes a tensor `[channels, 1, 1]` once, as making one from numbers waits for a CUDA device."""
-    return torch.tensor(values, dtype=dtype, device=device)[:, None, None]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcli.core.batches import generator
+from fedcli.core.draws import generator
 from fedcli.core.federation import Cohort, Federation
 
 EXAMPLES = 500  # test images, at most

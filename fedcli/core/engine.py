@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcli.core.batches import Batch, BatchPlan, Transform
+from fedcli.core.augment import Transform
+from fedcli.core.batches import Batch, BatchPlan
 from fedcli.core.clients import Aux, Client, Step, Terms, keyed, refuse_reading
 from fedcli.core.forks import Processes
 from fedcli.core.graphs import KEPT, KEPT_CALLS, CudaGraphs, KeptWork, StepGraphs, is_out_of_memory

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedcli.core import backbones
 from fedcli.core.aggregate import class_sums
-from fedcli.core.augment import NUM_DRAWS
-from fedcli.core.batches import Batch, BatchPlan, Transform, generator, plan_batches
+from fedcli.core.augment import NUM_DRAWS, Transform
+from fedcli.core.batches import Batch, BatchPlan, plan_batches
 from fedcli.core.client_states import Store
 from fedcli.core.clients import (
     OBJECTIVE,
@@ -28,6 +28,7 @@ from fedcli.core.clients import (
     fault_together,
     refuse_reading,
 )
+from fedcli.core.draws import generator
 from fedcli.core.engine import Chunking, Engine, OneWorker, Workers, parse_chunking
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.layers import by_places, set_to, use_live_taps

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedcli.core.batches import generator
+from fedcli.core.draws import generator
 from fedcli.core.parts import named_test_sizes
 from fedcli.errors import UserError, unknown
 from fedcli.userfiles import FromFile, blame, from_file, is_from_file

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedcli.core.batches import generator
+from fedcli.core.draws import generator
 from fedcli.errors import UserError
 
 

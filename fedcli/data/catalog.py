@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from fedcli.core.batches import generator
+from fedcli.core.draws import generator
 from fedcli.data.image_arrays import NAMES, Arrays, first_of_each, join_rows
 from fedcli.errors import UserError
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcli.core.batches import generator
+from fedcli.core.draws import generator
 from fedcli.data.image_arrays import KINDS, PARTS, Arrays
 from fedcli.errors import UserError
 

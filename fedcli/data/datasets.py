@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedcli.core.batches import generator
+from fedcli.core.draws import generator
 from fedcli.core.partition import PARTITIONS
 from fedcli.data import splits
 from fedcli.data.cache import cache_file, is_in_cache, names_in_cache

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedcli.core.batches import generator
+from fedcli.core.draws import generator
 from fedcli.core.partition import Kind, Option
 from fedcli.core.parts import Split
 from fedcli.data.image_arrays import PARTS, Arrays

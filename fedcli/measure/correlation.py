@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcli.core.batches import generator
+from fedcli.core.draws import generator
 from fedcli.core.evaluation import model_of
 from fedcli.core.federation import Federation
 from fedcli.core.trees import tree_map

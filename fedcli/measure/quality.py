@@ -17,7 +17,7 @@ from sklearn.metrics import normalized_mutual_info_score, silhouette_score
 from sklearn.metrics.pairwise import cosine_similarity
 
 from fedcli.core import drift
-from fedcli.core.batches import generator
+from fedcli.core.draws import generator
 from fedcli.core.evaluation import Model, model_of
 from fedcli.core.federation import Cohort, Federation
 from fedcli.errors import UserError

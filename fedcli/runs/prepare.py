@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedcli.core import partition
-from fedcli.core.batches import Transform
+from fedcli.core.augment import Transform
 from fedcli.core.client_states import Store
 from fedcli.core.federation import Federation
 from fedcli.core.parts import divide, named_test_sizes
