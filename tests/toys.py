@@ -14,6 +14,7 @@ from fedcli.check import federation, toy_dataset, with_defaults
 from fedcli.core import backbones
 from fedcli.core.aggregate import weighted_mean
 from fedcli.core.batches import Batch
+from fedcli.core.body_and_head import Backbone
 from fedcli.core.clients import Params
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
 from fedcli.papers.baselines import fedavg
@@ -208,6 +209,6 @@ def use_tiny_network(monkeypatch):
             last_layers = (nn.Linear(4 * 36, 6), nn.ReLU(), KeyedDropout(0.3))
             first_layers = (nn.Conv2d(1, 4, 3), MaskedBatchNorm2d(4), KeyedDropout(0.3), nn.Flatten())
             body = nn.Sequential(*first_layers, *last_layers)
-            return backbones.Backbone(body, 6, num_classes, colour=False)
+            return Backbone(body, 6, num_classes, colour=False)
 
     monkeypatch.setattr(backbones, "build", build)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedcli.core import backbones
-from fedcli.core.backbones import Backbone
+from fedcli.core.body_and_head import Backbone
 from fedcli.core.client_states import Store
 from fedcli.core.clients import Params
 from fedcli.core.evaluation import own_model
