@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fedcli.core.clients import Params
+from fedcli.core.optimizers import clip_factor
 
 # What the names of a network's tensors begin with while both are trained.
 PRIVATE = "private."
@@ -27,20 +28,20 @@ class _Clip(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(norm: float, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(max_norm: float, *tensors: Tensor) -> tuple[Tensor, ...]:
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        ctx.longest, *_ = inputs
+        ctx.max_norm, *_ = inputs
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
         norm = torch.stack([grad.square().sum() for grad in grads]).sum().sqrt()
-        scale = (ctx.longest / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
-        return None, *(grad * scale for grad in grads)
+        factor = clip_factor(norm, ctx.max_norm)
+        return None, *(grad * factor for grad in grads)
 
 
-def clipped(params: Params, norm: float) -> Params:
-    """Returns the same parameters, by which the gradient of whatever is made of them is at most `norm` long in all."""
-    return dict(zip(params, _Clip.apply(norm, *params.values()), strict=True))
+def clipped(params: Params, max_norm: float) -> Params:
+    """Returns the same parameters; the gradient that reaches them, all together, is shortened to `max_norm`."""
+    return dict(zip(params, _Clip.apply(max_norm, *params.values()), strict=True))

@@ -52,14 +52,17 @@ def fused_sgd(
 
 
 class _FusedSgd(torch.autograd.Function):
-    """The operation, with a rule for clients that are stacked: it is done for each, whose tensors are dense."""
+    """The operation, with a rule for clients that are stacked: it is done for each, whose tensors are dense.
+
+    A Function takes tensors one by one: `lists` are all parameters, all gradients and, with momentum, all momenta.
+    """
 
     @staticmethod
-    def forward(momentum: float, weight_decay: float, lr: Tensor, idle: Tensor, *tensors: Tensor) -> Tensor:
-        count = len(tensors) // (3 if momentum else 2)
-        params = tensors[:count]
-        grads = tensors[count : 2 * count]
-        momenta = tensors[2 * count :]
+    def forward(momentum: float, weight_decay: float, lr: Tensor, idle: Tensor, *lists: Tensor) -> Tensor:
+        count = len(lists) // (3 if momentum else 2)
+        params = lists[:count]
+        grads = lists[count : 2 * count]
+        momenta = lists[2 * count :]
         torch._fused_sgd_(
             list(params), [grad.contiguous() for grad in grads], list(momenta), weight_decay=weight_decay,
             momentum=momentum, lr=lr, dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
@@ -72,14 +75,21 @@ class _FusedSgd(torch.autograd.Function):
         """Keeps nothing, as nobody asks for a gradient."""
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, momentum: float, weight_decay: float, *tensors: Tensor) -> tuple[Tensor, None]:
-        axes = in_dims[2:]
+    def vmap(
+        info: Any, in_dims: tuple, momentum: float, weight_decay: float, lr: Tensor, idle: Tensor, *lists: Tensor
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        _, _, lr_axis, idle_axis, *axes = in_dims
         for k in range(info.batch_size):
-            of_client = [
-                tensor if axis is None else tensor.select(axis, k) for tensor, axis in zip(tensors, axes, strict=True)
-            ]
-            result = _FusedSgd.forward(momentum, weight_decay, *of_client)
+            own_lr = _of_client(lr, lr_axis, k)
+            own_idle = _of_client(idle, idle_axis, k)
+            own_lists = [_of_client(tensor, axis, k) for tensor, axis in zip(lists, axes, strict=True)]
+            result = _FusedSgd.forward(momentum, weight_decay, own_lr, own_idle, *own_lists)
         return result, None
+
+
+def _of_client(tensor: Tensor, axis: int | None, k: int) -> Tensor:
+    """Returns client k's part of a tensor with this client axis; all of it where None, as all clients share it."""
+    return tensor if axis is None else tensor.select(axis, k)
 
 
 def adam(params: Params, grads: Params, state: Tree, lr: Tensor, weight_decay: float = 0.0) -> tuple[Params, Tree]:
@@ -108,13 +118,18 @@ def adamw(params: Params, grads: Params, state: Tree, lr: Tensor, weight_decay: 
 def clip(grads: Params, max_norm: float) -> Params:
     """Shortens gradients to the norm `max_norm`, of all together, if longer, as `torch.nn.utils.clip_grad_norm_`."""
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads.values()]))
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    return tree_map(lambda g: g * scale, grads)
+    factor = clip_factor(norm, max_norm)
+    return tree_map(lambda g: g * factor, grads)
+
+
+def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """Returns by what a gradient of this norm is multiplied to be clipped; as `torch.nn.utils.clip_grad_norm_`."""
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
 @dataclass(frozen=True)
 class OptimizerUpdate:
-    """An update of a client by the gradient of its objective; for the fields see `Federation.optimizer_step`."""
+    """An update of a client by the gradient of its objective; for its fields see `Federation.optimizer_step`."""
 
     loss: LocalLoss
     optimizer: str
