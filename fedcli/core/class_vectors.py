@@ -112,10 +112,19 @@ def nothing_gathered(size: int, vectors: Tensor) -> Gathered:
     return Gathered(sums, counts, epoch_over)
 
 
+class TrainedAndGathered(NamedTuple):
+    """What a round of local training that gathers outputs by class gives."""
+
+    states: Mapping[int, ClientState]  # what clients keep, by id
+    means: Tensor  # [K, C, D], each client's mean of each class's outputs; 0 where it has none
+    counts: Tensor  # [K, C], of how many outputs
+    terms: Terms
+
+
 def train_and_gather(
     states: Mapping[int, ClientState], vectors: Tensor, context: Tree, make_step: Callable[[Network], Step],
     cohort: Cohort, fed: Federation,
-) -> tuple[Mapping[int, ClientState], Tensor, Tensor, Terms]:  # fmt: skip
+) -> TrainedAndGathered:  # fmt: skip
     """Trains every client's own model, which gathers the means of its outputs by class and sends them.
 
     Args:
@@ -125,9 +134,6 @@ def train_and_gather(
         make_step: Makes the local step of a network, see `gathering`.
         cohort: All clients.
         fed: The federation.
-
-    Returns:
-        The states, the means `[K, C, D]`, the counts `[K, C]` and the terms.
     """
     groups = fed.groups(cohort)
     gathered = []
@@ -141,4 +147,4 @@ def train_and_gather(
         terms.append(group_terms)
     sums, counts, _ = fed.in_order(cohort, groups, gathered)
     means = fed.upload(mean_by_class(sums, counts), counts > 0)
-    return states, means, counts, fed.in_order(cohort, groups, terms)
+    return TrainedAndGathered(states, means, counts, terms=fed.in_order(cohort, groups, terms))
