@@ -99,7 +99,7 @@ def _without_batches(steps: int, num_clients: int, width: int, num_draws: int) -
 
 @dataclass(frozen=True)
 class _Epoch:
-    """The batches of a client in one epoch, `[batches, ...]`; for the fields see `BatchPlan`."""
+    """The batches of a client in one epoch, `[batches, ...]` of the columns of a `BatchPlan`."""
 
     index: np.ndarray
     size: np.ndarray

@@ -33,9 +33,9 @@ class Version:
 
     file: Path  # its name alone until it is written
     nbytes: int
-    digest: str | None = None  # of the file; None until it is written
+    digest: str | None = None  # the file's; None until it is written
     state: Tree = None  # None where it is only in the file
-    remove: weakref.finalize | None = None  # of the file, once nobody holds the version and no checkpoint names it
+    remove: weakref.finalize | None = None  # removes the file once nobody holds the version and no checkpoint names it
 
     def write(self, folder: Path) -> None:
         """Writes the state to a file, if none has it."""

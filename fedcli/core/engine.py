@@ -44,14 +44,15 @@ from fedcli.errors import UserError
 
 # Of clients that are stacked; an axis stands in the place of each tensor.
 BATCH_AXES: Tree = Batch(x=0, y=0, mask=None, epoch_end=0, num_batches=0, lr=None, key=0)  # type: ignore[arg-type]
-PREPARED_BYTES = 2**22  # of images that are prepared at a time for a client that trains alone
+# For a client that trains alone, so many bytes of images are prepared at a time.
+PREPARED_BYTES = 2**22
 
 
 class Chunking(NamedTuple):
     """How clients train together."""
 
     way: str  # one of `stacked.WAYS`
-    clients: int  # at most so many
+    clients: int  # how many train together at most
 
 
 def parse_chunking(text: str, default: int) -> Chunking:
@@ -76,8 +77,8 @@ def spell_chunking(chunking: Chunking) -> str:
 class Workers(Protocol):
     """The processes that divide the work of a run, as one of them sees them; `fedcli.runs.workers.Group` are some."""
 
-    count: int  # of all
-    here: int  # of those on this machine
+    count: int  # how many processes there are
+    here: int  # how many of them are on this machine
 
     def share(self, work: Callable[[Any], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
         """Returns what `work` gives for all items, in their order, each done by one of the processes."""
@@ -98,14 +99,14 @@ class TrainedChunk(NamedTuple):
     """A chunk of clients after local training."""
 
     clients: Client
-    sums: Terms  # of each term over a client's steps, `[K]`
-    zeros: Tensor  # `[K]`, the sum of a term that the chunk's steps have not
+    sums: Terms  # each term's sum over a client's steps, `[K]`
+    zeros: Tensor  # `[K]`, the sum of a term that other chunks have and this one has not
 
 
 class ChunkResults(NamedTuple):
     """What a chunk of clients has given."""
 
-    results: list[Any]  # of the chunk, or of the parts that it was halved into
+    results: list[Any]  # one for the chunk, or one for each part that it was halved into
     clients_per_chunk: int  # how many may train together afterwards
 
 
@@ -177,7 +178,7 @@ class Engine:
     def train(
         self, step: Step, clients: Client, plan: BatchPlan, lr: float, context: Tree, axes: Tree
     ) -> tuple[Client, Terms]:
-        """Trains K stacked clients through a plan; `context` and `axes` as in `Federation.train`.
+        """Trains K stacked clients through a plan; `context` and `axes` are as in `Federation.train`.
 
         Returns:
             The clients after their last steps, and each term's mean over a client's steps, `[K]`, 0 without steps.
@@ -211,7 +212,10 @@ class Engine:
 
         chunks: list[ChunkResults] = self.side_by_side(of_chunk, self._chunks(range(num_clients)))
         self.clients_per_chunk = min(chunk.clients_per_chunk for chunk in chunks)
-        return [result for chunk in chunks for result in chunk.results]
+        results = []
+        for chunk in chunks:
+            results += chunk.results
+        return results
 
     def _chunks(self, clients: range) -> list[range]:
         size = self.clients_per_chunk
@@ -365,7 +369,13 @@ class Engine:
         self.calls.clear()
 
     def step(self, step: Step, clients: Client, batch: Batch, context: Tree, axes: Tree) -> tuple[Client, Aux]:
-        """Takes a step of K stacked clients on one batch, the same for all; the rest is as in `train`."""
+        """Takes one local step of K stacked clients on a batch that is the same for all.
+
+        `context` and `axes` are as in `Federation.train`.
+
+        Returns:
+            The clients after the step, and what their objective returned beside its value, both stacked.
+        """
         batch = batch._replace(idle=torch.zeros((), device=batch.y.device))  # nobody stands still
         all_axes = (0, None, axes)
 

@@ -133,7 +133,7 @@ class Scorer:
         def of_some(clients: list[int]) -> list[Judged]:
             results = self._fed.engine.one_by_one(of_client, clients)
             for client, evaluated in zip(clients, results, strict=True):
-                if client not in judged_here:  # but by a fork, which has ended, and what it kept with it
+                if client not in judged_here:  # a fork judged it, and what that kept has ended with it
                     self._keep(self._model(client), tests[client], evaluated)
             return [evaluated.judged for evaluated in results]
 

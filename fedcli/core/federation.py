@@ -112,10 +112,10 @@ class Federation:
         architecture: `[N]`, which of them a client has.
         sizes: What costs depend on, of the largest network.
         training: Training examples of each client, positions in the training set.
-        validation: Held-out examples of each client, likewise.
+        validation: Held-out examples of each client, positions in the training set.
         client_weights: `[N]`, what a client counts in means: its examples, or 1 under `--weighting uniform`.
         idle: Ids of the clients that have too few examples for a local step.
-        testing: Each client's own test part, likewise; empty unless the protocol tests on it.
+        testing: Each client's own test part, positions in the training set; empty unless the protocol tests on it.
         domain_counts: `[N, domains]`, a client's examples of each domain; of one domain where there are none.
         domain_of: `[N]`, the domain that most of a client's examples come from.
         sent_down: Floats that all clients of the round together were sent, by "params", "buffers" and "other".
@@ -140,7 +140,7 @@ class Federation:
             device: Where all of it is kept and trained.
             transform: From uint8 images to network input.
             public_images: uint8 `[P, channels, H, W]`, unlabelled, for methods that need them.
-            public_transform: Likewise for the public images.
+            public_transform: From the public images to network input.
             evaluation: "server", "clients" or "domains", see fedcli/core/evaluation.py.
             top_k: A test image counts as right if its class is among the k most likely.
             store: Of what clients remember; in memory where None.
@@ -508,7 +508,15 @@ class Federation:
         self, clients: Client, cohort: Cohort, local: LocalLoss | Step, batch: Batch, context: Tree = None,
         axes: Tree = None,
     ) -> tuple[Client, Aux]:  # fmt: skip
-        """Takes one local step of each client on one batch, the same for all; for the rest see `train`.
+        """Takes one local step of each client on a batch that is the same for all.
+
+        Args:
+            clients: Stacked.
+            cohort: Whose clients they are.
+            local: The objective of one client, or a whole local step, as in `train`.
+            batch: One of `public_batches`, or another one.
+            context: What the objective is given beside the batch.
+            axes: For each part of the context None (shared) or 0 (one for each client), as in `train`.
 
         Returns:
             The clients, and what the objective returned beside its value, both stacked.

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from fedcli.core.trees import tree_map
 
-FORK_SECONDS = 0.03  # until it has been measured; by the memory of the process
-COST = 2  # of a fork, times these seconds: both copy the pages that they write, and results are sent
+FORK_SECONDS = 0.03  # what starting a fork takes, until it has been measured; it depends on the memory of the process
+COST = 2  # of a fork in all, as a multiple of its start: both copy the pages that they write, and results are sent
 SIGNALS = signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)  # this process ends its forks
 MOST_WAITING = 1024  # numbers of items that wait to be taken, 4 bytes each: one page, which every pipe holds
 PR_SET_PDEATHSIG = 1
@@ -93,7 +93,10 @@ class Processes:
     def share(
         self, work: Callable[[Any], Any], items: Sequence[Any], count: int, begin: Callable[[], None]
     ) -> list[Any]:
-        """Calls `work` for each item in so many processes, for the rest as `map`."""
+        """Calls `work` for each item in `count` processes, this one among them; returns results in order.
+
+        `begin` is called in each fork before its items.
+        """
         self.reap()
         results: dict[int, Any] = {}
         forks: list[_Fork] = []
@@ -155,7 +158,7 @@ class _Fork:
     def __init__(self, work: Callable[[Any], Any], items: Sequence[Any], queue: int, begin: Callable[[], None]):
         parent = os.getpid()
         libc = _libc()
-        self._status: int | None = None  # of its end
+        self._status: int | None = None  # the status with which it has ended; None while it is not known
         read_end, write_end = os.pipe()
         self._pipe = open(read_end, "rb")  # noqa: SIM115  # until it is received
         try:
@@ -218,7 +221,7 @@ def _do_and_send(
             results[number] = work(items[number])
     except BaseException as error:
         fault = f"has failed ({type(error).__name__}: {error})"
-        for _ in _taken(queue, len(items)):  # that all end soon
+        for _ in _taken(queue, len(items)):  # leaves nothing to the others, so that all end soon
             pass
     if not torch.equal(drawn, torch.get_rng_state()):
         results = {}  # the process that draws itself is told what is wrong with that
@@ -242,7 +245,8 @@ def _take_own_streams() -> None:
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is getattr(sys, f"__{name}__"):
             with suppress(OSError):  # closed
-                setattr(sys, name, open(number, "w", buffering=1, closefd=False))  # noqa: SIM115  # as long as it
+                file = open(number, "w", buffering=1, closefd=False)  # noqa: SIM115  # open until the fork ends
+                setattr(sys, name, file)
 
 
 def _queue(count: int) -> int:

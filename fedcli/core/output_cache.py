@@ -22,8 +22,8 @@ class Outputs(NamedTuple):
 class _Entry(NamedTuple):
     """Outputs of a model, and whose they are."""
 
-    owners: list[weakref.ref]  # of the model's tensors: one that is gone leaves its id to another
-    positions: np.ndarray | None  # the index, held here for the same reason
+    owners: list[weakref.ref]  # the model's tensors: where one is gone, another may have its id
+    positions: np.ndarray | None  # the index, held so that no other has its id
     outputs: Outputs
 
 

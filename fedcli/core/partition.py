@@ -27,13 +27,13 @@ from fedcli.userfiles import FromFile, blame, from_file, is_from_file
 
 Parts = list[np.ndarray]
 MIN_EXAMPLES = 10
-MAX_DRAWS = 1000  # of a Dirichlet partition before it is refused; seconds for 100 classes and 100 clients
+MAX_DRAWS = 1000  # how often a Dirichlet partition is drawn before it is refused; seconds for 100 classes, 100 clients
 
 
 def number(text: str, read: Callable[[str], Any] = int, low: float = 1, high: float = math.inf) -> Any:
     """Reads a number from `low` to `high` in a flag; raises ValueError for anything else."""
     has_short_exponent = re.fullmatch(r"[^e]*(e[+-]?\d{1,3})?", text.lower())
-    if not has_short_exponent:  # of 1e-9999999 Fraction would make ten million digits
+    if not has_short_exponent:  # Fraction would make ten million digits of 1e-9999999
         raise ValueError
     value = read(text)
     if not low <= value <= high:

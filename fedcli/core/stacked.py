@@ -92,7 +92,10 @@ def without_buffers(aux: Aux) -> Aux:
 
 
 def with_packed_first(function: Callable[..., Tree], like: Tree) -> Callable[..., tuple[Tree, Tree]]:
-    """Makes a function of one client take its first argument packed, and return that it stays, likewise."""
+    """Makes a function of one client take its first argument packed, and return beside the result that it stays.
+
+    That is, as in `with_packed_client`, () in the place of each of its tensors.
+    """
 
     def function_of_packed(first: Tree, *others: Tree) -> tuple[Tree, Tree]:
         unchanged = tree_map(lambda leaf: (), first)
