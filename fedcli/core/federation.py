@@ -31,6 +31,7 @@ from fedcli.core.clients import (
 from fedcli.core.draws import generator
 from fedcli.core.engine import Chunking, Engine, OneWorker, Workers, parse_chunking
 from fedcli.core.graphs import CudaGraphs
+from fedcli.core.image_set import ImageSet
 from fedcli.core.layers import by_places, set_to, use_live_taps
 from fedcli.core.optimizers import OptimizerUpdate
 from fedcli.core.output_cache import OutputCache
@@ -127,7 +128,7 @@ class Federation:
     """
 
     def __init__(  # noqa: PLR0913  # all that a federation is put together from, most of it by keyword
-        self, run: Any, dataset: Any, parts: Sequence[np.ndarray], device: torch.device, transform: Transform, *,
+        self, run: Any, dataset: ImageSet, parts: Sequence[np.ndarray], device: torch.device, transform: Transform, *,
         public_images: Tensor | None = None, public_transform: Transform | None = None, evaluation: str = "server",
         top_k: int = 1, store: Store | None = None, workers: Workers | None = None,
     ):  # fmt: skip
@@ -198,7 +199,7 @@ class Federation:
         least = run.batch_size if run.drop_last else 1
         self.idle = [client for client, part in enumerate(self.training) if len(part) < least]
 
-    def _build_networks(self, run: Any, dataset: Any) -> None:
+    def _build_networks(self, run: Any, dataset: ImageSet) -> None:
         """Builds the networks with their initial weights, and says which client has which."""
         names = run.backbone.split(",")  # client i has the (i mod their number)-th
         self.backbones = list(dict.fromkeys(names))
@@ -214,7 +215,7 @@ class Federation:
         largest = max(self.networks, key=lambda network: network.num_parameters)
         self.sizes = Sizes(largest.num_parameters, self.num_classes, largest.feature_dim)
 
-    def _take_tests(self, dataset: Any, parts: Sequence[np.ndarray]) -> None:
+    def _take_tests(self, dataset: ImageSet, parts: Sequence[np.ndarray]) -> None:
         """Takes the test images to the device, and counts the clients' examples of each domain."""
         self.test_images = dataset.x_test.to(self.device)
         self.test_labels = dataset.y_test.to(self.device)
@@ -317,6 +318,11 @@ class Federation:
         networks = [self.networks[architecture] for architecture in np.unique(self.architecture[client_ids])]
         only_network = networks[0] if len(networks) == 1 else None
         return Cohort(round, np.asarray(client_ids), num_examples, weights, only_network)
+
+    def is_of_domain(self, number: int) -> np.ndarray:
+        """Returns which test images are of the domain of this number, bool `[n]`."""
+        assert self.test_domains is not None  # there are none where no domain has a name
+        return (self.test_domains == number).cpu().numpy()
 
     def groups(self, cohort: Cohort) -> list[Cohort]:
         """Divides a cohort by the clients' networks; order and weights stay those of the cohort."""
