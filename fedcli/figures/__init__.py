@@ -30,14 +30,19 @@ class Measure:
     """What a curve shows.
 
     Attributes:
-        column: A measure of `curves.find_curves`, most of them a column of `rounds_of`.
+        column: A column of `rounds_of`; or a name before a slash, as "intra", for the mean of its columns; of single
+            clients, a column of `clients_of`.
         label: Its name at the vertical axis.
         remedy: What a user can do where no run has a value.
+        of_clients: Whether the points of a curve are clients, the worst first, and not rounds.
+        is_percentage: Whether no value lies beyond 0 and 100.
     """
 
     column: str
     label: str
     remedy: str
+    of_clients: bool = False
+    is_percentage: bool = True
 
 
 # By kind, `fedcli plot --kind NAME`.
@@ -108,6 +113,9 @@ CURVES = {
         remedy="run with --per-class",
     ),
 }
+
+
+ACCURACY = CURVES["accuracy"]
 
 
 def find_chart(name: str) -> Callable[..., Any]:

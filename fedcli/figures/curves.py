@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from fedcli.figures import ACCURACY, Measure
 from fedcli.figures.names import NO_LABELS, setting_name
 from fedcli.results.frame import clients_of, rounds_of
 from fedcli.results.paper_tables import printed_accuracies
@@ -18,8 +19,6 @@ from fedcli.runs.machine import quiet
 from fedcli.runs.record import state_of
 
 AXES = {"round": "Round", "floats": "Floats sent by all clients", "seconds": "Seconds"}  # horizontal ones
-ACCURACY = "test_accuracy"
-OF_CLIENTS = "accuracy of the clients"
 
 
 class Point(NamedTuple):
@@ -74,13 +73,12 @@ class Curve(NamedTuple):
         return fill(name, 30, break_long_words=False, break_on_hyphens=False)
 
 
-def find_curves(settings: Sequence[SeedGroup], measure: str = ACCURACY, x: str = "round") -> list[Curve]:
+def find_curves(settings: Sequence[SeedGroup], measure: Measure = ACCURACY, x: str = "round") -> list[Curve]:
     """The curve of each setting with a value.
 
     Args:
         settings: The settings.
-        measure: A column of `rounds_of`; a name before a slash, as "intra", for the mean of its columns; or
-            `OF_CLIENTS`, whose points are clients.
+        measure: What the curves show.
         x: One of `AXES`.
     """
     printed_numbers: list[float | None] = [None] * len(settings)
@@ -94,13 +92,12 @@ def find_curves(settings: Sequence[SeedGroup], measure: str = ACCURACY, x: str =
     return curves
 
 
-def _find_curve(setting: SeedGroup, measure: str, x: str, printed: float | None) -> Curve:
+def _find_curve(setting: SeedGroup, measure: Measure, x: str, printed: float | None) -> Curve:
     """The curve of a setting, which may be without values."""
     diverged = [record for record in setting.records if state_of(record) == "diverged"]
     unfinished = [record for record in setting.records if record not in diverged]
     runs = setting.finished or unfinished
-    is_percentage = not measure.startswith("drift")
-    line = _mean_line([points_of(record, measure, x) for record in runs], is_percentage)
+    line = _mean_line([points_of(record, measure, x) for record in runs], measure.is_percentage)
     points_of_diverged = [points_of(record, measure, x) for record in diverged]
     chosen = None
     if measure == ACCURACY and setting.selection.startswith("best"):
@@ -141,18 +138,22 @@ def _headline(runs: list[dict], line: pd.DataFrame) -> Point | None:
     return Point(float(np.interp(number, line.index, line.x)), headline)
 
 
-def points_of(record: dict, measure: str, x: str) -> pd.DataFrame:
-    """The rounds of a run, by number from 0, that have a value `y` of a measure and an `x`, see `find_curves`."""
-    if measure == OF_CLIENTS:
-        accuracies = clients_of(record).accuracy.dropna().sort_values(ignore_index=True)
-        return pd.DataFrame({"x": accuracies.index + 1, "y": accuracies})
+def points_of(record: dict, measure: Measure, x: str) -> pd.DataFrame:
+    """The rounds or clients of a run, by number from 0, that have a value `y` of a measure and an `x`.
+
+    Clients, whose number is `x`, are sorted by their values; for rounds, `x` is one of `AXES`.
+    """
+    if measure.of_clients:
+        values = clients_of(record)[measure.column].dropna().sort_values(ignore_index=True)
+        return pd.DataFrame({"x": values.index + 1, "y": values})
     rounds = rounds_of(record)
     positions = rounds["round"]
     if x == "floats":
         positions = _floats_sent(record)
     elif x == "seconds":
         positions = rounds.filter(like="seconds/").sum(axis=1).cumsum() if quiet(record) else np.nan
-    values = rounds.filter(regex=f"^{measure}(/|$)").mean(axis=1)
+    columns = [name for name in rounds if name == measure.column or name.startswith(f"{measure.column}/")]
+    values = rounds[columns].mean(axis=1)
     return pd.DataFrame({"x": positions, "y": values}, dtype=float).dropna()
 
 

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError, unknown
 from fedcli.figures import CURVES, Measure
-from fedcli.figures.curves import AXES, OF_CLIENTS, Curve, find_curves, points_of
+from fedcli.figures.curves import AXES, Curve, find_curves, points_of
 from fedcli.figures.legends import draw_legends, name_ends, spread_names, widen_legend
 from fedcli.figures.look import Look
 from fedcli.figures.names import setting_colours, title_words
@@ -51,8 +51,13 @@ def drift_chart(records: Iterable[dict], look: Look | None = None) -> Figure:
     """Draws how far the clients' features and updates drift apart, see `_chart_of_measures`."""
     remedy = "run with --drift-every"
     measures = [
-        Measure(column="drift/feature_distance", label="Distance of features", remedy=remedy),
-        Measure(column="drift/classifier_similarity", label="Similarity of classifier updates", remedy=remedy),
+        Measure(column="drift/feature_distance", label="Distance of features", remedy=remedy, is_percentage=False),
+        Measure(
+            column="drift/classifier_similarity",
+            label="Similarity of classifier updates",
+            remedy=remedy,
+            is_percentage=False,
+        ),
     ]
     return _chart_of_measures(measures, records, "round", AXES["round"], look)
 
@@ -70,7 +75,7 @@ def domains_chart(records: Iterable[dict], look: Look | None = None) -> Figure:
 def accuracies_chart(records: Iterable[dict], look: Look | None = None) -> Figure:
     """Draws the accuracies of single clients after the last round, the worst first, see `_chart_of_measures`."""
     remedy = "draw runs with validation or own models"
-    measure = Measure(column=OF_CLIENTS, label="Accuracy of single clients (%)", remedy=remedy)
+    measure = Measure(column="accuracy", label="Accuracy of single clients (%)", remedy=remedy, of_clients=True)
     return _chart_of_measures([measure], records, "round", "Clients, sorted", look)
 
 
@@ -84,7 +89,7 @@ def _chart_of_measures(
     A dotted line is the paper's number. A method keeps its colour in all panels. The title counts runs without a value.
 
     Args:
-        measures: What the panels show, see `find_curves`.
+        measures: What the panels show.
         records: The runs.
         x: One of `AXES`.
         x_label: What the points of a line are.
@@ -94,7 +99,7 @@ def _chart_of_measures(
         UserError: If no run has a value, or none has the floats or the undisturbed seconds.
     """
     records = list(records)
-    measured = [record for record in records if any(len(points_of(record, measure.column, x)) for measure in measures)]
+    measured = [record for record in records if _has_points(record, measures, x)]
     if not measured:
         labels = " and ".join(measure.label for measure in measures).lower()
         remedy = " or ".join(dict.fromkeys(measure.remedy for measure in measures))
@@ -105,10 +110,15 @@ def _chart_of_measures(
         (first, *_) = runs  # all have one protocol
         heading = f"{title_words(runs)} ({first['protocol']})"
         for measure in measures:
-            panels.append(Panel(heading, measure.label, find_curves(settings, measure.column, x)))
+            panels.append(Panel(heading, measure.label, find_curves(settings, measure, x)))
     left_out = len(records) - len(measured)
     title = f"left out, without values: {left_out}" if left_out else ""
     return _draw_panels(panels, x_label, title, look or Look())
+
+
+def _has_points(record: dict, measures: Sequence[Measure], x: str) -> bool:
+    """Whether a run has a value of one of some measures."""
+    return any(len(points_of(record, measure, x)) for measure in measures)
 
 
 def _draw_panels(panels: list[Panel], x_label: str, title: str, look: Look) -> Figure:
