@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from inspect import getdoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -18,6 +18,8 @@ from fedcli.runs.lock import refuse_file_of_a_run
 from fedcli.userfiles import is_from_file, short_name
 
 if TYPE_CHECKING:  # it imports Matplotlib, which help does not need
+    from matplotlib.figure import Figure
+
     from fedcli.figures.look import Look
 
 LOOK = "Look"  # a panel of the help
@@ -47,6 +49,7 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
 
     Your own kind is a function of the records that returns a matplotlib Figure.
     """
+    from fedcli.figures.legends import caption
     from fedcli.figures.look import Look, parse_pairs, parse_size
     from fedcli.figures.saving import write_figure
 
@@ -82,8 +85,10 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
     for warning in caught:
         say(f"warning: {warning.message}", err=True)
     say(" and ".join(map(str, written)))
-    if drawing.caption and kind in WITH_LINES and look.legend_place != "right":
-        say(f"for the caption: {drawing.caption}.", err=True)
+    if kind in WITH_LINES and look.legend_place != "right":
+        text = caption(drawing.figure)
+        if text:
+            say(f"for the caption: {text}.", err=True)
 
 
 def _refuse_look_of_lines(look: "Look", kind: str) -> None:
@@ -94,18 +99,22 @@ def _refuse_look_of_lines(look: "Look", kind: str) -> None:
 
 
 class Drawing:
-    """Draw a figure, and remember what its caption should say."""
+    """Draw a figure, and keep it.
 
-    def __init__(self, draw: Callable):
+    Attributes:
+        figure: The figure, once it is drawn.
+    """
+
+    figure: "Figure"
+
+    def __init__(self, draw: "Callable[[list[dict]], Figure]"):
         """Take what draws the figure from records."""
         self._draw = draw
-        self.caption = ""
 
-    def __call__(self, records: list[dict]) -> Any:
+    def __call__(self, records: list[dict]) -> "Figure":
         """Draw it."""
-        figure = self._draw(records)
-        self.caption = figure.get_label()
-        return figure
+        self.figure = self._draw(records)
+        return self.figure
 
 
 plot.__doc__ = (getdoc(plot) or "") + "".join(f"\n\n{name}: {chart.shows}." for name, chart in CHARTS.items())

@@ -21,28 +21,43 @@ class LegendRows(NamedTuple):
     below: int
 
 
-def draw_legends(figure: Figure, lines_of_panels: list[list[Line2D]], signs: dict[str, Any], place: str) -> LegendRows:
+def draw_legends(figure: Figure, lines_of_panels: list[list[Line2D]], place: str) -> LegendRows:
     """Draws the names of the lines; those that stand at their ends come from `name_ends`.
 
     What else the lines carry stands below the panels in fedcli's own look. In a figure for a paper that belongs into
-    the caption, so that the words for it are the figure's label.
+    the caption, see `caption`.
 
     Args:
         figure: The figure, whose panels have no legend.
         lines_of_panels: The lines of each panel, in the order of their names.
-        signs: Bands, rings, crosses and dotted lines, by the words for them.
         place: Where the names stand, one of `look.LEGENDS`.
     """
-    figure.set_label("; ".join(signs))
     if place == "right":
         beside = _draw_beside(figure, lines_of_panels)
-        return LegendRows(beside=beside, below=_draw_signs_below(figure, signs))
+        return LegendRows(beside=beside, below=_draw_signs_below(figure, _find_signs(figure)))
     if place == "below":
         return LegendRows(beside=0, below=_draw_below(figure, lines_of_panels))
     if place == "inside":
         for axes, lines in zip(figure.axes, lines_of_panels, strict=True):
             _draw_inside(axes, lines)
     return LegendRows(beside=0, below=0)
+
+
+def caption(figure: Figure) -> str:
+    """What the caption of a figure of lines should say of its bands, rings, crosses and dotted lines."""
+    return "; ".join(_find_signs(figure))
+
+
+def _find_signs(figure: Figure) -> dict[str, Any]:
+    """The bands, rings, crosses and dotted lines of all panels, one of each kind, by the words for them."""
+    signs: dict[str, Any] = {}
+    for axes in figure.axes:
+        artists, words = axes.get_legend_handles_labels()
+        for artist, text in zip(artists, words, strict=True):
+            is_line = isinstance(artist, Line2D) and artist.get_gid() is None
+            if not is_line:
+                signs[text] = artist
+    return signs
 
 
 def _draw_inside(axes: Axes, lines: list[Line2D]) -> None:

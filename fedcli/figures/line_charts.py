@@ -128,7 +128,6 @@ def _draw_panels(panels: list[Panel], x_label: str, title: str, look: Look) -> F
     figure.set_size_inches(look.size or (look.width, 3.0 * len(panels)))
     panel_width = look.width * (0.625 if look.legend_place in ("right", "ends") else 1)
     lines_of_panels = []
-    signs: dict[str, Any] = {}  # what the lines carry, by what the legend below all panels says of it
     for number, panel in enumerate(panels, 1):
         # Where the user gives a size, the heading is divided when the width of the panel is settled.
         heading = panel.heading
@@ -137,15 +136,13 @@ def _draw_panels(panels: list[Panel], x_label: str, title: str, look: Look) -> F
         axes = figure.add_subplot(len(panels), 1, number, xlabel=x_label, ylabel=panel.y_label, title=heading)
         lines = _draw_curves(axes, panel.curves, styles, look)
         lines_of_panels.append(lines)
-        handles, words = axes.get_legend_handles_labels()
-        signs |= {word: handle for word, handle in zip(words, handles, strict=True) if handle not in lines}
         axes.locator_params("x", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10))
         if look.draws_grid:
             axes.grid(axis="y")
         axes.margins(x=0.02)
         if x_label not in (AXES["floats"], AXES["seconds"]):  # rounds and clients count from 1
             axes.set_xlim(left=0.5)
-    rows = draw_legends(figure, lines_of_panels, signs, look.legend_place)
+    rows = draw_legends(figure, lines_of_panels, look.legend_place)
     if look.size is None:
         panel_height = max(3, 0.6 + LEGEND_LINE * rows.beside)
         figure.set_size_inches(look.width, panel_height * len(panels) + LEGEND_LINE * rows.below)

@@ -12,17 +12,22 @@ from fedcli.errors import printable
 from fedcli.figures.text import MARGIN
 
 LEAST_SHARE = 0.15  # of a side of the figure that a panel must have
-NO_ROOM = (
-    "the names leave the figure no room for its lines; choose a larger --size, a smaller --font-size, shorter "
-    "--labels, or another --legend."
-)
+
+
+class NoRoom(UserWarning):
+    """The names leave a figure no room for its lines."""
+
+    text = (
+        "the names leave the figure no room for its lines; choose a larger --size, a smaller --font-size, shorter "
+        "--labels, or another --legend."
+    )
 
 
 def warn_of_no_room(figure: Figure) -> None:
     """Warns of a figure whose texts leave it, or leave its panels less than `LEAST_SHARE` of a side."""
     figure.draw_without_rendering()
     if _is_cut(figure) or _has_small_panels(figure) or any(map(_has_high_legend, figure.axes)):
-        warnings.warn(NO_ROOM, stacklevel=3)
+        warnings.warn(NoRoom.text, NoRoom, stacklevel=3)
 
 
 def _is_cut(figure: Figure) -> bool:
@@ -64,7 +69,7 @@ def warnings_in_words(worded: Callable[[str], str] = str) -> Iterator[None]:
     lacks_room = False
     for warning in caught:
         text = str(warning.message)
-        if text.startswith(("constrained_layout not applied", NO_ROOM)):
+        if issubclass(warning.category, NoRoom) or text.startswith("constrained_layout not applied"):
             lacks_room = True
             continue
         missing = re.match(r"Glyph (?P<code>\d+) .* missing from font\(s\) (?P<font>.*?)\.?$", text)
@@ -73,7 +78,7 @@ def warnings_in_words(worded: Callable[[str], str] = str) -> Iterator[None]:
         else:
             font_of_glyph[chr(int(missing["code"]))] = missing["font"]
     if lacks_room:
-        warnings.warn(worded(NO_ROOM), stacklevel=3)
+        warnings.warn(worded(NoRoom.text), stacklevel=3)
     if font_of_glyph:
         fonts = ", ".join(dict.fromkeys(font_of_glyph.values()))
         text = (
