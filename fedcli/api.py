@@ -149,14 +149,13 @@ class Runs(list[Run]):
 
         from fedcli.figures.line_charts import learning_curves
         from fedcli.figures.look import Look
-        from fedcli.figures.saving import apply_look, small_png
+        from fedcli.figures.saving import small_png
         from fedcli.figures.warn import warnings_in_words
 
         with in_keywords():
             chosen = Look(**look)
         with rc_context(chosen.parameters()), in_keywords(), warnings_in_words(keywords_for_flags):
             figure = learning_curves([run.record for run in self], x, y, look=chosen)
-            apply_look(chosen, figure)
         # A notebook shows a figure by this method, also without pyplot.
         figure._repr_png_ = lambda: small_png(figure)  # type: ignore[attr-defined]  # notebooks look for it
         return figure

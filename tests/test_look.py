@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -25,25 +26,32 @@ def legend_below(figure):
     return legend
 
 
+def write_curves(file, runs, look):
+    """Write the learning curves of some runs in a look."""
+    draw = partial(line_charts.learning_curves, look=look)
+    saving.write_figure(file, draw, runs, look=look)
+
+
 def num_columns(legend):
     """The number of columns of a drawn legend."""
     return len({round(text.get_window_extent().x0) for text in legend.get_texts()})
 
 
 def test_a_file_has_the_size_that_was_asked_for(tmp_path):
-    saving.write_figure(tmp_path / "one.png", line_charts.learning_curves, [curve()], look=Look(size=(3.4, 2.3)))
+    look = Look(size=(3.4, 2.3))
+    write_curves(tmp_path / "one.png", [curve()], look)
     assert Image.open(tmp_path / "one.png").size == (3.4 * 300, 2.3 * 300)
 
 
 def test_a_title_replaces_that_of_one_panel_and_stands_over_several():
     one_panel = line_charts.learning_curves([curve()])
-    saving.apply_look(Look(title="Mine"), one_panel)
+    Look(title="Mine").apply(one_panel)
     assert [axes.get_title() for axes in one_panel.axes] == [""]
     assert one_panel.get_suptitle() == "Mine"
 
     two_panels = line_charts.learning_curves([curve(), curve(protocol="paper:other")])
     titles = [axes.get_title() for axes in two_panels.axes]
-    saving.apply_look(Look(title="Mine"), two_panels)
+    Look(title="Mine").apply(two_panels)
     assert [axes.get_title() for axes in two_panels.axes] == titles
     assert two_panels.get_suptitle() == "Mine"
 
@@ -149,7 +157,7 @@ def test_four_short_names_stand_below_in_more_than_one_column():
 def test_names_that_leave_no_room_for_lines_are_warned_of_once(tmp_path):
     runs = [curve(f"a-method-of-a-very-long-name-{number}") for number in range(12)]
     with pytest.warns(UserWarning, match="the names leave the figure no room for its lines; choose a larger") as caught:
-        saving.write_figure(tmp_path / "one.svg", line_charts.learning_curves, runs, look=Look(size=(3.4, 1.2)))
+        write_curves(tmp_path / "one.svg", runs, Look(size=(3.4, 1.2)))
     assert len(caught) == 1
 
 
@@ -264,7 +272,7 @@ def test_characters_that_the_font_lacks_are_named_once(tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         look = Look(title="\u5b57\u5b57 \u4e2d")
-        saving.write_figure(tmp_path / "one.png", line_charts.learning_curves, [curve()], look=look)
+        write_curves(tmp_path / "one.png", [curve()], look)
     (warning,) = caught
     assert "the font DejaVu Sans has no '\u5b57\u4e2d'" in str(warning.message)
 
@@ -274,7 +282,7 @@ def test_a_pgf_without_latex_is_refused(tmp_path, monkeypatch):
     style.write_text("pgf.texsystem: pdflatex\n")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="got no program 'pdflatex'"):
-        saving.write_figure(tmp_path / "one.pgf", line_charts.learning_curves, [curve()], look=Look(style=style))
+        write_curves(tmp_path / "one.pgf", [curve()], Look(style=style))
 
 
 def test_the_command_takes_the_look_and_says_what_belongs_into_the_caption(tmp_path):

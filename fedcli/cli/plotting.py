@@ -69,14 +69,15 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
         labels=parse_pairs("--labels", labels or ()),
         legend=legend,
     )
+    if kind == "correlation":
+        draw = partial(draw, files=files)
     if kind in WITH_LINES:
         draw = partial(draw, look=look)
     else:
         _refuse_look_of_lines(look, kind)
+        draw = partial(_draw_in_look, look, draw)
     if kind == "curves":
         draw = partial(draw, x=x, y=y)
-    elif kind == "correlation":
-        draw = partial(draw, files=files)
     drawing = Drawing(draw)
     file = out or Path(f"{short_name(kind)}.png")
     refuse_file_of_a_run(file)
@@ -96,6 +97,13 @@ def _refuse_look_of_lines(look: "Look", kind: str) -> None:
     for option in look.changed_lines():
         kinds = ", ".join(WITH_LINES)
         raise UserError(f"--{option} is for figures of lines, {kinds} (got --kind {kind}); leave it out.")
+
+
+def _draw_in_look(look: "Look", draw: "Callable[[list[dict]], Figure]", records: list[dict]) -> "Figure":
+    """Draw a figure without lines, which takes no look, in the size and with the title of a look."""
+    figure = draw(records)
+    look.apply(figure)
+    return figure
 
 
 class Drawing:

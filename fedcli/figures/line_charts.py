@@ -16,7 +16,6 @@ from fedcli.figures.curves import AXES, Curve, find_curves, points_of
 from fedcli.figures.legends import draw_legends, name_ends, spread_names, widen_legend
 from fedcli.figures.look import Look
 from fedcli.figures.names import setting_colours, title_words
-from fedcli.figures.saving import apply_look
 from fedcli.figures.text import characters, write_title
 from fedcli.figures.warn import warn_of_no_room
 from fedcli.results.tables import SeedGroup, boards, group
@@ -163,13 +162,14 @@ def _fit(figure: Figure, lines_of_panels: list[list[Line2D]], look: Look) -> Non
     if look.legend_place == "ends":
         for axes, lines in zip(figure.axes, lines_of_panels, strict=True):
             names_of_panels.append(name_ends(figure, axes, lines))
-    apply_look(look, figure)
+    look.apply(figure)
     for axes, names in zip(figure.axes, names_of_panels, strict=False):
         spread_names(figure, axes, names)  # by the height of the panels, which the title has changed
     if look.legend_place == "inside":
         for axes in figure.axes:
             widen_legend(axes)
     if look.size is not None:
+        figure.draw_without_rendering()  # the layout settles further by each drawing
         warn_of_no_room(figure)
 
 

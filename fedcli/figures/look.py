@@ -8,8 +8,10 @@ from typing import Any
 import matplotlib
 from matplotlib import style
 from matplotlib.colors import is_color_like
+from matplotlib.figure import Figure
 
 from fedcli.errors import UserError, unknown
+from fedcli.figures.text import wrap_headings, write_title
 
 STYLE = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
@@ -122,6 +124,22 @@ class Look:
             parameters["savefig.bbox"] = "standard"  # "tight" would cut the figure to another size
         parameters.pop("backend", None)  # figures are drawn without a window
         return parameters
+
+    def apply(self, figure: Figure) -> None:
+        """Gives a drawn figure the size and the title of the look; a title stands over one panel or over all."""
+        title = figure.get_suptitle()
+        if self.title is not None:
+            title = self.title
+            panels_with_heading = [axes for axes in figure.axes if axes.get_title()]
+            if len(panels_with_heading) == 1:
+                (panel,) = panels_with_heading
+                panel.set_title("")
+        if self.size is not None:
+            figure.set_size_inches(self.size)
+        if self.title is not None or self.size is not None:
+            write_title(figure, title)
+        if self.size is not None:
+            wrap_headings(figure)
 
     def changed_lines(self) -> list[str]:
         """Returns the options that are given and change lines and their legend, which only curves have."""

@@ -1,4 +1,4 @@
-"""Figures as files: `write_figure` draws a figure in a `Look` and saves it; the same input gives the same bytes.
+"""Figures as files: `write_figure` draws a figure and saves it; the same input gives the same bytes.
 
 Figures are made without pyplot, which keeps global state and wants a window system.
 """
@@ -16,7 +16,6 @@ from PIL import Image
 
 from fedcli.errors import UserError
 from fedcli.figures.look import Look
-from fedcli.figures.text import wrap_headings, write_title
 from fedcli.figures.warn import warnings_in_words
 from fedcli.files import write_atomically
 
@@ -36,10 +35,10 @@ def write_figure(
 
     Args:
         out: A `.pdf`, `.svg`, `.png` or `.pgf` file; a PDF is written beside a PNG.
-        draw: Returns the figure.
+        draw: Returns the figure, with the size and the title of the look.
         *given: Its arguments.
         page: Write one small PNG, for a page in a repository.
-        look: What the user changes; title and size are applied here, what else there is to lines by `draw`.
+        look: What the user changes, for matplotlib's parameters.
 
     Returns:
         The files.
@@ -54,7 +53,6 @@ def write_figure(
         if out.suffix == ".pgf":
             _refuse_without_latex()
         figure = draw(*given)
-        apply_look(look, figure)
         out.parent.mkdir(parents=True, exist_ok=True)
         if page:
             write_atomically(out, lambda path: path.write_bytes(small_png(figure)))
@@ -65,20 +63,6 @@ def write_figure(
         for file in files:
             write_atomically(file, partial(figure.savefig, format=file.suffix[1:], **UNDATED[file.suffix]))
     return files
-
-
-def apply_look(look: Look, figure: Figure) -> None:
-    """Gives a figure the size and the title of a look; a title stands over one panel or over all of them."""
-    if look.title is not None:
-        panels = [axes for axes in figure.axes if axes.get_title()]
-        if len(panels) == 1:
-            (panel,) = panels
-            panel.set_title("")
-        write_title(figure, look.title)
-    if look.size is not None:
-        figure.set_size_inches(look.size)
-        write_title(figure, figure.get_suptitle())
-        wrap_headings(figure)
 
 
 def _refuse_without_latex() -> None:
