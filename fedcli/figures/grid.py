@@ -57,7 +57,9 @@ def make_grid(records: list[dict], rows: int = 1) -> Grid:
         block, position = divmod(number, across)
         panels_of_setting = panels[rows * block : rows * (block + 1), position]
         columns.append(Column(setting.first, fill(setting_name(setting), 28), panels_of_setting))
-    for empty in panels[-rows:, len(settings) - across * (down - 1) :].flat:
+    last_block = panels[-rows:]
+    filled = len(settings) - across * (down - 1)  # columns of the last block
+    for empty in last_block[:, filled:].flat:
         empty.remove()
     return Grid(figure, columns)
 

@@ -24,6 +24,7 @@ from fedcli.results.tables import SeedGroup, boards, group
 DASHES = (
     "-", (0, (5, 1.5)), (0, (4, 1.2, 1, 1.2)), (0, (3, 2)), (0, (6, 2, 1, 2, 1, 2)), (0, (1.2, 1.2)), (0, (1.2, 3)),
 )  # fmt: skip
+PANEL_HEIGHT = 3.0  # inches, at least
 LEGEND_LINE = 0.17  # inches of a line of text in a legend
 # Of rings and crosses, which no line hides: lines are at 2, legends at 5.
 SIGN: dict[str, Any] = {"markersize": 7, "zorder": 4}
@@ -33,6 +34,7 @@ class Panel(NamedTuple):
     """What a panel shows."""
 
     heading: str
+    x_label: str
     y_label: str
     curves: list[Curve]
 
@@ -109,10 +111,11 @@ def _chart_of_measures(
         (first, *_) = runs  # all have one protocol
         heading = f"{title_words(runs)} ({first['protocol']})"
         for measure in measures:
-            panels.append(Panel(heading, measure.label, find_curves(settings, measure, x)))
+            curves = find_curves(settings, measure, x)
+            panels.append(Panel(heading=heading, x_label=x_label, y_label=measure.label, curves=curves))
     left_out = len(records) - len(measured)
     title = f"left out, without values: {left_out}" if left_out else ""
-    return _draw_panels(panels, x_label, title, look or Look())
+    return _draw_panels(panels, title, look or Look())
 
 
 def _has_points(record: dict, measures: Sequence[Measure], x: str) -> bool:
@@ -120,34 +123,43 @@ def _has_points(record: dict, measures: Sequence[Measure], x: str) -> bool:
     return any(len(points_of(record, measure, x)) for measure in measures)
 
 
-def _draw_panels(panels: list[Panel], x_label: str, title: str, look: Look) -> Figure:
+def _draw_panels(panels: list[Panel], title: str, look: Look) -> Figure:
     """The figure of panels; a setting looks the same in all of them."""
     styles = _line_styles(panels, look)
     figure = Figure(layout="constrained")
-    figure.set_size_inches(look.size or (look.width, 3.0 * len(panels)))
-    panel_width = look.width * (0.625 if look.legend_place in ("right", "ends") else 1)
+    figure.set_size_inches(look.size or (look.width, PANEL_HEIGHT * len(panels)))
     lines_of_panels = []
     for number, panel in enumerate(panels, 1):
-        # Where the user gives a size, the heading is divided when the width of the panel is settled.
-        heading = panel.heading
-        if look.size is None:
-            heading = fill(heading, min(characters(panel_width), 60))
-        axes = figure.add_subplot(len(panels), 1, number, xlabel=x_label, ylabel=panel.y_label, title=heading)
-        lines = _draw_curves(axes, panel.curves, styles, look)
-        lines_of_panels.append(lines)
-        axes.locator_params("x", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10))
-        if look.draws_grid:
-            axes.grid(axis="y")
-        axes.margins(x=0.02)
-        if x_label not in (AXES["floats"], AXES["seconds"]):  # rounds and clients count from 1
-            axes.set_xlim(left=0.5)
+        axes = figure.add_subplot(
+            len(panels), 1, number, xlabel=panel.x_label, ylabel=panel.y_label, title=_heading(panel, look)
+        )
+        lines_of_panels.append(_draw_curves(axes, panel.curves, styles, look))
+        _set_ticks(axes, panel, look)
     rows = draw_legends(figure, lines_of_panels, look.legend_place)
     if look.size is None:
-        panel_height = max(3, 0.6 + LEGEND_LINE * rows.beside)
+        panel_height = max(PANEL_HEIGHT, 0.6 + LEGEND_LINE * rows.beside)
         figure.set_size_inches(look.width, panel_height * len(panels) + LEGEND_LINE * rows.below)
     write_title(figure, title)
     _fit(figure, lines_of_panels, look)
     return figure
+
+
+def _heading(panel: Panel, look: Look) -> str:
+    """The heading of a panel in lines; where the user gives a size, `Look.apply` divides it, which knows the width."""
+    if look.size is not None:
+        return panel.heading
+    share = 0.625 if look.legend_place in ("right", "ends") else 1  # of the width, which names take beside the panel
+    return fill(panel.heading, min(characters(share * look.width), 60))
+
+
+def _set_ticks(axes: Axes, panel: Panel, look: Look) -> None:
+    """Sets the numbers at the axis of a panel, its grid, and where it begins."""
+    axes.locator_params("x", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10))
+    if look.draws_grid:
+        axes.grid(axis="y")
+    axes.margins(x=0.02)
+    if panel.x_label not in (AXES["floats"], AXES["seconds"]):  # rounds and clients count from 1
+        axes.set_xlim(left=0.5)
 
 
 def _fit(figure: Figure, lines_of_panels: list[list[Line2D]], look: Look) -> None:
