@@ -182,8 +182,9 @@ class Runs(list[Run]):
         """
         import pandas as pd
 
+        from fedcli.results.columns import Layout
         from fedcli.results.formats import write_tables
-        from fedcli.results.tables import Layout, sheet
+        from fedcli.results.tables import sheet
 
         records = [{**run.record, "folder": run.path} for run in self]
         with in_keywords():

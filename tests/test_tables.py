@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from fedcli.figures import line_charts
-from fedcli.results import frame, statistics, tables
+from fedcli.results import frame, groups, statistics, tables
+from fedcli.results.columns import FLOATS, LEAD, Layout
 from fedcli.results.formats import write_tables
 from fedcli.results.metrics import find_metric
+from fedcli.results.notes import ACROSS_MODELS, LEADS
 from fedcli.results.render import Sheet, render
 from fedcli.results.statistics import best
 from tests.commands import cells, invoke
@@ -68,13 +70,13 @@ def test_seconds_are_the_median_round_of_quiet_runs():
 
 def test_the_seed_and_what_follows_it_do_not_divide_a_group_and_another_partition_seed_does():
     runs = [record(seed=2, device="cpu"), record(seed=0, device="cuda"), record(seed=1, device="auto")]
-    (group,) = tables.group(runs)
+    (group,) = groups.group(runs)
     assert [run["seed"] for run in group.records] == [0, 1, 2]
     assert group.settings == {}
     assert group.label == "one"
 
     fixed = {"partition_seed": 7, "origin": {"partition_seed": "command line"}}
-    following, other = tables.group([record(seed=0), record(seed=0, **fixed), record(seed=1, **fixed)])
+    following, other = groups.group([record(seed=0), record(seed=0, **fixed), record(seed=1, **fixed)])
     assert following.settings == {"partition_seed": "as seed"}
     assert other.label == "one, partition seed 7"
     assert len(other.records) == 2
@@ -83,7 +85,7 @@ def test_the_seed_and_what_follows_it_do_not_divide_a_group_and_another_partitio
 def test_other_numerics_are_another_group_and_another_hash_is_not():
     reworded = record(seed=1) | {"method_hash": "changed!" * 8}
     of_other_numerics = record(seed=2) | {"numerics": {"core": 1, "method": 2}}
-    first, second = tables.group([record(), reworded, of_other_numerics])
+    first, second = groups.group([record(), reworded, of_other_numerics])
     assert first.settings == {"numerics": "1.1"}
     assert len(first.records) == 2
     assert second.settings == {"numerics": "1.2"}
@@ -92,12 +94,12 @@ def test_other_numerics_are_another_group_and_another_hash_is_not():
     # Of a user's own file nobody counts versions.
     users = {"method_source": "/me/one.py"}
     own = [record(seed=0) | users | {"method_hash": "a" * 8}, record(seed=1) | users | {"method_hash": "b" * 8}]
-    assert [group.settings for group in tables.group(own)] == [{"code": "a" * 8}, {"code": "b" * 8}]
+    assert [group.settings for group in groups.group(own)] == [{"code": "a" * 8}, {"code": "b" * 8}]
 
 
 def test_labels_hold_what_differs_and_no_more():
     def labels(*runs):
-        return [group.label for group in tables.group(runs)]
+        return [group.label for group in groups.group(runs)]
 
     one = record("one")
     two = record("two", mu=1)
@@ -261,7 +263,7 @@ def test_csv_has_one_line_a_run_in_full_precision():
 
 
 def latex(records, metrics=(), **layout):
-    return write_tables(records, metrics, "latex", tables.Layout(**layout))
+    return write_tables(records, metrics, "latex", Layout(**layout))
 
 
 def test_latex_is_booktabs_with_everything_escaped():
@@ -316,10 +318,10 @@ def test_columns_are_chosen_and_ordered_by_the_names_that_the_table_shows():
     runs = [*runs_of("one", 0.5, 0.6), *runs_of("two", 0.6, 0.65)]
 
     def chosen(columns, metrics=()):
-        return list(tables.sheet(runs, metrics, leads=True, layout=tables.Layout(columns)).columns)
+        return list(tables.sheet(runs, metrics, leads=True, layout=Layout(columns)).columns)
 
     assert chosen("method, LAST ROUND,Selected (best-validation), %") == ["Method", "Last round, %", SELECTED]
-    assert chosen(["Lead", "Floats up / down"]) == [tables.LEAD, tables.FLOATS]
+    assert chosen(["Lead", "Floats up / down"]) == [LEAD, FLOATS]
     assert chosen("Settings,Model,post") == ["Settings", "Model", "post, %"]  # also those with nothing to say
     assert chosen("at:1/2,Method", ["at:1/2"]) == ["at:1/2, %", "Method"]
     assert latex(runs, columns="Method,Floats up / down").count("12,400 / 12,345") == 2
@@ -329,15 +331,15 @@ def test_columns_are_chosen_and_ordered_by_the_names_that_the_table_shows():
         "unknown column in --columns 'Last rund'; did you mean 'Last round'",
         "there are Method, Settings, Seeds,",
     )
-    refused(lambda: write_tables(runs, (), "csv", tables.Layout(columns="Method")), "got --format csv")
-    refused(lambda: write_tables(runs, (), "csv", tables.Layout(digits=0)), "got --format csv")
+    refused(lambda: write_tables(runs, (), "csv", Layout(columns="Method")), "got --format csv")
+    refused(lambda: write_tables(runs, (), "csv", Layout(digits=0)), "got --format csv")
     refused(lambda: write_tables(runs, (), "latexx"), "unknown format 'latexx'; did you mean 'latex'")
 
 
 def test_digits_are_of_percent_and_plain_numbers():
     runs = runs_of("one", 0.5, 0.52)
     columns = f"{SELECTED},rounds-to:1,floats-up"
-    (row,) = tables.sheet(runs, ["rounds-to:1", "floats-up"], layout=tables.Layout(columns, 0)).lines
+    (row,) = tables.sheet(runs, ["rounds-to:1", "floats-up"], layout=Layout(columns, 0)).lines
     assert row == ["51 ± 1 (2)", "1 ± 0 (2)", "12,400 ± 0 (2)"]
     assert "51.0 $\\pm$ 1.4 &" in latex(runs, digits=1)
     refused(lambda: latex(runs, digits=7), "--digits must be from 0 to 6 (got 7)")
@@ -347,13 +349,13 @@ def test_leads_between_kinds_of_models_are_remarked_on():
     of_global_model = runs_of("fedavg", 0.5, 0.5)
     personal = [run | {"tested": "personal"} for run in runs_of("two", 0.6, 0.6)]
     mixed = [*of_global_model, *personal]
-    assert tables.ACROSS_MODELS in write_tables(mixed)
-    assert tables.ACROSS_MODELS in latex(mixed)
+    assert ACROSS_MODELS in write_tables(mixed)
+    assert ACROSS_MODELS in latex(mixed)
 
     not_compared = [*runs_of("fedavg", 0.5, 0.5, rounds=9), *personal]
     for runs in (not_compared, personal, of_global_model):
-        assert tables.ACROSS_MODELS not in write_tables(runs)
-        assert tables.ACROSS_MODELS not in latex(runs)
+        assert ACROSS_MODELS not in write_tables(runs)
+        assert ACROSS_MODELS not in latex(runs)
 
 
 def test_records_are_found_at_any_depth_and_once(tmp_path):
@@ -370,7 +372,7 @@ def test_copies_of_a_run_count_once_and_other_runs_of_a_seed_each():
     of_other_seed = record(seed=1, selected=0.6)
     with_other_parameters = record(selected=0.7)
     with_other_parameters["summary"]["params_sha256"] = "f" * 64
-    (group,) = tables.group([run, copy, of_other_seed, with_other_parameters])
+    (group,) = groups.group([run, copy, of_other_seed, with_other_parameters])
     assert [run["summary"]["selected"] for run in group.records] == [0.5, 0.7, 0.6]
 
 
@@ -380,14 +382,14 @@ def test_labels_stand_for_the_methods_of_their_paths(tmp_path):
     write(tmp_path / "b" / "seed-1", record(seed=1, lr=0.2))
     folders = [tmp_path / "a", tmp_path / "b"]
 
-    def groups(*labels):
+    def sizes(*labels):
         records = frame.find_records(folders, labels)
-        return {group.label: len(group.records) for group in tables.group(records)}
+        return {group.label: len(group.records) for group in groups.group(records)}
 
-    assert groups("plain", "faster") == {"plain": 1, "faster": 2}
-    refused(lambda: groups("plain"), "--label stands once for each path, in order (got 1 for 2")
+    assert sizes("plain", "faster") == {"plain": 1, "faster": 2}
+    refused(lambda: sizes("plain"), "--label stands once for each path, in order (got 1 for 2")
     write(tmp_path / "b" / "other", record(lr=0.4))
-    assert groups("p", "q") == {"p": 1, "q, lr 0.4": 1, "q, lr 0.2": 2}
+    assert sizes("p", "q") == {"p": 1, "q, lr 0.4": 1, "q, lr 0.2": 2}
 
 
 # Runs of several protocols and data sets
@@ -397,15 +399,15 @@ MIXED = [record("one"), record("one", dataset="letters", lr=0.2), record("two", 
 
 
 def test_methods_and_data_sets_are_selected_in_any_case():
-    assert tables.select_records(MIXED, ["ONE"]) == MIXED[:2]
-    assert tables.select_records(MIXED, ["one", "two"], ["Letters"]) == MIXED[1:3]
-    assert tables.select_records(MIXED) == MIXED
+    assert groups.select_records(MIXED, ["ONE"]) == MIXED[:2]
+    assert groups.select_records(MIXED, ["one", "two"], ["Letters"]) == MIXED[1:3]
+    assert groups.select_records(MIXED) == MIXED
     refused(
-        lambda: tables.select_records(MIXED, ["on"]),
+        lambda: groups.select_records(MIXED, ["on"]),
         "unknown method among the runs 'on'; did you mean 'one'",
         "there are one, two",
     )
-    refused(lambda: tables.select_records(MIXED[1:3], [], ["digits"]), "unknown data set among the runs 'digits'")
+    refused(lambda: groups.select_records(MIXED[1:3], [], ["digits"]), "unknown data set among the runs 'digits'")
 
 
 def test_commands_select_and_label(tmp_path):
@@ -478,14 +480,14 @@ def test_a_lead_is_over_the_best_other_paired_by_seed():
     runs = [*runs_of("one", 0.5, 0.6), *runs_of("two", 0.4, 0.55), *runs_of("three", 0.1, 0.2)]
     with_leads = tables.sheet(runs, leads=True)
     rows = [dict(zip(with_leads.columns, line, strict=True)) for line in with_leads.lines]
-    lead_of = {row["Method"]: row[tables.LEAD] for row in rows}
+    lead_of = {row["Method"]: row[LEAD] for row in rows}
     half_width = 12.7062 * 3.53553 / 2**0.5  # Student's t with one degree of freedom; the differences are 10 and 5
     assert lead_of["one"] == f"+7.50 [{7.5 - half_width:+.2f}, {7.5 + half_width:+.2f}] (2)"
     assert lead_of["two"].startswith("-7.50 [")
     assert lead_of["three"].startswith("-40.00 [")  # behind the first, not the second
-    assert tables.LEADS in with_leads.notes
+    assert LEADS in with_leads.notes
 
     without_leads = tables.sheet(runs)
-    assert tables.LEAD not in without_leads.columns
-    assert tables.LEADS not in without_leads.notes
-    assert tables.LEAD not in tables.sheet(runs_of("one", 0.5, 0.6), leads=True).columns
+    assert LEAD not in without_leads.columns
+    assert LEADS not in without_leads.notes
+    assert LEAD not in tables.sheet(runs_of("one", 0.5, 0.6), leads=True).columns

@@ -145,8 +145,8 @@ def _table_of_runs(
     runs: list[str], datasets: list[str] | None, options: OptionsOfRuns, format: str, out: Path | None
 ) -> None:
     """Print a table of runs, or a CSV with a row for each round or client of them."""
+    from fedcli.results.columns import Layout
     from fedcli.results.formats import write_tables
-    from fedcli.results.tables import Layout
 
     records = records_of(runs, options.method, datasets, options.label)
     layout = Layout(options.columns or (), options.digits)

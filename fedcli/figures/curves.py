@@ -12,8 +12,8 @@ import pandas as pd
 from fedcli.figures import ACCURACY, Measure
 from fedcli.figures.names import NO_LABELS, setting_name
 from fedcli.results.frame import clients_of, rounds_of
+from fedcli.results.groups import SeedGroup
 from fedcli.results.paper_tables import printed_accuracies
-from fedcli.results.tables import SeedGroup
 from fedcli.runs.identity import code_changes
 from fedcli.runs.machine import quiet
 from fedcli.runs.record import state_of

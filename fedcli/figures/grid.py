@@ -11,7 +11,7 @@ from fedcli.errors import UserError
 from fedcli.figures.names import setting_name, title_words
 from fedcli.figures.text import write_title
 from fedcli.results.frame import finished_runs
-from fedcli.results.tables import group
+from fedcli.results.groups import group
 
 SIDE = 2.5  # inches of a panel
 ACROSS = 3  # panels in a row

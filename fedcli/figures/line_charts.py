@@ -18,7 +18,7 @@ from fedcli.figures.look import Look
 from fedcli.figures.names import setting_colours, title_words
 from fedcli.figures.text import characters, write_title
 from fedcli.figures.warn import warn_of_no_room
-from fedcli.results.tables import SeedGroup, boards, group
+from fedcli.results.groups import SeedGroup, boards, group
 
 # Each has more gaps than the one before, and hides no line that is drawn earlier.
 DASHES = (

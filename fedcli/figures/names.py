@@ -6,7 +6,7 @@ import matplotlib
 import numpy as np
 from matplotlib.colors import to_hex
 
-from fedcli.results.tables import SeedGroup, agreed
+from fedcli.results.groups import SeedGroup, agreed
 from fedcli.results.words import data_words, method_name
 from fedcli.runs.identity import reductions
 

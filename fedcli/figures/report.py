@@ -15,9 +15,10 @@ from bokeh.resources import INLINE
 
 from fedcli.figures.curves import Curve, find_curves
 from fedcli.figures.names import setting_colours, setting_name
+from fedcli.results.groups import SeedGroup, boards, group
 from fedcli.results.paper_tables import printed_accuracies
 from fedcli.results.render import Best, Sheet
-from fedcli.results.tables import SeedGroup, boards, commands, group, sheets
+from fedcli.results.tables import commands, sheets
 
 # By the number that a cell begins with; cells without one stand first or last.
 BY_NUMBER = """const number = text => { const n = parseFloat(text.replaceAll(',', '')); return isNaN(n) ? -1 : n }

@@ -7,33 +7,24 @@ import pandas as pd
 
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError, unknown
-from fedcli.results.render import MISSING, Best, Sheet, render
-from fedcli.results.statistics import DIVERGED
-from fedcli.results.tables import (
-    ACROSS_MODELS,
+from fedcli.results import notes
+from fedcli.results.columns import (
     AS_IT_IS,
     FLOATS,
     LAST,
     LEAD,
-    LEADS,
     ROUNDS,
     Columns,
     Layout,
-    SeedGroup,
-    agreed,
-    boards,
     cells_of,
-    changes_of,
     column_name,
-    compares_models,
     find_columns,
     first_number_column,
-    group,
-    notes_on_metrics,
-    notes_on_runs,
-    sheet,
-    sheets,
 )
+from fedcli.results.groups import SeedGroup, agreed, boards, group
+from fedcli.results.render import MISSING, Best, Sheet, render
+from fedcli.results.statistics import DIVERGED
+from fedcli.results.tables import sheet, sheets
 from fedcli.results.words import data_words, join_words, method_name
 from fedcli.runs.record import state_of
 from fedcli.userfiles import is_from_file
@@ -98,7 +89,7 @@ def paper_sheet(records: Sequence[dict], metrics: Sequence[str] = (), layout: La
         lines=cells.to_numpy().tolist(),
         first_number_column=first_number_column(titles),
         setting=f"All rows: {same}." if same else "",
-        notes=[*notes_on_runs(groups), *notes_on_metrics(groups, columns)],
+        notes=[*notes.on_runs(groups), *notes.on_metrics(groups, columns)],
         caption=_caption(groups, columns, cells, seeds),
         label="tab:" + re.sub(r"[^a-z0-9]+", "-", board.lower()),
     )
@@ -161,7 +152,7 @@ def _caption(groups: Sequence[SeedGroup], columns: Columns, cells: pd.DataFrame,
         rules = dict.fromkeys(f"of the {SELECTIONS[member.selection]}" for member in groups)
         sentences.append(f"Accuracy: {' or '.join(rules)}.")
     if LEAD in cells:
-        sentences.append(LEADS)
+        sentences.append(notes.LEADS)
     if any(isinstance(cell, Best) for cell in cells.to_numpy().flat):
         sentences.append(
             "Bold: the best accuracy, where the 95 % interval of its lead over the second, paired by seed, leaves out "
@@ -171,11 +162,11 @@ def _caption(groups: Sequence[SeedGroup], columns: Columns, cells: pd.DataFrame,
         sentences.append("Model: the one that is tested, the global one of all clients or each client's personal one.")
     if "global, %" in cells:
         sentences.append("Global: accuracy of the global model of methods that have one beside personal models.")
-    if LEAD in cells and compares_models(groups):
-        sentences.append(ACROSS_MODELS)
+    if LEAD in cells and notes.compares_models(groups):
+        sentences.append(notes.ACROSS_MODELS)
     if "diverged" in map(state_of, records):
         sentences.append(DIVERGED)
-    return " ".join([*sentences, *changes_of(groups)])
+    return " ".join([*sentences, *notes.changes_of(groups)])
 
 
 def _first_sentence(records: Sequence[dict], columns: Columns, seeds: Sequence[int]) -> str:

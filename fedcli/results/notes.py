@@ -1,0 +1,132 @@
+"""What a reader of a table of runs must know of its numbers and runs, each sentence only where it applies."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from fedcli import registry
+from fedcli.declarations import flag_of
+from fedcli.results.columns import LEAD, Columns
+from fedcli.results.groups import SeedGroup, comparable, tested_model
+from fedcli.results.render import Best, markdown
+from fedcli.results.statistics import BOLD, DIVERGED
+from fedcli.runs.identity import FIRST, NOT_SETTINGS, reductions, settings_text, what_happened
+from fedcli.runs.options import given_options, inactive_term
+from fedcli.runs.record import state_of
+
+MODELS = (
+    'Model: which one is tested for the headline, the "global" one that all clients share or each client\'s own '
+    '"personal" one; the column "global, %" has the global model of methods that have both.'
+)
+LEADS = "Lead: mean difference from the best other row, paired by seed, with its 95 % interval (Student's t)."
+ACROSS_MODELS = (
+    "A lead, or bold, of a row with personal models over one with a global model compares two tasks, since a global "
+    "model serves all clients and a personal one its own."
+)
+
+
+def on_numbers(groups: Sequence[SeedGroup]) -> list[str]:
+    """What a reader must know to read the numbers of a table, each only where it applies."""
+    records = _all_records(groups)
+    notes = ["Mean ± sample standard deviation over runs (number of runs); a value without ± is one run."]
+    if len(set(map(tested_model, records))) > 1:
+        notes.append(MODELS)
+    if "diverged" in map(state_of, records):
+        notes.append(DIVERGED)
+    return notes
+
+
+def on_leads(groups: Sequence[SeedGroup], cells: pd.DataFrame) -> list[str]:
+    """What a reader must know of leads and bold, each only where it applies."""
+    has_bold = any(isinstance(cell, Best) for cell in cells.to_numpy().flat)
+    notes = []
+    if LEAD in cells:
+        notes.append(LEADS)
+    if has_bold:
+        among = " among rows with the same protocol, data set, partition, rounds and selection rule"
+        notes.append(BOLD.format(among=among))
+    if (has_bold or LEAD in cells) and compares_models(groups):
+        notes.append(ACROSS_MODELS)
+    return notes
+
+
+def compares_models(groups: Sequence[SeedGroup]) -> bool:
+    """Whether rows with a global model are compared with rows of personal ones."""
+    for indices in comparable(groups):
+        kinds = {tested_model(groups[index].records[0]) for index in indices}
+        if {"global", "personal"} <= kinds:
+            return True
+    return False
+
+
+def on_runs(groups: Sequence[SeedGroup]) -> list[str]:
+    """What a reader must know of the runs behind a table, each only where it applies."""
+    notes = []
+    reduced = dict.fromkeys(", ".join(reductions(record).values()) for record in _all_records(groups))
+    if any(reduced):
+        notes.append(f"Reduced against the protocol: {'; or '.join(filter(None, reduced))}.")
+    options: dict[str, None] = {}  # in words, each once
+    for member in groups:
+        record = member.records[0]
+        method = registry.methods().get(record["method"])
+        inactive = inactive_term(record["config"], method) if method else ""
+        if inactive:
+            notes.append(f"Inactive in {markdown(member.label)}: {inactive}.")
+        shown = {*FIRST, "rounds", *NOT_SETTINGS, *member.settings, *reductions(record)}
+        for name, value in given_options(record["config"], record["origin"]).items():
+            if name not in shown:
+                options[settings_text({name: value})] = None
+    notes += changes_of(groups)
+    if options:
+        notes.append(f"Options given with the runs: {markdown('; '.join(options))}.")
+    return list(dict.fromkeys(notes))
+
+
+def on_metrics(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
+    """Which runs lack a metric or have another than the others, a sentence for each such metric."""
+    sentences = []
+    for metric in columns.metrics.values():
+        without = []
+        for member in groups:
+            seeds = [str(record["seed"]) for record in member.finished if not record["config"].get(metric.option)]
+            if metric.option and seeds:
+                without.append(f"{markdown(member.label)} (seed {', '.join(seeds)})")
+        if without:
+            sentences.append(
+                f"{metric.name} is not in the records of {', '.join(without)}: it needs runs with "
+                f"{flag_of(metric.option)}."
+            )
+    return [*sentences, *_of_different_rounds(groups, columns)]
+
+
+def _of_different_rounds(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
+    """Which rows have values of the last round's models where others have those of the headline's."""
+    sentences = []
+    for metric in columns.metrics.values():
+        if not metric.different_rounds(_all_records(groups)):
+            continue
+        last = []
+        for member in groups:
+            measured = [record for record in member.records if metric.value(record) is not None]
+            seeds = [str(record["seed"]) for record in measured if "selected" not in metric.rules(record)]
+            if seeds:
+                last.append(f"{markdown(member.label)} (seed {', '.join(seeds)})")
+        sentences.append(
+            f"{metric.name} is of the last round's models of {', '.join(last)} and of the headline's of the others, "
+            "which do not compare: 'fedcli quality' measures the headline's."
+        )
+    return sentences
+
+
+def changes_of(groups: Sequence[SeedGroup]) -> list[str]:
+    """What of code, machine and versions has changed between the rounds of runs, a sentence each."""
+    changes = []
+    for member in groups:
+        for record in member.records:
+            label = f"{markdown(member.label)}, seed {record['seed']}"
+            changes += [f"{label}: {markdown(change)}." for change in what_happened(record)]
+    return changes
+
+
+def _all_records(groups: Sequence[SeedGroup]) -> list[dict]:
+    return [record for member in groups for record in member.records]
