@@ -18,7 +18,8 @@ class Feed:
     """
 
     def __init__(self, problem: dict[str, Any]):
-        self.problem, self.round = problem, 0
+        self.problem = problem
+        self.round = 0
 
     @property
     def last_round(self) -> int:
@@ -61,13 +62,15 @@ def average_plainly(problem: dict[str, Any], objective: Callable[..., Tensor]) -
         problem: What `agreement.problem.describe` returns.
         objective: From features, logits and labels of a batch, and the received model's logits, to the loss.
     """
-    feed, shared = Feed(problem), problem["weights"]
+    feed = Feed(problem)
+    shared = problem["weights"]
     for number in range(len(problem["cohorts"])):
         feed.round = number
         examples = sum(len(problem["parts"][client]) for client in feed.cohort)
         mean = [torch.zeros_like(value) for value in shared]
         for client in feed.cohort:
-            model, received = (network.start(network.small(), shared) for _ in range(2))
+            model = network.start(network.small(), shared)
+            received = network.start(network.small(), shared)
             optimizer = torch.optim.SGD(model.parameters(), problem["lr"])
             for epoch in range(problem["epochs"]):
                 for x, y in feed.batches(client, epoch):

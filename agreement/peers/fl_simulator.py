@@ -48,16 +48,23 @@ def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
     import numpy as np
     import torch
 
-    client_module, servers = importlib.import_module("client.client"), importlib.import_module("server")
-    how, feed = dict(row.how), Feed(problem)
-    name, change = how.pop("name"), how.pop("change", None)
+    client_module = importlib.import_module("client.client")
+    servers = importlib.import_module("server")
+    how = dict(row.how)
+    name = how.pop("name")
+    change = how.pop("change", None)
+    feed = Feed(problem)
 
     class Loader:
+        """A client's batches of the round; every pass is the next epoch."""
+
         def __init__(self, client, batch_size, shuffle):
-            self.client, self.passes = client, 0
+            self.client = client
+            self.passes = 0
 
         def __iter__(self):
-            epoch, self.passes = self.passes % problem["epochs"], self.passes + 1
+            epoch = self.passes % problem["epochs"]
+            self.passes += 1
             return feed.batches(self.client, epoch)
 
     class Examples(SimpleNamespace):
@@ -65,11 +72,13 @@ def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
 
     client_module.Dataset = lambda images, labels, train, dataset_name: images.client
     client_module.data = SimpleNamespace(DataLoader=Loader)
-    clients = range(len(problem["parts"]))
-    images = [Examples(client=client, shape=(len(problem["parts"][client]),)) for client in clients]
+    images = [Examples(client=client, shape=(len(part),)) for client, part in enumerate(problem["parts"])]
     arguments = SimpleNamespace(**{**OPTIONS, **how})
-    arguments.method, arguments.total_client, arguments.comm_rounds = name, len(images), len(problem["cohorts"])
-    arguments.local_learning_rate, arguments.batchsize = problem["lr"], problem["batch_size"]
+    arguments.method = name
+    arguments.total_client = len(images)
+    arguments.comm_rounds = len(problem["cohorts"])
+    arguments.local_learning_rate = problem["lr"]
+    arguments.batchsize = problem["batch_size"]
     arguments.local_epochs = problem["epochs"]
 
     def model():
@@ -83,7 +92,8 @@ def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
             change(server, problem)
         server._activate_clients_ = lambda number: np.array(feed.cohort)
         server._test_ = lambda number, selected: setattr(feed, "round", number + 1)
-        server._save_results_ = server._summary_ = lambda: None
+        server._save_results_ = lambda: None
+        server._summary_ = lambda: None
         server.train()
         getattr(server, "restore", lambda: None)()
     return {"shared": parameters_of(server.server_model)}

@@ -49,23 +49,26 @@ def load(problem: dict[str, Any], feed: Feed) -> ModuleType:
     sys.modules["ray"].actor = sys.modules["ray.actor"]
     sys.modules["ray.actor"].ActorHandle = object
     datasets = sys.modules["data.utils.datasets"]
-    datasets.DATASETS, datasets.BaseDataset = {}, object
+    datasets.DATASETS = {}
+    datasets.BaseDataset = object
     server_module = importlib.import_module("src.server.fedavg")
-    constants, models, trainers = (
-        importlib.import_module(f"src.utils.{name}") for name in ("constants", "models", "trainer")
-    )
+    constants = importlib.import_module("src.utils.constants")
+    models = importlib.import_module("src.utils.models")
+    trainers = importlib.import_module("src.utils.trainer")
     constants.NUM_CLASSES["digits"] = 10
 
     class Small(models.DecoupledModel):
         def __init__(self):
             super().__init__()
-            self.base, self.classifier = network.body(), torch.nn.Linear(16, 10)
+            self.base = network.body()
+            self.classifier = torch.nn.Linear(16, 10)
             network.start(self, problem["weights"])
 
     class Data:
         """What its trainer asks of a data set."""
 
-        classes, targets = range(10), problem["y"]
+        classes = range(10)
+        targets = problem["y"]
 
         def train(self): ...
 
@@ -78,18 +81,25 @@ def load(problem: dict[str, Any], feed: Feed) -> ModuleType:
         """A client's batches of the round; every pass in one call of the client is the next epoch."""
 
         def __init__(self, server):
-            self.server, self.now, self.passes = server, None, 0
+            self.server = server
+            self.call = None
+            self.passes = 0
 
         def __iter__(self):
-            now = self.server.current_epoch, self.server.trainer.worker.client_id
-            self.passes = self.passes + 1 if now == self.now else 0
-            self.now, feed.round = now, now[0]
-            return feed.batches(now[1], self.passes)
+            number = self.server.current_epoch
+            client = self.server.trainer.worker.client_id
+            self.passes = self.passes + 1 if self.call == (number, client) else 0
+            self.call = number, client
+            feed.round = number
+            return feed.batches(client, self.passes)
 
     def constructor(self, args, init_trainer=True, init_model=True):
         clients = range(len(problem["parts"]))
-        self.args, self.client_num, self.train_clients = args, len(clients), [*clients]
-        self.device, self.model = torch.device("cpu"), Small()
+        self.args = args
+        self.client_num = len(clients)
+        self.train_clients = [*clients]
+        self.device = torch.device("cpu")
+        self.model = Small()
         self.model.check_and_preprocess(args)
         self.public_model_params = OrderedDict((name, p.data.clone()) for name, p in self.model.named_parameters())
         self.public_model_param_names = list(self.public_model_params)
@@ -98,13 +108,22 @@ def load(problem: dict[str, Any], feed: Feed) -> ModuleType:
         self.client_lr_scheduler_states = {client: {} for client in clients}
         self.client_local_epoches = [args.common.local_epoch] * len(clients)
         self.client_metrics = {client: {} for client in clients}
-        self.current_epoch, self.testing, self.verbose, self.selected_clients = 0, False, False, [*clients]
+        self.current_epoch = 0
+        self.testing = False
+        self.verbose = False
+        self.selected_clients = [*clients]
         optimizer = partial(torch.optim.SGD, lr=args.optimizer.lr, weight_decay=args.optimizer.weight_decay)
-        indices = [{"train": problem["parts"][client], "val": [], "test": []} for client in clients]
+        indices = [{"train": part, "val": [], "test": []} for part in problem["parts"]]
         given = {
-            "model": Small(), "optimizer_cls": optimizer, "lr_scheduler_cls": None, "args": args, "dataset": Data(),
-            "data_indices": indices, "device": self.device, "return_diff": self.return_diff,
-        }  # fmt: skip
+            "model": Small(),
+            "optimizer_cls": optimizer,
+            "lr_scheduler_cls": None,
+            "args": args,
+            "dataset": Data(),
+            "data_indices": indices,
+            "device": self.device,
+            "return_diff": self.return_diff,
+        }
         self.trainer = trainers.FLbenchTrainer(self, self.client_cls, constants.MODE.SERIAL, 0, given)
         self.trainer.worker.trainloader = Loader(self)
 
@@ -114,34 +133,54 @@ def load(problem: dict[str, Any], feed: Feed) -> ModuleType:
 
 def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
     """Runs FL-bench for a row; returns what it ends with."""
-    how, feed = dict(row.how), Feed(problem)
-    load(problem, feed)
-    module, name, change = how.pop("module"), how.pop("name"), how.pop("change", None)
+    load(problem, Feed(problem))
+    how = dict(row.how)
+    module = how.pop("module")
+    name = how.pop("name")
+    change = how.pop("change", None)
+    local_epoch = how.pop("epochs", problem["epochs"])
+    weight_decay = how.pop("weight_decay", 0.0)
     common = SimpleNamespace(
-        use_cuda=False, buffers="local", batch_size=problem["batch_size"], client_side_evaluation=False,
-        local_epoch=how.pop("epochs", problem["epochs"]), reset_optimizer_on_global_epoch=True,
+        use_cuda=False,
+        buffers="local",
+        batch_size=problem["batch_size"],
+        client_side_evaluation=False,
+        local_epoch=local_epoch,
+        reset_optimizer_on_global_epoch=True,
         test=SimpleNamespace(client=SimpleNamespace(train=True, val=True, test=True)),
-    )  # fmt: skip
+    )
     arguments = SimpleNamespace(
-        common=common, dataset=SimpleNamespace(name="digits"),
-        optimizer=SimpleNamespace(lr=problem["lr"], weight_decay=how.pop("weight_decay", 0.0)),
+        common=common,
+        dataset=SimpleNamespace(name="digits"),
+        optimizer=SimpleNamespace(lr=problem["lr"], weight_decay=weight_decay),
         **{module: SimpleNamespace(**how)},
-    )  # fmt: skip
-    server = getattr(importlib.import_module(f"src.server.{module}"), name)(arguments)
+    )
+    make_server = getattr(importlib.import_module(f"src.server.{module}"), name)
+    server = make_server(arguments)
     if change:
         change(server)
     for number in range(len(problem["cohorts"])):
         server.current_epoch = number
         server.train_one_round()
-    names, shared = server.public_model_param_names, server.public_model_params
-    clients = [
-        [kept.get(name, shared[name]) for name in names] for kept in server.clients_personal_model_params.values()
-    ]
+    return ends_of(server)
+
+
+def ends_of(server: Any) -> dict[str, list]:
+    """What a server of FL-bench holds after the last round."""
+    names = server.public_model_param_names
+    shared = server.public_model_params
+    personal = []
+    bodies = []
+    for kept in server.clients_personal_model_params.values():
+        params = [kept.get(name, shared[name]) for name in names]
+        personal += params
+        bodies += params[:-2]
     ends = {
-        "shared": [*shared.values()], "head": [shared[name] for name in names[-2:]],
-        "personal": [value for params in clients for value in params],
-        "bodies": [value for params in clients for value in params[:-2]],
-    }  # fmt: skip
+        "shared": [*shared.values()],
+        "head": [shared[name] for name in names[-2:]],
+        "personal": personal,
+        "bodies": bodies,
+    }
     if hasattr(server, "global_prototypes"):
         ends["prototypes"] = [server.global_prototypes[label] for label in range(10)]
     return ends

@@ -33,7 +33,8 @@ def load_baselines() -> None:
     absent = {name: ModuleType(name) for name in ("hydra", "hydra.utils", "omegaconf", "easydict")}
     absent["hydra"].utils = absent["hydra.utils"]
     absent["hydra.utils"].instantiate = lambda *arguments, **options: None
-    absent["omegaconf"].DictConfig = absent["easydict"].EasyDict = dict
+    absent["omegaconf"].DictConfig = dict
+    absent["easydict"].EasyDict = dict
     for name, module in absent.items():
         sys.modules.setdefault(name, module)
     for name in ("Callable", "Dict", "List", "Optional", "Tuple", "Union"):  # which it passed on before
@@ -48,12 +49,11 @@ def make_client(kind: str, loader: Any, index: int, options: dict[str, Any], fol
     """A client of a baseline."""
     import torch
 
-    model, cpu = network.start(network.small(), loader.problem["weights"]), torch.device("cpu")
-    lr, momentum, epochs = (
-        options.get("lr", loader.problem["lr"]),
-        options.get("momentum", 0.0),
-        loader.problem["epochs"],
-    )
+    model = network.start(network.small(), loader.problem["weights"])
+    cpu = torch.device("cpu")
+    lr = options.get("lr", loader.problem["lr"])
+    momentum = options.get("momentum", 0.0)
+    epochs = loader.problem["epochs"]
     if kind == "scaffold":
         from niid_bench.client_scaffold import FlowerClientScaffold
 
@@ -62,9 +62,16 @@ def make_client(kind: str, loader: Any, index: int, options: dict[str, Any], fol
         from niid_bench.client_fedprox import FlowerClientFedProx
 
         return FlowerClientFedProx(
-            net=model, trainloader=loader, valloader=None, device=cpu, num_epochs=epochs, learning_rate=lr,
-            momentum=momentum, weight_decay=0.0, proximal_mu=options["mu"],
-        )  # fmt: skip
+            net=model,
+            trainloader=loader,
+            valloader=None,
+            device=cpu,
+            num_epochs=epochs,
+            learning_rate=lr,
+            momentum=momentum,
+            weight_decay=0.0,
+            proximal_mu=options["mu"],
+        )
     if kind == "fednova":
         from niid_bench.client_fednova import FlowerClientFedNova
 
@@ -94,7 +101,8 @@ def start_at_tau_squared(strategy):
     """The second moment starts at tau^2, and the correction of the bias is undone."""
     import numpy as np
 
-    original, eta = strategy.aggregate_fit, strategy.eta
+    original = strategy.aggregate_fit
+    eta = strategy.eta
     has_correction = type(strategy).__name__ == "FedAdam"
     strategy.v_t = [np.full_like(value, strategy.tau**2) for value in strategy.current_weights]
 
@@ -111,77 +119,41 @@ def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
     """Runs Flower for a row; returns what it ends with."""
     load_baselines()
     import torch
-    from flwr.common import Code, FitRes, GetParametersRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
+    from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
     from flwr.server.client_manager import SimpleClientManager
-    from flwr.server.client_proxy import ClientProxy
-    from flwr.server.server import Server
 
-    how, feed = dict(row.how), Feed(problem)
-    kind, controls = how.get("client", "fedavg"), Path(tempfile.mkdtemp())
+    how = dict(row.how)
+    kind = how.get("client", "fedavg")
+    feed = Feed(problem)
+    controls = Path(tempfile.mkdtemp())
 
     class Loader:
+        """A client's batches of the round; every pass is the next epoch."""
+
         def __init__(self, client):
-            self.client, self.passes, self.problem = client, 0, problem
+            self.client = client
+            self.passes = 0
+            self.problem = problem
             self.dataset = problem["parts"][client]
 
         def __len__(self):
             return len(feed.positions(self.client, 0))
 
         def __iter__(self):
-            epoch, self.passes = self.passes % problem["epochs"], self.passes + 1
+            epoch = self.passes % problem["epochs"]
+            self.passes += 1
             return feed.batches(self.client, epoch)
 
-    class Proxy(ClientProxy):
-        """Calls a client in this process."""
-
-        def __init__(self, index, client):
-            super().__init__(str(index))
-            self.client = client
-
-        def fit(self, ins, timeout=None, group_id=None):
-            arrays, count, told = self.client.fit(parameters_to_ndarrays(ins.parameters), ins.config)
-            return FitRes(Status(Code.OK, ""), ndarrays_to_parameters(arrays), count, told)
-
-        def get_parameters(self, ins, timeout=None, group_id=None):
-            return GetParametersRes(Status(Code.OK, ""), ndarrays_to_parameters(self.client.get_parameters({})))
-
-        def get_properties(self, *arguments, **options): ...
-
-        def evaluate(self, *arguments, **options): ...
-
-        def reconnect(self, *arguments, **options): ...
-
-    manager, proxies = SimpleClientManager(), []
+    manager = SimpleClientManager()
+    proxies = []
     for index in range(len(problem["parts"])):
-        proxies.append(Proxy(index, make_client(kind, Loader(index), index, how, controls)))
-        manager.register(proxies[-1])
+        proxy = make_proxy(index, make_client(kind, Loader(index), index, how, controls))
+        proxies.append(proxy)
+        manager.register(proxy)
     manager.sample = lambda *arguments, **options: [proxies[client] for client in feed.cohort]
     first = ndarrays_to_parameters([value.numpy() for value in problem["weights"]])
-    counts = {"min_fit_clients": 2, "min_available_clients": 2, "min_evaluate_clients": 0, "fraction_evaluate": 0.0}
-    if kind in ("scaffold", "fednova"):
-        strategies = importlib.import_module("niid_bench.strategy")
-        module = importlib.import_module(f"niid_bench.server_{kind}")
-        if kind == "scaffold":
-            server = module.ScaffoldServer(strategies.ScaffoldStrategy(**counts), {}, manager)
-            server.parameters = first
-            server.server_cv = [torch.from_numpy(value.copy()) for value in parameters_to_ndarrays(first)]
-            if how.get("zero_controls"):
-                server.server_cv = [torch.zeros_like(value) for value in server.server_cv]
-                for index in range(len(proxies)):
-                    torch.save(server.server_cv, controls / f"client_cv_{index}.pt")
-        else:
-            server = module.FedNovaServer(client_manager=manager, strategy=strategies.FedNovaStrategy(**counts))
-            server.parameters = first
-    else:
-        home, name = how.get("strategy", ("flwr.server.strategy", "FedAvg"))
-        options = how.get("options", {})
-        if options:
-            options = {"initial_parameters": first, **options}
-        strategy = getattr(importlib.import_module(home), name)(**counts, **options)
-        if "change" in how:
-            how["change"](strategy)
-        server = Server(client_manager=manager, strategy=strategy)
-        server.parameters = first
+    server = make_server(how, manager, first, controls)
+    server.parameters = first
     for number in range(len(problem["cohorts"])):
         feed.round = number
         parameters, _, (_, failures) = server.fit_round(server_round=number + 1, timeout=None)
@@ -190,6 +162,73 @@ def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
         server.parameters = parameters
     shutil.rmtree(controls)
     return {"shared": [torch.from_numpy(value.copy()) for value in parameters_to_ndarrays(server.parameters)]}
+
+
+def make_proxy(index: int, client: Any) -> Any:
+    """What Flower's server calls a client by, in this process."""
+    from flwr.common import Code, FitRes, GetParametersRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
+    from flwr.server.client_proxy import ClientProxy
+
+    class Proxy(ClientProxy):
+        def fit(self, ins, timeout=None, group_id=None):
+            arrays, count, told = client.fit(parameters_to_ndarrays(ins.parameters), ins.config)
+            return FitRes(Status(Code.OK, ""), ndarrays_to_parameters(arrays), count, told)
+
+        def get_parameters(self, ins, timeout=None, group_id=None):
+            return GetParametersRes(Status(Code.OK, ""), ndarrays_to_parameters(client.get_parameters({})))
+
+        def get_properties(self, *arguments, **options): ...
+
+        def evaluate(self, *arguments, **options): ...
+
+        def reconnect(self, *arguments, **options): ...
+
+    return Proxy(str(index))
+
+
+def make_server(how: dict[str, Any], manager: Any, first: Any, controls: Path) -> Any:
+    """A server of Flower or of its baseline niid_bench.
+
+    Args:
+        how: The arguments of a row.
+        manager: Of the clients.
+        first: The parameters that all sides start from.
+        controls: The folder of the clients' control variates, for SCAFFOLD.
+    """
+    from flwr.server.server import Server
+
+    kind = how.get("client", "fedavg")
+    counts = {"min_fit_clients": 2, "min_available_clients": 2, "min_evaluate_clients": 0, "fraction_evaluate": 0.0}
+    if kind == "scaffold":
+        module = importlib.import_module("niid_bench.server_scaffold")
+        strategy = importlib.import_module("niid_bench.strategy").ScaffoldStrategy(**counts)
+        server = module.ScaffoldServer(strategy, {}, manager)
+        start_controls(server, first, manager, controls, at_zero=how.get("zero_controls", False))
+        return server
+    if kind == "fednova":
+        module = importlib.import_module("niid_bench.server_fednova")
+        strategy = importlib.import_module("niid_bench.strategy").FedNovaStrategy(**counts)
+        return module.FedNovaServer(client_manager=manager, strategy=strategy)
+    home, name = how.get("strategy", ("flwr.server.strategy", "FedAvg"))
+    options = how.get("options", {})
+    if options:
+        options = {"initial_parameters": first, **options}
+    strategy = getattr(importlib.import_module(home), name)(**counts, **options)
+    if "change" in how:
+        how["change"](strategy)
+    return Server(client_manager=manager, strategy=strategy)
+
+
+def start_controls(server: Any, first: Any, manager: Any, controls: Path, at_zero: bool) -> None:
+    """Gives SCAFFOLD its first control variates: the first parameters, or 0 for the server and every client."""
+    import torch
+    from flwr.common import parameters_to_ndarrays
+
+    server.server_cv = [torch.from_numpy(value.copy()) for value in parameters_to_ndarrays(first)]
+    if at_zero:
+        server.server_cv = [torch.zeros_like(value) for value in server.server_cv]
+        for client in range(manager.num_available()):
+            torch.save(server.server_cv, controls / f"client_cv_{client}.pt")
 
 
 def adaptive(name: str, **options: Any) -> dict[str, Any]:

@@ -39,7 +39,8 @@ def sum_of_changes(algorithm, classes):
 
     def with_sum(client, original):
         def fit(override=0):
-            dual, start = client.prev_grads.clone(), get_all_params_of(client.model)
+            dual = client.prev_grads.clone()
+            start = get_all_params_of(client.model)
             loss = original(override)
             client.prev_grads = dual + get_all_params_of(client.model) - start
             return loss
@@ -54,7 +55,8 @@ def ends_of_normalisation(algorithm: Any) -> dict[str, list]:
     """What FedBN holds: the shared model without normalisation, and the normalisation that each client keeps."""
     from torch import nn
 
-    kept, own = [], set()
+    kept = []
+    own = set()
     for client in algorithm.clients:
         for module in client.model.modules():
             if isinstance(module, nn.BatchNorm2d):
@@ -70,7 +72,8 @@ def ends_of(algorithm: Any, how: dict[str, Any]) -> dict[str, list]:
     """What an algorithm of fluke holds after a round."""
     import torch
 
-    clients, server = algorithm.clients, algorithm.server
+    clients = algorithm.clients
+    server = algorithm.server
     ends = {"bodies": [], "personal": [], "kept": []}
     for client in clients:
         if client.model is not None:
@@ -94,24 +97,27 @@ def ends_of(algorithm: Any, how: dict[str, Any]) -> dict[str, list]:
 def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
     """Runs fluke for a row; returns what it ends with."""
     import torch
-    from fluke import DDict, FlukeENV
+    from fluke import DDict
     from fluke.config import OptimizerConfigurator
     from fluke.data import FastDataLoader
-    from fluke.evaluation import ClassificationEval
     from fluke.nets import EncoderHeadNet
 
-    how, feed = dict(row.how), Feed(problem)
+    how = dict(row.how)
+    feed = Feed(problem)
     ends: dict[str, list] = {}
 
     class Loader(FastDataLoader):
+        """A client's batches of the round; every pass is the next epoch."""
+
         def __init__(self, client):
             part = problem["parts"][client]
-            images, labels = problem["x"][part], problem["y"][part]
-            super().__init__(images, labels, num_labels=10, batch_size=problem["batch_size"])
-            self.client, self.passes = client, 0
+            super().__init__(problem["x"][part], problem["y"][part], num_labels=10, batch_size=problem["batch_size"])
+            self.client = client
+            self.passes = 0
 
         def __iter__(self):
-            epoch, self.passes = self.passes % problem["epochs"], self.passes + 1
+            epoch = self.passes % problem["epochs"]
+            self.passes += 1
             return feed.batches(self.client, epoch)
 
     class Rounds:
@@ -125,16 +131,10 @@ def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
             return lambda *arguments, **options: None
 
     def model():
-        return network.start(
-            EncoderHeadNet(network.body(network=problem["network"]), torch.nn.Linear(16, 10)), problem["weights"]
-        )
+        body = network.body(network=problem["network"])
+        return network.start(EncoderHeadNet(body, torch.nn.Linear(16, 10)), problem["weights"])
 
-    environment = FlukeENV()
-    environment.set_seed(1)
-    environment.set_device("cpu")
-    environment.set_inmemory(True)
-    environment.set_evaluator(ClassificationEval(eval_every=1, n_classes=10))
-    environment.set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
+    set_up_environment()
     kind = getattr(importlib.import_module(f"fluke.algorithms.{how['module']}"), how["name"])
     shell = kind.__new__(kind)
     optimizer = OptimizerConfigurator(
@@ -146,9 +146,15 @@ def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
         own = {"model": model()} if how.get("own") else {}
         options = {"clipping": 0, **how.get("client", {})}
         client = shell.get_client_class()(
-            index=index, train_set=Loader(index), test_set=None, optimizer_cfg=optimizer,
-            loss_fn=torch.nn.CrossEntropyLoss(), local_epochs=problem["epochs"], **own, **options,
-        )  # fmt: skip
+            index=index,
+            train_set=Loader(index),
+            test_set=None,
+            optimizer_cfg=optimizer,
+            loss_fn=torch.nn.CrossEntropyLoss(),
+            local_epochs=problem["epochs"],
+            **own,
+            **options,
+        )
         clients.append(client)
     first = model().head if how["name"] == "LGFedAVG" else model()
     server = shell.get_server_class()(model=first, test_set=None, clients=clients, **how.get("server", {}))
@@ -161,6 +167,19 @@ def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
     algorithm.run(len(problem["cohorts"]), 1.0, finalize=False)
     getattr(algorithm, "restore", lambda: None)()
     return ends
+
+
+def set_up_environment() -> None:
+    """Tells fluke to run on the CPU and to evaluate nothing."""
+    from fluke import FlukeENV
+    from fluke.evaluation import ClassificationEval
+
+    environment = FlukeENV()
+    environment.set_seed(1)
+    environment.set_device("cpu")
+    environment.set_inmemory(True)
+    environment.set_evaluator(ClassificationEval(eval_every=1, n_classes=10))
+    environment.set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
 
 
 def method(module: str, name: str, **options: Any) -> dict[str, Any]:

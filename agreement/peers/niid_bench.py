@@ -5,10 +5,10 @@ import importlib
 import io
 import os
 import runpy
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from agreement import network
 from agreement.peers import Feed, parameters_of, statistics_of
@@ -17,13 +17,15 @@ from agreement.rows import Peer, Row
 
 def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
     """Runs NIID-Bench for a row; returns what it ends with."""
-    import numpy as np
     import torch
 
-    models, utils = importlib.import_module("model"), importlib.import_module("utils")
-    how, feed = dict(row.how), Feed(problem)
-    first_control_is_zero, made = how.pop("zero_controls", False), []
-    everyone, cohort_size = range(len(problem["parts"])), len(problem["cohorts"][0])
+    models = importlib.import_module("model")
+    utils = importlib.import_module("utils")
+    how = dict(row.how)
+    first_control_is_zero = how.pop("zero_controls", False)
+    everyone = range(len(problem["parts"]))
+    made = []  # the networks, in the order of the script
+    feed = Feed(problem)
     feed.round = -1
 
     def shuffle(order):
@@ -35,17 +37,22 @@ def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
         """The first and the last pass measure accuracy; those between are the local epochs."""
 
         def __init__(self, client):
-            self.client, self.passes, self.dataset = client, 0, problem["parts"][client]
+            self.client = client
+            self.passes = 0
+            self.dataset = problem["parts"][client]
 
         def __len__(self):
             return len(feed.positions(self.client, 0))
 
         def __iter__(self):
-            epoch, self.passes = self.passes - 1, self.passes + 1
-            for x, y in feed.batches(self.client, epoch % problem["epochs"]):
+            epoch = (self.passes - 1) % problem["epochs"]
+            self.passes += 1
+            for x, y in feed.batches(self.client, epoch):
                 yield x.clone(), y.clone()
 
     class Positions(list):
+        """The positions of a client's examples, by which its loader knows the client."""
+
         client = None
 
     class Batches(list):
@@ -58,11 +65,14 @@ def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
         return Loader(positions.client), test, [0], [0]
 
     def partition_data(*others, **options):
-        parts, labels = {}, problem["y"].numpy()
+        labels = problem["y"].numpy()
+        parts = {}
+        classes = {}
         for client in everyone:
-            parts[client] = Positions(problem["parts"][client])
-            parts[client].client = client
-        classes = {client: dict.fromkeys(map(int, labels[parts[client]]), 1) for client in everyone}
+            positions = Positions(problem["parts"][client])
+            positions.client = client
+            parts[client] = positions
+            classes[client] = dict.fromkeys(map(int, labels[positions]), 1)
         return None, labels, None, labels, parts, classes
 
     class Small(torch.nn.Module):
@@ -70,7 +80,8 @@ def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
 
         def __init__(self, *others, **options):
             super().__init__()
-            self.base, self.head = network.body(network=problem["network"]), torch.nn.Linear(16, 10)
+            self.base = network.body(network=problem["network"])
+            self.head = torch.nn.Linear(16, 10)
             network.start(self, problem["weights"])
             if first_control_is_zero and len(made) > len(everyone):  # after the clients' models and the global one
                 for parameter in self.parameters():
@@ -85,26 +96,51 @@ def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
     class SmallWithFeatures(Small):
         gives_features = True
 
-    utils.get_dataloader, utils.partition_data = get_dataloader, partition_data
+    utils.get_dataloader = get_dataloader
+    utils.partition_data = partition_data
     for module in (models, utils):
-        module.SimpleCNNMNIST, module.ModelFedCon_noheader = Small, SmallWithFeatures
-    arguments = {
-        "model": "simple-cnn", "dataset": "mnist", "n_parties": len(everyone), "comm_round": len(problem["cohorts"]),
-        "epochs": problem["epochs"], "lr": problem["lr"], "batch-size": problem["batch_size"], "reg": 0, "rho": 0,
-        "sample": cohort_size / len(everyone), "device": "cpu", "logdir": "logs/", "modeldir": "models/",
-        "log_file_name": "x", **how,
-    }  # fmt: skip
-    kept, original = sys.argv, np.random.shuffle
-    np.random.shuffle = shuffle
-    sys.argv = ["experiments.py", *(f"--{name}={value}" for name, value in arguments.items())]
-    try:
-        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-            os.chdir(folder)  # it writes logs
-            end = runpy.run_path(str(Path(os.environ["CLONE"]) / "experiments.py"), run_name="__main__")
-            os.chdir("/")
-    finally:
-        sys.argv, np.random.shuffle = kept, original
-    return {"shared": parameters_of(end["global_model"]), "statistics": statistics_of(end["global_model"])}
+        module.SimpleCNNMNIST = Small
+        module.ModelFedCon_noheader = SmallWithFeatures
+    with mock.patch("numpy.random.shuffle", shuffle):
+        model = run_script({**options_of(problem), **how})
+    return {"shared": parameters_of(model), "statistics": statistics_of(model)}
+
+
+def options_of(problem: dict[str, Any]) -> dict[str, Any]:
+    """The options of the script that say what the problem is; those of a row come on top."""
+    num_clients = len(problem["parts"])
+    first_cohort, *_ = problem["cohorts"]
+    return {
+        "model": "simple-cnn",
+        "dataset": "mnist",
+        "n_parties": num_clients,
+        "comm_round": len(problem["cohorts"]),
+        "epochs": problem["epochs"],
+        "lr": problem["lr"],
+        "batch-size": problem["batch_size"],
+        "reg": 0,
+        "rho": 0,
+        "sample": len(first_cohort) / num_clients,
+        "device": "cpu",
+        "logdir": "logs/",
+        "modeldir": "models/",
+        "log_file_name": "x",
+    }
+
+
+def run_script(options: dict[str, Any]) -> Any:
+    """Runs experiments.py with options; returns its global model."""
+    script = Path(os.environ["CLONE"]) / "experiments.py"
+    command = [script.name, *(f"--{name}={value}" for name, value in options.items())]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.redirect_stdout(io.StringIO()),
+        mock.patch("sys.argv", command),
+    ):
+        os.chdir(folder)  # it writes logs
+        end = runpy.run_path(str(script), run_name="__main__")
+        os.chdir("/")
+    return end["global_model"]
 
 
 SCAFFOLD = {"alg": "scaffold"}

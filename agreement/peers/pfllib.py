@@ -58,7 +58,8 @@ def give_newcomers_no_past(server, problem):
     def without_past(client, original):
         def train():
             if not hasattr(client, "has_past"):
-                client.has_past, client.old_model = True, copy.deepcopy(client.global_model)
+                client.has_past = True
+                client.old_model = copy.deepcopy(client.global_model)
             original()
 
         return train
@@ -114,25 +115,27 @@ def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
     """Runs PFLlib for a row; returns what it ends with."""
     import sys
 
-    import torch
 
     system = str(Path(os.environ["CLONE"]) / "system")
     if system not in sys.path:
         sys.path.insert(0, system)
-    clientbase, serverbase = (
-        importlib.import_module(f"flcore.{name}base") for name in ("clients.client", "servers.server")
-    )
-    split = importlib.import_module("flcore.trainmodel.models").BaseHeadSplit
-    how, feed = dict(row.how), Feed(problem)
-    module, name, change = how.pop("module"), how.pop("name"), how.pop("change", None)
-    drop_last, kept = how.pop("drop_last", False), how.pop("kept", None)
+    clientbase = importlib.import_module("flcore.clients.clientbase")
+    serverbase = importlib.import_module("flcore.servers.serverbase")
+    how = dict(row.how)
+    module = how.pop("module")
+    name = how.pop("name")
+    change = how.pop("change", None)
+    drop_last = how.pop("drop_last", False)
+    kept = how.pop("kept", None)
     order = how.pop("order", [*range(problem["epochs"])])
+    feed = Feed(problem)
 
     class Loader:
         """A client's batches of the round; every pass is the next epoch."""
 
         def __init__(self, client):
-            self.client, self.epoch = client, 0
+            self.client = client
+            self.passes = 0
 
         def __len__(self):
             return len([*self.of_epoch(0)])
@@ -143,7 +146,8 @@ def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
                     yield x, y
 
         def __iter__(self):
-            epoch, self.epoch = order[self.epoch % len(order)], self.epoch + 1
+            epoch = order[self.passes % len(order)]
+            self.passes += 1
             return self.of_epoch(epoch)
 
     def read_client_data(dataset, index, is_train=True, few_shot=0):
@@ -152,40 +156,17 @@ def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
         part = problem["parts"][index]
         return list(zip(problem["x"][part], problem["y"][part], strict=True))
 
-    clientbase.read_client_data = serverbase.read_client_data = read_client_data
+    clientbase.read_client_data = read_client_data
+    serverbase.read_client_data = read_client_data
     clientbase.Client.load_train_data = lambda client, batch_size=None: Loader(client.id)
-    arguments = SimpleNamespace(**{**OPTIONS, **how})
-    arguments.local_learning_rate = how.get("local_learning_rate", problem["lr"])
-    arguments.batch_size, arguments.local_epochs = problem["batch_size"], problem["epochs"]
-    arguments.global_rounds, arguments.num_clients = len(problem["cohorts"]), len(problem["parts"])
-    arguments.join_ratio = len(problem["cohorts"][0]) / arguments.num_clients
-    arguments.model = network.start(split(network.body(), torch.nn.Linear(16, 10)), problem["weights"])
+    arguments = arguments_of(problem, how)
     ends: dict[str, list] = {}
-
-    def keep(server):
-        clients = [parameters_of(client.model) for client in server.clients]
-        ends["personal"] = [value for params in clients for value in params]
-        ends["bodies"] = [value for params in clients for value in params[:-2]]
-        if kept:
-            parts = [operator.attrgetter(kept)(client) for client in server.clients]
-            ends["kept"] = [value for part in parts for value in parameters_of(part)]
-        if name == "APFL":
-            ends["kept"] = []
-            for client in server.clients:
-                ends["kept"] += [*parameters_of(client.model_per), torch.tensor(client.alpha)]
-        shared = server.global_model
-        if isinstance(shared, torch.nn.Module):
-            ends["shared"] = ends["head"] = parameters_of(shared)
-        elif isinstance(shared, dict) and hasattr(server, "compressed_param"):
-            ends["shared"] = [restored(value) for value in server.compressed_param.values()]
-        for field in ("global_protos", "global_logits"):
-            if hasattr(server, field):
-                ends["prototypes"] = [getattr(server, field)[label] for label in range(10)]
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         Path(folder, "system").mkdir()
         os.chdir(Path(folder, "system"))  # it writes models and ../results
-        server = getattr(importlib.import_module(f"flcore.servers.{module}"), name)(arguments, 0)
+        make_server = getattr(importlib.import_module(f"flcore.servers.{module}"), name)
+        server = make_server(arguments, 0)
         for client in server.clients:
             client.args_tau = how.get("tau")
         if change:
@@ -195,13 +176,61 @@ def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
         def select_clients():
             feed.round = next(rounds)
             if feed.round == arguments.global_rounds:
-                keep(server)
+                ends.update(ends_of(server, name, kept))
             return [server.clients[client] for client in feed.cohort]
 
         server.select_clients = select_clients
         server.train()
         getattr(server, "restore", lambda: None)()
         os.chdir("/")
+    return ends
+
+
+def arguments_of(problem: dict[str, Any], how: dict[str, Any]) -> SimpleNamespace:
+    """The options of its command line for a problem, and the model; those of a row come on top."""
+    import torch
+
+    split = importlib.import_module("flcore.trainmodel.models").BaseHeadSplit
+    first_cohort, *_ = problem["cohorts"]
+    arguments = SimpleNamespace(**{**OPTIONS, **how})
+    arguments.local_learning_rate = how.get("local_learning_rate", problem["lr"])
+    arguments.batch_size = problem["batch_size"]
+    arguments.local_epochs = problem["epochs"]
+    arguments.global_rounds = len(problem["cohorts"])
+    arguments.num_clients = len(problem["parts"])
+    arguments.join_ratio = len(first_cohort) / arguments.num_clients
+    arguments.model = network.start(split(network.body(), torch.nn.Linear(16, 10)), problem["weights"])
+    return arguments
+
+
+def ends_of(server: Any, name: str, kept: str | None) -> dict[str, list]:
+    """What a server of PFLlib and its clients hold.
+
+    Args:
+        server: At the end.
+        name: The class of the server.
+        kept: The model of a client that stays with it, by its attribute.
+    """
+    import torch
+
+    ends: dict[str, list] = {"personal": [], "bodies": [], "kept": []}
+    for client in server.clients:
+        params = parameters_of(client.model)
+        ends["personal"] += params
+        ends["bodies"] += params[:-2]
+        if kept:
+            ends["kept"] += parameters_of(operator.attrgetter(kept)(client))
+        if name == "APFL":
+            ends["kept"] += [*parameters_of(client.model_per), torch.tensor(client.alpha)]
+    shared = server.global_model
+    if isinstance(shared, torch.nn.Module):
+        ends["shared"] = parameters_of(shared)
+        ends["head"] = ends["shared"]
+    elif isinstance(shared, dict) and hasattr(server, "compressed_param"):
+        ends["shared"] = [restored(value) for value in server.compressed_param.values()]
+    for field in ("global_protos", "global_logits"):
+        if hasattr(server, field):
+            ends["prototypes"] = [getattr(server, field)[label] for label in range(10)]
     return ends
 
 
