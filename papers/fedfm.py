@@ -338,8 +338,8 @@ def states_since_exchange(state: StateWithClients, cohort: Cohort, config: Any) 
 
 def own_models(state: StateWithClients, states: Mapping[int, ClientState], cohort: Cohort, fed: Federation) -> Client:
     """Each client's own model; the global one is sent to those that have none (Reading 10)."""
-    newcomers = [k for k, client in enumerate(cohort.client_ids) if int(client) not in states]
-    fed.broadcast(state.params, state.buffers, cohort._replace(client_ids=cohort.client_ids[newcomers]))
+    newcomers = [client for client in cohort.client_ids if int(client) not in states]
+    fed.count_broadcast(state.params, state.buffers, len(newcomers))
     models = fed.recall(states, cohort, ClientState(state.params, state.buffers))
     return Client(models.params, models.buffers, optimizer={})  # Reading 9
 
@@ -355,9 +355,10 @@ def run_lite_round(
     """Section VI and Fig. 5, round t of FedFM-Lite."""
     states = states_since_exchange(state, cohort, config)
     clients = own_models(state, states, cohort, fed)
+    anchors = state.anchors
     if cohort.round > 0:
-        fed.download(state.anchors, cohort)  # the answer to the last round's hand-shake; Reading 13
-    context = matching_context(state.anchors, state.has_anchor, cohort, config)
+        anchors = fed.download(anchors, cohort)  # the answer to the last round's hand-shake; Reading 13
+    context = matching_context(anchors, state.has_anchor, cohort, config)
     local_step = fed.optimizer_step(make_local_loss(fed.network, config), clip_norm=config.clip_norm)
     clients, terms = fed.train(clients, cohort, local_step, context)  # Eq. 10
     terms |= start_terms(state, cohort, config)

@@ -297,9 +297,10 @@ def init(fed: Federation, config: Config) -> ServerState:
     return ServerState(anchors, *no_vectors(fed), {})
 
 
-def train_group(state: ServerState, group: Cohort, fed: Federation, config: Config) -> tuple[Client, Tensor, Terms]:
+def train_group(
+    state: ServerState, anchors: Tensor, group: Cohort, fed: Federation, config: Config
+) -> tuple[Client, Tensor, Terms]:
     """Local training of the clients with one network: their models, their own margins d_i, and the loss's terms."""
-    anchors = state.anchors
     first = ClientState(*fed.initial_model(group.network), margin=anchors.new_zeros(()))
     private = fed.recall(state.clients, group, first)
     global_margin = margin(anchors, torch.ones_like(state.has_class), config.margin_form)  # d_global
@@ -316,13 +317,13 @@ def train_group(state: ServerState, group: Cohort, fed: Federation, config: Conf
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Round t; the paper has no algorithm box, the order is that of its sections."""
-    fed.download(state.anchors, cohort)
+    anchors = fed.download(state.anchors, cohort)
     states = state.clients
     groups = fed.groups(cohort)
     gathered = []
     terms = []
     for group in groups:
-        clients, margins, group_terms = train_group(state, group, fed, config)
+        clients, margins, group_terms = train_group(state, anchors, group, fed, config)
         states = fed.remember(states, group, ClientState(clients.params, clients.buffers, margins))
         gathered.append(clients.memory)
         terms.append(group_terms)

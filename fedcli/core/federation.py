@@ -38,7 +38,18 @@ from fedcli.core.output_cache import OutputCache
 from fedcli.core.partition import count_classes
 from fedcli.core.parts import divide
 from fedcli.core.stacked import BRANCHES, STACKED, with_optimizer
-from fedcli.core.trees import Tree, complete, concatenate, count_floats, leaves, select, stack, to_device, tree_map
+from fedcli.core.trees import (
+    Tree,
+    complete,
+    concatenate,
+    copies,
+    count_floats,
+    leaves,
+    select,
+    stack,
+    to_device,
+    tree_map,
+)
 from fedcli.declarations import Sizes
 from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.userfiles import is_from_file
@@ -345,12 +356,16 @@ class Federation:
     def broadcast(self, params: Params, buffers: Params, cohort: Cohort) -> Client:
         """Sends one model to every client of the cohort; returns stacked clients `[K, ...]` without optimizer state."""
         size = len(cohort.client_ids)
+        self.count_broadcast(params, buffers, size)
+        params, buffers = copies((params, buffers), size)
+        return Client(params, buffers, optimizer={})
+
+    def count_broadcast(self, params: Params, buffers: Params, num_clients: int) -> None:
+        """Counts one model that is sent to so many clients, where the method itself makes what they have of it."""
         if self.received is None:
             self.received = params
-        self.sent_down["params"] += size * count_floats(params)
-        self.sent_down["buffers"] += size * count_floats(buffers)
-        params, buffers = tree_map(lambda leaf: leaf.expand(size, *leaf.shape), (params, buffers))
-        return Client(params, buffers, optimizer={})
+        self.sent_down["params"] += num_clients * count_floats(params)
+        self.sent_down["buffers"] += num_clients * count_floats(buffers)
 
     def download(self, tree: Tree, cohort: Cohort) -> Tree:
         """Sends the same tensors to every client of the cohort; returns them as they are."""

@@ -67,6 +67,11 @@ def _write(old: Any, new: Any) -> None:
         old.copy_(new)
 
 
+def copies(tree: Tree, count: int) -> Tree:
+    """Makes a stacked tree `[K, ...]` of one tree for each of `count` clients; they share its memory."""
+    return tree_map(lambda leaf: leaf.expand(count, *leaf.shape), tree)
+
+
 def stack(trees: Sequence[Tree]) -> Tree:
     """Makes a stacked tree `[K, ...]` of the trees of K clients."""
     return tree_map(lambda *parts: torch.stack(parts), *trees)

@@ -54,7 +54,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, Step, cross_entropy, tree_map, weighted_mean
+from fedcli.core import Aux, Client, LocalLoss, Network, Params, Step, copies, cross_entropy, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.lg_fedavg import HEAD, ClientState, with_mean_head, without_head
 
@@ -274,7 +274,7 @@ def paper_round(state: ServerState, cohort: Cohort, fed: Federation, config: Con
     weight = config.generator_weight if cohort.round else 0.0  # Reading 6
     head = fed.download(state.head, cohort)
     if weight:
-        send_generator(state, cohort, fed)
+        fed.count_broadcast(*state.generator, len(cohort.client_ids))  # p(y) goes too, in integers, which cost nothing
 
     def draw(group: Cohort) -> Samples:
         return client_samples(state.class_counts, group, fed, fed.batch_size, uniform=False)
@@ -297,7 +297,7 @@ def htfllib_round(state: ServerState, cohort: Cohort, fed: Federation, config: C
     """One round of HtFLlib, whose server sends a generator that nobody trains. Reading 4."""
     head = fed.download(state.head, cohort)
     if config.generator_weight:
-        send_generator(state, cohort, fed)
+        fed.count_broadcast(*state.generator, len(cohort.client_ids))  # p(y) goes too, in integers, which cost nothing
 
     def draw(group: Cohort) -> Samples:
         size = max(fed.batch_size, 2)  # batch normalisation in training mode needs two
@@ -307,12 +307,6 @@ def htfllib_round(state: ServerState, cohort: Cohort, fed: Federation, config: C
     states, heads, terms = train_clients(state, head, cohort, fed, make_loss, draw)
     head = weighted_mean(fed.upload(heads), cohort.weights)
     return ServerState(head, state.generator, state.class_counts, states), terms
-
-
-def send_generator(state: ServerState, cohort: Cohort, fed: Federation) -> None:
-    """The generator and p(y) to all clients, which are counted; the clients read the server's own."""
-    fed.broadcast(*state.generator, cohort)
-    fed.download(state.class_counts, cohort)
 
 
 def train_clients(
@@ -328,9 +322,8 @@ def train_clients(
         size = len(group.client_ids)
         params, buffers = fed.initial_model(group.network)
         private = fed.recall(states, group, ClientState(without_head(params, head), buffers))
-        copies = tree_map(lambda leaf, size=size: leaf.expand(size, *leaf.shape), head)
         first_step = state.class_counts.new_zeros(size)
-        clients = Client({**private.params, **copies}, private.buffers, optimizer={}, memory=first_step)
+        clients = Client({**private.params, **copies(head, size)}, private.buffers, optimizer={}, memory=first_step)
         step = sampling(fed.optimizer_step(make_loss(group.network)))
         clients, group_terms = fed.train(clients, group, step, Context(state.generator, draw(group)), CONTEXT_AXES)
         private = ClientState(without_head(clients.params, head), clients.buffers)

@@ -71,6 +71,7 @@ from fedcli.core import (
     LocalLoss,
     Network,
     Params,
+    copies,
     cross_entropy,
     divergence,
     masked_mean,
@@ -255,10 +256,7 @@ def train_clients(
     mentees = []
     terms = []
     for group in groups:  # clients with the same mentor
-        size = len(group.client_ids)
-        shared_params, shared_buffers = tree_map(
-            lambda leaf, size=size: leaf.expand(size, *leaf.shape), (state.params, state.buffers)
-        )
+        shared_params, shared_buffers = copies((state.params, state.buffers), len(group.client_ids))
         first = ClientState(*fed.initial_model(group.network), initial_projection(group.network, mentee, fed))
         private = fed.recall(states, group, first)
         params = {**joined(private.params, shared_params), "projection": private.projection}
@@ -347,8 +345,8 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
 def paper_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round of the paper: what the clients and the server send are truncated changes of the mentee."""
     behind = np.setdiff1d(cohort.client_ids, state.in_step.cpu())
-    fed.broadcast({}, state.buffers, cohort)  # the running statistics
-    fed.broadcast(state.params, {}, cohort._replace(client_ids=behind))  # the mentee to those that lack it, Reading 2
+    fed.count_broadcast({}, state.buffers, len(cohort.client_ids))  # the running statistics
+    fed.count_broadcast(state.params, {}, len(behind))  # the mentee to those that lack it, Reading 2
     states, mentees, terms = train_clients(state, cohort, fed, partial(make_local_loss, config=config))
     share = energy_share(config.energy_start, config.energy_end, cohort.round, fed.num_rounds)  # Reading 5
     # On the host, since each decomposition would make Python wait for the device.

@@ -199,7 +199,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
         means.append(fed.class_means(source, group))  # line 6
         terms.append(group_terms)
     class_means, counts = fed.in_order(cohort, groups, means)
-    fed.upload(class_means, counts > 0)  # line 7
+    class_means = fed.upload(class_means, counts > 0)  # line 7
     network = update_network(state.network, class_means, counts, cohort, fed, config)  # lines 8, 9
     has_prototype = state.has_prototype | (counts > 0).any()
     return ServerState(network, has_prototype, states), fed.in_order(cohort, groups, terms)
