@@ -85,6 +85,7 @@ from fedcli.core import (
     Params,
     Step,
     class_means,
+    copies,
     cross_entropy,
     head_names,
     masked_mean,
@@ -317,7 +318,7 @@ def train_clients(state: ServerState, cohort: Cohort, fed: Federation, config: C
     """The part of Algorithm 1 from the server's message to the clients' answer."""
     clients = fed.broadcast(state.params, state.buffers, cohort)  # the server communicates w^(t-1)
     anchors = fed.download(state.anchors, cohort)  # and a^(t-1)
-    stacked = anchors.expand(len(cohort.client_ids), *anchors.shape)  # [K, C, D]
+    stacked = copies(anchors, len(cohort.client_ids))  # [K, C, D]
     clients = clients._replace(memory=Memory(stacked, torch.zeros_like(stacked)))
     context = Context(anchors, fed.class_counts(cohort) > 0)
     return fed.train(clients, cohort, make_local_step(fed, config), context, CONTEXT_AXES)  # in parallel
@@ -442,25 +443,39 @@ _DATA = {
         ),
     ),
 }
-_SETTINGS = {  # data set, partition and column of Tables 1 and 2
-    "fmnist-c2": ("fmnist", "classes:2", "FMNIST #C=2"),
-    "fmnist-alpha-0.1": ("fmnist", "dirichlet:0.1", "FMNIST alpha=0.1"),
-    "fmnist-alpha-0.5": ("fmnist", "dirichlet:0.5", "FMNIST alpha=0.5"),
-    "fmnist-iid": ("fmnist", "iid", "FMNIST (no skew)"),
-    "cifar10-c2": ("cifar10", "classes:2", "CIFAR-10 #C=2"),
-    "cifar10-alpha-0.1": ("cifar10", "dirichlet:0.1", "CIFAR-10 alpha=0.1"),
-    "cifar10-alpha-0.5": ("cifar10", "dirichlet:0.5", "CIFAR-10 alpha=0.5"),
-    "cifar10-iid": ("cifar10", "iid", "CIFAR-10 (no skew)"),
-    "cifar100-c20": ("cifar100", "classes:20", "CIFAR-100 #C=20"),
-    "cifar100-alpha-0.1": ("cifar100", "dirichlet:0.1", "CIFAR-100 alpha=0.1"),
-    "cifar100-alpha-0.5": ("cifar100", "dirichlet:0.5", "CIFAR-100 alpha=0.5"),
-    "cifar100-iid": ("cifar100", "iid", "CIFAR-100 (no skew)"),
-    "emnist": ("femnist-digits", "writers:shares", "EMNIST (feature skew)"),
-    "mixed-digits": ("mixed-digits", "domains", "Mixed Digits (feature skew)"),
-    "mixed-digits-c2": ("mixed-digits", "domains+missing:8", "Mixed Digits #C=2 + feature skew"),
-    "mixed-digits-alpha-0.1": ("mixed-digits", "domains+dirichlet:0.1", "Mixed Digits alpha=0.1 + feature skew"),
-    "mixed-digits-alpha-0.5": ("mixed-digits", "domains+dirichlet:0.5", "Mixed Digits alpha=0.5 + feature skew"),
-    "mixed-digits-iid": ("mixed-digits", "iid", "Mixed Digits (no skew)"),
+
+
+class _Setting(NamedTuple):
+    """Clients that Tables 1 and 2 have a column of."""
+
+    data: str
+    partition: str
+    column: str
+
+
+_SETTINGS = {
+    "fmnist-c2": _Setting("fmnist", "classes:2", "FMNIST #C=2"),
+    "fmnist-alpha-0.1": _Setting("fmnist", "dirichlet:0.1", "FMNIST alpha=0.1"),
+    "fmnist-alpha-0.5": _Setting("fmnist", "dirichlet:0.5", "FMNIST alpha=0.5"),
+    "fmnist-iid": _Setting("fmnist", "iid", "FMNIST (no skew)"),
+    "cifar10-c2": _Setting("cifar10", "classes:2", "CIFAR-10 #C=2"),
+    "cifar10-alpha-0.1": _Setting("cifar10", "dirichlet:0.1", "CIFAR-10 alpha=0.1"),
+    "cifar10-alpha-0.5": _Setting("cifar10", "dirichlet:0.5", "CIFAR-10 alpha=0.5"),
+    "cifar10-iid": _Setting("cifar10", "iid", "CIFAR-10 (no skew)"),
+    "cifar100-c20": _Setting("cifar100", "classes:20", "CIFAR-100 #C=20"),
+    "cifar100-alpha-0.1": _Setting("cifar100", "dirichlet:0.1", "CIFAR-100 alpha=0.1"),
+    "cifar100-alpha-0.5": _Setting("cifar100", "dirichlet:0.5", "CIFAR-100 alpha=0.5"),
+    "cifar100-iid": _Setting("cifar100", "iid", "CIFAR-100 (no skew)"),
+    "emnist": _Setting("femnist-digits", "writers:shares", "EMNIST (feature skew)"),
+    "mixed-digits": _Setting("mixed-digits", "domains", "Mixed Digits (feature skew)"),
+    "mixed-digits-c2": _Setting("mixed-digits", "domains+missing:8", "Mixed Digits #C=2 + feature skew"),
+    "mixed-digits-alpha-0.1": _Setting(
+        "mixed-digits", "domains+dirichlet:0.1", "Mixed Digits alpha=0.1 + feature skew"
+    ),
+    "mixed-digits-alpha-0.5": _Setting(
+        "mixed-digits", "domains+dirichlet:0.5", "Mixed Digits alpha=0.5 + feature skew"
+    ),
+    "mixed-digits-iid": _Setting("mixed-digits", "iid", "Mixed Digits (no skew)"),
 }
 
 
@@ -482,7 +497,7 @@ _TEXT = (
 
 
 def _protocol(name: str, data: str, partition: str, column: str) -> Protocol:
-    """A setting of Tables 1 and 2."""
+    """A setting of Tables 1 and 2, or another of its kind."""
     setting, notes = _DATA[data]
     settings = {**_TRAINING, "partition": partition}
     if "dirichlet" in partition and data == "mixed-digits":
@@ -543,7 +558,7 @@ _VALIDATION = Protocol(
 )  # fmt: skip
 
 PROTOCOLS = (
-    *(_protocol(name, *setting) for name, setting in _SETTINGS.items()),
+    *(_protocol(name, setting.data, setting.partition, setting.column) for name, setting in _SETTINGS.items()),
     _protocol("emnist-writers", "femnist-digits", "writers", "EMNIST with the text's feature skew"),
     _VALIDATION,
     _built_in("digits", channels=1, rounds=30, lr=0.2, partition="classes:2"),
@@ -553,7 +568,9 @@ PROTOCOLS = (
 _TRIALS = (2021, 2022, 2023)  # F.3
 _ONE = (2021,)  # where a table prints single values
 _MEASURED = {"drift_every": 10}  # of the two settings of Fig. 4, in whichever table they are run first
-_COLUMNS = {column: {"protocol": f"fedfa:{name}", "dataset": data} for name, (data, _, column) in _SETTINGS.items()}
+_COLUMNS: dict[str, dict] = {}
+for _name, _setting in _SETTINGS.items():
+    _COLUMNS[_setting.column] = {"protocol": f"fedfa:{_name}", "dataset": _setting.data}
 _COLUMNS["FMNIST #C=2"] |= _MEASURED
 _COLUMNS["Mixed Digits (feature skew)"] |= _MEASURED
 _EVEN = {column: setting for column, setting in _COLUMNS.items() if column.endswith("(no skew)")}
@@ -713,17 +730,21 @@ _TABLE_8_ACCURACY = _table(
 
 # Fig. 4, "feature distance and classifier update similarity for different rounds". Runs of Tables 1 and 2: 36.
 _DRIFT = ("feature_distance", "classifier_similarity")
+
+
+def _drift() -> tuple[Cell, ...]:
+    """Each distance in two settings."""
+    cells = []
+    for column in ("FMNIST #C=2", "Mixed Digits (feature skew)"):
+        for name in _DRIFT:
+            cells += grid(_METHODS, {f"{column}, {name.replace('_', ' ')}": _COLUMNS[column]}, f"drift:{name}")
+    return tuple(cells)
+
+
 _FIG_4 = _table(
     "Fig4",
     "How far the clients' models drift apart",
-    sum(
-        (
-            grid(_METHODS, {f"{column}, {name.replace('_', ' ')}": _COLUMNS[column]}, f"drift:{name}")
-            for column in ("FMNIST #C=2", "Mixed Digits (feature skew)")
-            for name in _DRIFT
-        ),
-        (),
-    ),
+    _drift(),
     "At the last round; 'fedcli plot RUNS --kind drift' draws it over the rounds.",
     "The authors' means count each client with itself, and the classifier's bias is a coordinate of its update. With "
     "ten clients theirs are 0.9 d and, but for the bias, 0.9 s + 0.1, where ours are d and s. They look at 100 test "
