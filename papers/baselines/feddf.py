@@ -48,13 +48,13 @@ from fedcli.core import (
     Client,
     ClientState,
     Params,
+    copies,
     cosine_annealing,
     divergence,
     own_models,
     plain_loss,
     select,
     train_own_models,
-    tree_map,
     weighted_mean,
 )
 from fedcli.core.federation import Cohort, Federation, Terms
@@ -100,10 +100,12 @@ def distil(
     `starts` has a student for each network of the cohort, `teachers` the clients' models of each network, stacked.
     Returned are the students and the mean loss of each over its steps.
     """
-    students = [Client(*tree_map(lambda leaf: leaf[None], start), optimizer={}) for start in starts]  # stacks of one
+    students = [Client(*copies(start, 1), optimizer={}) for start in starts]  # each is the only client of its group
     alone = [group._replace(client_ids=group.client_ids[:1]) for group in fed.groups(cohort)]
-    losses = [make_public_loss(group.network, "distillation", divergence) for group in alone]
-    steps = [fed.optimizer_step(loss, optimizer="adam", weight_decay=0.0, key="server") for loss in losses]
+    steps = []
+    for group in alone:
+        loss = make_public_loss(group.network, "distillation", divergence)
+        steps.append(fed.optimizer_step(loss, optimizer="adam", weight_decay=0.0, key="server"))
     mean_losses = [cohort.weights.new_zeros(()) for _ in alone]
     num_steps = config.distillation_epochs * len(fed.public_batch_sizes)
     steps_done = 0
@@ -112,7 +114,8 @@ def distil(
             rate = cosine_annealing(config.distillation_lr, steps_done, num_steps)
             batch = batch._replace(lr=torch.full_like(batch.lr, rate))
             steps_done += 1
-            target = all_logits(teachers, cohort, fed, batch.x, train=False).mean(0)
+            of_teachers = all_logits(teachers, cohort, fed, batch.x, train=False)
+            target = of_teachers.mean(0)
             for g, (student, group, step) in enumerate(zip(students, alone, steps, strict=True)):
                 students[g], aux = fed.step(student, group, step, batch, target)
                 (loss,) = aux.terms["distillation"]
@@ -187,11 +190,10 @@ def distil_into_clients(
     models: list[Client], cohort: Cohort, fed: Federation, config: ClientConfig
 ) -> tuple[list[Client], Terms]:
     """The ensemble into each of its members; returns the models and the mean loss of each client, `[K]`."""
-    losses = [make_public_loss(group.network, "distillation", divergence) for group in fed.groups(cohort)]
-    steps = [
-        fed.optimizer_step(loss, optimizer="sgd", lr=config.distillation_lr, momentum=0.0, key="public")
-        for loss in losses
-    ]
+    steps = []
+    for group in fed.groups(cohort):
+        loss = make_public_loss(group.network, "distillation", divergence)
+        steps.append(fed.optimizer_step(loss, optimizer="sgd", lr=config.distillation_lr, momentum=0.0, key="public"))
 
     def exchange(models: list[Client], batch: Batch) -> Tensor:
         return exchange_logits(models, cohort, fed, batch.x)

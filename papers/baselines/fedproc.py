@@ -215,21 +215,38 @@ def init(fed: Federation, config: Config) -> ServerState:
     return ServerState(*fed.initial_model(), prototypes, has_prototype)
 
 
+def train_locally(
+    state: ServerState, weight: float, cohort: Cohort, fed: Federation, config: Config
+) -> tuple[Client, Terms]:
+    """The clients' local training with a weight of the cross-entropy, and its terms."""
+    clients = fed.broadcast(state.params, state.buffers, cohort)
+    context = Context(state.prototypes, state.has_prototype, state.prototypes.new_tensor(weight))
+    return fed.train(clients, cohort, make_local_loss(fed.network, config), context)
+
+
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round."""
-    identity = config.prototypes == "identity"
-    clients = fed.broadcast(state.params, state.buffers, cohort)
-    weight = schedule(cohort.round, config.ramp_rounds, fed.num_rounds, config.cross_entropy_weight)
-    weight = weight if identity or cohort.round > 0 else 1.0  # Reading 2
-    old = state.prototypes if identity else fed.download(state.prototypes, cohort)
-    context = Context(old, state.has_prototype, old.new_tensor(weight))
-    clients, terms = fed.train(clients, cohort, make_local_loss(fed.network, config), context)
+    if config.prototypes == "identity":
+        return run_identity_round(state, cohort, fed, config)
+    weight = 1.0  # Reading 2
+    if cohort.round > 0:
+        weight = schedule(cohort.round, config.ramp_rounds, fed.num_rounds, config.cross_entropy_weight)
+    old = fed.download(state.prototypes, cohort)
+    clients, terms = train_locally(state._replace(prototypes=old), weight, cohort, fed, config)
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
-    if identity:
-        return state._replace(params=params, buffers=buffers), terms
     sums, class_counts = fed.upload(local_class_sums(clients, cohort, fed))
     new = aggregate_prototypes(sums, class_counts, old, state.has_prototype, config.prototype_momentum)
     return ServerState(params, buffers, new, state.has_prototype | (class_counts > 0).any(0)), terms
+
+
+def run_identity_round(
+    state: ServerState, cohort: Cohort, fed: Federation, config: Config
+) -> tuple[ServerState, Terms]:
+    """One round with rows of the identity for prototypes, which nobody has to send."""
+    weight = schedule(cohort.round, config.ramp_rounds, fed.num_rounds, config.cross_entropy_weight)
+    clients, terms = train_locally(state, weight, cohort, fed, config)
+    params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
+    return state._replace(params=params, buffers=buffers), terms
 
 
 def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:

@@ -151,7 +151,8 @@ def own_losses(models: list[Client], cohort: Cohort, fed: Federation, config: Co
         for k, client in enumerate(group.client_ids):
             part = fed.training[client]
             _, logits, labels = fed.predict(*select((model.params, model.buffers), k), part, group.network)
-            of_group[k] = symmetric_cross_entropy(logits, labels, config) if len(part) else 0.0
+            if len(part):
+                of_group[k] = symmetric_cross_entropy(logits, labels, config)
     return fed.in_order(cohort, groups, losses)
 
 
@@ -161,13 +162,16 @@ def align(
     """The public phase; returns the models and each client's mean loss, `[K]`."""
     places = torch.arange(len(cohort.client_ids), device=fed.device)
     others = torch.stack([places[places != k] for k in places])  # [K, K-1]
-    fed.download_each(weights[others])
-    losses = [make_public_loss(group.network, "alignment", alignment) for group in fed.groups(cohort)]
-    steps = [fed.optimizer_step(loss, weight_decay=0.0, key="public") for loss in losses]
+    weights_of_others = fed.download_each(weights[others])
+    steps = []
+    for group in fed.groups(cohort):
+        loss = make_public_loss(group.network, "alignment", alignment)
+        steps.append(fed.optimizer_step(loss, weight_decay=0.0, key="public"))
 
     def exchange(models: list[Client], batch: Batch) -> Others:
         logits = fed.upload(all_logits(models, cohort, fed, batch.x))
-        return Others(fed.download_each(logits.softmax(-1)[others]), weights[others])
+        predictions = fed.download_each(logits.softmax(-1)[others])
+        return Others(predictions, weights_of_others)
 
     epochs = range(config.public_epochs)
     return learn_from_public(models, steps, exchange, cohort, fed, epochs, axes=0, keep_optimizer=False)  # Reading 4
@@ -183,18 +187,21 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     states = state.clients
     groups = fed.groups(cohort)
     no_loss = torch.zeros((), dtype=fed.dtype, device=fed.device)
-    previous = []  # of each network
+    models = []
+    previous = []  # losses of the clients with each network
     for group in groups:
         newcomer = ClientState(*fed.initial_model(group.network), no_loss)
-        previous.append(fed.recall(states, group, newcomer))
-    models = [Client(model.params, model.buffers, optimizer={}) for model in previous]
+        last = fed.recall(states, group, newcomer)
+        models.append(Client(last.params, last.buffers, optimizer={}))
+        previous.append(last.loss)
     terms = {}
     losses = torch.zeros_like(cohort.weights)
     if config.public_epochs and len(cohort.client_ids) > 1:
         losses = fed.upload(own_losses(models, cohort, fed, config))
-        last_losses = fed.in_order(cohort, groups, [model.loss for model in previous])
         has_previous = torch.tensor([int(client) in states for client in cohort.client_ids], device=fed.device)
-        weights = confidence_weights(last_losses, losses, has_previous, config.confidence_strength)
+        weights = confidence_weights(
+            fed.in_order(cohort, groups, previous), losses, has_previous, config.confidence_strength
+        )
         models, terms = align(models, weights, cohort, fed, config)
     all_terms = []
     for model, group in zip(models, groups, strict=True):
