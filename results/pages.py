@@ -27,7 +27,8 @@ import re
 import textwrap
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -51,7 +52,6 @@ from fedcli.results.statistics import difference, interval, interval_text
 from fedcli.runs.record import Record
 
 HERE = Path(__file__).parent
-FIGURE = re.compile(r"\]\((?P<path>figures/(?P<study>[\w.-]+)-(?P<kind>[a-z]+)\.png)\)")
 # Sections of a paper's file that its page repeats: a title, then indented lines.
 CARD = re.compile(r"^((?:Readings|Known)\b.*)\n((?:(?: .*)?\n)+)", re.MULTILINE)
 LEGEND = (
@@ -76,9 +76,9 @@ MODIFIED = (
     "By a modified checkout: the record's commit ends in `+`, so the code that ran is that commit's with changes, of "
     "which the record has the hash of the method's file alone."
 )
-WORDS = {  # of metrics whose names say too little
-    "last": "last round", "intra": "own domain", "inter": "other domains", "inter:": "other domains than",
-}  # fmt: skip
+# Metrics whose names say too little, in words: by themselves, and before a parameter as in "inter:mnist".
+WORDS = {"last": "last round", "intra": "own domain", "inter": "other domains"}
+WORDS_BEFORE_PARAMETER = {"inter": "other domains than"}
 
 
 @dataclass(frozen=True)
@@ -102,19 +102,18 @@ def read_study(folder: Path) -> Study:
     """
     file = folder / "findings.toml"
     content: dict[str, Any] = {}
-    groups: dict[str, list[Record]] = {}
-    findings = []
-    entry: Any = "its text"  # what is read at the moment, for the message
-    try:
-        if file.is_file():
+    if file.is_file():
+        with _reading(file, "its text"):
             content = tomllib.loads(file.read_text(encoding="utf-8"))
-        for name, entry in content.get("runs", {}).items():
-            paths = [entry] if isinstance(entry, str) else entry
+    groups: dict[str, list[Record]] = {}
+    for name, entry in content.get("runs", {}).items():
+        paths = [entry] if isinstance(entry, str) else entry
+        with _reading(file, entry):
             groups[name] = find_records(folder / path for path in paths)
-        for entry in content.get("findings", []):
+    findings = []
+    for entry in content.get("findings", []):
+        with _reading(file, entry):
             findings.append(finding(entry, groups))
-    except (KeyError, ValueError, UserError) as error:  # a TOMLDecodeError is a ValueError
-        raise UserError(f"{file} cannot be read ({error}; got {entry}); see the head of results/pages.py.") from error
     names = {}
     for name, path in content.get("runs", {}).items():
         if isinstance(path, str):
@@ -128,6 +127,15 @@ def read_study(folder: Path) -> Study:
         figures=content.get("figures", {}),
         names=names,
     )
+
+
+@contextmanager
+def _reading(file: Path, entry: object) -> Iterator[None]:
+    """Names the file and its entry where that cannot be read."""
+    try:
+        yield
+    except (KeyError, ValueError, UserError) as error:  # a TOMLDecodeError is a ValueError
+        raise UserError(f"{file} cannot be read ({error}; got {entry}); see the head of results/pages.py.") from error
 
 
 def named(study: Study) -> list[Record]:
@@ -217,10 +225,12 @@ def _words(metric: Metric, records: Iterable[Record]) -> str:
     if metric.name == "selected":
         selections = {SELECTIONS[record["summary"]["selection"]] for record in records}
         return " or ".join(sorted(selections))
-    name, colon, parameter = metric.name.partition(":")
-    words = WORDS.get(name + colon, name.replace("-", " "))
-    detail = parameter.replace("_", " ")
-    return f"{words} {detail}".rstrip()
+    name, _, parameter = metric.name.partition(":")
+    name_in_words = name.replace("-", " ")
+    if not parameter:
+        return WORDS.get(name, name_in_words)
+    words = WORDS_BEFORE_PARAMETER.get(name, name_in_words)
+    return f"{words} {parameter.replace('_', ' ')}"
 
 
 def papers() -> dict[str, ModuleType]:
@@ -238,33 +248,55 @@ def _file_name(module: ModuleType) -> str:
     return name
 
 
-def pages(results: Path) -> dict[Path, str]:
-    """All pages by their paths under `results`, a folder with `records/<study>` and `papers/notes/<paper>.md`.
+class Figure(NamedTuple):
+    """A figure that a page shows."""
+
+    study: Study
+    kind: str  # of the chart
+
+    @property
+    def path(self) -> Path:
+        """Where it stands, under `results`."""
+        return Path("figures") / f"{self.study.name}-{self.kind}.png"
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page, and the figures that it shows."""
+
+    path: Path  # under `results`
+    text: str
+    figures: tuple[Figure, ...] = ()
+
+
+def pages(results: Path) -> list[Page]:
+    """All pages of `results`, a folder with `records/<study>` and `papers/notes/<paper>.md`.
 
     A `README.md` beside the folder gets the number of claims between two marks.
     """
     records = results / "records"
     studies = [read_study(file.parent) for file in sorted(records.glob("*/intro.md"))]
     answers = claims.answers(registry.claims(), [records])
-    texts = {}
+    made = []
     for study in studies:
-        texts[Path(f"{study.name}.md")] = study_page(study)
+        figures = tuple(Figure(study, kind) for kind in _charts(study))
+        made.append(Page(Path(f"{study.name}.md"), study_page(study), figures))
     planned = {}
     for name, module in papers().items():
         planned[name] = [plans.plan_table(table, records, seeds=table.seeds) for table in module.TABLES]
         notes = results / "papers" / "notes" / f"{name}.md"
         missed = notes.read_text(encoding="utf-8") if notes.is_file() else ""
-        page = paper_page(module, planned[name], studies, missed)
-        texts[Path("papers") / f"{name}.md"] = page.replace(f"{records}/", "records/")
-    texts[Path("README.md")] = first_page(records, studies, answers, coverage(planned))
+        text = paper_page(module, planned[name], studies, missed)
+        made.append(Page(Path("papers") / f"{name}.md", text.replace(f"{records}/", "records/")))
+    made.append(Page(Path("README.md"), first_page(records, studies, answers, coverage(planned))))
     readme = results.parent / "README.md"
     if readme.is_file():
         table = claims_by_paper(planned, answers)
-        texts[Path("../README.md")] = between_marks(readme.read_text(encoding="utf-8"), "claims", table)
+        made.append(Page(Path("../README.md"), between_marks(readme.read_text(encoding="utf-8"), "claims", table)))
     if (results.parent / "papers").is_dir():
         verdicts = render(claims.claims_sheet(answers), "csv")
-        texts[Path("../papers") / claims.SHIPPED] = verdicts.replace(f"{records}/", "")
-    return texts
+        made.append(Page(Path("../papers") / claims.SHIPPED, verdicts.replace(f"{records}/", "")))
+    return made
 
 
 def coverage(planned: Mapping[str, Sequence[plans.TablePlan]]) -> str:
@@ -298,7 +330,8 @@ def claims_by_paper(planned: Mapping[str, Sequence[plans.TablePlan]], answers: S
 
 def _title(tables_of_paper: Sequence[plans.TablePlan]) -> str:
     """The name of the paper whose tables are planned."""
-    title, _ = tables_of_paper[0].table.reported
+    first_plan, *_ = tables_of_paper
+    title, _ = first_plan.table.reported
     return title
 
 
@@ -382,7 +415,7 @@ def study_page(study: Study) -> str:
         lines = "\n".join(f"- {line}" for line in study.findings)
         parts["## Findings"] = f"{lines}\n\n{LEGEND}"
     table = render(tables.sheet(records, study.metrics)).strip()
-    shown = [f"![{title}](figures/{study.name}-{kind}.png)" for kind, title in _charts(study).items()]
+    shown = [f"![{title}]({Figure(study, kind).path.as_posix()})" for kind, title in _charts(study).items()]
     parts["## Results"] = "\n\n".join([table, *shown])
     by_seed = tables.sheet(records, study.metrics, by_seed=True)
     parts["## Every run"] = render(replace(by_seed, setting="", notes=())).strip()
@@ -407,21 +440,6 @@ def _charts(study: Study) -> dict[str, str]:
     if max(tested_rounds) > 2:  # two points say nothing
         charts["curves"] = "Test accuracy over rounds"
     return charts | study.figures
-
-
-class Figure(NamedTuple):
-    """A figure that a page shows."""
-
-    study: str
-    kind: str  # of the chart
-
-
-def figures(text: str) -> dict[Path, Figure]:
-    """The figures that a page shows, by their paths under `results`."""
-    shown = {}
-    for match in FIGURE.finditer(text):
-        shown[Path(match["path"])] = Figure(match["study"], match["kind"])
-    return shown
 
 
 def paper_page(module: ModuleType, planned: Iterable[plans.TablePlan], studies: Iterable[Study], missed: str) -> str:
@@ -472,12 +490,11 @@ def main(folder: Annotated[Path, typer.Argument()] = HERE) -> None:
     """Writes all pages in a folder and their figures: one a study, one a paper, and a first one, README.md."""
     if not (folder / "records").is_dir():
         raise SystemExit(f"'{folder}' has no runs for pages (got no folder 'records' in it); name one that has it.")
-    for name, text in pages(folder).items():
-        write_atomically(folder / name, partial(Path.write_text, data=text, encoding="utf-8"))
-        print(folder / name)
-        for path, figure in figures(text).items():
-            study = read_study(folder / "records" / figure.study)
-            write_figure(folder / path, find_chart(figure.kind), named(study), page=True)
+    for page in pages(folder):
+        write_atomically(folder / page.path, partial(Path.write_text, data=page.text, encoding="utf-8"))
+        print(folder / page.path)
+        for figure in page.figures:
+            write_figure(folder / figure.path, find_chart(figure.kind), named(figure.study), page=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 pages = load_script(RESULTS / "pages.py")
 STUDIES = sorted(path.parent for path in RESULTS.glob("records/*/intro.md"))
+FIGURE = re.compile(r"\]\((?P<path>figures/(?P<study>[\w.-]+)-(?P<kind>[a-z]+)\.png)\)")
 LINES = 10  # by hand at the head of a study's page
 # Names of settings and of places in a paper have decimals too.
 SETTINGS = r"`[^`]*`|\]\([^)]*\)|^#.*|(Dirichlet|Table|Figs?\.|Eq\.)\s[\d.]+"
@@ -25,7 +26,8 @@ def figures_of_pages():
     """The figures that pages of studies show: their study and kind by path."""
     of_pages = {}
     for file in RESULTS.glob("*.md"):
-        of_pages |= pages.figures(file.read_text(encoding="utf-8"))
+        for match in FIGURE.finditer(file.read_text(encoding="utf-8")):
+            of_pages[Path(match["path"])] = match["study"], match["kind"]
     return of_pages
 
 
@@ -97,7 +99,7 @@ def test_the_committed_pages_are_those_that_the_command_writes_wherever_it_is_ca
     monkeypatch.setenv("FEDCLI_DATA", str(tmp_path))  # no data set is there
     monkeypatch.chdir(tmp_path)
 
-    texts = pages.pages(RESULTS)
+    texts = {page.path: page.text for page in pages.pages(RESULTS)}
 
     for name, text in texts.items():
         assert (RESULTS / name).read_text(encoding="utf-8") == text, f"run 'make tables': {name}"
