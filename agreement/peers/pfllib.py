@@ -115,7 +115,6 @@ def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
     """Runs PFLlib for a row; returns what it ends with."""
     import sys
 
-
     system = str(Path(os.environ["CLONE"]) / "system")
     if system not in sys.path:
         sys.path.insert(0, system)
