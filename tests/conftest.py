@@ -4,7 +4,7 @@ import torch
 from fedcli.cli import display
 from fedcli.core import backbones
 from fedcli.data import datasets
-from tests.toys import ToysCheckedOnce
+from tests.networks import ToysCheckedOnce
 
 torch.set_num_threads(1)  # tiny networks, and two workers share two cores
 

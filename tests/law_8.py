@@ -21,7 +21,8 @@ from fedcli.runs.record import params_hash
 from fedcli.runs.rounds import one_round
 from fedcli.runs.workers import joined
 from tests import laws
-from tests.toys import MIXED, QUICK, STATEFUL
+from tests.networks import MIXED
+from tests.toy_methods import QUICK, STATEFUL
 
 COUNTS = 3, 2
 ROUNDS = 2

@@ -6,3 +6,8 @@ import torch
 def images(batch, channels=3, size=32, seed=0, dtype=torch.float64):
     """A batch of images of normal numbers, [B, C, H, W]."""
     return torch.randn(batch, channels, size, size, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def randn(*shape, seed=0):
+    """Normal numbers in float64, the same in every call."""
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

@@ -13,7 +13,7 @@ from fedcli.results.metrics import find_metric
 from fedcli.runs import resume
 from fedcli.runs.record import params_hash
 from tests import laws
-from tests.toys import randn
+from tests.tensors import randn
 
 C, D = 4, 3
 TINY = {

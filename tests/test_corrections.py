@@ -9,8 +9,9 @@ from fedcli.papers.baselines import fedavg, feddyn, moon
 from fedcli.papers.baselines.moon import cosine, model_contrastive
 from fedcli.papers.baselines.scaffold import update_control
 from tests import laws
+from tests.first_rounds import minibatch
 from tests.reference import Model, train_plainly
-from tests.toys import minibatch, randn
+from tests.tensors import randn
 
 # SCAFFOLD
 

@@ -16,7 +16,7 @@ from fedcli.runs.resume import open_run
 from tests import laws
 from tests.commands import invoke
 from tests.reference import modules_of
-from tests.toys import randn
+from tests.tensors import randn
 
 TINY = {
     "dataset": "digit-domains", "protocol": "fccl:digit-domains", "train_examples": 200, "rounds": 1,

@@ -23,7 +23,7 @@ from fedcli.runs.options import RunConfig
 from fedcli.runs.resolve import default_dataset, resolve
 from fedcli.userfiles import from_file
 from tests.commands import invoke
-from tests.toys import randn
+from tests.tensors import randn
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

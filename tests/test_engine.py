@@ -20,7 +20,7 @@ from fedcli.core.stacked import Stack
 from fedcli.core.trees import leaves, select, tree_map
 from fedcli.registry import find_method
 from tests import laws
-from tests.toys import first_round
+from tests.first_rounds import first_round
 
 FEDAVG = find_method("fedavg")
 

@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from fedcli.core.optimizers import adamw
 from fedcli.papers.baselines import fedavgm, fednova
 from fedcli.papers.baselines.fedrs import class_scales, class_shares, restricted_cross_entropy
-from tests import laws, toys
+from tests import laws
+from tests.networks import MIXED
 from tests.reference import Model, train_plainly
+from tests.tensors import randn
 
 
 def test_weights_are_shares_of_the_cohorts_examples_validation_included():
@@ -175,7 +177,7 @@ def test_fedrss_scales_by_hand():
 
 
 def test_restricted_softmax_scales_the_logits():
-    logits = toys.randn(6, 4)
+    logits = randn(6, 4)
     labels = torch.tensor([0, 1, 2, 0, 2, 1])
     scales = torch.tensor([1.0, 1.0, 1.0, 0.3])
     expected = F.cross_entropy(scales * logits, labels)
@@ -208,7 +210,7 @@ def test_two_rounds_of_lg_fedavg_are_those_of_a_plain_loop():
 
 
 def test_lg_fedavgs_first_head_is_the_first_networks():
-    setup, fed = laws.federation("lg-fedavg", backbone=toys.MIXED)
+    setup, fed = laws.federation("lg-fedavg", backbone=MIXED)
     head = setup.method.init(fed, setup.options).head
     first_network, second_network = fed.networks
     first, _ = fed.initial_model(first_network)
@@ -236,8 +238,8 @@ def test_effective_steps_is_how_far_momentum_sgd_goes_along_a_constant_gradient(
 
 
 def test_normalised_average_against_a_loop():
-    start = {"w": toys.randn(3, 2)}
-    local = {"w": toys.randn(4, 3, 2, seed=1)}
+    start = {"w": randn(3, 2)}
+    local = {"w": randn(4, 3, 2, seed=1)}
     weights = torch.tensor([0.1, 0.2, 0.3, 0.4])
     effective = torch.tensor([2.0, 5.0, 0.0, 1.5])  # the third client took no step
     ours = fednova.normalised_average(start, local, effective, weights)

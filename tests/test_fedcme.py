@@ -12,7 +12,7 @@ from fedcli.core.draws import generator
 from fedcli.papers import fedcme
 from tests import laws
 from tests.reference import means_by_class, minibatches, modules_of
-from tests.toys import randn
+from tests.tensors import randn
 
 
 def vectors(size, seed, num_classes=4):

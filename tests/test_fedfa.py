@@ -11,7 +11,7 @@ from fedcli.core.trees import select
 from fedcli.papers import fedfa
 from tests import laws
 from tests.reference import minibatches, modules_of
-from tests.toys import randn
+from tests.tensors import randn
 
 C, D = 5, 4
 

@@ -16,7 +16,8 @@ from fedcli.papers.fedfm import aggregate_anchors, contrastive_guiding, l2_guidi
 from fedcli.registry import find_method
 from fedcli.results.paper_tables import reported
 from tests import laws
-from tests.toys import minibatch, randn
+from tests.first_rounds import minibatch
+from tests.tensors import randn
 
 LABELS = torch.tensor([0, 1, 3, 2, 0, 3, 1])
 

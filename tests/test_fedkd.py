@@ -16,8 +16,10 @@ from fedcli.papers.baselines import fedkd, fml
 from fedcli.papers.baselines.fedkd import compress, energy_share, restore, truncate
 from fedcli.papers.baselines.fml import divergence, joined, part
 from tests import laws
+from tests.first_rounds import minibatch
+from tests.networks import TWO_NETWORKS
 from tests.reference import Model, train_pair
-from tests.toys import TWO_NETWORKS, minibatch, randn
+from tests.tensors import randn
 
 RUN = {"momentum": 0.0, "weight_decay": 0.0, "rounds": 3, "local_epochs": 1, **TWO_NETWORKS}
 

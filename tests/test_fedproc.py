@@ -13,8 +13,9 @@ from fedcli.papers.baselines.fedproc import aggregate_prototypes, prototype_cont
 from fedcli.registry import find_method
 from fedcli.runs.resolve import resolve
 from tests import laws
+from tests.first_rounds import minibatch
 from tests.reference import train_plainly
-from tests.toys import minibatch, randn
+from tests.tensors import randn
 
 LABELS = torch.tensor([0, 1, 3, 2, 0, 3, 1])
 

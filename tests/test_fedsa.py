@@ -16,7 +16,7 @@ from fedcli.papers import fedsa
 from fedcli.papers.baselines import fedgen, fedtgp
 from tests import laws
 from tests.reference import Model, means_by_class, train_plainly
-from tests.toys import randn
+from tests.tensors import randn
 
 C, D = 4, 5
 

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from fedcli.core.trees import tree_map
 from fedcli.papers.baselines import fedsam
 from fedcli.papers.baselines.fedcm import mean_direction
-from tests import laws, toys
+from tests import laws
+from tests.networks import use_tiny_network
 from tests.reference import copied, load, minibatches, modules_of
 
 COHORTS = ([0, 1, 3], [1, 2, 3], [0, 2, 3])
@@ -122,7 +123,7 @@ def test_without_a_gradient_there_is_no_climb():
 
 @pytest.mark.parametrize("chunk", ["1", "4", "branches:4"])
 def test_both_passes_of_a_step_have_the_same_dropout(monkeypatch, chunk):
-    toys.use_tiny_network(monkeypatch)
+    use_tiny_network(monkeypatch)
     setup, fed = laws.federation("fedsam", {"perturbation": 1e-9}, clients_per_chunk=chunk, local_epochs=1)
     cohort = fed.cohort(0)
     _, terms = setup.method.run_round(setup.method.init(fed, setup.options), cohort, fed, setup.options)

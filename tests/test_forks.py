@@ -28,8 +28,9 @@ from fedcli.runs.record import RECORD, read_record
 from fedcli.runs.rounds import Listener
 from tests import law_8, laws, on_made_up
 from tests.commands import invoke
+from tests.networks import MIXED
 from tests.programs import SMALL, start
-from tests.toys import MIXED, QUICK, STATEFUL, fedavg_round
+from tests.toy_methods import QUICK, STATEFUL, fedavg_round
 
 
 class Meeting:

@@ -31,9 +31,11 @@ from fedcli.registry import find_method, methods
 from fedcli.runs import autotune
 from fedcli.runs.rounds import one_round
 from tests import laws, made_up
+from tests.first_rounds import first_round
 from tests.made_up import Device, fused_sgd, on_host
+from tests.networks import use_tiny_network
 from tests.on_made_up import early_captures, on_cpu, on_device, on_made_up_device
-from tests.toys import STATEFUL, fedavg_round, first_round, quick, use_tiny_network
+from tests.toy_methods import STATEFUL, fedavg_round, quick
 
 FEDAVG = find_method("fedavg")
 FEDFM = find_method("fedfm")

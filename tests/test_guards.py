@@ -15,8 +15,21 @@ from fedcli.errors import UserError
 from fedcli.papers import fedfm
 from fedcli.papers.baselines import fedavg, fedproto
 from fedcli.registry import find_method
-from tests import laws, toys
+from tests import laws
+from tests.defects import (
+    CountsOutsideOfState,
+    divides_by_absent,
+    drops_local_buffers,
+    first_counts_most,
+    forgets,
+    ignores_mask,
+    never_reads,
+    never_stores,
+    skips_buffers,
+    touches_others,
+)
 from tests.on_made_up import NoGraphs
+from tests.toy_methods import STATEFUL, fedavg_round
 
 FEDAVG = find_method("fedavg")
 FEDFM = find_method("fedfm")
@@ -47,7 +60,7 @@ def padding_is_normalised(state, cohort, fed, config):
         loss = cross_entropy(logits, batch.y, batch.mask)
         return loss, Aux(buffers, {"cross_entropy": loss}, features)
 
-    return toys.fedavg_round(state, cohort, fed, local_loss)
+    return fedavg_round(state, cohort, fed, local_loss)
 
 
 def uploads_more(state, cohort, fed, config):
@@ -81,33 +94,27 @@ DEFECTS = {
         laws.law_1_off_is_the_simpler_method, FEDFM, always_matching, {}, "against fedavg"
     ),
     "buffers are not averaged": Defect(
-        laws.law_1_off_is_the_simpler_method, REDUCED, toys.skips_buffers, {"backbone": laws.NORMED}, "against fedavg"
+        laws.law_1_off_is_the_simpler_method, REDUCED, skips_buffers, {"backbone": laws.NORMED}, "against fedavg"
     ),
     "a term does nothing": Defect(laws.law_2_on_is_not, FEDFM, without_matching, {}, "terms have no effect.*: 0.00e"),
-    "state is thrown away": Defect(laws.law_3_state_survives, toys.STATEFUL, toys.forgets, {}, "not kept"),
-    "state is not stored": Defect(laws.law_3_state_survives, toys.STATEFUL, toys.never_stores, {}, "took part: 0.00"),
-    "state is not read": Defect(
-        laws.law_3_state_survives, toys.STATEFUL, toys.never_reads, {}, "effect of what a client stored"
-    ),
-    "others are touched": Defect(
-        laws.law_3_state_survives, toys.STATEFUL, toys.touches_others, {}, "client that sat out"
-    ),
+    "state is thrown away": Defect(laws.law_3_state_survives, STATEFUL, forgets, {}, "not kept"),
+    "state is not stored": Defect(laws.law_3_state_survives, STATEFUL, never_stores, {}, "took part: 0.00"),
+    "state is not read": Defect(laws.law_3_state_survives, STATEFUL, never_reads, {}, "effect of what a client stored"),
+    "others are touched": Defect(laws.law_3_state_survives, STATEFUL, touches_others, {}, "client that sat out"),
     "buffers do not come out of a step": Defect(
         laws.law_4_chunking_is_invisible,
         FEDAVG,
-        toys.drops_local_buffers,
+        drops_local_buffers,
         {"rounds": 1, "chunks": (1,), "backbone": laws.NORMED},
         "looped against",
     ),
-    "padding counts": Defect(laws.law_4_chunking_is_invisible, FEDAVG, toys.ignores_mask, {}, "stacked x 2 against"),
-    "the first counts most": Defect(
-        laws.law_5_order_is_invisible, FEDAVG, toys.first_counts_most, {}, "permuted cohort"
-    ),
+    "padding counts": Defect(laws.law_4_chunking_is_invisible, FEDAVG, ignores_mask, {}, "stacked x 2 against"),
+    "the first counts most": Defect(laws.law_5_order_is_invisible, FEDAVG, first_counts_most, {}, "permuted cohort"),
     "an absent class divides": Defect(
-        laws.law_6_edge_data, FEDAVG, toys.divides_by_absent, {"chunk": 1}, "finite, a class nobody has: 1.00"
+        laws.law_6_edge_data, FEDAVG, divides_by_absent, {"chunk": 1}, "finite, a class nobody has: 1.00"
     ),
     "rounds are counted outside": Defect(
-        laws.law_7_resume_is_invisible, FEDAVG, toys.CountsOutsideOfState(), {}, "resumed after round 1"
+        laws.law_7_resume_is_invisible, FEDAVG, CountsOutsideOfState(), {}, "resumed after round 1"
     ),
     "clients send more": Defect(
         laws.law_9_costs_are_what_is_sent, FEDAVG, uploads_more, {}, "send, counted less declared: 4"
@@ -129,7 +136,7 @@ def test_a_law_catches_the_defect(defect):
         planted_defect.law(method, **planted_defect.options)
 
 
-@pytest.mark.parametrize(("number", "run_round"), [(1, toys.drops_local_buffers), (4, padding_is_normalised)])
+@pytest.mark.parametrize(("number", "run_round"), [(1, drops_local_buffers), (4, padding_is_normalised)])
 def test_a_law_as_checked_catches_defects_that_only_batch_normalisation_has(number, run_round):
     findings = check.check(planted(REDUCED, run_round), number, "cpu")
     broken = [finding.label for finding in findings if not finding.holds]
@@ -139,17 +146,17 @@ def test_a_law_as_checked_catches_defects_that_only_batch_normalisation_has(numb
 
 def test_law_7_catches_a_class_of_the_state_that_is_not_declared():
     with pytest.raises(UserError, match="got 'ClientState'"):
-        laws.law_7_resume_is_invisible(replace(toys.STATEFUL, state_types=toys.STATEFUL.state_types[:1]))
+        laws.law_7_resume_is_invisible(replace(STATEFUL, state_types=STATEFUL.state_types[:1]))
 
 
 def test_a_law_is_held_against_the_variants_of_a_method():
     """The defect is in what only the variant does."""
 
     def touches_others_when_pulled_hard(state, cohort, fed, config):
-        defect = toys.touches_others if config.pull_weight > 1 else toys.STATEFUL.run_round
+        defect = touches_others if config.pull_weight > 1 else STATEFUL.run_round
         return defect(state, cohort, fed, config)
 
-    method = replace(planted(toys.STATEFUL, touches_others_when_pulled_hard), variants={"hard": {"pull_weight": 2.0}})
+    method = replace(planted(STATEFUL, touches_others_when_pulled_hard), variants={"hard": {"pull_weight": 2.0}})
     (variant,) = laws.variants_of(method)
     laws.law_3_state_survives(method)
     assert variant.name == "planted (hard)"

@@ -23,7 +23,8 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method, methods
 from fedcli.runs.rounds import one_round
 from tests import laws
-from tests.toys import MIXED, QUICK, STATEFUL, quick
+from tests.networks import MIXED
+from tests.toy_methods import QUICK, STATEFUL, quick
 
 
 def averages(method):

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 from fedcli.papers.baselines import feddecorr, fedlc, fedntd
 from tests import laws
-from tests.toys import minibatch, randn
+from tests.first_rounds import minibatch
+from tests.tensors import randn
 
 # FedNTD
 

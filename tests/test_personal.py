@@ -26,7 +26,7 @@ from tests import laws
 from tests.commands import invoke
 from tests.files import refused
 from tests.reference import copied, minibatches, modules_of
-from tests.toys import randn
+from tests.tensors import randn
 
 SIZES = (12, 4, 8, 6)
 COHORTS = ([0, 1, 3], [1, 2, 3], [0, 2])  # somebody is new in the second and third, and somebody sits out

@@ -21,8 +21,10 @@ from fedcli.papers.baselines.fedavg import make_local_loss
 from fedcli.papers.baselines.fedmd import ClientState, ServerState, digest
 from fedcli.registry import find_method
 from tests import laws
+from tests.first_rounds import with_different_models
+from tests.networks import TWO_NETWORKS
 from tests.reference import PublicPhase, models_of, modules_of, stacked_by_network
-from tests.toys import TWO_NETWORKS, randn, with_different_models
+from tests.tensors import randn
 
 # FedMD
 

@@ -18,7 +18,7 @@ from fedcli.runs.options import parse_size
 from tests.files import refused
 from tests.tiny_runs import TINY
 from tests.torture.stopped_runs import stopped_run
-from tests.toys import ClientState
+from tests.toy_methods import ClientState
 
 BYTES = 40  # of a state of ten numbers
 OPTIONS = {

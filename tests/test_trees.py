@@ -8,7 +8,7 @@ import torch
 
 from fedcli.core.trees import ALIGNMENT, Flat, flatten, from_names, leaves, pack, to_names, tree_map, unpack
 from fedcli.errors import UserError
-from tests.toys import ClientState
+from tests.toy_methods import ClientState
 
 
 def test_a_tree_goes_through_json_and_comes_back():

@@ -5,7 +5,7 @@ import random
 from fedcli import registry
 from tests import laws
 from tests.on_made_up import early_captures, on_cpu, on_device, on_made_up_device
-from tests.toys import quick
+from tests.toy_methods import quick
 
 WAYS = ("branches:4", "branches:3")  # of training the four clients of a round
 

@@ -1,0 +1,41 @@
+"""A method whose clients keep state, and methods with less work."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from fedcli.check import with_defaults
+from fedcli.core.aggregate import weighted_mean
+from fedcli.core.clients import Params
+from fedcli.papers.baselines import fedavg
+from fedcli.registry import find_method
+
+
+class ClientState(NamedTuple):
+    """What a client keeps."""
+
+    params: Params
+
+
+STATEFUL = find_method(str(Path(__file__).parent.parent / "docs/examples/my_method.py"))  # whose clients keep state
+QUICK = {  # options for less work of its server
+    "fedgen": {"generator_steps": 2},
+    "fedtgp": {"server_epochs": 2},
+    "feddf": {"distillation_epochs": 1},
+}
+
+
+def quick(method):
+    """The method with less work for its server, and terms that act from the first round."""
+    options = dict(QUICK.get(method.name, {}))
+    if "start_round" in method.config.__dataclass_fields__:
+        options["start_round"] = 0
+    return replace(with_defaults(method, method.name, options), variants=method.variants)
+
+
+def fedavg_round(state, cohort, fed, local_loss):
+    """A round of FedAvg with another local objective."""
+    clients = fed.broadcast(state.params, state.buffers, cohort)
+    clients, terms = fed.train(clients, cohort, local_loss)
+    params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
+    return fedavg.ServerState(params, buffers), terms
