@@ -12,6 +12,8 @@ from tempfile import TemporaryFile
 
 from fedcli.__main__ import main
 
+STDOUT = 1  # the numbers of these files in a program
+STDERR = 2
 PATIENCE = 300  # seconds until a test fails that waits for a program
 SMALL = (
     "--dataset", "digits", "--protocol", "fedfm:digits", "--train-examples", "120", "--num-clients", "4",
@@ -47,6 +49,15 @@ import fedcli
 given = {"protocol": "fedfm:digits", "dataset": "digits", "train_examples": 120, "rounds": 3, "device": "cpu"}
 cells = tuple(fedcli.Cell(str(lr), "x", "./waits.py", {**given, "lr": lr}) for lr in (0.1, 0.2))
 TABLE = fedcli.Table("fedfm:III", "made up", ("FedFM", "Table III"), cells, seeds=(0,))
+"""
+# Prints the accuracy of each exported model, by PyTorch alone.
+EVALUATE = """
+import sys, torch
+images, labels = torch.load(sys.argv[1])
+for file in sys.argv[2:]:
+    logits = torch.export.load(file).module()(images)
+    print((logits.argmax(1) == labels).double().mean().item())
+assert "fedcli" not in sys.modules
 """
 
 
@@ -102,18 +113,26 @@ class Waiting:
 
 
 class Program(get_context("fork").Process):
-    """What `main` does in a folder, as a program in a fork of this process, which has imported everything."""
+    """What `main` does in a folder, as a program in a fork of this process, which has imported everything.
 
-    def __init__(self, folder, arguments, main, outputs):
+    It writes into `stdout` and `stderr`, the numbers of open files, or where these are None into files of its own.
+    """
+
+    def __init__(self, folder, arguments, main, stdout=None, stderr=None):
         super().__init__()
-        self.folder, self.arguments, self.main = folder, arguments, main
-        self.files = [TemporaryFile("w+", errors="replace") for _ in outputs]  # noqa: SIM115
-        self.outputs = [output or file.fileno() for output, file in zip(outputs, self.files, strict=True)]
+        self.folder = folder
+        self.arguments = arguments
+        self.main = main
+        self.output_file = TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        self.error_file = TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        self.stdout = self.output_file.fileno() if stdout is None else stdout
+        self.stderr = self.error_file.fileno() if stderr is None else stderr
 
     def run(self):
-        for number, output in enumerate(self.outputs, start=1):
-            os.dup2(output, number)
-        sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
+        os.dup2(self.stdout, STDOUT)
+        os.dup2(self.stderr, STDERR)
+        sys.stdout = open(STDOUT, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = open(STDERR, "w", closefd=False)  # noqa: SIM115
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # which may be ignored where the tests run
             signal.signal(number, signal.SIG_DFL)
         os.chdir(self.folder)
@@ -129,19 +148,22 @@ class Program(get_context("fork").Process):
         return self.exitcode
 
     def communicate(self):
-        """What it has said on stdout and stderr once it has ended."""
+        """What it has said on stdout and on stderr, in files of its own, once it has ended."""
         self.join(PATIENCE)
         if self.is_alive():
             self.kill()
             raise TimeoutError("a program has not ended")
-        for file in self.files:
-            file.seek(0)
-        return [file.read() for file in self.files]
+        return self._read(self.output_file), self._read(self.error_file)
+
+    @staticmethod
+    def _read(file):
+        file.seek(0)
+        return file.read()
 
 
 def start(folder, *arguments, main=main, stdout=None, stderr=None):
     """Starts a program in a folder; by default `fedcli` with the arguments."""
-    program = Program(folder, arguments, main, (stdout, stderr))
+    program = Program(folder, arguments, main, stdout, stderr)
     program.start()
     return program
 
@@ -152,14 +174,3 @@ def load_script(file):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-# Prints the accuracy of each exported model, by PyTorch alone.
-EVALUATE = """
-import sys, torch
-images, labels = torch.load(sys.argv[1])
-for file in sys.argv[2:]:
-    logits = torch.export.load(file).module()(images)
-    print((logits.argmax(1) == labels).double().mean().item())
-assert "fedcli" not in sys.modules
-"""
