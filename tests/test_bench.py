@@ -4,6 +4,7 @@ import json
 import sys
 from statistics import median
 from typing import NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,8 @@ from fedcli.runs.machine import deterministic
 from fedcli.runs.resolve import resolve
 from fedcli.runs.rounds import one_round
 from tests.commands import invoke
+from tests.made_up import Device
+from tests.on_made_up import early_captures, on_made_up_device
 
 WORKLOADS = dict(measure.WORKLOADS)  # as they are without `small`
 TINY = {
@@ -455,3 +458,31 @@ def test_the_two_short_workloads_or_the_named_ones_and_those_of_scaling_are_meas
     assert f"threads: {torch.get_num_threads()}, torch {torch.__version__}, float32; seconds" in machine
     lines = bench("w2", "--scaling").splitlines()
     assert [line.split("  ")[0] for line in lines[1:4]] == ["w2", "w1 K=1 B=8", "w1 K=2 B=8"]
+
+
+@on_made_up_device
+def test_a_bench_measures_replays_alone():
+    """Of 13 examples a batch of 4 leaves one that is not full: a step of its kind, of which a round has but one."""
+    one_round = measure.one_round
+    not_replays = []  # steps of each round that were captured, or taken without a graph
+
+    def counted(setup, fed, *arguments):
+        graphs = fed.engine.graphs
+        before = graphs.captured + graphs.plain
+        results = one_round(setup, fed, *arguments)
+        not_replays.append(graphs.captured + graphs.plain - before)
+        return results
+
+    run = {
+        "dataset": "digits", "num_clients": 2, "cohort_size": 2, "backbone": "cnn-small", "local_epochs": 1,
+        "train_examples": 26, "batch_size": 4,
+    }  # fmt: skip
+    with Device.running(), early_captures(), patch.object(measure, "one_round", counted):
+        setup = measure.prepare_workload(run, device="cuda")
+        result = measure.measure("tiny", setup, 2, lambda text: None, with_plain=False)
+
+    assert result["engine"] == "stacked x 2, captured"
+
+    first, *_, second_last, last = not_replays
+    assert first > 0
+    assert second_last == last == 0

@@ -3,10 +3,8 @@
 import gc
 import weakref
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -14,21 +12,16 @@ import pytest
 import torch
 
 from fedcli import check
-from fedcli.bench import measure
 from fedcli.core import engine
 from fedcli.core.aggregate import weighted_mean
-from fedcli.core.client_states import refuse_non_finite
 from fedcli.core.clients import Aux, Client, Output, Step
 from fedcli.core.federation import NOTHING_STAYS, Federation
-from fedcli.core.graphs import KEPT, TOLERANCE, CudaGraphs, StepState, Unrepeatable, agree, graph_key
+from fedcli.core.graphs import KEPT, CudaGraphs
 from fedcli.core.public_images import make_public_loss
-from fedcli.core.stacked import Stack
-from fedcli.core.tree_files import save_tree
 from fedcli.core.trees import Flat, tree_map
 from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.registry import find_method, methods
-from fedcli.runs import autotune
 from fedcli.runs.rounds import one_round
 from tests import laws, made_up
 from tests.first_rounds import first_round
@@ -586,86 +579,6 @@ def test_on_a_cuda_device_steps_are_graphs_and_agree_with_the_cpu(case, chunk):
     assert any(stack.graphs.replays for stack in fed.engine.stacks.values())
 
 
-# What identifies a step
-
-
-@dataclass(frozen=True)
-class Options:
-    weight: float
-
-    def scaled(self, x):
-        return self.weight * x
-
-    def shifted(self, x):
-        return self.weight + x
-
-
-def make_loss(network, weight=0.5, constants=(1, {"a": None}), start=1, captured=None):
-    """An objective that is closed over what it is given, and has it in its defaults and as a bound argument."""
-    scale = 2.0
-
-    def inner(x):
-        return scale * x + Options(weight).weight
-
-    def loss(x, *, start=start):
-        return inner(x) + start + len(constants), network, captured
-
-    return partial(loss, weight)
-
-
-def test_a_function_made_again_from_equal_parts_is_the_same():
-    _, fed = laws.federation(FEDAVG)
-    _, other_fed = laws.federation(FEDAVG)
-    key = graph_key(make_loss(fed.network))
-
-    again = graph_key(make_loss(fed.network))
-    assert key == again
-    assert hash(key) == hash(again)
-
-    changes = [
-        {"weight": 0.6},
-        {"constants": (1.0, {"a": None})},
-        {"constants": (1, {"b": None})},
-        {"constants": [1, {"a": None}]},
-        {"start": 2},
-        {"network": other_fed.network},
-        {"captured": Options(0.5)},
-    ]
-    for change in changes:
-        arguments = {"network": fed.network, **change}
-        assert graph_key(make_loss(**arguments)) != key
-    assert graph_key(lambda x: x) != key
-
-    letters = graph_key(frozenset("ab"))
-    assert letters == graph_key(frozenset("ba"))
-    assert letters != graph_key(frozenset("a"))
-
-
-def test_a_method_of_equal_objects_is_the_same():
-    key = graph_key(Options(0.5).scaled)
-    assert key == graph_key(Options(0.5).scaled)
-    assert key != graph_key(Options(0.6).scaled)
-    assert key != graph_key(Options(0.5).shifted)
-
-
-@pytest.mark.parametrize("captured", [torch.zeros(1), object(), partial(print), {"a": torch.zeros(1)}])
-def test_what_may_change_has_no_identity(captured):
-    with pytest.raises(Unrepeatable):
-        graph_key(make_loss(None, captured=captured))
-
-
-def test_where_shapes_count_a_tree_is_its_structure_and_shapes():
-    def tree(shape=(2, 3), name="b", last=None, dtype=torch.float32):
-        return graph_key({"a": torch.zeros(shape, dtype=dtype), name: (torch.zeros(1), last)}, shapes=True)
-
-    assert tree() == tree()
-    assert tree(shape=(3, 2)) != tree()
-    assert tree(dtype=torch.float64) != tree()
-    assert tree(name="c") != tree()
-    assert tree(last=torch.zeros(1)) != tree()
-    assert tree(last=1) != tree()
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_cuda_device_a_run_that_cannot_be_captured_leaves_the_next_one_its_graphs():
     setup, fed = laws.federation(reading_method(), clients_per_chunk="4", device="cuda")
@@ -675,172 +588,6 @@ def test_on_a_cuda_device_a_run_that_cannot_be_captured_leaves_the_next_one_its_
     setup, fed = laws.federation(FEDAVG, clients_per_chunk="4", device="cuda")
     laws.simulate(setup, fed, 3)
     assert fed.engine.notes == []
-
-
-# Whether two results of a step agree, by which a graph is checked
-
-
-def before_and_after(dtype):
-    """Clients and totals before a step, and after it; one of the parameters is large and hardly moves."""
-    clients = Client(
-        params={"a": torch.linspace(-1, 1, 9, dtype=dtype), "b": torch.full((4,), 10.0, dtype=dtype)},
-        buffers={"count": torch.tensor(3)},
-        optimizer={"local": {"velocity": torch.ones(3, dtype=dtype)}},
-        memory={"least": torch.tensor([torch.inf, 1.0], dtype=dtype)},
-    )
-    params = {"a": clients.params["a"] - 1e-3, "b": clients.params["b"] * (1 - 1e-7)}
-    stepped = clients._replace(params=params, buffers={"count": torch.tensor(4)})
-    before = StepState(clients, {"loss": torch.zeros((), dtype=dtype)})
-    after = StepState(stepped, {"loss": torch.ones((), dtype=dtype)})
-    return before, after
-
-
-def changed(result, part, name, change):
-    """Clients and totals with one value of one part of them changed."""
-    clients, totals = result
-    if part == "totals":
-        return result._replace(results={name: change(totals[name])})
-    values = getattr(clients, part)
-    if part == "optimizer":
-        optimizer = {"local": {name: change(values["local"][name])}}
-        return result._replace(clients=clients._replace(optimizer=optimizer))
-    return result._replace(clients=clients._replace(**{part: {**values, name: change(values[name])}}))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_differs_by_rounding_agrees(dtype):
-    before, after = before_and_after(dtype)
-    assert agree(after, after, before)
-    share = 0.3 * TOLERANCE[dtype]
-    nearly = changed(after, "params", "a", lambda value: value + share * 1e-3)
-    assert agree(nearly, after, before)
-    shifted = changed(after, "params", "b", lambda value: value * (1 + torch.finfo(dtype).eps))
-    assert agree(shifted, after, before)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(
-    ("part", "name", "change"),
-    [
-        ("params", "a", lambda value: value + 5e-5),  # a twentieth of the way, 1e-4 of the parameters
-        ("params", "a", lambda value: value * torch.nan),
-        ("optimizer", "velocity", torch.zeros_like),
-        ("totals", "loss", lambda value: 2 * value),
-        ("buffers", "count", lambda value: value - 1),
-        ("memory", "least", lambda value: value - 1e-3),
-    ],
-)
-def test_what_differs_by_more_does_not(part, name, change, dtype):
-    before, after = before_and_after(dtype)
-    assert not agree(changed(after, part, name, change), after, before)
-
-
-# Which way clients train together where that is tried out
-
-
-def test_a_trial_takes_steps_and_leaves_the_federation_as_it_was(monkeypatch):
-    monkeypatch.setattr(autotune, "STEPS", 2)
-    counted = []
-    _, fed = laws.federation(FEDAVG, clients_per_chunk="2")
-    fed.engine.listen(counted.append)
-
-    for way, size in (("stacked", 4), ("branches", 3), ("stacked", 1)):
-        trial = autotune._try_out(fed, way, size)
-        assert trial.seconds > 0
-        assert trial.clients_per_chunk == size
-
-    assert counted == []
-    assert fed.engine.clients_per_chunk == 2
-    assert fed.engine.way == "stacked"
-    assert fed.engine.notes == []
-
-
-@on_made_up_device
-def test_a_trial_leaves_no_graph_behind_that_would_hold_memory():
-    with Device.running() as device, patch.object(autotune, "STEPS", 6), early_captures():
-        _, fed = laws.federation(FEDAVG, device="cuda", clients_per_chunk="2")
-        gc.collect()
-        gc.disable()
-        try:
-            autotune._try_out(fed, "stacked", 4)
-            assert device.captures
-            assert not any(type(value) is Stack for value in gc.get_objects())
-        finally:
-            gc.enable()
-
-
-@pytest.mark.parametrize("examples", [38, 11])  # 9 full batches of 4 and one that is not; 2 and one
-@on_made_up_device
-def test_a_trial_measures_replays_alone(examples):
-    train = engine.Engine.train
-    not_replays = {}  # steps of the last pass of each way that were captured, or taken without a graph
-
-    def counted(self, *arguments):
-        before = self.graphs.captured + self.graphs.plain
-        results = train(self, *arguments)
-        not_replays[self.way] = self.graphs.captured + self.graphs.plain - before
-        return results
-
-    with Device.running() as device:
-        run = {"data": laws.toy_dataset(4 * examples), "parts": laws.toy_parts([examples] * 4)}
-        _, fed = laws.federation(FEDAVG, device="cuda", clients_per_chunk="auto", **run)
-        with patch.object(engine.Engine, "train", counted):
-            assert "fastest of 2 ways tried" in autotune.autotune(fed)
-        assert device.replays
-
-    assert not_replays == {"stacked": 0, "branches": 0}
-
-
-@on_made_up_device
-def test_a_bench_measures_replays_alone():
-    """Of 13 examples a batch of 4 leaves one that is not full: a step of its kind, of which a round has but one."""
-    one_round = measure.one_round
-    not_replays = []  # steps of each round that were captured, or taken without a graph
-
-    def counted(setup, fed, *arguments):
-        graphs = fed.engine.graphs
-        before = graphs.captured + graphs.plain
-        results = one_round(setup, fed, *arguments)
-        not_replays.append(graphs.captured + graphs.plain - before)
-        return results
-
-    run = {
-        "dataset": "digits", "num_clients": 2, "cohort_size": 2, "backbone": "cnn-small", "local_epochs": 1,
-        "train_examples": 26, "batch_size": 4,
-    }  # fmt: skip
-    with Device.running(), early_captures(), patch.object(measure, "one_round", counted):
-        setup = measure.prepare_workload(run, device="cuda")
-        result = measure.measure("tiny", setup, 2, lambda text: None, with_plain=False)
-
-    assert result["engine"] == "stacked x 2, captured"
-
-    first, *_, second_last, last = not_replays
-    assert first > 0
-    assert second_last == last == 0
-
-
-def test_a_way_that_fails_is_not_taken_and_all_that_fail_are_an_error(monkeypatch):
-    failing = ["stacked"]
-
-    def try_out(fed, way, size):
-        if way in failing:
-            raise RuntimeError(f"no deterministic form of {way}\nand more")
-        return autotune.Trial(0.5, size)
-
-    for name in ("empty_cache", "reset_peak_memory_stats"):
-        monkeypatch.setattr(torch.cuda, name, lambda *device: None)
-    monkeypatch.setattr(autotune, "_try_out", try_out)
-    _, fed = laws.federation(FEDAVG, clients_per_chunk="auto")
-    fed.device = torch.device("cuda")
-    chosen = autotune.autotune(fed)
-    assert chosen == (
-        "fastest of 1 ways tried, 500 ms for a step of one client; stacked failed: no deterministic form of stacked"
-    )
-    assert fed.engine.way == "branches"
-
-    failing.append("branches")
-    with pytest.raises(RuntimeError, match="no deterministic form of stacked"):
-        autotune.autotune(fed)
 
 
 @pytest.mark.parametrize(
@@ -884,89 +631,3 @@ def test_a_round_that_draws_on_the_device_is_refused():
         state = setup.method.init(fed, setup.options)
         with pytest.raises(UserError, match="draws from PyTorch's global generator in round 1"):
             one_round(setup, fed, state, fed.cohort(0))
-
-
-@on_made_up_device
-def test_the_state_of_a_round_is_looked_at_once_written_in_one_copy_and_features_stay_on_the_device():
-    with Device.running() as device:
-        setup, fed = laws.federation(FEDAVG, device="cuda")
-        state = setup.method.init(fed, setup.options)
-
-        before = device.waits.total()
-        refuse_non_finite(state, 0)
-        assert device.waits.total() - before == 1
-
-        before = device.waits.total()
-        with TemporaryDirectory() as folder:
-            save_tree(Path(folder, "state"), state, {})
-        assert device.waits.total() - before == 1
-
-        before = device.waits.total()
-        features, *_ = fed.predict(state.params, state.buffers, with_features=True)
-        waits_with_features = device.waits.total() - before
-        assert features is not None
-
-        before = device.waits.total()
-        features, *_ = fed.predict(state.params, state.buffers, with_features=False)
-        waits_without = device.waits.total() - before
-        assert features is None
-        assert waits_with_features == waits_without <= 6  # features and logits are one copy
-
-
-@on_made_up_device
-def test_the_server_of_fedtgp_waits_once_for_the_device_and_that_of_fedkd_never():
-    waits = {}
-    with Device.running() as device:
-        for method_name, function_name in (("fedtgp", "train_network"), ("fedkd", "exchange")):
-            method = find_method(method_name)
-            setup, fed = laws.federation(method, {}, device="cuda", local_epochs=1)
-            function = getattr(method.module, function_name)
-
-            def counted(*arguments, function=function, function_name=function_name):
-                before = device.waits.total()
-                result = function(*arguments)
-                waits[function_name] = device.waits.total() - before
-                return result
-
-            with patch.object(method.module, function_name, counted):
-                laws.simulate(setup, fed, 1)
-
-    assert waits == {"train_network": 1, "exchange": 0}
-
-
-def test_auto_is_chosen_on_cuda_and_nothing_else_is(monkeypatch):
-    tried = []
-
-    def try_out(fed, way, size):
-        tried.append((way, size))
-        if way == "branches":
-            return autotune.Trial(0.5, 2)  # the memory was too small for four
-        return autotune.Trial(0.7, size)
-
-    for name in ("empty_cache", "reset_peak_memory_stats"):
-        monkeypatch.setattr(torch.cuda, name, lambda *device: None)
-    monkeypatch.setattr(autotune, "_try_out", try_out)
-    _, fed = laws.federation(FEDAVG, clients_per_chunk="auto")
-    assert autotune.autotune(fed) is None
-    assert fed.engine.clients_per_chunk == 1
-
-    fed.device = torch.device("cuda")
-    assert autotune.autotune(fed) == "fastest of 2 ways tried, 500 ms for a step of one client"
-    assert fed.engine.way == "branches"
-    assert fed.engine.clients_per_chunk == 2
-    assert tried == [("stacked", 4), ("branches", 4)]
-
-    _, fed = laws.federation(FEDAVG, clients_per_chunk="branches:3")
-    fed.device = torch.device("cuda")
-    assert autotune.autotune(fed) is None
-    assert fed.engine.way == "branches"
-    assert fed.engine.clients_per_chunk == 3
-
-
-def test_the_option_says_how_many_and_how():
-    assert engine.parse_chunking("auto", 7) == ("stacked", 7)
-    assert engine.parse_chunking("12", 7) == ("stacked", 12)
-    assert engine.parse_chunking("branches:3", 7) == ("branches", 3)
-    for text in ("0", "many", "branches", "branches:0", "1.5", "stacked:2"):
-        with pytest.raises(UserError, match="--clients-per-chunk must be auto, a whole number from 1"):
-            engine.parse_chunking(text, 1)
