@@ -5,14 +5,12 @@ import zipfile
 from itertools import product
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
 from fedcli.data import datasets, imports
 from fedcli.data.catalog import KNOWN
 from fedcli.data.image_arrays import PARTS
-from fedcli.errors import UserError
 
 FIELDS = tuple(f"{kind}_{part}" for part, kind in product(PARTS, ("x", "y", "domain", "writer")))
 
@@ -87,17 +85,6 @@ def assert_same(expected, dataset):
             assert values is None, field
         else:
             assert torch.equal(values, expected_values), field
-
-
-def refused(call, *words):
-    """The call raises a refusal of one line that holds all the words."""
-    with pytest.raises(UserError) as caught:
-        call()
-    text = str(caught.value)
-    assert "\n" not in text
-    assert text.endswith(".")
-    for word in words:
-        assert str(word) in text, text
 
 
 def write_zip(path, contents):

@@ -15,7 +15,7 @@ import fedcli
 from fedcli.core.backbones import BACKBONES, build
 from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
 from fedcli.vision import torchvision
-from tests.files import refused
+from tests.refusals import refused
 from tests.tensors import images
 
 # Networks

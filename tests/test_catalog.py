@@ -11,7 +11,8 @@ from fedcli.data import catalog as known
 from fedcli.data import datasets, imports
 from fedcli.data.catalog import Share
 from fedcli.data.image_arrays import PARTS
-from tests.files import assert_same, examples, from_npz, images, known_images, refused
+from tests.files import assert_same, examples, from_npz, images, known_images
+from tests.refusals import refused
 
 DIGIT_SETS = ("mnist", "svhn", "usps", "synth-digits", "mnist-m")
 SHARES = (

@@ -16,7 +16,7 @@ from fedcli.results.render import render
 from fedcli.results.statistics import Interval, interval
 from fedcli.runs.record import read_record, write_record
 from tests.commands import invoke
-from tests.files import refused
+from tests.refusals import refused
 
 RUN = {
     "protocol": "fedfa:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "cohort_size": 3,

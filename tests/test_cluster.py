@@ -11,7 +11,7 @@ from fedcli.cli.options import place_runs
 from fedcli.results import jobs, plans
 from fedcli.runs import begin
 from fedcli.runs.record import read_record
-from tests.files import refused
+from tests.refusals import refused
 from tests.small_tables import SMALL, Watch
 from tests.tiny_runs import TINY, Stop, StopAfter
 

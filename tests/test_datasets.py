@@ -21,7 +21,8 @@ from fedcli.data.cache import cache_folder
 from fedcli.data.dataset import Dataset, channel_statistics, take
 from fedcli.data.image_arrays import PARTS
 from fedcli.vision import torchvision
-from tests.files import FIELDS, assert_same, examples, from_npz, images, imported, known_images, refused, write_folder
+from tests.files import FIELDS, assert_same, examples, from_npz, images, imported, known_images, write_folder
+from tests.refusals import refused
 
 # Built in
 

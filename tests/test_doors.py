@@ -22,9 +22,9 @@ from fedcli.runs import resume
 from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.commands import invoke
-from tests.files import refused
 from tests.network_files import NETWORKS, SCORES, network_text
 from tests.own_parts import OPTIONS, PARTS
+from tests.refusals import refused
 from tests.tiny_runs import Stop, StopAfter
 
 FEDAVG = registry.find_method("fedavg")

@@ -15,7 +15,7 @@ from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.record import read_record
 from fedcli.runs.resume import resume
 from tests.commands import invoke
-from tests.files import refused
+from tests.refusals import refused
 
 METHOD = '''"""My card."""
 

@@ -39,10 +39,10 @@ from tests.files import (
     imported,
     known_images,
     picture,
-    refused,
     write_folder,
     write_zip,
 )
+from tests.refusals import refused
 
 
 def write_files(folder, contents):

@@ -12,7 +12,8 @@ from PIL import Image
 from fedcli.data import datasets, imports
 from fedcli.data.image_arrays import PARTS
 from tests.commands import invoke
-from tests.files import assert_same, encoded, examples, images, imported, known_images, refused, write_zip
+from tests.files import assert_same, encoded, examples, images, imported, known_images, write_zip
+from tests.refusals import refused
 
 NAMES = ["emu", "ant", "bee"]  # not in the order of letters, which labels must not depend on
 

@@ -11,7 +11,7 @@ from fedcli import registry
 from fedcli.runs.record import read_record
 from fedcli.userfiles import from_file, import_file
 from tests.commands import invoke
-from tests.files import refused
+from tests.refusals import refused
 from tests.tiny_runs import TINY
 
 CHANGES = {

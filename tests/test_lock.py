@@ -19,8 +19,8 @@ from fedcli.runs import checkpoints, resume, rounds, signals
 from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.lock import InUse, locked
 from fedcli.runs.record import read_record
-from tests.files import refused
 from tests.programs import SMALL, Waiting, start
+from tests.refusals import refused
 from tests.tiny_runs import TINY, file_names
 
 

@@ -17,8 +17,8 @@ from fedcli.runs import checkpoints, models, resume
 from fedcli.runs.exports import export
 from fedcli.runs.record import write_record
 from tests.commands import invoke
-from tests.files import refused
 from tests.programs import EVALUATE
+from tests.refusals import refused
 from tests.tiny_runs import TINY, Stop, StopAfter, file_names
 from tests.torture.crafted_states import content_of, sign
 

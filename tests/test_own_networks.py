@@ -18,9 +18,9 @@ from fedcli.data import datasets
 from fedcli.runs.exports import export
 from fedcli.userfiles import from_file
 from tests import laws
-from tests.files import refused
 from tests.network_files import NETWORKS, SCORES, network_text
 from tests.programs import EVALUATE
+from tests.refusals import refused
 
 FEDAVG = registry.find_method("fedavg")
 

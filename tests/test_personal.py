@@ -24,8 +24,8 @@ from fedcli.runs.options import flags_of
 from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.commands import invoke
-from tests.files import refused
 from tests.reference import copied, minibatches, modules_of
+from tests.refusals import refused
 from tests.tensors import randn
 
 SIZES = (12, 4, 8, 6)

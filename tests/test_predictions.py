@@ -7,7 +7,7 @@ import torch
 import fedcli
 from fedcli.measure.predictions import per_class
 from tests.commands import invoke
-from tests.files import refused
+from tests.refusals import refused
 
 TINY = {"dataset": "digits", "train_examples": 240, "rounds": 2, "local_epochs": 1, "num_clients": 4}
 

@@ -31,8 +31,8 @@ from fedcli.runs.rounds import one_round
 from tests import laws
 from tests.commands import invoke
 from tests.drawings import drawn
-from tests.files import refused
 from tests.records import curve
+from tests.refusals import refused
 
 TINY = {
     "dataset": "digits", "train_examples": 200, "num_clients": 4, "cohort_size": 3, "partition": "iid", "rounds": 3,

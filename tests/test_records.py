@@ -14,7 +14,7 @@ from fedcli.runs import checkpoints, resume, verify
 from fedcli.runs.identity import identity, numerics, outdated
 from fedcli.runs.record import RECORD, read_record, write_record
 from tests import laws
-from tests.files import refused
+from tests.refusals import refused
 from tests.tiny_runs import TINY
 
 

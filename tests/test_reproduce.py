@@ -20,8 +20,8 @@ from fedcli.results.render import render
 from fedcli.runs.record import read_record, write_record
 from tests import commands
 from tests.commands import cells
-from tests.files import refused
 from tests.programs import Waiting, start
+from tests.refusals import refused
 from tests.small_tables import PLACE, ROWS, SETTINGS, SMALL, Watch, table
 from tests.tiny_runs import Stop, StopAfter
 

@@ -21,8 +21,8 @@ from fedcli.runs.resume import resume
 from fedcli.runs.rounds import Listener
 from fedcli.userfiles import file_hash
 from tests.commands import invoke
-from tests.files import refused
 from tests.records import record, write
+from tests.refusals import refused
 from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.torture.faults import faults_of
 from tests.torture.mutated_records import COMMITTED, mutate_record

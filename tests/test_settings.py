@@ -28,8 +28,8 @@ from fedcli.runs.resolve import refuse_without_effect, resolve
 from fedcli.runs.resume import resume
 from fedcli.userfiles import own_paths
 from tests.commands import invoke
-from tests.files import refused
 from tests.first_version import OLD, SETTINGS
+from tests.refusals import refused
 from tests.tiny_runs import TINY, Stop, StopAfter
 
 BASE = {"protocol": "fedfm:digits", "dataset": "digits", "num_clients": 4, "cohort_size": 4}

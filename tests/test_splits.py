@@ -17,7 +17,8 @@ from fedcli.data import datasets, imports
 from fedcli.data.dataset import merge
 from fedcli.data.image_arrays import PARTS
 from tests.commands import invoke
-from tests.files import from_npz, images, refused
+from tests.files import from_npz, images
+from tests.refusals import refused
 
 
 class Config:

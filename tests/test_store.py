@@ -15,7 +15,7 @@ from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.measure.quality import one_more_round
 from fedcli.runs import checkpoints, resume, rounds
 from fedcli.runs.options import parse_size
-from tests.files import refused
+from tests.refusals import refused
 from tests.tiny_runs import TINY
 from tests.torture.stopped_runs import stopped_run
 from tests.toy_methods import ClientState

@@ -16,8 +16,8 @@ from fedcli.results.notes import ACROSS_MODELS, LEADS
 from fedcli.results.render import Sheet, render
 from fedcli.results.statistics import best
 from tests.commands import cells, invoke
-from tests.files import refused
 from tests.records import record, write
+from tests.refusals import refused
 
 
 def markdown(records, metrics=()):

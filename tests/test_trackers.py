@@ -9,7 +9,7 @@ import pytest
 import fedcli
 from fedcli.runs import resume, trackers
 from tests.commands import invoke
-from tests.files import refused
+from tests.refusals import refused
 from tests.tiny_runs import TINY, Stop, StopAfter
 
 OPTIONS = {**TINY, "train_examples": 60, "checkpoint_every": 2}

@@ -20,8 +20,8 @@ from fedcli.runs import resume, trackers
 from fedcli.runs.record import read_record, write_record
 from fedcli.userfiles import file_hash
 from tests.commands import invoke
-from tests.files import refused
 from tests.network_files import TINY_NETWORK
+from tests.refusals import refused
 from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.torture.named_code import COMMANDS_THAT_READ, NAMING, SPELLINGS, put_into
 from tests.torture.parts import places

@@ -15,7 +15,7 @@ from fedcli.results import jobs, tune
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record, write_record
 from tests.commands import invoke
-from tests.files import refused
+from tests.refusals import refused
 
 TINY = {"dataset": "digits", "train_examples": 120, "rounds": 2, "local_epochs": 1}
 MINE = """
