@@ -212,7 +212,7 @@ def count_step(name: str, workload: dict[str, Any], way: str, precision: str) ->
     return CountedStep(result, count)
 
 
-def cells(result: dict[str, Any]) -> dict[str, str]:
+def step_cells(result: dict[str, Any]) -> dict[str, str]:
     """Returns cells of a table by their titles."""
     return {
         "Workload": result["workload"],

@@ -33,26 +33,28 @@ def check(
     7: a resumed run equals an uninterrupted one. 9: what is sent is what is declared.
     Variants that a named method declares are checked too. Exit code 1 if a law is broken.
     """
-    from fedcli import check
+    from fedcli.check import LAWS
+    from fedcli.check import check as hold_to_law
     from fedcli.runs.resolve import find_device
 
-    numbers = law or list(check.LAWS)
+    numbers = law or list(LAWS)
     for number in sorted(numbers):
-        if number not in check.LAWS:
+        if number not in LAWS:
             raise UserError(f"unknown law {number}; 'fedcli check --help' says what they are.")
     chosen = _methods_to_check(methods, bool(all_))
     device = str(find_device(device))
-    checks = []
+    outcomes = []
     with Console(stderr=True).status("") as status:
         for method, number in product(chosen, numbers):
-            law_of_number = check.LAWS[number]
+            law_of_number = LAWS[number]
             status.update(escape(f"{method.name}: {law_of_number.measure.__name__.replace('_', ' ')}"))
-            done = Check(method.name, number, law_of_number, check.check(method, number, device))
-            _say_broken(ctx, done)
-            checks.append(done)
-    rows = [row for done in checks for row in done.rows()]
+            findings = hold_to_law(method, number, device)
+            outcome = Outcome(method=method.name, number=number, law=law_of_number, findings=findings)
+            _say_broken(ctx, outcome)
+            outcomes.append(outcome)
+    rows = [row for outcome in outcomes for row in outcome.rows()]
     print_table(("Checked", "Law", "Compared", "Figure", "Tolerance", ""), rows)
-    counts = Counter(done.verdict for done in checks)
+    counts = Counter(outcome.verdict for outcome in outcomes)
     left_out = f"; {counts['left out']} left out, see above" if counts["left out"] else ""
     typer.echo(f"{counts['holds']} of {counts['holds'] + counts['broken']} laws hold on {device}{left_out}.")
     raise typer.Exit(1 if counts["broken"] else 0)
@@ -69,8 +71,8 @@ def _methods_to_check(names: list[str] | None, is_all: bool) -> "list[Method]":
     return named if is_all else one_of_each_kind()
 
 
-class Check(NamedTuple):
-    """A method that has been held to a law."""
+class Outcome(NamedTuple):
+    """What came out where a method was held to a law."""
 
     method: str
     number: int  # of the law
@@ -97,9 +99,9 @@ class Check(NamedTuple):
             yield (self.method, self.number, *finding.cells)
 
 
-def _say_broken(ctx: typer.Context, done: Check) -> None:
+def _say_broken(ctx: typer.Context, outcome: Outcome) -> None:
     """Print how a law is broken, with the traceback of an error where it is asked for."""
-    for finding in done.broken:
-        say(f"{done.method}, law {done.number}: {finding}", err=True)
+    for finding in outcome.broken:
+        say(f"{outcome.method}, law {outcome.number}: {finding}", err=True)
         if finding.error is not None:
             show_traceback(ctx, finding.error)

@@ -106,7 +106,7 @@ def _bench_case(name: str, method: str, given: Mapping[str, Any]) -> BenchCase:
 
 def _print_counts(workloads: list[str], precision: str, as_json: bool) -> None:
     """Print what is counted of a joint step of each workload in each way."""
-    from fedcli.bench.count import cells, count_step
+    from fedcli.bench.count import count_step, step_cells
     from fedcli.bench.measure import WORKLOADS
     from fedcli.core.stacked import WAYS
 
@@ -122,6 +122,6 @@ def _print_counts(workloads: list[str], precision: str, as_json: bool) -> None:
                 typer.echo(dumps(row))
     if as_json:
         return
-    table = [cells(row) for row in rows]
+    table = [step_cells(row) for row in rows]
     (first, *_) = table
     print_table(list(first), [list(row.values()) for row in table])
