@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fedcli
-from fedcli.cli.methods import fit
+from fedcli.cli.cards import fit
 from fedcli.data import datasets
 from fedcli.data.reading import reading
 from fedcli.runs import lock

@@ -102,7 +102,12 @@ def data_show(
     if partition.startswith("file:"):
         dataset = merge(dataset)  # its lists count the test images too
     parts = chosen(
-        dataset.y_train, num_clients, partition_seed, dataset.domain_train, dataset.writer_train, dataset.place_train
+        dataset.y_train,
+        num_clients=num_clients,
+        seed=partition_seed,
+        domain=dataset.domain_train,
+        writer=dataset.writer_train,
+        place=dataset.place_train,
     )
     _print_partition(dataset, chosen.flag, partition_seed, parts)
     refuse_file_of_a_run(out or Path())

@@ -104,14 +104,8 @@ def print_text(text: str, out: Path | None = None, is_markdown: bool = False) ->
         write_text(out, text)
         say(out)
     elif is_markdown and console().is_terminal:
-        from rich import markdown  # late: a tenth of a second
+        from fedcli.cli.markdown import WholeCells  # late: it takes a tenth of a second
 
-        class Cell(markdown.TableDataElement):  # no cell is cut
-            def __init__(self, **traits: Any):
-                super().__init__(**traits)
-                self.content.overflow = "fold"
-
-        markdown.Markdown.elements |= {"th_open": Cell, "td_open": Cell}
-        console().print(markdown.Markdown(text))
+        console().print(WholeCells(text))
     else:
         typer.echo(text, nl=False)
