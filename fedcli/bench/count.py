@@ -10,7 +10,7 @@ same; it is no measurement.
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from fedcli.bench.measure import prepare_workload, with_random_images
 from fedcli.core.clients import plain_loss
+from fedcli.core.graphs import Work
 from fedcli.core.trees import tree_map
 from fedcli.runs.prepare import prepare
 
@@ -156,10 +157,16 @@ def _convolution_flops(output: Tensor, weight: Tensor) -> int:
 class _NoGraphs:
     """In the place of a device's graphs: what they would hold is done at once."""
 
-    def warm_up(self, work: Callable[[], Any]) -> None:
+    captured = 0
+    plain = 0
+
+    def warm_up(self, work: Work) -> None:
         work()
 
-    def fork(self, works: list[Callable[[], Any]]) -> list[Any]:
+    def capture(self, work: Work) -> Work:
+        return work
+
+    def fork(self, works: Sequence[Work]) -> list[Any]:
         return [work() for work in works]
 
 
@@ -191,7 +198,7 @@ def count_step(name: str, workload: dict[str, Any], way: str, precision: str) ->
         way=way,
         clients_per_chunk=size,
         joint_layers=True,
-        graphs=_NoGraphs(),  # type: ignore[arg-type]  # of a device's graphs it has what a counted step asks for
+        graphs=_NoGraphs(),
     )
     cohort = fed.cohort(0)
     clients = tree_map(to_meta, fed.broadcast(*fed.initial_model(), cohort))

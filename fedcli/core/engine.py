@@ -23,7 +23,7 @@ from fedcli.core.augment import Transform
 from fedcli.core.batches import Batch, BatchPlan
 from fedcli.core.clients import Aux, Client, Step, Terms, keyed, refuse_reading
 from fedcli.core.forks import Processes
-from fedcli.core.graphs import KEPT, KEPT_CALLS, CudaGraphs, KeptWork, StepGraphs, is_out_of_memory
+from fedcli.core.graphs import KEPT, KEPT_CALLS, Graphs, KeptWork, StepGraphs, is_out_of_memory
 from fedcli.core.layers import by_places, set_to
 from fedcli.core.stacked import (
     BRANCHES,
@@ -119,7 +119,7 @@ class Engine:
     transform: Transform  # from uint8 images to network input
     clients_per_chunk: int  # how many clients train together; halved where memory is too small
     way: str = STACKED  # one of `stacked.WAYS`
-    graphs: CudaGraphs | None = None  # None without CUDA, and after a graph could not be made or was wrong
+    graphs: Graphs | None = None  # None without CUDA, and after a graph could not be made or was wrong
     by_places: bool = False  # for clients that train alone, see fedcli/core/layers.py
     joint_layers: bool = False  # for clients that are stacked, see fedcli/core/joint_layers.py
     notes: list[str] = field(default_factory=list)  # changes of plan that a user has to know
@@ -359,8 +359,8 @@ class Engine:
         self.notes.append(reason)
 
     def captured_step(self) -> Callable[[], None]:
-        """Returns a joint step, as a graph would hold it, of the clients that were trained last, with full batches."""
-        *_, stack = self.stacks.values()
+        """Returns a joint step with full batches, as a graph would hold it, of the one stack that was trained."""
+        (stack,) = self.stacks.values()
         return partial(stack.step, padded=False, is_captured=True)
 
     def forget_graphs(self) -> None:

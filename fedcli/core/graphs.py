@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from types import FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -34,13 +34,31 @@ KEPT_CALLS = 32  # a network's step and its outputs, for full batches and for th
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-2, torch.bfloat16: 3e-2, torch.float16: 3e-2}
 
 
-class CudaGraphs:
-    """Graphs of a CUDA device, which share their memory: none leaves in it what another one needs.
+class Graphs(Protocol):
+    """What takes pieces of work in the place of Python: the graphs of a device, or what stands for them.
 
     Attributes:
         captured: How many have been made.
         plain: How many pieces of work were done by their operations, before they could be captured.
     """
+
+    captured: int
+    plain: int
+
+    def warm_up(self, work: Work) -> None:
+        """Does the work before it is captured."""
+
+    def capture(self, work: Work) -> Work:
+        """Captures the work; returns what does it again."""
+        ...
+
+    def fork(self, works: Sequence[Work]) -> list[Any]:
+        """Does works that are independent of each other."""
+        ...
+
+
+class CudaGraphs:
+    """Graphs of a CUDA device, which share their memory: none leaves in it what another one needs; see `Graphs`."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -180,7 +198,7 @@ class StepGraphs:
         replays: Graphs by the steps that they take.
     """
 
-    def __init__(self, graphs: CudaGraphs | None, give_up: Callable[[str], None], kept: bool):
+    def __init__(self, graphs: Graphs | None, give_up: Callable[[str], None], kept: bool):
         """Prepares for a stack or a call; `give_up` is told why, if its step cannot be a graph.
 
         A graph of several steps is worth its capture where the stack is `kept` for later rounds.

@@ -13,7 +13,7 @@ from torch.func import vmap
 
 from fedcli.core.batches import Batch
 from fedcli.core.clients import Aux, Client, Step, Terms, Update, keyed, under_vmap
-from fedcli.core.graphs import CudaGraphs, StepGraphs, StepState
+from fedcli.core.graphs import Graphs, StepGraphs, StepState
 from fedcli.core.joint_layers import JointLayers
 from fedcli.core.layers import set_to
 from fedcli.core.trees import (
@@ -36,7 +36,7 @@ WAYS = (STACKED, BRANCHES)
 
 
 def for_many(
-    function: Callable[..., Tree], axes: tuple, way: str, graphs: CudaGraphs | None, joint_layers: bool = False
+    function: Callable[..., Tree], axes: tuple, way: str, graphs: Graphs | None, joint_layers: bool = False
 ) -> Callable[..., Tree]:
     """Makes a function of one client a function of several stacked clients.
 
