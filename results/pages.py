@@ -2,54 +2,30 @@
 
     python results/pages.py [DIR]    # write all pages in DIR, this folder by default, and their figures
 
-They are made from the repository alone, so they are the same on every machine. The findings of a study are lines made
-from the records that its `findings.toml` names:
-
-metrics = ["mean-of-last:50"]         # optional: more columns of the study's table
-
-[figures]                             # optional: more figures, the kind of the chart and what it shows
-drift = "Distance of the clients' features"
-
-[runs]                                # groups of runs: a name, and their folders beside the file
-Ours = "ours"
-Theirs = ["theirs/seed-0", "../another-study/theirs"]
-
-[[findings]]
-says = "Ours is ahead"                # optional: a sentence without a number
-metric = "last"
-of = "Ours"
-than = "Theirs"                       # optional: take the difference, paired by seed
-than_metric = "classifier"            # optional: another metric for the second group
-paper = ["paper:2", "a column"]       # optional: table and column of printed numbers, in rows named as the groups
+They are made from the repository alone, so they are the same on every machine.
 """
 
 import re
 import textwrap
-import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import pandas as pd
 import typer
+from studies import Study, modified, named, read_study
 
 from fedcli import registry
-from fedcli.declarations import SELECTIONS
-from fedcli.errors import UserError
 from fedcli.figures import find_chart
 from fedcli.figures.saving import write_figure
 from fedcli.files import write_atomically
 from fedcli.results import claims, durations, paper_tables, plans, tables
-from fedcli.results.frame import find_records, frame_of, read_runs
-from fedcli.results.metrics import Metric, find_metric
+from fedcli.results.frame import read_runs
 from fedcli.results.render import MISSING, between_marks, github, render
-from fedcli.results.statistics import difference, interval, interval_text
-from fedcli.runs.record import Record
 
 HERE = Path(__file__).parent
 # Sections of a paper's file that its page repeats: a title, then indented lines.
@@ -76,161 +52,6 @@ MODIFIED = (
     "By a modified checkout: the record's commit ends in `+`, so the code that ran is that commit's with changes, of "
     "which the record has the hash of the method's file alone."
 )
-# Metrics whose names say too little, in words: by themselves, and before a parameter as in "inter:mnist".
-WORDS = {"last": "last round", "intra": "own domain", "inter": "other domains"}
-WORDS_BEFORE_PARAMETER = {"inter": "other domains than"}
-
-
-@dataclass(frozen=True)
-class Study:
-    """A folder of runs, and what its page shows."""
-
-    name: str  # of the folder
-    intro: str  # its title, question and set-up, in Markdown
-    records: list[Record]
-    findings: list[str]  # each a line of Markdown
-    metrics: list[str]  # more columns of its table
-    figures: dict[str, str]  # what more figures show, by the kind of the chart
-    names: dict[Path, str]  # those of its groups of runs, by folder; figures name the runs so
-
-
-def read_study(folder: Path) -> Study:
-    """The study in a folder of runs with `intro.md` and, if it has findings, `findings.toml`.
-
-    Raises:
-        UserError: If it has no records, or a finding cannot be made.
-    """
-    file = folder / "findings.toml"
-    content: dict[str, Any] = {}
-    if file.is_file():
-        with _reading(file, "its text"):
-            content = tomllib.loads(file.read_text(encoding="utf-8"))
-    groups: dict[str, list[Record]] = {}
-    for name, entry in content.get("runs", {}).items():
-        paths = [entry] if isinstance(entry, str) else entry
-        with _reading(file, entry):
-            groups[name] = find_records(folder / path for path in paths)
-    findings = []
-    for entry in content.get("findings", []):
-        with _reading(file, entry):
-            findings.append(finding(entry, groups))
-    names = {}
-    for name, path in content.get("runs", {}).items():
-        if isinstance(path, str):
-            names[folder / path] = name
-    return Study(
-        name=folder.resolve().name,
-        intro=(folder / "intro.md").read_text(encoding="utf-8").strip(),
-        records=find_records([folder]),
-        findings=findings,
-        metrics=content.get("metrics", []),
-        figures=content.get("figures", {}),
-        names=names,
-    )
-
-
-@contextmanager
-def _reading(file: Path, entry: object) -> Iterator[None]:
-    """Names the file and its entry where that cannot be read."""
-    try:
-        yield
-    except (KeyError, ValueError, UserError) as error:  # a TOMLDecodeError is a ValueError
-        raise UserError(f"{file} cannot be read ({error}; got {entry}); see the head of results/pages.py.") from error
-
-
-def named(study: Study) -> list[Record]:
-    """The records of a study, those of a group under its name in the place of the method's."""
-    records = []
-    for record in study.records:
-        folder = record["folder"]
-        groups = [study.names[path] for path in (folder, *folder.parents) if path in study.names]
-        if groups:
-            record = {**record, "label": groups[0]}  # the innermost folder that has a name
-        records.append(record)
-    return records
-
-
-def modified(records: Iterable[Record]) -> str:
-    """How many runs are of a checkout with changes that are not committed, in words; empty for none."""
-    commits = [record.get("commit") or "" for record in records]
-    count = sum(commit.endswith("+") for commit in commits)
-    if not count:
-        return ""
-    return f"{count} of {len(commits)} runs by a modified checkout"
-
-
-def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str:
-    """A finding as a line, "Ours - Theirs, last round: +3.31 [+2.44, +4.19] (3); paper +9.48".
-
-    Args:
-        entry: Its keys, see the head of this file.
-        groups: Runs by name.
-
-    Raises:
-        KeyError: If a key or a group is missing.
-        ValueError: If runs have no such value, or are no pairs, or the paper prints no such number.
-    """
-    metric = find_metric(entry["metric"])
-    of = entry["of"]
-    words = _words(metric, groups[of])
-    if "than" in entry:
-        than = entry["than"]
-        than_metric = find_metric(entry.get("than_metric", entry["metric"]))
-        _check_pairs(groups[of], groups[than])
-        sign = "+"
-        result = difference(metric, groups[of], than_metric, groups[than])
-        if than_metric.name == metric.name:
-            line = f"{of} - {than}, {words}"
-        else:
-            line = f"{of} ({words}) - {than} ({_words(than_metric, groups[than])})"
-    else:
-        sign = ""
-        result = interval(metric.values(groups[of]))
-        line = f"{of}, {words}"
-    if not result.n:
-        raise ValueError("no run has this value, or no seed has both runs")
-    line += f": {interval_text(metric, result, sign=sign)}"
-    if "paper" in entry:
-        line += f"; paper {metric.text(_printed_number(entry, metric), sign)}"
-    if "says" in entry:
-        line = f"{entry['says']}. {line}"
-    return line
-
-
-def _check_pairs(runs: Iterable[Record], others: Iterable[Record]) -> None:
-    """Refuses runs that have no single partner of the same seed, data and partition."""
-    pairs = frame_of(runs).merge(frame_of(others), on="seed")
-    faulty = pairs.query("seed.duplicated() or images_x != images_y or partition_x != partition_y")["seed"]
-    if len(faulty):
-        raise ValueError(f"the runs of seed {faulty.min()} are no pair: several, or of other data or partitions")
-
-
-def _printed_number(entry: Mapping[str, Any], metric: Metric) -> float:
-    """The number that the paper prints for a finding: of a row, or how far one row leads on another."""
-    name, column = entry["paper"]
-    table = registry.find_table(name)
-    rows = [entry["of"]]
-    if "than" in entry:
-        rows.append(entry["than"])
-        number = paper_tables.printed_lead(table, entry["of"], entry["than"], (column,), metric)
-    else:
-        number = paper_tables.printed_value(table, entry["of"], column, metric)
-    if number is None:
-        raise ValueError(f"{name} has no number in {column} for {' or '.join(rows)}")
-    return number
-
-
-def _words(metric: Metric, records: Iterable[Record]) -> str:
-    """What a metric is, in words."""
-    if metric.name == "selected":
-        selections = {SELECTIONS[record["summary"]["selection"]] for record in records}
-        return " or ".join(sorted(selections))
-    name, _, parameter = metric.name.partition(":")
-    name_in_words = name.replace("-", " ")
-    if not parameter:
-        return WORDS.get(name, name_in_words)
-    words = WORDS_BEFORE_PARAMETER.get(name, name_in_words)
-    return f"{words} {parameter.replace('_', ' ')}"
 
 
 def papers() -> dict[str, ModuleType]:

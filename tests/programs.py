@@ -169,8 +169,10 @@ def start(folder, *arguments, main=main, stdout=None, stderr=None):
 
 
 def load_script(file):
-    """A script that is no part of the package, as a module."""
+    """A script that is no part of the package, as a module; it imports those beside it, as where Python runs it."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(file.parent))
     spec.loader.exec_module(module)
+    sys.path.remove(str(file.parent))
     return module

@@ -18,6 +18,7 @@ from tests.records import record, write
 
 ROOT = Path(__file__).parent.parent
 pages = load_script(ROOT / "results" / "pages.py")
+studies = load_script(ROOT / "results" / "studies.py")
 TINY = {
     "protocol": "fedfa:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "cohort_size": 3,
     "partition": "iid", "rounds": 2, "local_epochs": 1, "device": "cpu",
@@ -122,20 +123,20 @@ def test_the_first_page_says_what_the_text_has_and_which_runs_are_of_modified_ch
     page = pages.first_page(tmp_path, [], [answer], "")
     assert "in full, by the authors' code: [one](one.md); 1 of 2 runs by a modified checkout; but see" in page
     assert "\n- In full, by the authors' code: the text of FedFA has a constant learning rate" in page
-    study = pages.Study("one", "# One", frame.find_records([tmp_path]), [], [], {}, {})
+    study = studies.Study("one", "# One", frame.find_records([tmp_path]), [], [], {}, {})
     assert "\n- 1 of 2 runs by a modified checkout: their commit ends in `+`.\n" in pages.study_page(study)
     assert pages.texts_instead([replace(answer, reduced="rounds 1 of 2")]) == []
 
 
 def test_figures_name_runs_as_the_study_does(results):
-    study = pages.read_study(results / "records" / "tiny")
-    labels = {record["folder"].name: record.get("label") for record in pages.named(study)}
+    study = studies.read_study(results / "records" / "tiny")
+    labels = {record["folder"].name: record.get("label") for record in studies.named(study)}
     assert labels == {"a": "run a", "again": None, "b": None, "c": None, "d": None}
 
 
 def test_the_page_of_a_paper_shows_tables_with_runs_first(results):
     plan = plans.plan_table(TABLE, results / "records")
-    study = pages.read_study(results / "records" / "tiny")
+    study = studies.read_study(results / "records" / "tiny")
     # The run with seed 7 is not the table's; one of FedProx had another learning rate, one has not ended.
     num_runs = {(value["row"], value["column"]): value["runs_counted"] for value in paper_tables.compare(plan).values}
     assert [num_runs[cell.row, cell.column] for cell in CELLS] == [1, 1, 0]
@@ -230,7 +231,7 @@ GROUPS = {
     ],
 )  # fmt: skip
 def test_a_finding_is_what_the_records_say(entry, line):
-    assert pages.finding({"metric": "last", "of": "FedFA", **entry}, GROUPS) == line
+    assert studies.finding({"metric": "last", "of": "FedFA", **entry}, GROUPS) == line
 
 
 @pytest.mark.parametrize(
@@ -244,7 +245,7 @@ def test_a_finding_is_what_the_records_say(entry, line):
 )
 def test_a_finding_that_the_records_do_not_bear_is_refused(entry, message):
     with pytest.raises(ValueError, match=message):
-        pages.finding({"metric": "last", "of": "FedFA", **entry}, GROUPS)
+        studies.finding({"metric": "last", "of": "FedFA", **entry}, GROUPS)
 
 
 def test_a_file_names_groups_by_folders_and_errors_name_the_file(tmp_path):
@@ -252,10 +253,10 @@ def test_a_file_names_groups_by_folders_and_errors_name_the_file(tmp_path):
     write(study / "a" / "seed-0", run("one", 0, 0.75))
     write(tmp_path / "other" / "seed-1", run("one", 1, 0.85))
     (study / "intro.md").write_text("# A study\n")
-    assert pages.read_study(study).findings == []
+    assert studies.read_study(study).findings == []
     file = study / "findings.toml"
     file.write_text('[runs]\nmine = ["a", "../other"]\n[[findings]]\nmetric = "last"\nof = "mine"\n')
-    assert pages.read_study(study).findings == ["mine, last round: 80.00 [16.47, 143.53] (2)"]
+    assert studies.read_study(study).findings == ["mine, last round: 80.00 [16.47, 143.53] (2)"]
 
     reasons = {
         "runs = ": "",
@@ -267,4 +268,4 @@ def test_a_file_names_groups_by_folders_and_errors_name_the_file(tmp_path):
         message = f"findings.toml cannot be read{reason}"
         file.write_text(text)
         with pytest.raises(UserError, match=message):
-            pages.read_study(study)
+            studies.read_study(study)
