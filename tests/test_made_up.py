@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from fedcli.core import batches
+from fedcli.core import augment
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.stacked import Stack
 from fedcli.core.trees import tree_map
@@ -122,14 +122,14 @@ def numbers_on_the_host():
     def wrong(values, dtype, device):
         return torch.tensor(values, dtype=dtype)[:, None, None]
 
-    return patch.object(batches, "_per_channel", wrong)
+    return patch.object(augment, "_per_channel", wrong)
 
 
 def numbers_copied_in_every_step():
     def wrong(values, dtype, device):
         return torch.tensor(values, dtype=dtype, device=device)[:, None, None]
 
-    return patch.object(batches, "_per_channel", wrong)
+    return patch.object(augment, "_per_channel", wrong)
 
 
 def in_the_loss(change):
