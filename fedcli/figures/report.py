@@ -63,7 +63,7 @@ def _board(settings: list[SeedGroup], sheet: Sheet, typed: list[str], colours: d
     failed = [", ".join(filter(None, row.cells)) for row in rows if row.setting.has_failed]
     parts: list[Any] = []
     if shown:
-        parts.append(_table(sheet, shown, colours))
+        parts.append(_table(_columns(sheet, shown), shown, colours))
     texts = [f"<li style='margin-left: 1em'>{escape(note)}</li>" for note in sheet.notes]
     if failed:
         texts.append(_folded(f"Failed: {len(failed)}", failed))
@@ -86,16 +86,21 @@ def _folded(summary: str, lines: list[str]) -> str:
     return f"<details><summary>{summary}</summary><pre>{text}</pre></details>"
 
 
-def _table(sheet: Sheet, rows: list[_Row], colours: dict[str, str]) -> models.DataTable:
-    """A board's table of these rows, with the paper's numbers."""
+def _columns(sheet: Sheet, rows: list[_Row]) -> list[_Column]:
+    """The columns of a board's table, with the paper's numbers behind the first of ours."""
     columns = []
-    for number, title in enumerate(sheet.columns):
-        texts = [row.cells[number] for row in rows]
-        columns.append(_Column(title, texts, is_number=number >= sheet.first_number_column))
+    for position, title in enumerate(sheet.columns):
+        texts = [row.cells[position] for row in rows]
+        columns.append(_Column(title, texts, is_number=position >= sheet.first_number_column))
     printed = printed_accuracies([row.setting.first for row in rows])
     if any(printed):
         texts = [f"{accuracy:.2f}" if accuracy else "" for accuracy in printed]
         columns.insert(sheet.first_number_column + 1, _Column("Paper, %", texts, is_number=True))
+    return columns
+
+
+def _table(columns: list[_Column], rows: list[_Row], colours: dict[str, str]) -> models.DataTable:
+    """A board's table of these rows, whose first column, the names of settings, is in the colours of their curves."""
     data = {"colour": [colours[row.setting.label] for row in rows]}
     shown = []
     for number, values in enumerate(columns):
@@ -104,7 +109,7 @@ def _table(sheet: Sheet, rows: list[_Row], colours: dict[str, str]) -> models.Da
         data[text_field] = values.texts
         data[style_field] = ["bold" if isinstance(text, Best) else "normal" for text in values.texts]
         formatter = models.StringFormatter(font_style={"field": style_field}, text_color=None)
-        if number == 0:  # the names of the settings, as their curves
+        if number == 0:
             formatter.text_color = {"field": "colour"}
         longest = max(map(len, [*values.texts, *values.title.split()]))
         shown.append(
