@@ -5,8 +5,8 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -218,9 +218,8 @@ def run(  # noqa: PLR0913  # those of `fedcli.run`, which have their defaults th
     names = str(method).split(",")
     options = {name: _several(value) for name, value in options.items()}
     is_grid = any(isinstance(value, tuple) for value in options.values())
-    with in_keywords():
-        if exist_ok and out is not None:
-            _set_aside(Path(out))
+    old_runs = nullcontext() if out is None or not exist_ok else _set_aside(Path(out))
+    with in_keywords(), old_runs:
         if progress is None and _is_notebook():
             progress = Progress()
         tuned = None if tuned is None else os.fspath(tuned)
@@ -348,8 +347,24 @@ def _is_of_a_call(run: Path, folder: Path) -> bool:
     return all(part == method or "=" in part or part.startswith("seed-") for part in parts)
 
 
-def _set_aside(folder: Path) -> None:
-    """Renames the folder of a run, or of the runs of one call, unless a process runs in it; leaves other folders."""
+@contextmanager
+def _set_aside(folder: Path) -> Iterator[None]:
+    """Renames the folder of a run, or of the runs of one call, unless a process runs in it; leaves other folders.
+
+    Where what happens inside fails before it has written into the folder, as a call does that is refused, the old one
+    gets its name back.
+    """
+    renamed = _rename(folder)
+    try:
+        yield
+    except BaseException:
+        if renamed is not None and not folder.exists():
+            renamed.rename(folder)
+        raise
+
+
+def _rename(folder: Path) -> Path | None:
+    """Puts a free number behind the name of a folder of runs, and returns the new path; None where it holds others."""
     runs: list[Path] = []
     for depth in ("", "*/", "*/*/", "*/*/*/"):  # in those of a method, of an option's value, of a seed
         runs += [file.parent for file in folder.glob(depth + RECORD)]
@@ -357,9 +372,8 @@ def _set_aside(folder: Path) -> None:
         with locked(run):
             pass
     if not runs or not all(_is_of_a_call(run, folder) for run in runs):
-        return
-    for number in count(1):
-        new_folder = folder.with_name(f"{folder.name}-{number}")
-        if not new_folder.exists():
-            folder.rename(new_folder)
-            return
+        return None
+    names = (folder.with_name(f"{folder.name}-{number}") for number in count(1))
+    new_folder = next(name for name in names if not name.exists())
+    folder.rename(new_folder)
+    return new_folder

@@ -119,6 +119,28 @@ def test_exist_ok_moves_the_run_before_aside_and_no_folder_of_a_user(tmp_path):
         fedcli.run("fedavg", out=tmp_path / "mine", exist_ok=True, **TINY)
 
 
+@pytest.mark.parametrize("methods", ["fedavg", "fedavg,fedprox"])
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"lr": -1},
+        {"learning_rate": 0.1},
+        {"dataset": "no-such-set"},
+        {"backbone": "resnet19"},
+        {"seeds": []},
+        {"tuned": "nowhere"},
+        {"set": {"fedpox": {"lr": 0.1}}},
+    ],
+    ids=lambda refused: next(iter(refused)),
+)
+def test_a_call_that_is_refused_leaves_the_runs_before_under_their_name(methods, refused, tmp_path):
+    fedcli.run(methods, out=tmp_path / "out", **{**TINY, "rounds": 1})
+    with pytest.raises((UserError, TypeError)):
+        fedcli.run(methods, out=tmp_path / "out", exist_ok=True, **{**TINY, "rounds": 1, **refused})
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert len(list(tmp_path.rglob("record.json"))) == len(methods.split(","))
+
+
 def test_exist_ok_leaves_a_folder_alone_in_which_a_process_runs(tmp_path):
     fedcli.run("fedavg,fedprox", out=tmp_path / "out", **{**TINY, "rounds": 1})
     with locked(tmp_path / "out" / "fedprox"), pytest.raises(InUse):
