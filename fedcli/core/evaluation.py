@@ -203,13 +203,19 @@ def tally_classes(
     return {name: count.tolist() for name, count in counts.items()}
 
 
+def _is_of_domain(fed: Federation, number: int) -> np.ndarray:
+    """Says which test images are of the domain of this number, bool `[n]`."""
+    assert fed.test_domains is not None  # there are none where no domain has a name
+    return (fed.test_domains == number).cpu().numpy()
+
+
 def weights_of_domains(fed: Federation) -> np.ndarray:
     """Returns `[N, n]`, what each client's prediction of each test image counts in the headline under `domains`.
 
     That is the mean over the clients' domains of the mean over their clients and the other domains. The weights sum to
     the number of test images.
     """
-    images = {name: fed.is_of_domain(number) for number, name in enumerate(fed.domain_names)}
+    images = {name: _is_of_domain(fed, number) for number, name in enumerate(fed.domain_names)}
     weights = np.zeros((fed.num_clients, len(fed.test_labels)))
     for number, name in enumerate(fed.domain_names):
         inside = fed.domain_of == number  # [N]
@@ -277,7 +283,7 @@ def _on_test_images(fed: Federation, method: Method, score: Score) -> Tested:
     hits = np.stack([of_model.hits.numpy() for of_model in judged])  # [clients, rules, n]
     by_domain = {}  # accuracies by the first rule, `[clients]`
     for number, name in enumerate(fed.domain_names):
-        is_inside = fed.is_of_domain(number)  # [n]
+        is_inside = _is_of_domain(fed, number)  # [n]
         if is_inside.any():
             by_domain[name] = hits[:, 0, is_inside].mean(1)
     domains = {name: _mean(accuracies) for name, accuracies in by_domain.items()}

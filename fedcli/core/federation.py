@@ -330,11 +330,6 @@ class Federation:
         only_network = networks[0] if len(networks) == 1 else None
         return Cohort(round, np.asarray(client_ids), num_examples, weights, only_network)
 
-    def is_of_domain(self, number: int) -> np.ndarray:
-        """Returns which test images are of the domain of this number, bool `[n]`."""
-        assert self.test_domains is not None  # there are none where no domain has a name
-        return (self.test_domains == number).cpu().numpy()
-
     def groups(self, cohort: Cohort) -> list[Cohort]:
         """Divides a cohort by the clients' networks; order and weights stay those of the cohort."""
         groups = []
