@@ -8,7 +8,6 @@ validation part; no example is used twice. It raises UserError where the data do
 """
 
 import hashlib
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedcli.core.draws import generator
+from fedcli.core.numbers_in_flags import read_number
 from fedcli.core.parts import named_test_sizes
 from fedcli.errors import UserError, unknown
 from fedcli.userfiles import FromFile, blame, from_file, is_from_file
@@ -28,17 +28,6 @@ from fedcli.userfiles import FromFile, blame, from_file, is_from_file
 Parts = list[np.ndarray]
 MIN_EXAMPLES = 10
 MAX_DRAWS = 1000  # how often a Dirichlet partition is drawn before it is refused; seconds for 100 classes, 100 clients
-
-
-def number(text: str, read: Callable[[str], Any] = int, low: float = 1, high: float = math.inf) -> Any:
-    """Reads a number from `low` to `high` in a flag; raises ValueError for anything else."""
-    has_short_exponent = re.fullmatch(r"[^e]*(e[+-]?\d{1,3})?", text.lower())
-    if not has_short_exponent:  # Fraction would make ten million digits of 1e-9999999
-        raise ValueError
-    value = read(text)
-    if not low <= value <= high:
-        raise ValueError
-    return value
 
 
 def _deal(counts: np.ndarray, labels: np.ndarray, rng: Any, order: Parts | None = None) -> Parts:
@@ -321,27 +310,28 @@ PARTITIONS = {
     "dirichlet": Kind(
         dirichlet, "dirichlet:ALPHA[:plain][:min=COUNT][:draw=pfllib], such as dirichlet:0.5, ALPHA from 1e-6 to 1e6",
         options=(
-            Option("", "alpha", partial(number, read=float, low=1e-6, high=1e6)),
+            Option("", "alpha", partial(read_number, read=float, low=1e-6, high=1e6)),
             Option("plain", "capped", partial(_read_switch, value=False)),
-            Option("min=", "min_examples", number),
+            Option("min=", "min_examples", read_number),
             Option("draw=", "draw", partial(_read_word, allowed=("own", "pfllib"))),
         ),
         words="Dirichlet {}",
     ),
     "classes": Kind(
-        classes, "classes:COUNT, such as classes:2", options=(Option("", "classes_per_client", number),),
+        classes, "classes:COUNT, such as classes:2", options=(Option("", "classes_per_client", read_number),),
         takes_remainder=True, words="{} classes a client",
     ),
     "dominant": Kind(
         dominant, "dominant:COUNT[:share=FRACTION], such as dominant:1:share=4/9",
         options=(
-            Option("", "dominant_classes", number),
-            Option("share=", "share", partial(number, read=Fraction, low=1e-6, high=1)),
+            Option("", "dominant_classes", read_number),
+            Option("share=", "share", partial(read_number, read=Fraction, low=1e-6, high=1)),
         ),
         words="dominant classes a client: {}",
     ),
     "missing": Kind(
-        missing, "missing:COUNT, such as missing:3", options=(Option("", "missing_classes", partial(number, low=0)),),
+        missing, "missing:COUNT, such as missing:3",
+        options=(Option("", "missing_classes", partial(read_number, low=0)),),
         words="missing classes a client: {}",
     ),
     "domains": Kind(domains, "domains or domains+LABEL_SKEW, such as domains+dirichlet:0.5", needs="domain"),

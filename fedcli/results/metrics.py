@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedcli.core.partition import number
+from fedcli.core.numbers_in_flags import read_number
 from fedcli.errors import UserError, unknown
 from fedcli.runs.record import Record, state_of
 from fedcli.userfiles import from_file, is_from_file
@@ -163,7 +163,7 @@ def _exact_mean(values: Collection[float]) -> float | None:
     return fmean(values) if len(values) else None  # exact in the last digit, unlike that of pandas
 
 
-_fraction = partial(number, read=Fraction, low=0, high=1)
+_fraction = partial(read_number, read=Fraction, low=0, high=1)
 
 
 def _at(record: Record, fraction: Fraction) -> float | None:
