@@ -15,7 +15,7 @@ from fedcli.core.partition import PARTITIONS, count_classes, fingerprint, from_f
 from fedcli.declarations import facts_of
 from fedcli.errors import UserError
 from fedcli.runs.options import RunConfig
-from tests import files
+from tests import refusals
 
 
 def shuffled(sizes, seed=0):
@@ -331,7 +331,7 @@ def test_by_shares_every_class_is_cut_as_the_writers_who_are_drawn_have_it():
 
 
 def refused(flag, num_clients, words, labels=LABEL_SETS["balanced"], **groups):
-    files.refused(lambda: from_flag(flag)(labels, num_clients, 0, **groups), *words.split(" | "))
+    refusals.refused(lambda: from_flag(flag)(labels, num_clients, 0, **groups), *words.split(" | "))
 
 
 @pytest.mark.parametrize(
