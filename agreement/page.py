@@ -83,7 +83,7 @@ def agreeing(peer: Peer, rows: Sequence[Row], results: dict) -> str:
         for row in rows
     ]  # fmt: skip
     titles = (peer.name, "Changed in it", "fedcli", "Clients", "Compared", "Largest difference")
-    return github(titles, lines, numbers=5)
+    return github(titles, lines, first_number_column=5)
 
 
 def differing(peer: Peer, rows: Sequence[Row], results: dict) -> str:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -225,7 +226,7 @@ def test_a_small_network_alone_on_the_cpu_has_one_thread_on_cuda_operations_are_
     fed = SimpleNamespace(
         config=SimpleNamespace(precision=precision),
         sizes=SimpleNamespace(parameters=parameters),
-        engine=SimpleNamespace(clients_per_chunk=together, processes=None, notes=[]),
+        engine=SimpleNamespace(clients_per_chunk=together, notes=[], divided_by=nullcontext),
         device=torch.device(device),
     )
 

@@ -33,6 +33,7 @@ from fedcli.results.jobs import execute
 from fedcli.results.plans import Plan, PlannedRun, plan_table
 from fedcli.runs.begin import read_begun
 from fedcli.runs.checkpoints import CHECKPOINT
+from fedcli.runs.identity import draft, settings
 from fedcli.runs.record import RECORD
 from fedcli.runs.resolve import resolve
 from fedcli.runs.signals import OutOfTime, interrupt_on_signals, set_time_limit, time_left
@@ -118,11 +119,13 @@ def open_run(run: PlannedRun, work: Work, changes: Mapping[str, Any], home: Path
     if work.table in INSTEAD:
         # Under another protocol none of the options may come from the cell's.
         given = {**run.setup.values(), **changes, **INSTEAD[work.table]}
+    setup = resolve(find_method(run.method), given, need_data=False)
     return OpenRun(
         label=f"{work.decides}: {work.table} {run.label}",
         method=run.method,
         given=given,
-        setup=resolve(find_method(run.method), given, need_data=False),
+        setup=setup,
+        settings=settings(draft(setup)),
         folder=home / run.folder.parent.name / run.folder.name,
         values=run.values,
         table=work.table,
