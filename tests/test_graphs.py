@@ -289,11 +289,14 @@ def test_pixels_are_multiplied_in_full_precision_where_networks_are_not():
     assert of_layers == {True}
 
 
+class Memory(NamedTuple):
+    """What clients gather."""
+
+    loss: torch.Tensor  # [K], its sum
+
+
 @on_made_up_device
 def test_what_clients_gather_in_half_precision_is_compared_too():
-    class Memory(NamedTuple):
-        loss: torch.Tensor  # [K], its sum
-
     def gathers(state, cohort, fed, config):
         plain = fed.optimizer_step(FEDAVG.module.make_local_loss(fed.network))
 
