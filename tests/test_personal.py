@@ -347,13 +347,6 @@ def test_the_balanced_risk_leaves_out_a_class_that_the_client_has_not():
     assert fedrod.log_prior(counts, 0.0).tolist() == [0, 0, 0, 0]
 
 
-def test_a_clients_share_is_cut_and_stands_still_after_the_first_step():
-    alpha = torch.tensor([0.5, 0.5, 0.5, 0.5])
-    stepped = torch.tensor([-0.2, 0.7, 1.3, 0.7])
-    is_first = torch.tensor([True, True, True, False])
-    assert apfl.next_alpha(alpha, stepped, is_first).tolist() == pytest.approx([0.0, 0.7, 1.0, 0.5])
-
-
 def test_pfedmes_local_and_global_steps_by_hand():
     w = {"a": torch.tensor(4.0)}
     theta = {"a": torch.tensor(1.0)}

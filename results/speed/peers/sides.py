@@ -10,7 +10,7 @@ import time
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,13 +38,26 @@ class Arguments(SimpleNamespace):
         return 0
 
 
+class PfllibServer(NamedTuple):
+    """Where PFLlib's server class of a method is."""
+
+    module: str
+    name: str
+
+
+PFLLIB_SERVERS = {
+    "fedavg": PfllibServer("flcore.servers.serveravg", "FedAvg"),
+    "fedproto": PfllibServer("flcore.servers.serverproto", "FedProto"),
+}
+
+
 def run_pfllib(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) -> dict[str, Any]:
     """Runs rounds by PFLlib's server and client classes, and one more: it tests before it trains."""
     (folder / "system").mkdir()
     os.chdir(folder / "system")  # it reads ../dataset
     sys.path.insert(0, f"{pfllib}/system")
-    name = {"fedavg": "FedAvg", "fedproto": "FedProto"}[options["method"]]
-    server_class = getattr(importlib.import_module(f"flcore.servers.server{options['method'][3:]}"), name)
+    server = PFLLIB_SERVERS[options["method"]]
+    server_class = getattr(importlib.import_module(server.module), server.name)
     models = importlib.import_module("flcore.trainmodel.models")
     network = models.FedAvgCNN() if options["backbone"] == "cnn-mcmahan" else small_network(options["backbone"])
     with torch.no_grad():
@@ -54,16 +67,19 @@ def run_pfllib(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) 
     setattr(network, last, nn.Identity())  # as its main program divides it
     sizes = {key: options[key] for key in ("num_clients", "local_epochs", "batch_size")}
     arguments = Arguments(
-        **sizes, algorithm=name, dataset=".", model=models.BaseHeadSplit(network, head), device="cpu", num_classes=10,
-        global_rounds=rounds, eval_gap=rounds, local_learning_rate=options["lr"],
+        **sizes, algorithm=server.name, dataset=".", model=models.BaseHeadSplit(network, head), device="cpu",
+        num_classes=10, global_rounds=rounds, eval_gap=rounds, local_learning_rate=options["lr"],
         join_ratio=options["cohort_size"] / options["num_clients"], lamda=options.get("prototype_weight"), goal="",
         save_folder_name="items", time_threthold=10_000,
     )  # fmt: skip
-    server = server_class(arguments, 0)
-    random.seed(options["seed"]), np.random.seed(options["seed"]), torch.manual_seed(options["seed"])
-    server.train()
+    serving = server_class(arguments, 0)
+    random.seed(options["seed"])
+    np.random.seed(options["seed"])
+    torch.manual_seed(options["seed"])
+    serving.train()
     commit = subprocess.check_output(["git", "-C", pfllib, "rev-parse", "--short", "HEAD"], text=True).strip()
-    return {"seconds": server.Budget[1:], "accuracy": None, "versions": f"PFLlib {commit}"}
+    _, *seconds = serving.Budget  # in the first round it tests the initial model, too
+    return {"seconds": seconds, "accuracy": None, "versions": f"PFLlib {commit}"}
 
 
 def small_network(backbone: str) -> nn.Module:
@@ -101,7 +117,9 @@ def run_flower(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) 
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
 
-    client_app, server_app, ends = ClientApp(), ServerApp(), []
+    client_app = ClientApp()
+    server_app = ServerApp()
+    ends = []
 
     class TimedFedAvg(FedAvg):
         def aggregate_train(self, *replies):
@@ -115,7 +133,8 @@ def run_flower(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) 
         images = user_data(str(folder), "train")[context.node_config["partition-id"]]
         network.load_state_dict(message.content["arrays"].to_torch_state_dict())
         loader = DataLoader(images, options["batch_size"], shuffle=True, drop_last=options["drop_last"])
-        optimizer, criterion = torch.optim.SGD(network.parameters(), lr=options["lr"]), nn.CrossEntropyLoss()
+        optimizer = torch.optim.SGD(network.parameters(), lr=options["lr"])
+        criterion = nn.CrossEntropyLoss()
         network.train()
         for _ in range(options["local_epochs"]):
             for x, y in loader:
@@ -127,7 +146,8 @@ def run_flower(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) 
 
     @server_app.main()
     def serve(grid, context):
-        cohort, count = options["cohort_size"], options["num_clients"]
+        cohort = options["cohort_size"]
+        count = options["num_clients"]
         strategy = TimedFedAvg(
             fraction_train=cohort / count, fraction_evaluate=0.0, min_train_nodes=cohort, min_available_nodes=count
         )
@@ -181,7 +201,8 @@ def run_fluke(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) -
     server = Server(network, test, clients, weighted=True)
     names = DDict(client=DDict(), server=DDict(), model="network")
     algorithm = FedAVG(len(clients), None, names, clients=clients, server=server)
-    ends, accuracies = [], []
+    ends = []
+    accuracies = []
 
     class Clock:
         """Notes when a round ends, and the accuracy of a round that is tested."""
