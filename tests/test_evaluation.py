@@ -89,13 +89,13 @@ def test_own_parts_are_pooled_over_the_clients(tested_on, share, name, sizes, me
 
 
 def test_the_cut_into_training_and_test_depends_on_the_partition_seed_only():
-    def test_parts(seed, partition_seed):
+    def tested_examples(seed, partition_seed):
         _, fed, _ = with_evaluation("clients", rounds=0, seed=seed, partition_seed=partition_seed)
         return [part.tolist() for part in fed.testing]
 
-    parts = test_parts(seed=0, partition_seed=0)
-    assert test_parts(seed=1, partition_seed=0) == parts
-    assert test_parts(seed=0, partition_seed=7) != parts
+    examples = tested_examples(seed=0, partition_seed=0)
+    assert tested_examples(seed=1, partition_seed=0) == examples
+    assert tested_examples(seed=0, partition_seed=7) != examples
 
 
 def test_domains_are_measured_inside_and_outside():

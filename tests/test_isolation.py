@@ -29,6 +29,7 @@ CHANGES = {
     "torch.relu": "del torch.relu",
     "numpy.mean": "import numpy; numpy.mean = print",
     "numpy.seterr": "import numpy; numpy.seterr(all='raise')",
+    "random._test": "import random; names = vars(random); names['test'] = names.pop('_test')",  # the last of its names
     "fedcli.core.aggregate.weighted_mean": "import fedcli.core.aggregate as a; a.weighted_mean = print",
     "fedcli.core.federation.Federation.lr": "from fedcli.core.federation import Federation as F; F.lr = print",
     "fedcli.data.dataset.Dataset.num_classes": (

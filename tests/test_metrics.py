@@ -89,7 +89,6 @@ def test_drift_and_terms_are_those_of_the_last_round_that_has_them():
 
 
 def test_accuracies_by_domain_and_client_are_of_the_selected_rounds_and_else_the_mean_over_domains():
-
     def tested(number, a, b):
         return entry(
             number,

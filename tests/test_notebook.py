@@ -6,6 +6,7 @@ import pytest
 
 import fedcli
 from fedcli import api
+from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
 from fedcli.runs.lock import InUse, locked
 
@@ -139,6 +140,15 @@ def test_a_call_that_is_refused_leaves_the_runs_before_under_their_name(methods,
         fedcli.run(methods, out=tmp_path / "out", exist_ok=True, **{**TINY, "rounds": 1, **refused})
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert len(list(tmp_path.rglob("record.json"))) == len(methods.split(","))
+
+
+def test_a_run_that_fails_once_it_has_begun_leaves_both_folders(tmp_path):
+    fedcli.run("fedavg", out=tmp_path / "out", **{**TINY, "rounds": 1})
+    with pytest.raises(NonFiniteLoss):
+        fedcli.run("fedavg", out=tmp_path / "out", exist_ok=True, **{**TINY, "lr": 1e30})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out-1"]
+    assert fedcli.load(tmp_path / "out").record["status"] == "failed"
+    assert fedcli.load(tmp_path / "out-1").record["status"] == "finished"
 
 
 def test_exist_ok_leaves_a_folder_alone_in_which_a_process_runs(tmp_path):

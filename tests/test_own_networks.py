@@ -55,9 +55,19 @@ SCALE = "self.t = nn.Parameter(torch.zeros(1))"
         ("return self.fc(self.first(x)).clamp(-50, 50)", ""),
         ("return self.drop(self.fc(self.first(x)))", "self.drop = nn.Dropout(0.3)"),
         ("y = self.fc(self.first(x)); return 2 * y if self.training else y", ""),
+        ("y = self.fc(self.first(x)); return y if self.training else y * self.t.exp()", SCALE),
         ("return self.fc(self.first(x)) + self.t * x.sum(1, True)", SCALE),
     ],
-    ids=["a temperature", "a residual", "a buffer", "a clamp", "dropout", "another one in training", "a second path"],
+    ids=[
+        "a temperature",
+        "a residual",
+        "a buffer",
+        "a clamp",
+        "dropout",
+        "another one in training",
+        "a temperature in evaluation",
+        "a second path",
+    ],
 )
 def test_what_stands_behind_the_last_layer_is_seen_also_where_it_begins_as_the_identity(forward, layers):
     refused(lambda: build(forward, layers), "does not end in its last nn.Linear", "net.py")
