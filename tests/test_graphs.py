@@ -199,6 +199,17 @@ def test_graphs_update_in_place_in_float32_with_the_bits_of_the_plain_formulas(c
     assert calls > 4 * 3
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+@on_made_up_device
+def test_steps_of_adam_in_float32_are_not_those_of_the_fused_sgd(optimizer):
+    """Clients of unequal size stand still in some steps, which SGD leaves out by its own operation."""
+    run = {"clients_per_chunk": "4", "precision": "float32", "local_epochs": 1, "optimizer": optimizer, "lr": 0.003}
+    with early_captures():
+        ran = on_device(FEDAVG, **run)
+    assert ran.fed.engine.graphs.captured > 0
+    assert laws.distance(ran.state, on_cpu(FEDAVG, **run)) == 0
+
+
 @on_made_up_device
 def test_mixed_precision_has_the_same_bits_in_a_graph():
     with early_captures():

@@ -232,11 +232,11 @@ def client_samples(class_counts: Tensor, cohort: Cohort, fed: Federation, size: 
         class_counts: `[C]`.
         cohort: The clients.
         fed: The federation.
-        size: Of a minibatch.
+        size: Generated features in a step.
         uniform: Whether the noise is uniform.
     """
     most_examples = max(map(len, fed.training))
-    steps = fed.local_epochs * math.ceil(most_examples / size)
+    steps = fed.local_epochs * math.ceil(most_examples / fed.batch_size)
     draws = [fed.generator(cohort.round, client, "generated") for client in cohort.client_ids]
     samples = [draw_samples(class_counts, steps, size, draw, uniform) for draw in draws]
     noise = torch.stack([of_client.noise for of_client in samples])
