@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from statistics import median
 from typing import NamedTuple
 from unittest.mock import patch
@@ -12,7 +13,8 @@ import pytest
 import torch
 
 from fedcli import registry
-from fedcli.bench import count, measure, random_images
+from fedcli.bench import count, kernel_counts, lower_bounds, measure, plain_loop, random_images, workloads
+from fedcli.bench.cells import timing_cells
 from fedcli.core import backbones
 from fedcli.data import imports
 from fedcli.runs import prepare
@@ -23,12 +25,12 @@ from tests.commands import invoke
 from tests.made_up import Device
 from tests.on_made_up import early_captures, on_made_up_device
 
-WORKLOADS = dict(measure.WORKLOADS)  # as they are without `small`
+WORKLOADS = dict(workloads.WORKLOADS)  # as they are without `small`
 TINY = {
     "dataset": "fmnist", "train_examples": 80, "num_clients": 4, "cohort_size": 2, "local_epochs": 2, "batch_size": 8,
     "backbone": "cnn-mcmahan",
 }  # fmt: skip
-TINY_SMALL = TINY | {"backbone": measure.SMALL_NETWORK}
+TINY_SMALL = TINY | {"backbone": workloads.SMALL_NETWORK}
 TINY_RESNET = TINY | {"dataset": "cifar10", "train_examples": 24, "backbone": "resnet18"}
 FEW_IMAGES = """
 from functools import partial
@@ -40,27 +42,27 @@ fmnist, cifar10 = partial(draw_images, 90, 28, 28, tests=10), partial(draw_image
 @pytest.fixture(autouse=True)
 def small(folder, monkeypatch):
     """Peak rates and workloads that are measured in no time, and an empty working folder."""
-    monkeypatch.setattr(measure, "MATMUL_SIDE", {"cpu": 32})
-    monkeypatch.setattr(measure, "COPY_BYTES", 2**12)
-    monkeypatch.setattr(measure, "TRIES", 1)
-    monkeypatch.setattr(measure, "PUBLIC_IMAGES", 20)
+    monkeypatch.setattr(lower_bounds, "MATMUL_SIDE", {"cpu": 32})
+    monkeypatch.setattr(lower_bounds, "COPY_BYTES", 2**12)
+    monkeypatch.setattr(lower_bounds, "TRIES", 1)
+    monkeypatch.setattr(workloads, "PUBLIC_IMAGES", 20)
     (folder / "few.py").write_text(FEW_IMAGES)
-    monkeypatch.setattr(measure, "RANDOM_IMAGES", folder / "few.py")
-    for name in measure.WORKLOADS:
-        monkeypatch.setitem(measure.WORKLOADS, name, TINY)
+    monkeypatch.setattr(workloads, "RANDOM_IMAGES", folder / "few.py")
+    for name in workloads.WORKLOADS:
+        monkeypatch.setitem(workloads.WORKLOADS, name, TINY)
     monkeypatch.setenv("COLUMNS", "200")
 
 
 def sides(workload, **options):
     """The setup and both sides of a workload, on a few random images."""
-    setup = measure.prepare_workload(workload, device="cpu", **options)
-    setup = measure.with_random_images(setup)
+    setup = workloads.prepare_workload(workload, device="cpu", **options)
+    setup = workloads.with_random_images(setup)
     dataset, _, fed = prepare.prepare(setup)
-    return setup, fed, measure.PlainRounds(fed, dataset)
+    return setup, fed, plain_loop.PlainRounds(fed, dataset)
 
 
 def measured(workload=TINY, repeats=1, **options):
-    setup = measure.prepare_workload(workload, device="cpu", **options)
+    setup = workloads.prepare_workload(workload, device="cpu", **options)
     return measure.measure("tiny", setup, repeats, lambda text: None, with_plain=True)
 
 
@@ -92,7 +94,7 @@ def fake_seconds(monkeypatch, engine, plain=()):
 
     monkeypatch.setattr(measure, "one_round", engine_round)
     monkeypatch.setattr(measure, "seconds_of", seconds_of)
-    monkeypatch.setattr(measure, "peak_rates", lambda engine, dtype: measure.PeakRates(1e6, 1e3))
+    monkeypatch.setattr(lower_bounds, "peak_rates", lambda engine, dtype: lower_bounds.PeakRates(1e6, 1e3))
     return rounds_run
 
 
@@ -103,10 +105,10 @@ def test_the_workloads_have_these_sizes_and_one_network_on_both_sides(monkeypatc
     monkeypatch.undo()
     channels_and_size = {"fmnist": (1, 28), "cifar10": (3, 32)}
     sizes = []
-    for options in measure.WORKLOADS.values():
+    for options in workloads.WORKLOADS.values():
         channels, image_size = channels_and_size[options["dataset"]]
         built = backbones.build(options["backbone"], channels, image_size, 10, 0)
-        plain = measure.plain_network(options["backbone"], channels, image_size)
+        plain = plain_loop.plain_network(options["backbone"], channels, image_size)
         shapes = [value.shape for value in plain.parameters()]
         assert [value.shape for value in built.parameters()] == shapes
         parameters = sum(shape.numel() for shape in shapes)
@@ -118,8 +120,8 @@ def test_the_workloads_have_these_sizes_and_one_network_on_both_sides(monkeypatc
         (21_840, 100, 60_000, 5),
     ]
     assert sizes == expected * 2  # by the short names and by those in words
-    assert len(measure.SCALING) == 10
-    assert measure.SCALING["w1 K=5 B=64"] == measure.WORKLOADS["w1"] | {"cohort_size": 5, "local_epochs": 1}
+    assert len(workloads.SCALING) == 10
+    assert workloads.SCALING["w1 K=5 B=64"] == workloads.WORKLOADS["w1"] | {"cohort_size": 5, "local_epochs": 1}
 
     for name, (_, image_size) in channels_and_size.items():
         drawn = getattr(random_images, name)()
@@ -201,7 +203,7 @@ def test_both_sides_end_with_the_same_model_where_the_order_of_samples_does_not_
 
 def test_no_value_of_a_protocol_enters():
     for method in registry.methods().values():
-        setup = measure.prepare_workload(TINY, method=method.name, device="cpu")
+        setup = workloads.prepare_workload(TINY, method=method.name, device="cpu")
         run = setup.run
         assert run.lr == 0.01
         assert run.momentum == 0.9
@@ -243,20 +245,20 @@ def test_flops_of_layers_by_hand_without_taps_that_meet_padding_only(monkeypatch
 
     *_, plain = sides(TINY_RESNET)
     live = plain.flops_per_sample()
-    monkeypatch.setattr(measure, "use_live_taps", lambda *arguments: False)
+    monkeypatch.setattr(plain_loop, "use_live_taps", lambda *arguments: False)
     assert plain.flops_per_sample() - live == 3 * 2 * 6_946_816  # one place in the image for each dead weight
 
 
 def test_peak_rates_are_of_the_fastest_product_by_all_threads(monkeypatch, two_threads):
     _, fed, _ = sides(TINY)
-    monkeypatch.setattr(measure, "TRIES", 20)
+    monkeypatch.setattr(lower_bounds, "TRIES", 20)
     threads_of_calls = set()
 
     def work():
         threads_of_calls.add(torch.get_num_threads())
-        measure.time.sleep(0.001)
+        time.sleep(0.001)
 
-    assert 1000 < measure.times_per_second(work, fed.engine) < 2000  # two threads, each at most once a millisecond
+    assert 1000 < lower_bounds.times_per_second(work, fed.engine) < 2000  # two threads, each at most once a millisecond
     assert threads_of_calls == {1}
 
     products_per_second = 4
@@ -266,8 +268,8 @@ def test_peak_rates_are_of_the_fastest_product_by_all_threads(monkeypatch, two_t
         is_product = len(work.args) == 2
         return products_per_second if is_product else copies_per_second
 
-    monkeypatch.setattr(measure, "times_per_second", times_per_second)
-    rates = measure.peak_rates(fed.engine, torch.float64)
+    monkeypatch.setattr(lower_bounds, "times_per_second", times_per_second)
+    rates = lower_bounds.peak_rates(fed.engine, torch.float64)
     assert rates == (2 * 32**3 * products_per_second, 2 * 2**12 * copies_per_second)
 
 
@@ -299,8 +301,8 @@ def test_rounds_take_turns_and_times_and_the_ratio_of_a_pair_are_medians(monkeyp
     assert result["arithmetic_floor_seconds"] == pytest.approx(80 * plain.flops_per_sample() / 1e6)
 
     shown = {"Round": "20 (10-40)", "Plain": "30", "Ratio": "2x", "Test": "0.25"}
-    assert measure.cells(result).items() >= shown.items()
-    assert "failed: too high" in measure.cells(result)["Bound"]  # at these rates
+    assert timing_cells(result).items() >= shown.items()
+    assert "failed: too high" in timing_cells(result)["Bound"]  # at these rates
 
 
 @pytest.mark.parametrize(
@@ -347,7 +349,7 @@ def test_rounds_of_a_protocols_own_run_are_timed_and_say_what_all_take_with_test
     assert result["evaluation_seconds"] == 0.5
     assert result["whole_seconds"] == 40 * 4.25
 
-    row = measure.cells(result)
+    row = timing_cells(result)
     assert row["Method"] == method
     assert row["Workload"] == setup.protocol.name
     assert row["Whole run"] == "170"
@@ -392,9 +394,9 @@ def test_a_list_of_tensors_takes_as_many_kernels_as_pytorch_cuts_it_into():
     few = [torch.zeros(9)] * 48
     many = [torch.zeros(9)] * 49
     large = [torch.zeros(320 * 65536 + 1, device="meta")]
-    assert count._list_kernels(few) == 1
-    assert count._list_kernels(many) == 2
-    assert count._list_kernels(large) == 2
+    assert kernel_counts._list_kernels(few) == 1
+    assert kernel_counts._list_kernels(many) == 2
+    assert kernel_counts._list_kernels(large) == 2
 
 
 def test_counts_are_printed_for_workloads_and_nothing_is_measured(monkeypatch):
@@ -449,7 +451,7 @@ def test_options_reach_the_measurement_and_results_go_to_json_and_csv():
 
 
 def test_the_two_short_workloads_or_the_named_ones_and_those_of_scaling_are_measured_into_a_table(monkeypatch):
-    monkeypatch.setattr(measure, "SCALING", {name: TINY for name in ("w1 K=1 B=8", "w1 K=2 B=8")})
+    monkeypatch.setattr(workloads, "SCALING", {name: TINY for name in ("w1 K=1 B=8", "w1 K=2 B=8")})
     title, first, second, machine = bench().splitlines()
     assert [line.split()[0] for line in (title, first, second)] == ["Workload", "w1", "w2"]
     assert first.strip().endswith("random")
@@ -476,7 +478,7 @@ def test_a_bench_measures_replays_alone():
         "train_examples": 26, "batch_size": 4,
     }  # fmt: skip
     with Device.running(), early_captures(), patch.object(measure, "one_round", counted):
-        setup = measure.prepare_workload(run, device="cuda")
+        setup = workloads.prepare_workload(run, device="cuda")
         result = measure.measure("tiny", setup, 2, lambda text: None, with_plain=False)
 
     assert result["engine"] == "stacked x 2, captured"

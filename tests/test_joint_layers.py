@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from fedcli.bench.count import Count
+from fedcli.bench.kernel_counts import KernelCounts
 from fedcli.core.joint_layers import JointLayers
 from fedcli.core.layers import use_live_taps
 from fedcli.core.trees import select
@@ -124,7 +124,7 @@ def test_a_network_of_stacked_clients_is_one_operation_a_layer_and_copies_no_act
     target = torch.randint(4, (K, B))
 
     def kernels(mode):
-        with Count() as count, mode:
+        with KernelCounts() as count, mode:
             vmap(grad(make_loss(network), has_aux=True))(params, buffers, x, target)
         return count.kernels
 

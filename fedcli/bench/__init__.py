@@ -1,1 +1,1 @@
-"""Speed, measured: the engine against a plain PyTorch loop."""
+"""Speed: the engine against a plain PyTorch loop, measured, and what a joint step costs on a GPU, counted."""

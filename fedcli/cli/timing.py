@@ -40,7 +40,9 @@ def bench(  # noqa: PLR0913  # the parameters of a command are its options
     METHOD: rounds of its own protocol on CIFAR-10, without the plain loop; how long all will take.
     Where fmnist or cifar10 is missing, the images are random.
     """
-    from fedcli.bench import measure
+    from fedcli.bench.csv_file import append_csv, check_csv
+    from fedcli.bench.measure import measure
+    from fedcli.bench.workloads import SCALING
 
     if count:
         _print_counts(workloads or ["w1", "w2", "w3", "w4"], precision, bool(json))
@@ -50,30 +52,30 @@ def bench(  # noqa: PLR0913  # the parameters of a command are its options
         given["local_epochs"] = epochs
     names = list(workloads or ())
     if scaling:
-        names += measure.SCALING
+        names += SCALING
     if not names:
         names = ["w1", "w2"]
     cases = [_bench_case(name, method, given) for name in names]
     if csv is not None:  # refused now rather than after minutes
-        measure.check_csv(csv)
+        check_csv(csv)
     results = []
     for case in cases:
         with Console(stderr=True).status(case.name) as status:
-            result = measure.measure(case.name, case.setup, repeats, status.update, with_plain=case.is_workload)
+            result = measure(case.name, case.setup, repeats, status.update, with_plain=case.is_workload)
         results.append(result)
         if json:
             typer.echo(dumps(result))
         if csv is not None:
-            measure.append_csv(csv, result)
+            append_csv(csv, result)
     if not json:
         _print_timings(results)
 
 
 def _print_timings(results: Sequence[dict[str, Any]]) -> None:
     """Print what was measured, a row a case, and the machine."""
-    from fedcli.bench.measure import MACHINE, cells
+    from fedcli.bench.cells import MACHINE, timing_cells
 
-    by_title = [cells(result) for result in results]
+    by_title = [timing_cells(result) for result in results]
     titles = list(dict.fromkeys(title for row in by_title for title in row))
     rows = []
     for row in by_title:
@@ -92,7 +94,7 @@ class BenchCase(NamedTuple):
 
 def _bench_case(name: str, method: str, given: Mapping[str, Any]) -> BenchCase:
     """Resolve a workload by a method, or a method under its own protocol."""
-    from fedcli.bench.measure import SCALING, WORKLOADS, prepare_workload
+    from fedcli.bench.workloads import SCALING, WORKLOADS, prepare_workload
     from fedcli.runs.resolve import resolve
 
     workload = {**WORKLOADS, **SCALING}.get(name)
@@ -106,8 +108,9 @@ def _bench_case(name: str, method: str, given: Mapping[str, Any]) -> BenchCase:
 
 def _print_counts(workloads: list[str], precision: str, as_json: bool) -> None:
     """Print what is counted of a joint step of each workload in each way."""
-    from fedcli.bench.count import count_step, step_cells
-    from fedcli.bench.measure import WORKLOADS
+    from fedcli.bench.cells import count_cells
+    from fedcli.bench.count import count_step
+    from fedcli.bench.workloads import WORKLOADS
     from fedcli.core.stacked import WAYS
 
     for name in workloads:
@@ -122,6 +125,6 @@ def _print_counts(workloads: list[str], precision: str, as_json: bool) -> None:
                 typer.echo(dumps(row))
     if as_json:
         return
-    table = [step_cells(row) for row in rows]
+    table = [count_cells(row) for row in rows]
     (first, *_) = table
     print_table(list(first), [list(row.values()) for row in table])

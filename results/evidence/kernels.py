@@ -5,12 +5,11 @@ With `--device=cpu`, for a trial, operations take the place of kernels.
 """
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile
 
-from fedcli.bench.measure import RANDOM_IMAGES, WORKLOADS, prepare_workload
+from fedcli.bench.workloads import WORKLOADS, prepare_workload, with_random_images
 from fedcli.data import datasets
 from fedcli.runs.autotune import PASSES, autotune, until_captured
 from fedcli.runs.machine import machine_settings
@@ -27,7 +26,7 @@ def kernels(workload: str, precision: str, device: str, way: str) -> str:
     few = {"local_epochs": 1, "num_clients": size, "train_examples": STEPS * size * options["batch_size"]}
     setup = prepare_workload(options | few, device=device, precision=precision, clients_per_chunk=way)
     if not datasets.present(setup.run.dataset):
-        setup = replace(setup, run=replace(setup.run, dataset=f"{RANDOM_IMAGES}:{setup.run.dataset}"))
+        setup = with_random_images(setup)
     _, _, fed = prepare(setup)
     is_cuda = fed.device.type == "cuda"
     with machine_settings(fed):

@@ -1,0 +1,150 @@
+"""Kernels, bytes and operations of what PyTorch does, counted without a GPU, and their time by a model of an H100.
+
+Each operation is a kernel, except views. Its bytes are those of the tensors that it reads and writes; of an index that
+of what it selects. The model of an H100 gives a kernel the largest of the time to start it in a graph, to move its
+bytes and to do its floating-point operations at a share of the peak rate that large layers reach. It orders ways of
+doing the same; it is no measurement.
+"""
+
+import math
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+aten = torch.ops.aten
+# They start no kernel, as views do not.
+FREE = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.detach, aten._unsafe_view}
+SELECTIONS = {aten.index, aten.index_select, aten.gather}
+
+START_SECONDS = 1.5e-6  # of a kernel in a graph
+BYTES_A_SECOND = 3.0e12
+FLOPS_A_SECOND = 51e12
+CONVOLUTION_SHARE = 0.35
+PRODUCT_SHARE = 0.5
+
+# How PyTorch cuts lists of tensors into kernels: values of a block, blocks and (for three lists) tensors of a kernel.
+BLOCK_VALUES = 65536
+KERNEL_BLOCKS = 320
+KERNEL_TENSORS = 48
+
+
+class KernelCounts(TorchDispatchMode):
+    """Counts what is done inside.
+
+    Attributes:
+        kernels: By operation.
+        bytes: By operation, read and written.
+        flops: By operation.
+        seconds: On the modelled GPU.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.kernels: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+        self.flops: Counter[str] = Counter()
+        self.seconds = 0.0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        operation = function.overloadpacket
+        if operation is aten._fused_sgd_:  # has no form on the meta device
+            params, grads, momenta, *_ = args
+            nbytes = _fused_bytes(params, grads, momenta)
+            self._add(operation, _list_kernels(params), nbytes, flops=0)
+            return None
+        results = function(*args, **kwargs)
+        if not _gives_view(function) and operation not in FREE:
+            nbytes = _bytes(operation, (args, kwargs), results)
+            flops = _flops(operation, args, kwargs, results)
+            self._add(operation, _kernels(operation, args), nbytes, flops)
+        return results
+
+    def _add(self, operation: Any, kernels: int, nbytes: int, flops: int) -> None:
+        name = operation.__name__
+        self.kernels[name] += kernels
+        self.bytes[name] += nbytes
+        self.flops[name] += flops
+        share = CONVOLUTION_SHARE if "convolution" in name else PRODUCT_SHARE
+        to_start = kernels * START_SECONDS
+        to_move = nbytes / BYTES_A_SECOND
+        to_compute = flops / (share * FLOPS_A_SECOND)
+        self.seconds += max(to_start, to_move, to_compute)
+
+
+def _gives_view(function: Any) -> bool:
+    aliases = [result.alias_info for result in function._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
+def _kernels(operation: Any, args: tuple) -> int:
+    if operation is aten.convolution_backward:
+        *_, is_asked_for = args  # of each gradient
+        return sum(is_asked_for)
+    if operation is aten.constant_pad_nd:  # fills, then copies
+        return 2
+    return 1
+
+
+def _nbytes(tensor: Tensor) -> int:
+    """Returns the bytes behind a tensor; of one that repeats values those that there are."""
+    repeats_values = 0 in tensor.stride()
+    return tensor.untyped_storage().nbytes() if repeats_values else tensor.nbytes
+
+
+def _bytes(operation: Any, arguments: Any, results: Any) -> int:
+    written = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
+    if operation in SELECTIONS:
+        return 2 * sum(map(_nbytes, written))
+    read = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
+    if operation is aten.constant_pad_nd:  # what is copied is written twice
+        written = [*written, *read]
+    return sum(map(_nbytes, [*read, *written]))
+
+
+def _fused_bytes(params: list[Tensor], grads: list[Tensor], momenta: list[Tensor]) -> int:
+    """Parameters and momenta are read and written, gradients are read."""
+    return sum(map(_nbytes, grads)) + 2 * sum(map(_nbytes, [*params, *momenta]))
+
+
+def _list_kernels(tensors: list[Tensor]) -> int:
+    """Returns how many kernels an operation on a list of tensors takes, or on several such lists."""
+    kernels = 1
+    blocks_of_last = 0
+    tensors_of_last = 0
+    for tensor in tensors:
+        if tensors_of_last == KERNEL_TENSORS:
+            kernels += 1
+            blocks_of_last = 0
+            tensors_of_last = 0
+        tensors_of_last += 1
+        blocks_of_last += math.ceil(tensor.numel() / BLOCK_VALUES)
+        while blocks_of_last > KERNEL_BLOCKS:  # the rest of the tensor goes into the next one
+            kernels += 1
+            blocks_of_last -= KERNEL_BLOCKS
+            tensors_of_last = 1
+    return kernels
+
+
+def _flops(operation: Any, args: tuple, kwargs: dict[str, Any], results: Any) -> int:
+    if operation is aten.convolution:
+        _, weight, *_ = args
+        return _convolution_flops(results, weight)
+    if operation is aten.convolution_backward:
+        gradient, _, weight, *_, is_asked_for = args
+        of_input, of_weight, _ = is_asked_for
+        return (of_input + of_weight) * _convolution_flops(gradient, weight)
+    if operation in flop_registry:
+        return flop_registry[operation](*args, **kwargs, out_val=results)
+    return 0
+
+
+def _convolution_flops(output: Tensor, weight: Tensor) -> int:
+    """Returns a multiplication and an addition for each value of the output and each weight that it is made of."""
+    num_outputs = weight.shape[0]
+    return 2 * output.numel() * (weight.numel() // num_outputs)

@@ -1,0 +1,86 @@
+"""Lower bounds of the time of a round, called "floor" in files, by this machine's own peak rates.
+
+A bound is the time that the arithmetic or the memory traffic takes, the larger of the two. Arithmetic: the FLOPs of the
+plain loop's round over those of a large matrix product in the same precision, done by each thread or process alone.
+Memory: the bytes of parameters, gradients and momentum, each read and written once in every step of every client, over
+those of a large copy. A bound above the measured time has failed, most likely because other programs took the cores
+meanwhile.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from fedcli.bench.clock import seconds_of
+from fedcli.core.engine import Engine
+from fedcli.core.federation import Federation
+
+MATMUL_SIDE = {"cpu": 2048, "cuda": 8192}
+COPY_BYTES = 2**28  # beyond any cache
+TRIES = 10  # of each rate, of which the fastest counts
+
+
+class PeakRates(NamedTuple):
+    """What a machine does in a second at best."""
+
+    flops: float
+    bytes: float
+
+
+def peak_rates(engine: Engine, dtype: torch.dtype) -> PeakRates:
+    """Measures the rates in a product of square matrices and in a large copy."""
+    device = engine.images.device
+    side = MATMUL_SIDE[device.type]
+    left, right = torch.randn(2, side, side, device=device).to(dtype)
+    products = times_per_second(partial(torch.matmul, left, right), engine)
+    source = torch.zeros(COPY_BYTES // 4, device=device)
+    target = torch.empty_like(source)
+    copies = times_per_second(partial(target.copy_, source), engine)
+    return PeakRates(flops=2 * side**3 * products, bytes=2 * COPY_BYTES * copies)
+
+
+def times_per_second(work: Callable[[], Any], engine: Engine) -> float:
+    """Returns how many times a second some work is done at best, on a CPU by all threads or processes, each alone."""
+    device = engine.images.device
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    processes = engine.processes
+
+    def by_one(number: int) -> float:
+        return 1 / min(seconds_of(work, device) for _ in range(TRIES))
+
+    if processes.count > 1:  # at once, and not as soon as it has shown that this is faster
+        return sum(processes.share(by_one, range(processes.count), processes.count, lambda: None))
+    return sum(engine.side_by_side(by_one, range(threads)))
+
+
+class LowerBounds(NamedTuple):
+    """Seconds that a round takes at least."""
+
+    arithmetic: float
+    memory: float
+
+    @property
+    def larger(self) -> float:
+        """The one that counts."""
+        return max(self.arithmetic, self.memory)
+
+
+def lower_bounds(fed: Federation, flops_per_sample: float, passes: int, examples: int) -> LowerBounds:
+    """Measures this machine's peak rates, and what they allow for a round.
+
+    Args:
+        fed: Whose clients train in the round.
+        flops_per_sample: Of a training step of the plain loop.
+        passes: Over a client's examples in the round, of all its clients together.
+        examples: Of one client.
+    """
+    dtype = torch.bfloat16 if fed.config.precision == "bf16" else fed.dtype
+    rates = peak_rates(fed.engine, dtype)
+    flops = passes * examples * flops_per_sample
+    steps = passes * math.ceil(examples / fed.batch_size)
+    # Parameter, gradient and momentum, each read and written.
+    nbytes = steps * 2 * 3 * fed.sizes.parameters * fed.dtype.itemsize
+    return LowerBounds(arithmetic=flops / rates.flops, memory=nbytes / rates.bytes)

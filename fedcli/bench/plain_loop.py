@@ -1,0 +1,100 @@
+"""The plain PyTorch loop that the engine is measured against.
+
+It is what a user of PyTorch writes: one module in the default memory layout (torchvision's own for w3),
+`torch.optim.SGD`, a `DataLoader` over a client's normalised float images, which go to the device batch by batch; a copy
+of the `state_dict` in, the mean of the `state_dict`s out. It trains the engine's clients, on the same images.
+"""
+
+import copy
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedcli.bench.small_network import small
+from fedcli.bench.workloads import SGD, SMALL_NETWORK
+from fedcli.core.federation import Federation
+from fedcli.core.layers import use_live_taps
+from fedcli.data.dataset import Dataset
+from fedcli.runs.machine import deterministic
+from fedcli.vision import torchvision
+
+
+def plain_network(backbone: str, channels: int, image_size: int) -> nn.Module:
+    """The network of a workload as PyTorch's users write it, without anything of the project's."""
+    if backbone == SMALL_NETWORK:
+        return small(channels, image_size, num_classes=10)
+    if backbone == "cnn-mcmahan":
+        return _cnn_mcmahan(channels, image_size)
+    return getattr(torchvision().models, backbone)(num_classes=10)
+
+
+def _cnn_mcmahan(channels: int, image_size: int) -> nn.Module:
+    side = (image_size - 4) // 2  # of an image after one convolution and pooling
+    side = (side - 4) // 2
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(64 * side**2, 512), nn.ReLU(), nn.Linear(512, 10),
+    )  # fmt: skip
+
+
+class PlainRounds:
+    """Rounds of federated averaging by a plain PyTorch loop.
+
+    Attributes:
+        model: The one module that all clients train, one after the other.
+        state: The global model, a `state_dict`.
+    """
+
+    def __init__(self, fed: Federation, dataset: Dataset):
+        """Takes the images of the engine's clients and the sizes of its run, and nothing else of it."""
+        self._run = fed.config
+        self._device = fed.device
+        torch.manual_seed(self._run.seed)
+        draws = torch.Generator().manual_seed(self._run.seed)
+        network = plain_network(self._run.backbone, dataset.channels, dataset.image_size)
+        self.model = network.to(fed.device, fed.dtype)
+        self.state = copy.deepcopy(self.model.state_dict())
+        self._loaders = []
+        for positions in fed.training:
+            images = TensorDataset(fed.transform(dataset.x_train[positions]), dataset.y_train[positions])
+            self._loaders.append(DataLoader(images, self._run.batch_size, shuffle=True, generator=draws))
+
+    @deterministic(False)
+    def round(self, client_ids: Iterable[int]) -> None:
+        """Trains these clients; the new model is their plain mean, since all hold equally many images."""
+        states = []
+        for client in client_ids:
+            self.model.load_state_dict(self.state)
+            optimizer = torch.optim.SGD(self.model.parameters(), **SGD)
+            for _ in range(self._run.local_epochs):
+                for x, y in self._loaders[client]:
+                    optimizer.zero_grad()
+                    self._loss(self.model, x, y).backward()
+                    optimizer.step()
+            states.append(copy.deepcopy(self.model.state_dict()))
+        for name in self.state:
+            total = sum(state[name] for state in states)
+            self.state[name] = total / len(states)
+
+    def flops_per_sample(self) -> float:
+        """Floating-point operations of a training step, forward and backward, over its samples.
+
+        Taps that meet padding only are left out, see `fedcli.core.layers.LiveConv2d`.
+        """
+        x, y = next(iter(self._loaders[0]))
+        live = copy.deepcopy(self.model)
+        use_live_taps(live, *x.shape[1:3])
+        with FlopCounterMode(display=False) as counter:
+            self._loss(live, x, y).backward()
+        return counter.get_total_flops() / len(x)
+
+    def _loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        x = x.to(self._device)
+        y = y.to(self._device)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._run.precision == "bf16"):
+            return F.cross_entropy(model(x), y)
