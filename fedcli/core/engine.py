@@ -308,7 +308,7 @@ class Engine:
                 strict=True,
             )
             for x, y, epoch_end, num_batches, key in batches:
-                yield Batch(x, y, None, epoch_end, num_batches, rate, key)
+                yield Batch(x, y, mask=None, epoch_end=epoch_end, num_batches=num_batches, lr=rate, key=key)
 
     def _rows(self, plan: BatchPlan, clients: int | slice) -> Tree:
         """Returns the rows of a client, or of some, up to their last step: a `BatchPlan` of tensors on the device."""

@@ -22,7 +22,6 @@ from fedcli.core.federation import Federation
 from fedcli.core.output_cache import OutputCache, Outputs
 from fedcli.declarations import Method
 
-RULES = ("test_accuracy", "classifier_accuracy")  # by the method's own rule; by the classifier where that is another
 NOTHING = dict.fromkeys(("test_accuracy", "validation_accuracy", "clients", "client_accuracy", "domains"))
 
 
@@ -37,9 +36,10 @@ class Model(NamedTuple):
 class Judged(NamedTuple):
     """How the predictions of a model for some images are."""
 
-    hits: Tensor  # bool [rules, n], whether each is right
+    hits: Tensor  # bool [n], whether each is right by the method's own rule
+    classifier_hits: Tensor | None  # bool [n], by the classifier; None where the method has no other rule
     labels: Tensor  # [n]
-    classes: Tensor | None  # [n], those that the first rule predicts; None where the run records no class's counts
+    classes: Tensor | None  # [n], those that the method's rule predicts; None where the run records no class's counts
 
 
 class Evaluated(NamedTuple):
@@ -96,9 +96,9 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
 def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: OutputCache) -> dict[str, Any]:
     """Returns what `evaluate` does of the tested models alone; `last_outputs` are those of the last evaluation."""
     scorer = Scorer(fed, method, state, last_outputs)
-    on_validation = _on_parts(fed.validation, ("validation_accuracy",), method, scorer.score)
+    on_validation = _on_parts("validation_accuracy", fed.validation, method, scorer.score)
     if fed.evaluation == "clients":
-        on_test = _on_parts(fed.testing, RULES, method, scorer.score)
+        on_test = _on_test_parts(fed, method, scorer.score)
     else:
         on_test = _on_test_images(fed, method, scorer.score)
     result = NOTHING | on_validation.entries | on_test.entries
@@ -162,12 +162,16 @@ def _judge(
         classes = logits.argmax(1) if with_classes else None
         outputs = Outputs(features, top_k(logits, labels, fed.top_k), labels, classes)
     if prototypes is None:
-        return Evaluated(Judged(outputs.hits[None], outputs.labels, outputs.classes), outputs)
+        return Evaluated(Judged(outputs.hits, None, outputs.labels, outputs.classes), outputs)
     vectors, has_class = prototypes
     assert outputs.features is not None  # they were asked for
     near = nearness(outputs.features, vectors.cpu(), has_class.cpu())
-    hits = torch.stack([top_k(near, outputs.labels, fed.top_k), outputs.hits])
-    judged = Judged(hits, outputs.labels, near.argmax(1) if with_classes else None)
+    judged = Judged(
+        hits=top_k(near, outputs.labels, fed.top_k),
+        classifier_hits=outputs.hits,
+        labels=outputs.labels,
+        classes=near.argmax(1) if with_classes else None,
+    )
     # All clients' features of all test images are too many to keep.
     return Evaluated(judged, None if index is None else outputs)
 
@@ -257,8 +261,22 @@ def _by_client(clients: Iterable[int], accuracies: Sequence[float]) -> dict[str,
     return {"clients": spread, "client_accuracy": dict(zip(map(str, clients), accuracies, strict=True))}
 
 
-def _on_parts(parts: Sequence[np.ndarray], names: Sequence[str], method: Method, score: Score) -> Tested:
-    """Tests on all clients' parts together: each rule's accuracy, by `names`, and the first rule's by client."""
+def _classifier_hits(judged: Sequence[Judged]) -> list[np.ndarray]:
+    """Returns each model's hits by the classifier; empty where the method has no other rule."""
+    return [of_model.classifier_hits.numpy() for of_model in judged if of_model.classifier_hits is not None]
+
+
+def _on_test_parts(fed: Federation, method: Method, score: Score) -> Tested:
+    """Tests on all clients' own test parts together, see `_on_parts`; by the classifier too if that is another rule."""
+    on_test = _on_parts("test_accuracy", fed.testing, method, score)
+    classifier_hits = _classifier_hits(on_test.judged)
+    if classifier_hits:
+        on_test.entries["classifier_accuracy"] = _mean(np.concatenate(classifier_hits))
+    return on_test
+
+
+def _on_parts(accuracy: str, parts: Sequence[np.ndarray], method: Method, score: Score) -> Tested:
+    """Tests on all clients' parts together by the method's rule: the entry `accuracy`, and the accuracies by client."""
     part_of = {client: part for client, part in enumerate(parts) if len(part)}
     if not part_of:
         return Tested({}, [])
@@ -266,36 +284,37 @@ def _on_parts(parts: Sequence[np.ndarray], names: Sequence[str], method: Method,
     if method.personal is None:  # any client has the one model
         tests = {0: np.concatenate(list(part_of.values()))}
     judged = score(tests)
-    hits = np.concatenate([of_model.hits.numpy() for of_model in judged], 1)  # [rules, n]
-    entries: dict[str, Any] = dict(zip(names, map(_mean, hits), strict=False))
+    hits = np.concatenate([of_model.hits.numpy() for of_model in judged])
+    entries: dict[str, Any] = {accuracy: _mean(hits)}
     ends = np.cumsum([len(part) for part in part_of.values()])
-    by_first_rule, *_ = hits
-    hits_of_clients = np.split(by_first_rule, ends[:-1])
+    hits_of_clients = np.split(hits, ends[:-1])
     entries |= _by_client(part_of, [_mean(of_client) for of_client in hits_of_clients])
     return Tested(entries, judged)
 
 
 def _on_test_images(fed: Federation, method: Method, score: Score) -> Tested:
-    """Tests on the test images: accuracies of each domain, and by rule or, under `domains`, inside and outside."""
+    """Tests on the test images: accuracies of each domain and of all; under `domains`, inside and outside."""
     has_one_model = method.personal is None and fed.evaluation != "domains"
     clients = range(1 if has_one_model else fed.num_clients)
     judged = score(dict.fromkeys(clients))
-    hits = np.stack([of_model.hits.numpy() for of_model in judged])  # [clients, rules, n]
-    by_domain = {}  # accuracies by the first rule, `[clients]`
+    hits = np.stack([of_model.hits.numpy() for of_model in judged])  # [clients, n]
+    by_domain = {}  # accuracies `[clients]`
     for number, name in enumerate(fed.domain_names):
         is_inside = _is_of_domain(fed, number)  # [n]
         if is_inside.any():
-            by_domain[name] = hits[:, 0, is_inside].mean(1)
+            by_domain[name] = hits[:, is_inside].mean(1)
     domains = {name: _mean(accuracies) for name, accuracies in by_domain.items()}
     entries: dict[str, Any] = {"domains": domains or None}
     if fed.evaluation == "domains":
         entries |= _inside_and_outside(fed, by_domain)
         return Tested(entries, judged)
-    by_rule = [accuracies.tolist() for accuracies in hits.mean(2).T]  # [rules][clients]
-    entries |= dict(zip(RULES, map(_mean, by_rule), strict=False))
+    accuracies = hits.mean(1).tolist()
+    entries["test_accuracy"] = _mean(accuracies)
+    classifier_hits = _classifier_hits(judged)
+    if classifier_hits:
+        entries["classifier_accuracy"] = _mean(np.stack(classifier_hits).mean(1).tolist())
     if method.personal is not None:
-        by_first_rule, *_ = by_rule
-        entries |= _by_client(clients, by_first_rule)
+        entries |= _by_client(clients, accuracies)
     return Tested(entries, judged)
 
 

@@ -518,7 +518,7 @@ class Federation:
         for index, own_draws, epoch_end, key in zip(indices, draws, epoch_ends, keys, strict=True):
             x = transform(images[index], own_draws)
             no_labels = torch.zeros_like(index)
-            yield Batch(x, no_labels, None, epoch_end, num_batches, rate, key)
+            yield Batch(x, no_labels, mask=None, epoch_end=epoch_end, num_batches=num_batches, lr=rate, key=key)
 
     def step(
         self, clients: Client, cohort: Cohort, local: LocalLoss | Step, batch: Batch, context: Tree = None,

@@ -71,16 +71,26 @@ def with_optimizer(step: Step, clients: Client) -> Client:
     return clients._replace(optimizer=init_optimizer(clients.params))
 
 
+class Unchanged(NamedTuple):
+    """Stands for a tensor that a step returns as it was given, and may have written over.
+
+    It has no parts, so that vmap, which maps over the tensors in what a function returns, passes over it.
+    """
+
+
+UNCHANGED = Unchanged()
+
+
 def with_packed_client(update: Update, like: Tree, results: Callable[[Aux], Tree]) -> Callable[..., tuple[Tree, Tree]]:
     """Makes a local step of one client take and return it packed, as `like` says, and beside it some results.
 
-    So the parameters are one tensor for the optimizer, and for all that is done with stacked clients. In the place of a
-    tensor that the step returns as it was given, and may have written over, there is ().
+    So the parameters are one tensor for the optimizer, and for all that is done with stacked clients. A tensor that the
+    step returns as it was given is `UNCHANGED`.
     """
 
     def update_packed(client: Tree, batch: Batch, context: Any) -> tuple[Tree, Tree]:
         after, aux = update(unpack(client, like), batch, context)
-        new = tree_map(lambda old, new: () if new is old else new, client, pack(after, like))
+        new = tree_map(lambda old, new: UNCHANGED if new is old else new, client, pack(after, like))
         return new, results(aux)
 
     return update_packed
@@ -94,11 +104,11 @@ def without_buffers(aux: Aux) -> Aux:
 def with_packed_first(function: Callable[..., Tree], like: Tree) -> Callable[..., tuple[Tree, Tree]]:
     """Makes a function of one client take its first argument packed, and return beside the result that it stays.
 
-    That is, as in `with_packed_client`, () in the place of each of its tensors.
+    That is, as in `with_packed_client`, a tree of `UNCHANGED`.
     """
 
     def function_of_packed(first: Tree, *others: Tree) -> tuple[Tree, Tree]:
-        unchanged = tree_map(lambda leaf: (), first)
+        unchanged = tree_map(lambda leaf: UNCHANGED, first)
         return unchanged, function(unpack(first, like), *others)
 
     return function_of_packed
@@ -227,7 +237,7 @@ class Stack:
         if padded:
             _, width = row.index.shape
             mask = torch.arange(width, device=y.device) < row.size[:, None]
-        batch = Batch(x, y, mask, row.epoch_end, self._num_batches, self._rate, row.keys)
+        batch = Batch(x, y, mask, row.epoch_end, self._num_batches, lr=self._rate, key=row.keys)
         idle = row.size == 0
         updates = self.eager
         if is_captured:
@@ -236,9 +246,10 @@ class Stack:
         update = updates.padded if padded else updates.full
         after, terms = update(self.clients, batch, self._context)
 
-        def move(old: Tensor, new: Tensor | tuple) -> None:
-            if isinstance(new, Tensor):  # else it stands in the old one
-                torch.where(idle.reshape(-1, *[1] * (old.dim() - 1)), old, new, out=old)
+        def move(old: Tensor, new: Tensor | Unchanged) -> None:
+            if not isinstance(new, Unchanged):
+                idle_rows = idle.reshape(-1, *[1] * (old.dim() - 1))
+                torch.where(idle_rows, old, new, out=old)
 
         tree_map(move, self.clients, after)
         if not self.totals:
@@ -303,6 +314,6 @@ class Call:
             write_into(self._results, results)
 
 
-def _write_if_changed(old: Tensor, new: Tensor | tuple) -> None:
-    if isinstance(new, Tensor):  # else it stands in the old one
+def _write_if_changed(old: Tensor, new: Tensor | Unchanged) -> None:
+    if not isinstance(new, Unchanged):
         old.copy_(new)
