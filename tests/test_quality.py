@@ -19,7 +19,7 @@ from fedcli.figures import features, find_chart, grid, line_charts
 from fedcli.figures.features import CLASS_COLOURS, clients_chart, embed
 from fedcli.measure import quality
 from fedcli.measure.quality import client_points, one_more_round, pair_cosines
-from fedcli.registry import find_method
+from fedcli.registry import find_method, methods
 from fedcli.results.frame import find_records
 from fedcli.results.metrics import find_metric
 from fedcli.runs.ended import EndedRun
@@ -331,6 +331,33 @@ def test_what_a_round_records_is_of_the_models_before_they_are_aggregated(chunk,
     assert [name for name, value in measured.items() if value] == ["feature_distance"]
     fed.start_round()  # forgets the clients
     assert list(drift.measure_drift(fed, cohort).values()) == [None, None]
+
+
+@pytest.mark.parametrize("second_cohort", [[0, 1], [1, 2]])
+def test_updates_are_measured_only_from_a_model_that_all_clients_were_sent(second_cohort):
+    setup, fed = laws.federation("fedfm-lite", {"model_interval": 2}, cohort_size=2, drift_every=1)
+    state = setup.method.init(fed, setup.options)
+    state, first = one_round(setup, fed, state, fed.cohort_of(0, [0, 1]))
+    assert first["drift"] == {"feature_distance": None, "classifier_similarity": None}  # no exchange, so none sends
+    # Clients 0 and 1 go on from their own models; client 2 is sent the server's.
+    state, second = one_round(setup, fed, state, fed.cohort_of(1, second_cohort))
+    assert second["drift"]["feature_distance"] > 0
+    assert second["drift"]["classifier_similarity"] is None
+
+
+def test_a_part_of_a_model_is_not_measured_as_a_model_by_any_method():
+    names = []
+    for method in methods().values():
+        with_norm = {"backbone": laws.NORMED} if method.name == "fedbn" else {}
+        setup, fed = laws.federation(method, parts=laws.toy_parts((3, 3, 3, 3)), local_epochs=1, **with_norm)
+        cohort = fed.cohort(0)
+        fed.start_round(keep_sent_models=True)
+        setup.method.run_round(setup.method.init(fed, setup.options), cohort, fed, setup.options)
+        if fed.trained is not None:
+            drift.measure_drift(fed, cohort)  # a part would have no features
+            names.append(method.name)
+    assert {"fedavg", "fml", "scaffold"} <= set(names)
+    assert not {"fedkd", "fedper", "fedbn"} & set(names)  # buffers, a body, all but batch normalisation
 
 
 def test_images_are_the_same_for_all_runs_and_at_most_so_many(monkeypatch):

@@ -19,7 +19,8 @@ AT_ONCE = 100  # images in a forward pass of all clients together
 def measure_drift(fed: Federation, cohort: Cohort) -> dict[str, float | None]:
     """Returns both numbers of the models that the round's clients have sent.
 
-    None for a single client, and in a round in which no whole model is sent, or for the second none received.
+    Both are None for a single client and in a round in which clients send no whole models. The second is None too where
+    not all clients were sent the model from which they started.
     """
     distance = None
     similarity = None

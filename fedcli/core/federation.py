@@ -132,7 +132,7 @@ class Federation:
         domain_of: `[N]`, the domain that most of a client's examples come from.
         sent_down: Floats that all clients of the round together were sent, by "params", "buffers" and "other".
         sent_up: Floats that they sent.
-        received: Parameters of the first model that a client of the round was sent; None before.
+        received: Parameters of the first whole model that all clients of the round were sent; None where there is none.
         trained: The clients that sent whole models last, stacked, in a run that measures drift, see `start_round`; None
             where none did.
         seconds: Time of the last round by "data", "train", "evaluate"; the method's own server work is the rest.
@@ -357,7 +357,8 @@ class Federation:
 
     def count_broadcast(self, params: Params, buffers: Params, num_clients: int) -> None:
         """Counts one model that is sent to so many clients, where the method itself makes what they have of it."""
-        if self.received is None:
+        to_all = num_clients == self.config.cohort_size
+        if self.received is None and to_all and self._is_whole(params, buffers):
             self.received = params
         self.sent_down["params"] += num_clients * count_floats(params)
         self.sent_down["buffers"] += num_clients * count_floats(buffers)
@@ -385,13 +386,18 @@ class Federation:
     def upload_model(self, clients: Client) -> tuple[Params, Params]:
         """Sends each client's parameters and buffers to the server; returns both, stacked.
 
-        They are kept in `trained` too in a round that was started so.
+        Whole models are kept in `trained` too in a round that was started so.
         """
-        if self._keeps_sent_models:
+        if self._keeps_sent_models and self._is_whole(clients.params, clients.buffers):
             self.trained = Client(clients.params, clients.buffers, optimizer={})
         self.sent_up["params"] += count_floats(clients.params)
         self.sent_up["buffers"] += count_floats(clients.buffers)
         return clients.params, clients.buffers
+
+    def _is_whole(self, params: Params, buffers: Params) -> bool:
+        """Returns whether these are all parameters and buffers of one of the networks."""
+        names = (params.keys(), buffers.keys())
+        return any(names == (network.params.keys(), network.buffers.keys()) for network in self.networks)
 
     def recall(self, states: Mapping[int, Tree], cohort: Cohort, first: Tree) -> Tree:
         """Returns what each client of the cohort kept from the last round it took part in, stacked, `[K, ...]`.
