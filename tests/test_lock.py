@@ -49,12 +49,23 @@ def test_a_folder_has_one_owner_at_a_time(tmp_path):
         with pytest.raises(InUse), locked(folder):
             pass
         assert file_names(folder) == [".lock"]  # whoever is refused removes nothing
+    folder.mkdir(parents=True)
     with pytest.raises(ZeroDivisionError), locked(folder):
         raise ZeroDivisionError
     assert file_names(folder) == []
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot be made"), locked(tmp_path / "file"):
         pass
+
+
+def test_new_folders_into_which_nothing_is_written_go_with_the_lock(tmp_path):
+    (tmp_path / "old").mkdir()
+    with locked(tmp_path / "old" / "new" / "run"):
+        pass
+    assert list(tmp_path.rglob("*")) == [tmp_path / "old"]
+    with locked(tmp_path / "old" / "new" / "run"):
+        (tmp_path / "old" / "new" / "notes.txt").touch()
+    assert file_names(tmp_path / "old" / "new") == ["notes.txt"]
 
 
 def test_a_file_system_without_locks_has_no_owners(tmp_path, monkeypatch):

@@ -131,6 +131,7 @@ def test_exist_ok_moves_the_run_before_aside_and_no_folder_of_a_user(tmp_path):
         {"seeds": []},
         {"tuned": "nowhere"},
         {"set": {"fedpox": {"lr": 0.1}}},
+        {"log": "tensorbord"},
     ],
     ids=lambda refused: next(iter(refused)),
 )

@@ -103,3 +103,21 @@ def test_unknown_and_missing_loggers_are_refused_before_the_run(log, words, tmp_
     monkeypatch.setitem(sys.modules, "wandb", None)
     refused(lambda: fedcli.run("fedavg", out=tmp_path / "run", log=log, **OPTIONS), words)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "log", ["tensorbord", "tensorboard,wandbb", ["no"], "./none.py:Mine", "./empty.py:Mine", "./fails.py:Mine"]
+)
+@pytest.mark.parametrize(
+    ("methods", "options"),
+    [("fedavg", {}), ("fedavg,fedprox", {}), ("fedavg", {"lr": [0.1, 0.2]}), ("fedavg", {"seeds": [0, 1]})],
+    ids=["one run", "methods", "values", "seeds"],
+)
+def test_a_refused_logger_leaves_nothing(methods, options, log, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.py").touch()
+    (tmp_path / "fails.py").write_text("def Mine(needed):\n    pass\n")
+    before = {*tmp_path.rglob("*")}
+    refused(lambda: fedcli.run(methods, out="new/runs", log=log, **OPTIONS, **options), "logger")
+    after = {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts}
+    assert after == before

@@ -9,7 +9,7 @@ import fcntl
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedcli.errors import UserError
@@ -121,11 +121,13 @@ def locked(folder: Path) -> Iterator[Held]:
     """Makes and locks a folder, and clears what a killed process was writing there.
 
     The lock is the kernel's: the file that is left after a kill locks nothing. A file system without locks has none.
+    New folders into which nothing is written, as by a command that is refused, are removed at the end.
 
     Raises:
         InUse: If another process has locked the folder.
         UserError: If it cannot be made.
     """
+    new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         held = _lock(folder)
@@ -141,6 +143,9 @@ def locked(folder: Path) -> Iterator[Held]:
         guards.remove(held.refuse_lost)
         if held.is_there():
             (folder / LOCK).unlink(missing_ok=True)  # before the lock goes: afterwards it may be another one's
+            with suppress(OSError):  # the first that is not empty
+                for path in new_folders:
+                    path.rmdir()
         held.close()
 
 
