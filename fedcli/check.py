@@ -133,10 +133,10 @@ def federation(
 
 def simulate(setup: Setup, fed: Federation, rounds: int, cohorts: Any = None, state: Any = None, first: int = 0) -> Any:
     """Return the state after `rounds` rounds, from `state`, which is that after `first`; cohorts are drawn if None."""
-    state = setup.method.init(fed, setup.options) if state is None else state
+    state = setup.method.init(fed, setup.method_config) if state is None else state
     for number in range(first, rounds):
         cohort = fed.cohort(number) if cohorts is None else fed.cohort_of(number, cohorts[number])
-        state, _ = setup.method.run_round(state, cohort, fed, setup.options)
+        state, _ = setup.method.run_round(state, cohort, fed, setup.method_config)
     return state
 
 
@@ -209,7 +209,7 @@ def law_2_on_is_not(method: Method, **run: Any) -> Iterator[Finding]:
 def law_3_state_survives(method: Method, **run: Any) -> Iterator[Finding]:
     """Hold a method to store what its clients keep, to leave alone who sits out, and to read what was stored."""
     setup, fed = federation(method, rounds=len(COHORTS), cohort_size=2, **run)
-    state = setup.method.init(fed, setup.options)
+    state = setup.method.init(fed, setup.method_config)
     taken_part: set[int] = set()
     num_wrong = 0  # clients that took part without a state, or have one without
     changes_of_idle = [0.0]
@@ -290,8 +290,8 @@ def law_5_order_is_invisible(method: Method, **run: Any) -> Iterator[Finding]:
     setup, fed = federation(method, clients_per_chunk="2", **run)
     first = simulate(setup, fed, 1)
     order = np.array([2, 0, 1, 3])  # which no reversal and no rotation leaves as it is
-    state, terms = setup.method.run_round(first, fed.cohort_of(1, np.arange(4)), fed, setup.options)
-    permuted, permuted_terms = setup.method.run_round(first, fed.cohort_of(1, order), fed, setup.options)
+    state, terms = setup.method.run_round(first, fed.cohort_of(1, np.arange(4)), fed, setup.method_config)
+    permuted, permuted_terms = setup.method.run_round(first, fed.cohort_of(1, order), fed, setup.method_config)
     expected = tree_map(lambda values: values[order], terms)
     yield Finding("state after a permuted cohort", distance(permuted, state), RELATIVE)
     yield Finding("terms of a permuted cohort's clients", distance(permuted_terms, expected), RELATIVE)
@@ -307,7 +307,7 @@ def law_6_edge_data(method: Method, chunk: int, **run: Any) -> Iterator[Finding]
     }
     for name, case in cases.items():
         setup, fed = federation(method, clients_per_chunk=str(chunk), **run, **case)
-        state = setup.method.init(fed, setup.options)
+        state = setup.method.init(fed, setup.method_config)
         wrong = 0
         try:
             for number in range(2):
@@ -338,14 +338,14 @@ def law_9_costs_are_what_is_sent(method: Method, **run: Any) -> Iterator[Finding
     """Hold a method to send as many floats, buffers apart, as it declares."""
     run = {"parts": toy_parts((13, 7, 2, 0)), "rounds": 4, **run}  # one client lacks a class, one has no example
     setup, fed = federation(method, **run)
-    state = setup.method.init(fed, setup.options)
+    state = setup.method.init(fed, setup.method_config)
     largest_error = np.zeros(2)  # of the floats down and up
     for number, clients in enumerate(([0, 1, 2], [0, 1, 2, 3], [2, 3], [1])):
         cohort = fed.cohort_of(number, clients)
         assert method.costs is not None
-        declared = method.costs(state, cohort, fed, setup.options)
+        declared = method.costs(state, cohort, fed, setup.method_config)
         fed.start_round()
-        state, _ = setup.method.run_round(state, cohort, fed, setup.options)
+        state, _ = setup.method.run_round(state, cohort, fed, setup.method_config)
         counted = [sent["params"] + sent["other"] for sent in (fed.sent_down, fed.sent_up)]
         largest_error = np.maximum(largest_error, np.abs(np.subtract(counted, declared)))
     down, up = largest_error

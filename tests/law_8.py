@@ -73,11 +73,11 @@ def run_to_its_end(method, overrides, options):
     setup, fed = laws.federation(method, overrides, **{**FEW_STEPS, **options})
     entries = []
     with machine_settings(fed):
-        state = setup.method.init(fed, setup.options)
+        state = setup.method.init(fed, setup.method_config)
         for number in range(ROUNDS):
             state, entry = one_round(setup, fed, state, fed.cohort(number))
             entries.append({key: value for key, value in entry.items() if key != "seconds"})
-    params = all_params(setup.method, state, setup.run.num_clients)
+    params = all_params(setup.method, state, setup.config.num_clients)
     return [params_hash(params), json.loads(json.dumps(entries))]
 
 

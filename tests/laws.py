@@ -83,11 +83,11 @@ def assert_rounds_agree(
     `slow_round` takes the federation, the setup, the round, what clients keep and what all share, and returns the last
     two after the round; `shared` is what all share at first, and `shared_of` takes it out of a state.
     """
-    state = setup.method.init(fed, setup.options)
+    state = setup.method.init(fed, setup.method_config)
     kept = {}
     for number in range(rounds):
         kept, shared = slow_round(fed, setup, number, kept, shared)
-        state, _ = setup.method.run_round(state, fed.cohort(number), fed, setup.options)
+        state, _ = setup.method.run_round(state, fed.cohort(number), fed, setup.method_config)
         assert_agree(shared_of(state), shared, f"what all share after round {number}")
         for client, parts in kept.items():
             assert_agree(tuple(state.clients[client]), parts, f"client {client} in round {number}")

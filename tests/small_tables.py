@@ -30,7 +30,7 @@ class Watch(jobs.Watch):
         self.patience = patience
 
     def begin(self, run):
-        self.begun.append((run.label, run.setup.run.seed))
+        self.begun.append((run.label, run.setup.config.seed))
 
     def advance(self, run, rounds):
         rounds_before = len(run.record["rounds"]) if run.record else 0
@@ -40,4 +40,4 @@ class Watch(jobs.Watch):
             raise KeyboardInterrupt
 
     def end(self, run, record, error):
-        self.ended.append((run.label, run.setup.run.seed, error))
+        self.ended.append((run.label, run.setup.config.seed, error))

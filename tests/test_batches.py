@@ -248,15 +248,15 @@ def test_augmentation_by_name_through_the_transform(augmentation):
 def test_public_and_private_batches_get_the_draws_of_their_augmentation():
     setup, _ = laws.federation("fedavg")
     public = {"toy": PublicSetting((0.0,), (1.0,), "here", "resized-crop")}
-    setting = replace(setup.setting, mean=(0.0,), std=(1.0,), augmentation="resized-crop-colour")
-    run = replace(setup.run, public_dataset="toy", public_batch_size=25)
-    setup = replace(setup, protocol=replace(setup.protocol, public=public), setting=setting, run=run)
+    setting = replace(setup.data_setting, mean=(0.0,), std=(1.0,), augmentation="resized-crop-colour")
+    config = replace(setup.config, public_dataset="toy", public_batch_size=25)
+    setup = replace(setup, protocol=replace(setup.protocol, public=public), data_setting=setting, config=config)
     data = laws.toy_dataset()
     fed = make_federation(setup, data, laws.toy_parts(), data)
     assert fed.plan(fed.cohort(0)).draws.shape[-1] == NUM_DRAWS["resized-crop-colour"]
 
-    order = generator(run.seed, 2, "public order", 0).permutation(60)
-    uniform = generator(run.seed, 2, "public augment", 0).random((60, NUM_DRAWS["resized-crop"])).astype(np.float32)
+    order = generator(config.seed, 2, "public order", 0).permutation(60)
+    uniform = generator(config.seed, 2, "public augment", 0).random((60, NUM_DRAWS["resized-crop"])).astype(np.float32)
     expected = resized_crop(data.x_train[order].double() / 255, torch.tensor(uniform))
     batches = list(fed.public_batches(2))
     assert [len(batch.x) for batch in batches] == [25, 25, 10]

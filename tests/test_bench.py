@@ -169,7 +169,7 @@ def test_both_sides_take_the_same_steps_on_the_same_images(chunk, monkeypatch):
 
     plain.model.register_forward_hook(watch)
     cohort = fed.cohort(0)
-    one_round(setup, fed, setup.method.init(fed, setup.options), cohort)
+    one_round(setup, fed, setup.method.init(fed, setup.method_config), cohort)
     plain.round(cohort.client_ids)
 
     assert sum(engine_sizes) == sum(plain_sizes) == 80
@@ -187,7 +187,7 @@ def test_both_sides_take_the_same_steps_on_the_same_images(chunk, monkeypatch):
 def test_both_sides_end_with_the_same_model_where_the_order_of_samples_does_not_matter(workload):
     batch_size = workload["train_examples"] // 4
     setup, fed, plain = sides(workload | {"batch_size": batch_size}, precision="float64")
-    state = setup.method.init(fed, setup.options)
+    state = setup.method.init(fed, setup.method_config)
     buffers = [name for name, _ in plain.model.named_buffers() if "num_batches_tracked" not in name]
     names = [name for name, _ in plain.model.named_parameters()] + buffers
     assert bool(buffers) == (workload is TINY_RESNET)
@@ -204,7 +204,7 @@ def test_both_sides_end_with_the_same_model_where_the_order_of_samples_does_not_
 def test_no_value_of_a_protocol_enters():
     for method in registry.methods().values():
         setup = workloads.prepare_workload(TINY, method=method.name, device="cpu")
-        run = setup.run
+        run = setup.config
         assert run.lr == 0.01
         assert run.momentum == 0.9
         assert run.weight_decay == 0
@@ -213,12 +213,12 @@ def test_no_value_of_a_protocol_enters():
         assert run.validation == 0
         assert run.drop_last is False
         assert run.partition == "iid"
-        assert setup.setting is None
+        assert setup.data_setting is None
         assert run.num_clients == 4
         assert run.cohort_size == 2
         assert run.local_epochs == 2
         assert run.batch_size == 8
-        assert setup.options == method.config()
+        assert setup.method_config == method.config()
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedproto", "fedmd", "fccl", "fedgen"])  # a method of each kind

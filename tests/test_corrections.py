@@ -36,7 +36,7 @@ def test_a_client_without_steps_keeps_its_control():
 def test_two_rounds_of_scaffold_by_plain_gradients():
     """One full-batch step a round: c_i is the gradient with its weight decay, c a mean weighted by n_i / 34."""
     setup, fed = laws.federation("scaffold", cohort_size=2, lr_decay=0.5, **ONE_STEP)
-    lr = setup.run.lr / 2  # of the second round
+    lr = setup.config.lr / 2  # of the second round
     start, _ = fed.initial_model()
     cohorts = ([0, 1], [0, 2])
 
@@ -73,7 +73,7 @@ def test_under_uniform_weighting_scaffold_is_algorithm_1():
     gradient_1 = full_gradient(fed, start, 1)
     total = {name: gradient_0[name] + gradient_1[name] for name in start}
     laws.assert_agree(state.c, {name: total[name] / 4 for name in start}, "c")
-    moved = {name: start[name] - setup.run.lr * total[name] / 2 for name in start}
+    moved = {name: start[name] - setup.config.lr * total[name] / 2 for name in start}
     laws.assert_agree(state.params, moved, "the model")
 
 
@@ -149,7 +149,7 @@ def test_under_uniform_weighting_all_clients_of_feddyn_have_one_alpha():
             return clients, {}
 
         fed.train = train
-        setup.method.run_round(setup.method.init(fed, setup.options), fed.cohort(0), fed, setup.options)
+        setup.method.run_round(setup.method.init(fed, setup.method_config), fed.cohort(0), fed, setup.method_config)
         (context,) = contexts
         return context.alpha
 
@@ -183,15 +183,15 @@ def test_feddyns_simplified_form_pulls_from_the_last_local_model_to_the_global_o
     first = laws.simulate(setup, fed, 1, COHORTS)
     cohort = fed.cohort_of(1, [0, 1])
 
-    pulled, _ = setup.method.run_round(first, cohort, fed, setup.options)
-    free, _ = plain.method.run_round(first, cohort, fed, plain.options)
+    pulled, _ = setup.method.run_round(first, cohort, fed, setup.method_config)
+    free, _ = plain.method.run_round(first, cohort, fed, plain.method_config)
 
     for client, n in ((0, 13), (1, 7)):
         alpha_i = 0.2 / (n / 8.5)
         for name, w_g in first.params.items():
             pull = alpha_i * (first.clients[client].dual[name] - w_g)
             difference = pulled.clients[client].dual[name] - free.clients[client].dual[name]
-            torch.testing.assert_close(difference, -setup.run.lr * pull, rtol=1e-7, atol=1e-12)
+            torch.testing.assert_close(difference, -setup.config.lr * pull, rtol=1e-7, atol=1e-12)
 
 
 # MOON
@@ -245,12 +245,12 @@ def test_moons_other_models_run_in_evaluation_mode_and_are_constants():
 
 def test_in_moon_taking_part_for_the_first_time_a_client_trains_without_the_term():
     setup, fed = laws.federation("moon", cohort_size=2)
-    start = setup.method.init(fed, setup.options)
-    state, terms = setup.method.run_round(start, fed.cohort_of(0, [0, 1]), fed, setup.options)
+    start = setup.method.init(fed, setup.method_config)
+    state, terms = setup.method.run_round(start, fed.cohort_of(0, [0, 1]), fed, setup.method_config)
     assert terms["contrastive"].tolist() == [0, 0]
 
     cohort = fed.cohort_of(1, [1, 2])
-    after, terms = setup.method.run_round(state, cohort, fed, setup.options)
+    after, terms = setup.method.run_round(state, cohort, fed, setup.method_config)
     assert terms["contrastive"][0] > 0.1  # client 1 has a previous model
     assert terms["contrastive"][1] == 0
 

@@ -25,7 +25,7 @@ class Start(NamedTuple):
 
 def start_on_device():
     setup, fed = laws.federation("fedavg", device="cuda")
-    return Start(setup.method.init(fed, setup.options), fed)
+    return Start(setup.method.init(fed, setup.method_config), fed)
 
 
 @on_made_up_device

@@ -86,29 +86,29 @@ def test_the_experiment_is_the_one_that_the_text_describes(monkeypatch):
 
     for setup in (pfllib_average, flower_average):
         assert setup.method.name == "fedavg"
-        assert setup.run.cohort_size == 20
+        assert setup.config.cohort_size == 20
     for setup in (pfllib_prox, flower_prox):
         assert setup.method.name == "fedprox"
-        assert setup.options.proximal_weight == 0.01
-        assert setup.run.cohort_size == 2
+        assert setup.method_config.proximal_weight == 0.01
+        assert setup.config.cohort_size == 2
 
     for setup in (pfllib_average, pfllib_prox):
         assert setup.partition.flag == "dirichlet:0.1:min=40"
-        assert setup.run.drop_last is True
-        assert setup.run.local_test == 0.25
-        assert setup.run.validation == 0
+        assert setup.config.drop_last is True
+        assert setup.config.local_test == 0.25
+        assert setup.config.validation == 0
         assert setup.protocol.evaluation == "clients"
         assert setup.selection == "best-test"
     for setup in (flower_average, flower_prox):
         assert setup.partition.flag == "dirichlet:0.1:plain"
-        assert setup.run.drop_last is False
-        assert setup.run.local_test == 0
-        assert setup.run.validation == 0.2
+        assert setup.config.drop_last is False
+        assert setup.config.local_test == 0
+        assert setup.config.validation == 0.2
         assert setup.protocol.evaluation == "server"
         assert setup.selection == "last"
 
     for setup in setups:
-        run = setup.run
+        run = setup.config
         assert run.dataset == "cifar10"
         assert run.num_clients == 20
         assert run.rounds == 100

@@ -25,7 +25,7 @@ def with_evaluation(tested_on, method=LOCAL, data=None, parts=None, rounds=1, **
     setup, _ = laws.federation(method, data=data, parts=parts, **run)
     protocol = replace(setup.protocol, evaluation=tested_on)
     local_test = 0.4 if tested_on == "clients" else 0.0
-    setup = replace(setup, protocol=protocol, run=replace(setup.run, local_test=local_test))
+    setup = replace(setup, protocol=protocol, config=replace(setup.config, local_test=local_test))
     fed = make_federation(setup, data, parts)
     return setup, fed, laws.simulate(setup, fed, rounds)
 
@@ -225,7 +225,7 @@ def test_only_changed_models_are_run_again(tested_on, method, monkeypatch):
     assert_run([])
 
     for number in (1, 2):
-        state, _ = setup.method.run_round(state, fed.cohort(number), fed, setup.options)
+        state, _ = setup.method.run_round(state, fed.cohort(number), fed, setup.method_config)
         assert_run(fed.cohort(number).client_ids)
 
 

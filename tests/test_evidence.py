@@ -104,7 +104,7 @@ def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, mo
     assert not planned.may_start(fedavg, [fedfm])  # only one of them can be carried
 
     records[fedfm.folder] = {
-        "method": "fedfm", "config": fedfm.setup.values(), "status": "interrupted", "moved": [],
+        "method": "fedfm", "config": fedfm.setup.all_options(), "status": "interrupted", "moved": [],
         "hardware": environment(fedfm.setup.device)["hardware"], "engine": {"processes": 1},
         "model": {"input": datasets.describe("cifar10")["shape"]}, "partition": {"sizes": [50000]},
         "rounds": [{"seconds": {"train": 6.0, "evaluate": 0.0}}] * 2,

@@ -108,7 +108,7 @@ def test_plain_distillation_is_the_divergence_with_the_factor():
 
 def after_both_phases(fed, setup, cohort, states):
     """The clients' stacked parameters after a round from these states, and the round's terms."""
-    after, terms = setup.method.run_round(fccl_plus.ServerState(states), cohort, fed, setup.options)
+    after, terms = setup.method.run_round(fccl_plus.ServerState(states), cohort, fed, setup.method_config)
     return stack([after.clients[client].params for client in range(fed.num_clients)]), terms
 
 
@@ -130,7 +130,7 @@ def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(life
 
     optimizer = partial(torch.optim.Adam, lr=0.003)
     phase = PublicPhase(fccl_plus.collaborate, objective, optimizer, has_fresh_optimizers=lifetime == "batch")
-    terms, _ = laws.assert_public_phase_agrees(phase, fed, cohort, clients, setup.options)
+    terms, _ = laws.assert_public_phase_agrees(phase, fed, cohort, clients, setup.method_config)
     assert {name: values.shape for name, values in terms.items()} == {"fccm": (2,), "fisl": (2,)}
 
 
@@ -141,7 +141,7 @@ def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(life
 def test_the_teacher_is_the_previous_model_or_the_one_after_the_collaborative_phase_in_its_mode(overrides):
     run = {"backbone": laws.NORMED, "batch_size": 20, "local_epochs": 1}
     setup, fed, cohort, clients = with_different_models("fccl-plus", overrides, **run)
-    ((model,), _) = fccl_plus.collaborate(stacked_by_network(fed, cohort, clients), cohort, fed, setup.options)
+    ((model,), _) = fccl_plus.collaborate(stacked_by_network(fed, cohort, clients), cohort, fed, setup.method_config)
     _, terms = after_both_phases(fed, setup, cohort, clients)
     in_training = "teacher_mode" in overrides
     for client, part in enumerate(fed.training):
@@ -160,9 +160,9 @@ def test_plain_distillation_comes_in_the_first_epochs():
     (model,) = stacked_by_network(fed, cohort, clients)
     teacher = fccl_plus.Teacher(model.params, model.buffers)
 
-    kd_loss = fccl_plus.make_local_loss(fed.network, setup.options, "kd")
+    kd_loss = fccl_plus.make_local_loss(fed.network, setup.method_config, "kd")
     model, first_terms = fed.train(model, cohort, kd_loss, teacher, 0, range(0, 1))
-    fntd_loss = fccl_plus.make_local_loss(fed.network, setup.options, "fntd")
+    fntd_loss = fccl_plus.make_local_loss(fed.network, setup.method_config, "fntd")
     model, second_terms = fed.train(model, cohort, fntd_loss, teacher, 0, range(1, 2))
     laws.assert_agree(params, model.params, "parameters")
     torch.testing.assert_close(terms["kd"], first_terms["kd"] / 2)
@@ -174,7 +174,7 @@ def test_plain_distillation_comes_in_the_first_epochs():
 def test_with_ewc_a_client_holds_on_to_the_collaborative_phase():
     setup, fed, cohort, clients = with_different_models("fccl-plus", {"regularizer": "ewc", "ewc_weight": 2.0})
     params, _ = after_both_phases(fed, setup, cohort, clients)
-    ((model,), _) = fccl_plus.collaborate(stacked_by_network(fed, cohort, clients), cohort, fed, setup.options)
+    ((model,), _) = fccl_plus.collaborate(stacked_by_network(fed, cohort, clients), cohort, fed, setup.method_config)
     assert model.optimizer == {}  # local training begins with one of its own
     unseen = next(iter(fed.public_batches(0, epoch=1))).x  # the phase has gone through epoch 0
     anchor = ewc.anchors(model, cohort, fed, unseen)
@@ -191,7 +191,7 @@ def test_rounds_begin_at_the_pretrained_model_which_in_the_code_has_a_cosine_rat
     task = fedavg.make_local_loss(plain.network)
     model = Client(*plain.recall({}, cohort, plain.initial_model()), optimizer={})
     for epoch, share in enumerate((1.0, 0.75, 0.25)):  # (1 + cos(pi e / 3)) / 2
-        of_code = {"lr": share * setup.run.lr, "weight_decay": 0.0} if form == "code" else {}
+        of_code = {"lr": share * setup.config.lr, "weight_decay": 0.0} if form == "code" else {}
         # Two local epochs have the draws 0 and 1.
         model, _ = plain.train(model, cohort, plain.optimizer_step(task, **of_code), epochs=range(2 + epoch, 3 + epoch))
     trained, _ = plain.train(model._replace(optimizer=[{}] * 4), cohort, task)
@@ -214,7 +214,7 @@ def test_the_pretrained_model_stays_and_newcomers_get_theirs():
 
 def test_conference_objective_has_both_teachers():
     setup, fed, _, clients = with_different_models("fccl", {"distillation_weight": 0.5})
-    loss = fccl_plus.make_conference_loss(fed.network, setup.options)
+    loss = fccl_plus.make_conference_loss(fed.network, setup.method_config)
     student = clients[0]
     previous = clients[1]
     pretrained = clients[2]

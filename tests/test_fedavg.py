@@ -211,7 +211,7 @@ def test_two_rounds_of_lg_fedavg_are_those_of_a_plain_loop():
 
 def test_lg_fedavgs_first_head_is_the_first_networks():
     setup, fed = laws.federation("lg-fedavg", backbone=MIXED)
-    head = setup.method.init(fed, setup.options).head
+    head = setup.method.init(fed, setup.method_config).head
     first_network, second_network = fed.networks
     first, _ = fed.initial_model(first_network)
     second, _ = fed.initial_model(second_network)
@@ -275,7 +275,7 @@ def test_a_round_of_fednova_is_the_normalised_average_by_effective_steps(run, st
     start, buffers = fed.initial_model()
     cohort = fed.cohort(0)
     received = fed.broadcast(start, buffers, cohort)
-    clients, _ = fed.train(received, cohort, fednova.make_local_loss(fed.network, setup.options))
+    clients, _ = fed.train(received, cohort, fednova.make_local_loss(fed.network, setup.method_config))
     effective = fednova.effective_steps(torch.tensor(steps), momentum)
     expected = fednova.normalised_average(start, clients.params, effective, cohort.weights)
     laws.assert_agree(laws.simulate(setup, fed, 1).params, expected, "the model")

@@ -213,17 +213,17 @@ def test_a_round_against_a_plain_loop(epochs, options, momentum):
     parts = np.split(by_class, np.cumsum(PARTS)[:-1])
     run = {"local_epochs": epochs, "momentum": momentum, "weight_decay": 0.0, "lr": 0.1}
     setup, fed = laws.federation("fedcme", options, data=laws.toy_dataset(num_train=25), parts=parts, **run)
-    match_slowly = matched_slowly if setup.options.matching == "pairs" else many_to_one_slowly
+    match_slowly = matched_slowly if setup.method_config.matching == "pairs" else many_to_one_slowly
     known = torch.tensor([[1.0, 0.0, 0.2], [0.0, 1.0, 0.1], [0.3, 1.0, 0.3], [0.2, 0.1, 1.0]], dtype=fed.dtype)
-    state = setup.method.init(fed, setup.options)
+    state = setup.method.init(fed, setup.method_config)
     for number, client_ids in enumerate(([0, 1, 2, 3], [0, 1, 3], [0, 1, 2, 3])):
         state = state._replace(evaluation=known + 0.01 * number)
         cohort = fed.cohort_of(number, client_ids)
 
-        after, terms = setup.method.run_round(state, cohort, fed, setup.options)
+        after, terms = setup.method.run_round(state, cohort, fed, setup.method_config)
 
         partner = match_slowly(state.evaluation[client_ids])
-        params, global_features, evaluation = plain_round(fed, state, cohort, partner, setup.options)
+        params, global_features, evaluation = plain_round(fed, state, cohort, partner, setup.method_config)
         laws.assert_agree((after.params, after.global_features), (params, global_features), f"round {number}")
         assert torch.equal(after.evaluation, evaluation)
         assert all(values.shape == (len(client_ids),) for values in terms.values())
@@ -233,7 +233,7 @@ def test_a_round_against_a_plain_loop(epochs, options, momentum):
 
 def test_random_matching_minds_no_evaluation_vectors():
     setup, fed = laws.federation("fedcme", {"matching": "random"})
-    state = setup.method.init(fed, setup.options)
+    state = setup.method.init(fed, setup.method_config)
     of_class = torch.eye(3, dtype=fed.dtype)
     neighbours_alike = state._replace(evaluation=of_class[[0, 0, 1, 1]])
     others_alike = state._replace(evaluation=of_class[[0, 1, 0, 1]])
@@ -246,8 +246,8 @@ def test_random_matching_minds_no_evaluation_vectors():
 def test_terms_are_means_over_all_local_epochs():
     def cross_entropy(method, options):
         setup, fed = laws.federation(method, options, local_epochs=3)
-        state = setup.method.init(fed, setup.options)
-        _, terms = setup.method.run_round(state, fed.cohort(0), fed, setup.options)
+        state = setup.method.init(fed, setup.method_config)
+        _, terms = setup.method.run_round(state, fed.cohort(0), fed, setup.method_config)
         return terms["cross_entropy"]
 
     switched_off = {"exchange": "none", "alignment_weight": 0.0}

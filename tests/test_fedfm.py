@@ -116,8 +116,8 @@ def test_rounds_of_lite_are_those_of_a_slow_loop():
     """Models are exchanged after the rounds 2 and 4 and after the last, anchors after each."""
     run = {"rounds": 5, "cohort_size": 2, "backbone": laws.NORMED, "local_epochs": 1}
     setup, fed = laws.federation("fedfm-lite", {**TERMS_ON, "model_interval": 2}, **run)
-    state = setup.method.init(fed, setup.options)
-    local_loss = fedfm.make_local_loss(fed.network, setup.options)
+    state = setup.method.init(fed, setup.method_config)
+    local_loss = fedfm.make_local_loss(fed.network, setup.method_config)
     model = fed.initial_model()
     anchors = state.anchors
     kept = {}
@@ -136,7 +136,7 @@ def test_rounds_of_lite_are_those_of_a_slow_loop():
         if number in (1, 3, 4):
             model = weighted_mean(stack(list(models.values())), cohort.weights)
 
-        state, _ = setup.method.run_round(state, cohort, fed, setup.options)
+        state, _ = setup.method.run_round(state, cohort, fed, setup.method_config)
         shared = (state.params, state.buffers, state.anchors)
         laws.assert_agree(shared, (*model, anchors), f"what all share after round {number}")
         assert state.clients.keys() == kept.keys()
@@ -168,27 +168,29 @@ def test_an_add_on_without_the_other_method_or_with_equal_steps_in_fednova_is_fe
 @pytest.mark.parametrize("name", ["fedfm", "fedfm-lite", "fedprox-fm", "fednova-fm", "moon-fm"])
 def test_clipping_shortens_the_whole_step(name):
     setup, fed = laws.federation(name, {**TERMS_ON, "clip_norm": 1e-12}, weight_decay=0.0)
-    state = setup.method.init(fed, setup.options)
-    after, _ = setup.method.run_round(state, fed.cohort(0), fed, setup.options)
+    state = setup.method.init(fed, setup.method_config)
+    after, _ = setup.method.run_round(state, fed.cohort(0), fed, setup.method_config)
     assert laws.distance(after.params, state.params) < 1e-9
 
 
 @pytest.mark.parametrize("name", ["fedfm", "fedfm-lite", "fednova-fm"])
 def test_no_norm_is_logged_of_a_network_without_batch_normalisation(name):
     setup, fed = laws.federation(name, {"start_round": 0})
-    _, terms = setup.method.run_round(setup.method.init(fed, setup.options), fed.cohort(0), fed, setup.options)
+    _, terms = setup.method.run_round(
+        setup.method.init(fed, setup.method_config), fed.cohort(0), fed, setup.method_config
+    )
     assert "norm_before_batchnorm" not in terms
 
 
 def test_the_norm_before_batch_normalisation_is_logged_in_the_round_in_which_matching_starts():
     """To multiply these weights changes no output, which is why their norm sets how far a step turns them."""
     setup, fed = laws.federation("fedfm", {**TERMS_ON, "start_round": 1}, backbone="resnet10")
-    state = setup.method.init(fed, setup.options)
+    state = setup.method.init(fed, setup.method_config)
     received = {}  # the model of each round, and what it logged
     terms = {}
     for number in range(3):
         received[number] = state
-        state, terms[number] = setup.method.run_round(state, fed.cohort(number), fed, setup.options)
+        state, terms[number] = setup.method.run_round(state, fed.cohort(number), fed, setup.method_config)
     assert [number for number in range(3) if "norm_before_batchnorm" in terms[number]] == [1]
 
     model = received[1]

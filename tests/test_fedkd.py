@@ -75,7 +75,7 @@ def test_three_rounds_of_fml_are_those_of_a_plain_loop(form):
             clipped_steps += trained.num_clipped
         return after, {name: sum(params[name] for params in sent) / len(sent) for name in received}
 
-    shared = setup.method.init(fed, setup.options).params
+    shared = setup.method.init(fed, setup.method_config).params
     laws.assert_rounds_agree(setup, fed, slow_round, shared, lambda state: state.params)
     assert (clipped_steps > 10) == (form.name == "code")
 
@@ -83,7 +83,7 @@ def test_three_rounds_of_fml_are_those_of_a_plain_loop(form):
 def test_fmls_shared_networks_with_their_statistics_are_averaged_without_weights():
     setup, fed = laws.federation("fml", backbone=f"{laws.NORMED},cnn-small", local_epochs=1)
     cohort = fed.cohort(0)
-    start = setup.method.init(fed, setup.options)
+    start = setup.method.init(fed, setup.method_config)
     shared_network, _ = fed.networks
 
     sent = []
@@ -91,11 +91,11 @@ def test_fmls_shared_networks_with_their_statistics_are_averaged_without_weights
         own = fed.broadcast(*fed.initial_model(group.network), group)
         shared = fed.broadcast(start.params, start.buffers, group)
         both = Client(joined(own.params, shared.params), joined(own.buffers, shared.buffers), {})
-        both, _ = fed.train(both, group, fml.make_local_loss(group.network, shared_network, setup.options))
+        both, _ = fed.train(both, group, fml.make_local_loss(group.network, shared_network, setup.method_config))
         sent.append((part(both.params, fml.SHARED), part(both.buffers, fml.SHARED)))
     mean = tree_map(lambda first, second: torch.cat([first, second]).mean(0), *sent)
 
-    after, _ = setup.method.run_round(start, cohort, fed, setup.options)
+    after, _ = setup.method.run_round(start, cohort, fed, setup.method_config)
     laws.assert_agree((after.params, after.buffers), mean, "the shared network")
     assert after.buffers
 
@@ -243,7 +243,7 @@ def test_three_rounds_of_fedkd_are_those_of_a_plain_loop(form):
         exchanges = number if form.name == "code" else number + 1
         return after, exchange(sent, mentee, 0.6 + 0.3 * exchanges / 3)
 
-    mentee = setup.method.init(fed, setup.options).params
+    mentee = setup.method.init(fed, setup.method_config).params
     laws.assert_rounds_agree(setup, fed, slow_round, mentee, lambda state: state.params)
     assert (clipped_steps > 10) == (form.name == "code")
 
@@ -268,11 +268,11 @@ def test_a_client_that_is_certain_divides_by_almost_nothing():
 
 def test_who_sat_out_is_sent_the_whole_mentee():
     setup, fed = laws.federation("fedkd", cohort_size=2)
-    state = setup.method.init(fed, setup.options)
+    state = setup.method.init(fed, setup.method_config)
     size = fed.sizes.parameters
     for clients, newcomers in (([0, 1], 0), ([1, 0], 0), ([1, 2], 1), ([0, 3], 2)):
         fed.start_round()
-        state, _ = setup.method.run_round(state, fed.cohort_of(0, clients), fed, setup.options)
+        state, _ = setup.method.run_round(state, fed.cohort_of(0, clients), fed, setup.method_config)
         assert fed.sent_down["params"] == newcomers * size
         assert fed.sent_down["other"] < 2 * size
         assert state.in_step.tolist() == sorted(clients)
@@ -281,10 +281,10 @@ def test_who_sat_out_is_sent_the_whole_mentee():
 def test_running_statistics_are_averaged_and_sent_as_they_are(monkeypatch):
     monkeypatch.setattr(fedkd, "exchange", lambda trained, before, *rest: before)  # slow for so many weights
     setup, fed = laws.federation("fedkd", backbone=f"{laws.NORMED},cnn-small", local_epochs=1)
-    start = setup.method.init(fed, setup.options)
-    make_loss = partial(fedkd.make_local_loss, config=setup.options)
+    start = setup.method.init(fed, setup.method_config)
+    make_loss = partial(fedkd.make_local_loss, config=setup.method_config)
     _, mentees, _ = fedkd.train_clients(start, fed.cohort(0), fed, make_loss)
-    after, _ = setup.method.run_round(start, fed.cohort(0), fed, setup.options)
+    after, _ = setup.method.run_round(start, fed.cohort(0), fed, setup.method_config)
     assert fed.sent_down["buffers"] == fed.sent_up["buffers"] == 4 * count_floats(start.buffers)
     laws.assert_agree(after.buffers, {name: value.mean(0) for name, value in mentees.buffers.items()}, "the statistics")
     assert laws.distance(after.buffers, start.buffers) > 1e-3

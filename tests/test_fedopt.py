@@ -81,7 +81,7 @@ def test_fedyogis_second_moment_stands_still_where_it_equals_the_square():
 def test_the_second_moment_starts_at_tau_squared_and_statistics_are_averaged_as_in_fedavg(name):
     run = {"backbone": laws.NORMED, "local_epochs": 1}
     setup, fed = laws.federation(name, {"adaptivity": 0.3}, **run)
-    start = setup.method.init(fed, setup.options)
+    start = setup.method.init(fed, setup.method_config)
     for name in start.params:
         assert (start.square[name] == 0.3**2).all()
         assert (start.mean[name] == 0).all()

@@ -43,7 +43,7 @@ def test_fedfas_ramp_is_over_the_rounds_of_the_run_however_many_these_are():
     def weights(rounds, **options):
         """The weight of the cross-entropy in each round under FedFA's protocol."""
         fedfas = {"protocol": "fedfa:fmnist-c2", "dataset": "fmnist", **options}
-        config = resolve(find_method("fedproc"), fedfas, need_data=False).options
+        config = resolve(find_method("fedproc"), fedfas, need_data=False).method_config
         setup, fed = laws.federation("fedproc", dataclasses.asdict(config), rounds=rounds)
         train = fed.train
         of_rounds = []
@@ -125,4 +125,4 @@ def test_more_classes_than_features_are_refused_beside_the_identity():
     setup, fed = laws.federation("fedproc", {"prototypes": "identity"})
     fed.num_classes = 65
     with pytest.raises(UserError, match=r"got 64 features for 65 classes.*--prototypes"):
-        setup.method.init(fed, setup.options)
+        setup.method.init(fed, setup.method_config)

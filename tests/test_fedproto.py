@@ -36,14 +36,14 @@ def slow_round(fed, setup, number, models, shared):
     sent = {c: [] for c in range(fed.num_classes)}
     after = {}
     share = of_outputs if setup.method.name == "feddistill" else of_features
-    of_all_epochs = share is of_outputs or getattr(setup.options, "gathered_epochs", "last") == "all"
+    of_all_epochs = share is of_outputs or getattr(setup.method_config, "gathered_epochs", "last") == "all"
     for client in range(fed.num_clients):
         seen = []  # label and vector of every example of every epoch
 
         def objective(module, features, logits, y, seen=seen):
             pulls = []
             for label, feature, output in zip(y.tolist(), features, logits, strict=True):
-                vector, pull = share(feature, output, shared.get(label), setup.options)
+                vector, pull = share(feature, output, shared.get(label), setup.method_config)
                 pulls.append(pull)
                 seen.append((label, vector.detach()))
             return F.cross_entropy(logits, y) + torch.stack(pulls).mean()

@@ -104,7 +104,7 @@ def slow_margin(points):
 
 def slow_fedsa_round(fed, setup, number, kept, shared):
     """One round of all clients by plain torch; returns what the clients keep, and anchors and prototypes."""
-    config = setup.options
+    config = setup.method_config
     anchors, _ = shared
     sent = {c: [] for c in range(fed.num_classes)}
     after = {}
@@ -147,7 +147,7 @@ def test_three_rounds_of_fedsa_are_those_of_a_plain_loop(drop_last):
     def shared_of(state):
         return state.anchors, {c: state.prototypes[c] for c in range(3) if state.has_class[c]}
 
-    first = setup.method.init(fed, setup.options).anchors
+    first = setup.method.init(fed, setup.method_config).anchors
     state = laws.assert_rounds_agree(setup, fed, slow_fedsa_round, (first, {}), shared_of)
     assert state.clients[1].margin == 0  # of one class, as the next
     assert state.clients[2].margin == 0
@@ -217,9 +217,9 @@ def test_a_round_of_fedtgp_trains_on_the_class_means_of_the_trained_models():
     parts = [np.array([0, 3, 1, 6, 4]), np.array([7, 10, 13]), np.array([12, 15]), NOBODY]
     options = {"server_epochs": 3, "server_batch_size": 2}
     setup, fed = laws.federation("fedtgp", options, parts=parts)
-    first = setup.method.init(fed, setup.options)
+    first = setup.method.init(fed, setup.method_config)
     first = first._replace(network={name: 0.9 * value for name, value in first.network.items()})  # of an earlier round
-    state, _ = setup.method.run_round(first, fed.cohort(0), fed, setup.options)
+    state, _ = setup.method.run_round(first, fed.cohort(0), fed, setup.method_config)
     means = []
     labels = []
     for client in range(3):
@@ -232,7 +232,7 @@ def test_a_round_of_fedtgp_trains_on_the_class_means_of_the_trained_models():
     margin = ((first_0 + third_0) / 2 - (first_1 + second_1) / 2).norm()
     order = [generator(fed.config.seed, 0, "server order", epoch).permutation(4) for epoch in range(3)]
     expected = fedtgp.train_network(
-        first.network, torch.stack(means), torch.tensor(labels), margin, order, setup.options
+        first.network, torch.stack(means), torch.tensor(labels), margin, order, setup.method_config
     )
     laws.assert_agree(state.network, expected, "the server's network")
 
@@ -267,10 +267,10 @@ def test_the_code_form_sends_prototypes_of_the_model_before_training(given_to_th
     """The authors' order of steps: load the model, train it, collect prototypes by the stored model, store it."""
     parts = [np.array([0, 3, 1]), np.array([7, 10, 13, 2]), NOBODY, NOBODY]
     setup, fed = laws.federation("fedtgp", {"form": "code"}, parts=parts)
-    state = setup.method.init(fed, setup.options)
+    state = setup.method.init(fed, setup.method_config)
     stored = dict.fromkeys(range(2), fed.initial_model())
     for number, cohort in enumerate([[0, 1], [0], [0, 1]]):  # client 1 sits a round out, what it has stored is older
-        state, _ = setup.method.run_round(state, fed.cohort_of(number, cohort), fed, setup.options)
+        state, _ = setup.method.run_round(state, fed.cohort_of(number, cohort), fed, setup.method_config)
         expected = []
         for client in cohort:
             means, _ = means_of(fed, client, stored[client])
@@ -365,8 +365,8 @@ def test_training_of_fedgens_generator_is_plain_adam_on_the_mean_head():
 def slow_fedgen_round(fed, setup, number, kept, shared):
     """One round by plain torch: every client, the mean head, and the generator, which the code's form leaves alone."""
     head, shared_generator = shared
-    run = setup.run
-    options = setup.options
+    run = setup.config
+    options = setup.method_config
     is_code_form = options.form == "code"
     weight = options.generator_weight if is_code_form or number > 0 else 0.0
     examples = np.concatenate(fed.training)
@@ -405,7 +405,7 @@ def test_three_rounds_of_fedgen_are_those_of_a_plain_loop(form):
     run = {"momentum": 0.0, "weight_decay": 0.0, "backbone": "cnn-2x32,cnn-2x64", "data": laws.toy_dataset(size=16)}
     options = {"form": form, "generator_weight": 2.0, "generator_steps": 5, "generator_lr": 0.01}
     setup, fed = laws.federation("fedgen", options, **run)
-    first = setup.method.init(fed, setup.options)
+    first = setup.method.init(fed, setup.method_config)
     counts = torch.bincount(fed.engine.labels[:34]).tolist()  # of all clients, in the code's form at once
     assert first.class_counts.tolist() == (counts if form == "code" else [1, 1, 1])
 

@@ -126,7 +126,7 @@ def test_both_passes_of_a_step_have_the_same_dropout(monkeypatch, chunk):
     use_tiny_network(monkeypatch)
     setup, fed = laws.federation("fedsam", {"perturbation": 1e-9}, clients_per_chunk=chunk, local_epochs=1)
     cohort = fed.cohort(0)
-    _, terms = setup.method.run_round(setup.method.init(fed, setup.options), cohort, fed, setup.options)
+    _, terms = setup.method.run_round(setup.method.init(fed, setup.method_config), cohort, fed, setup.method_config)
     torch.testing.assert_close(terms["climbed"], terms["cross_entropy"], rtol=0, atol=1e-7)
 
 

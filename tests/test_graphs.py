@@ -642,6 +642,6 @@ def test_a_round_that_draws_on_the_device_is_refused():
 
     with Device.running():
         setup, fed = laws.federation(replace(FEDAVG, run_round=draws), device="cuda")
-        state = setup.method.init(fed, setup.options)
+        state = setup.method.init(fed, setup.method_config)
         with pytest.raises(UserError, match="draws from PyTorch's global generator in round 1"):
             one_round(setup, fed, state, fed.cohort(0))

@@ -105,8 +105,8 @@ def test_fedlc_counts_the_clients_own_training_part():
     parts = [np.array([0, 3, 1, 6, 4, 5, 8, 11, 14, 2]), np.array([7, 9]), np.array([10, 12, 13, 15])]
     options = {"parts": parts, "num_clients": 3, "validation": 0.2, "local_epochs": 1, "batch_size": 16}
     setup, fed = laws.federation("fedlc", **options)
-    state = setup.method.init(fed, setup.options)
-    _, terms = setup.method.run_round(state, fed.cohort(0), fed, setup.options)
+    state = setup.method.init(fed, setup.method_config)
+    _, terms = setup.method.run_round(state, fed.cohort(0), fed, setup.method_config)
 
     params, buffers = fed.initial_model()
     assert [len(part) for part in fed.training] == [8, 2, 4]

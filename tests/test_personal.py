@@ -308,7 +308,7 @@ def test_three_rounds_are_those_of_a_plain_loop(case):
     shared = first_model(fed)
     states = {}
     for number, clients in enumerate(COHORTS):
-        shared, states, expected = slow_round(fed, setup.options, number, clients, shared, states)
+        shared, states, expected = slow_round(fed, setup.method_config, number, clients, shared, states)
 
         state = laws.simulate(setup, fed, number + 1, COHORTS)
         personal = method.personal(state)
@@ -391,11 +391,11 @@ def test_a_run_says_once_that_nothing_stays_with_a_client(method, network, count
 
 def test_fedbabu_tunes_only_for_a_test_and_sends_nothing_for_it():
     setup, fed = laws.federation("fedbabu", eval_every=2, rounds=3)
-    state = setup.method.init(fed, setup.options)
+    state = setup.method.init(fed, setup.method_config)
     tuned = []
     for number in range(3):
         fed.start_round()
-        state, _ = setup.method.run_round(state, fed.cohort(number), fed, setup.options)
+        state, _ = setup.method.run_round(state, fed.cohort(number), fed, setup.method_config)
         tuned.append(sorted(state.tuned))
         assert fed.sent_down["params"] == 4 * sum(value.numel() for value in state.params.values())
     assert tuned == [[], [0, 1, 2, 3], [0, 1, 2, 3]]
@@ -415,7 +415,7 @@ def test_any_method_runs_under_the_protocol_of_personal_tests():
     for method in methods().values():
         public = {"public_dataset": "digits"} if method.uses_public_data else {}
         setup = resolve(method, {"protocol": "own:personal", "dataset": "digits", **public})
-        assert (setup.protocol.evaluation, setup.run.local_test) == ("clients", 0.25)
+        assert (setup.protocol.evaluation, setup.config.local_test) == ("clients", 0.25)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto"])

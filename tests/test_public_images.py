@@ -53,7 +53,7 @@ def test_fedmds_digest_is_a_plain_loop_towards_scores_in_evaluation_mode_of_befo
 
     optimizer = partial(torch.optim.Adam, lr=0.003)  # without weight decay
     phase = PublicPhase(digest, objective, optimizer, has_fresh_optimizers=False, batches=batches * 2)
-    terms, _ = laws.assert_public_phase_agrees(phase, fed, cohort, states, setup.options)
+    terms, _ = laws.assert_public_phase_agrees(phase, fed, cohort, states, setup.method_config)
     assert terms["digest"].shape == (4,)
 
 
@@ -69,7 +69,7 @@ def test_fedmd_by_batch_every_batch_has_scores_in_training_mode_and_an_optimizer
     batches = [*fed.public_batches(0, epoch=0), *fed.public_batches(0, epoch=1)]
     # The exchange leaves the running statistics alone.
     phase = PublicPhase(digest, objective, optimizer, batches=batches)
-    laws.assert_public_phase_agrees(phase, fed, cohort, states, setup.options)
+    laws.assert_public_phase_agrees(phase, fed, cohort, states, setup.method_config)
 
 
 @pytest.mark.parametrize("averaged", [False, True])
@@ -77,15 +77,15 @@ def test_fedmds_local_training_begins_at_the_digested_models_or_at_their_average
     overrides = {"exchange": "batch", "average_parameters": averaged}
     setup, fed, cohort, states = with_different_models("fedmd", overrides, backbone=laws.NORMED)
 
-    digested, _ = digest(stacked_by_network(fed, cohort, states), cohort, fed, setup.options)
+    digested, _ = digest(stacked_by_network(fed, cohort, states), cohort, fed, setup.method_config)
     models = models_of(fed.groups(cohort), digested)
     if averaged:  # uniformly, buffers too
         mean = tree_map(lambda *leaves: sum(leaves) / 4, *models.values())
         models = dict.fromkeys(models, mean)
     between = {client: ClientState(*model) for client, model in models.items()}
-    expected, _ = LOCAL.run_round(ServerState(between), cohort, fed, setup.options)
+    expected, _ = LOCAL.run_round(ServerState(between), cohort, fed, setup.method_config)
 
-    state, terms = setup.method.run_round(ServerState(states), cohort, fed, setup.options)
+    state, terms = setup.method.run_round(ServerState(states), cohort, fed, setup.method_config)
     laws.assert_agree(state.clients, expected.clients, "a round")
     assert set(terms) == {"digest", "cross_entropy"}
 
@@ -95,11 +95,11 @@ def test_fedmds_newcomers_train_on_their_own_data_before_their_first_digest():
     options = {"parts": laws.toy_parts((6, 5)), "num_clients": 2}
     setup, fed = laws.federation("fedmd", {"pretrain_epochs": 3}, **options)
     plain_setup, plain_fed = laws.federation("fedmd", **options)
-    state = setup.method.init(fed, setup.options)
+    state = setup.method.init(fed, setup.method_config)
     expected = {}
     for number, clients in enumerate([[0], [0, 1]]):
         cohort = fed.cohort_of(number, clients)
-        state, _ = setup.method.run_round(state, cohort, fed, setup.options)
+        state, _ = setup.method.run_round(state, cohort, fed, setup.method_config)
 
         for newcomer in set(clients) - expected.keys():
             alone = fed.cohort_of(number, [newcomer])
@@ -108,7 +108,7 @@ def test_fedmds_newcomers_train_on_their_own_data_before_their_first_digest():
             params, buffers = select((trained.params, trained.buffers), 0)
             expected[newcomer] = ClientState(params, buffers)
         plain_state = ServerState(expected)
-        plain_state, _ = plain_setup.method.run_round(plain_state, cohort, plain_fed, plain_setup.options)
+        plain_state, _ = plain_setup.method.run_round(plain_state, cohort, plain_fed, plain_setup.method_config)
         expected = dict(plain_state.clients)
 
         laws.assert_agree(state.clients, expected, f"round {number}")
@@ -166,7 +166,7 @@ def test_fedmatchs_public_phase_against_a_plain_loop():
 
     optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)  # no weight decay
     phase = PublicPhase(fedmatch.agree, objective, optimizer, has_fresh_optimizers=False)
-    terms, means = laws.assert_public_phase_agrees(phase, fed, fed.cohort(1), states, setup.options)
+    terms, means = laws.assert_public_phase_agrees(phase, fed, fed.cohort(1), states, setup.method_config)
     divergences, agreements = means
     assert terms["consistency"].tolist() == pytest.approx(divergences)
     assert terms["agreement"].tolist() == pytest.approx(agreements)
@@ -230,7 +230,7 @@ def test_rhfls_public_phase_against_a_plain_loop():
 
     optimizer = partial(torch.optim.Adam, lr=0.01)
     phase = PublicPhase(align, objective, optimizer)
-    terms, (losses,) = laws.assert_public_phase_agrees(phase, fed, fed.cohort(1), states, setup.options)
+    terms, (losses,) = laws.assert_public_phase_agrees(phase, fed, fed.cohort(1), states, setup.method_config)
     assert terms["alignment"].tolist() == pytest.approx(losses)
 
 
@@ -317,8 +317,8 @@ def test_each_architecture_has_a_student_taught_by_all_clients():
     options = {"distillation_epochs": 2, "distillation_lr": 0.01}
     setup, fed = laws.federation("feddf", options, **TWO_NETWORKS)
     cohort = fed.cohort(0)
-    start = setup.method.init(fed, setup.options)
-    after, terms = setup.method.run_round(start, cohort, fed, setup.options)
+    start = setup.method.init(fed, setup.method_config)
+    after, terms = setup.method.run_round(start, cohort, fed, setup.method_config)
 
     groups = fed.groups(cohort)
     trained_clients = []
@@ -370,5 +370,5 @@ def test_clients_learn_from_all_logits_before_any_of_them_moves():
 
     optimizer = partial(torch.optim.SGD, lr=0.3, weight_decay=0.01)
     phase = PublicPhase(feddf.distil_into_clients, objective, optimizer)
-    terms, (losses,) = laws.assert_public_phase_agrees(phase, fed, fed.cohort(1), states, setup.options)
+    terms, (losses,) = laws.assert_public_phase_agrees(phase, fed, fed.cohort(1), states, setup.method_config)
     assert terms["distillation"].tolist() == pytest.approx(losses)

@@ -32,7 +32,7 @@ def test_a_finished_run_is_opened_with_all_it_had(finished):
     opened = resume.open_run(finished.path)
     assert opened.record == read_record(finished.path)
     assert opened.setup.method.name == "fedavg"
-    assert opened.setup.run.rounds == 2
+    assert opened.setup.config.rounds == 2
     assert laws.distance(opened.state.params, finished.state.params) == 0
     assert [len(part) for part in opened.fed.parts] == opened.record["partition"]["sizes"]
 

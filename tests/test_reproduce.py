@@ -17,6 +17,7 @@ from fedcli import Cell, Gain, grid, registry
 from fedcli.cli import plan_display
 from fedcli.results import durations, frame, jobs, paper_tables, plans
 from fedcli.results.render import render
+from fedcli.runs.identity import draft
 from fedcli.runs.record import read_record, write_record
 from tests import commands
 from tests.commands import cells
@@ -106,8 +107,8 @@ def test_the_option_only_names_rows_and_columns():
 
 def test_limits_only_make_smaller():
     plan = plans.plan_table(SMALL, limits={"rounds": 2, "local_epochs": 5, "train_examples": None})
-    assert {run.setup.run.rounds for run in plan.runs} == {2}
-    assert {run.setup.run.local_epochs for run in plan.runs} == {2}
+    assert {run.setup.config.rounds for run in plan.runs} == {2}
+    assert {run.setup.config.local_epochs for run in plan.runs} == {2}
     assert plan.reduction == "at most 2 rounds"
 
     all_images = 1438  # for training
@@ -209,7 +210,7 @@ def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
         plan = plans.plan_table(registry.find_table("fedfa:2"), only=["FMNIST #C=2", "FedFA"])
         (planned,) = plan.cells
         assert planned.cell.row == "FedFA"
-        return [run.setup.run.seed for run in planned.runs if run.record]
+        return [run.setup.config.seed for run in planned.runs if run.record]
 
     assert seeds_with_a_record() == [2021, 2022, 2023]
 
@@ -278,7 +279,7 @@ def test_several_jobs_are_processes_that_run_resume_fail_and_may_be_killed(monke
     assert errors[killed.folder].startswith("BrokenProcessPool: ")
     assert resumed.state == "finished"
     assert resumed.record["resumed"] == [2]
-    assert resumed.record["origin"] == resumed.setup.origin  # every setting was given, and no other
+    assert resumed.record["origin"] == draft(resumed.setup)["origin"]  # every setting was given, and no other
     # Of a table's runs nobody asks for figures, and here not for models either.
     assert [file.name for file in resumed.folder.iterdir() if file.suffix != ".lock"] == ["record.json"]
 
@@ -375,7 +376,7 @@ def filled(table, results):
     for planned in plan.cells:
         records = results[planned.cell.row, planned.cell.column]
         for run, record in zip(planned.runs, records, strict=True):
-            run.record = record and {**record, "seed": run.setup.run.seed}
+            run.record = record and {**record, "seed": run.setup.config.seed}
     return plan
 
 

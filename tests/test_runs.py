@@ -145,13 +145,13 @@ def test_a_data_sets_own_options_go_before_the_protocols(monkeypatch):
     monkeypatch.setattr("fedcli.runs.resolve.find_protocol", lambda *_: with_tuned)
 
     on_digits = resolve(method, {"protocol": protocol.name, "dataset": "digits"})
-    assert on_digits.options.match_weight == 7.0
-    assert on_digits.origin["match_weight"] == "protocol fedfm:digits, digits"
-    assert on_digits.options.start_round == 5
-    assert on_digits.origin["start_round"] == "protocol fedfm:digits"
+    assert on_digits.method_config.match_weight == 7.0
+    assert on_digits.origins["match_weight"].text == "protocol fedfm:digits, digits"
+    assert on_digits.method_config.start_round == 5
+    assert on_digits.origins["start_round"].text == "protocol fedfm:digits"
 
     on_domains = resolve(method, {"protocol": protocol.name, "dataset": "digit-domains"})
-    assert on_domains.options.match_weight == 5.0
+    assert on_domains.method_config.match_weight == 5.0
 
 
 def test_evaluation_every_other_round_and_after_the_last_which_is_the_headline_without_a_validation_part(tmp_path):

@@ -65,9 +65,9 @@ def test_each_of_several_seeds_is_as_if_it_had_been_typed_alone(typed, tmp_path)
     runs = resolve_runs("fedavg", out=tmp_path, seeds=[0, 3], **BASE, **typed)
     for run, seed in zip(runs, (0, 3), strict=True):
         (alone,) = resolve_runs("fedavg", out=tmp_path, seed=seed, **BASE, **typed)
-        assert run.setup.run == alone.setup.run
-        assert run.setup.origin == alone.setup.origin
-        assert run.setup.run.partition_seed == typed.get("partition_seed", seed)
+        assert run.setup.config == alone.setup.config
+        assert run.setup.origins == alone.setup.origins
+        assert run.setup.config.partition_seed == typed.get("partition_seed", seed)
         assert run.folder == tmp_path / f"seed-{seed}"
     refused(lambda: resolve_runs("fedavg", out=tmp_path, seeds=[0, 2**40], **BASE), "--seed must be >= 0 and <= 4294")
 
@@ -174,18 +174,18 @@ def test_a_papers_table_on_other_data_has_the_divisions_of_its_cells():
     plan = plans.plan_table(table, Path("nowhere"), seeds=[0], only=["FedAvg", "CIFAR-10 NIID-1"], dataset="digits")
     (run,) = plan.runs
     assert plan.reduction == "digits"
-    assert run.setup.run.dataset == "digits"
+    assert run.setup.config.dataset == "digits"
     assert run.setup.partition.flag == "dirichlet:0.5"
-    assert run.setup.run.rounds == 20
+    assert run.setup.config.rounds == 20
 
     of_fedcme = plans.plan_table(fedcli.registry.find_table("fedcme:II"), Path("nowhere"), seeds=[0], dataset="digits")
-    assert all(run.setup.run.cohort_size <= run.setup.run.num_clients for run in of_fedcme.runs)
+    assert all(run.setup.config.cohort_size <= run.setup.config.num_clients for run in of_fedcme.runs)
 
     first, *_ = table.cells
     cell = replace(first, method="fedfm", settings={**first.settings, "rounds": 500, "match_weight": 1.0})
     (run,) = plans.plan_table(replace(table, cells=(cell,)), Path(), seeds=[0], dataset="digits").runs
-    assert run.setup.run.rounds == 20  # those of the data set
-    assert run.setup.options.match_weight == 1.0  # that of the cell
+    assert run.setup.config.rounds == 20  # those of the data set
+    assert run.setup.method_config.match_weight == 1.0  # that of the cell
 
 
 def test_the_verdicts_that_are_installed_are_those_of_the_records():
@@ -217,7 +217,7 @@ def test_a_committed_record_still_resolves_to_its_configuration(file, monkeypatc
     method = find_method(record["method"])
     setup = resolve(method, recorded_options(record["config"], method), need_data=False)
     config = {name: value for name, value in record["config"].items() if value is not None}
-    assert {name: setup.values()[name] for name in config} == config
+    assert {name: setup.all_options()[name] for name in config} == config
 
 
 def test_commands_are_those_of_the_runs_without_their_folders_and_each_once():
@@ -240,9 +240,9 @@ class Config:
 def test_a_record_without_an_option_stands_at_what_was_done_before():
     method = replace(find_method("fedavg"), name="toy", config=Config)
     config = {"protocol": "fedfm:digits", "dataset": "digits", "rounds": 7, "old": 4.0, "backbone": "cnn-small"}
-    assert resolve(method, recorded_options(config, method)).options == Config(4.0, 0.5, 3.0)
-    assert resolve(method, recorded_options({**config, "new": 9.0}, method)).options == Config(4.0, 9.0, 3.0)
-    assert resolve(method, config).options == Config(4.0, 2.0, 3.0)  # of a run that begins now
+    assert resolve(method, recorded_options(config, method)).method_config == Config(4.0, 0.5, 3.0)
+    assert resolve(method, recorded_options({**config, "new": 9.0}, method)).method_config == Config(4.0, 9.0, 3.0)
+    assert resolve(method, config).method_config == Config(4.0, 2.0, 3.0)  # of a run that begins now
 
 
 # What becomes of images that do not divide into equal shards

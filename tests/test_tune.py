@@ -159,7 +159,7 @@ def test_a_fifth_is_held_out_where_the_protocol_holds_out_nothing(tmp_path):
 
     def held_out(**validation):
         (run,) = tune.plan_trials("fedavg", out=tmp_path / "grid", **options, **validation).runs
-        return run.setup.run.validation
+        return run.setup.config.validation
 
     assert held_out() == 0.2
     assert held_out(validation=0.4) == 0.4

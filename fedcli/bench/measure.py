@@ -48,7 +48,7 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
     if not datasets.present(setup.dataset):
         images = "random"
         setup = with_random_images(setup)
-    run = setup.run
+    run = setup.config
     reset_peak_memory(setup.device)
     prepared = prepare(setup)
     fed = prepared.fed
@@ -98,7 +98,7 @@ def reset_peak_memory(device: torch.device) -> None:
 def _warm_up(setup: Setup, fed: Federation, number: int) -> Any:
     """Runs a round once, or until all its steps are replays of graphs; returns the method's state after it."""
     cohort = fed.cohort(number)
-    state = setup.method.init(fed, setup.options)
+    state = setup.method.init(fed, setup.method_config)
     if fed.engine.graphs is None:
         state, _ = one_round(setup, fed, state, cohort)
         return state
@@ -156,7 +156,7 @@ def _of_engine(times: _Times, samples: int, peak_bytes: int) -> dict[str, Any]:
 
 def _conditions(setup: Setup) -> dict[str, Any]:
     """Under what a run was timed."""
-    run = setup.run
+    run = setup.config
     hardware = environment(setup.device)["hardware"]
     return {
         "torch": torch.__version__,

@@ -67,10 +67,10 @@ def prepare_workload(workload: dict[str, Any], method: str = "fedavg", **given: 
         options["public_examples"] = PUBLIC_IMAGES
     options |= {**SGD, **workload, **given}
     # Without a protocol's setting the images are normalised by their own mean and not augmented.
-    return replace(resolve(chosen, options, need_data=False), setting=None)
+    return replace(resolve(chosen, options, need_data=False), data_setting=None)
 
 
 def with_random_images(setup: Setup) -> Setup:
     """The same run on random images in the shape of its data set."""
-    run = replace(setup.run, dataset=f"{RANDOM_IMAGES}:{setup.dataset}")
-    return replace(setup, run=run)
+    config = replace(setup.config, dataset=f"{RANDOM_IMAGES}:{setup.dataset}")
+    return replace(setup, config=config)

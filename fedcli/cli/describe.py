@@ -61,7 +61,7 @@ def _changed_defaults(method: Method) -> dict[str, Any]:
 
     options = recorded_fields(method)
     with suppress(UserError):
-        values = resolve(method, {}, need_data=False).values()
+        values = resolve(method, {}, need_data=False).all_options()
         return {name: value for name, value in values.items() if value != options[name].default}
     return {}
 

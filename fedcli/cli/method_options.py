@@ -131,9 +131,10 @@ def make_options(named: Named) -> list[Any]:
     An option is None unless it is given; several values are a tuple. Where methods have an option of the same name,
     the help is that of the first.
     """
-    from fedcli.runs.options import fields_of, option_panels
+    from fedcli.runs.options import fields_of, option_panels, refuse_reserved_names
 
     first = named.first
+    refuse_reserved_names(first, named.steps)
     panels = option_panels(first, named.steps)
     names = {name for panel in panels.values() for name in panel}
     for method in named.others:

@@ -57,7 +57,7 @@ class TableDisplay(jobs.Watch):
         self._plan = plan
         self._rounds = {run.folder: run.rounds_done for run in plan.to_run}
         self.bar = Progress(console=self._terminal, disable=not self._terminal.is_terminal, transient=True)
-        self._task = self.bar.add_task("", total=sum(run.setup.run.rounds for run in plan.to_run))
+        self._task = self.bar.add_task("", total=sum(run.setup.config.rounds for run in plan.to_run))
 
     def begin(self, run: PlannedRun) -> None:
         """Say that a run starts or goes on."""
@@ -70,19 +70,19 @@ class TableDisplay(jobs.Watch):
 
     def note(self, run: PlannedRun, text: str, counter: str = "") -> None:
         """Show what a run, its engine or a logger has to say."""
-        print_line(self._consoles, f"{counter}{run.label}, seed {run.setup.run.seed}: {text}")
+        print_line(self._consoles, f"{counter}{run.label}, seed {run.setup.config.seed}: {text}")
 
     def end(self, run: PlannedRun, record: dict[str, Any] | None, error: str) -> None:
         """Say what has become of a run."""
         self.ended += 1
-        self.advance(run, run.setup.run.rounds)
+        self.advance(run, run.setup.config.rounds)
         if error or record is None:
             text = f"failed: {error}"
         else:
             text = f"{self._plan.accuracy_text(record)} in {duration(record)}"
         self.note(run, text, f"[{self.ended}/{self.total}] ")
         if error and self._terminal.quiet:
-            say(f"error: {run.label}, seed {run.setup.run.seed}: {error}", err=True)
+            say(f"error: {run.label}, seed {run.setup.config.seed}: {error}", err=True)
 
 
 def warn_of_protocols(plan: Plan) -> None:

@@ -203,7 +203,7 @@ def one_more_round(folder: Path, files: Sequence[str] = ()) -> dict[str, np.ndar
     cohort = run.fed.cohort(len(run.record["rounds"]))
     fed.start_round(keep_sent_models=True)
     with machine_settings(fed):
-        method.run_round(run.state, cohort, fed, run.setup.options)
+        method.run_round(run.state, cohort, fed, run.setup.method_config)
         if fed.trained is None:
             raise UserError(f"the clients of '{method.name}' send no whole model (got {folder}); leave it out.")
         return client_points(fed, cohort)

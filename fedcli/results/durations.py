@@ -157,7 +157,7 @@ def cost_of(runs: Iterable[plans.PlannedRun], timed: pd.DataFrame, device: str, 
     pace = cache(partial(pace_of, machine=machine, timed=timed, relative=relative_times(timed)))
     rows: list[dict[str, Any]] = []
     for run in runs:
-        config = run.setup.values()
+        config = run.setup.all_options()
         images = config["train_examples"] or num_images(config["dataset"])
         if not images:
             rows.append({"seconds": None, "core_seconds": None, "machines": frozenset()})

@@ -203,7 +203,7 @@ def task(environment: dict, method: str, folder: Path, options: dict, progress: 
                 begin.run_method(method, out=folder, continue_=True, progress=progress, **options)
             else:  # perhaps by hand, with more than a table needs
                 [(setup, _)] = begin.resolve_runs(method, out=folder, **options)
-                files = own_paths([method, *setup.values().values()])
+                files = own_paths([method, *setup.all_options().values()])
                 resume.resume(folder, method=files, progress=progress, skip_ended=True)
             return ""
         except InUse as error:  # by its process on a lost node, which is about to end

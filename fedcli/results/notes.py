@@ -12,6 +12,7 @@ from fedcli.results.render import Best, markdown
 from fedcli.results.statistics import BOLD, DIVERGED
 from fedcli.runs.identity import FIRST, NOT_SETTINGS, reductions, settings_text, what_happened
 from fedcli.runs.options import given_options, inactive_term
+from fedcli.runs.origins import recorded_origins
 from fedcli.runs.record import state_of
 
 MODELS = (
@@ -73,7 +74,7 @@ def on_runs(groups: Sequence[SeedGroup]) -> list[str]:
         if inactive:
             notes.append(f"Inactive in {markdown(member.label)}: {inactive}.")
         shown = {*FIRST, "rounds", *NOT_SETTINGS, *member.settings, *reductions(record)}
-        for name, value in given_options(record["config"], record["origin"]).items():
+        for name, value in given_options(record["config"], recorded_origins(record["origin"])).items():
             if name not in shown:
                 options[settings_text({name: value})] = None
     notes += changes_of(groups)

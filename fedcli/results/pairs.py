@@ -195,7 +195,7 @@ def _allows(claim: Claim, departed: Mapping[str, tuple[Any, Any]]) -> bool:
 
 def _has_enough_rounds(record: Record, cell: PlannedRun, metric: Metric) -> bool:
     """Whether a run has a tenth of its cell's rounds; what a run sends and holds is seen in its first round."""
-    return metric.unit == "floats" or 10 * record["config"]["rounds"] >= cell.setup.run.rounds
+    return metric.unit == "floats" or 10 * record["config"]["rounds"] >= cell.setup.config.rounds
 
 
 def _value_of(metric: Metric, record: Record) -> float | None:

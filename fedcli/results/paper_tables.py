@@ -265,7 +265,7 @@ def _table_notes(plan: TablePlan, cells: Collection[CellBeside]) -> list[str]:
     failed = [f"{run.folder} ({run.record['error']})" for run in plan.runs if run.record and "error" in run.record]
     if failed:
         notes.append(f"Failed: {'; '.join(failed)}.")
-    inactive = dict.fromkeys(inactive_term(run.setup.values(), run.setup.method) for run in plan.runs)
+    inactive = dict.fromkeys(inactive_term(run.setup.all_options(), run.setup.method) for run in plan.runs)
     notes += [f"Inactive: {text}." for text in inactive if text]
     outdated = [str(run.folder) for run in plan.runs if run.outdated]
     if outdated:

@@ -70,7 +70,7 @@ class PlannedRun:
         """Whether today's code would not repeat it."""
         if self.record is None:
             return False
-        config = {**self.record["config"], "backbone": self.setup.run.backbone}  # where the user's file is now
+        config = {**self.record["config"], "backbone": self.setup.config.backbone}  # where the user's file is now
         return outdated({**self.record, "config": config}, self.setup.method)
 
     @property
@@ -252,7 +252,7 @@ def _usable(run: PlannedRun, rows: Iterable[dict[str, Any]], needs: Iterable[str
     """Those of the rows of a frame that can stand for a planned run; for `needs` see `departures`."""
     usable = []
     for row in rows:
-        if row["method"] != run.setup.method.name or row["seed"] != run.setup.run.seed:
+        if row["method"] != run.setup.method.name or row["seed"] != run.setup.config.seed:
             continue
         if not any(departures(row["record"], row["settings"], run.settings, need) for need in needs):
             usable.append(row)
@@ -294,7 +294,7 @@ def plan_cell(
             given = _on_other_data(method, given, dataset)
             smaller["dataset"] = given["dataset"]
         setup = resolve(method, given, need_data=False)
-        sizes = setup.values()
+        sizes = setup.all_options()
         if not sizes["train_examples"]:
             sizes["train_examples"] = num_images(setup.dataset)
         for name, limit in limits.items():
@@ -422,7 +422,7 @@ def _runs_of_point(
         run = PlannedRun(
             label=words or setup.method.name,
             method=name,
-            given=given if seeds is None else {**given, "seed": setup.run.seed},
+            given=given if seeds is None else {**given, "seed": setup.config.seed},
             setup=setup,
             settings=settings(draft(setup)),
             folder=Path(method_name, point, seed_folder),

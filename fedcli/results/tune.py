@@ -117,8 +117,8 @@ def plan_trials(
         options |= tried
         first_values = {option: values[0] for option, values in tried.items()}
         setup = resolve(chosen, {**options, **first_values})
-        _refuse_reported(setup, [setup.run.seed] if seeds is None else seeds)
-        if not setup.run.validation:
+        _refuse_reported(setup, [setup.config.seed] if seeds is None else seeds)
+        if not setup.config.validation:
             options["validation"] = VALIDATION
         if folder is None:
             folder = _home(methods, setup)
@@ -253,7 +253,7 @@ def _write_best(planned: Tuning, method: str, trials: pd.DataFrame) -> None:
     listed = trials[["options", "accuracy"]].rename(columns={"accuracy": "validation_accuracy"})
     facts = {
         "method": method,
-        "seed": ", ".join(dict.fromkeys(str(run.setup.run.seed) for run in runs)),
+        "seed": ", ".join(dict.fromkeys(str(run.setup.config.seed) for run in runs)),
         "options": trials["options"].iloc[0],
         "trials": listed.astype(object).where(listed.notna(), None).to_dict("records"),
     }

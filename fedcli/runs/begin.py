@@ -19,6 +19,7 @@ from fedcli.runs.identity import NOT_SETTINGS, differences, draft, settings
 from fedcli.runs.lock import LOCK, InUse, leftovers, locked
 from fedcli.runs.machine import flushed_denormals, machine_settings
 from fedcli.runs.options import RunConfig, filled_up
+from fedcli.runs.origins import TYPED
 from fedcli.runs.prepare import prepare, refuse_lost_classes
 from fedcli.runs.record import RECORD, has_ended, new_record, read_record
 from fedcli.runs.resolve import Setup, refuse_without_effect, resolve
@@ -51,7 +52,7 @@ def run_method(
         if record is None:
             runs.append(begin(setup, folder, source, progress))
         else:
-            files = userfiles.own_paths([source, *setup.values().values()])
+            files = userfiles.own_paths([source, *setup.all_options().values()])
             runs.append(resume(folder, method=files, progress=progress, skip_ended=True))
     return runs[0] if seeds is None else runs
 
@@ -141,7 +142,7 @@ def _initial_state(setup: Setup, fed: Federation, record: dict[str, Any]) -> Any
     method = setup.method
     by_init = no_global_draws(f"init of '{method.name}'", fed.device)
     with method.blamed(*NOT_BLAMED), unchanged([*record["user_files"]]), by_init:
-        return method.init(fed, setup.options)
+        return method.init(fed, setup.method_config)
 
 
 def find_begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
@@ -173,9 +174,9 @@ def _refuse_other_run(record: dict[str, Any], setup: Setup, folder: Path) -> Non
     # What was typed and changes no result counts too, since it would not be done.
     recorded_config = filled_up(record["config"], RunConfig)
     for name in NOT_SETTINGS:
-        if name == "seed" or setup.origin[name] == "command line":
+        if name == "seed" or setup.origins[name] == TYPED:
             recorded[name] = recorded_config[name]
-            asked[name] = getattr(setup.run, name)
+            asked[name] = getattr(setup.config, name)
     for name, (value, other) in differences(asked, recorded).items():
         flag = name if name in ("method", "selection") else flag_of(name)
         remedy = LONGER if name == "rounds" and value > other else "choose another --out"

@@ -112,14 +112,14 @@ def read_checkpoint(folder: Path, record: dict[str, Any], setup: Setup, fed: Fed
     assert fed.store is not None  # `prepare` has given it one
     files = [file for file in (folder / CHECKPOINT, folder / PREVIOUS) if file.is_file()]
     if not files:
-        return Checkpoint(setup.method.init(fed, setup.options), {"rounds": [], "cost": None})
+        return Checkpoint(setup.method.init(fed, setup.method_config), {"rounds": [], "cost": None})
     newest = files[0]
     state, facts = load_tree(newest, fed.store.reopen(folder), fed.device)
     try:
         check_facts(facts)
         if facts["identity"] != identity(record):
             raise UserError(f"'{newest}' is of another run; restore it, or delete it to go on from an earlier round.")
-        check_content(state, facts, setup.method.init(fed, setup.options), fed)
+        check_content(state, facts, setup.method.init(fed, setup.method_config), fed)
     except Fault as fault:
         raise UserError(f"'{newest}' is no checkpoint of this run: {fault}; delete it, or run again.") from None
     return Checkpoint(state, facts["record"])

@@ -98,18 +98,18 @@ def _images_of(record: Mapping[str, Any], config: Mapping[str, Any]) -> int | No
 def draft(setup: Setup) -> dict[str, Any]:
     """What the record of a planned run will say, as far as `settings` needs it; reads no data."""
     method = setup.method
-    run = setup.run
-    images = num_images(setup.dataset, run.local_test) if "classes:" in run.partition else None
+    config = setup.config
+    images = num_images(setup.dataset, config.local_test) if "classes:" in config.partition else None
     return {
         "method": method.name,
         "method_source": method.name if methods().get(method.name) is method else str(method.file),
         "method_hash": method.file_hash,
         "protocol": setup.protocol.name,
         "dataset": setup.dataset,
-        "seed": run.seed,
-        "config": setup.values(),
-        "origin": setup.origin,
-        "partition": {"images": run.train_examples or images},
+        "seed": config.seed,
+        "config": setup.all_options(),
+        "origin": {name: origin.text for name, origin in setup.origins.items()},
+        "partition": {"images": config.train_examples or images},
         "summary": {"selection": setup.selection},
     }
 
@@ -260,7 +260,7 @@ def reductions(record: Mapping[str, Any]) -> dict[str, str]:
     protocol = protocols().get(record["protocol"])
     if protocol is None or not protocol.datasets:
         return {}
-    full = default_options(protocol, record["dataset"]).values
+    full = default_options(protocol, record["dataset"]).options
     if full["cohort_size"] is None:
         full["cohort_size"] = full["num_clients"]
     if config.get("train_examples") is not None and full["train_examples"] is None:

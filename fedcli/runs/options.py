@@ -11,6 +11,7 @@ from typing import Any, Protocol, get_args
 from fedcli.declarations import START, Method, check_value, facts_of, flag_of, option
 from fedcli.errors import UserError, unknown
 from fedcli.registry import find_post, posts
+from fedcli.runs.origins import DEFAULT, Kind, Origin
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,14 @@ class RunConfig:
 # The panels of `fedcli run METHOD --help`, by the first option of each.
 PANELS = {"protocol": "Federation", "local_epochs": "Local training", "seed": "Machine", "eval_every": "Output"}
 # Of an experiment and not of a run, typed like options, and most of them taken by `fedcli.run` too.
-EXPERIMENT = (
+EXPERIMENT_OPTIONS = (
     "seeds", "tuned", "out", "continue_", "jobs", "config", "from_", "log_file", "log", "quiet", "workers", "on",
     "cpus_per_run", "gpus_per_run", "time_limit",
 )  # fmt: skip
-RESERVED = {"method", "grid", "progress", "help", "exist_ok", *EXPERIMENT}  # names that no method's option may have
-# What others call our options.
-WORDS = {
+# Names that no method's option may have, beside those of the options of a run.
+RESERVED_NAMES = {"method", "grid", "progress", "help", "exist_ok", *EXPERIMENT_OPTIONS}
+# The options that other toolkits call by these names.
+FOREIGN_NAMES = {
     "epochs": "local_epochs", "clients_per_round": "cohort_size", "fraction": "cohort_size",
     "join_ratio": "cohort_size", "learning_rate": "lr", "wd": "weight_decay", "model": "backbone",
     "alpha": "partition", "gpu": "device", "resume": "continue_",
@@ -123,9 +125,12 @@ class MethodWithOptions(HasOptions, Protocol):
         """Whether each client ends with a model of its own, by its truth."""
 
 
-def fields_of(*kinds: type) -> dict[str, Field]:
-    """The options that these configurations have, by name."""
-    return {field.name: field for kind in kinds for field in fields(kind)}
+def fields_of(*config_types: type) -> dict[str, Field]:
+    """The declarations of the options that these dataclasses have, by name."""
+    declared: dict[str, Field] = {}
+    for config_type in config_types:
+        declared |= {field.name: field for field in fields(config_type)}
+    return declared
 
 
 def recorded_fields(method: Method) -> dict[str, Field]:
@@ -145,33 +150,49 @@ def unknown_option(
     It suggests an option, also of the `others` that the command names, by its letters, its symbol or another toolkit's
     word for it.
     """
-    kinds = [other.config for other in others] + [step.config for step in steps.values()]
-    options = fields_of(RunConfig, method.config, *kinds)
-    word = name.strip("-").replace("-", "_").lower()
     for step in steps.values():
-        if word in fields_of(step.config):
+        if _normalised(name) in fields_of(step.config):
             got = f"--post {chosen}" if chosen else "no --post"
             return UserError(f"{flag_of(name)} is for --post {step.name} (got {got}); give both or neither.")
-    meant = {facts_of(field).symbol.lower(): name for name, field in options.items()} | WORDS
-    guess = meant.get(html.unescape(f"&{word};"), meant.get(word))  # `mu` as the Greek letter too
+    config_types = [other.config for other in others] + [step.config for step in steps.values()]
+    options = fields_of(RunConfig, method.config, *config_types)
+    meant = _option_meant(name, options)
     return unknown(
-        f"option of '{method.name}'", flag_of(name), map(flag_of, [*options, *EXPERIMENT]),
-        f"'fedcli run {method.name} --help' shows all.", flag_of(guess) if guess else "",
+        f"option of '{method.name}'", flag_of(name), map(flag_of, [*options, *EXPERIMENT_OPTIONS]),
+        f"'fedcli run {method.name} --help' shows all.", flag_of(meant) if meant else "",
     )  # fmt: skip
 
 
-def option_panels(method: MethodWithOptions, steps: Mapping[str, HasOptions]) -> dict[str, dict[str, Field]]:
-    """The options of a method as `{panel title: {name: field}}`: its own, those of steps after it, those of all.
+def _normalised(name: str) -> str:
+    """The name of an option as fields have it, from a flag or a word in any case."""
+    return name.strip("-").replace("-", "_").lower()
+
+
+def _option_meant(name: str, options: Mapping[str, Field]) -> str | None:
+    """The option that goes by a name in a paper or in another toolkit; None if there is none."""
+    options_by_name = {facts_of(field).symbol.lower(): option for option, field in options.items()} | FOREIGN_NAMES
+    word = _normalised(name)
+    greek_letter = html.unescape(f"&{word};")  # `mu` as µ
+    return options_by_name.get(greek_letter, options_by_name.get(word))
+
+
+def refuse_reserved_names(method: MethodWithOptions, steps: Mapping[str, HasOptions]) -> None:
+    """Refuses a method whose option has the name of an option of every run, or of a step after it.
 
     Raises:
-        UserError: An option of the method has the name of another option.
+        UserError: Names the option.
     """
-    after = {f"With --post {post.name}": fields_of(post.config) for post in steps.values()}
-    for name in fields_of(method.config).keys() & {*fields_of(RunConfig), *RESERVED}.union(*after.values()):
+    step_configs = [step.config for step in steps.values()]
+    reserved = RESERVED_NAMES | fields_of(RunConfig, *step_configs).keys()
+    for name in fields_of(method.config).keys() & reserved:
         raise UserError(f"the option name '{name}' of '{method.name}' is reserved; rename it in {method.file}.")
+
+
+def option_panels(method: MethodWithOptions, steps: Mapping[str, HasOptions]) -> dict[str, dict[str, Field]]:
+    """The options of a method as `{panel title: {name: field}}`: its own, those of steps after it, those of all."""
     panels = {method.title: fields_of(method.config)}
     if not method.personal:  # the steps need a global model
-        panels |= after
+        panels |= {f"With --post {step.name}": fields_of(step.config) for step in steps.values()}
     title = ""
     for name, field in fields_of(RunConfig).items():
         title = PANELS.get(name, title)
@@ -179,24 +200,33 @@ def option_panels(method: MethodWithOptions, steps: Mapping[str, HasOptions]) ->
     return panels
 
 
-def filled_up(config: Mapping[str, Any], *kinds: type) -> dict[str, Any]:
-    """The options of a record, and those of these kinds that it lacks as their `before` says."""
-    before = {name: facts_of(field).before for name, field in fields_of(*kinds).items() if name not in config}
-    return {**config, **before}
+def filled_up(config: Mapping[str, Any], *config_types: type) -> dict[str, Any]:
+    """The options of a record, and those of these dataclasses that it lacks as their `before` says."""
+    complete = dict(config)
+    for name, field in fields_of(*config_types).items():
+        if name not in config:
+            complete[name] = facts_of(field).before
+    return complete
 
 
 def recorded_options(config: Mapping[str, Any], method: Method) -> dict[str, Any]:
     """The options by which `resolve` gives a record's run, also where options have been added since."""
-    steps = [] if config.get("post") is None else [find_post(config["post"], method).config]
-    return filled_up(config, RunConfig, method.config, *steps)
+    config_types = [RunConfig, method.config]
+    if config.get("post") is not None:
+        config_types.append(find_post(config["post"], method).config)
+    return filled_up(config, *config_types)
 
 
 def inactive_term(config: Mapping[str, Any], method: Method) -> str:
     """A remark on a run that ends before the method's own term starts; empty for another run."""
     start = config.get(START, 0)
+    if start < config["rounds"]:
+        return ""
     simpler, _ = method.reduces_to or ("the method without it", {})
-    late = f"the method's own term, which starts after {start} rounds: this run is {simpler}"
-    return f"{late}; lower {flag_of(START)}, or give more --rounds" if start >= config["rounds"] else ""
+    return (
+        f"the method's own term, which starts after {start} rounds: this run is {simpler}; lower {flag_of(START)}, or "
+        "give more --rounds"
+    )
 
 
 def flags_of(options: Mapping[str, Any]) -> list[str]:
@@ -210,12 +240,9 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
     return flags
 
 
-def given_options(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, Any]:
-    """The options of a run that were given in any way; the others follow from these."""
-    return {
-        name: value for name, value in values.items()
-        if not origin.get(name, "default").startswith(("default", "protocol ", "seed", "num_clients"))
-    }  # fmt: skip
+def given_options(options: Mapping[str, Any], origins: Mapping[str, Origin]) -> dict[str, Any]:
+    """The options of a run that the user has given in any way; the others follow from these."""
+    return {name: value for name, value in options.items() if origins.get(name, DEFAULT).kind is Kind.USER}
 
 
 def parse_size(text: str) -> int:
@@ -234,24 +261,24 @@ def parse_values(field: Field, text: str) -> tuple[Any, ...]:
     Raises:
         UserError: A value is of the wrong type or out of range.
     """
-    kinds = get_args(field.type) or (field.type,)
+    types = get_args(field.type) or (field.type,)
     values = []
     for part in text.split(","):
-        value = _parse_value(part.strip(), kinds)
+        value = _parse_value(part.strip(), types)
         check_value(field, value)
         values.append(value)
     return tuple(dict.fromkeys(values))
 
 
-def _parse_value(text: str, kinds: Sequence[Any]) -> Any:
+def _parse_value(text: str, types: Sequence[Any]) -> Any:
     """The value of one of these types that a text says; the text where it says none."""
-    truths = {"true": True, "false": False}
-    if bool in kinds and text.lower() in truths:
-        return truths[text.lower()]
-    for kind in (int, float):  # a whole number is an int where both are allowed
-        if kind in kinds:
+    truth_values = {"true": True, "false": False}
+    if bool in types and text.lower() in truth_values:
+        return truth_values[text.lower()]
+    for number_type in (int, float):  # a whole number is an int where both are allowed
+        if number_type in types:
             with suppress(ValueError):
-                return kind(text)
+                return number_type(text)
     return text
 
 

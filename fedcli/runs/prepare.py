@@ -30,7 +30,7 @@ class Prepared(NamedTuple):
 def prepare(setup: Setup) -> Prepared:
     """Returns what a run needs; raises what `load_data` does."""
     dataset, parts, public = load_data(setup)
-    memory = parse_size(setup.run.state_memory) if setup.run.state_memory else None
+    memory = parse_size(setup.config.state_memory) if setup.config.state_memory else None
     store = Store(memory, setup.device, setup.method.state_types)
     return Prepared(dataset, parts, make_federation(setup, dataset, parts, public, store=store))
 
@@ -49,7 +49,7 @@ def load_data(setup: Setup) -> Data:
     Raises:
         UserError: If the data cannot be read or divided as asked, or no client has enough of them.
     """
-    config = setup.run
+    config = setup.config
     dataset = datasets.load(setup.dataset)
     if setup.protocol.evaluation == "domains" and dataset.domain_test is None:
         raise UserError(f"{config.protocol} tests on domains (got {config.dataset} without); use another --protocol.")
@@ -80,7 +80,7 @@ def load_data(setup: Setup) -> Data:
 
 def _refuse_lacking_parts(setup: Setup, parts: list) -> None:
     """Refuses a division that leaves no client a part for testing or validation where the protocol needs one."""
-    config = setup.run
+    config = setup.config
     division = divide(parts, config)
     if setup.protocol.evaluation == "clients" and not any(map(len, division.testing)):
         raise UserError(f"no client has a test part (got --local-test {config.local_test:g}); use a larger share.")
@@ -103,13 +103,13 @@ def refuse_lost_classes(setup: Setup, dataset: Dataset, parts: list) -> None:
     So may a run that asks for what earlier versions did.
     """
     lost_classes = partition.lost_classes(parts, dataset.y_train)
-    is_own = own_paths([setup.run.partition]) or setup.run.partition.startswith("file:")
-    if lost_classes and not is_own and setup.run.remainder != "drop":
+    is_own = own_paths([setup.config.partition]) or setup.config.partition.startswith("file:")
+    if lost_classes and not is_own and setup.config.remainder != "drop":
         names = ", ".join(dataset.class_names[label] for label in lost_classes[:5])
         raise UserError(
             f"partition '{setup.partition.flag}' gives no client an image of {len(lost_classes)} of "
-            f"{dataset.num_classes} classes (got {setup.run.num_clients} clients; without images: {names}); use more "
-            "clients or another flag."
+            f"{dataset.num_classes} classes (got {setup.config.num_clients} clients; without images: {names}); use "
+            "more clients or another flag."
         )
 
 
@@ -118,18 +118,18 @@ def make_federation(
     kind: type[Federation] = Federation, **options: Any,
 ) -> Federation:  # fmt: skip
     """Returns the federation of a run, of a class that takes these options beside."""
-    dtype = torch.float64 if setup.run.precision == "float64" else torch.float32
+    dtype = torch.float64 if setup.config.precision == "float64" else torch.float32
     if public is not None:
-        setting = setup.protocol.public.get(setup.run.public_dataset or "")
+        setting = setup.protocol.public.get(setup.config.public_dataset or "")
         options |= {"public_images": public.x_train, "public_transform": _transform(public, setting, dtype)}
     return kind(
-        setup.run,
+        setup.config,
         dataset,
         parts,
         setup.device,
-        _transform(dataset, setup.setting, dtype),
+        _transform(dataset, setup.data_setting, dtype),
         evaluation=setup.protocol.evaluation,
-        top_k=setup.setting.top_k if setup.setting else 1,
+        top_k=setup.data_setting.top_k if setup.data_setting else 1,
         workers=current(),
         **options,
     )

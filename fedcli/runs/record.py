@@ -77,7 +77,7 @@ def new_record(
 
     `source` is its method's name or file; `chosen` is what `autotune` returns.
     """
-    values = setup.values()
+    options = setup.all_options()
     pixels = fed.transform
     return {
         "schema": SCHEMA,
@@ -85,10 +85,10 @@ def new_record(
         **draft(setup),
         "method_source": source,
         "numerics": numerics_of(setup.method, fed.dead_taps),
-        "user_files": {path: file_hash(path) for path in own_paths([source, *values.values()])},
+        "user_files": {path: file_hash(path) for path in own_paths([source, *options.values()])},
         "dataset_fingerprint": dataset.fingerprint,
         **_where_any(dataset_source=dataset.source),
-        "command": shlex.join(["fedcli", "run", source, *flags_of(given_options(values, setup.origin))]),
+        "command": shlex.join(["fedcli", "run", source, *flags_of(given_options(options, setup.origins))]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "evaluation": setup.protocol.evaluation,
         "tested": setup.method.tested,
@@ -129,7 +129,7 @@ def _division(setup: Setup, dataset: Dataset, parts: list, fed: Federation) -> d
 def _networks(setup: Setup, dataset: Dataset, fed: Federation) -> dict[str, Any]:
     """Returns what a record says of the networks."""
     return {
-        "backbone": setup.run.backbone,
+        "backbone": setup.config.backbone,
         "parameters": fed.sizes.parameters,  # of the largest network where there are several
         "input": [dataset.channels, dataset.image_size, dataset.image_size],
         **_where_any(frozen=frozen_parts(fed)),
@@ -144,7 +144,7 @@ def _engine(setup: Setup, fed: Federation, chosen: str | None) -> dict[str, Any]
         "chosen": chosen,
         "workers": current().count,
         "device": str(fed.device),
-        "precision": setup.run.precision,
+        "precision": setup.config.precision,
         "notes": [],
     }
 

@@ -4,18 +4,18 @@ Data that is given by its path is imported, under a name of its own. Else nothin
 is written.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from fedcli.declarations import DataSetting, Method, Post, Protocol, check_value, facts_of, flag_of
 from fedcli.errors import UserError
 from fedcli.registry import default_protocol, find_post, find_protocol, posts
-from fedcli.runs.options import RunConfig, fields_of, option_panels, parse_size, unknown_option
+from fedcli.runs.options import RunConfig, fields_of, parse_size, refuse_reserved_names, unknown_option
+from fedcli.runs.origins import DEFAULT, FOLLOWS, TYPED, Kind, Origin, of_other_option, of_protocol, of_source
 from fedcli.userfiles import absolute, is_from_file
 
 DEFAULT_DATASET = "digits"
-FOLLOWS = {"partition_seed": "seed", "cohort_size": "num_clients"}  # options that are another one where none is given
 
 
 @dataclass(frozen=True)
@@ -23,44 +23,44 @@ class Setup:
     """A run that has been checked and can start."""
 
     method: Method
-    options: Any  # the method's Config
-    run: RunConfig  # no None but for what the data decide
+    config: RunConfig  # no None but for what the data decide
+    method_config: Any  # the method's Config
     protocol: Protocol
-    setting: DataSetting | None  # what the protocol says of the data set, if anything
+    data_setting: DataSetting | None  # what the protocol says of the data set, if anything
     partition: Any  # fedcli.core.partition.Partition
     selection: str
     device: Any  # torch.device
-    origin: dict[str, str]  # of each value: "command line", "protocol ...", "default", ...
+    origins: dict[str, Origin]  # of the options, and of `selection` where it is not the protocol's
     post: Post | None = None  # the step after the last round
-    post_options: Any = None  # its Config
+    post_config: Any = None  # its Config
 
     @property
     def dataset(self) -> str:
         """The data set's name."""
-        assert self.run.dataset is not None  # `resolve` has chosen one
-        return self.run.dataset
+        assert self.config.dataset is not None  # `resolve` has chosen one
+        return self.config.dataset
 
     @property
     def cohort_size(self) -> int:
         """Clients in each round, K; all where none are given."""
-        return self.run.cohort_size or self.run.num_clients
+        return self.config.cohort_size or self.config.num_clients
 
     @property
     def partition_seed(self) -> int:
         """Seed of the partition; the run's where none is given."""
-        return self.run.seed if self.run.partition_seed is None else self.run.partition_seed
+        return self.config.seed if self.config.partition_seed is None else self.config.partition_seed
 
     @property
     def data_sets(self) -> tuple[str, ...]:
         """The data sets that the run reads."""
-        return tuple(filter(None, (self.run.dataset, self.run.public_dataset)))
+        return tuple(filter(None, (self.config.dataset, self.config.public_dataset)))
 
-    def values(self) -> dict[str, Any]:
-        """All options, the run's, the method's and those of the step after it, as one flat dict."""
-        values = {**vars(self.run), **vars(self.options)}
+    def all_options(self) -> dict[str, Any]:
+        """The options of the run, the method and the step after it, by name."""
+        options = {**vars(self.config), **vars(self.method_config)}
         if self.post is not None:
-            values |= vars(self.post_options)
-        return values
+            options |= vars(self.post_config)
+        return options
 
     def with_seed(self, seed: int) -> "Setup":
         """The same run with another seed that was typed, which is the partition's too where that has none of its own.
@@ -69,21 +69,21 @@ class Setup:
             UserError: The seed is out of range.
         """
         check_value(fields_of(RunConfig)["seed"], seed)
-        run = replace(self.run, seed=seed)
-        if self.origin["partition_seed"] == "seed":
-            run = replace(run, partition_seed=seed)
-        return replace(self, run=run, origin={**self.origin, "seed": "command line"})
+        config = replace(self.config, seed=seed)
+        if self.origins["partition_seed"] == of_other_option("seed"):
+            config = replace(config, partition_seed=seed)
+        return replace(self, config=config, origins={**self.origins, "seed": TYPED})
 
 
 def resolve(
     method: Method, given: Mapping[str, Any], *, sources: Mapping[str, str] | None = None, need_data: bool = True
 ) -> Setup:
-    """Puts together what was given, the protocol's values and the defaults; imports data given as a path.
+    """Puts together the options that were given, the protocol's and the defaults; imports data given as a path.
 
     Args:
         method: The method.
         given: Options by name; None stands for the default, whatever the protocol says.
-        sources: Where options come from that were not typed, for `Setup.origin`.
+        sources: Where those of them come from that were not typed.
         need_data: Whether the data set must be on this machine.
 
     Raises:
@@ -92,7 +92,7 @@ def resolve(
     from fedcli.core import partition
     from fedcli.data import datasets
 
-    option_panels(method, posts(method))  # refuses clashes of names
+    refuse_reserved_names(method, posts(method))
     given = {name: _as_recorded(name, value, method) for name, value in given.items()}
     given = _with_imported_data(given)
     protocol = find_protocol(given["protocol"], method) if "protocol" in given else None
@@ -102,50 +102,56 @@ def resolve(
     protocol = protocol or default_protocol(method, dataset)
     post_name = {**protocol.settings, **given}.get("post")
     post = None if post_name is None else find_post(post_name, method)
-    kinds = [RunConfig, method.config]
+    config_types = [RunConfig, method.config]
     if post is not None:
-        kinds.append(post.config)
-    values, origin = default_options(protocol, dataset, method.name, *kinds)
-    values |= given
-    origin |= {name: (sources or {}).get(name, "command line") for name in given}
-    allowed = fields_of(*kinds)
-    for name, value in values.items():
-        if name not in allowed:
-            raise unknown_option(name, method, posts(method, values["post"]), values["post"])
-        check_value(allowed[name], value)
+        config_types.append(post.config)
+    options, origins = default_options(protocol, dataset, method.name, *config_types)
+    options |= given
+    origins |= dict.fromkeys(given, TYPED)
+    origins |= {name: of_source(text) for name, text in (sources or {}).items() if name in given}
+    _check_options(options, method, config_types)
     for name, other in FOLLOWS.items():
-        if values[name] is None:
-            values[name] = values[other]
-            origin[name] = other
+        if options[name] is None:
+            options[name] = options[other]
+            origins[name] = of_other_option(other)
     if not method.uses_public_data and "public_dataset" not in given:
-        values["public_dataset"] = None  # the protocol's, for the methods that need one
-    values["partition"] = partition.from_flag(values["partition"]).flag  # dirichlet:.5 is dirichlet:0.5
-    run = _filled(RunConfig, values)
-    options = _filled(method.config, values)
-    post_options = None if post is None else _filled(post.config, values)
-    _refuse_combinations(run, method, protocol)
+        options["public_dataset"] = None  # the protocol's, for the methods that need one
+    options["partition"] = partition.from_flag(options["partition"]).flag  # dirichlet:.5 is dirichlet:0.5
+    config = _config_with(options, RunConfig)
+    method_config = _config_with(options, method.config)
+    post_config = None if post is None else _config_with(options, post.config)
+    _refuse_combinations(config, method, protocol)
     selection = protocol.selection
-    if selection == "best-validation" and run.validation == 0:
+    if selection == "best-validation" and config.validation == 0:
         selection = "last"
-        origin["selection"] = "no validation part"
+        origins["selection"] = Origin(Kind.OTHER_OPTION, "no validation part")
     return Setup(
         method=method,
-        options=options,
-        run=run,
+        config=config,
+        method_config=method_config,
         protocol=protocol,
-        setting=protocol.datasets.get(dataset),
-        partition=partition.from_flag(run.partition, run.remainder),
+        data_setting=protocol.datasets.get(dataset),
+        partition=partition.from_flag(config.partition, config.remainder),
         selection=selection,
-        device=find_device(run.device),
-        origin=origin,
+        device=find_device(config.device),
+        origins=origins,
         post=post,
-        post_options=post_options,
+        post_config=post_config,
     )
 
 
-def _filled(kind: type, values: Mapping[str, Any]) -> Any:
-    """A configuration of a kind, with those of the values that are its options."""
-    return kind(**{name: values[name] for name in fields_of(kind)})
+def _check_options(options: Mapping[str, Any], method: Method, config_types: Sequence[type]) -> None:
+    """Refuses an option that none of these dataclasses declares, and a value that its declaration does not allow."""
+    declared = fields_of(*config_types)
+    for name, value in options.items():
+        if name not in declared:
+            raise unknown_option(name, method, posts(method, options["post"]), options["post"])
+        check_value(declared[name], value)
+
+
+def _config_with(options: Mapping[str, Any], config_type: type) -> Any:
+    """A dataclass of options, with those of these that it declares."""
+    return config_type(**{name: options[name] for name in fields_of(config_type)})
 
 
 def _with_imported_data(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,119 +192,121 @@ def default_dataset(method: Method, protocol: Protocol | None = None) -> str:
 class Defaults(NamedTuple):
     """Options where none is given, by name."""
 
-    values: dict[str, Any]
-    origin: dict[str, str]  # where each comes from
+    options: dict[str, Any]
+    origins: dict[str, Origin]
 
 
-def default_options(protocol: Protocol, dataset: str, method: str = "", *kinds: type) -> Defaults:
-    """The options of these kinds, or of `RunConfig` alone, where none is given."""
-    values = {name: field.default for name, field in fields_of(*(kinds or (RunConfig,))).items()}
-    values |= {"protocol": protocol.name, "dataset": dataset}
-    origin = dict.fromkeys(values, "default")
-    source = f"protocol {protocol.name}"
-    layers = {source: {**protocol.settings, **protocol.method_options.get(method, {})}}
+def default_options(protocol: Protocol, dataset: str, method: str = "", *config_types: type) -> Defaults:
+    """The options of these dataclasses, or of `RunConfig` alone, where none is given."""
+    declared = fields_of(*(config_types or (RunConfig,)))
+    options = {name: field.default for name, field in declared.items()}
+    options |= {"protocol": protocol.name, "dataset": dataset}
+    origins = dict.fromkeys(options, DEFAULT)
+    of_all_data = {**protocol.settings, **protocol.method_options.get(method, {})}
+    options |= of_all_data
+    origins |= dict.fromkeys(of_all_data, of_protocol(protocol.name))
     setting = protocol.datasets.get(dataset)
     if setting is not None:
-        special = setting.method_options.get(method, {})
-        layers[f"{source}, {dataset}"] = {"backbone": setting.backbone, **setting.settings, **special}
-    for source, layer in layers.items():
-        values |= layer
-        origin |= dict.fromkeys(layer, source)
-    return Defaults(values, origin)
+        of_dataset = {"backbone": setting.backbone, **setting.settings, **setting.method_options.get(method, {})}
+        options |= of_dataset
+        origins |= dict.fromkeys(of_dataset, of_protocol(protocol.name, dataset))
+    return Defaults(options, origins)
 
 
-def _refuse_combinations(run: RunConfig, method: Method, protocol: Protocol) -> None:
+def _refuse_combinations(config: RunConfig, method: Method, protocol: Protocol) -> None:
     """Refuses options that cannot run together."""
     from fedcli.core import engine
 
-    engine.parse_chunking(run.clients_per_chunk, default=1)
-    parse_size(run.state_memory or "0")
-    if run.cohort_size is not None and run.cohort_size > run.num_clients:
+    engine.parse_chunking(config.clients_per_chunk, default=1)
+    parse_size(config.state_memory or "0")
+    if config.cohort_size is not None and config.cohort_size > config.num_clients:
         raise UserError(
-            f"--cohort-size {run.cohort_size} is larger than --num-clients {run.num_clients}; use as many or fewer."
+            f"--cohort-size {config.cohort_size} is larger than --num-clients {config.num_clients}; use as many or "
+            "fewer."
         )
-    _refuse_networks(run, method, protocol)
-    if run.local_test and protocol.evaluation != "clients":
-        raise UserError(f"the protocol {protocol.name} uses no --local-test (got {run.local_test:g}); leave it out.")
-    _refuse_public_images(run, method)
-    if method.optimizers and run.optimizer not in method.optimizers:
+    _refuse_networks(config, method, protocol)
+    if config.local_test and protocol.evaluation != "clients":
+        raise UserError(f"the protocol {protocol.name} uses no --local-test (got {config.local_test:g}); leave it out.")
+    _refuse_public_images(config, method)
+    if method.optimizers and config.optimizer not in method.optimizers:
         raise UserError(
-            f"'{method.name}' counts on steps along gradients (got --optimizer {run.optimizer}); choose --optimizer "
+            f"'{method.name}' counts on steps along gradients (got --optimizer {config.optimizer}); choose --optimizer "
             f"{' or '.join(method.optimizers)}."
         )
-    if run.per_client_every:
-        _refuse_no_clients(run, method, protocol)
-    if run.drift_every and protocol.evaluation == "clients":
+    if config.per_client_every:
+        _refuse_no_clients(config, method, protocol)
+    if config.drift_every and protocol.evaluation == "clients":
         raise UserError(
-            f"--drift-every {run.drift_every} needs common test images (got the protocol {protocol.name}, which has "
+            f"--drift-every {config.drift_every} needs common test images (got the protocol {protocol.name}, which has "
             "none); leave it out."
         )
 
 
-def _refuse_networks(run: RunConfig, method: Method, protocol: Protocol) -> None:
+def _refuse_networks(config: RunConfig, method: Method, protocol: Protocol) -> None:
     """Refuses networks that there are not, that the method cannot mix, or that what follows cannot use."""
     from fedcli.core import backbones
 
-    networks = set(run.backbone.split(",")) if run.backbone else set()
+    networks = set(config.backbone.split(",")) if config.backbone else set()
     for name in networks:
         backbones.find(name)  # refuses an unknown one
     if not networks:
         raise UserError(
             f"the protocol {protocol.name} has networks for {', '.join(protocol.datasets) or 'no data set'} (got "
-            f"--dataset {run.dataset} and no --backbone); choose one of these, or add --backbone, e.g. cnn-small."
+            f"--dataset {config.dataset} and no --backbone); choose one of these, or add --backbone, e.g. cnn-small."
         )
     if len(networks) > 1 and not method.mixed_networks:
         raise UserError(
-            f"'{method.name}' needs one network for all clients (got --backbone {run.backbone}); name one of them."
+            f"'{method.name}' needs one network for all clients (got --backbone {config.backbone}); name one of them."
         )
     if method.personal is not None or len(networks) > 1:
-        needs = f"needs a global model of one network (got '{method.name}' with {run.backbone}); leave it out."
-        if run.post:
-            raise UserError(f"--post {run.post} {needs}")
-        if run.drift_every:
-            raise UserError(f"--drift-every {run.drift_every} {needs}")
+        needs = f"needs a global model of one network (got '{method.name}' with {config.backbone}); leave it out."
+        if config.post:
+            raise UserError(f"--post {config.post} {needs}")
+        if config.drift_every:
+            raise UserError(f"--drift-every {config.drift_every} {needs}")
 
 
-def _refuse_public_images(run: RunConfig, method: Method) -> None:
+def _refuse_public_images(config: RunConfig, method: Method) -> None:
     """Refuses public images for a method without a use for them, and a method that needs them without any."""
-    if run.public_dataset and not method.uses_public_data:
+    if config.public_dataset and not method.uses_public_data:
         raise UserError(
-            f"'{method.name}' uses no public images (got --public-dataset {run.public_dataset}); leave it out."
+            f"'{method.name}' uses no public images (got --public-dataset {config.public_dataset}); leave it out."
         )
-    if method.uses_public_data and not run.public_dataset:
+    if method.uses_public_data and not config.public_dataset:
         raise UserError(
             f"'{method.name}' needs public images (got no --public-dataset); name a data set; 'fedcli data list' "
             "shows all."
         )
 
 
-def _refuse_no_clients(run: RunConfig, method: Method, protocol: Protocol) -> None:
+def _refuse_no_clients(config: RunConfig, method: Method, protocol: Protocol) -> None:
     """Refuses `--per-client-every` where rounds are not tested, or clients have nothing of their own to be tested."""
-    if run.per_client_every % run.eval_every:
+    if config.per_client_every % config.eval_every:
         raise UserError(
-            f"--per-client-every {run.per_client_every} has rounds that are not tested (got --eval-every "
-            f"{run.eval_every}); choose a multiple of it."
+            f"--per-client-every {config.per_client_every} has rounds that are not tested (got --eval-every "
+            f"{config.eval_every}); choose a multiple of it."
         )
     has_own_models = protocol.evaluation == "server" and method.personal is not None
-    if not run.validation and protocol.evaluation != "clients" and not has_own_models:
+    if not config.validation and protocol.evaluation != "clients" and not has_own_models:
         raise UserError(
-            f"--per-client-every {run.per_client_every} needs images or models of the clients' own (got --validation 0 "
-            f"and '{method.name}' under the protocol {protocol.name}); give --validation 0.1, or leave it out."
+            f"--per-client-every {config.per_client_every} needs images or models of the clients' own (got "
+            f"--validation 0 and '{method.name}' under the protocol {protocol.name}); give --validation 0.1, or leave "
+            "it out."
         )
 
 
 def refuse_without_effect(setup: Setup) -> None:
     """Refuses typed options that have no effect; a protocol, a record and a file may have such."""
-    values = setup.values()
+    options = setup.all_options()
     for name, field in fields_of(RunConfig, setup.method.config).items():
         facts = facts_of(field)
-        is_typed = setup.origin[name] == "command line" and values[name] != field.default
-        if is_typed and facts.is_idle(values):
-            others = ", ".join(f"{flag_of(other)} {values[other]}" for other in facts.only_with)
+        is_typed = setup.origins[name] == TYPED and options[name] != field.default
+        if is_typed and facts.is_idle(options):
+            others = ", ".join(f"{flag_of(other)} {options[other]}" for other in facts.only_with)
             raise UserError(f"{flag_of(name)} is for {facts.need_text} (got {others}); leave it out.")
-    is_typed = setup.origin["remainder"] == "command line" and setup.run.remainder != RunConfig.remainder
-    if is_typed and "classes:" not in setup.run.partition:
-        raise UserError(f"--remainder is for --partition classes:C (got {setup.run.partition}); leave it out.")
+    is_typed = setup.origins["remainder"] == TYPED and setup.config.remainder != RunConfig.remainder
+    if is_typed and "classes:" not in setup.config.partition:
+        raise UserError(f"--remainder is for --partition classes:C (got {setup.config.partition}); leave it out.")
 
 
 def find_device(name: str) -> Any:

@@ -20,6 +20,7 @@ from fedcli.runs.lock import locked
 from fedcli.runs.machine import flushed_denormals, machine_settings, note_move
 from fedcli.runs.models import all_params
 from fedcli.runs.options import recorded_options
+from fedcli.runs.origins import TYPED, recorded_origins
 from fedcli.runs.prepare import prepare
 from fedcli.runs.record import RECORD, frozen_parts, has_ended, params_hash, read_record
 from fedcli.runs.resolve import Setup, resolve
@@ -130,8 +131,8 @@ def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Se
     chunking = Chunking(engine["way"], engine["clients_per_chunk"])
     overriding = {"clients_per_chunk": spell_chunking(chunking), **instead}
     setup = resolve(method, {**recorded_options(record["config"], method), **overriding})
-    origin = {**record["origin"], **dict.fromkeys(overriding, "command line")}
-    return replace(setup, origin=origin, selection=record["summary"]["selection"])
+    origins = {**recorded_origins(record["origin"]), **dict.fromkeys(overriding, TYPED)}
+    return replace(setup, origins=origins, selection=record["summary"]["selection"])
 
 
 class Restored(NamedTuple):

@@ -76,9 +76,9 @@ def run_rounds(
     _make_ready(setup, fed, record, folder, progress)
     run = RunningRun(setup, fed, record, state, folder, progress)
     try:
-        while run.num_complete < setup.run.rounds:
+        while run.num_complete < setup.config.rounds:
             run.do_next_round()
-            is_last = run.num_complete == setup.run.rounds
+            is_last = run.num_complete == setup.config.rounds
             if not is_last and run.num_complete == until:
                 raise EnoughRounds
             if not is_last and run.is_late():
@@ -116,7 +116,7 @@ def _make_ready(setup: Setup, fed: Federation, record: dict, folder: Path, progr
     fed.store.keep_files_in(folder / (STATES if writes else f"{STATES}-{current().number}"))
     if writes:  # also what a resumed run says of its code and machine, before a checkpoint has rounds of them
         write_record(folder, record)
-    samples = setup.cohort_size * setup.run.local_epochs * sum(map(len, fed.training)) // setup.run.num_clients
+    samples = setup.cohort_size * setup.config.local_epochs * sum(map(len, fed.training)) // setup.config.num_clients
     progress.start(record, folder, samples, len(rounds))
     processes = fed.engine.processes
 
@@ -154,7 +154,7 @@ class RunningRun:
         """Trains, tests, records, checkpoints and shows a round."""
         record = self._record
         method = self._setup.method
-        config = self._setup.run
+        config = self._setup.config
         with method.blamed(*NOT_BLAMED), unchanged(self._files):
             after, entry = one_round(self._setup, self._fed, self.state, self._fed.cohort(self.num_complete))
         record["rounds"].append(entry)
@@ -180,7 +180,7 @@ class RunningRun:
         """Takes the step after the last round, and records what the run has ended with."""
         record = self._record
         if self.writes:  # not the others, whose files are soon removed
-            params = all_params(self._setup.method, self.state, self._setup.run.num_clients)
+            params = all_params(self._setup.method, self.state, self._setup.config.num_clients)
             record["summary"]["params_sha256"] = params_hash(params)
         if self._setup.post is not None:
             with unchanged(self._files):
@@ -245,7 +245,7 @@ def _record_round(record: dict, setup: Setup, fed: Federation, seconds: float) -
         "seconds_total": record["seconds_total"] + seconds,
         "peak_bytes": max(record["peak_bytes"], autotune.peak_memory(fed.device)),
     }
-    every = setup.run.per_client_every
+    every = setup.config.per_client_every
     for earlier in rounds[:-1]:  # of single clients the last and the selected round are kept, and those asked for
         is_asked_for = every and (earlier["round"] + 1) % every == 0
         if earlier["round"] != record["summary"]["selected_round"] and not is_asked_for:
@@ -269,7 +269,7 @@ class Saves:
         """Begins with the state from which the rounds go on."""
         self.num_rounds = len(record["rounds"])
         self._folder = folder
-        self._config = setup.run
+        self._config = setup.config
         self._best = BestModels(folder, setup.method)
         self._best.see(record, state)
         self._ended = time.perf_counter()  # when the last checkpoint was written
@@ -301,12 +301,12 @@ class Outcome(NamedTuple):
 
 def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> Outcome:
     """Runs and tests one round."""
-    config = setup.run
+    config = setup.config
     is_last = cohort.round + 1 == config.rounds
     fed.start_round(keep_sent_models=config.drift_every > 0)
     start = time.perf_counter()
     with no_global_draws(f"run_round of '{setup.method.name}'", fed.device, f" in round {cohort.round + 1}"):
-        returned = setup.method.run_round(state, cohort, fed, setup.options)
+        returned = setup.method.run_round(state, cohort, fed, setup.method_config)
     after, terms = _state_and_terms(returned, setup.method)
     refuse_non_finite(after, cohort.round)
     means = _means(terms, cohort)
@@ -401,8 +401,8 @@ def _after_the_last_round(post: Post, setup: Setup, fed: Federation, state: Any)
     """Applies the step after the last round to the global model and tests its classifier; the state stays."""
     start = time.perf_counter()
     with post.blamed(*NOT_BLAMED), no_global_draws(f"the step '{post.name}'", fed.device):
-        params, buffers, floats_up = post.apply(*setup.method.model(state), fed, setup.post_options)
-    refuse_non_finite((params, buffers), setup.run.rounds - 1)
+        params, buffers, floats_up = post.apply(*setup.method.model(state), fed, setup.post_config)
+    refuse_non_finite((params, buffers), setup.config.rounds - 1)
     changed = dataclasses.replace(setup.method, model=lambda state: (params, buffers), prototypes=None)
     return {
         "name": post.name, "hash": post.file_hash, **evaluation.evaluate(fed, changed, state),

@@ -12,6 +12,7 @@ from fedcli.declarations import Method, flag_of
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.options import flags_of, given_options, recorded_fields, typed_options
+from fedcli.runs.origins import recorded_origins
 from fedcli.userfiles import own_paths
 
 TUNED = "tuned.json"  # what `fedcli tune` writes beside the trials of a method
@@ -84,7 +85,7 @@ def _options_of_run(record: dict[str, Any]) -> dict[str, Any]:
         "method": record["method_source"],
         "protocol": record["config"]["protocol"],
         "dataset": record["config"]["dataset"],
-        **given_options(record["config"], record["origin"]),
+        **given_options(record["config"], recorded_origins(record["origin"])),
     }
 
 

@@ -102,7 +102,7 @@ def planned_runs(precision: str, tiny: bool) -> list[OpenRun]:
     runs: dict[Path, OpenRun] = {}
     for work in WORK:
         planned = plan_table(find_table(work.table), seeds=work.seeds, only=work.only).runs
-        by_seed = sorted(planned, key=lambda run: run.setup.run.seed)
+        by_seed = sorted(planned, key=lambda run: run.setup.config.seed)
         if tiny:
             by_seed = by_seed[:1]
         for run in by_seed:
@@ -118,7 +118,7 @@ def open_run(run: PlannedRun, work: Work, changes: Mapping[str, Any], home: Path
     given = {**run.given, **changes}
     if work.table in INSTEAD:
         # Under another protocol none of the options may come from the cell's.
-        given = {**run.setup.values(), **changes, **INSTEAD[work.table]}
+        given = {**run.setup.all_options(), **changes, **INSTEAD[work.table]}
     setup = resolve(find_method(run.method), given, need_data=False)
     return OpenRun(
         label=f"{work.decides}: {work.table} {run.label}",
@@ -153,7 +153,7 @@ def nbytes_of(run: PlannedRun) -> int:
     files = files_of(run)
     if files:
         return sum(file.stat().st_size for file in files)
-    config = run.setup.run
+    config = run.setup.config
     images = datasets.describe(config.dataset)
     channels, size, *_ = images["shape"]
     first_backbone, *_ = config.backbone.split(",")
@@ -200,7 +200,7 @@ def pack(runs: Sequence[OpenRun], folder: Path) -> None:
             files += files_of(run)
             room -= nbytes
         else:
-            print(f"left behind: {run.label}, seed {run.setup.run.seed}: {nbytes / MIB:,.0f} MiB")
+            print(f"left behind: {run.label}, seed {run.setup.config.seed}: {nbytes / MIB:,.0f} MiB")
     command = f"tar -cz -T - | split -b {PART} -d -a 1 - {shlex.quote(str(folder))}/evidence.tgz."
     subprocess.run(command, shell=True, check=True, text=True, input="\n".join(map(str, files)))
 
@@ -227,8 +227,8 @@ def print_open(runs: Sequence[OpenRun]) -> None:
     """Says which runs have not ended."""
     to_do = [run for run in runs if run.to_do]
     for run in to_do:
-        done = f"{run.rounds_done} of {run.setup.run.rounds} rounds, {nbytes_of(run) / MIB:,.0f} MiB to carry"
-        print(f"open: {run.label}, seed {run.setup.run.seed}: {done}")
+        done = f"{run.rounds_done} of {run.setup.config.rounds} rounds, {nbytes_of(run) / MIB:,.0f} MiB to carry"
+        print(f"open: {run.label}, seed {run.setup.config.seed}: {done}")
     print(f"{len(runs) - len(to_do)} of {len(runs)} runs have ended; 'fedcli claims' says what they decide")
 
 

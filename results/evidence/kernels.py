@@ -25,22 +25,22 @@ def kernels(workload: str, precision: str, device: str, way: str) -> str:
     size = options["cohort_size"]
     few = {"local_epochs": 1, "num_clients": size, "train_examples": STEPS * size * options["batch_size"]}
     setup = prepare_workload(options | few, device=device, precision=precision, clients_per_chunk=way)
-    if not datasets.present(setup.run.dataset):
+    if not datasets.present(setup.config.dataset):
         setup = with_random_images(setup)
     _, _, fed = prepare(setup)
     is_cuda = fed.device.type == "cuda"
     with machine_settings(fed):
         autotune(fed)
-        state = setup.method.init(fed, setup.options)
+        state = setup.method.init(fed, setup.method_config)
         for _ in until_captured(fed.engine, PASSES):
             fed.start_round()
-            state, _ = setup.method.run_round(state, fed.cohort(0), fed, setup.options)
+            state, _ = setup.method.run_round(state, fed.cohort(0), fed, setup.method_config)
         activities = [ProfilerActivity.CPU]
         if is_cuda:
             activities.append(ProfilerActivity.CUDA)
         with profile(activities=activities) as profiler:
             fed.start_round()
-            setup.method.run_round(state, fed.cohort(1), fed, setup.options)
+            setup.method.run_round(state, fed.cohort(1), fed, setup.method_config)
     table = profiler.key_averages().table(
         sort_by="self_cuda_time_total" if is_cuda else "self_cpu_time_total", row_limit=ROWS, max_name_column_width=90
     )

@@ -1,0 +1,58 @@
+"""Where the value of an option comes from: a kind, by which a run decides, and a text, which its record has."""
+
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import NamedTuple
+
+FOLLOWS = {"partition_seed": "seed", "cohort_size": "num_clients"}  # options that are another one where none is given
+
+
+class Kind(Enum):
+    """Who has chosen a value."""
+
+    DECLARED = auto()  # the option, as its default
+    PROTOCOL = auto()
+    OTHER_OPTION = auto()  # from which it follows
+    USER = auto()  # on the command line, or in a file or a run that was named there
+
+
+class Origin(NamedTuple):
+    """Where a value comes from."""
+
+    kind: Kind
+    text: str
+
+
+DEFAULT = Origin(Kind.DECLARED, "default")
+TYPED = Origin(Kind.USER, "command line")
+
+
+def of_protocol(name: str, dataset: str = "") -> Origin:
+    """The origin of a value that a protocol has, for one data set alone if it is named."""
+    return Origin(Kind.PROTOCOL, f"protocol {name}, {dataset}" if dataset else f"protocol {name}")
+
+
+def of_other_option(name: str) -> Origin:
+    """The origin of a value that is the other option's."""
+    return Origin(Kind.OTHER_OPTION, name)
+
+
+def of_source(text: str) -> Origin:
+    """The origin of a value that was not typed, but stands in a file or a run that the user has named."""
+    return Origin(Kind.USER, text)
+
+
+def recorded_origins(texts: Mapping[str, str]) -> dict[str, Origin]:
+    """The origins in a record, by the names of its options."""
+    return {name: _origin_of(text) for name, text in texts.items()}
+
+
+def _origin_of(text: str) -> Origin:
+    """The origin that a record has as this text."""
+    if text.startswith(DEFAULT.text):
+        return Origin(Kind.DECLARED, text)
+    if text.startswith("protocol "):
+        return Origin(Kind.PROTOCOL, text)
+    if text.startswith(tuple(FOLLOWS.values())):
+        return Origin(Kind.OTHER_OPTION, text)
+    return Origin(Kind.USER, text)
