@@ -167,18 +167,20 @@ class Runs(list[Run]):
         return numbers_of_records([{**run.record, "folder": run.path} for run in self], metrics)
 
     def table(
-        self, *metrics: str, format: str | None = None, columns: str | Sequence[str] = (), digits: int | None = None
-    ) -> Any:
-        """Returns the table that `fedcli table` shows of them.
+        self, *metrics: str, format: str | None = None, columns: str | Sequence[str] = (), digits: int | None = None,
+        label: str = "",
+    ) -> Any:  # fmt: skip
+        r"""Returns the table that `fedcli table` shows of them.
 
         Args:
             *metrics: More columns, as of `fedcli table --metric`.
             format: "latex", "markdown" or "csv" for a text; a `pandas.DataFrame` of texts, a row a setting, if None.
             columns: The columns and their order, by the names that the table shows, as `["Method", "Selected"]`.
             digits: Decimals of percent and plain numbers.
+            label: LaTeX's `\label`, as "tab:main"; by default it has the protocol and the data set.
 
         Raises:
-            UserError: If a metric, a column or the format is not known.
+            UserError: If a metric, a column or the format is not known, or there can be no such label.
         """
         import pandas as pd
 
@@ -190,7 +192,9 @@ class Runs(list[Run]):
         with in_keywords():
             layout = Layout(columns, digits)
             if format is not None:
-                return write_tables(records, metrics, format, layout)
+                return write_tables(records, metrics, format, layout, label)
+            if label:
+                raise UserError(f"label='{label}' is for format=\"latex\" (got no format); give it, or leave it out.")
             shown = sheet(records, metrics, leads=True, layout=layout)
         return pd.DataFrame(shown.lines, columns=shown.columns)
 

@@ -35,6 +35,7 @@ def test_several_methods_values_and_seeds_are_a_list_of_runs(tmp_path):
     _, method = runs.table(columns=["Selected", "Method"], digits=0).iloc[0]
     assert method == "fedavg"
     assert "FedProx & lr 0.1 & " in runs.table(format="latex", digits=1)
+    assert r"\label{tab:mine}" in runs.table(format="latex", label="tab:mine")
     with pytest.raises(UserError, match="unknown column in columns 'Metod'; did you mean 'Method'"):
         runs.table(format="latex", columns=["Metod"])
 

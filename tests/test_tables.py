@@ -15,7 +15,7 @@ from fedcli.results.metrics import find_metric
 from fedcli.results.notes import ACROSS_MODELS, LEADS
 from fedcli.results.render import Sheet, render
 from fedcli.results.statistics import best
-from tests.commands import cells, invoke
+from tests.commands import cells, invoke, output_of
 from tests.records import record, write
 from tests.refusals import refused
 
@@ -281,6 +281,29 @@ def test_latex_is_booktabs_with_everything_escaped():
     text = render(Sheet(["A", "B"], [["y", "-1.5 [-2.0, 1.0] (3), cnn-2x32"]], 1), "latex")
     assert r" & $-$1.5 [$-$2.0, 1.0] (3), cnn-2x32 \\" in text
     assert "caption" not in text
+
+
+def test_every_latex_table_has_its_own_label(tmp_path):
+    on_two = [*runs_of("one", 0.5), *runs_of("one", 0.5, dataset="a_b"), *runs_of("one", 0.5, dataset="a-b")]
+
+    def labels(text):
+        return re.findall(r"\\label{(.*)}", text)
+
+    by_itself = ["tab:paper-skew-digits", "tab:paper-skew-a-b", "tab:paper-skew-a-b-2"]
+    assert labels(latex(on_two)) == by_itself
+    assert labels(write_tables(on_two, form="latex", label="tab:Mine")) == [
+        "tab:Mine-paper-skew-digits", "tab:Mine-paper-skew-a-b", "tab:Mine-paper-skew-a-b-2",
+    ]  # fmt: skip
+    assert labels(write_tables(on_two[:1], form="latex", label="tab:Mine")) == ["tab:Mine"]
+    refused(lambda: write_tables(on_two, form="latex", label="50 %"), "letters, digits and :.-_/+ (got '50 %')")
+    refused(lambda: write_tables(on_two, form="markdown", label="tab:mine"), "a label is for LaTeX")
+
+    # A command's table is labelled by the name of its file, where that has letters.
+    write(tmp_path / "run", record())
+    for name, label in (("Main Results.tex", "tab:main-results"), ("_.tex", "tab:paper-skew-digits")):
+        output_of("table", tmp_path / "run", "--format", "latex", "--out", tmp_path / name)
+        assert labels((tmp_path / name).read_text()) == [label]
+    output_of("table", tmp_path / "run", "--format", "csv", "--out", tmp_path / "runs.csv")
 
 
 def test_a_table_for_a_paper_has_the_papers_names_and_says_what_its_rows_share_in_the_caption():

@@ -146,7 +146,7 @@ def _table_of_runs(
 ) -> None:
     """Print a table of runs, or a CSV with a row for each round or client of them."""
     from fedcli.results.columns import Layout
-    from fedcli.results.formats import write_tables
+    from fedcli.results.formats import words_of_label, write_tables
 
     records = records_of(runs, options.method, datasets, options.label)
     layout = Layout(options.columns or (), options.digits)
@@ -154,7 +154,10 @@ def _table_of_runs(
         print_text(_csv_of_parts(records, options.per, layout), out)
         return
     metrics = options.metric.split(",") if options.metric else []
-    print_text(write_tables(records, metrics, format, layout), out, format == "markdown")
+    label = ""
+    if format == "latex" and out is not None and words_of_label(out.stem):
+        label = f"tab:{words_of_label(out.stem)}"
+    print_text(write_tables(records, metrics, format, layout, label), out, format == "markdown")
 
 
 def _csv_of_parts(records: list[dict], per: Per, layout: Any) -> str:

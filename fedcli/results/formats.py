@@ -1,7 +1,8 @@
 """Tables of runs in the forms that users ask for: Markdown, CSV, and LaTeX as papers print them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
@@ -31,6 +32,7 @@ from fedcli.userfiles import is_from_file
 
 FORMATS = ("markdown", "csv", "latex")
 INTERNAL = {"validation", "quality:nmi", "quality:silhouette"}  # metrics that papers print only where they discuss them
+LABEL = re.compile(r"[A-Za-z0-9:.\-_/+]*")  # in LaTeX, other characters may mean something
 BY_NAME = ("intra", "inter", "class")  # metrics of what has a name, as a domain
 HEADINGS = {  # of metrics whose names do not read as a column of a paper
     "clients:mean": "Mean of clients", "clients:std": "Deviation of clients", "clients:worst": "Worst client",
@@ -39,15 +41,22 @@ HEADINGS = {  # of metrics whose names do not read as a column of a paper
 
 
 def write_tables(
-    records: Sequence[dict], metrics: Sequence[str] = (), form: str = "markdown", layout: Layout = AS_IT_IS
-) -> str:
-    """Tables of runs as text, one for each protocol and data set; a CSV has a line for each run.
+    records: Sequence[dict], metrics: Sequence[str] = (), form: str = "markdown", layout: Layout = AS_IT_IS,
+    label: str = "",
+) -> str:  # fmt: skip
+    r"""Tables of runs as text, one for each protocol and data set; a CSV has a line for each run.
+
+    `label` is LaTeX's `\label`, and of several tables what each label begins with; by default a label has the protocol
+    and the data set.
 
     Raises:
-        UserError: If a metric, a column or the form is not known, or columns are chosen of a CSV.
+        UserError: If a metric, a column or the form is not known, columns are chosen of a CSV, or there can be no such
+            label.
     """
     if form not in FORMATS:
         raise unknown("format", form, FORMATS, f"there are {', '.join(FORMATS)}.")
+    if label and form != "latex":
+        raise UserError(f"a label is for LaTeX (got label '{label}' and --format {form}); leave one of them out.")
     if form == "csv":
         if layout != AS_IT_IS:
             raise UserError(
@@ -56,9 +65,38 @@ def write_tables(
             )
         return render(sheet(records, metrics), form)
     if form == "latex":
-        papers_tables = [paper_sheet(runs, metrics, layout) for runs in boards(records).values()]
-        return "\n".join(render(table, form) for table in papers_tables)
+        by_board = boards(records)
+        papers_tables = []
+        for runs, name in zip(by_board.values(), _labels(by_board, label), strict=True):
+            table = replace(paper_sheet(runs, metrics, layout), label=name)
+            papers_tables.append(render(table, form))
+        return "\n".join(papers_tables)
     return "\n".join(render(table, form) for table in sheets(records, metrics, leads=True, layout=layout))
+
+
+def _labels(names: Collection[str], label: str) -> list[str]:
+    r"""A `\label` for each of the tables with these names, no two the same; see `write_tables`."""
+    if not LABEL.fullmatch(label):
+        raise UserError(
+            f"a label of LaTeX must be letters, digits and :.-_/+ (got '{label}'); write one as 'tab:main-results'."
+        )
+    if label and len(names) == 1:
+        return [label]
+    labels: list[str] = []
+    for name in names:
+        of_table = f"{label}-{words_of_label(name)}" if label else f"tab:{words_of_label(name)}"
+        number = 2
+        unique = of_table
+        while unique in labels:
+            unique = f"{of_table}-{number}"
+            number += 1
+        labels.append(unique)
+    return labels
+
+
+def words_of_label(text: str) -> str:
+    """A text as lower-case words with hyphens between them, for a label; empty where it has no such words."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def paper_sheet(records: Sequence[dict], metrics: Sequence[str] = (), layout: Layout = AS_IT_IS) -> Sheet:
@@ -83,7 +121,6 @@ def paper_sheet(records: Sequence[dict], metrics: Sequence[str] = (), layout: La
         cells[title] = pd.Series(texts, cells.index, dtype=object)  # as text of pandas none would be `Best`
     shared = agreed(records)
     same = ", ".join(f"{name} {value}" for name, value in shared.items())
-    board = f"{shared.get('protocol', '')}-{shared.get('dataset', '')}"
     return Sheet(
         columns=[_heading(title, columns) for title in titles],
         lines=cells.to_numpy().tolist(),
@@ -91,7 +128,6 @@ def paper_sheet(records: Sequence[dict], metrics: Sequence[str] = (), layout: La
         setting=f"All rows: {same}." if same else "",
         notes=[*notes.on_runs(groups), *notes.on_metrics(groups, columns)],
         caption=_caption(groups, columns, cells, seeds),
-        label="tab:" + re.sub(r"[^a-z0-9]+", "-", board.lower()),
     )
 
 
