@@ -1,8 +1,12 @@
 """Papers' tables: what is planned, run and gone on with, and how it is shown beside the paper."""
 
 import csv
+import importlib
+import inspect
 import io
 import json
+import pickle
+import pkgutil
 import re
 import signal
 from dataclasses import replace
@@ -292,6 +296,27 @@ def test_interrupting_several_jobs_interrupts_each_of_them(folder):
     table.communicate()
     assert waiting.have_ended()
     assert [record["status"] for record in records().values()] == ["interrupted"] * 2
+
+
+def exceptions():
+    """All exceptions of the package, by their names."""
+    found = {}
+    for module in pkgutil.walk_packages(fedcli.__path__, "fedcli."):
+        if module.name.endswith("__main__"):
+            continue
+        for thing in vars(importlib.import_module(module.name)).values():
+            if inspect.isclass(thing) and issubclass(thing, BaseException) and thing.__module__ == module.name:
+                found[f"{module.name}.{thing.__name__}"] = thing
+    return found
+
+
+def test_every_exception_passes_from_a_process_of_a_run_to_the_one_that_started_it():
+    # One that does not breaks the executor, whose signal then meets a process that is about to end.
+    for name, kind in exceptions().items():
+        error = kind("a text")
+        error.code = 7
+        passed = pickle.loads(pickle.dumps(error))
+        assert (type(passed), str(passed), passed.code) == (kind, str(error), 7), name
 
 
 class Estimate(NamedTuple):

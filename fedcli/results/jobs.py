@@ -245,6 +245,9 @@ def _processes(jobs: int) -> Iterator[Start]:
         for process in started.intersection(multiprocessing.active_children()):
             process.terminate()  # background processes of a shell script ignore SIGINT
         futures.wait(slots.values())
+        for process in started:
+            # It ends when its executor says so, which this process could no longer do while it ends itself.
+            process.join()
 
 
 @contextmanager

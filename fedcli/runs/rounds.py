@@ -60,8 +60,8 @@ class Listener:
 class EnoughRounds(Interrupted):
     """The end of a run of which only the first rounds were asked for."""
 
-    def __init__(self):
-        super().__init__("the rounds that were asked for are done", 0)
+    def __init__(self, text: str = "the rounds that were asked for are done"):
+        super().__init__(text, 0)
 
 
 def run_rounds(

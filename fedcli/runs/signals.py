@@ -14,11 +14,13 @@ _deadline = math.inf  # of this program's runs, by `time.monotonic`
 class Interrupted(KeyboardInterrupt):
     """The end of a program from outside, handled as Control-C is.
 
+    It passes from one process to another, which makes it again from its text and then gives it its attributes.
+
     Attributes:
         code: Exit code; of a signal 128 and its number, as in a shell.
     """
 
-    def __init__(self, text: str, code: int):
+    def __init__(self, text: str, code: int = 128 + signal.SIGINT):
         super().__init__(text)
         self.code = code
 
@@ -26,8 +28,8 @@ class Interrupted(KeyboardInterrupt):
 class OutOfTime(Interrupted):
     """The end by `--time-limit`."""
 
-    def __init__(self):
-        super().__init__("time limit reached", 0)
+    def __init__(self, text: str = "time limit reached"):
+        super().__init__(text, 0)
 
 
 def exit_code(error: KeyboardInterrupt) -> int:
