@@ -5,7 +5,7 @@
     python -m agreement.agree --page                      # the page alone, from results.json
 
 DIR has a clone of each project by its name (PFLlib, FL-bench, NIID-Bench, FL-Simulator, Flower, FedDecorr, FedNTD), at
-the commits that the adapters name, and `envs/NAME/bin/python` for those that need an environment of their own; the
+the commits that agreement/peers names, and `envs/NAME/bin/python` for those that need an environment of their own; the
 others run in `envs/all`. Nothing is downloaded, installed or built.
 """
 
@@ -17,11 +17,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
+from torch import Tensor
 
 from agreement import page, problem
 from agreement.rows import CASES, Peer
@@ -37,31 +39,44 @@ def peers() -> list[Peer]:
     return [importlib.import_module(f"agreement.peers.{module}").PEER for module in MODULES]
 
 
+def output_of(*command: str) -> str:
+    """What a command prints."""
+    finished = subprocess.run(command, capture_output=True, text=True, check=True)
+    return finished.stdout.strip()
+
+
 def check_commit(clone: Path, peer: Peer) -> None:
     """Refuses a clone that is missing or at another commit."""
     if not clone.is_dir():
         raise UserError(f"there is no clone of {peer.name} (looked for '{clone}'); clone it there, or leave it out.")
-    told = subprocess.run(["git", "-C", str(clone), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-    if told.stdout.strip() != peer.commit:
-        raise UserError(
-            f"'{clone}' is at another commit (got {told.stdout.strip()}); check out {peer.commit}, whose code was read."
-        )
+    commit = output_of("git", "-C", str(clone), "rev-parse", "HEAD")
+    if commit != peer.commit:
+        raise UserError(f"'{clone}' is at another commit (got {commit}); check out {peer.commit}, whose code was read.")
 
 
 def python_of(peer: Peer, folder: Path) -> Path:
     """The interpreter of a peer's environment."""
     environments = folder / "envs"
-    own = environments / peer.module / "bin" / "python"
-    shared = environments / "all" / "bin" / "python"
-    if own.is_file():
-        return own
-    if shared.is_file():
-        return shared
-    raise UserError(f"{peer.name} has no environment (looked for '{own}' and '{shared}'); make one of them.")
+    of_peer = environments / peer.module / "bin" / "python"
+    of_all = environments / "all" / "bin" / "python"
+    if of_peer.is_file():
+        return of_peer
+    if of_all.is_file():
+        return of_all
+    raise UserError(f"{peer.name} has no environment (looked for '{of_peer}' and '{of_all}'); make one of them.")
 
 
-def run_peer(peer: Peer, folder: Path, work: Path) -> dict:
-    """The ends of a peer's rows, and the versions that it ran with."""
+@dataclass(frozen=True)
+class PeerRun:
+    """What the rows of a peer ended with."""
+
+    ends: dict[str, dict[str, Tensor] | str]  # by label and by what is compared; a traceback where the row failed
+    python_version: str
+    torch_version: str
+
+
+def run_peer(peer: Peer, folder: Path, work: Path) -> PeerRun:
+    """Runs the rows of a peer on the problems in `work`."""
     python = python_of(peer, folder)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     if peer.commit:
@@ -70,26 +85,25 @@ def run_peer(peer: Peer, folder: Path, work: Path) -> dict:
     command = [str(python), "-m", "agreement.side", peer.module, str(work)]
     subprocess.run(command, cwd=HERE.parent, env=environment, check=True)
     ask = "import torch, platform; print(platform.python_version(), torch.__version__)"
-    told = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, check=True)
-    python_version, torch_version = told.stdout.split()
-    return {"ends": torch.load(work / f"{peer.module}.pt"), "python": python_version, "torch": torch_version}
+    python_version, torch_version = output_of(str(python), "-c", ask).split()
+    return PeerRun(torch.load(work / f"{peer.module}.pt"), python_version, torch_version)
 
 
-def compare(peer: Peer, told: dict, outcomes: dict) -> dict:
+def compare(peer: Peer, peer_run: PeerRun, outcomes: dict[str, dict[str, Tensor]]) -> dict:
     """The largest difference and the projections of each row, for results.json; None for what is not finite."""
     rows = {}
     for row in peer.rows:
-        reached = told["ends"][row.label]
-        if isinstance(reached, str):
-            raise UserError(f"{peer.name}, '{row.label}', did not run:\n{reached}")
+        ends = peer_run.ends[row.label]
+        if isinstance(ends, str):
+            raise UserError(f"{peer.name}, '{row.label}', did not run:\n{ends}")
         rows[row.label] = {}
-        for what, vector in reached.items():
+        for what, vector in ends.items():
             difference = (vector - outcomes[row.case][what]).abs().max().item()
             rows[row.label][what] = {
                 "difference": float(f"{difference:.2g}") if math.isfinite(difference) else None,
                 "projections": problem.projections(vector) if vector.isfinite().all() else None,
             }
-    return {"python": told["python"], "torch": told["torch"], "rows": rows}
+    return {"python": peer_run.python_version, "torch": peer_run.torch_version, "rows": rows}
 
 
 def run_and_compare(chosen: Iterable[Peer], peers_folder: Path) -> dict[str, dict]:
@@ -102,8 +116,8 @@ def run_and_compare(chosen: Iterable[Peer], peers_folder: Path) -> dict[str, dic
         for partition, network in {(case.partition, case.network) for case in CASES.values()}:
             torch.save(problem.describe(partition, network), work / f"problem-{partition}-{network}.pt")
         for peer in chosen:
-            told = run_peer(peer, peers_folder, work)
-            results[peer.name] = compare(peer, told, outcomes)
+            peer_run = run_peer(peer, peers_folder, work)
+            results[peer.name] = compare(peer, peer_run, outcomes)
             print(f"{peer.name}: {len(peer.rows)} rows")
     return results
 

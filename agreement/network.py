@@ -3,6 +3,7 @@
 `normed` has batch normalisation besides, 12 parameters more.
 """
 
+import torch
 from torch import Tensor, nn
 
 
@@ -30,3 +31,17 @@ def start(model: nn.Module, weights: list[Tensor]) -> nn.Module:
     for parameter, value in zip(model.parameters(), weights, strict=True):
         parameter.data = value.clone()
     return model
+
+
+def parameters_of(model: nn.Module) -> list[Tensor]:
+    """A copy of a model's parameters."""
+    return [parameter.detach().cpu().clone() for parameter in model.parameters()]
+
+
+def statistics_of(model: nn.Module) -> list[Tensor]:
+    """A copy of the running means and variances of a model's batch normalisation."""
+    statistics = [torch.zeros(0)]  # of a model that has none
+    for name, buffer in model.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            statistics.append(buffer.detach().cpu().clone())
+    return statistics

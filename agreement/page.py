@@ -45,10 +45,10 @@ def agrees(results: dict, peer: Peer, label: str) -> bool:
 
 def difference_text(results: dict, peer: Peer, label: str) -> str:
     """The largest difference of a row."""
-    found = differences(results, peer, label)
-    if None in found:
+    differences_of_row = differences(results, peer, label)
+    if None in differences_of_row:
         return "not finite"
-    largest = max(found)
+    largest = max(differences_of_row)
     return f"{largest:.1e}" if largest >= ROUNDING else f"< {ROUNDING:.0e}"
 
 
@@ -62,12 +62,12 @@ def overview(peers: Sequence[Peer], results: dict) -> str:
     """A line a peer: what was run, and how many rows agree."""
     lines = []
     for peer in peers:
-        told = results[peer.name]
+        results_of_peer = results[peer.name]
         same = [row for row in peer.rows if agrees(results, peer, row.label)]
         closed = [row for row in peer.rows if row not in same and row.closed_by]
         source = ", ".join(filter(None, (peer.package, peer.commit[:10])))
         counts = (len(peer.rows), len(same), len(closed), len(peer.rows) - len(same) - len(closed))
-        versions = f"Python {told['python']}, torch {told['torch']}"
+        versions = f"Python {results_of_peer['python']}, torch {results_of_peer['torch']}"
         lines.append([peer.name, source, *map(str, counts), versions])
     titles = ("Project", "Version", "Rows", "Agree", "Differ, closed", "Open", "Environment")
     return github(titles, lines)

@@ -28,7 +28,7 @@ class Row:
 
     label: str  # of the peer's rows, each once
     case: str  # a key of `CASES`
-    how: Mapping[str, Any]  # arguments of the peer's `run`
+    setup: Any  # what the peer's adapter runs: a `Setup` of the peer's module
     compared: tuple[str, ...] = ("shared",)  # or "statistics", "personal", "bodies", "head", "kept", "prototypes"
     change: str = ""  # the one thing of the peer that is changed; empty for its code and defaults as they are
     cause: str = ""  # why it differs, with the place in the peer's code; empty where it agrees
@@ -41,10 +41,13 @@ class Peer:
     """A project whose code is run."""
 
     name: str
-    module: str  # in agreement/peers, with `run(row, problem)`
+    module: str  # of its rows in agreement/peers, and of its adapter in agreement/adapters
     rows: tuple[Row, ...]
     commit: str = ""  # of the clone; empty for a package
     package: str = ""  # of the registry, with its version
+    source_folders: tuple[str, ...] = (".",)  # of the clone, from which its modules are imported
+    # Modules that it imports and does not need here, each with the names that it imports from them.
+    absent_modules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 CASES = {

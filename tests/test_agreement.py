@@ -1,6 +1,8 @@
 """fedcli ends where other projects' code has ended, by what agreement/results.json keeps of it."""
 
+import ast
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,6 +80,14 @@ def test_every_difference_has_its_cause_and_its_closing_run():
             assert bool(row.judge) == differs, (peer.name, row.label)
             if row.closed_by:
                 assert page.agrees(RESULTS, peer, row.closed_by), (peer.name, row.label)
+
+
+def test_every_change_is_a_function_of_the_adapter():
+    for peer in PEERS:
+        source = Path(agree.HERE, "adapters", f"{peer.module}.py").read_text()
+        functions = {part.name for part in ast.parse(source).body if isinstance(part, ast.FunctionDef)}
+        changes = {getattr(row.setup, "change", "") for row in peer.rows} - {""}
+        assert changes <= functions, peer.name
 
 
 def test_the_page_is_made_of_the_results():

@@ -1,34 +1,24 @@
-"""The authors' code of FedNTD: its loss, in a plain loop of FedAvg."""
+"""The authors' code of FedNTD."""
 
-import importlib
-import os
-import sys
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+from dataclasses import dataclass
 
-from agreement.peers import average_plainly
 from agreement.rows import Peer, Row
 
 
-def run(row: Row, problem: dict[str, Any]) -> dict[str, list]:
-    """Trains with the loss; returns what the rounds end with."""
-    for name in ("algorithms", "algorithms.fedntd"):  # whose own modules import more than the loss needs
-        package = ModuleType(name)
-        package.__path__ = [str(Path(os.environ["CLONE"], *name.split(".")))]
-        sys.modules[name] = package
-    criterion = importlib.import_module("algorithms.fedntd.criterion").NTD_Loss(**row.how)
+@dataclass(frozen=True)
+class Setup:
+    """A run of its loss in a plain loop."""
 
-    def objective(features, logits, labels, received):
-        return criterion(logits, labels, received)
-
-    return {"shared": average_plainly(problem, objective)}
+    temperature: float  # tau
+    weight: float  # beta, of the distillation
 
 
 PEER = Peer(
-    name="FedNTD", module="fedntd", commit="be00ee598139654abe650c446a7ba3bc4e340233",
+    name="FedNTD",
+    module="fedntd",
+    commit="be00ee598139654abe650c446a7ba3bc4e340233",
     rows=(
-        Row("FedNTD, its loss in a plain loop", "fedntd", {"num_classes": 10, "tau": 1, "beta": 1}),
-        Row("FedNTD at tau 3", "fedntd, tau 3", {"num_classes": 10, "tau": 3, "beta": 0.5}),
+        Row("FedNTD, its loss in a plain loop", "fedntd", Setup(temperature=1, weight=1)),
+        Row("FedNTD at tau 3", "fedntd, tau 3", Setup(temperature=3, weight=0.5)),
     ),
-)  # fmt: skip
+)

@@ -1,0 +1,156 @@
+"""NIID-Bench: its experiments.py, run as a script, with its loaders, networks and draw of clients replaced."""
+
+import os
+import runpy
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import model as models
+import utils
+from torch import Tensor, nn
+
+from agreement import network
+from agreement.adapters.feed import Ends, EpochLoader, Feed, Problem
+from agreement.peers.niid_bench import Setup
+
+
+class Positions(list[int]):
+    """The positions of a client's examples, by which its loader knows the client."""
+
+    def __init__(self, client: int, positions: list[int]):
+        super().__init__(positions)
+        self.client = client
+
+
+class OneTestBatch(list):
+    """Some test images and labels, in one batch. A plain list the script would take for one of several loaders."""
+
+    def __init__(self, problem: Problem):
+        super().__init__([(problem.x_test[:64], problem.y_test[:64])])
+
+
+class Small(nn.Module):
+    """The network, in the place of its own."""
+
+    def __init__(self, problem: Problem):
+        super().__init__()
+        self.base = network.body(network=problem.network)
+        self.head = nn.Linear(16, 10)
+        network.start(self, problem.weights)
+
+    def forward(self, x: Tensor) -> Any:
+        """Logits `[B, C]`."""
+        return self.head(self.base(x))
+
+
+class SmallWithFeatures(Small):
+    """The network as MOON has it."""
+
+    def forward(self, x: Tensor) -> Any:
+        """Features, projected features, which are the same, and logits."""
+        features = self.base(x)
+        return features, features, self.head(features)
+
+
+class Networks:
+    """Makes the networks of the script in the place of its own classes.
+
+    The script makes one for each client and a global one; for SCAFFOLD then as many again, whose parameters are the
+    first control variates.
+    """
+
+    def __init__(self, setup: Setup, problem: Problem):
+        self._problem = problem
+        self._zero_controls = setup.zero_controls
+        self._num_made = 0
+
+    def make(self, kind: type[Small], *arguments: Any, **options: Any) -> Small:
+        """Makes the next network; what the script gives its own classes says nothing of it."""
+        made = kind(self._problem)
+        is_control = self._num_made > self._problem.num_clients
+        if self._zero_controls and is_control:
+            for parameter in made.parameters():
+                parameter.data.zero_()
+        self._num_made += 1
+        return made
+
+
+def run(setup: Setup, problem: Problem) -> Ends:
+    """Runs the script with an algorithm."""
+    feed = Feed(problem)
+    feed.round = -1  # before the first
+    networks = Networks(setup, problem)
+    mock.patch.object(utils, "get_dataloader", partial(make_loaders, feed)).start()
+    mock.patch.object(utils, "partition_data", partial(divide_data, problem)).start()
+    for module in (models, utils):
+        mock.patch.object(module, "SimpleCNNMNIST", partial(networks.make, Small)).start()
+        mock.patch.object(module, "ModelFedCon_noheader", partial(networks.make, SmallWithFeatures)).start()
+    mock.patch("numpy.random.shuffle", partial(begin_round, feed)).start()
+    model = run_script({"alg": setup.algorithm, **options_of(problem), **setup.options})
+    return {"shared": network.parameters_of(model), "statistics": network.statistics_of(model)}
+
+
+def begin_round(feed: Feed, order: list[int]) -> None:
+    """Stands for the shuffle that the script does once in a round, of which it takes the first clients."""
+    feed.round += 1
+    others = [client for client in range(feed.problem.num_clients) if client not in feed.cohort]
+    order[:] = feed.cohort + others
+
+
+def make_loaders(
+    feed: Feed, dataset: str, folder: str, train_size: int, test_size: int, positions: Positions | None = None,
+    *arguments: Any, **options: Any,
+) -> tuple:  # fmt: skip
+    """Loaders of training and test images, and two data sets, of which nothing is used.
+
+    The loader of a client is new in each round. Its first and last pass are to measure accuracy; those between are the
+    local epochs, in their order.
+    """
+    test = OneTestBatch(feed.problem)
+    if positions is None:
+        return test, test, [0], [0]
+    last = feed.problem.epochs - 1
+    return EpochLoader(feed, positions.client, [last, *range(last)]), test, [0], [0]
+
+
+def divide_data(problem: Problem, *arguments: Any, **options: Any) -> tuple:
+    """Training and test images, which are not used, with labels; each client's positions, and its classes."""
+    labels = problem.y.numpy()
+    parts = {}
+    classes = {}
+    for client, part in enumerate(problem.parts):
+        parts[client] = Positions(client, part)
+        classes[client] = dict.fromkeys(map(int, labels[part]), 1)
+    return None, labels, None, labels, parts, classes
+
+
+def options_of(problem: Problem) -> dict[str, Any]:
+    """The options of the script that say what the problem is."""
+    return {
+        "model": "simple-cnn",
+        "dataset": "mnist",
+        "n_parties": problem.num_clients,
+        "comm_round": problem.num_rounds,
+        "epochs": problem.epochs,
+        "lr": problem.lr,
+        "batch-size": problem.batch_size,
+        "reg": 0,
+        "rho": 0,
+        "sample": problem.share_of_clients,
+        "device": "cpu",
+        "logdir": "logs/",
+        "modeldir": "models/",
+        "log_file_name": "x",
+    }
+
+
+def run_script(options: Mapping[str, Any]) -> nn.Module:
+    """Runs experiments.py with options; returns its global model."""
+    script = Path(os.environ["CLONE"]) / "experiments.py"
+    command = [script.name, *(f"--{name}={value}" for name, value in options.items())]
+    with mock.patch("sys.argv", command):
+        names = runpy.run_path(str(script), run_name="__main__")
+    return names["global_model"]
