@@ -17,14 +17,28 @@ from torch import Tensor
 CROP_PADDING = 4  # pixels
 ROTATION = 15.0  # degrees, each way
 TRIES = 10  # draws of a crop's shape before the whole image is taken
-_BOX = 2 * TRIES + 3  # area and ratio of each try, row, column, flip
-_COLOUR = 10  # whether to jitter, 4 keys of the order, 4 strengths, whether to turn grey
+
+# What an image's draws decide, and how many there are of each, in their order.
+_CROP_FLIP = {"across": 1, "down": 1, "flip": 1, "turn": 1}
+_RESIZED_CROP = {
+    "shapes": 2 * TRIES,  # area and ratio of the rectangle at each try
+    "top": 1,
+    "left": 1,
+    "flip": 1,
+}
+_COLOUR = {
+    "jitter": 1,  # whether the colours change
+    "keys": 4,  # their order is that of the four changes
+    "strengths": 3,  # of brightness, contrast and saturation
+    "hue": 1,
+    "grey": 1,  # whether the image turns grey
+}
 NUM_DRAWS = {
     "none": 0,
-    "crop-flip": 4,  # shift across and down, flip, angle
-    "crop-flip-rotate": 4,
-    "resized-crop": _BOX,
-    "resized-crop-colour": _BOX + _COLOUR,
+    "crop-flip": sum(_CROP_FLIP.values()),
+    "crop-flip-rotate": sum(_CROP_FLIP.values()),
+    "resized-crop": sum(_RESIZED_CROP.values()),
+    "resized-crop-colour": sum(_RESIZED_CROP.values()) + sum(_COLOUR.values()),
 }
 
 
@@ -34,8 +48,17 @@ def augment(images: Tensor, draws: Tensor, augmentation: str) -> Tensor:
         return images
     if augmentation.startswith("crop-flip"):
         return crop_flip(images, draws, rotate=augmentation == "crop-flip-rotate")
-    cropped = resized_crop(images, draws[:, :_BOX])
-    return cropped if augmentation == "resized-crop" else colour_jitter(cropped, draws[:, _BOX:])
+    if augmentation == "resized-crop":
+        return resized_crop(images, draws)
+    num_of_crop = NUM_DRAWS["resized-crop"]
+    cropped = resized_crop(images, draws[:, :num_of_crop])
+    return colour_jitter(cropped, draws[:, num_of_crop:])
+
+
+def _by_name(draws: Tensor, counts: dict[str, int]) -> dict[str, Tensor]:
+    """Divides draws `[N, D, ...]` by what they decide: `[N, count, ...]` each."""
+    columns = draws.split(list(counts.values()), dim=1)
+    return dict(zip(counts, columns, strict=True))
 
 
 def crop_flip(images: Tensor, draws: Tensor, rotate: bool) -> Tensor:
@@ -46,10 +69,11 @@ def crop_flip(images: Tensor, draws: Tensor, rotate: bool) -> Tensor:
     """
     n, channels, height, width = images.shape
     padded = F.pad(images, [CROP_PADDING, CROP_PADDING + 1] * 2)  # + 1: a draw below 1 may be 1 in float32
-    across, down, flip, turn = draws[:, :, None, None].unbind(1)  # [N, 1, 1] each
-    shift_across = (across.double() * (2 * CROP_PADDING + 1)).floor().long()  # pixels of the padded image
-    shift_down = (down.double() * (2 * CROP_PADDING + 1)).floor().long()
-    angle = torch.deg2rad((2 * turn.double() - 1) * (ROTATION if rotate else 0.0))
+    draw = _by_name(draws[..., None], _CROP_FLIP)  # [N, 1, 1] each
+    shift_across = (draw["across"].double() * (2 * CROP_PADDING + 1)).floor().long()  # pixels of the padded image
+    shift_down = (draw["down"].double() * (2 * CROP_PADDING + 1)).floor().long()
+    largest_turn = ROTATION if rotate else 0.0
+    angle = torch.deg2rad((2 * draw["turn"].double() - 1) * largest_turn)
     # In float64: where a pixel comes from must not depend on the precision of the run.
     row = (torch.arange(height, device=images.device).double() - (height - 1) / 2)[None, :, None]
     column = (torch.arange(width, device=images.device).double() - (width - 1) / 2)[None, None, :]
@@ -61,10 +85,10 @@ def crop_flip(images: Tensor, draws: Tensor, rotate: bool) -> Tensor:
     inside = (source_row >= 0) & (source_row < height) & (source_column >= 0) & (source_column < width)
     source_row = source_row.clamp(0, height - 1)
     source_column = source_column.clamp(0, width - 1)
-    source_column = torch.where(flip < 0.5, width - 1 - source_column, source_column)
+    source_column = torch.where(draw["flip"] < 0.5, width - 1 - source_column, source_column)
     padded_width = padded.shape[-1]
-    flat = (source_row + shift_down) * padded_width + source_column + shift_across
-    moved = padded.flatten(2).gather(2, flat.reshape(n, 1, -1).expand(-1, channels, -1))
+    source = (source_row + shift_down) * padded_width + source_column + shift_across  # in the flattened padded image
+    moved = padded.flatten(2).gather(2, source.reshape(n, 1, -1).expand(-1, channels, -1))
     return torch.where(inside[:, None], moved.reshape(images.shape), 0.0)
 
 
@@ -75,8 +99,8 @@ def resized_crop(images: Tensor, draws: Tensor) -> Tensor:
     ratio log-uniform, the first of ten tries that fits. Images are `[N, channels, H, W]`, draws `[N, 23]`.
     """
     height, width = images.shape[2:]
-    shapes, of_top, of_left, flip = draws.split([2 * TRIES, 1, 1, 1], dim=1)
-    of_area, of_ratio = shapes.double().unflatten(1, (TRIES, 2)).unbind(2)  # [N, TRIES] each
+    draw = _by_name(draws, _RESIZED_CROP)
+    of_area, of_ratio = draw["shapes"].double().unflatten(1, (TRIES, 2)).unbind(2)  # [N, TRIES] each
     area = height * width * (0.2 + 0.8 * of_area)
     low = math.log(3 / 4)
     high = math.log(4 / 3)
@@ -88,11 +112,11 @@ def resized_crop(images: Tensor, draws: Tensor) -> Tensor:
     any_fits = fits.any(1)
     rows = torch.where(any_fits, rows.gather(1, first)[:, 0], height)
     columns = torch.where(any_fits, columns.gather(1, first)[:, 0], width)
-    top = (of_top[:, 0].double() * (height - rows + 1)).floor()
-    left = (of_left[:, 0].double() * (width - columns + 1)).floor()
+    top = (draw["top"][:, 0].double() * (height - rows + 1)).floor()
+    left = (draw["left"][:, 0].double() * (width - columns + 1)).floor()
     down = _interpolation(top, rows, height)
     across = _interpolation(left, columns, width)
-    across = torch.where(flip[..., None] < 0.5, across.flip(1), across)
+    across = torch.where(draw["flip"][..., None] < 0.5, across.flip(1), across)
     with _without_tf32():
         return down.to(images.dtype)[:, None] @ images @ across.to(images.dtype).mT[:, None]
 
@@ -124,11 +148,11 @@ def colour_jitter(images: Tensor, draws: Tensor) -> Tensor:
     contrast, saturation and hue, in a random order. Images are `[N, 1 or 3, H, W]`, draws `[N, 10]`; grey stays grey.
     """
     colour = images.expand(-1, 3, -1, -1)
-    of_jitter, keys, strengths, of_hue, of_grey = draws.double().split([1, 4, 3, 1, 1], dim=1)
-    order = keys.argsort(1)  # [N, 4], the number of the change at each place
-    factors = (1 + 0.4 * (2 * strengths - 1)).to(images.dtype)[..., None, None, None]  # [N, 3, 1, 1, 1]
+    draw = _by_name(draws.double(), _COLOUR)
+    order = draw["keys"].argsort(1)  # [N, 4], the number of the change at each place
+    factors = (1 + 0.4 * (2 * draw["strengths"] - 1)).to(images.dtype)[..., None, None, None]  # [N, 3, 1, 1, 1]
     brightness, contrast, saturation = factors.unbind(1)
-    turns = (0.1 * (2 * of_hue - 1)).to(images.dtype)[..., None]
+    turns = (0.1 * (2 * draw["hue"] - 1)).to(images.dtype)[..., None]
     image = torch.arange(len(images), device=images.device)
     changed = colour
     for place in range(4):
@@ -140,8 +164,8 @@ def colour_jitter(images: Tensor, draws: Tensor) -> Tensor:
             _turn_hue(changed, turns),
         ]
         changed = torch.stack(candidates)[order[:, place], image]
-    colour = torch.where(of_jitter[..., None, None] < 0.8, changed, colour)
-    colour = torch.where(of_grey[..., None, None] < 0.2, _grey(colour), colour)
+    colour = torch.where(draw["jitter"][..., None, None] < 0.8, changed, colour)
+    colour = torch.where(draw["grey"][..., None, None] < 0.2, _grey(colour), colour)
     channels = images.shape[1]
     return colour[:, :channels]
 
@@ -161,16 +185,18 @@ def _turn_hue(images: Tensor, turns: Tensor) -> Tensor:
     red, green, blue = images.unbind(1)
     value = images.amax(1)
     chroma = value - images.amin(1)
-    safe = torch.where(chroma > 0, chroma, 1)
-    sixths = torch.where(
-        value == red,
-        (green - blue) / safe,
-        torch.where(value == green, (blue - red) / safe + 2, (red - green) / safe + 4),
-    )
-    # Of red, green and blue: the value less what the hue takes of the chroma.
-    distances = [(sixths + 6 * turns + channel) % 6 for channel in (5, 3, 1)]
-    channels = [value - chroma * torch.minimum(distance, 4 - distance).clamp(0, 1) for distance in distances]
-    return torch.stack(channels, 1)
+    divisor = torch.where(chroma > 0, chroma, 1)  # of a grey pixel, whose hue is of no account
+    if_red = (green - blue) / divisor
+    if_green = (blue - red) / divisor + 2
+    if_blue = (red - green) / divisor + 4
+    if_not_red = torch.where(value == green, if_green, if_blue)
+    hue = torch.where(value == red, if_red, if_not_red)  # in sixths of the circle
+    turned = []
+    for sixths in (5, 3, 1):  # of red, green and blue
+        distance = (hue + 6 * turns + sixths) % 6
+        taken = torch.minimum(distance, 4 - distance).clamp(0, 1)  # share of the chroma that this channel lacks
+        turned.append(value - chroma * taken)
+    return torch.stack(turned, 1)
 
 
 @dataclass(frozen=True)
@@ -186,8 +212,11 @@ class Transform:
         """Normalises uint8 images `[..., channels, H, W]`, augmented by draws `[..., NUM_DRAWS]` if given."""
         x = images.to(self.dtype) / 255
         if draws is not None:
-            x = augment(x.flatten(0, -4), draws.flatten(0, -2), self.augmentation).reshape(x.shape)
-        return (x - _per_channel(self.mean, x.dtype, x.device)) / _per_channel(self.std, x.dtype, x.device)
+            augmented = augment(x.flatten(0, -4), draws.flatten(0, -2), self.augmentation)
+            x = augmented.reshape(x.shape)
+        mean = _per_channel(self.mean, x.dtype, x.device)
+        std = _per_channel(self.std, x.dtype, x.device)
+        return (x - mean) / std
 
 
 @cache

@@ -1,10 +1,10 @@
 """Shares training examples out among clients: pure functions of labels, and of domains or writers.
 
-A partitioner takes the class of each example (`labels`, `[N]`), the number of clients K from 1 to N and a seed. It
-returns K int64 arrays of positions in `labels`, each in random order, because the end of a client's list becomes its
-validation part; no example is used twice. It raises UserError where the data do not suffice. To add one, enter it in
-`PARTITIONS`, as fedcli/data/datasets.py does for `file:PATH`, and name it in the help of `--partition`
-(fedcli/runs/options.py). `./file.py:NAME` is a function of the user's own.
+A partition takes the class of each example (`labels`, `[N]`), the number of clients K from 1 to N and a seed. It
+returns K parts, one for each client: int64 arrays of positions in `labels`, each in random order, because the end of a
+part becomes the client's validation images; no example is used twice. It raises UserError where the data do not
+suffice. To add one, enter it in `PARTITIONS`, as fedcli/data/datasets.py does for `file:PATH`, and name it in the help
+of `--partition` (fedcli/runs/options.py). `./file.py:NAME` is a function of the user's own.
 """
 
 import hashlib
@@ -30,18 +30,28 @@ MIN_EXAMPLES = 10
 MAX_DRAWS = 1000  # how often a Dirichlet partition is drawn before it is refused; seconds for 100 classes, 100 clients
 
 
-def _deal(counts: np.ndarray, labels: np.ndarray, rng: Any, order: Parts | None = None) -> Parts:
+def _classes_in_order(labels: np.ndarray) -> Parts:
+    """The ascending positions of the examples of each class, `[C][...]`."""
+    return [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
+
+
+def _classes_mixed(labels: np.ndarray, rng: np.random.Generator) -> Parts:
+    """The positions of the examples of each class, `[C][...]`, in random order."""
+    return [rng.permutation(positions) for positions in _classes_in_order(labels)]
+
+
+def _deal(counts: np.ndarray, by_class: Parts, rng: Any) -> Parts:
     """Gives each client its number of examples of each class, `counts` `[K, C]`, and mixes them.
 
-    A class's positions go out in the order `[C][...]`, which is random where None.
+    The positions of a class, `by_class` `[C][...]`, go out in their order; nobody holds those that are left.
     """
-    order = order or [rng.permutation(np.flatnonzero(labels == c)) for c in range(counts.shape[1])]
     ends = counts.cumsum(0)
     starts = ends - counts
     parts = []
-    for k in range(len(counts)):
-        # What comes after the last client's examples of a class is what nobody holds.
-        pieces = [positions[starts[k, c] : ends[k, c]] for c, positions in enumerate(order)]
+    for client in range(len(counts)):
+        pieces = []
+        for label, positions in enumerate(by_class):
+            pieces.append(positions[starts[client, label] : ends[client, label]])
         parts.append(rng.permutation(np.concatenate(pieces)))
     return parts
 
@@ -69,14 +79,16 @@ def dirichlet(
     if draw == "pfllib":
         rng = np.random.RandomState(seed % 2**32)
         draw_shares = _draw_shares_of_pfllib
-    by_class = [np.flatnonzero(labels == c) for c in range(labels.max() + 1)]
     can_fit = num_clients * min_examples <= len(labels)
     max_draws = MAX_DRAWS if can_fit else 0
+    in_order = _classes_in_order(labels)
     for _ in range(max_draws):
-        order = [positions.copy() for positions in by_class]
-        counts = _draw_counts(order, num_clients, capped, partial(draw_shares, alpha=alpha, rng=rng))
+        by_class = [positions.copy() for positions in in_order]  # PFLlib's draw mixes them
+        counts = _draw_counts(by_class, num_clients, capped, partial(draw_shares, alpha=alpha, rng=rng))
         if counts.sum(1).min() >= min_examples:
-            return _deal(counts, labels, rng, order if draw == "pfllib" else None)
+            if draw == "own":
+                by_class = _classes_mixed(labels, rng)
+            return _deal(counts, by_class, rng)
     raise _unfit(
         f"dirichlet:{alpha:g}", labels, num_clients, f"no draw gave every client min={min_examples}; use fewer "
         "clients, a larger concentration or a lower min=",
@@ -84,24 +96,24 @@ def dirichlet(
 
 
 def _draw_counts(
-    order: Parts, num_clients: int, capped: bool, draw_shares: Callable[[np.ndarray, np.ndarray], np.ndarray | None]
+    by_class: Parts, num_clients: int, capped: bool, draw_shares: Callable[[np.ndarray, np.ndarray], np.ndarray | None]
 ) -> np.ndarray:
     """Draws once how many examples of each class, positions `[C][...]`, each client holds: `[K, C]`.
 
     For each class, `draw_shares` is given its positions and which clients take more, `[K]`, and returns the cumulative
     shares of the clients, `[K]`. Where it returns None, nobody holds anything.
     """
-    num_examples = sum(map(len, order))
-    counts = np.zeros((num_clients, len(order)), np.int64)
+    num_examples = sum(map(len, by_class))
+    counts = np.zeros((num_clients, len(by_class)), np.int64)
     takes_more = np.ones(num_clients, bool)
-    for c, positions in enumerate(order):
+    for label, positions in enumerate(by_class):
         if capped:
             takes_more = counts.sum(1) * num_clients < num_examples
         cumulative = draw_shares(positions, takes_more)
         if cumulative is None:
             return np.zeros_like(counts)
         bounds = (cumulative * len(positions)).astype(np.int64)
-        counts[:, c] = np.diff(bounds[:-1], prepend=0, append=len(positions))
+        counts[:, label] = np.diff(bounds[:-1], prepend=0, append=len(positions))
     return counts
 
 
@@ -109,7 +121,9 @@ def _draw_shares(positions: np.ndarray, takes_more: np.ndarray, alpha: float, rn
     """Draws cumulative shares, in logarithms, so that not all underflow where alpha is tiny and the cap is reached."""
     num_clients = len(takes_more)
     # A Gamma(alpha) variate is one of Gamma(alpha + 1) times U^(1/alpha).
-    log_p = np.log(rng.standard_gamma(alpha + 1, num_clients)) + np.log1p(-rng.random(num_clients)) / alpha
+    log_gamma = np.log(rng.standard_gamma(alpha + 1, num_clients))
+    log_uniform = np.log1p(-rng.random(num_clients))
+    log_p = log_gamma + log_uniform / alpha
     log_p[~takes_more] = -np.inf
     cumulative = np.exp(log_p - log_p.max()).cumsum()
     return cumulative / cumulative[-1]
@@ -141,17 +155,24 @@ def classes(
         remedy = f"it takes {num_shards} shards; use fewer classes or clients"
         raise _unfit(f"classes:{classes_per_client}", labels, num_clients, remedy)
     rng = generator(seed, "partition")
-    order = rng.permutation(len(labels))
-    order = order[np.argsort(labels[order], kind="stable")].astype(np.int64)  # sorted by label, random inside
+    by_label = _sorted_by(labels, rng)
     if remainder == "drop":
-        order = order[: len(order) // num_shards * num_shards]
-    shards = np.array_split(order, num_shards)
-    dealt = rng.permutation(num_shards).reshape(num_clients, -1)
+        shard_size = len(by_label) // num_shards
+        by_label = by_label[: shard_size * num_shards]
+    shards = np.array_split(by_label, num_shards)
+    shards_of_client = rng.permutation(num_shards).reshape(num_clients, -1)
     parts = []
-    for held in dealt:
-        own_shards = [shards[shard] for shard in held]
+    for numbers in shards_of_client:
+        own_shards = [shards[number] for number in numbers]
         parts.append(rng.permutation(np.concatenate(own_shards)))
     return parts
+
+
+def _sorted_by(groups: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Positions `[N]` of the examples in order of their groups `[N]`, in random order within each, int64."""
+    mixed = rng.permutation(len(groups))
+    in_order = np.argsort(groups[mixed], kind="stable")
+    return mixed[in_order].astype(np.int64)
 
 
 def leaves_remainder(flag: str, num_clients: int, num_images: int | None) -> bool:
@@ -159,11 +180,15 @@ def leaves_remainder(flag: str, num_clients: int, num_images: int | None) -> boo
 
     It may matter where the number of images, or those of the single domains, are not known.
     """
-    kind, _, skew = flag.rpartition("+")
+    around, _, skew = flag.rpartition("+")
     name, _, count = skew.partition(":")
     if name != "classes":
         return False
-    return bool(kind) or num_images is None or num_images % (num_clients * int(count)) > 0
+    is_within_domains = around != ""
+    if is_within_domains or num_images is None:
+        return True
+    num_shards = num_clients * int(count)
+    return num_images % num_shards > 0
 
 
 def count_unused(parts: Sequence[np.ndarray], num_examples: int) -> int:
@@ -186,30 +211,43 @@ def dominant(
     every class and floor(n share / d) more of each dominant one; those of client i are (i d + j) mod C, j < d.
     """
     sizes = np.bincount(labels)
-    exact = Fraction(share).limit_denominator(10**6)  # in floats, 500 * (1 - 0.8) / 10 is below 10
-    budget = len(sizes) * int(sizes.min()) // num_clients
-    base = int(budget * (1 - exact) / len(sizes))
-    extra = int(budget * exact / dominant_classes)
-    first = dominant_classes * np.arange(num_clients)[:, None]
-    counts = base + extra * ((np.arange(len(sizes)) - first) % len(sizes) < dominant_classes)  # [K, C]
-    lacks_a_part = extra == 0 or (base == 0 and exact < 1)
-    is_too_much = dominant_classes > len(sizes) or (counts.sum(0) > sizes).any()
-    if lacks_a_part or is_too_much:
-        remedy = f"make the clients times their dominant classes a multiple of {len(sizes)}, or choose another share"
+    num_classes = len(sizes)
+    exact_share = Fraction(share).limit_denominator(10**6)  # in floats, 500 * (1 - 0.8) / 10 is below 10
+    budget = num_classes * int(sizes.min()) // num_clients
+    base = int(budget * (1 - exact_share) / num_classes)
+    extra = int(budget * exact_share / dominant_classes)
+    first = dominant_classes * np.arange(num_clients)
+    is_dominant = _consecutive(first, dominant_classes, num_classes)  # [K, C]
+    counts = base + extra * is_dominant
+    lacks_base = base == 0 and exact_share < 1
+    lacks_extra = extra == 0
+    is_too_much = dominant_classes > num_classes or (counts.sum(0) > sizes).any()
+    if lacks_base or lacks_extra or is_too_much:
+        remedy = f"make the clients times their dominant classes a multiple of {num_classes}, or choose another share"
         raise _unfit(f"dominant:{dominant_classes}", labels, num_clients, remedy)
-    return _deal(counts, labels, generator(seed, "partition"))
+    rng = generator(seed, "partition")
+    return _deal(counts, _classes_mixed(labels, rng), rng)
 
 
 def missing(labels: np.ndarray, num_clients: int, missing_classes: int, seed: int) -> Parts:
     """Gives client i the C - x classes from floor(i C / K) on (mod C), of each as many as all classes suffice for."""
     sizes = np.bincount(labels)
-    first = np.arange(num_clients)[:, None] * len(sizes) // num_clients
-    held = (np.arange(len(sizes)) - first) % len(sizes) < len(sizes) - missing_classes  # [K, C]
-    holders = held.sum(0)  # may be 0 where there are fewer clients than classes
-    quotas = np.where(holders > 0, sizes // np.maximum(holders, 1), len(labels))
-    if missing_classes >= len(sizes) or quotas.min() == 0:
+    num_classes = len(sizes)
+    first = np.arange(num_clients) * num_classes // num_clients
+    holds = _consecutive(first, num_classes - missing_classes, num_classes)  # [K, C]
+    num_holders = holds.sum(0)  # may be 0 where there are fewer clients than classes
+    suffices_for = sizes // np.maximum(num_holders, 1)  # each of a class's holders gets so many examples
+    quota = np.where(num_holders > 0, suffices_for, len(labels)).min()
+    if missing_classes >= num_classes or quota == 0:
         raise _unfit(f"missing:{missing_classes}", labels, num_clients, "use fewer missing classes or fewer clients")
-    return _deal(held * quotas.min(), labels, generator(seed, "partition"))
+    rng = generator(seed, "partition")
+    return _deal(holds * quota, _classes_mixed(labels, rng), rng)
+
+
+def _consecutive(first: np.ndarray, count: int, num_classes: int) -> np.ndarray:
+    """Whether each class is among the `count` from each client's `first` `[K]` on (mod C), bool `[K, C]`."""
+    steps_after_first = (np.arange(num_classes) - first[:, None]) % num_classes
+    return steps_after_first < count
 
 
 def _unfit(flag: str, labels: np.ndarray, num_clients: int, remedy: str) -> UserError:
@@ -225,21 +263,22 @@ def domains(labels: np.ndarray, num_clients: int, domain: np.ndarray, seed: int,
 
     `domain` is that of each example, `[N]`; `within` shares a domain's examples out among its clients.
     """
-    names = np.unique(domain)
-    if num_clients % len(names):
+    numbers = np.unique(domain)
+    num_domains = len(numbers)
+    if num_clients % num_domains:
         raise UserError(
-            f"--num-clients {num_clients} does not fit the data (got {len(names)} domains); use a multiple of "
-            f"{len(names)}."
+            f"--num-clients {num_clients} does not fit the data (got {num_domains} domains); use a multiple of "
+            f"{num_domains}."
         )
     parts = []
-    for name in names.tolist():
-        positions = np.flatnonzero(domain == name)
-        domain_seed = int(generator(seed, "domain", name).integers(2**63))  # two domains must not be cut alike
+    for number in numbers.tolist():
+        positions = np.flatnonzero(domain == number)
+        domain_seed = int(generator(seed, "domain", number).integers(2**63))  # two domains must not be cut alike
         try:
-            shares = within(labels[positions], num_clients // len(names), domain_seed)
+            parts_within = within(labels[positions], num_clients // num_domains, domain_seed)
         except UserError as mistake:
-            raise UserError(f"in domain {name}, {mistake}") from None
-        parts += [positions[share] for share in shares]
+            raise UserError(f"in domain {number}, {mistake}") from None
+        parts += [positions[part] for part in parts_within]
     return parts
 
 
@@ -249,27 +288,36 @@ def writers(labels: np.ndarray, num_clients: int, writer: np.ndarray, seed: int,
     By shares, K writers are drawn and only counted: every class's examples, whoever wrote them, are cut among the
     clients in proportion to these writers' numbers of that class, alike where none of them has it.
     """
-    names, number_of_writer = np.unique(writer, return_inverse=True)  # of each example, `[N]`
-    if num_clients > len(names):
+    names, writer_number = np.unique(writer, return_inverse=True)  # the number of each example's writer, `[N]`
+    num_writers = len(names)
+    if num_clients > num_writers:
         raise UserError(
-            f"partition 'writers' cannot give each of {num_clients} clients a writer (got {len(names)} writers); use 1 "
-            f"to {len(names)} clients."
+            f"partition 'writers' cannot give each of {num_clients} clients a writer (got {num_writers} writers); use "
+            f"1 to {num_writers} clients."
         )
     rng = generator(seed, "partition")
     if by_shares:
-        counts = np.zeros((len(names), labels.max() + 1), np.int64)
-        np.add.at(counts, (number_of_writer, labels), 1)
-        drawn = counts[rng.permutation(len(names))[:num_clients]]  # [K, C]
-        cumulative = np.where(drawn.any(0), drawn, 1).cumsum(0)
-        bounds = cumulative * np.bincount(labels) // cumulative[-1]
-        return _deal(np.diff(bounds, axis=0, prepend=0), labels, rng)
-    client_of = np.empty(len(names), np.int64)
-    client_of[rng.permutation(len(names))] = np.sort(np.arange(len(names)) % num_clients)
-    client_of_example = client_of[number_of_writer]
-    order = rng.permutation(len(labels))
-    order = order[np.argsort(client_of_example[order], kind="stable")].astype(np.int64)  # by client, random inside
+        return _like_writers(labels, num_clients, writer_number, rng)
+    client_of_writer = np.empty(num_writers, np.int64)
+    client_of_writer[rng.permutation(num_writers)] = np.sort(np.arange(num_writers) % num_clients)
+    client_of_example = client_of_writer[writer_number]
+    by_client = _sorted_by(client_of_example, rng)
     ends = np.bincount(client_of_example).cumsum()
-    return np.split(order, ends[:-1])
+    return np.split(by_client, ends[:-1])
+
+
+def _like_writers(labels: np.ndarray, num_clients: int, writer_number: np.ndarray, rng: np.random.Generator) -> Parts:
+    """Cuts every class among the clients in proportion to its numbers among as many drawn writers."""
+    sizes = np.bincount(labels)
+    num_writers = writer_number.max() + 1
+    counts_of_writers = np.zeros((num_writers, len(sizes)), np.int64)
+    np.add.at(counts_of_writers, (writer_number, labels), 1)
+    drawn = counts_of_writers[rng.permutation(num_writers)[:num_clients]]  # [K, C]
+    has_any = drawn.any(0)
+    cumulative = np.where(has_any, drawn, 1).cumsum(0)
+    bounds = cumulative * sizes // cumulative[-1]
+    counts = np.diff(bounds, axis=0, prepend=0)
+    return _deal(counts, _classes_mixed(labels, rng), rng)
 
 
 class Option(NamedTuple):
@@ -280,15 +328,15 @@ class Option(NamedTuple):
     read: Callable[[str], Any]  # its value, of what stands behind the prefix
 
 
-class Kind(NamedTuple):
-    """A partition that a flag can name."""
+class PartitionKind(NamedTuple):
+    """A kind of partition that a flag can name."""
 
     function: Callable[..., Parts]
-    form: str  # how its flag is written
+    usage: str  # how its flag is written
     options: tuple[Option, ...] = ()
     needs: str = ""  # of the data set beside labels: "domain", "writer", "place" or nothing
     takes_remainder: bool = False  # as `classes`, of what is left over when images are divided into shards
-    words: str = ""  # in titles, with `{}` for its options; empty where the flag itself stands there
+    title: str = ""  # what titles call it, with `{}` for its options; empty where the flag itself stands there
 
 
 def _read_switch(text: str, value: bool) -> bool:
@@ -306,8 +354,8 @@ def _read_word(text: str, allowed: Sequence[str]) -> str:
 
 
 PARTITIONS = {
-    "iid": Kind(iid, "iid", words="IID"),
-    "dirichlet": Kind(
+    "iid": PartitionKind(iid, "iid", title="IID"),
+    "dirichlet": PartitionKind(
         dirichlet, "dirichlet:ALPHA[:plain][:min=COUNT][:draw=pfllib], such as dirichlet:0.5, ALPHA from 1e-6 to 1e6",
         options=(
             Option("", "alpha", partial(read_number, read=float, low=1e-6, high=1e6)),
@@ -315,30 +363,30 @@ PARTITIONS = {
             Option("min=", "min_examples", read_number),
             Option("draw=", "draw", partial(_read_word, allowed=("own", "pfllib"))),
         ),
-        words="Dirichlet {}",
+        title="Dirichlet {}",
     ),
-    "classes": Kind(
+    "classes": PartitionKind(
         classes, "classes:COUNT, such as classes:2", options=(Option("", "classes_per_client", read_number),),
-        takes_remainder=True, words="{} classes a client",
+        takes_remainder=True, title="{} classes a client",
     ),
-    "dominant": Kind(
+    "dominant": PartitionKind(
         dominant, "dominant:COUNT[:share=FRACTION], such as dominant:1:share=4/9",
         options=(
             Option("", "dominant_classes", read_number),
             Option("share=", "share", partial(read_number, read=Fraction, low=1e-6, high=1)),
         ),
-        words="dominant classes a client: {}",
+        title="dominant classes a client: {}",
     ),
-    "missing": Kind(
+    "missing": PartitionKind(
         missing, "missing:COUNT, such as missing:3",
         options=(Option("", "missing_classes", partial(read_number, low=0)),),
-        words="missing classes a client: {}",
+        title="missing classes a client: {}",
     ),
-    "domains": Kind(domains, "domains or domains+LABEL_SKEW, such as domains+dirichlet:0.5", needs="domain"),
-    "writers": Kind(
+    "domains": PartitionKind(domains, "domains or domains+LABEL_SKEW, such as domains+dirichlet:0.5", needs="domain"),
+    "writers": PartitionKind(
         writers, "writers[:shares]",
         options=(Option("shares", "by_shares", partial(_read_switch, value=True)),),
-        needs="writer", words="whole writers",
+        needs="writer", title="whole writers",
     ),
 }  # fmt: skip
 
@@ -349,7 +397,7 @@ class Partition:
 
     flag: str  # in the one canonical spelling
     function: Callable[..., Parts] = field(compare=False)  # of labels, number of clients, what it needs, and the seed
-    needs: str = field(default="", compare=False)  # see `Kind`
+    needs: str = field(default="", compare=False)  # see `PartitionKind`
 
     def __call__(
         self, labels: ArrayLike, num_clients: int, seed: int, domain: Any = None, writer: Any = None, place: Any = None
@@ -365,21 +413,27 @@ class Partition:
                 f"every client needs a training image (got {num_clients} clients and {len(labels)} images); use "
                 f"--num-clients 1 to {len(labels)}."
             )
+        if self.needs == "":
+            return self.function(labels, num_clients, seed=seed)
         groups = writer if domain is None else domain
-        column = {"domain": domain, "writer": writer, "place": place, "groups": groups}.get(self.needs)
-        if column is None and self.needs not in ("", "groups"):
+        columns = {"domain": domain, "writer": writer, "place": place, "groups": groups}
+        needed = columns[self.needs]
+        if needed is None and self.needs == "groups":  # a user's function gets them where there are some
+            return self.function(labels, num_clients, seed=seed)
+        if needed is None:
             raise UserError(
                 f"partition '{self.flag}' needs a data set with {self.needs}s (got one without); choose such a data "
                 "set, import this one anew, or use --partition iid."
             )
-        needed = {} if column is None else {self.needs: np.asarray(column, np.int64)}
-        return self.function(labels, num_clients, seed=seed, **needed)
+        return self.function(labels, num_clients, seed=seed, **{self.needs: np.asarray(needed, np.int64)})
 
     def scaled(self, share: float) -> "Partition":
         """Returns the partition for a share of the data: the default of `min=` shrinks with it, at least to 1."""
-        if share >= 1 or not re.match(r"(domains\+)?dirichlet:(?!.*:min=)", self.flag):
+        has_default = re.match(r"(domains\+)?dirichlet:(?!.*:min=)", self.flag)
+        if share >= 1 or not has_default:
             return self
-        return from_flag(f"{self.flag}:min={max(1, round(share * MIN_EXAMPLES))}")
+        least = max(1, round(share * MIN_EXAMPLES))
+        return from_flag(f"{self.flag}:min={least}")
 
 
 def from_flag(flag: str, remainder: str = "spread") -> Partition:
@@ -390,12 +444,13 @@ def from_flag(flag: str, remainder: str = "spread") -> Partition:
     """
     if is_from_file(flag):
         return Partition(flag, partial(_parts_from_user, from_file(flag, "partition")), "groups")
-    kind_of_domains, plus, skew = flag.partition("+")
-    if kind_of_domains == "domains":
+    around, plus, skew = flag.partition("+")
+    if around == "domains":
         within = from_flag(skew if plus else "iid", remainder)
         if within.needs:
             raise UserError(f"partition 'domains' needs a label skew (got '{flag}'); write domains+dirichlet:0.5.")
-        return Partition(f"domains+{within.flag}".removesuffix("+iid"), partial(domains, within=within), "domain")
+        spelling = f"domains+{within.flag}".removesuffix("+iid")
+        return Partition(spelling, partial(domains, within=within), "domain")
     name, *texts = flag.split(":")
     if name not in PARTITIONS:
         raise unknown("partition", name, PARTITIONS, f"the partitions are {', '.join(PARTITIONS)}, and ./file.py:NAME.")
@@ -403,14 +458,14 @@ def from_flag(flag: str, remainder: str = "spread") -> Partition:
     try:
         values = _read_options(kind, texts)
     except (LookupError, ValueError, ZeroDivisionError):  # the last for a share of 4/0
-        raise UserError(f"partition '{name}' cannot be read (got '{flag[:80]}'); write {kind.form}.") from None
+        raise UserError(f"partition '{name}' cannot be read (got '{flag[:80]}'); write {kind.usage}.") from None
     spelling = ":".join([name, *_spelled(kind, values)])
     if kind.takes_remainder:
         values["remainder"] = remainder
     return Partition(spelling, partial(kind.function, **values), kind.needs)
 
 
-def _read_options(kind: Kind, texts: Sequence[str]) -> dict[str, Any]:
+def _read_options(kind: PartitionKind, texts: Sequence[str]) -> dict[str, Any]:
     """The values of a partition's options, by keyword, from the parts of its flag.
 
     Raises:
@@ -435,15 +490,18 @@ def _find_option(options: Sequence[Option], text: str) -> Option:
     raise LookupError
 
 
-def _spelled(kind: Kind, values: dict[str, Any]) -> list[str]:
+def _spelled(kind: PartitionKind, values: dict[str, Any]) -> list[str]:
     """The parts of a flag that say these values, in the order of the options; a default is left out."""
     texts = []
     for option in kind.options:
         value = values.get(option.keyword)
         default = signature(kind.function).parameters[option.keyword].default
-        if value not in (None, default):
-            is_switch = isinstance(value, bool)
-            texts.append(option.prefix if is_switch else option.prefix + str(value).removesuffix(".0"))
+        if value in (None, default):
+            continue
+        if isinstance(value, bool):
+            texts.append(option.prefix)
+        else:
+            texts.append(option.prefix + str(value).removesuffix(".0"))
     return texts
 
 
@@ -451,10 +509,11 @@ def _parts_from_user(
     function: FromFile, labels: np.ndarray, num_clients: int, seed: int, **groups: np.ndarray
 ) -> Parts:
     """Returns what a user's function gives, checked, as int64; it gets `groups` `[N]` if it has such an argument."""
-    asked_for = {name: groups[name].copy() for name in signature(function.function).parameters if name in groups}
+    parameters = signature(function.function).parameters
+    asked_for = {name: values.copy() for name, values in groups.items() if name in parameters}
     with blame(function.path):
         lists = function(labels.copy(), num_clients, generator(seed, "partition"), **asked_for)
-        parts = [*map(np.asarray, lists)]
+        parts = [np.asarray(positions) for positions in lists]
     if len(parts) != num_clients:
         raise function.refuse(f"gives no list of {num_clients} clients (got {len(parts)})", "return one list for each")
     for client, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""Each client's part of the examples: what it trains on, is validated on and is tested on."""
+"""A client's part of the examples, and its division: what it trains on, is validated on and is tested on."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,28 +9,28 @@ from fedcli.core.draws import generator
 from fedcli.errors import UserError
 
 
-class Split(list[np.ndarray]):
-    """Positions of each client's examples, made elsewhere; where test parts are named, a client's own comes first."""
+class ListedParts(list[np.ndarray]):
+    """The clients' parts as a file lists them; where it names test examples, those come first in a client's part."""
 
-    num_test: list[int] | None = None  # of each client, how many examples that part has; None where there are none
+    num_test: list[int] | None = None  # of each client, how many test examples there are; None where none are named
 
 
 def named_test_sizes(parts: Sequence[np.ndarray]) -> list[int] | None:
-    """Returns how many of each client's first examples are its own test part; None where a partition names none."""
-    return parts.num_test if isinstance(parts, Split) else None
+    """Returns how many of each client's first examples are its test examples; None where a partition names none."""
+    return parts.num_test if isinstance(parts, ListedParts) else None
 
 
 class Division(NamedTuple):
-    """The clients' examples, positions in the training set `[K][...]`."""
+    """The clients' parts by what they are for, positions in the training set `[K][...]`."""
 
-    examples: list[np.ndarray]  # all of a client's but its own test part
-    testing: list[np.ndarray]  # its own test part
+    examples: list[np.ndarray]  # all of a client's but its test examples
+    testing: list[np.ndarray]  # its test examples
     training: list[np.ndarray]
     validation: list[np.ndarray]
 
 
 def divide(parts: Sequence[np.ndarray], run: Any) -> Division:
-    """Divides each client's examples by `run.local_test` and `run.validation`.
+    """Divides each client's part by `run.local_test` and `run.validation`.
 
     Raises:
         UserError: No client has enough to train on.
@@ -61,7 +61,7 @@ def divide(parts: Sequence[np.ndarray], run: Any) -> Division:
 
 
 def _shuffled(parts: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
-    """Returns each client's examples in random order, so that its first ones are a fair test part."""
+    """Returns each client's part in random order, so that its first examples are a fair test."""
     shuffled = []
     for client, part in enumerate(parts):
         order = generator(seed, client, "test part").permutation(len(part))

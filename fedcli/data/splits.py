@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcli.core.draws import generator
-from fedcli.core.partition import Kind, Option
-from fedcli.core.parts import Split
+from fedcli.core.partition import Option, PartitionKind
+from fedcli.core.parts import ListedParts
 from fedcli.data.image_arrays import PARTS, Arrays
 from fedcli.data.reading import reading
 
@@ -22,7 +22,7 @@ CONTENT = (
 )
 
 
-def from_file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, path: str) -> Split:
+def from_file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, path: str) -> ListedParts:
     """Gives every client the examples that a file lists, by their `place` `[N]` in the files that the data came from.
 
     They are mixed by a fixed seed. Clients may share images to test on, and no others.
@@ -43,7 +43,7 @@ def from_file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int
     order = np.argsort(place)
     rng = generator(0, "split")
     tests = lists.test or [tested] * num_clients
-    parts = Split()
+    parts = ListedParts()
     for own_test, own_train in zip(tests, lists.train, strict=True):
         positions = np.concatenate([own_test, rng.permutation(own_train)])
         parts.append(order[np.searchsorted(place, positions, sorter=order)])
@@ -52,7 +52,9 @@ def from_file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int
     return parts
 
 
-FROM_FILE = Kind(from_file, "file:PATH, such as file:split.json", options=(Option("", "path", str),), needs="place")
+FROM_FILE = PartitionKind(
+    from_file, "file:PATH, such as file:split.json", options=(Option("", "path", str),), needs="place"
+)
 
 
 class Lists(NamedTuple):

@@ -29,10 +29,10 @@ def data_words(dataset: str = "", partition: str = "", *details: str) -> str:
     """Data in words, as in "Digits, Dirichlet 0.5"; a partition without words of its own as it is typed."""
     title = DATASETS.get(dataset, dataset[:1].upper() + dataset[1:])
     name, _, value = partition.partition(":")
-    division = partition
-    if name in PARTITIONS and PARTITIONS[name].words:
-        division = PARTITIONS[name].words.format(value.replace(":", ", "))
-    return ", ".join(filter(None, [title, division, *details]))
+    shown = partition
+    if name in PARTITIONS and PARTITIONS[name].title:
+        shown = PARTITIONS[name].title.format(value.replace(":", ", "))
+    return ", ".join(filter(None, [title, shown, *details]))
 
 
 def join_words(words: list[str]) -> str:
