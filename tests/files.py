@@ -10,18 +10,18 @@ from PIL import Image
 
 from fedcli.data import datasets, imports
 from fedcli.data.catalog import KNOWN
-from fedcli.data.image_arrays import PARTS
+from fedcli.data.image_arrays import SPLITS
 
-FIELDS = tuple(f"{kind}_{part}" for part, kind in product(PARTS, ("x", "y", "domain", "writer")))
+FIELDS = tuple(f"{name}_{split}" for split, name in product(SPLITS, ("x", "y", "domain", "writer")))
 
 
 def images(shape, num_classes, seed=0, per_class=(3, 2)):
     """Random arrays in the `.npz` form, `per_class` images of each class in train and test, shuffled."""
     rng = np.random.default_rng(seed)
     arrays = {}
-    for part, count in zip(PARTS, per_class, strict=True):
-        arrays[f"y_{part}"] = rng.permutation(np.repeat(np.arange(num_classes), count))
-        arrays[f"x_{part}"] = rng.integers(0, 256, (num_classes * count, *shape), np.uint8)
+    for split, count in zip(SPLITS, per_class, strict=True):
+        arrays[f"y_{split}"] = rng.permutation(np.repeat(np.arange(num_classes), count))
+        arrays[f"x_{split}"] = rng.integers(0, 256, (num_classes * count, *shape), np.uint8)
     return arrays
 
 
@@ -48,28 +48,28 @@ def from_npz(name, folder, **arrays):
 
 
 def write_folder(folder, arrays, class_names, domain_names=None):
-    """A folder of images by the names of their domains, if there are any, their part and their class."""
-    for part in PARTS:
-        images_with_labels = zip(arrays[f"x_{part}"], arrays[f"y_{part}"], strict=True)
+    """A folder of images by the names of their domains, if there are any, their split and their class."""
+    for split in SPLITS:
+        images_with_labels = zip(arrays[f"x_{split}"], arrays[f"y_{split}"], strict=True)
         for number, (image, label) in enumerate(images_with_labels):
             parent = folder
             if domain_names:
-                domain = arrays[f"domain_{part}"][number]
+                domain = arrays[f"domain_{split}"][number]
                 parent = folder / domain_names[domain]
-            path = parent / part / class_names[label] / f"{number}.png"
+            path = parent / split / class_names[label] / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image).save(path)
     return folder
 
 
-def examples(source, part, *kinds):
+def examples(source, split, *names):
     """Bytes of the pixels, channels last, and these values of each example of a data set or of arrays, sorted."""
     values = source if isinstance(source, dict) else vars(source)
-    images = values[f"x_{part}"]
+    images = values[f"x_{split}"]
     if isinstance(images, torch.Tensor):
         images = images.permute(0, 2, 3, 1).numpy()
     pixels = [image.tobytes() for image in images]
-    columns = [values[f"{kind}_{part}"].tolist() for kind in kinds]
+    columns = [values[f"{name}_{split}"].tolist() for name in names]
     return sorted(zip(pixels, *columns, strict=True))
 
 
@@ -105,7 +105,7 @@ def picture(seed=0, shape=(6, 4, 3)):
 
 
 def folder_of(path, *images):
-    """A folder whose images, of one class in two parts, are these and others."""
+    """A folder whose images, of one class in two splits, are these and others."""
     train = path / "train" / "ant"
     test = path / "test" / "ant"
     train.mkdir(parents=True)

@@ -9,29 +9,29 @@ from PIL import Image
 
 from fedcli.data import catalog as known
 from fedcli.data import datasets, imports
-from fedcli.data.catalog import Share
-from fedcli.data.image_arrays import PARTS
+from fedcli.data.catalog import Subset
+from fedcli.data.image_arrays import SPLITS
 from tests.files import assert_same, examples, from_npz, images, known_images
 from tests.refusals import refused
 
 DIGIT_SETS = ("mnist", "svhn", "usps", "synth-digits", "mnist-m")
-SHARES = (
-    Share("mnist", 20), Share("svhn", 25), Share("usps", 40, division="pooled"), Share("synth-digits", 30),
-    Share("mnist-m", 10, num_test=8),
+SUBSETS = (
+    Subset("mnist", 20), Subset("svhn", 25), Subset("usps", 40, drawn_from="pooled"), Subset("synth-digits", 30),
+    Subset("mnist-m", 10, num_test=8),
 )  # fmt: skip
 
 
-def in_colour_at_size(name, part, size):
+def in_colour_at_size(name, split, size):
     """The images of a set in three channels at a size, as bytes with their labels."""
     dataset = datasets.load(name)
-    images = known.resize(getattr(dataset, f"x_{part}"), size).expand(-1, 3, -1, -1)
-    labels = getattr(dataset, f"y_{part}")
-    return dict(examples({f"x_{part}": images, f"y_{part}": labels}, part, "y"))
+    images = known.resize(getattr(dataset, f"x_{split}"), size).expand(-1, 3, -1, -1)
+    labels = getattr(dataset, f"y_{split}")
+    return dict(examples({f"x_{split}": images, f"y_{split}": labels}, split, "y"))
 
 
-def of_domain(dataset, number, part, distinct=True):
+def of_domain(dataset, number, split, distinct=True):
     """The images of one domain as bytes with their labels."""
-    rows = [(pixels, label) for pixels, label, domain in examples(dataset, part, "y", "domain") if domain == number]
+    rows = [(pixels, label) for pixels, label, domain in examples(dataset, split, "y", "domain") if domain == number]
     assert len(dict(rows)) == len(rows) or not distinct
     return dict(rows)
 
@@ -39,25 +39,25 @@ def of_domain(dataset, number, part, distinct=True):
 def test_a_mixture_draws_from_each_set(tmp_path, monkeypatch):
     for seed, name in enumerate(DIGIT_SETS):  # 30 training and 20 test images each
         from_npz(name, tmp_path / "npz", **known_images(name, seed))
-    monkeypatch.setitem(known.KNOWN, "mixed-digits", known.KNOWN["mixed-digits"].made_of(*SHARES))
+    monkeypatch.setitem(known.KNOWN, "mixed-digits", known.KNOWN["mixed-digits"].made_of(*SUBSETS))
     dataset = datasets.load("mixed-digits")
     assert dataset.domain_names == DIGIT_SETS
     assert dataset.class_names == tuple("0123456789")
 
-    for number, share in enumerate(SHARES):
+    for number, subset in enumerate(SUBSETS):
         train = of_domain(dataset, number, "train")
         test = of_domain(dataset, number, "test")
-        own_train = in_colour_at_size(share.source, "train", 28)
-        own_test = in_colour_at_size(share.source, "test", 28)
-        assert len(train) == share.num_train
-        if share.division == "pooled":
+        own_train = in_colour_at_size(subset.source, "train", 28)
+        own_test = in_colour_at_size(subset.source, "test", 28)
+        assert len(train) == subset.num_train
+        if subset.drawn_from == "pooled":
             assert {**train, **test} == {**own_train, **own_test}
-            assert len(test) == 50 - share.num_train
+            assert len(test) == 50 - subset.num_train
             assert set(train) - set(own_train)
         else:
             assert train.items() <= own_train.items()
             assert test.items() <= own_test.items()
-            assert len(test) == (share.num_test or 20)
+            assert len(test) == (subset.num_test or 20)
     assert_same(dataset, datasets.load("mixed-digits"))
     assert len(dataset.y_train[dataset.domain_train == 0].unique()) > 2  # not the first ones, which are all of class 0
 
@@ -92,19 +92,19 @@ def office(tmp_path, monkeypatch):
     arrays = known_images("office31", per_class=(8, 3))
     names = ("amazon", "dslr", "webcam")
     rng = np.random.default_rng(0)
-    arrays |= {f"domain_{part}": rng.integers(0, 3, len(arrays[f"y_{part}"])) for part in PARTS}
-    for name, division in (("office31-private", "parts"), ("office31-leaky", "leaky")):
-        shares = (
-            Share("office31", 70, domain="amazon", division=division),
-            Share("office31", 50, domain="dslr", division=division),
-            Share("office31", 30, domain="webcam", division=division),
+    arrays |= {f"domain_{split}": rng.integers(0, 3, len(arrays[f"y_{split}"])) for split in SPLITS}
+    for name, drawn_from in (("office31-private", "splits"), ("office31-leaky", "leaky")):
+        subsets = (
+            Subset("office31", 70, domain="amazon", drawn_from=drawn_from),
+            Subset("office31", 50, domain="dslr", drawn_from=drawn_from),
+            Subset("office31", 30, domain="webcam", drawn_from=drawn_from),
         )
-        monkeypatch.setitem(known.KNOWN, name, known.KNOWN[name].made_of(*shares))
+        monkeypatch.setitem(known.KNOWN, name, known.KNOWN[name].made_of(*subsets))
     classes = [f"thing{number:02}" for number in range(31)]
     return from_npz("office31", tmp_path / "a", **arrays, class_names=classes, domain_names=names)
 
 
-def test_private_sets_keep_to_the_division(office):
+def test_private_sets_keep_to_the_splits(office):
     dataset = datasets.load("office31-private")
     assert dataset.class_names == office.class_names
     assert dataset.domain_train.bincount().tolist() == [70, 50, 30]
@@ -185,10 +185,10 @@ def test_real_and_rendered_digits_in_four_domains(tmp_path):
     assert description["shape"] == tuple(dataset.x_train.shape[1:]) == (3, 16, 16)
 
     rendered = datasets.load("digit-domains")
-    for part in PARTS:
+    for split in SPLITS:
         for number in (2, 3):
-            assert of_domain(dataset, number, part, False).items() <= of_domain(rendered, number, part, False).items()
-        assert of_domain(dataset, 1, part).items() <= in_colour_at_size("digits", part, 16).items()
+            assert of_domain(dataset, number, split, False).items() <= of_domain(rendered, number, split, False).items()
+        assert of_domain(dataset, 1, split).items() <= in_colour_at_size("digits", split, 16).items()
 
 
 # Public images

@@ -19,7 +19,7 @@ from fedcli.data import catalog as known
 from fedcli.data import datasets, imports
 from fedcli.data.cache import cache_folder
 from fedcli.data.dataset import Dataset, channel_statistics, take
-from fedcli.data.image_arrays import PARTS
+from fedcli.data.image_arrays import SPLITS
 from fedcli.vision import torchvision
 from tests.files import FIELDS, assert_same, examples, from_npz, images, imported, known_images, write_folder
 from tests.refusals import refused
@@ -45,19 +45,19 @@ def test_built_in_sets_are_those_of_the_records_and_what_describe_says(name, fin
     assert dataset.y_train.dtype == torch.long
     assert dataset.x_train.is_contiguous()
 
-    for part in PARTS:
-        keys = slow_order(dataset, part)
+    for split in SPLITS:
+        keys = slow_order(dataset, split)
         assert keys == sorted(keys)
 
 
 # Canonical order
 
 
-def slow_order(dataset, part):
+def slow_order(dataset, split):
     """Rank of each example by label, hash of its pixels with the channels last, and domain."""
-    images = getattr(dataset, f"x_{part}")
-    labels = getattr(dataset, f"y_{part}")
-    domains = getattr(dataset, f"domain_{part}")
+    images = getattr(dataset, f"x_{split}")
+    labels = getattr(dataset, f"y_{split}")
+    domains = getattr(dataset, f"domain_{split}")
     if domains is None:
         domains = torch.zeros_like(labels)
     keys = []
@@ -72,11 +72,11 @@ def test_the_order_of_the_file_and_its_kind_are_invisible(tmp_path, shape):
     arrays = images(shape, 3)
     first = from_npz("mine", tmp_path / "a", **arrays, class_names=["ant", "bee", "cow"])
     shuffled = {}
-    for part in PARTS:
-        labels = arrays[f"y_{part}"]
+    for split in SPLITS:
+        labels = arrays[f"y_{split}"]
         order = np.random.default_rng(1).permutation(len(labels))
-        shuffled[f"x_{part}"] = arrays[f"x_{part}"][order]
-        shuffled[f"y_{part}"] = labels[order]
+        shuffled[f"x_{split}"] = arrays[f"x_{split}"][order]
+        shuffled[f"y_{split}"] = labels[order]
     shuffled["y_train"] = shuffled["y_train"].astype(np.uint8)
 
     assert_same(first, from_npz("mine", tmp_path / "b", **shuffled, class_names=["ant", "bee", "cow"]))
@@ -89,7 +89,7 @@ def test_the_order_of_the_file_and_its_kind_are_invisible(tmp_path, shape):
 def test_the_fingerprint_sees_pixels_labels_domains_writers_and_part():
     def fingerprint(change=lambda arrays: None):
         arrays = {key: torch.arange(4) % 2 for key in FIELDS}
-        arrays |= {f"x_{part}": torch.arange(16).reshape(4, 1, 2, 2).to(torch.uint8) for part in PARTS}
+        arrays |= {f"x_{split}": torch.arange(16).reshape(4, 1, 2, 2).to(torch.uint8) for split in SPLITS}
         change(arrays)
         return Dataset("toy", class_names=("a", "b"), **arrays).fingerprint
 
@@ -370,7 +370,7 @@ def test_class_folders_of_known_names_get_the_official_labels(tmp_path, name, sp
     assert_same(npz, imported(name, write_folder(tmp_path / "b", arrays, [spelling(text) for text in classes])))
 
     order = np.random.default_rng(5).permutation(len(classes))  # labels in another order, told by the names
-    other = arrays | {f"y_{part}": np.argsort(order)[arrays[f"y_{part}"]] for part in PARTS}
+    other = arrays | {f"y_{split}": np.argsort(order)[arrays[f"y_{split}"]] for split in SPLITS}
     names = [spelling(classes[label]) for label in order]
     assert_same(npz, from_npz(name, tmp_path / "a", **other, class_names=names))
 
@@ -402,7 +402,7 @@ def test_other_images_do_not_get_a_known_name(name, tmp_path, official, cache):
     arrays = known_images(name, per_class=(4, 2))
     if known.KNOWN[name].domain_names:
         domains = len(known.KNOWN[name].domain_names)
-        arrays |= {f"domain_{part}": np.arange(len(arrays[f"y_{part}"])) % domains for part in PARTS}
+        arrays |= {f"domain_{split}": np.arange(len(arrays[f"y_{split}"])) % domains for split in SPLITS}
         arrays["domain_names"] = np.array(known.KNOWN[name].domain_names)
 
     refused(lambda: from_npz(name, tmp_path / "a", **arrays), f"not the images of '{name}' (got", f"such as my-{name}")
@@ -450,9 +450,9 @@ def test_what_was_kept_under_a_known_name_is_compared_too_also_where_another_set
 )
 def test_numbers_that_leave_some_out_are_as_many_classes_or_domains_as_there_are(kind, noun, names, tmp_path):
     arrays = images((4, 4), 3, per_class=(8, 3))
-    arrays |= {f"domain_{part}": np.arange(len(arrays[f"y_{part}"])) % 3 for part in PARTS}
-    for part in PARTS:
-        arrays[f"{kind}_{part}"] = np.array([0, 5, 9])[arrays[f"{kind}_{part}"]]
+    arrays |= {f"domain_{split}": np.arange(len(arrays[f"y_{split}"])) % 3 for split in SPLITS}
+    for split in SPLITS:
+        arrays[f"{kind}_{split}"] = np.array([0, 5, 9])[arrays[f"{kind}_{split}"]]
     np.savez(tmp_path / "a.npz", **arrays)
     _, notes = imports.import_path("mine", tmp_path / "a.npz")
     assert notes == [f"3 {noun}, whose numbers are 0, 5, 9"]
@@ -474,7 +474,7 @@ def test_named_classes_without_training_images_are_said(tmp_path):
 
 def test_images_that_are_all_alike_are_refused(tmp_path, cache):
     arrays = images((4, 4), 3)
-    for part in PARTS:
-        arrays[f"x_{part}"][:] = 7
+    for split in SPLITS:
+        arrays[f"x_{split}"][:] = 7
     refused(lambda: from_npz("mine", tmp_path / "a", **arrays), "all of its 15 images are alike")
     assert not cache.exists()

@@ -316,9 +316,9 @@ LEFT_OUT = {
     "--workers": "starts processes of its own; tests/test_workers.py",
     "--on ray": "starts a cluster; tests/test_cluster.py has one",
     "fedcli bench": "takes minutes; tests/test_bench.py has small ones",
-    "data import fmnist-pfllib": "needs a folder that PFLlib wrote; tests/test_splits.py makes one",
+    "data import fmnist-pfllib": "needs a folder that PFLlib wrote; tests/test_partition_files.py makes one",
     "data import mine": "needs a folder of images; tests/test_datasets.py makes some",
-    "fedcli data download": "needs a network; tests/test_forms.py has a site of its own",
+    "fedcli data download": "needs a network; tests/test_file_formats.py has a site of its own",
     "resume runs/first": "needs a run that was interrupted; tests/test_continue.py",
     "--kind correlation": "is for runs with public images; tests/test_correlation.py",
 }

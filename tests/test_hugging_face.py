@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from fedcli.data import datasets, imports
-from fedcli.data.image_arrays import PARTS
+from fedcli.data.image_arrays import SPLITS
 from tests.commands import invoke
 from tests.files import assert_same, encoded, examples, images, imported, known_images, write_zip
 from tests.refusals import refused
@@ -41,17 +41,17 @@ def splits_of(library, arrays, image="image", label="label", **others):
     features = {image: library.Image(), label: library.ClassLabel(names=names)}
     features |= {name: column.feature for name, column in others.items()}
     splits = library.DatasetDict()
-    for part in PARTS:
-        columns = {image: pictures(arrays[f"x_{part}"]), label: arrays[f"y_{part}"].tolist()}
-        columns |= {name: column.values[part] for name, column in others.items()}
-        splits[part] = library.Dataset.from_dict(columns, features=library.Features(features))
+    for split in SPLITS:
+        columns = {image: pictures(arrays[f"x_{split}"]), label: arrays[f"y_{split}"].tolist()}
+        columns |= {name: column.values[split] for name, column in others.items()}
+        splits[split] = library.Dataset.from_dict(columns, features=library.Features(features))
     return splits
 
 
 def write_parquet(splits, folder):
     folder.mkdir(parents=True)
-    for part, split in splits.items():
-        split.to_parquet(folder / f"{part}-00000-of-00001.parquet")
+    for split, dataset in splits.items():
+        dataset.to_parquet(folder / f"{split}-00000-of-00001.parquet")
     return folder
 
 
@@ -63,11 +63,11 @@ def test_what_the_library_writes_is_the_set_of_its_images_and_class_names(tmp_pa
     splits = splits_of(library, arrays, image="picture", label="insect")
     splits.save_to_disk(tmp_path / "saved")
     write_parquet(splits, tmp_path / "parquet" / "data")
-    for part in PARTS:  # in a folder each, and in several files
-        folder = tmp_path / "shards" / part
+    for split in SPLITS:  # in a folder each, and in several files
+        folder = tmp_path / "shards" / split
         folder.mkdir(parents=True)
         for number in range(2):
-            shard = splits[part].shard(2, number, contiguous=True)
+            shard = splits[split].shard(2, number, contiguous=True)
             shard.to_parquet(folder / f"{number:04}.parquet")
     files = {file.relative_to(tmp_path).as_posix(): file.read_bytes() for file in (tmp_path / "saved").rglob("*.*")}
     write_zip(tmp_path / "saved.zip", files)
@@ -79,7 +79,7 @@ def test_what_the_library_writes_is_the_set_of_its_images_and_class_names(tmp_pa
 
 def test_labels_of_the_known_set_are_those_with_its_number_of_classes(tmp_path, library):
     arrays = known_images("cifar100", per_class=(2, 1))
-    coarse_labels = {part: (arrays[f"y_{part}"] // 5).tolist() for part in PARTS}
+    coarse_labels = {split: (arrays[f"y_{split}"] // 5).tolist() for split in SPLITS}
     coarse = Column(library.ClassLabel(num_classes=20), coarse_labels)
     splits_of(library, arrays, "img", "fine_label", coarse_label=coarse).save_to_disk(tmp_path / "saved")
 
@@ -94,12 +94,12 @@ def test_labels_of_the_known_set_are_those_with_its_number_of_classes(tmp_path, 
 def test_texts_are_class_names_and_domains_and_writers_are_kept(tmp_path, library):
     arrays = images((4, 4), 2, per_class=(6, 4))
     text = library.Value("string")
-    count = {part: len(arrays[f"y_{part}"]) for part in PARTS}
+    count = {split: len(arrays[f"y_{split}"]) for split in SPLITS}
     domains = {}
     writers = {}
-    for part in PARTS:
-        domains[part] = ["photo", "art"] * (count[part] // 2)
-        writers[part] = [f"f{number}" for number in np.arange(count[part]) % 3]
+    for split in SPLITS:
+        domains[split] = ["photo", "art"] * (count[split] // 2)
+        writers[split] = [f"f{number}" for number in np.arange(count[split]) % 3]
     splits = splits_of(library, arrays, domain=Column(text, domains), writer=Column(text, writers))
     splits = splits.map(lambda row: {"target": f"class {row['label']}"}, remove_columns="label")
     splits.save_to_disk(tmp_path / "saved")
@@ -108,17 +108,17 @@ def test_texts_are_class_names_and_domains_and_writers_are_kept(tmp_path, librar
 
     assert dataset.class_names == ("class 0", "class 1")
     assert dataset.domain_names == ("art", "photo")
-    for part in PARTS:
-        arrays[f"domain_{part}"] = np.tile([1, 0], count[part] // 2)
-        arrays[f"writer_{part}"] = np.arange(count[part]) % 3
-        assert examples(dataset, part, "y", "domain", "writer") == examples(arrays, part, "y", "domain", "writer")
+    for split in SPLITS:
+        arrays[f"domain_{split}"] = np.tile([1, 0], count[split] // 2)
+        arrays[f"writer_{split}"] = np.arange(count[split]) % 3
+        assert examples(dataset, split, "y", "domain", "writer") == examples(arrays, split, "y", "domain", "writer")
 
 
 def test_parquet_files_of_other_programs_are_read(tmp_path, library):
     arrays = images((8, 8, 3), 2)
-    for part in PARTS:
-        files = [{"bytes": encoded(image), "path": None} for image in arrays[f"x_{part}"]]
-        pd.DataFrame({"image": files, "label": arrays[f"y_{part}"]}).to_parquet(tmp_path / f"{part}.parquet")
+    for split in SPLITS:
+        files = [{"bytes": encoded(image), "path": None} for image in arrays[f"x_{split}"]]
+        pd.DataFrame({"image": files, "label": arrays[f"y_{split}"]}).to_parquet(tmp_path / f"{split}.parquet")
     dataset = imported("mine", f"hf:{tmp_path}")
     assert examples(dataset, "test", "y") == examples(arrays, "test", "y")
 
@@ -151,13 +151,13 @@ def only_train(splits):
 
 
 def two_images(splits):
-    for part in PARTS:
-        splits[part] = splits[part].map(lambda row: {"mask": row["image"]})
+    for split in SPLITS:
+        splits[split] = splits[split].map(lambda row: {"mask": row["image"]})
 
 
 def no_image(splits):
-    for part in PARTS:
-        splits[part] = splits[part].remove_columns("image").add_column("size", [1] * len(splits[part]))
+    for split in SPLITS:
+        splits[split] = splits[split].remove_columns("image").add_column("size", [1] * len(splits[split]))
 
 
 def no_label(splits):
@@ -207,10 +207,10 @@ def test_a_set_without_splits_and_several_sets_are_refused(tmp_path, library):
 def test_an_image_that_is_only_a_path_is_never_opened(tmp_path, library):
     arrays = images((8, 8, 3), 2)
     Path(tmp_path / "secret.png").write_bytes(encoded(arrays["x_train"][0]))
-    for part in PARTS:
-        paths = [{"bytes": None, "path": f"{tmp_path}/secret.png"}] * len(arrays[f"y_{part}"])
+    for split in SPLITS:
+        paths = [{"bytes": None, "path": f"{tmp_path}/secret.png"}] * len(arrays[f"y_{split}"])
         (tmp_path / "set").mkdir(exist_ok=True)
-        pd.DataFrame({"image": paths, "label": arrays[f"y_{part}"]}).to_parquet(tmp_path / "set" / f"{part}.parquet")
+        pd.DataFrame({"image": paths, "label": arrays[f"y_{split}"]}).to_parquet(tmp_path / "set" / f"{split}.parquet")
     refused(lambda: imports.import_path("mine", f"hf:{tmp_path}/set"), "train[0] is not in the files", "secret.png")
 
 

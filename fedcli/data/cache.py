@@ -1,4 +1,4 @@
-"""The files that data sets are kept in: an `.npz` of what `image_arrays.canonical` returns, by the name of each set."""
+"""The files that data sets are kept in: an `.npz` of a set's `image_arrays.canonical_arrays`, by its name."""
 
 import os
 import re
@@ -43,8 +43,12 @@ def is_in_cache(name: str) -> bool:
 def names_in_cache() -> list[str]:
     """The names of the sets that have a file, in order."""
     folder = cache_folder()
-    files = [file for file in sorted(glob("*.npz", root_dir=folder)) if (folder / file).is_file()]
-    return list(filter(is_name, [os.path.splitext(file)[0] for file in files]))
+    names = []
+    for file in sorted(glob("*.npz", root_dir=folder)):
+        name, _ = os.path.splitext(file)
+        if (folder / file).is_file() and is_name(name):
+            names.append(name)
+    return names
 
 
 def write_to_cache(name: str, arrays: Arrays) -> Path:

@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from fedcli.core.draws import generator
-from fedcli.data.image_arrays import NAMES, Arrays, first_of_each, join_rows
+from fedcli.data.image_arrays import NAMES_OF, Columns, first_of_each, join_rows
 from fedcli.errors import UserError
 
 SIZE = 16  # pixels, of the rendered digits and of the pieces of photographs
@@ -31,7 +31,7 @@ _RESIZED_AT_ONCE = 4096  # images that are made float at once
 
 
 # Makes the columns of the known set of a name, with a function that gives those of the sets that it needs.
-Maker = Callable[[str, Callable[[str], Arrays]], Arrays]
+Maker = Callable[[str, Callable[[str], Columns]], Columns]
 
 
 class Archive(NamedTuple):
@@ -50,7 +50,7 @@ class DatasetInfo(NamedTuple):
     num_train: int | None = None  # None where it depends on the files
     num_test: int | None = None
     torchvision_class: str | None = None  # that downloads it
-    split: str | None = None  # of EMNIST
+    emnist_split: str | None = None  # which of EMNIST's sets it is, as torchvision calls it
     archive: Archive | None = None  # that is downloaded where torchvision has no class
     to_import: str = ""  # files that a user brings where there is no download; images are resized to `image_size`
     domain_names: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class DatasetInfo(NamedTuple):
     fingerprint: str = ""  # of the official images; where it is not known, the numbers below and above tell other ones
     train_counts: tuple[int, ...] = ()  # training images of each class
     test_counts: tuple[int, ...] = ()
-    domain_counts: tuple[int, ...] = ()  # images of each domain, of both parts
+    domain_counts: tuple[int, ...] = ()  # images of each domain, of both splits
 
     @property
     def is_download(self) -> bool:
@@ -81,18 +81,18 @@ class DatasetInfo(NamedTuple):
         test_counts = (self.num_test // count,) * count
         return self._replace(train_counts=train_counts, test_counts=test_counts)
 
-    def made_of(self, *shares: "Share") -> "DatasetInfo":
-        """This set with a domain from each share."""
-        needs = tuple(dict.fromkeys(share.source for share in shares))
-        num_train = sum(share.num_train for share in shares)
-        return self._replace(num_train=num_train, make=partial(_mixture, shares), needs=needs)
+    def made_of(self, *subsets: "Subset") -> "DatasetInfo":
+        """This set with a domain from each subset."""
+        needs = tuple(dict.fromkeys(subset.source for subset in subsets))
+        num_train = sum(subset.num_train for subset in subsets)
+        return self._replace(num_train=num_train, make=partial(_mixture, subsets), needs=needs)
 
 
-class Share(NamedTuple):
-    """What a mixture takes of one domain: examples drawn at random, all of them where the number is None.
+class Subset(NamedTuple):
+    """What a mixture takes of a set for one of its domains: examples drawn at random, all where the number is None.
 
-    `division` says which examples may be trained and tested on:
-        parts    those of the set's training and test part
+    `drawn_from` says which examples may be trained and tested on:
+        splits   those of the set's own training and test split
         pooled   any to train, and all the others to test
         leaky    the first 80 % in the order of classes to train, and all to test
     """
@@ -101,18 +101,18 @@ class Share(NamedTuple):
     num_train: int
     num_test: int | None = None
     domain: str | None = None  # of the source, where it has several
-    division: str = "parts"
+    drawn_from: str = "splits"
 
 
-def _mixture(shares: Sequence[Share], name: str, load: Callable[[str], Arrays]) -> Arrays:
-    """The columns of a known set with a domain from each share, at its size and in colour."""
+def _mixture(subsets: Sequence[Subset], name: str, load: Callable[[str], Columns]) -> Columns:
+    """The columns of a known set with a domain from each subset, at its size and in colour."""
     info = KNOWN[name]
     size = info.image_size
     load_once = lru_cache(1)(load)  # one at a time: some are large
     domains = []
-    for number, (share, domain) in enumerate(zip(shares, info.domain_names, strict=True)):
-        source = load_once(share.source)
-        drawn = _draw_examples(share, source, name, domain)
+    for number, (subset, domain) in enumerate(zip(subsets, info.domain_names, strict=True)):
+        source = load_once(subset.source)
+        drawn = _draw_examples(subset, source, name, domain)
         rows = np.concatenate([drawn.train, drawn.test])
         images = resize_rows(source["x"][rows], size)
         columns = {
@@ -132,36 +132,36 @@ class _Drawn(NamedTuple):
     test: np.ndarray
 
 
-def _draw_examples(share: Share, source: Arrays, name: str, domain: str) -> _Drawn:
+def _draw_examples(subset: Subset, source: Columns, name: str, domain: str) -> _Drawn:
     """Draws the examples of a domain of the known set `name` from the columns of its source.
 
     Raises:
-        UserError: The source has fewer to train on than the share needs.
+        UserError: The source has fewer to train on than the subset needs.
     """
     rng = generator(0, "recipe", name, domain)
     rows = np.arange(len(source["y"]))
-    if share.domain is not None:
+    if subset.domain is not None:
         domain_of_row = source["domain_names"][source["domain"]]
-        rows = np.flatnonzero(domain_of_row == share.domain)
+        rows = np.flatnonzero(domain_of_row == subset.domain)
     is_test = source["test"][rows]
     to_train = rows
-    if share.division == "parts":
+    if subset.drawn_from == "splits":
         to_train = rows[~is_test]
-    elif share.division == "leaky":
+    elif subset.drawn_from == "leaky":
         by_class = rows[np.argsort(source["y"][rows], kind="stable")]
         num_first = (np.arange(len(rows)) % 10 < 8).sum()
         to_train = by_class[:num_first]
-    train = rng.permutation(to_train)[: share.num_train]
-    if len(train) < share.num_train:
-        need = f"'{name}' needs {share.num_train} training images of '{share.source}' for its domain '{domain}'"
+    train = rng.permutation(to_train)[: subset.num_train]
+    if len(train) < subset.num_train:
+        need = f"'{name}' needs {subset.num_train} training images of '{subset.source}' for its domain '{domain}'"
         raise UserError(f"{need} (got {len(to_train)}); import the whole set.")
     test = rows
-    if share.division == "parts":
+    if subset.drawn_from == "splits":
         test = rows[is_test]
-    elif share.division == "pooled":
+    elif subset.drawn_from == "pooled":
         test = np.setdiff1d(rows, train)
-    if share.num_test is not None:
-        test = rng.permutation(test)[: share.num_test]
+    if subset.num_test is not None:
+        test = rng.permutation(test)[: subset.num_test]
     return _Drawn(train, test)
 
 
@@ -185,20 +185,20 @@ def resize_rows(images: np.ndarray, size: int) -> np.ndarray:
 # Built in: scikit-learn's digits and photographs.
 
 
-def _built_in(read: Callable[[], Arrays]) -> Maker:
+def _built_in(read: Callable[[], Columns]) -> Maker:
     """The maker of a set that needs no other one; its columns are read once."""
     read_once = cache(read)
     return lambda name, load: read_once()
 
 
-def digits() -> Arrays:
+def digits() -> Columns:
     """The columns of the 1,797 digits, 8 x 8, grey."""
     written = _handwritten()
     return {"x": written.images[..., None], "y": written.labels, "test": written.test}
 
 
-def digit_domains() -> Arrays:
-    """The columns of the same digits, 16 x 16, in colour, in four domains, with the same test part.
+def digit_domains() -> Columns:
+    """The columns of the same digits, 16 x 16, in colour, in four domains, with the same test split.
 
     Plain; inverted; as a difference from crops of photographs; and, for each digit, one of its class in a typeface.
     """
@@ -230,7 +230,7 @@ def _in_colour(images: np.ndarray) -> np.ndarray:
     return np.repeat(images[..., None], 3, axis=3)
 
 
-def photos() -> Arrays:
+def photos() -> Columns:
     """The columns of unlabelled images: square pieces of scikit-learn's photographs, 16 x 16, in colour.
 
     Their sides are 16 to 160 pixels of the photograph, uniform in the logarithm.
@@ -262,7 +262,7 @@ class _Handwritten(NamedTuple):
 
     images: np.ndarray  # uint8 [1797, 8, 8], bright on dark
     labels: np.ndarray  # [1797]
-    test: np.ndarray  # [1797] bool, whether each is of the fifth to test on
+    test: np.ndarray  # [1797] bool, whether each is in the test split, a fifth
 
 
 def _handwritten() -> _Handwritten:
@@ -302,8 +302,8 @@ def _typeset(labels: np.ndarray) -> np.ndarray:
     return np.stack(images)
 
 
-def _femnist_digits(name: str, load: Callable[[str], Arrays]) -> Arrays:
-    """FEMNIST's ten digits; nine tenths of each writer's, rounded down, are the training part."""
+def _femnist_digits(name: str, load: Callable[[str], Columns]) -> Columns:
+    """FEMNIST's ten digits; nine tenths of each writer's, rounded down, are the training split."""
     source = load("femnist")
     if "writer" not in source:
         raise UserError("'femnist' does not say who wrote what (got no writers); import it from LEAF's files.")
@@ -344,13 +344,13 @@ KNOWN = {
         torchvision_class="FashionMNIST", fingerprint="237126ab7af84cf2",
     ),
     "emnist-digits": _EMNIST._replace(
-        class_names=_DIGITS, num_train=240_000, num_test=40_000, split="digits",
+        class_names=_DIGITS, num_train=240_000, num_test=40_000, emnist_split="digits",
     ).balanced(),
     "emnist-letters": _EMNIST._replace(
-        class_names=tuple(string.ascii_lowercase), num_train=124_800, num_test=20_800, split="letters",
+        class_names=tuple(string.ascii_lowercase), num_train=124_800, num_test=20_800, emnist_split="letters",
     ).balanced(),
     "emnist-byclass": _EMNIST._replace(
-        class_names=_CHARACTERS, num_train=697_932, num_test=116_323, split="byclass",
+        class_names=_CHARACTERS, num_train=697_932, num_test=116_323, emnist_split="byclass",
     ),
     "cifar10": DatasetInfo(
         channels=3, image_size=32, class_names=_CIFAR10, num_train=50_000, num_test=10_000,
@@ -412,21 +412,21 @@ KNOWN = {
     "mixed-digits": DatasetInfo(
         channels=3, image_size=28, class_names=_DIGITS, num_test=57_453,
         domain_names=("mnist", "svhn", "usps", "synth-digits", "mnist-m"),
-    ).made_of(  # the official training part of USPS has 7,291 images
-        Share("mnist", 7430), Share("svhn", 7430), Share("usps", 7430, division="pooled"), Share("synth-digits", 7430),
-        Share("mnist-m", 7430),
+    ).made_of(  # the official training split of USPS has 7,291 images
+        Subset("mnist", 7430), Subset("svhn", 7430), Subset("usps", 7430, drawn_from="pooled"),
+        Subset("synth-digits", 7430), Subset("mnist-m", 7430),
     ),
     "digits-4": DatasetInfo(
         channels=3, image_size=32, class_names=_DIGITS, num_test=47_592,
         domain_names=("mnist", "usps", "svhn", "synth-digits"),
-    ).made_of(Share("mnist", 150), Share("usps", 80), Share("svhn", 5000), Share("synth-digits", 1800)),
+    ).made_of(Subset("mnist", 150), Subset("usps", 80), Subset("svhn", 5000), Subset("synth-digits", 1800)),
     # For real images without more than MNIST, in numbers as uneven as those of digits-4.
     "digits-real-4": DatasetInfo(
         channels=3, image_size=16, class_names=_DIGITS, num_test=2_077,
         domain_names=("mnist", "digits", "photo", "font"),
     ).made_of(
-        Share("mnist", 150, num_test=1000), Share("digits", 80),
-        Share("digit-domains", 1200, domain="photo"), Share("digit-domains", 600, domain="font"),
+        Subset("mnist", 150, num_test=1000), Subset("digits", 80),
+        Subset("digit-domains", 1200, domain="photo"), Subset("digit-domains", 600, domain="font"),
     ),
 }  # fmt: skip
 
@@ -434,8 +434,10 @@ KNOWN = {
 def _add_domain_sets(source: str, num_train: Sequence[int], num_test_leaky: int) -> None:
     """Adds what papers make of a set with domains: training images as published, and two kinds of test images."""
     info = KNOWN[source]._replace(to_import="")
-    private = [Share(source, number, domain=name) for number, name in zip(num_train, info.domain_names, strict=True)]
-    leaky = [share._replace(division="leaky") for share in private]
+    private = []
+    for number, domain in zip(num_train, info.domain_names, strict=True):
+        private.append(Subset(source, number, domain=domain))
+    leaky = [subset._replace(drawn_from="leaky") for subset in private]
     KNOWN[f"{source}-private"] = info.made_of(*private)
     KNOWN[f"{source}-leaky"] = info._replace(num_test=num_test_leaky).made_of(*leaky)
 
@@ -449,7 +451,7 @@ UNSURE = ("mnist-m",)  # of which copies with other numbers of images are in use
 DOWNLOADS = tuple(name for name, info in KNOWN.items() if info.is_download)
 
 
-def known_form(name: str, columns: Arrays) -> Arrays:
+def with_official_names(name: str, columns: Columns) -> Columns:
     """The columns with the official labels, class names and domains of the known data set `name`.
 
     Raises:
@@ -461,26 +463,27 @@ def known_form(name: str, columns: Arrays) -> Arrays:
     expected = (info.image_size, info.image_size, info.channels)
     if shape != expected:
         raise ValueError(f"the images are {shape}, the channels last, and not {expected} {remedy}")
-    columns = _officially_named(columns, "y", info.class_names, remedy)
-    return _officially_named(columns, "domain", info.domain_names, remedy)
+    columns = _with_official(columns, "y", info.class_names, remedy)
+    return _with_official(columns, "domain", info.domain_names, remedy)
 
 
-def _officially_named(columns: Arrays, kind: str, official: Sequence[str], remedy: str) -> Arrays:
+def _with_official(columns: Columns, column: str, official: Sequence[str], remedy: str) -> Columns:
     """The columns with the official numbers and names of classes, "y", or domains, "domain".
 
     Raises:
         ValueError: They are others.
     """
-    names = columns[NAMES[kind]].tolist() if kind in columns else []
+    names = columns[NAMES_OF[column]].tolist() if column in columns else []
     if official == ("",) * len(names):  # of which the number alone is known, or of which there are none
         return columns
     order = official_order(names, official) if any(official) else None
     if order is None:
         listed = f"{len(names)} ({', '.join(names[:3])}…)"
         listed_official = f"{len(official)} ({', '.join(filter(None, official[:4]))}…)"
-        noun = {"y": "classes", "domain": "domains"}[kind]
+        noun = {"y": "classes", "domain": "domains"}[column]
         raise ValueError(f"the {noun} are {listed} and not {listed_official} {remedy}")
-    return columns | {kind: np.array(order)[columns[kind]], NAMES[kind]: np.array(official)}
+    official_numbers = np.array(order)[columns[column]]
+    return columns | {column: official_numbers, NAMES_OF[column]: np.array(official)}
 
 
 FACTS = {  # by which a set is told from the official one where its fingerprint is not known, in words
@@ -511,9 +514,9 @@ def difference_from_official(name: str, facts: Mapping[str, Any]) -> str:
     }
     if name in UNSURE:
         del official["train"], official["test"]
-    for kind, expected in official.items():
-        if expected and facts[kind] != expected:
-            return f"{_in_words(facts[kind])} {FACTS[kind]}, not {_in_words(expected)}"
+    for fact, expected in official.items():
+        if expected and facts[fact] != expected:
+            return f"{_in_words(facts[fact])} {FACTS[fact]}, not {_in_words(expected)}"
     return ""
 
 

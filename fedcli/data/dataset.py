@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedcli.core.draws import generator
-from fedcli.data.image_arrays import KINDS, PARTS, Arrays
+from fedcli.data.image_arrays import COLUMNS, SPLITS, Arrays
 from fedcli.errors import UserError
 
 
@@ -49,26 +49,31 @@ class Dataset:
         """Height and width in pixels."""
         return self.x_train.shape[2]
 
-    def columns(self, part: str) -> dict[str, Tensor]:
-        """The values of each example of a part, by `image_arrays.KINDS`."""
-        values = {kind: getattr(self, f"{kind}_{part}") for kind in KINDS}
-        return {kind: tensor for kind, tensor in values.items() if tensor is not None}
+    def columns(self, split: str) -> dict[str, Tensor]:
+        """The columns of a split that there are, by their names in `image_arrays.COLUMNS`."""
+        columns = {}
+        for name in COLUMNS:
+            values = getattr(self, f"{name}_{split}")
+            if values is not None:
+                columns[name] = values
+        return columns
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits of a SHA-256 over pixels, labels, domains and writers of both parts."""
+        """16 hexadecimal digits of a SHA-256 over pixels, labels, domains and writers of both splits."""
         digest = hashlib.sha256()
-        for kind, tensor in [*self.columns("train").items(), *self.columns("test").items()]:
-            if kind != "place":
-                digest.update(tensor.numpy().reshape(-1).data)
+        for split in SPLITS:
+            for name, values in self.columns(split).items():
+                if name != "place":
+                    digest.update(values.numpy().reshape(-1).data)
         return digest.hexdigest()[:16]
 
 
 def from_arrays(name: str, arrays: Arrays) -> Dataset:
     """The data set of arrays that are in canonical order."""
-    tensors = {key: torch.from_numpy(values) for key, values in arrays.items() if key.endswith(PARTS)}
-    for part in PARTS:
-        tensors[f"x_{part}"] = tensors[f"x_{part}"].permute(0, 3, 1, 2).contiguous()
+    tensors = {key: torch.from_numpy(values) for key, values in arrays.items() if key.endswith(SPLITS)}
+    for split in SPLITS:
+        tensors[f"x_{split}"] = tensors[f"x_{split}"].permute(0, 3, 1, 2).contiguous()
     domain_names = arrays.get("domain_names", np.empty(0, str))
     return Dataset(
         name, x_train=tensors["x_train"], y_train=tensors["y_train"], x_test=tensors["x_test"],
@@ -81,9 +86,9 @@ def from_arrays(name: str, arrays: Arrays) -> Dataset:
 
 
 def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
-    """A part of the training images, stratified by class and then by domain; the test images stay.
+    """A subset of the training images, stratified by class and then by domain; the test images stay.
 
-    Every class keeps at least one image. With the same seed, a smaller part is contained in a larger one.
+    Every class keeps at least one image. With the same seed, a smaller subset is contained in a larger one.
 
     Raises:
         UserError: There are fewer images than `num_train`, or more classes.
@@ -93,11 +98,14 @@ def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
     least = dataset.num_classes
     if not least <= num_train <= count:
         raise UserError(f"--train-examples {num_train} does not fit '{dataset.name}'; use {least} to {count}.")
-    domains = 0 if dataset.domain_train is None else dataset.domain_train.numpy()
-    cells = labels * max(len(dataset.domain_names), 1) + domains
-    order = _interleave(generator(seed, "take").permutation(count), cells)
-    positions = torch.from_numpy(np.sort(_interleave(order, labels)[:num_train]))
-    taken: dict[str, Any] = {f"{kind}_train": values[positions] for kind, values in dataset.columns("train").items()}
+    strata = labels
+    if dataset.domain_train is not None:
+        num_domains = max(len(dataset.domain_names), 1)
+        strata = labels * num_domains + dataset.domain_train.numpy()
+    mixed = generator(seed, "take").permutation(count)
+    order = _interleave(_interleave(mixed, strata), labels)
+    positions = torch.from_numpy(np.sort(order[:num_train]))
+    taken: dict[str, Any] = {f"{name}_train": values[positions] for name, values in dataset.columns("train").items()}
     return replace(dataset, share=dataset.share * num_train / count, **taken)
 
 
@@ -107,7 +115,7 @@ def merge(dataset: Dataset) -> Dataset:
     test = dataset.columns("test")
     if "place" in test:
         test["place"] = len(dataset.y_train) + test["place"]
-    merged: dict[str, Any] = {f"{kind}_train": torch.cat([train[kind], test[kind]]) for kind in train}
+    merged: dict[str, Any] = {f"{name}_train": torch.cat([train[name], test[name]]) for name in train}
     return replace(dataset, **merged)
 
 
@@ -123,7 +131,9 @@ def channel_statistics(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float
 
 def _interleave(order: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Positions `[N]` rearranged so that every beginning holds each of the groups, `[N]`, in proportion."""
-    ordered = groups[order]
-    sizes = np.bincount(ordered)
-    rank = np.argsort(np.argsort(ordered, kind="stable")) - (sizes.cumsum() - sizes)[ordered]
-    return order[np.argsort(rank / sizes[ordered], kind="stable")]
+    group = groups[order]
+    sizes = np.bincount(group)
+    starts = sizes.cumsum() - sizes  # of each group where all are sorted by group
+    place_if_sorted = np.argsort(np.argsort(group, kind="stable"))
+    rank = place_if_sorted - starts[group]  # within its group
+    return order[np.argsort(rank / sizes[group], kind="stable")]

@@ -13,17 +13,26 @@ import torch
 
 from fedcli.core.draws import generator
 from fedcli.core.partition import PARTITIONS
-from fedcli.data import splits
+from fedcli.data import partition_files
 from fedcli.data.cache import cache_file, is_in_cache, names_in_cache
 from fedcli.data.catalog import DOWNLOADS, KNOWN, MADE, DatasetInfo, difference_from_official, resize
 from fedcli.data.dataset import Dataset, from_arrays
-from fedcli.data.image_arrays import ARRAYS, NPZ, Arrays, canonical, in_form, join_parts, read_npz
+from fedcli.data.image_arrays import (
+    NPZ_CONTENT,
+    NPZ_FILE,
+    Arrays,
+    Columns,
+    canonical_arrays,
+    convert,
+    join_splits,
+    read_npz,
+)
 from fedcli.data.reading import reading
 from fedcli.errors import UserError, unknown
 from fedcli.registry import spelt
 from fedcli.userfiles import file_hash, from_file, is_from_file, short_name
 
-PARTITIONS["file"] = splits.FROM_FILE  # here, since whatever divides a data set has it from this module
+PARTITIONS["file"] = partition_files.FROM_FILE  # here, since whoever partitions a data set loads it by this module
 
 
 def names() -> list[str]:
@@ -131,12 +140,12 @@ def _arrays(name: str) -> Arrays:
     info = KNOWN[name]
     assert info.make is not None  # `available` has refused what is neither in the cache nor made
 
-    def load_source(need: str) -> Arrays:
-        return join_parts(_source_arrays(need), [])
+    def load_source(need: str) -> Columns:
+        return join_splits(_source_arrays(need), [])
 
     columns = info.make(name, load_source)
-    texts = {"class_names": np.array(info.class_names), "domain_names": np.array(info.domain_names)}
-    return canonical(texts | columns)
+    from_catalog = {"class_names": np.array(info.class_names), "domain_names": np.array(info.domain_names)}
+    return canonical_arrays(from_catalog | columns)
 
 
 def _source_arrays(name: str) -> Arrays:
@@ -151,10 +160,10 @@ def _source_arrays(name: str) -> Arrays:
 def _from_user(text: str, digest: str) -> Dataset:
     """The data set that a user's function returns, checked like an `.npz` file."""
     arrays = from_file(text, "data set")()
-    with reading(text, f"a function that returns a dict of {ARRAYS}"):
+    with reading(text, f"a function that returns a dict of {NPZ_CONTENT}"):
         arrays = {key: np.asarray(value) for key, value in arrays.items()}
-        columns = in_form(join_parts(arrays, []), [])
-    return from_arrays(short_name(text), canonical(columns) | {"source": np.array(text)})
+        columns = convert(join_splits(arrays, []), [])
+    return from_arrays(short_name(text), canonical_arrays(columns) | {"source": np.array(text)})
 
 
 def public_images(name: str, private: Dataset, count: int | None, seed: int) -> Dataset:
@@ -169,7 +178,8 @@ def public_images(name: str, private: Dataset, count: int | None, seed: int) -> 
     public = load(name)
     if (count or 0) > len(public.x_train):
         raise UserError(f"--public-examples {count} is more than '{name}' has; use {len(public.x_train)} or fewer.")
-    images = public.x_train[np.sort(generator(seed, "public").permutation(len(public.x_train))[:count])]
+    drawn = generator(seed, "public").permutation(len(public.x_train))[:count]
+    images = public.x_train[np.sort(drawn)]
     if images.shape[1] > private.channels:
         red, green, blue = images.split(1, dim=1)
         images = (0.299 * red + 0.587 * green + 0.114 * blue).round().to(torch.uint8)
@@ -197,7 +207,7 @@ def describe(name: str) -> dict[str, Any]:
         kind = "your own"
         sizes = _sizes_in_memory(load(name))
     elif is_in_cache(name):
-        with reading(cache_file(name), NPZ), np.load(cache_file(name), allow_pickle=False) as file:
+        with reading(cache_file(name), NPZ_FILE), np.load(cache_file(name), allow_pickle=False) as file:
             sizes = _sizes_in_file(file)
             note = str(file.get("source", ""))
     else:
@@ -246,4 +256,6 @@ def num_images(dataset: str, local_test: float | None = None) -> int | None:
         return None
     num_train = described["train"]
     num_test = described["test"] if local_test else 0
-    return None if None in (num_train, num_test) else num_train + num_test
+    if num_train is None or num_test is None:
+        return None
+    return num_train + num_test

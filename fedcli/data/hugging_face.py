@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcli.data.image_arrays import NAMES, PART, WORDS, Arrays, choose_parts
+from fedcli.data.image_arrays import COLUMN_OF_WORD, NAMES_OF, SPLIT, Columns, choose_splits
 from fedcli.data.pictures import Source, stack_pictures
 from fedcli.data.reading import check_size
 from fedcli.errors import UserError, needed
@@ -23,10 +23,10 @@ from fedcli.errors import UserError, needed
 PREFIX = "hf:"  # before the path of such a folder
 FILES = "Hugging Face's state.json or *.parquet"
 PATTERN = r"(?:(?P<saved>state\.json)|[^/]*\.parquet)$"
-_SPLIT = re.compile(f"(?:^|[/_.-]){PART}(?=[/_.-])")  # in a path, as in data/train-00000-of-00001.parquet
+_SPLIT = re.compile(f"(?:^|[/_.-]){SPLIT}(?=[/_.-])")  # in a path, as in data/train-00000-of-00001.parquet
 
 
-def read_hugging_face(source: Source) -> Arrays:
+def read_hugging_face(source: Source) -> Columns:
     """The columns of the splits train and test, with `validation` for a missing test.
 
     Raises:
@@ -39,20 +39,22 @@ def read_hugging_face(source: Source) -> Arrays:
         splits = {name: _read_split(library, paths, cache) for name, paths in files.items()}
         train, test = splits.values()
         features = train.features
-        features_of_test = test.features
         image = _image_feature(library, features)
         label = _label_feature(library, features, source)
-        kinds = {name: WORDS.get(name.lower()) for name in features}
-        groups = {kind: name for name, kind in kinds.items() if kind in ("domain", "writer")}
-        for name in (image, label, *groups.values()):
-            if features_of_test.get(name) != features[name]:
+        feature_of_column = {"y": label}
+        for name in features:
+            column = COLUMN_OF_WORD.get(name.lower())
+            if column in ("domain", "writer"):
+                feature_of_column[column] = name
+        for name in (image, *feature_of_column.values()):
+            if test.features.get(name) != features[name]:
                 raise UserError(
                     f"the feature '{name}' differs between the splits (got {features[name]} to train on and "
-                    f"{features_of_test.get(name)} to test on); make them alike with cast_column."
+                    f"{test.features.get(name)} to test on); make them alike with cast_column."
                 )
         columns = {"x": _pixels(library, source, splits, image)}
-        for kind, name in {"y": label, **groups}.items():
-            columns |= _values(library, splits, kind, name)
+        for column, name in feature_of_column.items():
+            columns |= _values(library, splits, column, name)
     columns["test"] = np.repeat([False, True], [len(train), len(test)])
     return columns
 
@@ -64,10 +66,10 @@ def _files_of_splits(source: Source) -> dict[str, list[Path]]:
     files: dict[str, list[Path]] = {}
     folders = set()
     for match in matches:
-        parts = list(_SPLIT.finditer(match.string))
+        named = list(_SPLIT.finditer(match.string))
         path = Path(match.string)
-        if parts:
-            *_, last = parts
+        if named:
+            *_, last = named
             split = last[1]
             folders.add(match.string[: last.start()])
         else:  # a name of the user's own, as of a file or a folder
@@ -75,7 +77,7 @@ def _files_of_splits(source: Source) -> dict[str, list[Path]]:
         files.setdefault(split, []).append(source.folder / path)
     if len(folders) > 1:
         raise UserError(f"there are several data sets (got {', '.join(sorted(folders))}); give the folder of one.")
-    chosen = choose_parts(set(files), source.notes)
+    chosen = choose_splits(set(files), source.notes)
     if not set(chosen) <= set(files) or len(chosen) < 2:
         given = ", ".join(filter(None, sorted(files))) or "none"
         raise UserError(
@@ -84,19 +86,19 @@ def _files_of_splits(source: Source) -> dict[str, list[Path]]:
         )
     if "val" in chosen:
         source.notes.append("tested on the split validation")
-    return {part: files[part] for part in chosen}
+    return {split: files[split] for split in chosen}
 
 
 def _read_split(library: ModuleType, paths: Sequence[Path], cache: str) -> Any:
     """The `datasets.Dataset` of a split's files; parquet files are unpacked into the folder `cache`."""
     if all(path.suffix == ".json" for path in paths):
-        parts = [library.load_from_disk(path.parent) for path in paths]
-        return library.concatenate_datasets(parts)
+        saved = [library.load_from_disk(path.parent) for path in paths]
+        return library.concatenate_datasets(saved)
     parquet = needed("pyarrow.parquet", "a data set of Hugging Face", "hf")
     for path in paths:
         metadata = parquet.read_metadata(path)
-        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        check_size(sum(group.total_byte_size for group in groups), path)
+        row_groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+        check_size(sum(group.total_byte_size for group in row_groups), path)
     return library.Dataset.from_parquet([str(path) for path in paths], cache_dir=cache)
 
 
@@ -126,7 +128,7 @@ def _label_feature(library: ModuleType, features: Any, source: Source) -> str:
 
     Of a known set it is the one with as many classes, such as CIFAR-100's `fine_label`.
     """
-    called = [name for name in features if WORDS.get(name.lower()) == "y"]
+    called = [name for name in features if COLUMN_OF_WORD.get(name.lower()) == "y"]
     classified = [name for name, feature in features.items() if isinstance(feature, library.ClassLabel)]
     if source.info:
         num_classes = len(source.info.class_names)
@@ -158,24 +160,24 @@ def _pixels(library: ModuleType, source: Source, splits: dict[str, Any], feature
     return stack_pictures(source, sum(map(len, splits.values())), pictures())
 
 
-def _values(library: ModuleType, splits: dict[str, Any], kind: str, feature: str) -> Arrays:
-    """The values of a feature in all splits as the column `kind`, with their names where they have some."""
-    values = []
+def _values(library: ModuleType, splits: dict[str, Any], column: str, feature: str) -> Columns:
+    """The values of a feature in all splits as a column, with their names where they have some."""
+    listed = []
     for split, dataset in splits.items():
-        column = dataset.with_format(None).select_columns([feature])[:][feature]
-        if any(value is None or value == -1 for value in column):
+        of_split = dataset.with_format(None).select_columns([feature])[:][feature]
+        if any(value is None or value == -1 for value in of_split):
             raise UserError(f"the split {split} has images without {feature} (got None or -1); leave them out.")
-        values.extend(column)
-    column = np.array(values)
+        listed.extend(of_split)
+    values = np.array(listed)
     described = next(iter(splits.values())).features[feature]
-    if isinstance(described, library.ClassLabel) and kind in NAMES:
-        return {kind: column, NAMES[kind]: np.array(described.names)}
-    if column.dtype.kind not in "US":
-        return {kind: column}
-    names, numbers = np.unique(column, return_inverse=True)
-    if kind not in NAMES:
-        return {kind: numbers}
-    return {kind: numbers, NAMES[kind]: names}
+    if isinstance(described, library.ClassLabel) and column in NAMES_OF:
+        return {column: values, NAMES_OF[column]: np.array(described.names)}
+    if values.dtype.kind not in "US":
+        return {column: values}
+    names, numbers = np.unique(values, return_inverse=True)
+    if column not in NAMES_OF:
+        return {column: numbers}
+    return {column: numbers, NAMES_OF[column]: names}
 
 
 @contextmanager

@@ -1,9 +1,9 @@
-"""Images as arrays: the form that every reader returns, and their order.
+"""Images as arrays: the columns that every reader returns, the arrays that the cache keeps, and their order.
 
-Columns have an entry for each image, by kind: `x` uint8 `[N, H, W, channels]`, `y` int64 `[N]`, `test` bool `[N]` and,
-where known, `domain` and `writer` int64 `[N]`. `class_names` and `domain_names` name the labels and the domains. The
-cache has them by kind and part, `x_train`, `x_test` and so on, each part in canonical order, and with
-`place_train`, `place_test` int64 `[N]`, where each image stood in the files.
+Columns have an entry for each image of a set, by name: `x` uint8 `[N, H, W, channels]`, `y` int64 `[N]`, `test` bool
+`[N]` and, where known, `domain` and `writer` int64 `[N]`. `class_names` and `domain_names` name the labels and the
+domains. The cache has arrays, the columns of each split, `x_train`, `x_test` and so on, each split in canonical order,
+with `place_train`, `place_test` int64 `[N]`, where each image stood in the files.
 """
 
 import hashlib
@@ -16,19 +16,21 @@ import numpy as np
 
 from fedcli.data.reading import check_size, reading
 
-Arrays = dict[str, np.ndarray]
-PARTS = ("train", "test")
-KINDS = ("x", "y", "domain", "writer", "place")  # of what the cache has for each image
-NAMES = {"y": "class_names", "domain": "domain_names"}
-WORDS = {
+Columns = dict[str, np.ndarray]  # by name, of all images
+Arrays = dict[str, np.ndarray]  # by name and split
+SPLITS = ("train", "test")
+COLUMNS = ("x", "y", "domain", "writer", "place")  # that the cache has of each split
+NAMES_OF = {"y": "class_names", "domain": "domain_names"}  # what the numbers of a column are called
+COLUMN_OF_WORD = {  # what the arrays of a user's file may be called
     "x": "x", "image": "x", "images": "x", "imgs": "x", "data": "x", "y": "y", "label": "y", "labels": "y",
     "target": "y", "targets": "y", "domain": "domain", "domains": "domain", "writer": "writer", "writers": "writer",
     "place": "place",
 }  # fmt: skip
-PART = "(train|test|val)(?:ing|id|idation)?"  # of a set, as arrays and folders name it
-_KEY = re.compile(f"(?:{PART}_?)?(.*?)(?:_?{PART})?", re.DOTALL)  # of an array in an .npz file
-NPZ = "a whole .npz file, as numpy.savez writes it"
-ARRAYS = (
+SPLIT = "(train|test|val)(?:ing|id|idation)?"  # a regular expression of how arrays and folders call a split
+_ARRAY_NAME = re.compile(f"(?:{SPLIT}_?)?(.*?)(?:_?{SPLIT})?", re.DOTALL)
+# What files must be, in words.
+NPZ_FILE = "a whole .npz file, as numpy.savez writes it"
+NPZ_CONTENT = (
     "arrays x_train, y_train, x_test, y_test (or x, y): images N x H x W, N x H x W x 1 or N x H x W x 3 of one size, "
     "and a whole number or class name for each"
 )
@@ -40,7 +42,7 @@ def read_npz(path: Path) -> Arrays:
     Raises:
         UserError: It is damaged, holds objects, or is too large.
     """
-    with reading(path, NPZ), np.load(path, allow_pickle=False) as file:
+    with reading(path, NPZ_FILE), np.load(path, allow_pickle=False) as file:
         check_size(sum(member.file_size for member in file.zip.infolist()), path)
         return dict(file)
 
@@ -48,73 +50,74 @@ def read_npz(path: Path) -> Arrays:
 # A ValueError below says what is wrong; `reading`, around it, adds in which file and what that must be.
 
 
-def join_parts(arrays: Arrays, notes: list[str]) -> Arrays:
-    """Columns of arrays that are called by `WORDS`, with a part before or after the word.
+def join_splits(arrays: Arrays, notes: list[str]) -> Columns:
+    """The columns of arrays that are called by `COLUMN_OF_WORD`, with a split before or after the word.
 
-    There is no column `test` where nothing names a part. Adds to the notes what was left out.
+    There is no column `test` where nothing names a split. Adds to the notes what was left out.
     """
-    named: dict[str, Arrays] = {"x": {}, "y": {}}  # by kind and part
+    by_column: dict[str, Arrays] = {"x": {}, "y": {}}  # then by split
     for key, values in arrays.items():
-        match = _KEY.fullmatch(key.lower())
+        match = _ARRAY_NAME.fullmatch(key.lower())
         assert match is not None  # the expression takes any text
-        part_before, word, part_after = match.groups(default="")
-        if word in WORDS:
-            by_part = named.setdefault(WORDS[word], {})
-            by_part.setdefault(part_before or part_after, values)
-    parts = choose_parts(set().union(*named.values()), notes)
-    columns = {key: arrays[key] for key in NAMES.values() if key in arrays}
-    for kind, by_part in named.items():
-        for part in parts:
-            name = f"{kind}_{part}".rstrip("_")
-            if part not in by_part:
+        split_before, word, split_after = match.groups(default="")
+        if word in COLUMN_OF_WORD:
+            by_split = by_column.setdefault(COLUMN_OF_WORD[word], {})
+            by_split.setdefault(split_before or split_after, values)
+    splits = choose_splits(set().union(*by_column.values()), notes)
+    columns = {name: arrays[name] for name in NAMES_OF.values() if name in arrays}
+    for column, by_split in by_column.items():
+        for split in splits:
+            name = f"{column}_{split}".rstrip("_")
+            if split not in by_split:
                 raise ValueError(f"it has no array {name} (its arrays: {', '.join(arrays) or 'none'})")
-            if len(by_part[part]) != len(named["x"][part]):
-                raise ValueError(f"{name} has {len(by_part[part])} entries for {len(named['x'][part])} images")
-        columns[kind] = np.concatenate([by_part[part] for part in parts])
-    images = [named["x"][part] for part in parts]
+            num_images = len(by_column["x"][split])
+            if len(by_split[split]) != num_images:
+                raise ValueError(f"{name} has {len(by_split[split])} entries for {num_images} images")
+        columns[column] = np.concatenate([by_split[split] for split in splits])
+    images = [by_column["x"][split] for split in splits]
     if len({array.dtype == np.uint8 for array in images}) > 1:  # numbers in [0, 1] would not be seen below
         raise ValueError("the images of one part are uint8 and those of the other are not")
-    if parts != [""]:
+    if splits != [""]:
         columns["test"] = np.repeat([False, True], [len(array) for array in images])
     return columns
 
 
-def choose_parts(parts: set[str], notes: list[str]) -> list[str]:
-    """The parts to train and to test on, `val` for a missing `test`; `""` alone where no part is named."""
-    if parts == {""}:
+def choose_splits(named: set[str], notes: list[str]) -> list[str]:
+    """The splits to train and to test on, `val` for a missing `test`; `""` alone where none is named."""
+    if named == {""}:
         return [""]
     chosen = ["train", "test"]
-    if "val" in parts and "test" not in parts:
+    if "val" in named and "test" not in named:
         chosen = ["train", "val"]
-    others = parts - set(chosen)
+    others = named - set(chosen)
     if others:
         notes.append(f"left out: {', '.join(sorted(others)) or 'what is in no part'}")
     return chosen
 
 
-def join_rows(sets: Sequence[Arrays]) -> Arrays:
+def join_rows(sets: Sequence[Columns]) -> Columns:
     """The columns of several sets of images, one below the other; all have those of the first."""
     joined = {}
     (first, *_) = sets
-    for kind in first:
-        joined[kind] = np.concatenate([columns[kind] for columns in sets])
+    for name in first:
+        joined[name] = np.concatenate([columns[name] for columns in sets])
     return joined
 
 
-def in_form(columns: Arrays, notes: list[str]) -> Arrays:
-    """The columns of a reader or of `join_parts` in their one form; adds to the notes what was changed.
+def convert(columns: Columns, notes: list[str]) -> Columns:
+    """The columns of a reader or of `join_splits` as this file's head has them; adds to the notes what was changed.
 
-    Without a column `test` a fixed fifth of each class and domain is the test part. Channels may come first; rows of
-    pixels are grey squares. Pixels in [0, 1] or [-1, 1] are stretched to 0 to 255. Black borders make images square.
+    Without a column `test` a fixed fifth of each class and domain becomes the test split. Channels may come first; rows
+    of pixels are grey squares. Pixels in [0, 1] or [-1, 1] are stretched to 0 to 255. Black borders make images square.
     Labels may be in a column, one-hot, class names, count from 1, or leave numbers out.
     """
-    x = _bytes(columns["x"], notes)
+    x = _as_uint8(columns["x"], notes)
     first_image = x[0]
     if all(np.array_equal(image, first_image) for image in x):
         raise ValueError(f"all of its {len(x)} images are alike")
     columns = columns | {"x": x} | _labels(columns["y"])
-    for kind in sorted({"y", "domain", "writer", "place"} & columns.keys()):
-        columns[kind] = _whole_numbers(kind, columns[kind])
+    for name in sorted({"y", "domain", "writer", "place"} & columns.keys()):
+        columns[name] = _whole_numbers(name, columns[name])
     if "test" not in columns:
         columns["test"] = _fifth_of_each(columns)
         notes.append("a fixed fifth of each class is kept to test on")
@@ -126,8 +129,8 @@ def in_form(columns: Arrays, notes: list[str]) -> Arrays:
     if y.min() == 1 and y.max() == np.size(columns.get("class_names", np.unique(y))):
         columns["y"] = y - 1
         notes.append("the labels counted from 1")
-    for kind in sorted(NAMES.keys() & columns.keys()):
-        columns |= _named(kind, columns, num_train, notes)
+    for name in sorted(NAMES_OF.keys() & columns.keys()):
+        columns |= _numbered(name, columns, num_train, notes)
     trained = columns["y"][~columns["test"]]
     untrained = np.delete(columns["class_names"], np.unique(trained))
     if len(untrained):
@@ -135,7 +138,7 @@ def in_form(columns: Arrays, notes: list[str]) -> Arrays:
     return columns
 
 
-def _labels(y: np.ndarray) -> Arrays:
+def _labels(y: np.ndarray) -> Columns:
     """The labels as `y` `[N]`, of a column of them or of one-hot rows too, and `class_names` where they are names."""
     is_one_hot = y.ndim == 2 and y.shape[1] > 1 and (np.sort(y)[:, -2:] == [0, 1]).all()
     if is_one_hot:
@@ -148,18 +151,18 @@ def _labels(y: np.ndarray) -> Arrays:
     return {"y": numbers, "class_names": class_names}
 
 
-def _whole_numbers(kind: str, values: np.ndarray) -> np.ndarray:
-    """A column of a kind as int64 `[N]`; anything else than whole numbers is refused."""
+def _whole_numbers(name: str, values: np.ndarray) -> np.ndarray:
+    """A column as int64 `[N]`; anything else than whole numbers is refused."""
     if values.ndim != 1 or (np.rint(values) != values).any():
-        raise ValueError(f"{kind}_train or {kind}_test is of type {values.dtype} and shape {values.shape}")
+        raise ValueError(f"{name}_train or {name}_test is of type {values.dtype} and shape {values.shape}")
     return values.astype(np.int64)
 
 
-def _fifth_of_each(columns: Arrays) -> np.ndarray:
+def _fifth_of_each(columns: Columns) -> np.ndarray:
     """Whether each image is of the fixed fifth of its class and domain."""
     domain = columns.get("domain", np.zeros(len(columns["x"]), np.int64))
-    cells = columns["y"] * (domain.max() + 1) + domain
-    return first_of_each(canonical_order(columns["x"], cells), cells)
+    strata = columns["y"] * (domain.max() + 1) + domain
+    return first_of_each(canonical_order(columns["x"], strata), strata)
 
 
 def _squared(images: np.ndarray, notes: list[str]) -> np.ndarray:
@@ -174,40 +177,43 @@ def _squared(images: np.ndarray, notes: list[str]) -> np.ndarray:
     return np.pad(images, [(0, 0), (above, side - height - above), (left, side - width - left), (0, 0)])
 
 
-def _named(kind: str, columns: Arrays, num_train: int, notes: list[str]) -> Arrays:
-    """The numbers of a kind of `NAMES`, from 0, and a name for each; numbers that nothing has are left out.
+def _numbered(column: str, columns: Columns, num_train: int, notes: list[str]) -> Columns:
+    """The numbers of a column of `NAMES_OF`, from 0, and a name for each; numbers that nothing has are left out.
 
     Raises:
         ValueError: Numbers and names do not fit, or a name cannot be shown.
     """
-    numbers = columns[kind]
-    key = NAMES[kind]
+    numbers = columns[column]
+    key = NAMES_OF[column]
     used = np.unique(numbers)
-    # Numbers that are no classes, as years, are large.
-    most = len(columns[key].ravel()) if key in columns else num_train
+    most = num_train  # numbers that are no classes, as years, are large
+    if key in columns:
+        most = len(columns[key].ravel())
     least = used.min()
     greatest = used.max()
     if least < 0 or greatest >= most:
-        fault = f"{kind}_train or {kind}_test counts from {least} to {greatest}"
+        fault = f"{column}_train or {column}_test counts from {least} to {greatest}"
         raise ValueError(f"{fault}, {key} or the training images from 0 to {most - 1}")
-    if key not in columns:
-        texts = used.astype(str)
+    if key in columns:
+        names = columns[key].ravel().astype(str)
+    else:
+        names = used.astype(str)
         numbers = np.searchsorted(used, numbers)
         if len(used) <= greatest:
-            shown = f"{', '.join(texts[:5])}{_and_more(len(used) - 5)}"
-            notes.append(f"{len(used)} {'classes' if kind == 'y' else 'domains'}, whose numbers are {shown}")
-    else:
-        texts = columns[key].ravel().astype(str)
-    if len(np.unique(texts)) < len(texts) or not all(text.isprintable() for text in texts):
+            shown = f"{', '.join(names[:5])}{_and_more(len(used) - 5)}"
+            noun = "classes" if column == "y" else "domains"
+            notes.append(f"{len(used)} {noun}, whose numbers are {shown}")
+    is_repeated = len(np.unique(names)) < len(names)
+    if is_repeated or not all(name.isprintable() for name in names):
         raise ValueError(f"{key} has a name twice, or one of several lines")
-    return {kind: numbers, key: texts}
+    return {column: numbers, key: names}
 
 
 def _and_more(count: int) -> str:
     return f" and {count} more" if count > 0 else ""
 
 
-def _bytes(images: np.ndarray, notes: list[str]) -> np.ndarray:
+def _as_uint8(images: np.ndarray, notes: list[str]) -> np.ndarray:
     """The images as uint8 `[N, H, W, channels]`; adds to the notes what was changed."""
     shape = images.shape
     side = math.isqrt(shape[-1])
@@ -217,7 +223,8 @@ def _bytes(images: np.ndarray, notes: list[str]) -> np.ndarray:
     if len(shape) == 4 and shape[1] in (1, 3) and shape[3] not in (1, 3):
         images = np.moveaxis(images, 1, 3)
         notes.append("the images' channels came first")
-    images = images[..., None] if images.ndim == 3 else images
+    if images.ndim == 3:
+        images = images[..., None]
     if not images.size or images.shape[3:] not in ((1,), (3,)):
         raise ValueError(f"the images are of type {images.dtype} and shape {shape}")
     if images.dtype == np.uint8:
@@ -238,30 +245,30 @@ def _bytes(images: np.ndarray, notes: list[str]) -> np.ndarray:
 
 
 def first_of_each(
-    order: np.ndarray, cells: np.ndarray, count: Callable[[int], int] = lambda size: round(size / 5)
+    order: np.ndarray, strata: np.ndarray, count: Callable[[int], int] = lambda size: round(size / 5)
 ) -> np.ndarray:
-    """Whether each example is among the first `count(size)` of its cell, in an order that sorts the cells."""
-    _, sizes = np.unique(cells, return_counts=True)
+    """Whether each example is among the first `count(size)` of its stratum, in an order that sorts the strata."""
+    _, sizes = np.unique(strata, return_counts=True)
     first = np.empty(len(order), bool)
     first[order] = np.concatenate([np.arange(size) < count(size) for size in sizes])
     return first
 
 
-def canonical(columns: Arrays) -> Arrays:
-    """The arrays of the cache: each part in order of label, hash of the pixels, domain and writer.
+def canonical_arrays(columns: Columns) -> Arrays:
+    """The arrays of the cache: each split in order of label, hash of the pixels, domain and writer.
 
-    An image's place, unless a column has it, is its position in its part.
+    An image's place, unless a column has it, is its position in its split.
     """
     is_test = columns["test"]
-    count_in_part = np.where(is_test, is_test.cumsum(), (~is_test).cumsum())
-    columns = {"place": count_in_part - 1} | columns
-    kinds = [kind for kind in KINDS if kind in columns]
-    order = canonical_order(*[columns[kind] for kind in kinds if kind != "place"])
-    arrays = {key: columns[key] for key in NAMES.values() if key in columns}
+    count_in_split = np.where(is_test, is_test.cumsum(), (~is_test).cumsum())
+    columns = {"place": count_in_split - 1} | columns
+    names = [name for name in COLUMNS if name in columns]
+    order = canonical_order(*[columns[name] for name in names if name != "place"])
     rows_of_train = order[~is_test[order]]
     rows_of_test = order[is_test[order]]
-    arrays |= {f"{kind}_train": columns[kind][rows_of_train] for kind in kinds}
-    arrays |= {f"{kind}_test": columns[kind][rows_of_test] for kind in kinds}
+    arrays = {key: columns[key] for key in NAMES_OF.values() if key in columns}
+    arrays |= {f"{name}_train": columns[name][rows_of_train] for name in names}
+    arrays |= {f"{name}_test": columns[name][rows_of_test] for name in names}
     return arrays
 
 

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedcli.data import datasets, forms, splits
+from fedcli.data import datasets, file_formats, partition_files
 from fedcli.data.cache import cache_file, is_in_cache, is_name, write_to_cache
-from fedcli.data.catalog import DOWNLOADS, KNOWN, MADE, DatasetInfo, known_form, resize_rows
+from fedcli.data.catalog import DOWNLOADS, KNOWN, MADE, DatasetInfo, resize_rows, with_official_names
 from fedcli.data.dataset import from_arrays
-from fedcli.data.image_arrays import ARRAYS, PARTS, canonical, in_form
+from fedcli.data.image_arrays import NPZ_CONTENT, SPLITS, canonical_arrays, convert
 from fedcli.data.reading import check_size, reading
 from fedcli.errors import UserError, unknown
 from fedcli.userfiles import is_from_file
@@ -35,7 +35,7 @@ def import_path(name: str, path: Path, size: int | None = None) -> Imported:
 
     Args:
         name: A known name, whose shape and classes the images must have, or a new one of a-z, 0-9 and -.
-        path: File, folder or archive in one of `forms.FORMS`; `hf:FOLDER` for one of Hugging Face.
+        path: File, folder or archive in one of `file_formats.FILE_FORMATS`; `hf:FOLDER` for one of Hugging Face.
         size: Height and width in pixels that its images are resized to.
 
     Raises:
@@ -47,27 +47,27 @@ def import_path(name: str, path: Path, size: int | None = None) -> Imported:
         raise UserError(f"the name '{name}' is reserved: {datasets.ways_to_get(name)}; choose another name.")
     if not is_name(name):
         raise UserError(f"the name '{name}' is invalid; use only a-z, 0-9 and -.")
-    path = Path(forms.location(str(path)))
+    path = Path(file_formats.location(str(path)))
     if not os.path.lexists(path):
         raise UserError(f"there is nothing at '{path}' to import; give the path of a file or a folder.")
-    form = ARRAYS if path.suffix == ".npz" else forms.ACCEPTED
-    with reading(path, form):
-        columns = forms.read(path, info, size, notes)
+    expected = NPZ_CONTENT if path.suffix == ".npz" else file_formats.ACCEPTED
+    with reading(path, expected):
+        columns = file_formats.read(path, info, size, notes)
         if "client" in columns and info:
             raise UserError(f"the name '{name}' is not possible for PFLlib's division '{path}'; choose {name}-pfllib.")
-        columns = in_form(columns, notes)
+        columns = convert(columns, notes)
         if size:
             num_images, *_, channels = columns["x"].shape
             check_size(num_images * size**2 * channels, path)
             columns["x"] = resize_rows(columns["x"], size)
         if info:
-            columns = known_form(name, columns)
-    arrays = canonical(columns)
+            columns = with_official_names(name, columns)
+    arrays = canonical_arrays(columns)
     if info:
         datasets.refuse_other_images(from_arrays(name, arrays))
     else:
         if "client" in columns:  # in the same file, so that no others' lists can stand beside the images
-            arrays |= splits.lists_of(columns["client"], columns["test"])
+            arrays |= partition_files.lists_of_clients(columns["client"], columns["test"])
             flag = shlex.quote(f"file:{cache_file(name)}")
             num_clients = columns["client"].max() + 1
             notes.append(f"its clients, tested on their own parts: --partition {flag} --num-clients {num_clients}")
@@ -83,7 +83,7 @@ def import_if_path(text: str) -> str:
     Raises:
         UserError: What lies at the path cannot be imported.
     """
-    text = forms.location(text)
+    text = file_formats.location(text)
     name = datasets.find_name(text)
     if is_from_file(name) or name in datasets.names() or not os.path.exists(text):
         return name
@@ -99,7 +99,7 @@ def import_if_path(text: str) -> str:
 
 def _hash_of_content(path: Path) -> str:
     """The hexadecimal SHA-256 of a file, or of the files in a folder with their paths."""
-    files_inside = [""] if path.is_file() else forms.files_below(path)
+    files_inside = [""] if path.is_file() else file_formats.files_below(path)
     digest = hashlib.sha256()
     for file in files_inside:
         with (path / file).open("rb") as content:
@@ -139,11 +139,11 @@ def _download_official(info: DatasetInfo, folder: str) -> None:
         sets.utils.download_and_extract_archive(address, folder, md5=md5, remove_finished=True)
         return
     assert info.torchvision_class is not None  # `download` has refused others
-    download_part = getattr(sets, info.torchvision_class)
-    for part in PARTS:
-        choice: dict[str, Any] = {"train": part == "train"}
+    download_split = getattr(sets, info.torchvision_class)
+    for split in SPLITS:
+        choice: dict[str, Any] = {"train": split == "train"}
         if info.torchvision_class == "SVHN":
-            choice = {"split": part}
-        if info.split:
-            choice["split"] = info.split
-        download_part(folder, download=True, **choice)
+            choice = {"split": split}
+        if info.emnist_split is not None:
+            choice["split"] = info.emnist_split
+        download_split(folder, download=True, **choice)

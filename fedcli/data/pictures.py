@@ -22,7 +22,7 @@ class Source(NamedTuple):
 
     folder: Path  # the folder that holds them
     names: list[str]  # their paths in it, in order
-    matches: list[re.Match]  # of the pattern of their form
+    matches: list[re.Match]  # of the pattern of their file format
     info: DatasetInfo | None  # of the known set that they are to be
     size: int | None  # pixels, height and width that images are resized to
     notes: list[str]  # what the user is told about the reading
@@ -50,14 +50,13 @@ def stack_pictures(source: Source, count: int, pictures: Iterable[tuple[str, Pat
         pixels.append(picture)
         if picture.shape[:2] != pixels[0].shape[:2]:
             height, width = picture.shape[:2]
-            size = f"its size is {(width, height)}, not that of the others"
-            raise UserError(f"'{name}' cannot be used ({size}); import with --size N.")
+            fault = f"its size is {(width, height)}, not that of the others"
+            raise UserError(f"'{name}' cannot be used ({fault}); import with --size N.")
         check_size(count * picture.size, source.folder)
     if broken:
-        forms = f"an image of 8 bits a channel, in {', '.join(FORMATS)}"
         raise UserError(
-            f"{len(broken)} of {count} images cannot be read (got {_listed(broken)}); each must be {forms}; "
-            "replace or remove them."
+            f"{len(broken)} of {count} images cannot be read (got {_listed(broken)}); each must be an image of 8 bits "
+            f"a channel, in {', '.join(FORMATS)}; replace or remove them."
         )
     source.notes.extend(f"{text} in {number:,} of {count:,} images" for text, number in sorted(changes.items()))
     return np.stack(np.broadcast_arrays(*pixels))

@@ -16,11 +16,11 @@ def one_line(error: BaseException) -> str:
 
 
 @contextmanager
-def reading(path: object, form: str) -> Iterator[None]:
+def reading(path: object, expected: str) -> Iterator[None]:
     """Turns whatever is raised while a file is read into one refusal; libraries raise about ten kinds of errors.
 
     Raises:
-        UserError: Names the error, and the form that the file must have.
+        UserError: Names the error, and what the file must be, `expected`.
     """
     with suppress(OSError, ValueError):  # it is not there, or has no such name
         mode = os.stat(str(path)).st_mode
@@ -31,7 +31,7 @@ def reading(path: object, form: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"'{path}' cannot be read ({one_line(error)}); it must be {form}.") from error
+        raise UserError(f"'{path}' cannot be read ({one_line(error)}); it must be {expected}.") from error
 
 
 def check_size(count: int, path: object) -> None:

@@ -1,4 +1,4 @@
-"""Divisions made elsewhere: lists of positions in a file, as a partition.
+"""Partitions that were made elsewhere: a file lists the positions of each client's images.
 
 Positions count the training images from 0 in the order of the data set's original files, and then the test images.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from fedcli.core.draws import generator
 from fedcli.core.partition import Option, PartitionKind
 from fedcli.core.parts import ListedParts
-from fedcli.data.image_arrays import PARTS, Arrays
+from fedcli.data.image_arrays import SPLITS, Arrays
 from fedcli.data.reading import reading
 
 CONTENT = (
@@ -22,13 +22,13 @@ CONTENT = (
 )
 
 
-def from_file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, path: str) -> ListedParts:
+def listed_parts(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, path: str) -> ListedParts:
     """Gives every client the examples that a file lists, by their `place` `[N]` in the files that the data came from.
 
     They are mixed by a fixed seed. Clients may share images to test on, and no others.
     """
     with reading(path, CONTENT):
-        lists = read_split(Path(path))
+        lists = read_lists(Path(path))
         if len(lists.train) != num_clients:
             count = len(lists.train)
             raise ValueError(f"it has lists of {count} clients, not {num_clients}: use --num-clients {count}")
@@ -40,38 +40,38 @@ def from_file(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int
         if len(absent):
             need = "test images need a protocol that tests on the clients' own parts"
             raise ValueError(f"position {absent[0]} is not among the {len(place)} images of the run: {need}")
-    order = np.argsort(place)
+    by_place = np.argsort(place)
     rng = generator(0, "split")
-    tests = lists.test or [tested] * num_clients
     parts = ListedParts()
-    for own_test, own_train in zip(tests, lists.train, strict=True):
-        positions = np.concatenate([own_test, rng.permutation(own_train)])
-        parts.append(order[np.searchsorted(place, positions, sorter=order)])
+    for client, to_train in enumerate(lists.train):
+        to_test = lists.test[client] if lists.test else tested
+        places = np.concatenate([to_test, rng.permutation(to_train)])
+        parts.append(by_place[np.searchsorted(place, places, sorter=by_place)])
     if lists.test:
-        parts.num_test = [len(own_test) for own_test in lists.test]
+        parts.num_test = [len(to_test) for to_test in lists.test]
     return parts
 
 
 FROM_FILE = PartitionKind(
-    from_file, "file:PATH, such as file:split.json", options=(Option("", "path", str),), needs="place"
+    listed_parts, "file:PATH, such as file:split.json", options=(Option("", "path", str),), needs="place"
 )
 
 
 class Lists(NamedTuple):
-    """The lists of a split file, int64, one for each client."""
+    """What a file lists: positions int64, an array for each client."""
 
     train: list[np.ndarray]
-    test: list[np.ndarray]  # none where nothing is said of tests
+    test: list[np.ndarray]  # no arrays where nothing is said of tests
 
 
-def read_split(path: Path) -> Lists:
-    """The lists of a split file."""
+def read_lists(path: Path) -> Lists:
+    """The lists of a file in JSON or an `.npz`."""
     content: dict[str, list] = {}
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as arrays:
-            for part in PARTS:
-                count = sum(name.startswith(f"{part}_") for name in arrays)
-                content[part] = [arrays[f"{part}_{client}"] for client in range(count)]
+            for split in SPLITS:
+                count = sum(name.startswith(f"{split}_") for name in arrays)
+                content[split] = [arrays[f"{split}_{client}"] for client in range(count)]
     else:
         read = json.loads(path.read_text(encoding="utf-8"))
         content = read if isinstance(read, dict) else {"train": read}
@@ -87,11 +87,11 @@ def _positions(listed: Iterable) -> np.ndarray:
     return np.fromiter(map(index, listed), np.int64)
 
 
-def lists_of(clients: np.ndarray, test: np.ndarray) -> Arrays:
-    """The lists of a split file, by name, that give each image to its client, `clients` `[N]`, to `test` on or not."""
+def lists_of_clients(clients: np.ndarray, is_test: np.ndarray) -> Arrays:
+    """The arrays of such a file, by name, where images `[N]` belong to `clients` and are to test on or not."""
     lists = {}
-    for part in PARTS:
-        is_in_part = test == (part == "test")
+    for split in SPLITS:
+        is_in_split = is_test == (split == "test")
         for client in range(clients.max() + 1):
-            lists[f"{part}_{client}"] = np.flatnonzero((clients == client) & is_in_part)
+            lists[f"{split}_{client}"] = np.flatnonzero((clients == client) & is_in_split)
     return lists

@@ -1,7 +1,7 @@
-"""Reads files of images into columns: one table of forms, recognised by content.
+"""Reads files of images into columns: one table of file formats, recognised by the names of the files.
 
-A path is a folder or an archive, which is unpacked first; one more folder around it does not matter. The first form in
-`FORMS` whose pattern matches a file reads the set.
+A path is a folder or an archive, which is unpacked first; one more folder around it does not matter. The first format
+in `FILE_FORMATS` whose pattern matches a file reads the set.
 """
 
 import gzip
@@ -22,39 +22,39 @@ import numpy as np
 
 from fedcli.data import hugging_face
 from fedcli.data.catalog import DatasetInfo
-from fedcli.data.image_arrays import PART, PARTS, Arrays, choose_parts, join_parts, join_rows, read_npz
+from fedcli.data.image_arrays import SPLIT, SPLITS, Arrays, Columns, choose_splits, join_rows, join_splits, read_npz
 from fedcli.data.pictures import Source, stack_pictures
 from fedcli.data.reading import check_size, reading
 from fedcli.errors import UserError
 from fedcli.vision import torchvision
 
-_PART = f"(?:mnist_m_)?{PART}"  # a folder of the images of a part
-_PICTURE = re.compile(f"(?:([^/]+)/)??(?:{_PART}/)?(?:([^/]+)/)?([^/]+)")  # <domain>/<part>/<class>/<file>
-_LIST = re.compile(rf"(?:.*/)?{_PART}_(?:labels|annotations)\.txt")  # of the classes of a part's images
+_SPLIT = f"(?:mnist_m_)?{SPLIT}"  # a folder of the images of a split
+_PICTURE = re.compile(f"(?:([^/]+)/)??(?:{_SPLIT}/)?(?:([^/]+)/)?([^/]+)")  # <domain>/<split>/<class>/<file>
+_CLASS_LIST = re.compile(rf"(?:.*/)?{_SPLIT}_(?:labels|annotations)\.txt")  # of a split's images
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 
 
 def read_official(read_file: Callable[[Path, re.Match, str], Arrays], source: Source) -> Arrays:
-    """The arrays that `read_file` returns for each file and its part; of EMNIST, for those of the set's split.
+    """The arrays that `read_file` returns for each file and its split; of EMNIST, for those of the set.
 
     Files of several sets, in several folders, are refused.
     """
     folders = sorted({os.path.dirname(match.string) or "." for match in source.matches})
     if len(folders) > 1:
         raise ValueError(f"there are several data sets: give one folder of {', '.join(folders)}")
-    split = source.info.split if source.info else None
+    emnist_split = source.info.emnist_split if source.info else None
     arrays: Arrays = {}
     for match in source.matches:
         groups = match.groupdict()
-        if groups.get("split") == split:
+        if groups.get("emnist_split") == emnist_split:
             file = source.folder / match.string
-            part = "test" if groups.get("test") else "train"
+            split = "test" if groups.get("test") else "train"
             with reading(file, "one of the official files, whole, compressed or not"):
-                arrays |= read_file(file, match, part)
+                arrays |= read_file(file, match, split)
     return arrays
 
 
-def read_idx(file: Path, match: re.Match, part: str) -> Arrays:
+def read_idx(file: Path, match: re.Match, split: str) -> Arrays:
     """A file of MNIST, or of EMNIST, where images are transposed and letters count from 1."""
     open_file = gzip.open if file.suffix == ".gz" else open
     with open_file(file, "rb") as content:
@@ -63,29 +63,33 @@ def read_idx(file: Path, match: re.Match, part: str) -> Arrays:
         count = int(shape.prod())
         check_size(count, file)  # before the rest is unpacked
         values = np.frombuffer(content.read(count + 1), np.uint8).reshape(shape)
-    if match["kind"] == "labels":
-        return {f"y_{part}": values - 1 if match["split"] == "letters" else values}
-    return {f"x_{part}": values.transpose(0, 2, 1) if match["split"] else values}
+    emnist_split = match["emnist_split"]
+    if match["content"] == "labels":
+        first_label = 1 if emnist_split == "letters" else 0
+        return {f"y_{split}": values - first_label}
+    if emnist_split:
+        values = values.transpose(0, 2, 1)
+    return {f"x_{split}": values}
 
 
-def read_usps(file: Path, match: re.Match, part: str) -> Arrays:
+def read_usps(file: Path, match: re.Match, split: str) -> Arrays:
     """A file of USPS: labels from 1 and 256 values in [-1, 1], rounded down as by torchvision."""
     from sklearn.datasets import load_svmlight_file  # late: it takes two seconds
 
     values, labels = load_svmlight_file(file, n_features=256, dtype=np.float32)
     pixels = (values.toarray() + 1) / 2 * 255
-    return {f"x_{part}": pixels.astype(np.uint8), f"y_{part}": labels - 1}
+    return {f"x_{split}": pixels.astype(np.uint8), f"y_{split}": labels - 1}
 
 
-def read_matlab(file: Path, match: re.Match, part: str) -> Arrays:
+def read_matlab(file: Path, match: re.Match, split: str) -> Arrays:
     """A file of SVHN or SynthDigits: `X` `[H, W, 3, N]` and `y` `[N, 1]`, where 10 stands for 0."""
     from scipy.io import loadmat  # late: it takes a second
 
     data = loadmat(file)
-    return {f"x_{part}": data["X"].transpose(3, 0, 1, 2), f"y_{part}": data["y"].reshape(-1) % 10}
+    return {f"x_{split}": data["X"].transpose(3, 0, 1, 2), f"y_{split}": data["y"].reshape(-1) % 10}
 
 
-def read_cifar(file: Path, match: re.Match, part: str) -> Arrays:
+def read_cifar(file: Path, match: re.Match, split: str) -> Arrays:
     """CIFAR's batches, beside the file `meta`; torchvision reads their pickles if they have the official MD5."""
     sets = torchvision().datasets
     reader = sets.CIFAR10 if file.name.startswith("batches") else sets.CIFAR100
@@ -111,15 +115,16 @@ class _Pages(NamedTuple):
     labels: np.ndarray  # [n]
 
 
-def read_leaf(source: Source) -> Arrays:
+def read_leaf(source: Source) -> Columns:
     """FEMNIST as LEAF writes it: `users`, and in `user_data` of each `x` (784 values in [0, 1]) and `y` (0 to 61).
 
-    LEAF's folders `train` and `test` are the parts; without both, a fixed random tenth of the writers is the test part.
+    LEAF's folders `train` and `test` are the splits; without both, those of a fixed random tenth of the writers are the
+    test split.
     """
     paths = [source.folder.absolute() / name for name in source.names if name.endswith(".json")]
     folders = {file.parent.name for file in paths}
-    if folders >= set(PARTS):
-        chosen = set(PARTS)
+    if folders >= set(SPLITS):
+        chosen = set(SPLITS)
     elif "all_data" in folders:
         chosen = {"all_data"}
     else:
@@ -128,10 +133,11 @@ def read_leaf(source: Source) -> Arrays:
         source.notes.append(f"left out: {', '.join(sorted(folders - chosen))}")
     all_pages = _read_pages([path for path in paths if path.parent.name in chosen])
     writers, numbers = np.unique([pages.writer for pages in all_pages], return_inverse=True)
-    if chosen == set(PARTS):
+    if chosen == set(SPLITS):
         test = np.array([pages.folder == "test" for pages in all_pages])
     else:
-        held_out = np.random.default_rng(0).permutation(len(writers))[: max(1, round(len(writers) / 10))]
+        num_held_out = max(1, round(len(writers) / 10))
+        held_out = np.random.default_rng(0).permutation(len(writers))[:num_held_out]
         test = np.isin(numbers, held_out)
     counts = [len(pages.labels) for pages in all_pages]
     return {
@@ -161,16 +167,16 @@ def _read_pages(paths: list[Path]) -> list[_Pages]:
     return [written[key] for key in sorted(written)]
 
 
-def read_pfllib(source: Source) -> Arrays:
+def read_pfllib(source: Source) -> Columns:
     """The columns of all clients' images, of `train/*.npz` and then `test/*.npz`, with their `client` `[N]`.
 
     Raises:
-        UserError: Files are missing or not in that form.
+        UserError: Files are missing or are none of PFLlib's.
     """
-    files: list[Arrays] = []
-    for part in PARTS:
+    files: list[Columns] = []
+    for split in SPLITS:
         for client in range(len(list(source.folder.glob("train/*.npz")))):
-            path = source.folder / part / f"{client}.npz"
+            path = source.folder / split / f"{client}.npz"
             with reading(path, "an image set's file as PFLlib's generate_*.py write it, a dict of arrays x and y"):
                 content = _read_pickled_dict(path)
                 x = _stored_array(content["x"])
@@ -178,7 +184,7 @@ def read_pfllib(source: Source) -> Arrays:
                 if len(x) != len(y):
                     raise ValueError(f"{len(x)} images, {len(y)} labels")
                 client_of_image = np.full(len(y), client)
-                is_test = np.full(len(y), part == "test")
+                is_test = np.full(len(y), split == "test")
                 files.append({"x": x, "y": y, "client": client_of_image, "test": is_test})
     return join_rows(files)
 
@@ -204,11 +210,11 @@ class _Stored:
 
 def _stored_array(stored: _Stored) -> np.ndarray:
     """The array of numbers that a pickle describes by shape, dtype, order and bytes; NumPy refuses objects."""
-    _, shape, dtype, by_column, content = stored.state
-    kind, *_ = dtype.arguments  # as "f8"
+    _, shape, dtype, is_fortran, content = stored.state
+    number_type, *_ = dtype.arguments  # as "f8"
     _, byte_order, *_ = dtype.state
-    values = np.frombuffer(content, byte_order + kind)
-    return values.reshape(shape, order="F" if by_column else "C")
+    values = np.frombuffer(content, byte_order + number_type)
+    return values.reshape(shape, order="F" if is_fortran else "C")
 
 
 class _Unpickler(pickle.Unpickler):
@@ -223,11 +229,11 @@ class _Unpickler(pickle.Unpickler):
         return _Stored
 
 
-def read_pictures(source: Source) -> Arrays:
+def read_pictures(source: Source) -> Columns:
     """Image files in folders `train/<class>/*` and `test/<class>/*`, or both inside `<domain>/`.
 
-    Without such folders the images are in no part. Files may lie in one more folder `images`, and a list may tell their
-    classes, as in Tiny-ImageNet and MNIST-M. Grey images become coloured where there are coloured ones.
+    Without such folders the images are in no split. Files may lie in one more folder `images`, and a list may tell
+    their classes, as in Tiny-ImageNet and MNIST-M. Grey images become coloured where there are coloured ones.
 
     Raises:
         UserError: Some images cannot be read.
@@ -236,20 +242,20 @@ def read_pictures(source: Source) -> Arrays:
     named_files = [(picture.name, source.folder / picture.name) for picture in pictures]
     pixels = stack_pictures(source, len(pictures), named_files)
     domains = np.array([picture.domain for picture in pictures])
-    parts = np.array([picture.part for picture in pictures])
+    splits = np.array([picture.split for picture in pictures])
     columns = {"x": pixels, "y": np.array([picture.label for picture in pictures])}
     if any(domains):
         columns["domain_names"], columns["domain"] = np.unique(domains, return_inverse=True)
-    if any(parts):
-        columns["test"] = parts != "train"
+    if any(splits):
+        columns["test"] = splits != "train"
     return columns
 
 
 class _Picture(NamedTuple):
     """An image file, and what its folders say of it."""
 
-    domain: str  # empty where there are none; so is the part
-    part: str
+    domain: str  # empty where there are none; so is the split
+    split: str
     label: str
     name: str  # its path
 
@@ -257,95 +263,98 @@ class _Picture(NamedTuple):
 def _find_pictures(source: Source) -> list[_Picture]:
     """The image files of a set, each with its class."""
     classes = _read_class_lists(source)
-    others = [name for name in source.names if not _LIST.fullmatch(name)]
+    others = [name for name in source.names if not _CLASS_LIST.fullmatch(name)]
     names = [name for name in others if name.lower().endswith(SUFFIXES)]
     if 0 < len(names) < len(others):
         source.notes.append(f"left out: {len(others) - len(names):,} files that are no images by their suffix")
     in_images = [name for name in names if "/images/" in f"/{name}"]
     names = in_images or names  # lists of boxes lie beside `images`
     pictures = []
-    unfit = []
+    unfit = []  # files that are in a folder or in a list alone
     for name in names:
         match = _PICTURE.fullmatch(re.sub("(^|/)images/", r"\1", name))
         if match is None:
             raise ValueError(f"'{name}' lies too deep: move or remove it")
-        domain, part, label, file = match.groups(default="")
+        domain, split, label, file = match.groups(default="")
         if not label:
-            label = classes.get(part, {}).pop(file, "")
+            label = classes.get(split, {}).pop(file, "")
         if label:
-            pictures.append(_Picture(domain, part, label, name))
-        elif part in classes:
+            pictures.append(_Picture(domain, split, label, name))
+        elif split in classes:
             unfit.append(file)
-    for of_part in classes.values():
-        unfit += of_part  # of which there are no images
+    for files_without_images in classes.values():
+        unfit += files_without_images
     if unfit:
         (file, *_) = unfit
         raise ValueError(f"images and the list of their classes do not fit: '{file}' is in one of them")
     if not pictures:
         (file, *_) = source.names
         raise ValueError(f"there are no images in folders, but '{file}'")
-    parts = choose_parts({picture.part for picture in pictures}, source.notes)
-    return [picture for picture in pictures if picture.part in parts]
+    splits = choose_splits({picture.split for picture in pictures}, source.notes)
+    return [picture for picture in pictures if picture.split in splits]
 
 
 def _read_class_lists(source: Source) -> dict[str, dict[str, str]]:
-    """Of the parts that have a list of them, the class of each image by its file."""
+    """Of the splits that have a list of them, the class of each image by its file."""
     classes = {}
-    for match in filter(None, map(_LIST.fullmatch, source.names)):
-        text = (source.folder / match.string).read_text(errors="replace")
-        part = match[1]
-        classes[part] = dict(re.findall(r"^(\S+)[ \t]+(\S+)", text, re.MULTILINE))
+    for name in source.names:
+        match = _CLASS_LIST.fullmatch(name)
+        if match is not None:
+            text = (source.folder / name).read_text(errors="replace")
+            split = match[1]
+            classes[split] = dict(re.findall(r"^(\S+)[ \t]+(\S+)", text, re.MULTILINE))
     return classes
 
 
-class Form(NamedTuple):
-    """How files of images may be kept."""
+class FileFormat(NamedTuple):
+    """How files keep a set of images."""
 
     pattern: str  # a regular expression of the last part of a path
-    read: Callable[[Source], Arrays]
+    read: Callable[[Source], Arrays]  # the set's arrays, or its columns
 
 
-# By name. The first form that matches a file wins, and the last one matches everything.
-FORMS = {
-    "PFLlib's train/0.npz": Form(r"^train/0\.npz$", read_pfllib),
-    "MNIST's *-images-idx3-ubyte": Form(
-        r"(?:emnist-(?P<split>\w+)-)?(?:train|(?P<test>test|t10k))-(?P<kind>images|labels).idx[13]-ubyte(?:\.gz)?$",
+# By name. The first format that matches a file wins, and the last one matches everything.
+FILE_FORMATS = {
+    "PFLlib's train/0.npz": FileFormat(r"^train/0\.npz$", read_pfllib),
+    "MNIST's *-images-idx3-ubyte": FileFormat(
+        r"(?:emnist-(?P<emnist_split>\w+)-)?(?:train|(?P<test>test|t10k))-(?P<content>images|labels).idx[13]-ubyte"
+        r"(?:\.gz)?$",
         partial(read_official, read_idx),
     ),
-    "CIFAR's batches": Form(r"(?:batches\.)?meta$", partial(read_official, read_cifar)),
-    "USPS's usps and usps.t": Form(r"usps(?P<test>\.t)?(?:\.bz2)?$", partial(read_official, read_usps)),
-    "SVHN's or SynthDigits' *_32x32.mat": Form(
+    "CIFAR's batches": FileFormat(r"(?:batches\.)?meta$", partial(read_official, read_cifar)),
+    "USPS's usps and usps.t": FileFormat(r"usps(?P<test>\.t)?(?:\.bz2)?$", partial(read_official, read_usps)),
+    "SVHN's or SynthDigits' *_32x32.mat": FileFormat(
         r"(?:synth_)?(?:train|(?P<test>test))_32x32\.mat$", partial(read_official, read_matlab),
     ),
-    "LEAF's all_data_*.json": Form(r"all_data[^/]*\.json$", read_leaf),
-    hugging_face.FILES: Form(hugging_face.PATTERN, hugging_face.read_hugging_face),
-    "image folders <class>/*": Form("", read_pictures),
+    "LEAF's all_data_*.json": FileFormat(r"all_data[^/]*\.json$", read_leaf),
+    hugging_face.FILES: FileFormat(hugging_face.PATTERN, hugging_face.read_hugging_face),
+    "image folders <class>/*": FileFormat("", read_pictures),
 }  # fmt: skip
-ACCEPTED = f"an .npz file, or a folder, .zip or .tar in one of these forms: {', '.join(FORMS)}"
+ACCEPTED = f"an .npz file, or a folder, .zip or .tar in one of these forms: {', '.join(FILE_FORMATS)}"
 
 
-def read(path: Path, info: DatasetInfo | None, size: int | None, notes: list[str]) -> Arrays:
-    """The columns of a file, folder or archive, not yet in their one form; adds notes for the user.
+def read(path: Path, info: DatasetInfo | None, size: int | None, notes: list[str]) -> Columns:
+    """The columns of a file, folder or archive, not yet converted; adds notes for the user.
 
     `info` is of the known set that the files are to be; `size`, in pixels, is for images of other sets. Call this
     inside `reading`.
     """
     if path.suffix == ".npz" and path.is_file():
-        return join_parts(read_npz(path), notes)
+        return join_splits(read_npz(path), notes)
     with TemporaryDirectory(prefix="fedcli-") as temporary:
         folder = path if path.is_dir() else unpack_archive(path, Path(temporary))
         names = files_below(folder)
         common = os.path.commonpath([os.path.dirname(name) for name in names] or [""])
-        around = re.sub(f"(^|/){_PART}(/.*)?$", "", common)  # the folders above those of the parts
+        around = re.sub(f"(^|/){_SPLIT}(/.*)?$", "", common)  # the folders above those of the splits
         names = [name.removeprefix(f"{around}/") for name in names]
         if info and info.to_import:
             size = info.image_size
-        for form in FORMS.values():
-            whole_pattern = re.compile(f"(?:^|/){form.pattern}")
+        for file_format in FILE_FORMATS.values():
+            whole_pattern = re.compile(f"(?:^|/){file_format.pattern}")
             matches = list(filter(None, map(whole_pattern.search, names)))
             if matches:
-                arrays = form.read(Source(folder / around, names, matches, info, size, notes))
-                return arrays if "x" in arrays else join_parts(arrays, notes)
+                arrays = file_format.read(Source(folder / around, names, matches, info, size, notes))
+                return arrays if "x" in arrays else join_splits(arrays, notes)
     raise ValueError("it is empty")
 
 

@@ -25,9 +25,9 @@ import pytest
 import scipy.io
 from PIL import EpsImagePlugin, ExifTags, Image
 
-from fedcli.data import datasets, forms, imports, reading
+from fedcli.data import datasets, file_formats, imports, reading
 from fedcli.data.catalog import KNOWN, Archive
-from fedcli.data.image_arrays import PARTS
+from fedcli.data.image_arrays import SPLITS
 from fedcli.vision import torchvision
 from tests.files import (
     assert_same,
@@ -69,10 +69,10 @@ def write_tar(path, contents, prefix="", **attributes):
 
 def each_image(arrays):
     """Part, number in it, pixels and label of each image."""
-    for part in PARTS:
-        pairs = zip(arrays[f"x_{part}"], arrays[f"y_{part}"], strict=True)
+    for split in SPLITS:
+        pairs = zip(arrays[f"x_{split}"], arrays[f"y_{split}"], strict=True)
         for number, (image, label) in enumerate(pairs):
-            yield part, number, image, label
+            yield split, number, image, label
 
 
 def idx(array):
@@ -84,21 +84,21 @@ def idx(array):
 
 def mnist_files(arrays, name):
     contents = {}
-    for part, word in zip(PARTS, ("train", "t10k"), strict=True):
-        contents[f"{word}-images-idx3-ubyte.gz"] = gzip.compress(idx(arrays[f"x_{part}"]))
-        contents[f"{word}-labels-idx1-ubyte.gz"] = gzip.compress(idx(arrays[f"y_{part}"]))
+    for split, word in zip(SPLITS, ("train", "t10k"), strict=True):
+        contents[f"{word}-images-idx3-ubyte.gz"] = gzip.compress(idx(arrays[f"x_{split}"]))
+        contents[f"{word}-labels-idx1-ubyte.gz"] = gzip.compress(idx(arrays[f"y_{split}"]))
     return contents
 
 
 def emnist_files(arrays, name):
-    split = KNOWN[name].split
-    first_label = 1 if split == "letters" else 0
+    emnist_split = KNOWN[name].emnist_split
+    first_label = 1 if emnist_split == "letters" else 0
     contents = {"gzip/emnist-mnist-train-images-idx3-ubyte.gz": gzip.compress(b"?")}
-    for part in PARTS:
-        lying = arrays[f"x_{part}"].transpose(0, 2, 1)
-        labels = arrays[f"y_{part}"] + first_label
-        contents[f"gzip/emnist-{split}-{part}-images-idx3-ubyte.gz"] = gzip.compress(idx(lying))
-        contents[f"gzip/emnist-{split}-{part}-labels-idx1-ubyte.gz"] = gzip.compress(idx(labels))
+    for split in SPLITS:
+        lying = arrays[f"x_{split}"].transpose(0, 2, 1)
+        labels = arrays[f"y_{split}"] + first_label
+        contents[f"gzip/emnist-{emnist_split}-{split}-images-idx3-ubyte.gz"] = gzip.compress(idx(lying))
+        contents[f"gzip/emnist-{emnist_split}-{split}-labels-idx1-ubyte.gz"] = gzip.compress(idx(labels))
     return contents
 
 
@@ -107,10 +107,10 @@ def cifar_files(arrays, name):
     labels_key = "fine_labels" if name == "cifar100" else "labels"
     class_names = arrays.get("class_names", KNOWN[name].class_names)
     contents = {source.meta["filename"]: {source.meta["key"]: list(class_names)}}
-    for part, batches in (("train", source.train_list), ("test", source.test_list)):
+    for split, batches in (("train", source.train_list), ("test", source.test_list)):
         for number, (file, _) in enumerate(batches):
-            pixels = arrays[f"x_{part}"][number :: len(batches)]
-            labels = arrays[f"y_{part}"][number :: len(batches)]
+            pixels = arrays[f"x_{split}"][number :: len(batches)]
+            labels = arrays[f"y_{split}"][number :: len(batches)]
             rows = pixels.transpose(0, 3, 1, 2).reshape(-1, 3072)
             contents[file] = {"data": rows, labels_key: labels.tolist()}
     return {f"{source.base_folder}/{file}": pickle.dumps(content, 2) for file, content in contents.items()}
@@ -119,21 +119,21 @@ def cifar_files(arrays, name):
 def matlab_files(arrays, name):
     prefix = "" if name == "svhn" else "synth_"
     contents = {}
-    for part in PARTS:
-        labels = arrays[f"y_{part}"]
+    for split in SPLITS:
+        labels = arrays[f"y_{split}"]
         labels = np.where(labels == 0, 10, labels).astype(np.uint8)  # the files call the digit 0 the class 10
         file = io.BytesIO()
-        scipy.io.savemat(file, {"X": arrays[f"x_{part}"].transpose(1, 2, 3, 0), "y": labels[:, None]})
-        contents[f"{prefix}{part}_32x32.mat"] = file.getvalue()
+        scipy.io.savemat(file, {"X": arrays[f"x_{split}"].transpose(1, 2, 3, 0), "y": labels[:, None]})
+        contents[f"{prefix}{split}_32x32.mat"] = file.getvalue()
     return contents
 
 
 def usps_files(arrays, name):
     texts = {"train": "", "test": ""}
-    for part, _, image, label in each_image(arrays):
+    for split, _, image, label in each_image(arrays):
         values = (image.ravel() + 0.5) / 255 * 2 - 1  # half a step up, as torchvision rounds down
         columns = " ".join(f"{column}:{value:.6f}" for column, value in enumerate(values, start=1))
-        texts[part] += f"{label + 1} {columns}\n"
+        texts[split] += f"{label + 1} {columns}\n"
     return {
         "usps.bz2": bz2.compress(texts["train"].encode()),
         "usps.t.bz2": bz2.compress(texts["test"].encode()),
@@ -142,31 +142,31 @@ def usps_files(arrays, name):
 
 def cinic_files(arrays, name):
     contents = {"README.md": b"CINIC-10", "imagenet-contributors.csv": b"synset,image\n"}
-    for part, number, image, label in each_image(arrays):
+    for split, number, image, label in each_image(arrays):
         class_name = KNOWN[name].class_names[label]
-        contents[f"{part}/{class_name}/n02690373_{number}.png"] = encoded(image)
+        contents[f"{split}/{class_name}/n02690373_{number}.png"] = encoded(image)
         contents[f"valid/{class_name}/cifar10-train-{number}.png"] = encoded(255 - image)
     return contents
 
 
 def tiny_files(arrays, name):
     contents = {"wnids.txt": b"n00000000\n", "val/val_annotations.txt": b""}
-    for part, number, image, label in each_image(arrays):
+    for split, number, image, label in each_image(arrays):
         class_name = f"n{label:08}"
-        folder = f"train/{class_name}" if part == "train" else "val"
+        folder = f"train/{class_name}" if split == "train" else "val"
         contents[f"{folder}/images/{number}.JPEG"] = encoded(image)
         contents[f"test/images/{number}.JPEG"] = encoded(image)
         contents[f"{folder}/{class_name}_boxes.txt"] = b"0\t0\t63\t63\n"
-        if part == "test":
+        if split == "test":
             contents["val/val_annotations.txt"] += f"{number}.JPEG\t{class_name}\t0\t32\t44\t62\n".encode()
     return contents
 
 
 def mnist_m_files(arrays, name="mnist-m"):
-    contents = {f"mnist_m_{part}_labels.txt": b"" for part in PARTS}
-    for part, number, image, label in each_image(arrays):
-        contents[f"mnist_m_{part}/{number:08}.png"] = encoded(image)
-        contents[f"mnist_m_{part}_labels.txt"] += f"{number:08}.png {label}\n".encode()
+    contents = {f"mnist_m_{split}_labels.txt": b"" for split in SPLITS}
+    for split, number, image, label in each_image(arrays):
+        contents[f"mnist_m_{split}/{number:08}.png"] = encoded(image)
+        contents[f"mnist_m_{split}_labels.txt"] += f"{number:08}.png {label}\n".encode()
     return contents
 
 
@@ -187,8 +187,8 @@ def official_files(name, monkeypatch):
     if name in ("cifar100", "tiny-imagenet"):  # the files name the classes
         arrays["class_names"] = [f"n{label:08}" for label in range(KNOWN[name].sizes["classes"])]
     if name == "usps":  # its pixels are at most 254 after half a step up
-        for part in PARTS:
-            arrays[f"x_{part}"] = np.minimum(arrays[f"x_{part}"], 254)
+        for split in SPLITS:
+            arrays[f"x_{split}"] = np.minimum(arrays[f"x_{split}"], 254)
 
     contents = FILES[name](arrays, name)
     if name.startswith("cifar"):
@@ -271,7 +271,7 @@ def serve(name, contents, site, monkeypatch):
         write_files(site.folder, contents)
         sums = {file: md5(content) for file, content in contents.items()}
         entries = [[site.address + file, file, md5_sum] for file, md5_sum in sums.items()]
-        monkeypatch.setattr(source, "split_list", dict(zip(PARTS, entries, strict=False)), raising=False)
+        monkeypatch.setattr(source, "split_list", dict(zip(SPLITS, entries, strict=False)), raising=False)
         monkeypatch.setattr(source, "resources", list(sums.items()), raising=False)
         monkeypatch.setattr(source, "mirrors", [f"{site.address}nowhere/", site.address], raising=False)
     elif name == "emnist-letters":
@@ -330,10 +330,10 @@ def leaf_files(num_writers=20, per_file=8, first=0):
     return {name: json.dumps(content).encode() for name, content in contents.items()}, written
 
 
-def by_writer(dataset, part):
+def by_writer(dataset, split):
     """The images, with labels, of each writer's number."""
     writers = {}
-    for pixels, label, writer in examples(dataset, part, "y", "writer"):
+    for pixels, label, writer in examples(dataset, split, "y", "writer"):
         writers.setdefault(writer, []).append((pixels, label))
     return writers
 
@@ -614,7 +614,7 @@ BAD_FOLDERS = {
     "too deep": BadFolder(add_folders_within_a_class, ("test/ant/a/ant", "too deep")),
     "16 bits": BadFolder(add_an_image_of_16_bits, ("deep.png", "8 bits")),
     "no test": BadFolder(remove_the_test_images, ("0 to test on",)),
-    "no form": BadFolder(leave_a_table_only, ("0.csv", *forms.FORMS)),
+    "no form": BadFolder(leave_a_table_only, ("0.csv", *file_formats.FILE_FORMATS)),
 }
 
 

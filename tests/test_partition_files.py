@@ -1,4 +1,4 @@
-"""Divisions made elsewhere: lists in a file, folders in the form of PFLlib's, arrays that are brought into form."""
+"""Partitions made elsewhere: lists in a file, folders as PFLlib writes them; and arrays that are converted."""
 
 import io
 import json
@@ -15,7 +15,7 @@ from fedcli.core.partition import fingerprint, from_flag
 from fedcli.core.parts import divide
 from fedcli.data import datasets, imports
 from fedcli.data.dataset import merge
-from fedcli.data.image_arrays import PARTS
+from fedcli.data.image_arrays import SPLITS
 from tests.commands import invoke
 from tests.files import from_npz, images
 from tests.refusals import refused
@@ -140,19 +140,19 @@ class Examples(NamedTuple):
 def pfllib(folder, seed=0):
     """A folder in PFLlib's form: three clients, grey 4 x 4 images normalised to [-1, 1], dicts pickled by NumPy.
 
-    Returns the examples of each part and client.
+    Returns the examples of each split and client.
     """
     rng = np.random.default_rng(seed)
     examples = {}
-    for part, count in (("train", 6), ("test", 2)):
-        (folder / part).mkdir(parents=True)
+    for split, count in (("train", 6), ("test", 2)):
+        (folder / split).mkdir(parents=True)
         for client in range(3):
             x = rng.integers(0, 256, (count, 1, 4, 4)).astype(np.uint8)
             y = rng.integers(0, 3, count)
             y[:2] = 0, 2
-            examples[part, client] = Examples(x[:, 0], y)
+            examples[split, client] = Examples(x[:, 0], y)
             normalised = (x.astype(np.float32) / 255 - 0.5) / 0.5
-            with (folder / part / f"{client}.npz").open("wb") as file:
+            with (folder / split / f"{client}.npz").open("wb") as file:
                 np.savez_compressed(file, data={"x": normalised, "y": y})
     (folder / "config.json").write_text('{"num_clients": 3}')
     return examples
@@ -169,9 +169,9 @@ def test_a_folder_of_pfllibs_gives_the_same_images_clients_and_test_parts(tmp_pa
 
     dataset = merge(datasets.load("mine"))
     _, testing, training, _ = divide(dealt(dataset, flag, 3), Config)
-    for part, positions in (("train", training), ("test", testing)):
+    for split, positions in (("train", training), ("test", testing)):
         for client in range(3):
-            x, y = examples[part, client]
+            x, y = examples[split, client]
             expected = sorted(zip(y.tolist(), [image.tobytes() for image in x], strict=True))
             labels = dataset.y_train[positions[client]].tolist()
             assert sorted(zip(labels, pixels(dataset, positions[client]), strict=True)) == expected
@@ -274,13 +274,13 @@ NAMED = {"class_names": ["a", "b", "c"]}
 
 
 def with_images(change, whole=WHOLE):
-    """Arrays with a change of the images of both parts."""
-    return whole | {f"x_{part}": change(whole[f"x_{part}"]) for part in PARTS}
+    """Arrays with a change of the images of both splits."""
+    return whole | {f"x_{split}": change(whole[f"x_{split}"]) for split in SPLITS}
 
 
 def with_labels(change, whole=WHOLE):
-    """Arrays with a change of the labels of both parts."""
-    return whole | {f"y_{part}": change(whole[f"y_{part}"]) for part in PARTS}
+    """Arrays with a change of the labels of both splits."""
+    return whole | {f"y_{split}": change(whole[f"y_{split}"]) for split in SPLITS}
 
 
 def scaled(arrays, low, high):
