@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from fedcli.declarations import flag_of
 from fedcli.errors import UserError
 from fedcli.keywords import in_keywords, keywords_for_flags
 from fedcli.runs import begin, resume, rounds
@@ -220,7 +221,10 @@ def run(  # noqa: PLR0913  # those of `fedcli.run`, which have their defaults th
 ) -> Run | Runs:  # fmt: skip
     """Runs one method or several; see `fedcli.run`."""
     names = str(method).split(",")
-    options = {name: _several(value) for name, value in options.items()}
+    with in_keywords():
+        options = _plain_values(options)
+        set = _plain_settings(set)
+        seeds = _plain_seeds(seeds)
     is_grid = any(isinstance(value, tuple) for value in options.values())
     old_runs = nullcontext() if out is None or not exist_ok else _set_aside(Path(out))
     with in_keywords(), old_runs:
@@ -304,12 +308,11 @@ def tune(  # noqa: PLR0913  # those of `fedcli.tune`, likewise
     from fedcli.results.jobs import Watch, execute
     from fedcli.results.plans import protocols_text
 
-    texts = list(grid)
-    if isinstance(grid, Mapping):
-        texts = [f"{name}={','.join(map(str, values))}" for name, values in grid.items()]
-    seeds = None if seeds is None else list(seeds)
-    options = {name: _several(value) for name, value in options.items()}
     with in_keywords():
+        options = _plain_values(options)
+        set = _plain_settings(set)
+        texts = _grid_texts(grid)
+        seeds = _plain_seeds(seeds)
         plan = tuning.plan_trials(str(method), grid=texts, trials=trials, out=out, seeds=seeds, settings=set, **options)
         for text in filter(None, [protocols_text(plan.runs), *tuning.samples(plan)]):
             warnings.warn(keywords_for_flags(text), stacklevel=3)
@@ -321,11 +324,49 @@ def tune(  # noqa: PLR0913  # those of `fedcli.tune`, likewise
     return Tuned(plan.folder, ranked, best.to_dict())
 
 
-def _several(value: Any) -> Any:
-    """The values of a list, tuple, range or array as the tuple that stands for several."""
-    is_array = hasattr(value, "__array__")
-    if is_array or isinstance(value, list | tuple | range):
-        return tuple(value)
+def _grid_texts(grid: Mapping[str, Any] | Sequence[str]) -> list[str]:
+    """The values to try, as `--grid` has them."""
+    if not isinstance(grid, Mapping):
+        return list(grid)
+    texts = []
+    for name, values in _plain_values(grid).items():
+        listed = values if isinstance(values, tuple) else (values,)
+        texts.append(f"{name}={','.join(map(str, listed))}")
+    return texts
+
+
+def _plain_values(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as they are typed, a tuple for several values; refuses an option without any."""
+    plain = {name: _plain(value) for name, value in options.items()}
+    for name, value in plain.items():
+        if value == ():
+            raise UserError(f"{flag_of(name)} has no value (got {options[name]!r}); give one or several.")
+    return plain
+
+
+def _plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of single methods, likewise; what are no options of a method stays, to be refused."""
+    return {
+        name: _plain_values(options) if isinstance(options, Mapping) else options for name, options in settings.items()
+    }
+
+
+def _plain_seeds(seeds: Any) -> list[Any] | None:
+    """The seeds of several runs, likewise; None for those of a single one."""
+    if seeds is None:
+        return None
+    plain = _plain(seeds)
+    if not isinstance(plain, Iterable):
+        raise UserError(f"--seeds must be several (got {plain!r}); write seed={plain!r}, or seeds=range({plain!r}).")
+    return list(plain)
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy or PyTorch as Python's, and a list, tuple, range or array as a tuple of such."""
+    if hasattr(value, "tolist"):  # also of pandas
+        value = value.tolist()
+    if isinstance(value, list | tuple | range):
+        return tuple(entry.tolist() if hasattr(entry, "tolist") else entry for entry in value)
     return value
 
 

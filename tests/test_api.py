@@ -9,7 +9,9 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from multiprocessing import get_context
 
+import numpy as np
 import pytest
+import torch
 
 import fedcli
 from fedcli.errors import UserError
@@ -72,6 +74,9 @@ UNKNOWN_METHOD = "unknown method in set 'fedpox'; did you mean 'fedprox'? this c
         (SEVERAL, {"set": {"fedavg": {"proximal_weight": 1}}}, "unknown option of 'fedavg' 'proximal_weight'"),
         ("fedavg", {"set": {"fedavg": {"out": "elsewhere"}}}, "unknown option of 'fedavg' 'out'"),
         (SEVERAL, {"set": {"fedprox": {"lr": -1}}}, "lr must be"),
+        (SEVERAL, {"set": {"fedprox": {"lr": (0.1, 0.2)}}}, "set gives an option one value (got 0.1,0.2 for lr)"),
+        ("fedavg", {"set": {"fedavg": {"lr": np.array([1, 2])}}}, "set gives an option one value (got 1,2 for lr)"),
+        ("fedavg", {"set": {"fedavg": {"lr": ()}}}, "lr has no value (got ())"),
     ],
 )
 def test_options_of_single_methods_that_no_run_would_have_are_refused(call, methods, options, message, tmp_path):
@@ -79,6 +84,53 @@ def test_options_of_single_methods_that_no_run_would_have_are_refused(call, meth
     with pytest.raises(UserError, match=re.escape(message)):
         call(methods, out=tmp_path / "out", **grid, **options, **TINY)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("call", [fedcli.run, fedcli.tune])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": []}, "lr has no value (got []); give one or several."),
+        ({"lr": np.array([])}, "lr has no value (got array([], dtype=float64)); give one or several."),
+        ({"lr": [[0.1]]}, "lr must be of type float (got [0.1])"),
+        ({"lr": np.array([[0.1]])}, "lr must be of type float (got [0.1])"),
+        ({"lr": {0.1}}, "lr must be of type float (got {0.1})"),
+        ({"batch_size": np.float64(8)}, "batch_size must be of type int (got 8.0)"),
+        ({"batch_size": torch.tensor([8.0])}, "batch_size must be of type int (got 8.0)"),
+        ({"seeds": 3}, "seeds must be several (got 3); write seed=3, or seeds=range(3)."),
+        ({"seeds": np.int64(3)}, "seeds must be several (got 3); write seed=3, or seeds=range(3)."),
+        ({"seeds": np.array([0.0, 1.0])}, "seeds must be distinct whole numbers from 0 (got '0.0,1.0')"),
+    ],
+)
+def test_what_is_neither_a_value_nor_several_is_refused_by_name(call, options, message, tmp_path):
+    grid = {"grid": {"momentum": [0.5, 0.9]}} if call is fedcli.tune else {}
+    with pytest.raises(UserError, match=re.escape(message)):
+        call("fedavg", out=tmp_path / "out", **grid, **TINY, **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_numbers_of_numpy_and_pytorch_are_those_of_python(tmp_path):
+    options = {
+        "lr": np.float64(0.25), "momentum": np.array([0.5]), "batch_size": torch.tensor(8),
+        "drop_last": np.bool_(True), "partition": np.str_("iid"), "num_clients": [np.int64(4)],
+    }  # fmt: skip
+    values = {name: value[0] if name in ("momentum", "num_clients") else value for name, value in options.items()}
+    expected = {name: value.item() for name, value in values.items()}
+
+    def assert_recorded(run):
+        recorded = {name: run.record["config"][name] for name in expected}
+        assert repr(recorded) == repr(expected)  # also of the same types
+
+    assert_recorded(fedcli.run("fedavg", set={"fedavg": options}, out=tmp_path / "one", **TINY))
+    (run,) = fedcli.run("fedavg", seeds=np.arange(1), out=tmp_path / "seeds", **TINY, **options)
+    assert_recorded(run)
+    runs = fedcli.run("fedavg", lr=torch.tensor([0.25, 0.5]), out=tmp_path / "two", **TINY)
+    assert [run.record["config"]["lr"] for run in runs] == [0.25, 0.5]
+    grid = {"lr": np.float64(0.25), "momentum": np.array([0.5, 0.75])}
+    with pytest.warns(UserWarning, match="at the edge of its grid"):  # as either momentum is
+        tuned = fedcli.tune("fedavg", grid=grid, out=tmp_path / "tuned", **TINY)
+    tried = [repr(options) for options in tuned.trials["options"]]
+    assert sorted(tried) == ["{'lr': 0.25, 'momentum': 0.5}", "{'lr': 0.25, 'momentum': 0.75}"]
 
 
 def test_a_value_that_a_grid_would_replace_is_refused(tmp_path):

@@ -69,15 +69,20 @@ def single_settings(names: Sequence[str], texts: Iterable[str]) -> dict[str, Opt
     settings = settings_for(names, texts, "--set")
     for options in settings.values():
         for name, values in options.items():
-            if len(values) > 1:
-                words = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
-                got = ",".join(words)
-                raise UserError(
-                    f"--set gives an option one value (got {got} for {flag_of(name)}); 'fedcli tune --grid' tries "
-                    "several."
-                )
-            options[name] = values[0]
+            options[name] = _only_value(name, values)
     return settings
+
+
+def _only_value(option: str, values: Sequence[Any]) -> Any:
+    """The value that `--set` gives an option; refuses several."""
+    if len(values) > 1:
+        words = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
+        got = ",".join(words)
+        raise UserError(
+            f"--set gives an option one value (got {got} for {flag_of(option)}); 'fedcli tune --grid' tries several."
+        )
+    (value,) = values
+    return value
 
 
 def options_by_method(names: Sequence[str], settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Options]:
@@ -111,7 +116,8 @@ def options_by_method(names: Sequence[str], settings: Mapping[str, Mapping[str, 
                     raise unknown_option(option, methods[name], {}, None)
                 if option in by_name[name]:
                     raise UserError(f"{flag_of(option)} of '{name}' is given twice (got --set {settings}); give one.")
-            by_name[name] |= options
+                value = options[option]
+                by_name[name][option] = _only_value(option, value) if isinstance(value, tuple) else value
     return by_name
 
 
