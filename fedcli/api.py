@@ -223,7 +223,7 @@ def run(  # noqa: PLR0913  # those of `fedcli.run`, which have their defaults th
     names = str(method).split(",")
     with in_keywords():
         options = _plain_values(options)
-        set = _plain_settings(set)
+        set = _plain_method_options(set)
         seeds = _plain_seeds(seeds)
     is_grid = any(isinstance(value, tuple) for value in options.values())
     old_runs = nullcontext() if out is None or not exist_ok else _set_aside(Path(out))
@@ -236,7 +236,7 @@ def run(  # noqa: PLR0913  # those of `fedcli.run`, which have their defaults th
             return _run_grid(names, options, jobs=jobs, log=log, set=set, **experiment)
         (name,) = names
         if set:
-            from fedcli.results.comparison import options_by_method
+            from fedcli.results.method_options import options_by_method
 
             options |= options_by_method(names, set)[name]
         ended = begin.run_method(name, progress=Loggers(progress, log), **experiment, **options)
@@ -261,7 +261,7 @@ def _run_grid(
 
     if log is not None and jobs > 1:
         raise UserError(f"--log is for runs one after the other (got --jobs {jobs}); leave one of them out.")
-    plan = plan_grid(names, options, settings=set, **experiment)
+    plan = plan_grid(names, options, method_options=set, **experiment)
     mixed = protocols_text(plan.runs)
     if mixed:
         warnings.warn(keywords_for_flags(mixed), stacklevel=4)
@@ -304,16 +304,18 @@ def tune(  # noqa: PLR0913  # those of `fedcli.tune`, likewise
 ) -> Tuned:  # fmt: skip
     """Tunes one method or several; see `fedcli.tune`."""
     from fedcli.results import tune as tuning
-    from fedcli.results.comparison import find_methods
     from fedcli.results.jobs import Watch, execute
+    from fedcli.results.method_options import find_methods
     from fedcli.results.plans import protocols_text
 
     with in_keywords():
         options = _plain_values(options)
-        set = _plain_settings(set)
+        set = _plain_method_options(set)
         texts = _grid_texts(grid)
         seeds = _plain_seeds(seeds)
-        plan = tuning.plan_trials(str(method), grid=texts, trials=trials, out=out, seeds=seeds, settings=set, **options)
+        plan = tuning.plan_trials(
+            str(method), grid=texts, trials=trials, out=out, seeds=seeds, method_options=set, **options
+        )
         for text in filter(None, [protocols_text(plan.runs), *tuning.samples(plan)]):
             warnings.warn(keywords_for_flags(text), stacklevel=3)
         errors = execute(plan, Watch(), jobs=jobs, records_only=True)
@@ -344,10 +346,11 @@ def _plain_values(options: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_method_options(method_options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of single methods, likewise; what are no options of a method stays, to be refused."""
     return {
-        name: _plain_values(options) if isinstance(options, Mapping) else options for name, options in settings.items()
+        name: _plain_values(options) if isinstance(options, Mapping) else options
+        for name, options in method_options.items()
     }
 
 

@@ -32,7 +32,7 @@ from fedcli.results import paper_tables
 from fedcli.results.frame import find_records, frame_of
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.statistics import difference, interval, interval_text
-from fedcli.runs.record import Record
+from fedcli.runs.schema import Record
 
 # Metrics whose names say too little, in words: by themselves, and before a parameter as in "inter:mnist".
 WORDS = {"last": "last round", "intra": "own domain", "inter": "other domains"}

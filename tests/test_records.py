@@ -11,7 +11,7 @@ import fedcli
 from fedcli.core.tree_files import save_tree
 from fedcli.registry import find_method
 from fedcli.runs import checkpoints, resume, verify
-from fedcli.runs.identity import identity, numerics, outdated
+from fedcli.runs.identity import current_numerics, identity_of, outdated
 from fedcli.runs.record import RECORD, read_record, write_record
 from tests import laws
 from tests.refusals import refused
@@ -90,7 +90,7 @@ def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
     name, *_ = state.params
     of_other_model = state._replace(params={**state.params, name: state.params[name] + 1})
     progress = {key: record[key] for key in ("rounds", "cost", "seconds_total", "peak_bytes")}
-    facts = {"identity": identity(record), "record": progress, "states": []}
+    facts = {"identity": identity_of(record), "record": progress, "states": []}
     save_tree(file, of_other_model, facts)
     refused(lambda: resume.open_run(folder), "the run's last model (got ")
     save_tree(file, AnotherState(*state), facts)
@@ -126,5 +126,5 @@ def test_a_record_is_outdated_by_numerics_lost_options_and_changed_files(record,
         "config": {"rounds": 3, first_option.name: 0.1},
         "changed": [],
     }
-    of_fedprox["numerics"] = numerics(of_fedprox | record, FEDPROX)
+    of_fedprox["numerics"] = current_numerics(of_fedprox | record, FEDPROX)
     assert outdated(of_fedprox | record, dataclasses.replace(FEDPROX, **method)) == is_outdated

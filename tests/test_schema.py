@@ -162,7 +162,7 @@ def test_a_built_in_method_is_known_by_its_numerics_and_a_users_file_by_its_hash
     write_record(of_other_numerics, {**record, "numerics": {"core": 1, "method": 0}})
     refused(lambda: resume(of_other_numerics), "got numerics", "--changed-method")
     after = resume(of_other_numerics, changed_method=True).record
-    now = identity.numerics(after, fedavg)
+    now = identity.current_numerics(after, fedavg)
     assert after["changed"] == [{"round": 2, "what": "the arithmetic of fedcli", "numerics": now}]
 
 
@@ -185,7 +185,7 @@ def test_one_consent_holds_for_the_numerics_to_which_it_was_given(tmp_path, monk
     assert identity.outdated(record, find_method("fedavg"))  # today's code would not repeat its first round
 
     newer = {**now, "method": now["method"] + 1}
-    monkeypatch.setattr("fedcli.runs.identity.numerics", lambda record, method: newer)
+    monkeypatch.setattr("fedcli.runs.identity.current_numerics", lambda record, method: newer)
     refused(lambda: resume(tmp_path), f"got numerics {newer}, was {now}", "--changed-method")
     after = resume(tmp_path, changed_method=True).record
     assert [change["round"] for change in after["changed"]] == [1, 3]
@@ -218,7 +218,7 @@ def test_a_run_without_a_round_is_of_the_code_that_computes_its_first(tmp_path, 
     record = resume("run", method="mine.py", changed_method=True).record
     assert record["method_hash"] == file_hash("mine.py")
     assert record["changed"] == []
-    assert identity.what_happened(record) == []
+    assert identity.changes_between_rounds(record) == []
 
 
 # Labels

@@ -21,7 +21,7 @@ from fedcli.results import claims, frame, plans
 from fedcli.results.tables import commands
 from fedcli.runs.begin import resolve_runs
 from fedcli.runs.checkpoints import CHECKPOINT
-from fedcli.runs.identity import NOT_SETTINGS, differences, draft, identity, key, settings
+from fedcli.runs.identity import NOT_SETTINGS, differences, draft, identity_of, key_of, settings_of
 from fedcli.runs.options import RunConfig, recorded_options
 from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resolve import refuse_without_effect, resolve
@@ -40,9 +40,9 @@ OTHERWISE = {
 }  # fmt: skip
 
 
-def settings_of(method: str, **options):
+def settings_with(method: str, **options):
     """The settings of a planned run."""
-    return settings(draft(resolve(find_method(method), {**BASE, **options}, need_data=False)))
+    return settings_of(draft(resolve(find_method(method), {**BASE, **options}, need_data=False)))
 
 
 def other_value(field: dataclasses.Field, value):
@@ -74,7 +74,7 @@ def test_each_of_several_seeds_is_as_if_it_had_been_typed_alone(typed, tmp_path)
 
 @pytest.mark.parametrize("method", ["fedavg", "fedfm", "fedprox", "feddyn"])
 def test_an_option_that_can_change_a_result_changes_the_key_and_the_others_do_not(method):
-    before = settings_of(method)
+    before = settings_with(method)
     fields = (*dataclasses.fields(RunConfig), *dataclasses.fields(find_method(method).config))
     # The protocol says whether there are parts for `local_test`, and two are bound to other options.
     not_free = ("cohort_size", "partition_seed", "local_test")
@@ -84,19 +84,19 @@ def test_an_option_that_can_change_a_result_changes_the_key_and_the_others_do_no
             continue
         value = other_value(field, before[name])
         if value is not None:
-            after = settings_of(method, **{name: value})
-            assert key(after) != key(before), name
+            after = settings_with(method, **{name: value})
+            assert key_of(after) != key_of(before), name
             assert differences(after, before)[name] == (value, before[name])
 
     for name, value in OTHERWISE.items():
-        assert settings_of(method, **{name: value}) == before
+        assert settings_with(method, **{name: value}) == before
     assert {*OTHERWISE} == {*NOT_SETTINGS}
 
     # Another spelling is no other value.
-    assert settings_of(method, partition="dirichlet:.50") == settings_of(method, partition="dirichlet:0.5")
+    assert settings_with(method, partition="dirichlet:.50") == settings_with(method, partition="dirichlet:0.5")
     older = draft(resolve(find_method(method), {**BASE, "partition": "dirichlet:0.5"}))
     older["config"]["partition"] = "dirichlet:.50"  # as it was typed
-    assert settings(older) == settings_of(method, partition="dirichlet:0.5")
+    assert settings_of(older) == settings_with(method, partition="dirichlet:0.5")
 
 
 def test_an_older_run_stands_in_its_cell(tmp_path):
@@ -157,16 +157,16 @@ def test_the_clients_accuracies_of_every_nth_round_are_kept(tmp_path):
 
 def test_clients_without_anything_of_their_own_and_rounds_without_a_test_have_no_accuracies():
     refused(
-        lambda: settings_of("fedavg", per_client_every=3, eval_every=2),
+        lambda: settings_with("fedavg", per_client_every=3, eval_every=2),
         "--per-client-every 3 has rounds that are not tested (got",
     )
     refused(
-        lambda: settings_of("fedavg", per_client_every=2, validation=0.0, protocol="fedfa:digits"),
+        lambda: settings_with("fedavg", per_client_every=2, validation=0.0, protocol="fedfa:digits"),
         "--per-client-every 2 needs images or",
     )
-    settings_of("fedavg", per_client_every=2, protocol="own:personal")
-    settings_of("fedavg", per_client_every=2, validation=0.1)
-    settings_of("local", per_client_every=2, validation=0.0)
+    settings_with("fedavg", per_client_every=2, protocol="own:personal")
+    settings_with("fedavg", per_client_every=2, validation=0.1)
+    settings_with("local", per_client_every=2, validation=0.0)
 
 
 def test_a_papers_table_on_other_data_has_the_divisions_of_its_cells():
@@ -254,20 +254,20 @@ def settings_before_the_option(setup):
     """The settings of a record of before there was an option for the remainder."""
     record = draft(setup)
     record["config"] = {name: value for name, value in record["config"].items() if name != "remainder"}
-    return settings(record)
+    return settings_of(record)
 
 
 def test_the_rule_for_a_remainder_is_a_setting_where_there_is_one():
     equal_shards = resolve(find_method("fedavg"), {**SHARDS, "num_clients": 6})  # 120 images in 12
-    assert settings_before_the_option(equal_shards) == settings(draft(equal_shards))
-    assert "remainder" not in settings(draft(equal_shards))
+    assert settings_before_the_option(equal_shards) == settings_of(draft(equal_shards))
+    assert "remainder" not in settings_of(draft(equal_shards))
 
     unequal_shards = resolve(find_method("fedavg"), {**SHARDS, "num_clients": 7})
     old = settings_before_the_option(unequal_shards)
-    new = settings(draft(unequal_shards))
+    new = settings_of(draft(unequal_shards))
     assert differences(new, old) == {"remainder": ("spread", "drop")}
-    assert key(new) != key(old)
-    assert settings_of("fedavg", **{**SHARDS, "remainder": "drop"}) == old
+    assert key_of(new) != key_of(old)
+    assert settings_with("fedavg", **{**SHARDS, "remainder": "drop"}) == old
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.parent.relative_to(RECORDS)))
@@ -275,7 +275,7 @@ def test_committed_records_of_shards_have_the_settings_that_a_run_of_now_would_h
     record = json.loads(file.read_text())
     study, *_ = file.relative_to(RECORDS).parts
     if "classes:" in record["config"]["partition"]:  # that study's images do not divide, and it is of the old rule
-        assert ("remainder" in settings(record)) == (study == "digits-personal-c2")
+        assert ("remainder" in settings_of(record)) == (study == "digits-personal-c2")
 
 
 def test_a_stopped_run_of_before_the_rule_goes_on_under_the_old_one(tmp_path):
@@ -292,7 +292,7 @@ def test_a_stopped_run_of_before_the_rule_goes_on_under_the_old_one(tmp_path):
     write_record(tmp_path / "run", record)
     file = tmp_path / "run" / CHECKPOINT
     state, facts = load_tree(file, {kind.__name__: kind for kind in find_method("fedavg").state_types})
-    save_tree(file, state, {**facts, "identity": identity(record)})
+    save_tree(file, state, {**facts, "identity": identity_of(record)})
 
     refused(lambda: fedcli.run("fedavg", continue_=True, **options), "another remainder (got spread, was drop)")
     again = resume(tmp_path / "run").record

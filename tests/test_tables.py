@@ -72,12 +72,12 @@ def test_the_seed_and_what_follows_it_do_not_divide_a_group_and_another_partitio
     runs = [record(seed=2, device="cpu"), record(seed=0, device="cuda"), record(seed=1, device="auto")]
     (group,) = groups.group(runs)
     assert [run["seed"] for run in group.records] == [0, 1, 2]
-    assert group.settings == {}
+    assert group.differing_settings == {}
     assert group.label == "one"
 
     fixed = {"partition_seed": 7, "origin": {"partition_seed": "command line"}}
     following, other = groups.group([record(seed=0), record(seed=0, **fixed), record(seed=1, **fixed)])
-    assert following.settings == {"partition_seed": "as seed"}
+    assert following.differing_settings == {"partition_seed": "as seed"}
     assert other.label == "one, partition seed 7"
     assert len(other.records) == 2
 
@@ -86,15 +86,15 @@ def test_other_numerics_are_another_group_and_another_hash_is_not():
     reworded = record(seed=1) | {"method_hash": "changed!" * 8}
     of_other_numerics = record(seed=2) | {"numerics": {"core": 1, "method": 2}}
     first, second = groups.group([record(), reworded, of_other_numerics])
-    assert first.settings == {"numerics": "1.1"}
+    assert first.differing_settings == {"numerics": "1.1"}
     assert len(first.records) == 2
-    assert second.settings == {"numerics": "1.2"}
+    assert second.differing_settings == {"numerics": "1.2"}
     assert len(second.records) == 1
 
     # Of a user's own file nobody counts versions.
     users = {"method_source": "/me/one.py"}
     own = [record(seed=0) | users | {"method_hash": "a" * 8}, record(seed=1) | users | {"method_hash": "b" * 8}]
-    assert [group.settings for group in groups.group(own)] == [{"code": "a" * 8}, {"code": "b" * 8}]
+    assert [group.differing_settings for group in groups.group(own)] == [{"code": "a" * 8}, {"code": "b" * 8}]
 
 
 def test_labels_hold_what_differs_and_no_more():

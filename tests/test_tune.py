@@ -192,7 +192,7 @@ def combinations(plan):
     """The values that each method tries."""
     values_of = {}
     for run in plan.runs:
-        values_of.setdefault(run.setup.method.name, []).append(run.values)
+        values_of.setdefault(run.setup.method.name, []).append(run.varied)
     return values_of
 
 

@@ -18,9 +18,10 @@ from fedcli.runs.identity import reductions
 from fedcli.runs.options import inactive_term
 from fedcli.runs.progress import Standing
 from fedcli.runs.record import RECORD
+from fedcli.runs.schema import Record, RoundEntry
 
 
-def header(record: dict[str, Any], folder: Path) -> dict[str, str]:
+def header(record: Record, folder: Path) -> dict[str, str]:
     """Say what is run, as texts by their titles; a text is empty where there is nothing to say."""
     config = record["config"]
     partition = record["partition"]
@@ -62,7 +63,7 @@ def _machine_text(engine: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def draw(record: dict[str, Any], folder: Path) -> None:
+def draw(record: Record, folder: Path) -> None:
     """Draw a run's learning curve and its partition into its folder, as PNG for a screen."""
     # Else each search for garbage goes through all that PyTorch has, while Matplotlib is imported and while it draws.
     gc.freeze()
@@ -78,7 +79,7 @@ def draw(record: dict[str, Any], folder: Path) -> None:
     write_figure(folder / "partition.png", partition_chart, counts, record["class_names"], title, page=True)
 
 
-def duration(record: dict[str, Any]) -> str:
+def duration(record: Record) -> str:
     """Write the time that a run has taken as hours, minutes and seconds."""
     return str(timedelta(seconds=round(record["seconds_total"])))
 
@@ -114,7 +115,7 @@ class Display(Standing):
         self._terminal = terminal
         self._consoles = (terminal, *log_files)
 
-    def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
+    def start(self, record: Record, folder: Path, samples_per_round: int, first_round: int) -> None:
         """Print the header and show the bar, on a terminal only."""
         super().start(record, folder, samples_per_round, first_round)
         self._print(header(record, folder))
@@ -131,14 +132,14 @@ class Display(Standing):
         position = self.standing()
         self.bar.update(self._task, completed=position.rounds, description=", ".join(position.texts[:2]))
 
-    def round(self, entry: dict[str, Any]) -> None:
+    def round(self, entry: RoundEntry) -> None:
         """Show what a round came to."""
         super().round(entry)
         round_, *numbers = self.standing().texts
         without_bar = [console for console in self._consoles if not console.is_terminal]
         print_line(without_bar, f"{round_}: {', '.join(numbers)}")
 
-    def finish(self, record: dict[str, Any]) -> None:
+    def finish(self, record: Record) -> None:
         """Stop the bar; print the headline of a run that has gone through, then draw its figures."""
         self.bar.stop()
         if record["status"] != "finished":
@@ -163,7 +164,7 @@ class Display(Standing):
         draw(record, self.folder)
         self.folder = None
 
-    def skip(self, record: dict[str, Any], folder: Path) -> None:
+    def skip(self, record: Record, folder: Path) -> None:
         """Say that a run has ended before."""
         end = "finished" if record["status"] == "finished" else "diverged"
         self._print({"skipped": f"{folder}, which has {end}"})

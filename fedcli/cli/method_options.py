@@ -180,10 +180,10 @@ def _parse_values(field: Any, text: str) -> Any:
     return value
 
 
-def settings_of_single(names: Sequence[str], set_: Sequence[str] | None) -> dict[str, dict[str, Any]]:
+def read_set(names: Sequence[str], set_: Sequence[str] | None) -> dict[str, dict[str, Any]]:
     """Read `--set` as options of single methods, by their names; without it, nothing slow is imported."""
     if not set_:
         return {}
-    from fedcli.results.comparison import single_settings
+    from fedcli.results.method_options import parse_set
 
-    return single_settings(names, set_)
+    return parse_set(names, set_)

@@ -6,7 +6,6 @@ It imports pandas, which a single run does not need.
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -16,6 +15,7 @@ from fedcli.cli.options import ONE_BY_ONE, Placement
 from fedcli.cli.printing import say, stop
 from fedcli.results import durations, jobs
 from fedcli.results.plans import Plan, PlannedRun, TablePlan, protocols_text
+from fedcli.runs.schema import Record
 from fedcli.runs.signals import exit_code
 from fedcli.runs.trackers import find_loggers
 
@@ -72,7 +72,7 @@ class TableDisplay(jobs.Watch):
         """Show what a run, its engine or a logger has to say."""
         print_line(self._consoles, f"{counter}{run.label}, seed {run.setup.config.seed}: {text}")
 
-    def end(self, run: PlannedRun, record: dict[str, Any] | None, error: str) -> None:
+    def end(self, run: PlannedRun, record: Record | None, error: str) -> None:
         """Say what has become of a run."""
         self.ended += 1
         self.advance(run, run.setup.config.rounds)

@@ -13,7 +13,7 @@ import typer
 
 from fedcli import registry
 from fedcli.cli.completion import completion
-from fedcli.cli.method_options import settings_of_single, typed
+from fedcli.cli.method_options import read_set, typed
 from fedcli.cli.options import (
     OUTPUT,
     Code,
@@ -72,10 +72,10 @@ def run(  # noqa: PLR0913  # the parameters of a command are its options
     from fedcli.runs.workers import launched
 
     names = method.split(",")
-    settings = settings_of_single(names, set_)
+    method_options = read_set(names, set_)
     options = {**typed(ctx).options, "sources": typed(ctx).sources}
     if len(names) == 1:
-        options |= settings.get(method, {})
+        options |= method_options.get(method, {})
     placement = place_runs(jobs, on, cpus_per_run, gpus_per_run)
     output = Output(quiet=quiet, log_file=log_file, log=log)
     has_lists = any(isinstance(value, tuple) for value in options.values())
@@ -89,7 +89,9 @@ def run(  # noqa: PLR0913  # the parameters of a command are its options
         raise UserError(f"--log {log} is for runs one after the other (got --jobs or --on); leave one out.")
     from fedcli.results.plans import plan_grid
 
-    plan = plan_grid(names, options, seeds=seeds, settings=settings, out=out, tuned=tuned, continue_=continue_)
+    plan = plan_grid(
+        names, options, seeds=seeds, method_options=method_options, out=out, tuned=tuned, continue_=continue_
+    )
     errors = _run_grid(plan, placement, output)
     raise typer.Exit(1 if errors else 0)
 

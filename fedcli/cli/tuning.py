@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from fedcli.cli.completion import completion
-from fedcli.cli.method_options import settings_of_single, typed
+from fedcli.cli.method_options import read_set, typed
 from fedcli.cli.options import (
     GRID,
     OUTPUT,
@@ -54,13 +54,19 @@ def tune(  # noqa: PLR0913  # the parameters of a command are its options
     """
     from fedcli.cli.plan_display import run_plan, warn_of_protocols
     from fedcli.results import tune
-    from fedcli.results.comparison import find_methods
+    from fedcli.results.method_options import find_methods
     from fedcli.runs.options import flags_of
 
     names = method.split(",")
-    settings = settings_of_single(names, set_)
+    method_options = read_set(names, set_)
     plan = tune.plan_trials(
-        method, grid=grid or (), trials=trials, seeds=seeds, out=out, settings=settings, **typed(ctx).options
+        method,
+        grid=grid or (),
+        trials=trials,
+        seeds=seeds,
+        out=out,
+        method_options=method_options,
+        **typed(ctx).options,
     )
     placement = place_runs(jobs, on, cpus_per_run, gpus_per_run)
     warn_of_protocols(plan)

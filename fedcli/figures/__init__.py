@@ -6,6 +6,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from fedcli.errors import unknown
+from fedcli.runs.schema import Record
 from fedcli.userfiles import from_file, is_from_file
 
 
@@ -130,7 +131,7 @@ def find_chart(name: str) -> Callable[..., Any]:
         return resolve_name(f"{__name__}.{CHARTS[name].function}")
     function = from_file(name, "chart")
 
-    def draw(records: list[dict]) -> Any:
+    def draw(records: list[Record]) -> Any:
         import matplotlib.figure
 
         with matplotlib.rc_context({"text.parse_math": True}):  # off in our figures, whose names may have a dollar sign

@@ -17,6 +17,7 @@ from fedcli.results.paper_tables import printed_accuracies
 from fedcli.runs.identity import code_changes
 from fedcli.runs.machine import quiet
 from fedcli.runs.record import state_of
+from fedcli.runs.schema import Record
 
 AXES = {"round": "Round", "floats": "Floats sent by all clients", "seconds": "Seconds"}  # horizontal ones
 
@@ -43,7 +44,7 @@ class Curve(NamedTuple):
     """
 
     setting: SeedGroup
-    runs: list[dict]
+    runs: list[Record]
     line: pd.DataFrame
     diverged: list[pd.DataFrame]
     chosen: Point | None
@@ -127,7 +128,7 @@ def _mean_line(points_of_runs: list[pd.DataFrame], is_percentage: bool) -> pd.Da
     return line.assign(low=low, high=high)
 
 
-def _headline(runs: list[dict], line: pd.DataFrame) -> Point | None:
+def _headline(runs: list[Record], line: pd.DataFrame) -> Point | None:
     """The runs' mean headline at the mean of its rounds, for a rule that looks for a round; None without a value."""
     summaries = [record["summary"] for record in runs]
     chosen = [summary for summary in summaries if summary["selected"] is not None]
@@ -138,7 +139,7 @@ def _headline(runs: list[dict], line: pd.DataFrame) -> Point | None:
     return Point(float(np.interp(number, line.index, line.x)), headline)
 
 
-def points_of(record: dict, measure: Measure, x: str) -> pd.DataFrame:
+def points_of(record: Record, measure: Measure, x: str) -> pd.DataFrame:
     """The rounds or clients of a run, by number from 0, that have a value `y` of a measure and an `x`.
 
     Clients, whose number is `x`, are sorted by their values; for rounds, `x` is one of `AXES`.
@@ -157,7 +158,7 @@ def points_of(record: dict, measure: Measure, x: str) -> pd.DataFrame:
     return pd.DataFrame({"x": positions, "y": values}, dtype=float).dropna()
 
 
-def _floats_sent(record: dict) -> pd.Series:
+def _floats_sent(record: Record) -> pd.Series:
     """What all clients of a run have sent up to the end of each round."""
     last = (record["cost"] or {}).get("floats_up")  # older records have that of the last round alone
     of_one_client = pd.Series([entry.get("floats_up", last) for entry in record["rounds"]], dtype=float)

@@ -8,6 +8,7 @@ from sklearn.manifold import TSNE
 
 from fedcli.figures.grid import Grid, make_grid, model_words
 from fedcli.measure.quality import OF_CLIENTS, SEED, pair_cosines, read_outputs
+from fedcli.runs.schema import Record
 
 # Paul Tol's muted scheme, which colour-blind readers tell apart, and black. Other classes are not drawn.
 CLASS_COLOURS = (
@@ -16,7 +17,7 @@ CLASS_COLOURS = (
 MARKERS = "os^v<>DPX*"  # of clients
 
 
-def features_chart(records: list[dict]) -> Figure:
+def features_chart(records: list[Record]) -> Figure:
     """Draws features of the first ten classes in the plane by t-SNE, a panel a setting and a colour a class.
 
     Raises:
@@ -40,7 +41,7 @@ def features_chart(records: list[dict]) -> Figure:
     return grid.figure
 
 
-def clients_chart(records: list[dict]) -> Figure:
+def clients_chart(records: list[Record]) -> Figure:
     """Draws features as `features_chart`, but by the clients' own models, with a marker for each client.
 
     Below them are histograms of the cosines of two features.

@@ -12,6 +12,7 @@ from fedcli.figures.names import setting_name, title_words
 from fedcli.figures.text import write_title
 from fedcli.results.frame import finished_runs
 from fedcli.results.groups import group
+from fedcli.runs.schema import Record
 
 SIDE = 2.5  # inches of a panel
 ACROSS = 3  # panels in a row
@@ -32,7 +33,7 @@ class Grid(NamedTuple):
     columns: list[Column]
 
 
-def make_grid(records: list[dict], rows: int = 1) -> Grid:
+def make_grid(records: list[Record], rows: int = 1) -> Grid:
     """A figure with a column of `rows` panels for each setting, of which `ACROSS` stand side by side.
 
     Raises:

@@ -19,6 +19,7 @@ from fedcli.figures.names import setting_colours, title_words
 from fedcli.figures.text import characters, write_title
 from fedcli.figures.warn import warn_of_no_room
 from fedcli.results.groups import SeedGroup, boards, group
+from fedcli.runs.schema import Record
 
 # Each has more gaps than the one before, and hides no line that is drawn earlier.
 DASHES = (
@@ -39,7 +40,9 @@ class Panel(NamedTuple):
     curves: list[Curve]
 
 
-def learning_curves(records: Iterable[dict], x: str = "round", y: str = "accuracy", look: Look | None = None) -> Figure:
+def learning_curves(
+    records: Iterable[Record], x: str = "round", y: str = "accuracy", look: Look | None = None
+) -> Figure:
     """Draws the test accuracy, or another of `CURVES`, see `_chart_of_measures`."""
     if y not in CURVES:
         raise unknown("curve", y, CURVES, f"there are {', '.join(CURVES)}.")
@@ -48,7 +51,7 @@ def learning_curves(records: Iterable[dict], x: str = "round", y: str = "accurac
     return _chart_of_measures([CURVES[y]], records, x, AXES[x], look)
 
 
-def drift_chart(records: Iterable[dict], look: Look | None = None) -> Figure:
+def drift_chart(records: Iterable[Record], look: Look | None = None) -> Figure:
     """Draws how far the clients' features and updates drift apart, see `_chart_of_measures`."""
     remedy = "run with --drift-every"
     measures = [
@@ -63,7 +66,7 @@ def drift_chart(records: Iterable[dict], look: Look | None = None) -> Figure:
     return _chart_of_measures(measures, records, "round", AXES["round"], look)
 
 
-def domains_chart(records: Iterable[dict], look: Look | None = None) -> Figure:
+def domains_chart(records: Iterable[Record], look: Look | None = None) -> Figure:
     """Draws the accuracy of the clients' models on their own and on other domains, see `_chart_of_measures`."""
     remedy = "draw runs of a protocol with evaluation by domain"
     measures = [
@@ -73,7 +76,7 @@ def domains_chart(records: Iterable[dict], look: Look | None = None) -> Figure:
     return _chart_of_measures(measures, records, "round", AXES["round"], look)
 
 
-def accuracies_chart(records: Iterable[dict], look: Look | None = None) -> Figure:
+def accuracies_chart(records: Iterable[Record], look: Look | None = None) -> Figure:
     """Draws the accuracies of single clients after the last round, the worst first, see `_chart_of_measures`."""
     remedy = "draw runs with validation or own models"
     measure = Measure(column="accuracy", label="Accuracy of single clients (%)", remedy=remedy, of_clients=True)
@@ -81,7 +84,7 @@ def accuracies_chart(records: Iterable[dict], look: Look | None = None) -> Figur
 
 
 def _chart_of_measures(
-    measures: Sequence[Measure], records: Iterable[dict], x: str, x_label: str, look: Look | None
+    measures: Sequence[Measure], records: Iterable[Record], x: str, x_label: str, look: Look | None
 ) -> Figure:
     """Draws measures over rounds, floats or seconds, a line a setting and panels for each protocol and data set.
 
@@ -118,7 +121,7 @@ def _chart_of_measures(
     return _draw_panels(panels, title, look or Look())
 
 
-def _has_points(record: dict, measures: Sequence[Measure], x: str) -> bool:
+def _has_points(record: Record, measures: Sequence[Measure], x: str) -> bool:
     """Whether a run has a value of one of some measures."""
     return any(len(points_of(record, measure, x)) for measure in measures)
 

@@ -9,6 +9,7 @@ from matplotlib.colors import to_hex
 from fedcli.results.groups import SeedGroup, agreed
 from fedcli.results.words import data_words, method_name
 from fedcli.runs.identity import reductions
+from fedcli.runs.schema import Record
 
 # Okabe and Ito's colours, which colour-blind readers tell apart, and five more; their yellow is too pale on white.
 LINE_COLOURS = (
@@ -52,7 +53,7 @@ def setting_name(setting: SeedGroup, labels: Mapping[str, str] = NO_LABELS) -> s
     return name + setting.label.removeprefix(setting.method)
 
 
-def title_words(records: Sequence[dict], *more: str) -> str:
+def title_words(records: Sequence[Record], *more: str) -> str:
     """What runs share, in words: "Digits, Dirichlet 0.5, seed 0; reduced: rounds 4 of 100"."""
     shared = agreed(records)
     title = data_words(shared.get("dataset", ""), shared.get("partition", ""), *more)

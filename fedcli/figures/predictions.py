@@ -14,9 +14,10 @@ from fedcli.measure.correlation import correlations, public_sample
 from fedcli.measure.quality import read_outputs
 from fedcli.runs.machine import machine_settings
 from fedcli.runs.resume import open_run
+from fedcli.runs.schema import Record
 
 
-def confusion_chart(records: list[dict]) -> Figure:
+def confusion_chart(records: list[Record]) -> Figure:
     """Draws what the test images of each class are taken for, in percent of the class, a panel a setting.
 
     Raises:
@@ -43,7 +44,7 @@ def confusion_chart(records: list[dict]) -> Figure:
     return grid.figure
 
 
-def correlation_chart(records: list[dict], files: Sequence[str] = ()) -> Figure:
+def correlation_chart(records: list[Record], files: Sequence[str] = ()) -> Figure:
     """Draws the cross-correlation of the clients' logits with their mean, a column a setting.
 
     Above on public images, those of the first run that has any, below on the clients' own training images.

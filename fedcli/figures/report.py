@@ -19,6 +19,7 @@ from fedcli.results.groups import SeedGroup, boards, group
 from fedcli.results.paper_tables import printed_accuracies
 from fedcli.results.render import Best, Sheet
 from fedcli.results.tables import commands, sheets
+from fedcli.runs.schema import Record
 
 # By the number that a cell begins with; cells without one stand first or last.
 BY_NUMBER = """const number = text => { const n = parseFloat(text.replaceAll(',', '')); return isNaN(n) ? -1 : n }
@@ -43,7 +44,7 @@ class _Column(NamedTuple):
     is_number: bool
 
 
-def report(records: Sequence[dict], title: str = "Runs") -> str:
+def report(records: Sequence[Record], title: str = "Runs") -> str:
     """The page of some runs: for each protocol and data set a table, curves and commands."""
     use = "Click a column's title to sort by it, a name beside curves to switch its line on or off."
     parts: list[Any] = [_text(f"<h1>{escape(title)}</h1>Runs: {len(records)}. {use}")]

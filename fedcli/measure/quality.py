@@ -27,6 +27,7 @@ from fedcli.runs.machine import machine_settings
 from fedcli.runs.models import check_client, check_round, read_models
 from fedcli.runs.record import update_part
 from fedcli.runs.resume import OpenRun, open_run
+from fedcli.runs.schema import Record
 
 EXAMPLES = 2000  # test images at most: the silhouette takes all pairs of them
 SEED = 0  # of the choice of images, K-means and t-SNE: all runs are measured on the same images
@@ -78,7 +79,7 @@ def _packed(arrays: dict[str, np.ndarray]) -> bytes:
     return file.getvalue()
 
 
-def read_outputs(folder: Path, record: dict[str, Any], outputs: Outputs = OF_THE_MODEL) -> dict[str, np.ndarray]:
+def read_outputs(folder: Path, record: Record, outputs: Outputs = OF_THE_MODEL) -> dict[str, np.ndarray]:
     """The arrays beside a record; refuses a file that is missing or is not the one that the record names."""
     file = folder / outputs.file
     content = file.read_bytes() if file.is_file() else b""

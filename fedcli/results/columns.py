@@ -15,6 +15,7 @@ from fedcli.results.render import MISSING, Best
 from fedcli.results.statistics import best, leads_over_best, mean_of_runs
 from fedcli.runs.identity import settings_text
 from fedcli.runs.record import state_of
+from fedcli.runs.schema import Record
 
 TEXTS = ("Method", "Settings", "Seeds", "Model")  # columns without numbers
 LAST = "Last round, %"
@@ -166,7 +167,7 @@ def _row(member: SeedGroup, columns: Columns, usual: int | None) -> dict[str, st
         means[title] = "" if is_left_out else mean_of_runs(metric, records, states, usual)
     return {
         "Method": member.method,
-        "Settings": settings_text(member.settings),
+        "Settings": settings_text(member.differing_settings),
         "Seeds": ", ".join(map(_seed_text, records)),
         "Model": tested_model(first),
         **means,
@@ -175,7 +176,7 @@ def _row(member: SeedGroup, columns: Columns, usual: int | None) -> dict[str, st
     }
 
 
-def _seed_text(record: dict) -> str:
+def _seed_text(record: Record) -> str:
     """The seed of a run, and what has become of one that has not finished."""
     state = state_of(record)
     if state == "finished":
@@ -193,6 +194,6 @@ def _with_lead(row: dict[str, str], headline: str, text: str) -> dict[str, str]:
     return cells
 
 
-def _mean_floats(name: str, records: Sequence[dict]) -> str:
+def _mean_floats(name: str, records: Sequence[Record]) -> str:
     values = find_metric(name).values(records)
     return f"{fmean(values):,.0f}" if values else MISSING

@@ -179,7 +179,7 @@ def cost_of(runs: Iterable[plans.PlannedRun], timed: pd.DataFrame, device: str, 
 
 def estimate(plan: plans.Plan) -> pd.DataFrame:
     """Estimates the time of the runs to do, see `cost_of`, by those in the plan's folder, of tables and shipped."""
-    timed = paces(read_runs([plan.folder, plans.HOME, *shipped()]))
+    timed = paces(read_runs([plan.folder, plans.TABLES_HOME, *shipped()]))
     (first, *_) = plan.runs
     hardware = environment(first.setup.device)["hardware"]
     to_do = [run for run in plan.runs if run.to_do]

@@ -28,6 +28,7 @@ from fedcli.results.statistics import DIVERGED
 from fedcli.results.tables import sheet, sheets
 from fedcli.results.words import data_words, join_words, method_name
 from fedcli.runs.record import state_of
+from fedcli.runs.schema import Record
 from fedcli.userfiles import is_from_file
 
 FORMATS = ("markdown", "csv", "latex")
@@ -41,7 +42,7 @@ HEADINGS = {  # of metrics whose names do not read as a column of a paper
 
 
 def write_tables(
-    records: Sequence[dict], metrics: Sequence[str] = (), form: str = "markdown", layout: Layout = AS_IT_IS,
+    records: Sequence[Record], metrics: Sequence[str] = (), form: str = "markdown", layout: Layout = AS_IT_IS,
     label: str = "",
 ) -> str:  # fmt: skip
     r"""Tables of runs as text, one for each protocol and data set; a CSV has a line for each run.
@@ -99,7 +100,7 @@ def words_of_label(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def paper_sheet(records: Sequence[dict], metrics: Sequence[str] = (), layout: Layout = AS_IT_IS) -> Sheet:
+def paper_sheet(records: Sequence[Record], metrics: Sequence[str] = (), layout: Layout = AS_IT_IS) -> Sheet:
     """A table as papers print it: methods by their names there, and in the caption what all rows share.
 
     Without chosen columns, it has no costs, and neither seeds nor rounds where they are the same in all rows.
@@ -205,7 +206,7 @@ def _caption(groups: Sequence[SeedGroup], columns: Columns, cells: pd.DataFrame,
     return " ".join([*sentences, *notes.changes_of(groups)])
 
 
-def _first_sentence(records: Sequence[dict], columns: Columns, seeds: Sequence[int]) -> str:
+def _first_sentence(records: Sequence[Record], columns: Columns, seeds: Sequence[int]) -> str:
     """What is measured, on which data, and how often."""
     shared = agreed(records)
     words = "Test accuracy in percent"

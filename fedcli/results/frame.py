@@ -12,9 +12,10 @@ import pandas as pd
 
 from fedcli.errors import UserError
 from fedcli.results.metrics import Counts, balanced_accuracy, class_accuracies, macro_f1
-from fedcli.runs.identity import FIRST, key, settings
+from fedcli.runs.identity import FIRST_SETTINGS, key_of, settings_of
 from fedcli.runs.machine import checkout
-from fedcli.runs.record import RECORD, Record, read_record, state_of
+from fedcli.runs.record import RECORD, read_record, state_of
+from fedcli.runs.schema import Record
 from fedcli.runs.trackers import flat
 
 COLUMNS = (
@@ -35,7 +36,7 @@ def frame_of(records: Iterable[Record]) -> pd.DataFrame:
 
 
 def _run_row(record: Record) -> dict[str, Any]:
-    values = settings(record)
+    settings = settings_of(record)
     return {
         "folder": record.get("folder"),
         "record": record,
@@ -47,8 +48,8 @@ def _run_row(record: Record) -> dict[str, Any]:
         "images": record["dataset_fingerprint"],
         "partition": record["partition"]["fingerprint"],
         "parameters": record["summary"].get("params_sha256"),
-        "settings": values,
-        "key": key(values),
+        "settings": settings,
+        "key": key_of(settings),
     }
 
 
@@ -117,7 +118,7 @@ def _tell_methods_apart(records: Collection[Record]) -> None:
             record["label"] += f": {record['method']}"
 
 
-def finished_runs(records: list[dict]) -> list[dict]:
+def finished_runs(records: list[Record]) -> list[Record]:
     """The finished runs among records.
 
     Raises:
@@ -190,12 +191,12 @@ def of_all(records: Iterable[Record], of_one: Callable[[Record], pd.DataFrame]) 
     parts = []
     for record in records:
         table = of_one(record)
-        values = settings(record)
-        names = {name: values[name] for name in FIRST}
-        names |= {"seed": record["seed"], "settings": key(values)}
+        settings = settings_of(record)
+        of_run = {name: settings[name] for name in FIRST_SETTINGS}
+        of_run |= {"seed": record["seed"], "settings": key_of(settings)}
         if "label" in record:
-            names["method"] = record["label"]
-        parts.append(table.assign(**names)[[*names, *table]])
+            of_run["method"] = record["label"]
+        parts.append(table.assign(**of_run)[[*of_run, *table]])
     return pd.concat(parts, ignore_index=True)
 
 

@@ -1,6 +1,6 @@
 """Runs in groups that agree in everything but the seed, which tables and figures have a row or a line of."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,8 @@ import pandas as pd
 from fedcli import registry
 from fedcli.errors import unknown
 from fedcli.results.frame import frame_of
-from fedcli.runs.identity import settings, settings_text
+from fedcli.runs.identity import Settings, settings_of, settings_text
+from fedcli.runs.schema import Record
 
 COMPARABLE = ["protocol", "dataset", "partition", "rounds", "train_examples", "selection"]
 
@@ -20,9 +21,9 @@ class SeedGroup:
 
     label: str  # the method and its settings that most other groups do not have
     method: str  # its name, or the label that stands for it
-    settings: dict[str, Any]  # those in which it differs from other groups
+    differing_settings: Settings  # those in which it differs from other groups
     selection: str  # the rule behind the headline
-    records: list[dict]  # the runs, by seed
+    records: list[Record]  # the runs, by seed
 
     @property
     def first(self) -> dict:
@@ -35,12 +36,14 @@ class SeedGroup:
         return all(record["status"] == "failed" for record in self.records)
 
     @property
-    def finished(self) -> list[dict]:
+    def finished(self) -> list[Record]:
         """The runs that finished."""
         return [record for record in self.records if record["status"] == "finished"]
 
 
-def select_records(records: Sequence[dict], methods: Sequence[str] = (), datasets: Sequence[str] = ()) -> list[dict]:
+def select_records(
+    records: Sequence[Record], methods: Sequence[str] = (), datasets: Sequence[str] = ()
+) -> list[Record]:
     """The records of these methods and data sets, of all if none is named; case does not count.
 
     Raises:
@@ -50,7 +53,7 @@ def select_records(records: Sequence[dict], methods: Sequence[str] = (), dataset
     return _select(of_methods, "dataset", datasets, "data set")
 
 
-def _select(records: Sequence[dict], field: str, names: Sequence[str], kind: str) -> list[dict]:
+def _select(records: Sequence[Record], field: str, names: Sequence[str], kind: str) -> list[Record]:
     """The records with one of these names in a field; `kind` is what the field holds, in words."""
     if not names:
         return list(records)
@@ -62,87 +65,92 @@ def _select(records: Sequence[dict], field: str, names: Sequence[str], kind: str
     return [record for record in records if record[field].lower() in wanted]
 
 
-def boards(records: Iterable[dict]) -> dict[str, list[dict]]:
+def boards(records: Iterable[Record]) -> dict[str, list[Record]]:
     """The records by protocol and data set, in order of appearance."""
-    by_board: dict[str, list[dict]] = {}
+    by_board: dict[str, list[Record]] = {}
     for record in records:
         board = f"{record['protocol']}, {record['dataset']}"
         by_board.setdefault(board, []).append(record)
     return by_board
 
 
-def group(records: Iterable[dict], by_seed: bool = False) -> list[SeedGroup]:
+def group(records: Iterable[Record], by_seed: bool = False) -> list[SeedGroup]:
     """The records as groups that agree in everything but the seed, in order of appearance.
 
     Numerics and labels divide groups, and if `by_seed`, seeds. Of runs with the same seed and parameters, one counts.
     """
     runs = frame_of(records).drop_duplicates(["label", "key", "numerics", "seed", "state", "parameters"])
-    division = ["label", "key", "numerics"]
+    common = ["label", "key", "numerics"]
     if by_seed:
-        division.append("seed")
-    parts = [part for _, part in runs.groupby(division, sort=False)]
-    labels = [part["label"].iloc[0] for part in parts]
-    compared = [_compared_settings(part) for part in parts]
+        common.append("seed")
+    frames = [of_group for _, of_group in runs.groupby(common, sort=False)]
+    labels = [of_group["label"].iloc[0] for of_group in frames]
+    settings_of_groups = [_compared_settings(of_group) for of_group in frames]
     groups = []
-    for part, label, values in zip(parts, labels, compared, strict=True):
-        differing = _differing(values, compared)
-        unusual = {name: value for name, value in differing.items() if _is_unusual(name, values, compared)}
-        name = label or values["method"]
-        is_told_by_name = labels.count(name) == 1  # a user's label that one group has is enough
-        full_name = f"{name}, {settings_text(unusual)}" if unusual and not is_told_by_name else name
-        members = part.sort_values("seed", kind="stable")["record"].tolist()
-        groups.append(SeedGroup(full_name, name, differing, values["selection"], members))
+    for of_group, label, settings in zip(frames, labels, settings_of_groups, strict=True):
+        method = label or settings["method"]
+        differing = _differing(settings, settings_of_groups)
+        unusual = {name: value for name, value in differing.items() if _is_unusual(name, settings, settings_of_groups)}
+        is_told_by_name = labels.count(method) == 1  # a user's label that one group has is enough
+        members = of_group.sort_values("seed", kind="stable")["record"].tolist()
+        groups.append(SeedGroup(
+            label=f"{method}, {settings_text(unusual)}" if unusual and not is_told_by_name else method,
+            method=method,
+            differing_settings=differing,
+            selection=settings["selection"],
+            records=members,
+        ))  # fmt: skip
     return groups
 
 
-def _compared_settings(runs: pd.DataFrame) -> dict[str, Any]:
+def _compared_settings(runs: pd.DataFrame) -> Settings:
     """The settings of the runs of a group, and their numerics."""
     return {**runs["settings"].iloc[0], "numerics": runs["numerics"].iloc[0]}
 
 
-def _differing(values: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _differing(settings: Settings, settings_of_groups: Sequence[Settings]) -> Settings:
     """The settings in which a group differs from others."""
     differing = {}
-    for name, value in values.items():
-        peers = _peers(name, values, compared)
-        if name != "method" and any(other[name] != value for other in peers):
+    for name, value in settings.items():
+        peers = _peers(name, settings, settings_of_groups)
+        if name != "method" and any(peer[name] != value for peer in peers):
             differing[name] = value
     return differing
 
 
-def _is_unusual(name: str, values: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]) -> bool:
+def _is_unusual(name: str, settings: Settings, settings_of_groups: Sequence[Settings]) -> bool:
     """Whether at most half of the compared groups have this group's value of a setting."""
-    peers = _peers(name, values, compared)
-    same = [other for other in peers if other[name] == values[name]]
-    return 2 * len(same) <= len(peers)
+    peers = _peers(name, settings, settings_of_groups)
+    alike = [peer for peer in peers if peer[name] == settings[name]]
+    return 2 * len(alike) <= len(peers)
 
 
-def _peers(name: str, values: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _peers(name: str, settings: Settings, settings_of_groups: Sequence[Settings]) -> list[Settings]:
     """The groups that a setting is compared among: all, or those of the method where it is not an option of all."""
-    having = [other for other in compared if name in other]
-    if len(having) == len(compared) and name not in ("numerics", "code"):
+    having = [other for other in settings_of_groups if name in other]
+    if len(having) == len(settings_of_groups) and name not in ("numerics", "code"):
         return having
-    return [other for other in having if other["method"] == values["method"]]
+    return [other for other in having if other["method"] == settings["method"]]
 
 
 def comparable(groups: Sequence[SeedGroup]) -> list[list[int]]:
     """The indices of groups whose numbers are compared with each other."""
-    compared = pd.DataFrame([settings(member.records[0]) for member in groups], dtype=object)
+    compared = pd.DataFrame([settings_of(member.records[0]) for member in groups], dtype=object)
     return [list(indices) for indices in compared.groupby(COMPARABLE, dropna=False).groups.values()]
 
 
-def agreed(records: Iterable[dict]) -> dict[str, Any]:
+def agreed(records: Iterable[Record]) -> dict[str, Any]:
     """Those of protocol, data set and partition in which all records agree."""
-    compared = [settings(record) for record in records]
-    same = {}
+    settings_of_records = [settings_of(record) for record in records]
+    common = {}
     for name in ("protocol", "dataset", "partition"):
-        values = {of_record[name] for of_record in compared}
+        values = {settings[name] for settings in settings_of_records}
         if len(values) == 1:
-            same[name] = values.pop()
-    return same
+            common[name] = values.pop()
+    return common
 
 
-def tested_model(record: dict) -> str:
+def tested_model(record: Record) -> str:
     """Which model the headline of a run is of, "global" or "personal"; empty where an older record cannot tell."""
     method = registry.methods().get(record["method"])
     return record.get("tested") or (method.tested if method else "")

@@ -27,8 +27,9 @@ from fedcli.runs import begin, resume
 from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, clear
 from fedcli.runs.cores import allowed_cores
 from fedcli.runs.lock import InUse, locked
-from fedcli.runs.record import Record, has_ended, read_record
+from fedcli.runs.record import has_ended, read_record
 from fedcli.runs.rounds import Listener
+from fedcli.runs.schema import Record, RoundEntry
 from fedcli.runs.signals import OutOfTime, end_with_parent, interrupt_on_signals, time_left
 from fedcli.runs.trackers import Loggers
 from fedcli.userfiles import absolute, own_paths
@@ -57,7 +58,7 @@ class Watch:
     def note(self, run: PlannedRun, text: str) -> None:
         """The user has to know this of a run."""
 
-    def end(self, run: PlannedRun, record: dict[str, Any] | None, error: str) -> None:
+    def end(self, run: PlannedRun, record: Record | None, error: str) -> None:
         """The run has finished, or failed with `error` and perhaps without a record."""
 
 
@@ -179,7 +180,7 @@ class ToWatch(Listener):
         self.watch = watch
         self.run = run
 
-    def round(self, entry: dict[str, Any]) -> None:
+    def round(self, entry: RoundEntry) -> None:
         """Tells how many rounds are done."""
         self.watch.advance(self.run, entry["round"] + 1)
 
@@ -190,7 +191,7 @@ class ToWatch(Listener):
 
 def _arguments(run: PlannedRun) -> tuple[str, Path, dict[str, Any]]:
     """The arguments of `task` for a run, with paths that hold on any node."""
-    options = {name: absolute(value) if isinstance(value, str) else value for name, value in run.given.items()}
+    options = {name: absolute(value) if isinstance(value, str) else value for name, value in run.options.items()}
     return absolute(run.method), run.folder.resolve(), options
 
 

@@ -19,7 +19,8 @@ import pandas as pd
 
 from fedcli.core.numbers_in_flags import read_number
 from fedcli.errors import UserError, unknown
-from fedcli.runs.record import Record, state_of
+from fedcli.runs.record import state_of
+from fedcli.runs.schema import Record, RoundEntry, tested_rounds
 from fedcli.userfiles import from_file, is_from_file
 
 DECIMALS = {"percent": 2, "": 3, "floats": 0}
@@ -192,9 +193,9 @@ def _reached(record: Record, percent: float) -> float | None:
     return next(iter(_reaching(record, percent)), None)
 
 
-def _selected_rounds(record: Record) -> list[dict[str, Any]]:
+def _selected_rounds(record: Record) -> list[RoundEntry]:
     """The rounds of which the headline is the mean."""
-    rounds = [entry for entry in record["rounds"] if entry["test_accuracy"] is not None]
+    rounds = tested_rounds(record["rounds"])
     summary = record["summary"]
     if summary["selection"] != "mean-last-3":
         rounds = [entry for entry in rounds if entry["round"] == summary["selected_round"]]

@@ -10,10 +10,11 @@ from fedcli.results.columns import LEAD, Columns
 from fedcli.results.groups import SeedGroup, comparable, tested_model
 from fedcli.results.render import Best, markdown
 from fedcli.results.statistics import BOLD, DIVERGED
-from fedcli.runs.identity import FIRST, NOT_SETTINGS, reductions, settings_text, what_happened
+from fedcli.runs.identity import FIRST_SETTINGS, NOT_SETTINGS, changes_between_rounds, reductions, settings_text
 from fedcli.runs.options import given_options, inactive_term
 from fedcli.runs.origins import recorded_origins
 from fedcli.runs.record import state_of
+from fedcli.runs.schema import Record
 
 MODELS = (
     'Model: which one is tested for the headline, the "global" one that all clients share or each client\'s own '
@@ -73,7 +74,7 @@ def on_runs(groups: Sequence[SeedGroup]) -> list[str]:
         inactive = inactive_term(record["config"], method) if method else ""
         if inactive:
             notes.append(f"Inactive in {markdown(member.label)}: {inactive}.")
-        shown = {*FIRST, "rounds", *NOT_SETTINGS, *member.settings, *reductions(record)}
+        shown = {*FIRST_SETTINGS, "rounds", *NOT_SETTINGS, *member.differing_settings, *reductions(record)}
         for name, value in given_options(record["config"], recorded_origins(record["origin"])).items():
             if name not in shown:
                 options[settings_text({name: value})] = None
@@ -125,9 +126,9 @@ def changes_of(groups: Sequence[SeedGroup]) -> list[str]:
     for member in groups:
         for record in member.records:
             label = f"{markdown(member.label)}, seed {record['seed']}"
-            changes += [f"{label}: {markdown(change)}." for change in what_happened(record)]
+            changes += [f"{label}: {markdown(change)}." for change in changes_between_rounds(record)]
     return changes
 
 
-def _all_records(groups: Sequence[SeedGroup]) -> list[dict]:
+def _all_records(groups: Sequence[SeedGroup]) -> list[Record]:
     return [record for member in groups for record in member.records]

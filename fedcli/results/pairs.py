@@ -19,7 +19,7 @@ from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.plans import PlannedRun, plan_cell
 from fedcli.runs.identity import departures, differences, is_smaller
 from fedcli.runs.options import RunConfig
-from fedcli.runs.record import Record
+from fedcli.runs.schema import Record
 
 SHARED = ["seed", "images", "partition", "core", "options"]  # by the two runs of a pair
 FORM_COLUMNS = ["form", "form_than"]  # the options of the two runs that are not as in their cells

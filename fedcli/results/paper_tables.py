@@ -17,9 +17,10 @@ from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.plans import IN_TEXT, PlannedCell, TablePlan, plan_cell
 from fedcli.results.render import Best, Sheet
 from fedcli.results.statistics import BOLD, DIVERGED, best, interval, interval_text, mean_of_runs
-from fedcli.runs.identity import departures, settings, what_happened
+from fedcli.runs.identity import changes_between_rounds, departures, settings_of
 from fedcli.runs.options import inactive_term
-from fedcli.runs.record import STATES
+from fedcli.runs.record import RUN_STATES
+from fedcli.runs.schema import Record
 
 SCALED = re.compile(r"_(1e\d+)_floats$")  # in the name of a printed column, its unit
 Place = tuple[str, str]  # row and column of a cell
@@ -71,7 +72,7 @@ def printed_lead(table: Table, row: str, than: str, columns: tuple[str, ...], me
     return None
 
 
-def printed_accuracies(records: Sequence[Mapping[str, Any]]) -> list[float | None]:
+def printed_accuracies(records: Sequence[Record]) -> list[float | None]:
     """The paper's accuracy in percent for the setting of each run, else None.
 
     Where several tables have a setting, the one that has the most of the runs counts: the paper prints two accuracies
@@ -86,10 +87,10 @@ def printed_accuracies(records: Sequence[Mapping[str, Any]]) -> list[float | Non
     return accuracies
 
 
-def _printed_by_table(record: Mapping[str, Any]) -> dict[str, float]:
+def _printed_by_table(record: Record) -> dict[str, float]:
     """The paper's accuracy in percent for the setting of a run in each table that has it, by the table's name."""
     numbers: dict[str, float] = {}
-    values = settings(record)
+    settings = settings_of(record)
     for table in registry.tables().values():
         for cell in table.cells:
             if cell.method != record["method"]:
@@ -102,7 +103,7 @@ def _printed_by_table(record: Mapping[str, Any]) -> dict[str, float]:
             number = printed_value(table, cell.row, cell.column, metric)
             if number is None:
                 continue
-            if not departures(record, values, plan_cell(table, cell).settings, metric.needs):
+            if not departures(record, settings, plan_cell(table, cell).settings, metric.needs):
                 numbers.setdefault(table.name, number)
     return numbers
 
@@ -157,7 +158,7 @@ def _planned_beside(table: Table, planned: PlannedCell) -> CellBeside:
         "runs_planned": states.total(),
         "runs_counted": sum(map(metric.counts, records)),
     }
-    for state in STATES:
+    for state in RUN_STATES:
         beside.numbers[f"runs_{state.replace(' ', '_')}"] = states[state]
     return beside
 
@@ -277,7 +278,7 @@ def _table_notes(plan: TablePlan, cells: Collection[CellBeside]) -> list[str]:
         notes.append(f"Runs that were there before, elsewhere than in {plan.folder}: {len(elsewhere)}, in {homes}.")
     changes: list[str] = []
     for folder, record in begun.items():
-        changes += [f"{folder}: {change}." for change in what_happened(record)]
+        changes += [f"{folder}: {change}." for change in changes_between_rounds(record)]
     notes += sorted(changes)
     _, where = plan.table.reported
     if where != IN_TEXT:

@@ -17,17 +17,28 @@ from fedcli.data.imports import import_if_path
 from fedcli.declarations import Cell, Method, Table
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, protocols
-from fedcli.results.comparison import find_methods, options_by_method, options_of
 from fedcli.results.frame import read_runs, shipped
+from fedcli.results.method_options import find_methods, options_by_method, options_of
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.runs.begin import check_seeds, find_begun, new_folder, resolve_runs
-from fedcli.runs.identity import SIZES, Settings, departures, draft, is_smaller, key, outdated, settings, settings_text
+from fedcli.runs.identity import (
+    SIZES,
+    Settings,
+    departures,
+    draft,
+    is_smaller,
+    key_of,
+    outdated,
+    settings_of,
+    settings_text,
+)
 from fedcli.runs.prepare import refuse_data
-from fedcli.runs.record import ENDED, Record, state_of
+from fedcli.runs.record import ENDED, state_of
 from fedcli.runs.resolve import Setup, resolve
+from fedcli.runs.schema import Record
 from fedcli.userfiles import short_name
 
-HOME = Path("runs/tables")  # of all tables' runs, unless another folder is given
+TABLES_HOME = Path("runs/tables")  # of all tables' runs, unless another folder is given
 IN_TEXT = "in-text"  # in papers/reported.json: numbers outside tables
 NO_LIMITS: Mapping[str, int | None] = MappingProxyType({})
 DIVISION = ("partition", "partition_seed", "validation", "local_test")  # of images among clients
@@ -39,25 +50,25 @@ class PlannedRun:
 
     label: str  # row and column of the first cell that needs it, or the values of a grid
     method: str  # its name, or the path of its file
-    given: dict[str, Any]  # options, with the seed
+    options: dict[str, Any]  # with which it is run, the seed among them
     setup: Setup  # the same, resolved
-    settings: Settings  # what its record will have as settings
+    settings: Settings  # of the record that it will have
     folder: Path  # where it is, or will be
-    values: dict[str, Any]  # options that are not as its table says, or by which runs of its grid differ
+    varied: dict[str, Any]  # the options that are not as its table says, or by which runs of its grid differ
     record: Record | None = None  # None before it has begun
 
     def with_seed(self, seed: int) -> "PlannedRun":
         """The same run with another seed, which is no part of its settings, in a folder beside it."""
         return replace(
             self,
-            given={**self.given, "seed": seed},
+            options={**self.options, "seed": seed},
             setup=self.setup.with_seed(seed),
             folder=self.folder.with_name(f"seed-{seed}"),
         )
 
     @property
     def state(self) -> str:
-        """One of `fedcli.runs.record.STATES`."""
+        """One of `fedcli.runs.record.RUN_STATES`."""
         return "not run" if self.record is None else state_of(self.record)
 
     @property
@@ -151,7 +162,7 @@ class TablePlan(Plan):
 
 def home_of(table: Table) -> Path:
     """The folder of a table's runs, unless another is given."""
-    return HOME / table.name.replace(":", "-")
+    return TABLES_HOME / table.name.replace(":", "-")
 
 
 def plan_table(
@@ -173,14 +184,14 @@ def plan_table(
     Raises:
         UserError: If `only` leaves nothing, or a seed or a limit is out of range.
     """
-    homes = [home_of(table), HOME, *shipped()] if folder is None else [folder]
+    homes = [home_of(table), TABLES_HOME, *shipped()] if folder is None else [folder]
     (folder, *_) = homes
     seeds = check_seeds(table.seeds if seeds is None else seeds)
     cells = []
     reduced: dict[str, Any] = {}
     for cell in _chosen(table, only):
         first = plan_cell(table, cell, seeds[0], folder, limits, dataset)
-        reduced |= first.values
+        reduced |= first.varied
         runs_of_cell = (first, *(first.with_seed(seed) for seed in seeds[1:]))
         cells.append(PlannedCell(cell, find_metric(cell.metric), runs_of_cell))
     begun = _find_begun_runs(cells, homes)
@@ -282,60 +293,60 @@ def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
 
 
 def plan_cell(
-    table: Table, cell: Cell, seed: int = 0, folder: Path = HOME, limits: Mapping[str, int | None] = NO_LIMITS,
+    table: Table, cell: Cell, seed: int = 0, folder: Path = TABLES_HOME, limits: Mapping[str, int | None] = NO_LIMITS,
     dataset: str | None = None,
 ) -> PlannedRun:  # fmt: skip
     """The run of a cell, without its record; see `plan_table`."""
     method = find_method(cell.method)
-    given = {**cell.settings, "seed": seed}
-    smaller: dict[str, Any] = {}
+    options = {**cell.settings, "seed": seed}
+    varied: dict[str, Any] = {}
     try:
         if dataset is not None:
-            given = _on_other_data(method, given, dataset)
-            smaller["dataset"] = given["dataset"]
-        setup = resolve(method, given, need_data=False)
+            options = _on_other_data(method, options, dataset)
+            varied["dataset"] = options["dataset"]
+        setup = resolve(method, options, need_data=False)
         sizes = setup.all_options()
         if not sizes["train_examples"]:
             sizes["train_examples"] = num_images(setup.dataset)
         for name, limit in limits.items():
             if is_smaller(name, limit, sizes[name]):
-                smaller[name] = limit
-        if smaller:
-            given |= smaller
-            setup = resolve(method, given, need_data=False)
+                varied[name] = limit
+        if varied:
+            options |= varied
+            setup = resolve(method, options, need_data=False)
     except UserError as error:
         raise UserError(f"{table.name}, row '{cell.row}', column '{cell.column}': {error}") from error
     # Runs that differ only in the seed share a folder.
     partition = short_name(setup.partition.flag).replace(":", "-").replace("/", "-")
-    its_settings = settings(draft(setup))
-    name = f"{method.name}-{short_name(setup.dataset)}-{partition}-{key(its_settings)[:8]}"
+    settings = settings_of(draft(setup))
+    name = f"{method.name}-{short_name(setup.dataset)}-{partition}-{key_of(settings)[:8]}"
     return PlannedRun(
         label=f"{cell.row}, {cell.column}",
         method=cell.method,
-        given=given,
+        options=options,
         setup=setup,
-        settings=its_settings,
+        settings=settings,
         folder=folder / name / f"seed-{seed}",
-        values=smaller,
+        varied=varied,
     )
 
 
-def _on_other_data(method: Method, given: Mapping[str, Any], dataset: str) -> dict[str, Any]:
+def _on_other_data(method: Method, options: Mapping[str, Any], dataset: str) -> dict[str, Any]:
     """The options of a cell on another data set: those of the paper's protocol for it, with the cell's division."""
     dataset = import_if_path(dataset)
-    protocol = find_protocol(given["protocol"], method)
+    protocol = find_protocol(options["protocol"], method)
     if dataset in protocol.datasets:
-        return {**given, "dataset": dataset}
-    others = [other for other in protocols().values() if other.paper == protocol.paper]
-    suited = [other for other in others if dataset in other.datasets]
+        return {**options, "dataset": dataset}
+    of_paper = [other for other in protocols().values() if other.paper == protocol.paper]
+    suited = [other for other in of_paper if dataset in other.datasets]
     if not suited:
-        names = ", ".join(dict.fromkeys(name for other in others for name in other.datasets))
+        names = ", ".join(dict.fromkeys(name for other in of_paper for name in other.datasets))
         raise UserError(f"no protocol of '{protocol.paper}' is for '{dataset}'; it has {names}.")
     (new_protocol, *_) = suited
-    options = {**protocol.settings, **protocol.datasets[given["dataset"]].settings, **given}
-    division = {name: options[name] for name in DIVISION if name in options}
+    resolved = {**protocol.settings, **protocol.datasets[options["dataset"]].settings, **options}
+    division = {name: resolved[name] for name in DIVISION if name in resolved}
     replaced = {*new_protocol.settings, "backbone"}
-    of_cell = {name: value for name, value in given.items() if name not in replaced}
+    of_cell = {name: value for name, value in options.items() if name not in replaced}
     return {**of_cell, **division, "protocol": new_protocol.name, "dataset": dataset}
 
 
@@ -358,21 +369,21 @@ def protocols_text(runs: Iterable[PlannedRun]) -> str:
 
 
 def plan_grid(
-    names: Sequence[str], given: Mapping[str, Any], *, seeds: Iterable[int] | None = None,
+    names: Sequence[str], options: Mapping[str, Any], *, seeds: Iterable[int] | None = None,
     out: str | Path | None = None, tuned: str | Path | None = None, continue_: bool | None = None,
-    settings: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    method_options: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Plan:  # fmt: skip
     """The runs of all methods with all combinations of options' values and all seeds, checked; nothing is run.
 
     Args:
         names: Names of methods, or paths of method files.
-        given: Options, a tuple for several values. One that only some of the methods have is for these.
-        seeds: Of each combination; if not given, the seed of `given`.
+        options: A tuple stands for several values. One that only some of the methods have is for these.
+        seeds: Of each combination; if not given, the seed of `options`.
         out: Folder, `runs/<time>-<method>-<data set>` if not given. Runs stand in it as
             `<method>/<option>=<value>,…/seed-<seed>`, without parts that all runs share.
         tuned: See `fedcli.runs.begin.run_method`.
         continue_: Go on with runs in `out` that the same call has made.
-        settings: Options of single methods, by the method's name; they go before `given`.
+        method_options: Options of single methods, by the method's name; they go before `options`.
 
     Raises:
         UserError: If one of them cannot start.
@@ -381,15 +392,15 @@ def plan_grid(
     if continue_ and out is None:
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
     seeds = None if seeds is None else list(seeds)
-    of_single = options_by_method(names, settings)
+    of_single_methods = options_by_method(names, method_options)
     runs = []
     for name, method in zip(names, methods, strict=True):
-        options = {**options_of(method, methods, given), **of_single[name]}
-        grid = {option: values for option, values in options.items() if isinstance(values, tuple)}
+        of_method = {**options_of(method, methods, options), **of_single_methods[name]}
+        grid = {option: values for option, values in of_method.items() if isinstance(values, tuple)}
         method_name = method.name if len(names) > 1 else ""
         for combination in itertools.product(*grid.values()):
-            values = dict(zip(grid, combination, strict=True))
-            runs += _runs_of_point(name, method_name, values, {**options, **values}, seeds, tuned)
+            varied = dict(zip(grid, combination, strict=True))
+            runs += _runs_of_point(name, method_name, varied, {**of_method, **varied}, seeds, tuned)
     (first, *_) = runs
     folder = Path(out or new_folder(first.setup))
     for run in runs:
@@ -401,32 +412,32 @@ def plan_grid(
 
 
 def _runs_of_point(
-    name: str, method_name: str, values: dict[str, Any], options: dict[str, Any], seeds: list[int] | None,
+    name: str, method_name: str, varied: dict[str, Any], options: dict[str, Any], seeds: list[int] | None,
     tuned: str | Path | None,
 ) -> list[PlannedRun]:  # fmt: skip
-    """The runs of a method with one combination of values, a run a seed.
+    """The runs of a method at one point of its grid, a run a seed.
 
     Args:
         name: The method, as it is named in the command.
         method_name: What labels and folders have of it; empty where there is one method.
-        values: The combination, by option.
-        options: All options, with these values.
+        varied: The values at this point, by option.
+        options: All options, these among them.
         seeds: See `plan_grid`.
         tuned: See `plan_grid`.
     """
-    point = ",".join(f"{option}={value}" for option, value in values.items())
-    words = ", ".join(filter(None, [method_name, settings_text(values)]))
-    given = {**options, "tuned": None if tuned is None else str(tuned)}
+    point_folder = ",".join(f"{option}={value}" for option, value in varied.items())
+    label = ", ".join(filter(None, [method_name, settings_text(varied)]))
+    of_all_seeds = {**options, "tuned": None if tuned is None else str(tuned)}
     runs = []
     for setup, seed_folder in resolve_runs(name, out=Path(), seeds=seeds, tuned=tuned, **options):
         run = PlannedRun(
-            label=words or setup.method.name,
+            label=label or setup.method.name,
             method=name,
-            given=given if seeds is None else {**given, "seed": setup.config.seed},
+            options=of_all_seeds if seeds is None else {**of_all_seeds, "seed": setup.config.seed},
             setup=setup,
-            settings=settings(draft(setup)),
-            folder=Path(method_name, point, seed_folder),
-            values=values,
+            settings=settings_of(draft(setup)),
+            folder=Path(method_name, point_folder, seed_folder),
+            varied=varied,
         )
         runs.append(run)
     return runs

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from fedcli.results.metrics import Metric
 from fedcli.results.render import MISSING
-from fedcli.runs.record import STATES, Record, state_of
+from fedcli.runs.record import RUN_STATES, state_of
+from fedcli.runs.schema import Record
 
 
 class Interval(NamedTuple):
@@ -139,7 +140,7 @@ def leads_over_best(metric: Metric, groups: Mapping[Any, Sequence[Record]], usua
     return texts
 
 
-def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter, usual: int | None = None) -> str:
+def mean_of_runs(metric: Metric, records: Sequence[Record], states: Counter, usual: int | None = None) -> str:
     """Mean ± sample standard deviation, with the number of runs that have the value.
 
     Args:
@@ -153,7 +154,7 @@ def mean_of_runs(metric: Metric, records: Sequence[dict], states: Counter, usual
     """
     num_counted = sum(map(metric.counts, records))
     if not num_counted:
-        return next(state for state in STATES if states[state])
+        return next(state for state in RUN_STATES if states[state])
     values = metric.values(records)
     num_runs = len(values) or num_counted
     num_planned = states.total()

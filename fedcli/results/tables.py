@@ -20,14 +20,15 @@ from fedcli.results.frame import find_records
 from fedcli.results.groups import agreed, boards, group, tested_model
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.render import Sheet, markdown
-from fedcli.runs.identity import reductions, settings, settings_text, what_happened
+from fedcli.runs.identity import changes_between_rounds, reductions, settings_of, settings_text
 from fedcli.runs.machine import quiet
+from fedcli.runs.schema import Record
 
 OUT = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # in the commands of older runs
 
 
 def sheet(
-    records: Sequence[dict],
+    records: Sequence[Record],
     metrics: Sequence[str] = (),
     title: str = "",
     by_seed: bool = False,
@@ -66,7 +67,7 @@ def sheet(
 
 
 def sheets(
-    records: Iterable[dict], metrics: Sequence[str] = (), leads: bool = False, layout: Layout = AS_IT_IS
+    records: Iterable[Record], metrics: Sequence[str] = (), leads: bool = False, layout: Layout = AS_IT_IS
 ) -> list[Sheet]:
     """A table for each board, which titles name where there are several; see `sheet`."""
     by_board = boards(records)
@@ -84,7 +85,7 @@ def _with_something_to_say(cells: pd.DataFrame) -> pd.DataFrame:
     return cells.loc[:, (cells != "").any()]
 
 
-def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
+def numbers_of(record: Record, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
     """One run as a flat row; rounds count from 1, accuracies are in percent.
 
     The median round leaves out the first one's warming up. Seconds that other work disturbed are left out.
@@ -97,7 +98,7 @@ def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
     return {
         **{name: record[name] for name in ("method", "protocol", "dataset", "seed", "status")},
         "reduced": ", ".join(reductions(record).values()),
-        "changed": "; ".join(what_happened(record)),
+        "changed": "; ".join(changes_between_rounds(record)),
         "partition_fingerprint": record["partition"]["fingerprint"],
         "tested": tested_model(record),
         "selection": summary["selection"],
@@ -116,7 +117,7 @@ def numbers_of(record: dict, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
         "seconds_round_median": median(seconds) if seconds and undisturbed else None,
         "seconds_total": record["seconds_total"] if undisturbed else None,
         **{name: record.get(name) for name in ("method_hash", "commit")},
-        **{f"config.{name}": option for name, option in record["config"].items()},
+        **{f"config.{name}": value for name, value in record["config"].items()},
     }
 
 
@@ -137,16 +138,16 @@ def numbers_of_runs(paths: Iterable[str | Path], metrics: Sequence[str] = ()) ->
     return numbers_of_records(find_records(paths), metrics)
 
 
-def numbers_of_records(records: Sequence[dict], metrics: Sequence[str] = ()) -> pd.DataFrame:
+def numbers_of_records(records: Sequence[Record], metrics: Sequence[str] = ()) -> pd.DataFrame:
     """The same of records, each with its `folder`."""
-    chosen = [find_metric(name) for name in metrics]
-    numbers = pd.DataFrame([{"folder": record["folder"], **numbers_of(record, chosen)} for record in records])
-    options = pd.DataFrame(map(settings, records), dtype=object)
-    differ = [name for name in options if name not in numbers and options[name].astype(str).nunique() > 1]
-    return numbers.filter(regex=r"^(?!config\.)").join(options[differ])
+    columns = [find_metric(name) for name in metrics]
+    numbers = pd.DataFrame([{"folder": record["folder"], **numbers_of(record, columns)} for record in records])
+    settings = pd.DataFrame(map(settings_of, records), dtype=object)
+    differing = [name for name in settings if name not in numbers and settings[name].astype(str).nunique() > 1]
+    return numbers.filter(regex=r"^(?!config\.)").join(settings[differing])
 
 
-def machines(records: Iterable[dict]) -> list[str]:
+def machines(records: Iterable[Record]) -> list[str]:
     """A line for each machine and its versions, with the number of its runs; a run that moved counts on each."""
     counts: Counter[str] = Counter()
     for record in records:
@@ -161,7 +162,7 @@ def machines(records: Iterable[dict]) -> list[str]:
     return lines
 
 
-def commands(records: Iterable[dict]) -> list[str]:
+def commands(records: Iterable[Record]) -> list[str]:
     """The commands that made these runs, without their folders, each once."""
     texts = dict.fromkeys(OUT.sub("", printable(record["command"])) for record in records)
     return [text for text in texts if text.startswith("fedcli ")]

@@ -19,18 +19,19 @@ from fedcli import registry
 from fedcli.declarations import Method, facts_of, flag_of
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
-from fedcli.results.comparison import find_methods, options_by_method, options_of, settings_for
 from fedcli.results.frame import read_runs
+from fedcli.results.method_options import find_methods, options_by_method, options_of, parse_method_options
 from fedcli.results.plans import Plan, PlannedRun, plan_grid
 from fedcli.runs.identity import settings_text
 from fedcli.runs.options import fields_of, recorded_fields
-from fedcli.runs.record import ENDED, Record
+from fedcli.runs.record import ENDED
 from fedcli.runs.resolve import Setup, resolve
+from fedcli.runs.schema import Record
 from fedcli.runs.sources import TUNED
 
-HOME = Path("tuning")  # of all trials, outside `runs`, so that no table of its runs has them
-SEED = 1000  # of the trials, if none is given
-VALIDATION = 0.2  # share of each client's examples held out, if the protocol holds out none
+TUNING_HOME = Path("tuning")  # of all trials, outside `runs`, so that no table of its runs has them
+TRIAL_SEED = 1000  # of the trials, if none is given
+VALIDATION_SHARE = 0.2  # share of each client's examples held out, if the protocol holds out none
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ def validation_accuracy(record: Record) -> float:
 
 def plan_trials(
     method: str, *, grid: Sequence[str] = (), trials: int | None = None, out: str | Path | None = None,
-    seeds: Sequence[int] | None = None, settings: Mapping[str, Mapping[str, Any]] = MappingProxyType({}), **given: Any,
+    seeds: Sequence[int] | None = None, method_options: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    **options: Any,
 ) -> Tuning:  # fmt: skip
     """Combinations of options' values as runs of one method or several, for `jobs.execute` and then `rank`.
 
@@ -90,9 +92,9 @@ def plan_trials(
         trials: Trials of each method; those of the smallest grid if not given.
         out: Folder of the trials, of which none runs twice; in `tuning/` if not given.
         seeds: Several of each trial, of which the mean counts.
-        settings: Options of single methods, by the method's name.
-        **given: Options of `fedcli run`; the seed is `SEED` if not given. Tuples of values are tried, too; without any,
-            those that the method's own options suggest.
+        method_options: Options of single methods, by the method's name.
+        **options: Those of `fedcli run`; the seed is `TRIAL_SEED` if not given. Tuples of values are tried, too;
+            without any, those that the method's own options suggest.
 
     Raises:
         UserError: If there is nothing to try, a method or an option is unknown, an option is given twice, a trial
@@ -101,49 +103,49 @@ def plan_trials(
     names = method.split(",")
     methods = find_methods(names)
     for text in grid:
-        _check_grid(text, given)
-    grids = settings_for(names, grid, "--grid")
-    of_single = options_by_method(names, settings)
+        _check_grid(text, options)
+    grids = parse_method_options(names, grid, "--grid")
+    of_single_methods = options_by_method(names, method_options)
     if seeds is None:
-        given.setdefault("seed", SEED)
+        options.setdefault("seed", TRIAL_SEED)
     folder = None if out is None else Path(out)
     runs: dict[str, list[PlannedRun]] = {}
     tried_by: dict[str, Grid] = {}
-    for name, chosen in zip(names, methods, strict=True):
-        for option in of_single[name].keys() & grids[name].keys():
+    for name, tuned_method in zip(names, methods, strict=True):
+        for option in of_single_methods[name].keys() & grids[name].keys():
             raise UserError(f"{flag_of(option)} of '{name}' is given twice (got --grid and --set); leave one out.")
-        options = {**options_of(chosen, methods, given), **of_single[name], **grids[name]}
-        tried = _values_to_try(chosen, options)
-        options |= tried
+        of_method = {**options_of(tuned_method, methods, options), **of_single_methods[name], **grids[name]}
+        tried = _values_to_try(tuned_method, of_method)
+        of_method |= tried
         first_values = {option: values[0] for option, values in tried.items()}
-        setup = resolve(chosen, {**options, **first_values})
+        setup = resolve(tuned_method, {**of_method, **first_values})
         _refuse_reported(setup, [setup.config.seed] if seeds is None else seeds)
         if not setup.config.validation:
-            options["validation"] = VALIDATION
+            of_method["validation"] = VALIDATION_SHARE
         if folder is None:
             folder = _home(methods, setup)
-        home = folder / chosen.name if len(names) > 1 else folder
-        runs[name] = list(plan_grid([name], options, seeds=seeds, out=home, continue_=True).runs)
-        tried_by[chosen.name] = Grid(tried, len(_points(runs[name])))
+        home = folder / tuned_method.name if len(names) > 1 else folder
+        runs[name] = list(plan_grid([name], of_method, seeds=seeds, out=home, continue_=True).runs)
+        tried_by[tuned_method.name] = Grid(tried, len(_points(runs[name])))
     assert folder is not None  # there is a method
-    budget = trials or min(len(_points(of_method)) for of_method in runs.values())
+    budget = trials or min(len(_points(runs_of_method)) for runs_of_method in runs.values())
     drawn = []
-    for of_method in runs.values():
-        drawn += _draw(of_method, budget)
+    for runs_of_method in runs.values():
+        drawn += _draw(runs_of_method, budget)
     if len(names) > 1:
         for run in drawn:
-            run.label = ", ".join(filter(None, [run.setup.method.name, settings_text(run.values)]))
+            run.label = ", ".join(filter(None, [run.setup.method.name, settings_text(run.varied)]))
     return Tuning(folder, tuple(drawn), tried_by)
 
 
-def _check_grid(text: str, given: Mapping[str, Any]) -> None:
+def _check_grid(text: str, options: Mapping[str, Any]) -> None:
     """Refuses a text of `--grid` whose option is none to try, or is given beside the grid."""
     name, _, _ = text.partition("=")
     _, _, option = name.rpartition(":")
     option = option.strip().lstrip("-").replace("-", "_")
     if option in ("seed", "device", "dataset", "protocol"):
         raise UserError(f"--{option} is no option to tune (got --grid {text}); give it once, for all trials.")
-    if option in given:
+    if option in options:
         raise UserError(f"{flag_of(option)} is given twice (got --grid {text}); put all its values into one --grid.")
 
 
@@ -158,11 +160,11 @@ def _values_to_try(method: Method, options: Mapping[str, Any]) -> dict[str, tupl
     return tried
 
 
-def _home(methods: Sequence[Method], first: Setup) -> Path:
+def _home(methods: Sequence[Method], setup: Setup) -> Path:
     """The folder of trials for which none is given, by methods, protocol and data set."""
-    called = "+".join(method.name for method in methods)
-    paper, _, setting = first.protocol.name.partition(":")
-    return HOME / f"{called}-{paper}-{setting}-{first.dataset}"
+    names = "+".join(method.name for method in methods)
+    paper, _, setting = setup.protocol.name.partition(":")
+    return TUNING_HOME / f"{names}-{paper}-{setting}-{setup.dataset}"
 
 
 def reported_seeds(protocol: str, dataset: str) -> set[int]:
@@ -184,7 +186,7 @@ def _refuse_reported(setup: Setup, seeds: Sequence[int]) -> None:
     for seed in seeds:
         if seed in reported:
             raise UserError(
-                f"--seed {seed} is one that the paper's tables report, of {sorted(reported)}; tune with {SEED}."
+                f"--seed {seed} is one that the paper's tables report, of {sorted(reported)}; tune with {TRIAL_SEED}."
             )
 
 
@@ -228,7 +230,7 @@ def rank_and_write_best(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataF
     trials = pd.DataFrame(
         {
             "method": {run.label: run.setup.method.name for run in planned.runs},
-            "options": {run.label: run.values for run in planned.runs},
+            "options": {run.label: run.varied for run in planned.runs},
         }
     )
     trials["accuracies"] = accuracies.groupby(labels).agg(list)

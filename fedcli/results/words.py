@@ -1,11 +1,9 @@
 """What tables and figures call methods and data: as the papers write them."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from fedcli.core.partition import PARTITIONS
 from fedcli.registry import methods
 from fedcli.runs.identity import is_packaged
+from fedcli.runs.schema import Record
 
 DATASETS = {
     "mnist": "MNIST", "fmnist": "Fashion-MNIST", "mnist-m": "MNIST-M", "femnist": "FEMNIST", "svhn": "SVHN",
@@ -14,7 +12,7 @@ DATASETS = {
 }  # fmt: skip
 
 
-def method_name(record: Mapping[str, Any]) -> str:
+def method_name(record: Record) -> str:
     """The name of a run's method as its paper writes it; the user's label or the name of a user's method as it is."""
     if "label" in record:
         return record["label"]

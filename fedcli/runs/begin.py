@@ -15,7 +15,7 @@ from fedcli.registry import find_method
 from fedcli.runs import autotune
 from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.ended import EndedRun
-from fedcli.runs.identity import NOT_SETTINGS, differences, draft, settings
+from fedcli.runs.identity import NOT_SETTINGS, differences, draft, settings_of
 from fedcli.runs.lock import LOCK, InUse, leftovers, locked
 from fedcli.runs.machine import flushed_denormals, machine_settings
 from fedcli.runs.options import RunConfig, filled_up
@@ -25,6 +25,7 @@ from fedcli.runs.record import RECORD, has_ended, new_record, read_record
 from fedcli.runs.resolve import Setup, refuse_without_effect, resolve
 from fedcli.runs.resume import LONGER, resume
 from fedcli.runs.rounds import NOT_BLAMED, Listener, no_global_draws, run_rounds
+from fedcli.runs.schema import Record
 from fedcli.runs.sources import read_tuned
 from fedcli.runs.workers import current, launched
 
@@ -137,7 +138,7 @@ def _choose_way(fed: Federation) -> str | None:
     return reason
 
 
-def _initial_state(setup: Setup, fed: Federation, record: dict[str, Any]) -> Any:
+def _initial_state(setup: Setup, fed: Federation, record: Record) -> Any:
     """The method's state before the first round."""
     method = setup.method
     by_init = no_global_draws(f"init of '{method.name}'", fed.device)
@@ -145,7 +146,7 @@ def _initial_state(setup: Setup, fed: Federation, record: dict[str, Any]) -> Any
         return method.init(fed, setup.method_config)
 
 
-def find_begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | None:
+def find_begun(setup: Setup, folder: Path, going_on: bool) -> Record | None:
     """The record from which a run goes on, if it may; None where it begins.
 
     Raises:
@@ -166,10 +167,10 @@ def find_begun(setup: Setup, folder: Path, going_on: bool) -> dict[str, Any] | N
     return None
 
 
-def _refuse_other_run(record: dict[str, Any], setup: Setup, folder: Path) -> None:
+def _refuse_other_run(record: Record, setup: Setup, folder: Path) -> None:
     """Refuses to go on with a run in a folder by a set-up that asks for another one."""
-    recorded = settings(record)
-    asked = settings(draft(setup))
+    recorded = settings_of(record)
+    asked = settings_of(draft(setup))
     asked["code"] = recorded.get("code")  # `resume` says what to do about another one
     # What was typed and changes no result counts too, since it would not be done.
     recorded_config = filled_up(record["config"], RunConfig)
@@ -183,7 +184,7 @@ def _refuse_other_run(record: dict[str, Any], setup: Setup, folder: Path) -> Non
         raise UserError(f"'{folder}' holds a run with another {flag} (got {value}, was {other}); {remedy}.")
 
 
-def read_begun(folder: Path) -> dict[str, Any] | None:
+def read_begun(folder: Path) -> Record | None:
     """The record of a run that has ended or finished a round; None where a new run loses nothing."""
     if not (folder / RECORD).is_file():
         return None

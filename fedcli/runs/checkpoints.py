@@ -14,10 +14,10 @@ from fedcli.core.federation import Federation
 from fedcli.core.tree_files import CHECKPOINT, PREVIOUS, SUFFIX, load_tree, read_verified, save_tree
 from fedcli.errors import UserError
 from fedcli.files import refuse_lost, remove
-from fedcli.runs.identity import identity
+from fedcli.runs.identity import identity_of
 from fedcli.runs.lock import leftovers
 from fedcli.runs.resolve import Setup
-from fedcli.runs.schema import Fault
+from fedcli.runs.schema import Fault, Record
 from fedcli.runs.state_schema import check_content, check_facts
 
 SELECTED = f"selected{SUFFIX}"  # the models of the best round, see fedcli/runs/models.py
@@ -38,7 +38,7 @@ def is_due(number: int, every: int | None, rounds: int, seconds: float, since: f
     return since >= min(seconds * (1 / SHARE - 1), LONGEST)
 
 
-def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
+def write_checkpoint(folder: Path, record: Record, state: Any) -> None:
     """Writes state and rounds, and keeps the checkpoint before, which may be the only one after a kill."""
     versions = _versions(state)
     for version in versions:
@@ -46,7 +46,7 @@ def write_checkpoint(folder: Path, record: dict[str, Any], state: Any) -> None:
         if version.remove is not None:
             version.remove.detach()  # `clear` removes what no checkpoint names
     facts = {
-        "identity": identity(record),
+        "identity": identity_of(record),
         # What a round adds to the record.
         "record": {key: record[key] for key in ("rounds", "cost", "seconds_total", "peak_bytes")},
         "states": [version.file.stem for version in versions],
@@ -88,7 +88,7 @@ def _clear_states(folder: Path, names: Collection[str]) -> None:
         folder.rmdir()
 
 
-def clear_finished(folder: Path, record: dict[str, Any]) -> None:
+def clear_finished(folder: Path, record: Record) -> None:
     """Removes from a finished run's folder the checkpoint before the last, and models that are not the best."""
     files = [PREVIOUS]
     if record["summary"]["selected_round"] == record["rounds"][-1]["round"]:  # the last checkpoint has its models
@@ -103,7 +103,7 @@ class Checkpoint(NamedTuple):
     progress: dict[str, Any]  # the part of the record that rounds add to
 
 
-def read_checkpoint(folder: Path, record: dict[str, Any], setup: Setup, fed: Federation) -> Checkpoint:
+def read_checkpoint(folder: Path, record: Record, setup: Setup, fed: Federation) -> Checkpoint:
     """Returns a run's newest checkpoint; the initial state without any.
 
     Raises:
@@ -117,7 +117,7 @@ def read_checkpoint(folder: Path, record: dict[str, Any], setup: Setup, fed: Fed
     state, facts = load_tree(newest, fed.store.reopen(folder), fed.device)
     try:
         check_facts(facts)
-        if facts["identity"] != identity(record):
+        if facts["identity"] != identity_of(record):
             raise UserError(f"'{newest}' is of another run; restore it, or delete it to go on from an earlier round.")
         check_content(state, facts, setup.method.init(fed, setup.method_config), fed)
     except Fault as fault:

@@ -14,6 +14,7 @@ from fedcli.core.evaluation import nearness
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.models import check_client, check_round, initial_network, read_models
+from fedcli.runs.schema import Record
 from fedcli.userfiles import trust_files
 
 
@@ -32,7 +33,7 @@ class Classifier(nn.Module):
     prototypes: Tensor | None
     has_class: Tensor | None  # [C], bool
 
-    def __init__(self, network: Backbone, record: dict[str, Any], prototypes: tuple[Tensor, Tensor] | None):
+    def __init__(self, network: Backbone, record: Record, prototypes: tuple[Tensor, Tensor] | None):
         """Puts a run's normalisation before a network, and nearness to any `prototypes` behind it."""
         super().__init__()
         self.network = network
@@ -71,7 +72,7 @@ class Classifier(nn.Module):
 class EndedRun:
     """A run that has ended."""
 
-    record: dict[str, Any]
+    record: Record
     state: Any  # the method's server state after the last round; None for a run that had ended before
     path: Path
     files: Sequence[str | Path] = ()  # the user's, for its method or for parts

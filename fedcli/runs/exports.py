@@ -3,7 +3,7 @@
 import io
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import save as serialize
@@ -15,6 +15,7 @@ from fedcli.files import write_atomically
 from fedcli.runs.ended import Classifier, EndedRun
 from fedcli.runs.identity import reductions
 from fedcli.runs.lock import refuse_file_of_a_run
+from fedcli.runs.schema import Record
 
 FORMATS = {  # of exported files, with the suffix and how to load one
     "pt": (".pt2", "torch.export.load(file).module()"),
@@ -80,7 +81,7 @@ def _program(model: Classifier, input_shape: list[int]) -> bytes:
     return buffer.getvalue()
 
 
-def _tensor_file(model: Classifier, record: dict[str, Any]) -> bytes:
+def _tensor_file(model: Classifier, record: Record) -> bytes:
     """Returns the file of a model's tensors alone, with the names of its classes."""
     tensors = {name.removeprefix("network."): value.clone() for name, value in _tensors(model).items()}
     facts = {"format": "pt", "method": record["method"], "class_names": json.dumps(record["class_names"])}
@@ -93,7 +94,7 @@ def _tensors(model: Classifier) -> Params:
     return {name: value for name, value in tensors.items() if not name.endswith(".key")}
 
 
-def _description(record: dict[str, Any], model: Classifier, client: int | None, round: str) -> str:
+def _description(record: Record, model: Classifier, client: int | None, round: str) -> str:
     """Returns what a model is, as items of a list in Markdown."""
     entry = record["rounds"][record["summary"]["selected_round"] if round == "selected" else -1]
     accuracy = entry["test_accuracy"]

@@ -18,16 +18,18 @@ from fedcli.errors import UserError
 from fedcli.registry import methods, posts, protocols
 from fedcli.runs.options import RunConfig, fields_of, filled_up, recorded_fields
 from fedcli.runs.resolve import Setup, default_options
+from fedcli.runs.schema import Record
 from fedcli.userfiles import THEN, first_hash, is_hash_of, last_hash, own_paths, replace_paths
 
-Settings = dict[str, Any]
+Settings = dict[str, Any]  # by name
+Differences = dict[str, tuple[Any, Any]]  # by name, the value of one run and that of another; None where it has none
 # On which no result depends, but on the seed, which stands beside the settings.
 NOT_SETTINGS = (
     "seed", "device", "clients_per_chunk", "state_memory", "per_class", "per_client_every", "drift_every",
     "checkpoint_every", "keep_states",
 )  # fmt: skip
-FIRST = ("method", "protocol", "dataset", "partition")  # what is told first
-ITS_OWN_WORD = ("protocol", "dataset", "partition", "backbone")  # their values speak for themselves
+FIRST_SETTINGS = ("method", "protocol", "dataset", "partition")  # what is told first
+NAMELESS_IN_TEXT = ("protocol", "dataset", "partition", "backbone")  # their values speak for themselves
 AS_SEED = "as seed"
 SIZES = {  # of which a run can have less than its protocol says, in words
     "rounds": "rounds", "local_epochs": "local epochs", "num_clients": "clients", "cohort_size": "clients in a round",
@@ -35,7 +37,7 @@ SIZES = {  # of which a run can have less than its protocol says, in words
 }  # fmt: skip
 
 
-def settings(record: Mapping[str, Any]) -> Settings:
+def settings_of(record: Record) -> Settings:
     """Everything that says which experiment a run is: all options on which its result can depend.
 
     Not the seed, the machine, the numerics and the fingerprints of images and partition, which differ between runs of
@@ -44,36 +46,36 @@ def settings(record: Mapping[str, Any]) -> Settings:
     a planned run's `draft`.
     """
     method = methods().get(record["method"]) if is_packaged(record) else None  # no user's file is imported for a record
-    kinds = [RunConfig] if method is None else [RunConfig, method.config]
-    config = filled_up(record["config"], *kinds)
-    unused = _unused_options(record, config, kinds)
+    config_types = [RunConfig] if method is None else [RunConfig, method.config]
+    options = filled_up(record["config"], *config_types)
+    unused = _unused_options(record, options, config_types)
     if record["origin"].get("partition_seed") == "seed":
-        config["partition_seed"] = AS_SEED
-    values = {
+        options["partition_seed"] = AS_SEED
+    settings = {
         "method": record["method"],
         "protocol": record["protocol"],
         "dataset": record["dataset"],
-        "partition": _canonical_partition(config["partition"]),
+        "partition": _canonical_partition(options["partition"]),
     }
-    for name, value in config.items():
-        if name not in values and name not in NOT_SETTINGS and name not in unused:
-            values[name] = value
-    values["selection"] = record["summary"]["selection"]
+    for name, value in options.items():
+        if name not in settings and name not in NOT_SETTINGS and name not in unused:
+            settings[name] = value
+    settings["selection"] = record["summary"]["selection"]
     if not is_packaged(record):
-        values["code"] = record["method_hash"][:8]
-    file_names = {path: Path(path).name for path in own_paths(config.values())}  # a file may be moved
-    return {name: replace_paths(value, file_names) for name, value in values.items()}
+        settings["code"] = record["method_hash"][:8]
+    file_names = {path: Path(path).name for path in own_paths(options.values())}  # a file may be moved
+    return {name: replace_paths(value, file_names) for name, value in settings.items()}
 
 
-def _unused_options(record: Mapping[str, Any], config: Mapping[str, Any], kinds: Sequence[type]) -> set[str]:
-    """The options of a run, of these kinds and of steps after it, that change nothing beside its other ones."""
-    unused = {name for name, field in fields_of(*kinds).items() if facts_of(field).is_idle(config)}
-    if not partition.leaves_remainder(config["partition"], config["num_clients"], _images_of(record, config)):
+def _unused_options(record: Record, options: Mapping[str, Any], config_types: Sequence[type]) -> set[str]:
+    """The options of a run, of these dataclasses and of steps after it, that change nothing beside its other ones."""
+    unused = {name for name, field in fields_of(*config_types).items() if facts_of(field).is_idle(options)}
+    if not partition.leaves_remainder(options["partition"], options["num_clients"], _images_of(record, options)):
         unused.add("remainder")
-    if config["post"] is None:
+    if options["post"] is None:
         unused.update(fields_of(*(step.config for step in posts().values())))
-    if config["public_dataset"] is None:
-        unused.update(name for name in config if name.startswith("public_"))
+    if options["public_dataset"] is None:
+        unused.update(name for name in options if name.startswith("public_"))
     return unused
 
 
@@ -87,15 +89,15 @@ def _canonical_partition(flag: str) -> str:
         return flag
 
 
-def _images_of(record: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
+def _images_of(record: Record, options: Mapping[str, Any]) -> int | None:
     """How many images a run divides among its clients; None where only a user's file or absent images would tell."""
-    images = record.get("partition", {}).get("images") or config["train_examples"]
-    if images is None and "classes:" in config["partition"] and not own_paths([record["dataset"]]):
-        images = num_images(record["dataset"], config["local_test"])
+    images = record.get("partition", {}).get("images") or options["train_examples"]
+    if images is None and "classes:" in options["partition"] and not own_paths([record["dataset"]]):
+        images = num_images(record["dataset"], options["local_test"])
     return images
 
 
-def draft(setup: Setup) -> dict[str, Any]:
+def draft(setup: Setup) -> Record:
     """What the record of a planned run will say, as far as `settings` needs it; reads no data."""
     method = setup.method
     config = setup.config
@@ -114,7 +116,7 @@ def draft(setup: Setup) -> dict[str, Any]:
     }
 
 
-def is_packaged(record: Mapping[str, Any]) -> bool:
+def is_packaged(record: Record) -> bool:
     """Whether a run's method is a registered one and not of a user's file."""
     return record["method_source"] == record["method"]
 
@@ -127,7 +129,7 @@ def numerics_of(method: Method, dead_taps: bool) -> dict[str, int]:
     return {"core": NUMERICS_WITH_DEAD_TAPS if dead_taps else NUMERICS, "method": method.numerics}
 
 
-def numerics(record: dict[str, Any], method: Method) -> dict[str, int]:
+def current_numerics(record: Record, method: Method) -> dict[str, int]:
     """The current versions for a run, see `numerics_of`.
 
     Builds its networks, of which some may have dead taps; the user must have named those of a user's file.
@@ -139,13 +141,13 @@ def numerics(record: dict[str, Any], method: Method) -> dict[str, int]:
     return numerics_of(method, dead_taps)
 
 
-def outdated(record: dict[str, Any], method: Method) -> bool:
+def outdated(record: Record, method: Method) -> bool:
     """Whether the code would not repeat a run: a user's file, options or numerics are others now.
 
     The file of a registered method may change its words; what it computes is counted by `numerics`.
     """
     lost_options = record["config"].keys() - recorded_fields(method).keys()
-    has_other_start = record["numerics"] != numerics(record, method)
+    has_other_start = record["numerics"] != current_numerics(record, method)
     return bool(lost_options or has_other_start or code_differences(record, method))
 
 
@@ -156,13 +158,13 @@ class Change(NamedTuple):
     was: Any
 
 
-def code_differences(record: dict[str, Any], method: Method) -> dict[str, Change]:
+def code_differences(record: Record, method: Method) -> dict[str, Change]:
     """In what the code is not that of a run's last rounds, by words for it.
 
     A registered method is known by its numerics, a user's file by its hash.
     """
     changes = {}
-    now = numerics(record, method)
+    now = current_numerics(record, method)
     was = last_numerics(record)
     if now != was:
         changes["numerics"] = Change(now, was)
@@ -171,13 +173,13 @@ def code_differences(record: dict[str, Any], method: Method) -> dict[str, Change
     return changes
 
 
-def last_numerics(record: Mapping[str, Any]) -> dict[str, int]:
+def last_numerics(record: Record) -> dict[str, int]:
     """The numerics of a run's last rounds, to which the user has consented where they are not those of its first."""
     *_, last = [record["numerics"], *(change["numerics"] for change in record["changed"] if "numerics" in change)]
     return last
 
 
-def code_changes(record: Mapping[str, Any]) -> list[str]:
+def code_changes(record: Record) -> list[str]:
     """What of the code has changed between the rounds of a run: `["its method changed after round 7"]`."""
     changes = [f"{change['what']} changed after round {change['round']}" for change in record["changed"]]
     if not changes and not is_packaged(record) and THEN in record["method_hash"]:  # older records do not say when
@@ -185,18 +187,18 @@ def code_changes(record: Mapping[str, Any]) -> list[str]:
     return changes
 
 
-def what_happened(record: Mapping[str, Any]) -> list[str]:
+def changes_between_rounds(record: Record) -> list[str]:
     """What of code, machine and versions has changed between the rounds of a run, in words."""
     moves = [f"its machine or versions changed after round {move['round']}" for move in record["moved"]]
     return [*code_changes(record), *moves]
 
 
-def key(values: Mapping[str, Any]) -> str:
+def key_of(settings: Settings) -> str:
     """A hash of settings; two runs with the same are the same experiment."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def identity(record: dict[str, Any]) -> str:
+def identity_of(record: Record) -> str:
     """SHA-256 over a run's method, configuration, data and partition.
 
     A user's file counts by its hash when the run began, so that it may be moved.
@@ -212,31 +214,29 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The settings in which two runs differ, both values by name; None for an option that one lacks."""
+def differences(settings: Settings, others: Settings) -> Differences:
+    """The settings in which two runs differ."""
     differing = {}
-    for name in {**other, **run}:
-        if run.get(name) != other.get(name):
-            differing[name] = (run.get(name), other.get(name))
+    for name in {**others, **settings}:
+        if settings.get(name) != others.get(name):
+            differing[name] = (settings.get(name), others.get(name))
     return differing
 
 
-def departures(
-    record: Mapping[str, Any], values: Settings, planned: Settings, needs: str
-) -> dict[str, tuple[Any, Any]]:
+def departures(record: Record, settings: Settings, planned: Settings, needs: str) -> Differences:
     """The settings in which a run departs from planned ones, as far as a number of it needs them.
 
     A run with a step after its last round also matches plans without one.
 
     Args:
         record: Of the run.
-        values: Its settings.
+        settings: Its settings.
         planned: Settings of the plan.
         needs: Which rounds the number is from: "every" tested one, the "selected" or the "last".
     """
-    compared = values
-    if planned["post"] is None and values["post"] is not None:
-        compared = settings({**record, "config": {**record["config"], "post": None}})
+    compared = settings
+    if planned["post"] is None and settings["post"] is not None:
+        compared = settings_of({**record, "config": {**record["config"], "post": None}})
     departed = differences(compared, planned)
     if set(departed.get("partition_seed", ())) == {record["seed"], AS_SEED}:
         del departed["partition_seed"]  # one names the seed that the other has as its own
@@ -251,25 +251,25 @@ def is_smaller(name: str, value: Any, full: Any) -> bool:
     return name in SIZES and value is not None and (full is None or value < full)
 
 
-def reductions(record: Mapping[str, Any]) -> dict[str, str]:
+def reductions(record: Record) -> dict[str, str]:
     """The sizes in which a run is smaller than its protocol says: `{"rounds": "rounds 20 of 200"}`.
 
     A user's file is not run to count its images. A protocol of a user's file or for own data has no full size.
     """
-    config = record["config"]
+    options = record["config"]
     protocol = protocols().get(record["protocol"])
     if protocol is None or not protocol.datasets:
         return {}
     full = default_options(protocol, record["dataset"]).options
     if full["cohort_size"] is None:
         full["cohort_size"] = full["num_clients"]
-    if config.get("train_examples") is not None and full["train_examples"] is None:
-        full["train_examples"] = _images_here(record["dataset"], config.get("local_test"))
-    if config.get("public_examples") is not None and full["public_examples"] is None:
-        full["public_examples"] = _images_here(config.get("public_dataset"))
+    if options.get("train_examples") is not None and full["train_examples"] is None:
+        full["train_examples"] = _images_here(record["dataset"], options.get("local_test"))
+    if options.get("public_examples") is not None and full["public_examples"] is None:
+        full["public_examples"] = _images_here(options.get("public_dataset"))
     reduced = {}
     for name in SIZES:
-        value = config.get(name)
+        value = options.get(name)
         if is_smaller(name, value, full[name]):
             reduced[name] = differences_text({name: (value, full[name])})
     return reduced
@@ -282,16 +282,16 @@ def _images_here(dataset: str | None, local_test: float | None = None) -> int | 
     return num_images(dataset, local_test)
 
 
-def settings_text(values: Mapping[str, Any]) -> str:
+def settings_text(settings: Mapping[str, Any]) -> str:
     """Settings as text, `cifar10, lr 0.1, drop last on`."""
     texts = []
-    for name, value in values.items():
-        name_words = "" if name in ITS_OWN_WORD else f"{name.replace('_', ' ')} "
-        texts.append(name_words + _word(value))
+    for name, value in settings.items():
+        value_text = _value_text(value)
+        texts.append(value_text if name in NAMELESS_IN_TEXT else f"{name.replace('_', ' ')} {value_text}")
     return ", ".join(texts)
 
 
-def _word(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -299,12 +299,12 @@ def _word(value: Any) -> str:
     return "the run's" if value == AS_SEED else str(value)
 
 
-def differences_text(other: Mapping[str, tuple[Any, Any]]) -> str:
+def differences_text(differing: Mapping[str, tuple[Any, Any]]) -> str:
     """Differences as text, `rounds 15 of 40, lr 0.1 for 0.01`; see `differences`."""
     texts = []
-    for name, (value, full) in other.items():
-        if is_smaller(name, value, full):
-            texts.append(f"{SIZES[name]} {value:,} of {'all' if full is None else f'{full:,}'}")
+    for name, (value, other) in differing.items():
+        if is_smaller(name, value, other):
+            texts.append(f"{SIZES[name]} {value:,} of {'all' if other is None else f'{other:,}'}")
         else:
-            texts.append(f"{settings_text({name: value})} for {_word(full)}")
+            texts.append(f"{settings_text({name: value})} for {_value_text(other)}")
     return ", ".join(texts)

@@ -18,6 +18,7 @@ import torch
 from fedcli.core.federation import Federation
 from fedcli.core.forks import Processes
 from fedcli.runs.cores import threads_of_run
+from fedcli.runs.schema import Record
 from fedcli.runs.workers import may_fork
 
 SMALL_NETWORK = 100_000  # parameters
@@ -78,7 +79,7 @@ def _commit() -> str | None:
     return described.stdout.strip() or None
 
 
-def note_move(record: dict[str, Any], device: torch.device) -> list[str]:
+def note_move(record: Record, device: torch.device) -> list[str]:
     """Records the current machine if it has changed since the run last trained; returns what to note."""
     here = environment(device)
     last = ChainMap(*reversed(record["moved"]), record)
@@ -95,7 +96,7 @@ def load_of_last_minute() -> float:
     return last_minute
 
 
-def quiet(record: dict[str, Any]) -> bool:
+def quiet(record: Record) -> bool:
     """Whether no other work disturbed a run, so that its seconds say something.
 
     The load averages at its start and end may be half a core above the run's own threads and processes. Older records

@@ -20,8 +20,8 @@ from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.runs import checkpoints
 from fedcli.runs.checkpoints import CHECKPOINT, SELECTED
-from fedcli.runs.identity import identity
-from fedcli.runs.schema import Fault, wrong
+from fedcli.runs.identity import identity_of
+from fedcli.runs.schema import Fault, Record, wrong
 from fedcli.runs.state_schema import at, check_like, round_of_models
 
 LARGEST = 2**30  # bytes of all models together that are kept beside the last ones
@@ -99,7 +99,7 @@ class BestModels:
     method: Method
     held: _RoundModels | None = None  # of the best round, where they are not in the file
 
-    def see(self, record: dict[str, Any], state: Any) -> None:
+    def see(self, record: Record, state: Any) -> None:
         """Holds the models of the last round in the record if it is the best one, and they are not too large."""
         summary = record["summary"]
         last = len(record["rounds"]) - 1
@@ -108,17 +108,17 @@ class BestModels:
             if sum(getattr(leaf, "nbytes", 0) for leaf in leaves(measured)) <= LARGEST:
                 self.held = _RoundModels(last, models_of(self.method, state))
 
-    def write_checkpoint(self, record: dict[str, Any], state: Any) -> None:
+    def write_checkpoint(self, record: Record, state: Any) -> None:
         """Writes a checkpoint of the last round, and before it what is held of an earlier one."""
         last = len(record["rounds"]) - 1
         if self.held is not None and self.held.round < last:
-            facts = {"identity": identity(record), "round": self.held.round}
+            facts = {"identity": identity_of(record), "round": self.held.round}
             save_tree(self.folder / SELECTED, self.held.models, facts)
             self.held = None
         checkpoints.write_checkpoint(self.folder, record, state)
 
 
-def initial_network(record: dict[str, Any], client: int) -> Backbone:
+def initial_network(record: Record, client: int) -> Backbone:
     """Builds the network that a run's client begins with."""
     config = record["config"]
     names = config["backbone"].split(",")
@@ -128,7 +128,7 @@ def initial_network(record: dict[str, Any], client: int) -> Backbone:
     return network.to(torch.float64 if config["precision"] == "float64" else torch.float32)
 
 
-def read_models(folder: Path, record: dict[str, Any], method: Method, number: int) -> Models:
+def read_models(folder: Path, record: Record, method: Method, number: int) -> Models:
     """Reads the models of a finished run's last round, or of its selected one, by their number from 0.
 
     Raises:
@@ -142,7 +142,7 @@ def read_models(folder: Path, record: dict[str, Any], method: Method, number: in
     state, facts = load_tree(file, store.reopen(folder))
     try:
         written = round_of_models(state, facts, record["config"]["rounds"])
-        if facts["identity"] != identity(record) or written != number:
+        if facts["identity"] != identity_of(record) or written != number:
             raise lacking
         models = state if isinstance(state, Models) else _models_of_state(method, state)
         check_models(models, method, record)
@@ -163,7 +163,7 @@ def _models_of_state(method: Method, state: Any) -> Models:
         raise Fault(f"it is no state of '{method.name}' (got {one_line(error)})") from None
 
 
-def check_models(models: Models, method: Method, record: dict[str, Any]) -> None:
+def check_models(models: Models, method: Method, record: Record) -> None:
     """Refuses models that the networks of a run cannot have.
 
     Raises:

@@ -5,9 +5,10 @@ from datetime import timedelta
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedcli.runs import rounds
+from fedcli.runs.schema import Record, RoundEntry
 
 
 class Position(NamedTuple):
@@ -21,9 +22,9 @@ class Standing(rounds.Listener):
     """Counts how far the run in `folder` is, None where none goes on; a display of it has a `show`."""
 
     folder: Path | None = None
-    record: dict[str, Any]
+    record: Record
 
-    def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
+    def start(self, record: Record, folder: Path, samples_per_round: int, first_round: int) -> None:
         """Starts the clock."""
         self.record = record
         self.folder = folder
@@ -39,7 +40,7 @@ class Standing(rounds.Listener):
         self._all += count
         self.show()
 
-    def round(self, entry: dict[str, Any]) -> None:
+    def round(self, entry: RoundEntry) -> None:
         """Ends the count of a round."""
         self._in_round = 0
         self.show()
@@ -62,7 +63,7 @@ class Standing(rounds.Listener):
         return Position(done, [*texts, f"{self._all / elapsed:,.0f} samples/s", f"{left} left"])
 
 
-def _numbers_of_round(entry: dict[str, Any]) -> list[str]:
+def _numbers_of_round(entry: RoundEntry) -> list[str]:
     """Accuracies and terms of a round, as texts."""
     accuracies = {
         "test": entry["test_accuracy"],
@@ -76,13 +77,13 @@ def _numbers_of_round(entry: dict[str, Any]) -> list[str]:
 class Progress(Standing):
     """Shows a run in a notebook: a bar, the last round's numbers and the time that is left."""
 
-    def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
+    def start(self, record: Record, folder: Path, samples_per_round: int, first_round: int) -> None:
         """Shows the bar."""
         super().start(record, folder, samples_per_round, first_round)
         self._shown = 0.0
         self._handle = import_module("IPython.display").display(display_id=True)
 
-    def finish(self, record: dict[str, Any]) -> None:
+    def finish(self, record: Record) -> None:
         """Shows how the run has ended."""
         self.round({})
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import shlex
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +21,23 @@ from fedcli.runs.identity import digest_of, draft, numerics_of
 from fedcli.runs.machine import environment
 from fedcli.runs.options import flags_of, given_options
 from fedcli.runs.resolve import Setup
-from fedcli.runs.schema import check_record
+from fedcli.runs.schema import Record, RoundEntry, check_record, tested_rounds
 from fedcli.runs.workers import current
 from fedcli.userfiles import file_hash, own_paths
 
 SCHEMA = 1
 RECORD = "record.json"
-# What older records lack: the numbers of numerics began at 1, and a run trained its clients in one way.
-BEFORE = '{"numerics": {"core": 1, "method": 1}, "user_files": {}, "moved": [], "changed": []}'
-ENGINE_BEFORE = '{"way": "stacked", "notes": [], "processes": 1}'
-Record = dict[str, Any]
-STATES = ("finished", "diverged", "failed", "unfinished", "not run")
-ENDED = STATES[:2]
+ENDED = ("finished", "diverged")  # states of a run that would end in the same way again
+RUN_STATES = (*ENDED, "failed", "unfinished", "not run")  # the furthest first
 
 
-def write_record(folder: Path, record: dict[str, Any]) -> None:
+def write_record(folder: Path, record: Record) -> None:
     """Writes `record.json` with its digest; refuses a number that is not finite, since JSON has none."""
     text = json.dumps({**record, "digest": digest_of(record)}, indent=1, allow_nan=False)
     write_atomically(folder / RECORD, lambda path: path.write_text(text + "\n"))
 
 
-def read_record(path: Path) -> dict[str, Any]:
+def read_record(path: Path) -> Record:
     """The record in a run folder or a record file, without its digest, with what an older one lacks.
 
     Raises:
@@ -61,7 +57,17 @@ def read_record(path: Path) -> dict[str, Any]:
     except UserError as error:
         fault = str(error).removesuffix(".")
         raise UserError(f"'{file}' is no record of a run: {fault}; put a copy back, or run it again.") from error
-    return {**json.loads(BEFORE), **record, "engine": {**json.loads(ENGINE_BEFORE), **record["engine"]}}
+    return _with_later_parts(record)
+
+
+def _with_later_parts(record: Record) -> Record:
+    """A record with the parts that came after it, as they were in its run.
+
+    The numbers of numerics began at 1, and a run trained its clients in one way.
+    """
+    parts = {"numerics": {"core": 1, "method": 1}, "user_files": {}, "moved": [], "changed": []}
+    engine = {"way": "stacked", "notes": [], "processes": 1}
+    return {**parts, **record, "engine": {**engine, **record["engine"]}}
 
 
 def update_part(folder: Path, part: str, values: Mapping[str, Any]) -> None:
@@ -70,9 +76,7 @@ def update_part(folder: Path, part: str, values: Mapping[str, Any]) -> None:
     write_record(folder, {**record, part: {**record.get(part, {}), **values}})
 
 
-def new_record(
-    setup: Setup, dataset: Dataset, parts: list, fed: Federation, source: str, chosen: str | None
-) -> dict[str, Any]:
+def new_record(setup: Setup, dataset: Dataset, parts: list, fed: Federation, source: str, chosen: str | None) -> Record:
     """Returns the record of a run before its first round.
 
     `source` is its method's name or file; `chosen` is what `autotune` returns.
@@ -154,7 +158,7 @@ def _where_any(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value}
 
 
-def summarise(rounds: list[dict[str, Any]], selection: str) -> dict[str, Any]:
+def summarise(rounds: Sequence[RoundEntry], selection: str) -> dict[str, Any]:
     """The headline of a run by its protocol's rule, and beside it the last round.
 
     Args:
@@ -165,7 +169,7 @@ def summarise(rounds: list[dict[str, Any]], selection: str) -> dict[str, Any]:
     Returns:
         `selected` and `last` (fractions; None before the first evaluation), `selected_round`, `rounds`, `selection`.
     """
-    tested = [entry for entry in rounds if entry["test_accuracy"] is not None]
+    tested = tested_rounds(rounds)
     summary: dict[str, Any] = {
         "selection": selection, "selected": None, "selected_round": None, "last": None, "rounds": len(rounds),
     }  # fmt: skip
@@ -185,13 +189,13 @@ def summarise(rounds: list[dict[str, Any]], selection: str) -> dict[str, Any]:
 
 
 def state_of(record: Record) -> str:
-    """Which of `STATES` a run is in; it has diverged if a loss became infinite or NaN."""
+    """Which of `RUN_STATES` a run is in; it has diverged if a loss became infinite or NaN."""
     if record["status"] == "failed" and record.get("error", "").startswith(NonFiniteLoss.__name__):
         return "diverged"
     return record["status"] if record["status"] in ("finished", "failed") else "unfinished"
 
 
-def has_ended(record: dict[str, Any]) -> bool:
+def has_ended(record: Record) -> bool:
     """Whether a run has finished, or has diverged and would again."""
     return state_of(record) in ENDED
 

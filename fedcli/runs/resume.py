@@ -15,7 +15,7 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
 from fedcli.runs.ended import EndedRun
-from fedcli.runs.identity import code_differences, numerics
+from fedcli.runs.identity import code_differences, current_numerics
 from fedcli.runs.lock import locked
 from fedcli.runs.machine import flushed_denormals, machine_settings, note_move
 from fedcli.runs.models import all_params
@@ -25,6 +25,7 @@ from fedcli.runs.prepare import prepare
 from fedcli.runs.record import RECORD, frozen_parts, has_ended, params_hash, read_record
 from fedcli.runs.resolve import Setup, resolve
 from fedcli.runs.rounds import Listener, run_rounds
+from fedcli.runs.schema import Record
 from fedcli.runs.workers import current, launched
 
 LONGER = "a run cannot be lengthened; train anew with 'fedcli run --from RUN --rounds N --out NEW'"
@@ -101,7 +102,7 @@ def resume(
     return EndedRun(record, state, folder, tuple(userfiles.user_files(record)))
 
 
-def _changed_code(record: dict[str, Any], method: Method, files_before: dict[str, str]) -> list[dict[str, Any]]:
+def _changed_code(record: Record, method: Method, files_before: dict[str, str]) -> list[dict[str, Any]]:
     """What of the code is not as in the rounds that a run has, as its record will say; its files had `files_before`."""
     changes = []
     differing = code_differences(record, method)
@@ -118,14 +119,14 @@ def _changed_code(record: dict[str, Any], method: Method, files_before: dict[str
     return changes
 
 
-def _code_of_the_first_round(record: dict[str, Any], method: Method) -> dict[str, Any]:
+def _code_of_the_first_round(record: Record, method: Method) -> dict[str, Any]:
     """What a record says of the code where no round has been computed yet: the code is as it is now."""
     files = {path: userfiles.file_hash(path) for path in record["user_files"]}
-    numbers = numerics(record, method)
+    numbers = current_numerics(record, method)
     return {"method_hash": method.file_hash, "numerics": numbers, "user_files": files, "changed": []}
 
 
-def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Setup:
+def recorded_setup(record: Record, method: Method, **instead: Any) -> Setup:
     """The set-up of a run from its record, with its last chunk size; `instead` overrides options."""
     engine = record["engine"]
     chunking = Chunking(engine["way"], engine["clients_per_chunk"])
@@ -138,12 +139,12 @@ def recorded_setup(record: dict[str, Any], method: Method, **instead: Any) -> Se
 class Restored(NamedTuple):
     """A run that can go on, or be looked into."""
 
-    record: dict[str, Any]  # with the user's files as they are now
+    record: Record  # with the user's files as they are now
     setup: Setup
     fed: Federation
 
 
-def restore(record: dict[str, Any], files: str | Path | Sequence[str | Path], changed_method: bool = False) -> Restored:
+def restore(record: Record, files: str | Path | Sequence[str | Path], changed_method: bool = False) -> Restored:
     """What a run needs to go on.
 
     The arguments are those of `resume`.
@@ -184,7 +185,7 @@ def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> En
 class OpenRun(NamedTuple):
     """A finished run with all that it had after its last round."""
 
-    record: dict[str, Any]
+    record: Record
     setup: Setup
     fed: Federation
     state: Any  # the method's server state after the last round

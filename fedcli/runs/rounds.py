@@ -22,12 +22,13 @@ from fedcli.files import refuse_lost
 from fedcli.isolation import unchanged
 from fedcli.runs import autotune
 from fedcli.runs.checkpoints import clear, clear_finished, is_due
-from fedcli.runs.identity import identity
+from fedcli.runs.identity import identity_of
 from fedcli.runs.lock import FolderLost, watch
 from fedcli.runs.machine import load_of_last_minute
 from fedcli.runs.models import BestModels, all_params
 from fedcli.runs.record import params_hash, summarise, write_record
 from fedcli.runs.resolve import Setup
+from fedcli.runs.schema import Record, RoundEntry
 from fedcli.runs.signals import Interrupted, OutOfTime, time_left
 from fedcli.runs.workers import current
 from fedcli.userfiles import user_files
@@ -38,7 +39,7 @@ NOT_BLAMED = NonFiniteLoss, torch.OutOfMemoryError, OSError  # no mistakes in th
 class Listener:
     """What a run reports to a display or a logger (`fedcli run --log`, which needs only the methods that it uses)."""
 
-    def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
+    def start(self, record: Record, folder: Path, samples_per_round: int, first_round: int) -> None:
         """The run is about to train its first round, or the first one after it was resumed."""
 
     def samples(self, count: int) -> None:
@@ -47,13 +48,13 @@ class Listener:
     def note(self, text: str) -> None:
         """The user has to know something of the engine; the record has it too."""
 
-    def round(self, entry: dict[str, Any]) -> None:
+    def round(self, entry: RoundEntry) -> None:
         """A round has ended; `entry` is what the record says of it."""
 
-    def finish(self, record: dict[str, Any]) -> None:
+    def finish(self, record: Record) -> None:
         """The run has ended; `record["status"]` says how."""
 
-    def skip(self, record: dict[str, Any], folder: Path) -> None:
+    def skip(self, record: Record, folder: Path) -> None:
         """The run had ended before, and nothing of it is run."""
 
 
@@ -65,7 +66,13 @@ class EnoughRounds(Interrupted):
 
 
 def run_rounds(
-    setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener, until: int | None = None
+    setup: Setup,
+    fed: Federation,
+    record: Record,
+    state: Any,
+    folder: Path,
+    progress: Listener,
+    until: int | None = None,
 ) -> Any:
     """Runs the rounds that the record lacks, and returns the state after the last.
 
@@ -100,7 +107,7 @@ def run_rounds(
     return run.state
 
 
-def _make_ready(setup: Setup, fed: Federation, record: dict, folder: Path, progress: Listener) -> None:
+def _make_ready(setup: Setup, fed: Federation, record: Record, folder: Path, progress: Listener) -> None:
     """Readies record and folder for the rounds to come, and shows that the run begins or goes on."""
     rounds = record["rounds"]
     writes = current().number == 0
@@ -135,7 +142,7 @@ class RunningRun:
         writes: Whether this process writes; of several workers only the first does.
     """
 
-    def __init__(self, setup: Setup, fed: Federation, record: dict, state: Any, folder: Path, progress: Listener):
+    def __init__(self, setup: Setup, fed: Federation, record: Record, state: Any, folder: Path, progress: Listener):
         """Begins with the state after the rounds that the record has."""
         self.state = state
         self.num_complete = len(record["rounds"])
@@ -206,19 +213,19 @@ class RunningRun:
             self._progress.finish(self._record)
 
 
-def _refuse_different_workers(record: dict, method: Method) -> None:
+def _refuse_different_workers(record: Record, method: Method) -> None:
     """Refuses workers that differ in data, partition, options, code or versions."""
     current().refuse_differences({
         "the fingerprint of the data": record["dataset_fingerprint"],
         "the fingerprint of the partition": record["partition"]["fingerprint"],
-        "the configuration": identity(record),
+        "the configuration": identity_of(record),
         "the method's file": method.file_hash,
         "the version of fedcli": version("fedcli"),
         "the version of PyTorch": torch.__version__,
     })  # fmt: skip
 
 
-def _record_notes(record: dict, fed: Federation, progress: Listener) -> None:
+def _record_notes(record: Record, fed: Federation, progress: Listener) -> None:
     """Takes what the engine had to say in the last round into the record, and shows it."""
     number = record["rounds"][-1]["round"]
     for text in fed.engine.notes:
@@ -227,7 +234,7 @@ def _record_notes(record: dict, fed: Federation, progress: Listener) -> None:
     fed.engine.notes.clear()
 
 
-def _record_round(record: dict, setup: Setup, fed: Federation, seconds: float) -> None:
+def _record_round(record: Record, setup: Setup, fed: Federation, seconds: float) -> None:
     """Brings the record up to date with its last round, which took so many seconds."""
     rounds = record["rounds"]
     buffer_floats = max(fed.sent_down["buffers"], fed.sent_up["buffers"])  # of batch normalisation, one way
@@ -265,7 +272,7 @@ class Saves:
         num_rounds: Of the last checkpoint.
     """
 
-    def __init__(self, folder: Path, setup: Setup, record: dict, state: Any):
+    def __init__(self, folder: Path, setup: Setup, record: Record, state: Any):
         """Begins with the state from which the rounds go on."""
         self.num_rounds = len(record["rounds"])
         self._folder = folder
@@ -275,7 +282,7 @@ class Saves:
         self._ended = time.perf_counter()  # when the last checkpoint was written
         self._seconds = 0.0  # that writing it took
 
-    def after_round(self, record: dict, state: Any, now: float) -> None:
+    def after_round(self, record: Record, state: Any, now: float) -> None:
         """Writes a checkpoint and the record if they are due after the last round, which ended `now`."""
         number = len(record["rounds"]) - 1
         self._best.see(record, state)
@@ -286,7 +293,7 @@ class Saves:
             self._seconds = self._ended - now
             write_record(self._folder, record)
 
-    def write(self, record: dict, state: Any) -> None:
+    def write(self, record: Record, state: Any) -> None:
         """Writes a checkpoint of the last round."""
         self._best.write_checkpoint(record, state)
         self.num_rounds = len(record["rounds"])
@@ -296,7 +303,7 @@ class Outcome(NamedTuple):
     """What a round gives."""
 
     state: Any  # the method's, after it
-    entry: dict[str, Any]  # what the record says of it
+    entry: RoundEntry  # what the record says of it
 
 
 def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> Outcome:

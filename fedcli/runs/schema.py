@@ -5,7 +5,7 @@ ones are, by what their declarations allow. A part that is not declared here, as
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedcli.core.stacked import WAYS
@@ -16,6 +16,8 @@ from fedcli.registry import methods, posts
 from fedcli.runs.options import RunConfig, fields_of
 from fedcli.userfiles import is_from_file
 
+Record = dict[str, Any]  # with the parts that `RECORD` declares, and perhaps the run's `folder` and `label`
+RoundEntry = dict[str, Any]  # a round of a record, with the parts that `ROUND` declares
 Check = Callable[[Any], None]  # raises `Fault` for a value that it refuses
 
 
@@ -151,7 +153,7 @@ def data_set(value: Any) -> None:
         raise wrong("the name of a data set", value)
 
 
-SHARE = number(0, 1)
+FRACTION = number(0, 1)
 COUNT = whole(0)
 NUMERICS = parts({"core": COUNT, "method": COUNT})
 COST = optional(parts(dict.fromkeys(("floats_down", "floats_up", "memory_floats", "buffer_floats"), COUNT)))
@@ -163,20 +165,20 @@ ENVIRONMENT = {
 }  # fmt: skip
 MACHINE = parts({}, {"processor": text, "flags": each(text), "system": text, "denormals": text})
 EVALUATION = {  # of models, beside their accuracy on the test images
-    "classifier_accuracy": optional(SHARE),
-    "global_accuracy": optional(SHARE),
-    "clients": optional(parts({"mean": SHARE, "std": number(0), "worst": SHARE})),
-    "client_accuracy": optional(by_name(SHARE)),
-    "domains": optional(by_name(SHARE)),
-    "intra": optional(by_name(SHARE)),
-    "inter": optional(by_name(SHARE)),
+    "classifier_accuracy": optional(FRACTION),
+    "global_accuracy": optional(FRACTION),
+    "clients": optional(parts({"mean": FRACTION, "std": number(0), "worst": FRACTION})),
+    "client_accuracy": optional(by_name(FRACTION)),
+    "domains": optional(by_name(FRACTION)),
+    "intra": optional(by_name(FRACTION)),
+    "inter": optional(by_name(FRACTION)),
     "per_class": parts(dict.fromkeys(("right", "predicted", "actual"), each(number(0)))),
 }
 ROUND = parts(
     {
         "round": COUNT,
-        "test_accuracy": optional(SHARE),
-        "validation_accuracy": optional(SHARE),
+        "test_accuracy": optional(FRACTION),
+        "validation_accuracy": optional(FRACTION),
         "terms": by_name(number()),
         "seconds": by_name(number()),
     },
@@ -239,9 +241,9 @@ RECORD = parts(
         "summary": parts(
             {
                 "selection": one_of(*SELECTIONS),
-                "selected": optional(SHARE),
+                "selected": optional(FRACTION),
                 "selected_round": optional(COUNT),
-                "last": optional(SHARE),
+                "last": optional(FRACTION),
                 "rounds": COUNT,
             },
             {"params_sha256": text},
@@ -263,8 +265,8 @@ RECORD = parts(
         "changed": each(parts({"round": COUNT, "what": text}, {"numerics": NUMERICS})),
         "error": text,
         "post": parts(
-            {"name": text, "hash": text, "test_accuracy": optional(SHARE), "floats_up": COUNT, "seconds": number(0)},
-            {"validation_accuracy": optional(SHARE), **EVALUATION},
+            {"name": text, "hash": text, "test_accuracy": optional(FRACTION), "floats_up": COUNT, "seconds": number(0)},
+            {"validation_accuracy": optional(FRACTION), **EVALUATION},
         ),
         "quality": parts({}, {
             **dict.fromkeys(("nmi", "clients_nmi"), number(0, 1 + 1e-9)),
@@ -316,15 +318,20 @@ def check_record(record: Any) -> None:
         for name, counts in entry.get("per_class", {}).items():
             _agree(f"the number of classes in 'per_class.{name}'", len(counts), len(record["class_names"]))
         _check_clients(entry.get("client_accuracy") or {}, len(division["sizes"]))
-    tested = [entry["round"] for entry in rounds if entry["test_accuracy"] is not None]
+    tested = [entry["round"] for entry in tested_rounds(rounds)]
     selected_round = summary["selected_round"]
-    is_right = selected_round in tested if tested else selected_round is None
-    if not is_right:
+    is_possible = selected_round in tested if tested else selected_round is None
+    if not is_possible:
         raise UserError(f"'summary.selected_round' must be a tested round (got {selected_round})")
     if tested and None in (summary["selected"], summary["last"]):
         raise UserError("'summary' must have the accuracies of a run that has been tested (got none)")
     if record["status"] == "finished" and (not tested or record["cost"] is None):
         raise UserError("'status' must not be finished (got a run without a tested round or without its cost)")
+
+
+def tested_rounds(rounds: Sequence[RoundEntry]) -> list[RoundEntry]:
+    """Those of the rounds of a record whose models were tested."""
+    return [entry for entry in rounds if entry["test_accuracy"] is not None]
 
 
 def _check_clients(by_client: dict[str, Any], num_clients: int) -> None:
@@ -348,21 +355,21 @@ def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (str, int, bool)
 
 
-def _check_options(record: dict[str, Any]) -> None:
+def _check_options(record: Record) -> None:
     """Refuses an option that its declaration does not allow; of a user's method, one of every method."""
-    config = record["config"]
-    lacking = [name for name in FIRST_OPTIONS if name not in config]
+    options = record["config"]
+    lacking = [name for name in FIRST_OPTIONS if name not in options]
     if lacking:
         raise UserError(f"'config' lacks {', '.join(lacking)}")
     method = methods().get(record["method"]) if record["method"] == record["method_source"] else None
-    kinds = [RunConfig, *([method.config] if method else []), *(post.config for post in posts().values())]
-    fields = fields_of(*kinds)
-    for name, value in config.items():
+    config_types = [RunConfig, *([method.config] if method else []), *(post.config for post in posts().values())]
+    declared = fields_of(*config_types)
+    for name, value in options.items():
         if type(value) is str:
             refuse_wrong(text, value)
-        if name in fields:
-            check_value(fields[name], value)
+        if name in declared:
+            check_value(declared[name], value)
         elif not _is_plain(value):
             raise UserError(f"'config.{name}' must be a text, a finite number, true, false or null (got {value!r:.80})")
     for name in ("dataset", "public_dataset"):
-        refuse_wrong(optional(data_set), config[name])
+        refuse_wrong(optional(data_set), options[name])

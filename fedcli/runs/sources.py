@@ -13,6 +13,7 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.options import flags_of, given_options, recorded_fields, typed_options
 from fedcli.runs.origins import recorded_origins
+from fedcli.runs.schema import Record
 from fedcli.userfiles import own_paths
 
 TUNED = "tuned.json"  # what `fedcli tune` writes beside the trials of a method
@@ -36,7 +37,7 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
         typed["method"] = first
         args = others
     in_file = _options_in_file(typed["config"]) if "config" in typed else {}
-    record: dict[str, Any] = {}
+    record: Record = {}
     in_run: dict[str, Any] = {}
     if "from" in typed:
         from fedcli.runs.record import read_record  # late, as it imports PyTorch
@@ -76,7 +77,7 @@ def _not_overridden(typed: Mapping[str, str], in_file: Mapping[str, Any], in_run
     return {name: value for name, value in options.items() if name not in overridden}
 
 
-def _options_of_run(record: dict[str, Any]) -> dict[str, Any]:
+def _options_of_run(record: Record) -> dict[str, Any]:
     """The options of a run, and `method`, but for those of its protocol.
 
     They come from there again, and follow where another one is given.

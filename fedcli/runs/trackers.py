@@ -13,10 +13,11 @@ from typing import Any
 
 from fedcli.errors import needed, unknown
 from fedcli.runs.rounds import Listener
+from fedcli.runs.schema import Record, RoundEntry
 from fedcli.userfiles import from_file, is_from_file
 
 
-def flat(entry: dict[str, Any], above: str = "") -> dict[str, float]:
+def flat(entry: RoundEntry, above: str = "") -> dict[str, float]:
     """Returns the numbers of a round's entry, as `terms/cross_entropy`, without its own and those of clients."""
     numbers: dict[str, float] = {}
     for key, value in entry.items():
@@ -30,19 +31,19 @@ def flat(entry: dict[str, Any], above: str = "") -> dict[str, float]:
 class TensorBoard(Listener):
     """Writes the numbers of each round into the run's folder `tensorboard`."""
 
-    def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
+    def start(self, record: Record, folder: Path, samples_per_round: int, first_round: int) -> None:
         """Opens an event file, and hides what a killed process wrote of rounds that come again."""
         from torch.utils.tensorboard import SummaryWriter  # late: only some users have it
 
         self.writer = SummaryWriter(folder / "tensorboard", purge_step=first_round + 1)
 
-    def round(self, entry: dict[str, Any]) -> None:
+    def round(self, entry: RoundEntry) -> None:
         """Adds a point to each curve."""
         for name, value in flat(entry).items():
             self.writer.add_scalar(name, value, entry["round"] + 1)
         self.writer.flush()
 
-    def finish(self, record: dict[str, Any]) -> None:
+    def finish(self, record: Record) -> None:
         """Closes the file."""
         self.writer.close()
 
@@ -50,7 +51,7 @@ class TensorBoard(Listener):
 class WeightsAndBiases(Listener):
     """Logs to Weights & Biases, into the project `fedcli` or that of WANDB_PROJECT; a resumed run goes on."""
 
-    def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
+    def start(self, record: Record, folder: Path, samples_per_round: int, first_round: int) -> None:
         """Begins a run there, or goes on: its id follows from what never changes in a record."""
         import wandb  # late: likewise
 
@@ -61,11 +62,11 @@ class WeightsAndBiases(Listener):
             config={"method": record["method"], **record["config"]},
         )  # fmt: skip
 
-    def round(self, entry: dict[str, Any]) -> None:
+    def round(self, entry: RoundEntry) -> None:
         """Logs the numbers of a round."""
         self.run.log(flat(entry), step=entry["round"] + 1)
 
-    def finish(self, record: dict[str, Any]) -> None:
+    def finish(self, record: Record) -> None:
         """Sets the summary, and ends the run there."""
         self.run.summary.update({key: value for key, value in record["summary"].items() if value is not None})
         self.run.finish(exit_code=int(record["status"] != "finished"))
@@ -82,7 +83,7 @@ class Loggers(Listener):
         self.display = display or Listener()
         self.loggers = find_loggers(log)
 
-    def start(self, record: dict[str, Any], folder: Path, samples_per_round: int, first_round: int) -> None:
+    def start(self, record: Record, folder: Path, samples_per_round: int, first_round: int) -> None:
         """Tells all that the run begins."""
         self._tell("start", record, folder, samples_per_round, first_round)
 
@@ -94,15 +95,15 @@ class Loggers(Listener):
         """Tells all what the user has to know."""
         self._tell("note", text)
 
-    def round(self, entry: dict[str, Any]) -> None:
+    def round(self, entry: RoundEntry) -> None:
         """Tells all of a round."""
         self._tell("round", entry)
 
-    def finish(self, record: dict[str, Any]) -> None:
+    def finish(self, record: Record) -> None:
         """Tells all that the run has ended."""
         self._tell("finish", record)
 
-    def skip(self, record: dict[str, Any], folder: Path) -> None:
+    def skip(self, record: Record, folder: Path) -> None:
         """Tells all that the run had ended before."""
         self._tell("skip", record, folder)
 

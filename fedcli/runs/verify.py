@@ -17,6 +17,7 @@ from fedcli.runs.machine import ENVIRONMENT_KEYS
 from fedcli.runs.record import has_ended, read_record
 from fedcli.runs.resume import recorded_setup
 from fedcli.runs.rounds import EnoughRounds, Listener
+from fedcli.runs.schema import Record, tested_rounds
 from fedcli.userfiles import trust_files
 
 ACCURACY_TOLERANCE = 0.02  # how far another machine or version may take the accuracy of a round
@@ -54,8 +55,8 @@ def verify(
         raise UserError(f"the run '{path}' has not finished (it is {record['status']}); resume it, or name another.")
     last = len(record["rounds"])
     if rounds not in (None, last):
-        tested = [entry["round"] + 1 for entry in record["rounds"] if entry["test_accuracy"] is not None]
-        first = tested[0] if tested else 1
+        tested = tested_rounds(record["rounds"])
+        first = tested[0]["round"] + 1 if tested else 1
         if not first <= rounds <= last:
             raise UserError(f"--rounds must be from {first}, the first that was tested, to {last} (got {rounds}).")
         record |= {
@@ -77,7 +78,7 @@ def verify(
     return compare_records(record, again)
 
 
-def compare_records(record: dict[str, Any], again: dict[str, Any]) -> Comparison:
+def compare_records(record: Record, again: Record) -> Comparison:
     """Compares two records of the same options, both finished, diverged, or interrupted after the same round."""
     changes = [name for name in SURROUNDINGS if record.get(name) != again.get(name)]
     moves = [move["round"] for move in record["moved"] if move["round"] < len(record["rounds"])]
@@ -98,17 +99,17 @@ def compare_records(record: dict[str, Any], again: dict[str, Any]) -> Comparison
     return Comparison(f"same within {points}{other}", True)
 
 
-def _curve(record: dict[str, Any]) -> np.ndarray:
+def _curve(record: Record) -> np.ndarray:
     """Test and validation accuracy of each round, `[rounds, 2]`."""
     return np.array([(row["test_accuracy"], row["validation_accuracy"]) for row in record["rounds"]], float)
 
 
-def _end(record: dict[str, Any]) -> Any:
+def _end(record: Record) -> Any:
     """The hash of the last parameters; of a run that was interrupted the terms of all rounds."""
     return record["summary"].get("params_sha256") or [row["terms"] for row in record["rounds"]]
 
 
-def _facts(record: dict[str, Any]) -> dict[str, Any]:
+def _facts(record: Record) -> dict[str, Any]:
     """What must be equal in two runs before their curves are compared, by the words for it."""
     return {
         "data set": record["dataset_fingerprint"],

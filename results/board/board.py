@@ -23,7 +23,7 @@ from fedcli.results.metrics import find_metric
 from fedcli.results.render import between_marks, github
 from fedcli.results.statistics import interval, interval_text
 from fedcli.runs.identity import settings_text
-from fedcli.runs.record import Record
+from fedcli.runs.schema import Record
 
 HERE = Path(__file__).parent
 RUNS = Path("runs/board")

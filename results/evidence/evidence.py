@@ -33,7 +33,7 @@ from fedcli.results.jobs import execute
 from fedcli.results.plans import Plan, PlannedRun, plan_table
 from fedcli.runs.begin import read_begun
 from fedcli.runs.checkpoints import CHECKPOINT
-from fedcli.runs.identity import draft, settings
+from fedcli.runs.identity import draft, settings_of
 from fedcli.runs.record import RECORD
 from fedcli.runs.resolve import resolve
 from fedcli.runs.signals import OutOfTime, interrupt_on_signals, set_time_limit, time_left
@@ -115,19 +115,19 @@ def planned_runs(precision: str, tiny: bool) -> list[OpenRun]:
 
 def open_run(run: PlannedRun, work: Work, changes: Mapping[str, Any], home: Path) -> OpenRun:
     """Returns a run of a table as it is done here: with other options, in a folder below `home`."""
-    given = {**run.given, **changes}
+    options = {**run.options, **changes}
     if work.table in INSTEAD:
         # Under another protocol none of the options may come from the cell's.
-        given = {**run.setup.all_options(), **changes, **INSTEAD[work.table]}
-    setup = resolve(find_method(run.method), given, need_data=False)
+        options = {**run.setup.all_options(), **changes, **INSTEAD[work.table]}
+    setup = resolve(find_method(run.method), options, need_data=False)
     return OpenRun(
         label=f"{work.decides}: {work.table} {run.label}",
         method=run.method,
-        given=given,
+        options=options,
         setup=setup,
-        settings=settings(draft(setup)),
+        settings=settings_of(draft(setup)),
         folder=home / run.folder.parent.name / run.folder.name,
-        values=run.values,
+        varied=run.varied,
         table=work.table,
     )
 

@@ -24,14 +24,15 @@ def find_methods(names: Sequence[str]) -> list[Method]:
     return methods
 
 
-def options_of(method: Method, methods: Sequence[Method], given: Mapping[str, Any]) -> Options:
+def options_of(method: Method, methods: Sequence[Method], options: Mapping[str, Any]) -> Options:
     """Leaves out the options that belong to other methods of the command and not to this one."""
-    of_others = {name for other in methods for name in fields_of(other.config)}
-    own = recorded_fields(method).keys()
-    return {name: value for name, value in given.items() if name in own or name not in of_others}
+    of_any_method = fields_of(*(each.config for each in methods)).keys()
+    of_this_method = recorded_fields(method).keys()
+    of_others = of_any_method - of_this_method
+    return {name: value for name, value in options.items() if name not in of_others}
 
 
-def settings_for(names: Sequence[str], texts: Iterable[str], flag: str) -> dict[str, Options]:
+def parse_method_options(names: Sequence[str], texts: Iterable[str], flag: str) -> dict[str, Options]:
     """Reads `METHOD:OPTION=VALUE`, an option of one method, or of all methods that have it without `METHOD:`.
 
     Args:
@@ -47,30 +48,30 @@ def settings_for(names: Sequence[str], texts: Iterable[str], flag: str) -> dict[
             option of a method is given twice.
     """
     methods = dict(zip(names, find_methods(names), strict=True))
-    settings: dict[str, Options] = {name: {} for name in names}
+    values_to_try: dict[str, Options] = {name: {} for name in names}
     for text in texts:
         option, equals, values = text.partition("=")
         if not (option and equals and values):
             raise UserError(f"{flag} must be an option and its values (got '{text}'); write {flag} lr=0.01,0.1.")
         method_name, _, option = option.rpartition(":")
         option = option.strip().lstrip("-").replace("-", "_")
-        for name in _named(methods, method_name, option, flag):
-            fields = recorded_fields(methods[name])
-            if option not in fields:
+        for name in _methods_meant(methods, method_name, option, flag):
+            declared = recorded_fields(methods[name])
+            if option not in declared:
                 raise unknown_option(option, methods[name], {}, None)
-            if option in settings[name]:
+            if option in values_to_try[name]:
                 raise UserError(f"{flag_of(option)} is given twice (got {flag} {text}); put all its values into one.")
-            settings[name][option] = parse_values(fields[option], values)
-    return settings
+            values_to_try[name][option] = parse_values(declared[option], values)
+    return values_to_try
 
 
-def single_settings(names: Sequence[str], texts: Iterable[str]) -> dict[str, Options]:
-    """Reads the texts of `--set`, which gives one method's option one value; see `settings_for`."""
-    settings = settings_for(names, texts, "--set")
-    for options in settings.values():
+def parse_set(names: Sequence[str], texts: Iterable[str]) -> dict[str, Options]:
+    """Reads the texts of `--set`, which gives one method's option one value; see `parse_method_options`."""
+    method_options = parse_method_options(names, texts, "--set")
+    for options in method_options.values():
         for name, values in options.items():
             options[name] = _only_value(name, values)
-    return settings
+    return method_options
 
 
 def _only_value(option: str, values: Sequence[Any]) -> Any:
@@ -85,12 +86,12 @@ def _only_value(option: str, values: Sequence[Any]) -> Any:
     return value
 
 
-def options_by_method(names: Sequence[str], settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Options]:
+def options_by_method(names: Sequence[str], method_options: Mapping[str, Mapping[str, Any]]) -> dict[str, Options]:
     """Finds the methods that options of single methods are for, as `fedcli.run(..., set=...)` takes them.
 
     Args:
         names: The methods, as they are named in the command.
-        settings: The options of a method, by its name there or the one that its file declares.
+        method_options: The options of a method, by its name there or the one that its file declares.
 
     Returns:
         For each of `names` its options.
@@ -100,36 +101,38 @@ def options_by_method(names: Sequence[str], settings: Mapping[str, Mapping[str, 
             twice.
     """
     by_name: dict[str, Options] = {name: {} for name in names}
-    if not settings:
+    if not method_options:
         return by_name
     methods = dict(zip(names, find_methods(names), strict=True))
-    for method_name, options in settings.items():
+    for method_name, options in method_options.items():
         if not isinstance(options, Mapping):
             raise UserError(
                 f"--set must have the options of each method by its name (got {method_name!r}: {options!r}); write "
                 f"set={{'{names[0]}': {{'lr': 0.1}}}}."
             )
-        for name in _find_named(methods, str(method_name), "--set"):
-            known = recorded_fields(methods[name])
+        for name in _names_in_command(methods, str(method_name), "--set"):
+            declared = recorded_fields(methods[name])
             for option in options:
-                if option not in known:
+                if option not in declared:
                     raise unknown_option(option, methods[name], {}, None)
                 if option in by_name[name]:
-                    raise UserError(f"{flag_of(option)} of '{name}' is given twice (got --set {settings}); give one.")
+                    raise UserError(
+                        f"{flag_of(option)} of '{name}' is given twice (got --set {method_options}); give one."
+                    )
                 value = options[option]
                 by_name[name][option] = _only_value(option, value) if isinstance(value, tuple) else value
     return by_name
 
 
-def _named(methods: Mapping[str, Method], name: str, option: str, flag: str) -> list[str]:
+def _methods_meant(methods: Mapping[str, Method], name: str, option: str, flag: str) -> list[str]:
     """The methods that a text means, as they are named in the command: the named one, or all that have the option."""
     if not name:
         having = [other for other, method in methods.items() if option in recorded_fields(method)]
         return having or list(methods)[:1]  # of which the option is then refused
-    return _find_named(methods, name, flag)
+    return _names_in_command(methods, name, flag)
 
 
-def _find_named(methods: Mapping[str, Method], name: str, flag: str) -> list[str]:
+def _names_in_command(methods: Mapping[str, Method], name: str, flag: str) -> list[str]:
     """The methods of a name, as they are named in the command; refuses one that the command has not."""
     meant = [other for other, method in methods.items() if name in (other, method.name)]
     if not meant:
