@@ -93,46 +93,80 @@ class Page:
 def pages(results: Path) -> list[Page]:
     """All pages of `results`, a folder with `records/<study>` and `papers/notes/<paper>.md`.
 
-    A `README.md` beside the folder gets the number of claims between two marks.
+    A `README.md` beside the folder gets the number of claims between two marks, and a folder `papers` beside it the
+    verdicts that are installed with the package.
     """
     records = results / "records"
     studies = [read_study(file.parent) for file in sorted(records.glob("*/intro.md"))]
     answers = claims.answers(registry.claims(), [records])
+    planned = {}
+    for name, module in papers().items():
+        planned[name] = [plans.plan_table(table, records, seeds=table.seeds) for table in module.TABLES]
+
     made = []
     for study in studies:
         figures = tuple(Figure(study, kind) for kind in _charts(study))
         made.append(Page(Path(f"{study.name}.md"), study_page(study), figures))
-    planned = {}
     for name, module in papers().items():
-        planned[name] = [plans.plan_table(table, records, seeds=table.seeds) for table in module.TABLES]
-        notes = results / "papers" / "notes" / f"{name}.md"
-        missed = notes.read_text(encoding="utf-8") if notes.is_file() else ""
-        text = paper_page(module, planned[name], studies, missed)
-        made.append(Page(Path("papers") / f"{name}.md", text.replace(f"{records}/", "records/")))
+        tables_of_paper = [named_from(results, plan) for plan in planned[name]]
+        missed = _notes_on(name, results)
+        made.append(Page(Path("papers") / f"{name}.md", paper_page(module, tables_of_paper, studies, missed)))
     made.append(Page(Path("README.md"), first_page(records, studies, answers, coverage(planned))))
+
     readme = results.parent / "README.md"
     if readme.is_file():
         table = claims_by_paper(planned, answers)
-        made.append(Page(Path("../README.md"), between_marks(readme.read_text(encoding="utf-8"), "claims", table)))
+        text = between_marks(readme.read_text(encoding="utf-8"), "claims", table)
+        made.append(Page(Path("../README.md"), text))
     if (results.parent / "papers").is_dir():
-        verdicts = render(claims.claims_sheet(answers), "csv")
-        made.append(Page(Path("../papers") / claims.SHIPPED, verdicts.replace(f"{records}/", "")))
+        made.append(Page(Path("../papers") / claims.SHIPPED, verdicts(records, answers)))
     return made
+
+
+def _notes_on(paper: str, results: Path) -> str:
+    """What a person has written about a paper's runs; empty where there is nothing."""
+    notes = results / "papers" / "notes" / f"{paper}.md"
+    return notes.read_text(encoding="utf-8") if notes.is_file() else ""
+
+
+def named_from(results: Path, plan: plans.TablePlan) -> plans.TablePlan:
+    """A planned table whose runs have the folders that its page names, those below `results`."""
+    runs = []
+    for run in plan.runs:
+        runs.append(replace(run, folder=run.folder.relative_to(results)))
+    return replace(plan, folder=plan.folder.relative_to(results), runs=tuple(runs))
+
+
+def verdicts(records: Path, answers: Iterable[claims.Answer]) -> str:
+    """The CSV of the claims that is installed with the package; its folders are those below `records`."""
+    shipped = []
+    for answer in answers:
+        runs = tuple(folder.relative_to(records) for folder in answer.runs)
+        pairs = []
+        for pair in answer.pairs:
+            folder = pair["folder"].relative_to(records)
+            folder_than = pair["folder_than"].relative_to(records)
+            pairs.append({**pair, "folder": folder, "folder_than": folder_than})
+        shipped.append(replace(answer, runs=runs, pairs=tuple(pairs)))
+    return render(claims.claims_sheet(shipped), "csv")
 
 
 def coverage(planned: Mapping[str, Sequence[plans.TablePlan]]) -> str:
     """How many of the numbers that the papers print have been run in full, by the papers' tables as `planned`."""
     lines = []
-    complete = []
+    complete = []  # names of tables
     for name, tables_of_paper in planned.items():
-        cells: list[bool] = []
+        num_printed = 0
+        num_in_full = 0
         for plan in tables_of_paper:
-            in_full = cells_in_full(plan)
-            cells += in_full
-            if in_full and all(in_full):
+            are_in_full = cells_in_full(plan)
+            num_printed += len(are_in_full)
+            num_in_full += sum(are_in_full)
+            if are_in_full and all(are_in_full):
                 complete.append(plan.table.name)
-        lines.append([f"[{_title(tables_of_paper)}](papers/{name}.md)", f"{len(cells):,}", f"{sum(cells):,}"])
-    table = github(["Paper", "Printed cells", "In full, all seeds"], lines, 1)
+        link = f"[{_title(tables_of_paper)}](papers/{name}.md)"
+        lines.append([link, f"{num_printed:,}", f"{num_in_full:,}"])
+    table = github(["Paper", "Printed cells", "In full, all seeds"], lines, first_number_column=1)
     names = ", ".join(complete) or "none"
     return f"{table}\n\nRun in full, every cell here that has a printed number: {names}.\n\n{COVERAGE}"
 
@@ -145,8 +179,8 @@ def claims_by_paper(planned: Mapping[str, Sequence[plans.TablePlan]], answers: S
         counts = Counter(answer.verdict for answer in answers if answer.claim.table in table_names)
         numbers = [str(counts[verdict]) for verdict in claims.VERDICTS]
         lines.append([f"[{_title(tables_of_paper)}](results/papers/{name}.md)", *numbers])
-    columns = ["Claims of", *map(str.capitalize, claims.VERDICTS)]
-    return github(columns, lines, 1)
+    titles = ["Claims of", *(verdict.capitalize() for verdict in claims.VERDICTS)]
+    return github(titles, lines, first_number_column=1)
 
 
 def _title(tables_of_paper: Sequence[plans.TablePlan]) -> str:
@@ -165,10 +199,10 @@ def cells_in_full(plan: plans.TablePlan) -> list[bool]:
     return in_full
 
 
-def _page(head: str, parts: Mapping[str, str]) -> str:
+def _page(head: str, sections: Mapping[str, str]) -> str:
     """A page in Markdown: its head, and texts by their headings, without empty ones."""
     blocks = [head]
-    for heading, text in parts.items():
+    for heading, text in sections.items():
         if text:
             blocks.append(f"{heading}\n\n{text}")
     return "\n\n".join(blocks) + "\n"
@@ -180,7 +214,7 @@ def first_page(records: Path, studies: Sequence[Study], answers: Sequence[claims
     sheet = claims.claims_sheet(answers)
     lines = []
     for line, answer in zip(sheet.lines, answers, strict=True):
-        *cells, _ = line  # here the last column, of the runs, has links to their pages
+        *cells, _ = line  # the last one says which runs there are, here with links to their pages
         lines.append([*cells, _runs_of_claim(answer, records, timed)])
     notes = (*sheet.notes, *texts_instead(answers), MODIFIED)
     claimed = render(replace(sheet, lines=lines, notes=notes)).rstrip()
@@ -188,12 +222,13 @@ def first_page(records: Path, studies: Sequence[Study], answers: Sequence[claims
     for study in studies:
         first_finding = study.findings[0] if study.findings else MISSING
         rows.append([f"[{study.name}]({study.name}.md)", first_finding])
-    parts = {
+    listed = github(["Study", "First finding"], rows)
+    sections = {
         "## What the papers claim, and what is so": f"{claims.counted(answers)} {CLAIMS}\n\n{claimed}",
         "## How much of what the papers print has been run": covered,
-        "## Studies": f"{github(['Study', 'First finding'], rows)}\n\n{LEGEND}\n{OTHERS}",
+        "## Studies": f"{listed}\n\n{LEGEND}\n{OTHERS}",
     }
-    return _page(f"# Results\n\n{MADE}", parts)
+    return _page(f"# Results\n\n{MADE}", sections)
 
 
 def _runs_of_claim(answer: claims.Answer, records: Path, timed: pd.DataFrame) -> str:
@@ -231,25 +266,31 @@ def texts_instead(answers: Iterable[claims.Answer]) -> list[str]:
 def study_page(study: Study) -> str:
     """The page of a study."""
     records = study.records
-    parts = {}
+    sections = {}
     if study.findings:
         lines = "\n".join(f"- {line}" for line in study.findings)
-        parts["## Findings"] = f"{lines}\n\n{LEGEND}"
-    table = render(tables.sheet(records, study.metrics)).strip()
-    shown = [f"![{title}]({Figure(study, kind).path.as_posix()})" for kind, title in _charts(study).items()]
-    parts["## Results"] = "\n\n".join([table, *shown])
+        sections["## Findings"] = f"{lines}\n\n{LEGEND}"
+
+    shown = [render(tables.sheet(records, study.metrics)).strip()]
+    for kind, title in _charts(study).items():
+        figure = Figure(study, kind)
+        shown.append(f"![{title}]({figure.path.as_posix()})")
+    sections["## Results"] = "\n\n".join(shown)
+
     by_seed = tables.sheet(records, study.metrics, by_seed=True)
-    parts["## Every run"] = render(replace(by_seed, setting="", notes=())).strip()
-    machines = tables.machines(records)
+    sections["## Every run"] = render(replace(by_seed, setting="", notes=())).strip()
+
+    machines = list(tables.machines(records))
     by_modified = modified(records)
     if by_modified:
-        machines = [*machines, f"- {by_modified}: their commit ends in `+`."]
-    parts["## Machines and versions"] = "\n".join(machines)
+        machines.append(f"- {by_modified}: their commit ends in `+`.")
+    sections["## Machines and versions"] = "\n".join(machines)
+
     commands = tables.commands(records)
     if commands:
         typed = "\n".join(f"$ {command}" for command in commands)
-        parts["## Commands"] = f"```console\n{typed}\n```\n\n{VERIFY}"
-    return _page(study.intro, parts)
+        sections["## Commands"] = f"```console\n{typed}\n```\n\n{VERIFY}"
+    return _page(study.intro, sections)
 
 
 def _charts(study: Study) -> dict[str, str]:
@@ -257,15 +298,14 @@ def _charts(study: Study) -> dict[str, str]:
     tested_rounds = []
     for record in study.records:
         tested_rounds.append(sum(entry["test_accuracy"] is not None for entry in record["rounds"]))
-    charts = {}
-    if max(tested_rounds) > 2:  # two points say nothing
-        charts["curves"] = "Test accuracy over rounds"
-    return charts | study.figures
+    if max(tested_rounds) <= 2:  # two points say nothing
+        return study.figures
+    return {"curves": "Test accuracy over rounds", **study.figures}
 
 
 def paper_page(module: ModuleType, planned: Iterable[plans.TablePlan], studies: Iterable[Study], missed: str) -> str:
     """The page of a paper: its `planned` tables, those of the `studies` that are its own, and what was `missed`."""
-    before_sections, *_ = re.split(r"(?m)^\S.*\n(?= )", module.__doc__)
+    before_sections, *_ = re.split(r"(?m)^\S.*\n(?= )", module.__doc__)  # at a title over indented lines
     title, *paragraphs = before_sections.strip().split("\n\n")
     name = _file_name(module)
     paragraphs.append(
@@ -280,30 +320,34 @@ def paper_page(module: ModuleType, planned: Iterable[plans.TablePlan], studies: 
             shown.append(f"{command} runs what is missing.")
         else:
             lacking.append([plan.title, str(len(plan.cells)), command])
-    parts = {"## Tables": "\n\n".join(shown)}
+    sections = {"## Tables": "\n\n".join(shown)}
     if lacking:
-        parts["### Without a finished run"] = github(["Table", "Cells", "Command"], lacking)
-    not_planned = [f"- {place}: {reason.rstrip('.')}." for place, reason in module.NOT_PLANNED.items()]
-    parts["### Not planned"] = "\n".join(not_planned)
-    parts["## Studies"] = "\n".join(_links(module, studies))
+        sections["### Without a finished run"] = github(["Table", "Cells", "Command"], lacking)
+    not_planned = [f"- {where}: {reason.rstrip('.')}." for where, reason in module.NOT_PLANNED.items()]
+    sections["### Not planned"] = "\n".join(not_planned)
+    sections["## Studies"] = "\n".join(_links(module, studies))
     for heading, text in CARD.findall(module.__doc__):
-        parts[f"## {heading}"] = textwrap.dedent(text).strip()
-    parts["## What did not work"] = missed.strip()
-    return _page("\n\n".join([f"# {title.rstrip('.')}", *paragraphs]), parts)
+        sections[f"## {heading}"] = textwrap.dedent(text).strip()
+    sections["## What did not work"] = missed.strip()
+    head = "\n\n".join([f"# {title.rstrip('.')}", *paragraphs])
+    return _page(head, sections)
 
 
 def _links(module: ModuleType, studies: Iterable[Study]) -> list[str]:
     """A line for each study that runs a method or a protocol of a paper's file, with its first finding."""
-    names = {protocol.name for protocol in module.PROTOCOLS}
-    names |= {method.name for method in registry.methods().values() if method.module is module}
+    protocols = {protocol.name for protocol in module.PROTOCOLS}
+    methods = {method.name for method in registry.methods().values() if method.module is module}
     lines = []
     for study in studies:
-        if any(names & {record["method"], record["protocol"]} for record in study.records):
-            first_line, _, _ = study.intro.partition("\n")
-            line = f"- [{first_line.lstrip('# ')}](../{study.name}.md)"
-            if study.findings:
-                line += f": {study.findings[0]}"
-            lines.append(line)
+        runs_protocol = any(record["protocol"] in protocols for record in study.records)
+        runs_method = any(record["method"] in methods for record in study.records)
+        if not (runs_protocol or runs_method):
+            continue
+        first_line, _, _ = study.intro.partition("\n")
+        line = f"- [{first_line.lstrip('# ')}](../{study.name}.md)"
+        if study.findings:
+            line += f": {study.findings[0]}"
+        lines.append(line)
     return lines
 
 
@@ -312,8 +356,9 @@ def main(folder: Annotated[Path, typer.Argument()] = HERE) -> None:
     if not (folder / "records").is_dir():
         raise SystemExit(f"'{folder}' has no runs for pages (got no folder 'records' in it); name one that has it.")
     for page in pages(folder):
-        write_atomically(folder / page.path, partial(Path.write_text, data=page.text, encoding="utf-8"))
-        print(folder / page.path)
+        file = folder / page.path
+        write_atomically(file, partial(Path.write_text, data=page.text, encoding="utf-8"))
+        print(file)
         for figure in page.figures:
             write_figure(folder / figure.path, find_chart(figure.kind), named(figure.study), page=True)
 

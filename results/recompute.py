@@ -80,15 +80,16 @@ def last(record: dict, parameter: str) -> float:
 
 def at(record: dict, parameter: str) -> float:
     """The accuracy after a fraction of the rounds, as "1/4"."""
-    fraction = Fraction(parameter) * record["config"]["rounds"]
-    number = math.floor(fraction + Fraction(1, 2))
+    exact_number = Fraction(parameter) * record["config"]["rounds"]
+    number = math.floor(exact_number + Fraction(1, 2))
     return percents(record, "test_accuracy").get(number, MISSING)
 
 
 def last_tenth(record: dict, parameter: str) -> float:
     """The mean accuracy over the last tenth of the rounds."""
-    planned = record["config"]["rounds"]
-    first = planned - max(1, planned // 10) + 1
+    num_rounds = record["config"]["rounds"]
+    num_last = max(1, num_rounds // 10)
+    first = num_rounds - num_last + 1
     return percents(record, "test_accuracy").loc[first:].mean()
 
 
@@ -172,9 +173,9 @@ def interval(leads: pd.Series) -> Lead:
     return Lead(mean, mean - half_width, mean + half_width, n)
 
 
-def judge(lead: Lead, direction: str, exact: bool) -> str:
-    """The verdict on a lead; an `exact` one, of counts, needs no interval."""
-    if exact:
+def judge(lead: Lead, direction: str, is_exact: bool) -> str:
+    """The verdict on a lead; an exact one, of counts, needs no interval."""
+    if is_exact:
         is_above = lead.mean > 0
         is_below = lead.mean < 0
     else:
@@ -186,12 +187,12 @@ def judge(lead: Lead, direction: str, exact: bool) -> str:
     return "reproduced" if is_as_claimed else "contradicted"
 
 
-def leads_over(pairs: pd.DataFrame, kind: str) -> list[Lead]:
+def leads_over(pairs: pd.DataFrame, column: str) -> list[Lead]:
     """The lead over each other row, by a column of the pairs of runs, "value" or "tail"."""
-    differences = pairs[kind] - pairs[f"{kind}_than"]
-    shares = pairs.assign(lead=pairs["share"] * differences)
-    seeds = shares.groupby(["than", "seed"])["lead"].sum(min_count=1)
-    return [interval(leads) for _, leads in seeds.groupby("than")]
+    differences = pairs[column] - pairs[f"{column}_than"]
+    weighted = pairs.assign(lead=pairs["share"] * differences)
+    by_seed = weighted.groupby(["than", "seed"])["lead"].sum(min_count=1)
+    return [interval(leads) for _, leads in by_seed.groupby("than")]
 
 
 def smallest(leads: list[Lead], sign: int) -> Lead:
@@ -200,30 +201,44 @@ def smallest(leads: list[Lead], sign: int) -> Lead:
     return min(with_value or leads, key=lambda lead: sign * lead.mean)
 
 
+def read_pairs(claim: pd.Series) -> pd.DataFrame:
+    """The pairs of runs of a claim, a row a pair.
+
+    The columns `value`, of the claim's metric, and `tail`, over the last tenth of the rounds, are of the claim's row;
+    `value_than` and `tail_than` are of the other row.
+    """
+    pairs = pd.DataFrame(json.loads(claim["pairs"]))
+    for side in ("", "_than"):
+        values = []
+        tails = []
+        for folder, metric in zip(pairs[f"folder{side}"], pairs[f"metric{side}"], strict=True):
+            record = json.loads((Path(folder) / "record.json").read_text())
+            values.append(value(record, metric))
+            tails.append(value(record, "last-tenth"))
+        pairs[f"value{side}"] = values
+        pairs[f"tail{side}"] = tails
+    return pairs
+
+
 def recompute(claim: pd.Series) -> Answer:
     """What the records say of a claim."""
     direction = claim["direction"]
-    exact = claim["metric"].startswith("floats")
     sign = 1 if direction == "higher" else -1
-    pairs = pd.DataFrame(json.loads(claim["pairs"]))
-    for end in ("", "_than"):
-        records = [json.loads((Path(folder) / "record.json").read_text()) for folder in pairs[f"folder{end}"]]
-        metrics = pairs[f"metric{end}"]
-        pairs[f"value{end}"] = [value(record, metric) for record, metric in zip(records, metrics, strict=True)]
-        pairs[f"tail{end}"] = [value(record, "last-tenth") for record in records]
+    is_exact = claim["metric"].startswith("floats")
+    pairs = read_pairs(claim)
 
     leads = leads_over(pairs, "value")
-    verdicts = [judge(lead, direction, exact) for lead in leads]
+    verdicts = [judge(lead, direction, is_exact) for lead in leads]
     verdict = min(verdicts, key=RANKS.index)
-    weakest = [lead for lead, of_lead in zip(leads, verdicts, strict=True) if of_lead == verdict]
-    others = claim["than"].split("; ")
-    if len(leads) < len(others) and verdict == "reproduced":
+    deciding = [lead for lead, of_lead in zip(leads, verdicts, strict=True) if of_lead == verdict]
+    num_others = len(claim["than"].split("; "))
+    if verdict == "reproduced" and len(leads) < num_others:
         verdict = "undecided"
 
     tail = NO_LEAD
     if pd.notna(claim["tail"]):
         tail = smallest(leads_over(pairs, "tail"), sign)
-    return Answer(verdict, smallest(weakest, sign), tail)
+    return Answer(verdict, smallest(deciding, sign), tail)
 
 
 def answer_of_table(claim: pd.Series) -> Answer:
@@ -246,8 +261,11 @@ def main() -> None:
         there = answer_of_table(claim).text()
         if here != there:
             faults.append(f"{claim['claim']}: {here} here, {there} there")
-    print(f"{len(judged)} claims recomputed, {len(faults)} otherwise", *faults, sep="\n")
-    sys.exit(bool(faults))
+    print(f"{len(judged)} claims recomputed, {len(faults)} otherwise")
+    for fault in faults:
+        print(fault)
+    if faults:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -34,9 +34,9 @@ from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.statistics import difference, interval, interval_text
 from fedcli.runs.schema import Record
 
-# Metrics whose names say too little, in words: by themselves, and before a parameter as in "inter:mnist".
-WORDS = {"last": "last round", "intra": "own domain", "inter": "other domains"}
-WORDS_BEFORE_PARAMETER = {"inter": "other domains than"}
+# What metrics are called whose names say too little: by themselves, and before a parameter as in "inter:mnist".
+TITLES = {"last": "last round", "intra": "own domain", "inter": "other domains"}
+TITLES_BEFORE_PARAMETER = {"inter": "other domains than"}
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,17 @@ def named(study: Study) -> list[Record]:
     """The records of a study, those of a group under its name in the place of the method's."""
     records = []
     for record in study.records:
-        folder = record["folder"]
-        groups = [study.names[path] for path in (folder, *folder.parents) if path in study.names]
-        if groups:
-            record = {**record, "label": groups[0]}  # the innermost folder that has a name
-        records.append(record)
+        name = _group_of(record["folder"], study.names)
+        records.append(record if name is None else {**record, "label": name})
     return records
+
+
+def _group_of(folder: Path, names: Mapping[Path, str]) -> str | None:
+    """The name of the innermost folder, of a run's own and those around it, that has one."""
+    for path in (folder, *folder.parents):
+        if path in names:
+            return names[path]
+    return None
 
 
 def modified(records: Iterable[Record]) -> str:
@@ -130,21 +135,20 @@ def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str
     """
     metric = find_metric(entry["metric"])
     of = entry["of"]
-    words = _words(metric, groups[of])
+    title = _title(metric, groups[of])
     if "than" in entry:
         than = entry["than"]
         than_metric = find_metric(entry.get("than_metric", entry["metric"]))
         _check_pairs(groups[of], groups[than])
         sign = "+"
         result = difference(metric, groups[of], than_metric, groups[than])
-        if than_metric.name == metric.name:
-            line = f"{of} - {than}, {words}"
-        else:
-            line = f"{of} ({words}) - {than} ({_words(than_metric, groups[than])})"
+        line = f"{of} - {than}, {title}"
+        if than_metric.name != metric.name:
+            line = f"{of} ({title}) - {than} ({_title(than_metric, groups[than])})"
     else:
         sign = ""
         result = interval(metric.values(groups[of]))
-        line = f"{of}, {words}"
+        line = f"{of}, {title}"
     if not result.n:
         raise ValueError("no run has this value, or no seed has both runs")
     line += f": {interval_text(metric, result, sign=sign)}"
@@ -166,26 +170,28 @@ def _check_pairs(runs: Iterable[Record], others: Iterable[Record]) -> None:
 def _printed_number(entry: Mapping[str, Any], metric: Metric) -> float:
     """The number that the paper prints for a finding: of a row, or how far one row leads on another."""
     name, column = entry["paper"]
+    of = entry["of"]
     table = registry.find_table(name)
-    rows = [entry["of"]]
     if "than" in entry:
-        rows.append(entry["than"])
-        number = paper_tables.printed_lead(table, entry["of"], entry["than"], (column,), metric)
+        than = entry["than"]
+        rows = f"{of} or {than}"
+        number = paper_tables.printed_lead(table, of, than, (column,), metric)
     else:
-        number = paper_tables.printed_value(table, entry["of"], column, metric)
+        rows = of
+        number = paper_tables.printed_value(table, of, column, metric)
     if number is None:
-        raise ValueError(f"{name} has no number in {column} for {' or '.join(rows)}")
+        raise ValueError(f"{name} has no number in {column} for {rows}")
     return number
 
 
-def _words(metric: Metric, records: Iterable[Record]) -> str:
-    """What a metric is, in words."""
+def _title(metric: Metric, records: Iterable[Record]) -> str:
+    """What a metric is called."""
     if metric.name == "selected":
         selections = {SELECTIONS[record["summary"]["selection"]] for record in records}
         return " or ".join(sorted(selections))
     name, _, parameter = metric.name.partition(":")
-    name_in_words = name.replace("-", " ")
+    with_spaces = name.replace("-", " ")
     if not parameter:
-        return WORDS.get(name, name_in_words)
-    words = WORDS_BEFORE_PARAMETER.get(name, name_in_words)
-    return f"{words} {parameter.replace('_', ' ')}"
+        return TITLES.get(name, with_spaces)
+    title = TITLES_BEFORE_PARAMETER.get(name, with_spaces)
+    return f"{title} {parameter.replace('_', ' ')}"

@@ -85,8 +85,8 @@ def test_global_and_personal_models_stand_in_two_tables(board, monkeypatch):
             })  # fmt: skip
     monkeypatch.setattr(board, "OPTIONS", {personal: {method: {"lr": 0.2} for method in values}})
     tables = {}
-    for mark, part in board.parts(pd.DataFrame(rows), personal).items():
-        tables[mark] = {row["Method"]: row for row in cells(board.section(part, personal))}
+    for mark, rows_of_table in board.rows_by_mark(pd.DataFrame(rows), personal).items():
+        tables[mark] = {row["Method"]: row for row in cells(board.section(rows_of_table, personal))}
 
     of_global = tables[f"{personal}, global"]
     assert [*of_global] == ["ditto", "fedavg"]
@@ -113,7 +113,7 @@ def test_the_committed_page_is_that_of_the_committed_runs(board, tmp_path, monke
     for protocol in board.PLAIN:
         counts = rows[rows.protocol == protocol].groupby("method").size()
         assert counts.to_dict() == dict.fromkeys(board.OPTIONS[protocol], len(board.SEEDS))
-        for mark in board.parts(rows, protocol):
+        for mark in board.rows_by_mark(rows, protocol):
             assert f"<!-- {mark}: end -->" in text
 
 

@@ -55,17 +55,18 @@ def table(protocol: str) -> Table:
     )
 
 
-def run(protocol: str) -> list[dict]:
-    """Runs what has not ended of a board, and returns a row of the CSV for each run."""
+def run(protocol: str) -> pd.DataFrame:
+    """Runs what has not ended of a board, and returns the rows of the CSV, one a run."""
     folder = RUNS / protocol.replace(":", "-")
-    errors = jobs.execute(plans.plan_table(table(protocol), folder), jobs.Watch(), jobs=2, records_only=True)
+    plan = plans.plan_table(table(protocol), folder)
+    errors = jobs.execute(plan, jobs.Watch(), jobs=2, records_only=True)
     if errors:
         raise SystemExit(f"{len(errors)} runs have failed (the first: {next(iter(errors.items()))}); run this again.")
     rows = []
-    for cell in plans.plan_table(table(protocol), folder).cells:
-        for record in cell.records:
-            rows.append({"protocol": protocol, "method": cell.cell.row, **numbers_of(record)})
-    return rows
+    for planned in plans.plan_table(table(protocol), folder).cells:  # with the new records
+        for record in planned.records:
+            rows.append({"protocol": protocol, "method": planned.cell.row, **numbers_of(record)})
+    return pd.DataFrame(rows)
 
 
 def numbers_of(record: Record) -> dict[str, Any]:
@@ -90,17 +91,17 @@ def mean_text(numbers: pd.Series, sign: str = "") -> str:
     return interval_text(find_metric("selected"), interval(numbers.dropna().tolist()), sign=sign)
 
 
-def parts(rows: pd.DataFrame, protocol: str) -> dict[str, pd.DataFrame]:
+def rows_by_mark(rows: pd.DataFrame, protocol: str) -> dict[str, pd.DataFrame]:
     """Returns the rows of a board by the marks of its tables; global and personal models stand in two tables."""
     rows = rows[rows.protocol == protocol]
     if protocol != "own:personal":
         return {protocol: rows}
-    has_both = rows.groupby("method")["global"].transform("count") > 0
     is_global = rows.tested == "global"
-    of_global = rows.assign(selected=rows["global"].where(has_both, rows.selected))
+    has_both = rows.groupby("method")["global"].transform("count") > 0
     is_plain = rows.method == PLAIN[protocol]
+    by_global_model = rows.assign(selected=rows["global"].where(has_both, rows.selected))
     return {
-        f"{protocol}, global": of_global[is_global | has_both],
+        f"{protocol}, global": by_global_model[is_global | has_both],
         f"{protocol}, personal": rows[~is_global | is_plain],
     }
 
@@ -110,7 +111,9 @@ def section(rows: pd.DataFrame, protocol: str) -> str:
     plain = PLAIN[protocol]
     finished = rows[[*ACCURACIES]].where(rows.status == "finished")
     accuracies = pd.concat([rows[["seed", "method"]], finished], axis=1).pivot(index="seed", columns="method")
-    order = accuracies.selected.mean().sort_values(ascending=False, kind="stable").index
+    means = accuracies["selected"].mean()
+    order = means.sort_values(ascending=False, kind="stable").index
+    # A row a seed, a column a method.
     headline = accuracies["selected"][order]
     last_tenth = accuracies["last-tenth"][order]
     classifier = accuracies["classifier"][order]
@@ -134,26 +137,32 @@ def section(rows: pd.DataFrame, protocol: str) -> str:
     if lead_of_first.low > 0:
         table.loc[first, "Accuracy, %"] = f"**{table.loc[first, 'Accuracy, %']}**"
     filled = table.loc[:, table.ne("").any()]
-    return github([*filled], filled.to_numpy().tolist(), 2)
+    return github([*filled], filled.to_numpy().tolist(), first_number_column=2)
 
 
 def main(page: bool = False, only: str = "") -> None:
     """Runs the boards, or only that of a protocol, unless the page alone is asked for, and writes the page."""
     csv = HERE / "board.csv"
-    if only and not page:
-        committed = pd.read_csv(csv)
-        others = committed[committed.protocol != only]
-        pd.concat([others, pd.DataFrame(run(only))]).to_csv(csv, index=False)
-    elif not page:
-        boards = [pd.DataFrame(run(protocol)) for protocol in PLAIN]
-        pd.concat(boards).to_csv(csv, index=False)
+    if not page:
+        run_into(csv, [only] if only else list(PLAIN))
     rows = pd.read_csv(csv)
     file = HERE / "README.md"
     text = file.read_text()
     for protocol in PLAIN:
-        for mark, part in parts(rows, protocol).items():
-            text = between_marks(text, mark, section(part, protocol))
+        for mark, rows_of_table in rows_by_mark(rows, protocol).items():
+            text = between_marks(text, mark, section(rows_of_table, protocol))
     file.write_text(text)
+
+
+def run_into(csv: Path, protocols: list[str]) -> None:
+    """Runs boards, and writes their runs into the CSV, which keeps the rows of the others."""
+    boards = []
+    if len(protocols) < len(PLAIN):
+        committed = pd.read_csv(csv)
+        boards.append(committed[~committed.protocol.isin(protocols)])
+    for protocol in protocols:
+        boards.append(run(protocol))
+    pd.concat(boards).to_csv(csv, index=False)
 
 
 if __name__ == "__main__":

@@ -106,7 +106,8 @@ def planned_runs(precision: str, tiny: bool) -> list[OpenRun]:
         if tiny:
             by_seed = by_seed[:1]
         for run in by_seed:
-            if run.to_do or changes or work.table in INSTEAD:
+            is_changed = bool(changes) or work.table in INSTEAD  # then no committed record stands for it
+            if run.to_do or is_changed:
                 to_run = open_run(run, work, changes, home)
                 runs.setdefault(to_run.folder, to_run)
     refresh(runs.values())
@@ -153,16 +154,21 @@ def nbytes_of(run: PlannedRun) -> int:
     files = files_of(run)
     if files:
         return sum(file.stat().st_size for file in files)
+    num_models = 1
+    if len(run.setup.method.state_types) > 1:  # a client keeps one too
+        num_models += run.setup.config.num_clients
+    return num_models * nbytes_of_model(run)
+
+
+def nbytes_of_model(run: PlannedRun) -> int:
+    """Bytes of a model of a run, by the first of its networks."""
     config = run.setup.config
     images = datasets.describe(config.dataset)
-    channels, size, *_ = images["shape"]
-    first_backbone, *_ = config.backbone.split(",")
+    channels, height, _ = images["shape"]
+    backbone, *_ = config.backbone.split(",")
     with torch.device("meta"):
-        network = backbones.build(first_backbone, channels, size, images["classes"], seed=0)
-    models = 1
-    if len(run.setup.method.state_types) > 1:  # a client keeps one too
-        models += config.num_clients
-    return models * sum(value.nbytes for value in network.state_dict().values())
+        network = backbones.build(backbone, channels, height, images["classes"], seed=0)
+    return sum(value.nbytes for value in network.state_dict().values())
 
 
 class CarriedPlan(Plan):
@@ -174,10 +180,11 @@ class CarriedPlan(Plan):
         nbytes = nbytes_of(run)
         for other in self.runs:
             has_begun = other.record or other in active
-            if other is not run and other.to_do and has_begun:
-                nbytes_of_other = nbytes_of(other)
-                if nbytes_of_other <= CARRIED:
-                    nbytes += nbytes_of_other
+            if other is run or not has_begun or not other.to_do:
+                continue
+            nbytes_of_other = nbytes_of(other)
+            if nbytes_of_other <= CARRIED:  # else it is left behind
+                nbytes += nbytes_of_other
         if nbytes <= CARRIED:
             return True
         seconds = estimate(Plan(RUNS, (run,)))["seconds"].item()
@@ -189,11 +196,12 @@ def pack(runs: Sequence[OpenRun], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("evidence.tgz.*"):
         old.unlink()
-    files = [run.folder / RECORD for run in runs if run.record]
+    begun = [run for run in runs if run.record]
+    files = [run.folder / RECORD for run in begun]
     room = ARCHIVE - sum(file.stat().st_size for file in files) / 3  # compressed they take less
-    for run in runs:
+    for run in begun:
         goes_on = run.to_do or lacks_quality(run)
-        if not (run.record and goes_on):
+        if not goes_on:
             continue
         nbytes = nbytes_of(run)
         if nbytes < room:
@@ -248,8 +256,8 @@ def main(
     except (UserError, subprocess.CalledProcessError) as error:
         sys.exit(f"error: {error}")
     set_time_limit(time_left() - RESERVE)
-    kind = CarriedPlan if carry else Plan
-    plan = kind(RUNS, tuple(runs))
+    plan_class = CarriedPlan if carry else Plan
+    plan = plan_class(RUNS, tuple(runs))
     if not jobs:
         jobs = JOBS_ON_CUDA if torch.cuda.is_available() and not tiny else 1
     interrupt_on_signals()

@@ -22,12 +22,16 @@ STEPS = 16  # with full batches
 def kernels(workload: str, precision: str, device: str, way: str) -> str:
     """Returns a table of the kernels of some joint steps, those first that take longest."""
     options = WORKLOADS[workload]
-    size = options["cohort_size"]
-    few = {"local_epochs": 1, "num_clients": size, "train_examples": STEPS * size * options["batch_size"]}
-    setup = prepare_workload(options | few, device=device, precision=precision, clients_per_chunk=way)
+    cohort_size = options["cohort_size"]
+    few_steps = {
+        "local_epochs": 1,
+        "num_clients": cohort_size,
+        "train_examples": STEPS * cohort_size * options["batch_size"],
+    }
+    setup = prepare_workload(options | few_steps, device=device, precision=precision, clients_per_chunk=way)
     if not datasets.present(setup.config.dataset):
         setup = with_random_images(setup)
-    _, _, fed = prepare(setup)
+    fed = prepare(setup).fed
     is_cuda = fed.device.type == "cuda"
     with machine_settings(fed):
         autotune(fed)

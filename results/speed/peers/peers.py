@@ -46,22 +46,16 @@ TRAINING = {
     "momentum": 0.0, "drop_last": True, "partition": "iid", "num_clients": 100, "seed": 0,
     "local_test": 1 / 7,  # of 700 images each
 }  # fmt: skip
+FIVE_EPOCHS = {**TRAINING, "method": "fedavg", "cohort_size": 10, "local_epochs": 5, "batch_size": 64}
 SMALL_BATCHES = {**TRAINING, "cohort_size": 20, "local_epochs": 1, "batch_size": 10}
 BESIDE_FLUKE = {
     **TRAINING, "method": "fedavg", "dataset": "mnist", "lr": 0.05, "cohort_size": 10, "local_epochs": 5,
     "batch_size": 64, "drop_last": False,
 }  # fmt: skip
 WORKLOADS = {
-    "w1": {**TRAINING, "method": "fedavg", "cohort_size": 10, "local_epochs": 5, "batch_size": 64},
+    "w1": FIVE_EPOCHS,
     "w2": {**SMALL_BATCHES, "method": "fedavg"},
-    "w4": {
-        **TRAINING,
-        "method": "fedavg",
-        "backbone": f"{HERE}/networks.py:small",
-        "cohort_size": 10,
-        "local_epochs": 5,
-        "batch_size": 64,
-    },
+    "w4": {**FIVE_EPOCHS, "backbone": f"{HERE}/networks.py:small"},
     "proto": {**SMALL_BATCHES, "method": "fedproto", "prototype_weight": 1.0, "gathered_epochs": "all"},
     "large": {**BESIDE_FLUKE, "backbone": f"{HERE}/networks.py:mcmahan"},
     "small": {**BESIDE_FLUKE, "backbone": f"{HERE}/networks.py:small"},
@@ -70,29 +64,41 @@ WORKLOADS = {
 
 def write_clients(folder: Path, options: dict[str, Any]) -> None:
     """Writes the clients' images as PFLlib's generators do, `dataset/train/K.npz` and so on, and the initial model."""
-    ((setup, _),) = begin.resolve_runs(**options, out=folder)
-    dataset, _, fed = prepare(setup)
-    for part, clients in (("train", fed.training), ("test", fed.testing)):
-        (folder / "dataset" / part).mkdir(parents=True)
-        for client, index in enumerate(clients):
-            images = {"x": fed.transform(dataset.x_train[index]).numpy(), "y": dataset.y_train[index].numpy()}
-            np.savez(folder / "dataset" / part / f"{client}.npz", data=images)
-    torch.save(list(fed.initial_model()[0].values()), folder / "initial.pt")
+    (planned,) = begin.resolve_runs(**options, out=folder)
+    dataset, _, fed = prepare(planned.setup)
+    for split, clients in (("train", fed.training), ("test", fed.testing)):
+        folder_of_split = folder / "dataset" / split
+        folder_of_split.mkdir(parents=True)
+        for client, positions in enumerate(clients):
+            x = fed.transform(dataset.x_train[positions]).numpy()
+            y = dataset.y_train[positions].numpy()
+            np.savez(folder_of_split / f"{client}.npz", data={"x": x, "y": y})
+    params, _ = fed.initial_model()
+    torch.save(list(params.values()), folder / "initial.pt")
 
 
 def measure(workload: str, sides: list[str], turn: int, pfllib: str, python: str) -> None:
     """Runs the sides of a turn one after the other and appends the seconds of their rounds to the CSV, a row each."""
+    options = WORKLOADS[workload]
+    processor = environment(torch.device("cpu"))["machine"]["processor"]
     with TemporaryDirectory() as folder:
-        write_clients(Path(folder), WORKLOADS[workload])
+        write_clients(Path(folder), options)
         for side in sides:
-            arguments = [side, folder, json.dumps(WORKLOADS[workload]), str(ROUNDS), pfllib]
+            arguments = [side, folder, json.dumps(options), str(ROUNDS), pfllib]
             result = run_side(sys.executable if side == "fedcli" else python, arguments)
-            values = {"seconds": result.pop("seconds")[: ROUNDS - 2], "end": [result.pop("accuracy")]}
-            for what, numbers in values.items():
-                rows = {"what": what, "workload": workload, "side": side, "turn": turn}
-                rows = pd.DataFrame({**rows, "value": numbers, **result}).dropna(subset="value")
-                rows["processor"] = environment(torch.device("cpu"))["machine"]["processor"]
-                rows.to_csv(CSV, mode="a", header=not CSV.exists(), index=False, float_format="%.6g")
+            seconds = result.pop("seconds")
+            accuracy = result.pop("accuracy")
+            case = {"workload": workload, "side": side, "turn": turn}
+            versions = {**result, "processor": processor}
+            append_rows({"what": "seconds", **case, "value": seconds[: ROUNDS - 2], **versions})
+            if accuracy is not None:
+                append_rows({"what": "end", **case, "value": [accuracy], **versions})
+
+
+def append_rows(columns: dict[str, Any]) -> None:
+    """Appends rows to the CSV, whose columns stand in this order."""
+    rows = pd.DataFrame(columns)
+    rows.to_csv(CSV, mode="a", header=not CSV.exists(), index=False, float_format="%.6g")
 
 
 def run_side(python: str, arguments: list[str]) -> dict[str, Any]:
@@ -100,12 +106,14 @@ def run_side(python: str, arguments: list[str]) -> dict[str, Any]:
     command = [python, "-c", "import sys, sides; sides.run_side(*sys.argv[1:])", *arguments]
     env = {**os.environ, "PYTHONPATH": str(HERE), "FLWR_TELEMETRY_ENABLED": "0"}
     process = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(process.stdout.splitlines()[-1])
+    *_, last_line = process.stdout.splitlines()
+    return json.loads(last_line)
 
 
 def medians(rows: pd.DataFrame) -> pd.DataFrame:
     """Returns the medians of the CSV's numbers, a row each kind, workload and turn, a column each side."""
-    return rows.groupby(["what", "workload", "turn", "side"]).value.median().unstack()
+    medians_of_sides = rows.groupby(["what", "workload", "turn", "side"])["value"].median()
+    return medians_of_sides.unstack()
 
 
 def main(

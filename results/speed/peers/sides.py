@@ -22,12 +22,17 @@ def run_fedcli(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) 
     """Runs rounds by fedcli."""
     import fedcli
 
-    ends = []
+    ends = []  # of the rounds
     clock = SimpleNamespace(round=lambda entry: ends.append(time.perf_counter()))
-    record = fedcli.run(**options, rounds=rounds, eval_every=rounds, out=folder / "run", log=[clock]).record
-    versions = f"fedcli {record['versions']['fedcli']}, {record['commit'][:7]}"
-    accuracy = record["rounds"][-1]["test_accuracy"]
-    return {"seconds": np.diff(ends).tolist(), "accuracy": accuracy, "versions": versions}
+    run = fedcli.run(**options, rounds=rounds, eval_every=rounds, out=folder / "run", log=[clock])
+    record = run.record
+    *_, last_round = record["rounds"]
+    commit = record["commit"][:7]
+    return {
+        "seconds": np.diff(ends).tolist(),
+        "accuracy": last_round["test_accuracy"],
+        "versions": f"fedcli {record['versions']['fedcli']}, {commit}",
+    }
 
 
 class Arguments(SimpleNamespace):
@@ -60,18 +65,27 @@ def run_pfllib(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) 
     server_class = getattr(importlib.import_module(server.module), server.name)
     models = importlib.import_module("flcore.trainmodel.models")
     network = models.FedAvgCNN() if options["backbone"] == "cnn-mcmahan" else small_network(options["backbone"])
-    with torch.no_grad():
-        for value, initial in zip(network.parameters(), torch.load(folder / "initial.pt"), strict=True):
-            value.copy_(initial)
-    last, head = list(network.named_children())[-1]
-    setattr(network, last, nn.Identity())  # as its main program divides it
-    sizes = {key: options[key] for key in ("num_clients", "local_epochs", "batch_size")}
+    load_initial(network, folder)
+    *_, (name_of_head, head) = network.named_children()
+    setattr(network, name_of_head, nn.Identity())  # as its main program divides it
     arguments = Arguments(
-        **sizes, algorithm=server.name, dataset=".", model=models.BaseHeadSplit(network, head), device="cpu",
-        num_classes=10, global_rounds=rounds, eval_gap=rounds, local_learning_rate=options["lr"],
-        join_ratio=options["cohort_size"] / options["num_clients"], lamda=options.get("prototype_weight"), goal="",
-        save_folder_name="items", time_threthold=10_000,
-    )  # fmt: skip
+        algorithm=server.name,
+        dataset=".",
+        model=models.BaseHeadSplit(network, head),
+        device="cpu",
+        num_classes=10,
+        num_clients=options["num_clients"],
+        join_ratio=options["cohort_size"] / options["num_clients"],
+        global_rounds=rounds,
+        eval_gap=rounds,
+        local_epochs=options["local_epochs"],
+        batch_size=options["batch_size"],
+        local_learning_rate=options["lr"],
+        lamda=options.get("prototype_weight"),
+        goal="",
+        save_folder_name="items",
+        time_threthold=10_000,
+    )
     serving = server_class(arguments, 0)
     random.seed(options["seed"])
     np.random.seed(options["seed"])
@@ -86,7 +100,15 @@ def small_network(backbone: str) -> nn.Module:
     """Returns a network of `networks.py`, by its path and name."""
     import networks
 
-    return getattr(networks, backbone.rpartition(":")[2])()
+    _, _, name = backbone.rpartition(":")
+    return getattr(networks, name)()
+
+
+def load_initial(network: nn.Module, folder: Path) -> None:
+    """Gives a network the parameters of the initial model."""
+    with torch.no_grad():
+        for value, initial in zip(network.parameters(), torch.load(folder / "initial.pt"), strict=True):
+            value.copy_(initial)
 
 
 def user_network(backbone: str) -> nn.Module:
@@ -100,11 +122,16 @@ def user_network(backbone: str) -> nn.Module:
 
 
 @cache
-def user_data(folder: str, part: str) -> list[TensorDataset]:
+def user_data(folder: str, split: str) -> list[TensorDataset]:
     """Returns every client's images for training or testing, which the process keeps."""
-    files = sorted(Path(folder, "dataset", part).glob("*.npz"), key=lambda file: int(file.stem))
-    clients = [np.load(file, allow_pickle=True)["data"].item() for file in files]
-    return [TensorDataset(torch.from_numpy(client["x"]), torch.from_numpy(client["y"])) for client in clients]
+    files = sorted(Path(folder, "dataset", split).glob("*.npz"), key=lambda file: int(file.stem))
+    clients = []
+    for file in files:
+        arrays = np.load(file, allow_pickle=True)["data"].item()
+        x = torch.from_numpy(arrays["x"])
+        y = torch.from_numpy(arrays["y"])
+        clients.append(TensorDataset(x, y))
+    return clients
 
 
 def run_flower(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) -> dict[str, Any]:
@@ -151,10 +178,9 @@ def run_flower(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) 
         strategy = TimedFedAvg(
             fraction_train=cohort / count, fraction_evaluate=0.0, min_train_nodes=cohort, min_available_nodes=count
         )
-        state = dict(
-            zip(user_network(options["backbone"]).state_dict(), torch.load(folder / "initial.pt"), strict=True)
-        )
-        strategy.start(grid, ArrayRecord(state), rounds)
+        network = user_network(options["backbone"])
+        load_initial(network, folder)
+        strategy.start(grid, ArrayRecord(network.state_dict()), rounds)
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     run_simulation(server_app, client_app, options["num_clients"], backend_config=resources)
@@ -189,15 +215,15 @@ def run_fluke(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) -
         loader = FastDataLoader(*images.tensors, num_labels=10, batch_size=batch_size, shuffle=True)
         client = Client(index, loader, None, optimizer, nn.CrossEntropyLoss(), local_epochs=options["local_epochs"])
         clients.append(client)
-    tests = [images.tensors for images in user_data(str(folder), "test")]
-    test = FastDataLoader(
-        torch.cat([images for images, _ in tests]), torch.cat([labels for _, labels in tests]),
-        num_labels=10, batch_size=500,
-    )  # fmt: skip
+    test_images = []
+    test_labels = []
+    for client_tests in user_data(str(folder), "test"):
+        images, labels = client_tests.tensors
+        test_images.append(images)
+        test_labels.append(labels)
+    test = FastDataLoader(torch.cat(test_images), torch.cat(test_labels), num_labels=10, batch_size=500)
     network = small_network(options["backbone"])
-    with torch.no_grad():
-        for value, initial in zip(network.parameters(), torch.load(folder / "initial.pt"), strict=True):
-            value.copy_(initial)
+    load_initial(network, folder)
     server = Server(network, test, clients, weighted=True)
     names = DDict(client=DDict(), server=DDict(), model="network")
     algorithm = FedAVG(len(clients), None, names, clients=clients, server=server)
@@ -225,6 +251,7 @@ def run_fluke(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) -
 
 def run_side(side: str, folder: str, options: str, rounds: str, pfllib: str) -> None:
     """Runs one side in this process, and prints what came of it; Flower's actors import this module by its name."""
-    run = {"fedcli": run_fedcli, "pfllib": run_pfllib, "flower": run_flower, "fluke": run_fluke}[side]
+    sides = {"fedcli": run_fedcli, "pfllib": run_pfllib, "flower": run_flower, "fluke": run_fluke}
+    run = sides[side]
     result = run(Path(folder), json.loads(options), int(rounds), pfllib)
     print(json.dumps({**result, "torch": torch.__version__, "threads": os.cpu_count()}))
