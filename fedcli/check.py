@@ -305,8 +305,10 @@ def law_6_edge_data(method: Method, chunk: int, **run: Any) -> Iterator[Finding]
         "a cohort of one": {"cohort_size": 1},
         "a client without examples": {"parts": toy_parts((0, 7, 10, 4))},
     }
+    if chunk > 1:  # once is enough: what fails on a batch of one fails on it alone and together
+        cases["batches of one"] = {"parts": toy_parts((2, 1, 1, 2)), "batch_size": 1, "local_epochs": 1}
     for name, case in cases.items():
-        setup, fed = federation(method, clients_per_chunk=str(chunk), **run, **case)
+        setup, fed = federation(method, clients_per_chunk=str(chunk), **{**run, **case})
         state = setup.method.init(fed, setup.method_config)
         wrong = 0
         try:

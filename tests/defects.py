@@ -2,6 +2,7 @@
 
 import torch
 
+from fedcli.core import Aux, cross_entropy
 from fedcli.papers.baselines import fedavg
 from tests.toy_methods import STATEFUL, fedavg_round
 
@@ -70,6 +71,17 @@ def divides_by_absent(state, cohort, fed, config):
     nothing = 0 * (means / (counts > 0)[..., None]).sum()
     after, terms = fedavg.run_round(state, cohort, fed, config)
     return after._replace(params={name: value + nothing for name, value in after.params.items()}), terms
+
+
+def divides_by_degrees_of_freedom(state, cohort, fed, config):
+    """Defect: a loss has the sample variance of a batch's features, which is 0 / 0 of one."""
+
+    def loss(params, buffers, batch, context):
+        output = fed.network(params, buffers, batch.x, batch.mask)
+        variance = output.features.var(0).mean()
+        return cross_entropy(output.logits, batch.y, batch.mask) + variance, Aux(output.buffers, {})
+
+    return fedavg_round(state, cohort, fed, loss)
 
 
 class CountsOutsideOfState:

@@ -19,6 +19,7 @@ from tests import laws
 from tests.defects import (
     CountsOutsideOfState,
     divides_by_absent,
+    divides_by_degrees_of_freedom,
     drops_local_buffers,
     first_counts_most,
     forgets,
@@ -112,6 +113,9 @@ DEFECTS = {
     "the first counts most": Defect(laws.law_5_order_is_invisible, FEDAVG, first_counts_most, {}, "permuted cohort"),
     "an absent class divides": Defect(
         laws.law_6_edge_data, FEDAVG, divides_by_absent, {"chunk": 1}, "finite, a class nobody has: 1.00"
+    ),
+    "a batch of one divides": Defect(
+        laws.law_6_edge_data, FEDAVG, divides_by_degrees_of_freedom, {"chunk": 4}, "finite, batches of one: 1.00"
     ),
     "rounds are counted outside": Defect(
         laws.law_7_resume_is_invisible, FEDAVG, CountsOutsideOfState(), {}, "resumed after round 1"
