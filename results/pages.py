@@ -234,11 +234,11 @@ def first_page(records: Path, studies: Sequence[Study], answers: Sequence[claims
 def _runs_of_claim(answer: claims.Answer, records: Path, timed: pd.DataFrame) -> str:
     """Which runs a claim has, with links to the pages of their studies, and what would decide it."""
     remarks = []
-    studies = dict.fromkeys(folder.relative_to(records).parts[0] for folder in answer.runs)
+    studies = dict.fromkeys(folder.relative_to(records).parts[0] for folder in answer.evidence.folders)
     if studies:
         links = ", ".join(f"[{name}]({name}.md)" for name in studies)
         remarks.append(f"{answer.size}: {links}")
-    by_modified = modified(read_runs(answer.runs)["record"])
+    by_modified = modified(read_runs(answer.evidence.folders)["record"])
     if by_modified:
         remarks.append(by_modified)
     see = answer.claim.see
@@ -254,7 +254,7 @@ def texts_instead(answers: Iterable[claims.Answer]) -> list[str]:
     """What the papers' texts have where claims were run in full by the authors' code, a line a text."""
     papers_of: dict[str, set[str]] = {}
     for answer in answers:
-        if answer.runs and answer.text_has and not answer.reduced:
+        if answer.evidence.folders and answer.text_has and not answer.evidence.reduced:
             paper, _ = registry.find_table(answer.claim.table).reported
             papers_of.setdefault(answer.text_has, set()).add(paper)
     notes = []

@@ -116,7 +116,8 @@ def test_an_interval_by_hand():
 
 UP = Interval(2.0, 1.0, 3.0, 3)
 DOWN = Interval(-2.0, -3.0, -1.0, 3)
-NONE_LOST = claims.Lost(0, 0)  # runs of the better one, and of the other
+Lost = claims.SeedsWithoutValue
+NONE_LOST = Lost(0, 0)  # runs of the better one, and of the other
 REPRODUCED = ("reproduced", "")
 CONTRADICTED = ("contradicted", "")
 
@@ -129,11 +130,11 @@ CONTRADICTED = ("contradicted", "")
         (DOWN, "lower", NONE_LOST, REPRODUCED),
         (Interval(2.0, 0.0, 4.0, 3), "higher", NONE_LOST, ("undecided", "zero inside, n = 3")),
         (Interval(2.0, 1.9, 2.1, 2), "higher", NONE_LOST, ("undecided", "n = 2")),
-        (interval([]), "higher", claims.Lost(1, 0), ("undecided", "no pair has a value")),
-        (UP, "higher", claims.Lost(0, 2), REPRODUCED),  # the other one failed: the claim holds all the more
-        (UP, "higher", claims.Lost(2, 0), ("undecided", "runs of the better one are lost")),
-        (DOWN, "higher", claims.Lost(0, 1), ("undecided", "runs of the better one are lost")),
-        (DOWN, "higher", claims.Lost(1, 0), CONTRADICTED),
+        (interval([]), "higher", Lost(1, 0), ("undecided", "no pair has a value")),
+        (UP, "higher", Lost(0, 2), REPRODUCED),  # the other one failed: the claim holds all the more
+        (UP, "higher", Lost(2, 0), ("undecided", "runs of the better one are lost")),
+        (DOWN, "higher", Lost(0, 1), ("undecided", "runs of the better one are lost")),
+        (DOWN, "higher", Lost(1, 0), CONTRADICTED),
     ],
 )
 def test_a_verdict_by_hand(measured, direction, lost, verdict):
@@ -152,13 +153,13 @@ def test_three_pairs_in_full_give_a_verdict_and_the_last_tenth_stands_beside(stu
     study.add("fedavg", 9, 10)  # a seed without its pair counts for nothing
     ahead = study.answer()
     half = 4.302653 / 3**0.5  # deviation 1, Student's t of two degrees of freedom 4.3027
-    assert ahead.difference == pytest.approx(Interval(2.0, 2 - half, 2 + half, 3), rel=1e-6)
+    assert ahead.lead.interval == pytest.approx(Interval(2.0, 2 - half, 2 + half, 3), rel=1e-6)
     assert ahead.verdict == "undecided"
-    assert ahead.why == "zero inside, n = 3"
+    assert ahead.judgement.why == "zero inside, n = 3"
     assert ahead.size == "in full, by the text"
-    assert ahead.tail == pytest.approx(interval([1, 2, 6.5]))
-    assert ahead.seeds == (0, 1, 2)
-    assert ahead.paper == pytest.approx(84.08 - 74.60)
+    assert ahead.tail_lead.interval == pytest.approx(interval([1, 2, 6.5]))
+    assert ahead.evidence.seeds == (0, 1, 2)
+    assert ahead.paper_lead == pytest.approx(84.08 - 74.60)
 
 
 def test_a_run_whose_code_was_changed_between_its_rounds_counts_for_no_claim(study):
@@ -168,8 +169,8 @@ def test_a_run_whose_code_was_changed_between_its_rounds_counts_for_no_claim(stu
     write_record(study.runs / "fedavg-1", {**record, "changed": [{"round": 3, "what": "its method"}]})
     after = study.answer()
     assert after.verdict == "undecided"
-    assert after.why == "n = 2"
-    assert after.seeds == (0, 2)
+    assert after.judgement.why == "n = 2"
+    assert after.evidence.seeds == (0, 2)
 
 
 def test_runs_in_full_go_before_reduced_ones_and_three_seeds_before_a_nearer_size(study):
@@ -183,7 +184,7 @@ def test_runs_in_full_go_before_reduced_ones_and_three_seeds_before_a_nearer_siz
     assert study.answer().size == "reduced to rounds 5 of 20"
 
     study.add_pairs((85, 80), (85.1, 80))
-    assert study.answer().why == "n = 2"
+    assert study.answer().judgement.why == "n = 2"
     assert study.answer().size == "in full, by the text"
 
     study.add_pairs((84.9, 80), first=2)
@@ -222,7 +223,7 @@ def test_cells_with_other_partitions_are_a_pair_of_runs_with_other_partitions(st
     across = {"than": "FedFA", "than_columns": ("FMNIST alpha=0.1",), "direction": "lower"}
     answer = study.answer(table=f"{study.file}:own:skews", **across)
     assert answer.verdict == "contradicted"
-    assert answer.difference.mean == pytest.approx(2.1)
+    assert answer.lead.interval.mean == pytest.approx(2.1)
 
 
 def test_numbers_of_models_of_different_rounds_are_no_pair(study):
@@ -243,8 +244,8 @@ def test_a_run_that_diverged_cannot_be_left_out_for_the_one_that_is_ahead(study)
     study.add("fedprox", 3, 80)
     ahead = study.answer()
     assert ahead.verdict == "undecided"
-    assert ahead.difference.n == 3
-    assert ahead.why == "runs of the better one are lost; FedFA: 1 of 4 without a value"
+    assert ahead.lead.interval.n == 3
+    assert ahead.judgement.why == "runs of the better one are lost; FedFA: 1 of 4 without a value"
 
 
 def test_a_target_that_is_never_reached_is_like_a_run_that_diverged(study):
@@ -253,16 +254,16 @@ def test_a_target_that_is_never_reached_is_like_a_run_that_diverged(study):
         study.add("fedprox", seed, 0, curve=[40] * (9 + 2 * seed) + [60] * 10)
     study.add_pairs((60, 40), first=3)
     sooner = study.answer("sooner")
-    assert sooner.paper == 10 - 25
-    assert sooner.difference.mean == pytest.approx(-7)
+    assert sooner.paper_lead == 10 - 25
+    assert sooner.lead.interval.mean == pytest.approx(-7)
     assert sooner.verdict == "reproduced"
-    assert sooner.why == "FedAvg: 1 of 4 without a value"
+    assert sooner.judgement.why == "FedAvg: 1 of 4 without a value"
 
 
 def test_rarer_tests_are_a_reduction_where_the_round_matters(study):
     study.add_pairs((81, 80), (81.1, 80), (81.2, 80), eval_every=2)
     assert study.answer().size == "in full, by the text"  # the last round is tested anyway
-    assert study.answer("sooner").reduced == "eval every 2 for 1"
+    assert study.answer("sooner").evidence.reduced == "eval every 2 for 1"
 
 
 def test_several_columns_count_by_their_mean_or_less_others(study):
@@ -271,13 +272,13 @@ def test_several_columns_count_by_their_mean_or_less_others(study):
 
     study.add_pairs((81, 79), (81.1, 79), (81.2, 79), name="-lr", lr=0.3)
     both = study.answer("both")
-    assert both.difference.mean == pytest.approx((4.1 + 2.1) / 2)
-    assert both.paper == pytest.approx(((84.08 - 74.60) + (83.42 - 69.81)) / 2)
+    assert both.lead.interval.mean == pytest.approx((4.1 + 2.1) / 2)
+    assert both.paper_lead == pytest.approx(((84.08 - 74.60) + (83.42 - 69.81)) / 2)
 
     more = study.answer(less=("FMNIST alpha=0.1",))
     assert more.verdict == "reproduced"
-    assert more.difference.mean == pytest.approx(2)
-    assert more.paper == pytest.approx((84.08 - 74.60) - (83.42 - 69.81))
+    assert more.lead.interval.mean == pytest.approx(2)
+    assert more.paper_lead == pytest.approx((84.08 - 74.60) - (83.42 - 69.81))
 
 
 def test_a_claim_on_several_rows_counts_by_its_smallest_lead_and_only_where_all_have_been_run(study):
@@ -286,23 +287,24 @@ def test_a_claim_on_several_rows_counts_by_its_smallest_lead_and_only_where_all_
 
     study.add_pairs((84, 80), (84.1, 80), (84.2, 80))
     assert answer().verdict == "undecided"
-    assert answer().why == "1 of 2 others run"
+    assert answer().judgement.why == "1 of 2 others run"
     assert answer().command.endswith(" --seeds 0,1,2")  # no more seeds than the rows that are there have
-    assert answer().paper == pytest.approx(84.08 - 74.77)  # on FedDyn, the better of the two in the paper
+    assert answer().paper_lead == pytest.approx(84.08 - 74.77)  # on FedDyn, the better of the two in the paper
 
     study.add("fedprox", 0, 82, name="-lr", lr=0.3)
     study.add("fedprox", 1, 82.1, name="-lr", lr=0.3)
     study.add("fedprox", 2, 82.2, name="-lr", lr=0.3)
     assert answer().verdict == "reproduced"
-    assert answer().difference.mean == pytest.approx(2)
-    assert answer().ours == "+2.00 [+2.00, +2.00] (3) over FedDyn; +4.10 [+3.85, +4.35] (3) over FedAvg"
-    assert len(answer().runs) == 9
+    assert answer().lead.interval.mean == pytest.approx(2)
+    both_leads = "+2.00 [+2.00, +2.00] (3) over FedDyn; +4.10 [+3.85, +4.35] (3) over FedAvg"
+    assert answer().lead.text(answer().metric) == both_leads
+    assert len(answer().evidence.folders) == 9
 
     behind = answer("FedAvg", ("FedFA", "FedDyn"))
     assert behind.verdict == "contradicted"
-    assert behind.over.partition(";")[0] == "over FedFA"
+    assert behind.lead.over.partition(";")[0] == "over FedFA"
     assert answer("FedDyn", ("FedAvg", "FedFA")).verdict == "contradicted"  # by one of two is enough
-    assert answer(direction="lower").over.startswith("over FedAvg; +2.00 ")  # where the lead should be below zero
+    assert answer(direction="lower").lead.over.startswith("over FedAvg; +2.00 ")  # where the lead should be below zero
 
 
 def test_all_rows_of_a_claim_are_compared_in_one_form_of_the_row_that_has_most_of_them(study):
@@ -313,12 +315,12 @@ def test_all_rows_of_a_claim_are_compared_in_one_form_of_the_row_that_has_most_o
         study.add("fedprox", seed, 82, name="-lr", lr=0.3, rounds=10)
     answer = study.answer(table=f"{study.file}:own:several", than=("FedAvg", "FedDyn"))
     assert answer.verdict == "reproduced"
-    assert answer.reduced == "rounds 10 of 20"
-    assert answer.over.startswith("over FedDyn; ")
+    assert answer.evidence.reduced == "rounds 10 of 20"
+    assert answer.lead.over.startswith("over FedDyn; ")
 
-    assert len(answer.pairs) == 6
+    assert len(answer.evidence.pairs) == 6
 
-    for pair in answer.pairs:
+    for pair in answer.evidence.pairs:
         assert len(read_record(pair["folder"])["rounds"]) == 10
         assert len(read_record(pair["folder_than"])["rounds"]) == 10
 
@@ -331,8 +333,8 @@ def test_of_forms_with_as_many_rows_that_counts_whose_least_near_comparison_is_n
     for seed in range(2):
         study.add("fedprox", seed, 82, name="-lr-five", lr=0.3, rounds=5)
     answer = study.answer(table=f"{study.file}:own:several", than=("FedAvg", "FedDyn"))
-    assert answer.why == "n = 2"
-    assert answer.reduced == "rounds 5 of 20"
+    assert answer.judgement.why == "n = 2"
+    assert answer.evidence.reduced == "rounds 5 of 20"
 
 
 def test_the_smallest_lead_over_the_last_rounds_may_be_on_another_row(study):
@@ -341,9 +343,9 @@ def test_the_smallest_lead_over_the_last_rounds_may_be_on_another_row(study):
         study.add("fedprox", seed, 0, curve=[50] * 18 + [88, 80])
         study.add("fedprox", seed, 0, name="-lr", lr=0.3, curve=[50] * 18 + [80, 82])
     answer = study.answer(table=f"{study.file}:own:several", than=("FedAvg", "FedDyn"))
-    assert answer.over.startswith("over FedDyn; ")
-    assert answer.our_tail.startswith("+3.00 ")
-    assert answer.tail_over == "over FedAvg"
+    assert answer.lead.over.startswith("over FedDyn; ")
+    assert answer.tail_lead.text(answer.metric).startswith("+3.00 ")
+    assert answer.tail_lead.over == "over FedAvg"
 
 
 def test_rows_may_have_another_name_or_another_column_elsewhere(study):
@@ -354,21 +356,21 @@ def test_rows_may_have_another_name_or_another_column_elsewhere(study):
     less = {"less": ("FMNIST (no skew)",), "elsewhere": {"FedFA": "FedFA w/o skew", "FedAvg": "FedAvg w/o skew"}}
     answer = study.answer(table=table, **less)
     assert answer.verdict == "reproduced"
-    assert answer.difference.mean == pytest.approx(3)
-    assert answer.paper == pytest.approx((84.08 - 74.60) - (89.67 - 85.90))
+    assert answer.lead.interval.mean == pytest.approx(3)
+    assert answer.paper_lead == pytest.approx((84.08 - 74.60) - (89.67 - 85.90))
 
     across = study.answer(table=table, row="FedAvg w/o skew", than="FedFA", columns=("FMNIST (no skew)",),
                           than_columns=("FMNIST #C=2",))  # fmt: skip
     assert across.verdict == "reproduced"
-    assert across.difference.mean == pytest.approx(6)
-    assert across.paper == pytest.approx(85.90 - 84.08)
+    assert across.lead.interval.mean == pytest.approx(6)
+    assert across.paper_lead == pytest.approx(85.90 - 84.08)
 
 
 def test_what_holds_by_construction_is_not_reproduced_and_a_control_explains_a_lead(study):
     study.add_pairs((84, 80), (84.1, 80), (84.2, 80))
     built = study.answer(construction="the sum of both is fixed")
     assert built.verdict == "by construction"
-    assert built.why == "the sum of both is fixed"
+    assert built.judgement.why == "the sum of both is fixed"
     assert built.command == ""
     assert study.answer("both", construction="so it is").verdict == "not run"
 
@@ -379,7 +381,7 @@ def test_what_holds_by_construction_is_not_reproduced_and_a_control_explains_a_l
         table=f"{study.file}:own:several", than=("FedAvg", "FedDyn"), control=("FedDyn", "a higher rate")
     )
     assert answer.verdict == "undecided"
-    assert answer.why == "a higher rate explains the lead as far as told; zero inside, n = 3"
+    assert answer.judgement.why == "a higher rate explains the lead as far as told; zero inside, n = 3"
 
 
 def test_what_would_decide_a_claim_is_the_runs_that_lack_and_their_hours(study):
@@ -452,19 +454,19 @@ def test_runs_of_less_than_a_tenth_of_the_rounds_say_only_what_is_sent(study, ro
     assert study.answer().verdict == verdict
     less = study.answer("less")
     assert less.verdict == "undecided"
-    assert less.difference.mean == 0.0
-    assert less.paper is None
+    assert less.lead.interval.mean == 0.0
+    assert less.paper_lead is None
 
 
 def test_what_a_claim_allows_in_place_of_the_cells_is_said(study):
     study.add_pairs((81, 80), (81.1, 80), (81.2, 80), rounds=5, lr=0.5, batch_size=8)
     answer = study.answer(instead={"lr": 0.5, "batch_size": None})
     assert answer.verdict == "reproduced"
-    assert answer.reduced == "rounds 5 of 20, batch size 8 for 16, lr 0.5 for 0.2"
+    assert answer.evidence.reduced == "rounds 5 of 20, batch size 8 for 16, lr 0.5 for 0.2"
     assert study.answer(instead={"lr": 0.4, "batch_size": None}).verdict == "not run"
     study.add_pairs((81, 80), (81.1, 80), (81.2, 80), name="-full")
     other = study.answer(table=f"{study.file}:own:several", than="FedDyn", instead={"lr": None})
-    assert other.reduced == "lr 0.2 for 0.3"  # of the other row's runs alone
+    assert other.evidence.reduced == "lr 0.2 for 0.3"  # of the other row's runs alone
 
 
 def test_the_command_prints_the_claims_of_a_file_by_verdict(study):
@@ -511,9 +513,10 @@ def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
         table = registry.find_table(claim.table)
         planned = plans.plan_table(table, only=only, seeds=[0])
         cells = set()
-        for than in claim.others:
-            for pair in pairs.contrasts(claim, table, than):
-                cells |= {(pair.row.row, pair.row.column), (pair.than.row, pair.than.column)}
+        for other_row in claim.others:
+            for contrast in pairs.contrasts_with(claim, table, other_row):
+                for cell in (contrast.cell, contrast.other_cell):
+                    cells.add((cell.row, cell.column))
         assert {(cell.cell.row, cell.cell.column) for cell in planned.cells} == cells
     assert f"| decided by `{answers[0].command}` |\n" in render(claims.claims_sheet(answers))
     assert not any(answer.command for answer in claims.answers(registry.claims(), [], lambda name: False))
@@ -527,12 +530,12 @@ def test_every_claim_stands_in_its_table_with_the_papers_sign():
     for answer in answers:
         claim = answer.claim
         assert claim.table.partition(":")[0] == claim.name.partition(":")[0]
-        if answer.paper is None:  # a figure without a number
+        if answer.paper_lead is None:  # a figure without a number
             assert ":Fig" in claim.table, claim.name
         else:
-            assert (answer.paper > 0) == (claim.direction == "higher"), claim.name
+            assert (answer.paper_lead > 0) == (claim.direction == "higher"), claim.name
 
-    printed = {answer.claim.name: answer.paper for answer in answers}
+    printed = {answer.claim.name: answer.paper_lead for answer in answers}
     assert len(printed) == len(answers)
     assert printed["fedfm:lite"] == 0.75  # this lead and the next are printed as one number
     assert printed["fedfm:add-on"] == 4.63

@@ -93,12 +93,13 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
     answer = replace(
         without_runs,
         claim=replace(without_runs.claim, see="three"),
-        verdict="undecided",
-        why="n = 1",
-        reduced="rounds 5 of 200",
-        difference=interval([1.0]),
-        seeds=(0,),
-        runs=(tmp_path / "one/fedfa/seed-0", tmp_path / "two/fedavg/seed-0", tmp_path / "one/fedfa/seed-1"),
+        judgement=claims.Judgement("undecided", "n = 1"),
+        lead=claims.Lead(interval([1.0])),
+        evidence=claims.Evidence(
+            folders=(tmp_path / "one/fedfa/seed-0", tmp_path / "two/fedavg/seed-0", tmp_path / "one/fedfa/seed-1"),
+            seeds=(0,),
+            reduced="rounds 5 of 200",
+        ),
     )
 
     page = pages.first_page(tmp_path, [], [answer], "")
@@ -115,9 +116,9 @@ def test_the_first_page_says_what_the_text_has_and_which_runs_are_of_modified_ch
     first_answer, *_ = claims.answers(registry.claims("fedfa"), [])
     answer = replace(
         first_answer,
-        verdict="reproduced",
-        difference=interval([1.0, 2.0]),
-        runs=(of_commit, of_modified_checkout),
+        judgement=claims.Judgement("reproduced"),
+        lead=claims.Lead(interval([1.0, 2.0])),
+        evidence=claims.Evidence(folders=(of_commit, of_modified_checkout)),
     )
 
     page = pages.first_page(tmp_path, [], [answer], "")
@@ -125,7 +126,8 @@ def test_the_first_page_says_what_the_text_has_and_which_runs_are_of_modified_ch
     assert "\n- In full, by the authors' code: the text of FedFA has a constant learning rate" in page
     study = studies.Study("one", "# One", frame.find_records([tmp_path]), [], [], {}, {})
     assert "\n- 1 of 2 runs by a modified checkout: their commit ends in `+`.\n" in pages.study_page(study)
-    assert pages.texts_instead([replace(answer, reduced="rounds 1 of 2")]) == []
+    reduced = replace(answer, evidence=replace(answer.evidence, reduced="rounds 1 of 2"))
+    assert pages.texts_instead([reduced]) == []
 
 
 def test_figures_name_runs_as_the_study_does(results):

@@ -193,8 +193,11 @@ def test_the_verdicts_that_are_installed_are_those_of_the_records():
 
     def verdicts(**sources):
         answers = claims.answers(fedcli.registry.claims("fedfa"), **sources)
-        with_runs = [answer for answer in answers if answer.runs]
-        return {answer.claim.name: (answer.verdict, answer.ours, answer.seeds) for answer in with_runs}
+        with_runs = [answer for answer in answers if answer.evidence.folders]
+        return {answer.claim.name: (answer.verdict, lead_of(answer), answer.evidence.seeds) for answer in with_runs}
+
+    def lead_of(answer):
+        return answer.lead.text(answer.metric)
 
     of_records = verdicts(folders=frame.shipped())
     assert verdicts(folders=[], shipped=True) == of_records

@@ -25,7 +25,7 @@ from fedcli.results.pairs import (
     RunsByMethod,
     find_pairs,
     nearest_pairs,
-    of_common_form,
+    pairs_of_common_form,
     plan_contrasts,
 )
 from fedcli.results.paper_tables import printed_lead, printed_value
@@ -43,11 +43,10 @@ BY_CONSTRUCTION = "by construction"
 NOT_RUN = "not run"
 NO_DATA = "data not at hand"
 VERDICTS = (REPRODUCED, BY_CONSTRUCTION, CONTRADICTED, UNDECIDED, NOT_RUN, NO_DATA)
-OPEN = (UNDECIDED, NOT_RUN, NO_DATA)  # what more runs would change
-FEWEST = 3  # seeds for a verdict
+OPEN_VERDICTS = (UNDECIDED, NOT_RUN, NO_DATA)  # what more runs would change
+FEWEST_SEEDS = 3  # for a verdict
 MOST_SEEDS = 30
 SHIPPED = "verdicts.csv"
-TEXTS = ("verdict", "why", "reduced", "over", "tail_over")  # of an answer that have columns of the CSV
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,38 @@ class IntervalColumns:
         return {self.mean: interval.mean, self.low: interval.low, self.high: interval.high, self.n: interval.n}
 
 
-DIFFERENCE_COLUMNS = IntervalColumns(mean="ours", low="low", high="high", n="n")
-TAIL_COLUMNS = IntervalColumns(mean="tail", low="tail_low", high="tail_high", n="tail_n")
+LEAD_COLUMNS = IntervalColumns(mean="ours", low="low", high="high", n="n")
+TAIL_LEAD_COLUMNS = IntervalColumns(mean="tail", low="tail_low", high="tail_high", n="tail_n")
+
+
+class Judgement(NamedTuple):
+    """What is said of a claim."""
+
+    verdict: str  # one of `VERDICTS`
+    why: str = ""  # it is undecided, and which runs have no value
+
+
+@dataclass(frozen=True)
+class Lead:
+    """By how much a claim's row is ahead of the other, as a mean over seeds."""
+
+    interval: Interval = NO_INTERVAL
+    over: str = ""  # of several rows, which one, and the lead over the other of two
+
+    def text(self, metric: Metric) -> str:
+        """It with its interval and its row."""
+        return f"{interval_text(metric, self.interval)} {self.over}".rstrip()
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The runs by which a claim is judged."""
+
+    folders: tuple[Path, ...] = ()
+    seeds: tuple[int, ...] = ()
+    reduced: str = ""  # what differs from the paper's cells; empty in full
+    # A row of the CSV's column `pairs` for each pair of runs, see `_rows_of_pairs`.
+    pairs: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,44 +107,33 @@ class Answer:
 
     claim: Claim
     metric: Metric  # what is compared
-    paper: float | None  # the paper's difference; None where it does not print both numbers
-    verdict: str  # one of `VERDICTS`
-    why: str = ""  # why it is undecided, and which runs have no value
-    reduced: str = ""  # what differs from the paper's cells; empty in full
-    seeds: tuple[int, ...] = ()  # of the pairs of runs
-    difference: Interval = NO_INTERVAL  # the row less the other one
-    tail: Interval = NO_INTERVAL  # the same of accuracies over the last tenth of the rounds
-    over: str = ""  # of several rows, the one of `difference`, and the lead on the other of two
-    tail_over: str = ""  # the row of `tail`, if another
-    runs: tuple[Path, ...] = ()  # folders; none where nothing has been run
-    # Each pair of runs: `than`, `seed`, `share`, and `metric` and `folder` of both, those of the other with `_than`.
-    pairs: tuple[dict[str, Any], ...] = ()
+    judgement: Judgement
+    paper_lead: float | None  # None where the paper does not print both numbers
     text_has: str = ""  # what the paper's text has where its cells follow the authors' code, see `Protocol`
+    lead: Lead = Lead()
+    tail_lead: Lead = Lead()  # the same of accuracies over the last tenth of the rounds
+    evidence: Evidence = Evidence()
+
+    @property
+    def verdict(self) -> str:
+        """One of `VERDICTS`."""
+        return self.judgement.verdict
 
     @property
     def size(self) -> str:
         """The size of the runs beside the paper's."""
-        if self.reduced:
-            return f"reduced to {self.reduced}"
+        if self.evidence.reduced:
+            return f"reduced to {self.evidence.reduced}"
         return "in full, by the authors' code" if self.text_has else "in full, by the text"
-
-    @property
-    def ours(self) -> str:
-        """Our difference with its interval."""
-        return f"{interval_text(self.metric, self.difference)} {self.over}".rstrip()
-
-    @property
-    def our_tail(self) -> str:
-        """The same over the last tenth of the rounds."""
-        return f"{interval_text(self.metric, self.tail)} {self.tail_over}".rstrip()
 
     @property
     def needed_seeds(self) -> tuple[int, ...]:
         """The seeds that would decide it in full: three, or more where these leave it open."""
-        needed = FEWEST
-        is_open = self.difference.n >= FEWEST and self.difference.low <= 0 <= self.difference.high
-        if is_open and not self.reduced:
-            needed = seeds_needed(self.difference, MOST_SEEDS)
+        needed = FEWEST_SEEDS
+        lead = self.lead.interval
+        is_open = lead.n >= FEWEST_SEEDS and lead.low <= 0 <= lead.high
+        if is_open and not self.evidence.reduced:
+            needed = seeds_needed(lead, MOST_SEEDS)
         seeds = find_table(self.claim.table).seeds
         first_new = seeds[-1] + 1
         new_seeds = range(first_new, first_new + needed - len(seeds))
@@ -157,30 +175,37 @@ def answers(
     counted_runs: dict[str, list[dict[str, Any]]] = {}  # by method
     for run in runs[has_ended & ~changed_code].to_dict("records"):
         counted_runs.setdefault(run["method"], []).append(run)
-    shipped_parts = _read_shipped() if shipped else {}
+    shipped_rows = _read_shipped() if shipped else {}
     answered = []
     for claim in claims:
         answer = _answer(claim, counted_runs, at_hand)
-        if not answer.runs and claim.name in shipped_parts:
-            answer = replace(answer, **shipped_parts[claim.name])
+        if not answer.evidence.folders and claim.name in shipped_rows:
+            answer = _as_shipped(answer, shipped_rows[claim.name])
         answered.append(answer)
     return sorted(answered, key=lambda answer: VERDICTS.index(answer.verdict))
 
 
 def _read_shipped() -> dict[str, dict[str, Any]]:
-    """The parts of answers that come from the project's records, by the names of claims that have runs."""
-    texts = [*TEXTS, "seeds", "runs"]
+    """The rows of the CSV of the project's records, by the names of claims that have runs."""
+    texts = ["verdict", "why", "reduced", "over", "tail_over", "seeds", "runs"]
     with files("fedcli.papers").joinpath(SHIPPED).open(encoding="utf-8") as file:
         table = pd.read_csv(file, dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, ""))
-    parts = {}
-    for row in table[table["runs"] != ""].to_dict("records"):
-        of_claim: dict[str, Any] = {name: row[name] for name in TEXTS}
-        of_claim["difference"] = DIFFERENCE_COLUMNS.read(row)
-        of_claim["tail"] = TAIL_COLUMNS.read(row)
-        of_claim["seeds"] = tuple(map(int, row["seeds"].split()))
-        of_claim["runs"] = tuple(map(Path, row["runs"].split("; ")))
-        parts[row["claim"]] = of_claim
-    return parts
+    return {row["claim"]: row for row in table[table["runs"] != ""].to_dict("records")}
+
+
+def _as_shipped(answer: Answer, row: Mapping[str, Any]) -> Answer:
+    """An answer without runs, with what a row of the CSV says of its claim."""
+    return replace(
+        answer,
+        judgement=Judgement(row["verdict"], row["why"]),
+        lead=Lead(LEAD_COLUMNS.read(row), row["over"]),
+        tail_lead=Lead(TAIL_LEAD_COLUMNS.read(row), row["tail_over"]),
+        evidence=Evidence(
+            folders=tuple(map(Path, row["runs"].split("; "))),
+            seeds=tuple(map(int, row["seeds"].split())),
+            reduced=row["reduced"],
+        ),
+    )
 
 
 def names_of(claim: Claim) -> tuple[str, ...]:
@@ -193,51 +218,50 @@ def names_of(claim: Claim) -> tuple[str, ...]:
 def _answer(claim: Claim, runs: RunsByMethod, at_hand: Callable[[str], bool]) -> Answer:
     """What runs say of a claim. Of several rows the smallest lead counts; reproduced needs runs of all."""
     table = find_table(claim.table)
-    compared = plan_contrasts(claim, table)
-    unanswered = _answer_without_runs(claim, table, compared, at_hand)
-    all_pairs = {other: find_pairs(claim, compared[other], runs) for other in claim.others}
-    pairs = of_common_form(all_pairs)
-    if not pairs:
+    contrasts = plan_contrasts(claim, table)
+    unanswered = _answer_without_runs(claim, table, contrasts, at_hand)
+    pairs = {other_row: find_pairs(claim, contrasts[other_row], runs) for other_row in claim.others}
+    answers_by_row = {}
+    for other_row, pairs_with_row in pairs_of_common_form(pairs).items():
+        answers_by_row[other_row] = _answer_by_row(unanswered, other_row, nearest_pairs(pairs_with_row))
+    if not answers_by_row:
         return unanswered
-    by_row = {}
-    for other, of_other in pairs.items():
-        by_row[other] = _answer_by_row(unanswered, other, nearest_pairs(of_other))
     if len(claim.others) > 1:
-        answer = _weakest(by_row, unanswered)
+        answer = _weakest(answers_by_row, unanswered)
     else:
-        (answer,) = by_row.values()
+        (answer,) = answers_by_row.values()
     if answer.verdict == REPRODUCED and claim.construction:
-        return replace(answer, verdict=BY_CONSTRUCTION, why=claim.construction)
+        return replace(answer, judgement=Judgement(BY_CONSTRUCTION, claim.construction))
     return answer
 
 
 def _answer_without_runs(
-    claim: Claim, table: Table, compared: Mapping[str, Sequence[PlannedContrast]], at_hand: Callable[[str], bool]
+    claim: Claim, table: Table, contrasts: Mapping[str, Sequence[PlannedContrast]], at_hand: Callable[[str], bool]
 ) -> Answer:
     """What can be said of a claim before anything has been run: the paper's smallest lead, and whether data are there.
 
     Args:
         claim: The claim.
         table: Its table.
-        compared: Its contrasts, by the row that its row is compared with.
+        contrasts: Its contrasts, by the row that its row is compared with.
         at_hand: See `answers`.
     """
-    (first, *_) = compared[claim.others[0]]
-    metric = find_metric(first.contrast.row.metric)
+    (first, *_) = contrasts[claim.others[0]]
+    metric = find_metric(first.contrast.cell.metric)
     paper_leads = []
     data_sets: set[str] = set()
-    for other, of_other in compared.items():
-        lead = _paper_lead(claim, table, other, of_other, metric)
+    for other_row, contrasts_with_row in contrasts.items():
+        lead = _paper_lead(claim, table, other_row, contrasts_with_row, metric)
         if lead is not None:
             paper_leads.append(lead)
-        for planned in of_other:
-            data_sets.update(planned.row.setup.data_sets, planned.than.setup.data_sets)
+        for planned in contrasts_with_row:
+            data_sets.update(planned.run.setup.data_sets, planned.other_run.setup.data_sets)
     return Answer(
         claim,
         metric,
-        paper=min(paper_leads, key=lambda lead: _towards_paper(claim, lead), default=None),
-        verdict=NOT_RUN if all(map(at_hand, data_sets)) else NO_DATA,
-        text_has=first.row.setup.protocol.text_has,
+        judgement=Judgement(NOT_RUN if all(map(at_hand, data_sets)) else NO_DATA),
+        paper_lead=min(paper_leads, key=lambda lead: _towards_paper(claim, lead), default=None),
+        text_has=first.run.setup.protocol.text_has,
     )
 
 
@@ -247,128 +271,145 @@ def _towards_paper(claim: Claim, lead: float) -> float:
 
 
 def _paper_lead(
-    claim: Claim, table: Table, other: str, compared: Sequence[PlannedContrast], metric: Metric
+    claim: Claim, table: Table, other_row: str, contrasts: Sequence[PlannedContrast], metric: Metric
 ) -> float | None:
     """The paper's lead of a claim's row on another; None where it prints no number for it."""
     if claim.elsewhere or claim.than_columns:
-        return _lead_by_cells(table, compared, metric)
-    lead = printed_lead(table, claim.row, other, claim.columns, metric)
+        return _lead_by_cells(table, contrasts, metric)
+    lead = printed_lead(table, claim.row, other_row, claim.columns, metric)
     if not claim.less or lead is None:
         return lead
-    subtracted = printed_lead(table, claim.row, other, claim.less, metric)
+    subtracted = printed_lead(table, claim.row, other_row, claim.less, metric)
     return None if subtracted is None else lead - subtracted
 
 
-def _lead_by_cells(table: Table, compared: Sequence[PlannedContrast], metric: Metric) -> float | None:
+def _lead_by_cells(table: Table, contrasts: Sequence[PlannedContrast], metric: Metric) -> float | None:
     """The lead by the paper's number in each cell; None where a cell has none."""
     lead = 0.0
-    for contrast, _, _ in compared:
-        value = printed_value(table, contrast.row.row, contrast.row.column, metric)
-        other = printed_value(table, contrast.than.row, contrast.than.column, metric)
-        if value is None or other is None:
+    for contrast, _, _ in contrasts:
+        value = printed_value(table, contrast.cell.row, contrast.cell.column, metric)
+        other_value = printed_value(table, contrast.other_cell.row, contrast.other_cell.column, metric)
+        if value is None or other_value is None:
             return None
-        lead += contrast.share * (value - other)
+        lead += contrast.weight * (value - other_value)
     return lead
 
 
-def _answer_by_row(unanswered: Answer, other: str, pairs: pd.DataFrame) -> Answer:
+def _answer_by_row(unanswered: Answer, other_row: str, pairs: pd.DataFrame) -> Answer:
     """Judges a claim against one row.
 
     Args:
         unanswered: The answer without runs.
-        other: The row.
+        other_row: The row.
         pairs: Pairs of runs of one form, by seed; see `find_pairs`.
     """
     claim = unanswered.claim
     metric = unanswered.metric
     leads = _leads(pairs)
-    difference = interval(leads["value"].dropna().tolist())
-    is_lost = pairs[["value", "value_than"]].isna().groupby(pairs["seed"]).any()
-    lost = Lost(row=int(is_lost["value"].sum()), other=int(is_lost["value_than"].sum()))
-    judgement = judge(difference, claim.direction, lost, exact=metric.unit == "floats")
+    lead = interval(leads["value"].dropna().tolist())
+    tail_lead = interval(leads["tail"].dropna().tolist()) if metric.name == "selected" else NO_INTERVAL
+    lacks_value = pairs[["value", "value_other"]].isna().groupby(pairs["seed"]).any()
+    without_value = SeedsWithoutValue(row=int(lacks_value["value"].sum()), other=int(lacks_value["value_other"].sum()))
+    judgement = judge(lead, claim.direction, without_value, exact=metric.unit == "floats")
     reasons = [judgement.why] if judgement.why else []
-    if lost.row:
-        reasons.append(f"{claim.row}: {lost.row} of {len(leads)} without a value")
-    if lost.other:
-        reasons.append(f"{other}: {lost.other} of {len(leads)} without a value")
+    if without_value.row:
+        reasons.append(f"{claim.row}: {without_value.row} of {len(leads)} without a value")
+    if without_value.other:
+        reasons.append(f"{other_row}: {without_value.other} of {len(leads)} without a value")
     first = pairs.iloc[0]  # all are of one form
-    departed = first["departed_than"] | first["departed"]
-    folders = pairs[["folder", "folder_than"]].to_numpy().ravel()
-    shown = pairs[["seed", "share", "metric", "folder", "metric_than", "folder_than"]].assign(than=other)
+    departed = first["departed_other"] | first["departed"]
+    folders = pairs[["folder", "folder_other"]].to_numpy().ravel()
     return replace(
         unanswered,
-        verdict=judgement.verdict,
-        why="; ".join(reasons),
-        difference=difference,
-        tail=interval(leads["tail"].dropna().tolist()) if metric.name == "selected" else NO_INTERVAL,
-        reduced=differences_text(departed),
-        seeds=tuple(leads.index),
-        runs=tuple(dict.fromkeys(folders)),
-        pairs=tuple(shown.to_dict("records")),
+        judgement=Judgement(judgement.verdict, "; ".join(reasons)),
+        lead=Lead(lead),
+        tail_lead=Lead(tail_lead),
+        evidence=Evidence(
+            folders=tuple(dict.fromkeys(folders)),
+            seeds=tuple(leads.index),
+            reduced=differences_text(departed),
+            pairs=tuple(_rows_of_pairs(pairs, other_row)),
+        ),
     )
+
+
+def _rows_of_pairs(pairs: pd.DataFrame, other_row: str) -> list[dict[str, Any]]:
+    """What the CSV's column `pairs` has of each pair of runs, by the names there."""
+    names = {
+        "seed": "seed",
+        "weight": "share",
+        "metric": "metric",
+        "folder": "folder",
+        "metric_other": "metric_than",
+        "folder_other": "folder_than",
+    }
+    named = pairs[[*names]].rename(columns=names)
+    return named.assign(than=other_row).to_dict("records")
 
 
 def _leads(pairs: pd.DataFrame) -> pd.DataFrame:
     """The lead of a claim's row of each seed, in `value` and in `tail`; NaN where a pair of the seed lacks a value."""
-    of_pairs = pairs[["value", "tail"]] - pairs[["value_than", "tail_than"]].to_numpy()
-    weighted = of_pairs.mul(pairs["share"], axis=0)
+    differences = pairs[["value", "tail"]] - pairs[["value_other", "tail_other"]].to_numpy()
+    weighted = differences.mul(pairs["weight"], axis=0)
     pairs_of_seed = pairs["seed"].value_counts().max()
     return weighted.groupby(pairs["seed"]).sum(min_count=pairs_of_seed)
 
 
-def _weakest(by_row: Mapping[str, Answer], unanswered: Answer) -> Answer:
-    """The answer by the row on which the lead is smallest.
+def _weakest(answers_by_row: Mapping[str, Answer], unanswered: Answer) -> Answer:
+    """The answer by the row over which the lead is smallest.
 
     Args:
-        by_row: Answers by the rows that have runs.
+        answers_by_row: Answers by the rows that have runs.
         unanswered: The answer without runs.
     """
     claim = unanswered.claim
-    weakest, *stronger = sorted(by_row, key=lambda other: _strength(by_row[other]))
-    judgement = _judge_all(claim, weakest, by_row)
+    weakest, *stronger = sorted(answers_by_row, key=lambda row: _strength(answers_by_row[row]))
     over = f"over {weakest}"
     if len(stronger) == 1:
-        (other,) = stronger
-        over += f"; {by_row[other].ours} over {other}"
-    tail = NO_INTERVAL
-    tail_over = ""
-    with_tail = [other for other, of_row in by_row.items() if of_row.tail.n]
-    if with_tail:
-        weakest_tail = min(with_tail, key=lambda other: _towards_paper(claim, by_row[other].tail.mean))
-        tail = by_row[weakest_tail].tail
-        if weakest_tail != weakest:
-            tail_over = f"over {weakest_tail}"
-    reduced_texts = [by_row[other].reduced for other in (weakest, *stronger)]
+        (other_row,) = stronger
+        over += f"; {answers_by_row[other_row].lead.text(unanswered.metric)} over {other_row}"
+    reduced_texts = [answers_by_row[row].evidence.reduced for row in (weakest, *stronger)]
     folders: list[Path] = []
     pairs: list[dict[str, Any]] = []
-    for of_row in by_row.values():
-        folders += of_row.runs
-        pairs += of_row.pairs
+    for answer in answers_by_row.values():
+        folders += answer.evidence.folders
+        pairs += answer.evidence.pairs
+    weakest_answer = answers_by_row[weakest]
     return replace(
-        by_row[weakest],
-        verdict=judgement.verdict,
-        why=judgement.why,
-        reduced=next(filter(None, reduced_texts), ""),
-        over=over,
-        tail=tail,
-        tail_over=tail_over,
-        runs=tuple(dict.fromkeys(folders)),
-        pairs=tuple(pairs),
+        weakest_answer,
+        judgement=_judge_all(claim, weakest, answers_by_row),
+        lead=Lead(weakest_answer.lead.interval, over),
+        tail_lead=_smallest_tail_lead(claim, weakest, answers_by_row),
+        evidence=Evidence(
+            folders=tuple(dict.fromkeys(folders)),
+            seeds=weakest_answer.evidence.seeds,
+            reduced=next(filter(None, reduced_texts), ""),
+            pairs=tuple(pairs),
+        ),
     )
 
 
-def _judge_all(claim: Claim, weakest: str, by_row: Mapping[str, Answer]) -> "Judgement":
+def _smallest_tail_lead(claim: Claim, weakest: str, answers_by_row: Mapping[str, Answer]) -> Lead:
+    """The smallest lead over the last tenth of the rounds; its row is named if it is not the weakest over all."""
+    tail_leads = {row: answer.tail_lead.interval for row, answer in answers_by_row.items()}
+    with_tail = [row for row, tail_lead in tail_leads.items() if tail_lead.n]
+    if not with_tail:
+        return Lead()
+    row = min(with_tail, key=lambda row: _towards_paper(claim, tail_leads[row].mean))
+    return Lead(tail_leads[row], "" if row == weakest else f"over {row}")
+
+
+def _judge_all(claim: Claim, weakest: str, answers_by_row: Mapping[str, Answer]) -> Judgement:
     """Judges a claim against several rows by its answers by each, of which one has the smallest lead."""
-    verdict = by_row[weakest].verdict
-    why = by_row[weakest].why
+    verdict, why = answers_by_row[weakest].judgement
     if verdict == UNDECIDED and claim.control is not None:
         control, explanation = claim.control
-        verdicts_elsewhere = {of_row.verdict for other, of_row in by_row.items() if other != weakest}
+        verdicts_elsewhere = {answer.verdict for row, answer in answers_by_row.items() if row != weakest}
         if weakest == control and verdicts_elsewhere == {REPRODUCED}:
             why = f"{explanation} explains the lead as far as told; {why}"
-    if len(by_row) < len(claim.others) and verdict != CONTRADICTED:
+    if len(answers_by_row) < len(claim.others) and verdict != CONTRADICTED:
         verdict = UNDECIDED
-        why = f"{why}; {len(by_row)} of {len(claim.others)} others run".removeprefix("; ")
+        why = f"{why}; {len(answers_by_row)} of {len(claim.others)} others run".removeprefix("; ")
     return Judgement(verdict, why)
 
 
@@ -376,55 +417,47 @@ class _Strength(NamedTuple):
     """How well runs bear out a claim against a row; the weakest is the smallest."""
 
     verdict: int  # contradicted, undecided, reproduced
-    has_difference: bool
-    lead: float  # towards the paper's side; NaN where there is no difference
+    has_lead: bool
+    lead: float  # towards the paper's side; NaN where there is none
 
 
 def _strength(answer: Answer) -> _Strength:
     weakest_first = (CONTRADICTED, UNDECIDED, REPRODUCED)
-    difference = answer.difference
-    lead = _towards_paper(answer.claim, difference.mean)
-    return _Strength(weakest_first.index(answer.verdict), difference.n > 0, lead)
+    lead = answer.lead.interval
+    return _Strength(weakest_first.index(answer.verdict), lead.n > 0, _towards_paper(answer.claim, lead.mean))
 
 
-class Lost(NamedTuple):
+class SeedsWithoutValue(NamedTuple):
     """How many seeds have no value, since a run diverged or never got there."""
 
     row: int  # of the claim's row
-    other: int
+    other: int  # of the other one
 
 
-class Judgement(NamedTuple):
-    """What an interval says of a claim."""
-
-    verdict: str
-    why: str  # it is undecided; else empty
-
-
-def judge(difference: Interval, direction: str, lost: Lost, *, exact: bool) -> Judgement:
-    """Judges a claim by the interval of its differences.
+def judge(lead: Interval, direction: str, without_value: SeedsWithoutValue, *, exact: bool) -> Judgement:
+    """Judges a claim by the interval of its lead.
 
     A run that diverged has no difference. Leaving it out is fair only where its row is behind.
 
     Args:
-        difference: The row less the other one.
+        lead: The row less the other one.
         direction: The paper's side of zero, "higher" or "lower".
-        lost: The seeds that have no value.
+        without_value: The seeds that have no value.
         exact: Whether one pair suffices, as for counts of floats, in which chance has no part.
     """
-    if not difference.n:
+    if not lead.n:
         return Judgement(UNDECIDED, "no pair has a value")
-    if difference.n < FEWEST and not exact:
-        return Judgement(UNDECIDED, f"n = {difference.n}")
-    low = difference.mean if exact else difference.low
-    high = difference.mean if exact else difference.high
+    if lead.n < FEWEST_SEEDS and not exact:
+        return Judgement(UNDECIDED, f"n = {lead.n}")
+    low = lead.mean if exact else lead.low
+    high = lead.mean if exact else lead.high
     if low <= 0 <= high:
-        return Judgement(UNDECIDED, f"zero inside, n = {difference.n}")
+        return Judgement(UNDECIDED, f"zero inside, n = {lead.n}")
     agrees = (low > 0) == (direction == "higher")
-    lost_of_better = lost.row if agrees else lost.other
-    if lost_of_better:
+    better_without_value = without_value.row if agrees else without_value.other
+    if better_without_value:
         return Judgement(UNDECIDED, "runs of the better one are lost")
-    return Judgement(REPRODUCED if agrees else CONTRADICTED, "")
+    return Judgement(REPRODUCED if agrees else CONTRADICTED)
 
 
 NOTES = (
@@ -432,7 +465,8 @@ NOTES = (
     "cells agree, with its 95 % interval (Student's t) and, in brackets, the number of seeds; of several rows, the "
     "smallest lead.",
     "Reproduced: the interval lies on the paper's side of zero; contradicted: on the other. Undecided: zero is inside, "
-    f"there are fewer than {FEWEST} seeds, not every row has been run, or runs without a value are of the row ahead.",
+    f"there are fewer than {FEWEST_SEEDS} seeds, not every row has been run, or runs without a value are of the row "
+    "ahead.",
     "In full: every option is the paper's; by the authors' code where text and code differ, else by the text. Reduced "
     "to: what was smaller or other. Decided by: the runs that it lacks.",
     "By construction: the runs agree, and could not do otherwise; it is not counted as reproduced.",
@@ -451,17 +485,18 @@ def claims_sheet(answers: Sequence[Answer]) -> Sheet:
 
 def _line(answer: Answer) -> list[str]:
     """The cells of a claim in the table that is read."""
+    verdict, why = answer.judgement
     runs = []
-    if answer.runs:
+    if answer.evidence.folders:
         runs.append(answer.size)
     if answer.command:
         runs.append(f"decided by `{answer.command}`")
     return [
         f"`{answer.claim.name}` {answer.claim.text}",
-        f"{answer.verdict}, {answer.why}" if answer.why else answer.verdict,
-        MISSING if answer.paper is None else answer.metric.text(answer.paper, "+"),
-        answer.ours,
-        answer.our_tail,
+        f"{verdict}, {why}" if why else verdict,
+        MISSING if answer.paper_lead is None else answer.metric.text(answer.paper_lead, "+"),
+        answer.lead.text(answer.metric),
+        answer.tail_lead.text(answer.metric),
         "; ".join(runs) or MISSING,
     ]
 
@@ -469,6 +504,7 @@ def _line(answer: Answer) -> list[str]:
 def _csv_row(answer: Answer) -> dict[str, Any]:
     """The values of a claim by the columns of the CSV."""
     claim = answer.claim
+    evidence = answer.evidence
     return {
         "claim": claim.name,
         "text": claim.text,
@@ -478,13 +514,17 @@ def _csv_row(answer: Answer) -> dict[str, Any]:
         "than": "; ".join(claim.others),
         "columns": "; ".join(claim.columns),
         "direction": claim.direction,
-        "paper": answer.paper,
-        **{name: getattr(answer, name) for name in TEXTS},
-        "seeds": " ".join(map(str, answer.seeds)),
-        **DIFFERENCE_COLUMNS.cells(answer.difference),
-        **TAIL_COLUMNS.cells(answer.tail),
-        "runs": "; ".join(map(str, answer.runs)),
-        "pairs": json.dumps(answer.pairs, default=str),
+        "paper": answer.paper_lead,
+        "verdict": answer.verdict,
+        "why": answer.judgement.why,
+        "reduced": evidence.reduced,
+        "over": answer.lead.over,
+        "tail_over": answer.tail_lead.over,
+        "seeds": " ".join(map(str, evidence.seeds)),
+        **LEAD_COLUMNS.cells(answer.lead.interval),
+        **TAIL_LEAD_COLUMNS.cells(answer.tail_lead.interval),
+        "runs": "; ".join(map(str, evidence.folders)),
+        "pairs": json.dumps(evidence.pairs, default=str),
     }
 
 

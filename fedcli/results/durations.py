@@ -218,7 +218,7 @@ def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
 
     Of the `timed` runs, see `paces`, those on an H100 count, else on another GPU; and those on a CPU.
     """
-    if answer.verdict not in claims.OPEN:
+    if answer.verdict not in claims.OPEN_VERDICTS:
         return ""
     seeds = answer.needed_seeds
     if len(seeds) > claims.MOST_SEEDS:
@@ -227,7 +227,7 @@ def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
     plan = plans.plan_table(table, folder, seeds=seeds, only=claims.names_of(answer.claim))
     lacking = [run for run in plan.runs if run.to_do]
     words = f"{len(lacking)} runs in full"
-    if len(seeds) > claims.FEWEST:
+    if len(seeds) > claims.FEWEST_SEEDS:
         words += f", to have {len(seeds)} seeds"
     needed = {name for run in lacking for name in run.setup.data_sets}
     closed = sorted(name for name in needed if not datasets.open_to_all(name))
