@@ -193,13 +193,17 @@ def another_value(field, now):
 
 
 @cache
-def trained(name, options):
-    """The models under these options, which are pairs in the order of their names."""
+def trained(name, options, rounds):
+    """The models under these options, which are those that `not_default` gives."""
     epochs = {"local_epochs": 2} if name in BETWEEN_EPOCHS else {}
     run = {**FEW_STEPS, **epochs, "parts": ABSENT, "backbone": laws.NORMED}
     setup, fed = laws.federation(name, dict(options), **run)
-    rounds = 3 if "prototype_momentum" in dict(options) else 2  # which acts on the second round's prototypes
     return laws.model_of(setup, laws.simulate(setup, fed, rounds))
+
+
+def not_default(fields, options):
+    """The options whose values are not their defaults, as pairs: one text of a run, which is trained once."""
+    return tuple(sorted((name, value) for name, value in options.items() if value != fields[name].default))
 
 
 def options_of_methods():
@@ -217,12 +221,15 @@ def test_every_option_matters_but_beside_the_choices_it_is_declared_for(name, op
     acting = {"start_round": 0} if "start_round" in fields else {}
     acting |= ACTING.get(name, {})
     value = acting.get(option, field.default)
+    rounds = 3 if option == "prototype_momentum" else 2  # which acts on the second round's prototypes
 
     def distance(**choice):
         """How far another value of the option moves the models."""
         before = {**acting, **choice, option: value}
         after = {**before, option: another_value(field, value)}
-        return laws.distance(trained(name, sorted_pairs(before)), trained(name, sorted_pairs(after)))
+        model = trained(name, not_default(fields, before), rounds)
+        other_model = trained(name, not_default(fields, after), rounds)
+        return laws.distance(model, other_model)
 
     facts = facts_of(field)
     if not facts.only_with:
@@ -236,7 +243,3 @@ def test_every_option_matters_but_beside_the_choices_it_is_declared_for(name, op
         assert facts.is_idle({switch: choice}) == (not has_effect)
         assert has_effect or distances[choice] == 0
     assert any(value > 1e-9 for value in distances.values())
-
-
-def sorted_pairs(options):
-    return tuple(sorted(options.items()))
