@@ -53,7 +53,7 @@ def test_the_comparison_tunes_draws_and_writes_a_table_in_twelve_cells(tmp_path)
     assert COMPARISON.stat().st_size < 200_000
     assert len(outputs_of_kind(book, "image/png")) == 2
     for cell in book.cells:
-        cell.source = cell.source.replace('"rounds": 4', '"rounds": 2')
+        cell.source = cell.source.replace('"rounds": 4', '"rounds": 1, "local_epochs": 1')
 
     nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
