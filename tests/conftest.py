@@ -1,3 +1,5 @@
+import gc
+
 import pytest
 import torch
 
@@ -24,6 +26,12 @@ def pytest_collection_modifyitems(items):
     rest = [item for item in items if item.path.stem not in FIRST_FILES + MIDDLE_FILES]
     num_before_middle = max(len(items) // 2 - len(first), 0)
     items[:] = [*first, *rest[:num_before_middle], *middle, *rest[num_before_middle:]]
+
+
+def pytest_collection_finish():
+    """Takes what all modules have made out of the sight of the garbage collector, which would look at it in vain."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
