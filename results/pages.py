@@ -141,13 +141,14 @@ def verdicts(records: Path, answers: Iterable[claims.Answer]) -> str:
     """The CSV of the claims that is installed with the package; its folders are those below `records`."""
     shipped = []
     for answer in answers:
-        runs = tuple(folder.relative_to(records) for folder in answer.runs)
+        folders = tuple(folder.relative_to(records) for folder in answer.evidence.folders)
         pairs = []
-        for pair in answer.pairs:
+        for pair in answer.evidence.pairs:
             folder = pair["folder"].relative_to(records)
             folder_than = pair["folder_than"].relative_to(records)
             pairs.append({**pair, "folder": folder, "folder_than": folder_than})
-        shipped.append(replace(answer, runs=runs, pairs=tuple(pairs)))
+        evidence = replace(answer.evidence, folders=folders, pairs=tuple(pairs))
+        shipped.append(replace(answer, evidence=evidence))
     return render(claims.claims_sheet(shipped), "csv")
 
 
