@@ -143,7 +143,7 @@ def match_clients(evaluation: Tensor, priority: Tensor | None = None) -> Tensor:
     return _as_given(partner, order, evaluation.device)
 
 
-def exchange(params: Params, partner: Tensor, names: Iterable[str]) -> Params:
+def with_parts_of_partners(params: Params, partner: Tensor, names: Iterable[str]) -> Params:
     """Algorithm 2, line 24: w(theta_k, phi_j) for every client k with counterpart j.
 
     Args:
@@ -241,29 +241,29 @@ def find_partners(evaluation: Tensor, cohort: Cohort, fed: Federation, config: C
     return match_clients(evaluation, priority)
 
 
-def exchanged_names(tree: Params, part: str) -> list[str]:
+def names_of_part(tree: Params, part: str) -> list[str]:
     """Names of the parameters or buffers that belong to the part "head", "body", "model" or "none"."""
     names = []
     for name in tree:
-        part_of_name = "head" if name.startswith("head.") else "body"
+        part_of_name = "head" if name.startswith("head.") else "body"  # Reading 12
         if part in ("model", part_of_name):
             names.append(name)
     return names
 
 
-def exchange_with_partners(clients: Client, partner: Tensor, part: str, fed: Federation) -> Client:
-    """Algorithm 2, lines 22 to 24: ExchangeClassifier, through the server."""
+def exchange_classifiers(clients: Client, partner: Tensor, part: str, fed: Federation) -> Client:
+    """Algorithm 2, lines 22 to 24: ExchangeClassifier, through the server; or another part than the classifier."""
     receiver = partner != torch.arange(len(partner), device=partner.device)  # Reading 15
     sender = partner[receiver].unique()  # of pairs the same clients; in many-to-one matching some are not asked
 
-    def exchanged(tree: Params) -> Params:
-        names = exchanged_names(tree, part)  # Readings 1, 12
-        new = exchange(tree, partner, names)
+    def through_server(tree: Params) -> Params:
+        names = names_of_part(tree, part)  # phi, Reading 1
+        new = with_parts_of_partners(tree, partner, names)
         fed.upload({name: tree[name][sender] for name in names})
         fed.download_each({name: new[name][receiver] for name in names})
         return new
 
-    return clients._replace(params=exchanged(clients.params), buffers=exchanged(clients.buffers))
+    return clients._replace(params=through_server(clients.params), buffers=through_server(clients.buffers))
 
 
 def evaluate_clients(clients: Client, cohort: Cohort, fed: Federation) -> Tensor:
@@ -295,19 +295,18 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     epochs = fed.local_epochs
     half = epochs // 2  # Readings 10, 14
     clients, first = fed.train(clients, cohort, step, context, epochs=range(half))  # client, lines 3 to 17
-    clients = exchange_with_partners(clients, partner, config.exchange, fed)  # client, line 5
+    clients = exchange_classifiers(clients, partner, config.exchange, fed)  # client, line 5
     clients, second = fed.train(clients, cohort, step, context, epochs=range(half, epochs))
     terms = {}
-    for name, value in second.items():
+    for name, value in second.items():  # the mean over all epochs; of one epoch there is no first half
         terms[name] = (half * first.get(name, 0.0) + (epochs - half) * value) / epochs
 
     local_features, present = fed.upload(mean_features(clients.memory))  # client, line 18
     evaluated = fed.upload(evaluate_clients(clients, cohort, fed))  # client, lines 19, 20
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)  # server, line 26, Eq. 3, Reading 5
     evaluation = state.evaluation.index_copy(0, ids, evaluated)  # server, line 28
-    features, has_class = aggregate_features(
-        local_features, present, state.global_features, state.has_class
-    )  # server, lines 29 to 35, Eq. 6
+    # Server, lines 29 to 35, Eq. 6
+    features, has_class = aggregate_features(local_features, present, state.global_features, state.has_class)
     return ServerState(params, buffers, features, has_class, evaluation), terms
 
 
@@ -318,9 +317,13 @@ def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -
     head = fed.num_classes * (fed.feature_dim + 1)
     partner = find_partners(state.evaluation[torch.as_tensor(cohort.client_ids)], cohort, fed, config)
     receiver = partner != torch.arange(size, device=partner.device)
-    exchanged = {"head": head, "body": model - head, "model": model, "none": 0}[config.exchange]
-    down = size * (model + fed.num_classes * fed.feature_dim) + int(receiver.sum()) * exchanged
-    up = size * (model + fed.num_classes * (fed.feature_dim + 1)) + len(partner[receiver].unique()) * exchanged
+    num_receivers = int(receiver.sum())
+    num_senders = len(partner[receiver].unique())
+    floats_of_part = {"head": head, "body": model - head, "model": model, "none": 0}[config.exchange]
+    features = fed.num_classes * fed.feature_dim
+    evaluation = fed.num_classes
+    down = size * (model + features) + num_receivers * floats_of_part
+    up = size * (model + features + evaluation) + num_senders * floats_of_part
     return down, up
 
 
@@ -458,6 +461,15 @@ def _table(name: str, title: str, cells: tuple[Cell, ...], *notes: str, gains: t
     )
 
 
+def _with_tail(
+    number: str, title: str, title_of_tail: str, rows: dict, columns: dict, *notes: str
+) -> tuple[Table, Table]:
+    """A table of the paper, and the same cells as means over the last tenth of the rounds (Reading 19)."""
+    of_last_round = _table(number, title, grid(rows, columns), *notes)
+    tail = _table(f"{number}-last-tenth", title_of_tail, grid(rows, columns, "last-tenth"), *notes, _TAIL)
+    return of_last_round, tail
+
+
 _OTHERS = {
     "FedAvg": ("fedavg", {}),
     "FedProx(0.1)": ("fedprox", {"proximal_weight": 0.1}),
@@ -477,9 +489,8 @@ for _title, _dataset in (("FMNIST", "fmnist"), ("CIFAR10", "cifar10")):
         for _population, _cohort in _COHORTS:
             _heading = f"{_title} alpha={_alpha} K={_population},M={_cohort}"
             _COLUMNS_2[_heading] = _column(_dataset, _alpha, _population, _cohort)
-_TABLE_2 = _table("II", "Test accuracy of the global model", grid(_ROWS, _COLUMNS_2))
-_TABLE_2_TAIL = _table(
-    "II-last-tenth", "Test accuracy over the last rounds", grid(_ROWS, _COLUMNS_2, "last-tenth"), _TAIL
+_TABLE_2, _TABLE_2_TAIL = _with_tail(
+    "II", "Test accuracy of the global model", "Test accuracy over the last rounds", _ROWS, _COLUMNS_2
 )
 
 # Table III, "the global model test accuracy at four global training time points". Table II's runs, 48 of them.
@@ -511,10 +522,10 @@ _ABLATIONS = {
     **_OURS,
 }
 _NO_BRACKET = "FedCME-OE(0.01) has no alignment term; the paper's bracket is then without meaning."
-_TABLE_4 = _table("IV", "Ablation: alignment only, exchange only, both", grid(_ABLATIONS, _SKEWED), _NO_BRACKET)
-_TABLE_4_TAIL = _table(
-    "IV-last-tenth", "Ablation over the last rounds", grid(_ABLATIONS, _SKEWED, "last-tenth"), _NO_BRACKET, _TAIL
-)
+_TABLE_4, _TABLE_4_TAIL = _with_tail(
+    "IV", "Ablation: alignment only, exchange only, both", "Ablation over the last rounds", _ABLATIONS, _SKEWED,
+    _NO_BRACKET,
+)  # fmt: skip
 
 # Fig. 3, curves of runs of Table IV, without printed numbers: 2 rows, 2 columns, 3 seeds.
 _PARTS = {name: _ABLATIONS[name] for name in ("FedCME-OE(0.01)", _BEST)}

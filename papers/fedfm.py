@@ -312,8 +312,13 @@ METHOD = Method(
 # FedFM-Lite, Section VI
 
 
-_INTERVAL = option(5, "Rounds between two exchanges of models", symbol="a", source="Section VI", unit="rounds", low=1)
-LiteConfig = make_dataclass("LiteConfig", [("model_interval", int, _INTERVAL)], bases=(Config,), frozen=True)
+@dataclass(frozen=True)
+class LiteConfig(Config):
+    """FedFM's options, and what FedFM-Lite adds to them."""
+
+    model_interval: int = option(
+        5, "Rounds between two exchanges of models", symbol="a", source="Section VI", unit="rounds", low=1
+    )
 
 
 class StateWithClients(NamedTuple):
@@ -323,15 +328,15 @@ class StateWithClients(NamedTuple):
     buffers: Params
     anchors: Tensor  # [C, D]
     has_anchor: Tensor  # [C], bool: whether any client has ever had the class
-    clients: dict[int, Any]
+    clients: dict[int, Any]  # their own models in FedFM-Lite; what the other method keeps, beside an add-on
 
 
-def init_lite(fed: Federation, config) -> StateWithClients:
+def init_lite(fed: Federation, config: LiteConfig) -> StateWithClients:
     """The initial model; no class has an anchor and no client a model of its own."""
     return StateWithClients(*fed.initial_model(), *no_vectors(fed), clients={})
 
 
-def states_since_exchange(state: StateWithClients, cohort: Cohort, config: Any) -> Mapping[int, ClientState]:
+def states_since_exchange(state: StateWithClients, cohort: Cohort, config: LiteConfig) -> Mapping[int, ClientState]:
     """The clients' own models since the last exchange, by id; none where the last round had one."""
     return {} if cohort.round % config.model_interval == 0 else state.clients
 
@@ -344,13 +349,13 @@ def own_models(state: StateWithClients, states: Mapping[int, ClientState], cohor
     return Client(models.params, models.buffers, optimizer={})  # Reading 9
 
 
-def has_exchange(round: int, fed: Federation, config: Any) -> bool:
+def has_exchange(round: int, fed: Federation, config: LiteConfig) -> bool:
     """Whether a round ends with an exchange of models: every a-th, and the last (Reading 11)."""
     return (round + 1) % config.model_interval == 0 or round + 1 == fed.num_rounds
 
 
 def run_lite_round(
-    state: StateWithClients, cohort: Cohort, fed: Federation, config: Any
+    state: StateWithClients, cohort: Cohort, fed: Federation, config: LiteConfig
 ) -> tuple[StateWithClients, Terms]:
     """Section VI and Fig. 5, round t of FedFM-Lite."""
     states = states_since_exchange(state, cohort, config)
@@ -370,7 +375,7 @@ def run_lite_round(
     return StateWithClients(*model, anchors, has_anchor, states), terms  # Reading 14
 
 
-def lite_costs(state: StateWithClients, cohort: Cohort, fed: Federation, config: Any) -> tuple[int, int]:
+def lite_costs(state: StateWithClients, cohort: Cohort, fed: Federation, config: LiteConfig) -> tuple[int, int]:
     """The anchors both ways; the model to clients that have none and, in an exchange, from all (Reading 15)."""
     model = fed.sizes.parameters
     size = len(cohort.client_ids)

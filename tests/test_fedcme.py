@@ -91,7 +91,7 @@ def test_parts_of_a_model_are_exchanged_with_their_buffers(part, body_moves, hea
     numbers = torch.tensor([[0], [1]])  # of the clients
     clients = Client({"body.1.weight": numbers, "head.weight": numbers}, {"body.1.running_mean": numbers}, {})
 
-    after = fedcme.exchange_with_partners(clients, torch.tensor([1, 0]), part, fed)
+    after = fedcme.exchange_classifiers(clients, torch.tensor([1, 0]), part, fed)
 
     body_numbers = [[1], [0]] if body_moves else [[0], [1]]
     head_numbers = [[1], [0]] if head_moves else [[0], [1]]
@@ -99,7 +99,7 @@ def test_parts_of_a_model_are_exchanged_with_their_buffers(part, body_moves, hea
     assert after.buffers["body.1.running_mean"].tolist() == body_numbers
     assert after.params["head.weight"].tolist() == head_numbers
     params, _ = fed.initial_model()
-    assert fedcme.exchanged_names(params, "head") == ["head.weight", "head.bias"]
+    assert fedcme.names_of_part(params, "head") == ["head.weight", "head.bias"]
 
 
 def test_alignment_is_of_the_batchs_classes_that_have_a_global_feature():

@@ -48,6 +48,7 @@ from fedcli.core import (
     Client,
     ClientState,
     Params,
+    Step,
     copies,
     cosine_annealing,
     divergence,
@@ -92,21 +93,53 @@ def mean_model(clients: Client, weights: Tensor, fed: Federation) -> Student:
     return Student(*weighted_mean(fed.upload_model(clients), weights))
 
 
-def distil(
-    starts: list[Student], teachers: list[Client], cohort: Cohort, fed: Federation, config: Config
-) -> tuple[list[Student], list[Tensor]]:
-    """The ensemble of all teachers into each student.
+class Teachers(NamedTuple):
+    """The clients of a round that have one architecture, and their mean."""
 
-    `starts` has a student for each network of the cohort, `teachers` the clients' models of each network, stacked.
-    Returned are the students and the mean loss of each over its steps.
-    """
-    students = [Client(*copies(start, 1), optimizer={}) for start in starts]  # each is the only client of its group
-    alone = [group._replace(client_ids=group.client_ids[:1]) for group in fed.groups(cohort)]
-    steps = []
-    for group in alone:
-        loss = make_public_loss(group.network, "distillation", divergence)
-        steps.append(fed.optimizer_step(loss, optimizer="adam", weight_decay=0.0, key="server"))
-    mean_losses = [cohort.weights.new_zeros(()) for _ in alone]
+    architecture: int
+    group: Cohort
+    clients: Client  # after their local training, stacked
+    mean: Student
+    terms: Terms  # of their training
+
+
+def train_clients(architecture: int, student: Student, group: Cohort, fed: Federation) -> Teachers:
+    """The clients of one architecture, trained from their student, and the mean of their models."""
+    clients = fed.broadcast(*student, group)
+    clients, terms = fed.train(clients, group, plain_loss(group.network))
+    return Teachers(architecture, group, clients, mean_model(clients, group.weights, fed), terms)
+
+
+@dataclass
+class Learner:
+    """A student while it learns from the ensemble, as the only client of a group."""
+
+    model: Client  # [1, ...]
+    group: Cohort
+    step: Step
+    loss: Tensor  # the sum over its steps so far, over their number
+
+
+def make_learner(teachers: Teachers, fed: Federation) -> Learner:
+    """A student of one architecture that begins at the mean of its clients' models."""
+    model = Client(*copies(teachers.mean, 1), optimizer={})
+    alone = teachers.group._replace(client_ids=teachers.group.client_ids[:1])
+    loss = make_public_loss(alone.network, "distillation", divergence)
+    step = fed.optimizer_step(loss, optimizer="adam", weight_decay=0.0, key="server")
+    return Learner(model, alone, step, loss=alone.weights.new_zeros(()))
+
+
+class Distilled(NamedTuple):
+    """What has become of a student."""
+
+    student: Student
+    loss: Tensor  # scalar, the mean over its steps
+
+
+def distil(ensemble: list[Teachers], cohort: Cohort, fed: Federation, config: Config) -> list[Distilled]:
+    """The ensemble of all clients into a student of each architecture."""
+    learners = [make_learner(teachers, fed) for teachers in ensemble]
+    of_architectures = [teachers.clients for teachers in ensemble]
     num_steps = config.distillation_epochs * len(fed.public_batch_sizes)
     steps_done = 0
     for epoch in range(config.distillation_epochs):
@@ -114,14 +147,16 @@ def distil(
             rate = cosine_annealing(config.distillation_lr, steps_done, num_steps)
             batch = batch._replace(lr=torch.full_like(batch.lr, rate))
             steps_done += 1
-            of_teachers = all_logits(teachers, cohort, fed, batch.x, train=False)
-            target = of_teachers.mean(0)
-            for g, (student, group, step) in enumerate(zip(students, alone, steps, strict=True)):
-                students[g], aux = fed.step(student, group, step, batch, target)
+            target = all_logits(of_architectures, cohort, fed, batch.x, train=False).mean(0)  # [B, C]
+            for learner in learners:
+                learner.model, aux = fed.step(learner.model, learner.group, learner.step, batch, target)
                 (loss,) = aux.terms["distillation"]
-                mean_losses[g] = mean_losses[g] + loss / num_steps
-    distilled = [Student(*select((student.params, student.buffers), 0)) for student in students]
-    return distilled, mean_losses
+                learner.loss = learner.loss + loss / num_steps
+    distilled = []
+    for learner in learners:
+        student = Student(*select((learner.model.params, learner.model.buffers), 0))
+        distilled.append(Distilled(student, learner.loss))
+    return distilled
 
 
 def init(fed: Federation, config: Config) -> ServerState:
@@ -133,22 +168,18 @@ def init(fed: Federation, config: Config) -> ServerState:
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1 (and 3, for several architectures), one round."""
     groups = fed.groups(cohort)
-    kinds = [fed.networks.index(group.network) for group in groups]
-    students = list(state.students)
-    models = []
-    all_terms = []
-    for group, kind in zip(groups, kinds, strict=True):
-        clients = fed.broadcast(*students[kind], group)
-        clients, terms = fed.train(clients, group, plain_loss(group.network))
-        students[kind] = mean_model(clients, group.weights, fed)
-        models.append(clients)
-        all_terms.append(terms)
-    starts = [students[kind] for kind in kinds]
-    distilled, losses = distil(starts, models, cohort, fed, config)
-    for kind, student, terms, group, loss in zip(kinds, distilled, all_terms, groups, losses, strict=True):
-        students[kind] = student
-        terms["distillation"] = loss.expand(len(group.client_ids))
-    return state._replace(students=tuple(students)), fed.in_order(cohort, groups, all_terms)
+    ensemble = []
+    for group in groups:
+        architecture = fed.networks.index(group.network)
+        ensemble.append(train_clients(architecture, state.students[architecture], group, fed))
+    distilled = distil(ensemble, cohort, fed, config)
+    students = list(state.students)  # Reading 4
+    terms = []
+    for teachers, (student, loss) in zip(ensemble, distilled, strict=True):
+        students[teachers.architecture] = student
+        of_clients = loss.expand(len(teachers.group.client_ids))
+        terms.append({**teachers.terms, "distillation": of_clients})
+    return state._replace(students=tuple(students)), fed.in_order(cohort, groups, terms)
 
 
 METHOD = Method(

@@ -72,7 +72,7 @@ class Context(NamedTuple):
     has_previous: Tensor  # scalar bool: whether the client has one
 
 
-CONTEXT_AXES = Context(None, None, previous_params=0, previous_buffers=0, has_previous=0)
+CONTEXT_AXES = Context(global_params=None, global_buffers=None, previous_params=0, previous_buffers=0, has_previous=0)
 
 
 class ServerState(NamedTuple):
@@ -117,14 +117,14 @@ def model_contrastive(
 def make_local_loss(network: Network, config: Config) -> LocalLoss:
     """The local objective of Eq. 4, l_sup + mu l_con."""
 
-    def local_loss(params, buffers, batch, context):
-        def fixed(other_params, other_buffers):  # the features by a model that is not trained
-            return network(other_params, other_buffers, batch.x, batch.mask, train=False).features.detach()
+    def fixed_features(params, buffers, batch):  # by a model that is not trained, Reading 4
+        return network(params, buffers, batch.x, batch.mask, train=False).features.detach()
 
-        features, logits, buffers = network(params, buffers, batch.x, batch.mask)
+    def local_loss(params, buffers, batch, context):
+        features, logits, buffers = network(params, buffers, batch.x, batch.mask)  # z
+        global_features = fixed_features(context.global_params, context.global_buffers, batch)  # z_glob
+        previous_features = fixed_features(context.previous_params, context.previous_buffers, batch)  # z_prev
         task = cross_entropy(logits, batch.y, batch.mask)
-        global_features = fixed(context.global_params, context.global_buffers)
-        previous_features = fixed(context.previous_params, context.previous_buffers)
         contrast = model_contrastive(features, global_features, previous_features, config.temperature, batch.mask)
         contrast = torch.where(context.has_previous, contrast, 0.0)
         terms = {"cross_entropy": task, "contrastive": contrast}
@@ -144,10 +144,12 @@ def local_context(state: ServerState, cohort: Cohort, fed: Federation, config: C
     previous = fed.recall(state.clients, cohort, received)
     has_previous = [int(client) in state.clients for client in cohort.client_ids]
     context = Context(
-        global_params=received.params, global_buffers=received.buffers,
-        previous_params=previous.params, previous_buffers=previous.buffers,
+        global_params=received.params,
+        global_buffers=received.buffers,
+        previous_params=previous.params,
+        previous_buffers=previous.buffers,
         has_previous=torch.tensor(has_previous, device=fed.device),
-    )  # fmt: skip
+    )
     return context, CONTEXT_AXES
 
 
