@@ -5,7 +5,7 @@ import torch
 
 from fedcli.cli import display
 from fedcli.core import backbones
-from fedcli.data import datasets
+from fedcli.data import official
 from tests.networks import ToysCheckedOnce
 
 torch.set_num_threads(1)  # tiny networks, and two workers share two cores
@@ -60,7 +60,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def tiny_sets(monkeypatch):
     """Tests import some random images as `cifar10` and the like, which a user may not."""
-    monkeypatch.setattr(datasets, "refuse_other_images", lambda dataset: None)
+    monkeypatch.setattr(official, "refuse_other_images", lambda dataset: None)
 
 
 TOYS_CHECKED_ONCE = ToysCheckedOnce(backbones.find)

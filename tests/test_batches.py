@@ -11,7 +11,7 @@ from PIL import Image
 from fedcli.core.augment import NUM_DRAWS, TRIES, Transform, augment, colour_jitter, crop_flip, resized_crop
 from fedcli.core.batches import plan_batches
 from fedcli.core.draws import generator
-from fedcli.data import catalog
+from fedcli.data import resizing
 from fedcli.declarations import PublicSetting
 from fedcli.runs.prepare import make_federation
 from fedcli.vision import torchvision
@@ -141,9 +141,9 @@ def random_draws(augmentation, count=12, seed=1):
 
 @pytest.mark.parametrize(("before", "after"), [(16, 28), (28, 16), (64, 32), (9, 9)])
 def test_resizing_is_pillows_to_a_rounding(before, after, monkeypatch):
-    monkeypatch.setattr(catalog, "_RESIZED_AT_ONCE", 4)
+    monkeypatch.setattr(resizing, "RESIZED_AT_ONCE", 4)
     pixels = (random_images(6, size=before) * 255).round().to(torch.uint8)
-    ours = catalog.resize(pixels, after)
+    ours = resizing.resize(pixels, after)
     assert ours.dtype == torch.uint8
     assert ours.shape == (6, 3, after, after)
     for image, resized in zip(pixels.movedim(1, 3).numpy(), ours.movedim(1, 3).numpy(), strict=True):

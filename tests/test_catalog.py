@@ -9,8 +9,9 @@ from PIL import Image
 
 from fedcli.data import catalog as known
 from fedcli.data import datasets, imports
-from fedcli.data.catalog import Subset
 from fedcli.data.image_arrays import SPLITS
+from fedcli.data.mixtures import Subset, mixture
+from fedcli.data.resizing import resize
 from tests.files import assert_same, examples, from_npz, images, known_images
 from tests.refusals import refused
 
@@ -24,7 +25,7 @@ SUBSETS = (
 def in_colour_at_size(name, split, size):
     """The images of a set in three channels at a size, as bytes with their labels."""
     dataset = datasets.load(name)
-    images = known.resize(getattr(dataset, f"x_{split}"), size).expand(-1, 3, -1, -1)
+    images = resize(getattr(dataset, f"x_{split}"), size).expand(-1, 3, -1, -1)
     labels = getattr(dataset, f"y_{split}")
     return dict(examples({f"x_{split}": images, f"y_{split}": labels}, split, "y"))
 
@@ -39,7 +40,7 @@ def of_domain(dataset, number, split, distinct=True):
 def test_a_mixture_draws_from_each_set(tmp_path, monkeypatch):
     for seed, name in enumerate(DIGIT_SETS):  # 30 training and 20 test images each
         from_npz(name, tmp_path / "npz", **known_images(name, seed))
-    monkeypatch.setitem(known.KNOWN, "mixed-digits", known.KNOWN["mixed-digits"].made_of(*SUBSETS))
+    monkeypatch.setitem(known.KNOWN, "mixed-digits", mixture("mixed-digits", known.KNOWN["mixed-digits"], *SUBSETS))
     dataset = datasets.load("mixed-digits")
     assert dataset.domain_names == DIGIT_SETS
     assert dataset.class_names == tuple("0123456789")
@@ -99,7 +100,7 @@ def office(tmp_path, monkeypatch):
             Subset("office31", 50, domain="dslr", drawn_from=drawn_from),
             Subset("office31", 30, domain="webcam", drawn_from=drawn_from),
         )
-        monkeypatch.setitem(known.KNOWN, name, known.KNOWN[name].made_of(*subsets))
+        monkeypatch.setitem(known.KNOWN, name, mixture(name, known.KNOWN[name], *subsets))
     classes = [f"thing{number:02}" for number in range(31)]
     return from_npz("office31", tmp_path / "a", **arrays, class_names=classes, domain_names=names)
 

@@ -16,7 +16,7 @@ import torch
 
 import fedcli
 from fedcli.data import catalog as known
-from fedcli.data import datasets, imports
+from fedcli.data import datasets, imports, official
 from fedcli.data.cache import cache_folder
 from fedcli.data.dataset import Dataset, channel_statistics, take
 from fedcli.data.image_arrays import SPLITS
@@ -382,23 +382,23 @@ def test_known_class_names_are_those_of_torchvision():
     sets = torchvision().datasets
     sources = {"emnist-byclass": sets.EMNIST.classes_split_dict["byclass"], "fmnist": sets.FashionMNIST.classes}
     for name, source in sources.items():
-        assert known.official_order(source, known.KNOWN[name].class_names) == list(range(len(source)))
+        assert official.official_order(source, known.KNOWN[name].class_names) == list(range(len(source)))
     assert known.KNOWN["emnist-letters"].class_names == tuple(string.ascii_lowercase)
 
 
 # What a name says
 
-OFFICIAL = datasets.refuse_other_images  # which tests/conftest.py takes away
+OFFICIAL = official.refuse_other_images  # which tests/conftest.py takes away
 
 
 @pytest.fixture
-def official(monkeypatch):
+def official_only(monkeypatch):
     """Names mean the official images, as for a user."""
-    monkeypatch.setattr(datasets, "refuse_other_images", OFFICIAL)
+    monkeypatch.setattr(official, "refuse_other_images", OFFICIAL)
 
 
 @pytest.mark.parametrize("name", sorted(known.KNOWN.keys() - known.MADE.keys() - {"femnist", "mnist-m"}))
-def test_other_images_do_not_get_a_known_name(name, tmp_path, official, cache):
+def test_other_images_do_not_get_a_known_name(name, tmp_path, official_only, cache):
     arrays = known_images(name, per_class=(4, 2))
     if known.KNOWN[name].domain_names:
         domains = len(known.KNOWN[name].domain_names)
@@ -410,7 +410,7 @@ def test_other_images_do_not_get_a_known_name(name, tmp_path, official, cache):
     assert from_npz(f"my-{name}", tmp_path / "a", **arrays).num_classes == len(known.KNOWN[name].class_names)
 
 
-def test_sets_of_the_right_size_are_known_by_the_numbers_of_their_classes(tmp_path, official, monkeypatch):
+def test_sets_of_the_right_size_are_known_by_the_numbers_of_their_classes(tmp_path, official_only, monkeypatch):
     counts = {"train_counts": (3,) * 10, "test_counts": (2,) * 10}
     monkeypatch.setitem(known.KNOWN, "usps", known.KNOWN["usps"]._replace(num_train=30, num_test=20, **counts))
     arrays = known_images("usps")
@@ -433,10 +433,10 @@ def test_numbers_of_known_sets_add_up():
 
 
 def test_what_was_kept_under_a_known_name_is_compared_too_also_where_another_set_is_made_of_it(
-    tmp_path, official, monkeypatch
+    tmp_path, official_only, monkeypatch
 ):
     with monkeypatch.context() as before:
-        before.setattr(datasets, "refuse_other_images", lambda dataset: None)
+        before.setattr(official, "refuse_other_images", lambda dataset: None)
         from_npz("mnist", tmp_path / "a", **images((28, 28), 10, per_class=(16, 101)))
     for name in ("mnist", "digits-real-4"):
         refused(lambda name=name: datasets.load(name), "not the images of 'mnist' (got fingerprint", "94a3db3da708f867")

@@ -26,7 +26,8 @@ import scipy.io
 from PIL import EpsImagePlugin, ExifTags, Image
 
 from fedcli.data import datasets, file_formats, imports, reading
-from fedcli.data.catalog import KNOWN, Archive
+from fedcli.data.catalog import KNOWN
+from fedcli.data.dataset_info import Archive
 from fedcli.data.image_arrays import SPLITS
 from fedcli.vision import torchvision
 from tests.files import (

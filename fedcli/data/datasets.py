@@ -13,10 +13,11 @@ import torch
 
 from fedcli.core.draws import generator
 from fedcli.core.partition import PARTITIONS
-from fedcli.data import partition_files
+from fedcli.data import official, partition_files
 from fedcli.data.cache import cache_file, is_in_cache, names_in_cache
-from fedcli.data.catalog import DOWNLOADS, KNOWN, MADE, DatasetInfo, difference_from_official, resize
+from fedcli.data.catalog import DOWNLOADS, KNOWN, MADE
 from fedcli.data.dataset import Dataset, from_arrays
+from fedcli.data.dataset_info import DatasetInfo
 from fedcli.data.image_arrays import (
     NPZ_CONTENT,
     NPZ_FILE,
@@ -28,6 +29,7 @@ from fedcli.data.image_arrays import (
     read_npz,
 )
 from fedcli.data.reading import reading
+from fedcli.data.resizing import resize
 from fedcli.errors import UserError, unknown
 from fedcli.registry import spelt
 from fedcli.userfiles import file_hash, from_file, is_from_file, short_name
@@ -94,43 +96,9 @@ def load(name: str) -> Dataset:
         return _from_user(name, file_hash(from_file(name, "data set").path))
     with reading(cache_file(name), "as 'fedcli data import' wrote it"):
         dataset = from_arrays(name, _arrays(name))
-    if is_official(name):
-        refuse_other_images(dataset)
+    if official.is_official(name):
+        official.refuse_other_images(dataset)
     return dataset
-
-
-def is_official(name: str) -> bool:
-    """Whether a name stands for images that its publishers have made, and not for some that are made here."""
-    return name in KNOWN and name not in MADE
-
-
-def refuse_other_images(dataset: Dataset) -> None:
-    """Refuses a set with a known name that is not the official one, since its runs would stand in papers' tables.
-
-    Raises:
-        UserError: Its fingerprint is another one or, where only they are known, its numbers of images.
-    """
-    num_classes = dataset.num_classes
-    train_counts = dataset.y_train.bincount(minlength=num_classes)
-    test_counts = dataset.y_test.bincount(minlength=num_classes)
-    domain_counts = torch.zeros(0)
-    if dataset.domain_train is not None and dataset.domain_test is not None:
-        domains = torch.cat([dataset.domain_train, dataset.domain_test])
-        domain_counts = domains.bincount(minlength=len(dataset.domain_names))
-    facts = {
-        "fingerprint": dataset.fingerprint,
-        "train": len(dataset.y_train),
-        "test": len(dataset.y_test),
-        "train_counts": tuple(train_counts.tolist()),
-        "test_counts": tuple(test_counts.tolist()),
-        "domain_counts": tuple(domain_counts.tolist()),
-    }
-    difference = difference_from_official(dataset.name, facts)
-    if difference:
-        raise UserError(
-            f"these are not the images of '{dataset.name}' (got {difference}); import them under a name of their own, "
-            f"such as my-{dataset.name}, and leave '{dataset.name}' to the official ones."
-        )
 
 
 def _arrays(name: str) -> Arrays:
@@ -143,7 +111,7 @@ def _arrays(name: str) -> Arrays:
     def load_source(need: str) -> Columns:
         return join_splits(_source_arrays(need), [])
 
-    columns = info.make(name, load_source)
+    columns = info.make(load_source)
     from_catalog = {"class_names": np.array(info.class_names), "domain_names": np.array(info.domain_names)}
     return canonical_arrays(from_catalog | columns)
 
@@ -151,8 +119,8 @@ def _arrays(name: str) -> Arrays:
 def _source_arrays(name: str) -> Arrays:
     """The arrays of a set that another one is made from."""
     arrays = _arrays(name)
-    if is_official(name):
-        refuse_other_images(from_arrays(name, arrays))
+    if official.is_official(name):
+        official.refuse_other_images(from_arrays(name, arrays))
     return arrays
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedcli.data import hugging_face
-from fedcli.data.catalog import DatasetInfo
+from fedcli.data.dataset_info import DatasetInfo
 from fedcli.data.image_arrays import SPLIT, SPLITS, Arrays, Columns, choose_splits, join_rows, join_splits, read_npz
 from fedcli.data.pictures import Source, stack_pictures
 from fedcli.data.reading import check_size, reading

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedcli.data import datasets, file_formats, partition_files
+from fedcli.data import datasets, file_formats, official, partition_files
 from fedcli.data.cache import cache_file, is_in_cache, is_name, write_to_cache
-from fedcli.data.catalog import DOWNLOADS, KNOWN, MADE, DatasetInfo, resize_rows, with_official_names
+from fedcli.data.catalog import DOWNLOADS, KNOWN, MADE
 from fedcli.data.dataset import from_arrays
+from fedcli.data.dataset_info import DatasetInfo
 from fedcli.data.image_arrays import NPZ_CONTENT, SPLITS, canonical_arrays, convert
 from fedcli.data.reading import check_size, reading
+from fedcli.data.resizing import resize_rows
 from fedcli.errors import UserError, unknown
 from fedcli.userfiles import is_from_file
 from fedcli.vision import torchvision
@@ -61,10 +63,10 @@ def import_path(name: str, path: Path, size: int | None = None) -> Imported:
             check_size(num_images * size**2 * channels, path)
             columns["x"] = resize_rows(columns["x"], size)
         if info:
-            columns = with_official_names(name, columns)
+            columns = official.with_official_names(name, columns)
     arrays = canonical_arrays(columns)
     if info:
-        datasets.refuse_other_images(from_arrays(name, arrays))
+        official.refuse_other_images(from_arrays(name, arrays))
     else:
         if "client" in columns:  # in the same file, so that no others' lists can stand beside the images
             arrays |= partition_files.lists_of_clients(columns["client"], columns["test"])

@@ -9,7 +9,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
-from fedcli.data.catalog import DatasetInfo
+from fedcli.data.dataset_info import DatasetInfo
 from fedcli.data.reading import check_size, one_line
 from fedcli.errors import UserError
 
