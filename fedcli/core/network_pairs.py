@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from fedcli.core.clients import Params
+from fedcli.core.batches import Batch
+from fedcli.core.clients import Network, Output, Params
 from fedcli.core.optimizers import clip_factor
 
 # What the names of a network's tensors begin with while both are trained.
@@ -20,6 +21,15 @@ def joined(private: Params, shared: Params) -> Params:
 def part(tree: Params, prefix: str) -> Params:
     """Returns the tensors of one network under their own names."""
     return {name.removeprefix(prefix): value for name, value in tree.items() if name.startswith(prefix)}
+
+
+def outputs_of_both(
+    private: Network, shared: Network, params: Params, buffers: Params, batch: Batch
+) -> tuple[Output, Output]:
+    """Returns what the private and the shared network give for a batch, by the tensors of both in one dict."""
+    of_private = private(part(params, PRIVATE), part(buffers, PRIVATE), batch.x, batch.mask)
+    of_shared = shared(part(params, SHARED), part(buffers, SHARED), batch.x, batch.mask)
+    return of_private, of_shared
 
 
 class _Clip(torch.autograd.Function):
@@ -45,3 +55,8 @@ class _Clip(torch.autograd.Function):
 def clipped(params: Params, max_norm: float) -> Params:
     """Returns the same parameters; the gradient that reaches them, all together, is shortened to `max_norm`."""
     return dict(zip(params, _Clip.apply(max_norm, *params.values()), strict=True))
+
+
+def clipped_apart(params: Params, max_norm: float) -> Params:
+    """Returns the parameters of both networks; the gradient that reaches either's is shortened to `max_norm`."""
+    return joined(clipped(part(params, PRIVATE), max_norm), clipped(part(params, SHARED), max_norm))

@@ -80,7 +80,7 @@ from fedcli.core import (
     weighted_mean,
 )
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.core.network_pairs import PRIVATE, SHARED, clipped, joined, part
+from fedcli.core.network_pairs import PRIVATE, SHARED, clipped, clipped_apart, joined, outputs_of_both, part
 
 CLIP_NORM = 10.0  # of HtFLlib's form
 LEAST = 0.01  # the divisor's least value
@@ -190,21 +190,21 @@ def make_local_loss(mentor: Network, mentee: Network, config: Config) -> LocalLo
     """
 
     def local_loss(params, buffers, batch, context):
-        mentor_output = mentor(part(params, PRIVATE), part(buffers, PRIVATE), batch.x, batch.mask)
-        mentee_output = mentee(part(params, SHARED), part(buffers, SHARED), batch.x, batch.mask)
+        mentor_output, mentee_output = outputs_of_both(mentor, mentee, params, buffers, batch)
         task = cross_entropy(mentor_output.logits, batch.y, batch.mask)
         mentee_task = cross_entropy(mentee_output.logits, batch.y, batch.mask)
+        learned = divergence(mentor_output.logits, mentee_output.logits.detach(), batch.mask)  # KL(p^s || p^t)
+        mentee_learned = divergence(mentee_output.logits, mentor_output.logits.detach(), batch.mask)
         hidden = hidden_distance(mentor_output.features, mentee_output.features, params["projection"], batch.mask)
+        divisor = (task + mentee_task).detach().clamp(min=LEAST)
+        loss = task + mentee_task + config.distillation_weight * (learned + mentee_learned + hidden) / divisor
         terms = {
             "cross_entropy": task,
-            "divergence": divergence(mentor_output.logits, mentee_output.logits.detach(), batch.mask),
+            "divergence": learned,
             "shared_cross_entropy": mentee_task,
-            "shared_divergence": divergence(mentee_output.logits, mentor_output.logits.detach(), batch.mask),
+            "shared_divergence": mentee_learned,
             "hidden": hidden,
         }
-        learned = terms["divergence"] + terms["shared_divergence"] + hidden
-        divisor = (task + mentee_task).detach().clamp(min=LEAST)
-        loss = task + mentee_task + config.distillation_weight * learned / divisor
         return loss, Aux(joined(mentor_output.buffers, mentee_output.buffers), terms, mentor_output.features)
 
     return local_loss
@@ -276,25 +276,24 @@ def make_htfllib_loss(mentor: Network, mentee: Network, config: Config) -> Local
     """The same terms in HtFLlib's form, in which all depend on all parameters (Readings 9 and 11)."""
 
     def local_loss(params, buffers, batch, context):
-        mentor_params = clipped(part(params, PRIVATE), CLIP_NORM)
-        mentor_output = mentor(mentor_params, part(buffers, PRIVATE), batch.x, batch.mask)
-        mentee_params = clipped(part(params, SHARED), CLIP_NORM)
-        mentee_output = mentee(mentee_params, part(buffers, SHARED), batch.x, batch.mask)
+        networks_params = clipped_apart(params, CLIP_NORM)
         (projection,) = clipped({"projection": params["projection"]}, CLIP_NORM).values()
+        mentor_output, mentee_output = outputs_of_both(mentor, mentee, networks_params, buffers, batch)
         num_classes = mentor_output.logits.shape[-1]
         task = cross_entropy(mentor_output.logits, batch.y, batch.mask)
         mentee_task = cross_entropy(mentee_output.logits, batch.y, batch.mask)
+        learned = divergence(mentor_output.logits, mentee_output.logits, batch.mask) / num_classes
+        mentee_learned = divergence(mentee_output.logits, mentor_output.logits, batch.mask) / num_classes
         hidden = hidden_distance(mentor_output.features, mentee_output.features, projection, batch.mask)
+        divisor = (task + mentee_task).clamp(min=torch.finfo(task.dtype).eps)
+        loss = task + mentee_task + config.distillation_weight * (learned + mentee_learned + 2 * hidden) / divisor
         terms = {
             "cross_entropy": task,
-            "divergence": divergence(mentor_output.logits, mentee_output.logits, batch.mask) / num_classes,
+            "divergence": learned,
             "shared_cross_entropy": mentee_task,
-            "shared_divergence": divergence(mentee_output.logits, mentor_output.logits, batch.mask) / num_classes,
+            "shared_divergence": mentee_learned,
             "hidden": hidden,
         }
-        learned = terms["divergence"] + terms["shared_divergence"] + 2 * hidden
-        divisor = (task + mentee_task).clamp(min=torch.finfo(task.dtype).eps)
-        loss = task + mentee_task + config.distillation_weight * learned / divisor
         return loss, Aux(joined(mentor_output.buffers, mentee_output.buffers), terms, mentor_output.features)
 
     return local_loss

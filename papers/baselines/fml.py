@@ -54,7 +54,7 @@ from fedcli.core import (
     weighted_mean,
 )
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.core.network_pairs import PRIVATE, SHARED, clipped, joined, part
+from fedcli.core.network_pairs import PRIVATE, SHARED, clipped_apart, joined, outputs_of_both, part
 
 CLIP_NORM = 10.0  # of HtFLlib's form
 
@@ -92,16 +92,19 @@ def make_local_loss(private: Network, shared: Network, config: Config) -> LocalL
     beta = config.shared_task_share
 
     def local_loss(params, buffers, batch, context):
-        output = private(part(params, PRIVATE), part(buffers, PRIVATE), batch.x, batch.mask)
-        meme = shared(part(params, SHARED), part(buffers, SHARED), batch.x, batch.mask)
+        output, meme = outputs_of_both(private, shared, params, buffers, batch)
+        task = cross_entropy(output.logits, batch.y, batch.mask)
+        learned = divergence(output.logits, meme.logits.detach(), batch.mask)  # KL(p_shared || p_private)
+        shared_task = cross_entropy(meme.logits, batch.y, batch.mask)
+        shared_learned = divergence(meme.logits, output.logits.detach(), batch.mask)  # KL(p_private || p_shared)
+        private_loss = alpha * task + (1 - alpha) * learned
+        shared_loss = beta * shared_task + (1 - beta) * shared_learned
         terms = {
-            "cross_entropy": cross_entropy(output.logits, batch.y, batch.mask),
-            "divergence": divergence(output.logits, meme.logits.detach(), batch.mask),
-            "shared_cross_entropy": cross_entropy(meme.logits, batch.y, batch.mask),
-            "shared_divergence": divergence(meme.logits, output.logits.detach(), batch.mask),
+            "cross_entropy": task,
+            "divergence": learned,
+            "shared_cross_entropy": shared_task,
+            "shared_divergence": shared_learned,
         }
-        private_loss = alpha * terms["cross_entropy"] + (1 - alpha) * terms["divergence"]
-        shared_loss = beta * terms["shared_cross_entropy"] + (1 - beta) * terms["shared_divergence"]
         return private_loss + shared_loss, Aux(joined(output.buffers, meme.buffers), terms, output.features)
 
     return local_loss
@@ -116,19 +119,20 @@ def make_htfllib_loss(private: Network, shared: Network, config: Config) -> Loca
     beta = config.shared_task_share
 
     def local_loss(params, buffers, batch, context):
-        private_params = clipped(part(params, PRIVATE), CLIP_NORM)
-        output = private(private_params, part(buffers, PRIVATE), batch.x, batch.mask)
-        shared_params = clipped(part(params, SHARED), CLIP_NORM)
-        meme = shared(shared_params, part(buffers, SHARED), batch.x, batch.mask)
+        output, meme = outputs_of_both(private, shared, clipped_apart(params, CLIP_NORM), buffers, batch)
         num_classes = output.logits.shape[-1]
+        task = cross_entropy(output.logits, batch.y, batch.mask)
+        learned = divergence(output.logits, meme.logits, batch.mask) / num_classes
+        shared_task = cross_entropy(meme.logits, batch.y, batch.mask)
+        shared_learned = divergence(meme.logits, output.logits, batch.mask) / num_classes
+        private_loss = alpha * task + (1 - alpha) * learned
+        shared_loss = beta * shared_task + (1 - beta) * shared_learned
         terms = {
-            "cross_entropy": cross_entropy(output.logits, batch.y, batch.mask),
-            "divergence": divergence(output.logits, meme.logits, batch.mask) / num_classes,
-            "shared_cross_entropy": cross_entropy(meme.logits, batch.y, batch.mask),
-            "shared_divergence": divergence(meme.logits, output.logits, batch.mask) / num_classes,
+            "cross_entropy": task,
+            "divergence": learned,
+            "shared_cross_entropy": shared_task,
+            "shared_divergence": shared_learned,
         }
-        private_loss = alpha * terms["cross_entropy"] + (1 - alpha) * terms["divergence"]
-        shared_loss = beta * terms["shared_cross_entropy"] + (1 - beta) * terms["shared_divergence"]
         return private_loss + shared_loss, Aux(joined(output.buffers, meme.buffers), terms, output.features)
 
     return local_loss
@@ -145,7 +149,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     make_loss = make_htfllib_loss if config.form == "code" else make_local_loss
     states = state.clients
     groups = fed.groups(cohort)
-    shared = []
+    sent = []
     terms = []
     meme, *_ = fed.networks  # Reading 3
     for group in groups:  # clients with the same private network
@@ -153,12 +157,14 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
         own = own_models(states, group, fed)
         both = Client(joined(own.params, received.params), joined(own.buffers, received.buffers), optimizer={})
         both, group_terms = fed.train(both, group, make_loss(group.network, meme, config))
-        states = fed.remember(states, group, ClientState(part(both.params, PRIVATE), part(both.buffers, PRIVATE)))
-        trained = Client(part(both.params, SHARED), part(both.buffers, SHARED), optimizer={})
-        shared.append(fed.upload_model(trained))
+        private = ClientState(part(both.params, PRIVATE), part(both.buffers, PRIVATE))
+        shared = Client(part(both.params, SHARED), part(both.buffers, SHARED), optimizer={})
+        states = fed.remember(states, group, private)
+        sent.append(fed.upload_model(shared))
         terms.append(group_terms)
-    mean = weighted_mean(fed.in_order(cohort, groups, shared), torch.ones_like(cohort.weights))
-    return ServerState(*mean, states), fed.in_order(cohort, groups, terms)
+    without_weights = torch.ones_like(cohort.weights)  # Reading 2
+    params, buffers = weighted_mean(fed.in_order(cohort, groups, sent), without_weights)
+    return ServerState(params, buffers, states), fed.in_order(cohort, groups, terms)
 
 
 METHOD = Method(
