@@ -9,7 +9,8 @@ import fedcli.check
 from fedcli.check import toy_dataset
 from fedcli.core import backbones
 from fedcli.core.body_and_head import Backbone
-from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
+from fedcli.core.keyed_draws import KeyedDropout
+from fedcli.core.layers import MaskedBatchNorm2d
 
 TWO_NETWORKS = {"backbone": "cnn-small,cnn-mcmahan", "data": toy_dataset(size=16)}
 

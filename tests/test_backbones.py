@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 import fedcli
 from fedcli.core.backbones import BACKBONES, build
-from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
+from fedcli.core.keyed_draws import KeyedDropout
+from fedcli.core.layers import MaskedBatchNorm2d
 from fedcli.vision import torchvision
 from tests.refusals import refused
 from tests.tensors import images

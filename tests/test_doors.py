@@ -14,7 +14,8 @@ import fedcli
 from fedcli import check, registry, userfiles
 from fedcli.cli import display
 from fedcli.core import backbones, partition
-from fedcli.core.layers import KeyedDropout, MaskedBatchNorm2d
+from fedcli.core.keyed_draws import KeyedDropout
+from fedcli.core.layers import MaskedBatchNorm2d
 from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.results import plans

@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedcli.core import backbones, layers
-from fedcli.core.layers import KeyedDraws, KeyedDropout, LiveConv2d, MaskedBatchNorm2d, _random_words, use_live_taps
+from fedcli.core.keyed_draws import KeyedDraws, KeyedDropout, _random_words
+from fedcli.core.layers import LiveConv2d, MaskedBatchNorm2d, use_live_taps
 from tests.tensors import images
 
 # Batch statistics

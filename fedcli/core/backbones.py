@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from fedcli.core.body_and_head import Backbone
 from fedcli.core.draws import kept_draws
-from fedcli.core.layers import KeyedDraws, KeyedDropout, MaskedBatchNorm2d, use_live_taps
+from fedcli.core.keyed_draws import KeyedDraws, KeyedDropout
+from fedcli.core.layers import MaskedBatchNorm2d, use_live_taps
 from fedcli.core.user_networks import network_from_user
 from fedcli.errors import UserError, unknown
 from fedcli.userfiles import from_file, is_from_file

@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedcli.core.clients import under_vmap
-from fedcli.core.layers import KeyedDraws, KeyedDropout, MaskedBatchNorm2d
+from fedcli.core.keyed_draws import KeyedDraws, KeyedDropout
+from fedcli.core.layers import MaskedBatchNorm2d
 
 
 class Backbone(nn.Module):

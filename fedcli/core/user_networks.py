@@ -11,7 +11,8 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from fedcli.core.body_and_head import Backbone, number_dropouts
 from fedcli.core.draws import kept_draws
-from fedcli.core.layers import KeyedDraws, KeyedDropout, MaskedBatchNorm2d, become
+from fedcli.core.keyed_draws import KeyedDraws, KeyedDropout
+from fedcli.core.layers import MaskedBatchNorm2d, become
 from fedcli.core.trees import leaves
 from fedcli.userfiles import FromFile, blame
 
