@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcli import registry
+from fedcli.core.client_states import types_by_name
 from fedcli.core.federation import Federation, NonFiniteLoss
 from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.core.trees import Tree, leaves, tree_map
@@ -325,7 +326,7 @@ def law_7_resume_is_invisible(method: Method, **run: Any) -> Iterator[Finding]:
     expected = simulate(setup, fed, 3)
     # On CUDA an operation may have no deterministic form.
     bound = 0.0 if fed.device.type == "cpu" else AMPLIFIED["cuda"]
-    types = {kind.__name__: kind for kind in method.state_types}
+    types = types_by_name(method.state_types)
     for rounds in (1, 2):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "state"

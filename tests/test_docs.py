@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import fedcli
 from fedcli.cli import app as cli
 from fedcli.core import Batch, Cohort, Federation
+from fedcli.core.population import Population
 from fedcli.registry import default_protocol, find_method, methods
 from fedcli.results import frame, plans
 from fedcli.results.metrics import METRICS
@@ -248,9 +249,12 @@ def test_two_steps_of_the_server_by_hand():
 
 
 def test_the_page_of_what_a_method_is_given_has_a_row_for_everything_and_no_other():
-    attributes = re.findall(r"^ {8}(\w+): ", Federation.__doc__, re.M)
+    attributes = []
+    methods = []
+    for kind in (Population, Federation):
+        attributes += re.findall(r"^ {8}(\w+): ", kind.__doc__, re.M)
+        methods += [name for name in vars(kind) if not name.startswith("_")]
     assert len(attributes) > 10
-    methods = [name for name in vars(Federation) if not name.startswith("_")]
     given = {f"fed.{name}" for name in (*attributes, *methods)}
     given |= {f"cohort.{field}" for field in Cohort._fields} | {"cohort.network"}
     given |= {f"batch.{field}" for field in Batch._fields}

@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 import fedcli
-from fedcli.core.client_states import STATES, Store
+from fedcli.core import Model
+from fedcli.core.client_states import STATES, Store, types_by_name
+from fedcli.core.optimizers import AdamState, adam
 from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.measure.quality import one_more_round
 from fedcli.runs import checkpoints, resume, rounds
@@ -197,6 +199,28 @@ def test_damage_is_refused_and_the_checkpoint_before_ends_in_the_same_bits(part,
     record = resume.resume(folder).record
     assert record["summary"]["params_sha256"] == source.outcome
     assert record["resumed"] == [1]
+
+
+def adam_states(wrap):
+    """What a method may keep of a client that trains by Adam, whose state is wrapped by a type."""
+    moments = {"w": torch.tensor([0.5, -2.0])}
+    squares = {"w": torch.tensor([0.25, 4.0])}
+    return {"model": Model({"w": torch.ones(2)}, {}), "local": wrap(torch.tensor(3.0), moments, squares)}
+
+
+@pytest.mark.parametrize("wrap", [AdamState, lambda *parts: parts], ids=["named", "the plain tuple of before"])
+def test_adam_goes_on_from_a_file(tmp_path, wrap):
+    kept = adam_states(wrap)
+    grads = {"w": torch.tensor([1.0, 2.0])}
+    expected, _ = adam(kept["model"].params, grads, adam_states(AdamState)["local"], torch.tensor(0.1))
+    save_tree(tmp_path / "file", kept, {})
+
+    loaded = load_tree(tmp_path / "file", types_by_name(())).tree
+
+    assert type(loaded["local"]) is type(kept["local"])
+    params, state = adam(loaded["model"].params, grads, loaded["local"], torch.tensor(0.1))
+    assert torch.equal(params["w"], expected["w"])
+    assert state.steps == 4
 
 
 def test_tensors_are_read_as_they_were_written(tmp_path):

@@ -7,6 +7,7 @@ from fedcli.core.clients import (
     Aux,
     Client,
     LocalLoss,
+    Model,
     Network,
     Params,
     Step,
@@ -16,13 +17,14 @@ from fedcli.core.clients import (
     step_length,
 )
 from fedcli.core.draws import generator
-from fedcli.core.federation import Cohort, Federation
+from fedcli.core.federation import Federation
 from fedcli.core.model_parts import batchnorm_names, head_names, split
 from fedcli.core.own_models import ClientState, own_models, train_own_models
+from fedcli.core.population import Cohort
 from fedcli.core.trees import copies, select, stack, to_device, tree_map
 
 __all__ = [
-    "Aux", "Batch", "Client", "ClientState", "Cohort", "Federation", "LocalLoss", "Network", "Params", "Step",
+    "Aux", "Batch", "Client", "ClientState", "Cohort", "Federation", "LocalLoss", "Model", "Network", "Params", "Step",
     "batchnorm_names", "class_means", "class_sums", "copies", "cosine_annealing", "cross_entropy", "distance",
     "divergence", "generator", "gradient", "head_names", "masked_mean", "no_vectors", "own_models", "plain_loss",
     "select", "split", "stack", "step_length", "to_device", "train_own_models", "tree_map", "unit", "weighted_mean",

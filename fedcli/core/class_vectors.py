@@ -8,8 +8,9 @@ from torch import Tensor
 
 from fedcli.core.aggregate import class_sums
 from fedcli.core.clients import Network, Step, Terms
-from fedcli.core.federation import Cohort, Federation
+from fedcli.core.federation import Federation
 from fedcli.core.own_models import ClientState, own_models
+from fedcli.core.population import Cohort
 from fedcli.core.trees import Tree
 
 SMALL = 1e-6  # a vector shorter than this has no direction worth following

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from fedcli.core.clients import Model
+from fedcli.core.optimizers import AdamState
 from fedcli.core.tree_files import REMEDY, SUFFIX, load_tree, save_tree
 from fedcli.core.trees import StoredStates, Tree, leaves, to_device, to_names, tree_map
 from fedcli.errors import NonFiniteLoss, UserError
@@ -122,6 +124,11 @@ def machine_memory() -> int:
     return min(total, int(allowed)) if allowed.isdecimal() else total
 
 
+def types_by_name(state_types: Iterable[type]) -> dict[str, Callable]:
+    """Returns the NamedTuple classes that a state may hold, by name: a method's own, and those it has of the core."""
+    return {kind.__name__: kind for kind in (Model, AdamState, *state_types)}
+
+
 class Store:
     """Keeps versions of clients' states, those kept last in memory.
 
@@ -137,7 +144,7 @@ class Store:
             device: Of the run, where states stay while a quarter of its memory is free.
             types: The NamedTuple classes of states.
         """
-        self.types = {kind.__name__: kind for kind in types}
+        self.types = types_by_name(types)
         self.folder: Path | None = None
         self.limit = machine_memory() // 4 if memory is None else memory
         self._device = device

@@ -30,6 +30,13 @@ refuse_reading: ContextVar[bool] = ContextVar("refuse_reading", default=False)  
 under_vmap: ContextVar[bool] = ContextVar("under_vmap", default=False)  # whether vmap runs now
 
 
+class Model(NamedTuple):
+    """The tensors of a network; stacked, every tensor has the client axis first."""
+
+    params: Params
+    buffers: Params
+
+
 class Client(NamedTuple):
     """A client while it trains; stacked, every tensor has the client axis first."""
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedcli.core.draws import generator
-from fedcli.core.federation import Cohort, Federation
+from fedcli.core.federation import Federation
+from fedcli.core.population import Cohort
 
 EXAMPLES = 500  # test images, at most
 AT_ONCE = 100  # images in a forward pass of all clients together

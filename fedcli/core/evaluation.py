@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedcli.core.client_states import stored
-from fedcli.core.clients import Network, Params
+from fedcli.core.clients import Model, Network, Params
 from fedcli.core.federation import Federation
 from fedcli.core.output_cache import OutputCache, Outputs
 from fedcli.declarations import Method
@@ -25,12 +25,17 @@ from fedcli.declarations import Method
 NOTHING = dict.fromkeys(("test_accuracy", "validation_accuracy", "clients", "client_accuracy", "domains"))
 
 
-class Model(NamedTuple):
-    """A network with a client's, or the server's, parameters."""
+class FullModel(NamedTuple):
+    """A network, and its tensors as a client or the server has them."""
 
     network: Network
     params: Params
     buffers: Params
+
+    @property
+    def tensors(self) -> Model:
+        """Its tensors."""
+        return Model(self.params, self.buffers)
 
 
 class Judged(NamedTuple):
@@ -139,25 +144,25 @@ class Scorer:
 
         return self._fed.engine.workers.share(of_some, list(tests))
 
-    def _model(self, client: int) -> Model:
+    def _model(self, client: int) -> FullModel:
         return model_of(self._fed, self._method, self._state, client)
 
-    def _keep(self, model: Model, positions: Positions, evaluated: Evaluated) -> None:
+    def _keep(self, model: FullModel, positions: Positions, evaluated: Evaluated) -> None:
         if evaluated.outputs is not None:
-            self._fed.outputs.put(model.params, model.buffers, positions, evaluated.outputs)
+            self._fed.outputs.put(model.tensors, positions, evaluated.outputs)
 
 
 def _judge(
-    fed: Federation, prototypes: tuple[Tensor, Tensor] | None, last_outputs: OutputCache, model: Model,
-    index: np.ndarray | None,
+    fed: Federation, prototypes: tuple[Tensor, Tensor] | None, last_outputs: OutputCache, model: FullModel,
+    positions: Positions,
 ) -> Evaluated:  # fmt: skip
     """Judges what a model gives, or gave when it was last evaluated."""
     with_features = prototypes is not None
     with_classes = fed.config.per_class
-    outputs = last_outputs.get(model.params, model.buffers, index, with_features)
+    outputs = last_outputs.get(model.tensors, positions, with_features)
     if outputs is None:
         features, logits, labels = fed.predict(
-            model.params, model.buffers, index, model.network, quick=True, with_features=with_features
+            model.params, model.buffers, positions, model.network, quick=True, with_features=with_features
         )
         classes = logits.argmax(1) if with_classes else None
         outputs = Outputs(features, top_k(logits, labels, fed.top_k), labels, classes)
@@ -173,7 +178,7 @@ def _judge(
         classes=near.argmax(1) if with_classes else None,
     )
     # All clients' features of all test images are too many to keep.
-    return Evaluated(judged, None if index is None else outputs)
+    return Evaluated(judged, None if positions is None else outputs)
 
 
 def tally_classes(
@@ -230,25 +235,25 @@ def weights_of_domains(fed: Federation) -> np.ndarray:
     return weights * len(fed.test_labels) / weights.sum()
 
 
-def model_of(fed: Federation, method: Method, state: Any, client: int) -> Model:
+def model_of(fed: Federation, method: Method, state: Any, client: int) -> FullModel:
     """Returns a client's model: its own, its initial one before it has taken part, or the global one."""
     if method.personal is None:
-        return Model(fed.network, *method.model(state))
+        params, buffers = method.model(state)
+        return FullModel(fed.network, params, buffers)
     network = fed.networks[fed.architecture[client]]
-    tensors = own_model(method.personal, state, client) or (network.params, network.buffers)
-    return Model(network, *tensors)
+    tensors = own_model(method.personal, state, client) or Model(network.params, network.buffers)
+    return FullModel(network, tensors.params, tensors.buffers)
 
 
-def own_model(
-    personal: Callable[[Any], dict[int, tuple[Params, Params]]], state: Any, client: int
-) -> tuple[Params, Params] | None:
+def own_model(personal: Callable[[Any], dict[int, tuple[Params, Params]]], state: Any, client: int) -> Model | None:
     """Returns a client's own model by `Method.personal`, None before it has taken part; reads only its stored state."""
     only_its = {}
     for name, states in stored(state).items():
         only_its[name] = {client: states[client]} if client in states else {}
     if only_its:
         state = state._replace(**only_its)
-    return personal(state).get(client)
+    models = personal(state)
+    return Model(*models[client]) if client in models else None
 
 
 def _mean(values: Sequence[float] | np.ndarray) -> float:

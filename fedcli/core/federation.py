@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcli.core import backbones
 from fedcli.core.aggregate import class_sums
 from fedcli.core.augment import NUM_DRAWS, Transform
 from fedcli.core.batches import Batch, BatchPlan, plan_batches
@@ -20,6 +19,7 @@ from fedcli.core.clients import (
     Aux,
     Client,
     LocalLoss,
+    Model,
     Network,
     Output,
     Params,
@@ -28,19 +28,17 @@ from fedcli.core.clients import (
     fault_together,
     refuse_reading,
 )
-from fedcli.core.draws import generator
 from fedcli.core.engine import Chunking, Engine, OneWorker, Workers, parse_chunking
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.image_set import ImageSet
-from fedcli.core.layers import by_places, set_to, use_live_taps
+from fedcli.core.layers import by_places, set_to
 from fedcli.core.optimizers import OptimizerUpdate
 from fedcli.core.output_cache import OutputCache
-from fedcli.core.partition import count_classes
-from fedcli.core.parts import divide
+from fedcli.core.population import Cohort, Population
+from fedcli.core.run_options import RunOptions
 from fedcli.core.stacked import BRANCHES, STACKED, with_optimizer
 from fedcli.core.trees import (
     Tree,
-    complete,
     concatenate,
     copies,
     count_floats,
@@ -50,7 +48,6 @@ from fedcli.core.trees import (
     to_device,
     tree_map,
 )
-from fedcli.declarations import Sizes
 from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.userfiles import is_from_file
 
@@ -62,23 +59,6 @@ NOTHING_STAYS = (
     "nothing stays with a client, and all test one model: the network has no layer of the kind that this method keeps "
     "there; choose another --backbone"
 )
-
-
-class Cohort(NamedTuple):
-    """The clients of a round, in order of id unless a test permutes them."""
-
-    round: int  # from 0
-    client_ids: np.ndarray  # [K]
-    num_examples: np.ndarray  # [K], all of a client's examples, its validation part included
-    weights: Tensor  # [K], shares of the cohort's `Federation.client_weights`; they sum to 1
-    only_network: Network | None = None  # of all these clients; None where they have different ones
-
-    @property
-    def network(self) -> Network:
-        """The network of all these clients; refuses where they have different ones, see `Federation.groups`."""
-        if self.only_network is None:
-            raise UserError("this step needs clients of one network (got several); divide the cohort by fed.groups.")
-        return self.only_network
 
 
 class Predictions(NamedTuple):
@@ -108,28 +88,15 @@ def schedule_factor(schedule: str, round: int, num_rounds: int) -> float:
     return 1.0
 
 
-class Federation:
-    """A population of clients with their data, networks and an engine. It counts what is sent.
+class Federation(Population):
+    """A population of clients and an engine that trains them. It counts what is sent.
 
     Attributes:
-        num_clients: Size of the population, N.
         num_rounds: Rounds of the run, T.
-        num_classes: C.
-        seed: Seed of the run; `fed.generator` draws from it.
         local_epochs: Passes over a client's own data in a round.
         batch_size: Examples in a minibatch of a client.
         optimizer: The run's, "sgd", "adam" or "adamw".
         momentum: Of the run's SGD; Adam has no use for it.
-        networks: The networks as pure functions of parameters and buffers, one of each architecture.
-        architecture: `[N]`, which of them a client has.
-        sizes: What costs depend on, of the largest network.
-        training: Training examples of each client, positions in the training set.
-        validation: Held-out examples of each client, positions in the training set.
-        client_weights: `[N]`, what a client counts in means: its examples, or 1 under `--weighting uniform`.
-        idle: Ids of the clients that have too few examples for a local step.
-        testing: Each client's own test part, positions in the training set; empty unless the protocol tests on it.
-        domain_counts: `[N, domains]`, a client's examples of each domain; of one domain where there are none.
-        domain_of: `[N]`, the domain that most of a client's examples come from.
         sent_down: Floats that all clients of the round together were sent, by "params", "buffers" and "other".
         sent_up: Floats that they sent.
         received: Parameters of the first whole model that all clients of the round were sent; None where there is none.
@@ -139,14 +106,14 @@ class Federation:
     """
 
     def __init__(  # noqa: PLR0913  # all that a federation is put together from, most of it by keyword
-        self, run: Any, dataset: ImageSet, parts: Sequence[np.ndarray], device: torch.device, transform: Transform, *,
-        public_images: Tensor | None = None, public_transform: Transform | None = None, evaluation: str = "server",
-        top_k: int = 1, store: Store | None = None, workers: Workers | None = None,
+        self, run: RunOptions, dataset: ImageSet, parts: Sequence[np.ndarray], device: torch.device,
+        transform: Transform, *, public_images: Tensor | None = None, public_transform: Transform | None = None,
+        evaluation: str = "server", top_k: int = 1, store: Store | None = None, workers: Workers | None = None,
     ):  # fmt: skip
         """Puts data, networks and engine together.
 
         Args:
-            run: Options of the run, a `fedcli.runs.options.RunConfig`.
+            run: Options of the run.
             dataset: Images, labels and domains, a `fedcli.data.dataset.Dataset`.
             parts: Positions of each client's examples in the training set.
             device: Where all of it is kept and trained.
@@ -158,26 +125,21 @@ class Federation:
             store: Of what clients remember; in memory where None.
             workers: The processes that divide the work; this one alone where None.
         """
-        self.config = run
-        self.device = device
+        super().__init__(run, dataset, parts, device, transform.dtype)
+        self.num_rounds = run.rounds
+        self.local_epochs = run.local_epochs
+        self.batch_size = run.batch_size
+        self.optimizer = run.optimizer
+        self.momentum = run.momentum
         self.store = store
         self.evaluation = evaluation
         self.top_k = top_k
-        self.num_clients: int = run.num_clients
-        self.num_rounds: int = run.rounds
-        self.num_classes: int = dataset.num_classes
-        self.seed: int = run.seed
-        self.local_epochs: int = run.local_epochs
-        self.batch_size: int = run.batch_size
-        self.optimizer: str = run.optimizer
-        self.momentum: float = run.momentum
-        self._divide(parts, run)
-        self.dtype = transform.dtype
-        self._build_networks(run, dataset)
         self.transform = transform
         self.public_transform = public_transform
-        self.public_images = None if public_images is None else public_images.to(self.device)
-        self._take_tests(dataset, parts)
+        self.public_images = None if public_images is None else public_images.to(device)
+        self.test_images = dataset.x_test.to(device)
+        self.test_labels = dataset.y_test.to(device)
+        self.test_domains = dataset.domain_test
         self.outputs = OutputCache()
         # On CUDA, `autotune` chooses for `auto` before the first round.
         on_cpu = device.type == "cpu"
@@ -198,44 +160,6 @@ class Federation:
             self._keep_from_vmap(dataset.channels, dataset.image_size)
         self.start_round()
 
-    def _divide(self, parts: Sequence[np.ndarray], run: Any) -> None:
-        """Divides the clients' examples into what they train on, are validated on and are tested on."""
-        division = divide(parts, run)
-        self.parts = division.examples
-        self.testing = division.testing
-        self.training = division.training
-        self.validation = division.validation
-        num_examples = np.array([len(part) for part in self.parts])
-        self.client_weights = num_examples if run.weighting == "examples" else np.ones_like(num_examples)
-        least = run.batch_size if run.drop_last else 1
-        self.idle = [client for client, part in enumerate(self.training) if len(part) < least]
-
-    def _build_networks(self, run: Any, dataset: ImageSet) -> None:
-        """Builds the networks with their initial weights, and says which client has which."""
-        names = run.backbone.split(",")  # client i has the (i mod their number)-th
-        self.backbones = list(dict.fromkeys(names))
-        self.architecture = np.resize([self.backbones.index(name) for name in names], run.num_clients)
-        modules = []
-        self.dead_taps = False  # whether some convolutions leave out taps, which goes into the record
-        for name in self.backbones:
-            network = backbones.build(name, dataset.channels, dataset.image_size, dataset.num_classes, run.seed)
-            modules.append(network.to(self.dtype))
-            if use_live_taps(network, dataset.channels, dataset.image_size):
-                self.dead_taps = True
-        self.networks = [Network(module, run.precision, self.device) for module in modules]
-        largest = max(self.networks, key=lambda network: network.num_parameters)
-        self.sizes = Sizes(largest.num_parameters, self.num_classes, largest.feature_dim)
-
-    def _take_tests(self, dataset: ImageSet, parts: Sequence[np.ndarray]) -> None:
-        """Takes the test images to the device, and counts the clients' examples of each domain."""
-        self.test_images = dataset.x_test.to(self.device)
-        self.test_labels = dataset.y_test.to(self.device)
-        self.test_domains = dataset.domain_test
-        self.domain_names = dataset.domain_names
-        domains = torch.zeros_like(dataset.y_train) if dataset.domain_train is None else dataset.domain_train
-        self.domain_counts = count_classes(parts, domains, max(len(dataset.domain_names), 1))
-        self.domain_of = self.domain_counts.argmax(1)
-
     def _keep_from_vmap(self, channels: int, image_size: int) -> None:
         """Has clients train one by one, and says so, where vmap does not take a user's network."""
         shape = (2, channels, image_size, image_size)
@@ -250,26 +174,6 @@ class Federation:
             self.engine.notes.append(f"clients train one by one: vmap does not take the network {name} ({fault})")
             return
 
-    @property
-    def network(self) -> Network:
-        """Returns the network that all clients have; refuses if they have different ones."""
-        first, *others = self.networks
-        if others:
-            raise UserError(
-                f"this method needs one network for all clients (got --backbone {self.config.backbone}); name one."
-            )
-        return first
-
-    @property
-    def feature_dim(self) -> int:
-        """Returns the width of the features, D; refuses if it is not the same for all networks."""
-        widths = [network.feature_dim for network in self.networks]
-        first, *others = widths
-        if any(width != first for width in others):
-            listed = ", ".join(f"{name} {width}" for name, width in zip(self.backbones, widths, strict=True))
-            raise UserError(f"this method needs features of one width (got {listed}); choose networks of one width.")
-        return first
-
     def _public(self) -> tuple[Tensor, Transform]:
         """Returns the public images and what makes network input of them; refuses where there are none."""
         if self.public_images is None or self.public_transform is None:
@@ -283,10 +187,6 @@ class Federation:
         count = len(images)
         size = self.config.public_batch_size
         return [min(size, count - start) for start in range(0, count, size)]
-
-    def generator(self, *key: int | str) -> np.random.Generator:
-        """Makes the random generator of one purpose, for example `fed.generator(round, client, "order")`."""
-        return generator(self.seed, *key)
 
     def start_round(self, keep_sent_models: bool = False) -> None:
         """Forgets the round before: counts of what is sent, time and models.
@@ -309,51 +209,12 @@ class Federation:
             torch.cuda.synchronize(self.device)
         self.seconds[part] += time.perf_counter() - start
 
-    def initial_model(self, network: Network | None = None) -> tuple[Params, Params]:
-        """Returns parameters and buffers of a network's initial model, drawn from the run's seed."""
-        network = network or self.network
-        return tree_map(lambda value: value.detach().clone(), (network.params, network.buffers))
-
-    def cohort(self, round: int) -> Cohort:
-        """Draws the cohort of a round, without replacement; ascending by id."""
-        drawn = self.generator(round, "cohort").choice(self.num_clients, self.config.cohort_size, replace=False)
-        return self.cohort_of(round, np.sort(drawn))
-
-    def cohort_of(self, round: int, client_ids: Sequence[int] | np.ndarray) -> Cohort:
-        """Makes the cohort of these clients."""
-        num_examples = np.array([len(self.parts[client]) for client in client_ids])
-        counted = self.client_weights[client_ids]
-        total = counted.sum()
-        shares = counted / total if total else np.full(len(counted), 1 / len(counted))
-        weights = torch.tensor(shares, dtype=self.dtype, device=self.device)
-        networks = [self.networks[architecture] for architecture in np.unique(self.architecture[client_ids])]
-        only_network = networks[0] if len(networks) == 1 else None
-        return Cohort(round, np.asarray(client_ids), num_examples, weights, only_network)
-
-    def groups(self, cohort: Cohort) -> list[Cohort]:
-        """Divides a cohort by the clients' networks; order and weights stay those of the cohort."""
-        groups = []
-        for architecture in range(len(self.networks)):
-            members = np.flatnonzero(self.architecture[cohort.client_ids] == architecture)
-            if len(members):
-                group = self.cohort_of(cohort.round, cohort.client_ids[members])
-                groups.append(group._replace(weights=cohort.weights[members]))
-        return groups
-
-    def in_order(self, cohort: Cohort, groups: Sequence[Cohort], trees: Sequence[Tree]) -> Tree:
-        """Joins the groups' stacked trees into one `[K, ...]`, in the cohort's order."""
-        ids = np.concatenate([group.client_ids for group in groups]).tolist()
-        order = torch.tensor([ids.index(client) for client in cohort.client_ids], device=self.device)
-        if isinstance(trees[0], dict):  # such as terms
-            trees = complete(trees, [0 * group.weights for group in groups])
-        return select(concatenate(trees), order)
-
     def broadcast(self, params: Params, buffers: Params, cohort: Cohort) -> Client:
         """Sends one model to every client of the cohort; returns stacked clients `[K, ...]` without optimizer state."""
         size = len(cohort.client_ids)
         self.count_broadcast(params, buffers, size)
-        params, buffers = copies((params, buffers), size)
-        return Client(params, buffers, optimizer={})
+        model = copies(Model(params, buffers), size)
+        return Client(model.params, model.buffers, optimizer={})
 
     def count_broadcast(self, params: Params, buffers: Params, num_clients: int) -> None:
         """Counts one model that is sent to so many clients, where the method itself makes what they have of it."""
@@ -383,7 +244,7 @@ class Federation:
         self.sent_up["other"] += round(rows * count_floats(stacked))
         return stacked
 
-    def upload_model(self, clients: Client) -> tuple[Params, Params]:
+    def upload_model(self, clients: Client) -> Model:
         """Sends each client's parameters and buffers to the server; returns both, stacked.
 
         Whole models are kept in `trained` too in a round that was started so.
@@ -392,7 +253,7 @@ class Federation:
             self.trained = Client(clients.params, clients.buffers, optimizer={})
         self.sent_up["params"] += count_floats(clients.params)
         self.sent_up["buffers"] += count_floats(clients.buffers)
-        return clients.params, clients.buffers
+        return Model(clients.params, clients.buffers)
 
     def _is_whole(self, params: Params, buffers: Params) -> bool:
         """Returns whether these are all parameters and buffers of one of the networks."""
@@ -558,12 +419,13 @@ class Federation:
 
         network = cohort.network
 
-        def of_client(model: tuple[Params, Params], x: Tensor) -> Output:
+        def of_client(model: Model, x: Tensor) -> Output:
             with torch.no_grad():
-                return network(*model, x, train=train)
+                return network(model.params, model.buffers, x, train=train)
 
+        models = Model(clients.params, clients.buffers)
         with self.timed("train"):
-            return self.engine.for_each(of_client, ((clients.params, clients.buffers), x), (0, None))
+            return self.engine.for_each(of_client, arguments=(models, x), axes=(0, None))
 
     def class_counts(self, cohort: Cohort) -> Tensor:
         """Counts each client's training examples of each class: `[K, C]`, int64; to send it is the method's part."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from fedcli.core.trees import Flat, Tree, pack, tree_map, unpack
 BETA_1 = 0.9
 BETA_2 = 0.999
 EPSILON = 1e-8
+NO_STATE = ()  # of SGD without momentum, a tree without tensors
 
 
 def sgd(
@@ -22,8 +23,8 @@ def sgd(
 ) -> tuple[Params, Tree]:
     """Updates by stochastic gradient descent, as `torch.optim.SGD` defines it (no dampening, no Nesterov).
 
-    `state` holds momentum buffers, or is () where momentum is 0. In place, results are written over `params` and
-    `state`, which halves memory traffic. Returns the new parameters and the new optimizer state.
+    `state` holds momentum buffers, or is `NO_STATE` where momentum is 0. In place, results are written over `params`
+    and `state`, which halves memory traffic. Returns the new parameters and the new optimizer state.
     """
     new = {}
     velocity = {}
@@ -35,7 +36,7 @@ def sgd(
             g = torch.add(g, state[name], alpha=momentum, out=state[name] if in_place else None)
             velocity[name] = g
         new[name] = torch.addcmul(value, g, lr, value=-1, out=value if in_place else None)
-    return new, velocity if momentum else ()
+    return new, velocity if momentum else NO_STATE
 
 
 def fused_sgd(
@@ -92,27 +93,45 @@ def _of_client(tensor: Tensor, axis: int | None, k: int) -> Tensor:
     return tensor if axis is None else tensor.select(axis, k)
 
 
-def adam(params: Params, grads: Params, state: Tree, lr: Tensor, weight_decay: float = 0.0) -> tuple[Params, Tree]:
-    """Updates as `sgd`, by Adam as `torch.optim.Adam` defines it, with its defaults.
+class AdamState(NamedTuple):
+    """The state of Adam."""
 
-    `state` is `(steps taken, first moments, second moments)`.
-    """
-    count, first, second = state
-    count = count + 1
-    if weight_decay:
-        grads = tree_map(lambda g, value: g + weight_decay * value, grads, params)
-    first = tree_map(lambda m, g: BETA_1 * m + (1 - BETA_1) * g, first, grads)
-    second = tree_map(lambda v, g: BETA_2 * v + (1 - BETA_2) * g * g, second, grads)
-    rate = lr / (1 - BETA_1**count)
-    correction = 1 - BETA_2**count
-    new = tree_map(lambda x, m, v: x - rate * m / ((v / correction).sqrt() + EPSILON), params, first, second)
-    return new, (count, first, second)
+    steps: Tensor  # scalar, steps taken
+    first_moments: Params
+    second_moments: Params
 
 
-def adamw(params: Params, grads: Params, state: Tree, lr: Tensor, weight_decay: float = 0.0) -> tuple[Params, Tree]:
+def adam(
+    params: Params, grads: Params, state: AdamState, lr: Tensor, weight_decay: float = 0.0
+) -> tuple[Params, AdamState]:
+    """Updates as `sgd`, by Adam as `torch.optim.Adam` defines it, with its defaults."""
+    if not isinstance(state, AdamState):  # in checkpoints of earlier versions
+        state = AdamState(*state)
+    steps = state.steps + 1
+    rate = lr / (1 - BETA_1**steps)
+    correction = 1 - BETA_2**steps
+    new = {}
+    first_moments = {}
+    second_moments = {}
+    for name, value in params.items():
+        g = grads[name]
+        if weight_decay:
+            g = g + weight_decay * value
+        m = BETA_1 * state.first_moments[name] + (1 - BETA_1) * g
+        v = BETA_2 * state.second_moments[name] + (1 - BETA_2) * g * g
+        new[name] = value - rate * m / ((v / correction).sqrt() + EPSILON)
+        first_moments[name] = m
+        second_moments[name] = v
+    return new, AdamState(steps, first_moments, second_moments)
+
+
+def adamw(
+    params: Params, grads: Params, state: AdamState, lr: Tensor, weight_decay: float = 0.0
+) -> tuple[Params, AdamState]:
     """Updates as `adam`, with the weight decay apart from the gradient, as `torch.optim.AdamW` defines it."""
-    shrunk = tree_map(lambda value: value * (1 - lr * weight_decay), params) if weight_decay else params
-    return adam(shrunk, grads, state, lr)
+    if weight_decay:
+        params = {name: value * (1 - lr * weight_decay) for name, value in params.items()}
+    return adam(params, grads, state, lr)
 
 
 def clip(grads: Params, max_norm: float) -> Params:
@@ -226,9 +245,11 @@ class OptimizerUpdate:
 
     def _first_state(self, params: Params) -> Tree:
         if self.optimizer == "sgd" and not self.momentum:
-            return ()
+            return NO_STATE
         zeros = tree_map(torch.zeros_like, self._moving(params))
         if self.optimizer == "sgd":
             return zeros
-        count = next(iter(params.values())).new_zeros(())
-        return count, zeros, tree_map(torch.clone, zeros)
+        first_value, *_ = params.values()
+        return AdamState(
+            steps=first_value.new_zeros(()), first_moments=zeros, second_moments=tree_map(torch.clone, zeros)
+        )

@@ -1,12 +1,13 @@
 """What models gave when they were last evaluated, so that one that has not changed is not run again."""
 
 import weakref
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from fedcli.core.clients import Params
+from fedcli.core.clients import Model
 from fedcli.core.trees import leaves
 
 
@@ -23,7 +24,7 @@ class _Entry(NamedTuple):
     """Outputs of a model, and whose they are."""
 
     owners: list[weakref.ref]  # the model's tensors: where one is gone, another may have its id
-    positions: np.ndarray | None  # the index, held so that no other has its id
+    positions: np.ndarray | None  # of the images, held so that no other array has its id; None for all test images
     outputs: Outputs
 
 
@@ -31,7 +32,7 @@ class OutputCache:
     """What models gave when they were last evaluated, by the identity and version of their tensors."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple, _Entry] = {}
+        self._entries: dict[Hashable, _Entry] = {}
 
     def turn_over(self) -> "OutputCache":
         """Begins anew; returns what was kept until now as a cache of its own."""
@@ -40,20 +41,20 @@ class OutputCache:
         self._entries = {}
         return earlier
 
-    def get(self, params: Params, buffers: Params, index: np.ndarray | None, with_features: bool) -> Outputs | None:
+    def get(self, model: Model, positions: np.ndarray | None, with_features: bool) -> Outputs | None:
         """Returns the outputs of a model that has not changed since they were put here; None of any other."""
-        entry = self._entries.get(self._key(params, buffers, index, with_features))
+        entry = self._entries.get(self._key(model, positions, with_features))
         if entry is None or any(owner() is None for owner in entry.owners):
             return None
         return entry.outputs
 
-    def put(self, params: Params, buffers: Params, index: np.ndarray | None, outputs: Outputs) -> None:
+    def put(self, model: Model, positions: np.ndarray | None, outputs: Outputs) -> None:
         """Keeps the outputs of a model."""
-        owners = [weakref.ref(value) for value in leaves((params, buffers))]
-        key = self._key(params, buffers, index, outputs.features is not None)
-        self._entries[key] = _Entry(owners, index, outputs)
+        owners = [weakref.ref(value) for value in leaves(model)]
+        key = self._key(model, positions, outputs.features is not None)
+        self._entries[key] = _Entry(owners, positions, outputs)
 
     @staticmethod
-    def _key(params: Params, buffers: Params, index: np.ndarray | None, with_features: bool) -> tuple:
-        tensors = leaves((params, buffers))
-        return with_features, id(index), *((id(value), value._version) for value in tensors)
+    def _key(model: Model, positions: np.ndarray | None, with_features: bool) -> Hashable:
+        versions = tuple((id(value), value._version) for value in leaves(model))
+        return with_features, id(positions), versions

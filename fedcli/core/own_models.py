@@ -7,7 +7,8 @@ import torch
 
 from fedcli.core.aggregate import weighted_mean
 from fedcli.core.clients import Client, Params, Terms, cosine_annealing, plain_loss
-from fedcli.core.federation import Cohort, Federation
+from fedcli.core.federation import Federation
+from fedcli.core.population import Cohort
 from fedcli.errors import UserError
 
 

@@ -1,11 +1,12 @@
 """A client's part of the examples, and its division: what it trains on, is validated on and is tested on."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedcli.core.draws import generator
+from fedcli.core.run_options import DivisionOptions
 from fedcli.errors import UserError
 
 
@@ -29,7 +30,7 @@ class Division(NamedTuple):
     validation: list[np.ndarray]
 
 
-def divide(parts: Sequence[np.ndarray], run: Any) -> Division:
+def divide(parts: Sequence[np.ndarray], run: DivisionOptions) -> Division:
     """Divides each client's part by `run.local_test` and `run.validation`.
 
     Raises:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fedcli.core.batches import Batch
 from fedcli.core.clients import Aux, Client, LocalLoss, Network, Step, Terms
-from fedcli.core.federation import Cohort, Federation
+from fedcli.core.federation import Federation
+from fedcli.core.population import Cohort
 from fedcli.core.trees import select, tree_map
 
 

@@ -18,7 +18,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 
 from fedcli.core import drift
 from fedcli.core.draws import generator
-from fedcli.core.evaluation import Model, model_of
+from fedcli.core.evaluation import FullModel, model_of
 from fedcli.core.federation import Cohort, Federation
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
@@ -136,7 +136,7 @@ def add_quality(
     return write_outputs(folder, OF_THE_MODEL, arrays, measured)
 
 
-def _model_after(run: OpenRun, folder: Path, client: int | None, number: int) -> Model:
+def _model_after(run: OpenRun, folder: Path, client: int | None, number: int) -> FullModel:
     """The global model, or a client's own, after a round of a finished run: the selected or the last one."""
     method = run.setup.method
     last = model_of(run.fed, method, run.state, client or 0)  # any client has the global one
@@ -146,7 +146,7 @@ def _model_after(run: OpenRun, folder: Path, client: int | None, number: int) ->
     tensors = of_round.shared if client is None else of_round.personal.get(client)
     if tensors is None:  # the client has not taken part yet
         tensors = run.fed.initial_model(last.network)
-    return Model(last.network, *tensors)
+    return FullModel(last.network, *tensors)
 
 
 def separation(features: np.ndarray, labels: np.ndarray) -> dict[str, float]:

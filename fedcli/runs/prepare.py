@@ -1,6 +1,6 @@
 """What a run needs before its first round: its data, their partition and the federation."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -9,6 +9,7 @@ from fedcli.core.augment import Transform
 from fedcli.core.client_states import Store
 from fedcli.core.federation import Federation
 from fedcli.core.parts import divide, named_test_sizes
+from fedcli.core.run_options import RunOptions
 from fedcli.data import datasets
 from fedcli.data.dataset import Dataset, channel_statistics, merge, take
 from fedcli.declarations import DataSetting, PublicSetting
@@ -123,7 +124,7 @@ def make_federation(
         setting = setup.protocol.public.get(setup.config.public_dataset or "")
         options |= {"public_images": public.x_train, "public_transform": _transform(public, setting, dtype)}
     return kind(
-        setup.config,
+        cast(RunOptions, setup.config),  # `resolve` has given each option that it names a value
         dataset,
         parts,
         setup.device,
