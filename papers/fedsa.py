@@ -310,8 +310,9 @@ def train_group(
     step = gathering(fed.optimizer_step(make_local_loss(group.network, config)), len(anchors))  # Reading 6
     clients, terms = fed.train(clients, group, step, context, CONTEXT_AXES)
     sums, counts, _ = clients.memory
-    own_prototypes = zip(local_prototypes(sums, counts), counts > 0, strict=True)
-    margins = [margin(prototypes, has_class, config.margin_form) for prototypes, has_class in own_prototypes]
+    margins = []
+    for own_prototypes, has_class in zip(local_prototypes(sums, counts), counts > 0, strict=True):
+        margins.append(margin(own_prototypes, has_class, config.margin_form))  # d_i
     return clients, torch.stack(margins), terms
 
 
@@ -359,9 +360,18 @@ _TRAINING = {
     "rounds": 1000, "local_epochs": 1, "batch_size": 10, "drop_last": True, "optimizer": "sgd", "lr": 0.01,
     "partition": "dirichlet:0.1:min=1:draw=pfllib", "partition_seed": 1, "local_test": 0.25,
 }  # fmt: skip
+
+
+class _Population(NamedTuple):
+    """A setting's clients."""
+
+    title: str
+    settings: dict[str, int]
+
+
 _POPULATIONS = {
-    "silo": ("cross-silo", {"num_clients": 20, "cohort_size": 20}),
-    "device": ("cross-device", {"num_clients": 100, "cohort_size": 10}),
+    "silo": _Population("cross-silo", {"num_clients": 20, "cohort_size": 20}),
+    "device": _Population("cross-device", {"num_clients": 100, "cohort_size": 10}),
 }
 _DATA = {"cifar10": "Cifar10", "cifar100": "Cifar100", "tiny-imagenet": "Tiny-ImageNet"}
 _CNN = "cnn-mcmahan"  # 3 channels; 878,538 parameters for 10 classes of 32 x 32
@@ -425,12 +435,12 @@ _TEXT = (
 
 def _equal(data: str, population: str) -> Protocol:
     """A column of Table 1."""
-    title, clients = _POPULATIONS[population]
+    clients = _POPULATIONS[population]
     return Protocol(
         name=f"fedsa:{data}-{population}",
-        summary=f"Class shares of a client from Dir(0.1), {title}, the same network for all",
+        summary=f"Class shares of a client from Dir(0.1), {clients.title}, the same network for all",
         source=_SOURCE,
-        settings={**_TRAINING, **clients},
+        settings={**_TRAINING, **clients.settings},
         datasets={data: _setting(_CNN)},
         selection="best-test",
         evaluation="clients",
@@ -442,12 +452,18 @@ def _equal(data: str, population: str) -> Protocol:
 
 def _different(count: int, population: str = "device") -> Protocol:
     """A column of Table 2, HtFE_X, or with `population` "silo" the setting of Fig. 3."""
-    title, clients = _POPULATIONS[population]
+    clients = _POPULATIONS[population]
+    name = f"fedsa:cifar100-htfe{count}"
+    settings = {**_TRAINING, **clients.settings}
+    if population == "silo":
+        name += "-silo"
+        settings["rounds"] = 200
+    source_of_networks = "from the paper" if count == 8 else "too"
     return Protocol(
-        name=f"fedsa:cifar100-htfe{count}{'' if population == 'device' else '-silo'}",
-        summary=f"Class shares of a client from Dir(0.1), {title}, {count} different networks",
-        source=f"{_SOURCE}; networks {'from the paper' if count == 8 else 'too'}",
-        settings={**_TRAINING, **clients, **({} if population == "device" else {"rounds": 200})},
+        name=name,
+        summary=f"Class shares of a client from Dir(0.1), {clients.title}, {count} different networks",
+        source=f"{_SOURCE}; networks {source_of_networks}",
+        settings=settings,
         datasets={"cifar100": _setting(",".join(_NETWORKS[count]))},
         selection="best-test",
         evaluation="clients",
@@ -459,9 +475,10 @@ def _different(count: int, population: str = "device") -> Protocol:
 
 def _built_in(name: str, backbone: str, settings: dict, contrastive_weight: float) -> Protocol:
     """A setting for images that need no network."""
+    networks = "different networks" if "," in backbone else "one network"
     return Protocol(
         name=f"fedsa:{name}",
-        summary=f"Built-in digits, nothing to download; {'different networks' if ',' in backbone else 'one network'}",
+        summary=f"Built-in digits, nothing to download; {networks}",
         source="not from the paper",
         settings={
             **_TRAINING,
@@ -495,17 +512,17 @@ _ROWS = {
     "LG-FedAvg": ("lg-fedavg", {}), "FedGen": ("fedgen", {}), "FML": ("fml", {}), "FedKD": ("fedkd", {}),
     "FedDistill": ("feddistill", {}), "FedProto": ("fedproto", {}), "FedTGP": ("fedtgp", {}), "FedSA": ("fedsa", {}),
 }  # fmt: skip
-_EQUAL = {
-    f"{title} {printed}": {"protocol": f"fedsa:{data}-{population}", "dataset": data}
-    for population, (title, _) in _POPULATIONS.items()
-    for data, printed in _DATA.items()
-}
+_EQUAL = {}
+for _population, _clients in _POPULATIONS.items():
+    for _data, _printed in _DATA.items():
+        _EQUAL[f"{_clients.title} {_printed}"] = {"protocol": f"fedsa:{_data}-{_population}", "dataset": _data}
 _DIFFERENT = {f"HtFE{count}": {"protocol": f"fedsa:cifar100-htfe{count}", "dataset": "cifar100"} for count in _NETWORKS}
 _HTFE8 = _DIFFERENT["HtFE8"]
 _FIG3 = {"protocol": "fedsa:cifar100-htfe8-silo", "dataset": "cifar100"}
 _EPOCHS = {
-    f"E={epochs}": {**_HTFE8, "local_epochs": epochs, "rounds": rounds}
-    for epochs, rounds in {1: 1000, 5: 500, 10: 200}.items()
+    "E=1": {**_HTFE8, "local_epochs": 1, "rounds": 1000},
+    "E=5": {**_HTFE8, "local_epochs": 5, "rounds": 500},
+    "E=10": {**_HTFE8, "local_epochs": 10, "rounds": 200},
 }
 _WITHOUT_MCL = {"contrastive_weight": 0.0}
 _WITHOUT_CC = {"calibration_weight": 0.0}
@@ -518,10 +535,10 @@ _ABLATIONS = {
 }
 _ABLATED = "Cifar100 HtFE8 accuracy"
 _SOON = "HtFE8, cross-silo, after a fifth of the rounds"
+_VALUES = (0.1, 1.0, 5.0, 10.0)
 _WEIGHTS = {
-    f"{symbol}={value:g}": {**_HTFE8, option_name: value}
-    for symbol, option_name in (("lambda2", "contrastive_weight"), ("lambda3", "calibration_weight"))
-    for value in (0.1, 1.0, 5.0, 10.0)
+    **{f"lambda2={value:g}": {**_HTFE8, "contrastive_weight": value} for value in _VALUES},
+    **{f"lambda3={value:g}": {**_HTFE8, "calibration_weight": value} for value in _VALUES},
 }
 
 
