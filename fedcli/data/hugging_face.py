@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from fedcli.data.image_arrays import COLUMN_OF_WORD, NAMES_OF, SPLIT, Columns, choose_splits
-from fedcli.data.pictures import Source, stack_pictures
+from fedcli.data.pictures import stack_pictures
 from fedcli.data.reading import check_size
+from fedcli.data.source import Source
 from fedcli.errors import UserError, needed
 
 PREFIX = "hf:"  # before the path of such a folder

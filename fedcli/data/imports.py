@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedcli.data import datasets, file_formats, official, partition_files
+from fedcli.data.archives import files_below
 from fedcli.data.cache import cache_file, is_in_cache, is_name, write_to_cache
 from fedcli.data.catalog import DOWNLOADS, KNOWN, MADE
 from fedcli.data.dataset import from_arrays
@@ -101,7 +102,7 @@ def import_if_path(text: str) -> str:
 
 def _hash_of_content(path: Path) -> str:
     """The hexadecimal SHA-256 of a file, or of the files in a folder with their paths."""
-    files_inside = [""] if path.is_file() else file_formats.files_below(path)
+    files_inside = [""] if path.is_file() else files_below(path)
     digest = hashlib.sha256()
     for file in files_inside:
         with (path / file).open("rb") as content:

@@ -1,31 +1,19 @@
-"""The files that a set is read from, and image files as pixels."""
+"""Image files as pixels."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
-from fedcli.data.dataset_info import DatasetInfo
 from fedcli.data.reading import check_size, one_line
+from fedcli.data.source import Source
 from fedcli.errors import UserError
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # no others: for an EPS Pillow starts Ghostscript
 LISTED = 20  # names in a message; of more files the rest is counted
-
-
-class Source(NamedTuple):
-    """The files that a set is read from."""
-
-    folder: Path  # the folder that holds them
-    names: list[str]  # their paths in it, in order
-    matches: list[re.Match]  # of the pattern of their file format
-    info: DatasetInfo | None  # of the known set that they are to be
-    size: int | None  # pixels, height and width that images are resized to
-    notes: list[str]  # what the user is told about the reading
 
 
 def stack_pictures(source: Source, count: int, pictures: Iterable[tuple[str, Path | BinaryIO]]) -> np.ndarray:

@@ -1,0 +1,92 @@
+"""Reads image files in folders by split, class and domain."""
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from fedcli.data.image_arrays import SPLIT, Columns, choose_splits
+from fedcli.data.pictures import stack_pictures
+from fedcli.data.source import Source
+
+SPLIT_FOLDER = f"(?:mnist_m_)?{SPLIT}"  # a regular expression
+_PICTURE = re.compile(f"(?:([^/]+)/)??(?:{SPLIT_FOLDER}/)?(?:([^/]+)/)?([^/]+)")  # <domain>/<split>/<class>/<file>
+_CLASS_LIST = re.compile(rf"(?:.*/)?{SPLIT_FOLDER}_(?:labels|annotations)\.txt")  # of a split's images
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+
+
+def read_pictures(source: Source) -> Columns:
+    """Image files in folders `train/<class>/*` and `test/<class>/*`, or both inside `<domain>/`.
+
+    Without such folders the images are in no split. Files may lie in one more folder `images`, and a list may tell
+    their classes, as in Tiny-ImageNet and MNIST-M. Grey images become coloured where there are coloured ones.
+
+    Raises:
+        UserError: Some images cannot be read.
+    """
+    pictures = _find_pictures(source)
+    named_files = [(picture.name, source.folder / picture.name) for picture in pictures]
+    pixels = stack_pictures(source, len(pictures), named_files)
+    domains = np.array([picture.domain for picture in pictures])
+    splits = np.array([picture.split for picture in pictures])
+    columns = {"x": pixels, "y": np.array([picture.label for picture in pictures])}
+    if any(domains):
+        columns["domain_names"], columns["domain"] = np.unique(domains, return_inverse=True)
+    if any(splits):
+        columns["test"] = splits != "train"
+    return columns
+
+
+class _Picture(NamedTuple):
+    """An image file, and what its folders say of it."""
+
+    domain: str  # empty where there are none; so is the split
+    split: str
+    label: str
+    name: str  # its path
+
+
+def _find_pictures(source: Source) -> list[_Picture]:
+    """The image files of a set, each with its class."""
+    classes = _read_class_lists(source)
+    others = [name for name in source.names if not _CLASS_LIST.fullmatch(name)]
+    names = [name for name in others if name.lower().endswith(SUFFIXES)]
+    if 0 < len(names) < len(others):
+        source.notes.append(f"left out: {len(others) - len(names):,} files that are no images by their suffix")
+    in_images = [name for name in names if "/images/" in f"/{name}"]
+    names = in_images or names  # lists of boxes lie beside `images`
+    pictures = []
+    unfit = []  # files that are in a folder or in a list alone
+    for name in names:
+        match = _PICTURE.fullmatch(re.sub("(^|/)images/", r"\1", name))
+        if match is None:
+            raise ValueError(f"'{name}' lies too deep: move or remove it")
+        domain, split, label, file = match.groups(default="")
+        if not label:
+            label = classes.get(split, {}).pop(file, "")
+        if label:
+            pictures.append(_Picture(domain, split, label, name))
+        elif split in classes:
+            unfit.append(file)
+    for files_without_images in classes.values():
+        unfit += files_without_images
+    if unfit:
+        (file, *_) = unfit
+        raise ValueError(f"images and the list of their classes do not fit: '{file}' is in one of them")
+    if not pictures:
+        (file, *_) = source.names
+        raise ValueError(f"there are no images in folders, but '{file}'")
+    splits = choose_splits({picture.split for picture in pictures}, source.notes)
+    return [picture for picture in pictures if picture.split in splits]
+
+
+def _read_class_lists(source: Source) -> dict[str, dict[str, str]]:
+    """Of the splits that have a list of them, the class of each image by its file."""
+    classes = {}
+    for name in source.names:
+        match = _CLASS_LIST.fullmatch(name)
+        if match is not None:
+            text = (source.folder / name).read_text(errors="replace")
+            split = match[1]
+            classes[split] = dict(re.findall(r"^(\S+)[ \t]+(\S+)", text, re.MULTILINE))
+    return classes
