@@ -2,10 +2,14 @@
 
 import json
 from pathlib import Path
+from unittest.mock import patch
 
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from fedcli.cli import app
+
+PROGRAM = get_command(app.app)  # which the runner would make anew for each command
 
 # Of a run of a second.
 FLAGS = ("--train-examples", "200", "--num-clients", "4", "--partition", "iid", "--rounds", "1", "--device", "cpu")
@@ -14,7 +18,8 @@ OPTIONS = {"train_examples": 200, "num_clients": 4, "partition": "iid", "rounds"
 
 def invoke(*arguments):
     """The result of a command of `fedcli` in this process."""
-    return CliRunner().invoke(app.app, list(map(str, arguments)), prog_name="fedcli")
+    with patch("typer.testing._get_command", return_value=PROGRAM):
+        return CliRunner().invoke(app.app, list(map(str, arguments)), prog_name="fedcli")
 
 
 def output_of(*arguments):
