@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedcli.errors import unknown
-from fedcli.runs.schema import Record
 from fedcli.userfiles import from_file, is_from_file
+
+if TYPE_CHECKING:  # it imports PyTorch, which help does not need
+    from fedcli.runs.schema import Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +133,7 @@ def find_chart(name: str) -> Callable[..., Any]:
         return resolve_name(f"{__name__}.{CHARTS[name].function}")
     function = from_file(name, "chart")
 
-    def draw(records: list[Record]) -> Any:
+    def draw(records: "list[Record]") -> Any:
         import matplotlib.figure
 
         with matplotlib.rc_context({"text.parse_math": True}):  # off in our figures, whose names may have a dollar sign

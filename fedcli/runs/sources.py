@@ -5,7 +5,7 @@ import shlex
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedcli.data.reading import reading
 from fedcli.declarations import Method, flag_of
@@ -13,8 +13,10 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.options import flags_of, given_options, recorded_fields, typed_options
 from fedcli.runs.origins import recorded_origins
-from fedcli.runs.schema import Record
 from fedcli.userfiles import own_paths
+
+if TYPE_CHECKING:  # it imports PyTorch, which help does not need
+    from fedcli.runs.schema import Record
 
 TUNED = "tuned.json"  # what `fedcli tune` writes beside the trials of a method
 
@@ -77,7 +79,7 @@ def _not_overridden(typed: Mapping[str, str], in_file: Mapping[str, Any], in_run
     return {name: value for name, value in options.items() if name not in overridden}
 
 
-def _options_of_run(record: Record) -> dict[str, Any]:
+def _options_of_run(record: "Record") -> dict[str, Any]:
     """The options of a run, and `method`, but for those of its protocol.
 
     They come from there again, and follow where another one is given.
