@@ -416,8 +416,18 @@ def _protocol(dataset: str, alpha: float, population: int, cohort: int) -> Proto
     )  # fmt: skip
 
 
+def _protocols() -> list[Protocol]:
+    """The columns of Table II."""
+    columns = []
+    for dataset in _DATA:
+        for alpha in _ALPHAS:
+            for population, cohort in _COHORTS:
+                columns.append(_protocol(dataset, alpha, population, cohort))
+    return columns
+
+
 PROTOCOLS = (
-    *(_protocol(dataset, alpha, *sizes) for dataset in _DATA for alpha in _ALPHAS for sizes in _COHORTS),
+    *_protocols(),
     Protocol(
         name="fedcme:digits",
         summary="Built-in digits, no network needed: seconds a run",

@@ -496,7 +496,8 @@ def _built_in(name: str, backbone: str, settings: dict, contrastive_weight: floa
 
 
 PROTOCOLS = (
-    *(_equal(data, population) for population in _POPULATIONS for data in _DATA),
+    *(_equal(data, "silo") for data in _DATA),
+    *(_equal(data, "device") for data in _DATA),
     *(_different(count) for count in _NETWORKS),
     _different(8, "silo"),
     _built_in("digits", "cnn-small", {"rounds": 30}, contrastive_weight=0.01),

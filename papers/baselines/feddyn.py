@@ -113,15 +113,15 @@ def dynamic_regularizer(params: Params, global_params: Params, h_i: Params, alph
     return linear_regularizer(params, h_i, alpha) + alpha / 2 * squares
 
 
-def client_alphas(alpha: float, counted: Tensor, mean_counted: float) -> Tensor:
+def client_alphas(alpha: float, weights: Tensor, mean_weight: float) -> Tensor:
     """alpha_i = alpha / (n_i / mean n); 0 for a client without examples, which takes no step.
 
     Args:
         alpha: Not negative.
-        counted: n_i, `[K]`; 1 for each under `--weighting uniform`.
-        mean_counted: Mean of it over all N clients.
+        weights: n_i, `[K]`; 1 for each under `--weighting uniform`.
+        mean_weight: Mean of it over all N clients.
     """
-    return torch.where(counted > 0, alpha * mean_counted / counted.clamp(min=1), 0.0)
+    return torch.where(weights > 0, alpha * mean_weight / weights.clamp(min=1), 0.0)
 
 
 def update_dual(h_i: Params, global_params: Params, local_params: Params) -> Params:
@@ -145,7 +145,8 @@ def update_server(params: Params, h: Params, local_params: Params, num_clients: 
         num_clients: Size of the population, N.
     """
     h = tree_map(lambda dual, start, end: dual + (end - start).sum(0) / num_clients, h, params, local_params)
-    return tree_map(lambda end, dual: end.mean(0) + dual, local_params, h), h
+    params = tree_map(lambda end, dual: end.mean(0) + dual, local_params, h)
+    return params, h
 
 
 def make_local_loss(network: Network, config: Config) -> LocalLoss:
@@ -174,9 +175,9 @@ def train_locally(
 ) -> tuple[Client, Terms]:
     """The cohort's clients, each at the minimum (in so many steps) of its regularized objective; and their terms."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
-    counted = torch.as_tensor(fed.client_weights[cohort.client_ids], dtype=fed.dtype, device=fed.device)
-    mean_counted = fed.client_weights.sum() / fed.num_clients
-    context = Context(state.params, h_i, client_alphas(config.alpha, counted, mean_counted))
+    weights = torch.as_tensor(fed.client_weights[cohort.client_ids], dtype=fed.dtype, device=fed.device)
+    mean_weight = fed.client_weights.sum() / fed.num_clients
+    context = Context(state.params, h_i, client_alphas(config.alpha, weights, mean_weight))
     step = fed.optimizer_step(make_local_loss(fed.network, config), clip_norm=config.clip_norm)  # Reading 9
     return fed.train(clients, cohort, step, context, CONTEXT_AXES)
 
@@ -199,7 +200,8 @@ def run_simplified_round(
 ) -> tuple[ServerState, Terms]:
     """Reading 8: the last local model in place of the sum of gradients, and FedAvg's server."""
     last = fed.recall(state.clients, cohort, ClientState(state.params)).dual
-    clients, terms = train_locally(state, tree_map(torch.sub, last, state.params), cohort, fed, config)
+    h_i = tree_map(torch.sub, last, state.params)
+    clients, terms = train_locally(state, h_i, cohort, fed, config)
     states = fed.remember(state.clients, cohort, ClientState(clients.params))
     model = weighted_mean(fed.upload_model(clients), cohort.weights)
     return ServerState(*model, state.h, states), terms

@@ -54,7 +54,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, Step, copies, cross_entropy, tree_map, weighted_mean
+from fedcli.core import (
+    Aux,
+    Client,
+    LocalLoss,
+    Network,
+    Params,
+    Step,
+    copies,
+    cross_entropy,
+    stack,
+    tree_map,
+    weighted_mean,
+)
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.lg_fedavg import HEAD, ClientState, with_mean_head, without_head
 
@@ -167,6 +179,11 @@ def draw_samples(
     return Samples(torch.from_numpy(noise), torch.from_numpy(labels))
 
 
+def on_device(samples: Samples, fed: Federation) -> Samples:
+    """The samples where the federation computes, the noise in its type of numbers."""
+    return Samples(samples.noise.to(fed.device, fed.dtype), samples.labels.to(fed.device))
+
+
 def train_generator(generator: Generator, head: Params, samples: Samples, lr: float) -> Generator:
     """The generator after some steps of Adam on the cross-entropy of the mean head on generated features.
 
@@ -179,7 +196,7 @@ def train_generator(generator: Generator, head: Params, samples: Samples, lr: fl
     params = {name: value.clone().requires_grad_() for name, value in generator.params.items()}
     buffers = tree_map(torch.clone, generator.buffers)
     optimizer = torch.optim.Adam(params.values(), lr)
-    for noise, labels in zip(*samples, strict=True):
+    for noise, labels in zip(samples.noise, samples.labels, strict=True):
         features = generate(params, buffers, noise, labels, len(head["head.bias"]), train=True)
         loss = F.cross_entropy(F.linear(features, head["head.weight"], head["head.bias"]), labels)
         optimizer.zero_grad()
@@ -201,7 +218,8 @@ def make_local_loss(network: Network, weight: float, batch_statistics: bool) -> 
     def local_loss(params, buffers, batch, context):
         features, logits, buffers = network(params, buffers, batch.x, batch.mask)
         task = cross_entropy(logits, batch.y, batch.mask)
-        noise, labels = context.samples
+        noise = context.samples.noise  # [B, NOISE]
+        labels = context.samples.labels
         generator = context.generator
         running = {} if batch_statistics else generator.buffers
         num_classes = logits.shape[-1]
@@ -239,9 +257,7 @@ def client_samples(class_counts: Tensor, cohort: Cohort, fed: Federation, size: 
     steps = fed.local_epochs * math.ceil(most_examples / fed.batch_size)
     draws = [fed.generator(cohort.round, client, "generated") for client in cohort.client_ids]
     samples = [draw_samples(class_counts, steps, size, draw, uniform) for draw in draws]
-    noise = torch.stack([of_client.noise for of_client in samples])
-    labels = torch.stack([of_client.labels for of_client in samples])
-    return Samples(noise.to(fed.device, fed.dtype), labels.to(fed.device))
+    return on_device(stack(samples), fed)
 
 
 def sum_counts(counts: Tensor, previous: Tensor) -> Tensor:
@@ -258,8 +274,9 @@ def init(fed: Federation, config: Config) -> ServerState:
     class_counts = torch.ones(fed.num_classes, dtype=torch.int64, device=fed.device)
     if config.form == "code":  # Reading 4
         class_counts = fed.class_counts(fed.cohort_of(0, range(fed.num_clients))).sum(0)
-    on_device = tree_map(lambda leaf: leaf.to(fed.device, fed.dtype), first)
-    return ServerState({name: params[name] for name in HEAD}, on_device, class_counts, {})
+    head = {name: params[name] for name in HEAD}
+    generator = tree_map(lambda leaf: leaf.to(fed.device, fed.dtype), first)
+    return ServerState(head, generator, class_counts, {})
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
@@ -287,8 +304,7 @@ def paper_round(state: ServerState, cohort: Cohort, fed: Federation, config: Con
     if config.generator_weight:
         size = max(fed.batch_size, 2)  # batch normalisation needs two
         server_draw = fed.generator(cohort.round, "generator")
-        noise, labels = draw_samples(class_counts, config.generator_steps, size, server_draw)
-        samples = Samples(noise.to(fed.device, fed.dtype), labels.to(fed.device))
+        samples = on_device(draw_samples(class_counts, config.generator_steps, size, server_draw), fed)
         generator = train_generator(generator, head, samples, config.generator_lr)
     return ServerState(head, generator, class_counts, states), terms
 

@@ -88,10 +88,16 @@ def digest(models: list[Client], cohort: Cohort, fed: Federation, config: Config
         return learn_from_public(
             models, steps, exchange, cohort, fed, range(config.digest_epochs), keep_optimizer=False
         )
-    batches = fed.public_batches(cohort.round)
-    consensus = cycle([exchange_logits(models, cohort, fed, batch.x, train=False) for batch in batches])
+    mean_scores = []
+    for batch in fed.public_batches(cohort.round):
+        mean_scores.append(exchange_logits(models, cohort, fed, batch.x, train=False))
+    in_turn = cycle(mean_scores)
+
+    def consensus(models: list[Client], batch: Batch) -> Tensor:  # every pass has the same batches in the same order
+        return next(in_turn)
+
     passes = [0] * config.digest_epochs  # of one order and one augmentation, Reading 3
-    return learn_from_public(models, steps, lambda models, batch: next(consensus), cohort, fed, passes)
+    return learn_from_public(models, steps, consensus, cohort, fed, passes)
 
 
 def init(fed: Federation, config: Config) -> ServerState:

@@ -122,7 +122,9 @@ def schedule(round: int, ramp_rounds: int, rounds: int, fixed: float | None = No
     """
     if fixed is not None:
         return fixed
-    return min(round / ramp_rounds, 1.0) if ramp_rounds else (round + 1) / rounds
+    if ramp_rounds == 0:
+        return (round + 1) / rounds
+    return min(round / ramp_rounds, 1.0)
 
 
 def prototype_contrastive(
@@ -188,15 +190,16 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     def local_loss(params, buffers, batch, context):
         features, logits, buffers = network(params, buffers, batch.x, batch.mask)
         task = cross_entropy(logits, batch.y, batch.mask)
-        prototypes, has_prototype, weight = context
+        prototypes = context.prototypes
         if config.prototypes == "identity":
             contrast = identity_contrastive(features, batch.y, prototypes, batch.mask)
         else:
             contrast = prototype_contrastive(
-                features, batch.y, prototypes, has_prototype, config.temperature, batch.mask
+                features, batch.y, prototypes, context.has_prototype, config.temperature, batch.mask
             )
+        alpha = context.cross_entropy_weight
         terms = {"cross_entropy": task, "contrastive": contrast}
-        return weight * task + (1 - weight) * contrast, Aux(buffers, terms, features)
+        return alpha * task + (1 - alpha) * contrast, Aux(buffers, terms, features)
 
     return local_loss
 

@@ -113,11 +113,9 @@ def make_local_loss(network: Network) -> LocalLoss:
         generic = {name: value for name, value in params.items() if not name.startswith(OWN)}
         features, logits, buffers = network(generic, buffers, batch.x, batch.mask)
         added = F.linear(features.detach(), own["head.weight"], own["head.bias"])
-        terms = {
-            "balanced_risk": balanced_risk(logits, batch.y, context.log_prior, batch.mask),
-            "personal_risk": cross_entropy(logits.detach() + added, batch.y, batch.mask),
-        }
-        return sum(terms.values()), Aux(buffers, terms, features)
+        balanced = balanced_risk(logits, batch.y, context.log_prior, batch.mask)
+        personal = cross_entropy(logits.detach() + added, batch.y, batch.mask)
+        return balanced + personal, Aux(buffers, {"balanced_risk": balanced, "personal_risk": personal}, features)
 
     return local_loss
 
@@ -142,9 +140,9 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     own_names = [OWN + name for name in first]
     head, generic = split(clients.params, own_names)
     head = {name.removeprefix(OWN): value for name, value in head.items()}
-    kept = fed.remember(state.clients, cohort, ClientState(head))
+    states = fed.remember(state.clients, cohort, ClientState(head))
     params, buffers = weighted_mean(fed.upload_model(Client(generic, clients.buffers, optimizer={})), cohort.weights)
-    return ServerState(params, buffers, kept), terms
+    return ServerState(params, buffers, states), terms
 
 
 def personal_models(state: ServerState) -> dict[int, tuple[Params, Params]]:

@@ -206,7 +206,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     all_terms = []
     for model, group in zip(models, groups, strict=True):
         model, group_terms = fed.train(model._replace(optimizer={}), group, make_local_loss(group.network, config))
-        loss = losses[np.isin(cohort.client_ids, group.client_ids)]
+        loss = losses[np.isin(cohort.client_ids, group.client_ids)]  # in the cohort's order, as the group
         states = fed.remember(states, group, ClientState(model.params, model.buffers, loss))
         all_terms.append(group_terms)
     return ServerState(states), {**terms, **fed.in_order(cohort, groups, all_terms)}

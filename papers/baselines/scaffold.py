@@ -178,9 +178,9 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     states = fed.remember(state.clients, cohort, ClientState(new))  # line 14
     mean, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)  # line 16
     params = update_model(state.params, mean, config.server_lr)  # line 17
-    counted = torch.as_tensor(fed.client_weights[cohort.client_ids], dtype=fed.dtype, device=fed.device)
-    shares = counted / max(1, fed.client_weights.sum())
-    return ServerState(params, buffers, update_mean_control(c, change, shares), states), terms
+    weights = torch.as_tensor(fed.client_weights[cohort.client_ids], dtype=fed.dtype, device=fed.device)  # n_i
+    shares = weights / max(1, fed.client_weights.sum())  # n_i / n
+    return ServerState(params, buffers, update_mean_control(c, change, shares), states), terms  # line 17
 
 
 METHOD = Method(
