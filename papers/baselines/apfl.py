@@ -93,11 +93,10 @@ def make_local_loss(network: Network) -> LocalLoss:
         of_global = network(w, part(buffers, SHARED), batch.x, batch.mask)
         mixed = mixture(part(params, PRIVATE), tree_map(Tensor.detach, w), params[ALPHA])
         of_mixture = network(mixed, part(buffers, PRIVATE), batch.x, batch.mask)
-        terms = {
-            "cross_entropy": cross_entropy(of_global.logits, batch.y, batch.mask),
-            "personal_cross_entropy": cross_entropy(of_mixture.logits, batch.y, batch.mask),
-        }
-        return sum(terms.values()), Aux(joined(of_mixture.buffers, of_global.buffers), terms, of_mixture.features)
+        global_task = cross_entropy(of_global.logits, batch.y, batch.mask)
+        own_task = cross_entropy(of_mixture.logits, batch.y, batch.mask)
+        terms = {"cross_entropy": global_task, "personal_cross_entropy": own_task}
+        return global_task + own_task, Aux(joined(of_mixture.buffers, of_global.buffers), terms, of_mixture.features)
 
     return local_loss
 
@@ -144,11 +143,11 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     clients = Client(params, joined(own.buffers, received.buffers), optimizer={}, memory=is_first)
     clients, terms = fed.train(clients, cohort, make_local_step(fed, config))
 
-    v = ClientState(part(clients.params, PRIVATE), part(clients.buffers, PRIVATE), clients.params[ALPHA])
-    kept = fed.remember(state.clients, cohort, v)
+    own = ClientState(part(clients.params, PRIVATE), part(clients.buffers, PRIVATE), clients.params[ALPHA])
+    states = fed.remember(state.clients, cohort, own)
     trained = Client(part(clients.params, SHARED), part(clients.buffers, SHARED), optimizer={})
     params, buffers = weighted_mean(fed.upload_model(trained), cohort.weights)
-    return ServerState(params, buffers, kept), terms
+    return ServerState(params, buffers, states), terms
 
 
 METHOD = Method(

@@ -101,7 +101,9 @@ def pool(sent: Iterable[Statistics]) -> Statistics:
     Args:
         sent: Of the clients, one after the other.
     """
-    counts = sums = moments = 0
+    counts = 0  # N_c
+    sums = 0  # of the features
+    moments = 0  # of their outer products
     for client in sent:
         n = client.counts[:, None].to(client.means)  # [C, 1]
         counts = counts + client.counts
@@ -183,7 +185,7 @@ def retrain(params: Params, features: Tensor, labels: Tensor, fed: Federation, c
 
 def apply(params: Params, buffers: Params, fed: Federation, config: Config) -> tuple[Params, Params, int]:
     """Section 4: the model with its classifier trained anew, and the floats that a client sends."""
-    sent: list[int] = []
+    sent: list[int] = []  # floats of each client, as `pool` takes its statistics
 
     def statistics() -> Iterator[Statistics]:  # one client at a time: C D^2 floats of each would not fit
         for part in fed.training:  # Reading 1

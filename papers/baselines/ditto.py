@@ -70,10 +70,10 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     personal, own_terms = fed.train(personal, cohort, objective, fedprox.Context(state.params))  # v_k
     clients, terms = fed.train(clients, cohort, plain_loss(fed.network))  # w_k, on the same minibatches
 
-    kept = fed.remember(state.clients, cohort, ClientState(personal.params, personal.buffers))
+    states = fed.remember(state.clients, cohort, ClientState(personal.params, personal.buffers))
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)  # w^{t+1}
     terms |= {f"personal_{name}": values for name, values in own_terms.items()}
-    return ServerState(params, buffers, kept), terms
+    return ServerState(params, buffers, states), terms
 
 
 METHOD = Method(

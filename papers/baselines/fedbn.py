@@ -97,10 +97,10 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
 
     norm_params, other_params = split(clients.params, names)
     norm_buffers, other_buffers = split(clients.buffers, names)
-    kept = fed.remember(state.clients, cohort, ClientState(norm_params, norm_buffers))
+    states = fed.remember(state.clients, cohort, ClientState(norm_params, norm_buffers))
     sent = fed.upload_model(Client(other_params, other_buffers, optimizer={}))
     params, buffers = weighted_mean(sent, cohort.weights)  # for each layer that is not BatchNorm: mean of w_k
-    return ServerState(params, buffers, kept), terms
+    return ServerState(params, buffers, states), terms
 
 
 METHOD = Method(

@@ -94,10 +94,10 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
 
     own_params, body = split(clients.params, names)
     own_buffers, body_buffers = split(clients.buffers, names)
-    kept = fed.remember(state.clients, cohort, ClientState(own_params, own_buffers))
+    states = fed.remember(state.clients, cohort, ClientState(own_params, own_buffers))
     sent = fed.upload_model(Client(body, body_buffers, optimizer={}))  # client: send back W_{B,j}
     params, buffers = weighted_mean(sent, cohort.weights)  # server: W_B = sum_j gamma_j W_{B,j}
-    return ServerState(params, buffers, kept), terms
+    return ServerState(params, buffers, states), terms
 
 
 METHOD = Method(

@@ -86,14 +86,15 @@ def train_head(clients: Client, cohort: Cohort, fed: Federation, config: Config)
     if config.head_epochs == 0:
         return clients, {}
     step = fed.optimizer_step(plain_loss(fed.network), names=sorted(head_names(fed.network)))
-    after_the_bodys = range(fed.local_epochs, fed.local_epochs + config.head_epochs)  # Reading 1
-    trained, terms = fed.train(clients, cohort, step, epochs=after_the_bodys)
+    after_body_epochs = range(fed.local_epochs, fed.local_epochs + config.head_epochs)  # Reading 1
+    trained, terms = fed.train(clients, cohort, step, epochs=after_body_epochs)
     terms = {f"head_{name}": values for name, values in terms.items()}
     return Client(trained.params, clients.buffers, optimizer={}), terms  # Reading 5
 
 
-def train_body(clients: Client, cohort: Cohort, fed: Federation, body: Params) -> tuple[Client, Terms]:
+def train_body(clients: Client, cohort: Cohort, fed: Federation) -> tuple[Client, Terms]:
     """phi_i <- GRD(f_i(h_i, phi)): the body alone moves, under the new head."""
+    _, body = split(fed.network.params, head_names(fed.network))
     step = fed.optimizer_step(plain_loss(fed.network), names=list(body))
     return fed.train(clients, cohort, step)
 
@@ -110,14 +111,14 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
         clients, terms = fed.train(clients, cohort, plain_loss(fed.network))
     else:
         clients, head_terms = train_head(clients, cohort, fed, config)  # for s = 1 to tau: update h_i
-        clients, terms = train_body(clients, cohort, fed, state.params)  # update phi_i
+        clients, terms = train_body(clients, cohort, fed)  # update phi_i
         terms |= head_terms
 
     head, body = split(clients.params, head_names(fed.network))
-    kept = fed.remember(state.clients, cohort, ClientState(head))
+    states = fed.remember(state.clients, cohort, ClientState(head))
     sent = fed.upload_model(Client(body, clients.buffers, optimizer={}))  # client i sends phi_i^t
     params, buffers = weighted_mean(sent, cohort.weights)  # phi^t = 1 / (r n) sum_i phi_i^t; Reading 4
-    return ServerState(params, buffers, kept), terms
+    return ServerState(params, buffers, states), terms
 
 
 METHOD = Method(
