@@ -256,7 +256,7 @@ def _run_grid(
     **experiment: Any,
 ) -> Runs:  # fmt: skip
     """Runs all methods with all combinations of values and all seeds; warns of the runs that fail."""
-    from fedcli.results.jobs import Watch, execute
+    from fedcli.results.jobs import PlanListener, execute
     from fedcli.results.plans import plan_grid, protocols_text
 
     if log is not None and jobs > 1:
@@ -265,9 +265,9 @@ def _run_grid(
     mixed = protocols_text(plan.runs)
     if mixed:
         warnings.warn(keywords_for_flags(mixed), stacklevel=4)
-    watch = Watch()
-    watch.log = log
-    errors = execute(plan, watch, jobs=jobs)
+    listener = PlanListener()
+    listener.log = log
+    errors = execute(plan, listener, jobs=jobs)
     for folder, error in errors.items():
         warnings.warn(f"the run '{folder}' has failed: {error}", stacklevel=4)
     files = [name for name in names if is_from_file(name)]
@@ -304,7 +304,7 @@ def tune(  # noqa: PLR0913  # those of `fedcli.tune`, likewise
 ) -> Tuned:  # fmt: skip
     """Tunes one method or several; see `fedcli.tune`."""
     from fedcli.results import tune as tuning
-    from fedcli.results.jobs import Watch, execute
+    from fedcli.results.jobs import PlanListener, execute
     from fedcli.results.method_options import find_methods
     from fedcli.results.plans import protocols_text
 
@@ -318,7 +318,7 @@ def tune(  # noqa: PLR0913  # those of `fedcli.tune`, likewise
         )
         for text in filter(None, [protocols_text(plan.runs), *tuning.samples(plan)]):
             warnings.warn(keywords_for_flags(text), stacklevel=3)
-        errors = execute(plan, Watch(), jobs=jobs, records_only=True)
+        errors = execute(plan, PlanListener(), jobs=jobs, records_only=True)
         ranked = tuning.rank_and_write_best(plan, errors)
         for text in tuning.edges(find_methods(str(method).split(",")), plan.grids, ranked):
             warnings.warn(keywords_for_flags(f"{text}; try values beyond"), stacklevel=3)

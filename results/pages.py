@@ -279,7 +279,7 @@ def study_page(study: Study) -> str:
     sections["## Results"] = "\n\n".join(shown)
 
     by_seed = tables.sheet(records, study.metrics, by_seed=True)
-    sections["## Every run"] = render(replace(by_seed, setting="", notes=())).strip()
+    sections["## Every run"] = render(replace(by_seed, subject="", notes=())).strip()
 
     machines = list(tables.machines(records))
     by_modified = modified(records)

@@ -20,7 +20,7 @@ def table(cells, **options):
 SMALL = table(grid(ROWS, {PLACE: SETTINGS}))
 
 
-class Watch(jobs.Watch):
+class Watch(jobs.PlanListener):
     """Keeps what it is told, and interrupts the table after so many rounds."""
 
     def __init__(self, patience=10**9):

@@ -236,13 +236,13 @@ def test_a_damaged_record_stops_no_table_and_is_left_as_it_is(tmp_path, caplog):
         Cell("FedAvg", "0.2", "fedavg", {**options, "lr": 0.2}),
     )
     table = Table("fedfm:III", "made up", ("FedFM", "Table III"), cells, seeds=(0,))
-    jobs.execute(plans.plan_table(table, tmp_path), jobs.Watch())
+    jobs.execute(plans.plan_table(table, tmp_path), jobs.PlanListener())
     damaged, whole = [run.folder for run in plans.plan_table(table, tmp_path).runs]
 
     (damaged / "record.json").write_text("{")
     plan = plans.plan_table(table, tmp_path)
     assert [run.state for run in plan.runs] == ["not run", "finished"]
     assert f"left out: '{damaged / 'record.json'}' cannot be read (" in caplog.text
-    assert list(jobs.execute(plan, jobs.Watch())) == [damaged]
+    assert list(jobs.execute(plan, jobs.PlanListener())) == [damaged]
     assert [run.folder for run in plans.plan_table(table, tmp_path).runs] == [damaged, whole]
     assert (damaged / "record.json").read_text() == "{"

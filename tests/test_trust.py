@@ -197,13 +197,13 @@ def test_a_table_takes_the_plans_method_and_not_the_records(work):
     with pytest.raises(Stop):
         fedcli.run("./mine.py", out=folder, progress=StopAfter(1), **settings)
 
-    assert jobs.execute(plans.plan_table(table, Path("runs")), jobs.Watch()) == {}
+    assert jobs.execute(plans.plan_table(table, Path("runs")), jobs.PlanListener()) == {}
     record = read_record(folder)
     assert record["resumed"] == [1]
     assert record["status"] == "finished"
 
     name_evil_file(folder, method_source=f"{work}/evil.py", status="interrupted")
-    assert list(jobs.execute(plans.plan_table(table, Path("runs")), jobs.Watch())) == [folder]
+    assert list(jobs.execute(plans.plan_table(table, Path("runs")), jobs.PlanListener())) == [folder]
     assert not Path("evil-ran").exists()
 
 

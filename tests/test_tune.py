@@ -36,7 +36,7 @@ class Ranked(NamedTuple):
 
 def run_and_rank(method, **options):
     plan = tune.plan_trials(method, **options)
-    errors = jobs.execute(plan, jobs.Watch(), records_only=True)
+    errors = jobs.execute(plan, jobs.PlanListener(), records_only=True)
     return Ranked(tune.rank_and_write_best(plan, errors), plan.folder)
 
 

@@ -16,7 +16,7 @@ from fedcli.errors import printable
 from fedcli.registry import find_method
 from fedcli.runs.identity import reductions
 from fedcli.runs.options import inactive_term
-from fedcli.runs.progress import Standing
+from fedcli.runs.progress import ProgressListener
 from fedcli.runs.record import RECORD
 from fedcli.runs.schema import Record, RoundEntry
 
@@ -107,7 +107,7 @@ def print_line(consoles: Iterable[Console], *parts: str | tuple[str, str]) -> No
         console.print(line, soft_wrap=True)
 
 
-class Display(Standing):
+class Display(ProgressListener):
     """Show a run: a live bar on a terminal, one line a round elsewhere. Rounds are counted from 1."""
 
     def __init__(self, terminal: Console, *log_files: Console):
@@ -129,13 +129,13 @@ class Display(Standing):
 
     def show(self) -> None:
         """Move the bar."""
-        position = self.standing()
+        position = self.position()
         self.bar.update(self._task, completed=position.rounds, description=", ".join(position.texts[:2]))
 
     def round(self, entry: RoundEntry) -> None:
         """Show what a round came to."""
         super().round(entry)
-        round_, *numbers = self.standing().texts
+        round_, *numbers = self.position().texts
         without_bar = [console for console in self._consoles if not console.is_terminal]
         print_line(without_bar, f"{round_}: {', '.join(numbers)}")
 

@@ -44,7 +44,7 @@ def cost(plan: TablePlan) -> list[tuple[str, str]]:
     return lines
 
 
-class TableDisplay(jobs.Watch):
+class TableDisplay(jobs.PlanListener):
     """Show the runs of a table or a grid: a bar of their rounds on a terminal, and a line for each that ends."""
 
     def __init__(self, consoles: Sequence[Console], plan: Plan, log: str | None = None):

@@ -215,7 +215,7 @@ def verify(
 
     start = partial(verify_run, record, out=out, method=method or (), device=device, rounds=rounds)
     comparison = watch(start, Output())
-    say(comparison.words)
+    say(comparison.text)
     raise typer.Exit(0 if comparison.is_same else 1)
 
 

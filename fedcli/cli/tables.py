@@ -164,9 +164,9 @@ def _csv_of_parts(records: list[dict], per: Per, layout: Any) -> str:
     """Write a CSV with a row `per` round, client, or client in a round."""
     from fedcli.results import frame
     from fedcli.results.render import csv_of
-    from fedcli.results.tables import AS_IT_IS
+    from fedcli.results.tables import DEFAULT_LAYOUT
 
-    if layout != AS_IT_IS:
+    if layout != DEFAULT_LAYOUT:
         raise UserError(f"--columns and --digits are for tables of runs (got --per {per}); leave them out.")
     of_run = {"round": frame.rounds_of, "client": frame.clients_of, "client-round": frame.client_rounds_of}
     return csv_of(frame.of_all(records, of_run[per]))

@@ -17,7 +17,7 @@ from fedcli.runs.identity import settings_text
 from fedcli.runs.record import state_of
 from fedcli.runs.schema import Record
 
-TEXTS = ("Method", "Settings", "Seeds", "Model")  # columns without numbers
+TEXT_COLUMNS = ("Method", "Settings", "Seeds", "Model")  # columns without numbers
 LAST = "Last round, %"
 LEAD = "Lead over the best other [95 %] (seeds)"
 ROUNDS = "Rounds"
@@ -25,7 +25,7 @@ FLOATS = "Floats up / down, client and round"
 MOST_DIGITS = 6
 NO_NAMES: Mapping[str, str] = {}
 # Metrics that have a column where a run has a value.
-SOMETIMES = ("global", "validation", "post", "classifier", "intra", "quality:nmi", "quality:silhouette")
+OPTIONAL_METRICS = ("global", "validation", "post", "classifier", "intra", "quality:nmi", "quality:silhouette")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Layout:
             raise UserError(f"--digits must be from 0 to {MOST_DIGITS} (got {self.digits}); papers have 1 or 2.")
 
 
-AS_IT_IS = Layout()
+DEFAULT_LAYOUT = Layout()
 
 
 @dataclass(frozen=True)
@@ -73,19 +73,19 @@ def find_columns(groups: Sequence[SeedGroup], metrics: Sequence[str], leads: boo
     by_title = {headline: find_metric("selected")}
     if selections != ["last"]:  # else it is the selected one
         by_title[LAST] = find_metric("last")
-    for name in (*SOMETIMES, *metrics):
+    for name in (*OPTIONAL_METRICS, *metrics):
         metric = find_metric(name)
         by_title[metric.title] = metric
     if layout.digits is not None:
         by_title = {title: replace(metric, decimals=layout.digits) for title, metric in by_title.items()}
-    titles = [*TEXTS, *by_title, ROUNDS, FLOATS]
+    titles = [*TEXT_COLUMNS, *by_title, ROUNDS, FLOATS]
     aliases = {"Accuracy": headline}  # as a table for a paper names it
     if leads:
         titles.append(LEAD)
         aliases["Lead"] = LEAD
     chosen = choose_columns(layout.columns, titles, aliases)
     asked = {*metrics, *(by_title[title].name for title in chosen if title in by_title)}
-    return Columns(headline, by_title, {*SOMETIMES} - asked, leads, chosen)
+    return Columns(headline, by_title, {*OPTIONAL_METRICS} - asked, leads, chosen)
 
 
 def choose_columns(
@@ -130,7 +130,7 @@ def column_name(title: str) -> str:
 def first_number_column(titles: Sequence[str]) -> int:
     """The index of the first column of numbers."""
     for index, title in enumerate(titles):
-        if title not in TEXTS:
+        if title not in TEXT_COLUMNS:
             return index
     return len(titles)
 

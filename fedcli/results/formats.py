@@ -10,7 +10,7 @@ from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError, unknown
 from fedcli.results import notes
 from fedcli.results.columns import (
-    AS_IT_IS,
+    DEFAULT_LAYOUT,
     FLOATS,
     LAST,
     LEAD,
@@ -24,7 +24,7 @@ from fedcli.results.columns import (
 )
 from fedcli.results.groups import SeedGroup, agreed, boards, group
 from fedcli.results.render import MISSING, Best, Sheet, render
-from fedcli.results.statistics import DIVERGED
+from fedcli.results.statistics import NOTE_ON_DIVERGED
 from fedcli.results.tables import sheet, sheets
 from fedcli.results.words import data_words, join_words, method_name
 from fedcli.runs.record import state_of
@@ -42,7 +42,7 @@ HEADINGS = {  # of metrics whose names do not read as a column of a paper
 
 
 def write_tables(
-    records: Sequence[Record], metrics: Sequence[str] = (), form: str = "markdown", layout: Layout = AS_IT_IS,
+    records: Sequence[Record], metrics: Sequence[str] = (), form: str = "markdown", layout: Layout = DEFAULT_LAYOUT,
     label: str = "",
 ) -> str:  # fmt: skip
     r"""Tables of runs as text, one for each protocol and data set; a CSV has a line for each run.
@@ -59,7 +59,7 @@ def write_tables(
     if label and form != "latex":
         raise UserError(f"a label is for LaTeX (got label '{label}' and --format {form}); leave one of them out.")
     if form == "csv":
-        if layout != AS_IT_IS:
+        if layout != DEFAULT_LAYOUT:
             raise UserError(
                 "--columns and --digits are for tables that are read (got --format csv, which has everything in full); "
                 "leave them out."
@@ -100,7 +100,7 @@ def words_of_label(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def paper_sheet(records: Sequence[Record], metrics: Sequence[str] = (), layout: Layout = AS_IT_IS) -> Sheet:
+def paper_sheet(records: Sequence[Record], metrics: Sequence[str] = (), layout: Layout = DEFAULT_LAYOUT) -> Sheet:
     """A table as papers print it: methods by their names there, and in the caption what all rows share.
 
     Without chosen columns, it has no costs, and neither seeds nor rounds where they are the same in all rows.
@@ -121,12 +121,12 @@ def paper_sheet(records: Sequence[Record], metrics: Sequence[str] = (), layout: 
         texts = [cell or MISSING for cell in cells[title]]
         cells[title] = pd.Series(texts, cells.index, dtype=object)  # as text of pandas none would be `Best`
     shared = agreed(records)
-    same = ", ".join(f"{name} {value}" for name, value in shared.items())
+    shared_text = ", ".join(f"{name} {value}" for name, value in shared.items())
     return Sheet(
         columns=[_heading(title, columns) for title in titles],
         lines=cells.to_numpy().tolist(),
         first_number_column=first_number_column(titles),
-        setting=f"All rows: {same}." if same else "",
+        subject=f"All rows: {shared_text}." if shared_text else "",
         notes=[*notes.on_runs(groups), *notes.on_metrics(groups, columns)],
         caption=_caption(groups, columns, cells, seeds),
     )
@@ -202,7 +202,7 @@ def _caption(groups: Sequence[SeedGroup], columns: Columns, cells: pd.DataFrame,
     if LEAD in cells and notes.compares_models(groups):
         sentences.append(notes.ACROSS_MODELS)
     if "diverged" in map(state_of, records):
-        sentences.append(DIVERGED)
+        sentences.append(NOTE_ON_DIVERGED)
     return " ".join([*sentences, *notes.changes_of(groups)])
 
 

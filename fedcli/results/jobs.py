@@ -40,7 +40,7 @@ RETRIES = 20  # of a run whose node dies
 Start = Callable[[PlannedRun], futures.Future]  # starts a run, whose result is its error, empty for none
 
 
-class Watch:
+class PlanListener:
     """What is told how a plan goes on; this one keeps silent.
 
     Attributes:
@@ -63,13 +63,13 @@ class Watch:
 
 
 def execute(
-    plan: Plan, watch: Watch, jobs: int = 1, cluster: dict | None = None, records_only: bool = False
+    plan: Plan, listener: PlanListener, jobs: int = 1, cluster: dict | None = None, records_only: bool = False
 ) -> dict[Path, str]:
     """Runs what is to do, and goes on past a run that fails.
 
     Args:
         plan: The runs.
-        watch: Told how it goes on.
+        listener: Told how it goes on.
         jobs: Runs at once; each of several is a process of its own.
         cluster: To run on Ray: its `address`, None for any or a new one here, and `num_cpus` and `num_gpus` of a run.
         records_only: Keep no models of a run that has ended.
@@ -89,10 +89,10 @@ def execute(
             start = stack.enter_context(_tasks(**cluster))
             at_once = len(plan.runs)
         elif jobs > 1:
-            start = _told(watch, stack.enter_context(_processes(jobs)))
+            start = _announcing(listener, stack.enter_context(_processes(jobs)))
         else:
-            start = _told(watch, partial(_run_here, watch))
-        execution = Execution(plan, watch, start, at_once)
+            start = _announcing(listener, partial(_run_here, listener))
+        execution = Execution(plan, listener, start, at_once)
         while True:
             execution.start_runs()
             if not execution.active:
@@ -113,13 +113,13 @@ class Execution:
         errors: Of those that have failed, by their folders.
     """
 
-    def __init__(self, plan: Plan, watch: Watch, start: Start, at_once: int):
+    def __init__(self, plan: Plan, listener: PlanListener, start: Start, at_once: int):
         """Takes the plan, whom to tell, what starts a run, and how many go on at once."""
         self.waiting = plan.to_run
         self.active: dict[futures.Future, PlannedRun] = {}
         self.errors: dict[Path, str] = {}
         self._plan = plan
-        self._watch = watch
+        self._listener = listener
         self._start = start
         self._at_once = at_once
 
@@ -135,7 +135,7 @@ class Execution:
         for future, run in list(self.active.items()):
             record = _record_so_far(run.folder)
             if future not in ended:
-                self._watch.advance(run, len(record["rounds"]) if record else 0)
+                self._listener.advance(run, len(record["rounds"]) if record else 0)
                 continue
             del self.active[future]
             exception = future.exception()
@@ -144,14 +144,14 @@ class Execution:
                 self.errors[run.folder] = error
             if records_only and record and has_ended(record):
                 clear(run.folder, CHECKPOINT, PREVIOUS, SELECTED, at_rest=True)
-            self._watch.end(run, record, error)
+            self._listener.end(run, record, error)
 
 
-def _told(watch: Watch, start: Start) -> Start:
+def _announcing(listener: PlanListener, start: Start) -> Start:
     """Makes what starts a run tell that the run begins."""
 
     def begin_and_start(run: PlannedRun) -> futures.Future:
-        watch.begin(run)
+        listener.begin(run)
         return start(run)
 
     return begin_and_start
@@ -165,28 +165,28 @@ def _record_so_far(folder: Path) -> Record | None:
         return None
 
 
-def _run_here(watch: Watch, run: PlannedRun) -> futures.Future:
+def _run_here(listener: PlanListener, run: PlannedRun) -> futures.Future:
     """Runs it in this process; returns a completed future."""
     future: futures.Future = futures.Future()
-    future.set_result(task({}, *_arguments(run), progress=Loggers(ToWatch(watch, run), watch.log)))
+    future.set_result(task({}, *_arguments(run), progress=Loggers(ForPlan(listener, run), listener.log)))
     return future
 
 
-class ToWatch(Listener):
-    """Tells a watch how a run in this process goes on."""
+class ForPlan(Listener):
+    """Tells the listener of a plan how a run in this process goes on."""
 
-    def __init__(self, watch: Watch, run: PlannedRun):
+    def __init__(self, listener: PlanListener, run: PlannedRun):
         """Takes whom to tell, and of which run."""
-        self.watch = watch
+        self.listener = listener
         self.run = run
 
     def round(self, entry: RoundEntry) -> None:
         """Tells how many rounds are done."""
-        self.watch.advance(self.run, entry["round"] + 1)
+        self.listener.advance(self.run, entry["round"] + 1)
 
     def note(self, text: str) -> None:
         """Passes on what the user has to know."""
-        self.watch.note(self.run, text)
+        self.listener.note(self.run, text)
 
 
 def _arguments(run: PlannedRun) -> tuple[str, Path, dict[str, Any]]:

@@ -9,7 +9,7 @@ from fedcli.declarations import flag_of
 from fedcli.results.columns import LEAD, Columns
 from fedcli.results.groups import SeedGroup, comparable, tested_model
 from fedcli.results.render import Best, markdown
-from fedcli.results.statistics import BOLD, DIVERGED
+from fedcli.results.statistics import NOTE_ON_BOLD, NOTE_ON_DIVERGED
 from fedcli.runs.identity import FIRST_SETTINGS, NOT_SETTINGS, changes_between_rounds, reductions, settings_text
 from fedcli.runs.options import given_options, inactive_term
 from fedcli.runs.origins import recorded_origins
@@ -34,7 +34,7 @@ def on_numbers(groups: Sequence[SeedGroup]) -> list[str]:
     if len(set(map(tested_model, records))) > 1:
         notes.append(MODELS)
     if "diverged" in map(state_of, records):
-        notes.append(DIVERGED)
+        notes.append(NOTE_ON_DIVERGED)
     return notes
 
 
@@ -46,7 +46,7 @@ def on_leads(groups: Sequence[SeedGroup], cells: pd.DataFrame) -> list[str]:
         notes.append(LEADS)
     if has_bold:
         among = " among rows with the same protocol, data set, partition, rounds and selection rule"
-        notes.append(BOLD.format(among=among))
+        notes.append(NOTE_ON_BOLD.format(among=among))
     if (has_bold or LEAD in cells) and compares_models(groups):
         notes.append(ACROSS_MODELS)
     return notes

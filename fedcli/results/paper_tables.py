@@ -16,7 +16,7 @@ from fedcli.declarations import Gain, Table
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.plans import IN_TEXT, PlannedCell, TablePlan, plan_cell
 from fedcli.results.render import Best, Sheet
-from fedcli.results.statistics import BOLD, DIVERGED, best, interval, interval_text, mean_of_runs
+from fedcli.results.statistics import NOTE_ON_BOLD, NOTE_ON_DIVERGED, best, interval, interval_text, mean_of_runs
 from fedcli.runs.identity import changes_between_rounds, departures, settings_of
 from fedcli.runs.options import inactive_term
 from fedcli.runs.record import RUN_STATES
@@ -109,7 +109,7 @@ def _printed_by_table(record: Record) -> dict[str, float]:
 
 
 @dataclass
-class CellBeside:
+class ComparedCell:
     """A cell of a table beside the paper's."""
 
     paper: str  # the texts of its three lines
@@ -123,14 +123,14 @@ def compare(plan: TablePlan) -> Sheet:
     planned: dict[Place, PlannedCell] = {}
     for planned_cell in plan.cells:
         planned[planned_cell.cell.row, planned_cell.cell.column] = planned_cell
-    cells: dict[Place, CellBeside] = {}
+    cells: dict[Place, ComparedCell] = {}
     for place in printed(plan.table) | planned:  # in the order of the paper
         if place in planned:
-            cells[place] = _planned_beside(plan.table, planned[place])
+            cells[place] = _compare_planned(plan.table, planned[place])
     for gain in plan.table.gains:
         needed = itertools.product((*gain.more, *gain.less), gain.columns)
         if planned.keys() >= set(needed):
-            cells[gain.row, gain.column] = _gain_beside(plan.table, gain, planned, cells)
+            cells[gain.row, gain.column] = _compare_gain(plan.table, gain, planned, cells)
     _mark_best(planned, cells)
     columns = list(dict.fromkeys(column for _, column in cells))
     titles = [SCALED.sub(" floats", column).replace("_", " ") for column in columns]
@@ -140,45 +140,45 @@ def compare(plan: TablePlan) -> Sheet:
         first_number_column=2,
         values=[{**cell.numbers, "reduced": plan.reduction} for cell in cells.values()],
         title=plan.title,
-        setting=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
+        subject=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
         notes=_table_notes(plan, cells.values()),
     )
 
 
-def _planned_beside(table: Table, planned: PlannedCell) -> CellBeside:
+def _compare_planned(table: Table, planned: PlannedCell) -> ComparedCell:
     """A cell that runs give."""
     metric = planned.metric
     records = planned.records
     states = Counter(run.state for run in planned.runs)
     place = (planned.cell.row, planned.cell.column)
     text = mean_of_runs(metric, records, states)
-    beside = _beside(table, place, metric, text, metric.values(records))
-    beside.numbers |= {
+    compared = _compare_cell(table, place, metric, text, metric.values(records))
+    compared.numbers |= {
         "method": planned.cell.method,
         "runs_planned": states.total(),
         "runs_counted": sum(map(metric.counts, records)),
     }
     for state in RUN_STATES:
-        beside.numbers[f"runs_{state.replace(' ', '_')}"] = states[state]
-    return beside
+        compared.numbers[f"runs_{state.replace(' ', '_')}"] = states[state]
+    return compared
 
 
-def _gain_beside(
-    table: Table, gain: Gain, planned: Mapping[Place, PlannedCell], cells: Mapping[Place, CellBeside]
-) -> CellBeside:
+def _compare_gain(
+    table: Table, gain: Gain, planned: Mapping[Place, PlannedCell], cells: Mapping[Place, ComparedCell]
+) -> ComparedCell:
     """A cell that is the difference of others: the mean of some less the mean, or the best, of the rest."""
     more = [cells[place].numbers["ours"] for place in itertools.product(gain.more, gain.columns)]
     less = [cells[place].numbers["ours"] for place in itertools.product(gain.less, gain.columns)]
     metric = planned[gain.more[0], gain.columns[0]].metric
     place = (gain.row, gain.column)
     if None in (*more, *less):
-        return _beside(table, place, metric, "not run", [])
+        return _compare_cell(table, place, metric, "not run", [])
     subtracted = max(less) if gain.best else fmean(less)
     value = fmean(more) - subtracted
-    return _beside(table, place, metric, metric.text(value, "+"), [value])
+    return _compare_cell(table, place, metric, metric.text(value, "+"), [value])
 
 
-def _mark_best(planned: Mapping[Place, PlannedCell], cells: Mapping[Place, CellBeside]) -> None:
+def _mark_best(planned: Mapping[Place, PlannedCell], cells: Mapping[Place, ComparedCell]) -> None:
     """Marks the best of ours in each column, if its lead is sure."""
     in_columns: dict[str, dict[Place, PlannedCell]] = {}
     for (row, column), planned_cell in planned.items():
@@ -190,10 +190,10 @@ def _mark_best(planned: Mapping[Place, PlannedCell], cells: Mapping[Place, CellB
             cells[ahead].ours = Best(cells[ahead].ours)
 
 
-def _lines(cells: Mapping[Place, CellBeside], columns: Sequence[str], ours: str) -> list[list[str]]:
+def _lines(cells: Mapping[Place, ComparedCell], columns: Sequence[str], ours: str) -> list[list[str]]:
     """Up to three lines for each row, of which the first has its name."""
     lines = []
-    empty = CellBeside("", "", "", {})
+    empty = ComparedCell("", "", "", {})
     for row in dict.fromkeys(row for row, _ in cells):
         in_row = [cells.get((row, column), empty) for column in columns]
         texts = {
@@ -209,7 +209,7 @@ def _lines(cells: Mapping[Place, CellBeside], columns: Sequence[str], ours: str)
     return lines
 
 
-def _beside(table: Table, place: Place, metric: Metric, text: str, values: Sequence[float]) -> CellBeside:
+def _compare_cell(table: Table, place: Place, metric: Metric, text: str, values: Sequence[float]) -> ComparedCell:
     """A cell beside the paper's.
 
     The `text` shows our `values`, one a run. Floats are rounded as the paper's before they are compared.
@@ -246,10 +246,10 @@ def _beside(table: Table, place: Place, metric: Metric, text: str, values: Seque
         "difference_high": difference.high,
     }
     difference_text = interval_text(metric, difference, count=False) if differences else ""
-    return CellBeside(paper, text, difference_text, numbers)
+    return ComparedCell(paper, text, difference_text, numbers)
 
 
-def _table_notes(plan: TablePlan, cells: Collection[CellBeside]) -> list[str]:
+def _table_notes(plan: TablePlan, cells: Collection[ComparedCell]) -> list[str]:
     """What a reader must know of the numbers, each only where it applies."""
     notes = ["Ours: mean ± sample standard deviation over seeds (runs)."]
     if any(cell.difference for cell in cells):
@@ -258,9 +258,9 @@ def _table_notes(plan: TablePlan, cells: Collection[CellBeside]) -> list[str]:
             "are rounded as the paper's."
         )
     if any(run.state == "diverged" for run in plan.runs):
-        notes.append(DIVERGED)
+        notes.append(NOTE_ON_DIVERGED)
     if any(isinstance(cell.ours, Best) for cell in cells):
-        notes.append(BOLD.format(among=" of ours in a column"))
+        notes.append(NOTE_ON_BOLD.format(among=" of ours in a column"))
     selections = sorted({run.setup.selection for run in plan.runs})
     notes.append(f"The round that counts in a run: {', '.join(selections)}.")
     failed = [f"{run.folder} ({run.record['error']})" for run in plan.runs if run.record and "error" in run.record]

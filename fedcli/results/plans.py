@@ -41,7 +41,7 @@ from fedcli.userfiles import short_name
 TABLES_HOME = Path("runs/tables")  # of all tables' runs, unless another folder is given
 IN_TEXT = "in-text"  # in papers/reported.json: numbers outside tables
 NO_LIMITS: Mapping[str, int | None] = MappingProxyType({})
-DIVISION = ("partition", "partition_seed", "validation", "local_test")  # of images among clients
+PARTITION_OPTIONS = ("partition", "partition_seed", "validation", "local_test")  # of images among clients
 
 
 @dataclass
@@ -344,10 +344,10 @@ def _on_other_data(method: Method, options: Mapping[str, Any], dataset: str) -> 
         raise UserError(f"no protocol of '{protocol.paper}' is for '{dataset}'; it has {names}.")
     (new_protocol, *_) = suited
     resolved = {**protocol.settings, **protocol.datasets[options["dataset"]].settings, **options}
-    division = {name: resolved[name] for name in DIVISION if name in resolved}
+    of_partition = {name: resolved[name] for name in PARTITION_OPTIONS if name in resolved}
     replaced = {*new_protocol.settings, "backbone"}
     of_cell = {name: value for name, value in options.items() if name not in replaced}
-    return {**of_cell, **division, "protocol": new_protocol.name, "dataset": dataset}
+    return {**of_cell, **of_partition, "protocol": new_protocol.name, "dataset": dataset}
 
 
 def protocols_text(runs: Iterable[PlannedRun]) -> str:

@@ -34,7 +34,7 @@ class Sheet:
     first_number_column: int  # the index of the first one that holds numbers, which stand to the right from there on
     values: Sequence[dict[str, Any]] = ()  # the same with full precision, a line of the CSV each
     title: str = ""
-    setting: str = ""  # what the whole table is of, in a sentence
+    subject: str = ""  # what the whole table is of, in a sentence
     notes: Sequence[str] = ()  # what a reader must know of the numbers
     marked_up: bool = False  # whether its texts are Markdown already
     caption: str = ""  # of a table in a paper, which stands in a `table` with a label
@@ -56,7 +56,7 @@ def _markdown(sheet: Sheet) -> str:
     table = github([*map(markdown, sheet.columns)], rows, sheet.first_number_column)
     notes = "\n".join(f"- {note}" for note in sheet.notes)
     heading = f"### {sheet.title}" if sheet.title else ""
-    parts = [heading, sheet.setting, table, notes]
+    parts = [heading, sheet.subject, table, notes]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -67,7 +67,7 @@ def _latex(sheet: Sheet) -> str:
     """
     has_blocks = not all(line[0] for line in sheet.lines)
     alignment = "l" * sheet.first_number_column + "r" * (len(sheet.columns) - sheet.first_number_column)
-    lines = [f"% {printable(text)}".replace("*", "") for text in (sheet.title, sheet.setting) if text]
+    lines = [f"% {printable(text)}".replace("*", "") for text in (sheet.title, sheet.subject) if text]
     lines.append(r"% needs \usepackage{booktabs}")
     if sheet.caption:
         lines += [r"\begin{table}", r"\centering", rf"\caption{{{_tex(sheet.caption)}}}"]

@@ -62,17 +62,17 @@ def interval_text(metric: Metric, estimate: Interval, *, sign: str = "+", count:
     return f"{text} ({estimate.n})" if count else text
 
 
-def difference(metric: Metric, runs: Iterable[Record], other: Metric, than: Iterable[Record]) -> Interval:
-    """The values of runs less the `other` metric's of others, paired over the seeds that both have.
+def difference(metric: Metric, runs: Iterable[Record], other_metric: Metric, other_runs: Iterable[Record]) -> Interval:
+    """The values of runs less the other metric's of other runs, paired over the seeds that both have.
 
     There is none between values of `Metric.different_rounds`.
     """
     runs = list(runs)
-    than = list(than)
-    if metric == other and metric.different_rounds([*runs, *than]):
+    other_runs = list(other_runs)
+    if metric == other_metric and metric.different_rounds([*runs, *other_runs]):
         return NO_INTERVAL
     values = _by_seed(metric, runs)
-    subtracted = _by_seed(other, than)
+    subtracted = _by_seed(other_metric, other_runs)
     return interval([value - subtracted[seed] for seed, value in values.items() if seed in subtracted])
 
 
@@ -85,11 +85,11 @@ def _by_seed(metric: Metric, runs: Iterable[Record]) -> dict[int, float]:
     return values
 
 
-DIVERGED = (
+NOTE_ON_DIVERGED = (
     "Diverged: a loss became infinite or NaN. Selection by validation takes the best round before; other means leave "
     "the run out, and say so."
 )
-BOLD = (
+NOTE_ON_BOLD = (
     "Bold: the best mean{among}, where the 95 % interval (Student's t) of its lead over the second, paired by seed, "
     "leaves out zero."
 )

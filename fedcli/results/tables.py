@@ -15,7 +15,7 @@ import pandas as pd
 
 from fedcli.errors import printable
 from fedcli.results import notes
-from fedcli.results.columns import AS_IT_IS, Layout, cells_of, find_columns, first_number_column
+from fedcli.results.columns import DEFAULT_LAYOUT, Layout, cells_of, find_columns, first_number_column
 from fedcli.results.frame import find_records
 from fedcli.results.groups import agreed, boards, group, tested_model
 from fedcli.results.metrics import Metric, find_metric
@@ -33,7 +33,7 @@ def sheet(
     title: str = "",
     by_seed: bool = False,
     leads: bool = False,
-    layout: Layout = AS_IT_IS,
+    layout: Layout = DEFAULT_LAYOUT,
 ) -> Sheet:
     """A table with a row for each group, or for each run if `by_seed`, and more `metrics`; its values are the runs.
 
@@ -49,7 +49,7 @@ def sheet(
     if not columns.chosen:
         cells = _with_something_to_say(cells)
     titles = list(cells)
-    same = ", ".join(f"{name} {markdown(value)}" for name, value in agreed(records).items())
+    shared_text = ", ".join(f"{name} {markdown(value)}" for name, value in agreed(records).items())
     found_metrics = [find_metric(name) for name in metrics]
     what_to_know = notes.on_numbers(groups)
     what_to_know += notes.on_runs(groups)
@@ -61,13 +61,13 @@ def sheet(
         first_number_column=first_number_column(titles),
         values=[numbers_of(record, found_metrics) for record in records],
         title=title,
-        setting=f"All rows: {same}." if same else "",
+        subject=f"All rows: {shared_text}." if shared_text else "",
         notes=what_to_know,
     )
 
 
 def sheets(
-    records: Iterable[Record], metrics: Sequence[str] = (), leads: bool = False, layout: Layout = AS_IT_IS
+    records: Iterable[Record], metrics: Sequence[str] = (), leads: bool = False, layout: Layout = DEFAULT_LAYOUT
 ) -> list[Sheet]:
     """A table for each board, which titles name where there are several; see `sheet`."""
     by_board = boards(records)

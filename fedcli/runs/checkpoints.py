@@ -21,21 +21,21 @@ from fedcli.runs.schema import Fault, Record
 from fedcli.runs.state_schema import check_content, check_facts
 
 SELECTED = f"selected{SUFFIX}"  # the models of the best round, see fedcli/runs/models.py
-SHARE = 0.05  # of the time that checkpoints may take
-LONGEST = 600.0  # seconds between two of them
+LARGEST_TIME_SHARE = 0.05  # that checkpoints may take of a run
+LONGEST_INTERVAL = 600.0  # seconds between two of them
 
 
-def is_due(number: int, every: int | None, rounds: int, seconds: float, since: float) -> bool:
-    """Returns whether round `number` of `rounds` ends with a checkpoint: one in `every`, and the last.
+def is_due(number: int, every: int | None, num_rounds: int, last_took: float, since_last: float) -> bool:
+    """Returns whether round `number` of `num_rounds` ends with a checkpoint: one in `every`, and the last.
 
-    If `every` is None, they take at most 5 % of the time but come at least every ten minutes. The last one took
-    `seconds`, 0 before the first, and ended `since` seconds ago.
+    If `every` is None, they take at most 5 % of the time but come at least every ten minutes. The last one
+    took `last_took` seconds, 0 before the first, and ended `since_last` seconds ago.
     """
-    if number + 1 == rounds:
+    if number + 1 == num_rounds:
         return True
     if every is not None:
         return (number + 1) % every == 0
-    return since >= min(seconds * (1 / SHARE - 1), LONGEST)
+    return since_last >= min(last_took * (1 / LARGEST_TIME_SHARE - 1), LONGEST_INTERVAL)
 
 
 def write_checkpoint(folder: Path, record: Record, state: Any) -> None:

@@ -34,7 +34,7 @@ class FolderLost(UserError):
     """The folder of a run was moved, removed or replaced while the run wrote in it."""
 
 
-class Held:
+class LockedFolder:
     """A folder and the lock in it, both open, so that their inodes are given to no other file."""
 
     def __init__(self, folder: Path, lock: int):
@@ -111,13 +111,13 @@ def leftovers(folder: Path) -> list[Path]:
     return [*partials(folder), *older]
 
 
-def watch(folder: Path) -> None:
+def guard(folder: Path) -> None:
     """Guards the folder of a run that another worker has locked, until this worker ends."""
-    guards.append(Held(folder, os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)).refuse_lost)
+    guards.append(LockedFolder(folder, os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)).refuse_lost)
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[Held]:
+def locked(folder: Path) -> Iterator[LockedFolder]:
     """Makes and locks a folder, and clears what a killed process was writing there.
 
     The lock is the kernel's: the file that is left after a kill locks nothing. A file system without locks has none.
@@ -149,10 +149,10 @@ def locked(folder: Path) -> Iterator[Held]:
         held.close()
 
 
-def _lock(folder: Path) -> Held:
+def _lock(folder: Path) -> LockedFolder:
     """The folder, locked where its file system has locks."""
     in_use = InUse(f"the folder '{folder}' is in use by another process; wait for it, or choose another.")
-    held = Held(folder, os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644))
+    held = LockedFolder(folder, os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644))
     try:
         fcntl.flock(held.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -21,8 +21,8 @@ from fedcli.runs.cores import threads_of_run
 from fedcli.runs.schema import Record
 from fedcli.runs.workers import may_fork
 
-SMALL_NETWORK = 100_000  # parameters
-NOISE = 0.5  # cores
+SMALL_NETWORK_PARAMETERS = 100_000  # below which a network is small
+NOISE_CORES = 0.5  # that other work may keep busy beside an undisturbed run
 ENVIRONMENT_KEYS = ("hardware", "machine", "versions")  # on which the bits of a run depend
 
 
@@ -104,12 +104,12 @@ def quiet(record: Record) -> bool:
     """
     if "load" not in record:
         return False
-    own = record["hardware"]["threads"] * record["engine"].get("processes", 1)
+    cores_of_run = record["hardware"]["threads"] * record["engine"].get("processes", 1)
     for load in record["load"]:
         others = load.get("others")
         if others is None:
-            others = max(load["start"], load["end"]) - own
-        if others > NOISE:
+            others = max(load["start"], load["end"]) - cores_of_run
+        if others > NOISE_CORES:
             return False
     return True
 
@@ -165,7 +165,7 @@ def machine_settings(fed: Federation) -> Iterator[None]:
     thread at a time go on: there one thread trains one client after the other, and so many processes share them.
     """
     on_cpu = fed.device.type == "cpu"
-    is_small = fed.sizes.parameters < SMALL_NETWORK
+    is_small = fed.sizes.parameters < SMALL_NETWORK_PARAMETERS
     with deterministic(not on_cpu), ExitStack() as put_back:
         kinds: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]  # modules with properties, likewise
         for operations in kinds:

@@ -99,7 +99,7 @@ class BestModels:
     method: Method
     held: _RoundModels | None = None  # of the best round, where they are not in the file
 
-    def see(self, record: Record, state: Any) -> None:
+    def keep_if_best(self, record: Record, state: Any) -> None:
         """Holds the models of the last round in the record if it is the best one, and they are not too large."""
         summary = record["summary"]
         last = len(record["rounds"]) - 1

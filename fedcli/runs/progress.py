@@ -18,7 +18,7 @@ class Position(NamedTuple):
     texts: list[str]  # the last round's numbers, the speed and the time that is left
 
 
-class Standing(rounds.Listener):
+class ProgressListener(rounds.Listener):
     """Counts how far the run in `folder` is, None where none goes on; a display of it has a `show`."""
 
     folder: Path | None = None
@@ -28,39 +28,39 @@ class Standing(rounds.Listener):
         """Starts the clock."""
         self.record = record
         self.folder = folder
-        self._first = first_round
-        self._per_round = max(samples_per_round, 1)
-        self._in_round = 0
-        self._all = 0
+        self._first_round = first_round
+        self._samples_per_round = max(samples_per_round, 1)
+        self._samples_in_round = 0
+        self._num_samples = 0
         self._began = time.perf_counter()
 
     def samples(self, count: int) -> None:
         """Counts samples, of the round that goes on and of all."""
-        self._in_round += count
-        self._all += count
+        self._samples_in_round += count
+        self._num_samples += count
         self.show()
 
     def round(self, entry: RoundEntry) -> None:
         """Ends the count of a round."""
-        self._in_round = 0
+        self._samples_in_round = 0
         self.show()
 
     def show(self) -> None:
         """Shows how far the run is."""
 
-    def standing(self) -> Position:
+    def position(self) -> Position:
         """How far the run is."""
         entries = self.record["rounds"]
         total = self.record["config"]["rounds"]
-        part_of_round = min(self._in_round / self._per_round, 1)
+        part_of_round = min(self._samples_in_round / self._samples_per_round, 1)
         done = min(len(entries) + part_of_round, total)
         elapsed = max(time.perf_counter() - self._began, 1e-9)
-        seconds_per_round = elapsed / max(done - self._first, 1e-9)
+        seconds_per_round = elapsed / max(done - self._first_round, 1e-9)
         left = timedelta(seconds=round(seconds_per_round * (total - done)))
         texts = [f"round {len(entries)}/{total}"]
         if entries:
             texts += _numbers_of_round(entries[-1])
-        return Position(done, [*texts, f"{self._all / elapsed:,.0f} samples/s", f"{left} left"])
+        return Position(done, [*texts, f"{self._num_samples / elapsed:,.0f} samples/s", f"{left} left"])
 
 
 def _numbers_of_round(entry: RoundEntry) -> list[str]:
@@ -74,7 +74,7 @@ def _numbers_of_round(entry: RoundEntry) -> list[str]:
     return texts + [f"{name} {value:.4g}" for name, value in entry["terms"].items()]
 
 
-class Progress(Standing):
+class Progress(ProgressListener):
     """Shows a run in a notebook: a bar, the last round's numbers and the time that is left."""
 
     def start(self, record: Record, folder: Path, samples_per_round: int, first_round: int) -> None:
@@ -89,10 +89,10 @@ class Progress(Standing):
 
     def show(self) -> None:
         """Shows how far the run is, five times a second and after each round."""
-        if self._in_round and time.perf_counter() - self._shown < 0.2:
+        if self._samples_in_round and time.perf_counter() - self._shown < 0.2:
             return
         self._shown = time.perf_counter()
-        done, texts = self.standing()
+        done, texts = self.position()
         run = f"{self.record['method']} on {self.record['dataset']}, seed {self.record['seed']}"
         notes = [note["text"] for note in self.record["engine"]["notes"]]
         bar = f'<progress value="{done:g}" max="{self.record["config"]["rounds"]}" style="width: 20em"></progress>'

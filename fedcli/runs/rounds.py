@@ -23,7 +23,7 @@ from fedcli.isolation import unchanged
 from fedcli.runs import autotune
 from fedcli.runs.checkpoints import clear, clear_finished, is_due
 from fedcli.runs.identity import identity_of
-from fedcli.runs.lock import FolderLost, watch
+from fedcli.runs.lock import FolderLost, guard
 from fedcli.runs.machine import load_of_last_minute
 from fedcli.runs.models import BestModels, all_params
 from fedcli.runs.record import params_hash, summarise, write_record
@@ -118,7 +118,7 @@ def _make_ready(setup: Setup, fed: Federation, record: Record, folder: Path, pro
     record.setdefault("load", []).append({"round": len(rounds), "start": load, "end": load})
     current().first(lambda: clear(folder, at_rest=True))  # before another worker writes there
     if not writes:
-        watch(folder)
+        guard(folder)
     assert fed.store is not None  # `prepare` has given it one
     fed.store.keep_files_in(folder / (STATES if writes else f"{STATES}-{current().number}"))
     if writes:  # also what a resumed run says of its code and machine, before a checkpoint has rounds of them
@@ -152,7 +152,7 @@ class RunningRun:
         self._record = record
         self._folder = folder
         self._progress = progress
-        self._saves = Saves(folder, setup, record, state)
+        self._saver = Saver(folder, setup, record, state)
         self._files = [*user_files(record)]
         self._ended = time.perf_counter()  # when the last round ended
         self._seconds = 0.0  # that the last round took
@@ -174,7 +174,7 @@ class RunningRun:
         if is_last and method.personal is None and not config.keep_states:
             self.state = _states_of_next_cohort(self.state, self._fed)
         if self.writes:
-            self._saves.after_round(record, self.state, now)
+            self._saver.after_round(record, self.state, now)
         self.num_complete = len(record["rounds"])
         self._progress.round(entry)
         self._ended = now
@@ -199,8 +199,8 @@ class RunningRun:
     def save_complete_rounds(self) -> None:
         """Writes a checkpoint after an interruption, unless there is one or it came within a round."""
         is_between_rounds = self.num_complete == len(self._record["rounds"])
-        if self.writes and is_between_rounds and self._saves.num_rounds < self.num_complete:
-            self._saves.write(self._record, self.state)
+        if self.writes and is_between_rounds and self._saver.num_rounds < self.num_complete:
+            self._saver.write(self._record, self.state)
 
     def write_end(self) -> None:
         """Writes and shows how the run has ended."""
@@ -265,7 +265,7 @@ def _states_of_next_cohort(state: Any, fed: Federation) -> Any:
     return state._replace(**{name: kept.only(following) for name, kept in stored(state).items()})
 
 
-class Saves:
+class Saver:
     """When a run is saved: its best models, its checkpoints and its record.
 
     Attributes:
@@ -278,14 +278,14 @@ class Saves:
         self._folder = folder
         self._config = setup.config
         self._best = BestModels(folder, setup.method)
-        self._best.see(record, state)
+        self._best.keep_if_best(record, state)
         self._ended = time.perf_counter()  # when the last checkpoint was written
         self._seconds = 0.0  # that writing it took
 
     def after_round(self, record: Record, state: Any, now: float) -> None:
         """Writes a checkpoint and the record if they are due after the last round, which ended `now`."""
         number = len(record["rounds"]) - 1
-        self._best.see(record, state)
+        self._best.keep_if_best(record, state)
         every = self._config.checkpoint_every
         if is_due(number, every, self._config.rounds, self._seconds, now - self._ended):
             self.write(record, state)

@@ -67,11 +67,11 @@ def end_with_parent() -> None:
     """Ends this process by SIGTERM, and after `GRACE` without more ado, once its parent is dead."""
     parent = os.getppid()
 
-    def watch() -> None:
+    def end_after_parent() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(GRACE)  # a process of a pool goes on after its interrupted run, to wait for another one
         os._exit(128 + signal.SIGTERM)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=end_after_parent, daemon=True).start()

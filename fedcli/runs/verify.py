@@ -27,7 +27,7 @@ SURROUNDINGS = (*ENVIRONMENT_KEYS, "numerics", "method_hash")  # what the bits o
 class Comparison(NamedTuple):
     """What a repetition says of a run."""
 
-    words: str  # "same bits", "same to the last digit" of some rounds, "same within x", or what differs
+    text: str  # "same bits", "same to the last digit" of some rounds, "same within x", or what differs
     is_same: bool
 
 

@@ -59,7 +59,7 @@ def run(protocol: str) -> pd.DataFrame:
     """Runs what has not ended of a board, and returns the rows of the CSV, one a run."""
     folder = RUNS / protocol.replace(":", "-")
     plan = plans.plan_table(table(protocol), folder)
-    errors = jobs.execute(plan, jobs.Watch(), jobs=2, records_only=True)
+    errors = jobs.execute(plan, jobs.PlanListener(), jobs=2, records_only=True)
     if errors:
         raise SystemExit(f"{len(errors)} runs have failed (the first: {next(iter(errors.items()))}); run this again.")
     rows = []
