@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcli.core import partition
+from fedcli.core import partition, partition_rules
 from fedcli.core.draws import generator
 from fedcli.core.partition import PARTITIONS, count_classes, fingerprint, from_flag
 from fedcli.declarations import facts_of
@@ -78,7 +78,7 @@ def test_each_seed_has_its_own_partition(flag):
 
 @pytest.mark.parametrize(("labels", "count", "shard"), [(CIFAR10, 2, 250), (CIFAR100, 20, 25)])
 def test_classes_deals_whole_shards_of_one_class(labels, count, shard):
-    parts = partition.classes(labels, 100, count, 1)
+    parts = partition_rules.classes(labels, 100, count, 1)
     assert assert_partition(parts, len(labels), 100) == len(labels)
     assert {len(part) for part in parts} == {500}
     counts = count_classes(parts, labels, labels.max() + 1)
@@ -93,7 +93,7 @@ def test_shards_lose_nobody_and_differ_by_at_most_one(name, num_clients, count):
     labels = LABEL_SETS[name]
     if count > len(np.unique(labels)):
         return
-    parts = partition.classes(labels, num_clients, count, 0)
+    parts = partition_rules.classes(labels, num_clients, count, 0)
     assert assert_partition(parts, len(labels), num_clients) == len(labels)
     shard = len(labels) // (num_clients * count)
     assert {len(part) for part in parts} <= set(range(count * shard, count * (shard + 1) + 1))
@@ -175,7 +175,7 @@ def test_the_remainder_matters_where_shards_cannot_be_equal(flag, num_clients, n
 def test_dominant_classes_have_their_share_beside_an_equal_number_of_every_class(
     labels, count, share, of_every_class, more_of_dominant
 ):
-    parts = partition.dominant(labels, 10, count, 0, share=share)
+    parts = partition_rules.dominant(labels, 10, count, 0, share=share)
     assert_partition(parts, len(labels), 10)
     num_classes = int(labels.max()) + 1
     expected = np.full((10, num_classes), of_every_class)
@@ -187,9 +187,9 @@ def test_dominant_classes_have_their_share_beside_an_equal_number_of_every_class
 def test_dominant_classes_wrap_around_and_the_rarest_class_sets_the_size():
     labels = shuffled([60, 90, 80])
     # n = 3 * 60 // 3 = 60: 60 * 0.6 / 3 = 12 of every class, 60 * 0.4 / 2 = 12 more of two classes
-    counts = count_classes(partition.dominant(labels, 3, 2, 0), labels, 3)
+    counts = count_classes(partition_rules.dominant(labels, 3, 2, 0), labels, 3)
     assert counts.tolist() == [[24, 24, 12], [24, 12, 24], [12, 24, 24]]
-    everywhere = count_classes(partition.dominant(labels, 3, 3, 0), labels, 3)
+    everywhere = count_classes(partition_rules.dominant(labels, 3, 3, 0), labels, 3)
     assert everywhere.tolist() == [[20] * 3] * 3
 
 
@@ -207,7 +207,7 @@ def test_clients_lack_their_missing_classes_and_have_the_same_number_of_the_othe
     absent, first_classes, of_each_class
 ):
     num_clients = len(first_classes)
-    parts = partition.missing(CIFAR10, num_clients, absent, 0)
+    parts = partition_rules.missing(CIFAR10, num_clients, absent, 0)
     assert_partition(parts, len(CIFAR10), num_clients)
     expected = np.zeros((num_clients, 10), int)
     for client, first in enumerate(first_classes):
@@ -219,7 +219,7 @@ def test_clients_lack_their_missing_classes_and_have_the_same_number_of_the_othe
 @pytest.mark.parametrize(("sizes", "alpha"), [([500] * 10, 0.05), ([30, 900, 0, 400, 70], 0.3)])
 def test_dirichlet_cap_stops_a_client_that_has_its_share(sizes, alpha):
     labels = shuffled(sizes)
-    counts = count_classes(partition.dirichlet(labels, 8, alpha, 0, min_examples=1), labels, len(sizes))
+    counts = count_classes(partition_rules.dirichlet(labels, 8, alpha, 0, min_examples=1), labels, len(sizes))
     before = counts.cumsum(1) - counts  # what a client held when the class was given out
     assert (before[counts > 0] < len(labels) / 8).all()
 
@@ -227,7 +227,7 @@ def test_dirichlet_cap_stops_a_client_that_has_its_share(sizes, alpha):
 @pytest.mark.parametrize("alpha", [1e-3, 0.5, 50.0])
 def test_dirichlet_proportions_have_the_right_moments(alpha):
     labels = np.repeat(np.arange(1000), 300)
-    parts = partition.dirichlet(labels, 4, alpha, 0, capped=False, min_examples=1)
+    parts = partition_rules.dirichlet(labels, 4, alpha, 0, capped=False, min_examples=1)
     shares = count_classes(parts, labels, 1000) / 300
     variance = 0.25 * 0.75 / (4 * alpha + 1)  # of an entry of Dir(alpha) over 4 clients
     assert shares.mean(1) == pytest.approx([0.25] * 4, abs=5 * np.sqrt(variance / 1000) + 2e-3)
@@ -303,7 +303,7 @@ def test_writers_are_dealt_whole(num_clients):
     counts = [len(writers) for writers in writers_of_clients]
     assert sum(counts) == 23
     assert {*counts} <= {math.floor(23 / num_clients), math.ceil(23 / num_clients)}
-    fingerprints = {fingerprint(partition.writers(labels, num_clients, writer, seed)) for seed in range(4)}
+    fingerprints = {fingerprint(partition_rules.writers(labels, num_clients, writer, seed)) for seed in range(4)}
     assert len(fingerprints) == 4
 
 

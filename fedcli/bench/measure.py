@@ -48,13 +48,13 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
     if not datasets.present(setup.dataset):
         images = "random"
         setup = with_random_images(setup)
-    run = setup.config
+    config = setup.config
     reset_peak_memory(setup.device)
     prepared = prepare(setup)
     fed = prepared.fed
-    examples = len(prepared.dataset.y_train) // run.num_clients  # of a client
-    passes = setup.cohort_size * run.local_epochs  # in a round, over a client's examples
-    warm_up = max(run.rounds - repeats - 1, 0)  # the round before the timed ones
+    examples = len(prepared.dataset.y_train) // config.num_clients  # of a client
+    passes = setup.cohort_size * config.local_epochs  # in a round, over a client's examples
+    warm_up = max(config.rounds - repeats - 1, 0)  # the round before the timed ones
 
     def report(text: str) -> None:
         progress(f"{name}: {text}")
@@ -80,8 +80,8 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
             "repeats": repeats,
         }
         if plain is None:
-            tested = times.rounds + times.parts["evaluate"]
-            return result | {"whole_seconds": run.rounds * tested.median()}
+            tested = times.rounds + times.engine["evaluate"]
+            return result | {"whole_seconds": config.rounds * tested.median()}
         report("peak rates")
         bounds = lower_bounds(fed, plain.flops_per_sample(), passes, examples)
         return result | _comparison(times) | _shares(bounds, times.rounds.median())
@@ -110,18 +110,18 @@ def _warm_up(setup: Setup, fed: Federation, number: int) -> Any:
 class _Times(NamedTuple):
     """The seconds of some rounds, a row a round."""
 
-    parts: pd.DataFrame  # of the engine's rounds: `data`, `train`, `aggregate` and `evaluate`
+    engine: pd.DataFrame  # a column each for `data`, `train`, `aggregate` and `evaluate`
     plain: pd.Series  # of the plain loop's; empty without it
 
     @property
     def around_training(self) -> pd.Series:
         """Of the parts of each of the engine's rounds before and after local training."""
-        return self.parts["data"] + self.parts["aggregate"]
+        return self.engine["data"] + self.engine["aggregate"]
 
     @property
     def rounds(self) -> pd.Series:
         """Of each of the engine's rounds, without the test after it."""
-        return self.parts["train"] + self.around_training
+        return self.engine["train"] + self.around_training
 
 
 def _time_rounds(
@@ -129,16 +129,16 @@ def _time_rounds(
     report: Callable[[str], None],
 ) -> _Times:  # fmt: skip
     """Times rounds from a state on, each followed by one of the plain loop, if given, with the same clients."""
-    parts = []
+    engine_seconds = []
     plain_seconds = []
     for repeat, number in enumerate(numbers, start=1):
         report(f"round {repeat} of {len(numbers)}")
         cohort = fed.cohort(number)
         state, entry = one_round(setup, fed, state, cohort)
-        parts.append(entry["seconds"])
+        engine_seconds.append(entry["seconds"])
         if plain is not None:
             plain_seconds.append(seconds_of(partial(plain.round, cohort.client_ids), setup.device))
-    return _Times(pd.DataFrame(parts), pd.Series(plain_seconds, dtype=float))
+    return _Times(pd.DataFrame(engine_seconds), pd.Series(plain_seconds, dtype=float))
 
 
 def _of_engine(times: _Times, samples: int, peak_bytes: int) -> dict[str, Any]:
@@ -149,24 +149,24 @@ def _of_engine(times: _Times, samples: int, peak_bytes: int) -> dict[str, Any]:
         "seconds_spread": _spread(times.rounds),
         "samples_per_second": samples / pace,
         "peak_bytes": peak_bytes,
-        "evaluation_seconds": times.parts["evaluate"].median(),
+        "evaluation_seconds": times.engine["evaluate"].median(),
         "data_seconds_share": times.around_training.median() / pace,
     }
 
 
 def _conditions(setup: Setup) -> dict[str, Any]:
     """Under what a run was timed."""
-    run = setup.config
+    config = setup.config
     hardware = environment(setup.device)["hardware"]
     return {
         "torch": torch.__version__,
         "threads": hardware["threads"],
         "hardware": hardware["name"],
-        "precision": run.precision,
-        "cohort_size": run.cohort_size,
-        "local_epochs": run.local_epochs,
-        "batch_size": run.batch_size,
-        "seed": run.seed,
+        "precision": config.precision,
+        "cohort_size": config.cohort_size,
+        "local_epochs": config.local_epochs,
+        "batch_size": config.batch_size,
+        "seed": config.seed,
     }
 
 

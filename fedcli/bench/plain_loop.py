@@ -52,17 +52,17 @@ class PlainRounds:
 
     def __init__(self, fed: Federation, dataset: Dataset):
         """Takes the images of the engine's clients and the sizes of its run, and nothing else of it."""
-        self._run = fed.config
+        self._config = fed.config
         self._device = fed.device
-        torch.manual_seed(self._run.seed)
-        draws = torch.Generator().manual_seed(self._run.seed)
-        network = plain_network(self._run.backbone, dataset.channels, dataset.image_size)
+        torch.manual_seed(self._config.seed)
+        draws = torch.Generator().manual_seed(self._config.seed)
+        network = plain_network(self._config.backbone, dataset.channels, dataset.image_size)
         self.model = network.to(fed.device, fed.dtype)
         self.state = copy.deepcopy(self.model.state_dict())
         self._loaders = []
         for positions in fed.training:
             images = TensorDataset(fed.transform(dataset.x_train[positions]), dataset.y_train[positions])
-            self._loaders.append(DataLoader(images, self._run.batch_size, shuffle=True, generator=draws))
+            self._loaders.append(DataLoader(images, self._config.batch_size, shuffle=True, generator=draws))
 
     @deterministic(False)
     def round(self, client_ids: Iterable[int]) -> None:
@@ -71,7 +71,7 @@ class PlainRounds:
         for client in client_ids:
             self.model.load_state_dict(self.state)
             optimizer = torch.optim.SGD(self.model.parameters(), **SGD)
-            for _ in range(self._run.local_epochs):
+            for _ in range(self._config.local_epochs):
                 for x, y in self._loaders[client]:
                     optimizer.zero_grad()
                     self._loss(self.model, x, y).backward()
@@ -96,5 +96,5 @@ class PlainRounds:
     def _loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         x = x.to(self._device)
         y = y.to(self._device)
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._run.precision == "bf16"):
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._config.precision == "bf16"):
             return F.cross_entropy(model(x), y)

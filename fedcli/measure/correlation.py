@@ -22,8 +22,9 @@ def public_sample(fed: Federation) -> Tensor:
     """Some public images `[n, channels, H, W]`, normalised and not augmented."""
     if fed.public_images is None or fed.public_transform is None:
         raise UserError("the run has no public images (got no --public-dataset); choose a run of a method with some.")
-    chosen = generator(SEED, "correlation").permutation(len(fed.public_images))[:CORRELATED]
-    return fed.public_transform(fed.public_images[torch.as_tensor(chosen, device=fed.device)])
+    mixed = generator(SEED, "correlation").permutation(len(fed.public_images))
+    chosen = torch.as_tensor(mixed[:CORRELATED], device=fed.device)
+    return fed.public_transform(fed.public_images[chosen])
 
 
 @torch.no_grad()
@@ -47,11 +48,13 @@ def correlations(fed: Federation, method: Method, state: Any, public: Tensor) ->
     on_public = [cross_correlation(of_client, of_public.mean(0)) for of_client in of_public]
     on_private = []
     for client, part in enumerate(fed.training):
-        chosen = part[generator(SEED, client, "correlation").permutation(len(part))[:CORRELATED]]
-        if len(chosen) > 1:
-            images, _ = fed.engine.gather(chosen)
-            of_private = logits(images)
-            on_private.append(cross_correlation(of_private[client], of_private.mean(0)))
+        mixed = generator(SEED, client, "correlation").permutation(len(part))
+        chosen = part[mixed[:CORRELATED]]
+        if len(chosen) < 2:
+            continue
+        images, _ = fed.engine.gather(chosen)
+        of_private = logits(images)
+        on_private.append(cross_correlation(of_private[client], of_private.mean(0)))
     if not on_private:
         raise UserError("no client has two training images (got one or none each); a correlation needs larger clients.")
     return {"public": _mean(on_public), "private": _mean(on_private)}
