@@ -118,7 +118,9 @@ def _by_priority(evaluation: Tensor, priority: Tensor | None) -> tuple[Tensor, T
 
 def _as_given(partner: list[int], order: Tensor, device: torch.device) -> Tensor:
     """Partners among clients in order of priority, as partners among the clients as they were given."""
-    return torch.empty_like(order).index_copy(0, order, order[torch.tensor(partner)]).to(device)
+    as_given = torch.empty_like(order)
+    as_given[order] = order[torch.tensor(partner)]  # order[i] is where the i-th by priority was given
+    return as_given.to(device)
 
 
 def match_clients(evaluation: Tensor, priority: Tensor | None = None) -> Tensor:
@@ -137,8 +139,10 @@ def match_clients(evaluation: Tensor, priority: Tensor | None = None) -> Tensor:
     partner = list(range(len(vectors)))  # Reading 3
     while len(waiting) > 1:  # line 18
         k = waiting.pop(0)  # line 19, Reading 2
-        j = min(sorted(waiting), key=likeness[k].__getitem__)  # line 20; the first of equals
-        partner[k], partner[j] = j, k  # line 21
+        to_k = likeness[k]
+        j = min(sorted(waiting), key=lambda other: to_k[other])  # line 20; the first of equals
+        partner[k] = j  # line 21
+        partner[j] = k
         waiting.remove(j)  # line 22
     return _as_given(partner, order, evaluation.device)
 
@@ -356,8 +360,9 @@ def match_many_to_one(evaluation: Tensor, priority: Tensor | None = None) -> Ten
     size = len(vectors)
     partner = []
     for k in range(size):
-        others = [(k + step) % size for step in range(1, size)]
-        partner.append(min(others, key=likeness[k].__getitem__, default=k))
+        others = [(k + step) % size for step in range(1, size)]  # from the next one on
+        to_k = likeness[k]
+        partner.append(min(others, key=lambda other: to_k[other], default=k))
     return _as_given(partner, order, evaluation.device)
 
 
