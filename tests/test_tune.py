@@ -163,6 +163,7 @@ def test_a_fifth_is_held_out_where_the_protocol_holds_out_nothing(tmp_path):
 
     assert held_out() == 0.2
     assert held_out(validation=0.4) == 0.4
+    refused(lambda: held_out(validation=0.0), "'fedavg' is tuned by validation accuracy (got --validation 0)")
     too_few = {**options, "validation": 0.01, "out": tmp_path / "none"}
     refused(lambda: run_and_rank("fedavg", **too_few), "no client has validation examples")
 

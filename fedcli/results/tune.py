@@ -121,6 +121,7 @@ def plan_trials(
         setup = resolve(tuned_method, {**of_method, **first_values})
         _refuse_reported(setup, [setup.config.seed] if seeds is None else seeds)
         if not setup.config.validation:
+            _refuse_no_validation(tuned_method, of_method)
             of_method["validation"] = VALIDATION_SHARE
         if folder is None:
             folder = _home(methods, setup)
@@ -136,6 +137,15 @@ def plan_trials(
         for run in drawn:
             run.label = ", ".join(filter(None, [run.setup.method.name, settings_text(run.varied)]))
     return Tuning(folder, tuple(drawn), tried_by)
+
+
+def _refuse_no_validation(method: Method, options: Mapping[str, Any]) -> None:
+    """Refuses `--validation 0`; a protocol may have it."""
+    if "validation" in options:
+        raise UserError(
+            f"'{method.name}' is tuned by validation accuracy (got --validation 0); give --validation "
+            f"{VALIDATION_SHARE}, or leave it out."
+        )
 
 
 def _check_grid(text: str, options: Mapping[str, Any]) -> None:
