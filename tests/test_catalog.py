@@ -64,14 +64,14 @@ def test_a_mixture_draws_from_each_set(tmp_path, monkeypatch):
 
 
 def test_what_is_missing_is_named(tmp_path, cache):
-    for call in (datasets.available, datasets.load):
+    for call in (datasets.refuse_unavailable, datasets.load):
         refused(lambda call=call: call("digits-4"), "made from mnist, usps, svhn, synth-digits", "bring mnist")
     assert not datasets.describe("digits-4")["present"]
 
     for name in ("mnist", "usps"):
         from_npz(name, tmp_path / "a", **known_images(name))
-    refused(lambda: datasets.available("digits-4"), "bring svhn, synth-digits.")
-    refused(lambda: datasets.available("mixed-digits"), "bring svhn, synth-digits, mnist-m.")
+    refused(lambda: datasets.refuse_unavailable("digits-4"), "bring svhn, synth-digits.")
+    refused(lambda: datasets.refuse_unavailable("mixed-digits"), "bring svhn, synth-digits, mnist-m.")
     refused(lambda: imports.download("digits-4"), "to download 'digits-4'", "bring svhn")
     refused(lambda: imports.download("femnist"), "to download 'femnist'", "all_data_*.json")
 

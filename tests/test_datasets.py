@@ -18,7 +18,7 @@ import fedcli
 from fedcli.data import catalog as known
 from fedcli.data import datasets, imports, official
 from fedcli.data.cache import cache_folder
-from fedcli.data.dataset import Dataset, channel_statistics, take
+from fedcli.data.dataset import Dataset, channel_statistics, stratified_subset
 from fedcli.data.image_arrays import SPLITS
 from fedcli.vision import torchvision
 from tests.files import FIELDS, assert_same, examples, from_npz, images, imported, known_images, write_folder
@@ -101,14 +101,14 @@ def test_the_fingerprint_sees_pixels_labels_domains_writers_and_part():
         assert fingerprint(lambda arrays, key=key: arrays[key].view(-1)[-1:].add_(1)) != whole, key
 
 
-# A part of the training images, channel statistics
+# A subset of the training images, channel statistics
 
 
 @pytest.mark.parametrize("name", ["digits", "digit-domains"])
 @pytest.mark.parametrize("count", [40, 100, 777, 1438])
 def test_take_is_stratified_by_class_and_domain(name, count):
     whole = datasets.load(name)
-    part = take(whole, count, 3)
+    subset = stratified_subset(whole, count, 3)
     count_all = len(whole.y_train)
 
     num_domains = max(len(whole.domain_names), 1)
@@ -120,28 +120,28 @@ def test_take_is_stratified_by_class_and_domain(name, count):
         return cell.bincount(minlength=10 * num_domains).reshape(10, num_domains)
 
     all_cells = count_cells(whole)
-    cells = count_cells(part)
+    cells = count_cells(subset)
     of_class = cells.sum(1, keepdim=True)
     all_of_class = all_cells.sum(1, keepdim=True)
     assert ((of_class - count * all_of_class / count_all).abs() < 1).all()
     assert ((cells - all_cells * of_class / all_of_class).abs() <= 1).all()
-    assert part.share == count / count_all
-    assert part.x_test is whole.x_test
+    assert subset.share == count / count_all
+    assert subset.x_test is whole.x_test
 
-    keys = slow_order(part, "train")
+    keys = slow_order(subset, "train")
     assert keys == sorted(keys)
     assert set(keys) <= set(slow_order(whole, "train"))
-    assert set(slow_order(take(whole, count // 2, 3), "train")) <= set(keys)
-    assert (take(whole, count, 4).fingerprint == part.fingerprint) == (count == count_all)
+    assert set(slow_order(stratified_subset(whole, count // 2, 3), "train")) <= set(keys)
+    assert (stratified_subset(whole, count, 4).fingerprint == subset.fingerprint) == (count == count_all)
 
 
 def test_take_keeps_one_of_every_class_however_rare():
     labels = torch.tensor([0] * 95 + [1, 1, 2, 3, 4])
     x = torch.arange(100, dtype=torch.uint8).reshape(100, 1, 1, 1)
     toy = Dataset("toy", x, labels, x, labels, tuple("abcde"))
-    assert take(toy, 50, 0).y_train.bincount().tolist() == [46, 1, 1, 1, 1]
+    assert stratified_subset(toy, 50, 0).y_train.bincount().tolist() == [46, 1, 1, 1, 1]
     for count in (4, 101):
-        refused(lambda count=count: take(toy, count, 0), f"--train-examples {count}", "use 5", "to 100")
+        refused(lambda count=count: stratified_subset(toy, count, 0), f"--train-examples {count}", "use 5", "to 100")
 
 
 def test_channel_statistics():
@@ -190,7 +190,7 @@ def test_without_a_cache_built_in_sets_are_there_and_others_are_told_what_to_set
     else:
         monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "a.npz" / "below"))
     assert len(datasets.load(imports.import_if_path("digits")).y_test) == 359
-    refused(lambda: datasets.available("mnist"), "'mnist' is not on this machine")
+    refused(lambda: datasets.refuse_unavailable("mnist"), "'mnist' is not on this machine")
     refused(lambda: imports.import_path("mine", tmp_path / "a.npz"), "cannot be kept", "FEDCLI_DATA")
     assert not Path("~").exists()
 
@@ -235,7 +235,7 @@ def test_a_damaged_cache_file_is_refused(tmp_path, cache):
     from_npz("mine", tmp_path / "a", **images((8, 8), 3))
     content = (cache / "mine.npz").read_bytes()
     (cache / "mine.npz").write_bytes(content[: len(content) // 2])
-    datasets.available("mine")
+    datasets.refuse_unavailable("mine")
     refused(lambda: datasets.load("mine"), "mine.npz", "must be a whole .npz file")
     refused(lambda: datasets.describe("mine"), "mine.npz", "must be a whole .npz file")
 

@@ -14,7 +14,7 @@ import fedcli
 from fedcli.core.partition import fingerprint, from_flag
 from fedcli.core.parts import divide
 from fedcli.data import datasets, imports
-from fedcli.data.dataset import merge
+from fedcli.data.dataset import merge_splits
 from fedcli.data.image_arrays import SPLITS
 from tests.commands import invoke
 from tests.files import from_npz, images
@@ -50,7 +50,7 @@ def pixels(dataset, positions):
 
 def test_positions_are_those_in_the_files_and_go_on_into_the_test_images(tmp_path):
     arrays = images((4, 4), 3)
-    dataset = merge(from_npz("mine", tmp_path / "a", **arrays))
+    dataset = merge_splits(from_npz("mine", tmp_path / "a", **arrays))
     all_images = [image.tobytes() for image in (*arrays["x_train"], *arrays["x_test"])]  # 9 and 6
     split = {"train": [[8, 0, 3], [10], [2]], "test": [[1, 9], [14, 9], []]}
     flag = write_split(tmp_path, split)
@@ -167,7 +167,7 @@ def test_a_folder_of_pfllibs_gives_the_same_images_clients_and_test_parts(tmp_pa
     assert "18 training and 6 test images, 3 classes" in result.output
     assert "--num-clients 3" in result.output
 
-    dataset = merge(datasets.load("mine"))
+    dataset = merge_splits(datasets.load("mine"))
     _, testing, training, _ = divide(dealt(dataset, flag, 3), Config)
     for split, positions in (("train", training), ("test", testing)):
         for client in range(3):

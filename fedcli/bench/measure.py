@@ -45,7 +45,7 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
         on drawing batches and on aggregation. Without the plain loop `whole_seconds`, of all rounds, replaces bounds.
     """
     images = "real"
-    if not datasets.present(setup.dataset):
+    if not datasets.is_present(setup.dataset):
         images = "random"
         setup = with_random_images(setup)
     config = setup.config

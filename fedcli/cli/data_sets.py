@@ -82,7 +82,7 @@ def data_show(
     """Show what a data set holds and, with --partition, what each client would get."""
     from fedcli.core.partition import from_flag
     from fedcli.data import datasets  # which enters the partition `file`
-    from fedcli.data.dataset import merge
+    from fedcli.data.dataset import merge_splits
     from fedcli.data.imports import import_if_path
 
     dataset = datasets.load(import_if_path(name))
@@ -100,7 +100,7 @@ def data_show(
     if chosen is None:
         return
     if partition.startswith("file:"):
-        dataset = merge(dataset)  # its lists count the test images too
+        dataset = merge_splits(dataset)  # its lists count the test images too
     parts = chosen(
         dataset.y_train,
         num_clients=num_clients,

@@ -225,13 +225,13 @@ def claims(
 
     A claim compares rows of a table. Ours is the mean difference of runs with the same seed and partition.
     """
-    from fedcli.data.datasets import open_to_all, present
+    from fedcli.data.datasets import is_open_to_all, is_present
     from fedcli.results.claims import answers, claims_sheet, counted
     from fedcli.results.frame import shipped
     from fedcli.results.render import render
 
     def at_hand(name: str) -> bool:
-        return open_to_all(name) or present(name)
+        return is_open_to_all(name) or is_present(name)
 
     shipped_folders = shipped()
     own_folders = folders or [Path("runs")]

@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -85,7 +85,7 @@ def from_arrays(name: str, arrays: Arrays) -> Dataset:
     )  # fmt: skip
 
 
-def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
+def stratified_subset(dataset: Dataset, num_train: int, seed: int) -> Dataset:
     """A subset of the training images, stratified by class and then by domain; the test images stay.
 
     Every class keeps at least one image. With the same seed, a smaller subset is contained in a larger one.
@@ -109,7 +109,7 @@ def take(dataset: Dataset, num_train: int, seed: int) -> Dataset:
     return replace(dataset, share=dataset.share * num_train / count, **taken)
 
 
-def merge(dataset: Dataset) -> Dataset:
+def merge_splits(dataset: Dataset) -> Dataset:
     """The set with its test images behind the training images."""
     train = dataset.columns("train")
     test = dataset.columns("test")
@@ -119,14 +119,22 @@ def merge(dataset: Dataset) -> Dataset:
     return replace(dataset, **merged)
 
 
-def channel_statistics(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
+class ChannelStatistics(NamedTuple):
+    """Of the pixels of each channel, in [0, 1]."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def channel_statistics(dataset: Dataset) -> ChannelStatistics:
     """Mean and standard deviation of each channel of the training images in [0, 1]; 1 for a deviation of 0."""
     values = torch.arange(256, dtype=torch.float64) / 255
     counts = torch.stack([torch.bincount(pixels.flatten(), minlength=256) for pixels in dataset.x_train.unbind(1)])
     shares = counts / counts.sum(1, keepdim=True).double()  # [channels, 256]
     mean = (shares * values).sum(1, keepdim=True)
     deviation = (shares * (values - mean) ** 2).sum(1).sqrt()
-    return tuple(mean.flatten().tolist()), tuple(value or 1.0 for value in deviation.tolist())
+    std = tuple(value or 1.0 for value in deviation.tolist())
+    return ChannelStatistics(tuple(mean.flatten().tolist()), std)
 
 
 def _interleave(order: np.ndarray, groups: np.ndarray) -> np.ndarray:

@@ -47,7 +47,7 @@ def find_name(text: str) -> str:
     return text if is_from_file(text) else spelt(text, names())
 
 
-def available(name: str) -> None:
+def refuse_unavailable(name: str) -> None:
     """Refuses what `load` would refuse, without reading the images.
 
     Raises:
@@ -57,19 +57,23 @@ def available(name: str) -> None:
         from_file(name, "data set")
     elif name not in names():
         raise unknown("data set", name, names(), f"see 'fedcli data list' and 'data import'; no file is at '{name}'.")
-    elif not present(name):
+    elif not is_present(name):
         fault = f"the data set '{name}' is not on this machine (got no '{cache_file(name)}')"
         raise UserError(f"{fault}; {ways_to_get(name)}.")
 
 
-def present(name: str) -> bool:
+def is_present(name: str) -> bool:
     """Whether a set can be loaded; its file is not read."""
-    return is_from_file(name) or is_in_cache(name) or (name in MADE and all(map(present, MADE[name])))
+    if is_from_file(name) or is_in_cache(name):
+        return True
+    return name in MADE and all(is_present(need) for need in MADE[name])
 
 
-def open_to_all(name: str) -> bool:
+def is_open_to_all(name: str) -> bool:
     """Whether anybody can get a data set by a command."""
-    return name in DOWNLOADS or is_from_file(name) or (name in MADE and all(map(open_to_all, MADE[name])))
+    if is_from_file(name) or name in DOWNLOADS:
+        return True
+    return name in MADE and all(is_open_to_all(need) for need in MADE[name])
 
 
 def ways_to_get(name: str) -> str:
@@ -78,7 +82,7 @@ def ways_to_get(name: str) -> str:
     if name in DOWNLOADS:
         return f"run 'fedcli data download {name}', or without a network 'fedcli data import {name} PATH'"
     if info.needs:
-        missing = [need for need in info.needs if not present(need)] or info.needs
+        missing = [need for need in info.needs if not is_present(need)] or info.needs
         return f"it is made from {', '.join(info.needs)}: bring {', '.join(missing)}"
     if info.to_import:
         return f"bring {info.to_import} and run 'fedcli data import {name} PATH'"
@@ -91,7 +95,7 @@ def load(name: str) -> Dataset:
     Raises:
         UserError: The name is unknown, or the images are not on this machine or damaged.
     """
-    available(name)
+    refuse_unavailable(name)
     if is_from_file(name):
         return _from_user(name, file_hash(from_file(name, "data set").path))
     with reading(cache_file(name), "as 'fedcli data import' wrote it"):
@@ -106,7 +110,7 @@ def _arrays(name: str) -> Arrays:
     if is_in_cache(name):
         return read_npz(cache_file(name))
     info = KNOWN[name]
-    assert info.make is not None  # `available` has refused what is neither in the cache nor made
+    assert info.make is not None  # `refuse_unavailable` has refused what is neither in the cache nor made
 
     def load_source(need: str) -> Columns:
         return join_splits(_source_arrays(need), [])
@@ -151,8 +155,8 @@ def public_images(name: str, private: Dataset, count: int | None, seed: int) -> 
     if images.shape[1] > private.channels:
         red, green, blue = images.split(1, dim=1)
         images = (0.299 * red + 0.587 * green + 0.114 * blue).round().to(torch.uint8)
-    images = resize(images, private.image_size)
-    return replace(public, x_train=images.expand(-1, private.channels, -1, -1), y_train=public.y_train[: len(images)])
+    images = resize(images, private.image_size).expand(-1, private.channels, -1, -1)
+    return replace(public, x_train=images, y_train=public.y_train[: len(images)])
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -167,7 +171,7 @@ def describe(name: str) -> dict[str, Any]:
     """
     info = KNOWN.get(name)
     if info is None:
-        available(name)
+        refuse_unavailable(name)
     kind = _kind_of(info)
     note = ""
     sizes: dict[str, Any]
@@ -179,10 +183,10 @@ def describe(name: str) -> dict[str, Any]:
             sizes = _sizes_in_file(file)
             note = str(file.get("source", ""))
     else:
-        assert info is not None  # `available` has refused what is neither known nor in the cache
+        assert info is not None  # `refuse_unavailable` has refused what is neither known nor in the cache
         sizes = info.sizes
         note = ", ".join(info.needs)
-    return {"name": name, "kind": kind, "present": present(name), **sizes, "note": note}
+    return {"name": name, "kind": kind, "present": is_present(name), **sizes, "note": note}
 
 
 def _kind_of(info: DatasetInfo | None) -> str:

@@ -155,7 +155,7 @@ class Answer:
 
 
 def answers(
-    claims: Iterable[Claim], folders: Iterable[Path], at_hand: Callable[[str], bool] = datasets.open_to_all,
+    claims: Iterable[Claim], folders: Iterable[Path], at_hand: Callable[[str], bool] = datasets.is_open_to_all,
     shipped: bool = False,
 ) -> list[Answer]:  # fmt: skip
     """What the records say of claims, by verdict in the order of `VERDICTS`.

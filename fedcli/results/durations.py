@@ -230,7 +230,7 @@ def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
     if len(seeds) > claims.FEWEST_SEEDS:
         words += f", to have {len(seeds)} seeds"
     needed = {name for run in lacking for name in run.setup.data_sets}
-    closed = sorted(name for name in needed if not datasets.open_to_all(name))
+    closed = sorted(name for name in needed if not datasets.is_open_to_all(name))
     if closed:
         words += f" on {' and '.join(closed)}, whose images are not open"
     on_gpu = cost_of(lacking, timed, "cuda", H100)

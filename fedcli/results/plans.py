@@ -107,7 +107,7 @@ class Plan:
         lacking = {}
         for name in sorted(needed):
             try:
-                datasets.available(name)
+                datasets.refuse_unavailable(name)
             except UserError as error:
                 lacking[name] = str(error)
         return lacking

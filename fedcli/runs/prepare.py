@@ -11,7 +11,7 @@ from fedcli.core.federation import Federation
 from fedcli.core.parts import divide, named_test_sizes
 from fedcli.core.run_options import RunOptions
 from fedcli.data import datasets
-from fedcli.data.dataset import Dataset, channel_statistics, merge, take
+from fedcli.data.dataset import Dataset, channel_statistics, merge_splits, stratified_subset
 from fedcli.declarations import DataSetting, PublicSetting
 from fedcli.errors import UserError
 from fedcli.runs.options import parse_size
@@ -55,9 +55,9 @@ def load_data(setup: Setup) -> Data:
     if setup.protocol.evaluation == "domains" and dataset.domain_test is None:
         raise UserError(f"{config.protocol} tests on domains (got {config.dataset} without); use another --protocol.")
     if config.local_test:
-        dataset = merge(dataset)
+        dataset = merge_splits(dataset)
     if config.train_examples is not None:
-        dataset = take(dataset, config.train_examples, setup.partition_seed)
+        dataset = stratified_subset(dataset, config.train_examples, setup.partition_seed)
     scaled = setup.partition.scaled(dataset.share)
     parts = scaled(
         dataset.y_train,

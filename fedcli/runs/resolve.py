@@ -98,7 +98,7 @@ def resolve(
     protocol = find_protocol(given["protocol"], method) if "protocol" in given else None
     dataset = given.get("dataset") or default_dataset(method, protocol)
     if need_data:
-        datasets.available(dataset)
+        datasets.refuse_unavailable(dataset)
     protocol = protocol or default_protocol(method, dataset)
     post_name = {**protocol.settings, **given}.get("post")
     post = None if post_name is None else find_post(post_name, method)

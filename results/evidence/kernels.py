@@ -29,7 +29,7 @@ def kernels(workload: str, precision: str, device: str, way: str) -> str:
         "train_examples": STEPS * cohort_size * options["batch_size"],
     }
     setup = prepare_workload(options | few_steps, device=device, precision=precision, clients_per_chunk=way)
-    if not datasets.present(setup.config.dataset):
+    if not datasets.is_present(setup.config.dataset):
         setup = with_random_images(setup)
     fed = prepare(setup).fed
     is_cuda = fed.device.type == "cuda"
