@@ -338,8 +338,11 @@ def _grid_texts(grid: Mapping[str, Any] | Sequence[str]) -> list[str]:
 
 
 def _plain_values(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as they are typed, a tuple for several values; refuses an option without any."""
-    plain = {name: _plain(value) for name, value in options.items()}
+    """The options that are given, as they are typed, a tuple for several values; refuses an empty one.
+
+    None counts as not given.
+    """
+    plain = {name: _plain(value) for name, value in options.items() if value is not None}
     for name, value in plain.items():
         if value == ():
             raise UserError(f"{flag_of(name)} has no value (got {options[name]!r}); give one or several.")

@@ -109,6 +109,14 @@ def test_what_is_neither_a_value_nor_several_is_refused_by_name(call, options, m
     assert not (tmp_path / "out").exists()
 
 
+def test_none_counts_as_not_given(tmp_path):
+    run = fedcli.run("fedavg", lr=None, set={"fedavg": {"momentum": None}}, out=tmp_path / "run", **TINY)
+    assert run.record["origin"]["lr"] == run.record["origin"]["momentum"] == "protocol fedfm:digits"
+    nothing = {"validation": None, "set": {"fedavg": {"momentum": None}}}
+    tuned = fedcli.tune("fedavg", grid={"lr": [0.1]}, out=tmp_path / "tuned", **nothing, **TINY)
+    assert len(tuned.trials) == 1
+
+
 def test_numbers_of_numpy_and_pytorch_are_those_of_python(tmp_path):
     options = {
         "lr": np.float64(0.25), "momentum": np.array([0.5]), "batch_size": torch.tensor(8),
