@@ -32,7 +32,7 @@ from fedcli.runs.workers import current, launched
 
 def run_method(
     method: str, *, out: str | Path | None = None, seeds: Iterable[int] | None = None, continue_: bool | None = None,
-    progress: Listener | None = None, **given: Any,
+    progress: Listener | None = None, **options: Any,
 ) -> EndedRun | list[EndedRun]:  # fmt: skip
     """Runs a method, and returns the run, or a list of runs with `seeds`; the arguments are those of `fedcli.run`.
 
@@ -45,15 +45,15 @@ def run_method(
     """
     if continue_ and out is None:
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
-    planned = resolve_runs(method, out=out, seeds=seeds, **given)
-    source = userfiles.absolute(method) if userfiles.is_from_file(method) else find_method(method).name
+    planned = resolve_runs(method, out=out, seeds=seeds, **options)
+    method_source = userfiles.absolute(method) if userfiles.is_from_file(method) else find_method(method).name
     records = current().first(lambda: [find_begun(run.setup, run.folder, bool(continue_)) for run in planned])
     runs: list[EndedRun] = []
     for (setup, folder), record in zip(planned, records, strict=True):
         if record is None:
-            runs.append(begin(setup, folder, source, progress))
+            runs.append(begin(setup, folder, method_source, progress))
         else:
-            files = userfiles.own_paths([source, *setup.all_options().values()])
+            files = userfiles.own_paths([method_source, *setup.all_options().values()])
             runs.append(resume(folder, method=files, progress=progress, skip_ended=True))
     return runs[0] if seeds is None else runs
 
@@ -74,22 +74,21 @@ def resolve_runs(
     Raises:
         UserError: One cannot start, as far as shows without its data and folder.
     """
-    chosen = find_method(method)
+    declared_method = find_method(method)
     given = {name: value for name, value in options.items() if value is not None}
     if given.get("checkpoint_every") == "auto":  # as if it were not given
         del given["checkpoint_every"]
-    values = dict(given)
-    origin = dict(sources or {})
+    sources = dict(sources or {})
     if tuned is not None:
-        best, source = read_tuned(tuned, chosen, given.keys())
-        values = {**best, **given}
-        origin |= dict.fromkeys(best.keys() - given.keys(), source)
-    if seeds is not None and "seed" in values:
-        raise UserError(f"--seed {values['seed']} was given with --seeds; leave one of the two out.")
+        tuned_options, tuned_source = read_tuned(tuned, declared_method, given.keys())
+        sources |= dict.fromkeys(tuned_options.keys() - given.keys(), tuned_source)
+        given = {**tuned_options, **given}
+    if seeds is not None and "seed" in given:
+        raise UserError(f"--seed {given['seed']} was given with --seeds; leave one of the two out.")
     if out is None and launched():
         raise UserError("the workers of a launcher need one folder for all (got no --out); name it with --out.")
     checked_seeds = None if seeds is None else check_seeds(seeds)
-    setup = resolve(chosen, values, sources=origin)
+    setup = resolve(declared_method, given, sources=sources)
     refuse_without_effect(setup)
     folder = Path(out or new_folder(setup))
     if checked_seeds is None:
@@ -111,17 +110,17 @@ def check_seeds(seeds: Iterable[Any]) -> list[int]:
 
 @flushed_denormals()
 def begin(
-    setup: Setup, folder: Path, source: str, progress: Listener | None = None, until: int | None = None
+    setup: Setup, folder: Path, method_source: str, progress: Listener | None = None, until: int | None = None
 ) -> EndedRun:
     """Prepares a run, makes its folder and runs it; `until` interrupts it after so many rounds.
 
-    The `source` is its method's name, or the path of the method's file.
+    The `method_source` is its method's name, or the path of the method's file.
     """
     dataset, parts, fed = prepare(setup)
     refuse_lost_classes(setup, dataset, parts)
     with machine_settings(fed):
-        chosen = _choose_way(fed)
-        record = new_record(setup, dataset, parts, fed, source, chosen)
+        reason = _choose_chunking(fed)
+        record = new_record(setup, dataset, parts, fed, method_source, reason)
         state = _initial_state(setup, fed, record)
         lock = locked(folder) if current().number == 0 else nullcontext()
         with lock:
@@ -130,7 +129,7 @@ def begin(
     return EndedRun(record, state, folder, tuple(userfiles.user_files(record)))
 
 
-def _choose_way(fed: Federation) -> str | None:
+def _choose_chunking(fed: Federation) -> str | None:
     """Chooses how clients train together, as the first worker does; returns the reason, see `autotune`."""
     reason = autotune.autotune(fed)
     chunking, reason = current().first(lambda: (fed.engine.chunking, reason))
@@ -141,12 +140,12 @@ def _choose_way(fed: Federation) -> str | None:
 def _initial_state(setup: Setup, fed: Federation, record: Record) -> Any:
     """The method's state before the first round."""
     method = setup.method
-    by_init = no_global_draws(f"init of '{method.name}'", fed.device)
-    with method.blamed(*NOT_BLAMED), unchanged([*record["user_files"]]), by_init:
+    refusing_draws = no_global_draws(f"init of '{method.name}'", fed.device)
+    with method.blamed(*NOT_BLAMED), unchanged([*record["user_files"]]), refusing_draws:
         return method.init(fed, setup.method_config)
 
 
-def find_begun(setup: Setup, folder: Path, going_on: bool) -> Record | None:
+def find_begun(setup: Setup, folder: Path, continue_: bool) -> Record | None:
     """The record from which a run goes on, if it may; None where it begins.
 
     Raises:
@@ -154,16 +153,16 @@ def find_begun(setup: Setup, folder: Path, going_on: bool) -> Record | None:
         UserError: The folder holds another run or something else.
     """
     record = read_begun(folder)
-    if record is not None and going_on:
+    if record is not None and continue_:
         _refuse_other_run(record, setup, folder)
         return record
     holds_run = (folder / RECORD).is_file()
     # Without a record, only what a killed process has left behind may be there.
-    strangers = {*folder.glob("*")} - {folder / LOCK, *leftovers(folder)}
-    if record is not None or (strangers and not holds_run):
-        kind = InUse if (folder / LOCK).exists() else UserError
+    other_files = {*folder.glob("*")} - {folder / LOCK, *leftovers(folder)}
+    if record is not None or (other_files and not holds_run):
+        error_type = InUse if (folder / LOCK).exists() else UserError
         remedy = "go on with --continue, or choose another" if holds_run else "choose another"
-        raise kind(f"the output folder '{folder}' exists; an existing one is never overwritten; {remedy}.")
+        raise error_type(f"the output folder '{folder}' exists; an existing one is never overwritten; {remedy}.")
     return None
 
 
@@ -173,10 +172,10 @@ def _refuse_other_run(record: Record, setup: Setup, folder: Path) -> None:
     asked = settings_of(draft(setup))
     asked["code"] = recorded.get("code")  # `resume` says what to do about another one
     # What was typed and changes no result counts too, since it would not be done.
-    recorded_config = filled_up(record["config"], RunConfig)
+    recorded_options = filled_up(record["config"], RunConfig)
     for name in NOT_SETTINGS:
         if name == "seed" or setup.origins[name] == TYPED:
-            recorded[name] = recorded_config[name]
+            recorded[name] = recorded_options[name]
             asked[name] = getattr(setup.config, name)
     for name, (value, other) in differences(asked, recorded).items():
         flag = name if name in ("method", "selection") else flag_of(name)

@@ -100,8 +100,8 @@ class EndedRun:
         if prototypes and method.prototypes is None:
             raise UserError(f"'{method.name}' does not classify by prototypes (got --prototypes); leave it out.")
         last = record["rounds"][-1]["round"]
-        number = last if round == "last" else record["summary"]["selected_round"]
-        models = read_models(self.path, record, method, number)
+        round_number = last if round == "last" else record["summary"]["selected_round"]
+        models = read_models(self.path, record, method, round_number)
         network = initial_network(record, client or 0)
         trained = models.shared if client is None else models.personal.get(client)
         if trained is not None:  # else the initial one, of a client that has never taken part
@@ -113,8 +113,8 @@ class EndedRun:
 @torch.no_grad()
 def _load(network: Backbone, tensors: Params) -> None:
     """Puts parameters and all buffers, those that a `state_dict` leaves out too, into a network; frozen parts stay."""
-    places = {**dict(network.named_parameters()), **dict(network.named_buffers(remove_duplicate=False))}
+    own_tensors = {**dict(network.named_parameters()), **dict(network.named_buffers(remove_duplicate=False))}
     for name, value in tensors.items():
-        if name not in places:
+        if name not in own_tensors:
             raise UserError(f"the network has no '{name}', which the run's models have; restore its file.")
-        places[name].copy_(value)
+        own_tensors[name].copy_(value)

@@ -76,10 +76,12 @@ def update_part(folder: Path, part: str, values: Mapping[str, Any]) -> None:
     write_record(folder, {**record, part: {**record.get(part, {}), **values}})
 
 
-def new_record(setup: Setup, dataset: Dataset, parts: list, fed: Federation, source: str, chosen: str | None) -> Record:
+def new_record(
+    setup: Setup, dataset: Dataset, parts: list, fed: Federation, method_source: str, chosen: str | None
+) -> Record:
     """Returns the record of a run before its first round.
 
-    `source` is its method's name or file; `chosen` is what `autotune` returns.
+    `method_source` is its method's name or file; `chosen` is what `autotune` returns.
     """
     options = setup.all_options()
     pixels = fed.transform
@@ -87,12 +89,12 @@ def new_record(setup: Setup, dataset: Dataset, parts: list, fed: Federation, sou
         "schema": SCHEMA,
         "status": "running",
         **draft(setup),
-        "method_source": source,
+        "method_source": method_source,
         "numerics": numerics_of(setup.method, fed.dead_taps),
-        "user_files": {path: file_hash(path) for path in own_paths([source, *options.values()])},
+        "user_files": {path: file_hash(path) for path in own_paths([method_source, *options.values()])},
         "dataset_fingerprint": dataset.fingerprint,
         **_where_any(dataset_source=dataset.source),
-        "command": shlex.join(["fedcli", "run", source, *flags_of(given_options(options, setup.origins))]),
+        "command": shlex.join(["fedcli", "run", method_source, *flags_of(given_options(options, setup.origins))]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "evaluation": setup.protocol.evaluation,
         "tested": setup.method.tested,

@@ -41,14 +41,14 @@ def find_runs(path: Path, skip_ended: bool = False) -> list[Path]:
         return [path]
     if not (skip_ended or launched()):
         return folders
-    going_on = []
+    unfinished = []
     for folder in folders:
         try:
             if not has_ended(read_record(folder)):
-                going_on.append(folder)
+                unfinished.append(folder)
         except UserError:  # a damaged record is left to `resume`, which says so
-            going_on.append(folder)
-    return going_on
+            unfinished.append(folder)
+    return unfinished
 
 
 @flushed_denormals()
@@ -126,13 +126,13 @@ def _code_of_the_first_round(record: Record, method: Method) -> dict[str, Any]:
     return {"method_hash": method.file_hash, "numerics": numbers, "user_files": files, "changed": []}
 
 
-def recorded_setup(record: Record, method: Method, **instead: Any) -> Setup:
-    """The set-up of a run from its record, with its last chunk size; `instead` overrides options."""
+def recorded_setup(record: Record, method: Method, **overrides: Any) -> Setup:
+    """The set-up of a run from its record, with its last chunk size and other `overrides` of options."""
     engine = record["engine"]
     chunking = Chunking(engine["way"], engine["clients_per_chunk"])
-    overriding = {"clients_per_chunk": spell_chunking(chunking), **instead}
-    setup = resolve(method, {**recorded_options(record["config"], method), **overriding})
-    origins = {**recorded_origins(record["origin"]), **dict.fromkeys(overriding, TYPED)}
+    overrides = {"clients_per_chunk": spell_chunking(chunking), **overrides}
+    setup = resolve(method, {**recorded_options(record["config"], method), **overrides})
+    origins = {**recorded_origins(record["origin"]), **dict.fromkeys(overrides, TYPED)}
     return replace(setup, origins=origins, selection=record["summary"]["selection"])
 
 

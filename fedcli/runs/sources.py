@@ -38,16 +38,16 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
     if not first.startswith("-"):
         typed["method"] = first
         args = others
-    in_file = _options_in_file(typed["config"]) if "config" in typed else {}
+    of_file = _options_of_file(typed["config"]) if "config" in typed else {}
     record: Record = {}
-    in_run: dict[str, Any] = {}
+    of_run: dict[str, Any] = {}
     if "from" in typed:
         from fedcli.runs.record import read_record  # late, as it imports PyTorch
 
         record = read_record(Path(typed["from"]))
-        in_run = _options_of_run(record)
-    options = _not_overridden(typed, in_file, in_run)
-    _refuse_unnamed_code({name: value for name, value in options.items() if name not in in_file}, typed.get("from"))
+        of_run = _options_of_run(record)
+    options = _not_overridden(typed, of_file, of_run)
+    _refuse_unnamed_code({name: value for name, value in options.items() if name not in of_file}, typed.get("from"))
     method = typed.get("method", options.pop("method", None))
     if not isinstance(method, str):
         raise UserError(
@@ -56,23 +56,23 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
         )
     if record:
         first_method, *_ = method.split(",")
-        chosen = find_method(first_method)
-        if chosen.name != record["method"]:  # which has not all of the other one's options
-            own_options = recorded_fields(chosen)
-            options = {name: value for name, value in options.items() if name in in_file or name in own_options}
+        declared = find_method(first_method)
+        if declared.name != record["method"]:  # which has not all of the other one's options
+            allowed = recorded_fields(declared)
+            options = {name: value for name, value in options.items() if name in of_file or name in allowed}
     sources = {}
     for name in options:
-        sources[name] = f"file {typed['config']}" if name in in_file else f"run {typed['from']}"
+        sources[name] = f"file {typed['config']}" if name in of_file else f"run {typed['from']}"
     return [method, *flags_of(options), *args], sources
 
 
-def _not_overridden(typed: Mapping[str, str], in_file: Mapping[str, Any], in_run: Mapping[str, Any]) -> dict[str, Any]:
+def _not_overridden(typed: Mapping[str, str], of_file: Mapping[str, Any], of_run: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a file and of a run that count beside typed ones; those of the file win over the run's."""
     seeds = {"seed", "seeds"}  # one overrides the other
-    options = dict(in_run)
-    if seeds & {*typed, *in_file}:
+    options = dict(of_run)
+    if seeds & {*typed, *of_file}:
         options.pop("seed", None)
-    options |= in_file
+    options |= of_file
     overridden = set(typed)
     if seeds & typed.keys():
         overridden |= seeds
@@ -100,7 +100,7 @@ def _refuse_unnamed_code(options: Mapping[str, Any], source: object) -> None:
             raise UserError(f"'{source}' has code of yours in {part}, run only if you name it; add {part}.")
 
 
-def _options_in_file(path: str) -> dict[str, Any]:
+def _options_of_file(path: str) -> dict[str, Any]:
     """The options in a TOML file for `--config`, and `method`; its keys have dashes or underscores."""
     with reading(path, "a TOML file, e.g. lr = 0.1"):
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -127,9 +127,11 @@ def read_tuned(path: str | Path, method: Method, typed: Collection[str] = ()) ->
         of_method = file / method.name / TUNED
         file = of_method if of_method.is_file() else file / TUNED
     with reading(file, "what 'fedcli tune' wrote"):
-        best = json.loads(file.read_text())
-        if best["method"] != method.name:
-            raise UserError(f"--tuned {path} has options of '{best['method']}' (got '{method.name}'); tune this one.")
-        options = dict(best["options"])
+        written = json.loads(file.read_text())
+        if written["method"] != method.name:
+            raise UserError(
+                f"--tuned {path} has options of '{written['method']}' (got '{method.name}'); tune this one."
+            )
+        options = dict(written["options"])
         _refuse_unnamed_code({name: value for name, value in options.items() if name not in typed}, file)
-        return options, f"tuned by validation accuracy, seed {best['seed']}"
+        return options, f"tuned by validation accuracy, seed {written['seed']}"

@@ -104,12 +104,12 @@ def check_state(state: Any, initial: Any, fed: Federation) -> None:
     if type(state) is not type(initial):
         raise wrong(f"a state of type '{type(initial).__name__}'", type(state).__name__)
     names = getattr(initial, "_fields", None) or range(len(initial))
-    for name, part, first in zip(names, state, initial, strict=True):
+    for name, part, initial_part in zip(names, state, initial, strict=True):
         with at(name):
-            if first == {}:
+            if initial_part == {}:
                 check_clients(part, fed)
             else:
-                check_like(first, part, fed.num_clients)
+                check_like(initial_part, part, fed.num_clients)
 
 
 def check_clients(states: Any, fed: Federation) -> None:
@@ -119,43 +119,44 @@ def check_clients(states: Any, fed: Federation) -> None:
     for client in states:
         if type(client) is not int or client not in range(fed.num_clients):
             raise wrong(f"states by client, 0 to {fed.num_clients - 1}", client)
-    firsts: dict[int, Any] = {}
+    first_states: dict[int, Any] = {}  # by the index of the network
     pairs: Iterable[tuple[int, Any]] = states.verified() if isinstance(states, Kept) else states.items()
     for client, state in pairs:
-        first = firsts.setdefault(fed.architecture[client], state)
+        first_state = first_states.setdefault(fed.architecture[client], state)
         with at(client):
-            check_like(first, state, fed.num_clients)
+            check_like(first_state, state, fed.num_clients)
 
 
-def check_like(first: Tree, value: Any, num_clients: int) -> None:
-    """Refuses a tree without the types, names, shapes and dtypes of the first one."""
-    if isinstance(first, Tensor):
-        check_tensor(first, value, num_clients)
-    elif isinstance(first, dict):
-        if not isinstance(value, dict) or value.keys() != first.keys():
-            raise wrong(f"parts named {', '.join(map(str, first)) or 'nothing'}"[:160], _described(value))
-        for name, part in first.items():
+def check_like(pattern: Tree, value: Any, num_clients: int) -> None:
+    """Refuses a tree without the types, names, shapes and dtypes of the pattern."""
+    if isinstance(pattern, Tensor):
+        check_tensor(pattern, value, num_clients)
+    elif isinstance(pattern, dict):
+        if not isinstance(value, dict) or value.keys() != pattern.keys():
+            raise wrong(f"parts named {', '.join(map(str, pattern)) or 'nothing'}"[:160], _described(value))
+        for name, part in pattern.items():
             with at(name):
                 check_like(part, value[name], num_clients)
-    elif type(value) is not type(first):
-        raise wrong(f"of type '{type(first).__name__}'", _described(value))
-    elif isinstance(first, tuple | list):
-        if len(value) != len(first):
-            raise wrong(f"of {len(first)} parts", len(value))
-        for name, (part, other) in enumerate(zip(first, value, strict=True)):
-            with at(getattr(first, "_fields", range(len(first)))[name]):
+    elif type(value) is not type(pattern):
+        raise wrong(f"of type '{type(pattern).__name__}'", _described(value))
+    elif isinstance(pattern, tuple | list):
+        if len(value) != len(pattern):
+            raise wrong(f"of {len(pattern)} parts", len(value))
+        names = getattr(pattern, "_fields", range(len(pattern)))
+        for name, part, other in zip(names, pattern, value, strict=True):
+            with at(name):
                 check_like(part, other, num_clients)
 
 
-def check_tensor(first: Tensor, value: Any, num_clients: int) -> None:
-    """Refuses a tensor without the shape and dtype of the first one; ids of clients may become fewer."""
-    if not isinstance(value, Tensor) or value.dtype != first.dtype:
-        raise wrong(_described(first), _described(value))
-    are_ids = first.shape == (num_clients,) and not (first.is_floating_point() or first.is_complex())
+def check_tensor(pattern: Tensor, value: Any, num_clients: int) -> None:
+    """Refuses a tensor without the shape and dtype of the pattern; ids of clients may become fewer."""
+    if not isinstance(value, Tensor) or value.dtype != pattern.dtype:
+        raise wrong(_described(pattern), _described(value))
+    are_ids = pattern.shape == (num_clients,) and not (pattern.is_floating_point() or pattern.is_complex())
     if are_ids and value.ndim == 1 and len(value) <= num_clients:
         return
-    if value.shape != first.shape:
-        raise wrong(_described(first), _described(value))
+    if value.shape != pattern.shape:
+        raise wrong(_described(pattern), _described(value))
 
 
 def _described(value: Any) -> str:

@@ -64,39 +64,41 @@ def verify(
             "summary": {"selection": record["summary"]["selection"]},
         }  # fmt: skip
     record = trust_files(record, method)
-    instead = {"device": device} if device else {}
-    setup = recorded_setup(record, find_method(record["method_source"]), **instead)
+    overrides = {"device": device} if device else {}
+    setup = recorded_setup(record, find_method(record["method_source"]), **overrides)
     folder = Path(out or new_folder(setup))
     try:
-        again = begin(setup, folder, record["method_source"], progress, until=rounds).record
+        repetition = begin(setup, folder, record["method_source"], progress, until=rounds).record
     except (NonFiniteLoss, EnoughRounds):
-        again = read_record(folder)
-        if again["status"] == "interrupted" and out is None:
+        repetition = read_record(folder)
+        if repetition["status"] == "interrupted" and out is None:
             clear(folder, *FILES_OF_A_RUN, at_rest=True)  # else `resume runs` would go on with it
             with suppress(OSError):  # somebody has put something there
                 folder.rmdir()
-    return compare_records(record, again)
+    return compare_records(record, repetition)
 
 
-def compare_records(record: Record, again: Record) -> Comparison:
+def compare_records(record: Record, repetition: Record) -> Comparison:
     """Compares two records of the same options, both finished, diverged, or interrupted after the same round."""
-    changes = [name for name in SURROUNDINGS if record.get(name) != again.get(name)]
+    changes = [name for name in SURROUNDINGS if record.get(name) != repetition.get(name)]
     moves = [move["round"] for move in record["moved"] if move["round"] < len(record["rounds"])]
-    changes += [f"machine from round {round + 1} on" for round in moves]
-    other = f" (other {', '.join(changes)})" if changes else ""
-    now = _facts(again)
+    changes += [f"machine from round {number + 1} on" for number in moves]
+    remark = f" (other {', '.join(changes)})" if changes else ""
+    now = _facts(repetition)
     for name, was in _facts(record).items():
         if now[name] != was:
-            return Comparison(f"another {name}: {now[name]}, was {was}{other}", False)
-    distance = np.nan_to_num(abs(_curve(record) - _curve(again))).max(initial=0.0)  # NaN where a round was not tested
+            return Comparison(f"another {name}: {now[name]}, was {was}{remark}", False)
+    distance = np.nan_to_num(abs(_curve(record) - _curve(repetition))).max(
+        initial=0.0
+    )  # NaN where a round was not tested
     points = f"{100 * distance:.2f} points of accuracy"
-    if _end(record) == _end(again) and distance == 0:
+    if _end(record) == _end(repetition) and distance == 0:
         return Comparison("same to the last digit" if record["status"] == "interrupted" else "same bits", True)
     if not changes:
         return Comparison(f"another result on the same machine and version: curves within {points}", False)
     if distance > ACCURACY_TOLERANCE:
-        return Comparison(f"another curve: by {points}{other}", False)
-    return Comparison(f"same within {points}{other}", True)
+        return Comparison(f"another curve: by {points}{remark}", False)
+    return Comparison(f"same within {points}{remark}", True)
 
 
 def _curve(record: Record) -> np.ndarray:
