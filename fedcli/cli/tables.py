@@ -169,7 +169,7 @@ def _csv_of_parts(records: list[dict], per: Per, layout: Any) -> str:
     if layout != DEFAULT_LAYOUT:
         raise UserError(f"--columns and --digits are for tables of runs (got --per {per}); leave them out.")
     of_run = {"round": frame.rounds_of, "client": frame.clients_of, "client-round": frame.client_rounds_of}
-    return csv_of(frame.of_all(records, of_run[per]))
+    return csv_of(frame.parts_of_all(records, of_run[per]))
 
 
 def _paper_table(name: str, dataset: str | None, options: OptionsOfPaper, format: str, out: Path | None) -> None:

@@ -27,11 +27,12 @@ class Training(NamedTuple):
     precision: str
 
 
-ALIKE = list(Training._fields)
-TIMED = ["seconds", "examples", "threads", "quiet", "machine", "method", *ALIKE]
-BENCHED = {"w3": {"backbone": "resnet18", "shape": "[3, 32, 32]"}}  # workloads that are like a paper's training
-REFERENCE = "fedavg"  # the method that all others are timed against
-HOUR = 60  # minutes
+TRAINING_COLUMNS = list(Training._fields)
+TIMED_COLUMNS = ["seconds", "examples", "threads", "quiet", "machine", "method", *TRAINING_COLUMNS]
+# Those that are like a paper's training.
+BENCHED_WORKLOADS = {"w3": {"backbone": "resnet18", "shape": "[3, 32, 32]"}}
+REFERENCE_METHOD = "fedavg"  # the method that all others are timed against
+MINUTES_PER_HOUR = 60
 
 
 def round_examples(config: Mapping[str, Any], images: int) -> float:
@@ -44,7 +45,7 @@ def paces(runs: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         A row a run: `seconds` of a round, its test included, for an example of its training; the `examples` of a round;
-        CPU `threads`; whether the machine was `quiet`; its name as `machine`; the `method`; and `ALIKE`.
+        CPU `threads`; whether the machine was `quiet`; its name as `machine`; the `method`; and `TRAINING_COLUMNS`.
     """
     rows = []
     for record in runs["record"]:
@@ -67,7 +68,7 @@ def paces(runs: pd.DataFrame) -> pd.DataFrame:
             "shape": str(list(shape)),
             "precision": config["precision"],
         })  # fmt: skip
-    return pd.DataFrame(rows, columns=TIMED).astype({"quiet": bool})
+    return pd.DataFrame(rows, columns=TIMED_COLUMNS).astype({"quiet": bool})
 
 
 def benched(folder: Path) -> pd.DataFrame:
@@ -79,7 +80,7 @@ def benched(folder: Path) -> pd.DataFrame:
     rows = []
     for file in sorted(folder.glob("*-torch*.csv")):
         measured = pd.read_csv(file)
-        on_cuda = measured[(measured["device"] == "cuda") & measured["workload"].isin(BENCHED)]
+        on_cuda = measured[(measured["device"] == "cuda") & measured["workload"].isin(BENCHED_WORKLOADS)]
         for bench in on_cuda.to_dict("records"):
             examples = bench["samples_per_second"] * bench["seconds_per_round"]
             rows.append({
@@ -88,12 +89,12 @@ def benched(folder: Path) -> pd.DataFrame:
                 "threads": 1,
                 "quiet": True,
                 "machine": bench["hardware"],
-                "method": REFERENCE,
+                "method": REFERENCE_METHOD,
                 "device": bench["device"],
-                **BENCHED[bench["workload"]],
+                **BENCHED_WORKLOADS[bench["workload"]],
                 "precision": bench["precision"],
             })  # fmt: skip
-    return pd.DataFrame(rows, columns=TIMED).astype({"quiet": bool})
+    return pd.DataFrame(rows, columns=TIMED_COLUMNS).astype({"quiet": bool})
 
 
 def relative_times(timed: pd.DataFrame) -> pd.Series:
@@ -101,9 +102,9 @@ def relative_times(timed: pd.DataFrame) -> pd.Series:
 
     Their rounds have as many examples, since a round has a part that is none of its training.
     """
-    conditions = ["machine", "quiet", "threads", "examples", *ALIKE]
+    conditions = ["machine", "quiet", "threads", "examples", *TRAINING_COLUMNS]
     medians = timed.groupby(["method", *conditions])["seconds"].median().reset_index()
-    reference = medians[medians["method"] == REFERENCE].drop(columns="method")
+    reference = medians[medians["method"] == REFERENCE_METHOD].drop(columns="method")
     both = medians.merge(reference, on=conditions, suffixes=("", "_reference"))
     ratios = both["seconds"] / both["seconds_reference"]
     return ratios.groupby(both["method"]).median()
@@ -196,16 +197,16 @@ def time_text(estimated: pd.DataFrame, machine: str = "", cores: bool = False) -
     if not num_estimated:
         return "not known, none like them was timed"
     minutes = max(1, seconds.sum() / 60)
-    if minutes >= 10 * HOUR:
-        text = f"about {minutes / HOUR:,.0f}"
-    elif minutes >= HOUR:
-        text = f"about {minutes / HOUR:,.1f}"
+    if minutes >= 10 * MINUTES_PER_HOUR:
+        text = f"about {minutes / MINUTES_PER_HOUR:,.0f}"
+    elif minutes >= MINUTES_PER_HOUR:
+        text = f"about {minutes / MINUTES_PER_HOUR:,.1f}"
     else:
         text = f"about {minutes:.0f}"
     if cores:
-        text += " core-hours" if minutes >= HOUR else " core-minutes"
+        text += " core-hours" if minutes >= MINUTES_PER_HOUR else " core-minutes"
     else:
-        text += " h" if minutes >= HOUR else " min"
+        text += " h" if minutes >= MINUTES_PER_HOUR else " min"
     if num_estimated < len(estimated):
         text += f" for {num_estimated} of {len(estimated)} runs"
     machines = set().union(*estimated["machines"])

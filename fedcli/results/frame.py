@@ -16,14 +16,14 @@ from fedcli.runs.identity import FIRST_SETTINGS, key_of, settings_of
 from fedcli.runs.machine import checkout
 from fedcli.runs.record import RECORD, read_record, state_of
 from fedcli.runs.schema import Record
-from fedcli.runs.trackers import flat
+from fedcli.runs.trackers import flat_numbers
 
 COLUMNS = (
     "folder", "record", "method", "label", "seed", "state", "numerics", "images", "partition", "parameters", "settings",
     "key",
 )  # fmt: skip
-# Groups of shares in a round beside those whose name ends in "accuracy".
-ACCURACIES = ("domains", "intra", "inter", "clients", "macro_f1", "class_accuracy")
+# Groups of numbers of a round that are accuracies, beside those whose name ends in "accuracy".
+GROUPS_OF_ACCURACIES = ("domains", "intra", "inter", "clients", "macro_f1", "class_accuracy")
 
 
 def frame_of(records: Iterable[Record]) -> pd.DataFrame:
@@ -138,14 +138,14 @@ def rounds_of(record: Record) -> pd.DataFrame:
     """
     rows = []
     for entry in record["rounds"]:
-        row = {"round": entry["round"] + 1, "test_accuracy": None, **flat(entry)}
+        row = {"round": entry["round"] + 1, "test_accuracy": None, **flat_numbers(entry)}
         if "per_class" in entry:
             row |= _of_classes(entry["per_class"], record["class_names"])
         rows.append(row)
     table = pd.DataFrame(rows, columns=None if rows else ["round", "test_accuracy"]).astype({"test_accuracy": float})
     for name in table:
-        kind, _, _ = name.partition("/")
-        if name.endswith("_accuracy") or kind in ACCURACIES:
+        group, _, _ = name.partition("/")
+        if name.endswith("_accuracy") or group in GROUPS_OF_ACCURACIES:
             table[name] *= 100
     return table
 
@@ -186,18 +186,18 @@ def client_rounds_of(record: Record) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["round", "client", "accuracy"])
 
 
-def of_all(records: Iterable[Record], of_one: Callable[[Record], pd.DataFrame]) -> pd.DataFrame:
+def parts_of_all(records: Iterable[Record], parts_of: Callable[[Record], pd.DataFrame]) -> pd.DataFrame:
     """The rounds or clients of several runs, by `rounds_of` or `clients_of`, with columns that tell runs apart."""
-    parts = []
+    frames = []
     for record in records:
-        table = of_one(record)
+        frame = parts_of(record)
         settings = settings_of(record)
         of_run = {name: settings[name] for name in FIRST_SETTINGS}
         of_run |= {"seed": record["seed"], "settings": key_of(settings)}
         if "label" in record:
             of_run["method"] = record["label"]
-        parts.append(table.assign(**of_run)[[*of_run, *table]])
-    return pd.concat(parts, ignore_index=True)
+        frames.append(frame.assign(**of_run)[[*of_run, *frame]])
+    return pd.concat(frames, ignore_index=True)
 
 
 def shipped() -> list[Path]:

@@ -216,12 +216,12 @@ def _compare_cell(table: Table, place: Place, metric: Metric, text: str, values:
     """
     row, column = place
     entry = printed(table).get(place, {})
-    target = printed_value(table, row, column, metric)
+    paper_value = printed_value(table, row, column, metric)
     paper = ""
     deviation = None
     differences = []
-    if target is not None:
-        paper = metric.text(target)
+    if paper_value is not None:
+        paper = metric.text(paper_value)
         if metric.field == "mean" and entry.get("std") is not None:
             deviation = entry["std"]
             paper += f" ± {metric.text(deviation)}"
@@ -229,7 +229,7 @@ def _compare_cell(table: Table, place: Place, metric: Metric, text: str, values:
         if metric.unit == "floats":
             unit = _printed_unit(column)
             compared = [unit * round(value / unit) for value in values]
-        differences = [value - target for value in compared]
+        differences = [value - paper_value for value in compared]
     elif entry:
         paper = metric.none if entry.get("printed") == "0" else "no number"  # not printed, or not legible
     difference = interval(differences)
@@ -238,7 +238,7 @@ def _compare_cell(table: Table, place: Place, metric: Metric, text: str, values:
         "column": column,
         "metric": metric.name,
         "unit": metric.unit,
-        "paper": target,
+        "paper": paper_value,
         "paper_std": deviation,
         "ours": fmean(values) if values else None,
         "ours_std": stdev(values) if len(values) > 1 else None,

@@ -17,12 +17,12 @@ from fedcli.runs.schema import Record, RoundEntry
 from fedcli.userfiles import from_file, is_from_file
 
 
-def flat(entry: RoundEntry, above: str = "") -> dict[str, float]:
+def flat_numbers(entry: RoundEntry, above: str = "") -> dict[str, float]:
     """Returns the numbers of a round's entry, as `terms/cross_entropy`, without its own and those of clients."""
     numbers: dict[str, float] = {}
     for key, value in entry.items():
         if isinstance(value, dict) and key != "client_accuracy":
-            numbers |= flat(value, f"{above}{key}/")
+            numbers |= flat_numbers(value, f"{above}{key}/")
         elif isinstance(value, int | float) and (above or key != "round"):
             numbers[f"{above}{key}"] = value
     return numbers
@@ -39,7 +39,7 @@ class TensorBoard(Listener):
 
     def round(self, entry: RoundEntry) -> None:
         """Adds a point to each curve."""
-        for name, value in flat(entry).items():
+        for name, value in flat_numbers(entry).items():
             self.writer.add_scalar(name, value, entry["round"] + 1)
         self.writer.flush()
 
@@ -64,7 +64,7 @@ class WeightsAndBiases(Listener):
 
     def round(self, entry: RoundEntry) -> None:
         """Logs the numbers of a round."""
-        self.run.log(flat(entry), step=entry["round"] + 1)
+        self.run.log(flat_numbers(entry), step=entry["round"] + 1)
 
     def finish(self, record: Record) -> None:
         """Sets the summary, and ends the run there."""

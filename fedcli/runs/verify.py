@@ -88,9 +88,8 @@ def compare_records(record: Record, repetition: Record) -> Comparison:
     for name, was in _facts(record).items():
         if now[name] != was:
             return Comparison(f"another {name}: {now[name]}, was {was}{remark}", False)
-    distance = np.nan_to_num(abs(_curve(record) - _curve(repetition))).max(
-        initial=0.0
-    )  # NaN where a round was not tested
+    distances = abs(_curve(record) - _curve(repetition))  # NaN where a round was not tested
+    distance = np.nan_to_num(distances).max(initial=0.0)
     points = f"{100 * distance:.2f} points of accuracy"
     if _end(record) == _end(repetition) and distance == 0:
         return Comparison("same to the last digit" if record["status"] == "interrupted" else "same bits", True)
