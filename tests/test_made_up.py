@@ -27,9 +27,9 @@ FEDAVG = find_method("fedavg")
 def learning_rate_of_the_first_round():
     train = Stack.train
 
-    def wrong(self, clients, context, rows, rate, *rest):
+    def wrong(self, clients, context, rows, rate, **others):
         is_first_round = self.clients is None
-        return train(self, clients, context, rows, rate if is_first_round else self._rate, *rest)
+        return train(self, clients, context, rows, rate if is_first_round else self._rate, **others)
 
     with patch.object(Stack, "train", wrong):
         yield
@@ -77,8 +77,8 @@ def sums_in_the_memory_of_a_graph():
 def step_number_in_a_new_tensor():
     train = Stack.train
 
-    def wrong(self, *arguments):
-        results = train(self, *arguments)
+    def wrong(self, *arguments, **options):
+        results = train(self, *arguments, **options)
         self._number = self._inputs.number.clone()
         self._inputs = self._inputs._replace(number=self._number)
         return results

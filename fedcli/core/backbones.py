@@ -111,36 +111,44 @@ def plain_cnn(  # noqa: PLR0913  # a declaration: one keyword for each trait of 
     return Recipe(make, least)
 
 
-_RESNETS = {  # kind of block, blocks in each of the four stages
-    "resnet10": ("BasicBlock", [1, 1, 1, 1]),
-    "resnet12": ("BasicBlock", [2, 1, 1, 1]),
-    "resnet18": ("BasicBlock", [2, 2, 2, 2]),
-    "resnet34": ("BasicBlock", [3, 4, 6, 3]),
-    "resnet50": ("Bottleneck", [3, 4, 6, 3]),
-    "resnet101": ("Bottleneck", [3, 4, 23, 3]),
-    "resnet152": ("Bottleneck", [3, 8, 36, 3]),
+class _ResNet(NamedTuple):
+    """The blocks of a residual network."""
+
+    block: str  # torchvision's class
+    num_blocks: list[int]  # in each of the four stages
+
+
+_RESNETS = {
+    "resnet10": _ResNet("BasicBlock", [1, 1, 1, 1]),
+    "resnet12": _ResNet("BasicBlock", [2, 1, 1, 1]),
+    "resnet18": _ResNet("BasicBlock", [2, 2, 2, 2]),
+    "resnet34": _ResNet("BasicBlock", [3, 4, 6, 3]),
+    "resnet50": _ResNet("Bottleneck", [3, 4, 6, 3]),
+    "resnet101": _ResNet("Bottleneck", [3, 4, 23, 3]),
+    "resnet152": _ResNet("Bottleneck", [3, 8, 36, 3]),
 }
 _VARIANTS = [depth + kind for depth in _RESNETS for kind in ("", "-gn", "-3x3", "-3x3-gn", "-512")]
 
 
 def _resnet(name: str, channels: int, image_size: int, num_classes: int) -> Backbone:
     """Makes torchvision's residual network, which takes images of any size."""
-    depth, *parts = name.split("-")
-    block, blocks = _RESNETS[depth]
+    depth, *variations = name.split("-")
+    blocks = _RESNETS[depth]
     resnet = torchvision().models.resnet
-    norm = partial(nn.GroupNorm, 2) if "gn" in parts else MaskedBatchNorm2d
+    block = getattr(resnet, blocks.block)
+    norm = partial(nn.GroupNorm, 2) if "gn" in variations else MaskedBatchNorm2d
     # The classifier goes; its one class keeps the body's weights independent of the number of classes.
-    body = resnet.ResNet(getattr(resnet, block), blocks, num_classes=1, norm_layer=norm)
+    body = resnet.ResNet(block, blocks.num_blocks, num_classes=1, norm_layer=norm)
     width = body.fc.in_features
     body.fc = nn.Identity()
-    if "3x3" in parts:
+    if "3x3" in variations:
         body.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(body.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision's ResNet
         body.maxpool = nn.Identity()
-    if "512" in parts:
+    if "512" in variations:
         width = 512
         body.fc = nn.AdaptiveAvgPool1d(width)
-    if "projection" in parts:
+    if "projection" in variations:
         body.fc = nn.Sequential(nn.Linear(width, 512), nn.ReLU(), nn.Linear(512, 256))
         width = 256
     return Backbone(body, width, num_classes)

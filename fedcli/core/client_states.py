@@ -156,7 +156,7 @@ class Store:
     def reopen(self, folder: Path) -> dict[str, Callable]:
         """Returns the types by which `load_tree` reads a checkpoint in a folder; `kept` takes `Kept.rows`."""
 
-        def kept(*rows: tuple[int, str, int, str]) -> Kept:
+        def kept_from_rows(*rows: tuple[int, str, int, str]) -> Kept:
             versions = {}
             for client, name, nbytes, digest in rows:
                 has_numbers = type(client) is int and type(nbytes) is int
@@ -167,7 +167,7 @@ class Store:
                 versions[client] = Version(folder / STATES / f"{name}{SUFFIX}", nbytes, digest)
             return Kept(self, versions)
 
-        return {**self.types, "kept": kept}
+        return {**self.types, "kept": kept_from_rows}
 
     def keep(self, states: Mapping[int, Tree], new: dict[int, Tree], round: int) -> Kept:
         """Returns the states with copies of new ones, and evicts the oldest to files until the rest fits into memory.

@@ -76,6 +76,38 @@ class Step:
     in_place: Update | None = None
 
 
+class _Slot(NamedTuple):
+    """Where a layer keeps one of its tensors."""
+
+    tensors: dict[str, Any]  # the layer's own dict of parameters or of buffers
+    key: str  # of the tensor there
+
+
+class _CopyOfThread(threading.local):
+    """A thread's own copy of a network's module.
+
+    Attributes:
+        module: The copy; None before the thread's first call.
+        slots: Where its tensors are kept, by their names in the network.
+    """
+
+    def __init__(self) -> None:
+        self.module: nn.Module | None = None
+        self.slots: dict[str, _Slot] = {}
+
+    def make(self, network: "Network") -> nn.Module:
+        """Makes the copy, and returns it."""
+        # The tensors are shared, not copied: the copy never uses those that it begins with.
+        shared = {id(value): value for value in (*network.module.parameters(), *network.module.buffers())}
+        module = copy.deepcopy(network.module, shared)
+        for name in (*network.params, *network.buffers):
+            prefix, _, key = name.rpartition(".")
+            layer = module.get_submodule(prefix)
+            self.slots[name] = _Slot(layer._parameters if name in network.params else layer._buffers, key)
+        self.module = module
+        return module
+
+
 class Network:
     """A module as a pure function of its parameters and buffers."""
 
@@ -90,27 +122,20 @@ class Network:
         self.num_parameters = sum(map(Tensor.numel, self.params.values()))
         self.feature_dim = cast(int, module.feature_dim)  # of a `Backbone`
         self._autocast = precision == "bf16"
-        self._of_thread = threading.local()
+        self._copy_of_thread = _CopyOfThread()
 
     def _loaded(self, tensors: Params) -> nn.Module:
         """Puts tensors into this thread's copy of the module until the next call, and returns that copy.
 
         `torch.func.functional_call` would put the former ones back each time.
         """
-        own = self._of_thread
-        if not hasattr(own, "module"):
-            # The tensors are shared, not copied: the copy never uses those that it begins with.
-            shared = {id(value): value for value in (*self.module.parameters(), *self.module.buffers())}
-            own.module = copy.deepcopy(self.module, shared)
-            own.places = {}  # where the tensor of each name is kept: the layer's dict, and its key there
-            for name in (*self.params, *self.buffers):
-                prefix, _, key = name.rpartition(".")
-                layer = own.module.get_submodule(prefix)
-                tensors_of_layer = layer._parameters if name in self.params else layer._buffers
-                own.places[name] = (tensors_of_layer, key)
-        for name, (tensors_of_layer, key) in own.places.items():
-            tensors_of_layer[key] = tensors[name]
-        return own.module
+        copy_of_thread = self._copy_of_thread
+        module = copy_of_thread.module
+        if module is None:
+            module = copy_of_thread.make(self)
+        for name, slot in copy_of_thread.slots.items():
+            slot.tensors[slot.key] = tensors[name]
+        return module
 
     def __call__(self, params: Params, buffers: Params, x: Tensor, mask: Tensor | None = None, train: bool = True):
         """Returns features, logits and new buffers for a batch of one client.

@@ -263,7 +263,9 @@ class Engine:
 
     def _in_threads(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         threads = torch.get_num_threads()
-        pool = ThreadPoolExecutor(max(threads // self.workers.here, 1), "", lambda: torch.set_num_threads(1))
+        pool = ThreadPoolExecutor(
+            max_workers=max(threads // self.workers.here, 1), initializer=lambda: torch.set_num_threads(1)
+        )
         try:
             return list(pool.map(work, items))
         finally:
@@ -295,7 +297,9 @@ class Engine:
         bytes_of_batch = plan.width * self.images[0].numel() * self.transform.dtype.itemsize
         at_a_time = max(PREPARED_BYTES // bytes_of_batch, 1)
         for start in range(0, len(real), at_a_time):
-            some_rows, is_real = select((rows, real), slice(start, start + at_a_time))
+            portion = slice(start, start + at_a_time)
+            some_rows = select(rows, portion)
+            is_real = real[portion]
             index, draws = select((some_rows.index, some_rows.draws), is_real)
             images, labels = self.gather(index, draws)
             sizes = some_rows.size.tolist()
@@ -330,7 +334,9 @@ class Engine:
         is_part_of_batch = (sizes > 0) & (sizes < plan.width)
         padded: Any = is_part_of_batch.any(1).tolist()  # [steps], of bool
         samples = sizes.sum(1).tolist()
-        return stack.train(make_clients, context, rows, rate, padded, lambda t: self._step_done(samples[t]))
+        return stack.train(
+            make_clients, context, rows, rate, padded=padded, step_done=lambda step: self._step_done(samples[step])
+        )
 
     def _find_stack(self, step: Step, clients: Client, context: Tree, axes: Tree, rows: Tree) -> Stack:
         """Returns the stack that is kept for such clients, with its graphs; a new one where there is none."""

@@ -511,22 +511,22 @@ def _finite(terms: Terms, stacked: Tree, cohort: Cohort) -> Terms:
     Raises:
         NonFiniteLoss: A term, the objective, or a value of the stacked tensors `[K, ...]` is infinite or NaN.
     """
-    by_words = {f"the term '{name}'": values for name, values in terms.items() if name != OBJECTIVE}
+    values_by_words = {f"the term '{name}'": values for name, values in terms.items() if name != OBJECTIVE}
     if OBJECTIVE in terms:
-        by_words["the loss"] = terms[OBJECTIVE]
+        values_by_words["the loss"] = terms[OBJECTIVE]
     # Zero times a tensor is NaN where it is not finite; only one sum for each client comes to the host.
     zero_or_nan = torch.zeros(len(cohort.client_ids), device=cohort.weights.device)
     for tensor in leaves(stacked):
         if tensor.is_floating_point():
             zero_or_nan += (0 * tensor.detach()).reshape(len(tensor), -1).sum(1)
-    by_words["what the step gave"] = zero_or_nan
-    is_finite = to_device({what: values.detach().isfinite() for what, values in by_words.items()}, "cpu")
-    for what, flags in is_finite.items():
+    values_by_words["what the step gave"] = zero_or_nan
+    is_finite = {words: values.detach().isfinite() for words, values in values_by_words.items()}
+    for words, flags in to_device(is_finite, "cpu").items():
         ids = cohort.client_ids[~flags.numpy()]
         if len(ids):
-            weight = " or a smaller weight of that term" if what.startswith("the term") else ""
+            weight = " or a smaller weight of that term" if words.startswith("the term") else ""
             raise NonFiniteLoss(
-                f"{what} is not finite in round {cohort.round + 1} for client(s) {', '.join(map(str, ids))}; "
+                f"{words} is not finite in round {cohort.round + 1} for client(s) {', '.join(map(str, ids))}; "
                 f"a smaller --lr{weight} usually helps."
             )
     return {name: values for name, values in terms.items() if name != OBJECTIVE}

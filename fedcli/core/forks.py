@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,14 +69,14 @@ class Processes:
 
         done: list[Any] = []
         while len(done) < len(items):
-            rest = items[len(done) :]
+            items_left = items[len(done) :]
             seconds = fmean(spent) if spent else self._seconds.get(work.__qualname__, 0.0)
-            count = self._fastest(len(rest), seconds)
+            count = self._fastest(len(items_left), seconds)
             if count == 1:
-                next_item, *_ = rest
+                next_item, *_ = items_left
                 done.append(timed(next_item))
             else:
-                done += self.share(timed, rest, count, begin)
+                done += self.share(timed, items_left, count, begin)
         if spent:
             self._seconds[work.__qualname__] = fmean(spent)
         return done
@@ -111,11 +111,11 @@ class Processes:
             for number in _taken(queue, len(items)):
                 results[number] = work(items[number])
             for fork in forks:
-                received, fault = fork.receive()
-                results |= received
-                if fault:
+                report = fork.receive()
+                results |= report.results
+                if report.fault:
                     count_afterwards = 1
-                    self.note(f"a process that shared the work {fault}; one process does it all from here on")
+                    self.note(f"a process that shared the work {report.fault}; one process does it all from here on")
             for number, item in enumerate(items):
                 if number not in results:
                     results[number] = work(item)
@@ -152,6 +152,13 @@ class Processes:
         self._ended.clear()
 
 
+class _Report(NamedTuple):
+    """What a fork has done."""
+
+    results: dict[int, Any]  # by the numbers of the items
+    fault: str  # what went wrong, after the words "a process"; empty where nothing did
+
+
 class _Fork:
     """A fork at work; made in this process, it never returns in the other one."""
 
@@ -175,8 +182,8 @@ class _Fork:
         finally:
             os.close(write_end)
 
-    def receive(self) -> tuple[dict[int, Any], str]:
-        """Returns its results by their numbers, once it has all, and what is wrong with it."""
+    def receive(self) -> _Report:
+        """Returns what it has done, once it has ended."""
         with self._pipe:
             message = self._pipe.read()
         try:
@@ -185,7 +192,7 @@ class _Fork:
             status = self.wait()
             code = os.waitstatus_to_exitcode(status)
             ending = f"got {signal.Signals(-code).name}" if code < 0 else f"exit code {code}, {error}"
-            return {}, f"has died ({ending})"
+            return _Report({}, f"has died ({ending})")
 
     def kill(self) -> None:
         """Ends it."""
@@ -227,9 +234,9 @@ def _do_and_send(
         results = {}  # the process that draws itself is told what is wrong with that
         fault = "has drawn from PyTorch's global generator"
     try:
-        message = pickle.dumps((tree_map(_sent, results), fault))
+        message = pickle.dumps(_Report(tree_map(_sent, results), fault))
     except Exception as error:
-        message = pickle.dumps(({}, f"cannot send what it has done ({error})"))
+        message = pickle.dumps(_Report({}, f"cannot send what it has done ({error})"))
     with open(pipe, "wb") as file:
         file.write(message)
     sys.stdout.flush()

@@ -140,7 +140,7 @@ class Unrepeatable(Exception):
     """Says that another step may do something else."""
 
 
-def graph_key(thing: Any, shapes: bool = False) -> Hashable:
+def graph_key(value: Any, shapes: bool = False) -> Hashable:
     """Returns what is equal for two things that make a step do the same.
 
     A function is its code and what it is closed over, as a method makes its objective anew in every round; a bound
@@ -151,25 +151,25 @@ def graph_key(thing: Any, shapes: bool = False) -> Hashable:
         Unrepeatable: For anything else. A tensor, above all, may be another one the next time.
     """
     plain = bool, int, float, str, bytes, type(None), torch.dtype, torch.device, Network
-    if isinstance(thing, plain):
-        return (type(thing), thing)
-    if isinstance(thing, frozenset) and all(isinstance(part, plain) for part in thing):
-        return (frozenset, thing)
-    if shapes and isinstance(thing, Tensor):
-        return (tuple(thing.shape), thing.dtype)
-    if isinstance(thing, FunctionType):
-        closed = (cell.cell_contents for cell in thing.__closure__ or ())
-        return (thing.__code__, graph_key((*closed, thing.__defaults__, thing.__kwdefaults__)))
-    if isinstance(thing, MethodType):
-        return (thing.__func__.__code__, graph_key(thing.__self__))
-    if isinstance(thing, partial):
-        return (partial, graph_key((thing.func, thing.args, thing.keywords)))
-    if isinstance(thing, tuple | list):
-        return (type(thing), *(graph_key(part, shapes) for part in thing))
-    if isinstance(thing, dict):
-        return (dict, *((key, graph_key(value, shapes)) for key, value in thing.items()))
-    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        return (type(thing), *(graph_key(getattr(thing, field.name)) for field in dataclasses.fields(thing)))
+    if isinstance(value, plain):
+        return (type(value), value)
+    if isinstance(value, frozenset) and all(isinstance(part, plain) for part in value):
+        return (frozenset, value)
+    if shapes and isinstance(value, Tensor):
+        return (tuple(value.shape), value.dtype)
+    if isinstance(value, FunctionType):
+        closed = (cell.cell_contents for cell in value.__closure__ or ())
+        return (value.__code__, graph_key((*closed, value.__defaults__, value.__kwdefaults__)))
+    if isinstance(value, MethodType):
+        return (value.__func__.__code__, graph_key(value.__self__))
+    if isinstance(value, partial):
+        return (partial, graph_key((value.func, value.args, value.keywords)))
+    if isinstance(value, tuple | list):
+        return (type(value), *(graph_key(part, shapes) for part in value))
+    if isinstance(value, dict):
+        return (dict, *((key, graph_key(part, shapes)) for key, part in value.items()))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return (type(value), *(graph_key(getattr(value, field.name)) for field in dataclasses.fields(value)))
     raise Unrepeatable
 
 

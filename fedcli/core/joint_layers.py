@@ -28,12 +28,12 @@ class JointLayers(TorchFunctionMode):
         return JOINT.get(function, function)(*args, **(kwargs or {}))
 
 
-def conv2d(input: Tensor, weight: Tensor, *options: Any, **more: Any) -> Tensor:
+def conv2d(input: Tensor, weight: Tensor, *options: Any, **keywords: Any) -> Tensor:
     """Convolves as `F.conv2d`, with weights that are copied once, where vmap copies them forwards and backwards.
 
     A client's weights lie among its other parameters, and a grouped convolution takes those of all clients in a row.
     """
-    return F.conv2d(input, weight.clone(memory_format=torch.contiguous_format), *options, **more)
+    return F.conv2d(input, weight.clone(memory_format=torch.contiguous_format), *options, **keywords)
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -93,13 +93,13 @@ class LiveConv2d(nn.Conv2d):
         size: Height and width of the images; those of another size are convolved with all taps.
         live: The taps along height and width.
         live_padding: The padding that is left along height and width.
-        few: Whether the output has at most four places, and the layer neither groups nor dilation.
+        has_few_places: Whether the output has at most four places, and the layer neither groups nor dilation.
     """
 
     size: torch.Size
     live: tuple[slice, slice]
     live_padding: tuple[int, int]
-    few: bool
+    has_few_places: bool
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolves `[B, C, H, W]`."""
@@ -109,7 +109,7 @@ class LiveConv2d(nn.Conv2d):
             weight = self.weight.permute(0, 2, 3, 1)[:, *self.live].permute(0, 3, 1, 2)
         else:
             weight = live_taps(self.weight, self.live)
-        if self.few and by_places.get():
+        if self.has_few_places and by_places.get():
             return self._place_by_place(input.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1))
         return F.conv2d(input, weight, self.bias, self.stride, self.live_padding, self.dilation, self.groups)
 
@@ -122,8 +122,8 @@ class LiveConv2d(nn.Conv2d):
         _, taps_down, taps_across, _ = weight.shape
         stride_down, stride_across = self.stride
         padding_down, padding_across = self.live_padding
-        rows = _starts(height, taps_down, stride_down, padding_down, dilation=1)
-        columns = _starts(width, taps_across, stride_across, padding_across, dilation=1)
+        rows = range(-padding_down, height + padding_down - taps_down + 1, stride_down)
+        columns = range(-padding_across, width + padding_across - taps_across + 1, stride_across)
         places = []
         for top, left in product(rows, columns):
             pixels = x[:, max(top, 0) : top + taps_down, max(left, 0) : left + taps_across]
@@ -152,25 +152,47 @@ def set_to(variable: ContextVar[bool], value: bool) -> Iterator[None]:
         variable.reset(token)
 
 
-def _starts(size: int, kernel: int, stride: int, padding: int, dilation: int) -> range:
-    """Returns where a convolution puts its kernel along an axis of `size` pixels."""
-    return range(-padding, size + padding - dilation * (kernel - 1), stride)
+class _Axis(NamedTuple):
+    """A convolution along one axis of its images."""
+
+    size: int  # pixels
+    kernel: int  # taps
+    stride: int
+    padding: int  # pixels on each side
+    dilation: int
+
+    @property
+    def starts(self) -> range:
+        """Where the first tap is, for each place of the output."""
+        end = self.size + self.padding - self.dilation * (self.kernel - 1)
+        return range(-self.padding, end, self.stride)
+
+    @property
+    def all_taps(self) -> slice:
+        """All taps of the kernel."""
+        return slice(0, self.kernel)
+
+    def meets_pixel(self, tap: int) -> bool:
+        """Says whether a tap lies on a pixel for some place of the output."""
+        return any(0 <= start + tap * self.dilation < self.size for start in self.starts)
 
 
-def _live_taps(size: int, kernel: int, stride: int, padding: int, dilation: int) -> tuple[slice, int]:
-    """Returns the taps that meet a pixel of an axis of `size`, and the padding that is left."""
-    starts = _starts(size, kernel, stride, padding, dilation)
+class _LiveTaps(NamedTuple):
+    """What is left of a kernel along one axis without the taps that meet padding only."""
 
-    def meets_pixel(tap: int) -> bool:
-        return any(0 <= start + tap * dilation < size for start in starts)
+    taps: slice
+    padding: int
 
-    live = [tap for tap in range(kernel) if meets_pixel(tap)] or range(kernel)
+
+def _find_live_taps(axis: _Axis) -> _LiveTaps:
+    """Returns the taps from the first to the last that meets a pixel; all if the sides would need unequal padding."""
+    live = [tap for tap in range(axis.kernel) if axis.meets_pixel(tap)] or range(axis.kernel)
     first = min(live)
     last = max(live)
-    left = padding - first * dilation
-    if left < 0 or len(_starts(size, last - first + 1, stride, left, dilation)) != len(starts):
-        return slice(0, kernel), padding  # the two sides would need unequal padding
-    return slice(first, last + 1), left
+    without_dead_taps = axis._replace(kernel=last - first + 1, padding=axis.padding - first * axis.dilation)
+    if without_dead_taps.padding < 0 or len(without_dead_taps.starts) != len(axis.starts):
+        return _LiveTaps(axis.all_taps, axis.padding)
+    return _LiveTaps(slice(first, last + 1), without_dead_taps.padding)
 
 
 @torch.no_grad()
@@ -186,16 +208,17 @@ def use_live_taps(network: nn.Module, channels: int, image_size: int) -> bool:
             return
         images, *_ = args
         size = images.shape[-2:]
-        rows, columns = zip(size, layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True)
-        live_rows, top = _live_taps(*rows)
-        live_columns, left = _live_taps(*columns)
-        live = (live_rows, live_columns)
-        height, width = layer.kernel_size
-        has_dead_taps = live != (slice(0, height), slice(0, width))
-        num_places = len(_starts(*rows)) * len(_starts(*columns))
-        few = num_places <= 4 and layer.groups == 1 and layer.dilation == (1, 1)
-        if has_dead_taps or few:
-            become(layer, LiveConv2d, size=size, live=live, live_padding=(top, left), few=few)
+        down = _Axis(size[0], layer.kernel_size[0], layer.stride[0], layer.padding[0], layer.dilation[0])
+        across = _Axis(size[1], layer.kernel_size[1], layer.stride[1], layer.padding[1], layer.dilation[1])
+        live_down = _find_live_taps(down)
+        live_across = _find_live_taps(across)
+        live = (live_down.taps, live_across.taps)
+        live_padding = (live_down.padding, live_across.padding)
+        has_dead_taps = live != (down.all_taps, across.all_taps)
+        num_places = len(down.starts) * len(across.starts)
+        has_few_places = num_places <= 4 and layer.groups == 1 and layer.dilation == (1, 1)
+        if has_dead_taps or has_few_places:
+            become(layer, LiveConv2d, size=size, live=live, live_padding=live_padding, has_few_places=has_few_places)
         dead_taps.append(has_dead_taps)
 
     with register_module_forward_pre_hook(leave_out):

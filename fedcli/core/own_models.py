@@ -48,17 +48,18 @@ def train_newcomers(
     newcomers = [client for client in cohort.client_ids if int(client) not in states]
     if not newcomers:
         return
-    first = fed.local_epochs  # the epochs before have the draws of the round itself
+    first_epoch = fed.local_epochs  # the epochs before have the draws of the round itself
     for group in fed.groups(fed.cohort_of(cohort.round, newcomers)):
         model = own_models({}, group, fed)
         loss = plain_loss(group.network)
         if cosine:
-            for epoch in range(epochs):
-                rate = cosine_annealing(fed.lr(cohort.round), epoch, epochs)
+            for number in range(epochs):
+                rate = cosine_annealing(fed.lr(cohort.round), number, epochs)
                 step = fed.optimizer_step(loss, lr=rate, weight_decay=0.0)
-                model, _ = fed.train(model, group, step, epochs=range(first + epoch, first + epoch + 1))
+                epoch = first_epoch + number
+                model, _ = fed.train(model, group, step, epochs=range(epoch, epoch + 1))
         else:
-            model, _ = fed.train(model, group, loss, epochs=range(first, first + epochs))
+            model, _ = fed.train(model, group, loss, epochs=range(first_epoch, first_epoch + epochs))
         yield group, model
 
 

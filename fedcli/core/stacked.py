@@ -50,7 +50,7 @@ def for_many(
     """
     mapped = vmap(function, in_dims=axes, randomness="error")
 
-    def together(*arguments: Tree) -> Tree:
+    def for_clients(*arguments: Tree) -> Tree:
         first, *_ = arguments
         count = num_stacked(first)
         if way == BRANCHES or count == 1:
@@ -60,7 +60,7 @@ def for_many(
         with set_to(under_vmap, True), layers:
             return mapped(*arguments)
 
-    return together
+    return for_clients
 
 
 def with_optimizer(step: Step, clients: Client) -> Client:
@@ -223,10 +223,13 @@ class Stack:
     def _hold(self, inputs: StackInputs) -> None:
         """Takes the tensors that stay."""
         self._inputs = inputs
-        self.clients, self._context, rows, self._rate, self._number = inputs
+        self.clients = inputs.clients
+        self._context = inputs.context
+        self._rate = inputs.rate
+        self._number = inputs.number
         # The same in all steps, so that no step looks it up.
-        self._num_batches = rows.num_batches[0]
-        self._rows = rows._replace(num_batches=None)
+        self._num_batches = inputs.rows.num_batches[0]
+        self._rows = inputs.rows._replace(num_batches=None)
 
     def step(self, padded: bool, is_captured: bool = False) -> None:
         """Takes one local step of each client; those that have run out of data stand still."""
@@ -254,7 +257,8 @@ class Stack:
         tree_map(move, self.clients, after)
         if not self.totals:
             self.totals = tree_map(torch.zeros_like, terms)
-        tree_map(lambda total, term: total.add_(term.masked_fill(idle, 0.0)), self.totals, terms)
+        for name, term in terms.items():
+            self.totals[name].add_(term.masked_fill(idle, 0.0))
 
     def steps(self, padded: bool, count: int, is_captured: bool = False) -> None:
         """Takes some local steps of each client."""

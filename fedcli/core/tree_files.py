@@ -70,8 +70,10 @@ def read_verified(path: Path, digest: str | None = None) -> VerifiedFile:
     try:
         length = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + length])["__metadata__"]
-        parts = {name: json.loads(text) for name, text in metadata.items() if name != "sha256"}
-        parts = parts.get("fedcli", parts)
+        if "fedcli" in metadata:
+            parts = json.loads(metadata["fedcli"])
+        else:  # an older file
+            parts = {name: json.loads(metadata[name]) for name in ("tree", "about")}
         return VerifiedFile(parts["tree"], parts["about"], safetensors.load(content))
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
         raise UserError(f"'{path}' holds no state (got {printable(str(error))}); {REMEDY}.") from None
@@ -91,5 +93,5 @@ def load_tree(
     try:
         return LoadedTree(from_names(structure, tensors, types), facts)
     except (KeyError, TypeError, ValueError, RecursionError) as error:  # also a NamedTuple that is none of the types
-        what = printable(str(error))
-        raise UserError(f"'{path}' holds another kind of state (got {what}); use the method that wrote it.") from None
+        fault = printable(str(error))
+        raise UserError(f"'{path}' holds another kind of state (got {fault}); use the method that wrote it.") from None

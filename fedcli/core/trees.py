@@ -132,7 +132,7 @@ def to_device(tree: Tree, device: torch.device | str) -> Tree:
     device = torch.device(device)
     elsewhere = [tensor for tensor in leaves(tree) if tensor.device.type != device.type]
     kinds = dict.fromkeys((tensor.device, tensor.dtype) for tensor in elsewhere)
-    copies: dict[int, Tensor] = {}
+    moved: dict[int, Tensor] = {}  # by the id of the tensor elsewhere
     for kind in kinds:
         group = [tensor for tensor in elsewhere if (tensor.device, tensor.dtype) == kind]
         flat = torch.cat([tensor.reshape(-1) for tensor in group])
@@ -140,8 +140,9 @@ def to_device(tree: Tree, device: torch.device | str) -> Tree:
             flat = flat.pin_memory()
         flat = flat.to(device, non_blocking=device.type != "cpu")
         parts = flat.split([tensor.numel() for tensor in group])
-        copies |= {id(tensor): part.view(tensor.shape) for tensor, part in zip(group, parts, strict=True)}
-    return tree_map(lambda tensor: copies.get(id(tensor), tensor), tree)
+        for tensor, part in zip(group, parts, strict=True):
+            moved[id(tensor)] = part.view(tensor.shape)
+    return tree_map(lambda tensor: moved.get(id(tensor), tensor), tree)
 
 
 def to_names(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
@@ -182,16 +183,16 @@ def from_names(structure: Any, tensors: Mapping[str, Tensor], types: Mapping[str
     """
     builder = _Builder(tensors, types)
     tree = builder.build(structure, "")
-    if builder.left:
-        raise ValueError(f"{', '.join(builder.left):.80} left over")
+    if builder.unused:
+        raise ValueError(f"{', '.join(builder.unused):.80} left over")
     return tree
 
 
 class _Builder:
-    """Builds a tree of tensors by path, of which `left` have no place yet, and NamedTuples of these types."""
+    """Builds a tree of tensors by path, of which `unused` have no place yet, and NamedTuples of these types."""
 
     def __init__(self, tensors: Mapping[str, Tensor], types: Mapping[str, Callable]):
-        self.left = dict(tensors)
+        self.unused = dict(tensors)
         self._paths: set[str] = set()  # of the tensors that have a place
         self._types = types
 
@@ -222,7 +223,7 @@ class _Builder:
         self._paths.add(path)
         if name != path:
             raise ValueError(f"{name!r:.80} at '{path}'")
-        return self.left.pop(path)
+        return self.unused.pop(path)
 
     def _sequence(self, kind: str, content: list, path: str) -> Tree:
         """Builds a list, a tuple or a NamedTuple, whose last fields older files may lack."""
