@@ -16,6 +16,7 @@ from fedcli.core.partition import PARTITIONS
 from fedcli.data import official, partition_files
 from fedcli.data.cache import cache_file, is_in_cache, names_in_cache
 from fedcli.data.catalog import DOWNLOADS, KNOWN, MADE
+from fedcli.data.conversion import convert
 from fedcli.data.dataset import Dataset, from_arrays
 from fedcli.data.dataset_info import DatasetInfo
 from fedcli.data.image_arrays import (
@@ -24,7 +25,6 @@ from fedcli.data.image_arrays import (
     Arrays,
     Columns,
     canonical_arrays,
-    convert,
     join_splits,
     read_npz,
 )

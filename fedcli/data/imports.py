@@ -16,9 +16,10 @@ from fedcli.data import datasets, file_formats, official, partition_files
 from fedcli.data.archives import files_below
 from fedcli.data.cache import cache_file, is_in_cache, is_name, write_to_cache
 from fedcli.data.catalog import DOWNLOADS, KNOWN, MADE
+from fedcli.data.conversion import convert
 from fedcli.data.dataset import from_arrays
 from fedcli.data.dataset_info import DatasetInfo
-from fedcli.data.image_arrays import NPZ_CONTENT, SPLITS, canonical_arrays, convert
+from fedcli.data.image_arrays import NPZ_CONTENT, SPLITS, canonical_arrays
 from fedcli.data.reading import check_size, reading
 from fedcli.data.resizing import resize_rows
 from fedcli.errors import UserError, unknown

@@ -1,0 +1,153 @@
+"""Converts the columns that readers return: pixels to bytes, labels to numbers from 0, images to squares.
+
+A ValueError says what is wrong; `reading`, around it, adds in which file and what that must be.
+"""
+
+import math
+
+import numpy as np
+
+from fedcli.data.image_arrays import NAMES_OF, Columns, canonical_order, first_of_each
+
+
+def convert(columns: Columns, notes: list[str]) -> Columns:
+    """The columns of a reader or of `join_splits` as `image_arrays.py` describes them; notes what was changed.
+
+    Without a column `test` a fixed fifth of each class and domain becomes the test split. Channels may come first; rows
+    of pixels are grey squares. Pixels in [0, 1] or [-1, 1] are stretched to 0 to 255. Black borders make images square.
+    Labels may be in a column, one-hot, class names, count from 1, or leave numbers out.
+    """
+    x = _as_uint8(columns["x"], notes)
+    first_image = x[0]
+    if all(np.array_equal(image, first_image) for image in x):
+        raise ValueError(f"all of its {len(x)} images are alike")
+    columns = columns | {"x": x} | _labels(columns["y"])
+    for name in sorted({"y", "domain", "writer", "place"} & columns.keys()):
+        columns[name] = _whole_numbers(name, columns[name])
+    if "test" not in columns:
+        columns["test"] = _fifth_of_each(columns)
+        notes.append("a fixed fifth of each class is kept to test on")
+    num_train = len(x) - columns["test"].sum()
+    if not 0 < num_train < len(x):
+        raise ValueError(f"{num_train} images are to train and {len(x) - num_train} to test on, too few")
+    columns["x"] = _squared(x, notes)
+    y = columns["y"]
+    num_classes = np.size(columns.get("class_names", np.unique(y)))
+    if y.min() == 1 and y.max() == num_classes:
+        columns["y"] = y - 1
+        notes.append("the labels counted from 1")
+    for name in sorted(NAMES_OF.keys() & columns.keys()):
+        columns |= _numbered(name, columns, num_train, notes)
+    trained = columns["y"][~columns["test"]]
+    untrained = np.delete(columns["class_names"], np.unique(trained))
+    if len(untrained):
+        notes.append(f"without training images: {', '.join(untrained[:5])}{_and_more(len(untrained) - 5)}")
+    return columns
+
+
+def _labels(y: np.ndarray) -> Columns:
+    """The labels as `y` `[N]`, of a column of them or of one-hot rows too, and `class_names` where they are names."""
+    is_one_hot = y.ndim == 2 and y.shape[1] > 1 and (np.sort(y)[:, -2:] == [0, 1]).all()
+    if is_one_hot:
+        y = y.argmax(1)
+    elif y.shape[1:] == (1,):
+        y = y[:, 0]
+    if y.dtype.kind not in "US":
+        return {"y": y}
+    class_names, numbers = np.unique(y.astype(str), return_inverse=True)
+    return {"y": numbers, "class_names": class_names}
+
+
+def _whole_numbers(name: str, values: np.ndarray) -> np.ndarray:
+    """A column as int64 `[N]`; anything else than whole numbers is refused."""
+    if values.ndim != 1 or (np.rint(values) != values).any():
+        raise ValueError(f"{name}_train or {name}_test is of type {values.dtype} and shape {values.shape}")
+    return values.astype(np.int64)
+
+
+def _fifth_of_each(columns: Columns) -> np.ndarray:
+    """Whether each image is of the fixed fifth of its class and domain."""
+    domain = columns.get("domain", np.zeros(len(columns["x"]), np.int64))
+    strata = columns["y"] * (domain.max() + 1) + domain
+    return first_of_each(canonical_order(columns["x"], strata), strata)
+
+
+def _squared(images: np.ndarray, notes: list[str]) -> np.ndarray:
+    """The images with black borders that make them square; adds to the notes that there are some."""
+    height, width = images.shape[1:3]
+    if height == width:
+        return images
+    side = max(height, width)
+    above = (side - height) // 2
+    left = (side - width) // 2
+    notes.append(f"black borders made the images {side} x {side}")
+    return np.pad(images, [(0, 0), (above, side - height - above), (left, side - width - left), (0, 0)])
+
+
+def _numbered(column: str, columns: Columns, num_train: int, notes: list[str]) -> Columns:
+    """The numbers of a column of `NAMES_OF`, from 0, and a name for each; numbers that nothing has are left out.
+
+    Raises:
+        ValueError: Numbers and names do not fit, or a name cannot be shown.
+    """
+    numbers = columns[column]
+    key = NAMES_OF[column]
+    used = np.unique(numbers)
+    most = num_train  # numbers that are no classes, as years, are large
+    if key in columns:
+        most = len(columns[key].ravel())
+    least = used.min()
+    greatest = used.max()
+    if least < 0 or greatest >= most:
+        fault = f"{column}_train or {column}_test counts from {least} to {greatest}"
+        raise ValueError(f"{fault}, {key} or the training images from 0 to {most - 1}")
+    if key in columns:
+        names = columns[key].ravel().astype(str)
+    else:
+        names = used.astype(str)
+        numbers = np.searchsorted(used, numbers)
+        if len(used) <= greatest:
+            shown = f"{', '.join(names[:5])}{_and_more(len(used) - 5)}"
+            noun = "classes" if column == "y" else "domains"
+            notes.append(f"{len(used)} {noun}, whose numbers are {shown}")
+    is_repeated = len(np.unique(names)) < len(names)
+    if is_repeated or not all(name.isprintable() for name in names):
+        raise ValueError(f"{key} has a name twice, or one of several lines")
+    return {column: numbers, key: names}
+
+
+def _and_more(count: int) -> str:
+    return f" and {count} more" if count > 0 else ""
+
+
+def _as_uint8(images: np.ndarray, notes: list[str]) -> np.ndarray:
+    """The images as uint8 `[N, H, W, channels]`; adds to the notes what was changed."""
+    shape = images.shape
+    side = math.isqrt(shape[-1])
+    if len(shape) == 2 and side**2 == shape[1]:
+        images = images.reshape(-1, side, side)
+        notes.append(f"rows of {shape[1]} pixels became images of {side} x {side}")
+    if len(shape) == 4 and shape[1] in (1, 3) and shape[3] not in (1, 3):
+        images = np.moveaxis(images, 1, 3)
+        notes.append("the images' channels came first")
+    if images.ndim == 3:
+        images = images[..., None]
+    if not images.size or images.shape[3:] not in ((1,), (3,)):
+        raise ValueError(f"the images are of type {images.dtype} and shape {shape}")
+    if images.dtype == np.uint8:
+        return images
+    low = float(images.min())  # NaN where there is one
+    high = float(images.max())
+    is_from_0_to_255 = low >= 0 and high <= 255
+    is_from_minus_1_to_1 = low >= -1 and high <= 1
+    if not (is_from_0_to_255 or is_from_minus_1_to_1):
+        raise ValueError(f"pixels from {low:g} to {high:g} are not in 0 to 255, 0 to 1 or -1 to 1: undo normalisation")
+    shift = 0
+    scale = 1.0
+    if low < 0:
+        shift = 1
+        scale = 127.5
+    elif high <= 1:
+        scale = 255.0
+    notes.append(f"pixels x from {low:g} to {high:g} became 8 bits, (x + {shift}) * {scale:g}")
+    return np.rint((images + shift) * scale).astype(np.uint8)
