@@ -22,10 +22,16 @@ MOMENTUM_SAM = Setup("MoFedSAM", {"rho": 0.1, "alpha": 0.3})
 ADDED = "1e-7 is added to the norm of the gradient (optimizer/ESAM.py)."
 
 PEER = Peer(
-    name="FL-Simulator", module="fl_simulator", commit="502bec65570165d1ff1a6ce76375297145c734e3",
+    name="FL-Simulator",
+    module="fl_simulator",
+    commit="502bec65570165d1ff1a6ce76375297145c734e3",
     rows=(
         Row(
-            "FedAvg", "fedavg", Setup("FedAvg"), cause=PLAIN, judge="FedAvg, Algorithm 1: weights n_k / n.",
+            "FedAvg",
+            "fedavg",
+            Setup("FedAvg"),
+            cause=PLAIN,
+            judge="FedAvg, Algorithm 1: weights n_k / n.",
             closed_by="FedAvg, plain means here too",
         ),
         Row("FedAvg, plain means here too", "fedavg, uniform", Setup("FedAvg")),
@@ -33,18 +39,25 @@ PEER = Peer(
         Row("SCAFFOLD, clients of one size", "scaffold, equal, clipped", Setup("SCAFFOLD")),
         Row("SCAFFOLD, 2 of 4", "scaffold, half", Setup("SCAFFOLD")),
         Row(
-            "SCAFFOLD, plain means here too", "scaffold, uniform", Setup("SCAFFOLD"),
+            "SCAFFOLD, plain means here too",
+            "scaffold, uniform",
+            Setup("SCAFFOLD"),
             cause="K is the first client's for all, and no whole number for a batch that is not full "
             "(server/SCAFFOLD.py).",
-            judge="SCAFFOLD, line 12: K of the client.", closed_by="SCAFFOLD, plain means here too, own K",
+            judge="SCAFFOLD, line 12: K of the client.",
+            closed_by="SCAFFOLD, plain means here too, own K",
         ),
         Row(
-            "SCAFFOLD, plain means here too, own K", "scaffold, uniform",
-            Setup("SCAFFOLD", change="count_own_steps"), change="K is the client's number of steps",
+            "SCAFFOLD, plain means here too, own K",
+            "scaffold, uniform",
+            Setup("SCAFFOLD", change="count_own_steps"),
+            change="K is the client's number of steps",
         ),
         Row("FedDyn, clients of one size", "feddyn, equal, clipped", Setup("FedDyn", {"lamb": 0.1})),
         Row(
-            "FedDyn", "feddyn", Setup("FedDyn", {"lamb": 0.1}),
+            "FedDyn",
+            "feddyn",
+            Setup("FedDyn", {"lamb": 0.1}),
             cause="All clients have one alpha; fedcli's is divided by a client's size, as in the authors' code.",
             judge="FedDyn, Algorithm 1: one alpha, for which fedcli has --weighting uniform (Reading 2).",
             closed_by="FedDyn, one alpha here too",
@@ -53,20 +66,32 @@ PEER = Peer(
         Row("FedDyn, 2 of 4", "feddyn, half", Setup("FedDyn", {"lamb": 0.1})),
         Row("FedCM, clients of one size", "fedcm, equal", Setup("FedCM", {"alpha": 0.3})),
         Row(
-            "FedSAM, plain means here too", "fedsam", SAM, cause=ADDED,
-            judge="FedSAM: w + rho g / ||g||.", closed_by="FedSAM, plain means here too, norm alone",
+            "FedSAM, plain means here too",
+            "fedsam",
+            SAM,
+            cause=ADDED,
+            judge="FedSAM: w + rho g / ||g||.",
+            closed_by="FedSAM, plain means here too, norm alone",
         ),
         Row(
-            "FedSAM, plain means here too, norm alone", "fedsam", replace(SAM, change="divide_by_the_norm"),
+            "FedSAM, plain means here too, norm alone",
+            "fedsam",
+            replace(SAM, change="divide_by_the_norm"),
             change="the 1e-7 is taken out of the norm",
         ),
         Row(
-            "MoFedSAM, clients of one size", "mofedsam, equal", MOMENTUM_SAM, cause=ADDED,
-            judge="MoFedSAM: w + rho g / ||g||.", closed_by="MoFedSAM, clients of one size, norm alone",
+            "MoFedSAM, clients of one size",
+            "mofedsam, equal",
+            MOMENTUM_SAM,
+            cause=ADDED,
+            judge="MoFedSAM: w + rho g / ||g||.",
+            closed_by="MoFedSAM, clients of one size, norm alone",
         ),
         Row(
-            "MoFedSAM, clients of one size, norm alone", "mofedsam, equal",
-            replace(MOMENTUM_SAM, change="divide_by_the_norm"), change="the 1e-7 is taken out of the norm",
+            "MoFedSAM, clients of one size, norm alone",
+            "mofedsam, equal",
+            replace(MOMENTUM_SAM, change="divide_by_the_norm"),
+            change="the 1e-7 is taken out of the norm",
         ),
     ),
-)  # fmt: skip
+)

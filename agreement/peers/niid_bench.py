@@ -21,7 +21,9 @@ SCAFFOLD_WITH_MOMENTUM = Setup("scaffold", {"rho": 0.9, "lr": 0.03})
 MOON = Setup("moon", {"mu": 1.0, "temperature": 0.5, "lr": 0.03})
 
 PEER = Peer(
-    name="NIID-Bench", module="niid_bench", commit="61b901ab645e62391772e9898384c2c3485b7a6c",
+    name="NIID-Bench",
+    module="niid_bench",
+    commit="61b901ab645e62391772e9898384c2c3485b7a6c",
     rows=(
         Row("FedAvg", "fedavg", Setup("fedavg")),
         Row("FedProx", "fedprox", Setup("fedprox", {"mu": 0.5})),
@@ -29,37 +31,46 @@ PEER = Peer(
         Row("FedNova with momentum", "fednova, momentum", Setup("fednova", {"rho": 0.9, "lr": 0.03})),
         Row("SCAFFOLD, clients of one size", "scaffold, equal", SCAFFOLD),
         Row(
-            "SCAFFOLD", "scaffold", SCAFFOLD,
+            "SCAFFOLD",
+            "scaffold",
+            SCAFFOLD,
             cause="Models are weighted by n_i, the control variates by 1 / N (experiments.py).",
             judge="SCAFFOLD, lines 16 and 17: both plain; here both by examples (Reading 5).",
             closed_by="SCAFFOLD, c by 1 / N here too",
         ),
         Row("SCAFFOLD, c by 1 / N here too", "scaffold, c uniform", SCAFFOLD),
         Row(
-            "SCAFFOLD, 2 of 4", "scaffold, half", SCAFFOLD,
+            "SCAFFOLD, 2 of 4",
+            "scaffold, half",
+            SCAFFOLD,
             cause="The control variates begin as the weights of a network (experiments.py, 992 to 994; its issue 8).",
             judge="SCAFFOLD, Section 4: they begin at 0, or as gradients at the first model.",
             closed_by="SCAFFOLD, 2 of 4, c from 0",
         ),
         Row(
-            "SCAFFOLD, 2 of 4, c from 0", "scaffold, half", replace(SCAFFOLD, zero_controls=True),
+            "SCAFFOLD, 2 of 4, c from 0",
+            "scaffold, half",
+            replace(SCAFFOLD, zero_controls=True),
             change="the control variates begin at 0",
         ),
         Row(
-            "SCAFFOLD with momentum", "scaffold, equal, momentum", SCAFFOLD_WITH_MOMENTUM,
+            "SCAFFOLD with momentum",
+            "scaffold, equal, momentum",
+            SCAFFOLD_WITH_MOMENTUM,
             cause="c - c_i is added after the optimizer's step, and c_i divides by K eta_l without the momentum "
             "(experiments.py).",
             judge="The paper's local step has no momentum (Reading 3).",
             closed_by="SCAFFOLD with momentum, so here too",
         ),
         Row(
-            "SCAFFOLD with momentum, so here too", "scaffold, equal, correction after momentum",
-            SCAFFOLD_WITH_MOMENTUM,
+            "SCAFFOLD with momentum, so here too", "scaffold, equal, correction after momentum", SCAFFOLD_WITH_MOMENTUM
         ),
         Row("MOON with its momentum", "moon, momentum", MOON),
-        Row("FedAvg with batch normalisation", "fedavg, normed", Setup("fedavg"), ("shared", "statistics")),
+        Row("FedAvg with batch normalisation", "fedavg, normed", Setup("fedavg"), compared=("shared", "statistics")),
         Row(
-            "MOON with batch normalisation", "moon, normed, momentum", MOON,
+            "MOON with batch normalisation",
+            "moon, normed, momentum",
+            MOON,
             cause="The received model gives its features in training mode, by the batch's mean and variance; the "
             "client's last model in evaluation mode (experiments.py).",
             judge="MOON is silent; the authors' code evaluates both (Reading 4).",
@@ -67,16 +78,17 @@ PEER = Peer(
         ),
         Row(
             "MOON with batch normalisation, received model so here too",
-            "moon, normed, received in training mode, momentum", MOON,
+            "moon, normed, received in training mode, momentum",
+            MOON,
         ),
         Row(
-            "MOON with its momentum, 2 of 4", "moon, half, momentum", MOON,
+            "MOON with its momentum, 2 of 4",
+            "moon, half, momentum",
+            MOON,
             cause="A client's last model is an untrained network until it has taken part.",
             judge="MOON is silent; the authors' code has no term in the first round (Reading 3).",
             closed_by="MOON with its momentum, 2 of 4, such a last model here too",
         ),
-        Row(
-            "MOON with its momentum, 2 of 4, such a last model here too", "moon, half, momentum, initial past", MOON,
-        ),
+        Row("MOON with its momentum, 2 of 4, such a last model here too", "moon, half, momentum, initial past", MOON),
     ),
-)  # fmt: skip
+)
