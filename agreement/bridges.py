@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
 
 from fedcli.core import Aux, Client, Step, cross_entropy, tree_map, weighted_mean
@@ -25,12 +24,19 @@ def run_nesterov_round(state, cohort, fed, config):
 
 def run_uniform_control_round(state, cohort, fed, config):
     """SCAFFOLD whose models are weighted by examples, and whose c is the plain mean over all clients."""
-    by_examples = fed.client_weights
-    fed.client_weights = np.ones_like(by_examples)
-    try:
-        return scaffold.run_round(state, cohort, fed, config)
-    finally:
-        fed.client_weights = by_examples
+    clients = fed.broadcast(state.params, state.buffers, cohort)
+    zero = scaffold.ClientState(tree_map(torch.zeros_like, state.c))
+    c_i = fed.recall(state.clients, cohort, zero).c_i
+    step = fed.optimizer_step(scaffold.make_local_loss(fed.network), clip_norm=config.clip_norm)
+    clients, terms = fed.train(clients, cohort, step, scaffold.Context(state.c, c_i), scaffold.CONTEXT_AXES)
+    local_steps = torch.as_tensor(fed.plan(cohort).steps, dtype=fed.dtype)
+    new = scaffold.update_control(c_i, state.c, state.params, clients.params, local_steps, fed.lr(cohort.round))
+    kept = fed.remember(state.clients, cohort, scaffold.ClientState(new))
+    mean, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
+    params = scaffold.update_model(state.params, mean, config.server_lr)
+    plain_shares = torch.full((len(cohort.client_ids),), 1 / fed.num_clients, dtype=fed.dtype)
+    c = scaffold.update_mean_control(state.c, tree_map(torch.sub, new, c_i), plain_shares)
+    return scaffold.ServerState(params, buffers, c, kept), terms
 
 
 def run_round_after_momentum(state, cohort, fed, config):
@@ -103,7 +109,7 @@ def run_mixture_round(state, cohort, fed, config, make_local_step):
     alpha = clients.params[apfl.ALPHA]
     shared = part(clients.params, SHARED)
     kept = apfl.ClientState(
-        params=mixture(alpha, part(clients.params, PRIVATE), shared),
+        params=mixtures(part(clients.params, PRIVATE), shared, alpha),
         buffers=part(clients.buffers, PRIVATE),
         alpha=alpha,
     )
@@ -113,8 +119,8 @@ def run_mixture_round(state, cohort, fed, config, make_local_step):
     return apfl.ServerState(params, buffers, kept), terms
 
 
-def mixture(alpha, private, shared):
-    """alpha v + (1 - alpha) w_i of each client; alpha is `[K]`, and the parameters are `[K, ...]`."""
+def mixtures(private, shared, alpha):
+    """alpha v + (1 - alpha) w_i of K clients, `[K, ...]`; alpha is `[K]`."""
     mixed = {}
     for name, v in private.items():
         share = alpha.reshape(-1, *[1] * (v.ndim - 1))

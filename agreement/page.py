@@ -66,22 +66,23 @@ def overview(peers: Sequence[Peer], results: dict) -> str:
         same = [row for row in peer.rows if agrees(results, peer, row.label)]
         closed = [row for row in peer.rows if row not in same and row.closed_by]
         source = ", ".join(filter(None, (peer.package, peer.commit[:10])))
-        counts = (len(peer.rows), len(same), len(closed), len(peer.rows) - len(same) - len(closed))
+        num_open = len(peer.rows) - len(same) - len(closed)
         versions = f"Python {results_of_peer['python']}, torch {results_of_peer['torch']}"
-        lines.append([peer.name, source, *map(str, counts), versions])
+        cells = [peer.name, source, len(peer.rows), len(same), len(closed), num_open, versions]
+        lines.append([str(cell) for cell in cells])
     titles = ("Project", "Version", "Rows", "Agree", "Differ, closed", "Open", "Environment")
     return github(titles, lines)
 
 
 def agreeing(peer: Peer, rows: Sequence[Row], results: dict) -> str:
     """The rows of a peer that agree."""
-    lines = [
-        [
-            row.label, row.change or "nothing", f"`{command(CASES[row.case])}`", CASES[row.case].partition,
-            " and ".join(row.compared), difference_text(results, peer, row.label),
-        ]
-        for row in rows
-    ]  # fmt: skip
+    lines = []
+    for row in rows:
+        case = CASES[row.case]
+        change = row.change or "nothing"
+        compared = " and ".join(row.compared)
+        difference = difference_text(results, peer, row.label)
+        lines.append([row.label, change, f"`{command(case)}`", case.partition, compared, difference])
     titles = (peer.name, "Changed in it", "fedcli", "Clients", "Compared", "Largest difference")
     return github(titles, lines, first_number_column=5)
 

@@ -13,7 +13,7 @@ from agreement import network as networks
 from agreement.bridges import BRIDGES
 from agreement.rows import Case
 from fedcli import check
-from fedcli.core import Federation
+from fedcli.core import Federation, head_names
 from fedcli.core.trees import leaves
 from fedcli.data import datasets
 
@@ -99,33 +99,50 @@ def flat(tensors: Any) -> Tensor:
 
 
 def outcome(setup: Any, fed: Federation) -> dict[str, Tensor]:
-    """What a run of fedcli ends with, by what can be compared, as vectors."""
+    """What a run of fedcli ends with, as vectors, by the names that `Row.compared` has."""
     state = check.simulate(setup, fed, ROUNDS)
+    ends = {**of_the_server(state), **of_the_clients(state)}
+    if setup.method.personal is not None:
+        ends |= of_personal_models(setup.method.personal(state), fed)
+    if setup.method.prototypes is not None:
+        prototypes, _ = setup.method.prototypes(state)
+        ends["class vectors"] = flat([prototypes])
+    return ends
+
+
+def of_the_server(state: Any) -> dict[str, Tensor]:
+    """The global model, or the part of one that the clients share, or what FedDistill's server has of the classes."""
     fields = state._asdict()
     ends = {}
     if "params" in fields:
         ends["shared"] = flat(state.params.values())
         ends["statistics"] = flat([torch.zeros(0), *state.buffers.values()])
-    if setup.method.personal is not None:
-        values = []
-        without_head = []
-        for _, (params, _) in sorted(setup.method.personal(state).items()):
-            of_client = list(params.values())
-            values += of_client
-            without_head += of_client[:-2]
-        ends["personal"] = flat(values)
-        ends["bodies"] = flat(without_head)
-    if fields.get("clients"):
-        kept = [state.clients[client] for client in sorted(state.clients)]
-        ends["kept"] = flat(leaves(kept))
-    if setup.method.prototypes is not None:
-        prototypes, _ = setup.method.prototypes(state)
-        ends["prototypes"] = flat([prototypes])
-    if "teacher" in fields:  # the mean logits of FedDistill
-        ends["prototypes"] = flat([state.teacher])
     if isinstance(fields.get("head"), dict):
         ends["head"] = flat(state.head.values())
+    if "teacher" in fields:
+        ends["class vectors"] = flat([state.teacher])
     return ends
+
+
+def of_the_clients(state: Any) -> dict[str, Tensor]:
+    """What all clients keep between rounds, in the order of their ids."""
+    states = getattr(state, "clients", {})
+    if not states:
+        return {}
+    in_order = [states[client] for client in sorted(states)]
+    return {"kept": flat(leaves(in_order))}
+
+
+def of_personal_models(models: dict[int, Any], fed: Federation) -> dict[str, Tensor]:
+    """The clients' own models, in the order of their ids; whole, and without their heads."""
+    head = head_names(fed.network)
+    whole = []
+    bodies = []
+    for client in sorted(models):
+        params, _ = models[client]
+        whole += params.values()
+        bodies += [value for name, value in params.items() if name not in head]
+    return {"personal": flat(whole), "bodies": flat(bodies)}
 
 
 def projections(vector: Tensor) -> list[float]:

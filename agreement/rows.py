@@ -29,7 +29,7 @@ class Row:
     label: str  # of the peer's rows, each once
     case: str  # a key of `CASES`
     setup: Any  # what the peer's adapter runs: a `Setup` of the peer's module
-    compared: tuple[str, ...] = ("shared",)  # or "statistics", "personal", "bodies", "head", "kept", "prototypes"
+    compared: tuple[str, ...] = ("shared",)  # or "statistics", "personal", "bodies", "head", "kept", "class vectors"
     change: str = ""  # the one thing of the peer that is changed; empty for its code and defaults as they are
     cause: str = ""  # why it differs, with the place in the peer's code; empty where it agrees
     judge: str = ""  # the equation that decides, and what it says

@@ -162,7 +162,7 @@ def ends_of(server: FedAvgServer) -> Ends:
         "bodies": bodies,
     }
     if hasattr(server, "global_prototypes"):
-        ends["prototypes"] = [server.global_prototypes[label] for label in range(10)]
+        ends["class vectors"] = [server.global_prototypes[label] for label in range(10)]
     return ends
 
 

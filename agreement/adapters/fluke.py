@@ -140,7 +140,7 @@ def ends_of(algorithm: CentralizedFL, setup: Setup) -> Ends:
     if setup.keeps_normalisation:
         ends["shared"] = parameters_without_normalisation(shared)
     if hasattr(server, "prototypes"):
-        ends["prototypes"] = [torch.stack(list(server.prototypes))]
+        ends["class vectors"] = [torch.stack(list(server.prototypes))]
     return ends
 
 

@@ -128,7 +128,7 @@ def ends_of(server: Any, setup: Setup) -> Ends:
     for attribute in ("global_protos", "global_logits"):
         if hasattr(server, attribute):
             by_class = getattr(server, attribute)
-            ends["prototypes"] = [by_class[label] for label in range(10)]
+            ends["class vectors"] = [by_class[label] for label in range(10)]
     return ends
 
 

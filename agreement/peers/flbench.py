@@ -91,7 +91,7 @@ PEER = Peer(
             "FedProto",
             "fedproto",
             Setup("fedproto:FedProtoServer", {"lamda": 1.0}),
-            compared=("personal", "prototypes"),
+            compared=("personal", "class vectors"),
         ),
         Row(
             "LG-FedAvg",

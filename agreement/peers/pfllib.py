@@ -25,7 +25,7 @@ FML = Setup("serverfml:FML", {"alpha": 0.3, "beta": 0.6})
 KD = Setup("serverkd:FedKD", {"mentee_learning_rate": 0.1, "T_start": 0.95, "T_end": 0.98})
 DISTILL = Setup("serverfd:FD", {"lamda": 1.0})
 BOTH = ("shared", "personal")
-PROTOTYPES = ("personal", "prototypes")
+PERSONAL_AND_VECTORS = ("personal", "class vectors")
 SQUARED = "the norm in the penalty is squared"
 NEWCOMER = "a client that takes part for the first time has the received model as its last one"
 DITTO = Setup("serverditto:Ditto", {"mu": 0.5, "plocal_epochs": 2}, kept=("model_per",))
@@ -99,12 +99,12 @@ PEER = Peer(
             change=f"{SQUARED}, and alpha is divided by a client's size over the mean size",
         ),
         Row("FedDyn, squared, 2 of 4", "feddyn, half", replace(DYN, change="square_the_norm"), change=SQUARED),
-        Row("FedProto", "fedproto", Setup("serverproto:FedProto", {"lamda": 1.0}), compared=PROTOTYPES),
+        Row("FedProto", "fedproto", Setup("serverproto:FedProto", {"lamda": 1.0}), compared=PERSONAL_AND_VECTORS),
         Row(
             "FedProto, fedcli's default",
             "fedproto, last epoch",
             Setup("serverproto:FedProto", {"lamda": 1.0}),
-            compared=PROTOTYPES,
+            compared=PERSONAL_AND_VECTORS,
             cause="fedcli takes prototypes of the last epoch by default, as the authors' code (Reading 4).",
             judge="FedProto, Eq. 3: of the client's data, without a word of epochs.",
             closed_by="FedProto",
@@ -132,7 +132,7 @@ PEER = Peer(
             "FedDistill",
             "feddistill, logits",
             DISTILL,
-            compared=PROTOTYPES,
+            compared=PERSONAL_AND_VECTORS,
             cause="The mean logits themselves are the target of a cross-entropy (clientfd.py).",
             judge="FedDistill: the target is a distribution.",
             closed_by="FedDistill, softmax of the target",
@@ -141,7 +141,7 @@ PEER = Peer(
             "FedDistill, softmax of the target",
             "feddistill, logits",
             replace(DISTILL, change="take_softmax"),
-            compared=PROTOTYPES,
+            compared=PERSONAL_AND_VECTORS,
             change="the target passes a softmax",
         ),
         Row("FedPer", "fedper", Setup("serverper:FedPer", kept=("model.head",)), compared=("shared", "kept")),
