@@ -4,8 +4,9 @@ It imports pandas, which a single run does not need.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -47,8 +48,8 @@ def cost(plan: TablePlan) -> list[tuple[str, str]]:
 class TableDisplay(jobs.PlanListener):
     """Show the runs of a table or a grid: a bar of their rounds on a terminal, and a line for each that ends."""
 
-    def __init__(self, consoles: Sequence[Console], plan: Plan, log: str | None = None):
-        """Make a display whose bar is on the first console, and its lines on all; `log` names loggers of each run."""
+    def __init__(self, consoles: Sequence[Console], plan: Plan, log: str | Iterable[Any] | None = None):
+        """Make a display whose bar is on the first console, and its lines on all; `log` is what `run_plan` takes."""
         self.ended = 0
         self.total = len(plan.to_run)
         self.log = find_loggers(log)
@@ -96,7 +97,7 @@ def run_plan(
     plan: Plan,
     consoles: Sequence[Console],
     again: str = "the same command",
-    log: str | None = None,
+    log: str | Iterable[Any] | None = None,
     *,
     placement: Placement = ONE_BY_ONE,
     records_only: bool = False,
@@ -107,7 +108,7 @@ def run_plan(
         plan: The runs.
         consoles: What they are shown on, the terminal first.
         again: The command that goes on.
-        log: Names of loggers of each run.
+        log: Loggers of each run, or their names.
         placement: Where the runs are trained.
         records_only: Keep no models of a run that has ended.
 

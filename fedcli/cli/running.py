@@ -113,13 +113,15 @@ def _run_grid(plan: "Plan", placement: Placement, output: Output) -> Mapping[Pat
     """Run what is to do of a grid, then write and print the table and curves of its runs; returns what failed."""
     from fedcli.cli.display import print_line
     from fedcli.cli.plan_display import run_plan, warn_of_protocols
+    from fedcli.runs.trackers import find_loggers
 
     again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
+    loggers = find_loggers(output.log)  # before the file of the log is made
     screens = consoles(output, stderr=True)
     warn_of_protocols(plan)
     if not any(run.to_do for run in plan.runs):
         print_line(screens, f"nothing to run: all {len(plan.runs)} runs have ended")
-    errors = run_plan(plan, screens, again, output.log, placement=placement)
+    errors = run_plan(plan, screens, again, loggers, placement=placement)
     text = _summarise(plan.folder)
     if not output.quiet:
         print_text(text, is_markdown=True)
