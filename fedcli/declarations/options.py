@@ -1,0 +1,179 @@
+"""Options: a field of a dataclass that says all of an option, and the check of a value."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, replace
+from types import MappingProxyType, NoneType
+from typing import Any, get_args
+
+from fedcli.declarations.names import flag_of
+from fedcli.errors import UserError
+
+START = "start_round"  # an option of this name says after how many rounds a method's own term starts
+LARGEST = {int: 2**31 - 1, float: 3e38}  # of options without a bound of their own; what PyTorch takes as float32
+FACTS = "option"  # the key of `OptionFacts` in the metadata of a field
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionFacts:
+    """What the declaration of an option says of it; `option` explains each of these."""
+
+    default: Any
+    help: str
+    symbol: str
+    source: str
+    unit: str
+    low: float | None
+    high: float | None
+    open_low: bool
+    open_high: bool
+    off: Any
+    choices: tuple[str, ...]
+    tune: tuple[float, ...]
+    before: Any
+    only_with: Mapping[str, tuple[str, ...]]
+
+    @property
+    def range_text(self) -> str:
+        """The values that the option allows; empty for any."""
+        if self.choices:
+            return " or ".join(self.choices)
+        bounds = []
+        if self.low is not None:
+            sign = ">" if self.open_low else ">="
+            bounds.append(f"{sign} {self.low}")
+        if self.high is not None:
+            sign = "<" if self.open_high else "<="
+            bounds.append(f"{sign} {self.high}")
+        return " and ".join(bounds)
+
+    @property
+    def need_text(self) -> str:
+        """The options and values with which the option is used; empty for any."""
+        needs = self.only_with.items()
+        return " and ".join(f"{flag_of(name)} {' or '.join(values)}" for name, values in needs)
+
+    @property
+    def help_text(self) -> str:
+        """The help of the option in a line."""
+        text = self.help
+        origin = ", ".join(filter(None, (self.symbol, self.source, self.unit)))
+        if origin:
+            text += f" ({origin})"
+        if self.range_text:
+            text += f"; {self.range_text}"
+        if self.off is not None:
+            text += f"; {self.off} switches it off"
+        if self.only_with:
+            text += f"; for {self.need_text}"
+        return f"{text}."
+
+    def is_idle(self, values: Mapping[str, Any]) -> bool:
+        """Whether the option is not used beside these values of the others."""
+        return any(values.get(name) not in needed for name, needed in self.only_with.items())
+
+    def check(self, flag: str, value: Any) -> None:
+        """Refuses a value, of a type that the option has, that it does not allow; `flag` is its name in the message.
+
+        Raises:
+            UserError: It is none of the choices or outside of the range.
+        """
+        if self.choices and value not in self.choices:
+            raise UserError(f"{flag} must be {self.range_text} (got '{value}'); choose one of them.")
+        if type(value) in LARGEST:
+            self._check_range(flag, value)
+
+    def _check_range(self, flag: str, value: float) -> None:
+        """Refuses a number outside of the range, or larger than PyTorch takes."""
+        largest = LARGEST[type(value)]
+        low = -largest if self.low is None else self.low
+        high = largest if self.high is None else self.high
+        is_at_open_end = (value == low and self.open_low) or (value == high and self.open_high)
+        is_inside = low <= value <= high and not is_at_open_end  # a NaN is not
+        if not is_inside:
+            is_too_large = not abs(value) <= largest
+            bounded = replace(self, low=low, high=high) if is_too_large else self
+            raise UserError(f"{flag} must be {bounded.range_text} (got {value}); choose a value in that range.")
+
+
+def option(  # noqa: PLR0913  # a declaration: one keyword for each fact of an option
+    default: Any,
+    help: str,
+    *,
+    symbol: str = "",
+    source: str = "",
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    open_low: bool = False,
+    open_high: bool = False,
+    off: Any = None,
+    choices: tuple[str, ...] = (),
+    tune: tuple[float, ...] = (),
+    before: Any = MISSING,
+    only_with: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+) -> Any:
+    """A dataclass field that becomes a command-line option by itself.
+
+    Args:
+        default: Its default value.
+        help: What it is, in a sentence without a full stop.
+        symbol: Its symbol in the paper.
+        source: The equation, table or section it stands in.
+        unit: Its unit.
+        low: Smallest value allowed; None for no bound.
+        high: Largest value allowed.
+        open_low: Whether `low` itself is refused.
+        open_high: Whether `high` itself is refused.
+        off: The value that switches the term off, if there is one.
+        choices: The strings allowed; empty for any.
+        tune: Values worth trying where the option is tuned.
+        before: Value that records without this option are taken to have; the default if not given.
+        only_with: The option is used only when these options have one of these values.
+    """
+    facts = OptionFacts(
+        default=default,
+        help=help,
+        symbol=symbol,
+        source=source,
+        unit=unit,
+        low=low,
+        high=high,
+        open_low=open_low,
+        open_high=open_high,
+        off=off,
+        choices=choices,
+        tune=tune,
+        before=default if before is MISSING else before,
+        only_with=only_with,
+    )
+    return field(default=default, metadata={FACTS: facts})
+
+
+def facts_of(field: Field) -> OptionFacts:
+    """What the declaration of a configuration's option says of it.
+
+    Raises:
+        UserError: The field is not made by `option`.
+    """
+    if FACTS not in field.metadata:
+        raise UserError(
+            f"the option '{field.name}' has no help and no range (got a plain field of its Config); make it by "
+            "fedcli.option(DEFAULT, HELP)."
+        )
+    return field.metadata[FACTS]
+
+
+def check_value(field: Field, value: Any) -> None:
+    """Refuses a value that an option, made by `option`, does not allow.
+
+    Raises:
+        UserError: It is of another type or outside of the range.
+    """
+    flag = flag_of(field.name)
+    facts = facts_of(field)
+    kinds = {*get_args(field.type)} or {field.type}
+    is_whole_float = type(value) is int and float in kinds
+    if type(value) not in kinds and not is_whole_float:
+        names = " or ".join(sorted(kind.__name__ for kind in kinds - {NoneType}))
+        raise UserError(f"{flag} must be of type {names} (got {value!r}); give a value of that type.")
+    facts.check(flag, value)

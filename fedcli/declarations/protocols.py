@@ -1,0 +1,63 @@
+"""Protocols: the experimental set-ups of papers, with what each says of its data sets."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedcli.declarations.names import paper_of
+
+SELECTIONS = {  # rules for the headline of a run, in words
+    "best-validation": "round with the best validation accuracy",
+    "best-test": "round with the best test accuracy",
+    "last": "last round",
+    "mean-last-3": "mean of the last three tested rounds",
+}
+
+
+@dataclass(frozen=True)
+class DataSetting:
+    """What a protocol says of one data set."""
+
+    backbone: str
+    mean: tuple[float, ...]  # per channel, of pixels in [0, 1]
+    std: tuple[float, ...]
+    source: str  # where the constants come from
+    augmentation: str = "none"
+    top_k: int = 1  # a test image counts as right if its class is among the k most likely
+    settings: Mapping[str, Any] = field(default_factory=dict)  # run options for this data set
+    method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of single methods for it
+
+
+@dataclass(frozen=True)
+class PublicSetting:
+    """What a protocol says of one set of public images."""
+
+    mean: tuple[float, ...]  # per channel, of pixels in [0, 1]
+    std: tuple[float, ...]
+    source: str
+    augmentation: str = "none"
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """An experimental set-up of a paper: what is fixed when methods are compared."""
+
+    name: str  # `paper:setting`, as in `--protocol`
+    summary: str  # one sentence
+    source: str  # section or table of the paper
+    settings: Mapping[str, Any]  # run options by field name of `RunConfig`; the command line overrides them
+    datasets: Mapping[str, DataSetting]  # by data set; another one needs `--backbone`
+    selection: str  # headline of a run, see `SELECTIONS`
+    evaluation: str = "server"  # or "clients" or "domains", see fedcli/core/evaluation.py
+    # By set of public images; another one is normalised by its own mean and not augmented.
+    public: Mapping[str, PublicSetting] = field(default_factory=dict)
+    method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of single methods; a data set's win
+    notes: tuple[str, ...] = ()  # where each value comes from that the paper does not give
+    # What the paper's text has where the protocol and the methods' defaults follow the authors' code, without a full
+    # stop; empty where the two agree or there is no code. A run in full is by the one or by the other.
+    text_has: str = ""
+
+    @property
+    def paper(self) -> str:
+        """The paper, as its name begins."""
+        return paper_of(self.name)

@@ -1,0 +1,67 @@
+"""Tables of papers: the run that gives each of their numbers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of a paper's table, and the run that gives ours."""
+
+    row: str  # as `method` in papers/reported.json
+    column: str  # as `column` there
+    method: str  # name of the method that is run
+    settings: Mapping[str, Any]  # run and method options by field name, protocol and data set among them
+    metric: str = "selected"  # what is read from the run's record; see fedcli/results/metrics.py
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A number of a paper's table that follows from others: some rows' mean less that of other rows."""
+
+    row: str  # as `method` in papers/reported.json
+    column: str  # as `column` there
+    more: tuple[str, ...]  # the rows whose mean it is
+    less: tuple[str, ...]  # the rows whose mean is subtracted
+    of: str | tuple[str, ...] = ""  # the columns that are compared, by their mean; empty for its own
+    best: bool = False  # subtract the best of `less` and not their mean
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are compared."""
+        if isinstance(self.of, tuple):
+            return self.of
+        return (self.of or self.column,)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a paper, as runs."""
+
+    name: str  # `paper:ID`, as in `fedcli table paper:ID`
+    title: str  # what the table shows, one line
+    reported: tuple[str, str]  # the paper and the table in papers/reported.json
+    cells: tuple[Cell, ...]  # row by row; cells of the same method and settings share their runs
+    seeds: tuple[int, ...] = (0, 1, 2)  # of each run
+    notes: tuple[str, ...] = ()  # what the paper leaves open, and rows that it does not have
+    gains: tuple[Gain, ...] = ()  # numbers that follow from its cells
+
+
+def grid(
+    rows: Mapping[str, tuple[str, Mapping[str, Any]]],
+    columns: Mapping[str, Mapping[str, Any]],
+    metric: str = "selected",
+) -> tuple[Cell, ...]:
+    """Every row with every column.
+
+    Args:
+        rows: Method and settings of each row.
+        columns: Settings of each column; a row's own override them.
+        metric: What is read from each record.
+    """
+    cells = []
+    for row, (method, of_row) in rows.items():
+        for column, of_column in columns.items():
+            cells.append(Cell(row, column, method, {**of_column, **of_row}, metric))
+    return tuple(cells)
