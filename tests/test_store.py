@@ -61,7 +61,7 @@ def test_what_does_not_fit_into_memory_lies_in_files_the_one_kept_first_at_first
 
     kept = store.keep(kept, states(4), 1)
     assert files(tmp_path) == ["000002-0"]
-    assert [client for client, version in kept.data.items() if version.state is not None] == [1, 4]
+    assert [client for client, version in kept.versions.items() if version.state is not None] == [1, 4]
     assert numbers_of(kept) == {1: 1, 2: 2, 4: 4}
     assert isinstance(kept[2], ClientState)
     assert list(kept) == [1, 2, 4]
@@ -70,7 +70,7 @@ def test_what_does_not_fit_into_memory_lies_in_files_the_one_kept_first_at_first
 
     fewer = kept.only([2, 4])  # which fit
     assert numbers_of(fewer) == {2: 2, 4: 4}
-    assert all(version.state is not None for version in fewer.data.values())
+    assert all(version.state is not None for version in fewer.versions.values())
 
 
 @pytest.mark.parametrize("memory", [0, 2 * BYTES, 10**6])

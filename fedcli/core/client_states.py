@@ -63,20 +63,20 @@ class Kept(StoredStates):
 
     def __init__(self, store: "Store", versions: dict[int, Version]):
         self._store = store
-        self.data = versions  # in the order in which they were kept
+        self.versions = versions  # in the order in which they were kept
 
     def __len__(self) -> int:
-        return len(self.data)
+        return len(self.versions)
 
     def __contains__(self, client: object) -> bool:
-        return client in self.data
+        return client in self.versions
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self.data))
+        return iter(sorted(self.versions))
 
     def __getitem__(self, client: int) -> Tree:
         """Returns a client's state, whose tensors are on any device and must not be changed."""
-        version = self.data[client]
+        version = self.versions[client]
         if version.state is not None:
             return version.state
         state = load_tree(version.file, self._store.types, digest=version.digest).tree
@@ -90,7 +90,7 @@ class Kept(StoredStates):
         Raises:
             UserError: If a file is missing, damaged or another one, or its size is not the one that was written down.
         """
-        for client, version in self.data.items():
+        for client, version in self.versions.items():
             state = version.state
             if version.digest is not None:
                 state = load_tree(version.file, self._store.types, digest=version.digest).tree
@@ -102,19 +102,19 @@ class Kept(StoredStates):
     @property
     def nbytes(self) -> int:
         """The bytes of all states."""
-        return sum(version.nbytes for version in self.data.values())
+        return sum(version.nbytes for version in self.versions.values())
 
     def rows(self) -> list[tuple[int, str, int, str | None]]:
         """Names the versions as a checkpoint does: client, file without suffix, bytes and SHA-256 of each."""
         rows = []
-        for client, version in sorted(self.data.items()):
+        for client, version in sorted(self.versions.items()):
             rows.append((client, version.file.stem, version.nbytes, version.digest))
         return rows
 
     def only(self, clients: Iterable[int]) -> "Kept":
         """Leaves out the states of all other clients."""
-        wanted = self.data.keys() & set(clients)
-        return Kept(self._store, {client: self.data[client] for client in wanted})
+        wanted = self.versions.keys() & set(clients)
+        return Kept(self._store, {client: self.versions[client] for client in wanted})
 
 
 def machine_memory() -> int:
@@ -178,7 +178,7 @@ class Store:
         """
         refuse_non_finite({"clients": new}, round)
         if isinstance(states, Kept):
-            versions = {client: version for client, version in states.data.items() if client not in new}
+            versions = {client: version for client, version in states.versions.items() if client not in new}
         else:  # a method's own at the start
             versions = {}
             new = {**states, **new}

@@ -127,4 +127,4 @@ def read_checkpoint(folder: Path, record: Record, setup: Setup, fed: Federation)
 
 def _versions(state: Any) -> list[Version]:
     """Returns the versions in a method's state."""
-    return [version for kept in stored(state).values() for version in kept.data.values()]
+    return [version for kept in stored(state).values() for version in kept.versions.values()]

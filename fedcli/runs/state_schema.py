@@ -69,7 +69,7 @@ def check_content(state: Any, facts: dict[str, Any], initial: Any, fed: Federati
 
 def check_names(state: Any, facts: dict[str, Any]) -> None:
     """Refuses a checkpoint whose state has other clients' states than those that its facts name."""
-    versions = [version for kept in stored(state).values() for version in kept.data.values()]
+    versions = [version for kept in stored(state).values() for version in kept.versions.values()]
     named = sorted(version.file.stem for version in versions)
     if sorted(facts["states"]) != named:
         with at("states"):
