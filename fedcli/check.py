@@ -129,7 +129,7 @@ def federation(
     defaults = {name: option.default for name, option in fields_of(method.config).items()}
     setup = resolve(method, {"protocol": protocol.name, **TOY, **defaults, **(overrides or {}), **run})
     parts = toy_parts() if parts is None else parts
-    return setup, prepare.make_federation(setup, data, parts, public, kind=kind or Federation)
+    return setup, prepare.make_federation(setup, data, parts, public, federation_type=kind or Federation)
 
 
 def simulate(setup: Setup, fed: Federation, rounds: int, cohorts: Any = None, state: Any = None, first: int = 0) -> Any:

@@ -57,9 +57,9 @@ class Columns:
 
     headline: str  # the title of that with the accuracy of the headline
     metrics: dict[str, Metric]  # of the columns of numbers, by their titles
-    optional: set[str]  # metrics whose column stays empty without a value
+    optional_metrics: set[str]  # by their names; their column stays empty without a value
     leads: bool  # whether there is a column of leads
-    chosen: list[str]  # titles, as the user has chosen them; empty for all columns with something to say
+    chosen_titles: list[str]  # in the user's order; empty for all columns with something to say
 
 
 def find_columns(groups: Sequence[SeedGroup], metrics: Sequence[str], leads: bool, layout: Layout) -> Columns:
@@ -83,9 +83,9 @@ def find_columns(groups: Sequence[SeedGroup], metrics: Sequence[str], leads: boo
     if leads:
         titles.append(LEAD)
         aliases["Lead"] = LEAD
-    chosen = choose_columns(layout.columns, titles, aliases)
-    asked = {*metrics, *(by_title[title].name for title in chosen if title in by_title)}
-    return Columns(headline, by_title, {*OPTIONAL_METRICS} - asked, leads, chosen)
+    chosen_titles = choose_columns(layout.columns, titles, aliases)
+    asked_metrics = {*metrics, *(by_title[title].name for title in chosen_titles if title in by_title)}
+    return Columns(headline, by_title, {*OPTIONAL_METRICS} - asked_metrics, leads, chosen_titles)
 
 
 def choose_columns(
@@ -107,7 +107,7 @@ def choose_columns(
             by_name.setdefault(name.lower(), title)
     for name, title in aliases.items():
         by_name.setdefault(name.lower(), title)
-    chosen = []
+    chosen_titles = []
     texts = [asked] if isinstance(asked, str) else asked
     for text in texts:
         rest = text.strip()
@@ -117,9 +117,9 @@ def choose_columns(
                 names = list(dict.fromkeys(map(column_name, titles)))
                 raise unknown("column in --columns", rest.split(",")[0], names, f"there are {', '.join(names)}.")
             longest = max(fitting, key=len)
-            chosen.append(by_name[longest])
+            chosen_titles.append(by_name[longest])
             rest = rest[len(longest) :].lstrip().removeprefix(",").lstrip()
-    return chosen
+    return chosen_titles
 
 
 def column_name(title: str) -> str:
@@ -153,7 +153,7 @@ def cells_of(groups: Sequence[SeedGroup], columns: Columns, usual: int | None = 
             for index, text in texts.items():
                 rows[index] = _with_lead(rows[index], columns.headline, text)
     cells = pd.DataFrame(rows, dtype=object)
-    return cells[columns.chosen] if columns.chosen else cells
+    return cells[columns.chosen_titles] if columns.chosen_titles else cells
 
 
 def _row(member: SeedGroup, columns: Columns, usual: int | None) -> dict[str, str]:
@@ -163,7 +163,7 @@ def _row(member: SeedGroup, columns: Columns, usual: int | None) -> dict[str, st
     (first, *_) = records
     means = {}
     for title, metric in columns.metrics.items():
-        is_left_out = metric.name in columns.optional and not metric.values(records)
+        is_left_out = metric.name in columns.optional_metrics and not metric.values(records)
         means[title] = "" if is_left_out else mean_of_runs(metric, records, states, usual)
     return {
         "Method": member.method,

@@ -114,7 +114,7 @@ def paper_sheet(records: Sequence[Record], metrics: Sequence[str] = (), layout: 
     cells = cells_of(groups, columns, usual=len(seeds) or None)
     if "Method" in cells:
         cells["Method"] = [method_name(member.records[0]) for member in groups]
-    if not columns.chosen:
+    if not columns.chosen_titles:
         cells = _for_a_paper(cells, columns, bool(seeds))
     titles = list(cells)
     for title in titles[first_number_column(titles) :]:
@@ -142,7 +142,7 @@ def _for_a_paper(cells: pd.DataFrame, columns: Columns, same_seeds: bool) -> pd.
     if cells["Model"].nunique() == 1:
         hidden.append("Model")
     for title, metric in columns.metrics.items():
-        if metric.name in INTERNAL and metric.name in columns.optional:
+        if metric.name in INTERNAL and metric.name in columns.optional_metrics:
             hidden.append(title)
     cells = cells.drop(columns=hidden)
     return cells.loc[:, (cells != "").any()]

@@ -163,11 +163,11 @@ def clients_of(record: Record) -> pd.DataFrame:
 
     The accuracy is that after the last round in percent; NaN if there is none, see `fedcli.core.evaluation.evaluate`.
     """
-    part = record["partition"]
+    division = record["partition"]
     measured = (record["rounds"] or [{}])[-1].get("client_accuracy") or {}
-    accuracies = [100 * measured.get(str(client), np.nan) for client, _ in enumerate(part["sizes"])]
-    table = pd.DataFrame({"client": range(len(accuracies)), "accuracy": accuracies, "examples": part["sizes"]})
-    return table.join(pd.DataFrame(part["class_counts"], columns=record["class_names"]).add_prefix("class/"))
+    accuracies = [100 * measured.get(str(client), np.nan) for client, _ in enumerate(division["sizes"])]
+    table = pd.DataFrame({"client": range(len(accuracies)), "accuracy": accuracies, "examples": division["sizes"]})
+    return table.join(pd.DataFrame(division["class_counts"], columns=record["class_names"]).add_prefix("class/"))
 
 
 def client_rounds_of(record: Record) -> pd.DataFrame:

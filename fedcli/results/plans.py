@@ -189,7 +189,7 @@ def plan_table(
     seeds = check_seeds(table.seeds if seeds is None else seeds)
     cells = []
     reduced: dict[str, Any] = {}
-    for cell in _chosen(table, only):
+    for cell in _selected_cells(table, only):
         first = plan_cell(table, cell, seeds[0], folder, limits, dataset)
         reduced |= first.varied
         runs_of_cell = (first, *(first.with_seed(seed) for seed in seeds[1:]))
@@ -270,11 +270,11 @@ def _usable(run: PlannedRun, rows: Iterable[dict[str, Any]], needs: Iterable[str
     return usable
 
 
-def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
+def _selected_cells(table: Table, only: Sequence[str]) -> list[Cell]:
     """The cells in the rows and columns that `only` names."""
     rows = dict.fromkeys(cell.row for cell in table.cells)
     columns = dict.fromkeys(cell.column for cell in table.cells)
-    meant: set[str] = set()
+    named: set[str] = set()
     for text in only:
         containing = [name for name in (*rows, *columns) if text.lower() in name.lower()]
         if not containing:
@@ -283,13 +283,13 @@ def _chosen(table: Table, only: Sequence[str]) -> list[Cell]:
                 f"rows: {'; '.join(rows)}; columns: {'; '.join(columns)}."
             )
         equal = [name for name in containing if name.lower() == text.lower()]
-        meant.update(equal or containing)
-    chosen_rows = rows.keys() & meant or rows.keys()
-    chosen_columns = columns.keys() & meant or columns.keys()
-    chosen = [cell for cell in table.cells if cell.row in chosen_rows and cell.column in chosen_columns]
-    if not chosen:
+        named.update(equal or containing)
+    selected_rows = rows.keys() & named or rows.keys()
+    selected_columns = columns.keys() & named or columns.keys()
+    selected = [cell for cell in table.cells if cell.row in selected_rows and cell.column in selected_columns]
+    if not selected:
         raise UserError(f"{table.name} has no cell in these rows and columns (got {', '.join(only)}); name others.")
-    return chosen
+    return selected
 
 
 def plan_cell(

@@ -46,7 +46,7 @@ def sheet(
     groups = group(records, by_seed)
     columns = find_columns(groups, metrics, leads, layout)
     cells = cells_of(groups, columns)
-    if not columns.chosen:
+    if not columns.chosen_titles:
         cells = _with_something_to_say(cells)
     titles = list(cells)
     shared_text = ", ".join(f"{name} {markdown(value)}" for name, value in agreed(records).items())

@@ -45,10 +45,10 @@ def autotune(fed: Federation) -> str | None:
     fed.engine.use(Chunking(fastest, tried[fastest].clients_per_chunk))
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(fed.device)
-    chosen = f"fastest of {len(tried)} ways tried, {1e3 * tried[fastest].seconds:.3g} ms for a step of one client"
+    reason = f"fastest of {len(tried)} ways tried, {1e3 * tried[fastest].seconds:.3g} ms for a step of one client"
     for way, failure in failed.items():
-        chosen += f"; {way} failed: {first_line(failure)}"
-    return chosen
+        reason += f"; {way} failed: {first_line(failure)}"
+    return reason
 
 
 class Trial(NamedTuple):

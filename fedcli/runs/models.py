@@ -170,8 +170,8 @@ def check_models(models: Models, method: Method, record: Record) -> None:
         Fault: Says which part is wrong, and what it must be.
     """
     num_clients = record["config"]["num_clients"]
-    kinds = len(record["config"]["backbone"].split(","))
-    networks = [initial_network(record, kind) for kind in range(kinds)]
+    num_networks = len(record["config"]["backbone"].split(","))
+    networks = [initial_network(record, number) for number in range(num_networks)]
     initial = [_initial_model(network) for network in networks]
     first_network, *_ = networks
     if method.personal is None or method.shared is not None:
@@ -182,7 +182,7 @@ def check_models(models: Models, method: Method, record: Record) -> None:
             raise wrong("models by client", type(models.personal).__name__)
         for client, model in models.personal.items():
             with at(client):
-                check_like(initial[client % kinds], model, num_clients)
+                check_like(initial[client % num_networks], model, num_clients)
     if method.prototypes is not None:
         classes = len(record["class_names"])
         points = first_network.head.weight.new_empty(classes, first_network.feature_dim)

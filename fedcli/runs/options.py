@@ -142,17 +142,17 @@ def unknown_option(
     name: str,
     method: HasOptions,
     steps: Mapping[str, HasOptions],
-    chosen: str | None,
+    post: str | None,
     others: Sequence[HasOptions] = (),
 ) -> UserError:
-    """An error, to be raised by the caller, for an option that a method does not have; `chosen` is `--post`.
+    """An error, to be raised by the caller, for an option that a method does not have; `post` is the value of `--post`.
 
     It suggests an option, also of the `others` that the command names, by its letters, its symbol or another toolkit's
     word for it.
     """
     for step in steps.values():
         if _normalised(name) in fields_of(step.config):
-            got = f"--post {chosen}" if chosen else "no --post"
+            got = f"--post {post}" if post else "no --post"
             return UserError(f"{flag_of(name)} is for --post {step.name} (got {got}); give both or neither.")
     config_types = [other.config for other in others] + [step.config for step in steps.values()]
     options = fields_of(RunConfig, method.config, *config_types)

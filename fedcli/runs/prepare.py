@@ -116,14 +116,14 @@ def refuse_lost_classes(setup: Setup, dataset: Dataset, parts: list) -> None:
 
 def make_federation(
     setup: Setup, dataset: Dataset, parts: list, public: Dataset | None = None,
-    kind: type[Federation] = Federation, **options: Any,
+    federation_type: type[Federation] = Federation, **options: Any,
 ) -> Federation:  # fmt: skip
     """Returns the federation of a run, of a class that takes these options beside."""
     dtype = torch.float64 if setup.config.precision == "float64" else torch.float32
     if public is not None:
         setting = setup.protocol.public.get(setup.config.public_dataset or "")
         options |= {"public_images": public.x_train, "public_transform": _transform(public, setting, dtype)}
-    return kind(
+    return federation_type(
         cast(RunOptions, setup.config),  # `resolve` has given each option that it names a value
         dataset,
         parts,

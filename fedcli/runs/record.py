@@ -77,11 +77,11 @@ def update_part(folder: Path, part: str, values: Mapping[str, Any]) -> None:
 
 
 def new_record(
-    setup: Setup, dataset: Dataset, parts: list, fed: Federation, method_source: str, chosen: str | None
+    setup: Setup, dataset: Dataset, parts: list, fed: Federation, method_source: str, reason: str | None
 ) -> Record:
     """Returns the record of a run before its first round.
 
-    `method_source` is its method's name or file; `chosen` is what `autotune` returns.
+    `method_source` is its method's name or file; `reason` is what `autotune` returns.
     """
     options = setup.all_options()
     pixels = fed.transform
@@ -103,7 +103,7 @@ def new_record(
         "partition": _division(setup, dataset, parts, fed),
         "class_names": list(dataset.class_names),
         "model": _networks(setup, dataset, fed),
-        "engine": _engine(setup, fed, chosen),
+        "engine": _engine(setup, fed, reason),
         "cost": None,
         "resumed": [],
         "moved": [],
@@ -142,12 +142,12 @@ def _networks(setup: Setup, dataset: Dataset, fed: Federation) -> dict[str, Any]
     }
 
 
-def _engine(setup: Setup, fed: Federation, chosen: str | None) -> dict[str, Any]:
+def _engine(setup: Setup, fed: Federation, reason: str | None) -> dict[str, Any]:
     """Returns what a record says of how and where clients train, before the first round."""
     return {
         "clients_per_chunk": fed.engine.clients_per_chunk,
         "way": fed.engine.way,
-        "chosen": chosen,
+        "chosen": reason,
         "workers": current().count,
         "device": str(fed.device),
         "precision": setup.config.precision,
