@@ -1,6 +1,7 @@
 """fedcli ends where other projects' code has ended, by what agreement/results.json keeps of it."""
 
 import ast
+import dataclasses
 import json
 from pathlib import Path
 
@@ -88,6 +89,15 @@ def test_every_change_is_a_function_of_the_adapter():
         functions = {part.name for part in ast.parse(source).body if isinstance(part, ast.FunctionDef)}
         changes = {getattr(row.setup, "change", "") for row in peer.rows} - {""}
         assert changes <= functions, peer.name
+
+
+def test_an_adapter_reads_nothing_of_a_setup_that_is_not_there():
+    for peer in PEERS:
+        fields = {field.name for field in dataclasses.fields(peer.rows[0].setup)}
+        source = Path(agree.HERE, "adapters", f"{peer.module}.py").read_text()
+        for part in ast.walk(ast.parse(source)):
+            if isinstance(part, ast.Attribute) and ast.unparse(part.value) in ("setup", "self.setup"):
+                assert part.attr in fields, (peer.name, part.lineno)
 
 
 def test_the_page_is_made_of_the_results():

@@ -54,7 +54,7 @@ def replace_loader(feed: Feed) -> None:
 def make_server(setup: Setup, problem: Problem) -> Any:
     """Makes its server of a method; a client's images are its number alone, and how many they are."""
     images = [SimpleNamespace(client=client, shape=(len(part),)) for client, part in enumerate(problem.parts)]
-    arguments = SimpleNamespace(**{**OPTIONS, **setup.method_config})
+    arguments = SimpleNamespace(**{**OPTIONS, **setup.options})
     arguments.method = setup.method
     arguments.total_client = problem.num_clients
     arguments.comm_rounds = problem.num_rounds

@@ -90,7 +90,7 @@ def arguments_of(setup: Setup, problem: Problem) -> SimpleNamespace:
         optimizer=SimpleNamespace(lr=problem.lr, weight_decay=setup.weight_decay),
     )
     module, _, _ = setup.server.partition(":")
-    setattr(arguments, module, SimpleNamespace(**setup.method_config))
+    setattr(arguments, module, SimpleNamespace(**setup.options))
     return arguments
 
 

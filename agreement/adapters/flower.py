@@ -168,7 +168,7 @@ def make_server(setup: Setup, problem: Problem, manager: SimpleClientManager) ->
     if setup.client == "fednova":
         strategy = resolve_name("niid_bench.strategy:FedNovaStrategy")(**NUM_CLIENTS)
         return resolve_name("niid_bench.server_fednova:FedNovaServer")(client_manager=manager, strategy=strategy)
-    options = dict(setup.method_config)
+    options = dict(setup.options)
     if options:
         options["initial_parameters"] = first_parameters(problem)
     strategy = resolve_name(setup.strategy)(**NUM_CLIENTS, **options)

@@ -89,7 +89,7 @@ def run(setup: Setup, problem: Problem) -> Ends:
         mock.patch.object(module, "SimpleCNNMNIST", partial(networks.make, Small)).start()
         mock.patch.object(module, "ModelFedCon_noheader", partial(networks.make, SmallWithFeatures)).start()
     mock.patch("numpy.random.shuffle", partial(begin_round, feed)).start()
-    model = run_script({"alg": setup.algorithm, **options_of(problem), **setup.method_config})
+    model = run_script({"alg": setup.algorithm, **options_of(problem), **setup.options})
     return {"shared": network.parameters_of(model), "statistics": network.statistics_of(model)}
 
 

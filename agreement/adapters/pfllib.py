@@ -107,7 +107,7 @@ def arguments_of(setup: Setup, problem: Problem) -> SimpleNamespace:
         "join_ratio": problem.share_of_clients,
         "model": network.start(BaseHeadSplit(network.body(), nn.Linear(16, 10)), problem.weights),
     }
-    return SimpleNamespace(**{**options, **setup.method_config})
+    return SimpleNamespace(**{**options, **setup.options})
 
 
 def ends_of(server: Any, setup: Setup) -> Ends:
