@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedcli.data import datasets
 from fedcli.data.datasets import num_images
@@ -20,7 +20,7 @@ from fedcli.registry import find_method, find_protocol, protocols
 from fedcli.results.frame import read_runs, shipped
 from fedcli.results.method_options import find_methods, options_by_method, options_of
 from fedcli.results.metrics import Metric, find_metric
-from fedcli.runs.begin import check_seeds, find_begun, new_folder, resolve_runs
+from fedcli.runs.begin import ResolvedRun, check_seeds, find_begun, new_folder, resolve_runs
 from fedcli.runs.identity import (
     SIZES,
     Settings,
@@ -44,11 +44,11 @@ NO_LIMITS: Mapping[str, int | None] = MappingProxyType({})
 PARTITION_OPTIONS = ("partition", "partition_seed", "validation", "local_test")  # of images among clients
 
 
-@dataclass
+@dataclass(frozen=True)
 class PlannedRun:
     """A run that a plan needs."""
 
-    label: str  # row and column of the first cell that needs it, or the values of a grid
+    label: str  # what it is called on a terminal: row and column of the first cell that needs it, or a grid's values
     method: str  # its name, or the path of its file
     options: dict[str, Any]  # with which it is run, the seed among them
     setup: Setup  # the same, resolved
@@ -126,6 +126,28 @@ class Plan:
     def accuracy_text(self, record: Record) -> str:
         """What is shown of a run that has finished."""
         return f"test {100 * record['summary']['selected']:.2f} %"
+
+
+@dataclass(frozen=True)
+class GridPoint:
+    """A method with one value for each option that has several, and its runs, one for each seed."""
+
+    method: Method
+    varied: dict[str, Any]  # the values at this point, by option
+    runs: tuple[PlannedRun, ...]
+
+    @property
+    def label(self) -> str:
+        """What its runs are called."""
+        first_run, *_ = self.runs
+        return first_run.label
+
+
+@dataclass(frozen=True)
+class GridPlan(Plan):
+    """All points of a grid as they stand."""
+
+    points: tuple[GridPoint, ...]
 
 
 @dataclass(frozen=True)
@@ -372,7 +394,7 @@ def plan_grid(
     names: Sequence[str], options: Mapping[str, Any], *, seeds: Iterable[int] | None = None,
     out: str | Path | None = None, tuned: str | Path | None = None, continue_: bool | None = None,
     method_options: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
-) -> Plan:  # fmt: skip
+) -> GridPlan:  # fmt: skip
     """The runs of all methods with all combinations of options' values and all seeds, checked; nothing is run.
 
     Args:
@@ -393,51 +415,70 @@ def plan_grid(
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
     seeds = None if seeds is None else list(seeds)
     of_single_methods = options_by_method(names, method_options)
-    runs = []
+    resolved_points = []
     for name, method in zip(names, methods, strict=True):
         of_method = {**options_of(method, methods, options), **of_single_methods[name]}
         grid = {option: values for option, values in of_method.items() if isinstance(values, tuple)}
-        method_name = method.name if len(names) > 1 else ""
         for combination in itertools.product(*grid.values()):
             varied = dict(zip(grid, combination, strict=True))
-            runs += _runs_of_point(name, method_name, varied, {**of_method, **varied}, seeds, tuned)
-    (first, *_) = runs
-    folder = Path(out or new_folder(first.setup))
-    for run in runs:
-        run.folder = folder / run.folder
-        run.record = find_begun(run.setup, run.folder, bool(continue_))
-        if run.record is None:
-            refuse_data(run.setup)
-    return Plan(folder, tuple(runs))
+            resolved_points.append(_resolve_point(name, method, varied, {**of_method, **varied}, seeds, tuned))
+    first_setup, _ = resolved_points[0].runs[0]
+    folder = Path(out or new_folder(first_setup))
+    has_several_methods = len(names) > 1
+    points = [_plan_point(point, folder, has_several_methods, bool(continue_)) for point in resolved_points]
+    return GridPlan(folder, runs_of_points(points), tuple(points))
 
 
-def _runs_of_point(
-    name: str, method_name: str, varied: dict[str, Any], options: dict[str, Any], seeds: list[int] | None,
+def runs_of_points(points: Iterable[GridPoint]) -> tuple[PlannedRun, ...]:
+    """The runs of some points of a grid, in their order."""
+    return tuple(itertools.chain.from_iterable(point.runs for point in points))
+
+
+class ResolvedPoint(NamedTuple):
+    """A point of a grid whose runs can start, before it is known where, and what of them has begun."""
+
+    name: str  # the method, as it is named in the command
+    method: Method
+    varied: dict[str, Any]  # see `GridPoint`
+    options: list[dict[str, Any]]  # those of each run, in the order of the runs
+    runs: list[ResolvedRun]  # in folders relative to the point's
+
+
+def _resolve_point(
+    name: str, method: Method, varied: dict[str, Any], options: dict[str, Any], seeds: list[int] | None,
     tuned: str | Path | None,
-) -> list[PlannedRun]:  # fmt: skip
-    """The runs of a method at one point of its grid, a run a seed.
-
-    Args:
-        name: The method, as it is named in the command.
-        method_name: What labels and folders have of it; empty where there is one method.
-        varied: The values at this point, by option.
-        options: All options, these among them.
-        seeds: See `plan_grid`.
-        tuned: See `plan_grid`.
-    """
-    point_folder = ",".join(f"{option}={value}" for option, value in varied.items())
-    label = ", ".join(filter(None, [method_name, settings_text(varied)]))
+) -> ResolvedPoint:  # fmt: skip
+    """Resolves the runs of a method with all its `options`, these `varied` ones among them; see `plan_grid`."""
+    runs = resolve_runs(name, out=Path(), seeds=seeds, tuned=tuned, **options)
     of_all_seeds = {**options, "tuned": None if tuned is None else str(tuned)}
+    of_runs = [of_all_seeds if seeds is None else {**of_all_seeds, "seed": run.setup.config.seed} for run in runs]
+    return ResolvedPoint(name, method, varied, of_runs, runs)
+
+
+def _plan_point(point: ResolvedPoint, folder: Path, has_several_methods: bool, continue_: bool) -> GridPoint:
+    """Plans the runs of a point of a grid in the folder of the grid, which may have begun there.
+
+    Labels and folders name the method where the grid has several.
+    """
+    method_name = point.method.name if has_several_methods else ""
+    values_text = ",".join(f"{option}={value}" for option, value in point.varied.items())
+    home = folder / method_name / values_text
+    label = ", ".join(filter(None, [method_name, settings_text(point.varied)])) or point.method.name
     runs = []
-    for setup, seed_folder in resolve_runs(name, out=Path(), seeds=seeds, tuned=tuned, **options):
+    for resolved, options in zip(point.runs, point.options, strict=True):
+        run_folder = home / resolved.folder
+        record = find_begun(resolved.setup, run_folder, continue_)
+        if record is None:
+            refuse_data(resolved.setup)
         run = PlannedRun(
-            label=label or setup.method.name,
-            method=name,
-            options=of_all_seeds if seeds is None else {**of_all_seeds, "seed": setup.config.seed},
-            setup=setup,
-            settings=settings_of(draft(setup)),
-            folder=Path(method_name, point_folder, seed_folder),
-            varied=varied,
+            label=label,
+            method=point.name,
+            options=options,
+            setup=resolved.setup,
+            settings=settings_of(draft(resolved.setup)),
+            folder=run_folder,
+            varied=point.varied,
+            record=record,
         )
         runs.append(run)
-    return runs
+    return GridPoint(point.method, point.varied, tuple(runs))

@@ -6,7 +6,7 @@ three, or, where the last round counts, the mean over the last tenth of the roun
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
@@ -21,7 +21,7 @@ from fedcli.errors import UserError
 from fedcli.files import write_atomically
 from fedcli.results.frame import read_runs
 from fedcli.results.method_options import find_methods, options_by_method, options_of, parse_method_options
-from fedcli.results.plans import Plan, PlannedRun, plan_grid
+from fedcli.results.plans import GridPoint, Plan, plan_grid, runs_of_points
 from fedcli.runs.identity import settings_text
 from fedcli.runs.options import fields_of, recorded_fields
 from fedcli.runs.record import ENDED
@@ -46,7 +46,12 @@ class Grid:
 class Tuning(Plan):
     """Runs that choose options; their test accuracy is not shown."""
 
+    trials: tuple[GridPoint, ...]  # whose runs these are, in the order of the methods
     grids: Mapping[str, Grid]  # by the name of the method
+
+    def trials_of(self, method: str) -> list[GridPoint]:
+        """The trials of a method, by its name."""
+        return [trial for trial in self.trials if trial.method.name == method]
 
     def accuracy_text(self, record: Record) -> str:
         """The accuracy that ranks trials."""
@@ -109,7 +114,8 @@ def plan_trials(
     if seeds is None:
         options.setdefault("seed", TRIAL_SEED)
     folder = None if out is None else Path(out)
-    runs: dict[str, list[PlannedRun]] = {}
+    has_several_methods = len(names) > 1
+    points_by_method: dict[str, tuple[GridPoint, ...]] = {}
     tried_by: dict[str, Grid] = {}
     for name, tuned_method in zip(names, methods, strict=True):
         for option in of_single_methods[name].keys() & grids[name].keys():
@@ -125,18 +131,24 @@ def plan_trials(
             of_method["validation"] = VALIDATION_SHARE
         if folder is None:
             folder = _home(methods, setup)
-        home = folder / tuned_method.name if len(names) > 1 else folder
-        runs[name] = list(plan_grid([name], of_method, seeds=seeds, out=home, continue_=True).runs)
-        tried_by[tuned_method.name] = Grid(tried, len(_points(runs[name])))
+        home = folder / tuned_method.name if has_several_methods else folder
+        points = plan_grid([name], of_method, seeds=seeds, out=home, continue_=True).points
+        points_by_method[name] = points
+        tried_by[tuned_method.name] = Grid(tried, len(points))
     assert folder is not None  # there is a method
-    budget = trials or min(len(_points(runs_of_method)) for runs_of_method in runs.values())
-    drawn = []
-    for runs_of_method in runs.values():
-        drawn += _draw(runs_of_method, budget)
-    if len(names) > 1:
-        for run in drawn:
-            run.label = ", ".join(filter(None, [run.setup.method.name, settings_text(run.varied)]))
-    return Tuning(folder, tuple(drawn), tried_by)
+    budget = trials or min(len(points) for points in points_by_method.values())
+    drawn: list[GridPoint] = []
+    for points in points_by_method.values():
+        drawn += _draw(points, budget)
+    if has_several_methods:
+        drawn = [_labelled_with_method(point) for point in drawn]
+    return Tuning(folder, runs_of_points(drawn), tuple(drawn), tried_by)
+
+
+def _labelled_with_method(point: GridPoint) -> GridPoint:
+    """The same point, whose runs are called by their method too."""
+    label = f"{point.method.name}, {settings_text(point.varied)}"
+    return replace(point, runs=tuple(replace(run, label=label) for run in point.runs))
 
 
 def _refuse_no_validation(method: Method, options: Mapping[str, Any]) -> None:
@@ -161,7 +173,7 @@ def _check_grid(text: str, options: Mapping[str, Any]) -> None:
 
 def _values_to_try(method: Method, options: Mapping[str, Any]) -> dict[str, tuple]:
     """The options with several values, or those that the method's own options suggest."""
-    tried = {name: values for name, values in options.items() if isinstance(values, tuple)}
+    tried = {name: tuple(dict.fromkeys(values)) for name, values in options.items() if isinstance(values, tuple)}
     if not tried:
         suggested = {name: facts_of(field).tune for name, field in fields_of(method.config).items()}
         tried = {name: values for name, values in suggested.items() if values}
@@ -200,19 +212,12 @@ def _refuse_reported(setup: Setup, seeds: Sequence[int]) -> None:
             )
 
 
-def _points(runs: Sequence[PlannedRun]) -> list[str]:
-    """The combinations of values among the runs of a method, by their labels, each once."""
-    return list(dict.fromkeys(run.label for run in runs))
-
-
-def _draw(runs: Sequence[PlannedRun], budget: int) -> list[PlannedRun]:
-    """The runs of at most `budget` combinations, drawn without replacement, in their order."""
-    points = _points(runs)
+def _draw(points: Sequence[GridPoint], budget: int) -> list[GridPoint]:
+    """At most `budget` points of a grid, drawn without replacement, in their order."""
     if len(points) <= budget:
-        return list(runs)
+        return list(points)
     drawn = np.random.default_rng(0).choice(len(points), budget, replace=False)
-    drawn_points = {points[index] for index in drawn}
-    return [run for run in runs if run.label in drawn_points]
+    return [points[index] for index in sorted(drawn)]
 
 
 def rank_and_write_best(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
@@ -236,15 +241,18 @@ def rank_and_write_best(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataF
         raise UserError(f"the trial '{folder}' has not ended ({errors.get(folder)}); see its record.")
     finished = runs["record"].where(runs["state"] == "finished")
     accuracies = finished.map(validation_accuracy, na_action="ignore")
-    labels = [run.label for run in planned.runs]
-    trials = pd.DataFrame(
-        {
-            "method": {run.label: run.setup.method.name for run in planned.runs},
-            "options": {run.label: run.varied for run in planned.runs},
+    rows = []
+    for trial in planned.trials:
+        folders = [run.folder for run in trial.runs]
+        of_trial = accuracies[folders].tolist()
+        row = {
+            "method": trial.method.name,
+            "options": trial.varied,
+            "accuracies": of_trial,
+            "accuracy": fmean(of_trial),
         }
-    )
-    trials["accuracies"] = accuracies.groupby(labels).agg(list)
-    trials["accuracy"] = trials["accuracies"].map(fmean)
+        rows.append(row)
+    trials = pd.DataFrame(rows, index=[trial.label for trial in planned.trials])
     ranked = []
     for method, of_method in trials.groupby("method", sort=False):
         of_method = of_method.sort_values("accuracy", ascending=False, kind="stable")
@@ -259,9 +267,8 @@ def rank_and_write_best(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataF
 
 def _write_best(planned: Tuning, method: str, trials: pd.DataFrame) -> None:
     """Writes the options of a method's best trial, and all its trials, into the file that `--tuned` reads."""
-    runs = [run for run in planned.runs if run.setup.method.name == method]
-    several = len({run.setup.method.name for run in planned.runs}) > 1
-    folder = planned.folder / method if several else planned.folder
+    folder = planned.folder / method if len(planned.grids) > 1 else planned.folder
+    runs = runs_of_points(planned.trials_of(method))
     listed = trials[["options", "accuracy"]].rename(columns={"accuracy": "validation_accuracy"})
     facts = {
         "method": method,
@@ -276,7 +283,7 @@ def samples(planned: Tuning) -> list[str]:
     """Says of each method that tries a part of its combinations how many, and how to try all."""
     texts = []
     for method, grid in planned.grids.items():
-        count = len({run.label for run in planned.runs if run.setup.method.name == method})
+        count = len(planned.trials_of(method))
         if count < grid.combinations:
             texts.append(
                 f"{method}: {count} of its {grid.combinations} combinations, drawn at random, so that each method has "

@@ -13,9 +13,9 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 import typer
@@ -38,6 +38,7 @@ from fedcli.runs.record import RECORD
 from fedcli.runs.resolve import resolve
 from fedcli.runs.signals import OutOfTime, interrupt_on_signals, set_time_limit, time_left
 
+AnyRun = TypeVar("AnyRun", bound=PlannedRun)
 RUNS = Path("runs/evidence")
 MIB = 2**20
 PART = 16 * MIB  # bytes of a file of the archive
@@ -83,7 +84,7 @@ TINY = {
 }  # fmt: skip
 
 
-@dataclass
+@dataclass(frozen=True)
 class OpenRun(PlannedRun):
     """A run of WORK, with the table for which it is done first."""
 
@@ -110,8 +111,7 @@ def planned_runs(precision: str, tiny: bool) -> list[OpenRun]:
             if run.to_do or is_changed:
                 to_run = open_run(run, work, changes, home)
                 runs.setdefault(to_run.folder, to_run)
-    refresh(runs.values())
-    return list(runs.values())
+    return refreshed(runs.values())
 
 
 def open_run(run: PlannedRun, work: Work, changes: Mapping[str, Any], home: Path) -> OpenRun:
@@ -133,10 +133,9 @@ def open_run(run: PlannedRun, work: Work, changes: Mapping[str, Any], home: Path
     )
 
 
-def refresh(runs: Iterable[PlannedRun]) -> None:
-    """Gives runs the records that they have now."""
-    for run in runs:
-        run.record = read_begun(run.folder)
+def refreshed(runs: Iterable[AnyRun]) -> list[AnyRun]:
+    """Returns runs with the records that they have now."""
+    return [replace(run, record=read_begun(run.folder)) for run in runs]
 
 
 def lacks_quality(run: OpenRun) -> bool:
@@ -176,11 +175,11 @@ class CarriedPlan(Plan):
 
     def may_start(self, run: PlannedRun, active: Collection[PlannedRun]) -> bool:
         """Whether a run fits into the archive beside those that have begun, or ends in time, as runs like it tell."""
-        refresh(self.runs)
+        active_folders = {other.folder for other in active}
         nbytes = nbytes_of(run)
-        for other in self.runs:
-            has_begun = other.record or other in active
-            if other is run or not has_begun or not other.to_do:
+        for other in refreshed(self.runs):
+            has_begun = other.record or other.folder in active_folders
+            if other.folder == run.folder or not has_begun or not other.to_do:
                 continue
             nbytes_of_other = nbytes_of(other)
             if nbytes_of_other <= CARRIED:  # else it is left behind
@@ -225,8 +224,7 @@ def run_and_measure(plan: Plan, runs: Sequence[OpenRun], jobs: int) -> None:
     with display.bar, suppress(OutOfTime):
         if time_left() > 0:
             execute(plan, display, jobs)
-    refresh(runs)
-    folders = [run.folder for run in runs if lacks_quality(run)]
+    folders = [run.folder for run in refreshed(runs) if lacks_quality(run)]
     if folders:
         subprocess.run([sys.executable, "-m", "fedcli", "quality", *folders], check=False)
 
@@ -270,10 +268,10 @@ def main(
     except (KeyboardInterrupt, UserError) as error:
         print(error)
     signal.alarm(0)
-    refresh(runs)
+    runs = refreshed(runs)
     if carry:
         pack(runs, carry)
-    for text in plan.missing_data.values():
+    for text in Plan(RUNS, tuple(runs)).missing_data.values():
         print(text)
     print_open(runs)
 
