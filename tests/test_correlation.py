@@ -45,7 +45,7 @@ def test_it_is_the_papers_equation():
 
 
 def test_the_means_over_clients_by_loops(runs, monkeypatch):
-    monkeypatch.setattr(correlation, "CORRELATED", 20)
+    monkeypatch.setattr(correlation, "MAX_IMAGES", 20)
     run = open_run(runs / "c")
     fed = run.fed
     models = modules_of(run.fed, {client: run.state.clients[client] for client in range(4)})

@@ -17,8 +17,10 @@ from fedcli.core.federation import Federation
 from fedcli.core.trees import select
 from fedcli.figures import features, find_chart, grid, line_charts
 from fedcli.figures.features import CLASS_COLOURS, clients_chart, embed
-from fedcli.measure import quality
-from fedcli.measure.quality import client_points, one_more_round, pair_cosines
+from fedcli.measure import client_features, quality
+from fedcli.measure.client_features import features_after_one_more_round, features_of_clients
+from fedcli.measure.feature_files import MODEL_FEATURES
+from fedcli.measure.separation import pair_cosines, separation
 from fedcli.registry import find_method, methods
 from fedcli.results.frame import find_records
 from fedcli.results.metrics import find_metric
@@ -57,7 +59,7 @@ def run(finished, tmp_path):
 
 def arrays(folder):
     """What has been kept beside a record."""
-    return quality.read_outputs(folder, read_record(folder))
+    return MODEL_FEATURES.read(folder, read_record(folder))
 
 
 def test_separation_is_that_of_the_classes_and_of_as_many_clusters():
@@ -67,13 +69,13 @@ def test_separation_is_that_of_the_classes_and_of_as_many_clusters():
         "nmi": normalized_mutual_info_score(labels, [0, 0, 0, 1, 1, 1]),
         "silhouette": silhouette_score(features, labels),
     }
-    assert quality.separation(features, labels) == pytest.approx(expected)
+    assert separation(features, labels) == pytest.approx(expected)
     for too_few in ([1, 1, 1], [0, 1, 2]):
-        refused(lambda y=too_few: quality.separation(np.eye(3), np.array(y)), "two classes or more, with more images")
+        refused(lambda y=too_few: separation(np.eye(3), np.array(y)), "two classes or more, with more images")
 
 
 def test_many_test_images_are_sampled_and_all_runs_have_the_same(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(quality, "EXAMPLES", 50)
+    monkeypatch.setattr(quality, "MAX_IMAGES", 50)
     other = fedcli.run("fedavg", out=tmp_path / "other", **{**TINY, "seed": 3})
     assert quality.add_quality(run.path)["examples"] == 50
     assert quality.add_quality(other.path)["examples"] == 50
@@ -114,7 +116,7 @@ def test_the_features_are_those_of_the_last_model_or_a_clients_own_on_test_image
     assert set(outputs) == {"features", "labels", "predicted"}
     np.testing.assert_allclose(outputs["features"], features, rtol=1e-5, atol=1e-6)
     assert outputs["labels"].tolist() == labels.tolist()
-    assert quality.separation(outputs["features"], outputs["labels"]).items() <= written.items()
+    assert separation(outputs["features"], outputs["labels"]).items() <= written.items()
     assert written["examples"] == len(labels)
     assert written.get("client") == client
     if client is None:
@@ -435,7 +437,7 @@ def test_a_client_shows_the_images_of_its_classes_and_domains_by_its_own_model(m
     fed.start_round(keep_sent_models=True)
     setup.method.run_round(state, cohort, fed, setup.method_config)
 
-    points = client_points(fed, cohort)
+    points = features_of_clients(fed, cohort)
 
     features_of = {}
     for k, client in enumerate((1, 3)):
@@ -450,21 +452,21 @@ def test_a_client_shows_the_images_of_its_classes_and_domains_by_its_own_model(m
     assert len(points["labels"]) == 20 + int((fed.test_labels != 2).sum())
 
     # at most so many points and clients
-    monkeypatch.setattr(quality, "SHOWN_POINTS", 9)
-    assert len(client_points(fed, cohort)["labels"]) == 9
-    monkeypatch.setattr(quality, "SHOWN_CLIENTS", 1)
-    assert set(client_points(fed, cohort)["clients"].tolist()) == {1}
+    monkeypatch.setattr(client_features, "MAX_FEATURES", 9)
+    assert len(features_of_clients(fed, cohort)["labels"]) == 9
+    monkeypatch.setattr(client_features, "MAX_CLIENTS", 1)
+    assert set(features_of_clients(fed, cohort)["clients"].tolist()) == {1}
     monkeypatch.undo()
 
     # of domains
     fed.test_domains = torch.arange(20) % 2
     fed.domain_counts = np.array([[5, 0], [3, 4], [0, 9], [0, 4]])
-    assert (client_points(fed, cohort)["clients"] == 3).sum() == 10  # the images of one of the two
+    assert (features_of_clients(fed, cohort)["clients"] == 3).sum() == 10  # the images of one of the two
 
 
 def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(finished, tmp_path):
     files = {path.name: path.read_bytes() for path in finished.path.iterdir()}
-    points = one_more_round(finished.path)
+    points = features_after_one_more_round(finished.path)
     assert {path.name: path.read_bytes() for path in finished.path.iterdir()} == files
 
     setup = resolve(find_method("fedavg"), {**TINY, "rounds": 4})
@@ -474,7 +476,7 @@ def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(fini
     after, _ = setup.method.run_round(finished.state, cohort, fed, setup.method_config)
     longer = fedcli.run("fedavg", out=tmp_path / "longer", **{**TINY, "rounds": 4})
     assert laws.distance(after.params, longer.state.params) == 0  # so this is the round that would have followed
-    expected = client_points(fed, cohort)
+    expected = features_of_clients(fed, cohort)
     assert all(np.array_equal(points[name], expected[name]) for name in expected)
 
 
@@ -482,10 +484,10 @@ def test_what_is_measured_of_one_more_round_stands_in_the_record_and_is_drawn(ru
     folder = run.path
     refused(lambda: clients_chart(find_records([folder])), "run 'fedcli quality --clients ", " first")
 
-    points = one_more_round(folder)
+    points = features_after_one_more_round(folder)
     features = points["features"].astype(np.float16).astype(float)
     cosines, is_same_class = pair_cosines(features, points["labels"])
-    expected = quality.separation(features, points["labels"])
+    expected = separation(features, points["labels"])
     expected |= {
         "cosine_same": np.median(cosines[is_same_class]),
         "cosine_other": np.median(cosines[~is_same_class]),

@@ -14,7 +14,7 @@ from fedcli.core import Model
 from fedcli.core.client_states import STATES, Store, types_by_name
 from fedcli.core.optimizers import AdamState, adam
 from fedcli.core.tree_files import load_tree, save_tree
-from fedcli.measure.quality import one_more_round
+from fedcli.measure.client_features import features_after_one_more_round
 from fedcli.runs import checkpoints, resume, rounds
 from fedcli.runs.options import parse_size
 from tests.refusals import refused
@@ -161,8 +161,8 @@ def test_a_finished_run_keeps_what_is_needed_of_it(tmp_path):
     for run in (needed, everything):
         clients = [int(name.partition("-")[0]) for name in files(run.path)]
         assert clients == list(run.state.clients)
-    points = one_more_round(needed.path)
-    expected = one_more_round(everything.path)
+    points = features_after_one_more_round(needed.path)
+    expected = features_after_one_more_round(everything.path)
     assert all((points[name] == expected[name]).all() for name in ("features", "labels", "clients"))
 
 

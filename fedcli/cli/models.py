@@ -26,22 +26,20 @@ def quality(
     With --client: of that client's own model.
     With --clients: of all clients' features after one more round; 'fedcli plot --kind clients' draws them.
     """
-    from fedcli.measure.quality import OF_CLIENTS, OF_THE_MODEL, add_clients_quality, add_quality
+    from fedcli.measure.quality import add_clients_quality, add_quality
     from fedcli.results.frame import finished_runs
 
-    prefix = OF_THE_MODEL.prefix
     measure: Callable[..., dict[str, Any]] = partial(add_quality, client=client, round=round)
     if clients:
-        prefix = OF_CLIENTS.prefix
         measure = add_clients_quality
     rows = []
     for record in finished_runs(records_of(runs, None, None, None)):
         folder = record["folder"]
         with Console(stderr=True).status(escape(str(folder))):
             measured = measure(folder, files=files or ())
-        nmi = f"{measured[f'{prefix}nmi']:.3f}"
-        silhouette = f"{measured[f'{prefix}silhouette']:.3f}"
-        rows.append((nmi, silhouette, measured[f"{prefix}examples"], folder))
+        nmi = f"{measured['nmi']:.3f}"
+        silhouette = f"{measured['silhouette']:.3f}"
+        rows.append((nmi, silhouette, measured["examples"], folder))
     print_table(("NMI", "Silhouette", "Images", "Run"), rows)
 
 

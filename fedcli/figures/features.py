@@ -7,7 +7,9 @@ from matplotlib.lines import Line2D
 from sklearn.manifold import TSNE
 
 from fedcli.figures.grid import Grid, make_grid, model_words
-from fedcli.measure.quality import OF_CLIENTS, SEED, pair_cosines, read_outputs
+from fedcli.measure.feature_files import CLIENT_FEATURES, MODEL_FEATURES
+from fedcli.measure.sampling import SEED
+from fedcli.measure.separation import pair_cosines
 from fedcli.runs.schema import Record
 
 # Paul Tol's muted scheme, which colour-blind readers tell apart, and black. Other classes are not drawn.
@@ -26,7 +28,7 @@ def features_chart(records: list[Record]) -> Figure:
     grid = make_grid(records)
     for column in grid.columns:
         run = column.run
-        outputs = read_outputs(run["folder"], run)
+        outputs = MODEL_FEATURES.read(run["folder"], run)
         quality = run["quality"]
         model = model_words(run)
         if "client" in quality:
@@ -52,7 +54,7 @@ def clients_chart(records: list[Record]) -> Figure:
     grid = make_grid(records, rows=2)
     for column in grid.columns:
         run = column.run
-        outputs = read_outputs(run["folder"], run, OF_CLIENTS)
+        outputs = CLIENT_FEATURES.read(run["folder"], run)
         features = outputs["features"].astype(float)
         labels = outputs["labels"]
         clients = outputs["clients"]

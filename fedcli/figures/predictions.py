@@ -11,7 +11,7 @@ from sklearn.metrics import ConfusionMatrixDisplay
 from fedcli.errors import UserError
 from fedcli.figures.grid import make_grid, model_words
 from fedcli.measure.correlation import correlations, public_sample
-from fedcli.measure.quality import read_outputs
+from fedcli.measure.feature_files import MODEL_FEATURES
 from fedcli.runs.machine import machine_settings
 from fedcli.runs.resume import open_run
 from fedcli.runs.schema import Record
@@ -26,7 +26,7 @@ def confusion_chart(records: list[Record]) -> Figure:
     grid = make_grid(records)
     for column in grid.columns:
         run = column.run
-        outputs = read_outputs(run["folder"], run)
+        outputs = MODEL_FEATURES.read(run["folder"], run)
         names = run["class_names"]
         labels = outputs["labels"]
         predicted = outputs["predicted"]

@@ -1,5 +1,6 @@
 """How alike the logits of all clients' own models are to their mean, on the same images."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -7,24 +8,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcli.core.draws import generator
+from fedcli.core.clients import Output
 from fedcli.core.evaluation import model_of
 from fedcli.core.federation import Federation
 from fedcli.core.trees import tree_map
 from fedcli.declarations import Method
 from fedcli.errors import UserError
-from fedcli.measure.quality import SEED
+from fedcli.measure.sampling import sample
 
-CORRELATED = 500  # public images at most, and of each client's own
+MAX_IMAGES = 500  # of the public ones, and of each client's own
 
 
 def public_sample(fed: Federation) -> Tensor:
     """Some public images `[n, channels, H, W]`, normalised and not augmented."""
     if fed.public_images is None or fed.public_transform is None:
         raise UserError("the run has no public images (got no --public-dataset); choose a run of a method with some.")
-    mixed = generator(SEED, "correlation").permutation(len(fed.public_images))
-    chosen = torch.as_tensor(mixed[:CORRELATED], device=fed.device)
-    return fed.public_transform(fed.public_images[chosen])
+    chosen = sample(len(fed.public_images), MAX_IMAGES, "correlation")
+    positions = torch.as_tensor(chosen, device=fed.device)
+    return fed.public_transform(fed.public_images[positions])
 
 
 @torch.no_grad()
@@ -33,31 +34,33 @@ def correlations(fed: Federation, method: Method, state: Any, public: Tensor) ->
 
     The private mean leaves out clients with fewer than two training images.
     """
-    networks = []
-    for client in range(fed.num_clients):
-        model = model_of(fed, method, state, client)
-        tensors = (model.params, model.buffers)
-        params, buffers = tree_map(lambda leaf: leaf.to(fed.device), tensors)  # some may lie on the host
-        networks.append(partial(model.network, params, buffers, train=False))
-
-    def logits(images: Tensor) -> Tensor:
-        """Logits `[N, n, C]` of the clients' models in evaluation mode, in double precision."""
-        return torch.stack([network(images).logits for network in networks]).double()
-
-    of_public = logits(public.to(fed.device, fed.dtype))
-    on_public = [cross_correlation(of_client, of_public.mean(0)) for of_client in of_public]
+    networks = [_network_of(client, fed, method, state) for client in range(fed.num_clients)]
+    public_logits = _logits(networks, public.to(fed.device, fed.dtype))
+    on_public = [cross_correlation(logits, public_logits.mean(0)) for logits in public_logits]
     on_private = []
-    for client, part in enumerate(fed.training):
-        mixed = generator(SEED, client, "correlation").permutation(len(part))
-        chosen = part[mixed[:CORRELATED]]
-        if len(chosen) < 2:
+    for client, training in enumerate(fed.training):
+        if len(training) < 2:
             continue
-        images, _ = fed.engine.gather(chosen)
-        of_private = logits(images)
-        on_private.append(cross_correlation(of_private[client], of_private.mean(0)))
+        chosen = sample(len(training), MAX_IMAGES, client, "correlation")
+        images, _ = fed.engine.gather(training[chosen])
+        private_logits = _logits(networks, images)
+        on_private.append(cross_correlation(private_logits[client], private_logits.mean(0)))
     if not on_private:
         raise UserError("no client has two training images (got one or none each); a correlation needs larger clients.")
     return {"public": _mean(on_public), "private": _mean(on_private)}
+
+
+def _network_of(client: int, fed: Federation, method: Method, state: Any) -> Callable[[Tensor], Output]:
+    """A client's own model in evaluation mode, as a function of images."""
+    model = model_of(fed, method, state, client)
+    tensors = (model.params, model.buffers)
+    params, buffers = tree_map(lambda leaf: leaf.to(fed.device), tensors)  # some may lie on the host
+    return partial(model.network, params, buffers, train=False)
+
+
+def _logits(networks: Sequence[Callable[[Tensor], Output]], images: Tensor) -> Tensor:
+    """Logits `[N, n, C]` of the clients' models for images, in double precision."""
+    return torch.stack([network(images).logits for network in networks]).double()
 
 
 def _mean(matrices: list[Tensor]) -> np.ndarray:

@@ -54,7 +54,7 @@ def images_of(run: EndedRun, part: str = "test", client: int | None = None) -> I
             raise UserError(f"the test images belong to no client (got client {client}); leave it out.")
         return _as_floats(fed.test_images, fed.test_labels)
     positions = {"train": fed.training, "validation": fed.validation, "test": fed.testing}[part]
-    return _take(fed, np.concatenate(positions) if client is None else positions[client])
+    return _images_at(fed, np.concatenate(positions) if client is None else positions[client])
 
 
 def predictions(model: Classifier, images: Tensor) -> Tensor:
@@ -92,9 +92,9 @@ def confusion(run: EndedRun, round: str = "selected", client: int | None = None)
 
     classes = range(len(restored.record["class_names"]))
     counts = np.zeros((len(classes), len(classes)), dtype=int)
-    for test in _tests(restored.fed, method, client):
-        predicted = predictions(load_model(test.owner), test.images)
-        counts += confusion_matrix(test.labels.numpy(), predicted.numpy(), labels=classes)
+    for test_set in _test_sets(restored.fed, method, client):
+        predicted = predictions(load_model(test_set.owner), test_set.images)
+        counts += confusion_matrix(test_set.labels.numpy(), predicted.numpy(), labels=classes)
     return counts
 
 
@@ -109,13 +109,13 @@ def per_class(counts: np.ndarray, class_names: list[str]) -> pd.DataFrame:
         The columns `images`; `accuracy`, the share of the class's images that are right (its recall), `precision`, the
         share of the images taken for it that are of it, and `f1`, their harmonic mean, in percent; NaN without images.
     """
-    right = np.diag(counts).astype(float)
+    correct = np.diag(counts).astype(float)
     images = counts.sum(1)
-    taken = counts.sum(0)
+    predicted = counts.sum(0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        accuracy = 100 * right / images
-        precision = 100 * right / taken
-        f1 = 100 * 2 * right / (images + taken)
+        accuracy = 100 * correct / images
+        precision = 100 * correct / predicted
+        f1 = 100 * 2 * correct / (images + predicted)
     return pd.DataFrame(
         {"images": images, "accuracy": accuracy, "precision": precision, "f1": f1},
         index=pd.Index(class_names, name="class"),
@@ -127,34 +127,34 @@ def _refuse_no_client(fed: Federation, client: int | None) -> None:
         raise UserError(f"there is no client {client}; the run has the clients 0 to {fed.num_clients - 1}.")
 
 
-class _Test(NamedTuple):
-    """A test of the headline."""
+class _TestSet(NamedTuple):
+    """Images on which a model is tested for the headline."""
 
-    owner: int | None  # whose model is tested, None for the global one
+    owner: int | None  # whose model it is, None for the global one
     images: Tensor  # as `Images.images`
     labels: Tensor
 
 
-def _tests(fed: Federation, method: Method, client: int | None) -> Iterator[_Test]:
-    """The tests of the headline, or those of it that are of one client."""
+def _test_sets(fed: Federation, method: Method, client: int | None) -> Iterator[_TestSet]:
+    """The test sets of the headline, or those of one client among them."""
     is_personal = method.personal is not None
     clients = range(fed.num_clients) if client is None else [client]
     if fed.evaluation == "clients":
         for owner in clients:
             if len(fed.testing[owner]):
-                yield _Test(owner if is_personal else None, *_take(fed, fed.testing[owner]))
+                yield _TestSet(owner if is_personal else None, *_images_at(fed, fed.testing[owner]))
         return
     if client is not None and not is_personal:
         raise UserError(f"'{method.name}' has one model for all (got client {client}); leave the client out.")
     images = _as_floats(fed.test_images, fed.test_labels)
     if not is_personal:
-        yield _Test(None, *images)
+        yield _TestSet(None, *images)
         return
     for owner in clients:
-        yield _Test(owner, *images)
+        yield _TestSet(owner, *images)
 
 
-def _take(fed: Federation, positions: np.ndarray) -> Images:
+def _images_at(fed: Federation, positions: np.ndarray) -> Images:
     """The training images at some positions."""
     index = torch.as_tensor(positions, device=fed.device)
     return _as_floats(fed.engine.images[index], fed.engine.labels[index])

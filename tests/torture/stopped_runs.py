@@ -11,6 +11,7 @@ import torch
 
 import fedcli
 from fedcli.measure import quality
+from fedcli.measure.feature_files import MODEL_FEATURES
 from fedcli.runs import resume
 from fedcli.runs.models import ROUNDS
 from fedcli.runs.record import params_hash
@@ -59,10 +60,10 @@ def stopped_run(kind: str) -> StoppedRun:
 
 def outcome_of(folder: Path) -> str:
     """What a run comes to: its parameters once it is resumed, or, where it has features, these and its models."""
-    if not (folder / quality.OF_THE_MODEL.file).is_file():
+    if not (folder / MODEL_FEATURES.name).is_file():
         return resume.resume(folder).record["summary"]["params_sha256"]
     run = fedcli.load(folder)
-    values = [*quality.read_outputs(folder, run.record).items()]
+    values = [*MODEL_FEATURES.read(folder, run.record).items()]
     for name in ROUNDS:
         values += run.model(round=name).state_dict().items()
     return params_hash((name, torch.as_tensor(value)) for name, value in values)

@@ -1,0 +1,84 @@
+"""The files of features beside a record, and how the record names them."""
+
+import hashlib
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcli.errors import UserError
+from fedcli.files import write_atomically
+from fedcli.runs.lock import locked
+from fedcli.runs.record import update_part
+from fedcli.runs.schema import Record
+
+HASH = "features_sha256"  # the name of a file's hash among what is measured of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureFile:
+    """A file of features in the folder of a run, from which the record's `quality` is measured.
+
+    Attributes:
+        name: Its name.
+        prefix: What the names of its numbers begin with in the record's `quality`.
+        command: The command that writes both.
+    """
+
+    name: str
+    prefix: str
+    command: str
+
+    def write(self, folder: Path, arrays: dict[str, np.ndarray], numbers: dict[str, Any]) -> dict[str, Any]:
+        """Writes the file, and into the record what is measured of it.
+
+        Args:
+            folder: Of the run.
+            arrays: `features` `[n, D]`, `labels` `[n]`, and others.
+            numbers: What is measured of them, by name.
+
+        Returns:
+            The numbers, with the number of `examples` and `features_sha256`, the hash of the file.
+        """
+        content = _pack(arrays)
+        numbers = {
+            **numbers,
+            "examples": len(arrays["labels"]),
+            HASH: hashlib.sha256(content).hexdigest(),
+        }
+        with locked(folder):
+            write_atomically(folder / self.name, lambda path: path.write_bytes(content))
+            update_part(folder, "quality", {self.prefix + name: value for name, value in numbers.items()})
+        return numbers
+
+    def read(self, folder: Path, record: Record) -> dict[str, np.ndarray]:
+        """Returns the arrays of the file.
+
+        Raises:
+            UserError: If the file is missing, or is not the one that the record names.
+        """
+        file = folder / self.name
+        content = file.read_bytes() if file.is_file() else b""
+        expected = record.get("quality", {}).get(self.prefix + HASH)
+        if hashlib.sha256(content).hexdigest() != expected:
+            raise UserError(
+                f"{file.name} of '{folder}' is missing or is not what its record names; run '{self.command} {folder}' "
+                "first."
+            )
+        return dict(np.load(io.BytesIO(content)))
+
+
+# Of the global model, or of one client's own.
+MODEL_FEATURES = FeatureFile(name="features.npz", prefix="", command="fedcli quality")
+# Of the models of a round's clients.
+CLIENT_FEATURES = FeatureFile(name="clients.npz", prefix="clients_", command="fedcli quality --clients")
+
+
+def _pack(arrays: dict[str, np.ndarray]) -> bytes:
+    """The content of an `.npz` file of arrays."""
+    file = io.BytesIO()
+    by_name: dict[str, Any] = dict(arrays)  # no array has the name of an option of NumPy's
+    np.savez_compressed(file, **by_name)
+    return file.getvalue()
