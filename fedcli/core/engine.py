@@ -342,10 +342,11 @@ class Engine:
         """Returns the stack that is kept for such clients, with its graphs; a new one where there is none."""
         if self.graphs is None:
             return self._make_stack(step, clients, axes)
-        parts = (step.update, axes, self.way)
-        shapes = clients._replace(optimizer={}), context, rows
+        made_of = (step.update, axes, self.way)
+        tensors = (clients._replace(optimizer={}), context, rows)
         make = partial(self._make_stack, step, clients, axes)
-        return self.stacks.find(parts, shapes, partial(make, kept=True)) or make()
+        stack = self.stacks.find(made_of, tensors, partial(make, kept=True))
+        return make() if stack is None else stack
 
     def _make_stack(self, step: Step, clients: Client, axes: Tree, kept: bool = False) -> Stack:
         """Makes a stack for such clients and a local step of them."""
@@ -429,9 +430,9 @@ class Engine:
     def _for_many(self, function: Callable[..., Tree], axes: tuple) -> Callable[..., Tree]:
         return for_many(function, axes, self.way, self.graphs, self.joint_layers)
 
-    def _find_call(self, parts: Any, arguments: tuple, make: Callable[[], Call]) -> Call | None:
+    def _find_call(self, made_of: tuple, arguments: tuple, make: Callable[[], Call]) -> Call | None:
         """Returns the call that is kept for such arguments; None where there can be no graph of it."""
-        return None if self.graphs is None else self.calls.find(parts, arguments, make)
+        return None if self.graphs is None else self.calls.find(made_of, arguments, make)
 
     def gather(self, index: Tensor | np.ndarray, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns network input and labels of training examples `index` (any shape), augmented by `draws` if given."""

@@ -270,13 +270,13 @@ class KeptWork(dict[Hashable, Any]):
         super().__init__()
         self.max_kept = max_kept
 
-    def find(self, parts: Any, tensors: Tree, make: Callable[[], Any]) -> Any:
-        """Returns the work that is made of `parts` and is given `tensors` of these shapes; if new, made by `make`.
+    def find(self, made_of: tuple, tensors: Tree, make: Callable[[], Any]) -> Any:
+        """Returns the work that is made of this and is given `tensors` of these shapes; if new, made by `make`.
 
         None where it could not be known again.
         """
         try:
-            key = graph_key(parts), graph_key(tensors, shapes=True)
+            key = (graph_key(made_of), graph_key(tensors, shapes=True))
         except Unrepeatable:
             return None
         if key not in self:

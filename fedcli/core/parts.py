@@ -42,7 +42,7 @@ def divide(parts: Sequence[np.ndarray], run: DivisionOptions) -> Division:
         test_sizes = [int(len(part) * run.local_test) for part in parts]
         if run.local_test:
             ordered = _shuffled(parts, run.partition_seed or 0)
-    division = Division([], [], [], [])
+    division = Division(examples=[], testing=[], training=[], validation=[])
     for part, test_size in zip(ordered, test_sizes, strict=True):
         examples = part[test_size:]
         num_training = len(examples) - int(len(examples) * run.validation)

@@ -55,7 +55,9 @@ def for_many(
         count = num_stacked(first)
         if way == BRANCHES or count == 1:
             branches = [partial(function, *select_axes(arguments, axes, k)) for k in range(count)]
-            return stack([branch() for branch in branches] if graphs is None else graphs.fork(branches))
+            if graphs is None:
+                return stack([branch() for branch in branches])
+            return stack(graphs.fork(branches))
         layers = JointLayers() if joint_layers else nullcontext()
         with set_to(under_vmap, True), layers:
             return mapped(*arguments)
