@@ -1,383 +1,244 @@
-"""What `import fedcli` gives: `run`, `tune` and `load`, and the runs that they return, which a notebook shows."""
+"""What `import fedcli` gives: `run`, `tune`, `load` and `frame`, as functions that import the engine when called."""
 
-import base64
-import math
 import os
-import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedcli.declarations import flag_of
+from fedcli.arguments import grid_texts, plain_method_options, plain_seeds, plain_values
 from fedcli.errors import UserError
 from fedcli.keywords import in_keywords, keywords_for_flags
-from fedcli.runs import begin, resume, rounds
-from fedcli.runs.ended import EndedRun
-from fedcli.runs.identity import settings_text
-from fedcli.runs.lock import locked
-from fedcli.runs.progress import Progress
-from fedcli.runs.record import RECORD, read_record
-from fedcli.runs.trackers import Loggers
 from fedcli.userfiles import is_from_file
 
-# The columns of a table's CSV that a run shows.
-SHOWN = [
-    "method", "protocol", "dataset", "config.partition", "seed", "status", "rounds_done", "selection", "selected",
-    "last", "folder",
-]  # fmt: skip
+if TYPE_CHECKING:  # a method file imports `fedcli` before the engine exists, and help needs no PyTorch
+    from fedcli.notebook import Run, Runs, Tuned
+    from fedcli.runs.rounds import Listener
 
 
-@dataclass(frozen=True, repr=False)
-class Run(EndedRun):
-    """A run that has ended.
+def run(  # noqa: PLR0913  # what a user calls: one keyword for each choice
+    method: str | Path,
+    *,
+    out: str | Path | None = None,
+    seeds: Iterable[int] | None = None,
+    tuned: "Tuned | str | Path | None" = None,
+    continue_: bool | None = None,
+    log: Any = None,
+    exist_ok: bool = False,
+    progress: "Listener | None" = None,
+    jobs: int = 1,
+    set: Mapping[str, Mapping[str, Any]] | None = None,
+    **options: Any,
+) -> "Run | Runs":
+    """Runs a method, or several, and returns the run or the runs; in a notebook, with a live display.
 
-    Attributes:
-        record: The content of its `record.json`, where rounds count from 0.
-        state: The method's server state after the last round; None for a run that had ended before.
-        path: Its folder.
+    Args:
+        method: Name of a method, as `fedcli list` shows it, or path of a method file; several with commas between them.
+        out: Folder of the run, which must not exist; by default `runs/<time>-<method>-<dataset>`.
+        seeds: Several runs, a seed each, in the folders `seed-<seed>` of `out`.
+        tuned: What `tune` has returned, or its folder; options given here override those in it.
+        continue_: Go on with what is in `out` already, by the same call.
+        log: Where each round's numbers go as well: "tensorboard", "wandb", "./mine.py:Logger", an object with some of
+            the methods of `fedcli.runs.rounds.Listener`, or a list of these.
+        exist_ok: Rename `out` where it holds a run, or the runs of one call, to `out` with a number behind it.
+        progress: A `fedcli.runs.rounds.Listener` in place of the display, for runs of one method.
+        jobs: Runs at once, each of several in a process of its own.
+        set: Options of single methods by name, as `{"fedprox": {"proximal_weight": 0.1}}`.
+        **options: Any option of `fedcli run METHOD --help`, with underscores, as `dataset="digits"`, `rounds=5`,
+            `lr=0.1`; None counts as not given. A list stands for several values, of which every combination runs. With
+            several methods, an option that only some of them have is for these.
+
+    Returns:
+        The run; with several methods, seeds or values, or `jobs`, a list of runs. A run has `record`, `state`, `path`,
+        `history` (a `pandas.DataFrame`, a row a round, accuracies in percent), `plot()`, `model()`, `data()`,
+        `predict()`, `confusion()`, `per_class()` and `clients` (each client's accuracies); a list has `frame()`,
+        `table()` and `plot()`. A notebook shows both as a table and curves.
+
+    Raises:
+        UserError: A run cannot start; nothing is written then.
+        NonFiniteLoss: A loss becomes infinite or NaN; the record says so. Of several methods or values the others run
+            on, and a warning tells.
+
+    Example:
+        >>> run = fedcli.run("fedavg", dataset="digits", rounds=5)  # doctest: +SKIP
+        >>> run.history["test_accuracy"]  # doctest: +SKIP
+        >>> runs = fedcli.run("fedavg,fedprox", dataset="digits", seeds=range(3), jobs=2)  # doctest: +SKIP
+        >>> runs.table()  # doctest: +SKIP
     """
+    from fedcli.runs.old_runs import old_runs_renamed
 
-    @classmethod
-    def of(cls, ended: EndedRun) -> "Run":
-        """The same run, with what a notebook needs of it."""
-        return cls(record=ended.record, state=ended.state, path=ended.path, files=ended.files)
-
-    model = in_keywords()(EndedRun.model)
-
-    @property
-    def history(self) -> Any:
-        """A `pandas.DataFrame` with a row for each round; `round` counts from 1, accuracies are in percent."""
-        from fedcli.results.frame import rounds_of  # late: pandas takes half a second
-
-        return rounds_of(self.record)
-
-    @property
-    def clients(self) -> Any:
-        """A `pandas.DataFrame` with the `accuracy` of each `client` in percent in each `round` that the record has.
-
-        Those are the selected round, the last, and with `per_client_every` every n-th.
-        """
-        from fedcli.results.frame import client_rounds_of
-
-        return client_rounds_of(self.record)
-
-    def plot(self, x: str = "round", y: str = "accuracy", **look: Any) -> Any:
-        """Draws the learning curve; see `Runs.plot`."""
-        return Runs([self]).plot(x, y, **look)
-
-    @in_keywords()
-    def data(self, part: str = "test", client: int | None = None) -> Any:
-        """Returns images as `model()` takes them, `[N, channels, H, W]` from 0 to 1, and their labels `[N]`.
-
-        Args:
-            part: "train", "validation" or "test".
-            client: Whose images; of all clients in turn if None.
-
-        Raises:
-            UserError: If there is no such part or client, or the run's data or files have changed.
-        """
-        from fedcli.measure.predictions import images_of
-
-        return images_of(self, part, client)
-
-    @in_keywords()
-    def predict(self, images: Any, client: int | None = None, round: str = "selected") -> Any:
-        """Returns the class of each image `[N]` by the headline's model, or by that of `client` or of the last round.
-
-        Where the headline is measured by the nearest prototype, this is the class of the nearest one.
-
-        Raises:
-            UserError: If the run has no such model, or the images are not as `data` gives them.
-        """
-        from fedcli.measure.predictions import predictions
-
-        by_prototypes = "classifier_accuracy" in self.record["rounds"][-1]
-        return predictions(self.model(client, round, prototypes=by_prototypes), images)
-
-    @in_keywords()
-    def confusion(self, client: int | None = None, round: str = "selected") -> Any:
-        """Counts what the test images of each class are taken for, `[C, C]`, the true class by the predicted one.
-
-        By the headline's models, unless `round="last"`; with models or test images of single clients summed over them.
-
-        Raises:
-            UserError: If the run has no such model, or its data or files have changed.
-        """
-        from fedcli.measure.predictions import confusion
-
-        return confusion(self, round, client)
-
-    @in_keywords()
-    def per_class(self, client: int | None = None, round: str = "selected") -> Any:
-        """Returns a `pandas.DataFrame`, a row a class: `images`, and `accuracy`, `precision`, `f1` in percent."""
-        from fedcli.measure.predictions import per_class
-
-        return per_class(self.confusion(client, round), self.record["class_names"])
-
-    def __repr__(self) -> str:
-        record = self.record
-        summary = record["summary"]
-        accuracy = f"{summary['selected'] or math.nan:.2%} ({summary['selection']})"
-        return f"Run({record['method']} on {record['dataset']}, seed {record['seed']}: {accuracy}, in {self.path})"
-
-    def _repr_html_(self) -> str:
-        return Runs([self])._repr_html_()
-
-
-class Runs(list[Run]):
-    """Several runs, as of `fedcli.run(..., seeds=[0, 1])`."""
-
-    def __add__(self, others: list[Run]) -> "Runs":  # type: ignore[override]  # what is no run is not added
-        return Runs([*self, *others])
-
-    def plot(self, x: str = "round", y: str = "accuracy", **look: Any) -> Any:
-        """Draws their learning curves; several seeds are a line with a band. A notebook shows the figure.
-
-        Args:
-            x: The horizontal axis: `round`, `floats` or `seconds`.
-            y: `accuracy`, `validation`, `global`, or of runs with `per_class` `macro-f1` or `balanced-accuracy`.
-            **look: As the options of `fedcli plot`: `title`, `size=(3.4, 2.3)` in inches, `font_size`, `style`,
-                `colors={"fedavg": "#0072B2"}`, `labels={"fedavg": "FedAvg"}`, `legend`.
-
-        Returns:
-            A `matplotlib.figure.Figure`, which can be changed further and saved.
-        """
-        from matplotlib import rc_context
-
-        from fedcli.figures.line_charts import learning_curves
-        from fedcli.figures.look import Look
-        from fedcli.figures.saving import small_png
-        from fedcli.figures.warn import warnings_in_words
-
-        with in_keywords():
-            chosen = Look(**look)
-        with rc_context(chosen.parameters()), in_keywords(), warnings_in_words(keywords_for_flags):
-            figure = learning_curves([run.record for run in self], x, y, look=chosen)
-        # A notebook shows a figure by this method, also without pyplot.
-        figure._repr_png_ = lambda: small_png(figure)  # type: ignore[attr-defined]  # notebooks look for it
-        return figure
-
-    def frame(self, *metrics: str) -> Any:
-        """Returns a `pandas.DataFrame`, a row a run: the options, the seed, accuracies in percent and any `metrics`."""
-        from fedcli.results.tables import numbers_of_records
-
-        return numbers_of_records([{**run.record, "folder": run.path} for run in self], metrics)
-
-    def table(
-        self, *metrics: str, format: str | None = None, columns: str | Sequence[str] = (), digits: int | None = None,
-        label: str = "",
-    ) -> Any:  # fmt: skip
-        r"""Returns the table that `fedcli table` shows of them.
-
-        Args:
-            *metrics: More columns, as of `fedcli table --metric`.
-            format: "latex", "markdown" or "csv" for a text; a `pandas.DataFrame` of texts, a row a setting, if None.
-            columns: The columns and their order, by the names that the table shows, as `["Method", "Selected"]`.
-            digits: Decimals of percent and plain numbers.
-            label: LaTeX's `\label`, as "tab:main"; by default it has the protocol and the data set.
-
-        Raises:
-            UserError: If a metric, a column or the format is not known, or there can be no such label.
-        """
-        import pandas as pd
-
-        from fedcli.results.columns import Layout
-        from fedcli.results.formats import write_tables
-        from fedcli.results.tables import sheet
-
-        records = [{**run.record, "folder": run.path} for run in self]
-        with in_keywords():
-            layout = Layout(columns, digits)
-            if format is not None:
-                return write_tables(records, metrics, format, layout, label)
-            if label:
-                raise UserError(f"label='{label}' is for format=\"latex\" (got no format); give it, or leave it out.")
-            shown = sheet(records, metrics, leads=True, layout=layout)
-        return pd.DataFrame(shown.lines, columns=shown.columns)
-
-    def _repr_html_(self) -> str:
-        """A table of the runs, a column each, and their curves."""
-        import pandas as pd
-
-        from fedcli.results.tables import numbers_of
-
-        table = pd.DataFrame({**numbers_of(run.record), "folder": run.path} for run in self)
-        with pd.option_context("display.max_colwidth", None):
-            page = table[SHOWN].T.to_html(header=False, float_format="{:,.2f}".format)
-        with suppress(UserError):  # nothing was evaluated
-            picture = base64.b64encode(self.plot()._repr_png_()).decode()
-            page += f'<img alt="learning curves" style="max-width: 100%" src="data:image/png;base64,{picture}">'
-        return page
-
-
-def run(  # noqa: PLR0913  # those of `fedcli.run`, which have their defaults there
-    method: str | Path, options: dict[str, Any], *, out: str | Path | None, seeds: Iterable[int] | None, tuned: Any,
-    continue_: bool | None, log: Any, exist_ok: bool, progress: rounds.Listener | None, jobs: int,
-    set: Mapping[str, Mapping[str, Any]],
-) -> Run | Runs:  # fmt: skip
-    """Runs one method or several; see `fedcli.run`."""
-    names = str(method).split(",")
     with in_keywords():
-        options = _plain_values(options)
-        set = _plain_method_options(set)
-        seeds = _plain_seeds(seeds)
-    is_grid = any(isinstance(value, tuple) for value in options.values())
-    old_runs = nullcontext() if out is None or not exist_ok else _set_aside(Path(out))
-    with in_keywords(), old_runs:
-        if progress is None and _is_notebook():
+        experiment = _Experiment(
+            methods=str(method).split(","),
+            options=plain_values(options),
+            method_options=plain_method_options(set or {}),
+            out=out,
+            seeds=plain_seeds(seeds),
+            tuned=None if tuned is None else os.fspath(tuned),
+            continue_=continue_,
+        )
+        old_runs = old_runs_renamed(Path(out)) if exist_ok and out is not None else nullcontext()
+        with old_runs:
+            if experiment.is_grid or jobs > 1:
+                return experiment.run_grid(log, jobs)
+            return experiment.run_method(log, progress)
+
+
+@dataclass(frozen=True)
+class _Experiment:
+    """What a call of `run` asks for, as the command line has it; the names are those of `run`."""
+
+    methods: list[str]
+    options: dict[str, Any]  # a tuple for several values
+    method_options: dict[str, Any]  # options of single methods, by the method's name
+    out: str | Path | None
+    seeds: list[Any] | None
+    tuned: str | None
+    continue_: bool | None
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether it has several methods, or several values of an option."""
+        has_several_values = any(isinstance(value, tuple) for value in self.options.values())
+        return len(self.methods) > 1 or has_several_values
+
+    def run_method(self, log: Any, progress: "Listener | None") -> "Run | Runs":
+        """Runs the one method, once or with each seed."""
+        from fedcli.notebook import Run, Runs, is_notebook
+        from fedcli.results.method_options import options_by_method
+        from fedcli.runs.begin import run_method
+        from fedcli.runs.progress import Progress
+        from fedcli.runs.trackers import Loggers
+
+        (method,) = self.methods
+        options = self.options
+        if self.method_options:
+            options = options | options_by_method(self.methods, self.method_options)[method]
+        if progress is None and is_notebook():
             progress = Progress()
-        tuned = None if tuned is None else os.fspath(tuned)
-        experiment = {"out": out, "seeds": seeds, "tuned": tuned, "continue_": continue_}
-        if len(names) > 1 or is_grid or jobs > 1:
-            return _run_grid(names, options, jobs=jobs, log=log, set=set, **experiment)
-        (name,) = names
-        if set:
-            from fedcli.results.method_options import options_by_method
+        ended = run_method(
+            method,
+            out=self.out,
+            seeds=self.seeds,
+            tuned=self.tuned,
+            continue_=self.continue_,
+            progress=Loggers(progress, log),
+            **options,
+        )
+        if isinstance(ended, list):
+            return Runs(map(Run.of, ended))
+        return Run.of(ended)
 
-            options |= options_by_method(names, set)[name]
-        ended = begin.run_method(name, progress=Loggers(progress, log), **experiment, **options)
-    if isinstance(ended, list):
-        return Runs(Run.of(run) for run in ended)
-    return Run.of(ended)
+    def run_grid(self, log: Any, jobs: int) -> "Runs":
+        """Runs all methods with all combinations of values and all seeds; warns of the runs that fail."""
+        from fedcli.notebook import Runs
+        from fedcli.results.jobs import PlanListener, execute
+        from fedcli.results.plans import plan_grid, protocols_text
 
-
-def _is_notebook() -> bool:
-    """Whether a notebook runs this program."""
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell"
-
-
-def _run_grid(
-    names: list[str], options: dict[str, Any], *, jobs: int, log: Any, set: Mapping[str, Mapping[str, Any]],
-    **experiment: Any,
-) -> Runs:  # fmt: skip
-    """Runs all methods with all combinations of values and all seeds; warns of the runs that fail."""
-    from fedcli.results.jobs import PlanListener, execute
-    from fedcli.results.plans import plan_grid, protocols_text
-
-    if log is not None and jobs > 1:
-        raise UserError(f"--log is for runs one after the other (got --jobs {jobs}); leave one of them out.")
-    plan = plan_grid(names, options, method_options=set, **experiment)
-    mixed = protocols_text(plan.runs)
-    if mixed:
-        warnings.warn(keywords_for_flags(mixed), stacklevel=4)
-    listener = PlanListener()
-    listener.log = log
-    errors = execute(plan, listener, jobs=jobs)
-    for folder, error in errors.items():
-        warnings.warn(f"the run '{folder}' has failed: {error}", stacklevel=4)
-    files = [name for name in names if is_from_file(name)]
-    return Runs(_open(planned.folder, files) for planned in plan.runs)
+        if log is not None and jobs > 1:
+            raise UserError(f"--log is for runs one after the other (got --jobs {jobs}); leave one of them out.")
+        plan = plan_grid(
+            self.methods,
+            self.options,
+            method_options=self.method_options,
+            out=self.out,
+            seeds=self.seeds,
+            tuned=self.tuned,
+            continue_=self.continue_,
+        )
+        mixed = protocols_text(plan.runs)
+        if mixed:
+            warnings.warn(keywords_for_flags(mixed), stacklevel=3)
+        listener = PlanListener()
+        listener.log = log
+        errors = execute(plan, listener, jobs=jobs)
+        for folder, error in errors.items():
+            warnings.warn(f"the run '{folder}' has failed: {error}", stacklevel=3)
+        files = [method for method in self.methods if is_from_file(method)]
+        return Runs(_open(planned.folder, files) for planned in plan.runs)
 
 
-@dataclass(frozen=True, repr=False)
-class Tuned:
-    """What `fedcli.tune` has chosen; give it to `fedcli.run` as `tuned`.
+def tune(
+    method: str | Path,
+    *,
+    grid: Mapping[str, Any] | Sequence[str] = (),
+    out: str | Path | None = None,
+    seeds: Iterable[int] | None = None,
+    trials: int | None = None,
+    jobs: int = 1,
+    set: Mapping[str, Mapping[str, Any]] | None = None,
+    **options: Any,
+) -> "Tuned":
+    """Chooses options of one method or several by validation accuracy, each with the same number of trials.
 
-    Attributes:
-        folder: Of the trials.
-        trials: A `pandas.DataFrame`, a row a trial, each method's best first: `method`, `options`, the validation
-            `accuracies` of its runs as fractions, and their mean, `accuracy`.
-        options: The chosen options by the name of the method.
+    Args:
+        method: As for `run`.
+        grid: The values to try, as `{"lr": [0.01, 0.1], "fedprox:proximal_weight": [0.01, 0.1]}`; those that the
+            method's own options suggest if not given.
+        out: Folder of the trials, of which none runs twice; in `tuning/` if not given.
+        seeds: Several of each trial, of which the mean counts.
+        trials: Trials of each method; those of the smallest grid if not given.
+        jobs: As for `run`.
+        set: As for `run`.
+        **options: As for `run`; the same in every trial.
+
+    Returns:
+        What was chosen, with `options`, `trials` (a `pandas.DataFrame`) and `folder`; give it to `run` as `tuned`.
+
+    Raises:
+        UserError: There is nothing to try, or a trial cannot start.
+
+    Example:
+        >>> best = fedcli.tune("fedavg,fedprox", grid={"lr": [0.01, 0.1]}, dataset="digits")  # doctest: +SKIP
+        >>> runs = fedcli.run("fedavg,fedprox", tuned=best, dataset="digits", seeds=range(5))  # doctest: +SKIP
     """
-
-    folder: Path
-    trials: Any
-    options: dict[str, dict[str, Any]]
-
-    def __fspath__(self) -> str:
-        return str(self.folder)
-
-    def __repr__(self) -> str:
-        chosen = "; ".join(f"{method}: {settings_text(options)}" for method, options in self.options.items())
-        return f"Tuned({chosen}; in '{self.folder}')"
-
-
-def tune(  # noqa: PLR0913  # those of `fedcli.tune`, likewise
-    method: str | Path, options: dict[str, Any], *, grid: Mapping[str, Iterable[Any]] | Sequence[str],
-    out: str | Path | None, seeds: Iterable[int] | None, trials: int | None, jobs: int,
-    set: Mapping[str, Mapping[str, Any]],
-) -> Tuned:  # fmt: skip
-    """Tunes one method or several; see `fedcli.tune`."""
+    from fedcli.notebook import Tuned
     from fedcli.results import tune as tuning
     from fedcli.results.jobs import PlanListener, execute
     from fedcli.results.method_options import find_methods
     from fedcli.results.plans import protocols_text
 
     with in_keywords():
-        options = _plain_values(options)
-        set = _plain_method_options(set)
-        texts = _grid_texts(grid)
-        seeds = _plain_seeds(seeds)
+        options = plain_values(options)
+        method_options = plain_method_options(set or {})
         plan = tuning.plan_trials(
-            str(method), grid=texts, trials=trials, out=out, seeds=seeds, method_options=set, **options
+            str(method),
+            grid=grid_texts(grid),
+            trials=trials,
+            out=out,
+            seeds=plain_seeds(seeds),
+            method_options=method_options,
+            **options,
         )
-        for text in filter(None, [protocols_text(plan.runs), *tuning.samples(plan)]):
-            warnings.warn(keywords_for_flags(text), stacklevel=3)
+        for text in (protocols_text(plan.runs), *tuning.samples(plan)):
+            if text:
+                warnings.warn(keywords_for_flags(text), stacklevel=2)
         errors = execute(plan, PlanListener(), jobs=jobs, records_only=True)
         ranked = tuning.rank_and_write_best(plan, errors)
         for text in tuning.edges(find_methods(str(method).split(",")), plan.grids, ranked):
-            warnings.warn(keywords_for_flags(f"{text}; try values beyond"), stacklevel=3)
+            warnings.warn(keywords_for_flags(f"{text}; try values beyond"), stacklevel=2)
     best = ranked.groupby("method", sort=False)["options"].first()
     return Tuned(plan.folder, ranked, best.to_dict())
 
 
-def _grid_texts(grid: Mapping[str, Any] | Sequence[str]) -> list[str]:
-    """The values to try, as `--grid` has them."""
-    if not isinstance(grid, Mapping):
-        return list(grid)
-    texts = []
-    for name, values in _plain_values(grid).items():
-        listed = values if isinstance(values, tuple) else (values,)
-        texts.append(f"{name}={','.join(map(str, listed))}")
-    return texts
+def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> "Run | Runs":
+    """Opens a run from its folder, as `run` returns it without its `state`, or all runs below a folder.
 
+    Args:
+        path: The folder of a run, its `record.json`, or a folder that holds runs at any depth.
+        method: The user's files that the runs need; a file that a record names is imported only if it is named here.
 
-def _plain_values(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are given, as they are typed, a tuple for several values; refuses an empty one.
+    Returns:
+        The run, or several as `run` returns them.
 
-    None counts as not given.
+    Raises:
+        UserError: There is no run, or a record cannot be read.
     """
-    plain = {name: _plain(value) for name, value in options.items() if value is not None}
-    for name, value in plain.items():
-        if value == ():
-            raise UserError(f"{flag_of(name)} has no value (got {options[name]!r}); give one or several.")
-    return plain
+    from fedcli.notebook import Runs
+    from fedcli.runs.record import RECORD
 
-
-def _plain_method_options(method_options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of single methods, likewise; what are no options of a method stays, to be refused."""
-    return {
-        name: _plain_values(options) if isinstance(options, Mapping) else options
-        for name, options in method_options.items()
-    }
-
-
-def _plain_seeds(seeds: Any) -> list[Any] | None:
-    """The seeds of several runs, likewise; None for those of a single one."""
-    if seeds is None:
-        return None
-    plain = _plain(seeds)
-    if not isinstance(plain, Iterable):
-        raise UserError(f"--seeds must be several (got {plain!r}); write seed={plain!r}, or seeds=range({plain!r}).")
-    return list(plain)
-
-
-def _plain(value: Any) -> Any:
-    """A number of NumPy or PyTorch as Python's, and a list, tuple, range or array as a tuple of such."""
-    if hasattr(value, "tolist"):  # also of pandas
-        value = value.tolist()
-    if isinstance(value, list | tuple | range):
-        return tuple(entry.tolist() if hasattr(entry, "tolist") else entry for entry in value)
-    return value
-
-
-def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Run | Runs:
-    """Opens a run, or all runs below a folder; see `fedcli.load`."""
     folder = Path(path)
     if not folder.is_dir() or (folder / RECORD).is_file():
         return _open(folder, method)
@@ -387,44 +248,15 @@ def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> Ru
     return Runs(_open(run, method) for run in folders)
 
 
-def _open(path: Path, method: str | Path | Sequence[str | Path]) -> Run:
+def _open(path: Path, method: str | Path | Sequence[str | Path]) -> "Run":
+    from fedcli.notebook import Run
+    from fedcli.runs import resume
+
     return Run.of(resume.load(path, method))
 
 
-def _is_of_a_call(run: Path, folder: Path) -> bool:
-    """Tells whether a run lies below a folder as `run` places several: in `<method>/<option>=<value>/seed-<seed>`."""
-    method = read_record(run)["method"]
-    parts = run.relative_to(folder).parts
-    return all(part == method or "=" in part or part.startswith("seed-") for part in parts)
+def frame(*paths: str | Path, metrics: str | Sequence[str] = ()) -> Any:
+    """Reads all runs under some folders as a `pandas.DataFrame`; see `fedcli.results.tables.numbers_of_runs`."""
+    from fedcli.results.tables import numbers_of_runs
 
-
-@contextmanager
-def _set_aside(folder: Path) -> Iterator[None]:
-    """Renames the folder of a run, or of the runs of one call, unless a process runs in it; leaves other folders.
-
-    Where what happens inside fails before it has written into the folder, as a call does that is refused, the old one
-    gets its name back.
-    """
-    renamed = _rename(folder)
-    try:
-        yield
-    except BaseException:
-        if renamed is not None and not folder.exists():
-            renamed.rename(folder)
-        raise
-
-
-def _rename(folder: Path) -> Path | None:
-    """Puts a free number behind the name of a folder of runs, and returns the new path; None where it holds others."""
-    runs: list[Path] = []
-    for depth in ("", "*/", "*/*/", "*/*/*/"):  # in those of a method, of an option's value, of a seed
-        runs += [file.parent for file in folder.glob(depth + RECORD)]
-    for run in runs:
-        with locked(run):
-            pass
-    if not runs or not all(_is_of_a_call(run, folder) for run in runs):
-        return None
-    names = (folder.with_name(f"{folder.name}-{number}") for number in count(1))
-    new_folder = next(name for name in names if not name.exists())
-    folder.rename(new_folder)
-    return new_folder
+    return numbers_of_runs(paths, metrics)

@@ -1,0 +1,57 @@
+"""Arguments of a call in Python as the command line has them: plain numbers, and a tuple for several values."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fedcli.declarations import flag_of
+from fedcli.errors import UserError
+
+
+def plain_values(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are given, as they are typed, a tuple for several values; refuses an empty one.
+
+    None counts as not given.
+    """
+    plain = {name: _plain(value) for name, value in options.items() if value is not None}
+    for name, value in plain.items():
+        if value == ():
+            raise UserError(f"{flag_of(name)} has no value (got {options[name]!r}); give one or several.")
+    return plain
+
+
+def plain_method_options(method_options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of single methods, likewise; what are no options of a method stays, to be refused."""
+    return {
+        name: plain_values(options) if isinstance(options, Mapping) else options
+        for name, options in method_options.items()
+    }
+
+
+def plain_seeds(seeds: Any) -> list[Any] | None:
+    """The seeds of several runs, likewise; None for those of a single one."""
+    if seeds is None:
+        return None
+    plain = _plain(seeds)
+    if not isinstance(plain, Iterable):
+        raise UserError(f"--seeds must be several (got {plain!r}); write seed={plain!r}, or seeds=range({plain!r}).")
+    return list(plain)
+
+
+def grid_texts(grid: Mapping[str, Any] | Sequence[str]) -> list[str]:
+    """The values to try, as `--grid` has them."""
+    if not isinstance(grid, Mapping):
+        return list(grid)
+    texts = []
+    for name, values in plain_values(grid).items():
+        listed = values if isinstance(values, tuple) else (values,)
+        texts.append(f"{name}={','.join(map(str, listed))}")
+    return texts
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy or PyTorch as Python's, and a list, tuple, range or array as a tuple of such."""
+    if hasattr(value, "tolist"):  # also of pandas
+        value = value.tolist()
+    if isinstance(value, list | tuple | range):
+        return tuple(entry.tolist() if hasattr(entry, "tolist") else entry for entry in value)
+    return value

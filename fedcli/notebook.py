@@ -1,0 +1,233 @@
+"""What `run`, `load` and `tune` return: runs, and chosen options, as Python and a notebook show them."""
+
+import base64
+import math
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcli.errors import UserError
+from fedcli.keywords import in_keywords, keywords_for_flags
+from fedcli.runs.ended import EndedRun
+from fedcli.runs.identity import settings_text
+
+# The columns of a table's CSV that a run shows.
+SHOWN = [
+    "method", "protocol", "dataset", "config.partition", "seed", "status", "rounds_done", "selection", "selected",
+    "last", "folder",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class Run(EndedRun):
+    """A run that has ended.
+
+    Attributes:
+        record: The content of its `record.json`, where rounds count from 0.
+        state: The method's server state after the last round; None for a run that had ended before.
+        path: Its folder.
+    """
+
+    @classmethod
+    def of(cls, ended: EndedRun) -> "Run":
+        """The same run, with what a notebook needs of it."""
+        return cls(record=ended.record, state=ended.state, path=ended.path, files=ended.files)
+
+    model = in_keywords()(EndedRun.model)
+
+    @property
+    def history(self) -> Any:
+        """A `pandas.DataFrame` with a row for each round; `round` counts from 1, accuracies are in percent."""
+        from fedcli.results.frame import rounds_of  # late: pandas takes half a second
+
+        return rounds_of(self.record)
+
+    @property
+    def clients(self) -> Any:
+        """A `pandas.DataFrame` with the `accuracy` of each `client` in percent in each `round` that the record has.
+
+        Those are the selected round, the last, and with `per_client_every` every n-th.
+        """
+        from fedcli.results.frame import client_rounds_of
+
+        return client_rounds_of(self.record)
+
+    def plot(self, x: str = "round", y: str = "accuracy", **look: Any) -> Any:
+        """Draws the learning curve; see `Runs.plot`."""
+        return Runs([self]).plot(x, y, **look)
+
+    @in_keywords()
+    def data(self, part: str = "test", client: int | None = None) -> Any:
+        """Returns images as `model()` takes them, `[N, channels, H, W]` from 0 to 1, and their labels `[N]`.
+
+        Args:
+            part: "train", "validation" or "test".
+            client: Whose images; of all clients in turn if None.
+
+        Raises:
+            UserError: If there is no such part or client, or the run's data or files have changed.
+        """
+        from fedcli.measure.predictions import images_of
+
+        return images_of(self, part, client)
+
+    @in_keywords()
+    def predict(self, images: Any, client: int | None = None, round: str = "selected") -> Any:
+        """Returns the class of each image `[N]` by the headline's model, or by that of `client` or of the last round.
+
+        Where the headline is measured by the nearest prototype, this is the class of the nearest one.
+
+        Raises:
+            UserError: If the run has no such model, or the images are not as `data` gives them.
+        """
+        from fedcli.measure.predictions import predictions
+
+        by_prototypes = "classifier_accuracy" in self.record["rounds"][-1]
+        return predictions(self.model(client, round, prototypes=by_prototypes), images)
+
+    @in_keywords()
+    def confusion(self, client: int | None = None, round: str = "selected") -> Any:
+        """Counts what the test images of each class are taken for, `[C, C]`, the true class by the predicted one.
+
+        By the headline's models, unless `round="last"`; with models or test images of single clients summed over them.
+
+        Raises:
+            UserError: If the run has no such model, or its data or files have changed.
+        """
+        from fedcli.measure.predictions import confusion
+
+        return confusion(self, round, client)
+
+    @in_keywords()
+    def per_class(self, client: int | None = None, round: str = "selected") -> Any:
+        """Returns a `pandas.DataFrame`, a row a class: `images`, and `accuracy`, `precision`, `f1` in percent."""
+        from fedcli.measure.predictions import per_class
+
+        return per_class(self.confusion(client, round), self.record["class_names"])
+
+    def __repr__(self) -> str:
+        record = self.record
+        summary = record["summary"]
+        accuracy = f"{summary['selected'] or math.nan:.2%} ({summary['selection']})"
+        return f"Run({record['method']} on {record['dataset']}, seed {record['seed']}: {accuracy}, in {self.path})"
+
+    def _repr_html_(self) -> str:
+        return Runs([self])._repr_html_()
+
+
+class Runs(list[Run]):
+    """Several runs, as of `fedcli.run(..., seeds=[0, 1])`."""
+
+    def __add__(self, others: list[Run]) -> "Runs":  # type: ignore[override]  # what is no run is not added
+        return Runs([*self, *others])
+
+    def plot(self, x: str = "round", y: str = "accuracy", **look: Any) -> Any:
+        """Draws their learning curves; several seeds are a line with a band. A notebook shows the figure.
+
+        Args:
+            x: The horizontal axis: `round`, `floats` or `seconds`.
+            y: `accuracy`, `validation`, `global`, or of runs with `per_class` `macro-f1` or `balanced-accuracy`.
+            **look: As the options of `fedcli plot`: `title`, `size=(3.4, 2.3)` in inches, `font_size`, `style`,
+                `colors={"fedavg": "#0072B2"}`, `labels={"fedavg": "FedAvg"}`, `legend`.
+
+        Returns:
+            A `matplotlib.figure.Figure`, which can be changed further and saved.
+        """
+        from matplotlib import rc_context
+
+        from fedcli.figures.line_charts import learning_curves
+        from fedcli.figures.look import Look
+        from fedcli.figures.saving import small_png
+        from fedcli.figures.warn import warnings_in_words
+
+        with in_keywords():
+            chosen = Look(**look)
+        with rc_context(chosen.parameters()), in_keywords(), warnings_in_words(keywords_for_flags):
+            figure = learning_curves([run.record for run in self], x, y, look=chosen)
+        # A notebook shows a figure by this method, also without pyplot.
+        figure._repr_png_ = lambda: small_png(figure)  # type: ignore[attr-defined]  # notebooks look for it
+        return figure
+
+    def frame(self, *metrics: str) -> Any:
+        """Returns a `pandas.DataFrame`, a row a run: the options, the seed, accuracies in percent and any `metrics`."""
+        from fedcli.results.tables import numbers_of_records
+
+        return numbers_of_records([{**run.record, "folder": run.path} for run in self], metrics)
+
+    def table(
+        self, *metrics: str, format: str | None = None, columns: str | Sequence[str] = (), digits: int | None = None,
+        label: str = "",
+    ) -> Any:  # fmt: skip
+        r"""Returns the table that `fedcli table` shows of them.
+
+        Args:
+            *metrics: More columns, as of `fedcli table --metric`.
+            format: "latex", "markdown" or "csv" for a text; a `pandas.DataFrame` of texts, a row a setting, if None.
+            columns: The columns and their order, by the names that the table shows, as `["Method", "Selected"]`.
+            digits: Decimals of percent and plain numbers.
+            label: LaTeX's `\label`, as "tab:main"; by default it has the protocol and the data set.
+
+        Raises:
+            UserError: If a metric, a column or the format is not known, or there can be no such label.
+        """
+        import pandas as pd
+
+        from fedcli.results.columns import Layout
+        from fedcli.results.formats import write_tables
+        from fedcli.results.tables import sheet
+
+        records = [{**run.record, "folder": run.path} for run in self]
+        with in_keywords():
+            layout = Layout(columns, digits)
+            if format is not None:
+                return write_tables(records, metrics, format, layout, label)
+            if label:
+                raise UserError(f"label='{label}' is for format=\"latex\" (got no format); give it, or leave it out.")
+            shown = sheet(records, metrics, leads=True, layout=layout)
+        return pd.DataFrame(shown.lines, columns=shown.columns)
+
+    def _repr_html_(self) -> str:
+        """A table of the runs, a column each, and their curves."""
+        import pandas as pd
+
+        from fedcli.results.tables import numbers_of
+
+        table = pd.DataFrame({**numbers_of(run.record), "folder": run.path} for run in self)
+        with pd.option_context("display.max_colwidth", None):
+            page = table[SHOWN].T.to_html(header=False, float_format="{:,.2f}".format)
+        with suppress(UserError):  # nothing was evaluated
+            picture = base64.b64encode(self.plot()._repr_png_()).decode()
+            page += f'<img alt="learning curves" style="max-width: 100%" src="data:image/png;base64,{picture}">'
+        return page
+
+
+@dataclass(frozen=True, repr=False)
+class Tuned:
+    """What `fedcli.tune` has chosen; give it to `fedcli.run` as `tuned`.
+
+    Attributes:
+        folder: Of the trials.
+        trials: A `pandas.DataFrame`, a row a trial, each method's best first: `method`, `options`, the validation
+            `accuracies` of its runs as fractions, and their mean, `accuracy`.
+        options: The chosen options by the name of the method.
+    """
+
+    folder: Path
+    trials: Any
+    options: dict[str, dict[str, Any]]
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    def __repr__(self) -> str:
+        chosen = "; ".join(f"{method}: {settings_text(options)}" for method, options in self.options.items())
+        return f"Tuned({chosen}; in '{self.folder}')"
+
+
+def is_notebook() -> bool:
+    """Whether a notebook runs this program."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell"
