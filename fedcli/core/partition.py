@@ -180,18 +180,25 @@ def from_flag(flag: str, remainder: str = "spread") -> Partition:
     return Partition(spelling, partial(kind.rule, **values), kind.needs)
 
 
+def takes_remainder(flag: str) -> bool:
+    """Whether a flag names a partition into shards, perhaps within domains, which the option `remainder` is for."""
+    _, _, skew = flag.rpartition("+")
+    name, _, _ = skew.partition(":")
+    return name in PARTITIONS and PARTITIONS[name].takes_remainder
+
+
 def leaves_remainder(flag: str, num_clients: int, num_images: int | None) -> bool:
     """Whether `classes:C` cannot deal so many images in equal shards, so that `remainder` matters.
 
     It may matter where the number of images, or those of the single domains, are not known.
     """
-    around, _, skew = flag.rpartition("+")
-    name, _, count = skew.partition(":")
-    if name != "classes":
+    if not takes_remainder(flag):
         return False
+    around, _, skew = flag.rpartition("+")
     is_within_domains = around != ""
     if is_within_domains or num_images is None:
         return True
+    _, _, count = skew.partition(":")
     num_shards = num_clients * int(count)
     return num_images % num_shards > 0
 

@@ -92,7 +92,7 @@ def _canonical_partition(flag: str) -> str:
 def _images_of(record: Record, options: Mapping[str, Any]) -> int | None:
     """How many images a run divides among its clients; None where only a user's file or absent images would tell."""
     images = record.get("partition", {}).get("images") or options["train_examples"]
-    if images is None and "classes:" in options["partition"] and not own_paths([record["dataset"]]):
+    if images is None and partition.takes_remainder(options["partition"]) and not own_paths([record["dataset"]]):
         images = num_images(record["dataset"], options["local_test"])
     return images
 
@@ -101,7 +101,9 @@ def draft(setup: Setup) -> Record:
     """What the record of a planned run will say, as far as `settings` needs it; reads no data."""
     method = setup.method
     config = setup.config
-    images = num_images(setup.dataset, config.local_test) if "classes:" in config.partition else None
+    images = config.train_examples
+    if images is None and partition.takes_remainder(config.partition):
+        images = num_images(setup.dataset, config.local_test)
     return {
         "method": method.name,
         "method_source": method.name if methods().get(method.name) is method else str(method.file),
@@ -111,7 +113,7 @@ def draft(setup: Setup) -> Record:
         "seed": config.seed,
         "config": setup.all_options(),
         "origin": {name: origin.text for name, origin in setup.origins.items()},
-        "partition": {"images": config.train_examples or images},
+        "partition": {"images": images},
         "summary": {"selection": setup.selection},
     }
 

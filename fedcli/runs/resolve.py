@@ -297,6 +297,8 @@ def _refuse_no_clients(config: RunConfig, method: Method, protocol: Protocol) ->
 
 def refuse_without_effect(setup: Setup) -> None:
     """Refuses typed options that have no effect; a protocol, a record and a file may have such."""
+    from fedcli.core import partition
+
     options = setup.all_options()
     for name, field in fields_of(RunConfig, setup.method.config).items():
         facts = facts_of(field)
@@ -305,7 +307,7 @@ def refuse_without_effect(setup: Setup) -> None:
             others = ", ".join(f"{flag_of(other)} {options[other]}" for other in facts.only_with)
             raise UserError(f"{flag_of(name)} is for {facts.need_text} (got {others}); leave it out.")
     is_typed = setup.origins["remainder"] == TYPED and setup.config.remainder != RunConfig.remainder
-    if is_typed and "classes:" not in setup.config.partition:
+    if is_typed and not partition.takes_remainder(setup.config.partition):
         raise UserError(f"--remainder is for --partition classes:C (got {setup.config.partition}); leave it out.")
 
 
