@@ -1,5 +1,7 @@
 """A paper's table of two methods with runs of a second, and who watches how its runs go."""
 
+from dataclasses import replace
+
 from fedcli import Table, grid
 from fedcli.results import jobs
 
@@ -41,3 +43,13 @@ class Watch(jobs.PlanListener):
 
     def end(self, run, record, error):
         self.ended.append((run.label, run.setup.config.seed, error))
+
+
+def with_records(plan, records):
+    """The plan of a table whose runs have these records, by their folders."""
+    runs = {run.folder: replace(run, record=records[run.folder]) for run in plan.runs}
+    cells = []
+    for planned_cell in plan.cells:
+        runs_of_cell = tuple(runs[run.folder] for run in planned_cell.runs)
+        cells.append(replace(planned_cell, runs=runs_of_cell))
+    return replace(plan, runs=tuple(runs.values()), cells=tuple(cells))

@@ -27,7 +27,7 @@ from tests import commands
 from tests.commands import cells
 from tests.programs import Waiting, start
 from tests.refusals import refused
-from tests.small_tables import PLACE, ROWS, SETTINGS, SMALL, Watch, table
+from tests.small_tables import PLACE, ROWS, SETTINGS, SMALL, Watch, table, with_records
 from tests.tiny_runs import Stop, StopAfter
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -398,11 +398,12 @@ def filled(table, results):
     """A plan whose runs have these records, by row and column; None for a run that is not there."""
     num_seeds, *_ = [len(records) for records in results.values()]
     plan = plans.plan_table(table, seeds=range(num_seeds))
+    by_folder = {}
     for planned in plan.cells:
         records = results[planned.cell.row, planned.cell.column]
         for run, record in zip(planned.runs, records, strict=True):
-            run.record = record and {**record, "seed": run.setup.config.seed}
-    return plan
+            by_folder[run.folder] = record and {**record, "seed": run.setup.config.seed}
+    return with_records(plan, by_folder)
 
 
 def finished(selected, *, cost=None, rounds=()):

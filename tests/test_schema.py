@@ -23,6 +23,7 @@ from fedcli.userfiles import file_hash
 from tests.commands import invoke
 from tests.records import record, write
 from tests.refusals import refused
+from tests.small_tables import with_records
 from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.torture.faults import faults_of
 from tests.torture.mutated_records import COMMITTED, mutate_record
@@ -142,8 +143,10 @@ def test_a_papers_table_says_whose_code_was_changed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = Table("fedfm:III", "", ("FedFM", "Table III"), (Cell("A", "x", "fedavg", TINY),), seeds=(0,))
     plan = plans.plan_table(table)
-    plan.runs[0].record = record("fedavg") | {"changed": [{"round": 1, "what": "its method"}]}
-    assert f"{plan.runs[0].folder}: its method changed after round 1." in paper_tables.compare(plan).notes
+    (run,) = plan.runs
+    changed = record("fedavg") | {"changed": [{"round": 1, "what": "its method"}]}
+    compared = paper_tables.compare(with_records(plan, {run.folder: changed}))
+    assert f"{run.folder}: its method changed after round 1." in compared.notes
 
 
 def test_a_built_in_method_is_known_by_its_numerics_and_a_users_file_by_its_hash(tmp_path):

@@ -14,7 +14,7 @@ import fedcli
 from fedcli import registry
 from fedcli.figures import line_charts, report, saving
 from fedcli.results import claims, tables
-from fedcli.results.frame import clients_of, find_records, of_all, rounds_of
+from fedcli.results.frame import clients_of, find_records, parts_of_all, rounds_of
 from fedcli.results.render import render
 from fedcli.runs.exports import export
 from fedcli.runs.identity import digest_of
@@ -134,8 +134,8 @@ def fault_of_readers(folder: Path, record: dict[str, Any], description: str) -> 
                 render(sheet, form)
 
     def read_clients_and_rounds() -> None:
-        of_all(records, clients_of)
-        of_all(records, rounds_of)
+        parts_of_all(records, clients_of)
+        parts_of_all(records, rounds_of)
 
     readers: dict[str, Callable[[], object]] = {
         "table": render_tables,
