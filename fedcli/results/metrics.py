@@ -26,6 +26,10 @@ from fedcli.userfiles import from_file, is_from_file
 DECIMALS = {"percent": 2, "": 3, "floats": 0}
 
 
+def _no_round(record: Record, *arguments: Any) -> None:
+    """The round whose models a number is measured on, of one that is not measured on the models of a single round."""
+
+
 @dataclass(frozen=True)
 class Metric:
     """A number of a run."""
@@ -40,6 +44,7 @@ class Metric:
     parameter: Callable[[str], Any] | None = None  # reads what stands behind the colon, if anything may
     arguments: tuple[Any, ...] = ()  # the parameter as it is read, or its default
     after_the_run: bool = False  # whether `fedcli quality` measures it on the models that a run leaves
+    measured_round: Callable[..., int | None] = _no_round  # of the same as `read`: the round that the models are of
     option: str = ""  # with which a run has it in its record
     decimals: int | None = None  # that a user has asked for, of percent and plain numbers
 
@@ -104,15 +109,11 @@ class Metric:
 
     def rules(self, record: Record) -> set[str]:
         """The rules that give the round whose model it was measured on, "last" or "selected"; both of others."""
-        if not self.after_the_run:
+        measured_round = self.measured_round(record, *self.arguments)
+        if measured_round is None:
             return {"last", "selected"}
-        (quantity,) = self.arguments
-        if quantity.startswith("clients_"):  # of the clients' models after one more round
-            return {"last", "selected"}
-        last_round = len(record["rounds"]) - 1
-        measured_round = record["quality"].get("round", last_round)  # older records do not say: it was the last
         rules = set()
-        if measured_round == last_round:
+        if measured_round == _last_round(record):
             rules.add("last")
         if measured_round == record["summary"]["selected_round"]:
             rules.add("selected")
@@ -278,6 +279,22 @@ def _floats(record: Record, key: str, *, total: bool = False) -> float | None:
     return mean * config["cohort_size"] * config["rounds"]
 
 
+def _last_round(record: Record) -> int:
+    """The number of a run's last round; rounds count from 0."""
+    return len(record["rounds"]) - 1
+
+
+def _quality(record: Record, quantity: str) -> float | None:
+    return record.get("quality", {}).get(quantity)
+
+
+def _round_of_quality(record: Record, quantity: str) -> int | None:
+    """The round whose global model has a quality; None where clients' models have it, after a round more."""
+    if quantity.startswith("clients_"):
+        return None
+    return record["quality"].get("round", _last_round(record))  # older records do not say: it was the last
+
+
 # What several metrics have in common.
 _BY_CLASS: dict[str, Any] = {"needs": "selected", "option": "per_class"}
 _BY_DOMAIN: dict[str, Any] = {"needs": "selected", "parameter": str, "arguments": ("",)}
@@ -327,11 +344,12 @@ _ALL = (
     # What else is measured.
     Metric(
         "quality",
-        lambda record, name: record.get("quality", {}).get(name),
+        _quality,
         unit="",
         needs="last",
         parameter=str,
         after_the_run=True,
+        measured_round=_round_of_quality,
     ),
     Metric("drift", partial(_last_measured, key="drift"), **_MEASURED),
     Metric("term", partial(_last_measured, key="terms"), **_MEASURED),

@@ -155,11 +155,7 @@ def restore(record: Record, files: str | Path | Sequence[str | Path], changed_me
     record = userfiles.trust_files(record, files, changed_method)
     method = find_method(record["method_source"])
     if record["status"] != "finished" and not changed_method:  # a finished run's last model is known by its hash
-        for name, change in code_differences(record, method).items():
-            raise UserError(
-                f"the code of '{method.name}' has changed since the run began (got {name} {change.now}, was "
-                f"{change.was}); resume with --changed-method, or start a new run."
-            )
+        _refuse_changed_code(record, method)
     setup = recorded_setup(record, method)
     dataset, parts, fed = prepare(setup)
     _refuse_change("data set", record["dataset_fingerprint"], dataset.fingerprint)
@@ -167,6 +163,17 @@ def restore(record: Record, files: str | Path | Sequence[str | Path], changed_me
     _refuse_change("frozen part of the network", record["model"].get("frozen", []), frozen_parts(fed))
     record["engine"]["workers"] = current().count
     return Restored(record, setup, fed)
+
+
+def _refuse_changed_code(record: Record, method: Method) -> None:
+    """Refuses code that is not that of a run's last rounds; says the first of the differences."""
+    changes = code_differences(record, method)
+    if changes:
+        (name, change), *_ = changes.items()
+        raise UserError(
+            f"the code of '{method.name}' has changed since the run began (got {name} {change.now}, was "
+            f"{change.was}); resume with --changed-method, or start a new run."
+        )
 
 
 def _refuse_change(part: str, was: Any, now: Any) -> None:
