@@ -15,7 +15,7 @@ from PIL import Image
 
 import fedcli
 from fedcli.errors import UserError
-from fedcli.figures import legends, line_charts, saving
+from fedcli.figures import line_charts, saving
 from fedcli.figures.look import LEGENDS, Look, parse_pairs, parse_size
 from tests.commands import invoke
 from tests.records import curve
@@ -81,7 +81,7 @@ def test_a_narrow_figure_has_its_names_below_in_columns_and_leaves_the_rest_to_t
     assert num_columns(legend) == 2
     assert axes.get_legend() is None
     assert axes.get_window_extent().height > 0.25 * figure.bbox.height
-    assert legends.caption(figure).startswith("mean ± standard deviation over 2 seeds; headline")
+    assert figure.caption.startswith("mean ± standard deviation over 2 seeds; headline")
 
 
 def test_one_long_name_takes_no_column_from_the_short_ones():

@@ -227,8 +227,10 @@ def test_files_have_the_same_bytes_each_time_and_the_style_stays_inside(tmp_path
     runs = [curve(seed=0), curve(seed=1)]
     parameters = dict(matplotlib.rcParams)
 
-    png, pdf = saving.write_figure(tmp_path / "first/dirichlet:0.5.png", line_charts.learning_curves, runs)
-    second_png, second_pdf = saving.write_figure(tmp_path / "second.png", line_charts.learning_curves, runs)
+    first = saving.write_figure(tmp_path / "first/dirichlet:0.5.png", line_charts.learning_curves, runs)
+    second = saving.write_figure(tmp_path / "second.png", line_charts.learning_curves, runs)
+    png, pdf = first.files
+    second_png, second_pdf = second.files
 
     assert png.name == "dirichlet:0.5.png"
     assert pdf.name == "dirichlet:0.5.pdf"
@@ -241,7 +243,7 @@ def test_files_have_the_same_bytes_each_time_and_the_style_stays_inside(tmp_path
 
 def test_a_page_gets_a_small_png_alone_whose_colours_are_unharmed(tmp_path):
     runs = [curve(f"m{number}", accuracies=(0.1 + number / 20,) * 4) for number in range(12)]
-    (file,) = saving.write_figure(tmp_path / "one.png", line_charts.learning_curves, runs, page=True)
+    _, (file,) = saving.write_figure(tmp_path / "one.png", line_charts.learning_curves, runs, page=True)
     picture = Image.open(file)
     assert picture.mode == "P"
     pixels = np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0).astype(int)

@@ -141,5 +141,5 @@ def _draw_partition(dataset: "Dataset", flag: str, seed: int, parts: "Sequence[n
 
     counts = count_classes(parts, dataset.y_train, dataset.num_classes)
     title = data_words(dataset.name, flag, f"seed {seed}")
-    files = write_figure(file, partition_chart, counts, dataset.class_names, title)
-    say(f"chart: {' and '.join(map(str, files))}")
+    written = write_figure(file, partition_chart, counts, dataset.class_names, title)
+    say(f"chart: {' and '.join(map(str, written.files))}")

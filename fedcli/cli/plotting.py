@@ -1,8 +1,6 @@
 """The commands that draw runs: `plot` and `report`."""
 
 import warnings
-from collections.abc import Callable
-from functools import partial
 from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,16 +47,17 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
 
     Your own kind is a function of the records that returns a matplotlib Figure.
     """
-    from fedcli.figures.legends import caption
+    from fedcli.figures.line_charts import LineChart
     from fedcli.figures.look import Look, parse_pairs, parse_size
     from fedcli.figures.saving import write_figure
 
     draw = find_chart(kind)
+    takes = CHARTS[kind].takes if kind in CHARTS else ()  # a chart of the user's takes records alone
     named = method or []
     files = [text for text in named if is_from_file(text)]
     methods = [text for text in named if not is_from_file(text)]
     records = records_of(runs, methods, dataset, label)
-    if y != "accuracy" and kind != "curves":
+    if y != "accuracy" and "y" not in takes:
         raise UserError(f"--y is for --kind curves (got --kind {kind}); leave it out.")
     look = Look(
         title="" if title == "none" else title,
@@ -69,27 +68,27 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
         labels=parse_pairs("--labels", labels or ()),
         legend=legend,
     )
-    if kind == "correlation":
-        draw = partial(draw, files=files)
-    if kind in WITH_LINES:
-        draw = partial(draw, look=look)
-    else:
+    has_lines = "look" in takes
+    if not has_lines:
         _refuse_look_of_lines(look, kind)
-        draw = partial(_draw_in_look, look, draw)
-    if kind == "curves":
-        draw = partial(draw, x=x, y=y)
-    drawing = Drawing(draw)
+    arguments = {"x": x, "y": y, "look": look, "files": files}
+
+    def draw_in_look(records: list[dict]) -> "Figure":
+        """Draw the figure with what its kind takes, in the size and with the title of the look."""
+        figure = draw(records, **{name: arguments[name] for name in takes})
+        if not has_lines:  # others apply the look before they place the names of lines
+            look.apply(figure)
+        return figure
+
     file = out or Path(f"{short_name(kind)}.png")
     refuse_file_of_a_run(file)
     with Console(stderr=True).status(escape(kind)), warnings.catch_warnings(record=True) as caught:
-        written = write_figure(file, drawing, records, look=look)
+        written = write_figure(file, draw_in_look, records, look=look)
     for warning in caught:
         say(f"warning: {warning.message}", err=True)
-    say(" and ".join(map(str, written)))
-    if kind in WITH_LINES and look.legend_place != "right":
-        text = caption(drawing.figure)
-        if text:
-            say(f"for the caption: {text}.", err=True)
+    say(" and ".join(map(str, written.files)))
+    if isinstance(written.figure, LineChart) and written.figure.caption and look.legend_place != "right":
+        say(f"for the caption: {written.figure.caption}.", err=True)
 
 
 def _refuse_look_of_lines(look: "Look", kind: str) -> None:
@@ -97,32 +96,6 @@ def _refuse_look_of_lines(look: "Look", kind: str) -> None:
     for option in look.changed_lines():
         kinds = ", ".join(WITH_LINES)
         raise UserError(f"--{option} is for figures of lines, {kinds} (got --kind {kind}); leave it out.")
-
-
-def _draw_in_look(look: "Look", draw: "Callable[[list[dict]], Figure]", records: list[dict]) -> "Figure":
-    """Draw a figure without lines, which takes no look, in the size and with the title of a look."""
-    figure = draw(records)
-    look.apply(figure)
-    return figure
-
-
-class Drawing:
-    """Draw a figure, and keep it.
-
-    Attributes:
-        figure: The figure, once it is drawn.
-    """
-
-    figure: "Figure"
-
-    def __init__(self, draw: "Callable[[list[dict]], Figure]"):
-        """Take what draws the figure from records."""
-        self._draw = draw
-
-    def __call__(self, records: list[dict]) -> "Figure":
-        """Draw it."""
-        self.figure = self._draw(records)
-        return self.figure
 
 
 plot.__doc__ = (getdoc(plot) or "") + "".join(f"\n\n{name}: {chart.shows}." for name, chart in CHARTS.items())

@@ -20,12 +20,18 @@ class Chart:
         function: What draws it from records, each with its `folder`, as MODULE:NAME of this package. The module, slow
             to import, is imported when it draws.
         shows: What it shows, for the help.
-        has_lines: Whether colours, names and legend of its lines can be chosen.
+        takes: The arguments of the function beside the records, of those of `fedcli plot`: `x` and `y`, what its axes
+            show; `look`, that of its lines; `files`, the user's, where it opens the runs.
     """
 
     function: str
     shows: str
-    has_lines: bool = False
+    takes: tuple[str, ...] = ()
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether colours, names and legend of its lines can be chosen."""
+        return "look" in self.takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,22 +59,22 @@ CHARTS = {
     "curves": Chart(
         function="line_charts:learning_curves",
         shows="test accuracy over rounds; runs that differ only in the seed are a line with a band",
-        has_lines=True,
+        takes=("x", "y", "look"),
     ),
     "drift": Chart(
         function="line_charts:drift_chart",
         shows="how far the clients' models drift apart, of runs with --drift-every",
-        has_lines=True,
+        takes=("look",),
     ),
     "domains": Chart(
         function="line_charts:domains_chart",
         shows="accuracy of the clients' models on their own and on other domains",
-        has_lines=True,
+        takes=("look",),
     ),
     "accuracies": Chart(
         function="line_charts:accuracies_chart",
         shows="test accuracy of each client after the last round, sorted",
-        has_lines=True,
+        takes=("look",),
     ),
     "tsne": Chart(
         function="features:features_chart",
@@ -85,6 +91,7 @@ CHARTS = {
     "correlation": Chart(
         function="predictions:correlation_chart",
         shows="how alike logits of personal models are on public and on private images",
+        takes=("files",),
     ),
 }
 WITH_LINES = tuple(kind for kind, chart in CHARTS.items() if chart.has_lines)

@@ -19,7 +19,26 @@ from fedcli.runs.machine import quiet
 from fedcli.runs.record import state_of
 from fedcli.runs.schema import Record
 
-AXES = {"round": "Round", "floats": "Floats sent by all clients", "seconds": "Seconds"}  # horizontal ones
+
+class Axis(NamedTuple):
+    """A horizontal axis.
+
+    Attributes:
+        label: Its name in the figure.
+        counts_from_1: Whether its values are numbers of rounds or clients, the first of which is 1.
+    """
+
+    label: str
+    counts_from_1: bool = False
+
+
+# By name, `fedcli plot --x NAME`.
+AXES = {
+    "round": Axis("Round", counts_from_1=True),
+    "floats": Axis("Floats sent by all clients"),
+    "seconds": Axis("Seconds"),
+}
+CLIENTS = Axis("Clients, sorted", counts_from_1=True)  # where a curve has a point for each client
 
 
 class Point(NamedTuple):

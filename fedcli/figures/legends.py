@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
@@ -12,6 +13,8 @@ from matplotlib.text import Annotation
 from fedcli.figures.text import drawn_length, num_lines, room_across, wrap
 
 BESIDE_END = 7  # points from the end of a line to its name, beside the ring that may be there
+# Bands, rings, crosses and dotted lines, the last one of each kind, by the words that explain it.
+Symbols = dict[str, Artist]
 
 
 class LegendRows(NamedTuple):
@@ -21,43 +24,28 @@ class LegendRows(NamedTuple):
     below: int
 
 
-def draw_legends(figure: Figure, lines_of_panels: list[list[Line2D]], place: str) -> LegendRows:
+def draw_legends(figure: Figure, lines_of_panels: list[list[Line2D]], symbols: Symbols, place: str) -> LegendRows:
     """Draws the names of the lines; those that stand at their ends come from `name_ends`.
 
-    What else the lines carry stands below the panels in fedcli's own look. In a figure for a paper that belongs into
-    the caption, see `caption`.
+    The symbols beside the lines are explained below the panels where the names stand at the right. In a figure for a
+    paper that belongs into the caption.
 
     Args:
         figure: The figure, whose panels have no legend.
         lines_of_panels: The lines of each panel, in the order of their names.
+        symbols: What is drawn beside them.
         place: Where the names stand, one of `look.LEGENDS`.
     """
     if place == "right":
         beside = _draw_beside(figure, lines_of_panels)
-        return LegendRows(beside=beside, below=_draw_signs_below(figure, _find_signs(figure)))
+        below = _explain_below(figure, symbols)
+        return LegendRows(beside=beside, below=below)
     if place == "below":
         return LegendRows(beside=0, below=_draw_below(figure, lines_of_panels))
     if place == "inside":
         for axes, lines in zip(figure.axes, lines_of_panels, strict=True):
             _draw_inside(axes, lines)
     return LegendRows(beside=0, below=0)
-
-
-def caption(figure: Figure) -> str:
-    """What the caption of a figure of lines should say of its bands, rings, crosses and dotted lines."""
-    return "; ".join(_find_signs(figure))
-
-
-def _find_signs(figure: Figure) -> dict[str, Any]:
-    """The bands, rings, crosses and dotted lines of all panels, one of each kind, by the words for them."""
-    signs: dict[str, Any] = {}
-    for axes in figure.axes:
-        artists, words = axes.get_legend_handles_labels()
-        for artist, text in zip(artists, words, strict=True):
-            is_line = isinstance(artist, Line2D) and artist.get_gid() is None
-            if not is_line:
-                signs[text] = artist
-    return signs
 
 
 def _draw_inside(axes: Axes, lines: list[Line2D]) -> None:
@@ -84,13 +72,13 @@ def _draw_beside(figure: Figure, lines_of_panels: list[list[Line2D]]) -> int:
     return longest
 
 
-def _draw_signs_below(figure: Figure, signs: dict[str, Any]) -> int:
-    """Draws the words for the signs, in grey, below all panels; returns their lines of text."""
-    legend = figure.legend(signs.values(), signs, loc="outside lower left", handlelength=3.4)
+def _explain_below(figure: Figure, symbols: Symbols) -> int:
+    """Draws the words for the symbols, in grey, below all panels; returns their lines of text."""
+    legend = figure.legend(symbols.values(), symbols, loc="outside lower left", handlelength=3.4)
     _wrap_names(legend, room_across(figure))
-    for sign in legend.legend_handles:
-        if sign is not None:
-            sign.set(color="black", alpha=0.4)
+    for symbol in legend.legend_handles:
+        if symbol is not None:
+            symbol.set(color="black", alpha=0.4)
     return sum(map(num_lines, legend.get_texts()))
 
 

@@ -12,8 +12,8 @@ from matplotlib.lines import Line2D
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError, unknown
 from fedcli.figures import CURVES, Measure
-from fedcli.figures.curves import AXES, Curve, find_curves, points_of
-from fedcli.figures.legends import draw_legends, name_ends, spread_names, widen_legend
+from fedcli.figures.curves import AXES, CLIENTS, Axis, Curve, find_curves, points_of
+from fedcli.figures.legends import Symbols, draw_legends, name_ends, spread_names, widen_legend
 from fedcli.figures.look import Look
 from fedcli.figures.names import setting_colours, title_words
 from fedcli.figures.text import characters, write_title
@@ -27,31 +27,44 @@ DASHES = (
 )  # fmt: skip
 PANEL_HEIGHT = 3.0  # inches, at least
 LEGEND_LINE = 0.17  # inches of a line of text in a legend
+AROUND_LEGEND = 0.6  # inches of a panel above and below the legend beside it
+PANEL_SHARE = 0.625  # of the width of a figure, where the names of lines stand beside the panels
+LONGEST_HEADING = 60  # characters of a line
 # Of rings and crosses, which no line hides: lines are at 2, legends at 5.
-SIGN: dict[str, Any] = {"markersize": 7, "zorder": 4}
+MARKER_STYLE: dict[str, Any] = {"markersize": 7, "zorder": 4}
+
+
+class LineChart(Figure):
+    """A figure of lines.
+
+    Attributes:
+        caption: What its caption should say of its bands, rings, crosses and dotted lines.
+    """
+
+    caption: str = ""
 
 
 class Panel(NamedTuple):
     """What a panel shows."""
 
     heading: str
-    x_label: str
+    x_axis: Axis
     y_label: str
     curves: list[Curve]
 
 
 def learning_curves(
     records: Iterable[Record], x: str = "round", y: str = "accuracy", look: Look | None = None
-) -> Figure:
+) -> LineChart:
     """Draws the test accuracy, or another of `CURVES`, see `_chart_of_measures`."""
     if y not in CURVES:
         raise unknown("curve", y, CURVES, f"there are {', '.join(CURVES)}.")
     if x not in AXES:
         raise unknown("axis", x, AXES, f"there are {', '.join(AXES)}.")
-    return _chart_of_measures([CURVES[y]], records, x, AXES[x], look)
+    return _chart_of_measures([CURVES[y]], records, look, x)
 
 
-def drift_chart(records: Iterable[Record], look: Look | None = None) -> Figure:
+def drift_chart(records: Iterable[Record], look: Look | None = None) -> LineChart:
     """Draws how far the clients' features and updates drift apart, see `_chart_of_measures`."""
     remedy = "run with --drift-every"
     measures = [
@@ -63,29 +76,29 @@ def drift_chart(records: Iterable[Record], look: Look | None = None) -> Figure:
             is_percentage=False,
         ),
     ]
-    return _chart_of_measures(measures, records, "round", AXES["round"], look)
+    return _chart_of_measures(measures, records, look)
 
 
-def domains_chart(records: Iterable[Record], look: Look | None = None) -> Figure:
+def domains_chart(records: Iterable[Record], look: Look | None = None) -> LineChart:
     """Draws the accuracy of the clients' models on their own and on other domains, see `_chart_of_measures`."""
     remedy = "draw runs of a protocol with evaluation by domain"
     measures = [
         Measure(column="intra", label="Accuracy on own domains (%)", remedy=remedy),
         Measure(column="inter", label="Accuracy on other domains (%)", remedy=remedy),
     ]
-    return _chart_of_measures(measures, records, "round", AXES["round"], look)
+    return _chart_of_measures(measures, records, look)
 
 
-def accuracies_chart(records: Iterable[Record], look: Look | None = None) -> Figure:
+def accuracies_chart(records: Iterable[Record], look: Look | None = None) -> LineChart:
     """Draws the accuracies of single clients after the last round, the worst first, see `_chart_of_measures`."""
     remedy = "draw runs with validation or own models"
     measure = Measure(column="accuracy", label="Accuracy of single clients (%)", remedy=remedy, of_clients=True)
-    return _chart_of_measures([measure], records, "round", "Clients, sorted", look)
+    return _chart_of_measures([measure], records, look)
 
 
 def _chart_of_measures(
-    measures: Sequence[Measure], records: Iterable[Record], x: str, x_label: str, look: Look | None
-) -> Figure:
+    measures: Sequence[Measure], records: Iterable[Record], look: Look | None, x: str = "round"
+) -> LineChart:
     """Draws measures over rounds, floats or seconds, a line a setting and panels for each protocol and data set.
 
     A line is the mean of the finished runs, where there are any, and its band the sample standard deviation over seeds,
@@ -95,9 +108,8 @@ def _chart_of_measures(
     Args:
         measures: What the panels show.
         records: The runs.
-        x: One of `AXES`.
-        x_label: What the points of a line are.
         look: Colours, labels and place of the legend, where the user changes them.
+        x: One of `AXES`, at which the rounds of a line stand.
 
     Raises:
         UserError: If no run has a value, or none has the floats or the undisturbed seconds.
@@ -114,8 +126,9 @@ def _chart_of_measures(
         (first, *_) = runs  # all have one protocol
         heading = f"{title_words(runs)} ({first['protocol']})"
         for measure in measures:
+            x_axis = CLIENTS if measure.of_clients else AXES[x]
             curves = find_curves(settings, measure, x)
-            panels.append(Panel(heading=heading, x_label=x_label, y_label=measure.label, curves=curves))
+            panels.append(Panel(heading=heading, x_axis=x_axis, y_label=measure.label, curves=curves))
     left_out = len(records) - len(measured)
     title = f"left out, without values: {left_out}" if left_out else ""
     return _draw_panels(panels, title, look or Look())
@@ -126,21 +139,25 @@ def _has_points(record: Record, measures: Sequence[Measure], x: str) -> bool:
     return any(len(points_of(record, measure, x)) for measure in measures)
 
 
-def _draw_panels(panels: list[Panel], title: str, look: Look) -> Figure:
+def _draw_panels(panels: list[Panel], title: str, look: Look) -> LineChart:
     """The figure of panels; a setting looks the same in all of them."""
     styles = _line_styles(panels, look)
-    figure = Figure(layout="constrained")
+    figure = LineChart(layout="constrained")
     figure.set_size_inches(look.size or (look.width, PANEL_HEIGHT * len(panels)))
     lines_of_panels = []
+    symbols: Symbols = {}
     for number, panel in enumerate(panels, 1):
         axes = figure.add_subplot(
-            len(panels), 1, number, xlabel=panel.x_label, ylabel=panel.y_label, title=_heading(panel, look)
+            len(panels), 1, number, xlabel=panel.x_axis.label, ylabel=panel.y_label, title=_heading(panel, look)
         )
-        lines_of_panels.append(_draw_curves(axes, panel.curves, styles, look))
+        drawn = _draw_curves(axes, panel.curves, styles, look)
+        lines_of_panels.append(drawn.lines)
+        symbols |= drawn.symbols
         _set_ticks(axes, panel, look)
-    rows = draw_legends(figure, lines_of_panels, look.legend_place)
+    figure.caption = "; ".join(symbols)
+    rows = draw_legends(figure, lines_of_panels, symbols, look.legend_place)
     if look.size is None:
-        panel_height = max(PANEL_HEIGHT, 0.6 + LEGEND_LINE * rows.beside)
+        panel_height = max(PANEL_HEIGHT, AROUND_LEGEND + LEGEND_LINE * rows.beside)
         figure.set_size_inches(look.width, panel_height * len(panels) + LEGEND_LINE * rows.below)
     write_title(figure, title)
     _fit(figure, lines_of_panels, look)
@@ -151,8 +168,10 @@ def _heading(panel: Panel, look: Look) -> str:
     """The heading of a panel in lines; where the user gives a size, `Look.apply` divides it, which knows the width."""
     if look.size is not None:
         return panel.heading
-    share = 0.625 if look.legend_place in ("right", "ends") else 1  # of the width, which names take beside the panel
-    return fill(panel.heading, min(characters(share * look.width), 60))
+    width = look.width
+    if look.legend_place in ("right", "ends"):
+        width *= PANEL_SHARE
+    return fill(panel.heading, min(characters(width), LONGEST_HEADING))
 
 
 def _set_ticks(axes: Axes, panel: Panel, look: Look) -> None:
@@ -161,7 +180,7 @@ def _set_ticks(axes: Axes, panel: Panel, look: Look) -> None:
     if look.draws_grid:
         axes.grid(axis="y")
     axes.margins(x=0.02)
-    if panel.x_label not in (AXES["floats"], AXES["seconds"]):  # rounds and clients count from 1
+    if panel.x_axis.counts_from_1:
         axes.set_xlim(left=0.5)
 
 
@@ -210,40 +229,66 @@ def _chosen_colours(panels: list[list[SeedGroup]], look: Look) -> dict[str, str]
     return colours
 
 
-def _draw_curves(axes: Axes, curves: list[Curve], styles: dict[str, dict[str, Any]], look: Look) -> list[Line2D]:
-    """Draws the curves of a panel; returns their lines in the order of their names, the highest at its end first."""
+class DrawnPanel(NamedTuple):
+    """What is drawn in a panel.
+
+    Attributes:
+        lines: The mean of each curve, the highest at its end first, in which order their names stand.
+        symbols: What is drawn beside them.
+    """
+
+    lines: list[Line2D]
+    symbols: Symbols
+
+
+def _draw_curves(axes: Axes, curves: list[Curve], styles: dict[str, dict[str, Any]], look: Look) -> DrawnPanel:
+    """Draws the curves of a panel."""
     ends = {}
+    symbols: Symbols = {}
     for curve in curves:
-        line = _draw_curve(axes, curve, curve.name(look.labels), styles[curve.setting.label])
-        ends[line] = curve.last
-    return sorted(ends, key=lambda line: ends[line], reverse=True)
+        drawn = _draw_curve(axes, curve, curve.name(look.labels), styles[curve.setting.label])
+        ends[drawn.line] = curve.last
+        symbols |= drawn.symbols
+    lines = sorted(ends, key=lambda line: ends[line], reverse=True)
+    return DrawnPanel(lines=lines, symbols=symbols)
 
 
-def _draw_curve(axes: Axes, curve: Curve, name: str, style: dict[str, Any]) -> Line2D:
-    """Draws mean and band of a curve, the runs that diverged, and the numbers it is judged by; returns the mean."""
+class DrawnCurve(NamedTuple):
+    """The mean of a curve as a line, and what is drawn beside it."""
+
+    line: Line2D
+    symbols: Symbols
+
+
+def _draw_curve(axes: Axes, curve: Curve, name: str, style: dict[str, Any]) -> DrawnCurve:
+    """Draws mean and band of a curve, the runs that diverged, and the numbers it is judged by.
+
+    An SVG has the group identifiers, `gid`, for whoever changes it further.
+    """
     line = curve.line
     colour = style["color"]
     (mean,) = axes.plot(line.x, line.y, label=name, marker="." if len(line) <= 20 else "", **style)
+    symbols: Symbols = {}
     if len(curve.runs) > 1:
         words = f"mean ± standard deviation over {len(curve.runs)} seeds"
-        axes.fill_between(line.x, line.low, line.high, color=colour, label=words, alpha=0.15, linewidth=0.4)
+        symbols[words] = axes.fill_between(
+            line.x, line.low, line.high, color=colour, label=words, alpha=0.15, linewidth=0.4
+        )
     for points in curve.diverged:
-        cross = {**style, **SIGN, "marker": "X", "markeredgewidth": 0, "markevery": [len(points) - 1], "linewidth": 0.8}
-        axes.plot(points.x, points.y, gid="diverged", label="diverged after this round", **cross)
+        words = "diverged after this round"
+        cross = {"marker": "X", "markeredgewidth": 0, "markevery": [len(points) - 1], "linewidth": 0.8}
+        (symbols[words],) = axes.plot(
+            points.x, points.y, gid="diverged", label=words, **{**style, **MARKER_STYLE, **cross}
+        )
     if curve.chosen is not None:
         words = f"headline: {SELECTIONS[curve.setting.selection]}"
-        axes.plot(
-            curve.chosen.x,
-            curve.chosen.y,
-            "o",
-            gid="chosen",
-            label=words,
-            color=colour,
-            fillstyle="none",
-            clip_on=False,
-            **SIGN,
+        ring = {"marker": "o", "linestyle": "", "fillstyle": "none", "clip_on": False}
+        (symbols[words],) = axes.plot(
+            curve.chosen.x, curve.chosen.y, gid="chosen", label=words, color=colour, **MARKER_STYLE, **ring
         )
     if curve.printed is not None:
         words = "the paper's number for the line of its colour"
-        axes.axhline(curve.printed, gid="printed", label=words, color=colour, linestyle=":", linewidth=0.8)
-    return mean
+        symbols[words] = axes.axhline(
+            curve.printed, gid="printed", label=words, color=colour, linestyle=":", linewidth=0.8
+        )
+    return DrawnCurve(line=mean, symbols=symbols)

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -28,20 +28,24 @@ UNDATED: dict[str, dict[str, Any]] = {
 }
 
 
+class WrittenFigure(NamedTuple):
+    """A figure, and the files that show it."""
+
+    figure: Figure
+    files: list[Path]
+
+
 def write_figure(
-    out: Path, draw: Callable[..., Figure], *given: Any, page: bool = False, look: Look | None = None
-) -> list[Path]:
-    """Writes the figure that `draw(*given)` returns, without dates.
+    out: Path, chart: Callable[..., Figure], *given: Any, page: bool = False, look: Look | None = None
+) -> WrittenFigure:
+    """Writes the figure that `chart(*given)` returns, without dates.
 
     Args:
         out: A `.pdf`, `.svg`, `.png` or `.pgf` file; a PDF is written beside a PNG.
-        draw: Returns the figure, with the size and the title of the look.
+        chart: Draws the figure, with the size and the title of the look.
         *given: Its arguments.
         page: Write one small PNG, for a page in a repository.
         look: What the user changes, for matplotlib's parameters.
-
-    Returns:
-        The files.
 
     Raises:
         UserError: If `out` has another suffix, or is a `.pgf` without LaTeX.
@@ -52,17 +56,17 @@ def write_figure(
     with matplotlib.rc_context(look.parameters()), warnings_in_words():
         if out.suffix == ".pgf":
             _refuse_without_latex()
-        figure = draw(*given)
+        figure = chart(*given)
         out.parent.mkdir(parents=True, exist_ok=True)
         if page:
             write_atomically(out, lambda path: path.write_bytes(small_png(figure)))
-            return [out]
+            return WrittenFigure(figure, [out])
         files = [out]
         if out.suffix == ".png":
             files.append(out.with_suffix(".pdf"))
         for file in files:
             write_atomically(file, partial(figure.savefig, format=file.suffix[1:], **UNDATED[file.suffix]))
-    return files
+    return WrittenFigure(figure, files)
 
 
 def _refuse_without_latex() -> None:
