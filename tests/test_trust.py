@@ -243,7 +243,7 @@ def opened_files(monkeypatch):
         opened.append(path)
         return ModuleType("m")
 
-    monkeypatch.setattr(userfiles, "import_file", open_file)
+    monkeypatch.setattr(userfiles.modules, "import_file", open_file)
     monkeypatch.setattr(registry, "import_file", open_file)
     return opened
 

@@ -1,0 +1,120 @@
+"""How a user's file is imported, and blamed for what it raises."""
+
+import builtins
+import hashlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from traceback import walk_tb
+from types import ModuleType
+from typing import Any
+
+from fedcli.errors import UserError, first_line, unknown
+from fedcli.isolation import unchanged
+from fedcli.userfiles.hashes import file_hash
+from fedcli.userfiles.paths import path_and_name
+from fedcli.vision import with_operators
+
+_PREFIX = "fedcli_file_"  # of the names of their modules
+
+
+@dataclass(frozen=True)
+class FromFile:
+    """A function or class in a user's file; a call blames the file for what it raises."""
+
+    function: Callable[..., Any]
+    name: str
+    path: Path  # absolute
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """What the function returns."""
+        line = getattr(getattr(self.function, "__code__", None), "co_firstlineno", None)
+        with unchanged([str(self.path)]), blame(self.path, line):
+            return self.function(*args, **keywords)
+
+    def refuse(self, fault: str, remedy: str) -> UserError:
+        """An error, to be raised by the caller, for a function that does not give what it should."""
+        return UserError(f"'{self.name}' in '{self.path}' {fault}; {remedy}.")
+
+
+def from_file(text: str, kind: str) -> FromFile:
+    """The function or class of `./file.py:NAME`, used as a `kind` of part, e.g. a "backbone".
+
+    Raises:
+        UserError: There is no such file or function, or the file cannot be imported.
+    """
+    path, name = path_and_name(text)
+    module = import_file(path, kind)
+    function = getattr(module, name, None)
+    if not callable(function):
+        names = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        remedy = f"write {path}:NAME with a function or class of it: {', '.join(names) or 'it has none'}."
+        raise unknown(f"{kind} in '{path}'", name, names, remedy)
+    return FromFile(function, name, Path(path))
+
+
+@contextmanager
+def blame(path: str | Path, line: int | None = None, passes: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Turns what a user's file raises into a UserError with the file and the line number.
+
+    Args:
+        path: The file, absolute.
+        line: Named where no line of the file raises, as when a function gets other arguments than it takes.
+        passes: Errors that are left as they are, beside UserError.
+    """
+    left_alone: tuple[type[BaseException], ...] = (UserError, KeyboardInterrupt, *passes)
+    try:
+        yield
+    except left_alone:
+        raise
+    except BaseException as error:  # also SystemExit, of a script that ends the program when it is imported
+        if isinstance(error, SyntaxError) and error.filename == str(path):
+            line = error.lineno
+        for frame, number in walk_tb(error.__traceback__):
+            if frame.f_code.co_filename == str(path):
+                line = number
+        where = f" in line {line}" if line else ""
+        text = first_line(error) if str(error).strip() else "no message"
+        got = f"got {type(error).__name__}: {text}"
+        remedy = "'fedcli --traceback ...' shows more"
+        if "vmap" in text or "functorch" in text:
+            remedy = f"--clients-per-chunk 1 trains without vmap; {remedy}"
+        raise UserError(f"the file '{path}' fails{where} ({got}); {remedy}.") from error
+
+
+def import_file(path: str, kind: str) -> ModuleType:
+    """The module of a user's file, imported once as long as it stays the same.
+
+    Its name comes from path and content, so that a `papers.py` hides nothing. It imports files beside it first, as a
+    script does, also by such names, so that two folders may have a `helpers.py`.
+    """
+
+    def import_(name: str, *arguments: Any, **keywords: Any) -> ModuleType:
+        beside = Path(path).with_name(f"{name}.py")
+        if beside.is_file():
+            return import_file(str(beside), "Python")
+        return with_operators(builtins.__import__, name, *arguments, **keywords)
+
+    if not Path(path).is_file():
+        raise UserError(f"there is no {kind} file at '{path}'; give the path of a Python file.")
+    digest = hashlib.sha256(f"{path} {file_hash(path)}".encode()).hexdigest()
+    name = f"{_PREFIX}{digest[:12]}"
+    if name not in sys.modules:
+        module = ModuleType(name)
+        sys.modules[name] = module
+        vars(module).update(__file__=path, __builtins__={**vars(builtins), "__import__": import_})
+        try:
+            # No loader, whose cached bytecode is blind to a change within a second.
+            with unchanged([path]), blame(path):
+                exec(compile(Path(path).read_bytes(), path, "exec"), vars(module))
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def is_own(module: ModuleType) -> bool:
+    """Whether a module is a user's file."""
+    return module.__name__.startswith(_PREFIX)
