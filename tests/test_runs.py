@@ -18,7 +18,7 @@ from fedcli.core.stacked import Stack
 from fedcli.core.trees import leaves
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, methods
-from fedcli.runs import checkpoints, resume, rounds
+from fedcli.runs import checkpoints, resume, rounds, run_folder
 from fedcli.runs.identity import reductions
 from fedcli.runs.machine import machine_settings
 from fedcli.runs.record import params_hash, read_record, summarise, write_record
@@ -50,7 +50,8 @@ def test_law_7_resume_is_invisible(method, tmp_path):
 def test_a_run_killed_between_two_checkpoints_goes_on_from_the_earlier_and_before_all_from_the_beginning(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(checkpoints, "SHARE", 1e-9)  # at its own pace a run writes one after the first round alone
+    # At its own pace a run then writes a checkpoint after the first round alone.
+    monkeypatch.setattr(checkpoints, "LARGEST_TIME_SHARE", 1e-9)
     whole = fedcli.run("fedavg", out=tmp_path / "whole", **TINY)
     rounds_of_checkpoint = {2: 2, 4: 0, "auto": 1}  # before the fourth round
     for every, earlier in rounds_of_checkpoint.items():
@@ -72,15 +73,18 @@ def test_a_run_interrupted_before_any_line_of_its_loop_ends_in_the_same_bits(tmp
     The run that is interrupted goes on to the next line, and so on.
     """
     options = {**TINY, "train_examples": 40, "backbone": "cnn-small", "rounds": 100, "checkpoint_every": 100}
-    times_passed = Counter()  # of each line of the loop's file
+    files_of_loop = {rounds.__file__, run_folder.__file__}
+    times_passed = Counter()  # of each line of these files
     interrupted_line = None
 
     def trace(frame, event, argument):
-        if frame.f_code.co_filename != rounds.__file__:
+        file = frame.f_code.co_filename
+        if file not in files_of_loop:
             return None
         if event == "line":
-            times_passed[frame.f_lineno] += 1
-            if frame.f_lineno == interrupted_line and times_passed[interrupted_line] == 2:
+            line = file, frame.f_lineno
+            times_passed[line] += 1
+            if line == interrupted_line and times_passed[line] == 2:
                 raise KeyboardInterrupt
         return trace
 

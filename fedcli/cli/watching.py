@@ -28,8 +28,7 @@ def watch(start: Callable, output: Output, workers: int | None = None) -> Any:
     display = Display(terminal, *log_files)
     try:
         with joined(forks=workers != 1) as group:
-            is_first = group.number == 0
-            return start(progress=Loggers(display, output.log) if is_first else None)
+            return start(progress=Loggers(display, output.log) if group.is_first else None)
     except UserError as error:
         print_line(log_files, f"error: {error}")
         raise

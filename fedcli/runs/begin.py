@@ -1,7 +1,6 @@
 """How a run begins: its set-up and folder, and the record from which it may go on."""
 
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from fedcli.runs import autotune
 from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.ended import EndedRun
 from fedcli.runs.identity import NOT_SETTINGS, differences, draft, settings_of
-from fedcli.runs.lock import LOCK, InUse, leftovers, locked
+from fedcli.runs.lock import LOCK, InUse, leftovers
 from fedcli.runs.machine import flushed_denormals, machine_settings
 from fedcli.runs.options import RunConfig, filled_up
 from fedcli.runs.origins import TYPED
@@ -25,6 +24,7 @@ from fedcli.runs.record import RECORD, has_ended, new_record, read_record
 from fedcli.runs.resolve import Setup, refuse_without_effect, resolve
 from fedcli.runs.resume import LONGER, resume
 from fedcli.runs.rounds import NOT_BLAMED, Listener, no_global_draws, run_rounds
+from fedcli.runs.run_folder import locked_for_all_workers
 from fedcli.runs.schema import Record
 from fedcli.runs.sources import read_tuned
 from fedcli.runs.workers import current, launched
@@ -122,8 +122,7 @@ def begin(
         reason = _choose_chunking(fed)
         record = new_record(setup, dataset, parts, fed, method_source, reason)
         state = _initial_state(setup, fed, record)
-        lock = locked(folder) if current().number == 0 else nullcontext()
-        with lock:
+        with locked_for_all_workers(folder):
             current().first(lambda: find_begun(setup, folder, False))  # another process may have begun in it meanwhile
             state = run_rounds(setup, fed, record, state, folder, progress or Listener(), until)
     return EndedRun(record, state, folder, tuple(userfiles.user_files(record)))

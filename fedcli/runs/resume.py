@@ -1,7 +1,6 @@
 """Taking a run up again: to go on with it, or to use what it had after its last round."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,6 @@ from fedcli.registry import find_method
 from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
 from fedcli.runs.ended import EndedRun
 from fedcli.runs.identity import code_differences, current_numerics
-from fedcli.runs.lock import locked
 from fedcli.runs.machine import flushed_denormals, machine_settings, note_move
 from fedcli.runs.models import all_params
 from fedcli.runs.options import recorded_options
@@ -25,6 +23,7 @@ from fedcli.runs.prepare import prepare
 from fedcli.runs.record import RECORD, frozen_parts, has_ended, params_hash, read_record
 from fedcli.runs.resolve import Setup, resolve
 from fedcli.runs.rounds import Listener, run_rounds
+from fedcli.runs.run_folder import locked_for_all_workers
 from fedcli.runs.schema import Record
 from fedcli.runs.workers import current, launched
 
@@ -72,8 +71,7 @@ def resume(
     folder = Path(path)
     progress = progress or Listener()
     read_record(folder)  # refuses what is no run, and makes no folder
-    lock = locked(folder) if current().number == 0 else nullcontext()
-    with lock:
+    with locked_for_all_workers(folder):
         record = current().first(lambda: read_record(folder))
         if skip_ended and has_ended(record):
             if record["status"] == "finished":  # a kill after the last record has left something

@@ -14,20 +14,18 @@ import numpy as np
 import torch
 
 from fedcli.core import drift, evaluation
-from fedcli.core.client_states import STATES, refuse_non_finite, stored
+from fedcli.core.client_states import refuse_non_finite, stored
 from fedcli.core.federation import Cohort, Federation, NonFiniteLoss
 from fedcli.declarations import Method, Post
 from fedcli.errors import UserError
-from fedcli.files import refuse_lost
 from fedcli.isolation import unchanged
-from fedcli.runs import autotune
-from fedcli.runs.checkpoints import clear, clear_finished, is_due
+from fedcli.runs import autotune, run_folder
 from fedcli.runs.identity import identity_of
-from fedcli.runs.lock import FolderLost, guard
+from fedcli.runs.lock import FolderLost
 from fedcli.runs.machine import load_of_last_minute
-from fedcli.runs.models import BestModels, all_params
-from fedcli.runs.record import params_hash, summarise, write_record
+from fedcli.runs.record import summarise
 from fedcli.runs.resolve import Setup
+from fedcli.runs.run_folder import Saver
 from fedcli.runs.schema import Record, RoundEntry
 from fedcli.runs.signals import Interrupted, OutOfTime, time_left
 from fedcli.runs.workers import current
@@ -80,8 +78,14 @@ def run_rounds(
         EnoughRounds: After `until` rounds, where the run has more.
         OutOfTime: Before a round that would pass the time limit.
     """
-    _make_ready(setup, fed, record, folder, progress)
-    run = RunningRun(setup, fed, record, state, folder, progress)
+    _refuse_different_workers(record, setup.method)
+    _record_start(record, setup, fed)
+    assert fed.store is not None  # `prepare` has given it one
+    run_folder.take(folder, fed.store)
+    saver = run_folder.saver_of_this_worker(folder, setup, record, state)
+    saver.write_record(record)  # also what a resumed run says of its code, before a checkpoint has rounds of it
+    _show_start(setup, fed, record, folder, progress)
+    run = RunningRun(setup, fed, record, state, saver, progress)
     try:
         while run.num_complete < setup.config.rounds:
             run.do_next_round()
@@ -93,7 +97,7 @@ def run_rounds(
         run.finish()
     except FolderLost as error:
         record |= {"status": "failed", "error": str(error)}
-        run.writes = False  # what is in its place may be another run's
+        run.stop_saving()
         raise
     except KeyboardInterrupt:
         record["status"] = "interrupted"
@@ -107,24 +111,19 @@ def run_rounds(
     return run.state
 
 
-def _make_ready(setup: Setup, fed: Federation, record: Record, folder: Path, progress: Listener) -> None:
-    """Readies record and folder for the rounds to come, and shows that the run begins or goes on."""
+def _record_start(record: Record, setup: Setup, fed: Federation) -> None:
+    """Records that the run begins or goes on, and how busy the machine is then."""
     rounds = record["rounds"]
-    writes = current().number == 0
-    _refuse_different_workers(record, setup.method)
     record["engine"]["processes"] = fed.engine.processes.count
     record |= {"status": "running", "summary": summarise(rounds, setup.selection)}
     load = load_of_last_minute()
     record.setdefault("load", []).append({"round": len(rounds), "start": load, "end": load})
-    current().first(lambda: clear(folder, at_rest=True))  # before another worker writes there
-    if not writes:
-        guard(folder)
-    assert fed.store is not None  # `prepare` has given it one
-    fed.store.keep_files_in(folder / (STATES if writes else f"{STATES}-{current().number}"))
-    if writes:  # also what a resumed run says of its code and machine, before a checkpoint has rounds of them
-        write_record(folder, record)
+
+
+def _show_start(setup: Setup, fed: Federation, record: Record, folder: Path, progress: Listener) -> None:
+    """Shows that the run begins or goes on, and from here on how many samples it has trained on."""
     samples = setup.cohort_size * setup.config.local_epochs * sum(map(len, fed.training)) // setup.config.num_clients
-    progress.start(record, folder, samples, len(rounds))
+    progress.start(record, folder, samples, len(record["rounds"]))
     processes = fed.engine.processes
 
     def on_samples(count: int) -> None:
@@ -139,20 +138,17 @@ class RunningRun:
     Attributes:
         state: The method's, after the last round.
         num_complete: Number of rounds that are in both state and record.
-        writes: Whether this process writes; of several workers only the first does.
     """
 
-    def __init__(self, setup: Setup, fed: Federation, record: Record, state: Any, folder: Path, progress: Listener):
+    def __init__(self, setup: Setup, fed: Federation, record: Record, state: Any, saver: Saver, progress: Listener):
         """Begins with the state after the rounds that the record has."""
         self.state = state
         self.num_complete = len(record["rounds"])
-        self.writes = current().number == 0
         self._setup = setup
         self._fed = fed
         self._record = record
-        self._folder = folder
+        self._saver = saver
         self._progress = progress
-        self._saver = Saver(folder, setup, record, state)
         self._files = [*user_files(record)]
         self._ended = time.perf_counter()  # when the last round ended
         self._seconds = 0.0  # that the last round took
@@ -173,8 +169,7 @@ class RunningRun:
         is_last = len(record["rounds"]) == config.rounds
         if is_last and method.personal is None and not config.keep_states:
             self.state = _states_of_next_cohort(self.state, self._fed)
-        if self.writes:
-            self._saver.after_round(record, self.state, now)
+        self._saver.after_round(record, self.state, now)
         self.num_complete = len(record["rounds"])
         self._progress.round(entry)
         self._ended = now
@@ -186,29 +181,27 @@ class RunningRun:
     def finish(self) -> None:
         """Takes the step after the last round, and records what the run has ended with."""
         record = self._record
-        if self.writes:  # not the others, whose files are soon removed
-            params = all_params(self._setup.method, self.state, self._setup.config.num_clients)
-            record["summary"]["params_sha256"] = params_hash(params)
+        self._saver.after_last_round(record, self.state)
         if self._setup.post is not None:
             with unchanged(self._files):
                 record["post"] = _after_the_last_round(self._setup.post, self._setup, self._fed, self.state)
-        if self.writes:
-            refuse_lost(self._folder)
+        self._saver.refuse_lost_folder()
         record["status"] = "finished"
 
     def save_complete_rounds(self) -> None:
         """Writes a checkpoint after an interruption, unless there is one or it came within a round."""
         is_between_rounds = self.num_complete == len(self._record["rounds"])
-        if self.writes and is_between_rounds and self._saver.num_rounds < self.num_complete:
-            self._saver.write(self._record, self.state)
+        if is_between_rounds:
+            self._saver.after_interruption(self._record, self.state)
+
+    def stop_saving(self) -> None:
+        """Writes nothing from here on, since what is in the place of a lost folder may be another run's."""
+        self._saver = Saver()
 
     def write_end(self) -> None:
         """Writes and shows how the run has ended."""
         try:
-            if self.writes:
-                write_record(self._folder, self._record)
-            if self.writes and self._record["status"] == "finished":
-                clear_finished(self._folder, self._record)
+            self._saver.end(self._record)
         finally:
             self._progress.finish(self._record)
 
@@ -263,40 +256,6 @@ def _states_of_next_cohort(state: Any, fed: Federation) -> Any:
     """Leaves out the states of clients that would not take part in the round after the last one."""
     following = fed.cohort(fed.config.rounds).client_ids.tolist()
     return state._replace(**{name: kept.only(following) for name, kept in stored(state).items()})
-
-
-class Saver:
-    """When a run is saved: its best models, its checkpoints and its record.
-
-    Attributes:
-        num_rounds: Of the last checkpoint.
-    """
-
-    def __init__(self, folder: Path, setup: Setup, record: Record, state: Any):
-        """Begins with the state from which the rounds go on."""
-        self.num_rounds = len(record["rounds"])
-        self._folder = folder
-        self._config = setup.config
-        self._best = BestModels(folder, setup.method)
-        self._best.keep_if_best(record, state)
-        self._ended = time.perf_counter()  # when the last checkpoint was written
-        self._seconds = 0.0  # that writing it took
-
-    def after_round(self, record: Record, state: Any, now: float) -> None:
-        """Writes a checkpoint and the record if they are due after the last round, which ended `now`."""
-        number = len(record["rounds"]) - 1
-        self._best.keep_if_best(record, state)
-        every = self._config.checkpoint_every
-        if is_due(number, every, self._config.rounds, self._seconds, now - self._ended):
-            self.write(record, state)
-            self._ended = time.perf_counter()
-            self._seconds = self._ended - now
-            write_record(self._folder, record)
-
-    def write(self, record: Record, state: Any) -> None:
-        """Writes a checkpoint of the last round."""
-        self._best.write_checkpoint(record, state)
-        self.num_rounds = len(record["rounds"])
 
 
 class Outcome(NamedTuple):

@@ -47,12 +47,17 @@ class Message(NamedTuple):
 class Group:
     """The processes of a run as this one sees them; by default it is alone."""
 
-    number: int = 0  # of this process; the first, 0, writes
+    number: int = 0  # of this process
     count: int = 1  # of all processes
     here: int = 1  # of those on this machine, which share its cores
     forks: bool = True  # may share the work of this one
     told: bool = field(default=False, init=False)  # all know the error that this one ends with
     _inside: bool = field(default=False, init=False)  # in a part of divided work
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the first, which alone writes and prints."""
+        return self.number == 0
 
     def share(self, work: Callable[[Sequence[Any]], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
         """Returns what `work` gives for all items, in their order, each done by one of the processes.
@@ -69,7 +74,7 @@ class Group:
 
     def first(self, make: Callable[[], Tree]) -> Tree:
         """Returns on all processes what `make` gives on the first, which alone calls it."""
-        return self.gather(make() if self.number == 0 else None)[0]
+        return self.gather(make() if self.is_first else None)[0]
 
     def refuse_differences(self, facts: dict[str, Any]) -> None:
         """Refuses facts, by the words for them, that differ among the processes."""

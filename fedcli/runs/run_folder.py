@@ -1,0 +1,114 @@
+"""The folder of a run that goes on: which worker holds it, and what it writes there and when.
+
+Of several workers the first alone writes; only clients' states are written by each, in a folder of its own.
+"""
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from fedcli.core.client_states import STATES, Store
+from fedcli.files import refuse_lost
+from fedcli.runs.checkpoints import clear, clear_finished, is_due
+from fedcli.runs.lock import guard, locked
+from fedcli.runs.models import BestModels, all_params
+from fedcli.runs.record import params_hash, write_record
+from fedcli.runs.resolve import Setup
+from fedcli.runs.schema import Record
+from fedcli.runs.workers import current
+
+
+def locked_for_all_workers(folder: Path) -> AbstractContextManager:
+    """Holds the folder by the lock of the first worker, see `locked`."""
+    return locked(folder) if current().is_first else nullcontext()
+
+
+def take(folder: Path, store: Store) -> None:
+    """Readies the folder, which the first worker has locked, and has the store keep this worker's files in it."""
+    current().first(lambda: clear(folder, at_rest=True))  # before another worker writes there
+    own_states = STATES
+    if not current().is_first:
+        guard(folder)
+        own_states = f"{STATES}-{current().number}"
+    store.keep_files_in(folder / own_states)
+
+
+class Saver:
+    """What saves a run while it goes on; this one, of all workers but the first, saves nothing."""
+
+    def write_record(self, record: Record) -> None:
+        """Writes the record."""
+
+    def after_round(self, record: Record, state: Any, now: float) -> None:
+        """Writes a checkpoint and the record if they are due after the last round, which ended `now`."""
+
+    def after_interruption(self, record: Record, state: Any) -> None:
+        """Writes a checkpoint of the last round, unless there is one."""
+
+    def after_last_round(self, record: Record, state: Any) -> None:
+        """Takes the hash of the run's models into the record."""
+
+    def refuse_lost_folder(self) -> None:
+        """Refuses to go on if the folder is no longer the one that is locked."""
+
+    def end(self, record: Record) -> None:
+        """Writes the record of a run that has ended, and removes what a finished one does not need."""
+
+
+class FolderSaver(Saver):
+    """Saves a run in its folder: its best models, its checkpoints and its record."""
+
+    def __init__(self, folder: Path, setup: Setup, record: Record, state: Any):
+        """Begins with the state from which the rounds go on."""
+        self._folder = folder
+        self._setup = setup
+        self._best = BestModels(folder, setup.method)
+        self._best.keep_if_best(record, state)
+        self._num_rounds = len(record["rounds"])  # of the last checkpoint
+        self._ended = time.perf_counter()  # when the last checkpoint was written
+        self._seconds = 0.0  # that writing it took
+
+    def write_record(self, record: Record) -> None:
+        """See `Saver`."""
+        write_record(self._folder, record)
+
+    def after_round(self, record: Record, state: Any, now: float) -> None:
+        """See `Saver`."""
+        config = self._setup.config
+        number = len(record["rounds"]) - 1
+        self._best.keep_if_best(record, state)
+        if is_due(number, config.checkpoint_every, config.rounds, self._seconds, now - self._ended):
+            self._write_checkpoint(record, state)
+            self._ended = time.perf_counter()
+            self._seconds = self._ended - now
+            self.write_record(record)
+
+    def after_interruption(self, record: Record, state: Any) -> None:
+        """See `Saver`."""
+        if self._num_rounds < len(record["rounds"]):
+            self._write_checkpoint(record, state)
+
+    def after_last_round(self, record: Record, state: Any) -> None:
+        """See `Saver`."""
+        params = all_params(self._setup.method, state, self._setup.config.num_clients)
+        record["summary"]["params_sha256"] = params_hash(params)
+
+    def refuse_lost_folder(self) -> None:
+        """See `Saver`."""
+        refuse_lost(self._folder)
+
+    def end(self, record: Record) -> None:
+        """See `Saver`."""
+        self.write_record(record)
+        if record["status"] == "finished":
+            clear_finished(self._folder, record)
+
+    def _write_checkpoint(self, record: Record, state: Any) -> None:
+        self._best.write_checkpoint(record, state)
+        self._num_rounds = len(record["rounds"])
+
+
+def saver_of_this_worker(folder: Path, setup: Setup, record: Record, state: Any) -> Saver:
+    """What saves the run that goes on from this state: in its folder by the first worker, and nowhere by another."""
+    return FolderSaver(folder, setup, record, state) if current().is_first else Saver()
