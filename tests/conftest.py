@@ -75,7 +75,7 @@ def toys_checked_once(monkeypatch):
 @pytest.fixture(autouse=True)
 def no_figures(monkeypatch):
     """Commands draw no figures of their runs, which takes longer than these."""
-    monkeypatch.setattr(display, "draw", lambda record, folder: None)
+    monkeypatch.setattr(display, "plot_run", lambda record, folder: None)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from rich.console import Console
 import fedcli
 from fedcli import check, declarations, registry
 from fedcli.cli import app, describe, display, index
-from fedcli.cli.display import draw
+from fedcli.cli.display import plot_run
 from fedcli.cli.options import parse_seeds
 from fedcli.runs import begin, progress
 from fedcli.runs.options import RunConfig
@@ -176,7 +176,7 @@ def test_show_tells_of_a_method_and_of_a_protocol_in_a_file(folder):
 
 
 def test_options_given_arrive_in_the_record_and_the_rest_comes_from_protocol_and_defaults(monkeypatch):
-    monkeypatch.setattr(display, "draw", draw)
+    monkeypatch.setattr(display, "plot_run", plot_run)
     given = ("--match-weight", "2.5", "--guiding", "l2", "--lr", "0.02", "--no-drop-last", "--cohort-size", "3")
     words = ("--dataset", "Digits", "--protocol", "FedFM:digits", "--backbone", "cnn-small", "--optimizer", "sgd")
     text = output_of(

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed.run import main as torchrun
 
 from fedcli.cli import display
-from fedcli.cli.display import draw
+from fedcli.cli.display import plot_run
 from fedcli.runs import workers
 from fedcli.runs.record import read_record
 from tests import law_8
@@ -74,7 +74,7 @@ def test_law_8_workers_are_invisible(tmp_path, two_threads):
 def test_a_worker_that_is_killed_leaves_a_run_that_another_number_of_workers_ends_in_the_same_bits(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(display, "draw", draw)  # as workers do, which are new processes
+    monkeypatch.setattr(display, "plot_run", plot_run)  # as workers do, which are new processes
     waiting = Waiting(tmp_path)
     (tmp_path / "waits.py").write_text(WAITS.replace("fedavg", "scaffold"))  # whose clients keep states
     command = ("run", "./waits.py", *SMALL, "--checkpoint-every", "1", "--state-memory", "0")

@@ -146,7 +146,7 @@ def _print_version(asked: bool) -> None:
 
 
 @app.callback()
-def root(
+def common_options(
     traceback: optional(bool, "Show the full traceback of an error; put it before the command.", "--traceback") = False,
     version: optional(bool, "Print versions and exit.", "--version", callback=_print_version, is_eager=True) = False,
 ) -> None:

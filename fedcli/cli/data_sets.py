@@ -111,7 +111,7 @@ def data_show(
     )
     _print_partition(dataset, chosen.flag, partition_seed, parts)
     refuse_file_of_a_run(out or Path())
-    _draw_partition(dataset, chosen.flag, partition_seed, parts, out or Path(f"{dataset.name}-partition.png"))
+    _write_chart(dataset, chosen.flag, partition_seed, parts, out or Path(f"{dataset.name}-partition.png"))
 
 
 def _print_partition(dataset: "Dataset", flag: str, seed: int, parts: "Sequence[np.ndarray]") -> None:
@@ -132,7 +132,7 @@ def _print_partition(dataset: "Dataset", flag: str, seed: int, parts: "Sequence[
         typer.echo(f"classes that no client has: {', '.join(lost_names)}")
 
 
-def _draw_partition(dataset: "Dataset", flag: str, seed: int, parts: "Sequence[np.ndarray]", file: Path) -> None:
+def _write_chart(dataset: "Dataset", flag: str, seed: int, parts: "Sequence[np.ndarray]", file: Path) -> None:
     """Write the chart of a partition, and print the names of its files."""
     from fedcli.core.partition import count_classes
     from fedcli.figures.partitions import partition_chart  # here, since it imports Matplotlib

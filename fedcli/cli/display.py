@@ -63,9 +63,9 @@ def _machine_text(engine: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def draw(record: Record, folder: Path) -> None:
-    """Draw a run's learning curve and its partition into its folder, as PNG for a screen."""
-    # Else each search for garbage goes through all that PyTorch has, while Matplotlib is imported and while it draws.
+def plot_run(record: Record, folder: Path) -> None:
+    """Plot a run's learning curve and its partition into its folder, as PNG for a screen."""
+    # Else each search for garbage goes through all that PyTorch has, while Matplotlib is imported and while it plots.
     gc.freeze()
     # Here, since they import pandas and Matplotlib.
     from fedcli.figures.line_charts import learning_curves
@@ -161,7 +161,7 @@ class Display(ProgressListener):
         texts["time"] = duration(record)
         texts["record"] = f"{self.folder / RECORD}, with curve.png and partition.png"
         self._print(texts)
-        draw(record, self.folder)
+        plot_run(record, self.folder)
         self.folder = None
 
     def skip(self, record: Record, folder: Path) -> None:

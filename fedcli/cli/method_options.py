@@ -25,30 +25,30 @@ if TYPE_CHECKING:  # late, as help of all commands does not need it
     from fedcli.runs.options import HasOptions
 
 # Keys of what a command's context carries.
-OPTIONS = "method_options"  # all options of the methods, for `MethodCommand.get_params`
-TYPED = "typed"  # what is typed of them, see `typed`
+PARAMETERS = "method_parameters"  # all options of the methods, as Typer has them, for `MethodCommand.get_params`
+GIVEN = "given_options"  # those of them that are given, see `given_options`
 
 
 @dataclass(frozen=True, kw_only=True)
-class Typed:
-    """What the user has typed of the options of the methods.
+class GivenOptions:
+    """The options of the methods that the user has given.
 
     Attributes:
-        options: The values of those that are given, by name.
+        values: Their values, by name.
         sources: Where the values come from that `--config` and `--from` stand for, by name.
     """
 
-    options: dict[str, Any]
+    values: dict[str, Any]
     sources: dict[str, str]
 
 
-def typed(ctx: typer.Context) -> Typed:
-    """Return what the user has typed of the options of the methods that a `MethodCommand` is given."""
-    return ctx.meta[TYPED]
+def given_options(ctx: typer.Context) -> GivenOptions:
+    """Return the options that a `MethodCommand` is given of the methods that it runs."""
+    return ctx.meta[GIVEN]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named:
+class NamedMethods:
     """The methods that a command names, and the steps after the last round that there are.
 
     Attributes:
@@ -64,12 +64,30 @@ class Named:
     steps: "Mapping[str, HasOptions]"
 
 
+@dataclass(frozen=True, kw_only=True)
+class MethodOption:
+    """An option of a run, of a step after it or of a method.
+
+    Attributes:
+        parameter: The option as Typer has it.
+        several: The option that takes several values of it, with commas between them; None if none does.
+    """
+
+    parameter: Any
+    several: str | None
+
+    def refuse_twice(self, words: Sequence[str]) -> None:
+        """Refuse the option where the words of a command line give it twice."""
+        flag, *_ = self.parameter.opts
+        refuse_twice(words, flag, self.several)
+
+
 class MethodCommand(TyperCommand):
     """A command, `run` or `tune`, that has the options of the method that it is given, beside its own."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put in what `--config` and `--from` stand for; take underscores for dashes; collect the method's options."""
-        ctx.meta[OPTIONS] = []
+        ctx.meta[PARAMETERS] = []
         if not args or args[0] in ("-h", "--help"):
             return super().parse_args(ctx, args)
         from fedcli.runs.options import unknown_option
@@ -77,26 +95,27 @@ class MethodCommand(TyperCommand):
 
         words = [re.sub(r"^--\w+(?==|$)", _with_dashes, word) for word in args]
         expanded, sources = expand(words, ctx.info_name)
-        named = _find_named(expanded)
+        named = _find_methods(expanded)
         options = make_options(named)
-        ctx.meta[OPTIONS] = options
+        parameters = [option.parameter for option in options]
+        ctx.meta[PARAMETERS] = parameters
         for option in options:
-            _refuse_two_values(option, words)
+            option.refuse_twice(words)
         try:
             rest = super().parse_args(ctx, expanded)
         except NoSuchOption as error:
             raise unknown_option(error.option_name, named.first, named.steps, named.post, named.others) from error
-        values = {option.name: ctx.params.pop(option.name) for option in options}
+        values = {parameter.name: ctx.params.pop(parameter.name) for parameter in parameters}
         given = {name: value for name, value in values.items() if value is not None}
-        ctx.meta[TYPED] = Typed(options=given, sources=sources)
+        ctx.meta[GIVEN] = GivenOptions(values=given, sources=sources)
         return rest
 
     def get_params(self, ctx: Any) -> list[Any]:
         """List the options of the method before those of the command."""
-        return [*ctx.meta.get(OPTIONS, ()), *super().get_params(ctx)]
+        return [*ctx.meta.get(PARAMETERS, ()), *super().get_params(ctx)]
 
 
-def _find_named(args: list[str]) -> Named:
+def _find_methods(args: list[str]) -> NamedMethods:
     """Find the methods that arguments name, the first of them, and the steps after the last round."""
     from fedcli.runs.options import typed_options
 
@@ -108,24 +127,14 @@ def _find_named(args: list[str]) -> Named:
     others = [find_summary(name) for name in other_names]
     if is_from_file(first_name) or is_from_file(post or ""):
         steps = registry.posts(registry.find_method(first_name), post)
-    return Named(first=first, others=others, post=post, steps=steps)
+    return NamedMethods(first=first, others=others, post=post, steps=steps)
 
 
 def _with_dashes(flag: re.Match) -> str:
     return flag[0].replace("_", "-")
 
 
-def _refuse_two_values(option: Any, words: Sequence[str]) -> None:
-    """Refuse an option of a method that is typed twice."""
-    flag, *_ = option.opts
-    if flag == "--seed":
-        refuse_twice(words, flag, "--seeds")
-    else:
-        takes_several = option.metavar == "VALUE"
-        refuse_twice(words, flag, flag if takes_several else None)
-
-
-def make_options(named: Named) -> list[Any]:
+def make_options(named: NamedMethods) -> list[MethodOption]:
     """Make the options of a run, of steps after it and of the methods.
 
     An option is None unless it is given; several values are a tuple. Where methods have an option of the same name,
@@ -141,22 +150,38 @@ def make_options(named: Named) -> list[Any]:
         own = fields_of(method.config)
         panels[method.title] = {name: field for name, field in own.items() if name not in names}
         names |= own.keys()
-    parameters = []
+    members = []
+    several = []
     for title, panel in panels.items():
         for field in panel.values():
-            kind = _option(field, option_help(field, first.defaults), title)
-            parameters.append((field.name, kind, None))
+            kind = _option_type(field, option_help(field, first.defaults), title)
+            members.append((field.name, kind, None))
+            several.append(_option_of_several(field))
     app = typer.Typer(add_completion=False)
-    app.command()(make_dataclass("Options", parameters))
-    return typer.main.get_command(app).params
+    app.command()(make_dataclass("Options", members))
+    parameters = typer.main.get_command(app).params
+    return [
+        MethodOption(parameter=parameter, several=flag) for parameter, flag in zip(parameters, several, strict=True)
+    ]
 
 
-def _option(field: Field, help: str, panel: str) -> Any:
-    """Make the type of the option that a field describes."""
-    choices = facts_of(field).choices
-    traits: dict[str, Any] = {"autocompletion": completion(field.name, choices=choices)}
+def _takes_values(field: Field) -> bool:
+    """Whether an option is a number or a choice, of which there may be several, a run for each."""
     is_number = not {int, float}.isdisjoint({field.type, *get_args(field.type)})
-    if choices or is_number:
+    return is_number or bool(facts_of(field).choices)
+
+
+def _option_of_several(field: Field) -> str | None:
+    """Find the option that takes several values of what a field describes; None if none does."""
+    if field.name == "seed":
+        return "--seeds"
+    return flag_of(field.name) if _takes_values(field) else None
+
+
+def _option_type(field: Field, help: str, panel: str) -> Any:
+    """Make the type of the option that a field describes."""
+    traits: dict[str, Any] = {"autocompletion": completion(field.name, choices=facts_of(field).choices)}
+    if _takes_values(field):
         traits["parser"] = partial(_parse_values, field)
         traits["metavar"] = "<int>" if field.name == "seed" else "VALUE"
     flag = flag_of(field.name)

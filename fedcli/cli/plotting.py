@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # it imports Matplotlib, which help does not need
     from fedcli.figures.look import Look
 
 LOOK = "Look"  # a panel of the help
-PAIR = "NAME=VALUE"
+NAME_AND_VALUE = "NAME=VALUE"
 
 
 def plot(  # noqa: PLR0913  # the parameters of a command are its options
@@ -37,8 +37,10 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
     size: optional(str, "Inches of the file, e.g. 3.4x2.3 for a single column.", panel=LOOK, metavar="WxH") = None,
     font_size: optional(float, "Points of the text.", panel=LOOK) = None,
     style: optional(str, "A .mplstyle file, or a style of matplotlib.", panel=LOOK, metavar="FILE") = None,
-    colors: optional(list[str], "Colour of a method or setting; may be repeated.", panel=LOOK, metavar=PAIR) = None,
-    labels: optional(list[str], "Its name in the legend; may be repeated.", panel=LOOK, metavar=PAIR) = None,
+    colors: optional(
+        list[str], "Colour of a method or setting; may be repeated.", panel=LOOK, metavar=NAME_AND_VALUE
+    ) = None,
+    labels: optional(list[str], "Its name in the legend; may be repeated.", panel=LOOK, metavar=NAME_AND_VALUE) = None,
     legend: optional(str, "right, inside, below, ends (of the lines) or none.", panel=LOOK) = None,
 ) -> None:
     """Draw a figure of runs; several seeds give one line with a band, or only the first is drawn.
@@ -51,7 +53,7 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
     from fedcli.figures.look import Look, parse_pairs, parse_size
     from fedcli.figures.saving import write_figure
 
-    draw = find_chart(kind)
+    chart = find_chart(kind)
     takes = CHARTS[kind].takes if kind in CHARTS else ()  # a chart of the user's takes records alone
     named = method or []
     files = [text for text in named if is_from_file(text)]
@@ -73,9 +75,9 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
         _refuse_look_of_lines(look, kind)
     arguments = {"x": x, "y": y, "look": look, "files": files}
 
-    def draw_in_look(records: list[dict]) -> "Figure":
+    def chart_in_look(records: list[dict]) -> "Figure":
         """Draw the figure with what its kind takes, in the size and with the title of the look."""
-        figure = draw(records, **{name: arguments[name] for name in takes})
+        figure = chart(records, **{name: arguments[name] for name in takes})
         if not has_lines:  # others apply the look before they place the names of lines
             look.apply(figure)
         return figure
@@ -83,7 +85,7 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
     file = out or Path(f"{short_name(kind)}.png")
     refuse_file_of_a_run(file)
     with Console(stderr=True).status(escape(kind)), warnings.catch_warnings(record=True) as caught:
-        written = write_figure(file, draw_in_look, records, look=look)
+        written = write_figure(file, chart_in_look, records, look=look)
     for warning in caught:
         say(f"warning: {warning.message}", err=True)
     say(" and ".join(map(str, written.files)))

@@ -13,7 +13,7 @@ import typer
 
 from fedcli import registry
 from fedcli.cli.completion import completion
-from fedcli.cli.method_options import read_set, typed
+from fedcli.cli.method_options import given_options, read_set
 from fedcli.cli.options import (
     OUTPUT,
     Code,
@@ -73,7 +73,8 @@ def run(  # noqa: PLR0913  # the parameters of a command are its options
 
     names = method.split(",")
     method_options = read_set(names, set_)
-    options = {**typed(ctx).options, "sources": typed(ctx).sources}
+    given = given_options(ctx)
+    options = {**given.values, "sources": given.sources}
     if len(names) == 1:
         options |= method_options.get(method, {})
     placement = place_runs(jobs, on, cpus_per_run, gpus_per_run)

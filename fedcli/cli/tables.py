@@ -1,9 +1,10 @@
 """The commands that compare runs with each other and with a paper: `table` and `claims`."""
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from rich.console import Console
@@ -16,6 +17,7 @@ from fedcli.cli.options import (
     Gpus,
     Jobs,
     On,
+    Placement,
     Seeds,
     TimeLimit,
     argument,
@@ -27,40 +29,22 @@ from fedcli.cli.printing import console, print_table, print_text
 from fedcli.errors import UserError
 from fedcli.runs.lock import refuse_file_of_a_run
 
+if TYPE_CHECKING:  # it imports PyTorch, which help does not need
+    from fedcli.results.plans import TablePlan
+
+    RunMissing = Callable[[TablePlan, Console], Mapping[Path, str]]
+
 RUNS = "A table of runs"  # a panel of the help of `table`, as the next one
 PAPERS = "A paper's table"
 Per = Literal["round", "client", "client-round"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class OptionsOfRuns:
-    """Options of `table` for a table of runs, by the names of its parameters."""
-
-    metric: str | None
-    columns: str | None
-    digits: int | None
-    method: list[str] | None
-    label: list[str] | None
-    per: Per | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptionsOfPaper:
-    """Options of `table` for a paper's table, by the names of its parameters."""
-
-    dry_run: bool | None
-    only: list[str] | None
-    rounds: int | None
-    local_epochs: int | None
-    train_examples: int | None
-    records_only: bool | None
-    folder: list[Path] | None
-    seeds: list[Any] | None
-    jobs: int | None
-    on: str | None
-    cpus_per_run: float | None
-    gpus_per_run: float | None
-    time_limit: str | None  # which counts since it was read
+# The options that are for one of the two alone, by the names of the parameters of `table`.
+ONLY_OF_RUNS = ("metric", "columns", "digits", "method", "label", "per")
+ONLY_OF_PAPERS = (
+    "dry_run", "only", "rounds", "local_epochs", "train_examples", "records_only", "folder", "seeds", "jobs", "on",
+    "cpus_per_run", "gpus_per_run", "time_limit",
+)  # fmt: skip
 
 
 def table(  # noqa: PLR0913  # the parameters of a command are its options
@@ -97,63 +81,58 @@ def table(  # noqa: PLR0913  # the parameters of a command are its options
     Runs whose data set is missing are left out. Ctrl-C interrupts; the same command resumes.
     --dataset, --rounds, --local-epochs or --train-examples reduce the table; --seeds default to the table's.
     """
-    of_runs = OptionsOfRuns(metric=metric, columns=columns, digits=digits, method=method, label=label, per=per)
-    of_paper = OptionsOfPaper(
-        dry_run=dry_run,
-        only=only,
-        rounds=rounds,
-        local_epochs=local_epochs,
-        train_examples=train_examples,
-        records_only=records_only,
-        folder=folder,
-        seeds=seeds,
-        jobs=jobs,
-        on=on,
-        cpus_per_run=cpus_per_run,
-        gpus_per_run=gpus_per_run,
-        time_limit=time_limit,
-    )
     names = [run for run in runs if ":" in run and not Path(run).exists()]
     if not names:
-        _refuse_typed(ctx, OptionsOfPaper, "a paper's table")
-        _table_of_runs(runs, dataset, of_runs, format, out)
+        _refuse_given(ctx, ONLY_OF_PAPERS, "a paper's table")
+        from fedcli.results.columns import Layout
+
+        records = records_of(runs, method, dataset, label)
+        layout = Layout(columns or (), digits)
+        if per is not None:
+            print_text(_csv_of_parts(records, per, layout), out)
+        else:
+            _print_table_of_runs(records, metric, layout, format, out)
         return
-    _refuse_typed(ctx, OptionsOfRuns, "a table of runs")
+    _refuse_given(ctx, ONLY_OF_RUNS, "a table of runs")
     (name, *_) = names
     if len(runs) > 1 or len(dataset or ()) > 1 or len(folder or ()) > 1:
         raise UserError(f"a paper's table goes alone: one --dataset, one --runs (got {name} and more); name one.")
-    _paper_table(name, _only(dataset), of_paper, format, out)
+    from fedcli.results.plans import plan_table
+
+    placement = place_runs(jobs, on, cpus_per_run, gpus_per_run)
+    make_plan = partial(
+        plan_table,
+        registry.find_table(name),
+        _only_value(folder),
+        seeds=seeds,
+        only=only or (),
+        limits={"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples},
+        dataset=_only_value(dataset),
+    )
+    run_missing = None if dry_run else partial(_run_missing, placement=placement, records_only=bool(records_only))
+    _print_paper_table(name, make_plan, run_missing, format, out)
 
 
-def _only(values: list | None) -> Any:
+def _only_value(values: list | None) -> Any:
     """Return the value of an option that was given at most once, None without one."""
     return next(iter(values or ()), None)
 
 
-def _refuse_typed(ctx: typer.Context, group: type, purpose: str) -> None:
-    """Refuse options of this group that are typed, and say what they are for."""
-    names = {field.name for field in fields(group)}
+def _refuse_given(ctx: typer.Context, names: Sequence[str], purpose: str) -> None:
+    """Refuse options of these parameters that are given, and say what they are for."""
     for parameter in ctx.command.params:
         source = ctx.get_parameter_source(parameter.name or "")
-        is_typed = source is not None and source.name == "COMMANDLINE"
-        if is_typed and parameter.name in names:
+        is_given = source is not None and source.name == "COMMANDLINE"
+        if is_given and parameter.name in names:
             flag, *_ = parameter.opts
             raise UserError(f"{flag} is for {purpose}; see 'fedcli table --help'.")
 
 
-def _table_of_runs(
-    runs: list[str], datasets: list[str] | None, options: OptionsOfRuns, format: str, out: Path | None
-) -> None:
-    """Print a table of runs, or a CSV with a row for each round or client of them."""
-    from fedcli.results.columns import Layout
+def _print_table_of_runs(records: list[dict], metric: str | None, layout: Any, format: str, out: Path | None) -> None:
+    """Print a table of runs."""
     from fedcli.results.formats import words_of_label, write_tables
 
-    records = records_of(runs, options.method, datasets, options.label)
-    layout = Layout(options.columns or (), options.digits)
-    if options.per is not None:
-        print_text(_csv_of_parts(records, options.per, layout), out)
-        return
-    metrics = options.metric.split(",") if options.metric else []
+    metrics = metric.split(",") if metric else []
     label = ""
     if format == "latex" and out is not None and words_of_label(out.stem):
         label = f"tab:{words_of_label(out.stem)}"
@@ -172,28 +151,22 @@ def _csv_of_parts(records: list[dict], per: Per, layout: Any) -> str:
     return csv_of(frame.parts_of_all(records, of_run[per]))
 
 
-def _paper_table(name: str, dataset: str | None, options: OptionsOfPaper, format: str, out: Path | None) -> None:
-    """Run what is missing of a paper's table, and print our numbers beside the paper's."""
-    from fedcli.cli.plan_display import cost, run_plan
+def _print_paper_table(
+    name: str, make_plan: "Callable[[], TablePlan]", run_missing: "RunMissing | None", format: str, out: Path | None
+) -> None:
+    """Run what is missing of a paper's table, and print our numbers beside the paper's.
+
+    Args:
+        name: Of the table.
+        make_plan: Plans the table by the runs that there are.
+        run_missing: Runs what a plan lacks, and shows it on a screen; None to run nothing.
+        format: Of the table.
+        out: The file to write; None for the terminal.
+    """
+    from fedcli.cli.plan_display import cost
     from fedcli.results.paper_tables import compare
-    from fedcli.results.plans import plan_table
     from fedcli.results.render import render
 
-    placement = place_runs(options.jobs, options.on, options.cpus_per_run, options.gpus_per_run)
-    limits = {
-        "rounds": options.rounds,
-        "local_epochs": options.local_epochs,
-        "train_examples": options.train_examples,
-    }
-    make_plan = partial(
-        plan_table,
-        registry.find_table(name),
-        _only(options.folder),
-        seeds=options.seeds,
-        only=options.only or (),
-        limits=limits,
-        dataset=dataset,
-    )
     plan = make_plan()
     if out is not None:  # refused now rather than after hours
         refuse_file_of_a_run(out)
@@ -201,19 +174,25 @@ def _paper_table(name: str, dataset: str | None, options: OptionsOfPaper, format
     screen = Console(stderr=True, highlight=False)
     if any(run.to_do for run in plan.runs):
         print_table(("", ""), cost(plan), screen=screen)
-    errors = {}
-    if plan.to_run and not options.dry_run:
-        needs_models = any(cell.metric.after_the_run for cell in plan.cells)
-        records_only = bool(options.records_only) and not needs_models
-        errors = run_plan(plan, [screen], placement=placement, records_only=records_only)
+    errors: Mapping[Path, str] = {}
+    if plan.to_run and run_missing is not None:
+        errors = run_missing(plan, screen)
         plan = make_plan()
     print_text(render(compare(plan), format), out, format == "markdown")
     if errors:
         raise typer.Exit(1)
     nothing_can_start = any(run.to_do for run in plan.runs) and not plan.to_run
-    if nothing_can_start and not options.dry_run:
+    if nothing_can_start and run_missing is not None:
         lacking = "; ".join(plan.missing_data.values())
         raise UserError(f"no run of {name} that is missing can start (got {lacking}); bring the data.")
+
+
+def _run_missing(plan: "TablePlan", screen: Console, *, placement: Placement, records_only: bool) -> Mapping[Path, str]:
+    """Run what a plan lacks; returns what failed. Models are kept where a cell is measured of them."""
+    from fedcli.cli.plan_display import run_plan
+
+    needs_models = any(cell.metric.after_the_run for cell in plan.cells)
+    return run_plan(plan, [screen], placement=placement, records_only=records_only and not needs_models)
 
 
 def claims(

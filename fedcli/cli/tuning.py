@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from fedcli.cli.completion import completion
-from fedcli.cli.method_options import read_set, typed
+from fedcli.cli.method_options import given_options, read_set
 from fedcli.cli.options import (
     GRID,
     OUTPUT,
@@ -66,7 +66,7 @@ def tune(  # noqa: PLR0913  # the parameters of a command are its options
         seeds=seeds,
         out=out,
         method_options=method_options,
-        **typed(ctx).options,
+        **given_options(ctx).values,
     )
     placement = place_runs(jobs, on, cpus_per_run, gpus_per_run)
     warn_of_protocols(plan)

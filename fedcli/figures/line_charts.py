@@ -282,7 +282,7 @@ def _draw_curve(axes: Axes, curve: Curve, name: str, style: dict[str, Any]) -> D
         )
     if curve.chosen is not None:
         words = f"headline: {SELECTIONS[curve.setting.selection]}"
-        ring = {"marker": "o", "linestyle": "", "fillstyle": "none", "clip_on": False}
+        ring: dict[str, Any] = {"marker": "o", "linestyle": "", "fillstyle": "none", "clip_on": False}
         (symbols[words],) = axes.plot(
             curve.chosen.x, curve.chosen.y, gid="chosen", label=words, color=colour, **MARKER_STYLE, **ring
         )
