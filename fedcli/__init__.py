@@ -15,6 +15,7 @@ from fedcli.api import frame, load, run, tune
 from fedcli.declarations import (
     Cell,
     Claim,
+    Control,
     DataSetting,
     Gain,
     Method,
@@ -31,6 +32,6 @@ from fedcli.declarations import (
 from fedcli.errors import UserError
 
 __all__ = [
-    "Cell", "Claim", "DataSetting", "Gain", "Method", "Post", "Protocol", "PublicSetting", "Table", "UserError",
-    "both_ways", "frame", "grid", "load", "option", "params_both_ways", "rows_by_class", "run", "tune",
+    "Cell", "Claim", "Control", "DataSetting", "Gain", "Method", "Post", "Protocol", "PublicSetting", "Table",
+    "UserError", "both_ways", "frame", "grid", "load", "option", "params_both_ways", "rows_by_class", "run", "tune",
 ]  # fmt: skip

@@ -90,7 +90,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcli import Cell, Claim, DataSetting, Gain, Method, Protocol, PublicSetting, Table, UserError, grid, option
+from fedcli import (
+    Cell,
+    Claim,
+    Control,
+    DataSetting,
+    Gain,
+    Method,
+    Protocol,
+    PublicSetting,
+    Table,
+    UserError,
+    grid,
+    option,
+)
 from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Params, cross_entropy, masked_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.core.own_models import averaged_models, refuse_mixed_average, train_newcomers
@@ -830,7 +843,13 @@ def _gains(rows: Iterable[str], scenarios: tuple[str, ...], kinds: tuple[str, ..
         for scenario in scenarios:
             for kind in kinds:
                 prefix = f"{scenario} {kind}"
-                gain = Gain(row=row, column=f"{prefix} delta_vs_BASE", more=(row,), less=(base,), of=f"{prefix} AVG")
+                gain = Gain(
+                    row=row,
+                    column=f"{prefix} delta_vs_BASE",
+                    leading_rows=(row,),
+                    other_rows=(base,),
+                    columns=(f"{prefix} AVG",),
+                )
                 gains.append(gain)
     return tuple(gains)
 
@@ -1106,16 +1125,16 @@ _FREE_DIGITS = {
 _INTER_DIGITS = ("Digits inter AVG",)
 _INTRA_DIGITS = ("Digits intra AVG",)
 _OTHERS = tuple(row for row in _COMPARISON if row not in ("BASE", "FCCL+"))
-_LENGTH = (_EQUAL, "longer training")  # BASE's is a sixteenth of the methods'
+_LENGTH = Control(_EQUAL, "longer training")  # BASE's is a sixteenth of the methods'
 CLAIMS = (
     Claim(
         name="fccl:base",
         text="On other domains of digits FCCL+ is ahead of local training, BASE's and of equal length",
         table="fccl:8",
         row="FCCL+",
-        than=("BASE", _EQUAL),
+        other_rows=("BASE", _EQUAL),
         columns=_INTER_DIGITS,
-        instead=_FREE_DIGITS,
+        allowed_options=_FREE_DIGITS,
         control=_LENGTH,
     ),
     Claim(
@@ -1123,9 +1142,9 @@ CLAIMS = (
         text="On other domains of digits FCCL is ahead of local training, BASE's and of equal length",
         table="fccl:8",
         row="FCCL",
-        than=("BASE", _EQUAL),
+        other_rows=("BASE", _EQUAL),
         columns=_INTER_DIGITS,
-        instead=_FREE_DIGITS,
+        allowed_options=_FREE_DIGITS,
         control=_LENGTH,
     ),
     Claim(
@@ -1133,27 +1152,27 @@ CLAIMS = (
         text="On other domains of digits FCCL+ is ahead of all five other methods",
         table="fccl:8",
         row="FCCL+",
-        than=_OTHERS,
+        other_rows=_OTHERS,
         columns=_INTER_DIGITS,
-        instead=_FREE_DIGITS,
+        allowed_options=_FREE_DIGITS,
     ),
     Claim(
         name="fccl:own-domain",
         text="On a client's own domain FCCL+ is ahead of all five other methods",
         table="fccl:9",
         row="FCCL+",
-        than=_OTHERS,
+        other_rows=_OTHERS,
         columns=_INTRA_DIGITS,
-        instead=_FREE_DIGITS,
+        allowed_options=_FREE_DIGITS,
     ),
     Claim(
         name="fccl:parts",
         text="Cross-correlation and instance similarity together are ahead of either on other domains",
         table="fccl:10",
         row="FCCM+FISL",
-        than=("FCCM", "FISL"),
+        other_rows=("FCCM", "FISL"),
         columns=_INTER_DIGITS,
-        instead=_FREE_DIGITS,
+        allowed_options=_FREE_DIGITS,
     ),
     Claim(
         name="fccl:non-target",
@@ -1161,25 +1180,25 @@ CLAIMS = (
         "paper has +2.26)",
         table="fccl:19",
         row="local epochs 20, with FNTD",
-        than="local epochs 20, without FNTD",
+        other_rows=("local epochs 20, without FNTD",),
         columns=_INTER_DIGITS,
-        instead=_FREE_DIGITS,
+        allowed_options=_FREE_DIGITS,
     ),
     Claim(
         name="fccl:plain",
         text="Non-target distillation is ahead of plain distillation in the first local epochs",
         table="fccl:17",
         row=_NO_PLAIN,
-        than=(_SOME_PLAIN, _LITTLE_PLAIN),
+        other_rows=(_SOME_PLAIN, _LITTLE_PLAIN),
         columns=_INTER_DIGITS,
-        instead=_FREE_DIGITS,
+        allowed_options=_FREE_DIGITS,
     ),
     Claim(
         name="fccl:public-images",
         text="With Tiny-ImageNet as public images, too, FCCL+ is ahead of the other methods",
         table="fccl:12",
         row="FCCL+",
-        than=tuple(row for row in _OTHERS if row != "FedDF"),
+        other_rows=tuple(row for row in _OTHERS if row != "FedDF"),
         columns=_INTER_DIGITS,
     ),
     Claim(
@@ -1188,7 +1207,7 @@ CLAIMS = (
         "FedProx in the paper)",
         table="fccl:15",
         row="FCCL+",
-        than=("FedMD", "FedDF", "FCCL"),
+        other_rows=("FedMD", "FedDF", "FCCL"),
         columns=_INTER_DIGITS,
     ),
     Claim(
@@ -1196,7 +1215,7 @@ CLAIMS = (
         text="On other domains of Office Caltech and Office31 FCCL+ is on average ahead of all five other methods",
         table="fccl:8",
         row="FCCL+",
-        than=_OTHERS,
+        other_rows=_OTHERS,
         columns=("Office Caltech inter AVG", "Office31 inter AVG"),
     ),
     Claim(
@@ -1204,7 +1223,7 @@ CLAIMS = (
         text="With other networks, too, FCCL+ is ahead of FCCL and FedMD on other domains",
         table="fccl:18",
         row=f"FCCL+ | {_FIRST_NETWORKS}",
-        than=(f"FCCL | {_FIRST_NETWORKS}", f"FedMD | {_FIRST_NETWORKS}"),
+        other_rows=(f"FCCL | {_FIRST_NETWORKS}", f"FedMD | {_FIRST_NETWORKS}"),
         columns=_INTER_DIGITS,
     ),
 )

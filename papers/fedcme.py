@@ -521,7 +521,13 @@ def _on_the_way() -> Table:
             heading = f"{name} at {part}/5T"
             cells += grid(_ROWS, {heading: column}, f"at:{part}/5")
             gains.append(
-                Gain(row=f"{_BEST} minus best other", column=heading, more=(_BEST,), less=tuple(_OTHERS), best=True)
+                Gain(
+                    row=f"{_BEST} minus best other",
+                    column=heading,
+                    leading_rows=(_BEST,),
+                    other_rows=tuple(_OTHERS),
+                    over_best=True,
+                )
             )
     return _table("III", "Test accuracy on the way", tuple(cells), gains=tuple(gains))
 
@@ -582,7 +588,7 @@ CLAIMS = (
         text="On Fashion-MNIST (alpha 0.5, 10 of 50 clients a round), FedCME is ahead of all six others",
         table="fedcme:II",
         row=_BEST,
-        than=tuple(_OTHERS),
+        other_rows=tuple(_OTHERS),
         columns=("FMNIST alpha=0.5 K=50,M=10",),
     ),
     Claim(
@@ -590,7 +596,7 @@ CLAIMS = (
         text="In seven of eight settings of Fashion-MNIST FedCME is on average ahead of all six others",
         table="fedcme:II",
         row=_BEST,
-        than=tuple(_OTHERS),
+        other_rows=tuple(_OTHERS),
         columns=_SEVEN,
     ),
     Claim(
@@ -598,7 +604,7 @@ CLAIMS = (
         text="On CIFAR-10 (alpha 0.1, four cohorts), FedCME is on average ahead of all six others",
         table="fedcme:II",
         row=_BEST,
-        than=tuple(_OTHERS),
+        other_rows=tuple(_OTHERS),
         columns=_HARD,
     ),
     Claim(
@@ -606,16 +612,16 @@ CLAIMS = (
         text="FedCME's lead on FedAvg is larger under more skew (CIFAR-10, 30 of 80 clients a round)",
         table="fedcme:II",
         row=_BEST,
-        than="FedAvg",
+        other_rows=("FedAvg",),
         columns=("CIFAR10 alpha=0.1 K=80,M=30",),
-        less=("CIFAR10 alpha=0.5 K=80,M=30",),
+        subtracted_columns=("CIFAR10 alpha=0.5 K=80,M=30",),
     ),
     Claim(
         name="fedcme:sooner",
         text="Over eight points on the way on CIFAR-10 (alpha 0.1), FedCME is ahead of all six others",
         table="fedcme:III",
         row=_BEST,
-        than=tuple(_OTHERS),
+        other_rows=tuple(_OTHERS),
         columns=tuple(gain.column for gain in _TABLE_3.gains),
     ),
     Claim(
@@ -623,7 +629,7 @@ CLAIMS = (
         text="Of FedCME's parts the exchange of classifiers does more than the alignment of features",
         table="fedcme:IV",
         row="FedCME-OE(0.01)",
-        than="FedCME-OL(0.01)",
+        other_rows=("FedCME-OL(0.01)",),
         columns=tuple(_SKEWED),
     ),
     Claim(
@@ -631,7 +637,7 @@ CLAIMS = (
         text="FedCME's alignment of features adds to the exchange of classifiers",
         table="fedcme:IV",
         row=_BEST,
-        than="FedCME-OE(0.01)",
+        other_rows=("FedCME-OE(0.01)",),
         columns=tuple(_SKEWED),
     ),
     Claim(
@@ -639,16 +645,16 @@ CLAIMS = (
         text="The alignment of features adds more at half of the rounds than at their end",
         table="fedcme:Fig3",
         row=_BEST,
-        than="FedCME-OE(0.01)",
+        other_rows=("FedCME-OE(0.01)",),
         columns=tuple(_AT_HALF),
-        less=tuple(_AT_THE_END),
+        subtracted_columns=tuple(_AT_THE_END),
     ),
     Claim(
         name="fedcme:pairs",
         text="Clients that are matched in pairs are ahead of clients that are matched many to one",
         table="fedcme:Fig4",
         row="FedCME",
-        than="FedCME-MTO",
+        other_rows=("FedCME-MTO",),
         columns=tuple(_SKEWED),
     ),
     Claim(
@@ -656,7 +662,7 @@ CLAIMS = (
         text="Exchanging the classifier is ahead of exchanging the model or the extractor",
         table="fedcme:Fig5",
         row="FedCME",
-        than=("FedCME-WM", "FedCME-FE"),
+        other_rows=("FedCME-WM", "FedCME-FE"),
         columns=tuple(_SKEWED),
     ),
 )

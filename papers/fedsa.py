@@ -599,7 +599,7 @@ TABLES = (
         {_ABLATED: _HTFE8},
         "Accuracy by the nearest global prototype, as the authors' code has it; CC moves the classifier alone.",
         "FedProto is Table 2's; the text has the lead of EMA+R on it.",
-        gains=(Gain(row="EMA+R minus FedProto", column=_ABLATED, more=("EMA+R",), less=("FedProto",)),),
+        gains=(Gain(row="EMA+R minus FedProto", column=_ABLATED, leading_rows=("EMA+R",), other_rows=("FedProto",)),),
     ),
     # Table 5, the accuracy "with varying hyperparameters" lambda_2 and lambda_3, the other at 1. 24 runs.
     _table(5, "Weights of MCL and CC, Cifar100, HtFE8", {"FedSA": ("fedsa", {})}, _WEIGHTS),
@@ -621,7 +621,7 @@ CLAIMS = (
         "nearest prototype alone",
         table="fedsa:1",
         row="FedSA",
-        than="FedProto",
+        other_rows=("FedProto",),
         columns=("cross-device Cifar10",),
     ),
     Claim(
@@ -629,7 +629,7 @@ CLAIMS = (
         text="With 100 clients on CIFAR-10, ten a round, FedSA is ahead of all seven others",
         table="fedsa:1",
         row="FedSA",
-        than=_OTHERS,
+        other_rows=_OTHERS,
         columns=("cross-device Cifar10",),
     ),
     Claim(
@@ -637,7 +637,7 @@ CLAIMS = (
         text="With 20 clients on CIFAR-10, FedSA is ahead of all seven others",
         table="fedsa:1",
         row="FedSA",
-        than=_OTHERS,
+        other_rows=_OTHERS,
         columns=("cross-silo Cifar10",),
     ),
     Claim(
@@ -645,7 +645,7 @@ CLAIMS = (
         text="With 20 clients on CIFAR-100, FedSA is ahead of all seven others",
         table="fedsa:1",
         row="FedSA",
-        than=_OTHERS,
+        other_rows=_OTHERS,
         columns=("cross-silo Cifar100",),
     ),
     Claim(
@@ -653,7 +653,7 @@ CLAIMS = (
         text="With 20 and with 100 clients on Tiny-ImageNet, FedSA is on average ahead of all seven others",
         table="fedsa:1",
         row="FedSA",
-        than=_OTHERS,
+        other_rows=_OTHERS,
         columns=("cross-silo Tiny-ImageNet", "cross-device Tiny-ImageNet"),
     ),
     Claim(
@@ -661,7 +661,7 @@ CLAIMS = (
         text="With 100 clients on CIFAR-100, FedSA is ahead of all seven others",
         table="fedsa:1",
         row="FedSA",
-        than=_OTHERS,
+        other_rows=_OTHERS,
         columns=("cross-device Cifar100",),
     ),
     Claim(
@@ -669,7 +669,7 @@ CLAIMS = (
         text="With eight kinds of networks, FedSA is ahead of all seven others",
         table="fedsa:2",
         row="FedSA",
-        than=_OTHERS,
+        other_rows=_OTHERS,
         columns=("HtFE8",),
     ),
     Claim(
@@ -677,7 +677,7 @@ CLAIMS = (
         text="With two, three and five kinds of networks FedSA is on average ahead of all seven others",
         table="fedsa:2",
         row="FedSA",
-        than=_OTHERS,
+        other_rows=_OTHERS,
         columns=("HtFE2", "HtFE3", "HtFE5"),
     ),
     Claim(
@@ -685,7 +685,7 @@ CLAIMS = (
         text="Over one, five and ten local epochs FedSA is on average ahead of all seven others",
         table="fedsa:3",
         row="FedSA",
-        than=_OTHERS,
+        other_rows=_OTHERS,
         columns=tuple(_EPOCHS),
     ),
     Claim(
@@ -693,7 +693,7 @@ CLAIMS = (
         text="Plain random anchors in the place of prototypes are ahead of FedProto",
         table="fedsa:4",
         row="EMA+R",
-        than="FedProto",
+        other_rows=("FedProto",),
         columns=(_ABLATED,),
     ),
     Claim(
@@ -701,7 +701,7 @@ CLAIMS = (
         text="The embedding makes random anchors better",
         table="fedsa:4",
         row="EMA+R+ER",
-        than="EMA+R",
+        other_rows=("EMA+R",),
         columns=(_ABLATED,),
     ),
     Claim(
@@ -709,7 +709,7 @@ CLAIMS = (
         text="The contrastive margin makes FedSA better",
         table="fedsa:4",
         row=_ALL_PARTS,
-        than="EMA+R+ER+CC",
+        other_rows=("EMA+R+ER+CC",),
         columns=(_ABLATED,),
     ),
     Claim(
@@ -717,7 +717,7 @@ CLAIMS = (
         text="The contrastive margin makes FedSA better without the calibration, too",
         table="fedsa:4",
         row="EMA+R+ER+MCL",
-        than="EMA+R+ER",
+        other_rows=("EMA+R+ER",),
         columns=(_ABLATED,),
     ),
     Claim(
@@ -725,7 +725,7 @@ CLAIMS = (
         text="The calibration of classifiers makes FedSA better, by the nearest prototype",
         table="fedsa:4",
         row=_ALL_PARTS,
-        than="EMA+R+ER+MCL",
+        other_rows=("EMA+R+ER+MCL",),
         columns=(_ABLATED,),
     ),
     Claim(
@@ -733,7 +733,7 @@ CLAIMS = (
         text="All parts together are ahead of plain anchors",
         table="fedsa:4",
         row=_ALL_PARTS,
-        than="EMA+R",
+        other_rows=("EMA+R",),
         columns=(_ABLATED,),
     ),
     Claim(
@@ -742,7 +742,7 @@ CLAIMS = (
         "ahead of FedProto and FedTGP",
         table="fedsa:Fig3",
         row="FedSA",
-        than=("FedProto", "FedTGP"),
+        other_rows=("FedProto", "FedTGP"),
         columns=(_SOON,),
     ),
 )

@@ -242,9 +242,9 @@ def _runs_of_claim(answer: claims.Answer, records: Path, timed: pd.DataFrame) ->
     by_modified = modified(read_runs(answer.evidence.folders)["record"])
     if by_modified:
         remarks.append(by_modified)
-    see = answer.claim.see
-    if studies and see:
-        remarks.append(f"but see [{see}]({see}.md)")
+    limiting_study = answer.claim.limiting_study
+    if studies and limiting_study:
+        remarks.append(f"but see [{limiting_study}]({limiting_study}.md)")
     deciding = durations.decided_by(answer, records, timed)
     if deciding:
         remarks.append(f"decided by {deciding}")

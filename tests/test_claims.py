@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import fedcli
-from fedcli import Claim, registry
+from fedcli import Claim, Control, registry
 from fedcli.results import claims, durations, frame, pairs, plans
 from fedcli.results.render import render
 from fedcli.results.statistics import Interval, interval
@@ -42,10 +42,10 @@ TABLES = (
     Table("own:nmi", "title", ("FedFA", "in-text"), grid(ROWS, {{"sent": ON}}, "quality:nmi")),
 )
 CLAIMS = (
-    Claim("own:ahead", "one is ahead", "own:2", "FedFA", "FedAvg", ("FMNIST #C=2",)),
-    Claim("own:sooner", "one needs fewer rounds", "own:8", "FedFA", "FedAvg", ("FMNIST #C=2",), "lower"),
-    Claim("own:both", "one is ahead in both", "own:2", "FedFA", "FedAvg", ("FMNIST #C=2", "FMNIST alpha=0.1")),
-    Claim("own:less", "one sends less", "own:floats", "FedFA", "FedAvg", ("sent",), "lower"),
+    Claim("own:ahead", "one is ahead", "own:2", "FedFA", ("FedAvg",), ("FMNIST #C=2",)),
+    Claim("own:sooner", "one needs fewer rounds", "own:8", "FedFA", ("FedAvg",), ("FMNIST #C=2",), "lower"),
+    Claim("own:both", "one is ahead in both", "own:2", "FedFA", ("FedAvg",), ("FMNIST #C=2", "FMNIST alpha=0.1")),
+    Claim("own:less", "one sends less", "own:floats", "FedFA", ("FedAvg",), ("sent",), "lower"),
 )
 """
 
@@ -220,7 +220,7 @@ def test_cells_with_other_partitions_are_a_pair_of_runs_with_other_partitions(st
     for seed in range(3):
         study.add("fedavg", seed, 81 + seed / 10)
         study.add("fedavg", seed, 79, name="-skewed", partition="dirichlet:0.1", fingerprint="another")
-    across = {"than": "FedFA", "than_columns": ("FMNIST alpha=0.1",), "direction": "lower"}
+    across = {"other_rows": ("FedFA",), "other_columns": ("FMNIST alpha=0.1",), "direction": "lower"}
     answer = study.answer(table=f"{study.file}:own:skews", **across)
     assert answer.verdict == "contradicted"
     assert answer.lead.interval.mean == pytest.approx(2.1)
@@ -275,15 +275,15 @@ def test_several_columns_count_by_their_mean_or_less_others(study):
     assert both.lead.interval.mean == pytest.approx((4.1 + 2.1) / 2)
     assert both.paper_lead == pytest.approx(((84.08 - 74.60) + (83.42 - 69.81)) / 2)
 
-    more = study.answer(less=("FMNIST alpha=0.1",))
+    more = study.answer(subtracted_columns=("FMNIST alpha=0.1",))
     assert more.verdict == "reproduced"
     assert more.lead.interval.mean == pytest.approx(2)
     assert more.paper_lead == pytest.approx((84.08 - 74.60) - (83.42 - 69.81))
 
 
 def test_a_claim_on_several_rows_counts_by_its_smallest_lead_and_only_where_all_have_been_run(study):
-    def answer(row="FedFA", than=("FedAvg", "FedDyn"), **changes):
-        return study.answer(table=f"{study.file}:own:several", row=row, than=than, **changes)
+    def answer(row="FedFA", other_rows=("FedAvg", "FedDyn"), **changes):
+        return study.answer(table=f"{study.file}:own:several", row=row, other_rows=other_rows, **changes)
 
     study.add_pairs((84, 80), (84.1, 80), (84.2, 80))
     assert answer().verdict == "undecided"
@@ -313,7 +313,7 @@ def test_all_rows_of_a_claim_are_compared_in_one_form_of_the_row_that_has_most_o
     study.add_pairs((84, 80), (84.1, 80), (84.2, 80), name="-short", rounds=10)
     for seed in range(3):
         study.add("fedprox", seed, 82, name="-lr", lr=0.3, rounds=10)
-    answer = study.answer(table=f"{study.file}:own:several", than=("FedAvg", "FedDyn"))
+    answer = study.answer(table=f"{study.file}:own:several", other_rows=("FedAvg", "FedDyn"))
     assert answer.verdict == "reproduced"
     assert answer.evidence.reduced == "rounds 10 of 20"
     assert answer.lead.over.startswith("over FedDyn; ")
@@ -332,7 +332,7 @@ def test_of_forms_with_as_many_rows_that_counts_whose_least_near_comparison_is_n
     study.add_pairs((84, 80), (84.1, 80), name="-five", rounds=5)
     for seed in range(2):
         study.add("fedprox", seed, 82, name="-lr-five", lr=0.3, rounds=5)
-    answer = study.answer(table=f"{study.file}:own:several", than=("FedAvg", "FedDyn"))
+    answer = study.answer(table=f"{study.file}:own:several", other_rows=("FedAvg", "FedDyn"))
     assert answer.judgement.why == "n = 2"
     assert answer.evidence.reduced == "rounds 5 of 20"
 
@@ -342,7 +342,7 @@ def test_the_smallest_lead_over_the_last_rounds_may_be_on_another_row(study):
         study.add("fedavg", seed, 0, curve=[50] * 18 + [90, 84])
         study.add("fedprox", seed, 0, curve=[50] * 18 + [88, 80])
         study.add("fedprox", seed, 0, name="-lr", lr=0.3, curve=[50] * 18 + [80, 82])
-    answer = study.answer(table=f"{study.file}:own:several", than=("FedAvg", "FedDyn"))
+    answer = study.answer(table=f"{study.file}:own:several", other_rows=("FedAvg", "FedDyn"))
     assert answer.lead.over.startswith("over FedDyn; ")
     assert answer.tail_lead.text(answer.metric).startswith("+3.00 ")
     assert answer.tail_lead.over == "over FedAvg"
@@ -353,14 +353,17 @@ def test_rows_may_have_another_name_or_another_column_elsewhere(study):
     table = f"{study.file}:own:declines"
     study.add_pairs((84, 80), (84.1, 80.1), (84.2, 80.2))
     study.add_pairs((91, 90), (91.1, 90.1), (91.2, 90.2), name="-even", lr=0.3)
-    less = {"less": ("FMNIST (no skew)",), "elsewhere": {"FedFA": "FedFA w/o skew", "FedAvg": "FedAvg w/o skew"}}
+    less = {
+        "subtracted_columns": ("FMNIST (no skew)",),
+        "row_aliases": {"FedFA": "FedFA w/o skew", "FedAvg": "FedAvg w/o skew"},
+    }
     answer = study.answer(table=table, **less)
     assert answer.verdict == "reproduced"
     assert answer.lead.interval.mean == pytest.approx(3)
     assert answer.paper_lead == pytest.approx((84.08 - 74.60) - (89.67 - 85.90))
 
-    across = study.answer(table=table, row="FedAvg w/o skew", than="FedFA", columns=("FMNIST (no skew)",),
-                          than_columns=("FMNIST #C=2",))  # fmt: skip
+    across = study.answer(table=table, row="FedAvg w/o skew", other_rows=("FedFA",), columns=("FMNIST (no skew)",),
+                          other_columns=("FMNIST #C=2",))  # fmt: skip
     assert across.verdict == "reproduced"
     assert across.lead.interval.mean == pytest.approx(6)
     assert across.paper_lead == pytest.approx(85.90 - 84.08)
@@ -378,7 +381,7 @@ def test_what_holds_by_construction_is_not_reproduced_and_a_control_explains_a_l
     study.add("fedprox", 1, 85, name="-lr", lr=0.3)
     study.add("fedprox", 2, 84.1, name="-lr", lr=0.3)
     answer = study.answer(
-        table=f"{study.file}:own:several", than=("FedAvg", "FedDyn"), control=("FedDyn", "a higher rate")
+        table=f"{study.file}:own:several", other_rows=("FedAvg", "FedDyn"), control=Control("FedDyn", "a higher rate")
     )
     assert answer.verdict == "undecided"
     assert answer.judgement.why == "a higher rate explains the lead as far as told; zero inside, n = 3"
@@ -460,18 +463,18 @@ def test_runs_of_less_than_a_tenth_of_the_rounds_say_only_what_is_sent(study, ro
 
 def test_what_a_claim_allows_in_place_of_the_cells_is_said(study):
     study.add_pairs((81, 80), (81.1, 80), (81.2, 80), rounds=5, lr=0.5, batch_size=8)
-    answer = study.answer(instead={"lr": 0.5, "batch_size": None})
+    answer = study.answer(allowed_options={"lr": 0.5, "batch_size": None})
     assert answer.verdict == "reproduced"
     assert answer.evidence.reduced == "rounds 5 of 20, batch size 8 for 16, lr 0.5 for 0.2"
-    assert study.answer(instead={"lr": 0.4, "batch_size": None}).verdict == "not run"
+    assert study.answer(allowed_options={"lr": 0.4, "batch_size": None}).verdict == "not run"
     study.add_pairs((81, 80), (81.1, 80), (81.2, 80), name="-full")
-    other = study.answer(table=f"{study.file}:own:several", than="FedDyn", instead={"lr": None})
+    other = study.answer(table=f"{study.file}:own:several", other_rows=("FedDyn",), allowed_options={"lr": None})
     assert other.evidence.reduced == "lr 0.2 for 0.3"  # of the other row's runs alone
 
 
 def test_the_command_prints_the_claims_of_a_file_by_verdict(study):
     study.add_pairs((85, 80), (85.1, 80), (85.2, 80))
-    behind = 'Claim("own:behind", "one is behind", "own:2", "FedFA", "FedAvg", ("FMNIST #C=2",), "lower"),\n    '
+    behind = 'Claim("own:behind", "one is behind", "own:2", "FedFA", ("FedAvg",), ("FMNIST #C=2",), "lower"),\n    '
     study.file.write_text(FILE.replace('Claim("own:ahead"', f'{behind}Claim("own:ahead"'))
     command = ["claims", str(study.file), "--runs", str(study.runs), "--format"]
 
@@ -513,7 +516,7 @@ def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
         table = registry.find_table(claim.table)
         planned = plans.plan_table(table, only=only, seeds=[0])
         cells = set()
-        for other_row in claim.others:
+        for other_row in claim.other_rows:
             for contrast in pairs.contrasts_with(claim, table, other_row):
                 for cell in (contrast.cell, contrast.other_cell):
                     cells.add((cell.row, cell.column))
@@ -523,7 +526,7 @@ def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
 
 
 def test_every_claim_stands_in_its_table_with_the_papers_sign():
-    absent = Claim("fedfa:x", "x", "fedfa:2", "FedFA", "FedAvg", ("No such column",))
+    absent = Claim("fedfa:x", "x", "fedfa:2", "FedFA", ("FedAvg",), ("No such column",))
     refused(lambda: claims.answers([absent], []), "a cell that fedfa:2 does not have (got FedFA / No such column)")
 
     answers = claims.answers(registry.claims(), [])

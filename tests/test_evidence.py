@@ -123,7 +123,7 @@ def test_the_list_runs_both_rows_of_the_claims_that_it_names(evidence):
         return {run.folder.parts[-2:] for run in runs}
 
     def rows_of(claim, row):
-        only = [row, *claim.columns, *claim.less]
+        only = [row, *claim.columns, *claim.subtracted_columns]
         return folders(plans.plan_table(registry.find_table(claim.table), seeds=range(3), only=only).runs)
 
     names = set()
@@ -137,4 +137,4 @@ def test_the_list_runs_both_rows_of_the_claims_that_it_names(evidence):
     planned = folders(evidence.planned_runs("float32", tiny=False))
     for claim in claims:
         assert rows_of(claim, claim.row) <= planned, claim
-        assert any(rows_of(claim, row) <= planned for row in claim.others), claim
+        assert any(rows_of(claim, row) <= planned for row in claim.other_rows), claim

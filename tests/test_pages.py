@@ -92,7 +92,7 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
     without_runs, *_ = claims.answers(registry.claims("fedfa"), [])
     answer = replace(
         without_runs,
-        claim=replace(without_runs.claim, see="three"),
+        claim=replace(without_runs.claim, limiting_study="three"),
         judgement=claims.Judgement("undecided", "n = 1"),
         lead=claims.Lead(interval([1.0])),
         evidence=claims.Evidence(

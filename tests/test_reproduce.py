@@ -484,8 +484,8 @@ def test_paper_ours_and_difference_are_those_of_known_values():
 
 def test_numbers_that_follow_from_cells_by_hand():
     gains = (
-        Gain("mean gain", "gap", ("MOON", "FedFM"), ("FedAvg", "FedProx"), of=PLACE),
-        Gain("less the best other", PLACE, ("FedFM",), ("FedAvg", "FedProx", "MOON"), best=True),
+        Gain("mean gain", "gap", ("MOON", "FedFM"), ("FedAvg", "FedProx"), columns=(PLACE,)),
+        Gain("less the best other", PLACE, ("FedFM",), ("FedAvg", "FedProx", "MOON"), over_best=True),
     )
     with_gains = replace(FOUR_METHODS, gains=gains)
     text = cell_texts(with_gains, column(runs_of(0.5, 0.54), runs_of(0.6, 0.6), runs_of(0.7, 0.7), runs_of(0.66, 0.66)))

@@ -1,6 +1,6 @@
 """What a method file and a paper file declare, each idea in a module of its own."""
 
-from fedcli.declarations.claims import Claim
+from fedcli.declarations.claims import Claim, Control
 from fedcli.declarations.costs import Sizes, both_ways, params_both_ways, rows_by_class
 from fedcli.declarations.methods import Method, Post
 from fedcli.declarations.names import flag_of, paper_of
@@ -9,7 +9,7 @@ from fedcli.declarations.protocols import SELECTIONS, DataSetting, Protocol, Pub
 from fedcli.declarations.tables import Cell, Gain, Table, grid
 
 __all__ = [
-    "SELECTIONS", "START", "Cell", "Claim", "DataSetting", "Gain", "Method", "OptionFacts", "Post", "Protocol",
-    "PublicSetting", "Sizes", "Table", "both_ways", "check_value", "facts_of", "flag_of", "grid", "option", "paper_of",
-    "params_both_ways", "rows_by_class",
+    "SELECTIONS", "START", "Cell", "Claim", "Control", "DataSetting", "Gain", "Method", "OptionFacts", "Post",
+    "Protocol", "PublicSetting", "Sizes", "Table", "both_ways", "check_value", "facts_of", "flag_of", "grid", "option",
+    "paper_of", "params_both_ways", "rows_by_class",
 ]  # fmt: skip

@@ -5,41 +5,89 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedcli.declarations.names import paper_of
+from fedcli.errors import UserError
+
+
+@dataclass(frozen=True)
+class Control:
+    """A row that shares one thing with the row of a claim, so that a lead over the others may come from that alone.
+
+    Attributes:
+        row: One of the claim's `other_rows`.
+        explanation: What it shares, as "longer training". It is named where the claim's row is ahead of all other rows
+            and not clearly of this one.
+    """
+
+    row: str
+    explanation: str
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper that can be right or wrong: a row of a table is ahead of another."""
+    """A sentence of a paper that can be right or wrong: a row of a table is ahead of other rows.
 
-    name: str  # `paper:ID`
-    text: str  # the sentence in our words, without a full stop
-    table: str  # name of the table whose cells are compared
-    row: str  # the row that the sentence is about
-    than: str | tuple[str, ...]  # the row that it is compared with, or several, of which each must be behind
-    columns: tuple[str, ...]  # the mean of the differences counts
-    direction: str = "higher"  # or "lower": the sign of the row minus the other in the paper
-    # Options that a smaller form of the claim may have, with their values, or None for any; sizes (rounds, images,
-    # clients, ...) may always be smaller.
-    instead: Mapping[str, Any] = field(default_factory=dict)
-    less: tuple[str, ...] = ()  # columns whose mean difference is subtracted: is the lead larger than in these?
-    see: str = ""  # the study, if any, that limits what the runs say
-    # The names of rows in columns where they do not stand under their own, as "FedAvg w/o skew" for "FedAvg".
-    elsewhere: Mapping[str, str] = field(default_factory=dict)
-    # Columns of the row that it is compared with, where they are others than `columns`; then partitions may differ.
-    than_columns: tuple[str, ...] = ()
-    # Why it holds whatever is run, by construction or arithmetic, without a full stop; then it is not counted among
-    # the reproduced.
+    The lead on another row is the mean of the differences over `columns`, each between runs of the same seed. A claim
+    about several other rows is borne out where the smallest of the leads is.
+
+    Attributes:
+        name: `paper:ID`.
+        text: The sentence in our words, without a full stop.
+        table: Name of the table whose cells are compared.
+        row: The row that the sentence is about.
+        other_rows: The rows that it is compared with, each of which must be behind.
+        columns: The columns in which they are compared.
+        direction: "higher" or "lower": on which side the paper has the row's numbers.
+        other_columns: The columns of the other rows, one for each of `columns`, where they are not the same; partitions
+            of such runs may differ.
+        subtracted_columns: Columns whose lead is subtracted, where the claim is that the row leads by more in `columns`
+            than in these.
+        row_aliases: What a row is called in columns that do not have it under its own name, as
+            `{"FedAvg": "FedAvg w/o skew"}`.
+        allowed_options: Options that the runs may have other than in the table, with the value allowed, or None for any
+            value. Sizes (rounds, images, clients, ...) may always be smaller.
+        limiting_study: The study, if any, that limits what the runs say.
+        construction: Why the claim holds whatever is run, by construction or arithmetic, without a full stop; it is
+            then not counted among the reproduced. Empty where it may fail.
+        control: The one of `other_rows` that may explain the lead, if there is one.
+
+    Raises:
+        UserError: `other_rows` is a text.
+
+    Example:
+        >>> Claim(
+        ...     name="mine:ahead",
+        ...     text="Where clients have two classes, my method is ahead of FedAvg and FedProx",
+        ...     table="mine:accuracy",
+        ...     row="My method",
+        ...     other_rows=("FedAvg", "FedProx"),
+        ...     columns=("two classes a client",),
+        ... )  # doctest: +SKIP
+    """
+
+    name: str
+    text: str
+    table: str
+    row: str
+    other_rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    direction: str = "higher"
+    other_columns: tuple[str, ...] = ()
+    subtracted_columns: tuple[str, ...] = ()
+    row_aliases: Mapping[str, str] = field(default_factory=dict)
+    allowed_options: Mapping[str, Any] = field(default_factory=dict)
+    limiting_study: str = ""
     construction: str = ""
-    # A row of `than` that has something of the row alone, and what: where the row is ahead of the others and not of
-    # this one, that explains the lead.
-    control: tuple[str, str] | None = None
+    control: Control | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses a text for several rows, each of whose letters would be one."""
+        if isinstance(self.other_rows, str):
+            raise UserError(
+                f"other_rows of the claim '{self.name}' must be a tuple of rows (got {self.other_rows!r}); write "
+                f"({self.other_rows!r},)."
+            )
 
     @property
     def paper(self) -> str:
         """The paper, as its name begins."""
         return paper_of(self.name)
-
-    @property
-    def others(self) -> tuple[str, ...]:
-        """The rows of `than`."""
-        return (self.than,) if isinstance(self.than, str) else self.than

@@ -18,21 +18,28 @@ class Cell:
 
 @dataclass(frozen=True)
 class Gain:
-    """A number of a paper's table that follows from others: some rows' mean less that of other rows."""
+    """A number of a paper's table that follows from others: the mean of some rows less that of other rows.
 
-    row: str  # as `method` in papers/reported.json
-    column: str  # as `column` there
-    more: tuple[str, ...]  # the rows whose mean it is
-    less: tuple[str, ...]  # the rows whose mean is subtracted
-    of: str | tuple[str, ...] = ""  # the columns that are compared, by their mean; empty for its own
-    best: bool = False  # subtract the best of `less` and not their mean
+    Attributes:
+        row: Where the number stands, as `method` in papers/reported.json.
+        column: Likewise, as `column` there.
+        leading_rows: The rows whose mean it is.
+        other_rows: The rows whose mean is subtracted.
+        columns: The columns over which each mean is taken; `column` if empty.
+        over_best: Subtract the best of `other_rows` and not their mean.
+    """
+
+    row: str
+    column: str
+    leading_rows: tuple[str, ...]
+    other_rows: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+    over_best: bool = False
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that are compared."""
-        if isinstance(self.of, tuple):
-            return self.of
-        return (self.of or self.column,)
+    def compared_columns(self) -> tuple[str, ...]:
+        """The columns over which each mean is taken."""
+        return self.columns or (self.column,)
 
 
 @dataclass(frozen=True)

@@ -210,8 +210,8 @@ def _as_shipped(answer: Answer, row: Mapping[str, Any]) -> Answer:
 
 def names_of(claim: Claim) -> tuple[str, ...]:
     """The rows and columns of a claim."""
-    rows = [claim.row, *claim.others, *claim.elsewhere.values()]
-    columns = [*claim.columns, *claim.less, *claim.than_columns]
+    rows = [claim.row, *claim.other_rows, *claim.row_aliases.values()]
+    columns = [*claim.columns, *claim.subtracted_columns, *claim.other_columns]
     return (*rows, *columns)
 
 
@@ -220,13 +220,13 @@ def _answer(claim: Claim, runs: RunsByMethod, at_hand: Callable[[str], bool]) ->
     table = find_table(claim.table)
     contrasts = plan_contrasts(claim, table)
     unanswered = _answer_without_runs(claim, table, contrasts, at_hand)
-    pairs = {other_row: find_pairs(claim, contrasts[other_row], runs) for other_row in claim.others}
+    pairs = {other_row: find_pairs(claim, contrasts[other_row], runs) for other_row in claim.other_rows}
     answers_by_row = {}
     for other_row, pairs_with_row in pairs_of_common_form(pairs).items():
         answers_by_row[other_row] = _answer_by_row(unanswered, other_row, nearest_pairs(pairs_with_row))
     if not answers_by_row:
         return unanswered
-    if len(claim.others) > 1:
+    if len(claim.other_rows) > 1:
         answer = _weakest(answers_by_row, unanswered)
     else:
         (answer,) = answers_by_row.values()
@@ -246,7 +246,7 @@ def _answer_without_runs(
         contrasts: Its contrasts, by the row that its row is compared with.
         at_hand: See `answers`.
     """
-    (first, *_) = contrasts[claim.others[0]]
+    (first, *_) = contrasts[claim.other_rows[0]]
     metric = find_metric(first.contrast.cell.metric)
     paper_leads = []
     data_sets: set[str] = set()
@@ -274,12 +274,12 @@ def _paper_lead(
     claim: Claim, table: Table, other_row: str, contrasts: Sequence[PlannedContrast], metric: Metric
 ) -> float | None:
     """The paper's lead of a claim's row on another; None where it prints no number for it."""
-    if claim.elsewhere or claim.than_columns:
+    if claim.row_aliases or claim.other_columns:
         return _lead_by_cells(table, contrasts, metric)
     lead = printed_lead(table, claim.row, other_row, claim.columns, metric)
-    if not claim.less or lead is None:
+    if not claim.subtracted_columns or lead is None:
         return lead
-    subtracted = printed_lead(table, claim.row, other_row, claim.less, metric)
+    subtracted = printed_lead(table, claim.row, other_row, claim.subtracted_columns, metric)
     return None if subtracted is None else lead - subtracted
 
 
@@ -403,13 +403,12 @@ def _judge_all(claim: Claim, weakest: str, answers_by_row: Mapping[str, Answer])
     """Judges a claim against several rows by its answers by each, of which one has the smallest lead."""
     verdict, why = answers_by_row[weakest].judgement
     if verdict == UNDECIDED and claim.control is not None:
-        control, explanation = claim.control
         verdicts_elsewhere = {answer.verdict for row, answer in answers_by_row.items() if row != weakest}
-        if weakest == control and verdicts_elsewhere == {REPRODUCED}:
-            why = f"{explanation} explains the lead as far as told; {why}"
-    if len(answers_by_row) < len(claim.others) and verdict != CONTRADICTED:
+        if weakest == claim.control.row and verdicts_elsewhere == {REPRODUCED}:
+            why = f"{claim.control.explanation} explains the lead as far as told; {why}"
+    if len(answers_by_row) < len(claim.other_rows) and verdict != CONTRADICTED:
         verdict = UNDECIDED
-        why = f"{why}; {len(answers_by_row)} of {len(claim.others)} others run".removeprefix("; ")
+        why = f"{why}; {len(answers_by_row)} of {len(claim.other_rows)} others run".removeprefix("; ")
     return Judgement(verdict, why)
 
 
@@ -511,7 +510,7 @@ def _csv_row(answer: Answer) -> dict[str, Any]:
         "table": claim.table,
         "metric": answer.metric.name,
         "row": claim.row,
-        "than": "; ".join(claim.others),
+        "than": "; ".join(claim.other_rows),
         "columns": "; ".join(claim.columns),
         "direction": claim.direction,
         "paper": answer.paper_lead,

@@ -36,7 +36,7 @@ class Contrast:
 
     cell: Cell
     other_cell: Cell
-    weight: float  # of their difference in the claim's; the mean over `columns` less that over `less`
+    weight: float  # of their difference in the claim's; the mean over `columns` less that over `subtracted_columns`
 
 
 def contrasts_with(claim: Claim, table: Table, other_row: str) -> list[Contrast]:
@@ -48,7 +48,7 @@ def contrasts_with(claim: Claim, table: Table, other_row: str) -> list[Contrast]
     cells = {(cell.row, cell.column): cell for cell in table.cells}
 
     def cell_of(row: str, column: str) -> Cell:
-        name = row if (row, column) in cells else claim.elsewhere.get(row, row)
+        name = row if (row, column) in cells else claim.row_aliases.get(row, row)
         if (name, column) not in cells:
             raise UserError(
                 f"the claim {claim.name} names a cell that {claim.table} does not have (got {name} / {column}); "
@@ -57,15 +57,15 @@ def contrasts_with(claim: Claim, table: Table, other_row: str) -> list[Contrast]
         return cells[name, column]
 
     contrasts = []
-    other_columns = claim.than_columns or claim.columns
+    other_columns = claim.other_columns or claim.columns
     for column, other_column in zip(claim.columns, other_columns, strict=True):
         cell = cell_of(claim.row, column)
         other_cell = cell_of(other_row, other_column)
         contrasts.append(Contrast(cell, other_cell, weight=1 / len(claim.columns)))
-    for column in claim.less:
+    for column in claim.subtracted_columns:
         cell = cell_of(claim.row, column)
         other_cell = cell_of(other_row, column)
-        contrasts.append(Contrast(cell, other_cell, weight=-1 / len(claim.less)))
+        contrasts.append(Contrast(cell, other_cell, weight=-1 / len(claim.subtracted_columns)))
     return contrasts
 
 
@@ -92,7 +92,7 @@ def plan_contrasts(claim: Claim, table: Table) -> dict[str, list[PlannedContrast
         return runs[place]
 
     by_other_row: dict[str, list[PlannedContrast]] = {}
-    for other_row in claim.others:
+    for other_row in claim.other_rows:
         by_other_row[other_row] = []
         for contrast in contrasts_with(claim, table, other_row):
             planned = PlannedContrast(contrast, run_of(contrast.cell), run_of(contrast.other_cell))
@@ -190,7 +190,7 @@ def _allows(claim: Claim, departed: Differences) -> bool:
         claim: The claim.
         departed: The run's value and the cell's, by option.
     """
-    allowed_values = {"eval_every": None, **claim.instead}  # None for any
+    allowed_values = {"eval_every": None, **claim.allowed_options}  # None for any
     for name, (ours, papers) in departed.items():
         is_allowed = name in allowed_values and allowed_values[name] in (None, ours)
         if not is_allowed and not is_smaller(name, ours, papers):

@@ -66,8 +66,8 @@ def printed_lead(table: Table, row: str, than: str, columns: tuple[str, ...], me
     if len(leads) == len(columns):
         return fmean(leads)
     for gain in table.gains:
-        is_of_rows = gain.more == (row,) and gain.less == (than,)
-        if is_of_rows and gain.columns == columns:
+        is_of_rows = gain.leading_rows == (row,) and gain.other_rows == (than,)
+        if is_of_rows and gain.compared_columns == columns:
             return printed_value(table, gain.row, gain.column, metric)
     return None
 
@@ -128,7 +128,7 @@ def compare(plan: TablePlan) -> Sheet:
         if place in planned:
             cells[place] = _compare_planned(plan.table, planned[place])
     for gain in plan.table.gains:
-        needed = itertools.product((*gain.more, *gain.less), gain.columns)
+        needed = itertools.product((*gain.leading_rows, *gain.other_rows), gain.compared_columns)
         if planned.keys() >= set(needed):
             cells[gain.row, gain.column] = _compare_gain(plan.table, gain, planned, cells)
     _mark_best(planned, cells)
@@ -167,13 +167,13 @@ def _compare_gain(
     table: Table, gain: Gain, planned: Mapping[Place, PlannedCell], cells: Mapping[Place, ComparedCell]
 ) -> ComparedCell:
     """A cell that is the difference of others: the mean of some less the mean, or the best, of the rest."""
-    more = [cells[place].numbers["ours"] for place in itertools.product(gain.more, gain.columns)]
-    less = [cells[place].numbers["ours"] for place in itertools.product(gain.less, gain.columns)]
-    metric = planned[gain.more[0], gain.columns[0]].metric
+    more = [cells[place].numbers["ours"] for place in itertools.product(gain.leading_rows, gain.compared_columns)]
+    less = [cells[place].numbers["ours"] for place in itertools.product(gain.other_rows, gain.compared_columns)]
+    metric = planned[gain.leading_rows[0], gain.compared_columns[0]].metric
     place = (gain.row, gain.column)
     if None in (*more, *less):
         return _compare_cell(table, place, metric, "not run", [])
-    subtracted = max(less) if gain.best else fmean(less)
+    subtracted = max(less) if gain.over_best else fmean(less)
     value = fmean(more) - subtracted
     return _compare_cell(table, place, metric, metric.text(value, "+"), [value])
 
