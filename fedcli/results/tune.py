@@ -171,9 +171,18 @@ def _check_grid(text: str, options: Mapping[str, Any]) -> None:
         raise UserError(f"{flag_of(option)} is given twice (got --grid {text}); put all its values into one --grid.")
 
 
+def _distinct(values: tuple) -> tuple:
+    """The values in their order, each once; some may be what no option takes, as a list."""
+    distinct: list[Any] = []
+    for value in values:
+        if value not in distinct:
+            distinct.append(value)
+    return tuple(distinct)
+
+
 def _values_to_try(method: Method, options: Mapping[str, Any]) -> dict[str, tuple]:
     """The options with several values, or those that the method's own options suggest."""
-    tried = {name: tuple(dict.fromkeys(values)) for name, values in options.items() if isinstance(values, tuple)}
+    tried = {name: _distinct(values) for name, values in options.items() if isinstance(values, tuple)}
     if not tried:
         suggested = {name: facts_of(field).tune for name, field in fields_of(method.config).items()}
         tried = {name: values for name, values in suggested.items() if values}
