@@ -32,7 +32,7 @@ class NonFiniteLoss(Exception):
     """Says that a term of the objective has become infinite or NaN, in which round and for which clients."""
 
 
-def needed(module: str, feature: str, extra: str) -> ModuleType:
+def import_optional(module: str, feature: str, extra: str) -> ModuleType:
     """Imports a module that a `feature` needs and the optional part `extra` brings.
 
     Raises:

@@ -14,8 +14,8 @@ from fedcli.keywords import in_keywords, keywords_for_flags
 from fedcli.runs.ended import EndedRun
 from fedcli.runs.identity import settings_text
 
-# The columns of a table's CSV that a run shows.
-SHOWN = [
+# The columns of a table's CSV that a notebook shows of a run.
+SUMMARY_COLUMNS = [
     "method", "protocol", "dataset", "config.partition", "seed", "status", "rounds_done", "selection", "selected",
     "last", "folder",
 ]  # fmt: skip
@@ -197,7 +197,7 @@ class Runs(list[Run]):
 
         table = pd.DataFrame({**numbers_of(run.record), "folder": run.path} for run in self)
         with pd.option_context("display.max_colwidth", None):
-            page = table[SHOWN].T.to_html(header=False, float_format="{:,.2f}".format)
+            page = table[SUMMARY_COLUMNS].T.to_html(header=False, float_format="{:,.2f}".format)
         with suppress(UserError):  # nothing was evaluated
             picture = base64.b64encode(self.plot()._repr_png_()).decode()
             page += f'<img alt="learning curves" style="max-width: 100%" src="data:image/png;base64,{picture}">'

@@ -14,7 +14,7 @@ from fedcli.errors import UserError, unknown
 from fedcli.userfiles import import_file, is_from_file, path_and_name
 
 
-def spelt(text: str, names: Collection[str]) -> str:
+def in_declared_case(text: str, names: Collection[str]) -> str:
     """The name that a text is, whatever the case of its letters; the text itself where it is none."""
     if text in names:
         return text
@@ -88,7 +88,7 @@ def pick(title: str, name: str, declared: Mapping[str, Any]) -> Any:
     Raises:
         UserError: There is none.
     """
-    name = spelt(name, declared)
+    name = in_declared_case(name, declared)
     if name not in declared:
         paper, _, _ = name.lower().partition(":")
         of_paper = [other for other in declared if other.startswith(f"{paper}:")]

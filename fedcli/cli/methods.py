@@ -50,7 +50,7 @@ def show(
     posts = index().posts
     protocols = index().protocols
     names = [*index().methods, *posts, *protocols]
-    name = registry.spelt(name, names)
+    name = registry.in_declared_case(name, names)
     rows = protocols.get(name)
     if is_from_file(name):
         rows = _protocol_of_file(name)

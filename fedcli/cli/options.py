@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from fedcli.errors import UserError, needed
+from fedcli.errors import UserError, import_optional
 from fedcli.runs.signals import set_time_limit
 
 LONGEST_RANGE = 1000  # seeds of a range
@@ -131,7 +131,7 @@ def place_runs(jobs: int | None, on: str | None, cpus: float | None, gpus: float
     if name != "ray" or jobs > 1:
         fault = f"--on must be ray or ray:ADDRESS, without --jobs (got --on {on}, --jobs {jobs})"
         raise UserError(f"{fault}; write --on ray, or leave --cpus-per-run and --gpus-per-run out.")
-    needed("ray", "--on ray", "ray")
+    import_optional("ray", "--on ray", "ray")
     for flag, value in {"--cpus-per-run": cpus, "--gpus-per-run": gpus}.items():
         if value is not None and value > 1 and value % 1:
             raise UserError(f"{flag} must be a part of one or a whole number (got {value:g}); write 0.25, 1 or 2.")

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from fedcli.cli.options import Datasets, Labels, Runs, optional, records_of
 from fedcli.cli.printing import print_text, say
-from fedcli.errors import UserError, needed
+from fedcli.errors import UserError, import_optional
 from fedcli.figures import CHARTS, CURVES, WITH_LINES, find_chart
 from fedcli.runs.lock import refuse_file_of_a_run
 from fedcli.userfiles import is_from_file, short_name
@@ -114,7 +114,7 @@ def report(
     """Write one HTML file, which works offline: sortable tables and curves, by protocol and data set."""
     from fedcli.runs.record import RECORD
 
-    needed("bokeh", "the report", "report")
+    import_optional("bokeh", "the report", "report")
     with_runs = [path for path in runs if path.is_file() or any(path.rglob(RECORD))]
     if with_runs:
         for path in sorted(set(runs) - set(with_runs)):

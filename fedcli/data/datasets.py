@@ -31,7 +31,7 @@ from fedcli.data.image_arrays import (
 from fedcli.data.reading import reading
 from fedcli.data.resizing import resize
 from fedcli.errors import UserError, unknown
-from fedcli.registry import spelt
+from fedcli.registry import in_declared_case
 from fedcli.userfiles import file_hash, from_file, is_from_file, short_name
 
 PARTITIONS["file"] = partition_files.FROM_FILE  # here, since whoever partitions a data set loads it by this module
@@ -44,7 +44,7 @@ def names() -> list[str]:
 
 def find_name(text: str) -> str:
     """The name that a text stands for, in any case of its letters; a text that is none stays as it is."""
-    return text if is_from_file(text) else spelt(text, names())
+    return text if is_from_file(text) else in_declared_case(text, names())
 
 
 def refuse_unavailable(name: str) -> None:

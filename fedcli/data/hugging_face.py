@@ -19,7 +19,7 @@ from fedcli.data.image_arrays import COLUMN_OF_WORD, NAMES_OF, SPLIT, Columns, c
 from fedcli.data.pictures import stack_pictures
 from fedcli.data.reading import check_size
 from fedcli.data.source import Source
-from fedcli.errors import UserError, needed
+from fedcli.errors import UserError, import_optional
 
 PREFIX = "hf:"  # before the path of such a folder
 FILES = "Hugging Face's state.json or *.parquet"
@@ -34,7 +34,7 @@ def read_hugging_face(source: Source) -> Columns:
         UserError: The library or a split is missing, it is not plain which feature holds the images or the labels, or
             some images cannot be read.
     """
-    library = needed("datasets", "a data set of Hugging Face", "hf")
+    library = import_optional("datasets", "a data set of Hugging Face", "hf")
     files = _files_of_splits(source)
     with TemporaryDirectory(prefix="fedcli-") as cache, _no_progress_bars(library):
         splits = {name: _read_split(library, paths, cache) for name, paths in files.items()}
@@ -95,7 +95,7 @@ def _read_split(library: ModuleType, paths: Sequence[Path], cache: str) -> Any:
     if all(path.suffix == ".json" for path in paths):
         saved = [library.load_from_disk(path.parent) for path in paths]
         return library.concatenate_datasets(saved)
-    parquet = needed("pyarrow.parquet", "a data set of Hugging Face", "hf")
+    parquet = import_optional("pyarrow.parquet", "a data set of Hugging Face", "hf")
     for path in paths:
         metadata = parquet.read_metadata(path)
         row_groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]

@@ -15,7 +15,7 @@ from fedcli.errors import UserError
 from fedcli.userfiles import blame, file_hash, is_own
 
 
-class _Declared(ABC):
+class _DeclaredInFile(ABC):
     """What a method and a step know of the file that declares them."""
 
     _home: ClassVar[ModuleType | None] = None  # the user's file, see `declare_in`
@@ -71,7 +71,7 @@ def global_model(state: Any) -> tuple[dict, dict]:
 
 
 @dataclass(frozen=True)
-class Method(_Declared):
+class Method(_DeclaredInFile):
     """A method, as its file declares it.
 
     Attributes:
@@ -137,7 +137,7 @@ class Method(_Declared):
 
 
 @dataclass(frozen=True)
-class Post(_Declared):
+class Post(_DeclaredInFile):
     """A step on the global model after the last round, as its file declares it."""
 
     name: str  # as in `--post`

@@ -19,7 +19,7 @@ from fedcli.registry import methods, posts, protocols
 from fedcli.runs.options import RunConfig, fields_of, filled_up, recorded_fields
 from fedcli.runs.resolve import Setup, default_options
 from fedcli.runs.schema import Record
-from fedcli.userfiles import THEN, first_hash, is_hash_of, last_hash, own_paths, replace_paths
+from fedcli.userfiles import first_hash, has_several_hashes, is_hash_of, last_hash, own_paths, replace_paths
 
 Settings = dict[str, Any]  # by name
 Differences = dict[str, tuple[Any, Any]]  # by name, the value of one run and that of another; None where it has none
@@ -184,7 +184,7 @@ def last_numerics(record: Record) -> dict[str, int]:
 def code_changes(record: Record) -> list[str]:
     """What of the code has changed between the rounds of a run: `["its method changed after round 7"]`."""
     changes = [f"{change['what']} changed after round {change['round']}" for change in record["changed"]]
-    if not changes and not is_packaged(record) and THEN in record["method_hash"]:  # older records do not say when
+    if not changes and not is_packaged(record) and has_several_hashes(record["method_hash"]):  # older ones say no round
         changes = ["its method changed when it was resumed"]
     return changes
 

@@ -90,7 +90,7 @@ def resume(
             if num_rounds > 0:
                 record["changed"] += [{"round": num_rounds, **change} for change in changes]
                 if not userfiles.is_hash_of(record["method_hash"], setup.method.file):
-                    record["method_hash"] += userfiles.THEN + setup.method.file_hash
+                    record["method_hash"] = userfiles.add_hash(record["method_hash"], setup.method.file_hash)
             else:
                 record |= _code_of_the_first_round(record, setup.method)
             record["resumed"].append(num_rounds)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from fedcli.errors import needed, unknown
+from fedcli.errors import import_optional, unknown
 from fedcli.runs.rounds import Listener
 from fedcli.runs.schema import Record, RoundEntry
 from fedcli.userfiles import from_file, is_from_file
@@ -128,7 +128,7 @@ def find_loggers(log: str | Iterable[Any] | None) -> list[Any]:
         elif is_from_file(logger):
             loggers.append(from_file(logger, "logger")())
         elif logger in LOGGERS:
-            needed(logger, f"--log {logger}", logger)
+            import_optional(logger, f"--log {logger}", logger)
             loggers.append(LOGGERS[logger]())
         else:
             raise unknown("logger", logger, LOGGERS, f"there are {', '.join(LOGGERS)}, and your own by ./file.py:NAME.")

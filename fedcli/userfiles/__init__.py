@@ -4,7 +4,7 @@ Their names are in `paths`, their hashes in `hashes`, what of a record may be im
 the blame for what they raise in `modules`.
 """
 
-from fedcli.userfiles.hashes import THEN, file_hash, first_hash, is_hash_of, last_hash
+from fedcli.userfiles.hashes import add_hash, file_hash, first_hash, has_several_hashes, is_hash_of, last_hash
 from fedcli.userfiles.modules import FromFile, blame, from_file, import_file, is_own
 from fedcli.userfiles.paths import (
     UserPart,
@@ -18,7 +18,7 @@ from fedcli.userfiles.paths import (
 from fedcli.userfiles.trust import trust_files, user_files
 
 __all__ = [
-    "THEN", "FromFile", "UserPart", "absolute", "blame", "file_hash", "first_hash", "from_file", "import_file",
-    "is_from_file", "is_hash_of", "is_own", "last_hash", "own_paths", "path_and_name", "replace_paths", "short_name",
-    "trust_files", "user_files",
+    "FromFile", "UserPart", "absolute", "add_hash", "blame", "file_hash", "first_hash", "from_file",
+    "has_several_hashes", "import_file", "is_from_file", "is_hash_of", "is_own", "last_hash", "own_paths",
+    "path_and_name", "replace_paths", "short_name", "trust_files", "user_files",
 ]  # fmt: skip

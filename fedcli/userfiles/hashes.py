@@ -4,7 +4,7 @@ import hashlib
 import re
 from pathlib import Path
 
-THEN = ", then "  # between the hashes of a file that was changed while a run rested
+_THEN = ", then "  # between the hashes of a file that was changed while a run rested
 _IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+([\w., \t]+)", re.MULTILINE)
 
 
@@ -18,14 +18,24 @@ def file_hash(path: str | Path) -> str:
 
 def first_hash(recorded: str) -> str:
     """The hash that a file had when the run began, of those that a record has of it."""
-    first, _, _ = recorded.partition(THEN)
+    first, _, _ = recorded.partition(_THEN)
     return first
 
 
 def last_hash(recorded: str) -> str:
     """The hash that a file had in the last rounds, of those that a record has of it."""
-    _, _, last = recorded.rpartition(THEN)
+    _, _, last = recorded.rpartition(_THEN)
     return last
+
+
+def add_hash(recorded: str, new_hash: str) -> str:
+    """The hashes of a file that has another one from now on, as a record has them."""
+    return recorded + _THEN + new_hash
+
+
+def has_several_hashes(recorded: str) -> bool:
+    """Whether a file was changed while the run rested."""
+    return _THEN in recorded
 
 
 def is_hash_of(recorded: str, path: str | Path) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcli.errors import UserError
-from fedcli.userfiles.hashes import THEN, file_hash, is_hash_of
+from fedcli.userfiles.hashes import add_hash, file_hash, is_hash_of
 from fedcli.userfiles.paths import own_paths, replace_paths
 
 
@@ -50,7 +50,7 @@ def trust_files(
                 f"the file '{file}' or one that it imports has changed since the run began (hash {file_hash(file)}, "
                 f"was {old_hash or 'unknown'}); put it back, resume with --changed-method, or run anew."
             )
-        files[file] = old_hash if is_same else old_hash + THEN + file_hash(file)
+        files[file] = old_hash if is_same else add_hash(old_hash, file_hash(file))
     return {
         **record,
         "method_source": replace_paths(record["method_source"], paths),
