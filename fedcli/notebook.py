@@ -139,14 +139,14 @@ class Runs(list[Run]):
         from matplotlib import rc_context
 
         from fedcli.figures.line_charts import learning_curves
-        from fedcli.figures.look import Look
+        from fedcli.figures.options import FigureOptions
         from fedcli.figures.saving import small_png
         from fedcli.figures.warn import warnings_in_words
 
         with in_keywords():
-            chosen = Look(**look)
+            chosen = FigureOptions(**look)
         with rc_context(chosen.parameters()), in_keywords(), warnings_in_words(keywords_for_flags):
-            figure = learning_curves([run.record for run in self], x, y, look=chosen)
+            figure = learning_curves([run.record for run in self], x, y, options=chosen)
         # A notebook shows a figure by this method, also without pyplot.
         figure._repr_png_ = lambda: small_png(figure)  # type: ignore[attr-defined]  # notebooks look for it
         return figure

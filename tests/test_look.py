@@ -16,7 +16,7 @@ from PIL import Image
 import fedcli
 from fedcli.errors import UserError
 from fedcli.figures import line_charts, saving
-from fedcli.figures.look import LEGENDS, Look, parse_pairs, parse_size
+from fedcli.figures.options import LEGENDS, FigureOptions, parse_pairs, parse_size
 from tests.commands import invoke
 from tests.records import curve
 
@@ -26,10 +26,10 @@ def legend_below(figure):
     return legend
 
 
-def write_curves(file, runs, look):
-    """Write the learning curves of some runs in a look."""
-    draw = partial(line_charts.learning_curves, look=look)
-    saving.write_figure(file, draw, runs, look=look)
+def write_curves(file, runs, options):
+    """Write the learning curves of some runs with some options."""
+    draw = partial(line_charts.learning_curves, options=options)
+    saving.write_figure(file, draw, runs, options=options)
 
 
 def num_columns(legend):
@@ -38,28 +38,30 @@ def num_columns(legend):
 
 
 def test_a_file_has_the_size_that_was_asked_for(tmp_path):
-    look = Look(size=(3.4, 2.3))
-    write_curves(tmp_path / "one.png", [curve()], look)
+    options = FigureOptions(size=(3.4, 2.3))
+    write_curves(tmp_path / "one.png", [curve()], options)
     assert Image.open(tmp_path / "one.png").size == (3.4 * 300, 2.3 * 300)
 
 
 def test_a_title_replaces_that_of_one_panel_and_stands_over_several():
     one_panel = line_charts.learning_curves([curve()])
-    Look(title="Mine").apply(one_panel)
+    FigureOptions(title="Mine").apply(one_panel)
     assert [axes.get_title() for axes in one_panel.axes] == [""]
     assert one_panel.get_suptitle() == "Mine"
 
     two_panels = line_charts.learning_curves([curve(), curve(protocol="paper:other")])
     titles = [axes.get_title() for axes in two_panels.axes]
-    Look(title="Mine").apply(two_panels)
+    FigureOptions(title="Mine").apply(two_panels)
     assert [axes.get_title() for axes in two_panels.axes] == titles
     assert two_panels.get_suptitle() == "Mine"
 
 
 def test_a_colour_and_a_name_count_for_a_method_and_before_it_for_a_setting():
     runs = [curve("fedfm", lr=0.1), curve("fedfm", lr=0.2), curve("two")]
-    look = Look(colors={"fedfm": "red", "fedfm, lr 0.2": "#00ff00"}, labels={"fedfm": "Ours", "two": "Theirs"})
-    (axes,) = line_charts.learning_curves(runs, look=look).axes
+    options = FigureOptions(
+        colors={"fedfm": "red", "fedfm, lr 0.2": "#00ff00"}, labels={"fedfm": "Ours", "two": "Theirs"}
+    )
+    (axes,) = line_charts.learning_curves(runs, options=options).axes
     colours = {line.get_label(): to_hex(line.get_color()) for line in axes.lines if not line.get_gid()}
     assert colours.pop("Theirs") not in ("#ff0000", "#00ff00")
     assert colours == {"Ours": "#ff0000", "Ours, lr 0.2": "#00ff00"}
@@ -68,12 +70,12 @@ def test_a_colour_and_a_name_count_for_a_method_and_before_it_for_a_setting():
 @pytest.mark.parametrize("option", ["colors", "labels"])
 def test_a_name_that_the_figure_does_not_draw_is_refused(option):
     with pytest.raises(UserError, match=rf"unknown name in {option} 'twoo'; did you mean 'two'\? the figure draws one"):
-        line_charts.learning_curves([curve(), curve("two")], look=Look(**{option: {"twoo": "red"}}))
+        line_charts.learning_curves([curve(), curve("two")], options=FigureOptions(**{option: {"twoo": "red"}}))
 
 
 def test_a_narrow_figure_has_its_names_below_in_columns_and_leaves_the_rest_to_the_caption():
     runs = [curve(f"method-{number}") for number in range(12)]
-    figure = line_charts.learning_curves([*runs, curve("method-0", seed=1)], look=Look(size=(3.4, 3)))
+    figure = line_charts.learning_curves([*runs, curve("method-0", seed=1)], options=FigureOptions(size=(3.4, 3)))
     figure.draw_without_rendering()
     (axes,) = figure.axes
     legend = legend_below(figure)
@@ -86,9 +88,11 @@ def test_a_narrow_figure_has_its_names_below_in_columns_and_leaves_the_rest_to_t
 
 def test_one_long_name_takes_no_column_from_the_short_ones():
     runs = [curve(f"method-{number}") for number in range(12)]
-    look = Look(size=(3.4, 2.3), font_size=7, title="", labels={"method-9": "FedNova with feature matching"})
-    with matplotlib.rc_context(look.parameters()):
-        figure = line_charts.learning_curves(runs, look=look)
+    options = FigureOptions(
+        size=(3.4, 2.3), font_size=7, title="", labels={"method-9": "FedNova with feature matching"}
+    )
+    with matplotlib.rc_context(options.parameters()):
+        figure = line_charts.learning_curves(runs, options=options)
         figure.draw_without_rendering()
     (axes,) = figure.axes
     legend = legend_below(figure)
@@ -107,15 +111,15 @@ class DrawnFigure(NamedTuple):
     is_warned_of: bool
 
 
-def draw_curves(look, num_methods):
+def draw_curves(options, num_methods):
     """Draws curves of methods; holds that whatever leaves the figure, or lies on its panel, is warned of."""
     runs = []
     for number in range(num_methods):
         for seed in (0, 1):
             runs.append(curve(f"method-{number}", seed, accuracies=(0.2, 0.4 + number / 50, 0.5 + number / 30)))
-    with matplotlib.rc_context(look.parameters()), warnings.catch_warnings(record=True) as caught:
+    with matplotlib.rc_context(options.parameters()), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        figure = line_charts.learning_curves(runs, look=look)
+        figure = line_charts.learning_curves(runs, options=options)
         figure.draw_without_rendering()
     (axes,) = figure.axes
 
@@ -128,7 +132,7 @@ def draw_curves(look, num_methods):
         distances += [*box.min, *(figure.bbox.max - box.max)]
     for legend in figure.legends:
         distances.append(axes.get_tightbbox().y0 - legend.get_window_extent().y1 + 1)
-    if look.legend_place == "ends":
+    if options.legend_place == "ends":
         assert max(name.get_window_extent().width for name in axes.texts) <= figure.bbox.width / 2
     assert caught or min(distances) > -0.01
     return DrawnFigure(figure, bool(caught))
@@ -141,23 +145,23 @@ def test_no_text_leaves_the_figure_unless_it_is_warned_of(place):
     too_many = 5 if place == "right" else 12  # for the width of a column
     for num_methods, num_long in ((2, 2), (4, 0), (5, 3), (12, 1)):
         labels = {f"method-{number}": LONG_NAMES[number] for number in range(num_long)}
-        of_column = draw_curves(Look(size=(3.4, 2.3), legend=place, labels=labels, title=title), num_methods)
+        of_column = draw_curves(FigureOptions(size=(3.4, 2.3), legend=place, labels=labels, title=title), num_methods)
         assert not of_column.is_warned_of or num_methods >= too_many
-    of_page = draw_curves(Look(size=(7, 4), legend=place, labels=labels, title=title), num_methods)
+    of_page = draw_curves(FigureOptions(size=(7, 4), legend=place, labels=labels, title=title), num_methods)
     assert not of_page.is_warned_of
-    with_large_text = draw_curves(Look(size=(7, 4), font_size=11, legend=place), 4)
+    with_large_text = draw_curves(FigureOptions(size=(7, 4), font_size=11, legend=place), 4)
     assert not with_large_text.is_warned_of
 
 
 def test_four_short_names_stand_below_in_more_than_one_column():
-    figure, _ = draw_curves(Look(size=(3.4, 2.3)), 4)
+    figure, _ = draw_curves(FigureOptions(size=(3.4, 2.3)), 4)
     assert num_columns(legend_below(figure)) >= 2
 
 
 def test_names_that_leave_no_room_for_lines_are_warned_of_once(tmp_path):
     runs = [curve(f"a-method-of-a-very-long-name-{number}") for number in range(12)]
     with pytest.warns(UserWarning, match="the names leave the figure no room for its lines; choose a larger") as caught:
-        write_curves(tmp_path / "one.svg", runs, Look(size=(3.4, 1.2)))
+        write_curves(tmp_path / "one.svg", runs, FigureOptions(size=(3.4, 1.2)))
     assert len(caught) == 1
 
 
@@ -172,7 +176,7 @@ def test_a_warning_of_a_figure_drawn_in_python_names_keywords(tmp_path):
 @pytest.mark.parametrize("heights", [np.full(12, 0.5), np.linspace(0.1, 0.12, 12), np.linspace(0.2, 0.9, 3)])
 def test_names_at_the_ends_of_lines_keep_their_order_and_do_not_overlap(heights):
     runs = [curve(f"m{number:02}", accuracies=(0.2, height)) for number, height in enumerate(heights)]
-    figure = line_charts.learning_curves(runs, look=Look(legend="ends", size=(5, 3.5)))
+    figure = line_charts.learning_curves(runs, options=FigureOptions(legend="ends", size=(5, 3.5)))
     figure.draw_without_rendering()
     (axes,) = figure.axes
 
@@ -188,17 +192,17 @@ def test_names_at_the_ends_of_lines_keep_their_order_and_do_not_overlap(heights)
 
 
 def test_the_title_is_settled_before_names_are_placed_at_the_ends_of_lines():
-    (axes,) = line_charts.learning_curves([curve()], look=Look(legend="ends", title="")).axes
+    (axes,) = line_charts.learning_curves([curve()], options=FigureOptions(legend="ends", title="")).axes
     assert axes.get_title() == ""
 
 
 def test_no_legend_is_drawn_where_none_is_asked_for_and_one_in_the_panel_inside():
-    without = line_charts.learning_curves([curve()], look=Look(legend="none"))
+    without = line_charts.learning_curves([curve()], options=FigureOptions(legend="none"))
     (axes,) = without.axes
     assert axes.get_legend() is None
     assert without.legends == []
 
-    (axes,) = line_charts.learning_curves([curve()], look=Look(legend="inside")).axes
+    (axes,) = line_charts.learning_curves([curve()], options=FigureOptions(legend="inside")).axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["one"]
 
 
@@ -207,12 +211,12 @@ def test_the_options_go_before_the_style_the_style_before_the_matplotlibrc_and_t
     matplotlibrc.write_text("font.size: 11\nlines.linewidth: 3\naxes.labelsize: 12\nbackend: agg\n")
     style = tmp_path / "mine.mplstyle"
     style.write_text("lines.linewidth: 4\naxes.labelsize: 13\n")
-    assert Look().parameters()["font.size"] == 8
+    assert FigureOptions().parameters()["font.size"] == 8
     monkeypatch.setattr(matplotlib, "matplotlib_fname", lambda: str(matplotlibrc))
     names = ("font.size", "lines.linewidth", "axes.labelsize")
 
     def values(**options):
-        parameters = Look(**options).parameters()
+        parameters = FigureOptions(**options).parameters()
         assert "backend" not in parameters
         return [parameters[name] for name in names]
 
@@ -220,12 +224,12 @@ def test_the_options_go_before_the_style_the_style_before_the_matplotlibrc_and_t
     assert values(style=style) == [11, 4, 13]
     assert values(style=style, font_size=9) == [9, 4, 9]
     assert values(style="seaborn-v0_8-ticks") == [11, 3, 12]  # changes none of them
-    assert Look(is_page=True).parameters()["font.size"] == 8  # a page looks the same on every machine
+    assert FigureOptions(is_page=True).parameters()["font.size"] == 8  # a page looks the same on every machine
 
 
 def test_a_style_takes_the_grid_away(tmp_path):
     def lines_of_grid(**options):
-        (axes,) = line_charts.learning_curves([curve()], look=Look(**options)).axes
+        (axes,) = line_charts.learning_curves([curve()], options=FigureOptions(**options)).axes
         return [line for line in axes.get_ygridlines() if line.get_visible()]
 
     style = tmp_path / "bare.mplstyle"
@@ -246,16 +250,16 @@ def test_a_style_takes_the_grid_away(tmp_path):
 )
 def test_a_look_that_cannot_be_is_refused(options, words):
     with pytest.raises(UserError, match=words):
-        Look(**options)
+        FigureOptions(**options)
 
 
 def test_a_style_that_is_none_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"no such style \(got 'nothing'\).*ggplot"):
-        Look(style="nothing").parameters()
+        FigureOptions(style="nothing").parameters()
     bad = tmp_path / "bad.mplstyle"
     bad.write_text("lines.linewidth: wide\n")
     with pytest.raises(UserError, match=r"bad.mplstyle' cannot be read"):
-        Look(style=bad).parameters()
+        FigureOptions(style=bad).parameters()
 
 
 def test_options_are_read_from_text():
@@ -271,8 +275,8 @@ def test_options_are_read_from_text():
 def test_characters_that_the_font_lacks_are_named_once(tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        look = Look(title="\u5b57\u5b57 \u4e2d")
-        write_curves(tmp_path / "one.png", [curve()], look)
+        options = FigureOptions(title="\u5b57\u5b57 \u4e2d")
+        write_curves(tmp_path / "one.png", [curve()], options)
     (warning,) = caught
     assert "the font DejaVu Sans has no '\u5b57\u4e2d'" in str(warning.message)
 
@@ -282,7 +286,7 @@ def test_a_pgf_without_latex_is_refused(tmp_path, monkeypatch):
     style.write_text("pgf.texsystem: pdflatex\n")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="got no program 'pdflatex'"):
-        write_curves(tmp_path / "one.pgf", [curve()], Look(style=style))
+        write_curves(tmp_path / "one.pgf", [curve()], FigureOptions(style=style))
 
 
 def test_the_command_takes_the_look_and_says_what_belongs_into_the_caption(tmp_path):
@@ -291,8 +295,8 @@ def test_the_command_takes_the_look_and_says_what_belongs_into_the_caption(tmp_p
         (tmp_path / f"{seed}/record.json").write_text(json.dumps(curve("fedavg", seed)))
     out = tmp_path / "one.svg"
 
-    look = ["--size", "3.4x2.3", "--colors", "fedavg=#123456", "--labels", "fedavg=Ours", "--title", "none"]
-    result = invoke("plot", tmp_path, "--out", out, *look)
+    options = ["--size", "3.4x2.3", "--colors", "fedavg=#123456", "--labels", "fedavg=Ours", "--title", "none"]
+    result = invoke("plot", tmp_path, "--out", out, *options)
     assert result.exit_code == 0
     assert "for the caption: mean ± standard deviation over 2 seeds; headline" in result.output
     assert "#123456" in out.read_text()

@@ -18,7 +18,7 @@ from fedcli.userfiles import is_from_file, short_name
 if TYPE_CHECKING:  # it imports Matplotlib, which help does not need
     from matplotlib.figure import Figure
 
-    from fedcli.figures.look import Look
+    from fedcli.figures.options import FigureOptions
 
 LOOK = "Look"  # a panel of the help
 NAME_AND_VALUE = "NAME=VALUE"
@@ -50,7 +50,7 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
     Your own kind is a function of the records that returns a matplotlib Figure.
     """
     from fedcli.figures.line_charts import LineChart
-    from fedcli.figures.look import Look, parse_pairs, parse_size
+    from fedcli.figures.options import FigureOptions, parse_pairs, parse_size
     from fedcli.figures.saving import write_figure
 
     chart = find_chart(kind)
@@ -61,7 +61,7 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
     records = records_of(runs, methods, dataset, label)
     if y != "accuracy" and "y" not in takes:
         raise UserError(f"--y is for --kind curves (got --kind {kind}); leave it out.")
-    look = Look(
+    options = FigureOptions(
         title="" if title == "none" else title,
         size=None if size is None else parse_size(size),
         font_size=font_size,
@@ -70,32 +70,32 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
         labels=parse_pairs("--labels", labels or ()),
         legend=legend,
     )
-    has_lines = "look" in takes
+    has_lines = "options" in takes
     if not has_lines:
-        _refuse_look_of_lines(look, kind)
-    arguments = {"x": x, "y": y, "look": look, "files": files}
+        _refuse_options_of_lines(options, kind)
+    arguments = {"x": x, "y": y, "options": options, "files": files}
 
-    def chart_in_look(records: list[dict]) -> "Figure":
-        """Draw the figure with what its kind takes, in the size and with the title of the look."""
+    def chart_by_options(records: list[dict]) -> "Figure":
+        """Draw the figure with what its kind takes, in the size and with the title of the user."""
         figure = chart(records, **{name: arguments[name] for name in takes})
-        if not has_lines:  # others apply the look before they place the names of lines
-            look.apply(figure)
+        if not has_lines:  # others apply the options before they place the names of lines
+            options.apply(figure)
         return figure
 
     file = out or Path(f"{short_name(kind)}.png")
     refuse_file_of_a_run(file)
     with Console(stderr=True).status(escape(kind)), warnings.catch_warnings(record=True) as caught:
-        written = write_figure(file, chart_in_look, records, look=look)
+        written = write_figure(file, chart_by_options, records, options=options)
     for warning in caught:
         say(f"warning: {warning.message}", err=True)
     say(" and ".join(map(str, written.files)))
-    if isinstance(written.figure, LineChart) and written.figure.caption and look.legend_place != "right":
+    if isinstance(written.figure, LineChart) and written.figure.caption and options.legend_place != "right":
         say(f"for the caption: {written.figure.caption}.", err=True)
 
 
-def _refuse_look_of_lines(look: "Look", kind: str) -> None:
+def _refuse_options_of_lines(options: "FigureOptions", kind: str) -> None:
     """Refuse what is chosen of lines for a kind of figure that has none."""
-    for option in look.changed_lines():
+    for option in options.changed_lines():
         kinds = ", ".join(WITH_LINES)
         raise UserError(f"--{option} is for figures of lines, {kinds} (got --kind {kind}); leave it out.")
 

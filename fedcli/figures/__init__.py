@@ -21,7 +21,7 @@ class Chart:
             to import, is imported when it draws.
         shows: What it shows, for the help.
         takes: The arguments of the function beside the records, of those of `fedcli plot`: `x` and `y`, what its axes
-            show; `look`, that of its lines; `files`, the user's, where it opens the runs.
+            show; `options`, of its lines; `files`, the user's, where it opens the runs.
     """
 
     function: str
@@ -31,7 +31,7 @@ class Chart:
     @property
     def has_lines(self) -> bool:
         """Whether colours, names and legend of its lines can be chosen."""
-        return "look" in self.takes
+        return "options" in self.takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,22 +59,22 @@ CHARTS = {
     "curves": Chart(
         function="line_charts:learning_curves",
         shows="test accuracy over rounds; runs that differ only in the seed are a line with a band",
-        takes=("x", "y", "look"),
+        takes=("x", "y", "options"),
     ),
     "drift": Chart(
         function="line_charts:drift_chart",
         shows="how far the clients' models drift apart, of runs with --drift-every",
-        takes=("look",),
+        takes=("options",),
     ),
     "domains": Chart(
         function="line_charts:domains_chart",
         shows="accuracy of the clients' models on their own and on other domains",
-        takes=("look",),
+        takes=("options",),
     ),
     "accuracies": Chart(
         function="line_charts:accuracies_chart",
         shows="test accuracy of each client after the last round, sorted",
-        takes=("look",),
+        takes=("options",),
     ),
     "tsne": Chart(
         function="features:features_chart",

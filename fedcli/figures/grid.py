@@ -16,12 +16,16 @@ from fedcli.runs.schema import Record
 
 SIDE = 2.5  # inches of a panel
 ACROSS = 3  # panels in a row
+LEGEND_WIDTH = 1.2  # inches beside the panels
+HEADING_HEIGHT = 0.7  # inches above a panel
+TITLE_HEIGHT = 0.4  # inches above all
+LONGEST_NAME = 28  # characters of a line
 
 
-class Column(NamedTuple):
+class PanelColumn(NamedTuple):
     """The panels of a setting, one below the other."""
 
-    run: dict  # its first finished one
+    run: Record  # of its first finished one
     name: str  # of the setting, in lines
     panels: np.ndarray  # of axes
 
@@ -30,7 +34,7 @@ class Grid(NamedTuple):
     """A figure of such columns."""
 
     figure: Figure
-    columns: list[Column]
+    columns: list[PanelColumn]
 
 
 def make_grid(records: list[Record], rows: int = 1) -> Grid:
@@ -46,8 +50,8 @@ def make_grid(records: list[Record], rows: int = 1) -> Grid:
     settings = group(finished)
     across = min(len(settings), ACROSS)
     down = ceil(len(settings) / ACROSS)  # blocks of columns, one below the other
-    width = SIDE * max(across, 2) + 1.2
-    height = (SIDE + 0.7) * rows * down + 0.4
+    width = SIDE * max(across, 2) + LEGEND_WIDTH
+    height = (SIDE + HEADING_HEIGHT) * rows * down + TITLE_HEIGHT
     figure = Figure((width, height), layout="constrained")
     runs = [setting.first for setting in settings]
     seeds = sorted({str(run["seed"]) for run in runs})
@@ -57,7 +61,7 @@ def make_grid(records: list[Record], rows: int = 1) -> Grid:
     for number, setting in enumerate(settings):
         block, position = divmod(number, across)
         panels_of_setting = panels[rows * block : rows * (block + 1), position]
-        columns.append(Column(setting.first, fill(setting_name(setting), 28), panels_of_setting))
+        columns.append(PanelColumn(setting.first, fill(setting_name(setting), LONGEST_NAME), panels_of_setting))
     last_block = panels[-rows:]
     filled = len(settings) - across * (down - 1)  # columns of the last block
     for empty in last_block[:, filled:].flat:
@@ -65,7 +69,7 @@ def make_grid(records: list[Record], rows: int = 1) -> Grid:
     return Grid(figure, columns)
 
 
-def model_words(run: dict) -> str:
+def model_words(run: Record) -> str:
     """Which model the outputs of a run are of: "model of round 7 of 20"; older records are of the last round."""
     num_rounds = len(run["rounds"])
     number = run["quality"].get("round", num_rounds - 1)

@@ -34,7 +34,7 @@ def draw_legends(figure: Figure, lines_of_panels: list[list[Line2D]], symbols: S
         figure: The figure, whose panels have no legend.
         lines_of_panels: The lines of each panel, in the order of their names.
         symbols: What is drawn beside them.
-        place: Where the names stand, one of `look.LEGENDS`.
+        place: Where the names stand, one of `options.LEGENDS`.
     """
     if place == "right":
         beside = _draw_beside(figure, lines_of_panels)

@@ -14,8 +14,8 @@ from fedcli.errors import UserError, unknown
 from fedcli.figures import CURVES, Measure
 from fedcli.figures.curves import AXES, CLIENTS, Axis, Curve, find_curves, points_of
 from fedcli.figures.legends import Symbols, draw_legends, name_ends, spread_names, widen_legend
-from fedcli.figures.look import Look
 from fedcli.figures.names import setting_colours, title_words
+from fedcli.figures.options import FigureOptions
 from fedcli.figures.text import characters, write_title
 from fedcli.figures.warn import warn_of_no_room
 from fedcli.results.groups import SeedGroup, boards, group
@@ -54,17 +54,17 @@ class Panel(NamedTuple):
 
 
 def learning_curves(
-    records: Iterable[Record], x: str = "round", y: str = "accuracy", look: Look | None = None
+    records: Iterable[Record], x: str = "round", y: str = "accuracy", options: FigureOptions | None = None
 ) -> LineChart:
     """Draws the test accuracy, or another of `CURVES`, see `_chart_of_measures`."""
     if y not in CURVES:
         raise unknown("curve", y, CURVES, f"there are {', '.join(CURVES)}.")
     if x not in AXES:
         raise unknown("axis", x, AXES, f"there are {', '.join(AXES)}.")
-    return _chart_of_measures([CURVES[y]], records, look, x)
+    return _chart_of_measures([CURVES[y]], records, options, x)
 
 
-def drift_chart(records: Iterable[Record], look: Look | None = None) -> LineChart:
+def drift_chart(records: Iterable[Record], options: FigureOptions | None = None) -> LineChart:
     """Draws how far the clients' features and updates drift apart, see `_chart_of_measures`."""
     remedy = "run with --drift-every"
     measures = [
@@ -76,28 +76,28 @@ def drift_chart(records: Iterable[Record], look: Look | None = None) -> LineChar
             is_percentage=False,
         ),
     ]
-    return _chart_of_measures(measures, records, look)
+    return _chart_of_measures(measures, records, options)
 
 
-def domains_chart(records: Iterable[Record], look: Look | None = None) -> LineChart:
+def domains_chart(records: Iterable[Record], options: FigureOptions | None = None) -> LineChart:
     """Draws the accuracy of the clients' models on their own and on other domains, see `_chart_of_measures`."""
     remedy = "draw runs of a protocol with evaluation by domain"
     measures = [
         Measure(column="intra", label="Accuracy on own domains (%)", remedy=remedy),
         Measure(column="inter", label="Accuracy on other domains (%)", remedy=remedy),
     ]
-    return _chart_of_measures(measures, records, look)
+    return _chart_of_measures(measures, records, options)
 
 
-def accuracies_chart(records: Iterable[Record], look: Look | None = None) -> LineChart:
+def accuracies_chart(records: Iterable[Record], options: FigureOptions | None = None) -> LineChart:
     """Draws the accuracies of single clients after the last round, the worst first, see `_chart_of_measures`."""
     remedy = "draw runs with validation or own models"
     measure = Measure(column="accuracy", label="Accuracy of single clients (%)", remedy=remedy, of_clients=True)
-    return _chart_of_measures([measure], records, look)
+    return _chart_of_measures([measure], records, options)
 
 
 def _chart_of_measures(
-    measures: Sequence[Measure], records: Iterable[Record], look: Look | None, x: str = "round"
+    measures: Sequence[Measure], records: Iterable[Record], options: FigureOptions | None, x: str = "round"
 ) -> LineChart:
     """Draws measures over rounds, floats or seconds, a line a setting and panels for each protocol and data set.
 
@@ -108,7 +108,7 @@ def _chart_of_measures(
     Args:
         measures: What the panels show.
         records: The runs.
-        look: Colours, labels and place of the legend, where the user changes them.
+        options: Colours, labels and place of the legend, where the user changes them.
         x: One of `AXES`, at which the rounds of a line stand.
 
     Raises:
@@ -131,7 +131,7 @@ def _chart_of_measures(
             panels.append(Panel(heading=heading, x_axis=x_axis, y_label=measure.label, curves=curves))
     left_out = len(records) - len(measured)
     title = f"left out, without values: {left_out}" if left_out else ""
-    return _draw_panels(panels, title, look or Look())
+    return _draw_panels(panels, title, options or FigureOptions())
 
 
 def _has_points(record: Record, measures: Sequence[Measure], x: str) -> bool:
@@ -139,93 +139,93 @@ def _has_points(record: Record, measures: Sequence[Measure], x: str) -> bool:
     return any(len(points_of(record, measure, x)) for measure in measures)
 
 
-def _draw_panels(panels: list[Panel], title: str, look: Look) -> LineChart:
+def _draw_panels(panels: list[Panel], title: str, options: FigureOptions) -> LineChart:
     """The figure of panels; a setting looks the same in all of them."""
-    styles = _line_styles(panels, look)
+    styles = _line_styles(panels, options)
     figure = LineChart(layout="constrained")
-    figure.set_size_inches(look.size or (look.width, PANEL_HEIGHT * len(panels)))
+    figure.set_size_inches(options.size or (options.width, PANEL_HEIGHT * len(panels)))
     lines_of_panels = []
     symbols: Symbols = {}
     for number, panel in enumerate(panels, 1):
         axes = figure.add_subplot(
-            len(panels), 1, number, xlabel=panel.x_axis.label, ylabel=panel.y_label, title=_heading(panel, look)
+            len(panels), 1, number, xlabel=panel.x_axis.label, ylabel=panel.y_label, title=_heading(panel, options)
         )
-        drawn = _draw_curves(axes, panel.curves, styles, look)
+        drawn = _draw_curves(axes, panel.curves, styles, options)
         lines_of_panels.append(drawn.lines)
         symbols |= drawn.symbols
-        _set_ticks(axes, panel, look)
+        _set_ticks(axes, panel, options)
     figure.caption = "; ".join(symbols)
-    rows = draw_legends(figure, lines_of_panels, symbols, look.legend_place)
-    if look.size is None:
+    rows = draw_legends(figure, lines_of_panels, symbols, options.legend_place)
+    if options.size is None:
         panel_height = max(PANEL_HEIGHT, AROUND_LEGEND + LEGEND_LINE * rows.beside)
-        figure.set_size_inches(look.width, panel_height * len(panels) + LEGEND_LINE * rows.below)
+        figure.set_size_inches(options.width, panel_height * len(panels) + LEGEND_LINE * rows.below)
     write_title(figure, title)
-    _fit(figure, lines_of_panels, look)
+    _fit(figure, lines_of_panels, options)
     return figure
 
 
-def _heading(panel: Panel, look: Look) -> str:
-    """The heading of a panel in lines; where the user gives a size, `Look.apply` divides it, which knows the width."""
-    if look.size is not None:
+def _heading(panel: Panel, options: FigureOptions) -> str:
+    """The heading of a panel in lines; of a size that the user gives, `FigureOptions.apply` divides it."""
+    if options.size is not None:
         return panel.heading
-    width = look.width
-    if look.legend_place in ("right", "ends"):
+    width = options.width
+    if options.legend_place in ("right", "ends"):
         width *= PANEL_SHARE
     return fill(panel.heading, min(characters(width), LONGEST_HEADING))
 
 
-def _set_ticks(axes: Axes, panel: Panel, look: Look) -> None:
+def _set_ticks(axes: Axes, panel: Panel, options: FigureOptions) -> None:
     """Sets the numbers at the axis of a panel, its grid, and where it begins."""
     axes.locator_params("x", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10))
-    if look.draws_grid:
+    if options.draws_grid:
         axes.grid(axis="y")
     axes.margins(x=0.02)
     if panel.x_axis.counts_from_1:
         axes.set_xlim(left=0.5)
 
 
-def _fit(figure: Figure, lines_of_panels: list[list[Line2D]], look: Look) -> None:
+def _fit(figure: Figure, lines_of_panels: list[list[Line2D]], options: FigureOptions) -> None:
     """Gives a figure of lines its size and title, and its names the room that there is; warns where that is too small.
 
     Args:
         figure: The figure, with its legends unless names stand at the ends of lines.
         lines_of_panels: The lines of each panel, in the order of their names.
-        look: Size, title and place of the names.
+        options: Size, title and place of the names.
     """
     names_of_panels = []
-    if look.legend_place == "ends":
+    if options.legend_place == "ends":
         for axes, lines in zip(figure.axes, lines_of_panels, strict=True):
             names_of_panels.append(name_ends(figure, axes, lines))
-    look.apply(figure)
+    options.apply(figure)
     for axes, names in zip(figure.axes, names_of_panels, strict=False):
         spread_names(figure, axes, names)  # by the height of the panels, which the title has changed
-    if look.legend_place == "inside":
+    if options.legend_place == "inside":
         for axes in figure.axes:
             widen_legend(axes)
-    if look.size is not None:
+    if options.size is not None:
         figure.draw_without_rendering()  # the layout settles further by each drawing
         warn_of_no_room(figure)
 
 
-def _line_styles(panels: list[Panel], look: Look) -> dict[str, dict[str, Any]]:
+def _line_styles(panels: list[Panel], options: FigureOptions) -> dict[str, dict[str, Any]]:
     """Colour and dashes of each setting by its label, as arguments of `Axes.plot`; one dash a colour."""
     settings_of_panels = []
     for panel in panels:
         settings_of_panels.append([curve.setting for curve in panel.curves])
-    colours = _chosen_colours(settings_of_panels, look)
+    colours = _chosen_colours(settings_of_panels, options)
     dashes = dict(zip(dict.fromkeys(colours.values()), cycle(DASHES), strict=False))
     return {label: {"color": colour, "linestyle": dashes[colour]} for label, colour in colours.items()}
 
 
-def _chosen_colours(panels: list[list[SeedGroup]], look: Look) -> dict[str, str]:
+def _chosen_colours(panels: list[list[SeedGroup]], options: FigureOptions) -> dict[str, str]:
     """A colour for each setting by its label: the user's by that label or by the method, else ours."""
     settings = {setting.label: setting for panel in panels for setting in panel}
     methods_drawn = [setting.method for setting in settings.values()]
-    look.refuse_unused([*methods_drawn, *settings])
+    options.refuse_unused([*methods_drawn, *settings])
     colours = setting_colours(panels)
     for label, setting in settings.items():
-        of_method = look.colors.get(setting.method, colours[label])
-        colours[label] = look.colors.get(label, of_method)
+        of_method = options.colors.get(setting.method, colours[label])
+        colours[label] = options.colors.get(label, of_method)
     return colours
 
 
@@ -241,12 +241,14 @@ class DrawnPanel(NamedTuple):
     symbols: Symbols
 
 
-def _draw_curves(axes: Axes, curves: list[Curve], styles: dict[str, dict[str, Any]], look: Look) -> DrawnPanel:
+def _draw_curves(
+    axes: Axes, curves: list[Curve], styles: dict[str, dict[str, Any]], options: FigureOptions
+) -> DrawnPanel:
     """Draws the curves of a panel."""
     ends = {}
     symbols: Symbols = {}
     for curve in curves:
-        drawn = _draw_curve(axes, curve, curve.name(look.labels), styles[curve.setting.label])
+        drawn = _draw_curve(axes, curve, curve.name(options.labels), styles[curve.setting.label])
         ends[drawn.line] = curve.last
         symbols |= drawn.symbols
     lines = sorted(ends, key=lambda line: ends[line], reverse=True)

@@ -29,14 +29,14 @@ TITLES = ".slick-header-column.slick-header-column { height: 4em; line-height: 1
 WIDE = {"sizing_mode": "stretch_width"}
 
 
-class _Row(NamedTuple):
+class _TableRow(NamedTuple):
     """A line of a board's table."""
 
     setting: SeedGroup
     cells: Sequence[str]
 
 
-class _Column(NamedTuple):
+class _TableColumn(NamedTuple):
     """A column of a board's table."""
 
     title: str
@@ -59,7 +59,7 @@ def report(records: Sequence[Record], title: str = "Runs") -> str:
 
 def _board(settings: list[SeedGroup], sheet: Sheet, typed: list[str], colours: dict[str, str]) -> list[Any]:
     """The table of a board, its notes, what is folded below them, and its curves."""
-    rows = [_Row(setting, cells) for setting, cells in zip(settings, sheet.lines, strict=True)]
+    rows = [_TableRow(setting, cells) for setting, cells in zip(settings, sheet.lines, strict=True)]
     shown = [row for row in rows if not row.setting.has_failed]
     failed = [", ".join(filter(None, row.cells)) for row in rows if row.setting.has_failed]
     parts: list[Any] = []
@@ -87,20 +87,20 @@ def _folded(summary: str, lines: list[str]) -> str:
     return f"<details><summary>{summary}</summary><pre>{text}</pre></details>"
 
 
-def _columns(sheet: Sheet, rows: list[_Row]) -> list[_Column]:
+def _columns(sheet: Sheet, rows: list[_TableRow]) -> list[_TableColumn]:
     """The columns of a board's table, with the paper's numbers behind the first of ours."""
     columns = []
     for position, title in enumerate(sheet.columns):
         texts = [row.cells[position] for row in rows]
-        columns.append(_Column(title, texts, is_number=position >= sheet.first_number_column))
+        columns.append(_TableColumn(title, texts, is_number=position >= sheet.first_number_column))
     printed = printed_accuracies([row.setting.first for row in rows])
     if any(printed):
         texts = [f"{accuracy:.2f}" if accuracy else "" for accuracy in printed]
-        columns.insert(sheet.first_number_column + 1, _Column("Paper, %", texts, is_number=True))
+        columns.insert(sheet.first_number_column + 1, _TableColumn("Paper, %", texts, is_number=True))
     return columns
 
 
-def _table(columns: list[_Column], rows: list[_Row], colours: dict[str, str]) -> models.DataTable:
+def _table(columns: list[_TableColumn], rows: list[_TableRow], colours: dict[str, str]) -> models.DataTable:
     """A board's table of these rows, whose first column, the names of settings, is in the colours of their curves."""
     data = {"colour": [colours[row.setting.label] for row in rows]}
     shown = []
@@ -139,15 +139,15 @@ def _curves(curves: list[Curve], colours: dict[str, str]) -> Any:
     hovered = []
     for curve in sorted(curves, key=lambda curve: curve.last, reverse=True):
         name = "; ".join([setting_name(curve.setting), *curve.changes])
-        look = {"color": colours[curve.setting.label], "legend_label": name}
-        hovered.append(chart.line("x", "y", source=dict(curve.line), name=name, line_width=2, **look))
+        style = {"color": colours[curve.setting.label], "legend_label": name}
+        hovered.append(chart.line("x", "y", source=dict(curve.line), name=name, line_width=2, **style))
         if len(curve.runs) > 1:
-            chart.varea("x", "low", "high", source=dict(curve.line), alpha=0.12, **look)
+            chart.varea("x", "low", "high", source=dict(curve.line), alpha=0.12, **style)
         for diverged in curve.diverged:
-            chart.line(diverged.x, diverged.y, **look)
+            chart.line(diverged.x, diverged.y, **style)
             words = f"{name}, diverged after this round"
             end = dict(diverged[-1:])
-            hovered.append(chart.scatter("x", "y", source=end, name=words, marker="x", size=9, **look))
+            hovered.append(chart.scatter("x", "y", source=end, name=words, marker="x", size=9, **style))
     chart.hover.renderers = hovered
     (legend,) = chart.legend
     legend.update(click_policy="hide", label_text_font_size="11px")

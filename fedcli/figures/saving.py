@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fedcli.errors import UserError
-from fedcli.figures.look import Look
+from fedcli.figures.options import FigureOptions
 from fedcli.figures.warn import warnings_in_words
 from fedcli.files import write_atomically
 
@@ -36,24 +36,24 @@ class WrittenFigure(NamedTuple):
 
 
 def write_figure(
-    out: Path, chart: Callable[..., Figure], *given: Any, page: bool = False, look: Look | None = None
+    out: Path, chart: Callable[..., Figure], *given: Any, page: bool = False, options: FigureOptions | None = None
 ) -> WrittenFigure:
     """Writes the figure that `chart(*given)` returns, without dates.
 
     Args:
         out: A `.pdf`, `.svg`, `.png` or `.pgf` file; a PDF is written beside a PNG.
-        chart: Draws the figure, with the size and the title of the look.
+        chart: Draws the figure, with the size and the title of the options.
         *given: Its arguments.
         page: Write one small PNG, for a page in a repository.
-        look: What the user changes, for matplotlib's parameters.
+        options: What the user changes, for matplotlib's parameters.
 
     Raises:
         UserError: If `out` has another suffix, or is a `.pgf` without LaTeX.
     """
     if out.suffix not in UNDATED:
         raise UserError(f"--out must end in .png, .pdf, .svg or .pgf (got '{out}'); choose one of them.")
-    look = Look(is_page=page) if look is None else look
-    with matplotlib.rc_context(look.parameters()), warnings_in_words():
+    options = FigureOptions(is_page=page) if options is None else options
+    with matplotlib.rc_context(options.parameters()), warnings_in_words():
         if out.suffix == ".pgf":
             _refuse_without_latex()
         figure = chart(*given)
@@ -82,7 +82,7 @@ def small_png(figure: Figure) -> bytes:
     """The figure as a PNG for a screen, with a palette of 256 colours: a third of the bytes."""
     picture = io.BytesIO()
     small = io.BytesIO()
-    with matplotlib.rc_context(Look(is_page=True).parameters()):
+    with matplotlib.rc_context(FigureOptions(is_page=True).parameters()):
         figure.savefig(picture, format="png", dpi=110)
     Image.open(picture).convert("RGB").quantize(256).save(small, "png", optimize=True)
     return small.getvalue()

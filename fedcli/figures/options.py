@@ -1,4 +1,4 @@
-"""How a figure looks: fedcli's own style, and what a user changes in it for a paper."""
+"""How a figure looks: fedcli's own style, and the options by which a user changes it for a paper."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -33,13 +33,14 @@ STYLE = {
 }
 Parameters = dict[Any, Any]  # matplotlib's by name; which names there are depends on its version
 LEGENDS = ("right", "inside", "below", "ends", "none")
+WIDTH = 6.4  # inches of a figure of lines, which is matplotlib's own width
 NARROW = 5.0  # inches; a legend beside the panels of a narrower figure would leave them no room
 SMALLEST = 0.5  # inches of a side
 LARGEST = 40.0
 
 
 @dataclass(frozen=True)
-class Look:
+class FigureOptions:
     """What a user changes in a figure; the defaults leave everything as fedcli draws it.
 
     Attributes:
@@ -88,7 +89,7 @@ class Look:
     @property
     def width(self) -> float:
         """The width of the figure in inches."""
-        return 6.4 if self.size is None else self.size[0]
+        return WIDTH if self.size is None else self.size[0]
 
     @property
     def legend_place(self) -> str:
@@ -126,7 +127,7 @@ class Look:
         return parameters
 
     def apply(self, figure: Figure) -> None:
-        """Gives a drawn figure the size and the title of the look; a title stands over one panel or over all."""
+        """Gives a drawn figure the size and the title of the user; a title stands over one panel or over all."""
         title = figure.get_suptitle()
         if self.title is not None:
             title = self.title
