@@ -361,7 +361,8 @@ class Federation(Population):
         plan = self.plan(cohort, epochs)
         with self.timed("train"):
             trained, terms = self.engine.train(step, clients, plan, self.lr(cohort.round), context, axes)
-        return trained, _finite(terms, (trained.params, trained.buffers), cohort)
+        _refuse_non_finite(terms, (trained.params, trained.buffers), cohort)
+        return trained, _terms_of_method(terms)
 
     def public_batches(self, round: int, epoch: int = 0) -> Iterator[Batch]:
         """Yields the public images in minibatches, the same for all clients; their labels are 0 and mean nothing.
@@ -407,8 +408,8 @@ class Federation(Population):
         step = local if isinstance(local, Step) else self.optimizer_step(local)
         with self.timed("train"), set_to(refuse_reading, True):
             after, aux = self.engine.step(step, with_optimizer(step, clients), batch, context, axes)
-        terms = _finite(aux.terms, (after.params, after.buffers, aux.outputs), cohort)
-        return after, aux._replace(terms=terms)
+        _refuse_non_finite(aux.terms, (after.params, after.buffers, aux.outputs), cohort)
+        return after, aux._replace(terms=_terms_of_method(aux.terms))
 
     def forward(self, clients: Client, cohort: Cohort, x: Tensor, train: bool = True) -> Output:
         """Returns what the models of clients of one network give for `x` `[B, channels, H, W]`, without gradients.
@@ -505,28 +506,42 @@ class Federation(Population):
         return torch.as_tensor(index, device=self.device).split(size)
 
 
-def _finite(terms: Terms, stacked: Tree, cohort: Cohort) -> Terms:
-    """Returns the terms of a method's objective, `[K]` each, without that of the step itself.
+def _terms_of_method(terms: Terms) -> Terms:
+    """Returns the terms of a method's objective, without the value that a step adds to them."""
+    return {name: values for name, values in terms.items() if name != OBJECTIVE}
+
+
+class MustBeFinite(NamedTuple):
+    """A number of each client that must be finite, and what is said where it is not."""
+
+    words: str
+    values: Tensor  # [K]
+    remedy: str = "a smaller --lr"
+
+
+def _refuse_non_finite(terms: Terms, stacked: Tree, cohort: Cohort) -> None:
+    """Refuses what clients give after a step or a round.
 
     Raises:
         NonFiniteLoss: A term, the objective, or a value of the stacked tensors `[K, ...]` is infinite or NaN.
     """
-    values_by_words = {f"the term '{name}'": values for name, values in terms.items() if name != OBJECTIVE}
+    must_be_finite = []
+    for name, values in _terms_of_method(terms).items():
+        remedy = "a smaller --lr or a smaller weight of that term"
+        must_be_finite.append(MustBeFinite(f"the term '{name}'", values, remedy))
     if OBJECTIVE in terms:
-        values_by_words["the loss"] = terms[OBJECTIVE]
+        must_be_finite.append(MustBeFinite("the loss", terms[OBJECTIVE]))
     # Zero times a tensor is NaN where it is not finite; only one sum for each client comes to the host.
     zero_or_nan = torch.zeros(len(cohort.client_ids), device=cohort.weights.device)
     for tensor in leaves(stacked):
         if tensor.is_floating_point():
             zero_or_nan += (0 * tensor.detach()).reshape(len(tensor), -1).sum(1)
-    values_by_words["what the step gave"] = zero_or_nan
-    is_finite = {words: values.detach().isfinite() for words, values in values_by_words.items()}
-    for words, flags in to_device(is_finite, "cpu").items():
-        ids = cohort.client_ids[~flags.numpy()]
+    must_be_finite.append(MustBeFinite("what the step gave", zero_or_nan))
+    are_finite = to_device([number.values.detach().isfinite() for number in must_be_finite], "cpu")
+    for number, is_finite in zip(must_be_finite, are_finite, strict=True):
+        ids = cohort.client_ids[~is_finite.numpy()]
         if len(ids):
-            weight = " or a smaller weight of that term" if words.startswith("the term") else ""
             raise NonFiniteLoss(
-                f"{words} is not finite in round {cohort.round + 1} for client(s) {', '.join(map(str, ids))}; "
-                f"a smaller --lr{weight} usually helps."
+                f"{number.words} is not finite in round {cohort.round + 1} for client(s) {', '.join(map(str, ids))}; "
+                f"{number.remedy} usually helps."
             )
-    return {name: values for name, values in terms.items() if name != OBJECTIVE}
