@@ -619,10 +619,10 @@ def test_whatever_the_device_says_of_its_memory_halves_the_chunk(error, monkeypa
 
     raised = error
 
-    def limited(self, step, clients, context, axes, plan, chunk, rate):
-        if chunk.stop - chunk.start > 2:
+    def limited(self, to_train):
+        if to_train.chunk.stop - to_train.chunk.start > 2:
             raise raised
-        return together(self, step, clients, context, axes, plan, chunk, rate)
+        return together(self, to_train)
 
     monkeypatch.setattr(engine.Engine, "_train_together", limited)
     fed.train(start, cohort, loss)

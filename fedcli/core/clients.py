@@ -75,6 +75,11 @@ class Step:
     # Writes over the client's tensors, of a client that is not idle; None where there is no such version.
     in_place: Update | None = None
 
+    @property
+    def update_of_own_tensors(self) -> Update:
+        """The update where nobody else needs the client's tensors, so that it may write over them."""
+        return self.in_place or self.update
+
 
 class _Slot(NamedTuple):
     """Where a layer keeps one of its tensors."""

@@ -95,6 +95,18 @@ class OneWorker:
         return list(work(items))
 
 
+class ChunkToTrain(NamedTuple):
+    """A chunk of clients before local training, and what that needs."""
+
+    step: Step
+    clients: Client  # the chunk's, stacked, without optimizer state
+    context: Tree  # the chunk's
+    axes: Tree  # of the context
+    plan: BatchPlan  # of all clients
+    chunk: slice  # which of all clients these are
+    rate: Tensor  # of learning
+
+
 class TrainedChunk(NamedTuple):
     """A chunk of clients after local training."""
 
@@ -187,11 +199,17 @@ class Engine:
 
         def train_chunk(chunk: slice) -> TrainedChunk:
             size = chunk.stop - chunk.start
-            own_clients = select(clients, chunk)
-            own_context = select_axes(context, axes, chunk)
+            to_train = ChunkToTrain(
+                step,
+                clients=select(clients, chunk),
+                context=select_axes(context, axes, chunk),
+                axes=axes,
+                plan=plan,
+                chunk=chunk,
+                rate=rate,
+            )
             is_alone = size == 1 and self.graphs is None
-            train = self._train_alone if is_alone else self._train_together
-            trained, sums = train(step, own_clients, own_context, axes, plan, chunk, rate)
+            trained, sums = self._train_alone(to_train) if is_alone else self._train_together(to_train)
             return TrainedChunk(trained, sums, rate.new_zeros(size))
 
         chunks: list[TrainedChunk] = self._in_chunks(train_chunk, plan.num_clients)
@@ -274,16 +292,15 @@ class Engine:
             self.stopping.clear()
             torch.set_num_threads(threads)  # the threads' setting was everyone's
 
-    def _train_alone(
-        self, step: Step, clients: Client, context: Tree, axes: Tree, plan: BatchPlan, chunk: slice, rate: Tensor
-    ) -> tuple[Client, Terms]:
-        """Trains the only client of a chunk."""
-        client = tree_map(self.copy, select(with_optimizer(step, clients), 0))
-        context = select_axes(context, axes, 0)
-        update = keyed(step.in_place or step.update)  # the tensors are this loop's own
+    def _train_alone(self, to_train: ChunkToTrain) -> tuple[Client, Terms]:
+        """Trains the only client of a chunk; returns it, and the sums of its terms, stacked."""
+        client = tree_map(self.copy, select(with_optimizer(to_train.step, to_train.clients), 0))
+        context = select_axes(to_train.context, to_train.axes, 0)
+        update = keyed(to_train.step.update_of_own_tensors)
+        batches = self._batches(to_train.plan, to_train.chunk.start, to_train.rate)
         total: Terms = {}
         with set_to(by_places, self.by_places):
-            for number, batch in enumerate(self._batches(plan, chunk.start, rate)):
+            for number, batch in enumerate(batches):
                 with set_to(refuse_reading, number == 0):
                     client, aux = update(client, batch, context)
                 total = {name: value + total.get(name, 0.0) for name, value in aux.terms.items()}
@@ -319,31 +336,39 @@ class Engine:
         steps = plan.steps[clients].max()
         return tree_map(lambda column: torch.as_tensor(column[:steps, clients], device=self.images.device), plan)
 
-    def _train_together(
-        self, step: Step, clients: Client, context: Tree, axes: Tree, plan: BatchPlan, chunk: slice, rate: Tensor
-    ) -> tuple[Client, Terms]:
-        """Trains the chunk's clients together, batch by batch."""
-        make_clients = partial(with_optimizer, step, clients)
+    def _train_together(self, to_train: ChunkToTrain) -> tuple[Client, Terms]:
+        """Trains the chunk's clients together, batch by batch; returns them, and the sums of their terms."""
+        plan = to_train.plan
+        chunk = to_train.chunk
+        make_clients = partial(with_optimizer, to_train.step, to_train.clients)
         rows = self._rows(plan, chunk)
         sizes = plan.size[: len(rows.size), chunk]  # [steps, clients]
         if len(sizes) == 0:
             return make_clients(), {}
         if self.graphs is not None:
             rows = tree_map(up_to_power_of_two, rows)
-        stack = self._find_stack(step, clients, context, axes, rows)
+        stack = self._find_stack(to_train, rows)
         is_part_of_batch = (sizes > 0) & (sizes < plan.width)
         padded: Any = is_part_of_batch.any(1).tolist()  # [steps], of bool
         samples = sizes.sum(1).tolist()
         return stack.train(
-            make_clients, context, rows, rate, padded=padded, step_done=lambda step: self._step_done(samples[step])
+            make_clients,
+            to_train.context,
+            rows,
+            to_train.rate,
+            padded=padded,
+            step_done=lambda step: self._step_done(samples[step]),
         )
 
-    def _find_stack(self, step: Step, clients: Client, context: Tree, axes: Tree, rows: Tree) -> Stack:
+    def _find_stack(self, to_train: ChunkToTrain, rows: Tree) -> Stack:
         """Returns the stack that is kept for such clients, with its graphs; a new one where there is none."""
+        step = to_train.step
+        clients = to_train.clients
+        axes = to_train.axes
         if self.graphs is None:
             return self._make_stack(step, clients, axes)
         made_of = (step.update, axes, self.way)
-        tensors = (clients._replace(optimizer={}), context, rows)
+        tensors = (clients._replace(optimizer={}), to_train.context, rows)
         make = partial(self._make_stack, step, clients, axes)
         stack = self.stacks.find(made_of, tensors, partial(make, kept=True))
         return make() if stack is None else stack
@@ -352,9 +377,8 @@ class Engine:
         """Makes a stack for such clients and a local step of them."""
         like = packing(with_optimizer(step, select(clients, slice(0, 1))))
         eager = updates_of_stack(step.update, like, BATCH_AXES, axes, self._for_many)
-        captured = updates_of_stack(
-            step.in_place or step.update, like, BATCH_AXES._replace(idle=0), axes, self._for_many
-        )
+        batch_axes = BATCH_AXES._replace(idle=0)
+        captured = updates_of_stack(step.update_of_own_tensors, like, batch_axes, axes, self._for_many)
         return Stack(eager, captured, self.gather, like, self._step_graphs(kept))
 
     def _step_graphs(self, kept: bool) -> StepGraphs:
@@ -418,7 +442,7 @@ class Engine:
         """Makes a call of a local step of such clients, which gives all that it returns but the clients."""
         like = packing(clients)
         eager = with_packed_client(keyed(step.update), like, without_buffers)
-        captured = with_packed_client(keyed(step.in_place or step.update), like, without_buffers)
+        captured = with_packed_client(keyed(step.update_of_own_tensors), like, without_buffers)
         return Call(self._for_many(eager, axes), self._for_many(captured, axes), like, self._step_graphs(kept=False))
 
     def _make_call(self, function: Callable[..., Tree], first: Tree, axes: tuple) -> Call:
