@@ -23,7 +23,7 @@ from fedcli import registry
 from fedcli.figures import find_chart
 from fedcli.figures.saving import write_figure
 from fedcli.files import write_atomically
-from fedcli.results import claims, durations, paper_tables, plans, tables
+from fedcli.results import claim_sheets, claims, durations, paper_tables, plans, tables, verdicts
 from fedcli.results.frame import read_runs
 from fedcli.results.render import MISSING, between_marks, github, render
 
@@ -119,7 +119,7 @@ def pages(results: Path) -> list[Page]:
         text = between_marks(readme.read_text(encoding="utf-8"), "claims", table)
         made.append(Page(Path("../README.md"), text))
     if (results.parent / "papers").is_dir():
-        made.append(Page(Path("../papers") / claims.SHIPPED, verdicts(records, answers)))
+        made.append(Page(Path("../papers") / claim_sheets.SHIPPED, csv_of_verdicts(records, answers)))
     return made
 
 
@@ -137,7 +137,7 @@ def named_from(results: Path, plan: plans.TablePlan) -> plans.TablePlan:
     return replace(plan, folder=plan.folder.relative_to(results), runs=tuple(runs))
 
 
-def verdicts(records: Path, answers: Iterable[claims.Answer]) -> str:
+def csv_of_verdicts(records: Path, answers: Iterable[verdicts.Answer]) -> str:
     """The CSV of the claims that is installed with the package; its folders are those below `records`."""
     shipped = []
     for answer in answers:
@@ -149,7 +149,7 @@ def verdicts(records: Path, answers: Iterable[claims.Answer]) -> str:
             pairs.append({**pair, "folder": folder, "folder_than": folder_than})
         evidence = replace(answer.evidence, folders=folders, pairs=tuple(pairs))
         shipped.append(replace(answer, evidence=evidence))
-    return render(claims.claims_sheet(shipped), "csv")
+    return render(claim_sheets.claims_sheet(shipped), "csv")
 
 
 def coverage(planned: Mapping[str, Sequence[plans.TablePlan]]) -> str:
@@ -172,15 +172,15 @@ def coverage(planned: Mapping[str, Sequence[plans.TablePlan]]) -> str:
     return f"{table}\n\nRun in full, every cell here that has a printed number: {names}.\n\n{COVERAGE}"
 
 
-def claims_by_paper(planned: Mapping[str, Sequence[plans.TablePlan]], answers: Sequence[claims.Answer]) -> str:
+def claims_by_paper(planned: Mapping[str, Sequence[plans.TablePlan]], answers: Sequence[verdicts.Answer]) -> str:
     """How many claims of each paper have which verdict, as a table."""
     lines = []
     for name, tables_of_paper in planned.items():
         table_names = {plan.table.name for plan in tables_of_paper}
         counts = Counter(answer.verdict for answer in answers if answer.claim.table in table_names)
-        numbers = [str(counts[verdict]) for verdict in claims.VERDICTS]
+        numbers = [str(counts[verdict]) for verdict in verdicts.VERDICTS]
         lines.append([f"[{_title(tables_of_paper)}](results/papers/{name}.md)", *numbers])
-    titles = ["Claims of", *(verdict.capitalize() for verdict in claims.VERDICTS)]
+    titles = ["Claims of", *(verdict.capitalize() for verdict in verdicts.VERDICTS)]
     return github(titles, lines, first_number_column=1)
 
 
@@ -209,10 +209,10 @@ def _page(head: str, sections: Mapping[str, str]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def first_page(records: Path, studies: Sequence[Study], answers: Sequence[claims.Answer], covered: str) -> str:
+def first_page(records: Path, studies: Sequence[Study], answers: Sequence[verdicts.Answer], covered: str) -> str:
     """The first page: the claims, how much of the papers is `covered`, and the studies."""
     timed = pd.concat([durations.paces(read_runs([records])), durations.benched(records.parent / "speed")])
-    sheet = claims.claims_sheet(answers)
+    sheet = claim_sheets.claims_sheet(answers)
     lines = []
     for line, answer in zip(sheet.lines, answers, strict=True):
         *cells, _ = line  # the last one says which runs there are, here with links to their pages
@@ -225,14 +225,14 @@ def first_page(records: Path, studies: Sequence[Study], answers: Sequence[claims
         rows.append([f"[{study.name}]({study.name}.md)", first_finding])
     listed = github(["Study", "First finding"], rows)
     sections = {
-        "## What the papers claim, and what is so": f"{claims.counted(answers)} {CLAIMS}\n\n{claimed}",
+        "## What the papers claim, and what is so": f"{claim_sheets.counted(answers)} {CLAIMS}\n\n{claimed}",
         "## How much of what the papers print has been run": covered,
         "## Studies": f"{listed}\n\n{LEGEND}\n{OTHERS}",
     }
     return _page(f"# Results\n\n{MADE}", sections)
 
 
-def _runs_of_claim(answer: claims.Answer, records: Path, timed: pd.DataFrame) -> str:
+def _runs_of_claim(answer: verdicts.Answer, records: Path, timed: pd.DataFrame) -> str:
     """Which runs a claim has, with links to the pages of their studies, and what would decide it."""
     remarks = []
     studies = dict.fromkeys(folder.relative_to(records).parts[0] for folder in answer.evidence.folders)
@@ -251,7 +251,7 @@ def _runs_of_claim(answer: claims.Answer, records: Path, timed: pd.DataFrame) ->
     return "; ".join(remarks)
 
 
-def texts_instead(answers: Iterable[claims.Answer]) -> list[str]:
+def texts_instead(answers: Iterable[verdicts.Answer]) -> list[str]:
     """What the papers' texts have where claims were run in full by the authors' code, a line a text."""
     papers_of: dict[str, set[str]] = {}
     for answer in answers:

@@ -10,7 +10,7 @@ import pytest
 import fedcli
 from fedcli import Cell, Table, registry
 from fedcli.errors import UserError
-from fedcli.results import claims, frame, paper_tables, plans
+from fedcli.results import claims, frame, paper_tables, plans, verdicts
 from fedcli.results.statistics import interval
 from fedcli.runs.record import write_record
 from tests.programs import load_script
@@ -93,9 +93,9 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
     answer = replace(
         without_runs,
         claim=replace(without_runs.claim, limiting_study="three"),
-        judgement=claims.Judgement("undecided", "n = 1"),
-        lead=claims.Lead(interval([1.0])),
-        evidence=claims.Evidence(
+        judgement=verdicts.Judgement("undecided", "n = 1"),
+        lead=verdicts.Lead(interval([1.0])),
+        evidence=verdicts.Evidence(
             folders=(tmp_path / "one/fedfa/seed-0", tmp_path / "two/fedavg/seed-0", tmp_path / "one/fedfa/seed-1"),
             seeds=(0,),
             reduced="rounds 5 of 200",
@@ -116,9 +116,9 @@ def test_the_first_page_says_what_the_text_has_and_which_runs_are_of_modified_ch
     first_answer, *_ = claims.answers(registry.claims("fedfa"), [])
     answer = replace(
         first_answer,
-        judgement=claims.Judgement("reproduced"),
-        lead=claims.Lead(interval([1.0, 2.0])),
-        evidence=claims.Evidence(folders=(of_commit, of_modified_checkout)),
+        judgement=verdicts.Judgement("reproduced"),
+        lead=verdicts.Lead(interval([1.0, 2.0])),
+        evidence=verdicts.Evidence(folders=(of_commit, of_modified_checkout)),
     )
 
     page = pages.first_page(tmp_path, [], [answer], "")

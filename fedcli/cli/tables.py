@@ -205,7 +205,8 @@ def claims(
     A claim compares rows of a table. Ours is the mean difference of runs with the same seed and partition.
     """
     from fedcli.data.datasets import is_open_to_all, is_present
-    from fedcli.results.claims import answers, claims_sheet, counted
+    from fedcli.results.claim_sheets import claims_sheet, counted
+    from fedcli.results.claims import answers
     from fedcli.results.frame import shipped
     from fedcli.results.render import render
 

@@ -4,12 +4,8 @@ A claim compares a row of a table with one or more others, by the pairs of runs 
 of the interval of their differences.
 """
 
-import json
-import shlex
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from importlib.resources import files
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +14,7 @@ import pandas as pd
 from fedcli.data import datasets
 from fedcli.declarations import Claim, Table
 from fedcli.registry import find_table
+from fedcli.results.claim_sheets import as_shipped, read_shipped
 from fedcli.results.frame import read_runs
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.pairs import (
@@ -29,129 +26,23 @@ from fedcli.results.pairs import (
     plan_contrasts,
 )
 from fedcli.results.paper_tables import printed_lead, printed_value
-from fedcli.results.plans import home_of
-from fedcli.results.render import MISSING, Sheet
-from fedcli.results.statistics import NO_INTERVAL, Interval, interval, interval_text, seeds_needed
+from fedcli.results.statistics import NO_INTERVAL, Interval, interval
+from fedcli.results.verdicts import (
+    BY_CONSTRUCTION,
+    CONTRADICTED,
+    FEWEST_SEEDS,
+    NO_DATA,
+    NOT_RUN,
+    REPRODUCED,
+    UNDECIDED,
+    VERDICTS,
+    Answer,
+    Evidence,
+    Judgement,
+    Lead,
+)
 from fedcli.runs.identity import code_changes, differences_text
 from fedcli.runs.record import ENDED
-
-# The verdicts.
-REPRODUCED = "reproduced"
-CONTRADICTED = "contradicted"
-UNDECIDED = "undecided"
-BY_CONSTRUCTION = "by construction"
-NOT_RUN = "not run"
-NO_DATA = "data not at hand"
-VERDICTS = (REPRODUCED, BY_CONSTRUCTION, CONTRADICTED, UNDECIDED, NOT_RUN, NO_DATA)
-OPEN_VERDICTS = (UNDECIDED, NOT_RUN, NO_DATA)  # what more runs would change
-FEWEST_SEEDS = 3  # for a verdict
-MOST_SEEDS = 30
-SHIPPED = "verdicts.csv"
-
-
-@dataclass(frozen=True)
-class IntervalColumns:
-    """The columns of the CSV that have the parts of an interval."""
-
-    mean: str
-    low: str
-    high: str
-    n: str
-
-    def read(self, row: Mapping[str, Any]) -> Interval:
-        """The interval of a row of the CSV."""
-        return Interval(mean=row[self.mean], low=row[self.low], high=row[self.high], n=row[self.n])
-
-    def cells(self, interval: Interval) -> dict[str, float]:
-        """An interval's cells of a row of the CSV."""
-        return {self.mean: interval.mean, self.low: interval.low, self.high: interval.high, self.n: interval.n}
-
-
-LEAD_COLUMNS = IntervalColumns(mean="ours", low="low", high="high", n="n")
-TAIL_LEAD_COLUMNS = IntervalColumns(mean="tail", low="tail_low", high="tail_high", n="tail_n")
-
-
-class Judgement(NamedTuple):
-    """What is said of a claim."""
-
-    verdict: str  # one of `VERDICTS`
-    why: str = ""  # it is undecided, and which runs have no value
-
-
-@dataclass(frozen=True)
-class Lead:
-    """By how much a claim's row is ahead of the other, as a mean over seeds."""
-
-    interval: Interval = NO_INTERVAL
-    over: str = ""  # of several rows, which one, and the lead over the other of two
-
-    def text(self, metric: Metric) -> str:
-        """It with its interval and its row."""
-        return f"{interval_text(metric, self.interval)} {self.over}".rstrip()
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """The runs by which a claim is judged."""
-
-    folders: tuple[Path, ...] = ()
-    seeds: tuple[int, ...] = ()
-    reduced: str = ""  # what differs from the paper's cells; empty in full
-    # A row of the CSV's column `pairs` for each pair of runs, see `_rows_of_pairs`.
-    pairs: tuple[dict[str, Any], ...] = ()
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A claim and what the records say of it."""
-
-    claim: Claim
-    metric: Metric  # what is compared
-    judgement: Judgement
-    paper_lead: float | None  # None where the paper does not print both numbers
-    text_has: str = ""  # what the paper's text has where its cells follow the authors' code, see `Protocol`
-    lead: Lead = Lead()
-    tail_lead: Lead = Lead()  # the same of accuracies over the last tenth of the rounds
-    evidence: Evidence = Evidence()
-
-    @property
-    def verdict(self) -> str:
-        """One of `VERDICTS`."""
-        return self.judgement.verdict
-
-    @property
-    def size(self) -> str:
-        """The size of the runs beside the paper's."""
-        if self.evidence.reduced:
-            return f"reduced to {self.evidence.reduced}"
-        return "in full, by the authors' code" if self.text_has else "in full, by the text"
-
-    @property
-    def needed_seeds(self) -> tuple[int, ...]:
-        """The seeds that would decide it in full: three, or more where these leave it open."""
-        needed = FEWEST_SEEDS
-        lead = self.lead.interval
-        is_open = lead.n >= FEWEST_SEEDS and lead.low <= 0 <= lead.high
-        if is_open and not self.evidence.reduced:
-            needed = seeds_needed(lead, MOST_SEEDS)
-        seeds = find_table(self.claim.table).seeds
-        first_new = seeds[-1] + 1
-        new_seeds = range(first_new, first_new + needed - len(seeds))
-        return (*seeds, *new_seeds)
-
-    @property
-    def command(self) -> str:
-        """What runs its rows in full and measures their features; empty where that is no use."""
-        if self.verdict not in (UNDECIDED, NOT_RUN):
-            return ""
-        words = ["fedcli", "table", self.claim.table]
-        for name in names_of(self.claim):
-            words += ["--only", name]
-        words += ["--seeds", ",".join(map(str, self.needed_seeds))]
-        command = shlex.join(words)
-        if self.metric.after_the_run:
-            command += f" && fedcli quality {home_of(find_table(self.claim.table))}"
-        return command
 
 
 def answers(
@@ -175,44 +66,14 @@ def answers(
     counted_runs: dict[str, list[dict[str, Any]]] = {}  # by method
     for run in runs[has_ended & ~changed_code].to_dict("records"):
         counted_runs.setdefault(run["method"], []).append(run)
-    shipped_rows = _read_shipped() if shipped else {}
+    shipped_rows = read_shipped() if shipped else {}
     answered = []
     for claim in claims:
         answer = _answer(claim, counted_runs, at_hand)
         if not answer.evidence.folders and claim.name in shipped_rows:
-            answer = _as_shipped(answer, shipped_rows[claim.name])
+            answer = as_shipped(answer, shipped_rows[claim.name])
         answered.append(answer)
     return sorted(answered, key=lambda answer: VERDICTS.index(answer.verdict))
-
-
-def _read_shipped() -> dict[str, dict[str, Any]]:
-    """The rows of the CSV of the project's records, by the names of claims that have runs."""
-    texts = ["verdict", "why", "reduced", "over", "tail_over", "seeds", "runs"]
-    with files("fedcli.papers").joinpath(SHIPPED).open(encoding="utf-8") as file:
-        table = pd.read_csv(file, dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, ""))
-    return {row["claim"]: row for row in table[table["runs"] != ""].to_dict("records")}
-
-
-def _as_shipped(answer: Answer, row: Mapping[str, Any]) -> Answer:
-    """An answer without runs, with what a row of the CSV says of its claim."""
-    return replace(
-        answer,
-        judgement=Judgement(row["verdict"], row["why"]),
-        lead=Lead(LEAD_COLUMNS.read(row), row["over"]),
-        tail_lead=Lead(TAIL_LEAD_COLUMNS.read(row), row["tail_over"]),
-        evidence=Evidence(
-            folders=tuple(map(Path, row["runs"].split("; "))),
-            seeds=tuple(map(int, row["seeds"].split())),
-            reduced=row["reduced"],
-        ),
-    )
-
-
-def names_of(claim: Claim) -> tuple[str, ...]:
-    """The rows and columns of a claim."""
-    rows = [claim.row, *claim.other_rows, *claim.row_aliases.values()]
-    columns = [*claim.columns, *claim.subtracted_columns, *claim.other_columns]
-    return (*rows, *columns)
 
 
 def _answer(claim: Claim, runs: RunsByMethod, at_hand: Callable[[str], bool]) -> Answer:
@@ -457,78 +318,3 @@ def judge(lead: Interval, direction: str, without_value: SeedsWithoutValue, *, e
     if better_without_value:
         return Judgement(UNDECIDED, "runs of the better one are lost")
     return Judgement(REPRODUCED if agrees else CONTRADICTED)
-
-
-NOTES = (
-    "Ours: mean over seeds of the difference of two runs that share seed, partition and all options in which the two "
-    "cells agree, with its 95 % interval (Student's t) and, in brackets, the number of seeds; of several rows, the "
-    "smallest lead.",
-    "Reproduced: the interval lies on the paper's side of zero; contradicted: on the other. Undecided: zero is inside, "
-    f"there are fewer than {FEWEST_SEEDS} seeds, not every row has been run, or runs without a value are of the row "
-    "ahead.",
-    "In full: every option is the paper's; by the authors' code where text and code differ, else by the text. Reduced "
-    "to: what was smaller or other. Decided by: the runs that it lacks.",
-    "By construction: the runs agree, and could not do otherwise; it is not counted as reproduced.",
-    "Each claim is judged by its own interval, with no correction for their number: of twenty intervals of 95 % one is "
-    "expected to miss what it is of.",
-)
-
-
-def claims_sheet(answers: Sequence[Answer]) -> Sheet:
-    """The claims as a table; its last column has the commands that would decide a claim."""
-    titles = ["Claim", "Verdict", "Paper", "Ours", "Over the last tenth of the rounds", "Runs"]
-    lines = [_line(answer) for answer in answers]
-    values = [_csv_row(answer) for answer in answers]
-    return Sheet(titles, lines, first_number_column=len(titles), values=values, notes=NOTES, marked_up=True)
-
-
-def _line(answer: Answer) -> list[str]:
-    """The cells of a claim in the table that is read."""
-    verdict, why = answer.judgement
-    runs = []
-    if answer.evidence.folders:
-        runs.append(answer.size)
-    if answer.command:
-        runs.append(f"decided by `{answer.command}`")
-    return [
-        f"`{answer.claim.name}` {answer.claim.text}",
-        f"{verdict}, {why}" if why else verdict,
-        MISSING if answer.paper_lead is None else answer.metric.text(answer.paper_lead, "+"),
-        answer.lead.text(answer.metric),
-        answer.tail_lead.text(answer.metric),
-        "; ".join(runs) or MISSING,
-    ]
-
-
-def _csv_row(answer: Answer) -> dict[str, Any]:
-    """The values of a claim by the columns of the CSV."""
-    claim = answer.claim
-    evidence = answer.evidence
-    return {
-        "claim": claim.name,
-        "text": claim.text,
-        "table": claim.table,
-        "metric": answer.metric.name,
-        "row": claim.row,
-        "than": "; ".join(claim.other_rows),
-        "columns": "; ".join(claim.columns),
-        "direction": claim.direction,
-        "paper": answer.paper_lead,
-        "verdict": answer.verdict,
-        "why": answer.judgement.why,
-        "reduced": evidence.reduced,
-        "over": answer.lead.over,
-        "tail_over": answer.tail_lead.over,
-        "seeds": " ".join(map(str, evidence.seeds)),
-        **LEAD_COLUMNS.cells(answer.lead.interval),
-        **TAIL_LEAD_COLUMNS.cells(answer.tail_lead.interval),
-        "runs": "; ".join(map(str, evidence.folders)),
-        "pairs": json.dumps(evidence.pairs, default=str),
-    }
-
-
-def counted(answers: Sequence[Answer]) -> str:
-    """How many claims have which verdict, in a sentence."""
-    counts = Counter(answer.verdict for answer in answers)
-    parts = [f"{count} {verdict}" for verdict, count in counts.items()]
-    return f"Of {len(answers)} claims: {', '.join(parts)}."

@@ -11,7 +11,7 @@ import pandas as pd
 from fedcli.data import datasets
 from fedcli.data.datasets import num_images
 from fedcli.registry import find_table
-from fedcli.results import claims, plans
+from fedcli.results import plans, verdicts
 from fedcli.results.frame import read_runs, shipped
 from fedcli.runs.machine import environment, quiet
 
@@ -214,21 +214,21 @@ def time_text(estimated: pd.DataFrame, machine: str = "", cores: bool = False) -
     return f"{text}, timed on {timed_on}" if timed_on else text
 
 
-def decided_by(answer: claims.Answer, folder: Path, timed: pd.DataFrame) -> str:
+def decided_by(answer: verdicts.Answer, folder: Path, timed: pd.DataFrame) -> str:
     """What would decide a claim and how long that takes, in words; empty where it is decided.
 
     Of the `timed` runs, see `paces`, those on an H100 count, else on another GPU; and those on a CPU.
     """
-    if answer.verdict not in claims.OPEN_VERDICTS:
+    if answer.verdict not in verdicts.OPEN_VERDICTS:
         return ""
     seeds = answer.needed_seeds
-    if len(seeds) > claims.MOST_SEEDS:
-        return f"more than {claims.MOST_SEEDS} seeds, if their spread stays"
+    if len(seeds) > verdicts.MOST_SEEDS:
+        return f"more than {verdicts.MOST_SEEDS} seeds, if their spread stays"
     table = find_table(answer.claim.table)
-    plan = plans.plan_table(table, folder, seeds=seeds, only=claims.names_of(answer.claim))
+    plan = plans.plan_table(table, folder, seeds=seeds, only=verdicts.names_of(answer.claim))
     lacking = [run for run in plan.runs if run.to_do]
     words = f"{len(lacking)} runs in full"
-    if len(seeds) > claims.FEWEST_SEEDS:
+    if len(seeds) > verdicts.FEWEST_SEEDS:
         words += f", to have {len(seeds)} seeds"
     needed = {name for run in lacking for name in run.setup.data_sets}
     closed = sorted(name for name in needed if not datasets.is_open_to_all(name))

@@ -1,0 +1,140 @@
+"""The claims as they are read: a table of them with their verdicts, and the CSV that has all that is known of each.
+
+The project's own verdicts are shipped as such a CSV, which is read here again.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedcli.results.render import MISSING, Sheet
+from fedcli.results.statistics import Interval
+from fedcli.results.verdicts import FEWEST_SEEDS, Answer, Evidence, Judgement, Lead
+
+SHIPPED = "verdicts.csv"
+
+
+@dataclass(frozen=True)
+class IntervalColumns:
+    """The columns of the CSV that have the parts of an interval."""
+
+    mean: str
+    low: str
+    high: str
+    n: str
+
+    def read(self, row: Mapping[str, Any]) -> Interval:
+        """The interval of a row of the CSV."""
+        return Interval(mean=row[self.mean], low=row[self.low], high=row[self.high], n=row[self.n])
+
+    def cells(self, interval: Interval) -> dict[str, float]:
+        """An interval's cells of a row of the CSV."""
+        return {self.mean: interval.mean, self.low: interval.low, self.high: interval.high, self.n: interval.n}
+
+
+LEAD_COLUMNS = IntervalColumns(mean="ours", low="low", high="high", n="n")
+TAIL_LEAD_COLUMNS = IntervalColumns(mean="tail", low="tail_low", high="tail_high", n="tail_n")
+
+
+def read_shipped() -> dict[str, dict[str, Any]]:
+    """The rows of the CSV of the project's records, by the names of claims that have runs."""
+    texts = ["verdict", "why", "reduced", "over", "tail_over", "seeds", "runs"]
+    with files("fedcli.papers").joinpath(SHIPPED).open(encoding="utf-8") as file:
+        table = pd.read_csv(file, dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, ""))
+    return {row["claim"]: row for row in table[table["runs"] != ""].to_dict("records")}
+
+
+def as_shipped(answer: Answer, row: Mapping[str, Any]) -> Answer:
+    """An answer without runs, with what a row of the CSV says of its claim."""
+    return replace(
+        answer,
+        judgement=Judgement(row["verdict"], row["why"]),
+        lead=Lead(LEAD_COLUMNS.read(row), row["over"]),
+        tail_lead=Lead(TAIL_LEAD_COLUMNS.read(row), row["tail_over"]),
+        evidence=Evidence(
+            folders=tuple(map(Path, row["runs"].split("; "))),
+            seeds=tuple(map(int, row["seeds"].split())),
+            reduced=row["reduced"],
+        ),
+    )
+
+
+NOTES = (
+    "Ours: mean over seeds of the difference of two runs that share seed, partition and all options in which the two "
+    "cells agree, with its 95 % interval (Student's t) and, in brackets, the number of seeds; of several rows, the "
+    "smallest lead.",
+    "Reproduced: the interval lies on the paper's side of zero; contradicted: on the other. Undecided: zero is inside, "
+    f"there are fewer than {FEWEST_SEEDS} seeds, not every row has been run, or runs without a value are of the row "
+    "ahead.",
+    "In full: every option is the paper's; by the authors' code where text and code differ, else by the text. Reduced "
+    "to: what was smaller or other. Decided by: the runs that it lacks.",
+    "By construction: the runs agree, and could not do otherwise; it is not counted as reproduced.",
+    "Each claim is judged by its own interval, with no correction for their number: of twenty intervals of 95 % one is "
+    "expected to miss what it is of.",
+)
+
+
+def claims_sheet(answers: Sequence[Answer]) -> Sheet:
+    """The claims as a table; its last column has the commands that would decide a claim."""
+    titles = ["Claim", "Verdict", "Paper", "Ours", "Over the last tenth of the rounds", "Runs"]
+    lines = [_line(answer) for answer in answers]
+    values = [_csv_row(answer) for answer in answers]
+    return Sheet(titles, lines, first_number_column=len(titles), values=values, notes=NOTES, marked_up=True)
+
+
+def _line(answer: Answer) -> list[str]:
+    """The cells of a claim in the table that is read."""
+    verdict, why = answer.judgement
+    runs = []
+    if answer.evidence.folders:
+        runs.append(answer.size)
+    if answer.command:
+        runs.append(f"decided by `{answer.command}`")
+    return [
+        f"`{answer.claim.name}` {answer.claim.text}",
+        f"{verdict}, {why}" if why else verdict,
+        MISSING if answer.paper_lead is None else answer.metric.text(answer.paper_lead, "+"),
+        answer.lead.text(answer.metric),
+        answer.tail_lead.text(answer.metric),
+        "; ".join(runs) or MISSING,
+    ]
+
+
+def _csv_row(answer: Answer) -> dict[str, Any]:
+    """The values of a claim by the columns of the CSV."""
+    claim = answer.claim
+    evidence = answer.evidence
+    return {
+        "claim": claim.name,
+        "text": claim.text,
+        "table": claim.table,
+        "metric": answer.metric.name,
+        "row": claim.row,
+        "than": "; ".join(claim.other_rows),
+        "columns": "; ".join(claim.columns),
+        "direction": claim.direction,
+        "paper": answer.paper_lead,
+        "verdict": answer.verdict,
+        "why": answer.judgement.why,
+        "reduced": evidence.reduced,
+        "over": answer.lead.over,
+        "tail_over": answer.tail_lead.over,
+        "seeds": " ".join(map(str, evidence.seeds)),
+        **LEAD_COLUMNS.cells(answer.lead.interval),
+        **TAIL_LEAD_COLUMNS.cells(answer.tail_lead.interval),
+        "runs": "; ".join(map(str, evidence.folders)),
+        "pairs": json.dumps(evidence.pairs, default=str),
+    }
+
+
+def counted(answers: Sequence[Answer]) -> str:
+    """How many claims have which verdict, in a sentence."""
+    counts = Counter(answer.verdict for answer in answers)
+    parts = [f"{count} {verdict}" for verdict, count in counts.items()]
+    return f"Of {len(answers)} claims: {', '.join(parts)}."
