@@ -155,4 +155,6 @@ def test_tables_and_curves_have_the_scores_of_classes_of_runs_that_recorded_them
     assert line.get_ydata().tolist() == history["macro_f1"].tolist()
     refused(lambda: without.plot(y="balanced-accuracy"), "has measured its balanced accuracy", "run with per_class")
     refused(lambda: run.plot(y="macro-f2"), "unknown curve 'macro-f2'; did you mean 'macro-f1'")
-    assert "--y is for --kind curves" in invoke("plot", run.path, "--kind", "drift", "--y", "global").output
+    for axis, value in {"x": "floats", "y": "global"}.items():
+        result = invoke("plot", run.path, "--kind", "drift", f"--{axis}", value)
+        assert f"--{axis} is for --kind curves" in result.output

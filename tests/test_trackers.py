@@ -1,5 +1,6 @@
 """Loggers: what TensorBoard's own reader holds and W&B is told, also after a kill; a user's own; one that fails."""
 
+import logging
 import sys
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -89,11 +90,17 @@ def test_loggers_may_be_objects_and_change_no_bit(tmp_path):
         start=lambda record, folder, samples_per_round, first_round: heard.append(first_round),
         finish=lambda record: heard.append(record["status"]),
     )
-    record = fedcli.run("fedavg", out=tmp_path / "a", log=[logger], **OPTIONS).record
+    record = fedcli.run("fedavg", out=tmp_path / "a", log=logger, **OPTIONS).record
     assert heard == [0, "finished"]
     plain = fedcli.run("fedavg", out=tmp_path / "b", **OPTIONS).record
     assert record["summary"]["params_sha256"] == plain["summary"]["params_sha256"]
     assert "log" not in record["config"]
+
+
+@pytest.mark.parametrize("log", [print, [logging.getLogger()], [3], {"round": print}])
+def test_an_object_that_would_be_told_nothing_is_refused(log, tmp_path):
+    refused(lambda: fedcli.run("fedavg", out=tmp_path / "run", log=log, **OPTIONS), "needs one of the methods start,")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,9 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
     files = [text for text in named if is_from_file(text)]
     methods = [text for text in named if not is_from_file(text)]
     records = records_of(runs, methods, dataset, label)
-    if y != "accuracy" and "y" not in takes:
-        raise UserError(f"--y is for --kind curves (got --kind {kind}); leave it out.")
+    for axis, is_chosen in {"x": x != "round", "y": y != "accuracy"}.items():
+        if is_chosen and axis not in takes:
+            raise UserError(f"--{axis} is for --kind curves (got --kind {kind}); leave it out.")
     options = FigureOptions(
         title="" if title == "none" else title,
         size=None if size is None else parse_size(size),

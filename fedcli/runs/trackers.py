@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from fedcli.errors import import_optional, unknown
+from fedcli.errors import UserError, import_optional, unknown
 from fedcli.runs.rounds import Listener
 from fedcli.runs.schema import Record, RoundEntry
 from fedcli.userfiles import from_file, is_from_file
@@ -78,7 +78,7 @@ LOGGERS: dict[str, Callable[[], Any]] = {"tensorboard": TensorBoard, "wandb": We
 class Loggers(Listener):
     """Tells a display and each logger; one that fails is left out."""
 
-    def __init__(self, display: Listener | None, log: str | Iterable[Any] | None):
+    def __init__(self, display: Listener | None, log: Any):
         """Takes a display, and what `find_loggers` takes."""
         self.display = display or Listener()
         self.loggers = find_loggers(log)
@@ -118,12 +118,34 @@ class Loggers(Listener):
                 self.display.note(f"the logger {type(logger).__name__} fails ({type(error).__name__}: {error})")
 
 
-def find_loggers(log: str | Iterable[Any] | None) -> list[Any]:
-    """Makes the loggers named `tensorboard`, `wandb` or `./file.py:NAME`, with commas or in a list with made ones."""
-    loggers = []
-    named = log.split(",") if isinstance(log, str) else log or ()
-    for logger in named:
+def _several(log: Any) -> Iterable[Any]:
+    """The loggers of what `log` may be: nothing, names with commas between them, one logger, or a list."""
+    if log is None:
+        return ()
+    if isinstance(log, str):
+        return log.split(",")
+    return log if isinstance(log, list | tuple | set) else [log]
+
+
+def _refuse_deaf(logger: object) -> None:
+    """Refuses an object that has none of a listener's methods, which would be told nothing."""
+    events = [name for name in vars(Listener) if not name.startswith("_")]
+    if not any(hasattr(logger, event) for event in events):
+        raise UserError(
+            f"a logger needs one of the methods {', '.join(events)} (got {logger!r:.80}, which has none); give it one."
+        )
+
+
+def find_loggers(log: Any) -> list[Any]:
+    """Makes the loggers named `tensorboard`, `wandb` or `./file.py:NAME`, with commas or in a list with made ones.
+
+    Raises:
+        UserError: If a logger is not known, or no logger.
+    """
+    loggers: list[Any] = []
+    for logger in _several(log):
         if not isinstance(logger, str):
+            _refuse_deaf(logger)
             loggers.append(logger)
         elif is_from_file(logger):
             loggers.append(from_file(logger, "logger")())
