@@ -24,19 +24,9 @@ def run_nesterov_round(state, cohort, fed, config):
 
 def run_uniform_control_round(state, cohort, fed, config):
     """SCAFFOLD whose models are weighted by examples, and whose c is the plain mean over all clients."""
-    clients = fed.broadcast(state.params, state.buffers, cohort)
-    zero = scaffold.ClientState(tree_map(torch.zeros_like, state.c))
-    c_i = fed.recall(state.clients, cohort, zero).c_i
     step = fed.optimizer_step(scaffold.make_local_loss(fed.network), clip_norm=config.clip_norm)
-    clients, terms = fed.train(clients, cohort, step, scaffold.Context(state.c, c_i), scaffold.CONTEXT_AXES)
-    local_steps = torch.as_tensor(fed.plan(cohort).steps, dtype=fed.dtype)
-    new = scaffold.update_control(c_i, state.c, state.params, clients.params, local_steps, fed.lr(cohort.round))
-    kept = fed.remember(state.clients, cohort, scaffold.ClientState(new))
-    mean, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
-    params = scaffold.update_model(state.params, mean, config.server_lr)
     plain_shares = torch.full((len(cohort.client_ids),), 1 / fed.num_clients, dtype=fed.dtype)
-    c = scaffold.update_mean_control(state.c, tree_map(torch.sub, new, c_i), plain_shares)
-    return scaffold.ServerState(params, buffers, c, kept), terms
+    return run_scaffold_round(state, cohort, fed, config, step=step, shares=plain_shares)
 
 
 def run_round_after_momentum(state, cohort, fed, config):
@@ -48,16 +38,22 @@ def run_round_after_momentum(state, cohort, fed, config):
         moved = {name: w - batch.lr * (context.c[name] - context.c_i[name]) for name, w in client.params.items()}
         return client._replace(params=moved), aux
 
+    step = Step(update, task.init_optimizer)
+    shares = cohort.weights * len(cohort.client_ids) / fed.num_clients
+    return run_scaffold_round(state, cohort, fed, config, step=step, shares=shares)
+
+
+def run_scaffold_round(state, cohort, fed, config, *, step, shares):
+    """SCAFFOLD by this local step, whose c moves by these shares of the cohort's clients, `[K]`."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
     zero = scaffold.ClientState(tree_map(torch.zeros_like, state.c))
     c_i = fed.recall(state.clients, cohort, zero).c_i
-    context = scaffold.Context(state.c, c_i)
-    clients, terms = fed.train(clients, cohort, Step(update, task.init_optimizer), context, scaffold.CONTEXT_AXES)
+    clients, terms = fed.train(clients, cohort, step, scaffold.Context(state.c, c_i), scaffold.CONTEXT_AXES)
     local_steps = torch.as_tensor(fed.plan(cohort).steps, dtype=fed.dtype)
     new = scaffold.update_control(c_i, state.c, state.params, clients.params, local_steps, fed.lr(cohort.round))
     kept = fed.remember(state.clients, cohort, scaffold.ClientState(new))
-    params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
-    shares = cohort.weights * len(cohort.client_ids) / fed.num_clients
+    mean, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
+    params = scaffold.update_model(state.params, mean, config.server_lr)
     c = scaffold.update_mean_control(state.c, tree_map(torch.sub, new, c_i), shares)
     return scaffold.ServerState(params, buffers, c, kept), terms
 

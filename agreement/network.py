@@ -3,6 +3,8 @@
 `normed` has batch normalisation besides, 12 parameters more.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +33,19 @@ def start(model: nn.Module, weights: list[Tensor]) -> nn.Module:
     for parameter, value in zip(model.parameters(), weights, strict=True):
         parameter.data = value.clone()
     return model
+
+
+NUM_OF_HEAD = 2  # the head's weight and bias, the last parameters of a model
+
+
+def body_of(parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+    """All of a model's parameters but its head's."""
+    return parameters[:-NUM_OF_HEAD]
+
+
+def head_of(parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The parameters of a model's head."""
+    return parameters[-NUM_OF_HEAD:]
 
 
 def parameters_of(model: nn.Module) -> list[Tensor]:

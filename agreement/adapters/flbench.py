@@ -154,10 +154,10 @@ def ends_of(server: FedAvgServer) -> Ends:
     for own_params in server.clients_personal_model_params.values():
         params = [own_params.get(name, shared[name]) for name in names]
         personal += params
-        bodies += params[:-2]
+        bodies += network.body_of(params)
     ends = {
         "shared": [*shared.values()],
-        "head": [shared[name] for name in names[-2:]],
+        "head": network.head_of([shared[name] for name in names]),
         "personal": personal,
         "bodies": bodies,
     }

@@ -127,7 +127,7 @@ def ends_of(algorithm: CentralizedFL, setup: Setup) -> Ends:
         if client.model is not None:
             params = network.parameters_of(client.model)
             ends["personal"] += params
-            ends["bodies"] += params[:-2]
+            ends["bodies"] += network.body_of(params)
         for attribute in setup.kept:
             ends["kept"] += tensors_of(attrgetter(attribute)(client))
         if setup.keeps_normalisation:

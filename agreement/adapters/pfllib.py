@@ -116,7 +116,7 @@ def ends_of(server: Any, setup: Setup) -> Ends:
     for client in server.clients:
         params = network.parameters_of(client.model)
         ends["personal"] += params
-        ends["bodies"] += params[:-2]
+        ends["bodies"] += network.body_of(params)
         for attribute in setup.kept:
             ends["kept"] += tensors_of(attrgetter(attribute)(client))
     shared = server.global_model
