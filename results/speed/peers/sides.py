@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import time
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 
-def run_fedcli(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) -> dict[str, Any]:
+def run_fedcli(folder: Path, options: dict[str, Any], rounds: int) -> dict[str, Any]:
     """Runs rounds by fedcli."""
     import fedcli
 
@@ -56,11 +56,11 @@ PFLLIB_SERVERS = {
 }
 
 
-def run_pfllib(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) -> dict[str, Any]:
+def run_pfllib(folder: Path, options: dict[str, Any], rounds: int, checkout: str) -> dict[str, Any]:
     """Runs rounds by PFLlib's server and client classes, and one more: it tests before it trains."""
     (folder / "system").mkdir()
     os.chdir(folder / "system")  # it reads ../dataset
-    sys.path.insert(0, f"{pfllib}/system")
+    sys.path.insert(0, f"{checkout}/system")
     server = PFLLIB_SERVERS[options["method"]]
     server_class = getattr(importlib.import_module(server.module), server.name)
     models = importlib.import_module("flcore.trainmodel.models")
@@ -91,7 +91,7 @@ def run_pfllib(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) 
     np.random.seed(options["seed"])
     torch.manual_seed(options["seed"])
     serving.train()
-    commit = subprocess.check_output(["git", "-C", pfllib, "rev-parse", "--short", "HEAD"], text=True).strip()
+    commit = subprocess.check_output(["git", "-C", checkout, "rev-parse", "--short", "HEAD"], text=True).strip()
     _, *seconds = serving.Budget  # in the first round it tests the initial model, too
     return {"seconds": seconds, "accuracy": None, "versions": f"PFLlib {commit}"}
 
@@ -134,7 +134,7 @@ def user_data(folder: str, split: str) -> list[TensorDataset]:
     return clients
 
 
-def run_flower(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) -> dict[str, Any]:
+def run_flower(folder: Path, options: dict[str, Any], rounds: int) -> dict[str, Any]:
     """Runs rounds by Flower's simulation, with an actor for each core; it tests nothing."""
     import flwr
     import ray
@@ -188,7 +188,7 @@ def run_flower(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) 
     return {"seconds": np.diff(ends).tolist(), "accuracy": None, "versions": versions}
 
 
-def run_fluke(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) -> dict[str, Any]:
+def run_fluke(folder: Path, options: dict[str, Any], rounds: int) -> dict[str, Any]:
     """Runs rounds by fluke's FedAVG; the last round's model is tested on the test images of all clients."""
     from importlib.metadata import version
 
@@ -251,7 +251,8 @@ def run_fluke(folder: Path, options: dict[str, Any], rounds: int, pfllib: str) -
 
 def run_side(side: str, folder: str, options: str, rounds: str, pfllib: str) -> None:
     """Runs one side in this process, and prints what came of it; Flower's actors import this module by its name."""
-    sides = {"fedcli": run_fedcli, "pfllib": run_pfllib, "flower": run_flower, "fluke": run_fluke}
+    run_from_checkout = partial(run_pfllib, checkout=pfllib)
+    sides = {"fedcli": run_fedcli, "pfllib": run_from_checkout, "flower": run_flower, "fluke": run_fluke}
     run = sides[side]
-    result = run(Path(folder), json.loads(options), int(rounds), pfllib)
+    result = run(Path(folder), json.loads(options), int(rounds))
     print(json.dumps({**result, "torch": torch.__version__, "threads": os.cpu_count()}))
