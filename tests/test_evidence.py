@@ -26,8 +26,8 @@ def evidence(tmp_path, monkeypatch):
     module = load_script(FILE)
     monkeypatch.setattr(plans, "shipped", list)
     monkeypatch.setattr(durations, "shipped", list)
-    monkeypatch.setattr(module, "interrupt_on_signals", lambda: None)
-    monkeypatch.setattr(module, "RESERVE", 0)
+    monkeypatch.setattr(module.deadline, "interrupt_on_signals", lambda: None)
+    monkeypatch.setattr(module.deadline, "RESERVE", 0)
     monkeypatch.setattr(signals, "_deadline", math.inf)
     monkeypatch.chdir(tmp_path)
     return module
@@ -43,10 +43,10 @@ def work_in(folder, monkeypatch, evidence, **given):
 
 
 def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidence, tmp_path, monkeypatch, capsys):
-    fedfm = evidence.Work("", "fedfm:V", only=("FedFM", "NMI"), seeds=(0,))
-    scaffold = evidence.Work("", "fedfm:V", only=("SCAFFOLD", "NMI"), seeds=(0,))
-    monkeypatch.setattr(evidence, "WORK", [fedfm, scaffold])
-    monkeypatch.setattr(evidence, "PART", 2**16)
+    fedfm = evidence.open_runs.Work("", "fedfm:V", only=("FedFM", "NMI"), seeds=(0,))
+    scaffold = evidence.open_runs.Work("", "fedfm:V", only=("SCAFFOLD", "NMI"), seeds=(0,))
+    monkeypatch.setattr(evidence.open_runs, "WORK", [fedfm, scaffold])
+    monkeypatch.setattr(evidence.archive, "PART_SIZE", 2**16)
     whole = work_in(tmp_path / "whole", monkeypatch, evidence)
     assert work_in(tmp_path / "late", monkeypatch, evidence, time="0s", carry=Path("out")) == {}  # nothing starts
 
@@ -84,9 +84,9 @@ def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidenc
 
 def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, monkeypatch):
     records = {}  # by the folders of their runs, in place of files
-    monkeypatch.setattr(evidence, "read_begun", records.get)
+    monkeypatch.setattr(evidence.open_runs, "read_begun", records.get)
     monkeypatch.setattr(durations, "read_runs", lambda folders: pd.DataFrame({"record": list(records.values())}))
-    planned = evidence.CarriedPlan(Path(), tuple(evidence.planned_runs("float32", tiny=False)))
+    planned = evidence.carried.CarriedPlan(Path(), tuple(evidence.open_runs.planned_runs("float32", tiny=False)))
 
     def first_run_of(method):
         return next(run for run in planned.runs if run.setup.method.name == method)
@@ -94,9 +94,9 @@ def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, mo
     fedfm = first_run_of("fedfm")
     fedavg = first_run_of("fedavg")
     scaffold = first_run_of("scaffold")
-    assert 42 * MIB < evidence.nbytes_of(fedavg) < 44 * MIB
-    assert evidence.nbytes_of(fedfm) == evidence.nbytes_of(fedavg)
-    assert evidence.nbytes_of(scaffold) == 11 * evidence.nbytes_of(fedavg)
+    assert 42 * MIB < evidence.carried.nbytes_of(fedavg) < 44 * MIB
+    assert evidence.carried.nbytes_of(fedfm) == evidence.carried.nbytes_of(fedavg)
+    assert evidence.carried.nbytes_of(scaffold) == 11 * evidence.carried.nbytes_of(fedavg)
 
     set_time_limit(500)
     assert planned.may_start(fedfm, [])
@@ -127,14 +127,14 @@ def test_the_list_runs_both_rows_of_the_claims_that_it_names(evidence):
         return folders(plans.plan_table(registry.find_table(claim.table), seeds=range(3), only=only).runs)
 
     names = set()
-    for work in evidence.WORK:
-        if work.table != "fccl:8":
+    for work in evidence.open_runs.WORK:
+        if not work.instead:
             names |= {word for word in work.decides.split() if ":" in word}
     claims = [claim for claim in registry.claims() if claim.name in names]
     assert len(names) == 9
     assert len(claims) == 9
 
-    planned = folders(evidence.planned_runs("float32", tiny=False))
+    planned = folders(evidence.open_runs.planned_runs("float32", tiny=False))
     for claim in claims:
         assert rows_of(claim, claim.row) <= planned, claim
         assert any(rows_of(claim, row) <= planned for row in claim.other_rows), claim

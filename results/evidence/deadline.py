@@ -1,0 +1,37 @@
+"""The end in time: runs stop early enough for what comes after them, and one that does not is interrupted."""
+
+import math
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fedcli.cli.options import limit_time
+from fedcli.runs.signals import interrupt_on_signals, set_time_limit, time_left
+
+RESERVE = 45  # seconds of --time for last checkpoints, `fedcli quality` and the archive
+GRACE = 15  # seconds after which a round that did not end in time is interrupted
+
+
+def begin(time: str | None) -> None:
+    """Starts the time of `--time`, of which runs have all but `RESERVE`; None for no limit.
+
+    Raises:
+        UserError: If it is no time.
+    """
+    limit_time(time)
+    set_time_limit(time_left() - RESERVE)
+
+
+@contextmanager
+def late_runs_interrupted() -> Iterator[None]:
+    """Lets an alarm interrupt the runs that go on `GRACE` seconds after their time, as SIGTERM does at any time."""
+    interrupt_on_signals()
+    interrupt = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGALRM, interrupt)
+    if time_left() < math.inf:
+        seconds = max(1, time_left() + GRACE)
+        signal.alarm(math.ceil(seconds))
+    try:
+        yield
+    finally:
+        signal.alarm(0)

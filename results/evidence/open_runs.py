@@ -1,0 +1,110 @@
+"""The open claims in the order in which they are decided, as cells of tables, and the runs that these cells lack."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedcli.registry import find_method, find_table
+from fedcli.results.plans import PlannedRun, plan_table
+from fedcli.runs.begin import read_begun
+from fedcli.runs.identity import draft, settings_of
+from fedcli.runs.resolve import resolve
+
+AnyRun = TypeVar("AnyRun", bound=PlannedRun)
+RUNS = Path("runs/evidence")
+MEASURED = "fedfm:V"  # the table whose cells `fedcli quality` measures
+SEPARATION = "fedfm:fedavg fedfm:features fedfm:silhouette"
+TINY = {
+    "dataset": "digits", "backbone": "cnn-small", "num_clients": 4, "cohort_size": 2, "rounds": 3, "local_epochs": 1,
+    "batch_size": 8, "device": "cpu",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Work:
+    """Cells to run, as `fedcli table TABLE --only ... --seeds ...`."""
+
+    decides: str  # the beginnings of claims, or what is learnt
+    table: str
+    only: tuple[str, ...]
+    seeds: tuple[int, ...]
+    instead: Mapping[str, Any] = field(default_factory=dict)  # options in place of the table's, a protocol among them
+
+
+WORK = (
+    Work(SEPARATION, "fedfm:V", only=("FedFM", "NMI"), seeds=(0,)),
+    Work(SEPARATION, "fedfm:V", only=("FedAvg", "NMI"), seeds=(0,)),
+    Work("fedsa:cross-silo", "fedsa:1", only=("FedSA", "FedProto", "cross-silo Cifar10"), seeds=(0, 1, 2)),
+    Work("fedsa:cifar100", "fedsa:1", only=("FedSA", "FedTGP", "cross-device Cifar100"), seeds=(0, 1, 2)),
+    Work("fedsa:margin", "fedsa:4", only=("EMA+R+ER+MCL+CC", "EMA+R+ER+CC"), seeds=(0, 1, 2)),
+    Work(SEPARATION, "fedfm:V", only=("FedFM", "FedAvg", "NMI"), seeds=(1, 2)),
+    Work("fedfm:second-best", "fedfm:V", only=("SCAFFOLD", "NMI"), seeds=(0, 1, 2)),
+    Work("fedcme:more-skew", "fedcme:II",
+         only=("FedAvg", "FedCME(0.01)", "CIFAR10 alpha=0.1 K=80", "CIFAR10 alpha=0.5 K=80"), seeds=(0, 1, 2)),
+    Work("fedcme:sooner", "fedcme:III",
+         only=("FedCME(0.01)", "FedAvg", "FedRS(0.5)", "K=80,M=30", "K=50,M=20"), seeds=(0, 1, 2)),
+    Work("FedFA's Table 2", "fedfa:2", only=("CIFAR-10 ",), seeds=(2021, 2022, 2023)),
+    Work("fccl:other-domains", "fccl:8", only=("FCCL+", "FCCL", "BASE", "Digits inter AVG"), seeds=(0, 1, 2),
+         instead={"protocol": "fccl:digit-domains", "dataset": "digits-real-4"}),
+    Work("FedFM's Table III", "fedfm:III", only=("CIFAR-10 NIID-1", "CIFAR-10 NIID-2"), seeds=(0, 1, 2)),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OpenRun(PlannedRun):
+    """A run of WORK, with the table for which it is done first."""
+
+    table: str = field(kw_only=True)
+
+    @property
+    def lacks_quality(self) -> bool:
+        """Whether it has finished, and a claim is about its features, which `fedcli quality` has not measured."""
+        return self.table == MEASURED and self.state == "finished" and "quality" not in self.record
+
+
+def planned_runs(precision: str, tiny: bool) -> list[OpenRun]:
+    """Returns the runs of WORK that the committed records lack, each once; if `tiny`, a small one of each work."""
+    home = RUNS / precision
+    changes: dict[str, Any] = {}
+    if precision != "float32":
+        changes["precision"] = precision
+    if tiny:
+        home = RUNS / f"tiny-{precision}"
+        changes |= TINY
+    runs: dict[Path, OpenRun] = {}
+    for work in WORK:
+        planned = plan_table(find_table(work.table), seeds=work.seeds, only=work.only).runs
+        by_seed = sorted(planned, key=lambda run: run.setup.config.seed)
+        if tiny:
+            by_seed = by_seed[:1]
+        for run in by_seed:
+            is_changed = bool(changes) or bool(work.instead)  # then no committed record stands for it
+            if run.to_do or is_changed:
+                to_run = open_run(run, work, changes, home)
+                runs.setdefault(to_run.folder, to_run)
+    return refreshed(runs.values())
+
+
+def open_run(run: PlannedRun, work: Work, changes: Mapping[str, Any], home: Path) -> OpenRun:
+    """Returns a run of a table as it is done here: with other options, in a folder below `home`."""
+    options = {**run.options, **changes}
+    if work.instead:
+        # Under another protocol none of the options may come from the cell's.
+        options = {**run.setup.all_options(), **changes, **work.instead}
+    setup = resolve(find_method(run.method), options, need_data=False)
+    return OpenRun(
+        label=f"{work.decides}: {work.table} {run.label}",
+        method=run.method,
+        options=options,
+        setup=setup,
+        settings=settings_of(draft(setup)),
+        folder=home / run.folder.parent.name / run.folder.name,
+        varied=run.varied,
+        table=work.table,
+    )
+
+
+def refreshed(runs: Iterable[AnyRun]) -> list[AnyRun]:
+    """Returns runs with the records that they have now."""
+    return [replace(run, record=read_begun(run.folder)) for run in runs]
