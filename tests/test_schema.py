@@ -26,7 +26,7 @@ from tests.refusals import refused
 from tests.small_tables import with_records
 from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.torture.faults import faults_of
-from tests.torture.mutated_records import COMMITTED, mutate_record
+from tests.torture.mutated_records import COMMITTED, read_mutated_record
 from tests.torture.parts import part_at
 
 
@@ -93,7 +93,7 @@ def test_the_records_of_the_project_are_read():
 
 
 def test_a_short_round_of_mutations_breaks_nothing():
-    assert not faults_of(mutate_record, 60)
+    assert not faults_of(read_mutated_record, 60)
 
 
 # What has happened to a run

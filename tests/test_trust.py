@@ -23,7 +23,7 @@ from tests.commands import invoke
 from tests.network_files import TINY_NETWORK
 from tests.refusals import refused
 from tests.tiny_runs import TINY, Stop, StopAfter
-from tests.torture.named_code import COMMANDS_THAT_READ, NAMING, SPELLINGS, put_into
+from tests.torture.named_code import COMMANDS_THAT_READ, NAMING, SPELLINGS, forge_record
 from tests.torture.parts import places
 
 TRACE = "\nopen('imported', 'a').close()\n"  # what a file does that is imported
@@ -310,7 +310,7 @@ def test_no_command_imports_what_any_part_of_a_record_names(command, finished, w
         text = texts[number % len(texts)]
         shutil.rmtree("r", ignore_errors=True)
         shutil.copytree(finished, "r")
-        put_into(Path("r"), path, text, is_stopped=number % 2 == 1)
+        forge_record(Path("r"), path, text, is_stopped=number % 2 == 1, user_files={})
         Path("tuned.json").write_text(json.dumps({"method": "fedavg", "seed": "0", "options": {"backbone": text}}))
 
         result = invoke(*command.split())

@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 from fedcli import registry
 from tests.torture.command_lines import fuzz_command_line
-from tests.torture.crafted_states import craft_of_any_kind
+from tests.torture.crafted_states import read_crafted_file_of_any_kind
 from tests.torture.damaged_files import damage
-from tests.torture.faults import faults_of
+from tests.torture.faults import faults_of, found_faults
 from tests.torture.kills import kill_repeatedly
 from tests.torture.lost_folders import lose_folder
 from tests.torture.made_up_device import WAYS, replay
-from tests.torture.mutated_records import mutate_record
+from tests.torture.mutated_records import read_mutated_record
 from tests.torture.named_code import name_file_of_code
 from tests.torture.processes import import_commands
 from tests.torture.swapped_buffers import swap_buffers
@@ -36,7 +36,7 @@ class Trial(NamedTuple):
     """A kind of misfortune, and how often it is tried in the long round."""
 
     name: str
-    action: Callable[[int], str]
+    action: Callable[[int], str | None]
     times: int
     has_own_process: bool = False  # for which a worker of the pool would wait at its end
 
@@ -46,8 +46,8 @@ TRIALS = (
     Trial("flipped bits, cut and exchanged files of seven kinds of runs", damage, 500),
     Trial("fuzzed command lines", fuzz_command_line, 1000),
     Trial("hostile records", put_wild_text, 260),
-    Trial("mutated parts of real records", mutate_record, 5000),
-    Trial("mutated checkpoints and client states with right digests", craft_of_any_kind, 2400),
+    Trial("mutated parts of real records", read_mutated_record, 5000),
+    Trial("mutated checkpoints and client states with right digests", read_crafted_file_of_any_kind, 2400),
     Trial(
         "records and tuned options that name a file of code, over all commands that read them", name_file_of_code, 840
     ),
@@ -82,7 +82,7 @@ def main() -> int:
             if trial.has_own_process:
                 faults = faults_of(trial.action, count)
             else:
-                faults = [fault for fault in pool.map(trial.action, range(count)) if fault]
+                faults = found_faults(pool.map(trial.action, range(count)))
             has_failed |= bool(faults)
             table += f"| {trial.name} | {count:,} | {count - len(faults):,} |\n"
             print(f"{trial.name}: {count}", *map(ascii, faults), sep="\n  ", flush=True)

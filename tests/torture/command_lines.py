@@ -43,7 +43,9 @@ SWITCHES = ("--clients", "--changed-method", "--help")  # flags without a value
 
 def command_line(draw: random.Random) -> list[str]:
     """A line in the grammar of the commands, with values that are right, at an edge, or mad."""
-    return line_of_other_command(draw) if draw.random() < 0.4 else line_of_run(draw)
+    if draw.random() < 0.4:
+        return line_of_other_command(draw)
+    return line_of_run(draw)
 
 
 def line_of_other_command(draw: random.Random) -> list[str]:
@@ -83,7 +85,7 @@ def line_of_run(draw: random.Random) -> list[str]:
     return line
 
 
-def fuzz_command_line(number: int) -> str:
+def fuzz_command_line(number: int) -> str | None:
     """A command line ends well, or in one line that says what is wrong."""
     line = command_line(random.Random(number))
     with TemporaryDirectory() as parent:
@@ -92,4 +94,7 @@ def fuzz_command_line(number: int) -> str:
             (folder / name).write_text(text)
         shutil.copytree(stopped_run(FEATURES).folder, folder / "run")
         end = run_command(folder, *line, seconds=30)
-    return f"{[text[:60] for text in line]}: {end.fault[:200]}" if end.fault else ""
+    if end.fault is None:
+        return None
+    shortened = [text[:60] for text in line]
+    return f"{shortened}: {end.fault}"

@@ -23,18 +23,18 @@ from fedcli.runs.checkpoints import Checkpoint, read_checkpoint
 from fedcli.runs.models import ROUNDS, SELECTED
 from fedcli.runs.record import params_hash, read_record
 from tests.tiny_runs import TINY
-from tests.torture.faults import fault_of
+from tests.torture.faults import attempt
 from tests.torture.parts import VALUES, part_at, places
 from tests.torture.stopped_runs import stopped_run
 
-CRAFTED = ("client state", "global model")  # kinds of stopped runs
+STOPPED_KINDS = ("client state", "global model")  # kinds of stopped runs
 FINISHED_RUNS: dict[str, dict[str, Any]] = {
     "finished, best models kept": {"method": "fedfm", "rounds": 5, "validation": 0.2, "lr": 0.1, "seed": 2},
     "finished, own models": {"method": "local", "rounds": 2, "validation": 0},
     "finished, own models and a global one": {"method": "ditto", "rounds": 2, "validation": 0},
     "finished, prototypes": {"method": "fedproto", "rounds": 2, "protocol": "fedsa:digits"},
 }
-WITH_MODELS = tuple(FINISHED_RUNS)
+FINISHED_KINDS = tuple(FINISHED_RUNS)
 
 
 class Content(NamedTuple):
@@ -102,23 +102,60 @@ def models_hash(folder: Path) -> str:
     return params_hash(values)
 
 
-def crafted_from(kind: str) -> Path:
-    """The folder of the run of a kind whose files are crafted."""
-    return finished_run(kind).folder if kind in WITH_MODELS else stopped_run(kind).folder
+def source_folder(kind: str) -> Path:
+    """The folder of the run of a kind, of which a copy is changed."""
+    if kind in FINISHED_KINDS:
+        return finished_run(kind).folder
+    return stopped_run(kind).folder
 
 
-class Change(NamedTuple):
-    """A change in a file of a run."""
+class TensorChange(NamedTuple):
+    """A change of a tensor in a file of a run."""
 
     file: str
-    path: tuple | str  # to a part, or the name of a tensor
+    name: str
     how: str
+
+    def apply(self, content: Content, draw: random.Random) -> str:
+        """Changes what the file holds; says how."""
+        tensor = content.tensors.pop(self.name)
+        changed = TENSOR_CHANGES[self.how](tensor)
+        if changed is not None:
+            content.tensors[self.name] = changed
+        return f"{self.name} {self.how}"
+
+
+class PartChange(NamedTuple):
+    """A change of a part in a file of a run."""
+
+    file: str
+    path: tuple
+    how: str
+
+    def apply(self, content: Content, draw: random.Random) -> str:
+        """Changes what the file holds; says how, or what stands there now."""
+        *parents, key = self.path
+        container = part_at(content.parts, parents)
+        if self.how == "one more":
+            container[key] += 1
+            return f"{self.path} one more"
+        if self.how == "removed":
+            del container[key]
+            return f"{self.path} removed"
+        if self.how == "emptied":
+            container[key] = []
+            return f"{self.path} emptied"
+        if self.how == "nested":
+            container[key] = [container[key]]
+        else:
+            container[key] = draw.choice(VALUES)
+        return f"{self.path} {container[key]!r:.40}"
 
 
 @lru_cache
-def possible_changes(kind: str) -> list[Change]:
+def possible_changes(kind: str) -> list[TensorChange | PartChange]:
     """What may be changed in a run's checkpoint, in its best models, and in the last client state that it names."""
-    folder = crafted_from(kind)
+    folder = source_folder(kind)
     files = [CHECKPOINT]
     if (folder / SELECTED).is_file():
         files.append(SELECTED)
@@ -126,22 +163,28 @@ def possible_changes(kind: str) -> list[Change]:
     if client_states:
         files.append(f"states/{client_states[-1].name}")
 
-    changes: list[Change] = []
+    changes: list[TensorChange | PartChange] = []
     for file in files:
         content = content_of(folder / file)
         for path in places(content.parts):
-            changes.append(Change(file, path, "another"))
-            changes.append(Change(file, path, "nested"))
-            part = part_at(content.parts, path)
-            if type(part) is int:
-                changes.append(Change(file, path, "one more"))
-            if type(part) is list:
-                changes.append(Change(file, path, "emptied"))
-            if isinstance(path[-1], str) or path[0] == "tree":
-                changes.append(Change(file, path, "removed"))
+            ways = ways_to_change(content.parts, path)
+            changes += [PartChange(file, path, how) for how in ways]
         for name in sorted(content.tensors):  # a file is read in any order
-            changes += [Change(file, name, how) for how in TENSOR_CHANGES]
+            changes += [TensorChange(file, name, how) for how in TENSOR_CHANGES]
     return changes
+
+
+def ways_to_change(parts: dict[str, Any], path: tuple) -> list[str]:
+    """How the part at a path may be changed, see `PartChange`."""
+    part = part_at(parts, path)
+    ways = ["another", "nested"]
+    if type(part) is int:
+        ways.append("one more")
+    if type(part) is list:
+        ways.append("emptied")
+    if isinstance(path[-1], str) or path[0] == "tree":
+        ways.append("removed")
+    return ways
 
 
 class RestoredRun(NamedTuple):
@@ -169,79 +212,67 @@ def checkpoint_hash(checkpoint: Checkpoint) -> str:
     return json.dumps(structure) + params_hash(sorted(tensors.items()))
 
 
-def change_tensor(content: Content, name: str, how: str) -> str:
-    """Changes a tensor of what a file holds; says how."""
-    tensor = content.tensors.pop(name)
-    changed = TENSOR_CHANGES[how](tensor)
-    if changed is not None:
-        content.tensors[name] = changed
-    return how
-
-
-def change_part(content: Content, path: tuple, how: str, draw: random.Random) -> str:
-    """Changes a part of what a file holds; says how, or what stands there now."""
-    *parents, key = path
-    container = part_at(content.parts, parents)
-    if how == "one more":
-        container[key] += 1
-        return how
-    if how == "removed":
-        del container[key]
-        return how
-    if how == "emptied":
-        container[key] = []
-        return how
-    container[key] = draw.choice(VALUES) if how == "another" else [container[key]]
-    return f"{container[key]!r:.40}"
-
-
-def outcome_of_crafted(kind: str, folder: Path) -> str:
-    """What a folder with a crafted file comes to: its models, or the state from which it goes on."""
-    if kind in WITH_MODELS:
-        return models_hash(folder)
-    return checkpoint_hash(read_checkpoint(folder, *restored_run(kind).restored))
-
-
-def craft(kind: str, number: int) -> str:
-    """A checkpoint of another content is refused in a line where it is read, or is the same to the run."""
-    changes = possible_changes(kind)
-    file, path, how = changes[number % len(changes)]
-    expected = finished_run(kind).models if kind in WITH_MODELS else restored_run(kind).state
-    with TemporaryDirectory() as parent:
-        folder = shutil.copytree(crafted_from(kind), Path(parent, "run"))
-        content = content_of(folder / file)
-        if isinstance(path, str):
-            changed = change_tensor(content, path, how)
-        else:
-            changed = change_part(content, path, how, random.Random(number))
-        description = f"{kind}, {file}, {path} {changed}"
-
-        digest = sign(folder / file, content)
-        if file not in (CHECKPOINT, SELECTED):
-            checkpoint = content_of(folder / CHECKPOINT)
-            text = json.dumps(checkpoint.parts).replace(digest_in(kind, file), digest)
-            sign(folder / CHECKPOINT, Content(json.loads(text), checkpoint.tensors))
-
-        outcome = None
-
-        def go_on() -> None:
-            nonlocal outcome
-            outcome = outcome_of_crafted(kind, folder)
-
-        fault = fault_of(go_on, description, must_say=("safetensors", ";"))
-    if outcome is None:
-        return fault
-    return "" if outcome == expected else f"{description}: taken for another state"
-
-
-def digest_in(kind: str, file: str) -> str:
-    """The SHA-256 by which a run's checkpoint names the file of a client's state."""
-    match = DIGEST.search((crafted_from(kind) / file).read_bytes())
+def digest_of_file(file: Path) -> str:
+    """The SHA-256 that a file of a state gives for itself."""
+    match = DIGEST.search(file.read_bytes())
     assert match is not None
     return match[1].decode()
 
 
-def craft_of_any_kind(number: int) -> str:
+def change_file(folder: Path, change: TensorChange | PartChange, draw: random.Random) -> str:
+    """Changes a file of a run and makes every digest of the run right again; says what it did."""
+    file = folder / change.file
+    old_digest = digest_of_file(file)
+    content = content_of(file)
+    description = change.apply(content, draw)
+    new_digest = sign(file, content)
+
+    is_client_state = change.file not in (CHECKPOINT, SELECTED)
+    if is_client_state:
+        replace_digest(folder / CHECKPOINT, old_digest, new_digest)
+    return f"{change.file}, {description}"
+
+
+def replace_digest(checkpoint: Path, old: str, new: str) -> None:
+    """Replaces the SHA-256 by which a checkpoint names the file of a client's state, and signs the checkpoint."""
+    parts, tensors = content_of(checkpoint)
+    text = json.dumps(parts).replace(old, new)
+    sign(checkpoint, Content(json.loads(text), tensors))
+
+
+def expected_outcome(kind: str) -> str:
+    """What the unchanged run of a kind comes to."""
+    if kind in FINISHED_KINDS:
+        return finished_run(kind).models
+    return restored_run(kind).state
+
+
+def outcome_of_crafted(kind: str, folder: Path) -> str:
+    """What a folder with a crafted file comes to: its models, or the state from which it goes on."""
+    if kind in FINISHED_KINDS:
+        return models_hash(folder)
+    return checkpoint_hash(read_checkpoint(folder, *restored_run(kind).restored))
+
+
+def read_crafted_file(kind: str, number: int) -> str | None:
+    """A checkpoint of another content is refused in a line where it is read, or is the same to the run."""
+    changes = possible_changes(kind)
+    change = changes[number % len(changes)]
+    expected = expected_outcome(kind)
+    with TemporaryDirectory() as parent:
+        folder = shutil.copytree(source_folder(kind), Path(parent, "run"))
+        changed = change_file(folder, change, random.Random(number))
+        description = f"{kind}, {changed}"
+        outcome, fault = attempt(lambda: outcome_of_crafted(kind, folder), description, must_say=("safetensors", ";"))
+
+    if outcome is None:
+        return fault
+    if outcome != expected:
+        return f"{description}: taken for another state"
+    return None
+
+
+def read_crafted_file_of_any_kind(number: int) -> str | None:
     """A crafted file of one kind of run or another."""
-    kinds = CRAFTED + WITH_MODELS
-    return craft(kinds[number % len(kinds)], number // len(kinds))
+    kinds = STOPPED_KINDS + FINISHED_KINDS
+    return read_crafted_file(kinds[number % len(kinds)], number // len(kinds))

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.torture.faults import fault_of
+from tests.torture.faults import attempt
 from tests.torture.stopped_runs import STOPPED_RUNS, outcome_of, stopped_run
 
 
@@ -27,22 +27,20 @@ def damage_one_file(folder: Path, other: Path, draw: random.Random) -> str:
     return f"{how} {file.name}"
 
 
-def damage(number: int) -> str:
+def damage(number: int) -> str | None:
     """A run with a damaged file is refused in a line, or comes to the same end."""
     kind = list(STOPPED_RUNS)[number % len(STOPPED_RUNS)]
     source = stopped_run(kind)
     with TemporaryDirectory() as parent:
         folder = shutil.copytree(source.folder, Path(parent, "run"))
-        description = damage_one_file(folder, source.other_folder, random.Random(number))
-        outcome = None
+        change = damage_one_file(folder, source.other_folder, random.Random(number))
+        description = f"{kind}, {change}"
+        outcome, fault = attempt(lambda: outcome_of(folder), description)
 
-        def go_on() -> None:
-            nonlocal outcome
-            outcome = outcome_of(folder)
-
-        fault = fault_of(go_on, f"{kind}, {description}")
     if outcome is None:
         return fault
-    if description in ("exchange record.json", "exchange checkpoint.safetensors"):
-        return f"{kind}, {description}: not refused"
-    return "" if outcome == source.outcome else f"{kind}, {description}: other bits"
+    if change in ("exchange record.json", "exchange checkpoint.safetensors"):
+        return f"{description}: not refused"
+    if outcome != source.outcome:
+        return f"{description}: other bits"
+    return None

@@ -1,26 +1,43 @@
 """What goes wrong in a call, and in the trials of a kind."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from fedcli.errors import UserError
 
 
-def fault_of(call: Callable[[], object], description: str, must_say: tuple[str, ...] = ()) -> str:
-    """What is wrong with how a call ends; empty where it returns, or is refused in a line that says these words."""
+class Attempt(NamedTuple):
+    """How a call ended."""
+
+    value: Any  # what it returned; None where it was refused or failed
+    fault: str | None  # what is wrong with this end; None where it returned, or was refused as a user should be
+
+
+def attempt(call: Callable[[], object], description: str, *, must_say: tuple[str, ...] = ()) -> Attempt:
+    """Calls a function, which may refuse by a `UserError` of one line that says all of these words."""
     try:
-        call()
+        value = call()
     except UserError as error:
-        message = str(error)
-        if "\n" in message:
-            return f"{description}: a refusal of several lines"
-        missing = [word for word in must_say if word not in message]
-        return f"{description}: {message}" if missing else ""
+        return Attempt(None, fault_of_refusal(str(error), description, must_say))
     except Exception as error:
-        return f"{description}: {type(error).__name__}: {error}"
-    return ""
+        return Attempt(None, f"{description}: {type(error).__name__}: {error}")
+    return Attempt(value, None)
 
 
-def faults_of(trial: Callable[[int], str], count: int) -> list[str]:
+def fault_of_refusal(message: str, description: str, must_say: tuple[str, ...]) -> str | None:
+    """What is wrong with the message of a refusal."""
+    if "\n" in message:
+        return f"{description}: a refusal of several lines"
+    if any(word not in message for word in must_say):
+        return f"{description}: {message}"
+    return None
+
+
+def faults_of(trial: Callable[[int], str | None], count: int) -> list[str]:
     """What goes wrong in the first so many trials of a kind."""
-    outcomes = [trial(number) for number in range(count)]
-    return [fault for fault in outcomes if fault]
+    return found_faults(trial(number) for number in range(count))
+
+
+def found_faults(faults: Iterable[str | None]) -> list[str]:
+    """The faults among the ends of trials."""
+    return [fault for fault in faults if fault is not None]

@@ -23,6 +23,7 @@ KILLED = (
 )  # fmt: skip
 KILLS = 4  # of a run, until it may end
 MOMENTS = 24  # at most, until a kill; a round has about 12
+NEVER = -1  # moments until a kill that does not come
 
 
 def options_of_small_run(method: Method) -> dict[str, Any]:
@@ -64,7 +65,7 @@ class KillsItself(Listener):
         self.pass_moment()
 
 
-def kill_repeatedly(number: int) -> str:
+def kill_repeatedly(number: int) -> str | None:
     """A run that is killed four times at random moments ends in the same numbers and leaves the same files."""
     draw = random.Random(number)
     method = registry.find_method(KILLED[number % len(KILLED)])
@@ -74,9 +75,10 @@ def kill_repeatedly(number: int) -> str:
         killed = Path(parent, "killed")
         fedcli.run(method.name, out=whole, **options)
 
+        go_on = partial(fedcli.run, method.name, out=killed, continue_=True, **options)
         for kills in range(KILLS + 1):
-            moments = draw.randint(1, MOMENTS) if kills < KILLS else -1  # the last time it is left alone
-            go_on = partial(fedcli.run, method.name, out=killed, continue_=True, **options)
+            is_last = kills == KILLS
+            moments = NEVER if is_last else draw.randint(1, MOMENTS)
             end = fork(lambda: go_on(progress=KillsItself(moments)))  # noqa: B023
             if end.code == 0 and kills > 0:
                 break
@@ -89,4 +91,4 @@ def kill_repeatedly(number: int) -> str:
             return f"{method.name}: other numbers"
         if file_names(killed) != file_names(whole):
             return f"{method.name}: other files"
-        return ""
+        return None

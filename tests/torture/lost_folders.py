@@ -45,7 +45,7 @@ class LosesFolder(Listener):
             shutil.copytree(self.other, self.folder)
 
 
-def lose_folder(number: int) -> str:
+def lose_folder(number: int) -> str | None:
     """A run that loses its folder ends in a line, and changes nothing in what stands there now."""
     draw = random.Random(number)
     how = LOSSES[number % len(LOSSES)]
@@ -71,4 +71,4 @@ def lose_folder(number: int) -> str:
             (moved / ".lock").unlink(missing_ok=True)
             if (moved / RECORD).is_file() and fedcli.load(moved).record["status"] != "running":
                 return f"{description}: the moved record is another one"
-    return ""
+    return None

@@ -11,7 +11,7 @@ WAYS = ("branches:4", "branches:3")  # of training the four clients of a round
 
 
 @on_made_up_device
-def train_on_made_up_device(number: int) -> str:
+def train_on_made_up_device(number: int) -> str | None:
     """Four rounds of a method in graphs of steps have the bits of the steps on the CPU, and are captured early."""
     draw = random.Random(number)
     methods = list(registry.methods())
@@ -35,9 +35,11 @@ def train_on_made_up_device(number: int) -> str:
         return f"{description}: {distance}, {run.fed.engine.notes}"
     if way == "branches:4" and run.rounds[-1]["captures"]:
         return f"{description}: a capture in the fourth round"
-    return "" if run.device.replays else f"{description}: no replay"
+    if not run.device.replays:
+        return f"{description}: no replay"
+    return None
 
 
-def replay(number: int) -> str:
+def replay(number: int) -> str | None:
     """A method's steps are the same on the made-up device, in a process that has it."""
     return train_on_made_up_device(number=number)

@@ -20,7 +20,7 @@ from fedcli.runs.exports import export
 from fedcli.runs.identity import digest_of
 from fedcli.runs.record import RECORD, read_record
 from fedcli.runs.schema import FIRST_OPTIONS
-from tests.torture.faults import fault_of
+from tests.torture.faults import attempt
 from tests.torture.parts import VALUES, part_at, places
 from tests.torture.stopped_runs import FEATURES, stopped_run
 
@@ -37,17 +37,16 @@ def real_records() -> list[Path]:
 
 
 class Mutation(NamedTuple):
-    """A real record of which a part is another now."""
+    """A change in a part of a real record."""
 
-    record: dict[str, Any]
+    record: dict[str, Any]  # with the change
     path: tuple  # to the part
-    description: str  # what the part is now
+    change: str  # what the part is now
     must_refuse: bool
 
 
-def mutation(number: int) -> Mutation:
+def mutate(draw: random.Random) -> Mutation:
     """Removes a part of a real record, gives it another name or another value."""
-    draw = random.Random(number)
     with_features, *committed = real_records()
     file = draw.choice([with_features] * 9 + committed)
     record = json.loads(file.read_text())
@@ -57,13 +56,18 @@ def mutation(number: int) -> Mutation:
     *parents, key = path
     container = part_at(record, parents)
     chance = draw.random()
-    if chance < 0.15:
+
+    is_removed = chance < 0.15
+    if is_removed:
         del container[key]
         return Mutation(record, path, "removed", must_refuse=False)
-    if chance < 0.3 and isinstance(key, str):
+
+    is_renamed = chance < 0.3 and isinstance(key, str)
+    if is_renamed:
         name = draw.choice(NAMES)
         container[name] = container.pop(key)
         return Mutation(record, path, f"now '{name:.40}'", must_refuse=False)
+
     old = container[key]
     new = draw.choice(VALUES)
     container[key] = new
@@ -98,34 +102,29 @@ def is_no_count(number: int | float) -> bool:
     return type(number) is float or number < 0
 
 
-def mutate_record(number: int) -> str:
+def read_mutated_record(number: int) -> str | None:
     """A real record with another part is refused in a line where it is read, or taken by all that reads records."""
-    record, path, change, must_refuse = mutation(number)
-    dotted_path = ".".join(map(str, path))
-    description = f"{dotted_path} {change}"
+    mutation = mutate(random.Random(number))
+    dotted_path = ".".join(map(str, mutation.path))
+    description = f"{dotted_path} {mutation.change}"
     with TemporaryDirectory() as parent:
         folder = Path(parent, "run")
-        if "quality" in record:
+        if "quality" in mutation.record:
             shutil.copytree(stopped_run(FEATURES).folder, folder)
         folder.mkdir(exist_ok=True)
-        text = json.dumps({**record, "digest": digest_of(record)})
+        text = json.dumps({**mutation.record, "digest": digest_of(mutation.record)})
         (folder / RECORD).write_text(text)
-        record_read = None
 
-        def read() -> None:
-            nonlocal record_read
-            record_read = read_record(folder)
-
-        fault = fault_of(read, description)
+        record_read, fault = attempt(lambda: read_record(folder), description)
         if record_read is None:
             return fault
-        if must_refuse:
+        if mutation.must_refuse:
             return f"{description}: not refused"
         return fault_of_readers(folder, record_read, description)
 
 
-def fault_of_readers(folder: Path, record: dict[str, Any], description: str) -> str:
-    """What goes wrong in anything that reads a record; empty if nothing does."""
+def fault_of_readers(folder: Path, record: dict[str, Any], description: str) -> str | None:
+    """What goes wrong in anything that reads a record."""
     records = find_records([folder])
 
     def render_tables() -> None:
@@ -146,10 +145,10 @@ def fault_of_readers(folder: Path, record: dict[str, Any], description: str) -> 
         "export": lambda: export(fedcli.load(folder), "safetensors", out=folder / "model"),
     }
     for name, reader in readers.items():
-        fault = fault_of(reader, f"{description}, {name}")
-        if fault:
+        fault = attempt(reader, f"{description}, {name}").fault
+        if fault is not None:
             return fault
-    return ""
+    return None
 
 
 def number_of(record: dict[str, Any]) -> int:

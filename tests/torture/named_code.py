@@ -20,7 +20,7 @@ COMMANDS_THAT_READ = (
     "run fedavg --from r", "run fedavg --tuned tuned.json", "run fedavg --out r --continue", "claims fedsa --runs r",
     "table fedfm:III --only FedAvg --runs r --dry-run",
 )  # fmt: skip
-# Of a part in a file, `{0}`; what a reader of paths and an opener of files might take differently.
+# How a part of a file, `{0}` in a folder `{1}`, may be written; a reader of paths and an opener of files might differ.
 SPELLINGS = (
     "{0}", "{0}:x", "{0}:,x", "{0}:METHOD", "{0}:tiny,cnn-small", "cnn-small,{0}:tiny", "{0}:", "{0}::", "{0}:x:y",
     "{0},{0}:x", " {0}:x", "{0}:x ", "file:{0}", "file:{0}:x", "domains+{0}:x", "{0}:x,", ",{0}:x", "{0}\n:x",
@@ -36,15 +36,10 @@ NAMING = (
 )  # fmt: skip
 
 
-def spelt(number: int, folder: Path) -> str:
-    """A spelling of a part of the file `evil.py` in a folder."""
-    return SPELLINGS[number % len(SPELLINGS)].format(folder / "evil.py", folder.name)
-
-
-def put_into(folder: Path, path: tuple, text: str, is_stopped: bool, files: dict[str, str] | None = None) -> None:
-    """Puts a text into a part of a run's record, which a digest vouches for, as if all options had been typed."""
+def forge_record(folder: Path, path: tuple, text: str, *, is_stopped: bool, user_files: dict[str, str]) -> None:
+    """Puts a text into a part of a run's record, for which its digest vouches, as if all options had been typed."""
     record = read_record(folder)
-    record["user_files"] = files or {}
+    record["user_files"] = user_files
     record["origin"] = dict.fromkeys(record["config"], "command line")
     if is_stopped:
         record["status"] = "interrupted"
@@ -55,7 +50,7 @@ def put_into(folder: Path, path: tuple, text: str, is_stopped: bool, files: dict
     (folder / RECORD).write_text(json.dumps({**record, "digest": digest_of(record)}))
 
 
-def name_file_of_code(number: int) -> str:
+def name_file_of_code(number: int) -> str | None:
     """A command that reads a record in which some part names a file of code does not import it."""
     draw = random.Random(number)
     command = COMMANDS_THAT_READ[number % len(COMMANDS_THAT_READ)]
@@ -65,11 +60,17 @@ def name_file_of_code(number: int) -> str:
         evil = folder / "evil.py"
         evil.write_text(EVIL)
 
-        text = spelt(draw.randrange(len(SPELLINGS)), folder)
-        path = draw.choice(NAMING) if draw.random() < 0.7 else draw.choice([*places(read_record(folder / "r"))])
-        recorded_files = {str(evil): file_hash(evil)} if draw.random() < 0.5 else {}
-        put_into(folder / "r", path, text, draw.random() < 0.5, recorded_files)
+        # These draws stay in their order, so that a trial stays what its number says.
+        text = draw.choice(SPELLINGS).format(evil, folder.name)
+        is_naming_part = draw.random() < 0.7
+        paths = NAMING if is_naming_part else tuple(places(read_record(folder / "r")))
+        path = draw.choice(paths)
+        is_file_recorded = draw.random() < 0.5
+        is_stopped = draw.random() < 0.5
         option = draw.choice(("backbone", "partition", "dataset", "post", "protocol", "lr"))
+
+        user_files = {str(evil): file_hash(evil)} if is_file_recorded else {}
+        forge_record(folder / "r", path, text, is_stopped=is_stopped, user_files=user_files)
         tuned = {"method": "fedavg", "seed": "0", "options": {option: text}}
         (folder / "tuned.json").write_text(json.dumps(tuned))
 
@@ -79,4 +80,6 @@ def name_file_of_code(number: int) -> str:
     description = f"{dotted_path}: {text!r}, {command}"
     if is_imported:
         return f"{description}: imported"
-    return f"{description}: {end.fault[:200]}" if end.fault else ""
+    if end.fault is not None:
+        return f"{description}: {end.fault}"
+    return None

@@ -28,12 +28,12 @@ class Ended(NamedTuple):
     errors: str
 
     @property
-    def fault(self) -> str:
-        """What is wrong with this end, whatever the command was; empty for a good end."""
+    def fault(self) -> str | None:
+        """What is wrong with this end, whatever the command was."""
         printed = self.output + self.errors
         error_lines = self.errors.strip().splitlines()
         if "Traceback (most recent call last)" in printed:
-            return error_lines[-1]
+            return error_lines[-1][:200]
         if self.code not in (0, 1, 2, 130):
             return f"exit code {self.code}"  # -9 where it hung
         if self.code and not printed.strip():
@@ -43,7 +43,7 @@ class Ended(NamedTuple):
             return "an error of several lines"
         if "\x1b" in printed:
             return "an escape sequence"
-        return ""
+        return None
 
 
 def import_commands() -> None:

@@ -19,18 +19,18 @@ class Net(nn.Module):
         super().__init__()
         self.first = nn.Linear(channels * size * size, 12)
         self.last = nn.Linear(12, classes)
-        self.register_buffer("kept", torch.ones(12), persistent=PERSISTENT)
+        self.register_buffer("kept", torch.ones(12), persistent=IS_PERSISTENT)
         self.register_buffer("other", torch.ones(12), persistent=True)
-        MORE
+        LAST_LINE_OF_INIT
 
     def forward(self, x):
         x = self.first(x.flatten(1))
         if self.training:
-            CHANGE
+            STEP_IN_TRAINING
         x = torch.tanh(x / self.kept) + 0.1 * self.other
-        return BEHIND
+        return OUTPUT
 """
-CHANGES = (
+STEPS_IN_TRAINING = (
     "self.kept.mul_(1.5)",
     "self.kept.copy_(self.kept + 1)",
     "self.kept = self.kept * 1.5",
@@ -42,7 +42,7 @@ CHANGES = (
     "with torch.no_grad(): self.other.lerp_(x.mean(0), 0.1)",
     "self._buffers['kept'], self._buffers['other'] = self.other.mul_(1.5), self.kept",
 )
-MORES = (
+LAST_LINES_OF_INIT = (
     "pass",
     "pass",
     "self.double()",
@@ -53,33 +53,39 @@ MORES = (
     "self.first.register_forward_hook(lambda layer, given, output: output + 1)",
     "self.first.requires_grad_(False)",
 )
-BEHINDS = ("self.last(x)", "self.last(x)", "self.last(F.dropout(x, 0.1, self.training))", "self.last(x).clamp(-99, 99)")
+OUTPUTS = ("self.last(x)", "self.last(x)", "self.last(F.dropout(x, 0.1, self.training))", "self.last(x).clamp(-99, 99)")
 
 
-def swap_buffers(number: int) -> str:
+def swap_buffers(number: int) -> str | None:
     """A network whose buffers change or change places is refused in a line, or its loaded models are as recorded."""
     draw = random.Random(number)
     parts = {
-        "PERSISTENT": str(draw.random() < 0.5),
-        "MORE": draw.choice(MORES),
-        "CHANGE": draw.choice(CHANGES),
-        "BEHIND": draw.choice(BEHINDS),
+        "IS_PERSISTENT": str(draw.random() < 0.5),
+        "LAST_LINE_OF_INIT": draw.choice(LAST_LINES_OF_INIT),
+        "STEP_IN_TRAINING": draw.choice(STEPS_IN_TRAINING),
+        "OUTPUT": draw.choice(OUTPUTS),
     }
     text = NETWORK
     for name, part in parts.items():
         text = text.replace(name, part)
     with TemporaryDirectory() as parent:
+        folder = Path(parent, "run")
         file = Path(parent, "net.py")
         file.write_text(text)
         options = {**TINY, "rounds": 1, "backbone": f"{file}:Net", "clients_per_chunk": draw.choice(("1", "2"))}
         try:
-            run = fedcli.run("fedavg", out=Path(parent, "run"), **options)
+            run = fedcli.run("fedavg", out=folder, **options)
         except UserError as error:
-            is_clean = "\n" not in str(error) and not Path(parent, "run").exists()
-            return "" if is_clean else f"{parts}: refused late or in several lines: {error}"
+            if "\n" in str(error):
+                return f"{parts}: refused in several lines: {error}"
+            if folder.exists():
+                return f"{parts}: refused late: {error}"
+            return None
         data = datasets.load("digits")
         model = fedcli.load(run.path, method=file).model()
         hits = model(data.x_test / 255).argmax(1) == data.y_test
         accuracy = hits.double().mean().item()
         recorded = run.record["summary"]["selected"]
-        return "" if accuracy == recorded else f"{parts}: {accuracy} when it is loaded, recorded {recorded}"
+        if accuracy != recorded:
+            return f"{parts}: {accuracy} when it is loaded, recorded {recorded}"
+        return None
