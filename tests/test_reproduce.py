@@ -5,6 +5,7 @@ import importlib
 import inspect
 import io
 import json
+import os
 import pickle
 import pkgutil
 import re
@@ -298,16 +299,35 @@ def test_interrupting_several_jobs_interrupts_each_of_them(folder):
     assert [record["status"] for record in records().values()] == ["interrupted"] * 2
 
 
+def test_no_process_is_left_of_several_jobs_that_were_interrupted(folder):
+    """One that is left could no longer be told to end once this process ends."""
+    waiting = Waiting(folder)
+    processes = []
+
+    class Interrupting(Watch):
+        def advance(self, run, rounds):
+            processes.extend(waiting.wait_for())
+            raise KeyboardInterrupt
+
+    plan = plans.plan_table(registry.find_table("./table.py:TABLE"), folder / "runs")
+    with pytest.raises(KeyboardInterrupt):
+        jobs.execute(plan, Interrupting(), jobs=2)
+    assert len(processes) == 2
+    for process in processes:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
 def exceptions():
     """All exceptions of the package, by their names."""
-    found = {}
+    classes = {}
     for module in pkgutil.walk_packages(fedcli.__path__, "fedcli."):
         if module.name.endswith("__main__"):
             continue
         for thing in vars(importlib.import_module(module.name)).values():
             if inspect.isclass(thing) and issubclass(thing, BaseException) and thing.__module__ == module.name:
-                found[f"{module.name}.{thing.__name__}"] = thing
-    return found
+                classes[f"{module.name}.{thing.__name__}"] = thing
+    return classes
 
 
 def test_every_exception_passes_from_a_process_of_a_run_to_the_one_that_started_it():
