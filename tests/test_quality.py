@@ -355,6 +355,8 @@ def test_a_part_of_a_model_is_not_measured_as_a_model_by_any_method():
         cohort = fed.cohort(0)
         fed.start_round(keep_sent_models=True)
         setup.method.run_round(setup.method.init(fed, setup.method_config), cohort, fed, setup.method_config)
+        if fed.received is not None:
+            assert fed.received.keys() in [network.params.keys() for network in fed.networks], method.name
         if fed.trained is not None:
             drift.measure_drift(fed, cohort)  # a part would have no features
             names.append(method.name)

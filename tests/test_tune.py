@@ -56,6 +56,11 @@ def test_a_run_is_judged_by_its_protocols_rule_on_validation_examples(selection,
     assert tune.validation_accuracy(record) == pytest.approx(expected)
 
 
+def test_a_value_that_is_given_twice_is_tried_once():
+    plan = tune.plan_trials("fedavg", lr=(0.1, 0.01, 0.1), **TINY)
+    assert [run.setup.config.lr for run in plan.runs] == [0.1, 0.01]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
