@@ -143,8 +143,8 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     clients = Client(params, joined(own.buffers, received.buffers), optimizer={}, memory=is_first)
     clients, terms = fed.train(clients, cohort, make_local_step(fed, config))
 
-    own = ClientState(part(clients.params, PRIVATE), part(clients.buffers, PRIVATE), clients.params[ALPHA])
-    states = fed.remember(state.clients, cohort, own)
+    new = ClientState(part(clients.params, PRIVATE), part(clients.buffers, PRIVATE), clients.params[ALPHA])
+    states = fed.remember(state.clients, cohort, new)
     trained = Client(part(clients.params, SHARED), part(clients.buffers, SHARED), optimizer={})
     params, buffers = weighted_mean(fed.upload_model(trained), cohort.weights)
     return ServerState(params, buffers, states), terms
