@@ -22,16 +22,19 @@ from fedcli.declarations import (
     Post,
     Protocol,
     PublicSetting,
+    Row,
     Table,
     both_ways,
     grid,
     option,
     params_both_ways,
+    row,
     rows_by_class,
 )  # fmt: skip
 from fedcli.errors import UserError
 
 __all__ = [
-    "Cell", "Claim", "Control", "DataSetting", "Gain", "Method", "Post", "Protocol", "PublicSetting", "Table",
-    "UserError", "both_ways", "frame", "grid", "load", "option", "params_both_ways", "rows_by_class", "run", "tune",
+    "Cell", "Claim", "Control", "DataSetting", "Gain", "Method", "Post", "Protocol", "PublicSetting", "Row", "Table",
+    "UserError", "both_ways", "frame", "grid", "load", "option", "params_both_ways", "row", "rows_by_class", "run",
+    "tune",
 ]  # fmt: skip

@@ -80,9 +80,8 @@ Run it
     fedcli run fccl-plus --protocol fccl:office31 --dataset office31-private --regularizer ewc
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -99,12 +98,14 @@ from fedcli import (
     Method,
     Protocol,
     PublicSetting,
+    Row,
     Table,
     UserError,
     grid,
     option,
+    row,
 )
-from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Params, cross_entropy, masked_mean
+from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Params, cross_entropy, kept_models, masked_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.core.own_models import averaged_models, refuse_mixed_average, train_newcomers
 from fedcli.core.public_images import learn_from_public
@@ -223,7 +224,7 @@ class ClientState(NamedTuple):
 class ServerState(NamedTuple):
     """The state of the simulation; the server itself keeps nothing."""
 
-    clients: dict[int, ClientState]  # of those that have taken part
+    clients: Mapping[int, ClientState]  # of those that have taken part
 
 
 # Collaborative phase
@@ -262,6 +263,13 @@ def fccm_loss(correlation: Tensor, off_diagonal_weight: float, off_diagonal_targ
     return on_diagonal + off_diagonal_weight * off_diagonal
 
 
+def off_diagonal(matrix: Tensor) -> Tensor:
+    """A square matrix `[B, B]` without its diagonal, `[B, B-1]`; each row in its order."""
+    before = matrix.tril(-1)[:, :-1]  # row i has its entries 0 ... i - 1 in these columns
+    after = matrix.triu(1)[:, 1:]  # and its entries i + 1 ... B - 1 one column to the left
+    return before + after
+
+
 def similarity(features: Tensor, temperature: float) -> Tensor:
     """Eqs. 3 and 4: S_i `[B, B-1]`, a batch's cosines over mu but each image's with itself; 0 for a zero feature.
 
@@ -269,14 +277,11 @@ def similarity(features: Tensor, temperature: float) -> Tensor:
         features: H_i, `[B, D]`.
         temperature: mu, positive.
     """
-    size = len(features)
     squared = features.square().sum(1, keepdim=True)
     lengths = torch.where(squared > 0, torch.where(squared > 0, squared, 1.0).sqrt(), 1.0)
     directions = features / lengths
     cosines = directions @ directions.T  # [B, B]
-    # Off the diagonal, without a boolean index: without its first entry the flat matrix has one in every size + 1.
-    others = cosines.flatten()[1:].reshape(size - 1, size + 1)[:, :-1].reshape(size, size - 1)
-    return others / temperature
+    return off_diagonal(cosines) / temperature
 
 
 def fisl_loss(similarity: Tensor, mean_similarity: Tensor) -> Tensor:
@@ -310,27 +315,33 @@ def make_collaborative_loss(network: Network, config: CollaborativeConfig) -> Lo
     return loss
 
 
+def mean_of_participants(outputs: list[Tensor], cohort: Cohort, fed: Federation) -> Tensor:
+    """The mean that all get back of what the participants of each network send, `[K, ...]`."""
+    sent = fed.upload(fed.in_order(cohort, fed.groups(cohort), outputs))  # [K, ...]
+    return fed.download(sent.mean(0), cohort)
+
+
 def exchange(
     models: list[Client], batch: Batch, cohort: Cohort, fed: Federation, config: CollaborativeConfig
 ) -> Exchanged | None:
     """Algorithm 1, lines 2 to 6: all participants' outputs of one public batch, before any update, and their means."""
     if len(batch.x) == 1:  # Reading 6
         return None
-    groups = fed.groups(cohort)
-
-    def mean(by_group: list[Tensor]) -> Tensor:
-        sent = fed.upload(fed.in_order(cohort, groups, by_group))  # [K, ...]
-        return fed.download(sent.mean(0), cohort)
-
-    outputs = [fed.forward(model, group, batch.x) for model, group in zip(models, groups, strict=True)]
-    logits = None
+    outputs = []
+    for model, group in zip(models, fed.groups(cohort), strict=True):
+        outputs.append(fed.forward(model, group, batch.x))
+    mean_logits = None
     if config.correlation_weight:
-        logits = mean([output.logits for output in outputs])
-    similarities = None
+        logits = [output.logits for output in outputs]
+        mean_logits = mean_of_participants(logits, cohort, fed)
+    mean_similarity = None
     if config.similarity_weight:
-        of_client = partial(similarity, temperature=config.similarity_temperature)
-        similarities = mean([torch.stack([*map(of_client, output.features)]) for output in outputs])
-    return Exchanged(logits, similarities)
+        similarities = []
+        for output in outputs:
+            of_clients = [similarity(features, config.similarity_temperature) for features in output.features]
+            similarities.append(torch.stack(of_clients))
+        mean_similarity = mean_of_participants(similarities, cohort, fed)
+    return Exchanged(mean_logits, mean_similarity)
 
 
 def collaborate(
@@ -341,7 +352,7 @@ def collaborate(
     `previous` has the participants' models of each network, stacked. Returned are those after the phase, without
     optimizer state, and the mean over batches of each term, `[K]`.
     """
-    models = [Client(state.params, state.buffers, optimizer={}) for state in previous]
+    models = [Client(state.params, state.buffers) for state in previous]
     losses = [make_collaborative_loss(group.network, config) for group in fed.groups(cohort)]
     steps = [fed.optimizer_step(loss, weight_decay=0.0, key="public") for loss in losses]  # Reading 10
     terms: Terms = {}
@@ -355,9 +366,8 @@ def collaborate(
             keep_optimizer=config.public_optimizer == "phase",
         )  # fmt: skip
     if config.average_parameters:  # Reading 13
-        (of_all,) = models  # in one group, since their networks are equal
-        models = [averaged_models(of_all, cohort, fed)]
-    return [model._replace(optimizer={}) for model in models], terms
+        models = averaged_models(models, cohort, fed)
+    return [Client(model.params, model.buffers) for model in models], terms
 
 
 # Local phase
@@ -530,7 +540,7 @@ METHOD = Method(
     },
     costs=costs,
     client_memory=lambda sizes: 2 * sizes.parameters,  # Table 3: the model and its teacher
-    personal=lambda state: {client: (model.params, model.buffers) for client, model in state.clients.items()},
+    personal=kept_models,
     mixed_networks=True, uses_public_data=True,
 )  # fmt: skip
 
@@ -569,7 +579,7 @@ def run_conference_round(
     for group, model in train_newcomers(states, cohort, fed, epochs, cosine=config.pretraining == "code"):
         pretrained = Teacher(model.params, model.buffers)  # theta*, Reading 12
         states = fed.remember(states, group, ClientState(*pretrained, pretrained))
-    previous = [fed.recall(states, group, None) for group in groups]  # all of them have a state by now
+    previous = [fed.recall(states, group) for group in groups]  # all of them have a state by now
     models, terms = collaborate(previous, cohort, fed, config)
     all_terms = []
     for model, last, group in zip(models, previous, groups, strict=True):
@@ -593,7 +603,7 @@ CONFERENCE = Method(
     variants={"code": {"pretraining": "code", "similarity_weight": 3.0}},
     costs=costs,
     client_memory=lambda sizes: 3 * sizes.parameters,  # Table 3: the model and its two teachers
-    personal=METHOD.personal,
+    personal=kept_models,
     mixed_networks=True, uses_public_data=True,
 )  # fmt: skip
 
@@ -800,19 +810,19 @@ _TWO = ("Digits", "Office31")
 _BOTH = ("inter", "intra")
 _INTER = ("inter",)
 _INTRA = ("intra",)
-_BASE = ("local", {"rounds": 50, "local_epochs": 1})
-_PLUS = ("fccl-plus", {})
-_FCCL = ("fccl", {})
-_FISL = {"correlation_weight": 0.0, "similarity_weight": 3.0}  # in the place of FCCM, with Eq. 19 in the local phase
+_BASE = row("local", rounds=50, local_epochs=1)
+_PLUS = row("fccl-plus")
+_FCCL = row("fccl")
+_FISL = row("fccl", correlation_weight=0.0, similarity_weight=3.0)  # in the place of FCCM; Eq. 19 in the local phase
 _COMPARISON = {
-    "BASE": _BASE, "FedMD": ("fedmd", {}), "FedDF": ("feddf-client", {}), "FedMatch": ("fedmatch", {}),
-    "RHFL": ("rhfl", {}), "FCCL": _FCCL, "FCCL+": _PLUS,
+    "BASE": _BASE, "FedMD": row("fedmd"), "FedDF": row("feddf-client"), "FedMatch": row("fedmatch"),
+    "RHFL": row("rhfl"), "FCCL": _FCCL, "FCCL+": _PLUS,
 }  # fmt: skip
 _EQUAL = "local training of equal length"  # not in the paper: as many rounds and local epochs as the methods
 _EQUAL_NOTE = f"The row '{_EQUAL}' is not the paper's, whose BASE has a sixteenth of the methods' epochs."
 _BASE_NOTE = "BASE: 50 rounds of one local epoch, each with a new Adam; its last three epochs are averaged."
 _EQ19_NOTE = "Without FNTD the local objective is that of FCCL, Eq. 19, so these rows are runs of FCCL."
-Rows = dict[str, tuple[str, dict]]
+Rows = dict[str, Row]  # by their names in the paper's tables
 
 
 def _on(scenario: str, strong: bool = False, **settings: object) -> dict[str, object]:
@@ -839,16 +849,15 @@ def _cells(
 def _gains(rows: Iterable[str], scenarios: tuple[str, ...], kinds: tuple[str, ...], base: str) -> tuple[Gain, ...]:
     """What the paper prints beside the means over domains: how far each row is ahead of the row `base`."""
     gains = []
-    for row in rows:
+    for name in rows:
         for scenario in scenarios:
             for kind in kinds:
-                prefix = f"{scenario} {kind}"
                 gain = Gain(
-                    row=row,
-                    column=f"{prefix} delta_vs_BASE",
-                    leading_rows=(row,),
+                    row=name,
+                    column=f"{scenario} {kind} delta_vs_BASE",
+                    leading_rows=(name,),
                     other_rows=(base,),
-                    columns=(f"{prefix} AVG",),
+                    columns=(f"{scenario} {kind} AVG",),
                 )
                 gains.append(gain)
     return tuple(gains)
@@ -869,26 +878,24 @@ def _table(
     )
 
 
-_SMALLER = {"batch_size": 64}  # of FedAvg, FedProx and MOON in the authors' code, on Digits and Office31
-
-
 def _homogeneous() -> Rows:
     """Rows of Table 15; the methods that send logits average the models between the two phases."""
-    methods = {
+    smaller = 64  # of FedAvg, FedProx and MOON in the authors' code, on Digits and Office31
+    methods: Rows = {
         **_without(_COMPARISON, "FedMatch", "RHFL"),
-        "FedAvg": ("fedavg", _SMALLER),
-        "FedProx": ("fedprox", _SMALLER),
-        "MOON (mu=5, printed tau)": ("moon", {**_SMALLER, "contrastive_weight": 5.0}),
-        "MOON (mu=1, printed tau)": ("moon", {**_SMALLER, "contrastive_weight": 1.0}),
-        "FedProc": ("fedproc", {}),
-        "FedRS": ("fedrs", {}),
+        "FedAvg": row("fedavg", batch_size=smaller),
+        "FedProx": row("fedprox", batch_size=smaller),
+        "MOON (mu=5, printed tau)": row("moon", batch_size=smaller, contrastive_weight=5.0),
+        "MOON (mu=1, printed tau)": row("moon", batch_size=smaller, contrastive_weight=1.0),
+        "FedProc": row("fedproc"),
+        "FedRS": row("fedrs"),
     }
     rows = {}
-    for title, (method, options) in methods.items():
-        options = {**options, "backbone": "resnet12-3x3"}
+    for title, (method, settings) in methods.items():
+        settings = {**settings, "backbone": "resnet12-3x3"}
         if title in ("FedMD", "FedDF", "FCCL", "FCCL+"):
-            options["average_parameters"] = True
-        rows[title] = (method, options)
+            settings["average_parameters"] = True
+        rows[title] = Row(method, settings)
     return rows
 
 
@@ -906,12 +913,13 @@ def _architectures() -> Rows:
     rows = {}
     for names, backbone in backbones.items():
         for title, method in methods.items():
-            rows[f"{title} | {names}"] = (method, {"backbone": backbone})
+            rows[f"{title} | {names}"] = row(method, backbone=backbone)
     return rows
 
 
 def _without(rows: Rows, *names: str) -> Rows:
-    return {name: row for name, row in rows.items() if name not in names}
+    """The rows but those of these names."""
+    return {name: rows[name] for name in rows if name not in names}
 
 
 _SETS = {"Cifar-100": "cifar100", "Tiny-ImageNet": "tiny-imagenet", "Fashion-MNIST": "fmnist"}
@@ -919,18 +927,18 @@ _SETS = {"Cifar-100": "cifar100", "Tiny-ImageNet": "tiny-imagenet", "Fashion-MNI
 
 def _augmented(kind: str) -> Rows:
     """Rows of Table 13 with one kind of augmentation of the public images."""
-    return {
-        f"FISL, {title}, {kind} augmentation": ("fccl", {**_FISL, "public_dataset": name})
-        for title, name in _SETS.items()
-    }
+    rows = {}
+    for title, name in _SETS.items():
+        rows[f"FISL, {title}, {kind} augmentation"] = row("fccl", **_FISL.settings, public_dataset=name)
+    return rows
 
 
 _PRIVATE_ONLY = "none (private only)"
 _ABLATION = {
     _PRIVATE_ONLY: _BASE,
     "FCCM": _FCCL,
-    "FISL": ("fccl", _FISL),
-    "FCCM+FISL": ("fccl", {"similarity_weight": 3.0}),
+    "FISL": _FISL,
+    "FCCM+FISL": row("fccl", similarity_weight=3.0),
     "FCCM+FISL+FNTD": _PLUS,
 }
 
@@ -938,13 +946,13 @@ _SOME_PLAIN = "plain KD in the first 30% of local epochs"
 _LITTLE_PLAIN = "plain KD in the first 10% of local epochs"
 _NO_PLAIN = "plain KD in the first 0 of local epochs"
 _PLAIN = {
-    _SOME_PLAIN: ("fccl-plus", {"plain_share": 0.3}),
-    _LITTLE_PLAIN: ("fccl-plus", {"plain_share": 0.1}),
-    _NO_PLAIN: ("fccl-plus", {"plain_share": 0.0}),
+    _SOME_PLAIN: row("fccl-plus", plain_share=0.3),
+    _LITTLE_PLAIN: row("fccl-plus", plain_share=0.1),
+    _NO_PLAIN: row("fccl-plus", plain_share=0.0),
 }
 _REGULARIZERS = {"FNTD (full FCCL+)": _PLUS}
 for _weight in (0.01, 0.1, 0.7, 1.0):
-    _REGULARIZERS[f"EWC lambda={_weight}"] = ("fccl-plus", {"regularizer": "ewc", "ewc_weight": _weight})
+    _REGULARIZERS[f"EWC lambda={_weight}"] = row("fccl-plus", regularizer="ewc", ewc_weight=_weight)
 _PUBLIC_SETS = {f"public {title}": _on("Digits", public_dataset=name) for title, name in _SETS.items()}
 
 
@@ -958,15 +966,13 @@ def _local_epochs() -> Rows:
     """Rows of Table 19."""
     rows = {}
     for epochs in (10, 20, 30):
-        with_fntd = {"local_epochs": epochs}
-        without_fntd = {"local_epochs": epochs, "regularizer": "none"}
-        rows[f"local epochs {epochs}, without FNTD"] = ("fccl-plus", without_fntd)
-        rows[f"local epochs {epochs}, with FNTD"] = ("fccl-plus", with_fntd)
+        rows[f"local epochs {epochs}, without FNTD"] = row("fccl-plus", local_epochs=epochs, regularizer="none")
+        rows[f"local epochs {epochs}, with FNTD"] = row("fccl-plus", local_epochs=epochs)
     return rows
 
 
-_SENT = {"FedMD": ("fedmd", {}), "FCCL": _FCCL, "FCCL+": _PLUS}
-_MODULES = {"FCCM": _FCCL, "FISL": ("fccl", _FISL), "FNTD": _PLUS}
+_SENT = {"FedMD": row("fedmd"), "FCCL": _FCCL, "FCCL+": _PLUS}
+_MODULES = {"FCCM": _FCCL, "FISL": _FISL, "FNTD": _PLUS}
 
 TABLES = (
     # Table 2, 9 runs: communication signals and cost against inter-domain accuracy.
@@ -988,7 +994,7 @@ TABLES = (
         8,
         "Accuracy on other domains",
         _cells(_COMPARISON, _ALL, _INTER),
-        _cells({_EQUAL: ("local", {})}, ("Digits",), _INTER),
+        _cells({_EQUAL: row("local")}, ("Digits",), _INTER),
         notes=(_BASE_NOTE, _EQUAL_NOTE, _PRIVATE),
         gains=(
             *_gains(_without(_COMPARISON, "BASE"), _ALL, _INTER, "BASE"),
@@ -1046,7 +1052,7 @@ TABLES = (
     _table(
         14,
         "Weight of FISL",
-        _cells({f"omega={x}": ("fccl", {"similarity_weight": float(x)}) for x in (1, 2, 3, 4)}, _TWO, _INTER),
+        _cells({f"omega={x}": row("fccl", similarity_weight=float(x)) for x in (1, 2, 3, 4)}, _TWO, _INTER),
         notes=(_EQ19_NOTE, _PRIVATE),
     ),
     # Table 15, 66 runs: homogeneous models (ResNet12 everywhere).
@@ -1124,7 +1130,7 @@ _FREE_DIGITS = {
 }  # fmt: skip
 _INTER_DIGITS = ("Digits inter AVG",)
 _INTRA_DIGITS = ("Digits intra AVG",)
-_OTHERS = tuple(row for row in _COMPARISON if row not in ("BASE", "FCCL+"))
+_OTHERS = tuple(name for name in _COMPARISON if name not in ("BASE", "FCCL+"))
 _LENGTH = Control(_EQUAL, "longer training")  # BASE's is a sixteenth of the methods'
 CLAIMS = (
     Claim(
@@ -1198,7 +1204,7 @@ CLAIMS = (
         text="With Tiny-ImageNet as public images, too, FCCL+ is ahead of the other methods",
         table="fccl:12",
         row="FCCL+",
-        other_rows=tuple(row for row in _OTHERS if row != "FedDF"),
+        other_rows=tuple(name for name in _OTHERS if name != "FedDF"),
         columns=_INTER_DIGITS,
     ),
     Claim(

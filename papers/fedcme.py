@@ -56,7 +56,7 @@ Run it
     fedcli run fedcme --protocol fedcme:cifar10-a0.1-k50-m20 --dataset cifar10 --exchange body       (Fig. 5)
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,8 +64,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcli import Cell, Claim, DataSetting, Gain, Method, Protocol, Table, grid, option
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, class_means, cross_entropy, select, weighted_mean
+from fedcli import Cell, Claim, DataSetting, Gain, Method, Protocol, Table, grid, option, row
+from fedcli.core import Aux, Client, LocalLoss, Network, Params, class_means, cross_entropy, model_of, weighted_mean
 from fedcli.core.class_vectors import Gathered, gathering, mean_by_class, no_vectors, nothing_gathered
 from fedcli.core.federation import Cohort, Federation, Terms
 
@@ -110,17 +110,19 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(lengths > 0, (a * b).sum(-1) / torch.where(lengths > 0, lengths, 1.0), 0.0)  # Reading 4
 
 
-def _by_priority(evaluation: Tensor, priority: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The evaluation vectors in order of priority, in which nothing depends on the cohort's order; and that order."""
+def by_priority(matching: Callable[[Tensor], list[int]], evaluation: Tensor, priority: Tensor | None) -> Tensor:
+    """Partners found among the clients in order of priority, so that ties do not depend on the cohort's order; `[M]`.
+
+    Args:
+        matching: From evaluation vectors `[M, C]` in float64 to each client's partner.
+        evaluation: epsilon*, `[M, C]`.
+        priority: `[M]`, the lower first; the order of the clients where None.
+    """
     order = torch.arange(len(evaluation)) if priority is None else priority.cpu().argsort(stable=True)
-    return evaluation.cpu().double()[order], order
-
-
-def _as_given(partner: list[int], order: Tensor, device: torch.device) -> Tensor:
-    """Partners among clients in order of priority, as partners among the clients as they were given."""
-    as_given = torch.empty_like(order)
-    as_given[order] = order[torch.tensor(partner)]  # order[i] is where the i-th by priority was given
-    return as_given.to(device)
+    partner_by_priority = torch.tensor(matching(evaluation.cpu().double()[order]))
+    partner = torch.empty_like(order)
+    partner[order] = order[partner_by_priority]  # the i-th by priority is client order[i]
+    return partner.to(evaluation.device)
 
 
 def match_clients(evaluation: Tensor, priority: Tensor | None = None) -> Tensor:
@@ -133,7 +135,11 @@ def match_clients(evaluation: Tensor, priority: Tensor | None = None) -> Tensor:
     Returns:
         nu, `[M]`: the position of each client's counterpart, whose counterpart it is. Its own for one left over.
     """
-    vectors, order = _by_priority(evaluation, priority)
+    return by_priority(make_matching, evaluation, priority)
+
+
+def make_matching(vectors: Tensor) -> list[int]:
+    """MakeMatching of Algorithm 1 for evaluation vectors `[M, C]`, of equal ones the first."""
     likeness = cosine(vectors[:, None], vectors).tolist()  # [M][M]
     waiting = cosine(vectors, vectors.mean(0)).argsort(stable=True).tolist()  # lines 13 to 17
     partner = list(range(len(vectors)))  # Reading 3
@@ -144,7 +150,7 @@ def match_clients(evaluation: Tensor, priority: Tensor | None = None) -> Tensor:
         partner[k] = j  # line 21
         partner[j] = k
         waiting.remove(j)  # line 22
-    return _as_given(partner, order, evaluation.device)
+    return partner
 
 
 def with_parts_of_partners(params: Params, partner: Tensor, names: Iterable[str]) -> Params:
@@ -255,19 +261,34 @@ def names_of_part(tree: Params, part: str) -> list[str]:
     return names
 
 
+class Exchange(NamedTuple):
+    """Who sends and who receives a classifier."""
+
+    senders: Tensor  # positions; of pairs the same clients as receive, in many-to-one matching some are not asked
+    receivers: Tensor  # positions; all but those who are their own counterparts
+
+
+def exchange_of(partner: Tensor) -> Exchange:
+    """The senders and receivers of a matching nu, `[M]` (Reading 15)."""
+    has_partner = partner != torch.arange(len(partner), device=partner.device)
+    return Exchange(senders=partner[has_partner].unique(), receivers=has_partner.nonzero().flatten())
+
+
+def send_parts(tree: Params, partner: Tensor, part: str, fed: Federation) -> Params:
+    """The clients' parameters or buffers `[M, ...]`, a part of them exchanged through the server."""
+    names = names_of_part(tree, part)  # phi, Reading 1
+    exchanged = with_parts_of_partners(tree, partner, names)
+    senders, receivers = exchange_of(partner)
+    fed.upload({name: tree[name][senders] for name in names})
+    fed.download_each({name: exchanged[name][receivers] for name in names})
+    return exchanged
+
+
 def exchange_classifiers(clients: Client, partner: Tensor, part: str, fed: Federation) -> Client:
     """Algorithm 2, lines 22 to 24: ExchangeClassifier, through the server; or another part than the classifier."""
-    receiver = partner != torch.arange(len(partner), device=partner.device)  # Reading 15
-    sender = partner[receiver].unique()  # of pairs the same clients; in many-to-one matching some are not asked
-
-    def through_server(tree: Params) -> Params:
-        names = names_of_part(tree, part)  # phi, Reading 1
-        new = with_parts_of_partners(tree, partner, names)
-        fed.upload({name: tree[name][sender] for name in names})
-        fed.download_each({name: new[name][receiver] for name in names})
-        return new
-
-    return clients._replace(params=through_server(clients.params), buffers=through_server(clients.buffers))
+    params = send_parts(clients.params, partner, part, fed)
+    buffers = send_parts(clients.buffers, partner, part, fed)
+    return clients._replace(params=params, buffers=buffers)
 
 
 def evaluate_clients(clients: Client, cohort: Cohort, fed: Federation) -> Tensor:
@@ -275,9 +296,10 @@ def evaluate_clients(clients: Client, cohort: Cohort, fed: Federation) -> Tensor
     rows = []
     for k, client in enumerate(cohort.client_ids):
         draw = fed.generator(cohort.round, client, "evaluation")
-        index = evaluation_sample(fed.training[client], draw)
-        _, logits, labels = fed.predict(*select((clients.params, clients.buffers), k), index)
-        rows.append(evaluation_vector(logits.argmax(1) == labels, labels, fed.num_classes))
+        model = model_of(clients, k)
+        predicted = fed.predict(model.params, model.buffers, evaluation_sample(fed.training[client], draw))
+        correct = predicted.logits.argmax(1) == predicted.labels
+        rows.append(evaluation_vector(correct, predicted.labels, fed.num_classes))
     return torch.stack(rows).to(fed.device, fed.dtype)
 
 
@@ -320,14 +342,12 @@ def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -
     model = fed.sizes.parameters
     head = fed.num_classes * (fed.feature_dim + 1)
     partner = find_partners(state.evaluation[torch.as_tensor(cohort.client_ids)], cohort, fed, config)
-    receiver = partner != torch.arange(size, device=partner.device)
-    num_receivers = int(receiver.sum())
-    num_senders = len(partner[receiver].unique())
+    senders, receivers = exchange_of(partner)
     floats_of_part = {"head": head, "body": model - head, "model": model, "none": 0}[config.exchange]
     features = fed.num_classes * fed.feature_dim
     evaluation = fed.num_classes
-    down = size * (model + features) + num_receivers * floats_of_part
-    up = size * (model + features + evaluation) + num_senders * floats_of_part
+    down = size * (model + features) + len(receivers) * floats_of_part
+    up = size * (model + features + evaluation) + len(senders) * floats_of_part
     return down, up
 
 
@@ -355,16 +375,22 @@ def match_many_to_one(evaluation: Tensor, priority: Tensor | None = None) -> Ten
     Arguments as of `match_clients`; among equals a client takes the next after itself by `priority`, so that not all
     take the same. Returns `[M]`, the position of the client whose classifier each receives; its own if it is alone.
     """
-    vectors, order = _by_priority(evaluation, priority)
-    likeness = cosine(vectors[:, None], vectors).tolist()
+    return by_priority(make_many_to_one_matching, evaluation, priority)
+
+
+def make_many_to_one_matching(vectors: Tensor) -> list[int]:
+    """For each of the evaluation vectors `[M, C]` the one least like it, of equal ones the next after itself."""
+    likeness = cosine(vectors[:, None], vectors).tolist()  # [M][M]
     size = len(vectors)
     partner = []
     for k in range(size):
         others = [(k + step) % size for step in range(1, size)]  # from the next one on
         to_k = likeness[k]
         partner.append(min(others, key=lambda other: to_k[other], default=k))
-    return _as_given(partner, order, evaluation.device)
+    return partner
 
+
+# The paper's experiments
 
 _DATA = {
     "fmnist": DataSetting(
@@ -486,16 +512,16 @@ def _with_tail(
 
 
 _OTHERS = {
-    "FedAvg": ("fedavg", {}),
-    "FedProx(0.1)": ("fedprox", {"proximal_weight": 0.1}),
-    "FedProx(0.01)": ("fedprox", {"proximal_weight": 0.01}),
-    "MOON": ("moon", {}),
-    "FedRS(0.1)": ("fedrs", {"scaling": 0.1}),
-    "FedRS(0.5)": ("fedrs", {"scaling": 0.5}),
+    "FedAvg": row("fedavg"),
+    "FedProx(0.1)": row("fedprox", proximal_weight=0.1),
+    "FedProx(0.01)": row("fedprox", proximal_weight=0.01),
+    "MOON": row("moon"),
+    "FedRS(0.1)": row("fedrs", scaling=0.1),
+    "FedRS(0.5)": row("fedrs", scaling=0.5),
 }
 _BEST = "FedCME(0.01)"
-_OURS = {_BEST: ("fedcme", {"alignment_weight": 0.01})}
-_ROWS = {**_OTHERS, "FedCME(0.1)": ("fedcme", {"alignment_weight": 0.1}), **_OURS}
+_OURS = {_BEST: row("fedcme", alignment_weight=0.01)}
+_ROWS = {**_OTHERS, "FedCME(0.1)": row("fedcme", alignment_weight=0.1), **_OURS}
 
 # Table II, "the test accuracy of FedCME and other methods". 8 rows, 16 columns, 3 seeds: 384 runs.
 _COLUMNS_2 = {}
@@ -538,8 +564,8 @@ _TABLE_3 = _on_the_way()
 # 3 seeds: 54 runs, 42 of them Table II's. Fig. 3 has their curves.
 _ABLATIONS = {
     **_OTHERS,
-    "FedCME-OL(0.01)": ("fedcme", {"alignment_weight": 0.01, "exchange": "none"}),
-    "FedCME-OE(0.01)": ("fedcme", {"alignment_weight": 0.0}),
+    "FedCME-OL(0.01)": row("fedcme", alignment_weight=0.01, exchange="none"),
+    "FedCME-OE(0.01)": row("fedcme", alignment_weight=0.0),
     **_OURS,
 }
 _NO_BRACKET = "FedCME-OE(0.01) has no alignment term; the paper's bracket is then without meaning."
@@ -560,15 +586,15 @@ _FIG_3 = _table(
 )
 
 # Fig. 4, "the training results in two matching modes". 2 rows, 2 columns, 3 seeds: 12 runs, 6 of them Table II's.
-_MATCHINGS = {"FedCME": ("fedcme", {}), "FedCME-MTO": ("fedcme", {"matching": "many-to-one"})}
+_MATCHINGS = {"FedCME": row("fedcme"), "FedCME-MTO": row("fedcme", matching="many-to-one")}
 _CURVES = "The paper draws curves and prints no number."
 _FIG_4 = _table("Fig4", "Clients matched in pairs, or many to one", grid(_MATCHINGS, _SKEWED), _CURVES)
 
 # Fig. 5, "exchanging the whole model (WM) and only the feature extractor (FE)". 18 runs, 6 of them Table II's.
 _EXCHANGES = {
-    "FedCME": ("fedcme", {}),
-    "FedCME-WM": ("fedcme", {"exchange": "model"}),
-    "FedCME-FE": ("fedcme", {"exchange": "body"}),
+    "FedCME": row("fedcme"),
+    "FedCME-WM": row("fedcme", exchange="model"),
+    "FedCME-FE": row("fedcme", exchange="body"),
 }
 _FIG_5 = _table("Fig5", "What is exchanged: classifier, whole model, extractor", grid(_EXCHANGES, _SKEWED), _CURVES)
 

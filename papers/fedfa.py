@@ -75,7 +75,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcli import Cell, Claim, DataSetting, Method, Protocol, Table, both_ways, grid, option
+from fedcli import Cell, Claim, DataSetting, Method, Protocol, Table, both_ways, grid, option, row
 from fedcli.core import (
     Aux,
     Batch,
@@ -379,6 +379,8 @@ def aggregate_present(local: Tensor, weights: Tensor, has_class: Tensor, previou
     return torch.where(total > 0, mean, previous)
 
 
+# The paper's experiments
+
 _TRAINING = {
     "num_clients": 100, "cohort_size": 10, "rounds": 200, "local_epochs": 5, "batch_size": 64, "optimizer": "sgd",
     "lr": 0.01, "momentum": 0.0, "weight_decay": 1e-3, "partition_seed": 1,
@@ -580,12 +582,12 @@ _MIXED = {column: setting for column, setting in _SKEWED.items() if column.start
 _EMNIST = {"EMNIST (feature skew)": _COLUMNS["EMNIST (feature skew)"]}
 _LABEL_SKEW = {column: setting for column, setting in _SKEWED.items() if column not in {**_MIXED, **_EMNIST}}
 _FMNIST_C2 = _COLUMNS["FMNIST #C=2"]
-_OURS = {"FedFA": ("fedfa", {})}
+_OURS = {"FedFA": row("fedfa")}
 _METHODS = {
-    "FedAvg": ("fedavg", {}), "FedProx": ("fedprox", {}), "FedDyn": ("feddyn", {}), "MOON": ("moon", {}),
-    "FedProc": ("fedproc", {}), **_OURS,
+    "FedAvg": row("fedavg"), "FedProx": row("fedprox"), "FedDyn": row("feddyn"), "MOON": row("moon"),
+    "FedProc": row("fedproc"), **_OURS,
 }  # fmt: skip
-_WITHOUT = {"FedAvg w/o skew": ("fedavg", {}), "FedFA w/o skew": ("fedfa", {})}
+_WITHOUT = {"FedAvg w/o skew": row("fedavg"), "FedFA w/o skew": row("fedfa")}
 
 _FORM = "FedFA: the forms of the authors' code (readings 1 to 3, 5 and 6), which their released numbers come from."
 _FORMS = (  # where the paper's text and the authors' code differ
@@ -636,9 +638,9 @@ _TABLE_2 = _table(
 
 # Table 3, "FedFA with federated BN in different ablation settings". 4 rows, 3 columns, 3 seeds: 36 runs.
 _ABLATIONS = {
-    "FedFA w/o anchor updating": ("fedfa", {"anchor_decay": 1.0}),
-    "FedFA w/o classifier calibration": ("fedfa", {"calibration": "never"}),
-    "FedFA w/o orthogonal anchor initialization": ("fedfa", {"anchor_init": "random"}),
+    "FedFA w/o anchor updating": row("fedfa", anchor_decay=1.0),
+    "FedFA w/o classifier calibration": row("fedfa", calibration="never"),
+    "FedFA w/o orthogonal anchor initialization": row("fedfa", anchor_init="random"),
     **_OURS,
 }
 _TABLE_3 = _table(
@@ -656,10 +658,10 @@ _TABLE_3 = _table(
 
 # Table 5, "classifier calibration at different training phase". One seed: 4 runs, three with CCVR after them.
 _CALIBRATIONS = {  # with CCVR behind it, a run gives the accuracy before and after it
-    "FedAvg": ("fedavg", {"post": "ccvr"}),
-    "FedFA": ("fedfa", {"post": "ccvr"}),
-    "FedFA w/o CC": ("fedfa", {"calibration": "never", "post": "ccvr"}),
-    "FedFA w/ CC at the end of each local epoch": ("fedfa", {"calibration": "epoch"}),
+    "FedAvg": row("fedavg", post="ccvr"),
+    "FedFA": row("fedfa", post="ccvr"),
+    "FedFA w/o CC": row("fedfa", calibration="never", post="ccvr"),
+    "FedFA w/ CC at the end of each local epoch": row("fedfa", calibration="epoch"),
 }
 _AFTERWARDS = {
     "FedAvg w/ CCVR": _CALIBRATIONS["FedAvg"],
@@ -688,9 +690,9 @@ _TABLE_6 = _table(
 
 # Table 7, "FedFA with different initialization". One seed: 3 runs, one of them Table 6's.
 _STARTS = {
-    "FedFA (lambda=0.9)": ("fedfa", {"anchor_decay": 0.9}),
-    "FedFA random init": ("fedfa", {"anchor_decay": 0.9, "anchor_init": "random"}),
-    "FedFA init from one FedAvg round": ("fedfa", {"anchor_decay": 0.9, "anchor_init": "fedavg-round"}),
+    "FedFA (lambda=0.9)": row("fedfa", anchor_decay=0.9),
+    "FedFA random init": row("fedfa", anchor_decay=0.9, anchor_init="random"),
+    "FedFA init from one FedAvg round": row("fedfa", anchor_decay=0.9, anchor_init="fedavg-round"),
 }
 _TABLE_7 = _table(
     "7",
@@ -823,7 +825,7 @@ _FIG_18 = _table(
 )
 
 # Text of F.2, "the top-1 accuracy of global model at the targeted communication round". 7 rows on 2 sets: 14 runs.
-_FEATURES = {"FedAvg without skew": ("fedavg", {"partition": "iid"}), **_METHODS}
+_FEATURES = {"FedAvg without skew": row("fedavg", partition="iid"), **_METHODS}
 _VALIDATED = {"protocol": _VALIDATION.name}
 _TABLE_F2 = _table(
     "F.2",

@@ -76,7 +76,7 @@ Run it
     fedcli run fedfm --dataset cifar10
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, make_dataclass, replace
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -84,7 +84,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedcli import Cell, Claim, DataSetting, Gain, Method, Protocol, Table, both_ways, grid, option
+from fedcli import Cell, Claim, DataSetting, Gain, Method, Protocol, Row, Table, both_ways, grid, option, row
 from fedcli.core import (
     Aux,
     Batch,
@@ -242,7 +242,7 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
 
 
 def exchange_anchors(
-    clients: Client, state: NamedTuple, cohort: Cohort, fed: Federation, config: Config
+    clients: Client, state: "ServerState | StateWithClients", cohort: Cohort, fed: Federation, config: Config
 ) -> tuple[Tensor, Tensor]:
     """Eqs. 8 and 9: anchors `[C, D]` by the clients' models, and `[C]` whether any client has ever had the class."""
     prototypes, class_counts = fed.upload(fed.class_means(clients, cohort))  # Eq. 8; Reading 3
@@ -267,7 +267,7 @@ def norm_before_batchnorm(params: Params, buffers: Params) -> Tensor | None:
     return torch.stack([torch.linalg.vector_norm(weight) for weight in weights]).norm()
 
 
-def start_terms(state: NamedTuple, cohort: Cohort, config: Config) -> Terms:
+def start_terms(state: "ServerState | StateWithClients", cohort: Cohort, config: Config) -> Terms:
     """What is logged in round T_s beside the terms of the objective: `[K]`, the same for all clients (Reading 18)."""
     if cohort.round != config.start_round:
         return {}
@@ -328,7 +328,7 @@ class StateWithClients(NamedTuple):
     buffers: Params
     anchors: Tensor  # [C, D]
     has_anchor: Tensor  # [C], bool: whether any client has ever had the class
-    clients: dict[int, Any]  # their own models in FedFM-Lite; what the other method keeps, beside an add-on
+    clients: Mapping[int, Any]  # their own models in FedFM-Lite; what the other method keeps, beside an add-on
 
 
 def init_lite(fed: Federation, config: LiteConfig) -> StateWithClients:
@@ -346,7 +346,7 @@ def own_models(state: StateWithClients, states: Mapping[int, ClientState], cohor
     newcomers = [client for client in cohort.client_ids if int(client) not in states]
     fed.count_broadcast(state.params, state.buffers, len(newcomers))
     models = fed.recall(states, cohort, ClientState(state.params, state.buffers))
-    return Client(models.params, models.buffers, optimizer={})  # Reading 9
+    return Client(models.params, models.buffers)  # with a new optimizer, Reading 9
 
 
 def has_exchange(round: int, fed: Federation, config: LiteConfig) -> bool:
@@ -414,30 +414,31 @@ class AddOnContext(NamedTuple):
     other: Any
 
 
-def joined_options(base: ModuleType) -> tuple[type, Callable[[Any], Any]]:
-    """FedFM's options with those of another method.
+def joined_name(base: ModuleType, name: str) -> str:
+    """What an option of another method is called beside those of FedFM (Reading 17)."""
+    names_of_fedfm = [entry.name for entry in fields(Config)]
+    return f"{base.METHOD.name}_{name}" if name in names_of_fedfm else name
+
+
+def joined_config(base: ModuleType) -> type:
+    """FedFM's options and those of another method, as one Config.
 
     Args:
         base: The other method's module.
-
-    Returns:
-        The Config of both, and the function that takes the other method's own Config out of it.
     """
-    title = base.METHOD.title.partition(":")[0]
-    taken = {entry.name for entry in fields(Config)}
+    title, _, _ = base.METHOD.title.partition(":")
     joined = []
-    names = {}  # of the other method's options, here
-    for other in fields(base.Config):
-        name = f"{base.METHOD.name}_{other.name}" if other.name in taken else other.name  # Reading 17
-        facts = vars(other.metadata["option"])  # of its declaration
+    for entry in fields(base.Config):
+        facts = vars(entry.metadata["option"])  # of its declaration
         declared = option(**{**facts, "source": f"{title}, {facts['source']}"})
-        joined.append((name, other.type, declared))
-        names[other.name] = name
+        joined.append((joined_name(base, entry.name), entry.type, declared))
+    return make_dataclass("JoinedConfig", joined, bases=(Config,), frozen=True)
 
-    def of_base(config: Any) -> Any:
-        return base.Config(**{name: getattr(config, here) for name, here in names.items()})
 
-    return make_dataclass("JoinedConfig", joined, bases=(Config,), frozen=True), of_base
+def config_of(base: ModuleType, config: Any) -> Any:
+    """Another method's own Config, out of its options joined with FedFM's."""
+    values = {entry.name: getattr(config, joined_name(base, entry.name)) for entry in fields(base.Config)}
+    return base.Config(**values)
 
 
 def add_matching(objective: LocalLoss, config: Config) -> LocalLoss:
@@ -458,15 +459,16 @@ def with_matching(base: ModuleType) -> Method:
         base: The method's module, with `Config`, `init`, `make_local_loss`, `local_context` and `aggregate`.
     """
     plain = base.METHOD
-    config_type, of_base = joined_options(base)
+    title, _, _ = plain.title.partition(":")
     state_type = StateWithClients if "clients" in base.ServerState._fields else ServerState
 
     def init(fed: Federation, config):
         anchors, has_anchor = no_vectors(fed)
-        return state_type(**base.init(fed, of_base(config))._asdict(), anchors=anchors, has_anchor=has_anchor)
+        first = base.init(fed, config_of(base, config))
+        return state_type(**first._asdict(), anchors=anchors, has_anchor=has_anchor)
 
     def run_round(state, cohort: Cohort, fed: Federation, config):
-        base_config = of_base(config)
+        base_config = config_of(base, config)
         clients = fed.broadcast(state.params, state.buffers, cohort)
         anchors, has_anchor = exchange_anchors(clients, state, cohort, fed, config)  # as in FedFM
         other, other_axes = base.local_context(state, cohort, fed, base_config)
@@ -481,14 +483,14 @@ def with_matching(base: ModuleType) -> Method:
         return state_type(**after._asdict(), anchors=anchors, has_anchor=has_anchor), terms
 
     def costs(state, cohort: Cohort, fed: Federation, config):
-        down, up = plain.costs(state, cohort, fed, of_base(config))
+        down, up = plain.costs(state, cohort, fed, config_of(base, config))
         anchors = len(cohort.client_ids) * fed.num_classes * fed.feature_dim
         return down + anchors, up + anchors
 
     return Method(
         name=f"{plain.name}-fm",
-        title=f"{plain.title.partition(':')[0]} with feature matching",
-        config=config_type,
+        title=f"{title} with feature matching",
+        config=joined_config(base),
         init=init,
         run_round=run_round,
         reduces_to=(plain.name, {"match_weight": 0.0, "clip_norm": 0.0}),
@@ -673,14 +675,14 @@ def _on(setting: str, dataset: str, **settings: Any) -> dict[str, Any]:
 
 
 _ROWS = {
-    "FedAvg": ("fedavg", {}),
-    "FedAvgM": ("fedavgm", {}),
-    "FedProx": ("fedprox", {}),
-    "SCAFFOLD": ("scaffold", {}),
-    "FedDyn": ("feddyn", {}),
-    "FedNova": ("fednova", {}),
-    "MOON": ("moon", {}),
-    "FedFM": ("fedfm", {}),
+    "FedAvg": row("fedavg"),
+    "FedAvgM": row("fedavgm"),
+    "FedProx": row("fedprox"),
+    "SCAFFOLD": row("scaffold"),
+    "FedDyn": row("feddyn"),
+    "FedNova": row("fednova"),
+    "MOON": row("moon"),
+    "FedFM": row("fedfm"),
 }
 _SETS = {"CIFAR-10": "cifar10", "CINIC-10": "cinic10", "CIFAR-100": "cifar100"}
 _NIID_1 = _on("niid-1", "cifar10")
@@ -691,12 +693,12 @@ for _title, _dataset in _SETS.items():
     _TWO_SKEWS[f"{_title} NIID-2"] = _on("niid-2", _dataset)
 _MISSING = {f"Missing {x}": _on("niid-3", "cifar10", partition=f"missing:{x}") for x in (1, 2, 3, 5, 7)}
 _CLIENTS = {f"K={clients}": _on("niid-1", "cifar100", num_clients=clients) for clients in (20, 30, 50, 100)}
-_FEDFM = ("fedfm", {})
-_L2 = ("fedfm", {"guiding": "l2"})
-_LITE = {f"FedFM-Lite a={interval}": ("fedfm-lite", {"model_interval": interval}) for interval in (1, 2, 5, 10)}
+_FEDFM = row("fedfm")
+_L2 = row("fedfm", guiding="l2")
+_LITE = {f"FedFM-Lite a={interval}": row("fedfm-lite", model_interval=interval) for interval in (1, 2, 5, 10)}
 _LITE_1 = "FedFM-Lite a=1"
 _EQUAL_FLOATS = f"accuracy at the floats of all rounds of {_LITE_1}"
-_MOTIVATION = {"FedAvg": ("fedavg", {}), "FedFM l2": _L2, "FedFM CG": _FEDFM}
+_MOTIVATION = {"FedAvg": row("fedavg"), "FedFM l2": _L2, "FedFM CG": _FEDFM}
 _ADDED = {"FedAvg": "fedfm", "FedProx": "fedprox-fm", "FedNova": "fednova-fm", "MOON": "moon-fm"}
 _NAN = (
     "The text says that SCAFFOLD's parameters become NaN late in training, so its printed numbers are of runs that "
@@ -716,7 +718,7 @@ _FORMS = (  # of the baselines, none of which is in the authors' code
 )
 
 
-def _rows(*names: str) -> dict[str, tuple[str, dict]]:
+def _rows(*names: str) -> dict[str, Row]:
     return {name: _ROWS[name] for name in names}
 
 
@@ -816,8 +818,8 @@ TABLES = (
     _table(
         "VIII",
         "How anchors are aggregated",
-        grid({"FedAvg": ("fedavg", {}), "FedFM (weighted)": _FEDFM}, {"accuracy": _NIID_1}),
-        grid({"FedFM (uniform)": ("fedfm", {"anchor_weighting": "uniform"})}, {"accuracy": _NIID_1}),
+        grid({"FedAvg": row("fedavg"), "FedFM (weighted)": _FEDFM}, {"accuracy": _NIID_1}),
+        grid({"FedFM (uniform)": row("fedfm", anchor_weighting="uniform")}, {"accuracy": _NIID_1}),
         notes=(),
     ),
     # Table IX: the temperature of contrastive guiding. 36 runs.
@@ -834,7 +836,7 @@ TABLES = (
         "text",
         "What is told in the text alone",
         grid(
-            {"generalized FedProto": ("fedproto-general", {}), "FedFM with squared l2 penalty": _L2, "FedFM": _FEDFM},
+            {"generalized FedProto": row("fedproto-general"), "FedFM with squared l2 penalty": _L2, "FedFM": _FEDFM},
             {"CIFAR-10 NIID-1 accuracy": _NIID_1},
         ),
     ),
@@ -893,7 +895,7 @@ TABLES = (
         "Fig8b",
         "Forms of guiding",
         grid(
-            {"FedAvg": ("fedavg", {}), "FedFM l2": _L2, "FedFM CG": _FEDFM},
+            {"FedAvg": row("fedavg"), "FedFM l2": _L2, "FedFM CG": _FEDFM},
             {f"beta={beta}": {**_NIID_1, "partition": f"dirichlet:{beta}"} for beta in (0.1, 0.5, 1.0)},
         ),
         notes=("Which values of beta the figure has is not known; these are chosen here.",),
@@ -904,7 +906,7 @@ TABLES = (
         "Weight of feature matching, and the round it starts in",
         grid(_rows("FedAvg"), {"lambda=0": _NIID_1}),
         grid(
-            {f"FedFM T_s={start}": ("fedfm", {"start_round": start}) for start in (1, 20, 40)},
+            {f"FedFM T_s={start}": row("fedfm", start_round=start) for start in (1, 20, 40)},
             {
                 f"lambda={weight:g}": {**_NIID_1, "match_weight": weight}
                 for weight in (1.0, 5.0, 10.0, 50.0, 100.0, 500.0, 1000.0)

@@ -73,6 +73,7 @@ Run it
     fedcli run fedsa --protocol fedsa:cifar100-htfe8
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -81,9 +82,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcli import Claim, DataSetting, Gain, Method, Protocol, Table, grid, option, rows_by_class
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, class_means, cross_entropy, masked_mean
+from fedcli import Claim, DataSetting, Gain, Method, Protocol, Table, grid, option, row, rows_by_class
+from fedcli.core import Aux, Client, LocalLoss, Network, Params, class_means, cross_entropy, kept_models, masked_mean
 from fedcli.core.class_vectors import (
+    Gathered,
     distance,
     distances_between,
     gathering,
@@ -92,6 +94,7 @@ from fedcli.core.class_vectors import (
     nothing_gathered,
 )
 from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.core.own_models import GroupRound, train_by_network
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,7 @@ class ServerState(NamedTuple):
     anchors: Tensor  # [C, D]
     prototypes: Tensor  # [C, D], of the last round's clients
     has_class: Tensor  # [C], bool: whether any of them has the class
-    clients: dict[int, ClientState]  # of those that have taken part
+    clients: Mapping[int, ClientState]  # of those that have taken part
 
 
 def class_anchors(num_classes: int, dim: int, draw: np.random.Generator) -> Tensor:
@@ -297,43 +300,37 @@ def init(fed: Federation, config: Config) -> ServerState:
     return ServerState(anchors, *no_vectors(fed), {})
 
 
-def train_group(
-    state: ServerState, anchors: Tensor, group: Cohort, fed: Federation, config: Config
-) -> tuple[Client, Tensor, Terms]:
-    """Local training of the clients with one network: their models, their own margins d_i, and the loss's terms."""
+def train_group(state: ServerState, anchors: Tensor, group: Cohort, fed: Federation, config: Config) -> GroupRound:
+    """Local training of the clients with one network; they send their features, gathered by class (Eq. 2)."""
     first = ClientState(*fed.initial_model(group.network), margin=anchors.new_zeros(()))
     private = fed.recall(state.clients, group, first)
     global_margin = margin(anchors, torch.ones_like(state.has_class), config.margin_form)  # d_global
     context = Context(anchors, torch.maximum(private.margin, global_margin))  # d_i^*; Reading 5
-    nothing = nothing_gathered(len(group.client_ids), anchors)
-    clients = Client(private.params, private.buffers, optimizer={}, memory=nothing)
+    clients = Client(private.params, private.buffers, memory=nothing_gathered(len(group.client_ids), anchors))
     step = gathering(fed.optimizer_step(make_local_loss(group.network, config)), len(anchors))  # Reading 6
     clients, terms = fed.train(clients, group, step, context, CONTEXT_AXES)
-    sums, counts, _ = clients.memory
+    gathered: Gathered = clients.memory
+    prototypes = local_prototypes(gathered.sums, gathered.counts)  # [K, C, D]
     margins = []
-    for own_prototypes, has_class in zip(local_prototypes(sums, counts), counts > 0, strict=True):
-        margins.append(margin(own_prototypes, has_class, config.margin_form))  # d_i
-    return clients, torch.stack(margins), terms
+    for prototypes_of_client, has_class in zip(prototypes, gathered.counts > 0, strict=True):
+        margins.append(margin(prototypes_of_client, has_class, config.margin_form))  # d_i
+    kept = ClientState(clients.params, clients.buffers, torch.stack(margins))
+    return GroupRound(kept, sent=gathered, terms=terms)
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Round t; the paper has no algorithm box, the order is that of its sections."""
-    anchors = fed.download(state.anchors, cohort)
-    states = state.clients
-    groups = fed.groups(cohort)
-    gathered = []
-    terms = []
-    for group in groups:
-        clients, margins, group_terms = train_group(state, anchors, group, fed, config)
-        states = fed.remember(states, group, ClientState(clients.params, clients.buffers, margins))
-        gathered.append(clients.memory)
-        terms.append(group_terms)
-    sums, counts, _ = fed.in_order(cohort, groups, gathered)
-    local = fed.upload(local_prototypes(sums, counts), counts > 0)  # Eq. 2
-    prototypes = aggregate_prototypes(local, counts, config.prototype_mean)  # Eq. 3
-    has_class = (counts > 0).any(0)
+    received = fed.download(state.anchors, cohort)
+    trained = train_by_network(
+        lambda group: train_group(state, received, group, fed, config), state.clients, cohort, fed
+    )  # Eq. 9
+    gathered: Gathered = trained.sent
+    has_example = gathered.counts > 0  # [K, C]
+    local = fed.upload(local_prototypes(gathered.sums, gathered.counts), has_example)  # Eq. 2
+    prototypes = aggregate_prototypes(local, gathered.counts, config.prototype_mean)  # Eq. 3
+    has_class = has_example.any(0)
     anchors = update_anchors(state.anchors, prototypes, has_class, config.anchor_decay)  # Eq. 10, Reading 8
-    return ServerState(anchors, prototypes, has_class, states), fed.in_order(cohort, groups, terms)
+    return ServerState(anchors, prototypes, has_class, trained.states), trained.terms
 
 
 METHOD = Method(
@@ -351,10 +348,13 @@ METHOD = Method(
     costs=rows_by_class(lambda sizes: sizes.feature_dim),
     # The model, anchors, gathered features, and the margin.
     client_memory=lambda sizes: sizes.parameters + 2 * sizes.num_classes * sizes.feature_dim + 1,
-    personal=lambda state: {client: (model.params, model.buffers) for client, model in state.clients.items()},
+    personal=kept_models,
     prototypes=lambda state: (state.prototypes, state.has_class),  # Reading 9
     mixed_networks=True,
 )  # fmt: skip
+
+
+# The paper's experiments
 
 _TRAINING = {
     "rounds": 1000, "local_epochs": 1, "batch_size": 10, "drop_last": True, "optimizer": "sgd", "lr": 0.01,
@@ -510,8 +510,8 @@ PROTOCOLS = (
 )
 
 _ROWS = {
-    "LG-FedAvg": ("lg-fedavg", {}), "FedGen": ("fedgen", {}), "FML": ("fml", {}), "FedKD": ("fedkd", {}),
-    "FedDistill": ("feddistill", {}), "FedProto": ("fedproto", {}), "FedTGP": ("fedtgp", {}), "FedSA": ("fedsa", {}),
+    "LG-FedAvg": row("lg-fedavg"), "FedGen": row("fedgen"), "FML": row("fml"), "FedKD": row("fedkd"),
+    "FedDistill": row("feddistill"), "FedProto": row("fedproto"), "FedTGP": row("fedtgp"), "FedSA": row("fedsa"),
 }  # fmt: skip
 _EQUAL = {}
 for _population, _clients in _POPULATIONS.items():
@@ -525,14 +525,12 @@ _EPOCHS = {
     "E=5": {**_HTFE8, "local_epochs": 5, "rounds": 500},
     "E=10": {**_HTFE8, "local_epochs": 10, "rounds": 200},
 }
-_WITHOUT_MCL = {"contrastive_weight": 0.0}
-_WITHOUT_CC = {"calibration_weight": 0.0}
 _ABLATIONS = {
-    "EMA+R": ("fedsa", {**_WITHOUT_MCL, **_WITHOUT_CC, "embedding": False}),
-    "EMA+R+ER": ("fedsa", {**_WITHOUT_MCL, **_WITHOUT_CC}),
-    "EMA+R+ER+CC": ("fedsa", _WITHOUT_MCL),
-    "EMA+R+ER+MCL": ("fedsa", _WITHOUT_CC),
-    "EMA+R+ER+MCL+CC": ("fedsa", {}),
+    "EMA+R": row("fedsa", contrastive_weight=0.0, calibration_weight=0.0, embedding=False),
+    "EMA+R+ER": row("fedsa", contrastive_weight=0.0, calibration_weight=0.0),
+    "EMA+R+ER+CC": row("fedsa", contrastive_weight=0.0),
+    "EMA+R+ER+MCL": row("fedsa", calibration_weight=0.0),
+    "EMA+R+ER+MCL+CC": row("fedsa"),
 }
 _ABLATED = "Cifar100 HtFE8 accuracy"
 _SOON = "HtFE8, cross-silo, after a fifth of the rounds"
@@ -602,7 +600,7 @@ TABLES = (
         gains=(Gain(row="EMA+R minus FedProto", column=_ABLATED, leading_rows=("EMA+R",), other_rows=("FedProto",)),),
     ),
     # Table 5, the accuracy "with varying hyperparameters" lambda_2 and lambda_3, the other at 1. 24 runs.
-    _table(5, "Weights of MCL and CC, Cifar100, HtFE8", {"FedSA": ("fedsa", {})}, _WEIGHTS),
+    _table(5, "Weights of MCL and CC, Cifar100, HtFE8", {"FedSA": row("fedsa")}, _WEIGHTS),
 )
 
 # What the paper shows and no table here plans.

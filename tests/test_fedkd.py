@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedcli.core import divergence
 from fedcli.core.clients import Client
+from fedcli.core.network_pairs import PRIVATE, SHARED, joined, part
 from fedcli.core.trees import count_floats, tree_map
 from fedcli.papers.baselines import fedkd, fml
 from fedcli.papers.baselines.fedkd import compress, energy_share, restore, truncate
-from fedcli.papers.baselines.fml import divergence, joined, part
 from tests import laws
 from tests.first_rounds import minibatch
 from tests.networks import TWO_NETWORKS
@@ -92,7 +93,7 @@ def test_fmls_shared_networks_with_their_statistics_are_averaged_without_weights
         shared = fed.broadcast(start.params, start.buffers, group)
         both = Client(joined(own.params, shared.params), joined(own.buffers, shared.buffers), {})
         both, _ = fed.train(both, group, fml.make_local_loss(group.network, shared_network, setup.method_config))
-        sent.append((part(both.params, fml.SHARED), part(both.buffers, fml.SHARED)))
+        sent.append((part(both.params, SHARED), part(both.buffers, SHARED)))
     mean = tree_map(lambda first, second: torch.cat([first, second]).mean(0), *sent)
 
     after, _ = setup.method.run_round(start, cohort, fed, setup.method_config)
@@ -257,7 +258,7 @@ def test_a_client_that_is_certain_divides_by_almost_nothing():
     params["projection"] = fedkd.initial_projection(mentor, mentee, fed)
     batch = minibatch(fed, 6)
     batch = batch._replace(y=batch.y[:1].expand(6))
-    for prefix in (fml.PRIVATE, fml.SHARED):
+    for prefix in (PRIVATE, SHARED):
         params[prefix + "head.bias"] = 1e4 * F.one_hot(batch.y[0], 3).double()
     params = {name: value.requires_grad_() for name, value in params.items()}
     loss, aux = fedkd.make_htfllib_loss(mentor, mentee, fedkd.Config(form="code"))(params, {}, batch, None)

@@ -66,7 +66,7 @@ def run_round(state: ServerState, cohort, fed, config: Config):
     received = fed.broadcast(state.params, state.buffers, cohort)
     mean_head, body = split(received.params, names)
     head = mix(kept.head, mean_head, config.own_share)
-    clients = Client({**body, **head}, received.buffers, optimizer={})
+    clients = Client({**body, **head}, received.buffers)
     clients, terms = fed.train(clients, cohort, plain_loss(fed.network))
     trained_head, _ = split(clients.params, names)
     stored = fed.remember(state.clients, cohort, ClientState(trained_head))

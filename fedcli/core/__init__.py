@@ -13,21 +13,23 @@ from fedcli.core.clients import (
     Step,
     cosine_annealing,
     gradient,
+    model_of,
     plain_loss,
     step_length,
 )
 from fedcli.core.draws import generator
 from fedcli.core.federation import Federation
-from fedcli.core.model_parts import batchnorm_names, head_names, split
-from fedcli.core.own_models import ClientState, own_models, train_own_models
+from fedcli.core.model_parts import batchnorm_names, head_names, split, split_model
+from fedcli.core.own_models import ClientState, kept_models, own_models, train_own_models
 from fedcli.core.population import Cohort
 from fedcli.core.trees import copies, select, stack, to_device, tree_map
 
 __all__ = [
     "Aux", "Batch", "Client", "ClientState", "Cohort", "Federation", "LocalLoss", "Model", "Network", "Params", "Step",
     "batchnorm_names", "class_means", "class_sums", "copies", "cosine_annealing", "cross_entropy", "distance",
-    "divergence", "generator", "gradient", "head_names", "masked_mean", "no_vectors", "own_models", "plain_loss",
-    "select", "split", "stack", "step_length", "to_device", "train_own_models", "tree_map", "unit", "weighted_mean",
+    "divergence", "generator", "gradient", "head_names", "kept_models", "masked_mean", "model_of", "no_vectors",
+    "own_models", "plain_loss", "select", "split", "split_model", "stack", "step_length", "to_device",
+    "train_own_models", "tree_map", "unit", "weighted_mean",
 ]  # fmt: skip
 
 # The version of the core's arithmetic: raised whenever a golden (tests/goldens.json) changes because of the core. It

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedcli.core.aggregate import class_sums
 from fedcli.core.clients import Network, Step, Terms
 from fedcli.core.federation import Federation
-from fedcli.core.own_models import ClientState, own_models
+from fedcli.core.own_models import ClientState, GroupRound, own_models, train_by_network
 from fedcli.core.population import Cohort
 from fedcli.core.trees import Tree
 
@@ -94,13 +94,14 @@ def gathering(
     def update(client, batch, context):
         client, aux = step.update(client, batch, context)
         outputs = aux.outputs if output is None else output(aux.outputs)
-        sums, counts, over = client.memory
+        gathered: Gathered = client.memory
+        sums = gathered.sums
+        counts = gathered.counts
         if last_epoch:
-            sums = torch.where(over, 0.0, sums)
-            counts = torch.where(over, 0, counts)
+            sums = torch.where(gathered.epoch_over, 0.0, sums)
+            counts = torch.where(gathered.epoch_over, 0, counts)
         batch_sums, batch_counts = class_sums(outputs, batch.y, num_classes, batch.mask)
-        gathered = Gathered(sums + batch_sums, counts + batch_counts, batch.epoch_end)
-        return client._replace(memory=gathered), aux
+        return client._replace(memory=Gathered(sums + batch_sums, counts + batch_counts, batch.epoch_end)), aux
 
     return Step(update, step.init_optimizer)
 
@@ -136,16 +137,14 @@ def train_and_gather(
         cohort: All clients.
         fed: The federation.
     """
-    groups = fed.groups(cohort)
-    gathered = []
-    terms = []
-    for group in groups:  # clients with the same network
+
+    def train_group(group: Cohort) -> GroupRound:
         memory = nothing_gathered(len(group.client_ids), vectors)
         model = own_models(states, group, fed)._replace(memory=memory)
-        trained, group_terms = fed.train(model, group, make_step(group.network), context)
-        states = fed.remember(states, group, ClientState(trained.params, trained.buffers))
-        gathered.append(trained.memory)
-        terms.append(group_terms)
-    sums, counts, _ = fed.in_order(cohort, groups, gathered)
-    means = fed.upload(mean_by_class(sums, counts), counts > 0)
-    return TrainedAndGathered(states, means, counts, terms=fed.in_order(cohort, groups, terms))
+        trained, terms = fed.train(model, group, make_step(group.network), context)
+        return GroupRound(kept=ClientState(trained.params, trained.buffers), sent=trained.memory, terms=terms)
+
+    of_cohort = train_by_network(train_group, states, cohort, fed)
+    gathered: Gathered = of_cohort.sent
+    means = fed.upload(mean_by_class(gathered.sums, gathered.counts), gathered.counts > 0)
+    return TrainedAndGathered(of_cohort.states, means, gathered.counts, of_cohort.terms)

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedcli.core.aggregate import cross_entropy
 from fedcli.core.batches import Batch
-from fedcli.core.trees import Tree, pack, tree_map, unpack
+from fedcli.core.trees import Tree, pack, select, tree_map, unpack
 from fedcli.errors import first_line
 
 Params = dict[str, Tensor]  # by name
@@ -42,8 +42,14 @@ class Client(NamedTuple):
 
     params: Params
     buffers: Params
-    optimizer: dict[str, Tree]  # state of the optimizers by `key`, see `OptimizerUpdate`; empty before the first step
+    # State of the optimizers by `key`, see `OptimizerUpdate`; empty before the first step.
+    optimizer: dict[str, Tree] = {}  # noqa: RUF012  # nobody writes into it
     memory: Tree = ()  # what a method gathers while training; () where it gathers nothing
+
+
+def model_of(clients: Client | Model, k: int) -> Model:
+    """Returns the model of the k-th of stacked clients."""
+    return select(Model(clients.params, clients.buffers), k)
 
 
 class Output(NamedTuple):

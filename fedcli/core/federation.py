@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -59,6 +59,8 @@ NOTHING_STAYS = (
     "nothing stays with a client, and all test one model: the network has no layer of the kind that this method keeps "
     "there; choose another --backbone"
 )
+
+State = TypeVar("State")  # a NamedTuple of tensors that a client keeps, stacked or not
 
 
 class Predictions(NamedTuple):
@@ -214,7 +216,7 @@ class Federation(Population):
         size = len(cohort.client_ids)
         self.count_broadcast(params, buffers, size)
         model = copies(Model(params, buffers), size)
-        return Client(model.params, model.buffers, optimizer={})
+        return Client(model.params, model.buffers)
 
     def count_broadcast(self, params: Params, buffers: Params, num_clients: int) -> None:
         """Counts one model that is sent to so many clients, where the method itself makes what they have of it."""
@@ -244,13 +246,14 @@ class Federation(Population):
         self.sent_up["other"] += round(rows * count_floats(stacked))
         return stacked
 
-    def upload_model(self, clients: Client) -> Model:
+    def upload_model(self, clients: Client | Model) -> Model:
         """Sends each client's parameters and buffers to the server; returns both, stacked.
 
-        Whole models are kept in `trained` too in a round that was started so.
+        Whole models are kept in `trained` too in a round that was started so. A method may send a part of its clients'
+        models, as a `Model` of these parameters and buffers alone.
         """
         if self._keeps_sent_models and self._is_whole(clients.params, clients.buffers):
-            self.trained = Client(clients.params, clients.buffers, optimizer={})
+            self.trained = Client(clients.params, clients.buffers)
         self.sent_up["params"] += count_floats(clients.params)
         self.sent_up["buffers"] += count_floats(clients.buffers)
         return Model(clients.params, clients.buffers)
@@ -260,15 +263,15 @@ class Federation(Population):
         names = (params.keys(), buffers.keys())
         return any(names == (network.params.keys(), network.buffers.keys()) for network in self.networks)
 
-    def recall(self, states: Mapping[int, Tree], cohort: Cohort, first: Tree) -> Tree:
+    def recall(self, states: Mapping[int, State], cohort: Cohort, first: State | None = None) -> State:
         """Returns what each client of the cohort kept from the last round it took part in, stacked, `[K, ...]`.
 
-        `states` holds it by client id; `first` is what a new client has.
+        `states` holds it by client id; `first` is what a new client has, None where no client is new.
         """
         recalled = [states.get(int(client), first) for client in cohort.client_ids]
         return stack(tree_map(lambda leaf: leaf.to(self.device), recalled))  # some may lie on the host
 
-    def remember(self, states: Mapping[int, Tree], cohort: Cohort, stacked: Tree) -> Mapping[int, Tree]:
+    def remember(self, states: Mapping[int, State], cohort: Cohort, stacked: State) -> Mapping[int, State]:
         """Returns the states, by id, those of the cohort's clients replaced by their parts of `stacked` `[K, ...]`.
 
         The user is told where the first states are empty: the network has no layer of the kind that should stay.

@@ -6,12 +6,12 @@ block's shortcut may be called `downsample.1`.
 """
 
 from collections.abc import Collection
-from typing import cast
+from typing import NamedTuple, cast
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedcli.core.clients import Network, Params
+from fedcli.core.clients import Client, Model, Network, Params
 
 
 def head_names(network: Network) -> frozenset[str]:
@@ -36,6 +36,20 @@ def _names_in(module: nn.Module, layers: Collection[nn.Module]) -> frozenset[str
             names |= {f"{prefix}.{name}" for name, _ in layer.named_parameters(recurse=False)}
             names |= {f"{prefix}.{name}" for name, _ in layer.named_buffers(recurse=False)}
     return frozenset(names)
+
+
+class Parts(NamedTuple):
+    """A model in two parts."""
+
+    named: Model
+    rest: Model
+
+
+def split_model(model: Client | Model, names: Collection[str]) -> Parts:
+    """Cuts a model in two: the parameters and buffers that are named, and the rest."""
+    named_params, other_params = split(model.params, names)
+    named_buffers, other_buffers = split(model.buffers, names)
+    return Parts(Model(named_params, named_buffers), Model(other_params, other_buffers))
 
 
 def split(tree: Params, names: Collection[str]) -> tuple[Params, Params]:

@@ -1,15 +1,29 @@
 """Two networks that a client trains at the same time, as one: a private and a shared one."""
 
+from typing import NamedTuple, Protocol
+
 import torch
 from torch import Tensor
 
 from fedcli.core.batches import Batch
-from fedcli.core.clients import Network, Output, Params
+from fedcli.core.clients import Client, Model, Network, Output, Params
 from fedcli.core.optimizers import clip_factor
 
 # What the names of a network's tensors begin with while both are trained.
 PRIVATE = "private."
 SHARED = "shared."
+
+
+class AnyModel(Protocol):
+    """A model with whatever else a client keeps or trains."""
+
+    @property
+    def params(self) -> Params:
+        """Its parameters."""
+
+    @property
+    def buffers(self) -> Params:
+        """Its buffers."""
 
 
 def joined(private: Params, shared: Params) -> Params:
@@ -21,6 +35,30 @@ def joined(private: Params, shared: Params) -> Params:
 def part(tree: Params, prefix: str) -> Params:
     """Returns the tensors of one network under their own names."""
     return {name.removeprefix(prefix): value for name, value in tree.items() if name.startswith(prefix)}
+
+
+class Pair(NamedTuple):
+    """The models of both networks, stacked or not."""
+
+    private: Model
+    shared: Model
+
+
+def joined_models(private: AnyModel, shared: AnyModel) -> Client:
+    """Returns clients that train both of their models as one."""
+    return Client(joined(private.params, shared.params), joined(private.buffers, shared.buffers))
+
+
+def taken_apart(both: Client) -> Pair:
+    """Returns the two models that clients have trained as one; what belongs to neither is left out."""
+    private = Model(part(both.params, PRIVATE), part(both.buffers, PRIVATE))
+    shared = Model(part(both.params, SHARED), part(both.buffers, SHARED))
+    return Pair(private, shared)
+
+
+def names_of_both(private: Network, shared: Network) -> list[str]:
+    """Returns the names that the parameters of both networks have while they are trained as one."""
+    return list(joined(private.params, shared.params))
 
 
 def outputs_of_both(

@@ -1,6 +1,6 @@
 """Clients that keep models of their own from round to round, and may have different networks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +22,50 @@ class ClientState(NamedTuple):
 def own_models(states: Mapping[int, Any], group: Cohort, fed: Federation) -> Client:
     """Returns the models of clients with one network, stacked; a newcomer's is the initial one of the network."""
     models = fed.recall(states, group, ClientState(*fed.initial_model(group.network)))
-    return Client(models.params, models.buffers, optimizer={})
+    return Client(models.params, models.buffers)
+
+
+def kept_models(state: Any) -> dict[int, tuple[Params, Params]]:
+    """Returns each client's own model, `params` and `buffers` of what it keeps in `state.clients`."""
+    return {client: (own.params, own.buffers) for client, own in state.clients.items()}
+
+
+class GroupRound(NamedTuple):
+    """What local training gives of the clients with one network, stacked, `[K, ...]`."""
+
+    kept: Any  # what each client keeps until its next round
+    sent: Any  # what the server takes from each
+    terms: Terms
+
+
+class CohortRound(NamedTuple):
+    """What local training gives of all clients of a round."""
+
+    states: Mapping[int, Any]  # what clients keep, by id, those included that did not take part
+    sent: Any  # what the server takes from each, stacked in the cohort's order, `[K, ...]`
+    terms: Terms
+
+
+def train_by_network(
+    train_group: Callable[[Cohort], GroupRound], states: Mapping[int, Any], cohort: Cohort, fed: Federation
+) -> CohortRound:
+    """Trains the clients of each network in turn, keeps what they keep, and joins the rest in the cohort's order.
+
+    Args:
+        train_group: Trains the clients with one network.
+        states: What clients have kept, by id.
+        cohort: All clients.
+        fed: The federation.
+    """
+    groups = fed.groups(cohort)
+    sent = []
+    terms = []
+    for group in groups:
+        trained = train_group(group)
+        states = fed.remember(states, group, trained.kept)
+        sent.append(trained.sent)
+        terms.append(trained.terms)
+    return CohortRound(states, fed.in_order(cohort, groups, sent), fed.in_order(cohort, groups, terms))
 
 
 def train_own_models(
@@ -63,11 +106,12 @@ def train_newcomers(
         yield group, model
 
 
-def averaged_models(clients: Client, cohort: Cohort, fed: Federation) -> Client:
-    """Returns the clients with the plain mean of their parameters and buffers in the place of their own."""
+def averaged_models(models: list[Client], cohort: Cohort, fed: Federation) -> list[Client]:
+    """Returns the clients' models, which all have one network, with their plain mean in the place of each."""
+    (clients,) = models  # those of the only network
     uniform = torch.ones(len(cohort.client_ids), device=fed.device)
     params, buffers = weighted_mean(fed.upload_model(clients), uniform)
-    return fed.broadcast(params, buffers, cohort)
+    return [fed.broadcast(params, buffers, cohort)]
 
 
 def refuse_mixed_average(fed: Federation) -> None:

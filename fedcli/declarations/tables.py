@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,20 @@ class Table:
     gains: tuple[Gain, ...] = ()  # numbers that follow from its cells
 
 
+class Row(NamedTuple):
+    """What a row of a table is of: a method, and what it is run with there."""
+
+    method: str
+    settings: Mapping[str, Any]  # run and method options by field name
+
+
+def row(method: str, **settings: Any) -> Row:
+    """A row of a table, as `row("fedfm", guiding="l2")`."""
+    return Row(method, settings)
+
+
 def grid(
-    rows: Mapping[str, tuple[str, Mapping[str, Any]]],
+    rows: Mapping[str, Row | tuple[str, Mapping[str, Any]]],
     columns: Mapping[str, Mapping[str, Any]],
     metric: str = "selected",
 ) -> tuple[Cell, ...]:

@@ -31,6 +31,7 @@ Run it
     fedcli run apfl --dataset digits
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,7 +41,7 @@ from torch import Tensor
 from fedcli import Method, both_ways, option
 from fedcli.core import Aux, Client, LocalLoss, Network, Params, Step, cross_entropy, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.core.network_pairs import PRIVATE, SHARED, joined, part
+from fedcli.core.network_pairs import PRIVATE, SHARED, joined, joined_models, names_of_both, part, taken_apart
 
 ALPHA = "alpha"
 
@@ -69,7 +70,7 @@ class ServerState(NamedTuple):
 
     params: Params  # global model w
     buffers: Params
-    clients: dict[int, ClientState]  # of those that have taken part
+    clients: Mapping[int, ClientState]  # of those that have taken part
 
 
 def mixture(own: Params, other: Params, alpha: Tensor) -> Params:
@@ -104,7 +105,7 @@ def make_local_loss(network: Network) -> LocalLoss:
 def make_local_step(fed: Federation, config: Config) -> Step:
     """One step of w and v, and of alpha in the first step of a round if it is adaptive; all at the state before."""
     loss = make_local_loss(fed.network)
-    models = fed.optimizer_step(loss, names=list(joined(fed.network.params, fed.network.params)))
+    models = fed.optimizer_step(loss, names=names_of_both(fed.network, fed.network))  # all but alpha
     if not config.adaptive:
         return models
     share = fed.optimizer_step(loss, names=[ALPHA], key=ALPHA, optimizer="sgd", momentum=0.0, weight_decay=0.0)
@@ -138,15 +139,15 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     received = fed.broadcast(state.params, state.buffers, cohort)
     alpha = torch.tensor(config.mixing, dtype=fed.dtype, device=fed.device)
     own = fed.recall(state.clients, cohort, ClientState(*fed.initial_model(), alpha))
-    params = {**joined(own.params, received.params), ALPHA: own.alpha}
+    both = joined_models(private=own, shared=received)
     is_first = torch.ones_like(own.alpha, dtype=torch.bool)
-    clients = Client(params, joined(own.buffers, received.buffers), optimizer={}, memory=is_first)
+    clients = Client({**both.params, ALPHA: own.alpha}, both.buffers, memory=is_first)
     clients, terms = fed.train(clients, cohort, make_local_step(fed, config))
 
-    new = ClientState(part(clients.params, PRIVATE), part(clients.buffers, PRIVATE), clients.params[ALPHA])
+    private, shared = taken_apart(clients)  # v_i and w_i
+    new = ClientState(private.params, private.buffers, clients.params[ALPHA])
     states = fed.remember(state.clients, cohort, new)
-    trained = Client(part(clients.params, SHARED), part(clients.buffers, SHARED), optimizer={})
-    params, buffers = weighted_mean(fed.upload_model(trained), cohort.weights)
+    params, buffers = weighted_mean(fed.upload_model(shared), cohort.weights)
     return ServerState(params, buffers, states), terms
 
 

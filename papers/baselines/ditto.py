@@ -28,6 +28,7 @@ Run it
     fedcli run ditto --dataset digits
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,7 +53,7 @@ class ServerState(NamedTuple):
 
     params: Params  # global model w
     buffers: Params
-    clients: dict[int, ClientState]  # v_k and its buffers, of those that have taken part
+    clients: Mapping[int, ClientState]  # v_k and its buffers, of those that have taken part
 
 
 def init(fed: Federation, config: Config) -> ServerState:
@@ -66,7 +67,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     own = fed.recall(state.clients, cohort, ClientState(*fed.initial_model()))
 
     objective = fedprox.make_local_loss(fed.network, config)  # h_k(v_k; w^t)
-    personal = Client(own.params, own.buffers, optimizer={})
+    personal = Client(own.params, own.buffers)
     personal, own_terms = fed.train(personal, cohort, objective, fedprox.Context(state.params))  # v_k
     clients, terms = fed.train(clients, cohort, plain_loss(fed.network))  # w_k, on the same minibatches
 

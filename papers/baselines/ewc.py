@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcli.core import Client, LocalLoss, Network, Params, plain_loss, select, stack
+from fedcli.core import Client, LocalLoss, Network, Params, model_of, plain_loss, stack
 from fedcli.core.federation import Cohort, Federation
 
 
@@ -85,7 +85,8 @@ def anchors(clients: Client, cohort: Cohort, fed: Federation, x: Tensor) -> Anch
     for k, client in enumerate(cohort.client_ids):
         draws = fed.generator(cohort.round, client, "fisher").random(len(x))
         uniform = torch.as_tensor(draws, dtype=fed.dtype, device=fed.device)
-        diagonals.append(fisher_diagonal(cohort.network, *select((clients.params, clients.buffers), k), x, uniform))
+        model = model_of(clients, k)
+        diagonals.append(fisher_diagonal(cohort.network, model.params, model.buffers, x, uniform))
     return Anchor(clients.params, stack(diagonals))
 
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedcli import Method, option, params_both_ways
-from fedcli.core import Client, Params, copies, head_names, plain_loss, select, split, weighted_mean
+from fedcli.core import Client, Params, copies, head_names, plain_loss, select, split, split_model, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 
 
@@ -69,7 +69,7 @@ def global_model(state: ServerState) -> Model:
 def tune(model: Model, round: int, fed: Federation, config: Config) -> dict[int, Model]:
     """Each client's own model: the global one after `tuning_epochs` passes over the client's data (Reading 1)."""
     everybody = fed.cohort_of(round, range(fed.num_clients))
-    clients = Client(*copies(model, fed.num_clients), optimizer={})
+    clients = Client(*copies(model, fed.num_clients))
     if config.tuning_epochs > 0:
         after_the_rounds = range(fed.local_epochs, fed.local_epochs + config.tuning_epochs)
         clients, _ = fed.train(clients, everybody, plain_loss(fed.network), epochs=after_the_rounds)
@@ -88,12 +88,12 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     """Algorithm 1, one round, and the tuning before a test."""
     received = fed.broadcast(state.params, state.buffers, cohort)  # server sends theta_G,ext
     heads = copies(state.head, len(cohort.client_ids))  # Reading 4
-    clients = Client({**received.params, **heads}, received.buffers, optimizer={})
+    clients = Client({**received.params, **heads}, received.buffers)
     step = fed.optimizer_step(plain_loss(fed.network), names=list(state.params))  # the head does not move
     clients, terms = fed.train(clients, cohort, step)  # ClientBodyUpdate
 
-    _, body = split(clients.params, state.head)
-    sent = fed.upload_model(Client(body, clients.buffers, optimizer={}))
+    _, body = split_model(clients, state.head)
+    sent = fed.upload_model(body)
     params, buffers = weighted_mean(sent, cohort.weights)  # theta_G,ext = sum_k n_k / n theta_k,ext
     state = ServerState(params, buffers, state.head, {})
     if fed.is_tested(cohort.round):

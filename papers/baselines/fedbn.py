@@ -26,11 +26,12 @@ Run it
     fedcli run fedbn --dataset digits --backbone resnet10-3x3
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedcli import Method, option, params_both_ways
-from fedcli.core import Client, Network, Params, batchnorm_names, plain_loss, split, weighted_mean
+from fedcli.core import Client, Network, Params, batchnorm_names, plain_loss, split_model, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 
 
@@ -56,7 +57,7 @@ class ServerState(NamedTuple):
 
     params: Params  # all others; empty where nothing is averaged
     buffers: Params
-    clients: dict[int, ClientState]  # of those that have taken part
+    clients: Mapping[int, ClientState]  # of those that have taken part
 
 
 def personal_names(network: Network, config: Config) -> frozenset[str]:
@@ -76,30 +77,24 @@ def personal_models(state: ServerState) -> dict[int, tuple[Params, Params]]:
 
 def init(fed: Federation, config: Config) -> ServerState:
     """The initial model without batch normalisation; nobody has trained yet."""
-    params, buffers = fed.initial_model()
-    names = personal_names(fed.network, config)
-    _, shared_params = split(params, names)
-    _, shared_buffers = split(buffers, names)
-    return ServerState(shared_params, shared_buffers, {})
+    _, shared = split_model(fed.initial_model(), personal_names(fed.network, config))
+    return ServerState(shared.params, shared.buffers, {})
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, one round."""
-    params, buffers = fed.initial_model()
     names = personal_names(fed.network, config)
-    initial_params, _ = split(params, names)
-    initial_buffers, _ = split(buffers, names)
+    first, _ = split_model(fed.initial_model(), names)
 
     received = fed.broadcast(state.params, state.buffers, cohort)
-    own = fed.recall(state.clients, cohort, ClientState(initial_params, initial_buffers))
-    clients = Client({**received.params, **own.params}, {**received.buffers, **own.buffers}, optimizer={})
+    own = fed.recall(state.clients, cohort, ClientState(first.params, first.buffers))
+    clients = Client({**received.params, **own.params}, {**received.buffers, **own.buffers})
     clients, terms = fed.train(clients, cohort, plain_loss(fed.network))  # for each client and local step: SGD
 
-    norm_params, other_params = split(clients.params, names)
-    norm_buffers, other_buffers = split(clients.buffers, names)
-    states = fed.remember(state.clients, cohort, ClientState(norm_params, norm_buffers))
-    sent = fed.upload_model(Client(other_params, other_buffers, optimizer={}))
-    params, buffers = weighted_mean(sent, cohort.weights)  # for each layer that is not BatchNorm: mean of w_k
+    norms, others = split_model(clients, names)
+    states = fed.remember(state.clients, cohort, ClientState(norms.params, norms.buffers))
+    # For each layer that is not BatchNorm: mean of w_k.
+    params, buffers = weighted_mean(fed.upload_model(others), cohort.weights)
     return ServerState(params, buffers, states), terms
 
 

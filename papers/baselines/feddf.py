@@ -36,6 +36,7 @@ Run it
     fedcli run feddf-client --dataset digit-domains
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,9 +53,9 @@ from fedcli.core import (
     copies,
     cosine_annealing,
     divergence,
+    model_of,
     own_models,
     plain_loss,
-    select,
     train_own_models,
     weighted_mean,
 )
@@ -122,7 +123,7 @@ class Learner:
 
 def make_learner(teachers: Teachers, fed: Federation) -> Learner:
     """A student of one architecture that begins at the mean of its clients' models."""
-    model = Client(*copies(teachers.mean, 1), optimizer={})
+    model = Client(*copies(teachers.mean, 1))
     alone = teachers.group._replace(client_ids=teachers.group.client_ids[:1])
     loss = make_public_loss(alone.network, "distillation", divergence)
     step = fed.optimizer_step(loss, optimizer="adam", weight_decay=0.0, key="server")
@@ -154,8 +155,8 @@ def distil(ensemble: list[Teachers], cohort: Cohort, fed: Federation, config: Co
                 learner.loss = learner.loss + loss / num_steps
     distilled = []
     for learner in learners:
-        student = Student(*select((learner.model.params, learner.model.buffers), 0))
-        distilled.append(Distilled(student, learner.loss))
+        model = model_of(learner.model, 0)
+        distilled.append(Distilled(Student(model.params, model.buffers), learner.loss))
     return distilled
 
 
@@ -214,7 +215,7 @@ class ClientConfig:
 class Clients(NamedTuple):
     """The state of the simulation; the server itself keeps nothing."""
 
-    clients: dict[int, ClientState]  # of those that have taken part
+    clients: Mapping[int, ClientState]  # of those that have taken part
 
 
 def distil_into_clients(
@@ -244,8 +245,7 @@ def run_client_round(state: Clients, cohort: Cohort, fed: Federation, config: Cl
     models = [own_models(state.clients, group, fed) for group in fed.groups(cohort)]
     models, terms = distil_into_clients(models, cohort, fed, config)
     if config.average_parameters:
-        (of_all,) = models  # in one group, since their networks are equal
-        models = [averaged_models(of_all, cohort, fed)]
+        models = averaged_models(models, cohort, fed)
     states, trained = train_own_models(models, state.clients, cohort, fed)
     return Clients(states), {**terms, **trained}
 

@@ -36,6 +36,7 @@ Run it
     fedcli run feddistill --dataset digits
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -77,7 +78,7 @@ class ServerState(NamedTuple):
 
     teacher: Tensor  # [C, C], the mean output of each class
     has_teacher: Tensor  # [C], bool: whether anybody in the last cohort has the class
-    clients: dict[int, ClientState]  # of those that have taken part
+    clients: Mapping[int, ClientState]  # of those that have taken part
 
 
 def distillation(
@@ -138,9 +139,11 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
         return gathering(fed.optimizer_step(make_local_loss(network, config)), fed.num_classes, output=output)
 
     context = Context(fed.download(state.teacher, cohort), state.has_teacher)
-    states, class_means, counts, terms = train_and_gather(state.clients, state.teacher, context, make_step, cohort, fed)
-    teacher = mean_over_owners(class_means, counts, state.teacher)  # each client that has the class counts once
-    return ServerState(teacher, (counts > 0).any(0), states), terms
+    trained = train_and_gather(state.clients, state.teacher, context, make_step, cohort, fed)
+    # Each client that has the class counts once.
+    teacher = mean_over_owners(trained.means, trained.counts, state.teacher)
+    has_teacher = (trained.counts > 0).any(0)
+    return ServerState(teacher, has_teacher, trained.states), trained.terms
 
 
 METHOD = Method(

@@ -38,6 +38,7 @@ Run it
     fedcli run feddyn --dataset digits
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -81,7 +82,12 @@ CONTEXT_AXES = Context(global_params=None, h_i=0, alpha=0)
 class ClientState(NamedTuple):
     """What a client keeps between the rounds it takes part in."""
 
-    dual: Params  # h_i; in the simplified form the last local model
+    dual: Params  # h_i; in the simplified form the last local model, see `last_model`
+
+    @property
+    def last_model(self) -> Params:
+        """What the simplified form keeps, in the same field, so that checkpoints of both have one form."""
+        return self.dual
 
 
 class ServerState(NamedTuple):
@@ -90,7 +96,7 @@ class ServerState(NamedTuple):
     params: Params  # global model w_g
     buffers: Params
     h: Params  # mean of h_i over all N clients; zero in the simplified form
-    clients: dict[int, ClientState]
+    clients: Mapping[int, ClientState]
 
 
 def linear_regularizer(params: Params, h_i: Params, alpha: Tensor) -> Tensor:
@@ -186,7 +192,8 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     """Algorithm 1, one round."""
     if config.form == "simplified":
         return run_simplified_round(state, cohort, fed, config)
-    h_i = fed.recall(state.clients, cohort, ClientState(tree_map(torch.zeros_like, state.params))).dual
+    newcomer = ClientState(tree_map(torch.zeros_like, state.params))
+    h_i = fed.recall(state.clients, cohort, newcomer).dual
     clients, terms = train_locally(state, h_i, cohort, fed, config)  # theta_k^t
     states = fed.remember(state.clients, cohort, ClientState(update_dual(h_i, state.params, clients.params)))
     local_params, local_buffers = fed.upload_model(clients)
@@ -199,8 +206,8 @@ def run_simplified_round(
     state: ServerState, cohort: Cohort, fed: Federation, config: Config
 ) -> tuple[ServerState, Terms]:
     """Reading 8: the last local model in place of the sum of gradients, and FedAvg's server."""
-    last = fed.recall(state.clients, cohort, ClientState(state.params)).dual
-    h_i = tree_map(torch.sub, last, state.params)
+    own = fed.recall(state.clients, cohort, ClientState(state.params))
+    h_i = tree_map(torch.sub, own.last_model, state.params)
     clients, terms = train_locally(state, h_i, cohort, fed, config)
     states = fed.remember(state.clients, cohort, ClientState(clients.params))
     model = weighted_mean(fed.upload_model(clients), cohort.weights)

@@ -68,6 +68,7 @@ from fedcli.core import (
     weighted_mean,
 )
 from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.core.own_models import CohortRound, GroupRound, train_by_network
 from fedcli.papers.baselines.lg_fedavg import HEAD, ClientState, with_mean_head, without_head
 
 NOISE = 32  # width of the generator's input, beside the label
@@ -124,7 +125,7 @@ class ServerState(NamedTuple):
     head: Params
     generator: Generator
     class_counts: Tensor  # [C], int64
-    clients: dict[int, ClientState]  # of those that have taken part
+    clients: Mapping[int, ClientState]  # of those that have taken part
 
 
 def initial_generator(num_classes: int, dim: int, draw: np.random.Generator) -> Generator:
@@ -328,25 +329,22 @@ def htfllib_round(state: ServerState, cohort: Cohort, fed: Federation, config: C
 def train_clients(
     state: ServerState, head: Params, cohort: Cohort, fed: Federation,
     make_loss: Callable[[Network], LocalLoss], draw: Callable[[Cohort], Samples],
-) -> tuple[Mapping[int, ClientState], Params, Terms]:  # fmt: skip
-    """All clients' local training; returns what they keep, their heads `[K, ...]` and their terms."""
-    states = state.clients
-    groups = fed.groups(cohort)
-    heads = []
-    terms = []
-    for group in groups:  # clients with the same network
+) -> CohortRound:  # fmt: skip
+    """All clients' local training; a client keeps its extractor, and what it sends is its head."""
+
+    def train_group(group: Cohort) -> GroupRound:  # clients with the same network
         size = len(group.client_ids)
         params, buffers = fed.initial_model(group.network)
-        private = fed.recall(states, group, ClientState(without_head(params, head), buffers))
+        private = fed.recall(state.clients, group, ClientState(without_head(params, head), buffers))
         first_step = state.class_counts.new_zeros(size)
-        clients = Client({**private.params, **copies(head, size)}, private.buffers, optimizer={}, memory=first_step)
+        clients = Client({**private.params, **copies(head, size)}, private.buffers, memory=first_step)
         step = sampling(fed.optimizer_step(make_loss(group.network)))
-        clients, group_terms = fed.train(clients, group, step, Context(state.generator, draw(group)), CONTEXT_AXES)
-        private = ClientState(without_head(clients.params, head), clients.buffers)
-        states = fed.remember(states, group, private)
-        heads.append({name: clients.params[name] for name in HEAD})
-        terms.append(group_terms)
-    return states, fed.in_order(cohort, groups, heads), fed.in_order(cohort, groups, terms)
+        clients, terms = fed.train(clients, group, step, Context(state.generator, draw(group)), CONTEXT_AXES)
+        extractor = ClientState(without_head(clients.params, head), clients.buffers)
+        own_head = {name: clients.params[name] for name in HEAD}
+        return GroupRound(kept=extractor, sent=own_head, terms=terms)
+
+    return train_by_network(train_group, state.clients, cohort, fed)
 
 
 def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:

@@ -67,20 +67,22 @@ from torch import Tensor
 from fedcli import Method, option
 from fedcli.core import (
     Aux,
-    Client,
     LocalLoss,
+    Model,
     Network,
     Params,
     copies,
     cross_entropy,
     divergence,
+    kept_models,
     masked_mean,
     to_device,
     tree_map,
     weighted_mean,
 )
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.core.network_pairs import PRIVATE, SHARED, clipped, clipped_apart, joined, outputs_of_both, part
+from fedcli.core.network_pairs import clipped, clipped_apart, joined, joined_models, outputs_of_both, taken_apart
+from fedcli.core.own_models import CohortRound, GroupRound, train_by_network
 
 CLIP_NORM = 10.0  # of HtFLlib's form
 LEAST = 0.01  # the divisor's least value
@@ -119,7 +121,7 @@ class ServerState(NamedTuple):
     params: Params  # of the mentee
     buffers: Params
     in_step: Tensor  # ids of the clients that have this mentee
-    clients: dict[int, ClientState]  # of those that have taken part
+    clients: Mapping[int, ClientState]  # of those that have taken part
 
 
 class Factors(NamedTuple):
@@ -248,25 +250,22 @@ def init(fed: Federation, config: Config) -> ServerState:
 
 def train_clients(
     state: ServerState, cohort: Cohort, fed: Federation, make_loss: Callable[[Network, Network], LocalLoss]
-) -> tuple[Mapping[int, ClientState], Client, Terms]:
-    """All clients' local training; returns what they keep, their mentees `[K, ...]` and their terms."""
-    states = state.clients
+) -> CohortRound:
+    """All clients' local training; a client keeps its mentor and W, and what it sends is its mentee."""
     mentee, *_ = fed.networks
-    groups = fed.groups(cohort)
-    mentees = []
-    terms = []
-    for group in groups:  # clients with the same mentor
-        shared_params, shared_buffers = copies((state.params, state.buffers), len(group.client_ids))
+
+    def train_group(group: Cohort) -> GroupRound:  # clients with the same mentor
+        received = copies(Model(state.params, state.buffers), len(group.client_ids))
         first = ClientState(*fed.initial_model(group.network), initial_projection(group.network, mentee, fed))
-        private = fed.recall(states, group, first)
-        params = {**joined(private.params, shared_params), "projection": private.projection}
-        both = Client(params, joined(private.buffers, shared_buffers), optimizer={})
-        both, group_terms = fed.train(both, group, make_loss(group.network, mentee))
-        private = ClientState(part(both.params, PRIVATE), part(both.buffers, PRIVATE), both.params["projection"])
-        states = fed.remember(states, group, private)
-        mentees.append(Client(part(both.params, SHARED), part(both.buffers, SHARED), optimizer={}))
-        terms.append(group_terms)
-    return states, fed.in_order(cohort, groups, mentees), fed.in_order(cohort, groups, terms)
+        own = fed.recall(state.clients, group, first)
+        both = joined_models(private=own, shared=received)
+        both = both._replace(params={**both.params, "projection": own.projection})
+        both, terms = fed.train(both, group, make_loss(group.network, mentee))
+        private, shared = taken_apart(both)
+        kept = ClientState(private.params, private.buffers, both.params["projection"])
+        return GroupRound(kept, sent=shared, terms=terms)
+
+    return train_by_network(train_group, state.clients, cohort, fed)
 
 
 # The form of HtFLlib, `--form code`
@@ -365,10 +364,10 @@ def htfllib_round(state: ServerState, cohort: Cohort, fed: Federation, config: C
     return ServerState(params, buffers, torch.as_tensor(np.sort(cohort.client_ids)), states), terms
 
 
-def mean_statistics(mentees: Client, cohort: Cohort, fed: Federation) -> Params:
+def mean_statistics(mentees: Model, cohort: Cohort, fed: Federation) -> Params:
     """The mean of the running statistics that the clients send."""
-    _, buffers = fed.upload_model(mentees._replace(params={}))
-    return weighted_mean(buffers, torch.ones_like(cohort.weights))
+    sent = fed.upload_model(Model({}, mentees.buffers))
+    return weighted_mean(sent.buffers, torch.ones_like(cohort.weights))
 
 
 METHOD = Method(
@@ -381,6 +380,6 @@ METHOD = Method(
     default_protocol="fedsa:cifar10-silo",
     # Two networks, each counted as the largest of the run, and the projection.
     client_memory=lambda sizes: 2 * sizes.parameters + sizes.feature_dim**2,
-    personal=lambda state: {client: (model.params, model.buffers) for client, model in state.clients.items()},
+    personal=kept_models,
     mixed_networks=True,
 )  # fmt: skip

@@ -38,6 +38,7 @@ Run it
     fedcli run fedmatch --dataset digit-domains
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -66,7 +67,7 @@ class Config:
 class ServerState(NamedTuple):
     """The state of the simulation; the server itself keeps nothing."""
 
-    clients: dict[int, ClientState]  # of those that have taken part
+    clients: Mapping[int, ClientState]  # of those that have taken part
 
 
 def find_helpers(predictions: Tensor, client_ids: np.ndarray, count: int) -> Tensor:

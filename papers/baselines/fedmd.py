@@ -33,6 +33,7 @@ Run it
     fedcli run fedmd --dataset digit-domains
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import cycle
 from typing import NamedTuple
@@ -68,7 +69,7 @@ class Config:
 class ServerState(NamedTuple):
     """The state of the simulation; the server itself keeps nothing."""
 
-    clients: dict[int, ClientState]  # of those that have taken part
+    clients: Mapping[int, ClientState]  # of those that have taken part
 
 
 def digest_loss(logits: Tensor, consensus: Tensor) -> Tensor:
@@ -118,8 +119,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     if config.digest_epochs:
         models, terms = digest(models, cohort, fed, config)
     if config.average_parameters:  # Reading 6
-        (of_all,) = models  # in one group, since their networks are equal
-        models = [averaged_models(of_all, cohort, fed)]
+        models = averaged_models(models, cohort, fed)
     states, revisited = train_own_models(models, states, cohort, fed)  # Revisit
     return ServerState(states), {**terms, **revisited}
 

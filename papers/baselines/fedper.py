@@ -26,11 +26,12 @@ Run it
     fedcli run fedper --dataset digits
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedcli import Method, option, params_both_ways
-from fedcli.core import Client, Network, Params, head_names, plain_loss, split, weighted_mean
+from fedcli.core import Client, Network, Params, head_names, plain_loss, split_model, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 
 
@@ -53,7 +54,7 @@ class ServerState(NamedTuple):
 
     params: Params  # of the body; empty where nothing is averaged
     buffers: Params
-    clients: dict[int, ClientState]  # of those that have taken part
+    clients: Mapping[int, ClientState]  # of those that have taken part
 
 
 def personal_names(network: Network, config: Config) -> frozenset[str]:
@@ -73,29 +74,23 @@ def personal_models(state: ServerState) -> dict[int, tuple[Params, Params]]:
 
 def init(fed: Federation, config: Config) -> ServerState:
     """The initial body; nobody has trained yet."""
-    params, buffers = fed.initial_model()
-    names = personal_names(fed.network, config)
-    _, shared_params = split(params, names)
-    _, shared_buffers = split(buffers, names)
-    return ServerState(shared_params, shared_buffers, {})
+    _, shared = split_model(fed.initial_model(), personal_names(fed.network, config))
+    return ServerState(shared.params, shared.buffers, {})
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """FedPer-Client and FedPer-Server, one round."""
-    params, buffers = fed.initial_model()
     names = personal_names(fed.network, config)
-    initial_params, _ = split(params, names)
-    initial_buffers, _ = split(buffers, names)
+    first, _ = split_model(fed.initial_model(), names)
 
     received = fed.broadcast(state.params, state.buffers, cohort)  # server: send W_B to each client
-    own = fed.recall(state.clients, cohort, ClientState(initial_params, initial_buffers))
-    clients = Client({**received.params, **own.params}, {**received.buffers, **own.buffers}, optimizer={})
+    own = fed.recall(state.clients, cohort, ClientState(first.params, first.buffers))
+    clients = Client({**received.params, **own.params}, {**received.buffers, **own.buffers})
     clients, terms = fed.train(clients, cohort, plain_loss(fed.network))  # client: SGD on (W_B, W_{P_j})
 
-    own_params, body = split(clients.params, names)
-    own_buffers, body_buffers = split(clients.buffers, names)
-    states = fed.remember(state.clients, cohort, ClientState(own_params, own_buffers))
-    sent = fed.upload_model(Client(body, body_buffers, optimizer={}))  # client: send back W_{B,j}
+    head, body = split_model(clients, names)
+    states = fed.remember(state.clients, cohort, ClientState(head.params, head.buffers))
+    sent = fed.upload_model(body)  # client: send back W_{B,j}
     params, buffers = weighted_mean(sent, cohort.weights)  # server: W_B = sum_j gamma_j W_{B,j}
     return ServerState(params, buffers, states), terms
 

@@ -61,7 +61,18 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, UserError, option
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, class_sums, cross_entropy, select, stack, weighted_mean
+from fedcli.core import (
+    Aux,
+    Client,
+    LocalLoss,
+    Network,
+    Params,
+    class_sums,
+    cross_entropy,
+    model_of,
+    stack,
+    weighted_mean,
+)
 from fedcli.core.class_vectors import FAR, no_vectors, unit
 from fedcli.core.federation import Cohort, Federation, Terms
 
@@ -159,9 +170,9 @@ def local_class_sums(clients: Client, cohort: Cohort, fed: Federation) -> tuple[
     """Sums `[K, C, D]` and counts `[K, C]` of normalised features by class, of the training parts, by own models."""
     per_client = []
     for k, client in enumerate(cohort.client_ids):
-        model = select((clients.params, clients.buffers), k)
-        features, _, labels = fed.predict(*model, fed.training[client])  # Reading 4
-        per_client.append(class_sums(unit(features), labels, fed.num_classes))  # Reading 3
+        model = model_of(clients, k)
+        predicted = fed.predict(model.params, model.buffers, fed.training[client])  # Reading 4
+        per_client.append(class_sums(unit(predicted.features), predicted.labels, fed.num_classes))  # Reading 3
     sums, class_counts = stack(per_client)
     return sums.to(fed.device), class_counts.to(fed.device)
 

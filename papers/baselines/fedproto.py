@@ -34,6 +34,7 @@ Run it
     fedcli run fedproto --dataset digits
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -71,7 +72,7 @@ class ServerState(NamedTuple):
 
     prototypes: Tensor  # [C, D]
     has_prototype: Tensor  # [C], bool: whether anybody in the last cohort has the class
-    clients: dict[int, ClientState]  # of those that have taken part
+    clients: Mapping[int, ClientState]  # of those that have taken part
 
 
 def prototype_distance(
@@ -117,11 +118,10 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
         return gathering(step, fed.num_classes, last_epoch=config.gathered_epochs == "last")  # Reading 4
 
     context = Context(fed.download(state.prototypes, cohort), state.has_prototype)
-    states, class_means, counts, terms = train_and_gather(
-        state.clients, state.prototypes, context, make_step, cohort, fed
-    )  # Eq. 3
-    prototypes = mean_over_owners(class_means, counts, state.prototypes)  # Eq. 6
-    return ServerState(prototypes, (counts > 0).any(0), states), terms
+    trained = train_and_gather(state.clients, state.prototypes, context, make_step, cohort, fed)  # Eq. 3
+    prototypes = mean_over_owners(trained.means, trained.counts, state.prototypes)  # Eq. 6
+    has_prototype = (trained.counts > 0).any(0)
+    return ServerState(prototypes, has_prototype, trained.states), trained.terms
 
 
 METHOD = Method(

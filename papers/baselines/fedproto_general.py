@@ -43,7 +43,7 @@ from torch import Tensor
 
 from fedcli import Method, both_ways, option
 from fedcli.core import Params, weighted_mean
-from fedcli.core.class_vectors import gathering, mean_by_class, mean_over_owners, no_vectors, nothing_gathered
+from fedcli.core.class_vectors import Gathered, gathering, mean_by_class, mean_over_owners, no_vectors, nothing_gathered
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedproto import Context, make_local_loss
 
@@ -76,11 +76,13 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     clients = clients._replace(memory=nothing_gathered(len(cohort.client_ids), state.prototypes))
     step = fed.optimizer_step(make_local_loss(fed.network, config))
     clients, terms = fed.train(clients, cohort, gathering(step, fed.num_classes, last_epoch=True), context)
-    sums, counts, _ = clients.memory
-    class_means, counts = fed.upload((mean_by_class(sums, counts), counts))
+    gathered: Gathered = clients.memory
+    counts = gathered.counts
+    class_means = fed.upload(mean_by_class(gathered.sums, counts))  # the counts go too, which are no floats
     prototypes = mean_over_owners(class_means, counts, state.prototypes)
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
-    return ServerState(params, buffers, prototypes, state.has_prototype | (counts > 0).any(0)), terms
+    has_prototype = state.has_prototype | (counts > 0).any(0)
+    return ServerState(params, buffers, prototypes, has_prototype), terms
 
 
 METHOD = Method(

@@ -33,11 +33,12 @@ Run it
     fedcli run fedrep --dataset digits
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedcli import Method, option, params_both_ways
-from fedcli.core import Client, Params, head_names, plain_loss, split, weighted_mean
+from fedcli.core import Client, Model, Params, head_names, plain_loss, split, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 
 
@@ -66,7 +67,7 @@ class ServerState(NamedTuple):
 
     params: Params  # of the body
     buffers: Params
-    clients: dict[int, ClientState]  # of those that have taken part
+    clients: Mapping[int, ClientState]  # of those that have taken part
 
 
 def personal_models(state: ServerState) -> dict[int, tuple[Params, Params]]:
@@ -89,7 +90,7 @@ def train_head(clients: Client, cohort: Cohort, fed: Federation, config: Config)
     after_body_epochs = range(fed.local_epochs, fed.local_epochs + config.head_epochs)  # Reading 1
     trained, terms = fed.train(clients, cohort, step, epochs=after_body_epochs)
     terms = {f"head_{name}": values for name, values in terms.items()}
-    return Client(trained.params, clients.buffers, optimizer={}), terms  # Reading 5
+    return Client(trained.params, clients.buffers), terms  # Reading 5
 
 
 def train_body(clients: Client, cohort: Cohort, fed: Federation) -> tuple[Client, Terms]:
@@ -101,12 +102,11 @@ def train_body(clients: Client, cohort: Cohort, fed: Federation) -> tuple[Client
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, one round; or that of FedPer."""
-    params, _ = fed.initial_model()
-    first_head, _ = split(params, head_names(fed.network))
+    first_head, _ = split(fed.initial_model().params, head_names(fed.network))
 
     received = fed.broadcast(state.params, state.buffers, cohort)  # server sends phi^{t-1}
     own = fed.recall(state.clients, cohort, ClientState(first_head))
-    clients = Client({**received.params, **own.head}, received.buffers, optimizer={})
+    clients = Client({**received.params, **own.head}, received.buffers)
     if config.training == "together":
         clients, terms = fed.train(clients, cohort, plain_loss(fed.network))
     else:
@@ -116,7 +116,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
 
     head, body = split(clients.params, head_names(fed.network))
     states = fed.remember(state.clients, cohort, ClientState(head))
-    sent = fed.upload_model(Client(body, clients.buffers, optimizer={}))  # client i sends phi_i^t
+    sent = fed.upload_model(Model(body, clients.buffers))  # client i sends phi_i^t
     params, buffers = weighted_mean(sent, cohort.weights)  # phi^t = 1 / (r n) sum_i phi_i^t; Reading 4
     return ServerState(params, buffers, states), terms
 

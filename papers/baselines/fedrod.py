@@ -28,6 +28,7 @@ Run it
     fedcli run fedrod --dataset digits
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, head_names, split, weighted_mean
+from fedcli.core import Aux, LocalLoss, Model, Network, Params, cross_entropy, head_names, split, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 
 OWN = "own."  # what the names of the own head's tensors begin with while both heads are trained
@@ -73,7 +74,7 @@ class ServerState(NamedTuple):
 
     params: Params  # body and generic head
     buffers: Params
-    clients: dict[int, ClientState]  # of those that have taken part
+    clients: Mapping[int, ClientState]  # of those that have taken part
 
 
 def log_prior(counts: Tensor, prior_exponent: float) -> Tensor:
@@ -127,8 +128,7 @@ def init(fed: Federation, config: Config) -> ServerState:
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round: body and generic head down, training of both heads, body and generic head up."""
-    params, _ = fed.initial_model()
-    first, _ = split(params, head_names(fed.network))  # Reading 3
+    first, _ = split(fed.initial_model().params, head_names(fed.network))  # Reading 3
     received = fed.broadcast(state.params, state.buffers, cohort)
     own = fed.recall(state.clients, cohort, ClientState(first))
     both = received.params | {OWN + name: value for name, value in own.head.items()}
@@ -141,7 +141,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     head, generic = split(clients.params, own_names)
     head = {name.removeprefix(OWN): value for name, value in head.items()}
     states = fed.remember(state.clients, cohort, ClientState(head))
-    params, buffers = weighted_mean(fed.upload_model(Client(generic, clients.buffers, optimizer={})), cohort.weights)
+    params, buffers = weighted_mean(fed.upload_model(Model(generic, clients.buffers)), cohort.weights)
     return ServerState(params, buffers, states), terms
 
 

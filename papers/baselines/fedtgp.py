@@ -41,6 +41,7 @@ Run it
     fedcli run fedtgp --dataset digits
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,6 +54,7 @@ from fedcli import Method, option, rows_by_class
 from fedcli.core import ClientState, Params, own_models
 from fedcli.core.class_vectors import distance, distances_between, mean_over_owners
 from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.core.own_models import GroupRound, train_by_network
 from fedcli.papers.baselines.fedproto import Context, make_local_loss
 
 
@@ -83,7 +85,7 @@ class ServerState(NamedTuple):
 
     network: Params
     has_prototype: Tensor  # [C], bool: False before the first training
-    clients: dict[int, ClientState]  # of those that have taken part
+    clients: Mapping[int, ClientState]  # of those that have taken part
 
 
 def initial_network(num_classes: int, dim: int, draw: np.random.Generator) -> Params:
@@ -186,23 +188,20 @@ def init(fed: Federation, config: Config) -> ServerState:
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, iteration t."""
     context = Context(fed.download(global_prototypes(state.network), cohort), state.has_prototype)  # line 3
-    states = state.clients
-    groups = fed.groups(cohort)
-    means = []
-    terms = []
-    for group in groups:  # clients with the same network
-        model = own_models(states, group, fed)
+
+    def train_group(group: Cohort) -> GroupRound:  # clients with the same network
+        model = own_models(state.clients, group, fed)
         local_loss = make_local_loss(group.network, config)  # Eq. 11
-        trained, group_terms = fed.train(model, group, local_loss, context)  # line 5
-        states = fed.remember(states, group, ClientState(trained.params, trained.buffers))
+        trained, terms = fed.train(model, group, local_loss, context)  # line 5
         source = model if config.form == "code" else trained  # Reading 3
-        means.append(fed.class_means(source, group))  # line 6
-        terms.append(group_terms)
-    class_means, counts = fed.in_order(cohort, groups, means)
+        means_and_counts = fed.class_means(source, group)  # line 6
+        return GroupRound(ClientState(trained.params, trained.buffers), means_and_counts, terms)
+
+    states, (class_means, counts), terms = train_by_network(train_group, state.clients, cohort, fed)
     class_means = fed.upload(class_means, counts > 0)  # line 7
     network = update_network(state.network, class_means, counts, cohort, fed, config)  # lines 8, 9
     has_prototype = state.has_prototype | (counts > 0).any()
-    return ServerState(network, has_prototype, states), fed.in_order(cohort, groups, terms)
+    return ServerState(network, has_prototype, states), terms
 
 
 METHOD = Method(

@@ -35,6 +35,7 @@ Run it
     fedcli run fml --dataset digits
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,7 +44,6 @@ import torch
 from fedcli import Method, both_ways, option
 from fedcli.core import (
     Aux,
-    Client,
     ClientState,
     LocalLoss,
     Network,
@@ -54,7 +54,8 @@ from fedcli.core import (
     weighted_mean,
 )
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.core.network_pairs import PRIVATE, SHARED, clipped_apart, joined, outputs_of_both, part
+from fedcli.core.network_pairs import clipped_apart, joined, joined_models, outputs_of_both, taken_apart
+from fedcli.core.own_models import GroupRound, train_by_network
 
 CLIP_NORM = 10.0  # of HtFLlib's form
 
@@ -83,7 +84,7 @@ class ServerState(NamedTuple):
 
     params: Params  # of the shared network
     buffers: Params
-    clients: dict[int, ClientState]  # of those that have taken part
+    clients: Mapping[int, ClientState]  # of those that have taken part
 
 
 def make_local_loss(private: Network, shared: Network, config: Config) -> LocalLoss:
@@ -147,24 +148,19 @@ def init(fed: Federation, config: Config) -> ServerState:
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round: the shared network down, training of both, the shared network up."""
     make_loss = make_htfllib_loss if config.form == "code" else make_local_loss
-    states = state.clients
-    groups = fed.groups(cohort)
-    sent = []
-    terms = []
     meme, *_ = fed.networks  # Reading 3
-    for group in groups:  # clients with the same private network
+
+    def train_group(group: Cohort) -> GroupRound:  # clients with the same private network
         received = fed.broadcast(state.params, state.buffers, group)
-        own = own_models(states, group, fed)
-        both = Client(joined(own.params, received.params), joined(own.buffers, received.buffers), optimizer={})
-        both, group_terms = fed.train(both, group, make_loss(group.network, meme, config))
-        private = ClientState(part(both.params, PRIVATE), part(both.buffers, PRIVATE))
-        shared = Client(part(both.params, SHARED), part(both.buffers, SHARED), optimizer={})
-        states = fed.remember(states, group, private)
-        sent.append(fed.upload_model(shared))
-        terms.append(group_terms)
+        both = joined_models(private=own_models(state.clients, group, fed), shared=received)
+        both, terms = fed.train(both, group, make_loss(group.network, meme, config))
+        private, shared = taken_apart(both)
+        return GroupRound(ClientState(private.params, private.buffers), fed.upload_model(shared), terms)
+
+    states, sent, terms = train_by_network(train_group, state.clients, cohort, fed)
     without_weights = torch.ones_like(cohort.weights)  # Reading 2
-    params, buffers = weighted_mean(fed.in_order(cohort, groups, sent), without_weights)
-    return ServerState(params, buffers, states), fed.in_order(cohort, groups, terms)
+    params, buffers = weighted_mean(sent, without_weights)
+    return ServerState(params, buffers, states), terms
 
 
 METHOD = Method(

@@ -27,12 +27,14 @@ Run it
     fedcli run lg-fedavg --dataset digits
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedcli import Method, both_ways, option
 from fedcli.core import Client, Params, plain_loss, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.core.own_models import GroupRound, train_by_network
 
 HEAD = ("head.weight", "head.bias")
 
@@ -55,7 +57,7 @@ class ServerState(NamedTuple):
     """What the server keeps, and by client id what the clients keep."""
 
     head: Params  # empty where nothing is averaged
-    clients: dict[int, ClientState]  # of those that have taken part
+    clients: Mapping[int, ClientState]  # of those that have taken part
 
 
 def without_head(params: Params, head: Params) -> Params:
@@ -83,22 +85,20 @@ def init(fed: Federation, config: Config) -> ServerState:
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round: the head down, training of everything, the head up."""
-    states = state.clients
-    groups = fed.groups(cohort)
-    heads = []
-    terms = []
-    for group in groups:  # clients with the same network
+
+    def train_group(group: Cohort) -> GroupRound:  # clients with the same network
         params, buffers = fed.initial_model(group.network)
-        private = fed.recall(states, group, ClientState(without_head(params, state.head), buffers))
-        head = fed.broadcast(state.head, {}, group).params
-        clients = Client({**private.params, **head}, private.buffers, optimizer={})
-        clients, group_terms = fed.train(clients, group, plain_loss(group.network))
-        private = ClientState(without_head(clients.params, state.head), clients.buffers)
-        states = fed.remember(states, group, private)
-        heads.append({name: clients.params[name] for name in state.head})
-        terms.append(group_terms)
-    head = weighted_mean(fed.upload(fed.in_order(cohort, groups, heads)), cohort.weights)
-    return ServerState(head, states), fed.in_order(cohort, groups, terms)
+        private = fed.recall(state.clients, group, ClientState(without_head(params, state.head), buffers))
+        received = fed.broadcast(state.head, {}, group).params
+        clients = Client({**private.params, **received}, private.buffers)
+        clients, terms = fed.train(clients, group, plain_loss(group.network))
+        extractor = ClientState(without_head(clients.params, state.head), clients.buffers)
+        head = {name: clients.params[name] for name in state.head}
+        return GroupRound(kept=extractor, sent=head, terms=terms)
+
+    states, heads, terms = train_by_network(train_group, state.clients, cohort, fed)
+    head = weighted_mean(fed.upload(heads), cohort.weights)
+    return ServerState(head, states), terms
 
 
 METHOD = Method(

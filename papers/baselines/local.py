@@ -19,6 +19,7 @@ Run it
     fedcli run local --dataset digits
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ class Config:
 class ServerState(NamedTuple):
     """The state of the simulation; the server itself keeps nothing."""
 
-    clients: dict[int, ClientState]  # of those that have taken part
+    clients: Mapping[int, ClientState]  # of those that have taken part
 
 
 def init(fed: Federation, config: Config) -> ServerState:

@@ -38,6 +38,7 @@ Run it
     fedcli run moon --dataset digits
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -80,7 +81,7 @@ class ServerState(NamedTuple):
 
     params: Params  # global model
     buffers: Params
-    clients: dict[int, ClientState]
+    clients: Mapping[int, ClientState]
 
 
 def cosine(vectors: Tensor, others: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Client, LocalLoss, Network, Params, Step, plain_loss, tree_map, weighted_mean
+from fedcli.core import LocalLoss, Model, Network, Params, Step, plain_loss, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedprox import proximal_term
 
@@ -135,7 +135,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     clients, terms = fed.train(clients, cohort, make_local_step(fed, config))  # for r = 0 to R - 1
 
     tested = fed.remember(state.tested, cohort, Personal(clients.params, clients.buffers))
-    sent = fed.upload_model(Client(clients.memory, clients.buffers, optimizer={}))  # w_{i,R}
+    sent = fed.upload_model(Model(clients.memory, clients.buffers))  # w_{i,R}
     mean, buffers = weighted_mean(sent, cohort.weights)
     return ServerState(mix(state.params, mean, config.server_mixing), buffers, tested), terms
 

@@ -37,6 +37,7 @@ Run it
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,7 +47,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Params, cross_entropy, masked_mean, select
+from fedcli.core import (
+    Aux,
+    Batch,
+    Client,
+    LocalLoss,
+    Network,
+    Params,
+    cross_entropy,
+    kept_models,
+    masked_mean,
+    model_of,
+)
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.core.public_images import all_logits, learn_from_public, make_public_loss
 
@@ -84,7 +96,7 @@ class ClientState(NamedTuple):
 class ServerState(NamedTuple):
     """The state of the simulation; the server itself keeps nothing."""
 
-    clients: dict[int, ClientState]  # of those that have taken part
+    clients: Mapping[int, ClientState]  # of those that have taken part
 
 
 def symmetric_cross_entropy(logits: Tensor, labels: Tensor, config: Config, mask: Tensor | None = None) -> Tensor:
@@ -146,13 +158,17 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
 def own_losses(models: list[Client], cohort: Cohort, fed: Federation, config: Config) -> Tensor:
     """L_SL of every client's model on its training part, `[K]`; 0 for a client without examples."""
     groups = fed.groups(cohort)
-    losses = [torch.zeros(len(group.client_ids), dtype=fed.dtype, device=fed.device) for group in groups]
-    for model, group, of_group in zip(models, groups, losses, strict=True):
+    losses = []
+    for models_of_group, group in zip(models, groups, strict=True):
+        of_group = torch.zeros(len(group.client_ids), dtype=fed.dtype, device=fed.device)
         for k, client in enumerate(group.client_ids):
-            part = fed.training[client]
-            _, logits, labels = fed.predict(*select((model.params, model.buffers), k), part, group.network)
-            if len(part):
-                of_group[k] = symmetric_cross_entropy(logits, labels, config)
+            examples = fed.training[client]
+            if len(examples) == 0:
+                continue
+            model = model_of(models_of_group, k)
+            predicted = fed.predict(model.params, model.buffers, examples, group.network)
+            of_group[k] = symmetric_cross_entropy(predicted.logits, predicted.labels, config)
+        losses.append(of_group)
     return fed.in_order(cohort, groups, losses)
 
 
@@ -192,7 +208,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     for group in groups:
         newcomer = ClientState(*fed.initial_model(group.network), no_loss)
         last = fed.recall(states, group, newcomer)
-        models.append(Client(last.params, last.buffers, optimizer={}))
+        models.append(Client(last.params, last.buffers))
         previous.append(last.loss)
     terms = {}
     losses = torch.zeros_like(cohort.weights)
@@ -229,6 +245,6 @@ METHOD = Method(
     state_types=(ServerState, ClientState),
     costs=costs,
     default_protocol="fccl:digits-4",
-    personal=lambda state: {client: (model.params, model.buffers) for client, model in state.clients.items()},
+    personal=kept_models,
     mixed_networks=True, uses_public_data=True,
 )  # fmt: skip

@@ -42,6 +42,7 @@ Run it
     fedcli run scaffold --dataset digits
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -88,7 +89,7 @@ class ServerState(NamedTuple):
     params: Params  # global model x
     buffers: Params
     c: Params  # mean of c_i over all N clients, weighted by n_i
-    clients: dict[int, ClientState]
+    clients: Mapping[int, ClientState]
 
 
 def correction(params: Params, c: Params, c_i: Params) -> Tensor:
@@ -168,7 +169,8 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     """Algorithm 1, one round; the lines are the paper's."""
     clients = fed.broadcast(state.params, state.buffers, cohort)  # line 5: x and c to the sampled clients
     c = fed.download(state.c, cohort)
-    c_i = fed.recall(state.clients, cohort, ClientState(tree_map(torch.zeros_like, c))).c_i
+    newcomer = ClientState(tree_map(torch.zeros_like, c))
+    c_i = fed.recall(state.clients, cohort, newcomer).c_i
     step = fed.optimizer_step(make_local_loss(fed.network), clip_norm=config.clip_norm)  # Readings 2 and 8
     clients, terms = fed.train(clients, cohort, step, Context(c, c_i), CONTEXT_AXES)  # lines 7 to 11
     local_steps = torch.as_tensor(fed.plan(cohort).steps, dtype=fed.dtype, device=fed.device)
