@@ -63,7 +63,7 @@ class Row(NamedTuple):
 
 
 def row(method: str, **settings: Any) -> Row:
-    """A row of a table, as `row("fedfm", guiding="l2")`."""
+    """A row of a table, as `row("fedprox", proximal_weight=0.1)`."""
     return Row(method, settings)
 
 
