@@ -26,7 +26,7 @@ Terms = dict[str, Tensor]  # of an objective by name, as they enter the record
 # round, on every device, without waiting in each step.
 OBJECTIVE = "\0objective"
 
-refuse_reading: ContextVar[bool] = ContextVar("refuse_reading", default=False)  # see `NoReading`; in a first step
+refuse_reading: ContextVar[bool] = ContextVar("refuse_reading", default=False)  # see `NoReading`; in a round's first step
 under_vmap: ContextVar[bool] = ContextVar("under_vmap", default=False)  # whether vmap runs now
 
 

@@ -534,12 +534,15 @@ def _refuse_non_finite(terms: Terms, stacked: Tree, cohort: Cohort) -> None:
         must_be_finite.append(MustBeFinite(f"the term '{name}'", values, remedy))
     if OBJECTIVE in terms:
         must_be_finite.append(MustBeFinite("the loss", terms[OBJECTIVE]))
-    # Zero times a tensor is NaN where it is not finite; only one sum for each client comes to the host.
-    zero_or_nan = torch.zeros(len(cohort.client_ids), device=cohort.weights.device)
+    # A tensor is finite where its highest and its lowest value are; to read them costs no copy of a large tensor.
+    extremes = []
     for tensor in leaves(stacked):
-        if tensor.is_floating_point():
-            zero_or_nan += (0 * tensor.detach()).reshape(len(tensor), -1).sum(1)
-    must_be_finite.append(MustBeFinite("what the step gave", zero_or_nan))
+        if tensor.is_floating_point() and tensor.numel() > 0:
+            values = tensor.detach().reshape(len(tensor), -1)  # [K, values]
+            extremes += [values.amax(1), values.amin(1)]
+    if extremes:
+        # Zero times a number is NaN where it is not finite; only one sum for each client comes to the host.
+        must_be_finite.append(MustBeFinite("what the step gave", (0 * torch.stack(extremes)).sum(0)))
     are_finite = to_device([number.values.detach().isfinite() for number in must_be_finite], "cpu")
     for number, is_finite in zip(must_be_finite, are_finite, strict=True):
         ids = cohort.client_ids[~is_finite.numpy()]
