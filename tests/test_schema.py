@@ -93,7 +93,7 @@ def test_the_records_of_the_project_are_read():
 
 
 def test_a_short_round_of_mutations_breaks_nothing():
-    assert not faults_of(read_mutated_record, 60)
+    assert not faults_of(read_mutated_record, 30)
 
 
 # What has happened to a run

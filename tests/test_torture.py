@@ -34,7 +34,7 @@ from tests.torture.wild_texts import READERS, put_wild_text
 
 SHORT_ROUND = {
     kill_repeatedly: 3,
-    damage: 28,
+    damage: 14,
     fuzz_command_line: 12,
     put_wild_text: 13,
     swap_buffers: 12,
