@@ -120,7 +120,7 @@ def test_what_is_said_of_others_is_what_was_measured():
 
 def test_the_rounds_of_a_side_are_measured_on_the_clients_that_all_sides_read(tmp_path, monkeypatch):
     peers = load_script(SPEED / "peers" / "peers.py")
-    sides = load_script(SPEED / "peers" / "sides.py")
+    clients = load_script(SPEED / "peers" / "sides" / "clients.py")
     small = {"dataset": "digits", "backbone": "cnn-small", "num_clients": 4, "cohort_size": 2, "train_examples": 400}
     monkeypatch.setitem(peers.WORKLOADS, "w2", {**peers.WORKLOADS["w2"], **small})
     monkeypatch.setattr(peers, "CSV", tmp_path / "peers.csv")
@@ -132,6 +132,6 @@ def test_the_rounds_of_a_side_are_measured_on_the_clients_that_all_sides_read(tm
     assert (rows.value > 0).all()
 
     peers.write_clients(tmp_path, peers.WORKLOADS["w2"])
-    train = sides.user_data(str(tmp_path), "train")
+    train = clients.client_images(str(tmp_path), "train")
     assert sum(map(len, train)) == 400 - 4 * 14  # a seventh of each is for testing
     assert {images.tensors[0].shape[1:] for images in train} == {(1, 8, 8)}

@@ -7,7 +7,7 @@ appends the seconds of each side's rounds to `peers.csv` and prints their median
 TsingZ0/PFLlib; `--python` is the Python of an environment with the same torch, flwr==1.41.0 and ray for Flower,
 scikit-learn, matplotlib and h5py for PFLlib, or fluke-fl==0.8.1 for fluke.
 
-Each side runs in a process of its own (`sides.py`), which imports nothing of the others. All train the same images of
+Each side runs in a process of its own (`sides/`), which imports nothing of the others. All train the same images of
 the same clients from the same initial model with plain SGD; a batch that is not full is left out as in PFLlib, but kept
 beside fluke, as fluke keeps it. fedcli divides the images and writes them normalised into files in PFLlib's form, which
 the others read as well.
@@ -25,6 +25,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,6 +34,7 @@ import numpy as np
 import pandas as pd
 import torch
 import typer
+from sides.job import Job
 
 from fedcli.runs import begin
 from fedcli.runs.machine import environment
@@ -83,9 +85,9 @@ def measure(workload: str, sides: list[str], turn: int, pfllib: str, python: str
     processor = environment(torch.device("cpu"))["machine"]["processor"]
     with TemporaryDirectory() as folder:
         write_clients(Path(folder), options)
+        job = Job(folder, options, ROUNDS, pfllib)
         for side in sides:
-            arguments = [side, folder, json.dumps(options), str(ROUNDS), pfllib]
-            result = run_side(sys.executable if side == "fedcli" else python, arguments)
+            result = run_side(sys.executable if side == "fedcli" else python, side, job)
             seconds = result.pop("seconds")
             accuracy = result.pop("accuracy")
             case = {"workload": workload, "side": side, "turn": turn}
@@ -101,9 +103,9 @@ def append_rows(columns: dict[str, Any]) -> None:
     rows.to_csv(CSV, mode="a", header=not CSV.exists(), index=False, float_format="%.6g")
 
 
-def run_side(python: str, arguments: list[str]) -> dict[str, Any]:
-    """Returns the result of one side, which runs in a new process."""
-    command = [python, "-c", "import sys, sides; sides.run_side(*sys.argv[1:])", *arguments]
+def run_side(python: str, side: str, job: Job) -> dict[str, Any]:
+    """Returns the outcome of one side, which runs in a new process, as the CSV names it."""
+    command = [python, "-m", "sides", side, json.dumps(asdict(job))]
     env = {**os.environ, "PYTHONPATH": str(HERE), "FLWR_TELEMETRY_ENABLED": "0"}
     process = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
     *_, last_line = process.stdout.splitlines()

@@ -1,0 +1,16 @@
+"""Runs one side in this process, by its name and its job in JSON, and prints what came of it in JSON."""
+
+import importlib
+import json
+import os
+import sys
+from dataclasses import asdict
+
+import torch
+
+from sides.job import Job
+
+_, name, job_in_json = sys.argv
+side = importlib.import_module(f"sides.{name}")
+outcome = side.run(Job(**json.loads(job_in_json)))
+print(json.dumps({**asdict(outcome), "torch": torch.__version__, "threads": os.cpu_count()}))

@@ -1,0 +1,30 @@
+"""fedcli: its `run`."""
+
+from typing import Any
+
+import fedcli
+from sides.job import Job, Outcome, RoundClock
+
+
+class Logger:
+    """What fedcli tells of a run: here that a round has ended."""
+
+    def __init__(self, clock: RoundClock):
+        self._clock = clock
+
+    def round(self, entry: dict[str, Any]) -> None:
+        """Is called as a round ends."""
+        self._clock.end_round()
+
+
+def run(job: Job) -> Outcome:
+    """Runs rounds by fedcli."""
+    clock = RoundClock()
+    finished = fedcli.run(
+        **job.options, rounds=job.rounds, eval_every=job.rounds, out=job.path / "run", log=[Logger(clock)]
+    )
+    record = finished.record
+    *_, last_round = record["rounds"]
+    version = record["versions"]["fedcli"]
+    commit = record["commit"][:7]
+    return Outcome(clock.seconds(), last_round["test_accuracy"], f"fedcli {version}, {commit}")
