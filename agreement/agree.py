@@ -10,7 +10,6 @@ others run in `envs/all`. Nothing is downloaded, installed or built.
 """
 
 import importlib
-import json
 import math
 import os
 import subprocess
@@ -25,12 +24,12 @@ import torch
 import typer
 from torch import Tensor
 
-from agreement import page, problem
+from agreement import page, problem, results
+from agreement.results import Comparison, PeerResult, RowResult
 from agreement.rows import CASES, Peer
 from fedcli.errors import UserError
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results.json"
 MODULES = ("fluke", "flower", "pfllib", "flbench", "niid_bench", "fl_simulator", "feddecorr", "fedntd")
 
 
@@ -89,37 +88,49 @@ def run_peer(peer: Peer, folder: Path, work: Path) -> PeerRun:
     return PeerRun(torch.load(work / f"{peer.module}.pt"), python_version, torch_version)
 
 
-def compare(peer: Peer, peer_run: PeerRun, outcomes: dict[str, dict[str, Tensor]]) -> dict:
-    """The largest difference and the projections of each row, for results.json; None for what is not finite."""
+def compare(peer: Peer, peer_run: PeerRun, outcomes: dict[str, dict[str, Tensor]]) -> PeerResult:
+    """How each row of a peer differs from what fedcli ended with, by case.
+
+    Raises:
+        UserError: If a row has failed.
+    """
     rows = {}
     for row in peer.rows:
         ends = peer_run.ends[row.label]
         if isinstance(ends, str):
             raise UserError(f"{peer.name}, '{row.label}', did not run:\n{ends}")
-        rows[row.label] = {}
-        for what, vector in ends.items():
-            difference = (vector - outcomes[row.case][what]).abs().max().item()
-            rows[row.label][what] = {
-                "difference": float(f"{difference:.2g}") if math.isfinite(difference) else None,
-                "projections": problem.projections(vector) if vector.isfinite().all() else None,
-            }
-    return {"python": peer_run.python_version, "torch": peer_run.torch_version, "rows": rows}
+        ours = outcomes[row.case]
+        rows[row.label] = RowResult({what: compare_vectors(theirs, ours[what]) for what, theirs in ends.items()})
+    return PeerResult(peer_run.python_version, peer_run.torch_version, rows)
 
 
-def run_and_compare(chosen: Iterable[Peer], peers_folder: Path) -> dict[str, dict]:
-    """Runs fedcli and peers on the problems; returns what results.json has of each peer."""
+def compare_vectors(theirs: Tensor, ours: Tensor) -> Comparison:
+    """How a vector of a peer differs from fedcli's, to two digits."""
+    difference = (theirs - ours).abs().max().item()
+    return Comparison(
+        difference=float(f"{difference:.2g}") if math.isfinite(difference) else None,
+        projections=problem.projections(theirs) if theirs.isfinite().all() else None,
+    )
+
+
+def run_and_compare(chosen: Iterable[Peer], peers_folder: Path) -> dict[str, PeerResult]:
+    """Runs fedcli and peers on the problems; returns the results of the peers by their names."""
     torch.set_num_threads(1)
-    outcomes = {name: problem.outcome(*problem.federation(case)) for name, case in CASES.items()}
-    results = {}
+    outcomes = {}
+    for name, case in CASES.items():
+        setup, fed = problem.federation(case)
+        outcomes[name] = problem.outcome(setup, fed)
+    compared = {}
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        for partition, network in {(case.partition, case.network) for case in CASES.values()}:
+        problems = {(case.partition, case.network) for case in CASES.values()}
+        for partition, network in problems:
             torch.save(problem.describe(partition, network), work / f"problem-{partition}-{network}.pt")
         for peer in chosen:
             peer_run = run_peer(peer, peers_folder, work)
-            results[peer.name] = compare(peer, peer_run, outcomes)
+            compared[peer.name] = compare(peer, peer_run, outcomes)
             print(f"{peer.name}: {len(peer.rows)} rows")
-    return results
+    return compared
 
 
 def main(
@@ -128,14 +139,14 @@ def main(
     only_page: Annotated[bool, typer.Option("--page", help="Write the page from results.json alone")] = False,
 ) -> None:
     """Run the peers, compare, and write results.json and the page."""
-    results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    known = results.read()
     if not only_page:
         if peers_folder is None:
             raise UserError("the peers are not known (got no --peers); name the folder with their clones.")
         chosen = [peer for peer in peers() if not only or peer.name in only]
-        results |= run_and_compare(chosen, peers_folder)
-        RESULTS.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
-    page.PAGE.write_text(page.text(peers(), results))
+        known |= run_and_compare(chosen, peers_folder)
+        results.write(known)
+    page.PAGE.write_text(page.text(peers(), known))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 """results/agreement.md, from results.json and the rows of the peers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agreement.bridges import BRIDGES
+from agreement.results import PeerResult, RowResult
 from agreement.rows import CASES, Case, Peer, Row
 from fedcli.results.render import github
 from fedcli.runs.options import flags_of
 
 PAGE = Path(__file__).parents[1] / "results/agreement.md"
-SAME = 1e-12  # a row agrees whose parameters differ by no more
 ROUNDING = 1e-13  # differences below differ from run to run
 INTRODUCTION = """# Agreement with code that others wrote
 
@@ -33,22 +33,11 @@ NOT_RUN = """## Not run
 """
 
 
-def differences(results: dict, peer: Peer, label: str) -> list[float | None]:
-    """The largest difference of each thing that a row compares; None where the peer's is not finite."""
-    return [part["difference"] for part in results[peer.name]["rows"][label].values()]
-
-
-def agrees(results: dict, peer: Peer, label: str) -> bool:
-    """Whether a row differs by rounding alone."""
-    return all(value is not None and value <= SAME for value in differences(results, peer, label))
-
-
-def difference_text(results: dict, peer: Peer, label: str) -> str:
+def difference_text(row: RowResult) -> str:
     """The largest difference of a row."""
-    differences_of_row = differences(results, peer, label)
-    if None in differences_of_row:
+    largest = row.largest_difference
+    if largest is None:
         return "not finite"
-    largest = max(differences_of_row)
     return f"{largest:.1e}" if largest >= ROUNDING else f"< {ROUNDING:.0e}"
 
 
@@ -58,51 +47,65 @@ def command(case: Case) -> str:
     return " ".join([name, *flags_of({**case.options, **case.run})])
 
 
-def overview(peers: Sequence[Peer], results: dict) -> str:
+def overview(peers: Sequence[Peer], results: Mapping[str, PeerResult]) -> str:
     """A line a peer: what was run, and how many rows agree."""
     lines = []
     for peer in peers:
-        results_of_peer = results[peer.name]
-        same = [row for row in peer.rows if agrees(results, peer, row.label)]
-        closed = [row for row in peer.rows if row not in same and row.closed_by]
+        result = results[peer.name]
+        same, other = agreeing_and_differing(peer, result)
+        num_closed = sum(bool(row.closed_by) for row in other)
+        num_open = len(other) - num_closed
         source = ", ".join(filter(None, (peer.package, peer.commit[:10])))
-        num_open = len(peer.rows) - len(same) - len(closed)
-        versions = f"Python {results_of_peer['python']}, torch {results_of_peer['torch']}"
-        cells = [peer.name, source, len(peer.rows), len(same), len(closed), num_open, versions]
+        versions = f"Python {result.python}, torch {result.torch}"
+        cells = [peer.name, source, len(peer.rows), len(same), num_closed, num_open, versions]
         lines.append([str(cell) for cell in cells])
     titles = ("Project", "Version", "Rows", "Agree", "Differ, closed", "Open", "Environment")
     return github(titles, lines)
 
 
-def agreeing(peer: Peer, rows: Sequence[Row], results: dict) -> str:
+def agreeing_and_differing(peer: Peer, result: PeerResult) -> tuple[list[Row], list[Row]]:
+    """The rows of a peer that agree, and those that do not."""
+    same = []
+    other = []
+    for row in peer.rows:
+        rows = same if result.rows[row.label].agrees else other
+        rows.append(row)
+    return same, other
+
+
+def agreeing(peer: Peer, rows: Sequence[Row], result: PeerResult) -> str:
     """The rows of a peer that agree."""
     lines = []
     for row in rows:
         case = CASES[row.case]
         change = row.change or "nothing"
         compared = " and ".join(row.compared)
-        difference = difference_text(results, peer, row.label)
+        difference = difference_text(result.rows[row.label])
         lines.append([row.label, change, f"`{command(case)}`", case.partition, compared, difference])
     titles = (peer.name, "Changed in it", "fedcli", "Clients", "Compared", "Largest difference")
     return github(titles, lines, first_number_column=5)
 
 
-def differing(peer: Peer, rows: Sequence[Row], results: dict) -> str:
+def differing(peer: Peer, rows: Sequence[Row], result: PeerResult) -> str:
     """The rows of a peer that differ, each with its cause and what closes it."""
     lines = []
     for row in rows:
-        closed = f"{row.closed_by}: {difference_text(results, peer, row.closed_by)}" if row.closed_by else "open"
-        lines.append([row.label, difference_text(results, peer, row.label), row.cause, row.judge, closed])
+        closed = "open"
+        if row.closed_by:
+            closed = f"{row.closed_by}: {difference_text(result.rows[row.closed_by])}"
+        difference = difference_text(result.rows[row.label])
+        lines.append([row.label, difference, row.cause, row.judge, closed])
     return github((peer.name, "Largest difference", "Cause", "What the paper has", "Closed by"), lines)
 
 
-def text(peers: Sequence[Peer], results: dict) -> str:
+def text(peers: Sequence[Peer], results: Mapping[str, PeerResult]) -> str:
     """The page."""
     parts = [INTRODUCTION, overview(peers, results)]
     for peer in peers:
-        same = [row for row in peer.rows if agrees(results, peer, row.label)]
-        other = [row for row in peer.rows if row not in same]
-        parts += [f"## {peer.name}", agreeing(peer, same, results)]
+        result = results[peer.name]
+        same, other = agreeing_and_differing(peer, result)
+        parts += [f"## {peer.name}", agreeing(peer, same, result)]
         if other:
-            parts.append(differing(peer, other, results))
-    return "\n\n".join(part.strip("\n") for part in (*parts, NOT_RUN)) + "\n"
+            parts.append(differing(peer, other, result))
+    parts.append(NOT_RUN)
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"

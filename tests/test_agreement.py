@@ -2,19 +2,18 @@
 
 import ast
 import dataclasses
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from agreement import agree, page, problem
+from agreement import agree, page, problem, results
 from agreement.bridges import BRIDGES
 from agreement.rows import CASES
 from fedcli import registry
 from fedcli.errors import UserError
 
-RESULTS = json.loads(agree.RESULTS.read_text())
+RESULTS = results.read()
 PEERS = agree.peers()
 CLOSE = 1e-9
 
@@ -24,12 +23,12 @@ def rows_of(case):
     for peer in PEERS:
         for row in peer.rows:
             if row.case == case:
-                yield peer, row, RESULTS[peer.name]["rows"][row.label]
+                yield peer, row, RESULTS[peer.name].rows[row.label]
 
 
 def gap(vector, kept):
     """The largest difference of the projections of a vector from those that are kept."""
-    return np.abs(np.subtract(problem.projections(vector), kept["projections"])).max()
+    return np.abs(np.subtract(problem.projections(vector), kept.projections)).max()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -38,12 +37,12 @@ def test_fedcli_ends_where_the_peers_have_ended_and_where_they_differ_it_does_no
     held = 0
     for peer, row, kept in rows_of(case):
         held += 1
-        gaps = [gap(ours[what], part) for what, part in kept.items() if part["projections"]]
+        gaps = [gap(ours[what], part) for what, part in kept.comparisons.items() if part.projections]
         largest = max(gaps, default=1)
-        if page.agrees(RESULTS, peer, row.label):
+        if kept.agrees:
             assert largest <= CLOSE, (peer.name, row.label)
         else:
-            assert largest > page.SAME, (peer.name, row.label)
+            assert largest > results.SAME, (peer.name, row.label)
     assert held
 
 
@@ -61,26 +60,27 @@ def test_an_exchange_of_two_examples_is_seen():
 
     fed.plan = plan
     (_, _, kept), *_ = rows_of("fedavg")
-    assert gap(problem.outcome(setup, fed)["shared"], kept["shared"]) > CLOSE
+    assert gap(problem.outcome(setup, fed)["shared"], kept.comparisons["shared"]) > CLOSE
 
 
 def test_a_weight_that_is_off_by_one_example_is_seen():
     setup, fed = problem.federation(CASES["fedavg"])
     fed.client_weights[0] -= 1
     (_, _, kept), *_ = rows_of("fedavg")
-    assert gap(problem.outcome(setup, fed)["shared"], kept["shared"]) > CLOSE
+    assert gap(problem.outcome(setup, fed)["shared"], kept.comparisons["shared"]) > CLOSE
 
 
 def test_every_difference_has_its_cause_and_its_closing_run():
     for peer in PEERS:
         labels = [row.label for row in peer.rows]
         assert len(set(labels)) == len(labels)
+        result = RESULTS[peer.name]
         for row in peer.rows:
-            differs = not page.agrees(RESULTS, peer, row.label)
+            differs = not result.rows[row.label].agrees
             assert bool(row.cause) == differs, (peer.name, row.label)
             assert bool(row.judge) == differs, (peer.name, row.label)
             if row.closed_by:
-                assert page.agrees(RESULTS, peer, row.closed_by), (peer.name, row.label)
+                assert result.rows[row.closed_by].agrees, (peer.name, row.label)
 
 
 def test_every_change_is_a_function_of_the_adapter():

@@ -1,0 +1,79 @@
+"""What results.json has: how every row of a peer differs from fedcli."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+FILE = Path(__file__).parent / "results.json"
+SAME = 1e-12  # a row agrees whose parameters differ by no more
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How one thing that a row compares differs from fedcli's."""
+
+    difference: float | None  # the largest of any value; None where the peer's are not finite
+    projections: list[float] | None  # of the peer's values, see `agreement.problem.projections`; None likewise
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """How a row differs from fedcli."""
+
+    comparisons: Mapping[str, Comparison]  # by the names that `Row.compared` has
+
+    @property
+    def largest_difference(self) -> float | None:
+        """The largest difference of all that the row compares; None where some of the peer's is not finite."""
+        differences = []
+        for comparison in self.comparisons.values():
+            if comparison.difference is None:
+                return None
+            differences.append(comparison.difference)
+        return max(differences)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the row differs by rounding alone."""
+        largest = self.largest_difference
+        return largest is not None and largest <= SAME
+
+
+@dataclass(frozen=True)
+class PeerResult:
+    """How the rows of a peer differ, and where the peer ran."""
+
+    python: str
+    torch: str
+    rows: Mapping[str, RowResult]  # by label
+
+
+def read() -> dict[str, PeerResult]:
+    """The results of the peers by their names; none where there is no file yet."""
+    if not FILE.is_file():
+        return {}
+    content = json.loads(FILE.read_text())
+    return {name: peer_result_of(entry) for name, entry in content.items()}
+
+
+def peer_result_of(entry: Mapping) -> PeerResult:
+    """What the file has of one peer."""
+    rows = {}
+    for label, comparisons in entry["rows"].items():
+        rows[label] = RowResult({what: Comparison(**fields) for what, fields in comparisons.items()})
+    return PeerResult(entry["python"], entry["torch"], rows)
+
+
+def write(results: Mapping[str, PeerResult]) -> None:
+    """Writes the results of all peers."""
+    content = {name: entry_of(result) for name, result in results.items()}
+    FILE.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def entry_of(result: PeerResult) -> dict:
+    """What the file has of one peer: rows by label, and in each what is compared by name."""
+    rows = {}
+    for label, row in result.rows.items():
+        rows[label] = {what: asdict(comparison) for what, comparison in row.comparisons.items()}
+    return {"python": result.python, "torch": result.torch, "rows": rows}
