@@ -10,6 +10,8 @@ from fedcli.core.network_pairs import PRIVATE, SHARED, joined, part
 from fedcli.papers.baselines import apfl, fedavgm, moon, scaffold
 from fedcli.papers.baselines.fedavg import make_local_loss
 
+ALPHA_DECAY = 0.02  # times alpha, which FedTorch adds to the gradient of alpha
+
 
 def run_nesterov_round(state, cohort, fed, config):
     """FedAvgM whose server looks ahead, w <- w - (Delta + beta v)."""
@@ -147,7 +149,7 @@ def make_adapting_step(fed):
         private, shared = part(params, PRIVATE), part(params, SHARED)
         old_private, old_shared = part(before, PRIVATE), part(before, SHARED)
         alpha = before[apfl.ALPHA]
-        slope = 0.02 * alpha
+        slope = ALPHA_DECAY * alpha
         for name, v in private.items():
             gradient_of_v = (old_private[name] - v) / batch.lr
             gradient_of_w = (old_shared[name] - shared[name]) / batch.lr
