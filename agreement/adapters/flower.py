@@ -31,6 +31,7 @@ from agreement import network
 from agreement.adapters.feed import Ends, EpochLoader, Feed, Problem
 from agreement.peers.flower import Setup
 
+OK = Status(Code.OK, "")
 CONTROLS = Path("controls")  # where clients of SCAFFOLD keep their control variates
 NUM_CLIENTS = {"min_fit_clients": 2, "min_available_clients": 2, "min_evaluate_clients": 0, "fraction_evaluate": 0.0}
 
@@ -59,11 +60,12 @@ class InProcess(ClientProxy):
     def fit(self, ins: FitIns, timeout: float | None = None, group_id: int | None = None) -> FitRes:
         """Trains the client."""
         arrays, num_examples, metrics = self._client.fit(parameters_to_ndarrays(ins.parameters), ins.config)
-        return FitRes(Status(Code.OK, ""), ndarrays_to_parameters(arrays), num_examples, metrics)
+        return FitRes(status=OK, parameters=ndarrays_to_parameters(arrays), num_examples=num_examples, metrics=metrics)
 
     def get_parameters(self, ins: Any, timeout: float | None = None, group_id: int | None = None) -> GetParametersRes:
         """The client's parameters."""
-        return GetParametersRes(Status(Code.OK, ""), ndarrays_to_parameters(self._client.get_parameters({})))
+        arrays = self._client.get_parameters({})
+        return GetParametersRes(status=OK, parameters=ndarrays_to_parameters(arrays))
 
     def get_properties(self, *arguments: Any, **options: Any) -> None:
         """Nothing: no server here asks for them."""

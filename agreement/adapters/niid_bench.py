@@ -5,10 +5,11 @@ import runpy
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import model as models
+import numpy as np
 import utils
 from torch import Tensor, nn
 
@@ -100,31 +101,51 @@ def begin_round(feed: Feed, order: list[int]) -> None:
     order[:] = feed.cohort + others
 
 
+class Loaders(NamedTuple):
+    """What the script's `get_dataloader` returns."""
+
+    train: EpochLoader | OneTestBatch
+    test: OneTestBatch
+    train_set: list = [0]  # noqa: RUF012 -- nothing of the two data sets is used
+    test_set: list = [0]  # noqa: RUF012
+
+
 def make_loaders(
     feed: Feed, dataset: str, folder: str, train_size: int, test_size: int, positions: Positions | None = None,
     *arguments: Any, **options: Any,
-) -> tuple:  # fmt: skip
-    """Loaders of training and test images, and two data sets, of which nothing is used.
+) -> Loaders:  # fmt: skip
+    """Loaders of training and test images, the former of a client if there are positions.
 
     The loader of a client is new in each round. Its first and last pass are to measure accuracy; those between are the
     local epochs, in their order.
     """
     test = OneTestBatch(feed.problem)
     if positions is None:
-        return test, test, [0], [0]
+        return Loaders(train=test, test=test)
     last = feed.problem.epochs - 1
-    return EpochLoader(feed, positions.client, [last, *range(last)]), test, [0], [0]
+    return Loaders(train=EpochLoader(feed, positions.client, [last, *range(last)]), test=test)
 
 
-def divide_data(problem: Problem, *arguments: Any, **options: Any) -> tuple:
-    """Training and test images, which are not used, with labels; each client's positions, and its classes."""
+class Division(NamedTuple):
+    """What the script's `partition_data` returns; its images are not used."""
+
+    x_train: None
+    y_train: np.ndarray
+    x_test: None
+    y_test: np.ndarray
+    positions: dict[int, Positions]  # by client
+    classes: dict[int, dict[int, int]]  # of each client, with a count that is not used
+
+
+def divide_data(problem: Problem, *arguments: Any, **options: Any) -> Division:
+    """The problem's labels and the examples of its clients."""
     labels = problem.y.numpy()
     parts = {}
     classes = {}
     for client, part in enumerate(problem.parts):
         parts[client] = Positions(client, part)
         classes[client] = dict.fromkeys(map(int, labels[part]), 1)
-    return None, labels, None, labels, parts, classes
+    return Division(x_train=None, y_train=labels, x_test=None, y_test=labels, positions=parts, classes=classes)
 
 
 def options_of(problem: Problem) -> dict[str, Any]:
