@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from pkgutil import resolve_name
 from typing import Any
@@ -33,7 +34,7 @@ class Loader(EpochLoader, FastDataLoader):
         FastDataLoader.__init__(self, problem.x[part], problem.y[part], num_labels=10, batch_size=problem.batch_size)
 
 
-class Rounds:
+class Observer:
     """Observes an algorithm: counts its rounds, and keeps what each ends with.
 
     After the last one the clients are trained once more.
@@ -42,16 +43,15 @@ class Rounds:
         ends: What the last round ended with; empty before.
     """
 
-    def __init__(self, algorithm: CentralizedFL, setup: Setup, feed: Feed):
+    def __init__(self, feed: Feed, read_ends: Callable[[], Ends]):
         self.ends: Ends = {}
-        self._algorithm = algorithm
-        self._setup = setup
         self._feed = feed
+        self._read_ends = read_ends
 
     def end_round(self, round: int) -> None:
         """Is called after each round, which is counted from 1."""
         self._feed.round = round
-        self.ends = ends_of(self._algorithm, self._setup)
+        self.ends = self._read_ends()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *arguments, **options: None  # for whatever else an observer is told
@@ -64,11 +64,11 @@ def run(setup: Setup, problem: Problem) -> Ends:
     algorithm = make_algorithm(setup, feed)
     if setup.change:
         CHANGES[setup.change](algorithm, problem)
-    rounds = Rounds(algorithm, setup, feed)
-    algorithm.attach(rounds)
+    observer = Observer(feed, partial(ends_of, algorithm, setup))
+    algorithm.attach(observer)
     algorithm.server.get_eligible_clients = lambda share: [algorithm.clients[client] for client in feed.cohort]
     algorithm.run(problem.num_rounds, 1.0, finalize=False)
-    return rounds.ends
+    return observer.ends
 
 
 def set_up_environment() -> None:
@@ -88,29 +88,34 @@ def make_algorithm(setup: Setup, feed: Feed) -> CentralizedFL:
     without_init = kind.__new__(kind)  # which says the classes of its clients and its server
     make_client = without_init.get_client_class()
     make_server = without_init.get_server_class()
+    clients = [make_client(**options_of_client(client, setup, feed)) for client in range(problem.num_clients)]
+    shared = make_model(problem)
+    if setup.shares_head_alone:
+        shared = shared.head
+    server = make_server(model=shared, test_set=None, clients=clients, **setup.server)
+    names = DDict(client=DDict(), server=DDict(), model="x")
+    return kind(problem.num_clients, None, names, clients=clients, server=server)
+
+
+def options_of_client(client: int, setup: Setup, feed: Feed) -> dict[str, Any]:
+    """What a client is made with."""
+    problem = feed.problem
     optimizer = OptimizerConfigurator(
         optimizer_cfg=DDict(name="SGD", **{"lr": problem.lr, **setup.sgd}),
         scheduler_cfg=DDict(name="StepLR", step_size=1, gamma=1),
     )
-    clients = []
-    for number in range(problem.num_clients):
-        options = {"clipping": 0, **setup.client}
-        if setup.clients_have_models:
-            options["model"] = make_model(problem)
-        client = make_client(
-            index=number,
-            train_set=Loader(feed, number),
-            test_set=None,
-            optimizer_cfg=optimizer,
-            loss_fn=nn.CrossEntropyLoss(),
-            local_epochs=problem.epochs,
-            **options,
-        )
-        clients.append(client)
-    shared = make_model(problem).head if setup.shares_head_alone else make_model(problem)
-    server = make_server(model=shared, test_set=None, clients=clients, **setup.server)
-    names = DDict(client=DDict(), server=DDict(), model="x")
-    return kind(problem.num_clients, None, names, clients=clients, server=server)
+    options = {
+        "index": client,
+        "train_set": Loader(feed, client),
+        "test_set": None,
+        "optimizer_cfg": optimizer,
+        "loss_fn": nn.CrossEntropyLoss(),
+        "local_epochs": problem.epochs,
+        "clipping": 0,
+    }
+    if setup.clients_have_models:
+        options["model"] = make_model(problem)
+    return {**options, **setup.client}
 
 
 def make_model(problem: Problem) -> EncoderHeadNet:
@@ -121,9 +126,13 @@ def make_model(problem: Problem) -> EncoderHeadNet:
 
 def ends_of(algorithm: CentralizedFL, setup: Setup) -> Ends:
     """What an algorithm's server and clients hold after a round."""
-    server = algorithm.server
+    return {**ends_of_clients(algorithm.clients, setup), **ends_of_server(algorithm.server, setup)}
+
+
+def ends_of_clients(clients: list[Any], setup: Setup) -> Ends:
+    """The clients' models, whole and without their heads, and what else stays with a client."""
     ends: Ends = {"personal": [], "bodies": [], "kept": []}
-    for client in algorithm.clients:
+    for client in clients:
         if client.model is not None:
             params = network.parameters_of(client.model)
             ends["personal"] += params
@@ -132,10 +141,18 @@ def ends_of(algorithm: CentralizedFL, setup: Setup) -> Ends:
             ends["kept"] += tensors_of(attrgetter(attribute)(client))
         if setup.keeps_normalisation:
             for module in normalisations(client.model).values():
-                ends["kept"] += network.parameters_of(module) + network.statistics_of(module)
+                ends["kept"] += network.parameters_of(module)
+                ends["kept"] += network.statistics_of(module)
+    return ends
+
+
+def ends_of_server(server: Any, setup: Setup) -> Ends:
+    """The server's model, or the part of one that the clients share, and its prototypes."""
+    ends: Ends = {}
     shared = attrgetter(setup.shared)(server)
     if shared is not None:
-        ends["head" if setup.shares_head_alone else "shared"] = network.parameters_of(shared)
+        name = "head" if setup.shares_head_alone else "shared"
+        ends[name] = network.parameters_of(shared)
         ends["statistics"] = network.statistics_of(shared)
     if setup.keeps_normalisation:
         ends["shared"] = parameters_without_normalisation(shared)

@@ -33,7 +33,7 @@ OPTIONS = {  # of its command line; those of a row come on top
 }  # fmt: skip
 
 
-class Rounds:
+class ChoiceOfClients:
     """Stands for a server's choice of clients, with which each round begins.
 
     A server trains one round more than it is told; what it ends with is read as that round begins.
@@ -42,19 +42,19 @@ class Rounds:
         ends: What the last round ended with; empty before.
     """
 
-    def __init__(self, server: Any, setup: Setup, feed: Feed):
+    def __init__(self, server: Any, feed: Feed, read_ends: Callable[[], Ends]):
         self.ends: Ends = {}
         self._server = server
-        self._setup = setup
         self._feed = feed
+        self._read_ends = read_ends
         self._num_begun = 0
 
-    def begin(self) -> list:
+    def begin_round(self) -> list:
         """The clients of the next round."""
         self._feed.round = self._num_begun
         self._num_begun += 1
         if self._feed.round == self._feed.problem.num_rounds:
-            self.ends = ends_of(self._server, self._setup)
+            self.ends = self._read_ends()
         return [self._server.clients[client] for client in self._feed.cohort]
 
 
@@ -64,13 +64,14 @@ def run(setup: Setup, problem: Problem) -> Ends:
     replace_files(setup, feed)
     Path("system").mkdir()
     with contextlib.chdir("system"):  # it writes models, and results to ../results
-        server = resolve_name(f"flcore.servers.{setup.server}")(arguments_of(setup, problem), 0)
+        make_server = resolve_name(f"flcore.servers.{setup.server}")
+        server = make_server(arguments_of(setup, problem), 0)
         if setup.change:
             CHANGES[setup.change](server, problem)
-        rounds = Rounds(server, setup, feed)
-        server.select_clients = rounds.begin
+        choice = ChoiceOfClients(server, feed, partial(ends_of, server, setup))
+        server.select_clients = choice.begin_round
         server.train()
-    return rounds.ends
+    return choice.ends
 
 
 def replace_files(setup: Setup, feed: Feed) -> None:
@@ -166,8 +167,9 @@ def square_the_norm_by_size(server: Any, problem: Problem) -> None:
     """The same, and alpha is divided by a client's size over the mean size."""
     square_the_norm(server, problem)
     sizes = [len(part) for part in problem.parts]
+    mean_size = sum(sizes) / len(sizes)
     for client in server.clients:
-        client.alpha = client.alpha * sum(sizes) / len(sizes) / sizes[client.id]
+        client.alpha *= mean_size / sizes[client.id]
 
 
 def give_newcomers_no_past(server: Any, problem: Problem) -> None:
@@ -189,7 +191,9 @@ def take_softmax(server: Any, problem: Problem) -> None:
     cross_entropy = nn.CrossEntropyLoss()
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
-        return cross_entropy(output, target.softmax(-1) if target.is_floating_point() else target)
+        if target.is_floating_point():
+            target = target.softmax(-1)
+        return cross_entropy(output, target)
 
     for client in server.clients:
         client.loss = loss
