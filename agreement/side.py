@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from agreement.adapters import Adapter
 from agreement.adapters.feed import Problem
 from agreement.rows import CASES, Peer, Row
 
@@ -43,7 +44,7 @@ def make_importable(peer: Peer) -> None:
             setattr(sys.modules[package], child, module)
 
 
-def run_row(row: Row, adapter: ModuleType, problem: Problem) -> dict[str, Tensor] | str:
+def run_row(row: Row, adapter: Adapter, problem: Problem) -> dict[str, Tensor] | str:
     """What a row compares, as vectors; the traceback if the peer fails."""
     with (
         tempfile.TemporaryDirectory() as scratch,

@@ -1,7 +1,21 @@
 """An adapter of each peer, which drives the peer's own classes in the peer's own environment.
 
-It has `run(setup, problem)`, which returns what a run of the peer ends with: lists of tensors by the names that a row
-compares. A row may name another function of it by `Setup.change`; that is called with the peer's server and the
-problem before the first round, and changes one thing. What an adapter replaces in a peer's modules, it replaces by
-`mock.patch`, which agreement/side.py takes back after each row.
+Each reads alike: the problem's batches take the place of the peer's data, the peer's model begins with the problem's
+weights, the peer runs its rounds, and what it ends with is read back. What an adapter replaces in a peer's modules, it
+replaces by `mock.patch`, which agreement/side.py takes back after each row.
 """
+
+from typing import Any, Protocol
+
+from agreement.adapters.feed import Ends, Problem
+
+
+class Adapter(Protocol):
+    """What a module in this folder has.
+
+    One whose rows change their peer has besides `CHANGES`, by the names that `Setup.change` has: functions that are
+    called with the peer's server and the problem before the first round, and change one thing.
+    """
+
+    def run(self, setup: Any, problem: Problem) -> Ends:
+        """Runs the peer by a `Setup` of its module in agreement/peers; returns what the run ends with."""
