@@ -170,18 +170,26 @@ class Renaming(TorchFunctionMode):
         args = [self.renamed(value) for value in args]
         kwargs = {name: self.renamed(value) for name, value in kwargs.items()}
         if function is torch.Tensor.pin_memory:
-            (tensor,) = args
-            pinned = tensor.clone()
-            pinned.is_in_pinned_memory = True
-            return pinned
+            return self.pinned(*args)
         if function is torch.Tensor.new_tensor and isinstance(args[0], OnDevice):
             like, *args = args
             function = torch.tensor
             kwargs = {"dtype": like.dtype, "device": like.device, **kwargs}
         if function in (torch.tensor, torch.as_tensor) and is_device(kwargs.get("device")):
-            # PyTorch would copy the values to the device past all modes.
-            return function(*args, **{**kwargs, "device": None}).to(DEVICE)
+            return self.made_on_device(function, args, kwargs)
         return function(*args, **kwargs)
+
+    @staticmethod
+    def pinned(tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a copy that counts as pinned memory."""
+        copy = tensor.clone()
+        copy.is_in_pinned_memory = True
+        return copy
+
+    @staticmethod
+    def made_on_device(make: Callable, args: list, kwargs: dict[str, Any]) -> torch.Tensor:
+        """Returns a tensor of given values, which PyTorch would copy to the device past all modes."""
+        return make(*args, **{**kwargs, "device": None}).to(DEVICE)
 
     @staticmethod
     def renamed(value: Any) -> Any:
@@ -246,6 +254,26 @@ class Graph:
         self.outside: dict[int, torch.UntypedStorage] = {}
         self.held: Counter = Counter()  # tensors that the operations hold, by the address of their memory
         self.error: str | None = None
+
+    def keep(self, operation: Operation, read: dict, fresh: dict) -> None:
+        """Takes an operation into the capture.
+
+        Args:
+            operation: With its values on the host.
+            read: The memory that it was given.
+            fresh: The memory that was allocated for its results.
+        """
+        self.inside |= fresh
+        of_device = read.keys() | fresh.keys()
+
+        def held(leaf: Any) -> Any:
+            """Returns another tensor of the same memory, or of a number of the host its value now."""
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            return leaf.detach() if storages(leaf).keys() <= of_device else leaf.clone()
+
+        args, kwargs, results = tree_map(held, (operation.args, operation.kwargs, operation.results))
+        self.operations.append(Operation(operation.function, args, kwargs, results))
 
     def close(self) -> None:
         """Ends the capture."""
@@ -326,6 +354,22 @@ def written_places(function: torch._ops.OpOverload) -> dict[str, int]:
     return places
 
 
+def on_device_again(results: Any, given: dict[int, OnDevice]) -> Any:
+    """Returns the results of an operation as tensors on the device.
+
+    Args:
+        results: A tree with values on the host.
+        given: What the operation was given, by `id` of its values; an operation in place returns what it was given.
+    """
+
+    def on_device(leaf: Any) -> Any:
+        if id(leaf) in given:
+            return given[id(leaf)]
+        return OnDevice(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+    return tree_map(on_device, results)
+
+
 OWN_FORM = {aten._fused_sgd_: fused_sgd}
 
 
@@ -372,43 +416,36 @@ class Device(TorchDispatchMode):
             return function(*args, **kwargs)
         self._refuse_mixed_devices(function, args, kwargs, target)
         self._notice(function, args, kwargs)
+
         read = storages([*given.values()])
         args, kwargs = tree_map(self._as_host, (args, kwargs))
         to_write = self._written(function, args, kwargs)
-        written = storages(to_write)
         is_view = gives_view(function)
         if not is_view:
-            spans_to_write = spans(to_write)
-            self.touch(spans([*given.values()]) - spans_to_write, write=False)
-            self.touch(spans_to_write, write=True)
+            self._touch_operands([*given.values()], to_write)
         if self._graph is not None:
-            self._remember(read, written)
+            self._remember(read, storages(to_write))
         elif not is_view and function.overloadpacket not in FREE:
             self.launches += 1
+
         function = OWN_FORM.get(function.overloadpacket, function)
         results = function(*args, **kwargs)
         fresh = {address: storage for address, storage in storages(results).items() if address not in read}
         for span in whole_spans(fresh):
             self.uses[span.address] = {span: Uses(self.stream.next_operation())}
-        if target is not None and not is_device(target):
+
+        is_copied_to_host = target is not None and not is_device(target)
+        if is_copied_to_host:
             return results
         if self._graph is not None:
-            self._graph.inside |= fresh
+            self._graph.keep(Operation(function, args, kwargs, results), read, fresh)
+        return on_device_again(results, given)
 
-            def held(leaf: Any) -> Any:
-                """Returns another tensor of the same memory, or of a number of the host its value now."""
-                if not isinstance(leaf, torch.Tensor):
-                    return leaf
-                return leaf.detach() if storages(leaf).keys() <= read.keys() | fresh.keys() else leaf.clone()
-
-            self._graph.operations.append(Operation(function, *tree_map(held, (args, kwargs, results))))
-
-        def on_device(leaf: Any) -> Any:
-            if id(leaf) in given:  # an operation in place returns what it was given
-                return given[id(leaf)]
-            return OnDevice(leaf) if isinstance(leaf, torch.Tensor) else leaf
-
-        return tree_map(on_device, results)
+    def _touch_operands(self, given: list[OnDevice], to_write: list) -> None:
+        """An operation reads all that it is given but what it writes."""
+        spans_to_write = spans(to_write)
+        self.touch(spans(given) - spans_to_write, write=False)
+        self.touch(spans_to_write, write=True)
 
     @staticmethod
     def _as_host(leaf: Any) -> Any:
@@ -423,6 +460,7 @@ class Device(TorchDispatchMode):
         return [args[place] if place < len(args) else kwargs.get(name) for name, place in places.items()]
 
     def _refuse_mixed_devices(self, function, args, kwargs, target) -> None:
+        """Refuses tensors of the host where CUDA does, and waits where it lets Python wait."""
         kind = function.overloadpacket
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         of_host = [tensor for tensor in tensors if not isinstance(tensor, OnDevice)]
@@ -431,26 +469,33 @@ class Device(TorchDispatchMode):
             to_host |= kind is aten.copy_ and not isinstance(args[0], OnDevice)
             self._wait_for_copy(kind, args, kwargs, of_host, to_host)
             return
-        if kind in INDEXING:
-            _, indices, *_ = args
-            indices = [index for index in indices if index is not None]
-            if any(index.dtype == torch.bool or not isinstance(index, OnDevice) for index in indices):
-                self.wait(str(kind))
-            ids = {id(index) for index in indices}
-            of_host = [tensor for tensor in of_host if id(tensor) not in ids]
-        elif kind in WAITING:
+        if kind in WAITING:
             self.wait(str(kind))
+        if kind in INDEXING:
+            indices = self._wait_for_indices(kind, args)
+            of_host = [tensor for tensor in of_host if id(tensor) not in indices]
         takes_numbers = torch.Tag.pointwise in function.tags
         if any(tensor.dim() or not takes_numbers for tensor in of_host):
             raise RuntimeError(f"Expected all tensors to be on the same device, in {function}")
 
+    def _wait_for_indices(self, kind, args) -> set[int]:
+        """Waits for indices that CUDA must count, or copy from the host; returns the `id` of each index."""
+        _, given, *_ = args
+        indices = [index for index in given if index is not None]
+        if any(index.dtype == torch.bool or not isinstance(index, OnDevice) for index in indices):
+            self.wait(str(kind))
+        return {id(index) for index in indices}
+
     def _wait_for_copy(self, kind, args, kwargs, of_host, to_host: bool) -> None:
+        """Waits for a copy between device and host, unless it goes from pinned memory and nobody is to wait."""
+        is_within_device = not to_host and not of_host
+        if is_within_device:
+            return
         at_once = kwargs.get("non_blocking") or (kind is aten.copy_ and len(args) > 2 and args[2])
-        if not to_host and not of_host:
-            return  # within the device
         if at_once and to_host:
             raise RuntimeError("a copy to the host that nobody waits for is read too early")
-        if not at_once or not all(getattr(tensor, "is_in_pinned_memory", False) for tensor in of_host):
+        is_pinned = all(getattr(tensor, "is_in_pinned_memory", False) for tensor in of_host)
+        if not at_once or not is_pinned:
             self.wait(str(kind))
 
     def _notice(self, function, args, kwargs) -> None:
