@@ -18,6 +18,9 @@ from tests.records import record, write
 
 ROOT = Path(__file__).parent.parent
 pages = load_script(ROOT / "results" / "pages.py")
+first_page = load_script(ROOT / "results" / "first_page.py")
+paper_page = load_script(ROOT / "results" / "paper_page.py")
+study_page = load_script(ROOT / "results" / "study_page.py")
 studies = load_script(ROOT / "results" / "studies.py")
 TINY = {
     "protocol": "fedfa:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "cohort_size": 3,
@@ -70,10 +73,10 @@ def results(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("name", "module"), pages.papers().items(), ids=pages.papers())
+@pytest.mark.parametrize(("name", "module"), paper_page.papers().items(), ids=paper_page.papers())
 def test_a_page_has_the_tables_of_its_paper_and_what_is_not_planned(name, module, tmp_path):
     planned = [plans.plan_table(table, tmp_path, seeds=[0]) for table in module.TABLES]
-    page = pages.paper_page(module, planned, [], "")
+    page = paper_page.paper_page(module, planned, [], "")
 
     title, source, *_ = module.__doc__.split("\n\n")
     assert page.startswith(f"# {title.rstrip('.')}\n\n{source}\n\n")
@@ -102,7 +105,7 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
         ),
     )
 
-    page = pages.first_page(tmp_path, [], [answer], "")
+    page = first_page.first_page(tmp_path, [], [answer], "")
     assert "Of 1 claims: 1 undecided." in page
     links = "[one](one.md), [two](two.md); but see [three](three.md)"
     assert f"| reduced to rounds 5 of 200: {links}; decided by 18 runs in full; time: " in page
@@ -121,13 +124,13 @@ def test_the_first_page_says_what_the_text_has_and_which_runs_are_of_modified_ch
         evidence=verdicts.Evidence(folders=(of_commit, of_modified_checkout)),
     )
 
-    page = pages.first_page(tmp_path, [], [answer], "")
+    page = first_page.first_page(tmp_path, [], [answer], "")
     assert "in full, by the authors' code: [one](one.md); 1 of 2 runs by a modified checkout; but see" in page
     assert "\n- In full, by the authors' code: the text of FedFA has a constant learning rate" in page
     study = studies.Study("one", "# One", frame.find_records([tmp_path]), [], [], {}, {})
-    assert "\n- 1 of 2 runs by a modified checkout: their commit ends in `+`.\n" in pages.study_page(study)
+    assert "\n- 1 of 2 runs by a modified checkout: their commit ends in `+`.\n" in study_page.study_page(study)
     reduced = replace(answer, evidence=replace(answer.evidence, reduced="rounds 1 of 2"))
-    assert pages.texts_instead([reduced]) == []
+    assert first_page.texts_instead([reduced]) == []
 
 
 def test_figures_name_runs_as_the_study_does(results):
@@ -144,13 +147,13 @@ def test_the_page_of_a_paper_shows_tables_with_runs_first(results):
     assert [num_runs[cell.row, cell.column] for cell in CELLS] == [1, 1, 0]
 
     empty = plans.plan_table(Table("fedfa:3", "Ablation", ("FedFA", "Table 3"), CELLS[:1]), Path("nowhere"))
-    page = pages.paper_page(pages.papers()["fedfa"], [empty, plan], [study], "- It | missed.\n")
+    page = paper_page.paper_page(paper_page.papers()["fedfa"], [empty, plan], [study], "- It | missed.\n")
     assert page.index("### FedFA, Table 2: Accuracy under label skew") < page.index("### Without a finished run")
     assert "| FedFA, Table 3: Ablation | 1 | `fedcli table fedfa:3` |" in page
     assert page.endswith("## What did not work\n\n- It | missed.\n")
     assert "- [A tiny study](../tiny.md): It runs. run a, rounds to 1: 1 (1)\n" in page
 
-    without_runs = pages.paper_page(pages.papers()["fedfa"], [empty], [replace(study, records=[])], "")
+    without_runs = paper_page.paper_page(paper_page.papers()["fedfa"], [empty], [replace(study, records=[])], "")
     assert "tiny" not in without_runs
     assert "What did not work" not in without_runs
 

@@ -15,6 +15,7 @@ from tests.programs import load_script
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 pages = load_script(RESULTS / "pages.py")
+paper_page = load_script(RESULTS / "paper_page.py")
 STUDIES = sorted(path.parent for path in RESULTS.glob("records/*/intro.md"))
 FIGURE = re.compile(r"\]\((?P<path>figures/(?P<study>[\w.-]+)-(?P<kind>[a-z]+)\.png)\)")
 LINES = 10  # by hand at the head of a study's page
@@ -67,7 +68,7 @@ def test_what_is_written_by_hand_is_short_and_has_no_measured_number():
             assert not re.search(r"\d\.\d", re.sub(r"Eq\. [\d.]+|F\.2", "", text)), (file, text)
 
 
-@pytest.mark.parametrize("paper", pages.papers().values(), ids=pages.papers())
+@pytest.mark.parametrize("paper", paper_page.papers().values(), ids=paper_page.papers())
 def test_every_number_that_a_paper_prints_is_planned_or_has_a_reason(paper):
     planned = set()
     for table in paper.TABLES:

@@ -1,0 +1,148 @@
+"""The first page: the claims of all papers, how much of their tables has been run, and the studies."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+from page import LEGEND, in_sections
+from studies import Study, modified
+
+from fedcli import registry
+from fedcli.results import claim_sheets, durations, paper_tables, plans, verdicts
+from fedcli.results.frame import read_runs
+from fedcli.results.render import MISSING, github, render
+
+MADE = "Written by `make tables` from the records in `records/`; a test fails where they differ."
+CLAIMS = (
+    "`fedcli claims` prints them with your own runs, and the commands that would decide them. [How a verdict comes "
+    "about](../docs/tables-and-claims.md#claims)."
+)
+COVERAGE = (
+    "A cell is a number that a paper prints and a table here plans, with three seeds, or one where the paper prints "
+    "single runs."
+)
+OTHERS = (
+    "[board](board/README.md) has tuned methods side by side on small digits, ten seeds each. "
+    "[speed](speed/README.md) has the engine against a plain PyTorch loop, by `fedcli bench`."
+)
+MODIFIED = (
+    "By a modified checkout: the record's commit ends in `+`, so the code that ran is that commit's with changes, of "
+    "which the record has the hash of the method's file alone."
+)
+
+
+def first_page(records: Path, studies: Sequence[Study], answers: Sequence[verdicts.Answer], covered: str) -> str:
+    """The first page: the claims, how much of the papers is `covered`, and the studies."""
+    claimed = table_of_claims(records, answers)
+    listed = table_of_studies(studies)
+    sections = {
+        "## What the papers claim, and what is so": f"{claim_sheets.counted(answers)} {CLAIMS}\n\n{claimed}",
+        "## How much of what the papers print has been run": covered,
+        "## Studies": f"{listed}\n\n{LEGEND}\n{OTHERS}",
+    }
+    return in_sections(f"# Results\n\n{MADE}", sections)
+
+
+def table_of_claims(records: Path, answers: Sequence[verdicts.Answer]) -> str:
+    """The claims with their verdicts, differences and runs."""
+    paces = durations.paces(read_runs([records]))
+    benched = durations.benched(records.parent / "speed")
+    timed = pd.concat([paces, benched])
+    sheet = claim_sheets.claims_sheet(answers)
+    lines = []
+    for line, answer in zip(sheet.lines, answers, strict=True):
+        *cells, _ = line  # the last one says which runs there are, here with links to their pages
+        lines.append([*cells, runs_of_claim(answer, records, timed)])
+    notes = (*sheet.notes, *texts_instead(answers), MODIFIED)
+    return render(replace(sheet, lines=lines, notes=notes)).rstrip()
+
+
+def table_of_studies(studies: Iterable[Study]) -> str:
+    """The studies with links to their pages."""
+    rows = []
+    for study in studies:
+        first_finding = study.findings[0] if study.findings else MISSING
+        rows.append([f"[{study.name}]({study.name}.md)", first_finding])
+    return github(["Study", "First finding"], rows)
+
+
+def runs_of_claim(answer: verdicts.Answer, records: Path, timed: pd.DataFrame) -> str:
+    """Which runs a claim has, with links to the pages of their studies, and what would decide it."""
+    remarks = []
+    studies = dict.fromkeys(folder.relative_to(records).parts[0] for folder in answer.evidence.folders)
+    if studies:
+        links = ", ".join(f"[{name}]({name}.md)" for name in studies)
+        remarks.append(f"{answer.size}: {links}")
+    by_modified = modified(read_runs(answer.evidence.folders)["record"])
+    if by_modified:
+        remarks.append(by_modified)
+    limiting_study = answer.claim.limiting_study
+    if studies and limiting_study:
+        remarks.append(f"but see [{limiting_study}]({limiting_study}.md)")
+    deciding = durations.decided_by(answer, records, timed)
+    if deciding:
+        remarks.append(f"decided by {deciding}")
+    return "; ".join(remarks)
+
+
+def texts_instead(answers: Iterable[verdicts.Answer]) -> list[str]:
+    """What the papers' texts have where claims were run in full by the authors' code, a line a text."""
+    papers_of: dict[str, set[str]] = {}
+    for answer in answers:
+        if answer.evidence.folders and answer.text_has and not answer.evidence.reduced:
+            paper, _ = registry.find_table(answer.claim.table).reported
+            papers_of.setdefault(answer.text_has, set()).add(paper)
+    notes = []
+    for text, names in papers_of.items():
+        notes.append(f"In full, by the authors' code: the text of {' and '.join(sorted(names))} has {text}.")
+    return notes
+
+
+def coverage(planned: Mapping[str, Sequence[plans.TablePlan]]) -> str:
+    """How many of the numbers that the papers print have been run in full, by the papers' tables as `planned`."""
+    lines = []
+    complete = []  # names of tables
+    for name, tables_of_paper in planned.items():
+        num_printed = 0
+        num_in_full = 0
+        for plan in tables_of_paper:
+            are_in_full = cells_in_full(plan)
+            num_printed += len(are_in_full)
+            num_in_full += sum(are_in_full)
+            if are_in_full and all(are_in_full):
+                complete.append(plan.table.name)
+        link = f"[{title_of(tables_of_paper)}](papers/{name}.md)"
+        lines.append([link, f"{num_printed:,}", f"{num_in_full:,}"])
+    table = github(["Paper", "Printed cells", "In full, all seeds"], lines, first_number_column=1)
+    names = ", ".join(complete) or "none"
+    return f"{table}\n\nRun in full, every cell here that has a printed number: {names}.\n\n{COVERAGE}"
+
+
+def cells_in_full(plan: plans.TablePlan) -> list[bool]:
+    """For each cell of a table that the paper prints, whether all its runs count."""
+    in_full = []
+    for cell in paper_tables.compare(plan).values:
+        if cell["paper"] is not None and "runs_planned" in cell:
+            in_full.append(cell["runs_counted"] == cell["runs_planned"])
+    return in_full
+
+
+def claims_by_paper(planned: Mapping[str, Sequence[plans.TablePlan]], answers: Sequence[verdicts.Answer]) -> str:
+    """How many claims of each paper have which verdict, as a table."""
+    lines = []
+    for name, tables_of_paper in planned.items():
+        table_names = {plan.table.name for plan in tables_of_paper}
+        counts = Counter(answer.verdict for answer in answers if answer.claim.table in table_names)
+        numbers = [str(counts[verdict]) for verdict in verdicts.VERDICTS]
+        lines.append([f"[{title_of(tables_of_paper)}](results/papers/{name}.md)", *numbers])
+    titles = ["Claims of", *(verdict.capitalize() for verdict in verdicts.VERDICTS)]
+    return github(titles, lines, first_number_column=1)
+
+
+def title_of(tables_of_paper: Sequence[plans.TablePlan]) -> str:
+    """The name of the paper whose tables are planned."""
+    first_plan, *_ = tables_of_paper
+    title, _ = first_plan.table.reported
+    return title

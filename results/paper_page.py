@@ -1,0 +1,89 @@
+"""The page of a paper: what its file's card says, its tables with the runs that count, and its studies."""
+
+import re
+import textwrap
+from collections.abc import Iterable
+from types import ModuleType
+
+from page import in_sections
+from studies import Study
+
+from fedcli import registry
+from fedcli.results import paper_tables, plans
+from fedcli.results.render import github, render
+
+# Sections of a paper's file that its page repeats: a title, then indented lines.
+CARD = re.compile(r"^((?:Readings|Known)\b.*)\n((?:(?: .*)?\n)+)", re.MULTILINE)
+
+
+def papers() -> dict[str, ModuleType]:
+    """The files of registered methods that declare tables, by their names without `.py`."""
+    modules = {}
+    for method in registry.methods().values():
+        if hasattr(method.module, "TABLES"):
+            modules[file_name(method.module)] = method.module
+    return modules
+
+
+def file_name(module: ModuleType) -> str:
+    """The name of a paper's file, without `.py`."""
+    _, _, name = module.__name__.rpartition(".")
+    return name
+
+
+def paper_page(module: ModuleType, planned: Iterable[plans.TablePlan], studies: Iterable[Study], missed: str) -> str:
+    """The page of a paper: its `planned` tables, those of the `studies` that are its own, and what was `missed`."""
+    sections = tables_of_paper(planned)
+    not_planned = [f"- {where}: {reason.rstrip('.')}." for where, reason in module.NOT_PLANNED.items()]
+    sections["### Not planned"] = "\n".join(not_planned)
+    sections["## Studies"] = "\n".join(links_to_studies(module, studies))
+    for heading, text in CARD.findall(module.__doc__):
+        sections[f"## {heading}"] = textwrap.dedent(text).strip()
+    sections["## What did not work"] = missed.strip()
+    return in_sections(head_of_page(module), sections)
+
+
+def head_of_page(module: ModuleType) -> str:
+    """The title and the first paragraphs of a paper's file, and where the file and its claims are."""
+    before_sections, *_ = re.split(r"(?m)^\S.*\n(?= )", module.__doc__)  # at a title over indented lines
+    title, *paragraphs = before_sections.strip().split("\n\n")
+    name = file_name(module)
+    links = (
+        f"Its file is [papers/{name}.py](../../papers/{name}.py). Its claims stand on [the first page](../README.md)."
+    )
+    return "\n\n".join([f"# {title.rstrip('.')}", *paragraphs, links])
+
+
+def tables_of_paper(planned: Iterable[plans.TablePlan]) -> dict[str, str]:
+    """The tables that have a finished run beside the paper's numbers, and a list of the others, by heading."""
+    shown = ["A run counts that has all settings of the table."]
+    lacking = []
+    for plan in planned:
+        command = f"`fedcli table {plan.table.name}`"
+        if any(run.state == "finished" for run in plan.runs):
+            shown.append(render(paper_tables.compare(plan)).rstrip())
+            shown.append(f"{command} runs what is missing.")
+        else:
+            lacking.append([plan.title, str(len(plan.cells)), command])
+    sections = {"## Tables": "\n\n".join(shown)}
+    if lacking:
+        sections["### Without a finished run"] = github(["Table", "Cells", "Command"], lacking)
+    return sections
+
+
+def links_to_studies(module: ModuleType, studies: Iterable[Study]) -> list[str]:
+    """A line for each study that runs a method or a protocol of a paper's file, with its first finding."""
+    protocols = {protocol.name for protocol in module.PROTOCOLS}
+    methods = {method.name for method in registry.methods().values() if method.module is module}
+    lines = []
+    for study in studies:
+        runs_protocol = any(record["protocol"] in protocols for record in study.records)
+        runs_method = any(record["method"] in methods for record in study.records)
+        if not (runs_protocol or runs_method):
+            continue
+        first_line, _, _ = study.intro.partition("\n")
+        line = f"- [{first_line.lstrip('# ')}](../{study.name}.md)"
+        if study.findings:
+            line += f": {study.findings[0]}"
+        lines.append(line)
+    return lines

@@ -1,0 +1,65 @@
+"""The page of a study: its findings, table and figures, every run, the machines and the commands."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from page import LEGEND, in_sections
+from studies import Study, modified
+
+from fedcli.results import tables
+from fedcli.results.render import render
+
+VERIFY = "`fedcli verify RECORD` repeats a run also where a default has changed since."
+
+
+class Figure(NamedTuple):
+    """A figure that a page shows."""
+
+    study: Study
+    kind: str  # of the chart
+
+    @property
+    def path(self) -> Path:
+        """Where it stands, under `results`."""
+        return Path("figures") / f"{self.study.name}-{self.kind}.png"
+
+
+def study_page(study: Study) -> str:
+    """The page of a study."""
+    records = study.records
+    sections = {}
+    if study.findings:
+        lines = "\n".join(f"- {line}" for line in study.findings)
+        sections["## Findings"] = f"{lines}\n\n{LEGEND}"
+
+    shown = [render(tables.sheet(records, study.metrics)).strip()]
+    for kind, title in charts_of(study).items():
+        figure = Figure(study, kind)
+        shown.append(f"![{title}]({figure.path.as_posix()})")
+    sections["## Results"] = "\n\n".join(shown)
+
+    by_seed = tables.sheet(records, study.metrics, by_seed=True)
+    sections["## Every run"] = render(replace(by_seed, subject="", notes=())).strip()
+
+    machines = list(tables.machines(records))
+    by_modified = modified(records)
+    if by_modified:
+        machines.append(f"- {by_modified}: their commit ends in `+`.")
+    sections["## Machines and versions"] = "\n".join(machines)
+
+    commands = tables.commands(records)
+    if commands:
+        typed = "\n".join(f"$ {command}" for command in commands)
+        sections["## Commands"] = f"```console\n{typed}\n```\n\n{VERIFY}"
+    return in_sections(study.intro, sections)
+
+
+def charts_of(study: Study) -> dict[str, str]:
+    """What the figures of a study show, by the kind of the chart."""
+    tested_rounds = []
+    for record in study.records:
+        tested_rounds.append(sum(entry["test_accuracy"] is not None for entry in record["rounds"]))
+    if max(tested_rounds) <= 2:  # two points say nothing
+        return study.figures
+    return {"curves": "Test accuracy over rounds", **study.figures}
