@@ -48,7 +48,7 @@ tables: install ## Write the pages and figures in results/ anew from the records
 	$(BIN)/fedcli report $(STUDIES) --title "fedcli: the committed runs" --out results/report.html
 
 recompute: install ## Compute the claims' differences and verdicts anew, by a script that shares no code with fedcli
-	$(BIN)/fedcli claims --runs results/records --format csv | $(BIN)/python results/recompute.py
+	$(BIN)/fedcli claims --runs results/records --format csv | $(BIN)/python results/recompute/recompute.py
 
 evidence: install ## Go on with claims that have not been run; TIME=9m, JOBS=4, CARRY=folder, FROM=folder, PRECISION=tf32
 	$(BIN)/python results/evidence/evidence.py $(if $(TIME),--time $(TIME)) $(if $(JOBS),--jobs $(JOBS)) \
