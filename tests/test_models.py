@@ -20,7 +20,7 @@ from tests.commands import invoke
 from tests.programs import EVALUATE
 from tests.refusals import refused
 from tests.tiny_runs import TINY, Stop, StopAfter, file_names
-from tests.torture.crafted_states import content_of, sign
+from tests.torture.state_files import content_of, sign
 
 OPTIONS = {**TINY, "num_clients": 2, "batch_size": 8, "rounds": 2}
 GLOBAL = {

@@ -1,0 +1,111 @@
+"""Changes of what the files of a run's states hold: of a tensor, or of a part of what is said of the tensors."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedcli.core.tree_files import CHECKPOINT
+from fedcli.runs.models import SELECTED
+from tests.torture.parts import VALUES, part_at, places
+from tests.torture.state_files import Content, content_of, digest_of_file, replace_digest, sign
+
+TENSOR_CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
+    "removed": lambda tensor: None,
+    "shorter": lambda tensor: tensor.flatten()[1:],
+    "of one more axis": lambda tensor: tensor[None],
+    "of another type": lambda tensor: tensor.to(torch.float64),
+    "of integers": lambda tensor: tensor.to(torch.int32),
+}
+
+
+class TensorChange(NamedTuple):
+    """A change of a tensor in a file of a run."""
+
+    file: str
+    name: str
+    how: str
+
+    def apply(self, content: Content, draw: random.Random) -> str:
+        """Changes what the file holds; says how."""
+        tensor = content.tensors.pop(self.name)
+        changed = TENSOR_CHANGES[self.how](tensor)
+        if changed is not None:
+            content.tensors[self.name] = changed
+        return f"{self.name} {self.how}"
+
+
+class PartChange(NamedTuple):
+    """A change of a part in a file of a run."""
+
+    file: str
+    path: tuple
+    how: str
+
+    def apply(self, content: Content, draw: random.Random) -> str:
+        """Changes what the file holds; says how, or what stands there now."""
+        *parents, key = self.path
+        container = part_at(content.parts, parents)
+        if self.how == "one more":
+            container[key] += 1
+            return f"{self.path} one more"
+        if self.how == "removed":
+            del container[key]
+            return f"{self.path} removed"
+        if self.how == "emptied":
+            container[key] = []
+            return f"{self.path} emptied"
+        if self.how == "nested":
+            container[key] = [container[key]]
+        else:
+            container[key] = draw.choice(VALUES)
+        return f"{self.path} {container[key]!r:.40}"
+
+
+def changes_in(folder: Path) -> list[TensorChange | PartChange]:
+    """What may be changed in a run's checkpoint, in its best models, and in the last client state that it names."""
+    files = [CHECKPOINT]
+    if (folder / SELECTED).is_file():
+        files.append(SELECTED)
+    client_states = sorted(folder.glob("states/000000-*"))
+    if client_states:
+        files.append(f"states/{client_states[-1].name}")
+
+    changes: list[TensorChange | PartChange] = []
+    for file in files:
+        content = content_of(folder / file)
+        for path in places(content.parts):
+            ways = ways_to_change(content.parts, path)
+            changes += [PartChange(file, path, how) for how in ways]
+        for name in sorted(content.tensors):  # a file is read in any order
+            changes += [TensorChange(file, name, how) for how in TENSOR_CHANGES]
+    return changes
+
+
+def ways_to_change(parts: dict[str, Any], path: tuple) -> list[str]:
+    """How the part at a path may be changed, see `PartChange`."""
+    part = part_at(parts, path)
+    ways = ["another", "nested"]
+    if type(part) is int:
+        ways.append("one more")
+    if type(part) is list:
+        ways.append("emptied")
+    if isinstance(path[-1], str) or path[0] == "tree":
+        ways.append("removed")
+    return ways
+
+
+def change_file(folder: Path, change: TensorChange | PartChange, draw: random.Random) -> str:
+    """Changes a file of a run and makes every digest of the run right again; says what it did."""
+    file = folder / change.file
+    old_digest = digest_of_file(file)
+    content = content_of(file)
+    description = change.apply(content, draw)
+    new_digest = sign(file, content)
+
+    is_client_state = change.file not in (CHECKPOINT, SELECTED)
+    if is_client_state:
+        replace_digest(folder / CHECKPOINT, old_digest, new_digest)
+    return f"{change.file}, {description}"

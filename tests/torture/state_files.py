@@ -1,0 +1,48 @@
+"""Files of states, read and written whatever they hold, with digests that vouch for it."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import torch as safetensors
+
+from fedcli.core.tree_files import DIGEST, ZEROS, read_verified
+
+
+class Content(NamedTuple):
+    """What a file of a state holds."""
+
+    parts: dict[str, Any]  # `tree` and `about`, see `fedcli.core.tree_files`
+    tensors: dict[str, torch.Tensor]
+
+
+def content_of(file: Path) -> Content:
+    """Reads a file of a state."""
+    tree, facts, tensors = read_verified(file)
+    return Content({"tree": tree, "about": facts}, tensors)
+
+
+def sign(file: Path, content: Content) -> str:
+    """Writes a file of a state, whatever it holds, with its right SHA-256, which is returned."""
+    text = json.dumps({"sha256": ZEROS.decode(), **content.parts})
+    tensors = {name: tensor.contiguous() for name, tensor in content.tensors.items()}
+    data = safetensors.save(tensors, {"fedcli": text})
+    digest = hashlib.sha256(data).hexdigest()
+    file.write_bytes(data.replace(ZEROS, digest.encode(), 1))
+    return digest
+
+
+def digest_of_file(file: Path) -> str:
+    """The SHA-256 that a file of a state gives for itself."""
+    match = DIGEST.search(file.read_bytes())
+    assert match is not None
+    return match[1].decode()
+
+
+def replace_digest(checkpoint: Path, old: str, new: str) -> None:
+    """Replaces the SHA-256 by which a checkpoint names the file of a client's state, and signs the checkpoint."""
+    parts, tensors = content_of(checkpoint)
+    text = json.dumps(parts).replace(old, new)
+    sign(checkpoint, Content(json.loads(text), tensors))
