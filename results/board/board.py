@@ -109,14 +109,11 @@ def rows_by_mark(rows: pd.DataFrame, protocol: str) -> dict[str, pd.DataFrame]:
 def section(rows: pd.DataFrame, protocol: str) -> str:
     """Returns a table of a board for the page, the best method first."""
     plain = PLAIN[protocol]
-    finished = rows[[*ACCURACIES]].where(rows.status == "finished")
-    accuracies = pd.concat([rows[["seed", "method"]], finished], axis=1).pivot(index="seed", columns="method")
-    means = accuracies["selected"].mean()
-    order = means.sort_values(ascending=False, kind="stable").index
-    # A row a seed, a column a method.
-    headline = accuracies["selected"][order]
-    last_tenth = accuracies["last-tenth"][order]
-    classifier = accuracies["classifier"][order]
+    accuracies = accuracies_by_metric(rows)
+    headline = accuracies["selected"]
+    last_tenth = accuracies["last-tenth"]
+    classifier = accuracies["classifier"]
+    order = headline.columns
     leads = headline.sub(headline[plain], axis=0)
     is_tested_once = "eval_every" in SETTINGS.get(protocol, {})
     runs = rows.groupby("method")
@@ -132,12 +129,27 @@ def section(rows: pd.DataFrame, protocol: str) -> str:
         "Floats held": runs.memory_floats.max().map("{:,}".format),
         "Diverged": diverged.map(lambda count: str(count or "")),
     }).loc[order]  # fmt: skip
-    first, second, *_ = order
-    lead_of_first = interval((headline[first] - headline[second]).dropna().tolist())
-    if lead_of_first.low > 0:
-        table.loc[first, "Accuracy, %"] = f"**{table.loc[first, 'Accuracy, %']}**"
+    if is_ahead(headline):
+        best = order[0]
+        table.loc[best, "Accuracy, %"] = f"**{table.loc[best, 'Accuracy, %']}**"
     filled = table.loc[:, table.ne("").any()]
     return github([*filled], filled.to_numpy().tolist(), first_number_column=2)
+
+
+def accuracies_by_metric(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Returns each accuracy of finished runs, a row a seed, a column a method, the best method first."""
+    finished = rows[[*ACCURACIES]].where(rows.status == "finished")
+    accuracies = pd.concat([rows[["seed", "method"]], finished], axis=1).pivot(index="seed", columns="method")
+    means = accuracies["selected"].mean()
+    order = means.sort_values(ascending=False, kind="stable").index
+    return {name: accuracies[name][order] for name in ACCURACIES}
+
+
+def is_ahead(headline: pd.DataFrame) -> bool:
+    """Returns whether the best method, in the first column, leads on the second by more than chance."""
+    best, second, *_ = headline.columns
+    leads = headline[best] - headline[second]
+    return interval(leads.dropna().tolist()).low > 0
 
 
 def main(page: bool = False, only: str = "") -> None:
