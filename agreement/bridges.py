@@ -1,4 +1,7 @@
-"""Methods that stand between fedcli's and a peer's: what closes a difference, and is no method of a paper."""
+"""Bridges, methods that stand between fedcli's and a peer's: what closes a difference, and is no method of a paper.
+
+A bridge is a registered method under another name, of which one function is replaced, its `init` or its `run_round`.
+"""
 
 from dataclasses import replace
 from functools import partial
