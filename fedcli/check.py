@@ -349,7 +349,7 @@ def law_9_costs_are_what_is_sent(method: Method, **run: Any) -> Iterator[Finding
         declared = method.costs(state, cohort, fed, setup.method_config)
         fed.start_round()
         state, _ = setup.method.run_round(state, cohort, fed, setup.method_config)
-        counted = [sent["params"] + sent["other"] for sent in (fed.sent_down, fed.sent_up)]
+        counted = [sent["params"] + sent["other"] for sent in (fed.traffic.down, fed.traffic.up)]
         largest_error = np.maximum(largest_error, np.abs(np.subtract(counted, declared)))
     down, up = largest_error
     yield Finding("floats that clients are sent, counted less declared", down, 0)

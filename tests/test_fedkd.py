@@ -161,8 +161,8 @@ def test_exchange_by_hand_and_what_it_sends():
     sent = truncate(mean, 0.95)
     torch.testing.assert_close(new["matrix"], 1 + restore(sent, mean))
     assert new["vector"].tolist() == [1.5, 2.5, 3.5]
-    assert fed.sent_up["other"] == (15 + 3) + (30 + 3)
-    assert fed.sent_down["other"] == 2 * (15 * len(sent.s) + 3)
+    assert fed.traffic.up["other"] == (15 + 3) + (30 + 3)
+    assert fed.traffic.down["other"] == 2 * (15 * len(sent.s) + 3)
 
 
 def slow_factors(weights, share):
@@ -274,8 +274,8 @@ def test_who_sat_out_is_sent_the_whole_mentee():
     for clients, newcomers in (([0, 1], 0), ([1, 0], 0), ([1, 2], 1), ([0, 3], 2)):
         fed.start_round()
         state, _ = setup.method.run_round(state, fed.cohort_of(0, clients), fed, setup.method_config)
-        assert fed.sent_down["params"] == newcomers * size
-        assert fed.sent_down["other"] < 2 * size
+        assert fed.traffic.down["params"] == newcomers * size
+        assert fed.traffic.down["other"] < 2 * size
         assert state.in_step.tolist() == sorted(clients)
 
 
@@ -286,6 +286,6 @@ def test_running_statistics_are_averaged_and_sent_as_they_are(monkeypatch):
     make_loss = partial(fedkd.make_local_loss, config=setup.method_config)
     _, mentees, _ = fedkd.train_clients(start, fed.cohort(0), fed, make_loss)
     after, _ = setup.method.run_round(start, fed.cohort(0), fed, setup.method_config)
-    assert fed.sent_down["buffers"] == fed.sent_up["buffers"] == 4 * count_floats(start.buffers)
+    assert fed.traffic.down["buffers"] == fed.traffic.up["buffers"] == 4 * count_floats(start.buffers)
     laws.assert_agree(after.buffers, {name: value.mean(0) for name, value in mentees.buffers.items()}, "the statistics")
     assert laws.distance(after.buffers, start.buffers) > 1e-3

@@ -113,7 +113,7 @@ def test_with_rows_of_the_identity_the_model_alone_is_trained_and_sent():
     setup, fed = laws.federation("fedproc", options, parts=laws.toy_parts((13,)), num_clients=1, cohort_size=1)
     state = laws.simulate(setup, fed, 1)
     assert torch.equal(state.prototypes, torch.eye(fed.num_classes, fed.feature_dim, dtype=torch.float64))
-    assert fed.sent_down == fed.sent_up == {"params": fed.sizes.parameters, "buffers": 0, "other": 0}
+    assert fed.traffic.down == fed.traffic.up == {"params": fed.sizes.parameters, "buffers": 0, "other": 0}
 
     def objective(module, features, logits, y):
         return 0.3 * F.cross_entropy(logits, y) + 0.7 * F.cross_entropy(features[:, : fed.num_classes], y)

@@ -397,7 +397,7 @@ def test_fedbabu_tunes_only_for_a_test_and_sends_nothing_for_it():
         fed.start_round()
         state, _ = setup.method.run_round(state, fed.cohort(number), fed, setup.method_config)
         tuned.append(sorted(state.tuned))
-        assert fed.sent_down["params"] == 4 * sum(value.numel() for value in state.params.values())
+        assert fed.traffic.down["params"] == 4 * sum(value.numel() for value in state.params.values())
     assert tuned == [[], [0, 1, 2, 3], [0, 1, 2, 3]]
 
 

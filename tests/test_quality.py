@@ -313,22 +313,23 @@ def test_what_a_round_records_is_of_the_models_before_they_are_aggregated(chunk,
 
     features_of_clients = []
     for k in range(len(cohort.client_ids)):
-        params, buffers = select((fed.trained.params, fed.trained.buffers), k)
+        params, buffers = select((fed.exchanged.trained.params, fed.exchanged.trained.buffers), k)
         features, *_ = fed.predict(params, buffers, None)
         features_of_clients.append(features)
     distance = drift.feature_distance(torch.stack(features_of_clients))
     assert entry["drift"]["feature_distance"] == pytest.approx(distance, rel=1e-9)
-    similarity = drift.classifier_similarity(fed.trained.params["head.weight"], fed.received["head.weight"])
+    received = fed.exchanged.received
+    similarity = drift.classifier_similarity(fed.exchanged.trained.params["head.weight"], received["head.weight"])
     assert entry["drift"]["classifier_similarity"] == pytest.approx(similarity, rel=1e-9)
 
     # The model that is received first counts, and the trained ones are those that are aggregated.
     fed.broadcast({name: value + 1 for name, value in state.params.items()}, state.buffers, cohort)
-    assert laws.distance(fed.received, state.params) == 0
-    shares = fed.trained.params["head.weight"] * cohort.weights[:, None, None]
+    assert laws.distance(fed.exchanged.received, state.params) == 0
+    shares = fed.exchanged.trained.params["head.weight"] * cohort.weights[:, None, None]
     torch.testing.assert_close(shares.sum(0), after.params["head.weight"], rtol=1e-10, atol=1e-12)
 
     # Without a received model there is no similarity, without clients there is nothing.
-    fed.received = None
+    fed.exchanged.received = None
     measured = drift.measure_drift(fed, cohort)
     assert [name for name, value in measured.items() if value] == ["feature_distance"]
     fed.start_round()  # forgets the clients
@@ -355,9 +356,9 @@ def test_a_part_of_a_model_is_not_measured_as_a_model_by_any_method():
         cohort = fed.cohort(0)
         fed.start_round(keep_sent_models=True)
         setup.method.run_round(setup.method.init(fed, setup.method_config), cohort, fed, setup.method_config)
-        if fed.received is not None:
-            assert fed.received.keys() in [network.params.keys() for network in fed.networks], method.name
-        if fed.trained is not None:
+        if fed.exchanged.received is not None:
+            assert fed.exchanged.received.keys() in [network.params.keys() for network in fed.networks], method.name
+        if fed.exchanged.trained is not None:
             drift.measure_drift(fed, cohort)  # a part would have no features
             names.append(method.name)
     assert {"fedavg", "fml", "scaffold"} <= set(names)
@@ -443,7 +444,7 @@ def test_a_client_shows_the_images_of_its_classes_and_domains_by_its_own_model(m
 
     features_of = {}
     for k, client in enumerate((1, 3)):
-        params, buffers = select((fed.trained.params, fed.trained.buffers), k)
+        params, buffers = select((fed.exchanged.trained.params, fed.exchanged.trained.buffers), k)
         features, *_ = fed.predict(params, buffers, None)
         features_of[client] = features.numpy()
     for feature, label, client in zip(points["features"], points["labels"], points["clients"], strict=True):

@@ -25,20 +25,25 @@ def measure_drift(fed: Federation, cohort: Cohort) -> dict[str, float | None]:
     """
     distance = None
     similarity = None
-    if fed.trained is not None:
+    trained = fed.exchanged.trained
+    received = fed.exchanged.received
+    if trained is not None:
         index = np.sort(generator(0, "drift").permutation(len(fed.test_labels))[:EXAMPLES])  # the same for all runs
         distance = feature_distance(local_features(fed, cohort, index))
-        if fed.received is not None:
-            similarity = classifier_similarity(fed.trained.params["head.weight"], fed.received["head.weight"])
+        if received is not None:
+            similarity = classifier_similarity(trained.params["head.weight"], received["head.weight"])
     return {"feature_distance": distance, "classifier_similarity": similarity}
 
 
 def local_features(fed: Federation, cohort: Cohort, index: np.ndarray) -> Tensor:
     """Returns features `[K, n, D]` of the test images `index` by the models that the clients sent."""
-    assert fed.trained is not None  # what the clients sent
-    parts = torch.as_tensor(index, device=fed.device).split(AT_ONCE)
-    outputs = [fed.forward(fed.trained, cohort, fed.transform(fed.test_images[part]), train=False) for part in parts]
-    return torch.cat([output.features for output in outputs], 1)
+    clients = fed.exchanged.trained
+    assert clients is not None  # those that sent whole models
+    features = []
+    for positions in torch.as_tensor(index, device=fed.device).split(AT_ONCE):
+        images = fed.transform(fed.test_images[positions])
+        features.append(fed.forward(clients, cohort, images, train=False).features)
+    return torch.cat(features, 1)
 
 
 def feature_distance(features: Tensor) -> float | None:

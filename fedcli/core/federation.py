@@ -29,6 +29,7 @@ from fedcli.core.clients import (
     refuse_reading,
 )
 from fedcli.core.engine import Chunking, Engine, OneWorker, Workers, parse_chunking
+from fedcli.core.exchanged_models import ExchangedModels
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.image_set import ImageSet
 from fedcli.core.layers import by_places, set_to
@@ -37,11 +38,11 @@ from fedcli.core.output_cache import OutputCache
 from fedcli.core.population import Cohort, Population
 from fedcli.core.run_options import RunOptions
 from fedcli.core.stacked import BRANCHES, STACKED, with_optimizer
+from fedcli.core.traffic import Traffic
 from fedcli.core.trees import (
     Tree,
     concatenate,
     copies,
-    count_floats,
     leaves,
     select,
     stack,
@@ -91,7 +92,7 @@ def schedule_factor(schedule: str, round: int, num_rounds: int) -> float:
 
 
 class Federation(Population):
-    """A population of clients and an engine that trains them. It counts what is sent.
+    """A population of clients and an engine that trains them. What is sent through it is counted.
 
     Attributes:
         num_rounds: Rounds of the run, T.
@@ -99,11 +100,8 @@ class Federation(Population):
         batch_size: Examples in a minibatch of a client.
         optimizer: The run's, "sgd", "adam" or "adamw".
         momentum: Of the run's SGD; Adam has no use for it.
-        sent_down: Floats that all clients of the round together were sent, by "params", "buffers" and "other".
-        sent_up: Floats that they sent.
-        received: Parameters of the first whole model that all clients of the round were sent; None where there is none.
-        trained: The clients that sent whole models last, stacked, in a run that measures drift, see `start_round`; None
-            where none did.
+        traffic: Counts of the floats that the clients of the round were sent and sent.
+        exchanged: The models of the round of which drift is measured.
         seconds: Time of the last round by "data", "train", "evaluate"; the method's own server work is the rest.
     """
 
@@ -193,13 +191,11 @@ class Federation(Population):
     def start_round(self, keep_sent_models: bool = False) -> None:
         """Forgets the round before: counts of what is sent, time and models.
 
-        With `keep_sent_models`, the clients whose models are sent in this round are kept in `trained`, to be measured.
+        With `keep_sent_models`, the clients whose models are sent in this round are kept in `exchanged`, to be
+        measured.
         """
-        self._keeps_sent_models = keep_sent_models
-        self.received: Params | None = None
-        self.trained: Client | None = None
-        self.sent_down = {"params": 0, "buffers": 0, "other": 0}
-        self.sent_up = {"params": 0, "buffers": 0, "other": 0}
+        self.traffic = Traffic()
+        self.exchanged = ExchangedModels(self.networks, keep_trained=keep_sent_models)
         self.seconds = {"data": 0.0, "train": 0.0, "evaluate": 0.0}
 
     @contextmanager
@@ -220,20 +216,18 @@ class Federation(Population):
 
     def count_broadcast(self, params: Params, buffers: Params, num_clients: int) -> None:
         """Counts one model that is sent to so many clients, where the method itself makes what they have of it."""
-        to_all = num_clients == self.config.cohort_size
-        if self.received is None and to_all and self._is_whole(params, buffers):
-            self.received = params
-        self.sent_down["params"] += num_clients * count_floats(params)
-        self.sent_down["buffers"] += num_clients * count_floats(buffers)
+        self.traffic.count_models_down(params, buffers, num_clients)
+        if num_clients == self.config.cohort_size:
+            self.exchanged.receive(params, buffers)
 
     def download(self, tree: Tree, cohort: Cohort) -> Tree:
         """Sends the same tensors to every client of the cohort; returns them as they are."""
-        self.sent_down["other"] += len(cohort.client_ids) * count_floats(tree)
+        self.traffic.count_down(tree, len(cohort.client_ids))
         return tree
 
     def download_each(self, stacked: Tree) -> Tree:
         """Sends each client its own part of a stacked tree `[K, ...]`; returns it as it is."""
-        self.sent_down["other"] += count_floats(stacked)
+        self.traffic.count_down(stacked)
         return stacked
 
     def upload(self, stacked: Tree, present: Tensor | None = None) -> Tree:
@@ -242,26 +236,18 @@ class Federation(Population):
         Integers, such as class counts, and masks are not counted: the costs are in floats. `present` `[K, C]` says
         which rows of leaves `[K, C, ...]` a client sends; all where None.
         """
-        rows = 1.0 if present is None else present.double().mean().item()
-        self.sent_up["other"] += round(rows * count_floats(stacked))
+        share_of_rows = 1.0 if present is None else present.double().mean().item()
+        self.traffic.count_up(stacked, share_of_rows)
         return stacked
 
     def upload_model(self, clients: Client | Model) -> Model:
         """Sends each client's parameters and buffers to the server; returns both, stacked.
 
-        Whole models are kept in `trained` too in a round that was started so. A method may send a part of its clients'
-        models, as a `Model` of these parameters and buffers alone.
+        A method may send a part of its clients' models, as a `Model` of these parameters and buffers alone.
         """
-        if self._keeps_sent_models and self._is_whole(clients.params, clients.buffers):
-            self.trained = Client(clients.params, clients.buffers)
-        self.sent_up["params"] += count_floats(clients.params)
-        self.sent_up["buffers"] += count_floats(clients.buffers)
+        self.traffic.count_models_up(clients.params, clients.buffers)
+        self.exchanged.send(clients.params, clients.buffers)
         return Model(clients.params, clients.buffers)
-
-    def _is_whole(self, params: Params, buffers: Params) -> bool:
-        """Returns whether these are all parameters and buffers of one of the networks."""
-        names = (params.keys(), buffers.keys())
-        return any(names == (network.params.keys(), network.buffers.keys()) for network in self.networks)
 
     def recall(self, states: Mapping[int, State], cohort: Cohort, first: State | None = None) -> State:
         """Returns what each client of the cohort kept from the last round it took part in, stacked, `[K, ...]`.

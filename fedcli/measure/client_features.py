@@ -38,7 +38,7 @@ def features_after_one_more_round(folder: Path, files: Sequence[str] = ()) -> di
     fed.start_round(keep_sent_models=True)
     with machine_settings(fed):
         method.run_round(run.state, cohort, fed, run.setup.method_config)
-        if fed.trained is None:
+        if fed.exchanged.trained is None:
             raise UserError(f"the clients of '{method.name}' send no whole model (got {folder}); leave it out.")
         return features_of_clients(fed, cohort)
 

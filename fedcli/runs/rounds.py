@@ -230,7 +230,7 @@ def _record_notes(record: Record, fed: Federation, progress: Listener) -> None:
 def _record_round(record: Record, setup: Setup, fed: Federation, seconds: float) -> None:
     """Brings the record up to date with its last round, which took so many seconds."""
     rounds = record["rounds"]
-    buffer_floats = max(fed.sent_down["buffers"], fed.sent_up["buffers"])  # of batch normalisation, one way
+    buffer_floats = max(fed.traffic.down["buffers"], fed.traffic.up["buffers"])  # of batch normalisation, one way
     record["engine"]["clients_per_chunk"] = fed.engine.clients_per_chunk
     record["engine"]["processes"] = fed.engine.processes.count
     record["load"][-1]["end"] = load_of_last_minute()
@@ -284,8 +284,8 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> Outc
         "round": cohort.round,
         **tested,
         "terms": means,
-        "floats_down": _floats_of_a_client(fed.sent_down, setup.cohort_size),
-        "floats_up": _floats_of_a_client(fed.sent_up, setup.cohort_size),
+        "floats_down": _floats_of_a_client(fed.traffic.down, setup.cohort_size),
+        "floats_up": _floats_of_a_client(fed.traffic.up, setup.cohort_size),
         "seconds": {**fed.seconds, "aggregate": seconds},
     }
     if config.drift_every and (is_last or (cohort.round + 1) % config.drift_every == 0):
