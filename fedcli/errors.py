@@ -24,7 +24,9 @@ def first_line(error: BaseException) -> str:
 class UserError(Exception):
     """A user's mistake in a line: what is wrong, what was given, what is allowed and what to do.
 
-    The command line prints it without a traceback and exits with code 2.
+    It names options as the command line has them, `--num-clients`, wherever in the package it is raised. The command
+    line prints it without a traceback and exits with code 2; from Python it is told in keyword arguments, see
+    `fedcli.keywords`.
     """
 
 

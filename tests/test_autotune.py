@@ -10,6 +10,7 @@ from fedcli.core import engine
 from fedcli.core.stacked import Stack
 from fedcli.errors import UserError
 from fedcli.runs import autotune
+from fedcli.runs.chunking import parse_chunking
 from tests import laws
 from tests.made_up import Device
 from tests.on_made_up import early_captures, on_made_up_device
@@ -122,9 +123,9 @@ def test_auto_is_chosen_on_cuda_and_nothing_else_is(monkeypatch):
 
 
 def test_the_option_says_how_many_and_how():
-    assert engine.parse_chunking("auto", 7) == ("stacked", 7)
-    assert engine.parse_chunking("12", 7) == ("stacked", 12)
-    assert engine.parse_chunking("branches:3", 7) == ("branches", 3)
+    assert parse_chunking("auto") is None
+    assert parse_chunking("12") == ("stacked", 12)
+    assert parse_chunking("branches:3") == ("branches", 3)
     for text in ("0", "many", "branches", "branches:0", "1.5", "stacked:2"):
         with pytest.raises(UserError, match="--clients-per-chunk must be auto, a whole number from 1"):
-            engine.parse_chunking(text, 1)
+            parse_chunking(text)

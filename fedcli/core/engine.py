@@ -6,7 +6,6 @@ Clients train one after the other (looped; on the CPU one in each thread), or se
 
 import gc
 import math
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -26,7 +25,6 @@ from fedcli.core.forks import Processes
 from fedcli.core.graphs import KEPT, KEPT_CALLS, Graphs, KeptWork, StepGraphs, is_out_of_memory
 from fedcli.core.layers import by_places, set_to
 from fedcli.core.stacked import (
-    BRANCHES,
     STACKED,
     Call,
     Stack,
@@ -40,7 +38,6 @@ from fedcli.core.stacked import (
     without_buffers,
 )
 from fedcli.core.trees import Tree, complete, concatenate, num_stacked, select, select_axes, tree_map
-from fedcli.errors import UserError
 
 # Of clients that are stacked; an axis stands in the place of each tensor.
 BATCH_AXES: Tree = Batch(x=0, y=0, mask=None, epoch_end=0, num_batches=0, lr=None, key=0)  # type: ignore[arg-type]
@@ -53,25 +50,6 @@ class Chunking(NamedTuple):
 
     way: str  # one of `stacked.WAYS`
     clients: int  # how many train together at most
-
-
-def parse_chunking(text: str, default: int) -> Chunking:
-    """Reads `--clients-per-chunk`; `auto` is `default` stacked clients."""
-    if text == "auto":
-        return Chunking(STACKED, default)
-    match = re.fullmatch(f"({BRANCHES}:)?0*([1-9][0-9]{{0,8}})", text)
-    if match is None:
-        raise UserError(
-            f"--clients-per-chunk must be auto, a whole number from 1, or branches: and such a number (got "
-            f"'{text[:40]}'); 1 trains one client after the other."
-        )
-    prefix, number = match.groups()
-    return Chunking(BRANCHES if prefix else STACKED, int(number))
-
-
-def spell_chunking(chunking: Chunking) -> str:
-    """Writes `--clients-per-chunk` as `parse_chunking` reads it."""
-    return f"{BRANCHES}:{chunking.clients}" if chunking.way == BRANCHES else str(chunking.clients)
 
 
 class Workers(Protocol):

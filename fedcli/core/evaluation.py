@@ -87,8 +87,8 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
         their own models on the test images under `server`; else on their validation examples); `client_accuracy`, the
         same of each client by its id; `domains`, test accuracy of each domain. None of what there is not. Under
         `domains` also `intra` and `inter`, by the client's own domain. With prototypes also `classifier_accuracy`, with
-        a global model beside personal ones `global_accuracy`, measured as the headline. With `--per-class` also
-        `per_class`, see `tally_classes`.
+        a global model beside personal ones `global_accuracy`, measured as the headline. Where the
+        run has `per_class` also `per_class`, see `tally_classes`.
     """
     last_outputs = fed.outputs.turn_over()
     result = _accuracies(fed, method, state, last_outputs)

@@ -28,7 +28,7 @@ from fedcli.core.clients import (
     fault_together,
     refuse_reading,
 )
-from fedcli.core.engine import Chunking, Engine, OneWorker, Workers, parse_chunking
+from fedcli.core.engine import Chunking, Engine, OneWorker, Workers
 from fedcli.core.exchanged_models import ExchangedModels
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.image_set import ImageSet
@@ -109,6 +109,7 @@ class Federation(Population):
         self, run: RunOptions, dataset: ImageSet, parts: Sequence[np.ndarray], device: torch.device,
         transform: Transform, *, public_images: Tensor | None = None, public_transform: Transform | None = None,
         evaluation: str = "server", top_k: int = 1, store: Store | None = None, workers: Workers | None = None,
+        chunking: Chunking | None = None,
     ):  # fmt: skip
         """Puts data, networks and engine together.
 
@@ -124,6 +125,8 @@ class Federation(Population):
             top_k: A test image counts as right if its class is among the k most likely.
             store: Of what clients remember; in memory where None.
             workers: The processes that divide the work; this one alone where None.
+            chunking: How clients train together; where None, on a CPU one by one, and on CUDA a whole cohort, unless
+                `autotune` chooses another way before the first round.
         """
         super().__init__(run, dataset, parts, device, transform.dtype)
         self.num_rounds = run.rounds
@@ -141,9 +144,10 @@ class Federation(Population):
         self.test_labels = dataset.y_test.to(device)
         self.test_domains = dataset.domain_test
         self.outputs = OutputCache()
-        # On CUDA, `autotune` chooses for `auto` before the first round.
+        self.requested_chunking = chunking
         on_cpu = device.type == "cpu"
-        chunking = parse_chunking(run.clients_per_chunk, default=1 if on_cpu else run.cohort_size)
+        if chunking is None:
+            chunking = Chunking(STACKED, 1 if on_cpu else run.cohort_size)
         self.engine = Engine(
             images=dataset.x_train.to(device),
             labels=dataset.y_train.to(device),
@@ -313,7 +317,7 @@ class Federation(Population):
             )
 
     def is_tested(self, round: int) -> bool:
-        """Returns whether the models are tested after a round: every `--eval-every` rounds and after the last."""
+        """Returns whether the models are tested after a round: every `eval_every` rounds and after the last."""
         return round + 1 == self.num_rounds or (round + 1) % self.config.eval_every == 0
 
     def lr(self, round: int) -> float:

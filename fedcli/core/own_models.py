@@ -115,7 +115,7 @@ def averaged_models(models: list[Client], cohort: Cohort, fed: Federation) -> li
 
 
 def refuse_mixed_average(fed: Federation) -> None:
-    """Refuses `--average-parameters` where clients have different networks."""
+    """Refuses to average parameters where clients have different networks."""
     if len(fed.networks) > 1:
         raise UserError(
             f"--average-parameters needs one network for all clients (got --backbone {','.join(fed.backbones)}); "

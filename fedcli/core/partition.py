@@ -1,7 +1,7 @@
 """Partitions of the training examples among clients: how a flag names one, and what is counted of it.
 
 To add a rule, write it into `partition_rules.py`, enter it in `PARTITIONS`, as fedcli/data/datasets.py does for
-`file:PATH`, and name it in the help of `--partition` (fedcli/runs/options.py). `./file.py:NAME` is a function of the
+`file:PATH`, and name it in the help of `partition` in fedcli/runs/options.py. `./file.py:NAME` is a function of the
 user's own.
 """
 

@@ -50,7 +50,7 @@ class Population:
         training: Training examples of each client, positions in the training set.
         validation: Held-out examples of each client, positions in the training set.
         testing: Each client's own test part, positions in the training set; empty unless the protocol tests on it.
-        client_weights: `[N]`, what a client counts in means: its examples, or 1 under `--weighting uniform`.
+        client_weights: `[N]`, what a client counts in means: its examples, or 1 where the run has uniform weights.
         idle: Ids of the clients that have too few examples for a local step.
         domain_counts: `[N, domains]`, a client's examples of each domain; of one domain where there are none.
         domain_of: `[N]`, the domain that most of a client's examples come from.

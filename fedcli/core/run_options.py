@@ -48,7 +48,6 @@ class RunOptions(DivisionOptions, Protocol):
     momentum: float
     weight_decay: float
     precision: str
-    clients_per_chunk: str
     # What is measured.
     eval_every: int
     per_class: bool

@@ -27,7 +27,7 @@ def autotune(fed: Federation) -> str | None:
 
     Where a number was given, and on a CPU, where one client trains in each thread, sets nothing and returns None.
     """
-    if fed.config.clients_per_chunk != "auto" or fed.device.type != "cuda":
+    if fed.requested_chunking is not None or fed.device.type != "cuda":
         return None
     size = math.ceil(fed.config.cohort_size / fed.engine.workers.count)  # a larger chunk would leave a worker idle
     ways = WAYS if fed.takes_vmap else (BRANCHES,)

@@ -14,6 +14,7 @@ from fedcli.data import datasets
 from fedcli.data.dataset import Dataset, channel_statistics, merge_splits, stratified_subset
 from fedcli.declarations import DataSetting, PublicSetting
 from fedcli.errors import UserError
+from fedcli.runs.chunking import parse_chunking
 from fedcli.runs.options import parse_size
 from fedcli.runs.resolve import Setup
 from fedcli.runs.workers import current
@@ -132,6 +133,7 @@ def make_federation(
         evaluation=setup.protocol.evaluation,
         top_k=setup.data_setting.top_k if setup.data_setting else 1,
         workers=current(),
+        chunking=parse_chunking(setup.config.clients_per_chunk),
         **options,
     )
 

@@ -215,9 +215,9 @@ def default_options(protocol: Protocol, dataset: str, method: str = "", *config_
 
 def _refuse_combinations(config: RunConfig, method: Method, protocol: Protocol) -> None:
     """Refuses options that cannot run together."""
-    from fedcli.core import engine
+    from fedcli.runs.chunking import parse_chunking
 
-    engine.parse_chunking(config.clients_per_chunk, default=1)
+    parse_chunking(config.clients_per_chunk)
     parse_size(config.state_memory or "0")
     if config.cohort_size is not None and config.cohort_size > config.num_clients:
         raise UserError(

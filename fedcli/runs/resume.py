@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 from fedcli import userfiles
 from fedcli.core import partition
-from fedcli.core.engine import Chunking, spell_chunking
+from fedcli.core.engine import Chunking
 from fedcli.core.federation import Federation
 from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
+from fedcli.runs.chunking import spell_chunking
 from fedcli.runs.ended import EndedRun
 from fedcli.runs.identity import code_differences, current_numerics
 from fedcli.runs.machine import flushed_denormals, machine_settings, note_move
