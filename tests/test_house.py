@@ -18,8 +18,8 @@ PAPERS = {
 MODULES = {name.removesuffix(".__init__") for name in {*FILES, *PAPERS}}
 # From the bottom up: a module imports from its own level and from those below.
 LEVELS = (
-    "errors", "files", "isolation", "vision", "userfiles", "declarations", "registry", "core", "data", "runs",
-    "results", "measure", "figures", "bench", "api", "cli", "__main__",
+    "errors", "files", "reading", "isolation", "vision", "userfiles", "declarations", "registry", "core", "data",
+    "runs", "results", "measure", "figures", "bench", "api", "cli", "__main__",
 )  # fmt: skip
 LEVEL_OF = {
     "arguments": "declarations",  # it names options in messages

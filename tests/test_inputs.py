@@ -11,7 +11,7 @@ import pytest
 import fedcli
 from fedcli.cli.cards import fit
 from fedcli.data import datasets
-from fedcli.data.reading import reading
+from fedcli.reading import reading
 from fedcli.runs import lock
 from fedcli.runs.record import read_record
 from tests.commands import invoke

@@ -1,8 +1,7 @@
 """Partitions of the training examples among clients: how a flag names one, and what is counted of it.
 
-To add a rule, write it into `partition_rules.py`, enter it in `PARTITIONS`, as fedcli/data/datasets.py does for
-`file:PATH`, and name it in the help of `partition` in fedcli/runs/options.py. `./file.py:NAME` is a function of the
-user's own.
+To add a rule, write it into `partition_rules.py`, enter it in `PARTITIONS`, and name it in the help of `partition` in
+fedcli/runs/options.py. `./file.py:NAME` is a function of the user's own.
 """
 
 import hashlib
@@ -19,6 +18,7 @@ from numpy.typing import ArrayLike
 
 from fedcli.core.draws import generator
 from fedcli.core.numbers_in_flags import read_number
+from fedcli.core.partition_files import listed_parts
 from fedcli.core.partition_rules import (
     MIN_EXAMPLES,
     Parts,
@@ -102,6 +102,9 @@ PARTITIONS = {
         writers, "writers[:shares]",
         options=(Option("shares", "by_shares", partial(_read_switch, value=True)),),
         needs="writer", title="whole writers",
+    ),
+    "file": PartitionKind(
+        listed_parts, "file:PATH, such as file:split.json", options=(Option("", "path", str),), needs="place",
     ),
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ import zipfile
 from glob import glob
 from pathlib import Path
 
-from fedcli.data.reading import check_size
+from fedcli.reading import check_size
 
 
 def files_below(folder: Path) -> list[str]:

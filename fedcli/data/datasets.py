@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from fedcli.core.draws import generator
-from fedcli.core.partition import PARTITIONS
-from fedcli.data import official, partition_files
+from fedcli.data import official
 from fedcli.data.cache import cache_file, is_in_cache, names_in_cache
 from fedcli.data.catalog import DOWNLOADS, KNOWN, MADE
 from fedcli.data.conversion import convert
@@ -28,13 +27,11 @@ from fedcli.data.image_arrays import (
     join_splits,
     read_npz,
 )
-from fedcli.data.reading import reading
 from fedcli.data.resizing import resize
 from fedcli.errors import UserError, unknown
+from fedcli.reading import reading
 from fedcli.registry import in_declared_case
 from fedcli.userfiles import file_hash, from_file, is_from_file, short_name
-
-PARTITIONS["file"] = partition_files.FROM_FILE  # here, since whoever partitions a data set loads it by this module
 
 
 def names() -> list[str]:

@@ -17,9 +17,9 @@ import numpy as np
 
 from fedcli.data.image_arrays import COLUMN_OF_WORD, NAMES_OF, SPLIT, Columns, choose_splits
 from fedcli.data.pictures import stack_pictures
-from fedcli.data.reading import check_size
 from fedcli.data.source import Source
 from fedcli.errors import UserError, import_optional
+from fedcli.reading import check_size
 
 PREFIX = "hf:"  # before the path of such a folder
 FILES = "Hugging Face's state.json or *.parquet"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcli.data.reading import check_size, reading
+from fedcli.reading import check_size, reading
 
 Columns = dict[str, np.ndarray]  # by name, of all images
 Arrays = dict[str, np.ndarray]  # by name and split

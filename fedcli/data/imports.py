@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedcli.data import datasets, file_formats, official, partition_files
+from fedcli.core.partition_files import lists_of_clients
+from fedcli.data import datasets, file_formats, official
 from fedcli.data.archives import files_below
 from fedcli.data.cache import cache_file, is_in_cache, is_name, write_to_cache
 from fedcli.data.catalog import DOWNLOADS, KNOWN, MADE
@@ -20,9 +21,9 @@ from fedcli.data.conversion import convert
 from fedcli.data.dataset import from_arrays
 from fedcli.data.dataset_info import DatasetInfo
 from fedcli.data.image_arrays import NPZ_CONTENT, SPLITS, canonical_arrays
-from fedcli.data.reading import check_size, reading
 from fedcli.data.resizing import resize_rows
 from fedcli.errors import UserError, unknown
+from fedcli.reading import check_size, reading
 from fedcli.userfiles import is_from_file
 from fedcli.vision import torchvision
 
@@ -71,7 +72,7 @@ def import_path(name: str, path: Path, size: int | None = None) -> Imported:
         official.refuse_other_images(from_arrays(name, arrays))
     else:
         if "client" in columns:  # in the same file, so that no others' lists can stand beside the images
-            arrays |= partition_files.lists_of_clients(columns["client"], columns["test"])
+            arrays |= lists_of_clients(columns["client"], columns["test"])
             flag = shlex.quote(f"file:{cache_file(name)}")
             num_clients = columns["client"].max() + 1
             notes.append(f"its clients, tested on their own parts: --partition {flag} --num-clients {num_clients}")

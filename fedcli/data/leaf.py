@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcli.data.image_arrays import SPLITS, Columns
-from fedcli.data.reading import check_size, reading
 from fedcli.data.source import Source
+from fedcli.reading import check_size, reading
 
 
 class _Pages(NamedTuple):

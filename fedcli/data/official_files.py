@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from fedcli.data.image_arrays import Arrays, Columns, join_splits
-from fedcli.data.reading import check_size, reading
 from fedcli.data.source import Source
+from fedcli.reading import check_size, reading
 from fedcli.vision import torchvision
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from fedcli.data.image_arrays import SPLITS, Columns, join_rows
-from fedcli.data.reading import reading
 from fedcli.data.source import Source
+from fedcli.reading import reading
 
 
 def read_pfllib(source: Source) -> Columns:

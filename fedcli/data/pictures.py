@@ -8,9 +8,9 @@ from typing import BinaryIO
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
-from fedcli.data.reading import check_size, one_line
 from fedcli.data.source import Source
 from fedcli.errors import UserError
+from fedcli.reading import check_size, one_line
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # no others: for an EPS Pillow starts Ghostscript
 LISTED = 20  # names in a message; of more files the rest is counted

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from fedcli.core.federation import NonFiniteLoss
-from fedcli.data.reading import one_line
 from fedcli.errors import UserError
+from fedcli.reading import one_line
 from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs import begin, resume
 from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, clear

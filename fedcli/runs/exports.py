@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save as serialize
 
 from fedcli.core.clients import Params
-from fedcli.data.reading import one_line
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
+from fedcli.reading import one_line
 from fedcli.runs.ended import Classifier, EndedRun
 from fedcli.runs.identity import reductions
 from fedcli.runs.lock import refuse_file_of_a_run

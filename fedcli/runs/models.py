@@ -15,9 +15,9 @@ from fedcli.core.clients import Params
 from fedcli.core.evaluation import own_model
 from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.core.trees import leaves
-from fedcli.data.reading import one_line
 from fedcli.declarations import Method
 from fedcli.errors import UserError
+from fedcli.reading import one_line
 from fedcli.runs import checkpoints
 from fedcli.runs.checkpoints import CHECKPOINT, SELECTED
 from fedcli.runs.identity import identity_of

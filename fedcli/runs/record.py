@@ -14,9 +14,9 @@ import torch
 from fedcli.core import partition
 from fedcli.core.federation import Federation, NonFiniteLoss
 from fedcli.data.dataset import Dataset
-from fedcli.data.reading import reading
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
+from fedcli.reading import reading
 from fedcli.runs.identity import digest_of, draft, numerics_of
 from fedcli.runs.machine import environment
 from fedcli.runs.options import flags_of, given_options

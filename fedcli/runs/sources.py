@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcli.data.reading import reading
 from fedcli.declarations import Method, flag_of
 from fedcli.errors import UserError
+from fedcli.reading import reading
 from fedcli.registry import find_method
 from fedcli.runs.options import flags_of, given_options, recorded_fields, typed_options
 from fedcli.runs.origins import recorded_origins

@@ -12,10 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcli.core.draws import generator
-from fedcli.core.partition import Option, PartitionKind
 from fedcli.core.parts import ListedParts
-from fedcli.data.image_arrays import SPLITS, Arrays
-from fedcli.data.reading import reading
+from fedcli.reading import reading
 
 CONTENT = (
     'lists in JSON, {"train": [[0, 3], [2]], "test": [[5], [4]]}, or train_0, train_1, ..., test_0, ... in an .npz'
@@ -52,11 +50,6 @@ def listed_parts(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: 
     return parts
 
 
-FROM_FILE = PartitionKind(
-    listed_parts, "file:PATH, such as file:split.json", options=(Option("", "path", str),), needs="place"
-)
-
-
 class Lists(NamedTuple):
     """What a file lists: positions int64, an array for each client."""
 
@@ -69,7 +62,7 @@ def read_lists(path: Path) -> Lists:
     content: dict[str, list] = {}
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as arrays:
-            for split in SPLITS:
+            for split in ("train", "test"):
                 count = sum(name.startswith(f"{split}_") for name in arrays)
                 content[split] = [arrays[f"{split}_{client}"] for client in range(count)]
     else:
@@ -87,10 +80,10 @@ def _positions(listed: Iterable) -> np.ndarray:
     return np.fromiter(map(index, listed), np.int64)
 
 
-def lists_of_clients(clients: np.ndarray, is_test: np.ndarray) -> Arrays:
+def lists_of_clients(clients: np.ndarray, is_test: np.ndarray) -> dict[str, np.ndarray]:
     """The arrays of such a file, by name, where images `[N]` belong to `clients` and are to test on or not."""
     lists = {}
-    for split in SPLITS:
+    for split in ("train", "test"):
         is_in_split = is_test == (split == "test")
         for client in range(clients.max() + 1):
             lists[f"{split}_{client}"] = np.flatnonzero((clients == client) & is_in_split)
