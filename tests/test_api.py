@@ -6,6 +6,8 @@ import subprocess
 import sys
 import warnings
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from inspect import signature
 from itertools import product
 from multiprocessing import get_context
 
@@ -14,7 +16,9 @@ import pytest
 import torch
 
 import fedcli
+from fedcli.declarations import flag_of
 from fedcli.errors import UserError
+from fedcli.runs.options import EXPERIMENT_OPTIONS
 from fedcli.runs.record import read_record
 from tests.commands import invoke
 
@@ -72,7 +76,7 @@ UNKNOWN_METHOD = "unknown method in set 'fedpox'; did you mean 'fedprox'? this c
         ("fedavg", {"set": {"fedpox": {"lr": 0.3}}}, "unknown method in set 'fedpox'; this command has fedavg"),
         ("fedavg", {"set": {"lr": 0.3}}, "set must have the options of each method by its name (got 'lr': 0.3)"),
         (SEVERAL, {"set": {"fedavg": {"proximal_weight": 1}}}, "unknown option of 'fedavg' 'proximal_weight'"),
-        ("fedavg", {"set": {"fedavg": {"out": "elsewhere"}}}, "unknown option of 'fedavg' 'out'"),
+        ("fedavg", {"set": {"fedavg": {"out": "elsewhere"}}}, "out is an option of the command 'fedcli run'"),
         (SEVERAL, {"set": {"fedprox": {"lr": -1}}}, "lr must be"),
         (SEVERAL, {"set": {"fedprox": {"lr": (0.1, 0.2)}}}, "set gives an option one value (got 0.1,0.2 for lr)"),
         ("fedavg", {"set": {"fedavg": {"lr": np.array([1, 2])}}}, "set gives an option one value (got 1,2 for lr)"),
@@ -220,6 +224,28 @@ def test_a_refusal_names_keyword_arguments(call, words, tmp_path):
         call(tmp_path / "new")
     assert words in str(caught.value)
     assert "--" not in str(caught.value).replace("fedcli run fedavg --help", "")
+
+
+def test_a_switch_that_must_be_off_is_named_with_its_value(tmp_path):
+    with pytest.raises(UserError, match="or less, or drop_last=False"):
+        fedcli.run("fedavg", batch_size=1000, drop_last=True, out=tmp_path / "new", **TINY)
+
+
+def test_an_option_of_the_command_line_alone_is_refused_as_such(tmp_path):
+    alone = set(EXPERIMENT_OPTIONS) - set(signature(fedcli.run).parameters)
+    assert {"workers", "config", "from_"} <= alone
+    for name in alone:
+        refuse = f"{name} is an option of the command 'fedcli run', and of no single run"
+        remedy = f"as in 'fedcli run fedavg {flag_of(name)} ...', or leave it out"
+        for call in (fedcli.run, partial(fedcli.tune, grid={"lr": [0.01, 0.1]})):
+            with pytest.raises(UserError, match=f"^{refuse}.*{remedy}.$"):
+                call("fedavg", out=tmp_path / "new", **{**TINY, name: 1})
+    for name in EXPERIMENT_OPTIONS:
+        with pytest.raises(UserError, match=f"^{name} is an option of the command"):
+            fedcli.run("fedavg", set={"fedavg": {name: 1}}, out=tmp_path / "new", **TINY)
+    with pytest.raises(UserError) as caught:
+        fedcli.run("fedavg", worker=1, out=tmp_path / "new", **TINY)
+    assert "did you mean" not in str(caught.value)  # no call takes `workers`
 
 
 def test_a_cell_that_runs_twice_is_told_what_to_write(tmp_path):

@@ -90,7 +90,7 @@ class MethodCommand(TyperCommand):
         ctx.meta[PARAMETERS] = []
         if not args or args[0] in ("-h", "--help"):
             return super().parse_args(ctx, args)
-        from fedcli.runs.options import unknown_option
+        from fedcli.runs.options import EXPERIMENT_OPTIONS, unknown_option
         from fedcli.runs.sources import expand
 
         words = [re.sub(r"^--\w+(?==|$)", _with_dashes, word) for word in args]
@@ -104,7 +104,9 @@ class MethodCommand(TyperCommand):
         try:
             rest = super().parse_args(ctx, expanded)
         except NoSuchOption as error:
-            raise unknown_option(error.option_name, named.first, named.steps, named.post, named.others) from error
+            raise unknown_option(
+                error.option_name, named.first, named.steps, named.post, named.others, beside=EXPERIMENT_OPTIONS
+            ) from error
         values = {parameter.name: ctx.params.pop(parameter.name) for parameter in parameters}
         given = {name: value for name, value in values.items() if value is not None}
         ctx.meta[GIVEN] = GivenOptions(values=given, sources=sources)

@@ -82,10 +82,11 @@ class RunConfig:
 
 # The panels of `fedcli run METHOD --help`, by the first option of each.
 PANELS = {"protocol": "Federation", "local_epochs": "Local training", "seed": "Machine", "eval_every": "Output"}
-# Of an experiment and not of a run, typed like options, and most of them taken by `fedcli.run` too.
+# Of an experiment and not of a run, typed like options; `fedcli.run` takes the first of them too.
+CALL_OPTIONS = ("seeds", "tuned", "out", "continue_", "jobs", "log")
 EXPERIMENT_OPTIONS = (
-    "seeds", "tuned", "out", "continue_", "jobs", "config", "from_", "log_file", "log", "quiet", "workers", "on",
-    "cpus_per_run", "gpus_per_run", "time_limit",
+    *CALL_OPTIONS, "config", "from_", "log_file", "quiet", "workers", "on", "cpus_per_run", "gpus_per_run",
+    "time_limit",
 )  # fmt: skip
 # Names that no method's option may have, beside those of the options of a run.
 RESERVED_NAMES = {"method", "grid", "progress", "help", "exist_ok", *EXPERIMENT_OPTIONS}
@@ -144,21 +145,28 @@ def unknown_option(
     steps: Mapping[str, HasOptions],
     post: str | None,
     others: Sequence[HasOptions] = (),
+    beside: Sequence[str] = (),
 ) -> UserError:
     """An error, to be raised by the caller, for an option that a method does not have; `post` is the value of `--post`.
 
-    It suggests an option, also of the `others` that the command names, by its letters, its symbol or another toolkit's
-    word for it.
+    It suggests an option, also of the `others` that the command names or of those that it takes `beside` them, by its
+    letters, its symbol or another toolkit's word for it.
     """
+    flag = flag_of(name)
+    if flag in map(flag_of, EXPERIMENT_OPTIONS):
+        return UserError(
+            f"{flag} is an option of the command 'fedcli run', and of no single run (got it among the options of "
+            f"'{method.name}'); give it to the command, as in 'fedcli run {method.name} {flag} ...', or leave it out."
+        )
     for step in steps.values():
         if _normalised(name) in fields_of(step.config):
             got = f"--post {post}" if post else "no --post"
-            return UserError(f"{flag_of(name)} is for --post {step.name} (got {got}); give both or neither.")
+            return UserError(f"{flag} is for --post {step.name} (got {got}); give both or neither.")
     config_types = [other.config for other in others] + [step.config for step in steps.values()]
     options = fields_of(RunConfig, method.config, *config_types)
     meant = _option_meant(name, options)
     return unknown(
-        f"option of '{method.name}'", flag_of(name), map(flag_of, [*options, *EXPERIMENT_OPTIONS]),
+        f"option of '{method.name}'", flag, map(flag_of, [*options, *beside]),
         f"'fedcli run {method.name} --help' shows all.", flag_of(meant) if meant else "",
     )  # fmt: skip
 

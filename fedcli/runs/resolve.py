@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 from fedcli.declarations import DataSetting, Method, Post, Protocol, check_value, facts_of, flag_of
 from fedcli.errors import UserError
 from fedcli.registry import default_protocol, find_post, find_protocol, posts
-from fedcli.runs.options import RunConfig, fields_of, parse_size, refuse_reserved_names, unknown_option
+from fedcli.runs.options import (
+    CALL_OPTIONS,
+    RunConfig,
+    fields_of,
+    parse_size,
+    refuse_reserved_names,
+    unknown_option,
+)
 from fedcli.runs.origins import DEFAULT, FOLLOWS, TYPED, Kind, Origin, of_other_option, of_protocol, of_source
 from fedcli.userfiles import absolute, is_from_file
 
@@ -145,7 +152,8 @@ def _check_options(options: Mapping[str, Any], method: Method, config_types: Seq
     declared = fields_of(*config_types)
     for name, value in options.items():
         if name not in declared:
-            raise unknown_option(name, method, posts(method, options["post"]), options["post"])
+            steps = posts(method, options["post"])
+            raise unknown_option(name, method, steps, options["post"], beside=CALL_OPTIONS)
         check_value(declared[name], value)
 
 
