@@ -2,6 +2,10 @@
 
 Every draw is keyed by `(seed, round, client, purpose)`, and depends neither on the method nor on which clients train
 together or in which order.
+
+A batch that is not full is padded by `plan_batches`, or left out where the run drops it. `is_real` tells padding from
+samples. Of a client that trains alone the padding is cut off before its step (`Engine._batches`), and of clients that
+train together it is masked (`Stack.step`), as they are by graphs on CUDA, a single one too.
 """
 
 import math
@@ -10,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedcli.core.draws import generator
@@ -82,6 +87,11 @@ def plan_batches(  # noqa: PLR0913  # all that a batch depends on, of which noth
             if plan.draws is not None:
                 plan.draws[rows, k] = drawn.draws
     return plan
+
+
+def is_real(sizes: Tensor, width: int) -> Tensor:
+    """Says which samples of padded batches are real, bool `[n, B]`, by the sizes `[n]` of the batches."""
+    return torch.arange(width, device=sizes.device) < sizes[:, None]
 
 
 def _without_batches(steps: int, num_clients: int, width: int, num_draws: int) -> BatchPlan:

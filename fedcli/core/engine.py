@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedcli.core.augment import Transform
-from fedcli.core.batches import Batch, BatchPlan
+from fedcli.core.batches import Batch, BatchPlan, is_real
 from fedcli.core.clients import Aux, Client, Step, Terms, keyed, refuse_reading
 from fedcli.core.forks import Processes
 from fedcli.core.graphs import KEPT, KEPT_CALLS, Graphs, KeptWork, StepGraphs, is_out_of_memory
@@ -289,14 +289,13 @@ class Engine:
     def _batches(self, plan: BatchPlan, k: int, rate: Tensor) -> Iterator[Batch]:
         """Yields client k's batches without padding; prepares the images of several batches at a time."""
         rows = self._rows(plan, k)
-        real = torch.arange(plan.width, device=rows.size.device) < rows.size[:, None]  # [steps, B]
+        real = is_real(rows.size, plan.width)  # [steps, B]
         bytes_of_batch = plan.width * self.images[0].numel() * self.transform.dtype.itemsize
         at_a_time = max(PREPARED_BYTES // bytes_of_batch, 1)
         for start in range(0, len(real), at_a_time):
             portion = slice(start, start + at_a_time)
             some_rows = select(rows, portion)
-            is_real = real[portion]
-            index, draws = select((some_rows.index, some_rows.draws), is_real)
+            index, draws = select((some_rows.index, some_rows.draws), real[portion])
             images, labels = self.gather(index, draws)
             sizes = some_rows.size.tolist()
             batches = zip(

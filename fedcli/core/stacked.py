@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedcli.core.batches import Batch
+from fedcli.core.batches import Batch, is_real
 from fedcli.core.clients import Aux, Client, Step, Terms, Update, keyed, under_vmap
 from fedcli.core.graphs import Graphs, StepGraphs, StepState
 from fedcli.core.joint_layers import JointLayers
@@ -241,7 +241,7 @@ class Stack:
         mask = None
         if padded:
             _, width = row.index.shape
-            mask = torch.arange(width, device=y.device) < row.size[:, None]
+            mask = is_real(row.size, width)
         batch = Batch(x, y, mask, row.epoch_end, self._num_batches, lr=self._rate, key=row.keys)
         idle = row.size == 0
         updates = self.eager
