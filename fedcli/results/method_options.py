@@ -6,7 +6,7 @@ from typing import Any
 from fedcli.declarations import Method, flag_of
 from fedcli.errors import UserError, unknown
 from fedcli.registry import find_method
-from fedcli.runs.options import fields_of, parse_values, recorded_fields, unknown_option
+from fedcli.runs.options import fields_of, parse_values, recorded_field, recorded_fields
 
 Options = dict[str, Any]
 
@@ -56,12 +56,10 @@ def parse_method_options(names: Sequence[str], texts: Iterable[str], flag: str) 
         method_name, _, option = option.rpartition(":")
         option = option.strip().lstrip("-").replace("-", "_")
         for name in _methods_meant(methods, method_name, option, flag):
-            declared = recorded_fields(methods[name])
-            if option not in declared:
-                raise unknown_option(option, methods[name], {}, None)
+            field = recorded_field(option, methods[name])
             if option in values_to_try[name]:
                 raise UserError(f"{flag_of(option)} is given twice (got {flag} {text}); put all its values into one.")
-            values_to_try[name][option] = parse_values(declared[option], values)
+            values_to_try[name][option] = parse_values(field, values)
     return values_to_try
 
 
@@ -111,10 +109,8 @@ def options_by_method(names: Sequence[str], method_options: Mapping[str, Mapping
                 f"set={{'{names[0]}': {{'lr': 0.1}}}}."
             )
         for name in _names_in_command(methods, str(method_name), "--set"):
-            declared = recorded_fields(methods[name])
             for option in options:
-                if option not in declared:
-                    raise unknown_option(option, methods[name], {}, None)
+                recorded_field(option, methods[name])  # refuses one that the method has not
                 if option in by_name[name]:
                     raise UserError(
                         f"{flag_of(option)} of '{name}' is given twice (got --set {method_options}); give one."

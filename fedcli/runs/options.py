@@ -139,6 +139,32 @@ def recorded_fields(method: Method) -> dict[str, Field]:
     return fields_of(RunConfig, method.config, *(post.config for post in posts(method).values()))
 
 
+def recorded_field(name: str, method: Method) -> Field:
+    """The declaration of an option that a record of a method can have.
+
+    Raises:
+        UserError: The method has no such option.
+    """
+    declared = recorded_fields(method)
+    if name not in declared:
+        raise unknown_option(name, method, {}, None)
+    return declared[name]
+
+
+def check_options(options: Mapping[str, Any], method: Method, config_types: Sequence[type]) -> None:
+    """Refuses options of a run that none of these dataclasses declares, and values that a declaration does not allow.
+
+    Raises:
+        UserError: Names the option.
+    """
+    declared = fields_of(*config_types)
+    for name, value in options.items():
+        if name not in declared:
+            post = options["post"]
+            raise unknown_option(name, method, posts(method, post), post, beside=CALL_OPTIONS)
+        check_value(declared[name], value)
+
+
 def unknown_option(
     name: str,
     method: HasOptions,

@@ -4,21 +4,14 @@ Data that is given by its path is imported, under a name of its own. Else nothin
 is written.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from fedcli.declarations import DataSetting, Method, Post, Protocol, check_value, facts_of, flag_of
 from fedcli.errors import UserError
 from fedcli.registry import default_protocol, find_post, find_protocol, posts
-from fedcli.runs.options import (
-    CALL_OPTIONS,
-    RunConfig,
-    fields_of,
-    parse_size,
-    refuse_reserved_names,
-    unknown_option,
-)
+from fedcli.runs.options import RunConfig, check_options, fields_of, parse_size, refuse_reserved_names
 from fedcli.runs.origins import DEFAULT, FOLLOWS, TYPED, Kind, Origin, of_other_option, of_protocol, of_source
 from fedcli.userfiles import absolute, is_from_file
 
@@ -116,7 +109,7 @@ def resolve(
     options |= given
     origins |= dict.fromkeys(given, TYPED)
     origins |= {name: of_source(text) for name, text in (sources or {}).items() if name in given}
-    _check_options(options, method, config_types)
+    check_options(options, method, config_types)
     for name, other in FOLLOWS.items():
         if options[name] is None:
             options[name] = options[other]
@@ -145,16 +138,6 @@ def resolve(
         post=post,
         post_config=post_config,
     )
-
-
-def _check_options(options: Mapping[str, Any], method: Method, config_types: Sequence[type]) -> None:
-    """Refuses an option that none of these dataclasses declares, and a value that its declaration does not allow."""
-    declared = fields_of(*config_types)
-    for name, value in options.items():
-        if name not in declared:
-            steps = posts(method, options["post"])
-            raise unknown_option(name, method, steps, options["post"], beside=CALL_OPTIONS)
-        check_value(declared[name], value)
 
 
 def _config_with(options: Mapping[str, Any], config_type: type) -> Any:
