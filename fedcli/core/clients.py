@@ -230,7 +230,7 @@ READERS = {
 }  # fmt: skip
 
 
-def fault_together(network: Network, images: Tensor) -> str:
+def vmap_fault(network: Network, images: Tensor) -> str:
     """Says why vmap cannot train clients of a network together, in a line; empty where it can.
 
     `images` are two or more, `[B, channels, H, W]`.

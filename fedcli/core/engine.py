@@ -56,7 +56,7 @@ class Workers(Protocol):
     """The processes that divide the work of a run, as one of them sees them; `fedcli.runs.workers.Group` are some."""
 
     count: int  # how many processes there are
-    here: int  # how many of them are on this machine
+    local_count: int  # how many of them are on this machine, and share its cores
 
     def share(self, work: Callable[[Any], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
         """Returns what `work` gives for all items, in their order, each done by one of the processes."""
@@ -66,7 +66,7 @@ class OneWorker:
     """The only process of a run, which does all its work."""
 
     count = 1
-    here = 1
+    local_count = 1
 
     def share(self, work: Callable[[Sequence[Any]], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
         """Returns what `work` gives for all items."""
@@ -250,7 +250,7 @@ class Engine:
         work_on_some = partial(self._in_threads, work) if has_threads else partial(map, work)
         return self.workers.share(work_on_some, items)
 
-    def one_by_one(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    def one_a_process(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """Calls `work`, which is divided itself, for each item; several at a time only where processes share them."""
         return self.processes.map(work, items, self._keep_silent)
 
@@ -260,7 +260,7 @@ class Engine:
     def _in_threads(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         threads = torch.get_num_threads()
         pool = ThreadPoolExecutor(
-            max_workers=max(threads // self.workers.here, 1), initializer=lambda: torch.set_num_threads(1)
+            max_workers=max(threads // self.workers.local_count, 1), initializer=lambda: torch.set_num_threads(1)
         )
         try:
             return list(pool.map(work, items))

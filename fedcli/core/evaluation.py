@@ -38,7 +38,7 @@ class FullModel(NamedTuple):
         return Model(self.params, self.buffers)
 
 
-class Judged(NamedTuple):
+class JudgedPredictions(NamedTuple):
     """How the predictions of a model for some images are."""
 
     hits: Tensor  # bool [n], whether each is right by the method's own rule
@@ -47,23 +47,21 @@ class Judged(NamedTuple):
     classes: Tensor | None  # [n], those that the method's rule predicts; None where the run records no class's counts
 
 
-class Evaluated(NamedTuple):
+class JudgedModel(NamedTuple):
     """What a model gives for some images, judged."""
 
-    judged: Judged
+    judged: JudgedPredictions
     outputs: Outputs | None  # to be kept for the next evaluation; None where they are too many
 
 
-class Tested(NamedTuple):
+class TestResults(NamedTuple):
     """What tests of models give."""
 
     entries: dict[str, Any]  # of the result of `evaluate`
-    judged: list[Judged]  # how the predictions of each model are
+    judged: list[JudgedPredictions]  # how the predictions of each model are
 
 
-# Of positions by client, None for all test images: how the predictions of its model are.
-Positions = np.ndarray | None
-Score = Callable[[dict[int, Positions]], list[Judged]]
+Positions = np.ndarray | None  # in the training set; None for all test images
 
 
 def top_k(scores: Tensor, labels: Tensor, k: int) -> Tensor:
@@ -100,12 +98,10 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
 
 def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: OutputCache) -> dict[str, Any]:
     """Returns what `evaluate` does of the tested models alone; `last_outputs` are those of the last evaluation."""
-    scorer = Scorer(fed, method, state, last_outputs)
-    on_validation = _on_parts("validation_accuracy", fed.validation, method, scorer.score)
-    if fed.evaluation == "clients":
-        on_test = _on_test_parts(fed, method, scorer.score)
-    else:
-        on_test = _on_test_images(fed, method, scorer.score)
+    judge = Judge(fed, method, state, last_outputs)
+    on_validation = _on_parts("validation_accuracy", fed.validation, method, judge)
+    take_test = _on_test_parts if fed.evaluation == "clients" else _on_test_images
+    on_test = take_test(fed, method, judge)
     result = NOTHING | on_validation.entries | on_test.entries
     if fed.config.per_class:
         weights = weights_of_domains(fed) if fed.evaluation == "domains" else None
@@ -113,7 +109,7 @@ def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: Outpu
     return result
 
 
-class Scorer:
+class Judge:
     """Judges the models in a method's state, and keeps what they give for the next evaluation."""
 
     def __init__(self, fed: Federation, method: Method, state: Any, last_outputs: OutputCache):
@@ -124,38 +120,38 @@ class Scorer:
         self._prototypes = method.prototypes(state) if method.prototypes else None
         self._last_outputs = last_outputs
 
-    def score(self, tests: dict[int, Positions]) -> list[Judged]:
+    def judge(self, tests: dict[int, Positions]) -> list[JudgedPredictions]:
         """Judges the clients' models, each at its positions in the training set, or on all test images if None."""
         judged_here: set[int] = set()
 
-        def of_client(client: int) -> Evaluated:
+        def of_client(client: int) -> JudgedModel:
             model = self._model(client)
-            evaluated = _judge(self._fed, self._prototypes, self._last_outputs, model, tests[client])
-            self._keep(model, tests[client], evaluated)
+            judged_model = _judge(self._fed, self._prototypes, self._last_outputs, model, tests[client])
+            self._keep(model, tests[client], judged_model)
             judged_here.add(client)
-            return evaluated
+            return judged_model
 
-        def of_some(clients: list[int]) -> list[Judged]:
-            results = self._fed.engine.one_by_one(of_client, clients)
-            for client, evaluated in zip(clients, results, strict=True):
+        def of_some(clients: list[int]) -> list[JudgedPredictions]:
+            results = self._fed.engine.one_a_process(of_client, clients)
+            for client, judged_model in zip(clients, results, strict=True):
                 if client not in judged_here:  # a fork judged it, and what that kept has ended with it
-                    self._keep(self._model(client), tests[client], evaluated)
-            return [evaluated.judged for evaluated in results]
+                    self._keep(self._model(client), tests[client], judged_model)
+            return [judged_model.judged for judged_model in results]
 
         return self._fed.engine.workers.share(of_some, list(tests))
 
     def _model(self, client: int) -> FullModel:
         return model_of(self._fed, self._method, self._state, client)
 
-    def _keep(self, model: FullModel, positions: Positions, evaluated: Evaluated) -> None:
-        if evaluated.outputs is not None:
-            self._fed.outputs.put(model.tensors, positions, evaluated.outputs)
+    def _keep(self, model: FullModel, positions: Positions, judged_model: JudgedModel) -> None:
+        if judged_model.outputs is not None:
+            self._fed.outputs.put(model.tensors, positions, judged_model.outputs)
 
 
 def _judge(
     fed: Federation, prototypes: tuple[Tensor, Tensor] | None, last_outputs: OutputCache, model: FullModel,
     positions: Positions,
-) -> Evaluated:  # fmt: skip
+) -> JudgedModel:  # fmt: skip
     """Judges what a model gives, or gave when it was last evaluated."""
     with_features = prototypes is not None
     with_classes = fed.config.per_class
@@ -167,22 +163,22 @@ def _judge(
         classes = logits.argmax(1) if with_classes else None
         outputs = Outputs(features, top_k(logits, labels, fed.top_k), labels, classes)
     if prototypes is None:
-        return Evaluated(Judged(outputs.hits, None, outputs.labels, outputs.classes), outputs)
+        return JudgedModel(JudgedPredictions(outputs.hits, None, outputs.labels, outputs.classes), outputs)
     vectors, has_class = prototypes
     assert outputs.features is not None  # they were asked for
     near = nearness(outputs.features, vectors.cpu(), has_class.cpu())
-    judged = Judged(
+    judged = JudgedPredictions(
         hits=top_k(near, outputs.labels, fed.top_k),
         classifier_hits=outputs.hits,
         labels=outputs.labels,
         classes=near.argmax(1) if with_classes else None,
     )
     # All clients' features of all test images are too many to keep.
-    return Evaluated(judged, None if positions is None else outputs)
+    return JudgedModel(judged, None if positions is None else outputs)
 
 
 def tally_classes(
-    judged: Sequence[Judged], num_classes: int, weights: Sequence[np.ndarray] | np.ndarray | None = None
+    judged: Sequence[JudgedPredictions], num_classes: int, weights: Sequence[np.ndarray] | np.ndarray | None = None
 ) -> dict[str, list[float]]:
     """Counts the test images of each class, by the most probable class, also where more than one counts as right.
 
@@ -266,42 +262,42 @@ def _by_client(clients: Iterable[int], accuracies: Sequence[float]) -> dict[str,
     return {"clients": spread, "client_accuracy": dict(zip(map(str, clients), accuracies, strict=True))}
 
 
-def _classifier_hits(judged: Sequence[Judged]) -> list[np.ndarray]:
+def _classifier_hits(judged: Sequence[JudgedPredictions]) -> list[np.ndarray]:
     """Returns each model's hits by the classifier; empty where the method has no other rule."""
     return [of_model.classifier_hits.numpy() for of_model in judged if of_model.classifier_hits is not None]
 
 
-def _on_test_parts(fed: Federation, method: Method, score: Score) -> Tested:
+def _on_test_parts(fed: Federation, method: Method, judge: Judge) -> TestResults:
     """Tests on all clients' own test parts together, see `_on_parts`; by the classifier too if that is another rule."""
-    on_test = _on_parts("test_accuracy", fed.testing, method, score)
+    on_test = _on_parts("test_accuracy", fed.testing, method, judge)
     classifier_hits = _classifier_hits(on_test.judged)
     if classifier_hits:
         on_test.entries["classifier_accuracy"] = _mean(np.concatenate(classifier_hits))
     return on_test
 
 
-def _on_parts(accuracy: str, parts: Sequence[np.ndarray], method: Method, score: Score) -> Tested:
+def _on_parts(accuracy: str, parts: Sequence[np.ndarray], method: Method, judge: Judge) -> TestResults:
     """Tests on all clients' parts together by the method's rule: the entry `accuracy`, and the accuracies by client."""
     part_of = {client: part for client, part in enumerate(parts) if len(part)}
     if not part_of:
-        return Tested({}, [])
+        return TestResults({}, [])
     tests: dict[int, Positions] = {**part_of}
     if method.personal is None:  # any client has the one model
         tests = {0: np.concatenate(list(part_of.values()))}
-    judged = score(tests)
+    judged = judge.judge(tests)
     hits = np.concatenate([of_model.hits.numpy() for of_model in judged])
     entries: dict[str, Any] = {accuracy: _mean(hits)}
     ends = np.cumsum([len(part) for part in part_of.values()])
     hits_of_clients = np.split(hits, ends[:-1])
     entries |= _by_client(part_of, [_mean(of_client) for of_client in hits_of_clients])
-    return Tested(entries, judged)
+    return TestResults(entries, judged)
 
 
-def _on_test_images(fed: Federation, method: Method, score: Score) -> Tested:
+def _on_test_images(fed: Federation, method: Method, judge: Judge) -> TestResults:
     """Tests on the test images: accuracies of each domain and of all; under `domains`, inside and outside."""
     has_one_model = method.personal is None and fed.evaluation != "domains"
     clients = range(1 if has_one_model else fed.num_clients)
-    judged = score(dict.fromkeys(clients))
+    judged = judge.judge(dict.fromkeys(clients))
     hits = np.stack([of_model.hits.numpy() for of_model in judged])  # [clients, n]
     by_domain = {}  # accuracies `[clients]`
     for number, name in enumerate(fed.domain_names):
@@ -312,7 +308,7 @@ def _on_test_images(fed: Federation, method: Method, score: Score) -> Tested:
     entries: dict[str, Any] = {"domains": domains or None}
     if fed.evaluation == "domains":
         entries |= _inside_and_outside(fed, by_domain)
-        return Tested(entries, judged)
+        return TestResults(entries, judged)
     accuracies = hits.mean(1).tolist()
     entries["test_accuracy"] = _mean(accuracies)
     classifier_hits = _classifier_hits(judged)
@@ -320,7 +316,7 @@ def _on_test_images(fed: Federation, method: Method, score: Score) -> Tested:
         entries["classifier_accuracy"] = _mean(np.stack(classifier_hits).mean(1).tolist())
     if method.personal is not None:
         entries |= _by_client(clients, accuracies)
-    return Tested(entries, judged)
+    return TestResults(entries, judged)
 
 
 def _inside_and_outside(fed: Federation, by_domain: dict[str, np.ndarray]) -> dict[str, Any]:

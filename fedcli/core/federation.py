@@ -25,8 +25,8 @@ from fedcli.core.clients import (
     Params,
     Step,
     Terms,
-    fault_together,
     refuse_reading,
+    vmap_fault,
 )
 from fedcli.core.engine import Chunking, Engine, OneWorker, Workers
 from fedcli.core.exchanged_models import ExchangedModels
@@ -169,7 +169,7 @@ class Federation(Population):
         shape = (2, channels, image_size, image_size)
         images = torch.linspace(-1, 1, math.prod(shape), dtype=self.dtype, device=self.device).reshape(shape)
         for name, network in zip(self.backbones, self.networks, strict=True):
-            fault = fault_together(network, images) if is_from_file(name) else ""
+            fault = vmap_fault(network, images) if is_from_file(name) else ""
             if not fault:
                 continue
             clients = 1 if self.device.type == "cpu" else self.engine.clients_per_chunk

@@ -49,7 +49,7 @@ class Group:
 
     number: int = 0  # of this process
     count: int = 1  # of all processes
-    here: int = 1  # of those on this machine, which share its cores
+    local_count: int = 1  # of those on this machine, which share its cores
     forks: bool = True  # may share the work of this one
     told: bool = field(default=False, init=False)  # all know the error that this one ends with
     _inside: bool = field(default=False, init=False)  # in a part of divided work
