@@ -60,7 +60,7 @@ docs: install ## Make the documentation site in build/site: README, docs, result
 	for name in README.md CHANGELOG.md LICENSE CITATION.cff pyproject.toml docs papers results agreement; do \
 		ln -s ../../$$name build/pages/$$name; done
 	$(BIN)/python -m pdoc --docformat google --output-directory build/pages/api \
-		fedcli fedcli.core fedcli.notebook fedcli.runs.rounds fedcli.papers
+		fedcli fedcli.core fedcli.returned fedcli.runs.rounds fedcli.papers
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --config-file docs/mkdocs.yml
 
 clean: ## Remove the environment and what demo and docs wrote

@@ -1,6 +1,7 @@
 """What `import fedcli` gives: `run`, `tune`, `load` and `frame`, as functions that import the engine when called."""
 
 import os
+import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -14,7 +15,7 @@ from fedcli.keywords import in_keywords, keywords_for_flags
 from fedcli.userfiles import is_from_file
 
 if TYPE_CHECKING:  # a method file imports `fedcli` before the engine exists, and help needs no PyTorch
-    from fedcli.notebook import Run, Runs, Tuned
+    from fedcli.returned import Run, Runs, Tuned
     from fedcli.runs.rounds import Listener
 
 
@@ -106,8 +107,8 @@ class _Experiment:
 
     def run_method(self, log: Any, progress: "Listener | None") -> "Run | Runs":
         """Runs the one method, once or with each seed."""
-        from fedcli.notebook import Run, Runs, is_notebook
         from fedcli.results.method_options import options_by_method
+        from fedcli.returned import Run, Runs
         from fedcli.runs.begin import run_method
         from fedcli.runs.progress import Progress
         from fedcli.runs.trackers import Loggers
@@ -116,7 +117,7 @@ class _Experiment:
         options = self.options
         if self.method_options:
             options = options | options_by_method(self.methods, self.method_options)[method]
-        if progress is None and is_notebook():
+        if progress is None and _is_notebook():
             progress = Progress()
         ended = run_method(
             method,
@@ -133,9 +134,9 @@ class _Experiment:
 
     def run_grid(self, log: Any, jobs: int) -> "Runs":
         """Runs all methods with all combinations of values and all seeds; warns of the runs that fail."""
-        from fedcli.notebook import Runs
         from fedcli.results.jobs import PlanListener, execute
         from fedcli.results.plans import plan_grid, protocols_text
+        from fedcli.returned import Runs
 
         if log is not None and jobs > 1:
             raise UserError(f"--log is for runs one after the other (got --jobs {jobs}); leave one of them out.")
@@ -158,6 +159,12 @@ class _Experiment:
             warnings.warn(f"the run '{folder}' has failed: {error}", stacklevel=3)
         files = [method for method in self.methods if is_from_file(method)]
         return Runs(_open(planned.folder, files) for planned in plan.runs)
+
+
+def _is_notebook() -> bool:
+    """Whether a notebook runs this program."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell"
 
 
 def tune(
@@ -194,11 +201,11 @@ def tune(
         >>> best = fedcli.tune("fedavg,fedprox", grid={"lr": [0.01, 0.1]}, dataset="digits")  # doctest: +SKIP
         >>> runs = fedcli.run("fedavg,fedprox", tuned=best, dataset="digits", seeds=range(5))  # doctest: +SKIP
     """
-    from fedcli.notebook import Tuned
     from fedcli.results import tune as tuning
     from fedcli.results.jobs import PlanListener, execute
     from fedcli.results.method_options import find_methods
     from fedcli.results.plans import protocols_text
+    from fedcli.returned import Tuned
 
     with in_keywords():
         options = plain_values(options)
@@ -236,7 +243,7 @@ def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> "R
     Raises:
         UserError: There is no run, or a record cannot be read.
     """
-    from fedcli.notebook import Runs
+    from fedcli.returned import Runs
     from fedcli.runs.record import RECORD
 
     folder = Path(path)
@@ -249,7 +256,7 @@ def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> "R
 
 
 def _open(path: Path, method: str | Path | Sequence[str | Path]) -> "Run":
-    from fedcli.notebook import Run
+    from fedcli.returned import Run
     from fedcli.runs import resume
 
     return Run.of(resume.load(path, method))

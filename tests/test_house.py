@@ -25,7 +25,7 @@ LEVEL_OF = {
     "arguments": "declarations",  # it names options in messages
     "check": "bench",  # it uses every directory below the command line
     "keywords": "errors",  # of which it words the messages anew
-    "notebook": "api",  # whose functions return its runs
+    "returned": "api",  # by whose functions
 }
 METHODS = re.compile("fedfm|fedfa|fedcme|fccl|fedsa|scaffold|feddyn|fednova|moon", re.IGNORECASE)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import fedcli
-from fedcli import notebook
+from fedcli import returned
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
 from fedcli.runs.lock import InUse, locked
@@ -98,7 +98,7 @@ def test_a_run_shows_itself_in_a_line_a_table_and_a_picture(run):
     figure = run.plot()
     assert figure.axes[0].lines[0].get_xdata().tolist() == [2]
     assert figure._repr_png_().startswith(b"\x89PNG")
-    several = notebook.Runs([run]) + notebook.Runs([run])
+    several = returned.Runs([run]) + returned.Runs([run])
     assert several._repr_html_().count("fedavg") == 2
     assert isinstance(several.plot(), type(figure))
 

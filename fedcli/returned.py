@@ -2,7 +2,6 @@
 
 import base64
 import math
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -225,9 +224,3 @@ class Tuned:
     def __repr__(self) -> str:
         chosen = "; ".join(f"{method}: {settings_text(options)}" for method, options in self.options.items())
         return f"Tuned({chosen}; in '{self.folder}')"
-
-
-def is_notebook() -> bool:
-    """Whether a notebook runs this program."""
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell"
