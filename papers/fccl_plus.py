@@ -83,7 +83,7 @@ Run it
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -462,10 +462,8 @@ def update_locally(
     model: Client, teacher: Teacher, group: Cohort, fed: Federation, config: Config
 ) -> tuple[Client, Terms]:
     """Algorithm 1, line 12: all local epochs of the clients of one network; returns their models and terms."""
-    if config.regularizer == "ewc":  # Reading 15
-        unseen = next(iter(fed.public_batches(group.round, epoch=config.public_epochs))).x
-        penalised = ewc.make_local_loss(group.network, config.ewc_weight)
-        return fed.train(model, group, penalised, ewc.anchors(model, group, fed, unseen), axes=0)
+    if config.regularizer == "ewc":
+        return update_with_ewc(model, group, fed, config)
     plain = round(config.plain_share * fed.local_epochs)  # Reading 16
     phases = {"kd": range(plain), config.regularizer: range(plain, fed.local_epochs)}
     terms: Terms = {}
@@ -476,6 +474,14 @@ def update_locally(
         for name, value in phase_terms.items():
             terms[name] = terms.get(name, 0.0) + share * value
     return model, terms
+
+
+def update_with_ewc(model: Client, group: Cohort, fed: Federation, config: Config) -> tuple[Client, Terms]:
+    """The local phase with EWC in the place of FNTD, as in Table 16 (Reading 15)."""
+    after_the_phase = fed.public_batches(group.round, epoch=config.public_epochs)
+    unseen = next(after_the_phase)
+    anchors = ewc.anchors(model, group, fed, unseen.x)
+    return fed.train(model, group, ewc.make_local_loss(group.network, config.ewc_weight), anchors, axes=0)
 
 
 def init(fed: Federation, config: CollaborativeConfig) -> ServerState:
@@ -583,7 +589,7 @@ def run_conference_round(
     models, terms = collaborate(previous, cohort, fed, config)
     all_terms = []
     for model, last, group in zip(models, previous, groups, strict=True):
-        teachers = Teachers(Teacher(last.params, last.buffers), last.pretrained)
+        teachers = Teachers(Teacher(last.params, last.buffers), cast(Teacher, last.pretrained))
         local_loss = make_conference_loss(group.network, config)
         model, group_terms = fed.train(model, group, local_loss, teachers, axes=0)
         states = fed.remember(states, group, ClientState(model.params, model.buffers, last.pretrained))
@@ -610,9 +616,9 @@ CONFERENCE = Method(
 METHODS = (CONFERENCE,)
 
 
-# The paper's experiments
+# The paper's experiments: protocols
 
-_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+_IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _PUBLIC = {  # the code has the constants of the first two sets exchanged
     "cifar100": {"mean": (0.4802, 0.4480, 0.3975), "std": (0.2770, 0.2691, 0.2821)},
     "tiny-imagenet": {"mean": (0.5071, 0.4865, 0.4409), "std": (0.2673, 0.2564, 0.2762)},
@@ -622,7 +628,8 @@ _TRAINING = {
     "num_clients": 4, "partition": "domains", "rounds": 40, "local_epochs": 20, "batch_size": 128, "optimizer": "adam",
     "lr": 0.001, "weight_decay": 1e-5, "public_dataset": "cifar100", "public_examples": 5000, "public_batch_size": 256,
 }  # fmt: skip
-_COMPARED = {  # Table 7, and what only the authors' code says: how FedMD exchanges, how it and FCCL begin
+# Table 7, and what only the authors' code says: how FedMD exchanges, how it and FCCL begin.
+_COMPARED: dict[str, dict[str, Any]] = {
     "fccl": {"pretrain_epochs": 50, "pretraining": "code"},
     "fedmd": {"exchange": "batch", "pretrain_epochs": 40},
     "fedprox": {"proximal_weight": 0.01},
@@ -674,7 +681,7 @@ def _public(augmentation: str) -> dict[str, PublicSetting]:
 
 def _protocol(  # noqa: PLR0913  # a declaration: one keyword for each trait of a scenario
     name: str, summary: str, datasets: tuple[str, ...], backbone: str, top_k: int = 1, form: str = "",
-    plus_options: dict | None = None, notes: tuple[str, ...] = (), **settings,
+    plus_options: dict[str, Any] | None = None, notes: tuple[str, ...] = (), **settings,
 ) -> Protocol:  # fmt: skip
     """A scenario of Section 4.1; `plus_options` are FCCL+'s in it, `form` is one of `_AUGMENTATIONS`."""
     augmentation = _AUGMENTATIONS[form]
@@ -775,6 +782,9 @@ PROTOCOLS = (
 )
 
 
+# The paper's experiments: tables
+
+
 class _Scenario(NamedTuple):
     """Domains, of which each client has one."""
 
@@ -836,7 +846,7 @@ def _cells(
     rows: Rows, scenarios: tuple[str, ...], kinds: tuple[str, ...], strong: bool = False, **settings: object
 ) -> tuple[Cell, ...]:
     """Cells of each domain and their mean, inside ("intra") or outside ("inter") of a client's own domain."""
-    cells = []
+    cells: list[Cell] = []
     for kind in kinds:
         for scenario in scenarios:
             on = _on(scenario, strong, **settings)
@@ -1121,6 +1131,9 @@ NOT_PLANNED = {
     "Fig 10": "Bars and lines without printed numbers: `fedcli table RUNS --metric inter,intra` gives ours, of runs "
     "with several values of `--temperature`, with `--plain-share 0` and with `--plain-share 1`.",
 }
+
+
+# The paper's experiments: claims
 
 # The paper's digits have to be asked for; those with four domains that are free stand in, with networks of their size
 # and what their protocol has for theta* of FCCL.

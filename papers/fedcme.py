@@ -303,6 +303,14 @@ def evaluate_clients(clients: Client, cohort: Cohort, fed: Federation) -> Tensor
     return torch.stack(rows).to(fed.device, fed.dtype)
 
 
+def mean_over_halves(first: Terms, second: Terms, half: int, epochs: int) -> Terms:
+    """The terms' means over all epochs, of which the first `half` have the terms `first`; of one epoch, `second`."""
+    terms = {}
+    for name, value in second.items():
+        terms[name] = (half * first.get(name, 0.0) + (epochs - half) * value) / epochs
+    return terms
+
+
 def init(fed: Federation, config: Config) -> ServerState:
     """The initial model w^0; no class has a global feature, and nobody has been evaluated."""
     evaluation = torch.zeros(fed.num_clients, fed.num_classes, dtype=fed.dtype, device=fed.device)
@@ -323,9 +331,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     clients, first = fed.train(clients, cohort, step, context, epochs=range(half))  # client, lines 3 to 17
     clients = exchange_classifiers(clients, partner, config.exchange, fed)  # client, line 5
     clients, second = fed.train(clients, cohort, step, context, epochs=range(half, epochs))
-    terms = {}
-    for name, value in second.items():  # the mean over all epochs; of one epoch there is no first half
-        terms[name] = (half * first.get(name, 0.0) + (epochs - half) * value) / epochs
+    terms = mean_over_halves(first, second, half, epochs)
 
     local_features, present = fed.upload(mean_features(clients.memory))  # client, line 18
     evaluated = fed.upload(evaluate_clients(clients, cohort, fed))  # client, lines 19, 20
@@ -390,7 +396,7 @@ def make_many_to_one_matching(vectors: Tensor) -> list[int]:
     return partner
 
 
-# The paper's experiments
+# The paper's experiments: protocols
 
 _DATA = {
     "fmnist": DataSetting(
@@ -484,6 +490,9 @@ PROTOCOLS = (
 )
 
 
+# The paper's experiments: tables
+
+
 def _column(dataset: str, alpha: float, population: int, cohort: int) -> dict[str, str]:
     return {"protocol": _name(dataset, alpha, population, cohort), "dataset": dataset}
 
@@ -540,7 +549,7 @@ _SKEWED = {"K=50,M=20": _column("cifar10", 0.1, 50, 20), "K=80,M=30": _column("c
 
 def _on_the_way() -> Table:
     """Accuracies after one to four fifths of the rounds, and the lead on the best other method there."""
-    cells = []
+    cells: list[Cell] = []
     gains = []
     for name, column in _SKEWED.items():
         for part in range(1, 5):
@@ -603,6 +612,9 @@ NOT_PLANNED = {
     "Table I": "the symbols, no results",
     "Figs. 1 and 2": "sketches of the idea and of a round, without numbers",
 }
+
+
+# The paper's experiments: claims
 
 _SEVEN = tuple(
     column for column in _COLUMNS_2 if column.startswith("FMNIST") and column != "FMNIST alpha=0.1 K=50,M=10"

@@ -84,7 +84,9 @@ from fedcli.core import (
     Network,
     Params,
     Step,
+    axes_of,
     class_means,
+    composed,
     copies,
     cross_entropy,
     head_names,
@@ -138,7 +140,7 @@ class Context(NamedTuple):
     has_class: Tensor  # [C], bool: whether the client has the class
 
 
-CONTEXT_AXES = Context(anchors=None, has_class=0)
+CONTEXT_AXES = axes_of(Context, anchors=None, has_class=0)
 
 
 class Memory(NamedTuple):
@@ -304,7 +306,7 @@ def make_local_step(fed: Federation, config: Config) -> Step:
         memory = accumulate(client.memory, features, batch, context.has_class, config.anchor_decay)  # Eqs. 16, 17
         return client._replace(memory=memory), Aux(client.buffers, terms)
 
-    return Step(update, lambda params: {**align.init_optimizer(params), **calibrate.init_optimizer(params)})
+    return composed(update, align, calibrate)
 
 
 def init(fed: Federation, config: Config) -> ServerState:
@@ -379,7 +381,7 @@ def aggregate_present(local: Tensor, weights: Tensor, has_class: Tensor, previou
     return torch.where(total > 0, mean, previous)
 
 
-# The paper's experiments
+# The paper's experiments: protocols
 
 _TRAINING = {
     "num_clients": 100, "cohort_size": 10, "rounds": 200, "local_epochs": 5, "batch_size": 64, "optimizer": "sgd",
@@ -568,6 +570,9 @@ PROTOCOLS = (
     _built_in("digit-domains", channels=3, rounds=20, lr=0.1, partition="domains"),
 )
 
+
+# The paper's experiments: tables
+
 _TRIALS = (2021, 2022, 2023)  # F.3
 _ONE = (2021,)  # where a table prints single values
 _MEASURED = {"drift_every": 10}  # of the two settings of Fig. 4, in whichever table they are run first
@@ -748,7 +753,7 @@ _DRIFT = ("feature_distance", "classifier_similarity")
 
 def _drift() -> tuple[Cell, ...]:
     """Each distance in two settings."""
-    cells = []
+    cells: list[Cell] = []
     for column in ("FMNIST #C=2", "Mixed Digits (feature skew)"):
         for name in _DRIFT:
             cells += grid(_METHODS, {f"{column}, {name.replace('_', ' ')}": _COLUMNS[column]}, f"drift:{name}")
@@ -860,6 +865,9 @@ NOT_PLANNED = {
     "Figs. 14 to 17": "curves without printed numbers: `fedcli plot RUNS` draws them from the runs of Table 2, and "
     "Fig. 17 from those of Table 1",
 }
+
+
+# The paper's experiments: claims
 
 _C2 = ("FMNIST #C=2",)
 _OTHERS = tuple(name for name in _METHODS if name != "FedFA")

@@ -93,6 +93,7 @@ from fedcli.core import (
     LocalLoss,
     Network,
     Params,
+    axes_of,
     cross_entropy,
     masked_mean,
     weighted_mean,
@@ -476,7 +477,7 @@ def with_matching(base: ModuleType) -> Method:
         local_loss = add_matching(base.make_local_loss(fed.network, base_config), config)  # Reading 16
         local_step = fed.optimizer_step(local_loss, clip_norm=config.clip_norm)
         context = AddOnContext(matching, other)
-        axes = AddOnContext(None, other_axes)
+        axes = axes_of(AddOnContext, matching=None, other=other_axes)
         clients, terms = fed.train(clients, cohort, local_step, context, axes)
         terms |= start_terms(state, cohort, config)
         after = base.aggregate(state, clients, cohort, fed, base_config)
@@ -504,7 +505,7 @@ def with_matching(base: ModuleType) -> Method:
 METHODS = (LITE, with_matching(fedprox), with_matching(fednova), with_matching(moon))
 
 
-# The paper's experiments
+# The paper's experiments: protocols
 
 _CIFAR10 = DataSetting(
     backbone="resnet18",  # Section VII-A; 11,182 thousand parameters in Table III are torchvision's 7 x 7 stem
@@ -667,6 +668,9 @@ PROTOCOLS = (
         notes=("Learning rate and match weights: by validation accuracy with seed 0, so that all methods learn.",),
     ),
 )
+
+
+# The paper's experiments: tables
 
 
 def _on(setting: str, dataset: str, **settings: Any) -> dict[str, Any]:
@@ -932,6 +936,9 @@ NOT_PLANNED = {
     "and NIID-3",
     "Figs. 10 and 11": "how anchors move; in that appendix; `fedcli.run('fedfm').state.anchors` has the last ones",
 }
+
+
+# The paper's experiments: claims
 
 _FIRST = ("CIFAR-10 NIID-1",)
 _OTHERS = tuple(name for name in _ROWS if name != "FedFM")

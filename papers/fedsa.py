@@ -83,7 +83,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Claim, DataSetting, Gain, Method, Protocol, Table, grid, option, row, rows_by_class
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, class_means, cross_entropy, kept_models, masked_mean
+from fedcli.core import (
+    Aux,
+    Client,
+    LocalLoss,
+    Network,
+    Params,
+    axes_of,
+    class_means,
+    cross_entropy,
+    kept_models,
+    masked_mean,
+)
 from fedcli.core.class_vectors import (
     Gathered,
     distance,
@@ -137,7 +148,7 @@ class Context(NamedTuple):
     margin: Tensor  # scalar, d_i^*
 
 
-CONTEXT_AXES = Context(anchors=None, margin=0)
+CONTEXT_AXES = axes_of(Context, anchors=None, margin=0)
 
 
 class ClientState(NamedTuple):
@@ -354,7 +365,7 @@ METHOD = Method(
 )  # fmt: skip
 
 
-# The paper's experiments
+# The paper's experiments: protocols
 
 _TRAINING = {
     "rounds": 1000, "local_epochs": 1, "batch_size": 10, "drop_last": True, "optimizer": "sgd", "lr": 0.01,
@@ -509,6 +520,9 @@ PROTOCOLS = (
     ),
 )
 
+
+# The paper's experiments: tables
+
 _ROWS = {
     "LG-FedAvg": row("lg-fedavg"), "FedGen": row("fedgen"), "FML": row("fml"), "FedKD": row("fedkd"),
     "FedDistill": row("feddistill"), "FedProto": row("fedproto"), "FedTGP": row("fedtgp"), "FedSA": row("fedsa"),
@@ -609,6 +623,9 @@ NOT_PLANNED = {
     "Figure 2": "a sketch of the method, without numbers",
     "Appendix": "the paper refers to more results there; it is not part of the version that is available",
 }
+
+
+# The paper's experiments: claims
 
 _OTHERS = tuple(name for name in _ROWS if name != "FedSA")
 _ALL_PARTS = "EMA+R+ER+MCL+CC"

@@ -11,10 +11,14 @@ from fedcli.core.clients import (
     Network,
     Params,
     Step,
+    axes_of,
+    composed,
     cosine_annealing,
     gradient,
+    inner_product,
     model_of,
     plain_loss,
+    squared_distance,
     step_length,
 )
 from fedcli.core.draws import generator
@@ -26,10 +30,10 @@ from fedcli.core.trees import copies, select, stack, to_device, tree_map
 
 __all__ = [
     "Aux", "Batch", "Client", "ClientState", "Cohort", "Federation", "LocalLoss", "Model", "Network", "Params", "Step",
-    "batchnorm_names", "class_means", "class_sums", "copies", "cosine_annealing", "cross_entropy", "distance",
-    "divergence", "generator", "gradient", "head_names", "kept_models", "masked_mean", "model_of", "no_vectors",
-    "own_models", "plain_loss", "select", "split", "split_model", "stack", "step_length", "to_device",
-    "train_own_models", "tree_map", "unit", "weighted_mean",
+    "axes_of", "batchnorm_names", "class_means", "class_sums", "composed", "copies", "cosine_annealing",
+    "cross_entropy", "distance", "divergence", "generator", "gradient", "head_names", "inner_product", "kept_models",
+    "masked_mean", "model_of", "no_vectors", "own_models", "plain_loss", "select", "split", "split_model",
+    "squared_distance", "stack", "step_length", "to_device", "train_own_models", "tree_map", "unit", "weighted_mean",
 ]  # fmt: skip
 
 # The version of the core's arithmetic: raised whenever a golden (tests/goldens.json) changes because of the core. It

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedcli.core.aggregate import class_sums
-from fedcli.core.clients import Network, Step, Terms
+from fedcli.core.clients import Network, Step, Terms, composed
 from fedcli.core.federation import Federation
 from fedcli.core.own_models import ClientState, GroupRound, own_models, train_by_network
 from fedcli.core.population import Cohort
@@ -103,7 +103,7 @@ def gathering(
         batch_sums, batch_counts = class_sums(outputs, batch.y, num_classes, batch.mask)
         return client._replace(memory=Gathered(sums + batch_sums, counts + batch_counts, batch.epoch_end)), aux
 
-    return Step(update, step.init_optimizer)
+    return composed(update, step)
 
 
 def nothing_gathered(size: int, vectors: Tensor) -> Gathered:

@@ -88,6 +88,18 @@ class Step:
         return self.in_place or self.update
 
 
+def composed(update: Update, *steps: Step) -> Step:
+    """Makes a step whose update is composed of other steps, and whose optimizer state is all of theirs."""
+
+    def init_optimizer(params: Params) -> dict[str, Tree]:
+        states: dict[str, Tree] = {}
+        for step in steps:
+            states |= step.init_optimizer(params)
+        return states
+
+    return Step(update, init_optimizer)
+
+
 class _Slot(NamedTuple):
     """Where a layer keeps one of its tensors."""
 
@@ -172,6 +184,21 @@ class Network:
         with torch.autocast(x.device.type, torch.bfloat16):
             features, logits = module(x, mask)
         return Output(features.float(), logits.float(), buffers)
+
+
+def axes_of(context: Callable[..., Any], **axes: Any) -> Any:
+    """Returns the axes of a context: for each of its fields None, which all clients share, or 0, of each its own."""
+    return context(**axes)
+
+
+def inner_product(params: Params, direction: Params) -> Tensor:
+    """Returns <w, d>, over all parameters of one client together; a scalar."""
+    return cast(Tensor, sum((value * direction[name]).sum() for name, value in params.items()))
+
+
+def squared_distance(params: Params, others: Params) -> Tensor:
+    """Returns ||w - v||^2, over all parameters of one client together; a scalar."""
+    return cast(Tensor, sum((value - others[name]).square().sum() for name, value in params.items()))
 
 
 def plain_loss(network: Network) -> LocalLoss:

@@ -316,6 +316,10 @@ class Federation(Population):
                 num_draws=NUM_DRAWS[self.transform.augmentation],
             )
 
+    def local_steps(self, cohort: Cohort) -> Tensor:
+        """Counts each client's local steps in this round: `[K]`."""
+        return torch.as_tensor(self.plan(cohort).steps, dtype=self.dtype, device=self.device)
+
     def is_tested(self, round: int) -> bool:
         """Returns whether the models are tested after a round: every `eval_every` rounds and after the last."""
         return round + 1 == self.num_rounds or (round + 1) % self.config.eval_every == 0

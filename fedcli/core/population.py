@@ -162,6 +162,10 @@ class Population:
                 groups.append(group._replace(weights=cohort.weights[members]))
         return groups
 
+    def of_group(self, tree: Tree, cohort: Cohort, group: Cohort) -> Tree:
+        """Returns a group's part of a stacked tree `[K, ...]` in the cohort's order; the inverse of `in_order`."""
+        return select(tree, np.isin(cohort.client_ids, group.client_ids))
+
     def in_order(self, cohort: Cohort, groups: Sequence[Cohort], trees: Sequence[Tree]) -> Tree:
         """Joins the groups' stacked trees into one `[K, ...]`, in the cohort's order."""
         ids = np.concatenate([group.client_ids for group in groups]).tolist()

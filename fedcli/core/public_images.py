@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,7 +10,7 @@ from fedcli.core.batches import Batch
 from fedcli.core.clients import Aux, Client, LocalLoss, Network, Step, Terms
 from fedcli.core.federation import Federation
 from fedcli.core.population import Cohort
-from fedcli.core.trees import select, tree_map
+from fedcli.core.trees import tree_map
 
 
 def make_public_loss(network: Network, term: str, distance: Callable[[Tensor, Any], Tensor]) -> LocalLoss:
@@ -68,8 +67,7 @@ def learn_from_public(  # noqa: PLR0913  # what a method file writes, most of it
             group_terms = []
             for g, (group, step) in enumerate(zip(groups, steps, strict=True)):
                 model = models[g] if keep_optimizer else models[g]._replace(optimizer={})
-                is_here = np.isin(cohort.client_ids, group.client_ids)
-                own_context = context if axes is None else select(context, is_here)
+                own_context = context if axes is None else fed.of_group(context, cohort, group)
                 models[g], aux = fed.step(model, group, step, batch, own_context, axes)
                 group_terms.append(aux.terms)
             terms.append(fed.in_order(cohort, groups, group_terms))

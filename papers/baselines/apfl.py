@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, Step, cross_entropy, tree_map, weighted_mean
+from fedcli.core import Aux, Client, LocalLoss, Network, Params, Step, composed, cross_entropy, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.core.network_pairs import PRIVATE, SHARED, joined, joined_models, names_of_both, part, taken_apart
 
@@ -117,7 +117,7 @@ def make_local_step(fed: Federation, config: Config) -> Step:
         params = {**after.params, ALPHA: alpha}
         return after._replace(params=params, memory=torch.zeros_like(client.memory)), aux
 
-    return Step(update, lambda params: models.init_optimizer(params) | share.init_optimizer(params))
+    return composed(update, models, share)
 
 
 def personal_models(state: ServerState) -> dict[int, tuple[Params, Params]]:

@@ -38,7 +38,7 @@ Run it
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -101,9 +101,9 @@ def pool(sent: Iterable[Statistics]) -> Statistics:
     Args:
         sent: Of the clients, one after the other.
     """
-    counts = 0  # N_c
-    sums = 0  # of the features
-    moments = 0  # of their outer products
+    counts: Any = 0  # N_c
+    sums: Any = 0  # of the features
+    moments: Any = 0  # of their outer products
     for client in sent:
         n = client.counts[:, None].to(client.means)  # [C, 1]
         counts = counts + client.counts
@@ -183,19 +183,21 @@ def retrain(params: Params, features: Tensor, labels: Tensor, fed: Federation, c
     return client.params
 
 
+def statistics_of_clients(params: Params, buffers: Params, fed: Federation) -> Iterator[Statistics]:
+    """What each client sends, one client at a time: C D^2 floats of each would not fit."""
+    for part in fed.training:  # Reading 1
+        predicted = fed.predict(params, buffers, part)
+        features = cast(Tensor, predicted.features).double()  # Reading 6
+        yield client_statistics(features, predicted.labels, fed.num_classes)
+
+
 def apply(params: Params, buffers: Params, fed: Federation, config: Config) -> tuple[Params, Params, int]:
     """Section 4: the model with its classifier trained anew, and the floats that a client sends."""
-    sent: list[int] = []  # floats of each client, as `pool` takes its statistics
-
-    def statistics() -> Iterator[Statistics]:  # one client at a time: C D^2 floats of each would not fit
-        for part in fed.training:  # Reading 1
-            features, _, labels = fed.predict(params, buffers, part)
-            client = client_statistics(features.double(), labels, fed.num_classes)  # Reading 6
-            sent.append(floats_sent(client.counts, fed.feature_dim))
-            yield client
-
-    features, labels = virtual_features(pool(statistics()), config.ccvr_examples, fed.seed)
+    pooled = pool(statistics_of_clients(params, buffers, fed))
+    features, labels = virtual_features(pooled, config.ccvr_examples, fed.seed)
     params = retrain(params, features.to(fed.device, fed.dtype), labels.to(fed.device), fed, config)
+    everybody = fed.cohort_of(0, range(fed.num_clients))
+    sent = [floats_sent(counts, fed.feature_dim) for counts in fed.class_counts(everybody)]
     return params, buffers, round(sum(sent) / len(sent))
 
 

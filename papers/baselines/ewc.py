@@ -23,7 +23,7 @@ Readings
     3. The model is in evaluation mode, so that an image's gradient does not depend on the others.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -48,7 +48,7 @@ def penalty(params: Params, anchor: Anchor) -> Tensor:
         anchor: theta* and F, with the same names and shapes.
     """
     parts = [(anchor.fisher[name] * (value - anchor.params[name]).square()).sum() for name, value in params.items()]
-    return sum(parts) / 2
+    return cast(Tensor, sum(parts)) / 2
 
 
 def draw_labels(logits: Tensor, uniform: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.core import Client, LocalLoss, Network, Params, step_length, tree_map, weighted_mean
+from fedcli.core import Client, LocalLoss, Network, Params, inner_product, step_length, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines import fedavg
 from fedcli.papers.baselines.scaffold import update_model
@@ -85,7 +85,7 @@ def linear_term(params: Params, direction: Params) -> Tensor:
         params: w, of one client.
         direction: Delta^t.
     """
-    return sum((value * direction[name]).sum() for name, value in params.items())
+    return inner_product(params, direction)
 
 
 def mean_direction(
@@ -126,7 +126,7 @@ def init(fed: Federation, config: Config) -> ServerState:
 def aggregate(state: ServerState, clients: Client, cohort: Cohort, fed: Federation, config: Config) -> ServerState:
     """The next direction, and the model."""
     local_params, local_buffers = fed.upload_model(clients)
-    local_steps = torch.as_tensor(fed.plan(cohort).steps, dtype=fed.dtype, device=fed.device)
+    local_steps = fed.local_steps(cohort)
     lr = step_length(fed.lr(cohort.round), fed.momentum)  # Reading 2
     direction = mean_direction(state.params, local_params, local_steps, lr, cohort.weights)  # Delta^{t+1}
     mean, buffers = weighted_mean((local_params, local_buffers), cohort.weights)

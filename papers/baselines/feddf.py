@@ -252,7 +252,7 @@ def run_client_round(state: Clients, cohort: Cohort, fed: Federation, config: Cl
 
 def client_costs(state: Clients, cohort: Cohort, fed: Federation, config: ClientConfig) -> tuple[int, int]:
     """Logits of the public images both ways, in every pass; and the model where it is averaged."""
-    of_client = config.distillation_epochs * len(fed.public_images) * fed.num_classes
+    of_client = config.distillation_epochs * sum(fed.public_batch_sizes) * fed.num_classes
     if config.average_parameters:
         of_client += fed.sizes.parameters
     total = len(cohort.client_ids) * of_client

@@ -46,7 +46,19 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, cross_entropy, tree_map, weighted_mean
+from fedcli.core import (
+    Aux,
+    Client,
+    LocalLoss,
+    Network,
+    Params,
+    axes_of,
+    cross_entropy,
+    inner_product,
+    squared_distance,
+    tree_map,
+    weighted_mean,
+)
 from fedcli.core.federation import Cohort, Federation, Terms
 
 
@@ -76,7 +88,7 @@ class Context(NamedTuple):
     alpha: Tensor  # [K], each client's own
 
 
-CONTEXT_AXES = Context(global_params=None, h_i=0, alpha=0)
+CONTEXT_AXES = axes_of(Context, global_params=None, h_i=0, alpha=0)
 
 
 class ClientState(NamedTuple):
@@ -107,7 +119,7 @@ def linear_regularizer(params: Params, h_i: Params, alpha: Tensor) -> Tensor:
         h_i: As params.
         alpha: Scalar, the client's.
     """
-    return alpha * sum((value * h_i[name]).sum() for name, value in params.items())
+    return alpha * inner_product(params, h_i)
 
 
 def dynamic_regularizer(params: Params, global_params: Params, h_i: Params, alpha: Tensor) -> Tensor:
@@ -115,7 +127,7 @@ def dynamic_regularizer(params: Params, global_params: Params, h_i: Params, alph
 
     Arguments as of `linear_regularizer`, and `global_params` w_g; a scalar.
     """
-    squares = sum((value - global_params[name]).square().sum() for name, value in params.items())
+    squares = squared_distance(params, global_params)
     return linear_regularizer(params, h_i, alpha) + alpha / 2 * squares
 
 
@@ -210,8 +222,8 @@ def run_simplified_round(
     h_i = tree_map(torch.sub, own.last_model, state.params)
     clients, terms = train_locally(state, h_i, cohort, fed, config)
     states = fed.remember(state.clients, cohort, ClientState(clients.params))
-    model = weighted_mean(fed.upload_model(clients), cohort.weights)
-    return ServerState(*model, state.h, states), terms
+    params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
+    return ServerState(params, buffers, state.h, states), terms
 
 
 METHOD = Method(

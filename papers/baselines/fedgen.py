@@ -61,6 +61,8 @@ from fedcli.core import (
     Network,
     Params,
     Step,
+    axes_of,
+    composed,
     copies,
     cross_entropy,
     stack,
@@ -116,7 +118,7 @@ class Context(NamedTuple):
     samples: Samples
 
 
-CONTEXT_AXES = Context(generator=None, samples=0)
+CONTEXT_AXES = axes_of(Context, generator=None, samples=0)
 
 
 class ServerState(NamedTuple):
@@ -241,7 +243,7 @@ def sampling(step: Step) -> Step:
         client, aux = step.update(client, batch, context._replace(samples=samples))
         return client._replace(memory=client.memory + 1), aux
 
-    return Step(update, step.init_optimizer)
+    return composed(update, step)
 
 
 def client_samples(class_counts: Tensor, cohort: Cohort, fed: Federation, size: int, uniform: bool) -> Samples:
@@ -293,20 +295,17 @@ def paper_round(state: ServerState, cohort: Cohort, fed: Federation, config: Con
     head = fed.download(state.head, cohort)
     if weight:
         fed.count_broadcast(*state.generator, len(cohort.client_ids))  # p(y) goes too, in integers, which cost nothing
-
-    def draw(group: Cohort) -> Samples:
-        return client_samples(state.class_counts, group, fed, fed.batch_size, uniform=False)
-
+    samples = client_samples(state.class_counts, cohort, fed, fed.batch_size, uniform=False)
     make_loss = partial(make_local_loss, weight=weight, batch_statistics=False)
-    states, heads, terms = train_clients(state, head, cohort, fed, make_loss, draw)
+    states, heads, terms = train_clients(state, head, samples, cohort, fed, make_loss)
     head = weighted_mean(fed.upload(heads), cohort.weights)
     class_counts = sum_counts(fed.upload(fed.class_counts(cohort)), state.class_counts)
     generator = state.generator
     if config.generator_weight:
         size = max(fed.batch_size, 2)  # batch normalisation needs two
         server_draw = fed.generator(cohort.round, "generator")
-        samples = on_device(draw_samples(class_counts, config.generator_steps, size, server_draw), fed)
-        generator = train_generator(generator, head, samples, config.generator_lr)
+        batches = on_device(draw_samples(class_counts, config.generator_steps, size, server_draw), fed)
+        generator = train_generator(generator, head, batches, config.generator_lr)
     return ServerState(head, generator, class_counts, states), terms
 
 
@@ -315,22 +314,28 @@ def htfllib_round(state: ServerState, cohort: Cohort, fed: Federation, config: C
     head = fed.download(state.head, cohort)
     if config.generator_weight:
         fed.count_broadcast(*state.generator, len(cohort.client_ids))  # p(y) goes too, in integers, which cost nothing
-
-    def draw(group: Cohort) -> Samples:
-        size = max(fed.batch_size, 2)  # batch normalisation in training mode needs two
-        return client_samples(state.class_counts, group, fed, size, uniform=True)
-
+    size = max(fed.batch_size, 2)  # batch normalisation in training mode needs two
+    samples = client_samples(state.class_counts, cohort, fed, size, uniform=True)
     make_loss = partial(make_local_loss, weight=config.generator_weight, batch_statistics=True)
-    states, heads, terms = train_clients(state, head, cohort, fed, make_loss, draw)
+    states, heads, terms = train_clients(state, head, samples, cohort, fed, make_loss)
     head = weighted_mean(fed.upload(heads), cohort.weights)
     return ServerState(head, state.generator, state.class_counts, states), terms
 
 
 def train_clients(
-    state: ServerState, head: Params, cohort: Cohort, fed: Federation,
-    make_loss: Callable[[Network], LocalLoss], draw: Callable[[Cohort], Samples],
+    state: ServerState, head: Params, samples: Samples, cohort: Cohort, fed: Federation,
+    make_loss: Callable[[Network], LocalLoss],
 ) -> CohortRound:  # fmt: skip
-    """All clients' local training; a client keeps its extractor, and what it sends is its head."""
+    """All clients' local training; a client keeps its extractor, and what it sends is its head.
+
+    Args:
+        state: Before the round.
+        head: As received.
+        samples: Each client's draws, `[K, steps, ...]`.
+        cohort: The clients.
+        fed: The federation.
+        make_loss: From a client's network to its objective.
+    """
 
     def train_group(group: Cohort) -> GroupRound:  # clients with the same network
         size = len(group.client_ids)
@@ -339,7 +344,8 @@ def train_clients(
         first_step = state.class_counts.new_zeros(size)
         clients = Client({**private.params, **copies(head, size)}, private.buffers, memory=first_step)
         step = sampling(fed.optimizer_step(make_loss(group.network)))
-        clients, terms = fed.train(clients, group, step, Context(state.generator, draw(group)), CONTEXT_AXES)
+        context = Context(state.generator, fed.of_group(samples, cohort, group))
+        clients, terms = fed.train(clients, group, step, context, CONTEXT_AXES)
         extractor = ClientState(without_head(clients.params, head), clients.buffers)
         own_head = {name: clients.params[name] for name in HEAD}
         return GroupRound(kept=extractor, sent=own_head, terms=terms)

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Aux, LocalLoss, Network, cross_entropy
+from fedcli.core import Aux, LocalLoss, Network, axes_of, cross_entropy
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedavg import ServerState, aggregate, init
 
@@ -60,7 +60,7 @@ class Context(NamedTuple):
     margins: Tensor  # [K, C]
 
 
-CONTEXT_AXES = Context(margins=0)
+CONTEXT_AXES = axes_of(Context, margins=0)
 
 
 def class_margins(counts: Tensor, margin: float) -> Tensor:

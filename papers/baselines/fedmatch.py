@@ -149,7 +149,7 @@ def init(fed: Federation, config: Config) -> ServerState:
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """One round: agreement on the public images, then local training."""
     models = [own_models(state.clients, group, fed) for group in fed.groups(cohort)]
-    terms = {}
+    terms: Terms = {}
     if config.public_epochs and len(cohort.client_ids) > 1:
         models, terms = agree(models, cohort, fed, config)
     states, trained = train_own_models(models, state.clients, cohort, fed)
@@ -160,7 +160,7 @@ def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -
     """A client's predictions for the public images up, those of its helpers down."""
     size = len(cohort.client_ids)
     helpers = min(config.helpers, size - 1)
-    predictions = config.public_epochs * len(fed.public_images) * fed.num_classes if helpers else 0
+    predictions = config.public_epochs * sum(fed.public_batch_sizes) * fed.num_classes if helpers else 0
     return size * helpers * predictions, size * predictions
 
 

@@ -41,7 +41,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.core import Batch, Client, ClientState, own_models, train_own_models
+from fedcli.core import Batch, Client, ClientState, Step, own_models, train_own_models
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.core.own_models import averaged_models, refuse_mixed_average, train_newcomers
 from fedcli.core.public_images import exchange_logits, learn_from_public, make_public_loss
@@ -82,14 +82,27 @@ def digest(models: list[Client], cohort: Cohort, fed: Federation, config: Config
     losses = [make_public_loss(group.network, "digest", digest_loss) for group in fed.groups(cohort)]
     steps = [fed.optimizer_step(loss, weight_decay=0.0, key="public") for loss in losses]  # Reading 4
     if config.exchange == "batch":
+        return digest_by_batch(models, steps, cohort, fed, config)
+    return digest_by_round(models, steps, cohort, fed, config)
 
-        def exchange(models: list[Client], batch: Batch) -> Tensor:
-            return exchange_logits(models, cohort, fed, batch.x)
 
-        return learn_from_public(
-            models, steps, exchange, cohort, fed, range(config.digest_epochs), keep_optimizer=False
-        )
-    mean_scores = []
+def digest_by_batch(
+    models: list[Client], steps: list[Step], cohort: Cohort, fed: Federation, config: Config
+) -> tuple[list[Client], Terms]:
+    """The digest of FCCL+'s code: scores are exchanged anew at every batch."""
+
+    def exchange(models: list[Client], batch: Batch) -> Tensor:
+        return exchange_logits(models, cohort, fed, batch.x)
+
+    passes = range(config.digest_epochs)
+    return learn_from_public(models, steps, exchange, cohort, fed, passes, keep_optimizer=False)
+
+
+def digest_by_round(
+    models: list[Client], steps: list[Step], cohort: Cohort, fed: Federation, config: Config
+) -> tuple[list[Client], Terms]:
+    """The digest of Algorithm 1: scores are exchanged once, for all public images of the round."""
+    mean_scores = []  # of each batch
     for batch in fed.public_batches(cohort.round):
         mean_scores.append(exchange_logits(models, cohort, fed, batch.x, train=False))
     in_turn = cycle(mean_scores)
@@ -111,7 +124,7 @@ def init(fed: Federation, config: Config) -> ServerState:
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, one round of its loop."""
     states = state.clients
-    terms = {}
+    terms: Terms = {}
     if config.pretrain_epochs:  # Reading 1
         for group, model in train_newcomers(states, cohort, fed, config.pretrain_epochs):
             states = fed.remember(states, group, ClientState(model.params, model.buffers))
@@ -127,7 +140,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
 def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
     """Scores of the public images both ways, once or in every pass; and the model where it is averaged."""
     exchanges = config.digest_epochs if config.exchange == "batch" else min(config.digest_epochs, 1)
-    of_client = exchanges * len(fed.public_images) * fed.num_classes
+    of_client = exchanges * sum(fed.public_batch_sizes) * fed.num_classes
     if config.average_parameters:
         of_client += fed.sizes.parameters
     total = len(cohort.client_ids) * of_client

@@ -97,8 +97,7 @@ def normalised_average(global_params: Params, local_params: Params, effective: T
 
 def aggregate(state: ServerState, clients: Client, cohort: Cohort, fed: Federation, config: Config) -> ServerState:
     """Parameters by normalised averaging, buffers as in FedAvg."""
-    local_steps = torch.as_tensor(fed.plan(cohort).steps, device=fed.device)
-    effective = effective_steps(local_steps, fed.momentum)  # Reading 3
+    effective = effective_steps(fed.local_steps(cohort), fed.momentum)  # Reading 3
     local_params, local_buffers = fed.upload_model(clients)
     params = normalised_average(state.params, local_params, fed.upload(effective), cohort.weights)
     return ServerState(params, weighted_mean(local_buffers, cohort.weights))

@@ -55,7 +55,7 @@ Run it
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -172,7 +172,8 @@ def local_class_sums(clients: Client, cohort: Cohort, fed: Federation) -> tuple[
     for k, client in enumerate(cohort.client_ids):
         model = model_of(clients, k)
         predicted = fed.predict(model.params, model.buffers, fed.training[client])  # Reading 4
-        per_client.append(class_sums(unit(predicted.features), predicted.labels, fed.num_classes))  # Reading 3
+        features = unit(cast(Tensor, predicted.features))  # Reading 3
+        per_client.append(class_sums(features, predicted.labels, fed.num_classes))
     sums, class_counts = stack(per_client)
     return sums.to(fed.device), class_counts.to(fed.device)
 

@@ -32,7 +32,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import LocalLoss, Network, Params
+from fedcli.core import LocalLoss, Network, Params, squared_distance
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines import fedavg
 from fedcli.papers.baselines.fedavg import ServerState, aggregate, init
@@ -60,7 +60,7 @@ def proximal_term(params: Params, global_params: Params) -> Tensor:
         params: Of one client.
         global_params: The model it received.
     """
-    return 0.5 * sum((value - global_params[name]).square().sum() for name, value in params.items())
+    return 0.5 * squared_distance(params, global_params)
 
 
 def make_local_loss(network: Network, config: Config) -> LocalLoss:

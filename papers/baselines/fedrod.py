@@ -37,7 +37,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Aux, LocalLoss, Model, Network, Params, cross_entropy, head_names, split, weighted_mean
+from fedcli.core import Aux, LocalLoss, Model, Network, Params, axes_of, cross_entropy, head_names, split, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 
 OWN = "own."  # what the names of the own head's tensors begin with while both heads are trained
@@ -60,7 +60,7 @@ class Context(NamedTuple):
     log_prior: Tensor  # [C], gamma log N_c
 
 
-CONTEXT_AXES = Context(log_prior=0)
+CONTEXT_AXES = axes_of(Context, log_prior=0)
 
 
 class ClientState(NamedTuple):

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Aux, LocalLoss, Network, cross_entropy
+from fedcli.core import Aux, LocalLoss, Network, axes_of, cross_entropy
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedavg import ServerState, aggregate, init
 
@@ -52,7 +52,7 @@ class Context(NamedTuple):
     scales: Tensor  # [K, C]
 
 
-CONTEXT_AXES = Context(scales=0)
+CONTEXT_AXES = axes_of(Context, scales=0)
 
 
 def class_shares(fed: Federation, cohort: Cohort) -> Tensor:

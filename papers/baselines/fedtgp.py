@@ -91,7 +91,7 @@ class ServerState(NamedTuple):
 def initial_network(num_classes: int, dim: int, draw: np.random.Generator) -> Params:
     """Vectors from N(0, I) and linear layers from U(-1/sqrt(D), 1/sqrt(D)), as torch draws them by default."""
     bound = dim**-0.5
-    shapes = {"hidden.weight": (dim, dim), "hidden.bias": dim, "out.weight": (dim, dim), "out.bias": dim}
+    shapes = {"hidden.weight": (dim, dim), "hidden.bias": (dim,), "out.weight": (dim, dim), "out.bias": (dim,)}
     layers = {name: torch.from_numpy(draw.uniform(-bound, bound, shape)) for name, shape in shapes.items()}
     return {"vectors": torch.from_numpy(draw.standard_normal((num_classes, dim))), **layers}
 

@@ -40,6 +40,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedcli import Method, both_ways, option
 from fedcli.core import (
@@ -87,10 +88,17 @@ class ServerState(NamedTuple):
     clients: Mapping[int, ClientState]  # of those that have taken part
 
 
-def make_local_loss(private: Network, shared: Network, config: Config) -> LocalLoss:
-    """L_private + L_shared of the paper; either depends on the parameters of its own network alone."""
+def mutual_loss(terms: Terms, config: Config) -> Tensor:
+    """L_private + L_shared = alpha CE + (1 - alpha) KL + beta CE_shared + (1 - beta) KL_shared, from the four terms."""
     alpha = config.private_task_share
     beta = config.shared_task_share
+    private_loss = alpha * terms["cross_entropy"] + (1 - alpha) * terms["divergence"]
+    shared_loss = beta * terms["shared_cross_entropy"] + (1 - beta) * terms["shared_divergence"]
+    return private_loss + shared_loss
+
+
+def make_local_loss(private: Network, shared: Network, config: Config) -> LocalLoss:
+    """L_private + L_shared of the paper; either depends on the parameters of its own network alone."""
 
     def local_loss(params, buffers, batch, context):
         output, meme = outputs_of_both(private, shared, params, buffers, batch)
@@ -98,15 +106,13 @@ def make_local_loss(private: Network, shared: Network, config: Config) -> LocalL
         learned = divergence(output.logits, meme.logits.detach(), batch.mask)  # KL(p_shared || p_private)
         shared_task = cross_entropy(meme.logits, batch.y, batch.mask)
         shared_learned = divergence(meme.logits, output.logits.detach(), batch.mask)  # KL(p_private || p_shared)
-        private_loss = alpha * task + (1 - alpha) * learned
-        shared_loss = beta * shared_task + (1 - beta) * shared_learned
         terms = {
             "cross_entropy": task,
             "divergence": learned,
             "shared_cross_entropy": shared_task,
             "shared_divergence": shared_learned,
         }
-        return private_loss + shared_loss, Aux(joined(output.buffers, meme.buffers), terms, output.features)
+        return mutual_loss(terms, config), Aux(joined(output.buffers, meme.buffers), terms, output.features)
 
     return local_loss
 
@@ -116,8 +122,6 @@ def make_htfllib_loss(private: Network, shared: Network, config: Config) -> Loca
 
     The gradients of both go through both networks and are clipped; divergences are divided by the number of classes.
     """
-    alpha = config.private_task_share
-    beta = config.shared_task_share
 
     def local_loss(params, buffers, batch, context):
         output, meme = outputs_of_both(private, shared, clipped_apart(params, CLIP_NORM), buffers, batch)
@@ -126,15 +130,13 @@ def make_htfllib_loss(private: Network, shared: Network, config: Config) -> Loca
         learned = divergence(output.logits, meme.logits, batch.mask) / num_classes
         shared_task = cross_entropy(meme.logits, batch.y, batch.mask)
         shared_learned = divergence(meme.logits, output.logits, batch.mask) / num_classes
-        private_loss = alpha * task + (1 - alpha) * learned
-        shared_loss = beta * shared_task + (1 - beta) * shared_learned
         terms = {
             "cross_entropy": task,
             "divergence": learned,
             "shared_cross_entropy": shared_task,
             "shared_divergence": shared_learned,
         }
-        return private_loss + shared_loss, Aux(joined(output.buffers, meme.buffers), terms, output.features)
+        return mutual_loss(terms, config), Aux(joined(output.buffers, meme.buffers), terms, output.features)
 
     return local_loss
 

@@ -29,7 +29,7 @@ Run it
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedcli import Method, both_ways, option
 from fedcli.core import Client, Params, plain_loss, weighted_mean
@@ -65,7 +65,7 @@ def without_head(params: Params, head: Params) -> Params:
     return {name: value for name, value in params.items() if name not in head}
 
 
-def with_mean_head(state: NamedTuple) -> dict[int, tuple[Params, Params]]:
+def with_mean_head(state: Any) -> dict[int, tuple[Params, Params]]:
     """Each client's extractor under the averaged head (Reading 3)."""
     models = {}
     for client, extractor in state.clients.items():

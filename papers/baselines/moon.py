@@ -46,7 +46,18 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Aux, Client, ClientState, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
+from fedcli.core import (
+    Aux,
+    Client,
+    ClientState,
+    LocalLoss,
+    Network,
+    Params,
+    axes_of,
+    cross_entropy,
+    masked_mean,
+    weighted_mean,
+)
 from fedcli.core.federation import Cohort, Federation, Terms
 
 SMALL = 1e-6  # a feature shorter than this has no direction worth following
@@ -73,7 +84,9 @@ class Context(NamedTuple):
     has_previous: Tensor  # scalar bool: whether the client has one
 
 
-CONTEXT_AXES = Context(global_params=None, global_buffers=None, previous_params=0, previous_buffers=0, has_previous=0)
+CONTEXT_AXES = axes_of(
+    Context, global_params=None, global_buffers=None, previous_params=0, previous_buffers=0, has_previous=0
+)
 
 
 class ServerState(NamedTuple):

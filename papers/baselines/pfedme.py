@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedcli import Method, both_ways, option
-from fedcli.core import LocalLoss, Model, Network, Params, Step, plain_loss, tree_map, weighted_mean
+from fedcli.core import LocalLoss, Model, Network, Params, Step, composed, plain_loss, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedprox import proximal_term
 
@@ -120,7 +120,7 @@ def make_local_step(fed: Federation, config: Config) -> Step:
         local = update_local(local, client.params, config.outer_lr * config.proximal_weight)
         return client._replace(memory=local), aux
 
-    return Step(update, towards.init_optimizer)
+    return composed(update, towards)
 
 
 def init(fed: Federation, config: Config) -> ServerState:

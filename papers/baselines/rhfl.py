@@ -41,7 +41,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -203,26 +202,23 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     states = state.clients
     groups = fed.groups(cohort)
     no_loss = torch.zeros((), dtype=fed.dtype, device=fed.device)
-    models = []
-    previous = []  # losses of the clients with each network
+    last = []  # what the clients with each network have kept
     for group in groups:
         newcomer = ClientState(*fed.initial_model(group.network), no_loss)
-        last = fed.recall(states, group, newcomer)
-        models.append(Client(last.params, last.buffers))
-        previous.append(last.loss)
-    terms = {}
+        last.append(fed.recall(states, group, newcomer))
+    models = [Client(own.params, own.buffers) for own in last]
+    terms: Terms = {}
     losses = torch.zeros_like(cohort.weights)
     if config.public_epochs and len(cohort.client_ids) > 1:
         losses = fed.upload(own_losses(models, cohort, fed, config))
+        previous = fed.in_order(cohort, groups, [own.loss for own in last])
         has_previous = torch.tensor([int(client) in states for client in cohort.client_ids], device=fed.device)
-        weights = confidence_weights(
-            fed.in_order(cohort, groups, previous), losses, has_previous, config.confidence_strength
-        )
+        weights = confidence_weights(previous, losses, has_previous, config.confidence_strength)  # CCR
         models, terms = align(models, weights, cohort, fed, config)
     all_terms = []
     for model, group in zip(models, groups, strict=True):
         model, group_terms = fed.train(model._replace(optimizer={}), group, make_local_loss(group.network, config))
-        loss = losses[np.isin(cohort.client_ids, group.client_ids)]  # in the cohort's order, as the group
+        loss = fed.of_group(losses, cohort, group)
         states = fed.remember(states, group, ClientState(model.params, model.buffers, loss))
         all_terms.append(group_terms)
     return ServerState(states), {**terms, **fed.in_order(cohort, groups, all_terms)}
@@ -233,7 +229,7 @@ def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -
     size = len(cohort.client_ids)
     if size == 1 or not config.public_epochs:
         return 0, 0
-    sent = config.public_epochs * len(fed.public_images) * fed.num_classes + 1
+    sent = config.public_epochs * sum(fed.public_batch_sizes) * fed.num_classes + 1
     return size * (size - 1) * sent, size * sent
 
 

@@ -50,7 +50,18 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Aux, LocalLoss, Network, Params, cross_entropy, step_length, tree_map, weighted_mean
+from fedcli.core import (
+    Aux,
+    LocalLoss,
+    Network,
+    Params,
+    axes_of,
+    cross_entropy,
+    inner_product,
+    step_length,
+    tree_map,
+    weighted_mean,
+)
 from fedcli.core.federation import Cohort, Federation, Terms
 
 
@@ -74,7 +85,7 @@ class Context(NamedTuple):
     c_i: Params  # each client's own
 
 
-CONTEXT_AXES = Context(c=None, c_i=0)
+CONTEXT_AXES = axes_of(Context, c=None, c_i=0)
 
 
 class ClientState(NamedTuple):
@@ -100,7 +111,7 @@ def correction(params: Params, c: Params, c_i: Params) -> Tensor:
         c: The server's control variate.
         c_i: The client's.
     """
-    return sum((value * (c[name] - c_i[name])).sum() for name, value in params.items())
+    return inner_product(params, tree_map(torch.sub, c, c_i))
 
 
 def update_control(
@@ -173,7 +184,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     c_i = fed.recall(state.clients, cohort, newcomer).c_i
     step = fed.optimizer_step(make_local_loss(fed.network), clip_norm=config.clip_norm)  # Readings 2 and 8
     clients, terms = fed.train(clients, cohort, step, Context(c, c_i), CONTEXT_AXES)  # lines 7 to 11
-    local_steps = torch.as_tensor(fed.plan(cohort).steps, dtype=fed.dtype, device=fed.device)
+    local_steps = fed.local_steps(cohort)
     lr = step_length(fed.lr(cohort.round), fed.momentum)  # Reading 3
     new = update_control(c_i, c, state.params, clients.params, local_steps, lr)  # line 12
     change = fed.upload(tree_map(torch.sub, new, c_i))  # line 13
