@@ -87,7 +87,7 @@ class NoGraphs:
 @contextmanager
 def early_captures(burst: int = 8) -> Iterator[None]:
     """A step is captured after one that is not, and graphs of several steps take `burst`."""
-    with patch("fedcli.core.graphs.WARM_UP", 1), patch("fedcli.core.graphs.BURST", burst):
+    with patch("fedcli.core.graphs.WARM_UP_STEPS", 1), patch("fedcli.core.graphs.BURST_STEPS", burst):
         yield
 
 

@@ -106,7 +106,7 @@ def shared():
 @pytest.fixture
 def always(monkeypatch, two_threads):
     """Work is shared as soon as it is known how long it takes, however short."""
-    monkeypatch.setattr(forks, "COST", 0)
+    monkeypatch.setattr(forks, "FORK_COST", 0)
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_short_work_is_not_shared_and_long_work_once_it_has_shown_how_long_it_ta
 
     processes = Processes(4)
     monkeypatch.setattr(processes, "share", share)
-    fork = forks.COST * forks.FORK_SECONDS
+    fork = forks.FORK_COST * forks.FORK_SECONDS
     assert processes.map(work, [fork / 10] * 9, None) == [fork / 10] * 9
     assert counts == []
     assert processes.map(work, [10 * fork] * 9, None) == [10 * fork] * 9

@@ -16,7 +16,7 @@ from fedcli.core import engine
 from fedcli.core.aggregate import weighted_mean
 from fedcli.core.clients import Aux, Client, Output, Step
 from fedcli.core.federation import NOTHING_STAYS, Federation
-from fedcli.core.graphs import KEPT, CudaGraphs
+from fedcli.core.graphs import MAX_STACKS, CudaGraphs
 from fedcli.core.public_images import make_public_loss
 from fedcli.core.trees import Flat, tree_map
 from fedcli.declarations import Method
@@ -414,7 +414,7 @@ def test_a_step_on_public_images_that_cannot_be_captured_goes_on_and_says_so_onc
 
 @on_made_up_device
 def test_a_stack_is_kept_for_steps_of_the_same_kind_and_shape():
-    assert KEPT == 4
+    assert MAX_STACKS == 4
 
     with early_captures(), Device.running() as device:
         setup, fed = laws.federation(FEDAVG, device="cuda", clients_per_chunk="4")
@@ -432,10 +432,10 @@ def test_a_stack_is_kept_for_steps_of_the_same_kind_and_shape():
         start = fed.broadcast(*fed.initial_model(), cohort)
         loss = FEDAVG.module.make_local_loss(fed.network)
         fed.train(start, cohort, loss)
-        assert len(fed.engine.stacks) == KEPT
+        assert len(fed.engine.stacks) == MAX_STACKS
 
         fed.train(start, cohort, fed.optimizer_step(loss, weight_decay=0.5))
-        assert len(fed.engine.stacks) == KEPT  # the oldest went
+        assert len(fed.engine.stacks) == MAX_STACKS  # the oldest went
 
 
 @on_made_up_device

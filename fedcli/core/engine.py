@@ -22,7 +22,7 @@ from fedcli.core.augment import Transform
 from fedcli.core.batches import Batch, BatchPlan, is_real
 from fedcli.core.clients import Aux, Client, Step, Terms, keyed, refuse_reading
 from fedcli.core.forks import Processes
-from fedcli.core.graphs import KEPT, KEPT_CALLS, Graphs, KeptWork, StepGraphs, is_out_of_memory
+from fedcli.core.graphs import MAX_CALLS, MAX_STACKS, Graphs, KeptWork, StepGraphs, is_out_of_memory
 from fedcli.core.layers import by_places, set_to
 from fedcli.core.stacked import (
     STACKED,
@@ -114,8 +114,8 @@ class Engine:
     joint_layers: bool = False  # for clients that are stacked, see fedcli/core/joint_layers.py
     notes: list[str] = field(default_factory=list)  # changes of plan that a user has to know
     on_samples: Callable[[int], None] = lambda count: None  # see `listen`
-    stacks: KeptWork = field(default_factory=partial(KeptWork, KEPT), init=False)  # of `Stack`
-    calls: KeptWork = field(default_factory=partial(KeptWork, KEPT_CALLS), init=False)  # of `Call`
+    stacks: KeptWork = field(default_factory=partial(KeptWork, MAX_STACKS), init=False)  # of `Stack`
+    calls: KeptWork = field(default_factory=partial(KeptWork, MAX_CALLS), init=False)  # of `Call`
     workers: Workers = field(default_factory=OneWorker)
     processes: Processes = field(default_factory=Processes, init=False)  # that share items on a CPU, see `divided_by`
     stopping: threading.Event = field(default_factory=threading.Event, init=False)  # threads are to end early

@@ -27,9 +27,9 @@ from torch import Tensor
 from fedcli.core.trees import tree_map
 
 FORK_SECONDS = 0.03  # what starting a fork takes, until it has been measured; it depends on the memory of the process
-COST = 2  # of a fork in all, as a multiple of its start: both copy the pages that they write, and results are sent
+FORK_COST = 2  # of a fork in all, as a multiple of its start: both copy the pages that they write, and results are sent
 SIGNALS = signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)  # this process ends its forks
-MOST_WAITING = 1024  # numbers of items that wait to be taken, 4 bytes each: one page, which every pipe holds
+MAX_WAITING = 1024  # numbers of items that wait to be taken, 4 bytes each: one page, which every pipe holds
 PR_SET_PDEATHSIG = 1
 
 
@@ -83,7 +83,7 @@ class Processes:
 
     def _fastest(self, items: int, seconds: float) -> int:
         """Returns the number of processes with which items of so many seconds each are done first."""
-        cost = COST * self._fork_seconds
+        cost = FORK_COST * self._fork_seconds
 
         def needed(count: int) -> float:
             return items / count * seconds + (count - 1) * cost
@@ -273,7 +273,7 @@ def _taken(queue: int, count: int) -> Iterator[int]:
 
 
 def _piece(count: int) -> int:
-    return math.ceil(count / MOST_WAITING)
+    return math.ceil(count / MAX_WAITING)
 
 
 @cache

@@ -22,11 +22,11 @@ from fedcli.errors import first_line
 
 Work = Callable[[], Any]
 
-WARM_UP = 3  # steps before one is captured, as PyTorch's notes on CUDA graphs have it
-BURST = 8  # steps of the larger graph
+WARM_UP_STEPS = 3  # steps before one is captured, as PyTorch's notes on CUDA graphs have it
+BURST_STEPS = 8  # steps of the larger graph
 OUT_OF_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-KEPT = 4  # stacks kept for the rounds to come
-KEPT_CALLS = 32  # a network's step and its outputs, for full batches and for the last one, are four
+MAX_STACKS = 4  # stacks kept for the rounds to come
+MAX_CALLS = 32  # a network's step and its outputs, for full batches and for the last one, are four
 
 # How far a replay may be from the plain step, as a share of the way that the step moves the clients. In both the same
 # numbers are summed, at most in another order: float64 leaves that far below 1e-8; what is float32 here may be
@@ -222,11 +222,11 @@ class StepGraphs:
             steps(padded, 1)
             return 1
         burst = Burst(padded, 1)
-        if self._kept and num_alike >= BURST and burst in self.replays:
-            burst = Burst(padded, BURST)
+        if self._kept and num_alike >= BURST_STEPS and burst in self.replays:
+            burst = Burst(padded, BURST_STEPS)
         if burst in self.replays:
             self.replays[burst]()
-        elif self._warm_ups[padded] < WARM_UP:
+        elif self._warm_ups[padded] < WARM_UP_STEPS:
             self.graphs.warm_up(partial(steps, *burst))
             self._warm_ups[padded] += 1
         else:

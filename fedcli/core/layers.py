@@ -72,7 +72,7 @@ class MaskedBatchNorm2d(nn.BatchNorm2d):
         return (centred * (self.weight * scale)[:, None, None] + self.bias[:, None, None]).to(dtype)
 
 
-def become(layer: nn.Module, kind: type[nn.Module], **attributes: Any) -> None:
+def change_class(layer: nn.Module, kind: type[nn.Module], **attributes: Any) -> None:
     """Changes a layer's class to a subclass of it, and sets attributes; PyTorch's lazy modules become others so.
 
     A new layer in the place of the old one would not do: a user's network may hold the layer in a list too, or under a
@@ -218,7 +218,9 @@ def use_live_taps(network: nn.Module, channels: int, image_size: int) -> bool:
         num_places = len(down.starts) * len(across.starts)
         has_few_places = num_places <= 4 and layer.groups == 1 and layer.dilation == (1, 1)
         if has_dead_taps or has_few_places:
-            become(layer, LiveConv2d, size=size, live=live, live_padding=live_padding, has_few_places=has_few_places)
+            change_class(
+                layer, LiveConv2d, size=size, live=live, live_padding=live_padding, has_few_places=has_few_places
+            )
         dead_taps.append(has_dead_taps)
 
     with register_module_forward_pre_hook(leave_out):

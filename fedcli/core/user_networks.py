@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from fedcli.core.body_and_head import Backbone, number_dropouts
 from fedcli.core.draws import kept_draws
 from fedcli.core.keyed_draws import KeyedDraws, KeyedDropout
-from fedcli.core.layers import MaskedBatchNorm2d, become
+from fedcli.core.layers import MaskedBatchNorm2d, change_class
 from fedcli.core.trees import leaves
 from fedcli.userfiles import FromFile, blame
 
@@ -63,7 +63,7 @@ def network_from_user(function: FromFile, channels: int, image_size: int, num_cl
 
     def layer_with_mask_or_key(layer: nn.Module) -> nn.Module:
         if type(layer) is nn.BatchNorm2d:
-            become(layer, MaskedBatchNorm2d, num_batches_tracked=None, mask=None)
+            change_class(layer, MaskedBatchNorm2d, num_batches_tracked=None, mask=None)
         if type(layer) is nn.Dropout and layer.p < 1 and _is_called_once(layer, tried) and not _has_hooks(layer):
             return KeyedDropout(layer.p)
         return layer
