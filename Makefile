@@ -34,7 +34,7 @@ torture: install ## Kill, damage and fuzz for a quarter of an hour; the table go
 lint: install ## Check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy fedcli
+	$(BIN)/mypy fedcli papers
 
 smoke: install ## Run every method for two rounds on built-in data
 	$(BIN)/fedcli smoke

@@ -448,7 +448,7 @@ def add_matching(objective: LocalLoss, config: Config) -> LocalLoss:
     def local_loss(params, buffers, batch, context):
         loss, aux = objective(params, buffers, batch, context.other)
         matching = feature_matching(aux.outputs, batch, context.matching, config)
-        return loss + context.matching.weight * matching, aux._replace(terms={**aux.terms, "matching": matching})
+        return loss + context.matching.weight * matching, aux.with_term("matching", matching)
 
     return local_loss
 
@@ -723,12 +723,13 @@ _FORMS = (  # of the baselines, none of which is in the authors' code
 
 
 def _rows(*names: str) -> dict[str, Row]:
+    """Some of the rows."""
     return {name: _ROWS[name] for name in names}
 
 
-def _with(end: str, columns: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _with_suffix(suffix: str, columns: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The columns with one more word in their names."""
-    return {f"{name} {end}": settings for name, settings in columns.items()}
+    return {f"{name} {suffix}": settings for name, settings in columns.items()}
 
 
 def _with_temperatures(title: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -795,9 +796,9 @@ TABLES = (
     _table(
         "VI",
         "Many clients",
-        grid(_ROWS, _with("accuracy", _CLIENTS)),
-        grid(_ROWS, _with("memory_1e8_floats", _CLIENTS), "total-memory-floats"),
-        grid(_ROWS, _with("bandwidth_1e8_floats", _CLIENTS), "total-floats"),
+        grid(_ROWS, _with_suffix("accuracy", _CLIENTS)),
+        grid(_ROWS, _with_suffix("memory_1e8_floats", _CLIENTS), "total-memory-floats"),
+        grid(_ROWS, _with_suffix("bandwidth_1e8_floats", _CLIENTS), "total-floats"),
         notes=("The partition is not stated; NIID-1 is taken.", *_FORMS),
     ),
     # Table VII: test accuracy on LEAF's FEMNIST. 18 runs.

@@ -68,6 +68,10 @@ class Aux(NamedTuple):
     terms: Terms  # scalars
     outputs: Tree = ()  # whatever a local step needs from the forward pass, for example the features
 
+    def with_term(self, name: str, value: Tensor) -> "Aux":
+        """Returns the same with one more term."""
+        return self._replace(terms={**self.terms, name: value})
+
 
 LocalLoss = Callable[[Params, Params, Batch, Any], tuple[Tensor, Aux]]
 Update = Callable[[Client, Batch, Any], tuple[Client, Aux]]

@@ -97,6 +97,6 @@ def make_local_loss(network: Network, weight: float) -> LocalLoss:
     def local_loss(params, buffers, batch, anchor):
         loss, aux = task(params, buffers, batch, None)
         held = penalty(params, anchor)
-        return loss + weight * held, aux._replace(terms={**aux.terms, "ewc": held})
+        return loss + weight * held, aux.with_term("ewc", held)
 
     return local_loss

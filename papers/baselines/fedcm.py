@@ -112,7 +112,7 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
         loss, aux = task(params, buffers, batch, None)
         linear = linear_term(params, context.direction)
         mixed = config.gradient_share * loss + (1 - config.gradient_share) * linear
-        return mixed, aux._replace(terms={**aux.terms, "momentum": linear})
+        return mixed, aux.with_term("momentum", linear)
 
     return local_loss
 

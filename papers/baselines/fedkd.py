@@ -76,6 +76,7 @@ from fedcli.core import (
     divergence,
     kept_models,
     masked_mean,
+    select,
     to_device,
     tree_map,
     weighted_mean,
@@ -173,6 +174,11 @@ def restore(sent: Factors | Tensor, like: Tensor) -> Tensor:
     return matrix.reshape(like.shape)
 
 
+def restore_all(sent: Mapping[str, Factors | Tensor], like: Params) -> Params:
+    """The changes of all tensors that were sent, in the shapes of `like`."""
+    return {name: restore(sent[name], value) for name, value in like.items()}
+
+
 def hidden_distance(mentor: Tensor, mentee: Tensor, projection: Tensor, mask: Tensor | None = None) -> Tensor:
     """The mean square of the difference of the mentor's features and of the mentee's, which W projects; a scalar.
 
@@ -232,14 +238,15 @@ def exchange(trained: Params, before: Params, cohort: Cohort, fed: Federation, s
         fed: The federation.
         share: T, in [0, 1].
     """
+    size = len(cohort.client_ids)
     total = tree_map(torch.zeros_like, before)
-    for k in range(len(cohort.client_ids)):
-        change = {name: value[k] - before[name] for name, value in trained.items()}
+    for k in range(size):
+        change = tree_map(torch.sub, select(trained, k), before)
         sent = fed.upload({name: compress(value, share) for name, value in change.items()})
-        total = {name: value + restore(sent[name], value) for name, value in total.items()}
-    mean = {name: value / len(cohort.client_ids) for name, value in total.items()}
-    sent = fed.download({name: compress(value, share) for name, value in mean.items()}, cohort)
-    return {name: value + restore(sent[name], value) for name, value in before.items()}
+        total = tree_map(torch.add, total, restore_all(sent, before))
+    mean = tree_map(lambda value: value / size, total)
+    answer = fed.download({name: compress(value, share) for name, value in mean.items()}, cohort)
+    return tree_map(torch.add, before, restore_all(answer, before))
 
 
 def init(fed: Federation, config: Config) -> ServerState:
@@ -321,13 +328,15 @@ def truncate_as_htfllib(weights: Tensor, share: float) -> Factors | Tensor:
 
 def exchange_as_htfllib(trained: Params, cohort: Cohort, fed: Federation, share: float) -> Params:
     """The mean of the clients' truncated mentees `[K, ...]`, which is sent truncated as well. Reading 10."""
-    total = {name: torch.zeros_like(value[0]) for name, value in trained.items()}
-    for k in range(len(cohort.client_ids)):
-        sent = fed.upload({name: truncate_as_htfllib(value[k], share) for name, value in trained.items()})
-        total = {name: value + restore(sent[name], value) for name, value in total.items()}
-    mean = {name: value / len(cohort.client_ids) for name, value in total.items()}
-    sent = fed.download({name: truncate_as_htfllib(value, share) for name, value in mean.items()}, cohort)
-    return {name: restore(sent[name], value) for name, value in mean.items()}
+    size = len(cohort.client_ids)
+    total = tree_map(torch.zeros_like, select(trained, 0))
+    for k in range(size):
+        mentee = select(trained, k)
+        sent = fed.upload({name: truncate_as_htfllib(value, share) for name, value in mentee.items()})
+        total = tree_map(torch.add, total, restore_all(sent, mentee))
+    mean = tree_map(lambda value: value / size, total)
+    answer = fed.download({name: truncate_as_htfllib(value, share) for name, value in mean.items()}, cohort)
+    return restore_all(answer, mean)
 
 
 # The round

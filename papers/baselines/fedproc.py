@@ -231,11 +231,11 @@ def init(fed: Federation, config: Config) -> ServerState:
 
 
 def train_locally(
-    state: ServerState, weight: float, cohort: Cohort, fed: Federation, config: Config
+    state: ServerState, prototypes: Tensor, weight: float, cohort: Cohort, fed: Federation, config: Config
 ) -> tuple[Client, Terms]:
-    """The clients' local training with a weight of the cross-entropy, and its terms."""
+    """The clients' local training with these prototypes and a weight of the cross-entropy, and its terms."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
-    context = Context(state.prototypes, state.has_prototype, state.prototypes.new_tensor(weight))
+    context = Context(prototypes, state.has_prototype, prototypes.new_tensor(weight))
     return fed.train(clients, cohort, make_local_loss(fed.network, config), context)
 
 
@@ -247,7 +247,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     if cohort.round > 0:
         weight = schedule(cohort.round, config.ramp_rounds, fed.num_rounds, config.cross_entropy_weight)
     old = fed.download(state.prototypes, cohort)
-    clients, terms = train_locally(state._replace(prototypes=old), weight, cohort, fed, config)
+    clients, terms = train_locally(state, old, weight, cohort, fed, config)
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
     sums, class_counts = fed.upload(local_class_sums(clients, cohort, fed))
     new = aggregate_prototypes(sums, class_counts, old, state.has_prototype, config.prototype_momentum)
@@ -259,7 +259,7 @@ def run_identity_round(
 ) -> tuple[ServerState, Terms]:
     """One round with rows of the identity for prototypes, which nobody has to send."""
     weight = schedule(cohort.round, config.ramp_rounds, fed.num_rounds, config.cross_entropy_weight)
-    clients, terms = train_locally(state, weight, cohort, fed, config)
+    clients, terms = train_locally(state, state.prototypes, weight, cohort, fed, config)
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
     return state._replace(params=params, buffers=buffers), terms
 

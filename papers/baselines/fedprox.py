@@ -70,7 +70,7 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     def local_loss(params, buffers, batch, context):
         loss, aux = task(params, buffers, batch, None)
         proximal = proximal_term(params, context.global_params)
-        return loss + config.proximal_weight * proximal, aux._replace(terms={**aux.terms, "proximal": proximal})
+        return loss + config.proximal_weight * proximal, aux.with_term("proximal", proximal)
 
     return local_loss
 

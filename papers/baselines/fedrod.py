@@ -101,6 +101,16 @@ def balanced_risk(logits: Tensor, labels: Tensor, prior: Tensor, mask: Tensor | 
     return cross_entropy(logits + prior, labels, mask)
 
 
+def own_head(both: Params) -> Params:
+    """The own head of a client that trains both heads, under the names of a head."""
+    return {name.removeprefix(OWN): value for name, value in both.items() if name.startswith(OWN)}
+
+
+def body_and_generic_head(both: Params) -> Params:
+    """The rest of its parameters."""
+    return {name: value for name, value in both.items() if not name.startswith(OWN)}
+
+
 def with_own_head(params: Params, head: Params) -> Params:
     """A network of the same form whose head is the sum of the generic and the own one."""
     return {**params, **{name: params[name] + value for name, value in head.items()}}
@@ -110,9 +120,8 @@ def make_local_loss(network: Network) -> LocalLoss:
     """Balanced risk of the generic logits, and plain risk of their sum with the own head's, which moves that alone."""
 
     def local_loss(params, buffers, batch, context):
-        own = {name.removeprefix(OWN): value for name, value in params.items() if name.startswith(OWN)}
-        generic = {name: value for name, value in params.items() if not name.startswith(OWN)}
-        features, logits, buffers = network(generic, buffers, batch.x, batch.mask)
+        own = own_head(params)
+        features, logits, buffers = network(body_and_generic_head(params), buffers, batch.x, batch.mask)
         added = F.linear(features.detach(), own["head.weight"], own["head.bias"])
         balanced = balanced_risk(logits, batch.y, context.log_prior, batch.mask)
         personal = cross_entropy(logits.detach() + added, batch.y, batch.mask)
@@ -137,11 +146,9 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     clients = received._replace(params=both)
     clients, terms = fed.train(clients, cohort, make_local_loss(fed.network), context, CONTEXT_AXES)
 
-    own_names = [OWN + name for name in first]
-    head, generic = split(clients.params, own_names)
-    head = {name.removeprefix(OWN): value for name, value in head.items()}
-    states = fed.remember(state.clients, cohort, ClientState(head))
-    params, buffers = weighted_mean(fed.upload_model(Model(generic, clients.buffers)), cohort.weights)
+    states = fed.remember(state.clients, cohort, ClientState(own_head(clients.params)))
+    sent = fed.upload_model(Model(body_and_generic_head(clients.params), clients.buffers))
+    params, buffers = weighted_mean(sent, cohort.weights)
     return ServerState(params, buffers, states), terms
 
 

@@ -96,7 +96,7 @@ def make_local_loss(network: Network, config: Config | MomentumConfig) -> LocalL
     def local_loss(params, buffers, batch, context):
         grads, aux = gradient(lambda w: task(w, buffers, batch, None), params)
         loss, _ = task(climb(params, grads, config.perturbation), buffers, batch, None)
-        return loss, aux._replace(terms={**aux.terms, "climbed": loss})  # Reading 3: the buffers of the pass at w
+        return loss, aux.with_term("climbed", loss)  # Reading 3: the buffers of the pass at w
 
     return local_loss
 
@@ -109,7 +109,7 @@ def make_momentum_loss(network: Network, config: MomentumConfig) -> LocalLoss:
         loss, aux = climbed_loss(params, buffers, batch, None)
         linear = linear_term(params, context.direction)
         mixed = config.gradient_share * loss + (1 - config.gradient_share) * linear
-        return mixed, aux._replace(terms={**aux.terms, "momentum": linear})
+        return mixed, aux.with_term("momentum", linear)
 
     return local_loss
 

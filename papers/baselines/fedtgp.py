@@ -157,6 +157,16 @@ def train_network(
     return {name: value.detach() for name, value in network.items()}
 
 
+def margin_of_round(class_means: Tensor, counts: Tensor, config: Config) -> Tensor:
+    """Eq. 9 for the prototypes of a round, `[K, C, D]`, of as many examples as `counts` `[K, C]`; a scalar."""
+    centres = mean_over_owners(class_means, counts, torch.zeros_like(class_means[0]))
+    has_class = (counts > 0).any(0)
+    margin = adaptive_margin(centres, has_class, config.margin_threshold, config.margin_form)
+    if config.form == "code":  # Reading 2
+        margin = torch.where(has_class.sum() < 2, config.margin_threshold, margin)
+    return margin
+
+
 def update_network(
     network: Params, class_means: Tensor, counts: Tensor, cohort: Cohort, fed: Federation, config: Config
 ) -> Params:
@@ -167,15 +177,14 @@ def update_network(
     by_id = torch.as_tensor(np.argsort(cohort.client_ids), device=counts.device)
     class_means = class_means[by_id]
     counts = counts[by_id]
-    centres = mean_over_owners(class_means, counts, torch.zeros_like(class_means[0]))
-    has_class = (counts > 0).any(0)
-    margin = adaptive_margin(centres, has_class, config.margin_threshold, config.margin_form)
-    if config.form == "code":  # Reading 2
-        margin = torch.where(has_class.sum() < 2, config.margin_threshold, margin)
+    margin = margin_of_round(class_means, counts, config)
     client, labels = (counts > 0).nonzero(as_tuple=True)
-    draws = [fed.generator(cohort.round, "server order", epoch) for epoch in range(config.server_epochs)]
-    order = [draw.permutation(len(labels)) for draw in draws]
-    return train_network(network, class_means[client, labels], labels, margin, order, config)
+    prototypes = class_means[client, labels]  # [n, D]
+    order = []
+    for epoch in range(config.server_epochs):
+        draw = fed.generator(cohort.round, "server order", epoch)
+        order.append(draw.permutation(len(labels)))
+    return train_network(network, prototypes, labels, margin, order, config)
 
 
 def init(fed: Federation, config: Config) -> ServerState:

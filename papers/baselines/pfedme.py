@@ -88,7 +88,7 @@ def make_personal_loss(network: Network, config: Config) -> LocalLoss:
     def personal_loss(params, buffers, batch, local):
         loss, aux = task(params, buffers, batch, None)
         proximal = proximal_term(params, local)
-        return loss + config.proximal_weight * proximal, aux._replace(terms={**aux.terms, "proximal": proximal})
+        return loss + config.proximal_weight * proximal, aux.with_term("proximal", proximal)
 
     return personal_loss
 
