@@ -21,14 +21,9 @@ from fedcli.check import (
 )
 from fedcli.core.federation import Cohort, Federation
 from fedcli.runs.resolve import Setup
-from tests.reference import (
-    PublicPhase,
-    ReferenceFederation,
-    exchange_plainly,
-    models_of,
-    modules_of,
-    stacked_by_network,
-)
+from tests.plain_loops import modules_of
+from tests.public_phases import PublicPhase, exchange_plainly, models_of, stacked_by_network
+from tests.reference import ReferenceFederation
 
 __all__ = [  # of which those that `fedcli.check` defines are as they are there
     "NORMED", "Broken", "allows", "assert_agree", "assert_public_phase_agrees", "assert_rounds_agree", "distance",

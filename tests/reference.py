@@ -1,11 +1,7 @@
-"""Local training the plain way: one `nn.Module`, `torch.optim`, one client after the other, true batch sizes.
+"""A federation whose clients train by a plain loop: one client after the other, true batch sizes, `torch.optim`.
 
-Of the core's clients only the tuples are used. `ReferenceFederation` puts this in the engine's place under any method.
+`ReferenceFederation` puts this in the engine's place under any method. Of the core's clients only the tuples are used.
 """
-
-import copy
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,32 +10,9 @@ from torch.func import functional_call
 from fedcli.core import backbones
 from fedcli.core.batches import Batch
 from fedcli.core.clients import Client, Output
-from fedcli.core.federation import Cohort, Federation
+from fedcli.core.federation import Federation
 from fedcli.core.trees import select, select_axes, stack, tree_map
-
-
-class Model(NamedTuple):
-    """A plain model of one client."""
-
-    params: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-
-
-class Scores(NamedTuple):
-    """What a plain model makes of a batch."""
-
-    features: Tensor  # [B, D]
-    logits: Tensor  # [B, C]
-
-
-def load(module: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor]) -> nn.Module:
-    """The module with other values in its own parameters and buffers."""
-    with torch.no_grad():
-        for name, value in params.items():
-            module.get_parameter(name).copy_(value)
-        for name, value in module.named_buffers():
-            value.copy_(buffers[name])
-    return module
+from tests.plain_loops import copied
 
 
 class PlainNetwork:
@@ -58,154 +31,6 @@ class PlainNetwork:
         if train:
             self.trained = new_buffers
         return Output(features, logits, new_buffers)
-
-
-def modules_of(fed: Federation, clients: dict) -> list[nn.Module]:
-    """The clients' models as plain modules in training mode."""
-    modules = []
-    for client, (params, buffers, *_) in clients.items():
-        network = fed.networks[fed.architecture[client]]
-        module = copy.deepcopy(network.module).train()
-        modules.append(load(module, params, buffers))
-    return modules
-
-
-def minibatches(
-    fed: Federation, number: int, client: int, epochs: range | None = None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """A client's images and labels of a round, minibatch by minibatch without padding."""
-    plan = fed.plan(fed.cohort_of(number, [client]), epochs)
-    for step in range(int(plan.steps[0])):
-        size = plan.size[step, 0]
-        yield fed.engine.gather(plan.index[step, 0, :size])
-
-
-def train_plainly(
-    fed: Federation, number: int, client: int, model: Model,
-    objective: Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor],
-) -> dict[str, Tensor]:  # fmt: skip
-    """A client's parameters after a round of SGD with the federation's minibatches and options.
-
-    `model` is what it begins with, and `objective` goes from module, features, logits and labels to the loss.
-    """
-    (module,) = modules_of(fed, {client: model})
-    run = fed.config
-    optimizer = torch.optim.SGD(module.parameters(), run.lr, run.momentum, weight_decay=run.weight_decay)
-    for x, y in minibatches(fed, number, client):
-        features, logits = module(x)
-        loss = objective(module, features, logits, y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return params_of(module)
-
-
-class TrainedPair(NamedTuple):
-    """The parameters of a client's two networks after a round."""
-
-    own: dict[str, Tensor]
-    shared: dict[str, Tensor]
-    further: dict[str, Tensor] | None  # of a module that is trained with them
-    num_clipped: int  # updates whose gradient was cut
-
-
-def train_pair(
-    fed: Federation, number: int, client: int, own: Model, shared: Model,
-    losses: Callable[[Scores, Scores, Tensor], Iterable[Tensor]], clip_norm: float, further: nn.Module | None = None,
-) -> TrainedPair:  # fmt: skip
-    """A client's two networks after a round of SGD, each clipped alone, by the gradients of both losses.
-
-    `own` is of the client's architecture, and `shared`, which all clients have, of the first client's. `losses` goes
-    from what these two make of a batch and from its labels to the two losses; `further` is trained by them as well.
-    """
-    (own_module,) = modules_of(fed, {client: own})
-    (shared_module,) = modules_of(fed, {0: shared})
-    modules = [own_module, shared_module]
-    if further is not None:
-        modules.append(further)
-    optimizers = [torch.optim.SGD(module.parameters(), fed.config.lr) for module in modules]
-    num_clipped = 0
-    for x, y in minibatches(fed, number, client):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        for loss in losses(Scores(*own_module(x)), Scores(*shared_module(x)), y):
-            loss.backward(retain_graph=True)
-        for module, optimizer in zip(modules, optimizers, strict=True):
-            norm = torch.nn.utils.clip_grad_norm_(module.parameters(), clip_norm)
-            num_clipped += int(norm > clip_norm)
-            optimizer.step()
-    return TrainedPair(
-        params_of(own_module), params_of(shared_module), None if further is None else params_of(further), num_clipped
-    )
-
-
-def stacked_by_network(fed: Federation, cohort: Cohort, states: dict) -> list[Client]:
-    """The cohort's clients as a public phase is given them: stacked by their networks, without optimizer states."""
-    clients = []
-    for group in fed.groups(cohort):
-        params, buffers, *_ = fed.recall(states, group, None)
-        clients.append(Client(params, buffers, optimizer={}))
-    return clients
-
-
-def models_of(groups: list[Cohort], clients: list[Client]) -> dict[int, Model]:
-    """The model of each client, in its order, out of clients that are stacked by their networks."""
-    models = {}
-    for group, stacked_clients in zip(groups, clients, strict=True):
-        for k, client in enumerate(group.client_ids):
-            models[int(client)] = select(Model(stacked_clients.params, stacked_clients.buffers), k)
-    return dict(sorted(models.items()))
-
-
-class PublicPhase(NamedTuple):
-    """What clients learn in a round on public images: as a method has it, and what a plain loop needs for it."""
-
-    run: Callable  # of the method: from stacked clients, their cohort, the federation and options to clients and terms
-    # From a client's number, what its model makes of a batch, and what all clients' models do, detached, to the loss
-    # and numbers that are kept of it.
-    objective: Callable[[int, Scores, list[Scores]], tuple[Tensor, ...]]
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]  # of parameters
-    has_fresh_optimizers: bool = True  # for each batch
-    batches: list[Batch] | None = None  # those of the round if None
-
-
-def exchange_plainly(
-    phase: PublicPhase, modules: list[nn.Module], batches: list[Batch]
-) -> tuple[dict[int, Model], list[list[float]]]:
-    """A public phase by torch.optim: what every client's model makes of a batch, and then a step of each.
-
-    Returns each client's model, and means over the batches of what the objective keeps, each a list over the clients.
-    """
-    optimizers = [phase.optimizer(module.parameters()) for module in modules]
-    kept: list[list] = [[] for _ in modules]
-    for batch in batches:
-        if phase.has_fresh_optimizers:
-            optimizers = [phase.optimizer(module.parameters()) for module in modules]
-        scores = [Scores(*module(batch.x)) for module in modules]
-        scores_of_all = [Scores(features.detach(), logits.detach()) for features, logits in scores]
-        for k, own in enumerate(scores):
-            loss, *numbers = phase.objective(k, own, scores_of_all)
-            optimizers[k].zero_grad()
-            loss.backward()
-            optimizers[k].step()
-            kept[k].append([number.item() for number in numbers])
-    models = {k: Model(params_of(module), copied(dict(module.named_buffers()))) for k, module in enumerate(modules)}
-    means = torch.tensor(kept).mean(dim=1)  # [K, numbers]
-    return models, means.T.tolist()
-
-
-def means_by_class(rows: dict[int, list[Tensor]]) -> dict[int, Tensor]:
-    """The mean of each class that has a row."""
-    return {label: torch.stack(of_class).mean(0) for label, of_class in rows.items() if of_class}
-
-
-def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in tensors.items()}
-
-
-def params_of(module: nn.Module) -> dict[str, Tensor]:
-    """A copy of the parameters of a module."""
-    return copied(dict(module.named_parameters()))
 
 
 def with_key(client: Client, key: int) -> Client:

@@ -10,7 +10,7 @@ from fedcli.papers.baselines.moon import cosine, model_contrastive
 from fedcli.papers.baselines.scaffold import update_control
 from tests import laws
 from tests.first_rounds import minibatch
-from tests.reference import Model, train_plainly
+from tests.plain_loops import Model, train_plainly
 from tests.tensors import randn
 
 # SCAFFOLD

@@ -15,7 +15,7 @@ from fedcli.results.frame import find_records
 from fedcli.runs.resume import open_run
 from tests import laws
 from tests.commands import invoke
-from tests.reference import modules_of
+from tests.plain_loops import modules_of
 from tests.tensors import randn
 
 TINY = {

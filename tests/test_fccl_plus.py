@@ -13,7 +13,7 @@ from fedcli.papers.baselines import ewc, fedavg
 from fedcli.papers.baselines.ewc import Anchor, draw_labels, fisher_diagonal, penalty
 from tests import laws
 from tests.first_rounds import minibatch, with_different_models
-from tests.reference import PublicPhase, stacked_by_network
+from tests.public_phases import PublicPhase, stacked_by_network
 from tests.tensors import randn
 
 ALONE = {"correlation_weight": 0.0, "similarity_weight": 0.0}  # no exchange

@@ -15,7 +15,7 @@ from fedcli.papers.baselines import fedavgm, fednova
 from fedcli.papers.baselines.fedrs import class_scales, class_shares, restricted_cross_entropy
 from tests import laws
 from tests.networks import MIXED
-from tests.reference import Model, train_plainly
+from tests.plain_loops import Model, train_plainly
 from tests.tensors import randn
 
 

@@ -11,7 +11,7 @@ from fedcli.core.clients import Client
 from fedcli.core.draws import generator
 from fedcli.papers import fedcme
 from tests import laws
-from tests.reference import means_by_class, minibatches, modules_of
+from tests.plain_loops import means_by_class, minibatches, modules_of
 from tests.tensors import randn
 
 

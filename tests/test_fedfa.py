@@ -10,7 +10,7 @@ from fedcli.core.draws import generator
 from fedcli.core.trees import select
 from fedcli.papers import fedfa
 from tests import laws
-from tests.reference import minibatches, modules_of
+from tests.plain_loops import minibatches, modules_of
 from tests.tensors import randn
 
 C, D = 5, 4

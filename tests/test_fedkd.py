@@ -19,7 +19,7 @@ from fedcli.papers.baselines.fedkd import compress, energy_share, restore, trunc
 from tests import laws
 from tests.first_rounds import minibatch
 from tests.networks import TWO_NETWORKS
-from tests.reference import Model, train_pair
+from tests.plain_loops import Model, train_pair
 from tests.tensors import randn
 
 RUN = {"momentum": 0.0, "weight_decay": 0.0, "rounds": 3, "local_epochs": 1, **TWO_NETWORKS}

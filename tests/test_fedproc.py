@@ -14,7 +14,7 @@ from fedcli.registry import find_method
 from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.first_rounds import minibatch
-from tests.reference import train_plainly
+from tests.plain_loops import train_plainly
 from tests.tensors import randn
 
 LABELS = torch.tensor([0, 1, 3, 2, 0, 3, 1])

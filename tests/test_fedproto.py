@@ -9,7 +9,7 @@ from fedcli.core.class_vectors import mean_over_owners
 from fedcli.papers.baselines.feddistill import distillation
 from fedcli.papers.baselines.fedproto import prototype_distance
 from tests import laws
-from tests.reference import means_by_class, train_plainly
+from tests.plain_loops import means_by_class, train_plainly
 from tests.tensors import randn
 
 PARTS = [np.array(part) for part in ([0, 3, 1, 6, 4, 9], [7, 10, 13, 16, 19], [12, 15], [18, 22])]  # without class 2

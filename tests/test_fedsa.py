@@ -15,7 +15,7 @@ from fedcli.core.trees import tree_map
 from fedcli.papers import fedsa
 from fedcli.papers.baselines import fedgen, fedtgp
 from tests import laws
-from tests.reference import Model, means_by_class, train_plainly
+from tests.plain_loops import Model, means_by_class, train_plainly
 from tests.tensors import randn
 
 C, D = 4, 5

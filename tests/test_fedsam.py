@@ -9,7 +9,7 @@ from fedcli.papers.baselines import fedsam
 from fedcli.papers.baselines.fedcm import mean_direction
 from tests import laws
 from tests.networks import use_tiny_network
-from tests.reference import copied, load, minibatches, modules_of
+from tests.plain_loops import copied, load, minibatches, modules_of
 
 COHORTS = ([0, 1, 3], [1, 2, 3], [0, 2, 3])
 SIZES = (3, 13, 8, 4)  # with batches of 4 and --drop-last the first has no step, the others 3, 2 and 1 an epoch

@@ -24,7 +24,7 @@ from fedcli.runs.options import flags_of
 from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.commands import invoke
-from tests.reference import copied, minibatches, modules_of
+from tests.plain_loops import copied, minibatches, modules_of
 from tests.refusals import refused
 from tests.tensors import randn
 

@@ -23,7 +23,8 @@ from fedcli.registry import find_method
 from tests import laws
 from tests.first_rounds import with_different_models
 from tests.networks import TWO_NETWORKS
-from tests.reference import PublicPhase, models_of, modules_of, stacked_by_network
+from tests.plain_loops import modules_of
+from tests.public_phases import PublicPhase, models_of, stacked_by_network
 from tests.tensors import randn
 
 # FedMD

@@ -1,0 +1,127 @@
+"""Local training as a user of PyTorch writes it: modules, `torch.optim`, a client's minibatches without padding."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedcli.core.federation import Federation
+
+
+class Model(NamedTuple):
+    """A plain model of one client."""
+
+    params: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+
+class Scores(NamedTuple):
+    """What a plain model makes of a batch."""
+
+    features: Tensor  # [B, D]
+    logits: Tensor  # [B, C]
+
+
+def load(module: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor]) -> nn.Module:
+    """The module with other values in its own parameters and buffers."""
+    with torch.no_grad():
+        for name, value in params.items():
+            module.get_parameter(name).copy_(value)
+        for name, value in module.named_buffers():
+            value.copy_(buffers[name])
+    return module
+
+
+def modules_of(fed: Federation, clients: dict) -> list[nn.Module]:
+    """The clients' models as plain modules in training mode."""
+    modules = []
+    for client, (params, buffers, *_) in clients.items():
+        network = fed.networks[fed.architecture[client]]
+        module = copy.deepcopy(network.module).train()
+        modules.append(load(module, params, buffers))
+    return modules
+
+
+def minibatches(
+    fed: Federation, number: int, client: int, epochs: range | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """A client's images and labels of a round, minibatch by minibatch without padding."""
+    plan = fed.plan(fed.cohort_of(number, [client]), epochs)
+    for step in range(int(plan.steps[0])):
+        size = plan.size[step, 0]
+        yield fed.engine.gather(plan.index[step, 0, :size])
+
+
+def train_plainly(
+    fed: Federation, number: int, client: int, model: Model,
+    objective: Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor],
+) -> dict[str, Tensor]:  # fmt: skip
+    """A client's parameters after a round of SGD with the federation's minibatches and options.
+
+    `model` is what it begins with, and `objective` goes from module, features, logits and labels to the loss.
+    """
+    (module,) = modules_of(fed, {client: model})
+    run = fed.config
+    optimizer = torch.optim.SGD(module.parameters(), run.lr, run.momentum, weight_decay=run.weight_decay)
+    for x, y in minibatches(fed, number, client):
+        features, logits = module(x)
+        loss = objective(module, features, logits, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return params_of(module)
+
+
+class TrainedPair(NamedTuple):
+    """The parameters of a client's two networks after a round."""
+
+    own: dict[str, Tensor]
+    shared: dict[str, Tensor]
+    further: dict[str, Tensor] | None  # of a module that is trained with them
+    num_clipped: int  # updates whose gradient was cut
+
+
+def train_pair(
+    fed: Federation, number: int, client: int, own: Model, shared: Model,
+    losses: Callable[[Scores, Scores, Tensor], Iterable[Tensor]], clip_norm: float, further: nn.Module | None = None,
+) -> TrainedPair:  # fmt: skip
+    """A client's two networks after a round of SGD, each clipped alone, by the gradients of both losses.
+
+    `own` is of the client's architecture, and `shared`, which all clients have, of the first client's. `losses` goes
+    from what these two make of a batch and from its labels to the two losses; `further` is trained by them as well.
+    """
+    (own_module,) = modules_of(fed, {client: own})
+    (shared_module,) = modules_of(fed, {0: shared})
+    modules = [own_module, shared_module]
+    if further is not None:
+        modules.append(further)
+    optimizers = [torch.optim.SGD(module.parameters(), fed.config.lr) for module in modules]
+    num_clipped = 0
+    for x, y in minibatches(fed, number, client):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for loss in losses(Scores(*own_module(x)), Scores(*shared_module(x)), y):
+            loss.backward(retain_graph=True)
+        for module, optimizer in zip(modules, optimizers, strict=True):
+            norm = torch.nn.utils.clip_grad_norm_(module.parameters(), clip_norm)
+            num_clipped += int(norm > clip_norm)
+            optimizer.step()
+    return TrainedPair(
+        params_of(own_module), params_of(shared_module), None if further is None else params_of(further), num_clipped
+    )
+
+
+def means_by_class(rows: dict[int, list[Tensor]]) -> dict[int, Tensor]:
+    """The mean of each class that has a row."""
+    return {label: torch.stack(of_class).mean(0) for label, of_class in rows.items() if of_class}
+
+
+def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in tensors.items()}
+
+
+def params_of(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of the parameters of a module."""
+    return copied(dict(module.named_parameters()))
