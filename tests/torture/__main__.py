@@ -62,6 +62,32 @@ TRIALS = (
 )
 
 
+class Result(NamedTuple):
+    """What came of the trials of a kind."""
+
+    trial: Trial
+    count: int
+    faults: list[str]
+
+
+def run_trials(trial: Trial, share: float, pool: ProcessPoolExecutor) -> Result:
+    """Does a share of the trials of a kind, in the pool unless they have a process of their own."""
+    count = max(1, round(share * trial.times))
+    if trial.has_own_process:
+        faults = faults_of(trial.action, count)
+    else:
+        faults = found_faults(pool.map(trial.action, range(count)))
+    return Result(trial, count, faults)
+
+
+def table_of(results: list[Result]) -> str:
+    """How many trials of each kind were survived."""
+    lines = ["| Trial | Tried | Survived |", "| --- | ---: | ---: |"]
+    for trial, count, faults in results:
+        lines.append(f"| {trial.name} | {count:,} | {count - len(faults):,} |")
+    return "".join(f"{line}\n" for line in lines)
+
+
 def write_table(table: str) -> None:
     """Puts the table between the marks of its page."""
     before, _, rest = PAGE.read_text().partition(BEGIN_MARK)
@@ -73,22 +99,18 @@ def main() -> int:
     shares = [float(text) for text in sys.argv[1:] if text != "--write"]
     share = shares[0] if shares else 1.0
     import_commands()
-    table = "| Trial | Tried | Survived |\n| --- | ---: | ---: |\n"
-    has_failed = False
+    results = []
     with TemporaryDirectory() as cache, ProcessPoolExecutor(2, get_context("fork")) as pool:
         os.environ["FEDCLI_DATA"] = cache  # before the pool forks
         for trial in TRIALS:
-            count = max(1, round(share * trial.times))
-            if trial.has_own_process:
-                faults = faults_of(trial.action, count)
-            else:
-                faults = found_faults(pool.map(trial.action, range(count)))
-            has_failed |= bool(faults)
-            table += f"| {trial.name} | {count:,} | {count - len(faults):,} |\n"
-            print(f"{trial.name}: {count}", *map(ascii, faults), sep="\n  ", flush=True)
+            result = run_trials(trial, share, pool)
+            print(f"{trial.name}: {result.count}", *map(ascii, result.faults), sep="\n  ", flush=True)
+            results.append(result)
+    table = table_of(results)
     print(f"\n{table}")
     if "--write" in sys.argv:
         write_table(table)
+    has_failed = any(result.faults for result in results)
     return int(has_failed)
 
 

@@ -64,11 +64,18 @@ def lose_folder(number: int) -> str | None:
 
         if end.code == 0 or "FolderLost" not in end.errors:
             return f"{description}: {end.code}, {end.errors.strip().splitlines()[-1:]}"
-        if contents(other) != before or (how.startswith("replace") and contents(folder) != before):
+        is_copied_there = how.startswith("replace")
+        if contents(other) != before or (is_copied_there and contents(folder) != before):
             return f"{description}: another run's files are other ones"
-        if how not in ("remove", "unlock"):
-            moved = folder.with_name("elsewhere")
-            (moved / ".lock").unlink(missing_ok=True)
-            if (moved / RECORD).is_file() and fedcli.load(moved).record["status"] != "running":
-                return f"{description}: the moved record is another one"
+        is_moved = how not in ("remove", "unlock")
+        if is_moved and has_other_status(folder.with_name("elsewhere")):
+            return f"{description}: the moved record is another one"
     return None
+
+
+def has_other_status(moved: Path) -> bool:
+    """Whether the record in a folder that was moved, if it has one, says no longer that the run goes on."""
+    (moved / ".lock").unlink(missing_ok=True)
+    if not (moved / RECORD).is_file():
+        return False
+    return fedcli.load(moved).record["status"] != "running"

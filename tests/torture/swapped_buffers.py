@@ -4,6 +4,8 @@ import random
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from torch import nn
+
 import fedcli
 from fedcli.data import datasets
 from fedcli.errors import UserError
@@ -56,22 +58,32 @@ LAST_LINES_OF_INIT = (
 OUTPUTS = ("self.last(x)", "self.last(x)", "self.last(F.dropout(x, 0.1, self.training))", "self.last(x).clamp(-99, 99)")
 
 
-def swap_buffers(number: int) -> str | None:
-    """A network whose buffers change or change places is refused in a line, or its loaded models are as recorded."""
-    draw = random.Random(number)
-    parts = {
+def draw_parts(draw: random.Random) -> dict[str, str]:
+    """What stands in the places of the network's text that are in capitals."""
+    return {
         "IS_PERSISTENT": str(draw.random() < 0.5),
         "LAST_LINE_OF_INIT": draw.choice(LAST_LINES_OF_INIT),
         "STEP_IN_TRAINING": draw.choice(STEPS_IN_TRAINING),
         "OUTPUT": draw.choice(OUTPUTS),
     }
+
+
+def network_of(parts: dict[str, str]) -> str:
+    """The network's text with these parts."""
     text = NETWORK
-    for name, part in parts.items():
-        text = text.replace(name, part)
+    for place, part in parts.items():
+        text = text.replace(place, part)
+    return text
+
+
+def swap_buffers(number: int) -> str | None:
+    """A network whose buffers change or change places is refused in a line, or its loaded models are as recorded."""
+    draw = random.Random(number)
+    parts = draw_parts(draw)
     with TemporaryDirectory() as parent:
         folder = Path(parent, "run")
         file = Path(parent, "net.py")
-        file.write_text(text)
+        file.write_text(network_of(parts))
         options = {**TINY, "rounds": 1, "backbone": f"{file}:Net", "clients_per_chunk": draw.choice(("1", "2"))}
         try:
             run = fedcli.run("fedavg", out=folder, **options)
@@ -81,11 +93,16 @@ def swap_buffers(number: int) -> str | None:
             if folder.exists():
                 return f"{parts}: refused late: {error}"
             return None
-        data = datasets.load("digits")
-        model = fedcli.load(run.path, method=file).model()
-        hits = model(data.x_test / 255).argmax(1) == data.y_test
-        accuracy = hits.double().mean().item()
+
         recorded = run.record["summary"]["selected"]
+        accuracy = accuracy_of(fedcli.load(run.path, method=file).model())
         if accuracy != recorded:
             return f"{parts}: {accuracy} when it is loaded, recorded {recorded}"
         return None
+
+
+def accuracy_of(model: nn.Module) -> float:
+    """The accuracy of a model on the test images of the digits."""
+    data = datasets.load("digits")
+    hits = model(data.x_test / 255).argmax(1) == data.y_test
+    return hits.double().mean().item()
