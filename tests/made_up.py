@@ -134,6 +134,14 @@ class Span(NamedTuple):
     start: int
     end: int
 
+    def overlaps(self, other: "Span") -> bool:
+        """Whether another span of the same memory has bytes of this one."""
+        return other.start < self.end and self.start < other.end
+
+    def covers(self, other: "Span") -> bool:
+        """Whether all bytes of another span of the same memory are of this one."""
+        return self.start <= other.start and other.end <= self.end
+
 
 def spans(tree: Any) -> set[Span]:
     """Returns where the tensors of a tree lie."""
@@ -519,12 +527,11 @@ class Device(TorchDispatchMode):
         for span in memory:
             earlier = self.uses.setdefault(span.address, {})
             for other, uses in earlier.items():
-                if other.start < span.end and span.start < other.end:
+                if span.overlaps(other):
                     self._refuse_race(uses, write)
             stream, number = self.stream.next_operation()
             if write:
-                inside = [other for other in earlier if span.start <= other.start and other.end <= span.end]
-                for other in inside:
+                for other in [other for other in earlier if span.covers(other)]:
                     del earlier[other]
                 earlier[span] = Uses((stream, number))
             else:
@@ -532,7 +539,9 @@ class Device(TorchDispatchMode):
                 earlier[span] = Uses(uses.write, uses.reads | {stream: number})
 
     def _refuse_race(self, uses: Uses, write: bool) -> None:
-        before = [uses.write, *(uses.reads.items() if write else ())]
+        before = [uses.write]
+        if write:
+            before += uses.reads.items()
         if any(self.stream.seen[stream] < number for stream, number in before):
             raise RaceError("a stream does not wait for another one")
 
@@ -608,15 +617,25 @@ class Device(TorchDispatchMode):
     def functions(self) -> dict[str, Any]:
         """Returns what stands in the place of the names of `torch.cuda`."""
         return {
-            "is_available": lambda: True, "device_count": lambda: 1, "get_device_name": lambda device: NAME,
-            "_lazy_init": lambda: None, "current_device": lambda: 0,
-            "Stream": self.new_stream, "stream": self.on, "set_stream": self.set_stream,
-            "current_stream": lambda device=None: self.stream, "synchronize": self.synchronize,
-            "graph": self.capture, "CUDAGraph": Graph, "graph_pool_handle": Pool,
-            "mem_get_info": lambda device: (BYTES_FREE, BYTES_IN_ALL), "max_memory_allocated": lambda device: 0,
-            "empty_cache": lambda: None, "reset_peak_memory_stats": lambda device=None: None,
+            "is_available": lambda: True,
+            "device_count": lambda: 1,
+            "get_device_name": lambda device: NAME,
+            "current_device": lambda: 0,
+            "_lazy_init": lambda: None,
+            "Stream": self.new_stream,
+            "stream": self.on,
+            "set_stream": self.set_stream,
+            "current_stream": lambda device=None: self.stream,
+            "synchronize": self.synchronize,
+            "graph": self.capture,
+            "CUDAGraph": Graph,
+            "graph_pool_handle": Pool,
+            "mem_get_info": lambda device: (BYTES_FREE, BYTES_IN_ALL),
+            "max_memory_allocated": lambda device: 0,
+            "reset_peak_memory_stats": lambda device=None: None,
+            "empty_cache": lambda: None,
             "get_rng_state": self.rng_state,
-        }  # fmt: skip
+        }
 
     @classmethod
     @contextmanager
