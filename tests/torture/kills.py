@@ -39,6 +39,10 @@ class KillsItself(Listener):
 
     def __init__(self, moments: int):
         self.left = moments
+        self.watch_files()
+
+    def watch_files(self) -> None:
+        """Makes moments of what this process, a fork for this one run, does with files."""
         fsync = os.fsync
         replace = Path.replace
 
