@@ -74,12 +74,11 @@ def main(
         sys.exit(f"error: {error}")
     plan_class = carried.CarriedPlan if carry else Plan
     plan = plan_class(open_runs.RUNS, tuple(runs))
-    if not jobs:
-        uses_cuda = torch.cuda.is_available() and not tiny
-        jobs = JOBS_ON_CUDA if uses_cuda else 1
+    uses_cuda = torch.cuda.is_available() and not tiny
+    default_jobs = JOBS_ON_CUDA if uses_cuda else 1
     with deadline.late_runs_interrupted():
         try:
-            run_in_time(plan, jobs)
+            run_in_time(plan, jobs or default_jobs)
             measure_features(runs)
         except (KeyboardInterrupt, UserError) as error:
             print(error)
