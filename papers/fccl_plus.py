@@ -105,7 +105,7 @@ from fedcli import (
     option,
     row,
 )
-from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Params, cross_entropy, kept_models, masked_mean
+from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Params, cross_entropy, kept_models, masked_mean, root
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.core.own_models import averaged_models, refuse_mixed_average, train_newcomers
 from fedcli.core.public_images import learn_from_public
@@ -234,9 +234,7 @@ def standardize(logits: Tensor) -> Tensor:
     """Phi of Eq. 1: every column minus its mean, over its unbiased deviation + 1e-5; `[B, C]`, zeros for B = 1."""
     centred = logits - logits.mean(0)
     variance = centred.square().sum(0) / max(len(logits) - 1, 1)
-    varies = variance > 0  # the root has no gradient at 0
-    deviation = torch.where(varies, torch.where(varies, variance, 1.0).sqrt(), 0.0)
-    return centred / (deviation + SMALL)
+    return centred / (root(variance) + SMALL)
 
 
 def cross_correlation(logits: Tensor, mean_logits: Tensor) -> Tensor:
@@ -263,7 +261,7 @@ def fccm_loss(correlation: Tensor, off_diagonal_weight: float, off_diagonal_targ
     return on_diagonal + off_diagonal_weight * off_diagonal
 
 
-def off_diagonal(matrix: Tensor) -> Tensor:
+def without_diagonal(matrix: Tensor) -> Tensor:
     """A square matrix `[B, B]` without its diagonal, `[B, B-1]`; each row in its order."""
     before = matrix.tril(-1)[:, :-1]  # row i has its entries 0 ... i - 1 in these columns
     after = matrix.triu(1)[:, 1:]  # and its entries i + 1 ... B - 1 one column to the left
@@ -277,11 +275,10 @@ def similarity(features: Tensor, temperature: float) -> Tensor:
         features: H_i, `[B, D]`.
         temperature: mu, positive.
     """
-    squared = features.square().sum(1, keepdim=True)
-    lengths = torch.where(squared > 0, torch.where(squared > 0, squared, 1.0).sqrt(), 1.0)
-    directions = features / lengths
+    squares = features.square().sum(1, keepdim=True)  # [B, 1]
+    directions = features / torch.where(squares > 0, squares, 1.0).sqrt()
     cosines = directions @ directions.T  # [B, B]
-    return off_diagonal(cosines) / temperature
+    return without_diagonal(cosines) / temperature
 
 
 def fisl_loss(similarity: Tensor, mean_similarity: Tensor) -> Tensor:

@@ -65,7 +65,18 @@ import torch
 from torch import Tensor
 
 from fedcli import Cell, Claim, DataSetting, Gain, Method, Protocol, Table, grid, option, row
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, class_means, cross_entropy, model_of, weighted_mean
+from fedcli.core import (
+    Aux,
+    Client,
+    LocalLoss,
+    Network,
+    Params,
+    class_means,
+    cross_entropy,
+    model_of,
+    quotient,
+    weighted_mean,
+)
 from fedcli.core.class_vectors import Gathered, gathering, mean_by_class, no_vectors, nothing_gathered
 from fedcli.core.federation import Cohort, Federation, Terms
 
@@ -107,7 +118,7 @@ class ServerState(NamedTuple):
 def cosine(a: Tensor, b: Tensor) -> Tensor:
     """Cosine of vectors `[..., C]`, broadcast against each other; 0 where one of them is zero."""
     lengths = a.norm(dim=-1) * b.norm(dim=-1)
-    return torch.where(lengths > 0, (a * b).sum(-1) / torch.where(lengths > 0, lengths, 1.0), 0.0)  # Reading 4
+    return quotient((a * b).sum(-1), lengths)  # Reading 4
 
 
 def by_priority(matching: Callable[[Tensor], list[int]], evaluation: Tensor, priority: Tensor | None) -> Tensor:

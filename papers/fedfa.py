@@ -91,6 +91,7 @@ from fedcli.core import (
     cross_entropy,
     head_names,
     masked_mean,
+    quotient,
     tree_map,
     weighted_mean,
 )
@@ -377,7 +378,7 @@ def aggregate_present(local: Tensor, weights: Tensor, has_class: Tensor, previou
     """
     shares = weights[:, None] * has_class  # [K, C]
     total = shares.sum(0)[:, None]  # [C, 1]
-    mean = (shares[..., None] * local).sum(0) / torch.where(total > 0, total, 1.0)
+    mean = quotient((shares[..., None] * local).sum(0), total)
     return torch.where(total > 0, mean, previous)
 
 

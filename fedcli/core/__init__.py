@@ -1,6 +1,15 @@
 """What the papers share, and all that a newcomer must read. A method file imports from here and from `fedcli`."""
 
-from fedcli.core.aggregate import class_means, class_sums, cross_entropy, divergence, masked_mean, weighted_mean
+from fedcli.core.aggregate import (
+    class_means,
+    class_sums,
+    cross_entropy,
+    divergence,
+    masked_mean,
+    quotient,
+    root,
+    weighted_mean,
+)
 from fedcli.core.batches import Batch
 from fedcli.core.class_vectors import distance, no_vectors, unit
 from fedcli.core.clients import (
@@ -32,8 +41,9 @@ __all__ = [
     "Aux", "Batch", "Client", "ClientState", "Cohort", "Federation", "LocalLoss", "Model", "Network", "Params", "Step",
     "axes_of", "batchnorm_names", "class_means", "class_sums", "composed", "copies", "cosine_annealing",
     "cross_entropy", "distance", "divergence", "generator", "gradient", "head_names", "inner_product", "kept_models",
-    "masked_mean", "model_of", "no_vectors", "own_models", "plain_loss", "select", "split", "split_model",
-    "squared_distance", "stack", "step_length", "to_device", "train_own_models", "tree_map", "unit", "weighted_mean",
+    "masked_mean", "model_of", "no_vectors", "own_models", "plain_loss", "quotient", "root", "select", "split",
+    "split_model", "squared_distance", "stack", "step_length", "to_device", "train_own_models", "tree_map", "unit",
+    "weighted_mean",
 ]  # fmt: skip
 
 # The version of the core's arithmetic: raised whenever a golden (tests/goldens.json) changes because of the core. It

@@ -1,4 +1,4 @@
-"""Means over clients, classes and samples: pure functions of tensors.
+"""Means over clients, classes and samples, and quotients and roots that are safe at 0: pure functions of tensors.
 
 A mask `[B]` is False for padding, which counts nowhere; None where every sample is real.
 """
@@ -25,6 +25,18 @@ def weighted_mean(tree: Tree, weights: Tensor) -> Tree:
         return torch.tensordot(shares.to(leaf.device), leaf.double(), dims=1).round().to(leaf.dtype)
 
     return tree_map(mean, tree)
+
+
+def quotient(numerator: Tensor | float, denominator: Tensor) -> Tensor:
+    """Returns the quotient, elementwise; 0 where the denominator is not positive, and no gradient is NaN there."""
+    is_positive = denominator > 0
+    return torch.where(is_positive, numerator / torch.where(is_positive, denominator, 1.0), 0.0)
+
+
+def root(squares: Tensor) -> Tensor:
+    """Returns the square root, elementwise; 0 where a square is 0, and its gradient there is 0 and not infinite."""
+    is_positive = squares > 0
+    return torch.where(is_positive, torch.where(is_positive, squares, 1.0).sqrt(), 0.0)
 
 
 def class_sums(features: Tensor, labels: Tensor, num_classes: int, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:

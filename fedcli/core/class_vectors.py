@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedcli.core.aggregate import class_sums
+from fedcli.core.aggregate import class_sums, root
 from fedcli.core.clients import Network, Step, Terms, composed
 from fedcli.core.federation import Federation
 from fedcli.core.own_models import ClientState, GroupRound, own_models, train_by_network
@@ -34,9 +34,7 @@ def unit(vectors: Tensor) -> Tensor:
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
     """Returns the Euclidean distance of vectors `[..., D]`, which broadcast; no gradient where two are equal."""
-    squares = (a - b).square().sum(-1)
-    apart = squares > 0
-    return torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0)
+    return root((a - b).square().sum(-1))
 
 
 def distances_between(vectors: Tensor, has_class: Tensor) -> tuple[Tensor, Tensor]:

@@ -49,7 +49,7 @@ import torch
 from torch import Tensor
 
 from fedcli import Method
-from fedcli.core import Client, Params, tree_map, weighted_mean
+from fedcli.core import Client, Params, quotient, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedavg import ServerState, init, local_context, make_local_loss  # noqa: F401
 
@@ -85,8 +85,7 @@ def normalised_average(global_params: Params, local_params: Params, effective: T
         effective: a_k `[K]`.
         weights: p_k `[K]`, with sum 1.
     """
-    some = effective > 0
-    per_step = torch.where(some, weights / torch.where(some, effective, 1.0), 0.0)  # p_k / a_k
+    per_step = quotient(weights, effective)  # p_k / a_k
     factors = (weights * effective).sum() * per_step  # [K]
 
     def move(start: Tensor, local: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Aux, LocalLoss, Network, axes_of, cross_entropy
+from fedcli.core import Aux, LocalLoss, Network, axes_of, cross_entropy, quotient
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedavg import ServerState, aggregate, init
 
@@ -72,7 +72,7 @@ def class_scales(shares: Tensor, scaling: float, form: str = "hard") -> Tensor:
     if form == "hard":  # Reading 1
         return torch.where(shares > 0, 1.0, torch.full_like(shares, scaling))
     largest = shares.amax(-1, keepdim=True)
-    return scaling + (1 - scaling) * shares / torch.where(largest > 0, largest, 1.0)
+    return scaling + quotient((1 - scaling) * shares, largest)
 
 
 def restricted_cross_entropy(logits: Tensor, labels: Tensor, scales: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -43,7 +43,7 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import LocalLoss, Network, Params, gradient, tree_map
+from fedcli.core import LocalLoss, Network, Params, gradient, quotient, tree_map
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines import fedavg, fedcm
 from fedcli.papers.baselines.fedavg import ServerState, aggregate, init
@@ -84,8 +84,7 @@ def climb(params: Params, grads: Params, perturbation: float) -> Params:
         grads: g, constants.
         perturbation: rho.
     """
-    length = norm(grads)
-    scale = torch.where(length > 0, perturbation / torch.where(length > 0, length, 1.0), 0.0)
+    scale = quotient(perturbation, norm(grads))
     return tree_map(lambda w, g: w + scale * g, params, grads)
 
 

@@ -57,6 +57,7 @@ from fedcli.core import (
     kept_models,
     masked_mean,
     model_of,
+    quotient,
 )
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.core.public_images import all_logits, learn_from_public, make_public_loss
@@ -125,8 +126,7 @@ def confidence_weights(previous: Tensor, current: Tensor, has_previous: Tensor, 
     base = torch.full_like(current, 1 / max(len(current) - 1, 1))
     if not has_previous.any():
         return base
-    is_comparable = has_previous & (current > 0)
-    quality = torch.where(is_comparable, (previous - current) / torch.where(is_comparable, current, 1.0), 0.0)
+    quality = torch.where(has_previous, quotient(previous - current, current), 0.0)
     total = quality.sum()
     share = torch.where(total != 0, quality / torch.where(total != 0, total, 1.0), 0.0)
     return torch.softmax(base + strength * share, 0)
