@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, NamedTuple
 
 import flwr.common.typing
 import flwr.server.server
@@ -31,6 +31,12 @@ from agreement import network
 from agreement.adapters.feed import Ends, EpochLoader, Feed, Problem
 from agreement.peers.flower import Setup
 
+CLIENTS = {  # of the baseline niid_bench
+    "fedavg": "niid_bench.client_fedavg:FlowerClientFedAvg",
+    "fednova": "niid_bench.client_fednova:FlowerClientFedNova",
+    "fedprox": "niid_bench.client_fedprox:FlowerClientFedProx",
+    "scaffold": "niid_bench.client_scaffold:FlowerClientScaffold",
+}
 OK = Status(Code.OK, "")
 CONTROLS = Path("controls")  # where clients of SCAFFOLD keep their control variates
 NUM_CLIENTS = {"min_fit_clients": 2, "min_available_clients": 2, "min_evaluate_clients": 0, "fraction_evaluate": 0.0}
@@ -48,6 +54,14 @@ def suit_older_baselines() -> None:
 
 
 suit_older_baselines()
+
+
+class Trained(NamedTuple):
+    """What a client of a baseline answers."""
+
+    arrays: list[np.ndarray]
+    num_examples: int
+    metrics: dict[str, Any]
 
 
 class InProcess(ClientProxy):
@@ -120,15 +134,13 @@ def make_client(setup: Setup, loader: EpochLoader, problem: Problem) -> Any:
         "momentum": setup.momentum,
         "weight_decay": 0.0,
     }
+    baseline = "fedavg" if setup.client == "fedprox-baseline" else setup.client
+    make = resolve_name(CLIENTS[baseline])
     if setup.client == "scaffold":
-        make = resolve_name("niid_bench.client_scaffold:FlowerClientScaffold")
         return make(loader.client, **options, save_dir=str(CONTROLS))
     if setup.client == "fedprox":
-        make = resolve_name("niid_bench.client_fedprox:FlowerClientFedProx")
         return make(**options, proximal_mu=setup.proximal_mu)
-    if setup.client == "fednova":
-        return resolve_name("niid_bench.client_fednova:FlowerClientFedNova")(**options)
-    client = resolve_name("niid_bench.client_fedavg:FlowerClientFedAvg")(**options)
+    client = make(**options)
     if setup.client == "fedprox-baseline":
         client.fit = functools.partial(fit_as_baseline_fedprox, client, setup.proximal_mu)
     return client
@@ -145,8 +157,8 @@ class NamedBatches:
             yield {"image": x, "img": x, "label": y}
 
 
-def fit_as_baseline_fedprox(client: Any, proximal_mu: float, parameters: list[np.ndarray], config: Any) -> tuple:
-    """Trains a client by the function of the baseline fedprox; returns its arrays, its examples, and no metrics."""
+def fit_as_baseline_fedprox(client: Any, proximal_mu: float, parameters: list[np.ndarray], config: Any) -> Trained:
+    """Trains a client by the function of the baseline fedprox."""
     train = resolve_name("fedprox.model:train")
     client.set_parameters(parameters)
     train(
@@ -157,7 +169,7 @@ def fit_as_baseline_fedprox(client: Any, proximal_mu: float, parameters: list[np
         learning_rate=client.learning_rate,
         proximal_mu=proximal_mu,
     )
-    return client.get_parameters({}), len(client.trainloader.dataset), {}
+    return Trained(arrays=client.get_parameters({}), num_examples=len(client.trainloader.dataset), metrics={})
 
 
 def make_server(setup: Setup, problem: Problem, manager: SimpleClientManager) -> Server:
