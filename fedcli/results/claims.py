@@ -15,14 +15,14 @@ from fedcli.data import datasets
 from fedcli.declarations import Claim, Table
 from fedcli.registry import find_table
 from fedcli.results.claim_sheets import as_shipped, read_shipped
-from fedcli.results.frame import read_runs
+from fedcli.results.frame import RunRow, read_runs, rows_of
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.pairs import (
     PlannedContrast,
     RunsByMethod,
     find_pairs,
     nearest_pairs,
-    pairs_of_common_form,
+    pairs_under_common_conditions,
     plan_contrasts,
 )
 from fedcli.results.paper_tables import printed_lead, printed_value
@@ -63,9 +63,9 @@ def answers(
     runs = read_runs(folders)
     has_ended = runs["state"].isin(ENDED)
     changed_code = runs["record"].map(code_changes).astype(bool)
-    counted_runs: dict[str, list[dict[str, Any]]] = {}  # by method
-    for run in runs[has_ended & ~changed_code].to_dict("records"):
-        counted_runs.setdefault(run["method"], []).append(run)
+    counted_runs: dict[str, list[RunRow]] = {}  # by method
+    for run in rows_of(runs[has_ended & ~changed_code]):
+        counted_runs.setdefault(run.method, []).append(run)
     shipped_rows = read_shipped() if shipped else {}
     answered = []
     for claim in claims:
@@ -83,7 +83,7 @@ def _answer(claim: Claim, runs: RunsByMethod, at_hand: Callable[[str], bool]) ->
     unanswered = _answer_without_runs(claim, table, contrasts, at_hand)
     pairs = {other_row: find_pairs(claim, contrasts[other_row], runs) for other_row in claim.other_rows}
     answers_by_row = {}
-    for other_row, pairs_with_row in pairs_of_common_form(pairs).items():
+    for other_row, pairs_with_row in pairs_under_common_conditions(pairs).items():
         answers_by_row[other_row] = _answer_by_row(unanswered, other_row, nearest_pairs(pairs_with_row))
     if not answers_by_row:
         return unanswered
@@ -162,7 +162,7 @@ def _answer_by_row(unanswered: Answer, other_row: str, pairs: pd.DataFrame) -> A
     Args:
         unanswered: The answer without runs.
         other_row: The row.
-        pairs: Pairs of runs of one form, by seed; see `find_pairs`.
+        pairs: Pairs of runs under the same conditions, by seed; see `find_pairs`.
     """
     claim = unanswered.claim
     metric = unanswered.metric
@@ -177,8 +177,8 @@ def _answer_by_row(unanswered: Answer, other_row: str, pairs: pd.DataFrame) -> A
         reasons.append(f"{claim.row}: {without_value.row} of {len(leads)} without a value")
     if without_value.other:
         reasons.append(f"{other_row}: {without_value.other} of {len(leads)} without a value")
-    first = pairs.iloc[0]  # all are of one form
-    departed = first["departed_other"] | first["departed"]
+    first = pairs.iloc[0]  # all are under the same conditions
+    differing = first["differences_other"] | first["differences"]
     folders = pairs[["folder", "folder_other"]].to_numpy().ravel()
     return replace(
         unanswered,
@@ -188,7 +188,7 @@ def _answer_by_row(unanswered: Answer, other_row: str, pairs: pd.DataFrame) -> A
         evidence=Evidence(
             folders=tuple(dict.fromkeys(folders)),
             seeds=tuple(leads.index),
-            reduced=differences_text(departed),
+            reduced=differences_text(differing),
             pairs=tuple(_rows_of_pairs(pairs, other_row)),
         ),
     )

@@ -5,56 +5,74 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from fedcli.errors import UserError
 from fedcli.results.metrics import Counts, balanced_accuracy, class_accuracies, macro_f1
-from fedcli.runs.identity import FIRST_SETTINGS, key_of, settings_of
+from fedcli.runs.identity import FIRST_SETTINGS, Settings, key_of, settings_of
 from fedcli.runs.machine import checkout
 from fedcli.runs.record import RECORD, read_record, state_of
 from fedcli.runs.schema import Record
 from fedcli.runs.trackers import flat_numbers
 
-COLUMNS = (
-    "folder", "record", "method", "label", "seed", "state", "numerics", "images", "partition", "parameters", "settings",
-    "key",
-)  # fmt: skip
 # Groups of numbers of a round that are accuracies, beside those whose name ends in "accuracy".
 GROUPS_OF_ACCURACIES = ("domains", "intra", "inter", "clients", "macro_f1", "class_accuracy")
 
 
+class RunRow(NamedTuple):
+    """A row of the table of runs."""
+
+    folder: Path | None  # None for a record that was not read from a file
+    record: Record
+    method: str
+    label: str  # of the user, in the place of the method's name; empty without one
+    seed: int
+    state: str  # one of `fedcli.runs.record.RUN_STATES`
+    numerics: str  # the versions of the arithmetic of core and method, with a dot between them
+    images: str  # a fingerprint, as the next two
+    partition: str
+    parameters: str | None
+    settings: Settings  # which say which experiment the run is
+    key: str  # the hash of the settings
+
+
 def frame_of(records: Iterable[Record]) -> pd.DataFrame:
-    """Records as a table, a row a run, with `COLUMNS`.
-
-    A `label` stands in the place of the method's name; `images`, `partition` and `parameters` are fingerprints;
-    `settings` say which experiment a run is, and `key` is their hash.
-    """
-    return pd.DataFrame(map(_run_row, records), columns=COLUMNS)
+    """Records as a table, a row a run, with the fields of `RunRow` as columns."""
+    return _frame_of_rows(_run_row(record) for record in records)
 
 
-def _run_row(record: Record) -> dict[str, Any]:
+def rows_of(runs: pd.DataFrame) -> list[RunRow]:
+    """The rows of a table of runs."""
+    return [RunRow._make(row) for row in runs.itertuples(index=False)]
+
+
+def _frame_of_rows(rows: Iterable[RunRow]) -> pd.DataFrame:
+    return pd.DataFrame((row._asdict() for row in rows), columns=RunRow._fields)
+
+
+def _run_row(record: Record) -> RunRow:
     settings = settings_of(record)
-    return {
-        "folder": record.get("folder"),
-        "record": record,
-        "method": record["method"],
-        "label": record.get("label", ""),
-        "seed": record["seed"],
-        "state": state_of(record),
-        "numerics": ".".join(map(str, record["numerics"].values())),
-        "images": record["dataset_fingerprint"],
-        "partition": record["partition"]["fingerprint"],
-        "parameters": record["summary"].get("params_sha256"),
-        "settings": settings,
-        "key": key_of(settings),
-    }
+    return RunRow(
+        folder=record.get("folder"),
+        record=record,
+        method=record["method"],
+        label=record.get("label", ""),
+        seed=record["seed"],
+        state=state_of(record),
+        numerics=".".join(map(str, record["numerics"].values())),
+        images=record["dataset_fingerprint"],
+        partition=record["partition"]["fingerprint"],
+        parameters=record["summary"].get("params_sha256"),
+        settings=settings,
+        key=key_of(settings),
+    )
 
 
 @cache
-def _row_of_file(file: Path, changed: int, size: int) -> dict[str, Any] | None:
+def _row_of_file(file: Path, changed: int, size: int) -> RunRow | None:
     """The row of a record file, kept until it changes, since pages read each many times; None after a warning."""
     try:
         return _run_row({**read_record(file), "folder": file.parent})
@@ -74,7 +92,7 @@ def read_runs(folders: Iterable[Path]) -> pd.DataFrame:
         row = _row_of_file(file, stat.st_mtime_ns, stat.st_size)
         if row is not None:
             rows.append(row)
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return _frame_of_rows(rows)
 
 
 def find_records(paths: Iterable[str | Path], labels: Sequence[str] = ()) -> list[Record]:

@@ -38,14 +38,14 @@ class Metric:
     read: Callable[..., float | None]  # of a record and the parameter, if any; accuracies as fractions
     unit: str = "percent"  # "percent", "floats", "rounds", or "" for a plain number
     better: str = "higher"  # "higher", "lower", or "" where no value is the best
-    field: str = "mean"  # where papers/reported.json has the paper's number
-    none: str = "not measured"  # what a finished run without a value is shown as
-    needs: str = "every"  # tested round; or the "selected" round, or the "last" one and the model after it
-    parameter: Callable[[str], Any] | None = None  # reads what stands behind the colon, if anything may
+    paper_field: str = "mean"  # where papers/reported.json has the paper's number
+    missing_text: str = "not measured"  # of a finished run without a value
+    needed_rounds: str = "every"  # tested one; or the "selected", or the "last" and the model after it
+    read_parameter: Callable[[str], Any] | None = None  # from what stands behind the colon, if anything may
     arguments: tuple[Any, ...] = ()  # the parameter as it is read, or its default
     after_the_run: bool = False  # whether `fedcli quality` measures it on the models that a run leaves
-    measured_round: Callable[..., int | None] = _no_round  # of the same as `read`: the round that the models are of
-    option: str = ""  # with which a run has it in its record
+    read_round: Callable[..., int | None] = _no_round  # of the same as `read`: the round that the models are of
+    run_option: str = ""  # with which a run has it in its record
     decimals: int | None = None  # that a user has asked for, of percent and plain numbers
 
     @property
@@ -87,7 +87,7 @@ class Metric:
         """Whether a run enters means: a finished one, and one that diverged after its best round on validation."""
         state = state_of(record)
         selection = record["summary"]["selection"]
-        if state == "diverged" and self.needs == "selected" and selection == "best-validation":
+        if state == "diverged" and self.needed_rounds == "selected" and selection == "best-validation":
             return self.value(record) is not None
         return state == "finished"
 
@@ -104,20 +104,20 @@ class Metric:
 
         Such values have no mean and no difference. A headline may be that of the last round.
         """
-        rules = [self.rules(record) for record in records if self.value(record) is not None]
-        return bool(rules) and not set.intersection(*rules)
+        rounds_of_runs = [self.measured_rounds(record) for record in records if self.value(record) is not None]
+        return bool(rounds_of_runs) and not set.intersection(*rounds_of_runs)
 
-    def rules(self, record: Record) -> set[str]:
-        """The rules that give the round whose model it was measured on, "last" or "selected"; both of others."""
-        measured_round = self.measured_round(record, *self.arguments)
-        if measured_round is None:
+    def measured_rounds(self, record: Record) -> set[str]:
+        """Which of the "last" and the "selected" round it was measured in; both, if not on the models of one round."""
+        number = self.read_round(record, *self.arguments)
+        if number is None:
             return {"last", "selected"}
-        rules = set()
-        if measured_round == _last_round(record):
-            rules.add("last")
-        if measured_round == record["summary"]["selected_round"]:
-            rules.add("selected")
-        return rules
+        names = set()
+        if number == _last_round(record):
+            names.add("last")
+        if number == record["summary"]["selected_round"]:
+            names.add("selected")
+        return names
 
 
 def find_metric(name: str) -> Metric:
@@ -134,13 +134,13 @@ def find_metric(name: str) -> Metric:
     if kind not in METRICS:
         raise unknown("metric", kind, METRICS, f"there are {', '.join(METRICS)}, and your own by ./file.py:NAME.")
     metric = METRICS[kind]
-    takes_parameter = metric.parameter is not None
+    takes_parameter = metric.read_parameter is not None
     needs_parameter = takes_parameter and not metric.arguments
     if not colon and not needs_parameter:
         return metric
-    if metric.parameter is not None and text:
+    if metric.read_parameter is not None and text:
         with suppress(ValueError):  # no number behind the colon, which is refused as well
-            return replace(metric, name=name, arguments=(metric.parameter(text),))
+            return replace(metric, name=name, arguments=(metric.read_parameter(text),))
     raise UserError(f"'{name}' is no metric; write {kind}{':PARAMETER' if takes_parameter else ''}.")
 
 
@@ -241,22 +241,26 @@ def class_accuracies(counts: Counts) -> list[float | None]:
     return [right / actual if actual else None for right, actual in zip(counts["right"], counts["actual"], strict=True)]
 
 
-def _of_classes(record: Record, *, of: Callable[[Counts], float]) -> float | None:
-    """The mean over the selected rounds of what follows from the counts of the classes."""
-    counts = [entry.get("per_class") for entry in _selected_rounds(record)]
-    measured = [of(of_round) for of_round in counts if of_round is not None]
-    return None if len(measured) < len(counts) else _exact_mean(measured)
+def _mean_score(record: Record, *, score: Callable[[Counts], float]) -> float | None:
+    """The mean over the selected rounds of a score that follows from the counts of the classes."""
+    rounds = _selected_rounds(record)
+    scores = [score(entry["per_class"]) for entry in rounds if entry.get("per_class") is not None]
+    return None if len(scores) < len(rounds) else _exact_mean(scores)
 
 
-def _of_class(record: Record, name: str) -> float | None:
+def _class_accuracy(record: Record, name: str) -> float | None:
     """The mean over the selected rounds of the accuracy of the class of that name."""
     if name not in record["class_names"]:
         return None
     label = record["class_names"].index(name)
-    counts = [entry.get("per_class") for entry in _selected_rounds(record)]
-    accuracies = [class_accuracies(of_round)[label] for of_round in counts if of_round is not None]
-    values = [value for value in accuracies if value is not None]
-    return None if len(values) < len(counts) else _exact_mean(values)
+    accuracies = []
+    for entry in _selected_rounds(record):
+        counts = entry.get("per_class")
+        accuracy = None if counts is None else class_accuracies(counts)[label]
+        if accuracy is None:
+            return None
+        accuracies.append(accuracy)
+    return _exact_mean(accuracies)
 
 
 def _last_measured(record: Record, name: str, *, key: str) -> float | None:
@@ -268,11 +272,11 @@ def _last_measured(record: Record, name: str, *, key: str) -> float | None:
 
 def _floats(record: Record, key: str, *, total: bool = False) -> float | None:
     """The mean over rounds, which older records have of the last one alone; if `total`, of all clients and rounds."""
-    of_last_round = (record["cost"] or {}).get(key)
-    if of_last_round is None:
+    floats_of_last_round = (record["cost"] or {}).get(key)
+    if floats_of_last_round is None:
         return None
-    by_round = [entry.get(key, of_last_round) for entry in record["rounds"]]
-    mean = fmean(by_round or [of_last_round])
+    floats_by_round = [entry.get(key, floats_of_last_round) for entry in record["rounds"]]
+    mean = fmean(floats_by_round or [floats_of_last_round])
     if not total:
         return mean
     config = record["config"]
@@ -296,60 +300,62 @@ def _round_of_quality(record: Record, quantity: str) -> int | None:
 
 
 # What several metrics have in common.
-_BY_CLASS: dict[str, Any] = {"needs": "selected", "option": "per_class"}
-_BY_DOMAIN: dict[str, Any] = {"needs": "selected", "parameter": str, "arguments": ("",)}
-_MEASURED: dict[str, Any] = {"unit": "", "better": "", "needs": "last", "parameter": str}
-_FLOATS: dict[str, Any] = {"unit": "floats", "better": "", "needs": "last"}
+_BY_CLASS: dict[str, Any] = {"needed_rounds": "selected", "run_option": "per_class"}
+_BY_DOMAIN: dict[str, Any] = {"needed_rounds": "selected", "read_parameter": str, "arguments": ("",)}
+_MEASURED: dict[str, Any] = {"unit": "", "better": "", "needed_rounds": "last", "read_parameter": str}
+_FLOATS: dict[str, Any] = {"unit": "floats", "better": "", "needed_rounds": "last"}
 _ALL = (
     # Test accuracies.
-    Metric("selected", lambda record: record["summary"]["selected"], needs="selected"),
-    Metric("last", lambda record: record["summary"]["last"], needs="last"),
+    Metric("selected", lambda record: record["summary"]["selected"], needed_rounds="selected"),
+    Metric("last", lambda record: record["summary"]["last"], needed_rounds="last"),
     Metric("best", lambda record: _curve(record).max()),
     Metric("last-tenth", lambda record: _exact_mean(_last_tenth(record))),
-    Metric("mean-of-last", lambda record, num_last: _exact_mean(_curve(record, num_last)), parameter=int),
-    Metric("least-of-last", lambda record, num_last: _curve(record, num_last).min(), parameter=int),
-    Metric("deviation-of-last", lambda record, num_last: _curve(record, num_last).std(), better="lower", parameter=int),
+    Metric("mean-of-last", lambda record, num_last: _exact_mean(_curve(record, num_last)), read_parameter=int),
+    Metric("least-of-last", lambda record, num_last: _curve(record, num_last).min(), read_parameter=int),
+    Metric(
+        "deviation-of-last", lambda record, num_last: _curve(record, num_last).std(), better="lower", read_parameter=int
+    ),
     Metric("largest-step", lambda record: _curve(record).diff().abs().max(), better=""),
-    Metric("round", lambda record, round: _curve(record).get(round), parameter=int),
-    Metric("rounds", lambda record, span: _exact_mean(_curve(record).loc[span]), parameter=_span),
-    Metric("at", _at, parameter=_fraction),
+    Metric("round", lambda record, round: _curve(record).get(round), read_parameter=int),
+    Metric("rounds", lambda record, span: _exact_mean(_curve(record).loc[span]), read_parameter=_span),
+    Metric("at", _at, read_parameter=_fraction),
     Metric(
         "rounds-to",
         _rounds_to,
         unit="rounds",
         better="lower",
-        field="rounds_to_target",
-        none="never",
-        parameter=float,
+        paper_field="rounds_to_target",
+        missing_text="never",
+        read_parameter=float,
     ),
-    Metric("reached", _reached, none="never", parameter=float),
-    Metric("post", lambda record: record.get("post", {}).get("test_accuracy"), needs="last"),
+    Metric("reached", _reached, missing_text="never", read_parameter=float),
+    Metric("post", lambda record: record.get("post", {}).get("test_accuracy"), needed_rounds="last"),
     # Other accuracies.
-    Metric("validation", partial(_at_selected, key="validation_accuracy"), needs="selected"),
-    Metric("classifier", partial(_at_selected, key="classifier_accuracy"), needs="selected"),
-    Metric("global", partial(_at_selected, key="global_accuracy"), needs="selected"),
+    Metric("validation", partial(_at_selected, key="validation_accuracy"), needed_rounds="selected"),
+    Metric("classifier", partial(_at_selected, key="classifier_accuracy"), needed_rounds="selected"),
+    Metric("global", partial(_at_selected, key="global_accuracy"), needed_rounds="selected"),
     Metric(
         "classifier-of-last",
         lambda record, num_last: _exact_mean(_curve(record, num_last, key="classifier_accuracy")),
-        parameter=int,
+        read_parameter=int,
     ),
     Metric("domain", partial(_at_selected, key="domains"), **_BY_DOMAIN),
     Metric("intra", partial(_at_selected, key="intra"), **_BY_DOMAIN),
     Metric("inter", partial(_at_selected, key="inter"), **_BY_DOMAIN),
-    Metric("clients", partial(_at_selected, key="clients"), needs="selected", parameter=str),
+    Metric("clients", partial(_at_selected, key="clients"), needed_rounds="selected", read_parameter=str),
     # By the counts of the classes, which several models share as they share the headline's accuracy.
-    Metric("macro-f1", partial(_of_classes, of=macro_f1), **_BY_CLASS),
-    Metric("balanced-accuracy", partial(_of_classes, of=balanced_accuracy), **_BY_CLASS),
-    Metric("class", _of_class, parameter=str, **_BY_CLASS),
+    Metric("macro-f1", partial(_mean_score, score=macro_f1), **_BY_CLASS),
+    Metric("balanced-accuracy", partial(_mean_score, score=balanced_accuracy), **_BY_CLASS),
+    Metric("class", _class_accuracy, read_parameter=str, **_BY_CLASS),
     # What else is measured.
     Metric(
         "quality",
         _quality,
         unit="",
-        needs="last",
-        parameter=str,
+        needed_rounds="last",
+        read_parameter=str,
         after_the_run=True,
-        measured_round=_round_of_quality,
+        read_round=_round_of_quality,
     ),
     Metric("drift", partial(_last_measured, key="drift"), **_MEASURED),
     Metric("term", partial(_last_measured, key="terms"), **_MEASURED),

@@ -90,13 +90,13 @@ def on_metrics(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
     for metric in columns.metrics.values():
         without = []
         for member in groups:
-            seeds = [str(record["seed"]) for record in member.finished if not record["config"].get(metric.option)]
-            if metric.option and seeds:
+            seeds = [str(record["seed"]) for record in member.finished if not record["config"].get(metric.run_option)]
+            if metric.run_option and seeds:
                 without.append(f"{markdown(member.label)} (seed {', '.join(seeds)})")
         if without:
             sentences.append(
                 f"{metric.name} is not in the records of {', '.join(without)}: it needs runs with "
-                f"{flag_of(metric.option)}."
+                f"{flag_of(metric.run_option)}."
             )
     return [*sentences, *_of_different_rounds(groups, columns)]
 
@@ -110,7 +110,7 @@ def _of_different_rounds(groups: Sequence[SeedGroup], columns: Columns) -> list[
         last = []
         for member in groups:
             measured = [record for record in member.records if metric.value(record) is not None]
-            seeds = [str(record["seed"]) for record in measured if "selected" not in metric.rules(record)]
+            seeds = [str(record["seed"]) for record in measured if "selected" not in metric.measured_rounds(record)]
             if seeds:
                 last.append(f"{markdown(member.label)} (seed {', '.join(seeds)})")
         sentences.append(

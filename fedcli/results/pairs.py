@@ -9,25 +9,44 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import inf
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
 from fedcli.declarations import Cell, Claim, Table
 from fedcli.errors import UserError
+from fedcli.results.frame import RunRow
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.plans import PlannedRun, plan_cell
-from fedcli.runs.identity import Differences, departures, differences, is_smaller
+from fedcli.runs.identity import Differences, differences, differences_from_plan, is_smaller
 from fedcli.runs.options import RunConfig
 from fedcli.runs.schema import Record
 
-SHARED_COLUMNS = ["seed", "images", "partition", "core", "options"]  # equal in both runs of a pair
-RUN_COLUMNS = ["form", "departed", "folder", "value", "tail", "rules"]  # of the row's run; of the other's with `_other`
-OTHER_RUN_COLUMNS = [f"{name}_other" for name in RUN_COLUMNS]
-FORM_COLUMNS = ["form", "form_other"]  # the options of the two runs that are not as in their cells
-NO_PAIRS = pd.DataFrame(columns=[*SHARED_COLUMNS, *RUN_COLUMNS, *OTHER_RUN_COLUMNS, "weight"])  # of a contrast
+RunsByMethod = Mapping[str, Sequence[RunRow]]
 
-RunsByMethod = Mapping[str, Sequence[dict[str, Any]]]  # rows of a frame, see `fedcli.results.frame`
+
+class Candidate(NamedTuple):
+    """A run that can stand for a planned one."""
+
+    seed: int
+    images: str  # their fingerprint
+    partition: str  # its fingerprint
+    core: str  # the version of the core's arithmetic
+    options: str  # JSON of the options in which the two planned runs agree
+    conditions: str  # JSON of the options that are not as in its cell
+    differences: Differences  # from the run of its cell
+    folder: Path
+    value: float | None  # of the metric, in its unit
+    tail: float | None  # the mean of the last tenth of the rounds
+    measured_rounds: set[str]  # see `Metric.measured_rounds`
+
+
+SHARED_COLUMNS = ["seed", "images", "partition", "core", "options"]  # equal in both runs of a pair
+RUN_COLUMNS = [name for name in Candidate._fields if name not in SHARED_COLUMNS]  # of the other run with `_other`
+OTHER_RUN_COLUMNS = [f"{name}_other" for name in RUN_COLUMNS]
+CONDITION_COLUMNS = ["conditions", "conditions_other"]
+NO_PAIRS = pd.DataFrame(columns=[*SHARED_COLUMNS, *RUN_COLUMNS, *OTHER_RUN_COLUMNS, "weight"])  # of a contrast
 
 
 @dataclass(frozen=True)
@@ -86,10 +105,9 @@ def plan_contrasts(claim: Claim, table: Table) -> dict[str, list[PlannedContrast
     runs: dict[tuple[str, str], PlannedRun] = {}
 
     def run_of(cell: Cell) -> PlannedRun:
-        place = (cell.row, cell.column)
-        if place not in runs:
-            runs[place] = plan_cell(table, cell)
-        return runs[place]
+        if (cell.row, cell.column) not in runs:
+            runs[cell.row, cell.column] = plan_cell(table, cell)
+        return runs[cell.row, cell.column]
 
     by_other_row: dict[str, list[PlannedContrast]] = {}
     for other_row in claim.other_rows:
@@ -103,7 +121,8 @@ def plan_contrasts(claim: Claim, table: Table) -> dict[str, list[PlannedContrast
 def find_pairs(claim: Claim, planned_contrasts: Sequence[PlannedContrast], runs: RunsByMethod) -> pd.DataFrame:
     """The pairs of runs of a claim's row and another row.
 
-    Of one form (what the two runs have other than their cells) a seed counts only if it has a pair for each contrast.
+    Under the same conditions (what the two runs have other than their cells) a seed counts only if it has a pair for
+    each contrast.
 
     Args:
         claim: The claim.
@@ -112,8 +131,7 @@ def find_pairs(claim: Claim, planned_contrasts: Sequence[PlannedContrast], runs:
 
     Returns:
         A row a pair and contrast: the `SHARED_COLUMNS`, the `weight` of the contrast, and of both runs, those of the
-        other row with `_other`: `form`, `departed` (what is other than in the cell), `folder`, `metric`, `value` and
-        `tail` (the mean of the last tenth of the rounds), in the metrics' units.
+        other row with `_other`, the other fields of `Candidate` and the name of the `metric`.
     """
     frames = []
     for planned in planned_contrasts:
@@ -122,17 +140,17 @@ def find_pairs(claim: Claim, planned_contrasts: Sequence[PlannedContrast], runs:
             return pairs_of_contrast  # so that no seed has a pair for each contrast
         frames.append(pairs_of_contrast)
     pairs = pd.concat(frames)
-    contrasts_of_seed = pairs.groupby([*FORM_COLUMNS, "seed"])["weight"].transform("size")
+    contrasts_of_seed = pairs.groupby([*CONDITION_COLUMNS, "seed"])["weight"].transform("size")
     return pairs[contrasts_of_seed == len(planned_contrasts)]
 
 
 def _pairs_of_contrast(claim: Claim, planned: PlannedContrast, runs: RunsByMethod) -> pd.DataFrame:
-    """The pairs for one contrast, of each form and seed the first."""
+    """The pairs for one contrast, of each seed the first under the same conditions."""
     contrast = planned.contrast
-    unlike = differences(planned.run.settings, planned.other_run.settings).keys() | {"post"}
-    common_options = [field.name for field in fields(RunConfig) if field.name not in unlike]
+    differing_options = differences(planned.run.settings, planned.other_run.settings).keys() | {"post"}
+    common_options = [field.name for field in fields(RunConfig) if field.name not in differing_options]
     shared_columns = list(SHARED_COLUMNS)
-    if unlike & {"partition", "partition_seed"}:
+    if differing_options & {"partition", "partition_seed"}:
         shared_columns.remove("partition")
     metric = contrast.cell.metric
     other_metric = contrast.other_cell.metric
@@ -141,59 +159,58 @@ def _pairs_of_contrast(claim: Claim, planned: PlannedContrast, runs: RunsByMetho
     if not candidates or not other_candidates:
         return NO_PAIRS
     pairs = _frame_of(candidates).merge(_frame_of(other_candidates), on=shared_columns, suffixes=("", "_other"))
-    have_common_rule = []
-    for rules, other_rules in zip(pairs["rules"], pairs["rules_other"], strict=True):
-        have_common_rule.append(not rules.isdisjoint(other_rules))
-    comparable = pairs[pd.Series(have_common_rule, pairs.index, dtype=bool)]
-    first_of_seed = comparable.drop_duplicates([*FORM_COLUMNS, "seed"])
+    are_comparable = []
+    for rounds, other_rounds in zip(pairs["measured_rounds"], pairs["measured_rounds_other"], strict=True):
+        are_comparable.append(not rounds.isdisjoint(other_rounds))
+    comparable_pairs = pairs[pd.Series(are_comparable, pairs.index, dtype=bool)]
+    first_of_seed = comparable_pairs.drop_duplicates([*CONDITION_COLUMNS, "seed"])
     return first_of_seed.assign(weight=contrast.weight, metric=metric, metric_other=other_metric)
 
 
 def _candidates(
     claim: Claim, metric: Metric, planned: PlannedRun, runs: RunsByMethod, common_options: Sequence[str]
-) -> list[dict[str, Any]]:
+) -> list[Candidate]:
     """The runs that can stand for a planned one; the two runs of a pair share the values of `common_options`."""
     candidates = []
     for run in runs.get(planned.setup.method.name, ()):
-        record = run["record"]
-        departed = departures(record, run["settings"], planned.settings, metric.needs)
-        if not _allows(claim, departed) or not _has_enough_rounds(record, planned, metric):
+        record = run.record
+        differing = differences_from_plan(record, run.settings, planned.settings, metric.needed_rounds)
+        if not _allows(claim, differing) or not _has_enough_rounds(record, planned, metric):
             continue
         value = _value_of(metric, record)
-        if value is None and metric.none != "never" and metric.counts(record):
+        if value is None and metric.missing_text != "never" and metric.counts(record):
             continue  # finished, and not measured
-        candidates.append({
-            "seed": run["seed"],
-            "images": run["images"],
-            "partition": run["partition"],
-            "core": run["numerics"].partition(".")[0],
-            "options": json.dumps([run["settings"].get(name) for name in common_options]),
-            "form": json.dumps({name: ours for name, (ours, _) in departed.items()}),
-            "departed": departed,
-            "folder": run["folder"],
-            "value": value,
-            "tail": _value_of(find_metric("last-tenth"), record),
-            "rules": {"last", "selected"} if value is None else metric.rules(record),
-        })  # fmt: skip
+        assert run.folder is not None  # the records have been read from files
+        core, _, _ = run.numerics.partition(".")
+        candidates.append(
+            Candidate(
+                seed=run.seed,
+                images=run.images,
+                partition=run.partition,
+                core=core,
+                options=json.dumps([run.settings.get(name) for name in common_options]),
+                conditions=json.dumps({name: difference.value for name, difference in differing.items()}),
+                differences=differing,
+                folder=run.folder,
+                value=value,
+                tail=_value_of(find_metric("last-tenth"), record),
+                measured_rounds={"last", "selected"} if value is None else metric.measured_rounds(record),
+            )
+        )
     return candidates
 
 
-def _frame_of(candidates: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    columns = [*SHARED_COLUMNS, *RUN_COLUMNS]
-    return pd.DataFrame(candidates, columns=columns, dtype=object).astype({"value": float, "tail": float})
+def _frame_of(candidates: Sequence[Candidate]) -> pd.DataFrame:
+    table = pd.DataFrame((candidate._asdict() for candidate in candidates), dtype=object)
+    return table.astype({"value": float, "tail": float})
 
 
-def _allows(claim: Claim, departed: Differences) -> bool:
-    """Whether a claim may be judged by a run whose options are not as in its cell.
-
-    Args:
-        claim: The claim.
-        departed: The run's value and the cell's, by option.
-    """
+def _allows(claim: Claim, differing: Differences) -> bool:
+    """Whether a claim may be judged by a run with these differences from the run of its cell."""
     allowed_values = {"eval_every": None, **claim.allowed_options}  # None for any
-    for name, (ours, papers) in departed.items():
-        is_allowed = name in allowed_values and allowed_values[name] in (None, ours)
-        if not is_allowed and not is_smaller(name, ours, papers):
+    for name, difference in differing.items():
+        is_allowed = name in allowed_values and allowed_values[name] in (None, difference.value)
+        if not is_allowed and not is_smaller(name, difference.value, difference.other_value):
             return False
     return True
 
@@ -210,57 +227,64 @@ def _value_of(metric: Metric, record: Record) -> float | None:
 
 
 class Nearness(NamedTuple):
-    """How near pairs of one form are to the paper's runs; the nearest is the largest."""
+    """How near pairs under the same conditions are to the paper's runs; the nearest is the largest."""
 
     in_full: bool
     num_seeds: int
-    minus_num_departed: int  # each option that is not as in its cell takes one off
+    minus_num_differences: int  # each option that is not as in its cell takes one off
     rounds: float
-    form: str  # decides between equals, as the next
-    form_other: str
+    conditions: str  # decides between equals, as the next
+    conditions_other: str
 
 
 def _nearness(pairs: pd.DataFrame) -> Nearness:
     first = pairs.iloc[0]
-    departed = first["departed"] | first["departed_other"]
-    (rounds, *_) = first["departed"].get("rounds", [inf])
+    differing = first["differences"] | first["differences_other"]
+    rounds = first["differences"]["rounds"].value if "rounds" in first["differences"] else inf
     return Nearness(
-        in_full=not departed,
+        in_full=not differing,
         num_seeds=pairs["seed"].nunique(),
-        minus_num_departed=-len(departed),
+        minus_num_differences=-len(differing),
         rounds=rounds,
-        form=first["form"],
-        form_other=first["form_other"],
+        conditions=first["conditions"],
+        conditions_other=first["conditions_other"],
     )
 
 
 def nearest_pairs(pairs: pd.DataFrame) -> pd.DataFrame:
-    """The pairs of the form that is nearest to the paper's runs, by seed."""
-    pairs_by_form = [pairs_of_form for _, pairs_of_form in pairs.groupby(FORM_COLUMNS)]
-    return max(pairs_by_form, key=_nearness).sort_values("seed", kind="stable")
+    """The pairs under the conditions that are nearest to those of the paper's runs, by seed."""
+    pairs_by_conditions = [same_conditions for _, same_conditions in pairs.groupby(CONDITION_COLUMNS)]
+    return max(pairs_by_conditions, key=_nearness).sort_values("seed", kind="stable")
 
 
-def pairs_of_common_form(by_other_row: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """The pairs in whose form the row has been compared with most others, by those it has been compared with.
+def pairs_under_common_conditions(pairs_by_row: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """The pairs of the conditions under which a claim's row has been compared with most others, by these other rows.
 
-    A lead on one row in one form and on another row in another form are no leads of one claim. Of several such forms
-    the one counts whose least near comparison is nearest to the paper's.
+    A lead on one row under some conditions and on another row under others are no leads of one claim. Of several such
+    conditions those count whose least near comparison is nearest to the paper's.
     """
-    nearness_by_form: dict[str, list[Nearness]] = {}  # of the comparisons with the other rows
-    for pairs in by_other_row.values():
-        for form, pairs_of_form in pairs.groupby("form"):
-            nearness_by_form.setdefault(str(form), []).append(_nearness(nearest_pairs(pairs_of_form)))
-    if not nearness_by_form:
+    nearness_by_conditions: dict[str, list[Nearness]] = {}  # of the comparisons with the other rows
+    for pairs in pairs_by_row.values():
+        for conditions, same_conditions in pairs.groupby("conditions"):
+            nearness = _nearness(nearest_pairs(same_conditions))
+            nearness_by_conditions.setdefault(str(conditions), []).append(nearness)
+    if not nearness_by_conditions:
         return {}
-    common_form = max(nearness_by_form, key=lambda form: _rank(nearness_by_form[form]))
-    of_common_form = {}
-    for other_row, pairs in by_other_row.items():
-        pairs_of_form = pairs[pairs["form"] == common_form]
-        if not pairs_of_form.empty:
-            of_common_form[other_row] = pairs_of_form
-    return of_common_form
+    common = max(nearness_by_conditions, key=lambda conditions: _rank(nearness_by_conditions[conditions]))
+    common_pairs_by_row = {}
+    for other_row, pairs in pairs_by_row.items():
+        common_pairs = pairs[pairs["conditions"] == common]
+        if not common_pairs.empty:
+            common_pairs_by_row[other_row] = common_pairs
+    return common_pairs_by_row
 
 
-def _rank(nearness: Collection[Nearness]) -> tuple[int, Nearness]:
-    """What orders forms: the number of rows compared, then how near the least near comparison is."""
-    return len(nearness), min(nearness)
+class Rank(NamedTuple):
+    """What orders conditions; those that count are the largest."""
+
+    num_rows: int  # that have been compared
+    least_near: Nearness  # of the comparisons
+
+
+def _rank(nearness: Collection[Nearness]) -> Rank:
+    return Rank(len(nearness), min(nearness))

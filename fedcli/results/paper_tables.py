@@ -17,7 +17,7 @@ from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.plans import IN_TEXT, PlannedCell, TablePlan, plan_cell
 from fedcli.results.render import Best, Sheet
 from fedcli.results.statistics import NOTE_ON_BOLD, NOTE_ON_DIVERGED, best, interval, interval_text, mean_of_runs
-from fedcli.runs.identity import changes_between_rounds, departures, settings_of
+from fedcli.runs.identity import changes_between_rounds, differences_from_plan, settings_of
 from fedcli.runs.options import inactive_term
 from fedcli.runs.record import RUN_STATES
 from fedcli.runs.schema import Record
@@ -45,7 +45,7 @@ def printed(table: Table) -> dict[Place, dict[str, Any]]:
 
 def printed_value(table: Table, row: str, column: str, metric: Metric) -> float | None:
     """The paper's number in a cell, floats in ones; None if it prints none."""
-    value = printed(table).get((row, column), {}).get(metric.field)
+    value = printed(table).get((row, column), {}).get(metric.paper_field)
     return None if value is None else value * _printed_unit(column)
 
 
@@ -103,7 +103,8 @@ def _printed_by_table(record: Record) -> dict[str, float]:
             number = printed_value(table, cell.row, cell.column, metric)
             if number is None:
                 continue
-            if not departures(record, settings, plan_cell(table, cell).settings, metric.needs):
+            planned_settings = plan_cell(table, cell).settings
+            if not differences_from_plan(record, settings, planned_settings, metric.needed_rounds):
                 numbers.setdefault(table.name, number)
     return numbers
 
@@ -222,7 +223,7 @@ def _compare_cell(table: Table, place: Place, metric: Metric, text: str, values:
     differences = []
     if paper_value is not None:
         paper = metric.text(paper_value)
-        if metric.field == "mean" and entry.get("std") is not None:
+        if metric.paper_field == "mean" and entry.get("std") is not None:
             deviation = entry["std"]
             paper += f" ± {metric.text(deviation)}"
         compared = values
@@ -231,7 +232,7 @@ def _compare_cell(table: Table, place: Place, metric: Metric, text: str, values:
             compared = [unit * round(value / unit) for value in values]
         differences = [value - paper_value for value in compared]
     elif entry:
-        paper = metric.none if entry.get("printed") == "0" else "no number"  # not printed, or not legible
+        paper = metric.missing_text if entry.get("printed") == "0" else "no number"  # not printed, or not legible
     difference = interval(differences)
     numbers = {
         "row": row,

@@ -17,14 +17,14 @@ from fedcli.data.imports import import_if_path
 from fedcli.declarations import Cell, Method, Table
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, protocols
-from fedcli.results.frame import read_runs, shipped
+from fedcli.results.frame import RunRow, read_runs, rows_of, shipped
 from fedcli.results.method_options import find_methods, options_by_method, options_of
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.runs.begin import ResolvedRun, check_seeds, find_begun, new_folder, resolve_runs
 from fedcli.runs.identity import (
     SIZES,
     Settings,
-    departures,
+    differences_from_plan,
     draft,
     is_smaller,
     key_of,
@@ -243,34 +243,46 @@ def _runs_of(cells: Iterable[PlannedCell]) -> dict[Path, PlannedRun]:
     return runs
 
 
-def _find_begun_runs(cells: Iterable[PlannedCell], homes: Sequence[Path]) -> dict[Path, dict[str, Any]]:
-    """The rows of the runs that have begun, see `read_runs`, by the folder that a new one would have.
+def _find_begun_runs(cells: Iterable[PlannedCell], homes: Sequence[Path]) -> dict[Path, RunRow]:
+    """The runs that have begun, by the folder that a new one would have.
 
     In the first of the folders `homes` all runs count, in the others those that have ended.
     """
-    needs: dict[Path, set[str]] = {}
+    needed_rounds: dict[Path, set[str]] = {}
     for planned_cell in cells:
         for run in planned_cell.runs:
-            needs.setdefault(run.folder, set()).add(planned_cell.metric.needs)
+            needed_rounds.setdefault(run.folder, set()).add(planned_cell.metric.needed_rounds)
     (own_home, *_) = homes
-    rows = read_runs(homes).to_dict("records")
-    countable = [row for row in rows if row["state"] in ENDED or row["folder"].is_relative_to(own_home)]
+    countable = []
+    for row in rows_of(read_runs(homes)):
+        assert row.folder is not None  # the records have been read from files
+        if row.state in ENDED or row.folder.is_relative_to(own_home):
+            countable.append(row)
     begun = {}
     for folder_if_new, run in _runs_of(cells).items():
-        usable = _usable(run, countable, needs[folder_if_new])
-        if usable:
-            begun[folder_if_new] = max(usable, key=_progress)
+        matching = _matching_rows(run, countable, needed_rounds[folder_if_new])
+        if matching:
+            begun[folder_if_new] = max(matching, key=_progress)
     return begun
 
 
-def _as_begun(run: PlannedRun, row: Mapping[str, Any] | None) -> PlannedRun:
+def _as_begun(run: PlannedRun, row: RunRow | None) -> PlannedRun:
     """A planned run with the folder and the record of the row; without a row, as it is."""
-    return run if row is None else replace(run, folder=row["folder"], record=row["record"])
+    if row is None:
+        return run
+    assert row.folder is not None
+    return replace(run, folder=row.folder, record=row.record)
 
 
-def _progress(row: Mapping[str, Any]) -> tuple[bool, int]:
-    """How far the run of a row of a frame has come."""
-    return row["state"] in ENDED, len(row["record"]["rounds"])
+class Progress(NamedTuple):
+    """How far a run has come; the one to take is the largest."""
+
+    has_ended: bool
+    num_rounds: int
+
+
+def _progress(row: RunRow) -> Progress:
+    return Progress(row.state in ENDED, len(row.record["rounds"]))
 
 
 def _reduction_text(reduced: Mapping[str, Any]) -> str:
@@ -281,15 +293,16 @@ def _reduction_text(reduced: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _usable(run: PlannedRun, rows: Iterable[dict[str, Any]], needs: Iterable[str]) -> list[dict[str, Any]]:
-    """Those of the rows of a frame that can stand for a planned run; for `needs` see `departures`."""
-    usable = []
+def _matching_rows(run: PlannedRun, rows: Iterable[RunRow], needed_rounds: Iterable[str]) -> list[RunRow]:
+    """The rows that can stand for a planned run; for `needed_rounds` see `differences_from_plan`."""
+    matching = []
     for row in rows:
-        if row["method"] != run.setup.method.name or row["seed"] != run.setup.config.seed:
+        if row.method != run.setup.method.name or row.seed != run.setup.config.seed:
             continue
-        if not any(departures(row["record"], row["settings"], run.settings, need) for need in needs):
-            usable.append(row)
-    return usable
+        differing = [differences_from_plan(row.record, row.settings, run.settings, name) for name in needed_rounds]
+        if not any(differing):
+            matching.append(row)
+    return matching
 
 
 def _selected_cells(table: Table, only: Sequence[str]) -> list[Cell]:

@@ -167,5 +167,5 @@ def mean_of_runs(metric: Metric, records: Sequence[Record], states: Counter, usu
     elif metric.different_rounds(records):
         text = "of different rounds"
     else:
-        text = metric.none
+        text = metric.missing_text
     return text if remarks == [str(usual)] else f"{text} ({'; '.join(remarks)})"

@@ -176,10 +176,14 @@ def _refuse_other_run(record: Record, setup: Setup, folder: Path) -> None:
         if name == "seed" or setup.origins[name] == TYPED:
             recorded[name] = recorded_options[name]
             asked[name] = getattr(setup.config, name)
-    for name, (value, other) in differences(asked, recorded).items():
+    for name, difference in differences(asked, recorded).items():
         flag = name if name in ("method", "selection") else flag_of(name)
-        remedy = LONGER if name == "rounds" and value > other else "choose another --out"
-        raise UserError(f"'{folder}' holds a run with another {flag} (got {value}, was {other}); {remedy}.")
+        is_longer = name == "rounds" and difference.value > difference.other_value
+        remedy = LONGER if is_longer else "choose another --out"
+        raise UserError(
+            f"'{folder}' holds a run with another {flag} (got {difference.value}, was {difference.other_value}); "
+            f"{remedy}."
+        )
 
 
 def read_begun(folder: Path) -> Record | None:

@@ -21,8 +21,16 @@ from fedcli.runs.resolve import Setup, default_options
 from fedcli.runs.schema import Record
 from fedcli.userfiles import first_hash, has_several_hashes, is_hash_of, last_hash, own_paths, replace_paths
 
+
+class Difference(NamedTuple):
+    """The values of a setting in which two runs differ; None where a run has none."""
+
+    value: Any  # of the run
+    other_value: Any  # of the one that it is compared with
+
+
 Settings = dict[str, Any]  # by name
-Differences = dict[str, tuple[Any, Any]]  # by name, the value of one run and that of another; None where it has none
+Differences = dict[str, Difference]  # by the name of the setting
 # On which no result depends, but on the seed, which stands beside the settings.
 NOT_SETTINGS = (
     "seed", "device", "clients_per_chunk", "state_memory", "per_class", "per_client_every", "drift_every",
@@ -216,36 +224,42 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def differences(settings: Settings, others: Settings) -> Differences:
+def differences(settings: Settings, other_settings: Settings) -> Differences:
     """The settings in which two runs differ."""
     differing = {}
-    for name in {**others, **settings}:
-        if settings.get(name) != others.get(name):
-            differing[name] = (settings.get(name), others.get(name))
+    for name in {**other_settings, **settings}:
+        value = settings.get(name)
+        other_value = other_settings.get(name)
+        if value != other_value:
+            differing[name] = Difference(value, other_value)
     return differing
 
 
-def departures(record: Record, settings: Settings, planned: Settings, needs: str) -> Differences:
-    """The settings in which a run departs from planned ones, as far as a number of it needs them.
+def differences_from_plan(
+    record: Record, settings: Settings, planned_settings: Settings, needed_rounds: str
+) -> Differences:
+    """The settings in which a run differs from a planned one, as far as a number of it needs them.
 
     A run with a step after its last round also matches plans without one.
 
     Args:
         record: Of the run.
         settings: Its settings.
-        planned: Settings of the plan.
-        needs: Which rounds the number is from: "every" tested one, the "selected" or the "last".
+        planned_settings: Those of the planned run.
+        needed_rounds: Those that the number is from: "every" tested one, the "selected" or the "last".
     """
-    compared = settings
-    if planned["post"] is None and settings["post"] is not None:
-        compared = settings_of({**record, "config": {**record["config"], "post": None}})
-    departed = differences(compared, planned)
-    if set(departed.get("partition_seed", ())) == {record["seed"], AS_SEED}:
-        del departed["partition_seed"]  # one names the seed that the other has as its own
-    rule = record["summary"]["selection"] if needs == "selected" else needs
-    if rule == "last":
-        departed.pop("eval_every", None)  # whether other rounds are tested changes nothing
-    return departed
+    compared_settings = settings
+    if planned_settings["post"] is None and settings["post"] is not None:
+        compared_settings = settings_of({**record, "config": {**record["config"], "post": None}})
+    differing = differences(compared_settings, planned_settings)
+    seeds = differing.get("partition_seed")
+    if seeds is not None and {seeds.value, seeds.other_value} == {record["seed"], AS_SEED}:
+        del differing["partition_seed"]  # one names the seed that the other has as its own
+    selection = record["summary"]["selection"]
+    is_of_last_round = needed_rounds == "last" or (needed_rounds == "selected" and selection == "last")
+    if is_of_last_round:
+        differing.pop("eval_every", None)  # whether other rounds are tested changes nothing
+    return differing
 
 
 def is_smaller(name: str, value: Any, full: Any) -> bool:
@@ -273,7 +287,7 @@ def reductions(record: Record) -> dict[str, str]:
     for name in SIZES:
         value = options.get(name)
         if is_smaller(name, value, full[name]):
-            reduced[name] = differences_text({name: (value, full[name])})
+            reduced[name] = differences_text({name: Difference(value, full[name])})
     return reduced
 
 
@@ -301,12 +315,15 @@ def _value_text(value: Any) -> str:
     return "the run's" if value == AS_SEED else str(value)
 
 
-def differences_text(differing: Mapping[str, tuple[Any, Any]]) -> str:
-    """Differences as text, `rounds 15 of 40, lr 0.1 for 0.01`; see `differences`."""
+def differences_text(differing: Differences) -> str:
+    """Differences as text, `rounds 15 of 40, lr 0.1 for 0.01`."""
     texts = []
-    for name, (value, other) in differing.items():
-        if is_smaller(name, value, other):
-            texts.append(f"{SIZES[name]} {value:,} of {'all' if other is None else f'{other:,}'}")
+    for name, difference in differing.items():
+        value = difference.value
+        other_value = difference.other_value
+        if is_smaller(name, value, other_value):
+            full_text = "all" if other_value is None else f"{other_value:,}"
+            texts.append(f"{SIZES[name]} {value:,} of {full_text}")
         else:
-            texts.append(f"{settings_text({name: value})} for {_value_text(other)}")
+            texts.append(f"{settings_text({name: value})} for {_value_text(other_value)}")
     return ", ".join(texts)
