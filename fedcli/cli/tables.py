@@ -1,6 +1,6 @@
 """The commands that compare runs with each other and with a paper: `table` and `claims`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fedcli import registry
 from fedcli.cli.options import (
+    MACHINE,
     Cpus,
     Datasets,
     Format,
@@ -34,38 +35,48 @@ if TYPE_CHECKING:  # it imports PyTorch, which help does not need
 
     RunMissing = Callable[[TablePlan, Console], Mapping[Path, str]]
 
-RUNS = "A table of runs"  # a panel of the help of `table`, as the next one
+# Panels of the help of `table`, as `MACHINE`: the first for tables of runs alone, the others for papers' tables alone.
+RUNS = "A table of runs"
 PAPERS = "A paper's table"
-Per = Literal["round", "client", "client-round"]
 
+Part = Literal["round", "client", "client-round"]
 
-# The options that are for one of the two alone, by the names of the parameters of `table`.
-ONLY_OF_RUNS = ("metric", "columns", "digits", "method", "label", "per")
-ONLY_OF_PAPERS = (
-    "dry_run", "only", "rounds", "local_epochs", "train_examples", "records_only", "folder", "seeds", "jobs", "on",
-    "cpus_per_run", "gpus_per_run", "time_limit",
-)  # fmt: skip
+RunsOrTable = argument(list[str], "RUN|PAPER:ID", "Run folders, folders of runs, or a paper's table.")
+Out = optional(Path, "File to write, not the terminal.")
+Metric = optional(str, "Metrics as columns, e.g. best,at:1/2; or ./file.py:NAME.", panel=RUNS)
+Columns = optional(str, "Columns in this order, by the names that the table shows.", panel=RUNS)
+Digits = optional(int, "Decimals of percent and plain numbers.", panel=RUNS)
+Methods = optional(list[str], "Only runs of this method; may be repeated.", panel=RUNS)
+RunLabels = optional(list[str], "Name for the runs of a RUN; one for each RUN.", panel=RUNS)
+Per = optional(Part, "A CSV with a row for each round, client, or client in a round.", panel=RUNS)
+DryRun = optional(bool, "Run nothing; print cost and table.", "--dry-run", panel=PAPERS)
+Only = optional(list[str], "Only rows or columns with this in the name.", panel=PAPERS, metavar="TEXT")
+Rounds = optional(int, "Reduce: at most so many rounds a run.", panel=PAPERS)
+LocalEpochs = optional(int, "Reduce: at most so many local epochs.", panel=PAPERS)
+TrainExamples = optional(int, "Reduce: at most so many training images.", panel=PAPERS)
+RecordsOnly = optional(bool, "Keep no models, unless cells need them.", "--records-only", panel=PAPERS)
+TableFolder = optional(list[Path], "Its runs; in runs/tables by default.", "--runs", panel=PAPERS, metavar="DIR")
 
 
 def table(  # noqa: PLR0913  # the parameters of a command are its options
     ctx: typer.Context,
-    runs: argument(list[str], "RUN|PAPER:ID", "Run folders, folders of runs, or a paper's table."),
+    runs: RunsOrTable,
     dataset: Datasets = None,
     format: Format = "markdown",
-    out: optional(Path, "File to write, not the terminal.") = None,
-    metric: optional(str, "Metrics as columns, e.g. best,at:1/2; or ./file.py:NAME.", panel=RUNS) = None,
-    columns: optional(str, "Columns in this order, by the names that the table shows.", panel=RUNS) = None,
-    digits: optional(int, "Decimals of percent and plain numbers.", panel=RUNS) = None,
-    method: optional(list[str], "Only runs of this method; may be repeated.", panel=RUNS) = None,
-    label: optional(list[str], "Name for the runs of a RUN; one for each RUN.", panel=RUNS) = None,
-    per: optional(Per, "A CSV with a row for each round, client, or client in a round.", panel=RUNS) = None,
-    dry_run: optional(bool, "Run nothing; print cost and table.", "--dry-run", panel=PAPERS) = None,
-    only: optional(list[str], "Only rows or columns with this in the name.", panel=PAPERS, metavar="TEXT") = None,
-    rounds: optional(int, "Reduce: at most so many rounds a run.", panel=PAPERS) = None,
-    local_epochs: optional(int, "Reduce: at most so many local epochs.", panel=PAPERS) = None,
-    train_examples: optional(int, "Reduce: at most so many training images.", panel=PAPERS) = None,
-    records_only: optional(bool, "Keep no models, unless cells need them.", "--records-only", panel=PAPERS) = None,
-    folder: optional(list[Path], "Its runs; in runs/tables by default.", "--runs", panel=PAPERS, metavar="DIR") = None,
+    out: Out = None,
+    metric: Metric = None,
+    columns: Columns = None,
+    digits: Digits = None,
+    method: Methods = None,
+    label: RunLabels = None,
+    per: Per = None,
+    dry_run: DryRun = None,
+    only: Only = None,
+    rounds: Rounds = None,
+    local_epochs: LocalEpochs = None,
+    train_examples: TrainExamples = None,
+    records_only: RecordsOnly = None,
+    folder: TableFolder = None,
     seeds: Seeds = None,
     jobs: Jobs = None,
     on: On = None,
@@ -81,20 +92,20 @@ def table(  # noqa: PLR0913  # the parameters of a command are its options
     Runs whose data set is missing are left out. Ctrl-C interrupts; the same command resumes.
     --dataset, --rounds, --local-epochs or --train-examples reduce the table; --seeds default to the table's.
     """
-    names = [run for run in runs if ":" in run and not Path(run).exists()]
-    if not names:
-        _refuse_given(ctx, ONLY_OF_PAPERS, "a paper's table")
+    table_names = [run for run in runs if ":" in run and not Path(run).exists()]
+    if not table_names:
+        _refuse_options_in(ctx, (PAPERS, MACHINE), "a paper's table")
         from fedcli.results.columns import Layout
 
         records = records_of(runs, method, dataset, label)
         layout = Layout(columns or (), digits)
-        if per is not None:
-            print_text(_csv_of_parts(records, per, layout), out)
-        else:
+        if per is None:
             _print_table_of_runs(records, metric, layout, format, out)
+        else:
+            print_text(_csv_of_parts(records, per, layout), out)
         return
-    _refuse_given(ctx, ONLY_OF_RUNS, "a table of runs")
-    (name, *_) = names
+    _refuse_options_in(ctx, (RUNS,), "a table of runs")
+    (name, *_) = table_names
     if len(runs) > 1 or len(dataset or ()) > 1 or len(folder or ()) > 1:
         raise UserError(f"a paper's table goes alone: one --dataset, one --runs (got {name} and more); name one.")
     from fedcli.results.plans import plan_table
@@ -103,27 +114,27 @@ def table(  # noqa: PLR0913  # the parameters of a command are its options
     make_plan = partial(
         plan_table,
         registry.find_table(name),
-        _only_value(folder),
+        _value_if_given(folder),
         seeds=seeds,
         only=only or (),
         limits={"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples},
-        dataset=_only_value(dataset),
+        dataset=_value_if_given(dataset),
     )
     run_missing = None if dry_run else partial(_run_missing, placement=placement, records_only=bool(records_only))
     _print_paper_table(name, make_plan, run_missing, format, out)
 
 
-def _only_value(values: list | None) -> Any:
+def _value_if_given(values: list | None) -> Any:
     """Return the value of an option that was given at most once, None without one."""
     return next(iter(values or ()), None)
 
 
-def _refuse_given(ctx: typer.Context, names: Sequence[str], purpose: str) -> None:
-    """Refuse options of these parameters that are given, and say what they are for."""
+def _refuse_options_in(ctx: typer.Context, panels: Collection[str], purpose: str) -> None:
+    """Refuse options of these panels that are given, and say what they are for."""
     for parameter in ctx.command.params:
         source = ctx.get_parameter_source(parameter.name or "")
         is_given = source is not None and source.name == "COMMANDLINE"
-        if is_given and parameter.name in names:
+        if is_given and getattr(parameter, "rich_help_panel", None) in panels:
             flag, *_ = parameter.opts
             raise UserError(f"{flag} is for {purpose}; see 'fedcli table --help'.")
 
@@ -139,7 +150,7 @@ def _print_table_of_runs(records: list[dict], metric: str | None, layout: Any, f
     print_text(write_tables(records, metrics, format, layout, label), out, format == "markdown")
 
 
-def _csv_of_parts(records: list[dict], per: Per, layout: Any) -> str:
+def _csv_of_parts(records: list[dict], per: Part, layout: Any) -> str:
     """Write a CSV with a row `per` round, client, or client in a round."""
     from fedcli.results import frame
     from fedcli.results.render import csv_of
@@ -147,8 +158,8 @@ def _csv_of_parts(records: list[dict], per: Per, layout: Any) -> str:
 
     if layout != DEFAULT_LAYOUT:
         raise UserError(f"--columns and --digits are for tables of runs (got --per {per}); leave them out.")
-    of_run = {"round": frame.rounds_of, "client": frame.clients_of, "client-round": frame.client_rounds_of}
-    return csv_of(frame.parts_of_all(records, of_run[per]))
+    readers = {"round": frame.rounds_of, "client": frame.clients_of, "client-round": frame.client_rounds_of}
+    return csv_of(frame.parts_of_all(records, readers[per]))
 
 
 def _print_paper_table(
