@@ -77,7 +77,7 @@ class Shared(Meeting):
             self.meet()
             return act(item)
 
-        return self.processes.share(run, [1, 2], 2, lambda: None)
+        return self.processes.share(run, [1, 2], count=2)
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +153,7 @@ def test_a_fork_does_its_part_and_sends_tensors_with_their_strides(shared):
 @pytest.mark.parametrize("count", [1, 7, 3000])  # the last are more than wait to be taken
 def test_each_item_is_done_once_and_results_are_in_order(count):
     processes = Processes(3)
-    results = processes.share(lambda item: -item, range(count), 3, lambda: None)
+    results = processes.share(lambda item: -item, range(count), count=3)
     processes.reap()
     assert results == [-item for item in range(count)]
 
@@ -240,7 +240,7 @@ def test_where_there_can_be_no_more_processes_there_are_fewer(monkeypatch):
     monkeypatch.setattr(forks.os, "fork", fork)
     notes = []
     processes = Processes(3, notes.append)
-    assert processes.share(lambda item: -item, [1, 2], 2, lambda: None) == [-1, -2]
+    assert processes.share(lambda item: -item, [1, 2], count=2) == [-1, -2]
     assert notes == ["no more processes can be started (no more); from here on the work is shared by 1"]
 
 
@@ -267,7 +267,7 @@ def test_forks_end_with_the_process_that_is_killed(tmp_path):
         os.write(life, b".")
         os.read(never, 1)
 
-    running = start(tmp_path, main=lambda: Processes(2).share(work, [1, 2], 2, lambda: None))
+    running = start(tmp_path, main=lambda: Processes(2).share(work, [1, 2], count=2))
     os.close(life)
     assert os.read(alive, 1) + os.read(alive, 1) == b".."
 

@@ -84,8 +84,8 @@ def _gives_view(function: Any) -> bool:
 
 def _kernels(operation: Any, args: tuple) -> int:
     if operation is aten.convolution_backward:
-        *_, is_asked_for = args  # of each gradient
-        return sum(is_asked_for)
+        *_, wants_gradients = args  # whether those of input, weight and bias are asked for
+        return sum(wants_gradients)
     if operation is aten.constant_pad_nd:  # fills, then copies
         return 2
     return 1
@@ -136,9 +136,10 @@ def _flops(operation: Any, args: tuple, kwargs: dict[str, Any], results: Any) ->
         _, weight, *_ = args
         return _convolution_flops(results, weight)
     if operation is aten.convolution_backward:
-        gradient, _, weight, *_, is_asked_for = args
-        of_input, of_weight, _ = is_asked_for
-        return (of_input + of_weight) * _convolution_flops(gradient, weight)
+        gradient, _, weight, *_, wants_gradients = args
+        wants_input_gradient, wants_weight_gradient, _ = wants_gradients
+        num_convolutions = wants_input_gradient + wants_weight_gradient
+        return num_convolutions * _convolution_flops(gradient, weight)
     if operation in flop_registry:
         return flop_registry[operation](*args, **kwargs, out_val=results)
     return 0

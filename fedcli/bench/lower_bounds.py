@@ -48,12 +48,12 @@ def times_per_second(work: Callable[[], Any], engine: Engine) -> float:
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     processes = engine.processes
 
-    def by_one(number: int) -> float:
+    def rate_of_one(number: int) -> float:
         return 1 / min(seconds_of(work, device) for _ in range(TRIES))
 
     if processes.count > 1:  # at once, and not as soon as it has shown that this is faster
-        return sum(processes.share(by_one, range(processes.count), processes.count, lambda: None))
-    return sum(engine.side_by_side(by_one, range(threads)))
+        return sum(processes.share(rate_of_one, range(processes.count), count=processes.count))
+    return sum(engine.side_by_side(rate_of_one, range(threads)))
 
 
 class LowerBounds(NamedTuple):

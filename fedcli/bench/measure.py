@@ -74,7 +74,7 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
             "engine": fed.engine.mode,
             "device": str(setup.device),
             "method": setup.method.name,
-            **_of_engine(times, samples=passes * examples, peak_bytes=peak_bytes),
+            **_engine_results(times, samples=passes * examples, peak_bytes=peak_bytes),
             "images": images,
             **_conditions(setup),
             "repeats": repeats,
@@ -84,7 +84,7 @@ def measure(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any
             return result | {"whole_seconds": config.rounds * tested.median()}
         report("peak rates")
         bounds = lower_bounds(fed, plain.flops_per_sample(), passes, examples)
-        return result | _comparison(times) | _shares(bounds, times.rounds.median())
+        return result | _comparison(times) | _bound_results(bounds, times.rounds.median())
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -141,16 +141,16 @@ def _time_rounds(
     return _Times(pd.DataFrame(engine_seconds), pd.Series(plain_seconds, dtype=float))
 
 
-def _of_engine(times: _Times, samples: int, peak_bytes: int) -> dict[str, Any]:
+def _engine_results(times: _Times, samples: int, peak_bytes: int) -> dict[str, Any]:
     """What the engine took for a round of so many samples."""
-    pace = times.rounds.median()
+    seconds = times.rounds.median()
     return {
-        "seconds_per_round": pace,
+        "seconds_per_round": seconds,
         "seconds_spread": _spread(times.rounds),
-        "samples_per_second": samples / pace,
+        "samples_per_second": samples / seconds,
         "peak_bytes": peak_bytes,
         "evaluation_seconds": times.engine["evaluate"].median(),
-        "data_seconds_share": times.around_training.median() / pace,
+        "data_seconds_share": times.around_training.median() / seconds,
     }
 
 
@@ -179,11 +179,11 @@ def _comparison(times: _Times) -> dict[str, Any]:
     }
 
 
-def _shares(bounds: LowerBounds, pace: float) -> dict[str, Any]:
+def _bound_results(bounds: LowerBounds, seconds_per_round: float) -> dict[str, Any]:
     """The lower bounds of a round, and the larger one's share of what a round took."""
     return {
         "floor_seconds": bounds.larger,
-        "floor_share": bounds.larger / pace,
+        "floor_share": bounds.larger / seconds_per_round,
         "arithmetic_floor_seconds": bounds.arithmetic,
         "memory_floor_seconds": bounds.memory,
     }

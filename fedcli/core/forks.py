@@ -91,7 +91,11 @@ class Processes:
         return min(range(1, min(self.count, items) + 1), key=needed)
 
     def share(
-        self, work: Callable[[Any], Any], items: Sequence[Any], count: int, begin: Callable[[], None]
+        self,
+        work: Callable[[Any], Any],
+        items: Sequence[Any],
+        count: int,
+        begin: Callable[[], None] = lambda: None,
     ) -> list[Any]:
         """Calls `work` for each item in `count` processes, this one among them; returns results in order.
 
