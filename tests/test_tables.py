@@ -70,13 +70,13 @@ def test_seconds_are_the_median_round_of_quiet_runs():
 
 def test_the_seed_and_what_follows_it_do_not_divide_a_group_and_another_partition_seed_does():
     runs = [record(seed=2, device="cpu"), record(seed=0, device="cuda"), record(seed=1, device="auto")]
-    (group,) = groups.group(runs)
+    (group,) = groups.group_runs(runs)
     assert [run["seed"] for run in group.records] == [0, 1, 2]
     assert group.differing_settings == {}
     assert group.label == "one"
 
     fixed = {"partition_seed": 7, "origin": {"partition_seed": "command line"}}
-    following, other = groups.group([record(seed=0), record(seed=0, **fixed), record(seed=1, **fixed)])
+    following, other = groups.group_runs([record(seed=0), record(seed=0, **fixed), record(seed=1, **fixed)])
     assert following.differing_settings == {"partition_seed": "as seed"}
     assert other.label == "one, partition seed 7"
     assert len(other.records) == 2
@@ -85,7 +85,7 @@ def test_the_seed_and_what_follows_it_do_not_divide_a_group_and_another_partitio
 def test_other_numerics_are_another_group_and_another_hash_is_not():
     reworded = record(seed=1) | {"method_hash": "changed!" * 8}
     of_other_numerics = record(seed=2) | {"numerics": {"core": 1, "method": 2}}
-    first, second = groups.group([record(), reworded, of_other_numerics])
+    first, second = groups.group_runs([record(), reworded, of_other_numerics])
     assert first.differing_settings == {"numerics": "1.1"}
     assert len(first.records) == 2
     assert second.differing_settings == {"numerics": "1.2"}
@@ -94,12 +94,12 @@ def test_other_numerics_are_another_group_and_another_hash_is_not():
     # Of a user's own file nobody counts versions.
     users = {"method_source": "/me/one.py"}
     own = [record(seed=0) | users | {"method_hash": "a" * 8}, record(seed=1) | users | {"method_hash": "b" * 8}]
-    assert [group.differing_settings for group in groups.group(own)] == [{"code": "a" * 8}, {"code": "b" * 8}]
+    assert [group.differing_settings for group in groups.group_runs(own)] == [{"code": "a" * 8}, {"code": "b" * 8}]
 
 
 def test_labels_hold_what_differs_and_no_more():
     def labels(*runs):
-        return [group.label for group in groups.group(runs)]
+        return [group.label for group in groups.group_runs(runs)]
 
     one = record("one")
     two = record("two", mu=1)
@@ -395,7 +395,7 @@ def test_copies_of_a_run_count_once_and_other_runs_of_a_seed_each():
     of_other_seed = record(seed=1, selected=0.6)
     with_other_parameters = record(selected=0.7)
     with_other_parameters["summary"]["params_sha256"] = "f" * 64
-    (group,) = groups.group([run, copy, of_other_seed, with_other_parameters])
+    (group,) = groups.group_runs([run, copy, of_other_seed, with_other_parameters])
     assert [run["summary"]["selected"] for run in group.records] == [0.5, 0.7, 0.6]
 
 
@@ -407,7 +407,7 @@ def test_labels_stand_for_the_methods_of_their_paths(tmp_path):
 
     def sizes(*labels):
         records = frame.find_records(folders, labels)
-        return {group.label: len(group.records) for group in groups.group(records)}
+        return {group.label: len(group.records) for group in groups.group_runs(records)}
 
     assert sizes("plain", "faster") == {"plain": 1, "faster": 2}
     refused(lambda: sizes("plain"), "--label stands once for each path, in order (got 1 for 2")

@@ -11,7 +11,7 @@ from fedcli.errors import UserError
 from fedcli.figures.names import setting_name, title_words
 from fedcli.figures.text import write_title
 from fedcli.results.frame import finished_runs
-from fedcli.results.groups import group
+from fedcli.results.groups import group_runs
 from fedcli.runs.schema import Record
 
 SIDE = 2.5  # inches of a panel
@@ -47,7 +47,7 @@ def make_grid(records: list[Record], rows: int = 1) -> Grid:
     datasets = sorted({record["dataset"] for record in finished})
     if len(datasets) > 1:
         raise UserError(f"a figure shows the classes of one data set (got {', '.join(datasets)}); use --dataset.")
-    settings = group(finished)
+    settings = group_runs(finished)
     across = min(len(settings), ACROSS)
     down = ceil(len(settings) / ACROSS)  # blocks of columns, one below the other
     width = SIDE * max(across, 2) + LEGEND_WIDTH

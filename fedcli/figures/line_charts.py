@@ -18,7 +18,7 @@ from fedcli.figures.names import setting_colours, title_words
 from fedcli.figures.options import FigureOptions
 from fedcli.figures.text import characters, write_title
 from fedcli.figures.warn import warn_of_no_room
-from fedcli.results.groups import SeedGroup, boards, group
+from fedcli.results.groups import SeedGroup, group_runs, leaderboards
 from fedcli.runs.schema import Record
 
 # Each has more gaps than the one before, and hides no line that is drawn earlier.
@@ -121,8 +121,8 @@ def _chart_of_measures(
         remedy = " or ".join(dict.fromkeys(measure.remedy for measure in measures))
         raise UserError(f"no run has measured its {labels} (got {len(records)} runs); {remedy}.")
     panels = []
-    for runs in boards(measured).values():
-        settings = group(runs)
+    for runs in leaderboards(measured).values():
+        settings = group_runs(runs)
         (first, *_) = runs  # all have one protocol
         heading = f"{title_words(runs)} ({first['protocol']})"
         for measure in measures:

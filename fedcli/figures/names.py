@@ -6,7 +6,7 @@ import matplotlib
 import numpy as np
 from matplotlib.colors import to_hex
 
-from fedcli.results.groups import SeedGroup, agreed
+from fedcli.results.groups import SeedGroup, shared_settings
 from fedcli.results.words import data_words, method_name
 from fedcli.runs.identity import reductions
 from fedcli.runs.schema import Record
@@ -28,10 +28,10 @@ def colours(names: Iterable[str]) -> dict[str, str]:
     return dict(zip(names, shades, strict=False))
 
 
-def setting_colours(boards: Sequence[Sequence[SeedGroup]]) -> dict[str, str]:
-    """A colour for each setting, by its label; one a method where no board has several settings of a method."""
-    settings = [setting for board in boards for setting in board]
-    if not all(map(_has_one_a_method, boards)):
+def setting_colours(leaderboards: Sequence[Sequence[SeedGroup]]) -> dict[str, str]:
+    """A colour for each setting, by its label; one a method where no leaderboard has several settings of a method."""
+    settings = [setting for leaderboard in leaderboards for setting in leaderboard]
+    if not all(map(_has_one_a_method, leaderboards)):
         return colours(setting.label for setting in settings)
     of_method = colours(setting.method for setting in settings)
     return {setting.label: of_method[setting.method] for setting in settings}
@@ -55,7 +55,7 @@ def setting_name(setting: SeedGroup, labels: Mapping[str, str] = NO_LABELS) -> s
 
 def title_words(records: Sequence[Record], *more: str) -> str:
     """What runs share, in words: "Digits, Dirichlet 0.5, seed 0; reduced: rounds 4 of 100"."""
-    shared = agreed(records)
+    shared = shared_settings(records)
     title = data_words(shared.get("dataset", ""), shared.get("partition", ""), *more)
     smaller = {", ".join(reductions(record).values()) for record in records} - {""}
     return f"{title}; reduced: {' or '.join(sorted(smaller))}" if smaller else title

@@ -15,7 +15,7 @@ from bokeh.resources import INLINE
 
 from fedcli.figures.curves import Curve, find_curves
 from fedcli.figures.names import setting_colours, setting_name
-from fedcli.results.groups import SeedGroup, boards, group
+from fedcli.results.groups import SeedGroup, group_runs, leaderboards
 from fedcli.results.paper_tables import printed_accuracies
 from fedcli.results.render import Best, Sheet
 from fedcli.results.tables import commands, sheets
@@ -30,14 +30,14 @@ WIDE = {"sizing_mode": "stretch_width"}
 
 
 class _TableRow(NamedTuple):
-    """A line of a board's table."""
+    """A line of a leaderboard's table."""
 
     setting: SeedGroup
     cells: Sequence[str]
 
 
 class _TableColumn(NamedTuple):
-    """A column of a board's table."""
+    """A column of a leaderboard's table."""
 
     title: str
     texts: list[str]
@@ -48,17 +48,17 @@ def report(records: Sequence[Record], title: str = "Runs") -> str:
     """The page of some runs: for each protocol and data set a table, curves and commands."""
     use = "Click a column's title to sort by it, a name beside curves to switch its line on or off."
     parts: list[Any] = [_text(f"<h1>{escape(title)}</h1>Runs: {len(records)}. {use}")]
-    runs_of_board = boards(records)
-    settings_of_board = [group(runs) for runs in runs_of_board.values()]
-    colours = setting_colours(settings_of_board)
-    for name, settings, sheet in zip(runs_of_board, settings_of_board, sheets(records), strict=True):
+    runs_by_leaderboard = leaderboards(records)
+    settings_by_leaderboard = [group_runs(runs) for runs in runs_by_leaderboard.values()]
+    colours = setting_colours(settings_by_leaderboard)
+    for name, settings, sheet in zip(runs_by_leaderboard, settings_by_leaderboard, sheets(records), strict=True):
         parts.append(_text(f"<h2>{escape(name)}</h2>"))
-        parts += _board(settings, sheet, commands(runs_of_board[name]), colours)
+        parts += _leaderboard(settings, sheet, commands(runs_by_leaderboard[name]), colours)
     return file_html(column(parts, **WIDE, margin=10), INLINE, title)
 
 
-def _board(settings: list[SeedGroup], sheet: Sheet, typed: list[str], colours: dict[str, str]) -> list[Any]:
-    """The table of a board, its notes, what is folded below them, and its curves."""
+def _leaderboard(settings: list[SeedGroup], sheet: Sheet, typed: list[str], colours: dict[str, str]) -> list[Any]:
+    """The table of a leaderboard, its notes, what is folded below them, and its curves."""
     rows = [_TableRow(setting, cells) for setting, cells in zip(settings, sheet.lines, strict=True)]
     shown = [row for row in rows if not row.setting.has_failed]
     failed = [", ".join(filter(None, row.cells)) for row in rows if row.setting.has_failed]
@@ -88,7 +88,7 @@ def _folded(summary: str, lines: list[str]) -> str:
 
 
 def _columns(sheet: Sheet, rows: list[_TableRow]) -> list[_TableColumn]:
-    """The columns of a board's table, with the paper's numbers behind the first of ours."""
+    """The columns of a leaderboard's table, with the paper's numbers behind the first of ours."""
     columns = []
     for position, title in enumerate(sheet.columns):
         texts = [row.cells[position] for row in rows]
@@ -101,7 +101,7 @@ def _columns(sheet: Sheet, rows: list[_TableRow]) -> list[_TableColumn]:
 
 
 def _table(columns: list[_TableColumn], rows: list[_TableRow], colours: dict[str, str]) -> models.DataTable:
-    """A board's table of these rows, whose first column, the names of settings, is in the colours of their curves."""
+    """A leaderboard's table of these rows, with the names of settings in the colours of their curves."""
     data = {"colour": [colours[row.setting.label] for row in rows]}
     shown = []
     for number, values in enumerate(columns):

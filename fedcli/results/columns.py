@@ -9,7 +9,7 @@ from statistics import fmean
 import pandas as pd
 
 from fedcli.errors import UserError, unknown
-from fedcli.results.groups import SeedGroup, comparable, tested_model
+from fedcli.results.groups import SeedGroup, comparable_groups, tested_model
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.render import MISSING, Best
 from fedcli.results.statistics import best, leads_over_best, mean_of_runs
@@ -68,7 +68,7 @@ def find_columns(groups: Sequence[SeedGroup], metrics: Sequence[str], leads: boo
     Raises:
         UserError: If a metric is not known, or a column is chosen that the table does not have.
     """
-    selections = sorted({member.selection for member in groups})
+    selections = sorted({group.selection for group in groups})
     headline = f"Selected ({' or '.join(selections)}), %"
     by_title = {headline: find_metric("selected")}
     if selections != ["last"]:  # else it is the selected one
@@ -79,7 +79,7 @@ def find_columns(groups: Sequence[SeedGroup], metrics: Sequence[str], leads: boo
     if layout.digits is not None:
         by_title = {title: replace(metric, decimals=layout.digits) for title, metric in by_title.items()}
     titles = [*TEXT_COLUMNS, *by_title, ROUNDS, FLOATS]
-    aliases = {"Accuracy": headline}  # as a table for a paper names it
+    aliases = {"Accuracy": headline}  # the name in a table for a paper
     if leads:
         titles.append(LEAD)
         aliases["Lead"] = LEAD
@@ -89,12 +89,12 @@ def find_columns(groups: Sequence[SeedGroup], metrics: Sequence[str], leads: boo
 
 
 def choose_columns(
-    asked: str | Sequence[str], titles: Sequence[str], aliases: Mapping[str, str] = NO_NAMES
+    names: str | Sequence[str], titles: Sequence[str], aliases: Mapping[str, str] = NO_NAMES
 ) -> list[str]:
     """The titles of the columns that are asked for, in any case, with or without what stands behind their name.
 
     Args:
-        asked: Their names; in a text, with commas between them.
+        names: Those of the columns; in a text, with commas between them.
         titles: Those that there are.
         aliases: Other names of some titles.
 
@@ -103,19 +103,19 @@ def choose_columns(
     """
     by_name: dict[str, str] = {}
     for title in titles:
-        for name in (title, column_name(title)):
-            by_name.setdefault(name.lower(), title)
-    for name, title in aliases.items():
-        by_name.setdefault(name.lower(), title)
+        for title_or_name in (title, column_name(title)):
+            by_name.setdefault(title_or_name.lower(), title)
+    for alias, title in aliases.items():
+        by_name.setdefault(alias.lower(), title)
     chosen_titles = []
-    texts = [asked] if isinstance(asked, str) else asked
+    texts = [names] if isinstance(names, str) else names
     for text in texts:
         rest = text.strip()
         while rest:  # not split at commas, which some titles have
             fitting = [name for name in by_name if re.match(rf"{re.escape(name)}\s*(,|$)", rest.lower())]
             if not fitting:
-                names = list(dict.fromkeys(map(column_name, titles)))
-                raise unknown("column in --columns", rest.split(",")[0], names, f"there are {', '.join(names)}.")
+                known = list(dict.fromkeys(map(column_name, titles)))
+                raise unknown("column in --columns", rest.split(",")[0], known, f"there are {', '.join(known)}.")
             longest = max(fitting, key=len)
             chosen_titles.append(by_name[longest])
             rest = rest[len(longest) :].lstrip().removeprefix(",").lstrip()
@@ -135,39 +135,41 @@ def first_number_column(titles: Sequence[str]) -> int:
     return len(titles)
 
 
-def cells_of(groups: Sequence[SeedGroup], columns: Columns, usual: int | None = None) -> pd.DataFrame:
+def cells_of(groups: Sequence[SeedGroup], columns: Columns, implied_count: int | None = None) -> pd.DataFrame:
     """The cells of a table, a row a group, by title: the chosen columns, or all.
 
-    A headline whose lead over the best other is sure is `Best`. A number of runs that is the `usual` one is left out.
+    A headline whose lead over the best other is sure is `Best`. A number of runs that equals `implied_count` is left
+    out.
     """
-    rows = [_row(member, columns, usual) for member in groups]
+    rows = [_row(group, columns, implied_count) for group in groups]
     headline = columns.metrics[columns.headline]
-    for indices in comparable(groups):
+    for indices in comparable_groups(groups):
         compared = {index: groups[index].records for index in indices}
-        ahead = best(headline, compared)
-        if ahead is not None:
+        best_index = best(headline, compared)
+        if best_index is not None:
+            best_row = rows[best_index]
             for title in ("Method", columns.headline):
-                rows[ahead][title] = Best(rows[ahead][title])
+                best_row[title] = Best(best_row[title])
         if columns.leads:
-            texts = leads_over_best(headline, compared, usual)
+            texts = leads_over_best(headline, compared, implied_count)
             for index, text in texts.items():
                 rows[index] = _with_lead(rows[index], columns.headline, text)
     cells = pd.DataFrame(rows, dtype=object)
     return cells[columns.chosen_titles] if columns.chosen_titles else cells
 
 
-def _row(member: SeedGroup, columns: Columns, usual: int | None) -> dict[str, str]:
+def _row(group: SeedGroup, columns: Columns, implied_count: int | None) -> dict[str, str]:
     """The cells of a group by column; those of optional metrics stay empty without a value."""
-    records = member.records
+    records = group.records
     states = Counter(map(state_of, records))
     (first, *_) = records
     means = {}
     for title, metric in columns.metrics.items():
         is_left_out = metric.name in columns.optional_metrics and not metric.values(records)
-        means[title] = "" if is_left_out else mean_of_runs(metric, records, states, usual)
+        means[title] = "" if is_left_out else mean_of_runs(metric, records, states, implied_count)
     return {
-        "Method": member.method,
-        "Settings": settings_text(member.differing_settings),
+        "Method": group.method,
+        "Settings": settings_text(group.differing_settings),
         "Seeds": ", ".join(map(_seed_text, records)),
         "Model": tested_model(first),
         **means,

@@ -22,7 +22,7 @@ from fedcli.results.columns import (
     find_columns,
     first_number_column,
 )
-from fedcli.results.groups import SeedGroup, agreed, boards, group
+from fedcli.results.groups import SeedGroup, group_runs, leaderboards, shared_settings
 from fedcli.results.render import MISSING, Best, Sheet, render
 from fedcli.results.statistics import NOTE_ON_DIVERGED
 from fedcli.results.tables import sheet, sheets
@@ -66,9 +66,9 @@ def write_tables(
             )
         return render(sheet(records, metrics), form)
     if form == "latex":
-        by_board = boards(records)
+        by_leaderboard = leaderboards(records)
         papers_tables = []
-        for runs, name in zip(by_board.values(), _labels(by_board, label), strict=True):
+        for runs, name in zip(by_leaderboard.values(), _labels(by_leaderboard, label), strict=True):
             table = replace(paper_sheet(runs, metrics, layout), label=name)
             papers_tables.append(render(table, form))
         return "\n".join(papers_tables)
@@ -108,19 +108,19 @@ def paper_sheet(records: Sequence[Record], metrics: Sequence[str] = (), layout: 
     Raises:
         UserError: If a metric or a column is not known.
     """
-    groups = group(records)
+    groups = group_runs(records)
     columns = find_columns(groups, metrics, leads=True, layout=layout)
     seeds = _seeds_of_all(groups)
-    cells = cells_of(groups, columns, usual=len(seeds) or None)
+    cells = cells_of(groups, columns, implied_count=len(seeds) or None)
     if "Method" in cells:
-        cells["Method"] = [method_name(member.records[0]) for member in groups]
+        cells["Method"] = [method_name(group.records[0]) for group in groups]
     if not columns.chosen_titles:
         cells = _for_a_paper(cells, columns, bool(seeds))
     titles = list(cells)
     for title in titles[first_number_column(titles) :]:
         texts = [cell or MISSING for cell in cells[title]]
         cells[title] = pd.Series(texts, cells.index, dtype=object)  # as text of pandas none would be `Best`
-    shared = agreed(records)
+    shared = shared_settings(records)
     shared_text = ", ".join(f"{name} {value}" for name, value in shared.items())
     return Sheet(
         columns=[_heading(title, columns) for title in titles],
@@ -152,9 +152,9 @@ def _seeds_of_all(groups: Sequence[SeedGroup]) -> list[int]:
     """The seeds that all groups have finished runs of, and no others; empty where groups differ."""
     (first, *_) = groups
     seeds = [record["seed"] for record in first.records]
-    for member in groups:
-        has_finished = len(member.finished) == len(member.records)
-        if not has_finished or [record["seed"] for record in member.records] != seeds:
+    for group in groups:
+        has_finished = len(group.finished) == len(group.records)
+        if not has_finished or [record["seed"] for record in group.records] != seeds:
             return []
     return seeds
 
@@ -183,10 +183,10 @@ def _heading(title: str, columns: Columns) -> str:
 
 def _caption(groups: Sequence[SeedGroup], columns: Columns, cells: pd.DataFrame, seeds: Sequence[int]) -> str:
     """What the numbers are: data, seeds, the rule of the headline, leads, bold, and what a reader must know of runs."""
-    records = [record for member in groups for record in member.records]
+    records = [record for group in groups for record in group.records]
     sentences = [_first_sentence(records, columns, seeds)]
     if columns.headline in cells:
-        rules = dict.fromkeys(f"of the {SELECTIONS[member.selection]}" for member in groups)
+        rules = dict.fromkeys(f"of the {SELECTIONS[group.selection]}" for group in groups)
         sentences.append(f"Accuracy: {' or '.join(rules)}.")
     if LEAD in cells:
         sentences.append(notes.LEADS)
@@ -208,7 +208,7 @@ def _caption(groups: Sequence[SeedGroup], columns: Columns, cells: pd.DataFrame,
 
 def _first_sentence(records: Sequence[Record], columns: Columns, seeds: Sequence[int]) -> str:
     """What is measured, on which data, and how often."""
-    shared = agreed(records)
+    shared = shared_settings(records)
     words = "Test accuracy in percent"
     data = data_words(shared.get("dataset", ""), shared.get("partition", ""))
     if data:

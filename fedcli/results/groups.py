@@ -49,8 +49,8 @@ def select_records(
     Raises:
         UserError: If no record is of a named one.
     """
-    of_methods = _select(records, "method", methods, "method")
-    return _select(of_methods, "dataset", datasets, "data set")
+    selected = _select(records, "method", methods, "method")
+    return _select(selected, "dataset", datasets, "data set")
 
 
 def _select(records: Sequence[Record], field: str, names: Sequence[str], kind: str) -> list[Record]:
@@ -65,16 +65,16 @@ def _select(records: Sequence[Record], field: str, names: Sequence[str], kind: s
     return [record for record in records if record[field].lower() in wanted]
 
 
-def boards(records: Iterable[Record]) -> dict[str, list[Record]]:
+def leaderboards(records: Iterable[Record]) -> dict[str, list[Record]]:
     """The records by protocol and data set, in order of appearance."""
-    by_board: dict[str, list[Record]] = {}
+    by_leaderboard: dict[str, list[Record]] = {}
     for record in records:
-        board = f"{record['protocol']}, {record['dataset']}"
-        by_board.setdefault(board, []).append(record)
-    return by_board
+        leaderboard = f"{record['protocol']}, {record['dataset']}"
+        by_leaderboard.setdefault(leaderboard, []).append(record)
+    return by_leaderboard
 
 
-def group(records: Iterable[Record], by_seed: bool = False) -> list[SeedGroup]:
+def group_runs(records: Iterable[Record], by_seed: bool = False) -> list[SeedGroup]:
     """The records as groups that agree in everything but the seed, in order of appearance.
 
     Numerics and labels divide groups, and if `by_seed`, seeds. Of runs with the same seed and parameters, one counts.
@@ -83,22 +83,22 @@ def group(records: Iterable[Record], by_seed: bool = False) -> list[SeedGroup]:
     common = ["label", "key", "numerics"]
     if by_seed:
         common.append("seed")
-    frames = [of_group for _, of_group in runs.groupby(common, sort=False)]
-    labels = [of_group["label"].iloc[0] for of_group in frames]
-    settings_of_groups = [_compared_settings(of_group) for of_group in frames]
+    frames = [group_frame for _, group_frame in runs.groupby(common, sort=False)]
+    labels = [group_frame["label"].iloc[0] for group_frame in frames]
+    settings_of_groups = [_compared_settings(group_frame) for group_frame in frames]
     groups = []
-    for of_group, label, settings in zip(frames, labels, settings_of_groups, strict=True):
+    for group_frame, label, settings in zip(frames, labels, settings_of_groups, strict=True):
         method = label or settings["method"]
         differing = _differing(settings, settings_of_groups)
         unusual = {name: value for name, value in differing.items() if _is_unusual(name, settings, settings_of_groups)}
         is_told_by_name = labels.count(method) == 1  # a user's label that one group has is enough
-        members = of_group.sort_values("seed", kind="stable")["record"].tolist()
+        group_records = group_frame.sort_values("seed", kind="stable")["record"].tolist()
         groups.append(SeedGroup(
             label=f"{method}, {settings_text(unusual)}" if unusual and not is_told_by_name else method,
             method=method,
             differing_settings=differing,
             selection=settings["selection"],
-            records=members,
+            records=group_records,
         ))  # fmt: skip
     return groups
 
@@ -127,19 +127,19 @@ def _is_unusual(name: str, settings: Settings, settings_of_groups: Sequence[Sett
 
 def _peers(name: str, settings: Settings, settings_of_groups: Sequence[Settings]) -> list[Settings]:
     """The groups that a setting is compared among: all, or those of the method where it is not an option of all."""
-    having = [other for other in settings_of_groups if name in other]
-    if len(having) == len(settings_of_groups) and name not in ("numerics", "code"):
-        return having
-    return [other for other in having if other["method"] == settings["method"]]
+    with_setting = [other for other in settings_of_groups if name in other]
+    if len(with_setting) == len(settings_of_groups) and name not in ("numerics", "code"):
+        return with_setting
+    return [other for other in with_setting if other["method"] == settings["method"]]
 
 
-def comparable(groups: Sequence[SeedGroup]) -> list[list[int]]:
+def comparable_groups(groups: Sequence[SeedGroup]) -> list[list[int]]:
     """The indices of groups whose numbers are compared with each other."""
-    compared = pd.DataFrame([settings_of(member.records[0]) for member in groups], dtype=object)
+    compared = pd.DataFrame([settings_of(group.records[0]) for group in groups], dtype=object)
     return [list(indices) for indices in compared.groupby(COMPARABLE, dropna=False).groups.values()]
 
 
-def agreed(records: Iterable[Record]) -> dict[str, Any]:
+def shared_settings(records: Iterable[Record]) -> dict[str, Any]:
     """Those of protocol, data set and partition in which all records agree."""
     settings_of_records = [settings_of(record) for record in records]
     common = {}

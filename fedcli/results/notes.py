@@ -7,7 +7,7 @@ import pandas as pd
 from fedcli import registry
 from fedcli.declarations import flag_of
 from fedcli.results.columns import LEAD, Columns
-from fedcli.results.groups import SeedGroup, comparable, tested_model
+from fedcli.results.groups import SeedGroup, comparable_groups, tested_model
 from fedcli.results.render import Best, markdown
 from fedcli.results.statistics import NOTE_ON_BOLD, NOTE_ON_DIVERGED
 from fedcli.runs.identity import FIRST_SETTINGS, NOT_SETTINGS, changes_between_rounds, reductions, settings_text
@@ -54,7 +54,7 @@ def on_leads(groups: Sequence[SeedGroup], cells: pd.DataFrame) -> list[str]:
 
 def compares_models(groups: Sequence[SeedGroup]) -> bool:
     """Whether rows with a global model are compared with rows of personal ones."""
-    for indices in comparable(groups):
+    for indices in comparable_groups(groups):
         kinds = {tested_model(groups[index].records[0]) for index in indices}
         if {"global", "personal"} <= kinds:
             return True
@@ -68,13 +68,13 @@ def on_runs(groups: Sequence[SeedGroup]) -> list[str]:
     if any(reduced):
         notes.append(f"Reduced against the protocol: {'; or '.join(filter(None, reduced))}.")
     options: dict[str, None] = {}  # in words, each once
-    for member in groups:
-        record = member.records[0]
+    for group in groups:
+        record = group.records[0]
         method = registry.methods().get(record["method"])
         inactive = inactive_term(record["config"], method) if method else ""
         if inactive:
-            notes.append(f"Inactive in {markdown(member.label)}: {inactive}.")
-        shown = {*FIRST_SETTINGS, "rounds", *NOT_SETTINGS, *member.differing_settings, *reductions(record)}
+            notes.append(f"Inactive in {markdown(group.label)}: {inactive}.")
+        shown = {*FIRST_SETTINGS, "rounds", *NOT_SETTINGS, *group.differing_settings, *reductions(record)}
         for name, value in given_options(record["config"], recorded_origins(record["origin"])).items():
             if name not in shown:
                 options[settings_text({name: value})] = None
@@ -89,10 +89,10 @@ def on_metrics(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
     sentences = []
     for metric in columns.metrics.values():
         without = []
-        for member in groups:
-            seeds = [str(record["seed"]) for record in member.finished if not record["config"].get(metric.run_option)]
+        for group in groups:
+            seeds = [str(record["seed"]) for record in group.finished if not record["config"].get(metric.run_option)]
             if metric.run_option and seeds:
-                without.append(f"{markdown(member.label)} (seed {', '.join(seeds)})")
+                without.append(f"{markdown(group.label)} (seed {', '.join(seeds)})")
         if without:
             sentences.append(
                 f"{metric.name} is not in the records of {', '.join(without)}: it needs runs with "
@@ -108,11 +108,11 @@ def _of_different_rounds(groups: Sequence[SeedGroup], columns: Columns) -> list[
         if not metric.different_rounds(_all_records(groups)):
             continue
         last = []
-        for member in groups:
-            measured = [record for record in member.records if metric.value(record) is not None]
+        for group in groups:
+            measured = [record for record in group.records if metric.value(record) is not None]
             seeds = [str(record["seed"]) for record in measured if "selected" not in metric.measured_rounds(record)]
             if seeds:
-                last.append(f"{markdown(member.label)} (seed {', '.join(seeds)})")
+                last.append(f"{markdown(group.label)} (seed {', '.join(seeds)})")
         sentences.append(
             f"{metric.name} is of the last round's models of {', '.join(last)} and of the headline's of the others, "
             "which do not compare: 'fedcli quality' measures the headline's."
@@ -123,12 +123,12 @@ def _of_different_rounds(groups: Sequence[SeedGroup], columns: Columns) -> list[
 def changes_of(groups: Sequence[SeedGroup]) -> list[str]:
     """What of code, machine and versions has changed between the rounds of runs, a sentence each."""
     changes = []
-    for member in groups:
-        for record in member.records:
-            label = f"{markdown(member.label)}, seed {record['seed']}"
+    for group in groups:
+        for record in group.records:
+            label = f"{markdown(group.label)}, seed {record['seed']}"
             changes += [f"{label}: {markdown(change)}." for change in changes_between_rounds(record)]
     return changes
 
 
 def _all_records(groups: Sequence[SeedGroup]) -> list[Record]:
-    return [record for member in groups for record in member.records]
+    return [record for group in groups for record in group.records]

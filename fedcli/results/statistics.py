@@ -121,11 +121,13 @@ def best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> Any:
     return first if is_ahead else None
 
 
-def leads_over_best(metric: Metric, groups: Mapping[Any, Sequence[Record]], usual: int | None = None) -> dict[Any, str]:
+def leads_over_best(
+    metric: Metric, groups: Mapping[Any, Sequence[Record]], implied_count: int | None = None
+) -> dict[Any, str]:
     """The lead of each group over the best of the others by the mean, with its interval, paired by seed, as text.
 
-    A group without a value, or without another that has one, has an empty text. A number of pairs that is the `usual`
-    one is left out.
+    A group without a value, or without another that has one, has an empty text. A number of pairs that equals
+    `implied_count` is left out.
     """
     means = _means(metric, groups)
     texts = dict.fromkeys(groups, "")
@@ -136,18 +138,18 @@ def leads_over_best(metric: Metric, groups: Mapping[Any, Sequence[Record]], usua
         better = max if metric.better == "higher" else min
         best_other = better(others, key=means.__getitem__)
         lead = difference(metric, groups[name], metric, groups[best_other])
-        texts[name] = interval_text(metric, lead, count=lead.n != usual)
+        texts[name] = interval_text(metric, lead, count=lead.n != implied_count)
     return texts
 
 
-def mean_of_runs(metric: Metric, records: Sequence[Record], states: Counter, usual: int | None = None) -> str:
+def mean_of_runs(metric: Metric, records: Sequence[Record], states: Counter, implied_count: int | None = None) -> str:
     """Mean ± sample standard deviation, with the number of runs that have the value.
 
     Args:
         metric: What is read of each run.
         records: The runs that have begun.
         states: The number of all planned runs by state.
-        usual: A number of runs that is left out, where all runs have the value.
+        implied_count: A number of runs that goes without saying, where all runs have the value.
 
     Returns:
         "66.10 ± 0.52 (3)", or "66.10 ± 0.52 (2 of 3 runs; 1 diverged)"; the state of the furthest if no run counts.
@@ -168,4 +170,4 @@ def mean_of_runs(metric: Metric, records: Sequence[Record], states: Counter, usu
         text = "of different rounds"
     else:
         text = metric.missing_text
-    return text if remarks == [str(usual)] else f"{text} ({'; '.join(remarks)})"
+    return text if remarks == [str(implied_count)] else f"{text} ({'; '.join(remarks)})"

@@ -17,14 +17,14 @@ from fedcli.errors import printable
 from fedcli.results import notes
 from fedcli.results.columns import DEFAULT_LAYOUT, Layout, cells_of, find_columns, first_number_column
 from fedcli.results.frame import find_records
-from fedcli.results.groups import agreed, boards, group, tested_model
+from fedcli.results.groups import group_runs, leaderboards, shared_settings, tested_model
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.render import Sheet, markdown
 from fedcli.runs.identity import changes_between_rounds, reductions, settings_of, settings_text
 from fedcli.runs.machine import quiet
 from fedcli.runs.schema import Record
 
-OUT = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # in the commands of older runs
+OUT_OPTION = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # in the commands of older runs
 
 
 def sheet(
@@ -43,18 +43,18 @@ def sheet(
     Raises:
         UserError: If a metric or a column is not known.
     """
-    groups = group(records, by_seed)
+    groups = group_runs(records, by_seed)
     columns = find_columns(groups, metrics, leads, layout)
     cells = cells_of(groups, columns)
     if not columns.chosen_titles:
-        cells = _with_something_to_say(cells)
+        cells = _informative_columns(cells)
     titles = list(cells)
-    shared_text = ", ".join(f"{name} {markdown(value)}" for name, value in agreed(records).items())
+    shared_text = ", ".join(f"{name} {markdown(value)}" for name, value in shared_settings(records).items())
     found_metrics = [find_metric(name) for name in metrics]
-    what_to_know = notes.on_numbers(groups)
-    what_to_know += notes.on_runs(groups)
-    what_to_know += notes.on_metrics(groups, columns)
-    what_to_know += notes.on_leads(groups, cells)
+    table_notes = notes.on_numbers(groups)
+    table_notes += notes.on_runs(groups)
+    table_notes += notes.on_metrics(groups, columns)
+    table_notes += notes.on_leads(groups, cells)
     return Sheet(
         columns=titles,
         lines=cells.to_numpy().tolist(),
@@ -62,23 +62,23 @@ def sheet(
         values=[numbers_of(record, found_metrics) for record in records],
         title=title,
         subject=f"All rows: {shared_text}." if shared_text else "",
-        notes=what_to_know,
+        notes=table_notes,
     )
 
 
 def sheets(
     records: Iterable[Record], metrics: Sequence[str] = (), leads: bool = False, layout: Layout = DEFAULT_LAYOUT
 ) -> list[Sheet]:
-    """A table for each board, which titles name where there are several; see `sheet`."""
-    by_board = boards(records)
+    """A table for each leaderboard, which titles name where there are several; see `sheet`."""
+    by_leaderboard = leaderboards(records)
     tables = []
-    for board, runs in by_board.items():
-        title = board if len(by_board) > 1 else ""
+    for leaderboard, runs in by_leaderboard.items():
+        title = leaderboard if len(by_leaderboard) > 1 else ""
         tables.append(sheet(runs, metrics, title, leads=leads, layout=layout))
     return tables
 
 
-def _with_something_to_say(cells: pd.DataFrame) -> pd.DataFrame:
+def _informative_columns(cells: pd.DataFrame) -> pd.DataFrame:
     """The columns that are not empty; that of the model only where rows differ in it."""
     if len({*cells["Model"]} - {""}) < 2:
         cells = cells.drop(columns="Model")
@@ -164,5 +164,5 @@ def machines(records: Iterable[Record]) -> list[str]:
 
 def commands(records: Iterable[Record]) -> list[str]:
     """The commands that made these runs, without their folders, each once."""
-    texts = dict.fromkeys(OUT.sub("", printable(record["command"])) for record in records)
+    texts = dict.fromkeys(OUT_OPTION.sub("", printable(record["command"])) for record in records)
     return [text for text in texts if text.startswith("fedcli ")]
