@@ -389,8 +389,8 @@ def test_what_holds_by_construction_is_not_reproduced_and_a_control_explains_a_l
 
 def test_what_would_decide_a_claim_is_the_runs_that_lack_and_their_hours(study):
     def decided():
-        timed = durations.paces(frame.read_runs([study.runs]))
-        text, _, _ = durations.decided_by(study.answer(), study.runs, timed).partition(", timed")
+        timed = durations.times_of_runs(frame.read_runs([study.runs]))
+        text, _, _ = durations.deciding_runs_text(study.answer(), study.runs, timed).partition(", timed")
         return text
 
     study.add_pairs((81, 80))
@@ -417,8 +417,8 @@ def test_a_run_takes_the_time_of_a_benched_workload_with_its_network_and_images(
     table = registry.find_table("fedfm:III")
     planned = plans.plan_table(table, tmp_path, only=["FedAvg", "CIFAR-10 NIID-1"], seeds=[0])
 
-    timed = durations.benched(tmp_path)
-    estimated = durations.cost_of(planned.runs, timed, "cuda", "")
+    timed = durations.times_of_benchmarks(tmp_path)
+    estimated = durations.estimate_times(planned.runs, timed, "cuda", "")
 
     seconds_of_an_example = 50 / 40_000
     images, epochs, rounds = 50_000, 10, 100
@@ -431,7 +431,7 @@ def test_a_method_that_was_not_timed_takes_what_it_takes_beside_fedavg_elsewhere
     """Two seconds for one of FedAvg's on another network, in rounds of as many examples."""
 
     def timing(method, network, **measured):
-        return {"quiet": True, "machine": "a CPU", "method": method, **network, **measured}
+        return {"undisturbed": True, "machine": "a CPU", "method": method, **network, **measured}
 
     small = {"device": "cpu", "backbone": "cnn-2x32", "shape": "[1, 28, 28]", "precision": "float32"}
     large = {"device": "cpu", "backbone": "resnet18", "shape": "[3, 32, 32]", "precision": "float32"}
@@ -441,11 +441,11 @@ def test_a_method_that_was_not_timed_takes_what_it_takes_beside_fedavg_elsewhere
         timing("moon", small, seconds=50.0, examples=8, threads=1),
         timing("fedavg", large, seconds=0.5, examples=9, threads=2),
     ])  # fmt: skip
-    assert durations.relative_times(timed).to_dict() == {"fedavg": 1.0, "moon": 2.0}
+    assert durations.time_ratios(timed).to_dict() == {"fedavg": 1.0, "moon": 2.0}
 
     only = ["FedAvg", "MOON", "CIFAR-10 NIID-1"]
     planned = plans.plan_table(registry.find_table("fedfm:III"), tmp_path, only=only, seeds=[0])
-    estimated = durations.cost_of(planned.runs, timed, "cpu", "")
+    estimated = durations.estimate_times(planned.runs, timed, "cpu", "")
     examples = 50_000 * 10 * 100
     assert estimated["seconds"].tolist() == [0.5 * examples, 2 * 0.5 * examples]
     assert estimated["core_seconds"].tolist() == [examples, 2 * examples]

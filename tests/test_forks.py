@@ -23,7 +23,7 @@ from fedcli.papers.baselines import fedavg
 from fedcli.registry import find_method, methods
 from fedcli.runs import cores, workers
 from fedcli.runs.cores import allowed_cores
-from fedcli.runs.machine import machine_settings, quiet
+from fedcli.runs.machine import is_undisturbed, machine_settings
 from fedcli.runs.record import RECORD, read_record
 from fedcli.runs.rounds import Listener
 from tests import law_8, laws, on_made_up
@@ -535,8 +535,8 @@ def test_workers_have_as_many_threads_as_one_process(monkeypatch, two_threads):
 
 def test_seconds_count_where_no_more_than_a_runs_own_processes_were_busy():
     record = {"hardware": {"threads": 1}, "engine": {"processes": 2}, "load": [{"start": 0.0, "end": 2.4}]}
-    assert quiet(record)
-    assert not quiet({**record, "engine": {"processes": 1}})
+    assert is_undisturbed(record)
+    assert not is_undisturbed({**record, "engine": {"processes": 1}})
 
 
 SCRIPT = """

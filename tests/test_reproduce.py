@@ -348,7 +348,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(cells, **options):
-    estimates = durations.estimate(plans.plan_table(table(cells), **options))
+    estimates = durations.estimate_plan(plans.plan_table(table(cells), **options))
     seconds = estimates["seconds"]
     return Estimate(seconds.sum(), seconds.count(), set().union(*estimates["machines"]))
 

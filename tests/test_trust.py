@@ -217,7 +217,7 @@ def test_reports_and_tables_import_no_file_that_a_record_names(name, work):
     for command in ("report run --out report.html", "table run"):
         assert invoke(*command.split()).exit_code == 0
     assert "fedcli run fedavg" in Path("report.html").read_text()
-    durations.estimate(plans.plan_table(table_of("fedavg", TINY), Path()))
+    durations.estimate_plan(plans.plan_table(table_of("fedavg", TINY), Path()))
     assert not Path("evil-ran").exists()
 
 

@@ -32,7 +32,7 @@ def cost(plan: TablePlan) -> list[tuple[str, str]]:
     ]
     if plan.reduction:
         lines.append(("reduced", f"{plan.reduction}; not the paper's setting"))
-    estimated = durations.estimate(plan)
+    estimated = durations.estimate_plan(plan)
     if len(estimated):
         lines.append(("time", f"{durations.time_text(estimated)}, one run after the other"))
     data_sets: set[str] = set()

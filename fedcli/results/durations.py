@@ -13,7 +13,7 @@ from fedcli.data.datasets import num_images
 from fedcli.registry import find_table
 from fedcli.results import plans, verdicts
 from fedcli.results.frame import read_runs, shipped
-from fedcli.runs.machine import environment, quiet
+from fedcli.runs.machine import environment, is_undisturbed
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -28,7 +28,7 @@ class Training(NamedTuple):
 
 
 TRAINING_COLUMNS = list(Training._fields)
-TIMED_COLUMNS = ["seconds", "examples", "threads", "quiet", "machine", "method", *TRAINING_COLUMNS]
+TIMED_COLUMNS = ["seconds", "examples", "threads", "undisturbed", "machine", "method", *TRAINING_COLUMNS]
 # Those that are like a paper's training.
 BENCHED_WORKLOADS = {"w3": {"backbone": "resnet18", "shape": "[3, 32, 32]"}}
 REFERENCE_METHOD = "fedavg"  # the method that all others are timed against
@@ -40,12 +40,13 @@ def round_examples(config: Mapping[str, Any], images: int) -> float:
     return images * config["cohort_size"] / config["num_clients"] * config["local_epochs"]
 
 
-def paces(runs: pd.DataFrame) -> pd.DataFrame:
-    """The speed of runs, see `fedcli.results.frame`, that did not move to another machine.
+def times_of_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    """The times of runs, see `fedcli.results.frame`, that did not move to another machine.
 
     Returns:
         A row a run: `seconds` of a round, its test included, for an example of its training; the `examples` of a round;
-        CPU `threads`; whether the machine was `quiet`; its name as `machine`; the `method`; and `TRAINING_COLUMNS`.
+        CPU `threads`; whether it was `undisturbed` by other work; the name of its `machine`; the `method`; and
+        `TRAINING_COLUMNS`.
     """
     rows = []
     for record in runs["record"]:
@@ -60,7 +61,7 @@ def paces(runs: pd.DataFrame) -> pd.DataFrame:
             "seconds": round_seconds / examples,
             "examples": examples,
             "threads": hardware.get("threads", 1),
-            "quiet": quiet(record),
+            "undisturbed": is_undisturbed(record),
             "machine": hardware["name"],
             "method": record["method"],
             "device": hardware["device"],
@@ -68,11 +69,11 @@ def paces(runs: pd.DataFrame) -> pd.DataFrame:
             "shape": str(list(shape)),
             "precision": config["precision"],
         })  # fmt: skip
-    return pd.DataFrame(rows, columns=TIMED_COLUMNS).astype({"quiet": bool})
+    return pd.DataFrame(rows, columns=TIMED_COLUMNS).astype({"undisturbed": bool})
 
 
-def benched(folder: Path) -> pd.DataFrame:
-    """The speed of FedAvg in the workloads that `fedcli bench` has timed on CUDA; see `paces`.
+def times_of_benchmarks(folder: Path) -> pd.DataFrame:
+    """The times of FedAvg in the workloads that `fedcli bench` has timed on CUDA; see `times_of_runs`.
 
     Args:
         folder: Of the CSV files of `fedcli bench --csv`, one a machine.
@@ -87,57 +88,59 @@ def benched(folder: Path) -> pd.DataFrame:
                 "seconds": (bench["seconds_per_round"] + bench["evaluation_seconds"]) / examples,
                 "examples": examples,
                 "threads": 1,
-                "quiet": True,
+                "undisturbed": True,
                 "machine": bench["hardware"],
                 "method": REFERENCE_METHOD,
                 "device": bench["device"],
                 **BENCHED_WORKLOADS[bench["workload"]],
                 "precision": bench["precision"],
             })  # fmt: skip
-    return pd.DataFrame(rows, columns=TIMED_COLUMNS).astype({"quiet": bool})
+    return pd.DataFrame(rows, columns=TIMED_COLUMNS).astype({"undisturbed": bool})
 
 
-def relative_times(timed: pd.DataFrame) -> pd.Series:
+def time_ratios(timed_runs: pd.DataFrame) -> pd.Series:
     """How many times as long a method takes as FedAvg, by its name: a median over networks and machines with both.
 
     Their rounds have as many examples, since a round has a part that is none of its training.
     """
-    conditions = ["machine", "quiet", "threads", "examples", *TRAINING_COLUMNS]
-    medians = timed.groupby(["method", *conditions])["seconds"].median().reset_index()
+    conditions = ["machine", "undisturbed", "threads", "examples", *TRAINING_COLUMNS]
+    medians = timed_runs.groupby(["method", *conditions])["seconds"].median().reset_index()
     reference = medians[medians["method"] == REFERENCE_METHOD].drop(columns="method")
     both = medians.merge(reference, on=conditions, suffixes=("", "_reference"))
     ratios = both["seconds"] / both["seconds_reference"]
     return ratios.groupby(both["method"]).median()
 
 
-class Pace(NamedTuple):
-    """How fast a run is expected to train, by those that were timed; NaN where no run like it was."""
+class TimePerExample(NamedTuple):
+    """How long a run is expected to take for an example, by those that were timed; NaN where no run like it was."""
 
-    seconds: float  # for an example
+    seconds: float
     core_seconds: float  # the same times the CPU threads
     machines: frozenset[str]  # other machines, on which the runs were timed
 
 
-def pace_of(method: str, training: Training, machine: str, timed: pd.DataFrame, relative: pd.Series) -> Pace:
-    """The pace of a run: the median of the timed runs that are nearest to it.
+def time_per_example(
+    method: str, training: Training, machine: str, timed_runs: pd.DataFrame, ratios: pd.Series
+) -> TimePerExample:
+    """The time of a run for an example: the median of the timed runs that are nearest to it.
 
     Args:
         method: Its method.
         training: What the timed runs have in common with it.
         machine: The machine it is to run on.
-        timed: The runs that were timed, see `paces`.
-        relative: See `relative_times`.
+        timed_runs: See `times_of_runs`.
+        ratios: See `time_ratios`.
     """
-    nearest = timed
+    nearest = timed_runs
     for name, value in training._asdict().items():
         nearest = nearest[nearest[name] == value]
     nearest = _preferred(nearest, nearest["machine"] == machine)
     nearest = _preferred(nearest, nearest["method"] == method)
-    nearest = _preferred(nearest, nearest["quiet"])
-    their_times = nearest["method"].map(relative).astype(float).fillna(1.0)  # of no runs it would be text
-    seconds = nearest["seconds"] * relative.get(method, 1.0) / their_times
+    nearest = _preferred(nearest, nearest["undisturbed"])
+    ratios_of_nearest = nearest["method"].map(ratios).astype(float).fillna(1.0)  # of no runs it would be text
+    seconds = nearest["seconds"] * ratios.get(method, 1.0) / ratios_of_nearest
     core_seconds = seconds * nearest["threads"]
-    return Pace(seconds.median(), core_seconds.median(), frozenset(nearest["machine"]) - {machine})
+    return TimePerExample(seconds.median(), core_seconds.median(), frozenset(nearest["machine"]) - {machine})
 
 
 def _preferred(runs: pd.DataFrame, is_preferred: pd.Series) -> pd.DataFrame:
@@ -145,17 +148,20 @@ def _preferred(runs: pd.DataFrame, is_preferred: pd.Series) -> pd.DataFrame:
     return runs[is_preferred] if is_preferred.any() else runs
 
 
-def cost_of(runs: Iterable[plans.PlannedRun], timed: pd.DataFrame, device: str, machine: str) -> pd.DataFrame:
+def estimate_times(
+    runs: Iterable[plans.PlannedRun], timed_runs: pd.DataFrame, device: str, machine: str
+) -> pd.DataFrame:
     """Estimates the time of runs by the median of timed ones with the same network, images and kind of device.
 
-    Of these, see `paces`, the runs of `machine` go first, then those of the same method, and then those that no other
-    work disturbed. What another method takes is multiplied by what `relative_times` says of the two.
+    Of these, see `times_of_runs`, the runs of `machine` go first, then those of the same method, and then those that no
+    other work disturbed. What another method takes is multiplied by what `time_ratios` says of the two.
 
     Returns:
         A row a run: `seconds`, NaN where no run like it was timed, `core_seconds`, these times the CPU threads, and the
         names of other `machines` that were timed.
     """
-    pace = cache(partial(pace_of, machine=machine, timed=timed, relative=relative_times(timed)))
+    ratios = time_ratios(timed_runs)
+    expected_time = cache(partial(time_per_example, machine=machine, timed_runs=timed_runs, ratios=ratios))
     rows: list[dict[str, Any]] = []
     for run in runs:
         config = run.setup.all_options()
@@ -167,7 +173,7 @@ def cost_of(runs: Iterable[plans.PlannedRun], timed: pd.DataFrame, device: str, 
         training = Training(
             device=device, backbone=config["backbone"], shape=str(list(shape)), precision=config["precision"]
         )
-        expected = pace(run.setup.method.name, training)
+        expected = expected_time(run.setup.method.name, training)
         examples = round_examples(config, images) * (config["rounds"] - run.rounds_done)
         rows.append({
             "seconds": expected.seconds * examples,
@@ -178,17 +184,17 @@ def cost_of(runs: Iterable[plans.PlannedRun], timed: pd.DataFrame, device: str, 
     return table.astype({"seconds": float, "core_seconds": float})
 
 
-def estimate(plan: plans.Plan) -> pd.DataFrame:
-    """Estimates the time of the runs to do, see `cost_of`, by those in the plan's folder, of tables and shipped."""
-    timed = paces(read_runs([plan.folder, plans.TABLES_HOME, *shipped()]))
+def estimate_plan(plan: plans.Plan) -> pd.DataFrame:
+    """Estimates the time of the runs to do of a plan, see `estimate_times`, by those in its folder and shipped ones."""
+    timed_runs = times_of_runs(read_runs([plan.folder, plans.TABLES_HOME, *shipped()]))
     (first, *_) = plan.runs
     hardware = environment(first.setup.device)["hardware"]
     to_do = [run for run in plan.runs if run.to_do]
-    return cost_of(to_do, timed, hardware["device"], hardware["name"])
+    return estimate_times(to_do, timed_runs, hardware["device"], hardware["name"])
 
 
 def time_text(estimated: pd.DataFrame, machine: str = "", cores: bool = False) -> str:
-    """The time of runs, see `cost_of`, in words; `machine` is named if no other was timed.
+    """The time of runs, see `estimate_times`, in words; `machine` is named if no other was timed.
 
     Of `cores`, it is the time that CPU cores are at work.
     """
@@ -214,10 +220,10 @@ def time_text(estimated: pd.DataFrame, machine: str = "", cores: bool = False) -
     return f"{text}, timed on {timed_on}" if timed_on else text
 
 
-def decided_by(answer: verdicts.Answer, folder: Path, timed: pd.DataFrame) -> str:
+def deciding_runs_text(answer: verdicts.Answer, folder: Path, timed_runs: pd.DataFrame) -> str:
     """What would decide a claim and how long that takes, in words; empty where it is decided.
 
-    Of the `timed` runs, see `paces`, those on an H100 count, else on another GPU; and those on a CPU.
+    Of the `timed_runs`, those on an H100 count, else on another GPU; and those on a CPU.
     """
     if answer.verdict not in verdicts.OPEN_VERDICTS:
         return ""
@@ -234,8 +240,8 @@ def decided_by(answer: verdicts.Answer, folder: Path, timed: pd.DataFrame) -> st
     closed = sorted(name for name in needed if not datasets.is_open_to_all(name))
     if closed:
         words += f" on {' and '.join(closed)}, whose images are not open"
-    on_gpu = cost_of(lacking, timed, "cuda", H100)
-    on_cpu = cost_of(lacking, timed, "cpu", "")
+    on_gpu = estimate_times(lacking, timed_runs, "cuda", H100)
+    on_cpu = estimate_times(lacking, timed_runs, "cpu", "")
     times = []
     if on_gpu["seconds"].count():
         times.append(time_text(on_gpu, H100))

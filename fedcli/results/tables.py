@@ -21,7 +21,7 @@ from fedcli.results.groups import group_runs, leaderboards, shared_settings, tes
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.render import Sheet, markdown
 from fedcli.runs.identity import changes_between_rounds, reductions, settings_of, settings_text
-from fedcli.runs.machine import quiet
+from fedcli.runs.machine import is_undisturbed
 from fedcli.runs.schema import Record
 
 OUT_OPTION = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # in the commands of older runs
@@ -91,7 +91,7 @@ def numbers_of(record: Record, metrics: Sequence[Metric] = ()) -> dict[str, Any]
     The median round leaves out the first one's warming up. Seconds that other work disturbed are left out.
     """
     summary = record["summary"]
-    undisturbed = quiet(record)
+    undisturbed = is_undisturbed(record)
     down = find_metric("floats-down").value(record)
     up = find_metric("floats-up").value(record)
     seconds = [sum(entry["seconds"].values()) for entry in record["rounds"]]

@@ -96,7 +96,7 @@ def load_of_last_minute() -> float:
     return last_minute
 
 
-def quiet(record: Record) -> bool:
+def is_undisturbed(record: Record) -> bool:
     """Whether no other work disturbed a run, so that its seconds say something.
 
     The load averages at its start and end may be half a core above the run's own threads and processes. Older records

@@ -9,7 +9,7 @@ from open_runs import refreshed
 from fedcli.core import backbones
 from fedcli.core.client_states import STATES
 from fedcli.data import datasets
-from fedcli.results.durations import estimate
+from fedcli.results.durations import estimate_plan
 from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.signals import time_left
@@ -57,7 +57,7 @@ class CarriedPlan(Plan):
                 nbytes += nbytes_of_other
         if nbytes <= CARRIED_SIZE:
             return True
-        seconds = estimate(Plan(self.folder, (run,)))["seconds"].item()
+        seconds = estimate_plan(Plan(self.folder, (run,)))["seconds"].item()
         return seconds < time_left()
 
     def begun_beside(self, run: PlannedRun, active: Collection[PlannedRun]) -> list[PlannedRun]:
