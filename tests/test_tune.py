@@ -290,7 +290,7 @@ def test_a_best_value_at_the_edge_is_told_unless_nothing_lies_beyond():
     def warnings(best, *others, name="lr"):
         trials = pd.DataFrame({"method": ["fedprox"], "options": [{name: best}]})
         grids = {"fedprox": tune.Grid({name: (best, *others)}, 1 + len(others))}
-        return tune.edges([find_method("fedprox")], grids, trials)
+        return tune.notes_on_edges([find_method("fedprox")], grids, trials)
 
     assert warnings(0.1, 0.01, 1.0) == []
     # Also where the other value is in no combination that was drawn.

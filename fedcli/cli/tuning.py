@@ -70,14 +70,14 @@ def tune(  # noqa: PLR0913  # the parameters of a command are its options
     )
     placement = place_runs(jobs, on, cpus_per_run, gpus_per_run)
     warn_of_protocols(plan)
-    for text in tune.samples(plan):
+    for text in tune.notes_on_drawn_trials(plan):
         say(f"{text}.", err=True)
     screens = consoles(Output(quiet=quiet, log_file=log_file), stderr=True)
     errors = run_plan(plan, screens, placement=placement, records_only=True)
     ranked = tune.rank_and_write_best(plan, errors)
-    for name, of_method in ranked.groupby("method", sort=False):
-        print_trials(name if len(names) > 1 else "", of_method)
-    for text in tune.edges(find_methods(names), plan.grids, ranked):
+    for name, trials_of_method in ranked.groupby("method", sort=False):
+        print_trials(name if len(names) > 1 else "", trials_of_method)
+    for text in tune.notes_on_edges(find_methods(names), plan.grids, ranked):
         say(f"warning: {text}; try values beyond.", err=True)
     tuned = shlex.join(["--tuned", str(plan.folder)])
     if len(names) > 1:

@@ -26,10 +26,9 @@ def find_methods(names: Sequence[str]) -> list[Method]:
 
 def options_of(method: Method, methods: Sequence[Method], options: Mapping[str, Any]) -> Options:
     """Leaves out the options that belong to other methods of the command and not to this one."""
-    of_any_method = fields_of(*(each.config for each in methods)).keys()
-    of_this_method = recorded_fields(method).keys()
-    of_others = of_any_method - of_this_method
-    return {name: value for name, value in options.items() if name not in of_others}
+    options_of_any_method = fields_of(*(other.config for other in methods)).keys()
+    foreign_options = options_of_any_method - recorded_fields(method).keys()
+    return {name: value for name, value in options.items() if name not in foreign_options}
 
 
 def parse_method_options(names: Sequence[str], texts: Iterable[str], flag: str) -> dict[str, Options]:
@@ -55,7 +54,7 @@ def parse_method_options(names: Sequence[str], texts: Iterable[str], flag: str) 
             raise UserError(f"{flag} must be an option and its values (got '{text}'); write {flag} lr=0.01,0.1.")
         method_name, _, option = option.rpartition(":")
         option = option.strip().lstrip("-").replace("-", "_")
-        for name in _methods_meant(methods, method_name, option, flag):
+        for name in _matching_methods(methods, method_name, option, flag):
             field = recorded_field(option, methods[name])
             if option in values_to_try[name]:
                 raise UserError(f"{flag_of(option)} is given twice (got {flag} {text}); put all its values into one.")
@@ -120,17 +119,17 @@ def options_by_method(names: Sequence[str], method_options: Mapping[str, Mapping
     return by_name
 
 
-def _methods_meant(methods: Mapping[str, Method], name: str, option: str, flag: str) -> list[str]:
+def _matching_methods(methods: Mapping[str, Method], name: str, option: str, flag: str) -> list[str]:
     """The methods that a text means, as they are named in the command: the named one, or all that have the option."""
     if not name:
-        having = [other for other, method in methods.items() if option in recorded_fields(method)]
-        return having or list(methods)[:1]  # of which the option is then refused
+        with_option = [other for other, method in methods.items() if option in recorded_fields(method)]
+        return with_option or list(methods)[:1]  # of which the option is then refused
     return _names_in_command(methods, name, flag)
 
 
 def _names_in_command(methods: Mapping[str, Method], name: str, flag: str) -> list[str]:
     """The methods of a name, as they are named in the command; refuses one that the command has not."""
-    meant = [other for other, method in methods.items() if name in (other, method.name)]
-    if not meant:
+    names = [other for other, method in methods.items() if name in (other, method.name)]
+    if not names:
         raise unknown(f"method in {flag}", name, methods, f"this command has {', '.join(methods)}.")
-    return meant
+    return names

@@ -64,8 +64,10 @@ def validation_accuracy(record: Record) -> float:
     Raises:
         UserError: If no client has held out an example.
     """
-    of_rounds = [entry["validation_accuracy"] for entry in record["rounds"]]
-    accuracies = [accuracy for accuracy in of_rounds if accuracy is not None]
+    accuracies = []
+    for entry in record["rounds"]:
+        if entry["validation_accuracy"] is not None:
+            accuracies.append(entry["validation_accuracy"])
     if not accuracies:
         raise UserError(
             f"no client has validation examples (got --validation {record['config']['validation']:g}); "
@@ -109,32 +111,33 @@ def plan_trials(
     methods = find_methods(names)
     for text in grid:
         _check_grid(text, options)
-    grids = parse_method_options(names, grid, "--grid")
-    of_single_methods = options_by_method(names, method_options)
+    asked_values = parse_method_options(names, grid, "--grid")
+    own_options = options_by_method(names, method_options)
     if seeds is None:
         options.setdefault("seed", TRIAL_SEED)
     folder = None if out is None else Path(out)
     has_several_methods = len(names) > 1
     points_by_method: dict[str, tuple[GridPoint, ...]] = {}
-    tried_by: dict[str, Grid] = {}
+    grids: dict[str, Grid] = {}
     for name, tuned_method in zip(names, methods, strict=True):
-        for option in of_single_methods[name].keys() & grids[name].keys():
+        for option in own_options[name].keys() & asked_values[name].keys():
             raise UserError(f"{flag_of(option)} of '{name}' is given twice (got --grid and --set); leave one out.")
-        of_method = {**options_of(tuned_method, methods, options), **of_single_methods[name], **grids[name]}
-        tried = _values_to_try(tuned_method, of_method)
-        of_method |= tried
-        first_values = {option: values[0] for option, values in tried.items()}
-        setup = resolve(tuned_method, {**of_method, **first_values})
+        shared_options = options_of(tuned_method, methods, options)
+        trial_options = {**shared_options, **own_options[name], **asked_values[name]}
+        values_to_try = _values_to_try(tuned_method, trial_options)
+        trial_options |= values_to_try
+        first_values = {option: values[0] for option, values in values_to_try.items()}
+        setup = resolve(tuned_method, {**trial_options, **first_values})
         _refuse_reported(setup, [setup.config.seed] if seeds is None else seeds)
         if not setup.config.validation:
-            _refuse_no_validation(tuned_method, of_method)
-            of_method["validation"] = VALIDATION_SHARE
+            _refuse_no_validation(tuned_method, trial_options)
+            trial_options["validation"] = VALIDATION_SHARE
         if folder is None:
-            folder = _home(methods, setup)
-        home = folder / tuned_method.name if has_several_methods else folder
-        points = plan_grid([name], of_method, seeds=seeds, out=home, continue_=True).points
+            folder = _default_folder(methods, setup)
+        method_folder = folder / tuned_method.name if has_several_methods else folder
+        points = plan_grid([name], trial_options, seeds=seeds, out=method_folder, continue_=True).points
         points_by_method[name] = points
-        tried_by[tuned_method.name] = Grid(tried, len(points))
+        grids[tuned_method.name] = Grid(values_to_try, len(points))
     assert folder is not None  # there is a method
     budget = trials or min(len(points) for points in points_by_method.values())
     drawn: list[GridPoint] = []
@@ -142,7 +145,7 @@ def plan_trials(
         drawn += _draw(points, budget)
     if has_several_methods:
         drawn = [_labelled_with_method(point) for point in drawn]
-    return Tuning(folder, runs_of_points(drawn), tuple(drawn), tried_by)
+    return Tuning(folder, runs_of_points(drawn), tuple(drawn), grids)
 
 
 def _labelled_with_method(point: GridPoint) -> GridPoint:
@@ -182,16 +185,16 @@ def _distinct(values: tuple) -> tuple:
 
 def _values_to_try(method: Method, options: Mapping[str, Any]) -> dict[str, tuple]:
     """The options with several values, or those that the method's own options suggest."""
-    tried = {name: _distinct(values) for name, values in options.items() if isinstance(values, tuple)}
-    if not tried:
+    values_to_try = {name: _distinct(values) for name, values in options.items() if isinstance(values, tuple)}
+    if not values_to_try:
         suggested = {name: facts_of(field).tune for name, field in fields_of(method.config).items()}
-        tried = {name: values for name, values in suggested.items() if values}
-    if not tried:
+        values_to_try = {name: values for name, values in suggested.items() if values}
+    if not values_to_try:
         raise UserError(f"'{method.name}' has no grid of its own (got no --grid); give one, e.g. --grid lr=0.01,0.1.")
-    return tried
+    return values_to_try
 
 
-def _home(methods: Sequence[Method], setup: Setup) -> Path:
+def _default_folder(methods: Sequence[Method], setup: Setup) -> Path:
     """The folder of trials for which none is given, by methods, protocol and data set."""
     names = "+".join(method.name for method in methods)
     paper, _, setting = setup.protocol.name.partition(":")
@@ -244,33 +247,33 @@ def rank_and_write_best(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataF
     """
     by_folder = read_runs([planned.folder]).set_index("folder")
     runs = by_folder.reindex([run.folder for run in planned.runs])
-    going_on = runs.index[~runs["state"].isin(ENDED)]
-    if len(going_on):
-        folder = going_on[0]
+    unfinished = runs.index[~runs["state"].isin(ENDED)]
+    if len(unfinished):
+        folder = unfinished[0]
         raise UserError(f"the trial '{folder}' has not ended ({errors.get(folder)}); see its record.")
     finished = runs["record"].where(runs["state"] == "finished")
     accuracies = finished.map(validation_accuracy, na_action="ignore")
     rows = []
     for trial in planned.trials:
         folders = [run.folder for run in trial.runs]
-        of_trial = accuracies[folders].tolist()
+        trial_accuracies = accuracies[folders].tolist()
         row = {
             "method": trial.method.name,
             "options": trial.varied,
-            "accuracies": of_trial,
-            "accuracy": fmean(of_trial),
+            "accuracies": trial_accuracies,
+            "accuracy": fmean(trial_accuracies),
         }
         rows.append(row)
     trials = pd.DataFrame(rows, index=[trial.label for trial in planned.trials])
     ranked = []
-    for method, of_method in trials.groupby("method", sort=False):
-        of_method = of_method.sort_values("accuracy", ascending=False, kind="stable")
-        if of_method["accuracy"].isna().all():
+    for method, method_trials in trials.groupby("method", sort=False):
+        best_first = method_trials.sort_values("accuracy", ascending=False, kind="stable")
+        if best_first["accuracy"].isna().all():
             raise UserError(
-                f"all {len(of_method)} trials of '{method}' have diverged; try smaller values, e.g. of --lr."
+                f"all {len(best_first)} trials of '{method}' have diverged; try smaller values, e.g. of --lr."
             )
-        ranked.append(of_method)
-        _write_best(planned, str(method), of_method)
+        ranked.append(best_first)
+        _write_best(planned, str(method), best_first)
     return pd.concat(ranked)
 
 
@@ -288,7 +291,7 @@ def _write_best(planned: Tuning, method: str, trials: pd.DataFrame) -> None:
     write_atomically(folder / TUNED, lambda path: path.write_text(json.dumps(facts, indent=1) + "\n"))
 
 
-def samples(planned: Tuning) -> list[str]:
+def notes_on_drawn_trials(planned: Tuning) -> list[str]:
     """Says of each method that tries a part of its combinations how many, and how to try all."""
     texts = []
     for method, grid in planned.grids.items():
@@ -301,7 +304,7 @@ def samples(planned: Tuning) -> list[str]:
     return texts
 
 
-def edges(methods: Sequence[Method], grids: Mapping[str, Grid], trials: pd.DataFrame) -> list[str]:
+def notes_on_edges(methods: Sequence[Method], grids: Mapping[str, Grid], trials: pd.DataFrame) -> list[str]:
     """Says of each method in which options its best trial lies at the edge of the values of its grid.
 
     A better value may lie beyond. A value that switches a term off, or the smallest or largest that is allowed, has
@@ -309,9 +312,9 @@ def edges(methods: Sequence[Method], grids: Mapping[str, Grid], trials: pd.DataF
     """
     texts = []
     for method in methods:
-        of_method = trials[trials["method"] == method.name]
+        method_trials = trials[trials["method"] == method.name]
         fields = recorded_fields(method)
-        best_options = of_method["options"].iloc[0]
+        best_options = method_trials["options"].iloc[0]
         for name, best in best_options.items():
             if not is_number(best):
                 continue
