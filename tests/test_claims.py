@@ -99,7 +99,7 @@ def study(tmp_path, template):
         def answer(self, name="ahead", at_hand=lambda name: True, **changes):
             """The answer to a claim of the file with some of its fields changed."""
             (claim,) = [claim for claim in registry.claims(str(self.file)) if claim.name == f"own:{name}"]
-            (answer,) = claims.answers([replace(claim, **changes)], [self.runs], at_hand)
+            (answer,) = claims.answer_claims([replace(claim, **changes)], [self.runs], at_hand)
             return answer
 
     Study.file.write_text(FILE)
@@ -263,7 +263,7 @@ def test_a_target_that_is_never_reached_is_like_a_run_that_diverged(study):
 def test_rarer_tests_are_a_reduction_where_the_round_matters(study):
     study.add_pairs((81, 80), (81.1, 80), (81.2, 80), eval_every=2)
     assert study.answer().size == "in full, by the text"  # the last round is tested anyway
-    assert study.answer("sooner").evidence.reduced == "eval every 2 for 1"
+    assert study.answer("sooner").evidence.reduction == "eval every 2 for 1"
 
 
 def test_several_columns_count_by_their_mean_or_less_others(study):
@@ -302,9 +302,11 @@ def test_a_claim_on_several_rows_counts_by_its_smallest_lead_and_only_where_all_
 
     behind = answer("FedAvg", ("FedFA", "FedDyn"))
     assert behind.verdict == "contradicted"
-    assert behind.lead.over.partition(";")[0] == "over FedFA"
+    assert behind.lead.rows_text.partition(";")[0] == "over FedFA"
     assert answer("FedDyn", ("FedAvg", "FedFA")).verdict == "contradicted"  # by one of two is enough
-    assert answer(direction="lower").lead.over.startswith("over FedAvg; +2.00 ")  # where the lead should be below zero
+    assert answer(direction="lower").lead.rows_text.startswith(
+        "over FedAvg; +2.00 "
+    )  # where the lead should be below zero
 
 
 def test_all_rows_of_a_claim_are_compared_in_one_form_of_the_row_that_has_most_of_them(study):
@@ -315,8 +317,8 @@ def test_all_rows_of_a_claim_are_compared_in_one_form_of_the_row_that_has_most_o
         study.add("fedprox", seed, 82, name="-lr", lr=0.3, rounds=10)
     answer = study.answer(table=f"{study.file}:own:several", other_rows=("FedAvg", "FedDyn"))
     assert answer.verdict == "reproduced"
-    assert answer.evidence.reduced == "rounds 10 of 20"
-    assert answer.lead.over.startswith("over FedDyn; ")
+    assert answer.evidence.reduction == "rounds 10 of 20"
+    assert answer.lead.rows_text.startswith("over FedDyn; ")
 
     assert len(answer.evidence.pairs) == 6
 
@@ -334,7 +336,7 @@ def test_of_forms_with_as_many_rows_that_counts_whose_least_near_comparison_is_n
         study.add("fedprox", seed, 82, name="-lr-five", lr=0.3, rounds=5)
     answer = study.answer(table=f"{study.file}:own:several", other_rows=("FedAvg", "FedDyn"))
     assert answer.judgement.why == "n = 2"
-    assert answer.evidence.reduced == "rounds 5 of 20"
+    assert answer.evidence.reduction == "rounds 5 of 20"
 
 
 def test_the_smallest_lead_over_the_last_rounds_may_be_on_another_row(study):
@@ -343,9 +345,9 @@ def test_the_smallest_lead_over_the_last_rounds_may_be_on_another_row(study):
         study.add("fedprox", seed, 0, curve=[50] * 18 + [88, 80])
         study.add("fedprox", seed, 0, name="-lr", lr=0.3, curve=[50] * 18 + [80, 82])
     answer = study.answer(table=f"{study.file}:own:several", other_rows=("FedAvg", "FedDyn"))
-    assert answer.lead.over.startswith("over FedDyn; ")
+    assert answer.lead.rows_text.startswith("over FedDyn; ")
     assert answer.tail_lead.text(answer.metric).startswith("+3.00 ")
-    assert answer.tail_lead.over == "over FedAvg"
+    assert answer.tail_lead.rows_text == "over FedAvg"
 
 
 def test_rows_may_have_another_name_or_another_column_elsewhere(study):
@@ -465,11 +467,11 @@ def test_what_a_claim_allows_in_place_of_the_cells_is_said(study):
     study.add_pairs((81, 80), (81.1, 80), (81.2, 80), rounds=5, lr=0.5, batch_size=8)
     answer = study.answer(allowed_options={"lr": 0.5, "batch_size": None})
     assert answer.verdict == "reproduced"
-    assert answer.evidence.reduced == "rounds 5 of 20, batch size 8 for 16, lr 0.5 for 0.2"
+    assert answer.evidence.reduction == "rounds 5 of 20, batch size 8 for 16, lr 0.5 for 0.2"
     assert study.answer(allowed_options={"lr": 0.4, "batch_size": None}).verdict == "not run"
     study.add_pairs((81, 80), (81.1, 80), (81.2, 80), name="-full")
     other = study.answer(table=f"{study.file}:own:several", other_rows=("FedDyn",), allowed_options={"lr": None})
-    assert other.evidence.reduced == "lr 0.2 for 0.3"  # of the other row's runs alone
+    assert other.evidence.reduction == "lr 0.2 for 0.3"  # of the other row's runs alone
 
 
 def test_the_command_prints_the_claims_of_a_file_by_verdict(study):
@@ -500,8 +502,8 @@ def test_the_command_prints_the_claims_of_a_file_by_verdict(study):
 
 
 def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
-    monkeypatch.setattr(plans, "shipped", list)  # plans of all claims compare them with every committed record
-    answers = claims.answers(registry.claims(), [], lambda name: True)
+    monkeypatch.setattr(plans, "shipped_folders", list)  # plans of all claims compare them with every committed record
+    answers = claims.answer_claims(registry.claims(), [], lambda name: True)
     for answer in answers:
         claim = answer.claim
         runs, _, after = answer.command.partition(" && ")
@@ -522,14 +524,16 @@ def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
                     cells.add((cell.row, cell.column))
         assert {(cell.cell.row, cell.cell.column) for cell in planned.cells} == cells
     assert f"| decided by `{answers[0].command}` |\n" in render(claim_sheets.claims_sheet(answers))
-    assert not any(answer.command for answer in claims.answers(registry.claims(), [], lambda name: False))
+    assert not any(answer.command for answer in claims.answer_claims(registry.claims(), [], lambda name: False))
 
 
 def test_every_claim_stands_in_its_table_with_the_papers_sign():
     absent = Claim("fedfa:x", "x", "fedfa:2", "FedFA", ("FedAvg",), ("No such column",))
-    refused(lambda: claims.answers([absent], []), "a cell that fedfa:2 does not have (got FedFA / No such column)")
+    refused(
+        lambda: claims.answer_claims([absent], []), "a cell that fedfa:2 does not have (got FedFA / No such column)"
+    )
 
-    answers = claims.answers(registry.claims(), [])
+    answers = claims.answer_claims(registry.claims(), [])
     for answer in answers:
         claim = answer.claim
         assert claim.table.partition(":")[0] == claim.name.partition(":")[0]

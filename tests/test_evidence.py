@@ -24,8 +24,8 @@ MIB = 2**20
 def evidence(tmp_path, monkeypatch):
     """The script, in an empty folder, with the committed records out of sight."""
     module = load_script(FILE)
-    monkeypatch.setattr(plans, "shipped", list)
-    monkeypatch.setattr(durations, "shipped", list)
+    monkeypatch.setattr(plans, "shipped_folders", list)
+    monkeypatch.setattr(durations, "shipped_folders", list)
     monkeypatch.setattr(module.deadline, "interrupt_on_signals", lambda: None)
     monkeypatch.setattr(module.deadline, "RESERVE", 0)
     monkeypatch.setattr(signals, "_deadline", math.inf)

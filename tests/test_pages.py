@@ -92,7 +92,7 @@ def test_a_page_has_the_tables_of_its_paper_and_what_is_not_planned(name, module
 
 
 def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
-    without_runs, *_ = claims.answers(registry.claims("fedfa"), [])
+    without_runs, *_ = claims.answer_claims(registry.claims("fedfa"), [])
     answer = replace(
         without_runs,
         claim=replace(without_runs.claim, limiting_study="three"),
@@ -101,7 +101,7 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
         evidence=verdicts.Evidence(
             folders=(tmp_path / "one/fedfa/seed-0", tmp_path / "two/fedavg/seed-0", tmp_path / "one/fedfa/seed-1"),
             seeds=(0,),
-            reduced="rounds 5 of 200",
+            reduction="rounds 5 of 200",
         ),
     )
 
@@ -116,7 +116,7 @@ def test_the_first_page_says_what_the_text_has_and_which_runs_are_of_modified_ch
     write(of_commit, record("fedavg", 0) | {"commit": "a" * 40})
     of_modified_checkout = tmp_path / "one" / "seed-1"
     write(of_modified_checkout, record("fedavg", 1) | {"commit": "b" * 40 + "+"})
-    first_answer, *_ = claims.answers(registry.claims("fedfa"), [])
+    first_answer, *_ = claims.answer_claims(registry.claims("fedfa"), [])
     answer = replace(
         first_answer,
         judgement=verdicts.Judgement("reproduced"),
@@ -129,7 +129,7 @@ def test_the_first_page_says_what_the_text_has_and_which_runs_are_of_modified_ch
     assert "\n- In full, by the authors' code: the text of FedFA has a constant learning rate" in page
     study = studies.Study("one", "# One", frame.find_records([tmp_path]), [], [], {}, {})
     assert "\n- 1 of 2 runs by a modified checkout: their commit ends in `+`.\n" in study_page.study_page(study)
-    reduced = replace(answer, evidence=replace(answer.evidence, reduced="rounds 1 of 2"))
+    reduced = replace(answer, evidence=replace(answer.evidence, reduction="rounds 1 of 2"))
     assert first_page.texts_instead([reduced]) == []
 
 
@@ -143,7 +143,9 @@ def test_the_page_of_a_paper_shows_tables_with_runs_first(results):
     plan = plans.plan_table(TABLE, results / "records")
     study = studies.read_study(results / "records" / "tiny")
     # The run with seed 7 is not the table's; one of FedProx had another learning rate, one has not ended.
-    num_runs = {(value["row"], value["column"]): value["runs_counted"] for value in paper_tables.compare(plan).values}
+    num_runs = {
+        (value["row"], value["column"]): value["runs_counted"] for value in paper_tables.compare_with_paper(plan).values
+    }
     assert [num_runs[cell.row, cell.column] for cell in CELLS] == [1, 1, 0]
 
     empty = plans.plan_table(Table("fedfa:3", "Ablation", ("FedFA", "Table 3"), CELLS[:1]), Path("nowhere"))

@@ -54,7 +54,7 @@ def test_every_table_resolves_without_data_and_stands_in_the_paper(name):
     assert len(set(places)) == len(places)
 
     # Each cell is in the paper, or a note says that it is not.
-    printed = paper_tables.printed(table)
+    printed = paper_tables.printed_entries(table)
     _, title = name.split(":")
     _, source = table.reported
     is_drawn = title.startswith("Fig") and source == "in-text"
@@ -219,7 +219,7 @@ def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
 
     assert seeds_with_a_record() == [2021, 2022, 2023]
 
-    (folder,) = frame.shipped()
+    (folder,) = frame.shipped_folders()
     stopped = frame.read_runs([folder]).query("method == 'fedfa'").assign(state="unfinished")
     monkeypatch.setattr(plans, "read_runs", lambda folders: stopped)
     assert seeds_with_a_record() == []
@@ -245,8 +245,8 @@ def test_a_failed_run_does_not_stop_the_others_and_the_command_fails_after_all(o
 
 
 def test_runs_whose_data_are_missing_are_left_out(monkeypatch):
-    timed_before = [folder / "fedfm-cifar10-resnet18" for folder in durations.shipped()]
-    monkeypatch.setattr(durations, "shipped", lambda: timed_before)
+    timed_before = [folder / "fedfm-cifar10-resnet18" for folder in durations.shipped_folders()]
+    monkeypatch.setattr(durations, "shipped_folders", lambda: timed_before)
     absent = Cell("FedAvg", "CINIC-10 NIID-1", "fedavg", {"protocol": "fedfm:niid-1", "dataset": "cifar10"})
     plan = plans.plan_table(table([*SMALL.cells, absent]), seeds=[0])
     assert [run.label for run in plan.to_run] == ["FedAvg, CIFAR-10 NIID-1", "FedFM, CIFAR-10 NIID-1"]
@@ -363,7 +363,7 @@ def timed(folder, seconds, seed=0):
 
 
 def test_the_estimate_goes_by_rounds_and_local_steps(monkeypatch):
-    monkeypatch.setattr(durations, "shipped", list)  # which know what methods take beside each other
+    monkeypatch.setattr(durations, "shipped_folders", list)  # which know what methods take beside each other
     record = timed("runs/tables/timed", 2.0)
     # the other method's by this one's: 3 runs of 3 rounds
     assert estimate(SMALL.cells) == Estimate(pytest.approx(3 * 3 * 2), known_runs=3, other_machines=set())
@@ -385,7 +385,7 @@ def test_the_estimate_goes_by_rounds_and_local_steps(monkeypatch):
 
 
 def test_the_estimate_is_by_runs_of_the_network_on_images_of_the_size_here_or_else_on_another_machine(monkeypatch):
-    monkeypatch.setattr(durations, "shipped", list)
+    monkeypatch.setattr(durations, "shipped_folders", list)
     seconds_of = {Path("runs/tables/0"): 1.0, Path("runs/tables/1"): 2.0, Path("runs/tables/2"): 9.0}
     for folder, seconds in seconds_of.items():
         timed(folder, seconds, seed=9)
@@ -453,7 +453,7 @@ FOUR_METHODS = table(grid({name: ("fedavg", {"lr": len(name)}) for name in NAMES
 
 def cell_texts(table, results):
     """The Markdown cells of each row, by its name and its part: paper, ours, difference."""
-    markdown = render(paper_tables.compare(filled(table, results)))
+    markdown = render(paper_tables.compare_with_paper(filled(table, results)))
     texts_of = {}
     row = ""
     for line in cells(markdown):
@@ -514,7 +514,7 @@ def test_numbers_that_follow_from_cells_by_hand():
 
     text = cell_texts(with_gains, column([finished(0.5)], [None], [finished(0.7)], [finished(0.66)]))
     assert text["mean gain", "ours"] == ["", "not run"]
-    assert "gain" not in render(paper_tables.compare(plans.plan_table(with_gains, only=["FedFM"])))
+    assert "gain" not in render(paper_tables.compare_with_paper(plans.plan_table(with_gains, only=["FedFM"])))
 
 
 def test_the_reduced_label_is_on_every_form(offered):
@@ -591,7 +591,7 @@ def test_every_metric_stands_in_the_papers_unit(case):
 
 def test_csv_has_a_line_a_cell_in_full_precision():
     results = column([finished(1 / 3), DIVERGED], [None, None], [None, UNFINISHED], runs_of(0.5, 0.6))
-    text = render(paper_tables.compare(filled(FOUR_METHODS, results)), "csv")
+    text = render(paper_tables.compare_with_paper(filled(FOUR_METHODS, results)), "csv")
     fedavg, fedprox, moon, fedfm = csv.DictReader(io.StringIO(text))
 
     assert float(fedavg["ours"]) == pytest.approx(100 / 3, abs=1e-12)
@@ -614,13 +614,17 @@ def test_csv_has_a_line_a_cell_in_full_precision():
 
 def test_a_run_of_another_version_of_its_method_is_pointed_out():
     results = column([{**finished(0.5), "numerics": {"core": 0, "method": 1}}], [finished(0.5)], [None], [None])
-    (note,) = [note for note in paper_tables.compare(filled(FOUR_METHODS, results)).notes if "another version" in note]
+    (note,) = [
+        note
+        for note in paper_tables.compare_with_paper(filled(FOUR_METHODS, results)).notes
+        if "another version" in note
+    ]
     assert note.count("seed-0") == 1
 
 
 def test_the_command_runs_what_is_missing_and_then_only_prints(offered, monkeypatch):
     monkeypatch.setattr(durations, "quiet", lambda record: True)  # whatever else this machine does
-    monkeypatch.setattr(durations, "shipped", list)
+    monkeypatch.setattr(durations, "shipped_folders", list)
     offered(SMALL)
     result = invoke("FEDFM:iii", "--seeds", "0")
     assert result.exit_code == 0, result.output

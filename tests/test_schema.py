@@ -145,7 +145,7 @@ def test_a_papers_table_says_whose_code_was_changed(tmp_path, monkeypatch):
     plan = plans.plan_table(table)
     (run,) = plan.runs
     changed = record("fedavg") | {"changed": [{"round": 1, "what": "its method"}]}
-    compared = paper_tables.compare(with_records(plan, {run.folder: changed}))
+    compared = paper_tables.compare_with_paper(with_records(plan, {run.folder: changed}))
     assert f"{run.folder}: its method changed after round 1." in compared.notes
 
 

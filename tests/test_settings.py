@@ -192,14 +192,14 @@ def test_the_verdicts_that_are_installed_are_those_of_the_records():
     """Of one paper; tests/test_results.py holds the file of all to what the records give."""
 
     def verdicts(**sources):
-        answers = claims.answers(fedcli.registry.claims("fedfa"), **sources)
+        answers = claims.answer_claims(fedcli.registry.claims("fedfa"), **sources)
         with_runs = [answer for answer in answers if answer.evidence.folders]
         return {answer.claim.name: (answer.verdict, lead_of(answer), answer.evidence.seeds) for answer in with_runs}
 
     def lead_of(answer):
         return answer.lead.text(answer.metric)
 
-    of_records = verdicts(folders=frame.shipped())
+    of_records = verdicts(folders=frame.shipped_folders())
     assert verdicts(folders=[], shipped=True) == of_records
     assert len(of_records) >= 5
 

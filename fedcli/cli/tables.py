@@ -175,7 +175,7 @@ def _print_paper_table(
         out: The file to write; None for the terminal.
     """
     from fedcli.cli.plan_display import cost
-    from fedcli.results.paper_tables import compare
+    from fedcli.results.paper_tables import compare_with_paper
     from fedcli.results.render import render
 
     plan = make_plan()
@@ -189,7 +189,7 @@ def _print_paper_table(
     if plan.to_run and run_missing is not None:
         errors = run_missing(plan, screen)
         plan = make_plan()
-    print_text(render(compare(plan), format), out, format == "markdown")
+    print_text(render(compare_with_paper(plan), format), out, format == "markdown")
     if errors:
         raise typer.Exit(1)
     nothing_can_start = any(run.to_do for run in plan.runs) and not plan.to_run
@@ -216,20 +216,22 @@ def claims(
     A claim compares rows of a table. Ours is the mean difference of runs with the same seed and partition.
     """
     from fedcli.data.datasets import is_open_to_all, is_present
-    from fedcli.results.claim_sheets import claims_sheet, counted
-    from fedcli.results.claims import answers
-    from fedcli.results.frame import shipped
+    from fedcli.results.claim_sheets import claims_sheet, counts_text
+    from fedcli.results.claims import answer_claims
+    from fedcli.results.frame import shipped_folders
     from fedcli.results.render import render
 
-    def at_hand(name: str) -> bool:
+    def has_data(name: str) -> bool:
         return is_open_to_all(name) or is_present(name)
 
-    shipped_folders = shipped()
+    folders_of_project = shipped_folders()
     own_folders = folders or [Path("runs")]
-    answered = answers(registry.claims(paper), [*shipped_folders, *own_folders], at_hand, shipped=not shipped_folders)
-    sheet = claims_sheet(answered)
+    answers = answer_claims(
+        registry.claims(paper), [*folders_of_project, *own_folders], has_data, shipped=not folders_of_project
+    )
+    sheet = claims_sheet(answers)
     if format == "markdown" and console().is_terminal:
         width = sheet.columns.index("Ours") + 1  # a terminal has no room for more
         sheet = replace(sheet, columns=sheet.columns[:width], lines=[line[:width] for line in sheet.lines])
     print_text(render(sheet, format), is_markdown=format == "markdown")
-    typer.echo(counted(answered), err=True)
+    typer.echo(counts_text(answers), err=True)

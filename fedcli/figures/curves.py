@@ -15,7 +15,7 @@ from fedcli.results.frame import clients_of, rounds_of
 from fedcli.results.groups import SeedGroup
 from fedcli.results.paper_tables import printed_accuracies
 from fedcli.runs.identity import code_changes
-from fedcli.runs.machine import quiet
+from fedcli.runs.machine import is_undisturbed
 from fedcli.runs.record import state_of
 from fedcli.runs.schema import Record
 
@@ -171,7 +171,7 @@ def points_of(record: Record, measure: Measure, x: str) -> pd.DataFrame:
     if x == "floats":
         positions = _floats_sent(record)
     elif x == "seconds":
-        positions = rounds.filter(like="seconds/").sum(axis=1).cumsum() if quiet(record) else np.nan
+        positions = rounds.filter(like="seconds/").sum(axis=1).cumsum() if is_undisturbed(record) else np.nan
     columns = [name for name in rounds if name == measure.column or name.startswith(f"{measure.column}/")]
     values = rounds[columns].mean(axis=1)
     return pd.DataFrame({"x": positions, "y": values}, dtype=float).dropna()

@@ -60,7 +60,7 @@ def as_shipped(answer: Answer, row: Mapping[str, Any]) -> Answer:
         evidence=Evidence(
             folders=tuple(map(Path, row["runs"].split("; "))),
             seeds=tuple(map(int, row["seeds"].split())),
-            reduced=row["reduced"],
+            reduction=row["reduced"],
         ),
     )
 
@@ -90,7 +90,8 @@ def claims_sheet(answers: Sequence[Answer]) -> Sheet:
 
 def _line(answer: Answer) -> list[str]:
     """The cells of a claim in the table that is read."""
-    verdict, why = answer.judgement
+    verdict = answer.judgement.verdict
+    why = answer.judgement.why
     runs = []
     if answer.evidence.folders:
         runs.append(answer.size)
@@ -122,9 +123,9 @@ def _csv_row(answer: Answer) -> dict[str, Any]:
         "paper": answer.paper_lead,
         "verdict": answer.verdict,
         "why": answer.judgement.why,
-        "reduced": evidence.reduced,
-        "over": answer.lead.over,
-        "tail_over": answer.tail_lead.over,
+        "reduced": evidence.reduction,
+        "over": answer.lead.rows_text,
+        "tail_over": answer.tail_lead.rows_text,
         "seeds": " ".join(map(str, evidence.seeds)),
         **LEAD_COLUMNS.cells(answer.lead.interval),
         **TAIL_LEAD_COLUMNS.cells(answer.tail_lead.interval),
@@ -133,7 +134,7 @@ def _csv_row(answer: Answer) -> dict[str, Any]:
     }
 
 
-def counted(answers: Sequence[Answer]) -> str:
+def counts_text(answers: Sequence[Answer]) -> str:
     """How many claims have which verdict, in a sentence."""
     counts = Counter(answer.verdict for answer in answers)
     parts = [f"{count} {verdict}" for verdict, count in counts.items()]

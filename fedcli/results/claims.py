@@ -45,8 +45,8 @@ from fedcli.runs.identity import code_changes, differences_text
 from fedcli.runs.record import ENDED
 
 
-def answers(
-    claims: Iterable[Claim], folders: Iterable[Path], at_hand: Callable[[str], bool] = datasets.is_open_to_all,
+def answer_claims(
+    claims: Iterable[Claim], folders: Iterable[Path], has_data: Callable[[str], bool] = datasets.is_open_to_all,
     shipped: bool = False,
 ) -> list[Answer]:  # fmt: skip
     """What the records say of claims, by verdict in the order of `VERDICTS`.
@@ -54,7 +54,7 @@ def answers(
     Args:
         claims: Of papers, or the user's own.
         folders: Of runs, at any depth.
-        at_hand: Whether the images of a data set can be had.
+        has_data: Whether the images of a data set can be had.
         shipped: Take the project's verdict, in `fedcli.papers`, for a claim without runs; records are not installed.
 
     Raises:
@@ -67,24 +67,24 @@ def answers(
     for run in rows_of(runs[has_ended & ~changed_code]):
         counted_runs.setdefault(run.method, []).append(run)
     shipped_rows = read_shipped() if shipped else {}
-    answered = []
+    answers = []
     for claim in claims:
-        answer = _answer(claim, counted_runs, at_hand)
+        answer = _answer(claim, counted_runs, has_data)
         if not answer.evidence.folders and claim.name in shipped_rows:
             answer = as_shipped(answer, shipped_rows[claim.name])
-        answered.append(answer)
-    return sorted(answered, key=lambda answer: VERDICTS.index(answer.verdict))
+        answers.append(answer)
+    return sorted(answers, key=lambda answer: VERDICTS.index(answer.verdict))
 
 
-def _answer(claim: Claim, runs: RunsByMethod, at_hand: Callable[[str], bool]) -> Answer:
+def _answer(claim: Claim, runs: RunsByMethod, has_data: Callable[[str], bool]) -> Answer:
     """What runs say of a claim. Of several rows the smallest lead counts; reproduced needs runs of all."""
     table = find_table(claim.table)
     contrasts = plan_contrasts(claim, table)
-    unanswered = _answer_without_runs(claim, table, contrasts, at_hand)
-    pairs = {other_row: find_pairs(claim, contrasts[other_row], runs) for other_row in claim.other_rows}
+    unanswered = _answer_without_runs(claim, table, contrasts, has_data)
+    pairs_by_row = {other_row: find_pairs(claim, contrasts[other_row], runs) for other_row in claim.other_rows}
     answers_by_row = {}
-    for other_row, pairs_with_row in pairs_under_common_conditions(pairs).items():
-        answers_by_row[other_row] = _answer_by_row(unanswered, other_row, nearest_pairs(pairs_with_row))
+    for other_row, pairs in pairs_under_common_conditions(pairs_by_row).items():
+        answers_by_row[other_row] = _answer_by_row(unanswered, other_row, nearest_pairs(pairs))
     if not answers_by_row:
         return unanswered
     if len(claim.other_rows) > 1:
@@ -97,7 +97,7 @@ def _answer(claim: Claim, runs: RunsByMethod, at_hand: Callable[[str], bool]) ->
 
 
 def _answer_without_runs(
-    claim: Claim, table: Table, contrasts: Mapping[str, Sequence[PlannedContrast]], at_hand: Callable[[str], bool]
+    claim: Claim, table: Table, contrasts: Mapping[str, Sequence[PlannedContrast]], has_data: Callable[[str], bool]
 ) -> Answer:
     """What can be said of a claim before anything has been run: the paper's smallest lead, and whether data are there.
 
@@ -105,7 +105,7 @@ def _answer_without_runs(
         claim: The claim.
         table: Its table.
         contrasts: Its contrasts, by the row that its row is compared with.
-        at_hand: See `answers`.
+        has_data: See `answer_claims`.
     """
     (first, *_) = contrasts[claim.other_rows[0]]
     metric = find_metric(first.contrast.cell.metric)
@@ -120,7 +120,7 @@ def _answer_without_runs(
     return Answer(
         claim,
         metric,
-        judgement=Judgement(NOT_RUN if all(map(at_hand, data_sets)) else NO_DATA),
+        judgement=Judgement(NOT_RUN if all(map(has_data, data_sets)) else NO_DATA),
         paper_lead=min(paper_leads, key=lambda lead: _towards_paper(claim, lead), default=None),
         text_has=first.run.setup.protocol.text_has,
     )
@@ -147,7 +147,8 @@ def _paper_lead(
 def _lead_by_cells(table: Table, contrasts: Sequence[PlannedContrast], metric: Metric) -> float | None:
     """The lead by the paper's number in each cell; None where a cell has none."""
     lead = 0.0
-    for contrast, _, _ in contrasts:
+    for planned in contrasts:
+        contrast = planned.contrast
         value = printed_value(table, contrast.cell.row, contrast.cell.column, metric)
         other_value = printed_value(table, contrast.other_cell.row, contrast.other_cell.column, metric)
         if value is None or other_value is None:
@@ -179,16 +180,16 @@ def _answer_by_row(unanswered: Answer, other_row: str, pairs: pd.DataFrame) -> A
         reasons.append(f"{other_row}: {without_value.other} of {len(leads)} without a value")
     first = pairs.iloc[0]  # all are under the same conditions
     differing = first["differences_other"] | first["differences"]
-    folders = pairs[["folder", "folder_other"]].to_numpy().ravel()
+    folders_of_pairs = pairs[["folder", "folder_other"]].to_numpy().ravel()
     return replace(
         unanswered,
         judgement=Judgement(judgement.verdict, "; ".join(reasons)),
         lead=Lead(lead),
         tail_lead=Lead(tail_lead),
         evidence=Evidence(
-            folders=tuple(dict.fromkeys(folders)),
+            folders=tuple(dict.fromkeys(folders_of_pairs)),
             seeds=tuple(leads.index),
-            reduced=differences_text(differing),
+            reduction=differences_text(differing),
             pairs=tuple(_rows_of_pairs(pairs, other_row)),
         ),
     )
@@ -225,11 +226,11 @@ def _weakest(answers_by_row: Mapping[str, Answer], unanswered: Answer) -> Answer
     """
     claim = unanswered.claim
     weakest, *stronger = sorted(answers_by_row, key=lambda row: _strength(answers_by_row[row]))
-    over = f"over {weakest}"
+    rows_text = f"over {weakest}"
     if len(stronger) == 1:
         (other_row,) = stronger
-        over += f"; {answers_by_row[other_row].lead.text(unanswered.metric)} over {other_row}"
-    reduced_texts = [answers_by_row[row].evidence.reduced for row in (weakest, *stronger)]
+        rows_text += f"; {answers_by_row[other_row].lead.text(unanswered.metric)} over {other_row}"
+    reductions = [answers_by_row[row].evidence.reduction for row in (weakest, *stronger)]
     folders: list[Path] = []
     pairs: list[dict[str, Any]] = []
     for answer in answers_by_row.values():
@@ -239,12 +240,12 @@ def _weakest(answers_by_row: Mapping[str, Answer], unanswered: Answer) -> Answer
     return replace(
         weakest_answer,
         judgement=_judge_all(claim, weakest, answers_by_row),
-        lead=Lead(weakest_answer.lead.interval, over),
+        lead=Lead(weakest_answer.lead.interval, rows_text),
         tail_lead=_smallest_tail_lead(claim, weakest, answers_by_row),
         evidence=Evidence(
             folders=tuple(dict.fromkeys(folders)),
             seeds=weakest_answer.evidence.seeds,
-            reduced=next(filter(None, reduced_texts), ""),
+            reduction=next(filter(None, reductions), ""),
             pairs=tuple(pairs),
         ),
     )
@@ -262,7 +263,8 @@ def _smallest_tail_lead(claim: Claim, weakest: str, answers_by_row: Mapping[str,
 
 def _judge_all(claim: Claim, weakest: str, answers_by_row: Mapping[str, Answer]) -> Judgement:
     """Judges a claim against several rows by its answers by each, of which one has the smallest lead."""
-    verdict, why = answers_by_row[weakest].judgement
+    verdict = answers_by_row[weakest].judgement.verdict
+    why = answers_by_row[weakest].judgement.why
     if verdict == UNDECIDED and claim.control is not None:
         verdicts_elsewhere = {answer.verdict for row, answer in answers_by_row.items() if row != weakest}
         if weakest == claim.control.row and verdicts_elsewhere == {REPRODUCED}:

@@ -12,7 +12,7 @@ from fedcli.data import datasets
 from fedcli.data.datasets import num_images
 from fedcli.registry import find_table
 from fedcli.results import plans, verdicts
-from fedcli.results.frame import read_runs, shipped
+from fedcli.results.frame import read_runs, shipped_folders
 from fedcli.runs.machine import environment, is_undisturbed
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -186,7 +186,7 @@ def estimate_times(
 
 def estimate_plan(plan: plans.Plan) -> pd.DataFrame:
     """Estimates the time of the runs to do of a plan, see `estimate_times`, by those in its folder and shipped ones."""
-    timed_runs = times_of_runs(read_runs([plan.folder, plans.TABLES_HOME, *shipped()]))
+    timed_runs = times_of_runs(read_runs([plan.folder, plans.TABLES_HOME, *shipped_folders()]))
     (first, *_) = plan.runs
     hardware = environment(first.setup.device)["hardware"]
     to_do = [run for run in plan.runs if run.to_do]
@@ -231,7 +231,7 @@ def deciding_runs_text(answer: verdicts.Answer, folder: Path, timed_runs: pd.Dat
     if len(seeds) > verdicts.MOST_SEEDS:
         return f"more than {verdicts.MOST_SEEDS} seeds, if their spread stays"
     table = find_table(answer.claim.table)
-    plan = plans.plan_table(table, folder, seeds=seeds, only=verdicts.names_of(answer.claim))
+    plan = plans.plan_table(table, folder, seeds=seeds, only=verdicts.rows_and_columns(answer.claim))
     lacking = [run for run in plan.runs if run.to_do]
     words = f"{len(lacking)} runs in full"
     if len(seeds) > verdicts.FEWEST_SEEDS:

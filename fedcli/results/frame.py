@@ -158,7 +158,7 @@ def rounds_of(record: Record) -> pd.DataFrame:
     for entry in record["rounds"]:
         row = {"round": entry["round"] + 1, "test_accuracy": None, **flat_numbers(entry)}
         if "per_class" in entry:
-            row |= _of_classes(entry["per_class"], record["class_names"])
+            row |= _class_scores(entry["per_class"], record["class_names"])
         rows.append(row)
     table = pd.DataFrame(rows, columns=None if rows else ["round", "test_accuracy"]).astype({"test_accuracy": float})
     for name in table:
@@ -168,7 +168,7 @@ def rounds_of(record: Record) -> pd.DataFrame:
     return table
 
 
-def _of_classes(counts: Counts, class_names: Sequence[str]) -> dict[str, float | None]:
+def _class_scores(counts: Counts, class_names: Sequence[str]) -> dict[str, float | None]:
     """What a round's counts of the classes say, as fractions, by column."""
     scores: dict[str, float | None] = {"macro_f1": macro_f1(counts), "balanced_accuracy": balanced_accuracy(counts)}
     for name, accuracy in zip(class_names, class_accuracies(counts), strict=True):
@@ -210,15 +210,15 @@ def parts_of_all(records: Iterable[Record], parts_of: Callable[[Record], pd.Data
     for record in records:
         frame = parts_of(record)
         settings = settings_of(record)
-        of_run = {name: settings[name] for name in FIRST_SETTINGS}
-        of_run |= {"seed": record["seed"], "settings": key_of(settings)}
+        run_columns = {name: settings[name] for name in FIRST_SETTINGS}
+        run_columns |= {"seed": record["seed"], "settings": key_of(settings)}
         if "label" in record:
-            of_run["method"] = record["label"]
-        frames.append(frame.assign(**of_run)[[*of_run, *frame]])
+            run_columns["method"] = record["label"]
+        frames.append(frame.assign(**run_columns)[[*run_columns, *frame]])
     return pd.concat(frames, ignore_index=True)
 
 
-def shipped() -> list[Path]:
+def shipped_folders() -> list[Path]:
     """The folder of the checkout's records; none if the package is installed without a checkout."""
-    here = checkout()
-    return [here / "results" / "records"] if here else []
+    folder = checkout()
+    return [folder / "results" / "records"] if folder else []

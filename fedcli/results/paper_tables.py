@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedcli import registry
 from fedcli.declarations import Gain, Table
@@ -23,11 +23,17 @@ from fedcli.runs.record import RUN_STATES
 from fedcli.runs.schema import Record
 
 SCALED = re.compile(r"_(1e\d+)_floats$")  # in the name of a printed column, its unit
-Place = tuple[str, str]  # row and column of a cell
+
+
+class Place(NamedTuple):
+    """Where a cell of a table is."""
+
+    row: str
+    column: str
 
 
 @cache
-def reported() -> dict[str, dict[str, Any]]:
+def reported_numbers() -> dict[str, dict[str, Any]]:
     """The papers' own numbers, `papers/reported.json`, by paper and table."""
     return json.loads(files("fedcli.papers").joinpath("reported.json").read_text(encoding="utf-8"))
 
@@ -35,17 +41,18 @@ def reported() -> dict[str, dict[str, Any]]:
 def _reported(table: Table) -> dict[str, Any]:
     """What the paper says of a table; empty for one of no paper here."""
     paper, name = table.reported
-    return reported().get(paper, {}).get(name, {})
+    return reported_numbers().get(paper, {}).get(name, {})
 
 
-def printed(table: Table) -> dict[Place, dict[str, Any]]:
+def printed_entries(table: Table) -> dict[Place, dict[str, Any]]:
     """The paper's entries of a table by row and column."""
-    return {(entry["method"], entry["column"]): entry for entry in _reported(table).get("rows", ())}
+    entries = _reported(table).get("rows", ())
+    return {Place(entry["method"], entry["column"]): entry for entry in entries}
 
 
 def printed_value(table: Table, row: str, column: str, metric: Metric) -> float | None:
     """The paper's number in a cell, floats in ones; None if it prints none."""
-    value = printed(table).get((row, column), {}).get(metric.paper_field)
+    value = printed_entries(table).get(Place(row, column), {}).get(metric.paper_field)
     return None if value is None else value * _printed_unit(column)
 
 
@@ -55,18 +62,18 @@ def _printed_unit(column: str) -> float:
     return float(match[1]) if match else 1.0
 
 
-def printed_lead(table: Table, row: str, than: str, columns: tuple[str, ...], metric: Metric) -> float | None:
+def printed_lead(table: Table, row: str, other_row: str, columns: tuple[str, ...], metric: Metric) -> float | None:
     """The paper's lead of a row on another, the mean over columns, by its cells or as printed; None if it has none."""
     leads = []
     for column in columns:
-        first = printed_value(table, row, column, metric)
-        second = printed_value(table, than, column, metric)
-        if first is not None and second is not None:
-            leads.append(first - second)
+        value = printed_value(table, row, column, metric)
+        other_value = printed_value(table, other_row, column, metric)
+        if value is not None and other_value is not None:
+            leads.append(value - other_value)
     if len(leads) == len(columns):
         return fmean(leads)
     for gain in table.gains:
-        is_of_rows = gain.leading_rows == (row,) and gain.other_rows == (than,)
+        is_of_rows = gain.leading_rows == (row,) and gain.other_rows == (other_row,)
         if is_of_rows and gain.compared_columns == columns:
             return printed_value(table, gain.row, gain.column, metric)
     return None
@@ -78,18 +85,20 @@ def printed_accuracies(records: Sequence[Record]) -> list[float | None]:
     Where several tables have a setting, the one that has the most of the runs counts: the paper prints two accuracies
     for some.
     """
-    by_table = [_printed_by_table(record) for record in records]
-    runs_of_table = Counter(table for of_run in by_table for table in of_run)
+    accuracies_of_runs = [_accuracies_by_table(record) for record in records]
+    runs_of_table: Counter[str] = Counter()
+    for accuracy_by_table in accuracies_of_runs:
+        runs_of_table.update(accuracy_by_table.keys())
     accuracies = []
-    for of_run in by_table:
-        table = max(of_run, key=runs_of_table.__getitem__, default=None)
-        accuracies.append(None if table is None else of_run[table])
+    for accuracy_by_table in accuracies_of_runs:
+        table = max(accuracy_by_table, key=runs_of_table.__getitem__, default=None)
+        accuracies.append(None if table is None else accuracy_by_table[table])
     return accuracies
 
 
-def _printed_by_table(record: Record) -> dict[str, float]:
+def _accuracies_by_table(record: Record) -> dict[str, float]:
     """The paper's accuracy in percent for the setting of a run in each table that has it, by the table's name."""
-    numbers: dict[str, float] = {}
+    accuracies: dict[str, float] = {}
     settings = settings_of(record)
     for table in registry.tables().values():
         for cell in table.cells:
@@ -100,13 +109,13 @@ def _printed_by_table(record: Record) -> dict[str, float]:
             if cell.metric not in ("selected", "last", "best"):  # a point of a learning curve
                 continue
             metric = find_metric(cell.metric)
-            number = printed_value(table, cell.row, cell.column, metric)
-            if number is None:
+            accuracy = printed_value(table, cell.row, cell.column, metric)
+            if accuracy is None:
                 continue
             planned_settings = plan_cell(table, cell).settings
             if not differences_from_plan(record, settings, planned_settings, metric.needed_rounds):
-                numbers.setdefault(table.name, number)
-    return numbers
+                accuracies.setdefault(table.name, accuracy)
+    return accuracies
 
 
 @dataclass
@@ -119,21 +128,21 @@ class ComparedCell:
     numbers: dict[str, Any]  # for the CSV
 
 
-def compare(plan: TablePlan) -> Sheet:
+def compare_with_paper(plan: TablePlan) -> Sheet:
     """The table beside the paper's; its values are cells, with floats in ones."""
     planned: dict[Place, PlannedCell] = {}
     for planned_cell in plan.cells:
-        planned[planned_cell.cell.row, planned_cell.cell.column] = planned_cell
+        planned[Place(planned_cell.cell.row, planned_cell.cell.column)] = planned_cell
     cells: dict[Place, ComparedCell] = {}
-    for place in printed(plan.table) | planned:  # in the order of the paper
+    for place in printed_entries(plan.table) | planned:  # in the order of the paper
         if place in planned:
             cells[place] = _compare_planned(plan.table, planned[place])
     for gain in plan.table.gains:
-        needed = itertools.product((*gain.leading_rows, *gain.other_rows), gain.compared_columns)
-        if planned.keys() >= set(needed):
-            cells[gain.row, gain.column] = _compare_gain(plan.table, gain, planned, cells)
+        needed_places = {*_places(gain.leading_rows, gain), *_places(gain.other_rows, gain)}
+        if planned.keys() >= needed_places:
+            cells[Place(gain.row, gain.column)] = _compare_gain(plan.table, gain, planned, cells)
     _mark_best(planned, cells)
-    columns = list(dict.fromkeys(column for _, column in cells))
+    columns = list(dict.fromkeys(place.column for place in cells))
     titles = [SCALED.sub(" floats", column).replace("_", " ") for column in columns]
     return Sheet(
         columns=["Method", "", *titles],
@@ -146,12 +155,17 @@ def compare(plan: TablePlan) -> Sheet:
     )
 
 
+def _places(rows: Sequence[str], gain: Gain) -> list[Place]:
+    """The cells of some rows of which a gain is the difference."""
+    return [Place(row, column) for row, column in itertools.product(rows, gain.compared_columns)]
+
+
 def _compare_planned(table: Table, planned: PlannedCell) -> ComparedCell:
     """A cell that runs give."""
     metric = planned.metric
     records = planned.records
     states = Counter(run.state for run in planned.runs)
-    place = (planned.cell.row, planned.cell.column)
+    place = Place(planned.cell.row, planned.cell.column)
     text = mean_of_runs(metric, records, states)
     compared = _compare_cell(table, place, metric, text, metric.values(records))
     compared.numbers |= {
@@ -168,44 +182,45 @@ def _compare_gain(
     table: Table, gain: Gain, planned: Mapping[Place, PlannedCell], cells: Mapping[Place, ComparedCell]
 ) -> ComparedCell:
     """A cell that is the difference of others: the mean of some less the mean, or the best, of the rest."""
-    more = [cells[place].numbers["ours"] for place in itertools.product(gain.leading_rows, gain.compared_columns)]
-    less = [cells[place].numbers["ours"] for place in itertools.product(gain.other_rows, gain.compared_columns)]
-    metric = planned[gain.leading_rows[0], gain.compared_columns[0]].metric
-    place = (gain.row, gain.column)
-    if None in (*more, *less):
+    leading_values = [cells[place].numbers["ours"] for place in _places(gain.leading_rows, gain)]
+    other_values = [cells[place].numbers["ours"] for place in _places(gain.other_rows, gain)]
+    metric = planned[Place(gain.leading_rows[0], gain.compared_columns[0])].metric
+    place = Place(gain.row, gain.column)
+    if None in (*leading_values, *other_values):
         return _compare_cell(table, place, metric, "not run", [])
-    subtracted = max(less) if gain.over_best else fmean(less)
-    value = fmean(more) - subtracted
+    subtracted = max(other_values) if gain.over_best else fmean(other_values)
+    value = fmean(leading_values) - subtracted
     return _compare_cell(table, place, metric, metric.text(value, "+"), [value])
 
 
 def _mark_best(planned: Mapping[Place, PlannedCell], cells: Mapping[Place, ComparedCell]) -> None:
     """Marks the best of ours in each column, if its lead is sure."""
-    in_columns: dict[str, dict[Place, PlannedCell]] = {}
-    for (row, column), planned_cell in planned.items():
-        in_columns.setdefault(column, {})[row, column] = planned_cell
-    for in_column in in_columns.values():
-        (*_, last) = in_column.values()
-        ahead = best(last.metric, {place: planned_cell.records for place, planned_cell in in_column.items()})
-        if ahead is not None:
-            cells[ahead].ours = Best(cells[ahead].ours)
+    cells_by_column: dict[str, dict[Place, PlannedCell]] = {}
+    for place, planned_cell in planned.items():
+        cells_by_column.setdefault(place.column, {})[place] = planned_cell
+    for cells_of_column in cells_by_column.values():
+        (*_, last) = cells_of_column.values()
+        records = {place: planned_cell.records for place, planned_cell in cells_of_column.items()}
+        best_place = best(last.metric, records)
+        if best_place is not None:
+            cells[best_place].ours = Best(cells[best_place].ours)
 
 
-def _lines(cells: Mapping[Place, ComparedCell], columns: Sequence[str], ours: str) -> list[list[str]]:
-    """Up to three lines for each row, of which the first has its name."""
+def _lines(cells: Mapping[Place, ComparedCell], columns: Sequence[str], our_title: str) -> list[list[str]]:
+    """Up to three lines for each row, of which the first has its name; `our_title` stands before our numbers."""
     lines = []
     empty = ComparedCell("", "", "", {})
-    for row in dict.fromkeys(row for row, _ in cells):
-        in_row = [cells.get((row, column), empty) for column in columns]
-        texts = {
-            "paper": [cell.paper for cell in in_row],
-            ours: [cell.ours for cell in in_row],
-            "difference": [cell.difference for cell in in_row],
+    for row in dict.fromkeys(place.row for place in cells):
+        cells_of_row = [cells.get(Place(row, column), empty) for column in columns]
+        texts_by_title = {
+            "paper": [cell.paper for cell in cells_of_row],
+            our_title: [cell.ours for cell in cells_of_row],
+            "difference": [cell.difference for cell in cells_of_row],
         }
         name = row
-        for title, of_columns in texts.items():
-            if any(of_columns):
-                lines.append([name, title, *of_columns])
+        for title, texts in texts_by_title.items():
+            if any(texts):
+                lines.append([name, title, *texts])
                 name = ""
     return lines
 
@@ -215,28 +230,27 @@ def _compare_cell(table: Table, place: Place, metric: Metric, text: str, values:
 
     The `text` shows our `values`, one a run. Floats are rounded as the paper's before they are compared.
     """
-    row, column = place
-    entry = printed(table).get(place, {})
-    paper_value = printed_value(table, row, column, metric)
-    paper = ""
+    entry = printed_entries(table).get(place, {})
+    paper_value = printed_value(table, place.row, place.column, metric)
+    paper_text = ""
     deviation = None
     differences = []
     if paper_value is not None:
-        paper = metric.text(paper_value)
+        paper_text = metric.text(paper_value)
         if metric.paper_field == "mean" and entry.get("std") is not None:
             deviation = entry["std"]
-            paper += f" ± {metric.text(deviation)}"
-        compared = values
+            paper_text += f" ± {metric.text(deviation)}"
+        comparable_values = values
         if metric.unit == "floats":
-            unit = _printed_unit(column)
-            compared = [unit * round(value / unit) for value in values]
-        differences = [value - paper_value for value in compared]
+            unit = _printed_unit(place.column)
+            comparable_values = [unit * round(value / unit) for value in values]
+        differences = [value - paper_value for value in comparable_values]
     elif entry:
-        paper = metric.missing_text if entry.get("printed") == "0" else "no number"  # not printed, or not legible
+        paper_text = metric.missing_text if entry.get("printed") == "0" else "no number"  # not printed, or not legible
     difference = interval(differences)
     numbers = {
-        "row": row,
-        "column": column,
+        "row": place.row,
+        "column": place.column,
         "metric": metric.name,
         "unit": metric.unit,
         "paper": paper_value,
@@ -247,7 +261,7 @@ def _compare_cell(table: Table, place: Place, metric: Metric, text: str, values:
         "difference_high": difference.high,
     }
     difference_text = interval_text(metric, difference, count=False) if differences else ""
-    return ComparedCell(paper, text, difference_text, numbers)
+    return ComparedCell(paper_text, text, difference_text, numbers)
 
 
 def _table_notes(plan: TablePlan, cells: Collection[ComparedCell]) -> list[str]:
@@ -272,17 +286,19 @@ def _table_notes(plan: TablePlan, cells: Collection[ComparedCell]) -> list[str]:
     outdated = [str(run.folder) for run in plan.runs if run.outdated]
     if outdated:
         notes.append(f"Made with another version of the code, which computed something else: {', '.join(outdated)}.")
-    begun = {run.folder: run.record for run in plan.runs if run.record}
-    elsewhere = [folder for folder in begun if not folder.is_relative_to(plan.folder)]
-    if elsewhere:
-        homes = ", ".join(sorted({str(folder.parent) for folder in elsewhere}))
-        notes.append(f"Runs that were there before, elsewhere than in {plan.folder}: {len(elsewhere)}, in {homes}.")
+    records = {run.folder: run.record for run in plan.runs if run.record}  # by folder
+    other_folders = [folder for folder in records if not folder.is_relative_to(plan.folder)]
+    if other_folders:
+        parents = ", ".join(sorted({str(folder.parent) for folder in other_folders}))
+        notes.append(
+            f"Runs that were there before, elsewhere than in {plan.folder}: {len(other_folders)}, in {parents}."
+        )
     changes: list[str] = []
-    for folder, record in begun.items():
+    for folder, record in records.items():
         changes += [f"{folder}: {change}." for change in changes_between_rounds(record)]
     notes += sorted(changes)
-    _, where = plan.table.reported
-    if where != IN_TEXT:
+    _, name_in_paper = plan.table.reported
+    if name_in_paper != IN_TEXT:
         entry = _reported(plan.table)
         notes += [f"Paper: {entry[key].rstrip('.')}." for key in ("setting", "notes") if entry.get(key)]
     notes += plan.table.notes

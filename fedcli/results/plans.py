@@ -17,7 +17,7 @@ from fedcli.data.imports import import_if_path
 from fedcli.declarations import Cell, Method, Table
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, protocols
-from fedcli.results.frame import RunRow, read_runs, rows_of, shipped
+from fedcli.results.frame import RunRow, read_runs, rows_of, shipped_folders
 from fedcli.results.method_options import find_methods, options_by_method, options_of
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.runs.begin import ResolvedRun, check_seeds, find_begun, new_folder, resolve_runs
@@ -206,7 +206,7 @@ def plan_table(
     Raises:
         UserError: If `only` leaves nothing, or a seed or a limit is out of range.
     """
-    homes = [home_of(table), TABLES_HOME, *shipped()] if folder is None else [folder]
+    homes = [home_of(table), TABLES_HOME, *shipped_folders()] if folder is None else [folder]
     (folder, *_) = homes
     seeds = check_seeds(table.seeds if seeds is None else seeds)
     cells = []

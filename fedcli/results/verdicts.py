@@ -35,11 +35,11 @@ class Lead:
     """By how much a claim's row is ahead of the other, as a mean over seeds."""
 
     interval: Interval = NO_INTERVAL
-    over: str = ""  # of several rows, which one, and the lead over the other of two
+    rows_text: str = ""  # of several rows, over which one, and the lead over the other of two
 
     def text(self, metric: Metric) -> str:
         """It with its interval and its row."""
-        return f"{interval_text(metric, self.interval)} {self.over}".rstrip()
+        return f"{interval_text(metric, self.interval)} {self.rows_text}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Evidence:
 
     folders: tuple[Path, ...] = ()
     seeds: tuple[int, ...] = ()
-    reduced: str = ""  # what differs from the paper's cells; empty in full
+    reduction: str = ""  # what differs from the paper's cells; empty in full
     # A row of the CSV's column `pairs` for each pair of runs, see `_rows_of_pairs`.
     pairs: tuple[dict[str, Any], ...] = ()
 
@@ -74,8 +74,8 @@ class Answer:
     @property
     def size(self) -> str:
         """The size of the runs beside the paper's."""
-        if self.evidence.reduced:
-            return f"reduced to {self.evidence.reduced}"
+        if self.evidence.reduction:
+            return f"reduced to {self.evidence.reduction}"
         return "in full, by the authors' code" if self.text_has else "in full, by the text"
 
     @property
@@ -84,7 +84,7 @@ class Answer:
         needed = FEWEST_SEEDS
         lead = self.lead.interval
         is_open = lead.n >= FEWEST_SEEDS and lead.low <= 0 <= lead.high
-        if is_open and not self.evidence.reduced:
+        if is_open and not self.evidence.reduction:
             needed = seeds_needed(lead, MOST_SEEDS)
         seeds = find_table(self.claim.table).seeds
         first_new = seeds[-1] + 1
@@ -97,7 +97,7 @@ class Answer:
         if self.verdict not in (UNDECIDED, NOT_RUN):
             return ""
         words = ["fedcli", "table", self.claim.table]
-        for name in names_of(self.claim):
+        for name in rows_and_columns(self.claim):
             words += ["--only", name]
         words += ["--seeds", ",".join(map(str, self.needed_seeds))]
         command = shlex.join(words)
@@ -106,7 +106,7 @@ class Answer:
         return command
 
 
-def names_of(claim: Claim) -> tuple[str, ...]:
+def rows_and_columns(claim: Claim) -> tuple[str, ...]:
     """The rows and columns of a claim."""
     rows = [claim.row, *claim.other_rows, *claim.row_aliases.values()]
     columns = [*claim.columns, *claim.subtracted_columns, *claim.other_columns]

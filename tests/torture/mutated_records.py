@@ -141,7 +141,7 @@ def fault_of_readers(folder: Path, record: dict[str, Any], description: str) -> 
         "clients": read_clients_and_rounds,
         "plot": lambda: saving.write_figure(folder / "curves.svg", line_charts.learning_curves, records),
         "report": lambda: report.report(records),
-        "claims": lambda: claims.answers(registry.claims()[number_of(record) :: 30], [folder]),
+        "claims": lambda: claims.answer_claims(registry.claims()[number_of(record) :: 30], [folder]),
         "export": lambda: export(fedcli.load(folder), "safetensors", out=folder / "model"),
     }
     for name, reader in readers.items():
