@@ -623,7 +623,7 @@ def test_a_run_of_another_version_of_its_method_is_pointed_out():
 
 
 def test_the_command_runs_what_is_missing_and_then_only_prints(offered, monkeypatch):
-    monkeypatch.setattr(durations, "quiet", lambda record: True)  # whatever else this machine does
+    monkeypatch.setattr(durations, "is_undisturbed", lambda record: True)  # whatever else this machine does
     monkeypatch.setattr(durations, "shipped_folders", list)
     offered(SMALL)
     result = invoke("FEDFM:iii", "--seeds", "0")

@@ -124,7 +124,7 @@ def test_a_run_whose_method_was_changed_says_so_in_tables_figures_and_reports(ch
     assert f"- mine, seed 0: {words}." in render(tables.sheet(records))
     assert words in render(tables.sheet(records), "latex")
     assert words in render(tables.sheet(records), "csv")
-    curve, *_ = find_curves(tables.group(records))
+    curve, *_ = find_curves(tables.group_runs(records))
     assert words in curve.name().replace("\n", " ")
     assert fedcli.frame("run")["changed"].tolist() == [words]
 
@@ -233,7 +233,7 @@ def test_a_label_of_several_methods_stands_before_their_names(tmp_path):
     for folder, method in zip(folders, methods, strict=True):
         write(folder, record(method))
     records = frame.find_records(folders, ["Ours", "Ours", "M"])
-    groups = tables.group(records)
+    groups = tables.group_runs(records)
     assert [group.label for group in groups] == ["Ours: fedavg", "Ours: fedprox", "M"]
     assert len({*names.setting_colours([groups]).values()}) == 3
     result = invoke("table", tmp_path, "--label", "Ours", "--format", "latex")
