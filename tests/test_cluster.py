@@ -56,7 +56,7 @@ def test_a_task_goes_on_with_what_the_process_of_a_lost_node_begins_late(tmp_pat
 
     monkeypatch.setattr(begin, "prepare", late)
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0)
-    assert jobs.task({}, "fedavg", tmp_path / "run", TINY) == ""
+    assert jobs.run_task({}, jobs.Task("fedavg", tmp_path / "run", TINY)) == ""
 
     record = read_record(tmp_path / "run")
     assert record["status"] == "finished"
@@ -73,10 +73,12 @@ def test_a_task_waits_for_a_process_that_is_about_to_write_its_record(tmp_path, 
         writing.close()
 
     monkeypatch.setattr(jobs.time, "sleep", dies)
-    assert jobs.task({}, "fedavg", tmp_path / "run", TINY) == ""
+    assert jobs.run_task({}, jobs.Task("fedavg", tmp_path / "run", TINY)) == ""
     assert writing.closed
     assert read_record(tmp_path / "run")["status"] == "finished"
-    assert jobs.task({}, "fedavg", tmp_path / "run", TINY) == ""  # as where a node is lost after the last round
+    assert (
+        jobs.run_task({}, jobs.Task("fedavg", tmp_path / "run", TINY)) == ""
+    )  # as where a node is lost after the last round
 
 
 def test_where_ray_cannot_run_them_is_refused(monkeypatch):

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,7 +35,7 @@ from fedcli.runs.trackers import Loggers
 from fedcli.userfiles import absolute, own_paths
 
 POLL_SECONDS = 1.0  # between two looks at the records of other processes
-POLLS = 30  # in which interrupted runs are to end, and the process of a lost node
+MAX_POLLS = 30  # in which interrupted runs are to end, and the process of a lost node
 RETRIES = 20  # of a run whose node dies
 Start = Callable[[PlannedRun], futures.Future]  # starts a run, whose result is its error, empty for none
 
@@ -86,10 +86,10 @@ def execute(
             stack.enter_context(locked(plan.folder))
         at_once = jobs
         if cluster is not None:  # Ray begins a run once a node is free, which nobody tells
-            start = stack.enter_context(_tasks(**cluster))
+            start = stack.enter_context(_starting_ray_tasks(**cluster))
             at_once = len(plan.runs)
         elif jobs > 1:
-            start = _announcing(listener, stack.enter_context(_processes(jobs)))
+            start = _announcing(listener, stack.enter_context(_starting_processes(jobs)))
         else:
             start = _announcing(listener, partial(_run_here, listener))
         execution = Execution(plan, listener, start, at_once)
@@ -167,12 +167,13 @@ def _record_so_far(folder: Path) -> Record | None:
 
 def _run_here(listener: PlanListener, run: PlannedRun) -> futures.Future:
     """Runs it in this process; returns a completed future."""
+    progress = Loggers(RunReporter(listener, run), listener.log)
     future: futures.Future = futures.Future()
-    future.set_result(task({}, *_arguments(run), progress=Loggers(ForPlan(listener, run), listener.log)))
+    future.set_result(run_task({}, _task_of(run), progress))
     return future
 
 
-class ForPlan(Listener):
+class RunReporter(Listener):
     """Tells the listener of a plan how a run in this process goes on."""
 
     def __init__(self, listener: PlanListener, run: PlannedRun):
@@ -189,23 +190,30 @@ class ForPlan(Listener):
         self.listener.note(self.run, text)
 
 
-def _arguments(run: PlannedRun) -> tuple[str, Path, dict[str, Any]]:
-    """The arguments of `task` for a run, with paths that hold on any node."""
+class Task(NamedTuple):
+    """A run as another process is told of it, with paths that hold on any node."""
+
+    method: str  # its name, or the path of its file
+    folder: Path
+    options: dict[str, Any]
+
+
+def _task_of(run: PlannedRun) -> Task:
     options = {name: absolute(value) if isinstance(value, str) else value for name, value in run.options.items()}
-    return absolute(run.method), run.folder.resolve(), options
+    return Task(absolute(run.method), run.folder.resolve(), options)
 
 
-def task(environment: dict, method: str, folder: Path, options: dict, progress: Listener | None = None) -> str:
+def run_task(environment: dict[str, str], task: Task, progress: Listener | None = None) -> str:
     """Starts or resumes a run in this process, with variables of `environment`; returns its error in a line, or ""."""
     os.environ.update(environment)
-    for _ in range(POLLS):
+    for _ in range(MAX_POLLS):
         try:
-            if begin.read_begun(folder) is None:
-                begin.run_method(method, out=folder, continue_=True, progress=progress, **options)
+            if begin.read_begun(task.folder) is None:
+                begin.run_method(task.method, out=task.folder, continue_=True, progress=progress, **task.options)
             else:  # perhaps by hand, with more than a table needs
-                [(setup, _)] = begin.resolve_runs(method, out=folder, **options)
-                files = own_paths([method, *setup.all_options().values()])
-                resume.resume(folder, method=files, progress=progress, skip_ended=True)
+                [resolved] = begin.resolve_runs(task.method, out=task.folder, **task.options)
+                files = own_paths([task.method, *resolved.setup.all_options().values()])
+                resume.resume(task.folder, method=files, progress=progress, skip_ended=True)
             return ""
         except InUse as error:  # by its process on a lost node, which is about to end
             fault = str(error)
@@ -223,20 +231,20 @@ def _error_text(error: BaseException) -> str:
 
 
 @contextmanager
-def _processes(jobs: int) -> Iterator[Start]:
+def _starting_processes(jobs: int) -> Iterator[Start]:
     """Starts runs in processes, each with the next CUDA device; in the end interrupts those left."""
     slots: dict[int, futures.Future] = {}
     started: set[multiprocessing.process.BaseProcess] = set()
 
     def start(run: PlannedRun) -> futures.Future:
-        free = [slot for slot in range(jobs) if slot not in slots or slots[slot].done()]
-        (slot, *_) = free
+        free_slots = [slot for slot in range(jobs) if slot not in slots or slots[slot].done()]
+        (slot, *_) = free_slots
         # An executor for each run, since the death of a process breaks its executor.
         executor = futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin_process, (jobs,))
-        others = {*multiprocessing.active_children()}
+        other_processes = {*multiprocessing.active_children()}  # also those that the user's program has
         with _without_main():
-            slots[slot] = executor.submit(task, device_of(slot), *_arguments(run))
-        started.update({*multiprocessing.active_children()} - others)  # not those that the user's program has
+            slots[slot] = executor.submit(run_task, device_of(slot), _task_of(run))
+        started.update({*multiprocessing.active_children()} - other_processes)
         executor.shutdown(wait=False)
         return slots[slot]
 
@@ -285,19 +293,19 @@ def device_of(slot: int) -> dict[str, str]:
 
 
 @contextmanager
-def _tasks(address: str | None, **takes: float) -> Iterator[Start]:
+def _starting_ray_tasks(address: str | None, **resources: float) -> Iterator[Start]:
     """Starts runs as tasks of Ray, in folders that all nodes share; a task whose node dies starts again."""
     import ray
 
     handler = signal.getsignal(signal.SIGTERM)
     ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     signal.signal(signal.SIGTERM, handler)  # which Ray has replaced
-    on_a_node = ray.remote(task).options(**takes, max_retries=RETRIES, scheduling_strategy="SPREAD")
+    remote_task = ray.remote(run_task).options(**resources, max_retries=RETRIES, scheduling_strategy="SPREAD")
     environment = {name: value for name, value in os.environ.items() if name == "FEDCLI_DATA"}
     references = []
 
     def start(run: PlannedRun) -> futures.Future:
-        references.append(on_a_node.remote(environment, *_arguments(run)))
+        references.append(remote_task.remote(environment, _task_of(run)))
         return references[-1].future()
 
     try:
@@ -305,5 +313,5 @@ def _tasks(address: str | None, **takes: float) -> Iterator[Start]:
     finally:
         for reference in references:
             ray.cancel(reference)
-        ray.wait(references, num_returns=len(references), timeout=POLLS * POLL_SECONDS)
+        ray.wait(references, num_returns=len(references), timeout=MAX_POLLS * POLL_SECONDS)
         ray.shutdown()
