@@ -219,12 +219,12 @@ def tune(
             method_options=method_options,
             **options,
         )
-        for text in (protocols_text(plan.runs), *tuning.samples(plan)):
+        for text in (protocols_text(plan.runs), *tuning.notes_on_drawn_trials(plan)):
             if text:
                 warnings.warn(keywords_for_flags(text), stacklevel=2)
         errors = execute(plan, PlanListener(), jobs=jobs, records_only=True)
         ranked = tuning.rank_and_write_best(plan, errors)
-        for text in tuning.edges(find_methods(str(method).split(",")), plan.grids, ranked):
+        for text in tuning.notes_on_edges(find_methods(str(method).split(",")), plan.grids, ranked):
             warnings.warn(keywords_for_flags(f"{text}; try values beyond"), stacklevel=2)
     best = ranked.groupby("method", sort=False)["options"].first()
     return Tuned(plan.folder, ranked, best.to_dict())

@@ -32,6 +32,7 @@ from fedcli.runs.identity import (
     settings_of,
     settings_text,
 )
+from fedcli.runs.origins import TYPED
 from fedcli.runs.prepare import refuse_data
 from fedcli.runs.record import ENDED, state_of
 from fedcli.runs.resolve import Setup, resolve
@@ -211,11 +212,12 @@ def plan_table(
     seeds = check_seeds(table.seeds if seeds is None else seeds)
     cells = []
     reduced: dict[str, Any] = {}
+    first_seed, *other_seeds = seeds
     for cell in _selected_cells(table, only):
-        first = plan_cell(table, cell, seeds[0], folder, limits, dataset)
-        reduced |= first.varied
-        runs_of_cell = (first, *(first.with_seed(seed) for seed in seeds[1:]))
-        cells.append(PlannedCell(cell, find_metric(cell.metric), runs_of_cell))
+        first_run = plan_cell(table, cell, first_seed, folder, limits, dataset)
+        reduced |= first_run.varied
+        other_runs = [first_run.with_seed(seed) for seed in other_seeds]
+        cells.append(PlannedCell(cell, find_metric(cell.metric), (first_run, *other_runs)))
     begun = _find_begun_runs(cells, homes)
     runs = {}  # by the folder of a new one
     for folder_if_new, run in _runs_of(cells).items():
@@ -372,31 +374,31 @@ def _on_other_data(method: Method, options: Mapping[str, Any], dataset: str) -> 
     protocol = find_protocol(options["protocol"], method)
     if dataset in protocol.datasets:
         return {**options, "dataset": dataset}
-    of_paper = [other for other in protocols().values() if other.paper == protocol.paper]
-    suited = [other for other in of_paper if dataset in other.datasets]
+    protocols_of_paper = [other for other in protocols().values() if other.paper == protocol.paper]
+    suited = [other for other in protocols_of_paper if dataset in other.datasets]
     if not suited:
-        names = ", ".join(dict.fromkeys(name for other in of_paper for name in other.datasets))
+        names = ", ".join(dict.fromkeys(name for other in protocols_of_paper for name in other.datasets))
         raise UserError(f"no protocol of '{protocol.paper}' is for '{dataset}'; it has {names}.")
     (new_protocol, *_) = suited
     resolved = {**protocol.settings, **protocol.datasets[options["dataset"]].settings, **options}
-    of_partition = {name: resolved[name] for name in PARTITION_OPTIONS if name in resolved}
+    partition_options = {name: resolved[name] for name in PARTITION_OPTIONS if name in resolved}
     replaced = {*new_protocol.settings, "backbone"}
-    of_cell = {name: value for name, value in options.items() if name not in replaced}
-    return {**of_cell, **of_partition, "protocol": new_protocol.name, "dataset": dataset}
+    remaining = {name: value for name, value in options.items() if name not in replaced}
+    return {**remaining, **partition_options, "protocol": new_protocol.name, "dataset": dataset}
 
 
 def protocols_text(runs: Iterable[PlannedRun]) -> str:
     """Says which methods of a comparison run under which protocol, where these differ; empty where they do not."""
-    of_method: dict[str, dict[str, None]] = {}
+    protocols_by_method: dict[str, dict[str, None]] = {}
     for run in runs:
-        of_method.setdefault(run.setup.method.name, {})[run.setup.protocol.name] = None
-    by_protocols: dict[str, list[str]] = {}
-    for method, names in of_method.items():
-        by_protocols.setdefault(", ".join(names), []).append(method)
-    if len(by_protocols) < 2:
+        protocols_by_method.setdefault(run.setup.method.name, {})[run.setup.protocol.name] = None
+    methods_by_protocols: dict[str, list[str]] = {}
+    for method, names in protocols_by_method.items():
+        methods_by_protocols.setdefault(", ".join(names), []).append(method)
+    if len(methods_by_protocols) < 2:
         return ""
-    parts = "; ".join(f"{names}: {', '.join(methods)}" for names, methods in by_protocols.items())
-    most_common = max(by_protocols, key=lambda names: len(by_protocols[names]))
+    parts = "; ".join(f"{names}: {', '.join(methods)}" for names, methods in methods_by_protocols.items())
+    most_common = max(methods_by_protocols, key=lambda names: len(methods_by_protocols[names]))
     return (
         f"these methods have different protocols, so that clients and training differ too ({parts}); give all of them "
         f"one, such as --protocol={most_common}"
@@ -427,14 +429,17 @@ def plan_grid(
     if continue_ and out is None:
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
     seeds = None if seeds is None else list(seeds)
-    of_single_methods = options_by_method(names, method_options)
+    own_options = options_by_method(names, method_options)
     resolved_points = []
     for name, method in zip(names, methods, strict=True):
-        of_method = {**options_of(method, methods, options), **of_single_methods[name]}
-        grid = {option: values for option, values in of_method.items() if isinstance(values, tuple)}
+        options_to_vary = {**options_of(method, methods, options), **own_options[name]}
+        grid = {option: values for option, values in options_to_vary.items() if isinstance(values, tuple)}
         for combination in itertools.product(*grid.values()):
             varied = dict(zip(grid, combination, strict=True))
-            resolved_points.append(_resolve_point(name, method, varied, {**of_method, **varied}, seeds, tuned))
+            point_options = {**options_to_vary, **varied}
+            runs = resolve_runs(name, out=Path(), seeds=seeds, tuned=tuned, **point_options)
+            point_options["tuned"] = None if tuned is None else str(tuned)
+            resolved_points.append(ResolvedPoint(name, method, varied, point_options, runs))
     first_setup, _ = resolved_points[0].runs[0]
     folder = Path(out or new_folder(first_setup))
     has_several_methods = len(names) > 1
@@ -453,19 +458,8 @@ class ResolvedPoint(NamedTuple):
     name: str  # the method, as it is named in the command
     method: Method
     varied: dict[str, Any]  # see `GridPoint`
-    options: list[dict[str, Any]]  # those of each run, in the order of the runs
+    options: dict[str, Any]  # of its runs, but for their seeds
     runs: list[ResolvedRun]  # in folders relative to the point's
-
-
-def _resolve_point(
-    name: str, method: Method, varied: dict[str, Any], options: dict[str, Any], seeds: list[int] | None,
-    tuned: str | Path | None,
-) -> ResolvedPoint:  # fmt: skip
-    """Resolves the runs of a method with all its `options`, these `varied` ones among them; see `plan_grid`."""
-    runs = resolve_runs(name, out=Path(), seeds=seeds, tuned=tuned, **options)
-    of_all_seeds = {**options, "tuned": None if tuned is None else str(tuned)}
-    of_runs = [of_all_seeds if seeds is None else {**of_all_seeds, "seed": run.setup.config.seed} for run in runs]
-    return ResolvedPoint(name, method, varied, of_runs, runs)
 
 
 def _plan_point(point: ResolvedPoint, folder: Path, has_several_methods: bool, continue_: bool) -> GridPoint:
@@ -475,20 +469,24 @@ def _plan_point(point: ResolvedPoint, folder: Path, has_several_methods: bool, c
     """
     method_name = point.method.name if has_several_methods else ""
     values_text = ",".join(f"{option}={value}" for option, value in point.varied.items())
-    home = folder / method_name / values_text
+    point_folder = folder / method_name / values_text
     label = ", ".join(filter(None, [method_name, settings_text(point.varied)])) or point.method.name
     runs = []
-    for resolved, options in zip(point.runs, point.options, strict=True):
-        run_folder = home / resolved.folder
-        record = find_begun(resolved.setup, run_folder, continue_)
+    for resolved in point.runs:
+        setup = resolved.setup
+        run_folder = point_folder / resolved.folder
+        record = find_begun(setup, run_folder, continue_)
         if record is None:
-            refuse_data(resolved.setup)
+            refuse_data(setup)
+        options = point.options
+        if setup.origins["seed"] == TYPED:  # of several seeds, the one of this run
+            options = {**options, "seed": setup.config.seed}
         run = PlannedRun(
             label=label,
             method=point.name,
             options=options,
-            setup=resolved.setup,
-            settings=settings_of(draft(resolved.setup)),
+            setup=setup,
+            settings=settings_of(draft(setup)),
             folder=run_folder,
             varied=point.varied,
             record=record,
