@@ -42,7 +42,7 @@ HEADINGS = {  # of metrics whose names do not read as a column of a paper
 
 
 def write_tables(
-    records: Sequence[Record], metrics: Sequence[str] = (), form: str = "markdown", layout: Layout = DEFAULT_LAYOUT,
+    records: Sequence[Record], metrics: Sequence[str] = (), format: str = "markdown", layout: Layout = DEFAULT_LAYOUT,
     label: str = "",
 ) -> str:  # fmt: skip
     r"""Tables of runs as text, one for each protocol and data set; a CSV has a line for each run.
@@ -51,28 +51,28 @@ def write_tables(
     and the data set.
 
     Raises:
-        UserError: If a metric, a column or the form is not known, columns are chosen of a CSV, or there can be no such
+        UserError: If a metric, a column or the format is not known, columns are chosen of a CSV, or there can be no such
             label.
     """
-    if form not in FORMATS:
-        raise unknown("format", form, FORMATS, f"there are {', '.join(FORMATS)}.")
-    if label and form != "latex":
-        raise UserError(f"a label is for LaTeX (got label '{label}' and --format {form}); leave one of them out.")
-    if form == "csv":
+    if format not in FORMATS:
+        raise unknown("format", format, FORMATS, f"there are {', '.join(FORMATS)}.")
+    if label and format != "latex":
+        raise UserError(f"a label is for LaTeX (got label '{label}' and --format {format}); leave one of them out.")
+    if format == "csv":
         if layout != DEFAULT_LAYOUT:
             raise UserError(
                 "--columns and --digits are for tables that are read (got --format csv, which has everything in full); "
                 "leave them out."
             )
-        return render(sheet(records, metrics), form)
-    if form == "latex":
+        return render(sheet(records, metrics), format)
+    if format == "latex":
         by_leaderboard = leaderboards(records)
         papers_tables = []
         for runs, name in zip(by_leaderboard.values(), _labels(by_leaderboard, label), strict=True):
             table = replace(paper_sheet(runs, metrics, layout), label=name)
-            papers_tables.append(render(table, form))
+            papers_tables.append(render(table, format))
         return "\n".join(papers_tables)
-    return "\n".join(render(table, form) for table in sheets(records, metrics, leads=True, layout=layout))
+    return "\n".join(render(table, format) for table in sheets(records, metrics, leads=True, layout=layout))
 
 
 def _labels(names: Collection[str], label: str) -> list[str]:

@@ -41,11 +41,11 @@ class Sheet:
     label: str = ""
 
 
-def render(sheet: Sheet, form: str = "markdown") -> str:
+def render(sheet: Sheet, format: str = "markdown") -> str:
     """A table as "markdown", "latex" or "csv", which has the values."""
-    if form == "csv":
+    if format == "csv":
         return csv_of(pd.DataFrame(sheet.values, dtype=object))
-    return _latex(sheet) if form == "latex" else _markdown(sheet)
+    return _latex(sheet) if format == "latex" else _markdown(sheet)
 
 
 def _markdown(sheet: Sheet) -> str:
