@@ -27,7 +27,7 @@ def watch(start: Callable, output: Output, workers: int | None = None) -> Any:
     (terminal, *log_files) = consoles(output)
     display = Display(terminal, *log_files)
     try:
-        with joined(forks=workers != 1) as group:
+        with joined(allows_forks=workers != 1) as group:
             return start(progress=Loggers(display, output.log) if group.is_first else None)
     except UserError as error:
         print_line(log_files, f"error: {error}")

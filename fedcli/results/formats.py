@@ -51,8 +51,8 @@ def write_tables(
     and the data set.
 
     Raises:
-        UserError: If a metric, a column or the format is not known, columns are chosen of a CSV, or there can be no such
-            label.
+        UserError: If a metric, a column or the format is not known, columns are chosen of a CSV, or the label cannot be
+            one.
     """
     if format not in FORMATS:
         raise unknown("format", format, FORMATS, f"there are {', '.join(FORMATS)}.")

@@ -47,7 +47,7 @@ def run_method(
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
     planned = resolve_runs(method, out=out, seeds=seeds, **options)
     method_source = userfiles.absolute(method) if userfiles.is_from_file(method) else find_method(method).name
-    records = current().first(lambda: [find_begun(run.setup, run.folder, bool(continue_)) for run in planned])
+    records = current().from_first(lambda: [find_begun(run.setup, run.folder, bool(continue_)) for run in planned])
     runs: list[EndedRun] = []
     for (setup, folder), record in zip(planned, records, strict=True):
         if record is None:
@@ -123,7 +123,8 @@ def begin(
         record = new_record(setup, dataset, parts, fed, method_source, reason)
         state = _initial_state(setup, fed, record)
         with locked_for_all_workers(folder):
-            current().first(lambda: find_begun(setup, folder, False))  # another process may have begun in it meanwhile
+            # Another process may have begun in it meanwhile.
+            current().from_first(lambda: find_begun(setup, folder, False))
             state = run_rounds(setup, fed, record, state, folder, progress or Listener(), until)
     return EndedRun(record, state, folder, tuple(userfiles.user_files(record)))
 
@@ -131,7 +132,7 @@ def begin(
 def _choose_chunking(fed: Federation) -> str | None:
     """Chooses how clients train together, as the first worker does; returns the reason, see `autotune`."""
     reason = autotune.autotune(fed)
-    chunking, reason = current().first(lambda: (fed.engine.chunking, reason))
+    chunking, reason = current().from_first(lambda: (fed.engine.chunking, reason))
     fed.engine.use(chunking)
     return reason
 

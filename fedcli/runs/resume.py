@@ -73,10 +73,10 @@ def resume(
     progress = progress or Listener()
     read_record(folder)  # refuses what is no run, and makes no folder
     with locked_for_all_workers(folder):
-        record = current().first(lambda: read_record(folder))
+        record = current().from_first(lambda: read_record(folder))
         if skip_ended and has_ended(record):
             if record["status"] == "finished":  # a kill after the last record has left something
-                current().first(lambda: clear_finished(folder, record))
+                current().from_first(lambda: clear_finished(folder, record))
             progress.skip(record, folder)
             return load(folder, tuple(userfiles.user_files(record)))
         if record["status"] == "finished":

@@ -159,9 +159,10 @@ class RunningRun:
         method = self._setup.method
         config = self._setup.config
         with method.blamed(*NOT_BLAMED), unchanged(self._files):
-            after, entry = one_round(self._setup, self._fed, self.state, self._fed.cohort(self.num_complete))
-        record["rounds"].append(entry)
-        self.state = after
+            cohort = self._fed.cohort(self.num_complete)
+            outcome = one_round(self._setup, self._fed, self.state, cohort)
+        record["rounds"].append(outcome.entry)
+        self.state = outcome.state
         now = time.perf_counter()
         self._seconds = now - self._ended
         _record_notes(record, self._fed, self._progress)
@@ -171,12 +172,12 @@ class RunningRun:
             self.state = _states_of_next_cohort(self.state, self._fed)
         self._saver.after_round(record, self.state, now)
         self.num_complete = len(record["rounds"])
-        self._progress.round(entry)
+        self._progress.round(outcome.entry)
         self._ended = now
 
     def is_late(self) -> bool:
         """Returns whether less time is left than the last round took; the first worker decides for all."""
-        return current().first(lambda: time_left() < self._seconds)
+        return current().from_first(lambda: time_left() < self._seconds)
 
     def finish(self) -> None:
         """Takes the step after the last round, and records what the run has ended with."""
@@ -184,7 +185,7 @@ class RunningRun:
         self._saver.after_last_round(record, self.state)
         if self._setup.post is not None:
             with unchanged(self._files):
-                record["post"] = _after_the_last_round(self._setup.post, self._setup, self._fed, self.state)
+                record["post"] = _apply_post(self._setup.post, self._setup, self._fed, self.state)
         self._saver.refuse_lost_folder()
         record["status"] = "finished"
 
@@ -245,10 +246,12 @@ def _record_round(record: Record, setup: Setup, fed: Federation, seconds: float)
         "seconds_total": record["seconds_total"] + seconds,
         "peak_bytes": max(record["peak_bytes"], autotune.peak_memory(fed.device)),
     }
-    every = setup.config.per_client_every
-    for earlier in rounds[:-1]:  # of single clients the last and the selected round are kept, and those asked for
-        is_asked_for = every and (earlier["round"] + 1) % every == 0
-        if earlier["round"] != record["summary"]["selected_round"] and not is_asked_for:
+    # Of single clients the accuracies of the last and the selected round are kept, and those that were asked for.
+    interval = setup.config.per_client_every
+    for earlier in rounds[:-1]:
+        is_asked_for = interval and (earlier["round"] + 1) % interval == 0
+        is_selected = earlier["round"] == record["summary"]["selected_round"]
+        if not is_selected and not is_asked_for:
             earlier.pop("client_accuracy", None)
 
 
@@ -273,17 +276,19 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> Outc
     start = time.perf_counter()
     with no_global_draws(f"run_round of '{setup.method.name}'", fed.device, f" in round {cohort.round + 1}"):
         returned = setup.method.run_round(state, cohort, fed, setup.method_config)
-    after, terms = _state_and_terms(returned, setup.method)
-    refuse_non_finite(after, cohort.round)
-    means = _means(terms, cohort)
+    new_state, terms = _state_and_terms(returned, setup.method)
+    refuse_non_finite(new_state, cohort.round)
+    mean_terms = _mean_terms(terms, cohort)
     if fed.device.type == "cuda":
         torch.cuda.synchronize(fed.device)
     seconds = time.perf_counter() - start - sum(fed.seconds.values())
-    tested = evaluation.evaluate(fed, setup.method, after) if fed.is_tested(cohort.round) else evaluation.NOTHING
+    tested = evaluation.NOTHING
+    if fed.is_tested(cohort.round):
+        tested = evaluation.evaluate(fed, setup.method, new_state)
     entry = {
         "round": cohort.round,
         **tested,
-        "terms": means,
+        "terms": mean_terms,
         "floats_down": _floats_of_a_client(fed.traffic.down, setup.cohort_size),
         "floats_up": _floats_of_a_client(fed.traffic.up, setup.cohort_size),
         "seconds": {**fed.seconds, "aggregate": seconds},
@@ -291,7 +296,7 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> Outc
     if config.drift_every and (is_last or (cohort.round + 1) % config.drift_every == 0):
         entry["drift"] = drift.measure_drift(fed, cohort)
     _refuse_non_finite_numbers(entry, cohort.round)
-    return Outcome(after, entry)
+    return Outcome(new_state, entry)
 
 
 def _state_and_terms(returned: Any, method: Method) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -330,15 +335,15 @@ def no_global_draws(what: str, device: torch.device, when: str = "") -> Iterator
 
 def _generator_states(device: torch.device) -> dict[str, Any]:
     """Returns the states of the global generators from which a method on a device could draw, by their library."""
-    of_numpy: Any = np.random.get_state()  # its type has a dict too, which `legacy=False` alone returns
-    _, key, position, *normal = of_numpy
-    of_torch = [torch.get_rng_state().numpy().tobytes()]
+    numpy_state: Any = np.random.get_state()  # its type has a dict too, which `legacy=False` alone returns
+    _, key, position, *normal = numpy_state
+    torch_states = [torch.get_rng_state().numpy().tobytes()]
     if device.type == "cuda":
-        of_torch.append(torch.cuda.get_rng_state(device).numpy().tobytes())
-    return {"PyTorch": of_torch, "NumPy": (key.tobytes(), position, *normal), "Python": random.getstate()}
+        torch_states.append(torch.cuda.get_rng_state(device).numpy().tobytes())
+    return {"PyTorch": torch_states, "NumPy": (key.tobytes(), position, *normal), "Python": random.getstate()}
 
 
-def _means(terms: dict[str, torch.Tensor], cohort: Cohort) -> dict[str, float]:
+def _mean_terms(terms: dict[str, torch.Tensor], cohort: Cohort) -> dict[str, float]:
     """Returns each term's mean over the clients, by their examples.
 
     Raises:
@@ -363,7 +368,7 @@ def _refuse_non_finite_numbers(entry: Any, round: int, name: str = "") -> None:
         raise NonFiniteLoss(f"'{name}' is not finite in round {round + 1}; try a smaller --lr.")
 
 
-def _after_the_last_round(post: Post, setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:
+def _apply_post(post: Post, setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:
     """Applies the step after the last round to the global model and tests its classifier; the state stays."""
     start = time.perf_counter()
     with post.blamed(*NOT_BLAMED), no_global_draws(f"the step '{post.name}'", fed.device):

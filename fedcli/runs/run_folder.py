@@ -26,7 +26,7 @@ def locked_for_all_workers(folder: Path) -> AbstractContextManager:
 
 def take(folder: Path, store: Store) -> None:
     """Readies the folder, which the first worker has locked, and has the store keep this worker's files in it."""
-    current().first(lambda: clear(folder, at_rest=True))  # before another worker writes there
+    current().from_first(lambda: clear(folder, at_rest=True))  # before another worker writes there
     own_states = STATES
     if not current().is_first:
         guard(folder)

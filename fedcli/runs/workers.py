@@ -50,9 +50,9 @@ class Group:
     number: int = 0  # of this process
     count: int = 1  # of all processes
     local_count: int = 1  # of those on this machine, which share its cores
-    forks: bool = True  # may share the work of this one
-    told: bool = field(default=False, init=False)  # all know the error that this one ends with
-    _inside: bool = field(default=False, init=False)  # in a part of divided work
+    allows_forks: bool = True  # whether forks may share the work of this one
+    error_is_known: bool = field(default=False, init=False)  # to all, of the error that this one ends with
+    _is_dividing: bool = field(default=False, init=False)  # whether it is in a part of divided work
 
     @property
     def is_first(self) -> bool:
@@ -64,24 +64,29 @@ class Group:
 
         A single item is done by all, so that its own parts can be divided; these are not divided again.
         """
-        if self._inside or len(items) < 2:
+        if self._is_dividing or len(items) < 2:
             return list(work(items))
-        self._inside = True  # for good where this fails: then all end
-        made = list(work(items[self.number :: self.count]))
-        self._inside = False
-        results_of = self.gather(made)  # by process, each of every `count`-th item
-        return [results_of[index % self.count][index // self.count] for index in range(len(items))]
+        self._is_dividing = True  # for good where this fails: then all end
+        own_results = list(work(items[self.number :: self.count]))  # of every `count`-th item
+        self._is_dividing = False
+        results_by_process = self.gather(own_results)
+        results = []
+        for index in range(len(items)):
+            turn, number = divmod(index, self.count)
+            results.append(results_by_process[number][turn])
+        return results
 
-    def first(self, make: Callable[[], Tree]) -> Tree:
+    def from_first(self, make: Callable[[], Tree]) -> Tree:
         """Returns on all processes what `make` gives on the first, which alone calls it."""
-        return self.gather(make() if self.is_first else None)[0]
+        from_first, *_ = self.gather(make() if self.is_first else None)
+        return from_first
 
     def refuse_differences(self, facts: dict[str, Any]) -> None:
         """Refuses facts, by the words for them, that differ among the processes."""
-        for number, others in enumerate(self.gather(facts)):
+        for number, other_facts in enumerate(self.gather(facts)):
             for name in facts:
-                if others[name] != facts[name]:
-                    got = f"{others[name]} on worker {number}, {facts[name]} on worker {self.number}"
+                if other_facts[name] != facts[name]:
+                    got = f"{other_facts[name]} on worker {number}, {facts[name]} on worker {self.number}"
                     raise UserError(f"the workers differ in {name} (got {got}); give all the same data and versions.")
 
     def gather(self, tree: Tree, own_error: Exception | None = None) -> list[Tree]:
@@ -109,7 +114,7 @@ class Group:
             raise Interrupted("another worker has died", LOST) from failure
         for number, message in enumerate(messages):
             if message.error is not None:
-                self.told = True
+                self.error_is_known = True
                 raise type(message.error)(f"on worker {number}, {message.error}")
         return [tree_map(unpack, message.packed) for message in messages]
 
@@ -135,30 +140,30 @@ def may_fork() -> bool:
     that is no daemon, and Ray, do work of their own, in the midst of which a fork would find it. Workers, and daemons
     of `multiprocessing`, are one of several.
     """
-    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    other_threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
     return (
         sys.platform == "linux"
-        and _current.forks
+        and _current.allows_forks
         and not torch.cuda.is_available()
         and threading.current_thread() is threading.main_thread()
-        and all(thread.daemon for thread in others)
+        and all(thread.daemon for thread in other_threads)
         and not multiprocessing.current_process().daemon
         and not _ray_is_at_work()
     )
 
 
 @contextmanager
-def joined(forks: bool = True) -> Iterator[Group]:
+def joined(allows_forks: bool = True) -> Iterator[Group]:
     """Connects this process with those that the launcher has started with it; alone without a launcher.
 
-    `forks` says whether this process alone may share its work with forks of it.
+    `allows_forks` says whether this process alone may share its work with forks of it.
 
     An error inside ends all: the first raises it, the others end here, so that the launcher waits for the first. An
     interruption is not sent: this process ends, and the others notice.
     """
     global _current
     if not launched():
-        _current = Group(forks=forks)
+        _current = Group(allows_forks=allows_forks)
         try:
             yield _current
         finally:
@@ -171,14 +176,16 @@ def joined(forks: bool = True) -> Iterator[Group]:
     if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":  # the launcher's, which has addresses of earlier starts
         store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
     dist.init_process_group("gloo", store=store, rank=number, world_size=count, timeout=PATIENCE)
-    _current = group = Group(number, count, int(os.environ["LOCAL_WORLD_SIZE"]), forks=False)
+    local_count = int(os.environ["LOCAL_WORLD_SIZE"])
+    group = Group(number, count, local_count, allows_forks=False)
+    _current = group
     try:
         yield group
     except Exception as error:
-        if not group.told:
-            told = error if isinstance(error, ERRORS) else RuntimeError(f"{type(error).__name__}: {error}")
+        if not group.error_is_known:
+            sent = error if isinstance(error, ERRORS) else RuntimeError(f"{type(error).__name__}: {error}")
             with suppress(Exception):  # it comes back here too
-                group.gather(None, told)
+                group.gather(None, own_error=sent)
         if number > 0:
             sys.exit()
         raise
@@ -187,9 +194,15 @@ def joined(forks: bool = True) -> Iterator[Group]:
         dist.destroy_process_group()  # closes the connections, which the others see
 
 
-def _rank_of_cause(failure: Any) -> tuple[bool, float]:
-    """Orders failed processes: the first that failed first, but those last that have only lost another one."""
-    return failure.exitcode == LOST, failure.timestamp
+class _Cause(NamedTuple):
+    """What orders failed processes; the one that the others failed by is the smallest."""
+
+    has_lost_another: bool
+    time: float  # when it failed
+
+
+def _cause(failure: Any) -> _Cause:
+    return _Cause(failure.exitcode == LOST, failure.timestamp)
 
 
 def launch(count: int, command: Sequence[str]) -> int:
@@ -208,16 +221,17 @@ def launch(count: int, command: Sequence[str]) -> int:
     logging.disable()  # the launcher's pages on a process that has failed
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_run()))  # as of one process; the launcher sets 1
     signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    handled = [number.name for number in signals if signal.getsignal(number) is not signal.SIG_IGN]  # as by `nohup`
+    # Not those that are ignored, as by `nohup`.
+    handled_signals = [number.name for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
     options = ["--standalone", "--local-addr", "localhost", "--nproc-per-node", str(count), "--no-python"]
     try:
-        run(parse_args([*options, "--signals-to-handle", ",".join(handled), *command]))
+        run(parse_args([*options, "--signals-to-handle", ",".join(handled_signals), *command]))
         return 0
     except SignalException as error:
         return 128 + error.sigval
     except ChildFailedError as error:
         failures = error.failures  # by the number of the process
-        number = min(failures, key=lambda worker: _rank_of_cause(failures[worker]))
+        number = min(failures, key=lambda worker: _cause(failures[worker]))
         failure = failures[number]
         code = failure.exitcode
         if number == 0 and 0 < code != LOST:
