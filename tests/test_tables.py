@@ -14,7 +14,7 @@ from fedcli.results.formats import write_tables
 from fedcli.results.metrics import find_metric
 from fedcli.results.notes import ACROSS_MODELS, LEADS
 from fedcli.results.render import Sheet, render
-from fedcli.results.statistics import best
+from fedcli.results.statistics import clear_best
 from tests.commands import cells, invoke, output_of
 from tests.records import record, write
 from tests.refusals import refused
@@ -210,8 +210,8 @@ def test_the_best_comparable_row_is_bold_where_the_interval_of_its_lead_leaves_o
     assert bold([*one, *sure_two, *three]) == ["**two**"]
     assert bold([*one, *unsure_two, *three]) == []
     lower = replace(find_metric("last"), better="lower")
-    assert best(lower, {"one": one, "two": sure_two}) == "one"
-    assert best(lower, {"one": one, "two": unsure_two}) is None
+    assert clear_best(lower, {"one": one, "two": sure_two}) == "one"
+    assert clear_best(lower, {"one": one, "two": unsure_two}) is None
 
     # One seed has no interval, other seeds are no pairs, and a lost run is no lead.
     assert bold([record("one", selected=0.5), record("two", selected=0.6)]) == []

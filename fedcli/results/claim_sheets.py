@@ -85,7 +85,7 @@ def claims_sheet(answers: Sequence[Answer]) -> Sheet:
     titles = ["Claim", "Verdict", "Paper", "Ours", "Over the last tenth of the rounds", "Runs"]
     lines = [_line(answer) for answer in answers]
     values = [_csv_row(answer) for answer in answers]
-    return Sheet(titles, lines, first_number_column=len(titles), values=values, notes=NOTES, marked_up=True)
+    return Sheet(titles, lines, first_number_column=len(titles), values=values, notes=NOTES, is_markdown=True)
 
 
 def _line(answer: Answer) -> list[str]:

@@ -12,7 +12,7 @@ from fedcli.errors import UserError, unknown
 from fedcli.results.groups import SeedGroup, comparable_groups, tested_model
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.render import MISSING, Best
-from fedcli.results.statistics import best, leads_over_best, mean_of_runs
+from fedcli.results.statistics import clear_best, leads_over_best, mean_of_runs
 from fedcli.runs.identity import settings_text
 from fedcli.runs.record import state_of
 from fedcli.runs.schema import Record
@@ -145,7 +145,7 @@ def cells_of(groups: Sequence[SeedGroup], columns: Columns, implied_count: int |
     headline = columns.metrics[columns.headline]
     for indices in comparable_groups(groups):
         compared = {index: groups[index].records for index in indices}
-        best_index = best(headline, compared)
+        best_index = clear_best(headline, compared)
         if best_index is not None:
             best_row = rows[best_index]
             for title in ("Method", columns.headline):

@@ -186,7 +186,7 @@ def estimate_times(
 
 def estimate_plan(plan: plans.Plan) -> pd.DataFrame:
     """Estimates the time of the runs to do of a plan, see `estimate_times`, by those in its folder and shipped ones."""
-    timed_runs = times_of_runs(read_runs([plan.folder, plans.TABLES_HOME, *shipped_folders()]))
+    timed_runs = times_of_runs(read_runs([plan.folder, plans.TABLES_FOLDER, *shipped_folders()]))
     (first, *_) = plan.runs
     hardware = environment(first.setup.device)["hardware"]
     to_do = [run for run in plan.runs if run.to_do]

@@ -32,9 +32,10 @@ from fedcli.runs.schema import Record
 from fedcli.userfiles import is_from_file
 
 FORMATS = ("markdown", "csv", "latex")
-INTERNAL = {"validation", "quality:nmi", "quality:silhouette"}  # metrics that papers print only where they discuss them
+# Metrics that papers print only where they discuss them.
+DISCUSSED_METRICS = {"validation", "quality:nmi", "quality:silhouette"}
 LABEL = re.compile(r"[A-Za-z0-9:.\-_/+]*")  # in LaTeX, other characters may mean something
-BY_NAME = ("intra", "inter", "class")  # metrics of what has a name, as a domain
+NAMED_METRICS = ("intra", "inter", "class")  # metrics of what has a name, as a domain
 HEADINGS = {  # of metrics whose names do not read as a column of a paper
     "clients:mean": "Mean of clients", "clients:std": "Deviation of clients", "clients:worst": "Worst client",
     "macro-f1": "Macro-F1", "quality:nmi": "NMI", "quality:silhouette": "Silhouette",
@@ -67,11 +68,11 @@ def write_tables(
         return render(sheet(records, metrics), format)
     if format == "latex":
         by_leaderboard = leaderboards(records)
-        papers_tables = []
+        latex_tables = []
         for runs, name in zip(by_leaderboard.values(), _labels(by_leaderboard, label), strict=True):
             table = replace(paper_sheet(runs, metrics, layout), label=name)
-            papers_tables.append(render(table, format))
-        return "\n".join(papers_tables)
+            latex_tables.append(render(table, format))
+        return "\n".join(latex_tables)
     return "\n".join(render(table, format) for table in sheets(records, metrics, leads=True, layout=layout))
 
 
@@ -85,11 +86,11 @@ def _labels(names: Collection[str], label: str) -> list[str]:
         return [label]
     labels: list[str] = []
     for name in names:
-        of_table = f"{label}-{words_of_label(name)}" if label else f"tab:{words_of_label(name)}"
+        table_label = f"{label}-{words_of_label(name)}" if label else f"tab:{words_of_label(name)}"
         number = 2
-        unique = of_table
+        unique = table_label
         while unique in labels:
-            unique = f"{of_table}-{number}"
+            unique = f"{table_label}-{number}"
             number += 1
         labels.append(unique)
     return labels
@@ -115,7 +116,7 @@ def paper_sheet(records: Sequence[Record], metrics: Sequence[str] = (), layout: 
     if "Method" in cells:
         cells["Method"] = [method_name(group.records[0]) for group in groups]
     if not columns.chosen_titles:
-        cells = _for_a_paper(cells, columns, bool(seeds))
+        cells = _paper_columns(cells, columns, bool(seeds))
     titles = list(cells)
     for title in titles[first_number_column(titles) :]:
         texts = [cell or MISSING for cell in cells[title]]
@@ -132,7 +133,7 @@ def paper_sheet(records: Sequence[Record], metrics: Sequence[str] = (), layout: 
     )
 
 
-def _for_a_paper(cells: pd.DataFrame, columns: Columns, same_seeds: bool) -> pd.DataFrame:
+def _paper_columns(cells: pd.DataFrame, columns: Columns, same_seeds: bool) -> pd.DataFrame:
     """The columns that papers have: no costs, nothing that the caption says, and no validation unless asked for."""
     hidden = [FLOATS]
     if same_seeds:
@@ -142,7 +143,7 @@ def _for_a_paper(cells: pd.DataFrame, columns: Columns, same_seeds: bool) -> pd.
     if cells["Model"].nunique() == 1:
         hidden.append("Model")
     for title, metric in columns.metrics.items():
-        if metric.name in INTERNAL and metric.name in columns.optional_metrics:
+        if metric.name in DISCUSSED_METRICS and metric.name in columns.optional_metrics:
             hidden.append(title)
     cells = cells.drop(columns=hidden)
     return cells.loc[:, (cells != "").any()]
@@ -176,7 +177,7 @@ def _heading(title: str, columns: Columns) -> str:
     if is_from_file(metric):
         words = parameter.replace("_", " ")
     else:
-        detail = data_words(parameter) if name in BY_NAME else parameter
+        detail = data_words(parameter) if name in NAMED_METRICS else parameter
         words = f"{name.replace('-', ' ')} {detail}".strip()
     return words[:1].upper() + words[1:]
 
@@ -218,8 +219,8 @@ def _first_sentence(records: Sequence[Record], columns: Columns, seeds: Sequence
         words += f", after {rounds.pop()} rounds"
     if len(seeds) == 1:
         return f"{words}; seed {seeds[0]}."
-    of_seeds = f"seeds {_seed_words(seeds)}" if seeds else "runs (number of runs)"
-    return f"{words}: mean ± sample standard deviation over {of_seeds}."
+    runs_text = f"seeds {_seed_words(seeds)}" if seeds else "runs (number of runs)"
+    return f"{words}: mean ± sample standard deviation over {runs_text}."
 
 
 def _seed_words(seeds: Sequence[int]) -> str:

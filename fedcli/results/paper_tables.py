@@ -16,7 +16,7 @@ from fedcli.declarations import Gain, Table
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.plans import IN_TEXT, PlannedCell, TablePlan, plan_cell
 from fedcli.results.render import Best, Sheet
-from fedcli.results.statistics import NOTE_ON_BOLD, NOTE_ON_DIVERGED, best, interval, interval_text, mean_of_runs
+from fedcli.results.statistics import NOTE_ON_BOLD, NOTE_ON_DIVERGED, clear_best, interval, interval_text, mean_of_runs
 from fedcli.runs.identity import changes_between_rounds, differences_from_plan, settings_of
 from fedcli.runs.options import inactive_term
 from fedcli.runs.record import RUN_STATES
@@ -201,7 +201,7 @@ def _mark_best(planned: Mapping[Place, PlannedCell], cells: Mapping[Place, Compa
     for cells_of_column in cells_by_column.values():
         (*_, last) = cells_of_column.values()
         records = {place: planned_cell.records for place, planned_cell in cells_of_column.items()}
-        best_place = best(last.metric, records)
+        best_place = clear_best(last.metric, records)
         if best_place is not None:
             cells[best_place].ours = Best(cells[best_place].ours)
 
@@ -260,7 +260,7 @@ def _compare_cell(table: Table, place: Place, metric: Metric, text: str, values:
         "difference_low": difference.low,
         "difference_high": difference.high,
     }
-    difference_text = interval_text(metric, difference, count=False) if differences else ""
+    difference_text = interval_text(metric, difference, with_count=False) if differences else ""
     return ComparedCell(paper_text, text, difference_text, numbers)
 
 

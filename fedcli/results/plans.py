@@ -39,7 +39,7 @@ from fedcli.runs.resolve import Setup, resolve
 from fedcli.runs.schema import Record
 from fedcli.userfiles import short_name
 
-TABLES_HOME = Path("runs/tables")  # of all tables' runs, unless another folder is given
+TABLES_FOLDER = Path("runs/tables")  # of all tables' runs, unless another folder is given
 IN_TEXT = "in-text"  # in papers/reported.json: numbers outside tables
 NO_LIMITS: Mapping[str, int | None] = MappingProxyType({})
 PARTITION_OPTIONS = ("partition", "partition_seed", "validation", "local_test")  # of images among clients
@@ -183,9 +183,9 @@ class TablePlan(Plan):
         return f"{paper}, {name}: {self.table.title}"
 
 
-def home_of(table: Table) -> Path:
+def table_folder(table: Table) -> Path:
     """The folder of a table's runs, unless another is given."""
-    return TABLES_HOME / table.name.replace(":", "-")
+    return TABLES_FOLDER / table.name.replace(":", "-")
 
 
 def plan_table(
@@ -207,8 +207,8 @@ def plan_table(
     Raises:
         UserError: If `only` leaves nothing, or a seed or a limit is out of range.
     """
-    homes = [home_of(table), TABLES_HOME, *shipped_folders()] if folder is None else [folder]
-    (folder, *_) = homes
+    folders = [table_folder(table), TABLES_FOLDER, *shipped_folders()] if folder is None else [folder]
+    (folder, *_) = folders
     seeds = check_seeds(table.seeds if seeds is None else seeds)
     cells = []
     reduced: dict[str, Any] = {}
@@ -218,7 +218,7 @@ def plan_table(
         reduced |= first_run.varied
         other_runs = [first_run.with_seed(seed) for seed in other_seeds]
         cells.append(PlannedCell(cell, find_metric(cell.metric), (first_run, *other_runs)))
-    begun = _find_begun_runs(cells, homes)
+    begun = _find_begun_runs(cells, folders)
     runs = {}  # by the folder of a new one
     for folder_if_new, run in _runs_of(cells).items():
         runs[folder_if_new] = _as_begun(run, begun.get(folder_if_new))
@@ -245,20 +245,20 @@ def _runs_of(cells: Iterable[PlannedCell]) -> dict[Path, PlannedRun]:
     return runs
 
 
-def _find_begun_runs(cells: Iterable[PlannedCell], homes: Sequence[Path]) -> dict[Path, RunRow]:
+def _find_begun_runs(cells: Iterable[PlannedCell], folders: Sequence[Path]) -> dict[Path, RunRow]:
     """The runs that have begun, by the folder that a new one would have.
 
-    In the first of the folders `homes` all runs count, in the others those that have ended.
+    In the first of these folders all runs count, in the others those that have ended.
     """
     needed_rounds: dict[Path, set[str]] = {}
     for planned_cell in cells:
         for run in planned_cell.runs:
             needed_rounds.setdefault(run.folder, set()).add(planned_cell.metric.needed_rounds)
-    (own_home, *_) = homes
+    (own_folder, *_) = folders
     countable = []
-    for row in rows_of(read_runs(homes)):
+    for row in rows_of(read_runs(folders)):
         assert row.folder is not None  # the records have been read from files
-        if row.state in ENDED or row.folder.is_relative_to(own_home):
+        if row.state in ENDED or row.folder.is_relative_to(own_folder):
             countable.append(row)
     begun = {}
     for folder_if_new, run in _runs_of(cells).items():
@@ -330,7 +330,7 @@ def _selected_cells(table: Table, only: Sequence[str]) -> list[Cell]:
 
 
 def plan_cell(
-    table: Table, cell: Cell, seed: int = 0, folder: Path = TABLES_HOME, limits: Mapping[str, int | None] = NO_LIMITS,
+    table: Table, cell: Cell, seed: int = 0, folder: Path = TABLES_FOLDER, limits: Mapping[str, int | None] = NO_LIMITS,
     dataset: str | None = None,
 ) -> PlannedRun:  # fmt: skip
     """The run of a cell, without its record; see `plan_table`."""

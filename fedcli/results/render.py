@@ -36,7 +36,7 @@ class Sheet:
     title: str = ""
     subject: str = ""  # what the whole table is of, in a sentence
     notes: Sequence[str] = ()  # what a reader must know of the numbers
-    marked_up: bool = False  # whether its texts are Markdown already
+    is_markdown: bool = False  # whether its texts are Markdown already
     caption: str = ""  # of a table in a paper, which stands in a `table` with a label
     label: str = ""
 
@@ -49,7 +49,7 @@ def render(sheet: Sheet, format: str = "markdown") -> str:
 
 
 def _markdown(sheet: Sheet) -> str:
-    escape = printable if sheet.marked_up else markdown
+    escape = printable if sheet.is_markdown else markdown
     rows = []
     for line in sheet.lines:
         rows.append([_marked(text, escape, "**{}**") for text in line])

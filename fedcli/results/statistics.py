@@ -30,8 +30,8 @@ def interval(values: Sequence[float]) -> Interval:
         return NO_INTERVAL
     mean = fmean(values)
     count = len(values)
-    half = _half_width(stdev(values), count) if count > 1 else math.nan
-    return Interval(mean, mean - half, mean + half, count)
+    half_width = _half_width(stdev(values), count) if count > 1 else math.nan
+    return Interval(mean, low=mean - half_width, high=mean + half_width, n=count)
 
 
 def _half_width(deviation: float, count: int) -> float:
@@ -41,17 +41,17 @@ def _half_width(deviation: float, count: int) -> float:
     return float(stdtrit(count - 1, 0.975)) * deviation / count**0.5
 
 
-def seeds_needed(difference: Interval, most: int) -> int:
-    """The seeds with which the interval would leave out zero if mean and spread stayed; at most `most` + 1."""
+def seeds_needed(difference: Interval, max_seeds: int) -> int:
+    """The seeds with which the interval would leave out zero if mean and spread stayed; at most `max_seeds` + 1."""
     deviation = (difference.high - difference.mean) / _half_width(1, difference.n)
-    for count in range(2, most + 1):
+    for count in range(2, max_seeds + 1):
         if _half_width(deviation, count) < abs(difference.mean):
             return count
-    return most + 1
+    return max_seeds + 1
 
 
-def interval_text(metric: Metric, estimate: Interval, *, sign: str = "+", count: bool = True) -> str:
-    """A mean with its interval and `count`, as `+9.70 [+7.10, +12.30] (3)`; of floats the mean alone."""
+def interval_text(metric: Metric, estimate: Interval, *, sign: str = "+", with_count: bool = True) -> str:
+    """A mean with its interval and number of values, as `+9.70 [+7.10, +12.30] (3)`; of floats the mean alone."""
     if not estimate.n:
         return MISSING
     text = metric.text(estimate.mean, sign)
@@ -59,7 +59,7 @@ def interval_text(metric: Metric, estimate: Interval, *, sign: str = "+", count:
         return text
     if estimate.n > 1:
         text += f" [{metric.text(estimate.low, sign)}, {metric.text(estimate.high, sign)}]"
-    return f"{text} ({estimate.n})" if count else text
+    return f"{text} ({estimate.n})" if with_count else text
 
 
 def difference(metric: Metric, runs: Iterable[Record], other_metric: Metric, other_runs: Iterable[Record]) -> Interval:
@@ -105,7 +105,7 @@ def _means(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> dict[Any, 
     return means
 
 
-def best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> Any:
+def clear_best(metric: Metric, groups: Mapping[Any, Sequence[Record]]) -> Any:
     """The name of the group with the best mean; None where the interval of its lead over the second holds zero.
 
     None also where its mean leaves out a run that diverged. A group without a value is not compared.
@@ -138,7 +138,7 @@ def leads_over_best(
         better = max if metric.better == "higher" else min
         best_other = better(others, key=means.__getitem__)
         lead = difference(metric, groups[name], metric, groups[best_other])
-        texts[name] = interval_text(metric, lead, count=lead.n != implied_count)
+        texts[name] = interval_text(metric, lead, with_count=lead.n != implied_count)
     return texts
 
 

@@ -29,7 +29,7 @@ from fedcli.runs.resolve import Setup, resolve
 from fedcli.runs.schema import Record
 from fedcli.runs.sources import TUNED
 
-TUNING_HOME = Path("tuning")  # of all trials, outside `runs`, so that no table of its runs has them
+TUNING_FOLDER = Path("tuning")  # of all trials, outside `runs`, so that no table of its runs has them
 TRIAL_SEED = 1000  # of the trials, if none is given
 VALIDATION_SHARE = 0.2  # share of each client's examples held out, if the protocol holds out none
 
@@ -198,7 +198,7 @@ def _default_folder(methods: Sequence[Method], setup: Setup) -> Path:
     """The folder of trials for which none is given, by methods, protocol and data set."""
     names = "+".join(method.name for method in methods)
     paper, _, setting = setup.protocol.name.partition(":")
-    return TUNING_HOME / f"{names}-{paper}-{setting}-{setup.dataset}"
+    return TUNING_FOLDER / f"{names}-{paper}-{setting}-{setup.dataset}"
 
 
 def reported_seeds(protocol: str, dataset: str) -> set[int]:

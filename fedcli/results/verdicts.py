@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fedcli.declarations import Claim
 from fedcli.registry import find_table
 from fedcli.results.metrics import Metric
-from fedcli.results.plans import home_of
+from fedcli.results.plans import table_folder
 from fedcli.results.statistics import NO_INTERVAL, Interval, interval_text, seeds_needed
 
 REPRODUCED = "reproduced"
@@ -102,7 +102,7 @@ class Answer:
         words += ["--seeds", ",".join(map(str, self.needed_seeds))]
         command = shlex.join(words)
         if self.metric.after_the_run:
-            command += f" && fedcli quality {home_of(find_table(self.claim.table))}"
+            command += f" && fedcli quality {table_folder(find_table(self.claim.table))}"
         return command
 
 
