@@ -41,7 +41,6 @@ PAPERS = "A paper's table"
 
 Part = Literal["round", "client", "client-round"]
 
-RunsOrTable = argument(list[str], "RUN|PAPER:ID", "Run folders, folders of runs, or a paper's table.")
 Out = optional(Path, "File to write, not the terminal.")
 Metric = optional(str, "Metrics as columns, e.g. best,at:1/2; or ./file.py:NAME.", panel=RUNS)
 Columns = optional(str, "Columns in this order, by the names that the table shows.", panel=RUNS)
@@ -60,7 +59,7 @@ TableFolder = optional(list[Path], "Its runs; in runs/tables by default.", "--ru
 
 def table(  # noqa: PLR0913  # the parameters of a command are its options
     ctx: typer.Context,
-    runs: RunsOrTable,
+    runs: argument(list[str], "RUN|PAPER:ID", "Run folders, folders of runs, or a paper's table."),
     dataset: Datasets = None,
     format: Format = "markdown",
     out: Out = None,
