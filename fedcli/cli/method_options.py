@@ -94,22 +94,22 @@ class MethodCommand(TyperCommand):
         from fedcli.runs.sources import expand
 
         words = [re.sub(r"^--\w+(?==|$)", _with_dashes, word) for word in args]
-        expanded, sources = expand(words, ctx.info_name)
-        named = _find_methods(expanded)
+        expanded = expand(words, ctx.info_name)
+        named = _find_methods(expanded.arguments)
         options = make_options(named)
         parameters = [option.parameter for option in options]
         ctx.meta[PARAMETERS] = parameters
         for option in options:
             option.refuse_twice(words)
         try:
-            rest = super().parse_args(ctx, expanded)
+            rest = super().parse_args(ctx, expanded.arguments)
         except NoSuchOption as error:
             raise unknown_option(
                 error.option_name, named.first, named.steps, named.post, named.others, beside=EXPERIMENT_OPTIONS
             ) from error
         values = {parameter.name: ctx.params.pop(parameter.name) for parameter in parameters}
         given = {name: value for name, value in values.items() if value is not None}
-        ctx.meta[GIVEN] = GivenOptions(values=given, sources=sources)
+        ctx.meta[GIVEN] = GivenOptions(values=given, sources=expanded.sources)
         return rest
 
     def get_params(self, ctx: Any) -> list[Any]:

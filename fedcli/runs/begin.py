@@ -80,9 +80,9 @@ def resolve_runs(
         del given["checkpoint_every"]
     sources = dict(sources or {})
     if tuned is not None:
-        tuned_options, tuned_source = read_tuned(tuned, declared_method, given.keys())
-        sources |= dict.fromkeys(tuned_options.keys() - given.keys(), tuned_source)
-        given = {**tuned_options, **given}
+        tuning = read_tuned(tuned, declared_method, given.keys())
+        sources |= dict.fromkeys(tuning.options.keys() - given.keys(), tuning.source)
+        given = {**tuning.options, **given}
     if seeds is not None and "seed" in given:
         raise UserError(f"--seed {given['seed']} was given with --seeds; leave one of the two out.")
     if out is None and launched():

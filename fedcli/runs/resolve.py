@@ -193,14 +193,14 @@ def default_options(protocol: Protocol, dataset: str, method: str = "", *config_
     options = {name: field.default for name, field in declared.items()}
     options |= {"protocol": protocol.name, "dataset": dataset}
     origins = dict.fromkeys(options, DEFAULT)
-    of_all_data = {**protocol.settings, **protocol.method_options.get(method, {})}
-    options |= of_all_data
-    origins |= dict.fromkeys(of_all_data, of_protocol(protocol.name))
+    protocol_options = {**protocol.settings, **protocol.method_options.get(method, {})}
+    options |= protocol_options
+    origins |= dict.fromkeys(protocol_options, of_protocol(protocol.name))
     setting = protocol.datasets.get(dataset)
     if setting is not None:
-        of_dataset = {"backbone": setting.backbone, **setting.settings, **setting.method_options.get(method, {})}
-        options |= of_dataset
-        origins |= dict.fromkeys(of_dataset, of_protocol(protocol.name, dataset))
+        dataset_options = {"backbone": setting.backbone, **setting.settings, **setting.method_options.get(method, {})}
+        options |= dataset_options
+        origins |= dict.fromkeys(dataset_options, of_protocol(protocol.name, dataset))
     return Defaults(options, origins)
 
 
@@ -225,7 +225,7 @@ def _refuse_combinations(config: RunConfig, method: Method, protocol: Protocol) 
             f"{' or '.join(method.optimizers)}."
         )
     if config.per_client_every:
-        _refuse_no_clients(config, method, protocol)
+        _refuse_client_accuracies(config, method, protocol)
     if config.drift_every and protocol.evaluation == "clients":
         raise UserError(
             f"--drift-every {config.drift_every} needs common test images (got the protocol {protocol.name}, which has "
@@ -250,11 +250,11 @@ def _refuse_networks(config: RunConfig, method: Method, protocol: Protocol) -> N
             f"'{method.name}' needs one network for all clients (got --backbone {config.backbone}); name one of them."
         )
     if method.personal is not None or len(networks) > 1:
-        needs = f"needs a global model of one network (got '{method.name}' with {config.backbone}); leave it out."
+        reason = f"needs a global model of one network (got '{method.name}' with {config.backbone}); leave it out."
         if config.post:
-            raise UserError(f"--post {config.post} {needs}")
+            raise UserError(f"--post {config.post} {reason}")
         if config.drift_every:
-            raise UserError(f"--drift-every {config.drift_every} {needs}")
+            raise UserError(f"--drift-every {config.drift_every} {reason}")
 
 
 def _refuse_public_images(config: RunConfig, method: Method) -> None:
@@ -270,7 +270,7 @@ def _refuse_public_images(config: RunConfig, method: Method) -> None:
         )
 
 
-def _refuse_no_clients(config: RunConfig, method: Method, protocol: Protocol) -> None:
+def _refuse_client_accuracies(config: RunConfig, method: Method, protocol: Protocol) -> None:
     """Refuses `--per-client-every` where rounds are not tested, or clients have nothing of their own to be tested."""
     if config.per_client_every % config.eval_every:
         raise UserError(

@@ -5,7 +5,7 @@ import shlex
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedcli.declarations import Method, flag_of
 from fedcli.errors import UserError
@@ -21,14 +21,18 @@ if TYPE_CHECKING:  # it imports PyTorch, which help does not need
 TUNED = "tuned.json"  # what `fedcli tune` writes beside the trials of a method
 
 
-def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
+class Expanded(NamedTuple):
+    """The arguments of a command with what `--config` and `--from` stand for."""
+
+    arguments: list[str]
+    sources: dict[str, str]  # where the options come from that were not typed, by name
+
+
+def expand(args: list[str], command: str) -> Expanded:
     """The arguments of a command with the options that `--config` and `--from` stand for, the method first.
 
     Typed options override those of the file, and these those of the run; `--seed` overrides `--seeds`, and the other
     way round. A list in a file stands for several values.
-
-    Returns:
-        The arguments, and where the options come from that were not typed, by name.
 
     Raises:
         UserError: A file cannot be read, no method is named, or a file of the user's is not.
@@ -38,16 +42,18 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
     if not first.startswith("-"):
         typed["method"] = first
         args = others
-    of_file = _options_of_file(typed["config"]) if "config" in typed else {}
+    file_options = _options_of_file(typed["config"]) if "config" in typed else {}
     record: Record = {}
-    of_run: dict[str, Any] = {}
+    run_options: dict[str, Any] = {}
     if "from" in typed:
         from fedcli.runs.record import read_record  # late, as it imports PyTorch
 
         record = read_record(Path(typed["from"]))
-        of_run = _options_of_run(record)
-    options = _not_overridden(typed, of_file, of_run)
-    _refuse_unnamed_code({name: value for name, value in options.items() if name not in of_file}, typed.get("from"))
+        run_options = _options_of_run(record)
+    options = _not_overridden(typed, file_options, run_options)
+    _refuse_unnamed_code(
+        {name: value for name, value in options.items() if name not in file_options}, typed.get("from")
+    )
     method = typed.get("method", options.pop("method", None))
     if not isinstance(method, str):
         raise UserError(
@@ -59,20 +65,22 @@ def expand(args: list[str], command: str) -> tuple[list[str], dict[str, str]]:
         declared = find_method(first_method)
         if declared.name != record["method"]:  # which has not all of the other one's options
             allowed = recorded_fields(declared)
-            options = {name: value for name, value in options.items() if name in of_file or name in allowed}
+            options = {name: value for name, value in options.items() if name in file_options or name in allowed}
     sources = {}
     for name in options:
-        sources[name] = f"file {typed['config']}" if name in of_file else f"run {typed['from']}"
-    return [method, *flags_of(options), *args], sources
+        sources[name] = f"file {typed['config']}" if name in file_options else f"run {typed['from']}"
+    return Expanded([method, *flags_of(options), *args], sources)
 
 
-def _not_overridden(typed: Mapping[str, str], of_file: Mapping[str, Any], of_run: Mapping[str, Any]) -> dict[str, Any]:
+def _not_overridden(
+    typed: Mapping[str, str], file_options: Mapping[str, Any], run_options: Mapping[str, Any]
+) -> dict[str, Any]:
     """The options of a file and of a run that count beside typed ones; those of the file win over the run's."""
     seeds = {"seed", "seeds"}  # one overrides the other
-    options = dict(of_run)
-    if seeds & {*typed, *of_file}:
+    options = dict(run_options)
+    if seeds & {*typed, *file_options}:
         options.pop("seed", None)
-    options |= of_file
+    options |= file_options
     overridden = set(typed)
     if seeds & typed.keys():
         overridden |= seeds
@@ -113,7 +121,14 @@ def _options_of_file(path: str) -> dict[str, Any]:
     return options
 
 
-def read_tuned(path: str | Path, method: Method, typed: Collection[str] = ()) -> tuple[dict[str, Any], str]:
+class TunedOptions(NamedTuple):
+    """What `fedcli tune` has chosen for a method."""
+
+    options: dict[str, Any]
+    source: str  # where they come from, in words
+
+
+def read_tuned(path: str | Path, method: Method, typed: Collection[str] = ()) -> TunedOptions:
     """The options for a method that `fedcli tune` has written, and where they come from.
 
     They stand in the `tuned.json` of the folder, or, where several methods were tuned, of a folder by the method's
@@ -124,8 +139,8 @@ def read_tuned(path: str | Path, method: Method, typed: Collection[str] = ()) ->
     """
     file = Path(path)
     if file.is_dir():
-        of_method = file / method.name / TUNED
-        file = of_method if of_method.is_file() else file / TUNED
+        file_of_method = file / method.name / TUNED
+        file = file_of_method if file_of_method.is_file() else file / TUNED
     with reading(file, "what 'fedcli tune' wrote"):
         written = json.loads(file.read_text())
         if written["method"] != method.name:
@@ -134,4 +149,4 @@ def read_tuned(path: str | Path, method: Method, typed: Collection[str] = ()) ->
             )
         options = dict(written["options"])
         _refuse_unnamed_code({name: value for name, value in options.items() if name not in typed}, file)
-        return options, f"tuned by validation accuracy, seed {written['seed']}"
+        return TunedOptions(options, source=f"tuned by validation accuracy, seed {written['seed']}")
