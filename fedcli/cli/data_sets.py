@@ -121,7 +121,7 @@ def _print_partition(dataset: "Dataset", flag: str, seed: int, parts: "Sequence[
     counts = count_classes(parts, dataset.y_train, dataset.num_classes)
     shown = range(dataset.num_classes if dataset.num_classes <= 10 else 0)  # more columns fit no terminal
     typer.echo(f"\npartition {flag}, seed {seed}, fingerprint {fingerprint(parts)}")
-    rows = [(client, of_client.sum(), *of_client[shown]) for client, of_client in enumerate(counts)]
+    rows = [(client, client_counts.sum(), *client_counts[shown]) for client, client_counts in enumerate(counts)]
     print_table(("Client", "Images", *map(str, shown)), rows)
     num_images = len(dataset.y_train)
     unused = count_unused(parts, num_images)

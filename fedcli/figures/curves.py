@@ -180,5 +180,5 @@ def points_of(record: Record, measure: Measure, x: str) -> pd.DataFrame:
 def _floats_sent(record: Record) -> pd.Series:
     """What all clients of a run have sent up to the end of each round."""
     last = (record["cost"] or {}).get("floats_up")  # older records have that of the last round alone
-    of_one_client = pd.Series([entry.get("floats_up", last) for entry in record["rounds"]], dtype=float)
-    return record["config"]["cohort_size"] * of_one_client.cumsum()
+    floats_of_a_client = pd.Series([entry.get("floats_up", last) for entry in record["rounds"]], dtype=float)
+    return record["config"]["cohort_size"] * floats_of_a_client.cumsum()

@@ -224,8 +224,8 @@ def _chosen_colours(panels: list[list[SeedGroup]], options: FigureOptions) -> di
     options.refuse_unused([*methods_drawn, *settings])
     colours = setting_colours(panels)
     for label, setting in settings.items():
-        of_method = options.colors.get(setting.method, colours[label])
-        colours[label] = options.colors.get(label, of_method)
+        colour_of_method = options.colors.get(setting.method, colours[label])
+        colours[label] = options.colors.get(label, colour_of_method)
     return colours
 
 

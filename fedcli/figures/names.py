@@ -33,8 +33,8 @@ def setting_colours(leaderboards: Sequence[Sequence[SeedGroup]]) -> dict[str, st
     settings = [setting for leaderboard in leaderboards for setting in leaderboard]
     if not all(map(_has_one_a_method, leaderboards)):
         return colours(setting.label for setting in settings)
-    of_method = colours(setting.method for setting in settings)
-    return {setting.label: of_method[setting.method] for setting in settings}
+    method_colours = colours(setting.method for setting in settings)
+    return {setting.label: method_colours[setting.method] for setting in settings}
 
 
 def _has_one_a_method(settings: Sequence[SeedGroup]) -> bool:
