@@ -291,12 +291,12 @@ def test_every_latex_table_has_its_own_label(tmp_path):
 
     by_itself = ["tab:paper-skew-digits", "tab:paper-skew-a-b", "tab:paper-skew-a-b-2"]
     assert labels(latex(on_two)) == by_itself
-    assert labels(write_tables(on_two, form="latex", label="tab:Mine")) == [
+    assert labels(write_tables(on_two, format="latex", label="tab:Mine")) == [
         "tab:Mine-paper-skew-digits", "tab:Mine-paper-skew-a-b", "tab:Mine-paper-skew-a-b-2",
     ]  # fmt: skip
-    assert labels(write_tables(on_two[:1], form="latex", label="tab:Mine")) == ["tab:Mine"]
-    refused(lambda: write_tables(on_two, form="latex", label="50 %"), "letters, digits and :.-_/+ (got '50 %')")
-    refused(lambda: write_tables(on_two, form="markdown", label="tab:mine"), "a label is for LaTeX")
+    assert labels(write_tables(on_two[:1], format="latex", label="tab:Mine")) == ["tab:Mine"]
+    refused(lambda: write_tables(on_two, format="latex", label="50 %"), "letters, digits and :.-_/+ (got '50 %')")
+    refused(lambda: write_tables(on_two, format="markdown", label="tab:mine"), "a label is for LaTeX")
 
     # A command's table is labelled by the name of its file, where that has letters.
     write(tmp_path / "run", record())
