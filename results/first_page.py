@@ -38,7 +38,7 @@ def first_page(records: Path, studies: Sequence[Study], answers: Sequence[verdic
     claimed = table_of_claims(records, answers)
     listed = table_of_studies(studies)
     sections = {
-        "## What the papers claim, and what is so": f"{claim_sheets.counted(answers)} {CLAIMS}\n\n{claimed}",
+        "## What the papers claim, and what is so": f"{claim_sheets.counts_text(answers)} {CLAIMS}\n\n{claimed}",
         "## How much of what the papers print has been run": covered,
         "## Studies": f"{listed}\n\n{LEGEND}\n{OTHERS}",
     }
@@ -47,9 +47,9 @@ def first_page(records: Path, studies: Sequence[Study], answers: Sequence[verdic
 
 def table_of_claims(records: Path, answers: Sequence[verdicts.Answer]) -> str:
     """The claims with their verdicts, differences and runs."""
-    paces = durations.paces(read_runs([records]))
-    benched = durations.benched(records.parent / "speed")
-    timed = pd.concat([paces, benched])
+    timed_runs = durations.times_of_runs(read_runs([records]))
+    timed_benchmarks = durations.times_of_benchmarks(records.parent / "speed")
+    timed = pd.concat([timed_runs, timed_benchmarks])
     sheet = claim_sheets.claims_sheet(answers)
     lines = []
     for line, answer in zip(sheet.lines, answers, strict=True):
@@ -81,7 +81,7 @@ def runs_of_claim(answer: verdicts.Answer, records: Path, timed: pd.DataFrame) -
     limiting_study = answer.claim.limiting_study
     if studies and limiting_study:
         remarks.append(f"but see [{limiting_study}]({limiting_study}.md)")
-    deciding = durations.decided_by(answer, records, timed)
+    deciding = durations.deciding_runs_text(answer, records, timed)
     if deciding:
         remarks.append(f"decided by {deciding}")
     return "; ".join(remarks)
@@ -91,7 +91,7 @@ def texts_instead(answers: Iterable[verdicts.Answer]) -> list[str]:
     """What the papers' texts have where claims were run in full by the authors' code, a line a text."""
     papers_of: dict[str, set[str]] = {}
     for answer in answers:
-        if answer.evidence.folders and answer.text_has and not answer.evidence.reduced:
+        if answer.evidence.folders and answer.text_has and not answer.evidence.reduction:
             paper, _ = registry.find_table(answer.claim.table).reported
             papers_of.setdefault(answer.text_has, set()).add(paper)
     notes = []
@@ -123,7 +123,7 @@ def coverage(planned: Mapping[str, Sequence[plans.TablePlan]]) -> str:
 def cells_in_full(plan: plans.TablePlan) -> list[bool]:
     """For each cell of a table that the paper prints, whether all its runs count."""
     in_full = []
-    for cell in paper_tables.compare(plan).values:
+    for cell in paper_tables.compare_with_paper(plan).values:
         if cell["paper"] is not None and "runs_planned" in cell:
             in_full.append(cell["runs_counted"] == cell["runs_planned"])
     return in_full

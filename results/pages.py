@@ -44,7 +44,7 @@ def pages(results: Path) -> list[Page]:
     """
     records = results / "records"
     studies = [read_study(file.parent) for file in sorted(records.glob("*/intro.md"))]
-    answers = claims.answers(registry.claims(), [records])
+    answers = claims.answer_claims(registry.claims(), [records])
     planned = {}
     for name, module in papers().items():
         planned[name] = [plans.plan_table(table, records, seeds=table.seeds) for table in module.TABLES]

@@ -61,7 +61,7 @@ def tables_of_paper(planned: Iterable[plans.TablePlan]) -> dict[str, str]:
     for plan in planned:
         command = f"`fedcli table {plan.table.name}`"
         if any(run.state == "finished" for run in plan.runs):
-            shown.append(render(paper_tables.compare(plan)).rstrip())
+            shown.append(render(paper_tables.compare_with_paper(plan)).rstrip())
             shown.append(f"{command} runs what is missing.")
         else:
             lacking.append([plan.title, str(len(plan.cells)), command])
