@@ -164,7 +164,8 @@ class Population:
 
     def of_group(self, tree: Tree, cohort: Cohort, group: Cohort) -> Tree:
         """Returns a group's part of a stacked tree `[K, ...]` in the cohort's order; the inverse of `in_order`."""
-        return select(tree, np.isin(cohort.client_ids, group.client_ids))
+        positions = np.flatnonzero(np.isin(cohort.client_ids, group.client_ids))
+        return select(tree, torch.as_tensor(positions, device=self.device))
 
     def in_order(self, cohort: Cohort, groups: Sequence[Cohort], trees: Sequence[Tree]) -> Tree:
         """Joins the groups' stacked trees into one `[K, ...]`, in the cohort's order."""
