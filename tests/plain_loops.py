@@ -109,7 +109,10 @@ def train_pair(
             num_clipped += int(norm > clip_norm)
             optimizer.step()
     return TrainedPair(
-        params_of(own_module), params_of(shared_module), None if further is None else params_of(further), num_clipped
+        own=params_of(own_module),
+        shared=params_of(shared_module),
+        further=None if further is None else params_of(further),
+        num_clipped=num_clipped,
     )
 
 
@@ -125,3 +128,8 @@ def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def params_of(module: nn.Module) -> dict[str, Tensor]:
     """A copy of the parameters of a module."""
     return copied(dict(module.named_parameters()))
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of the buffers of a module."""
+    return copied(dict(module.named_buffers()))

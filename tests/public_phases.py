@@ -10,7 +10,7 @@ from fedcli.core.batches import Batch
 from fedcli.core.clients import Client
 from fedcli.core.federation import Cohort, Federation
 from fedcli.core.trees import select
-from tests.plain_loops import Model, Scores, copied, params_of
+from tests.plain_loops import Model, Scores, buffers_of, params_of
 
 
 def stacked_by_network(fed: Federation, cohort: Cohort, states: dict) -> list[Client]:
@@ -63,6 +63,8 @@ def exchange_plainly(
             loss.backward()
             optimizers[k].step()
             kept[k].append([number.item() for number in numbers])
-    models = {k: Model(params_of(module), copied(dict(module.named_buffers()))) for k, module in enumerate(modules)}
+    models = {}
+    for k, module in enumerate(modules):
+        models[k] = Model(params_of(module), buffers_of(module))
     means = torch.tensor(kept).mean(dim=1)  # [K, numbers]
     return models, means.T.tolist()
