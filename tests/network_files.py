@@ -10,7 +10,8 @@ TEMPLATE = """from torch import nn
 class Net(nn.Module):
     def __init__(self, channels, image_size, num_classes):
         super().__init__()
-        self.first, self.fc = nn.Linear(image_size**2, 6), nn.Linear(6, num_classes)
+        self.first = nn.Linear(image_size**2, 6)
+        self.fc = nn.Linear(6, num_classes)
         LAYERS
     def forward(self, x):
         x = x.flatten(1)
@@ -28,14 +29,18 @@ from torch.nn import functional as F
 class Transformer(nn.Module):
     def __init__(self, channels, size, classes, dropout=0.0, first=True, attention=None):
         super().__init__()
-        self.patches, self.first = nn.Conv2d(channels, 8, 2, 2), first
+        self.patches = nn.Conv2d(channels, 8, 2, 2)
+        self.first = first
         layer = nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=first)
         self.encoder = attention or nn.TransformerEncoder(layer, 2)
         self.head = nn.Linear(8, classes)
 
     def forward(self, x):
         x = self.patches(x).flatten(2).mT
-        x = self.encoder(x) if self.first else self.encoder(x.transpose(0, 1)).transpose(0, 1)
+        if self.first:
+            x = self.encoder(x)
+        else:
+            x = self.encoder(x.transpose(0, 1)).transpose(0, 1)
         return self.head(x.mean(1))
 
 def dropping(*shape):
@@ -58,7 +63,9 @@ def weights(*shape):
 class Functions(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layer, self.twice, self.whole = nn.Linear(8, 8), nn.Dropout(0.1), nn.Dropout2d(0.1)
+        self.layer = nn.Linear(8, 8)
+        self.twice = nn.Dropout(0.1)
+        self.whole = nn.Dropout2d(0.1)
 
     def forward(self, x):
         x = self.twice(nn.Tanh()(self.layer(F.dropout(x, 0.1, self.training))))
