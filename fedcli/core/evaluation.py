@@ -122,30 +122,22 @@ class Judge:
 
     def judge(self, tests: dict[int, Positions]) -> list[JudgedPredictions]:
         """Judges the clients' models, each at its positions in the training set, or on all test images if None."""
-        judged_here: set[int] = set()
 
         def of_client(client: int) -> JudgedModel:
-            model = self._model(client)
-            judged_model = _judge(self._fed, self._prototypes, self._last_outputs, model, tests[client])
-            self._keep(model, tests[client], judged_model)
-            judged_here.add(client)
-            return judged_model
+            return _judge(self._fed, self._prototypes, self._last_outputs, self._model(client), tests[client])
 
         def of_some(clients: list[int]) -> list[JudgedPredictions]:
-            results = self._fed.engine.one_a_process(of_client, clients)
-            for client, judged_model in zip(clients, results, strict=True):
-                if client not in judged_here:  # a fork judged it, and what that kept has ended with it
-                    self._keep(self._model(client), tests[client], judged_model)
-            return [judged_model.judged for judged_model in results]
+            judged_models = self._fed.engine.one_a_process(of_client, clients)
+            # Here, as what a fork keeps ends with it.
+            for client, judged_model in zip(clients, judged_models, strict=True):
+                if judged_model.outputs is not None:
+                    self._fed.outputs.put(self._model(client).tensors, tests[client], judged_model.outputs)
+            return [judged_model.judged for judged_model in judged_models]
 
         return self._fed.engine.workers.share(of_some, list(tests))
 
     def _model(self, client: int) -> FullModel:
         return model_of(self._fed, self._method, self._state, client)
-
-    def _keep(self, model: FullModel, positions: Positions, judged_model: JudgedModel) -> None:
-        if judged_model.outputs is not None:
-            self._fed.outputs.put(model.tensors, positions, judged_model.outputs)
 
 
 def _judge(
