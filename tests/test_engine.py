@@ -202,7 +202,7 @@ def test_threads_run_side_by_side_in_order_and_one_failure_stops_the_others(two_
         meeting.wait()
         return 2 * item
 
-    assert fed.engine.side_by_side(meet, [1, 2]) == [2, 4]
+    assert fed.engine.side_by_side("meet", meet, [1, 2]) == [2, 4]
 
     stopped = []
 
@@ -214,7 +214,7 @@ def test_threads_run_side_by_side_in_order_and_one_failure_stops_the_others(two_
         stopped.append(fed.engine.stopping.wait(30))
 
     with pytest.raises(ValueError, match="broken"):
-        fed.engine.side_by_side(fail, [0, 1])
+        fed.engine.side_by_side("fail", fail, [0, 1])
     assert stopped == [True]
     assert not fed.engine.stopping.is_set()
 

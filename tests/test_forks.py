@@ -160,7 +160,7 @@ def test_each_item_is_done_once_and_results_are_in_order(count):
 
 def test_what_an_item_divides_is_not_divided_again(shared):
     def divide(item):
-        return shared.processes.map(lambda part: shared.processes.count, [1, 2], None)
+        return shared.processes.map("count", lambda part: shared.processes.count, [1, 2], None)
 
     assert shared(divide) == [[1, 1], [1, 1]]
 
@@ -183,18 +183,18 @@ def test_short_work_is_not_shared_and_long_work_once_it_has_shown_how_long_it_ta
     processes = Processes(4)
     monkeypatch.setattr(processes, "share", share)
     fork = forks.FORK_COST * forks.FORK_SECONDS
-    assert processes.map(work, [fork / 10] * 9, None) == [fork / 10] * 9
+    assert processes.map("work", work, [fork / 10] * 9, None) == [fork / 10] * 9
     assert counts == []
-    assert processes.map(work, [10 * fork] * 9, None) == [10 * fork] * 9
+    assert processes.map("work", work, [10 * fork] * 9, None) == [10 * fork] * 9
     assert counts.pop() == 4  # the eight after the first one
 
-    processes.map(work, [10 * fork] * 9, None)
+    processes.map("work", work, [10 * fork] * 9, None)
     assert counts.pop() == 4  # all nine
 
-    processes.map(work, [fork * 1.2] * 3, None)
+    processes.map("work", work, [fork * 1.2] * 3, None)
     assert counts.pop() == 3
 
-    processes.map(work, [fork * 1.2] * 3, None)
+    processes.map("work", work, [fork * 1.2] * 3, None)
     assert counts.pop() == 2  # a third process would take as long as it saves
     assert counts == []
 

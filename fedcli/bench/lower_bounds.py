@@ -53,7 +53,7 @@ def times_per_second(work: Callable[[], Any], engine: Engine) -> float:
 
     if processes.count > 1:  # at once, and not as soon as it has shown that this is faster
         return sum(processes.share(rate_of_one, range(processes.count), count=processes.count))
-    return sum(engine.side_by_side(rate_of_one, range(threads)))
+    return sum(engine.side_by_side("measure peak rates", rate_of_one, range(threads)))
 
 
 class LowerBounds(NamedTuple):

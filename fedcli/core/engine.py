@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -190,23 +190,22 @@ class Engine:
             trained, sums = self._train_alone(to_train) if is_alone else self._train_together(to_train)
             return TrainedChunk(trained, sums, rate.new_zeros(size))
 
-        chunks: list[TrainedChunk] = self._in_chunks(train_chunk, plan.num_clients)
+        chunks: list[TrainedChunk] = self._in_chunks("train", train_chunk, plan.num_clients)
         sums = complete([chunk.sums for chunk in chunks], [chunk.zeros for chunk in chunks])
         steps = torch.as_tensor(plan.steps, device=self.images.device).clamp(min=1)
         means = tree_map(lambda value: value / steps, concatenate(sums))
         return concatenate([chunk.clients for chunk in chunks]), means
 
-    def _in_chunks(self, work: Callable[[slice], Any], num_clients: int) -> list[Any]:
-        """Calls `work` for chunks of `clients_per_chunk` clients; returns its results in order.
+    def _in_chunks(self, task: str, work: Callable[[slice], Any], num_clients: int) -> list[Any]:
+        """Calls `work` for chunks of `clients_per_chunk` clients; `task` and results are as in `side_by_side`.
 
         A chunk that is too large for the device's memory, and all that follow, are halved.
         """
 
-        @wraps(work)  # processes know how long it takes by its name
         def of_chunk(chunk: range) -> ChunkResults:
             return ChunkResults(self._halve_where_too_large(work, chunk), self.clients_per_chunk)
 
-        chunks: list[ChunkResults] = self.side_by_side(of_chunk, self._chunks(range(num_clients)))
+        chunks: list[ChunkResults] = self.side_by_side(task, of_chunk, self._chunks(range(num_clients)))
         self.clients_per_chunk = min(chunk.clients_per_chunk for chunk in chunks)
         results = []
         for chunk in chunks:
@@ -237,22 +236,27 @@ class Engine:
             results += self._halve_where_too_large(work, part)
         return results
 
-    def side_by_side(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    def side_by_side(self, task: str, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """Calls `work` for each item, on the CPU one in each thread or process; returns results in order.
+
+        `task` says what is done, as in `Processes.map`.
 
         Two threads on two clients do more than two threads on every operation of one, much more where other programs
         want the cores too; and two processes more than two threads where Python takes much of the time. The results
         depend neither on the number of threads nor on that of processes or workers.
         """
         if self.processes.count > 1:
-            return self.processes.map(work, items, self._keep_silent)
+            return self.processes.map(task, work, items, self._keep_silent)
         has_threads = self.images.device.type == "cpu" and torch.get_num_threads() > 1 and len(items) > 1
         work_on_some = partial(self._in_threads, work) if has_threads else partial(map, work)
         return self.workers.share(work_on_some, items)
 
-    def one_a_process(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """Calls `work`, which is divided itself, for each item; several at a time only where processes share them."""
-        return self.processes.map(work, items, self._keep_silent)
+    def one_a_process(self, task: str, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        """Calls `work`, which is divided itself, for each item; several at a time only where processes share them.
+
+        `task` says what is done, as in `Processes.map`.
+        """
+        return self.processes.map(task, work, items, self._keep_silent)
 
     def _keep_silent(self) -> None:
         self.listen(lambda count: None)  # a fork has no display
@@ -399,7 +403,7 @@ class Engine:
             after = call.changed_first()
             return after, aux._replace(buffers=after.buffers)
 
-        return concatenate(self._in_chunks(of_chunk, num_stacked(clients)))
+        return concatenate(self._in_chunks("step", of_chunk, num_stacked(clients)))
 
     def for_each(self, function: Callable[..., Tree], arguments: tuple, axes: tuple) -> Tree:
         """Calls a function of one client for all, a chunk at a time; `axes` as in `for_many`."""
@@ -414,7 +418,7 @@ class Engine:
             return call(*own_arguments)
 
         first, *_ = arguments
-        return concatenate(self._in_chunks(of_chunk, num_stacked(first)))
+        return concatenate(self._in_chunks("for each", of_chunk, num_stacked(first)))
 
     def _make_call_of_step(self, step: Step, clients: Client, axes: tuple) -> Call:
         """Makes a call of a local step of such clients, which gives all that it returns but the clients."""

@@ -127,7 +127,7 @@ class Judge:
             return _judge(self._fed, self._prototypes, self._last_outputs, self._model(client), tests[client])
 
         def of_some(clients: list[int]) -> list[JudgedPredictions]:
-            judged_models = self._fed.engine.one_a_process(of_client, clients)
+            judged_models = self._fed.engine.one_a_process("judge", of_client, clients)
             # Here, as what a fork keeps ends with it.
             for client, judged_model in zip(clients, judged_models, strict=True):
                 if judged_model.outputs is not None:

@@ -451,7 +451,7 @@ class Federation(Population):
             return sums / counts.clamp(min=1)[:, None], counts
 
         with self.timed("train"):
-            return stack(self.engine.side_by_side(of_client, range(len(cohort.client_ids))))
+            return stack(self.engine.side_by_side("class means", of_client, range(len(cohort.client_ids))))
 
     def predict(
         self, params: Params, buffers: Params, index: np.ndarray | None = None, network: Network | None = None, *,
@@ -492,7 +492,7 @@ class Federation(Population):
         with self.timed("evaluate"):
             if quick:
                 params = tree_map(self.engine.copy, params)
-            portions = self.engine.side_by_side(of_portion, self._portions(index, quick))
+            portions = self.engine.side_by_side("predict", of_portion, self._portions(index, quick))
             return to_device(concatenate(portions), "cpu")  # here alone Python waits for the device
 
     def _portions(self, index: np.ndarray, quick: bool = False) -> Sequence[Tensor]:

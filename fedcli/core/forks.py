@@ -46,16 +46,17 @@ class Processes:
     count: int = 1
     note: Callable[[str], None] = lambda text: None
     active: int = field(default=1, init=False)
-    _seconds: dict[str, float] = field(default_factory=dict, init=False)  # of an item in the last call, by function
+    _seconds: dict[str, float] = field(default_factory=dict, init=False)  # of an item in the last call, by task
     _fork_seconds: float = field(default=FORK_SECONDS, init=False)
     _ended: list["_Fork"] = field(default_factory=list, init=False)  # whose results are here
 
-    def map(self, work: Callable[[Any], Any], items: Sequence[Any], begin: Callable[[], None]) -> list[Any]:
+    def map(self, task: str, work: Callable[[Any], Any], items: Sequence[Any], begin: Callable[[], None]) -> list[Any]:
         """Calls `work` for each item; returns results in order, whose tensors may have been sent.
 
         Args:
-            work: Known by its name from call to call: how long it took the last time decides how many processes share
+            task: What is done. How long an item of this task took in the last call decides how many processes share
                 the items. The first items, and those of a short call, are done one after the other.
+            work: Does it for one item.
             items: What `work` is called for; none depends on another.
             begin: Called in each fork before its items.
         """
@@ -70,7 +71,7 @@ class Processes:
         done: list[Any] = []
         while len(done) < len(items):
             items_left = items[len(done) :]
-            seconds = fmean(spent) if spent else self._seconds.get(work.__qualname__, 0.0)
+            seconds = fmean(spent) if spent else self._seconds.get(task, 0.0)
             count = self._fastest(len(items_left), seconds)
             if count == 1:
                 next_item, *_ = items_left
@@ -78,7 +79,7 @@ class Processes:
             else:
                 done += self.share(timed, items_left, count, begin)
         if spent:
-            self._seconds[work.__qualname__] = fmean(spent)
+            self._seconds[task] = fmean(spent)
         return done
 
     def _fastest(self, items: int, seconds: float) -> int:
