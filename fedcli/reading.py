@@ -1,5 +1,6 @@
 """What every reader of files shares: one refusal for whatever goes wrong, and a limit on sizes."""
 
+import math
 import os
 import stat
 from collections.abc import Iterator
@@ -40,7 +41,11 @@ def check_size(count: int, path: object) -> None:
     Raises:
         UserError: If `count` bytes of `path`, unpacked, are too many.
     """
-    with reading("FEDCLI_MAX_GIB", "a number"):
-        limit = float(os.environ.get("FEDCLI_MAX_GIB") or MAX_GIB)
+    limit_text = os.environ.get("FEDCLI_MAX_GIB") or MAX_GIB
+    try:
+        limit = float(limit_text)
+    except ValueError as error:
+        raise UserError(f"'FEDCLI_MAX_GIB' cannot be read ({one_line(error)}); it must be a number.") from error
     if not count <= limit * 2**30:  # also where the limit is NaN
-        raise UserError(f"'{path}' has {count:,} bytes, more than {limit:g} GiB; set FEDCLI_MAX_GIB={-(-count >> 30)}.")
+        needed = math.ceil(count / 2**30)
+        raise UserError(f"'{path}' has {count:,} bytes, more than {limit:g} GiB; set FEDCLI_MAX_GIB={needed}.")
