@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import shutil
+import socket
 import string
 import struct
 import subprocess
@@ -308,6 +309,23 @@ def test_downloads_are_checked_and_read(name, tmp_path, cache, site, monkeypatch
 
     largest_file.unlink()
     assert imports.download(name) == cache / f"{name}.npz"  # it is there
+
+
+@pytest.fixture
+def own_timeout():
+    """A limit in seconds that the program has set for all its connections."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(7)
+    yield 7
+    socket.setdefaulttimeout(before)
+
+
+def test_a_download_leaves_the_programs_own_timeout_as_it_was(own_timeout, cache, site, monkeypatch):
+    serve("cinic10", {}, site, monkeypatch)
+    for file in site.folder.iterdir():
+        file.unlink()
+    refused(lambda: imports.download("cinic10"), "could not be downloaded")
+    assert socket.getdefaulttimeout() == own_timeout
 
 
 # FEMNIST, whose writers are held out

@@ -124,6 +124,7 @@ def download(name: str) -> Path:
         raise unknown("data set to download", name, DOWNLOADS, f"{remedy}.")
     if is_in_cache(name):
         return cache_file(name)
+    timeout_before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(30)  # seconds without a byte before a download is given up
     with TemporaryDirectory(prefix="fedcli-") as folder:
         try:
@@ -132,7 +133,7 @@ def download(name: str) -> Path:
             fault = f"'{name}' could not be downloaded ({' '.join(str(error).split())})"
             raise UserError(f"{fault}; bring the official files and run 'fedcli data import {name} PATH'.") from error
         finally:
-            socket.setdefaulttimeout(None)
+            socket.setdefaulttimeout(timeout_before)
         return import_path(name, Path(folder)).file
 
 
