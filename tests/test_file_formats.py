@@ -26,7 +26,8 @@ import pytest
 import scipy.io
 from PIL import EpsImagePlugin, ExifTags, Image
 
-from fedcli.data import datasets, file_formats, imports, reading
+from fedcli import reading
+from fedcli.data import datasets, file_formats, imports
 from fedcli.data.catalog import KNOWN
 from fedcli.data.dataset_info import Archive
 from fedcli.data.image_arrays import SPLITS
