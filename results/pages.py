@@ -1,6 +1,7 @@
 """The pages of `results/`: one a study, one a paper from its file's card and the records, and a first one.
 
-    python results/pages.py [DIR]    # write all pages in DIR, this folder by default, and their figures
+    python results/pages.py [DIR]          # write all pages in DIR, this folder by default, and their figures
+    python results/pages.py [DIR] --check  # write nothing, and say which pages are not those that would be written
 
 They are made from the repository alone, so they are the same on every machine.
 """
@@ -98,11 +99,39 @@ def csv_of_verdicts(records: Path, answers: Iterable[verdicts.Answer]) -> str:
     return render(claim_sheets.claims_sheet(shipped), "csv")
 
 
-def main(folder: Annotated[Path, typer.Argument()] = HERE) -> None:
+def stale_pages(folder: Path, made: Iterable[Page]) -> list[Path]:
+    """The pages in a folder that are not as they are made now: with another text, missing, or made no longer."""
+    stale = []
+    for page in made:
+        file = folder / page.path
+        if not file.is_file() or file.read_text(encoding="utf-8") != page.text:
+            stale.append(page.path)
+    paths = {page.path for page in made}
+    for file in sorted(folder.glob("papers/*.md")):
+        path = file.relative_to(folder)
+        if path not in paths:
+            stale.append(path)
+    return stale
+
+
+def main(
+    folder: Annotated[Path, typer.Argument()] = HERE,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; fail where a page is not as it is made now")
+    ] = False,
+) -> None:
     """Writes all pages in a folder and their figures: one a study, one a paper, and a first one, README.md."""
     if not (folder / "records").is_dir():
         raise SystemExit(f"'{folder}' has no runs for pages (got no folder 'records' in it); name one that has it.")
-    for page in pages(folder):
+    made = pages(folder)
+    if check:
+        stale = stale_pages(folder, made)
+        if stale:
+            names = ", ".join(path.as_posix() for path in stale)
+            raise SystemExit(f"not as they are made from the records now: {names}; run 'make tables'.")
+        print(f"{len(made)} pages are as they are made from the records")
+        return
+    for page in made:
         file = folder / page.path
         write_atomically(file, partial(Path.write_text, data=page.text, encoding="utf-8"))
         print(file)

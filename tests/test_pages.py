@@ -200,6 +200,14 @@ def test_the_script_writes_a_page_a_study_and_a_paper_and_the_figures_of_speed(r
         pages.main(tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
+    pages.main(folder, check=True)
+    (folder / "tiny.md").write_text("old")
+    (folder / "papers" / "fedsa.md").unlink()
+    (folder / "papers" / "gone.md").write_text("of a paper that is no longer here")
+    with pytest.raises(SystemExit, match=r"now: tiny\.md, papers/fedsa\.md, papers/gone\.md; run 'make tables'\."):
+        pages.main(folder, check=True)
+    assert (folder / "tiny.md").read_text() == "old"
+
 
 # Findings of studies, against hand numbers of small runs
 

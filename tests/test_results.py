@@ -14,7 +14,6 @@ from tests.programs import load_script
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
-pages = load_script(RESULTS / "pages.py")
 paper_page = load_script(RESULTS / "paper_page.py")
 STUDIES = sorted(path.parent for path in RESULTS.glob("records/*/intro.md"))
 FIGURE = re.compile(r"\]\((?P<path>figures/(?P<study>[\w.-]+)-(?P<kind>[a-z]+)\.png)\)")
@@ -96,19 +95,16 @@ def test_only_the_runs_that_a_page_names_are_of_an_earlier_version_of_their_meth
     assert "SCAFFOLD's runs are of an earlier version of its file" in (RESULTS / "fmnist-nine-methods.md").read_text()
 
 
-def test_the_committed_pages_are_those_that_the_command_writes_wherever_it_is_called_from(monkeypatch, tmp_path):
-    monkeypatch.setenv("FEDCLI_DATA", str(tmp_path))  # no data set is there
-    monkeypatch.chdir(tmp_path)
-
-    texts = {page.path: page.text for page in pages.pages(RESULTS)}
-
-    for name, text in texts.items():
-        assert (RESULTS / name).read_text(encoding="utf-8") == text, f"run 'make tables': {name}"
-    of_papers = {path.name for path in texts if path.parent.name == "papers" and path.suffix == ".md"}
-    assert {path.name for path in (RESULTS / "papers").glob("*.md")} == of_papers
+def test_every_study_has_findings_and_the_readme_the_number_of_claims():
     for study in STUDIES:
-        assert "\n## Findings\n\n- " in texts[Path(f"{study.name}.md")], study.name
-    assert "| Claims of | Reproduced |" in texts[Path("..") / "README.md"]
+        assert "\n## Findings\n\n- " in (RESULTS / f"{study.name}.md").read_text(encoding="utf-8"), study.name
+    assert "| Claims of | Reproduced |" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_make_recompute_holds_the_committed_pages_to_the_records():
+    recipe = re.search(r"^recompute:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)[1]
+    assert "results/pages.py --check" in recipe
+    assert "make recompute" in (ROOT / ".ci" / "run").read_text()
 
 
 def test_the_first_page_names_the_tables_that_have_been_run_in_full():
