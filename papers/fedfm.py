@@ -323,13 +323,13 @@ class LiteConfig(Config):
 
 
 class StateWithClients(NamedTuple):
-    """What the server keeps between rounds, and by client id what the clients keep."""
+    """What the server keeps between rounds, and the clients' own models."""
 
     params: Params  # last global model
     buffers: Params
     anchors: Tensor  # [C, D]
     has_anchor: Tensor  # [C], bool: whether any client has ever had the class
-    clients: Mapping[int, Any]  # their own models in FedFM-Lite; what the other method keeps, beside an add-on
+    clients: Mapping[int, ClientState]  # by id, each one's model after its last round
 
 
 def init_lite(fed: Federation, config: LiteConfig) -> StateWithClients:
@@ -337,9 +337,14 @@ def init_lite(fed: Federation, config: LiteConfig) -> StateWithClients:
     return StateWithClients(*fed.initial_model(), *no_vectors(fed), clients={})
 
 
+def ends_interval(round: int, config: LiteConfig) -> bool:
+    """Whether a round, counted from 0, is an a-th one."""
+    return (round + 1) % config.model_interval == 0
+
+
 def states_since_exchange(state: StateWithClients, cohort: Cohort, config: LiteConfig) -> Mapping[int, ClientState]:
     """The clients' own models since the last exchange, by id; none where the last round had one."""
-    return {} if cohort.round % config.model_interval == 0 else state.clients
+    return {} if ends_interval(cohort.round - 1, config) else state.clients
 
 
 def own_models(state: StateWithClients, states: Mapping[int, ClientState], cohort: Cohort, fed: Federation) -> Client:
@@ -352,7 +357,7 @@ def own_models(state: StateWithClients, states: Mapping[int, ClientState], cohor
 
 def has_exchange(round: int, fed: Federation, config: LiteConfig) -> bool:
     """Whether a round ends with an exchange of models: every a-th, and the last (Reading 11)."""
-    return (round + 1) % config.model_interval == 0 or round + 1 == fed.num_rounds
+    return ends_interval(round, config) or round + 1 == fed.num_rounds
 
 
 def run_lite_round(
@@ -697,12 +702,11 @@ for _title, _dataset in _SETS.items():
     _TWO_SKEWS[f"{_title} NIID-2"] = _on("niid-2", _dataset)
 _MISSING = {f"Missing {x}": _on("niid-3", "cifar10", partition=f"missing:{x}") for x in (1, 2, 3, 5, 7)}
 _CLIENTS = {f"K={clients}": _on("niid-1", "cifar100", num_clients=clients) for clients in (20, 30, 50, 100)}
-_FEDFM = row("fedfm")
 _L2 = row("fedfm", guiding="l2")
 _LITE = {f"FedFM-Lite a={interval}": row("fedfm-lite", model_interval=interval) for interval in (1, 2, 5, 10)}
 _LITE_1 = "FedFM-Lite a=1"
 _EQUAL_FLOATS = f"accuracy at the floats of all rounds of {_LITE_1}"
-_MOTIVATION = {"FedAvg": row("fedavg"), "FedFM l2": _L2, "FedFM CG": _FEDFM}
+_GUIDINGS = {"FedAvg": _ROWS["FedAvg"], "FedFM l2": _L2, "FedFM CG": _ROWS["FedFM"]}
 _ADDED = {"FedAvg": "fedfm", "FedProx": "fedprox-fm", "FedNova": "fednova-fm", "MOON": "moon-fm"}
 _NAN = (
     "The text says that SCAFFOLD's parameters become NaN late in training, so its printed numbers are of runs that "
@@ -737,13 +741,21 @@ def _with_temperatures(title: str, settings: dict[str, Any]) -> dict[str, dict[s
     return {f"{title} alpha={alpha}": {**settings, "temperature": alpha} for alpha in (0.01, 0.1, 1.0, 10.0)}
 
 
+_IN_TEXT = "in-text"  # of figures no numbers are printed, but for some in the text
+
+
 def _table(
-    name: str, title: str, *cells: tuple[Cell, ...], notes: tuple[str, ...] = _FORMS, gains: tuple[Gain, ...] = ()
-) -> Table:
-    """A table of the paper. Of its figures no numbers are printed, but for some in the text."""
-    printed = "in-text" if name.startswith(("Fig", "text")) else f"Table {name}"
+    name: str, title: str, *cells: tuple[Cell, ...], reported: str = "", notes: tuple[str, ...] = _FORMS,
+    gains: tuple[Gain, ...] = (),
+) -> Table:  # fmt: skip
+    """A table of the paper; `reported` says where its numbers are printed, in the table itself by default."""
     return Table(
-        name=f"fedfm:{name}", title=title, reported=("FedFM", printed), cells=sum(cells, ()), notes=notes, gains=gains
+        name=f"fedfm:{name}",
+        title=title,
+        reported=("FedFM", reported or f"Table {name}"),
+        cells=sum(cells, ()),
+        notes=notes,
+        gains=gains,
     )
 
 
@@ -752,8 +764,9 @@ TABLES = (
     _table(
         "Fig1",
         "Features of two clients that have half of their images from one class",
-        grid(_MOTIVATION, {"Fig. 1 NMI": _on("motivation", "cifar10")}, "quality:clients_nmi"),
-        grid(_MOTIVATION, {"Fig. 1 silhouette": _on("motivation", "cifar10")}, "quality:clients_silhouette"),
+        grid(_GUIDINGS, {"Fig. 1 NMI": _on("motivation", "cifar10")}, "quality:clients_nmi"),
+        grid(_GUIDINGS, {"Fig. 1 silhouette": _on("motivation", "cifar10")}, "quality:clients_silhouette"),
+        reported=_IN_TEXT,
         notes=(
             "NMI and silhouette are of both clients' features together, each by its own model, as measured by 'fedcli "
             "quality RUNS --clients' on the finished runs.",
@@ -823,7 +836,7 @@ TABLES = (
     _table(
         "VIII",
         "How anchors are aggregated",
-        grid({"FedAvg": row("fedavg"), "FedFM (weighted)": _FEDFM}, {"accuracy": _NIID_1}),
+        grid({"FedAvg": _ROWS["FedAvg"], "FedFM (weighted)": _ROWS["FedFM"]}, {"accuracy": _NIID_1}),
         grid({"FedFM (uniform)": row("fedfm", anchor_weighting="uniform")}, {"accuracy": _NIID_1}),
         notes=(),
     ),
@@ -841,9 +854,14 @@ TABLES = (
         "text",
         "What is told in the text alone",
         grid(
-            {"generalized FedProto": row("fedproto-general"), "FedFM with squared l2 penalty": _L2, "FedFM": _FEDFM},
+            {
+                "generalized FedProto": row("fedproto-general"),
+                "FedFM with squared l2 penalty": _L2,
+                "FedFM": _ROWS["FedFM"],
+            },
             {"CIFAR-10 NIID-1 accuracy": _NIID_1},
         ),
+        reported=_IN_TEXT,
     ),
     # Fig. 7: FedFM-Lite, (a) accuracy against floats, (b) beside SCAFFOLD at the same floats. 36 runs.
     _table(
@@ -854,6 +872,7 @@ TABLES = (
         # SCAFFOLD sends two models in a round, FedFM-Lite with a = 1 one with its anchors.
         grid({_LITE_1: _LITE[_LITE_1]}, {_EQUAL_FLOATS: _NIID_1}, "last"),
         grid(_rows("SCAFFOLD"), {_EQUAL_FLOATS: _NIID_1}, "at:1/2"),
+        reported=_IN_TEXT,
         notes=(
             "The text's gaps, 2.34 over FedDyn and 0.75 over SCAFFOLD, both give 70.66 for a = 5.",
             "Fig. 7(b) is the curves of SCAFFOLD and FedFM-Lite over floats sent, which 'fedcli plot RUNS --x floats' "
@@ -885,6 +904,7 @@ TABLES = (
             grid({"without FM": _ROWS[title], "with FM": (added, {})}, {title: _NIID_1})
             for title, added in _ADDED.items()
         ),
+        reported=_IN_TEXT,
         gains=(
             Gain(
                 row="FM+CG added to FedAvg/FedProx/FedNova/MOON",
@@ -900,9 +920,10 @@ TABLES = (
         "Fig8b",
         "Forms of guiding",
         grid(
-            {"FedAvg": row("fedavg"), "FedFM l2": _L2, "FedFM CG": _FEDFM},
+            _GUIDINGS,
             {f"beta={beta}": {**_NIID_1, "partition": f"dirichlet:{beta}"} for beta in (0.1, 0.5, 1.0)},
         ),
+        reported=_IN_TEXT,
         notes=("Which values of beta the figure has is not known; these are chosen here.",),
     ),
     # Fig. 8(c): the weight of feature matching, and the round it starts in. 66 runs.
@@ -917,6 +938,7 @@ TABLES = (
                 for weight in (1.0, 5.0, 10.0, 50.0, 100.0, 500.0, 1000.0)
             },
         ),
+        reported=_IN_TEXT,
         notes=(),
     ),
 )
