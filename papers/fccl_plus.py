@@ -281,16 +281,16 @@ def similarity(features: Tensor, temperature: float) -> Tensor:
     return without_diagonal(cosines) / temperature
 
 
-def fisl_loss(similarity: Tensor, mean_similarity: Tensor) -> Tensor:
+def fisl_loss(own_similarity: Tensor, mean_similarity: Tensor) -> Tensor:
     """Eq. 5: the mean over rows of KL(softmax(S-bar) || softmax(S_i)); a scalar, in nats, not negative.
 
     Args:
-        similarity: S_i, `[B, B-1]`.
+        own_similarity: S_i, `[B, B-1]`.
         mean_similarity: S-bar, `[B, B-1]`.
     """
     target = F.log_softmax(mean_similarity, dim=1)
-    log_similarity = F.log_softmax(similarity, dim=1)
-    return (target.exp() * (target - log_similarity)).sum(1).mean()
+    own = F.log_softmax(own_similarity, dim=1)
+    return (target.exp() * (target - own)).sum(1).mean()
 
 
 def make_collaborative_loss(network: Network, config: CollaborativeConfig) -> LocalLoss:
@@ -461,10 +461,10 @@ def update_locally(
     """Algorithm 1, line 12: all local epochs of the clients of one network; returns their models and terms."""
     if config.regularizer == "ewc":
         return update_with_ewc(model, group, fed, config)
-    plain = round(config.plain_share * fed.local_epochs)  # Reading 16
-    phases = {"kd": range(plain), config.regularizer: range(plain, fed.local_epochs)}
+    plain_epochs = round(config.plain_share * fed.local_epochs)  # the first ones, Reading 16
+    epochs_by_term = {"kd": range(plain_epochs), config.regularizer: range(plain_epochs, fed.local_epochs)}
     terms: Terms = {}
-    for term, epochs in phases.items():
+    for term, epochs in epochs_by_term.items():
         local_loss = make_local_loss(group.network, config, term)
         model, phase_terms = fed.train(model, group, local_loss, teacher, axes=0, epochs=epochs)
         share = len(epochs) / fed.local_epochs
@@ -616,7 +616,7 @@ METHODS = (CONFERENCE,)
 # The paper's experiments: protocols
 
 _IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-_PUBLIC = {  # the code has the constants of the first two sets exchanged
+_PUBLIC_CONSTANTS = {  # the code has the constants of the first two sets exchanged
     "cifar100": {"mean": (0.4802, 0.4480, 0.3975), "std": (0.2770, 0.2691, 0.2821)},
     "tiny-imagenet": {"mean": (0.5071, 0.4865, 0.4409), "std": (0.2673, 0.2564, 0.2762)},
     "fmnist": _IMAGENET,
@@ -626,7 +626,7 @@ _TRAINING = {
     "lr": 0.001, "weight_decay": 1e-5, "public_dataset": "cifar100", "public_examples": 5000, "public_batch_size": 256,
 }  # fmt: skip
 # Table 7, and what only the authors' code says: how FedMD exchanges, how it and FCCL begin.
-_COMPARED: dict[str, dict[str, Any]] = {
+_OPTIONS_OF_METHODS: dict[str, dict[str, Any]] = {
     "fccl": {"pretrain_epochs": 50, "pretraining": "code"},
     "fedmd": {"exchange": "batch", "pretrain_epochs": 40},
     "fedprox": {"proximal_weight": 0.01},
@@ -634,7 +634,7 @@ _COMPARED: dict[str, dict[str, Any]] = {
     "fedproc": {"cross_entropy_weight": 0.5},
     "fedrs": {"scaling": 0.5},
 }
-_NOTES = (
+_NOTES_OF_ALL = (
     "Batch sizes are those of the authors' code; Section 4.1 has 512 public and 256 private images, as the conference "
     "version. Weight decay is the code's, and that theta* of FCCL is trained for 50 epochs.",
     "The learning rate is constant, as in Section 4.1, and so equal for all methods; the code lets it decrease.",
@@ -647,8 +647,8 @@ _NOTES = (
     "FCCL and FedMD begin at networks trained on the private data alone, for 50 and 40 epochs, as in the authors' "
     "code. All others begin at the initial networks, as there, so that many epochs behind.",
 )
-_PRIVATE = "The -private sets train on as many images of each domain as Table 5 says."
-_LEAKY = (
+_PRIVATE_NOTE = "The -private sets train on as many images of each domain as Table 5 says."
+_LEAKY_NOTES = (
     "The -leaky sets are divided as by the authors' loader: tested on all images, those of the training part among "
     "them, and never trained on the last classes.",
 )
@@ -671,7 +671,7 @@ _AUGMENTATIONS = {  # by what a protocol's name ends with
 def _public(augmentation: str) -> dict[str, PublicSetting]:
     """The paper's sets of public images."""
     settings = {}
-    for name, constants in _PUBLIC.items():
+    for name, constants in _PUBLIC_CONSTANTS.items():
         settings[name] = PublicSetting(**constants, source="authors' code", augmentation=augmentation)
     return settings
 
@@ -692,8 +692,8 @@ def _protocol(  # noqa: PLR0913  # a declaration: one keyword for each trait of 
         selection="mean-last-3",
         evaluation="domains",
         public=_public(augmentation.name),
-        method_options={**_COMPARED, "fccl-plus": {"teacher_mode": "train", **(plus_options or {})}},
-        notes=(*_NOTES, *notes),
+        method_options={**_OPTIONS_OF_METHODS, "fccl-plus": {"teacher_mode": "train", **(plus_options or {})}},
+        notes=(*_NOTES_OF_ALL, *notes),
     )
 
 
@@ -712,14 +712,15 @@ def _office_caltech(form: str) -> Protocol:
     return _protocol(
         "office-caltech", "Office things of four domains, a client each", _offices("office-caltech"),
         "googlenet-32,resnet12-3x3,resnet10-3x3,resnet12-3x3", plus_options={"temperature": 1.0}, public_batch_size=128,
-        notes=(_PRIVATE, *_LEAKY, "tau is the code's; the paper has 3 by default."), form=form,
+        notes=(_PRIVATE_NOTE, *_LEAKY_NOTES, "tau is the code's; the paper has 3 by default."), form=form,
     )  # fmt: skip
 
 
 def _office31(form: str) -> Protocol:
     return _protocol(
         "office31", "Office things of three domains, a client each; top-5", _offices("office31"),
-        "resnet10-3x3,resnet12-3x3,resnet10-3x3", top_k=5, notes=(_PRIVATE, *_LEAKY), num_clients=3, form=form,
+        "resnet10-3x3,resnet12-3x3,resnet10-3x3", top_k=5, notes=(_PRIVATE_NOTE, *_LEAKY_NOTES), num_clients=3,
+        form=form,
     )  # fmt: skip
 
 
@@ -729,7 +730,7 @@ def _office_home(form: str) -> Protocol:
         "resnet18-3x3,resnet34-3x3,googlenet-32,resnet12-3x3", top_k=5, local_epochs=15, public_batch_size=176,
         plus_options={"temperature": 1.0, "similarity_weight": 1.0, "public_epochs": 2},
         notes=(
-            _PRIVATE, *_LEAKY,
+            _PRIVATE_NOTE, *_LEAKY_NOTES,
             "FCCL+'s tau, omega, two passes over the public images and 15 local epochs are the code's, which has 10 "
             "local epochs for the other methods; the paper has 3, 3 and one pass by default.",
         ),
@@ -774,7 +775,7 @@ PROTOCOLS = (
                 augmentation="resized-crop",
             ),
         },
-        method_options={**_COMPARED, "fccl": {"pretrain_epochs": 5}, "fedmd": {}},
+        method_options={**_OPTIONS_OF_METHODS, "fccl": {"pretrain_epochs": 5}, "fedmd": {}},
     ),
 )
 
@@ -812,21 +813,21 @@ _SCENARIOS = {  # by their names in the paper's tables
         domains={"A": "Art", "C": "Clipart", "P": "Product", "R": "Real World"},
     ),
 }
-_ALL = tuple(_SCENARIOS)
-_TWO = ("Digits", "Office31")
-_BOTH = ("inter", "intra")
-_INTER = ("inter",)
-_INTRA = ("intra",)
+_ALL_SCENARIOS = tuple(_SCENARIOS)
+_TWO_SCENARIOS = ("Digits", "Office31")
+_BOTH_KINDS = ("inter", "intra")
+_INTER_ONLY = ("inter",)
+_INTRA_ONLY = ("intra",)
 _BASE = row("local", rounds=50, local_epochs=1)
-_PLUS = row("fccl-plus")
+_FCCL_PLUS = row("fccl-plus")
 _FCCL = row("fccl")
 _FISL = row("fccl", correlation_weight=0.0, similarity_weight=3.0)  # in the place of FCCM; Eq. 19 in the local phase
 _COMPARISON = {
     "BASE": _BASE, "FedMD": row("fedmd"), "FedDF": row("feddf-client"), "FedMatch": row("fedmatch"),
-    "RHFL": row("rhfl"), "FCCL": _FCCL, "FCCL+": _PLUS,
+    "RHFL": row("rhfl"), "FCCL": _FCCL, "FCCL+": _FCCL_PLUS,
 }  # fmt: skip
-_EQUAL = "local training of equal length"  # not in the paper: as many rounds and local epochs as the methods
-_EQUAL_NOTE = f"The row '{_EQUAL}' is not the paper's, whose BASE has a sixteenth of the methods' epochs."
+_EQUALLY_LONG = "local training of equal length"  # not in the paper: as many rounds and local epochs as the methods
+_EQUALLY_LONG_NOTE = f"The row '{_EQUALLY_LONG}' is not the paper's, whose BASE has a sixteenth of the methods' epochs."
 _BASE_NOTE = "BASE: 50 rounds of one local epoch, each with a new Adam; its last three epochs are averaged."
 _EQ19_NOTE = "Without FNTD the local objective is that of FCCL, Eq. 19, so these rows are runs of FCCL."
 Rows = dict[str, Row]  # by their names in the paper's tables
@@ -870,6 +871,11 @@ def _gains(rows: Iterable[str], scenarios: tuple[str, ...], kinds: tuple[str, ..
     return tuple(gains)
 
 
+def _row_and_column(gain: Gain) -> tuple[str, str]:
+    """The order of a table's gains."""
+    return gain.row, gain.column
+
+
 def _table(
     number: int | str, title: str, *cells: tuple[Cell, ...], reported: str = "", notes: tuple[str, ...] = (),
     gains: tuple[Gain, ...] = (),
@@ -881,7 +887,7 @@ def _table(
         reported=("FCCL+", reported or f"Table {number}"),
         cells=tuple(chain(*cells)),
         notes=notes,
-        gains=tuple(sorted(gains, key=str)),
+        gains=tuple(sorted(gains, key=_row_and_column)),
     )
 
 
@@ -929,13 +935,13 @@ def _without(rows: Rows, *names: str) -> Rows:
     return {name: rows[name] for name in rows if name not in names}
 
 
-_SETS = {"Cifar-100": "cifar100", "Tiny-ImageNet": "tiny-imagenet", "Fashion-MNIST": "fmnist"}
+_PUBLIC_TITLES = {"Cifar-100": "cifar100", "Tiny-ImageNet": "tiny-imagenet", "Fashion-MNIST": "fmnist"}
 
 
 def _augmented(kind: str) -> Rows:
     """Rows of Table 13 with one kind of augmentation of the public images."""
     rows = {}
-    for title, name in _SETS.items():
+    for title, name in _PUBLIC_TITLES.items():
         rows[f"FISL, {title}, {kind} augmentation"] = row("fccl", **_FISL.settings, public_dataset=name)
     return rows
 
@@ -946,21 +952,21 @@ _ABLATION = {
     "FCCM": _FCCL,
     "FISL": _FISL,
     "FCCM+FISL": row("fccl", similarity_weight=3.0),
-    "FCCM+FISL+FNTD": _PLUS,
+    "FCCM+FISL+FNTD": _FCCL_PLUS,
 }
 
 _SOME_PLAIN = "plain KD in the first 30% of local epochs"
 _LITTLE_PLAIN = "plain KD in the first 10% of local epochs"
 _NO_PLAIN = "plain KD in the first 0 of local epochs"
-_PLAIN = {
+_PLAIN_SHARES = {
     _SOME_PLAIN: row("fccl-plus", plain_share=0.3),
     _LITTLE_PLAIN: row("fccl-plus", plain_share=0.1),
     _NO_PLAIN: row("fccl-plus", plain_share=0.0),
 }
-_REGULARIZERS = {"FNTD (full FCCL+)": _PLUS}
+_REGULARIZERS = {"FNTD (full FCCL+)": _FCCL_PLUS}
 for _weight in (0.01, 0.1, 0.7, 1.0):
     _REGULARIZERS[f"EWC lambda={_weight}"] = row("fccl-plus", regularizer="ewc", ewc_weight=_weight)
-_PUBLIC_SETS = {f"public {title}": _on("Digits", public_dataset=name) for title, name in _SETS.items()}
+_PUBLIC_SETS = {f"public {title}": _on("Digits", public_dataset=name) for title, name in _PUBLIC_TITLES.items()}
 
 
 def _off_diagonal_weights(kind: str) -> dict[str, dict[str, object]]:
@@ -978,58 +984,58 @@ def _local_epochs() -> Rows:
     return rows
 
 
-_SENT = {"FedMD": row("fedmd"), "FCCL": _FCCL, "FCCL+": _PLUS}
-_MODULES = {"FCCM": _FCCL, "FISL": _FISL, "FNTD": _PLUS}
+_SENDERS = {"FedMD": row("fedmd"), "FCCL": _FCCL, "FCCL+": _FCCL_PLUS}
+_MODULES = {"FCCM": _FCCL, "FISL": _FISL, "FNTD": _FCCL_PLUS}
 
 TABLES = (
     # Table 2, 9 runs: communication signals and cost against inter-domain accuracy.
     _table(
         2,
         "What is sent, and accuracy on other domains",
-        grid(_SENT, {"Digits inter AVG": _on("Digits")}, "inter"),
+        grid(_SENDERS, {"Digits inter AVG": _on("Digits")}, "inter"),
         notes=("The floats sent in a round are in each run's record, `cost`; the paper's are those of a batch.",),
     ),
     # Table 4, 9 runs: extra communication and memory per module with Digits mean accuracy.
     _table(
         4,
         "What each module costs and gives",
-        *(grid(_MODULES, {f"Digits {kind} AVG": _on("Digits")}, kind) for kind in _BOTH),
+        *(grid(_MODULES, {f"Digits {kind} AVG": _on("Digits")}, kind) for kind in _BOTH_KINDS),
         notes=(_EQ19_NOTE, "The row FNTD is the full method."),
     ),
     # Table 8, 87 runs: inter-domain accuracy, four scenarios.
     _table(
         8,
         "Accuracy on other domains",
-        _cells(_COMPARISON, _ALL, _INTER),
-        _cells({_EQUAL: row("local")}, ("Digits",), _INTER),
-        notes=(_BASE_NOTE, _EQUAL_NOTE, _PRIVATE),
+        _cells(_COMPARISON, _ALL_SCENARIOS, _INTER_ONLY),
+        _cells({_EQUALLY_LONG: row("local")}, ("Digits",), _INTER_ONLY),
+        notes=(_BASE_NOTE, _EQUALLY_LONG_NOTE, _PRIVATE_NOTE),
         gains=(
-            *_gains(_without(_COMPARISON, "BASE"), _ALL, _INTER, "BASE"),
-            *_gains([_EQUAL], ("Digits",), _INTER, "BASE"),
+            *_gains(_without(_COMPARISON, "BASE"), _ALL_SCENARIOS, _INTER_ONLY, "BASE"),
+            *_gains([_EQUALLY_LONG], ("Digits",), _INTER_ONLY, "BASE"),
         ),
     ),
     # Table 9, 84 runs: intra-domain accuracy, four scenarios.
     _table(
         9,
         "Accuracy on the own domain",
-        _cells(_COMPARISON, _ALL, _INTRA),
-        notes=(_BASE_NOTE, _PRIVATE),
-        gains=_gains(_without(_COMPARISON, "BASE"), _ALL, _INTRA, "BASE"),
+        _cells(_COMPARISON, _ALL_SCENARIOS, _INTRA_ONLY),
+        notes=(_BASE_NOTE, _PRIVATE_NOTE),
+        gains=_gains(_without(_COMPARISON, "BASE"), _ALL_SCENARIOS, _INTRA_ONLY, "BASE"),
     ),
     # Table 10, 30 runs: ablation of FCCM / FISL / FNTD.
     _table(
         10,
         "Ablation: FCCM, FISL and FNTD",
-        _cells(_ABLATION, _TWO, _BOTH),
-        notes=(_BASE_NOTE, _EQ19_NOTE, _PRIVATE),
-        gains=_gains(_without(_ABLATION, _PRIVATE_ONLY), _TWO, _BOTH, _PRIVATE_ONLY),
+        _cells(_ABLATION, _TWO_SCENARIOS, _BOTH_KINDS),
+        notes=(_BASE_NOTE, _EQ19_NOTE, _PRIVATE_NOTE),
+        gains=_gains(_without(_ABLATION, _PRIVATE_ONLY), _TWO_SCENARIOS, _BOTH_KINDS, _PRIVATE_ONLY),
     ),
     # Table 11, 15 runs: FCCM off-diagonal weight lambda.
     _table(
         11,
         "Weight of different classes in FCCM",
-        *(grid({"FCCM": _FCCL}, _off_diagonal_weights(kind), kind) for kind in _BOTH),
-        notes=(_EQ19_NOTE, _PRIVATE),
+        *(grid({"FCCM": _FCCL}, _off_diagonal_weights(kind), kind) for kind in _BOTH_KINDS),
+        notes=(_EQ19_NOTE, _PRIVATE_NOTE),
     ),
     # Fig 7 inset, 9 runs: FCCM overall inter accuracy by public data set.
     _table(
@@ -1043,69 +1049,71 @@ TABLES = (
     _table(
         12,
         "Tiny-ImageNet as public images",
-        _cells({"BASE": _BASE}, ("Digits",), _BOTH),
-        _cells(_without(_COMPARISON, "BASE", "FedDF"), ("Digits",), _BOTH, public_dataset="tiny-imagenet"),
+        _cells({"BASE": _BASE}, ("Digits",), _BOTH_KINDS),
+        _cells(_without(_COMPARISON, "BASE", "FedDF"), ("Digits",), _BOTH_KINDS, public_dataset="tiny-imagenet"),
         notes=(_BASE_NOTE,),
     ),
     # Table 13, 36 runs: public data set and augmentation strength for FISL.
     _table(
         13,
         "Public images and their augmentation for FISL",
-        _cells(_augmented("weak"), _TWO, _INTER),
-        _cells(_augmented("strong"), _TWO, _INTER, strong=True),
-        notes=(_EQ19_NOTE, _PRIVATE),
+        _cells(_augmented("weak"), _TWO_SCENARIOS, _INTER_ONLY),
+        _cells(_augmented("strong"), _TWO_SCENARIOS, _INTER_ONLY, strong=True),
+        notes=(_EQ19_NOTE, _PRIVATE_NOTE),
     ),
     # Table 14, 24 runs: weight omega of FISL.
     _table(
         14,
         "Weight of FISL",
-        _cells({f"omega={x}": row("fccl", similarity_weight=float(x)) for x in (1, 2, 3, 4)}, _TWO, _INTER),
-        notes=(_EQ19_NOTE, _PRIVATE),
+        _cells(
+            {f"omega={x}": row("fccl", similarity_weight=float(x)) for x in (1, 2, 3, 4)}, _TWO_SCENARIOS, _INTER_ONLY
+        ),
+        notes=(_EQ19_NOTE, _PRIVATE_NOTE),
     ),
     # Table 15, 66 runs: homogeneous models (ResNet12 everywhere).
     _table(
         15,
         "Equal networks",
-        _cells(_homogeneous(), _TWO, _BOTH),
+        _cells(_homogeneous(), _TWO_SCENARIOS, _BOTH_KINDS),
         notes=(
             _BASE_NOTE,
             "FedAvg, FedProx and MOON have batches of 64, as in the authors' code; FedProc and FedRS, not there, "
             "128 as the others.",
             "MOON's two rows are labelled tau = 5 and 1; they are read as the weight mu, tau being 0.5 in Table 7.",
             "FCCL's clients each begin at their own theta*; the authors' code gives all of them client 0's.",
-            _PRIVATE,
+            _PRIVATE_NOTE,
         ),
-        gains=_gains(_without(_homogeneous(), "BASE"), _TWO, _BOTH, "BASE"),
+        gains=_gains(_without(_homogeneous(), "BASE"), _TWO_SCENARIOS, _BOTH_KINDS, "BASE"),
     ),
     # Table 16, 30 runs: FNTD against EWC.
     _table(
         16,
         "EWC in the place of FNTD",
-        grid(_REGULARIZERS, {f"{scenario} inter AVG": _on(scenario) for scenario in _TWO}, "inter"),
+        grid(_REGULARIZERS, {f"{scenario} inter AVG": _on(scenario) for scenario in _TWO_SCENARIOS}, "inter"),
         notes=(
             "How EWC is applied is not said; see reading 15 in papers/fccl_plus.py. As we apply it, these weights are "
             "near no regularizer at all.",
-            _PRIVATE,
+            _PRIVATE_NOTE,
         ),
     ),
     # Table 17, 9 runs: mixing ordinary KD with FNTD.
     _table(
         17,
         "Plain distillation in the first local epochs",
-        _cells(_PLAIN, ("Digits",), _BOTH),
+        _cells(_PLAIN_SHARES, ("Digits",), _BOTH_KINDS),
     ),
     # Table 18, 18 runs: other architecture assignments.
     _table(
         18,
         "Other networks",
-        _cells(_architectures(), ("Digits",), _BOTH),
+        _cells(_architectures(), ("Digits",), _BOTH_KINDS),
         notes=("SimpleCNN is in no code of the authors; cnn-2x64, two convolutions and two linear layers, stands in.",),
     ),
     # Table 19, 18 runs: local epochs with and without FNTD.
     _table(
         19,
         "Local epochs with and without FNTD",
-        _cells(_local_epochs(), ("Digits",), _INTER),
+        _cells(_local_epochs(), ("Digits",), _INTER_ONLY),
         notes=("Without FNTD is Eq. 14 without L_FNTD, and not the local objective of Table 10, Eq. 19.",),
     ),
 )  # fmt: skip
@@ -1140,35 +1148,35 @@ _FREE_DIGITS = {
 }  # fmt: skip
 _INTER_DIGITS = ("Digits inter AVG",)
 _INTRA_DIGITS = ("Digits intra AVG",)
-_OTHERS = tuple(name for name in _COMPARISON if name not in ("BASE", "FCCL+"))
-_LENGTH = Control(_EQUAL, "longer training")  # BASE's is a sixteenth of the methods'
+_OTHER_METHODS = tuple(name for name in _COMPARISON if name not in ("BASE", "FCCL+"))
+_LENGTH_CONTROL = Control(_EQUALLY_LONG, "longer training")  # BASE's is a sixteenth of the methods'
 CLAIMS = (
     Claim(
         name="fccl:base",
         text="On other domains of digits FCCL+ is ahead of local training, BASE's and of equal length",
         table="fccl:8",
         row="FCCL+",
-        other_rows=("BASE", _EQUAL),
+        other_rows=("BASE", _EQUALLY_LONG),
         columns=_INTER_DIGITS,
         allowed_options=_FREE_DIGITS,
-        control=_LENGTH,
+        control=_LENGTH_CONTROL,
     ),
     Claim(
         name="fccl:fccl-base",
         text="On other domains of digits FCCL is ahead of local training, BASE's and of equal length",
         table="fccl:8",
         row="FCCL",
-        other_rows=("BASE", _EQUAL),
+        other_rows=("BASE", _EQUALLY_LONG),
         columns=_INTER_DIGITS,
         allowed_options=_FREE_DIGITS,
-        control=_LENGTH,
+        control=_LENGTH_CONTROL,
     ),
     Claim(
         name="fccl:best-other",
         text="On other domains of digits FCCL+ is ahead of all five other methods",
         table="fccl:8",
         row="FCCL+",
-        other_rows=_OTHERS,
+        other_rows=_OTHER_METHODS,
         columns=_INTER_DIGITS,
         allowed_options=_FREE_DIGITS,
     ),
@@ -1177,7 +1185,7 @@ CLAIMS = (
         text="On a client's own domain FCCL+ is ahead of all five other methods",
         table="fccl:9",
         row="FCCL+",
-        other_rows=_OTHERS,
+        other_rows=_OTHER_METHODS,
         columns=_INTRA_DIGITS,
         allowed_options=_FREE_DIGITS,
     ),
@@ -1214,7 +1222,7 @@ CLAIMS = (
         text="With Tiny-ImageNet as public images, too, FCCL+ is ahead of the other methods",
         table="fccl:12",
         row="FCCL+",
-        other_rows=tuple(name for name in _OTHERS if name != "FedDF"),
+        other_rows=tuple(name for name in _OTHER_METHODS if name != "FedDF"),
         columns=_INTER_DIGITS,
     ),
     Claim(
@@ -1231,7 +1239,7 @@ CLAIMS = (
         text="On other domains of Office Caltech and Office31 FCCL+ is on average ahead of all five other methods",
         table="fccl:8",
         row="FCCL+",
-        other_rows=_OTHERS,
+        other_rows=_OTHER_METHODS,
         columns=("Office Caltech inter AVG", "Office31 inter AVG"),
     ),
     Claim(
