@@ -68,7 +68,7 @@ Run it
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -384,18 +384,26 @@ def aggregate_present(local: Tensor, weights: Tensor, has_class: Tensor, previou
 
 # The paper's experiments: protocols
 
-_TRAINING = {
-    "num_clients": 100, "cohort_size": 10, "rounds": 200, "local_epochs": 5, "batch_size": 64, "optimizer": "sgd",
-    "lr": 0.01, "momentum": 0.0, "weight_decay": 1e-3, "partition_seed": 1,
-    "lr_decay": 0.99,  # Reading 2
-}  # fmt: skip
-_CODE = "Table 4; constants of the normalisation from the authors' code"
-_DRAWS = (
+
+def _training(partition_seed: int | None = 1) -> dict[str, Any]:
+    """F.3: settings of every run; where `partition_seed` is None, the run's own seed divides the images."""
+    division = {} if partition_seed is None else {"partition_seed": partition_seed}
+    return {
+        "num_clients": 100, "cohort_size": 10, "rounds": 200, "local_epochs": 5, "batch_size": 64, "optimizer": "sgd",
+        "lr": 0.01, "momentum": 0.0, "weight_decay": 1e-3, **division,
+        "lr_decay": 0.99,  # Reading 2
+    }  # fmt: skip
+
+
+_SOURCE_OF_NETWORKS = "Table 4; constants of the normalisation from the authors' code"
+_DIRICHLET_NOTE = (
     "Dirichlet shares are drawn by the run's seed, as in the authors' notebooks, so the deviation is over divisions, "
     "too; on Mixed Digits by 3. Older runs had one division for all seeds (--partition-seed 1)."
 )
-_FMNIST = DataSetting(backbone="cnn-2x32", mean=(0.1307,), std=(0.3081,), source=_CODE)  # Reading 12
-_MIXED_DIGITS = DataSetting(backbone="cnn-3conv", mean=(0.5,) * 3, std=(0.5,) * 3, source=_CODE)  # Reading 12
+_FMNIST = DataSetting(backbone="cnn-2x32", mean=(0.1307,), std=(0.3081,), source=_SOURCE_OF_NETWORKS)  # Reading 12
+_MIXED_DIGITS = DataSetting(
+    backbone="cnn-3conv", mean=(0.5,) * 3, std=(0.5,) * 3, source=_SOURCE_OF_NETWORKS
+)  # Reading 12
 
 
 class _Data(NamedTuple):
@@ -410,7 +418,9 @@ _DATA = {
         setting=_FMNIST, notes=("#C = 2: 300 images a shard, where F.3 says 250; both shards may be of one class.",)
     ),
     "cifar10": _Data(
-        setting=DataSetting(backbone="cnn-2x64", mean=(0.491, 0.482, 0.447), std=(0.247, 0.243, 0.262), source=_CODE),
+        setting=DataSetting(
+            backbone="cnn-2x64", mean=(0.491, 0.482, 0.447), std=(0.247, 0.243, 0.262), source=_SOURCE_OF_NETWORKS
+        ),
         notes=("#C = 2: 250 images a shard; both shards may be of one class.",),
     ),
     "cifar100": _Data(
@@ -456,36 +466,40 @@ class _Setting(NamedTuple):
 
     data: str
     partition: str
-    column: str
+    column: str  # its heading
+    is_skewed: bool = True
+
+
+def _settings_of_table_2(data: str, title: str, num_classes: int) -> dict[str, _Setting]:
+    """A data set divided by label: `num_classes` classes a client, Dirichlet shares, and evenly."""
+    settings = {
+        f"{data}-c{num_classes}": _Setting(data, f"classes:{num_classes}", column=f"{title} #C={num_classes}"),
+    }
+    for alpha in (0.1, 0.5):
+        settings[f"{data}-alpha-{alpha}"] = _Setting(data, f"dirichlet:{alpha}", column=f"{title} alpha={alpha}")
+    settings[f"{data}-iid"] = _Setting(data, "iid", column=f"{title} (no skew)", is_skewed=False)
+    return settings
+
+
+def _setting_of_digit_sets(partition: str, skew: str, *, is_skewed: bool = True) -> _Setting:
+    """The five digit sets of Table 1 under a skew, as the printed column names it."""
+    return _Setting("mixed-digits", partition, column=f"Mixed Digits {skew}", is_skewed=is_skewed)
 
 
 _SETTINGS = {
-    "fmnist-c2": _Setting("fmnist", "classes:2", "FMNIST #C=2"),
-    "fmnist-alpha-0.1": _Setting("fmnist", "dirichlet:0.1", "FMNIST alpha=0.1"),
-    "fmnist-alpha-0.5": _Setting("fmnist", "dirichlet:0.5", "FMNIST alpha=0.5"),
-    "fmnist-iid": _Setting("fmnist", "iid", "FMNIST (no skew)"),
-    "cifar10-c2": _Setting("cifar10", "classes:2", "CIFAR-10 #C=2"),
-    "cifar10-alpha-0.1": _Setting("cifar10", "dirichlet:0.1", "CIFAR-10 alpha=0.1"),
-    "cifar10-alpha-0.5": _Setting("cifar10", "dirichlet:0.5", "CIFAR-10 alpha=0.5"),
-    "cifar10-iid": _Setting("cifar10", "iid", "CIFAR-10 (no skew)"),
-    "cifar100-c20": _Setting("cifar100", "classes:20", "CIFAR-100 #C=20"),
-    "cifar100-alpha-0.1": _Setting("cifar100", "dirichlet:0.1", "CIFAR-100 alpha=0.1"),
-    "cifar100-alpha-0.5": _Setting("cifar100", "dirichlet:0.5", "CIFAR-100 alpha=0.5"),
-    "cifar100-iid": _Setting("cifar100", "iid", "CIFAR-100 (no skew)"),
-    "emnist": _Setting("femnist-digits", "writers:shares", "EMNIST (feature skew)"),
-    "mixed-digits": _Setting("mixed-digits", "domains", "Mixed Digits (feature skew)"),
-    "mixed-digits-c2": _Setting("mixed-digits", "domains+missing:8", "Mixed Digits #C=2 + feature skew"),
-    "mixed-digits-alpha-0.1": _Setting(
-        "mixed-digits", "domains+dirichlet:0.1", "Mixed Digits alpha=0.1 + feature skew"
-    ),
-    "mixed-digits-alpha-0.5": _Setting(
-        "mixed-digits", "domains+dirichlet:0.5", "Mixed Digits alpha=0.5 + feature skew"
-    ),
-    "mixed-digits-iid": _Setting("mixed-digits", "iid", "Mixed Digits (no skew)"),
+    **_settings_of_table_2("fmnist", "FMNIST", num_classes=2),
+    **_settings_of_table_2("cifar10", "CIFAR-10", num_classes=2),
+    **_settings_of_table_2("cifar100", "CIFAR-100", num_classes=20),
+    "emnist": _Setting("femnist-digits", "writers:shares", column="EMNIST (feature skew)"),
+    "mixed-digits": _setting_of_digit_sets("domains", "(feature skew)"),
+    "mixed-digits-c2": _setting_of_digit_sets("domains+missing:8", "#C=2 + feature skew"),
+    "mixed-digits-alpha-0.1": _setting_of_digit_sets("domains+dirichlet:0.1", "alpha=0.1 + feature skew"),
+    "mixed-digits-alpha-0.5": _setting_of_digit_sets("domains+dirichlet:0.5", "alpha=0.5 + feature skew"),
+    "mixed-digits-iid": _setting_of_digit_sets("iid", "(no skew)", is_skewed=False),
 }
 
 
-def _others(data: str = "") -> dict[str, dict]:
+def _options_of_others(data: str = "") -> dict[str, dict]:
     """F.3: options of the methods that are compared."""
     return {
         "fedprox": {"proximal_weight": 0.1},  # mu / 2 = 0.05
@@ -496,7 +510,7 @@ def _others(data: str = "") -> dict[str, dict]:
     }
 
 
-_TEXT = (
+_FORMS_OF_THE_TEXT = (
     "a constant learning rate for all methods, Eq. 5 as FedFA's anchor loss and SGD for its calibration, and other "
     "forms of FedDyn and FedProc"
 )
@@ -505,22 +519,22 @@ _TEXT = (
 def _protocol(name: str, data: str, partition: str, column: str) -> Protocol:
     """A setting of Tables 1 and 2, or another of its kind."""
     notes = _DATA[data].notes
-    settings = {**_TRAINING, "partition": partition}
+    partition_seed: int | None = 1
     if "dirichlet" in partition and data == "mixed-digits":
-        settings["partition_seed"] = 3
+        partition_seed = 3
     elif "dirichlet" in partition:
-        del settings["partition_seed"]  # then it is the run's
-        notes = (*notes, _DRAWS)
+        partition_seed = None
+        notes = (*notes, _DIRICHLET_NOTE)
     return Protocol(
         name=f"fedfa:{name}",
         summary=f"{column}: {data} divided by {partition}",
         source="Section 5.1 and F.3; lr_decay (reading 2) and partition_seed from the authors' code",
-        settings=settings,
+        settings={**_training(partition_seed), "partition": partition},
         datasets={data: _DATA[data].setting},
         selection="last",
-        method_options=_others(data),
+        method_options=_options_of_others(data),
         notes=notes,
-        text_has=_TEXT,
+        text_has=_FORMS_OF_THE_TEXT,
     )
 
 
@@ -534,10 +548,10 @@ def _built_in(data: str, channels: int, rounds: int, lr: float, partition: str) 
         name=f"fedfa:{data}",
         summary=f"Built-in {data} divided by {partition}, no network needed",
         source="not from the paper",
-        settings={**_TRAINING, **small, "partition": partition},
+        settings={**_training(), **small, "partition": partition},
         datasets={data: setting},
         selection="last",
-        method_options=_others(),
+        method_options=_options_of_others(),
         notes=("Learning rate: by accuracy on a held-out fifth of the clients' images, best for FedAvg and FedFA.",),
     )
 
@@ -547,14 +561,14 @@ _VALIDATION = Protocol(
     summary="The experiment behind the figures of features: ten clients of 1,000 images, 15 rounds",
     source="F.2 and Table 4; batch size, weight decay and lr_decay as in F.3",
     settings={
-        **_TRAINING, "num_clients": 10, "cohort_size": 10, "rounds": 15, "local_epochs": 10, "train_examples": 10_000,
+        **_training(), "num_clients": 10, "cohort_size": 10, "rounds": 15, "local_epochs": 10, "train_examples": 10_000,
     },
     datasets={  # 2 classes x 500 images a client, and 10 x 100
         "fmnist": replace(_FMNIST, backbone="cnn-2x32-100", settings={"partition": "missing:8"}),
         "mixed-digits": replace(_MIXED_DIGITS, backbone="cnn-2x64-100", settings={"partition": "domains+missing:0"}),
     },
     selection="last",
-    method_options=_others(),
+    method_options=_options_of_others(),
     notes=(
         "Table 4 prints no ReLU behind the layer of 100 features; the authors' code has one, and so have we "
         "(--backbone cnn-2x32-100-linear has none).",
@@ -575,29 +589,43 @@ PROTOCOLS = (
 # The paper's experiments: tables
 
 _TRIALS = (2021, 2022, 2023)  # F.3
-_ONE = (2021,)  # where a table prints single values
-_MEASURED = {"drift_every": 10}  # of the two settings of Fig. 4, in whichever table they are run first
-_COLUMNS: dict[str, dict] = {}
-for _name, _setting in _SETTINGS.items():
-    _COLUMNS[_setting.column] = {"protocol": f"fedfa:{_name}", "dataset": _setting.data}
-_COLUMNS["FMNIST #C=2"] |= _MEASURED
-_COLUMNS["Mixed Digits (feature skew)"] |= _MEASURED
-_EVEN = {column: setting for column, setting in _COLUMNS.items() if column.endswith("(no skew)")}
-_SKEWED = {column: setting for column, setting in _COLUMNS.items() if column not in _EVEN}
-_MIXED = {column: setting for column, setting in _SKEWED.items() if column.startswith("Mixed")}
-_EMNIST = {"EMNIST (feature skew)": _COLUMNS["EMNIST (feature skew)"]}
-_LABEL_SKEW = {column: setting for column, setting in _SKEWED.items() if column not in {**_MIXED, **_EMNIST}}
-_FMNIST_C2 = _COLUMNS["FMNIST #C=2"]
-_OURS = {"FedFA": row("fedfa")}
-_METHODS = {
-    "FedAvg": row("fedavg"), "FedProx": row("fedprox"), "FedDyn": row("feddyn"), "MOON": row("moon"),
-    "FedProc": row("fedproc"), **_OURS,
-}  # fmt: skip
-_WITHOUT = {"FedAvg w/o skew": row("fedavg"), "FedFA w/o skew": row("fedfa")}
+_ONE_SEED = (2021,)  # where a table prints single values
+_SETTINGS_OF_FIG_4 = ("fmnist-c2", "mixed-digits")
 
-_FORM = "FedFA: the forms of the authors' code (readings 1 to 3, 5 and 6), which their released numbers come from."
-_FORMS = (  # where the paper's text and the authors' code differ
-    _FORM,
+
+def _run_settings(name: str) -> dict[str, Any]:
+    """What the runs of a setting have; for Fig. 4 drift is measured in whichever table they are run first."""
+    settings: dict[str, Any] = {"protocol": f"fedfa:{name}", "dataset": _SETTINGS[name].data}
+    if name in _SETTINGS_OF_FIG_4:
+        settings["drift_every"] = 10
+    return settings
+
+
+def _columns(*data: str, is_skewed: bool = True) -> dict[str, dict[str, Any]]:
+    """The columns of some data sets, with or without skew, by their headings."""
+    columns = {}
+    for name, setting in _SETTINGS.items():
+        if setting.data in data and setting.is_skewed == is_skewed:
+            columns[setting.column] = _run_settings(name)
+    return columns
+
+
+_LABEL_SKEW = _columns("fmnist", "cifar10", "cifar100")
+_FMNIST_C2 = _run_settings("fmnist-c2")
+_MIXED_DIGITS_C2 = _run_settings("mixed-digits-c2")
+_MIXED_DIGITS_FEATURE_SKEW = _run_settings("mixed-digits")
+_FEDFA = {"FedFA": row("fedfa")}
+_ROWS = {
+    "FedAvg": row("fedavg"), "FedProx": row("fedprox"), "FedDyn": row("feddyn"), "MOON": row("moon"),
+    "FedProc": row("fedproc"), **_FEDFA,
+}  # fmt: skip
+_ROWS_WITHOUT_SKEW = {"FedAvg w/o skew": row("fedavg"), "FedFA w/o skew": row("fedfa")}
+
+_FEDFA_FORM_NOTE = (
+    "FedFA: the forms of the authors' code (readings 1 to 3, 5 and 6), which their released numbers come from."
+)
+_FORM_NOTES = (  # where the paper's text and the authors' code differ
+    _FEDFA_FORM_NOTE,
     "All rows: the text's weight decay, 0.001. The code has 0.0001 for FedAvg alone (--weight-decay 0.0001).",
     "FedProx: text and code agree. FedDyn: the code's form, which has no state in the server (--form simplified).",
     "MOON: the text's Eq. 20 for each image; the code averages the cosines over a batch before the logarithm.",
@@ -623,10 +651,10 @@ def _table(number: str, title: str, cells: tuple[Cell, ...], *notes: str, seeds:
 _TABLE_1 = _table(
     "1",
     "Accuracy under feature skew, alone and with label skew",
-    grid(_METHODS, _EMNIST)
-    + grid(_METHODS, _MIXED, "domain")
-    + grid(_WITHOUT, {"Mixed Digits (no skew)": _EVEN["Mixed Digits (no skew)"]}, "domain"),
-    *_FORMS,
+    grid(_ROWS, _columns("femnist-digits"))
+    + grid(_ROWS, _columns("mixed-digits"), "domain")
+    + grid(_ROWS_WITHOUT_SKEW, _columns("mixed-digits", is_skewed=False), "domain"),
+    *_FORM_NOTES,
     *_DATA["femnist-digits"].notes,
     *_DATA["mixed-digits"].notes,
 )
@@ -635,11 +663,10 @@ _TABLE_1 = _table(
 _TABLE_2 = _table(
     "2",
     "Accuracy under label skew",
-    grid(_METHODS, _LABEL_SKEW)
-    + grid(_WITHOUT, {column: setting for column, setting in _EVEN.items() if not column.startswith("Mixed")}),
+    grid(_ROWS, _LABEL_SKEW) + grid(_ROWS_WITHOUT_SKEW, _columns("fmnist", "cifar10", "cifar100", is_skewed=False)),
     "The header of the printed table does not say which column is which; their order is that of Table 8.",
-    _DRAWS,
-    *_FORMS,
+    _DIRICHLET_NOTE,
+    *_FORM_NOTES,
 )
 
 # Table 3, "FedFA with federated BN in different ablation settings". 4 rows, 3 columns, 3 seeds: 36 runs.
@@ -647,18 +674,16 @@ _ABLATIONS = {
     "FedFA w/o anchor updating": row("fedfa", anchor_decay=1.0),
     "FedFA w/o classifier calibration": row("fedfa", calibration="never"),
     "FedFA w/o orthogonal anchor initialization": row("fedfa", anchor_init="random"),
-    **_OURS,
+    **_FEDFA,
 }
 _TABLE_3 = _table(
     "3",
     "Ablation: anchor updating, classifier calibration, orthogonal initialisation",
     grid(_ABLATIONS, {"FMNIST #C=2 (label skew)": _FMNIST_C2})
-    + grid(_ABLATIONS, {"Mixed Digits (feature skew)": _COLUMNS["Mixed Digits (feature skew)"]}, "domain")
-    + grid(
-        _ABLATIONS, {"Mixed Digits #C=2 (label+feature skew)": _COLUMNS["Mixed Digits #C=2 + feature skew"]}, "domain"
-    ),
+    + grid(_ABLATIONS, {"Mixed Digits (feature skew)": _MIXED_DIGITS_FEATURE_SKEW}, "domain")
+    + grid(_ABLATIONS, {"Mixed Digits #C=2 (label+feature skew)": _MIXED_DIGITS_C2}, "domain"),
     "The caption speaks of federated batch normalisation; no network of Table 4 has it.",
-    _FORM,
+    _FEDFA_FORM_NOTE,
     *_DATA["mixed-digits"].notes,
 )
 
@@ -669,7 +694,7 @@ _CALIBRATIONS = {  # with CCVR behind it, a run gives the accuracy before and af
     "FedFA w/o CC": row("fedfa", calibration="never", post="ccvr"),
     "FedFA w/ CC at the end of each local epoch": row("fedfa", calibration="epoch"),
 }
-_AFTERWARDS = {
+_CALIBRATED_AFTERWARDS = {
     "FedAvg w/ CCVR": _CALIBRATIONS["FedAvg"],
     "FedFA w/o CC but w/ CCVR": _CALIBRATIONS["FedFA w/o CC"],
     "FedFA w/ CC and CCVR": _CALIBRATIONS["FedFA"],
@@ -678,24 +703,24 @@ _TABLE_5 = _table(
     "5",
     "When the classifier is calibrated",
     grid(_CALIBRATIONS, {"FMNIST #C=2 accuracy": _FMNIST_C2})
-    + grid(_AFTERWARDS, {"FMNIST #C=2 accuracy": _FMNIST_C2}, "post"),
+    + grid(_CALIBRATED_AFTERWARDS, {"FMNIST #C=2 accuracy": _FMNIST_C2}, "post"),
     "Printed are single runs; those of FedAvg and FedFA differ from Table 2.",
-    _FORM,
+    _FEDFA_FORM_NOTE,
     "CCVR: the authors' code has none; its constants here are those of a re-implementation by others.",
-    seeds=_ONE,
+    seeds=_ONE_SEED,
 )
 
 # Table 6, "the momentum update of feature anchors with different lambda". One seed: 11 runs.
 _TABLE_6 = _table(
     "6",
     "Momentum of the anchors",
-    grid(_OURS, {f"lambda={tenths / 10:g}": {**_FMNIST_C2, "anchor_decay": tenths / 10} for tenths in range(11)}),
-    _FORM,
-    seeds=_ONE,
+    grid(_FEDFA, {f"lambda={tenths / 10:g}": {**_FMNIST_C2, "anchor_decay": tenths / 10} for tenths in range(11)}),
+    _FEDFA_FORM_NOTE,
+    seeds=_ONE_SEED,
 )
 
 # Table 7, "FedFA with different initialization". One seed: 3 runs, one of them Table 6's.
-_STARTS = {
+_INITIALISATIONS = {
     "FedFA (lambda=0.9)": row("fedfa", anchor_decay=0.9),
     "FedFA random init": row("fedfa", anchor_decay=0.9, anchor_init="random"),
     "FedFA init from one FedAvg round": row("fedfa", anchor_decay=0.9, anchor_init="fedavg-round"),
@@ -703,14 +728,14 @@ _STARTS = {
 _TABLE_7 = _table(
     "7",
     "Initialisation of the anchors",
-    grid(_STARTS, {"accuracy": _FMNIST_C2}),
+    grid(_INITIALISATIONS, {"accuracy": _FMNIST_C2}),
     "All rows with the lambda = 0.9 of the first.",
-    _FORM,
-    seeds=_ONE,
+    _FEDFA_FORM_NOTE,
+    seeds=_ONE_SEED,
 )
 
 # Table 8, accuracy and, in brackets, the round "when the accuracy reaches the target accuracy". Table 2's runs.
-_TARGETS = {  # percent
+_TARGET_ACCURACIES = {  # percent
     "FMNIST #C=2": 59.682666,
     "FMNIST alpha=0.1": 55.85066,
     "FMNIST alpha=0.5": 66.24,
@@ -723,90 +748,93 @@ _TARGETS = {  # percent
 }
 
 
-def _targets(metric: str) -> tuple[Cell, ...]:
+def _measure_at_targets(metric: str) -> tuple[Cell, ...]:
     """Table 8; the rows without skew have a column's target too, on data that are divided evenly."""
     cells: tuple[Cell, ...] = ()
-    for column, target in _TARGETS.items():
+    for column, target in _TARGET_ACCURACIES.items():
         skewed = _LABEL_SKEW[column]
         even = {"protocol": f"fedfa:{skewed['dataset']}-iid", "dataset": skewed["dataset"]}
-        cells += grid(_WITHOUT, {column: even}, f"{metric}:{target}")
-        cells += grid(_METHODS, {column: skewed}, f"{metric}:{target}")
+        cells += grid(_ROWS_WITHOUT_SKEW, {column: even}, f"{metric}:{target}")
+        cells += grid(_ROWS, {column: skewed}, f"{metric}:{target}")
     return cells
 
 
-_OF_TARGETS = (
+_TARGET_NOTES = (
     "The caption says feature skew; header and numbers are those of label skew.",
     "A target is 80 % of FedAvg's mean in Table 2, before that is rounded. Ours: means of each run's own first round "
     "at the target; whether the paper's are of one run or of the mean curve is not said.",
     "The paper's rounds seem to be counted from 0, ours are from 1: for evenly divided Fashion-MNIST it prints what we "
     "have in the next round.",
-    _DRAWS,
-    *_FORMS,
+    _DIRICHLET_NOTE,
+    *_FORM_NOTES,
 )
-_TABLE_8 = _table("8", "Rounds to a target accuracy under label skew", _targets("rounds-to"), *_OF_TARGETS)
+_TABLE_8 = _table("8", "Rounds to a target accuracy under label skew", _measure_at_targets("rounds-to"), *_TARGET_NOTES)
 _TABLE_8_ACCURACY = _table(
-    "8-accuracy", "Accuracy of the round that reaches the target", _targets("reached"), *_OF_TARGETS
+    "8-accuracy", "Accuracy of the round that reaches the target", _measure_at_targets("reached"), *_TARGET_NOTES
 )
 
 # Fig. 4, "feature distance and classifier update similarity for different rounds". Runs of Tables 1 and 2: 36.
-_DRIFT = ("feature_distance", "classifier_similarity")
+_DRIFT_MEASURES = ("feature_distance", "classifier_similarity")
 
 
-def _drift() -> tuple[Cell, ...]:
+def _measure_drift() -> tuple[Cell, ...]:
     """Each distance in two settings."""
     cells: list[Cell] = []
-    for column in ("FMNIST #C=2", "Mixed Digits (feature skew)"):
-        for name in _DRIFT:
-            cells += grid(_METHODS, {f"{column}, {name.replace('_', ' ')}": _COLUMNS[column]}, f"drift:{name}")
+    for setting in _SETTINGS_OF_FIG_4:
+        for measure in _DRIFT_MEASURES:
+            column = f"{_SETTINGS[setting].column}, {measure.replace('_', ' ')}"
+            cells += grid(_ROWS, {column: _run_settings(setting)}, f"drift:{measure}")
     return tuple(cells)
 
 
 _FIG_4 = _table(
     "Fig4",
     "How far the clients' models drift apart",
-    _drift(),
+    _measure_drift(),
     "At the last round; 'fedcli plot RUNS --kind drift' draws it over the rounds.",
     "The authors' means count each client with itself, and the classifier's bias is a coordinate of its update. With "
     "ten clients theirs are 0.9 d and, but for the bias, 0.9 s + 0.1, where ours are d and s. They look at 100 test "
     "images, we at 500.",
-    *_FORMS,
+    *_FORM_NOTES,
 )
 
 # Figs. 3 and 12, "performance under different client sample rate, batch size and local epoch". One seed: 48 runs.
-_SET_UP = {**_COLUMNS["CIFAR-10 #C=2"], "rounds": 400, "momentum": 0.9}
+_FIG_12_SETTINGS = {**_run_settings("cifar10-c2"), "rounds": 400, "momentum": 0.9}
 
 
-def _set_up(option: str, values: tuple[int, ...]) -> tuple[Cell, ...]:
+def _vary(option: str, values: tuple[int, ...]) -> tuple[Cell, ...]:
     """One option of the set-up varied."""
-    columns = {f"{option.replace('_', ' ')} {value}": {**_SET_UP, option: value} for value in values}
-    return grid({name: _METHODS[name] for name in ("FedAvg", "FedProx", "MOON", "FedFA")}, columns)
+    columns = {f"{option.replace('_', ' ')} {value}": {**_FIG_12_SETTINGS, option: value} for value in values}
+    return grid({name: _ROWS[name] for name in ("FedAvg", "FedProx", "MOON", "FedFA")}, columns)
 
 
-_CURVES = "Curves, of which no number is printed."
-_FALLING = "The code's factor of .99 a round on the learning rate (reading 2) stays, also over these 400 rounds."
+_CURVES_NOTE = "Curves, of which no number is printed."
+_DECAY_NOTE = "The code's factor of .99 a round on the learning rate (reading 2) stays, also over these 400 rounds."
 _FIG_12 = _table(
     "Fig12",
     "Local epochs, batch sizes and clients in a round",
-    _set_up("local_epochs", (1, 5, 10, 20))
-    + _set_up("batch_size", (16, 32, 64, 128))
-    + _set_up("cohort_size", (5, 10, 20, 50)),
-    f"{_CURVES} The values on their axes are not in the text either: these are ours. Two classes a client are our "
+    _vary("local_epochs", (1, 5, 10, 20))
+    + _vary("batch_size", (16, 32, 64, 128))
+    + _vary("cohort_size", (5, 10, 20, 50)),
+    f"{_CURVES_NOTE} The values on their axes are not in the text either: these are ours. Two classes a client are our "
     "reading of their skew.",
-    _FALLING,
-    *_FORMS,
-    seeds=_ONE,
+    _DECAY_NOTE,
+    *_FORM_NOTES,
+    seeds=_ONE_SEED,
 )
 
 # Fig. 13, "convergence rate performance with different mu". One seed: 4 runs.
-_OF_FIG_13 = {**_SET_UP, **_COLUMNS["CIFAR-10 alpha=0.5"]}
+_FIG_13_SETTINGS = {**_FIG_12_SETTINGS, **_run_settings("cifar10-alpha-0.5")}
 _FIG_13 = _table(
     "Fig13",
     "Weight of the anchor loss",
-    grid(_OURS, {f"mu={weight:g}": {**_OF_FIG_13, "anchor_weight": weight} for weight in (0.01, 0.1, 1.0, 10.0)}),
-    f"{_CURVES} The values of mu are lost in the text that is public: these are ours.",
-    _FALLING,
-    _FORM,
-    seeds=_ONE,
+    grid(
+        _FEDFA, {f"mu={weight:g}": {**_FIG_13_SETTINGS, "anchor_weight": weight} for weight in (0.01, 0.1, 1.0, 10.0)}
+    ),
+    f"{_CURVES_NOTE} The values of mu are lost in the text that is public: these are ours.",
+    _DECAY_NOTE,
+    _FEDFA_FORM_NOTE,
+    seeds=_ONE_SEED,
 )
 
 # Figs. 18 to 21, "Mixed Digit" without and with label skew, by digit set. Table 1's runs.
@@ -815,9 +843,9 @@ _FIG_13 = _table(
 def _by_digit_set() -> tuple[Cell, ...]:
     """Columns of each set of digits in each setting."""
     cells: tuple[Cell, ...] = ()
-    for column, setting in _MIXED.items():
+    for column, setting in _columns("mixed-digits").items():
         for domain in ("mnist", "svhn", "usps", "synth-digits", "mnist-m"):
-            cells += grid(_METHODS, {f"{column}, {domain}": setting}, f"domain:{domain}")
+            cells += grid(_ROWS, {f"{column}, {domain}": setting}, f"domain:{domain}")
     return cells
 
 
@@ -825,26 +853,26 @@ _FIG_18 = _table(
     "Fig18",
     "Accuracy on each digit set, Figs. 18 to 21",
     _by_digit_set(),
-    f"{_CURVES} Ours are of the last round.",
-    *_FORMS,
+    f"{_CURVES_NOTE} Ours are of the last round.",
+    *_FORM_NOTES,
     *_DATA["mixed-digits"].notes,
 )
 
 # Text of F.2, "the top-1 accuracy of global model at the targeted communication round". 7 rows on 2 sets: 14 runs.
-_FEATURES = {"FedAvg without skew": row("fedavg", partition="iid"), **_METHODS}
-_VALIDATED = {"protocol": _VALIDATION.name}
+_VALIDATION_ROWS = {"FedAvg without skew": row("fedavg", partition="iid"), **_ROWS}
+_VALIDATION_SETTINGS = {"protocol": _VALIDATION.name}
 _TABLE_F2 = _table(
     "F.2",
     "Accuracy in the experiment behind the figures of features",
-    grid(_FEATURES, {"validation label skew FMNIST, 15 rounds": {**_VALIDATED, "dataset": "fmnist"}})
+    grid(_VALIDATION_ROWS, {"validation label skew FMNIST, 15 rounds": {**_VALIDATION_SETTINGS, "dataset": "fmnist"}})
     + grid(
-        _FEATURES,
-        {"validation feature skew Mixed Digits, 15 rounds": {**_VALIDATED, "dataset": "mixed-digits"}},
+        _VALIDATION_ROWS,
+        {"validation feature skew Mixed Digits, 15 rounds": {**_VALIDATION_SETTINGS, "dataset": "mixed-digits"}},
         "domain",
     ),
     *_VALIDATION.notes,
-    *_FORMS,
-    seeds=_ONE,
+    *_FORM_NOTES,
+    seeds=_ONE_SEED,
 )
 
 TABLES = (
@@ -870,13 +898,13 @@ NOT_PLANNED = {
 
 # The paper's experiments: claims
 
-_C2 = ("FMNIST #C=2",)
-_OTHERS = tuple(name for name in _METHODS if name != "FedFA")
-_CIFAR_10 = tuple(column for column in _LABEL_SKEW if column.startswith("CIFAR-10 "))
-_CIFAR_100 = tuple(column for column in _LABEL_SKEW if column.startswith("CIFAR-100 "))
-_MIXED_ALPHA = tuple(f"Mixed Digits alpha={alpha} + feature skew" for alpha in ("0.1", "0.5"))
-_ONE_DRAW = {"partition_seed": 1}
-_TUNED = "fedfa-fmnist-c2-tuned"
+_FMNIST_C2_COLUMN = ("FMNIST #C=2",)
+_OTHER_METHODS = tuple(name for name in _ROWS if name != "FedFA")
+_CIFAR_10 = tuple(_columns("cifar10"))
+_CIFAR_100 = tuple(_columns("cifar100"))
+_MIXED_DIRICHLET = ("Mixed Digits alpha=0.1 + feature skew", "Mixed Digits alpha=0.5 + feature skew")
+_ONE_DIVISION = {"partition_seed": 1}
+_LIMITING_STUDY = "fedfa-fmnist-c2-tuned"
 CLAIMS = (
     Claim(
         name="fedfa:label-skew",
@@ -884,29 +912,29 @@ CLAIMS = (
         "ahead of all five others",
         table="fedfa:2",
         row="FedFA",
-        other_rows=_OTHERS,
-        columns=_C2,
-        limiting_study=_TUNED,
+        other_rows=_OTHER_METHODS,
+        columns=_FMNIST_C2_COLUMN,
+        limiting_study=_LIMITING_STUDY,
     ),
     Claim(
         name="fedfa:best-other",
         text="With Dirichlet shares of 0.1 on Fashion-MNIST, FedFA is ahead of all five others",
         table="fedfa:2",
         row="FedFA",
-        other_rows=_OTHERS,
+        other_rows=_OTHER_METHODS,
         columns=("FMNIST alpha=0.1",),
-        allowed_options=_ONE_DRAW,
-        limiting_study=_TUNED,
+        allowed_options=_ONE_DIVISION,
+        limiting_study=_LIMITING_STUDY,
     ),
     Claim(
         name="fedfa:less-skew",
         text="With Dirichlet shares of 0.5 on Fashion-MNIST, FedFA is ahead of all five others",
         table="fedfa:2",
         row="FedFA",
-        other_rows=_OTHERS,
+        other_rows=_OTHER_METHODS,
         columns=("FMNIST alpha=0.5",),
-        allowed_options=_ONE_DRAW,
-        limiting_study=_TUNED,
+        allowed_options=_ONE_DIVISION,
+        limiting_study=_LIMITING_STUDY,
     ),
     Claim(
         name="fedfa:as-without-skew",
@@ -915,8 +943,8 @@ CLAIMS = (
         row="FedFA",
         other_rows=("FedAvg w/o skew",),
         columns=("FMNIST alpha=0.5",),
-        allowed_options=_ONE_DRAW,
-        limiting_study=_TUNED,
+        allowed_options=_ONE_DIVISION,
+        limiting_study=_LIMITING_STUDY,
         other_columns=("FMNIST (no skew)",),
     ),
     Claim(
@@ -925,9 +953,9 @@ CLAIMS = (
         table="fedfa:2",
         row="FedFA",
         other_rows=("FedAvg",),
-        columns=_C2,
+        columns=_FMNIST_C2_COLUMN,
         subtracted_columns=("FMNIST (no skew)",),
-        limiting_study=_TUNED,
+        limiting_study=_LIMITING_STUDY,
         row_aliases={"FedFA": "FedFA w/o skew", "FedAvg": "FedAvg w/o skew"},
     ),
     Claim(
@@ -935,7 +963,7 @@ CLAIMS = (
         text="Under three kinds of label skew on CIFAR-10, FedFA is on average ahead of all five others",
         table="fedfa:2",
         row="FedFA",
-        other_rows=_OTHERS,
+        other_rows=_OTHER_METHODS,
         columns=_CIFAR_10,
     ),
     Claim(
@@ -943,7 +971,7 @@ CLAIMS = (
         text="Under three kinds of label skew on CIFAR-100, FedFA is on average ahead of all five others",
         table="fedfa:2",
         row="FedFA",
-        other_rows=_OTHERS,
+        other_rows=_OTHER_METHODS,
         columns=_CIFAR_100,
     ),
     Claim(
@@ -953,15 +981,15 @@ CLAIMS = (
         row="FedFA w/o skew",
         other_rows=("FedAvg w/o skew",),
         columns=("FMNIST (no skew)",),
-        limiting_study=_TUNED,
+        limiting_study=_LIMITING_STUDY,
     ),
     Claim(
         name="fedfa:fewer-rounds",
         text="FedFA needs fewer rounds than the five others to 80 % of FedAvg's accuracy, Fashion-MNIST #C=2",
         table="fedfa:8",
         row="FedFA",
-        other_rows=_OTHERS,
-        columns=_C2,
+        other_rows=_OTHER_METHODS,
+        columns=_FMNIST_C2_COLUMN,
         direction="lower",
     ),
     Claim(
@@ -985,7 +1013,7 @@ CLAIMS = (
         text="The clients' features stay closer together with FedFA than with the five others",
         table="fedfa:Fig4",
         row="FedFA",
-        other_rows=_OTHERS,
+        other_rows=_OTHER_METHODS,
         columns=("FMNIST #C=2, feature distance",),
         direction="lower",
         construction="FedFA draws features to unit vectors, and their distance is measured without their norms",
@@ -995,7 +1023,7 @@ CLAIMS = (
         text="The clients' classifiers are updated more alike with FedFA than with the five others",
         table="fedfa:Fig4",
         row="FedFA",
-        other_rows=_OTHERS,
+        other_rows=_OTHER_METHODS,
         columns=("FMNIST #C=2, classifier similarity",),
         construction="FedFA's clients calibrate their classifiers on the same anchors",
     ),
@@ -1004,7 +1032,7 @@ CLAIMS = (
         text="On five sets of digits with 20 clients each, FedFA is ahead of all five others",
         table="fedfa:1",
         row="FedFA",
-        other_rows=_OTHERS,
+        other_rows=_OTHER_METHODS,
         columns=("Mixed Digits (feature skew)",),
     ),
     Claim(
@@ -1012,7 +1040,7 @@ CLAIMS = (
         text="With two classes a client on these digits, too, FedFA is ahead of all five others",
         table="fedfa:1",
         row="FedFA",
-        other_rows=_OTHERS,
+        other_rows=_OTHER_METHODS,
         columns=("Mixed Digits #C=2 + feature skew",),
     ),
     Claim(
@@ -1020,15 +1048,15 @@ CLAIMS = (
         text="With Dirichlet shares of 0.1 and 0.5 on these digits, FedFA is on average ahead of all five others",
         table="fedfa:1",
         row="FedFA",
-        other_rows=_OTHERS,
-        columns=_MIXED_ALPHA,
+        other_rows=_OTHER_METHODS,
+        columns=_MIXED_DIRICHLET,
     ),
     Claim(
         name="fedfa:writers",
         text="On EMNIST's digits by writers, FedFA is ahead of all five others",
         table="fedfa:1",
         row="FedFA",
-        other_rows=_OTHERS,
+        other_rows=_OTHER_METHODS,
         columns=("EMNIST (feature skew)",),
     ),
 )
