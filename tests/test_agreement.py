@@ -32,7 +32,7 @@ def gap(vector, kept):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_fedcli_ends_where_the_peers_have_ended_and_where_they_differ_it_does_not(case):
+def test_fedcli_ends_where_the_peers_have_ended_unless_they_differ(case):
     ours = problem.outcome(*problem.federation(CASES[case]))
     held = 0
     for peer, row, kept in rows_of(case):

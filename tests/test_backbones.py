@@ -434,7 +434,8 @@ print(vision.torchvision().loaded)
 """
 
 
-def test_torchvision_is_imported_when_it_is_needed_and_gets_the_schemas_that_it_lacks(tmp_path):
+def test_torchvision_is_imported_when_it_is_needed(tmp_path):
+    """And gets the schemas that it lacks."""
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision" / "__init__.py").write_text(TORCHVISION)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}

@@ -184,7 +184,8 @@ def test_both_sides_take_the_same_steps_on_the_same_images(chunk, monkeypatch):
 
 
 @pytest.mark.parametrize("workload", [TINY, TINY_SMALL, TINY_RESNET], ids=["cnn", "small", "resnet"])
-def test_both_sides_end_with_the_same_model_where_the_order_of_samples_does_not_matter(workload):
+def test_both_sides_end_with_the_same_model(workload):
+    """Where the order of the samples does not matter."""
     batch_size = workload["train_examples"] // 4
     setup, fed, plain = sides(workload | {"batch_size": batch_size}, precision="float64")
     state = setup.method.init(fed, setup.method_config)
@@ -329,7 +330,8 @@ def test_every_precision_is_measured_the_plain_side_by_default_operations(precis
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedproto"])
-def test_rounds_of_a_protocols_own_run_are_timed_and_say_what_all_take_with_testing(method, monkeypatch):
+def test_rounds_of_a_protocols_own_run_are_timed(method, monkeypatch):
+    """The table also says what all rounds take with their tests."""
     options = {
         "dataset": "cifar10", "device": "cpu", "batch_size": 10, "partition": "iid", "local_epochs": 1,
         "train_examples": 60, "num_clients": 3, "cohort_size": 2, "backbone": "cnn-small", "rounds": 40,
@@ -450,7 +452,8 @@ def test_options_reach_the_measurement_and_results_go_to_json_and_csv():
     assert set(rows.seed) == {4, 0}
 
 
-def test_the_two_short_workloads_or_the_named_ones_and_those_of_scaling_are_measured_into_a_table(monkeypatch):
+def test_the_chosen_workloads_are_measured_into_a_table(monkeypatch):
+    """The two short workloads by default, else those that are named, and those of scaling."""
     monkeypatch.setattr(workloads, "SCALING", {name: TINY for name in ("w1 K=1 B=8", "w1 K=2 B=8")})
     title, first, second, machine = bench().splitlines()
     assert [line.split()[0] for line in (title, first, second)] == ["Workload", "w1", "w2"]

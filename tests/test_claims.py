@@ -173,7 +173,8 @@ def test_a_run_whose_code_was_changed_between_its_rounds_counts_for_no_claim(stu
     assert after.evidence.seeds == (0, 2)
 
 
-def test_runs_in_full_go_before_reduced_ones_and_three_seeds_before_a_nearer_size(study):
+def test_runs_in_full_and_three_seeds_count_first(study):
+    """Runs in full go before reduced ones, and runs of three seeds before those of a nearer size."""
     study.add_pairs((60, 70), (60, 71), name="-15", rounds=15, train_examples=60)
     study.add_pairs((60, 70), (60, 71), (60, 72), name="-5", rounds=5, train_examples=60)
     reduced = study.answer()
@@ -192,7 +193,8 @@ def test_runs_in_full_go_before_reduced_ones_and_three_seeds_before_a_nearer_siz
     assert study.answer().size == "in full, by the text"
 
 
-def test_runs_in_full_that_lack_the_number_do_not_hide_reduced_ones_that_have_it(study):
+def test_runs_in_full_without_the_number_do_not_hide_reduced_ones(study):
+    """Those that have the number."""
     study.add_pairs((1, 2), (1, 2), (1, 2), rounds=10)
     for file in study.runs.rglob("record.json"):
         record = read_record(file)
@@ -281,7 +283,9 @@ def test_several_columns_count_by_their_mean_or_less_others(study):
     assert more.paper_lead == pytest.approx((84.08 - 74.60) - (83.42 - 69.81))
 
 
-def test_a_claim_on_several_rows_counts_by_its_smallest_lead_and_only_where_all_have_been_run(study):
+def test_a_claim_on_several_rows_counts_by_its_smallest_lead(study):
+    """And only where all rows have been run."""
+
     def answer(row="FedFA", other_rows=("FedAvg", "FedDyn"), **changes):
         return study.answer(table=f"{study.file}:own:several", row=row, other_rows=other_rows, **changes)
 
@@ -309,8 +313,11 @@ def test_a_claim_on_several_rows_counts_by_its_smallest_lead_and_only_where_all_
     )  # where the lead should be below zero
 
 
-def test_all_rows_of_a_claim_are_compared_in_one_form_of_the_row_that_has_most_of_them(study):
-    """FedAvg has been run in full too, where its lead is smaller, but FedDyn has not."""
+def test_all_rows_of_a_claim_are_compared_in_one_form(study):
+    """In the form of which most rows have been run.
+
+    FedAvg has been run in full too, where its lead is smaller, but FedDyn has not.
+    """
     study.add_pairs((84, 80), (84.1, 80), (84.2, 80))
     study.add_pairs((84, 80), (84.1, 80), (84.2, 80), name="-short", rounds=10)
     for seed in range(3):
@@ -327,8 +334,11 @@ def test_all_rows_of_a_claim_are_compared_in_one_form_of_the_row_that_has_most_o
         assert len(read_record(pair["folder_than"])["rounds"]) == 10
 
 
-def test_of_forms_with_as_many_rows_that_counts_whose_least_near_comparison_is_nearest(study):
-    """In ten rounds FedAvg has three seeds and FedDyn one, in five rounds both have two."""
+def test_of_equally_complete_forms_the_nearest_counts(study):
+    """Of forms with as many rows, the one whose least near comparison is nearest counts.
+
+    In ten rounds FedAvg has three seeds and FedDyn one, in five rounds both have two.
+    """
     study.add_pairs((84, 80), (84.1, 80), (84.2, 80), name="-ten", rounds=10)
     study.add("fedprox", 0, 82, name="-lr-ten", lr=0.3, rounds=10)
     study.add_pairs((84, 80), (84.1, 80), name="-five", rounds=5)
@@ -371,7 +381,8 @@ def test_rows_may_have_another_name_or_another_column_elsewhere(study):
     assert across.paper_lead == pytest.approx(85.90 - 84.08)
 
 
-def test_what_holds_by_construction_is_not_reproduced_and_a_control_explains_a_lead(study):
+def test_a_lead_by_construction_or_by_a_control_is_no_reproduction(study):
+    """What holds by construction is not reproduced, and a control explains a lead."""
     study.add_pairs((84, 80), (84.1, 80), (84.2, 80))
     built = study.answer(construction="the sum of both is fixed")
     assert built.verdict == "by construction"

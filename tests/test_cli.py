@@ -175,7 +175,8 @@ def test_show_tells_of_a_method_and_of_a_protocol_in_a_file(folder):
 # Running
 
 
-def test_options_given_arrive_in_the_record_and_the_rest_comes_from_protocol_and_defaults(monkeypatch):
+def test_given_options_arrive_in_the_record(monkeypatch):
+    """The rest comes from the protocol and the defaults."""
     monkeypatch.setattr(display, "plot_run", plot_run)
     given = ("--match-weight", "2.5", "--guiding", "l2", "--lr", "0.02", "--no-drop-last", "--cohort-size", "3")
     words = ("--dataset", "Digits", "--protocol", "FedFM:digits", "--backbone", "cnn-small", "--optimizer", "sgd")

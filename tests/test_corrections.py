@@ -77,7 +77,7 @@ def test_under_uniform_weighting_scaffold_is_algorithm_1():
     laws.assert_agree(state.params, moved, "the model")
 
 
-def test_with_momentum_a_client_has_gone_as_far_as_it_would_along_a_constant_gradient():
+def test_with_momentum_c_i_is_of_the_way_along_a_constant_gradient():
     """After a single step, which has no momentum yet, c_i is (1 - rho) times the gradient."""
     setup, fed = laws.federation("scaffold", **{**ONE_STEP, "momentum": 0.9, "weight_decay": 0.0})
     start, _ = fed.initial_model()
@@ -162,7 +162,8 @@ def simplified(alpha, **run):
     return laws.federation("feddyn", {"form": "simplified", "alpha": alpha}, cohort_size=2, **run)
 
 
-def test_feddyns_simplified_form_is_fedavg_in_its_first_round_and_with_alpha_0_and_keeps_the_last_models():
+def test_feddyns_simplified_form_begins_as_fedavg():
+    """It is FedAvg in its first round, and in all with alpha = 0, and keeps the last models."""
     base = laws.federation("fedavg", cohort_size=2)
     first = laws.simulate(*simplified(0.1), 1, COHORTS)
     laws.assert_agree(first.params, laws.simulate(*base, 1, COHORTS).params, "the first round")
@@ -243,7 +244,7 @@ def test_moons_other_models_run_in_evaluation_mode_and_are_constants():
     assert not loss.requires_grad  # the client's own parameters do not ask for a gradient here
 
 
-def test_in_moon_taking_part_for_the_first_time_a_client_trains_without_the_term():
+def test_a_new_client_of_moon_trains_without_the_term():
     setup, fed = laws.federation("moon", cohort_size=2)
     start = setup.method.init(fed, setup.method_config)
     state, terms = setup.method.run_round(start, fed.cohort_of(0, [0, 1]), fed, setup.method_config)

@@ -77,7 +77,8 @@ def test_the_means_over_clients_by_loops(runs, monkeypatch):
     np.testing.assert_allclose(measured["private"], private, atol=1e-4)
 
 
-def test_clients_with_one_image_are_left_out_of_the_private_mean_which_needs_another():
+def test_clients_with_one_image_are_left_out_of_the_private_mean():
+    """A correlation needs a second image."""
     method = find_method("local")
 
     def private_mean(sizes):

@@ -174,7 +174,9 @@ def test_the_cache_folder(monkeypatch, tmp_path, given, folder):
 
 
 @pytest.mark.parametrize("cause", ["no home", "not readable", "not writable"])
-def test_without_a_cache_built_in_sets_are_there_and_others_are_told_what_to_set(tmp_path, monkeypatch, cause):
+def test_without_a_cache_only_built_in_sets_are_there(tmp_path, monkeypatch, cause):
+    """For others the error says what to set."""
+
     def fail(*_, **__):
         raise {"no home": KeyError("uid not found"), "not readable": PermissionError(13, "Permission denied")}[cause]
 
@@ -195,7 +197,8 @@ def test_without_a_cache_built_in_sets_are_there_and_others_are_told_what_to_set
     assert not Path("~").exists()
 
 
-def test_an_import_that_fails_leaves_the_old_set_and_one_clears_what_a_killed_one_was_writing(tmp_path, monkeypatch):
+def test_an_import_that_fails_leaves_the_old_set(tmp_path, monkeypatch):
+    """And the next import clears away what a killed one was writing."""
     before = from_npz("mine", tmp_path / "a", **images((4, 4), 2))
     np.savez(tmp_path / "a.npz", **images((4, 4), 2, seed=1))
     old = cache_folder() / ".1.partial.set.npz"
@@ -432,9 +435,8 @@ def test_numbers_of_known_sets_add_up():
             assert len(info.domain_counts) == len(info.domain_names)
 
 
-def test_what_was_kept_under_a_known_name_is_compared_too_also_where_another_set_is_made_of_it(
-    tmp_path, official_only, monkeypatch
-):
+def test_what_was_kept_under_a_known_name_is_compared_too(tmp_path, official_only, monkeypatch):
+    """Also where another set is made of it."""
     with monkeypatch.context() as before:
         before.setattr(official, "refuse_other_images", lambda dataset: None)
         from_npz("mnist", tmp_path / "a", **images((28, 28), 10, per_class=(16, 101)))
@@ -448,7 +450,8 @@ def test_what_was_kept_under_a_known_name_is_compared_too_also_where_another_set
 @pytest.mark.parametrize(
     ("kind", "noun", "names"), [("y", "classes", "class_names"), ("domain", "domains", "domain_names")]
 )
-def test_numbers_that_leave_some_out_are_as_many_classes_or_domains_as_there_are(kind, noun, names, tmp_path):
+def test_numbers_with_gaps_count_the_classes_and_domains_that_there_are(kind, noun, names, tmp_path):
+    """Labels that leave some numbers out are no classes or domains without images."""
     arrays = images((4, 4), 3, per_class=(8, 3))
     arrays |= {f"domain_{split}": np.arange(len(arrays[f"y_{split}"])) % 3 for split in SPLITS}
     for split in SPLITS:

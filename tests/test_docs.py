@@ -248,7 +248,8 @@ def test_two_steps_of_the_server_by_hand():
     assert velocity["w"] == 0.0  # 0.5 * 2 - 1
 
 
-def test_the_page_of_what_a_method_is_given_has_a_row_for_everything_and_no_other():
+def test_the_page_of_methods_has_a_row_for_all_that_they_are_given():
+    """And no row for anything else."""
     attributes = []
     methods = []
     for kind in (Population, Federation):

@@ -121,7 +121,8 @@ METHOD = replace(fedcme.METHOD, name='mine')
         (OF_ITS_OWN.replace("SIMPLER", "None"), "own:data"),
     ],
 )  # fmt: skip
-def test_a_method_without_a_protocol_has_that_of_its_paper_or_of_the_method_to_which_it_reduces(text, protocol):
+def test_a_method_without_a_protocol_has_that_of_its_paper(text, protocol):
+    """Or else that of the method to which it reduces."""
     Path("mine.py").write_text(text)
     assert registry.default_protocol(registry.find_method("./mine.py"), "digits").name == protocol
 
@@ -231,7 +232,8 @@ def run_with(term="0", outcome="state, terms", init="pass"):
         ({"init": "numpy.random.rand()"}, "init of 'mine' draws from NumPy's global generator; use fed.generator"),
     ],
 )  # fmt: skip
-def test_a_round_that_returns_something_else_or_a_method_that_draws_by_itself_is_refused_in_a_line(wrong, words):
+def test_a_faulty_round_of_a_users_method_is_refused_in_a_line(wrong, words):
+    """One that returns something else, or that draws random numbers by itself."""
     refused(lambda: run_with(**wrong), words)
 
 
@@ -240,7 +242,8 @@ def test_attention_draws_nothing():
     assert run_with(f"0 * {attention}.sum()").record["status"] == "finished"
 
 
-def test_the_last_linear_becomes_the_head_and_layers_those_that_know_padding_and_keys():
+def test_layers_of_a_users_network_become_the_products():
+    """The last linear layer becomes the head, and others those that know padding and keys."""
     module = backbones.build("./parts.py:tiny", 1, 8, 5, seed=3)
     torch.manual_seed(3)
     theirs = nn.Sequential(
@@ -314,7 +317,8 @@ def test_compiled_modules_are_unwrapped():
     ]  # fmt: skip
 
 
-def test_what_is_frozen_is_neither_trained_nor_sent_nor_counted_and_is_exported():
+def test_what_is_frozen_is_only_exported():
+    """It is neither trained nor sent nor counted."""
     initial = network("frozen")
     options = {"rounds": 2, "num_clients": 3, "cohort_size": 3, "train_examples": 90}
     run = fedcli.run("fedavg", dataset="digits", backbone="./nets.py:frozen", out="run", keep_states=True, **options)

@@ -364,7 +364,8 @@ def test_predictions_for_some_images_are_theirs_among_all(test):
     assert torch.equal(labels, all_labels[index])
 
 
-def test_predictions_that_are_only_reported_come_in_portions_and_are_the_same_but_for_rounding(monkeypatch):
+def test_reported_predictions_come_in_portions(monkeypatch):
+    """Predictions that are only reported; they are the same but for rounding."""
     monkeypatch.setattr(federation, "QUICK_BATCH", 8)
     _, fed = laws.federation(FEDAVG)
     model = fed.initial_model()

@@ -52,7 +52,8 @@ def test_a_file_names_method_and_options_and_what_is_typed_goes_before():
     assert record_in("b")["method"] == "fedavg"
 
 
-def test_of_seed_and_seeds_what_is_typed_goes_before_and_a_file_may_name_a_step_with_its_options():
+def test_a_typed_seed_goes_before_those_of_a_file():
+    """Of `seed` and `seeds`; and a file may name a step with its options."""
     Path("exp.toml").write_text(f"{TOML}seed = 7\npost = 'ccvr'\nccvr-epochs = 1\n")
     output_of("run", "--config", "exp.toml", "--seeds", "0,1", "--out", "a")
     for seed in (0, 1):
@@ -188,7 +189,7 @@ def test_the_lines_go_to_a_file_and_nowhere_else_if_quiet(monkeypatch):
     assert "logs' cannot be used" in error_of("run", "fedavg", *FLAGS, "--log-file", "logs")
 
 
-def test_the_header_says_where_the_rounds_end_before_the_methods_own_term_starts():
+def test_the_header_warns_of_rounds_that_end_before_the_methods_term():
     arguments = ("run", "fedfm", *FLAGS, "--start-round")
     late = "starts after 1 rounds: this run is fedavg; lower --start-round, or give more --rounds\n"
     assert f"inactive    the method's own term, which {late}" in output_of(*arguments, 1)

@@ -62,7 +62,8 @@ def test_similarity_is_the_cosine_with_every_other_image():
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_a_zero_feature_is_like_none_and_one_or_two_images_have_nothing_to_align(size):
+def test_a_zero_feature_and_one_or_two_images_align_nothing(size):
+    """A zero feature is similar to none."""
     features = torch.where(torch.arange(size)[:, None] == 1, 0.0, randn(size, 3)).requires_grad_()
     ours = fccl_plus.similarity(features, 0.02)
     assert ours.shape == (size, size - 1)
@@ -138,7 +139,8 @@ def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(life
     "overrides",
     [{"teacher": "collaborative"}, {"teacher_mode": "train"}, {**ALONE, "average_parameters": True}],
 )
-def test_the_teacher_is_the_previous_model_or_the_one_after_the_collaborative_phase_in_its_mode(overrides):
+def test_the_teacher_is_the_model_that_the_option_names(overrides):
+    """The previous model, or the one after the collaborative phase, each in its mode."""
     run = {"backbone": laws.NORMED, "batch_size": 20, "local_epochs": 1}
     setup, fed, cohort, clients = with_different_models("fccl-plus", overrides, **run)
     ((model,), _) = fccl_plus.collaborate(stacked_by_network(fed, cohort, clients), cohort, fed, setup.method_config)
@@ -183,7 +185,8 @@ def test_with_ewc_a_client_holds_on_to_the_collaborative_phase():
 
 
 @pytest.mark.parametrize("form", ["run", "code"])
-def test_rounds_begin_at_the_pretrained_model_which_in_the_code_has_a_cosine_rate_and_no_weight_decay(form):
+def test_rounds_begin_at_the_pretrained_model(form):
+    """As in the authors' code, it is trained with a cosine rate and without weight decay."""
     options = {**ALONE, "distillation_weight": 0.0, "pretrain_epochs": 3, "pretraining": form}
     state = laws.simulate(*laws.federation("fccl", options), 1)
     setup, plain = laws.federation("fccl", options, reference=True)

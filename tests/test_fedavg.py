@@ -26,7 +26,8 @@ def test_weights_are_shares_of_the_cohorts_examples_validation_included():
     assert [len(part) for part in fed.validation] == [3, 1, 2, 1]
 
 
-def test_under_uniform_weighting_every_client_counts_the_same_and_nothing_else_changes():
+def test_uniform_weighting_changes_nothing_but_the_weights():
+    """Every client counts the same."""
     run = {"parts": laws.toy_parts((5, 3, 2, 0)), "weighting": "uniform"}
     setup, fed = laws.federation("fedavg", **run)
     cohort = fed.cohort_of(0, [0, 2, 3])
@@ -79,7 +80,9 @@ def test_the_learning_rate_decays_from_round_to_round():
     assert next(linear.public_batches(39)).lr.item() == pytest.approx(rates[3])
 
 
-def test_schedules_go_over_all_rounds_as_pytorch_has_them_and_a_warm_up_rises_to_the_full_rate():
+def test_schedules_are_those_of_pytorch_over_all_rounds():
+    """And a warm-up rises to the full rate."""
+
     def rates(**options):
         _, fed = laws.federation("fedavg", lr=0.1, **options)
         return [fed.lr(number) for number in range(8)]

@@ -87,7 +87,8 @@ def class_means(fed, models):
     return torch.stack([features[labels == label].mean(0) for label in range(fed.num_classes)])
 
 
-def test_weighted_anchors_are_the_class_means_of_all_training_parts_by_the_received_model():
+def test_weighted_anchors_are_the_class_means_by_the_received_model():
+    """Over the training parts of all clients."""
     run = {"parts": laws.toy_parts((6, 5, 3, 2)), "validation": 0.2, "backbone": laws.NORMED, "local_epochs": 1}
     setup, fed = laws.federation("fedfm", **run)
     assert sum(map(len, fed.training)) == 14  # two are held out
@@ -158,7 +159,8 @@ EQUAL_PARTS = {"parts": laws.toy_parts((4, 4, 4, 4))}
     ],
     ids=["fedprox-fm", "moon-fm", "fednova-fm"],
 )
-def test_an_add_on_without_the_other_method_or_with_equal_steps_in_fednova_is_fedfm(name, options, run):
+def test_an_add_on_without_effect_is_fedfm(name, options, run):
+    """Without the other method's term, or with equal steps in FedNova."""
     ours = laws.simulate(*laws.federation(name, {**TERMS_ON, **options}, **run), 3)
     fedfms = laws.simulate(*laws.federation("fedfm", TERMS_ON, **run), 3)
     for part in ("params", "anchors", "has_anchor"):
@@ -182,8 +184,11 @@ def test_no_norm_is_logged_of_a_network_without_batch_normalisation(name):
     assert "norm_before_batchnorm" not in terms
 
 
-def test_the_norm_before_batch_normalisation_is_logged_in_the_round_in_which_matching_starts():
-    """To multiply these weights changes no output, which is why their norm sets how far a step turns them."""
+def test_the_norm_before_batch_normalisation_is_logged_once():
+    """In the round in which matching starts.
+
+    To multiply these weights changes no output, which is why their norm sets how far a step turns them.
+    """
     setup, fed = laws.federation("fedfm", {**TERMS_ON, "start_round": 1}, backbone="resnet10")
     state = setup.method.init(fed, setup.method_config)
     received = {}  # the model of each round, and what it logged

@@ -20,7 +20,8 @@ from tests.tensors import randn
 LABELS = torch.tensor([0, 1, 3, 2, 0, 3, 1])
 
 
-def test_the_term_is_the_cross_entropy_of_cosines_among_the_classes_that_have_a_prototype():
+def test_the_term_is_the_cross_entropy_of_cosines():
+    """Among the classes that have a prototype."""
     features = randn(7, 5)
     prototypes = randn(4, 5, seed=1)
     has_class = torch.tensor([True, True, False, True])
@@ -31,7 +32,8 @@ def test_the_term_is_the_cross_entropy_of_cosines_among_the_classes_that_have_a_
     assert prototype_contrastive(features, LABELS, prototypes, torch.zeros(4, dtype=torch.bool)) == 0
 
 
-def test_the_schedule_is_a_ramp_or_constant_and_counts_from_one_with_a_ramp_of_0():
+def test_the_schedule_is_a_ramp_or_constant():
+    """With a ramp of 0 it counts from one."""
     assert [schedule(round, 100, 7) for round in (0, 1, 50, 99, 100, 250)] == [0.0, 0.01, 0.5, 0.99, 1.0, 1.0]
     assert [schedule(round, 0, 5) for round in range(5)] == [0.2, 0.4, 0.6, 0.8, 1.0]
     for ramp in (0, 4):

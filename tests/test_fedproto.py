@@ -96,7 +96,8 @@ HAS = torch.tensor([True, True, False, True])
 LABELS = torch.tensor([0, 1, 3, 2, 0, 3])
 
 
-def test_the_generalised_distance_is_a_mean_of_squares_where_an_unknown_class_counts_as_0():
+def test_the_generalised_distance_is_a_mean_of_squares():
+    """An unknown class counts as 0."""
     features = randn(6, 5)
     prototypes = randn(4, 5, seed=1)
     each = F.mse_loss(features, prototypes[LABELS], reduction="none").mean(1) * HAS[LABELS]

@@ -184,7 +184,8 @@ def test_fedtgps_network_is_the_authors():
     assert all(0.9 < value.abs().max() * 512**0.5 <= 1 for value in params.values())
 
 
-def test_the_training_of_fedtgps_server_is_sgd_on_the_cross_entropy_of_distances_with_a_margin():
+def test_fedtgps_server_trains_by_sgd_on_distances():
+    """On the cross-entropy of distances with a margin."""
     draw = np.random.default_rng(0)
     prototypes = torch.from_numpy(draw.standard_normal((11, 3)))
     labels = torch.tensor([0, 1, 3] * 3 + [0, 1])

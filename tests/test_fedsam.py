@@ -101,7 +101,8 @@ def test_three_rounds_are_those_of_a_slow_loop(method, options, alpha, rho, serv
         laws.assert_agree(state.direction, direction, "the direction")
 
 
-def test_the_direction_points_against_the_change_and_leaves_out_who_took_no_step():
+def test_the_direction_points_against_the_change():
+    """Clients that took no step are left out."""
     x = {"w": torch.tensor([1.0])}
     local = {"w": torch.tensor([[0.0], [5.0], [3.0]])}
     direction = mean_direction(x, local, torch.tensor([2.0, 4.0, 0.0]), 0.5, torch.tensor([0.5, 0.25, 0.25]))

@@ -665,7 +665,8 @@ def write_office(folder, pictures, inner="", spelling=str):
     return folder
 
 
-def test_whole_domains_are_resized_divided_by_class_and_get_their_official_names(tmp_path):
+def test_whole_domains_become_a_set_of_one_size(tmp_path):
+    """Images are resized and divided by class, and domains get their official names."""
     classes = [f"thing_{number:02}" for number in range(31)]
     pictures = office_pictures(["amazon", "dslr", "webcam"], classes)
     dataset = imported("office31", write_office(tmp_path / "a", pictures, "images"))

@@ -170,7 +170,8 @@ def test_a_nan_is_no_part_of_a_file(tmp_path):
         ("loss if loss else 2 * loss", "bool()"),
     ],
 )  # fmt: skip
-def test_a_loss_that_makes_a_number_of_what_depends_on_the_parameters_is_refused_as_check_does(loss, reader):
+def test_a_loss_that_takes_numbers_out_of_parameters_is_refused(loss, reader):
+    """As `check` refuses it: it makes a number of Python of what depends on the parameters."""
     name = method(loss=loss)
     refused(lambda: fedcli.run(name, out="run", **OPTIONS), "mine.py' fails in line 21 (got LostGradient: ", reader)
     assert read_record(Path("run"))["status"] == "failed"

@@ -165,7 +165,8 @@ def test_what_an_item_divides_is_not_divided_again(shared):
     assert shared(divide) == [[1, 1], [1, 1]]
 
 
-def test_short_work_is_not_shared_and_long_work_once_it_has_shown_how_long_it_takes(monkeypatch):
+def test_only_long_work_is_shared(monkeypatch):
+    """Once it has shown how long it takes."""
     now = 0.0
     counts = []
 
@@ -358,7 +359,8 @@ def test_a_mistake_in_a_users_file_is_told_by_its_line(folder, always):
     assert "mine.py' fails in line 14 (got AttributeError: 'Tensor' object has no attribute 'WRONG')" in result.stderr
 
 
-def test_header_and_record_say_how_many_processes_share_a_run_and_old_records_have_one(folder, always):
+def test_header_and_record_say_how_many_processes_share_a_run(folder, always):
+    """Records of earlier versions have one."""
     result = invoke("run", "fedavg", *SMALL, "--out", "two")
     assert "cpu, float32, one client in each of 2 processes\n" in result.output
 

@@ -398,7 +398,8 @@ def test_graphs_of_steps_on_public_images_update_in_place_with_the_same_bits():
 
 
 @on_made_up_device
-def test_a_step_on_public_images_that_cannot_be_captured_goes_on_and_says_so_once():
+def test_a_public_step_that_cannot_be_captured_goes_on():
+    """Without a graph, and says so once."""
     with early_captures():
         with Device.running() as device:
             public = learn_in_public("4", reads=True, device="cuda")
@@ -479,7 +480,8 @@ def reading_method():
 
 @pytest.mark.parametrize("chunk", ["4", "branches:4"])
 @on_made_up_device
-def test_a_step_that_cannot_be_captured_goes_on_without_a_graph_and_says_so_once(chunk):
+def test_a_step_that_cannot_be_captured_goes_on_without_a_graph(chunk):
+    """And says so once."""
     with early_captures():
         ran = on_device(reading_method(), clients_per_chunk=chunk)
         assert laws.distance(ran.state, on_cpu(FEDAVG, clients_per_chunk=chunk)) == 0
@@ -594,7 +596,7 @@ def test_on_a_cuda_device_steps_are_graphs_and_agree_with_the_cpu(case, chunk):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_cuda_device_a_run_that_cannot_be_captured_leaves_the_next_one_its_graphs():
+def test_a_failed_capture_on_cuda_leaves_the_next_run_its_graphs():
     setup, fed = laws.federation(reading_method(), clients_per_chunk="4", device="cuda")
     laws.simulate(setup, fed, 3)
     assert len(fed.engine.notes) == 1

@@ -52,7 +52,8 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_a_file_changes_when_it_is_imported_is_refused_by_name_and_put_back(name):
+def test_what_a_file_changes_at_import_is_refused_and_put_back(name):
+    """Each thing by its name."""
     folder = os.getcwd()
     cross_entropy = torch.nn.functional.cross_entropy
     mean = torch.Tensor.mean

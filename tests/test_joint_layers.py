@@ -113,7 +113,8 @@ def test_gradients_and_running_statistics_are_those_of_each_client_alone(name, s
         laws.assert_agree(select(jointly, k), alone, f"{name} of client {k}")
 
 
-def test_a_network_of_stacked_clients_is_one_operation_a_layer_and_copies_no_activation():
+def test_stacked_clients_need_one_operation_a_layer():
+    """And no copy of an activation."""
     norm = nn.BatchNorm2d(4)
     norm.num_batches_tracked = None
     network = nn.Sequential(

@@ -172,7 +172,7 @@ class Watched(Federation):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_a_method_that_counts_on_steps_of_sgd_refuses_other_optimizers_and_no_other_does(method):
+def test_only_a_method_that_counts_on_sgd_refuses_other_optimizers(method):
     setup, fed = check.federation(method, kind=Watched, **FEW_STEPS)
     laws.simulate(setup, fed, 1)
     assert fed.asked == (not laws.allows(method, "adam"))

@@ -73,7 +73,8 @@ def test_a_name_that_the_figure_does_not_draw_is_refused(option):
         line_charts.learning_curves([curve(), curve("two")], options=FigureOptions(**{option: {"twoo": "red"}}))
 
 
-def test_a_narrow_figure_has_its_names_below_in_columns_and_leaves_the_rest_to_the_caption():
+def test_a_narrow_figure_has_its_names_below_in_columns():
+    """And leaves the rest to the caption."""
     runs = [curve(f"method-{number}") for number in range(12)]
     figure = line_charts.learning_curves([*runs, curve("method-0", seed=1)], options=FigureOptions(size=(3.4, 3)))
     figure.draw_without_rendering()
@@ -196,7 +197,8 @@ def test_the_title_is_settled_before_names_are_placed_at_the_ends_of_lines():
     assert axes.get_title() == ""
 
 
-def test_no_legend_is_drawn_where_none_is_asked_for_and_one_in_the_panel_inside():
+def test_the_legend_is_drawn_where_the_option_says():
+    """Nowhere if none is asked for, and in the panel if it is to be inside."""
     without = line_charts.learning_curves([curve()], options=FigureOptions(legend="none"))
     (axes,) = without.axes
     assert axes.get_legend() is None
@@ -206,7 +208,8 @@ def test_no_legend_is_drawn_where_none_is_asked_for_and_one_in_the_panel_inside(
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["one"]
 
 
-def test_the_options_go_before_the_style_the_style_before_the_matplotlibrc_and_that_before_ours(tmp_path, monkeypatch):
+def test_options_go_before_the_style_and_the_matplotlibrc(tmp_path, monkeypatch):
+    """The style goes before the matplotlibrc, and that before our own look."""
     matplotlibrc = tmp_path / "matplotlibrc"
     matplotlibrc.write_text("font.size: 11\nlines.linewidth: 3\naxes.labelsize: 12\nbackend: agg\n")
     style = tmp_path / "mine.mplstyle"

@@ -210,7 +210,8 @@ def captured(pool, work):
 
 
 @on_made_up_device
-def test_a_capture_does_nothing_and_a_replay_leaves_nothing_but_what_was_there_before():
+def test_a_capture_does_nothing_and_a_replay_keeps_only_older_memory():
+    """Memory that was allocated in the capture holds NaN after the replay."""
     with Device.running() as device:
         x = torch.ones(3, device="cuda")
         new_tensors = []

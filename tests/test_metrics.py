@@ -63,7 +63,8 @@ def test_accuracies_are_percent_and_rounds_count_from_one(name, answers):
             assert value(metric, RUN) == pytest.approx(answer), metric
 
 
-def test_the_last_tenth_and_fractions_are_of_the_planned_rounds_not_of_those_that_are_done():
+def test_the_last_tenth_and_fractions_are_of_the_planned_rounds():
+    """Not of those that are done."""
     assert value("last-tenth", RUN) == pytest.approx(60)
 
     rounds = [entry(number, 0.01 * number if number != 18 else None) for number in range(29)]
@@ -88,7 +89,9 @@ def test_drift_and_terms_are_those_of_the_last_round_that_has_them():
     assert values(of_no_round, record()) == of_no_round
 
 
-def test_accuracies_by_domain_and_client_are_of_the_selected_rounds_and_else_the_mean_over_domains():
+def test_accuracies_by_domain_and_client_are_of_the_selected_rounds():
+    """And else the mean over the domains."""
+
     def tested(number, a, b):
         return entry(
             number,
@@ -111,7 +114,8 @@ def test_accuracies_by_domain_and_client_are_of_the_selected_rounds_and_else_the
     assert values(answers, of_last_three) == pytest.approx(answers)
 
 
-def test_scores_of_classes_are_of_the_selected_rounds_and_leave_out_absent_classes_as_scikit_learn_does():
+def test_scores_of_classes_are_of_the_selected_rounds():
+    """They leave out absent classes, as scikit-learn does."""
     even_counts = {"right": [3, 0, 0, 1], "predicted": [4, 1, 0, 1], "actual": [3, 2, 0, 1]}
     odd_counts = {"right": [3, 1, 0, 0], "predicted": [3, 1, 0, 2], "actual": [3, 2, 0, 1]}
     rounds = [

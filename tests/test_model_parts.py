@@ -50,7 +50,8 @@ def test_every_built_in_network_has_one_head_and_the_leaves_of_its_batchnorms(na
     assert bool(expected) == (not is_without)
 
 
-def test_a_network_of_ones_own_has_one_head_and_no_groupnorm_among_its_batchnorms(tmp_path):
+def test_a_users_network_has_one_head_and_only_its_batchnorms(tmp_path):
+    """No GroupNorm counts among its BatchNorms."""
     (tmp_path / "net.py").write_text(RESIDUAL)
     network = network_of(f"{tmp_path}/net.py:own", size=8, device="cpu")
     assert head_names(network) == {"head.weight", "head.bias"}

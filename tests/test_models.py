@@ -110,7 +110,8 @@ def test_a_run_that_was_stopped_keeps_the_same_selected_model(stop, runs, tmp_pa
     assert (folder / models.SELECTED).read_bytes() == (whole / models.SELECTED).read_bytes()
 
 
-def test_nothing_more_is_kept_where_the_last_round_is_selected_or_the_models_are_large(runs, tmp_path, monkeypatch):
+def test_selected_models_are_kept_only_where_they_differ_and_are_small(runs, tmp_path, monkeypatch):
+    """Where the last round is selected, its models are kept anyway."""
     assert models.SELECTED in file_names(runs["global"].path)
     for kind in ("personal", "norms"):  # without a validation part the last round is the headline
         assert models.SELECTED not in file_names(runs[kind].path)

@@ -69,7 +69,8 @@ SCALE = "self.t = nn.Parameter(torch.zeros(1))"
         "a second path",
     ],
 )
-def test_what_stands_behind_the_last_layer_is_seen_also_where_it_begins_as_the_identity(forward, layers):
+def test_what_stands_behind_the_last_layer_is_seen(forward, layers):
+    """Also where it begins as the identity."""
     refused(lambda: build(forward, layers), "does not end in its last nn.Linear", "net.py")
 
 
@@ -265,7 +266,8 @@ def test_every_accepted_network_gives_the_recorded_accuracy_when_it_is_loaded(na
     assert buffers <= set(load_file(file))
 
 
-def test_plain_pytorch_gives_the_recorded_accuracy_of_networks_with_buffers_of_every_kind(tmp_path):
+def test_plain_pytorch_gives_the_recorded_accuracy_with_any_buffers(tmp_path):
+    """Of networks with buffers of every kind."""
     data = datasets.load("digits")
     torch.save((data.x_test / 255, data.y_test), tmp_path / "images.pt")
     files = []

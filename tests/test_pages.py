@@ -111,7 +111,8 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
     assert f"| reduced to rounds 5 of 200: {links}; decided by 18 runs in full; time: " in page
 
 
-def test_the_first_page_says_what_the_text_has_and_which_runs_are_of_modified_checkouts(tmp_path):
+def test_the_first_page_names_its_texts_and_modified_checkouts(tmp_path):
+    """It says what the text of the pages has, and which runs are of modified checkouts."""
     of_commit = tmp_path / "one" / "seed-0"
     write(of_commit, record("fedavg", 0) | {"commit": "a" * 40})
     of_modified_checkout = tmp_path / "one" / "seed-1"

@@ -172,9 +172,8 @@ def test_the_remainder_matters_where_shards_cannot_be_equal(flag, num_clients, n
         (shuffled([500] * 10), 1, 0.8, 10, 400),  # 500 * (1 - 0.8) is a little less than 100 in floats
     ],
 )
-def test_dominant_classes_have_their_share_beside_an_equal_number_of_every_class(
-    labels, count, share, of_every_class, more_of_dominant
-):
+def test_dominant_classes_have_their_share(labels, count, share, of_every_class, more_of_dominant):
+    """Beside an equal number of images of every class."""
     parts = partition_rules.dominant(labels, 10, count, 0, share=share)
     assert_partition(parts, len(labels), 10)
     num_classes = int(labels.max()) + 1
@@ -203,9 +202,8 @@ def test_dominant_classes_wrap_around_and_the_rarest_class_sets_the_size():
         (6, [client // 2 for client in range(20)], 625),
     ],
 )
-def test_clients_lack_their_missing_classes_and_have_the_same_number_of_the_others(
-    absent, first_classes, of_each_class
-):
+def test_clients_lack_their_missing_classes(absent, first_classes, of_each_class):
+    """And have the same number of images of the others."""
     num_clients = len(first_classes)
     parts = partition_rules.missing(CIFAR10, num_clients, absent, 0)
     assert_partition(parts, len(CIFAR10), num_clients)

@@ -329,7 +329,8 @@ def in_order(model):
 # What a plain loop on these images does not reach
 
 
-def test_an_adaptive_share_moves_in_the_first_step_of_a_round_and_stays_between_0_and_1():
+def test_an_adaptive_share_moves_in_the_first_step_of_a_round():
+    """And stays between 0 and 1."""
     alpha = torch.full((4,), 0.5)
     stepped = torch.tensor([-0.2, 0.3, 1.2, 1.2])
     is_first = torch.tensor([True, True, True, False])

@@ -33,7 +33,8 @@ def marks(figure, gid="chosen"):
     return [line.get_xydata().tolist() for line in panel.lines if line.get_gid() == gid]
 
 
-def test_seeds_of_one_setting_are_one_line_with_a_band_of_the_sample_deviation_within_0_and_100():
+def test_seeds_of_one_setting_are_one_line_with_a_band():
+    """The band is of the sample deviation, within 0 and 100."""
     runs = [curve(seed=0, accuracies=(0.2, 1)), curve(seed=1, accuracies=(0.4, 0.8)), curve("two")]
     (one, two), (band,), labels = drawn(line_charts.learning_curves(runs))
     assert one.get_xdata().tolist() == [1, 2]
@@ -52,7 +53,8 @@ def test_seeds_of_one_setting_are_one_line_with_a_band_of_the_sample_deviation_w
     assert opacity < 0.2  # of many bands on each other each is seen
 
 
-def test_of_runs_that_go_on_those_rounds_are_drawn_that_all_have_evaluated_and_finished_ones_go_before():
+def test_curves_end_with_the_rounds_that_all_runs_have_evaluated():
+    """Where runs go on; finished ones go before these."""
     (line,) = drawn(line_charts.learning_curves([curve(accuracies=(None, 0.4, None, 0.6))])).lines
     assert line.get_xydata().tolist() == [[2, 40], [4, 60]]
 

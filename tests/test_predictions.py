@@ -137,7 +137,7 @@ def test_a_record_has_the_counts_of_the_confusion_matrix(kind, runs):
     assert counts["actual"] == confusion.sum(1).tolist()
 
 
-def test_tables_and_curves_have_the_scores_of_classes_of_runs_that_recorded_them(runs, tmp_path):
+def test_tables_and_curves_have_recorded_scores_of_classes(runs, tmp_path):
     run = runs["global"]
     selected_round = run.record["summary"]["selected_round"]
     history = run.history

@@ -40,7 +40,8 @@ def logits_of(modules, x):
     return torch.stack([logits for _, logits in outputs])
 
 
-def test_fedmds_digest_is_a_plain_loop_towards_scores_in_evaluation_mode_of_before_any_update():
+def test_fedmds_digest_is_a_plain_loop():
+    """Towards scores in evaluation mode, of before any update."""
     setup, fed, cohort, states = with_different_models("fedmd", {"digest_epochs": 2}, backbone=NORMED, **ADAM)
     modules = [module.eval() for module in modules_of(fed, states)]
     batches = list(fed.public_batches(0))
@@ -58,7 +59,8 @@ def test_fedmds_digest_is_a_plain_loop_towards_scores_in_evaluation_mode_of_befo
     assert terms["digest"].shape == (4,)
 
 
-def test_fedmd_by_batch_every_batch_has_scores_in_training_mode_and_an_optimizer_of_its_own():
+def test_fedmd_by_batch_is_a_plain_loop():
+    """Every batch has an optimizer of its own, and its targets are scores in training mode."""
     overrides = {"digest_epochs": 2, "exchange": "batch"}
     setup, fed, cohort, states = with_different_models("fedmd", overrides, backbone=NORMED, **ADAM)
 
@@ -115,7 +117,7 @@ def test_fedmds_newcomers_train_on_their_own_data_before_their_first_digest():
         laws.assert_agree(state.clients, expected, f"round {number}")
 
 
-def test_colour_images_that_are_turned_into_grey_are_not_normalised_by_the_constants_of_colours():
+def test_images_turned_grey_are_not_normalised_as_colours():
     _, fed = laws.federation("fccl-plus", protocol="fccl:digits-4", public_dataset="cifar100")
     assert len(fed.public_transform.mean) == fed.public_images.shape[1] == 1
 

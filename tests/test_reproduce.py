@@ -80,7 +80,8 @@ def test_grid_is_rows_by_columns_and_a_row_comes_before_a_column():
     assert second == Cell("A", "y", "one", {"lr": 1}, "last")
 
 
-def test_cells_of_the_same_settings_share_runs_whose_folders_are_readable_and_stable():
+def test_cells_of_the_same_settings_share_runs():
+    """Whose folders have names that are readable and stay the same."""
     protocols_lr = 0.05
     memory = grid(ROWS, {"CIFAR-10 memory_1e3_floats": {**SETTINGS, "lr": protocols_lr}}, "memory-floats")
     plan = plans.plan_table(table(SMALL.cells + memory))
@@ -136,7 +137,8 @@ def test_a_wrong_option_of_a_cell_is_told_with_its_place():
     refused(lambda: plans.plan_table(wrong), f"row 'FedAvg', column '{PLACE}': unknown option of 'fedavg' '--wieght")
 
 
-def test_a_table_that_was_interrupted_goes_on_without_repeating_anything_and_another_shares_what_has_finished():
+def test_an_interrupted_table_goes_on_without_repeating_anything():
+    """And another table shares the runs that have finished."""
     with pytest.raises(KeyboardInterrupt):
         jobs.execute(plans.plan_table(SMALL), Watch(patience=4))  # after the second run's second round
     before = records()
@@ -193,7 +195,8 @@ def test_a_record_is_of_a_run_only_if_all_settings_are():
     assert state(removed="momentum") == "not run"
 
 
-def test_a_run_tested_in_other_rounds_goes_on_and_counts_where_the_number_does_not_need_them():
+def test_a_run_tested_in_other_rounds_counts_for_numbers_that_allow_it():
+    """It goes on, and counts where the number does not need those rounds."""
     last = {**SETTINGS, "protocol": "fedfa:digits", "cohort_size": 3}
     stopped = {"eval_every": 2, "checkpoint_every": 2, "post": "ccvr", "progress": StopAfter(2)}
     with pytest.raises(Stop):
@@ -330,7 +333,7 @@ def exceptions():
     return classes
 
 
-def test_every_exception_passes_from_a_process_of_a_run_to_the_one_that_started_it():
+def test_every_exception_passes_to_the_process_that_started_a_run():
     # One that does not breaks the executor, whose signal then meets a process that is about to end.
     for name, kind in exceptions().items():
         error = kind("a text")
@@ -384,7 +387,8 @@ def test_the_estimate_goes_by_rounds_and_local_steps(monkeypatch):
     assert estimate(SMALL.cells, seeds=[1], only=["FedAvg"]).seconds == pytest.approx(2)
 
 
-def test_the_estimate_is_by_runs_of_the_network_on_images_of_the_size_here_or_else_on_another_machine(monkeypatch):
+def test_the_estimate_is_by_similar_runs_here_or_else_elsewhere(monkeypatch):
+    """By runs of the same network on images of the same size, here or else on another machine."""
     monkeypatch.setattr(durations, "shipped_folders", list)
     seconds_of = {Path("runs/tables/0"): 1.0, Path("runs/tables/1"): 2.0, Path("runs/tables/2"): 9.0}
     for folder, seconds in seconds_of.items():

@@ -31,7 +31,8 @@ def figures_of_pages():
     return of_pages
 
 
-def test_every_figure_of_a_page_is_one_that_make_tables_draws_and_no_other_stands_there():
+def test_pages_show_the_figures_that_make_tables_draws():
+    """And no other figure stands there."""
     drawn = set(figures_of_pages())
     assert {file.relative_to(RESULTS) for file in RESULTS.glob("figures/*.*")} == drawn
 
@@ -84,7 +85,8 @@ def test_every_number_that_a_paper_prints_is_planned_or_has_a_reason(paper):
             assert has_reason or (title, row, column) in planned, (title, row, column)
 
 
-def test_only_the_runs_that_a_page_names_are_of_an_earlier_version_of_their_methods_file():
+def test_pages_name_the_runs_of_earlier_versions_of_a_methods_file():
+    """And no other run is of an earlier version."""
     old = set()
     for run in frame.read_runs([RESULTS / "records"]).to_dict("records"):
         is_registered = run["method"] in methods()  # a study's own file is known by its hash

@@ -47,9 +47,8 @@ def test_law_7_resume_is_invisible(method, tmp_path):
     assert again.record["resumed"] == [1, 2]
 
 
-def test_a_run_killed_between_two_checkpoints_goes_on_from_the_earlier_and_before_all_from_the_beginning(
-    tmp_path, monkeypatch
-):
+def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, monkeypatch):
+    """Or from the beginning, where it was killed before the first one."""
     # At its own pace a run then writes a checkpoint after the first round alone.
     monkeypatch.setattr(checkpoints, "LARGEST_TIME_SHARE", 1e-9)
     whole = fedcli.run("fedavg", out=tmp_path / "whole", **TINY)
@@ -158,7 +157,8 @@ def test_a_data_sets_own_options_go_before_the_protocols(monkeypatch):
     assert on_domains.method_config.match_weight == 5.0
 
 
-def test_evaluation_every_other_round_and_after_the_last_which_is_the_headline_without_a_validation_part(tmp_path):
+def test_evaluation_is_every_other_round_and_after_the_last(tmp_path):
+    """The last one is the headline of a run without a validation part."""
     options = {**TINY, "rounds": 5, "eval_every": 3, "validation": 0.0}
     record = fedcli.run("fedavg", out=tmp_path / "run", **options).record
     is_tested = [entry["test_accuracy"] is not None for entry in record["rounds"]]
@@ -223,9 +223,13 @@ def test_every_precision_runs(precision, tmp_path, two_threads):
         ("cuda", "bf16", 99_999, 1, 2),
     ],
 )
-def test_a_small_network_alone_on_the_cpu_has_one_thread_on_cuda_operations_are_deterministic_and_tf32_is_asked_for(
+def test_threads_determinism_and_tf32_are_set_by_the_machine(
     device, precision, parameters, together, threads, two_threads, monkeypatch
 ):
+    """A small network alone on the CPU has one thread.
+
+    On CUDA operations are deterministic, and TF32 is asked for.
+    """
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     fed = SimpleNamespace(
         config=SimpleNamespace(precision=precision),
@@ -264,7 +268,9 @@ def test_a_small_network_alone_on_the_cpu_has_one_thread_on_cuda_operations_are_
 
 
 @pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot")
-def test_numbers_too_small_for_their_exponent_are_0_in_a_run_and_its_threads_and_not_afterwards(tmp_path):
+def test_subnormal_numbers_are_0_within_a_run_only(tmp_path):
+    """In the run and its threads, and not afterwards."""
+
     def small_number():
         return float(torch.tensor(1e-30) * 1e-12)
 
@@ -290,7 +296,8 @@ def test_numbers_too_small_for_their_exponent_are_0_in_a_run_and_its_threads_and
     assert record["machine"]["denormals"] == "0 in a run"
 
 
-def test_a_chunk_that_did_not_fit_is_in_the_record_and_stays_small_after_a_resume(tmp_path, monkeypatch):
+def test_a_chunk_that_did_not_fit_stays_small_after_a_resume(tmp_path, monkeypatch):
+    """And is in the record."""
     step = Stack.step
 
     def step_of_two_clients(self, padded, is_captured=False):

@@ -75,7 +75,8 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("path", WRONG)
-def test_a_part_of_another_type_or_out_of_range_is_refused_in_a_line_by_all_that_read(path, whole, tmp_path):
+def test_a_wrong_part_of_a_record_is_refused_by_all_that_read(path, whole, tmp_path):
+    """In a line, be it of another type or out of range."""
     wrong = WRONG[path]
     record = copy.deepcopy(whole)
     *parents, key = [int(key) if key.isdigit() else key for key in path.split(".")]
@@ -149,7 +150,8 @@ def test_a_papers_table_says_whose_code_was_changed(tmp_path, monkeypatch):
     assert f"{run.folder}: its method changed after round 1." in compared.notes
 
 
-def test_a_built_in_method_is_known_by_its_numerics_and_a_users_file_by_its_hash(tmp_path):
+def test_a_methods_version_is_its_numerics_or_its_files_hash(tmp_path):
+    """That of a built-in method its numerics, that of a user's file the file's hash."""
     fedavg = find_method("fedavg")
     with pytest.raises(Stop):
         fedcli.run("fedavg", out=tmp_path / "reworded", progress=StopAfter(2), **TINY)
@@ -194,7 +196,8 @@ def test_one_consent_holds_for_the_numerics_to_which_it_was_given(tmp_path, monk
     assert [change["round"] for change in after["changed"]] == [1, 3]
 
 
-def test_a_consent_is_in_the_record_before_a_checkpoint_has_rounds_of_the_new_code(tmp_path):
+def test_a_consent_is_recorded_before_rounds_of_the_new_code(tmp_path):
+    """Before a checkpoint has such rounds."""
     of_other_numerics(tmp_path, {"core": 1, "method": 0})
 
     class Killed(Listener):

@@ -155,7 +155,8 @@ def test_the_clients_accuracies_of_every_nth_round_are_kept(tmp_path):
     assert pd.read_csv(tmp_path / "table.csv")["round"].tolist() == run.clients["round"].tolist()
 
 
-def test_clients_without_anything_of_their_own_and_rounds_without_a_test_have_no_accuracies():
+def test_accuracies_of_clients_are_only_where_there_are_any():
+    """Clients without anything of their own have none, nor have rounds without a test."""
     refused(
         lambda: settings_with("fedavg", per_client_every=3, eval_every=2),
         "--per-client-every 3 has rounds that are not tested (got",
@@ -274,7 +275,8 @@ def test_the_rule_for_a_remainder_is_a_setting_where_there_is_one():
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.parent.relative_to(RECORDS)))
-def test_committed_records_of_shards_have_the_settings_that_a_run_of_now_would_have_but_of_one_study(file):
+def test_committed_records_of_shards_have_todays_settings(file):
+    """All but those of one study."""
     record = json.loads(file.read_text())
     study, *_ = file.relative_to(RECORDS).parts
     if "classes:" in record["config"]["partition"]:  # that study's images do not divide, and it is of the old rule

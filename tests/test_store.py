@@ -53,7 +53,8 @@ def files(folder):
     return sorted(path.name.removesuffix(".safetensors") for path in (folder / STATES).glob("*"))
 
 
-def test_what_does_not_fit_into_memory_lies_in_files_the_one_kept_first_at_first(tmp_path):
+def test_what_does_not_fit_into_memory_lies_in_files(tmp_path):
+    """The state that was kept first goes there first."""
     store = open_store(tmp_path, 2 * BYTES)
     kept = store.keep({}, states(2), 0)
     kept = store.keep(kept, states(1), 0)

@@ -68,7 +68,8 @@ def test_seconds_are_the_median_round_of_quiet_runs():
     assert [line["seconds_total"] for line in lines] == ["66.0", "66.0", "", ""]
 
 
-def test_the_seed_and_what_follows_it_do_not_divide_a_group_and_another_partition_seed_does():
+def test_the_seed_and_what_follows_it_do_not_divide_a_group():
+    """Another seed of the partition does."""
     runs = [record(seed=2, device="cpu"), record(seed=0, device="cuda"), record(seed=1, device="auto")]
     (group,) = groups.group_runs(runs)
     assert [run["seed"] for run in group.records] == [0, 1, 2]
@@ -202,7 +203,8 @@ def runs_of(name, *accuracies, **options):
     return [record(name, seed=seed, selected=value, **options) for seed, value in enumerate(accuracies)]
 
 
-def test_the_best_comparable_row_is_bold_where_the_interval_of_its_lead_leaves_out_zero():
+def test_the_best_comparable_row_is_bold_where_its_lead_is_certain():
+    """Where the interval of its lead leaves out zero."""
     one = runs_of("one", 0.5, 0.6, 0.7)
     three = runs_of("three", 0.1, 0.2, 0.3)
     sure_two = runs_of("two", 0.53, 0.64, 0.75)  # ahead of one by 3, 4 and 5
@@ -306,7 +308,8 @@ def test_every_latex_table_has_its_own_label(tmp_path):
     output_of("table", tmp_path / "run", "--format", "csv", "--out", tmp_path / "runs.csv")
 
 
-def test_a_table_for_a_paper_has_the_papers_names_and_says_what_its_rows_share_in_the_caption():
+def test_a_table_for_a_paper_has_the_papers_names():
+    """And says in the caption what its rows share."""
     runs = [*runs_of("fedproto-general", 0.5, 0.52, 0.51), *runs_of("fedfm", 0.6, 0.62, 0.59)]
     text = latex(runs)
     first, second = text.splitlines()[11:13]
@@ -455,7 +458,8 @@ def test_commands_select_and_label(tmp_path):
     assert sheet.title == ""
 
 
-def test_mixed_runs_have_a_panel_for_each_board_in_which_a_method_keeps_its_look():
+def test_mixed_runs_have_a_panel_for_each_board():
+    """A method keeps its look in all of them."""
     runs = [*MIXED, record("one", seed=1), diverged(2, method="two", dataset="letters")]
     figure = line_charts.learning_curves(runs)
     of_skew, of_letters, of_other = figure.axes
@@ -479,7 +483,8 @@ def test_mixed_runs_have_a_panel_for_each_board_in_which_a_method_keeps_its_look
     assert left_out.get_suptitle() == "left out, without values: 1"
 
 
-def test_which_model_is_tested_stands_in_a_column_only_where_runs_are_of_different_kinds():
+def test_the_tested_model_has_a_column_only_where_runs_differ():
+    """In which model is tested."""
     of_global_model = [record("fedavg", 0), record("a-method-that-is-gone", 0)]
     personal = record("fedprox", 0) | {"tested": "personal"}
     assert "Model" not in tables.sheet(of_global_model).columns

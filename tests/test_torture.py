@@ -77,7 +77,8 @@ def test_a_domain_or_a_class_without_test_images_is_left_out(tmp_path):
     assert record["status"] == "finished"
 
 
-def test_options_without_effect_are_refused_from_a_user_and_taken_from_a_record_or_a_table():
+def test_options_without_effect_are_refused_from_a_user_alone():
+    """They are taken from a record or a table."""
     options = {**TINY, "optimizer": "adam", "momentum": 0.5}
     fedavg = registry.find_method("fedavg")
     with pytest.raises(UserError, match="--momentum is for --optimizer sgd"):

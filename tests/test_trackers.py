@@ -74,7 +74,8 @@ class Failing:
 
 
 @pytest.mark.parametrize(("seeds", "runs"), [(("--seed", "0"), 1), (("--seeds", "0,1"), 2)])
-def test_a_logger_is_made_once_and_hears_each_run_and_one_that_fails_stops_nothing(seeds, runs, tmp_path, monkeypatch):
+def test_a_logger_is_made_once_and_hears_each_run(seeds, runs, tmp_path, monkeypatch):
+    """One that fails stops nothing."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(OWN)
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]

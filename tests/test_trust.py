@@ -100,7 +100,8 @@ def test_in_python_the_files_to_name_are_a_keyword_argument(work):
         refused(call, "mine.py", f"add method={[f'{work}/mine.py', f'{work}/nets.py']}.")
 
 
-def test_named_files_go_on_from_a_new_place_and_changed_ones_only_where_allowed(work):
+def test_named_files_may_move_but_change_only_where_allowed(work):
+    """Runs go on with them."""
     run_and_stop(backbone="./nets.py:tiny", rounds=2)
     refused(lambda: resume.resume("run"), "mine.py", f"add --method {work}/mine.py --method {work}/nets.py.")
     refused(lambda: resume.resume("run", method="./mine.py"), "nets.py")

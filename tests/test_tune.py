@@ -143,7 +143,8 @@ def test_trials_keep_their_records_alone_and_are_not_run_again(tuned, tmp_path):
     refused(lambda: tune.plan_trials("fedprox", out=folder, **longer), "holds a run with another --rounds")
 
 
-def test_the_command_tells_validation_accuracies_with_their_spread_and_keeps_trials_from_runs(folder):
+def test_the_command_tells_validation_accuracies_with_their_spread(folder):
+    """And keeps trials apart from runs."""
     result = invoke("tune", "fedavg", "--grid", "lr=0.05", "--seeds", "1000,1001", *flags_of(TINY))
     assert result.exit_code == 0, result.output
     (tuning,) = Path("tuning").iterdir()
@@ -202,7 +203,8 @@ def combinations(plan):
     return values_of
 
 
-def test_each_method_tries_its_own_options_and_those_of_all_with_the_same_number_of_trials(tmp_path):
+def test_each_method_tries_its_own_and_the_shared_options(tmp_path):
+    """With the same number of trials for each."""
     grid = ["lr=0.01,0.1", "fedprox:proximal-weight=0.01,0.1,1"]
     options = {"grid": grid, "out": tmp_path / "two", **TINY}
     plan = tune.plan_trials(BOTH, **options)

@@ -150,8 +150,11 @@ def test_what_differs_is_told(whole):
     assert compare_records(whole, shorter) == ("another number of rounds: 1, was 2", False)
 
 
-def test_the_first_rounds_of_a_record_are_verified_and_the_repetition_can_go_on():
-    """FedProc's objective depends on how many rounds are planned, so these must be the record's."""
+def test_the_first_rounds_of_a_record_are_verified():
+    """And the repetition can go on.
+
+    FedProc's objective depends on how many rounds are planned, so these must be the record's.
+    """
     record = fedcli.run("fedproc", out="a run", **{**TINY, "rounds": 3}).record
     assert verify(record, "--rounds", 2, "--out", "again") == Verdict(0, "same to the last digit")
     again = read_record(Path("again"))

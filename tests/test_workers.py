@@ -71,9 +71,8 @@ def test_law_8_workers_are_invisible(tmp_path, two_threads):
         assert [name for name in endings if endings[name] != expected[name]] == []
 
 
-def test_a_worker_that_is_killed_leaves_a_run_that_another_number_of_workers_ends_in_the_same_bits(
-    tmp_path, monkeypatch
-):
+def test_a_run_of_a_killed_worker_ends_in_the_same_bits(tmp_path, monkeypatch):
+    """By another number of workers."""
     monkeypatch.setattr(display, "plot_run", plot_run)  # as workers do, which are new processes
     waiting = Waiting(tmp_path)
     (tmp_path / "waits.py").write_text(WAITS.replace("fedavg", "scaffold"))  # whose clients keep states
