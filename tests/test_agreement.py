@@ -83,12 +83,12 @@ def test_every_difference_has_its_cause_and_its_closing_run():
                 assert result.rows[row.closed_by].agrees, (peer.name, row.label)
 
 
-def test_every_change_is_a_function_of_the_adapter():
+def test_every_patch_is_a_function_of_the_adapter():
     for peer in PEERS:
         source = Path(agree.HERE, "adapters", f"{peer.module}.py").read_text()
         functions = {part.name for part in ast.parse(source).body if isinstance(part, ast.FunctionDef)}
-        changes = {getattr(row.setup, "change", "") for row in peer.rows} - {""}
-        assert changes <= functions, peer.name
+        patches = {getattr(row.setup, "patch", "") for row in peer.rows} - {""}
+        assert patches <= functions, peer.name
 
 
 def test_an_adapter_reads_nothing_of_a_setup_that_is_not_there():

@@ -13,7 +13,7 @@ from agreement.adapters.feed import Ends, Problem
 class Adapter(Protocol):
     """What a module in this folder has.
 
-    One whose rows change their peer has besides `CHANGES`, by the names that `Setup.change` has: functions that are
+    One whose rows change their peer has besides `PATCHES`, by the names that `Setup.patch` has: functions that are
     called with the peer's server and the problem before the first round, and change one thing.
     """
 

@@ -28,8 +28,8 @@ def run(setup: Setup, problem: Problem) -> Ends:
     feed = Feed(problem)
     replace_loader(feed)
     server = make_server(setup, problem)
-    if setup.change:
-        CHANGES[setup.change](server, problem)
+    if setup.patch:
+        PATCHES[setup.patch](server, problem)
     server._activate_clients_ = lambda round: np.array(feed.cohort)
     server._test_ = lambda round, clients: setattr(feed, "round", round + 1)  # the last thing that it does in a round
     server._save_results_ = lambda: None
@@ -100,4 +100,4 @@ def divide_by_the_norm(server: Any, problem: Problem) -> None:
     mock.patch.object(ESAM, "_grad_norm", norm_less_what_is_added).start()
 
 
-CHANGES = {"count_own_steps": count_own_steps, "divide_by_the_norm": divide_by_the_norm}
+PATCHES = {"count_own_steps": count_own_steps, "divide_by_the_norm": divide_by_the_norm}

@@ -65,8 +65,8 @@ def run(setup: Setup, problem: Problem) -> Ends:
     constructor = partialmethod(construct_server, feed=Feed(problem))
     mock.patch.object(FedAvgServer, "__init__", constructor).start()
     server = resolve_name(f"src.server.{setup.server}")(arguments_of(setup, problem))
-    if setup.change:
-        CHANGES[setup.change](server, problem)
+    if setup.patch:
+        PATCHES[setup.patch](server, problem)
     for number in range(problem.num_rounds):
         server.current_epoch = number
         server.train_one_round()
@@ -192,4 +192,4 @@ def start_at_tau_squared(server: FedAvgServer, problem: Problem) -> None:
         second_moment.data.fill_(optimizer.tau**2)
 
 
-CHANGES = {"keep_controls": keep_controls, "keep_base": keep_base, "start_at_tau_squared": start_at_tau_squared}
+PATCHES = {"keep_controls": keep_controls, "keep_base": keep_base, "start_at_tau_squared": start_at_tau_squared}

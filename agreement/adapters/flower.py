@@ -186,8 +186,8 @@ def make_server(setup: Setup, problem: Problem, manager: SimpleClientManager) ->
     if options:
         options["initial_parameters"] = first_parameters(problem)
     strategy = resolve_name(setup.strategy)(**NUM_CLIENTS, **options)
-    if setup.change:
-        CHANGES[setup.change](strategy, problem)
+    if setup.patch:
+        PATCHES[setup.patch](strategy, problem)
     return Server(client_manager=manager, strategy=strategy)
 
 
@@ -217,4 +217,4 @@ def start_at_tau_squared(strategy: Any, problem: Problem) -> None:
     strategy.aggregate_fit = aggregate_without_correction
 
 
-CHANGES = {"start_at_tau_squared": start_at_tau_squared}
+PATCHES = {"start_at_tau_squared": start_at_tau_squared}

@@ -62,8 +62,8 @@ def run(setup: Setup, problem: Problem) -> Ends:
     set_up_environment()
     feed = Feed(problem)
     algorithm = make_algorithm(setup, feed)
-    if setup.change:
-        CHANGES[setup.change](algorithm, problem)
+    if setup.patch:
+        PATCHES[setup.patch](algorithm, problem)
     observer = Observer(feed, partial(ends_of, algorithm, setup))
     algorithm.attach(observer)
     algorithm.server.get_eligible_clients = lambda share: [algorithm.clients[client] for client in feed.cohort]
@@ -213,7 +213,7 @@ def sum_of_changes(algorithm: CentralizedFL, problem: Problem) -> None:
         client.fit = with_sum(client, client.fit)
 
 
-CHANGES = {
+PATCHES = {
     "velocity_from_zero": velocity_from_zero,
     "keep_the_rest": keep_the_rest,
     "sum_of_changes": sum_of_changes,

@@ -66,8 +66,8 @@ def run(setup: Setup, problem: Problem) -> Ends:
     with contextlib.chdir("system"):  # it writes models, and results to ../results
         make_server = resolve_name(f"flcore.servers.{setup.server}")
         server = make_server(arguments_of(setup, problem), 0)
-        if setup.change:
-            CHANGES[setup.change](server, problem)
+        if setup.patch:
+            PATCHES[setup.patch](server, problem)
         choice = ChoiceOfClients(server, feed, partial(ends_of, server, setup))
         server.select_clients = choice.begin_round
         server.train()
@@ -217,7 +217,7 @@ def same_projection(server: Any, problem: Problem) -> None:
         client.W_h.weight.data = projection.clone()
 
 
-CHANGES = {
+PATCHES = {
     "square_the_norm": square_the_norm,
     "square_the_norm_by_size": square_the_norm_by_size,
     "give_newcomers_no_past": give_newcomers_no_past,

@@ -13,7 +13,7 @@ class Setup:
 
     method: str  # the name of its server
     options: Mapping[str, Any] = field(default_factory=dict)  # of its command line
-    change: str = ""  # a function of the adapter
+    patch: str = ""  # a function of the adapter, which makes the change
 
 
 PLAIN = "The mean of the models is plain (server.py); fedcli weights by examples."
@@ -50,7 +50,7 @@ PEER = Peer(
         Row(
             "SCAFFOLD, plain means here too, own K",
             "scaffold, uniform",
-            Setup("SCAFFOLD", change="count_own_steps"),
+            Setup("SCAFFOLD", patch="count_own_steps"),
             change="K is the client's number of steps",
         ),
         Row("FedDyn, clients of one size", "feddyn, equal, clipped", Setup("FedDyn", {"lamb": 0.1})),
@@ -76,7 +76,7 @@ PEER = Peer(
         Row(
             "FedSAM, plain means here too, norm alone",
             "fedsam",
-            replace(SAM, change="divide_by_the_norm"),
+            replace(SAM, patch="divide_by_the_norm"),
             change="the 1e-7 is taken out of the norm",
         ),
         Row(
@@ -90,7 +90,7 @@ PEER = Peer(
         Row(
             "MoFedSAM, clients of one size, norm alone",
             "mofedsam, equal",
-            replace(MOMENTUM_SAM, change="divide_by_the_norm"),
+            replace(MOMENTUM_SAM, patch="divide_by_the_norm"),
             change="the 1e-7 is taken out of the norm",
         ),
     ),

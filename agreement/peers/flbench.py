@@ -15,7 +15,7 @@ class Setup:
     options: Mapping[str, Any] = field(default_factory=dict)  # of that configuration
     local_epoch: int | None = None  # the problem's epochs if None
     weight_decay: float = 0.0
-    change: str = ""  # a function of the adapter
+    patch: str = ""  # a function of the adapter, which makes the change
 
 
 def adaptive(kind: str) -> Setup:
@@ -69,7 +69,7 @@ PEER = Peer(
         Row(
             "SCAFFOLD, as many batches, c_i stored",
             "scaffold, equal",
-            replace(SCAFFOLD, local_epoch=6, change="keep_controls"),
+            replace(SCAFFOLD, local_epoch=6, patch="keep_controls"),
             change="local_epoch is the number of steps, and the server stores c_i",
         ),
         Row("MOON", "moon", Setup("moon:MOONServer", {"mu": 1.0, "tau": 0.5})),
@@ -105,7 +105,7 @@ PEER = Peer(
         Row(
             "LG-FedAvg, base kept",
             "lg-fedavg",
-            replace(SHARED_LAYER, change="keep_base"),
+            replace(SHARED_LAYER, patch="keep_base"),
             compared=("head", "bodies"),
             change="the clients keep the base",
         ),
@@ -118,7 +118,7 @@ PEER = Peer(
             closed_by="FedAdam, v from tau^2",
         ),
         Row(
-            "FedAdam, v from tau^2", "fedadam", replace(adaptive("adam"), change="start_at_tau_squared"), change=STARTED
+            "FedAdam, v from tau^2", "fedadam", replace(adaptive("adam"), patch="start_at_tau_squared"), change=STARTED
         ),
         Row(
             "FedYogi",
@@ -129,7 +129,7 @@ PEER = Peer(
             closed_by="FedYogi, v from tau^2",
         ),
         Row(
-            "FedYogi, v from tau^2", "fedyogi", replace(adaptive("yogi"), change="start_at_tau_squared"), change=STARTED
+            "FedYogi, v from tau^2", "fedyogi", replace(adaptive("yogi"), patch="start_at_tau_squared"), change=STARTED
         ),
         Row(
             "FedAdagrad",
@@ -142,7 +142,7 @@ PEER = Peer(
         Row(
             "FedAdagrad, v from tau^2",
             "fedadagrad",
-            replace(adaptive("adagrad"), change="start_at_tau_squared"),
+            replace(adaptive("adagrad"), patch="start_at_tau_squared"),
             change=STARTED,
         ),
         Row("FedLC", "fedlc", Setup("fedlc:FedLCServer", {"tau": 1.0})),

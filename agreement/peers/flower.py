@@ -18,7 +18,7 @@ class Setup:
     momentum: float = 0.0  # of a client
     proximal_mu: float = 0.0
     zero_controls: bool = False  # whether SCAFFOLD's control variates begin at 0
-    change: str = ""  # a function of the adapter
+    patch: str = ""  # a function of the adapter, which makes the change
 
 
 def build_nothing(configuration: Any) -> None:
@@ -91,7 +91,7 @@ PEER = Peer(
         Row(
             "FedAdam, v from tau^2, no correction",
             "fedadam",
-            replace(FEDADAM, change="start_at_tau_squared"),
+            replace(FEDADAM, patch="start_at_tau_squared"),
             change="the second moment starts at tau^2, and the correction is undone",
         ),
         Row(
@@ -105,7 +105,7 @@ PEER = Peer(
         Row(
             "FedYogi, v from tau^2",
             "fedyogi",
-            replace(FEDYOGI, change="start_at_tau_squared"),
+            replace(FEDYOGI, patch="start_at_tau_squared"),
             change="the second moment starts at tau^2",
         ),
         Row(
@@ -119,7 +119,7 @@ PEER = Peer(
         Row(
             "FedAdagrad, v from tau^2",
             "fedadagrad, without momentum",
-            replace(FEDADAGRAD, change="start_at_tau_squared"),
+            replace(FEDADAGRAD, patch="start_at_tau_squared"),
             change="the second moment starts at tau^2",
         ),
     ),

@@ -20,7 +20,7 @@ class Setup:
     shared: str = "model"  # the server's model, by its attribute
     kept: tuple[str, ...] = ()  # what stays with a client, by its attributes: models, or numbers
     keeps_normalisation: bool = False  # whether batch normalisation stays with a client
-    change: str = ""  # a function of the adapter
+    patch: str = ""  # a function of the adapter, which makes the change
 
 
 WEIGHTED = {"weighted": True}
@@ -106,7 +106,7 @@ PEER = Peer(
         Row(
             "FedAvgM, velocity from 0",
             "fedavgm",
-            Setup("fedavgm:FedAVGM", change="velocity_from_zero"),
+            Setup("fedavgm:FedAVGM", patch="velocity_from_zero"),
             change=FROM_ZERO,
         ),
         Row(
@@ -120,7 +120,7 @@ PEER = Peer(
         Row(
             "FedNova, with the rest of x",
             "fednova",
-            Setup("fednova:FedNova", server=WEIGHTED, change="keep_the_rest"),
+            Setup("fednova:FedNova", server=WEIGHTED, patch="keep_the_rest"),
             change="the former model gets the weight that the others leave",
         ),
         Row(
@@ -134,7 +134,7 @@ PEER = Peer(
         Row(
             "FedNova with momentum, with the rest of x",
             "fednova, momentum",
-            replace(NOVA_MOMENTUM, change="keep_the_rest"),
+            replace(NOVA_MOMENTUM, patch="keep_the_rest"),
             change="the former model gets the weight that the others leave",
         ),
         Row(
@@ -148,13 +148,13 @@ PEER = Peer(
         Row(
             "FedDyn, clients of one size, dual of the paper",
             "feddyn, equal",
-            replace(DYN, change="sum_of_changes"),
+            replace(DYN, patch="sum_of_changes"),
             change="a client keeps the sum of w_i - w_g",
         ),
         Row(
             "FedDyn, dual of the paper, plain means",
             "feddyn",
-            replace(DYN, server={"weighted": False}, change="sum_of_changes"),
+            replace(DYN, server={"weighted": False}, patch="sum_of_changes"),
             change="a client keeps the sum of w_i - w_g",
         ),
         Row("MOON", "moon", MOON),

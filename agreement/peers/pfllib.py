@@ -16,7 +16,7 @@ class Setup:
     drop_last: bool = False  # whether a batch that is not full is left out
     epochs_of_passes: tuple[int, ...] | None = None  # which epoch a pass over a client's data is; all in turn if None
     kept: tuple[str, ...] = ()  # what stays with a client, by its attributes: models, or numbers
-    change: str = ""  # a function of the adapter
+    patch: str = ""  # a function of the adapter, which makes the change
 
 
 DYN = Setup("serverdyn:FedDyn", {"alpha": 0.1})
@@ -61,7 +61,7 @@ PEER = Peer(
             "scaffold, equal, server rate 2",
             Setup("serverscaffold:SCAFFOLD", {"server_learning_rate": 2.0, "local_learning_rate": 0.05}),
         ),
-        Row("MOON, 2 of 4, newcomers", "moon, half", replace(MOON, change="give_newcomers_no_past"), change=NEWCOMER),
+        Row("MOON, 2 of 4, newcomers", "moon, half", replace(MOON, patch="give_newcomers_no_past"), change=NEWCOMER),
         Row(
             "MOON, 2 of 4",
             "moon, half",
@@ -83,22 +83,22 @@ PEER = Peer(
         Row(
             "FedDyn, clients of one size, squared",
             "feddyn, equal",
-            replace(DYN, change="square_the_norm"),
+            replace(DYN, patch="square_the_norm"),
             change=SQUARED,
         ),
         Row(
             "FedDyn, squared, plain alpha here too",
             "feddyn, uniform",
-            replace(DYN, change="square_the_norm"),
+            replace(DYN, patch="square_the_norm"),
             change=SQUARED,
         ),
         Row(
             "FedDyn, squared, alpha by size",
             "feddyn",
-            replace(DYN, change="square_the_norm_by_size"),
+            replace(DYN, patch="square_the_norm_by_size"),
             change=f"{SQUARED}, and alpha is divided by a client's size over the mean size",
         ),
-        Row("FedDyn, squared, 2 of 4", "feddyn, half", replace(DYN, change="square_the_norm"), change=SQUARED),
+        Row("FedDyn, squared, 2 of 4", "feddyn, half", replace(DYN, patch="square_the_norm"), change=SQUARED),
         Row("FedProto", "fedproto", Setup("serverproto:FedProto", {"lamda": 1.0}), compared=PERSONAL_AND_VECTORS),
         Row(
             "FedProto, fedcli's default",
@@ -124,7 +124,7 @@ PEER = Peer(
         Row(
             "FedKD, --form code",
             "fedkd, code",
-            replace(KD, change="same_projection"),
+            replace(KD, patch="same_projection"),
             compared=BOTH,
             change="its projection of features begins as fedcli's",
         ),
@@ -140,7 +140,7 @@ PEER = Peer(
         Row(
             "FedDistill, softmax of the target",
             "feddistill, logits",
-            replace(DISTILL, change="take_softmax"),
+            replace(DISTILL, patch="take_softmax"),
             compared=PERSONAL_AND_VECTORS,
             change="the target passes a softmax",
         ),
@@ -194,13 +194,13 @@ PEER = Peer(
         Row(
             "FedLC, drop_last, own counts",
             "fedlc, drop last",
-            Setup("serverlc:FedLC", {"tau": 1.0}, drop_last=True, change="calibrate_each_client"),
+            Setup("serverlc:FedLC", {"tau": 1.0}, drop_last=True, patch="calibrate_each_client"),
             change="each client is given the margins of its own counts",
         ),
         Row(
             "FedLC, own counts",
             "fedlc",
-            Setup("serverlc:FedLC", {"tau": 1.0}, change="calibrate_each_client"),
+            Setup("serverlc:FedLC", {"tau": 1.0}, patch="calibrate_each_client"),
             change="each client is given the margins of its own counts",
         ),
     ),
