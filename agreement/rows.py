@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MOMENTUM = {"momentum": 0.9, "lr": 0.03}
+RUN_WITH_MOMENTUM = {"momentum": 0.9, "lr": 0.03}
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ CASES = {
     "fedavg": Case("fedavg"),
     "fedavg, half": Case("fedavg", partition="half"),
     "fedavg, uniform": Case("fedavg", run={"weighting": "uniform"}),
-    "fedavg, momentum": Case("fedavg", run={**MOMENTUM, "weight_decay": 1e-3}),
+    "fedavg, momentum": Case("fedavg", run={**RUN_WITH_MOMENTUM, "weight_decay": 1e-3}),
     "fedavg, normed": Case("fedavg", network="normed"),
     "fedavg, drop last": Case("fedavg", run={"drop_last": True}),
     "fedprox": Case("fedprox", options={"proximal_weight": 0.5}),
@@ -72,9 +72,9 @@ CASES = {
     "scaffold, half": Case("scaffold", options={"clip_norm": 0.0}, partition="half"),
     "scaffold, uniform": Case("scaffold", options={"clip_norm": 0.0}, run={"weighting": "uniform"}),
     "scaffold, c uniform": Case("scaffold_with_uniform_control", options={"clip_norm": 0.0}),
-    "scaffold, equal, momentum": Case("scaffold", options={"clip_norm": 0.0}, run=MOMENTUM, partition="equal"),
+    "scaffold, equal, momentum": Case("scaffold", options={"clip_norm": 0.0}, run=RUN_WITH_MOMENTUM, partition="equal"),
     "scaffold, equal, correction after momentum": Case(
-        "scaffold_after_momentum", options={"clip_norm": 0.0}, run=MOMENTUM, partition="equal"
+        "scaffold_after_momentum", options={"clip_norm": 0.0}, run=RUN_WITH_MOMENTUM, partition="equal"
     ),
     "feddyn": Case("feddyn", options={"alpha": 0.1, "clip_norm": 0.0}),
     "feddyn, equal": Case("feddyn", options={"alpha": 0.1, "clip_norm": 0.0}, partition="equal"),
@@ -82,11 +82,11 @@ CASES = {
     "feddyn, half": Case("feddyn", options={"alpha": 0.1, "clip_norm": 0.0}, partition="half"),
     "feddyn, uniform": Case("feddyn", options={"alpha": 0.1, "clip_norm": 0.0}, run={"weighting": "uniform"}),
     "fednova": Case("fednova"),
-    "fednova, momentum": Case("fednova", run=MOMENTUM),
+    "fednova, momentum": Case("fednova", run=RUN_WITH_MOMENTUM),
     "moon": Case("moon", options={"contrastive_weight": 1.0, "temperature": 0.5}),
     "moon, normed": Case("moon", options={"contrastive_weight": 1.0, "temperature": 0.5}, network="normed"),
     "moon, normed, momentum": Case(
-        "moon", options={"contrastive_weight": 1.0, "temperature": 0.5}, run=MOMENTUM, network="normed"
+        "moon", options={"contrastive_weight": 1.0, "temperature": 0.5}, run=RUN_WITH_MOMENTUM, network="normed"
     ),
     "moon, normed, training mode": Case(
         "moon_in_training_mode", options={"contrastive_weight": 1.0, "temperature": 0.5}, network="normed"
@@ -94,14 +94,14 @@ CASES = {
     "moon, normed, received in training mode, momentum": Case(
         "moon_with_received_in_training_mode",
         options={"contrastive_weight": 1.0, "temperature": 0.5},
-        run=MOMENTUM,
+        run=RUN_WITH_MOMENTUM,
         network="normed",
     ),
     "fedbn, normed": Case("fedbn", network="normed"),
     "moon, half": Case("moon", options={"contrastive_weight": 1.0, "temperature": 0.5}, partition="half"),
-    "moon, momentum": Case("moon", options={"contrastive_weight": 1.0, "temperature": 0.5}, run=MOMENTUM),
+    "moon, momentum": Case("moon", options={"contrastive_weight": 1.0, "temperature": 0.5}, run=RUN_WITH_MOMENTUM),
     "moon, half, momentum": Case(
-        "moon", options={"contrastive_weight": 1.0, "temperature": 0.5}, run=MOMENTUM, partition="half"
+        "moon", options={"contrastive_weight": 1.0, "temperature": 0.5}, run=RUN_WITH_MOMENTUM, partition="half"
     ),
     "moon, half, initial past": Case(
         "moon_with_initial_past", options={"contrastive_weight": 1.0, "temperature": 0.5}, partition="half"
@@ -109,7 +109,7 @@ CASES = {
     "moon, half, momentum, initial past": Case(
         "moon_with_initial_past",
         options={"contrastive_weight": 1.0, "temperature": 0.5},
-        run=MOMENTUM,
+        run=RUN_WITH_MOMENTUM,
         partition="half",
     ),
     "fedrs": Case("fedrs", options={"scaling": 0.5}),

@@ -16,10 +16,10 @@ class Setup:
     patch: str = ""  # a function of the adapter, which makes the change
 
 
-PLAIN = "The mean of the models is plain (server.py); fedcli weights by examples."
-SAM = Setup("FedSAM", {"rho": 0.1})
-MOMENTUM_SAM = Setup("MoFedSAM", {"rho": 0.1, "alpha": 0.3})
-ADDED = "1e-7 is added to the norm of the gradient (optimizer/ESAM.py)."
+PLAIN_MEAN_OF_MODELS = "The mean of the models is plain (server.py); fedcli weights by examples."
+FEDSAM = Setup("FedSAM", {"rho": 0.1})
+MOFEDSAM = Setup("MoFedSAM", {"rho": 0.1, "alpha": 0.3})
+ADDED_TO_THE_NORM = "1e-7 is added to the norm of the gradient (optimizer/ESAM.py)."
 
 PEER = Peer(
     name="FL-Simulator",
@@ -30,7 +30,7 @@ PEER = Peer(
             "FedAvg",
             "fedavg",
             Setup("FedAvg"),
-            cause=PLAIN,
+            cause=PLAIN_MEAN_OF_MODELS,
             judge="FedAvg, Algorithm 1: weights n_k / n.",
             closed_by="FedAvg, plain means here too",
         ),
@@ -68,29 +68,29 @@ PEER = Peer(
         Row(
             "FedSAM, plain means here too",
             "fedsam",
-            SAM,
-            cause=ADDED,
+            FEDSAM,
+            cause=ADDED_TO_THE_NORM,
             judge="FedSAM: w + rho g / ||g||.",
             closed_by="FedSAM, plain means here too, norm alone",
         ),
         Row(
             "FedSAM, plain means here too, norm alone",
             "fedsam",
-            replace(SAM, patch="divide_by_the_norm"),
+            replace(FEDSAM, patch="divide_by_the_norm"),
             change="the 1e-7 is taken out of the norm",
         ),
         Row(
             "MoFedSAM, clients of one size",
             "mofedsam, equal",
-            MOMENTUM_SAM,
-            cause=ADDED,
+            MOFEDSAM,
+            cause=ADDED_TO_THE_NORM,
             judge="MoFedSAM: w + rho g / ||g||.",
             closed_by="MoFedSAM, clients of one size, norm alone",
         ),
         Row(
             "MoFedSAM, clients of one size, norm alone",
             "mofedsam, equal",
-            replace(MOMENTUM_SAM, patch="divide_by_the_norm"),
+            replace(MOFEDSAM, patch="divide_by_the_norm"),
             change="the 1e-7 is taken out of the norm",
         ),
     ),

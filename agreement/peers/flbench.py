@@ -18,19 +18,19 @@ class Setup:
     patch: str = ""  # a function of the adapter, which makes the change
 
 
-def adaptive(kind: str) -> Setup:
+def fedopt(kind: str) -> Setup:
     """The server of FedOpt with an optimizer of this kind."""
     options = {"type": kind, "beta1": 0.9, "beta2": 0.99, "server_lr": 0.05, "tau": 0.01}
     return Setup("fedopt:FedOptServer", options)
 
 
 SCAFFOLD = Setup("scaffold:SCAFFOLDServer", {"global_lr": 1.0})
-DYN = Setup("feddyn:FedDynServer", {"alpha": 0.1, "max_grad_norm": 10})
-SHARED_LAYER = Setup("lgfedavg:LGFedAvgServer", {"num_global_layers": 1})
-NESTEROV = Setup("fedavgm:FedAvgMServer", {"server_momentum": 0.9})
-STARTS_AT_0 = "The second moment starts at 0 (server/fedopt.py, `velocities`)."
-TAU_SQUARED = "Algorithm 2 of Reddi et al.: v_{-1} >= tau^2 (Reading 2)."
-STARTED = "the second moment starts at tau^2"
+FEDDYN = Setup("feddyn:FedDynServer", {"alpha": 0.1, "max_grad_norm": 10})
+LG_FEDAVG = Setup("lgfedavg:LGFedAvgServer", {"num_global_layers": 1})
+FEDAVGM = Setup("fedavgm:FedAvgMServer", {"server_momentum": 0.9})
+MOMENT_FROM_0 = "The second moment starts at 0 (server/fedopt.py, `velocities`)."
+REDDI_ALGORITHM_2 = "Algorithm 2 of Reddi et al.: v_{-1} >= tau^2 (Reading 2)."
+MOMENT_FROM_TAU_SQUARED = "the second moment starts at tau^2"
 
 PEER = Peer(
     name="FL-bench",
@@ -51,12 +51,12 @@ PEER = Peer(
         Row(
             "FedAvgM",
             "fedavgm",
-            NESTEROV,
+            FEDAVGM,
             cause="The server's momentum is Nesterov's (server/fedavgm.py).",
             judge="FedAvgM: w <- w - v with v <- beta v + Delta.",
             closed_by="FedAvgM, Nesterov here too",
         ),
-        Row("FedAvgM, Nesterov here too", "fedavgm, nesterov", NESTEROV),
+        Row("FedAvgM, Nesterov here too", "fedavgm, nesterov", FEDAVGM),
         Row(
             "SCAFFOLD, clients of one size",
             "scaffold, equal",
@@ -76,7 +76,7 @@ PEER = Peer(
         Row(
             "FedDyn, clients of one size",
             "feddyn, equal",
-            DYN,
+            FEDDYN,
             cause="The quadratic term is missing (client/feddyn.py); it stands in neither loss nor weight decay.",
             judge="FedDyn, Algorithm 1: alpha / 2 ||w - w_g||^2.",
             closed_by="FedDyn, clients of one size, weight decay alpha",
@@ -84,7 +84,7 @@ PEER = Peer(
         Row(
             "FedDyn, clients of one size, weight decay alpha",
             "feddyn, equal",
-            replace(DYN, weight_decay=0.1),
+            replace(FEDDYN, weight_decay=0.1),
             change="the run's weight decay is alpha",
         ),
         Row(
@@ -96,7 +96,7 @@ PEER = Peer(
         Row(
             "LG-FedAvg",
             "lg-fedavg",
-            SHARED_LAYER,
+            LG_FEDAVG,
             compared=("head", "bodies"),
             cause="The first layer is shared and the rest kept (client/lgfedavg.py).",
             judge="LG-FedAvg: local representations, a global head.",
@@ -105,45 +105,51 @@ PEER = Peer(
         Row(
             "LG-FedAvg, base kept",
             "lg-fedavg",
-            replace(SHARED_LAYER, patch="keep_base"),
+            replace(LG_FEDAVG, patch="keep_base"),
             compared=("head", "bodies"),
             change="the clients keep the base",
         ),
         Row(
             "FedAdam",
             "fedadam",
-            adaptive("adam"),
-            cause=STARTS_AT_0,
-            judge=TAU_SQUARED,
+            fedopt("adam"),
+            cause=MOMENT_FROM_0,
+            judge=REDDI_ALGORITHM_2,
             closed_by="FedAdam, v from tau^2",
         ),
         Row(
-            "FedAdam, v from tau^2", "fedadam", replace(adaptive("adam"), patch="start_at_tau_squared"), change=STARTED
+            "FedAdam, v from tau^2",
+            "fedadam",
+            replace(fedopt("adam"), patch="start_at_tau_squared"),
+            change=MOMENT_FROM_TAU_SQUARED,
         ),
         Row(
             "FedYogi",
             "fedyogi",
-            adaptive("yogi"),
-            cause=STARTS_AT_0,
-            judge=TAU_SQUARED,
+            fedopt("yogi"),
+            cause=MOMENT_FROM_0,
+            judge=REDDI_ALGORITHM_2,
             closed_by="FedYogi, v from tau^2",
         ),
         Row(
-            "FedYogi, v from tau^2", "fedyogi", replace(adaptive("yogi"), patch="start_at_tau_squared"), change=STARTED
+            "FedYogi, v from tau^2",
+            "fedyogi",
+            replace(fedopt("yogi"), patch="start_at_tau_squared"),
+            change=MOMENT_FROM_TAU_SQUARED,
         ),
         Row(
             "FedAdagrad",
             "fedadagrad",
-            adaptive("adagrad"),
-            cause=STARTS_AT_0,
-            judge=TAU_SQUARED,
+            fedopt("adagrad"),
+            cause=MOMENT_FROM_0,
+            judge=REDDI_ALGORITHM_2,
             closed_by="FedAdagrad, v from tau^2",
         ),
         Row(
             "FedAdagrad, v from tau^2",
             "fedadagrad",
-            replace(adaptive("adagrad"), patch="start_at_tau_squared"),
-            change=STARTED,
+            replace(fedopt("adagrad"), patch="start_at_tau_squared"),
+            change=MOMENT_FROM_TAU_SQUARED,
         ),
         Row("FedLC", "fedlc", Setup("fedlc:FedLCServer", {"tau": 1.0})),
     ),

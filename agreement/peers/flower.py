@@ -25,15 +25,19 @@ def build_nothing(configuration: Any) -> None:
     """Stands for what builds an experiment's network: the adapter gives each server its first parameters."""
 
 
-MOMENTUM = {"server_momentum": 0.9, "server_learning_rate": 1.0}
-CORE = Setup(strategy="flwr.server.strategy:FedAvgM", options=MOMENTUM)
-NESTEROV = Setup(strategy="fedavgm.strategy:CustomFedAvgM", options=MOMENTUM)
-RATES = {"eta": 0.05, "tau": 0.01}
-FEDADAM = Setup(strategy="flwr.server.strategy:FedAdam", options={**RATES, "beta_1": 0.9, "beta_2": 0.99})
-FEDYOGI = Setup(strategy="flwr.server.strategy:FedYogi", options={**RATES, "beta_1": 0.9, "beta_2": 0.99})
-FEDADAGRAD = Setup(strategy="flwr.server.strategy:FedAdagrad", options=RATES)
+OPTIONS_OF_FEDAVGM = {"server_momentum": 0.9, "server_learning_rate": 1.0}
+FLWR_FEDAVGM = Setup(strategy="flwr.server.strategy:FedAvgM", options=OPTIONS_OF_FEDAVGM)
+BASELINE_FEDAVGM = Setup(strategy="fedavgm.strategy:CustomFedAvgM", options=OPTIONS_OF_FEDAVGM)
+OPTIONS_OF_FEDADAGRAD = {"eta": 0.05, "tau": 0.01}
+FEDADAM = Setup(
+    strategy="flwr.server.strategy:FedAdam", options={**OPTIONS_OF_FEDADAGRAD, "beta_1": 0.9, "beta_2": 0.99}
+)
+FEDYOGI = Setup(
+    strategy="flwr.server.strategy:FedYogi", options={**OPTIONS_OF_FEDADAGRAD, "beta_1": 0.9, "beta_2": 0.99}
+)
+FEDADAGRAD = Setup(strategy="flwr.server.strategy:FedAdagrad", options=OPTIONS_OF_FEDADAGRAD)
 SCAFFOLD = Setup(client="scaffold")
-JUDGE = "Algorithm 2 of Reddi et al.: v_{-1} >= tau^2, and no correction (Readings 2 and 3)."
+REDDI_ALGORITHM_2 = "Algorithm 2 of Reddi et al.: v_{-1} >= tau^2, and no correction (Readings 2 and 3)."
 
 PEER = Peer(
     name="Flower",
@@ -49,17 +53,17 @@ PEER = Peer(
     },
     rows=(
         Row("FedAvg", "fedavg", Setup()),
-        Row("FedAvgM", "fedavgm", CORE),
-        Row("FedAvgM, 2 of 4", "fedavgm, half", CORE),
+        Row("FedAvgM", "fedavgm", FLWR_FEDAVGM),
+        Row("FedAvgM, 2 of 4", "fedavgm, half", FLWR_FEDAVGM),
         Row(
             "baseline FedAvgM",
             "fedavgm",
-            NESTEROV,
+            BASELINE_FEDAVGM,
             cause="The server's momentum is Nesterov's (strategy.py).",
             judge="FedAvgM: w <- w - v with v <- beta v + Delta.",
             closed_by="baseline FedAvgM, Nesterov here too",
         ),
-        Row("baseline FedAvgM, Nesterov here too", "fedavgm, nesterov", NESTEROV),
+        Row("baseline FedAvgM, Nesterov here too", "fedavgm, nesterov", BASELINE_FEDAVGM),
         Row("niid_bench FedProx", "fedprox", Setup(client="fedprox", proximal_mu=0.5)),
         Row("baseline FedProx, its weight decay", "fedprox, decay", Setup(client="fedprox-baseline", proximal_mu=0.5)),
         Row("niid_bench FedNova", "fednova", Setup(client="fednova")),
@@ -85,7 +89,7 @@ PEER = Peer(
             FEDADAM,
             cause="The second moment starts at 0, and the bias is corrected by the number of the round plus 1 "
             "(fedadam.py).",
-            judge=JUDGE,
+            judge=REDDI_ALGORITHM_2,
             closed_by="FedAdam, v from tau^2, no correction",
         ),
         Row(
@@ -99,7 +103,7 @@ PEER = Peer(
             "fedyogi",
             FEDYOGI,
             cause="The second moment starts at 0 (fedyogi.py).",
-            judge=JUDGE,
+            judge=REDDI_ALGORITHM_2,
             closed_by="FedYogi, v from tau^2",
         ),
         Row(
@@ -113,7 +117,7 @@ PEER = Peer(
             "fedadagrad, without momentum",
             FEDADAGRAD,
             cause="The second moment starts at 0 (fedadagrad.py).",
-            judge=JUDGE,
+            judge=REDDI_ALGORITHM_2,
             closed_by="FedAdagrad, v from tau^2",
         ),
         Row(

@@ -23,30 +23,32 @@ class Setup:
     patch: str = ""  # a function of the adapter, which makes the change
 
 
-WEIGHTED = {"weighted": True}
-FROM_ZERO = "it is given the velocity of zero before the first round, in which it then takes the change"
+WEIGHTED_BY_EXAMPLES = {"weighted": True}
+VELOCITY_FROM_ZERO = "it is given the velocity of zero before the first round, in which it then takes the change"
 
-MOMENTUM = Setup("fedavg:FedAVG", sgd={"lr": 0.03, "momentum": 0.9, "weight_decay": 1e-3}, server=WEIGHTED)
-NOVA_MOMENTUM = Setup(
-    "fednova:FedNova", sgd={"lr": 0.03, "momentum": 0.9}, server=WEIGHTED, client={"persistency": False}
+FEDAVG_WITH_MOMENTUM = Setup(
+    "fedavg:FedAVG", sgd={"lr": 0.03, "momentum": 0.9, "weight_decay": 1e-3}, server=WEIGHTED_BY_EXAMPLES
 )
-DYN = Setup("feddyn:FedDyn", client={"alpha": 0.1}, shared="cld_mdl")
-MOON = Setup("moon:MOON", client={"mu": 1.0, "tau": 0.5}, server=WEIGHTED)
-MIXED = Setup(
+FEDNOVA_WITH_MOMENTUM = Setup(
+    "fednova:FedNova", sgd={"lr": 0.03, "momentum": 0.9}, server=WEIGHTED_BY_EXAMPLES, client={"persistency": False}
+)
+FEDDYN = Setup("feddyn:FedDyn", client={"alpha": 0.1}, shared="cld_mdl")
+MOON = Setup("moon:MOON", client={"mu": 1.0, "tau": 0.5}, server=WEIGHTED_BY_EXAMPLES)
+APFL = Setup(
     "apfl:APFL",
     client={"lam": 0.3},
-    server={**WEIGHTED, "tau": 1},
+    server={**WEIGHTED_BY_EXAMPLES, "tau": 1},
     clients_have_models=True,
     kept=("personalized_model", "hyper_params.lam"),
 )
-PROTO = Setup("fedproto:FedProto", client={"n_protos": 10, "lam": 1.0}, clients_have_models=True)
+FEDPROTO = Setup("fedproto:FedProto", client={"n_protos": 10, "lam": 1.0}, clients_have_models=True)
 
 PEER = Peer(
     name="fluke",
     module="fluke",
     package="fluke-fl 0.8.1",
     rows=(
-        Row("FedAvg, weighted", "fedavg", Setup("fedavg:FedAVG", server=WEIGHTED)),
+        Row("FedAvg, weighted", "fedavg", Setup("fedavg:FedAVG", server=WEIGHTED_BY_EXAMPLES)),
         Row(
             "FedAvg, its default",
             "fedavg",
@@ -59,7 +61,7 @@ PEER = Peer(
         Row(
             "FedAvg with momentum",
             "fedavg, momentum",
-            MOMENTUM,
+            FEDAVG_WITH_MOMENTUM,
             cause="The clients' momentum lives on from round to round by default (client.py, `persistency`).",
             judge="FedAvg has no momentum; here the local optimizer is new in every round.",
             closed_by="FedAvg with momentum, new in every round",
@@ -67,9 +69,9 @@ PEER = Peer(
         Row(
             "FedAvg with momentum, new in every round",
             "fedavg, momentum",
-            replace(MOMENTUM, client={"persistency": False}),
+            replace(FEDAVG_WITH_MOMENTUM, client={"persistency": False}),
         ),
-        Row("FedProx", "fedprox", Setup("fedprox:FedProx", client={"mu": 0.5}, server=WEIGHTED)),
+        Row("FedProx", "fedprox", Setup("fedprox:FedProx", client={"mu": 0.5}, server=WEIGHTED_BY_EXAMPLES)),
         Row("SCAFFOLD, clients of one size", "scaffold, equal", Setup("scaffold:SCAFFOLD")),
         Row("SCAFFOLD, 2 of 4", "scaffold, half", Setup("scaffold:SCAFFOLD")),
         Row(
@@ -107,12 +109,12 @@ PEER = Peer(
             "FedAvgM, velocity from 0",
             "fedavgm",
             Setup("fedavgm:FedAVGM", patch="velocity_from_zero"),
-            change=FROM_ZERO,
+            change=VELOCITY_FROM_ZERO,
         ),
         Row(
             "FedNova",
             "fednova",
-            Setup("fednova:FedNova", server=WEIGHTED),
+            Setup("fednova:FedNova", server=WEIGHTED_BY_EXAMPLES),
             cause="The weights of the models do not sum to 1, and nothing is added for the former model (fednova.py).",
             judge="FedNova, normalised averaging: x less the step, so that the weights of x and x_i sum to 1.",
             closed_by="FedNova, with the rest of x",
@@ -120,13 +122,13 @@ PEER = Peer(
         Row(
             "FedNova, with the rest of x",
             "fednova",
-            Setup("fednova:FedNova", server=WEIGHTED, patch="keep_the_rest"),
+            Setup("fednova:FedNova", server=WEIGHTED_BY_EXAMPLES, patch="keep_the_rest"),
             change="the former model gets the weight that the others leave",
         ),
         Row(
             "FedNova with momentum",
             "fednova, momentum",
-            NOVA_MOMENTUM,
+            FEDNOVA_WITH_MOMENTUM,
             cause="As without momentum.",
             judge="As without momentum.",
             closed_by="FedNova with momentum, with the rest of x",
@@ -134,13 +136,13 @@ PEER = Peer(
         Row(
             "FedNova with momentum, with the rest of x",
             "fednova, momentum",
-            replace(NOVA_MOMENTUM, patch="keep_the_rest"),
+            replace(FEDNOVA_WITH_MOMENTUM, patch="keep_the_rest"),
             change="the former model gets the weight that the others leave",
         ),
         Row(
             "FedDyn, clients of one size",
             "feddyn, equal",
-            DYN,
+            FEDDYN,
             cause="The kept gradient has the other sign, and alpha stands before it twice (feddyn.py).",
             judge="FedDyn, Algorithm 1: the gradient of a client falls by alpha (w_i - w_g).",
             closed_by="FedDyn, clients of one size, dual of the paper",
@@ -148,20 +150,20 @@ PEER = Peer(
         Row(
             "FedDyn, clients of one size, dual of the paper",
             "feddyn, equal",
-            replace(DYN, patch="sum_of_changes"),
+            replace(FEDDYN, patch="sum_of_changes"),
             change="a client keeps the sum of w_i - w_g",
         ),
         Row(
             "FedDyn, dual of the paper, plain means",
             "feddyn",
-            replace(DYN, server={"weighted": False}, patch="sum_of_changes"),
+            replace(FEDDYN, server={"weighted": False}, patch="sum_of_changes"),
             change="a client keeps the sum of w_i - w_g",
         ),
         Row("MOON", "moon", MOON),
         Row(
             "FedAvg with batch normalisation",
             "fedavg, normed",
-            Setup("fedavg:FedAVG", server=WEIGHTED),
+            Setup("fedavg:FedAVG", server=WEIGHTED_BY_EXAMPLES),
             compared=("shared", "statistics"),
         ),
         Row(
@@ -177,13 +179,13 @@ PEER = Peer(
         Row(
             "FedBN",
             "fedbn, normed",
-            Setup("fedbn:FedBN", server=WEIGHTED, keeps_normalisation=True),
+            Setup("fedbn:FedBN", server=WEIGHTED_BY_EXAMPLES, keeps_normalisation=True),
             compared=("shared", "kept"),
         ),
         Row(
             "FedRS",
             "fedrs",
-            Setup("fedrs:FedRS", client={"alpha": 0.5}, server=WEIGHTED),
+            Setup("fedrs:FedRS", client={"alpha": 0.5}, server=WEIGHTED_BY_EXAMPLES),
             cause="A class with one or two examples counts as absent (fedrs.py, `count_as_missing`).",
             judge="FedRS: absent are the classes that a client lacks.",
             closed_by="FedRS, count_as_missing 0",
@@ -191,13 +193,13 @@ PEER = Peer(
         Row(
             "FedRS, count_as_missing 0",
             "fedrs",
-            Setup("fedrs:FedRS", client={"alpha": 0.5, "count_as_missing": 0}, server=WEIGHTED),
+            Setup("fedrs:FedRS", client={"alpha": 0.5, "count_as_missing": 0}, server=WEIGHTED_BY_EXAMPLES),
         ),
-        Row("FedProto", "fedproto", PROTO, compared=("personal", "class vectors")),
+        Row("FedProto", "fedproto", FEDPROTO, compared=("personal", "class vectors")),
         Row(
             "FedProto, fedcli's default",
             "fedproto, last epoch",
-            PROTO,
+            FEDPROTO,
             compared=("personal", "class vectors"),
             cause="fedcli takes prototypes of the last epoch by default, as the authors' code (Reading 4).",
             judge="FedProto, Eq. 3: of the client's data, without a word of epochs.",
@@ -206,18 +208,18 @@ PEER = Peer(
         Row(
             "APFL",
             "apfl",
-            MIXED,
+            APFL,
             compared=("shared", "kept"),
             cause="The gradient of the mixture ends in a copy (apfl.py, `merge_models`), so v is not trained; at the "
             "end of a round a client keeps the mixture in the place of v.",
             judge="APFL, Algorithm 1: v moves by the gradient at the mixture, and is kept.",
             closed_by="APFL, so here too",
         ),
-        Row("APFL, so here too", "apfl, mixture kept, v untrained", MIXED, compared=("shared", "kept")),
+        Row("APFL, so here too", "apfl, mixture kept, v untrained", APFL, compared=("shared", "kept")),
         Row(
             "LG-FedAvg",
             "lg-fedavg",
-            Setup("lg_fedavg:LGFedAVG", server=WEIGHTED, clients_have_models=True, shares_head_alone=True),
+            Setup("lg_fedavg:LGFedAVG", server=WEIGHTED_BY_EXAMPLES, clients_have_models=True, shares_head_alone=True),
             compared=("head", "bodies"),
         ),
     ),

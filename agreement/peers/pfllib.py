@@ -19,17 +19,17 @@ class Setup:
     patch: str = ""  # a function of the adapter, which makes the change
 
 
-DYN = Setup("serverdyn:FedDyn", {"alpha": 0.1})
+FEDDYN = Setup("serverdyn:FedDyn", {"alpha": 0.1})
 MOON = Setup("servermoon:MOON", {"mu": 1.0, "tau": 0.5})
 FML = Setup("serverfml:FML", {"alpha": 0.3, "beta": 0.6})
-KD = Setup("serverkd:FedKD", {"mentee_learning_rate": 0.1, "T_start": 0.95, "T_end": 0.98})
-DISTILL = Setup("serverfd:FD", {"lamda": 1.0})
-BOTH = ("shared", "personal")
+FEDKD = Setup("serverkd:FedKD", {"mentee_learning_rate": 0.1, "T_start": 0.95, "T_end": 0.98})
+FEDDISTILL = Setup("serverfd:FD", {"lamda": 1.0})
+SHARED_AND_PERSONAL = ("shared", "personal")
 PERSONAL_AND_VECTORS = ("personal", "class vectors")
-SQUARED = "the norm in the penalty is squared"
-NEWCOMER = "a client that takes part for the first time has the received model as its last one"
+SQUARED_NORM = "the norm in the penalty is squared"
+NEWCOMERS_WITHOUT_PAST = "a client that takes part for the first time has the received model as its last one"
 DITTO = Setup("serverditto:Ditto", {"mu": 0.5, "plocal_epochs": 2}, kept=("model_per",))
-MIXED = Setup("serverapfl:APFL", {"alpha": 0.3}, kept=("model_per", "alpha"))
+APFL = Setup("serverapfl:APFL", {"alpha": 0.3}, kept=("model_per", "alpha"))
 PFEDME = Setup(
     "serverpFedMe:pFedMe",
     {"lamda": 15.0, "K": 3, "p_learning_rate": 0.05, "local_learning_rate": 0.005, "beta": 0.7},
@@ -61,7 +61,12 @@ PEER = Peer(
             "scaffold, equal, server rate 2",
             Setup("serverscaffold:SCAFFOLD", {"server_learning_rate": 2.0, "local_learning_rate": 0.05}),
         ),
-        Row("MOON, 2 of 4, newcomers", "moon, half", replace(MOON, patch="give_newcomers_no_past"), change=NEWCOMER),
+        Row(
+            "MOON, 2 of 4, newcomers",
+            "moon, half",
+            replace(MOON, patch="give_newcomers_no_past"),
+            change=NEWCOMERS_WITHOUT_PAST,
+        ),
         Row(
             "MOON, 2 of 4",
             "moon, half",
@@ -75,7 +80,7 @@ PEER = Peer(
         Row(
             "FedDyn, clients of one size",
             "feddyn, equal",
-            DYN,
+            FEDDYN,
             cause="The norm in the penalty is not squared (clientdyn.py).",
             judge="FedDyn, Algorithm 1: alpha / 2 times the squared norm.",
             closed_by="FedDyn, clients of one size, squared",
@@ -83,22 +88,22 @@ PEER = Peer(
         Row(
             "FedDyn, clients of one size, squared",
             "feddyn, equal",
-            replace(DYN, patch="square_the_norm"),
-            change=SQUARED,
+            replace(FEDDYN, patch="square_the_norm"),
+            change=SQUARED_NORM,
         ),
         Row(
             "FedDyn, squared, plain alpha here too",
             "feddyn, uniform",
-            replace(DYN, patch="square_the_norm"),
-            change=SQUARED,
+            replace(FEDDYN, patch="square_the_norm"),
+            change=SQUARED_NORM,
         ),
         Row(
             "FedDyn, squared, alpha by size",
             "feddyn",
-            replace(DYN, patch="square_the_norm_by_size"),
-            change=f"{SQUARED}, and alpha is divided by a client's size over the mean size",
+            replace(FEDDYN, patch="square_the_norm_by_size"),
+            change=f"{SQUARED_NORM}, and alpha is divided by a client's size over the mean size",
         ),
-        Row("FedDyn, squared, 2 of 4", "feddyn, half", replace(DYN, patch="square_the_norm"), change=SQUARED),
+        Row("FedDyn, squared, 2 of 4", "feddyn, half", replace(FEDDYN, patch="square_the_norm"), change=SQUARED_NORM),
         Row("FedProto", "fedproto", Setup("serverproto:FedProto", {"lamda": 1.0}), compared=PERSONAL_AND_VECTORS),
         Row(
             "FedProto, fedcli's default",
@@ -111,12 +116,12 @@ PEER = Peer(
         ),
         Row("LG-FedAvg", "lg-fedavg", Setup("serverlg:LG_FedAvg"), compared=("head", "bodies")),
         Row("LG-FedAvg, 2 of 4", "lg-fedavg, half", Setup("serverlg:LG_FedAvg"), compared=("head", "bodies")),
-        Row("FML, --form code", "fml, code", FML, compared=BOTH),
+        Row("FML, --form code", "fml, code", FML, compared=SHARED_AND_PERSONAL),
         Row(
             "FML",
             "fml",
             FML,
-            compared=BOTH,
+            compared=SHARED_AND_PERSONAL,
             cause="KL is a mean over classes too, and both losses have gradients through both models (clientfml.py).",
             judge="FML: KL sums over classes, the other model's output is the target.",
             closed_by="FML, --form code",
@@ -124,14 +129,14 @@ PEER = Peer(
         Row(
             "FedKD, --form code",
             "fedkd, code",
-            replace(KD, patch="same_projection"),
-            compared=BOTH,
+            replace(FEDKD, patch="same_projection"),
+            compared=SHARED_AND_PERSONAL,
             change="its projection of features begins as fedcli's",
         ),
         Row(
             "FedDistill",
             "feddistill, logits",
-            DISTILL,
+            FEDDISTILL,
             compared=PERSONAL_AND_VECTORS,
             cause="The mean logits themselves are the target of a cross-entropy (clientfd.py).",
             judge="FedDistill: the target is a distribution.",
@@ -140,7 +145,7 @@ PEER = Peer(
         Row(
             "FedDistill, softmax of the target",
             "feddistill, logits",
-            replace(DISTILL, patch="take_softmax"),
+            replace(FEDDISTILL, patch="take_softmax"),
             compared=PERSONAL_AND_VECTORS,
             change="the target passes a softmax",
         ),
@@ -156,14 +161,14 @@ PEER = Peer(
         Row(
             "APFL",
             "apfl",
-            MIXED,
+            APFL,
             compared=("shared", "kept"),
             cause="v moves by the gradient of its own loss; a client keeps the mixture in the place of v; alpha moves "
             "after every step (clientapfl.py).",
             judge="APFL, Algorithm 1: v moves by the gradient at the mixture, and is kept; alpha may be fixed.",
             closed_by="APFL, so here too",
         ),
-        Row("APFL, so here too", "apfl, mixture kept", MIXED, compared=("shared", "kept")),
+        Row("APFL, so here too", "apfl, mixture kept", APFL, compared=("shared", "kept")),
         Row(
             "pFedMe",
             "pfedme",
