@@ -70,27 +70,43 @@ def init_with_initial_past(fed, config):
     return state._replace(clients=dict.fromkeys(range(fed.num_clients), first))
 
 
-def run_moon_round_in_training_mode(state, cohort, fed, config, also_the_last):
-    """MOON whose received model normalises by the batch, as in training mode; the client's last model too, or not."""
-    local_loss = make_moon_loss_in_training_mode(fed.network, config, also_the_last)
+def run_moon_round_in_training_mode(state, cohort, fed, config):
+    """MOON whose received model and client's last one normalise by the batch, as in training mode."""
+    return run_moon_round(state, cohort, fed, config, features_of_last=features_in_training_mode)
+
+
+def run_moon_round_with_received_in_training_mode(state, cohort, fed, config):
+    """MOON whose received model normalises by the batch, as in training mode, and the client's last one does not."""
+    return run_moon_round(state, cohort, fed, config, features_of_last=features_in_evaluation_mode)
+
+
+def features_in_training_mode(network, params, buffers, batch):
+    """Features `[B, D]` as a target, normalised by the batch."""
+    return network(params, buffers, batch.x, batch.mask).features.detach()
+
+
+def features_in_evaluation_mode(network, params, buffers, batch):
+    """Features `[B, D]` as a target, normalised by the running mean and variance."""
+    return network(params, buffers, batch.x, batch.mask, train=False).features.detach()
+
+
+def run_moon_round(state, cohort, fed, config, *, features_of_last):
+    """MOON whose received model is in training mode, and the client's last one gives its features by this function."""
+    local_loss = make_moon_loss(fed.network, config, features_of_last)
     context, axes = moon.local_context(state, cohort, fed, config)
     clients = fed.broadcast(state.params, state.buffers, cohort)
     clients, terms = fed.train(clients, cohort, local_loss, context, axes)
     return moon.aggregate(state, clients, cohort, fed, config), terms
 
 
-def make_moon_loss_in_training_mode(network, config, also_the_last):
-    """MOON's local objective with features of the received model, and maybe the last one, in training mode."""
+def make_moon_loss(network, config, features_of_last):
+    """MOON's local objective with these features of the last model."""
 
     def local_loss(params, buffers, batch, context):
         features, logits, buffers = network(params, buffers, batch.x, batch.mask)
-        received = network(context.global_params, context.global_buffers, batch.x, batch.mask)
-        last = network(
-            context.previous_params, context.previous_buffers, batch.x, batch.mask, train=also_the_last
-        )  # fmt: skip
-        contrast = moon.model_contrastive(
-            features, received.features.detach(), last.features.detach(), config.temperature, batch.mask
-        )
+        received = features_in_training_mode(network, context.global_params, context.global_buffers, batch)
+        last = features_of_last(network, context.previous_params, context.previous_buffers, batch)
+        contrast = moon.model_contrastive(features, received, last, config.temperature, batch.mask)
         contrast = torch.where(context.has_previous, contrast, 0.0)
         task = cross_entropy(logits, batch.y, batch.mask)
         return task + config.contrastive_weight * contrast, Aux(buffers, {"cross_entropy": task}, features)
@@ -176,29 +192,26 @@ def make_step_of_the_shared_model(fed):
     return Step(update, models.init_optimizer)
 
 
-BRIDGES = {
-    "apfl_keeping_the_mixture": replace(
-        apfl.METHOD, name="apfl-mixture-kept", run_round=partial(run_mixture_round, make_local_step=make_adapting_step)
-    ),
-    "apfl_keeping_the_mixture_untrained": replace(
+METHODS = (
+    replace(
         apfl.METHOD,
-        name="apfl-untrained",
+        name="apfl_keeping_the_mixture",
+        run_round=partial(run_mixture_round, make_local_step=make_adapting_step),
+    ),
+    replace(
+        apfl.METHOD,
+        name="apfl_keeping_the_mixture_untrained",
         run_round=partial(run_mixture_round, make_local_step=make_step_of_the_shared_model),
     ),
-    "moon_in_training_mode": replace(
-        moon.METHOD, name="moon-training-mode", run_round=partial(run_moon_round_in_training_mode, also_the_last=True)
-    ),
-    "moon_with_received_in_training_mode": replace(
+    replace(moon.METHOD, name="moon_in_training_mode", run_round=run_moon_round_in_training_mode),
+    replace(
         moon.METHOD,
-        name="moon-received-training-mode",
-        run_round=partial(run_moon_round_in_training_mode, also_the_last=False),
+        name="moon_with_received_in_training_mode",
+        run_round=run_moon_round_with_received_in_training_mode,
     ),
-    "moon_with_initial_past": replace(moon.METHOD, name="moon-initial-past", init=init_with_initial_past),
-    "scaffold_after_momentum": replace(
-        scaffold.METHOD, name="scaffold-after-momentum", run_round=run_round_after_momentum
-    ),
-    "nesterov": replace(fedavgm.METHOD, name="fedavgm-nesterov", run_round=run_nesterov_round),
-    "scaffold_with_uniform_control": replace(
-        scaffold.METHOD, name="scaffold-uniform-control", run_round=run_uniform_control_round
-    ),
-}
+    replace(moon.METHOD, name="moon_with_initial_past", init=init_with_initial_past),
+    replace(scaffold.METHOD, name="scaffold_after_momentum", run_round=run_round_after_momentum),
+    replace(fedavgm.METHOD, name="nesterov", run_round=run_nesterov_round),
+    replace(scaffold.METHOD, name="scaffold_with_uniform_control", run_round=run_uniform_control_round),
+)
+BRIDGES = {method.name: method for method in METHODS}
