@@ -3,7 +3,7 @@
 `normed` has batch normalisation besides, 12 parameters more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,24 @@ def body(channels: int = 1, image_size: int = 8, network: str = "small") -> nn.S
     )  # fmt: skip
 
 
+def head(num_classes: int = 10) -> nn.Linear:
+    """From 16 features to logits."""
+    return nn.Linear(16, num_classes)
+
+
 def small(channels: int = 1, image_size: int = 8, num_classes: int = 10) -> nn.Sequential:
     """The body and a linear head, as fedcli takes a network of one's own."""
-    return nn.Sequential(*body(channels, image_size), nn.Linear(16, num_classes))
+    return nn.Sequential(*body(channels, image_size), head(num_classes))
 
 
 def normed(channels: int = 1, image_size: int = 8, num_classes: int = 10) -> nn.Sequential:
     """The body with batch normalisation and a linear head."""
-    return nn.Sequential(*body(channels, image_size, "normed"), nn.Linear(16, num_classes))
+    return nn.Sequential(*body(channels, image_size, "normed"), head(num_classes))
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    """The values of tensors in one vector, in float64."""
+    return torch.cat([value.detach().double().flatten() for value in tensors])
 
 
 def start(model: nn.Module, weights: list[Tensor]) -> nn.Module:
@@ -51,6 +61,11 @@ def head_of(parameters: Sequence[Tensor]) -> Sequence[Tensor]:
 def parameters_of(model: nn.Module) -> list[Tensor]:
     """A copy of a model's parameters."""
     return [parameter.detach().cpu().clone() for parameter in model.parameters()]
+
+
+def parameters_or_number(kept: nn.Module | float) -> list[Tensor]:
+    """What a client keeps: a copy of a model's parameters, or a number as a tensor."""
+    return parameters_of(kept) if isinstance(kept, nn.Module) else [torch.tensor(kept)]
 
 
 def statistics_of(model: nn.Module) -> list[Tensor]:

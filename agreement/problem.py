@@ -3,7 +3,7 @@
 Four clients with digits of scikit-learn; batches of 16, two local epochs, SGD at 0.1, three rounds, float64.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,17 +11,28 @@ from torch import Tensor
 
 from agreement import network as networks
 from agreement.bridges import BRIDGES
+from agreement.network import flat
 from agreement.rows import Case
 from fedcli import check
 from fedcli.core import Federation, head_names
 from fedcli.core.trees import leaves
 from fedcli.data import datasets
+from fedcli.papers.baselines import fedkd
 
 ROUNDS = 3
-PARTITIONS = {  # examples of each client, and clients in a round
-    "skew": ((23, 41, 64, 90), 4),
-    "equal": ((48, 48, 48, 48), 4),
-    "half": ((48, 48, 48, 48), 2),
+
+
+class Partition(NamedTuple):
+    """Who has how many examples, and how many clients take part in a round."""
+
+    sizes: tuple[int, ...]  # examples of each client
+    cohort_size: int
+
+
+PARTITIONS = {
+    "skew": Partition(sizes=(23, 41, 64, 90), cohort_size=4),
+    "equal": Partition(sizes=(48, 48, 48, 48), cohort_size=4),
+    "half": Partition(sizes=(48, 48, 48, 48), cohort_size=2),
 }
 RUN = {
     "dataset": "digits", "precision": "float64", "device": "cpu", "seed": 3,
@@ -46,11 +57,11 @@ def divide(labels: np.ndarray, sizes: tuple[int, ...]) -> list[np.ndarray]:
 def federation(case: Case) -> tuple[Any, Federation]:
     """The setup of a case, and its federation."""
     data = datasets.load("digits")
-    sizes, cohort_size = PARTITIONS[case.partition]
+    partition = PARTITIONS[case.partition]
     method = BRIDGES.get(case.method, case.method)
     backbone = f"{networks.__file__}:{case.network}"
-    run = {**RUN, "backbone": backbone, "cohort_size": cohort_size, **case.run}
-    parts = divide(data.y_train.numpy(), sizes)
+    run = {**RUN, "backbone": backbone, "cohort_size": partition.cohort_size, **case.run}
+    parts = divide(data.y_train.numpy(), partition.sizes)
     return check.federation(method, dict(case.options), data=data, parts=parts, **run)
 
 
@@ -71,6 +82,7 @@ def describe(partition: str, network: str) -> dict[str, Any]:
         "batches": positions_of_batches(fed),
         "cohorts": [fed.cohort(number).client_ids.tolist() for number in range(ROUNDS)],
         "weights": list(params.values()),
+        "projection": fedkd.initial_projection(fed.network, fed.network, fed),
         "epochs": fed.local_epochs,
         "batch_size": fed.batch_size,
         "lr": RUN["lr"],
@@ -91,11 +103,6 @@ def positions_of_batches(fed: Federation) -> dict[tuple[int, int, int], list[lis
                 filled = np.flatnonzero(sizes)
                 batches[number, client, epoch] = [plan.index[step, client, : sizes[step]].tolist() for step in filled]
     return batches
-
-
-def flat(tensors: Any) -> Tensor:
-    """The values of tensors in one vector, in float64."""
-    return torch.cat([value.detach().double().flatten() for value in tensors])
 
 
 def outcome(setup: Any, fed: Federation) -> dict[str, Tensor]:

@@ -19,12 +19,8 @@ from torch import Tensor
 
 from agreement.adapters import Adapter
 from agreement.adapters.feed import Problem
+from agreement.network import flat
 from agreement.rows import CASES, Peer, Row
-
-
-def vector(tensors: list[Tensor]) -> Tensor:
-    """The values of tensors in one vector, in float64."""
-    return torch.cat([tensor.double().flatten() for tensor in tensors])
 
 
 def make_importable(peer: Peer) -> None:
@@ -53,7 +49,7 @@ def run_row(row: Row, adapter: Adapter, problem: Problem) -> dict[str, Tensor] |
     ):
         try:
             ends = adapter.run(row.setup, problem)
-            return {what: vector(ends[what]) for what in row.compared}
+            return {what: flat(ends[what]) for what in row.compared}
         except Exception:
             return traceback.format_exc()
         finally:

@@ -21,6 +21,7 @@ class Problem:
     batches: dict[tuple[int, int, int], list[list[int]]]  # positions in each batch, by round, client and epoch
     cohorts: list[list[int]]  # the clients of each round
     weights: list[Tensor]  # the parameters that all sides start from
+    projection: Tensor  # of a mentee's features on its mentor's, from which all sides start FedKD
     epochs: int
     batch_size: int
     lr: float

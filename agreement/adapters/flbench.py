@@ -13,7 +13,7 @@ from src.server.fedavg import FedAvgServer
 from src.utils.constants import MODE, NUM_CLASSES
 from src.utils.models import DecoupledModel
 from src.utils.trainer import FLbenchTrainer
-from torch import Tensor, nn
+from torch import Tensor
 
 from agreement import network
 from agreement.adapters.feed import Ends, EpochLoader, Feed, Problem
@@ -141,7 +141,7 @@ def make_model(problem: Problem) -> DecoupledModel:
     """Makes the first model, of its class."""
     model = DecoupledModel()
     model.base = network.body()
-    model.classifier = nn.Linear(16, 10)
+    model.classifier = network.head()
     return network.start(model, problem.weights)
 
 

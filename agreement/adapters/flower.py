@@ -109,7 +109,7 @@ def run(setup: Setup, problem: Problem) -> Ends:
         server.parameters, _, (_, failures) = server.fit_round(server_round=number + 1, timeout=None)
         if failures:
             raise RuntimeError(str(failures[0]))
-    return {"shared": tensors_of(server.parameters)}
+    return {"shared": tensors_of_message(server.parameters)}
 
 
 def first_parameters(problem: Problem) -> flwr.common.Parameters:
@@ -117,7 +117,7 @@ def first_parameters(problem: Problem) -> flwr.common.Parameters:
     return ndarrays_to_parameters([value.numpy() for value in problem.weights])
 
 
-def tensors_of(parameters: flwr.common.Parameters) -> list[Tensor]:
+def tensors_of_message(parameters: flwr.common.Parameters) -> list[Tensor]:
     """The tensors in what Flower sends."""
     return [torch.from_numpy(array.copy()) for array in parameters_to_ndarrays(parameters)]
 
@@ -194,7 +194,7 @@ def make_server(setup: Setup, problem: Problem, manager: SimpleClientManager) ->
 def start_controls(server: Server, problem: Problem, at_zero: bool) -> None:
     """Gives SCAFFOLD its first control variates: the first parameters, or 0 for the server and every client."""
     if not at_zero:
-        server.server_cv = tensors_of(first_parameters(problem))
+        server.server_cv = tensors_of_message(first_parameters(problem))
         return
     server.server_cv = [torch.zeros_like(value) for value in problem.weights]
     for client in range(problem.num_clients):

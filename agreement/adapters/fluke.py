@@ -121,7 +121,7 @@ def options_of_client(client: int, setup: Setup, feed: Feed) -> dict[str, Any]:
 def make_model(problem: Problem) -> EncoderHeadNet:
     """Makes the first model, of its class."""
     body = network.body(network=problem.network)
-    return network.start(EncoderHeadNet(body, nn.Linear(16, 10)), problem.weights)
+    return network.start(EncoderHeadNet(body, network.head()), problem.weights)
 
 
 def ends_of(algorithm: CentralizedFL, setup: Setup) -> Ends:
@@ -138,7 +138,7 @@ def ends_of_clients(clients: list[Any], setup: Setup) -> Ends:
             ends["personal"] += params
             ends["bodies"] += network.body_of(params)
         for attribute in setup.kept:
-            ends["kept"] += tensors_of(attrgetter(attribute)(client))
+            ends["kept"] += network.parameters_or_number(attrgetter(attribute)(client))
         if setup.keeps_normalisation:
             for module in normalisations(client.model).values():
                 ends["kept"] += network.parameters_of(module)
@@ -159,11 +159,6 @@ def ends_of_server(server: Any, setup: Setup) -> Ends:
     if hasattr(server, "prototypes"):
         ends["class vectors"] = [torch.stack(list(server.prototypes))]
     return ends
-
-
-def tensors_of(value: nn.Module | float) -> list[Tensor]:
-    """The parameters of a model, or a number as a tensor."""
-    return network.parameters_of(value) if isinstance(value, nn.Module) else [torch.tensor(value)]
 
 
 def normalisations(model: nn.Module) -> dict[str, nn.Module]:

@@ -39,7 +39,7 @@ class Small(nn.Module):
     def __init__(self, problem: Problem):
         super().__init__()
         self.base = network.body(network=problem.network)
-        self.head = nn.Linear(16, 10)
+        self.head = network.head()
         network.start(self, problem.weights)
 
     def forward(self, x: Tensor) -> Any:

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import zlib
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
@@ -25,7 +24,7 @@ from agreement.peers.pfllib import Setup
 
 OPTIONS = {  # of its command line; those of a row come on top
     "algorithm": "x", "dataset": "digits", "device": "cpu", "save_folder_name": "items", "num_classes": 10,
-    "few_shot": 0, "learning_rate_decay_gamma": 1.0, "learning_rate_decay": False, "join_ratio": 1.0,
+    "few_shot": 0, "learning_rate_decay_gamma": 1.0, "learning_rate_decay": False,
     "random_join_ratio": False, "time_select": False, "goal": "test", "time_threthold": 1e9, "top_cnt": 100,
     "auto_break": False, "eval_gap": 100, "client_drop_rate": 0.0, "train_slow_rate": 0.0, "send_slow_rate": 0.0,
     "dlg_eval": False, "dlg_gap": 100, "batch_num_per_client": 2, "num_new_clients": 0, "fine_tuning_epoch_new": 0,
@@ -106,7 +105,7 @@ def arguments_of(setup: Setup, problem: Problem) -> SimpleNamespace:
         "global_rounds": problem.num_rounds,
         "num_clients": problem.num_clients,
         "join_ratio": problem.share_of_clients,
-        "model": network.start(BaseHeadSplit(network.body(), nn.Linear(16, 10)), problem.weights),
+        "model": network.start(BaseHeadSplit(network.body(), network.head()), problem.weights),
     }
     return SimpleNamespace(**{**options, **setup.options})
 
@@ -119,7 +118,7 @@ def ends_of(server: Any, setup: Setup) -> Ends:
         ends["personal"] += params
         ends["bodies"] += network.body_of(params)
         for attribute in setup.kept:
-            ends["kept"] += tensors_of(attrgetter(attribute)(client))
+            ends["kept"] += network.parameters_or_number(attrgetter(attribute)(client))
     shared = server.global_model
     if isinstance(shared, nn.Module):
         ends["shared"] = network.parameters_of(shared)
@@ -131,11 +130,6 @@ def ends_of(server: Any, setup: Setup) -> Ends:
             by_class = getattr(server, attribute)
             ends["class vectors"] = [by_class[label] for label in range(10)]
     return ends
-
-
-def tensors_of(value: nn.Module | float) -> list[Tensor]:
-    """The parameters of a model, or a number as a tensor."""
-    return network.parameters_of(value) if isinstance(value, nn.Module) else [torch.tensor(value)]
 
 
 def decompressed(value: np.ndarray | list[np.ndarray]) -> Tensor:
@@ -209,12 +203,8 @@ def calibrate_each_client(server: Any, problem: Problem) -> None:
 
 def same_projection(server: Any, problem: Problem) -> None:
     """The projection of features is the one that fedcli draws from its seed."""
-    key = [3, zlib.crc32(b"projection")]
-    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
-    largest = 16**-0.5
-    projection = torch.from_numpy(generator.uniform(-largest, largest, (16, 16)))
     for client in server.clients:
-        client.W_h.weight.data = projection.clone()
+        client.W_h.weight.data = problem.projection.clone()
 
 
 PATCHES = {
