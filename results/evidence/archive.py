@@ -15,31 +15,37 @@ ARCHIVE_SIZE = 62 * MIB  # bytes of the archive at most
 
 
 def pack(runs: Sequence[OpenRun], folder: Path) -> None:
-    """Writes what is carried of runs as parts of an archive in a folder, in place of those that are there."""
+    """Writes an archive in parts into a folder, in place of those that are there; says which runs are left behind.
+
+    It has the records of all runs, and what those that go on need for it as far as there is room.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("evidence.tgz.*"):
         old.unlink()
-    names = "\n".join(map(str, files_to_pack(runs)))
+    begun = [run for run in runs if run.record]
+    records = [run.folder / RECORD for run in begun]
+    room = ARCHIVE_SIZE - sum(file.stat().st_size for file in records) / 3  # compressed they take less
+    carried, left_behind = divide_by_room([run for run in begun if run.to_do or run.lacks_quality], room)
+    for run in left_behind:
+        print(f"left behind: {run.label}, seed {run.setup.config.seed}: {nbytes_of(run) / MIB:,.0f} MiB")
+    files = [*records, *(file for run in carried for file in files_of(run))]
+    names = "\n".join(map(str, files))
     command = f"tar -cz -T - | split -b {PART_SIZE} -d -a 1 - {shlex.quote(str(folder))}/evidence.tgz."
     subprocess.run(command, shell=True, check=True, text=True, input=names)
 
 
-def files_to_pack(runs: Sequence[OpenRun]) -> list[Path]:
-    """Returns all records, and what runs go on from as far as there is room; says which runs are left behind."""
-    begun = [run for run in runs if run.record]
-    files = [run.folder / RECORD for run in begun]
-    room = ARCHIVE_SIZE - sum(file.stat().st_size for file in files) / 3  # compressed they take less
-    for run in begun:
-        goes_on = run.to_do or run.lacks_quality
-        if not goes_on:
-            continue
+def divide_by_room(runs: Sequence[OpenRun], room: float) -> tuple[list[OpenRun], list[OpenRun]]:
+    """Returns the runs whose files are carried, the first of them first, and those that do not fit in so many bytes."""
+    carried = []
+    left_behind = []
+    for run in runs:
         nbytes = nbytes_of(run)
         if nbytes < room:
-            files += files_of(run)
+            carried.append(run)
             room -= nbytes
         else:
-            print(f"left behind: {run.label}, seed {run.setup.config.seed}: {nbytes / MIB:,.0f} MiB")
-    return files
+            left_behind.append(run)
+    return carried, left_behind
 
 
 def unpack(folder: Path) -> None:

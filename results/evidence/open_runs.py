@@ -14,7 +14,7 @@ from fedcli.runs.resolve import resolve
 AnyRun = TypeVar("AnyRun", bound=PlannedRun)
 RUNS = Path("runs/evidence")
 MEASURED = "fedfm:V"  # the table whose cells `fedcli quality` measures
-SEPARATION = "fedfm:fedavg fedfm:features fedfm:silhouette"
+SEPARATION = ("fedfm:fedavg", "fedfm:features", "fedfm:silhouette")
 TINY = {
     "dataset": "digits", "backbone": "cnn-small", "num_clients": 4, "cohort_size": 2, "rounds": 3, "local_epochs": 1,
     "batch_size": 8, "device": "cpu",
@@ -25,29 +25,35 @@ TINY = {
 class Work:
     """Cells to run, as `fedcli table TABLE --only ... --seeds ...`."""
 
-    decides: str  # the beginnings of claims, or what is learnt
     table: str
     only: tuple[str, ...]
     seeds: tuple[int, ...]
-    instead: Mapping[str, Any] = field(default_factory=dict)  # options in place of the table's, a protocol among them
+    claims: tuple[str, ...] = ()  # the names of those that it decides
+    note: str = ""  # what is learnt where it decides none
+    options: Mapping[str, Any] = field(default_factory=dict)  # in place of the table's, a protocol among them
+
+    @property
+    def purpose(self) -> str:
+        """What the cells are run for."""
+        return self.note or " ".join(self.claims)
 
 
 WORK = (
-    Work(SEPARATION, "fedfm:V", only=("FedFM", "NMI"), seeds=(0,)),
-    Work(SEPARATION, "fedfm:V", only=("FedAvg", "NMI"), seeds=(0,)),
-    Work("fedsa:cross-silo", "fedsa:1", only=("FedSA", "FedProto", "cross-silo Cifar10"), seeds=(0, 1, 2)),
-    Work("fedsa:cifar100", "fedsa:1", only=("FedSA", "FedTGP", "cross-device Cifar100"), seeds=(0, 1, 2)),
-    Work("fedsa:margin", "fedsa:4", only=("EMA+R+ER+MCL+CC", "EMA+R+ER+CC"), seeds=(0, 1, 2)),
-    Work(SEPARATION, "fedfm:V", only=("FedFM", "FedAvg", "NMI"), seeds=(1, 2)),
-    Work("fedfm:second-best", "fedfm:V", only=("SCAFFOLD", "NMI"), seeds=(0, 1, 2)),
-    Work("fedcme:more-skew", "fedcme:II",
-         only=("FedAvg", "FedCME(0.01)", "CIFAR10 alpha=0.1 K=80", "CIFAR10 alpha=0.5 K=80"), seeds=(0, 1, 2)),
-    Work("fedcme:sooner", "fedcme:III",
-         only=("FedCME(0.01)", "FedAvg", "FedRS(0.5)", "K=80,M=30", "K=50,M=20"), seeds=(0, 1, 2)),
-    Work("FedFA's Table 2", "fedfa:2", only=("CIFAR-10 ",), seeds=(2021, 2022, 2023)),
-    Work("fccl:other-domains", "fccl:8", only=("FCCL+", "FCCL", "BASE", "Digits inter AVG"), seeds=(0, 1, 2),
-         instead={"protocol": "fccl:digit-domains", "dataset": "digits-real-4"}),
-    Work("FedFM's Table III", "fedfm:III", only=("CIFAR-10 NIID-1", "CIFAR-10 NIID-2"), seeds=(0, 1, 2)),
+    Work("fedfm:V", only=("FedFM", "NMI"), seeds=(0,), claims=SEPARATION),
+    Work("fedfm:V", only=("FedAvg", "NMI"), seeds=(0,), claims=SEPARATION),
+    Work("fedsa:1", only=("FedSA", "FedProto", "cross-silo Cifar10"), seeds=(0, 1, 2), claims=("fedsa:cross-silo",)),
+    Work("fedsa:1", only=("FedSA", "FedTGP", "cross-device Cifar100"), seeds=(0, 1, 2), claims=("fedsa:cifar100",)),
+    Work("fedsa:4", only=("EMA+R+ER+MCL+CC", "EMA+R+ER+CC"), seeds=(0, 1, 2), claims=("fedsa:margin",)),
+    Work("fedfm:V", only=("FedFM", "FedAvg", "NMI"), seeds=(1, 2), claims=SEPARATION),
+    Work("fedfm:V", only=("SCAFFOLD", "NMI"), seeds=(0, 1, 2), claims=("fedfm:second-best",)),
+    Work("fedcme:II", only=("FedAvg", "FedCME(0.01)", "CIFAR10 alpha=0.1 K=80", "CIFAR10 alpha=0.5 K=80"),
+         seeds=(0, 1, 2), claims=("fedcme:more-skew",)),
+    Work("fedcme:III", only=("FedCME(0.01)", "FedAvg", "FedRS(0.5)", "K=80,M=30", "K=50,M=20"),
+         seeds=(0, 1, 2), claims=("fedcme:sooner",)),
+    Work("fedfa:2", only=("CIFAR-10 ",), seeds=(2021, 2022, 2023), note="FedFA's Table 2"),
+    Work("fccl:8", only=("FCCL+", "FCCL", "BASE", "Digits inter AVG"), seeds=(0, 1, 2), claims=("fccl:other-domains",),
+         options={"protocol": "fccl:digit-domains", "dataset": "digits-real-4"}),
+    Work("fedfm:III", only=("CIFAR-10 NIID-1", "CIFAR-10 NIID-2"), seeds=(0, 1, 2), note="FedFM's Table III"),
 )  # fmt: skip
 
 
@@ -79,7 +85,7 @@ def planned_runs(precision: str, tiny: bool) -> list[OpenRun]:
         if tiny:
             by_seed = by_seed[:1]
         for run in by_seed:
-            is_changed = bool(changes) or bool(work.instead)  # then no committed record stands for it
+            is_changed = bool(changes) or bool(work.options)  # then no committed record stands for it
             if run.to_do or is_changed:
                 to_run = open_run(run, work, changes, home)
                 runs.setdefault(to_run.folder, to_run)
@@ -89,12 +95,12 @@ def planned_runs(precision: str, tiny: bool) -> list[OpenRun]:
 def open_run(run: PlannedRun, work: Work, changes: Mapping[str, Any], home: Path) -> OpenRun:
     """Returns a run of a table as it is done here: with other options, in a folder below `home`."""
     options = {**run.options, **changes}
-    if work.instead:
+    if work.options:
         # Under another protocol none of the options may come from the cell's.
-        options = {**run.setup.all_options(), **changes, **work.instead}
+        options = {**run.setup.all_options(), **changes, **work.options}
     setup = resolve(find_method(run.method), options, need_data=False)
     return OpenRun(
-        label=f"{work.decides}: {work.table} {run.label}",
+        label=f"{work.purpose}: {work.table} {run.label}",
         method=run.method,
         options=options,
         setup=setup,
