@@ -42,7 +42,8 @@ from fedcli.runs.prepare import prepare
 
 HERE = Path(__file__).parent
 CSV = HERE / "peers.csv"
-ROUNDS = 5  # the first warms up, and the last, which is tested, is not counted
+ROUNDS = 5
+COUNTED_ROUNDS = ROUNDS - 2  # the first warms up, and the last is tested
 TRAINING = {
     "protocol": "fedsa:cifar10-silo", "dataset": "fmnist", "backbone": "cnn-mcmahan", "optimizer": "sgd", "lr": 0.01,
     "momentum": 0.0, "drop_last": True, "partition": "iid", "num_clients": 100, "seed": 0,
@@ -92,7 +93,7 @@ def measure(workload: str, sides: list[str], turn: int, pfllib: str, python: str
             accuracy = result.pop("accuracy")
             case = {"workload": workload, "side": side, "turn": turn}
             versions = {**result, "processor": processor}
-            append_rows({"what": "seconds", **case, "value": seconds[: ROUNDS - 2], **versions})
+            append_rows({"what": "seconds", **case, "value": seconds[:COUNTED_ROUNDS], **versions})
             if accuracy is not None:
                 append_rows({"what": "end", **case, "value": [accuracy], **versions})
 

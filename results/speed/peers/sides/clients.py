@@ -1,5 +1,6 @@
 """The clients' images, the initial model and the network, as the sides other than fedcli read them."""
 
+import runpy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,6 @@ def user_network(backbone: str) -> nn.Module:
 
 def own_network(backbone: str) -> nn.Module:
     """Returns a network of `networks.py`, by its path and name."""
-    import networks
-
-    _, _, name = backbone.rpartition(":")
-    make = getattr(networks, name)
+    path, name = backbone.rsplit(":", 1)
+    make = runpy.run_path(path)[name]
     return make()
