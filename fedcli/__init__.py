@@ -26,6 +26,7 @@ from fedcli.declarations import (
     Table,
     both_ways,
     grid,
+    join_configs,
     option,
     params_both_ways,
     row,
@@ -35,6 +36,6 @@ from fedcli.errors import UserError
 
 __all__ = [
     "Cell", "Claim", "Control", "DataSetting", "Gain", "Method", "Post", "Protocol", "PublicSetting", "Row", "Table",
-    "UserError", "both_ways", "frame", "grid", "load", "option", "params_both_ways", "row", "rows_by_class", "run",
-    "tune",
+    "UserError", "both_ways", "frame", "grid", "join_configs", "load", "option", "params_both_ways", "row",
+    "rows_by_class", "run", "tune",
 ]  # fmt: skip

@@ -76,15 +76,28 @@ Run it
     fedcli run fedfm --dataset cifar10
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, make_dataclass, replace
-from types import ModuleType
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedcli import Cell, Claim, DataSetting, Gain, Method, Protocol, Row, Table, both_ways, grid, option, row
+from fedcli import (
+    Cell,
+    Claim,
+    DataSetting,
+    Gain,
+    Method,
+    Protocol,
+    Row,
+    Table,
+    both_ways,
+    grid,
+    join_configs,
+    option,
+    row,
+)
 from fedcli.core import (
     Aux,
     Batch,
@@ -100,7 +113,7 @@ from fedcli.core import (
 )
 from fedcli.core.class_vectors import FAR, no_vectors, unit
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines import fednova, fedprox, moon
+from fedcli.papers.baselines import fedavg, fednova, fedprox, moon
 
 
 @dataclass(frozen=True)
@@ -420,31 +433,15 @@ class AddOnContext(NamedTuple):
     other: Any
 
 
-def joined_name(base: ModuleType, name: str) -> str:
-    """What an option of another method is called beside those of FedFM (Reading 17)."""
-    names_of_fedfm = [entry.name for entry in fields(Config)]
-    return f"{base.METHOD.name}_{name}" if name in names_of_fedfm else name
+class ExtendedMethod(NamedTuple):
+    """What feature matching needs of a method to which it is added; the functions take that method's own options."""
 
-
-def joined_config(base: ModuleType) -> type:
-    """FedFM's options and those of another method, as one Config.
-
-    Args:
-        base: The other method's module.
-    """
-    title, _, _ = base.METHOD.title.partition(":")
-    joined = []
-    for entry in fields(base.Config):
-        facts = vars(entry.metadata["option"])  # of its declaration
-        declared = option(**{**facts, "source": f"{title}, {facts['source']}"})
-        joined.append((joined_name(base, entry.name), entry.type, declared))
-    return make_dataclass("JoinedConfig", joined, bases=(Config,), frozen=True)
-
-
-def config_of(base: ModuleType, config: Any) -> Any:
-    """Another method's own Config, out of its options joined with FedFM's."""
-    values = {entry.name: getattr(config, joined_name(base, entry.name)) for entry in fields(base.Config)}
-    return base.Config(**values)
+    method: Method
+    server_state: type  # with matching: the fields of the method's own server state, and the anchors
+    client_states: tuple[type, ...]  # of what its clients keep
+    make_local_loss: Callable[[Network, Any], LocalLoss]  # its objective returns the features `[B, D]` as outputs
+    local_context: Callable[..., tuple[Any, Any]]  # (state, cohort, fed, config): what clients train with, its axes
+    aggregate: Callable[..., Any]  # (state, clients, cohort, fed, config): the server's state after the round
 
 
 def add_matching(objective: LocalLoss, config: Config) -> LocalLoss:
@@ -458,23 +455,19 @@ def add_matching(objective: LocalLoss, config: Config) -> LocalLoss:
     return local_loss
 
 
-def with_matching(base: ModuleType) -> Method:
-    """Another method with feature matching: its objective plus lambda Q_k, FedFM's anchors, all else as it is.
-
-    Args:
-        base: The method's module, with `Config`, `init`, `make_local_loss`, `local_context` and `aggregate`.
-    """
-    plain = base.METHOD
-    title, _, _ = plain.title.partition(":")
-    state_type = StateWithClients if "clients" in base.ServerState._fields else ServerState
+def with_matching(base: ExtendedMethod) -> Method:
+    """Another method with feature matching: its objective plus lambda Q_k, FedFM's anchors, all else as it is."""
+    extended = base.method
+    title, _, _ = extended.title.partition(":")
+    options = join_configs(Config, extended.config, prefix=extended.name, source=title)  # Reading 17
 
     def init(fed: Federation, config):
         anchors, has_anchor = no_vectors(fed)
-        first = base.init(fed, config_of(base, config))
-        return state_type(**first._asdict(), anchors=anchors, has_anchor=has_anchor)
+        first = extended.init(fed, options.second_of(config))
+        return base.server_state(**first._asdict(), anchors=anchors, has_anchor=has_anchor)
 
     def run_round(state, cohort: Cohort, fed: Federation, config):
-        base_config = config_of(base, config)
+        base_config = options.second_of(config)
         clients = fed.broadcast(state.params, state.buffers, cohort)
         anchors, has_anchor = exchange_anchors(clients, state, cohort, fed, config)  # as in FedFM
         other, other_axes = base.local_context(state, cohort, fed, base_config)
@@ -486,28 +479,53 @@ def with_matching(base: ModuleType) -> Method:
         clients, terms = fed.train(clients, cohort, local_step, context, axes)
         terms |= start_terms(state, cohort, config)
         after = base.aggregate(state, clients, cohort, fed, base_config)
-        return state_type(**after._asdict(), anchors=anchors, has_anchor=has_anchor), terms
+        return base.server_state(**after._asdict(), anchors=anchors, has_anchor=has_anchor), terms
 
     def costs(state, cohort: Cohort, fed: Federation, config):
-        down, up = plain.costs(state, cohort, fed, config_of(base, config))
+        down, up = extended.costs(state, cohort, fed, options.second_of(config))
         anchors = len(cohort.client_ids) * fed.num_classes * fed.feature_dim
         return down + anchors, up + anchors
 
     return Method(
-        name=f"{plain.name}-fm",
+        name=f"{extended.name}-fm",
         title=f"{title} with feature matching",
-        config=joined_config(base),
+        config=options.config,
         init=init,
         run_round=run_round,
-        reduces_to=(plain.name, {"match_weight": 0.0, "clip_norm": 0.0}),
-        state_types=(state_type, *(kind for kind in plain.state_types if kind is not base.ServerState)),
+        reduces_to=(extended.name, {"match_weight": 0.0, "clip_norm": 0.0}),
+        state_types=(base.server_state, *base.client_states),
         costs=costs,
-        optimizers=plain.optimizers,
-        client_memory=lambda sizes: plain.client_memory(sizes) + sizes.num_classes * sizes.feature_dim,
+        optimizers=extended.optimizers,
+        client_memory=lambda sizes: extended.client_memory(sizes) + sizes.num_classes * sizes.feature_dim,
     )
 
 
-METHODS = (LITE, with_matching(fedprox), with_matching(fednova), with_matching(moon))
+FEDPROX = ExtendedMethod(
+    fedprox.METHOD,
+    server_state=ServerState,
+    client_states=(),
+    make_local_loss=fedprox.make_local_loss,
+    local_context=fedprox.local_context,
+    aggregate=fedprox.aggregate,
+)
+FEDNOVA = ExtendedMethod(
+    fednova.METHOD,
+    server_state=ServerState,
+    client_states=(),
+    make_local_loss=fedavg.make_local_loss,  # its clients train as FedAvg's
+    local_context=fedavg.local_context,
+    aggregate=fednova.aggregate,
+)
+MOON = ExtendedMethod(
+    moon.METHOD,
+    server_state=StateWithClients,
+    client_states=(ClientState,),
+    make_local_loss=moon.make_local_loss,
+    local_context=moon.local_context,
+    aggregate=moon.aggregate,
+)
+
+METHODS = (LITE, with_matching(FEDPROX), with_matching(FEDNOVA), with_matching(MOON))
 
 
 # The paper's experiments: protocols

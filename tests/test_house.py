@@ -96,7 +96,7 @@ FOR_METHODS = {"fedcli", "fedcli.core"} | {
 # A method imports another one only where it is that method with something added or exchanged.
 ADDS_TO = {
     "fccl_plus": {"ewc"},  # its Table 16 takes EWC as the regularizer
-    "fedfm": {"fednova", "fedprox", "moon"},  # feature matching is added to each, Section VII-D.2
+    "fedfm": {"fedavg", "fednova", "fedprox", "moon"},  # feature matching is added to each, Section VII-D.2
     "fedgen": {"lg_fedavg"},  # LG-FedAvg and a generator
     "ditto": {"fedprox"},  # own models by FedProx's objective around the global one
     "fedcm": {"fedavg", "scaffold"},  # FedAvg with momentum at the clients; the server's step is SCAFFOLD's

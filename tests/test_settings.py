@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedcli
-from fedcli import Cell, Table, option
+from fedcli import Cell, Table, join_configs, option
 from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.declarations import check_value, facts_of
 from fedcli.errors import UserError
@@ -350,3 +350,35 @@ def test_shards_of_the_digits_keep_every_class(tmp_path):
 def test_the_rule_for_a_remainder_is_refused_where_there_are_no_shards():
     setup = resolve(find_method("fedavg"), {**SHARDS, "partition": "iid", "remainder": "drop"})
     refused(lambda: refuse_without_effect(setup), "--remainder is for --partition classes:C (got iid)")
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Options of a method that is added to another."""
+
+    temperature: float = option(0.1, "Temperature", source="Eq. 1")
+    form: str = option("a", "Form", choices=("a", "b"))
+
+
+@dataclass(frozen=True)
+class Extended:
+    """Options of the other."""
+
+    form: str = option("x", "Form", choices=("x", "y"))
+    weight: float = option(2.0, "Weight", source="Eq. 4", low=0, only_with={"form": ("x",)})
+
+
+def test_joined_options_are_those_of_both_methods_under_names_of_their_own():
+    joined = join_configs(Matching, Extended, prefix="other", source="Other")
+    values = joined.config(temperature=0.5, form="b", other_form="y", weight=3.0)
+    assert joined.second_of(values) == Extended(form="y", weight=3.0)
+    assert joined.second_of(joined.config()) == Extended()
+
+    entries = {entry.name: entry for entry in dataclasses.fields(joined.config)}
+    assert [*entries] == ["temperature", "form", "other_form", "weight"]
+    weight = facts_of(entries["weight"])
+    assert weight == replace(
+        facts_of(Extended.__dataclass_fields__["weight"]), source="Other, Eq. 4", only_with={"other_form": ("x",)}
+    )
+    assert facts_of(entries["other_form"]).source == "Other"
+    refused(lambda: check_value(entries["other_form"], "b"), "--other-form must be x or y")

@@ -4,12 +4,20 @@ from fedcli.declarations.claims import Claim, Control
 from fedcli.declarations.costs import Sizes, both_ways, params_both_ways, rows_by_class
 from fedcli.declarations.methods import Method, Post
 from fedcli.declarations.names import flag_of, paper_of
-from fedcli.declarations.options import START, OptionFacts, check_value, facts_of, option
+from fedcli.declarations.options import (
+    START,
+    JoinedConfigs,
+    OptionFacts,
+    check_value,
+    facts_of,
+    join_configs,
+    option,
+)
 from fedcli.declarations.protocols import SELECTIONS, DataSetting, Protocol, PublicSetting
 from fedcli.declarations.tables import Cell, Gain, Row, Table, grid, row
 
 __all__ = [
-    "SELECTIONS", "START", "Cell", "Claim", "Control", "DataSetting", "Gain", "Method", "OptionFacts", "Post",
-    "Protocol", "PublicSetting", "Row", "Sizes", "Table", "both_ways", "check_value", "facts_of", "flag_of", "grid",
-    "option", "paper_of", "params_both_ways", "row", "rows_by_class",
+    "SELECTIONS", "START", "Cell", "Claim", "Control", "DataSetting", "Gain", "JoinedConfigs", "Method", "OptionFacts",
+    "Post", "Protocol", "PublicSetting", "Row", "Sizes", "Table", "both_ways", "check_value", "facts_of", "flag_of",
+    "grid", "join_configs", "option", "paper_of", "params_both_ways", "row", "rows_by_class",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Options: a field of a dataclass that says all of an option, and the check of a value."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass, replace
 from types import MappingProxyType, NoneType
 from typing import Any, get_args
 
@@ -161,6 +161,53 @@ def facts_of(field: Field) -> OptionFacts:
             "fedcli.option(DEFAULT, HELP)."
         )
     return field.metadata[FACTS]
+
+
+@dataclass(frozen=True)
+class JoinedConfigs:
+    """Two configurations as one, see `join_configs`.
+
+    Attributes:
+        config: Frozen dataclass of the options of both, a subclass of the first.
+        second: The second configuration.
+        names: What each option of the second is called in `config`, by its own name.
+    """
+
+    config: type
+    second: type
+    names: Mapping[str, str]
+
+    def second_of(self, values: Any) -> Any:
+        """Returns the second configuration, an instance, out of an instance of the joined one."""
+        return self.second(**{own: getattr(values, joined) for own, joined in self.names.items()})
+
+
+def join_configs(first: type, second: type, *, prefix: str, source: str) -> JoinedConfigs:
+    """Joins the options of two methods, for a method that adds the first to the second.
+
+    Args:
+        first: Frozen dataclass whose options keep their names.
+        second: Frozen dataclass; an option of it whose name `first` has too is called `{prefix}_{name}`.
+        prefix: The second method's name.
+        source: What the help of the second's options says before their own source: the second method's title.
+
+    Raises:
+        UserError: A field of the second is not made by `option`.
+    """
+    taken = {entry.name for entry in fields(first)}
+    names = {}
+    for entry in fields(second):
+        names[entry.name] = f"{prefix}_{entry.name}" if entry.name in taken else entry.name
+    joined = []
+    for entry in fields(second):
+        facts = facts_of(entry)
+        origin = ", ".join(filter(None, (source, facts.source)))
+        needs = {names[name]: values for name, values in facts.only_with.items()}  # by their names in the joined one
+        facts = replace(facts, source=origin, only_with=MappingProxyType(needs))
+        declared: Any = field(default=facts.default, metadata={FACTS: facts})
+        joined.append((names[entry.name], entry.type, declared))
+    config = make_dataclass("JoinedConfig", joined, bases=(first,), frozen=True)
+    return JoinedConfigs(config, second, names)
 
 
 def check_value(field: Field, value: Any) -> None:

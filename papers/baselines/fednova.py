@@ -51,7 +51,7 @@ from torch import Tensor
 from fedcli import Method
 from fedcli.core import Client, Params, quotient, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.papers.baselines.fedavg import ServerState, init, local_context, make_local_loss  # noqa: F401
+from fedcli.papers.baselines.fedavg import ServerState, init, make_local_loss
 
 
 @dataclass(frozen=True)
