@@ -1,6 +1,11 @@
-"""Numbers and images that are the same in every call."""
+"""Numbers in float64, and numbers and images that are the same in every call."""
 
 import torch
+
+
+def doubles(values):
+    """These values in float64."""
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def images(batch, channels=3, size=32, seed=0, dtype=torch.float64):

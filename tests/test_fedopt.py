@@ -9,6 +9,7 @@ import torch
 from fedcli.papers.baselines import fedopt
 from fedcli.registry import find_method
 from tests import laws
+from tests.tensors import doubles
 
 
 def second_moment(name, v, delta, beta):
@@ -29,10 +30,6 @@ def federation_of(local, buffers):
         network=None, broadcast=lambda *model: None, train=lambda *arguments: (clients, {}),
         upload_model=lambda trained: (trained.params, trained.buffers),
     )  # fmt: skip
-
-
-def doubles(values):
-    return torch.tensor(values, dtype=torch.float64)
 
 
 OPTIONS = {"server_lr": 0.1, "server_momentum": 0.5, "adaptivity": 0.5}

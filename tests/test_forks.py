@@ -488,7 +488,8 @@ def test_only_small_networks_that_train_one_by_one_are_shared(
     assert fed.engine.processes.count == 1
 
 
-def write_files(folder, texts):
+def write_lines(folder, texts):
+    """Writes files of a line each, by path."""
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text + "\n")
@@ -510,7 +511,7 @@ def test_a_process_has_the_cores_that_it_is_bound_to_and_that_its_container_has(
     listing, files, expected, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(cores.os, "sched_getaffinity", lambda number: range(64))
-    write_files(tmp_path, files | {"listing": listing})
+    write_lines(tmp_path, files | {"listing": listing})
     assert allowed_cores(tmp_path, tmp_path / "listing") == expected
 
 
@@ -525,9 +526,14 @@ def test_a_run_has_no_more_threads_than_cores_unless_it_is_told_so(monkeypatch, 
         assert torch.get_num_threads() == 2
 
 
+def unset_until_the_end(monkeypatch, name):
+    """Takes a variable out of the environment, and makes monkeypatch undo what the test lets others set."""
+    monkeypatch.setenv(name, "")  # else it would keep nothing of a variable that is not there
+    monkeypatch.delenv(name)
+
+
 def test_workers_have_as_many_threads_as_one_process(monkeypatch, two_threads):
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.delenv("OMP_NUM_THREADS")
+    unset_until_the_end(monkeypatch, "OMP_NUM_THREADS")  # `launch` sets it
     monkeypatch.setattr(cores, "allowed_cores", lambda: 1)
     monkeypatch.setattr("torch.distributed.run.run", lambda options: None)
     monkeypatch.setattr(workers.logging, "disable", lambda: None)

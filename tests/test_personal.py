@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 
 import fedcli
@@ -24,7 +24,7 @@ from fedcli.runs.options import flags_of
 from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.commands import invoke
-from tests.plain_loops import copied, minibatches, modules_of
+from tests.plain_loops import Model, buffers_of, copied, minibatches, modules_of, params_of
 from tests.refusals import refused
 from tests.tensors import randn
 
@@ -40,23 +40,14 @@ def module_of(fed, model):
     return module
 
 
-class Model(NamedTuple):
-    """The tensors of a network by name."""
-
-    params: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-
-
 def first_model(fed):
     """The model from which the server and every client begin."""
     return Model(*fed.initial_model())
 
 
-def split_model(module):
+def model_of(module):
     """Copies of a module's parameters and buffers."""
-    params = copied(dict(module.named_parameters()))
-    buffers = copied(dict(module.named_buffers()))
-    return Model(params, buffers)
+    return Model(params_of(module), buffers_of(module))
 
 
 def with_tensors(model, tensors):
@@ -111,7 +102,7 @@ def train(fed, number, client, model, *, names=None, epochs=None, distance=None)
         module.zero_grad()
         loss.backward()
         optimizer.step()
-    return split_model(module)
+    return model_of(module)
 
 
 def squared_distance(point):
@@ -119,8 +110,15 @@ def squared_distance(point):
     return lambda module: sum((value - point[name]).square().sum() for name, value in module.named_parameters())
 
 
-# One round of each method: from what all share, and the clients' states, to both after it and the personal models.
-# `uploads` are the models that clients send after it.
+# One round of each method, from what all share and the clients' states; `uploads` are the models that clients send.
+
+
+class AfterRound(NamedTuple):
+    """What a round of a plain loop comes to."""
+
+    shared: Model
+    states: dict[int, Any]  # that clients keep
+    personal: dict[int, Model]
 
 
 def own_tensors(names):
@@ -135,7 +133,7 @@ def own_tensors(names):
             uploads.append(trained)
         shared = mean_of(uploads, clients)
         personal = {client: with_tensors(shared, own_part) for client, own_part in states.items()}
-        return shared, states, personal
+        return AfterRound(shared, states, personal)
 
     return slow_round
 
@@ -151,7 +149,7 @@ def fedrep_round(fed, options, number, clients, shared, states):
         uploads.append(train(fed, number, client, with_tensors(shared, states[client]), names=body))
     shared = mean_of(uploads, clients)
     personal = {client: with_tensors(shared, head) for client, head in states.items()}
-    return shared, states, personal
+    return AfterRound(shared, states, personal)
 
 
 def fedbabu_round(fed, options, number, clients, shared, states):
@@ -159,7 +157,7 @@ def fedbabu_round(fed, options, number, clients, shared, states):
     shared = mean_of([train(fed, number, client, shared, names=body) for client in clients], clients)
     tuning_epochs = range(fed.local_epochs, fed.local_epochs + options.tuning_epochs)
     tuned = {client: train(fed, number, client, shared, epochs=tuning_epochs) for client in range(len(SIZES))}
-    return shared, states, tuned
+    return AfterRound(shared, states, tuned)
 
 
 def ditto_round(fed, options, number, clients, shared, states):
@@ -172,7 +170,7 @@ def ditto_round(fed, options, number, clients, shared, states):
     for client in clients:
         states[client] = train(fed, number, client, states.get(client, first_model(fed)), distance=proximal_term)
         uploads.append(train(fed, number, client, shared))
-    return mean_of(uploads, clients), states, states
+    return AfterRound(mean_of(uploads, clients), states, states)
 
 
 def mixed(v, w, alpha):
@@ -214,14 +212,14 @@ def apfl_round(fed, options, number, clients, shared, states):
             w_optimizer.step()
             if options.adaptive and step == 0:
                 alpha = min(max(alpha - fed.config.lr * slope, 0.0), 1.0)
-        new_model = Model(split_model(v).params, split_model(mixture).buffers)
+        new_model = Model(model_of(v).params, model_of(mixture).buffers)
         states[client] = ApflClient(new_model, alpha)
-        uploads.append(split_model(w))
+        uploads.append(model_of(w))
     shared = mean_of(uploads, clients)
     personal = {}
     for client, (model, alpha) in states.items():
         personal[client] = Model(mixed(model.params, shared.params, alpha), model.buffers)
-    return shared, states, personal
+    return AfterRound(shared, states, personal)
 
 
 def pfedme_round(fed, options, number, clients, shared, states):
@@ -240,12 +238,12 @@ def pfedme_round(fed, options, number, clients, shared, states):
             with torch.no_grad():
                 for name, value in theta.named_parameters():
                     local[name] -= options.outer_lr * options.proximal_weight * (local[name] - value)
-        states[client] = split_model(theta)
+        states[client] = model_of(theta)
         uploads.append(Model(local, states[client].buffers))
     mean = mean_of(uploads, clients)
     beta = options.server_mixing
     params = {name: (1 - beta) * shared.params[name] + beta * value for name, value in mean.params.items()}
-    return Model(params, mean.buffers), states, states
+    return AfterRound(Model(params, mean.buffers), states, states)
 
 
 def fedrod_round(fed, options, number, clients, shared, states):
@@ -268,13 +266,13 @@ def fedrod_round(fed, options, number, clients, shared, states):
             (generic + personal).backward()
             optimizer.step()
         states[client] = copied(head.state_dict())
-        uploads.append(split_model(module))
+        uploads.append(model_of(module))
     shared = mean_of(uploads, clients)
     personal = {}
     for client, head in states.items():
         summed = {f"head.{key}": shared.params[f"head.{key}"] + value for key, value in head.items()}
         personal[client] = with_tensors(shared, summed)
-    return shared, states, personal
+    return AfterRound(shared, states, personal)
 
 
 class Case(NamedTuple):

@@ -35,6 +35,7 @@ from tests.commands import invoke
 from tests.drawings import drawn
 from tests.records import curve
 from tests.refusals import refused
+from tests.tensors import doubles
 
 TINY = {
     "dataset": "digits", "train_examples": 200, "num_clients": 4, "cohort_size": 3, "partition": "iid", "rounds": 3,
@@ -268,10 +269,6 @@ def test_the_command_draws_them_and_refuses_others(kind, runs, tmp_path, quick, 
 
 
 # How far the clients' models drift apart
-
-
-def doubles(values):
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def test_the_distance_of_features_is_that_by_hand():
