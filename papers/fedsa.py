@@ -224,7 +224,7 @@ def margin_contrastive(
     return cross_entropy(-(distance(features[:, None], anchors) + margin * is_label), labels, mask)
 
 
-def margin(prototypes: Tensor, has_class: Tensor, form: str = "nearest") -> Tensor:
+def separation(prototypes: Tensor, has_class: Tensor, form: str = "nearest") -> Tensor:
     """Eq. 6: how far apart the prototypes of different classes are; a scalar, 0 where fewer than two classes are there.
 
     Args:
@@ -315,17 +315,17 @@ def train_group(state: ServerState, anchors: Tensor, group: Cohort, fed: Federat
     """Local training of the clients with one network; they send their features, gathered by class (Eq. 2)."""
     first = ClientState(*fed.initial_model(group.network), margin=anchors.new_zeros(()))
     private = fed.recall(state.clients, group, first)
-    global_margin = margin(anchors, torch.ones_like(state.has_class), config.margin_form)  # d_global
+    global_margin = separation(anchors, torch.ones_like(state.has_class), config.margin_form)  # d_global
     context = Context(anchors, torch.maximum(private.margin, global_margin))  # d_i^*; Reading 5
     clients = Client(private.params, private.buffers, memory=nothing_gathered(len(group.client_ids), anchors))
     step = gathering(fed.optimizer_step(make_local_loss(group.network, config)), len(anchors))  # Reading 6
     clients, terms = fed.train(clients, group, step, context, CONTEXT_AXES)
     gathered: Gathered = clients.memory
     prototypes = local_prototypes(gathered.sums, gathered.counts)  # [K, C, D]
-    margins = []
-    for prototypes_of_client, has_class in zip(prototypes, gathered.counts > 0, strict=True):
-        margins.append(margin(prototypes_of_client, has_class, config.margin_form))  # d_i
-    kept = ClientState(clients.params, clients.buffers, torch.stack(margins))
+    own_margins = []
+    for prototypes_of_client, is_held in zip(prototypes, gathered.counts > 0, strict=True):
+        own_margins.append(separation(prototypes_of_client, is_held, config.margin_form))  # d_i
+    kept = ClientState(clients.params, clients.buffers, torch.stack(own_margins))
     return GroupRound(kept, sent=gathered, terms=terms)
 
 
@@ -438,13 +438,13 @@ def _setting(backbone: str, channels: int = 3) -> DataSetting:
     return DataSetting(backbone=backbone, mean=(0.5,) * channels, std=(0.5,) * channels, source=source)
 
 
-_TEXT = (
+_FORMS_OF_THE_TEXT = (
     "a weight of 0.1 on the squared error to anchors or prototypes, Eq. 5 in FedSA, and the other methods in the forms "
     "of their papers"
 )
 
 
-def _equal(data: str, population: str) -> Protocol:
+def _protocol_of_table_1(data: str, population: str) -> Protocol:
     """A column of Table 1."""
     clients = _POPULATIONS[population]
     return Protocol(
@@ -457,11 +457,11 @@ def _equal(data: str, population: str) -> Protocol:
         evaluation="clients",
         method_options=_code_options(contrastive_weight=0.01),
         notes=_NOTES,
-        text_has=_TEXT,
+        text_has=_FORMS_OF_THE_TEXT,
     )
 
 
-def _different(count: int, population: str = "device") -> Protocol:
+def _protocol_of_table_2(count: int, population: str = "device") -> Protocol:
     """A column of Table 2, HtFE_X, or with `population` "silo" the setting of Fig. 3."""
     clients = _POPULATIONS[population]
     name = f"fedsa:cifar100-htfe{count}"
@@ -469,18 +469,18 @@ def _different(count: int, population: str = "device") -> Protocol:
     if population == "silo":
         name += "-silo"
         settings["rounds"] = 200
-    source_of_networks = "from the paper" if count == 8 else "too"
+    networks_from = "networks from the paper" if count == 8 else "networks too"
     return Protocol(
         name=name,
         summary=f"Class shares of a client from Dir(0.1), {clients.title}, {count} different networks",
-        source=f"{_SOURCE}; networks {source_of_networks}",
+        source=f"{_SOURCE}; {networks_from}",
         settings=settings,
         datasets={"cifar100": _setting(",".join(_NETWORKS[count]))},
         selection="best-test",
         evaluation="clients",
         method_options=_code_options(contrastive_weight=1.0),
         notes=_NOTES,
-        text_has=_TEXT,
+        text_has=_FORMS_OF_THE_TEXT,
     )
 
 
@@ -507,10 +507,10 @@ def _built_in(name: str, backbone: str, settings: dict, contrastive_weight: floa
 
 
 PROTOCOLS = (
-    *(_equal(data, "silo") for data in _DATA),
-    *(_equal(data, "device") for data in _DATA),
-    *(_different(count) for count in _NETWORKS),
-    _different(8, "silo"),
+    *(_protocol_of_table_1(data, "silo") for data in _DATA),
+    *(_protocol_of_table_1(data, "device") for data in _DATA),
+    *(_protocol_of_table_2(count) for count in _NETWORKS),
+    _protocol_of_table_2(8, "silo"),
     _built_in("digits", "cnn-small", {"rounds": 30}, contrastive_weight=0.01),
     _built_in(
         "digits-mixed",
@@ -527,12 +527,17 @@ _ROWS = {
     "LG-FedAvg": row("lg-fedavg"), "FedGen": row("fedgen"), "FML": row("fml"), "FedKD": row("fedkd"),
     "FedDistill": row("feddistill"), "FedProto": row("fedproto"), "FedTGP": row("fedtgp"), "FedSA": row("fedsa"),
 }  # fmt: skip
-_EQUAL = {}
+_COLUMNS_OF_TABLE_1 = {}
 for _population, _clients in _POPULATIONS.items():
     for _data, _printed in _DATA.items():
-        _EQUAL[f"{_clients.title} {_printed}"] = {"protocol": f"fedsa:{_data}-{_population}", "dataset": _data}
-_DIFFERENT = {f"HtFE{count}": {"protocol": f"fedsa:cifar100-htfe{count}", "dataset": "cifar100"} for count in _NETWORKS}
-_HTFE8 = _DIFFERENT["HtFE8"]
+        _COLUMNS_OF_TABLE_1[f"{_clients.title} {_printed}"] = {
+            "protocol": f"fedsa:{_data}-{_population}",
+            "dataset": _data,
+        }
+_COLUMNS_OF_TABLE_2 = {
+    f"HtFE{count}": {"protocol": f"fedsa:cifar100-htfe{count}", "dataset": "cifar100"} for count in _NETWORKS
+}
+_HTFE8 = _COLUMNS_OF_TABLE_2["HtFE8"]
 _FIG3 = {"protocol": "fedsa:cifar100-htfe8-silo", "dataset": "cifar100"}
 _EPOCHS = {
     "E=1": {**_HTFE8, "local_epochs": 1, "rounds": 1000},
@@ -547,7 +552,7 @@ _ABLATIONS = {
     "EMA+R+ER+MCL+CC": row("fedsa"),
 }
 _ABLATED = "Cifar100 HtFE8 accuracy"
-_SOON = "HtFE8, cross-silo, after a fifth of the rounds"
+_AFTER_A_FIFTH = "HtFE8, cross-silo, after a fifth of the rounds"
 _VALUES = (0.1, 1.0, 5.0, 10.0)
 _WEIGHTS = {
     **{f"lambda2={value:g}": {**_HTFE8, "contrastive_weight": value} for value in _VALUES},
@@ -575,18 +580,18 @@ TABLES = (
         1,
         "Accuracy with the same network for all",
         _ROWS,
-        _EQUAL,
+        _COLUMNS_OF_TABLE_1,
         "All rows have the paper's 1,000 rounds. With 20 clients the authors' scripts differ by method: total.sh has "
         "200 for FedGen and 1,000 for FedTGP.",
     ),
     # Table 2, "in the cross-device setting under both statistical and model heterogeneity". 96 runs.
-    _table(2, "Accuracy with different networks, Cifar100, cross-device", _ROWS, _DIFFERENT),
+    _table(2, "Accuracy with different networks, Cifar100, cross-device", _ROWS, _COLUMNS_OF_TABLE_2),
     # Fig. 3, "on Cifar100 in the cross-silo setting using the HtFE8 setting". Curves, no printed number. 8 runs.
     Table(
         name="fedsa:Fig3",
         title="Accuracy over rounds with different networks, Cifar100, cross-silo",
         reported=("FedSA", "in-text"),
-        cells=grid(_ROWS, {"HtFE8, cross-silo": _FIG3}) + grid(_ROWS, {_SOON: _FIG3}, "at:1/5"),
+        cells=grid(_ROWS, {"HtFE8, cross-silo": _FIG3}) + grid(_ROWS, {_AFTER_A_FIFTH: _FIG3}, "at:1/5"),
         seeds=(0,),
         notes=(
             *_NOTES,
@@ -758,6 +763,6 @@ CLAIMS = (
         table="fedsa:Fig3",
         row="FedSA",
         other_rows=("FedProto", "FedTGP"),
-        columns=(_SOON,),
+        columns=(_AFTER_A_FIFTH,),
     ),
 )

@@ -50,8 +50,8 @@ def test_margins_by_hand():
     far = math.hypot(3, 16)  # the others: 5, 12
     everyone = torch.ones(3, dtype=torch.bool)
     pair = torch.tensor([True, False, True])
-    assert fedsa.margin(points, everyone).item() == pytest.approx((5 + 5 + 12) / 3)
-    assert fedsa.margin(points, everyone, "pairs").item() == pytest.approx((5 + 12 + far) / 3)
+    assert fedsa.separation(points, everyone).item() == pytest.approx((5 + 5 + 12) / 3)
+    assert fedsa.separation(points, everyone, "pairs").item() == pytest.approx((5 + 12 + far) / 3)
     assert fedtgp.adaptive_margin(points, everyone, 100.0).item() == pytest.approx(12)
     assert fedtgp.adaptive_margin(points, everyone, 100.0, "pairs").item() == pytest.approx(far)
 
@@ -59,10 +59,10 @@ def test_margins_by_hand():
     nobody = ~everyone
     for form in ("nearest", "pairs"):
         assert fedtgp.adaptive_margin(points, everyone, 10.0, form).item() == 10
-        assert fedsa.margin(points, pair, form).item() == pytest.approx(far)
+        assert fedsa.separation(points, pair, form).item() == pytest.approx(far)
         assert fedtgp.adaptive_margin(points, pair, 100.0, form).item() == pytest.approx(far)
         for few in (alone, nobody):
-            assert fedsa.margin(points, few, form).item() == 0
+            assert fedsa.separation(points, few, form).item() == 0
             assert fedtgp.adaptive_margin(points, few, 10.0, form).item() == 0
 
 
