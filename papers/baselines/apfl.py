@@ -105,19 +105,19 @@ def make_local_loss(network: Network) -> LocalLoss:
 def make_local_step(fed: Federation, config: Config) -> Step:
     """One step of w and v, and of alpha in the first step of a round if it is adaptive; all at the state before."""
     loss = make_local_loss(fed.network)
-    models = fed.optimizer_step(loss, names=names_of_both(fed.network, fed.network))  # all but alpha
+    model_step = fed.optimizer_step(loss, names=names_of_both(fed.network, fed.network))  # all but alpha
     if not config.adaptive:
-        return models
-    share = fed.optimizer_step(loss, names=[ALPHA], key=ALPHA, optimizer="sgd", momentum=0.0, weight_decay=0.0)
+        return model_step
+    alpha_step = fed.optimizer_step(loss, names=[ALPHA], key=ALPHA, optimizer="sgd", momentum=0.0, weight_decay=0.0)
 
     def update(client, batch, context):
-        after, aux = models.update(client, batch, context)
-        stepped, _ = share.update(client, batch, context)
+        after, aux = model_step.update(client, batch, context)
+        stepped, _ = alpha_step.update(client, batch, context)
         alpha = next_alpha(client.params[ALPHA], stepped.params[ALPHA], is_first=client.memory)
         params = {**after.params, ALPHA: alpha}
         return after._replace(params=params, memory=torch.zeros_like(client.memory)), aux
 
-    return composed(update, models, share)
+    return composed(update, model_step, alpha_step)
 
 
 def personal_models(state: ServerState) -> dict[int, tuple[Params, Params]]:
