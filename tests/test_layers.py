@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedcli.core import backbones, layers
+from fedcli.core.clients import set_to
 from fedcli.core.keyed_draws import KeyedDraws, KeyedDropout, _random_words
 from fedcli.core.layers import LiveConv2d, MaskedBatchNorm2d, use_live_taps
 from tests.tensors import images
@@ -270,7 +271,7 @@ def test_a_convolution_by_its_live_taps_or_by_few_places_is_the_convolution(
 
     if dilation == 1 and size < 8:  # at most 2 x 2 places
         monkeypatch.setattr(layers.F, "conv2d", None)
-    with layers.set_to(layers.by_places, True):
+    with set_to(layers.by_places, True):
         assert_close(results(layer, x), expected, rtol=1e-12, atol=1e-12)
 
 

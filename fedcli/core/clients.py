@@ -3,8 +3,8 @@
 import copy
 import math
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -29,6 +29,16 @@ OBJECTIVE = "\0objective"
 # Whether an objective may not make numbers of tensors, see `NoReading`; in the first step of a round.
 refuse_reading: ContextVar[bool] = ContextVar("refuse_reading", default=False)
 under_vmap: ContextVar[bool] = ContextVar("under_vmap", default=False)  # whether vmap runs now
+
+
+@contextmanager
+def set_to(variable: ContextVar[bool], value: bool) -> Iterator[None]:
+    """Sets a context variable inside a `with` block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 class Model(NamedTuple):
@@ -273,14 +283,12 @@ def vmap_fault(network: Network, images: Tensor) -> str:
 
     tensors = {name: value.detach() for name, value in network.params.items()}, network.buffers
     stacked = tree_map(lambda value: torch.stack([value, value]), tensors)
-    token = under_vmap.set(True)
     try:
-        vmap(grad(objective, has_aux=True), randomness="error")(*stacked)
+        with set_to(under_vmap, True):
+            vmap(grad(objective, has_aux=True), randomness="error")(*stacked)
     except Exception as error:  # whatever torch makes of it
         cause = error.__cause__ or error  # of the refusal that names the user's file
         return first_line(cause)[:200]
-    finally:
-        under_vmap.reset(token)
     return ""
 
 

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from fedcli.core.augment import Transform
 from fedcli.core.batches import Batch, BatchPlan, is_real
-from fedcli.core.clients import Aux, Client, Step, Terms, keyed, refuse_reading
+from fedcli.core.clients import Aux, Client, Step, Terms, keyed, refuse_reading, set_to
 from fedcli.core.forks import Processes
 from fedcli.core.graphs import MAX_CALLS, MAX_STACKS, Graphs, KeptWork, StepGraphs, is_out_of_memory
-from fedcli.core.layers import by_places, set_to
+from fedcli.core.layers import by_places
 from fedcli.core.stacked import (
     STACKED,
     Call,

@@ -26,13 +26,14 @@ from fedcli.core.clients import (
     Step,
     Terms,
     refuse_reading,
+    set_to,
     vmap_fault,
 )
 from fedcli.core.engine import Chunking, Engine, OneWorker, Workers
 from fedcli.core.exchanged_models import ExchangedModels
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.image_set import ImageSet
-from fedcli.core.layers import by_places, set_to
+from fedcli.core.layers import by_places
 from fedcli.core.optimizers import OptimizerUpdate
 from fedcli.core.output_cache import OutputCache
 from fedcli.core.population import Cohort, Population

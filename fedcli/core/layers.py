@@ -1,7 +1,5 @@
 """Batch normalisation and convolution in the form that training many clients together needs."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import product
 from typing import Any, NamedTuple
@@ -140,16 +138,6 @@ def live_taps(weight: Tensor, live: tuple[slice, slice]) -> Tensor:
     if has_torch_function_unary(weight):
         return handle_torch_function(live_taps, (weight,), weight, live)
     return weight[:, :, *live]
-
-
-@contextmanager
-def set_to(variable: ContextVar[bool], value: bool) -> Iterator[None]:
-    """Sets a context variable inside a `with` block."""
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
 
 
 class _Axis(NamedTuple):

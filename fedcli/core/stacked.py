@@ -12,10 +12,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedcli.core.batches import Batch, is_real
-from fedcli.core.clients import Aux, Client, Step, Terms, Update, keyed, under_vmap
+from fedcli.core.clients import Aux, Client, Step, Terms, Update, keyed, set_to, under_vmap
 from fedcli.core.graphs import Graphs, StepGraphs, StepState
 from fedcli.core.joint_layers import JointLayers
-from fedcli.core.layers import set_to
 from fedcli.core.trees import (
     Tree,
     copy_tree,
