@@ -48,12 +48,17 @@ def class_sums(features: Tensor, labels: Tensor, num_classes: int, mask: Tensor 
     return member.to(features.dtype).T @ features, member.sum(0)
 
 
+def mean_by_class(sums: Tensor, counts: Tensor) -> Tensor:
+    """Returns the means `[..., C, D]` of sums `[..., C, D]` over counts `[..., C]`; 0 for a class without any."""
+    return sums / counts.clamp(min=1)[..., None]
+
+
 def class_means(
     features: Tensor, labels: Tensor, num_classes: int, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Returns each class's mean features `[C, D]`, zero for one without examples, and its number of examples `[C]`."""
     sums, counts = class_sums(features, labels, num_classes, mask)
-    return sums / counts.clamp(min=1)[:, None], counts
+    return mean_by_class(sums, counts), counts
 
 
 def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedcli.core.aggregate import class_sums, root
+from fedcli.core.aggregate import class_sums, mean_by_class, root
 from fedcli.core.clients import Network, Step, Terms, composed
 from fedcli.core.federation import Federation
 from fedcli.core.own_models import ClientState, GroupRound, own_models, train_by_network
@@ -56,11 +56,6 @@ def no_vectors(fed: Federation, dim: int | None = None) -> tuple[Tensor, Tensor]
     """Returns a vector of zeros for each class, `[C, D]` or `[C, dim]`, and that no class has one yet, `[C]`."""
     vectors = torch.zeros(fed.num_classes, dim or fed.feature_dim, dtype=fed.dtype, device=fed.device)
     return vectors, torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device)
-
-
-def mean_by_class(sums: Tensor, counts: Tensor) -> Tensor:
-    """Returns the means `[K, C, D]` of sums `[K, C, D]` over counts `[K, C]`; 0 for a class without any."""
-    return sums / counts.clamp(min=1)[..., None]
 
 
 def mean_over_owners(class_means: Tensor, class_counts: Tensor, previous: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcli.core.aggregate import class_sums
+from fedcli.core.aggregate import class_sums, mean_by_class
 from fedcli.core.augment import NUM_DRAWS, Transform
 from fedcli.core.batches import Batch, BatchPlan, plan_batches
 from fedcli.core.client_states import Store
@@ -25,6 +25,7 @@ from fedcli.core.clients import (
     Params,
     Step,
     Terms,
+    cosine_annealing,
     refuse_reading,
     set_to,
     vmap_fault,
@@ -86,7 +87,7 @@ def schedule_factor(schedule: str, round: int, num_rounds: int) -> float:
     if schedule == "linear":
         return 1 - 0.9 * max(round - 1, 0) / num_rounds
     if schedule == "cosine":
-        return (1 + math.cos(math.pi * round / num_rounds)) / 2
+        return cosine_annealing(1.0, round, num_rounds)
     if schedule == "step":
         return 0.1 ** (int(2 * round >= num_rounds) + int(4 * round >= 3 * num_rounds))
     return 1.0
@@ -449,7 +450,7 @@ class Federation(Population):
                 portion_sums, portion_counts = class_sums(features, y, self.num_classes)
                 sums = sums + portion_sums
                 counts = counts + portion_counts
-            return sums / counts.clamp(min=1)[:, None], counts
+            return mean_by_class(sums, counts), counts
 
         with self.timed("train"):
             return stack(self.engine.side_by_side("class means", of_client, range(len(cohort.client_ids))))
