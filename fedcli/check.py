@@ -151,7 +151,7 @@ def distance(tree: Tree, other: Tree) -> float:
     return float(difference / vector(other).norm()) if difference else 0.0
 
 
-def model_of(setup: Setup, state: Any) -> Tree:
+def tested_models(setup: Setup, state: Any) -> Tree:
     """Return parameters and buffers: of the global model, or by client of all clients' own models."""
     if setup.method.personal is None:
         return setup.method.model(state)
@@ -161,7 +161,7 @@ def model_of(setup: Setup, state: Any) -> Tree:
 def trained(method: Method | str, overrides: dict[str, Any] | None, rounds: int, **run: Any) -> Tree:
     """Return the model after so many rounds."""
     setup, fed = federation(method, overrides, **run)
-    return model_of(setup, simulate(setup, fed, rounds))
+    return tested_models(setup, simulate(setup, fed, rounds))
 
 
 # The laws
@@ -235,7 +235,7 @@ def law_3_state_survives(method: Method, **run: Any) -> Iterator[Finding]:
     changed = tree_map(lambda leaf: leaf + 1, stored_before[0])
     other_state = state_before._replace(clients={**stored_before, 0: changed})
     other_end = simulate(setup, fed, len(COHORTS), COHORTS, other_state, len(COHORTS) - 1)
-    effect = distance(model_of(setup, state), model_of(setup, other_end))
+    effect = distance(tested_models(setup, state), tested_models(setup, other_end))
     yield Finding("effect of what a client stored on its next round", effect, 1e-9, above=True)
 
 
@@ -271,7 +271,7 @@ def law_4_chunking_is_invisible(
         mode = ": ".join([fed.engine.mode, *fed.engine.notes])
         if graphs and not graphs.captured:
             mode = mode.replace(", captured", ", but no step captured")
-        return Trained(mode, model_of(setup, state), state)
+        return Trained(mode, tested_models(setup, state), state)
 
     _, fed = federation(method, overrides, **run)
     has_graphs = fed.engine.graphs is not None

@@ -13,8 +13,8 @@ from fedcli.check import (
     allows,
     distance,
     keeps_state,
-    model_of,
     simulate,
+    tested_models,
     toy_dataset,
     toy_parts,
     variants_of,
@@ -29,7 +29,7 @@ __all__ = [  # of which those that `fedcli.check` defines are as they are there
     "NORMED", "Broken", "allows", "assert_agree", "assert_public_phase_agrees", "assert_rounds_agree", "distance",
     "federation", "keeps_state", "law_1_off_is_the_simpler_method", "law_2_on_is_not", "law_3_state_survives",
     "law_4_chunking_is_invisible", "law_5_order_is_invisible", "law_6_edge_data", "law_7_resume_is_invisible",
-    "law_9_costs_are_what_is_sent", "model_of", "simulate", "toy_dataset", "toy_parts", "variants_of",
+    "law_9_costs_are_what_is_sent", "simulate", "tested_models", "toy_dataset", "toy_parts", "variants_of",
 ]  # fmt: skip
 
 

@@ -176,7 +176,7 @@ def test_the_number_of_threads_is_invisible(chunk, two_threads):
         torch.set_num_threads(threads)
         setup, fed = laws.federation("fedfm", {"start_round": 0}, **run)
         state = laws.simulate(setup, fed, 2)
-        outputs = fed.predict(*laws.model_of(setup, state), np.arange(19))
+        outputs = fed.predict(*laws.tested_models(setup, state), np.arange(19))
         assert torch.get_num_threads() == threads
         return state, outputs
 

@@ -155,7 +155,7 @@ def test_counts_of_classes_give_the_headline_and_the_scores_of_scikit_learn(test
     has_one_model = tested_on == "server" and method == "fedavg"
     tested_clients = [0] if has_one_model else range(4)
     for client in tested_clients:
-        network, *model = evaluation.model_of(fed, setup.method, state, client)
+        network, *model = evaluation.model_to_test(fed, setup.method, state, client)
         index = fed.testing[client] if tested_on == "clients" else None
         _, logits, labels = fed.predict(*model, index, network)
         true += labels.tolist()

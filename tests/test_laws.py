@@ -215,7 +215,7 @@ def trained(name, options, rounds):
     epochs = {"local_epochs": 2} if name in BETWEEN_EPOCHS else {}
     run = {**FEW_STEPS, **epochs, "parts": ABSENT, "backbone": laws.NORMED}
     setup, fed = laws.federation(name, dict(options), **run)
-    return laws.model_of(setup, laws.simulate(setup, fed, rounds))
+    return laws.tested_models(setup, laws.simulate(setup, fed, rounds))
 
 
 def not_default(fields, options):

@@ -137,7 +137,7 @@ class Judge:
         return self._fed.engine.workers.share(of_some, list(tests))
 
     def _model(self, client: int) -> FullModel:
-        return model_of(self._fed, self._method, self._state, client)
+        return model_to_test(self._fed, self._method, self._state, client)
 
 
 def _judge(
@@ -223,8 +223,8 @@ def weights_of_domains(fed: Federation) -> np.ndarray:
     return weights * len(fed.test_labels) / weights.sum()
 
 
-def model_of(fed: Federation, method: Method, state: Any, client: int) -> FullModel:
-    """Returns a client's model: its own, its initial one before it has taken part, or the global one."""
+def model_to_test(fed: Federation, method: Method, state: Any, client: int) -> FullModel:
+    """Returns a client's tested model: its own, its initial one before it has taken part, or the global one."""
     if method.personal is None:
         params, buffers = method.model(state)
         return FullModel(fed.network, params, buffers)

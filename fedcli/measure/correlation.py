@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedcli.core.clients import Output
-from fedcli.core.evaluation import model_of
+from fedcli.core.evaluation import model_to_test
 from fedcli.core.federation import Federation
 from fedcli.core.trees import tree_map
 from fedcli.declarations import Method
@@ -52,7 +52,7 @@ def correlations(fed: Federation, method: Method, state: Any, public: Tensor) ->
 
 def _network_of(client: int, fed: Federation, method: Method, state: Any) -> Callable[[Tensor], Output]:
     """A client's own model in evaluation mode, as a function of images."""
-    model = model_of(fed, method, state, client)
+    model = model_to_test(fed, method, state, client)
     tensors = (model.params, model.buffers)
     params, buffers = tree_map(lambda leaf: leaf.to(fed.device), tensors)  # some may lie on the host
     return partial(model.network, params, buffers, train=False)

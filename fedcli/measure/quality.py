@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcli.core.evaluation import FullModel, model_of
+from fedcli.core.evaluation import FullModel, model_to_test
 from fedcli.core.federation import Federation
 from fedcli.errors import UserError
 from fedcli.measure.client_features import features_after_one_more_round
@@ -63,7 +63,7 @@ def add_quality(
 def _model_after(run: OpenRun, folder: Path, client: int | None, round_number: int) -> FullModel:
     """The global model, or a client's own, after a round of a finished run: the selected or the last one."""
     method = run.setup.method
-    last = model_of(run.fed, method, run.state, client or 0)  # any client has the global one
+    last = model_to_test(run.fed, method, run.state, client or 0)  # any client has the global one
     if round_number == len(run.record["rounds"]) - 1:
         return last
     of_round = read_models(folder, run.record, method, round_number)
