@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedcli import registry
 from fedcli.core.client_states import types_by_name
+from fedcli.core.engine import Engine
 from fedcli.core.federation import Federation, NonFiniteLoss
 from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.core.trees import Tree, leaves, tree_map
@@ -29,11 +30,11 @@ from fedcli.runs.resolve import DEFAULT_DATASET, Setup, resolve
 from fedcli.runs.rounds import one_round
 
 # Differences of two states over the norm of one, in float64.
-RELATIVE = 1e-8  # of equal ones, at most
-DIFFERENT = 1e-6  # of different ones, at least
+MAX_ROUNDING = 1e-8  # of states that differ by rounding alone, at most
+MIN_DIFFERENCE = 1e-6  # of different ones, at least
 # What training may make of rounding: Adam divides by what is small, and CUDA sums in other orders.
-AMPLIFIED = {"sgd": 1e-8, "adam": 1e-7, "adamw": 1e-7, "cuda": 1e-5}
-RAGGED = (13, 7, 10, 4)  # examples of each client; with batches of 4 the last batches have 1, 3, 2 and 4
+MAX_ROUNDING_OF = {"sgd": 1e-8, "adam": 1e-7, "adamw": 1e-7, "cuda": 1e-5}
+CLIENT_SIZES = (13, 7, 10, 4)  # examples of each client; with batches of 4 the last batches have 1, 3, 2 and 4
 COHORTS = ([0, 1], [2, 3], [1, 2], [0, 3])  # clients 0 and 3 sit rounds out between two that they take part in
 
 
@@ -89,14 +90,14 @@ def toy_dataset(num_train=60, channels=1, size=8, num_classes=3, seed=0, absent=
     return Dataset("toy", x_train, y_train, x_test, y_test, class_names=tuple(map(str, range(num_classes))))
 
 
-def toy_parts(sizes: Sequence[int] = RAGGED) -> list[np.ndarray]:
+def toy_parts(sizes: Sequence[int] = CLIENT_SIZES) -> list[np.ndarray]:
     """Make disjoint clients of these sizes."""
     return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
 
 
 TOY = {
     "dataset": DEFAULT_DATASET, "backbone": "cnn-small", "precision": "float64", "device": "cpu",
-    "num_clients": len(RAGGED), "cohort_size": None, "partition": "iid", "rounds": 20, "local_epochs": 2,
+    "num_clients": len(CLIENT_SIZES), "cohort_size": None, "partition": "iid", "rounds": 20, "local_epochs": 2,
     "batch_size": 4, "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3, "validation": 0.0,
 }  # fmt: skip
 
@@ -112,12 +113,12 @@ def normed(channels: int, image_size: int, num_classes: int) -> nn.Module:
 
 def federation(
     method: Method | str, overrides: dict[str, Any] | None = None, *, data: Dataset | None = None,
-    parts: list[np.ndarray] | None = None, kind: type[Federation] | None = None, **run: Any,
+    parts: list[np.ndarray] | None = None, federation_type: type[Federation] | None = None, **run: Any,
 ) -> tuple[Setup, Federation]:  # fmt: skip
     """Set up a method, or that of a name, on toy data, under a protocol of which every value is overridden.
 
     `overrides` are options of the method, `run` those of the run in place of `TOY`, `parts` positions of each client's
-    examples, and `kind` the class of the federation.
+    examples, and `federation_type` the class of the federation.
     """
     method = registry.find_method(method) if isinstance(method, str) else method
     protocol = registry.default_protocol(registry.find_method("fedavg"), DEFAULT_DATASET)
@@ -129,10 +130,12 @@ def federation(
     defaults = {name: option.default for name, option in fields_of(method.config).items()}
     setup = resolve(method, {"protocol": protocol.name, **TOY, **defaults, **(overrides or {}), **run})
     parts = toy_parts() if parts is None else parts
-    return setup, prepare.make_federation(setup, data, parts, public, federation_type=kind or Federation)
+    return setup, prepare.make_federation(setup, data, parts, public, federation_type=federation_type or Federation)
 
 
-def simulate(setup: Setup, fed: Federation, rounds: int, cohorts: Any = None, state: Any = None, first: int = 0) -> Any:
+def simulate(
+    setup: Setup, fed: Federation, rounds: int, cohorts: Any = None, *, state: Any = None, first: int = 0
+) -> Any:
     """Return the state after `rounds` rounds, from `state`, which is that after `first`; cohorts are drawn if None."""
     state = setup.method.init(fed, setup.method_config) if state is None else state
     for number in range(first, rounds):
@@ -158,8 +161,8 @@ def tested_models(setup: Setup, state: Any) -> Tree:
     return dict(sorted(setup.method.personal(state).items()))
 
 
-def trained(method: Method | str, overrides: dict[str, Any] | None, rounds: int, **run: Any) -> Tree:
-    """Return the model after so many rounds."""
+def models_after(method: Method | str, overrides: dict[str, Any] | None, rounds: int, **run: Any) -> Tree:
+    """Return the tested models after so many rounds."""
     setup, fed = federation(method, overrides, **run)
     return tested_models(setup, simulate(setup, fed, rounds))
 
@@ -182,13 +185,13 @@ def refuse_other_kind(method: Method, simpler: Method) -> None:
 
 def law_1_off_is_the_simpler_method(method: Method, rounds: int = 3, **run: Any) -> Iterator[Finding]:
     """Hold a method to its `reduces_to`: with these options its model is the simpler method's."""
-    assert method.reduces_to is not None  # `Law.needs` says so; so below
+    assert method.reduces_to is not None  # the law's `need` says so; so below
     simpler, overrides = method.reduces_to
     refuse_other_kind(method, registry.find_method(simpler))
     flags = " ".join(f"{flag_of(name)} {value}" for name, value in overrides.items())
-    model = trained(method, overrides, rounds, **run)
-    simpler_model = trained(simpler, None, rounds, **run)
-    yield Finding(f"{flags} against {simpler}", distance(model, simpler_model), RELATIVE)
+    models = models_after(method, overrides, rounds, **run)
+    simpler_models = models_after(simpler, None, rounds, **run)
+    yield Finding(f"{flags} against {simpler}", distance(models, simpler_models), MAX_ROUNDING)
 
 
 def law_2_on_is_not(method: Method, **run: Any) -> Iterator[Finding]:
@@ -198,13 +201,13 @@ def law_2_on_is_not(method: Method, **run: Any) -> Iterator[Finding]:
     refuse_other_kind(method, registry.find_method(simpler))
     run = {"local_epochs": 1, "parts": toy_parts((13, 7, 10, 2)), **run}  # the last client lacks a class
     for rounds in (2, 22):  # most show it early
-        model = trained(method, None, rounds, **run)
-        simpler_model = trained(method, overrides, rounds, **run)
-        difference = distance(model, simpler_model)
-        if difference > DIFFERENT:
+        models = models_after(method, None, rounds, **run)
+        simpler_models = models_after(method, overrides, rounds, **run)
+        difference = distance(models, simpler_models)
+        if difference > MIN_DIFFERENCE:
             break
     label = f"difference from {simpler} under the defaults, 0 where your terms have no effect on the tested model"
-    yield Finding(label, difference, DIFFERENT, above=True)
+    yield Finding(label, difference, MIN_DIFFERENCE, above=True)
 
 
 def law_3_state_survives(method: Method, **run: Any) -> Iterator[Finding]:
@@ -218,7 +221,7 @@ def law_3_state_survives(method: Method, **run: Any) -> Iterator[Finding]:
     for number, cohort in enumerate(COHORTS):
         state_before = state
         stored_before = tree_map(torch.clone, dict(state.clients))
-        state = simulate(setup, fed, number + 1, COHORTS, state_before, number)
+        state = simulate(setup, fed, number + 1, COHORTS, state=state_before, first=number)
         taken_part |= set(cohort)
         num_wrong += len(taken_part ^ set(state.clients))
         for client in set(stored_before) & set(state.clients):
@@ -234,56 +237,64 @@ def law_3_state_survives(method: Method, **run: Any) -> Iterator[Finding]:
     # In the last round the first client, which takes part in it, finds another state.
     changed = tree_map(lambda leaf: leaf + 1, stored_before[0])
     other_state = state_before._replace(clients={**stored_before, 0: changed})
-    other_end = simulate(setup, fed, len(COHORTS), COHORTS, other_state, len(COHORTS) - 1)
+    other_end = simulate(setup, fed, len(COHORTS), COHORTS, state=other_state, first=len(COHORTS) - 1)
     effect = distance(tested_models(setup, state), tested_models(setup, other_end))
     yield Finding("effect of what a client stored on its next round", effect, 1e-9, above=True)
 
 
-class Trained(NamedTuple):
-    """What a federation has come to."""
+class TrainingResult(NamedTuple):
+    """How clients have trained, and what that gave."""
 
     mode: str  # how its clients were trained, in words
-    model: Tree
+    models: Tree  # the tested ones
     state: Any
 
 
 def law_4_chunking_is_invisible(
-    method: Method, rounds: int = 2, chunks: Sequence[int | str] = (1, 2, 4), against: type[Federation] | None = None,
-    **run: Any,
+    method: Method, rounds: int = 2, chunks: Sequence[int | str] = (1, 2, 4),
+    reference_type: type[Federation] | None = None, **run: Any,
 ) -> Iterator[Finding]:  # fmt: skip
     """Hold the engine, under a method, to train clients together as it trains them one after the other.
 
     Each of `chunks`, values of `--clients-per-chunk`, is compared without graphs, and with them where the device has
-    any, to a federation of the class `against` or to clients one by one. A `start_round` is 0, so that all terms act.
+    any, to a federation of the class `reference_type` or to clients one by one. A `start_round` is 0, so that all terms
+    act.
     """
     overrides = {START: 0} if hasattr(method.config, START) else {}
-    bound = AMPLIFIED[run.get("optimizer", "sgd")]
+    bound = MAX_ROUNDING_OF[run.get("optimizer", "sgd")]
     if run.get("device", "cpu").startswith("cuda"):
         run = {"local_epochs": 4, **run}  # enough steps for a graph of each
-        bound = AMPLIFIED["cuda"]
+        bound = MAX_ROUNDING_OF["cuda"]
 
-    def train(chunk: int | str, captured: bool = False, kind: type[Federation] | None = None) -> Trained:
-        setup, fed = federation(method, overrides, clients_per_chunk=str(chunk), kind=kind, **run)
-        if not captured:
+    def result_of(
+        chunk: int | str, with_graphs: bool = False, federation_type: type[Federation] | None = None
+    ) -> TrainingResult:
+        options = {**run, "clients_per_chunk": str(chunk)}
+        setup, fed = federation(method, overrides, federation_type=federation_type, **options)
+        if not with_graphs:
             fed.engine.drop_graphs()
-        graphs = fed.engine.graphs
         state = simulate(setup, fed, rounds)
-        mode = ": ".join([fed.engine.mode, *fed.engine.notes])
-        if graphs and not graphs.captured:
-            mode = mode.replace(", captured", ", but no step captured")
-        return Trained(mode, tested_models(setup, state), state)
+        return TrainingResult(_mode_after(fed.engine), tested_models(setup, state), state)
 
     _, fed = federation(method, overrides, **run)
     has_graphs = fed.engine.graphs is not None
-    expected = train(1, kind=against)
-    name = against.__name__ if against else expected.mode
+    expected = result_of(1, federation_type=reference_type)
+    name = reference_type.__name__ if reference_type else expected.mode
     ways = (False, True) if has_graphs else (False,)
-    for captured in ways:
+    for with_graphs in ways:
         for chunk in chunks:
-            result = train(chunk, captured)
-            of_model = distance(result.model, expected.model)
+            result = result_of(chunk, with_graphs)
+            of_models = distance(result.models, expected.models)
             of_state = distance(result.state, expected.state)
-            yield Finding(f"{result.mode} against {name}", max(of_model, of_state), bound)
+            yield Finding(f"{result.mode} against {name}", max(of_models, of_state), bound)
+
+
+def _mode_after(engine: Engine) -> str:
+    """How clients have trained together, in words, and the changes of plan on the way."""
+    mode = engine.mode
+    if engine.graphs is not None and engine.graphs.captured == 0:
+        mode = f"{engine.mode_without_graphs}, but no step captured"
+    return ": ".join([mode, *engine.notes])
 
 
 def law_5_order_is_invisible(method: Method, **run: Any) -> Iterator[Finding]:
@@ -294,8 +305,8 @@ def law_5_order_is_invisible(method: Method, **run: Any) -> Iterator[Finding]:
     state, terms = setup.method.run_round(first, fed.cohort_of(1, np.arange(4)), fed, setup.method_config)
     permuted, permuted_terms = setup.method.run_round(first, fed.cohort_of(1, order), fed, setup.method_config)
     expected = tree_map(lambda values: values[order], terms)
-    yield Finding("state after a permuted cohort", distance(permuted, state), RELATIVE)
-    yield Finding("terms of a permuted cohort's clients", distance(permuted_terms, expected), RELATIVE)
+    yield Finding("state after a permuted cohort", distance(permuted, state), MAX_ROUNDING)
+    yield Finding("terms of a permuted cohort's clients", distance(permuted_terms, expected), MAX_ROUNDING)
 
 
 def law_6_edge_data(method: Method, chunk: int, **run: Any) -> Iterator[Finding]:
@@ -325,7 +336,7 @@ def law_7_resume_is_invisible(method: Method, **run: Any) -> Iterator[Finding]:
     setup, fed = federation(method, **run)
     expected = simulate(setup, fed, 3)
     # On CUDA an operation may have no deterministic form.
-    bound = 0.0 if fed.device.type == "cpu" else AMPLIFIED["cuda"]
+    bound = 0.0 if fed.device.type == "cpu" else MAX_ROUNDING_OF["cuda"]
     types = types_by_name(method.state_types)
     for rounds in (1, 2):
         with tempfile.TemporaryDirectory() as folder:
@@ -389,12 +400,33 @@ class Case(NamedTuple):
 PLAIN = Case("", {})
 
 
+def keeps_state(method: Method) -> bool:
+    """Whether its clients keep something between rounds, so that law 3 has a say."""
+    return any(kind.__name__ == "ClientState" for kind in method.state_types)
+
+
+class Need(NamedTuple):
+    """What a method must declare for a law to have a meaning."""
+
+    name: str  # as it stands in a method's file
+    is_met: Callable[[Method], bool]
+
+
+SIMPLER_METHOD = Need("reduces_to", lambda method: method.reduces_to is not None)
+CLIENT_STATE = Need("ClientState", keeps_state)
+COSTS = Need("costs", lambda method: method.costs is not None)
+
+
 class Law(NamedTuple):
     """A law as it is held against a method."""
 
     measure: Callable[..., Iterator[Finding]]
     cases: tuple[Case, ...] = (PLAIN,)
-    needs: str = ""  # what a method must declare for the law to have a meaning
+    need: Need | None = None  # None where it has a meaning for every method
+
+    def concerns(self, method: Method) -> bool:
+        """Whether it has a meaning for a method."""
+        return self.need is None or self.need.is_met(method)
 
 
 NORMED = f"{__file__}:normed"
@@ -402,13 +434,13 @@ LAWS = {
     1: Law(
         law_1_off_is_the_simpler_method,
         (PLAIN, Case("BatchNorm", {"backbone": NORMED})),  # whose buffers must come out, too
-        needs="reduces_to",
+        need=SIMPLER_METHOD,
     ),
-    2: Law(law_2_on_is_not, needs="reduces_to"),
+    2: Law(law_2_on_is_not, need=SIMPLER_METHOD),
     3: Law(
         law_3_state_survives,
         (Case("", {"backbone": NORMED}),),  # with BatchNorm, which may be all that a client keeps
-        needs="ClientState",
+        need=CLIENT_STATE,
     ),
     4: Law(
         law_4_chunking_is_invisible,
@@ -421,20 +453,8 @@ LAWS = {
     5: Law(law_5_order_is_invisible),
     6: Law(law_6_edge_data, (Case("", {"chunk": 1}), Case("together", {"chunk": 4}))),
     7: Law(law_7_resume_is_invisible),
-    9: Law(law_9_costs_are_what_is_sent, needs="costs"),
+    9: Law(law_9_costs_are_what_is_sent, need=COSTS),
 }
-
-
-def keeps_state(method: Method) -> bool:
-    """Whether its clients keep something between rounds, so that law 3 has a say."""
-    return any(kind.__name__ == "ClientState" for kind in method.state_types)
-
-
-def declares(method: Method, need: str) -> bool:
-    """Whether a method declares what a law needs; "" is needed by none."""
-    if need == "ClientState":
-        return keeps_state(method)
-    return not need or bool(getattr(method, need))
 
 
 def allows(method: Method, optimizer: str) -> bool:
@@ -457,7 +477,7 @@ def check(method: Method, number: int, device: str) -> list[Finding]:
     Returns nothing where the method does not declare what the law needs.
     """
     law = LAWS[number]
-    if not declares(method, law.needs):
+    if not law.concerns(method):
         return []
     findings = []
     for case in law.cases:

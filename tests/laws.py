@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fedcli import check
 from fedcli.check import (
+    MAX_ROUNDING,
     NORMED,
-    RELATIVE,
     allows,
     distance,
     keeps_state,
@@ -54,7 +54,7 @@ def raising(law: Callable, **options: Any) -> Callable:
 law_1_off_is_the_simpler_method = raising(check.law_1_off_is_the_simpler_method)
 law_2_on_is_not = raising(check.law_2_on_is_not)
 law_3_state_survives = raising(check.law_3_state_survives)
-law_4_chunking_is_invisible = raising(check.law_4_chunking_is_invisible, against=ReferenceFederation)
+law_4_chunking_is_invisible = raising(check.law_4_chunking_is_invisible, reference_type=ReferenceFederation)
 law_5_order_is_invisible = raising(check.law_5_order_is_invisible)
 law_6_edge_data = raising(check.law_6_edge_data)
 law_7_resume_is_invisible = raising(check.law_7_resume_is_invisible)
@@ -63,11 +63,11 @@ law_9_costs_are_what_is_sent = raising(check.law_9_costs_are_what_is_sent)
 
 def federation(method, overrides=None, *, reference=False, **run):
     """A setup and its federation on toy data, whose clients train by the plain loop where `reference`."""
-    return check.federation(method, overrides, kind=ReferenceFederation if reference else None, **run)
+    return check.federation(method, overrides, federation_type=ReferenceFederation if reference else None, **run)
 
 
 def assert_agree(tree, other, what: str) -> None:
-    assert distance(tree, other) <= RELATIVE, f"{what}: relative distance {distance(tree, other):.2e}"
+    assert distance(tree, other) <= MAX_ROUNDING, f"{what}: relative distance {distance(tree, other):.2e}"
 
 
 def assert_rounds_agree(

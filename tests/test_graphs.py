@@ -223,7 +223,7 @@ def test_mixed_precision_has_the_same_bits_in_a_graph():
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 @on_made_up_device
 def test_a_run_on_the_device_goes_on_from_a_checkpoint_with_the_same_bits(name):
-    with Device.running(), early_captures(), patch.dict(check.AMPLIFIED, cuda=0.0):
+    with Device.running(), early_captures(), patch.dict(check.MAX_ROUNDING_OF, cuda=0.0):
         laws.law_7_resume_is_invisible(quick(find_method(name)), device="cuda", clients_per_chunk="4", local_epochs=1)
 
 

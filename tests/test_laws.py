@@ -85,25 +85,25 @@ def cases_of_methods():
     return tests
 
 
-TRAINED_ANEW = check.trained
+MODELS_ANEW = check.models_after
 
 
 @cache
 def model_of_name(name, rounds, options):
     """The model of a method with its own options, which laws compare to that of others."""
-    return TRAINED_ANEW(name, None, rounds, **dict(options))
+    return MODELS_ANEW(name, None, rounds, **dict(options))
 
 
-def trained_once(method, overrides, rounds, **run):
-    """As `check.trained`, but what many methods reduce to is trained once for all of them."""
+def models_after_once(method, overrides, rounds, **run):
+    """As `check.models_after`, but what many methods reduce to is trained once for all of them."""
     if isinstance(method, str) and overrides is None:
         return model_of_name(method, rounds, tuple(run.items()))
-    return TRAINED_ANEW(method, overrides, rounds, **run)
+    return MODELS_ANEW(method, overrides, rounds, **run)
 
 
 @pytest.mark.parametrize(("law", "method", "options"), cases_of_methods())
 def test_a_law_holds(law, method, options, monkeypatch):
-    monkeypatch.setattr(check, "trained", trained_once)
+    monkeypatch.setattr(check, "models_after", models_after_once)
     law(method, **options)
 
 
@@ -173,7 +173,7 @@ class Watched(Federation):
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_only_a_method_that_counts_on_sgd_refuses_other_optimizers(method):
-    setup, fed = check.federation(method, kind=Watched, **FEW_STEPS)
+    setup, fed = check.federation(method, federation_type=Watched, **FEW_STEPS)
     laws.simulate(setup, fed, 1)
     assert fed.asked == (not laws.allows(method, "adam"))
     if fed.asked:

@@ -94,7 +94,8 @@ class Outcome(NamedTuple):
     def rows(self) -> Iterator[tuple]:
         """Make its rows of the table."""
         if not self.findings:
-            yield (self.method, self.number, f"nothing, without {self.law.needs}", "", "", "left out")
+            compared = "nothing" if self.law.need is None else f"nothing, without {self.law.need.name}"
+            yield (self.method, self.number, compared, "", "", "left out")
         for finding in self.findings:
             yield (self.method, self.number, *finding.cells)
 

@@ -124,10 +124,16 @@ class Engine:
     @property
     def mode(self) -> str:
         """Returns how clients train together, in words."""
+        how = self.mode_without_graphs
+        return how if self.graphs is None else f"{how}, captured"
+
+    @property
+    def mode_without_graphs(self) -> str:
+        """Returns how clients train together, whether or not by graphs, in words."""
         how = "looped" if self.clients_per_chunk == 1 else f"{self.way} x {self.clients_per_chunk}"
         if self.processes.count > 1:
             how += f", {self.processes.count} processes"
-        return how if self.graphs is None else f"{how}, captured"
+        return how
 
     @property
     def chunking(self) -> Chunking:
