@@ -13,7 +13,9 @@ _CHARACTERS = (*_DIGITS, *string.ascii_uppercase, *string.ascii_lowercase)
 _FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _EMNIST = DatasetInfo(channels=1, image_size=28, class_names=(), torchvision_class="EMNIST")
-_OFFICE = DatasetInfo(channels=3, image_size=32, class_names=(), to_import="image folders <domain>/<class>/*")
+_OFFICE = DatasetInfo(
+    channels=3, image_size=32, class_names=(), to_import="image folders <domain>/<class>/*", is_resized=True,
+)  # fmt: skip
 
 
 def _without_others(read: Callable[[], Columns]) -> Maker:
@@ -82,14 +84,15 @@ KNOWN = {
     ).balanced(),
     "femnist": DatasetInfo(
         channels=1, image_size=28, class_names=_CHARACTERS, to_import="the folder of LEAF's all_data_*.json",
+        is_resized=True,
     ),
     "synth-digits": DatasetInfo(
         channels=3, image_size=32, class_names=_DIGITS, num_train=479_400, num_test=9_553,
-        to_import="SynthDigits.zip or its .mat files",
+        to_import="SynthDigits.zip or its .mat files", is_resized=True,
     ),
     "mnist-m": DatasetInfo(
         channels=3, image_size=28, class_names=_DIGITS, num_train=60_000, num_test=10_000,
-        to_import="mnist_m.tar.gz or its folder",
+        to_import="mnist_m.tar.gz or its folder", is_resized=True,
     ),
     "office-caltech": _OFFICE._replace(
         class_names=("",) * 10, domain_names=("amazon", "caltech", "dslr", "webcam"),
@@ -139,7 +142,7 @@ KNOWN = {
 
 def _add_domain_sets(source: str, num_train: Sequence[int], num_test_leaky: int) -> None:
     """Adds what papers make of a set with domains: training images as published, and two kinds of test images."""
-    info = KNOWN[source]._replace(to_import="")
+    info = KNOWN[source]
     leaky_info = info._replace(num_test=num_test_leaky)
     private = []
     for number, domain in zip(num_train, info.domain_names, strict=True):

@@ -27,7 +27,8 @@ class DatasetInfo(NamedTuple):
     torchvision_class: str | None = None  # that downloads it
     emnist_split: str | None = None  # which of EMNIST's sets it is, as torchvision calls it
     archive: Archive | None = None  # that is downloaded where torchvision has no class
-    to_import: str = ""  # files that a user brings where there is no download; images are resized to `image_size`
+    to_import: str = ""  # files that a user brings where there is no download
+    is_resized: bool = False  # whether pictures in files, which may be of any size, are resized to `image_size`
     domain_names: tuple[str, ...] = ()
     make: Maker | None = None
     needs: tuple[str, ...] = ()  # the sets that it is made from

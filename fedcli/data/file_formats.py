@@ -65,7 +65,7 @@ def read(path: Path, info: DatasetInfo | None, size: int | None, notes: list[str
         common = os.path.commonpath([os.path.dirname(name) for name in names] or [""])
         around = re.sub(f"(^|/){SPLIT_FOLDER}(/.*)?$", "", common)  # the folders above those of the splits
         names = [name.removeprefix(f"{around}/") for name in names]
-        if info and info.to_import:
+        if info and info.is_resized:
             size = info.image_size
         for file_format in FILE_FORMATS.values():
             pattern = re.compile(f"(?:^|/){file_format.pattern}")
