@@ -292,7 +292,7 @@ def law_4_chunking_is_invisible(
 def _mode_after(engine: Engine) -> str:
     """How clients have trained together, in words, and the changes of plan on the way."""
     mode = engine.mode
-    if engine.graphs is not None and engine.graphs.captured == 0:
+    if engine.graphs is not None and engine.graphs.num_captured == 0:
         mode = f"{engine.mode_without_graphs}, but no step captured"
     return ": ".join([mode, *engine.notes])
 

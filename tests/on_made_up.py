@@ -71,13 +71,13 @@ class NoGraphs:
     """In the place of CudaGraphs on the CPU: a capture is the work itself, whose operations are done each time."""
 
     def __init__(self):
-        self.captured = 0
+        self.num_captured = 0
 
     def warm_up(self, work):
         work()
 
     def capture(self, work):
-        self.captured += 1
+        self.num_captured += 1
         return work
 
     def fork(self, works):

@@ -54,9 +54,9 @@ def test_a_trial_measures_replays_alone(examples):
     not_replays = {}  # steps of the last pass of each way that were captured, or taken without a graph
 
     def counted(self, *arguments):
-        before = self.graphs.captured + self.graphs.plain
+        before = self.graphs.num_captured + self.graphs.num_plain
         results = train(self, *arguments)
-        not_replays[self.way] = self.graphs.captured + self.graphs.plain - before
+        not_replays[self.way] = self.graphs.num_captured + self.graphs.num_plain - before
         return results
 
     with Device.running() as device:

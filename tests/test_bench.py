@@ -471,9 +471,9 @@ def test_a_bench_measures_replays_alone():
 
     def counted(setup, fed, *arguments):
         graphs = fed.engine.graphs
-        before = graphs.captured + graphs.plain
+        before = graphs.num_captured + graphs.num_plain
         results = one_round(setup, fed, *arguments)
-        not_replays.append(graphs.captured + graphs.plain - before)
+        not_replays.append(graphs.num_captured + graphs.num_plain - before)
         return results
 
     run = {

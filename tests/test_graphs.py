@@ -159,7 +159,7 @@ def test_replayed_steps_are_the_steps(case, chunk):
         ran = on_device(method, overrides, clients_per_chunk=chunk, **run)
         assert laws.distance(ran.state, on_cpu(method, overrides, clients_per_chunk=chunk, **run)) == 0
 
-    captured = ran.fed.engine.graphs.captured
+    captured = ran.fed.engine.graphs.num_captured
     assert captured >= 1
     assert ran.device.captures == 1 + captured
     assert ran.rounds[-1]["captures"] == 0
@@ -206,7 +206,7 @@ def test_steps_of_adam_in_float32_are_not_those_of_the_fused_sgd(optimizer):
     run = {"clients_per_chunk": "4", "precision": "float32", "local_epochs": 1, "optimizer": optimizer, "lr": 0.003}
     with early_captures():
         ran = on_device(FEDAVG, **run)
-    assert ran.fed.engine.graphs.captured > 0
+    assert ran.fed.engine.graphs.num_captured > 0
     assert laws.distance(ran.state, on_cpu(FEDAVG, **run)) == 0
 
 
@@ -216,7 +216,7 @@ def test_mixed_precision_has_the_same_bits_in_a_graph():
         ran = on_device(FEDAVG, clients_per_chunk="4", precision="bf16")
         one_by_one = on_device(FEDAVG, clients_per_chunk="4", precision="bf16", graphs=False)
     assert laws.distance(ran.state, one_by_one.state) == 0
-    assert ran.fed.engine.graphs.captured == 2
+    assert ran.fed.engine.graphs.num_captured == 2
     assert ran.fed.engine.notes == []
 
 
@@ -327,7 +327,7 @@ def test_what_clients_gather_in_half_precision_is_compared_too():
         ran = on_device(replace(FEDAVG, run_round=gathers), clients_per_chunk="4")
         assert laws.distance(ran.state, on_cpu(FEDAVG, clients_per_chunk="4")) == 0
     assert ran.fed.engine.notes == []
-    assert ran.fed.engine.graphs.captured == 2
+    assert ran.fed.engine.graphs.num_captured == 2
 
 
 class PublicPhase(NamedTuple):
@@ -504,7 +504,7 @@ def wrong_graphs(first=1):
             stack = work.func.__self__
             Flat(stack.clients.params[""], stack.like.params.shapes)["head.bias"].mul_(1.0001)
 
-        return wrong if self.captured >= first else replay
+        return wrong if self.num_captured >= first else replay
 
     return patch.object(CudaGraphs, "capture", wrong_capture)
 

@@ -21,8 +21,8 @@ from fedcli.runs.prepare import prepare
 class _NoGraphs:
     """In the place of a device's graphs: what they would hold is done at once."""
 
-    captured = 0
-    plain = 0
+    num_captured = 0
+    num_plain = 0
 
     def warm_up(self, work: Work) -> None:
         work()

@@ -38,12 +38,12 @@ class Graphs(Protocol):
     """What takes pieces of work in the place of Python: the graphs of a device, or what stands for them.
 
     Attributes:
-        captured: How many have been made.
-        plain: How many pieces of work were done by their operations, before they could be captured.
+        num_captured: How many have been made.
+        num_plain: How many pieces of work were done by their operations, before they could be captured.
     """
 
-    captured: int
-    plain: int
+    num_captured: int
+    num_plain: int
 
     def warm_up(self, work: Work) -> None:
         """Does the work before it is captured."""
@@ -66,12 +66,12 @@ class CudaGraphs:
         self._keeper: torch.cuda.CUDAGraph | None = None
         self._stream = torch.cuda.Stream(device)
         self._branches: list[torch.cuda.Stream] = []
-        self.captured = 0
-        self.plain = 0
+        self.num_captured = 0
+        self.num_plain = 0
 
     def warm_up(self, work: Work) -> None:
         """Does the work on a side stream."""
-        self.plain += 1
+        self.num_plain += 1
         self._work_on([self._stream], [work])
 
     def capture(self, work: Work) -> Work:
@@ -83,7 +83,7 @@ class CudaGraphs:
         if self._pool is None:
             self._begin_pool()
         graph = self._capture(work)
-        self.captured += 1
+        self.num_captured += 1
         return graph.replay
 
     def _begin_pool(self) -> None:
@@ -177,7 +177,7 @@ class Burst(NamedTuple):
     """Some steps in a row, all with padding or all without."""
 
     padded: bool
-    steps: int
+    num_steps: int
 
 
 class StepState(NamedTuple):
@@ -194,32 +194,32 @@ class StepGraphs:
     """Takes the steps of one stack of clients by graphs, once there are some.
 
     Attributes:
-        graphs: Of the device; None without any, and after a graph could not be made or was wrong.
+        device_graphs: None without any, and after a graph could not be made or was wrong.
         replays: Graphs by the steps that they take.
     """
 
-    def __init__(self, graphs: Graphs | None, give_up: Callable[[str], None], kept: bool):
+    def __init__(self, device_graphs: Graphs | None, give_up: Callable[[str], None], kept: bool):
         """Prepares for a stack or a call; `give_up` is told why, if its step cannot be a graph.
 
         A graph of several steps is worth its capture where the stack is `kept` for later rounds.
         """
-        self.graphs = graphs
+        self.device_graphs = device_graphs
         self._give_up = give_up
         self._kept = kept
         self.replays: dict[Burst, Work] = {}
         self._warm_ups: Counter[bool] = Counter()  # steps before the first is captured, by whether they are padded
 
-    def advance(self, steps: Callable[..., None], state: StepState, padded: bool, num_alike: int) -> int:
+    def advance(self, take_steps: Callable[..., None], state: StepState, padded: bool, num_alike: int) -> int:
         """Takes some of the next steps, by a graph once there is one; returns how many.
 
         Args:
-            steps: Takes a number of steps, padded or not, and if `is_captured` by a graph's operations.
+            take_steps: Takes a number of steps, padded or not, and if `is_captured` by a graph's operations.
             state: What they change.
             padded: Whether the next step has padding.
             num_alike: How many of the next steps are so, this one included.
         """
-        if self.graphs is None:
-            steps(padded, 1)
+        if self.device_graphs is None:
+            take_steps(padded, 1)
             return 1
         burst = Burst(padded, 1)
         if self._kept and num_alike >= BURST_STEPS and burst in self.replays:
@@ -227,22 +227,22 @@ class StepGraphs:
         if burst in self.replays:
             self.replays[burst]()
         elif self._warm_ups[padded] < WARM_UP_STEPS:
-            self.graphs.warm_up(partial(steps, *burst))
+            self.device_graphs.warm_up(partial(take_steps, *burst))
             self._warm_ups[padded] += 1
         else:
-            self._capture(steps, state, burst)
-        return burst.steps
+            self._capture(take_steps, state, burst)
+        return burst.num_steps
 
-    def _capture(self, steps: Callable[..., None], state: StepState, burst: Burst) -> None:
+    def _capture(self, take_steps: Callable[..., None], state: StepState, burst: Burst) -> None:
         """Takes some steps twice, plainly and by a graph of them, which stays if both lead to the same clients."""
-        assert self.graphs is not None  # `advance` has seen to it
+        assert self.device_graphs is not None  # `advance` has seen to it
         before = copy_tree(state)
         # Before the capture, so that its memory is free again for the graph.
-        self.graphs.warm_up(partial(steps, *burst))
+        self.device_graphs.warm_up(partial(take_steps, *burst))
         plain = copy_tree(state)
         write_into(state, before)
         try:
-            replay = self.graphs.capture(partial(steps, *burst, is_captured=True))
+            replay = self.device_graphs.capture(partial(take_steps, *burst, is_captured=True))
         except Exception as error:
             cause = error.__context__ or error  # ending a capture that has gone wrong is an error of its own
             if is_out_of_memory(cause):
@@ -255,7 +255,7 @@ class StepGraphs:
                 return
             reason = "a CUDA graph of the step gave other numbers than the step, whose operations now go one by one"
         write_into(state, plain)
-        self.graphs = None
+        self.device_graphs = None
         self._give_up(reason)
 
 

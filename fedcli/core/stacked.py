@@ -215,7 +215,7 @@ class Stack:
             end = done + len(list(steps))
             while done < end:
                 state = StepState(self.clients, results=(self.totals, self._number))
-                taken = self.graphs.advance(self.steps, state, is_padded, end - done)
+                taken = self.graphs.advance(self.take_steps, state, is_padded, end - done)
                 for step in range(done, done + taken):
                     step_done(step)
                 done += taken
@@ -261,7 +261,7 @@ class Stack:
         for name, term in terms.items():
             self.totals[name].add_(term.masked_fill(idle, 0.0))
 
-    def steps(self, padded: bool, count: int, is_captured: bool = False) -> None:
+    def take_steps(self, padded: bool, count: int, is_captured: bool = False) -> None:
         """Takes some local steps of each client."""
         for _ in range(count):
             self.step(padded, is_captured)

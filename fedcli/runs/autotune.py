@@ -88,12 +88,12 @@ def until_captured(engine: Engine, max_passes: int) -> Iterator[None]:
     """
     graphs = engine.graphs
     for number in range(max_passes):
-        plain = 0 if graphs is None else graphs.plain
+        plain = 0 if graphs is None else graphs.num_plain
         yield
         if graphs is None or engine.graphs is None:  # there are none, or none any more
             if number > 0:
                 return
-        elif graphs.plain == plain:
+        elif graphs.num_plain == plain:
             return
 
 
