@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedcli.core.aggregate import cross_entropy
 from fedcli.core.batches import Batch
+from fedcli.core.keyed_draws import KEY_ENDING
 from fedcli.core.trees import Tree, pack, select, tree_map, unpack
 from fedcli.errors import first_line
 
@@ -314,7 +315,7 @@ def keyed(update: Update) -> Update:
     """Makes a step put the batch's key into the buffers that dropout draws from, and take it out again."""
 
     def update_with_key(client: Client, batch: Batch, context: Any) -> tuple[Client, Aux]:
-        keys = {name: value for name, value in client.buffers.items() if name.endswith(".key")}
+        keys = {name: value for name, value in client.buffers.items() if name.endswith(KEY_ENDING)}
         if not keys or batch.key is None:
             return update(client, batch, context)
         buffers = {**client.buffers, **dict.fromkeys(keys, batch.key)}

@@ -14,6 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+KEY = "key"  # what a layer calls the buffer with its key
+KEY_ENDING = f".{KEY}"  # of that buffer's name in a network
+
 
 class KeyedDropout(nn.Module):
     """Dropout whose mask is a hash of a key, the layer's number, and the place in the batch and in the example.
@@ -33,7 +36,7 @@ class KeyedDropout(nn.Module):
         self.p = p
         self.whole_examples = whole_examples
         self.number = 0
-        self.register_buffer("key", torch.tensor(0), persistent=False)  # not learned
+        self.register_buffer(KEY, torch.tensor(0), persistent=False)  # not learned
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns `x` `[B, ...]`, in training with some values set to 0 and the others divided by 1 - p."""
@@ -61,7 +64,7 @@ class KeyedDraws(nn.Module, TorchFunctionMode):
         super().__init__()
         self.used = False
         self._draws = 0
-        self.register_buffer("key", torch.tensor(0), persistent=False)
+        self.register_buffer(KEY, torch.tensor(0), persistent=False)
 
     def __enter__(self) -> "KeyedDraws":
         self._draws = 0  # in this forward pass

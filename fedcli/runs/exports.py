@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save as serialize
 
 from fedcli.core.clients import Params
+from fedcli.core.keyed_draws import KEY_ENDING
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
 from fedcli.reading import one_line
@@ -91,7 +92,7 @@ def _tensor_file(model: Classifier, record: Record) -> bytes:
 def _tensors(model: Classifier) -> Params:
     """Returns all tensors of a model, but for the keys of dropout, which is off."""
     tensors = {**model.state_dict(), **dict(model.named_buffers())}
-    return {name: value for name, value in tensors.items() if not name.endswith(".key")}
+    return {name: value for name, value in tensors.items() if not name.endswith(KEY_ENDING)}
 
 
 def _description(record: Record, model: Classifier, client: int | None, round: str) -> str:
