@@ -102,7 +102,7 @@ TOY = {
 }  # fmt: skip
 
 
-def normed(channels: int, image_size: int, num_classes: int) -> nn.Module:
+def small_batchnorm(channels: int, image_size: int, num_classes: int) -> nn.Module:
     """Make a network with BatchNorm over 64 values an image, named by this file as a user's own is.
 
     Over few values, a difference of 1e-15 grows a hundredfold in each round (resnet10-3x3 on these images).
@@ -429,17 +429,17 @@ class Law(NamedTuple):
         return self.need is None or self.need.is_met(method)
 
 
-NORMED = f"{__file__}:normed"
+BATCHNORM = f"{__file__}:small_batchnorm"
 LAWS = {
     1: Law(
         law_1_off_is_the_simpler_method,
-        (PLAIN, Case("BatchNorm", {"backbone": NORMED})),  # whose buffers must come out, too
+        (PLAIN, Case("BatchNorm", {"backbone": BATCHNORM})),  # whose buffers must come out, too
         need=SIMPLER_METHOD,
     ),
     2: Law(law_2_on_is_not, need=SIMPLER_METHOD),
     3: Law(
         law_3_state_survives,
-        (Case("", {"backbone": NORMED}),),  # with BatchNorm, which may be all that a client keeps
+        (Case("", {"backbone": BATCHNORM}),),  # with BatchNorm, which may be all that a client keeps
         need=CLIENT_STATE,
     ),
     4: Law(
@@ -447,7 +447,7 @@ LAWS = {
         (
             Case("", {"chunks": (2, 4, "branches:4")}),
             Case("Adam", {"chunks": (2, 4), "optimizer": "adam", "lr": 0.003}),
-            Case("BatchNorm", {"chunks": (2, "branches:4"), "backbone": NORMED}),
+            Case("BatchNorm", {"chunks": (2, "branches:4"), "backbone": BATCHNORM}),
         ),
     ),
     5: Law(law_5_order_is_invisible),

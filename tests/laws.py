@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fedcli import check
 from fedcli.check import (
+    BATCHNORM,
     MAX_ROUNDING,
-    NORMED,
     allows,
     distance,
     keeps_state,
@@ -26,7 +26,7 @@ from tests.public_phases import PublicPhase, exchange_plainly, models_of, stacke
 from tests.reference import ReferenceFederation
 
 __all__ = [  # of which those that `fedcli.check` defines are as they are there
-    "NORMED", "Broken", "allows", "assert_agree", "assert_public_phase_agrees", "assert_rounds_agree", "distance",
+    "BATCHNORM", "Broken", "allows", "assert_agree", "assert_public_phase_agrees", "assert_rounds_agree", "distance",
     "federation", "keeps_state", "law_1_off_is_the_simpler_method", "law_2_on_is_not", "law_3_state_survives",
     "law_4_chunking_is_invisible", "law_5_order_is_invisible", "law_6_edge_data", "law_7_resume_is_invisible",
     "law_9_costs_are_what_is_sent", "simulate", "tested_models", "toy_dataset", "toy_parts", "variants_of",

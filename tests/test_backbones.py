@@ -59,7 +59,7 @@ def test_parameter_counts_are_those_of_the_papers(name, channels, size, classes,
     assert sum(value.numel() for value in network.parameters()) == expected
 
 
-NORMED = ("resnet", "mobilenet", "googlenet", "efficientnet")
+BATCHNORM = ("resnet", "mobilenet", "googlenet", "efficientnet")
 SIGNED = ("vit-tiny", "resnet18-3x3-gn-projection", "efficientnet-b0-32", "cnn-2x32-100-linear")  # without a last ReLU
 
 
@@ -90,7 +90,7 @@ def test_no_layer_has_draws_of_its_own_or_statistics_that_padding_reaches(name):
     assert not [layer for layer in layers if isinstance(layer, drawing) and layer.p]
     norms = [layer for layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
     assert all(isinstance(layer, MaskedBatchNorm2d) for layer in norms)
-    assert bool(norms) == (name.startswith(NORMED) and "-gn" not in name)
+    assert bool(norms) == (name.startswith(BATCHNORM) and "-gn" not in name)
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_with_momentum_c_i_is_of_the_way_along_a_constant_gradient():
 
 
 def test_scaffolds_rate_of_the_server_scales_the_parameters_and_not_the_buffers():
-    run = {"backbone": laws.NORMED, "local_epochs": 1}
+    run = {"backbone": laws.BATCHNORM, "local_epochs": 1}
     setup, fed = laws.federation("scaffold", {"server_lr": 0.5, "clip_norm": 0.0}, **run)
     state = laws.simulate(setup, fed, 1)
     average = laws.simulate(*laws.federation("fedavg", **run), 1)
@@ -104,7 +104,7 @@ COHORTS = ([0, 1], [1, 3], [0, 2])
 
 def test_without_clipping_feddyn_is_algorithm_1_in_a_slow_loop():
     """Three rounds with two of four clients, in h_i, with alpha by a client's size, and plain means also of buffers."""
-    run = {"parts": laws.toy_parts((6, 2, 3, 5)), "cohort_size": 2, "local_epochs": 1, "backbone": laws.NORMED}
+    run = {"parts": laws.toy_parts((6, 2, 3, 5)), "cohort_size": 2, "local_epochs": 1, "backbone": laws.BATCHNORM}
     ours = laws.simulate(*laws.federation("feddyn", {"alpha": 0.2, "clip_norm": 0.0}, **run), 3, COHORTS)
     _, fed = laws.federation("feddyn", reference=True, **run)
     task = fedavg.make_local_loss(fed.network)
@@ -220,7 +220,7 @@ def test_a_feature_without_direction_has_cosine_0_and_no_gradient(model, length)
 
 
 def test_moons_other_models_run_in_evaluation_mode_and_are_constants():
-    setup, fed = laws.federation("moon", backbone=laws.NORMED, local_epochs=1)
+    setup, fed = laws.federation("moon", backbone=laws.BATCHNORM, local_epochs=1)
 
     def with_gradients(params):
         return {name: value.clone().requires_grad_() for name, value in params.items()}

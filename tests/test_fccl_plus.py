@@ -114,7 +114,8 @@ def after_both_phases(fed, setup, cohort, states):
 
 
 @pytest.mark.parametrize(
-    ("lifetime", "size", "backbone"), [("batch", 8, f"{laws.NORMED},cnn-small"), ("phase", 16, "cnn-mcmahan,cnn-small")]
+    ("lifetime", "size", "backbone"),
+    [("batch", 8, f"{laws.BATCHNORM},cnn-small"), ("phase", 16, "cnn-mcmahan,cnn-small")],
 )
 def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(lifetime, size, backbone):
     run = {"backbone": backbone, "num_clients": 2, "optimizer": "adam", "lr": 0.003, "parts": laws.toy_parts((5, 4))}
@@ -141,7 +142,7 @@ def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(life
 )
 def test_the_teacher_is_the_model_that_the_option_names(overrides):
     """The previous model, or the one after the collaborative phase, each in its mode."""
-    run = {"backbone": laws.NORMED, "batch_size": 20, "local_epochs": 1}
+    run = {"backbone": laws.BATCHNORM, "batch_size": 20, "local_epochs": 1}
     setup, fed, cohort, clients = with_different_models("fccl-plus", overrides, **run)
     ((model,), _) = fccl_plus.collaborate(stacked_by_network(fed, cohort, clients), cohort, fed, setup.method_config)
     _, terms = after_both_phases(fed, setup, cohort, clients)
@@ -286,7 +287,7 @@ def test_fisher_squares_the_gradient_of_each_image(label):
 
 
 def test_fisher_is_of_the_model_in_evaluation_mode():
-    _, fed = laws.federation("fedmd", backbone=laws.NORMED)
+    _, fed = laws.federation("fedmd", backbone=laws.BATCHNORM)
     params, buffers = fed.initial_model()
     shifted = {name: value + 0.5 for name, value in buffers.items()}
     x = minibatch(fed, 1).x

@@ -258,11 +258,11 @@ def test_normalised_average_against_a_loop():
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_with_equal_steps_fednova_is_fedavg(momentum):
     run = {"parts": laws.toy_parts(EQUAL_STEPS), "momentum": momentum, "lr": 0.01}
-    setup, fed = laws.federation("fednova", backbone=laws.NORMED, **run)
+    setup, fed = laws.federation("fednova", backbone=laws.BATCHNORM, **run)
     assert set(fed.plan(fed.cohort(0)).steps.tolist()) == {4}
 
     state = laws.simulate(setup, fed, 3)
-    expected = laws.simulate(*laws.federation("fedavg", backbone=laws.NORMED, **run), 3)
+    expected = laws.simulate(*laws.federation("fedavg", backbone=laws.BATCHNORM, **run), 3)
     laws.assert_agree(tuple(state), tuple(expected), "parameters and buffers")
 
 

@@ -89,7 +89,7 @@ def class_means(fed, models):
 
 def test_weighted_anchors_are_the_class_means_by_the_received_model():
     """Over the training parts of all clients."""
-    run = {"parts": laws.toy_parts((6, 5, 3, 2)), "validation": 0.2, "backbone": laws.NORMED, "local_epochs": 1}
+    run = {"parts": laws.toy_parts((6, 5, 3, 2)), "validation": 0.2, "backbone": laws.BATCHNORM, "local_epochs": 1}
     setup, fed = laws.federation("fedfm", **run)
     assert sum(map(len, fed.training)) == 14  # two are held out
     after = laws.simulate(setup, fed, 1)
@@ -115,7 +115,7 @@ TERMS_ON = {"start_round": 0, "match_weight": 1.0}
 
 def test_rounds_of_lite_are_those_of_a_slow_loop():
     """Models are exchanged after the rounds 2 and 4 and after the last, anchors after each."""
-    run = {"rounds": 5, "cohort_size": 2, "backbone": laws.NORMED, "local_epochs": 1}
+    run = {"rounds": 5, "cohort_size": 2, "backbone": laws.BATCHNORM, "local_epochs": 1}
     setup, fed = laws.federation("fedfm-lite", {**TERMS_ON, "model_interval": 2}, **run)
     state = setup.method.init(fed, setup.method_config)
     local_loss = fedfm.make_local_loss(fed.network, setup.method_config)
@@ -218,7 +218,7 @@ STARTED = {**TERMS_ON, "start_round": 1}
 
 
 def test_the_controls_of_the_study_are_fedfm_where_they_are_off():
-    run = {"backbone": laws.NORMED, "local_epochs": 1}
+    run = {"backbone": laws.BATCHNORM, "local_epochs": 1}
     ours = laws.simulate(*laws.federation(str(CONTROLS), STARTED, **run), 3)
     fedfms = laws.simulate(*laws.federation("fedfm", STARTED, **run), 3)
     laws.assert_agree(tuple(ours), tuple(fedfms), "the states")
@@ -238,7 +238,7 @@ def test_longer_convolutions_and_their_statistics_are_the_same_function():
 
 def test_statistics_that_are_estimated_anew_forget_those_before():
     """Each minibatch moves them by a tenth: of a distance of 3, 0.9^60 is left after 40 passes of 1 or 2 batches."""
-    setup, fed = laws.federation(str(CONTROLS), STARTED, backbone=laws.NORMED)
+    setup, fed = laws.federation(str(CONTROLS), STARTED, backbone=laws.BATCHNORM)
     params, buffers = fed.initial_model()
     other = {name: value + 3 if value.is_floating_point() else value for name, value in buffers.items()}
     post = setup.method.module.POST

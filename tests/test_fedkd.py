@@ -82,7 +82,7 @@ def test_three_rounds_of_fml_are_those_of_a_plain_loop(form):
 
 
 def test_fmls_shared_networks_with_their_statistics_are_averaged_without_weights():
-    setup, fed = laws.federation("fml", backbone=f"{laws.NORMED},cnn-small", local_epochs=1)
+    setup, fed = laws.federation("fml", backbone=f"{laws.BATCHNORM},cnn-small", local_epochs=1)
     cohort = fed.cohort(0)
     start = setup.method.init(fed, setup.method_config)
     shared_network, _ = fed.networks
@@ -281,7 +281,7 @@ def test_who_sat_out_is_sent_the_whole_mentee():
 
 def test_running_statistics_are_averaged_and_sent_as_they_are(monkeypatch):
     monkeypatch.setattr(fedkd, "exchange", lambda trained, before, *rest: before)  # slow for so many weights
-    setup, fed = laws.federation("fedkd", backbone=f"{laws.NORMED},cnn-small", local_epochs=1)
+    setup, fed = laws.federation("fedkd", backbone=f"{laws.BATCHNORM},cnn-small", local_epochs=1)
     start = setup.method.init(fed, setup.method_config)
     make_loss = partial(fedkd.make_local_loss, config=setup.method_config)
     _, mentees, _ = fedkd.train_clients(start, fed.cohort(0), fed, make_loss)

@@ -77,7 +77,7 @@ def test_fedyogis_second_moment_stands_still_where_it_equals_the_square():
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedadagrad"])
 def test_the_second_moment_starts_at_tau_squared(name):
     """And statistics of batches are averaged as in FedAvg."""
-    run = {"backbone": laws.NORMED, "local_epochs": 1}
+    run = {"backbone": laws.BATCHNORM, "local_epochs": 1}
     setup, fed = laws.federation(name, {"adaptivity": 0.3}, **run)
     start = setup.method.init(fed, setup.method_config)
     for name in start.params:

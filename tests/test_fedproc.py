@@ -75,7 +75,7 @@ def test_prototypes_by_hand():
 
 
 def test_prototypes_are_means_of_normalised_features_under_the_trained_local_models():
-    run = {"backbone": laws.NORMED, "local_epochs": 1, "validation": 0.2, "parts": laws.toy_parts((6, 5, 3, 2))}
+    run = {"backbone": laws.BATCHNORM, "local_epochs": 1, "validation": 0.2, "parts": laws.toy_parts((6, 5, 3, 2))}
     setup, fed = laws.federation("fedproc", **run)
     cohort = fed.cohort(0)
     start = fed.broadcast(*fed.initial_model(), cohort)

@@ -90,7 +90,7 @@ def rounds_by_a_slow_loop(fed, alpha, rho, server_lr):
 def test_three_rounds_are_those_of_a_slow_loop(method, options, alpha, rho, server_lr, momentum):
     run = {
         "parts": laws.toy_parts(SIZES), "drop_last": True, "cohort_size": 3, "lr_decay": 0.5, "momentum": momentum,
-        "backbone": laws.NORMED,
+        "backbone": laws.BATCHNORM,
     }  # fmt: skip
     state = laws.simulate(*laws.federation(method, options, **run), 3, COHORTS)
     _, fed = laws.federation("fedavg", **run)

@@ -184,7 +184,7 @@ def fused_calls():
 def test_graphs_update_in_place_in_float32_with_the_bits_of_the_plain_formulas(chunk):
     """Clients of unequal size stand still in some steps."""
     common = {"clients_per_chunk": chunk, "precision": "float32", "local_epochs": 1}
-    without_momentum = {**common, "momentum": 0.0, "weight_decay": 0.0, "backbone": laws.NORMED}
+    without_momentum = {**common, "momentum": 0.0, "weight_decay": 0.0, "backbone": laws.BATCHNORM}
     calls = 0
 
     for run in (common, without_momentum):
@@ -348,7 +348,7 @@ def learn_in_public(chunk, reads=False, graphs=True, **run) -> PublicPhase:
 
     Where it `reads`, the objective brings a value to Python.
     """
-    _, fed = laws.federation("fedmd", clients_per_chunk=chunk, backbone=laws.NORMED, **run)
+    _, fed = laws.federation("fedmd", clients_per_chunk=chunk, backbone=laws.BATCHNORM, **run)
     if not graphs:
         fed.engine.graphs = None
     plain = make_public_loss(fed.network, "distance", lambda logits, mean: (logits - mean).norm())

@@ -95,7 +95,7 @@ DEFECTS = {
         laws.law_1_off_is_the_simpler_method, FEDFM, always_matching, {}, "against fedavg"
     ),
     "buffers are not averaged": Defect(
-        laws.law_1_off_is_the_simpler_method, REDUCED, skips_buffers, {"backbone": laws.NORMED}, "against fedavg"
+        laws.law_1_off_is_the_simpler_method, REDUCED, skips_buffers, {"backbone": laws.BATCHNORM}, "against fedavg"
     ),
     "a term does nothing": Defect(laws.law_2_on_is_not, FEDFM, without_matching, {}, "terms have no effect.*: 0.00e"),
     "state is thrown away": Defect(laws.law_3_state_survives, STATEFUL, forgets, {}, "not kept"),
@@ -106,7 +106,7 @@ DEFECTS = {
         laws.law_4_chunking_is_invisible,
         FEDAVG,
         drops_local_buffers,
-        {"rounds": 1, "chunks": (1,), "backbone": laws.NORMED},
+        {"rounds": 1, "chunks": (1,), "backbone": laws.BATCHNORM},
         "looped against",
     ),
     "padding counts": Defect(laws.law_4_chunking_is_invisible, FEDAVG, ignores_mask, {}, "stacked x 2 against"),

@@ -58,9 +58,9 @@ class Case(NamedTuple):
 ADAM = {"optimizer": "adam", "lr": 0.003, **FEW_STEPS}
 ADAMW = {"optimizer": "adamw", "lr": 0.003, "weight_decay": 0.1, **FEW_STEPS}
 CASES = [
-    Case(laws.law_1_off_is_the_simpler_method, REDUCING, {"backbone": laws.NORMED, "batch_size": 8}),
+    Case(laws.law_1_off_is_the_simpler_method, REDUCING, {"backbone": laws.BATCHNORM, "batch_size": 8}),
     Case(laws.law_2_on_is_not, REDUCING, {}),
-    Case(laws.law_3_state_survives, KEEPING, {"backbone": laws.NORMED, **FEW_STEPS}),
+    Case(laws.law_3_state_survives, KEEPING, {"backbone": laws.BATCHNORM, **FEW_STEPS}),
     Case(laws.law_4_chunking_is_invisible, METHODS, {"chunks": (1, 2, "branches:4"), "parts": SMALL}),
     Case(laws.law_4_chunking_is_invisible, VARIANTS, {"chunks": (2,), "parts": SMALL, "local_epochs": 1}),
     Case(laws.law_4_chunking_is_invisible, WITH_ADAM, {"chunks": (4,), **ADAM}),
@@ -213,7 +213,7 @@ def another_value(field, now):
 def trained(name, options, rounds):
     """The models under these options, which are those that `not_default` gives."""
     epochs = {"local_epochs": 2} if name in BETWEEN_EPOCHS else {}
-    run = {**FEW_STEPS, **epochs, "parts": ABSENT, "backbone": laws.NORMED}
+    run = {**FEW_STEPS, **epochs, "parts": ABSENT, "backbone": laws.BATCHNORM}
     setup, fed = laws.federation(name, dict(options), **run)
     return laws.tested_models(setup, laws.simulate(setup, fed, rounds))
 

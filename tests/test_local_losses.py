@@ -57,7 +57,7 @@ def test_the_label_has_no_gradient_in_the_distillation():
 
 
 def test_fedntds_received_model_runs_in_evaluation_mode_and_is_a_constant():
-    setup, fed = laws.federation("fedntd", backbone=laws.NORMED, local_epochs=1)
+    setup, fed = laws.federation("fedntd", backbone=laws.BATCHNORM, local_epochs=1)
     received_params, received_buffers = fed.initial_model()
     params, buffers, *_ = laws.simulate(setup, fed, 1)
     batch = minibatch(fed, 4)

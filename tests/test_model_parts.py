@@ -6,7 +6,7 @@ import torch
 from fedcli.core import batchnorm_names, head_names, split
 from fedcli.core.backbones import BACKBONES, build
 from fedcli.core.clients import Network
-from tests.laws import NORMED
+from tests.laws import BATCHNORM
 
 RESIDUAL = """
 import torch
@@ -62,7 +62,7 @@ def test_a_users_network_has_one_head_and_only_its_batchnorms(tmp_path):
 
 
 def test_a_model_is_cut_in_two_and_nothing_is_lost():
-    network = network_of(NORMED, size=8, device="cpu")
+    network = network_of(BATCHNORM, size=8, device="cpu")
     norms = batchnorm_names(network)
     for tree in (network.params, network.buffers):
         named, rest = split(tree, norms)

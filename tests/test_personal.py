@@ -301,7 +301,7 @@ CASES = {
 def test_three_rounds_are_those_of_a_plain_loop(case):
     name, slow_round, options = CASES[case]
     parts = laws.toy_parts(SIZES)
-    setup, fed = laws.federation(name, options, parts=parts, backbone=laws.NORMED, cohort_size=3)
+    setup, fed = laws.federation(name, options, parts=parts, backbone=laws.BATCHNORM, cohort_size=3)
     method = setup.method
     shared = first_model(fed)
     states = {}
@@ -374,9 +374,9 @@ def linear(channels, image_size, num_classes):
     ("method", "network", "count"),
     [
         ("fedbn", "cnn-small", 1),
-        ("fedbn", laws.NORMED, 0),
+        ("fedbn", laws.BATCHNORM, 0),
         ("lg-fedavg", "./linear.py:linear", 1),
-        ("fedper", laws.NORMED, 0),
+        ("fedper", laws.BATCHNORM, 0),
     ],
 )
 def test_a_run_says_once_that_nothing_stays_with_a_client(method, network, count, tmp_path, monkeypatch):

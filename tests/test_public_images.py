@@ -29,7 +29,7 @@ from tests.tensors import randn
 
 # FedMD
 
-NORMED = f"{laws.NORMED},cnn-small"
+BATCHNORM = f"{laws.BATCHNORM},cnn-small"
 LOCAL = find_method("local")
 ADAM = {"optimizer": "adam", "lr": 0.003}
 
@@ -42,7 +42,7 @@ def logits_of(modules, x):
 
 def test_fedmds_digest_is_a_plain_loop():
     """Towards scores in evaluation mode, of before any update."""
-    setup, fed, cohort, states = with_different_models("fedmd", {"digest_epochs": 2}, backbone=NORMED, **ADAM)
+    setup, fed, cohort, states = with_different_models("fedmd", {"digest_epochs": 2}, backbone=BATCHNORM, **ADAM)
     modules = [module.eval() for module in modules_of(fed, states)]
     batches = list(fed.public_batches(0))
     with torch.no_grad():
@@ -62,7 +62,7 @@ def test_fedmds_digest_is_a_plain_loop():
 def test_fedmd_by_batch_is_a_plain_loop():
     """Every batch has an optimizer of its own, and its targets are scores in training mode."""
     overrides = {"digest_epochs": 2, "exchange": "batch"}
-    setup, fed, cohort, states = with_different_models("fedmd", overrides, backbone=NORMED, **ADAM)
+    setup, fed, cohort, states = with_different_models("fedmd", overrides, backbone=BATCHNORM, **ADAM)
 
     def objective(k, own, everyone):
         mean = torch.stack([scores.logits for scores in everyone]).mean(0)
@@ -78,7 +78,7 @@ def test_fedmd_by_batch_is_a_plain_loop():
 @pytest.mark.parametrize("averaged", [False, True])
 def test_fedmds_local_training_begins_at_the_digested_models_or_at_their_average(averaged):
     overrides = {"exchange": "batch", "average_parameters": averaged}
-    setup, fed, cohort, states = with_different_models("fedmd", overrides, backbone=laws.NORMED)
+    setup, fed, cohort, states = with_different_models("fedmd", overrides, backbone=laws.BATCHNORM)
 
     digested, _ = digest(stacked_by_network(fed, cohort, states), cohort, fed, setup.method_config)
     models = models_of(fed.groups(cohort), digested)

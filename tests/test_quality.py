@@ -305,7 +305,7 @@ def drifting_run(**options):
 @pytest.mark.parametrize(("chunk", "at_once"), [("1", 7), ("4", 100)])
 def test_what_a_round_records_is_of_the_models_before_they_are_aggregated(chunk, at_once, monkeypatch):
     monkeypatch.setattr(drift, "AT_ONCE", at_once)
-    setup, fed, state = drifting_run(clients_per_chunk=chunk, backbone=laws.NORMED)  # BatchNorm, in evaluation mode
+    setup, fed, state = drifting_run(clients_per_chunk=chunk, backbone=laws.BATCHNORM)  # BatchNorm, in evaluation mode
     cohort = fed.cohort(0)
     after, entry = one_round(setup, fed, state, cohort)
 
@@ -349,7 +349,7 @@ def test_updates_are_measured_only_from_a_model_that_all_clients_were_sent(secon
 def test_a_part_of_a_model_is_not_measured_as_a_model_by_any_method():
     names = []
     for method in methods().values():
-        with_norm = {"backbone": laws.NORMED} if method.name == "fedbn" else {}
+        with_norm = {"backbone": laws.BATCHNORM} if method.name == "fedbn" else {}
         setup, fed = laws.federation(method, parts=laws.toy_parts((3, 3, 3, 3)), local_epochs=1, **with_norm)
         cohort = fed.cohort(0)
         fed.start_round(keep_sent_models=True)

@@ -24,7 +24,7 @@ def train_on_made_up_device(number: int) -> str | None:
         "local_epochs": draw.randint(1, 2),
         "momentum": draw.choice((0.0, 0.9)),
         "lr_decay": draw.choice((1.0, 0.5)),
-        "backbone": laws.NORMED,
+        "backbone": laws.BATCHNORM,
     }
     description = f"{name}, {way}, clients of {sizes}"
     method = quick(registry.find_method(name))
