@@ -3,6 +3,7 @@
 One loop starts them, follows those in other processes by their records, and keeps the errors.
 """
 
+import atexit
 import logging
 import multiprocessing
 import os
@@ -279,6 +280,8 @@ def _begin_process(jobs: int) -> None:
     interrupt_on_signals()
     end_with_parent()
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # as long as the process
+    # Python takes PyTorch apart for half a second, for which the next run or the table would wait.
+    atexit.register(os._exit, 0)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, allowed_cores() // jobs))
 
