@@ -50,7 +50,6 @@ from fedcli import Method, option
 from fedcli.core import Client, LocalLoss, Network, Params, inner_product, step_length, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines import fedavg
-from fedcli.papers.baselines.scaffold import update_model
 
 
 @dataclass(frozen=True)
@@ -102,6 +101,17 @@ def mean_direction(
     """
     shares = torch.where(local_steps > 0, weights / (local_steps.clamp(min=1) * lr), 0.0)  # [K]
     return tree_map(lambda x, x_i: torch.tensordot(shares, x - x_i, dims=1), global_params, local_params)
+
+
+def update_model(params: Params, mean: Params, server_lr: float) -> Params:
+    """x^{t+1} = x + eta_g (mean of x_i - x).
+
+    Args:
+        params: x.
+        mean: Weighted mean of x_i over the cohort.
+        server_lr: eta_g.
+    """
+    return tree_map(lambda old, new: old + server_lr * (new - old), params, mean)
 
 
 def make_local_loss(network: Network, config: Config) -> LocalLoss:

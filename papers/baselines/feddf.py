@@ -118,7 +118,7 @@ class Learner:
     model: Client  # [1, ...]
     group: Cohort
     step: Step
-    loss: Tensor  # the sum over its steps so far, over their number
+    mean_loss: Tensor  # of the steps so far the sum, over the number of all steps
 
 
 def make_learner(teachers: Teachers, fed: Federation) -> Learner:
@@ -127,7 +127,7 @@ def make_learner(teachers: Teachers, fed: Federation) -> Learner:
     alone = teachers.group._replace(client_ids=teachers.group.client_ids[:1])
     loss = make_public_loss(alone.network, "distillation", divergence)
     step = fed.optimizer_step(loss, optimizer="adam", weight_decay=0.0, key="server")
-    return Learner(model, alone, step, loss=alone.weights.new_zeros(()))
+    return Learner(model, alone, step, mean_loss=alone.weights.new_zeros(()))
 
 
 class Distilled(NamedTuple):
@@ -152,11 +152,11 @@ def distil(ensemble: list[Teachers], cohort: Cohort, fed: Federation, config: Co
             for learner in learners:
                 learner.model, aux = fed.step(learner.model, learner.group, learner.step, batch, target)
                 (loss,) = aux.terms["distillation"]
-                learner.loss = learner.loss + loss / num_steps
+                learner.mean_loss = learner.mean_loss + loss / num_steps
     distilled = []
     for learner in learners:
         model = model_of(learner.model, 0)
-        distilled.append(Distilled(Student(model.params, model.buffers), learner.loss))
+        distilled.append(Distilled(Student(model.params, model.buffers), learner.mean_loss))
     return distilled
 
 

@@ -134,7 +134,7 @@ def contrastive_loss(prototypes: Tensor, labels: Tensor, targets: Tensor, margin
 
 
 def train_network(
-    network: Params, prototypes: Tensor, labels: Tensor, margin: Tensor, order: list[np.ndarray], config: Config
+    network: Params, prototypes: Tensor, labels: Tensor, margin: Tensor, orders: list[np.ndarray], config: Config
 ) -> Params:
     """The server's training by SGD on Eq. 10.
 
@@ -143,12 +143,12 @@ def train_network(
         prototypes: Of clients, `[n, D]`.
         labels: `[n]`.
         margin: Scalar.
-        order: One permutation of the prototypes for each epoch.
+        orders: One permutation of the prototypes for each epoch.
         config: The method's.
     """
     network = {name: value.clone().requires_grad_() for name, value in network.items()}
-    for epoch in torch.as_tensor(np.array(order), device=labels.device):  # copied to the device at once
-        for index in epoch.split(config.server_batch_size):
+    for permutation in torch.as_tensor(np.array(orders), device=labels.device):  # copied to the device at once
+        for index in permutation.split(config.server_batch_size):
             loss = contrastive_loss(prototypes[index], labels[index], global_prototypes(network), margin)
             grads = torch.autograd.grad(loss, list(network.values()))
             with torch.no_grad():
@@ -180,11 +180,11 @@ def update_network(
     margin = margin_of_round(class_means, counts, config)
     client, labels = (counts > 0).nonzero(as_tuple=True)
     prototypes = class_means[client, labels]  # [n, D]
-    order = []
+    orders = []
     for epoch in range(config.server_epochs):
         draw = fed.generator(cohort.round, "server order", epoch)
-        order.append(draw.permutation(len(labels)))
-    return train_network(network, prototypes, labels, margin, order, config)
+        orders.append(draw.permutation(len(labels)))
+    return train_network(network, prototypes, labels, margin, orders, config)
 
 
 def init(fed: Federation, config: Config) -> ServerState:

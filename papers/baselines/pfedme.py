@@ -111,16 +111,16 @@ def mix(params: Params, mean: Params, server_mixing: float) -> Params:
 
 def make_local_step(fed: Federation, config: Config) -> Step:
     """K steps of theta on a minibatch, then one of w_i, which is the client's memory."""
-    towards = fed.optimizer_step(make_personal_loss(fed.network, config))
+    personal_step = fed.optimizer_step(make_personal_loss(fed.network, config))
 
     def update(client, batch, context):
         local = client.memory
         for _ in range(config.personal_steps):  # theta_i(w_{i,r}), up to the accuracy that K steps give
-            client, aux = towards.update(client, batch, local)
+            client, aux = personal_step.update(client, batch, local)
         local = update_local(local, client.params, config.outer_lr * config.proximal_weight)
         return client._replace(memory=local), aux
 
-    return composed(update, towards)
+    return composed(update, personal_step)
 
 
 def init(fed: Federation, config: Config) -> ServerState:
