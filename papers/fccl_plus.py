@@ -112,7 +112,7 @@ from fedcli.core.public_images import learn_from_public
 from fedcli.papers.baselines import ewc
 
 SMALL = 1e-5  # added to deviations
-ABSENT = -1e9  # logit of a class that is left out: finite, so that no gradient is NaN
+FAR = -1e9  # logit of a class that is left out: finite, so that no gradient is NaN
 
 
 @dataclass(frozen=True)
@@ -405,8 +405,8 @@ def fntd_loss(
     """
     other = labels[:, None] != torch.arange(student_logits.shape[1], device=labels.device)  # [B, C]
     if renormalize:
-        student_logits = torch.where(other, student_logits, ABSENT)
-        teacher_logits = torch.where(other, teacher_logits, ABSENT)
+        student_logits = torch.where(other, student_logits, FAR)
+        teacher_logits = torch.where(other, teacher_logits, FAR)
     summands = softened_divergence(student_logits, teacher_logits, temperature, factor)
     return masked_mean(torch.where(other, summands, 0.0).sum(1), mask)
 
