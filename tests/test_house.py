@@ -99,7 +99,7 @@ ADDS_TO = {
     "fedfm": {"fedavg", "fednova", "fedprox", "moon"},  # feature matching is added to each, Section VII-D.2
     "fedgen": {"lg_fedavg"},  # LG-FedAvg and a generator
     "ditto": {"fedprox"},  # own models by FedProx's objective around the global one
-    "fedcm": {"fedavg", "scaffold"},  # FedAvg with momentum at the clients; the server's step is SCAFFOLD's
+    "fedcm": {"fedavg"},  # FedAvg with momentum at the clients
     "feddecorr": {"fedavg"},  # FedAvg with a term on the features
     "fedlc": {"fedavg"},  # FedAvg with another cross-entropy
     "fednova": {"fedavg"},  # FedAvg with another mean
