@@ -283,7 +283,7 @@ def test_layers_of_a_users_network_become_the_products():
         (f"self.n = self.n + 1; {SCORES}", "self.register_buffer('n', self.fc.bias[:1].detach())", "puts a new tensor"),
         (SCORES, "self.fc.weight.requires_grad_(False)", "nn.Linear with bias that is trained"),
         (SCORES, "self.again = nn.ParameterList([self.first.weight])", "in two places, 'first.weight' and 'again.0'"),
-        ("return self.fc(self.first(x[:, :7]))", "", "line 9 (got RuntimeError: mat1 and mat2"),
+        ("return self.fc(self.first(x[:, :7]))", "", "line 10 (got RuntimeError: mat1 and mat2"),
     ],
 )  # fmt: skip
 def test_a_network_that_breaks_a_rule_is_refused_in_a_line(forward, layers, words):
