@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from fedcli.core import backbones
 from fedcli.core.batches import Batch
-from fedcli.core.clients import Client, Output
+from fedcli.core.clients import Client, Output, Step
 from fedcli.core.federation import Federation
 from fedcli.core.trees import select, select_axes, stack, tree_map
 from tests.plain_loops import copied
@@ -45,7 +45,7 @@ OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch
 class PlainUpdate:
     """One update of one client by torch.optim, in the place of `Federation.optimizer_step`."""
 
-    def __init__(self, networks, loss, kind, lr, momentum, weight_decay, names, key, clip_norm):
+    def __init__(self, networks, loss, *, kind, lr, momentum, weight_decay, names, key, clip_norm):
         self.networks = networks
         self.loss = loss
         self.kind = kind
@@ -125,7 +125,7 @@ class ReferenceFederation(Federation):
 
     def update_of(self, local):
         """One update of one client, by an objective or by what a method made of `optimizer_step`."""
-        return local if hasattr(local, "update") else self.optimizer_step(local)
+        return local if isinstance(local, Step | PlainUpdate) else self.optimizer_step(local)
 
     def minibatch_of(self, plan, k, step, lr):
         """Client k's minibatch of a step, without padding."""

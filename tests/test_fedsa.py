@@ -3,6 +3,7 @@
 import math
 from collections import OrderedDict
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -102,39 +103,65 @@ def slow_margin(points):
     return float(np.mean(nearest))
 
 
+class Shared(NamedTuple):
+    """What all clients of FedSA share."""
+
+    anchors: torch.Tensor  # [C, D]
+    prototypes: dict[int, torch.Tensor]  # [D] each, by the classes that the last round's clients have
+
+
+class SlowFedSAObjective:
+    """The local objective of one client by plain torch, which gathers the client's features by their classes."""
+
+    def __init__(self, config, anchors, margin):
+        self.config = config
+        self.anchors = anchors
+        self.margin = margin
+        self.gathered = {c: [] for c in range(len(anchors))}
+
+    def __call__(self, module, features, logits, y):
+        for feature, label in zip(features.detach(), y.tolist(), strict=True):
+            self.gathered[label].append(feature)
+        classes = torch.arange(len(self.anchors))
+        regularization = sum((features[y == c].mean(0) - self.anchors[c]).norm() for c in y.unique())
+        distances = torch.cdist(features, self.anchors) + self.margin * F.one_hot(y, len(classes))
+        contrastive = F.cross_entropy(-distances, y)
+        calibration = F.cross_entropy(module.head(self.anchors), classes)
+        return (
+            F.cross_entropy(logits, y)
+            + self.config.regularization_weight * regularization
+            + self.config.contrastive_weight * contrastive
+            + self.config.calibration_weight * calibration
+        )
+
+
+def slow_fedsa_client(fed, setup, number, client, before, anchors):
+    """A client's state after a round by plain torch, and its prototypes by class."""
+    margin = max(before.margin.item(), slow_margin(list(anchors)))
+    objective = SlowFedSAObjective(setup.method_config, anchors, margin)
+    params = train_plainly(fed, number, client, Model(before.params, before.buffers), objective)
+    prototypes = means_by_class(objective.gathered)
+    own_margin = torch.tensor(slow_margin(list(prototypes.values())))
+    return fedsa.ClientState(params, {}, own_margin), prototypes
+
+
 def slow_fedsa_round(fed, setup, number, kept, shared):
-    """One round of all clients by plain torch; returns what the clients keep, and anchors and prototypes."""
-    config = setup.method_config
-    anchors, _ = shared
+    """One round of all clients by plain torch; returns what the clients keep and what they share."""
+    newcomer = fedsa.ClientState(*fed.initial_model(), margin=torch.tensor(0.0))
     sent = {c: [] for c in range(fed.num_classes)}
     after = {}
     for client in range(fed.num_clients):
-        *model, own_margin = kept.get(client, (*fed.initial_model(), torch.tensor(0.0)))
-        margin = max(own_margin.item(), slow_margin(list(anchors)))
-        gathered = {c: [] for c in sent}
-
-        def objective(module, features, logits, y, margin=margin, gathered=gathered):
-            for feature, label in zip(features.detach(), y.tolist(), strict=True):
-                gathered[label].append(feature)
-            regularization = sum((features[y == c].mean(0) - anchors[c]).norm() for c in y.unique())
-            distances = torch.cdist(features, anchors) + margin * F.one_hot(y, fed.num_classes)
-            contrastive = F.cross_entropy(-distances, y)
-            calibration = F.cross_entropy(module.head(anchors), torch.arange(len(anchors)))
-            loss = F.cross_entropy(logits, y) + config.regularization_weight * regularization
-            loss = loss + config.contrastive_weight * contrastive
-            return loss + config.calibration_weight * calibration
-
-        params = train_plainly(fed, number, client, model, objective)
-        own = means_by_class(gathered)
-        for c, prototype in own.items():
+        before = kept.get(client, newcomer)
+        after[client], own_prototypes = slow_fedsa_client(fed, setup, number, client, before, shared.anchors)
+        for c, prototype in own_prototypes.items():
             sent[c].append(prototype)
-        after[client] = params, {}, torch.tensor(slow_margin(list(own.values())))
+
     prototypes = means_by_class(sent)
-    decay = config.anchor_decay
-    moved = anchors.clone()
+    decay = setup.method_config.anchor_decay
+    moved = shared.anchors.clone()
     for c, prototype in prototypes.items():
-        moved[c] = decay * anchors[c] + (1 - decay) * prototype
-    return after, (moved, prototypes)
+        moved[c] = decay * shared.anchors[c] + (1 - decay) * prototype
+    return after, Shared(moved, prototypes)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -145,10 +172,10 @@ def test_three_rounds_of_fedsa_are_those_of_a_plain_loop(drop_last):
     setup, fed = laws.federation("fedsa", weights, parts=parts, drop_last=drop_last)
 
     def shared_of(state):
-        return state.anchors, {c: state.prototypes[c] for c in range(3) if state.has_class[c]}
+        return Shared(state.anchors, {c: state.prototypes[c] for c in range(3) if state.has_class[c]})
 
     first = setup.method.init(fed, setup.method_config).anchors
-    state = laws.assert_rounds_agree(setup, fed, slow_fedsa_round, (first, {}), shared_of)
+    state = laws.assert_rounds_agree(setup, fed, slow_fedsa_round, Shared(first, prototypes={}), shared_of)
     assert state.clients[1].margin == 0  # of one class, as the next
     assert state.clients[2].margin == 0
 
