@@ -8,13 +8,11 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from fedcli import check, registry
-from fedcli.declarations import Method
 from fedcli.runs.machine import machine_settings
 from fedcli.runs.models import all_params
 from fedcli.runs.record import params_hash
@@ -22,9 +20,11 @@ from fedcli.runs.rounds import one_round
 from fedcli.runs.workers import joined
 from tests import laws
 from tests.networks import MIXED
-from tests.toy_methods import QUICK, STATEFUL
+from tests.toy_methods import QUICK, STATEFUL, MethodCase
 
-COUNTS = 3, 2
+COUNT_OF_ALL_RUNS = 3  # of the workers that share every run
+COUNT_OF_SOME_RUNS = 2  # of those that leave out the plain ones
+COUNTS = (COUNT_OF_ALL_RUNS, COUNT_OF_SOME_RUNS)
 ROUNDS = 2
 FEW_STEPS = {"batch_size": 8, "local_epochs": 1}
 
@@ -37,14 +37,6 @@ def wide(channels, image_size, num_classes):
     )  # fmt: skip
 
 
-class Case(NamedTuple):
-    """A method, its options, and those of the run."""
-
-    method: Method
-    overrides: dict | None
-    options: dict
-
-
 def cases(count):
     """The runs that so many workers share, by name; of two workers only what is no plain run.
 
@@ -54,17 +46,17 @@ def cases(count):
     wide_network = {"backbone": f"{__file__}:wide", "precision": "float32", "lr": 0.01}
     fedavg = registry.find_method("fedavg")
     runs = {
-        "clients together": Case(fedavg, None, {"clients_per_chunk": "3", "validation": 0.3}),
-        "a single client": Case(fedavg, None, {**wide_network, "cohort_size": 1}),
+        "clients together": MethodCase(fedavg, None, {"clients_per_chunk": "3", "validation": 0.3}),
+        "a single client": MethodCase(fedavg, None, {**wide_network, "cohort_size": 1}),
     }
     for method in (*check.one_of_each_kind(), STATEFUL):
         overrides = QUICK.get(method.name)
-        if count != 2:
-            runs[method.name] = Case(method, overrides, {})
+        if count != COUNT_OF_SOME_RUNS:
+            runs[method.name] = MethodCase(method, overrides, {})
         if method.mixed_networks:
-            runs[f"{method.name}, mixed"] = Case(method, overrides, {"backbone": MIXED})
+            runs[f"{method.name}, mixed"] = MethodCase(method, overrides, {"backbone": MIXED})
     for name in ("fedavg", *QUICK):
-        runs[f"{name}, wide"] = Case(registry.find_method(name), QUICK.get(name), wide_network)
+        runs[f"{name}, wide"] = MethodCase(registry.find_method(name), QUICK.get(name), wide_network)
     return runs
 
 

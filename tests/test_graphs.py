@@ -19,7 +19,6 @@ from fedcli.core.federation import NOTHING_STAYS, Federation
 from fedcli.core.graphs import MAX_STACKS, CudaGraphs
 from fedcli.core.public_images import make_public_loss
 from fedcli.core.trees import Flat, tree_map
-from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.registry import find_method, methods
 from fedcli.runs.rounds import one_round
@@ -28,28 +27,21 @@ from tests.first_rounds import first_round
 from tests.made_up import Device, fused_sgd, on_host
 from tests.networks import use_tiny_network
 from tests.on_made_up import early_captures, on_cpu, on_device, on_made_up_device
-from tests.toy_methods import STATEFUL, fedavg_round, quick
+from tests.toy_methods import STATEFUL, MethodCase, fedavg_round, quick
 
 FEDAVG = find_method("fedavg")
 FEDFM = find_method("fedfm")
 KINDS = [method.name for method in check.one_of_each_kind()]
 
 
-class Case(NamedTuple):
-    """A method, its options, and those of the run."""
-
-    method: Method
-    overrides: dict
-    run: dict
-
-
 CASES = {
-    "fedavg": Case(FEDAVG, {}, {"lr_decay": 0.5}),
-    "fedfm": Case(FEDFM, {"start_round": 1}, {}),
-    "fedfa": Case(find_method("fedfa"), {}, {}),  # uses the number of a client's batches
-    "mofedsam": Case(find_method("mofedsam"), {}, {}),  # two gradients a step, and a direction that the server sends
-    "stateful": Case(STATEFUL, {}, {}),
-    "adam": Case(FEDAVG, {}, {"optimizer": "adam", "lr": 0.003}),
+    "fedavg": MethodCase(FEDAVG, {}, {"lr_decay": 0.5}),
+    "fedfm": MethodCase(FEDFM, {"start_round": 1}, {}),
+    "fedfa": MethodCase(find_method("fedfa"), {}, {}),  # uses the number of a client's batches
+    # Two gradients a step, and a direction that the server sends.
+    "mofedsam": MethodCase(find_method("mofedsam"), {}, {}),
+    "stateful": MethodCase(STATEFUL, {}, {}),
+    "adam": MethodCase(FEDAVG, {}, {"optimizer": "adam", "lr": 0.003}),
 }
 
 
@@ -330,7 +322,7 @@ def test_what_clients_gather_in_half_precision_is_compared_too():
     assert ran.fed.engine.graphs.num_captured == 2
 
 
-class PublicPhase(NamedTuple):
+class PublicSteps(NamedTuple):
     """Clients after some steps on public images, and what the last one gave."""
 
     clients: Client
@@ -343,7 +335,7 @@ class PublicPhase(NamedTuple):
         return self.clients, self.aux, self.outputs
 
 
-def learn_in_public(chunk, reads=False, graphs=True, **run) -> PublicPhase:
+def learn_in_public(chunk, reads=False, graphs=True, **run) -> PublicSteps:
     """Takes steps on public batches of 5, 5 and 2 images, five times, towards the clients' own mean outputs.
 
     Where it `reads`, the objective brings a value to Python.
@@ -364,7 +356,7 @@ def learn_in_public(chunk, reads=False, graphs=True, **run) -> PublicPhase:
         for batch in fed.public_batches(round):
             outputs = fed.forward(clients, cohort, batch.x)
             clients, aux = fed.step(clients, cohort, loss, batch, outputs.logits.mean(0))
-    return PublicPhase(on_host(clients), on_host(aux), on_host(outputs), fed)
+    return PublicSteps(on_host(clients), on_host(aux), on_host(outputs), fed)
 
 
 @pytest.mark.parametrize("chunk", ["4", "branches:3"])

@@ -20,7 +20,7 @@ from fedcli.runs.options import parse_size
 from tests.refusals import refused
 from tests.tiny_runs import TINY
 from tests.torture.stopped_runs import stopped_run
-from tests.toy_methods import ClientState
+from tests.toy_methods import ToyState
 
 BYTES = 40  # of a state of ten numbers
 OPTIONS = {
@@ -35,7 +35,7 @@ OPTIONS = {
 
 def states(*numbers):
     """A state full of each number, of the client that its last digit names."""
-    return {number % 10: ClientState({"w": torch.full((10,), float(number))}) for number in numbers}
+    return {number % 10: ToyState({"w": torch.full((10,), float(number))}) for number in numbers}
 
 
 def numbers_of(kept):
@@ -44,7 +44,7 @@ def numbers_of(kept):
 
 
 def open_store(folder, memory, name=STATES):
-    store = Store(memory, torch.device("cpu"), [ClientState])
+    store = Store(memory, torch.device("cpu"), [ToyState])
     store.keep_files_in(folder / name)
     return store
 
@@ -64,7 +64,7 @@ def test_what_does_not_fit_into_memory_lies_in_files(tmp_path):
     assert files(tmp_path) == ["000002-0"]
     assert [client for client, version in kept.versions.items() if version.state is not None] == [1, 4]
     assert numbers_of(kept) == {1: 1, 2: 2, 4: 4}
-    assert isinstance(kept[2], ClientState)
+    assert isinstance(kept[2], ToyState)
     assert list(kept) == [1, 2, 4]
     assert 2 in kept
     assert kept.get(7, "none") == "none"

@@ -8,7 +8,7 @@ import torch
 
 from fedcli.core.trees import ALIGNMENT, Flat, flatten, from_names, leaves, pack, to_names, tree_map, unpack
 from fedcli.errors import UserError
-from tests.toy_methods import ClientState
+from tests.toy_methods import ToyState
 
 
 def test_a_tree_goes_through_json_and_comes_back():
@@ -21,10 +21,10 @@ def test_a_tree_goes_through_json_and_comes_back():
         "a/b": {"c": scalar},
         "empty": {},
         "int": 2**60,
-        "state": ClientState({"w": vector}),
+        "state": ToyState({"w": vector}),
     }
     structure, tensors = to_names(tree)
-    rebuilt = from_names(json.loads(json.dumps(structure)), tensors, {"ClientState": ClientState})
+    rebuilt = from_names(json.loads(json.dumps(structure)), tensors, {"ToyState": ToyState})
     assert rebuilt == tree  # its tensors are the same objects
     assert [type(part) for part in rebuilt.values()] == [type(part) for part in tree.values()]
     assert set(tensors) == {"/3/0", "/10/0", "/a/b/c", "/a/b/c'", "/state/params/w"}

@@ -7,14 +7,23 @@ from typing import NamedTuple
 from fedcli.check import with_defaults
 from fedcli.core.aggregate import weighted_mean
 from fedcli.core.clients import Params
+from fedcli.declarations import Method
 from fedcli.papers.baselines import fedavg
 from fedcli.registry import find_method
 
 
-class ClientState(NamedTuple):
+class ToyState(NamedTuple):
     """What a client keeps."""
 
     params: Params
+
+
+class MethodCase(NamedTuple):
+    """A method, its options, and those of the run."""
+
+    method: Method
+    overrides: dict | None
+    run: dict
 
 
 STATEFUL = find_method(str(Path(__file__).parent.parent / "docs/examples/my_method.py"))  # whose clients keep state
