@@ -15,7 +15,7 @@ from fedcli.data.image_arrays import SPLITS
 FIELDS = tuple(f"{name}_{split}" for split, name in product(SPLITS, ("x", "y", "domain", "writer")))
 
 
-def images(shape, num_classes, seed=0, per_class=(3, 2)):
+def image_arrays(shape, num_classes, seed=0, per_class=(3, 2)):
     """Random arrays in the `.npz` form, `per_class` images of each class in train and test, shuffled."""
     rng = np.random.default_rng(seed)
     arrays = {}
@@ -31,7 +31,7 @@ def known_images(name, seed=0, per_class=(3, 2)):
     shape = (known.image_size, known.image_size)
     if known.channels == 3:
         shape = (*shape, 3)
-    return images(shape, known.sizes["classes"], seed, per_class)
+    return image_arrays(shape, known.sizes["classes"], seed, per_class)
 
 
 def imported(name, path):

@@ -8,7 +8,7 @@ def doubles(values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def images(batch, channels=3, size=32, seed=0, dtype=torch.float64):
+def image_batch(batch, channels=3, size=32, seed=0, dtype=torch.float64):
     """A batch of images of normal numbers, [B, C, H, W]."""
     return torch.randn(batch, channels, size, size, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 

@@ -17,7 +17,7 @@ from fedcli.core.keyed_draws import KeyedDropout
 from fedcli.core.layers import MaskedBatchNorm2d
 from fedcli.vision import torchvision
 from tests.refusals import refused
-from tests.tensors import images
+from tests.tensors import image_batch
 
 # Networks
 
@@ -74,7 +74,7 @@ def test_the_head_maps_features_of_the_given_width_to_the_logits(name):
     if name == "googlenet-512":
         size = 16
     module = build(name, 1, size, 7, seed=0)
-    features, logits = module(images(2, 1, size, dtype=torch.float32))
+    features, logits = module(image_batch(2, 1, size, dtype=torch.float32))
     assert features.shape == (2, module.feature_dim)
     assert (features >= 0).all() == (name not in SIGNED)
     assert module.head.weight.shape == (7, module.feature_dim)
@@ -106,7 +106,7 @@ def test_no_layer_has_draws_of_its_own_or_statistics_that_padding_reaches(name):
 def test_cnn_is_the_papers_function(name, size, padding, pooled):
     """Convolution, ReLU, pooling in the papers' order; fully connected layers with ReLU."""
     module = build(name, 3, size, 10, seed=1).double()
-    x = images(2, size=size)
+    x = image_batch(2, size=size)
     params = list(module.body.parameters())
     layers = list(zip(params[::2], params[1::2], strict=True))
     convolutions = [(weight, bias) for weight, bias in layers if weight.dim() == 4]
@@ -214,7 +214,7 @@ def randomised(module):
 def test_variant_for_small_images_is_the_published_function(name, function):
     module = randomised(build(name, 3, 32, 10, seed=0)).double().eval()
     weights = Weights(module.body)
-    x = images(2)
+    x = image_batch(2)
 
     features, _ = module(x)
 
@@ -246,7 +246,7 @@ def test_variant_with_512_features_averages_what_torchvision_classifies(name):
     for ours, other in zip(module.body.parameters(), theirs.parameters(), strict=True):
         other.data.copy_(ours)
 
-    x = images(2)
+    x = image_batch(2)
     vector = theirs(x)
     width = vector.shape[1]
     averages = []
@@ -269,7 +269,7 @@ def test_dropout_stands_between_the_1280_values_and_their_averages():
         calls.append((values, output))
 
     dropout.register_forward_hook(watch)
-    features, _ = module.train()(images(6))
+    features, _ = module.train()(image_batch(6))
     ((before, after),) = calls
     assert before.shape == (6, 1280)
     assert (after == 0)[before != 0].double().mean().item() == pytest.approx(0.2, abs=0.02)
@@ -281,7 +281,7 @@ def test_projection_is_two_linear_layers_behind_the_same_body():
     plain = build("resnet18-3x3-gn", 3, 8, 10, seed=0).double()
     plain.body.load_state_dict({key: value for key, value in module.body.state_dict().items() if "fc" not in key})
     first, _, second = module.body.fc
-    x = images(2, size=8)
+    x = image_batch(2, size=8)
 
     features, _ = module(x)
 
@@ -291,7 +291,7 @@ def test_projection_is_two_linear_layers_behind_the_same_body():
 
 @pytest.mark.parametrize("name", ["cnn-2x64", "alexnet-32", "resnet10", "mobilenet-v2-32"])
 def test_grey_images_are_repeated(name):
-    grey = images(2, 1)
+    grey = image_batch(2, 1)
     features, _ = build(name, 1, 32, 10, seed=0).double()(grey)
     features_of_colour, _ = build(name, 3, 32, 10, seed=0).double()(grey.repeat(1, 3, 1, 1))
     torch.testing.assert_close(features, features_of_colour)
@@ -300,7 +300,7 @@ def test_grey_images_are_repeated(name):
 @pytest.mark.parametrize("name", ["resnet50-3x3", "efficientnet-b0-32", "googlenet-32", "mobilenet-v2-512"])
 def test_padded_networks_take_images_of_one_pixel(name):
     network = build(name, 1, 1, 10, seed=0)
-    _, logits = network(images(1, 1, 1, dtype=torch.float32))
+    _, logits = network(image_batch(1, 1, 1, dtype=torch.float32))
     assert logits.isfinite().all()
 
 
@@ -369,7 +369,7 @@ def test_weights_of_stock_networks_are_torchvisions(name):
 
 def test_the_built_in_transformer_learns_by_the_function_that_it_is_tested_by(tmp_path):
     network = build("vit-tiny", 3, 8, 10, seed=0).double()
-    x = images(3, size=8)
+    x = image_batch(3, size=8)
     features_in_training, _ = network.train()(x)
     features, _ = network.eval()(x)
     torch.testing.assert_close(features_in_training, features)
@@ -388,7 +388,7 @@ def test_the_built_in_transformer_learns_by_the_function_that_it_is_tested_by(tm
 )
 def test_images_that_are_too_small_or_of_other_channels_are_refused(name, least):
     network = build(name, 1, least, 10, seed=0)
-    _, logits = network(images(1, 1, least, dtype=torch.float32))
+    _, logits = network(image_batch(1, 1, least, dtype=torch.float32))
     assert logits.shape == (1, 10)
 
     text = f"{name} (got {least - 1} x {least - 1} pixels); {least} x {least} and larger"
@@ -444,7 +444,7 @@ def test_torchvision_is_imported_when_it_is_needed(tmp_path):
 
 
 def test_linear_features_are_those_of_the_same_network_before_its_last_relu():
-    x = images(4, 1, 28, dtype=torch.float32)
+    x = image_batch(4, 1, 28, dtype=torch.float32)
     features, _ = build("cnn-2x32-100", 1, 28, 10, seed=0)(x)
     linear_features, _ = build("cnn-2x32-100-linear", 1, 28, 10, seed=0)(x)
     assert torch.equal(features, linear_features.relu())

@@ -12,7 +12,7 @@ from fedcli.data import datasets, imports
 from fedcli.data.image_arrays import SPLITS
 from fedcli.data.mixtures import Subset, mixture
 from fedcli.data.resizing import resize
-from tests.files import assert_same, examples, from_npz, images, known_images
+from tests.files import assert_same, examples, from_npz, image_arrays, known_images
 from tests.refusals import refused
 
 DIGIT_SETS = ("mnist", "svhn", "usps", "synth-digits", "mnist-m")
@@ -174,7 +174,7 @@ def test_femnist_without_writers_is_refused(tmp_path):
 
 
 def test_real_and_rendered_digits_in_four_domains(tmp_path):
-    arrays = images((28, 28), 10, per_class=(16, 101))
+    arrays = image_arrays((28, 28), 10, per_class=(16, 101))
     from_npz("mnist", tmp_path / "a", **arrays)
     dataset = datasets.load("digits-real-4")
     description = datasets.describe("digits-real-4")

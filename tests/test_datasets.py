@@ -21,7 +21,7 @@ from fedcli.data.cache import cache_folder
 from fedcli.data.dataset import Dataset, channel_statistics, stratified_subset
 from fedcli.data.image_arrays import SPLITS
 from fedcli.vision import torchvision
-from tests.files import FIELDS, assert_same, examples, from_npz, images, imported, known_images, write_folder
+from tests.files import FIELDS, assert_same, examples, from_npz, image_arrays, imported, known_images, write_folder
 from tests.refusals import refused
 
 # Built in
@@ -69,7 +69,7 @@ def slow_order(dataset, split):
 
 @pytest.mark.parametrize("shape", [(5, 5), (5, 5, 3)])
 def test_the_order_of_the_file_and_its_kind_are_invisible(tmp_path, shape):
-    arrays = images(shape, 3)
+    arrays = image_arrays(shape, 3)
     first = from_npz("mine", tmp_path / "a", **arrays, class_names=["ant", "bee", "cow"])
     shuffled = {}
     for split in SPLITS:
@@ -158,8 +158,8 @@ def test_channel_statistics():
 
 
 def test_names_in_their_order(tmp_path, cache):
-    from_npz("zebra", tmp_path / "a", **images((4, 4), 2))
-    from_npz("ape", tmp_path / "a", **images((4, 4), 2))
+    from_npz("zebra", tmp_path / "a", **image_arrays((4, 4), 2))
+    from_npz("ape", tmp_path / "a", **image_arrays((4, 4), 2))
     (cache / "Not A Name.npz").touch()
     assert datasets.names()[:4] == ["digits", "digit-domains", "photos", "mnist"]
     assert datasets.names()[-3:] == ["office-home-leaky", "ape", "zebra"]
@@ -180,7 +180,7 @@ def test_without_a_cache_only_built_in_sets_are_there(tmp_path, monkeypatch, cau
     def fail(*_, **__):
         raise {"no home": KeyError("uid not found"), "not readable": PermissionError(13, "Permission denied")}[cause]
 
-    np.savez(tmp_path / "a.npz", **images((4, 4), 2))
+    np.savez(tmp_path / "a.npz", **image_arrays((4, 4), 2))
     monkeypatch.chdir(tmp_path)
     if cause == "no home":
         monkeypatch.delenv("FEDCLI_DATA")
@@ -199,8 +199,8 @@ def test_without_a_cache_only_built_in_sets_are_there(tmp_path, monkeypatch, cau
 
 def test_an_import_that_fails_leaves_the_old_set(tmp_path, monkeypatch):
     """And the next import clears away what a killed one was writing."""
-    before = from_npz("mine", tmp_path / "a", **images((4, 4), 2))
-    np.savez(tmp_path / "a.npz", **images((4, 4), 2, seed=1))
+    before = from_npz("mine", tmp_path / "a", **image_arrays((4, 4), 2))
+    np.savez(tmp_path / "a.npz", **image_arrays((4, 4), 2, seed=1))
     old = cache_folder() / ".1.partial.set.npz"
     old.touch()
     os.utime(old, (0, 0))
@@ -226,7 +226,7 @@ def test_describe_knows_what_is_not_there_and_reads_what_is(tmp_path):
     from_npz("cifar10", tmp_path / "a", **known_images("cifar10"))
     assert datasets.describe("cifar10") == absent | sizes | {"present": True, "train": 30, "test": 20}
 
-    from_npz("mine", tmp_path / "a", **images((4, 4), 3))
+    from_npz("mine", tmp_path / "a", **image_arrays((4, 4), 3))
     assert datasets.describe("mine") == {
         "name": "mine", "kind": "imported", "present": True, "note": str(tmp_path / "a" / "images.npz"), "train": 9,
         "test": 6, "classes": 3, "shape": (1, 4, 4),
@@ -235,7 +235,7 @@ def test_describe_knows_what_is_not_there_and_reads_what_is(tmp_path):
 
 
 def test_a_damaged_cache_file_is_refused(tmp_path, cache):
-    from_npz("mine", tmp_path / "a", **images((8, 8), 3))
+    from_npz("mine", tmp_path / "a", **image_arrays((8, 8), 3))
     content = (cache / "mine.npz").read_bytes()
     (cache / "mine.npz").write_bytes(content[: len(content) // 2])
     datasets.refuse_unavailable("mine")
@@ -250,13 +250,13 @@ def test_a_damaged_cache_file_is_refused(tmp_path, cache):
 
 @pytest.mark.parametrize("name", ["digits", "office31-leaky", "My Set", "../x", "", "-x", "a_b"])
 def test_names_that_cannot_be_imported(tmp_path, name):
-    np.savez(tmp_path / "a.npz", **images((4, 4), 2))
+    np.savez(tmp_path / "a.npz", **image_arrays((4, 4), 2))
     refused(lambda: imports.import_path(name, tmp_path / "a.npz"), f"the name '{name}'")
 
 
 def test_a_file_or_folder_is_taken_where_it_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arrays = images((8, 8), 2, per_class=(15, 3))
+    arrays = image_arrays((8, 8), 2, per_class=(15, 3))
     np.savez("My set.npz", **arrays)
     record = fedcli.run("fedavg", dataset="./My set.npz", rounds=1, num_clients=2, device="cpu").record
     name = imports.import_if_path("My set.npz")
@@ -266,7 +266,7 @@ def test_a_file_or_folder_is_taken_where_it_stands(tmp_path, monkeypatch):
     assert record["dataset_source"] == str(tmp_path / "My set.npz")
     assert record["dataset_fingerprint"] == datasets.load(name).fingerprint
 
-    np.savez("My set.npz", **images((8, 8), 2, seed=1))
+    np.savez("My set.npz", **image_arrays((8, 8), 2, seed=1))
     assert imports.import_if_path(str(tmp_path / "My set.npz")) != name
 
     write_folder(tmp_path / "folder", arrays, ["0", "1"])
@@ -281,7 +281,7 @@ def test_a_file_or_folder_is_taken_where_it_stands(tmp_path, monkeypatch):
 # .npz files that are wrong
 
 
-ARRAYS = images((4, 4), 3)  # that are right: 9 images to train and 6 to test
+ARRAYS = image_arrays((4, 4), 3)  # that are right: 9 images to train and 6 to test
 CLASS_NAMES = {"class_names": np.array(["a", "b", "c"])}
 
 
@@ -332,7 +332,8 @@ def test_files_that_are_no_npz_are_refused(tmp_path, monkeypatch):
         path.write_bytes(content)
         refused(lambda: imports.import_path("mine", path), "images.npz", "must be a whole .npz file")
     monkeypatch.setenv("FEDCLI_MAX_GIB", "4 GiB")
-    refused(lambda: from_npz("mine", tmp_path / "a", **images((4, 4), 2)), "FEDCLI_MAX_GIB", "'4 GiB'", "a number.")
+    arrays = image_arrays((4, 4), 2)
+    refused(lambda: from_npz("mine", tmp_path / "a", **arrays), "FEDCLI_MAX_GIB", "'4 GiB'", "a number.")
 
 
 # Known names
@@ -343,9 +344,9 @@ def test_known_names_have_one_shape(tmp_path, name):
     sizes = known.KNOWN[name].sizes
     classes = sizes["classes"]
     channels, size, _ = sizes["shape"]
-    too_large = images((size + 1, size + 1, channels), classes)
-    of_other_channels = images((size, size, 4 - channels), classes)
-    of_more_classes = images((size, size, channels), classes + 1)
+    too_large = image_arrays((size + 1, size + 1, channels), classes)
+    of_other_channels = image_arrays((size, size, 4 - channels), classes)
+    of_more_classes = image_arrays((size, size, channels), classes + 1)
 
     def import_arrays(arrays):
         from_npz(name, tmp_path / "a", **arrays)
@@ -439,7 +440,7 @@ def test_what_was_kept_under_a_known_name_is_compared_too(tmp_path, official_onl
     """Also where another set is made of it."""
     with monkeypatch.context() as before:
         before.setattr(official, "refuse_other_images", lambda dataset: None)
-        from_npz("mnist", tmp_path / "a", **images((28, 28), 10, per_class=(16, 101)))
+        from_npz("mnist", tmp_path / "a", **image_arrays((28, 28), 10, per_class=(16, 101)))
     for name in ("mnist", "digits-real-4"):
         refused(lambda name=name: datasets.load(name), "not the images of 'mnist' (got fingerprint", "94a3db3da708f867")
 
@@ -452,7 +453,7 @@ def test_what_was_kept_under_a_known_name_is_compared_too(tmp_path, official_onl
 )
 def test_numbers_with_gaps_count_the_classes_and_domains_that_there_are(kind, noun, names, tmp_path):
     """Labels that leave some numbers out are no classes or domains without images."""
-    arrays = images((4, 4), 3, per_class=(8, 3))
+    arrays = image_arrays((4, 4), 3, per_class=(8, 3))
     arrays |= {f"domain_{split}": np.arange(len(arrays[f"y_{split}"])) % 3 for split in SPLITS}
     for split in SPLITS:
         arrays[f"{kind}_{split}"] = np.array([0, 5, 9])[arrays[f"{kind}_{split}"]]
@@ -469,14 +470,14 @@ def test_numbers_with_gaps_count_the_classes_and_domains_that_there_are(kind, no
 
 
 def test_named_classes_without_training_images_are_said(tmp_path):
-    arrays = images((4, 4), 3) | {"class_names": np.array([f"class{number}" for number in range(10)])}
+    arrays = image_arrays((4, 4), 3) | {"class_names": np.array([f"class{number}" for number in range(10)])}
     np.savez(tmp_path / "a.npz", **arrays)
     _, notes = imports.import_path("mine", tmp_path / "a.npz")
     assert notes == ["without training images: class3, class4, class5, class6, class7 and 2 more"]
 
 
 def test_images_that_are_all_alike_are_refused(tmp_path, cache):
-    arrays = images((4, 4), 3)
+    arrays = image_arrays((4, 4), 3)
     for split in SPLITS:
         arrays[f"x_{split}"][:] = 7
     refused(lambda: from_npz("mine", tmp_path / "a", **arrays), "all of its 15 images are alike")

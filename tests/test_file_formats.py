@@ -38,7 +38,7 @@ from tests.files import (
     examples,
     folder_of,
     from_npz,
-    images,
+    image_arrays,
     imported,
     known_images,
     picture,
@@ -455,7 +455,7 @@ def without(contents, name):
 
 SYNTH = matlab_files(known_images("synth-digits"), "synth-digits")
 LISTED = mnist_m_files(known_images("mnist-m"))
-TINY = tiny_files(images((4, 4), 9), "tiny-imagenet")
+TINY_IMAGENET = tiny_files(image_arrays((4, 4), 9), "tiny-imagenet")
 MNIST = mnist_files(known_images("mnist"), "mnist")
 MNIST_IMAGES = "t10k-images-idx3-ubyte.gz"
 IDX_OF_TOO_MANY_IMAGES = b"\0\0\x08\3" + b"\0\1\0\0" * 3
@@ -474,7 +474,7 @@ BAD_FILES = {
     "class 62": BadFiles("femnist", leaf_with_label(62), ("0 to 61",)),
     "labels missing": BadFiles("femnist", leaf_with_a_label_too_many(), ("a label",)),
     "one writer": BadFiles("femnist", leaf_with_one_writer(), ("0 images are to train",)),
-    "an image missing": BadFiles("tiny-imagenet", without(TINY, "val/images/7.JPEG"), ("7.JPEG",)),
+    "an image missing": BadFiles("tiny-imagenet", without(TINY_IMAGENET, "val/images/7.JPEG"), ("7.JPEG",)),
     "an image not listed": BadFiles(
         "mnist-m", LISTED | {"mnist_m_test/9.png": encoded(np.eye(9) > 0)}, ("do not fit", "9.png")
     ),
@@ -542,7 +542,7 @@ def test_archives_that_are_damaged_or_lead_astray_are_refused(tmp_path, cache, m
 
 
 def test_domains_come_from_npz_and_folders_alike(tmp_path):
-    arrays = images((4, 4), 2, per_class=(6, 4))
+    arrays = image_arrays((4, 4), 2, per_class=(6, 4))
     arrays |= {"domain_train": np.tile([1, 0], 6), "domain_test": np.tile([1, 0], 4)}
     arrays |= {"y_train": np.repeat([0, 1], 6), "y_test": np.repeat([0, 1], 4)}
     arrays["x_train"][1] = arrays["x_train"][0]  # the same picture in two domains
@@ -555,7 +555,7 @@ def test_domains_come_from_npz_and_folders_alike(tmp_path):
 
 
 def test_folders_may_hold_hidden_files_links_and_mixed_colours(tmp_path):
-    folder = write_folder(tmp_path / "images", images((4, 4), 2), ["ant", "bee"])
+    folder = write_folder(tmp_path / "images", image_arrays((4, 4), 2), ["ant", "bee"])
     for parent in (folder, folder / "train" / "ant"):
         (parent / ".DS_Store").touch()
         os.mkfifo(parent / "pipe.png")
@@ -574,7 +574,7 @@ def test_folders_may_hold_hidden_files_links_and_mixed_colours(tmp_path):
 
 
 def test_images_of_mixed_sizes_are_resized_where_a_size_is_given(tmp_path):
-    folder = write_folder(tmp_path / "images", images((8, 8, 3), 2), ["ant", "bee"])
+    folder = write_folder(tmp_path / "images", image_arrays((8, 8, 3), 2), ["ant", "bee"])
     wide = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 9, 3), np.uint8))
     wide.save(folder / "train" / "ant" / "wide.png")
     refused(lambda: imports.import_path("mine", folder), "wide.png", "its size is (9, 5)", "--size N")
@@ -583,7 +583,7 @@ def test_images_of_mixed_sizes_are_resized_where_a_size_is_given(tmp_path):
     resized = np.asarray(wide.resize((8, 8), Image.Resampling.BILINEAR))
     assert (resized.tobytes(),) in examples(datasets.load("mine"), "train")
 
-    np.savez(tmp_path / "a.npz", **images((16, 16, 3), 2))
+    np.savez(tmp_path / "a.npz", **image_arrays((16, 16, 3), 2))
     imports.import_path("mine", tmp_path / "a.npz", 8)
     assert datasets.load("mine").x_test.shape == (4, 3, 8, 8)
 
@@ -641,7 +641,7 @@ BAD_FOLDERS = {
 @pytest.mark.parametrize("case", BAD_FOLDERS)
 def test_bad_folders_are_refused(tmp_path, cache, case):
     bad = BAD_FOLDERS[case]
-    folder = write_folder(tmp_path / "images", images((4, 4), 2), ["ant", "bee"])
+    folder = write_folder(tmp_path / "images", image_arrays((4, 4), 2), ["ant", "bee"])
     bad.spoil(folder)
 
     refused(lambda: imports.import_path("mine", folder), *bad.words)
@@ -696,7 +696,7 @@ def test_whole_domains_become_a_set_of_one_size(tmp_path):
     (folder / "Dslr").rename(folder / "z")
     refused(lambda: imports.import_path("office31", folder), "the domains are 3", "'office31'", "amazon, dslr")
 
-    without_domains = write_folder(tmp_path / "c", images((32, 32, 3), 31), classes)
+    without_domains = write_folder(tmp_path / "c", image_arrays((32, 32, 3), 31), classes)
     refused(lambda: imports.import_path("office31", without_domains), "the domains are 0")
 
 
@@ -812,6 +812,6 @@ def test_a_size_that_no_memory_holds_is_refused_before_any_work(tmp_path, monkey
     resize = Mock(side_effect=AssertionError("has begun"))
     monkeypatch.setattr(Image.Image, "resize", resize)
     monkeypatch.setattr(imports, "resize_rows", resize)
-    np.savez(tmp_path / "a.npz", **images((4, 4), 2))
+    np.savez(tmp_path / "a.npz", **image_arrays((4, 4), 2))
     for path in (folder_of(tmp_path / "set"), tmp_path / "a.npz"):
         refused(lambda path=path: imports.import_path("mine", path, 100_000), "bytes, more than 4 GiB")

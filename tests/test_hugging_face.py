@@ -12,7 +12,7 @@ from PIL import Image
 from fedcli.data import datasets, imports
 from fedcli.data.image_arrays import SPLITS
 from tests.commands import invoke
-from tests.files import assert_same, encoded, examples, images, imported, known_images, write_zip
+from tests.files import assert_same, encoded, examples, image_arrays, imported, known_images, write_zip
 from tests.refusals import refused
 
 NAMES = ["emu", "ant", "bee"]  # not in the order of letters, which labels must not depend on
@@ -57,7 +57,7 @@ def write_parquet(splits, folder):
 
 @pytest.mark.parametrize("shape", [(8, 8), (8, 8, 3)])
 def test_what_the_library_writes_is_the_set_of_its_images_and_class_names(tmp_path, library, shape):
-    arrays = images(shape, 3)
+    arrays = image_arrays(shape, 3)
     np.savez(tmp_path / "a.npz", **arrays, class_names=NAMES)
     expected = imported("expected", tmp_path / "a.npz")
     splits = splits_of(library, arrays, image="picture", label="insect")
@@ -92,7 +92,7 @@ def test_labels_of_the_known_set_are_those_with_its_number_of_classes(tmp_path, 
 
 
 def test_texts_are_class_names_and_domains_and_writers_are_kept(tmp_path, library):
-    arrays = images((4, 4), 2, per_class=(6, 4))
+    arrays = image_arrays((4, 4), 2, per_class=(6, 4))
     text = library.Value("string")
     count = {split: len(arrays[f"y_{split}"]) for split in SPLITS}
     domains = {}
@@ -115,7 +115,7 @@ def test_texts_are_class_names_and_domains_and_writers_are_kept(tmp_path, librar
 
 
 def test_parquet_files_of_other_programs_are_read(tmp_path, library):
-    arrays = images((8, 8, 3), 2)
+    arrays = image_arrays((8, 8, 3), 2)
     for split in SPLITS:
         files = [{"bytes": encoded(image), "path": None} for image in arrays[f"x_{split}"]]
         pd.DataFrame({"image": files, "label": arrays[f"y_{split}"]}).to_parquet(tmp_path / f"{split}.parquet")
@@ -124,7 +124,7 @@ def test_parquet_files_of_other_programs_are_read(tmp_path, library):
 
 
 def test_validation_stands_in_for_a_missing_test_split_alone(tmp_path, library):
-    splits = splits_of(library, images((4, 4), 2))
+    splits = splits_of(library, image_arrays((4, 4), 2))
     without_test = library.DatasetDict(train=splits["train"], validation=splits["test"])
     without_test.save_to_disk(tmp_path / "a")
     _, notes = imports.import_path("mine", f"hf:{tmp_path}/a")
@@ -137,7 +137,7 @@ def test_validation_stands_in_for_a_missing_test_split_alone(tmp_path, library):
 
 
 def test_images_of_mixed_sizes_need_a_size(tmp_path, library):
-    splits = splits_of(library, images((8, 8, 3), 2))
+    splits = splits_of(library, image_arrays((8, 8, 3), 2))
     wide = splits["train"].select([0]).map(lambda row: {"image": Image.new("L", (9, 5), 7)})
     splits["train"] = library.concatenate_datasets([splits["train"], wide])
     splits.save_to_disk(tmp_path / "saved")
@@ -188,7 +188,7 @@ BAD_SETS = {
 
 @pytest.mark.parametrize("spoil", BAD_SETS, ids=lambda spoil: spoil.__name__)
 def test_what_is_not_plain_is_refused_with_what_to_do(tmp_path, cache, library, spoil):
-    splits = splits_of(library, images((4, 4), 3))
+    splits = splits_of(library, image_arrays((4, 4), 3))
     spoil(splits)
     splits.save_to_disk(tmp_path / "saved")
     refused(lambda: imports.import_path("mine", f"hf:{tmp_path}/saved"), *BAD_SETS[spoil])
@@ -196,7 +196,7 @@ def test_what_is_not_plain_is_refused_with_what_to_do(tmp_path, cache, library, 
 
 
 def test_a_set_without_splits_and_several_sets_are_refused(tmp_path, library):
-    splits = splits_of(library, images((4, 4), 3))
+    splits = splits_of(library, image_arrays((4, 4), 3))
     splits["train"].save_to_disk(tmp_path / "one")
     refused(lambda: imports.import_path("mine", f"hf:{tmp_path}/one"), "splits train and test (got none)")
     for name in ("small", "large"):
@@ -205,7 +205,7 @@ def test_a_set_without_splits_and_several_sets_are_refused(tmp_path, library):
 
 
 def test_an_image_that_is_only_a_path_is_never_opened(tmp_path, library):
-    arrays = images((8, 8, 3), 2)
+    arrays = image_arrays((8, 8, 3), 2)
     Path(tmp_path / "secret.png").write_bytes(encoded(arrays["x_train"][0]))
     for split in SPLITS:
         paths = [{"bytes": None, "path": f"{tmp_path}/secret.png"}] * len(arrays[f"y_{split}"])
@@ -215,7 +215,7 @@ def test_an_image_that_is_only_a_path_is_never_opened(tmp_path, library):
 
 
 def test_the_command_imports_a_set_and_a_run_takes_its_path(folder, library):
-    splits_of(library, images((8, 8), 3, per_class=(8, 4))).save_to_disk("saved")
+    splits_of(library, image_arrays((8, 8), 3, per_class=(8, 4))).save_to_disk("saved")
     result = invoke("data", "import", "mine", "hf:saved")
     assert result.exit_code == 0
     assert result.stderr == ""

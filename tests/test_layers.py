@@ -9,7 +9,7 @@ from fedcli.core import backbones, layers
 from fedcli.core.clients import set_to
 from fedcli.core.keyed_draws import KeyedDraws, KeyedDropout, _random_words
 from fedcli.core.layers import LiveConv2d, MaskedBatchNorm2d, use_live_taps
-from tests.tensors import images
+from tests.tensors import image_batch
 
 # Batch statistics
 
@@ -46,7 +46,7 @@ def assert_close(results, expected, **tolerances):
 
 
 def norm_images(batch=4, size=3):
-    return images(batch, 5, size) * 2 + 3
+    return image_batch(batch, 5, size) * 2 + 3
 
 
 @pytest.mark.parametrize("train", [True, False])
@@ -125,7 +125,7 @@ def test_what_is_kept_is_divided_by_what_is_left(dtype):
 
 
 def test_equal_keys_give_equal_masks_whatever_else_is_in_the_batch():
-    x = images(8, size=4)
+    x = image_batch(8, size=4)
     assert torch.equal(dropout(key=5)(x), dropout(key=5)(x))
     assert torch.equal(dropout(key=5)(x[:3]), dropout(key=5)(x)[:3])
     assert not torch.equal(dropout(key=5)(x), dropout(key=6)(x))
@@ -135,7 +135,7 @@ def test_equal_keys_give_equal_masks_whatever_else_is_in_the_batch():
 
 
 def test_whole_examples_are_kept_or_dropped():
-    x = images(2000, size=2).abs() + 1
+    x = image_batch(2000, size=2).abs() + 1
     out = dropout(p=0.2, whole_examples=True)(x)
     dropped = out[:, 0, 0, 0] == 0
     assert not out[dropped].any()
@@ -260,7 +260,7 @@ def test_a_convolution_by_its_live_taps_or_by_few_places_is_the_convolution(
     size, kernel, stride, padding, dilation, live, channels_last, monkeypatch
 ):
     layer = nn.Conv2d(4, 6, kernel, stride, padding, dilation, groups=dilation).double()
-    x = images(3, 4, size)
+    x = image_batch(3, 4, size)
     if channels_last:
         layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
     expected = results(layer, x)
@@ -278,7 +278,7 @@ def test_a_convolution_by_its_live_taps_or_by_few_places_is_the_convolution(
 def test_the_axes_of_an_image_have_live_taps_of_their_own():
     layer = nn.Conv2d(4, 6, (3, 5), padding=(1, 0)).double()
     network = nn.Sequential(nn.AdaptiveAvgPool2d((1, 5)), layer)
-    x = images(2, 4, 6)
+    x = image_batch(2, 4, 6)
     expected = network(x)
     assert use_live_taps(network, 4, 6)
     assert layer.live == (slice(1, 2), slice(0, 5))
@@ -288,8 +288,8 @@ def test_the_axes_of_an_image_have_live_taps_of_their_own():
 
 def test_images_of_another_size_are_convolved_with_all_taps():
     layer = nn.Conv2d(4, 6, 3, padding=1).double()
-    small = images(2, 4, 1)
-    large = images(2, 4, 4)
+    small = image_batch(2, 4, 1)
+    large = image_batch(2, 4, 4)
     expected_of_small = layer(small)
     expected_of_large = layer(large)
     assert use_live_taps(nn.Sequential(layer), 4, 1)

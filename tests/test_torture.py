@@ -20,7 +20,7 @@ from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resolve import refuse_without_effect, resolve
 from fedcli.runs.schema import check_record
 from tests.commands import invoke
-from tests.files import folder_of, from_npz, images
+from tests.files import folder_of, from_npz, image_arrays
 from tests.programs import Waiting, start
 from tests.tiny_runs import TINY
 from tests.torture.command_lines import fuzz_command_line
@@ -60,7 +60,7 @@ SMALL_RUN = {
 
 
 def test_a_domain_or_a_class_without_test_images_is_left_out(tmp_path):
-    arrays = images((8, 8), 3, per_class=(20, 4))
+    arrays = image_arrays((8, 8), 3, per_class=(20, 4))
     domains = {"domain_train": np.arange(60) % 2, "domain_test": np.zeros(12, int)}
     from_npz("two", tmp_path, **arrays, **domains, domain_names=np.array(["p", "q"]))
     record = fedcli.run("fedavg", out=tmp_path / "run", dataset="two", **SMALL_RUN).record
