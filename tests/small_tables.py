@@ -19,7 +19,7 @@ def table(cells, **options):
     return Table("fedfm:III", "Test accuracy", ("FedFM", "Table III"), tuple(cells), **options)
 
 
-SMALL = table(grid(ROWS, {PLACE: SETTINGS}))
+SMALL_TABLE = table(grid(ROWS, {PLACE: SETTINGS}))
 
 
 class Watch(jobs.PlanListener):

@@ -18,12 +18,10 @@ import torch
 import fedcli
 from fedcli.declarations import flag_of
 from fedcli.errors import UserError
-from fedcli.runs.options import EXPERIMENT_OPTIONS
+from fedcli.runs.options import EXPERIMENT_OPTIONS, flags_of
 from fedcli.runs.record import read_record
 from tests.commands import invoke
-
-SMALL = ["--train-examples", "120", "--rounds", "2", "--local-epochs", "1"]
-TINY = {"dataset": "digits", "train_examples": 120, "rounds": 2, "local_epochs": 1}
+from tests.tiny_runs import BRIEF
 
 
 def configs(runs):
@@ -31,7 +29,7 @@ def configs(runs):
 
 
 def test_several_methods_values_and_seeds_are_a_list_of_runs(tmp_path):
-    runs = fedcli.run("fedavg,fedprox", lr=[0.01, 0.1], seeds=range(2), out=tmp_path / "all", **TINY)
+    runs = fedcli.run("fedavg,fedprox", lr=[0.01, 0.1], seeds=range(2), out=tmp_path / "all", **BRIEF)
     expected = [(name, seed, lr) for name, lr, seed in product(("fedavg", "fedprox"), (0.01, 0.1), (0, 1))]
     assert configs(runs) == expected
     assert configs(fedcli.load(tmp_path / "all")) == expected
@@ -49,14 +47,14 @@ def test_several_methods_values_and_seeds_are_a_list_of_runs(tmp_path):
     assert len(axes.lines) >= 4
 
     command = ["run", "fedavg,fedprox", "--lr", "0.01,0.1", "--seeds", "0-1", "--out", tmp_path / "typed"]
-    assert invoke(*command, "--dataset", "digits", *SMALL, "--quiet").exit_code == 0
+    assert invoke(*command, *flags_of(BRIEF), "--quiet").exit_code == 0
 
     typed = fedcli.load(tmp_path / "typed")
     assert [run.record["summary"] for run in typed] == [run.record["summary"] for run in runs]
 
 
 def test_an_option_of_one_method_is_given_by_name_or_to_those_that_have_it(tmp_path):
-    options = {"set": {"fedprox": {"lr": 0.3}}, "proximal_weight": 0.5, **TINY}
+    options = {"set": {"fedprox": {"lr": 0.3}}, "proximal_weight": 0.5, **BRIEF}
     fedavg, fedprox = fedcli.run("fedavg,fedprox", out=tmp_path / "set", **options)
     assert "proximal_weight" not in fedavg.record["config"]
     assert fedprox.record["config"]["proximal_weight"] == 0.5
@@ -86,7 +84,7 @@ UNKNOWN_METHOD = "unknown method in set 'fedpox'; did you mean 'fedprox'? this c
 def test_options_of_single_methods_that_no_run_would_have_are_refused(call, methods, options, message, tmp_path):
     grid = {"grid": {"batch_size": [8, 16]}} if call is fedcli.tune else {}
     with pytest.raises(UserError, match=re.escape(message)):
-        call(methods, out=tmp_path / "out", **grid, **options, **TINY)
+        call(methods, out=tmp_path / "out", **grid, **options, **BRIEF)
     assert not (tmp_path / "out").exists()
 
 
@@ -109,15 +107,15 @@ def test_options_of_single_methods_that_no_run_would_have_are_refused(call, meth
 def test_what_is_neither_a_value_nor_several_is_refused_by_name(call, options, message, tmp_path):
     grid = {"grid": {"momentum": [0.5, 0.9]}} if call is fedcli.tune else {}
     with pytest.raises(UserError, match=re.escape(message)):
-        call("fedavg", out=tmp_path / "out", **grid, **TINY, **options)
+        call("fedavg", out=tmp_path / "out", **grid, **BRIEF, **options)
     assert not (tmp_path / "out").exists()
 
 
 def test_none_counts_as_not_given(tmp_path):
-    run = fedcli.run("fedavg", lr=None, set={"fedavg": {"momentum": None}}, out=tmp_path / "run", **TINY)
+    run = fedcli.run("fedavg", lr=None, set={"fedavg": {"momentum": None}}, out=tmp_path / "run", **BRIEF)
     assert run.record["origin"]["lr"] == run.record["origin"]["momentum"] == "protocol fedfm:digits"
     nothing = {"validation": None, "set": {"fedavg": {"momentum": None}}}
-    tuned = fedcli.tune("fedavg", grid={"lr": [0.1]}, out=tmp_path / "tuned", **nothing, **TINY)
+    tuned = fedcli.tune("fedavg", grid={"lr": [0.1]}, out=tmp_path / "tuned", **nothing, **BRIEF)
     assert len(tuned.trials) == 1
 
 
@@ -133,14 +131,14 @@ def test_numbers_of_numpy_and_pytorch_are_those_of_python(tmp_path):
         recorded = {name: run.record["config"][name] for name in expected}
         assert repr(recorded) == repr(expected)  # also of the same types
 
-    assert_recorded(fedcli.run("fedavg", set={"fedavg": options}, out=tmp_path / "one", **TINY))
-    (run,) = fedcli.run("fedavg", seeds=np.arange(1), out=tmp_path / "seeds", **TINY, **options)
+    assert_recorded(fedcli.run("fedavg", set={"fedavg": options}, out=tmp_path / "one", **BRIEF))
+    (run,) = fedcli.run("fedavg", seeds=np.arange(1), out=tmp_path / "seeds", **BRIEF, **options)
     assert_recorded(run)
-    runs = fedcli.run("fedavg", lr=torch.tensor([0.25, 0.5]), out=tmp_path / "two", **TINY)
+    runs = fedcli.run("fedavg", lr=torch.tensor([0.25, 0.5]), out=tmp_path / "two", **BRIEF)
     assert [run.record["config"]["lr"] for run in runs] == [0.25, 0.5]
     grid = {"lr": np.float64(0.25), "momentum": np.array([0.5, 0.75])}
     with pytest.warns(UserWarning, match="at the edge of its grid"):  # as either momentum is
-        tuned = fedcli.tune("fedavg", grid=grid, out=tmp_path / "tuned", **TINY)
+        tuned = fedcli.tune("fedavg", grid=grid, out=tmp_path / "tuned", **BRIEF)
     tried = [repr(options) for options in tuned.trials["options"]]
     assert sorted(tried) == ["{'lr': 0.25, 'momentum': 0.5}", "{'lr': 0.25, 'momentum': 0.75}"]
 
@@ -149,9 +147,9 @@ def test_a_value_that_a_grid_would_replace_is_refused(tmp_path):
     single = {"fedprox": {"lr": 0.3}}
     for grid in ({"lr": [0.01, 0.1]}, {"fedavg:lr": [0.1], "fedprox:lr": [0.01, 0.1]}):
         with pytest.raises(UserError, match=r"lr of 'fedprox' is given twice \(got grid and set\)"):
-            fedcli.tune(SEVERAL, grid=grid, set=single, out=tmp_path / "tuned", **TINY)
+            fedcli.tune(SEVERAL, grid=grid, set=single, out=tmp_path / "tuned", **BRIEF)
     with pytest.raises(UserError, match="unknown method in grid 'fedpox'"):
-        fedcli.tune(SEVERAL, grid={"fedpox:lr": [0.01, 0.1]}, out=tmp_path / "tuned", **TINY)
+        fedcli.tune(SEVERAL, grid={"fedpox:lr": [0.01, 0.1]}, out=tmp_path / "tuned", **BRIEF)
 
 
 def test_methods_under_different_protocols_are_warned_of(tmp_path):
@@ -159,18 +157,18 @@ def test_methods_under_different_protocols_are_warned_of(tmp_path):
         r"\(fedfm:digits: fedavg, fedprox; fedfa:digits: fedfa\); give all of them one, such as protocol=fedfm:digits"
     )
     with pytest.warns(UserWarning, match=words):
-        fedcli.run("fedavg,fedfa,fedprox", out=tmp_path / "mixed", **TINY)
+        fedcli.run("fedavg,fedfa,fedprox", out=tmp_path / "mixed", **BRIEF)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fedcli.run("fedavg,fedfa,fedprox", protocol="fedfm:digits", out=tmp_path / "one", **TINY)
-    result = invoke("tune", "fedavg,fedfa", "--grid=lr=0.1", "--dataset=digits", "--out", tmp_path / "tuned", *SMALL)
+        fedcli.run("fedavg,fedfa,fedprox", protocol="fedfm:digits", out=tmp_path / "one", **BRIEF)
+    result = invoke("tune", "fedavg,fedfa", "--grid=lr=0.1", "--out", tmp_path / "tuned", *flags_of(BRIEF))
     assert "warning: these methods have different protocols" in result.stderr
     assert "such as --protocol=fedfm:digits" in result.stderr
 
 
 def test_a_run_that_diverges_is_warned_of_and_the_others_are_there(tmp_path):
     with pytest.warns(UserWarning, match="seed-0' has failed|lr=1e\\+30' has failed"):
-        runs = fedcli.run("fedavg", lr=[0.01, 1e30], out=tmp_path / "all", **TINY)
+        runs = fedcli.run("fedavg", lr=[0.01, 1e30], out=tmp_path / "all", **BRIEF)
     assert [run.record["status"] for run in runs] == ["finished", "failed"]
 
 
@@ -179,12 +177,12 @@ def test_what_is_tuned_is_given_to_a_run(tmp_path):
     with edge, pytest.warns(UserWarning, match="fedprox: 2 of its 4 combinations, .*; trials=4 tries all"):
         best = fedcli.tune(
             "fedavg,fedprox", grid={"lr": [0.01, 0.1], "fedprox:proximal_weight": [0.1, 1]}, seeds=[1000],
-            out=tmp_path / "tuned", **TINY,
+            out=tmp_path / "tuned", **BRIEF,
         )  # fmt: skip
     assert best.trials.groupby("method").size().tolist() == [2, 2]
     assert re.fullmatch(r"Tuned\(fedavg: lr 0.0?1; fedprox: lr 0.0?1, proximal weight \S+; in '.*tuned'\)", repr(best))
 
-    runs = fedcli.run("fedavg,fedprox", tuned=best, out=tmp_path / "runs", **TINY)
+    runs = fedcli.run("fedavg,fedprox", tuned=best, out=tmp_path / "runs", **BRIEF)
     for run in runs:
         chosen = best.options[run.record["method"]]
         assert {name: run.record["config"][name] for name in chosen} == chosen
@@ -194,7 +192,7 @@ def test_processes_start_from_a_script_without_a_guard(tmp_path):
     script = tmp_path / "study.py"
     script.write_text(
         "import fedcli\nprint('once')\n"
-        f"runs = fedcli.run('fedavg', seeds=range(2), jobs=2, out={str(tmp_path / 'runs')!r}, **{TINY!r})\n"
+        f"runs = fedcli.run('fedavg', seeds=range(2), jobs=2, out={str(tmp_path / 'runs')!r}, **{BRIEF!r})\n"
         "print([run.record['status'] for run in runs])\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
@@ -205,18 +203,18 @@ def test_processes_start_from_a_script_without_a_guard(tmp_path):
 def test_processes_of_the_users_own_program_go_on(tmp_path):
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         before = pool.submit(os.getpid).result()
-        fedcli.run("fedavg", seeds=[0], jobs=2, out=tmp_path / "runs", **TINY)
+        fedcli.run("fedavg", seeds=[0], jobs=2, out=tmp_path / "runs", **BRIEF)
         assert pool.submit(os.getpid).result() == before
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda out: fedcli.run("fedavg", lr=-1, out=out, **TINY), "lr must be"),
-        (lambda out: fedcli.run("fedavg", seeds=[0, 0], out=out, **TINY), "seeds must be distinct"),
-        (lambda out: fedcli.run("fedavg", local_epoch=1, out=out, **TINY), "did you mean 'local_epochs'"),
-        (lambda out: fedcli.run("fedavg", continue_=True, **TINY), "name it with out."),
-        (lambda out: fedcli.tune("fedavg", grid={"lrr": [1]}, out=out, **TINY), "did you mean 'lr'"),
+        (lambda out: fedcli.run("fedavg", lr=-1, out=out, **BRIEF), "lr must be"),
+        (lambda out: fedcli.run("fedavg", seeds=[0, 0], out=out, **BRIEF), "seeds must be distinct"),
+        (lambda out: fedcli.run("fedavg", local_epoch=1, out=out, **BRIEF), "did you mean 'local_epochs'"),
+        (lambda out: fedcli.run("fedavg", continue_=True, **BRIEF), "name it with out."),
+        (lambda out: fedcli.tune("fedavg", grid={"lrr": [1]}, out=out, **BRIEF), "did you mean 'lr'"),
     ],
 )
 def test_a_refusal_names_keyword_arguments(call, words, tmp_path):
@@ -228,7 +226,7 @@ def test_a_refusal_names_keyword_arguments(call, words, tmp_path):
 
 def test_a_switch_that_must_be_off_is_named_with_its_value(tmp_path):
     with pytest.raises(UserError, match="or less, or drop_last=False"):
-        fedcli.run("fedavg", batch_size=1000, drop_last=True, out=tmp_path / "new", **TINY)
+        fedcli.run("fedavg", batch_size=1000, drop_last=True, out=tmp_path / "new", **BRIEF)
 
 
 def test_an_option_of_the_command_line_alone_is_refused_as_such(tmp_path):
@@ -239,16 +237,16 @@ def test_an_option_of_the_command_line_alone_is_refused_as_such(tmp_path):
         remedy = f"as in 'fedcli run fedavg {flag_of(name)} ...', or leave it out"
         for call in (fedcli.run, partial(fedcli.tune, grid={"lr": [0.01, 0.1]})):
             with pytest.raises(UserError, match=f"^{refuse}.*{remedy}.$"):
-                call("fedavg", out=tmp_path / "new", **{**TINY, name: 1})
+                call("fedavg", out=tmp_path / "new", **{**BRIEF, name: 1})
     for name in EXPERIMENT_OPTIONS:
         with pytest.raises(UserError, match=f"^{name} is an option of the command"):
-            fedcli.run("fedavg", set={"fedavg": {name: 1}}, out=tmp_path / "new", **TINY)
+            fedcli.run("fedavg", set={"fedavg": {name: 1}}, out=tmp_path / "new", **BRIEF)
     with pytest.raises(UserError) as caught:
-        fedcli.run("fedavg", worker=1, out=tmp_path / "new", **TINY)
+        fedcli.run("fedavg", worker=1, out=tmp_path / "new", **BRIEF)
     assert "did you mean" not in str(caught.value)  # no call takes `workers`
 
 
 def test_a_cell_that_runs_twice_is_told_what_to_write(tmp_path):
-    fedcli.run("fedavg", out=tmp_path / "one", **TINY)
+    fedcli.run("fedavg", out=tmp_path / "one", **BRIEF)
     with pytest.raises(UserError, match=r"go on with continue_=True, rename the old one by exist_ok=True, or choose"):
-        fedcli.run("fedavg", out=tmp_path / "one", **TINY)
+        fedcli.run("fedavg", out=tmp_path / "one", **BRIEF)

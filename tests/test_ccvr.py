@@ -16,7 +16,7 @@ from tests import laws
 from tests.tensors import randn
 
 C, D = 4, 3
-TINY = {
+FOUR_CLIENTS = {
     "dataset": "digits", "protocol": "fedfa:digits", "train_examples": 200, "num_clients": 4, "cohort_size": 2,
     "rounds": 2, "local_epochs": 1, "device": "cpu",
 }  # fmt: skip
@@ -141,8 +141,8 @@ def test_law_6_edge_data(run):
 
 
 def test_the_rounds_and_the_hash_are_those_without_the_step(tmp_path):
-    plain = fedcli.run("fedavg", out=tmp_path / "plain", **TINY)
-    after = fedcli.run("fedavg", out=tmp_path / "post", **TINY, **STEP)
+    plain = fedcli.run("fedavg", out=tmp_path / "plain", **FOUR_CLIENTS)
+    after = fedcli.run("fedavg", out=tmp_path / "post", **FOUR_CLIENTS, **STEP)
     assert after.record["summary"] == plain.record["summary"]
     assert after.record["summary"]["params_sha256"] == params_hash(after.state.params)
 
@@ -165,11 +165,11 @@ def interrupted(*arguments):
 
 
 def test_a_run_that_ends_in_the_step_can_be_resumed(tmp_path, monkeypatch):
-    whole = fedcli.run("fedavg", out=tmp_path / "whole", **TINY, **STEP)
+    whole = fedcli.run("fedavg", out=tmp_path / "whole", **FOUR_CLIENTS, **STEP)
     with monkeypatch.context() as patch:
         patch.setattr(ccvr, "retrain", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            fedcli.run("fedavg", out=tmp_path / "killed", **TINY, **STEP)
+            fedcli.run("fedavg", out=tmp_path / "killed", **FOUR_CLIENTS, **STEP)
     again = resume.resume(tmp_path / "killed")
     assert again.record["status"] == "finished"
     assert {**again.record["post"], "seconds": 0} == {**whole.record["post"], "seconds": 0}

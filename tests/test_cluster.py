@@ -12,7 +12,7 @@ from fedcli.results import jobs, plans
 from fedcli.runs import begin
 from fedcli.runs.record import read_record
 from tests.refusals import refused
-from tests.small_tables import SMALL, Watch
+from tests.small_tables import SMALL_TABLE, Watch
 from tests.tiny_runs import TINY, Stop, StopAfter
 
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -20,8 +20,8 @@ cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 def test_a_table_on_a_cluster_that_loses_a_node_is_the_serial_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    serial = plans.plan_table(SMALL, Path("serial"), seeds=range(3))
-    spread = plans.plan_table(SMALL, Path("spread"), seeds=range(3))
+    serial = plans.plan_table(SMALL_TABLE, Path("serial"), seeds=range(3))
+    spread = plans.plan_table(SMALL_TABLE, Path("spread"), seeds=range(3))
     memory = {"object_store_memory": 80 * 2**20}
     nodes = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **memory})
     lost = nodes.add_node(num_cpus=1, **memory)

@@ -23,7 +23,7 @@ from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from fedcli.runs.signals import OutOfTime
 from tests.commands import invoke
-from tests.programs import SMALL, start
+from tests.programs import SMALL_FLAGS, start
 from tests.tiny_runs import TINY, Stop, StopAfter, essence, file_names
 
 ONE = {**TINY, "rounds": 1, "lr": 0.02}
@@ -214,7 +214,7 @@ def main_on_a_full_disk():
 
 
 def test_a_full_disk_is_one_line_leaves_no_part_of_a_file_and_the_run_goes_on(tmp_path):
-    program = start(tmp_path, "run", "fedavg", *SMALL, "--out", "a run", main=main_on_a_full_disk)
+    program = start(tmp_path, "run", "fedavg", *SMALL_FLAGS, "--out", "a run", main=main_on_a_full_disk)
     _, errors = program.communicate()
     checkpoint = os.path.realpath(tmp_path / "a run" / CHECKPOINT)
     assert errors == (

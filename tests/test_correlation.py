@@ -18,18 +18,18 @@ from tests.commands import invoke
 from tests.plain_loops import modules_of
 from tests.tensors import randn
 
-TINY = {
+ON_DOMAINS = {
     "dataset": "digit-domains", "protocol": "fccl:digit-domains", "train_examples": 200, "rounds": 1,
     "local_epochs": 1, "backbone": "cnn-small", "device": "cpu",
 }  # fmt: skip
-PUBLIC = {**TINY, "public_examples": 30}
+PUBLIC = {**ON_DOMAINS, "public_examples": 30}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """A method without public images, and one with two seeds, the first of which is not first by name."""
     parent = tmp_path_factory.mktemp("runs")
-    fedcli.run("local", out=parent / "a", **TINY)
+    fedcli.run("local", out=parent / "a", **ON_DOMAINS)
     fedcli.run("fccl-plus", out=parent / "b", **{**PUBLIC, "seed": 1})
     fedcli.run("fccl-plus", out=parent / "c", **PUBLIC)
     return parent
@@ -113,7 +113,7 @@ def test_a_column_a_setting_of_its_first_seed_and_public_images_are_lent(runs):
 
 
 def test_runs_that_cannot_be_drawn_are_refused(runs, tmp_path):
-    averaged = fedcli.run("fedavg", out=tmp_path / "fedavg", **TINY).path
+    averaged = fedcli.run("fedavg", out=tmp_path / "fedavg", **ON_DOMAINS).path
     with pytest.raises(UserError, match="'fedavg' has no personal models"):
         correlation_chart(find_records([runs, averaged]))
     with pytest.raises(UserError, match="no run has public images"):

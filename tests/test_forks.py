@@ -29,7 +29,7 @@ from fedcli.runs.rounds import Listener
 from tests import law_8, laws, on_made_up
 from tests.commands import invoke
 from tests.networks import MIXED
-from tests.programs import SMALL, start
+from tests.programs import SMALL_FLAGS, SMALL_OPTIONS, start
 from tests.toy_methods import QUICK, STATEFUL, fedavg_round
 
 
@@ -354,17 +354,17 @@ METHOD = replace(find_method("fedavg"), name="mine", run_round=run_round)
 
 def test_a_mistake_in_a_users_file_is_told_by_its_line(folder, always):
     (folder / "mine.py").write_text(MISTAKE)
-    result = invoke("run", "./mine.py", *SMALL)
+    result = invoke("run", "./mine.py", *SMALL_FLAGS)
     assert result.exit_code == 2
     assert "mine.py' fails in line 14 (got AttributeError: 'Tensor' object has no attribute 'WRONG')" in result.stderr
 
 
 def test_header_and_record_say_how_many_processes_share_a_run(folder, always):
     """Records of earlier versions have one."""
-    result = invoke("run", "fedavg", *SMALL, "--out", "two")
+    result = invoke("run", "fedavg", *SMALL_FLAGS, "--out", "two")
     assert "cpu, float32, one client in each of 2 processes\n" in result.output
 
-    result = invoke("run", "fedavg", *SMALL, "--out", "one", "--workers", "1")
+    result = invoke("run", "fedavg", *SMALL_FLAGS, "--out", "one", "--workers", "1")
     assert "cpu, float32, one client after the other\n" in result.output
 
     two = read_record(folder / "two")
@@ -380,23 +380,17 @@ def test_header_and_record_say_how_many_processes_share_a_run(folder, always):
     assert read_record(folder / "two")["engine"]["processes"] == 1
 
 
-OPTIONS = {
-    "dataset": "digits", "protocol": "fedfm:digits", "partition": "iid", "train_examples": 120, "num_clients": 4,
-    "cohort_size": 2, "rounds": 3, "batch_size": 16, "device": "cpu",
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(("threads", "processes"), [(1, 2), (2, 1)])
 def test_a_run_goes_on_with_another_number_to_the_same_bits(threads, processes, folder, always):
     class Stop(Listener):
         def round(self, entry):
             raise KeyboardInterrupt
 
-    whole = fedcli.run("scaffold", out="whole", **OPTIONS)
+    whole = fedcli.run("scaffold", out="whole", **SMALL_OPTIONS)
 
     torch.set_num_threads(threads)
     with pytest.raises(KeyboardInterrupt):
-        fedcli.run("scaffold", out="parts", progress=Stop(), **OPTIONS)
+        fedcli.run("scaffold", out="parts", progress=Stop(), **SMALL_OPTIONS)
 
     torch.set_num_threads(processes)
     result = invoke("resume", "parts")
@@ -507,9 +501,7 @@ def write_lines(folder, texts):
         ("3:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
     ],
 )
-def test_a_process_has_the_cores_that_it_is_bound_to_and_that_its_container_has(
-    listing, files, expected, tmp_path, monkeypatch
-):
+def test_a_process_has_the_cores_of_its_binding_and_its_container(listing, files, expected, tmp_path, monkeypatch):
     monkeypatch.setattr(cores.os, "sched_getaffinity", lambda number: range(64))
     write_lines(tmp_path, files | {"listing": listing})
     assert allowed_cores(tmp_path, tmp_path / "listing") == expected
@@ -564,7 +556,8 @@ def test_a_script_without_a_guard_shares_its_run(folder, always, capfd):
     assert errors == ""
 
 
-def test_a_model_that_a_fork_has_tested_is_not_tested_again_while_it_stays_the_same(always, shared, monkeypatch):
+def test_a_model_that_a_fork_has_tested_is_not_tested_again(always, shared, monkeypatch):
+    """While it stays the same."""
     setup, fed = laws.federation(find_method("local"))
     predict = fed.predict
     tested_here = 0  # models, in this process and not in its fork

@@ -13,7 +13,7 @@ from fedcli.runs.lock import InUse, locked
 DOCS = Path(__file__).parent.parent / "docs"
 QUICKSTART = DOCS / "quickstart.ipynb"
 COMPARISON = DOCS / "comparison.ipynb"
-TINY = {
+TWO_CLIENTS = {
     "dataset": "digits", "protocol": "fedfm:digits", "train_examples": 60, "num_clients": 2, "cohort_size": 2,
     "rounds": 2, "device": "cpu", "partition": "iid",
 }  # fmt: skip
@@ -73,7 +73,7 @@ def test_the_comparison_tunes_draws_and_writes_a_table_in_twelve_cells(tmp_path)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "<b>one", eval_every=2, **TINY)
+    return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "<b>one", eval_every=2, **TWO_CLIENTS)
 
 
 def test_the_history_is_a_table_of_rounds_with_accuracies_in_percent(run):
@@ -104,11 +104,11 @@ def test_a_run_shows_itself_in_a_line_a_table_and_a_picture(run):
 
 
 def test_exist_ok_moves_the_run_before_aside_and_no_folder_of_a_user(tmp_path):
-    first = fedcli.run("fedavg", out=tmp_path / "one", **TINY)
+    first = fedcli.run("fedavg", out=tmp_path / "one", **TWO_CLIENTS)
     with pytest.raises(UserError, match="never overwritten"):
-        fedcli.run("fedavg", out=tmp_path / "one", **TINY)
+        fedcli.run("fedavg", out=tmp_path / "one", **TWO_CLIENTS)
 
-    second = fedcli.run("fedavg", out=tmp_path / "one", exist_ok=True, **{**TINY, "rounds": 1})
+    second = fedcli.run("fedavg", out=tmp_path / "one", exist_ok=True, **{**TWO_CLIENTS, "rounds": 1})
     assert (second.path / "record.json").is_file()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["one", "one-1"]
     assert len(second.record["rounds"]) == 1
@@ -117,7 +117,7 @@ def test_exist_ok_moves_the_run_before_aside_and_no_folder_of_a_user(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     with pytest.raises(UserError, match="never overwritten"):
-        fedcli.run("fedavg", out=tmp_path / "mine", exist_ok=True, **TINY)
+        fedcli.run("fedavg", out=tmp_path / "mine", exist_ok=True, **TWO_CLIENTS)
 
 
 @pytest.mark.parametrize("methods", ["fedavg", "fedavg,fedprox"])
@@ -136,31 +136,31 @@ def test_exist_ok_moves_the_run_before_aside_and_no_folder_of_a_user(tmp_path):
     ids=lambda refused: next(iter(refused)),
 )
 def test_a_call_that_is_refused_leaves_the_runs_before_under_their_name(methods, refused, tmp_path):
-    fedcli.run(methods, out=tmp_path / "out", **{**TINY, "rounds": 1})
+    fedcli.run(methods, out=tmp_path / "out", **{**TWO_CLIENTS, "rounds": 1})
     with pytest.raises((UserError, TypeError)):
-        fedcli.run(methods, out=tmp_path / "out", exist_ok=True, **{**TINY, "rounds": 1, **refused})
+        fedcli.run(methods, out=tmp_path / "out", exist_ok=True, **{**TWO_CLIENTS, "rounds": 1, **refused})
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert len(list(tmp_path.rglob("record.json"))) == len(methods.split(","))
 
 
 def test_a_run_that_fails_once_it_has_begun_leaves_both_folders(tmp_path):
-    fedcli.run("fedavg", out=tmp_path / "out", **{**TINY, "rounds": 1})
+    fedcli.run("fedavg", out=tmp_path / "out", **{**TWO_CLIENTS, "rounds": 1})
     with pytest.raises(NonFiniteLoss):
-        fedcli.run("fedavg", out=tmp_path / "out", exist_ok=True, **{**TINY, "lr": 1e30})
+        fedcli.run("fedavg", out=tmp_path / "out", exist_ok=True, **{**TWO_CLIENTS, "lr": 1e30})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out-1"]
     assert fedcli.load(tmp_path / "out").record["status"] == "failed"
     assert fedcli.load(tmp_path / "out-1").record["status"] == "finished"
 
 
 def test_exist_ok_leaves_a_folder_alone_in_which_a_process_runs(tmp_path):
-    fedcli.run("fedavg,fedprox", out=tmp_path / "out", **{**TINY, "rounds": 1})
+    fedcli.run("fedavg,fedprox", out=tmp_path / "out", **{**TWO_CLIENTS, "rounds": 1})
     with locked(tmp_path / "out" / "fedprox"), pytest.raises(InUse):
-        fedcli.run("fedavg,fedprox", out=tmp_path / "out", exist_ok=True, **{**TINY, "rounds": 1})
+        fedcli.run("fedavg,fedprox", out=tmp_path / "out", exist_ok=True, **{**TWO_CLIENTS, "rounds": 1})
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_exist_ok_keeps_the_runs_of_several_methods_and_values_together(tmp_path):
-    options = {**TINY, "rounds": 1, "out": tmp_path / "out", "exist_ok": True}
+    options = {**TWO_CLIENTS, "rounds": 1, "out": tmp_path / "out", "exist_ok": True}
 
     def assert_runs_are_in_the_folder(runs):
         assert [run.path for run in fedcli.load(tmp_path / "out")] == sorted(run.path for run in runs)
@@ -180,7 +180,7 @@ def test_exist_ok_keeps_the_runs_of_several_methods_and_values_together(tmp_path
 
 
 def test_runs_of_folders_are_a_table_with_the_options_in_which_they_differ(run, tmp_path):
-    of_two_seeds = fedcli.run("fedavg", out=tmp_path / "two", lr=0.5, seeds=[0, 1], **TINY)
+    of_two_seeds = fedcli.run("fedavg", out=tmp_path / "two", lr=0.5, seeds=[0, 1], **TWO_CLIENTS)
     runs = [run, *of_two_seeds]
 
     table = fedcli.frame(run.path, tmp_path, metrics=["best", "clients:mean"])

@@ -22,14 +22,14 @@ first_page = load_script(ROOT / "results" / "first_page.py")
 paper_page = load_script(ROOT / "results" / "paper_page.py")
 study_page = load_script(ROOT / "results" / "study_page.py")
 studies = load_script(ROOT / "results" / "studies.py")
-TINY = {
+CELL_OPTIONS = {
     "protocol": "fedfa:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "cohort_size": 3,
     "partition": "iid", "rounds": 2, "local_epochs": 1, "device": "cpu",
 }  # fmt: skip
 CELLS = (
-    Cell("FedAvg", "FMNIST #C=2", "fedavg", TINY),
-    Cell("FedAvg", "FMNIST alpha=0.1", "fedavg", TINY, "best"),
-    Cell("FedProx", "FMNIST #C=2", "fedprox", TINY),
+    Cell("FedAvg", "FMNIST #C=2", "fedavg", CELL_OPTIONS),
+    Cell("FedAvg", "FMNIST alpha=0.1", "fedavg", CELL_OPTIONS, "best"),
+    Cell("FedProx", "FMNIST #C=2", "fedprox", CELL_OPTIONS),
 )
 TABLE = Table("fedfa:2", "Accuracy under label skew", ("FedFA", "Table 2"), CELLS)
 
@@ -59,12 +59,12 @@ def results(tmp_path_factory):
     """A study of finished runs, one with a seed and rounds of testing that are not the table's, and of two others."""
     folder = tmp_path_factory.mktemp("results")
     study = folder / "records" / "tiny"
-    fedcli.run("fedavg", out=study / "a", seed=0, **TINY)
-    fedcli.run("fedavg", out=study / "b", seed=7, eval_every=2, **TINY)
-    fedcli.run("fedavg", out=study / "again", seed=0, eval_every=2, **TINY)  # a seed counts once
+    fedcli.run("fedavg", out=study / "a", seed=0, **CELL_OPTIONS)
+    fedcli.run("fedavg", out=study / "b", seed=7, eval_every=2, **CELL_OPTIONS)
+    fedcli.run("fedavg", out=study / "again", seed=0, eval_every=2, **CELL_OPTIONS)  # a seed counts once
     with pytest.raises(Exception, match="not finite"):
-        fedcli.run("fedprox", out=study / "c", seed=0, lr=1e9, **TINY)
-    record = fedcli.run("fedprox", out=study / "d", seed=7, eval_every=2, **TINY).record
+        fedcli.run("fedprox", out=study / "c", seed=0, lr=1e9, **CELL_OPTIONS)
+    record = fedcli.run("fedprox", out=study / "d", seed=7, eval_every=2, **CELL_OPTIONS).record
     write_record(study / "d", {**record, "status": "interrupted"})
     for checkpoint in study.glob("*/checkpoint*"):
         checkpoint.unlink()

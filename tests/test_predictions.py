@@ -9,7 +9,7 @@ from fedcli.measure.predictions import per_class
 from tests.commands import invoke
 from tests.refusals import refused
 
-TINY = {"dataset": "digits", "train_examples": 240, "rounds": 2, "local_epochs": 1, "num_clients": 4}
+FOUR_CLIENTS = {"dataset": "digits", "train_examples": 240, "rounds": 2, "local_epochs": 1, "num_clients": 4}
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,8 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     runs_of_kinds = {}
     for kind, options in KINDS.items():
-        runs_of_kinds[kind] = fedcli.run(**{**TINY, **options}, out=folder / kind.replace(" ", "-"), per_class=True)
+        options = {**FOUR_CLIENTS, **options, "out": folder / kind.replace(" ", "-")}
+        runs_of_kinds[kind] = fedcli.run(**options, per_class=True)
     return runs_of_kinds
 
 
@@ -144,7 +145,7 @@ def test_tables_and_curves_have_recorded_scores_of_classes(runs, tmp_path):
     accuracy_of_three = run.per_class()["accuracy"]["3"]
     assert history["class_accuracy/3"][selected_round] == pytest.approx(accuracy_of_three)
 
-    without = fedcli.run("fedprox", out=tmp_path / "without", protocol="fedfm:digits", **TINY)
+    without = fedcli.run("fedprox", out=tmp_path / "without", protocol="fedfm:digits", **FOUR_CLIENTS)
     assert "macro_f1" not in without.history
     table = invoke("table", run.path, without.path, "--metric", "macro-f1,class:3").output
     assert f"| {history['macro_f1'][selected_round]:.2f} (1) | {accuracy_of_three:.2f} (1) |" in table

@@ -37,19 +37,19 @@ from tests.records import curve
 from tests.refusals import refused
 from tests.tensors import doubles
 
-TINY = {
+THREE_OF_FOUR = {
     "dataset": "digits", "train_examples": 200, "num_clients": 4, "cohort_size": 3, "partition": "iid", "rounds": 3,
     "local_epochs": 1, "device": "cpu",
 }  # fmt: skip
 
 
-ROUNDS = TINY["rounds"]
+ROUNDS = THREE_OF_FOUR["rounds"]
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A finished run that no test may change."""
-    return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "fedavg", **TINY)
+    return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "fedavg", **THREE_OF_FOUR)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_separation_is_that_of_the_classes_and_of_as_many_clusters():
 
 def test_many_test_images_are_sampled_and_all_runs_have_the_same(run, tmp_path, monkeypatch):
     monkeypatch.setattr(quality, "MAX_IMAGES", 50)
-    other = fedcli.run("fedavg", out=tmp_path / "other", **{**TINY, "seed": 3})
+    other = fedcli.run("fedavg", out=tmp_path / "other", **{**THREE_OF_FOUR, "seed": 3})
     assert quality.add_quality(run.path)["examples"] == 50
     assert quality.add_quality(other.path)["examples"] == 50
     labels = arrays(run.path)["labels"].tolist()
@@ -97,7 +97,7 @@ def test_the_record_has_the_numbers_beside_all_it_had(run):
 def personal(tmp_path_factory):
     """A finished run of personal models with different networks, on four domains."""
     own = {"dataset": "digit-domains", "protocol": "fccl:digit-domains", "num_clients": 4, "partition": "domains"}
-    return fedcli.run("local", out=tmp_path_factory.mktemp("runs") / "local", **{**TINY, **own})
+    return fedcli.run("local", out=tmp_path_factory.mktemp("runs") / "local", **{**THREE_OF_FOUR, **own})
 
 
 @pytest.mark.parametrize("client", [None, 2])
@@ -126,7 +126,7 @@ def test_the_features_are_those_of_the_last_models(run, personal, client):
 
 
 def test_the_model_of_the_headline_is_measured_drawn_and_exported(tmp_path):
-    options = {**TINY, "rounds": 6, "lr": 0.5, "validation": 0.3, "momentum": 0.9}
+    options = {**THREE_OF_FOUR, "rounds": 6, "lr": 0.5, "validation": 0.3, "momentum": 0.9}
     last = options["rounds"] - 1
     for seed in range(20):  # until the best round is not the last
         run = fedcli.run("fedavg", out=tmp_path / str(seed), seed=seed, **options)
@@ -183,7 +183,7 @@ def runs(tmp_path_factory):
     """Two methods, one of them with two seeds, with their features."""
     parent = tmp_path_factory.mktemp("runs")
     for method, seed in (("fedprox", 0), ("fedavg", 1), ("fedavg", 0)):
-        run = fedcli.run(method, out=parent / f"{method}-{seed}", **{**TINY, "seed": seed})
+        run = fedcli.run(method, out=parent / f"{method}-{seed}", **{**THREE_OF_FOUR, "seed": seed})
         quality.add_quality(run.path)
     return parent
 
@@ -258,7 +258,7 @@ def test_confusion_has_a_panel_a_setting_with_shares_of_each_class_in_percent(ru
 @pytest.mark.parametrize("kind", ["tsne", "confusion"])
 def test_the_command_draws_them_and_refuses_others(kind, runs, tmp_path, quick, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = fedcli.run("fedavg", out=tmp_path / "bare", **{**TINY, "rounds": 1}).path
+    folder = fedcli.run("fedavg", out=tmp_path / "bare", **{**THREE_OF_FOUR, "rounds": 1}).path
     refused(lambda: find_chart(kind)(find_records([folder])), "is missing or is not what its record names")
     write_record(folder, {**read_record(folder), "dataset": "letters"})
     refused(lambda: find_chart(kind)(find_records([runs, folder])), "of one data set")
@@ -384,7 +384,7 @@ def test_images_are_the_same_for_all_runs_and_at_most_so_many(monkeypatch):
 
 
 def test_a_run_measures_every_so_many_rounds_and_after_the_last(finished, tmp_path):
-    record = fedcli.run("fedavg", out=tmp_path / "run", drift_every=2, **TINY).record
+    record = fedcli.run("fedavg", out=tmp_path / "run", drift_every=2, **THREE_OF_FOUR).record
     first, second, third = record["rounds"]
     assert "drift" not in first
     assert all(abs(value) > 0 for value in second["drift"].values())
@@ -470,12 +470,12 @@ def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(fini
     points = features_after_one_more_round(finished.path)
     assert {path.name: path.read_bytes() for path in finished.path.iterdir()} == files
 
-    setup = resolve(find_method("fedavg"), {**TINY, "rounds": 4})
+    setup = resolve(find_method("fedavg"), {**THREE_OF_FOUR, "rounds": 4})
     fed = prepare(setup).fed
     cohort = fed.cohort(3)
     fed.start_round(keep_sent_models=True)
     after, _ = setup.method.run_round(finished.state, cohort, fed, setup.method_config)
-    longer = fedcli.run("fedavg", out=tmp_path / "longer", **{**TINY, "rounds": 4})
+    longer = fedcli.run("fedavg", out=tmp_path / "longer", **{**THREE_OF_FOUR, "rounds": 4})
     assert laws.distance(after.params, longer.state.params) == 0  # so this is the round that would have followed
     expected = features_of_clients(fed, cohort)
     assert all(np.array_equal(points[name], expected[name]) for name in expected)

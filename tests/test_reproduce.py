@@ -28,7 +28,7 @@ from tests import commands
 from tests.commands import cells
 from tests.programs import Waiting, start
 from tests.refusals import refused
-from tests.small_tables import PLACE, ROWS, SETTINGS, SMALL, Watch, table, with_records
+from tests.small_tables import PLACE, ROWS, SETTINGS, SMALL_TABLE, Watch, table, with_records
 from tests.tiny_runs import Stop, StopAfter
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -84,7 +84,7 @@ def test_cells_of_the_same_settings_share_runs():
     """Whose folders have names that are readable and stay the same."""
     protocols_lr = 0.05
     memory = grid(ROWS, {"CIFAR-10 memory_1e3_floats": {**SETTINGS, "lr": protocols_lr}}, "memory-floats")
-    plan = plans.plan_table(table(SMALL.cells + memory))
+    plan = plans.plan_table(table(SMALL_TABLE.cells + memory))
     assert len(plan.runs) == 4  # two methods, two seeds
     fedavg_accuracy, _, fedavg_memory, _ = plan.cells
     assert fedavg_accuracy.runs == fedavg_memory.runs
@@ -112,7 +112,7 @@ def test_the_option_only_names_rows_and_columns():
 
 
 def test_limits_only_make_smaller():
-    plan = plans.plan_table(SMALL, limits={"rounds": 2, "local_epochs": 5, "train_examples": None})
+    plan = plans.plan_table(SMALL_TABLE, limits={"rounds": 2, "local_epochs": 5, "train_examples": None})
     assert {run.setup.config.rounds for run in plan.runs} == {2}
     assert {run.setup.config.local_epochs for run in plan.runs} == {2}
     assert plan.reduction == "at most 2 rounds"
@@ -140,7 +140,7 @@ def test_a_wrong_option_of_a_cell_is_told_with_its_place():
 def test_an_interrupted_table_goes_on_without_repeating_anything():
     """And another table shares the runs that have finished."""
     with pytest.raises(KeyboardInterrupt):
-        jobs.execute(plans.plan_table(SMALL), Watch(patience=4))  # after the second run's second round
+        jobs.execute(plans.plan_table(SMALL_TABLE), Watch(patience=4))  # after the second run's second round
     before = records()
     finished_record, stopped_record = before.values()
     assert finished_record["status"] == "finished"
@@ -148,9 +148,9 @@ def test_an_interrupted_table_goes_on_without_repeating_anything():
     assert stopped_record["status"] == "interrupted"
     assert len(stopped_record["rounds"]) == 2
 
-    plan = plans.plan_table(SMALL)
+    plan = plans.plan_table(SMALL_TABLE)
     assert [run.state for run in plan.runs] == ["finished", "unfinished", "not run", "not run"]
-    shared, *others = plans.plan_table(replace(SMALL, name="fedfm:IV")).runs
+    shared, *others = plans.plan_table(replace(SMALL_TABLE, name="fedfm:IV")).runs
     assert shared.state == "finished"
     assert shared.folder.is_relative_to("runs/tables/fedfm-III")
     assert [run.state for run in others] == ["not run"] * 3
@@ -180,7 +180,7 @@ def test_a_record_is_of_a_run_only_if_all_settings_are():
     def state(removed="", **changes):
         config = {name: value for name, value in record["config"].items() if name != removed}
         write_record(place, {**record, "config": config, **changes})
-        return only_run(SMALL, seeds=[0], only=["FedFM"]).state
+        return only_run(SMALL_TABLE, seeds=[0], only=["FedFM"]).state
 
     assert state(seed=1) == "not run"
     assert state(summary={**record["summary"], "selection": "last"}) == "not run"
@@ -251,7 +251,7 @@ def test_runs_whose_data_are_missing_are_left_out(monkeypatch):
     timed_before = [folder / "fedfm-cifar10-resnet18" for folder in durations.shipped_folders()]
     monkeypatch.setattr(durations, "shipped_folders", lambda: timed_before)
     absent = Cell("FedAvg", "CINIC-10 NIID-1", "fedavg", {"protocol": "fedfm:niid-1", "dataset": "cifar10"})
-    plan = plans.plan_table(table([*SMALL.cells, absent]), seeds=[0])
+    plan = plans.plan_table(table([*SMALL_TABLE.cells, absent]), seeds=[0])
     assert [run.label for run in plan.to_run] == ["FedAvg, CIFAR-10 NIID-1", "FedFM, CIFAR-10 NIID-1"]
     lines = dict(plan_display.cost(plan))
     assert lines["runs"] == "3, seeds 0: 3 not run; 2 to run"
@@ -369,11 +369,11 @@ def test_the_estimate_goes_by_rounds_and_local_steps(monkeypatch):
     monkeypatch.setattr(durations, "shipped_folders", list)  # which know what methods take beside each other
     record = timed("runs/tables/timed", 2.0)
     # the other method's by this one's: 3 runs of 3 rounds
-    assert estimate(SMALL.cells) == Estimate(pytest.approx(3 * 3 * 2), known_runs=3, other_machines=set())
+    assert estimate(SMALL_TABLE.cells) == Estimate(pytest.approx(3 * 3 * 2), known_runs=3, other_machines=set())
 
     # 4 runs of 2 rounds, each with half of the epochs on half of the images
     limits = {"local_epochs": 1, "rounds": 2, "train_examples": 60}
-    reduced = estimate(SMALL.cells, limits=limits)
+    reduced = estimate(SMALL_TABLE.cells, limits=limits)
     assert reduced == Estimate(pytest.approx(4 * 2 * 2 / 4), known_runs=4, other_machines=set())
 
     # 2 runs of 3 rounds, in each half of the clients
@@ -384,7 +384,7 @@ def test_the_estimate_goes_by_rounds_and_local_steps(monkeypatch):
     stopped = Path("runs/tables/fedfm-III/stopped")
     stopped.mkdir(parents=True)
     write_record(stopped, {**record, "seed": 1, "status": "interrupted", "rounds": record["rounds"][:2]})
-    assert estimate(SMALL.cells, seeds=[1], only=["FedAvg"]).seconds == pytest.approx(2)
+    assert estimate(SMALL_TABLE.cells, seeds=[1], only=["FedAvg"]).seconds == pytest.approx(2)
 
 
 def test_the_estimate_is_by_similar_runs_here_or_else_elsewhere(monkeypatch):
@@ -522,7 +522,7 @@ def test_numbers_that_follow_from_cells_by_hand():
 
 
 def test_the_reduced_label_is_on_every_form(offered):
-    offered(SMALL)
+    offered(SMALL_TABLE)
     labels = {"markdown": "**Reduced: at most 2 rounds.", "latex": "% Reduced:", "csv": ",at most 2 r"}
     for form, label in labels.items():
         result = invoke("fedfm:III", "--rounds", 2, "--dry-run", "--format", form)
@@ -629,7 +629,7 @@ def test_a_run_of_another_version_of_its_method_is_pointed_out():
 def test_the_command_runs_what_is_missing_and_then_only_prints(offered, monkeypatch):
     monkeypatch.setattr(durations, "is_undisturbed", lambda record: True)  # whatever else this machine does
     monkeypatch.setattr(durations, "shipped_folders", list)
-    offered(SMALL)
+    offered(SMALL_TABLE)
     result = invoke("FEDFM:iii", "--seeds", "0")
     assert result.exit_code == 0, result.output
     assert "runs 2, seeds 0: 2 not run; 2 to run time not known" in " ".join(result.stderr.split())
@@ -649,7 +649,7 @@ def test_the_command_runs_what_is_missing_and_then_only_prints(offered, monkeypa
 def test_a_run_that_failed_keeps_what_it_goes_on_from(monkeypatch):
     watch = Watch()
     monkeypatch.setattr(watch, "advance", lambda run, rounds: 1 / (2 - rounds))
-    plan = plans.plan_table(SMALL, seeds=[0], only=["FedAvg"])
+    plan = plans.plan_table(SMALL_TABLE, seeds=[0], only=["FedAvg"])
     (run,) = plan.runs
 
     (error,) = jobs.execute(plan, watch, records_only=True).values()

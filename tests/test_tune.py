@@ -16,8 +16,8 @@ from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record, write_record
 from tests.commands import invoke
 from tests.refusals import refused
+from tests.tiny_runs import BRIEF
 
-TINY = {"dataset": "digits", "train_examples": 120, "rounds": 2, "local_epochs": 1}
 MINE = """
 from dataclasses import replace
 from fedcli.papers.baselines.fedavg import METHOD as FEDAVG
@@ -57,7 +57,7 @@ def test_a_run_is_judged_by_its_protocols_rule_on_validation_examples(selection,
 
 
 def test_a_value_that_is_given_twice_is_tried_once():
-    plan = tune.plan_trials("fedavg", lr=(0.1, 0.01, 0.1), **TINY)
+    plan = tune.plan_trials("fedavg", lr=(0.1, 0.01, 0.1), **BRIEF)
     assert [run.setup.config.lr for run in plan.runs] == [0.1, 0.01]
 
 
@@ -75,13 +75,13 @@ def test_a_value_that_is_given_twice_is_tried_once():
     ],
 )
 def test_what_cannot_be_tuned_is_refused(options, message):
-    refused(lambda: tune.plan_trials("fedavg", **TINY, **options), message)
+    refused(lambda: tune.plan_trials("fedavg", **BRIEF, **options), message)
 
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
     """A grid of three trials, one of which diverges."""
-    return run_and_rank("fedprox", out=tmp_path_factory.mktemp("tuned") / "grid", **GRID, **TINY)
+    return run_and_rank("fedprox", out=tmp_path_factory.mktemp("tuned") / "grid", **GRID, **BRIEF)
 
 
 def test_the_best_trial_by_validation_is_written_down_and_used(tuned, tmp_path):
@@ -99,7 +99,7 @@ def test_the_best_trial_by_validation_is_written_down_and_used(tuned, tmp_path):
     assert [trial["validation_accuracy"] for trial in facts["trials"]] == [best, second, None]
 
     # A run takes them, but for what is given.
-    record = fedcli.run("fedprox", tuned=folder, lr=0.02, out=tmp_path / "run", **TINY).record
+    record = fedcli.run("fedprox", tuned=folder, lr=0.02, out=tmp_path / "run", **BRIEF).record
     assert record["config"]["proximal_weight"] == 0.01
     assert record["origin"]["proximal_weight"] == "tuned by validation accuracy, seed 1000"
     assert record["config"]["lr"] == 0.02
@@ -108,16 +108,16 @@ def test_the_best_trial_by_validation_is_written_down_and_used(tuned, tmp_path):
     # So do several runs of the method.
     for several in ("--seeds=0,1", "--batch-size=8,16"):
         out = tmp_path / several
-        result = invoke("run", "fedprox", "--tuned", folder, several, "--out", out, *flags_of(TINY))
+        result = invoke("run", "fedprox", "--tuned", folder, several, "--out", out, *flags_of(BRIEF))
         assert result.exit_code == 0, result.output
         weights = [read_record(file)["config"]["proximal_weight"] for file in out.rglob("record.json")]
         assert weights == [0.01, 0.01]
 
     # No other method does.
     other = tmp_path / "other"
-    refused(lambda: fedcli.run("moon", tuned=folder, out=other, **TINY), "has options of 'fedprox'")
-    refused(lambda: fedcli.run("moon", tuned=tmp_path, out=other, **TINY), "cannot be read")
-    result = invoke("run", "fedprox,fedavg", "--tuned", folder, "--out", other, *flags_of(TINY))
+    refused(lambda: fedcli.run("moon", tuned=folder, out=other, **BRIEF), "has options of 'fedprox'")
+    refused(lambda: fedcli.run("moon", tuned=tmp_path, out=other, **BRIEF), "cannot be read")
+    result = invoke("run", "fedprox,fedavg", "--tuned", folder, "--out", other, *flags_of(BRIEF))
     assert result.exit_code == 2
     assert "has options of 'fedprox' (got 'fedavg')" in result.stderr
 
@@ -134,18 +134,18 @@ def test_trials_keep_their_records_alone_and_are_not_run_again(tuned, tmp_path):
         write_record(file.parent, record)
     times = [file.stat().st_mtime_ns for file in files]
 
-    trials, _ = run_and_rank("fedprox", out=folder, **GRID, **TINY)
+    trials, _ = run_and_rank("fedprox", out=folder, **GRID, **BRIEF)
 
     assert [options["lr"] for options in trials["options"]] == [0.1, 0.005, 1e30]
     assert sorted(folder.rglob("record.json")) == files
     assert [file.stat().st_mtime_ns for file in files] == times
-    longer = {**GRID, **TINY, "rounds": 3}
+    longer = {**GRID, **BRIEF, "rounds": 3}
     refused(lambda: tune.plan_trials("fedprox", out=folder, **longer), "holds a run with another --rounds")
 
 
 def test_the_command_tells_validation_accuracies_with_their_spread(folder):
     """And keeps trials apart from runs."""
-    result = invoke("tune", "fedavg", "--grid", "lr=0.05", "--seeds", "1000,1001", *flags_of(TINY))
+    result = invoke("tune", "fedavg", "--grid", "lr=0.05", "--seeds", "1000,1001", *flags_of(BRIEF))
     assert result.exit_code == 0, result.output
     (tuning,) = Path("tuning").iterdir()
     assert tuning.name == "fedavg-fedfm-digits-digits"
@@ -161,7 +161,7 @@ def test_the_command_tells_validation_accuracies_with_their_spread(folder):
 
 
 def test_a_fifth_is_held_out_where_the_protocol_holds_out_nothing(tmp_path):
-    options = {**TINY, "protocol": "fedfa:digits", "num_clients": 4, "cohort_size": 4, "lr": (0.05,)}
+    options = {**BRIEF, "protocol": "fedfa:digits", "num_clients": 4, "cohort_size": 4, "lr": (0.05,)}
 
     def held_out(**validation):
         (run,) = tune.plan_trials("fedavg", out=tmp_path / "grid", **options, **validation).runs
@@ -175,14 +175,14 @@ def test_a_fifth_is_held_out_where_the_protocol_holds_out_nothing(tmp_path):
 
 
 def test_trials_that_have_all_diverged_choose_nothing(tmp_path):
-    options = {**TINY, "lr": (1e30,), "out": tmp_path / "grid"}
+    options = {**BRIEF, "lr": (1e30,), "out": tmp_path / "grid"}
     refused(lambda: run_and_rank("fedavg", **options), "all 1 trials of 'fedavg' have diverged")
 
 
 def test_only_the_seeds_of_a_papers_own_runs_are_refused(tmp_path, monkeypatch):
     assert tune.reported_seeds("fedfa:fmnist-c2", "fmnist") == {2021, 2022, 2023}
     assert tune.reported_seeds("fedfa:fmnist-c2", "digits") == set()
-    options = {"grid": ["lr=0.1"], "out": tmp_path / "grid", **TINY}
+    options = {"grid": ["lr=0.1"], "out": tmp_path / "grid", **BRIEF}
     assert len(tune.plan_trials("fedavg", seeds=[0, 1], **options).runs) == 2  # no table has runs on the digits
 
     monkeypatch.setattr(tune, "reported_seeds", lambda protocol, dataset: {0, 1})
@@ -206,7 +206,7 @@ def combinations(plan):
 def test_each_method_tries_its_own_and_the_shared_options(tmp_path):
     """With the same number of trials for each."""
     grid = ["lr=0.01,0.1", "fedprox:proximal-weight=0.01,0.1,1"]
-    options = {"grid": grid, "out": tmp_path / "two", **TINY}
+    options = {"grid": grid, "out": tmp_path / "two", **BRIEF}
     plan = tune.plan_trials(BOTH, **options)
 
     values_of = combinations(plan)
@@ -225,7 +225,7 @@ def test_each_method_tries_its_own_and_the_shared_options(tmp_path):
 
 
 def test_an_option_without_a_method_is_tried_by_those_that_have_it(tmp_path):
-    plan = tune.plan_trials(BOTH, grid=["lr=0.1", "proximal-weight=0.1,1"], trials=2, out=tmp_path / "two", **TINY)
+    plan = tune.plan_trials(BOTH, grid=["lr=0.1", "proximal-weight=0.1,1"], trials=2, out=tmp_path / "two", **BRIEF)
     assert combinations(plan) == {
         "fedavg": [{"lr": 0.1}],
         "fedprox": [{"lr": 0.1, "proximal_weight": 0.1}, {"lr": 0.1, "proximal_weight": 1.0}],
@@ -237,7 +237,7 @@ def test_a_tuned_comparison_is_two_commands(folder):
     names = "fedavg,fedprox,./mine.py"
     grid = ["--grid", "lr=0.01,0.1", "--grid", "fedprox:proximal-weight=0.01,0.1"]
 
-    result = invoke("tune", names, *grid, "--seeds", "1000-1001", "--out", "tuned", *flags_of(TINY))
+    result = invoke("tune", names, *grid, "--seeds", "1000-1001", "--out", "tuned", *flags_of(BRIEF))
 
     assert result.exit_code == 0, result.output
     assert "fedprox: 2 of its 4 combinations, drawn at random" in result.stderr
@@ -248,7 +248,7 @@ def test_a_tuned_comparison_is_two_commands(folder):
     chosen = {name: json.loads(Path(f"tuned/{name}/tuned.json").read_text()) for name in ("fedavg", "fedprox", "mine")}
     assert chosen["fedprox"]["options"].keys() == {"lr", "proximal_weight"}
 
-    result = invoke("run", names, "--tuned", "tuned", "--seeds", "0-1", "--out", "all", *flags_of(TINY))
+    result = invoke("run", names, "--tuned", "tuned", "--seeds", "0-1", "--out", "all", *flags_of(BRIEF))
 
     assert result.exit_code == 0, result.output
     for name, facts in chosen.items():
@@ -259,13 +259,13 @@ def test_a_tuned_comparison_is_two_commands(folder):
 
 def test_one_methods_option_is_set_in_a_command_of_several(folder):
     options = ["--set", "fedprox:proximal-weight=0.7", "--lr", "0.02", "--out", "two"]
-    result = invoke("run", BOTH, *options, *flags_of(TINY))
+    result = invoke("run", BOTH, *options, *flags_of(BRIEF))
     assert result.exit_code == 0, result.output
     config = read_record(Path("two/fedprox"))["config"]
     assert config["proximal_weight"] == 0.7
     assert config["lr"] == 0.02
 
-    result = invoke("run", BOTH, "--proximal-weight", "0.3", "--out", "three", *flags_of(TINY))
+    result = invoke("run", BOTH, "--proximal-weight", "0.3", "--out", "three", *flags_of(BRIEF))
     assert result.exit_code == 0, result.output
     assert read_record(Path("three/fedprox"))["config"]["proximal_weight"] == 0.3
     assert "proximal_weight" not in read_record(Path("three/fedavg"))["config"]
@@ -283,7 +283,7 @@ def test_one_methods_option_is_set_in_a_command_of_several(folder):
     ],
 )
 def test_an_option_that_is_set_wrongly_is_refused(words, message, folder):
-    result = invoke("run", BOTH, *words, *flags_of(TINY))
+    result = invoke("run", BOTH, *words, *flags_of(BRIEF))
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split()), result.stderr
 

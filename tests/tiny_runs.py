@@ -8,6 +8,9 @@ TINY = {
     "batch_size": 16, "device": "cpu", "checkpoint_every": 1,
 }  # fmt: skip
 
+# The rest is a protocol's.
+BRIEF = {"dataset": "digits", "train_examples": 120, "rounds": 2, "local_epochs": 1}
+
 
 class Stop(Exception):
     """Ends a run from outside."""
