@@ -26,12 +26,12 @@ from tests.made_up import Device
 from tests.on_made_up import early_captures, on_made_up_device
 
 WORKLOADS = dict(workloads.WORKLOADS)  # as they are without `small`
-TINY = {
+TINY_CNN = {
     "dataset": "fmnist", "train_examples": 80, "num_clients": 4, "cohort_size": 2, "local_epochs": 2, "batch_size": 8,
     "backbone": "cnn-mcmahan",
 }  # fmt: skip
-TINY_SMALL = TINY | {"backbone": workloads.SMALL_NETWORK}
-TINY_RESNET = TINY | {"dataset": "cifar10", "train_examples": 24, "backbone": "resnet18"}
+TINY_SMALL = TINY_CNN | {"backbone": workloads.SMALL_NETWORK}
+TINY_RESNET = TINY_CNN | {"dataset": "cifar10", "train_examples": 24, "backbone": "resnet18"}
 FEW_IMAGES = """
 from functools import partial
 from fedcli.bench.random_images import draw_images
@@ -49,7 +49,7 @@ def small(folder, monkeypatch):
     (folder / "few.py").write_text(FEW_IMAGES)
     monkeypatch.setattr(workloads, "RANDOM_IMAGES", folder / "few.py")
     for name in workloads.WORKLOADS:
-        monkeypatch.setitem(workloads.WORKLOADS, name, TINY)
+        monkeypatch.setitem(workloads.WORKLOADS, name, TINY_CNN)
     monkeypatch.setenv("COLUMNS", "200")
 
 
@@ -61,16 +61,21 @@ def sides(workload, **options):
     return setup, fed, plain_loop.PlainRounds(fed, dataset)
 
 
-def measured(workload=TINY, repeats=1, **options):
+def measured(workload=TINY_CNN, repeats=1, **options):
     setup = workloads.prepare_workload(workload, device="cpu", **options)
     return measure.measure("tiny", setup, repeats, lambda text: None, with_plain=True)
+
+
+def flushes_denormals():
+    """Whether this process has numbers below the least normal one be 0."""
+    return sys.float_info.min / 2 == 0
 
 
 class RoundRun(NamedTuple):
     """A round of the engine by its number, or one of the plain loop by its clients."""
 
     name: int | tuple[int, ...]
-    tiny: float  # half of the least normal number, which may be flushed to 0
+    flushes: bool  # numbers below the normal ones to 0
 
 
 def fake_seconds(monkeypatch, engine, plain=()):
@@ -82,13 +87,13 @@ def fake_seconds(monkeypatch, engine, plain=()):
     rounds_run = []
 
     def engine_round(setup, fed, state, cohort):
-        rounds_run.append(RoundRun(cohort.round, sys.float_info.min / 2))
+        rounds_run.append(RoundRun(cohort.round, flushes_denormals()))
         state, entry = one_round(setup, fed, state, cohort)
         return state, {"seconds": entry["seconds"] | next(engine_seconds)}
 
     def seconds_of(work, device):
         (client_ids,) = work.args
-        rounds_run.append(RoundRun(tuple(client_ids), sys.float_info.min / 2))
+        rounds_run.append(RoundRun(tuple(client_ids), flushes_denormals()))
         work()
         return next(plain_seconds)
 
@@ -143,8 +148,8 @@ def test_real_images_are_taken_where_they_are_there(tmp_path, monkeypatch):
         return prepared
 
     monkeypatch.setattr(measure, "prepare", watched)
-    assert measured(TINY | {"dataset": "fmnist"})["images"] == "random"
-    assert measured(TINY | {"dataset": "own"})["images"] == "real"
+    assert measured(TINY_CNN | {"dataset": "fmnist"})["images"] == "random"
+    assert measured(TINY_CNN | {"dataset": "own"})["images"] == "real"
 
     drawn, own = trained_on
     assert len(drawn) == len(own) == 80  # of 90 and 100, as many as the clients hold
@@ -159,7 +164,7 @@ def test_both_sides_take_the_same_steps_on_the_same_images(chunk, monkeypatch):
     engine_sizes = []
     plain_sizes = []
     plain_images = []
-    setup, fed, plain = sides(TINY, clients_per_chunk=chunk)
+    setup, fed, plain = sides(TINY_CNN, clients_per_chunk=chunk)
     fed.engine.listen(engine_sizes.append)
 
     def watch(module, inputs, output):
@@ -183,7 +188,7 @@ def test_both_sides_take_the_same_steps_on_the_same_images(chunk, monkeypatch):
     assert sorted(plain_images) == sorted(epochs * [image.contiguous().numpy().tobytes() for image in images])
 
 
-@pytest.mark.parametrize("workload", [TINY, TINY_SMALL, TINY_RESNET], ids=["cnn", "small", "resnet"])
+@pytest.mark.parametrize("workload", [TINY_CNN, TINY_SMALL, TINY_RESNET], ids=["cnn", "small", "resnet"])
 def test_both_sides_end_with_the_same_model(workload):
     """Where the order of the samples does not matter."""
     batch_size = workload["train_examples"] // 4
@@ -204,7 +209,7 @@ def test_both_sides_end_with_the_same_model(workload):
 
 def test_no_value_of_a_protocol_enters():
     for method in registry.methods().values():
-        setup = workloads.prepare_workload(TINY, method=method.name, device="cpu")
+        setup = workloads.prepare_workload(TINY_CNN, method=method.name, device="cpu")
         run = setup.config
         assert run.lr == 0.01
         assert run.momentum == 0.9
@@ -241,7 +246,7 @@ def test_flops_of_layers_by_hand_without_taps_that_meet_padding_only(monkeypatch
     conv1 = 2 * 24 * 24 * 32 * 25  # multiply-adds count twice; the images need no gradient, so it is passed twice
     conv2 = 2 * 8 * 8 * 64 * 32 * 25
     linear = 2 * 1024 * 512 + 2 * 512 * 10
-    *_, plain = sides(TINY)
+    *_, plain = sides(TINY_CNN)
     assert plain.flops_per_sample() == 2 * conv1 + 3 * (conv2 + linear)
 
     *_, plain = sides(TINY_RESNET)
@@ -251,7 +256,7 @@ def test_flops_of_layers_by_hand_without_taps_that_meet_padding_only(monkeypatch
 
 
 def test_peak_rates_are_of_the_fastest_product_by_all_threads(monkeypatch, two_threads):
-    _, fed, _ = sides(TINY)
+    _, fed, _ = sides(TINY_CNN)
     monkeypatch.setattr(lower_bounds, "TRIES", 20)
     threads_of_calls = set()
 
@@ -281,13 +286,13 @@ def test_rounds_take_turns_and_times_and_the_ratio_of_a_pair_are_medians(monkeyp
     can_flush = torch.set_flush_denormal(False)
     result = measured(repeats=3)
 
-    _, fed, plain = sides(TINY)
+    _, fed, plain = sides(TINY_CNN)
     expected = [996]
     for number in (997, 998, 999):
         expected += [number, tuple(fed.cohort(number).client_ids)]
     assert [round_run.name for round_run in rounds_run] == expected
-    assert {round_run.tiny for round_run in rounds_run} == {0 if can_flush else sys.float_info.min / 2}
-    assert sys.float_info.min / 2 > 0
+    assert {round_run.flushes for round_run in rounds_run} == {can_flush}
+    assert not flushes_denormals()
 
     assert result["seconds_per_round"] == 20.0
     assert result["seconds_spread"] == [10.0, 40.0]
@@ -316,7 +321,7 @@ def test_every_precision_is_measured_the_plain_side_by_default_operations(precis
     assert result["precision"] == precision
     assert result["memory_floor_seconds"] == pytest.approx(12 * 6 * item * 582_026 / 1e3)
 
-    *_, plain = sides(TINY, precision=precision)
+    *_, plain = sides(TINY_CNN, precision=precision)
     seen = set()
 
     def watch(module, inputs, output):
@@ -363,8 +368,8 @@ def test_rounds_of_a_protocols_own_run_are_timed(method, monkeypatch):
 
 @pytest.mark.parametrize("way", ["stacked", "branches"])
 def test_what_a_joint_step_reads_and_computes_is_counted_as_by_hand(way):
-    row, counted = count.count_step("tiny", TINY, way, "float32")
-    *_, plain = sides(TINY)
+    row, counted = count.count_step("tiny", TINY_CNN, way, "float32")
+    *_, plain = sides(TINY_CNN)
     clients, batch_size = 2, 8
     assert row["gflop"] * 1e9 == pytest.approx(clients * batch_size * plain.flops_per_sample())
     values = 2 * 582_026
@@ -454,7 +459,7 @@ def test_options_reach_the_measurement_and_results_go_to_json_and_csv():
 
 def test_the_chosen_workloads_are_measured_into_a_table(monkeypatch):
     """The two short workloads by default, else those that are named, and those of scaling."""
-    monkeypatch.setattr(workloads, "SCALING", {name: TINY for name in ("w1 K=1 B=8", "w1 K=2 B=8")})
+    monkeypatch.setattr(workloads, "SCALING", {name: TINY_CNN for name in ("w1 K=1 B=8", "w1 K=2 B=8")})
     title, first, second, machine = bench().splitlines()
     assert [line.split()[0] for line in (title, first, second)] == ["Workload", "w1", "w2"]
     assert first.strip().endswith("random")

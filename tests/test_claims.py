@@ -420,7 +420,8 @@ def test_what_would_decide_a_claim_is_the_runs_that_lack_and_their_hours(study):
     assert study.answer().command == ""
 
 
-def test_a_run_takes_the_time_of_a_benched_workload_with_its_network_and_images(tmp_path):
+def test_a_run_takes_the_time_of_its_benched_workload(tmp_path):
+    """Which has its network and its images."""
     (tmp_path / "a-gpu-torch2.csv").write_text(
         "workload,device,hardware,precision,samples_per_second,seconds_per_round,evaluation_seconds\n"
         "w3,cuda,a GPU,float32,1000,40,10\n"
@@ -440,7 +441,7 @@ def test_a_run_takes_the_time_of_a_benched_workload_with_its_network_and_images(
     assert estimated.machines.tolist() == [{"a GPU"}]
 
 
-def test_a_method_that_was_not_timed_takes_what_it_takes_beside_fedavg_elsewhere(tmp_path):
+def test_a_method_without_timings_has_its_ratio_to_fedavg_elsewhere(tmp_path):
     """Two seconds for one of FedAvg's on another network, in rounds of as many examples."""
 
     def timing(method, network, **measured):

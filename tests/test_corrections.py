@@ -87,7 +87,8 @@ def test_with_momentum_c_i_is_of_the_way_along_a_constant_gradient():
     laws.assert_agree(state.clients[1].c_i, expected, "c_i")
 
 
-def test_scaffolds_rate_of_the_server_scales_the_parameters_and_not_the_buffers():
+def test_scaffolds_server_lr_scales_the_parameters():
+    """Buffers are averaged as they are."""
     run = {"backbone": laws.BATCHNORM, "local_epochs": 1}
     setup, fed = laws.federation("scaffold", {"server_lr": 0.5, "clip_norm": 0.0}, **run)
     state = laws.simulate(setup, fed, 1)
@@ -176,7 +177,7 @@ def test_feddyns_simplified_form_begins_as_fedavg():
     laws.assert_agree(off.params, laws.simulate(*base, 3, COHORTS).params, "alpha = 0")
 
 
-def test_feddyns_simplified_form_pulls_from_the_last_local_model_to_the_global_one():
+def test_feddyns_simplified_form_pulls_to_the_global_model():
     """One full-batch step: the second round differs from a plain one by -lr alpha_i (w_i of before - w_g)."""
     run = {"local_epochs": 1, "batch_size": 16, "momentum": 0.0}
     setup, fed = simplified(0.2, **run)

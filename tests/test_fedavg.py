@@ -229,7 +229,8 @@ EQUAL_STEPS = (8, 7, 6, 5)  # examples; batches of 4 make two steps an epoch of 
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.9])
-def test_effective_steps_is_how_far_momentum_sgd_goes_along_a_constant_gradient(rho):
+def test_effective_steps_are_how_far_momentum_sgd_goes(rho):
+    """Along a constant gradient."""
     steps = torch.tensor([0, 1, 2, 7, 50])
     for tau, ours in zip(steps.tolist(), fednova.effective_steps(steps, rho).tolist(), strict=True):
         w = torch.zeros(1, dtype=torch.float64, requires_grad=True)

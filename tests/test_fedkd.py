@@ -81,7 +81,8 @@ def test_three_rounds_of_fml_are_those_of_a_plain_loop(form):
     assert (clipped_steps > 10) == (form.name == "code")
 
 
-def test_fmls_shared_networks_with_their_statistics_are_averaged_without_weights():
+def test_fml_averages_shared_networks_without_weights():
+    """Their statistics too."""
     setup, fed = laws.federation("fml", backbone=f"{laws.BATCHNORM},cnn-small", local_epochs=1)
     cohort = fed.cohort(0)
     start = setup.method.init(fed, setup.method_config)

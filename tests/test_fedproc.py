@@ -74,7 +74,8 @@ def test_prototypes_by_hand():
     torch.testing.assert_close(slow, torch.tensor([[6.5, 6 + 0.5 / 3], [8.0, 8.0], [1.0, 0.5]]))
 
 
-def test_prototypes_are_means_of_normalised_features_under_the_trained_local_models():
+def test_prototypes_are_means_of_normalised_features():
+    """Under the trained local models."""
     run = {"backbone": laws.BATCHNORM, "local_epochs": 1, "validation": 0.2, "parts": laws.toy_parts((6, 5, 3, 2))}
     setup, fed = laws.federation("fedproc", **run)
     cohort = fed.cohort(0)

@@ -4,7 +4,7 @@ Law 7 over the registry is in test_runs.py, law 8 in test_workers.py.
 """
 
 import dataclasses
-import sys
+import inspect
 from collections.abc import Callable
 from functools import cache
 from itertools import chain
@@ -44,7 +44,7 @@ WITH_PUBLIC_DATA = [method for method in DECLARING if method.uses_public_data]
 WITHOUT_PUBLIC_DATA = [method for method in DECLARING if not method.uses_public_data]
 FEW_STEPS = {"batch_size": 8, "local_epochs": 1}
 ABSENT = laws.toy_parts((13, 7, 10, 2))  # the last client lacks a class
-SMALL = laws.toy_parts((5, 3, 6, 2))  # with batches of 4 the last ones have 1, 3, 2 and 2; the last lacks a class
+ODD_SIZES = laws.toy_parts((5, 3, 6, 2))  # with batches of 4 the last ones have 1, 3, 2 and 2; the last lacks a class
 
 
 class Case(NamedTuple):
@@ -61,8 +61,8 @@ CASES = [
     Case(laws.law_1_off_is_the_simpler_method, REDUCING, {"backbone": laws.BATCHNORM, "batch_size": 8}),
     Case(laws.law_2_on_is_not, REDUCING, {}),
     Case(laws.law_3_state_survives, KEEPING, {"backbone": laws.BATCHNORM, **FEW_STEPS}),
-    Case(laws.law_4_chunking_is_invisible, METHODS, {"chunks": (1, 2, "branches:4"), "parts": SMALL}),
-    Case(laws.law_4_chunking_is_invisible, VARIANTS, {"chunks": (2,), "parts": SMALL, "local_epochs": 1}),
+    Case(laws.law_4_chunking_is_invisible, METHODS, {"chunks": (1, 2, "branches:4"), "parts": ODD_SIZES}),
+    Case(laws.law_4_chunking_is_invisible, VARIANTS, {"chunks": (2,), "parts": ODD_SIZES, "local_epochs": 1}),
     Case(laws.law_4_chunking_is_invisible, WITH_ADAM, {"chunks": (4,), **ADAM}),
     Case(laws.law_4_chunking_is_invisible, [quick(find_method("fedavg"))], {"chunks": (2, "branches:4"), **ADAMW}),
     Case(laws.law_4_chunking_is_invisible, SEVERAL, {"chunks": (2,), "backbone": MIXED, **FEW_STEPS}),
@@ -162,7 +162,7 @@ class Watched(Federation):
 
     @property
     def momentum(self):
-        caller = sys._getframe(1).f_code.co_filename
+        caller = inspect.currentframe().f_back.f_code.co_filename
         self.asked |= "papers" in Path(caller).parts
         return self.sgd_momentum
 

@@ -144,7 +144,8 @@ def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
     assert name == "one (1 diverged, 1 unfinished)"
 
 
-def test_a_ring_lies_at_the_mean_headline_and_the_mean_round_chosen_by_validation():
+def test_a_ring_lies_at_the_mean_headline():
+    """And at the mean of the rounds that validation chose."""
     first = curve()
     first["summary"] |= {"selected": 0.5, "selected_round": 2}
     second = curve(seed=1, accuracies=(0.2, 0.7, 0.6))

@@ -76,7 +76,8 @@ def test_fedmd_by_batch_is_a_plain_loop():
 
 
 @pytest.mark.parametrize("averaged", [False, True])
-def test_fedmds_local_training_begins_at_the_digested_models_or_at_their_average(averaged):
+def test_fedmds_local_training_begins_at_the_digested_models(averaged):
+    """Or at their average."""
     overrides = {"exchange": "batch", "average_parameters": averaged}
     setup, fed, cohort, states = with_different_models("fedmd", overrides, backbone=laws.BATCHNORM)
 

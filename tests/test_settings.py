@@ -73,7 +73,7 @@ def test_each_of_several_seeds_is_as_if_it_had_been_typed_alone(typed, tmp_path)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedfm", "fedprox", "feddyn"])
-def test_an_option_that_can_change_a_result_changes_the_key_and_the_others_do_not(method):
+def test_only_an_option_that_can_change_a_result_changes_the_key(method):
     before = settings_with(method)
     fields = (*dataclasses.fields(RunConfig), *dataclasses.fields(find_method(method).config))
     # The protocol says whether there are parts for `local_test`, and two are bound to other options.
