@@ -16,9 +16,9 @@ from rich.console import Console
 
 import fedcli
 from fedcli import check, declarations, registry
-from fedcli.cli import app, describe, display, index
+from fedcli.cli import app, describe, display, index, tables
 from fedcli.cli.display import plot_run
-from fedcli.cli.options import parse_seeds
+from fedcli.cli.options import MACHINE, parse_seeds
 from fedcli.runs import begin, progress
 from fedcli.runs.options import RunConfig
 from tests.commands import FLAGS, OPTIONS, error_of, invoke, output_of, record_in
@@ -110,6 +110,19 @@ def test_exactly_the_options_that_are_lists_may_be_given_twice():
         return flags.union(*map(lists, subcommands))
 
     assert set(app.REPEATED) == lists(typer.main.get_command(app.app))
+
+
+@pytest.mark.parametrize(
+    ("names", "panels"),
+    [
+        (tables.OPTIONS_OF_RUNS, {tables.RUNS}),
+        (tables.OPTIONS_OF_PAPERS, {tables.PAPERS, MACHINE}),
+    ],
+)  # fmt: skip
+def test_help_shows_the_options_of_a_kind_of_table_together(names, panels):
+    parameters = typer.main.get_command(app.app).commands["table"].params
+    shown = [parameter.name for parameter in parameters if getattr(parameter, "rich_help_panel", None) in panels]
+    assert shown == list(names)
 
 
 def test_no_word_of_help_becomes_a_picture():

@@ -1,7 +1,7 @@
 """The options that commands share, and how their values are read."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,6 +25,18 @@ def optional(kind: Any, help: str, *flags: str, panel: str | None = None, **trai
 def argument(kind: Any, metavar: str, help: str, **traits: Any) -> Any:
     """Make the type of an argument."""
     return Annotated[kind, typer.Argument(metavar=metavar, help=help, **traits)]
+
+
+def given_flags(ctx: typer.Context, names: Collection[str]) -> list[str]:
+    """List the flags of those options, by the names of their parameters, that the command line gives."""
+    flags = []
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(parameter.name or "")
+        is_given = source is not None and source.name == "COMMANDLINE"
+        if is_given and parameter.name in names:
+            flag, *_ = parameter.opts
+            flags.append(flag)
+    return flags
 
 
 def refuse_twice(args: Sequence[str], flag: str, several: str | None) -> None:

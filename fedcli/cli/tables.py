@@ -11,7 +11,6 @@ from rich.console import Console
 
 from fedcli import registry
 from fedcli.cli.options import (
-    MACHINE,
     Cpus,
     Datasets,
     Format,
@@ -22,6 +21,7 @@ from fedcli.cli.options import (
     Seeds,
     TimeLimit,
     argument,
+    given_flags,
     optional,
     place_runs,
     records_of,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # it imports PyTorch, which help does not need
 
     RunMissing = Callable[[TablePlan, Console], Mapping[Path, str]]
 
-# Panels of the help of `table`, as `MACHINE`: the first for tables of runs alone, the others for papers' tables alone.
+# Panels of the help of `table`.
 RUNS = "A table of runs"
 PAPERS = "A paper's table"
 
@@ -55,6 +55,13 @@ LocalEpochs = optional(int, "Reduce: at most so many local epochs.", panel=PAPER
 TrainExamples = optional(int, "Reduce: at most so many training images.", panel=PAPERS)
 RecordsOnly = optional(bool, "Keep no models, unless cells need them.", "--records-only", panel=PAPERS)
 TableFolder = optional(list[Path], "Its runs; in runs/tables by default.", "--runs", panel=PAPERS, metavar="DIR")
+
+# Options, by the names of their parameters, that `table` refuses for the other kind of table.
+OPTIONS_OF_RUNS = ("metric", "columns", "digits", "method", "label", "per")
+OPTIONS_OF_PAPERS = (
+    "dry_run", "only", "rounds", "local_epochs", "train_examples", "records_only", "folder",
+    "seeds", "jobs", "on", "cpus_per_run", "gpus_per_run", "time_limit",
+)  # fmt: skip
 
 
 def table(  # noqa: PLR0913  # the parameters of a command are its options
@@ -93,7 +100,7 @@ def table(  # noqa: PLR0913  # the parameters of a command are its options
     """
     table_names = [run for run in runs if ":" in run and not Path(run).exists()]
     if not table_names:
-        _refuse_options_in(ctx, (PAPERS, MACHINE), "a paper's table")
+        _refuse_given(ctx, OPTIONS_OF_PAPERS, "a paper's table")
         from fedcli.results.columns import Layout
 
         records = records_of(runs, method, dataset, label)
@@ -103,7 +110,7 @@ def table(  # noqa: PLR0913  # the parameters of a command are its options
         else:
             print_text(_csv_of_parts(records, per, layout), out)
         return
-    _refuse_options_in(ctx, (RUNS,), "a table of runs")
+    _refuse_given(ctx, OPTIONS_OF_RUNS, "a table of runs")
     (name, *_) = table_names
     if len(runs) > 1 or len(dataset or ()) > 1 or len(folder or ()) > 1:
         raise UserError(f"a paper's table goes alone: one --dataset, one --runs (got {name} and more); name one.")
@@ -128,14 +135,11 @@ def _value_if_given(values: list | None) -> Any:
     return next(iter(values or ()), None)
 
 
-def _refuse_options_in(ctx: typer.Context, panels: Collection[str], purpose: str) -> None:
-    """Refuse options of these panels that are given, and say what they are for."""
-    for parameter in ctx.command.params:
-        source = ctx.get_parameter_source(parameter.name or "")
-        is_given = source is not None and source.name == "COMMANDLINE"
-        if is_given and getattr(parameter, "rich_help_panel", None) in panels:
-            flag, *_ = parameter.opts
-            raise UserError(f"{flag} is for {purpose}; see 'fedcli table --help'.")
+def _refuse_given(ctx: typer.Context, names: Collection[str], purpose: str) -> None:
+    """Refuse the first of these options that is given, and say what it is for."""
+    flags = given_flags(ctx, names)
+    if flags:
+        raise UserError(f"{flags[0]} is for {purpose}; see 'fedcli table --help'.")
 
 
 def _print_table_of_runs(records: list[dict], metric: str | None, layout: Any, format: str, out: Path | None) -> None:
