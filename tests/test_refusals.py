@@ -137,6 +137,8 @@ SEEDS = "--seeds must be distinct whole numbers from 0"
         ("table fedfm:III --only x9", "no row or column of fedfm:III has 'x9' in its name"),
         ("table fedfm:III --out notes.txt/t.md", "'notes.txt' cannot be used (File exists); choose another path."),
         # Measurements and laws
+        ("quality r --clients --client 0", "--clients takes no --client and no --round (got --client): it measures"),
+        ("quality r --round selected --client 0 --clients", "(got --client, --round): it measures the models of all"),
         ("bench w11", "unknown workload 'w11'; did you mean 'w1'? there are w1, w2, w3, w4, "),
         ("bench w1 --device cpu --csv notes.txt", "does not hold results"),
         ("check fedavg --law 8", "unknown law 8; 'fedcli check --help' says what they are."),

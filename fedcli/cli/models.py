@@ -5,14 +5,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedcli.cli.options import Client, Code, Runs, argument, optional, records_of
+from fedcli.cli.options import Client, Code, Runs, argument, given_flags, optional, records_of
 from fedcli.cli.printing import print_table, say
+from fedcli.errors import UserError
 
 
 def quality(
+    ctx: typer.Context,
     runs: Runs,
     client: Client = None,
     clients: optional(bool, "Use the clients' own models after one more round.", "--clients") = False,
@@ -31,6 +34,11 @@ def quality(
 
     measure: Callable[..., dict[str, Any]] = partial(add_quality, client=client, round=round)
     if clients:
+        flags = given_flags(ctx, ("client", "round"))
+        if flags:
+            fault = f"--clients takes no --client and no --round (got {', '.join(flags)})"
+            reason = "it measures the models of all clients after one more round"
+            raise UserError(f"{fault}: {reason}; leave --clients or these out.")
         measure = add_clients_quality
     rows = []
     for record in finished_runs(records_of(runs, None, None, None)):
