@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from itertools import pairwise
 from platform import python_version
 from typing import Any, NamedTuple
 
@@ -93,7 +94,7 @@ def _flag_of(word: str) -> str:
 
 def _refuse_empty(args: list[str]) -> None:
     """End the program for a value that is empty, but for a title, which a figure may be without."""
-    for previous, word in zip(["fedcli", *args], args, strict=False):
+    for previous, word in pairwise(["fedcli", *args]):
         flag = _flag_of(word)
         if "--title" in (previous, flag):
             continue

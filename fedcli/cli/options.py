@@ -47,11 +47,9 @@ def refuse_twice(args: Sequence[str], flag: str, several: str | None) -> None:
         flag: The option.
         several: The option that takes several values with commas between them; None for none.
     """
-    values = []
-    for word, next_word in zip(args, [*args[1:], ""], strict=True):
-        name, equals, value = word.partition("=")
-        if name == flag:
-            values.append(value if equals else next_word)
+    from fedcli.runs.options import options_among
+
+    values = [typed.value for typed in options_among(args) if typed.flag == flag]
     if len(values) < 2:
         return
     remedy = f"write {several} {','.join(values)}" if several else "give it once"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import Field, dataclass, fields
-from typing import Any, Protocol, get_args
+from typing import Any, NamedTuple, Protocol, get_args
 
 from fedcli.declarations import START, Method, check_value, facts_of, flag_of, option
 from fedcli.errors import UserError, unknown
@@ -316,11 +316,23 @@ def _parse_value(text: str, types: Sequence[Any]) -> Any:
     return text
 
 
-def typed_options(args: list[str]) -> dict[str, str]:
-    """The options among arguments, by name, with their values; that of a switch is the word after it."""
-    typed = {}
-    for word, following in itertools.zip_longest(args, args[1:], fillvalue=""):
+class TypedOption(NamedTuple):
+    """An option as it is typed on a command line."""
+
+    flag: str
+    value: str  # of a switch, the word after it
+
+
+def options_among(words: Sequence[str]) -> list[TypedOption]:
+    """The options among the words of a command line, in order; one may stand there twice."""
+    typed = []
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         flag, equals, value = word.partition("=")
         if flag.startswith("--"):
-            typed[flag[2:].replace("-", "_").removeprefix("no_")] = value if equals else following
+            typed.append(TypedOption(flag, value if equals else following))
     return typed
+
+
+def typed_options(args: Sequence[str]) -> dict[str, str]:
+    """The values of the options among arguments, by name; that of a switch is the word after it."""
+    return {typed.flag[2:].replace("-", "_").removeprefix("no_"): typed.value for typed in options_among(args)}
