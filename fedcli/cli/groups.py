@@ -5,6 +5,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+# Typer brings a copy of click under a private name, so that classes of click's own would catch none of its errors.
 UsageError: Any = typer.BadParameter.__base__
 NoSuchOption: Any = next(kind for kind in UsageError.__subclasses__() if kind.__name__ == "NoSuchOption")
 
