@@ -38,7 +38,7 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([value.detach().double().flatten() for value in tensors])
 
 
-def start(model: nn.Module, weights: list[Tensor]) -> nn.Module:
+def load_weights(model: nn.Module, weights: list[Tensor]) -> nn.Module:
     """Gives a model of a peer, of the same parameters in the same order, the weights that all sides start from."""
     for parameter, value in zip(model.parameters(), weights, strict=True):
         parameter.data = value.clone()

@@ -94,7 +94,7 @@ def differing(peer: Peer, rows: Sequence[Row], result: PeerResult) -> str:
         if row.closed_by:
             closed = f"{row.closed_by}: {difference_text(result.rows[row.closed_by])}"
         difference = difference_text(result.rows[row.label])
-        lines.append([row.label, difference, row.cause, row.judge, closed])
+        lines.append([row.label, difference, row.cause, row.decided_by, closed])
     return github((peer.name, "Largest difference", "Cause", "What the paper has", "Closed by"), lines)
 
 

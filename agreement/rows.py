@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+MOON_OPTIONS = {"contrastive_weight": 1.0, "temperature": 0.5}
 RUN_WITH_MOMENTUM = {"momentum": 0.9, "lr": 0.03}
 
 
@@ -32,7 +33,7 @@ class Row:
     compared: tuple[str, ...] = ("shared",)  # or "statistics", "personal", "bodies", "head", "kept", "class vectors"
     change: str = ""  # the one thing of the peer that is changed; empty for its code and defaults as they are
     cause: str = ""  # why it differs, with the place in the peer's code; empty where it agrees
-    judge: str = ""  # the equation that decides, and what it says
+    decided_by: str = ""  # the equation of the paper that decides, and what it says
     closed_by: str = ""  # the row in which nothing but the cause is changed; empty where it is open
 
 
@@ -83,32 +84,24 @@ CASES = {
     "feddyn, uniform": Case("feddyn", options={"alpha": 0.1, "clip_norm": 0.0}, run={"weighting": "uniform"}),
     "fednova": Case("fednova"),
     "fednova, momentum": Case("fednova", run=RUN_WITH_MOMENTUM),
-    "moon": Case("moon", options={"contrastive_weight": 1.0, "temperature": 0.5}),
-    "moon, normed": Case("moon", options={"contrastive_weight": 1.0, "temperature": 0.5}, network="normed"),
-    "moon, normed, momentum": Case(
-        "moon", options={"contrastive_weight": 1.0, "temperature": 0.5}, run=RUN_WITH_MOMENTUM, network="normed"
-    ),
-    "moon, normed, training mode": Case(
-        "moon_in_training_mode", options={"contrastive_weight": 1.0, "temperature": 0.5}, network="normed"
-    ),
+    "moon": Case("moon", options=MOON_OPTIONS),
+    "moon, normed": Case("moon", options=MOON_OPTIONS, network="normed"),
+    "moon, normed, momentum": Case("moon", options=MOON_OPTIONS, run=RUN_WITH_MOMENTUM, network="normed"),
+    "moon, normed, training mode": Case("moon_in_training_mode", options=MOON_OPTIONS, network="normed"),
     "moon, normed, received in training mode, momentum": Case(
         "moon_with_received_in_training_mode",
-        options={"contrastive_weight": 1.0, "temperature": 0.5},
+        options=MOON_OPTIONS,
         run=RUN_WITH_MOMENTUM,
         network="normed",
     ),
     "fedbn, normed": Case("fedbn", network="normed"),
-    "moon, half": Case("moon", options={"contrastive_weight": 1.0, "temperature": 0.5}, partition="half"),
-    "moon, momentum": Case("moon", options={"contrastive_weight": 1.0, "temperature": 0.5}, run=RUN_WITH_MOMENTUM),
-    "moon, half, momentum": Case(
-        "moon", options={"contrastive_weight": 1.0, "temperature": 0.5}, run=RUN_WITH_MOMENTUM, partition="half"
-    ),
-    "moon, half, initial past": Case(
-        "moon_with_initial_past", options={"contrastive_weight": 1.0, "temperature": 0.5}, partition="half"
-    ),
+    "moon, half": Case("moon", options=MOON_OPTIONS, partition="half"),
+    "moon, momentum": Case("moon", options=MOON_OPTIONS, run=RUN_WITH_MOMENTUM),
+    "moon, half, momentum": Case("moon", options=MOON_OPTIONS, run=RUN_WITH_MOMENTUM, partition="half"),
+    "moon, half, initial past": Case("moon_with_initial_past", options=MOON_OPTIONS, partition="half"),
     "moon, half, momentum, initial past": Case(
         "moon_with_initial_past",
-        options={"contrastive_weight": 1.0, "temperature": 0.5},
+        options=MOON_OPTIONS,
         run=RUN_WITH_MOMENTUM,
         partition="half",
     ),

@@ -78,7 +78,7 @@ def test_every_difference_has_its_cause_and_its_closing_run():
         for row in peer.rows:
             differs = not result.rows[row.label].agrees
             assert bool(row.cause) == differs, (peer.name, row.label)
-            assert bool(row.judge) == differs, (peer.name, row.label)
+            assert bool(row.decided_by) == differs, (peer.name, row.label)
             if row.closed_by:
                 assert result.rows[row.closed_by].agrees, (peer.name, row.label)
 

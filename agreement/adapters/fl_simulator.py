@@ -80,7 +80,7 @@ def make_server(setup: Setup, problem: Problem) -> Any:
 
 def make_model(problem: Problem) -> nn.Module:
     """Makes the first model."""
-    return network.start(network.small(), problem.weights)
+    return network.load_weights(network.small(), problem.weights)
 
 
 def count_own_steps(server: Any, problem: Problem) -> None:

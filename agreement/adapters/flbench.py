@@ -142,7 +142,7 @@ def make_model(problem: Problem) -> DecoupledModel:
     model = DecoupledModel()
     model.base = network.body()
     model.classifier = network.head()
-    return network.start(model, problem.weights)
+    return network.load_weights(model, problem.weights)
 
 
 def ends_of(server: FedAvgServer) -> Ends:

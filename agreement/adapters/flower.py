@@ -125,7 +125,7 @@ def tensors_of_message(parameters: flwr.common.Parameters) -> list[Tensor]:
 def make_client(setup: Setup, loader: EpochLoader, problem: Problem) -> Any:
     """A client of a baseline."""
     options = {
-        "net": network.start(network.small(), problem.weights),
+        "net": network.load_weights(network.small(), problem.weights),
         "trainloader": loader,
         "valloader": None,
         "device": torch.device("cpu"),

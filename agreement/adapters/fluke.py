@@ -121,7 +121,7 @@ def options_of_client(client: int, setup: Setup, feed: Feed) -> dict[str, Any]:
 def make_model(problem: Problem) -> EncoderHeadNet:
     """Makes the first model, of its class."""
     body = network.body(network=problem.network)
-    return network.start(EncoderHeadNet(body, network.head()), problem.weights)
+    return network.load_weights(EncoderHeadNet(body, network.head()), problem.weights)
 
 
 def ends_of(algorithm: CentralizedFL, setup: Setup) -> Ends:

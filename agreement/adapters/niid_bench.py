@@ -40,7 +40,7 @@ class Small(nn.Module):
         super().__init__()
         self.base = network.body(network=problem.network)
         self.head = network.head()
-        network.start(self, problem.weights)
+        network.load_weights(self, problem.weights)
 
     def forward(self, x: Tensor) -> Any:
         """Logits `[B, C]`."""

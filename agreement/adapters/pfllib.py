@@ -105,7 +105,7 @@ def arguments_of(setup: Setup, problem: Problem) -> SimpleNamespace:
         "global_rounds": problem.num_rounds,
         "num_clients": problem.num_clients,
         "join_ratio": problem.share_of_clients,
-        "model": network.start(BaseHeadSplit(network.body(), network.head()), problem.weights),
+        "model": network.load_weights(BaseHeadSplit(network.body(), network.head()), problem.weights),
     }
     return SimpleNamespace(**{**options, **setup.options})
 

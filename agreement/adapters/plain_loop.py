@@ -31,8 +31,8 @@ def average(problem: Problem, objective: Objective) -> list[Tensor]:
 
 def train(loader: EpochLoader, shared: list[Tensor], problem: Problem, objective: Objective) -> list[Tensor]:
     """A client's parameters after its local epochs of SGD, from those that the server has sent."""
-    model = network.start(network.small(), shared)
-    received = network.start(network.small(), shared)
+    model = network.load_weights(network.small(), shared)
+    received = network.load_weights(network.small(), shared)
     body = model[:-1]
     head = model[-1]
     optimizer = torch.optim.SGD(model.parameters(), problem.lr)

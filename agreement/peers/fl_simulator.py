@@ -31,7 +31,7 @@ PEER = Peer(
             "fedavg",
             Setup("FedAvg"),
             cause=PLAIN_MEAN_OF_MODELS,
-            judge="FedAvg, Algorithm 1: weights n_k / n.",
+            decided_by="FedAvg, Algorithm 1: weights n_k / n.",
             closed_by="FedAvg, plain means here too",
         ),
         Row("FedAvg, plain means here too", "fedavg, uniform", Setup("FedAvg")),
@@ -44,7 +44,7 @@ PEER = Peer(
             Setup("SCAFFOLD"),
             cause="K is the first client's for all, and no whole number for a batch that is not full "
             "(server/SCAFFOLD.py).",
-            judge="SCAFFOLD, line 12: K of the client.",
+            decided_by="SCAFFOLD, line 12: K of the client.",
             closed_by="SCAFFOLD, plain means here too, own K",
         ),
         Row(
@@ -59,7 +59,7 @@ PEER = Peer(
             "feddyn",
             Setup("FedDyn", {"lamb": 0.1}),
             cause="All clients have one alpha; fedcli's is divided by a client's size, as in the authors' code.",
-            judge="FedDyn, Algorithm 1: one alpha, for which fedcli has --weighting uniform (Reading 2).",
+            decided_by="FedDyn, Algorithm 1: one alpha, for which fedcli has --weighting uniform (Reading 2).",
             closed_by="FedDyn, one alpha here too",
         ),
         Row("FedDyn, one alpha here too", "feddyn, uniform", Setup("FedDyn", {"lamb": 0.1})),
@@ -70,7 +70,7 @@ PEER = Peer(
             "fedsam",
             FEDSAM,
             cause=ADDED_TO_THE_NORM,
-            judge="FedSAM: w + rho g / ||g||.",
+            decided_by="FedSAM: w + rho g / ||g||.",
             closed_by="FedSAM, plain means here too, norm alone",
         ),
         Row(
@@ -84,7 +84,7 @@ PEER = Peer(
             "mofedsam, equal",
             MOFEDSAM,
             cause=ADDED_TO_THE_NORM,
-            judge="MoFedSAM: w + rho g / ||g||.",
+            decided_by="MoFedSAM: w + rho g / ||g||.",
             closed_by="MoFedSAM, clients of one size, norm alone",
         ),
         Row(

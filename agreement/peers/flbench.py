@@ -53,7 +53,7 @@ PEER = Peer(
             "fedavgm",
             FEDAVGM,
             cause="The server's momentum is Nesterov's (server/fedavgm.py).",
-            judge="FedAvgM: w <- w - v with v <- beta v + Delta.",
+            decided_by="FedAvgM: w <- w - v with v <- beta v + Delta.",
             closed_by="FedAvgM, Nesterov here too",
         ),
         Row("FedAvgM, Nesterov here too", "fedavgm, nesterov", FEDAVGM),
@@ -63,7 +63,7 @@ PEER = Peer(
             SCAFFOLD,
             cause="A client takes local_epoch batches, not epochs (client/scaffold.py), and its new control variate is "
             "not stored (server/scaffold.py).",
-            judge="SCAFFOLD, lines 9 to 14: K local steps; c_i <- c_i+.",
+            decided_by="SCAFFOLD, lines 9 to 14: K local steps; c_i <- c_i+.",
             closed_by="SCAFFOLD, as many batches, c_i stored",
         ),
         Row(
@@ -78,7 +78,7 @@ PEER = Peer(
             "feddyn, equal",
             FEDDYN,
             cause="The quadratic term is missing (client/feddyn.py); it stands in neither loss nor weight decay.",
-            judge="FedDyn, Algorithm 1: alpha / 2 ||w - w_g||^2.",
+            decided_by="FedDyn, Algorithm 1: alpha / 2 ||w - w_g||^2.",
             closed_by="FedDyn, clients of one size, weight decay alpha",
         ),
         Row(
@@ -99,7 +99,7 @@ PEER = Peer(
             LG_FEDAVG,
             compared=("head", "bodies"),
             cause="The first layer is shared and the rest kept (client/lgfedavg.py).",
-            judge="LG-FedAvg: local representations, a global head.",
+            decided_by="LG-FedAvg: local representations, a global head.",
             closed_by="LG-FedAvg, base kept",
         ),
         Row(
@@ -114,7 +114,7 @@ PEER = Peer(
             "fedadam",
             fedopt("adam"),
             cause=MOMENT_FROM_0,
-            judge=REDDI_ALGORITHM_2,
+            decided_by=REDDI_ALGORITHM_2,
             closed_by="FedAdam, v from tau^2",
         ),
         Row(
@@ -128,7 +128,7 @@ PEER = Peer(
             "fedyogi",
             fedopt("yogi"),
             cause=MOMENT_FROM_0,
-            judge=REDDI_ALGORITHM_2,
+            decided_by=REDDI_ALGORITHM_2,
             closed_by="FedYogi, v from tau^2",
         ),
         Row(
@@ -142,7 +142,7 @@ PEER = Peer(
             "fedadagrad",
             fedopt("adagrad"),
             cause=MOMENT_FROM_0,
-            judge=REDDI_ALGORITHM_2,
+            decided_by=REDDI_ALGORITHM_2,
             closed_by="FedAdagrad, v from tau^2",
         ),
         Row(

@@ -60,7 +60,7 @@ PEER = Peer(
             "fedavgm",
             BASELINE_FEDAVGM,
             cause="The server's momentum is Nesterov's (strategy.py).",
-            judge="FedAvgM: w <- w - v with v <- beta v + Delta.",
+            decided_by="FedAvgM: w <- w - v with v <- beta v + Delta.",
             closed_by="baseline FedAvgM, Nesterov here too",
         ),
         Row("baseline FedAvgM, Nesterov here too", "fedavgm, nesterov", BASELINE_FEDAVGM),
@@ -74,7 +74,7 @@ PEER = Peer(
             "scaffold, half",
             SCAFFOLD,
             cause="The control variates begin as the weights of the network (server_scaffold.py).",
-            judge="SCAFFOLD, Section 4: they begin at 0, or as gradients at the first model.",
+            decided_by="SCAFFOLD, Section 4: they begin at 0, or as gradients at the first model.",
             closed_by="niid_bench SCAFFOLD, 2 of 4, c from 0",
         ),
         Row(
@@ -89,7 +89,7 @@ PEER = Peer(
             FEDADAM,
             cause="The second moment starts at 0, and the bias is corrected by the number of the round plus 1 "
             "(fedadam.py).",
-            judge=REDDI_ALGORITHM_2,
+            decided_by=REDDI_ALGORITHM_2,
             closed_by="FedAdam, v from tau^2, no correction",
         ),
         Row(
@@ -103,7 +103,7 @@ PEER = Peer(
             "fedyogi",
             FEDYOGI,
             cause="The second moment starts at 0 (fedyogi.py).",
-            judge=REDDI_ALGORITHM_2,
+            decided_by=REDDI_ALGORITHM_2,
             closed_by="FedYogi, v from tau^2",
         ),
         Row(
@@ -117,7 +117,7 @@ PEER = Peer(
             "fedadagrad, without momentum",
             FEDADAGRAD,
             cause="The second moment starts at 0 (fedadagrad.py).",
-            judge=REDDI_ALGORITHM_2,
+            decided_by=REDDI_ALGORITHM_2,
             closed_by="FedAdagrad, v from tau^2",
         ),
         Row(

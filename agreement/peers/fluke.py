@@ -54,7 +54,7 @@ PEER = Peer(
             "fedavg",
             Setup("fedavg:FedAVG"),
             cause="The mean of the models is plain by default (server.py, `weighted`).",
-            judge="FedAvg, Algorithm 1: weights n_k / n.",
+            decided_by="FedAvg, Algorithm 1: weights n_k / n.",
             closed_by="FedAvg, weighted",
         ),
         Row("FedAvg, its default, plain means here too", "fedavg, uniform", Setup("fedavg:FedAVG")),
@@ -63,7 +63,7 @@ PEER = Peer(
             "fedavg, momentum",
             FEDAVG_WITH_MOMENTUM,
             cause="The clients' momentum lives on from round to round by default (client.py, `persistency`).",
-            judge="FedAvg has no momentum; here the local optimizer is new in every round.",
+            decided_by="FedAvg has no momentum; here the local optimizer is new in every round.",
             closed_by="FedAvg with momentum, new in every round",
         ),
         Row(
@@ -79,7 +79,7 @@ PEER = Peer(
             "scaffold",
             Setup("scaffold:SCAFFOLD"),
             cause="Models are weighted by n_i, the control variates by 1 / N (scaffold.py).",
-            judge="SCAFFOLD, lines 16 and 17: both plain; here both by examples (Reading 5).",
+            decided_by="SCAFFOLD, lines 16 and 17: both plain; here both by examples (Reading 5).",
             closed_by="SCAFFOLD, c by 1 / N here too",
         ),
         Row("SCAFFOLD, c by 1 / N here too", "scaffold, c uniform", Setup("scaffold:SCAFFOLD")),
@@ -89,7 +89,7 @@ PEER = Peer(
             "scaffold, equal, server rate 2",
             Setup("scaffold:SCAFFOLD", server={"global_step": 2}, sgd={"lr": 0.05}),
             cause="`global_step` multiplies the weights of the models, and not the change of the model (scaffold.py).",
-            judge="SCAFFOLD, line 17: x + eta_g times the mean change.",
+            decided_by="SCAFFOLD, line 17: x + eta_g times the mean change.",
             closed_by="SCAFFOLD, lr 2 in its place",
         ),
         Row(
@@ -102,7 +102,7 @@ PEER = Peer(
             "fedavgm",
             Setup("fedavgm:FedAVGM"),
             cause="The first round sets the velocity to zero and leaves the model as it was (fedavgm.py).",
-            judge="FedAvgM: v starts at 0, and the first round already moves the model.",
+            decided_by="FedAvgM: v starts at 0, and the first round already moves the model.",
             closed_by="FedAvgM, velocity from 0",
         ),
         Row(
@@ -116,7 +116,7 @@ PEER = Peer(
             "fednova",
             Setup("fednova:FedNova", server=WEIGHTED_BY_EXAMPLES),
             cause="The weights of the models do not sum to 1, and nothing is added for the former model (fednova.py).",
-            judge="FedNova, normalised averaging: x less the step, so that the weights of x and x_i sum to 1.",
+            decided_by="FedNova, normalised averaging: x less the step, so that the weights of x and x_i sum to 1.",
             closed_by="FedNova, with the rest of x",
         ),
         Row(
@@ -130,7 +130,7 @@ PEER = Peer(
             "fednova, momentum",
             FEDNOVA_WITH_MOMENTUM,
             cause="As without momentum.",
-            judge="As without momentum.",
+            decided_by="As without momentum.",
             closed_by="FedNova with momentum, with the rest of x",
         ),
         Row(
@@ -144,7 +144,7 @@ PEER = Peer(
             "feddyn, equal",
             FEDDYN,
             cause="The kept gradient has the other sign, and alpha stands before it twice (feddyn.py).",
-            judge="FedDyn, Algorithm 1: the gradient of a client falls by alpha (w_i - w_g).",
+            decided_by="FedDyn, Algorithm 1: the gradient of a client falls by alpha (w_i - w_g).",
             closed_by="FedDyn, clients of one size, dual of the paper",
         ),
         Row(
@@ -172,7 +172,7 @@ PEER = Peer(
             MOON,
             cause="The received model and the client's last one give their features in training mode, by the batch's "
             "mean and variance (moon.py).",
-            judge="MOON is silent; the authors' code evaluates both (Reading 4).",
+            decided_by="MOON is silent; the authors' code evaluates both (Reading 4).",
             closed_by="MOON with batch normalisation, training mode here too",
         ),
         Row("MOON with batch normalisation, training mode here too", "moon, normed, training mode", MOON),
@@ -187,7 +187,7 @@ PEER = Peer(
             "fedrs",
             Setup("fedrs:FedRS", client={"alpha": 0.5}, server=WEIGHTED_BY_EXAMPLES),
             cause="A class with one or two examples counts as absent (fedrs.py, `count_as_missing`).",
-            judge="FedRS: absent are the classes that a client lacks.",
+            decided_by="FedRS: absent are the classes that a client lacks.",
             closed_by="FedRS, count_as_missing 0",
         ),
         Row(
@@ -202,7 +202,7 @@ PEER = Peer(
             FEDPROTO,
             compared=("personal", "class vectors"),
             cause="fedcli takes prototypes of the last epoch by default, as the authors' code (Reading 4).",
-            judge="FedProto, Eq. 3: of the client's data, without a word of epochs.",
+            decided_by="FedProto, Eq. 3: of the client's data, without a word of epochs.",
             closed_by="FedProto",
         ),
         Row(
@@ -212,7 +212,7 @@ PEER = Peer(
             compared=("shared", "kept"),
             cause="The gradient of the mixture ends in a copy (apfl.py, `merge_models`), so v is not trained; at the "
             "end of a round a client keeps the mixture in the place of v.",
-            judge="APFL, Algorithm 1: v moves by the gradient at the mixture, and is kept.",
+            decided_by="APFL, Algorithm 1: v moves by the gradient at the mixture, and is kept.",
             closed_by="APFL, so here too",
         ),
         Row("APFL, so here too", "apfl, mixture kept, v untrained", APFL, compared=("shared", "kept")),

@@ -35,7 +35,7 @@ PEER = Peer(
             "scaffold",
             SCAFFOLD,
             cause="Models are weighted by n_i, the control variates by 1 / N (experiments.py).",
-            judge="SCAFFOLD, lines 16 and 17: both plain; here both by examples (Reading 5).",
+            decided_by="SCAFFOLD, lines 16 and 17: both plain; here both by examples (Reading 5).",
             closed_by="SCAFFOLD, c by 1 / N here too",
         ),
         Row("SCAFFOLD, c by 1 / N here too", "scaffold, c uniform", SCAFFOLD),
@@ -44,7 +44,7 @@ PEER = Peer(
             "scaffold, half",
             SCAFFOLD,
             cause="The control variates begin as the weights of a network (experiments.py, 992 to 994; its issue 8).",
-            judge="SCAFFOLD, Section 4: they begin at 0, or as gradients at the first model.",
+            decided_by="SCAFFOLD, Section 4: they begin at 0, or as gradients at the first model.",
             closed_by="SCAFFOLD, 2 of 4, c from 0",
         ),
         Row(
@@ -59,7 +59,7 @@ PEER = Peer(
             SCAFFOLD_WITH_MOMENTUM,
             cause="c - c_i is added after the optimizer's step, and c_i divides by K eta_l without the momentum "
             "(experiments.py).",
-            judge="The paper's local step has no momentum (Reading 3).",
+            decided_by="The paper's local step has no momentum (Reading 3).",
             closed_by="SCAFFOLD with momentum, so here too",
         ),
         Row(
@@ -73,7 +73,7 @@ PEER = Peer(
             MOON,
             cause="The received model gives its features in training mode, by the batch's mean and variance; the "
             "client's last model in evaluation mode (experiments.py).",
-            judge="MOON is silent; the authors' code evaluates both (Reading 4).",
+            decided_by="MOON is silent; the authors' code evaluates both (Reading 4).",
             closed_by="MOON with batch normalisation, received model so here too",
         ),
         Row(
@@ -86,7 +86,7 @@ PEER = Peer(
             "moon, half, momentum",
             MOON,
             cause="A client's last model is an untrained network until it has taken part.",
-            judge="MOON is silent; the authors' code has no term in the first round (Reading 3).",
+            decided_by="MOON is silent; the authors' code has no term in the first round (Reading 3).",
             closed_by="MOON with its momentum, 2 of 4, such a last model here too",
         ),
         Row("MOON with its momentum, 2 of 4, such a last model here too", "moon, half, momentum, initial past", MOON),
