@@ -108,27 +108,38 @@ def positions_of_batches(fed: Federation) -> dict[tuple[int, int, int], list[lis
 def outcome(setup: Any, fed: Federation) -> dict[str, Tensor]:
     """What a run of fedcli ends with, as vectors, by the names that `Row.compared` has."""
     state = check.simulate(setup, fed, ROUNDS)
+    of_the_server = SERVERS.get(setup.method.name, of_a_model)
     ends = {**of_the_server(state), **of_the_clients(state)}
     if setup.method.personal is not None:
         ends |= of_personal_models(setup.method.personal(state), fed)
-    if setup.method.prototypes is not None:
-        prototypes, _ = setup.method.prototypes(state)
-        ends["class vectors"] = flat([prototypes])
     return ends
 
 
-def of_the_server(state: Any) -> dict[str, Tensor]:
-    """The global model, or the part of one that the clients share, or what FedDistill's server has of the classes."""
-    fields = state._asdict()
-    ends = {}
-    if "params" in fields:
-        ends["shared"] = flat(state.params.values())
-        ends["statistics"] = flat([torch.zeros(0), *state.buffers.values()])
-    if isinstance(fields.get("head"), dict):
-        ends["head"] = flat(state.head.values())
-    if "teacher" in fields:
-        ends["class vectors"] = flat([state.teacher])
-    return ends
+def of_a_model(state: Any) -> dict[str, Tensor]:
+    """The model of a server, or the part of one that the clients share."""
+    return {"shared": flat(state.params.values()), "statistics": flat([torch.zeros(0), *state.buffers.values()])}
+
+
+def of_a_head(state: Any) -> dict[str, Tensor]:
+    """The head of LG-FedAvg's server, all that its clients share."""
+    return {"head": flat(state.head.values())}
+
+
+def of_prototypes(state: Any) -> dict[str, Tensor]:
+    """The prototypes of FedProto's server."""
+    return {"class vectors": flat([state.prototypes])}
+
+
+def of_mean_outputs(state: Any) -> dict[str, Tensor]:
+    """The mean output of each class, which FedDistill's server has."""
+    return {"class vectors": flat([state.teacher])}
+
+
+SERVERS = {  # what the server ends with, for methods whose server has no model
+    "feddistill": of_mean_outputs,
+    "fedproto": of_prototypes,
+    "lg-fedavg": of_a_head,
+}
 
 
 def of_the_clients(state: Any) -> dict[str, Tensor]:
