@@ -91,6 +91,17 @@ def test_every_patch_is_a_function_of_the_adapter():
         assert patches <= functions, peer.name
 
 
+def test_an_adapter_applies_the_patch_of_every_setup_where_it_runs_it():
+    for peer in PEERS:
+        fields = {field.name for field in dataclasses.fields(peer.rows[0].setup)}
+        source = Path(agree.HERE, "adapters", f"{peer.module}.py").read_text()
+        applied_in = []
+        for part in ast.parse(source).body:
+            if isinstance(part, ast.FunctionDef | ast.ClassDef) and "PATCHES[setup.patch]" in ast.unparse(part):
+                applied_in.append(part.name)
+        assert applied_in == (["run"] if "patch" in fields else []), peer.name
+
+
 def test_an_adapter_reads_nothing_of_a_setup_that_is_not_there():
     for peer in PEERS:
         fields = {field.name for field in dataclasses.fields(peer.rows[0].setup)}

@@ -14,7 +14,8 @@ class Adapter(Protocol):
     """What a module in this folder has.
 
     One whose rows change their peer has besides `PATCHES`, by the names that `Setup.patch` has: functions that are
-    called with the peer's server and the problem before the first round, and change one thing.
+    called with the peer's server, or what makes the networks of a peer that is a script, and with the problem before
+    the first round, and change one thing. `run` applies them, so that none of a setup's is left out.
     """
 
     def run(self, setup: Any, problem: Problem) -> Ends:

@@ -19,8 +19,6 @@ from agreement import network
 from agreement.adapters.feed import Ends, EpochLoader, Feed, Problem
 from agreement.peers.flbench import Setup
 
-NUM_CLASSES["digits"] = 10
-
 
 class Labels:
     """What its trainer asks of a data set; the images come from the loader."""
@@ -62,6 +60,7 @@ class LoaderOfCurrentClient:
 
 def run(setup: Setup, problem: Problem) -> Ends:
     """Runs a server of FL-bench and its clients."""
+    mock.patch.dict(NUM_CLASSES, digits=10).start()
     constructor = partialmethod(construct_server, feed=Feed(problem))
     mock.patch.object(FedAvgServer, "__init__", constructor).start()
     server = resolve_name(f"src.server.{setup.server}")(arguments_of(setup, problem))

@@ -1,13 +1,13 @@
 """Flower: flwr's server and strategies, and the clients of its baselines niid_bench, fedavgm and fedprox."""
 
 import functools
-import inspect
 import logging
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
+from unittest import mock
 
 import flwr.common.typing
 import flwr.server.server
@@ -31,29 +31,9 @@ from agreement import network
 from agreement.adapters.feed import Ends, EpochLoader, Feed, Problem
 from agreement.peers.flower import Setup
 
-CLIENTS = {  # of the baseline niid_bench
-    "fedavg": "niid_bench.client_fedavg:FlowerClientFedAvg",
-    "fednova": "niid_bench.client_fednova:FlowerClientFedNova",
-    "fedprox": "niid_bench.client_fedprox:FlowerClientFedProx",
-    "scaffold": "niid_bench.client_scaffold:FlowerClientScaffold",
-}
 OK = Status(Code.OK, "")
 CONTROLS = Path("controls")  # where clients of SCAFFOLD keep their control variates
 NUM_CLIENTS = {"min_fit_clients": 2, "min_available_clients": 2, "min_evaluate_clients": 0, "fraction_evaluate": 0.0}
-
-
-def suit_older_baselines() -> None:
-    """Gives flwr what the baselines, which were written for an older one, import from it and call."""
-    logging.disable(logging.CRITICAL)
-    for name in ("Callable", "Dict", "List", "Optional", "Tuple", "Union"):
-        if not hasattr(flwr.common.typing, name):
-            setattr(flwr.common.typing, name, getattr(typing, name))
-    fit_clients = flwr.server.server.fit_clients
-    if "group_id" in inspect.signature(fit_clients).parameters and not isinstance(fit_clients, functools.partial):
-        flwr.server.server.fit_clients = functools.partial(fit_clients, group_id=0)
-
-
-suit_older_baselines()
 
 
 class Trained(NamedTuple):
@@ -93,6 +73,7 @@ class InProcess(ClientProxy):
 
 def run(setup: Setup, problem: Problem) -> Ends:
     """Runs a server of Flower and clients of its baselines."""
+    suit_older_baselines()
     feed = Feed(problem)
     CONTROLS.mkdir()
     clients = []
@@ -104,12 +85,23 @@ def run(setup: Setup, problem: Problem) -> Ends:
     manager.sample = lambda *arguments, **options: [clients[number] for number in feed.cohort]
     server = make_server(setup, problem, manager)
     server.parameters = first_parameters(problem)
+    if setup.patch:
+        PATCHES[setup.patch](server, problem)
     for number in range(problem.num_rounds):
         feed.round = number
         server.parameters, _, (_, failures) = server.fit_round(server_round=number + 1, timeout=None)
         if failures:
             raise RuntimeError(str(failures[0]))
     return {"shared": tensors_of_message(server.parameters)}
+
+
+def suit_older_baselines() -> None:
+    """Gives flwr what the baselines, which were written for an older one, import from it and call."""
+    logging.disable(logging.CRITICAL)
+    for name in ("Callable", "Dict", "List", "Optional", "Tuple", "Union"):
+        mock.patch.object(flwr.common.typing, name, getattr(typing, name), create=True).start()
+    fit_clients = functools.partial(flwr.server.server.fit_clients, group_id=0)
+    mock.patch.object(flwr.server.server, "fit_clients", fit_clients).start()
 
 
 def first_parameters(problem: Problem) -> flwr.common.Parameters:
@@ -124,7 +116,7 @@ def tensors_of_message(parameters: flwr.common.Parameters) -> list[Tensor]:
 
 def make_client(setup: Setup, loader: EpochLoader, problem: Problem) -> Any:
     """A client of a baseline."""
-    options = {
+    options = {  # that all clients take
         "net": network.load_weights(network.small(), problem.weights),
         "trainloader": loader,
         "valloader": None,
@@ -134,15 +126,34 @@ def make_client(setup: Setup, loader: EpochLoader, problem: Problem) -> Any:
         "momentum": setup.momentum,
         "weight_decay": 0.0,
     }
-    baseline = "fedavg" if setup.client == "fedprox-baseline" else setup.client
-    make = resolve_name(CLIENTS[baseline])
-    if setup.client == "scaffold":
-        return make(loader.client, **options, save_dir=str(CONTROLS))
-    if setup.client == "fedprox":
-        return make(**options, proximal_mu=setup.proximal_mu)
-    client = make(**options)
-    if setup.client == "fedprox-baseline":
-        client.fit = functools.partial(fit_as_baseline_fedprox, client, setup.proximal_mu)
+    return KINDS[setup.client].make_client(setup, options)
+
+
+def make_fedavg_client(setup: Setup, options: Mapping[str, Any]) -> Any:
+    """A client of niid_bench that trains as FedAvg's do."""
+    return resolve_name("niid_bench.client_fedavg:FlowerClientFedAvg")(**options)
+
+
+def make_fednova_client(setup: Setup, options: Mapping[str, Any]) -> Any:
+    """A client of niid_bench for FedNova."""
+    return resolve_name("niid_bench.client_fednova:FlowerClientFedNova")(**options)
+
+
+def make_fedprox_client(setup: Setup, options: Mapping[str, Any]) -> Any:
+    """A client of niid_bench for FedProx."""
+    return resolve_name("niid_bench.client_fedprox:FlowerClientFedProx")(**options, proximal_mu=setup.proximal_mu)
+
+
+def make_scaffold_client(setup: Setup, options: Mapping[str, Any]) -> Any:
+    """A client of niid_bench for SCAFFOLD, which keeps its control variate in a file by its number."""
+    number = options["trainloader"].client
+    return resolve_name("niid_bench.client_scaffold:FlowerClientScaffold")(number, **options, save_dir=str(CONTROLS))
+
+
+def make_client_of_baseline_fedprox(setup: Setup, options: Mapping[str, Any]) -> Any:
+    """A client that trains by the function of the baseline fedprox."""
+    client = make_fedavg_client(setup, options)
+    client.fit = functools.partial(fit_as_baseline_fedprox, client, setup.proximal_mu)
     return client
 
 
@@ -174,35 +185,58 @@ def fit_as_baseline_fedprox(client: Any, proximal_mu: float, parameters: list[np
 
 def make_server(setup: Setup, problem: Problem, manager: SimpleClientManager) -> Server:
     """A server of Flower, or of its baseline niid_bench."""
-    if setup.client == "scaffold":
-        strategy = resolve_name("niid_bench.strategy:ScaffoldStrategy")(**NUM_CLIENTS)
-        server = resolve_name("niid_bench.server_scaffold:ScaffoldServer")(strategy, {}, manager)
-        start_controls(server, problem, at_zero=setup.zero_controls)
-        return server
-    if setup.client == "fednova":
-        strategy = resolve_name("niid_bench.strategy:FedNovaStrategy")(**NUM_CLIENTS)
-        return resolve_name("niid_bench.server_fednova:FedNovaServer")(client_manager=manager, strategy=strategy)
+    return KINDS[setup.client].make_server(setup, problem, manager)
+
+
+def make_scaffold_server(setup: Setup, problem: Problem, manager: SimpleClientManager) -> Server:
+    """A server of niid_bench for SCAFFOLD, whose control variate begins as the first parameters, as in its code."""
+    strategy = resolve_name("niid_bench.strategy:ScaffoldStrategy")(**NUM_CLIENTS)
+    server = resolve_name("niid_bench.server_scaffold:ScaffoldServer")(strategy, {}, manager)
+    server.server_cv = tensors_of_message(first_parameters(problem))
+    return server
+
+
+def make_fednova_server(setup: Setup, problem: Problem, manager: SimpleClientManager) -> Server:
+    """A server of niid_bench for FedNova."""
+    strategy = resolve_name("niid_bench.strategy:FedNovaStrategy")(**NUM_CLIENTS)
+    return resolve_name("niid_bench.server_fednova:FedNovaServer")(client_manager=manager, strategy=strategy)
+
+
+def make_flower_server(setup: Setup, problem: Problem, manager: SimpleClientManager) -> Server:
+    """A server of Flower with the strategy of the setup."""
     options = dict(setup.options)
     if options:
         options["initial_parameters"] = first_parameters(problem)
     strategy = resolve_name(setup.strategy)(**NUM_CLIENTS, **options)
-    if setup.patch:
-        PATCHES[setup.patch](strategy, problem)
     return Server(client_manager=manager, strategy=strategy)
 
 
-def start_controls(server: Server, problem: Problem, at_zero: bool) -> None:
-    """Gives SCAFFOLD its first control variates: the first parameters, or 0 for the server and every client."""
-    if not at_zero:
-        server.server_cv = tensors_of_message(first_parameters(problem))
-        return
+class Kind(NamedTuple):
+    """How the client and the server of a setup are made."""
+
+    make_client: Callable[[Setup, Mapping[str, Any]], Any]
+    make_server: Callable[[Setup, Problem, SimpleClientManager], Server]
+
+
+KINDS = {  # by the names that `Setup.client` has
+    "fedavg": Kind(make_fedavg_client, make_flower_server),
+    "fednova": Kind(make_fednova_client, make_fednova_server),
+    "fedprox": Kind(make_fedprox_client, make_flower_server),
+    "fedprox-baseline": Kind(make_client_of_baseline_fedprox, make_flower_server),
+    "scaffold": Kind(make_scaffold_client, make_scaffold_server),
+}
+
+
+def start_controls_at_zero(server: Server, problem: Problem) -> None:
+    """The control variates of SCAFFOLD's server and of every client begin at 0."""
     server.server_cv = [torch.zeros_like(value) for value in problem.weights]
     for client in range(problem.num_clients):
         torch.save(server.server_cv, CONTROLS / f"client_cv_{client}.pt")
 
 
-def start_at_tau_squared(strategy: Any, problem: Problem) -> None:
+def start_at_tau_squared(server: Server, problem: Problem) -> None:
     """The second moment starts at tau^2, and the correction of the bias is undone."""
+    strategy = server.strategy
     aggregate_fit = strategy.aggregate_fit
     eta = strategy.eta
     has_correction = type(strategy).__name__ == "FedAdam"
@@ -217,4 +251,4 @@ def start_at_tau_squared(strategy: Any, problem: Problem) -> None:
     strategy.aggregate_fit = aggregate_without_correction
 
 
-PATCHES = {"start_at_tau_squared": start_at_tau_squared}
+PATCHES = {"start_at_tau_squared": start_at_tau_squared, "start_controls_at_zero": start_controls_at_zero}

@@ -17,6 +17,8 @@ from agreement import network
 from agreement.adapters.feed import Ends, EpochLoader, Feed, Problem
 from agreement.peers.niid_bench import Setup
 
+EPOCH_TO_MEASURE = 0  # whose batches are read to measure accuracy; any would do
+
 
 class Positions(list[int]):
     """The positions of a client's examples, by which its loader knows the client."""
@@ -59,20 +61,24 @@ class SmallWithFeatures(Small):
 class Networks:
     """Makes the networks of the script in the place of its own classes.
 
-    The script makes one for each client and a global one; for SCAFFOLD then as many again, whose parameters are the
-    first control variates.
+    The script makes first the models, one for each client and a global one; for SCAFFOLD then as many networks again,
+    whose parameters are the first control variates.
+
+    Attributes:
+        controls_start_at_zero: Whether the parameters of the latter are 0.
     """
 
-    def __init__(self, setup: Setup, problem: Problem):
+    def __init__(self, problem: Problem):
+        self.controls_start_at_zero = False
         self._problem = problem
-        self._zero_controls = setup.zero_controls
         self._num_made = 0
 
     def make(self, kind: type[Small], *arguments: Any, **options: Any) -> Small:
         """Makes the next network; what the script gives its own classes says nothing of it."""
         made = kind(self._problem)
-        is_control = self._num_made > self._problem.num_clients
-        if self._zero_controls and is_control:
+        num_models = self._problem.num_clients + 1
+        is_control = self._num_made >= num_models
+        if self.controls_start_at_zero and is_control:
             for parameter in made.parameters():
                 parameter.data.zero_()
         self._num_made += 1
@@ -83,7 +89,9 @@ def run(setup: Setup, problem: Problem) -> Ends:
     """Runs the script with an algorithm."""
     feed = Feed(problem)
     feed.round = -1  # before the first
-    networks = Networks(setup, problem)
+    networks = Networks(problem)
+    if setup.patch:
+        PATCHES[setup.patch](networks, problem)
     mock.patch.object(utils, "get_dataloader", partial(make_loaders, feed)).start()
     mock.patch.object(utils, "partition_data", partial(divide_data, problem)).start()
     for module in (models, utils):
@@ -102,12 +110,12 @@ def begin_round(feed: Feed, order: list[int]) -> None:
 
 
 class Loaders(NamedTuple):
-    """What the script's `get_dataloader` returns."""
+    """What the script's `get_dataloader` returns; nothing of the two data sets is used but their lengths."""
 
     train: EpochLoader | OneTestBatch
     test: OneTestBatch
-    train_set: list = [0]  # noqa: RUF012 -- nothing of the two data sets is used
-    test_set: list = [0]  # noqa: RUF012
+    train_set: tuple = (0,)
+    test_set: tuple = (0,)
 
 
 def make_loaders(
@@ -116,14 +124,15 @@ def make_loaders(
 ) -> Loaders:  # fmt: skip
     """Loaders of training and test images, the former of a client if there are positions.
 
-    The loader of a client is new in each round. Its first and last pass are to measure accuracy; those between are the
-    local epochs, in their order.
+    The loader of a client is new in each round. Its first and last pass are to measure accuracy, which is not compared;
+    those between are the local epochs, in their order.
     """
     test = OneTestBatch(feed.problem)
     if positions is None:
         return Loaders(train=test, test=test)
-    last = feed.problem.epochs - 1
-    return Loaders(train=EpochLoader(feed, positions.client, [last, *range(last)]), test=test)
+    local_epochs = range(feed.problem.epochs)
+    passes = [EPOCH_TO_MEASURE, *local_epochs, EPOCH_TO_MEASURE]
+    return Loaders(train=EpochLoader(feed, positions.client, passes), test=test)
 
 
 class Division(NamedTuple):
@@ -175,3 +184,11 @@ def run_script(options: Mapping[str, Any]) -> nn.Module:
     with mock.patch("sys.argv", command):
         names = runpy.run_path(str(script), run_name="__main__")
     return names["global_model"]
+
+
+def start_controls_at_zero(networks: Networks, problem: Problem) -> None:
+    """SCAFFOLD's control variates begin at 0."""
+    networks.controls_start_at_zero = True
+
+
+PATCHES = {"start_controls_at_zero": start_controls_at_zero}

@@ -17,7 +17,6 @@ class Setup:
     lr: float | None = None  # the problem's if None
     momentum: float = 0.0  # of a client
     proximal_mu: float = 0.0
-    zero_controls: bool = False  # whether SCAFFOLD's control variates begin at 0
     patch: str = ""  # a function of the adapter, which makes the change
 
 
@@ -80,7 +79,7 @@ PEER = Peer(
         Row(
             "niid_bench SCAFFOLD, 2 of 4, c from 0",
             "scaffold, half",
-            replace(SCAFFOLD, zero_controls=True),
+            replace(SCAFFOLD, patch="start_controls_at_zero"),
             change="the control variates begin at 0",
         ),
         Row(

@@ -13,7 +13,7 @@ class Setup:
 
     algorithm: str  # its --alg
     options: Mapping[str, Any] = field(default_factory=dict)  # others of the script
-    zero_controls: bool = False  # whether SCAFFOLD's control variates begin at 0
+    patch: str = ""  # a function of the adapter, which makes the change
 
 
 SCAFFOLD = Setup("scaffold")
@@ -50,7 +50,7 @@ PEER = Peer(
         Row(
             "SCAFFOLD, 2 of 4, c from 0",
             "scaffold, half",
-            replace(SCAFFOLD, zero_controls=True),
+            replace(SCAFFOLD, patch="start_controls_at_zero"),
             change="the control variates begin at 0",
         ),
         Row(
