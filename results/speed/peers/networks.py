@@ -1,4 +1,8 @@
-"""The two networks that are timed beside fluke; each side imports them from here."""
+"""The two networks that are not fedcli's by name; each side loads them from this file.
+
+`small` is that of the workload w4 of `fedcli bench`, written again: fedcli need not be installed where the other sides
+run.
+"""
 
 from torch import nn
 

@@ -34,7 +34,7 @@ import numpy as np
 import pandas as pd
 import torch
 import typer
-from sides.job import Job
+from sides.job import Job, Measurement, Outcome
 
 from fedcli.runs import begin
 from fedcli.runs.machine import environment
@@ -88,14 +88,18 @@ def measure(workload: str, sides: list[str], turn: int, pfllib: str, python: str
         write_clients(Path(folder), options)
         job = Job(folder, options, ROUNDS, pfllib)
         for side in sides:
-            result = run_side(sys.executable if side == "fedcli" else python, side, job)
-            seconds = result.pop("seconds")
-            accuracy = result.pop("accuracy")
+            measurement = run_side(sys.executable if side == "fedcli" else python, side, job)
+            outcome = measurement.outcome
             case = {"workload": workload, "side": side, "turn": turn}
-            versions = {**result, "processor": processor}
-            append_rows({"what": "seconds", **case, "value": seconds[:COUNTED_ROUNDS], **versions})
-            if accuracy is not None:
-                append_rows({"what": "end", **case, "value": [accuracy], **versions})
+            machine = {
+                "versions": outcome.versions,
+                "torch": measurement.torch,
+                "threads": measurement.threads,
+                "processor": processor,
+            }
+            append_rows({"what": "seconds", **case, "value": outcome.seconds[:COUNTED_ROUNDS], **machine})
+            if outcome.accuracy is not None:
+                append_rows({"what": "end", **case, "value": [outcome.accuracy], **machine})
 
 
 def append_rows(columns: dict[str, Any]) -> None:
@@ -104,13 +108,14 @@ def append_rows(columns: dict[str, Any]) -> None:
     rows.to_csv(CSV, mode="a", header=not CSV.exists(), index=False, float_format="%.6g")
 
 
-def run_side(python: str, side: str, job: Job) -> dict[str, Any]:
-    """Returns the outcome of one side, which runs in a new process, as the CSV names it."""
+def run_side(python: str, side: str, job: Job) -> Measurement:
+    """Returns what came of one side, which runs in a new process."""
     command = [python, "-m", "sides", side, json.dumps(asdict(job))]
     env = {**os.environ, "PYTHONPATH": str(HERE), "FLWR_TELEMETRY_ENABLED": "0"}
     process = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
     *_, last_line = process.stdout.splitlines()
-    return json.loads(last_line)
+    said = json.loads(last_line)
+    return Measurement(Outcome(**said["outcome"]), torch=said["torch"], threads=said["threads"])
 
 
 def medians(rows: pd.DataFrame) -> pd.DataFrame:

@@ -8,9 +8,10 @@ from dataclasses import asdict
 
 import torch
 
-from sides.job import Job
+from sides.job import Job, Measurement
 
 _, name, job_in_json = sys.argv
 side = importlib.import_module(f"sides.{name}")
 outcome = side.run(Job(**json.loads(job_in_json)))
-print(json.dumps({**asdict(outcome), "torch": torch.__version__, "threads": os.cpu_count()}))
+measurement = Measurement(outcome, torch=torch.__version__, threads=os.cpu_count() or 1)
+print(json.dumps(asdict(measurement)))

@@ -40,7 +40,10 @@ def initial_network(options: dict[str, Any], folder: str) -> nn.Module:
 
 
 def user_network(backbone: str) -> nn.Module:
-    """Returns the network as a user of PyTorch writes it."""
+    """Returns the network as a user of PyTorch writes it.
+
+    `cnn-mcmahan` is written again: fedcli need not be installed where the other sides run.
+    """
     if backbone != "cnn-mcmahan":
         return own_network(backbone)
     return nn.Sequential(

@@ -35,6 +35,15 @@ class Outcome:
     versions: str  # of the toolkit and of what runs it
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """What the process of a side says."""
+
+    outcome: Outcome
+    torch: str  # its version
+    threads: int
+
+
 class RoundClock:
     """Notes when each round ends."""
 
