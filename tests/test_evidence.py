@@ -26,7 +26,7 @@ def evidence(tmp_path, monkeypatch):
     module = load_script(FILE)
     monkeypatch.setattr(plans, "shipped_folders", list)
     monkeypatch.setattr(durations, "shipped_folders", list)
-    monkeypatch.setattr(module.deadline, "interrupt_on_signals", lambda: None)
+    monkeypatch.setattr(module.deadline, "interrupt_on_signals", lambda numbers: None)
     monkeypatch.setattr(module.deadline, "RESERVE", 0)
     monkeypatch.setattr(signals, "_deadline", math.inf)
     monkeypatch.chdir(tmp_path)
@@ -43,9 +43,9 @@ def work_in(folder, monkeypatch, evidence, **given):
 
 
 def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidence, tmp_path, monkeypatch, capsys):
-    fedfm = evidence.open_runs.Work("fedfm:V", only=("FedFM", "NMI"), seeds=(0,))
-    scaffold = evidence.open_runs.Work("fedfm:V", only=("SCAFFOLD", "NMI"), seeds=(0,))
-    monkeypatch.setattr(evidence.open_runs, "WORK", [fedfm, scaffold])
+    fedfm = evidence.open_runs.CellsToRun("fedfm:V", only=("FedFM", "NMI"), seeds=(0,))
+    scaffold = evidence.open_runs.CellsToRun("fedfm:V", only=("SCAFFOLD", "NMI"), seeds=(0,))
+    monkeypatch.setattr(evidence.open_runs, "IN_ORDER", [fedfm, scaffold])
     monkeypatch.setattr(evidence.archive, "PART_SIZE", 2**16)
     whole = work_in(tmp_path / "whole", monkeypatch, evidence)
     assert work_in(tmp_path / "late", monkeypatch, evidence, time="0s", carry=Path("out")) == {}  # nothing starts
@@ -127,10 +127,10 @@ def test_the_list_runs_both_rows_of_the_claims_that_it_names(evidence):
         return folders(plans.plan_table(registry.find_table(claim.table), seeds=range(3), only=only).runs)
 
     names = set()
-    for work in evidence.open_runs.WORK:
-        assert bool(work.claims) != bool(work.note), work
-        if not work.options:
-            names |= {*work.claims}
+    for cells in evidence.open_runs.IN_ORDER:
+        assert bool(cells.claims) != bool(cells.note), cells
+        if not cells.options:
+            names |= {*cells.claims}
     claims = [claim for claim in registry.claims() if claim.name in names]
     assert len(names) == 9
     assert len(claims) == 9

@@ -5,8 +5,10 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from typing import NoReturn
 
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 10.0  # seconds in which a process whose parent is dead writes its checkpoint
 _deadline = math.inf  # of this program's runs, by `time.monotonic`
 
@@ -40,14 +42,14 @@ def exit_code(error: KeyboardInterrupt) -> int:
 interruptions: list[Interrupted] = []  # not yet told; kept, as PyTorch swallows the exception while it imports NumPy
 
 
-def interrupt_on_signals() -> None:
-    """Lets SIGINT, SIGTERM and SIGHUP raise `Interrupted`, unless ignored, as under `nohup`."""
+def interrupt_on_signals(numbers: Iterable[signal.Signals] = ENDING_SIGNALS) -> None:
+    """Lets signals raise `Interrupted`, unless ignored, as under `nohup`."""
 
     def end(number: int, frame: object) -> NoReturn:
         interruptions.append(Interrupted("interrupted", 128 + number))
         raise interruptions[-1]
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in numbers:
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, end)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from carried import MIB, files_of, nbytes_of
-from open_runs import OpenRun
+from open_runs import ClaimRun
 
 from fedcli.runs.record import RECORD
 
@@ -14,7 +14,7 @@ PART_SIZE = 16 * MIB  # bytes of a file of the archive
 ARCHIVE_SIZE = 62 * MIB  # bytes of the archive at most
 
 
-def pack(runs: Sequence[OpenRun], folder: Path) -> None:
+def pack(runs: Sequence[ClaimRun], folder: Path) -> None:
     """Writes an archive in parts into a folder, in place of those that are there; says which runs are left behind.
 
     It has the records of all runs, and what those that go on need for it as far as there is room.
@@ -25,27 +25,27 @@ def pack(runs: Sequence[OpenRun], folder: Path) -> None:
     begun = [run for run in runs if run.record]
     records = [run.folder / RECORD for run in begun]
     room = ARCHIVE_SIZE - sum(file.stat().st_size for file in records) / 3  # compressed they take less
-    carried, left_behind = divide_by_room([run for run in begun if run.to_do or run.lacks_quality], room)
+    taken, left_behind = divide_by_room([run for run in begun if run.to_do or run.lacks_quality], room)
     for run in left_behind:
         print(f"left behind: {run.label}, seed {run.setup.config.seed}: {nbytes_of(run) / MIB:,.0f} MiB")
-    files = [*records, *(file for run in carried for file in files_of(run))]
+    files = [*records, *(file for run in taken for file in files_of(run))]
     names = "\n".join(map(str, files))
     command = f"tar -cz -T - | split -b {PART_SIZE} -d -a 1 - {shlex.quote(str(folder))}/evidence.tgz."
     subprocess.run(command, shell=True, check=True, text=True, input=names)
 
 
-def divide_by_room(runs: Sequence[OpenRun], room: float) -> tuple[list[OpenRun], list[OpenRun]]:
+def divide_by_room(runs: Sequence[ClaimRun], room: float) -> tuple[list[ClaimRun], list[ClaimRun]]:
     """Returns the runs whose files are carried, the first of them first, and those that do not fit in so many bytes."""
-    carried = []
+    taken = []
     left_behind = []
     for run in runs:
         nbytes = nbytes_of(run)
         if nbytes < room:
-            carried.append(run)
+            taken.append(run)
             room -= nbytes
         else:
             left_behind.append(run)
-    return carried, left_behind
+    return taken, left_behind
 
 
 def unpack(folder: Path) -> None:

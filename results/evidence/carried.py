@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from open_runs import refreshed
 
+from fedcli.check import keeps_state
 from fedcli.core import backbones
 from fedcli.core.client_states import STATES
 from fedcli.data import datasets
@@ -29,7 +30,7 @@ def nbytes_of(run: PlannedRun) -> int:
     if files:
         return sum(file.stat().st_size for file in files)
     num_models = 1
-    if len(run.setup.method.state_types) > 1:  # a client keeps one too
+    if keeps_state(run.setup.method):
         num_models += run.setup.config.num_clients
     return num_models * nbytes_of_model(run)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fedcli.cli.options import limit_time
-from fedcli.runs.signals import interrupt_on_signals, set_time_limit, time_left
+from fedcli.runs.signals import ENDING_SIGNALS, interrupt_on_signals, set_time_limit, time_left
 
 RESERVE = 45  # seconds of --time for last checkpoints, `fedcli quality` and the archive
 GRACE = 15  # seconds after which a round that did not end in time is interrupted
@@ -25,9 +25,7 @@ def begin(time: str | None) -> None:
 @contextmanager
 def late_runs_interrupted() -> Iterator[None]:
     """Lets an alarm interrupt the runs that go on `GRACE` seconds after their time, as SIGTERM does at any time."""
-    interrupt_on_signals()
-    interrupt = signal.getsignal(signal.SIGTERM)
-    signal.signal(signal.SIGALRM, interrupt)
+    interrupt_on_signals((*ENDING_SIGNALS, signal.SIGALRM))
     if time_left() < math.inf:
         seconds = max(1, time_left() + GRACE)
         signal.alarm(math.ceil(seconds))

@@ -1,4 +1,4 @@
-"""Go on with the open claims in the order of `open_runs.WORK`, on the device at hand, as long as there is time.
+"""Go on with the open claims in the order of `open_runs.IN_ORDER`, on the device at hand, as long as there is time.
 
     python results/evidence/evidence.py --time 9m --carry OUT                # on a machine that is lent for minutes
     python results/evidence/evidence.py --time 9m --from OUT --carry NEXT    # on the next one
@@ -38,14 +38,14 @@ def run_in_time(plan: Plan, jobs: int) -> None:
             execute(plan, display, jobs)
 
 
-def measure_features(runs: Sequence[open_runs.OpenRun]) -> None:
+def measure_features(runs: Sequence[open_runs.ClaimRun]) -> None:
     """Measures the features of what has finished, where a claim is about them."""
     folders = [run.folder for run in open_runs.refreshed(runs) if run.lacks_quality]
     if folders:
         subprocess.run([sys.executable, "-m", "fedcli", "quality", *folders], check=False)
 
 
-def print_open(runs: Sequence[open_runs.OpenRun]) -> None:
+def print_open(runs: Sequence[open_runs.ClaimRun]) -> None:
     """Says which data sets are missing, and which runs have not ended."""
     for text in Plan(open_runs.RUNS, tuple(runs)).missing_data.values():
         print(text)
@@ -63,7 +63,7 @@ def main(
 ) -> None:  # fmt: skip
     """Unpacks, runs, measures and packs, and says what is left.
 
-    Of the precisions, claims count float32 alone; `--tiny` tries it on the CPU with a small run of each work.
+    Of the precisions, claims count float32 alone; `--tiny` tries it on the CPU with small runs alone.
     """
     try:
         deadline.begin(time)

@@ -20,39 +20,43 @@ profiled=w3
 if [ -n "${TINY:-}" ]; then workloads=("w2 --epochs=1") backbones="cnn-small" device=cpu profiled=w2; fi
 failing_run=test_on_a_cuda_device_a_run_that_cannot_be_captured_leaves_the_next_one_its_graphs
 
-# Bench the code in the folder $1 in the precisions $4 ... until second $3, into the file $2.
+# Bench the code in a folder in the precisions that follow, until a second of this script, into a file of a name.
 bench() {
+    local folder=$1 name=$2 until=$3 precisions=("${@:4}")
     local precision workload left
     for workload in "${workloads[@]}"; do
-        for precision in "${@:4}"; do
-            left=$(($3 - SECONDS))
+        for precision in "${precisions[@]}"; do
+            left=$((until - SECONDS))
             if [ "$left" -gt 0 ]; then
                 # shellcheck disable=SC2086  # a workload has options
-                (cd "$1" && PYTHONPATH=$PWD timeout --kill-after=5 "$left" "$PYTHON" -m fedcli bench $workload \
-                    --repeats=1 --precision="$precision" --csv="$OUT/$2.csv")
+                (cd "$folder" && PYTHONPATH=$PWD timeout --kill-after=5 "$left" "$PYTHON" -m fedcli bench $workload \
+                    --repeats=1 --precision="$precision" --csv="$OUT/$name.csv")
             fi
         done
     done
 }
 
-# Hold graphs of steps, and the laws, to the CPU until second $1.
+# Hold graphs of steps, and the laws, to the CPU until a second of this script.
 check_steps() {
-    PYTHONPATH=$PWD timeout --kill-after=5 "$1" "$PYTHON" -m pytest -q -p no:cacheprovider tests/test_graphs.py \
+    local until=$1 left
+    PYTHONPATH=$PWD timeout --kill-after=5 "$until" "$PYTHON" -m pytest -q -p no:cacheprovider tests/test_graphs.py \
         -k "on_a_cuda_device and not $failing_run"
-    local left=$(($1 - SECONDS))
+    left=$((until - SECONDS))
     if [ "$left" -gt 0 ]; then
         PYTHONPATH=$PWD timeout --kill-after=5 "$left" "$PYTHON" -m fedcli check fedavg fedfm scaffold \
             ${TINY:+--law=9} --device "$device"
     fi
 }
 
-# Run two rounds twice in each way, of a small network and of ResNet-18, until second $1; `verify` compares the bits.
+# Run two rounds twice in each way, of a small network and of ResNet-18, until a second of this script; `verify` compares
+# the bits.
 check_bits() {
+    local until=$1
     local backbone way left folder
     for backbone in $backbones; do
         for way in 10 branches:10; do
             folder="$OUT/bits-$backbone-${way%:*}"
-            left=$(($1 - SECONDS))
+            left=$((until - SECONDS))
             if [ "$left" -gt 0 ]; then
                 PYTHONPATH=$PWD timeout --kill-after=5 "$left" bash -c '"$0" -m fedcli run fedavg --dataset digits \
                     --backbone "$1" --clients-per-chunk "$2" --rounds 2 --device "$3" --out "$4" &&
@@ -62,9 +66,10 @@ check_bits() {
     done
 }
 
-# A loss that reads a number cannot be a graph; another run follows in the same process. At most $1 seconds.
+# A loss that reads a number cannot be a graph; another run follows in the same process. At most so many seconds.
 check_failing_run() {
-    PYTHONPATH=$PWD timeout --kill-after=5 "$1" "$PYTHON" -m pytest -q -p no:cacheprovider \
+    local seconds=$1
+    PYTHONPATH=$PWD timeout --kill-after=5 "$seconds" "$PYTHON" -m pytest -q -p no:cacheprovider \
         "tests/test_graphs.py::$failing_run"
 }
 

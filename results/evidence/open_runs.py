@@ -22,7 +22,7 @@ TINY = {
 
 
 @dataclass(frozen=True)
-class Work:
+class CellsToRun:
     """Cells to run, as `fedcli table TABLE --only ... --seeds ...`."""
 
     table: str
@@ -38,28 +38,45 @@ class Work:
         return self.note or " ".join(self.claims)
 
 
-WORK = (
-    Work("fedfm:V", only=("FedFM", "NMI"), seeds=(0,), claims=SEPARATION),
-    Work("fedfm:V", only=("FedAvg", "NMI"), seeds=(0,), claims=SEPARATION),
-    Work("fedsa:1", only=("FedSA", "FedProto", "cross-silo Cifar10"), seeds=(0, 1, 2), claims=("fedsa:cross-silo",)),
-    Work("fedsa:1", only=("FedSA", "FedTGP", "cross-device Cifar100"), seeds=(0, 1, 2), claims=("fedsa:cifar100",)),
-    Work("fedsa:4", only=("EMA+R+ER+MCL+CC", "EMA+R+ER+CC"), seeds=(0, 1, 2), claims=("fedsa:margin",)),
-    Work("fedfm:V", only=("FedFM", "FedAvg", "NMI"), seeds=(1, 2), claims=SEPARATION),
-    Work("fedfm:V", only=("SCAFFOLD", "NMI"), seeds=(0, 1, 2), claims=("fedfm:second-best",)),
-    Work("fedcme:II", only=("FedAvg", "FedCME(0.01)", "CIFAR10 alpha=0.1 K=80", "CIFAR10 alpha=0.5 K=80"),
-         seeds=(0, 1, 2), claims=("fedcme:more-skew",)),
-    Work("fedcme:III", only=("FedCME(0.01)", "FedAvg", "FedRS(0.5)", "K=80,M=30", "K=50,M=20"),
-         seeds=(0, 1, 2), claims=("fedcme:sooner",)),
-    Work("fedfa:2", only=("CIFAR-10 ",), seeds=(2021, 2022, 2023), note="FedFA's Table 2"),
-    Work("fccl:8", only=("FCCL+", "FCCL", "BASE", "Digits inter AVG"), seeds=(0, 1, 2), claims=("fccl:other-domains",),
-         options={"protocol": "fccl:digit-domains", "dataset": "digits-real-4"}),
-    Work("fedfm:III", only=("CIFAR-10 NIID-1", "CIFAR-10 NIID-2"), seeds=(0, 1, 2), note="FedFM's Table III"),
-)  # fmt: skip
+IN_ORDER = (
+    CellsToRun("fedfm:V", only=("FedFM", "NMI"), seeds=(0,), claims=SEPARATION),
+    CellsToRun("fedfm:V", only=("FedAvg", "NMI"), seeds=(0,), claims=SEPARATION),
+    CellsToRun(
+        "fedsa:1", only=("FedSA", "FedProto", "cross-silo Cifar10"), seeds=(0, 1, 2), claims=("fedsa:cross-silo",)
+    ),
+    CellsToRun(
+        "fedsa:1", only=("FedSA", "FedTGP", "cross-device Cifar100"), seeds=(0, 1, 2), claims=("fedsa:cifar100",)
+    ),
+    CellsToRun("fedsa:4", only=("EMA+R+ER+MCL+CC", "EMA+R+ER+CC"), seeds=(0, 1, 2), claims=("fedsa:margin",)),
+    CellsToRun("fedfm:V", only=("FedFM", "FedAvg", "NMI"), seeds=(1, 2), claims=SEPARATION),
+    CellsToRun("fedfm:V", only=("SCAFFOLD", "NMI"), seeds=(0, 1, 2), claims=("fedfm:second-best",)),
+    CellsToRun(
+        "fedcme:II",
+        only=("FedAvg", "FedCME(0.01)", "CIFAR10 alpha=0.1 K=80", "CIFAR10 alpha=0.5 K=80"),
+        seeds=(0, 1, 2),
+        claims=("fedcme:more-skew",),
+    ),
+    CellsToRun(
+        "fedcme:III",
+        only=("FedCME(0.01)", "FedAvg", "FedRS(0.5)", "K=80,M=30", "K=50,M=20"),
+        seeds=(0, 1, 2),
+        claims=("fedcme:sooner",),
+    ),
+    CellsToRun("fedfa:2", only=("CIFAR-10 ",), seeds=(2021, 2022, 2023), note="FedFA's Table 2"),
+    CellsToRun(
+        "fccl:8",
+        only=("FCCL+", "FCCL", "BASE", "Digits inter AVG"),
+        seeds=(0, 1, 2),
+        claims=("fccl:other-domains",),
+        options={"protocol": "fccl:digit-domains", "dataset": "digits-real-4"},
+    ),
+    CellsToRun("fedfm:III", only=("CIFAR-10 NIID-1", "CIFAR-10 NIID-2"), seeds=(0, 1, 2), note="FedFM's Table III"),
+)
 
 
 @dataclass(frozen=True)
-class OpenRun(PlannedRun):
-    """A run of WORK, with the table for which it is done first."""
+class ClaimRun(PlannedRun):
+    """A run of `IN_ORDER`, with the table for which it is done first."""
 
     table: str = field(kw_only=True)
 
@@ -69,8 +86,8 @@ class OpenRun(PlannedRun):
         return self.table == MEASURED and self.state == "finished" and "quality" not in self.record
 
 
-def planned_runs(precision: str, tiny: bool) -> list[OpenRun]:
-    """Returns the runs of WORK that the committed records lack, each once; if `tiny`, a small one of each work."""
+def planned_runs(precision: str, tiny: bool) -> list[ClaimRun]:
+    """Returns the runs of `IN_ORDER` that the records lack, each once; if `tiny`, a small one of each entry."""
     home = RUNS / precision
     changes: dict[str, Any] = {}
     if precision != "float32":
@@ -78,36 +95,36 @@ def planned_runs(precision: str, tiny: bool) -> list[OpenRun]:
     if tiny:
         home = RUNS / f"tiny-{precision}"
         changes |= TINY
-    runs: dict[Path, OpenRun] = {}
-    for work in WORK:
-        planned = plan_table(find_table(work.table), seeds=work.seeds, only=work.only).runs
+    runs: dict[Path, ClaimRun] = {}
+    for cells in IN_ORDER:
+        planned = plan_table(find_table(cells.table), seeds=cells.seeds, only=cells.only).runs
         by_seed = sorted(planned, key=lambda run: run.setup.config.seed)
         if tiny:
             by_seed = by_seed[:1]
         for run in by_seed:
-            is_changed = bool(changes) or bool(work.options)  # then no committed record stands for it
+            is_changed = bool(changes) or bool(cells.options)  # then no committed record stands for it
             if run.to_do or is_changed:
-                to_run = open_run(run, work, changes, home)
+                to_run = claim_run(run, cells, changes, home)
                 runs.setdefault(to_run.folder, to_run)
     return refreshed(runs.values())
 
 
-def open_run(run: PlannedRun, work: Work, changes: Mapping[str, Any], home: Path) -> OpenRun:
+def claim_run(run: PlannedRun, cells: CellsToRun, changes: Mapping[str, Any], home: Path) -> ClaimRun:
     """Returns a run of a table as it is done here: with other options, in a folder below `home`."""
     options = {**run.options, **changes}
-    if work.options:
+    if cells.options:
         # Under another protocol none of the options may come from the cell's.
-        options = {**run.setup.all_options(), **changes, **work.options}
+        options = {**run.setup.all_options(), **changes, **cells.options}
     setup = resolve(find_method(run.method), options, need_data=False)
-    return OpenRun(
-        label=f"{work.purpose}: {work.table} {run.label}",
+    return ClaimRun(
+        label=f"{cells.purpose}: {cells.table} {run.label}",
         method=run.method,
         options=options,
         setup=setup,
         settings=settings_of(draft(setup)),
         folder=home / run.folder.parent.name / run.folder.name,
         varied=run.varied,
-        table=work.table,
+        table=cells.table,
     )
 
 
