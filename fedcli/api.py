@@ -134,8 +134,9 @@ class _Experiment:
 
     def run_grid(self, log: Any, jobs: int) -> "Runs":
         """Runs all methods with all combinations of values and all seeds; warns of the runs that fail."""
+        from fedcli.results.grids import plan_grid
         from fedcli.results.jobs import PlanListener, execute
-        from fedcli.results.plans import plan_grid, protocols_text
+        from fedcli.results.plans import protocols_text
         from fedcli.returned import Runs
 
         if log is not None and jobs > 1:

@@ -17,7 +17,7 @@ from fedcli.cli import app as cli
 from fedcli.core import Batch, Cohort, Federation
 from fedcli.core.population import Population
 from fedcli.registry import default_protocol, find_method, methods
-from fedcli.results import frame, plans
+from fedcli.results import frame, grids
 from fedcli.results.metrics import METRICS
 from fedcli.runs import rounds
 from fedcli.runs.options import RunConfig
@@ -78,7 +78,7 @@ def test_the_experiment_is_the_one_that_the_text_describes(monkeypatch):
         setups.append(resolve(find_method(name), given, need_data=False))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(plans, "plan_grid", resolve_all)
+    monkeypatch.setattr(grids, "plan_grid", resolve_all)
     lines = [line for line in commands(TEXTS["coming-from.md"]) if " run " in line and "pfllib" not in line]
     for line in lines:
         _, *arguments = shlex.split(line)

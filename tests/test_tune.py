@@ -198,8 +198,8 @@ BOTH = "fedavg,fedprox"
 def combinations(plan):
     """The values that each method tries."""
     values_of = {}
-    for run in plan.runs:
-        values_of.setdefault(run.setup.method.name, []).append(run.varied)
+    for trial in plan.trials:
+        values_of.setdefault(trial.method.name, []).append(trial.varied)
     return values_of
 
 

@@ -88,7 +88,7 @@ def run(  # noqa: PLR0913  # the parameters of a command are its options
         raise UserError("workers share one run (got several runs); leave --workers or the launcher out.")
     if log is not None and not placement.one_by_one:
         raise UserError(f"--log {log} is for runs one after the other (got --jobs or --on); leave one out.")
-    from fedcli.results.plans import plan_grid
+    from fedcli.results.grids import plan_grid
 
     plan = plan_grid(
         names, options, seeds=seeds, method_options=method_options, out=out, tuned=tuned, continue_=continue_
@@ -228,7 +228,7 @@ def smoke(only: optional(list[str], "A method to try; may be repeated.") = None)
     Exit code 1 if one of them fails. The accuracies say nothing of how good a method is.
     """
     from fedcli.cli.plan_display import run_plan
-    from fedcli.results.plans import plan_grid
+    from fedcli.results.grids import plan_grid
 
     small = {"rounds": 2, "train_examples": 240, "local_epochs": 2, "checkpoint_every": 2}
     with TemporaryDirectory() as folder:

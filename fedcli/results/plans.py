@@ -1,12 +1,10 @@
-"""Planned runs of a paper's table or a grid: which there are, and which are to do.
+"""Planned runs, and those of a paper's table: which there are, and which are to do.
 
-A table finds its runs by their settings in any folder, also those of other tables and those made by hand. A grid finds
-them by their folders.
+A table finds its runs by their settings in any folder, also those of other tables and those made by hand.
 """
 
-import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -18,9 +16,8 @@ from fedcli.declarations import Cell, Method, Table
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, protocols
 from fedcli.results.frame import RunRow, read_runs, rows_of, shipped_folders
-from fedcli.results.method_options import find_methods, options_by_method, options_of
 from fedcli.results.metrics import Metric, find_metric
-from fedcli.runs.begin import ResolvedRun, check_seeds, find_begun, new_folder, resolve_runs
+from fedcli.runs.begin import check_seeds
 from fedcli.runs.identity import (
     SIZES,
     Settings,
@@ -30,10 +27,7 @@ from fedcli.runs.identity import (
     key_of,
     outdated,
     settings_of,
-    settings_text,
 )
-from fedcli.runs.origins import TYPED
-from fedcli.runs.prepare import refuse_data
 from fedcli.runs.record import ENDED, state_of
 from fedcli.runs.resolve import Setup, resolve
 from fedcli.runs.schema import Record
@@ -55,7 +49,8 @@ class PlannedRun:
     setup: Setup  # the same, resolved
     settings: Settings  # of the record that it will have
     folder: Path  # where it is, or will be
-    varied: dict[str, Any]  # the options that are not as its table says, or by which runs of its grid differ
+    # The options by which it is smaller than its table's cell, or on another data set; none in a grid.
+    reduced: dict[str, Any] = field(default_factory=dict)
     record: Record | None = None  # None before it has begun
 
     def with_seed(self, seed: int) -> "PlannedRun":
@@ -130,28 +125,6 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class GridPoint:
-    """A method with one value for each option that has several, and its runs, one for each seed."""
-
-    method: Method
-    varied: dict[str, Any]  # the values at this point, by option
-    runs: tuple[PlannedRun, ...]
-
-    @property
-    def label(self) -> str:
-        """What its runs are called."""
-        first_run, *_ = self.runs
-        return first_run.label
-
-
-@dataclass(frozen=True)
-class GridPlan(Plan):
-    """All points of a grid as they stand."""
-
-    points: tuple[GridPoint, ...]
-
-
-@dataclass(frozen=True)
 class PlannedCell:
     """A cell of a table with its runs, one for each seed."""
 
@@ -215,7 +188,7 @@ def plan_table(
     first_seed, *other_seeds = seeds
     for cell in _selected_cells(table, only):
         first_run = plan_cell(table, cell, first_seed, folder, limits, dataset)
-        reduced |= first_run.varied
+        reduced |= first_run.reduced
         other_runs = [first_run.with_seed(seed) for seed in other_seeds]
         cells.append(PlannedCell(cell, find_metric(cell.metric), (first_run, *other_runs)))
     begun = _find_begun_runs(cells, folders)
@@ -336,20 +309,20 @@ def plan_cell(
     """The run of a cell, without its record; see `plan_table`."""
     method = find_method(cell.method)
     options = {**cell.settings, "seed": seed}
-    varied: dict[str, Any] = {}
+    reduced: dict[str, Any] = {}
     try:
         if dataset is not None:
             options = _on_other_data(method, options, dataset)
-            varied["dataset"] = options["dataset"]
+            reduced["dataset"] = options["dataset"]
         setup = resolve(method, options, need_data=False)
         sizes = setup.all_options()
         if not sizes["train_examples"]:
             sizes["train_examples"] = num_images(setup.dataset)
         for name, limit in limits.items():
             if is_smaller(name, limit, sizes[name]):
-                varied[name] = limit
-        if varied:
-            options |= varied
+                reduced[name] = limit
+        if reduced:
+            options |= reduced
             setup = resolve(method, options, need_data=False)
     except UserError as error:
         raise UserError(f"{table.name}, row '{cell.row}', column '{cell.column}': {error}") from error
@@ -364,7 +337,7 @@ def plan_cell(
         setup=setup,
         settings=settings,
         folder=folder / name / f"seed-{seed}",
-        varied=varied,
+        reduced=reduced,
     )
 
 
@@ -403,93 +376,3 @@ def protocols_text(runs: Iterable[PlannedRun]) -> str:
         f"these methods have different protocols, so that clients and training differ too ({parts}); give all of them "
         f"one, such as --protocol={most_common}"
     )
-
-
-def plan_grid(
-    names: Sequence[str], options: Mapping[str, Any], *, seeds: Iterable[int] | None = None,
-    out: str | Path | None = None, tuned: str | Path | None = None, continue_: bool | None = None,
-    method_options: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
-) -> GridPlan:  # fmt: skip
-    """The runs of all methods with all combinations of options' values and all seeds, checked; nothing is run.
-
-    Args:
-        names: Names of methods, or paths of method files.
-        options: A tuple stands for several values. One that only some of the methods have is for these.
-        seeds: Of each combination; if not given, the seed of `options`.
-        out: Folder, `runs/<time>-<method>-<data set>` if not given. Runs stand in it as
-            `<method>/<option>=<value>,…/seed-<seed>`, without parts that all runs share.
-        tuned: See `fedcli.runs.begin.run_method`.
-        continue_: Go on with runs in `out` that the same call has made.
-        method_options: Options of single methods, by the method's name; they go before `options`.
-
-    Raises:
-        UserError: If one of them cannot start.
-    """
-    methods = find_methods(names)
-    if continue_ and out is None:
-        raise UserError("--continue needs a folder (got no --out); name it with --out.")
-    seeds = None if seeds is None else list(seeds)
-    own_options = options_by_method(names, method_options)
-    resolved_points = []
-    for name, method in zip(names, methods, strict=True):
-        options_to_vary = {**options_of(method, methods, options), **own_options[name]}
-        grid = {option: values for option, values in options_to_vary.items() if isinstance(values, tuple)}
-        for combination in itertools.product(*grid.values()):
-            varied = dict(zip(grid, combination, strict=True))
-            point_options = {**options_to_vary, **varied}
-            runs = resolve_runs(name, out=Path(), seeds=seeds, tuned=tuned, **point_options)
-            point_options["tuned"] = None if tuned is None else str(tuned)
-            resolved_points.append(ResolvedPoint(name, method, varied, point_options, runs))
-    first_setup, _ = resolved_points[0].runs[0]
-    folder = Path(out or new_folder(first_setup))
-    has_several_methods = len(names) > 1
-    points = [_plan_point(point, folder, has_several_methods, bool(continue_)) for point in resolved_points]
-    return GridPlan(folder, runs_of_points(points), tuple(points))
-
-
-def runs_of_points(points: Iterable[GridPoint]) -> tuple[PlannedRun, ...]:
-    """The runs of some points of a grid, in their order."""
-    return tuple(itertools.chain.from_iterable(point.runs for point in points))
-
-
-class ResolvedPoint(NamedTuple):
-    """A point of a grid whose runs can start, before it is known where, and what of them has begun."""
-
-    name: str  # the method, as it is named in the command
-    method: Method
-    varied: dict[str, Any]  # see `GridPoint`
-    options: dict[str, Any]  # of its runs, but for their seeds
-    runs: list[ResolvedRun]  # in folders relative to the point's
-
-
-def _plan_point(point: ResolvedPoint, folder: Path, has_several_methods: bool, continue_: bool) -> GridPoint:
-    """Plans the runs of a point of a grid in the folder of the grid, which may have begun there.
-
-    Labels and folders name the method where the grid has several.
-    """
-    method_name = point.method.name if has_several_methods else ""
-    values_text = ",".join(f"{option}={value}" for option, value in point.varied.items())
-    point_folder = folder / method_name / values_text
-    label = ", ".join(filter(None, [method_name, settings_text(point.varied)])) or point.method.name
-    runs = []
-    for resolved in point.runs:
-        setup = resolved.setup
-        run_folder = point_folder / resolved.folder
-        record = find_begun(setup, run_folder, continue_)
-        if record is None:
-            refuse_data(setup)
-        options = point.options
-        if setup.origins["seed"] == TYPED:  # of several seeds, the one of this run
-            options = {**options, "seed": setup.config.seed}
-        run = PlannedRun(
-            label=label,
-            method=point.name,
-            options=options,
-            setup=setup,
-            settings=settings_of(draft(setup)),
-            folder=run_folder,
-            varied=point.varied,
-            record=record,
-        )
-        runs.append(run)
-    return GridPoint(point.method, point.varied, tuple(runs))

@@ -20,8 +20,9 @@ from fedcli.declarations import Method, facts_of, flag_of
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
 from fedcli.results.frame import read_runs
+from fedcli.results.grids import GridPoint, plan_grid, runs_of_points
 from fedcli.results.method_options import find_methods, options_by_method, options_of, parse_method_options
-from fedcli.results.plans import GridPoint, Plan, plan_grid, runs_of_points
+from fedcli.results.plans import Plan
 from fedcli.runs.identity import settings_text
 from fedcli.runs.options import fields_of, recorded_fields
 from fedcli.runs.record import ENDED
@@ -87,7 +88,9 @@ def plan_trials(
     seeds: Sequence[int] | None = None, method_options: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     **options: Any,
 ) -> Tuning:  # fmt: skip
-    """Combinations of options' values as runs of one method or several, for `jobs.execute` and then `rank`.
+    """Combinations of options' values as runs of one method or several.
+
+    `jobs.execute` runs them, and `rank_and_write_best` then tells which is the best.
 
     Each method has the same number of trials. A method with more combinations tries as many of them, drawn at random,
     the same ones each time.
@@ -115,30 +118,23 @@ def plan_trials(
     own_options = options_by_method(names, method_options)
     if seeds is None:
         options.setdefault("seed", TRIAL_SEED)
-    folder = None if out is None else Path(out)
-    has_several_methods = len(names) > 1
-    points_by_method: dict[str, tuple[GridPoint, ...]] = {}
-    grids: dict[str, Grid] = {}
+    searches = []
     for name, tuned_method in zip(names, methods, strict=True):
         for option in own_options[name].keys() & asked_values[name].keys():
             raise UserError(f"{flag_of(option)} of '{name}' is given twice (got --grid and --set); leave one out.")
         shared_options = options_of(tuned_method, methods, options)
         trial_options = {**shared_options, **own_options[name], **asked_values[name]}
-        values_to_try = _values_to_try(tuned_method, trial_options)
-        trial_options |= values_to_try
-        first_values = {option: values[0] for option, values in values_to_try.items()}
-        setup = resolve(tuned_method, {**trial_options, **first_values})
-        _refuse_reported(setup, [setup.config.seed] if seeds is None else seeds)
-        if not setup.config.validation:
-            _refuse_no_validation(tuned_method, trial_options)
-            trial_options["validation"] = VALIDATION_SHARE
-        if folder is None:
-            folder = _default_folder(methods, setup)
-        method_folder = folder / tuned_method.name if has_several_methods else folder
-        points = plan_grid([name], trial_options, seeds=seeds, out=method_folder, continue_=True).points
-        points_by_method[name] = points
-        grids[tuned_method.name] = Grid(values_to_try, len(points))
-    assert folder is not None  # there is a method
+        searches.append(_plan_search(name, tuned_method, trial_options, seeds))
+    folder = _default_folder(methods, searches[0].setup) if out is None else Path(out)
+    has_several_methods = len(names) > 1
+    points_by_method: dict[str, tuple[GridPoint, ...]] = {}
+    grids: dict[str, Grid] = {}
+    for search in searches:
+        method_name = search.method.name
+        method_folder = folder / method_name if has_several_methods else folder
+        points = plan_grid([search.name], search.options, seeds=seeds, out=method_folder, continue_=True).points
+        points_by_method[method_name] = points
+        grids[method_name] = Grid(search.values_to_try, len(points))
     budget = trials or min(len(points) for points in points_by_method.values())
     drawn: list[GridPoint] = []
     for points in points_by_method.values():
@@ -146,6 +142,34 @@ def plan_trials(
     if has_several_methods:
         drawn = [_labelled_with_method(point) for point in drawn]
     return Tuning(folder, runs_of_points(drawn), tuple(drawn), grids)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """A method with what its trials try, before it is known where they stand."""
+
+    name: str  # the method, as it is named in the command
+    method: Method
+    options: Mapping[str, Any]  # of all trials; a tuple stands for the values to try
+    values_to_try: Mapping[str, tuple]  # by option
+    setup: Setup  # of the first trial, but for the share that is held out
+
+
+def _plan_search(name: str, method: Method, options: Mapping[str, Any], seeds: Sequence[int] | None) -> _Search:
+    """Finds what the trials of a method try, and has them hold out examples.
+
+    Raises:
+        UserError: See `plan_trials`.
+    """
+    values_to_try = _values_to_try(method, options)
+    trial_options = {**options, **values_to_try}
+    first_values = {option: values[0] for option, values in values_to_try.items()}
+    setup = resolve(method, {**trial_options, **first_values})
+    _refuse_reported(setup, [setup.config.seed] if seeds is None else seeds)
+    if not setup.config.validation:
+        _refuse_no_validation(method, trial_options)
+        trial_options["validation"] = VALIDATION_SHARE
+    return _Search(name, method, trial_options, values_to_try, setup)
 
 
 def _labelled_with_method(point: GridPoint) -> GridPoint:
@@ -245,6 +269,17 @@ def rank_and_write_best(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataF
     Raises:
         UserError: If a trial has not ended, or all trials of a method have diverged.
     """
+    trials = _read_trials(planned, errors)
+    ranked = []
+    for method, method_trials in trials.groupby("method", sort=False):
+        best_first = _rank(str(method), method_trials)
+        ranked.append(best_first)
+        _write_best(planned, str(method), best_first)
+    return pd.concat(ranked)
+
+
+def _read_trials(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
+    """The trials that have run, in the order of the plan; see `rank_and_write_best`."""
     by_folder = read_runs([planned.folder]).set_index("folder")
     runs = by_folder.reindex([run.folder for run in planned.runs])
     unfinished = runs.index[~runs["state"].isin(ENDED)]
@@ -264,17 +299,15 @@ def rank_and_write_best(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataF
             "accuracy": fmean(trial_accuracies),
         }
         rows.append(row)
-    trials = pd.DataFrame(rows, index=[trial.label for trial in planned.trials])
-    ranked = []
-    for method, method_trials in trials.groupby("method", sort=False):
-        best_first = method_trials.sort_values("accuracy", ascending=False, kind="stable")
-        if best_first["accuracy"].isna().all():
-            raise UserError(
-                f"all {len(best_first)} trials of '{method}' have diverged; try smaller values, e.g. of --lr."
-            )
-        ranked.append(best_first)
-        _write_best(planned, str(method), best_first)
-    return pd.concat(ranked)
+    return pd.DataFrame(rows, index=[trial.label for trial in planned.trials])
+
+
+def _rank(method: str, trials: pd.DataFrame) -> pd.DataFrame:
+    """The trials of a method, the best first; refuses those that have all diverged."""
+    best_first = trials.sort_values("accuracy", ascending=False, kind="stable")
+    if best_first["accuracy"].isna().all():
+        raise UserError(f"all {len(best_first)} trials of '{method}' have diverged; try smaller values, e.g. of --lr.")
+    return best_first
 
 
 def _write_best(planned: Tuning, method: str, trials: pd.DataFrame) -> None:

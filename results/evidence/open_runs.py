@@ -123,7 +123,7 @@ def claim_run(run: PlannedRun, cells: CellsToRun, changes: Mapping[str, Any], ho
         setup=setup,
         settings=settings_of(draft(setup)),
         folder=home / run.folder.parent.name / run.folder.name,
-        varied=run.varied,
+        reduced=run.reduced,
         table=cells.table,
     )
 
