@@ -18,6 +18,7 @@ from fedcli.results.claim_sheets import as_shipped, read_shipped
 from fedcli.results.frame import RunRow, read_runs, rows_of
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.pairs import (
+    Pair,
     PlannedContrast,
     RunsByMethod,
     find_pairs,
@@ -157,64 +158,66 @@ def _lead_by_cells(table: Table, contrasts: Sequence[PlannedContrast], metric: M
     return lead
 
 
-def _answer_by_row(unanswered: Answer, other_row: str, pairs: pd.DataFrame) -> Answer:
+def _answer_by_row(unanswered: Answer, other_row: str, pairs: Sequence[Pair]) -> Answer:
     """Judges a claim against one row.
 
     Args:
         unanswered: The answer without runs.
         other_row: The row.
-        pairs: Pairs of runs under the same conditions, by seed; see `find_pairs`.
+        pairs: Pairs of runs under the same conditions, by seed.
     """
     claim = unanswered.claim
     metric = unanswered.metric
     leads = _leads(pairs)
     lead = interval(leads["value"].dropna().tolist())
     tail_lead = interval(leads["tail"].dropna().tolist()) if metric.name == "selected" else NO_INTERVAL
-    lacks_value = pairs[["value", "value_other"]].isna().groupby(pairs["seed"]).any()
-    without_value = SeedsWithoutValue(row=int(lacks_value["value"].sum()), other=int(lacks_value["value_other"].sum()))
+    without_value = SeedsWithoutValue(
+        row=len({pair.seed for pair in pairs if pair.run.value is None}),
+        other=len({pair.seed for pair in pairs if pair.other_run.value is None}),
+    )
     judgement = judge(lead, claim.direction, without_value, exact=metric.unit == "floats")
     reasons = [judgement.why] if judgement.why else []
     if without_value.row:
         reasons.append(f"{claim.row}: {without_value.row} of {len(leads)} without a value")
     if without_value.other:
         reasons.append(f"{other_row}: {without_value.other} of {len(leads)} without a value")
-    first = pairs.iloc[0]  # all are under the same conditions
-    differing = first["differences_other"] | first["differences"]
-    folders_of_pairs = pairs[["folder", "folder_other"]].to_numpy().ravel()
+    folders: list[Path] = []
+    for pair in pairs:
+        folders += [pair.run.folder, pair.other_run.folder]
+    (first, *_) = pairs  # all are under the same conditions
     return replace(
         unanswered,
         judgement=Judgement(judgement.verdict, "; ".join(reasons)),
         lead=Lead(lead),
         tail_lead=Lead(tail_lead),
         evidence=Evidence(
-            folders=tuple(dict.fromkeys(folders_of_pairs)),
+            folders=tuple(dict.fromkeys(folders)),
             seeds=tuple(leads.index),
-            reduction=differences_text(differing),
-            pairs=tuple(_rows_of_pairs(pairs, other_row)),
+            reduction=differences_text(first.differences),
+            pairs=tuple(_row_of_pair(pair, other_row) for pair in pairs),
         ),
     )
 
 
-def _rows_of_pairs(pairs: pd.DataFrame, other_row: str) -> list[dict[str, Any]]:
-    """What the CSV's column `pairs` has of each pair of runs, by the names there."""
-    names = {
-        "seed": "seed",
-        "weight": "share",
-        "metric": "metric",
-        "folder": "folder",
-        "metric_other": "metric_than",
-        "folder_other": "folder_than",
+def _row_of_pair(pair: Pair, other_row: str) -> dict[str, Any]:
+    """What the CSV's column `pairs` has of a pair of runs, by the names there."""
+    return {
+        "seed": pair.seed,
+        "share": pair.contrast.weight,
+        "metric": pair.contrast.cell.metric,
+        "folder": pair.run.folder,
+        "metric_than": pair.contrast.other_cell.metric,
+        "folder_than": pair.other_run.folder,
+        "than": other_row,
     }
-    named = pairs[[*names]].rename(columns=names)
-    return named.assign(than=other_row).to_dict("records")
 
 
-def _leads(pairs: pd.DataFrame) -> pd.DataFrame:
+def _leads(pairs: Iterable[Pair]) -> pd.DataFrame:
     """The lead of a claim's row of each seed, in `value` and in `tail`; NaN where a pair of the seed lacks a value."""
-    differences = pairs[["value", "tail"]] - pairs[["value_other", "tail_other"]].to_numpy()
-    weighted = differences.mul(pairs["weight"], axis=0)
-    pairs_of_seed = pairs["seed"].value_counts().max()
-    return weighted.groupby(pairs["seed"]).sum(min_count=pairs_of_seed)
+    rows = [(pair.seed, pair.lead, pair.tail_lead) for pair in pairs]
+    leads = pd.DataFrame(rows, columns=["seed", "value", "tail"]).astype({"value": float, "tail": float})
+    pairs_of_seed = leads["seed"].value_counts().max()
+    return leads.groupby("seed").sum(min_count=pairs_of_seed)
 
 
 def _weakest(answers_by_row: Mapping[str, Answer], unanswered: Answer) -> Answer:

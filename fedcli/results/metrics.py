@@ -99,6 +99,11 @@ class Metric:
         values = [self.value(record) for record in counted]
         return [value for value in values if value is not None]
 
+    def counted_value(self, record: Record) -> float | None:
+        """The value of a run that counts; None without one."""
+        values = self.values([record])
+        return values[0] if values else None
+
     def different_rounds(self, records: Iterable[Record]) -> bool:
         """Whether it was measured on the last round's models of some runs and on the headline's models of others.
 

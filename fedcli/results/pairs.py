@@ -6,13 +6,12 @@ which their two cells agree.
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
-
-import pandas as pd
 
 from fedcli.declarations import Cell, Claim, Table
 from fedcli.errors import UserError
@@ -26,27 +25,27 @@ from fedcli.runs.schema import Record
 RunsByMethod = Mapping[str, Sequence[RunRow]]
 
 
-class Candidate(NamedTuple):
-    """A run that can stand for a planned one."""
+class Shared(NamedTuple):
+    """What is equal in both runs of a pair."""
 
     seed: int
     images: str  # their fingerprint
-    partition: str  # its fingerprint
+    partition: str  # its fingerprint; empty where the two cells have different partitions
     core: str  # the version of the core's arithmetic
     options: str  # JSON of the options in which the two planned runs agree
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A run that can stand for a planned one."""
+
+    shared: Shared
     conditions: str  # JSON of the options that are not as in its cell
     differences: Differences  # from the run of its cell
     folder: Path
     value: float | None  # of the metric, in its unit
     tail: float | None  # the mean of the last tenth of the rounds
     measured_rounds: set[str]  # see `Metric.measured_rounds`
-
-
-SHARED_COLUMNS = ["seed", "images", "partition", "core", "options"]  # equal in both runs of a pair
-RUN_COLUMNS = [name for name in Candidate._fields if name not in SHARED_COLUMNS]  # of the other run with `_other`
-OTHER_RUN_COLUMNS = [f"{name}_other" for name in RUN_COLUMNS]
-CONDITION_COLUMNS = ["conditions", "conditions_other"]
-NO_PAIRS = pd.DataFrame(columns=[*SHARED_COLUMNS, *RUN_COLUMNS, *OTHER_RUN_COLUMNS, "weight"])  # of a contrast
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,52 @@ class Contrast:
     cell: Cell
     other_cell: Cell
     weight: float  # of their difference in the claim's; the mean over `columns` less that over `subtracted_columns`
+
+
+class Conditions(NamedTuple):
+    """The options of the two runs of a pair that are not as in their cells, each as JSON."""
+
+    run: str
+    other_run: str
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A run of a claim's row and a run of another row, for one contrast."""
+
+    contrast: Contrast
+    run: Candidate
+    other_run: Candidate
+
+    @property
+    def seed(self) -> int:
+        """The seed of both runs."""
+        return self.run.shared.seed
+
+    @property
+    def conditions(self) -> Conditions:
+        """The options of the two runs that are not as in their cells."""
+        return Conditions(self.run.conditions, self.other_run.conditions)
+
+    @property
+    def differences(self) -> Differences:
+        """What the two runs have other than the runs of their cells; of an option of both, that of the claim's row."""
+        return self.other_run.differences | self.run.differences
+
+    @property
+    def lead(self) -> float | None:
+        """By how much the claim's row is ahead, times the weight of the contrast; None where a run has no value."""
+        return self._weighted_difference(self.run.value, self.other_run.value)
+
+    @property
+    def tail_lead(self) -> float | None:
+        """The same over the last tenth of the rounds."""
+        return self._weighted_difference(self.run.tail, self.other_run.tail)
+
+    def _weighted_difference(self, value: float | None, other_value: float | None) -> float | None:
+        if value is None or other_value is None:
+            return None
+        return self.contrast.weight * (value - other_value)
 
 
 def contrasts_with(claim: Claim, table: Table, other_row: str) -> list[Contrast]:
@@ -118,91 +163,77 @@ def plan_contrasts(claim: Claim, table: Table) -> dict[str, list[PlannedContrast
     return by_other_row
 
 
-def find_pairs(claim: Claim, planned_contrasts: Sequence[PlannedContrast], runs: RunsByMethod) -> pd.DataFrame:
-    """The pairs of runs of a claim's row and another row.
+def find_pairs(claim: Claim, planned_contrasts: Sequence[PlannedContrast], runs: RunsByMethod) -> list[Pair]:
+    """The pairs of runs of a claim's row and another row, a pair for each contrast.
 
-    Under the same conditions (what the two runs have other than their cells) a seed counts only if it has a pair for
-    each contrast.
+    Under the same conditions a seed counts only if it has a pair for each contrast.
 
     Args:
         claim: The claim.
         planned_contrasts: Those of the two rows.
         runs: All that have ended, by method.
-
-    Returns:
-        A row a pair and contrast: the `SHARED_COLUMNS`, the `weight` of the contrast, and of both runs, those of the
-        other row with `_other`, the other fields of `Candidate` and the name of the `metric`.
     """
-    frames = []
+    pairs: list[Pair] = []
     for planned in planned_contrasts:
-        pairs_of_contrast = _pairs_of_contrast(claim, planned, runs)
-        if pairs_of_contrast.empty:
-            return pairs_of_contrast  # so that no seed has a pair for each contrast
-        frames.append(pairs_of_contrast)
-    pairs = pd.concat(frames)
-    contrasts_of_seed = pairs.groupby([*CONDITION_COLUMNS, "seed"])["weight"].transform("size")
-    return pairs[contrasts_of_seed == len(planned_contrasts)]
+        pairs += _pairs_of_contrast(claim, planned, runs)
+    num_contrasts = Counter((pair.conditions, pair.seed) for pair in pairs)
+    return [pair for pair in pairs if num_contrasts[pair.conditions, pair.seed] == len(planned_contrasts)]
 
 
-def _pairs_of_contrast(claim: Claim, planned: PlannedContrast, runs: RunsByMethod) -> pd.DataFrame:
+def _pairs_of_contrast(claim: Claim, planned: PlannedContrast, runs: RunsByMethod) -> list[Pair]:
     """The pairs for one contrast, of each seed the first under the same conditions."""
     contrast = planned.contrast
     differing_options = differences(planned.run.settings, planned.other_run.settings).keys() | {"post"}
     common_options = [field.name for field in fields(RunConfig) if field.name not in differing_options]
-    shared_columns = list(SHARED_COLUMNS)
-    if differing_options & {"partition", "partition_seed"}:
-        shared_columns.remove("partition")
-    metric = contrast.cell.metric
-    other_metric = contrast.other_cell.metric
-    candidates = _candidates(claim, find_metric(metric), planned.run, runs, common_options)
-    other_candidates = _candidates(claim, find_metric(other_metric), planned.other_run, runs, common_options)
-    if not candidates or not other_candidates:
-        return NO_PAIRS
-    pairs = _frame_of(candidates).merge(_frame_of(other_candidates), on=shared_columns, suffixes=("", "_other"))
-    are_comparable = []
-    for rounds, other_rounds in zip(pairs["measured_rounds"], pairs["measured_rounds_other"], strict=True):
-        are_comparable.append(not rounds.isdisjoint(other_rounds))
-    comparable_pairs = pairs[pd.Series(are_comparable, pairs.index, dtype=bool)]
-    first_of_seed = comparable_pairs.drop_duplicates([*CONDITION_COLUMNS, "seed"])
-    return first_of_seed.assign(weight=contrast.weight, metric=metric, metric_other=other_metric)
+    metric = find_metric(contrast.cell.metric)
+    other_metric = find_metric(contrast.other_cell.metric)
+    other_candidates: dict[Shared, list[Candidate]] = {}
+    for candidate in _candidates(claim, other_metric, planned.other_run, runs, common_options):
+        other_candidates.setdefault(candidate.shared, []).append(candidate)
+    first_pairs: dict[tuple[Conditions, int], Pair] = {}
+    for candidate in _candidates(claim, metric, planned.run, runs, common_options):
+        for other_candidate in other_candidates.get(candidate.shared, ()):
+            are_comparable = not candidate.measured_rounds.isdisjoint(other_candidate.measured_rounds)
+            if are_comparable:
+                pair = Pair(contrast, candidate, other_candidate)
+                first_pairs.setdefault((pair.conditions, pair.seed), pair)
+    return list(first_pairs.values())
 
 
 def _candidates(
     claim: Claim, metric: Metric, planned: PlannedRun, runs: RunsByMethod, common_options: Sequence[str]
 ) -> list[Candidate]:
     """The runs that can stand for a planned one; the two runs of a pair share the values of `common_options`."""
+    have_same_partition = {"partition", "partition_seed"} <= set(common_options)
     candidates = []
     for run in runs.get(planned.setup.method.name, ()):
         record = run.record
         differing = differences_from_plan(record, run.settings, planned.settings, metric.needed_rounds)
         if not _allows(claim, differing) or not _has_enough_rounds(record, planned, metric):
             continue
-        value = _value_of(metric, record)
+        value = metric.counted_value(record)
         if value is None and metric.missing_text != "never" and metric.counts(record):
             continue  # finished, and not measured
         assert run.folder is not None  # the records have been read from files
         core, _, _ = run.numerics.partition(".")
         candidates.append(
             Candidate(
-                seed=run.seed,
-                images=run.images,
-                partition=run.partition,
-                core=core,
-                options=json.dumps([run.settings.get(name) for name in common_options]),
+                shared=Shared(
+                    seed=run.seed,
+                    images=run.images,
+                    partition=run.partition if have_same_partition else "",
+                    core=core,
+                    options=json.dumps([run.settings.get(name) for name in common_options]),
+                ),
                 conditions=json.dumps({name: difference.value for name, difference in differing.items()}),
                 differences=differing,
                 folder=run.folder,
                 value=value,
-                tail=_value_of(find_metric("last-tenth"), record),
+                tail=find_metric("last-tenth").counted_value(record),
                 measured_rounds={"last", "selected"} if value is None else metric.measured_rounds(record),
             )
         )
     return candidates
-
-
-def _frame_of(candidates: Sequence[Candidate]) -> pd.DataFrame:
-    table = pd.DataFrame((candidate._asdict() for candidate in candidates), dtype=object)
-    return table.astype({"value": float, "tail": float})
 
 
 def _allows(claim: Claim, differing: Differences) -> bool:
@@ -220,12 +251,6 @@ def _has_enough_rounds(record: Record, planned: PlannedRun, metric: Metric) -> b
     return metric.unit == "floats" or 10 * record["config"]["rounds"] >= planned.setup.config.rounds
 
 
-def _value_of(metric: Metric, record: Record) -> float | None:
-    """The metric of a run that counts; None without one."""
-    values = metric.values([record])
-    return values[0] if values else None
-
-
 class Nearness(NamedTuple):
     """How near pairs under the same conditions are to the paper's runs; the nearest is the largest."""
 
@@ -233,31 +258,32 @@ class Nearness(NamedTuple):
     num_seeds: int
     minus_num_differences: int  # each option that is not as in its cell takes one off
     rounds: float
-    conditions: str  # decides between equals, as the next
-    conditions_other: str
+    conditions: Conditions  # decide between equals
 
 
-def _nearness(pairs: pd.DataFrame) -> Nearness:
-    first = pairs.iloc[0]
-    differing = first["differences"] | first["differences_other"]
-    rounds = first["differences"]["rounds"].value if "rounds" in first["differences"] else inf
+def _nearness(pairs: Collection[Pair]) -> Nearness:
+    """How near pairs under the same conditions are."""
+    (first, *_) = pairs
+    own_differences = first.run.differences
     return Nearness(
-        in_full=not differing,
-        num_seeds=pairs["seed"].nunique(),
-        minus_num_differences=-len(differing),
-        rounds=rounds,
-        conditions=first["conditions"],
-        conditions_other=first["conditions_other"],
+        in_full=not first.differences,
+        num_seeds=len({pair.seed for pair in pairs}),
+        minus_num_differences=-len(first.differences),
+        rounds=own_differences["rounds"].value if "rounds" in own_differences else inf,
+        conditions=first.conditions,
     )
 
 
-def nearest_pairs(pairs: pd.DataFrame) -> pd.DataFrame:
+def nearest_pairs(pairs: Iterable[Pair]) -> list[Pair]:
     """The pairs under the conditions that are nearest to those of the paper's runs, by seed."""
-    pairs_by_conditions = [same_conditions for _, same_conditions in pairs.groupby(CONDITION_COLUMNS)]
-    return max(pairs_by_conditions, key=_nearness).sort_values("seed", kind="stable")
+    pairs_by_conditions: dict[Conditions, list[Pair]] = {}
+    for pair in pairs:
+        pairs_by_conditions.setdefault(pair.conditions, []).append(pair)
+    nearest = max(pairs_by_conditions.values(), key=_nearness)
+    return sorted(nearest, key=lambda pair: pair.seed)
 
 
-def pairs_under_common_conditions(pairs_by_row: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+def pairs_under_common_conditions(pairs_by_row: Mapping[str, Sequence[Pair]]) -> dict[str, list[Pair]]:
     """The pairs of the conditions under which a claim's row has been compared with most others, by these other rows.
 
     A lead on one row under some conditions and on another row under others are no leads of one claim. Of several such
@@ -265,18 +291,26 @@ def pairs_under_common_conditions(pairs_by_row: Mapping[str, pd.DataFrame]) -> d
     """
     nearness_by_conditions: dict[str, list[Nearness]] = {}  # of the comparisons with the other rows
     for pairs in pairs_by_row.values():
-        for conditions, same_conditions in pairs.groupby("conditions"):
+        for conditions, same_conditions in _by_conditions_of_row(pairs).items():
             nearness = _nearness(nearest_pairs(same_conditions))
-            nearness_by_conditions.setdefault(str(conditions), []).append(nearness)
+            nearness_by_conditions.setdefault(conditions, []).append(nearness)
     if not nearness_by_conditions:
         return {}
     common = max(nearness_by_conditions, key=lambda conditions: _rank(nearness_by_conditions[conditions]))
     common_pairs_by_row = {}
     for other_row, pairs in pairs_by_row.items():
-        common_pairs = pairs[pairs["conditions"] == common]
-        if not common_pairs.empty:
+        common_pairs = [pair for pair in pairs if pair.run.conditions == common]
+        if common_pairs:
             common_pairs_by_row[other_row] = common_pairs
     return common_pairs_by_row
+
+
+def _by_conditions_of_row(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
+    """The pairs by the conditions of the runs of the claim's row."""
+    grouped: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        grouped.setdefault(pair.run.conditions, []).append(pair)
+    return grouped
 
 
 class Rank(NamedTuple):

@@ -80,7 +80,8 @@ def _by_seed(metric: Metric, runs: Iterable[Record]) -> dict[int, float]:
     """The values of the runs that have one, by seed."""
     values = {}
     for record in runs:
-        for value in metric.values([record]):  # one or none
+        value = metric.counted_value(record)
+        if value is not None:
             values[record["seed"]] = value
     return values
 
