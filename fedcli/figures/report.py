@@ -17,7 +17,7 @@ from fedcli.figures.curves import Curve, find_curves
 from fedcli.figures.names import setting_colours, setting_name
 from fedcli.results.groups import SeedGroup, group_runs, leaderboards
 from fedcli.results.paper_tables import printed_accuracies
-from fedcli.results.render import Best, Sheet
+from fedcli.results.render import CellIndex, Sheet
 from fedcli.results.tables import commands, sheets
 from fedcli.runs.schema import Record
 
@@ -33,6 +33,7 @@ class _TableRow(NamedTuple):
     """A line of a leaderboard's table."""
 
     setting: SeedGroup
+    number: int  # of the line, from 0
     cells: Sequence[str]
 
 
@@ -41,6 +42,7 @@ class _TableColumn(NamedTuple):
 
     title: str
     texts: list[str]
+    styles: list[str]  # "bold" or "normal", one for each text
     is_number: bool
 
 
@@ -59,7 +61,9 @@ def report(records: Sequence[Record], title: str = "Runs") -> str:
 
 def _leaderboard(settings: list[SeedGroup], sheet: Sheet, typed: list[str], colours: dict[str, str]) -> list[Any]:
     """The table of a leaderboard, its notes, what is folded below them, and its curves."""
-    rows = [_TableRow(setting, cells) for setting, cells in zip(settings, sheet.lines, strict=True)]
+    rows = []
+    for number, (setting, cells) in enumerate(zip(settings, sheet.lines, strict=True)):
+        rows.append(_TableRow(setting, number, cells))
     shown = [row for row in rows if not row.setting.has_failed]
     failed = [", ".join(filter(None, row.cells)) for row in rows if row.setting.has_failed]
     parts: list[Any] = []
@@ -92,11 +96,13 @@ def _columns(sheet: Sheet, rows: list[_TableRow]) -> list[_TableColumn]:
     columns = []
     for position, title in enumerate(sheet.columns):
         texts = [row.cells[position] for row in rows]
-        columns.append(_TableColumn(title, texts, is_number=position >= sheet.first_number_column))
+        styles = ["bold" if CellIndex(row.number, position) in sheet.best else "normal" for row in rows]
+        columns.append(_TableColumn(title, texts, styles, is_number=position >= sheet.first_number_column))
     printed = printed_accuracies([row.setting.first for row in rows])
     if any(printed):
         texts = [f"{accuracy:.2f}" if accuracy else "" for accuracy in printed]
-        columns.insert(sheet.first_number_column + 1, _TableColumn("Paper, %", texts, is_number=True))
+        styles = ["normal"] * len(texts)
+        columns.insert(sheet.first_number_column + 1, _TableColumn("Paper, %", texts, styles, is_number=True))
     return columns
 
 
@@ -108,7 +114,7 @@ def _table(columns: list[_TableColumn], rows: list[_TableRow], colours: dict[str
         text_field = f"text_{number}"
         style_field = f"style_{number}"
         data[text_field] = values.texts
-        data[style_field] = ["bold" if isinstance(text, Best) else "normal" for text in values.texts]
+        data[style_field] = values.styles
         formatter = models.StringFormatter(font_style={"field": style_field}, text_color=None)
         if number == 0:
             formatter.text_color = {"field": "colour"}

@@ -1,8 +1,9 @@
 """The columns of tables of runs, which of them a user chooses, and what stands in their cells."""
 
+import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -11,7 +12,7 @@ import pandas as pd
 from fedcli.errors import UserError, unknown
 from fedcli.results.groups import SeedGroup, comparable_groups, tested_model
 from fedcli.results.metrics import Metric, find_metric
-from fedcli.results.render import MISSING, Best
+from fedcli.results.render import MISSING, CellIndex
 from fedcli.results.statistics import clear_best, leads_over_best, mean_of_runs
 from fedcli.runs.identity import settings_text
 from fedcli.runs.record import state_of
@@ -138,24 +139,35 @@ def first_number_column(titles: Sequence[str]) -> int:
 def cells_of(groups: Sequence[SeedGroup], columns: Columns, implied_count: int | None = None) -> pd.DataFrame:
     """The cells of a table, a row a group, by title: the chosen columns, or all.
 
-    A headline whose lead over the best other is sure is `Best`. A number of runs that equals `implied_count` is left
-    out.
+    A number of runs that equals `implied_count` is left out.
     """
     rows = [_row(group, columns, implied_count) for group in groups]
     headline = columns.metrics[columns.headline]
-    for indices in comparable_groups(groups):
-        compared = {index: groups[index].records for index in indices}
-        best_index = clear_best(headline, compared)
-        if best_index is not None:
-            best_row = rows[best_index]
-            for title in ("Method", columns.headline):
-                best_row[title] = Best(best_row[title])
-        if columns.leads:
+    if columns.leads:
+        for indices in comparable_groups(groups):
+            compared = {index: groups[index].records for index in indices}
             texts = leads_over_best(headline, compared, implied_count)
             for index, text in texts.items():
                 rows[index] = _with_lead(rows[index], columns.headline, text)
     cells = pd.DataFrame(rows, dtype=object)
     return cells[columns.chosen_titles] if columns.chosen_titles else cells
+
+
+def best_rows(groups: Sequence[SeedGroup], columns: Columns) -> set[int]:
+    """The rows, by index, whose headline has a sure lead over the best of the others that it is compared with."""
+    headline = columns.metrics[columns.headline]
+    rows = set()
+    for indices in comparable_groups(groups):
+        best_index = clear_best(headline, {index: groups[index].records for index in indices})
+        if best_index is not None:
+            rows.add(best_index)
+    return rows
+
+
+def cells_under(chosen_titles: Collection[str], rows: Collection[int], titles: Sequence[str]) -> set[CellIndex]:
+    """The cells of some rows under some of a table's titles."""
+    columns = [column for column, title in enumerate(titles) if title in chosen_titles]
+    return set(map(CellIndex._make, itertools.product(rows, columns)))
 
 
 def _row(group: SeedGroup, columns: Columns, implied_count: int | None) -> dict[str, str]:

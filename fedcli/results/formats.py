@@ -17,13 +17,15 @@ from fedcli.results.columns import (
     ROUNDS,
     Columns,
     Layout,
+    best_rows,
     cells_of,
+    cells_under,
     column_name,
     find_columns,
     first_number_column,
 )
 from fedcli.results.groups import SeedGroup, group_runs, leaderboards, shared_settings
-from fedcli.results.render import MISSING, Best, Sheet, render
+from fedcli.results.render import MISSING, Sheet, render
 from fedcli.results.statistics import NOTE_ON_DIVERGED
 from fedcli.results.tables import sheet, sheets
 from fedcli.results.words import data_words, join_words, method_name
@@ -119,17 +121,18 @@ def paper_sheet(records: Sequence[Record], metrics: Sequence[str] = (), layout: 
         cells = _paper_columns(cells, columns, bool(seeds))
     titles = list(cells)
     for title in titles[first_number_column(titles) :]:
-        texts = [cell or MISSING for cell in cells[title]]
-        cells[title] = pd.Series(texts, cells.index, dtype=object)  # as text of pandas none would be `Best`
+        cells[title] = [cell or MISSING for cell in cells[title]]
+    best = cells_under({columns.headline}, best_rows(groups, columns), titles)
     shared = shared_settings(records)
     shared_text = ", ".join(f"{name} {value}" for name, value in shared.items())
     return Sheet(
         columns=[_heading(title, columns) for title in titles],
         lines=cells.to_numpy().tolist(),
         first_number_column=first_number_column(titles),
+        best=best,
         subject=f"All rows: {shared_text}." if shared_text else "",
         notes=[*notes.on_runs(groups), *notes.on_metrics(groups, columns)],
-        caption=_caption(groups, columns, cells, seeds),
+        caption=_caption(groups, columns, titles, seeds, has_bold=bool(best)),
     )
 
 
@@ -182,25 +185,27 @@ def _heading(title: str, columns: Columns) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _caption(groups: Sequence[SeedGroup], columns: Columns, cells: pd.DataFrame, seeds: Sequence[int]) -> str:
+def _caption(
+    groups: Sequence[SeedGroup], columns: Columns, titles: Collection[str], seeds: Sequence[int], *, has_bold: bool
+) -> str:
     """What the numbers are: data, seeds, the rule of the headline, leads, bold, and what a reader must know of runs."""
     records = [record for group in groups for record in group.records]
     sentences = [_first_sentence(records, columns, seeds)]
-    if columns.headline in cells:
+    if columns.headline in titles:
         rules = dict.fromkeys(f"of the {SELECTIONS[group.selection]}" for group in groups)
         sentences.append(f"Accuracy: {' or '.join(rules)}.")
-    if LEAD in cells:
+    if LEAD in titles:
         sentences.append(notes.LEADS)
-    if any(isinstance(cell, Best) for cell in cells.to_numpy().flat):
+    if has_bold:
         sentences.append(
             "Bold: the best accuracy, where the 95 % interval of its lead over the second, paired by seed, leaves out "
             "zero."
         )
-    if "Model" in cells:
+    if "Model" in titles:
         sentences.append("Model: the one that is tested, the global one of all clients or each client's personal one.")
-    if "global, %" in cells:
+    if "global, %" in titles:
         sentences.append("Global: accuracy of the global model of methods that have one beside personal models.")
-    if LEAD in cells and notes.compares_models(groups):
+    if LEAD in titles and notes.compares_models(groups):
         sentences.append(notes.ACROSS_MODELS)
     if "diverged" in map(state_of, records):
         sentences.append(NOTE_ON_DIVERGED)

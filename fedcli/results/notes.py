@@ -1,14 +1,12 @@
 """What a reader of a table of runs must know of its numbers and runs, each sentence only where it applies."""
 
-from collections.abc import Sequence
-
-import pandas as pd
+from collections.abc import Collection, Sequence
 
 from fedcli import registry
 from fedcli.declarations import flag_of
 from fedcli.results.columns import LEAD, Columns
 from fedcli.results.groups import SeedGroup, comparable_groups, tested_model
-from fedcli.results.render import Best, markdown
+from fedcli.results.render import markdown
 from fedcli.results.statistics import NOTE_ON_BOLD, NOTE_ON_DIVERGED
 from fedcli.runs.identity import FIRST_SETTINGS, NOT_SETTINGS, changes_between_rounds, reductions, settings_text
 from fedcli.runs.options import given_options, inactive_term
@@ -38,16 +36,15 @@ def on_numbers(groups: Sequence[SeedGroup]) -> list[str]:
     return notes
 
 
-def on_leads(groups: Sequence[SeedGroup], cells: pd.DataFrame) -> list[str]:
+def on_leads(groups: Sequence[SeedGroup], titles: Collection[str], has_bold: bool) -> list[str]:
     """What a reader must know of leads and bold, each only where it applies."""
-    has_bold = any(isinstance(cell, Best) for cell in cells.to_numpy().flat)
     notes = []
-    if LEAD in cells:
+    if LEAD in titles:
         notes.append(LEADS)
     if has_bold:
         among = " among rows with the same protocol, data set, partition, rounds and selection rule"
         notes.append(NOTE_ON_BOLD.format(among=among))
-    if (has_bold or LEAD in cells) and compares_models(groups):
+    if (has_bold or LEAD in titles) and compares_models(groups):
         notes.append(ACROSS_MODELS)
     return notes
 

@@ -15,13 +15,14 @@ from fedcli import registry
 from fedcli.declarations import Gain, Table
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.plans import IN_TEXT, PlannedCell, TablePlan, plan_cell
-from fedcli.results.render import Best, Sheet
+from fedcli.results.render import CellIndex, Sheet
 from fedcli.results.statistics import NOTE_ON_BOLD, NOTE_ON_DIVERGED, clear_best, interval, interval_text, mean_of_runs
 from fedcli.runs.identity import changes_between_rounds, differences_from_plan, settings_of
 from fedcli.runs.options import inactive_term
 from fedcli.runs.record import RUN_STATES
 from fedcli.runs.schema import Record
 
+FIRST_NUMBER_COLUMN = 2  # behind the row and whose numbers they are
 SCALED = re.compile(r"_(1e\d+)_floats$")  # in the name of a printed column, its unit
 
 
@@ -126,6 +127,7 @@ class ComparedCell:
     ours: str
     difference: str
     numbers: dict[str, Any]  # for the CSV
+    is_best: bool = False  # of ours in its column, by a sure lead
 
 
 def compare_with_paper(plan: TablePlan) -> Sheet:
@@ -144,10 +146,15 @@ def compare_with_paper(plan: TablePlan) -> Sheet:
     _mark_best(planned, cells)
     columns = list(dict.fromkeys(place.column for place in cells))
     titles = [SCALED.sub(" floats", column).replace("_", " ") for column in columns]
+    lines = _lines(cells, columns, "ours, reduced" if plan.reduction else "ours")
+    best: set[CellIndex] = set()
+    for number, line in enumerate(lines):
+        best.update(CellIndex(number, column) for column in line.best_columns)
     return Sheet(
         columns=["Method", "", *titles],
-        lines=_lines(cells, columns, "ours, reduced" if plan.reduction else "ours"),
-        first_number_column=2,
+        lines=[[line.row, line.title, *line.texts] for line in lines],
+        first_number_column=FIRST_NUMBER_COLUMN,
+        best=best,
         values=[{**cell.numbers, "reduced": plan.reduction} for cell in cells.values()],
         title=plan.title,
         subject=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
@@ -203,10 +210,19 @@ def _mark_best(planned: Mapping[Place, PlannedCell], cells: Mapping[Place, Compa
         records = {place: planned_cell.records for place, planned_cell in cells_of_column.items()}
         best_place = clear_best(last.metric, records)
         if best_place is not None:
-            cells[best_place].ours = Best(cells[best_place].ours)
+            cells[best_place].is_best = True
 
 
-def _lines(cells: Mapping[Place, ComparedCell], columns: Sequence[str], our_title: str) -> list[list[str]]:
+class _Line(NamedTuple):
+    """A line of a table beside the paper's."""
+
+    row: str  # empty in all but the first line of a row
+    title: str  # whose numbers they are
+    texts: list[str]
+    best_columns: list[int]  # of the whole table
+
+
+def _lines(cells: Mapping[Place, ComparedCell], columns: Sequence[str], our_title: str) -> list[_Line]:
     """Up to three lines for each row, of which the first has its name; `our_title` stands before our numbers."""
     lines = []
     empty = ComparedCell("", "", "", {})
@@ -217,10 +233,11 @@ def _lines(cells: Mapping[Place, ComparedCell], columns: Sequence[str], our_titl
             our_title: [cell.ours for cell in cells_of_row],
             "difference": [cell.difference for cell in cells_of_row],
         }
+        best_columns = [column for column, cell in enumerate(cells_of_row, FIRST_NUMBER_COLUMN) if cell.is_best]
         name = row
         for title, texts in texts_by_title.items():
             if any(texts):
-                lines.append([name, title, *texts])
+                lines.append(_Line(name, title, texts, best_columns if title == our_title else []))
                 name = ""
     return lines
 
@@ -274,7 +291,7 @@ def _table_notes(plan: TablePlan, cells: Collection[ComparedCell]) -> list[str]:
         )
     if any(run.state == "diverged" for run in plan.runs):
         notes.append(NOTE_ON_DIVERGED)
-    if any(isinstance(cell.ours, Best) for cell in cells):
+    if any(cell.is_best for cell in cells):
         notes.append(NOTE_ON_BOLD.format(among=" of ours in a column"))
     selections = sorted({run.setup.selection for run in plan.runs})
     notes.append(f"The round that counts in a run: {', '.join(selections)}.")

@@ -1,9 +1,9 @@
 """A table of texts as Markdown, LaTeX or CSV."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -21,8 +21,11 @@ _TEX = str.maketrans({
 })  # fmt: skip
 
 
-class Best(str):
-    """The text of a cell that stands out among those it is compared with."""
+class CellIndex(NamedTuple):
+    """Where a cell stands in a table, from 0."""
+
+    line: int
+    column: int
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Sheet:
     """A table that can be written."""
 
     columns: Sequence[str]  # titles
-    lines: Sequence[Sequence[str]]  # the texts of its cells, those that stand out as `Best`
+    lines: Sequence[Sequence[str]]  # the texts of its cells
     first_number_column: int  # the index of the first one that holds numbers, which stand to the right from there on
     values: Sequence[dict[str, Any]] = ()  # the same with full precision, a line of the CSV each
     title: str = ""
@@ -39,6 +42,7 @@ class Sheet:
     is_markdown: bool = False  # whether its texts are Markdown already
     caption: str = ""  # of a table in a paper, which stands in a `table` with a label
     label: str = ""
+    best: Collection[CellIndex] = frozenset()  # the cells that stand out among those they are compared with
 
 
 def render(sheet: Sheet, format: str = "markdown") -> str:
@@ -50,9 +54,7 @@ def render(sheet: Sheet, format: str = "markdown") -> str:
 
 def _markdown(sheet: Sheet) -> str:
     escape = printable if sheet.is_markdown else markdown
-    rows = []
-    for line in sheet.lines:
-        rows.append([_marked(text, escape, "**{}**") for text in line])
+    rows = _marked_lines(sheet, escape, "**{}**")
     table = github([*map(markdown, sheet.columns)], rows, sheet.first_number_column)
     notes = "\n".join(f"- {note}" for note in sheet.notes)
     heading = f"### {sheet.title}" if sheet.title else ""
@@ -74,11 +76,12 @@ def _latex(sheet: Sheet) -> str:
         lines += [rf"\label{{{sheet.label}}}", r"\smallskip"]
     lines += [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule"]
     lines.append(" & ".join(map(_tex, sheet.columns)) + r" \\")
-    for number, line in enumerate(sheet.lines):
-        begins_block = has_blocks and line[0]
+    marked_lines = _marked_lines(sheet, _tex, r"\textbf{{{}}}")
+    for number, marked_line in enumerate(marked_lines):
+        begins_block = has_blocks and sheet.lines[number][0]
         if number == 0 or begins_block:
             lines.append(r"\midrule")
-        lines.append(" & ".join(_marked(text, _tex, r"\textbf{{{}}}") for text in line) + r" \\")
+        lines.append(" & ".join(marked_line) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     if sheet.caption:
         lines.append(r"\end{table}")
@@ -86,9 +89,16 @@ def _latex(sheet: Sheet) -> str:
     return "\n".join([*lines, *notes]) + "\n"
 
 
-def _marked(text: str, escape: Callable[[str], str], bold: str) -> str:
-    """The escaped text of a cell, in bold if it stands out."""
-    return bold.format(escape(text)) if isinstance(text, Best) else escape(text)
+def _marked_lines(sheet: Sheet, escape: Callable[[str], str], bold: str) -> list[list[str]]:
+    """The escaped texts of the cells, in bold if they stand out."""
+    marked_lines = []
+    for number, line in enumerate(sheet.lines):
+        marked_line = []
+        for column, text in enumerate(line):
+            escaped = escape(text)
+            marked_line.append(bold.format(escaped) if CellIndex(number, column) in sheet.best else escaped)
+        marked_lines.append(marked_line)
+    return marked_lines
 
 
 def csv_of(table: pd.DataFrame) -> str:

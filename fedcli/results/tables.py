@@ -15,7 +15,15 @@ import pandas as pd
 
 from fedcli.errors import printable
 from fedcli.results import notes
-from fedcli.results.columns import DEFAULT_LAYOUT, Layout, cells_of, find_columns, first_number_column
+from fedcli.results.columns import (
+    DEFAULT_LAYOUT,
+    Layout,
+    best_rows,
+    cells_of,
+    cells_under,
+    find_columns,
+    first_number_column,
+)
 from fedcli.results.frame import find_records
 from fedcli.results.groups import group_runs, leaderboards, shared_settings, tested_model
 from fedcli.results.metrics import Metric, find_metric
@@ -49,16 +57,18 @@ def sheet(
     if not columns.chosen_titles:
         cells = _informative_columns(cells)
     titles = list(cells)
+    best = cells_under({"Method", columns.headline}, best_rows(groups, columns), titles)
     shared_text = ", ".join(f"{name} {markdown(value)}" for name, value in shared_settings(records).items())
     found_metrics = [find_metric(name) for name in metrics]
     table_notes = notes.on_numbers(groups)
     table_notes += notes.on_runs(groups)
     table_notes += notes.on_metrics(groups, columns)
-    table_notes += notes.on_leads(groups, cells)
+    table_notes += notes.on_leads(groups, titles, has_bold=bool(best))
     return Sheet(
         columns=titles,
         lines=cells.to_numpy().tolist(),
         first_number_column=first_number_column(titles),
+        best=best,
         values=[numbers_of(record, found_metrics) for record in records],
         title=title,
         subject=f"All rows: {shared_text}." if shared_text else "",
