@@ -482,6 +482,7 @@ def with_matching(base: ExtendedMethod) -> Method:
         return base.server_state(**after._asdict(), anchors=anchors, has_anchor=has_anchor), terms
 
     def costs(state, cohort: Cohort, fed: Federation, config):
+        assert extended.costs is not None  # each of the methods declares its own
         down, up = extended.costs(state, cohort, fed, options.second_of(config))
         anchors = len(cohort.client_ids) * fed.num_classes * fed.feature_dim
         return down + anchors, up + anchors
