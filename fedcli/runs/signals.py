@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import NoReturn
 
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))  # no SIGHUP on Windows
 GRACE = 10.0  # seconds in which a process whose parent is dead writes its checkpoint
 _deadline = math.inf  # of this program's runs, by `time.monotonic`
 
