@@ -75,6 +75,11 @@ def own_step(update):
     return "\n    ".join(lines)
 
 
+# Of each parameter the first values along the last axis, from the second round on.
+FIRST_VALUES = (
+    "if late: client = client._replace(params={{k: v.index_fill(-1, torch.tensor([0]), float('{}')) "
+    "for k, v in client.params.items()}})"
+)
 WRONG = {
     "a loss beside finite terms": ({"loss": "loss + nan"}, "the loss is not finite in round 2 for client(s) 0, 1, 2"),
     "a loss that is infinite": ({"loss": "loss + late * 1e300 * 1e300"}, "the loss is not finite in round 2"),
@@ -85,6 +90,12 @@ WRONG = {
     "a parameter of a step": (
         {"step": own_step("client = client._replace(params={k: v + nan for k, v in client.params.items()})")},
         "what the step gave is not finite in round 2",
+    ),
+    "a value of a parameter above all numbers": (
+        {"step": own_step(FIRST_VALUES.format("inf"))}, "what the step gave is not finite in round 2",
+    ),
+    "a value of a parameter below all numbers": (
+        {"step": own_step(FIRST_VALUES.format("-inf"))}, "what the step gave is not finite in round 2",
     ),
     "a term that the method makes": (
         {"terms": "{**terms, 'own': terms['loss'] * nan}"}, "the term 'own' is not finite in round 2",
