@@ -8,12 +8,14 @@ import torch
 
 import fedcli
 from fedcli import check, registry
-from fedcli.core import Aux
+from fedcli.core import Aux, cross_entropy
+from fedcli.core.clients import LostGradient
 from fedcli.core.tree_files import read_verified, save_tree
 from fedcli.errors import NonFiniteLoss
 from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.record import read_record
 from fedcli.runs.resume import resume
+from tests import laws
 from tests.commands import invoke
 from tests.refusals import refused
 
@@ -186,6 +188,20 @@ def test_a_loss_that_takes_numbers_out_of_parameters_is_refused(loss, reader):
     name = method(loss=loss)
     refused(lambda: fedcli.run(name, out="run", **OPTIONS), "mine.py' fails in line 21 (got LostGradient: ", reader)
     assert read_record(Path("run"))["status"] == "failed"
+
+
+def test_it_is_refused_where_the_first_clients_have_no_example():
+    setup, fed = laws.federation("fedavg", parts=laws.toy_parts((0, 0, 5, 9)), clients_per_chunk="1")
+    state = setup.method.init(fed, setup.method_config)
+    cohort = fed.cohort(0)
+
+    def local_loss(params, buffers, batch, context):
+        output = fed.network(params, buffers, batch.x)
+        loss = cross_entropy(output.logits, batch.y)
+        return loss + 0.1 * loss.item(), Aux(output.buffers, {})
+
+    with pytest.raises(LostGradient, match=r"\.item\(\) makes a number of a tensor"):
+        fed.train(fed.broadcast(state.params, state.buffers, cohort), cohort, local_loss)
 
 
 def test_a_number_that_depends_on_no_parameter_and_a_detached_one_are_taken():

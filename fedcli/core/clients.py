@@ -27,7 +27,7 @@ Terms = dict[str, Tensor]  # of an objective by name, as they enter the record
 # round, on every device, without waiting in each step.
 OBJECTIVE = "\0objective"
 
-# Whether an objective may not make numbers of tensors, see `NoReading`; in the first step of a round.
+# Whether an objective may not make numbers of tensors, see `NoReading`; in the first step of one client of a round.
 refuse_reading: ContextVar[bool] = ContextVar("refuse_reading", default=False)
 under_vmap: ContextVar[bool] = ContextVar("under_vmap", default=False)  # whether vmap runs now
 
