@@ -5,6 +5,8 @@ import io
 import math
 import shlex
 from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 import pytest
@@ -22,24 +24,28 @@ RUN = {
     "protocol": "fedfa:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "cohort_size": 3,
     "partition": "iid", "rounds": 20, "local_epochs": 1, "device": "cpu",
 }  # fmt: skip
+# Rows of the paper's Table 2, by quick methods in the place of their own.
+ROWS = {"FedFA": ("fedavg", {}), "FedAvg": ("fedprox", {}), "FedDyn": ("fedprox", {"lr": 0.3})}
 FILE = f"""
+ON = {RUN}
+ROWS = {ROWS}
+"""
+FILE += """
 from fedcli import Cell, Claim, Table, grid
 
-ON = {RUN}
-ROWS = {{"FedFA": ("fedavg", {{}}), "FedAvg": ("fedprox", {{}})}}  # rows of the paper's Table 2, with quick methods
+PAIR = {row: ROWS[row] for row in ("FedFA", "FedAvg")}
 TABLES = (
-    Table("own:2", "title", ("FedFA", "Table 2"), grid(ROWS, {{"FMNIST #C=2": ON}})
-        + grid(ROWS, {{"FMNIST alpha=0.1": {{**ON, "lr": 0.3}}}}), seeds=(0, 1)),
-    Table("own:8", "title", ("FedFA", "Table 8"), grid(ROWS, {{"FMNIST #C=2": ON}}, "rounds-to:50")),
-    Table("own:several", "title", ("FedFA", "Table 2"),
-        grid({{**ROWS, "FedDyn": ("fedprox", {{"lr": 0.3}})}}, {{"FMNIST #C=2": ON}})),
-    Table("own:declines", "title", ("FedFA", "Table 2"), grid(ROWS, {{"FMNIST #C=2": ON}})
-        + grid({{f"{{name}} w/o skew": row for name, row in ROWS.items()}},
-               {{"FMNIST (no skew)": {{**ON, "lr": 0.3}}}})),
-    Table("own:skews", "title", ("FedFA", "Table 2"), grid(ROWS, {{"FMNIST #C=2": ON}})
-        + grid(ROWS, {{"FMNIST alpha=0.1": {{**ON, "partition": "dirichlet:0.1"}}}})),
-    Table("own:floats", "title", ("FedFA", "in-text"), grid(ROWS, {{"sent": ON}}, "floats-up")),
-    Table("own:nmi", "title", ("FedFA", "in-text"), grid(ROWS, {{"sent": ON}}, "quality:nmi")),
+    Table("own:2", "title", ("FedFA", "Table 2"), grid(PAIR, {"FMNIST #C=2": ON})
+        + grid(PAIR, {"FMNIST alpha=0.1": {**ON, "lr": 0.3}}), seeds=(0, 1)),
+    Table("own:8", "title", ("FedFA", "Table 8"), grid(PAIR, {"FMNIST #C=2": ON}, "rounds-to:50")),
+    Table("own:several", "title", ("FedFA", "Table 2"), grid(ROWS, {"FMNIST #C=2": ON})),
+    Table("own:declines", "title", ("FedFA", "Table 2"), grid(PAIR, {"FMNIST #C=2": ON})
+        + grid({f"{name} w/o skew": row for name, row in PAIR.items()},
+               {"FMNIST (no skew)": {**ON, "lr": 0.3}})),
+    Table("own:skews", "title", ("FedFA", "Table 2"), grid(PAIR, {"FMNIST #C=2": ON})
+        + grid(PAIR, {"FMNIST alpha=0.1": {**ON, "partition": "dirichlet:0.1"}})),
+    Table("own:floats", "title", ("FedFA", "in-text"), grid(PAIR, {"sent": ON}, "floats-up")),
+    Table("own:nmi", "title", ("FedFA", "in-text"), grid(PAIR, {"sent": ON}, "quality:nmi")),
 )
 CLAIMS = (
     Claim("own:ahead", "one is ahead", "own:2", "FedFA", ("FedAvg",), ("FMNIST #C=2",)),
@@ -48,6 +54,52 @@ CLAIMS = (
     Claim("own:less", "one sends less", "own:floats", "FedFA", ("FedAvg",), ("sent",), "lower"),
 )
 """
+
+
+class Study(NamedTuple):
+    """A file of claims, and a folder of runs with accuracies in percent."""
+
+    file: Path
+    runs: Path
+    template: dict[str, dict]  # a record of each method
+
+    def add(self, row, seed, percent=None, name="", curve=None, status="finished", fingerprint=None, **changes):
+        """A run of a row that has this accuracy in all its rounds, or that of `curve` in each."""
+        method, options = ROWS[row]
+        config = options | changes
+        record = self.template[method]
+        rounds = config.get("rounds", RUN["rounds"])
+        (round_of_record,) = record["rounds"]
+        entries = []
+        accuracies = curve or [percent] * rounds
+        for number, value in enumerate(accuracies):
+            entries.append({**round_of_record, "round": number, "test_accuracy": value / 100})
+        last = entries[-1]["test_accuracy"]
+        edited = {
+            **record, "seed": seed, "status": status, "load": [], "rounds": entries,
+            "config": {**record["config"], "rounds": rounds, "seed": seed, **config},
+            "summary": {**record["summary"], "selected": last, "last": last},
+        }  # fmt: skip
+        if fingerprint is not None:
+            edited["partition"] = {**record["partition"], "fingerprint": fingerprint}
+        if status == "failed":
+            edited["error"] = "NonFiniteLoss in round 2"
+
+        folder = self.runs / f"{row}-{seed}{name}"
+        folder.mkdir(parents=True)
+        write_record(folder, edited)
+
+    def add_pairs(self, fedfa, fedavg, first=0, **changes):
+        """Runs of both rows with these accuracies, by seeds from the `first` on."""
+        for seed, (of_fedfa, of_fedavg) in enumerate(zip(fedfa, fedavg, strict=True), first):
+            self.add("FedFA", seed, of_fedfa, **changes)
+            self.add("FedAvg", seed, of_fedavg, **changes)
+
+    def answer(self, name="ahead", at_hand=lambda name: True, **changes):
+        """The answer to a claim of the file with some of its fields changed."""
+        (claim,) = [claim for claim in registry.claims(str(self.file)) if claim.name == f"own:{name}"]
+        (answer,) = claims.answer_claims([replace(claim, **changes)], [self.runs], at_hand)
+        return answer
 
 
 @pytest.fixture(scope="module")
@@ -60,54 +112,13 @@ def template(tmp_path_factory):
 
 @pytest.fixture
 def study(tmp_path, template):
-    """A file of claims, and a way to write runs with accuracies in percent."""
-
-    class Study:
-        file = tmp_path / "own.py"
-        runs = tmp_path / "runs"
-
-        def add(self, method, seed, percent, name="", curve=(), status="finished", fingerprint=None, **config):
-            """A run that has this accuracy in all its rounds, or that of `curve` in each."""
-            record = template[method]
-            rounds = config.get("rounds", RUN["rounds"])
-            (round_of_record,) = record["rounds"]
-            entries = []
-            accuracies = curve or [percent] * rounds
-            for number, value in enumerate(accuracies):
-                entries.append({**round_of_record, "round": number, "test_accuracy": value / 100})
-            last = entries[-1]["test_accuracy"]
-            edited = {
-                **record, "seed": seed, "status": status, "load": [], "rounds": entries,
-                "config": {**record["config"], "rounds": rounds, "seed": seed, **config},
-                "summary": {**record["summary"], "selected": last, "last": last},
-            }  # fmt: skip
-            if fingerprint is not None:
-                edited["partition"] = {**record["partition"], "fingerprint": fingerprint}
-            if status == "failed":
-                edited["error"] = "NonFiniteLoss in round 2"
-
-            folder = self.runs / f"{method}-{seed}{name}"
-            folder.mkdir(parents=True)
-            write_record(folder, edited)
-
-        def add_pairs(self, *accuracies, first=0, **config):
-            """Runs of both methods with these accuracies, by seeds from the `first` on."""
-            for seed, (row, than) in enumerate(accuracies, first):
-                self.add("fedavg", seed, row, **config)
-                self.add("fedprox", seed, than, **config)
-
-        def answer(self, name="ahead", at_hand=lambda name: True, **changes):
-            """The answer to a claim of the file with some of its fields changed."""
-            (claim,) = [claim for claim in registry.claims(str(self.file)) if claim.name == f"own:{name}"]
-            (answer,) = claims.answer_claims([replace(claim, **changes)], [self.runs], at_hand)
-            return answer
-
-    Study.file.write_text(FILE)
-    Study.runs.mkdir()
-    return Study()
+    study = Study(tmp_path / "own.py", tmp_path / "runs", template)
+    study.file.write_text(FILE)
+    study.runs.mkdir()
+    return study
 
 
-def test_an_interval_by_hand():
+def test_an_interval_is_students_t_around_the_mean():
     measured = interval([1.0, 2.0, 3.0])  # deviation 1, t of two degrees of freedom 4.3027
     assert measured == pytest.approx(Interval(2.0, 2.0 - 4.302653 / 3**0.5, 2.0 + 4.302653 / 3**0.5, 3), rel=1e-6)
     assert interval([]).n == 0
@@ -137,20 +148,22 @@ CONTRADICTED = ("contradicted", "")
         (DOWN, "higher", Lost(1, 0), CONTRADICTED),
     ],
 )
-def test_a_verdict_by_hand(measured, direction, lost, verdict):
+def test_a_verdict_needs_three_pairs_that_exclude_zero_and_no_lost_run_of_the_better_one(
+    measured, direction, lost, verdict
+):
     assert claims.judge(measured, direction, lost, exact=False) == verdict
 
 
 @pytest.mark.parametrize(("value", "verdict"), [(-5.0, REPRODUCED), (0.0, ("undecided", "zero inside, n = 1"))])
-def test_a_verdict_on_what_no_seed_changes_by_hand(value, verdict):
+def test_what_no_seed_changes_is_judged_by_one_pair(value, verdict):
     assert claims.judge(interval([value]), "lower", NONE_LOST, exact=True) == verdict
 
 
 def test_three_pairs_in_full_give_a_verdict_and_the_last_tenth_stands_beside(study):
-    study.add_pairs((81, 80), (82, 80))
-    study.add("fedavg", 2, 0, curve=[50] * 18 + [70, 83])
-    study.add("fedprox", 2, 0, curve=[50] * 18 + [60, 80])
-    study.add("fedavg", 9, 10)  # a seed without its pair counts for nothing
+    study.add_pairs(fedfa=[81, 82], fedavg=[80, 80])
+    study.add("FedFA", 2, curve=[50] * 18 + [70, 83])
+    study.add("FedAvg", 2, curve=[50] * 18 + [60, 80])
+    study.add("FedFA", 9, 10)  # a seed without its pair counts for nothing
     ahead = study.answer()
     half = 4.302653 / 3**0.5  # deviation 1, Student's t of two degrees of freedom 4.3027
     assert ahead.lead.interval == pytest.approx(Interval(2.0, 2 - half, 2 + half, 3), rel=1e-6)
@@ -163,10 +176,10 @@ def test_three_pairs_in_full_give_a_verdict_and_the_last_tenth_stands_beside(stu
 
 
 def test_a_run_whose_code_was_changed_between_its_rounds_counts_for_no_claim(study):
-    study.add_pairs((82, 80), (82.1, 80), (82.2, 80))
+    study.add_pairs(fedfa=[82, 82.1, 82.2], fedavg=[80, 80, 80])
     assert study.answer().verdict == "reproduced"
-    record = read_record(study.runs / "fedavg-1")
-    write_record(study.runs / "fedavg-1", {**record, "changed": [{"round": 3, "what": "its method"}]})
+    record = read_record(study.runs / "FedFA-1")
+    write_record(study.runs / "FedFA-1", {**record, "changed": [{"round": 3, "what": "its method"}]})
     after = study.answer()
     assert after.verdict == "undecided"
     assert after.judgement.why == "n = 2"
@@ -175,31 +188,30 @@ def test_a_run_whose_code_was_changed_between_its_rounds_counts_for_no_claim(stu
 
 def test_runs_in_full_and_three_seeds_count_first(study):
     """Runs in full go before reduced ones, and runs of three seeds before those of a nearer size."""
-    study.add_pairs((60, 70), (60, 71), name="-15", rounds=15, train_examples=60)
-    study.add_pairs((60, 70), (60, 71), (60, 72), name="-5", rounds=5, train_examples=60)
+    study.add_pairs(fedfa=[60, 60], fedavg=[70, 71], name="-15", rounds=15, train_examples=60)
+    study.add_pairs(fedfa=[60, 60, 60], fedavg=[70, 71, 72], name="-5", rounds=5, train_examples=60)
     reduced = study.answer()
     assert reduced.verdict == "contradicted"
     assert reduced.size == "reduced to rounds 5 of 20, training images 60 of 120"
 
-    study.add_pairs((60, 70), (60, 71), (60, 72), name="-nearer", rounds=5)
+    study.add_pairs(fedfa=[60, 60, 60], fedavg=[70, 71, 72], name="-nearer", rounds=5)
     assert study.answer().size == "reduced to rounds 5 of 20"
 
-    study.add_pairs((85, 80), (85.1, 80))
+    study.add_pairs(fedfa=[85, 85.1], fedavg=[80, 80])
     assert study.answer().judgement.why == "n = 2"
     assert study.answer().size == "in full, by the text"
 
-    study.add_pairs((84.9, 80), first=2)
+    study.add_pairs(fedfa=[84.9], fedavg=[80], first=2)
     assert study.answer().verdict == "reproduced"
     assert study.answer().size == "in full, by the text"
 
 
-def test_runs_in_full_without_the_number_do_not_hide_reduced_ones(study):
-    """Those that have the number."""
-    study.add_pairs((1, 2), (1, 2), (1, 2), rounds=10)
+def test_runs_in_full_without_the_number_do_not_hide_reduced_ones_that_have_it(study):
+    study.add_pairs(fedfa=[1, 1, 1], fedavg=[2, 2, 2], rounds=10)
     for file in study.runs.rglob("record.json"):
         record = read_record(file)
         write_record(file.parent, {**record, "quality": {"nmi": record["summary"]["selected"]}})
-    study.add_pairs((1, 2), (1, 2), (1, 2), name="-unmeasured")
+    study.add_pairs(fedfa=[1, 1, 1], fedavg=[2, 2, 2], name="-unmeasured")
     less = study.answer("less", table=f"{study.file}:own:nmi")
     assert less.verdict == "reproduced"
     assert less.size == "reduced to rounds 10 of 20"
@@ -212,16 +224,16 @@ def test_runs_in_full_without_the_number_do_not_hide_reduced_ones(study):
 )
 def test_runs_that_differ_or_have_not_ended_are_no_pair(study, other):
     for seed in range(3):
-        study.add("fedavg", seed, 81)
-        study.add("fedprox", seed, 80, **other)
+        study.add("FedFA", seed, 81)
+        study.add("FedAvg", seed, 80, **other)
     assert study.answer().verdict == "not run"
     assert study.answer(at_hand=lambda name: name != "digits").verdict == "data not at hand"
 
 
 def test_cells_with_other_partitions_are_a_pair_of_runs_with_other_partitions(study):
     for seed in range(3):
-        study.add("fedavg", seed, 81 + seed / 10)
-        study.add("fedavg", seed, 79, name="-skewed", partition="dirichlet:0.1", fingerprint="another")
+        study.add("FedFA", seed, 81 + seed / 10)
+        study.add("FedFA", seed, 79, name="-skewed", partition="dirichlet:0.1", fingerprint="another")
     across = {"other_rows": ("FedFA",), "other_columns": ("FMNIST alpha=0.1",), "direction": "lower"}
     answer = study.answer(table=f"{study.file}:own:skews", **across)
     assert answer.verdict == "contradicted"
@@ -230,10 +242,10 @@ def test_cells_with_other_partitions_are_a_pair_of_runs_with_other_partitions(st
 
 def test_numbers_of_models_of_different_rounds_are_no_pair(study):
     """One row's model is that of the last round, the other's the selected one, of an earlier round."""
-    study.add_pairs((1, 2), (1, 2), (1, 2))
+    study.add_pairs(fedfa=[1, 1, 1], fedavg=[2, 2, 2])
     for file in study.runs.rglob("record.json"):
         record = read_record(file)
-        measured = 19 if record["method"] == "fedavg" else 3
+        measured = 19 if file.parent.name.startswith("FedFA") else 3
         summary = {**record["summary"], "selected_round": 3}
         quality = {"nmi": record["summary"]["selected"], "round": measured}
         write_record(file.parent, {**record, "summary": summary, "quality": quality})
@@ -241,9 +253,9 @@ def test_numbers_of_models_of_different_rounds_are_no_pair(study):
 
 
 def test_a_run_that_diverged_cannot_be_left_out_for_the_one_that_is_ahead(study):
-    study.add_pairs((81, 80), (81.1, 80), (81.2, 80))
-    study.add("fedavg", 3, 10, status="failed")
-    study.add("fedprox", 3, 80)
+    study.add_pairs(fedfa=[81, 81.1, 81.2], fedavg=[80, 80, 80])
+    study.add("FedFA", 3, 10, status="failed")
+    study.add("FedAvg", 3, 80)
     ahead = study.answer()
     assert ahead.verdict == "undecided"
     assert ahead.lead.interval.n == 3
@@ -252,9 +264,9 @@ def test_a_run_that_diverged_cannot_be_left_out_for_the_one_that_is_ahead(study)
 
 def test_a_target_that_is_never_reached_is_like_a_run_that_diverged(study):
     for seed in range(3):
-        study.add("fedavg", seed, 0, curve=[40] * (3 + seed) + [60] * 10)
-        study.add("fedprox", seed, 0, curve=[40] * (9 + 2 * seed) + [60] * 10)
-    study.add_pairs((60, 40), first=3)
+        study.add("FedFA", seed, curve=[40] * (3 + seed) + [60] * 10)
+        study.add("FedAvg", seed, curve=[40] * (9 + 2 * seed) + [60] * 10)
+    study.add_pairs(fedfa=[60], fedavg=[40], first=3)
     sooner = study.answer("sooner")
     assert sooner.paper_lead == 10 - 25
     assert sooner.lead.interval.mean == pytest.approx(-7)
@@ -263,16 +275,16 @@ def test_a_target_that_is_never_reached_is_like_a_run_that_diverged(study):
 
 
 def test_rarer_tests_are_a_reduction_where_the_round_matters(study):
-    study.add_pairs((81, 80), (81.1, 80), (81.2, 80), eval_every=2)
+    study.add_pairs(fedfa=[81, 81.1, 81.2], fedavg=[80, 80, 80], eval_every=2)
     assert study.answer().size == "in full, by the text"  # the last round is tested anyway
     assert study.answer("sooner").evidence.reduction == "eval every 2 for 1"
 
 
 def test_several_columns_count_by_their_mean_or_less_others(study):
-    study.add_pairs((84, 80), (84.1, 80), (84.2, 80))
+    study.add_pairs(fedfa=[84, 84.1, 84.2], fedavg=[80, 80, 80])
     assert study.answer("both").verdict == "not run"
 
-    study.add_pairs((81, 79), (81.1, 79), (81.2, 79), name="-lr", lr=0.3)
+    study.add_pairs(fedfa=[81, 81.1, 81.2], fedavg=[79, 79, 79], name="-lr", lr=0.3)
     both = study.answer("both")
     assert both.lead.interval.mean == pytest.approx((4.1 + 2.1) / 2)
     assert both.paper_lead == pytest.approx(((84.08 - 74.60) + (83.42 - 69.81)) / 2)
@@ -283,21 +295,19 @@ def test_several_columns_count_by_their_mean_or_less_others(study):
     assert more.paper_lead == pytest.approx((84.08 - 74.60) - (83.42 - 69.81))
 
 
-def test_a_claim_on_several_rows_counts_by_its_smallest_lead(study):
-    """And only where all rows have been run."""
-
+def test_a_claim_on_several_rows_counts_by_its_smallest_lead_once_all_rows_have_been_run(study):
     def answer(row="FedFA", other_rows=("FedAvg", "FedDyn"), **changes):
         return study.answer(table=f"{study.file}:own:several", row=row, other_rows=other_rows, **changes)
 
-    study.add_pairs((84, 80), (84.1, 80), (84.2, 80))
+    study.add_pairs(fedfa=[84, 84.1, 84.2], fedavg=[80, 80, 80])
     assert answer().verdict == "undecided"
     assert answer().judgement.why == "1 of 2 others run"
     assert answer().command.endswith(" --seeds 0,1,2")  # no more seeds than the rows that are there have
     assert answer().paper_lead == pytest.approx(84.08 - 74.77)  # on FedDyn, the better of the two in the paper
 
-    study.add("fedprox", 0, 82, name="-lr", lr=0.3)
-    study.add("fedprox", 1, 82.1, name="-lr", lr=0.3)
-    study.add("fedprox", 2, 82.2, name="-lr", lr=0.3)
+    study.add("FedDyn", 0, 82)
+    study.add("FedDyn", 1, 82.1)
+    study.add("FedDyn", 2, 82.2)
     assert answer().verdict == "reproduced"
     assert answer().lead.interval.mean == pytest.approx(2)
     both_leads = "+2.00 [+2.00, +2.00] (3) over FedDyn; +4.10 [+3.85, +4.35] (3) over FedAvg"
@@ -313,15 +323,12 @@ def test_a_claim_on_several_rows_counts_by_its_smallest_lead(study):
     )  # where the lead should be below zero
 
 
-def test_all_rows_of_a_claim_are_compared_in_one_form(study):
-    """In the form of which most rows have been run.
-
-    FedAvg has been run in full too, where its lead is smaller, but FedDyn has not.
-    """
-    study.add_pairs((84, 80), (84.1, 80), (84.2, 80))
-    study.add_pairs((84, 80), (84.1, 80), (84.2, 80), name="-short", rounds=10)
+def test_all_rows_of_a_claim_are_compared_in_the_form_of_which_most_have_been_run(study):
+    """FedAvg has been run in full too, where its lead is smaller, but FedDyn has not."""
+    study.add_pairs(fedfa=[84, 84.1, 84.2], fedavg=[80, 80, 80])
+    study.add_pairs(fedfa=[84, 84.1, 84.2], fedavg=[80, 80, 80], name="-short", rounds=10)
     for seed in range(3):
-        study.add("fedprox", seed, 82, name="-lr", lr=0.3, rounds=10)
+        study.add("FedDyn", seed, 82, rounds=10)
     answer = study.answer(table=f"{study.file}:own:several", other_rows=("FedAvg", "FedDyn"))
     assert answer.verdict == "reproduced"
     assert answer.evidence.reduction == "rounds 10 of 20"
@@ -339,11 +346,11 @@ def test_of_equally_complete_forms_the_nearest_counts(study):
 
     In ten rounds FedAvg has three seeds and FedDyn one, in five rounds both have two.
     """
-    study.add_pairs((84, 80), (84.1, 80), (84.2, 80), name="-ten", rounds=10)
-    study.add("fedprox", 0, 82, name="-lr-ten", lr=0.3, rounds=10)
-    study.add_pairs((84, 80), (84.1, 80), name="-five", rounds=5)
+    study.add_pairs(fedfa=[84, 84.1, 84.2], fedavg=[80, 80, 80], name="-ten", rounds=10)
+    study.add("FedDyn", 0, 82, name="-ten", rounds=10)
+    study.add_pairs(fedfa=[84, 84.1], fedavg=[80, 80], name="-five", rounds=5)
     for seed in range(2):
-        study.add("fedprox", seed, 82, name="-lr-five", lr=0.3, rounds=5)
+        study.add("FedDyn", seed, 82, name="-five", rounds=5)
     answer = study.answer(table=f"{study.file}:own:several", other_rows=("FedAvg", "FedDyn"))
     assert answer.judgement.why == "n = 2"
     assert answer.evidence.reduction == "rounds 5 of 20"
@@ -351,9 +358,9 @@ def test_of_equally_complete_forms_the_nearest_counts(study):
 
 def test_the_smallest_lead_over_the_last_rounds_may_be_on_another_row(study):
     for seed in range(3):
-        study.add("fedavg", seed, 0, curve=[50] * 18 + [90, 84])
-        study.add("fedprox", seed, 0, curve=[50] * 18 + [88, 80])
-        study.add("fedprox", seed, 0, name="-lr", lr=0.3, curve=[50] * 18 + [80, 82])
+        study.add("FedFA", seed, curve=[50] * 18 + [90, 84])
+        study.add("FedAvg", seed, curve=[50] * 18 + [88, 80])
+        study.add("FedDyn", seed, curve=[50] * 18 + [80, 82])
     answer = study.answer(table=f"{study.file}:own:several", other_rows=("FedAvg", "FedDyn"))
     assert answer.lead.rows_text.startswith("over FedDyn; ")
     assert answer.tail_lead.text(answer.metric).startswith("+3.00 ")
@@ -361,10 +368,10 @@ def test_the_smallest_lead_over_the_last_rounds_may_be_on_another_row(study):
 
 
 def test_rows_may_have_another_name_or_another_column_elsewhere(study):
-    """Loses less in the second column: +4 in the first and +1 in the second."""
+    """The first row is 4 ahead in the first column and 1 in the second, so that it loses 3 more between them."""
     table = f"{study.file}:own:declines"
-    study.add_pairs((84, 80), (84.1, 80.1), (84.2, 80.2))
-    study.add_pairs((91, 90), (91.1, 90.1), (91.2, 90.2), name="-even", lr=0.3)
+    study.add_pairs(fedfa=[84, 84.1, 84.2], fedavg=[80, 80.1, 80.2])
+    study.add_pairs(fedfa=[91, 91.1, 91.2], fedavg=[90, 90.1, 90.2], name="-even", lr=0.3)
     less = {
         "subtracted_columns": ("FMNIST (no skew)",),
         "row_aliases": {"FedFA": "FedFA w/o skew", "FedAvg": "FedAvg w/o skew"},
@@ -383,16 +390,16 @@ def test_rows_may_have_another_name_or_another_column_elsewhere(study):
 
 def test_a_lead_by_construction_or_by_a_control_is_no_reproduction(study):
     """What holds by construction is not reproduced, and a control explains a lead."""
-    study.add_pairs((84, 80), (84.1, 80), (84.2, 80))
+    study.add_pairs(fedfa=[84, 84.1, 84.2], fedavg=[80, 80, 80])
     built = study.answer(construction="the sum of both is fixed")
     assert built.verdict == "by construction"
     assert built.judgement.why == "the sum of both is fixed"
     assert built.command == ""
     assert study.answer("both", construction="so it is").verdict == "not run"
 
-    study.add("fedprox", 0, 83, name="-lr", lr=0.3)
-    study.add("fedprox", 1, 85, name="-lr", lr=0.3)
-    study.add("fedprox", 2, 84.1, name="-lr", lr=0.3)
+    study.add("FedDyn", 0, 83)
+    study.add("FedDyn", 1, 85)
+    study.add("FedDyn", 2, 84.1)
     answer = study.answer(
         table=f"{study.file}:own:several", other_rows=("FedAvg", "FedDyn"), control=Control("FedDyn", "a higher rate")
     )
@@ -406,22 +413,21 @@ def test_what_would_decide_a_claim_is_the_runs_that_lack_and_their_hours(study):
         text, _, _ = durations.deciding_runs_text(study.answer(), study.runs, timed).partition(", timed")
         return text
 
-    study.add_pairs((81, 80))
+    study.add_pairs(fedfa=[81], fedavg=[80])
     assert decided() == "4 runs in full; time: about 1 core-minutes"  # two of three seeds lack
     assert study.answer().command.endswith(" --seeds 0,1,2")
 
-    study.add_pairs((82, 80), (83, 80), first=1)
+    study.add_pairs(fedfa=[82, 83], fedavg=[80, 80], first=1)
     assert decided() == "2 runs in full, to have 4 seeds; time: about 1 core-minutes"
     assert study.answer().command.endswith(" --seeds 0,1,2,3")
 
-    study.add_pairs(*[(82, 80)] * 4, first=3)
+    study.add_pairs(fedfa=[82] * 4, fedavg=[80] * 4, first=3)
     assert study.answer().verdict == "reproduced"
     assert decided() == ""
     assert study.answer().command == ""
 
 
-def test_a_run_takes_the_time_of_its_benched_workload(tmp_path):
-    """Which has its network and its images."""
+def test_a_run_takes_the_time_of_the_benched_workload_of_its_network_and_images(tmp_path):
     (tmp_path / "a-gpu-torch2.csv").write_text(
         "workload,device,hardware,precision,samples_per_second,seconds_per_round,evaluation_seconds\n"
         "w3,cuda,a GPU,float32,1000,40,10\n"
@@ -442,7 +448,7 @@ def test_a_run_takes_the_time_of_its_benched_workload(tmp_path):
 
 
 def test_a_method_without_timings_has_its_ratio_to_fedavg_elsewhere(tmp_path):
-    """Two seconds for one of FedAvg's on another network, in rounds of as many examples."""
+    """MOON takes two seconds for one of FedAvg's on another network, in rounds of as many examples."""
 
     def timing(method, network, **measured):
         return {"undisturbed": True, "machine": "a CPU", "method": method, **network, **measured}
@@ -467,7 +473,7 @@ def test_a_method_without_timings_has_its_ratio_to_fedavg_elsewhere(tmp_path):
 
 @pytest.mark.parametrize(("rounds", "verdict"), [(2, "reproduced"), (1, "not run")])
 def test_runs_of_less_than_a_tenth_of_the_rounds_say_only_what_is_sent(study, rounds, verdict):
-    study.add_pairs((81, 80), (81.1, 80), (81.2, 80), rounds=rounds)  # of 20
+    study.add_pairs(fedfa=[81, 81.1, 81.2], fedavg=[80, 80, 80], rounds=rounds)  # of 20
     assert study.answer().verdict == verdict
     less = study.answer("less")
     assert less.verdict == "undecided"
@@ -476,18 +482,18 @@ def test_runs_of_less_than_a_tenth_of_the_rounds_say_only_what_is_sent(study, ro
 
 
 def test_what_a_claim_allows_in_place_of_the_cells_is_said(study):
-    study.add_pairs((81, 80), (81.1, 80), (81.2, 80), rounds=5, lr=0.5, batch_size=8)
+    study.add_pairs(fedfa=[81, 81.1, 81.2], fedavg=[80, 80, 80], rounds=5, lr=0.5, batch_size=8)
     answer = study.answer(allowed_options={"lr": 0.5, "batch_size": None})
     assert answer.verdict == "reproduced"
     assert answer.evidence.reduction == "rounds 5 of 20, batch size 8 for 16, lr 0.5 for 0.2"
     assert study.answer(allowed_options={"lr": 0.4, "batch_size": None}).verdict == "not run"
-    study.add_pairs((81, 80), (81.1, 80), (81.2, 80), name="-full")
+    study.add_pairs(fedfa=[81, 81.1, 81.2], fedavg=[80, 80, 80], name="-full")
     other = study.answer(table=f"{study.file}:own:several", other_rows=("FedDyn",), allowed_options={"lr": None})
     assert other.evidence.reduction == "lr 0.2 for 0.3"  # of the other row's runs alone
 
 
 def test_the_command_prints_the_claims_of_a_file_by_verdict(study):
-    study.add_pairs((85, 80), (85.1, 80), (85.2, 80))
+    study.add_pairs(fedfa=[85, 85.1, 85.2], fedavg=[80, 80, 80])
     behind = 'Claim("own:behind", "one is behind", "own:2", "FedFA", ("FedAvg",), ("FMNIST #C=2",), "lower"),\n    '
     study.file.write_text(FILE.replace('Claim("own:ahead"', f'{behind}Claim("own:ahead"'))
     command = ["claims", str(study.file), "--runs", str(study.runs), "--format"]
@@ -503,7 +509,7 @@ def test_the_command_prints_the_claims_of_a_file_by_verdict(study):
     assert last == "own:both"
     assert rows[last]["verdict"] == "not run"
 
-    folders = ["fedavg-0", "fedprox-0", "fedavg-1", "fedprox-1", "fedavg-2", "fedprox-2"]
+    folders = ["FedFA-0", "FedAvg-0", "FedFA-1", "FedAvg-1", "FedFA-2", "FedAvg-2"]
     assert rows["own:ahead"]["runs"].split("; ") == [str(study.runs / folder) for folder in folders]
     assert float(rows["own:ahead"]["low"]) == pytest.approx(5.1 - 0.2484138, rel=1e-5)
 
