@@ -3,9 +3,7 @@
 PyTorch and the papers are imported inside the commands, so that help comes at once.
 """
 
-import atexit
 import errno
-import gc
 import io
 import os
 import re
@@ -162,7 +160,6 @@ for _command in COMMANDS:
 
 def main() -> None:
     """Run the program `fedcli`; of several workers of a run the first alone is heard."""
-    atexit.register(gc.freeze)  # else Python ends with a search for garbage in all that PyTorch has, half a second
     is_silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] != "0"
     sys.stdout = _lasting_stream(sys.stdout, 1, is_silent)
     sys.stderr = _lasting_stream(sys.stderr, 2, is_silent)
