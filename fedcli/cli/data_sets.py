@@ -81,7 +81,7 @@ def data_show(
 ) -> None:
     """Show what a data set holds and, with --partition, what each client would get."""
     from fedcli.core.partition import from_flag
-    from fedcli.data import datasets  # which enters the partition `file`
+    from fedcli.data import datasets
     from fedcli.data.dataset import merge_splits
     from fedcli.data.imports import import_if_path
 
@@ -99,16 +99,9 @@ def data_show(
     print_table(("Data set", dataset.name), [(title, text) for title, text in rows.items() if text])
     if chosen is None:
         return
-    if partition.startswith("file:"):
+    if chosen.is_listed:
         dataset = merge_splits(dataset)  # its lists count the test images too
-    parts = chosen(
-        dataset.y_train,
-        num_clients=num_clients,
-        seed=partition_seed,
-        domain=dataset.domain_train,
-        writer=dataset.writer_train,
-        place=dataset.place_train,
-    )
+    parts = chosen.divide(dataset, num_clients, partition_seed)
     _print_partition(dataset, chosen.flag, partition_seed, parts)
     refuse_file_of_a_run(out or Path())
     _write_chart(dataset, chosen.flag, partition_seed, parts, out or Path(f"{dataset.name}-partition.png"))

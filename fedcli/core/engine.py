@@ -59,7 +59,11 @@ class Workers(Protocol):
     local_count: int  # how many of them are on this machine, and share its cores
 
     def share(self, work: Callable[[Any], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
-        """Returns what `work` gives for all items, in their order, each done by one of the processes."""
+        """Returns what `work` gives for all items, in their order, each done by one of the processes.
+
+        Results have the bits of one process where the items are the same chunks of clients, the strides of tensors
+        are kept, and each item is computed with as many threads as in one process.
+        """
 
 
 class OneWorker:
@@ -249,7 +253,8 @@ class Engine:
 
         Two threads on two clients do more than two threads on every operation of one, much more where other programs
         want the cores too; and two processes more than two threads where Python takes much of the time. The results
-        depend neither on the number of threads nor on that of processes or workers.
+        of several items depend neither on the number of threads nor on that of processes or workers; a single item
+        takes all threads, whose number may change its last bits.
         """
         if self.processes.count > 1:
             return self.processes.map(task, work, items, self._keep_silent)
@@ -384,7 +389,12 @@ class Engine:
         return partial(stack.step, padded=False, is_captured=True)
 
     def forget_graphs(self) -> None:
-        """Drops all captured graphs and what is kept for them."""
+        """Drops all captured graphs and what is kept for them.
+
+        That is when the device's memory runs out, when a graph fails or gives other numbers than its step, and after
+        each trial of how clients train together (`fedcli.runs.autotune`). A stack that could not be known again is
+        not kept beyond its call, and so has no graph to drop.
+        """
         self.stacks.clear()
         self.calls.clear()
 

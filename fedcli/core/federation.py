@@ -305,12 +305,12 @@ class Federation(Population):
         return update.as_step()
 
     def plan(self, cohort: Cohort, epochs: range | None = None) -> BatchPlan:
-        """Draws the batches of the cohort in this round, for all local epochs or some of them."""
+        """Draws the batches of the cohort in this round by the run's `--seed`, for all local epochs or some of them."""
         with self.timed("data"):
             return plan_batches(
                 parts=[self.training[client] for client in cohort.client_ids],
                 client_ids=cohort.client_ids,
-                seed=self.seed,
+                seed=self.config.seed,
                 round=cohort.round,
                 epochs=range(self.local_epochs) if epochs is None else epochs,
                 batch_size=self.batch_size,

@@ -21,6 +21,14 @@ class ImageSet(Protocol):
         """The domain of each, int64 `[N]`, a position in `domain_names`; None where there are no domains."""
 
     @property
+    def writer_train(self) -> Tensor | None:
+        """The writer of each, int64 `[N]`; None where the set has no writers."""
+
+    @property
+    def place_train(self) -> Tensor | None:
+        """The place of each in the set's files, int64 `[N]`; None where it has not come from files."""
+
+    @property
     def x_test(self) -> Tensor:
         """Test images."""
 

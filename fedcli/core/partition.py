@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedcli.core.draws import generator
+from fedcli.core.image_set import ImageSet
 from fedcli.core.numbers_in_flags import read_number
 from fedcli.core.partition_files import listed_parts
 from fedcli.core.partition_rules import (
@@ -144,6 +145,22 @@ class Partition:
                 "set, import this one anew, or use --partition iid."
             )
         return self.rule(labels, num_clients, seed=seed, **{self.needs: np.asarray(needed, np.int64)})
+
+    def divide(self, images: ImageSet, num_clients: int, seed: int) -> Parts:
+        """Shares the training images of a data set out among K clients; raises what a call raises."""
+        return self(
+            images.y_train,
+            num_clients,
+            seed,
+            domain=images.domain_train,
+            writer=images.writer_train,
+            place=images.place_train,
+        )
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether a file lists the images of each client, by their places in the set's files."""
+        return self.needs == "place"
 
     def scaled(self, share: float) -> "Partition":
         """Returns the partition for a share of the data: the default of `min=` shrinks with it, at least to 1."""

@@ -60,14 +60,7 @@ def load_data(setup: Setup) -> Data:
     if config.train_examples is not None:
         dataset = stratified_subset(dataset, config.train_examples, setup.partition_seed)
     scaled = setup.partition.scaled(dataset.share)
-    parts = scaled(
-        dataset.y_train,
-        config.num_clients,
-        setup.partition_seed,
-        domain=dataset.domain_train,
-        writer=dataset.writer_train,
-        place=dataset.place_train,
-    )
+    parts = scaled.divide(dataset, config.num_clients, setup.partition_seed)
     if named_test_sizes(parts) and not config.local_test:
         raise UserError(
             f"the split '{config.partition}' has test lists, which the protocol {config.protocol} does not use; choose "
@@ -105,7 +98,7 @@ def refuse_lost_classes(setup: Setup, dataset: Dataset, parts: list) -> None:
     So may a run that asks for what earlier versions did.
     """
     lost_classes = partition.lost_classes(parts, dataset.y_train)
-    is_own = own_paths([setup.config.partition]) or setup.config.partition.startswith("file:")
+    is_own = own_paths([setup.config.partition]) or setup.partition.is_listed
     if lost_classes and not is_own and setup.config.remainder != "drop":
         names = ", ".join(dataset.class_names[label] for label in lost_classes[:5])
         raise UserError(
