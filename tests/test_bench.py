@@ -21,7 +21,7 @@ from fedcli.runs import prepare
 from fedcli.runs.machine import deterministic
 from fedcli.runs.resolve import resolve
 from fedcli.runs.rounds import one_round
-from tests.commands import invoke
+from tests.commands import PROGRAM, error_of, invoke, output_of
 from tests.made_up import Device
 from tests.on_made_up import early_captures, on_made_up_device
 
@@ -421,6 +421,29 @@ def test_counts_are_printed_for_workloads_and_nothing_is_measured(monkeypatch):
     refused = invoke("bench", "w9", "--count")
     assert refused.exit_code == 2
     assert "w9" in refused.stderr
+
+
+def test_each_option_of_bench_reaches_a_count_or_is_refused_beside_it(monkeypatch):
+    steps = []
+    count_step = count.count_step
+
+    def watched(name, workload, way, precision):
+        steps.append(precision)
+        return count_step(name, workload, way, precision)
+
+    monkeypatch.setattr(count, "count_step", watched)
+    assert json.loads(output_of("bench", "w1", "--count", "--json", "--precision", "float64").splitlines()[0])
+    assert set(steps) == {"float64"}
+
+    read = {"workloads", "precision", "json", "count"}
+    others = [option for option in PROGRAM.commands["bench"].params if option.name not in read]
+    assert len(others) == 8
+    for option in others:
+        (flag,) = option.opts
+        value = [] if option.is_flag else [option.default or 1]  # also the default, as it is typed
+        fault = error_of("bench", "w1", "--count", flag, *value)
+        assert fault.startswith(f"--count reads no other options than --precision and --json (got {flag}): ")
+    assert len(steps) == 2
 
 
 # The command

@@ -112,17 +112,33 @@ def test_exactly_the_options_that_are_lists_may_be_given_twice():
     assert set(app.REPEATED) == lists(typer.main.get_command(app.app))
 
 
-@pytest.mark.parametrize(
-    ("names", "panels"),
-    [
-        (tables.OPTIONS_OF_RUNS, {tables.RUNS}),
-        (tables.OPTIONS_OF_PAPERS, {tables.PAPERS, MACHINE}),
+OPTIONS_OF_TABLES = {  # of runs, and of a paper
+    "a table of runs": ["--metric", "--columns", "--digits", "--method", "--label", "--per"],
+    "a paper's table": [
+        "--dry-run", "--only", "--rounds", "--local-epochs", "--train-examples", "--records-only", "--runs", "--seeds",
+        "--jobs", "--on", "--cpus-per-run", "--gpus-per-run", "--time-limit",
     ],
-)  # fmt: skip
-def test_help_shows_the_options_of_a_kind_of_table_together(names, panels):
-    parameters = typer.main.get_command(app.app).commands["table"].params
-    shown = [parameter.name for parameter in parameters if getattr(parameter, "rich_help_panel", None) in panels]
-    assert shown == list(names)
+}  # fmt: skip
+
+
+def test_help_shows_the_options_of_a_kind_of_table_together_and_each_is_refused_for_the_other():
+    fit_all = {"runs", "dataset", "format", "out"}
+    named = {"--per": "round", "--time-limit": "9m"}  # values that are read
+    options = typer.main.get_command(app.app).commands["table"].params
+    panels = {tables.RUNS: "a table of runs", tables.PAPERS: "a paper's table", MACHINE: "a paper's table"}
+    shown = {purpose: [] for purpose in OPTIONS_OF_TABLES}
+    for option in options:
+        panel = getattr(option, "rich_help_panel", None)
+        if panel is None:
+            assert option.name in fit_all
+            continue
+        purpose = panels[panel]
+        (flag,) = option.opts
+        shown[purpose].append(flag)
+        other = "fedfm:III" if purpose == "a table of runs" else "."
+        value = [] if option.is_flag else [named.get(flag, "1")]
+        assert error_of("table", other, flag, *value) == f"{flag} is for {purpose}; see 'fedcli table --help'."
+    assert shown == OPTIONS_OF_TABLES
 
 
 def test_no_word_of_help_becomes_a_picture():

@@ -34,7 +34,7 @@ def quality(
 
     measure: Callable[..., dict[str, Any]] = partial(add_quality, client=client, round=round)
     if clients:
-        flags = given_flags(ctx, ("client", "round"))
+        flags = given_flags(ctx, lambda option: option.name in ("client", "round"))
         if flags:
             fault = f"--clients takes no --client and no --round (got {', '.join(flags)})"
             reason = "it measures the models of all clients after one more round"

@@ -1,7 +1,7 @@
 """The options that commands share, and how their values are read."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,14 +27,14 @@ def argument(kind: Any, metavar: str, help: str, **traits: Any) -> Any:
     return Annotated[kind, typer.Argument(metavar=metavar, help=help, **traits)]
 
 
-def given_flags(ctx: typer.Context, names: Collection[str]) -> list[str]:
-    """List the flags of those options, by the names of their parameters, that the command line gives."""
+def given_flags(ctx: typer.Context, concerns: Callable[[Any], bool]) -> list[str]:
+    """List the flags that the command line gives of the options that this concerns, options as Typer has them."""
     flags = []
-    for parameter in ctx.command.params:
-        source = ctx.get_parameter_source(parameter.name or "")
+    for option in ctx.command.params:
+        source = ctx.get_parameter_source(option.name or "")
         is_given = source is not None and source.name == "COMMANDLINE"
-        if is_given and parameter.name in names:
-            flag, *_ = parameter.opts
+        if is_given and concerns(option):
+            flag, *_ = option.opts
             flags.append(flag)
     return flags
 

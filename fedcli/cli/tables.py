@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fedcli import registry
 from fedcli.cli.options import (
+    MACHINE,
     Cpus,
     Datasets,
     Format,
@@ -35,7 +36,8 @@ if TYPE_CHECKING:  # it imports PyTorch, which help does not need
 
     RunMissing = Callable[[TablePlan, Console], Mapping[Path, str]]
 
-# Panels of the help of `table`.
+# Panels of the help of `table`. They also say which kind of table an option is for: those of `MACHINE` place the runs
+# that a paper's table lacks, and those without a panel are for both.
 RUNS = "A table of runs"
 PAPERS = "A paper's table"
 
@@ -55,13 +57,6 @@ LocalEpochs = optional(int, "Reduce: at most so many local epochs.", panel=PAPER
 TrainExamples = optional(int, "Reduce: at most so many training images.", panel=PAPERS)
 RecordsOnly = optional(bool, "Keep no models, unless cells need them.", "--records-only", panel=PAPERS)
 TableFolder = optional(list[Path], "Its runs; in runs/tables by default.", "--runs", panel=PAPERS, metavar="DIR")
-
-# Options, by the names of their parameters, that `table` refuses for the other kind of table.
-OPTIONS_OF_RUNS = ("metric", "columns", "digits", "method", "label", "per")
-OPTIONS_OF_PAPERS = (
-    "dry_run", "only", "rounds", "local_epochs", "train_examples", "records_only", "folder",
-    "seeds", "jobs", "on", "cpus_per_run", "gpus_per_run", "time_limit",
-)  # fmt: skip
 
 
 def table(  # noqa: PLR0913  # the parameters of a command are its options
@@ -100,7 +95,7 @@ def table(  # noqa: PLR0913  # the parameters of a command are its options
     """
     table_names = [run for run in runs if ":" in run and not Path(run).exists()]
     if not table_names:
-        _refuse_given(ctx, OPTIONS_OF_PAPERS, "a paper's table")
+        _refuse_options(ctx, (PAPERS, MACHINE), "a paper's table")
         from fedcli.results.columns import Layout
 
         records = records_of(runs, method, dataset, label)
@@ -110,7 +105,7 @@ def table(  # noqa: PLR0913  # the parameters of a command are its options
         else:
             print_text(_csv_of_parts(records, per, layout), out)
         return
-    _refuse_given(ctx, OPTIONS_OF_RUNS, "a table of runs")
+    _refuse_options(ctx, (RUNS,), "a table of runs")
     (name, *_) = table_names
     if len(runs) > 1 or len(dataset or ()) > 1 or len(folder or ()) > 1:
         raise UserError(f"a paper's table goes alone: one --dataset, one --runs (got {name} and more); name one.")
@@ -135,9 +130,9 @@ def _value_if_given(values: list | None) -> Any:
     return next(iter(values or ()), None)
 
 
-def _refuse_given(ctx: typer.Context, names: Collection[str], purpose: str) -> None:
-    """Refuse the first of these options that is given, and say what it is for."""
-    flags = given_flags(ctx, names)
+def _refuse_options(ctx: typer.Context, panels: Collection[str], purpose: str) -> None:
+    """Refuse the first option of these panels that is given, and say what it is for."""
+    flags = given_flags(ctx, lambda option: getattr(option, "rich_help_panel", None) in panels)
     if flags:
         raise UserError(f"{flags[0]} is for {purpose}; see 'fedcli table --help'.")
 

@@ -9,13 +9,16 @@ import typer
 from rich.console import Console
 
 from fedcli import registry
-from fedcli.cli.options import Device, argument, optional
+from fedcli.cli.options import Device, argument, given_flags, optional
 from fedcli.cli.printing import print_table
-from fedcli.errors import unknown
+from fedcli.errors import UserError, unknown
 from fedcli.userfiles import is_from_file
+
+READ_BY_COUNT = ("workloads", "precision", "json", "count")  # parameters of `bench`; a count knows no others
 
 
 def bench(  # noqa: PLR0913  # the parameters of a command are its options
+    ctx: typer.Context,
     workloads: argument(list[str] | None, "WORKLOAD|METHOD", "See above; w1 and w2 if none is given.") = None,
     method: optional(str, "Name or file of a method.") = "fedavg",
     device: Device = "auto",
@@ -40,48 +43,18 @@ def bench(  # noqa: PLR0913  # the parameters of a command are its options
     METHOD: rounds of its own protocol on CIFAR-10, without the plain loop; how long all will take.
     Where fmnist or cifar10 is missing, the images are random.
     """
-    from fedcli.bench.csv_file import append_csv, check_csv
-    from fedcli.bench.measure import measure
-    from fedcli.bench.workloads import SCALING
-
     if count:
-        _print_counts(workloads or ["w1", "w2", "w3", "w4"], precision, bool(json))
+        flags = given_flags(ctx, lambda option: option.name not in READ_BY_COUNT)
+        if flags:
+            fault = f"--count reads no other options than --precision and --json (got {', '.join(flags)})"
+            raise UserError(f"{fault}: it counts one step of FedAvg and measures nothing; leave --count or these out.")
+        _count_steps(workloads or ["w1", "w2", "w3", "w4"], precision, bool(json))
         return
     given = {"device": device, "precision": precision, "clients_per_chunk": clients_per_chunk, "seed": seed}
     if epochs:
         given["local_epochs"] = epochs
-    names = list(workloads or ())
-    if scaling:
-        names += SCALING
-    if not names:
-        names = ["w1", "w2"]
-    cases = [_bench_case(name, method, given) for name in names]
-    if csv is not None:  # refused now rather than after minutes
-        check_csv(csv)
-    results = []
-    for case in cases:
-        with Console(stderr=True).status(case.name) as status:
-            result = measure(case.name, case.setup, repeats, status.update, with_plain=case.is_workload)
-        results.append(result)
-        if json:
-            typer.echo(dumps(result))
-        if csv is not None:
-            append_csv(csv, result)
-    if not json:
-        _print_timings(results)
-
-
-def _print_timings(results: Sequence[dict[str, Any]]) -> None:
-    """Print what was measured, a row a case, and the machine."""
-    from fedcli.bench.cells import MACHINE, timing_cells
-
-    by_title = [timing_cells(result) for result in results]
-    titles = list(dict.fromkeys(title for row in by_title for title in row))
-    rows = []
-    for row in by_title:
-        rows.append([row.get(title, "") for title in titles])
-    print_table(titles, rows)
-    typer.echo(MACHINE.format(**results[-1]))
+    cases = _bench_cases(workloads or [], method, given, with_scaling=bool(scaling))
+    _time_cases(cases, repeats, bool(json), csv)
 
 
 class BenchCase(NamedTuple):
@@ -90,6 +63,15 @@ class BenchCase(NamedTuple):
     name: str  # of the workload, or of a protocol
     setup: Any
     is_workload: bool  # which a plain loop trains as well
+
+
+def _bench_cases(names: list[str], method: str, given: Mapping[str, Any], with_scaling: bool) -> list[BenchCase]:
+    """Resolve the workloads and methods of these names; by default the two short workloads."""
+    from fedcli.bench.workloads import SCALING
+
+    if with_scaling:
+        names = [*names, *SCALING]
+    return [_bench_case(name, method, given) for name in names or ["w1", "w2"]]
 
 
 def _bench_case(name: str, method: str, given: Mapping[str, Any]) -> BenchCase:
@@ -106,8 +88,41 @@ def _bench_case(name: str, method: str, given: Mapping[str, Any]) -> BenchCase:
     raise unknown("workload", name, WORKLOADS, f"there are {', '.join(WORKLOADS)}, and methods.")
 
 
-def _print_counts(workloads: list[str], precision: str, as_json: bool) -> None:
-    """Print what is counted of a joint step of each workload in each way."""
+def _time_cases(cases: Sequence[BenchCase], repeats: int, as_json: bool, csv: Path | None) -> None:
+    """Measure cases one after the other; print each as JSON or all in a table, and append each to a CSV file."""
+    from fedcli.bench.csv_file import append_csv, check_csv
+    from fedcli.bench.measure import measure
+
+    if csv is not None:  # refused now rather than after minutes
+        check_csv(csv)
+    results = []
+    for case in cases:
+        with Console(stderr=True).status(case.name) as status:
+            result = measure(case.name, case.setup, repeats, status.update, with_plain=case.is_workload)
+        results.append(result)
+        if as_json:
+            typer.echo(dumps(result))
+        if csv is not None:
+            append_csv(csv, result)
+    if not as_json:
+        _print_timings(results)
+
+
+def _print_timings(results: Sequence[dict[str, Any]]) -> None:
+    """Print what was measured, a row a case, and the machine."""
+    from fedcli.bench.cells import MACHINE, timing_cells
+
+    by_title = [timing_cells(result) for result in results]
+    titles = list(dict.fromkeys(title for row in by_title for title in row))
+    rows = []
+    for row in by_title:
+        rows.append([row.get(title, "") for title in titles])
+    print_table(titles, rows)
+    typer.echo(MACHINE.format(**results[-1]))
+
+
+def _count_steps(workloads: list[str], precision: str, as_json: bool) -> None:
+    """Count a joint step of each workload in each way; print each as JSON or all in a table."""
     from fedcli.bench.cells import count_cells
     from fedcli.bench.count import count_step
     from fedcli.bench.workloads import WORKLOADS
