@@ -23,7 +23,7 @@ def test_a_trial_takes_steps_and_leaves_the_federation_as_it_was(monkeypatch):
     fed.engine.listen(counted.append)
 
     for way, size in (("stacked", 4), ("branches", 3), ("stacked", 1)):
-        trial = autotune._try_out(fed, way, size)
+        trial = autotune.try_out(fed, way, size)
         assert trial.seconds > 0
         assert trial.clients_per_chunk == size
 
@@ -40,7 +40,7 @@ def test_a_trial_leaves_no_graph_behind_that_would_hold_memory():
         gc.collect()
         gc.disable()
         try:
-            autotune._try_out(fed, "stacked", 4)
+            autotune.try_out(fed, "stacked", 4)
             assert device.captures
             assert not any(type(value) is Stack for value in gc.get_objects())
         finally:
@@ -79,7 +79,7 @@ def test_a_way_that_fails_is_not_taken_and_all_that_fail_are_an_error(monkeypatc
 
     for name in ("empty_cache", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda *device: None)
-    monkeypatch.setattr(autotune, "_try_out", try_out)
+    monkeypatch.setattr(autotune, "try_out", try_out)
     _, fed = laws.federation("fedavg", clients_per_chunk="auto")
     fed.device = torch.device("cuda")
     chosen = autotune.autotune(fed)
@@ -104,7 +104,7 @@ def test_auto_is_chosen_on_cuda_and_nothing_else_is(monkeypatch):
 
     for name in ("empty_cache", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda *device: None)
-    monkeypatch.setattr(autotune, "_try_out", try_out)
+    monkeypatch.setattr(autotune, "try_out", try_out)
     _, fed = laws.federation("fedavg", clients_per_chunk="auto")
     assert autotune.autotune(fed) is None
     assert fed.engine.clients_per_chunk == 1

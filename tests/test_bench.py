@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from fedcli import registry
-from fedcli.bench import count, kernel_counts, lower_bounds, measure, plain_loop, random_images, workloads
+from fedcli.bench import count, lower_bounds, measure, plain_loop, random_images, workloads
 from fedcli.bench.cells import timing_cells
-from fedcli.core import backbones
 from fedcli.data import imports
 from fedcli.runs import prepare
 from fedcli.runs.machine import deterministic
@@ -25,7 +24,6 @@ from tests.commands import PROGRAM, error_of, invoke, output_of
 from tests.made_up import Device
 from tests.on_made_up import early_captures, on_made_up_device
 
-WORKLOADS = dict(workloads.WORKLOADS)  # as they are without `small`
 TINY_CNN = {
     "dataset": "fmnist", "train_examples": 80, "num_clients": 4, "cohort_size": 2, "local_epochs": 2, "batch_size": 8,
     "backbone": "cnn-mcmahan",
@@ -104,34 +102,6 @@ def fake_seconds(monkeypatch, engine, plain=()):
 
 
 # Workloads and images
-
-
-def test_the_workloads_have_these_sizes_and_one_network_on_both_sides(monkeypatch):
-    monkeypatch.undo()
-    channels_and_size = {"fmnist": (1, 28), "cifar10": (3, 32)}
-    sizes = []
-    for options in workloads.WORKLOADS.values():
-        channels, image_size = channels_and_size[options["dataset"]]
-        built = backbones.build(options["backbone"], channels, image_size, 10, 0)
-        plain = plain_loop.plain_network(options["backbone"], channels, image_size)
-        shapes = [value.shape for value in plain.parameters()]
-        assert [value.shape for value in built.parameters()] == shapes
-        parameters = sum(shape.numel() for shape in shapes)
-        sizes.append((parameters, options["num_clients"], options["train_examples"], options["local_epochs"]))
-    expected = [
-        (582_026, 100, 60_000, 5),
-        (582_026, 100, 60_000, 1),
-        (11_181_642, 10, 40_000, 10),
-        (21_840, 100, 60_000, 5),
-    ]
-    assert sizes == expected * 2  # by the short names and by those in words
-    assert len(workloads.SCALING) == 10
-    assert workloads.SCALING["w1 K=5 B=64"] == workloads.WORKLOADS["w1"] | {"cohort_size": 5, "local_epochs": 1}
-
-    for name, (_, image_size) in channels_and_size.items():
-        drawn = getattr(random_images, name)()
-        assert len(drawn["x_train"]) >= 50_000
-        assert drawn["x_test"].shape[1:3] == (image_size, image_size)
 
 
 def test_real_images_are_taken_where_they_are_there(tmp_path, monkeypatch):
@@ -377,33 +347,6 @@ def test_what_a_joint_step_reads_and_computes_is_counted_as_by_hand(way):
     assert not any(counted.bytes[name] >= 3 * 4 * values for name in ("where", "add", "stack", "cat"))
     assert row["kernels"] <= 88
     assert row["gigabytes"] <= {"stacked": 0.067, "branches": 0.055}[way]
-
-
-@pytest.mark.parametrize(
-    ("name", "way", "most_kernels", "most_gigabytes"),
-    [
-        ("w1", "stacked", 70, 0.9),
-        ("w1", "branches", 352, 0.72),
-        ("w2", "branches", 682, 0.55),
-        ("w3", "stacked", 340, 6.0),
-        ("w3", "branches", 1774, 5.8),
-    ],
-)
-def test_a_joint_step_takes_few_kernels_and_bytes(name, way, most_kernels, most_gigabytes, monkeypatch):
-    """They decide the speed of a graph of many."""
-    monkeypatch.undo()
-    row, _ = count.count_step(name, WORKLOADS[name], way, "float32")
-    assert row["kernels"] <= most_kernels
-    assert row["gigabytes"] <= most_gigabytes
-
-
-def test_a_list_of_tensors_takes_as_many_kernels_as_pytorch_cuts_it_into():
-    few = [torch.zeros(9)] * 48
-    many = [torch.zeros(9)] * 49
-    large = [torch.zeros(320 * 65536 + 1, device="meta")]
-    assert kernel_counts._list_kernels(few) == 1
-    assert kernel_counts._list_kernels(many) == 2
-    assert kernel_counts._list_kernels(large) == 2
 
 
 def test_counts_are_printed_for_workloads_and_nothing_is_measured(monkeypatch):

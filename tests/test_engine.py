@@ -48,7 +48,7 @@ def trained_in_two_phases(reference=False, chunk="auto"):
 @pytest.mark.parametrize("chunk", ["1", "3", "branches:2"])
 def test_dead_taps_frozen_parameters_and_clipping_agree_with_the_plain_loop(chunk, monkeypatch):
     """With unequal clients, partial batches, weight decay and momentum; one by one also place by place."""
-    place_by_place = LiveConv2d._place_by_place
+    place_by_place = LiveConv2d.convolve_by_places
     calls = 0
 
     def counted(*arguments):
@@ -56,7 +56,7 @@ def test_dead_taps_frozen_parameters_and_clipping_agree_with_the_plain_loop(chun
         calls += 1
         return place_by_place(*arguments)
 
-    monkeypatch.setattr(LiveConv2d, "_place_by_place", counted)
+    monkeypatch.setattr(LiveConv2d, "convolve_by_places", counted)
     trained = trained_in_two_phases(chunk=chunk)
     assert (calls > 0) == (chunk != "3")  # of three clients in branches of two one is left alone
     assert by_places.get() is False

@@ -10,7 +10,6 @@ from fedcli import registry
 from fedcli.core.client_states import STATES
 from fedcli.data import datasets
 from fedcli.results import durations, plans
-from fedcli.runs import signals
 from fedcli.runs.machine import environment
 from fedcli.runs.record import read_record
 from fedcli.runs.signals import set_time_limit
@@ -28,9 +27,9 @@ def evidence(tmp_path, monkeypatch):
     monkeypatch.setattr(durations, "shipped_folders", list)
     monkeypatch.setattr(module.deadline, "interrupt_on_signals", lambda numbers: None)
     monkeypatch.setattr(module.deadline, "RESERVE", 0)
-    monkeypatch.setattr(signals, "_deadline", math.inf)
     monkeypatch.chdir(tmp_path)
-    return module
+    yield module
+    set_time_limit(math.inf)
 
 
 def work_in(folder, monkeypatch, evidence, **given):

@@ -448,8 +448,7 @@ def test_a_process_forks_where_that_is_safe_and_it_has_the_cores_to_itself(monke
         patch.setattr(torch.cuda, "is_available", lambda: True)
         assert not workers.may_fork()
 
-    with monkeypatch.context() as patch:
-        patch.setattr(workers, "_current", workers.Group(allows_forks=False))
+    with workers.joined(allows_forks=False):
         assert not workers.may_fork()
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from fedcli import check
-from fedcli.core import engine
 from fedcli.core.aggregate import weighted_mean
 from fedcli.core.clients import Aux, Client, Output, Step
 from fedcli.core.federation import NOTHING_STAYS, Federation
 from fedcli.core.graphs import MAX_STACKS, CudaGraphs
 from fedcli.core.public_images import make_public_loss
-from fedcli.core.trees import Flat, tree_map
+from fedcli.core.stacked import Stack
+from fedcli.core.trees import Flat, leaves, tree_map
 from fedcli.errors import UserError
 from fedcli.registry import find_method, methods
 from fedcli.runs.rounds import one_round
@@ -609,16 +609,16 @@ def test_a_failed_capture_on_cuda_leaves_the_next_run_its_graphs():
 def test_whatever_the_device_says_of_its_memory_halves_the_chunk(error, monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     fed, cohort, start, loss = first_round(clients_per_chunk="4")
-    together = engine.Engine._train_together
-
+    step = Stack.step
     raised = error
 
-    def limited(self, to_train):
-        if to_train.chunk.stop - to_train.chunk.start > 2:
+    def limited(self, *arguments):
+        first_leaf, *_ = leaves(self.clients)
+        if len(first_leaf) > 2:
             raise raised
-        return together(self, to_train)
+        step(self, *arguments)
 
-    monkeypatch.setattr(engine.Engine, "_train_together", limited)
+    monkeypatch.setattr(Stack, "step", limited)
     fed.train(start, cohort, loss)
     assert fed.engine.notes == ["out of memory with 4 clients together; 2 from here on"]
 

@@ -56,7 +56,7 @@ class KernelCounts(TorchDispatchMode):
         if operation is aten._fused_sgd_:  # has no form on the meta device
             params, grads, momenta, *_ = args
             nbytes = _fused_bytes(params, grads, momenta)
-            self._add(operation, _list_kernels(params), nbytes, flops=0)
+            self._add(operation, count_list_kernels(params), nbytes, flops=0)
             return None
         results = function(*args, **kwargs)
         if not _gives_view(function) and operation not in FREE:
@@ -112,7 +112,7 @@ def _fused_bytes(params: list[Tensor], grads: list[Tensor], momenta: list[Tensor
     return sum(map(_nbytes, grads)) + 2 * sum(map(_nbytes, [*params, *momenta]))
 
 
-def _list_kernels(tensors: list[Tensor]) -> int:
+def count_list_kernels(tensors: list[Tensor]) -> int:
     """Returns how many kernels an operation on a list of tensors takes, or on several such lists."""
     kernels = 1
     blocks_of_last = 0

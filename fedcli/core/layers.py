@@ -108,10 +108,10 @@ class LiveConv2d(nn.Conv2d):
         else:
             weight = live_taps(self.weight, self.live)
         if self.has_few_places and by_places.get():
-            return self._place_by_place(input.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1))
+            return self.convolve_by_places(input.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1))
         return F.conv2d(input, weight, self.bias, self.stride, self.live_padding, self.dilation, self.groups)
 
-    def _place_by_place(self, x: Tensor, weight: Tensor) -> Tensor:
+    def convolve_by_places(self, x: Tensor, weight: Tensor) -> Tensor:
         """Convolves by a product of matrices for each place of the output, of the taps that meet the image there.
 
         Of 3 x 3 taps on a padded image of 2 x 2 pixels these are 4. Both arguments have their channels last.

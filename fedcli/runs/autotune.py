@@ -35,7 +35,7 @@ def autotune(fed: Federation) -> str | None:
     failed: dict[str, RuntimeError] = {}
     for way in ways:
         try:
-            tried[way] = _try_out(fed, way, size)
+            tried[way] = try_out(fed, way, size)
         except RuntimeError as error:  # as of an operation that has no deterministic form on this device
             failed[way] = error
     if not tried:
@@ -58,7 +58,7 @@ class Trial(NamedTuple):
     clients_per_chunk: int  # fewer than were to train together if the memory is too small
 
 
-def _try_out(fed: Federation, way: str, size: int) -> Trial:
+def try_out(fed: Federation, way: str, size: int) -> Trial:
     """Trains `size` clients for some steps by cross-entropy, and measures the first pass of replays alone."""
     engine = dataclasses.replace(fed.engine, way=way, clients_per_chunk=size, on_samples=lambda count: None, notes=[])
     network = max(fed.networks, key=lambda network: network.num_parameters)

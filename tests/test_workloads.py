@@ -1,0 +1,67 @@
+"""The workloads of the benchmark as they are: their sizes and networks, and the kernels and bytes of a step."""
+
+import pytest
+import torch
+
+from fedcli.bench import count, kernel_counts, plain_loop, random_images, workloads
+from fedcli.core import backbones
+
+CHANNELS_AND_SIZE = {"fmnist": (1, 28), "cifar10": (3, 32)}
+
+
+def test_the_workloads_have_these_sizes_and_one_network_on_both_sides():
+    sizes = []
+    for options in workloads.WORKLOADS.values():
+        channels, image_size = CHANNELS_AND_SIZE[options["dataset"]]
+        built = backbones.build(options["backbone"], channels, image_size, 10, 0)
+        plain = plain_loop.plain_network(options["backbone"], channels, image_size)
+        shapes = [value.shape for value in plain.parameters()]
+        assert [value.shape for value in built.parameters()] == shapes
+        parameters = sum(shape.numel() for shape in shapes)
+        sizes.append((parameters, options["num_clients"], options["train_examples"], options["local_epochs"]))
+    expected = [
+        (582_026, 100, 60_000, 5),
+        (582_026, 100, 60_000, 1),
+        (11_181_642, 10, 40_000, 10),
+        (21_840, 100, 60_000, 5),
+    ]
+    assert sizes == expected * 2  # by the short names and by those in words
+
+
+def test_each_cohort_and_batch_of_scaling_changes_a_workload_by_these_alone():
+    assert len(workloads.SCALING) == 10
+    assert workloads.SCALING["w1 K=5 B=64"] == workloads.WORKLOADS["w1"] | {"cohort_size": 5, "local_epochs": 1}
+
+
+@pytest.mark.parametrize("name", CHANNELS_AND_SIZE)
+def test_random_images_are_as_many_and_as_large_as_those_of_the_set(name):
+    _, image_size = CHANNELS_AND_SIZE[name]
+    drawn = getattr(random_images, name)()
+    assert len(drawn["x_train"]) >= 50_000
+    assert drawn["x_test"].shape[1:3] == (image_size, image_size)
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "most_kernels", "most_gigabytes"),
+    [
+        ("w1", "stacked", 70, 0.9),
+        ("w1", "branches", 352, 0.72),
+        ("w2", "branches", 682, 0.55),
+        ("w3", "stacked", 340, 6.0),
+        ("w3", "branches", 1774, 5.8),
+    ],
+)
+def test_a_joint_step_takes_few_kernels_and_bytes(name, way, most_kernels, most_gigabytes):
+    """They decide the speed of a graph of many."""
+    row, _ = count.count_step(name, workloads.WORKLOADS[name], way, "float32")
+    assert row["kernels"] <= most_kernels
+    assert row["gigabytes"] <= most_gigabytes
+
+
+def test_a_list_of_tensors_takes_as_many_kernels_as_pytorch_cuts_it_into():
+    few = [torch.zeros(9)] * 48
+    many = [torch.zeros(9)] * 49
+    large = [torch.zeros(320 * 65536 + 1, device="meta")]
+    assert kernel_counts.count_list_kernels(few) == 1
+    assert kernel_counts.count_list_kernels(many) == 2
+    assert kernel_counts.count_list_kernels(large) == 2
