@@ -6,43 +6,42 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
-from page import LEGEND, in_sections
-from studies import Study, modified
+from sections import LEGEND, join_sections
+from studies import Study, modified_checkout_text
 
 from fedcli import registry
 from fedcli.results import claim_sheets, durations, paper_tables, plans, verdicts
 from fedcli.results.frame import read_runs
 from fedcli.results.render import MISSING, github, render
 
-MADE = "Written by `make tables` from the records in `records/`; a test fails where they differ."
-CLAIMS = (
+ABOUT_THIS_PAGE = "Written by `make tables` from the records in `records/`; a test fails where they differ."
+ABOUT_CLAIMS = (
     "`fedcli claims` prints them with your own runs, and the commands that would decide them. [How a verdict comes "
     "about](../docs/tables-and-claims.md#claims)."
 )
-COVERAGE = (
+ABOUT_COVERAGE = (
     "A cell is a number that a paper prints and a table here plans, with three seeds, or one where the paper prints "
     "single runs."
 )
-OTHERS = (
+OTHER_PAGES = (
     "[board](board/README.md) has tuned methods side by side on small digits, ten seeds each. "
     "[speed](speed/README.md) has the engine against a plain PyTorch loop, by `fedcli bench`."
 )
-MODIFIED = (
+ABOUT_MODIFIED_CHECKOUTS = (
     "By a modified checkout: the record's commit ends in `+`, so the code that ran is that commit's with changes, of "
     "which the record has the hash of the method's file alone."
 )
 
 
-def first_page(records: Path, studies: Sequence[Study], answers: Sequence[verdicts.Answer], covered: str) -> str:
-    """The first page: the claims, how much of the papers is `covered`, and the studies."""
-    claimed = table_of_claims(records, answers)
-    listed = table_of_studies(studies)
+def make_first_page(records: Path, studies: Sequence[Study], answers: Sequence[verdicts.Answer], coverage: str) -> str:
+    """The first page: the claims, the `coverage` of what the papers print, and the studies."""
+    counts = claim_sheets.counts_text(answers)
     sections = {
-        "## What the papers claim, and what is so": f"{claim_sheets.counts_text(answers)} {CLAIMS}\n\n{claimed}",
-        "## How much of what the papers print has been run": covered,
-        "## Studies": f"{listed}\n\n{LEGEND}\n{OTHERS}",
+        "## What the papers claim, and what is so": f"{counts} {ABOUT_CLAIMS}\n\n{table_of_claims(records, answers)}",
+        "## How much of what the papers print has been run": coverage,
+        "## Studies": f"{table_of_studies(studies)}\n\n{LEGEND}\n{OTHER_PAGES}",
     }
-    return in_sections(f"# Results\n\n{MADE}", sections)
+    return join_sections(f"# Results\n\n{ABOUT_THIS_PAGE}", sections)
 
 
 def table_of_claims(records: Path, answers: Sequence[verdicts.Answer]) -> str:
@@ -55,7 +54,7 @@ def table_of_claims(records: Path, answers: Sequence[verdicts.Answer]) -> str:
     for line, answer in zip(sheet.lines, answers, strict=True):
         *cells, _ = line  # the last one says which runs there are, here with links to their pages
         lines.append([*cells, runs_of_claim(answer, records, timed)])
-    notes = (*sheet.notes, *texts_instead(answers), MODIFIED)
+    notes = [*sheet.notes, *code_notes(answers), ABOUT_MODIFIED_CHECKOUTS]
     return render(replace(sheet, lines=lines, notes=notes)).rstrip()
 
 
@@ -63,7 +62,7 @@ def table_of_studies(studies: Iterable[Study]) -> str:
     """The studies with links to their pages."""
     rows = []
     for study in studies:
-        first_finding = study.findings[0] if study.findings else MISSING
+        first_finding = study.finding_lines[0] if study.finding_lines else MISSING
         rows.append([f"[{study.name}]({study.name}.md)", first_finding])
     return github(["Study", "First finding"], rows)
 
@@ -75,7 +74,7 @@ def runs_of_claim(answer: verdicts.Answer, records: Path, timed: pd.DataFrame) -
     if studies:
         links = ", ".join(f"[{name}]({name}.md)" for name in studies)
         remarks.append(f"{answer.size}: {links}")
-    by_modified = modified(read_runs(answer.evidence.folders)["record"])
+    by_modified = modified_checkout_text(read_runs(answer.evidence.folders)["record"])
     if by_modified:
         remarks.append(by_modified)
     limiting_study = answer.claim.limiting_study
@@ -87,8 +86,8 @@ def runs_of_claim(answer: verdicts.Answer, records: Path, timed: pd.DataFrame) -
     return "; ".join(remarks)
 
 
-def texts_instead(answers: Iterable[verdicts.Answer]) -> list[str]:
-    """What the papers' texts have where claims were run in full by the authors' code, a line a text."""
+def code_notes(answers: Iterable[verdicts.Answer]) -> list[str]:
+    """Where claims were run in full by the authors' code, what the papers' texts have instead, a line a text."""
     papers_of: dict[str, set[str]] = {}
     for answer in answers:
         if answer.evidence.folders and answer.text_has and not answer.evidence.reduction:
@@ -100,7 +99,7 @@ def texts_instead(answers: Iterable[verdicts.Answer]) -> list[str]:
     return notes
 
 
-def coverage(planned: Mapping[str, Sequence[plans.TablePlan]]) -> str:
+def table_of_coverage(planned: Mapping[str, Sequence[plans.TablePlan]]) -> str:
     """How many of the numbers that the papers print have been run in full, by the papers' tables as `planned`."""
     lines = []
     complete = []  # names of tables
@@ -117,7 +116,7 @@ def coverage(planned: Mapping[str, Sequence[plans.TablePlan]]) -> str:
         lines.append([link, f"{num_printed:,}", f"{num_in_full:,}"])
     table = github(["Paper", "Printed cells", "In full, all seeds"], lines, first_number_column=1)
     names = ", ".join(complete) or "none"
-    return f"{table}\n\nRun in full, every cell here that has a printed number: {names}.\n\n{COVERAGE}"
+    return f"{table}\n\nRun in full, every cell here that has a printed number: {names}.\n\n{ABOUT_COVERAGE}"
 
 
 def cells_in_full(plan: plans.TablePlan) -> list[bool]:
@@ -129,7 +128,9 @@ def cells_in_full(plan: plans.TablePlan) -> list[bool]:
     return in_full
 
 
-def claims_by_paper(planned: Mapping[str, Sequence[plans.TablePlan]], answers: Sequence[verdicts.Answer]) -> str:
+def table_of_claims_by_paper(
+    planned: Mapping[str, Sequence[plans.TablePlan]], answers: Sequence[verdicts.Answer]
+) -> str:
     """How many claims of each paper have which verdict, as a table."""
     lines = []
     for name, tables_of_paper in planned.items():

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from first_page import claims_by_paper, coverage, first_page
-from paper_page import paper_page, papers
-from studies import named, read_study
-from study_page import Figure, charts_of, study_page
+from first_page import make_first_page, table_of_claims_by_paper, table_of_coverage
+from paper_page import make_paper_page, papers
+from studies import read_study, with_group_names
+from study_page import Figure, charts_of, make_study_page
 
 from fedcli import registry
 from fedcli.figures import find_chart
@@ -37,7 +37,7 @@ class Page:
     figures: tuple[Figure, ...] = ()
 
 
-def pages(results: Path) -> list[Page]:
+def make_pages(results: Path) -> list[Page]:
     """All pages of `results`, a folder with `records/<study>` and `papers/notes/<paper>.md`.
 
     A `README.md` beside the folder gets the number of claims between two marks, and a folder `papers` beside it the
@@ -46,37 +46,41 @@ def pages(results: Path) -> list[Page]:
     records = results / "records"
     studies = [read_study(file.parent) for file in sorted(records.glob("*/intro.md"))]
     answers = claims.answer_claims(registry.claims(), [records])
+    modules = papers()
     planned = {}
-    for name, module in papers().items():
+    for name, module in modules.items():
         planned[name] = [plans.plan_table(table, records, seeds=table.seeds) for table in module.TABLES]
 
     made = []
     for study in studies:
         figures = tuple(Figure(study, kind) for kind in charts_of(study))
-        made.append(Page(Path(f"{study.name}.md"), study_page(study), figures))
-    for name, module in papers().items():
-        tables_of_paper = [named_from(results, plan) for plan in planned[name]]
-        missed = notes_on(name, results)
-        made.append(Page(Path("papers") / f"{name}.md", paper_page(module, tables_of_paper, studies, missed)))
-    made.append(Page(Path("README.md"), first_page(records, studies, answers, coverage(planned))))
+        made.append(Page(Path(f"{study.name}.md"), make_study_page(study), figures))
+    for name, module in modules.items():
+        tables_of_paper = [plan_with_relative_folders(plan, results) for plan in planned[name]]
+        notes = read_notes(name, results)
+        made.append(Page(Path("papers") / f"{name}.md", make_paper_page(module, tables_of_paper, studies, notes)))
+    coverage = table_of_coverage(planned)
+    made.append(Page(Path("README.md"), make_first_page(records, studies, answers, coverage)))
 
     readme = results.parent / "README.md"
     if readme.is_file():
-        table = claims_by_paper(planned, answers)
+        table = table_of_claims_by_paper(planned, answers)
         text = between_marks(readme.read_text(encoding="utf-8"), "claims", table)
         made.append(Page(Path("../README.md"), text))
     if (results.parent / "papers").is_dir():
-        made.append(Page(Path("../papers") / claim_sheets.SHIPPED, csv_of_verdicts(records, answers)))
+        shipped = [answer_with_relative_folders(answer, records) for answer in answers]
+        csv = render(claim_sheets.claims_sheet(shipped), "csv")
+        made.append(Page(Path("../papers") / claim_sheets.SHIPPED, csv))
     return made
 
 
-def notes_on(paper: str, results: Path) -> str:
+def read_notes(paper: str, results: Path) -> str:
     """What a person has written about a paper's runs; empty where there is nothing."""
     notes = results / "papers" / "notes" / f"{paper}.md"
     return notes.read_text(encoding="utf-8") if notes.is_file() else ""
 
 
-def named_from(results: Path, plan: plans.TablePlan) -> plans.TablePlan:
+def plan_with_relative_folders(plan: plans.TablePlan, results: Path) -> plans.TablePlan:
     """A planned table whose runs have the folders that its page names, those below `results`."""
     runs = []
     for run in plan.runs:
@@ -84,19 +88,16 @@ def named_from(results: Path, plan: plans.TablePlan) -> plans.TablePlan:
     return replace(plan, folder=plan.folder.relative_to(results), runs=tuple(runs))
 
 
-def csv_of_verdicts(records: Path, answers: Iterable[verdicts.Answer]) -> str:
-    """The CSV of the claims that is installed with the package; its folders are those below `records`."""
-    shipped = []
-    for answer in answers:
-        folders = tuple(folder.relative_to(records) for folder in answer.evidence.folders)
-        pairs = []
-        for pair in answer.evidence.pairs:
-            folder = pair["folder"].relative_to(records)
-            folder_than = pair["folder_than"].relative_to(records)
-            pairs.append({**pair, "folder": folder, "folder_than": folder_than})
-        evidence = replace(answer.evidence, folders=folders, pairs=tuple(pairs))
-        shipped.append(replace(answer, evidence=evidence))
-    return render(claim_sheets.claims_sheet(shipped), "csv")
+def answer_with_relative_folders(answer: verdicts.Answer, records: Path) -> verdicts.Answer:
+    """An answer whose evidence has the folders that are installed with the package, those below `records`."""
+    folders = tuple(folder.relative_to(records) for folder in answer.evidence.folders)
+    pairs = []
+    for pair in answer.evidence.pairs:
+        folder = pair["folder"].relative_to(records)
+        folder_than = pair["folder_than"].relative_to(records)
+        pairs.append({**pair, "folder": folder, "folder_than": folder_than})
+    evidence = replace(answer.evidence, folders=folders, pairs=tuple(pairs))
+    return replace(answer, evidence=evidence)
 
 
 def stale_pages(folder: Path, made: Iterable[Page]) -> list[Path]:
@@ -123,7 +124,7 @@ def main(
     """Writes all pages in a folder and their figures: one a study, one a paper, and a first one, README.md."""
     if not (folder / "records").is_dir():
         raise SystemExit(f"'{folder}' has no runs for pages (got no folder 'records' in it); name one that has it.")
-    made = pages(folder)
+    made = make_pages(folder)
     if check:
         stale = stale_pages(folder, made)
         if stale:
@@ -136,7 +137,7 @@ def main(
         write_atomically(file, partial(Path.write_text, data=page.text, encoding="utf-8"))
         print(file)
         for figure in page.figures:
-            write_figure(folder / figure.path, find_chart(figure.kind), named(figure.study), page=True)
+            write_figure(folder / figure.path, find_chart(figure.kind), with_group_names(figure.study), page=True)
 
 
 if __name__ == "__main__":

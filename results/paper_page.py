@@ -3,17 +3,37 @@
 import re
 import textwrap
 from collections.abc import Iterable
+from dataclasses import dataclass
 from types import ModuleType
 
-from page import in_sections
+from sections import join_sections
 from studies import Study
 
 from fedcli import registry
 from fedcli.results import paper_tables, plans
 from fedcli.results.render import github, render
 
-# Sections of a paper's file that its page repeats: a title, then indented lines.
-CARD = re.compile(r"^((?:Readings|Known)\b.*)\n((?:(?: .*)?\n)+)", re.MULTILINE)
+SHOWN_SECTIONS = ("Readings", "Known")  # how the titles begin of those of a card that its page repeats
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the docstring of a paper's file has."""
+
+    title: str
+    paragraphs: list[str]  # before the sections
+    sections: dict[str, str]  # by their titles, without indentation
+
+
+def read_card(docstring: str) -> Card:
+    """The card in a docstring, of which a section is a title over indented lines."""
+    head, *section_texts = re.split(r"^(?=\S.*\n )", docstring, flags=re.MULTILINE)
+    title, *paragraphs = head.strip().split("\n\n")
+    sections = {}
+    for text in section_texts:
+        section_title, _, content = text.partition("\n")
+        sections[section_title] = textwrap.dedent(content).strip()
+    return Card(title.rstrip("."), paragraphs, sections)
 
 
 def papers() -> dict[str, ModuleType]:
@@ -31,30 +51,29 @@ def file_name(module: ModuleType) -> str:
     return name
 
 
-def paper_page(module: ModuleType, planned: Iterable[plans.TablePlan], studies: Iterable[Study], missed: str) -> str:
-    """The page of a paper: its `planned` tables, those of the `studies` that are its own, and what was `missed`."""
-    sections = tables_of_paper(planned)
+def make_paper_page(
+    module: ModuleType, planned: Iterable[plans.TablePlan], studies: Iterable[Study], notes: str
+) -> str:
+    """The page of a paper: its `planned` tables, those of the `studies` that are its own, and `notes` on its runs."""
+    card = read_card(module.__doc__ or "")
+    sections = sections_of_tables(planned)
     not_planned = [f"- {where}: {reason.rstrip('.')}." for where, reason in module.NOT_PLANNED.items()]
     sections["### Not planned"] = "\n".join(not_planned)
     sections["## Studies"] = "\n".join(links_to_studies(module, studies))
-    for heading, text in CARD.findall(module.__doc__):
-        sections[f"## {heading}"] = textwrap.dedent(text).strip()
-    sections["## What did not work"] = missed.strip()
-    return in_sections(head_of_page(module), sections)
+    for title, text in card.sections.items():
+        if title.startswith(SHOWN_SECTIONS):
+            sections[f"## {title}"] = text
+    sections["## What did not work"] = notes.strip()
 
-
-def head_of_page(module: ModuleType) -> str:
-    """The title and the first paragraphs of a paper's file, and where the file and its claims are."""
-    before_sections, *_ = re.split(r"(?m)^\S.*\n(?= )", module.__doc__)  # at a title over indented lines
-    title, *paragraphs = before_sections.strip().split("\n\n")
     name = file_name(module)
     links = (
         f"Its file is [papers/{name}.py](../../papers/{name}.py). Its claims stand on [the first page](../README.md)."
     )
-    return "\n\n".join([f"# {title.rstrip('.')}", *paragraphs, links])
+    head = "\n\n".join([f"# {card.title}", *card.paragraphs, links])
+    return join_sections(head, sections)
 
 
-def tables_of_paper(planned: Iterable[plans.TablePlan]) -> dict[str, str]:
+def sections_of_tables(planned: Iterable[plans.TablePlan]) -> dict[str, str]:
     """The tables that have a finished run beside the paper's numbers, and a list of the others, by heading."""
     shown = ["A run counts that has all settings of the table."]
     lacking = []
@@ -83,7 +102,7 @@ def links_to_studies(module: ModuleType, studies: Iterable[Study]) -> list[str]:
             continue
         first_line, _, _ = study.intro.partition("\n")
         line = f"- [{first_line.lstrip('# ')}](../{study.name}.md)"
-        if study.findings:
-            line += f": {study.findings[0]}"
+        if study.finding_lines:
+            line += f": {study.finding_lines[0]}"
         lines.append(line)
     return lines

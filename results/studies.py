@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedcli import registry
 from fedcli.declarations import SELECTIONS
@@ -46,10 +46,29 @@ class Study:
     name: str  # of the folder
     intro: str  # its title, question and set-up, in Markdown
     records: list[Record]
-    findings: list[str]  # each a line of Markdown
+    finding_lines: list[str]  # in Markdown
     metrics: list[str]  # more columns of its table
     figures: dict[str, str]  # what more figures show, by the kind of the chart
-    names: dict[Path, str]  # those of its groups of runs, by folder; figures name the runs so
+    group_names: dict[Path, str]  # by the folder of a group of runs; figures name the runs so
+
+
+class PrintedColumn(NamedTuple):
+    """A column of a table in a paper."""
+
+    table: str
+    column: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a line says of one group of runs, or of one beside another; an entry of `findings.toml`."""
+
+    says: str  # a sentence before the numbers, or nothing
+    metric: Metric
+    of: str  # the name of a group
+    than: str | None  # the name of the group that is subtracted, if one is
+    than_metric: Metric  # of that group
+    printed: PrintedColumn | None  # numbers of the paper, in rows named as the groups
 
 
 def read_study(folder: Path) -> Study:
@@ -64,26 +83,26 @@ def read_study(folder: Path) -> Study:
         with _reading(file, "its text"):
             content = tomllib.loads(file.read_text(encoding="utf-8"))
     groups: dict[str, list[Record]] = {}
+    group_names = {}
     for name, entry in content.get("runs", {}).items():
-        paths = [entry] if isinstance(entry, str) else entry
+        paths = entry
+        if isinstance(entry, str):
+            paths = [entry]
+            group_names[folder / entry] = name
         with _reading(file, entry):
             groups[name] = find_records(folder / path for path in paths)
-    findings = []
+    finding_lines = []
     for entry in content.get("findings", []):
         with _reading(file, entry):
-            findings.append(finding(entry, groups))
-    names = {}
-    for name, path in content.get("runs", {}).items():
-        if isinstance(path, str):
-            names[folder / path] = name
+            finding_lines.append(finding_line(read_finding(entry), groups))
     return Study(
         name=folder.resolve().name,
         intro=(folder / "intro.md").read_text(encoding="utf-8").strip(),
         records=find_records([folder]),
-        findings=findings,
+        finding_lines=finding_lines,
         metrics=content.get("metrics", []),
         figures=content.get("figures", {}),
-        names=names,
+        group_names=group_names,
     )
 
 
@@ -96,24 +115,24 @@ def _reading(file: Path, entry: object) -> Iterator[None]:
         raise UserError(f"{file} cannot be read ({error}; got {entry}); see the head of results/studies.py.") from error
 
 
-def named(study: Study) -> list[Record]:
+def with_group_names(study: Study) -> list[Record]:
     """The records of a study, those of a group under its name in the place of the method's."""
     records = []
     for record in study.records:
-        name = _group_of(record["folder"], study.names)
+        name = _group_name(record["folder"], study.group_names)
         records.append(record if name is None else {**record, "label": name})
     return records
 
 
-def _group_of(folder: Path, names: Mapping[Path, str]) -> str | None:
+def _group_name(folder: Path, group_names: Mapping[Path, str]) -> str | None:
     """The name of the innermost folder, of a run's own and those around it, that has one."""
     for path in (folder, *folder.parents):
-        if path in names:
-            return names[path]
+        if path in group_names:
+            return group_names[path]
     return None
 
 
-def modified(records: Iterable[Record]) -> str:
+def modified_checkout_text(records: Iterable[Record]) -> str:
     """How many runs are of a checkout with changes that are not committed, in words; empty for none."""
     commits = [record.get("commit") or "" for record in records]
     count = sum(commit.endswith("+") for commit in commits)
@@ -122,40 +141,62 @@ def modified(records: Iterable[Record]) -> str:
     return f"{count} of {len(commits)} runs by a modified checkout"
 
 
-def finding(entry: Mapping[str, Any], groups: Mapping[str, list[Record]]) -> str:
+def read_finding(entry: Mapping[str, Any]) -> Finding:
+    """The finding of an entry, whose keys are those at the head of this file.
+
+    Raises:
+        KeyError: If a key is missing.
+        UserError: If there is no such metric.
+    """
+    printed = None
+    if "paper" in entry:
+        table, column = entry["paper"]
+        printed = PrintedColumn(table, column)
+    return Finding(
+        says=entry.get("says", ""),
+        metric=find_metric(entry["metric"]),
+        of=entry["of"],
+        than=entry.get("than"),
+        than_metric=find_metric(entry.get("than_metric", entry["metric"])),
+        printed=printed,
+    )
+
+
+def finding_line(finding: Finding, groups: Mapping[str, list[Record]]) -> str:
     """A finding as a line, "Ours - Theirs, last round: +3.31 [+2.44, +4.19] (3); paper +9.48".
 
     Args:
-        entry: Its keys, see the head of this file.
+        finding: Of which runs it is, and what it says.
         groups: Runs by name.
 
     Raises:
-        KeyError: If a key or a group is missing.
+        KeyError: If a group is missing.
         ValueError: If runs have no such value, or are no pairs, or the paper prints no such number.
+        UserError: If there is no such table.
     """
-    metric = find_metric(entry["metric"])
-    of = entry["of"]
-    title = _title(metric, groups[of])
-    if "than" in entry:
-        than = entry["than"]
-        than_metric = find_metric(entry.get("than_metric", entry["metric"]))
-        _check_pairs(groups[of], groups[than])
-        sign = "+"
-        result = difference(metric, groups[of], than_metric, groups[than])
-        line = f"{of} - {than}, {title}"
-        if than_metric.name != metric.name:
-            line = f"{of} ({title}) - {than} ({_title(than_metric, groups[than])})"
-    else:
+    metric = finding.metric
+    runs = groups[finding.of]
+    title = _title(metric, runs)
+    if finding.than is None:
         sign = ""
-        result = interval(metric.values(groups[of]))
-        line = f"{of}, {title}"
+        result = interval(metric.values(runs))
+        subject = f"{finding.of}, {title}"
+    else:
+        sign = "+"
+        than_runs = groups[finding.than]
+        _check_pairs(runs, than_runs)
+        result = difference(metric, runs, finding.than_metric, than_runs)
+        subject = f"{finding.of} - {finding.than}, {title}"
+        if finding.than_metric.name != metric.name:
+            than_title = _title(finding.than_metric, than_runs)
+            subject = f"{finding.of} ({title}) - {finding.than} ({than_title})"
     if not result.n:
         raise ValueError("no run has this value, or no seed has both runs")
-    line += f": {interval_text(metric, result, sign=sign)}"
-    if "paper" in entry:
-        line += f"; paper {metric.text(_printed_number(entry, metric), sign)}"
-    if "says" in entry:
-        line = f"{entry['says']}. {line}"
+    line = f"{subject}: {interval_text(metric, result, sign=sign)}"
+    if finding.printed:
+        line += f"; paper {metric.text(_printed_number(finding, finding.printed), sign)}"
+    if finding.says:
+        line = f"{finding.says}. {line}"
     return line
 
 
@@ -167,20 +208,17 @@ def _check_pairs(runs: Iterable[Record], others: Iterable[Record]) -> None:
         raise ValueError(f"the runs of seed {faulty.min()} are no pair: several, or of other data or partitions")
 
 
-def _printed_number(entry: Mapping[str, Any], metric: Metric) -> float:
+def _printed_number(finding: Finding, printed: PrintedColumn) -> float:
     """The number that the paper prints for a finding: of a row, or how far one row leads on another."""
-    name, column = entry["paper"]
-    of = entry["of"]
-    table = registry.find_table(name)
-    if "than" in entry:
-        than = entry["than"]
-        rows = f"{of} or {than}"
-        number = paper_tables.printed_lead(table, of, than, (column,), metric)
+    table = registry.find_table(printed.table)
+    if finding.than is None:
+        rows = finding.of
+        number = paper_tables.printed_value(table, finding.of, printed.column, finding.metric)
     else:
-        rows = of
-        number = paper_tables.printed_value(table, of, column, metric)
+        rows = f"{finding.of} or {finding.than}"
+        number = paper_tables.printed_lead(table, finding.of, finding.than, (printed.column,), finding.metric)
     if number is None:
-        raise ValueError(f"{name} has no number in {column} for {rows}")
+        raise ValueError(f"{printed.table} has no number in {printed.column} for {rows}")
     return number
 
 

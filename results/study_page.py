@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from page import LEGEND, in_sections
-from studies import Study, modified
+from sections import LEGEND, join_sections
+from studies import Study, modified_checkout_text
 
 from fedcli.results import tables
 from fedcli.results.render import render
@@ -25,12 +25,12 @@ class Figure(NamedTuple):
         return Path("figures") / f"{self.study.name}-{self.kind}.png"
 
 
-def study_page(study: Study) -> str:
+def make_study_page(study: Study) -> str:
     """The page of a study."""
     records = study.records
     sections = {}
-    if study.findings:
-        lines = "\n".join(f"- {line}" for line in study.findings)
+    if study.finding_lines:
+        lines = "\n".join(f"- {line}" for line in study.finding_lines)
         sections["## Findings"] = f"{lines}\n\n{LEGEND}"
 
     shown = [render(tables.sheet(records, study.metrics)).strip()]
@@ -43,7 +43,7 @@ def study_page(study: Study) -> str:
     sections["## Every run"] = render(replace(by_seed, subject="", notes=())).strip()
 
     machines = list(tables.machines(records))
-    by_modified = modified(records)
+    by_modified = modified_checkout_text(records)
     if by_modified:
         machines.append(f"- {by_modified}: their commit ends in `+`.")
     sections["## Machines and versions"] = "\n".join(machines)
@@ -52,7 +52,7 @@ def study_page(study: Study) -> str:
     if commands:
         typed = "\n".join(f"$ {command}" for command in commands)
         sections["## Commands"] = f"```console\n{typed}\n```\n\n{VERIFY}"
-    return in_sections(study.intro, sections)
+    return join_sections(study.intro, sections)
 
 
 def charts_of(study: Study) -> dict[str, str]:

@@ -76,7 +76,7 @@ def results(tmp_path_factory):
 @pytest.mark.parametrize(("name", "module"), paper_page.papers().items(), ids=paper_page.papers())
 def test_a_page_has_the_tables_of_its_paper_and_what_is_not_planned(name, module, tmp_path):
     planned = [plans.plan_table(table, tmp_path, seeds=[0]) for table in module.TABLES]
-    page = paper_page.paper_page(module, planned, [], "")
+    page = paper_page.make_paper_page(module, planned, [], "")
 
     title, source, *_ = module.__doc__.split("\n\n")
     assert page.startswith(f"# {title.rstrip('.')}\n\n{source}\n\n")
@@ -105,7 +105,7 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
         ),
     )
 
-    page = first_page.first_page(tmp_path, [], [answer], "")
+    page = first_page.make_first_page(tmp_path, [], [answer], "")
     assert "Of 1 claims: 1 undecided." in page
     links = "[one](one.md), [two](two.md); but see [three](three.md)"
     assert f"| reduced to rounds 5 of 200: {links}; decided by 18 runs in full; time: " in page
@@ -125,18 +125,18 @@ def test_the_first_page_names_its_texts_and_modified_checkouts(tmp_path):
         evidence=verdicts.Evidence(folders=(of_commit, of_modified_checkout)),
     )
 
-    page = first_page.first_page(tmp_path, [], [answer], "")
+    page = first_page.make_first_page(tmp_path, [], [answer], "")
     assert "in full, by the authors' code: [one](one.md); 1 of 2 runs by a modified checkout; but see" in page
     assert "\n- In full, by the authors' code: the text of FedFA has a constant learning rate" in page
     study = studies.Study("one", "# One", frame.find_records([tmp_path]), [], [], {}, {})
-    assert "\n- 1 of 2 runs by a modified checkout: their commit ends in `+`.\n" in study_page.study_page(study)
+    assert "\n- 1 of 2 runs by a modified checkout: their commit ends in `+`.\n" in study_page.make_study_page(study)
     reduced = replace(answer, evidence=replace(answer.evidence, reduction="rounds 1 of 2"))
-    assert first_page.texts_instead([reduced]) == []
+    assert first_page.code_notes([reduced]) == []
 
 
 def test_figures_name_runs_as_the_study_does(results):
     study = studies.read_study(results / "records" / "tiny")
-    labels = {record["folder"].name: record.get("label") for record in studies.named(study)}
+    labels = {record["folder"].name: record.get("label") for record in studies.with_group_names(study)}
     assert labels == {"a": "run a", "again": None, "b": None, "c": None, "d": None}
 
 
@@ -150,13 +150,13 @@ def test_the_page_of_a_paper_shows_tables_with_runs_first(results):
     assert [num_runs[cell.row, cell.column] for cell in CELLS] == [1, 1, 0]
 
     empty = plans.plan_table(Table("fedfa:3", "Ablation", ("FedFA", "Table 3"), CELLS[:1]), Path("nowhere"))
-    page = paper_page.paper_page(paper_page.papers()["fedfa"], [empty, plan], [study], "- It | missed.\n")
+    page = paper_page.make_paper_page(paper_page.papers()["fedfa"], [empty, plan], [study], "- It | missed.\n")
     assert page.index("### FedFA, Table 2: Accuracy under label skew") < page.index("### Without a finished run")
     assert "| FedFA, Table 3: Ablation | 1 | `fedcli table fedfa:3` |" in page
     assert page.endswith("## What did not work\n\n- It | missed.\n")
     assert "- [A tiny study](../tiny.md): It runs. run a, rounds to 1: 1 (1)\n" in page
 
-    without_runs = paper_page.paper_page(paper_page.papers()["fedfa"], [empty], [replace(study, records=[])], "")
+    without_runs = paper_page.make_paper_page(paper_page.papers()["fedfa"], [empty], [replace(study, records=[])], "")
     assert "tiny" not in without_runs
     assert "What did not work" not in without_runs
 
@@ -247,7 +247,8 @@ GROUPS = {
     ],
 )  # fmt: skip
 def test_a_finding_is_what_the_records_say(entry, line):
-    assert studies.finding({"metric": "last", "of": "FedFA", **entry}, GROUPS) == line
+    finding = studies.read_finding({"metric": "last", "of": "FedFA", **entry})
+    assert studies.finding_line(finding, GROUPS) == line
 
 
 @pytest.mark.parametrize(
@@ -260,8 +261,9 @@ def test_a_finding_is_what_the_records_say(entry, line):
     ],
 )
 def test_a_finding_that_the_records_do_not_bear_is_refused(entry, message):
+    finding = studies.read_finding({"metric": "last", "of": "FedFA", **entry})
     with pytest.raises(ValueError, match=message):
-        studies.finding({"metric": "last", "of": "FedFA", **entry}, GROUPS)
+        studies.finding_line(finding, GROUPS)
 
 
 def test_a_file_names_groups_by_folders_and_errors_name_the_file(tmp_path):
@@ -269,10 +271,10 @@ def test_a_file_names_groups_by_folders_and_errors_name_the_file(tmp_path):
     write(study / "a" / "seed-0", run("one", 0, 0.75))
     write(tmp_path / "other" / "seed-1", run("one", 1, 0.85))
     (study / "intro.md").write_text("# A study\n")
-    assert studies.read_study(study).findings == []
+    assert studies.read_study(study).finding_lines == []
     file = study / "findings.toml"
     file.write_text('[runs]\nmine = ["a", "../other"]\n[[findings]]\nmetric = "last"\nof = "mine"\n')
-    assert studies.read_study(study).findings == ["mine, last round: 80.00 [16.47, 143.53] (2)"]
+    assert studies.read_study(study).finding_lines == ["mine, last round: 80.00 [16.47, 143.53] (2)"]
 
     reasons = {
         "runs = ": "",

@@ -8,7 +8,7 @@ LEGEND = (
 )
 
 
-def in_sections(head: str, sections: Mapping[str, str]) -> str:
+def join_sections(head: str, sections: Mapping[str, str]) -> str:
     """A page in Markdown: its head, and texts by their headings, without empty ones."""
     blocks = [head]
     for heading, text in sections.items():
