@@ -25,6 +25,7 @@ from fedcli.declarations import (
     Row,
     Table,
     both_ways,
+    column,
     grid,
     join_configs,
     option,
@@ -36,6 +37,6 @@ from fedcli.errors import UserError
 
 __all__ = [
     "Cell", "Claim", "Control", "DataSetting", "Gain", "Method", "Post", "Protocol", "PublicSetting", "Row", "Table",
-    "UserError", "both_ways", "frame", "grid", "join_configs", "load", "option", "params_both_ways", "row",
+    "UserError", "both_ways", "column", "frame", "grid", "join_configs", "load", "option", "params_both_ways", "row",
     "rows_by_class", "run", "tune",
 ]  # fmt: skip

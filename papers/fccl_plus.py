@@ -82,7 +82,6 @@ Run it
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -101,6 +100,7 @@ from fedcli import (
     Row,
     Table,
     UserError,
+    column,
     grid,
     option,
     row,
@@ -826,32 +826,30 @@ _COMPARISON = {
     "BASE": _BASE, "FedMD": row("fedmd"), "FedDF": row("feddf-client"), "FedMatch": row("fedmatch"),
     "RHFL": row("rhfl"), "FCCL": _FCCL, "FCCL+": _FCCL_PLUS,
 }  # fmt: skip
-_EQUALLY_LONG = "local training of equal length"  # not in the paper: as many rounds and local epochs as the methods
-_EQUALLY_LONG_NOTE = f"The row '{_EQUALLY_LONG}' is not the paper's, whose BASE has a sixteenth of the methods' epochs."
+_PUBLIC_TITLES = {"Cifar-100": "cifar100", "Tiny-ImageNet": "tiny-imagenet", "Fashion-MNIST": "fmnist"}
 _BASE_NOTE = "BASE: 50 rounds of one local epoch, each with a new Adam; its last three epochs are averaged."
 _EQ19_NOTE = "Without FNTD the local objective is that of FCCL, Eq. 19, so these rows are runs of FCCL."
-Rows = dict[str, Row]  # by their names in the paper's tables
+_Rows = dict[str, Row]  # by their names in the paper's tables
 
 
-def _on(scenario: str, strong: bool = False, **settings: object) -> dict[str, object]:
-    """Settings of a scenario."""
-    name = _SCENARIOS[scenario].name
-    form = "-strong" if strong else ""
-    return {"protocol": f"fccl:{name}{form}", "dataset": _SCENARIOS[scenario].dataset, **settings}
+def _column(scenario: str, form: str = "", **settings: object) -> dict[str, Any]:
+    """The column of a scenario; `form` is one of `_AUGMENTATIONS`."""
+    of_scenario = _SCENARIOS[scenario]
+    return column(f"fccl:{of_scenario.name}{form}", of_scenario.dataset, **settings)
 
 
 def _cells(
-    rows: Rows, scenarios: tuple[str, ...], kinds: tuple[str, ...], strong: bool = False, **settings: object
+    rows: _Rows, scenarios: tuple[str, ...], kinds: tuple[str, ...], form: str = "", **settings: object
 ) -> tuple[Cell, ...]:
     """Cells of each domain and their mean, inside ("intra") or outside ("inter") of a client's own domain."""
-    cells: list[Cell] = []
+    cells: tuple[Cell, ...] = ()
     for kind in kinds:
         for scenario in scenarios:
-            on = _on(scenario, strong, **settings)
+            of_scenario = _column(scenario, form, **settings)
             for letter, domain in _SCENARIOS[scenario].domains.items():
-                cells += grid(rows, {f"{scenario} {kind} {letter}": on}, f"{kind}:{domain}")
-            cells += grid(rows, {f"{scenario} {kind} AVG": on}, kind)
-    return tuple(cells)
+                cells += grid(rows, {f"{scenario} {kind} {letter}": of_scenario}, f"{kind}:{domain}")
+            cells += grid(rows, {f"{scenario} {kind} AVG": of_scenario}, kind)
+    return cells
 
 
 def _gains(rows: Iterable[str], scenarios: tuple[str, ...], kinds: tuple[str, ...], base: str) -> tuple[Gain, ...]:
@@ -877,47 +875,234 @@ def _row_and_column(gain: Gain) -> tuple[str, str]:
 
 
 def _table(
-    number: int | str, title: str, *cells: tuple[Cell, ...], reported: str = "", notes: tuple[str, ...] = (),
+    name: str, title: str, cells: tuple[Cell, ...], *, printed: str, notes: tuple[str, ...] = (),
     gains: tuple[Gain, ...] = (),
 ) -> Table:  # fmt: skip
-    """A table of the paper."""
+    """A table or figure of the paper; `printed` says where its numbers are."""
     return Table(
-        name=f"fccl:{number}",
+        name=f"fccl:{name}",
         title=title,
-        reported=("FCCL+", reported or f"Table {number}"),
-        cells=tuple(chain(*cells)),
+        reported=("FCCL+", printed),
+        cells=cells,
         notes=notes,
         gains=tuple(sorted(gains, key=_row_and_column)),
     )
 
 
-def _homogeneous() -> Rows:
-    """Rows of Table 15; the methods that send logits average the models between the two phases."""
-    smaller = 64  # of FedAvg, FedProx and MOON in the authors' code, on Digits and Office31
-    methods: Rows = {
-        **_without(_COMPARISON, "FedMatch", "RHFL"),
-        "FedAvg": row("fedavg", batch_size=smaller),
-        "FedProx": row("fedprox", batch_size=smaller),
-        "MOON (mu=5, printed tau)": row("moon", batch_size=smaller, contrastive_weight=5.0),
-        "MOON (mu=1, printed tau)": row("moon", batch_size=smaller, contrastive_weight=1.0),
-        "FedProc": row("fedproc"),
-        "FedRS": row("fedrs"),
-    }
+def _without(rows: _Rows, *names: str) -> _Rows:
+    """The rows but those of these names."""
+    return {name: rows[name] for name in rows if name not in names}
+
+
+# Table 2, 9 runs: communication signals and cost against inter-domain accuracy.
+_SENDERS = {"FedMD": row("fedmd"), "FCCL": _FCCL, "FCCL+": _FCCL_PLUS}
+_TABLE_2 = _table(
+    "2",
+    "What is sent, and accuracy on other domains",
+    grid(_SENDERS, {"Digits inter AVG": _column("Digits")}, "inter"),
+    printed="Table 2",
+    notes=("The floats sent in a round are in each run's record, `cost`; the paper's are those of a batch.",),
+)
+
+# Table 4, 9 runs: extra communication and memory per module with Digits mean accuracy.
+_MODULES = {"FCCM": _FCCL, "FISL": _FISL, "FNTD": _FCCL_PLUS}
+_TABLE_4 = _table(
+    "4",
+    "What each module costs and gives",
+    grid(_MODULES, {"Digits inter AVG": _column("Digits")}, "inter")
+    + grid(_MODULES, {"Digits intra AVG": _column("Digits")}, "intra"),
+    printed="Table 4",
+    notes=(_EQ19_NOTE, "The row FNTD is the full method."),
+)
+
+# Table 8, 87 runs: inter-domain accuracy, four scenarios.
+_EQUALLY_LONG = "local training of equal length"  # not in the paper: as many rounds and local epochs as the methods
+_EQUALLY_LONG_NOTE = f"The row '{_EQUALLY_LONG}' is not the paper's, whose BASE has a sixteenth of the methods' epochs."
+_TABLE_8 = _table(
+    "8",
+    "Accuracy on other domains",
+    _cells(_COMPARISON, _ALL_SCENARIOS, _INTER_ONLY) + _cells({_EQUALLY_LONG: row("local")}, ("Digits",), _INTER_ONLY),
+    printed="Table 8",
+    notes=(_BASE_NOTE, _EQUALLY_LONG_NOTE, _PRIVATE_NOTE),
+    gains=_gains(_without(_COMPARISON, "BASE"), _ALL_SCENARIOS, _INTER_ONLY, "BASE")
+    + _gains([_EQUALLY_LONG], ("Digits",), _INTER_ONLY, "BASE"),
+)
+
+# Table 9, 84 runs: intra-domain accuracy, four scenarios.
+_TABLE_9 = _table(
+    "9",
+    "Accuracy on the own domain",
+    _cells(_COMPARISON, _ALL_SCENARIOS, _INTRA_ONLY),
+    printed="Table 9",
+    notes=(_BASE_NOTE, _PRIVATE_NOTE),
+    gains=_gains(_without(_COMPARISON, "BASE"), _ALL_SCENARIOS, _INTRA_ONLY, "BASE"),
+)
+
+# Table 10, 30 runs: ablation of FCCM / FISL / FNTD.
+_PRIVATE_ONLY = "none (private only)"
+_ABLATION = {
+    _PRIVATE_ONLY: _BASE,
+    "FCCM": _FCCL,
+    "FISL": _FISL,
+    "FCCM+FISL": row("fccl", similarity_weight=3.0),
+    "FCCM+FISL+FNTD": _FCCL_PLUS,
+}
+_TABLE_10 = _table(
+    "10",
+    "Ablation: FCCM, FISL and FNTD",
+    _cells(_ABLATION, _TWO_SCENARIOS, _BOTH_KINDS),
+    printed="Table 10",
+    notes=(_BASE_NOTE, _EQ19_NOTE, _PRIVATE_NOTE),
+    gains=_gains(_without(_ABLATION, _PRIVATE_ONLY), _TWO_SCENARIOS, _BOTH_KINDS, _PRIVATE_ONLY),
+)
+
+# Table 11, 15 runs: FCCM off-diagonal weight lambda.
+
+
+def _off_diagonal_weights(kind: str) -> dict[str, dict[str, Any]]:
+    """Columns of one kind of accuracy."""
+    weights = (0.002, 0.0051, 0.01, 0.05, 0.1)
+    return {f"{kind} lambda={weight}": _column("Office31", off_diagonal_weight=weight) for weight in weights}
+
+
+_TABLE_11 = _table(
+    "11",
+    "Weight of different classes in FCCM",
+    grid({"FCCM": _FCCL}, _off_diagonal_weights("inter"), "inter")
+    + grid({"FCCM": _FCCL}, _off_diagonal_weights("intra"), "intra"),
+    printed="Table 11",
+    notes=(_EQ19_NOTE, _PRIVATE_NOTE),
+)
+
+# Fig 7 inset, 9 runs: FCCM overall inter accuracy by public data set.
+_PUBLIC_SETS = {f"public {title}": _column("Digits", public_dataset=name) for title, name in _PUBLIC_TITLES.items()}
+_FIG_7 = _table(
+    "Fig7",
+    "Public images for FCCM",
+    grid({"FCCM": _FCCL}, _PUBLIC_SETS, "inter"),
+    printed="Fig 7 inset",
+    notes=(_EQ19_NOTE,),
+)
+
+# Table 12, 18 runs: Digits with Tiny-ImageNet as public data.
+_TABLE_12 = _table(
+    "12",
+    "Tiny-ImageNet as public images",
+    _cells({"BASE": _BASE}, ("Digits",), _BOTH_KINDS)
+    + _cells(_without(_COMPARISON, "BASE", "FedDF"), ("Digits",), _BOTH_KINDS, public_dataset="tiny-imagenet"),
+    printed="Table 12",
+    notes=(_BASE_NOTE,),
+)
+
+# Table 13, 36 runs: public data set and augmentation strength for FISL.
+
+
+def _augmented(kind: str) -> _Rows:
+    """Rows with one kind of augmentation of the public images."""
     rows = {}
-    for title, (method, settings) in methods.items():
-        settings = {**settings, "backbone": "resnet12-3x3"}
-        if title in ("FedMD", "FedDF", "FCCL", "FCCL+"):
-            settings["average_parameters"] = True
-        rows[title] = Row(method, settings)
+    for title, name in _PUBLIC_TITLES.items():
+        rows[f"FISL, {title}, {kind} augmentation"] = row("fccl", **_FISL.settings, public_dataset=name)
     return rows
 
 
+_TABLE_13 = _table(
+    "13",
+    "Public images and their augmentation for FISL",
+    _cells(_augmented("weak"), _TWO_SCENARIOS, _INTER_ONLY)
+    + _cells(_augmented("strong"), _TWO_SCENARIOS, _INTER_ONLY, form="-strong"),
+    printed="Table 13",
+    notes=(_EQ19_NOTE, _PRIVATE_NOTE),
+)
+
+# Table 14, 24 runs: weight omega of FISL.
+_SIMILARITY_WEIGHTS = {f"omega={weight}": row("fccl", similarity_weight=float(weight)) for weight in (1, 2, 3, 4)}
+_TABLE_14 = _table(
+    "14",
+    "Weight of FISL",
+    _cells(_SIMILARITY_WEIGHTS, _TWO_SCENARIOS, _INTER_ONLY),
+    printed="Table 14",
+    notes=(_EQ19_NOTE, _PRIVATE_NOTE),
+)
+
+# Table 15, 66 runs: homogeneous models (ResNet12 everywhere).
+_RESNET12 = {"backbone": "resnet12-3x3"}
+_AVERAGED = {**_RESNET12, "average_parameters": True}  # the methods that send logits, between the two phases
+_SMALLER_BATCH = 64  # of FedAvg, FedProx and MOON in the authors' code, on Digits and Office31
+_EQUAL_NETWORKS = {
+    "BASE": row("local", **_BASE.settings, **_RESNET12),
+    "FedMD": row("fedmd", **_AVERAGED),
+    "FedDF": row("feddf-client", **_AVERAGED),
+    "FCCL": row("fccl", **_AVERAGED),
+    "FCCL+": row("fccl-plus", **_AVERAGED),
+    "FedAvg": row("fedavg", batch_size=_SMALLER_BATCH, **_RESNET12),
+    "FedProx": row("fedprox", batch_size=_SMALLER_BATCH, **_RESNET12),
+    "MOON (mu=5, printed tau)": row("moon", batch_size=_SMALLER_BATCH, contrastive_weight=5.0, **_RESNET12),
+    "MOON (mu=1, printed tau)": row("moon", batch_size=_SMALLER_BATCH, contrastive_weight=1.0, **_RESNET12),
+    "FedProc": row("fedproc", **_RESNET12),
+    "FedRS": row("fedrs", **_RESNET12),
+}
+_TABLE_15 = _table(
+    "15",
+    "Equal networks",
+    _cells(_EQUAL_NETWORKS, _TWO_SCENARIOS, _BOTH_KINDS),
+    printed="Table 15",
+    notes=(
+        _BASE_NOTE,
+        "FedAvg, FedProx and MOON have batches of 64, as in the authors' code; FedProc and FedRS, not there, "
+        "128 as the others.",
+        "MOON's two rows are labelled tau = 5 and 1; they are read as the weight mu, tau being 0.5 in Table 7.",
+        "FCCL's clients each begin at their own theta*; the authors' code gives all of them client 0's.",
+        _PRIVATE_NOTE,
+    ),
+    gains=_gains(_without(_EQUAL_NETWORKS, "BASE"), _TWO_SCENARIOS, _BOTH_KINDS, "BASE"),
+)
+
+# Table 16, 30 runs: FNTD against EWC.
+
+
+def _regularizers() -> _Rows:
+    """FNTD, and EWC with four weights."""
+    rows = {"FNTD (full FCCL+)": _FCCL_PLUS}
+    for weight in (0.01, 0.1, 0.7, 1.0):
+        rows[f"EWC lambda={weight}"] = row("fccl-plus", regularizer="ewc", ewc_weight=weight)
+    return rows
+
+
+_TABLE_16 = _table(
+    "16",
+    "EWC in the place of FNTD",
+    grid(_regularizers(), {f"{scenario} inter AVG": _column(scenario) for scenario in _TWO_SCENARIOS}, "inter"),
+    printed="Table 16",
+    notes=(
+        "How EWC is applied is not said; see reading 15 in papers/fccl_plus.py. As we apply it, these weights are "
+        "near no regularizer at all.",
+        _PRIVATE_NOTE,
+    ),
+)
+
+# Table 17, 9 runs: mixing ordinary KD with FNTD.
+_SOME_PLAIN = "plain KD in the first 30% of local epochs"
+_LITTLE_PLAIN = "plain KD in the first 10% of local epochs"
+_NO_PLAIN = "plain KD in the first 0 of local epochs"
+_PLAIN_SHARES = {
+    _SOME_PLAIN: row("fccl-plus", plain_share=0.3),
+    _LITTLE_PLAIN: row("fccl-plus", plain_share=0.1),
+    _NO_PLAIN: row("fccl-plus", plain_share=0.0),
+}
+_TABLE_17 = _table(
+    "17",
+    "Plain distillation in the first local epochs",
+    _cells(_PLAIN_SHARES, ("Digits",), _BOTH_KINDS),
+    printed="Table 17",
+)
+
+# Table 18, 18 runs: other architecture assignments.
 _FIRST_NETWORKS = "M:ResNet10 U:ResNet12 SV:EfficientNet SY:SimpleCNN"
 _SECOND_NETWORKS = "M:ResNet18 U:ResNet12 SV:EfficientNet SY:MobileNet"
 
 
-def _architectures() -> Rows:
-    """Rows of Table 18."""
+def _architectures() -> _Rows:
+    """Three methods, each with two assignments of networks."""
     backbones = {
         _FIRST_NETWORKS: "resnet10-3x3,resnet12-3x3,efficientnet-b0-32,cnn-2x64",
         _SECOND_NETWORKS: "resnet18-3x3,resnet12-3x3,efficientnet-b0-32,mobilenet-v2-32",
@@ -930,53 +1115,19 @@ def _architectures() -> Rows:
     return rows
 
 
-def _without(rows: Rows, *names: str) -> Rows:
-    """The rows but those of these names."""
-    return {name: rows[name] for name in rows if name not in names}
+_TABLE_18 = _table(
+    "18",
+    "Other networks",
+    _cells(_architectures(), ("Digits",), _BOTH_KINDS),
+    printed="Table 18",
+    notes=("SimpleCNN is in no code of the authors; cnn-2x64, two convolutions and two linear layers, stands in.",),
+)
+
+# Table 19, 18 runs: local epochs with and without FNTD.
 
 
-_PUBLIC_TITLES = {"Cifar-100": "cifar100", "Tiny-ImageNet": "tiny-imagenet", "Fashion-MNIST": "fmnist"}
-
-
-def _augmented(kind: str) -> Rows:
-    """Rows of Table 13 with one kind of augmentation of the public images."""
-    rows = {}
-    for title, name in _PUBLIC_TITLES.items():
-        rows[f"FISL, {title}, {kind} augmentation"] = row("fccl", **_FISL.settings, public_dataset=name)
-    return rows
-
-
-_PRIVATE_ONLY = "none (private only)"
-_ABLATION = {
-    _PRIVATE_ONLY: _BASE,
-    "FCCM": _FCCL,
-    "FISL": _FISL,
-    "FCCM+FISL": row("fccl", similarity_weight=3.0),
-    "FCCM+FISL+FNTD": _FCCL_PLUS,
-}
-
-_SOME_PLAIN = "plain KD in the first 30% of local epochs"
-_LITTLE_PLAIN = "plain KD in the first 10% of local epochs"
-_NO_PLAIN = "plain KD in the first 0 of local epochs"
-_PLAIN_SHARES = {
-    _SOME_PLAIN: row("fccl-plus", plain_share=0.3),
-    _LITTLE_PLAIN: row("fccl-plus", plain_share=0.1),
-    _NO_PLAIN: row("fccl-plus", plain_share=0.0),
-}
-_REGULARIZERS = {"FNTD (full FCCL+)": _FCCL_PLUS}
-for _weight in (0.01, 0.1, 0.7, 1.0):
-    _REGULARIZERS[f"EWC lambda={_weight}"] = row("fccl-plus", regularizer="ewc", ewc_weight=_weight)
-_PUBLIC_SETS = {f"public {title}": _on("Digits", public_dataset=name) for title, name in _PUBLIC_TITLES.items()}
-
-
-def _off_diagonal_weights(kind: str) -> dict[str, dict[str, object]]:
-    """Columns of Table 11 of one kind of accuracy."""
-    weights = (0.002, 0.0051, 0.01, 0.05, 0.1)
-    return {f"{kind} lambda={weight}": _on("Office31", off_diagonal_weight=weight) for weight in weights}
-
-
-def _local_epochs() -> Rows:
-    """Rows of Table 19."""
+def _local_epochs() -> _Rows:
+    """Three numbers of local epochs, each without FNTD and with it."""
     rows = {}
     for epochs in (10, 20, 30):
         rows[f"local epochs {epochs}, without FNTD"] = row("fccl-plus", local_epochs=epochs, regularizer="none")
@@ -984,140 +1135,18 @@ def _local_epochs() -> Rows:
     return rows
 
 
-_SENDERS = {"FedMD": row("fedmd"), "FCCL": _FCCL, "FCCL+": _FCCL_PLUS}
-_MODULES = {"FCCM": _FCCL, "FISL": _FISL, "FNTD": _FCCL_PLUS}
+_TABLE_19 = _table(
+    "19",
+    "Local epochs with and without FNTD",
+    _cells(_local_epochs(), ("Digits",), _INTER_ONLY),
+    printed="Table 19",
+    notes=("Without FNTD is Eq. 14 without L_FNTD, and not the local objective of Table 10, Eq. 19.",),
+)
 
 TABLES = (
-    # Table 2, 9 runs: communication signals and cost against inter-domain accuracy.
-    _table(
-        2,
-        "What is sent, and accuracy on other domains",
-        grid(_SENDERS, {"Digits inter AVG": _on("Digits")}, "inter"),
-        notes=("The floats sent in a round are in each run's record, `cost`; the paper's are those of a batch.",),
-    ),
-    # Table 4, 9 runs: extra communication and memory per module with Digits mean accuracy.
-    _table(
-        4,
-        "What each module costs and gives",
-        *(grid(_MODULES, {f"Digits {kind} AVG": _on("Digits")}, kind) for kind in _BOTH_KINDS),
-        notes=(_EQ19_NOTE, "The row FNTD is the full method."),
-    ),
-    # Table 8, 87 runs: inter-domain accuracy, four scenarios.
-    _table(
-        8,
-        "Accuracy on other domains",
-        _cells(_COMPARISON, _ALL_SCENARIOS, _INTER_ONLY),
-        _cells({_EQUALLY_LONG: row("local")}, ("Digits",), _INTER_ONLY),
-        notes=(_BASE_NOTE, _EQUALLY_LONG_NOTE, _PRIVATE_NOTE),
-        gains=(
-            *_gains(_without(_COMPARISON, "BASE"), _ALL_SCENARIOS, _INTER_ONLY, "BASE"),
-            *_gains([_EQUALLY_LONG], ("Digits",), _INTER_ONLY, "BASE"),
-        ),
-    ),
-    # Table 9, 84 runs: intra-domain accuracy, four scenarios.
-    _table(
-        9,
-        "Accuracy on the own domain",
-        _cells(_COMPARISON, _ALL_SCENARIOS, _INTRA_ONLY),
-        notes=(_BASE_NOTE, _PRIVATE_NOTE),
-        gains=_gains(_without(_COMPARISON, "BASE"), _ALL_SCENARIOS, _INTRA_ONLY, "BASE"),
-    ),
-    # Table 10, 30 runs: ablation of FCCM / FISL / FNTD.
-    _table(
-        10,
-        "Ablation: FCCM, FISL and FNTD",
-        _cells(_ABLATION, _TWO_SCENARIOS, _BOTH_KINDS),
-        notes=(_BASE_NOTE, _EQ19_NOTE, _PRIVATE_NOTE),
-        gains=_gains(_without(_ABLATION, _PRIVATE_ONLY), _TWO_SCENARIOS, _BOTH_KINDS, _PRIVATE_ONLY),
-    ),
-    # Table 11, 15 runs: FCCM off-diagonal weight lambda.
-    _table(
-        11,
-        "Weight of different classes in FCCM",
-        *(grid({"FCCM": _FCCL}, _off_diagonal_weights(kind), kind) for kind in _BOTH_KINDS),
-        notes=(_EQ19_NOTE, _PRIVATE_NOTE),
-    ),
-    # Fig 7 inset, 9 runs: FCCM overall inter accuracy by public data set.
-    _table(
-        "Fig7",
-        "Public images for FCCM",
-        grid({"FCCM": _FCCL}, _PUBLIC_SETS, "inter"),
-        reported="Fig 7 inset",
-        notes=(_EQ19_NOTE,),
-    ),
-    # Table 12, 18 runs: Digits with Tiny-ImageNet as public data.
-    _table(
-        12,
-        "Tiny-ImageNet as public images",
-        _cells({"BASE": _BASE}, ("Digits",), _BOTH_KINDS),
-        _cells(_without(_COMPARISON, "BASE", "FedDF"), ("Digits",), _BOTH_KINDS, public_dataset="tiny-imagenet"),
-        notes=(_BASE_NOTE,),
-    ),
-    # Table 13, 36 runs: public data set and augmentation strength for FISL.
-    _table(
-        13,
-        "Public images and their augmentation for FISL",
-        _cells(_augmented("weak"), _TWO_SCENARIOS, _INTER_ONLY),
-        _cells(_augmented("strong"), _TWO_SCENARIOS, _INTER_ONLY, strong=True),
-        notes=(_EQ19_NOTE, _PRIVATE_NOTE),
-    ),
-    # Table 14, 24 runs: weight omega of FISL.
-    _table(
-        14,
-        "Weight of FISL",
-        _cells(
-            {f"omega={x}": row("fccl", similarity_weight=float(x)) for x in (1, 2, 3, 4)}, _TWO_SCENARIOS, _INTER_ONLY
-        ),
-        notes=(_EQ19_NOTE, _PRIVATE_NOTE),
-    ),
-    # Table 15, 66 runs: homogeneous models (ResNet12 everywhere).
-    _table(
-        15,
-        "Equal networks",
-        _cells(_homogeneous(), _TWO_SCENARIOS, _BOTH_KINDS),
-        notes=(
-            _BASE_NOTE,
-            "FedAvg, FedProx and MOON have batches of 64, as in the authors' code; FedProc and FedRS, not there, "
-            "128 as the others.",
-            "MOON's two rows are labelled tau = 5 and 1; they are read as the weight mu, tau being 0.5 in Table 7.",
-            "FCCL's clients each begin at their own theta*; the authors' code gives all of them client 0's.",
-            _PRIVATE_NOTE,
-        ),
-        gains=_gains(_without(_homogeneous(), "BASE"), _TWO_SCENARIOS, _BOTH_KINDS, "BASE"),
-    ),
-    # Table 16, 30 runs: FNTD against EWC.
-    _table(
-        16,
-        "EWC in the place of FNTD",
-        grid(_REGULARIZERS, {f"{scenario} inter AVG": _on(scenario) for scenario in _TWO_SCENARIOS}, "inter"),
-        notes=(
-            "How EWC is applied is not said; see reading 15 in papers/fccl_plus.py. As we apply it, these weights are "
-            "near no regularizer at all.",
-            _PRIVATE_NOTE,
-        ),
-    ),
-    # Table 17, 9 runs: mixing ordinary KD with FNTD.
-    _table(
-        17,
-        "Plain distillation in the first local epochs",
-        _cells(_PLAIN_SHARES, ("Digits",), _BOTH_KINDS),
-    ),
-    # Table 18, 18 runs: other architecture assignments.
-    _table(
-        18,
-        "Other networks",
-        _cells(_architectures(), ("Digits",), _BOTH_KINDS),
-        notes=("SimpleCNN is in no code of the authors; cnn-2x64, two convolutions and two linear layers, stands in.",),
-    ),
-    # Table 19, 18 runs: local epochs with and without FNTD.
-    _table(
-        19,
-        "Local epochs with and without FNTD",
-        _cells(_local_epochs(), ("Digits",), _INTER_ONLY),
-        notes=("Without FNTD is Eq. 14 without L_FNTD, and not the local objective of Table 10, Eq. 19.",),
-    ),
+    _TABLE_2, _TABLE_4, _TABLE_8, _TABLE_9, _TABLE_10, _TABLE_11, _FIG_7, _TABLE_12, _TABLE_13, _TABLE_14, _TABLE_15,
+    _TABLE_16, _TABLE_17, _TABLE_18, _TABLE_19,
 )  # fmt: skip
-
 NOT_PLANNED = {
     "Table 1": "The symbols, no results.",
     "Table 3": "Copies of the model that a client holds: no run is needed, `cost.memory_floats` of a record has them.",

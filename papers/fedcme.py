@@ -58,13 +58,13 @@ Run it
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedcli import Cell, Claim, DataSetting, Gain, Method, Protocol, Table, grid, option, row
+from fedcli import Cell, Claim, DataSetting, Gain, Method, Protocol, Table, column, grid, option, row
 from fedcli.core import (
     Aux,
     Client,
@@ -451,7 +451,9 @@ _NOTES = (
     "share it is not said.",
     "MOON's two constants are not stated: 1 and 0.5, as FedFA and FCCL+ take them.",
 )
-_TAIL = "The mean of the last tenth of the rounds, beside the paper's numbers, of which it is not said of what rounds."
+_TAIL_NOTE = (
+    "The mean of the last tenth of the rounds, beside the paper's numbers, of which it is not said of what rounds."
+)
 _BASELINES = {
     "fedprox": {"proximal_weight": 0.01},  # the Appendix has 0.1 and 0.01
     "moon": {"contrastive_weight": 1.0, "temperature": 0.5},
@@ -521,14 +523,18 @@ PROTOCOLS = (
 # The paper's experiments: tables
 
 
-def _column(dataset: str, alpha: float, population: int, cohort: int) -> dict[str, str]:
-    return {"protocol": _name(dataset, alpha, population, cohort), "dataset": dataset}
+_IN_TEXT = "in-text"  # of figures no number is printed
 
 
-def _table(name: str, title: str, cells: tuple[Cell, ...], *notes: str, gains: tuple[Gain, ...] = ()) -> Table:
-    """A table of the paper, or a figure, of which no number is printed."""
-    number, _, _ = name.partition("-")
-    printed = "in-text" if name.startswith("Fig") else f"Table {number}"
+def _column(dataset: str, alpha: float, population: int, cohort: int) -> dict[str, Any]:
+    return column(_name(dataset, alpha, population, cohort), dataset)
+
+
+def _table(
+    name: str, title: str, cells: tuple[Cell, ...], *, printed: str, notes: tuple[str, ...] = (),
+    gains: tuple[Gain, ...] = (),
+) -> Table:  # fmt: skip
+    """A table or figure of the paper; `printed` says where its numbers are."""
     return Table(
         name=f"fedcme:{name}",
         title=title,
@@ -537,15 +543,6 @@ def _table(name: str, title: str, cells: tuple[Cell, ...], *notes: str, gains: t
         notes=(*_NOTES, *notes),
         gains=gains,
     )
-
-
-def _with_tail(
-    number: str, title: str, title_of_tail: str, rows: dict, columns: dict, *notes: str
-) -> tuple[Table, Table]:
-    """A table of the paper, and the same cells as means over the last tenth of the rounds (Reading 19)."""
-    of_last_round = _table(number, title, grid(rows, columns), *notes)
-    tail = _table(f"{number}-last-tenth", title_of_tail, grid(rows, columns, "last-tenth"), *notes, _TAIL)
-    return of_last_round, tail
 
 
 _OTHERS = {
@@ -563,7 +560,7 @@ _ROWS = {**_OTHERS, "FedCME(0.1)": row("fedcme", alignment_weight=0.1), **_OURS}
 # Table II, "the test accuracy of FedCME and other methods". 8 rows, 16 columns, 3 seeds: 384 runs.
 
 
-def _columns(title: str, dataset: str, alpha: float) -> dict[str, dict[str, str]]:
+def _columns(title: str, dataset: str, alpha: float) -> dict[str, dict[str, Any]]:
     """The columns of Table II with a data set under one skew, by their headings."""
     columns = {}
     for population, size in _COHORTS:
@@ -577,8 +574,13 @@ _FMNIST_LESS_SKEW = _columns("FMNIST", "fmnist", alpha=0.5)
 _CIFAR10_MORE_SKEW = _columns("CIFAR10", "cifar10", alpha=0.1)
 _CIFAR10_LESS_SKEW = _columns("CIFAR10", "cifar10", alpha=0.5)
 _COLUMNS_2 = {**_FMNIST_MORE_SKEW, **_FMNIST_LESS_SKEW, **_CIFAR10_MORE_SKEW, **_CIFAR10_LESS_SKEW}
-_TABLE_2, _TABLE_2_TAIL = _with_tail(
-    "II", "Test accuracy of the global model", "Test accuracy over the last rounds", _ROWS, _COLUMNS_2
+_TABLE_2 = _table("II", "Test accuracy of the global model", grid(_ROWS, _COLUMNS_2), printed="Table II")
+_TABLE_2_TAIL = _table(  # Reading 19
+    "II-last-tenth",
+    "Test accuracy over the last rounds",
+    grid(_ROWS, _COLUMNS_2, "last-tenth"),
+    printed="Table II",
+    notes=(_TAIL_NOTE,),
 )
 
 # Table III, "the global model test accuracy at four global training time points". Table II's runs, 48 of them.
@@ -589,10 +591,10 @@ def _on_the_way() -> Table:
     """Accuracies after one to four fifths of the rounds, and the lead on the best other method there."""
     cells: list[Cell] = []
     gains = []
-    for name, column in _CIFAR10_COLUMNS.items():
+    for name, settings in _CIFAR10_COLUMNS.items():
         for part in range(1, 5):
             heading = f"{name} at {part}/5T"
-            cells += grid(_ROWS, {heading: column}, f"at:{part}/5")
+            cells += grid(_ROWS, {heading: settings}, f"at:{part}/5")
             gains.append(
                 Gain(
                     row=f"{_FEDCME_ROW} minus best other",
@@ -602,7 +604,7 @@ def _on_the_way() -> Table:
                     over_best=True,
                 )
             )
-    return _table("III", "Test accuracy on the way", tuple(cells), gains=tuple(gains))
+    return _table("III", "Test accuracy on the way", tuple(cells), printed="Table III", gains=tuple(gains))
 
 
 _TABLE_3 = _on_the_way()
@@ -615,27 +617,44 @@ _ABLATIONS = {
     "FedCME-OE(0.01)": row("fedcme", alignment_weight=0.0),
     **_OURS,
 }
-_NO_BRACKET = "FedCME-OE(0.01) has no alignment term; the paper's bracket is then without meaning."
-_TABLE_4, _TABLE_4_TAIL = _with_tail(
-    "IV", "Ablation: alignment only, exchange only, both", "Ablation over the last rounds", _ABLATIONS,
-    _CIFAR10_COLUMNS, _NO_BRACKET,
-)  # fmt: skip
+_NO_BRACKET_NOTE = "FedCME-OE(0.01) has no alignment term; the paper's bracket is then without meaning."
+_TABLE_4 = _table(
+    "IV",
+    "Ablation: alignment only, exchange only, both",
+    grid(_ABLATIONS, _CIFAR10_COLUMNS),
+    printed="Table IV",
+    notes=(_NO_BRACKET_NOTE,),
+)
+_TABLE_4_TAIL = _table(
+    "IV-last-tenth",
+    "Ablation over the last rounds",
+    grid(_ABLATIONS, _CIFAR10_COLUMNS, "last-tenth"),
+    printed="Table IV",
+    notes=(_NO_BRACKET_NOTE, _TAIL_NOTE),
+)
 
 # Fig. 3, curves of runs of Table IV, without printed numbers: 2 rows, 2 columns, 3 seeds.
 _PARTS = {name: _ABLATIONS[name] for name in ("FedCME-OE(0.01)", _FEDCME_ROW)}
-_AT_HALF = {f"{name} at T/2": column for name, column in _CIFAR10_COLUMNS.items()}
-_AT_THE_END = {f"{name} at T": column for name, column in _CIFAR10_COLUMNS.items()}
+_AT_HALF = {f"{name} at T/2": settings for name, settings in _CIFAR10_COLUMNS.items()}
+_AT_THE_END = {f"{name} at T": settings for name, settings in _CIFAR10_COLUMNS.items()}
 _FIG_3 = _table(
     "Fig3",
     "What the alignment adds on the way",
     grid(_PARTS, _AT_HALF, "at:1/2") + grid(_PARTS, _AT_THE_END, "at:1"),
-    "The paper draws curves and prints no number: 'fedcli plot RUNS' draws them from the runs of Table IV.",
+    printed=_IN_TEXT,
+    notes=("The paper draws curves and prints no number: 'fedcli plot RUNS' draws them from the runs of Table IV.",),
 )
 
 # Fig. 4, "the training results in two matching modes". 2 rows, 2 columns, 3 seeds: 12 runs, 6 of them Table II's.
 _MATCHINGS = {"FedCME": row("fedcme"), "FedCME-MTO": row("fedcme", matching="many-to-one")}
-_CURVES = "The paper draws curves and prints no number."
-_FIG_4 = _table("Fig4", "Clients matched in pairs, or many to one", grid(_MATCHINGS, _CIFAR10_COLUMNS), _CURVES)
+_CURVES_NOTE = "The paper draws curves and prints no number."
+_FIG_4 = _table(
+    "Fig4",
+    "Clients matched in pairs, or many to one",
+    grid(_MATCHINGS, _CIFAR10_COLUMNS),
+    printed=_IN_TEXT,
+    notes=(_CURVES_NOTE,),
+)
 
 # Fig. 5, "exchanging the whole model (WM) and only the feature extractor (FE)". 18 runs, 6 of them Table II's.
 _EXCHANGES = {
@@ -644,7 +663,11 @@ _EXCHANGES = {
     "FedCME-FE": row("fedcme", exchange="body"),
 }
 _FIG_5 = _table(
-    "Fig5", "What is exchanged: classifier, whole model, extractor", grid(_EXCHANGES, _CIFAR10_COLUMNS), _CURVES
+    "Fig5",
+    "What is exchanged: classifier, whole model, extractor",
+    grid(_EXCHANGES, _CIFAR10_COLUMNS),
+    printed=_IN_TEXT,
+    notes=(_CURVES_NOTE,),
 )
 
 TABLES = (_TABLE_2, _TABLE_2_TAIL, _TABLE_3, _TABLE_4, _TABLE_4_TAIL, _FIG_3, _FIG_4, _FIG_5)

@@ -75,7 +75,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcli import Cell, Claim, DataSetting, Method, Protocol, Table, both_ways, grid, option, row
+from fedcli import Cell, Claim, DataSetting, Method, Protocol, Table, both_ways, column, grid, option, row
 from fedcli.core import (
     Aux,
     Batch,
@@ -466,31 +466,31 @@ class _Setting(NamedTuple):
 
     data: str
     partition: str
-    column: str  # its heading
+    heading: str  # of the column
     is_skewed: bool = True
 
 
 def _settings_of_table_2(data: str, title: str, num_classes: int) -> dict[str, _Setting]:
     """A data set divided by label: `num_classes` classes a client, Dirichlet shares, and evenly."""
     settings = {
-        f"{data}-c{num_classes}": _Setting(data, f"classes:{num_classes}", column=f"{title} #C={num_classes}"),
+        f"{data}-c{num_classes}": _Setting(data, f"classes:{num_classes}", heading=f"{title} #C={num_classes}"),
     }
     for alpha in (0.1, 0.5):
-        settings[f"{data}-alpha-{alpha}"] = _Setting(data, f"dirichlet:{alpha}", column=f"{title} alpha={alpha}")
-    settings[f"{data}-iid"] = _Setting(data, "iid", column=f"{title} (no skew)", is_skewed=False)
+        settings[f"{data}-alpha-{alpha}"] = _Setting(data, f"dirichlet:{alpha}", heading=f"{title} alpha={alpha}")
+    settings[f"{data}-iid"] = _Setting(data, "iid", heading=f"{title} (no skew)", is_skewed=False)
     return settings
 
 
 def _setting_of_digit_sets(partition: str, skew: str, *, is_skewed: bool = True) -> _Setting:
     """The five digit sets of Table 1 under a skew, as the printed column names it."""
-    return _Setting("mixed-digits", partition, column=f"Mixed Digits {skew}", is_skewed=is_skewed)
+    return _Setting("mixed-digits", partition, heading=f"Mixed Digits {skew}", is_skewed=is_skewed)
 
 
 _SETTINGS = {
     **_settings_of_table_2("fmnist", "FMNIST", num_classes=2),
     **_settings_of_table_2("cifar10", "CIFAR-10", num_classes=2),
     **_settings_of_table_2("cifar100", "CIFAR-100", num_classes=20),
-    "emnist": _Setting("femnist-digits", "writers:shares", column="EMNIST (feature skew)"),
+    "emnist": _Setting("femnist-digits", "writers:shares", heading="EMNIST (feature skew)"),
     "mixed-digits": _setting_of_digit_sets("domains", "(feature skew)"),
     "mixed-digits-c2": _setting_of_digit_sets("domains+missing:8", "#C=2 + feature skew"),
     "mixed-digits-alpha-0.1": _setting_of_digit_sets("domains+dirichlet:0.1", "alpha=0.1 + feature skew"),
@@ -516,7 +516,7 @@ _FORMS_OF_THE_TEXT = (
 )
 
 
-def _protocol(name: str, data: str, partition: str, column: str) -> Protocol:
+def _protocol(name: str, data: str, partition: str, heading: str) -> Protocol:
     """A setting of Tables 1 and 2, or another of its kind."""
     notes = _DATA[data].notes
     partition_seed: int | None = 1
@@ -527,7 +527,7 @@ def _protocol(name: str, data: str, partition: str, column: str) -> Protocol:
         notes = (*notes, _DIRICHLET_NOTE)
     return Protocol(
         name=f"fedfa:{name}",
-        summary=f"{column}: {data} divided by {partition}",
+        summary=f"{heading}: {data} divided by {partition}",
         source="Section 5.1 and F.3; lr_decay (reading 2) and partition_seed from the authors' code",
         settings={**_training(partition_seed), "partition": partition},
         datasets={data: _DATA[data].setting},
@@ -578,7 +578,7 @@ _VALIDATION = Protocol(
 )  # fmt: skip
 
 PROTOCOLS = (
-    *(_protocol(name, setting.data, setting.partition, setting.column) for name, setting in _SETTINGS.items()),
+    *(_protocol(name, setting.data, setting.partition, setting.heading) for name, setting in _SETTINGS.items()),
     _protocol("emnist-writers", "femnist-digits", "writers", "EMNIST with the text's feature skew"),
     _VALIDATION,
     _built_in("digits", channels=1, rounds=30, lr=0.2, partition="classes:2"),
@@ -593,9 +593,9 @@ _ONE_SEED = (2021,)  # where a table prints single values
 _SETTINGS_OF_FIG_4 = ("fmnist-c2", "mixed-digits")
 
 
-def _run_settings(name: str) -> dict[str, Any]:
-    """What the runs of a setting have; for Fig. 4 drift is measured in whichever table they are run first."""
-    settings: dict[str, Any] = {"protocol": f"fedfa:{name}", "dataset": _SETTINGS[name].data}
+def _column(name: str) -> dict[str, Any]:
+    """The column of a setting; for Fig. 4 drift is measured in whichever table its runs are made first."""
+    settings = column(f"fedfa:{name}", _SETTINGS[name].data)
     if name in _SETTINGS_OF_FIG_4:
         settings["drift_every"] = 10
     return settings
@@ -606,14 +606,14 @@ def _columns(*data: str, is_skewed: bool = True) -> dict[str, dict[str, Any]]:
     columns = {}
     for name, setting in _SETTINGS.items():
         if setting.data in data and setting.is_skewed == is_skewed:
-            columns[setting.column] = _run_settings(name)
+            columns[setting.heading] = _column(name)
     return columns
 
 
 _LABEL_SKEW = _columns("fmnist", "cifar10", "cifar100")
-_FMNIST_C2 = _run_settings("fmnist-c2")
-_MIXED_DIGITS_C2 = _run_settings("mixed-digits-c2")
-_MIXED_DIGITS_FEATURE_SKEW = _run_settings("mixed-digits")
+_FMNIST_C2 = _column("fmnist-c2")
+_MIXED_DIGITS_C2 = _column("mixed-digits-c2")
+_MIXED_DIGITS_FEATURE_SKEW = _column("mixed-digits")
 _FEDFA = {"FedFA": row("fedfa")}
 _ROWS = {
     "FedAvg": row("fedavg"), "FedProx": row("fedprox"), "FedDyn": row("feddyn"), "MOON": row("moon"),
@@ -634,17 +634,15 @@ _FORM_NOTES = (  # where the paper's text and the authors' code differ
 )
 
 
-def _table(number: str, title: str, cells: tuple[Cell, ...], *notes: str, seeds: tuple[int, ...] = _TRIALS) -> Table:
-    """A table of the paper; a figure, of which no number is printed; or the text of F.2."""
-    whole_number, _, _ = number.partition("-")
-    printed = f"Table {whole_number}"
-    if number.startswith("Fig"):
-        printed = "in-text"
-    elif number == "F.2":
-        printed = "in-text F.2"
-    return Table(
-        name=f"fedfa:{number}", title=title, reported=("FedFA", printed), cells=cells, seeds=seeds, notes=notes
-    )
+_IN_TEXT = "in-text"  # of figures no number is printed
+
+
+def _table(
+    name: str, title: str, cells: tuple[Cell, ...], *, printed: str, notes: tuple[str, ...],
+    seeds: tuple[int, ...] = _TRIALS,
+) -> Table:  # fmt: skip
+    """A table, figure or text of the paper; `printed` says where its numbers are."""
+    return Table(name=f"fedfa:{name}", title=title, reported=("FedFA", printed), cells=cells, seeds=seeds, notes=notes)
 
 
 # Table 1, "label & feature distribution skews". 6 methods on 5 columns and 2 without skew, 3 seeds: 96 runs.
@@ -654,9 +652,8 @@ _TABLE_1 = _table(
     grid(_ROWS, _columns("femnist-digits"))
     + grid(_ROWS, _columns("mixed-digits"), "domain")
     + grid(_ROWS_WITHOUT_SKEW, _columns("mixed-digits", is_skewed=False), "domain"),
-    *_FORM_NOTES,
-    *_DATA["femnist-digits"].notes,
-    *_DATA["mixed-digits"].notes,
+    printed="Table 1",
+    notes=(*_FORM_NOTES, *_DATA["femnist-digits"].notes, *_DATA["mixed-digits"].notes),
 )
 
 # Table 2, "label distribution skew". 6 methods on 9 columns and 2 on 3 without skew, 3 seeds: 180 runs.
@@ -664,9 +661,12 @@ _TABLE_2 = _table(
     "2",
     "Accuracy under label skew",
     grid(_ROWS, _LABEL_SKEW) + grid(_ROWS_WITHOUT_SKEW, _columns("fmnist", "cifar10", "cifar100", is_skewed=False)),
-    "The header of the printed table does not say which column is which; their order is that of Table 8.",
-    _DIRICHLET_NOTE,
-    *_FORM_NOTES,
+    printed="Table 2",
+    notes=(
+        "The header of the printed table does not say which column is which; their order is that of Table 8.",
+        _DIRICHLET_NOTE,
+        *_FORM_NOTES,
+    ),
 )
 
 # Table 3, "FedFA with federated BN in different ablation settings". 4 rows, 3 columns, 3 seeds: 36 runs.
@@ -682,9 +682,12 @@ _TABLE_3 = _table(
     grid(_ABLATIONS, {"FMNIST #C=2 (label skew)": _FMNIST_C2})
     + grid(_ABLATIONS, {"Mixed Digits (feature skew)": _MIXED_DIGITS_FEATURE_SKEW}, "domain")
     + grid(_ABLATIONS, {"Mixed Digits #C=2 (label+feature skew)": _MIXED_DIGITS_C2}, "domain"),
-    "The caption speaks of federated batch normalisation; no network of Table 4 has it.",
-    _FEDFA_FORM_NOTE,
-    *_DATA["mixed-digits"].notes,
+    printed="Table 3",
+    notes=(
+        "The caption speaks of federated batch normalisation; no network of Table 4 has it.",
+        _FEDFA_FORM_NOTE,
+        *_DATA["mixed-digits"].notes,
+    ),
 )
 
 # Table 5, "classifier calibration at different training phase". One seed: 4 runs, three with CCVR after them.
@@ -704,9 +707,12 @@ _TABLE_5 = _table(
     "When the classifier is calibrated",
     grid(_CALIBRATIONS, {"FMNIST #C=2 accuracy": _FMNIST_C2})
     + grid(_CALIBRATED_AFTERWARDS, {"FMNIST #C=2 accuracy": _FMNIST_C2}, "post"),
-    "Printed are single runs; those of FedAvg and FedFA differ from Table 2.",
-    _FEDFA_FORM_NOTE,
-    "CCVR: the authors' code has none; its constants here are those of a re-implementation by others.",
+    printed="Table 5",
+    notes=(
+        "Printed are single runs; those of FedAvg and FedFA differ from Table 2.",
+        _FEDFA_FORM_NOTE,
+        "CCVR: the authors' code has none; its constants here are those of a re-implementation by others.",
+    ),
     seeds=_ONE_SEED,
 )
 
@@ -715,7 +721,8 @@ _TABLE_6 = _table(
     "6",
     "Momentum of the anchors",
     grid(_FEDFA, {f"lambda={tenths / 10:g}": {**_FMNIST_C2, "anchor_decay": tenths / 10} for tenths in range(11)}),
-    _FEDFA_FORM_NOTE,
+    printed="Table 6",
+    notes=(_FEDFA_FORM_NOTE,),
     seeds=_ONE_SEED,
 )
 
@@ -729,8 +736,8 @@ _TABLE_7 = _table(
     "7",
     "Initialisation of the anchors",
     grid(_INITIALISATIONS, {"accuracy": _FMNIST_C2}),
-    "All rows with the lambda = 0.9 of the first.",
-    _FEDFA_FORM_NOTE,
+    printed="Table 7",
+    notes=("All rows with the lambda = 0.9 of the first.", _FEDFA_FORM_NOTE),
     seeds=_ONE_SEED,
 )
 
@@ -751,11 +758,11 @@ _TARGET_ACCURACIES = {  # percent
 def _measure_at_targets(metric: str) -> tuple[Cell, ...]:
     """Table 8; the rows without skew have a column's target too, on data that are divided evenly."""
     cells: tuple[Cell, ...] = ()
-    for column, target in _TARGET_ACCURACIES.items():
-        skewed = _LABEL_SKEW[column]
-        even = {"protocol": f"fedfa:{skewed['dataset']}-iid", "dataset": skewed["dataset"]}
-        cells += grid(_ROWS_WITHOUT_SKEW, {column: even}, f"{metric}:{target}")
-        cells += grid(_ROWS, {column: skewed}, f"{metric}:{target}")
+    for heading, target in _TARGET_ACCURACIES.items():
+        skewed = _LABEL_SKEW[heading]
+        even = _column(f"{skewed['dataset']}-iid")
+        cells += grid(_ROWS_WITHOUT_SKEW, {heading: even}, f"{metric}:{target}")
+        cells += grid(_ROWS, {heading: skewed}, f"{metric}:{target}")
     return cells
 
 
@@ -768,9 +775,19 @@ _TARGET_NOTES = (
     _DIRICHLET_NOTE,
     *_FORM_NOTES,
 )
-_TABLE_8 = _table("8", "Rounds to a target accuracy under label skew", _measure_at_targets("rounds-to"), *_TARGET_NOTES)
+_TABLE_8 = _table(
+    "8",
+    "Rounds to a target accuracy under label skew",
+    _measure_at_targets("rounds-to"),
+    printed="Table 8",
+    notes=_TARGET_NOTES,
+)
 _TABLE_8_ACCURACY = _table(
-    "8-accuracy", "Accuracy of the round that reaches the target", _measure_at_targets("reached"), *_TARGET_NOTES
+    "8-accuracy",
+    "Accuracy of the round that reaches the target",
+    _measure_at_targets("reached"),
+    printed="Table 8",
+    notes=_TARGET_NOTES,
 )
 
 # Fig. 4, "feature distance and classifier update similarity for different rounds". Runs of Tables 1 and 2: 36.
@@ -782,8 +799,8 @@ def _measure_drift() -> tuple[Cell, ...]:
     cells: list[Cell] = []
     for setting in _SETTINGS_OF_FIG_4:
         for measure in _DRIFT_MEASURES:
-            column = f"{_SETTINGS[setting].column}, {measure.replace('_', ' ')}"
-            cells += grid(_ROWS, {column: _run_settings(setting)}, f"drift:{measure}")
+            heading = f"{_SETTINGS[setting].heading}, {measure.replace('_', ' ')}"
+            cells += grid(_ROWS, {heading: _column(setting)}, f"drift:{measure}")
     return tuple(cells)
 
 
@@ -791,15 +808,18 @@ _FIG_4 = _table(
     "Fig4",
     "How far the clients' models drift apart",
     _measure_drift(),
-    "At the last round; 'fedcli plot RUNS --kind drift' draws it over the rounds.",
-    "The authors' means count each client with itself, and the classifier's bias is a coordinate of its update. With "
-    "ten clients theirs are 0.9 d and, but for the bias, 0.9 s + 0.1, where ours are d and s. They look at 100 test "
-    "images, we at 500.",
-    *_FORM_NOTES,
+    printed=_IN_TEXT,
+    notes=(
+        "At the last round; 'fedcli plot RUNS --kind drift' draws it over the rounds.",
+        "The authors' means count each client with itself, and the classifier's bias is a coordinate of its update. "
+        "With ten clients theirs are 0.9 d and, but for the bias, 0.9 s + 0.1, where ours are d and s. They look at "
+        "100 test images, we at 500.",
+        *_FORM_NOTES,
+    ),
 )
 
 # Figs. 3 and 12, "performance under different client sample rate, batch size and local epoch". One seed: 48 runs.
-_FIG_12_SETTINGS = {**_run_settings("cifar10-c2"), "rounds": 400, "momentum": 0.9}
+_FIG_12_SETTINGS = {**_column("cifar10-c2"), "rounds": 400, "momentum": 0.9}
 
 
 def _vary(option: str, values: tuple[int, ...]) -> tuple[Cell, ...]:
@@ -816,24 +836,30 @@ _FIG_12 = _table(
     _vary("local_epochs", (1, 5, 10, 20))
     + _vary("batch_size", (16, 32, 64, 128))
     + _vary("cohort_size", (5, 10, 20, 50)),
-    f"{_CURVES_NOTE} The values on their axes are not in the text either: these are ours. Two classes a client are our "
-    "reading of their skew.",
-    _DECAY_NOTE,
-    *_FORM_NOTES,
+    printed=_IN_TEXT,
+    notes=(
+        f"{_CURVES_NOTE} The values on their axes are not in the text either: these are ours. Two classes a client are "
+        "our reading of their skew.",
+        _DECAY_NOTE,
+        *_FORM_NOTES,
+    ),
     seeds=_ONE_SEED,
 )
 
 # Fig. 13, "convergence rate performance with different mu". One seed: 4 runs.
-_FIG_13_SETTINGS = {**_FIG_12_SETTINGS, **_run_settings("cifar10-alpha-0.5")}
+_FIG_13_SETTINGS = {**_FIG_12_SETTINGS, **_column("cifar10-alpha-0.5")}
 _FIG_13 = _table(
     "Fig13",
     "Weight of the anchor loss",
     grid(
         _FEDFA, {f"mu={weight:g}": {**_FIG_13_SETTINGS, "anchor_weight": weight} for weight in (0.01, 0.1, 1.0, 10.0)}
     ),
-    f"{_CURVES_NOTE} The values of mu are lost in the text that is public: these are ours.",
-    _DECAY_NOTE,
-    _FEDFA_FORM_NOTE,
+    printed=_IN_TEXT,
+    notes=(
+        f"{_CURVES_NOTE} The values of mu are lost in the text that is public: these are ours.",
+        _DECAY_NOTE,
+        _FEDFA_FORM_NOTE,
+    ),
     seeds=_ONE_SEED,
 )
 
@@ -843,9 +869,9 @@ _FIG_13 = _table(
 def _by_digit_set() -> tuple[Cell, ...]:
     """Columns of each set of digits in each setting."""
     cells: tuple[Cell, ...] = ()
-    for column, setting in _columns("mixed-digits").items():
+    for heading, settings in _columns("mixed-digits").items():
         for domain in ("mnist", "svhn", "usps", "synth-digits", "mnist-m"):
-            cells += grid(_ROWS, {f"{column}, {domain}": setting}, f"domain:{domain}")
+            cells += grid(_ROWS, {f"{heading}, {domain}": settings}, f"domain:{domain}")
     return cells
 
 
@@ -853,25 +879,23 @@ _FIG_18 = _table(
     "Fig18",
     "Accuracy on each digit set, Figs. 18 to 21",
     _by_digit_set(),
-    f"{_CURVES_NOTE} Ours are of the last round.",
-    *_FORM_NOTES,
-    *_DATA["mixed-digits"].notes,
+    printed=_IN_TEXT,
+    notes=(f"{_CURVES_NOTE} Ours are of the last round.", *_FORM_NOTES, *_DATA["mixed-digits"].notes),
 )
 
 # Text of F.2, "the top-1 accuracy of global model at the targeted communication round". 7 rows on 2 sets: 14 runs.
 _VALIDATION_ROWS = {"FedAvg without skew": row("fedavg", partition="iid"), **_ROWS}
-_VALIDATION_SETTINGS = {"protocol": _VALIDATION.name}
 _TABLE_F2 = _table(
     "F.2",
     "Accuracy in the experiment behind the figures of features",
-    grid(_VALIDATION_ROWS, {"validation label skew FMNIST, 15 rounds": {**_VALIDATION_SETTINGS, "dataset": "fmnist"}})
+    grid(_VALIDATION_ROWS, {"validation label skew FMNIST, 15 rounds": column(_VALIDATION.name, "fmnist")})
     + grid(
         _VALIDATION_ROWS,
-        {"validation feature skew Mixed Digits, 15 rounds": {**_VALIDATION_SETTINGS, "dataset": "mixed-digits"}},
+        {"validation feature skew Mixed Digits, 15 rounds": column(_VALIDATION.name, "mixed-digits")},
         "domain",
     ),
-    *_VALIDATION.notes,
-    *_FORM_NOTES,
+    printed="in-text F.2",
+    notes=(*_VALIDATION.notes, *_FORM_NOTES),
     seeds=_ONE_SEED,
 )
 

@@ -14,10 +14,10 @@ from fedcli.declarations.options import (
     option,
 )
 from fedcli.declarations.protocols import SELECTIONS, DataSetting, Protocol, PublicSetting
-from fedcli.declarations.tables import Cell, Gain, Row, Table, grid, row
+from fedcli.declarations.tables import Cell, Gain, Row, Table, column, grid, row
 
 __all__ = [
     "SELECTIONS", "START", "Cell", "Claim", "Control", "DataSetting", "Gain", "JoinedConfigs", "Method", "OptionFacts",
-    "Post", "Protocol", "PublicSetting", "Row", "Sizes", "Table", "both_ways", "check_value", "facts_of", "flag_of",
-    "grid", "join_configs", "option", "paper_of", "params_both_ways", "row", "rows_by_class",
+    "Post", "Protocol", "PublicSetting", "Row", "Sizes", "Table", "both_ways", "check_value", "column", "facts_of",
+    "flag_of", "grid", "join_configs", "option", "paper_of", "params_both_ways", "row", "rows_by_class",
 ]  # fmt: skip

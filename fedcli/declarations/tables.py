@@ -67,6 +67,11 @@ def row(method: str, **settings: Any) -> Row:
     return Row(method, settings)
 
 
+def column(protocol: str, dataset: str, **settings: Any) -> dict[str, Any]:
+    """A column of a table, as `column("own:digits", "digits", num_clients=20)`; a row overrides its settings."""
+    return {"protocol": protocol, "dataset": dataset, **settings}
+
+
 def grid(
     rows: Mapping[str, Row | tuple[str, Mapping[str, Any]]],
     columns: Mapping[str, Mapping[str, Any]],
@@ -80,7 +85,7 @@ def grid(
         metric: What is read from each record.
     """
     cells = []
-    for row, (method, of_row) in rows.items():
-        for column, of_column in columns.items():
-            cells.append(Cell(row, column, method, {**of_column, **of_row}, metric))
+    for title, (method, of_row) in rows.items():
+        for heading, of_column in columns.items():
+            cells.append(Cell(title, heading, method, {**of_column, **of_row}, metric))
     return tuple(cells)
