@@ -16,6 +16,7 @@ from fedcli.userfiles import is_from_file
 
 if TYPE_CHECKING:  # a method file imports `fedcli` before the engine exists, and help needs no PyTorch
     from fedcli.returned import Run, Runs, Tuned
+    from fedcli.runs.origins import GivenOptions
     from fedcli.runs.rounds import Listener
 
 
@@ -69,15 +70,15 @@ def run(  # noqa: PLR0913  # what a user calls: one keyword for each choice
         >>> runs.table()  # doctest: +SKIP
     """
     from fedcli.runs.old_runs import old_runs_renamed
+    from fedcli.runs.origins import GivenOptions
 
     with in_keywords():
         experiment = _Experiment(
             methods=str(method).split(","),
-            options=plain_values(options),
+            given=GivenOptions(plain_values(options), tuned=None if tuned is None else os.fspath(tuned)),
             method_options=plain_method_options(set or {}),
             out=out,
             seeds=plain_seeds(seeds),
-            tuned=None if tuned is None else os.fspath(tuned),
             continue_=continue_,
         )
         old_runs = old_runs_renamed(Path(out)) if exist_ok and out is not None else nullcontext()
@@ -92,18 +93,16 @@ class _Experiment:
     """What a call of `run` asks for, as the command line has it; the names are those of `run`."""
 
     methods: list[str]
-    options: dict[str, Any]  # a tuple for several values
+    given: "GivenOptions"
     method_options: dict[str, Any]  # options of single methods, by the method's name
     out: str | Path | None
     seeds: list[Any] | None
-    tuned: str | None
     continue_: bool | None
 
     @property
     def is_grid(self) -> bool:
         """Whether it has several methods, or several values of an option."""
-        has_several_values = any(isinstance(value, tuple) for value in self.options.values())
-        return len(self.methods) > 1 or has_several_values
+        return len(self.methods) > 1 or self.given.has_several_values
 
     def run_method(self, log: Any, progress: "Listener | None") -> "Run | Runs":
         """Runs the one method, once or with each seed."""
@@ -114,19 +113,18 @@ class _Experiment:
         from fedcli.runs.trackers import Loggers
 
         (method,) = self.methods
-        options = self.options
+        given = self.given
         if self.method_options:
-            options = options | options_by_method(self.methods, self.method_options)[method]
+            given = given.with_values(options_by_method(self.methods, self.method_options)[method])
         if progress is None and _is_notebook():
             progress = Progress()
         ended = run_method(
             method,
+            given,
             out=self.out,
             seeds=self.seeds,
-            tuned=self.tuned,
             continue_=self.continue_,
             progress=Loggers(progress, log),
-            **options,
         )
         if isinstance(ended, list):
             return Runs(map(Run.of, ended))
@@ -143,11 +141,10 @@ class _Experiment:
             raise UserError(f"--log is for runs one after the other (got --jobs {jobs}); leave one of them out.")
         plan = plan_grid(
             self.methods,
-            self.options,
+            self.given,
             method_options=self.method_options,
             out=self.out,
             seeds=self.seeds,
-            tuned=self.tuned,
             continue_=self.continue_,
         )
         mixed = protocols_text(plan.runs)
@@ -213,12 +210,12 @@ def tune(
         method_options = plain_method_options(set or {})
         plan = tuning.plan_trials(
             str(method),
+            options,
             grid=grid_texts(grid),
             trials=trials,
             out=out,
             seeds=plain_seeds(seeds),
             method_options=method_options,
-            **options,
         )
         for text in (protocols_text(plan.runs), *tuning.notes_on_drawn_trials(plan)):
             if text:

@@ -18,7 +18,11 @@ import torch
 import fedcli
 from fedcli.declarations import flag_of
 from fedcli.errors import UserError
+from fedcli.results.grids import plan_grid
+from fedcli.results.tune import plan_trials
+from fedcli.runs.begin import resolve_runs, run_method
 from fedcli.runs.options import EXPERIMENT_OPTIONS, flags_of
+from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import read_record
 from tests.commands import invoke
 from tests.tiny_runs import BRIEF
@@ -244,6 +248,20 @@ def test_an_option_of_the_command_line_alone_is_refused_as_such(tmp_path):
     with pytest.raises(UserError) as caught:
         fedcli.run("fedavg", worker=1, out=tmp_path / "new", **BRIEF)
     assert "did you mean" not in str(caught.value)  # no call takes `workers`
+
+
+@pytest.mark.parametrize("call", [fedcli.run, fedcli.tune])
+def test_an_argument_of_what_a_call_is_made_of_is_an_unknown_option(call, tmp_path):
+    """As any other name that is none; it does not get there by name."""
+    inner_calls = (run_method, resolve_runs, plan_grid, plan_trials, GivenOptions)
+    names = {name for inner in inner_calls for name in signature(inner).parameters}
+    names -= {*signature(call).parameters, *EXPERIMENT_OPTIONS}
+    assert {"sources", "values", "given", "method_options"} <= names
+    grids = [{"grid": {"lr": [0.1]}}] if call is fedcli.tune else [{}, {"lr": [0.01, 0.1]}]
+    for name, value, grid in product(names, ({}, "x", [1, 2]), grids):
+        with pytest.raises(UserError, match=f"^unknown option of 'fedavg' '{name}'"):
+            call("fedavg", out=tmp_path / "new", **BRIEF, **grid, **{name: value})
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_cell_that_runs_twice_is_told_what_to_write(tmp_path):

@@ -10,6 +10,7 @@ import fedcli
 from fedcli.cli.options import place_runs
 from fedcli.results import jobs, plans
 from fedcli.runs import begin
+from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import read_record
 from tests.refusals import refused
 from tests.small_tables import SMALL_TABLE, Watch
@@ -56,7 +57,7 @@ def test_a_task_goes_on_with_what_the_process_of_a_lost_node_begins_late(tmp_pat
 
     monkeypatch.setattr(begin, "prepare", late)
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0)
-    assert jobs.run_task({}, jobs.Task("fedavg", tmp_path / "run", TINY)) == ""
+    assert jobs.run_task({}, jobs.Task("fedavg", tmp_path / "run", GivenOptions(TINY))) == ""
 
     record = read_record(tmp_path / "run")
     assert record["status"] == "finished"
@@ -73,12 +74,11 @@ def test_a_task_waits_for_a_process_that_is_about_to_write_its_record(tmp_path, 
         writing.close()
 
     monkeypatch.setattr(jobs.time, "sleep", dies)
-    assert jobs.run_task({}, jobs.Task("fedavg", tmp_path / "run", TINY)) == ""
+    assert jobs.run_task({}, jobs.Task("fedavg", tmp_path / "run", GivenOptions(TINY))) == ""
     assert writing.closed
     assert read_record(tmp_path / "run")["status"] == "finished"
-    assert (
-        jobs.run_task({}, jobs.Task("fedavg", tmp_path / "run", TINY)) == ""
-    )  # as where a node is lost after the last round
+    # As where a node is lost after the last round.
+    assert jobs.run_task({}, jobs.Task("fedavg", tmp_path / "run", GivenOptions(TINY))) == ""
 
 
 def test_where_ray_cannot_run_them_is_refused(monkeypatch):

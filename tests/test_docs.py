@@ -73,9 +73,8 @@ def test_the_experiment_is_the_one_that_the_text_describes(monkeypatch):
 
     def resolve_all(names, given, *, seeds, **experiment):
         (name,) = names
-        del given["sources"]
         assert seeds == [0, 1, 2]
-        setups.append(resolve(find_method(name), given, need_data=False))
+        setups.append(resolve(find_method(name), given.values, need_data=False))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(grids, "plan_grid", resolve_all)

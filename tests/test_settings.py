@@ -23,6 +23,7 @@ from fedcli.runs.begin import resolve_runs
 from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.identity import NOT_SETTINGS, differences, draft, identity_of, key_of, settings_of
 from fedcli.runs.options import RunConfig, recorded_options
+from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resolve import refuse_without_effect, resolve
 from fedcli.runs.resume import resume
@@ -62,14 +63,18 @@ def other_value(field: dataclasses.Field, value):
 
 @pytest.mark.parametrize("typed", [{}, {"partition_seed": 5}], ids=str)
 def test_each_of_several_seeds_is_as_if_it_had_been_typed_alone(typed, tmp_path):
-    runs = resolve_runs("fedavg", out=tmp_path, seeds=[0, 3], **BASE, **typed)
+    runs = resolve_runs("fedavg", GivenOptions({**BASE, **typed}), out=tmp_path, seeds=[0, 3])
     for run, seed in zip(runs, (0, 3), strict=True):
-        (alone,) = resolve_runs("fedavg", out=tmp_path, seed=seed, **BASE, **typed)
+        (alone,) = resolve_runs("fedavg", GivenOptions({**BASE, **typed, "seed": seed}), out=tmp_path)
         assert run.setup.config == alone.setup.config
         assert run.setup.origins == alone.setup.origins
         assert run.setup.config.partition_seed == typed.get("partition_seed", seed)
         assert run.folder == tmp_path / f"seed-{seed}"
-    refused(lambda: resolve_runs("fedavg", out=tmp_path, seeds=[0, 2**40], **BASE), "--seed must be >= 0 and <= 4294")
+    too_large = [0, 2**40]
+    refused(
+        lambda: resolve_runs("fedavg", GivenOptions(BASE), out=tmp_path, seeds=too_large),
+        "--seed must be >= 0 and <= 4294",
+    )
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedfm", "fedprox", "feddyn"])

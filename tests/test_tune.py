@@ -34,8 +34,8 @@ class Ranked(NamedTuple):
     folder: Path
 
 
-def run_and_rank(method, **options):
-    plan = tune.plan_trials(method, **options)
+def run_and_rank(method, options, **search):
+    plan = tune.plan_trials(method, options, **search)
     errors = jobs.execute(plan, jobs.PlanListener(), records_only=True)
     return Ranked(tune.rank_and_write_best(plan, errors), plan.folder)
 
@@ -57,31 +57,31 @@ def test_a_run_is_judged_by_its_protocols_rule_on_validation_examples(selection,
 
 
 def test_a_value_that_is_given_twice_is_tried_once():
-    plan = tune.plan_trials("fedavg", lr=(0.1, 0.01, 0.1), **BRIEF)
+    plan = tune.plan_trials("fedavg", {"lr": (0.1, 0.01, 0.1), **BRIEF})
     assert [run.setup.config.lr for run in plan.runs] == [0.1, 0.01]
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "search", "message"),
     [
-        ({}, "'fedavg' has no grid of its own"),
-        ({"grid": ["lrr=1"]}, "unknown option of 'fedavg' '--lrr'; did you mean '--lr'"),
-        ({"grid": ["seed=1,2"]}, "--seed is no option to tune"),
-        ({"grid": ["lr"]}, "--grid must be an option and its values"),
-        ({"grid": ["lr=0.1", "lr=0.2"]}, "--lr is given twice"),
-        ({"grid": ["rounds=1,2"]}, "--rounds is given twice"),
-        ({"grid": ["moon:lr=0.1"]}, "unknown method in --grid 'moon'; this command has fedavg"),
-        ({"grid": ["lr=0.1"], "seed": 3, "seeds": [1000]}, "--seed 3 was given with --seeds"),
+        ({}, {}, "'fedavg' has no grid of its own"),
+        ({}, {"grid": ["lrr=1"]}, "unknown option of 'fedavg' '--lrr'; did you mean '--lr'"),
+        ({}, {"grid": ["seed=1,2"]}, "--seed is no option to tune"),
+        ({}, {"grid": ["lr"]}, "--grid must be an option and its values"),
+        ({}, {"grid": ["lr=0.1", "lr=0.2"]}, "--lr is given twice"),
+        ({}, {"grid": ["rounds=1,2"]}, "--rounds is given twice"),
+        ({}, {"grid": ["moon:lr=0.1"]}, "unknown method in --grid 'moon'; this command has fedavg"),
+        ({"seed": 3}, {"grid": ["lr=0.1"], "seeds": [1000]}, "--seed 3 was given with --seeds"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused(options, message):
-    refused(lambda: tune.plan_trials("fedavg", **BRIEF, **options), message)
+def test_what_cannot_be_tuned_is_refused(options, search, message):
+    refused(lambda: tune.plan_trials("fedavg", {**BRIEF, **options}, **search), message)
 
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
     """A grid of three trials, one of which diverges."""
-    return run_and_rank("fedprox", out=tmp_path_factory.mktemp("tuned") / "grid", **GRID, **BRIEF)
+    return run_and_rank("fedprox", {**GRID, **BRIEF}, out=tmp_path_factory.mktemp("tuned") / "grid")
 
 
 def test_the_best_trial_by_validation_is_written_down_and_used(tuned, tmp_path):
@@ -134,13 +134,13 @@ def test_trials_keep_their_records_alone_and_are_not_run_again(tuned, tmp_path):
         write_record(file.parent, record)
     times = [file.stat().st_mtime_ns for file in files]
 
-    trials, _ = run_and_rank("fedprox", out=folder, **GRID, **BRIEF)
+    trials, _ = run_and_rank("fedprox", {**GRID, **BRIEF}, out=folder)
 
     assert [options["lr"] for options in trials["options"]] == [0.1, 0.005, 1e30]
     assert sorted(folder.rglob("record.json")) == files
     assert [file.stat().st_mtime_ns for file in files] == times
     longer = {**GRID, **BRIEF, "rounds": 3}
-    refused(lambda: tune.plan_trials("fedprox", out=folder, **longer), "holds a run with another --rounds")
+    refused(lambda: tune.plan_trials("fedprox", longer, out=folder), "holds a run with another --rounds")
 
 
 def test_the_command_tells_validation_accuracies_with_their_spread(folder):
@@ -164,30 +164,30 @@ def test_a_fifth_is_held_out_where_the_protocol_holds_out_nothing(tmp_path):
     options = {**BRIEF, "protocol": "fedfa:digits", "num_clients": 4, "cohort_size": 4, "lr": (0.05,)}
 
     def held_out(**validation):
-        (run,) = tune.plan_trials("fedavg", out=tmp_path / "grid", **options, **validation).runs
+        (run,) = tune.plan_trials("fedavg", {**options, **validation}, out=tmp_path / "grid").runs
         return run.setup.config.validation
 
     assert held_out() == 0.2
     assert held_out(validation=0.4) == 0.4
     refused(lambda: held_out(validation=0.0), "'fedavg' is tuned by validation accuracy (got --validation 0)")
-    too_few = {**options, "validation": 0.01, "out": tmp_path / "none"}
-    refused(lambda: run_and_rank("fedavg", **too_few), "no client has validation examples")
+    too_few = {**options, "validation": 0.01}
+    refused(lambda: run_and_rank("fedavg", too_few, out=tmp_path / "none"), "no client has validation examples")
 
 
 def test_trials_that_have_all_diverged_choose_nothing(tmp_path):
-    options = {**BRIEF, "lr": (1e30,), "out": tmp_path / "grid"}
-    refused(lambda: run_and_rank("fedavg", **options), "all 1 trials of 'fedavg' have diverged")
+    options = {**BRIEF, "lr": (1e30,)}
+    refused(lambda: run_and_rank("fedavg", options, out=tmp_path / "grid"), "all 1 trials of 'fedavg' have diverged")
 
 
 def test_only_the_seeds_of_a_papers_own_runs_are_refused(tmp_path, monkeypatch):
     assert tune.reported_seeds("fedfa:fmnist-c2", "fmnist") == {2021, 2022, 2023}
     assert tune.reported_seeds("fedfa:fmnist-c2", "digits") == set()
-    options = {"grid": ["lr=0.1"], "out": tmp_path / "grid", **BRIEF}
-    assert len(tune.plan_trials("fedavg", seeds=[0, 1], **options).runs) == 2  # no table has runs on the digits
+    search = {"grid": ["lr=0.1"], "out": tmp_path / "grid"}
+    assert len(tune.plan_trials("fedavg", BRIEF, seeds=[0, 1], **search).runs) == 2  # no table has runs on the digits
 
     monkeypatch.setattr(tune, "reported_seeds", lambda protocol, dataset: {0, 1})
     words = "--seed 1 is one that the paper's tables report"
-    refused(lambda: tune.plan_trials("fedavg", seeds=[1000, 1], **options), words)
+    refused(lambda: tune.plan_trials("fedavg", BRIEF, seeds=[1000, 1], **search), words)
 
 
 # Several methods
@@ -206,26 +206,26 @@ def combinations(plan):
 def test_each_method_tries_its_own_and_the_shared_options(tmp_path):
     """With the same number of trials for each."""
     grid = ["lr=0.01,0.1", "fedprox:proximal-weight=0.01,0.1,1"]
-    options = {"grid": grid, "out": tmp_path / "two", **BRIEF}
-    plan = tune.plan_trials(BOTH, **options)
+    search = {"grid": grid, "out": tmp_path / "two"}
+    plan = tune.plan_trials(BOTH, BRIEF, **search)
 
     values_of = combinations(plan)
     assert values_of["fedavg"] == [{"lr": 0.01}, {"lr": 0.1}]
     assert len(values_of["fedprox"]) == 2  # drawn from six, the same each time
     assert all(values.keys() == {"lr", "proximal_weight"} for values in values_of["fedprox"])
-    assert combinations(tune.plan_trials(BOTH, **options)) == values_of
+    assert combinations(tune.plan_trials(BOTH, BRIEF, **search)) == values_of
     first, *_ = plan.runs
     assert first.label == "fedavg, lr 0.01"
     for run in plan.runs:
         assert run.folder.is_relative_to(tmp_path / "two" / run.setup.method.name)
 
-    all_of_them = combinations(tune.plan_trials(BOTH, trials=9, **options))
+    all_of_them = combinations(tune.plan_trials(BOTH, BRIEF, trials=9, **search))
     assert len(all_of_them["fedavg"]) == 2
     assert len(all_of_them["fedprox"]) == 6
 
 
 def test_an_option_without_a_method_is_tried_by_those_that_have_it(tmp_path):
-    plan = tune.plan_trials(BOTH, grid=["lr=0.1", "proximal-weight=0.1,1"], trials=2, out=tmp_path / "two", **BRIEF)
+    plan = tune.plan_trials(BOTH, BRIEF, grid=["lr=0.1", "proximal-weight=0.1,1"], trials=2, out=tmp_path / "two")
     assert combinations(plan) == {
         "fedavg": [{"lr": 0.1}],
         "fedprox": [{"lr": 0.1, "proximal_weight": 0.1}, {"lr": 0.1, "proximal_weight": 1.0}],

@@ -19,6 +19,7 @@ from fedcli.cli.option_words import option_help
 from fedcli.cli.options import optional, refuse_twice
 from fedcli.declarations import facts_of, flag_of
 from fedcli.errors import UserError
+from fedcli.runs.origins import GivenOptions
 from fedcli.userfiles import is_from_file
 
 if TYPE_CHECKING:  # late, as help of all commands does not need it
@@ -27,19 +28,6 @@ if TYPE_CHECKING:  # late, as help of all commands does not need it
 # Keys of what a command's context carries.
 PARAMETERS = "method_parameters"  # all options of the methods, as Typer has them, for `MethodCommand.get_params`
 GIVEN = "given_options"  # those of them that are given, see `given_options`
-
-
-@dataclass(frozen=True, kw_only=True)
-class GivenOptions:
-    """The options of the methods that the user has given.
-
-    Attributes:
-        values: Their values, by name.
-        sources: Where the values come from that `--config` and `--from` stand for, by name.
-    """
-
-    values: dict[str, Any]
-    sources: dict[str, str]
 
 
 def given_options(ctx: typer.Context) -> GivenOptions:

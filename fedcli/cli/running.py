@@ -4,10 +4,11 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -36,6 +37,7 @@ from fedcli.cli.options import (
 from fedcli.cli.printing import Output, consoles, print_text, say, write_text
 from fedcli.cli.watching import watch
 from fedcli.errors import UserError
+from fedcli.runs.origins import GivenOptions
 
 if TYPE_CHECKING:  # it imports PyTorch, which help does not need
     from fedcli.results.plans import Plan
@@ -73,16 +75,14 @@ def run(  # noqa: PLR0913  # the parameters of a command are its options
 
     names = method.split(",")
     method_options = read_set(names, set_)
-    given = given_options(ctx)
-    options = {**given.values, "sources": given.sources}
+    given = replace(given_options(ctx), tuned=tuned)
     if len(names) == 1:
-        options |= method_options.get(method, {})
+        given = given.with_values(method_options.get(method, {}))
     placement = place_runs(jobs, on, cpus_per_run, gpus_per_run)
     output = Output(quiet=quiet, log_file=log_file, log=log)
-    has_lists = any(isinstance(value, tuple) for value in options.values())
-    has_several_runs = has_lists or seeds is not None or len(names) > 1
+    has_several_runs = given.has_several_values or seeds is not None or len(names) > 1
     if placement.one_by_one and not has_several_runs:
-        _run_single(method, {**options, "out": out, "tuned": tuned}, continue_, workers, output)
+        _run_single(method, given, out, continue_, workers, output)
         return
     if workers is not None or launched():
         raise UserError("workers share one run (got several runs); leave --workers or the launcher out.")
@@ -90,23 +90,21 @@ def run(  # noqa: PLR0913  # the parameters of a command are its options
         raise UserError(f"--log {log} is for runs one after the other (got --jobs or --on); leave one out.")
     from fedcli.results.grids import plan_grid
 
-    plan = plan_grid(
-        names, options, seeds=seeds, method_options=method_options, out=out, tuned=tuned, continue_=continue_
-    )
+    plan = plan_grid(names, given, seeds=seeds, method_options=method_options, out=out, continue_=continue_)
     errors = _run_grid(plan, placement, output)
     raise typer.Exit(1 if errors else 0)
 
 
 def _run_single(
-    method: str, options: Mapping[str, Any], continue_: bool | None, workers: int | None, output: Output
+    method: str, given: GivenOptions, out: str | None, continue_: bool | None, workers: int | None, output: Output
 ) -> None:
     """Run a method once, in this process or in several workers that share each round."""
     from fedcli.runs.begin import resolve_runs, run_method
 
     if workers is not None:  # one folder for all workers; what is refused is so before they start
-        [resolved] = resolve_runs(method, **options)
-        launch_workers(workers, () if options["out"] else ("--out", str(resolved.folder)))
-    start = partial(run_method, method, continue_=continue_, **options)
+        [resolved] = resolve_runs(method, given, out=out)
+        launch_workers(workers, () if out else ("--out", str(resolved.folder)))
+    start = partial(run_method, method, given, out=out, continue_=continue_)
     watch(start, output, workers)
 
 
@@ -232,7 +230,7 @@ def smoke(only: optional(list[str], "A method to try; may be repeated.") = None)
 
     small = {"rounds": 2, "train_examples": 240, "local_epochs": 2, "checkpoint_every": 2}
     with TemporaryDirectory() as folder:
-        plan = plan_grid(only or list(registry.methods()), small, out=f"{folder}/runs")
+        plan = plan_grid(only or list(registry.methods()), GivenOptions(small), out=f"{folder}/runs")
         errors = run_plan(plan, consoles(Output(), stderr=True))
     typer.echo(f"{len(plan.runs) - len(errors)} of {len(plan.runs)} methods ran.")
     raise typer.Exit(1 if errors else 0)

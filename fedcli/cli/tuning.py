@@ -61,12 +61,12 @@ def tune(  # noqa: PLR0913  # the parameters of a command are its options
     method_options = read_set(names, set_)
     plan = tune.plan_trials(
         method,
+        given_options(ctx).values,
         grid=grid or (),
         trials=trials,
         seeds=seeds,
         out=out,
         method_options=method_options,
-        **given_options(ctx).values,
     )
     placement = place_runs(jobs, on, cpus_per_run, gpus_per_run)
     warn_of_protocols(plan)

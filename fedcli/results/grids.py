@@ -5,7 +5,7 @@ A grid finds its runs by their folders.
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from fedcli.results.method_options import find_methods, options_by_method, optio
 from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs.begin import ResolvedRun, find_begun, new_folder, resolve_runs
 from fedcli.runs.identity import draft, settings_of, settings_text
-from fedcli.runs.origins import TYPED
+from fedcli.runs.origins import TYPED, GivenOptions
 from fedcli.runs.prepare import refuse_data
 
 
@@ -31,8 +31,7 @@ class GridPoint:
     @property
     def label(self) -> str:
         """What its runs are called."""
-        first_run, *_ = self.runs
-        return first_run.label
+        return self.runs[0].label
 
 
 @dataclass(frozen=True)
@@ -43,21 +42,20 @@ class GridPlan(Plan):
 
 
 def plan_grid(
-    names: Sequence[str], options: Mapping[str, Any], *, seeds: Iterable[int] | None = None,
-    out: str | Path | None = None, tuned: str | Path | None = None, continue_: bool | None = None,
+    names: Sequence[str], given: GivenOptions, *, seeds: Iterable[int] | None = None,
+    out: str | Path | None = None, continue_: bool | None = None,
     method_options: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> GridPlan:  # fmt: skip
     """The runs of all methods with all combinations of options' values and all seeds, checked; nothing is run.
 
     Args:
         names: Names of methods, or paths of method files.
-        options: A tuple stands for several values. One that only some of the methods have is for these.
-        seeds: Of each combination; if not given, the seed of `options`.
+        given: Options of all runs; one that only some of the methods have is for these.
+        seeds: Of each combination; if not given, the seed of `given`.
         out: Folder, `runs/<time>-<method>-<data set>` if not given. Runs stand in it as
             `<method>/<option>=<value>,…/seed-<seed>`, without parts that all runs share.
-        tuned: See `fedcli.runs.begin.run_method`.
         continue_: Go on with runs in `out` that the same call has made.
-        method_options: Options of single methods, by the method's name; they go before `options`.
+        method_options: Options of single methods, by the method's name; they go before `given`.
 
     Raises:
         UserError: If one of them cannot start.
@@ -69,16 +67,16 @@ def plan_grid(
     own_options = options_by_method(names, method_options)
     resolved_points = []
     for name, method in zip(names, methods, strict=True):
-        options_to_vary = {**options_of(method, methods, options), **own_options[name]}
+        options_to_vary = {**options_of(method, methods, given.values), **own_options[name]}
         grid = {option: values for option, values in options_to_vary.items() if isinstance(values, tuple)}
         for combination in itertools.product(*grid.values()):
             varied = dict(zip(grid, combination, strict=True))
-            point_options = {**options_to_vary, **varied}
-            runs = resolve_runs(name, out=Path(), seeds=seeds, tuned=tuned, **point_options)
-            point_options["tuned"] = None if tuned is None else str(tuned)
-            resolved_points.append(ResolvedPoint(name, method, varied, point_options, runs))
-    first_setup, _ = resolved_points[0].runs[0]
-    folder = Path(out or new_folder(first_setup))
+            given_at_point = replace(given, values={**options_to_vary, **varied})
+            runs = resolve_runs(name, given_at_point, out=Path(), seeds=seeds)
+            point = ResolvedPoint(name=name, method=method, varied=varied, given=given_at_point, runs=runs)
+            resolved_points.append(point)
+    first_run = resolved_points[0].runs[0]
+    folder = Path(out or new_folder(first_run.setup))
     has_several_methods = len(names) > 1
     points = [_plan_point(point, folder, has_several_methods, bool(continue_)) for point in resolved_points]
     return GridPlan(folder, runs_of_points(points), tuple(points))
@@ -95,7 +93,7 @@ class ResolvedPoint(NamedTuple):
     name: str  # the method, as it is named in the command
     method: Method
     varied: dict[str, Any]  # see `GridPoint`
-    options: dict[str, Any]  # of its runs, but for their seeds
+    given: GivenOptions  # of its runs, but for their seeds
     runs: list[ResolvedRun]  # in folders relative to the point's
 
 
@@ -115,13 +113,13 @@ def _plan_point(point: ResolvedPoint, folder: Path, has_several_methods: bool, c
         record = find_begun(setup, run_folder, continue_)
         if record is None:
             refuse_data(setup)
-        options = point.options
+        given = point.given
         if setup.origins["seed"] == TYPED:  # of several seeds, the one of this run
-            options = {**options, "seed": setup.config.seed}
+            given = given.with_values({"seed": setup.config.seed})
         run = PlannedRun(
             label=label,
             method=point.name,
-            options=options,
+            given=given,
             setup=setup,
             settings=settings_of(draft(setup)),
             folder=run_folder,

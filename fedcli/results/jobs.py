@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,7 @@ from fedcli.runs import begin, resume
 from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, clear
 from fedcli.runs.cores import allowed_cores
 from fedcli.runs.lock import InUse, locked
+from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import has_ended, read_record
 from fedcli.runs.rounds import Listener
 from fedcli.runs.schema import Record, RoundEntry
@@ -196,12 +198,15 @@ class Task(NamedTuple):
 
     method: str  # its name, or the path of its file
     folder: Path
-    options: dict[str, Any]
+    given: GivenOptions
 
 
 def _task_of(run: PlannedRun) -> Task:
-    options = {name: absolute(value) if isinstance(value, str) else value for name, value in run.options.items()}
-    return Task(absolute(run.method), run.folder.resolve(), options)
+    texts = {name: absolute(value) for name, value in run.given.values.items() if isinstance(value, str)}
+    given = run.given.with_values(texts)
+    if given.tuned is not None:
+        given = replace(given, tuned=os.path.abspath(given.tuned))
+    return Task(absolute(run.method), run.folder.resolve(), given)
 
 
 def run_task(environment: dict[str, str], task: Task, progress: Listener | None = None) -> str:
@@ -210,9 +215,9 @@ def run_task(environment: dict[str, str], task: Task, progress: Listener | None 
     for _ in range(MAX_POLLS):
         try:
             if begin.read_begun(task.folder) is None:
-                begin.run_method(task.method, out=task.folder, continue_=True, progress=progress, **task.options)
+                begin.run_method(task.method, task.given, out=task.folder, continue_=True, progress=progress)
             else:  # perhaps by hand, with more than a table needs
-                [resolved] = begin.resolve_runs(task.method, out=task.folder, **task.options)
+                [resolved] = begin.resolve_runs(task.method, task.given, out=task.folder)
                 files = own_paths([task.method, *resolved.setup.all_options().values()])
                 resume.resume(task.folder, method=files, progress=progress, skip_ended=True)
             return ""

@@ -28,6 +28,7 @@ from fedcli.runs.identity import (
     outdated,
     settings_of,
 )
+from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import ENDED, state_of
 from fedcli.runs.resolve import Setup, resolve
 from fedcli.runs.schema import Record
@@ -45,7 +46,7 @@ class PlannedRun:
 
     label: str  # what it is called on a terminal: row and column of the first cell that needs it, or a grid's values
     method: str  # its name, or the path of its file
-    options: dict[str, Any]  # with which it is run, the seed among them
+    given: GivenOptions  # with which it is run, the seed among them
     setup: Setup  # the same, resolved
     settings: Settings  # of the record that it will have
     folder: Path  # where it is, or will be
@@ -57,7 +58,7 @@ class PlannedRun:
         """The same run with another seed, which is no part of its settings, in a folder beside it."""
         return replace(
             self,
-            options={**self.options, "seed": seed},
+            given=self.given.with_values({"seed": seed}),
             setup=self.setup.with_seed(seed),
             folder=self.folder.with_name(f"seed-{seed}"),
         )
@@ -333,7 +334,7 @@ def plan_cell(
     return PlannedRun(
         label=f"{cell.row}, {cell.column}",
         method=cell.method,
-        options=options,
+        given=GivenOptions(options),
         setup=setup,
         settings=settings,
         folder=folder / name / f"seed-{seed}",

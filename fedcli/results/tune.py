@@ -25,6 +25,7 @@ from fedcli.results.method_options import find_methods, options_by_method, optio
 from fedcli.results.plans import Plan
 from fedcli.runs.identity import settings_text
 from fedcli.runs.options import fields_of, recorded_fields
+from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import ENDED
 from fedcli.runs.resolve import Setup, resolve
 from fedcli.runs.schema import Record
@@ -84,9 +85,9 @@ def validation_accuracy(record: Record) -> float:
 
 
 def plan_trials(
-    method: str, *, grid: Sequence[str] = (), trials: int | None = None, out: str | Path | None = None,
-    seeds: Sequence[int] | None = None, method_options: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
-    **options: Any,
+    method: str, options: Mapping[str, Any], *, grid: Sequence[str] = (), trials: int | None = None,
+    out: str | Path | None = None, seeds: Sequence[int] | None = None,
+    method_options: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Tuning:  # fmt: skip
     """Combinations of options' values as runs of one method or several.
 
@@ -97,14 +98,14 @@ def plan_trials(
 
     Args:
         method: Name of a method, or path of a method file; several with commas between them.
+        options: Those of `fedcli run`, by name; the seed is `TRIAL_SEED` if not given. Tuples of values are tried,
+            too; without any, those that the method's own options suggest.
         grid: Options with the values to try, as "lr=0.01,0.1", for all methods that have it, or as
             "fedprox:proximal-weight=0.01,0.1" for one of them.
         trials: Trials of each method; those of the smallest grid if not given.
         out: Folder of the trials, of which none runs twice; in `tuning/` if not given.
         seeds: Several of each trial, of which the mean counts.
         method_options: Options of single methods, by the method's name.
-        **options: Those of `fedcli run`; the seed is `TRIAL_SEED` if not given. Tuples of values are tried, too;
-            without any, those that the method's own options suggest.
 
     Raises:
         UserError: If there is nothing to try, a method or an option is unknown, an option is given twice, a trial
@@ -117,7 +118,7 @@ def plan_trials(
     asked_values = parse_method_options(names, grid, "--grid")
     own_options = options_by_method(names, method_options)
     if seeds is None:
-        options.setdefault("seed", TRIAL_SEED)
+        options = {"seed": TRIAL_SEED, **options}
     searches = []
     for name, tuned_method in zip(names, methods, strict=True):
         for option in own_options[name].keys() & asked_values[name].keys():
@@ -132,7 +133,8 @@ def plan_trials(
     for search in searches:
         method_name = search.method.name
         method_folder = folder / method_name if has_several_methods else folder
-        points = plan_grid([search.name], search.options, seeds=seeds, out=method_folder, continue_=True).points
+        given = GivenOptions(search.options)
+        points = plan_grid([search.name], given, seeds=seeds, out=method_folder, continue_=True).points
         points_by_method[method_name] = points
         grids[method_name] = Grid(search.values_to_try, len(points))
     budget = trials or min(len(points) for points in points_by_method.values())

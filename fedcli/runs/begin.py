@@ -1,6 +1,6 @@
 """How a run begins: its set-up and folder, and the record from which it may go on."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from fedcli.runs.identity import NOT_SETTINGS, differences, draft, settings_of
 from fedcli.runs.lock import LOCK, InUse, leftovers
 from fedcli.runs.machine import flushed_denormals, machine_settings
 from fedcli.runs.options import RunConfig, filled_up
-from fedcli.runs.origins import TYPED
+from fedcli.runs.origins import TYPED, GivenOptions
 from fedcli.runs.prepare import prepare, refuse_lost_classes
 from fedcli.runs.record import RECORD, has_ended, new_record, read_record
 from fedcli.runs.resolve import Setup, refuse_without_effect, resolve
@@ -31,8 +31,8 @@ from fedcli.runs.workers import current, launched
 
 
 def run_method(
-    method: str, *, out: str | Path | None = None, seeds: Iterable[int] | None = None, continue_: bool | None = None,
-    progress: Listener | None = None, **options: Any,
+    method: str, given: GivenOptions, *, out: str | Path | None = None, seeds: Iterable[int] | None = None,
+    continue_: bool | None = None, progress: Listener | None = None,
 ) -> EndedRun | list[EndedRun]:  # fmt: skip
     """Runs a method, and returns the run, or a list of runs with `seeds`; the arguments are those of `fedcli.run`.
 
@@ -45,7 +45,7 @@ def run_method(
     """
     if continue_ and out is None:
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
-    planned = resolve_runs(method, out=out, seeds=seeds, **options)
+    planned = resolve_runs(method, given, out=out, seeds=seeds)
     method_source = userfiles.absolute(method) if userfiles.is_from_file(method) else find_method(method).name
     records = current().from_first(lambda: [find_begun(run.setup, run.folder, bool(continue_)) for run in planned])
     runs: list[EndedRun] = []
@@ -66,29 +66,28 @@ class ResolvedRun(NamedTuple):
 
 
 def resolve_runs(
-    method: str, *, out: str | Path | None = None, seeds: Iterable[int] | None = None, tuned: str | Path | None = None,
-    sources: Mapping[str, str] | None = None, **options: Any,
-) -> list[ResolvedRun]:  # fmt: skip
-    """The runs of `run_method`; `sources` says where options come from that were not typed.
+    method: str, given: GivenOptions, *, out: str | Path | None = None, seeds: Iterable[int] | None = None
+) -> list[ResolvedRun]:
+    """The runs of `run_method`.
 
     Raises:
         UserError: One cannot start, as far as shows without its data and folder.
     """
     declared_method = find_method(method)
-    given = {name: value for name, value in options.items() if value is not None}
-    if given.get("checkpoint_every") == "auto":  # as if it were not given
-        del given["checkpoint_every"]
-    sources = dict(sources or {})
-    if tuned is not None:
-        tuning = read_tuned(tuned, declared_method, given.keys())
-        sources |= dict.fromkeys(tuning.options.keys() - given.keys(), tuning.source)
-        given = {**tuning.options, **given}
-    if seeds is not None and "seed" in given:
-        raise UserError(f"--seed {given['seed']} was given with --seeds; leave one of the two out.")
+    options = {name: value for name, value in given.values.items() if value is not None}
+    if options.get("checkpoint_every") == "auto":  # as if it were not given
+        del options["checkpoint_every"]
+    sources = dict(given.sources)
+    if given.tuned is not None:
+        tuning = read_tuned(given.tuned, declared_method, options.keys())
+        sources |= dict.fromkeys(tuning.options.keys() - options.keys(), tuning.source)
+        options = {**tuning.options, **options}
+    if seeds is not None and "seed" in options:
+        raise UserError(f"--seed {options['seed']} was given with --seeds; leave one of the two out.")
     if out is None and launched():
         raise UserError("the workers of a launcher need one folder for all (got no --out); name it with --out.")
     checked_seeds = None if seeds is None else check_seeds(seeds)
-    setup = resolve(declared_method, given, sources=sources)
+    setup = resolve(declared_method, options, sources=sources)
     refuse_without_effect(setup)
     folder = Path(out or new_folder(setup))
     if checked_seeds is None:

@@ -1,10 +1,35 @@
 """Where the value of an option comes from: a kind, by which a run decides, and a text, which its record has."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 FOLLOWS = {"partition_seed": "seed", "cohort_size": "num_clients"}  # options that are another one where none is given
+
+
+@dataclass(frozen=True)
+class GivenOptions:
+    """The options of runs as a user gives them.
+
+    Attributes:
+        values: Their values, by name; None counts as not given, and a tuple is several values.
+        sources: Where the values come from that were not typed, by name.
+        tuned: What `fedcli tune` has written, which counts for the options without a value here.
+    """
+
+    values: Mapping[str, Any]
+    sources: Mapping[str, str] = field(default_factory=dict)
+    tuned: str | None = None
+
+    @property
+    def has_several_values(self) -> bool:
+        """Whether an option has several values, which a single run cannot have."""
+        return any(isinstance(value, tuple) for value in self.values.values())
+
+    def with_values(self, values: Mapping[str, Any]) -> "GivenOptions":
+        """The same with these values, in place of those that it has of the same options."""
+        return replace(self, values={**self.values, **values})
 
 
 class Kind(Enum):

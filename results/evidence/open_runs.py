@@ -9,6 +9,7 @@ from fedcli.registry import find_method, find_table
 from fedcli.results.plans import PlannedRun, plan_table
 from fedcli.runs.begin import read_begun
 from fedcli.runs.identity import draft, settings_of
+from fedcli.runs.origins import GivenOptions
 from fedcli.runs.resolve import resolve
 
 AnyRun = TypeVar("AnyRun", bound=PlannedRun)
@@ -111,7 +112,7 @@ def planned_runs(precision: str, tiny: bool) -> list[ClaimRun]:
 
 def claim_run(run: PlannedRun, cells: CellsToRun, changes: Mapping[str, Any], home: Path) -> ClaimRun:
     """Returns a run of a table as it is done here: with other options, in a folder below `home`."""
-    options = {**run.options, **changes}
+    options = {**run.given.values, **changes}
     if cells.options:
         # Under another protocol none of the options may come from the cell's.
         options = {**run.setup.all_options(), **changes, **cells.options}
@@ -119,7 +120,7 @@ def claim_run(run: PlannedRun, cells: CellsToRun, changes: Mapping[str, Any], ho
     return ClaimRun(
         label=f"{cells.purpose}: {cells.table} {run.label}",
         method=run.method,
-        options=options,
+        given=GivenOptions(options),
         setup=setup,
         settings=settings_of(draft(setup)),
         folder=home / run.folder.parent.name / run.folder.name,

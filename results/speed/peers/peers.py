@@ -38,6 +38,7 @@ from sides.job import Job, Measurement, Outcome
 
 from fedcli.runs import begin
 from fedcli.runs.machine import environment
+from fedcli.runs.origins import GivenOptions
 from fedcli.runs.prepare import prepare
 
 HERE = Path(__file__).parent
@@ -67,7 +68,8 @@ WORKLOADS = {
 
 def write_clients(folder: Path, options: dict[str, Any]) -> None:
     """Writes the clients' images as PFLlib's generators do, `dataset/train/K.npz` and so on, and the initial model."""
-    (planned,) = begin.resolve_runs(**options, out=folder)
+    options_of_run = {name: value for name, value in options.items() if name != "method"}
+    (planned,) = begin.resolve_runs(options["method"], GivenOptions(options_of_run), out=folder)
     dataset, _, fed = prepare(planned.setup)
     for split, clients in (("train", fed.training), ("test", fed.testing)):
         folder_of_split = folder / "dataset" / split
