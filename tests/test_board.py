@@ -30,8 +30,6 @@ def board(tmp_path, monkeypatch):
     module = load_script(FILE)
     rows = []
     monkeypatch.setattr(module, "HERE", tmp_path)
-    options = {**{method: {"lr": 0.2} for method in RUNS}, "fedprox": {"lr": 0.4, "proximal_weight": 0.001}}
-    monkeypatch.setattr(module, "OPTIONS", {GLOBAL: options})
     for method, values in RUNS.items():
         for seed, value in enumerate(values):
             status = "failed" if value is None else "finished"
@@ -44,12 +42,21 @@ def board(tmp_path, monkeypatch):
     return module
 
 
+def made_up_board(board, protocol, options):
+    """A board of rows named as their methods, with their options."""
+    rows = {method: board.Row(method, of_row) for method, of_row in options.items()}
+    return board.Board(protocol, baseline="fedavg", settings={}, rows=rows)
+
+
 def read(board):
     return pd.read_csv(board.HERE / "board.csv")
 
 
 def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
-    text = board.section(read(board), GLOBAL)
+    options = {**{method: {"lr": 0.2} for method in RUNS}, "fedprox": {"lr": 0.4, "proximal_weight": 0.001}}
+    made_up = made_up_board(board, GLOBAL, options)
+    runs = board.runs_by_mark(read(board), made_up)[GLOBAL]
+    text = board.table_text(runs, made_up)
     assert "**" not in text  # the first two are equal
 
     rows = {row["Method"]: row for row in cells(text)}
@@ -62,11 +69,11 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     assert rows["fedavg"]["Ahead of fedavg"] == ""
     assert rows["feddyn"]["Accuracy, %"] == "–"
 
-    ahead = board.section(read(board)[lambda rows: rows.method != "moon"], GLOBAL)
+    ahead = board.table_text(runs[runs.method != "moon"], made_up)
     assert cells(ahead)[0]["Accuracy, %"].startswith("**83.00 [")
 
 
-def test_global_and_personal_models_stand_in_two_tables(board, monkeypatch):
+def test_global_and_personal_models_stand_in_two_tables(board):
     personal = "own:personal"
     rows = []
     # Of each method the headlines of two seeds, and the accuracies of its global model where it has one beside.
@@ -84,10 +91,11 @@ def test_global_and_personal_models_stand_in_two_tables(board, monkeypatch):
                 "selected": headline, "last-tenth": headline, "classifier": None, "global": accuracy_of_global,
                 "floats_sent": 10, "memory_floats": 5,
             })  # fmt: skip
-    monkeypatch.setattr(board, "OPTIONS", {personal: {method: {"lr": 0.2} for method in values}})
+    made_up = made_up_board(board, personal, {method: {"lr": 0.2} for method in values})
+    made_up = made_up._replace(settings={"eval_every": 12})
     tables = {}
-    for mark, rows_of_table in board.rows_by_mark(pd.DataFrame(rows), personal).items():
-        tables[mark] = {row["Method"]: row for row in cells(board.section(rows_of_table, personal))}
+    for mark, runs in board.runs_by_mark(pd.DataFrame(rows), made_up).items():
+        tables[mark] = {row["Method"]: row for row in cells(board.table_text(runs, made_up))}
 
     of_global = tables[f"{personal}, global"]
     assert [*of_global] == ["ditto", "fedavg"]
@@ -102,27 +110,26 @@ def test_global_and_personal_models_stand_in_two_tables(board, monkeypatch):
     assert "Last tenth of the rounds, %" not in of_personal["fedper"]  # its last round alone is tested
 
 
-def test_the_committed_page_is_that_of_the_committed_runs(board, tmp_path, monkeypatch):
-    for name in ("README.md", "board.csv"):
+def test_the_committed_page_is_that_of_the_committed_runs(board, tmp_path):
+    for name in ("README.md", "board.csv", "options.json"):
         shutil.copy(FILE.parent / name, tmp_path)
-    monkeypatch.setattr(board, "OPTIONS", json.loads((FILE.parent / "options.json").read_text()))
     board.main(page=True)
     text = (FILE.parent / "README.md").read_text(encoding="utf-8")
     rows = read(board)
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == text
 
-    for protocol in board.PLAIN:
+    for protocol, committed in board.read_boards().items():
         counts = rows[rows.protocol == protocol].groupby("method").size()
-        assert counts.to_dict() == dict.fromkeys(board.OPTIONS[protocol], len(board.SEEDS))
-        for mark in board.rows_by_mark(rows, protocol):
+        assert counts.to_dict() == dict.fromkeys(committed.rows, len(board.SEEDS))
+        for mark in board.runs_by_mark(rows, committed):
             assert f"<!-- {mark}: end -->" in text
 
 
-def test_no_run_of_the_committed_options_is_refused(board, tmp_path, monkeypatch):
-    monkeypatch.setattr(board, "OPTIONS", json.loads((FILE.parent / "options.json").read_text()))
+def test_no_run_of_the_committed_options_is_refused(board, tmp_path):
+    shutil.copy(FILE.parent / "options.json", tmp_path)
     runs = []
-    for protocol in board.PLAIN:
-        runs += board.plans.plan_table(board.table(protocol), tmp_path, seeds=[0]).runs
+    for committed in board.read_boards().values():
+        runs += board.plans.plan_table(board.as_table(committed), tmp_path, seeds=[0]).runs
     assert len(runs) == 99
     for run in runs:
         refuse_without_effect(run.setup)
@@ -131,9 +138,13 @@ def test_no_run_of_the_committed_options_is_refused(board, tmp_path, monkeypatch
 def test_the_boards_are_run_and_their_runs_written_into_the_csv(board, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = {"train_examples": 120, "rounds": 2, "local_epochs": 1, "device": "cpu"}
-    monkeypatch.setattr(board, "OPTIONS", {GLOBAL: {"fedavg": small, "fedavg (slow)": {**small, "lr": 0.01}}})
+    entries = {
+        "fedavg": {"method": "fedavg", "options": small},
+        "fedavg (slow)": {"method": "fedavg", "options": {**small, "lr": 0.01}},
+    }
+    made_up = {GLOBAL: {"baseline": "fedavg", "settings": {}, "rows": entries}}
+    (tmp_path / "options.json").write_text(json.dumps(made_up))
     (tmp_path / "README.md").write_text("")
-    monkeypatch.setattr(board, "PLAIN", {GLOBAL: "fedavg"})
     monkeypatch.setattr(board, "SEEDS", (0,))
     execute = board.jobs.execute
     monkeypatch.setattr(board.jobs, "execute", lambda plan, watch, jobs, records_only: execute(plan, watch))

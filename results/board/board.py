@@ -4,14 +4,14 @@
     python results/board/board.py --only own:personal    # of one board; board.csv keeps the rows of the others
     python results/board/board.py --page                 # write the tables of README.md from board.csv alone
 
-`options.json` has the rows of each board, by protocol, with their options: a method, or a method and in brackets how
-the row differs from the method's own. To add one, tune it with `fedcli tune` on values like those that README.md
-lists, and write the best into `options.json`. After a run, `git diff board.csv` shows which rows came out otherwise.
+`options.json` has the boards by protocol, each with its rows: a method with its options, and in brackets how it differs
+from the method's own. To add one, tune it with `fedcli tune` on values like those that README.md lists, and write the
+best into `options.json`. After a run, `git diff board.csv` shows which rows came out otherwise.
 """
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import typer
@@ -27,46 +27,66 @@ from fedcli.runs.schema import Record
 
 HERE = Path(__file__).parent
 RUNS = Path("runs/board")
-PLAIN = {  # what others are held to
-    "fedfa:digits": "fedavg", "fedfm:digits": "fedavg", "fedsa:digits-mixed": "local", "own:personal": "fedavg",
-}  # fmt: skip
-SETTINGS = {"own:personal": {"rounds": 12, "local_epochs": 1, "eval_every": 12}}  # where not the protocol's
 SEEDS = tuple(range(10))
 PUBLIC = {"public_dataset": "photos", "public_examples": 500, "public_batch_size": 125}
 ACCURACIES = ("selected", "last-tenth", "classifier", "global")  # columns of the CSV, in percent
-OPTIONS = json.loads((HERE / "options.json").read_text())  # of each row, by protocol
+PERSONAL = "own:personal"  # the board with global models beside personal ones
 
 
-def table(protocol: str) -> Table:
+class Row(NamedTuple):
+    """A row of a board."""
+
+    method: str
+    options: dict[str, Any]  # as tuned
+
+
+class Board(NamedTuple):
+    """The rows that are compared on one protocol."""
+
+    protocol: str
+    baseline: str  # the row that others are compared with
+    settings: dict[str, Any]  # of all rows, in place of the protocol's
+    rows: dict[str, Row]  # by name, which the CSV has as `method`
+
+
+def read_boards() -> dict[str, Board]:
+    """Returns the boards of `options.json`, by protocol."""
+    boards = {}
+    for protocol, entry in json.loads((HERE / "options.json").read_text()).items():
+        rows = {name: Row(**row) for name, row in entry["rows"].items()}
+        boards[protocol] = Board(protocol, entry["baseline"], entry["settings"], rows)
+    return boards
+
+
+def as_table(board: Board) -> Table:
     """Returns a board as a table, whose runs can be planned."""
     cells = []
-    for row, options in OPTIONS[protocol].items():
-        method, _, _ = row.partition(" (")
-        settings = {"protocol": protocol, "dataset": "digits", **SETTINGS.get(protocol, {})}
-        if find_method(method).uses_public_data:
+    for name, row in board.rows.items():
+        settings = {"protocol": board.protocol, "dataset": "digits", **board.settings}
+        if find_method(row.method).uses_public_data:
             settings |= PUBLIC
-        cells.append(Cell(row=row, column=protocol, method=method, settings={**settings, **options}))
+        cells.append(Cell(row=name, column=board.protocol, method=row.method, settings={**settings, **row.options}))
     return Table(
-        name=protocol,
+        name=board.protocol,
         title="Methods on the built-in digits",
-        reported=("Board", protocol),
+        reported=("Board", board.protocol),
         cells=tuple(cells),
         seeds=SEEDS,
     )
 
 
-def run(protocol: str) -> pd.DataFrame:
+def run(board: Board) -> pd.DataFrame:
     """Runs what has not ended of a board, and returns the rows of the CSV, one a run."""
-    folder = RUNS / protocol.replace(":", "-")
-    plan = plans.plan_table(table(protocol), folder)
+    folder = RUNS / board.protocol.replace(":", "-")
+    plan = plans.plan_table(as_table(board), folder)
     errors = jobs.execute(plan, jobs.PlanListener(), jobs=2, records_only=True)
     if errors:
         raise SystemExit(f"{len(errors)} runs have failed (the first: {next(iter(errors.items()))}); run this again.")
-    rows = []
-    for planned in plans.plan_table(table(protocol), folder).cells:  # with the new records
+    of_runs = []
+    for planned in plans.plan_table(as_table(board), folder).cells:  # with the new records
         for record in planned.records:
-            rows.append({"protocol": protocol, "method": planned.cell.row, **numbers_of(record)})
-    return pd.DataFrame(rows)
+            of_runs.append({"protocol": board.protocol, "method": planned.cell.row, **numbers_of(record)})
+    return pd.DataFrame(of_runs)
 
 
 def numbers_of(record: Record) -> dict[str, Any]:
@@ -91,42 +111,46 @@ def mean_text(numbers: pd.Series, sign: str = "") -> str:
     return interval_text(find_metric("selected"), interval(numbers.dropna().tolist()), sign=sign)
 
 
-def rows_by_mark(rows: pd.DataFrame, protocol: str) -> dict[str, pd.DataFrame]:
-    """Returns the rows of a board by the marks of its tables; global and personal models stand in two tables."""
-    rows = rows[rows.protocol == protocol]
-    if protocol != "own:personal":
-        return {protocol: rows}
-    is_global = rows.tested == "global"
-    has_both = rows.groupby("method")["global"].transform("count") > 0
-    is_plain = rows.method == PLAIN[protocol]
-    by_global_model = rows.assign(selected=rows["global"].where(has_both, rows.selected))
+def runs_by_mark(runs: pd.DataFrame, board: Board) -> dict[str, pd.DataFrame]:
+    """Returns the runs of a board by the marks of its tables; global and personal models stand in two tables.
+
+    The column `headline` is the accuracy by which a table compares them.
+    """
+    of_board = runs[runs.protocol == board.protocol]
+    by_selected = of_board.assign(headline=of_board.selected)
+    if board.protocol != PERSONAL:
+        return {board.protocol: by_selected}
+    is_global = of_board.tested == "global"
+    has_both = of_board.groupby("method")["global"].transform("count") > 0
+    is_baseline = of_board.method == board.baseline
+    by_global_model = of_board.assign(headline=of_board["global"].where(has_both, of_board.selected))
     return {
-        f"{protocol}, global": by_global_model[is_global | has_both],
-        f"{protocol}, personal": rows[~is_global | is_plain],
+        f"{board.protocol}, global": by_global_model[is_global | has_both],
+        f"{board.protocol}, personal": by_selected[~is_global | is_baseline],
     }
 
 
-def section(rows: pd.DataFrame, protocol: str) -> str:
-    """Returns a table of a board for the page, the best method first."""
-    plain = PLAIN[protocol]
-    accuracies = accuracies_by_metric(rows)
-    headline = accuracies["selected"]
-    last_tenth = accuracies["last-tenth"]
-    classifier = accuracies["classifier"]
-    order = headline.columns
-    leads = headline.sub(headline[plain], axis=0)
-    is_tested_once = "eval_every" in SETTINGS.get(protocol, {})
-    runs = rows.groupby("method")
-    diverged = runs.size() - headline.count()
+def table_text(runs: pd.DataFrame, board: Board) -> str:
+    """Returns a table of runs of a board for the page, the best row first."""
+    headline = by_row_and_seed(runs, "headline")
+    means = headline.mean()
+    order = means.sort_values(ascending=False, kind="stable").index
+    headline = headline[order]
+    last_tenth = by_row_and_seed(runs, "last-tenth")
+    classifier = by_row_and_seed(runs, "classifier")
+    leads = headline.sub(headline[board.baseline], axis=0)
+    is_tested_once = "eval_every" in board.settings
+    by_row = runs.groupby("method")
+    diverged = by_row.size() - headline.count()
     table = pd.DataFrame({
         "Method": order.to_series(),
-        "Options": {row: settings_text(options) for row, options in OPTIONS[protocol].items()},
+        "Options": {name: settings_text(row.options) for name, row in board.rows.items()},
         "Accuracy, %": headline.apply(mean_text),
-        f"Ahead of {plain}": leads.apply(mean_text, sign="+").where(order != plain, ""),
+        f"Ahead of {board.baseline}": leads.apply(mean_text, sign="+").where(order != board.baseline, ""),
         "Last tenth of the rounds, %": "" if is_tested_once else last_tenth.apply(mean_text),
         "By the classifier, %": classifier.apply(mean_text).where(classifier.notna().any(), ""),
-        "Floats sent a round": runs.floats_sent.max().map("{:,}".format),
-        "Floats held": runs.memory_floats.max().map("{:,}".format),
+        "Floats sent a round": by_row.floats_sent.max().map("{:,}".format),
+        "Floats held": by_row.memory_floats.max().map("{:,}".format),
         "Diverged": diverged.map(lambda count: str(count or "")),
     }).loc[order]  # fmt: skip
     if is_ahead(headline):
@@ -136,45 +160,42 @@ def section(rows: pd.DataFrame, protocol: str) -> str:
     return github([*filled], filled.to_numpy().tolist(), first_number_column=2)
 
 
-def accuracies_by_metric(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Returns each accuracy of finished runs, a row a seed, a column a method, the best method first."""
-    finished = rows[[*ACCURACIES]].where(rows.status == "finished")
-    accuracies = pd.concat([rows[["seed", "method"]], finished], axis=1).pivot(index="seed", columns="method")
-    means = accuracies["selected"].mean()
-    order = means.sort_values(ascending=False, kind="stable").index
-    return {name: accuracies[name][order] for name in ACCURACIES}
+def by_row_and_seed(runs: pd.DataFrame, accuracy: str) -> pd.DataFrame:
+    """Returns an accuracy of finished runs, a column a row of the board, a row a seed."""
+    finished = runs[accuracy].where(runs.status == "finished")
+    return runs.assign(accuracy=finished).pivot(index="seed", columns="method", values="accuracy")
 
 
 def is_ahead(headline: pd.DataFrame) -> bool:
-    """Returns whether the best method, in the first column, leads on the second by more than chance."""
+    """Returns whether the best row, in the first column, leads on the second by more than chance."""
     best, second, *_ = headline.columns
     leads = headline[best] - headline[second]
     return interval(leads.dropna().tolist()).low > 0
 
 
+def with_new_runs(runs: pd.DataFrame, board: Board) -> pd.DataFrame:
+    """Runs a board, and returns its runs after those of the others."""
+    of_others = runs[runs.protocol != board.protocol]
+    return pd.concat([of_others, run(board)])
+
+
 def main(page: bool = False, only: str = "") -> None:
     """Runs the boards, or only that of a protocol, unless the page alone is asked for, and writes the page."""
+    boards = read_boards()
     csv = HERE / "board.csv"
     if not page:
-        run_into(csv, [only] if only else list(PLAIN))
-    rows = pd.read_csv(csv)
+        if only:
+            runs = with_new_runs(pd.read_csv(csv), boards[only])
+        else:
+            runs = pd.concat([run(board) for board in boards.values()])
+        runs.to_csv(csv, index=False)
+    runs = pd.read_csv(csv)
     file = HERE / "README.md"
     text = file.read_text()
-    for protocol in PLAIN:
-        for mark, rows_of_table in rows_by_mark(rows, protocol).items():
-            text = between_marks(text, mark, section(rows_of_table, protocol))
+    for board in boards.values():
+        for mark, runs_of_table in runs_by_mark(runs, board).items():
+            text = between_marks(text, mark, table_text(runs_of_table, board))
     file.write_text(text)
-
-
-def run_into(csv: Path, protocols: list[str]) -> None:
-    """Runs boards, and writes their runs into the CSV, which keeps the rows of the others."""
-    boards = []
-    if len(protocols) < len(PLAIN):
-        committed = pd.read_csv(csv)
-        boards.append(committed[~committed.protocol.isin(protocols)])
-    for protocol in protocols:
-        boards.append(run(protocol))
-    pd.concat(boards).to_csv(csv, index=False)
 
 
 if __name__ == "__main__":
