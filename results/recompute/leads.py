@@ -48,12 +48,10 @@ def judge(lead: Lead, direction: str, is_exact: bool) -> str:
     return "reproduced" if is_as_claimed else "contradicted"
 
 
-def leads_over(pairs: pd.DataFrame, column: str) -> list[Lead]:
-    """The lead over each other row, by a column of the pairs of runs, "value" or "tail"."""
-    differences = pairs[column] - pairs[f"{column}_than"]
-    weighted = pairs.assign(lead=pairs["share"] * differences)
-    by_seed = weighted.groupby(["than", "seed"])["lead"].sum(min_count=1)
-    return [interval(leads) for _, leads in by_seed.groupby("than")]
+def leads_over_others(differences: pd.DataFrame, column: str) -> list[Lead]:
+    """The lead over each other row, by a column of differences between the runs of a pair."""
+    by_seed = differences.groupby(["other", "seed"])[column].sum(min_count=1)
+    return [interval(leads) for _, leads in by_seed.groupby("other")]
 
 
 def smallest(leads: list[Lead], sign: int) -> Lead:
