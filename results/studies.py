@@ -30,8 +30,9 @@ from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError
 from fedcli.results import paper_tables
 from fedcli.results.frame import find_records, frame_of
+from fedcli.results.intervals import mean_interval, paired_difference
 from fedcli.results.metrics import Metric, find_metric
-from fedcli.results.statistics import difference, interval, interval_text
+from fedcli.results.number_texts import interval_text
 from fedcli.runs.schema import Record
 
 # What metrics are called whose names say too little: by themselves, and before a parameter as in "inter:mnist".
@@ -179,18 +180,18 @@ def finding_line(finding: Finding, groups: Mapping[str, list[Record]]) -> str:
     title = _title(metric, runs)
     if finding.than is None:
         sign = ""
-        result = interval(metric.values(runs))
+        result = mean_interval(metric.values(runs))
         subject = f"{finding.of}, {title}"
     else:
         sign = "+"
         than_runs = groups[finding.than]
         _check_pairs(runs, than_runs)
-        result = difference(metric, runs, finding.than_metric, than_runs)
+        result = paired_difference(metric, runs, finding.than_metric, than_runs)
         subject = f"{finding.of} - {finding.than}, {title}"
         if finding.than_metric.name != metric.name:
             than_title = _title(finding.than_metric, than_runs)
             subject = f"{finding.of} ({title}) - {finding.than} ({than_title})"
-    if not result.n:
+    if not result.num_values:
         raise ValueError("no run has this value, or no seed has both runs")
     line = f"{subject}: {interval_text(metric, result, sign=sign)}"
     if finding.printed:

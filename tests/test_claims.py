@@ -14,8 +14,8 @@ import pytest
 import fedcli
 from fedcli import Claim, Control, registry
 from fedcli.results import claim_sheets, claims, durations, frame, pairs, plans
+from fedcli.results.intervals import Interval, mean_interval
 from fedcli.results.render import render
-from fedcli.results.statistics import Interval, interval
 from fedcli.runs.record import read_record, write_record
 from tests.commands import invoke
 from tests.refusals import refused
@@ -119,10 +119,10 @@ def study(tmp_path, template):
 
 
 def test_an_interval_is_students_t_around_the_mean():
-    measured = interval([1.0, 2.0, 3.0])  # deviation 1, t of two degrees of freedom 4.3027
+    measured = mean_interval([1.0, 2.0, 3.0])  # deviation 1, t of two degrees of freedom 4.3027
     assert measured == pytest.approx(Interval(2.0, 2.0 - 4.302653 / 3**0.5, 2.0 + 4.302653 / 3**0.5, 3), rel=1e-6)
-    assert interval([]).n == 0
-    assert interval([5.0]) == pytest.approx(Interval(5.0, math.nan, math.nan, 1), nan_ok=True)
+    assert mean_interval([]).num_values == 0
+    assert mean_interval([5.0]) == pytest.approx(Interval(5.0, math.nan, math.nan, 1), nan_ok=True)
 
 
 UP = Interval(2.0, 1.0, 3.0, 3)
@@ -141,7 +141,7 @@ CONTRADICTED = ("contradicted", "")
         (DOWN, "lower", NONE_LOST, REPRODUCED),
         (Interval(2.0, 0.0, 4.0, 3), "higher", NONE_LOST, ("undecided", "zero inside, n = 3")),
         (Interval(2.0, 1.9, 2.1, 2), "higher", NONE_LOST, ("undecided", "n = 2")),
-        (interval([]), "higher", Lost(1, 0), ("undecided", "no pair has a value")),
+        (mean_interval([]), "higher", Lost(1, 0), ("undecided", "no pair has a value")),
         (UP, "higher", Lost(0, 2), REPRODUCED),  # the other one failed: the claim holds all the more
         (UP, "higher", Lost(2, 0), ("undecided", "runs of the better one are lost")),
         (DOWN, "higher", Lost(0, 1), ("undecided", "runs of the better one are lost")),
@@ -156,7 +156,7 @@ def test_a_verdict_needs_three_pairs_that_exclude_zero_and_no_lost_run_of_the_be
 
 @pytest.mark.parametrize(("value", "verdict"), [(-5.0, REPRODUCED), (0.0, ("undecided", "zero inside, n = 1"))])
 def test_what_no_seed_changes_is_judged_by_one_pair(value, verdict):
-    assert claims.judge(interval([value]), "lower", NONE_LOST, exact=True) == verdict
+    assert claims.judge(mean_interval([value]), "lower", NONE_LOST, exact=True) == verdict
 
 
 def test_three_pairs_in_full_give_a_verdict_and_the_last_tenth_stands_beside(study):
@@ -170,7 +170,7 @@ def test_three_pairs_in_full_give_a_verdict_and_the_last_tenth_stands_beside(stu
     assert ahead.verdict == "undecided"
     assert ahead.judgement.why == "zero inside, n = 3"
     assert ahead.size == "in full, by the text"
-    assert ahead.tail_lead.interval == pytest.approx(interval([1, 2, 6.5]))
+    assert ahead.tail_lead.interval == pytest.approx(mean_interval([1, 2, 6.5]))
     assert ahead.evidence.seeds == (0, 1, 2)
     assert ahead.paper_lead == pytest.approx(84.08 - 74.60)
 
@@ -258,7 +258,7 @@ def test_a_run_that_diverged_cannot_be_left_out_for_the_one_that_is_ahead(study)
     study.add("FedAvg", 3, 80)
     ahead = study.answer()
     assert ahead.verdict == "undecided"
-    assert ahead.lead.interval.n == 3
+    assert ahead.lead.interval.num_values == 3
     assert ahead.judgement.why == "runs of the better one are lost; FedFA: 1 of 4 without a value"
 
 

@@ -11,7 +11,7 @@ import fedcli
 from fedcli import Cell, Table, registry
 from fedcli.errors import UserError
 from fedcli.results import claims, frame, paper_tables, plans, verdicts
-from fedcli.results.statistics import interval
+from fedcli.results.intervals import mean_interval
 from fedcli.runs.record import write_record
 from tests.programs import load_script
 from tests.records import record, write
@@ -97,7 +97,7 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
         without_runs,
         claim=replace(without_runs.claim, limiting_study="three"),
         judgement=verdicts.Judgement("undecided", "n = 1"),
-        lead=verdicts.Lead(interval([1.0])),
+        lead=verdicts.Lead(mean_interval([1.0])),
         evidence=verdicts.Evidence(
             folders=(tmp_path / "one/fedfa/seed-0", tmp_path / "two/fedavg/seed-0", tmp_path / "one/fedfa/seed-1"),
             seeds=(0,),
@@ -121,7 +121,7 @@ def test_the_first_page_names_its_texts_and_modified_checkouts(tmp_path):
     answer = replace(
         first_answer,
         judgement=verdicts.Judgement("reproduced"),
-        lead=verdicts.Lead(interval([1.0, 2.0])),
+        lead=verdicts.Lead(mean_interval([1.0, 2.0])),
         evidence=verdicts.Evidence(folders=(of_commit, of_modified_checkout)),
     )
 

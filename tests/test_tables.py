@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from fedcli.figures import line_charts
-from fedcli.results import frame, groups, statistics, tables
+from fedcli.results import frame, groups, intervals, tables
 from fedcli.results.columns import FLOATS, LEAD, Layout
 from fedcli.results.formats import write_tables
+from fedcli.results.intervals import clear_best
 from fedcli.results.metrics import find_metric
 from fedcli.results.notes import ACROSS_MODELS, LEADS
 from fedcli.results.render import Sheet, render
-from fedcli.results.statistics import clear_best
 from tests.commands import cells, invoke, output_of
 from tests.records import record, write
 from tests.refusals import refused
@@ -186,7 +186,7 @@ def test_qualities_of_different_rounds_have_no_mean_and_are_told_apart():
     assert shown(older, of_other_method) == ["0.500 (1)", "0.500 (1)"]
     assert has_note(older, of_other_method)
     quality = find_metric("quality:nmi")
-    assert statistics.difference(quality, [older], quality, [of_other_method]) == statistics.NO_INTERVAL
+    assert intervals.paired_difference(quality, [older], quality, [of_other_method]) == intervals.NO_INTERVAL
 
     both = measured("one", 1, round=3)
     both["summary"]["selected_round"] = 3  # the headline is of the last round

@@ -13,8 +13,8 @@ from typing import Any
 
 import pandas as pd
 
+from fedcli.results.intervals import Interval
 from fedcli.results.render import MISSING, Sheet
-from fedcli.results.statistics import Interval
 from fedcli.results.verdicts import FEWEST_SEEDS, Answer, Evidence, Judgement, Lead
 
 SHIPPED = "verdicts.csv"
@@ -27,19 +27,24 @@ class IntervalColumns:
     mean: str
     low: str
     high: str
-    n: str
+    num_values: str
 
     def read(self, row: Mapping[str, Any]) -> Interval:
         """The interval of a row of the CSV."""
-        return Interval(mean=row[self.mean], low=row[self.low], high=row[self.high], n=row[self.n])
+        return Interval(mean=row[self.mean], low=row[self.low], high=row[self.high], num_values=row[self.num_values])
 
     def cells(self, interval: Interval) -> dict[str, float]:
         """An interval's cells of a row of the CSV."""
-        return {self.mean: interval.mean, self.low: interval.low, self.high: interval.high, self.n: interval.n}
+        return {
+            self.mean: interval.mean,
+            self.low: interval.low,
+            self.high: interval.high,
+            self.num_values: interval.num_values,
+        }
 
 
-LEAD_COLUMNS = IntervalColumns(mean="ours", low="low", high="high", n="n")
-TAIL_LEAD_COLUMNS = IntervalColumns(mean="tail", low="tail_low", high="tail_high", n="tail_n")
+LEAD_COLUMNS = IntervalColumns(mean="ours", low="low", high="high", num_values="n")
+TAIL_LEAD_COLUMNS = IntervalColumns(mean="tail", low="tail_low", high="tail_high", num_values="tail_n")
 
 
 def read_shipped() -> dict[str, dict[str, Any]]:

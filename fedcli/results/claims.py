@@ -16,6 +16,7 @@ from fedcli.declarations import Claim, Table
 from fedcli.registry import find_table
 from fedcli.results.claim_sheets import as_shipped, read_shipped
 from fedcli.results.frame import RunRow, read_runs, rows_of
+from fedcli.results.intervals import NO_INTERVAL, Interval, mean_interval
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.pairs import (
     Pair,
@@ -27,7 +28,6 @@ from fedcli.results.pairs import (
     plan_contrasts,
 )
 from fedcli.results.paper_tables import printed_lead, printed_value
-from fedcli.results.statistics import NO_INTERVAL, Interval, interval
 from fedcli.results.verdicts import (
     BY_CONSTRUCTION,
     CONTRADICTED,
@@ -169,8 +169,8 @@ def _answer_by_row(unanswered: Answer, other_row: str, pairs: Sequence[Pair]) ->
     claim = unanswered.claim
     metric = unanswered.metric
     leads = _leads(pairs)
-    lead = interval(leads["value"].dropna().tolist())
-    tail_lead = interval(leads["tail"].dropna().tolist()) if metric.name == "selected" else NO_INTERVAL
+    lead = mean_interval(leads["value"].dropna().tolist())
+    tail_lead = mean_interval(leads["tail"].dropna().tolist()) if metric.name == "selected" else NO_INTERVAL
     without_value = SeedsWithoutValue(
         row=len({pair.seed for pair in pairs if pair.run.value is None}),
         other=len({pair.seed for pair in pairs if pair.other_run.value is None}),
@@ -257,7 +257,7 @@ def _weakest(answers_by_row: Mapping[str, Answer], unanswered: Answer) -> Answer
 def _smallest_tail_lead(claim: Claim, weakest: str, answers_by_row: Mapping[str, Answer]) -> Lead:
     """The smallest lead over the last tenth of the rounds; its row is named if it is not the weakest over all."""
     tail_leads = {row: answer.tail_lead.interval for row, answer in answers_by_row.items()}
-    with_tail = [row for row, tail_lead in tail_leads.items() if tail_lead.n]
+    with_tail = [row for row, tail_lead in tail_leads.items() if tail_lead.num_values]
     if not with_tail:
         return Lead()
     row = min(with_tail, key=lambda row: _towards_paper(claim, tail_leads[row].mean))
@@ -289,7 +289,7 @@ class _Strength(NamedTuple):
 def _strength(answer: Answer) -> _Strength:
     weakest_first = (CONTRADICTED, UNDECIDED, REPRODUCED)
     lead = answer.lead.interval
-    return _Strength(weakest_first.index(answer.verdict), lead.n > 0, _towards_paper(answer.claim, lead.mean))
+    return _Strength(weakest_first.index(answer.verdict), lead.num_values > 0, _towards_paper(answer.claim, lead.mean))
 
 
 class SeedsWithoutValue(NamedTuple):
@@ -310,14 +310,14 @@ def judge(lead: Interval, direction: str, without_value: SeedsWithoutValue, *, e
         without_value: The seeds that have no value.
         exact: Whether one pair suffices, as for counts of floats, in which chance has no part.
     """
-    if not lead.n:
+    if not lead.num_values:
         return Judgement(UNDECIDED, "no pair has a value")
-    if lead.n < FEWEST_SEEDS and not exact:
-        return Judgement(UNDECIDED, f"n = {lead.n}")
+    if lead.num_values < FEWEST_SEEDS and not exact:
+        return Judgement(UNDECIDED, f"n = {lead.num_values}")
     low = lead.mean if exact else lead.low
     high = lead.mean if exact else lead.high
     if low <= 0 <= high:
-        return Judgement(UNDECIDED, f"zero inside, n = {lead.n}")
+        return Judgement(UNDECIDED, f"zero inside, n = {lead.num_values}")
     agrees = (low > 0) == (direction == "higher")
     better_without_value = without_value.row if agrees else without_value.other
     if better_without_value:

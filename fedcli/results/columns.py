@@ -11,9 +11,10 @@ import pandas as pd
 
 from fedcli.errors import UserError, unknown
 from fedcli.results.groups import SeedGroup, comparable_groups, tested_model
+from fedcli.results.intervals import clear_best
 from fedcli.results.metrics import Metric, find_metric
+from fedcli.results.number_texts import lead_texts, mean_text_of_runs
 from fedcli.results.render import MISSING, CellIndex
-from fedcli.results.statistics import clear_best, leads_over_best, mean_of_runs
 from fedcli.runs.identity import settings_text
 from fedcli.runs.record import state_of
 from fedcli.runs.schema import Record
@@ -146,7 +147,7 @@ def cells_of(groups: Sequence[SeedGroup], columns: Columns, implied_count: int |
     if columns.leads:
         for indices in comparable_groups(groups):
             compared = {index: groups[index].records for index in indices}
-            texts = leads_over_best(headline, compared, implied_count)
+            texts = lead_texts(headline, compared, implied_count)
             for index, text in texts.items():
                 rows[index] = _with_lead(rows[index], columns.headline, text)
     cells = pd.DataFrame(rows, dtype=object)
@@ -178,7 +179,7 @@ def _row(group: SeedGroup, columns: Columns, implied_count: int | None) -> dict[
     means = {}
     for title, metric in columns.metrics.items():
         is_left_out = metric.name in columns.optional_metrics and not metric.values(records)
-        means[title] = "" if is_left_out else mean_of_runs(metric, records, states, implied_count)
+        means[title] = "" if is_left_out else mean_text_of_runs(metric, records, states, implied_count)
     return {
         "Method": group.method,
         "Settings": settings_text(group.differing_settings),

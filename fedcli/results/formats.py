@@ -26,7 +26,6 @@ from fedcli.results.columns import (
 )
 from fedcli.results.groups import SeedGroup, group_runs, leaderboards, shared_settings
 from fedcli.results.render import MISSING, Sheet, render
-from fedcli.results.statistics import NOTE_ON_DIVERGED
 from fedcli.results.tables import sheet, sheets
 from fedcli.results.words import data_words, join_words, method_name
 from fedcli.runs.record import state_of
@@ -131,7 +130,7 @@ def paper_sheet(records: Sequence[Record], metrics: Sequence[str] = (), layout: 
         first_number_column=first_number_column(titles),
         best=best,
         subject=f"All rows: {shared_text}." if shared_text else "",
-        notes=[*notes.on_runs(groups), *notes.on_metrics(groups, columns)],
+        notes=[*notes.notes_on_runs(groups), *notes.notes_on_metrics(groups, columns)],
         caption=_caption(groups, columns, titles, seeds, has_bold=bool(best)),
     )
 
@@ -197,19 +196,16 @@ def _caption(
     if LEAD in titles:
         sentences.append(notes.LEADS)
     if has_bold:
-        sentences.append(
-            "Bold: the best accuracy, where the 95 % interval of its lead over the second, paired by seed, leaves out "
-            "zero."
-        )
+        sentences.append(notes.BOLD_IN_CAPTION)
     if "Model" in titles:
-        sentences.append("Model: the one that is tested, the global one of all clients or each client's personal one.")
+        sentences.append(notes.MODELS_IN_CAPTION)
     if "global, %" in titles:
-        sentences.append("Global: accuracy of the global model of methods that have one beside personal models.")
+        sentences.append(notes.GLOBAL_IN_CAPTION)
     if LEAD in titles and notes.compares_models(groups):
         sentences.append(notes.ACROSS_MODELS)
     if "diverged" in map(state_of, records):
-        sentences.append(NOTE_ON_DIVERGED)
-    return " ".join([*sentences, *notes.changes_of(groups)])
+        sentences.append(notes.DIVERGED)
+    return " ".join([*sentences, *notes.notes_on_changes(groups)])
 
 
 def _first_sentence(records: Sequence[Record], columns: Columns, seeds: Sequence[int]) -> str:

@@ -7,17 +7,32 @@ from fedcli.declarations import flag_of
 from fedcli.results.columns import LEAD, Columns
 from fedcli.results.groups import SeedGroup, comparable_groups, tested_model
 from fedcli.results.render import markdown
-from fedcli.results.statistics import NOTE_ON_BOLD, NOTE_ON_DIVERGED
 from fedcli.runs.identity import FIRST_SETTINGS, NOT_SETTINGS, changes_between_rounds, reductions, settings_text
 from fedcli.runs.options import given_options, inactive_term
 from fedcli.runs.origins import recorded_origins
 from fedcli.runs.record import state_of
 from fedcli.runs.schema import Record
 
+
+def _bold_sentence(best: str, interval: str = "95 % interval (Student's t)") -> str:
+    return f"Bold: the best {best}, where the {interval} of its lead over the second, paired by seed, leaves out zero."
+
+
+BOLD_AMONG_ROWS = _bold_sentence(
+    "mean among rows with the same protocol, data set, partition, rounds and selection rule"
+)
+BOLD_IN_COLUMN = _bold_sentence("mean of ours in a column")
+BOLD_IN_CAPTION = _bold_sentence("accuracy", interval="95 % interval")
+DIVERGED = (
+    "Diverged: a loss became infinite or NaN. Selection by validation takes the best round before; other means leave "
+    "the run out, and say so."
+)
 MODELS = (
     'Model: which one is tested for the headline, the "global" one that all clients share or each client\'s own '
     '"personal" one; the column "global, %" has the global model of methods that have both.'
 )
+MODELS_IN_CAPTION = "Model: the one that is tested, the global one of all clients or each client's personal one."
+GLOBAL_IN_CAPTION = "Global: accuracy of the global model of methods that have one beside personal models."
 LEADS = "Lead: mean difference from the best other row, paired by seed, with its 95 % interval (Student's t)."
 ACROSS_MODELS = (
     "A lead, or bold, of a row with personal models over one with a global model compares two tasks, since a global "
@@ -25,25 +40,24 @@ ACROSS_MODELS = (
 )
 
 
-def on_numbers(groups: Sequence[SeedGroup]) -> list[str]:
+def notes_on_numbers(groups: Sequence[SeedGroup]) -> list[str]:
     """What a reader must know to read the numbers of a table, each only where it applies."""
     records = _all_records(groups)
     notes = ["Mean ± sample standard deviation over runs (number of runs); a value without ± is one run."]
     if len(set(map(tested_model, records))) > 1:
         notes.append(MODELS)
     if "diverged" in map(state_of, records):
-        notes.append(NOTE_ON_DIVERGED)
+        notes.append(DIVERGED)
     return notes
 
 
-def on_leads(groups: Sequence[SeedGroup], titles: Collection[str], has_bold: bool) -> list[str]:
+def notes_on_leads(groups: Sequence[SeedGroup], titles: Collection[str], has_bold: bool) -> list[str]:
     """What a reader must know of leads and bold, each only where it applies."""
     notes = []
     if LEAD in titles:
         notes.append(LEADS)
     if has_bold:
-        among = " among rows with the same protocol, data set, partition, rounds and selection rule"
-        notes.append(NOTE_ON_BOLD.format(among=among))
+        notes.append(BOLD_AMONG_ROWS)
     if (has_bold or LEAD in titles) and compares_models(groups):
         notes.append(ACROSS_MODELS)
     return notes
@@ -58,7 +72,7 @@ def compares_models(groups: Sequence[SeedGroup]) -> bool:
     return False
 
 
-def on_runs(groups: Sequence[SeedGroup]) -> list[str]:
+def notes_on_runs(groups: Sequence[SeedGroup]) -> list[str]:
     """What a reader must know of the runs behind a table, each only where it applies."""
     notes = []
     reduced = dict.fromkeys(", ".join(reductions(record).values()) for record in _all_records(groups))
@@ -75,13 +89,13 @@ def on_runs(groups: Sequence[SeedGroup]) -> list[str]:
         for name, value in given_options(record["config"], recorded_origins(record["origin"])).items():
             if name not in shown:
                 options[settings_text({name: value})] = None
-    notes += changes_of(groups)
+    notes += notes_on_changes(groups)
     if options:
         notes.append(f"Options given with the runs: {markdown('; '.join(options))}.")
     return list(dict.fromkeys(notes))
 
 
-def on_metrics(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
+def notes_on_metrics(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
     """Which runs lack a metric or have another than the others, a sentence for each such metric."""
     sentences = []
     for metric in columns.metrics.values():
@@ -95,10 +109,10 @@ def on_metrics(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
                 f"{metric.name} is not in the records of {', '.join(without)}: it needs runs with "
                 f"{flag_of(metric.run_option)}."
             )
-    return [*sentences, *_of_different_rounds(groups, columns)]
+    return [*sentences, *_notes_on_different_rounds(groups, columns)]
 
 
-def _of_different_rounds(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
+def _notes_on_different_rounds(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
     """Which rows have values of the last round's models where others have those of the headline's."""
     sentences = []
     for metric in columns.metrics.values():
@@ -117,7 +131,7 @@ def _of_different_rounds(groups: Sequence[SeedGroup], columns: Columns) -> list[
     return sentences
 
 
-def changes_of(groups: Sequence[SeedGroup]) -> list[str]:
+def notes_on_changes(groups: Sequence[SeedGroup]) -> list[str]:
     """What of code, machine and versions has changed between the rounds of runs, a sentence each."""
     changes = []
     for group in groups:

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 
 from fedcli import registry
 from fedcli.declarations import Gain, Table
+from fedcli.results.intervals import clear_best, mean_interval
 from fedcli.results.metrics import Metric, find_metric
+from fedcli.results.notes import BOLD_IN_COLUMN, DIVERGED
+from fedcli.results.number_texts import interval_text, mean_text_of_runs
 from fedcli.results.plans import IN_TEXT, PlannedCell, TablePlan, plan_cell
 from fedcli.results.render import CellIndex, Sheet
-from fedcli.results.statistics import NOTE_ON_BOLD, NOTE_ON_DIVERGED, clear_best, interval, interval_text, mean_of_runs
 from fedcli.runs.identity import changes_between_rounds, differences_from_plan, settings_of
 from fedcli.runs.options import inactive_term
 from fedcli.runs.record import RUN_STATES
@@ -173,7 +175,7 @@ def _compare_planned(table: Table, planned: PlannedCell) -> ComparedCell:
     records = planned.records
     states = Counter(run.state for run in planned.runs)
     place = Place(planned.cell.row, planned.cell.column)
-    text = mean_of_runs(metric, records, states)
+    text = mean_text_of_runs(metric, records, states)
     compared = _compare_cell(table, place, metric, text, metric.values(records))
     compared.numbers |= {
         "method": planned.cell.method,
@@ -264,7 +266,7 @@ def _compare_cell(table: Table, place: Place, metric: Metric, text: str, values:
         differences = [value - paper_value for value in comparable_values]
     elif entry:
         paper_text = metric.missing_text if entry.get("printed") == "0" else "no number"  # not printed, or not legible
-    difference = interval(differences)
+    difference = mean_interval(differences)
     numbers = {
         "row": place.row,
         "column": place.column,
@@ -290,9 +292,9 @@ def _table_notes(plan: TablePlan, cells: Collection[ComparedCell]) -> list[str]:
             "are rounded as the paper's."
         )
     if any(run.state == "diverged" for run in plan.runs):
-        notes.append(NOTE_ON_DIVERGED)
+        notes.append(DIVERGED)
     if any(cell.is_best for cell in cells):
-        notes.append(NOTE_ON_BOLD.format(among=" of ours in a column"))
+        notes.append(BOLD_IN_COLUMN)
     selections = sorted({run.setup.selection for run in plan.runs})
     notes.append(f"The round that counts in a run: {', '.join(selections)}.")
     failed = [f"{run.folder} ({run.record['error']})" for run in plan.runs if run.record and "error" in run.record]

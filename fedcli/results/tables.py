@@ -60,10 +60,10 @@ def sheet(
     best = cells_under({"Method", columns.headline}, best_rows(groups, columns), titles)
     shared_text = ", ".join(f"{name} {markdown(value)}" for name, value in shared_settings(records).items())
     found_metrics = [find_metric(name) for name in metrics]
-    table_notes = notes.on_numbers(groups)
-    table_notes += notes.on_runs(groups)
-    table_notes += notes.on_metrics(groups, columns)
-    table_notes += notes.on_leads(groups, titles, has_bold=bool(best))
+    table_notes = notes.notes_on_numbers(groups)
+    table_notes += notes.notes_on_runs(groups)
+    table_notes += notes.notes_on_metrics(groups, columns)
+    table_notes += notes.notes_on_leads(groups, titles, has_bold=bool(best))
     return Sheet(
         columns=titles,
         lines=cells.to_numpy().tolist(),

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from fedcli.declarations import Claim
 from fedcli.registry import find_table
+from fedcli.results.intervals import NO_INTERVAL, Interval, seeds_needed
 from fedcli.results.metrics import Metric
+from fedcli.results.number_texts import interval_text
 from fedcli.results.plans import table_folder
-from fedcli.results.statistics import NO_INTERVAL, Interval, interval_text, seeds_needed
 
 REPRODUCED = "reproduced"
 CONTRADICTED = "contradicted"
@@ -83,7 +84,7 @@ class Answer:
         """The seeds that would decide it in full: three, or more where these leave it open."""
         needed = FEWEST_SEEDS
         lead = self.lead.interval
-        is_open = lead.n >= FEWEST_SEEDS and lead.low <= 0 <= lead.high
+        is_open = lead.num_values >= FEWEST_SEEDS and lead.low <= 0 <= lead.high
         if is_open and not self.evidence.reduction:
             needed = seeds_needed(lead, MOST_SEEDS)
         seeds = find_table(self.claim.table).seeds

@@ -19,9 +19,10 @@ import typer
 from fedcli import Cell, Table
 from fedcli.registry import find_method
 from fedcli.results import jobs, plans
+from fedcli.results.intervals import mean_interval
 from fedcli.results.metrics import find_metric
+from fedcli.results.number_texts import interval_text
 from fedcli.results.render import between_marks, github
-from fedcli.results.statistics import interval, interval_text
 from fedcli.runs.identity import settings_text
 from fedcli.runs.schema import Record
 
@@ -108,7 +109,7 @@ def numbers_of(record: Record) -> dict[str, Any]:
 
 def mean_text(numbers: pd.Series, sign: str = "") -> str:
     """Returns the mean of a column with its 95 % interval and the number of its seeds."""
-    return interval_text(find_metric("selected"), interval(numbers.dropna().tolist()), sign=sign)
+    return interval_text(find_metric("selected"), mean_interval(numbers.dropna().tolist()), sign=sign)
 
 
 def runs_by_mark(runs: pd.DataFrame, board: Board) -> dict[str, pd.DataFrame]:
@@ -170,7 +171,7 @@ def is_ahead(headline: pd.DataFrame) -> bool:
     """Returns whether the best row, in the first column, leads on the second by more than chance."""
     best, second, *_ = headline.columns
     leads = headline[best] - headline[second]
-    return interval(leads.dropna().tolist()).low > 0
+    return mean_interval(leads.dropna().tolist()).low > 0
 
 
 def with_new_runs(runs: pd.DataFrame, board: Board) -> pd.DataFrame:

@@ -1,0 +1,72 @@
+"""Means, intervals and leads as they stand in the cells of tables."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from fedcli.results.intervals import Interval, Name, leads_over_best
+from fedcli.results.metrics import Metric
+from fedcli.results.render import MISSING
+from fedcli.runs.record import RUN_STATES
+from fedcli.runs.schema import Record
+
+
+def interval_text(metric: Metric, interval: Interval, *, sign: str = "+", with_count: bool = True) -> str:
+    """A mean with its interval and number of values, as `+9.70 [+7.10, +12.30] (3)`; of floats the mean alone."""
+    if not interval.num_values:
+        return MISSING
+    text = metric.text(interval.mean, sign)
+    if metric.unit == "floats":
+        return text
+    if interval.num_values > 1:
+        text += f" [{metric.text(interval.low, sign)}, {metric.text(interval.high, sign)}]"
+    return f"{text} ({interval.num_values})" if with_count else text
+
+
+def lead_texts(
+    metric: Metric, groups: Mapping[Name, Sequence[Record]], implied_count: int | None = None
+) -> dict[Name, str]:
+    """The lead of each group, see `leads_over_best`; empty without one.
+
+    A number of pairs that equals `implied_count` is left out.
+    """
+    texts = dict.fromkeys(groups, "")
+    for name, lead in leads_over_best(metric, groups).items():
+        texts[name] = interval_text(metric, lead, with_count=lead.num_values != implied_count)
+    return texts
+
+
+def mean_text_of_runs(
+    metric: Metric, records: Sequence[Record], states: Counter, implied_count: int | None = None
+) -> str:
+    """Mean ± sample standard deviation, with the number of runs that have the value.
+
+    Args:
+        metric: What is read of each run.
+        records: The runs that have begun.
+        states: The number of all planned runs by state.
+        implied_count: A number of runs that goes without saying, where all runs have the value.
+
+    Returns:
+        "66.10 ± 0.52 (3)", or "66.10 ± 0.52 (2 of 3 runs; 1 diverged)"; the state of the furthest if no run counts.
+    """
+    num_counted = sum(map(metric.counts, records))
+    if not num_counted:
+        return next(state for state in RUN_STATES if states[state])
+    values = metric.values(records)
+    if values:
+        text = metric.mean_text(values)
+    elif metric.different_rounds(records):
+        text = "of different rounds"
+    else:
+        text = metric.missing_text
+
+    num_runs = len(values) or num_counted
+    num_planned = states.total()
+    without_result = [f"{states[state]} {state}" for state in ("diverged", "failed") if states[state]]
+    if num_runs < num_planned:
+        remarks = [f"{num_runs} of {num_planned} runs", *without_result]
+    elif without_result or num_runs != implied_count:
+        remarks = [str(num_runs), *without_result]
+    else:
+        return text
+    return f"{text} ({'; '.join(remarks)})"
