@@ -90,7 +90,7 @@ def code_notes(answers: Iterable[verdicts.Answer]) -> list[str]:
     """Where claims were run in full by the authors' code, what the papers' texts have instead, a line a text."""
     papers_of: dict[str, set[str]] = {}
     for answer in answers:
-        if answer.evidence.folders and answer.text_has and not answer.evidence.reduction:
+        if answer.evidence.folders and answer.text_has and not answer.evidence.differences:
             paper, _ = registry.find_table(answer.claim.table).reported
             papers_of.setdefault(answer.text_has, set()).add(paper)
     notes = []
@@ -135,10 +135,10 @@ def table_of_claims_by_paper(
     lines = []
     for name, tables_of_paper in planned.items():
         table_names = {plan.table.name for plan in tables_of_paper}
-        counts = Counter(answer.verdict for answer in answers if answer.claim.table in table_names)
-        numbers = [str(counts[verdict]) for verdict in verdicts.VERDICTS]
+        counts = Counter(answer.verdict.outcome for answer in answers if answer.claim.table in table_names)
+        numbers = [str(counts[outcome]) for outcome in verdicts.OUTCOMES]
         lines.append([f"[{title_of(tables_of_paper)}](results/papers/{name}.md)", *numbers])
-    titles = ["Claims of", *(verdict.capitalize() for verdict in verdicts.VERDICTS)]
+    titles = ["Claims of", *(outcome.capitalize() for outcome in verdicts.OUTCOMES)]
     return github(titles, lines, first_number_column=1)
 
 

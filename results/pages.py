@@ -93,9 +93,9 @@ def answer_with_relative_folders(answer: verdicts.Answer, records: Path) -> verd
     folders = tuple(folder.relative_to(records) for folder in answer.evidence.folders)
     pairs = []
     for pair in answer.evidence.pairs:
-        folder = pair["folder"].relative_to(records)
-        folder_than = pair["folder_than"].relative_to(records)
-        pairs.append({**pair, "folder": folder, "folder_than": folder_than})
+        run = replace(pair.run, folder=pair.run.folder.relative_to(records))
+        other_run = replace(pair.other_run, folder=pair.other_run.folder.relative_to(records))
+        pairs.append(replace(pair, run=run, other_run=other_run))
     evidence = replace(answer.evidence, folders=folders, pairs=tuple(pairs))
     return replace(answer, evidence=evidence)
 

@@ -96,12 +96,12 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
     answer = replace(
         without_runs,
         claim=replace(without_runs.claim, limiting_study="three"),
-        judgement=verdicts.Judgement("undecided", "n = 1"),
+        verdict=verdicts.Verdict("undecided", "n = 1"),
         lead=verdicts.Lead(mean_interval([1.0])),
         evidence=verdicts.Evidence(
             folders=(tmp_path / "one/fedfa/seed-0", tmp_path / "two/fedavg/seed-0", tmp_path / "one/fedfa/seed-1"),
             seeds=(0,),
-            reduction="rounds 5 of 200",
+            differences="rounds 5 of 200",
         ),
     )
 
@@ -120,7 +120,7 @@ def test_the_first_page_names_its_texts_and_modified_checkouts(tmp_path):
     first_answer, *_ = claims.answer_claims(registry.claims("fedfa"), [])
     answer = replace(
         first_answer,
-        judgement=verdicts.Judgement("reproduced"),
+        verdict=verdicts.Verdict("reproduced"),
         lead=verdicts.Lead(mean_interval([1.0, 2.0])),
         evidence=verdicts.Evidence(folders=(of_commit, of_modified_checkout)),
     )
@@ -130,7 +130,7 @@ def test_the_first_page_names_its_texts_and_modified_checkouts(tmp_path):
     assert "\n- In full, by the authors' code: the text of FedFA has a constant learning rate" in page
     study = studies.Study("one", "# One", frame.find_records([tmp_path]), [], [], {}, {})
     assert "\n- 1 of 2 runs by a modified checkout: their commit ends in `+`.\n" in study_page.make_study_page(study)
-    reduced = replace(answer, evidence=replace(answer.evidence, reduction="rounds 1 of 2"))
+    reduced = replace(answer, evidence=replace(answer.evidence, differences="rounds 1 of 2"))
     assert first_page.code_notes([reduced]) == []
 
 

@@ -200,7 +200,9 @@ def test_the_verdicts_that_are_installed_are_those_of_the_records():
     def verdicts(**sources):
         answers = claims.answer_claims(fedcli.registry.claims("fedfa"), **sources)
         with_runs = [answer for answer in answers if answer.evidence.folders]
-        return {answer.claim.name: (answer.verdict, lead_of(answer), answer.evidence.seeds) for answer in with_runs}
+        return {
+            answer.claim.name: (answer.verdict.outcome, lead_of(answer), answer.evidence.seeds) for answer in with_runs
+        }
 
     def lead_of(answer):
         return answer.lead.text(answer.metric)

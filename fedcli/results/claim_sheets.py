@@ -14,8 +14,9 @@ from typing import Any
 import pandas as pd
 
 from fedcli.results.intervals import Interval
+from fedcli.results.pairs import Pair
 from fedcli.results.render import MISSING, Sheet
-from fedcli.results.verdicts import FEWEST_SEEDS, Answer, Evidence, Judgement, Lead
+from fedcli.results.verdicts import FEWEST_SEEDS, Answer, Evidence, Lead, Verdict
 
 SHIPPED = "verdicts.csv"
 
@@ -59,13 +60,13 @@ def as_shipped(answer: Answer, row: Mapping[str, Any]) -> Answer:
     """An answer without runs, with what a row of the CSV says of its claim."""
     return replace(
         answer,
-        judgement=Judgement(row["verdict"], row["why"]),
+        verdict=Verdict(row["verdict"], row["why"]),
         lead=Lead(LEAD_COLUMNS.read(row), row["over"]),
         tail_lead=Lead(TAIL_LEAD_COLUMNS.read(row), row["tail_over"]),
         evidence=Evidence(
             folders=tuple(map(Path, row["runs"].split("; "))),
             seeds=tuple(map(int, row["seeds"].split())),
-            reduction=row["reduced"],
+            differences=row["reduced"],
         ),
     )
 
@@ -95,8 +96,7 @@ def claims_sheet(answers: Sequence[Answer]) -> Sheet:
 
 def _line(answer: Answer) -> list[str]:
     """The cells of a claim in the table that is read."""
-    verdict = answer.judgement.verdict
-    why = answer.judgement.why
+    verdict = answer.verdict
     runs = []
     if answer.evidence.folders:
         runs.append(answer.size)
@@ -104,7 +104,7 @@ def _line(answer: Answer) -> list[str]:
         runs.append(f"decided by `{answer.command}`")
     return [
         f"`{answer.claim.name}` {answer.claim.text}",
-        f"{verdict}, {why}" if why else verdict,
+        f"{verdict.outcome}, {verdict.reason}" if verdict.reason else verdict.outcome,
         MISSING if answer.paper_lead is None else answer.metric.text(answer.paper_lead, "+"),
         answer.lead.text(answer.metric),
         answer.tail_lead.text(answer.metric),
@@ -126,21 +126,35 @@ def _csv_row(answer: Answer) -> dict[str, Any]:
         "columns": "; ".join(claim.columns),
         "direction": claim.direction,
         "paper": answer.paper_lead,
-        "verdict": answer.verdict,
-        "why": answer.judgement.why,
-        "reduced": evidence.reduction,
+        "verdict": answer.verdict.outcome,
+        "why": answer.verdict.reason,
+        "reduced": evidence.differences,
         "over": answer.lead.rows_text,
         "tail_over": answer.tail_lead.rows_text,
         "seeds": " ".join(map(str, evidence.seeds)),
         **LEAD_COLUMNS.cells(answer.lead.interval),
         **TAIL_LEAD_COLUMNS.cells(answer.tail_lead.interval),
         "runs": "; ".join(map(str, evidence.folders)),
-        "pairs": json.dumps(evidence.pairs, default=str),
+        "pairs": json.dumps([_entry_of_pair(pair) for pair in evidence.pairs]),
+    }
+
+
+def _entry_of_pair(pair: Pair) -> dict[str, Any]:
+    """What the CSV's column `pairs` has of a pair of runs, by the names there."""
+    contrast = pair.contrast
+    return {
+        "seed": pair.seed,
+        "share": contrast.weight,
+        "metric": contrast.cell.metric,
+        "folder": str(pair.run.folder),
+        "metric_than": contrast.other_cell.metric,
+        "folder_than": str(pair.other_run.folder),
+        "than": contrast.other_row,
     }
 
 
 def counts_text(answers: Sequence[Answer]) -> str:
-    """How many claims have which verdict, in a sentence."""
-    counts = Counter(answer.verdict for answer in answers)
-    parts = [f"{count} {verdict}" for verdict, count in counts.items()]
+    """How many claims have which outcome, in a sentence."""
+    counts = Counter(answer.verdict.outcome for answer in answers)
+    parts = [f"{count} {outcome}" for outcome, count in counts.items()]
     return f"Of {len(answers)} claims: {', '.join(parts)}."

@@ -5,9 +5,9 @@ of the interval of their differences.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -22,8 +22,8 @@ from fedcli.results.pairs import (
     Pair,
     PlannedContrast,
     RunsByMethod,
+    closest_pairs,
     find_pairs,
-    nearest_pairs,
     pairs_under_common_conditions,
     plan_contrasts,
 )
@@ -34,13 +34,13 @@ from fedcli.results.verdicts import (
     FEWEST_SEEDS,
     NO_DATA,
     NOT_RUN,
+    OUTCOMES,
     REPRODUCED,
     UNDECIDED,
-    VERDICTS,
     Answer,
     Evidence,
-    Judgement,
     Lead,
+    Verdict,
 )
 from fedcli.runs.identity import code_changes, differences_text
 from fedcli.runs.record import ENDED
@@ -50,7 +50,7 @@ def answer_claims(
     claims: Iterable[Claim], folders: Iterable[Path], has_data: Callable[[str], bool] = datasets.is_open_to_all,
     shipped: bool = False,
 ) -> list[Answer]:  # fmt: skip
-    """What the records say of claims, by verdict in the order of `VERDICTS`.
+    """What the records say of claims, by outcome in the order of `OUTCOMES`.
 
     Args:
         claims: Of papers, or the user's own.
@@ -74,33 +74,64 @@ def answer_claims(
         if not answer.evidence.folders and claim.name in shipped_rows:
             answer = as_shipped(answer, shipped_rows[claim.name])
         answers.append(answer)
-    return sorted(answers, key=lambda answer: VERDICTS.index(answer.verdict))
+    return sorted(answers, key=lambda answer: OUTCOMES.index(answer.verdict.outcome))
+
+
+@dataclass(frozen=True)
+class ClaimContext:
+    """What is known of a claim before anything has been run."""
+
+    claim: Claim
+    metric: Metric  # what is compared
+    paper_lead: float | None  # the smallest on another row; None where the paper does not print both numbers
+    text_has: str  # see `Answer`
+    has_data: bool  # whether the images of all its data sets can be had
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the runs say of a claim."""
+
+    verdict: Verdict
+    lead: Lead
+    tail_lead: Lead  # see `Answer`
+    evidence: Evidence
 
 
 def _answer(claim: Claim, runs: RunsByMethod, has_data: Callable[[str], bool]) -> Answer:
-    """What runs say of a claim. Of several rows the smallest lead counts; reproduced needs runs of all."""
+    """What runs say of a claim. Of several other rows the smallest lead counts; reproduced needs runs of all."""
     table = find_table(claim.table)
     contrasts = plan_contrasts(claim, table)
-    unanswered = _answer_without_runs(claim, table, contrasts, has_data)
+    context = _context_of(claim, table, contrasts, has_data)
     pairs_by_row = {other_row: find_pairs(claim, contrasts[other_row], runs) for other_row in claim.other_rows}
-    answers_by_row = {}
+    findings = {}  # by the other row
     for other_row, pairs in pairs_under_common_conditions(pairs_by_row).items():
-        answers_by_row[other_row] = _answer_by_row(unanswered, other_row, nearest_pairs(pairs))
-    if not answers_by_row:
-        return unanswered
-    if len(claim.other_rows) > 1:
-        answer = _weakest(answers_by_row, unanswered)
+        findings[other_row] = _find_by_row(context, other_row, closest_pairs(pairs))
+    if not findings:
+        finding = Finding(Verdict(NOT_RUN if context.has_data else NO_DATA), Lead(), Lead(), Evidence())
+    elif len(claim.other_rows) == 1:
+        (finding,) = findings.values()
     else:
-        (answer,) = answers_by_row.values()
-    if answer.verdict == REPRODUCED and claim.construction:
-        return replace(answer, judgement=Judgement(BY_CONSTRUCTION, claim.construction))
-    return answer
+        finding = _find_by_all_rows(context, findings)
+    verdict = finding.verdict
+    if verdict.outcome == REPRODUCED and claim.construction:
+        verdict = Verdict(BY_CONSTRUCTION, claim.construction)
+    return Answer(
+        claim=claim,
+        metric=context.metric,
+        paper_lead=context.paper_lead,
+        text_has=context.text_has,
+        verdict=verdict,
+        lead=finding.lead,
+        tail_lead=finding.tail_lead,
+        evidence=finding.evidence,
+    )
 
 
-def _answer_without_runs(
+def _context_of(
     claim: Claim, table: Table, contrasts: Mapping[str, Sequence[PlannedContrast]], has_data: Callable[[str], bool]
-) -> Answer:
-    """What can be said of a claim before anything has been run: the paper's smallest lead, and whether data are there.
+) -> ClaimContext:
+    """What is known of a claim before anything has been run.
 
     Args:
         claim: The claim.
@@ -108,8 +139,8 @@ def _answer_without_runs(
         contrasts: Its contrasts, by the row that its row is compared with.
         has_data: See `answer_claims`.
     """
-    (first, *_) = contrasts[claim.other_rows[0]]
-    metric = find_metric(first.contrast.cell.metric)
+    example = contrasts[claim.other_rows[0]][0]  # which stands for all of them
+    metric = find_metric(example.contrast.cell.metric)
     paper_leads = []
     data_sets: set[str] = set()
     for other_row, contrasts_with_row in contrasts.items():
@@ -118,12 +149,12 @@ def _answer_without_runs(
             paper_leads.append(lead)
         for planned in contrasts_with_row:
             data_sets.update(planned.run.setup.data_sets, planned.other_run.setup.data_sets)
-    return Answer(
+    return ClaimContext(
         claim,
         metric,
-        judgement=Judgement(NOT_RUN if all(map(has_data, data_sets)) else NO_DATA),
         paper_lead=min(paper_leads, key=lambda lead: _towards_paper(claim, lead), default=None),
-        text_has=first.run.setup.protocol.text_has,
+        text_has=example.run.setup.protocol.text_has,
+        has_data=all(map(has_data, data_sets)),
     )
 
 
@@ -158,151 +189,139 @@ def _lead_by_cells(table: Table, contrasts: Sequence[PlannedContrast], metric: M
     return lead
 
 
-def _answer_by_row(unanswered: Answer, other_row: str, pairs: Sequence[Pair]) -> Answer:
-    """Judges a claim against one row.
+def _find_by_row(context: ClaimContext, other_row: str, pairs: Sequence[Pair]) -> Finding:
+    """What runs say of a claim against one other row.
 
     Args:
-        unanswered: The answer without runs.
+        context: Of the claim.
         other_row: The row.
         pairs: Pairs of runs under the same conditions, by seed.
     """
-    claim = unanswered.claim
-    metric = unanswered.metric
-    leads = _leads(pairs)
+    claim = context.claim
+    metric = context.metric
+    leads = _leads_by_seed(pairs)
     lead = mean_interval(leads["value"].dropna().tolist())
     tail_lead = mean_interval(leads["tail"].dropna().tolist()) if metric.name == "selected" else NO_INTERVAL
     without_value = SeedsWithoutValue(
         row=len({pair.seed for pair in pairs if pair.run.value is None}),
-        other=len({pair.seed for pair in pairs if pair.other_run.value is None}),
+        other_row=len({pair.seed for pair in pairs if pair.other_run.value is None}),
     )
-    judgement = judge(lead, claim.direction, without_value, exact=metric.unit == "floats")
-    reasons = [judgement.why] if judgement.why else []
+    verdict = judge(lead, claim.direction, without_value, exact=metric.unit == "floats")
+    reasons = [verdict.reason] if verdict.reason else []
     if without_value.row:
         reasons.append(f"{claim.row}: {without_value.row} of {len(leads)} without a value")
-    if without_value.other:
-        reasons.append(f"{other_row}: {without_value.other} of {len(leads)} without a value")
+    if without_value.other_row:
+        reasons.append(f"{other_row}: {without_value.other_row} of {len(leads)} without a value")
     folders: list[Path] = []
     for pair in pairs:
         folders += [pair.run.folder, pair.other_run.folder]
-    (first, *_) = pairs  # all are under the same conditions
-    return replace(
-        unanswered,
-        judgement=Judgement(judgement.verdict, "; ".join(reasons)),
-        lead=Lead(lead),
-        tail_lead=Lead(tail_lead),
-        evidence=Evidence(
+    return Finding(
+        Verdict(verdict.outcome, "; ".join(reasons)),
+        Lead(lead),
+        Lead(tail_lead),
+        Evidence(
             folders=tuple(dict.fromkeys(folders)),
             seeds=tuple(leads.index),
-            reduction=differences_text(first.differences),
-            pairs=tuple(_row_of_pair(pair, other_row) for pair in pairs),
-        ),
-    )
-
-
-def _row_of_pair(pair: Pair, other_row: str) -> dict[str, Any]:
-    """What the CSV's column `pairs` has of a pair of runs, by the names there."""
-    return {
-        "seed": pair.seed,
-        "share": pair.contrast.weight,
-        "metric": pair.contrast.cell.metric,
-        "folder": pair.run.folder,
-        "metric_than": pair.contrast.other_cell.metric,
-        "folder_than": pair.other_run.folder,
-        "than": other_row,
-    }
-
-
-def _leads(pairs: Iterable[Pair]) -> pd.DataFrame:
-    """The lead of a claim's row of each seed, in `value` and in `tail`; NaN where a pair of the seed lacks a value."""
-    rows = [(pair.seed, pair.lead, pair.tail_lead) for pair in pairs]
-    leads = pd.DataFrame(rows, columns=["seed", "value", "tail"]).astype({"value": float, "tail": float})
-    pairs_of_seed = leads["seed"].value_counts().max()
-    return leads.groupby("seed").sum(min_count=pairs_of_seed)
-
-
-def _weakest(answers_by_row: Mapping[str, Answer], unanswered: Answer) -> Answer:
-    """The answer by the row over which the lead is smallest.
-
-    Args:
-        answers_by_row: Answers by the rows that have runs.
-        unanswered: The answer without runs.
-    """
-    claim = unanswered.claim
-    weakest, *stronger = sorted(answers_by_row, key=lambda row: _strength(answers_by_row[row]))
-    rows_text = f"over {weakest}"
-    if len(stronger) == 1:
-        (other_row,) = stronger
-        rows_text += f"; {answers_by_row[other_row].lead.text(unanswered.metric)} over {other_row}"
-    reductions = [answers_by_row[row].evidence.reduction for row in (weakest, *stronger)]
-    folders: list[Path] = []
-    pairs: list[dict[str, Any]] = []
-    for answer in answers_by_row.values():
-        folders += answer.evidence.folders
-        pairs += answer.evidence.pairs
-    weakest_answer = answers_by_row[weakest]
-    return replace(
-        weakest_answer,
-        judgement=_judge_all(claim, weakest, answers_by_row),
-        lead=Lead(weakest_answer.lead.interval, rows_text),
-        tail_lead=_smallest_tail_lead(claim, weakest, answers_by_row),
-        evidence=Evidence(
-            folders=tuple(dict.fromkeys(folders)),
-            seeds=weakest_answer.evidence.seeds,
-            reduction=next(filter(None, reductions), ""),
+            differences=differences_text(pairs[0].differences),  # as of all of them
             pairs=tuple(pairs),
         ),
     )
 
 
-def _smallest_tail_lead(claim: Claim, weakest: str, answers_by_row: Mapping[str, Answer]) -> Lead:
+def _leads_by_seed(pairs: Iterable[Pair]) -> pd.DataFrame:
+    """The lead of a claim's row of each seed, in `value` and in `tail`; NaN where a pair of the seed lacks a value."""
+    rows = [(pair.seed, pair.lead, pair.tail_lead) for pair in pairs]
+    leads = pd.DataFrame(rows, columns=["seed", "value", "tail"]).astype({"value": float, "tail": float})
+    num_contrasts = leads["seed"].value_counts().max()
+    return leads.groupby("seed").sum(min_count=num_contrasts)
+
+
+def _find_by_all_rows(context: ClaimContext, findings: Mapping[str, Finding]) -> Finding:
+    """What runs say of a claim against several other rows: the finding by the row on which the lead is smallest.
+
+    Args:
+        context: Of the claim.
+        findings: By the other rows that have runs.
+    """
+    claim = context.claim
+    weakest_first = sorted(findings, key=lambda other_row: _strength(claim, findings[other_row]))
+    weakest = weakest_first[0]
+    rows_text = f"over {weakest}"
+    if len(weakest_first) == 2:
+        stronger = weakest_first[1]
+        rows_text += f"; {findings[stronger].lead.text(context.metric)} over {stronger}"
+    differences = [findings[other_row].evidence.differences for other_row in weakest_first]
+    folders: list[Path] = []
+    pairs: list[Pair] = []
+    for finding in findings.values():
+        folders += finding.evidence.folders
+        pairs += finding.evidence.pairs
+    return Finding(
+        _judge_by_all_rows(claim, weakest, findings),
+        Lead(findings[weakest].lead.interval, rows_text),
+        _smallest_tail_lead(claim, weakest, findings),
+        Evidence(
+            folders=tuple(dict.fromkeys(folders)),
+            seeds=findings[weakest].evidence.seeds,
+            differences=next(filter(None, differences), ""),
+            pairs=tuple(pairs),
+        ),
+    )
+
+
+def _smallest_tail_lead(claim: Claim, weakest: str, findings: Mapping[str, Finding]) -> Lead:
     """The smallest lead over the last tenth of the rounds; its row is named if it is not the weakest over all."""
-    tail_leads = {row: answer.tail_lead.interval for row, answer in answers_by_row.items()}
-    with_tail = [row for row, tail_lead in tail_leads.items() if tail_lead.num_values]
+    tail_leads = {other_row: finding.tail_lead.interval for other_row, finding in findings.items()}
+    with_tail = [other_row for other_row, tail_lead in tail_leads.items() if tail_lead.num_values]
     if not with_tail:
         return Lead()
-    row = min(with_tail, key=lambda row: _towards_paper(claim, tail_leads[row].mean))
-    return Lead(tail_leads[row], "" if row == weakest else f"over {row}")
+    smallest = min(with_tail, key=lambda other_row: _towards_paper(claim, tail_leads[other_row].mean))
+    return Lead(tail_leads[smallest], "" if smallest == weakest else f"over {smallest}")
 
 
-def _judge_all(claim: Claim, weakest: str, answers_by_row: Mapping[str, Answer]) -> Judgement:
-    """Judges a claim against several rows by its answers by each, of which one has the smallest lead."""
-    verdict = answers_by_row[weakest].judgement.verdict
-    why = answers_by_row[weakest].judgement.why
-    if verdict == UNDECIDED and claim.control is not None:
-        verdicts_elsewhere = {answer.verdict for row, answer in answers_by_row.items() if row != weakest}
-        if weakest == claim.control.row and verdicts_elsewhere == {REPRODUCED}:
-            why = f"{claim.control.explanation} explains the lead as far as told; {why}"
-    if len(answers_by_row) < len(claim.other_rows) and verdict != CONTRADICTED:
-        verdict = UNDECIDED
-        why = f"{why}; {len(answers_by_row)} of {len(claim.other_rows)} others run".removeprefix("; ")
-    return Judgement(verdict, why)
+def _judge_by_all_rows(claim: Claim, weakest: str, findings: Mapping[str, Finding]) -> Verdict:
+    """Judges a claim against several other rows by the findings by each, of which the weakest has the smallest lead."""
+    outcome = findings[weakest].verdict.outcome
+    reason = findings[weakest].verdict.reason
+    if outcome == UNDECIDED and claim.control is not None:
+        outcomes_elsewhere = {finding.verdict.outcome for row, finding in findings.items() if row != weakest}
+        if weakest == claim.control.row and outcomes_elsewhere == {REPRODUCED}:
+            reason = f"{claim.control.explanation} explains the lead as far as told; {reason}"
+    if len(findings) < len(claim.other_rows) and outcome != CONTRADICTED:
+        outcome = UNDECIDED
+        reason = f"{reason}; {len(findings)} of {len(claim.other_rows)} others run".removeprefix("; ")
+    return Verdict(outcome, reason)
 
 
 class _Strength(NamedTuple):
     """How well runs bear out a claim against a row; the weakest is the smallest."""
 
-    verdict: int  # contradicted, undecided, reproduced
+    outcome: int  # contradicted, undecided, reproduced
     has_lead: bool
     lead: float  # towards the paper's side; NaN where there is none
 
 
-def _strength(answer: Answer) -> _Strength:
+def _strength(claim: Claim, finding: Finding) -> _Strength:
     weakest_first = (CONTRADICTED, UNDECIDED, REPRODUCED)
-    lead = answer.lead.interval
-    return _Strength(weakest_first.index(answer.verdict), lead.num_values > 0, _towards_paper(answer.claim, lead.mean))
+    lead = finding.lead.interval
+    return _Strength(
+        outcome=weakest_first.index(finding.verdict.outcome),
+        has_lead=lead.num_values > 0,
+        lead=_towards_paper(claim, lead.mean),
+    )
 
 
 class SeedsWithoutValue(NamedTuple):
     """How many seeds have no value, since a run diverged or never got there."""
 
     row: int  # of the claim's row
-    other: int  # of the other one
+    other_row: int
 
 
-def judge(lead: Interval, direction: str, without_value: SeedsWithoutValue, *, exact: bool) -> Judgement:
+def judge(lead: Interval, direction: str, without_value: SeedsWithoutValue, *, exact: bool) -> Verdict:
     """Judges a claim by the interval of its lead.
 
-    A run that diverged has no difference. Leaving it out is fair only where its row is behind.
+    A run that diverged has no lead. Leaving it out is fair only where its row is behind.
 
     Args:
         lead: The row less the other one.
@@ -311,15 +330,15 @@ def judge(lead: Interval, direction: str, without_value: SeedsWithoutValue, *, e
         exact: Whether one pair suffices, as for counts of floats, in which chance has no part.
     """
     if not lead.num_values:
-        return Judgement(UNDECIDED, "no pair has a value")
+        return Verdict(UNDECIDED, "no pair has a value")
     if lead.num_values < FEWEST_SEEDS and not exact:
-        return Judgement(UNDECIDED, f"n = {lead.num_values}")
+        return Verdict(UNDECIDED, f"n = {lead.num_values}")
     low = lead.mean if exact else lead.low
     high = lead.mean if exact else lead.high
     if low <= 0 <= high:
-        return Judgement(UNDECIDED, f"zero inside, n = {lead.num_values}")
+        return Verdict(UNDECIDED, f"zero inside, n = {lead.num_values}")
     agrees = (low > 0) == (direction == "higher")
-    better_without_value = without_value.row if agrees else without_value.other
+    better_without_value = without_value.row if agrees else without_value.other_row
     if better_without_value:
-        return Judgement(UNDECIDED, "runs of the better one are lost")
-    return Judgement(REPRODUCED if agrees else CONTRADICTED)
+        return Verdict(UNDECIDED, "runs of the better one are lost")
+    return Verdict(REPRODUCED if agrees else CONTRADICTED)

@@ -7,7 +7,7 @@ which their two cells agree.
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import inf
 from pathlib import Path
@@ -52,13 +52,14 @@ class Candidate:
 class Contrast:
     """A cell of a claim's row and the cell of another row that it is compared with."""
 
+    other_row: str  # as the claim names it; its cell here may be of a row that stands for it
     cell: Cell
     other_cell: Cell
     weight: float  # of their difference in the claim's; the mean over `columns` less that over `subtracted_columns`
 
 
 class Conditions(NamedTuple):
-    """The options of the two runs of a pair that are not as in their cells, each as JSON."""
+    """The options of the two runs of a pair that are not as in their cells, each as JSON, which hashes and orders."""
 
     run: str
     other_run: str
@@ -125,11 +126,11 @@ def contrasts_with(claim: Claim, table: Table, other_row: str) -> list[Contrast]
     for column, other_column in zip(claim.columns, other_columns, strict=True):
         cell = cell_of(claim.row, column)
         other_cell = cell_of(other_row, other_column)
-        contrasts.append(Contrast(cell, other_cell, weight=1 / len(claim.columns)))
+        contrasts.append(Contrast(other_row, cell, other_cell, weight=1 / len(claim.columns)))
     for column in claim.subtracted_columns:
         cell = cell_of(claim.row, column)
         other_cell = cell_of(other_row, column)
-        contrasts.append(Contrast(cell, other_cell, weight=-1 / len(claim.subtracted_columns)))
+        contrasts.append(Contrast(other_row, cell, other_cell, weight=-1 / len(claim.subtracted_columns)))
     return contrasts
 
 
@@ -251,52 +252,43 @@ def _has_enough_rounds(record: Record, planned: PlannedRun, metric: Metric) -> b
     return metric.unit == "floats" or 10 * record["config"]["rounds"] >= planned.setup.config.rounds
 
 
-class Nearness(NamedTuple):
-    """How near pairs under the same conditions are to the paper's runs; the nearest is the largest."""
+def closeness(pairs: Sequence[Pair]) -> tuple:
+    """How close pairs under the same conditions are to the paper's runs, a key to order by; the closest is the largest.
 
-    in_full: bool
-    num_seeds: int
-    minus_num_differences: int  # each option that is not as in its cell takes one off
-    rounds: float
-    conditions: Conditions  # decide between equals
-
-
-def _nearness(pairs: Collection[Pair]) -> Nearness:
-    """How near pairs under the same conditions are."""
-    (first, *_) = pairs
-    own_differences = first.run.differences
-    return Nearness(
-        in_full=not first.differences,
-        num_seeds=len({pair.seed for pair in pairs}),
-        minus_num_differences=-len(first.differences),
-        rounds=own_differences["rounds"].value if "rounds" in own_differences else inf,
-        conditions=first.conditions,
-    )
+    In full comes before reduced; then more seeds, fewer options that are not as in their cells, and more rounds. The
+    conditions decide between equals.
+    """
+    example = pairs[0]
+    in_full = not example.differences
+    num_seeds = len({pair.seed for pair in pairs})
+    num_rounds = example.run.differences["rounds"].value if "rounds" in example.run.differences else inf
+    return (in_full, num_seeds, -len(example.differences), num_rounds, example.conditions)
 
 
-def nearest_pairs(pairs: Iterable[Pair]) -> list[Pair]:
-    """The pairs under the conditions that are nearest to those of the paper's runs, by seed."""
+def closest_pairs(pairs: Iterable[Pair]) -> list[Pair]:
+    """The pairs under the conditions that are closest to those of the paper's runs, by seed."""
     pairs_by_conditions: dict[Conditions, list[Pair]] = {}
     for pair in pairs:
         pairs_by_conditions.setdefault(pair.conditions, []).append(pair)
-    nearest = max(pairs_by_conditions.values(), key=_nearness)
-    return sorted(nearest, key=lambda pair: pair.seed)
+    closest = max(pairs_by_conditions.values(), key=closeness)
+    return sorted(closest, key=lambda pair: pair.seed)
 
 
 def pairs_under_common_conditions(pairs_by_row: Mapping[str, Sequence[Pair]]) -> dict[str, list[Pair]]:
     """The pairs of the conditions under which a claim's row has been compared with most others, by these other rows.
 
     A lead on one row under some conditions and on another row under others are no leads of one claim. Of several such
-    conditions those count whose least near comparison is nearest to the paper's.
+    conditions those count whose least close comparison is closest to the paper's.
     """
-    nearness_by_conditions: dict[str, list[Nearness]] = {}  # of the comparisons with the other rows
+    comparisons: dict[str, list[tuple]] = {}  # with the other rows, how close each is, by the conditions
     for pairs in pairs_by_row.values():
         for conditions, same_conditions in _by_conditions_of_row(pairs).items():
-            nearness = _nearness(nearest_pairs(same_conditions))
-            nearness_by_conditions.setdefault(conditions, []).append(nearness)
-    if not nearness_by_conditions:
+            comparisons.setdefault(conditions, []).append(closeness(closest_pairs(same_conditions)))
+    if not comparisons:
         return {}
-    common = max(nearness_by_conditions, key=lambda conditions: _rank(nearness_by_conditions[conditions]))
+    most_rows = max(map(len, comparisons.values()))
+    with_most_rows = [conditions for conditions, compared in comparisons.items() if len(compared) == most_rows]
+    common = max(with_most_rows, key=lambda conditions: min(comparisons[conditions]))
     common_pairs_by_row = {}
     for other_row, pairs in pairs_by_row.items():
         common_pairs = [pair for pair in pairs if pair.run.conditions == common]
@@ -311,14 +303,3 @@ def _by_conditions_of_row(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
     for pair in pairs:
         grouped.setdefault(pair.run.conditions, []).append(pair)
     return grouped
-
-
-class Rank(NamedTuple):
-    """What orders conditions; those that count are the largest."""
-
-    num_rows: int  # that have been compared
-    least_near: Nearness  # of the comparisons
-
-
-def _rank(nearness: Collection[Nearness]) -> Rank:
-    return Rank(len(nearness), min(nearness))

@@ -3,13 +3,14 @@
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedcli.declarations import Claim
 from fedcli.registry import find_table
 from fedcli.results.intervals import NO_INTERVAL, Interval, seeds_needed
 from fedcli.results.metrics import Metric
 from fedcli.results.number_texts import interval_text
+from fedcli.results.pairs import Pair
 from fedcli.results.plans import table_folder
 
 REPRODUCED = "reproduced"
@@ -18,22 +19,22 @@ UNDECIDED = "undecided"
 BY_CONSTRUCTION = "by construction"
 NOT_RUN = "not run"
 NO_DATA = "data not at hand"
-VERDICTS = (REPRODUCED, BY_CONSTRUCTION, CONTRADICTED, UNDECIDED, NOT_RUN, NO_DATA)
-OPEN_VERDICTS = (UNDECIDED, NOT_RUN, NO_DATA)  # what more runs would change
+OUTCOMES = (REPRODUCED, BY_CONSTRUCTION, CONTRADICTED, UNDECIDED, NOT_RUN, NO_DATA)
+OPEN_OUTCOMES = (UNDECIDED, NOT_RUN, NO_DATA)  # what more runs would change
 FEWEST_SEEDS = 3  # for a verdict
 MOST_SEEDS = 30
 
 
-class Judgement(NamedTuple):
+class Verdict(NamedTuple):
     """What is said of a claim."""
 
-    verdict: str  # one of `VERDICTS`
-    why: str = ""  # it is undecided, and which runs have no value
+    outcome: str  # one of `OUTCOMES`
+    reason: str = ""  # why it is undecided, and which runs have no value
 
 
 @dataclass(frozen=True)
 class Lead:
-    """By how much a claim's row is ahead of the other, as a mean over seeds."""
+    """By how much a claim's row is ahead of another, as a mean over seeds."""
 
     interval: Interval = NO_INTERVAL
     rows_text: str = ""  # of several rows, over which one, and the lead over the other of two
@@ -49,9 +50,8 @@ class Evidence:
 
     folders: tuple[Path, ...] = ()
     seeds: tuple[int, ...] = ()
-    reduction: str = ""  # what differs from the paper's cells; empty in full
-    # A row of the CSV's column `pairs` for each pair of runs, see `_rows_of_pairs`.
-    pairs: tuple[dict[str, Any], ...] = ()
+    differences: str = ""  # from the paper's cells, in words; empty in full
+    pairs: tuple[Pair, ...] = ()  # none of a verdict that was read from a file
 
 
 @dataclass(frozen=True)
@@ -60,23 +60,18 @@ class Answer:
 
     claim: Claim
     metric: Metric  # what is compared
-    judgement: Judgement
     paper_lead: float | None  # None where the paper does not print both numbers
-    text_has: str = ""  # what the paper's text has where its cells follow the authors' code, see `Protocol`
+    text_has: str  # what the paper's text has where its cells follow the authors' code, see `Protocol`
+    verdict: Verdict
     lead: Lead = Lead()
     tail_lead: Lead = Lead()  # the same of accuracies over the last tenth of the rounds
     evidence: Evidence = Evidence()
 
     @property
-    def verdict(self) -> str:
-        """One of `VERDICTS`."""
-        return self.judgement.verdict
-
-    @property
     def size(self) -> str:
         """The size of the runs beside the paper's."""
-        if self.evidence.reduction:
-            return f"reduced to {self.evidence.reduction}"
+        if self.evidence.differences:
+            return f"reduced to {self.evidence.differences}"
         return "in full, by the authors' code" if self.text_has else "in full, by the text"
 
     @property
@@ -85,7 +80,7 @@ class Answer:
         needed = FEWEST_SEEDS
         lead = self.lead.interval
         is_open = lead.num_values >= FEWEST_SEEDS and lead.low <= 0 <= lead.high
-        if is_open and not self.evidence.reduction:
+        if is_open and not self.evidence.differences:
             needed = seeds_needed(lead, MOST_SEEDS)
         seeds = find_table(self.claim.table).seeds
         first_new = seeds[-1] + 1
@@ -95,7 +90,7 @@ class Answer:
     @property
     def command(self) -> str:
         """What runs its rows in full and measures their features; empty where that is no use."""
-        if self.verdict not in (UNDECIDED, NOT_RUN):
+        if self.verdict.outcome not in (UNDECIDED, NOT_RUN):
             return ""
         words = ["fedcli", "table", self.claim.table]
         for name in rows_and_columns(self.claim):
