@@ -122,9 +122,9 @@ def table_of_coverage(planned: Mapping[str, Sequence[plans.TablePlan]]) -> str:
 def cells_in_full(plan: plans.TablePlan) -> list[bool]:
     """For each cell of a table that the paper prints, whether all its runs count."""
     in_full = []
-    for cell in paper_tables.compare_with_paper(plan).values:
-        if cell["paper"] is not None and "runs_planned" in cell:
-            in_full.append(cell["runs_counted"] == cell["runs_planned"])
+    for cell in paper_tables.compare_cells(plan).values():
+        if cell.paper_value is not None and cell.runs is not None:
+            in_full.append(cell.runs.are_complete)
     return in_full
 
 

@@ -28,11 +28,11 @@ from typing import Any, NamedTuple
 from fedcli import registry
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError
-from fedcli.results import paper_tables
 from fedcli.results.frame import find_records, frame_of
 from fedcli.results.intervals import mean_interval, paired_difference
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.number_texts import interval_text
+from fedcli.results.printed_numbers import printed_lead, printed_value
 from fedcli.runs.schema import Record
 
 # What metrics are called whose names say too little: by themselves, and before a parameter as in "inter:mnist".
@@ -214,10 +214,10 @@ def _printed_number(finding: Finding, printed: PrintedColumn) -> float:
     table = registry.find_table(printed.table)
     if finding.than is None:
         rows = finding.of
-        number = paper_tables.printed_value(table, finding.of, printed.column, finding.metric)
+        number = printed_value(table, finding.of, printed.column, finding.metric)
     else:
         rows = f"{finding.of} or {finding.than}"
-        number = paper_tables.printed_lead(table, finding.of, finding.than, (printed.column,), finding.metric)
+        number = printed_lead(table, finding.of, finding.than, (printed.column,), finding.metric)
     if number is None:
         raise ValueError(f"{printed.table} has no number in {printed.column} for {rows}")
     return number

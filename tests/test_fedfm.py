@@ -14,7 +14,7 @@ from fedcli.declarations import Sizes
 from fedcli.papers import fedfm
 from fedcli.papers.fedfm import aggregate_anchors, contrastive_guiding, l2_guiding, plain_l2_guiding
 from fedcli.registry import find_method
-from fedcli.results.paper_tables import reported_numbers
+from fedcli.results.printed_numbers import reported_numbers
 from tests import laws
 from tests.first_rounds import minibatch
 from tests.tensors import randn

@@ -20,7 +20,7 @@ import pytest
 import fedcli
 from fedcli import Cell, Gain, grid, registry
 from fedcli.cli import plan_display
-from fedcli.results import durations, frame, jobs, paper_tables, plans
+from fedcli.results import durations, frame, jobs, paper_tables, plans, printed_numbers
 from fedcli.results.render import render
 from fedcli.runs.identity import draft
 from fedcli.runs.record import read_record, write_record
@@ -54,7 +54,7 @@ def test_every_table_resolves_without_data_and_stands_in_the_paper(name):
     assert len(set(places)) == len(places)
 
     # Each cell is in the paper, or a note says that it is not.
-    printed = paper_tables.printed_entries(table)
+    printed = printed_numbers.printed_cells(table)
     _, title = name.split(":")
     _, source = table.reported
     is_drawn = title.startswith("Fig") and source == "in-text"

@@ -9,7 +9,7 @@ import pytest
 from fedcli import figures
 from fedcli.figures import features
 from fedcli.registry import find_method, methods
-from fedcli.results import frame, paper_tables
+from fedcli.results import frame, printed_numbers
 from tests.programs import load_script
 
 ROOT = Path(__file__).parent.parent
@@ -75,7 +75,7 @@ def test_every_number_that_a_paper_prints_is_planned_or_has_a_reason(paper):
         name, title = table.reported
         planned |= {(title, cell.row, cell.column) for cell in (*table.cells, *table.gains)}
 
-    for title, content in paper_tables.reported_numbers()[name].items():
+    for title, content in printed_numbers.reported_numbers()[name].items():
         for entry in content["rows"]:
             if not any(isinstance(value, int | float) for value in entry.values()):
                 continue  # which prints no number

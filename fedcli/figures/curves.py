@@ -13,7 +13,7 @@ from fedcli.figures import ACCURACY, Measure
 from fedcli.figures.names import NO_LABELS, setting_name
 from fedcli.results.frame import clients_of, rounds_of
 from fedcli.results.groups import SeedGroup
-from fedcli.results.paper_tables import printed_accuracies
+from fedcli.results.printed_numbers import printed_accuracies
 from fedcli.runs.identity import code_changes
 from fedcli.runs.machine import is_undisturbed
 from fedcli.runs.record import state_of

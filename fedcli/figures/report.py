@@ -16,7 +16,7 @@ from bokeh.resources import INLINE
 from fedcli.figures.curves import Curve, find_curves
 from fedcli.figures.names import setting_colours, setting_name
 from fedcli.results.groups import SeedGroup, group_runs, leaderboards
-from fedcli.results.paper_tables import printed_accuracies
+from fedcli.results.printed_numbers import printed_accuracies
 from fedcli.results.render import CellIndex, Sheet
 from fedcli.results.tables import commands, sheets
 from fedcli.runs.schema import Record

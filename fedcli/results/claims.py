@@ -27,7 +27,7 @@ from fedcli.results.pairs import (
     pairs_under_common_conditions,
     plan_contrasts,
 )
-from fedcli.results.paper_tables import printed_lead, printed_value
+from fedcli.results.printed_numbers import printed_lead, printed_value
 from fedcli.results.verdicts import (
     BY_CONSTRUCTION,
     CONTRADICTED,

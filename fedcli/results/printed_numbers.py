@@ -1,0 +1,160 @@
+"""The numbers that papers print, by the cells of their tables."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from fedcli import registry
+from fedcli.declarations import Cell, Table
+from fedcli.results.metrics import Metric, find_metric
+from fedcli.results.plans import plan_cell
+from fedcli.runs.identity import differences_from_plan, settings_of
+from fedcli.runs.schema import Record
+
+SCALED = re.compile(r"_(1e\d+)_floats$")  # in the name of a printed column, its unit
+
+
+class Place(NamedTuple):
+    """Where a cell of a table is."""
+
+    row: str
+    column: str
+
+
+@dataclass(frozen=True)
+class PrintedCell:
+    """What a paper prints in a cell of a table; None for what it does not."""
+
+    mean: float | None
+    deviation: float | None
+    rounds_to_target: float | None
+    text: str | None  # as it stands there, where that is no such number
+
+    def number(self, metric: Metric) -> float | None:
+        """The number that is of a metric, in the paper's unit."""
+        return self.rounds_to_target if metric.paper_field == "rounds_to_target" else self.mean
+
+
+@cache
+def reported_numbers() -> dict[str, dict[str, Any]]:
+    """The papers' own numbers, `papers/reported.json`, by paper and table."""
+    return json.loads(files("fedcli.papers").joinpath("reported.json").read_text(encoding="utf-8"))
+
+
+def reported_table(table: Table) -> dict[str, Any]:
+    """What the paper says of a table; empty for one of no paper here."""
+    return _reported_table(*table.reported)
+
+
+def _reported_table(paper: str, name: str) -> dict[str, Any]:
+    return reported_numbers().get(paper, {}).get(name, {})
+
+
+def printed_cells(table: Table) -> Mapping[Place, PrintedCell]:
+    """What the paper prints in the cells of a table, in its order."""
+    return _printed_cells(*table.reported)
+
+
+@cache
+def _printed_cells(paper: str, name: str) -> Mapping[Place, PrintedCell]:
+    cells = {}
+    for entry in _reported_table(paper, name).get("rows", ()):
+        cells[Place(entry["method"], entry["column"])] = PrintedCell(
+            mean=entry.get("mean"),
+            deviation=entry.get("std"),
+            rounds_to_target=entry.get("rounds_to_target"),
+            text=entry.get("printed"),
+        )
+    return cells
+
+
+def printed_value(table: Table, row: str, column: str, metric: Metric) -> float | None:
+    """The paper's number in a cell, floats in ones; None if it prints none."""
+    cell = printed_cells(table).get(Place(row, column))
+    number = None if cell is None else cell.number(metric)
+    return None if number is None else number * printed_unit(column)
+
+
+def printed_unit(column: str) -> float:
+    """The unit in which the paper prints a column of floats; 1 for other numbers."""
+    match = SCALED.search(column)
+    return float(match[1]) if match else 1.0
+
+
+def printed_lead(table: Table, row: str, other_row: str, columns: tuple[str, ...], metric: Metric) -> float | None:
+    """The paper's lead of a row on another, the mean over columns, by its cells or as printed; None if it has none."""
+    leads = []
+    for column in columns:
+        value = printed_value(table, row, column, metric)
+        other_value = printed_value(table, other_row, column, metric)
+        if value is not None and other_value is not None:
+            leads.append(value - other_value)
+    if len(leads) == len(columns):
+        return fmean(leads)
+    for gain in table.gains:
+        is_of_rows = gain.leading_rows == (row,) and gain.other_rows == (other_row,)
+        if is_of_rows and gain.compared_columns == columns:
+            return printed_value(table, gain.row, gain.column, metric)
+    return None
+
+
+class _PrintedAccuracy(NamedTuple):
+    """A cell in which a paper prints the accuracy of a run."""
+
+    table: Table
+    cell: Cell
+    metric: Metric
+    percent: float
+
+
+def printed_accuracies(records: Sequence[Record]) -> list[float | None]:
+    """The paper's accuracy in percent for the setting of each run, else None.
+
+    Where several tables have a setting, the one that has the most of the runs counts: the paper prints two accuracies
+    for some.
+    """
+    printed = _all_printed_accuracies()
+    accuracies_of_runs = [_accuracies_by_table(record, printed) for record in records]
+    runs_of_table: Counter[str] = Counter()
+    for accuracy_by_table in accuracies_of_runs:
+        runs_of_table.update(accuracy_by_table.keys())
+    accuracies = []
+    for accuracy_by_table in accuracies_of_runs:
+        table = max(accuracy_by_table, key=runs_of_table.__getitem__, default=None)
+        accuracies.append(None if table is None else accuracy_by_table[table])
+    return accuracies
+
+
+def _all_printed_accuracies() -> list[_PrintedAccuracy]:
+    """The accuracies that the papers print of runs; a point of a learning curve is none."""
+    printed = []
+    for table in registry.tables().values():
+        for cell in table.cells:
+            if cell.metric not in ("selected", "last", "best"):
+                continue
+            metric = find_metric(cell.metric)
+            percent = printed_value(table, cell.row, cell.column, metric)
+            if percent is not None:
+                printed.append(_PrintedAccuracy(table, cell, metric, percent))
+    return printed
+
+
+def _accuracies_by_table(record: Record, printed: Sequence[_PrintedAccuracy]) -> dict[str, float]:
+    """The paper's accuracy in percent for the setting of a run in each table that has it, by the table's name."""
+    accuracies: dict[str, float] = {}
+    settings = settings_of(record)
+    for table, cell, metric, percent in printed:
+        if cell.method != record["method"]:
+            continue
+        if any(cell.settings.get(name) != record[name] for name in ("protocol", "dataset")):
+            continue
+        planned_settings = plan_cell(table, cell).settings
+        if not differences_from_plan(record, settings, planned_settings, metric.needed_rounds):
+            accuracies.setdefault(table.name, percent)
+    return accuracies
