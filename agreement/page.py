@@ -6,7 +6,7 @@ from pathlib import Path
 from agreement.bridges import BRIDGES
 from agreement.results import PeerResult, RowResult
 from agreement.rows import CASES, Case, Peer, Row
-from fedcli.results.render import github
+from fedcli.results.render import github_table
 from fedcli.runs.options import flags_of
 
 PAGE = Path(__file__).parents[1] / "results/agreement.md"
@@ -60,7 +60,7 @@ def overview(peers: Sequence[Peer], results: Mapping[str, PeerResult]) -> str:
         cells = [peer.name, source, len(peer.rows), len(same), num_closed, num_open, versions]
         lines.append([str(cell) for cell in cells])
     titles = ("Project", "Version", "Rows", "Agree", "Differ, closed", "Open", "Environment")
-    return github(titles, lines)
+    return github_table(titles, lines)
 
 
 def agreeing_and_differing(peer: Peer, result: PeerResult) -> tuple[list[Row], list[Row]]:
@@ -83,7 +83,7 @@ def agreeing(peer: Peer, rows: Sequence[Row], result: PeerResult) -> str:
         difference = difference_text(result.rows[row.label])
         lines.append([row.label, change, f"`{command(case)}`", case.partition, compared, difference])
     titles = (peer.name, "Changed in it", "fedcli", "Clients", "Compared", "Largest difference")
-    return github(titles, lines, first_number_column=5)
+    return github_table(titles, lines, first_number_column=5)
 
 
 def differing(peer: Peer, rows: Sequence[Row], result: PeerResult) -> str:
@@ -95,7 +95,7 @@ def differing(peer: Peer, rows: Sequence[Row], result: PeerResult) -> str:
             closed = f"{row.closed_by}: {difference_text(result.rows[row.closed_by])}"
         difference = difference_text(result.rows[row.label])
         lines.append([row.label, difference, row.cause, row.decided_by, closed])
-    return github((peer.name, "Largest difference", "Cause", "What the paper has", "Closed by"), lines)
+    return github_table((peer.name, "Largest difference", "Cause", "What the paper has", "Closed by"), lines)
 
 
 def text(peers: Sequence[Peer], results: Mapping[str, PeerResult]) -> str:

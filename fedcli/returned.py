@@ -176,7 +176,7 @@ class Runs(list[Run]):
 
         from fedcli.results.columns import Layout
         from fedcli.results.formats import write_tables
-        from fedcli.results.tables import sheet
+        from fedcli.results.tables import build_table
 
         records = [{**run.record, "folder": run.path} for run in self]
         with in_keywords():
@@ -185,8 +185,8 @@ class Runs(list[Run]):
                 return write_tables(records, metrics, format, layout, label)
             if label:
                 raise UserError(f"label='{label}' is for format=\"latex\" (got no format); give it, or leave it out.")
-            shown = sheet(records, metrics, leads=True, layout=layout)
-        return pd.DataFrame(shown.lines, columns=shown.columns)
+            shown = build_table(records, metrics, leads=True, layout=layout)
+        return pd.DataFrame(shown.rows, columns=shown.columns)
 
     def _repr_html_(self) -> str:
         """A table of the runs, a column each, and their curves."""

@@ -10,9 +10,9 @@ from sections import LEGEND, join_sections
 from studies import Study, modified_checkout_text
 
 from fedcli import registry
-from fedcli.results import claim_sheets, durations, paper_tables, plans, verdicts
+from fedcli.results import claim_tables, durations, paper_tables, plans, verdicts
 from fedcli.results.frame import read_runs
-from fedcli.results.render import MISSING, github, render
+from fedcli.results.render import MISSING, github_table, render
 
 ABOUT_THIS_PAGE = "Written by `make tables` from the records in `records/`; a test fails where they differ."
 ABOUT_CLAIMS = (
@@ -35,7 +35,7 @@ ABOUT_MODIFIED_CHECKOUTS = (
 
 def make_first_page(records: Path, studies: Sequence[Study], answers: Sequence[verdicts.Answer], coverage: str) -> str:
     """The first page: the claims, the `coverage` of what the papers print, and the studies."""
-    counts = claim_sheets.counts_text(answers)
+    counts = claim_tables.counts_text(answers)
     sections = {
         "## What the papers claim, and what is so": f"{counts} {ABOUT_CLAIMS}\n\n{table_of_claims(records, answers)}",
         "## How much of what the papers print has been run": coverage,
@@ -49,13 +49,13 @@ def table_of_claims(records: Path, answers: Sequence[verdicts.Answer]) -> str:
     timed_runs = durations.times_of_runs(read_runs([records]))
     timed_benchmarks = durations.times_of_benchmarks(records.parent / "speed")
     timed = pd.concat([timed_runs, timed_benchmarks])
-    sheet = claim_sheets.claims_sheet(answers)
-    lines = []
-    for line, answer in zip(sheet.lines, answers, strict=True):
-        *cells, _ = line  # the last one says which runs there are, here with links to their pages
-        lines.append([*cells, runs_of_claim(answer, records, timed)])
-    notes = [*sheet.notes, *code_notes(answers), ABOUT_MODIFIED_CHECKOUTS]
-    return render(replace(sheet, lines=lines, notes=notes)).rstrip()
+    table = claim_tables.build_claims_table(answers)
+    rows = []
+    for row, answer in zip(table.rows, answers, strict=True):
+        *cells, _ = row  # the last one says which runs there are, here with links to their pages
+        rows.append([*cells, runs_of_claim(answer, records, timed)])
+    notes = [*table.notes, *code_notes(answers), ABOUT_MODIFIED_CHECKOUTS]
+    return render(replace(table, rows=rows, notes=notes)).rstrip()
 
 
 def table_of_studies(studies: Iterable[Study]) -> str:
@@ -64,7 +64,7 @@ def table_of_studies(studies: Iterable[Study]) -> str:
     for study in studies:
         first_finding = study.finding_lines[0] if study.finding_lines else MISSING
         rows.append([f"[{study.name}]({study.name}.md)", first_finding])
-    return github(["Study", "First finding"], rows)
+    return github_table(["Study", "First finding"], rows)
 
 
 def runs_of_claim(answer: verdicts.Answer, records: Path, timed: pd.DataFrame) -> str:
@@ -114,7 +114,7 @@ def table_of_coverage(planned: Mapping[str, Sequence[plans.TablePlan]]) -> str:
                 complete.append(plan.table.name)
         link = f"[{title_of(tables_of_paper)}](papers/{name}.md)"
         lines.append([link, f"{num_printed:,}", f"{num_in_full:,}"])
-    table = github(["Paper", "Printed cells", "In full, all seeds"], lines, first_number_column=1)
+    table = github_table(["Paper", "Printed cells", "In full, all seeds"], lines, first_number_column=1)
     names = ", ".join(complete) or "none"
     return f"{table}\n\nRun in full, every cell here that has a printed number: {names}.\n\n{ABOUT_COVERAGE}"
 
@@ -139,7 +139,7 @@ def table_of_claims_by_paper(
         numbers = [str(counts[outcome]) for outcome in verdicts.OUTCOMES]
         lines.append([f"[{title_of(tables_of_paper)}](results/papers/{name}.md)", *numbers])
     titles = ["Claims of", *(outcome.capitalize() for outcome in verdicts.OUTCOMES)]
-    return github(titles, lines, first_number_column=1)
+    return github_table(titles, lines, first_number_column=1)
 
 
 def title_of(tables_of_paper: Sequence[plans.TablePlan]) -> str:

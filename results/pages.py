@@ -22,8 +22,8 @@ from fedcli import registry
 from fedcli.figures import find_chart
 from fedcli.figures.saving import write_figure
 from fedcli.files import write_atomically
-from fedcli.results import claim_sheets, claims, plans, verdicts
-from fedcli.results.render import between_marks, render
+from fedcli.results import claim_tables, claims, plans, verdicts
+from fedcli.results.render import render, replace_between_marks
 
 HERE = Path(__file__).parent
 
@@ -65,12 +65,12 @@ def make_pages(results: Path) -> list[Page]:
     readme = results.parent / "README.md"
     if readme.is_file():
         table = table_of_claims_by_paper(planned, answers)
-        text = between_marks(readme.read_text(encoding="utf-8"), "claims", table)
+        text = replace_between_marks(readme.read_text(encoding="utf-8"), "claims", table)
         made.append(Page(Path("../README.md"), text))
     if (results.parent / "papers").is_dir():
         shipped = [answer_with_relative_folders(answer, records) for answer in answers]
-        csv = render(claim_sheets.claims_sheet(shipped), "csv")
-        made.append(Page(Path("../papers") / claim_sheets.SHIPPED, csv))
+        csv = render(claim_tables.build_claims_table(shipped), "csv")
+        made.append(Page(Path("../papers") / claim_tables.SHIPPED, csv))
     return made
 
 

@@ -33,22 +33,22 @@ def make_study_page(study: Study) -> str:
         lines = "\n".join(f"- {line}" for line in study.finding_lines)
         sections["## Findings"] = f"{lines}\n\n{LEGEND}"
 
-    shown = [render(tables.sheet(records, study.metrics)).strip()]
+    shown = [render(tables.build_table(records, study.metrics)).strip()]
     for kind, title in charts_of(study).items():
         figure = Figure(study, kind)
         shown.append(f"![{title}]({figure.path.as_posix()})")
     sections["## Results"] = "\n\n".join(shown)
 
-    by_seed = tables.sheet(records, study.metrics, by_seed=True)
+    by_seed = tables.build_table(records, study.metrics, by_seed=True)
     sections["## Every run"] = render(replace(by_seed, subject="", notes=())).strip()
 
-    machines = list(tables.machines(records))
+    machines = tables.list_machines(records)
     by_modified = modified_checkout_text(records)
     if by_modified:
         machines.append(f"- {by_modified}: their commit ends in `+`.")
     sections["## Machines and versions"] = "\n".join(machines)
 
-    commands = tables.commands(records)
+    commands = tables.list_commands(records)
     if commands:
         typed = "\n".join(f"$ {command}" for command in commands)
         sections["## Commands"] = f"```console\n{typed}\n```\n\n{VERIFY}"

@@ -13,7 +13,7 @@ import pytest
 
 import fedcli
 from fedcli import Claim, Control, registry
-from fedcli.results import claim_sheets, claims, durations, frame, pairs, plans
+from fedcli.results import claim_tables, claims, durations, frame, pairs, plans
 from fedcli.results.intervals import Interval, mean_interval
 from fedcli.results.render import render
 from fedcli.runs.record import read_record, write_record
@@ -541,7 +541,7 @@ def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
                 for cell in (contrast.cell, contrast.other_cell):
                     cells.add((cell.row, cell.column))
         assert {(cell.cell.row, cell.cell.column) for cell in planned.cells} == cells
-    assert f"| decided by `{answers[0].command}` |\n" in render(claim_sheets.claims_sheet(answers))
+    assert f"| decided by `{answers[0].command}` |\n" in render(claim_tables.build_claims_table(answers))
     assert not any(answer.command for answer in claims.answer_claims(registry.claims(), [], lambda name: False))
 
 

@@ -145,7 +145,8 @@ def test_the_page_of_a_paper_shows_tables_with_runs_first(results):
     study = studies.read_study(results / "records" / "tiny")
     # The run with seed 7 is not the table's; one of FedProx had another learning rate, one has not ended.
     num_runs = {
-        (value["row"], value["column"]): value["runs_counted"] for value in paper_tables.compare_with_paper(plan).values
+        (value["row"], value["column"]): value["runs_counted"]
+        for value in paper_tables.compare_with_paper(plan).csv_rows
     }
     assert [num_runs[cell.row, cell.column] for cell in CELLS] == [1, 1, 0]
 

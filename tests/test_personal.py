@@ -18,7 +18,7 @@ from fedcli.core import evaluation
 from fedcli.data import datasets
 from fedcli.papers.baselines import apfl, fedrod, pfedme
 from fedcli.registry import find_method, methods
-from fedcli.results.tables import sheet
+from fedcli.results.tables import build_table
 from fedcli.runs.exports import export
 from fedcli.runs.options import flags_of
 from fedcli.runs.resolve import resolve
@@ -456,13 +456,13 @@ def test_a_run_with_both_models_keeps_both_and_a_table_says_which_is_tested(tmp_
     refused(lambda: ditto.model(client=2), f"'ditto' keeps {both} (got client 2)")
     refused(lambda: fedrep.model(), "'fedrep' keeps a model for each client, 0 to 1 (got client None)")
 
-    table = sheet([run.record for run in (fedavg, ditto, fedrep)])
-    lines = [dict(zip(table.columns, line, strict=True)) for line in table.lines]
+    table = build_table([run.record for run in (fedavg, ditto, fedrep)])
+    lines = [dict(zip(table.columns, line, strict=True)) for line in table.rows]
     assert [(line["Method"], line["Model"], line["global, %"]) for line in lines] == [
         ("fedavg", "global", ""),
         ("ditto", "personal", f"{global_percent} (1)"),
         ("fedrep", "personal", ""),
     ]
     assert any(note.startswith("Model: which one is tested") for note in table.notes)
-    alone = sheet([ditto.record])
+    alone = build_table([ditto.record])
     assert "Model" not in alone.columns

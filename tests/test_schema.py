@@ -122,9 +122,9 @@ def test_a_run_whose_method_was_changed_says_so_in_tables_figures_and_reports(ch
     assert changed["changed"] == [{"round": 2, "what": "its method"}]
     records = frame.find_records(["run"])
     words = "its method changed after round 2"
-    assert f"- mine, seed 0: {words}." in render(tables.sheet(records))
-    assert words in render(tables.sheet(records), "latex")
-    assert words in render(tables.sheet(records), "csv")
+    assert f"- mine, seed 0: {words}." in render(tables.build_table(records))
+    assert words in render(tables.build_table(records), "latex")
+    assert words in render(tables.build_table(records), "csv")
     curve, *_ = find_curves(tables.group_runs(records))
     assert words in curve.name().replace("\n", " ")
     assert fedcli.frame("run")["changed"].tolist() == [words]

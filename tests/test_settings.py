@@ -18,7 +18,7 @@ from fedcli.declarations import check_value, facts_of
 from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.results import claims, frame, plans
-from fedcli.results.tables import commands
+from fedcli.results.tables import list_commands
 from fedcli.runs.begin import resolve_runs
 from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.identity import NOT_SETTINGS, differences, draft, identity_of, key_of, settings_of
@@ -238,7 +238,7 @@ def test_commands_are_those_of_the_runs_without_their_folders_and_each_once():
         "fedcli run feddyn --out '/b c' --seed 0",
         "python run.py",
     ]
-    assert commands({"command": command} for command in typed) == ["fedcli run feddyn --seed 0"]
+    assert list_commands({"command": command} for command in typed) == ["fedcli run feddyn --seed 0"]
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,18 @@ from fedcli.results.formats import write_tables
 from fedcli.results.intervals import clear_best
 from fedcli.results.metrics import find_metric
 from fedcli.results.notes import ACROSS_MODELS, LEADS
-from fedcli.results.render import Sheet, render
+from fedcli.results.render import TextTable, render
 from tests.commands import cells, invoke, output_of
 from tests.records import record, write
 from tests.refusals import refused
 
 
 def markdown(records, metrics=()):
-    return render(tables.sheet(records, metrics))
+    return render(tables.build_table(records, metrics))
 
 
 def csv_lines(records, metrics=()):
-    return list(csv.DictReader(io.StringIO(render(tables.sheet(records, metrics), "csv"))))
+    return list(csv.DictReader(io.StringIO(render(tables.build_table(records, metrics), "csv"))))
 
 
 def only_row(records, metrics=()):
@@ -47,7 +47,7 @@ def test_means_and_sample_deviations_of_known_values():
     assert row["Rounds"] == "4"
     assert row["Floats up / down, client and round"] == "12,400 / 12,345"
 
-    first, second = cells(render(tables.sheet(runs_of("one", 0.5, 0.123456), by_seed=True)))
+    first, second = cells(render(tables.build_table(runs_of("one", 0.5, 0.123456), by_seed=True)))
     assert first["Seeds"] == "0"
     assert first[SELECTED] == "50.00 (1)"
     assert second["Seeds"] == "1"
@@ -160,7 +160,9 @@ def test_metrics_that_are_asked_for_get_columns_and_a_copy_of_each_record(tmp_pa
     (line,) = csv_lines([record()], [f"{file}:clears", f"{file}:peak"])
     assert line["peak"] == "28"  # each metric has a copy of the record
     assert only_row([record()], ["quality:nmi"])["quality:nmi"] == "not measured (1)"
-    refused(lambda: tables.sheet([record()], [f"{file}:word"]), "'word' is no number (got str); return one or None")
+    refused(
+        lambda: tables.build_table([record()], [f"{file}:word"]), "'word' is no number (got str); return one or None"
+    )
 
 
 def test_qualities_of_different_rounds_have_no_mean_and_are_told_apart():
@@ -280,7 +282,7 @@ def test_latex_is_booktabs_with_everything_escaped():
     assert lines[12] == name + r" & \textbf{61.00 $\pm$ 1.41} & +10.00 [+10.00, +10.00] & 41.00 $\pm$ 1.41 \\"
     assert lines[13:] == [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
 
-    text = render(Sheet(["A", "B"], [["y", "-1.5 [-2.0, 1.0] (3), cnn-2x32"]], 1), "latex")
+    text = render(TextTable(["A", "B"], [["y", "-1.5 [-2.0, 1.0] (3), cnn-2x32"]], 1), "latex")
     assert r" & $-$1.5 [$-$2.0, 1.0] (3), cnn-2x32 \\" in text
     assert "caption" not in text
 
@@ -344,7 +346,7 @@ def test_columns_are_chosen_and_ordered_by_the_names_that_the_table_shows():
     runs = [*runs_of("one", 0.5, 0.6), *runs_of("two", 0.6, 0.65)]
 
     def chosen(columns, metrics=()):
-        return list(tables.sheet(runs, metrics, leads=True, layout=Layout(columns)).columns)
+        return list(tables.build_table(runs, metrics, leads=True, layout=Layout(columns)).columns)
 
     assert chosen("method, LAST ROUND,Selected (best-validation), %") == ["Method", "Last round, %", SELECTED]
     assert chosen(["Lead", "Floats up / down"]) == [LEAD, FLOATS]
@@ -365,7 +367,7 @@ def test_columns_are_chosen_and_ordered_by_the_names_that_the_table_shows():
 def test_digits_are_of_percent_and_plain_numbers():
     runs = runs_of("one", 0.5, 0.52)
     columns = f"{SELECTED},rounds-to:1,floats-up"
-    (row,) = tables.sheet(runs, ["rounds-to:1", "floats-up"], layout=Layout(columns, 0)).lines
+    (row,) = tables.build_table(runs, ["rounds-to:1", "floats-up"], layout=Layout(columns, 0)).rows
     assert row == ["51 ± 1 (2)", "1 ± 0 (2)", "12,400 ± 0 (2)"]
     assert "51.0 $\\pm$ 1.4 &" in latex(runs, digits=1)
     refused(lambda: latex(runs, digits=7), "--digits must be from 0 to 6 (got 7)")
@@ -454,8 +456,8 @@ def test_commands_select_and_label(tmp_path):
     refusal = "of one data set (got digits, letters); use --dataset"
     assert refusal in output("plot", "--kind", "tsne", "--method", "one")
 
-    (sheet,) = tables.sheets(MIXED[:1])
-    assert sheet.title == ""
+    (table,) = tables.build_tables(MIXED[:1])
+    assert table.title == ""
 
 
 def test_mixed_runs_have_a_panel_for_each_board():
@@ -487,8 +489,8 @@ def test_the_tested_model_has_a_column_only_where_runs_differ():
     """In which model is tested."""
     of_global_model = [record("fedavg", 0), record("a-method-that-is-gone", 0)]
     personal = record("fedprox", 0) | {"tested": "personal"}
-    assert "Model" not in tables.sheet(of_global_model).columns
-    assert "Model" in tables.sheet([*of_global_model, personal]).columns
+    assert "Model" not in tables.build_table(of_global_model).columns
+    assert "Model" in tables.build_table([*of_global_model, personal]).columns
 
 
 def test_the_last_round_has_no_second_column_where_it_is_the_selected_one():
@@ -498,7 +500,7 @@ def test_the_last_round_has_no_second_column_where_it_is_the_selected_one():
             run = record("fedavg", seed)
             run["summary"]["selection"] = selection
             runs.append(run)
-        return tables.sheet(runs).columns
+        return tables.build_table(runs).columns
 
     assert "Last round, %" not in columns("last", "last")
     assert "Last round, %" in columns("last", "best-test")
@@ -506,8 +508,8 @@ def test_the_last_round_has_no_second_column_where_it_is_the_selected_one():
 
 def test_a_lead_is_over_the_best_other_paired_by_seed():
     runs = [*runs_of("one", 0.5, 0.6), *runs_of("two", 0.4, 0.55), *runs_of("three", 0.1, 0.2)]
-    with_leads = tables.sheet(runs, leads=True)
-    rows = [dict(zip(with_leads.columns, line, strict=True)) for line in with_leads.lines]
+    with_leads = tables.build_table(runs, leads=True)
+    rows = [dict(zip(with_leads.columns, line, strict=True)) for line in with_leads.rows]
     lead_of = {row["Method"]: row[LEAD] for row in rows}
     half_width = 12.7062 * 3.53553 / 2**0.5  # Student's t with one degree of freedom; the differences are 10 and 5
     assert lead_of["one"] == f"+7.50 [{7.5 - half_width:+.2f}, {7.5 + half_width:+.2f}] (2)"
@@ -515,7 +517,7 @@ def test_a_lead_is_over_the_best_other_paired_by_seed():
     assert lead_of["three"].startswith("-40.00 [")  # behind the first, not the second
     assert LEADS in with_leads.notes
 
-    without_leads = tables.sheet(runs)
+    without_leads = tables.build_table(runs)
     assert LEAD not in without_leads.columns
     assert LEADS not in without_leads.notes
-    assert LEAD not in tables.sheet(runs_of("one", 0.5, 0.6), leads=True).columns
+    assert LEAD not in tables.build_table(runs_of("one", 0.5, 0.6), leads=True).columns

@@ -15,7 +15,7 @@ from fedcli import registry
 from fedcli.errors import UserError, printable
 from fedcli.figures import partitions, saving
 from fedcli.measure import quality
-from fedcli.results.render import Sheet, markdown, render
+from fedcli.results.render import TextTable, escape_markdown, render
 from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resolve import refuse_without_effect, resolve
 from fedcli.runs.schema import check_record
@@ -104,19 +104,19 @@ def test_two_runs_that_start_in_the_same_second_have_a_folder_each(tmp_path, mon
 
 def test_a_name_is_text_wherever_it_is_written(tmp_path):
     wild_name = "=1+1 $\\frac$ <b>|`x`*\n\x1b[31m"
-    sheet = Sheet(["Method"], [[wild_name]], 1, [{"method": wild_name, "loss": -1.5, wild_name: 2}])
+    table = TextTable(["Method"], [[wild_name]], 1, [{"method": wild_name, "loss": -1.5, wild_name: 2}])
 
     # on a terminal
     assert printable("a\n\x1b[3m\u202e\udcff é") == "a\\n\\x1b[3m\\u202e\\udcff é"
 
     # in Markdown
-    escaped = markdown(wild_name)
+    escaped = escape_markdown(wild_name)
     assert "\n" not in escaped
     assert all(f"\\{sign}" in escaped for sign in "$<>|`*")
-    assert len(render(sheet, "markdown").splitlines()) == 3
+    assert len(render(table, "markdown").splitlines()) == 3
 
     # in a spreadsheet, which would take it for a formula
-    lines = render(sheet, "csv").splitlines()
+    lines = render(table, "csv").splitlines()
     assert len(lines) == 2
     (*_, column), (name, loss, _) = csv.reader(lines)
     assert name[:3] == "'=1"
@@ -124,7 +124,7 @@ def test_a_name_is_text_wherever_it_is_written(tmp_path):
     assert loss == "-1.5"
 
     # in LaTeX
-    assert "\x1b" not in render(sheet, "latex")
+    assert "\x1b" not in render(table, "latex")
 
     # on a chart, where dollar signs would begin mathematics
     counts = np.array([[3, 4]])

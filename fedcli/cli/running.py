@@ -134,10 +134,10 @@ def _summarise(folder: Path) -> str:
     from fedcli.figures.saving import write_figure
     from fedcli.results.frame import find_records
     from fedcli.results.render import render
-    from fedcli.results.tables import sheet
+    from fedcli.results.tables import build_table
 
     records = find_records([folder])
-    text = render(sheet(records, leads=True))
+    text = render(build_table(records, leads=True))
     write_text(folder / "table.md", text)
     with suppress(UserError):  # no run has come to a test
         write_figure(folder / "curves.png", learning_curves, records, page=True)

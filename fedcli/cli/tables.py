@@ -214,7 +214,7 @@ def claims(
     A claim compares rows of a table. Ours is the mean difference of runs with the same seed and partition.
     """
     from fedcli.data.datasets import is_open_to_all, is_present
-    from fedcli.results.claim_sheets import claims_sheet, counts_text
+    from fedcli.results.claim_tables import build_claims_table, counts_text
     from fedcli.results.claims import answer_claims
     from fedcli.results.frame import shipped_folders
     from fedcli.results.render import render
@@ -227,9 +227,9 @@ def claims(
     answers = answer_claims(
         registry.claims(paper), [*folders_of_project, *own_folders], has_data, shipped=not folders_of_project
     )
-    sheet = claims_sheet(answers)
+    table = build_claims_table(answers)
     if format == "markdown" and console().is_terminal:
-        width = sheet.columns.index("Ours") + 1  # a terminal has no room for more
-        sheet = replace(sheet, columns=sheet.columns[:width], lines=[line[:width] for line in sheet.lines])
-    print_text(render(sheet, format), is_markdown=format == "markdown")
+        width = table.columns.index("Ours") + 1  # a terminal has no room for more
+        table = replace(table, columns=table.columns[:width], rows=[row[:width] for row in table.rows])
+    print_text(render(table, format), is_markdown=format == "markdown")
     typer.echo(counts_text(answers), err=True)

@@ -17,8 +17,8 @@ from fedcli.figures.curves import Curve, find_curves
 from fedcli.figures.names import setting_colours, setting_name
 from fedcli.results.groups import SeedGroup, group_runs, leaderboards
 from fedcli.results.printed_numbers import printed_accuracies
-from fedcli.results.render import CellIndex, Sheet
-from fedcli.results.tables import commands, sheets
+from fedcli.results.render import CellIndex, TextTable
+from fedcli.results.tables import build_tables, list_commands
 from fedcli.runs.schema import Record
 
 # By the number that a cell begins with; cells without one stand first or last.
@@ -53,23 +53,24 @@ def report(records: Sequence[Record], title: str = "Runs") -> str:
     runs_by_leaderboard = leaderboards(records)
     settings_by_leaderboard = [group_runs(runs) for runs in runs_by_leaderboard.values()]
     colours = setting_colours(settings_by_leaderboard)
-    for name, settings, sheet in zip(runs_by_leaderboard, settings_by_leaderboard, sheets(records), strict=True):
+    tables = build_tables(records)
+    for name, settings, table in zip(runs_by_leaderboard, settings_by_leaderboard, tables, strict=True):
         parts.append(_text(f"<h2>{escape(name)}</h2>"))
-        parts += _leaderboard(settings, sheet, commands(runs_by_leaderboard[name]), colours)
+        parts += _leaderboard(settings, table, list_commands(runs_by_leaderboard[name]), colours)
     return file_html(column(parts, **WIDE, margin=10), INLINE, title)
 
 
-def _leaderboard(settings: list[SeedGroup], sheet: Sheet, typed: list[str], colours: dict[str, str]) -> list[Any]:
+def _leaderboard(settings: list[SeedGroup], table: TextTable, typed: list[str], colours: dict[str, str]) -> list[Any]:
     """The table of a leaderboard, its notes, what is folded below them, and its curves."""
     rows = []
-    for number, (setting, cells) in enumerate(zip(settings, sheet.lines, strict=True)):
+    for number, (setting, cells) in enumerate(zip(settings, table.rows, strict=True)):
         rows.append(_TableRow(setting, number, cells))
     shown = [row for row in rows if not row.setting.has_failed]
     failed = [", ".join(filter(None, row.cells)) for row in rows if row.setting.has_failed]
     parts: list[Any] = []
     if shown:
-        parts.append(_table(_columns(sheet, shown), shown, colours))
-    texts = [f"<li style='margin-left: 1em'>{escape(note)}</li>" for note in sheet.notes]
+        parts.append(_table(_columns(table, shown), shown, colours))
+    texts = [f"<li style='margin-left: 1em'>{escape(note)}</li>" for note in table.notes]
     if failed:
         texts.append(_folded(f"Failed: {len(failed)}", failed))
     if typed:
@@ -91,18 +92,18 @@ def _folded(summary: str, lines: list[str]) -> str:
     return f"<details><summary>{summary}</summary><pre>{text}</pre></details>"
 
 
-def _columns(sheet: Sheet, rows: list[_TableRow]) -> list[_TableColumn]:
+def _columns(table: TextTable, rows: list[_TableRow]) -> list[_TableColumn]:
     """The columns of a leaderboard's table, with the paper's numbers behind the first of ours."""
     columns = []
-    for position, title in enumerate(sheet.columns):
+    for position, title in enumerate(table.columns):
         texts = [row.cells[position] for row in rows]
-        styles = ["bold" if CellIndex(row.number, position) in sheet.best else "normal" for row in rows]
-        columns.append(_TableColumn(title, texts, styles, is_number=position >= sheet.first_number_column))
+        styles = ["bold" if CellIndex(row.number, position) in table.best else "normal" for row in rows]
+        columns.append(_TableColumn(title, texts, styles, is_number=position >= table.first_number_column))
     printed = printed_accuracies([row.setting.first for row in rows])
     if any(printed):
         texts = [f"{accuracy:.2f}" if accuracy else "" for accuracy in printed]
         styles = ["normal"] * len(texts)
-        columns.insert(sheet.first_number_column + 1, _TableColumn("Paper, %", texts, styles, is_number=True))
+        columns.insert(table.first_number_column + 1, _TableColumn("Paper, %", texts, styles, is_number=True))
     return columns
 
 

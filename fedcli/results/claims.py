@@ -14,7 +14,7 @@ import pandas as pd
 from fedcli.data import datasets
 from fedcli.declarations import Claim, Table
 from fedcli.registry import find_table
-from fedcli.results.claim_sheets import as_shipped, read_shipped
+from fedcli.results.claim_tables import as_shipped, read_shipped
 from fedcli.results.frame import RunRow, read_runs, rows_of
 from fedcli.results.intervals import NO_INTERVAL, Interval, mean_interval
 from fedcli.results.metrics import Metric, find_metric

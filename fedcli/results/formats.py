@@ -25,8 +25,8 @@ from fedcli.results.columns import (
     first_number_column,
 )
 from fedcli.results.groups import SeedGroup, group_runs, leaderboards, shared_settings
-from fedcli.results.render import MISSING, Sheet, render
-from fedcli.results.tables import sheet, sheets
+from fedcli.results.render import MISSING, TextTable, render
+from fedcli.results.tables import build_table, build_tables
 from fedcli.results.words import data_words, join_words, method_name
 from fedcli.runs.record import state_of
 from fedcli.runs.schema import Record
@@ -66,15 +66,15 @@ def write_tables(
                 "--columns and --digits are for tables that are read (got --format csv, which has everything in full); "
                 "leave them out."
             )
-        return render(sheet(records, metrics), format)
+        return render(build_table(records, metrics), format)
     if format == "latex":
         by_leaderboard = leaderboards(records)
         latex_tables = []
         for runs, name in zip(by_leaderboard.values(), _labels(by_leaderboard, label), strict=True):
-            table = replace(paper_sheet(runs, metrics, layout), label=name)
+            table = replace(build_paper_table(runs, metrics, layout), label=name)
             latex_tables.append(render(table, format))
         return "\n".join(latex_tables)
-    return "\n".join(render(table, format) for table in sheets(records, metrics, leads=True, layout=layout))
+    return "\n".join(render(table, format) for table in build_tables(records, metrics, leads=True, layout=layout))
 
 
 def _labels(names: Collection[str], label: str) -> list[str]:
@@ -102,7 +102,9 @@ def words_of_label(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def paper_sheet(records: Sequence[Record], metrics: Sequence[str] = (), layout: Layout = DEFAULT_LAYOUT) -> Sheet:
+def build_paper_table(
+    records: Sequence[Record], metrics: Sequence[str] = (), layout: Layout = DEFAULT_LAYOUT
+) -> TextTable:
     """A table as papers print it: methods by their names there, and in the caption what all rows share.
 
     Without chosen columns, it has no costs, and neither seeds nor rounds where they are the same in all rows.
@@ -124,9 +126,9 @@ def paper_sheet(records: Sequence[Record], metrics: Sequence[str] = (), layout: 
     best = cells_under({columns.headline}, best_rows(groups, columns), titles)
     shared = shared_settings(records)
     shared_text = ", ".join(f"{name} {value}" for name, value in shared.items())
-    return Sheet(
+    return TextTable(
         columns=[_heading(title, columns) for title in titles],
-        lines=cells.to_numpy().tolist(),
+        rows=cells.to_numpy().tolist(),
         first_number_column=first_number_column(titles),
         best=best,
         subject=f"All rows: {shared_text}." if shared_text else "",

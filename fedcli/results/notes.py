@@ -6,7 +6,7 @@ from fedcli import registry
 from fedcli.declarations import flag_of
 from fedcli.results.columns import LEAD, Columns
 from fedcli.results.groups import SeedGroup, comparable_groups, tested_model
-from fedcli.results.render import markdown
+from fedcli.results.render import escape_markdown
 from fedcli.runs.identity import FIRST_SETTINGS, NOT_SETTINGS, changes_between_rounds, reductions, settings_text
 from fedcli.runs.options import given_options, inactive_term
 from fedcli.runs.origins import recorded_origins
@@ -84,14 +84,14 @@ def notes_on_runs(groups: Sequence[SeedGroup]) -> list[str]:
         method = registry.methods().get(record["method"])
         inactive = inactive_term(record["config"], method) if method else ""
         if inactive:
-            notes.append(f"Inactive in {markdown(group.label)}: {inactive}.")
+            notes.append(f"Inactive in {escape_markdown(group.label)}: {inactive}.")
         shown = {*FIRST_SETTINGS, "rounds", *NOT_SETTINGS, *group.differing_settings, *reductions(record)}
         for name, value in given_options(record["config"], recorded_origins(record["origin"])).items():
             if name not in shown:
                 options[settings_text({name: value})] = None
     notes += notes_on_changes(groups)
     if options:
-        notes.append(f"Options given with the runs: {markdown('; '.join(options))}.")
+        notes.append(f"Options given with the runs: {escape_markdown('; '.join(options))}.")
     return list(dict.fromkeys(notes))
 
 
@@ -103,7 +103,7 @@ def notes_on_metrics(groups: Sequence[SeedGroup], columns: Columns) -> list[str]
         for group in groups:
             seeds = [str(record["seed"]) for record in group.finished if not record["config"].get(metric.run_option)]
             if metric.run_option and seeds:
-                without.append(f"{markdown(group.label)} (seed {', '.join(seeds)})")
+                without.append(f"{escape_markdown(group.label)} (seed {', '.join(seeds)})")
         if without:
             sentences.append(
                 f"{metric.name} is not in the records of {', '.join(without)}: it needs runs with "
@@ -123,7 +123,7 @@ def _notes_on_different_rounds(groups: Sequence[SeedGroup], columns: Columns) ->
             measured = [record for record in group.records if metric.value(record) is not None]
             seeds = [str(record["seed"]) for record in measured if "selected" not in metric.measured_rounds(record)]
             if seeds:
-                last.append(f"{markdown(group.label)} (seed {', '.join(seeds)})")
+                last.append(f"{escape_markdown(group.label)} (seed {', '.join(seeds)})")
         sentences.append(
             f"{metric.name} is of the last round's models of {', '.join(last)} and of the headline's of the others, "
             "which do not compare: 'fedcli quality' measures the headline's."
@@ -136,8 +136,8 @@ def notes_on_changes(groups: Sequence[SeedGroup]) -> list[str]:
     changes = []
     for group in groups:
         for record in group.records:
-            label = f"{markdown(group.label)}, seed {record['seed']}"
-            changes += [f"{label}: {markdown(change)}." for change in changes_between_rounds(record)]
+            label = f"{escape_markdown(group.label)}, seed {record['seed']}"
+            changes += [f"{label}: {escape_markdown(change)}." for change in changes_between_rounds(record)]
     return changes
 
 

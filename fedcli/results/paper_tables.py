@@ -14,7 +14,7 @@ from fedcli.results.number_texts import interval_text, mean_text_of_runs
 from fedcli.results.paper_table_notes import notes_on_paper_table
 from fedcli.results.plans import PlannedCell, TablePlan
 from fedcli.results.printed_numbers import SCALED, Place, PrintedCell, printed_cells, printed_unit, printed_value
-from fedcli.results.render import CellIndex, Sheet
+from fedcli.results.render import CellIndex, TextTable
 from fedcli.runs.record import RUN_STATES
 
 FIRST_NUMBER_COLUMN = 2  # behind the row and whose numbers they are
@@ -76,8 +76,8 @@ class ComparedCell:
         return interval_text(self.metric, self.difference, with_count=False) if self.difference.num_values else ""
 
 
-def compare_with_paper(plan: TablePlan) -> Sheet:
-    """The table beside the paper's; its values are cells, with floats in ones."""
+def compare_with_paper(plan: TablePlan) -> TextTable:
+    """The table beside the paper's; its CSV has the cells, with floats in ones."""
     cells = compare_cells(plan)
     best_places = _best_places(plan.cells)
     columns = list(dict.fromkeys(place.column for place in cells))
@@ -86,12 +86,12 @@ def compare_with_paper(plan: TablePlan) -> Sheet:
     best: set[CellIndex] = set()
     for number, row in enumerate(rows):
         best.update(CellIndex(number, column) for column in row.best_columns)
-    return Sheet(
+    return TextTable(
         columns=["Method", "", *titles],
-        lines=[[row.name, row.title, *row.texts] for row in rows],
+        rows=[[row.name, row.title, *row.texts] for row in rows],
         first_number_column=FIRST_NUMBER_COLUMN,
         best=best,
-        values=[_csv_row(cell, plan.reduction) for cell in cells.values()],
+        csv_rows=[_csv_row(cell, plan.reduction) for cell in cells.values()],
         title=plan.title,
         subject=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
         notes=notes_on_paper_table(

@@ -24,18 +24,18 @@ _TEX = str.maketrans({
 class CellIndex(NamedTuple):
     """Where a cell stands in a table, from 0."""
 
-    line: int
+    row: int
     column: int
 
 
 @dataclass(frozen=True)
-class Sheet:
+class TextTable:
     """A table that can be written."""
 
     columns: Sequence[str]  # titles
-    lines: Sequence[Sequence[str]]  # the texts of its cells
+    rows: Sequence[Sequence[str]]  # the texts of its cells
     first_number_column: int  # the index of the first one that holds numbers, which stand to the right from there on
-    values: Sequence[dict[str, Any]] = ()  # the same with full precision, a line of the CSV each
+    csv_rows: Sequence[dict[str, Any]] = ()  # what the CSV has instead, in full precision: a run or a cell each
     title: str = ""
     subject: str = ""  # what the whole table is of, in a sentence
     notes: Sequence[str] = ()  # what a reader must know of the numbers
@@ -45,60 +45,60 @@ class Sheet:
     best: Collection[CellIndex] = frozenset()  # the cells that stand out among those they are compared with
 
 
-def render(sheet: Sheet, format: str = "markdown") -> str:
-    """A table as "markdown", "latex" or "csv", which has the values."""
+def render(table: TextTable, format: str = "markdown") -> str:
+    """A table as "markdown", "latex" or "csv", which has rows of its own."""
     if format == "csv":
-        return csv_of(pd.DataFrame(sheet.values, dtype=object))
-    return _latex(sheet) if format == "latex" else _markdown(sheet)
+        return csv_of(pd.DataFrame(table.csv_rows, dtype=object))
+    return _to_latex(table) if format == "latex" else _to_markdown(table)
 
 
-def _markdown(sheet: Sheet) -> str:
-    escape = printable if sheet.is_markdown else markdown
-    rows = _marked_lines(sheet, escape, "**{}**")
-    table = github([*map(markdown, sheet.columns)], rows, sheet.first_number_column)
-    notes = "\n".join(f"- {note}" for note in sheet.notes)
-    heading = f"### {sheet.title}" if sheet.title else ""
-    parts = [heading, sheet.subject, table, notes]
+def _to_markdown(table: TextTable) -> str:
+    escape = printable if table.is_markdown else escape_markdown
+    rows = _mark_rows(table, escape, "**{}**")
+    text = github_table([*map(escape_markdown, table.columns)], rows, table.first_number_column)
+    notes = "\n".join(f"- {note}" for note in table.notes)
+    heading = f"### {table.title}" if table.title else ""
+    parts = [heading, table.subject, text, notes]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _latex(sheet: Sheet) -> str:
+def _to_latex(table: TextTable) -> str:
     r"""A `tabular` for `\usepackage{booktabs}`, in a `table` if it has a caption.
 
-    A line without a text in the first column belongs to the one above.
+    A row without a text in the first column belongs to the one above.
     """
-    has_blocks = not all(line[0] for line in sheet.lines)
-    alignment = "l" * sheet.first_number_column + "r" * (len(sheet.columns) - sheet.first_number_column)
-    lines = [f"% {printable(text)}".replace("*", "") for text in (sheet.title, sheet.subject) if text]
+    has_blocks = not all(row[0] for row in table.rows)
+    alignment = "l" * table.first_number_column + "r" * (len(table.columns) - table.first_number_column)
+    lines = [f"% {printable(text)}".replace("*", "") for text in (table.title, table.subject) if text]
     lines.append(r"% needs \usepackage{booktabs}")
-    if sheet.caption:
-        lines += [r"\begin{table}", r"\centering", rf"\caption{{{_tex(sheet.caption)}}}"]
-        lines += [rf"\label{{{sheet.label}}}", r"\smallskip"]
+    if table.caption:
+        lines += [r"\begin{table}", r"\centering", rf"\caption{{{_escape_tex(table.caption)}}}"]
+        lines += [rf"\label{{{table.label}}}", r"\smallskip"]
     lines += [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule"]
-    lines.append(" & ".join(map(_tex, sheet.columns)) + r" \\")
-    marked_lines = _marked_lines(sheet, _tex, r"\textbf{{{}}}")
-    for number, marked_line in enumerate(marked_lines):
-        begins_block = has_blocks and sheet.lines[number][0]
+    lines.append(" & ".join(map(_escape_tex, table.columns)) + r" \\")
+    marked_rows = _mark_rows(table, _escape_tex, r"\textbf{{{}}}")
+    for number, marked_row in enumerate(marked_rows):
+        begins_block = has_blocks and table.rows[number][0]
         if number == 0 or begins_block:
             lines.append(r"\midrule")
-        lines.append(" & ".join(marked_line) + r" \\")
+        lines.append(" & ".join(marked_row) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
-    if sheet.caption:
+    if table.caption:
         lines.append(r"\end{table}")
-    notes = [f"% {printable(note)}" for note in sheet.notes]
+    notes = [f"% {printable(note)}" for note in table.notes]
     return "\n".join([*lines, *notes]) + "\n"
 
 
-def _marked_lines(sheet: Sheet, escape: Callable[[str], str], bold: str) -> list[list[str]]:
+def _mark_rows(table: TextTable, escape: Callable[[str], str], bold: str) -> list[list[str]]:
     """The escaped texts of the cells, in bold if they stand out."""
-    marked_lines = []
-    for number, line in enumerate(sheet.lines):
-        marked_line = []
-        for column, text in enumerate(line):
+    marked_rows = []
+    for number, row in enumerate(table.rows):
+        marked_row = []
+        for column, text in enumerate(row):
             escaped = escape(text)
-            marked_line.append(bold.format(escaped) if CellIndex(number, column) in sheet.best else escaped)
-        marked_lines.append(marked_line)
-    return marked_lines
+            marked_row.append(bold.format(escaped) if CellIndex(number, column) in table.best else escaped)
+        marked_rows.append(marked_row)
+    return marked_rows
 
 
 def csv_of(table: pd.DataFrame) -> str:
@@ -114,7 +114,7 @@ def _plain(text: str) -> str:
     return _FORMULA.sub("'", printable(text))
 
 
-def github(columns: Sequence[str], rows: Sequence[Sequence[str]], first_number_column: int | None = None) -> str:
+def github_table(columns: Sequence[str], rows: Sequence[Sequence[str]], first_number_column: int | None = None) -> str:
     """A GitHub table with these titles and cells; the columns from `first_number_column` on stand to the right."""
     num_texts = len(columns) if first_number_column is None else first_number_column
     rules = ["---"] * num_texts + ["---:"] * (len(columns) - num_texts)
@@ -124,19 +124,19 @@ def github(columns: Sequence[str], rows: Sequence[Sequence[str]], first_number_c
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """A text for Markdown on one line, without markup, HTML or mathematics."""
     return _MARKUP.sub(r"\\\g<0>", printable(text))
 
 
-def _tex(text: str) -> str:
+def _escape_tex(text: str) -> str:
     """A text for LaTeX, with minus signs and percentages on one line, without Markdown's marks of code."""
     escaped = printable(text).translate(_TEX)
     escaped = re.sub(r"(?<=\d) (?=\\%)", r"\\,", escaped)
     return re.sub(r"(?<![\w-])-(?=\d)", "$-$", escaped)
 
 
-def between_marks(text: str, name: str, content: str) -> str:
+def replace_between_marks(text: str, name: str, content: str) -> str:
     """A text with `content` between its marks `<!-- NAME: written by 'make tables' -->` and `… end -->`, if any."""
     marks = rf"(?s)(<!-- {re.escape(name)}: written by 'make tables' -->).*?(<!-- {re.escape(name)}: end -->)"
     return re.sub(marks, lambda match: f"{match[1]}\n\n{content}\n\n{match[2]}", text, count=1)

@@ -27,7 +27,7 @@ from fedcli.results.columns import (
 from fedcli.results.frame import find_records
 from fedcli.results.groups import group_runs, leaderboards, shared_settings, tested_model
 from fedcli.results.metrics import Metric, find_metric
-from fedcli.results.render import Sheet, markdown
+from fedcli.results.render import TextTable, escape_markdown
 from fedcli.runs.identity import changes_between_rounds, reductions, settings_of, settings_text
 from fedcli.runs.machine import is_undisturbed
 from fedcli.runs.schema import Record
@@ -35,15 +35,15 @@ from fedcli.runs.schema import Record
 OUT_OPTION = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # in the commands of older runs
 
 
-def sheet(
+def build_table(
     records: Sequence[Record],
     metrics: Sequence[str] = (),
     title: str = "",
     by_seed: bool = False,
     leads: bool = False,
     layout: Layout = DEFAULT_LAYOUT,
-) -> Sheet:
-    """A table with a row for each group, or for each run if `by_seed`, and more `metrics`; its values are the runs.
+) -> TextTable:
+    """A table with a row for each group, or for each run if `by_seed`, and more `metrics`; its CSV has the runs.
 
     With `leads`, a column has the lead of each row's headline over the best of the others that it is compared with,
     with its 95 % interval, paired by seed.
@@ -58,33 +58,33 @@ def sheet(
         cells = _informative_columns(cells)
     titles = list(cells)
     best = cells_under({"Method", columns.headline}, best_rows(groups, columns), titles)
-    shared_text = ", ".join(f"{name} {markdown(value)}" for name, value in shared_settings(records).items())
+    shared_text = ", ".join(f"{name} {escape_markdown(value)}" for name, value in shared_settings(records).items())
     found_metrics = [find_metric(name) for name in metrics]
     table_notes = notes.notes_on_numbers(groups)
     table_notes += notes.notes_on_runs(groups)
     table_notes += notes.notes_on_metrics(groups, columns)
     table_notes += notes.notes_on_leads(groups, titles, has_bold=bool(best))
-    return Sheet(
+    return TextTable(
         columns=titles,
-        lines=cells.to_numpy().tolist(),
+        rows=cells.to_numpy().tolist(),
         first_number_column=first_number_column(titles),
         best=best,
-        values=[numbers_of(record, found_metrics) for record in records],
+        csv_rows=[numbers_of(record, found_metrics) for record in records],
         title=title,
         subject=f"All rows: {shared_text}." if shared_text else "",
         notes=table_notes,
     )
 
 
-def sheets(
+def build_tables(
     records: Iterable[Record], metrics: Sequence[str] = (), leads: bool = False, layout: Layout = DEFAULT_LAYOUT
-) -> list[Sheet]:
-    """A table for each leaderboard, which titles name where there are several; see `sheet`."""
+) -> list[TextTable]:
+    """A table for each leaderboard, which titles name where there are several; see `build_table`."""
     by_leaderboard = leaderboards(records)
     tables = []
     for leaderboard, runs in by_leaderboard.items():
         title = leaderboard if len(by_leaderboard) > 1 else ""
-        tables.append(sheet(runs, metrics, title, leads=leads, layout=layout))
+        tables.append(build_table(runs, metrics, title, leads=leads, layout=layout))
     return tables
 
 
@@ -157,7 +157,7 @@ def numbers_of_records(records: Sequence[Record], metrics: Sequence[str] = ()) -
     return numbers.filter(regex=r"^(?!config\.)").join(settings[differing])
 
 
-def machines(records: Iterable[Record]) -> list[str]:
+def list_machines(records: Iterable[Record]) -> list[str]:
     """A line for each machine and its versions, with the number of its runs; a run that moved counts on each."""
     counts: Counter[str] = Counter()
     for record in records:
@@ -168,11 +168,11 @@ def machines(records: Iterable[Record]) -> list[str]:
     lines = []
     for machine, count in counts.items():
         runs = "run" if count == 1 else "runs"
-        lines.append(f"- {count} {runs}: {markdown(machine)}")
+        lines.append(f"- {count} {runs}: {escape_markdown(machine)}")
     return lines
 
 
-def commands(records: Iterable[Record]) -> list[str]:
+def list_commands(records: Iterable[Record]) -> list[str]:
     """The commands that made these runs, without their folders, each once."""
     texts = dict.fromkeys(OUT_OPTION.sub("", printable(record["command"])) for record in records)
     return [text for text in texts if text.startswith("fedcli ")]

@@ -22,7 +22,7 @@ from fedcli.results import jobs, plans
 from fedcli.results.intervals import mean_interval
 from fedcli.results.metrics import find_metric
 from fedcli.results.number_texts import interval_text
-from fedcli.results.render import between_marks, github
+from fedcli.results.render import github_table, replace_between_marks
 from fedcli.runs.identity import settings_text
 from fedcli.runs.schema import Record
 
@@ -158,7 +158,7 @@ def table_text(runs: pd.DataFrame, board: Board) -> str:
         best = order[0]
         table.loc[best, "Accuracy, %"] = f"**{table.loc[best, 'Accuracy, %']}**"
     filled = table.loc[:, table.ne("").any()]
-    return github([*filled], filled.to_numpy().tolist(), first_number_column=2)
+    return github_table([*filled], filled.to_numpy().tolist(), first_number_column=2)
 
 
 def by_row_and_seed(runs: pd.DataFrame, accuracy: str) -> pd.DataFrame:
@@ -195,7 +195,7 @@ def main(page: bool = False, only: str = "") -> None:
     text = file.read_text()
     for board in boards.values():
         for mark, runs_of_table in runs_by_mark(runs, board).items():
-            text = between_marks(text, mark, table_text(runs_of_table, board))
+            text = replace_between_marks(text, mark, table_text(runs_of_table, board))
     file.write_text(text)
 
 

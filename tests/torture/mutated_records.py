@@ -128,9 +128,9 @@ def fault_of_readers(folder: Path, record: dict[str, Any], description: str) -> 
     records = find_records([folder])
 
     def render_tables() -> None:
-        for sheet in tables.sheets(records):
+        for table in tables.build_tables(records):
             for form in ("markdown", "latex", "csv"):
-                render(sheet, form)
+                render(table, form)
 
     def read_clients_and_rounds() -> None:
         parts_of_all(records, clients_of)

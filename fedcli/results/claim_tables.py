@@ -15,7 +15,7 @@ import pandas as pd
 
 from fedcli.results.intervals import Interval
 from fedcli.results.pairs import Pair
-from fedcli.results.render import MISSING, Sheet
+from fedcli.results.render import MISSING, TextTable
 from fedcli.results.verdicts import FEWEST_SEEDS, Answer, Evidence, Lead, Verdict
 
 SHIPPED = "verdicts.csv"
@@ -86,15 +86,20 @@ NOTES = (
 )
 
 
-def claims_sheet(answers: Sequence[Answer]) -> Sheet:
+def build_claims_table(answers: Sequence[Answer]) -> TextTable:
     """The claims as a table; its last column has the commands that would decide a claim."""
     titles = ["Claim", "Verdict", "Paper", "Ours", "Over the last tenth of the rounds", "Runs"]
-    lines = [_line(answer) for answer in answers]
-    values = [_csv_row(answer) for answer in answers]
-    return Sheet(titles, lines, first_number_column=len(titles), values=values, notes=NOTES, is_markdown=True)
+    return TextTable(
+        columns=titles,
+        rows=[_row(answer) for answer in answers],
+        first_number_column=len(titles),
+        csv_rows=[_csv_row(answer) for answer in answers],
+        notes=NOTES,
+        is_markdown=True,
+    )
 
 
-def _line(answer: Answer) -> list[str]:
+def _row(answer: Answer) -> list[str]:
     """The cells of a claim in the table that is read."""
     verdict = answer.verdict
     runs = []
@@ -113,7 +118,7 @@ def _line(answer: Answer) -> list[str]:
 
 
 def _csv_row(answer: Answer) -> dict[str, Any]:
-    """The values of a claim by the columns of the CSV."""
+    """What the CSV has of a claim, by its columns."""
     claim = answer.claim
     evidence = answer.evidence
     return {
