@@ -349,7 +349,7 @@ def test_columns_are_chosen_and_ordered_by_the_names_that_the_table_shows():
         return list(tables.build_table(runs, metrics, leads=True, layout=Layout(columns)).columns)
 
     assert chosen("method, LAST ROUND,Selected (best-validation), %") == ["Method", "Last round, %", SELECTED]
-    assert chosen(["Lead", "Floats up / down"]) == [LEAD, FLOATS]
+    assert chosen(["Lead", "Floats up / down"]) == [LEAD.title, FLOATS.title]
     assert chosen("Settings,Model,post") == ["Settings", "Model", "post, %"]  # also those with nothing to say
     assert chosen("at:1/2,Method", ["at:1/2"]) == ["at:1/2, %", "Method"]
     assert latex(runs, columns="Method,Floats up / down").count("12,400 / 12,345") == 2
@@ -510,7 +510,7 @@ def test_a_lead_is_over_the_best_other_paired_by_seed():
     runs = [*runs_of("one", 0.5, 0.6), *runs_of("two", 0.4, 0.55), *runs_of("three", 0.1, 0.2)]
     with_leads = tables.build_table(runs, leads=True)
     rows = [dict(zip(with_leads.columns, line, strict=True)) for line in with_leads.rows]
-    lead_of = {row["Method"]: row[LEAD] for row in rows}
+    lead_of = {row["Method"]: row[LEAD.title] for row in rows}
     half_width = 12.7062 * 3.53553 / 2**0.5  # Student's t with one degree of freedom; the differences are 10 and 5
     assert lead_of["one"] == f"+7.50 [{7.5 - half_width:+.2f}, {7.5 + half_width:+.2f}] (2)"
     assert lead_of["two"].startswith("-7.50 [")
@@ -518,6 +518,6 @@ def test_a_lead_is_over_the_best_other_paired_by_seed():
     assert LEADS in with_leads.notes
 
     without_leads = tables.build_table(runs)
-    assert LEAD not in without_leads.columns
+    assert LEAD.title not in without_leads.columns
     assert LEADS not in without_leads.notes
-    assert LEAD not in tables.build_table(runs_of("one", 0.5, 0.6), leads=True).columns
+    assert LEAD.title not in tables.build_table(runs_of("one", 0.5, 0.6), leads=True).columns

@@ -65,8 +65,8 @@ def _leaderboard(settings: list[SeedGroup], table: TextTable, typed: list[str], 
     rows = []
     for number, (setting, cells) in enumerate(zip(settings, table.rows, strict=True)):
         rows.append(_TableRow(setting, number, cells))
-    shown = [row for row in rows if not row.setting.has_failed]
-    failed = [", ".join(filter(None, row.cells)) for row in rows if row.setting.has_failed]
+    shown = [row for row in rows if not row.setting.all_failed]
+    failed = [", ".join(filter(None, row.cells)) for row in rows if row.setting.all_failed]
     parts: list[Any] = []
     if shown:
         parts.append(_table(_columns(table, shown), shown, colours))

@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -19,15 +19,33 @@ from fedcli.runs.identity import settings_text
 from fedcli.runs.record import state_of
 from fedcli.runs.schema import Record
 
-TEXT_COLUMNS = ("Method", "Settings", "Seeds", "Model")  # columns without numbers
-LAST = "Last round, %"
-LEAD = "Lead over the best other [95 %] (seeds)"
-ROUNDS = "Rounds"
-FLOATS = "Floats up / down, client and round"
 MOST_DIGITS = 6
-NO_NAMES: Mapping[str, str] = {}
 # Metrics that have a column where a run has a value.
 OPTIONAL_METRICS = ("global", "validation", "post", "classifier", "intra", "quality:nmi", "quality:silhouette")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table of runs."""
+
+    key: str  # by which code finds it; of a metric, its name as it is typed
+    title: str
+    metric: Metric | None = None  # whose means it has
+    is_number: bool = True  # whether it stands to the right
+    is_optional: bool = False  # whether it stays empty where no run has a value
+
+
+METHOD = Column("method", "Method", is_number=False)
+SETTINGS = Column("settings", "Settings", is_number=False)
+SEEDS = Column("seeds", "Seeds", is_number=False)
+MODEL = Column("model", "Model", is_number=False)
+LEAD = Column("lead", "Lead over the best other [95 %] (seeds)")
+ROUNDS = Column("rounds", "Rounds")
+FLOATS = Column("floats", "Floats up / down, client and round")
+# Keys of columns whose title or metric is of a table.
+HEADLINE = "headline"  # the accuracy by the rule of the protocol
+LAST = "last-round"
+GLOBAL = "global"  # what methods with personal models have beside the headline
 
 
 @dataclass(frozen=True)
@@ -55,13 +73,25 @@ DEFAULT_LAYOUT = Layout()
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table of runs."""
+    """The columns that a table of runs may have."""
 
-    headline: str  # the title of that with the accuracy of the headline
-    metrics: dict[str, Metric]  # of the columns of numbers, by their titles
-    optional_metrics: set[str]  # by their names; their column stays empty without a value
-    leads: bool  # whether there is a column of leads
-    chosen_titles: list[str]  # in the user's order; empty for all columns with something to say
+    by_key: Mapping[str, Column]
+    has_leads: bool
+    chosen: Sequence[Column]  # in the user's order; empty for all columns with something to say
+
+    @property
+    def headline(self) -> Metric:
+        """The accuracy by the rule of the protocol."""
+        return self.metrics[HEADLINE]
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """The metrics by the keys of their columns."""
+        return {key: column.metric for key, column in self.by_key.items() if column.metric is not None}
+
+    def of(self, cells: pd.DataFrame) -> list[Column]:
+        """The columns that a table of cells has."""
+        return [self.by_key[key] for key in cells]
 
 
 def find_columns(groups: Sequence[SeedGroup], metrics: Sequence[str], leads: bool, layout: Layout) -> Columns:
@@ -71,57 +101,58 @@ def find_columns(groups: Sequence[SeedGroup], metrics: Sequence[str], leads: boo
         UserError: If a metric is not known, or a column is chosen that the table does not have.
     """
     selections = sorted({group.selection for group in groups})
-    headline = f"Selected ({' or '.join(selections)}), %"
-    by_title = {headline: find_metric("selected")}
+
+    def metric_of(name: str) -> Metric:
+        return replace(find_metric(name), decimals=layout.digits)
+
+    values = [Column(HEADLINE, f"Selected ({' or '.join(selections)}), %", metric_of("selected"))]
     if selections != ["last"]:  # else it is the selected one
-        by_title[LAST] = find_metric("last")
-    for name in (*OPTIONAL_METRICS, *metrics):
-        metric = find_metric(name)
-        by_title[metric.title] = metric
-    if layout.digits is not None:
-        by_title = {title: replace(metric, decimals=layout.digits) for title, metric in by_title.items()}
-    titles = [*TEXT_COLUMNS, *by_title, ROUNDS, FLOATS]
-    aliases = {"Accuracy": headline}  # the name in a table for a paper
+        values.append(Column(LAST, "Last round, %", metric_of("last")))
+    for name in dict.fromkeys([*OPTIONAL_METRICS, *metrics]):
+        metric = metric_of(name)
+        values.append(Column(name, metric.title, metric, is_optional=name not in metrics))
+    by_key = {column.key: column for column in (METHOD, SETTINGS, SEEDS, MODEL, *values, ROUNDS, FLOATS)}
+    aliases = {"Accuracy": HEADLINE}  # the name in a table for a paper
     if leads:
-        titles.append(LEAD)
-        aliases["Lead"] = LEAD
-    chosen_titles = choose_columns(layout.columns, titles, aliases)
-    asked_metrics = {*metrics, *(by_title[title].name for title in chosen_titles if title in by_title)}
-    return Columns(headline, by_title, {*OPTIONAL_METRICS} - asked_metrics, leads, chosen_titles)
+        by_key[LEAD.key] = LEAD
+        aliases["Lead"] = LEAD.key
+    chosen = choose_columns(layout.columns, by_key.values(), aliases)
+    for column in chosen:
+        by_key[column.key] = replace(column, is_optional=False)
+    return Columns(by_key, leads, chosen)
 
 
-def choose_columns(
-    names: str | Sequence[str], titles: Sequence[str], aliases: Mapping[str, str] = NO_NAMES
-) -> list[str]:
-    """The titles of the columns that are asked for, in any case, with or without what stands behind their name.
+def choose_columns(names: str | Sequence[str], columns: Iterable[Column], aliases: Mapping[str, str]) -> list[Column]:
+    """The columns that are asked for by title, in any case, with or without what stands behind their name.
 
     Args:
         names: Those of the columns; in a text, with commas between them.
-        titles: Those that there are.
-        aliases: Other names of some titles.
+        columns: Those that there are.
+        aliases: The keys of columns that have other names too.
 
     Raises:
         UserError: If there is no such column.
     """
-    by_name: dict[str, str] = {}
-    for title in titles:
-        for title_or_name in (title, column_name(title)):
-            by_name.setdefault(title_or_name.lower(), title)
-    for alias, title in aliases.items():
-        by_name.setdefault(alias.lower(), title)
-    chosen_titles = []
+    by_key = {column.key: column for column in columns}
+    by_name: dict[str, Column] = {}
+    for column in by_key.values():
+        by_name.setdefault(column.title.lower(), column)
+        by_name.setdefault(column_name(column.title).lower(), column)
+    for alias, key in aliases.items():
+        by_name.setdefault(alias.lower(), by_key[key])
+    chosen = []
     texts = [names] if isinstance(names, str) else names
     for text in texts:
         rest = text.strip()
         while rest:  # not split at commas, which some titles have
             fitting = [name for name in by_name if re.match(rf"{re.escape(name)}\s*(,|$)", rest.lower())]
             if not fitting:
-                known = list(dict.fromkeys(map(column_name, titles)))
+                known = list(dict.fromkeys(column_name(column.title) for column in by_key.values()))
                 raise unknown("column in --columns", rest.split(",")[0], known, f"there are {', '.join(known)}.")
             longest = max(fitting, key=len)
-            chosen_titles.append(by_name[longest])
+            chosen.append(by_name[longest])
             rest = rest[len(longest) :].lstrip().removeprefix(",").lstrip()
-    return chosen_titles
+    return chosen
 
 
 def column_name(title: str) -> str:
@@ -129,66 +160,60 @@ def column_name(title: str) -> str:
     return re.split(r" [(\[]|, ", title)[0]
 
 
-def first_number_column(titles: Sequence[str]) -> int:
+def first_number_column(columns: Sequence[Column]) -> int:
     """The index of the first column of numbers."""
-    for index, title in enumerate(titles):
-        if title not in TEXT_COLUMNS:
+    for index, column in enumerate(columns):
+        if column.is_number:
             return index
-    return len(titles)
+    return len(columns)
 
 
 def cells_of(groups: Sequence[SeedGroup], columns: Columns, implied_count: int | None = None) -> pd.DataFrame:
-    """The cells of a table, a row a group, by title: the chosen columns, or all.
+    """The cells of a table, a row a group, by the keys of columns: the chosen ones, or all.
 
     A number of runs that equals `implied_count` is left out.
     """
-    rows = [_row(group, columns, implied_count) for group in groups]
-    headline = columns.metrics[columns.headline]
-    if columns.leads:
+    cells = pd.DataFrame([_row(group, columns, implied_count) for group in groups], dtype=object)
+    if columns.has_leads:
+        leads: dict[int, str] = {}  # by the index of the group
         for indices in comparable_groups(groups):
-            compared = {index: groups[index].records for index in indices}
-            texts = lead_texts(headline, compared, implied_count)
-            for index, text in texts.items():
-                rows[index] = _with_lead(rows[index], columns.headline, text)
-    cells = pd.DataFrame(rows, dtype=object)
-    return cells[columns.chosen_titles] if columns.chosen_titles else cells
+            leads |= lead_texts(columns.headline, {index: groups[index].records for index in indices}, implied_count)
+        cells.insert(list(cells).index(HEADLINE) + 1, LEAD.key, pd.Series(leads, dtype=object))
+    return cells[[column.key for column in columns.chosen]] if columns.chosen else cells
 
 
 def best_rows(groups: Sequence[SeedGroup], columns: Columns) -> set[int]:
     """The rows, by index, whose headline has a sure lead over the best of the others that it is compared with."""
-    headline = columns.metrics[columns.headline]
     rows = set()
     for indices in comparable_groups(groups):
-        best_index = clear_best(headline, {index: groups[index].records for index in indices})
+        best_index = clear_best(columns.headline, {index: groups[index].records for index in indices})
         if best_index is not None:
             rows.add(best_index)
     return rows
 
 
-def cells_under(chosen_titles: Collection[str], rows: Collection[int], titles: Sequence[str]) -> set[CellIndex]:
-    """The cells of some rows under some of a table's titles."""
-    columns = [column for column, title in enumerate(titles) if title in chosen_titles]
-    return set(map(CellIndex._make, itertools.product(rows, columns)))
+def cells_under(keys: Collection[str], rows: Collection[int], columns: Sequence[Column]) -> set[CellIndex]:
+    """The cells of some rows in the columns of a table that have one of some keys."""
+    indices = [index for index, column in enumerate(columns) if column.key in keys]
+    return set(map(CellIndex._make, itertools.product(rows, indices)))
 
 
 def _row(group: SeedGroup, columns: Columns, implied_count: int | None) -> dict[str, str]:
-    """The cells of a group by column; those of optional metrics stay empty without a value."""
+    """The cells of a group by the keys of columns; optional ones stay empty without a value."""
     records = group.records
     states = Counter(map(state_of, records))
-    (first, *_) = records
-    means = {}
-    for title, metric in columns.metrics.items():
-        is_left_out = metric.name in columns.optional_metrics and not metric.values(records)
-        means[title] = "" if is_left_out else mean_text_of_runs(metric, records, states, implied_count)
-    return {
-        "Method": group.method,
-        "Settings": settings_text(group.differing_settings),
-        "Seeds": ", ".join(map(_seed_text, records)),
-        "Model": tested_model(first),
-        **means,
-        ROUNDS: str(first["config"]["rounds"]),
-        FLOATS: f"{_mean_floats('floats-up', records)} / {_mean_floats('floats-down', records)}",
+    cells = {
+        METHOD.key: group.method,
+        SETTINGS.key: settings_text(group.differing_settings),
+        SEEDS.key: ", ".join(map(_seed_text, records)),
+        MODEL.key: tested_model(group.first),
     }
+    for key, metric in columns.metrics.items():
+        is_left_out = columns.by_key[key].is_optional and not metric.values(records)
+        cells[key] = "" if is_left_out else mean_text_of_runs(metric, records, states, implied_count)
+    cells[ROUNDS.key] = str(group.first["config"]["rounds"])
+    cells[FLOATS.key] = f"{_mean_floats('floats-up', records)} / {_mean_floats('floats-down', records)}"
+    return cells
 
 
 def _seed_text(record: Record) -> str:
@@ -197,16 +222,6 @@ def _seed_text(record: Record) -> str:
     if state == "finished":
         return str(record["seed"])
     return f"{record['seed']} {state} after {len(record['rounds'])} rounds"
-
-
-def _with_lead(row: dict[str, str], headline: str, text: str) -> dict[str, str]:
-    """The cells of a group with its lead behind its headline."""
-    cells = {}
-    for title, cell in row.items():
-        cells[title] = cell
-        if title == headline:
-            cells[LEAD] = text
-    return cells
 
 
 def _mean_floats(name: str, records: Sequence[Record]) -> str:

@@ -12,9 +12,15 @@ from fedcli.results import notes
 from fedcli.results.columns import (
     DEFAULT_LAYOUT,
     FLOATS,
+    GLOBAL,
+    HEADLINE,
     LAST,
     LEAD,
+    METHOD,
+    MODEL,
     ROUNDS,
+    SEEDS,
+    Column,
     Columns,
     Layout,
     best_rows,
@@ -116,47 +122,43 @@ def build_paper_table(
     columns = find_columns(groups, metrics, leads=True, layout=layout)
     seeds = _seeds_of_all(groups)
     cells = cells_of(groups, columns, implied_count=len(seeds) or None)
-    if "Method" in cells:
-        cells["Method"] = [method_name(group.records[0]) for group in groups]
-    if not columns.chosen_titles:
+    if METHOD.key in cells:
+        cells[METHOD.key] = [method_name(group.first) for group in groups]
+    if not columns.chosen:
         cells = _paper_columns(cells, columns, bool(seeds))
-    titles = list(cells)
-    for title in titles[first_number_column(titles) :]:
-        cells[title] = [cell or MISSING for cell in cells[title]]
-    best = cells_under({columns.headline}, best_rows(groups, columns), titles)
+    shown = columns.of(cells)
+    first_number = first_number_column(shown)
+    cells.iloc[:, first_number:] = cells.iloc[:, first_number:].replace("", MISSING)
+    best = cells_under({HEADLINE}, best_rows(groups, columns), shown)
     shared = shared_settings(records)
     shared_text = ", ".join(f"{name} {value}" for name, value in shared.items())
     return TextTable(
-        columns=[_heading(title, columns) for title in titles],
+        columns=[_heading(column) for column in shown],
         rows=cells.to_numpy().tolist(),
-        first_number_column=first_number_column(titles),
+        first_number_column=first_number,
         best=best,
         subject=f"All rows: {shared_text}." if shared_text else "",
         notes=[*notes.notes_on_runs(groups), *notes.notes_on_metrics(groups, columns)],
-        caption=_caption(groups, columns, titles, seeds, has_bold=bool(best)),
+        caption=_caption(groups, list(cells), seeds, has_bold=bool(best)),
     )
 
 
 def _paper_columns(cells: pd.DataFrame, columns: Columns, same_seeds: bool) -> pd.DataFrame:
     """The columns that papers have: no costs, nothing that the caption says, and no validation unless asked for."""
-    hidden = [FLOATS]
+    hidden = [FLOATS.key]
     if same_seeds:
-        hidden.append("Seeds")
-    if cells[ROUNDS].nunique() == 1:
-        hidden.append(ROUNDS)
-    if cells["Model"].nunique() == 1:
-        hidden.append("Model")
-    for title, metric in columns.metrics.items():
-        if metric.name in DISCUSSED_METRICS and metric.name in columns.optional_metrics:
-            hidden.append(title)
+        hidden.append(SEEDS.key)
+    for key in (ROUNDS.key, MODEL.key):
+        if cells[key].nunique() == 1:
+            hidden.append(key)
+    hidden += [column.key for column in columns.of(cells) if column.is_optional and column.key in DISCUSSED_METRICS]
     cells = cells.drop(columns=hidden)
     return cells.loc[:, (cells != "").any()]
 
 
 def _seeds_of_all(groups: Sequence[SeedGroup]) -> list[int]:
     """The seeds that all groups have finished runs of, and no others; empty where groups differ."""
-    (first, *_) = groups
-    seeds = [record["seed"] for record in first.records]
+    seeds = [record["seed"] for record in groups[0].records]
     for group in groups:
         has_finished = len(group.finished) == len(group.records)
         if not has_finished or [record["seed"] for record in group.records] != seeds:
@@ -164,15 +166,15 @@ def _seeds_of_all(groups: Sequence[SeedGroup]) -> list[int]:
     return seeds
 
 
-def _heading(title: str, columns: Columns) -> str:
+def _heading(column: Column) -> str:
     """What stands over a column of a paper's table, whose caption says the unit."""
-    if title == columns.headline:
+    if column.key == HEADLINE:
         return "Accuracy"
-    if title == LEAD:
+    if column.key == LEAD.key:
         return "Lead [95 %]"
-    if title not in columns.metrics or title == LAST:
-        return column_name(title)
-    metric = columns.metrics[title].name
+    if column.metric is None or column.key == LAST:
+        return column_name(column.title)
+    metric = column.metric.name
     if metric in HEADINGS:
         return HEADINGS[metric]
     name, _, parameter = metric.partition(":")
@@ -186,31 +188,36 @@ def _heading(title: str, columns: Columns) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _caption(
-    groups: Sequence[SeedGroup], columns: Columns, titles: Collection[str], seeds: Sequence[int], *, has_bold: bool
-) -> str:
-    """What the numbers are: data, seeds, the rule of the headline, leads, bold, and what a reader must know of runs."""
+def _caption(groups: Sequence[SeedGroup], keys: Collection[str], seeds: Sequence[int], *, has_bold: bool) -> str:
+    """What the numbers are: data, seeds, the rule of the headline, leads, bold, and what a reader must know of runs.
+
+    Args:
+        groups: The rows.
+        keys: Those of the columns.
+        seeds: Those of all rows, if they have the same.
+        has_bold: Whether a cell stands out.
+    """
     records = [record for group in groups for record in group.records]
-    sentences = [_first_sentence(records, columns, seeds)]
-    if columns.headline in titles:
+    sentences = [_first_sentence(records, seeds)]
+    if HEADLINE in keys:
         rules = dict.fromkeys(f"of the {SELECTIONS[group.selection]}" for group in groups)
         sentences.append(f"Accuracy: {' or '.join(rules)}.")
-    if LEAD in titles:
+    if LEAD.key in keys:
         sentences.append(notes.LEADS)
     if has_bold:
         sentences.append(notes.BOLD_IN_CAPTION)
-    if "Model" in titles:
+    if MODEL.key in keys:
         sentences.append(notes.MODELS_IN_CAPTION)
-    if "global, %" in titles:
+    if GLOBAL in keys:
         sentences.append(notes.GLOBAL_IN_CAPTION)
-    if LEAD in titles and notes.compares_models(groups):
+    if LEAD.key in keys and notes.compares_models(groups):
         sentences.append(notes.ACROSS_MODELS)
     if "diverged" in map(state_of, records):
         sentences.append(notes.DIVERGED)
     return " ".join([*sentences, *notes.notes_on_changes(groups)])
 
 
-def _first_sentence(records: Sequence[Record], columns: Columns, seeds: Sequence[int]) -> str:
+def _first_sentence(records: Sequence[Record], seeds: Sequence[int]) -> str:
     """What is measured, on which data, and how often."""
     shared = shared_settings(records)
     words = "Test accuracy in percent"

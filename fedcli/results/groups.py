@@ -10,6 +10,7 @@ from fedcli import registry
 from fedcli.errors import unknown
 from fedcli.results.frame import frame_of
 from fedcli.runs.identity import Settings, settings_of, settings_text
+from fedcli.runs.record import state_of
 from fedcli.runs.schema import Record
 
 COMPARABLE = ["protocol", "dataset", "partition", "rounds", "train_examples", "selection"]
@@ -26,19 +27,19 @@ class SeedGroup:
     records: list[Record]  # the runs, by seed
 
     @property
-    def first(self) -> dict:
+    def first(self) -> Record:
         """The run of the first seed."""
         return self.records[0]
 
     @property
-    def has_failed(self) -> bool:
-        """Whether all runs failed."""
-        return all(record["status"] == "failed" for record in self.records)
+    def all_failed(self) -> bool:
+        """Whether no run came to its end, since all failed or diverged."""
+        return all(state_of(record) in ("failed", "diverged") for record in self.records)
 
     @property
     def finished(self) -> list[Record]:
         """The runs that finished."""
-        return [record for record in self.records if record["status"] == "finished"]
+        return [record for record in self.records if state_of(record) == "finished"]
 
 
 def select_records(
@@ -135,7 +136,7 @@ def _peers(name: str, settings: Settings, settings_of_groups: Sequence[Settings]
 
 def comparable_groups(groups: Sequence[SeedGroup]) -> list[list[int]]:
     """The indices of groups whose numbers are compared with each other."""
-    compared = pd.DataFrame([settings_of(group.records[0]) for group in groups], dtype=object)
+    compared = pd.DataFrame([settings_of(group.first) for group in groups], dtype=object)
     return [list(indices) for indices in compared.groupby(COMPARABLE, dropna=False).groups.values()]
 
 

@@ -1,10 +1,10 @@
 """What a reader of a table of runs must know of its numbers and runs, each sentence only where it applies."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from fedcli import registry
 from fedcli.declarations import flag_of
-from fedcli.results.columns import LEAD, Columns
+from fedcli.results.columns import Columns
 from fedcli.results.groups import SeedGroup, comparable_groups, tested_model
 from fedcli.results.render import escape_markdown
 from fedcli.runs.identity import FIRST_SETTINGS, NOT_SETTINGS, changes_between_rounds, reductions, settings_text
@@ -51,14 +51,14 @@ def notes_on_numbers(groups: Sequence[SeedGroup]) -> list[str]:
     return notes
 
 
-def notes_on_leads(groups: Sequence[SeedGroup], titles: Collection[str], has_bold: bool) -> list[str]:
+def notes_on_leads(groups: Sequence[SeedGroup], *, has_leads: bool, has_bold: bool) -> list[str]:
     """What a reader must know of leads and bold, each only where it applies."""
     notes = []
-    if LEAD in titles:
+    if has_leads:
         notes.append(LEADS)
     if has_bold:
         notes.append(BOLD_AMONG_ROWS)
-    if (has_bold or LEAD in titles) and compares_models(groups):
+    if (has_bold or has_leads) and compares_models(groups):
         notes.append(ACROSS_MODELS)
     return notes
 
@@ -66,7 +66,7 @@ def notes_on_leads(groups: Sequence[SeedGroup], titles: Collection[str], has_bol
 def compares_models(groups: Sequence[SeedGroup]) -> bool:
     """Whether rows with a global model are compared with rows of personal ones."""
     for indices in comparable_groups(groups):
-        kinds = {tested_model(groups[index].records[0]) for index in indices}
+        kinds = {tested_model(groups[index].first) for index in indices}
         if {"global", "personal"} <= kinds:
             return True
     return False
@@ -80,7 +80,7 @@ def notes_on_runs(groups: Sequence[SeedGroup]) -> list[str]:
         notes.append(f"Reduced against the protocol: {'; or '.join(filter(None, reduced))}.")
     options: dict[str, None] = {}  # in words, each once
     for group in groups:
-        record = group.records[0]
+        record = group.first
         method = registry.methods().get(record["method"])
         inactive = inactive_term(record["config"], method) if method else ""
         if inactive:

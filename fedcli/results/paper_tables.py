@@ -217,7 +217,7 @@ def _rows(
             "difference": [cells[place].difference_text if place in cells else "" for place in places],
         }
         best_columns = [column for column, place in enumerate(places, FIRST_NUMBER_COLUMN) if place in best_places]
-        rows_of_name = []
+        rows_of_name: list[_Row] = []
         for title, texts in texts_by_title.items():
             if any(texts):
                 is_first = not rows_of_name

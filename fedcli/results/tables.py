@@ -17,6 +17,10 @@ from fedcli.errors import printable
 from fedcli.results import notes
 from fedcli.results.columns import (
     DEFAULT_LAYOUT,
+    HEADLINE,
+    LEAD,
+    METHOD,
+    MODEL,
     Layout,
     best_rows,
     cells_of,
@@ -54,20 +58,20 @@ def build_table(
     groups = group_runs(records, by_seed)
     columns = find_columns(groups, metrics, leads, layout)
     cells = cells_of(groups, columns)
-    if not columns.chosen_titles:
+    if not columns.chosen:
         cells = _informative_columns(cells)
-    titles = list(cells)
-    best = cells_under({"Method", columns.headline}, best_rows(groups, columns), titles)
+    shown = columns.of(cells)
+    best = cells_under({METHOD.key, HEADLINE}, best_rows(groups, columns), shown)
     shared_text = ", ".join(f"{name} {escape_markdown(value)}" for name, value in shared_settings(records).items())
     found_metrics = [find_metric(name) for name in metrics]
     table_notes = notes.notes_on_numbers(groups)
     table_notes += notes.notes_on_runs(groups)
     table_notes += notes.notes_on_metrics(groups, columns)
-    table_notes += notes.notes_on_leads(groups, titles, has_bold=bool(best))
+    table_notes += notes.notes_on_leads(groups, has_leads=LEAD.key in cells, has_bold=bool(best))
     return TextTable(
-        columns=titles,
+        columns=[column.title for column in shown],
         rows=cells.to_numpy().tolist(),
-        first_number_column=first_number_column(titles),
+        first_number_column=first_number_column(shown),
         best=best,
         csv_rows=[numbers_of(record, found_metrics) for record in records],
         title=title,
@@ -90,8 +94,8 @@ def build_tables(
 
 def _informative_columns(cells: pd.DataFrame) -> pd.DataFrame:
     """The columns that are not empty; that of the model only where rows differ in it."""
-    if len({*cells["Model"]} - {""}) < 2:
-        cells = cells.drop(columns="Model")
+    if len({*cells[MODEL.key]} - {""}) < 2:
+        cells = cells.drop(columns=MODEL.key)
     return cells.loc[:, (cells != "").any()]
 
 
