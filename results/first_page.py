@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+from deciding_runs import deciding_runs_text, times_of_benchmarks
 from sections import LEGEND, join_sections
 from studies import Study, modified_checkout_text
 
@@ -47,7 +48,7 @@ def make_first_page(records: Path, studies: Sequence[Study], answers: Sequence[v
 def table_of_claims(records: Path, answers: Sequence[verdicts.Answer]) -> str:
     """The claims with their verdicts, differences and runs."""
     timed_runs = durations.times_of_runs(read_runs([records]))
-    timed_benchmarks = durations.times_of_benchmarks(records.parent / "speed")
+    timed_benchmarks = times_of_benchmarks(records.parent / "speed")
     timed = pd.concat([timed_runs, timed_benchmarks])
     table = claim_tables.build_claims_table(answers)
     rows = []
@@ -80,7 +81,7 @@ def runs_of_claim(answer: verdicts.Answer, records: Path, timed: pd.DataFrame) -
     limiting_study = answer.claim.limiting_study
     if studies and limiting_study:
         remarks.append(f"but see [{limiting_study}]({limiting_study}.md)")
-    deciding = durations.deciding_runs_text(answer, records, timed)
+    deciding = deciding_runs_text(answer, records, timed)
     if deciding:
         remarks.append(f"decided by {deciding}")
     return "; ".join(remarks)

@@ -1,5 +1,7 @@
 """The page of a study: its findings, table and figures, every run, the machines and the commands."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -8,7 +10,9 @@ from sections import LEGEND, join_sections
 from studies import Study, modified_checkout_text
 
 from fedcli.results import tables
-from fedcli.results.render import render
+from fedcli.results.render import escape_markdown, render
+from fedcli.runs.identity import settings_text
+from fedcli.runs.schema import Record
 
 VERIFY = "`fedcli verify RECORD` repeats a run also where a default has changed since."
 
@@ -42,7 +46,7 @@ def make_study_page(study: Study) -> str:
     by_seed = tables.build_table(records, study.metrics, by_seed=True)
     sections["## Every run"] = render(replace(by_seed, subject="", notes=())).strip()
 
-    machines = tables.list_machines(records)
+    machines = list_machines(records)
     by_modified = modified_checkout_text(records)
     if by_modified:
         machines.append(f"- {by_modified}: their commit ends in `+`.")
@@ -53,6 +57,21 @@ def make_study_page(study: Study) -> str:
         typed = "\n".join(f"$ {command}" for command in commands)
         sections["## Commands"] = f"```console\n{typed}\n```\n\n{VERIFY}"
     return join_sections(study.intro, sections)
+
+
+def list_machines(records: Iterable[Record]) -> list[str]:
+    """A line for each machine and its versions, with the number of its runs; a run that moved counts on each."""
+    counts: Counter[str] = Counter()
+    for record in records:
+        for part in (record, *record["moved"]):
+            facts = {**part.get("hardware", {}), **part.get("versions", {})}
+            recorded = {name: value for name, value in facts.items() if value is not None}
+            counts[settings_text(recorded)] += 1
+    lines = []
+    for machine, count in counts.items():
+        runs = "run" if count == 1 else "runs"
+        lines.append(f"- {count} {runs}: {escape_markdown(machine)}")
+    return lines
 
 
 def charts_of(study: Study) -> dict[str, str]:

@@ -18,8 +18,10 @@ from fedcli.results.intervals import Interval, mean_interval
 from fedcli.results.render import render
 from fedcli.runs.record import read_record, write_record
 from tests.commands import invoke
+from tests.programs import load_script
 from tests.refusals import refused
 
+deciding_runs = load_script(Path(__file__).parent.parent / "results" / "deciding_runs.py")
 RUN = {
     "protocol": "fedfa:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "cohort_size": 3,
     "partition": "iid", "rounds": 20, "local_epochs": 1, "device": "cpu",
@@ -410,7 +412,7 @@ def test_a_lead_by_construction_or_by_a_control_is_no_reproduction(study):
 def test_what_would_decide_a_claim_is_the_runs_that_lack_and_their_hours(study):
     def decided():
         timed = durations.times_of_runs(frame.read_runs([study.runs]))
-        text, _, _ = durations.deciding_runs_text(study.answer(), study.runs, timed).partition(", timed")
+        text, _, _ = deciding_runs.deciding_runs_text(study.answer(), study.runs, timed).partition(", timed")
         return text
 
     study.add_pairs(fedfa=[81], fedavg=[80])
@@ -437,7 +439,7 @@ def test_a_run_takes_the_time_of_the_benched_workload_of_its_network_and_images(
     table = registry.find_table("fedfm:III")
     planned = plans.plan_table(table, tmp_path, only=["FedAvg", "CIFAR-10 NIID-1"], seeds=[0])
 
-    timed = durations.times_of_benchmarks(tmp_path)
+    timed = deciding_runs.times_of_benchmarks(tmp_path)
     estimated = durations.estimate_times(planned.runs, timed, "cuda", "")
 
     seconds_of_an_example = 50 / 40_000

@@ -10,14 +10,15 @@ import fedcli
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.results.durations import times_of_runs
 from fedcli.results.frame import read_runs
-from fedcli.results.tables import list_machines
 from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resume import resume
 from fedcli.runs.verify import compare_records
 from tests.commands import invoke
 from tests.network_files import TINY_NETWORK
+from tests.programs import load_script
 from tests.tiny_runs import TINY, Stop, StopAfter, essence
 
+study_page = load_script(Path(__file__).parent.parent / "results" / "study_page.py")
 ANOTHER = "another result on the same machine and version"
 
 
@@ -109,7 +110,7 @@ def test_a_run_that_goes_on_elsewhere_says_so_and_is_not_held_to_the_bits():
     (note,) = record["engine"]["notes"]
     assert note["round"] == 1
     assert "hardware and machine are not what they were" in note["text"]
-    now, before = list_machines([record])
+    now, before = study_page.list_machines([record])
     assert f"threads {threads}, " in now
     assert f"- 1 run: device cpu, name {begun['hardware']['name']}, " in before
     text, _ = compare_records(record, with_accuracy(record, 0.01))

@@ -35,11 +35,11 @@ KNOWN = {
         channels=3, image_size=16, class_names=("photo",), num_train=2000, num_test=200, make=_without_others(photos),
     ),
     "mnist": DatasetInfo(
-        channels=1, image_size=28, class_names=_DIGITS, num_train=60_000, num_test=10_000, torchvision_class="MNIST",
-        fingerprint="94a3db3da708f867",
+        title="MNIST", channels=1, image_size=28, class_names=_DIGITS, num_train=60_000, num_test=10_000,
+        torchvision_class="MNIST", fingerprint="94a3db3da708f867",
     ),
     "fmnist": DatasetInfo(
-        channels=1, image_size=28, class_names=_FASHION, num_train=60_000, num_test=10_000,
+        title="Fashion-MNIST", channels=1, image_size=28, class_names=_FASHION, num_train=60_000, num_test=10_000,
         torchvision_class="FashionMNIST", fingerprint="237126ab7af84cf2",
     ),
     "emnist-digits": _EMNIST._replace(
@@ -52,46 +52,48 @@ KNOWN = {
         class_names=_CHARACTERS, num_train=697_932, num_test=116_323, emnist_split="byclass",
     ),
     "cifar10": DatasetInfo(
-        channels=3, image_size=32, class_names=_CIFAR10, num_train=50_000, num_test=10_000,
+        title="CIFAR-10", channels=3, image_size=32, class_names=_CIFAR10, num_train=50_000, num_test=10_000,
         torchvision_class="CIFAR10", fingerprint="079662f783f40c00",
     ),
     "cifar100": DatasetInfo(
-        channels=3, image_size=32, class_names=("",) * 100, num_train=50_000, num_test=10_000,
+        title="CIFAR-100", channels=3, image_size=32, class_names=("",) * 100, num_train=50_000, num_test=10_000,
         torchvision_class="CIFAR100", fingerprint="478e970f870f5c96",
     ),
     "svhn": DatasetInfo(
-        channels=3, image_size=32, class_names=_DIGITS, num_train=73_257, num_test=26_032, torchvision_class="SVHN",
+        title="SVHN", channels=3, image_size=32, class_names=_DIGITS, num_train=73_257, num_test=26_032,
+        torchvision_class="SVHN",
         train_counts=(4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659),
         test_counts=(1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595),
     ),
     "usps": DatasetInfo(
-        channels=1, image_size=16, class_names=_DIGITS, num_train=7_291, num_test=2_007, torchvision_class="USPS",
+        title="USPS", channels=1, image_size=16, class_names=_DIGITS, num_train=7_291, num_test=2_007,
+        torchvision_class="USPS",
         train_counts=(1194, 1005, 731, 658, 652, 556, 664, 645, 542, 644),
         test_counts=(359, 264, 198, 166, 200, 160, 170, 147, 166, 177),
     ),
     "cinic10": DatasetInfo(
-        channels=3, image_size=32, class_names=_CIFAR10, num_train=90_000, num_test=90_000,
+        title="CINIC-10", channels=3, image_size=32, class_names=_CIFAR10, num_train=90_000, num_test=90_000,
         archive=Archive(
             address="https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
             md5="6ee4d0c996905fe93221de577967a372",
         ),
     ).balanced(),
     "tiny-imagenet": DatasetInfo(
-        channels=3, image_size=64, class_names=("",) * 200, num_train=100_000, num_test=10_000,
+        title="Tiny-ImageNet", channels=3, image_size=64, class_names=("",) * 200, num_train=100_000, num_test=10_000,
         archive=Archive(
             address="http://cs231n.stanford.edu/tiny-imagenet-200.zip", md5="90528d7ca1a48142e341f4ef8d21d0de",
         ),
     ).balanced(),
     "femnist": DatasetInfo(
-        channels=1, image_size=28, class_names=_CHARACTERS, to_import="the folder of LEAF's all_data_*.json",
-        is_resized=True,
+        title="FEMNIST", channels=1, image_size=28, class_names=_CHARACTERS,
+        to_import="the folder of LEAF's all_data_*.json", is_resized=True,
     ),
     "synth-digits": DatasetInfo(
         channels=3, image_size=32, class_names=_DIGITS, num_train=479_400, num_test=9_553,
         to_import="SynthDigits.zip or its .mat files", is_resized=True,
     ),
     "mnist-m": DatasetInfo(
-        channels=3, image_size=28, class_names=_DIGITS, num_train=60_000, num_test=10_000,
+        title="MNIST-M", channels=3, image_size=28, class_names=_DIGITS, num_train=60_000, num_test=10_000,
         to_import="mnist_m.tar.gz or its folder", is_resized=True,
     ),
     "office-caltech": _OFFICE._replace(

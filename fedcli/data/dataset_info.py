@@ -36,6 +36,7 @@ class DatasetInfo(NamedTuple):
     train_counts: tuple[int, ...] = ()  # training images of each class
     test_counts: tuple[int, ...] = ()
     domain_counts: tuple[int, ...] = ()  # images of each domain, of both splits
+    title: str = ""  # in tables and figures; without one it is the name
 
     @property
     def is_download(self) -> bool:

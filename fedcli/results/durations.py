@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from functools import cache, partial
-from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -10,12 +9,9 @@ import pandas as pd
 
 from fedcli.data import datasets
 from fedcli.data.datasets import num_images
-from fedcli.registry import find_table
-from fedcli.results import plans, verdicts
+from fedcli.results import plans
 from fedcli.results.frame import read_runs, shipped_folders
 from fedcli.runs.machine import environment, is_undisturbed
-
-H100 = "NVIDIA H100 80GB HBM3"
 
 
 class Training(NamedTuple):
@@ -29,8 +25,6 @@ class Training(NamedTuple):
 
 TRAINING_COLUMNS = list(Training._fields)
 TIMED_COLUMNS = ["seconds", "examples", "threads", "undisturbed", "machine", "method", *TRAINING_COLUMNS]
-# Those that are like a paper's training.
-BENCHED_WORKLOADS = {"w3": {"backbone": "resnet18", "shape": "[3, 32, 32]"}}
 REFERENCE_METHOD = "fedavg"  # the method that all others are timed against
 MINUTES_PER_HOUR = 60
 
@@ -69,32 +63,6 @@ def times_of_runs(runs: pd.DataFrame) -> pd.DataFrame:
             "shape": str(list(shape)),
             "precision": config["precision"],
         })  # fmt: skip
-    return pd.DataFrame(rows, columns=TIMED_COLUMNS).astype({"undisturbed": bool})
-
-
-def times_of_benchmarks(folder: Path) -> pd.DataFrame:
-    """The times of FedAvg in the workloads that `fedcli bench` has timed on CUDA; see `times_of_runs`.
-
-    Args:
-        folder: Of the CSV files of `fedcli bench --csv`, one a machine.
-    """
-    rows = []
-    for file in sorted(folder.glob("*-torch*.csv")):
-        measured = pd.read_csv(file)
-        on_cuda = measured[(measured["device"] == "cuda") & measured["workload"].isin(BENCHED_WORKLOADS)]
-        for bench in on_cuda.to_dict("records"):
-            examples = bench["samples_per_second"] * bench["seconds_per_round"]
-            rows.append({
-                "seconds": (bench["seconds_per_round"] + bench["evaluation_seconds"]) / examples,
-                "examples": examples,
-                "threads": 1,
-                "undisturbed": True,
-                "machine": bench["hardware"],
-                "method": REFERENCE_METHOD,
-                "device": bench["device"],
-                **BENCHED_WORKLOADS[bench["workload"]],
-                "precision": bench["precision"],
-            })  # fmt: skip
     return pd.DataFrame(rows, columns=TIMED_COLUMNS).astype({"undisturbed": bool})
 
 
@@ -187,66 +155,35 @@ def estimate_times(
 def estimate_plan(plan: plans.Plan) -> pd.DataFrame:
     """Estimates the time of the runs to do of a plan, see `estimate_times`, by those in its folder and shipped ones."""
     timed_runs = times_of_runs(read_runs([plan.folder, plans.TABLES_FOLDER, *shipped_folders()]))
-    (first, *_) = plan.runs
-    hardware = environment(first.setup.device)["hardware"]
+    hardware = environment(plan.runs[0].setup.device)["hardware"]
     to_do = [run for run in plan.runs if run.to_do]
     return estimate_times(to_do, timed_runs, hardware["device"], hardware["name"])
 
 
-def time_text(estimated: pd.DataFrame, machine: str = "", cores: bool = False) -> str:
-    """The time of runs, see `estimate_times`, in words; `machine` is named if no other was timed.
+def time_text(estimated: pd.DataFrame) -> str:
+    """The time of runs one after the other, see `estimate_times`, in words."""
+    text = sum_text(estimated["seconds"], hours="h", minutes="min")
+    machines = other_machines(estimated)
+    return f"{text}, timed on {' and '.join(machines)}" if machines else text
 
-    Of `cores`, it is the time that CPU cores are at work.
-    """
-    seconds = estimated["core_seconds"] if cores else estimated["seconds"]
+
+def sum_text(seconds: pd.Series, hours: str, minutes: str) -> str:
+    """The sum of times as "about 3.5 h for 2 of 3 runs", with these words for hours and minutes."""
     num_estimated = seconds.count()
     if not num_estimated:
         return "not known, none like them was timed"
-    minutes = max(1, seconds.sum() / 60)
-    if minutes >= 10 * MINUTES_PER_HOUR:
-        text = f"about {minutes / MINUTES_PER_HOUR:,.0f}"
-    elif minutes >= MINUTES_PER_HOUR:
-        text = f"about {minutes / MINUTES_PER_HOUR:,.1f}"
+    num_minutes = max(1, seconds.sum() / 60)
+    if num_minutes >= 10 * MINUTES_PER_HOUR:
+        text = f"about {num_minutes / MINUTES_PER_HOUR:,.0f} {hours}"
+    elif num_minutes >= MINUTES_PER_HOUR:
+        text = f"about {num_minutes / MINUTES_PER_HOUR:,.1f} {hours}"
     else:
-        text = f"about {minutes:.0f}"
-    if cores:
-        text += " core-hours" if minutes >= MINUTES_PER_HOUR else " core-minutes"
-    else:
-        text += " h" if minutes >= MINUTES_PER_HOUR else " min"
-    if num_estimated < len(estimated):
-        text += f" for {num_estimated} of {len(estimated)} runs"
-    machines = set().union(*estimated["machines"])
-    timed_on = " and ".join(sorted(machines)) or machine
-    return f"{text}, timed on {timed_on}" if timed_on else text
+        text = f"about {num_minutes:.0f} {minutes}"
+    if num_estimated < len(seconds):
+        text += f" for {num_estimated} of {len(seconds)} runs"
+    return text
 
 
-def deciding_runs_text(answer: verdicts.Answer, folder: Path, timed_runs: pd.DataFrame) -> str:
-    """What would decide a claim and how long that takes, in words; empty where it is decided.
-
-    Of the `timed_runs`, those on an H100 count, else on another GPU; and those on a CPU.
-    """
-    if answer.verdict.outcome not in verdicts.OPEN_OUTCOMES:
-        return ""
-    seeds = answer.needed_seeds
-    if len(seeds) > verdicts.MOST_SEEDS:
-        return f"more than {verdicts.MOST_SEEDS} seeds, if their spread stays"
-    table = find_table(answer.claim.table)
-    plan = plans.plan_table(table, folder, seeds=seeds, only=verdicts.rows_and_columns(answer.claim))
-    lacking = [run for run in plan.runs if run.to_do]
-    words = f"{len(lacking)} runs in full"
-    if len(seeds) > verdicts.FEWEST_SEEDS:
-        words += f", to have {len(seeds)} seeds"
-    needed = {name for run in lacking for name in run.setup.data_sets}
-    closed = sorted(name for name in needed if not datasets.is_open_to_all(name))
-    if closed:
-        words += f" on {' and '.join(closed)}, whose images are not open"
-    on_gpu = estimate_times(lacking, timed_runs, "cuda", H100)
-    on_cpu = estimate_times(lacking, timed_runs, "cpu", "")
-    times = []
-    if on_gpu["seconds"].count():
-        times.append(time_text(on_gpu, H100))
-    if on_cpu["seconds"].count():
-        times.append(time_text(on_cpu, cores=True))
-    if not times:
-        times.append(time_text(on_cpu))  # which says that it is not known
-    return f"{words}; time: {'; '.join(times)}"
+def other_machines(estimated: pd.DataFrame) -> list[str]:
+    """The names of the other machines on which runs like these were timed."""
+    return sorted(set().union(*estimated["machines"]))

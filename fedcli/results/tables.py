@@ -5,7 +5,6 @@ share no table of runs and no panel.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
@@ -32,7 +31,7 @@ from fedcli.results.frame import find_records
 from fedcli.results.groups import group_runs, leaderboards, shared_settings, tested_model
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.render import TextTable, escape_markdown
-from fedcli.runs.identity import changes_between_rounds, reductions, settings_of, settings_text
+from fedcli.runs.identity import changes_between_rounds, reductions, settings_of
 from fedcli.runs.machine import is_undisturbed
 from fedcli.runs.schema import Record
 
@@ -105,12 +104,12 @@ def numbers_of(record: Record, metrics: Sequence[Metric] = ()) -> dict[str, Any]
     The median round leaves out the first one's warming up. Seconds that other work disturbed are left out.
     """
     summary = record["summary"]
-    undisturbed = is_undisturbed(record)
-    down = find_metric("floats-down").value(record)
-    up = find_metric("floats-up").value(record)
-    seconds = [sum(entry["seconds"].values()) for entry in record["rounds"]]
-    return {
-        **{name: record[name] for name in ("method", "protocol", "dataset", "seed", "status")},
+    row = {
+        "method": record["method"],
+        "protocol": record["protocol"],
+        "dataset": record["dataset"],
+        "seed": record["seed"],
+        "status": record["status"],
         "reduced": ", ".join(reductions(record).values()),
         "changed": "; ".join(changes_between_rounds(record)),
         "partition_fingerprint": record["partition"]["fingerprint"],
@@ -122,17 +121,29 @@ def numbers_of(record: Record, metrics: Sequence[Metric] = ()) -> dict[str, Any]
         "validation_accuracy": find_metric("validation").value(record),
         "rounds_done": len(record["rounds"]),
         "post_accuracy": find_metric("post").value(record),
-        **{metric.title: metric.value(record) for metric in metrics},
-        "floats_down": down and round(down),
-        "floats_up": up and round(up),
-        **{name: (record["cost"] or {}).get(name) for name in ("memory_floats", "buffer_floats")},
-        "parameters": record["model"]["parameters"],
-        "params_sha256": summary.get("params_sha256"),
-        "seconds_round_median": median(seconds) if seconds and undisturbed else None,
-        "seconds_total": record["seconds_total"] if undisturbed else None,
-        **{name: record.get(name) for name in ("method_hash", "commit")},
-        **{f"config.{name}": value for name, value in record["config"].items()},
     }
+    for metric in metrics:
+        row[metric.title] = metric.value(record)
+    row["floats_down"] = _rounded(find_metric("floats-down").value(record))
+    row["floats_up"] = _rounded(find_metric("floats-up").value(record))
+    cost = record["cost"] or {}
+    row["memory_floats"] = cost.get("memory_floats")
+    row["buffer_floats"] = cost.get("buffer_floats")
+    row["parameters"] = record["model"]["parameters"]
+    row["params_sha256"] = summary.get("params_sha256")
+    seconds = [sum(entry["seconds"].values()) for entry in record["rounds"]]
+    undisturbed = is_undisturbed(record)
+    row["seconds_round_median"] = median(seconds) if seconds and undisturbed else None
+    row["seconds_total"] = record["seconds_total"] if undisturbed else None
+    row["method_hash"] = record.get("method_hash")
+    row["commit"] = record.get("commit")
+    for name, value in record["config"].items():
+        row[f"config.{name}"] = value
+    return row
+
+
+def _rounded(value: float | None) -> float | None:
+    return round(value) if value else value
 
 
 def numbers_of_runs(paths: Iterable[str | Path], metrics: Sequence[str] = ()) -> pd.DataFrame:
@@ -159,21 +170,6 @@ def numbers_of_records(records: Sequence[Record], metrics: Sequence[str] = ()) -
     settings = pd.DataFrame(map(settings_of, records), dtype=object)
     differing = [name for name in settings if name not in numbers and settings[name].astype(str).nunique() > 1]
     return numbers.filter(regex=r"^(?!config\.)").join(settings[differing])
-
-
-def list_machines(records: Iterable[Record]) -> list[str]:
-    """A line for each machine and its versions, with the number of its runs; a run that moved counts on each."""
-    counts: Counter[str] = Counter()
-    for record in records:
-        for part in (record, *record["moved"]):
-            facts = {**part.get("hardware", {}), **part.get("versions", {})}
-            recorded = {name: value for name, value in facts.items() if value is not None}
-            counts[settings_text(recorded)] += 1
-    lines = []
-    for machine, count in counts.items():
-        runs = "run" if count == 1 else "runs"
-        lines.append(f"- {count} {runs}: {escape_markdown(machine)}")
-    return lines
 
 
 def list_commands(records: Iterable[Record]) -> list[str]:

@@ -1,15 +1,10 @@
 """What tables and figures call methods and data: as the papers write them."""
 
 from fedcli.core.partition import PARTITIONS
+from fedcli.data.catalog import KNOWN
 from fedcli.registry import methods
 from fedcli.runs.identity import is_packaged
 from fedcli.runs.schema import Record
-
-DATASETS = {
-    "mnist": "MNIST", "fmnist": "Fashion-MNIST", "mnist-m": "MNIST-M", "femnist": "FEMNIST", "svhn": "SVHN",
-    "usps": "USPS", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "cinic10": "CINIC-10",
-    "tiny-imagenet": "Tiny-ImageNet",
-}  # fmt: skip
 
 
 def method_name(record: Record) -> str:
@@ -25,7 +20,9 @@ def method_name(record: Record) -> str:
 
 def data_words(dataset: str = "", partition: str = "", *details: str) -> str:
     """Data in words, as in "Digits, Dirichlet 0.5"; a partition without words of its own as it is typed."""
-    title = DATASETS.get(dataset, dataset[:1].upper() + dataset[1:])
+    title = dataset[:1].upper() + dataset[1:]
+    if dataset in KNOWN and KNOWN[dataset].title:
+        title = KNOWN[dataset].title
     name, _, value = partition.partition(":")
     shown = partition
     if name in PARTITIONS and PARTITIONS[name].title:
