@@ -89,8 +89,8 @@ class ClaimContext:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What the runs say of a claim."""
+class Comparison:
+    """What runs say of a claim's row beside another row, or beside all others."""
 
     verdict: Verdict
     lead: Lead
@@ -104,16 +104,16 @@ def _answer(claim: Claim, runs: RunsByMethod, has_data: Callable[[str], bool]) -
     contrasts = plan_contrasts(claim, table)
     context = _context_of(claim, table, contrasts, has_data)
     pairs_by_row = {other_row: find_pairs(claim, contrasts[other_row], runs) for other_row in claim.other_rows}
-    findings = {}  # by the other row
+    comparisons = {}  # by the other row
     for other_row, pairs in pairs_under_common_conditions(pairs_by_row).items():
-        findings[other_row] = _find_by_row(context, other_row, closest_pairs(pairs))
-    if not findings:
-        finding = Finding(Verdict(NOT_RUN if context.has_data else NO_DATA), Lead(), Lead(), Evidence())
+        comparisons[other_row] = _compare_with_row(context, other_row, closest_pairs(pairs))
+    if not comparisons:
+        comparison = Comparison(Verdict(NOT_RUN if context.has_data else NO_DATA), Lead(), Lead(), Evidence())
     elif len(claim.other_rows) == 1:
-        (finding,) = findings.values()
+        (comparison,) = comparisons.values()
     else:
-        finding = _find_by_all_rows(context, findings)
-    verdict = finding.verdict
+        comparison = _compare_with_all_rows(context, comparisons)
+    verdict = comparison.verdict
     if verdict.outcome == REPRODUCED and claim.construction:
         verdict = Verdict(BY_CONSTRUCTION, claim.construction)
     return Answer(
@@ -122,9 +122,9 @@ def _answer(claim: Claim, runs: RunsByMethod, has_data: Callable[[str], bool]) -
         paper_lead=context.paper_lead,
         text_has=context.text_has,
         verdict=verdict,
-        lead=finding.lead,
-        tail_lead=finding.tail_lead,
-        evidence=finding.evidence,
+        lead=comparison.lead,
+        tail_lead=comparison.tail_lead,
+        evidence=comparison.evidence,
     )
 
 
@@ -189,8 +189,8 @@ def _lead_by_cells(table: Table, contrasts: Sequence[PlannedContrast], metric: M
     return lead
 
 
-def _find_by_row(context: ClaimContext, other_row: str, pairs: Sequence[Pair]) -> Finding:
-    """What runs say of a claim against one other row.
+def _compare_with_row(context: ClaimContext, other_row: str, pairs: Sequence[Pair]) -> Comparison:
+    """What runs say of a claim beside one other row.
 
     Args:
         context: Of the claim.
@@ -215,7 +215,7 @@ def _find_by_row(context: ClaimContext, other_row: str, pairs: Sequence[Pair]) -
     folders: list[Path] = []
     for pair in pairs:
         folders += [pair.run.folder, pair.other_run.folder]
-    return Finding(
+    return Comparison(
         Verdict(verdict.outcome, "; ".join(reasons)),
         Lead(lead),
         Lead(tail_lead),
@@ -236,42 +236,42 @@ def _leads_by_seed(pairs: Iterable[Pair]) -> pd.DataFrame:
     return leads.groupby("seed").sum(min_count=num_contrasts)
 
 
-def _find_by_all_rows(context: ClaimContext, findings: Mapping[str, Finding]) -> Finding:
-    """What runs say of a claim against several other rows: the finding by the row on which the lead is smallest.
+def _compare_with_all_rows(context: ClaimContext, comparisons: Mapping[str, Comparison]) -> Comparison:
+    """What runs say of a claim beside several other rows: the comparison with the one on which the lead is smallest.
 
     Args:
         context: Of the claim.
-        findings: By the other rows that have runs.
+        comparisons: Those with the other rows that have runs.
     """
     claim = context.claim
-    weakest_first = sorted(findings, key=lambda other_row: _strength(claim, findings[other_row]))
+    weakest_first = sorted(comparisons, key=lambda other_row: _strength(claim, comparisons[other_row]))
     weakest = weakest_first[0]
     rows_text = f"over {weakest}"
     if len(weakest_first) == 2:
         stronger = weakest_first[1]
-        rows_text += f"; {findings[stronger].lead.text(context.metric)} over {stronger}"
-    differences = [findings[other_row].evidence.differences for other_row in weakest_first]
+        rows_text += f"; {comparisons[stronger].lead.text(context.metric)} over {stronger}"
+    differences = [comparisons[other_row].evidence.differences for other_row in weakest_first]
     folders: list[Path] = []
     pairs: list[Pair] = []
-    for finding in findings.values():
-        folders += finding.evidence.folders
-        pairs += finding.evidence.pairs
-    return Finding(
-        _judge_by_all_rows(claim, weakest, findings),
-        Lead(findings[weakest].lead.interval, rows_text),
-        _smallest_tail_lead(claim, weakest, findings),
+    for comparison in comparisons.values():
+        folders += comparison.evidence.folders
+        pairs += comparison.evidence.pairs
+    return Comparison(
+        _judge_by_all_rows(claim, weakest, comparisons),
+        Lead(comparisons[weakest].lead.interval, rows_text),
+        _smallest_tail_lead(claim, weakest, comparisons),
         Evidence(
             folders=tuple(dict.fromkeys(folders)),
-            seeds=findings[weakest].evidence.seeds,
+            seeds=comparisons[weakest].evidence.seeds,
             differences=next(filter(None, differences), ""),
             pairs=tuple(pairs),
         ),
     )
 
 
-def _smallest_tail_lead(claim: Claim, weakest: str, findings: Mapping[str, Finding]) -> Lead:
+def _smallest_tail_lead(claim: Claim, weakest: str, comparisons: Mapping[str, Comparison]) -> Lead:
     """The smallest lead over the last tenth of the rounds; its row is named if it is not the weakest over all."""
-    tail_leads = {other_row: finding.tail_lead.interval for other_row, finding in findings.items()}
+    tail_leads = {other_row: comparison.tail_lead.interval for other_row, comparison in comparisons.items()}
     with_tail = [other_row for other_row, tail_lead in tail_leads.items() if tail_lead.num_values]
     if not with_tail:
         return Lead()
@@ -279,17 +279,17 @@ def _smallest_tail_lead(claim: Claim, weakest: str, findings: Mapping[str, Findi
     return Lead(tail_leads[smallest], "" if smallest == weakest else f"over {smallest}")
 
 
-def _judge_by_all_rows(claim: Claim, weakest: str, findings: Mapping[str, Finding]) -> Verdict:
-    """Judges a claim against several other rows by the findings by each, of which the weakest has the smallest lead."""
-    outcome = findings[weakest].verdict.outcome
-    reason = findings[weakest].verdict.reason
+def _judge_by_all_rows(claim: Claim, weakest: str, comparisons: Mapping[str, Comparison]) -> Verdict:
+    """Judges a claim by the comparisons with several other rows, of which the weakest has the smallest lead."""
+    outcome = comparisons[weakest].verdict.outcome
+    reason = comparisons[weakest].verdict.reason
     if outcome == UNDECIDED and claim.control is not None:
-        outcomes_elsewhere = {finding.verdict.outcome for row, finding in findings.items() if row != weakest}
+        outcomes_elsewhere = {comparison.verdict.outcome for row, comparison in comparisons.items() if row != weakest}
         if weakest == claim.control.row and outcomes_elsewhere == {REPRODUCED}:
             reason = f"{claim.control.explanation} explains the lead as far as told; {reason}"
-    if len(findings) < len(claim.other_rows) and outcome != CONTRADICTED:
+    if len(comparisons) < len(claim.other_rows) and outcome != CONTRADICTED:
         outcome = UNDECIDED
-        reason = f"{reason}; {len(findings)} of {len(claim.other_rows)} others run".removeprefix("; ")
+        reason = f"{reason}; {len(comparisons)} of {len(claim.other_rows)} others run".removeprefix("; ")
     return Verdict(outcome, reason)
 
 
@@ -301,11 +301,11 @@ class _Strength(NamedTuple):
     lead: float  # towards the paper's side; NaN where there is none
 
 
-def _strength(claim: Claim, finding: Finding) -> _Strength:
+def _strength(claim: Claim, comparison: Comparison) -> _Strength:
     weakest_first = (CONTRADICTED, UNDECIDED, REPRODUCED)
-    lead = finding.lead.interval
+    lead = comparison.lead.interval
     return _Strength(
-        outcome=weakest_first.index(finding.verdict.outcome),
+        outcome=weakest_first.index(comparison.verdict.outcome),
         has_lead=lead.num_values > 0,
         lead=_towards_paper(claim, lead.mean),
     )

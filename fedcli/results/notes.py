@@ -74,25 +74,41 @@ def compares_models(groups: Sequence[SeedGroup]) -> bool:
 
 def notes_on_runs(groups: Sequence[SeedGroup]) -> list[str]:
     """What a reader must know of the runs behind a table, each only where it applies."""
+    notes = [
+        *_notes_on_reductions(groups),
+        *_notes_on_inactive_terms(groups),
+        *notes_on_changes(groups),
+        *_notes_on_given_options(groups),
+    ]
+    return list(dict.fromkeys(notes))
+
+
+def _notes_on_reductions(groups: Sequence[SeedGroup]) -> list[str]:
+    texts = dict.fromkeys(", ".join(reductions(record).values()) for record in _all_records(groups))
+    reduced = [text for text in texts if text]
+    return [f"Reduced against the protocol: {'; or '.join(reduced)}."] if reduced else []
+
+
+def _notes_on_inactive_terms(groups: Sequence[SeedGroup]) -> list[str]:
     notes = []
-    reduced = dict.fromkeys(", ".join(reductions(record).values()) for record in _all_records(groups))
-    if any(reduced):
-        notes.append(f"Reduced against the protocol: {'; or '.join(filter(None, reduced))}.")
+    for group in groups:
+        method = registry.methods().get(group.first["method"])
+        term = inactive_term(group.first["config"], method) if method else ""
+        if term:
+            notes.append(f"Inactive in {escape_markdown(group.label)}: {term}.")
+    return notes
+
+
+def _notes_on_given_options(groups: Sequence[SeedGroup]) -> list[str]:
+    """The options that were given with the runs, but for those that the table shows."""
     options: dict[str, None] = {}  # in words, each once
     for group in groups:
         record = group.first
-        method = registry.methods().get(record["method"])
-        inactive = inactive_term(record["config"], method) if method else ""
-        if inactive:
-            notes.append(f"Inactive in {escape_markdown(group.label)}: {inactive}.")
         shown = {*FIRST_SETTINGS, "rounds", *NOT_SETTINGS, *group.differing_settings, *reductions(record)}
         for name, value in given_options(record["config"], recorded_origins(record["origin"])).items():
             if name not in shown:
                 options[settings_text({name: value})] = None
-    notes += notes_on_changes(groups)
-    if options:
-        notes.append(f"Options given with the runs: {escape_markdown('; '.join(options))}.")
-    return list(dict.fromkeys(notes))
+    return [f"Options given with the runs: {escape_markdown('; '.join(options))}."] if options else []
 
 
 def notes_on_metrics(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
