@@ -44,7 +44,7 @@ def work_in(folder, monkeypatch, evidence, **given):
 def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidence, tmp_path, monkeypatch, capsys):
     fedfm = evidence.open_runs.CellsToRun("fedfm:V", only=("FedFM", "NMI"), seeds=(0,))
     scaffold = evidence.open_runs.CellsToRun("fedfm:V", only=("SCAFFOLD", "NMI"), seeds=(0,))
-    monkeypatch.setattr(evidence.open_runs, "IN_ORDER", [fedfm, scaffold])
+    monkeypatch.setattr(evidence.open_runs, "OPEN_CELLS", [fedfm, scaffold])
     monkeypatch.setattr(evidence.archive, "PART_SIZE", 2**16)
     whole = work_in(tmp_path / "whole", monkeypatch, evidence)
     assert work_in(tmp_path / "late", monkeypatch, evidence, time="0s", carry=Path("out")) == {}  # nothing starts
@@ -85,7 +85,7 @@ def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, mo
     records = {}  # by the folders of their runs, in place of files
     monkeypatch.setattr(evidence.open_runs, "read_begun", records.get)
     monkeypatch.setattr(durations, "read_runs", lambda folders: pd.DataFrame({"record": list(records.values())}))
-    planned = evidence.carried.CarriedPlan(Path(), tuple(evidence.open_runs.planned_runs("float32", tiny=False)))
+    planned = evidence.transfer.CarriedPlan(Path(), tuple(evidence.open_runs.planned_runs("float32", tiny=False)))
 
     def first_run_of(method):
         return next(run for run in planned.runs if run.setup.method.name == method)
@@ -93,9 +93,9 @@ def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, mo
     fedfm = first_run_of("fedfm")
     fedavg = first_run_of("fedavg")
     scaffold = first_run_of("scaffold")
-    assert 42 * MIB < evidence.carried.nbytes_of(fedavg) < 44 * MIB
-    assert evidence.carried.nbytes_of(fedfm) == evidence.carried.nbytes_of(fedavg)
-    assert evidence.carried.nbytes_of(scaffold) == 11 * evidence.carried.nbytes_of(fedavg)
+    assert 42 * MIB < evidence.transfer.nbytes_to_carry(fedavg) < 44 * MIB
+    assert evidence.transfer.nbytes_to_carry(fedfm) == evidence.transfer.nbytes_to_carry(fedavg)
+    assert evidence.transfer.nbytes_to_carry(scaffold) == 11 * evidence.transfer.nbytes_to_carry(fedavg)
 
     set_time_limit(500)
     assert planned.may_start(fedfm, [])
@@ -117,6 +117,11 @@ def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, mo
     assert planned.may_start(scaffold, [])
 
 
+def test_a_time_that_is_none_is_refused_by_the_name_of_its_option(evidence):
+    with pytest.raises(SystemExit, match=r"^error: --time must be a time \(got 'soon'\)"):
+        evidence.main(time="soon")
+
+
 def test_the_list_runs_both_rows_of_the_claims_that_it_names(evidence):
     def folders(runs):
         return {run.folder.parts[-2:] for run in runs}
@@ -126,7 +131,7 @@ def test_the_list_runs_both_rows_of_the_claims_that_it_names(evidence):
         return folders(plans.plan_table(registry.find_table(claim.table), seeds=range(3), only=only).runs)
 
     names = set()
-    for cells in evidence.open_runs.IN_ORDER:
+    for cells in evidence.open_runs.OPEN_CELLS:
         assert bool(cells.claims) != bool(cells.note), cells
         if not cells.options:
             names |= {*cells.claims}

@@ -77,14 +77,19 @@ def parse_seeds(text: str) -> list[Any]:
     return seeds
 
 
+def parse_seconds(text: str, flag: str) -> int:
+    """Read a time such as 90s, 9m, 2h, 1h30m or seconds, the value of an option; refuse any other."""
+    parts = re.fullmatch(r"(?=.)(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s?)?", text)
+    if parts is None:
+        raise UserError(f"{flag} must be a time (got '{text}'); write 90s, 9m, 2h, 1h30m or seconds.")
+    hours, minutes, seconds = map(int, parts.groups("0"))
+    return 3600 * hours + 60 * minutes + seconds
+
+
 def limit_time(text: str | None) -> str | None:
     """Start the time of `--time-limit`; None for no limit."""
     if text is not None:
-        parts = re.fullmatch(r"(?=.)(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s?)?", text)
-        if parts is None:
-            raise UserError(f"--time-limit must be a time (got '{text}'); write 90s, 9m, 2h, 1h30m or seconds.")
-        hours, minutes, seconds = map(int, parts.groups("0"))
-        set_time_limit(3600 * hours + 60 * minutes + seconds)
+        set_time_limit(parse_seconds(text, "--time-limit"))
     return text
 
 

@@ -5,13 +5,14 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from carried import MIB, files_of, nbytes_of
 from open_runs import ClaimRun
+from transfer import MIB, nbytes_to_carry, resume_files
 
 from fedcli.runs.record import RECORD
 
 PART_SIZE = 16 * MIB  # bytes of a file of the archive
 ARCHIVE_SIZE = 62 * MIB  # bytes of the archive at most
+RECORD_COMPRESSION = 3  # by how much a record is smaller in it, at least
 
 
 def pack(runs: Sequence[ClaimRun], folder: Path) -> None:
@@ -23,23 +24,26 @@ def pack(runs: Sequence[ClaimRun], folder: Path) -> None:
     for old in folder.glob("evidence.tgz.*"):
         old.unlink()
     begun = [run for run in runs if run.record]
-    records = [run.folder / RECORD for run in begun]
-    room = ARCHIVE_SIZE - sum(file.stat().st_size for file in records) / 3  # compressed they take less
-    taken, left_behind = divide_by_room([run for run in begun if run.to_do or run.lacks_quality], room)
+    files = [run.folder / RECORD for run in begun]
+    nbytes_of_records = sum(file.stat().st_size for file in files)
+    room = ARCHIVE_SIZE - nbytes_of_records / RECORD_COMPRESSION
+    unfinished = [run for run in begun if run.to_do or run.lacks_quality]
+    taken, left_behind = divide_by_room(unfinished, room)
     for run in left_behind:
-        print(f"left behind: {run.label}, seed {run.setup.config.seed}: {nbytes_of(run) / MIB:,.0f} MiB")
-    files = [*records, *(file for run in taken for file in files_of(run))]
+        print(f"left behind: {run.label}, seed {run.setup.config.seed}: {nbytes_to_carry(run) / MIB:,.0f} MiB")
+    for run in taken:
+        files += resume_files(run)
     names = "\n".join(map(str, files))
     command = f"tar -cz -T - | split -b {PART_SIZE} -d -a 1 - {shlex.quote(str(folder))}/evidence.tgz."
     subprocess.run(command, shell=True, check=True, text=True, input=names)
 
 
 def divide_by_room(runs: Sequence[ClaimRun], room: float) -> tuple[list[ClaimRun], list[ClaimRun]]:
-    """Returns the runs whose files are carried, the first of them first, and those that do not fit in so many bytes."""
+    """Returns the runs that are carried in so many bytes, earlier ones first, and those that do not fit."""
     taken = []
     left_behind = []
     for run in runs:
-        nbytes = nbytes_of(run)
+        nbytes = nbytes_to_carry(run)
         if nbytes < room:
             taken.append(run)
             room -= nbytes

@@ -1,4 +1,4 @@
-"""Go on with the open claims in the order of `open_runs.IN_ORDER`, on the device at hand, as long as there is time.
+"""Go on with the open claims in the order of `open_runs.OPEN_CELLS`, on the device at hand, as long as there is time.
 
     python results/evidence/evidence.py --time 9m --carry OUT                # on a machine that is lent for minutes
     python results/evidence/evidence.py --time 9m --from OUT --carry NEXT    # on the next one
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Annotated
 
 import archive
-import carried
 import deadline
 import open_runs
 import torch
+import transfer
 import typer
 from rich.console import Console
 
@@ -40,18 +40,18 @@ def run_in_time(plan: Plan, jobs: int) -> None:
 
 def measure_features(runs: Sequence[open_runs.ClaimRun]) -> None:
     """Measures the features of what has finished, where a claim is about them."""
-    folders = [run.folder for run in open_runs.refreshed(runs) if run.lacks_quality]
+    folders = [run.folder for run in open_runs.with_new_records(runs) if run.lacks_quality]
     if folders:
         subprocess.run([sys.executable, "-m", "fedcli", "quality", *folders], check=False)
 
 
-def print_open(runs: Sequence[open_runs.ClaimRun]) -> None:
+def print_open_runs(runs: Sequence[open_runs.ClaimRun]) -> None:
     """Says which data sets are missing, and which runs have not ended."""
     for text in Plan(open_runs.RUNS, tuple(runs)).missing_data.values():
         print(text)
     to_do = [run for run in runs if run.to_do]
     for run in to_do:
-        mebibytes = carried.nbytes_of(run) / carried.MIB
+        mebibytes = transfer.nbytes_to_carry(run) / transfer.MIB
         done = f"{run.rounds_done} of {run.setup.config.rounds} rounds, {mebibytes:,.0f} MiB to carry"
         print(f"open: {run.label}, seed {run.setup.config.seed}: {done}")
     print(f"{len(runs) - len(to_do)} of {len(runs)} runs have ended; 'fedcli claims' says what they decide")
@@ -66,13 +66,14 @@ def main(
     Of the precisions, claims count float32 alone; `--tiny` tries it on the CPU with small runs alone.
     """
     try:
-        deadline.begin(time)
+        if time is not None:
+            deadline.start_time_limit(time)
         if origin:
             archive.unpack(origin)
         runs = open_runs.planned_runs(precision, tiny)
     except (UserError, subprocess.CalledProcessError) as error:
         sys.exit(f"error: {error}")
-    plan_class = carried.CarriedPlan if carry else Plan
+    plan_class = transfer.CarriedPlan if carry else Plan
     plan = plan_class(open_runs.RUNS, tuple(runs))
     uses_cuda = torch.cuda.is_available() and not tiny
     default_jobs = JOBS_ON_CUDA if uses_cuda else 1
@@ -82,10 +83,10 @@ def main(
             measure_features(runs)
         except (KeyboardInterrupt, UserError) as error:
             print(error)
-    runs = open_runs.refreshed(runs)
+    runs = open_runs.with_new_records(runs)
     if carry:
         archive.pack(runs, carry)
-    print_open(runs)
+    print_open_runs(runs)
 
 
 if __name__ == "__main__":

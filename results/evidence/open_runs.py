@@ -14,9 +14,9 @@ from fedcli.runs.resolve import resolve
 
 AnyRun = TypeVar("AnyRun", bound=PlannedRun)
 RUNS = Path("runs/evidence")
-MEASURED = "fedfm:V"  # the table whose cells `fedcli quality` measures
-SEPARATION = ("fedfm:fedavg", "fedfm:features", "fedfm:silhouette")
-TINY = {
+QUALITY_TABLE = "fedfm:V"  # its cells are measured by `fedcli quality`
+SEPARATION_CLAIMS = ("fedfm:fedavg", "fedfm:features", "fedfm:silhouette")
+TINY_OPTIONS = {
     "dataset": "digits", "backbone": "cnn-small", "num_clients": 4, "cohort_size": 2, "rounds": 3, "local_epochs": 1,
     "batch_size": 8, "device": "cpu",
 }  # fmt: skip
@@ -39,9 +39,9 @@ class CellsToRun:
         return self.note or " ".join(self.claims)
 
 
-IN_ORDER = (
-    CellsToRun("fedfm:V", only=("FedFM", "NMI"), seeds=(0,), claims=SEPARATION),
-    CellsToRun("fedfm:V", only=("FedAvg", "NMI"), seeds=(0,), claims=SEPARATION),
+OPEN_CELLS = (
+    CellsToRun("fedfm:V", only=("FedFM", "NMI"), seeds=(0,), claims=SEPARATION_CLAIMS),
+    CellsToRun("fedfm:V", only=("FedAvg", "NMI"), seeds=(0,), claims=SEPARATION_CLAIMS),
     CellsToRun(
         "fedsa:1", only=("FedSA", "FedProto", "cross-silo Cifar10"), seeds=(0, 1, 2), claims=("fedsa:cross-silo",)
     ),
@@ -49,7 +49,7 @@ IN_ORDER = (
         "fedsa:1", only=("FedSA", "FedTGP", "cross-device Cifar100"), seeds=(0, 1, 2), claims=("fedsa:cifar100",)
     ),
     CellsToRun("fedsa:4", only=("EMA+R+ER+MCL+CC", "EMA+R+ER+CC"), seeds=(0, 1, 2), claims=("fedsa:margin",)),
-    CellsToRun("fedfm:V", only=("FedFM", "FedAvg", "NMI"), seeds=(1, 2), claims=SEPARATION),
+    CellsToRun("fedfm:V", only=("FedFM", "FedAvg", "NMI"), seeds=(1, 2), claims=SEPARATION_CLAIMS),
     CellsToRun("fedfm:V", only=("SCAFFOLD", "NMI"), seeds=(0, 1, 2), claims=("fedfm:second-best",)),
     CellsToRun(
         "fedcme:II",
@@ -77,27 +77,27 @@ IN_ORDER = (
 
 @dataclass(frozen=True)
 class ClaimRun(PlannedRun):
-    """A run of `IN_ORDER`, with the table for which it is done first."""
+    """A run of `OPEN_CELLS`, with the table for which it is done first."""
 
     table: str = field(kw_only=True)
 
     @property
     def lacks_quality(self) -> bool:
         """Whether it has finished, and a claim is about its features, which `fedcli quality` has not measured."""
-        return self.table == MEASURED and self.state == "finished" and "quality" not in self.record
+        return self.table == QUALITY_TABLE and self.state == "finished" and "quality" not in self.record
 
 
 def planned_runs(precision: str, tiny: bool) -> list[ClaimRun]:
-    """Returns the runs of `IN_ORDER` that the records lack, each once; if `tiny`, a small one of each entry."""
+    """Returns the runs of `OPEN_CELLS` that the records lack, each once; if `tiny`, a small one of each entry."""
     home = RUNS / precision
     changes: dict[str, Any] = {}
     if precision != "float32":
         changes["precision"] = precision
     if tiny:
         home = RUNS / f"tiny-{precision}"
-        changes |= TINY
+        changes |= TINY_OPTIONS
     runs: dict[Path, ClaimRun] = {}
-    for cells in IN_ORDER:
+    for cells in OPEN_CELLS:
         planned = plan_table(find_table(cells.table), seeds=cells.seeds, only=cells.only).runs
         by_seed = sorted(planned, key=lambda run: run.setup.config.seed)
         if tiny:
@@ -107,7 +107,7 @@ def planned_runs(precision: str, tiny: bool) -> list[ClaimRun]:
             if run.to_do or is_changed:
                 to_run = claim_run(run, cells, changes, home)
                 runs.setdefault(to_run.folder, to_run)
-    return refreshed(runs.values())
+    return with_new_records(runs.values())
 
 
 def claim_run(run: PlannedRun, cells: CellsToRun, changes: Mapping[str, Any], home: Path) -> ClaimRun:
@@ -129,6 +129,6 @@ def claim_run(run: PlannedRun, cells: CellsToRun, changes: Mapping[str, Any], ho
     )
 
 
-def refreshed(runs: Iterable[AnyRun]) -> list[AnyRun]:
+def with_new_records(runs: Iterable[AnyRun]) -> list[AnyRun]:
     """Returns runs with the records that they have now."""
     return [replace(run, record=read_begun(run.folder)) for run in runs]

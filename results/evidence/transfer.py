@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import torch
-from open_runs import refreshed
+from open_runs import with_new_records
 
 from fedcli.check import keeps_state
 from fedcli.core import backbones
@@ -19,14 +19,14 @@ MIB = 2**20
 CARRIED_SIZE = 60 * MIB  # bytes at most of all runs that are carried
 
 
-def files_of(run: PlannedRun) -> list[Path]:
+def resume_files(run: PlannedRun) -> list[Path]:
     """What a run goes on from, beside its record; the model of the best round so far is not needed for that."""
     return [*run.folder.glob(CHECKPOINT), *run.folder.glob(f"{STATES}/*")]
 
 
-def nbytes_of(run: PlannedRun) -> int:
-    """Bytes of these files; before there are any, of a model for the server and for each client that keeps one."""
-    files = files_of(run)
+def nbytes_to_carry(run: PlannedRun) -> int:
+    """Bytes of a run's `resume_files`; before there are any, of a model of the server and of each client's own."""
+    files = resume_files(run)
     if files:
         return sum(file.stat().st_size for file in files)
     num_models = 1
@@ -51,9 +51,9 @@ class CarriedPlan(Plan):
 
     def may_start(self, run: PlannedRun, active: Collection[PlannedRun]) -> bool:
         """Whether a run can be carried beside those that have begun, or ends in time, as runs like it tell."""
-        nbytes = nbytes_of(run)
+        nbytes = nbytes_to_carry(run)
         for other in self.begun_beside(run, active):
-            nbytes_of_other = nbytes_of(other)
+            nbytes_of_other = nbytes_to_carry(other)
             if nbytes_of_other <= CARRIED_SIZE:  # else it is left behind
                 nbytes += nbytes_of_other
         if nbytes <= CARRIED_SIZE:
@@ -66,7 +66,7 @@ class CarriedPlan(Plan):
         others = [other for other in self.runs if other.to_do and other.folder != run.folder]
         active_folders = {other.folder for other in active}
         begun = []
-        for other in refreshed(others):  # since the plan was made, some have begun and some have ended
+        for other in with_new_records(others):  # since the plan was made, some have begun and some have ended
             has_begun = other.record or other.folder in active_folders
             if has_begun and other.to_do:
                 begun.append(other)
