@@ -1,6 +1,7 @@
 """The open claims, run in pieces on one machine after the other: the same bits, and nothing begun that is lost."""
 
 import math
+import subprocess
 from pathlib import Path
 
 import pandas as pd
@@ -120,6 +121,97 @@ def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, mo
 def test_a_time_that_is_none_is_refused_by_the_name_of_its_option(evidence):
     with pytest.raises(SystemExit, match=r"^error: --time must be a time \(got 'soon'\)"):
         evidence.main(time="soon")
+
+
+class Programs:
+    """Stands in for the clock and the programs of `minutes.py`, each of which takes so many seconds, if it has them."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+        self.now = 1000.0
+        self.given = []  # of each its words, its seconds and its folder
+
+    def monotonic(self):
+        return self.now
+
+    def run(self, command, cwd, env, check):
+        assert command[:2] == ["timeout", "--kill-after=5"]
+        _, _, seconds, _, *words = command
+        assert env["PYTHONPATH"].split(":")[0] == str(cwd.resolve())
+        if words[0] == "-c":  # whether there are papers
+            return subprocess.CompletedProcess(command, 0)
+        self.given.append((" ".join(words), float(seconds), cwd))
+        self.now += min(self.seconds, float(seconds))
+        return subprocess.CompletedProcess(command, 0 if self.seconds <= float(seconds) else 124)
+
+    def seconds_of(self, start):
+        """The seconds that those programs were given whose words begin so."""
+        return [seconds for words, seconds, _ in self.given if words.startswith(start)]
+
+
+@pytest.fixture
+def minutes(tmp_path, monkeypatch):
+    """The script of the first minutes, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return load_script(FILE.parent / "minutes.py")
+
+
+def use(programs, minutes, monkeypatch):
+    """Puts programs in the place of the real ones."""
+    monkeypatch.setattr(minutes, "time", programs)
+    monkeypatch.setattr(minutes, "subprocess", programs)
+
+
+def test_each_of_the_first_minutes_ends_in_its_time(minutes, monkeypatch):
+    programs = Programs(seconds=50)
+    use(programs, minutes, monkeypatch)
+    minutes.first(Path("out"))
+    assert programs.seconds_of("-m pytest -q -p no:cacheprovider tests/test_graphs.py ") == [60]
+    assert programs.seconds_of("-m fedcli check fedavg fedfm scaffold --device=cuda") == [10]
+    assert programs.seconds_of("-m fedcli run ") == [60]  # and nothing after `verify`, whose time was over
+    assert programs.seconds_of("-m fedcli verify ") == [10]
+    assert programs.seconds_of("-m pytest -q -p no:cacheprovider tests/test_graphs.py::") == [30]
+    assert programs.seconds_of("-m fedcli bench w1 w2 ") == [90, 40]
+    left = 9 * 60 - (60 + 60 + 30 + 90)
+    words, seconds, _ = programs.given[-1]
+    assert words.startswith(f"results/evidence/evidence.py --time={left} --jobs=1 --precision=tf32 --carry=")
+    assert seconds == left + 60
+    assert "--tiny" not in words
+    assert "--from" not in words
+
+
+def test_quick_programs_of_the_first_minutes_all_run(minutes, monkeypatch):
+    programs = Programs(seconds=1)
+    use(programs, minutes, monkeypatch)
+    minutes.first(Path("out"), tiny=True)
+    assert programs.seconds_of("-m fedcli check fedavg fedfm scaffold --law=9 --device=cpu") == [59]
+    assert programs.seconds_of("-m fedcli run ") == [60, 58]
+    assert programs.seconds_of("-m fedcli verify ") == [59, 57]
+    assert programs.seconds_of("-m fedcli bench w2 --epochs=1 --repeats=1 ") == [90, 89, 88]
+    words, _, _ = programs.given[-1]
+    assert "--tiny" in words
+
+
+def test_the_second_minutes_bench_both_commits_and_go_on(minutes, tmp_path, monkeypatch):
+    programs = Programs(seconds=50)
+    use(programs, minutes, monkeypatch)
+    before = tmp_path / "before"
+    minutes.second(Path("out"), origin=Path("first"), before=before, probe="probe.py --fast", minutes=10)
+    assert programs.seconds_of("results/evidence/kernels.py w3 --precision=tf32 --device=cuda ") == [30]
+    assert programs.seconds_of("probe.py --fast --budget=240") == [260]
+    benched = [(folder, seconds) for words, seconds, folder in programs.given if words.startswith("-m fedcli bench")]
+    assert benched == [(before, 60), (before, 10), (Path(), 60), (Path(), 10)]
+    words, _, _ = programs.given[-1]
+    assert words.startswith("results/evidence/evidence.py --time=400 ")
+    assert words.endswith(" --from=first")
+
+
+def test_no_minutes_start_nothing(minutes, monkeypatch):
+    programs = Programs(seconds=1)
+    use(programs, minutes, monkeypatch)
+    minutes.run_claims(minutes.ON_GPU, "tf32", until=programs.now, carry=Path("out"))
+    assert not minutes.run_python("-c", "", until=programs.now)
+    assert programs.given == []
 
 
 def test_the_list_runs_both_rows_of_the_claims_that_it_names(evidence):
