@@ -16,6 +16,7 @@ from fedcli.declarations import (
     Cell,
     Claim,
     Control,
+    Costs,
     DataSetting,
     Gain,
     Method,
@@ -36,7 +37,7 @@ from fedcli.declarations import (
 from fedcli.errors import UserError
 
 __all__ = [
-    "Cell", "Claim", "Control", "DataSetting", "Gain", "Method", "Post", "Protocol", "PublicSetting", "Row", "Table",
-    "UserError", "both_ways", "column", "frame", "grid", "join_configs", "load", "option", "params_both_ways", "row",
-    "rows_by_class", "run", "tune",
+    "Cell", "Claim", "Control", "Costs", "DataSetting", "Gain", "Method", "Post", "Protocol", "PublicSetting", "Row",
+    "Table", "UserError", "both_ways", "column", "frame", "grid", "join_configs", "load", "option", "params_both_ways",
+    "row", "rows_by_class", "run", "tune",
 ]  # fmt: skip

@@ -92,6 +92,7 @@ from fedcli import (
     Cell,
     Claim,
     Control,
+    Costs,
     DataSetting,
     Gain,
     Method,
@@ -510,21 +511,21 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     return ServerState(states), {**terms, **fed.in_order(cohort, groups, all_terms)}
 
 
-def costs(state: ServerState, cohort: Cohort, fed: Federation, config: CollaborativeConfig) -> tuple[int, int]:
+def costs(state: ServerState, cohort: Cohort, fed: Federation, config: CollaborativeConfig) -> Costs:
     """Logits and similarities of the public images both ways, batch by batch; and the model where it is averaged."""
-    shared = 0
+    floats_of_epoch = 0
     for size in fed.public_batch_sizes:
         if size == 1:  # Reading 6
             continue
         if config.correlation_weight:
-            shared += size * fed.num_classes
+            floats_of_epoch += size * fed.num_classes
         if config.similarity_weight:
-            shared += size * (size - 1)
-    of_client = config.public_epochs * shared
+            floats_of_epoch += size * (size - 1)
+    floats_of_client = config.public_epochs * floats_of_epoch
     if config.average_parameters:
-        of_client += fed.sizes.parameters
-    total = len(cohort.client_ids) * of_client
-    return total, total
+        floats_of_client += fed.sizes.parameters
+    total = len(cohort.client_ids) * floats_of_client
+    return Costs(down=total, up=total)
 
 
 METHOD = Method(

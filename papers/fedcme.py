@@ -12,9 +12,9 @@ Notation
     code                    paper           shape
     params                  w = (theta, phi)    dict of tensors; phi is `head.*`, theta the rest
     global_features         zeta^t          [C, D]
-    Gathered                zeta_k^t        sums [K, C, D] and counts [K, C] while a client trains
+    Gathered                zeta_k^t        sums [M, C, D] and counts [M, C] while a client trains
     evaluation              epsilon^t       [N, C]; that of a cohort [M, C] is epsilon*
-    partner                 nu^t            [M], positions in the cohort
+    counterpart             nu^t            [M], positions in the cohort
     cohort.weights          D_k / D         [M]
     alignment_weight        mu
 
@@ -64,7 +64,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcli import Cell, Claim, DataSetting, Gain, Method, Protocol, Table, column, grid, option, row
+from fedcli import Cell, Claim, Costs, DataSetting, Gain, Method, Protocol, Table, column, grid, option, row
 from fedcli.core import (
     Aux,
     Client,
@@ -77,7 +77,7 @@ from fedcli.core import (
     quotient,
     weighted_mean,
 )
-from fedcli.core.class_vectors import Gathered, gathering, mean_by_class, no_vectors, nothing_gathered
+from fedcli.core.class_vectors import ClassVectors, Gathered, gathering, mean_by_class, no_vectors, nothing_gathered
 from fedcli.core.federation import Cohort, Federation, Terms
 
 EVALUATION_SHARE = 0.2  # of a client's training examples, Appendix
@@ -102,7 +102,7 @@ class Context(NamedTuple):
     """What a client is given for a round beside the model; all clients share it."""
 
     global_features: Tensor  # [C, D]
-    has_class: Tensor  # [C], bool: whether a class has a global feature
+    has_global_feature: Tensor  # [C], bool
 
 
 class ServerState(NamedTuple):
@@ -111,7 +111,7 @@ class ServerState(NamedTuple):
     params: Params  # global model w^t
     buffers: Params
     global_features: Tensor  # [C, D]
-    has_class: Tensor  # [C], bool: whether any client has ever had the class
+    has_class: Tensor  # [C], bool: whether a class has a global feature, as any client has had it
     evaluation: Tensor  # [N, C], the last evaluation vector of every client; zeros before its first
 
 
@@ -121,20 +121,22 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
     return quotient((a * b).sum(-1), lengths)  # Reading 4
 
 
-def by_priority(matching: Callable[[Tensor], list[int]], evaluation: Tensor, priority: Tensor | None) -> Tensor:
-    """Partners found among the clients in order of priority, so that ties do not depend on the cohort's order; `[M]`.
+def match_by_priority(
+    make_matching: Callable[[Tensor], list[int]], evaluation: Tensor, priority: Tensor | None
+) -> Tensor:
+    """Match the clients in order of priority, so that ties do not depend on the cohort's order; counterparts, `[M]`.
 
     Args:
-        matching: From evaluation vectors `[M, C]` in float64 to each client's partner.
+        make_matching: From evaluation vectors `[M, C]` in float64 to each client's counterpart.
         evaluation: epsilon*, `[M, C]`.
         priority: `[M]`, the lower first; the order of the clients where None.
     """
     order = torch.arange(len(evaluation)) if priority is None else priority.cpu().argsort(stable=True)
     vectors = evaluation.cpu().double()[order]
-    partner_by_priority = torch.tensor(matching(vectors))
-    partner = torch.empty_like(order)
-    partner[order] = order[partner_by_priority]  # the i-th by priority is client order[i]
-    return partner.to(evaluation.device)
+    counterpart_by_priority = torch.tensor(make_matching(vectors))
+    counterpart = torch.empty_like(order)
+    counterpart[order] = order[counterpart_by_priority]  # the i-th by priority is client order[i]
+    return counterpart.to(evaluation.device)
 
 
 def match_clients(evaluation: Tensor, priority: Tensor | None = None) -> Tensor:
@@ -147,37 +149,38 @@ def match_clients(evaluation: Tensor, priority: Tensor | None = None) -> Tensor:
     Returns:
         nu, `[M]`: the position of each client's counterpart, whose counterpart it is. Its own for one left over.
     """
-    return by_priority(make_matching, evaluation, priority)
+    return match_by_priority(make_pairs, evaluation, priority)
 
 
-def make_matching(vectors: Tensor) -> list[int]:
+def make_pairs(vectors: Tensor) -> list[int]:
     """MakeMatching of Algorithm 1 for evaluation vectors `[M, C]`, of equal ones the first."""
     likeness = cosine(vectors[:, None], vectors).tolist()  # [M][M]
     waiting = cosine(vectors, vectors.mean(0)).argsort(stable=True).tolist()  # lines 13 to 17
-    partner = list(range(len(vectors)))  # Reading 3
+    counterpart = list(range(len(vectors)))  # Reading 3
     while len(waiting) > 1:  # line 18
         k = waiting.pop(0)  # line 19, Reading 2
         to_k = likeness[k]
         j = min(sorted(waiting), key=lambda other: to_k[other])  # line 20; the first of equals
-        partner[k] = j  # line 21
-        partner[j] = k
+        counterpart[k] = j  # line 21
+        counterpart[j] = k
         waiting.remove(j)  # line 22
-    return partner
+    return counterpart
 
 
-def with_parts_of_partners(params: Params, partner: Tensor, names: Iterable[str]) -> Params:
+def swap_parts(params: Params, counterpart: Tensor, names: Iterable[str]) -> Params:
     """Algorithm 2, line 24: w(theta_k, phi_j) for every client k with counterpart j.
 
     Args:
         params: Stacked, `[M, ...]`.
-        partner: `[M]`.
+        counterpart: `[M]`.
         names: Of the parameters that are exchanged, phi.
     """
-    return {**params, **{name: params[name][partner] for name in names}}
+    swapped = {name: params[name][counterpart] for name in names}
+    return {**params, **swapped}
 
 
 def alignment_loss(
-    features: Tensor, labels: Tensor, global_features: Tensor, has_class: Tensor, mask: Tensor | None = None
+    features: Tensor, labels: Tensor, global_features: Tensor, has_global_feature: Tensor, mask: Tensor | None = None
 ) -> Tensor:
     """Eq. 9: sum over the batch's classes of |mean feature of the class in the batch - global feature|^2; a scalar.
 
@@ -185,40 +188,37 @@ def alignment_loss(
         features: `[B, D]`.
         labels: `[B]`.
         global_features: zeta^t, `[C, D]`.
-        has_class: `[C]`; a class without a global feature has no term.
+        has_global_feature: `[C]`; a class without one has no term.
         mask: `[B]`, False for padding.
     """
     means, counts = class_means(features, labels, len(global_features), mask)  # [C, D], [C]
-    aligned = (counts > 0) & has_class  # Readings 7, 8
+    aligned = (counts > 0) & has_global_feature  # Readings 7, 8
     return torch.where(aligned[:, None], means - global_features, 0.0).square().sum()
 
 
-def mean_features(recorded: Gathered) -> tuple[Tensor, Tensor]:
-    """Eq. 5 and Algorithm 2, line 18: zeta_k `[K, C, D]`, and `[K, C]` whether a client has recorded a class.
+def mean_features(recorded: Gathered) -> ClassVectors:
+    """Eq. 5 and Algorithm 2, line 18: zeta_k `[M, C, D]`, of the classes that a client has recorded.
 
     Args:
         recorded: Stacked.
     """
-    return mean_by_class(recorded.sums, recorded.counts), recorded.counts > 0  # Reading 9
+    return ClassVectors(mean_by_class(recorded.sums, recorded.counts), recorded.counts > 0)  # Reading 9
 
 
-def aggregate_features(features: Tensor, present: Tensor, previous: Tensor, has_class: Tensor) -> tuple[Tensor, Tensor]:
-    """Eq. 6 with its memory, Algorithm 1, lines 29 to 35: zeta^{t+1}, the plain mean over the cohort.
+def aggregate_features(local: ClassVectors, previous: ClassVectors) -> ClassVectors:
+    """Eq. 6 with its memory, Algorithm 1, lines 29 to 35: zeta^{t+1} `[C, D]`, the plain mean over the cohort.
 
     Args:
-        features: zeta_k, `[K, C, D]`, ignored where not present.
-        present: `[K, C]`, bool.
-        previous: zeta^t, `[C, D]`, what a client contributes for a class it lacks.
-        has_class: `[C]`, whether zeta^t has the class; if not, only clients that have it contribute.
-
-    Returns:
-        zeta^{t+1}, `[C, D]`, and which classes it has, `[C]`.
+        local: zeta_k, `[M, C, D]`, ignored where a client lacks the class.
+        previous: zeta^t, `[C, D]`, what a client contributes for a class it lacks; where zeta^t lacks it too, only
+            clients that have the class contribute.
     """
-    filled = torch.where(present[..., None], features, previous)  # line 31, Reading 6
-    contributes = (present | has_class)[..., None]  # [K, C, 1], Reading 7
+    present = local.has_vector
+    filled = torch.where(present[..., None], local.vectors, previous.vectors)  # line 31, Reading 6
+    contributes = (present | previous.has_vector)[..., None]  # [M, C, 1], Reading 7
     number = contributes.sum(0)  # [C, 1]; the cohort's size once the class has a global feature
     mean = torch.where(contributes, filled, 0.0).sum(0) / number.clamp(min=1)
-    return torch.where(number > 0, mean, previous), has_class | present.any(0)
+    return ClassVectors(torch.where(number > 0, mean, previous.vectors), previous.has_vector | present.any(0))
 
 
 def evaluation_vector(correct: Tensor, labels: Tensor, num_classes: int) -> Tensor:
@@ -233,10 +233,10 @@ def evaluation_vector(correct: Tensor, labels: Tensor, num_classes: int) -> Tens
     return shares[:, 0]
 
 
-def evaluation_sample(part: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+def evaluation_sample(part: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """D_k^eval: 20 % of a client's training examples, at least one of any, without replacement."""
     size = max(round(EVALUATION_SHARE * len(part)), min(len(part), 1))
-    return draw.choice(part, size, replace=False)  # Reading 11
+    return generator.choice(part, size, replace=False)  # Reading 11
 
 
 def make_local_loss(network: Network, config: Config) -> LocalLoss:
@@ -245,14 +245,14 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     def local_loss(params, buffers, batch, context):
         features, logits, buffers = network(params, buffers, batch.x, batch.mask)
         task = cross_entropy(logits, batch.y, batch.mask)
-        alignment = alignment_loss(features, batch.y, context.global_features, context.has_class, batch.mask)
+        alignment = alignment_loss(features, batch.y, context.global_features, context.has_global_feature, batch.mask)
         loss = task + config.alignment_weight * alignment
         return loss, Aux(buffers, {"cross_entropy": task, "alignment": alignment}, features)
 
     return local_loss
 
 
-def find_partners(evaluation: Tensor, cohort: Cohort, fed: Federation, config: Config) -> Tensor:
+def find_counterparts(evaluation: Tensor, cohort: Cohort, fed: Federation, config: Config) -> Tensor:
     """Algorithm 1, line 4: MakeMatching; ties by a draw per client and round."""
     draws = [fed.generator(cohort.round, client, "matching").random() for client in cohort.client_ids]
     priority = torch.tensor(draws, dtype=torch.float64)
@@ -280,36 +280,38 @@ class Exchange(NamedTuple):
     receivers: Tensor  # positions; all but those who are their own counterparts
 
 
-def exchange_of(partner: Tensor) -> Exchange:
+def exchange_of(counterpart: Tensor) -> Exchange:
     """The senders and receivers of a matching nu, `[M]` (Reading 15)."""
-    has_partner = partner != torch.arange(len(partner), device=partner.device)
-    return Exchange(senders=partner[has_partner].unique(), receivers=has_partner.nonzero().flatten())
+    has_counterpart = counterpart != torch.arange(len(counterpart), device=counterpart.device)
+    return Exchange(senders=counterpart[has_counterpart].unique(), receivers=has_counterpart.nonzero().flatten())
 
 
-def send_parts(tree: Params, partner: Tensor, part: str, fed: Federation) -> Params:
+def send_parts(tree: Params, counterpart: Tensor, part: str, fed: Federation) -> Params:
     """The clients' parameters or buffers `[M, ...]`, a part of them exchanged through the server."""
     names = names_of_part(tree, part)  # phi, Reading 1
-    exchanged = with_parts_of_partners(tree, partner, names)
-    senders, receivers = exchange_of(partner)
+    exchanged = swap_parts(tree, counterpart, names)
+    senders, receivers = exchange_of(counterpart)
+    # The swap is made here for all at once; what goes through the server is only counted.
     fed.upload({name: tree[name][senders] for name in names})
     fed.download_each({name: exchanged[name][receivers] for name in names})
     return exchanged
 
 
-def exchange_classifiers(clients: Client, partner: Tensor, part: str, fed: Federation) -> Client:
+def exchange_parts(clients: Client, counterpart: Tensor, part: str, fed: Federation) -> Client:
     """Algorithm 2, lines 22 to 24: ExchangeClassifier, through the server; or another part than the classifier."""
-    params = send_parts(clients.params, partner, part, fed)
-    buffers = send_parts(clients.buffers, partner, part, fed)
+    params = send_parts(clients.params, counterpart, part, fed)
+    buffers = send_parts(clients.buffers, counterpart, part, fed)
     return clients._replace(params=params, buffers=buffers)
 
 
 def evaluate_clients(clients: Client, cohort: Cohort, fed: Federation) -> Tensor:
-    """Algorithm 2, lines 19 and 20: every client's evaluation vector, by its own model; `[K, C]`."""
+    """Algorithm 2, lines 19 and 20: every client's evaluation vector, by its own model; `[M, C]`."""
     rows = []
     for k, client in enumerate(cohort.client_ids):
-        draw = fed.generator(cohort.round, client, "evaluation")
+        generator = fed.generator(cohort.round, client, "evaluation")
+        sample = evaluation_sample(fed.training[client], generator)
         model = model_of(clients, k)
-        predicted = fed.predict(model.params, model.buffers, evaluation_sample(fed.training[client], draw))
+        predicted = fed.predict(model.params, model.buffers, sample)
         correct = predicted.logits.argmax(1) == predicted.labels
         rows.append(evaluation_vector(correct, predicted.labels, fed.num_classes))
     return torch.stack(rows).to(fed.device, fed.dtype)
@@ -326,15 +328,21 @@ def mean_over_halves(first: Terms, second: Terms, half: int, epochs: int) -> Ter
 def init(fed: Federation, config: Config) -> ServerState:
     """The initial model w^0; no class has a global feature, and nobody has been evaluated."""
     evaluation = torch.zeros(fed.num_clients, fed.num_classes, dtype=fed.dtype, device=fed.device)
-    params, buffers = fed.initial_model()
-    global_features, has_class = no_vectors(fed)
-    return ServerState(params, buffers, global_features, has_class, evaluation)
+    model = fed.initial_model()
+    global_features = no_vectors(fed)
+    return ServerState(
+        model.params,
+        model.buffers,
+        global_features.vectors,
+        has_class=global_features.has_vector,
+        evaluation=evaluation,
+    )
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Round t; the lines are those of Algorithm 1 (server) and Algorithm 2 (client)."""
     ids = torch.as_tensor(cohort.client_ids, device=fed.device)
-    partner = fed.download_each(find_partners(state.evaluation[ids], cohort, fed, config))  # server, line 4
+    counterpart = fed.download_each(find_counterparts(state.evaluation[ids], cohort, fed, config))  # server, line 4
     clients = fed.broadcast(state.params, state.buffers, cohort)  # server, line 6
     context = Context(fed.download(state.global_features, cohort), state.has_class)
     clients = clients._replace(memory=nothing_gathered(len(ids), state.global_features))  # client, line 2
@@ -343,32 +351,35 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     epochs = fed.local_epochs
     half = epochs // 2  # Readings 10, 14
     clients, first = fed.train(clients, cohort, step, context, epochs=range(half))  # client, lines 3 to 17
-    clients = exchange_classifiers(clients, partner, config.exchange, fed)  # client, line 5
+    clients = exchange_parts(clients, counterpart, config.exchange, fed)  # client, line 5
     clients, second = fed.train(clients, cohort, step, context, epochs=range(half, epochs))
     terms = mean_over_halves(first, second, half, epochs)
 
-    local_features, present = fed.upload(mean_features(clients.memory))  # client, line 18
+    local_features = fed.upload(mean_features(clients.memory))  # client, line 18
     evaluated = fed.upload(evaluate_clients(clients, cohort, fed))  # client, lines 19, 20
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)  # server, line 26, Eq. 3, Reading 5
     evaluation = state.evaluation.index_copy(0, ids, evaluated)  # server, line 28
-    # Server, lines 29 to 35, Eq. 6
-    features, has_class = aggregate_features(local_features, present, state.global_features, state.has_class)
+    previous = ClassVectors(state.global_features, state.has_class)
+    features, has_class = aggregate_features(local_features, previous)  # server, lines 29 to 35, Eq. 6
     return ServerState(params, buffers, features, has_class, evaluation), terms
 
 
-def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
+def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> Costs:
     """Model and class features both ways, the evaluation vector up, and what clients exchange through the server."""
     size = len(cohort.client_ids)
-    model = fed.sizes.parameters
-    head = fed.num_classes * (fed.feature_dim + 1)
-    partner = find_partners(state.evaluation[torch.as_tensor(cohort.client_ids)], cohort, fed, config)
-    senders, receivers = exchange_of(partner)
-    floats_of_part = {"head": head, "body": model - head, "model": model, "none": 0}[config.exchange]
-    features = fed.num_classes * fed.feature_dim
-    evaluation = fed.num_classes
-    down = size * (model + features) + len(receivers) * floats_of_part
-    up = size * (model + features + evaluation) + len(senders) * floats_of_part
-    return down, up
+    model_floats = fed.sizes.parameters
+    head_floats = fed.num_classes * (fed.feature_dim + 1)
+    feature_floats = fed.num_classes * fed.feature_dim
+    evaluation_floats = fed.num_classes
+    exchanged_floats = {
+        "head": head_floats, "body": model_floats - head_floats, "model": model_floats, "none": 0,
+    }[config.exchange]  # fmt: skip
+    ids = torch.as_tensor(cohort.client_ids)
+    senders, receivers = exchange_of(find_counterparts(state.evaluation[ids], cohort, fed, config))
+    return Costs(
+        down=size * (model_floats + feature_floats) + len(receivers) * exchanged_floats,
+        up=size * (model_floats + feature_floats + evaluation_floats) + len(senders) * exchanged_floats,
+    )
 
 
 METHOD = Method(
@@ -395,19 +406,19 @@ def match_many_to_one(evaluation: Tensor, priority: Tensor | None = None) -> Ten
     Arguments as of `match_clients`; among equals a client takes the next after itself by `priority`, so that not all
     take the same. Returns `[M]`, the position of the client whose classifier each receives; its own if it is alone.
     """
-    return by_priority(make_many_to_one_matching, evaluation, priority)
+    return match_by_priority(make_many_to_one, evaluation, priority)
 
 
-def make_many_to_one_matching(vectors: Tensor) -> list[int]:
+def make_many_to_one(vectors: Tensor) -> list[int]:
     """For each of the evaluation vectors `[M, C]` the one least like it, of equal ones the next after itself."""
     likeness = cosine(vectors[:, None], vectors).tolist()  # [M][M]
     size = len(vectors)
-    partner = []
+    counterpart = []
     for k in range(size):
         others = [(k + step) % size for step in range(1, size)]  # from the next one on
         to_k = likeness[k]
-        partner.append(min(others, key=lambda other: to_k[other], default=k))
-    return partner
+        counterpart.append(min(others, key=lambda other: to_k[other], default=k))
+    return counterpart
 
 
 # The paper's experiments: protocols

@@ -86,6 +86,7 @@ from torch import Tensor
 from fedcli import (
     Cell,
     Claim,
+    Costs,
     DataSetting,
     Gain,
     Method,
@@ -395,20 +396,20 @@ def run_lite_round(
     return StateWithClients(*model, anchors, has_anchor, states), terms  # Reading 14
 
 
-def lite_costs(state: StateWithClients, cohort: Cohort, fed: Federation, config: LiteConfig) -> tuple[int, int]:
+def lite_costs(state: StateWithClients, cohort: Cohort, fed: Federation, config: LiteConfig) -> Costs:
     """The anchors both ways; the model to clients that have none and, in an exchange, from all (Reading 15)."""
-    model = fed.sizes.parameters
+    model_floats = fed.sizes.parameters
     size = len(cohort.client_ids)
-    anchors = size * fed.num_classes * fed.feature_dim
+    anchor_floats = size * fed.num_classes * fed.feature_dim
     states = states_since_exchange(state, cohort, config)
     receivers = len({*cohort.client_ids.tolist()} - states.keys())
-    down = receivers * model
+    floats_down = receivers * model_floats
     if cohort.round > 0:
-        down += anchors
-    up = anchors
+        floats_down += anchor_floats
+    floats_up = anchor_floats
     if has_exchange(cohort.round, fed, config):
-        up += size * model
-    return down, up
+        floats_up += size * model_floats
+    return Costs(down=floats_down, up=floats_up)
 
 
 LITE = replace(
@@ -485,8 +486,8 @@ def with_matching(base: ExtendedMethod) -> Method:
     def costs(state, cohort: Cohort, fed: Federation, config):
         assert extended.costs is not None  # each of the methods declares its own
         down, up = extended.costs(state, cohort, fed, options.second_of(config))
-        anchors = len(cohort.client_ids) * fed.num_classes * fed.feature_dim
-        return down + anchors, up + anchors
+        anchor_floats = len(cohort.client_ids) * fed.num_classes * fed.feature_dim
+        return Costs(down=down + anchor_floats, up=up + anchor_floats)
 
     return Method(
         name=f"{extended.name}-fm",

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedcli.core.class_vectors import ClassVectors
 from fedcli.core.clients import Client
 from fedcli.core.draws import generator
 from fedcli.papers import fedcme
@@ -27,25 +28,25 @@ def matched_slowly(evaluation):
     """Pairs by the words of Section IV-A, for vectors without ties."""
     mean = sum(evaluation) / len(evaluation)
     left = set(range(len(evaluation)))
-    partner = {}
+    counterpart = {}
     while len(left) > 1:
         k = min(left, key=lambda i: likeness(evaluation[i], mean))
         left.remove(k)
         j = min(left, key=lambda i: likeness(evaluation[k], evaluation[i]))
         left.remove(j)
-        partner[k] = j
-        partner[j] = k
-    return [partner.get(client, client) for client in range(len(evaluation))]
+        counterpart[k] = j
+        counterpart[j] = k
+    return [counterpart.get(client, client) for client in range(len(evaluation))]
 
 
 @pytest.mark.parametrize("size", range(1, 8))
 @pytest.mark.parametrize("seed", range(3))
 def test_matching_takes_the_least_similar_twice(size, seed):
     evaluation = vectors(size, seed)
-    partner = fedcme.match_clients(evaluation)
-    assert partner.tolist() == matched_slowly(evaluation)
-    assert torch.equal(partner[partner], torch.arange(size))  # it is mutual
-    assert (partner == torch.arange(size)).sum() == size % 2  # one of an odd number keeps its own
+    counterpart = fedcme.match_clients(evaluation)
+    assert counterpart.tolist() == matched_slowly(evaluation)
+    assert torch.equal(counterpart[counterpart], torch.arange(size))  # it is mutual
+    assert (counterpart == torch.arange(size)).sum() == size % 2  # one of an odd number keeps its own
 
 
 def test_ties_go_by_priority():
@@ -68,12 +69,12 @@ def test_a_client_without_evaluation_is_unlike_everybody():
 
 def many_to_one_slowly(evaluation):
     """For each client the one least like it."""
-    partners = []
+    counterparts = []
     for k, own in enumerate(evaluation):
         likenesses = [likeness(own, other) for other in evaluation]
         likenesses[k] = float("inf")
-        partners.append(likenesses.index(min(likenesses)))
-    return partners
+        counterparts.append(likenesses.index(min(likenesses)))
+    return counterparts
 
 
 @pytest.mark.parametrize("size", range(2, 7))
@@ -91,7 +92,7 @@ def test_parts_of_a_model_are_exchanged_with_their_buffers(part, body_moves, hea
     numbers = torch.tensor([[0], [1]])  # of the clients
     clients = Client({"body.1.weight": numbers, "head.weight": numbers}, {"body.1.running_mean": numbers}, {})
 
-    after = fedcme.exchange_classifiers(clients, torch.tensor([1, 0]), part, fed)
+    after = fedcme.exchange_parts(clients, torch.tensor([1, 0]), part, fed)
 
     body_numbers = [[1], [0]] if body_moves else [[0], [1]]
     head_numbers = [[1], [0]] if head_moves else [[0], [1]]
@@ -121,12 +122,14 @@ def test_global_features_by_hand():
     present = torch.tensor([[True, True, False, False], [True, False, False, True]])
     previous = torch.tensor([[9.0], [2.0], [7.0], [0.0]])
     has_class = torch.tensor([True, True, True, False])
-    new, has = fedcme.aggregate_features(features, present, previous, has_class)
+    local = ClassVectors(features, present)
+    new, has = fedcme.aggregate_features(local, ClassVectors(previous, has_class))
     # Both have class 0; the second gives class 1's old feature; nobody has class 2; class 3 is new.
     assert new.tolist() == [[2], [3], [7], [8]]
     assert has.all()
 
-    new, has = fedcme.aggregate_features(features, present, torch.zeros(4, 1), torch.zeros(4, dtype=torch.bool))
+    nothing = ClassVectors(torch.zeros(4, 1), torch.zeros(4, dtype=torch.bool))
+    new, has = fedcme.aggregate_features(local, nothing)
     assert new.tolist() == [[2], [4], [0], [8]]
     assert has.tolist() == [True, True, False, True]
 
@@ -141,7 +144,7 @@ def test_a_fifth_of_the_examples_is_evaluated(size, drawn):
 PARTS = (7, 5, 9, 4)
 
 
-def plain_round(fed, state, cohort, partner, config):
+def plain_round(fed, state, cohort, counterpart, config):
     """One round as a plain loop over modules and torch.optim; returns the parts of the next state."""
     run = fed.config
     classes = range(fed.num_classes)
@@ -154,7 +157,7 @@ def plain_round(fed, state, cohort, partner, config):
         if epoch == run.local_epochs // 2 and config.exchange != "none":
             heads = [copy.deepcopy(module.head.state_dict()) for module in modules]
             for k, module in enumerate(modules):
-                module.head.load_state_dict(heads[partner[k]])
+                module.head.load_state_dict(heads[counterpart[k]])
         for k, module in enumerate(modules):
             for x, y in minibatches(fed, cohort.round, cohort.client_ids[k], range(epoch, epoch + 1)):
                 out, logits = module(x)
@@ -222,8 +225,8 @@ def test_a_round_against_a_plain_loop(epochs, options, momentum):
 
         after, terms = setup.method.run_round(state, cohort, fed, setup.method_config)
 
-        partner = match_slowly(state.evaluation[client_ids])
-        params, global_features, evaluation = plain_round(fed, state, cohort, partner, setup.method_config)
+        counterpart = match_slowly(state.evaluation[client_ids])
+        params, global_features, evaluation = plain_round(fed, state, cohort, counterpart, setup.method_config)
         laws.assert_agree((after.params, after.global_features), (params, global_features), f"round {number}")
         assert torch.equal(after.evaluation, evaluation)
         assert all(values.shape == (len(client_ids),) for values in terms.values())

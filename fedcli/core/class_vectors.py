@@ -17,6 +17,13 @@ SMALL = 1e-6  # a vector shorter than this has no direction worth following
 FAR = -1e9  # logit of a class without a vector: finite, so that no gradient is NaN
 
 
+class ClassVectors(NamedTuple):
+    """A vector for each class, and which classes have one."""
+
+    vectors: Tensor  # [C, D], or of several clients [K, C, D]
+    has_vector: Tensor  # [C] or [K, C], bool
+
+
 class Gathered(NamedTuple):
     """What a client gathers while it trains: outputs of its network, by class."""
 
@@ -52,10 +59,11 @@ def distances_between(vectors: Tensor, has_class: Tensor) -> tuple[Tensor, Tenso
     return distances, has_class[:, None] & has_class & ~is_same
 
 
-def no_vectors(fed: Federation, dim: int | None = None) -> tuple[Tensor, Tensor]:
+def no_vectors(fed: Federation, dim: int | None = None) -> ClassVectors:
     """Returns a vector of zeros for each class, `[C, D]` or `[C, dim]`, and that no class has one yet, `[C]`."""
     vectors = torch.zeros(fed.num_classes, dim or fed.feature_dim, dtype=fed.dtype, device=fed.device)
-    return vectors, torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device)
+    has_vector = torch.zeros(fed.num_classes, dtype=torch.bool, device=fed.device)
+    return ClassVectors(vectors, has_vector)
 
 
 def mean_over_owners(class_means: Tensor, class_counts: Tensor, previous: Tensor) -> Tensor:

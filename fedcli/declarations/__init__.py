@@ -1,7 +1,7 @@
 """What a method file and a paper file declare, each idea in a module of its own."""
 
 from fedcli.declarations.claims import Claim, Control
-from fedcli.declarations.costs import Sizes, both_ways, params_both_ways, rows_by_class
+from fedcli.declarations.costs import Costs, Sizes, both_ways, params_both_ways, rows_by_class
 from fedcli.declarations.methods import Method, Post
 from fedcli.declarations.names import flag_of, paper_of
 from fedcli.declarations.options import (
@@ -17,7 +17,7 @@ from fedcli.declarations.protocols import SELECTIONS, DataSetting, Protocol, Pub
 from fedcli.declarations.tables import Cell, Gain, Row, Table, column, grid, row
 
 __all__ = [
-    "SELECTIONS", "START", "Cell", "Claim", "Control", "DataSetting", "Gain", "JoinedConfigs", "Method", "OptionFacts",
-    "Post", "Protocol", "PublicSetting", "Row", "Sizes", "Table", "both_ways", "check_value", "column", "facts_of",
-    "flag_of", "grid", "join_configs", "option", "paper_of", "params_both_ways", "row", "rows_by_class",
+    "SELECTIONS", "START", "Cell", "Claim", "Control", "Costs", "DataSetting", "Gain", "JoinedConfigs", "Method",
+    "OptionFacts", "Post", "Protocol", "PublicSetting", "Row", "Sizes", "Table", "both_ways", "check_value", "column",
+    "facts_of", "flag_of", "grid", "join_configs", "option", "paper_of", "params_both_ways", "row", "rows_by_class",
 ]  # fmt: skip

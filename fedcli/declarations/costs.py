@@ -2,7 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Costs(NamedTuple):
+    """Floats that the clients of a round receive and send, summed over the cohort."""
+
+    down: int
+    up: int
 
 
 @dataclass(frozen=True)
@@ -14,27 +21,28 @@ class Sizes:
     feature_dim: int
 
 
-def both_ways(floats: Callable[[Sizes], int]) -> Callable[..., tuple[int, int]]:
+def both_ways(floats: Callable[[Sizes], int]) -> Callable[..., Costs]:
     """Costs of a method whose clients each receive and send so many floats in a round."""
 
-    def costs(state: Any, cohort: Any, fed: Any, config: Any) -> tuple[int, int]:
+    def costs(state: Any, cohort: Any, fed: Any, config: Any) -> Costs:
         total = len(cohort.client_ids) * floats(fed.sizes)
-        return total, total
+        return Costs(down=total, up=total)
 
     return costs
 
 
-def params_both_ways(state: Any, cohort: Any, fed: Any, config: Any) -> tuple[int, int]:
+def params_both_ways(state: Any, cohort: Any, fed: Any, config: Any) -> Costs:
     """Costs of a method whose clients each receive and send what its state has in `params`, a part of a model."""
     total = len(cohort.client_ids) * sum(value.numel() for value in state.params.values())
-    return total, total
+    return Costs(down=total, up=total)
 
 
-def rows_by_class(width: Callable[[Sizes], int]) -> Callable[..., tuple[int, int]]:
+def rows_by_class(width: Callable[[Sizes], int]) -> Callable[..., Costs]:
     """Costs of a method whose clients each receive a row for every class, and send rows of the classes they have."""
 
-    def costs(state: Any, cohort: Any, fed: Any, config: Any) -> tuple[int, int]:
+    def costs(state: Any, cohort: Any, fed: Any, config: Any) -> Costs:
         has_class = fed.class_counts(cohort) > 0
-        return has_class.numel() * width(fed.sizes), int(has_class.sum()) * width(fed.sizes)
+        row_floats = width(fed.sizes)
+        return Costs(down=has_class.numel() * row_floats, up=int(has_class.sum()) * row_floats)
 
     return costs

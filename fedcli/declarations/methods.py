@@ -84,8 +84,8 @@ class Method(_DeclaredInFile):
         state_types: The NamedTuple classes of its state, by which a checkpoint is read. What a client keeps is called
             `ClientState`, in the field `clients` of the server's state.
         variants: Named options in place of the defaults, under which the laws must hold too.
-        costs: Law 9: `(state, cohort, fed, config)` to the floats down and up, summed over the cohort, without buffers;
-            None where training decides them.
+        costs: Law 9: `(state, cohort, fed, config)` to `Costs`, the floats down and up, without buffers; None where
+            training decides them.
         default_protocol: Used without `--protocol`; empty for the first of the method's file, or that of the method to
             which it reduces.
         client_memory: Floats that a client holds: copies of the model, one by default, and what the method adds.

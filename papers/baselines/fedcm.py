@@ -46,7 +46,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedcli import Method, option
+from fedcli import Costs, Method, option
 from fedcli.core import Client, LocalLoss, Network, Params, inner_product, step_length, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines import fedavg
@@ -151,10 +151,10 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     return aggregate(state, clients, cohort, fed, config), terms
 
 
-def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
+def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> Costs:
     """The model and the direction down, the model up."""
     models = len(cohort.client_ids) * fed.sizes.parameters
-    return 2 * models, models
+    return Costs(down=2 * models, up=models)
 
 
 METHOD = Method(

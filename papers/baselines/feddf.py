@@ -43,7 +43,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedcli import Method, both_ways, option
+from fedcli import Costs, Method, both_ways, option
 from fedcli.core import (
     Batch,
     Client,
@@ -250,13 +250,13 @@ def run_client_round(state: Clients, cohort: Cohort, fed: Federation, config: Cl
     return Clients(states), {**terms, **trained}
 
 
-def client_costs(state: Clients, cohort: Cohort, fed: Federation, config: ClientConfig) -> tuple[int, int]:
+def client_costs(state: Clients, cohort: Cohort, fed: Federation, config: ClientConfig) -> Costs:
     """Logits of the public images both ways, in every pass; and the model where it is averaged."""
     of_client = config.distillation_epochs * sum(fed.public_batch_sizes) * fed.num_classes
     if config.average_parameters:
         of_client += fed.sizes.parameters
     total = len(cohort.client_ids) * of_client
-    return total, total
+    return Costs(down=total, up=total)
 
 
 CLIENT_FORM = Method(

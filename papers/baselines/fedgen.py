@@ -53,7 +53,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcli import Method, option
+from fedcli import Costs, Method, option
 from fedcli.core import (
     Aux,
     Client,
@@ -353,15 +353,15 @@ def train_clients(
     return train_by_network(train_group, state.clients, cohort, fed)
 
 
-def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
+def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> Costs:
     """The head both ways, and the generator down wherever it is used."""
     size = len(cohort.client_ids)
-    head = fed.num_classes * (fed.feature_dim + 1)
+    head_floats = fed.num_classes * (fed.feature_dim + 1)
     is_used = config.form == "code" or cohort.round > 0  # Reading 6
-    down = head
+    floats_down = head_floats
     if config.generator_weight and is_used:
-        down += sum(value.numel() for value in state.generator.params.values())
-    return size * down, size * head
+        floats_down += sum(value.numel() for value in state.generator.params.values())
+    return Costs(down=size * floats_down, up=size * head_floats)
 
 
 def generator_floats(num_classes: int, dim: int) -> int:

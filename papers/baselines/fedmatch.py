@@ -47,7 +47,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcli import Method, option
+from fedcli import Costs, Method, option
 from fedcli.core import Aux, Batch, Client, ClientState, LocalLoss, Network, masked_mean, own_models, train_own_models
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.core.public_images import all_logits, learn_from_public
@@ -156,12 +156,12 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     return ServerState(states), {**terms, **trained}
 
 
-def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
+def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> Costs:
     """A client's predictions for the public images up, those of its helpers down."""
     size = len(cohort.client_ids)
     helpers = min(config.helpers, size - 1)
     predictions = config.public_epochs * sum(fed.public_batch_sizes) * fed.num_classes if helpers else 0
-    return size * helpers * predictions, size * predictions
+    return Costs(down=size * helpers * predictions, up=size * predictions)
 
 
 METHOD = Method(

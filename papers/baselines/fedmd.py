@@ -40,7 +40,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedcli import Method, option
+from fedcli import Costs, Method, option
 from fedcli.core import Batch, Client, ClientState, Step, own_models, train_own_models
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.core.own_models import averaged_models, refuse_mixed_average, train_newcomers
@@ -137,14 +137,14 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     return ServerState(states), {**terms, **revisited}
 
 
-def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
+def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> Costs:
     """Scores of the public images both ways, once or in every pass; and the model where it is averaged."""
     exchanges = config.digest_epochs if config.exchange == "batch" else min(config.digest_epochs, 1)
     of_client = exchanges * sum(fed.public_batch_sizes) * fed.num_classes
     if config.average_parameters:
         of_client += fed.sizes.parameters
     total = len(cohort.client_ids) * of_client
-    return total, total
+    return Costs(down=total, up=total)
 
 
 METHOD = Method(

@@ -48,7 +48,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcli import Method
+from fedcli import Costs, Method
 from fedcli.core import Client, Params, quotient, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedavg import ServerState, init, make_local_loss
@@ -109,10 +109,10 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     return aggregate(state, clients, cohort, fed, config), terms
 
 
-def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
+def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> Costs:
     """The model down; the model and the effective steps, one float, up."""
     size = len(cohort.client_ids)
-    return size * fed.sizes.parameters, size * (fed.sizes.parameters + 1)
+    return Costs(down=size * fed.sizes.parameters, up=size * (fed.sizes.parameters + 1))
 
 
 METHOD = Method(

@@ -60,7 +60,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fedcli import Method, UserError, option
+from fedcli import Costs, Method, UserError, option
 from fedcli.core import (
     Aux,
     Client,
@@ -264,11 +264,11 @@ def run_identity_round(
     return state._replace(params=params, buffers=buffers), terms
 
 
-def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
+def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> Costs:
     """The model and, where they move, the prototypes, both ways."""
     prototypes = 0 if config.prototypes == "identity" else fed.num_classes * fed.feature_dim
     total = len(cohort.client_ids) * (fed.sizes.parameters + prototypes)
-    return total, total
+    return Costs(down=total, up=total)
 
 
 METHOD = Method(

@@ -45,7 +45,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcli import Method, option
+from fedcli import Costs, Method, option
 from fedcli.core import (
     Aux,
     Batch,
@@ -224,13 +224,13 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     return ServerState(states), {**terms, **fed.in_order(cohort, groups, all_terms)}
 
 
-def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[int, int]:
+def costs(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> Costs:
     """A client's predictions for the public images and its loss up, those of all others and their weights down."""
     size = len(cohort.client_ids)
     if size == 1 or not config.public_epochs:
-        return 0, 0
+        return Costs(down=0, up=0)
     sent = config.public_epochs * sum(fed.public_batch_sizes) * fed.num_classes + 1
-    return size * (size - 1) * sent, size * sent
+    return Costs(down=size * (size - 1) * sent, up=size * sent)
 
 
 METHOD = Method(
