@@ -107,13 +107,13 @@ from fedcli import (
     row,
 )
 from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Params, cross_entropy, kept_models, masked_mean, root
+from fedcli.core.class_vectors import EXCLUDED_LOGIT
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.core.own_models import averaged_models, refuse_mixed_average, train_newcomers
 from fedcli.core.public_images import learn_from_public
 from fedcli.papers.baselines import ewc
 
 SMALL = 1e-5  # added to deviations
-FAR = -1e9  # logit of a class that is left out: finite, so that no gradient is NaN
 
 
 @dataclass(frozen=True)
@@ -343,14 +343,14 @@ def exchange(
 
 
 def collaborate(
-    previous: list[ClientState], cohort: Cohort, fed: Federation, config: CollaborativeConfig
+    states: list[ClientState], cohort: Cohort, fed: Federation, config: CollaborativeConfig
 ) -> tuple[list[Client], Terms]:
     """Algorithm 1, lines 2 to 11: the collaborative phase; with both weights 0 nobody sends anything or moves.
 
-    `previous` has the participants' models of each network, stacked. Returned are those after the phase, without
+    `states` has the participants' models of each network, stacked. Returned are those after the phase, without
     optimizer state, and the mean over batches of each term, `[K]`.
     """
-    models = [Client(state.params, state.buffers) for state in previous]
+    models = [Client(state.params, state.buffers) for state in states]
     losses = [make_collaborative_loss(group.network, config) for group in fed.groups(cohort)]
     steps = [fed.optimizer_step(loss, weight_decay=0.0, key="public") for loss in losses]  # Reading 10
     terms: Terms = {}
@@ -381,14 +381,16 @@ def softened_divergence(
     return scale * teacher.exp() * (teacher - student)
 
 
-def kd_loss(student_logits: Tensor, teacher_logits: Tensor, temperature: float, mask: Tensor | None = None) -> Tensor:
+def kd_loss(
+    student_logits: Tensor, teacher_logits: Tensor, temperature: float, *, mask: Tensor | None = None
+) -> Tensor:
     """Eqs. 8 and 10: tau^2 KL(p_T || p_S), the mean over the batch; arguments as in `fntd_loss`."""
     return masked_mean(softened_divergence(student_logits, teacher_logits, temperature).sum(1), mask)
 
 
 def fntd_loss(
     student_logits: Tensor, teacher_logits: Tensor, labels: Tensor, temperature: float, renormalize: bool = False,
-    mask: Tensor | None = None, factor: str = "square",
+    factor: str = "square", *, mask: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Eq. 13 times tau^2: tau^2 sum_{u != y} p_T^u log(p_T^u / p_S^u), the mean over the batch (reading 7).
 
@@ -398,23 +400,23 @@ def fntd_loss(
         labels: y, `[B]`.
         temperature: tau, positive.
         renormalize: Whether the softmax is over the classes but y, so that the sum is a divergence.
-        mask: `[B]`, False for padding.
         factor: "square" for tau^2, "one" for Eq. 13 as printed.
+        mask: `[B]`, False for padding.
 
     Returns:
         Scalar, in nats; negative values are possible unless renormalized.
     """
     other = labels[:, None] != torch.arange(student_logits.shape[1], device=labels.device)  # [B, C]
     if renormalize:
-        student_logits = torch.where(other, student_logits, FAR)
-        teacher_logits = torch.where(other, teacher_logits, FAR)
+        student_logits = torch.where(other, student_logits, EXCLUDED_LOGIT)
+        teacher_logits = torch.where(other, teacher_logits, EXCLUDED_LOGIT)
     summands = softened_divergence(student_logits, teacher_logits, temperature, factor)
     return masked_mean(torch.where(other, summands, 0.0).sum(1), mask)
 
 
 def predict(network: Network, teacher: Teacher, batch: Batch) -> Tensor:
     """A teacher's logits `[B, C]` in evaluation mode, constants of the loss (reading 8)."""
-    return network(*teacher, batch.x, batch.mask, train=False).logits.detach()
+    return network(teacher.params, teacher.buffers, batch.x, batch.mask, train=False).logits.detach()
 
 
 def predict_in_training(network: Network, teacher: Teacher, student_buffers: Params, batch: Batch) -> Tensor:
@@ -445,11 +447,11 @@ def make_local_loss(network: Network, config: Config, term: str) -> LocalLoss:
             return task, Aux(new_buffers, {"cross_entropy": task}, features)
         teacher_logits = logits_of_teacher(teacher, buffers, batch)
         if term == "kd":
-            distilled = kd_loss(logits, teacher_logits, config.temperature, batch.mask)
+            distilled = kd_loss(logits, teacher_logits, config.temperature, mask=batch.mask)
         else:
             distilled = fntd_loss(  # Eq. 13
-                logits, teacher_logits, batch.y, config.temperature, config.renormalize, batch.mask,
-                config.distillation_factor,
+                logits, teacher_logits, batch.y, config.temperature, config.renormalize, config.distillation_factor,
+                mask=batch.mask,
             )  # fmt: skip
         return task + distilled, Aux(new_buffers, {"cross_entropy": task, term: distilled}, features)
 
@@ -462,16 +464,21 @@ def update_locally(
     """Algorithm 1, line 12: all local epochs of the clients of one network; returns their models and terms."""
     if config.regularizer == "ewc":
         return update_with_ewc(model, group, fed, config)
-    plain_epochs = round(config.plain_share * fed.local_epochs)  # the first ones, Reading 16
-    epochs_by_term = {"kd": range(plain_epochs), config.regularizer: range(plain_epochs, fed.local_epochs)}
-    terms: Terms = {}
-    for term, epochs in epochs_by_term.items():
-        local_loss = make_local_loss(group.network, config, term)
-        model, phase_terms = fed.train(model, group, local_loss, teacher, axes=0, epochs=epochs)
-        share = len(epochs) / fed.local_epochs
-        for name, value in phase_terms.items():
-            terms[name] = terms.get(name, 0.0) + share * value
-    return model, terms
+    epochs = fed.local_epochs
+    plain = round(config.plain_share * epochs)  # epochs, the first ones, Reading 16
+    plain_loss = make_local_loss(group.network, config, "kd")
+    model, plain_terms = fed.train(model, group, plain_loss, teacher, axes=0, epochs=range(plain))
+    local_loss = make_local_loss(group.network, config, config.regularizer)
+    model, other_terms = fed.train(model, group, local_loss, teacher, axes=0, epochs=range(plain, epochs))
+    return model, mean_over_phases(plain_terms, other_terms, plain / epochs, (epochs - plain) / epochs)
+
+
+def mean_over_phases(first: Terms, second: Terms, first_share: float, second_share: float) -> Terms:
+    """The terms' means over all local epochs, of which two phases have these shares; a term may be of one alone."""
+    terms = {name: first_share * value for name, value in first.items()}
+    for name, value in second.items():
+        terms[name] = terms.get(name, 0.0) + second_share * value
+    return terms
 
 
 def update_with_ewc(model: Client, group: Cohort, fed: Federation, config: Config) -> tuple[Client, Terms]:
@@ -499,12 +506,16 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     """Algorithm 1, communication epoch e."""
     states = state.clients
     groups = fed.groups(cohort)
-    previous = [fed.recall(states, group, ClientState(*fed.initial_model(group.network))) for group in groups]
-    models, terms = collaborate(previous, cohort, fed, config)  # lines 2 to 11
+    recalled = []
+    for group in groups:
+        first = fed.initial_model(group.network)
+        recalled.append(fed.recall(states, group, ClientState(first.params, first.buffers)))
+    models, terms = collaborate(recalled, cohort, fed, config)  # lines 2 to 11
     all_terms = []
-    for model, last, group in zip(models, previous, groups, strict=True):
-        teaching = last if config.teacher == "previous" else model  # Reading 9: theta^{e-1}, or theta^e for Fig. 9
-        teacher = Teacher(teaching.params, teaching.buffers)
+    for model, previous, group in zip(models, recalled, groups, strict=True):
+        teacher = Teacher(previous.params, previous.buffers)  # theta^{e-1}, Reading 9
+        if config.teacher == "collaborative":
+            teacher = Teacher(model.params, model.buffers)  # theta^e, for Fig. 9
         model, group_terms = update_locally(model, teacher, group, fed, config)  # line 12
         states = fed.remember(states, group, ClientState(model.params, model.buffers))
         all_terms.append(group_terms)
@@ -565,8 +576,8 @@ def make_conference_loss(network: Network, config: ConferenceConfig) -> LocalLos
     def local_loss(params, buffers, batch, teachers):
         features, logits, buffers = network(params, buffers, batch.x, batch.mask)
         task = cross_entropy(logits, batch.y, batch.mask)
-        previous = kd_loss(logits, predict(network, teachers.previous, batch), 1.0, batch.mask)
-        pretrained = kd_loss(logits, predict(network, teachers.pretrained, batch), 1.0, batch.mask)
+        previous = kd_loss(logits, predict(network, teachers.previous, batch), 1.0, mask=batch.mask)
+        pretrained = kd_loss(logits, predict(network, teachers.pretrained, batch), 1.0, mask=batch.mask)
         terms = {"cross_entropy": task, "previous": previous, "pretrained": pretrained}
         return task + config.distillation_weight * (previous + pretrained), Aux(buffers, terms, features)
 
@@ -582,15 +593,16 @@ def run_conference_round(
     epochs = fed.local_epochs if config.pretrain_epochs is None else config.pretrain_epochs
     for group, model in train_newcomers(states, cohort, fed, epochs, cosine=config.pretraining == "code"):
         pretrained = Teacher(model.params, model.buffers)  # theta*, Reading 12
-        states = fed.remember(states, group, ClientState(*pretrained, pretrained))
-    previous = [fed.recall(states, group) for group in groups]  # all of them have a state by now
-    models, terms = collaborate(previous, cohort, fed, config)
+        states = fed.remember(states, group, ClientState(model.params, model.buffers, pretrained))
+    recalled = [fed.recall(states, group) for group in groups]  # all of them have a state by now
+    models, terms = collaborate(recalled, cohort, fed, config)
     all_terms = []
-    for model, last, group in zip(models, previous, groups, strict=True):
-        teachers = Teachers(Teacher(last.params, last.buffers), cast(Teacher, last.pretrained))
+    for model, previous, group in zip(models, recalled, groups, strict=True):
+        pretrained = cast(Teacher, previous.pretrained)
+        teachers = Teachers(Teacher(previous.params, previous.buffers), pretrained)
         local_loss = make_conference_loss(group.network, config)
         model, group_terms = fed.train(model, group, local_loss, teachers, axes=0)
-        states = fed.remember(states, group, ClientState(model.params, model.buffers, last.pretrained))
+        states = fed.remember(states, group, ClientState(model.params, model.buffers, pretrained))
         all_terms.append(group_terms)
     return ServerState(states), {**terms, **fed.in_order(cohort, groups, all_terms)}
 

@@ -180,7 +180,7 @@ def swap_parts(params: Params, counterpart: Tensor, names: Iterable[str]) -> Par
 
 
 def alignment_loss(
-    features: Tensor, labels: Tensor, global_features: Tensor, has_global_feature: Tensor, mask: Tensor | None = None
+    features: Tensor, labels: Tensor, global_features: Tensor, has_global_feature: Tensor, *, mask: Tensor | None = None
 ) -> Tensor:
     """Eq. 9: sum over the batch's classes of |mean feature of the class in the batch - global feature|^2; a scalar.
 
@@ -245,7 +245,9 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     def local_loss(params, buffers, batch, context):
         features, logits, buffers = network(params, buffers, batch.x, batch.mask)
         task = cross_entropy(logits, batch.y, batch.mask)
-        alignment = alignment_loss(features, batch.y, context.global_features, context.has_global_feature, batch.mask)
+        alignment = alignment_loss(
+            features, batch.y, context.global_features, context.has_global_feature, mask=batch.mask
+        )
         loss = task + config.alignment_weight * alignment
         return loss, Aux(buffers, {"cross_entropy": task, "alignment": alignment}, features)
 

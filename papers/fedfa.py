@@ -179,7 +179,7 @@ def random_anchors(num_classes: int, dim: int, generator: np.random.Generator) -
 
 
 def anchor_loss(
-    features: Tensor, labels: Tensor, anchors: Tensor, form: str = "code", mask: Tensor | None = None
+    features: Tensor, labels: Tensor, anchors: Tensor, form: str = "code", *, mask: Tensor | None = None
 ) -> Tensor:
     """Eq. 5, mean_j ||h_j - a_y||^2 / 2; in the code's form sum_{c in batch} mean_{y_j = c} ||h_j - a_c||^2 / C.
 
@@ -212,7 +212,7 @@ def calibration_loss(head_weight: Tensor, head_bias: Tensor, anchors: Tensor) ->
 
 
 def batch_class_features(
-    features: Tensor, labels: Tensor, num_classes: int, num_batches: Tensor | int, mask: Tensor | None = None
+    features: Tensor, labels: Tensor, num_classes: int, num_batches: Tensor | int, *, mask: Tensor | None = None
 ) -> Tensor:
     """What a minibatch adds to m_c (Eq. 16, Step 3), `[C, D]`: its mean feature of class c over B, zero without one.
 
@@ -260,7 +260,7 @@ def accumulate(memory: Memory, features: Tensor, batch: Batch, has_class: Tensor
         has_class: `[C]`, bool, of the client.
         decay: lambda.
     """
-    added = batch_class_features(features, batch.y, len(memory.anchors), batch.num_batches, batch.mask)
+    added = batch_class_features(features, batch.y, len(memory.anchors), batch.num_batches, mask=batch.mask)
     accumulated = memory.accumulated + added  # Eq. 16
     anchors = decay_anchors(memory.anchors, accumulated, has_class, decay)  # Eq. 17
     end = batch.epoch_end
@@ -273,7 +273,7 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
     def local_loss(params, buffers, batch, context):
         features, logits, buffers = network(params, buffers, batch.x, batch.mask)
         supervised = cross_entropy(logits, batch.y, batch.mask)
-        alignment = anchor_loss(features, batch.y, context.anchors, config.anchor_form, batch.mask)
+        alignment = anchor_loss(features, batch.y, context.anchors, config.anchor_form, mask=batch.mask)
         loss = supervised + config.anchor_weight * alignment
         return loss, Aux(buffers, {"cross_entropy": supervised, "anchor": alignment}, features)
 
@@ -312,9 +312,10 @@ def make_local_step(fed: Federation, config: Config) -> Step:
 
 def init(fed: Federation, config: Config) -> ServerState:
     """The initial model and the initial anchors, both from the run's seed."""
-    draw = random_anchors if config.anchor_init == "random" else orthogonal_anchors
-    anchors = draw(fed.num_classes, fed.feature_dim, fed.generator("anchors"))
-    return ServerState(*fed.initial_model(), anchors.to(fed.device, fed.dtype))
+    make_anchors = random_anchors if config.anchor_init == "random" else orthogonal_anchors
+    anchors = make_anchors(fed.num_classes, fed.feature_dim, fed.generator("anchors"))
+    params, buffers = fed.initial_model()
+    return ServerState(params, buffers, anchors=anchors.to(fed.device, fed.dtype))
 
 
 def train_clients(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[Client, Terms]:
@@ -359,8 +360,9 @@ METHOD = Method(
 
 def round_of_fedavg(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Round 0: FedAvg, whose class features become the anchors."""
-    config = replace(config, anchor_weight=0.0, anchor_decay=0.0, calibration="never")
-    clients, terms = train_clients(state, cohort, fed, config)
+    # With lambda = 0 the local anchors are m, the class features of the last epoch, and nothing of the initial anchors.
+    config_of_fedavg = replace(config, anchor_weight=0.0, anchor_decay=0.0, calibration="never")
+    clients, terms = train_clients(state, cohort, fed, config_of_fedavg)
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
     local = fed.upload(clients.memory.anchors)
     anchors = aggregate_present(local, cohort.weights, fed.class_counts(cohort) > 0, state.anchors)

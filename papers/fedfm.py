@@ -78,6 +78,7 @@ Run it
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -113,7 +114,7 @@ from fedcli.core import (
     masked_mean,
     weighted_mean,
 )
-from fedcli.core.class_vectors import FAR, no_vectors, unit
+from fedcli.core.class_vectors import EXCLUDED_LOGIT, ClassVectors, no_vectors, unit
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines import fedavg, fednova, fedprox, moon
 
@@ -163,15 +164,15 @@ class ServerState(NamedTuple):
     has_anchor: Tensor  # [C], bool: whether any client has ever had the class
 
 
-def _usable(labels: Tensor, has_class: Tensor | None, mask: Tensor | None) -> Tensor | None:
+def _usable(labels: Tensor, has_anchor: Tensor | None, mask: Tensor | None) -> Tensor | None:
     """The samples `[B]` that are real and whose class has an anchor (Reading 6); None if all are."""
-    if has_class is None:
+    if has_anchor is None:
         return mask
-    return has_class[labels] if mask is None else has_class[labels] & mask.bool()
+    return has_anchor[labels] if mask is None else has_anchor[labels] & mask.bool()
 
 
 def contrastive_guiding(
-    features: Tensor, labels: Tensor, anchors: Tensor, temperature: float, has_class: Tensor | None = None,
+    features: Tensor, labels: Tensor, anchors: Tensor, temperature: float, has_anchor: Tensor | None = None, *,
     mask: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Section IV-C: cross-entropy of softmax_n(<a_n, f> / alpha) against the label, mean over samples, in nats.
@@ -181,35 +182,35 @@ def contrastive_guiding(
         labels: `[B]`.
         anchors: `[C, D]`; normalised here.
         temperature: alpha, positive.
-        has_class: `[C]`, whether a class has an anchor; None if all have.
+        has_anchor: `[C]`, bool; None if all classes have one.
         mask: `[B]`, False for padding.
     """
     logits = unit(features) @ unit(anchors).T / temperature  # [B, C]; Reading 1
-    if has_class is not None:
-        logits = torch.where(has_class, logits, FAR)  # Reading 6
-    return cross_entropy(logits, labels, _usable(labels, has_class, mask))
+    if has_anchor is not None:
+        logits = torch.where(has_anchor, logits, EXCLUDED_LOGIT)  # Reading 6
+    return cross_entropy(logits, labels, _usable(labels, has_anchor, mask))
 
 
 def l2_guiding(
-    features: Tensor, labels: Tensor, anchors: Tensor, has_class: Tensor | None = None, mask: Tensor | None = None
+    features: Tensor, labels: Tensor, anchors: Tensor, has_anchor: Tensor | None = None, *, mask: Tensor | None = None
 ) -> Tensor:
     """Eq. 3 on normalised vectors: mean over samples and coordinates of (f - a_y)^2, which is (2 - 2 cos) / D.
 
     Arguments as of `contrastive_guiding`; a scalar.
     """
     squares = (unit(features) - unit(anchors)[labels]).square().mean(-1)  # [B]; Readings 1 and 2
-    return masked_mean(squares, _usable(labels, has_class, mask))
+    return masked_mean(squares, _usable(labels, has_anchor, mask))
 
 
 def plain_l2_guiding(
-    features: Tensor, labels: Tensor, anchors: Tensor, has_class: Tensor | None = None, mask: Tensor | None = None
+    features: Tensor, labels: Tensor, anchors: Tensor, has_anchor: Tensor | None = None, *, mask: Tensor | None = None
 ) -> Tensor:
     """Eq. 3 as printed: mean over samples of ||f - a_y||^2, neither of them normalised.
 
     Arguments as of `contrastive_guiding`; a scalar.
     """
     squares = (features - anchors[labels]).square().sum(-1)  # [B]; Reading 2
-    return masked_mean(squares, _usable(labels, has_class, mask))
+    return masked_mean(squares, _usable(labels, has_anchor, mask))
 
 
 def aggregate_anchors(
@@ -238,10 +239,10 @@ def feature_matching(features: Tensor, batch: Batch, context: Context, config: C
     anchors = context.anchors
     has_anchor = context.has_anchor
     if config.guiding == "l2":
-        return l2_guiding(features, batch.y, anchors, has_anchor, batch.mask)
+        return l2_guiding(features, batch.y, anchors, has_anchor, mask=batch.mask)
     if config.guiding == "l2-sum":
-        return plain_l2_guiding(features, batch.y, anchors, has_anchor, batch.mask)
-    return contrastive_guiding(features, batch.y, anchors, config.temperature, has_anchor, batch.mask)
+        return plain_l2_guiding(features, batch.y, anchors, has_anchor, mask=batch.mask)
+    return contrastive_guiding(features, batch.y, anchors, config.temperature, has_anchor, mask=batch.mask)
 
 
 def make_local_loss(network: Network, config: Config) -> LocalLoss:
@@ -259,11 +260,11 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
 
 def exchange_anchors(
     clients: Client, state: "ServerState | StateWithClients", cohort: Cohort, fed: Federation, config: Config
-) -> tuple[Tensor, Tensor]:
-    """Eqs. 8 and 9: anchors `[C, D]` by the clients' models, and `[C]` whether any client has ever had the class."""
+) -> ClassVectors:
+    """Eqs. 8 and 9: anchors `[C, D]` by the clients' models, of the classes that any client has ever had."""
     prototypes, class_counts = fed.upload(fed.class_means(clients, cohort))  # Eq. 8; Reading 3
     anchors = aggregate_anchors(prototypes, class_counts, state.anchors, config.anchor_weighting)
-    return anchors, state.has_anchor | (class_counts.sum(0) > 0)
+    return ClassVectors(anchors, state.has_anchor | (class_counts.sum(0) > 0))
 
 
 def matching_context(anchors: Tensor, has_anchor: Tensor, cohort: Cohort, config: Config) -> Context:
@@ -272,30 +273,11 @@ def matching_context(anchors: Tensor, has_anchor: Tensor, cohort: Cohort, config
     return Context(anchors, has_anchor, anchors.new_tensor(weight))
 
 
-def norm_before_batchnorm(params: Params, buffers: Params) -> Tensor | None:
-    """The norm of all convolutions' weights together, a scalar; None in a network without batch normalisation.
-
-    To multiply these weights changes no output, but a step turns longer ones less (Reading 18).
-    """
-    weights = [value for value in params.values() if value.ndim == 4]  # [out, in, height, width]
-    if not weights or not any(name.endswith("running_var") for name in buffers):
-        return None
-    return torch.stack([torch.linalg.vector_norm(weight) for weight in weights]).norm()
-
-
-def start_terms(state: "ServerState | StateWithClients", cohort: Cohort, config: Config) -> Terms:
-    """What is logged in round T_s beside the terms of the objective: `[K]`, the same for all clients (Reading 18)."""
-    if cohort.round != config.start_round:
-        return {}
-    norm = norm_before_batchnorm(state.params, state.buffers)
-    if norm is None:
-        return {}
-    return {"norm_before_batchnorm": norm.expand(len(cohort.client_ids))}
-
-
 def init(fed: Federation, config: Config) -> ServerState:
     """The initial model w^(0); no class has an anchor."""
-    return ServerState(*fed.initial_model(), *no_vectors(fed))
+    params, buffers = fed.initial_model()
+    anchors, has_anchor = no_vectors(fed)
+    return ServerState(params, buffers, anchors, has_anchor)
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
@@ -320,9 +302,34 @@ METHOD = Method(
         "l2": {"guiding": "l2", "anchor_weighting": "uniform"},
         "Eq. 3": {"guiding": "l2-sum", "match_weight": 0.1},
     },
-    costs=both_ways(lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim),  # Table II: N + D
-    client_memory=lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim,  # Table II: N + D
+    costs=both_ways(lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim),  # Table II
+    client_memory=lambda sizes: sizes.parameters + sizes.num_classes * sizes.feature_dim,  # Table II
 )  # fmt: skip
+
+
+# A diagnostic that the paper does not have: the term `norm_before_batchnorm` of round T_s (Reading 18)
+
+
+def norm_before_batchnorm(params: Params, buffers: Params) -> Tensor | None:
+    """The norm of all convolutions' weights together, a scalar; None in a network without batch normalisation.
+
+    To multiply these weights changes no output, but a step turns longer ones less.
+    """
+    has_batchnorm = any(name.endswith("running_var") for name in buffers)
+    convolutions = [value for value in params.values() if value.ndim == 4]  # [out, in, height, width]
+    if not convolutions or not has_batchnorm:
+        return None
+    return torch.stack([torch.linalg.vector_norm(weight) for weight in convolutions]).norm()
+
+
+def start_terms(state: "ServerState | StateWithClients", cohort: Cohort, config: Config) -> Terms:
+    """What round T_s logs beside the terms of the objective, in all forms of FedFM: `[K]`, the same for all clients."""
+    if cohort.round != config.start_round:
+        return {}
+    norm = norm_before_batchnorm(state.params, state.buffers)
+    if norm is None:
+        return {}
+    return {"norm_before_batchnorm": norm.expand(len(cohort.client_ids))}
 
 
 # FedFM-Lite, Section VI
@@ -349,7 +356,9 @@ class StateWithClients(NamedTuple):
 
 def init_lite(fed: Federation, config: LiteConfig) -> StateWithClients:
     """The initial model; no class has an anchor and no client a model of its own."""
-    return StateWithClients(*fed.initial_model(), *no_vectors(fed), clients={})
+    params, buffers = fed.initial_model()
+    anchors, has_anchor = no_vectors(fed)
+    return StateWithClients(params, buffers, anchors, has_anchor, clients={})
 
 
 def ends_interval(round: int, config: LiteConfig) -> bool:
@@ -366,8 +375,8 @@ def own_models(state: StateWithClients, states: Mapping[int, ClientState], cohor
     """Each client's own model; the global one is sent to those that have none (Reading 10)."""
     newcomers = [client for client in cohort.client_ids if int(client) not in states]
     fed.count_broadcast(state.params, state.buffers, len(newcomers))
-    models = fed.recall(states, cohort, ClientState(state.params, state.buffers))
-    return Client(models.params, models.buffers)  # with a new optimizer, Reading 9
+    recalled = fed.recall(states, cohort, ClientState(state.params, state.buffers))
+    return Client(recalled.params, recalled.buffers)  # with a new optimizer, Reading 9
 
 
 def has_exchange(round: int, fed: Federation, config: LiteConfig) -> bool:
@@ -390,10 +399,12 @@ def run_lite_round(
     terms |= start_terms(state, cohort, config)
     states = fed.remember(states, cohort, ClientState(clients.params, clients.buffers))
     anchors, has_anchor = exchange_anchors(clients, state, cohort, fed, config)  # Eqs. 8 and 9; Reading 13
-    model = state.params, state.buffers
+    params = state.params  # Reading 14
+    buffers = state.buffers
     if has_exchange(cohort.round, fed, config):
-        model = weighted_mean(fed.upload_model(clients), cohort.weights)  # Eq. 11, in the same hand-shake; Reading 12
-    return StateWithClients(*model, anchors, has_anchor, states), terms  # Reading 14
+        # Eq. 11, in the same hand-shake; Reading 12
+        params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
+    return StateWithClients(params, buffers, anchors, has_anchor, states), terms
 
 
 def lite_costs(state: StateWithClients, cohort: Cohort, fed: Federation, config: LiteConfig) -> Costs:
@@ -432,95 +443,113 @@ class AddOnContext(NamedTuple):
     """What a client is given for a round: for the matching, and for the objective to which it is added."""
 
     matching: Context
-    other: Any
-
-
-class ExtendedMethod(NamedTuple):
-    """What feature matching needs of a method to which it is added; the functions take that method's own options."""
-
-    method: Method
-    server_state: type  # with matching: the fields of the method's own server state, and the anchors
-    client_states: tuple[type, ...]  # of what its clients keep
-    make_local_loss: Callable[[Network, Any], LocalLoss]  # its objective returns the features `[B, D]` as outputs
-    local_context: Callable[..., tuple[Any, Any]]  # (state, cohort, fed, config): what clients train with, its axes
-    aggregate: Callable[..., Any]  # (state, clients, cohort, fed, config): the server's state after the round
+    base: Any
 
 
 def add_matching(objective: LocalLoss, config: Config) -> LocalLoss:
     """A local objective that returns its features, plus lambda Q_k."""
 
     def local_loss(params, buffers, batch, context):
-        loss, aux = objective(params, buffers, batch, context.other)
+        loss, aux = objective(params, buffers, batch, context.base)
         matching = feature_matching(aux.outputs, batch, context.matching, config)
         return loss + context.matching.weight * matching, aux.with_term("matching", matching)
 
     return local_loss
 
 
-def with_matching(base: ExtendedMethod) -> Method:
-    """Another method with feature matching: its objective plus lambda Q_k, FedFM's anchors, all else as it is."""
-    extended = base.method
-    title, _, _ = extended.title.partition(":")
-    options = join_configs(Config, extended.config, prefix=extended.name, source=title)  # Reading 17
+@dataclass(frozen=True)
+class ExtendedMethod:
+    """A method to which feature matching is added: its objective plus lambda Q_k, FedFM's anchors, all else as it is.
 
-    def init(fed: Federation, config):
+    Attributes:
+        method: The method as it is. The functions below take its own options.
+        server_state: With matching: the fields of the method's own server state, and the anchors.
+        client_states: Types of what its clients keep.
+        make_local_loss: From a network and options to its objective, which returns the features `[B, D]` as outputs.
+        local_context: `(state, cohort, fed, config)` to what its clients train with, and the axes of that.
+        aggregate: `(state, clients, cohort, fed, config)` to the server's state after the round.
+    """
+
+    method: Method
+    server_state: type
+    client_states: tuple[type, ...]
+    make_local_loss: Callable[[Network, Any], LocalLoss]
+    local_context: Callable[..., tuple[Any, Any]]
+    aggregate: Callable[..., Any]
+
+    @property
+    def title(self) -> str:
+        """Its name as it is printed."""
+        title, _, _ = self.method.title.partition(":")
+        return title
+
+    @cached_property
+    def options(self):
+        """FedFM's options and its own (Reading 17)."""
+        return join_configs(Config, self.method.config, prefix=self.method.name, source=self.title)
+
+    def init(self, fed: Federation, config):
+        """Its initial state; no class has an anchor."""
+        base_state = self.method.init(fed, self.options.second_of(config))
         anchors, has_anchor = no_vectors(fed)
-        first = extended.init(fed, options.second_of(config))
-        return base.server_state(**first._asdict(), anchors=anchors, has_anchor=has_anchor)
+        return self.server_state(**base_state._asdict(), anchors=anchors, has_anchor=has_anchor)
 
-    def run_round(state, cohort: Cohort, fed: Federation, config):
-        base_config = options.second_of(config)
+    def run_round(self, state, cohort: Cohort, fed: Federation, config):
+        """Its round t, in which clients match their features too."""
+        base_config = self.options.second_of(config)
         clients = fed.broadcast(state.params, state.buffers, cohort)
         anchors, has_anchor = exchange_anchors(clients, state, cohort, fed, config)  # as in FedFM
-        other, other_axes = base.local_context(state, cohort, fed, base_config)
+        base_context, base_axes = self.local_context(state, cohort, fed, base_config)
         matching = matching_context(fed.download(anchors, cohort), has_anchor, cohort, config)
-        local_loss = add_matching(base.make_local_loss(fed.network, base_config), config)  # Reading 16
+        axes = axes_of(AddOnContext, matching=None, base=base_axes)
+        local_loss = add_matching(self.make_local_loss(fed.network, base_config), config)  # Reading 16
         local_step = fed.optimizer_step(local_loss, clip_norm=config.clip_norm)
-        context = AddOnContext(matching, other)
-        axes = axes_of(AddOnContext, matching=None, other=other_axes)
-        clients, terms = fed.train(clients, cohort, local_step, context, axes)
+        clients, terms = fed.train(clients, cohort, local_step, AddOnContext(matching, base_context), axes)
         terms |= start_terms(state, cohort, config)
-        after = base.aggregate(state, clients, cohort, fed, base_config)
-        return base.server_state(**after._asdict(), anchors=anchors, has_anchor=has_anchor), terms
+        base_state = self.aggregate(state, clients, cohort, fed, base_config)
+        return self.server_state(**base_state._asdict(), anchors=anchors, has_anchor=has_anchor), terms
 
-    def costs(state, cohort: Cohort, fed: Federation, config):
-        assert extended.costs is not None  # each of the methods declares its own
-        down, up = extended.costs(state, cohort, fed, options.second_of(config))
+    def costs(self, state, cohort: Cohort, fed: Federation, config) -> Costs:
+        """Its costs, and the anchors both ways."""
+        assert self.method.costs is not None  # each of the methods declares its own
+        down, up = self.method.costs(state, cohort, fed, self.options.second_of(config))
         anchor_floats = len(cohort.client_ids) * fed.num_classes * fed.feature_dim
         return Costs(down=down + anchor_floats, up=up + anchor_floats)
 
-    return Method(
-        name=f"{extended.name}-fm",
-        title=f"{title} with feature matching",
-        config=options.config,
-        init=init,
-        run_round=run_round,
-        reduces_to=(extended.name, {"match_weight": 0.0, "clip_norm": 0.0}),
-        state_types=(base.server_state, *base.client_states),
-        costs=costs,
-        optimizers=extended.optimizers,
-        client_memory=lambda sizes: extended.client_memory(sizes) + sizes.num_classes * sizes.feature_dim,
-    )
+    def with_matching(self) -> Method:
+        """The method with feature matching."""
+        return Method(
+            name=f"{self.method.name}-fm",
+            title=f"{self.title} with feature matching",
+            config=self.options.config,
+            init=self.init,
+            run_round=self.run_round,
+            reduces_to=(self.method.name, {"match_weight": 0.0, "clip_norm": 0.0}),
+            state_types=(self.server_state, *self.client_states),
+            costs=self.costs,
+            optimizers=self.method.optimizers,
+            client_memory=lambda sizes: self.method.client_memory(sizes) + sizes.num_classes * sizes.feature_dim,
+        )
 
 
-FEDPROX = ExtendedMethod(
-    fedprox.METHOD,
+_FEDPROX_BASE = ExtendedMethod(
+    method=fedprox.METHOD,
     server_state=ServerState,
     client_states=(),
     make_local_loss=fedprox.make_local_loss,
     local_context=fedprox.local_context,
     aggregate=fedprox.aggregate,
 )
-FEDNOVA = ExtendedMethod(
-    fednova.METHOD,
+_FEDNOVA_BASE = ExtendedMethod(
+    method=fednova.METHOD,
     server_state=ServerState,
     client_states=(),
     make_local_loss=fedavg.make_local_loss,  # its clients train as FedAvg's
     local_context=fedavg.local_context,
     aggregate=fednova.aggregate,
 )
-MOON = ExtendedMethod(
-    moon.METHOD,
+_MOON_BASE = ExtendedMethod(
+    method=moon.METHOD,
     server_state=StateWithClients,
     client_states=(ClientState,),
     make_local_loss=moon.make_local_loss,
@@ -528,7 +557,7 @@ MOON = ExtendedMethod(
     aggregate=moon.aggregate,
 )
 
-METHODS = (LITE, with_matching(FEDPROX), with_matching(FEDNOVA), with_matching(MOON))
+METHODS = (LITE, _FEDPROX_BASE.with_matching(), _FEDNOVA_BASE.with_matching(), _MOON_BASE.with_matching())
 
 
 # The paper's experiments: protocols

@@ -164,33 +164,40 @@ class ServerState(NamedTuple):
 
     anchors: Tensor  # [C, D]
     prototypes: Tensor  # [C, D], of the last round's clients
-    has_class: Tensor  # [C], bool: whether any of them has the class
+    has_class: Tensor  # [C], bool: whether a class has a prototype, as any of these clients has it
     clients: Mapping[int, ClientState]  # of those that have taken part
 
 
-def class_anchors(num_classes: int, dim: int, draw: np.random.Generator) -> Tensor:
+class Prototypes(NamedTuple):
+    """What clients send: the mean feature of each class."""
+
+    means: Tensor  # [K, C, D], P_i^c; 0 for a class without a feature
+    counts: Tensor  # [K, C], of how many features
+
+
+def class_anchors(num_classes: int, dim: int, generator: np.random.Generator) -> Tensor:
     """A^c ~ N(0, I), `[C, D]` in float64."""
-    return torch.from_numpy(draw.standard_normal((num_classes, dim)))
+    return torch.from_numpy(generator.standard_normal((num_classes, dim)))
 
 
-def semantic_anchors(num_classes: int, dim: int, draw: np.random.Generator) -> Tensor:
+def semantic_anchors(num_classes: int, dim: int, generator: np.random.Generator) -> Tensor:
     """A-bar = h_psi(A): class anchors through linear layer, batch normalisation and ReLU, twice; `[C, D]` in float64.
 
     Args:
         num_classes: C.
         dim: D.
-        draw: Gives the class anchors, then the layers' weights, as torch draws them: U(-1/sqrt(D), 1/sqrt(D)).
+        generator: Draws the class anchors, then the layers' weights, as torch does: U(-1/sqrt(D), 1/sqrt(D)).
     """
-    anchors = class_anchors(num_classes, dim, draw)
+    anchors = class_anchors(num_classes, dim, generator)
     bound = dim**-0.5
     for _ in range(2):  # Reading 1
-        weight = torch.from_numpy(draw.uniform(-bound, bound, (dim, dim)))  # a bias would cancel in the normalisation
+        weight = torch.from_numpy(generator.uniform(-bound, bound, (dim, dim)))  # a bias would cancel in the norm
         anchors = F.batch_norm(anchors @ weight.T, None, None, training=True).relu()
     return anchors
 
 
 def regularization(
-    features: Tensor, labels: Tensor, anchors: Tensor, mask: Tensor | None = None, form: str = "paper"
+    features: Tensor, labels: Tensor, anchors: Tensor, form: str = "paper", *, mask: Tensor | None = None
 ) -> Tensor:
     """L_R, how far the features are from the anchors of their classes; a scalar.
 
@@ -198,9 +205,9 @@ def regularization(
         features: `[B, D]`.
         labels: `[B]`.
         anchors: `[C, D]`.
-        mask: `[B]`, False for padding.
         form: "paper", Eq. 5: sum over the batch's classes of the distance between their mean feature and the anchor;
             "code": squared error, mean over samples and coordinates.
+        mask: `[B]`, False for padding.
     """
     if form == "code":
         return masked_mean((features - anchors[labels]).square().mean(-1), mask)
@@ -209,7 +216,7 @@ def regularization(
 
 
 def margin_contrastive(
-    features: Tensor, labels: Tensor, anchors: Tensor, margin: Tensor | float, mask: Tensor | None = None
+    features: Tensor, labels: Tensor, anchors: Tensor, margin: Tensor | float, *, mask: Tensor | None = None
 ) -> Tensor:
     """L_MCL, Eq. 7: cross-entropy of minus the distances to all anchors, d_i^* added to the own class's; in nats.
 
@@ -224,15 +231,15 @@ def margin_contrastive(
     return cross_entropy(-(distance(features[:, None], anchors) + margin * is_label), labels, mask)
 
 
-def separation(prototypes: Tensor, has_class: Tensor, form: str = "nearest") -> Tensor:
+def separation(prototypes: Tensor, has_prototype: Tensor, form: str = "nearest") -> Tensor:
     """Eq. 6: how far apart the prototypes of different classes are; a scalar, 0 where fewer than two classes are there.
 
     Args:
         prototypes: `[C, D]`.
-        has_class: `[C]`, bool; the others do not count.
+        has_prototype: `[C]`, bool; the others do not count.
         form: "nearest", mean over classes of the distance to the nearest other; "pairs", mean over all pairs.
     """
-    distances, others = distances_between(prototypes, has_class)
+    distances, others = distances_between(prototypes, has_prototype)
     if form == "pairs":  # Reading 4
         return torch.where(others, distances, 0.0).sum() / others.sum().clamp(min=1)
     nearest = torch.where(others, distances, torch.inf).amin(1)  # [C]
@@ -251,9 +258,9 @@ def classifier_calibration(head_weight: Tensor, head_bias: Tensor, anchors: Tens
     return cross_entropy(F.linear(anchors, head_weight, head_bias), torch.arange(len(anchors), device=anchors.device))
 
 
-def local_prototypes(sums: Tensor, counts: Tensor) -> Tensor:
-    """Eq. 2: P_i^c, `[K, C, D]`, from sums `[K, C, D]` and counts `[K, C]`; 0 for a class without a feature."""
-    return mean_by_class(sums, counts)
+def local_prototypes(gathered: Gathered) -> Prototypes:
+    """Eq. 2: P_i^c, the means of the features that clients have gathered while they trained (Reading 6)."""
+    return Prototypes(mean_by_class(gathered.sums, gathered.counts), gathered.counts)
 
 
 def aggregate_prototypes(local: Tensor, counts: Tensor, mean: str = "clients") -> Tensor:
@@ -264,20 +271,23 @@ def aggregate_prototypes(local: Tensor, counts: Tensor, mean: str = "clients") -
         counts: |D_i,c|, `[K, C]`.
         mean: "clients", each counts once, or "examples", each example does.
     """
-    weights = (counts > 0 if mean == "clients" else counts).to(local)[..., None]  # [K, C, 1]; Reading 7
+    weights = counts
+    if mean == "clients":
+        weights = counts > 0  # Reading 7
+    weights = weights.to(local)[..., None]  # [K, C, 1]
     return (weights * local).sum(0) / weights.sum(0).clamp(min=1)
 
 
-def update_anchors(anchors: Tensor, prototypes: Tensor, has_class: Tensor, decay: float) -> Tensor:
-    """Eq. 10: alpha A-bar + (1 - alpha) P-bar; a class that nobody has keeps its anchor; A-bar^{t+1}, `[C, D]`.
+def update_anchors(anchors: Tensor, prototypes: Tensor, has_prototype: Tensor, decay: float) -> Tensor:
+    """Eq. 10: alpha A-bar + (1 - alpha) P-bar; a class without a prototype keeps its anchor; A-bar^{t+1}, `[C, D]`.
 
     Args:
         anchors: A-bar^t, `[C, D]`.
         prototypes: P-bar^t, `[C, D]`.
-        has_class: `[C]`, bool.
+        has_prototype: `[C]`, bool.
         decay: alpha, in [0, 1].
     """
-    return torch.where(has_class[:, None], decay * anchors + (1 - decay) * prototypes, anchors)
+    return torch.where(has_prototype[:, None], decay * anchors + (1 - decay) * prototypes, anchors)
 
 
 def make_local_loss(network: Network, config: Config) -> LocalLoss:
@@ -287,8 +297,10 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
         features, logits, buffers = network(params, buffers, batch.x, batch.mask)
         anchors = context.anchors
         task = cross_entropy(logits, batch.y, batch.mask)
-        regular = regularization(features, batch.y, anchors, batch.mask, config.regularization_form)  # Reading 2
-        contrastive = margin_contrastive(features, batch.y, anchors, context.margin, batch.mask)  # Reading 3
+        regular = regularization(  # Reading 2
+            features, batch.y, anchors, config.regularization_form, mask=batch.mask
+        )
+        contrastive = margin_contrastive(features, batch.y, anchors, context.margin, mask=batch.mask)  # Reading 3
         calibration = classifier_calibration(params["head.weight"], params["head.bias"], anchors)  # Reading 11
         loss = (
             task
@@ -306,27 +318,33 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
 
 def init(fed: Federation, config: Config) -> ServerState:
     """The anchors, from the run's seed; nobody has trained yet. Refuses networks whose features differ in width."""
-    draw = semantic_anchors if config.embedding else class_anchors  # Reading 12
-    anchors = draw(fed.num_classes, fed.feature_dim, fed.generator("anchors")).to(fed.device, fed.dtype)
-    return ServerState(anchors, *no_vectors(fed), {})
+    make_anchors = semantic_anchors if config.embedding else class_anchors  # Reading 12
+    anchors = make_anchors(fed.num_classes, fed.feature_dim, fed.generator("anchors"))
+    prototypes = no_vectors(fed)
+    return ServerState(
+        anchors=anchors.to(fed.device, fed.dtype),
+        prototypes=prototypes.vectors,
+        has_class=prototypes.has_vector,
+        clients={},
+    )
 
 
 def train_group(state: ServerState, anchors: Tensor, group: Cohort, fed: Federation, config: Config) -> GroupRound:
-    """Local training of the clients with one network; they send their features, gathered by class (Eq. 2)."""
-    first = ClientState(*fed.initial_model(group.network), margin=anchors.new_zeros(()))
-    private = fed.recall(state.clients, group, first)
+    """Local training of the clients with one network; they send their prototypes (Eq. 2)."""
+    model = fed.initial_model(group.network)
+    newcomer = ClientState(model.params, model.buffers, margin=anchors.new_zeros(()))
+    states = fed.recall(state.clients, group, newcomer)
     global_margin = separation(anchors, torch.ones_like(state.has_class), config.margin_form)  # d_global
-    context = Context(anchors, torch.maximum(private.margin, global_margin))  # d_i^*; Reading 5
-    clients = Client(private.params, private.buffers, memory=nothing_gathered(len(group.client_ids), anchors))
+    context = Context(anchors, torch.maximum(states.margin, global_margin))  # d_i^*; Reading 5
+    clients = Client(states.params, states.buffers, memory=nothing_gathered(len(group.client_ids), anchors))
     step = gathering(fed.optimizer_step(make_local_loss(group.network, config)), len(anchors))  # Reading 6
     clients, terms = fed.train(clients, group, step, context, CONTEXT_AXES)
-    gathered: Gathered = clients.memory
-    prototypes = local_prototypes(gathered.sums, gathered.counts)  # [K, C, D]
+    prototypes = local_prototypes(clients.memory)  # Eq. 2
     own_margins = []
-    for prototypes_of_client, is_held in zip(prototypes, gathered.counts > 0, strict=True):
-        own_margins.append(separation(prototypes_of_client, is_held, config.margin_form))  # d_i
+    for means, counts in zip(prototypes.means, prototypes.counts, strict=True):
+        own_margins.append(separation(means, counts > 0, config.margin_form))  # d_i
     kept = ClientState(clients.params, clients.buffers, torch.stack(own_margins))
-    return GroupRound(kept, sent=gathered, terms=terms)
+    return GroupRound(kept, sent=prototypes, terms=terms)
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
@@ -335,13 +353,13 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     trained = train_by_network(
         lambda group: train_group(state, received, group, fed, config), state.clients, cohort, fed
     )  # Eq. 9
-    gathered: Gathered = trained.sent
-    has_example = gathered.counts > 0  # [K, C]
-    local = fed.upload(local_prototypes(gathered.sums, gathered.counts), has_example)  # Eq. 2
-    prototypes = aggregate_prototypes(local, gathered.counts, config.prototype_mean)  # Eq. 3
-    has_class = has_example.any(0)
-    anchors = update_anchors(state.anchors, prototypes, has_class, config.anchor_decay)  # Eq. 10, Reading 8
-    return ServerState(anchors, prototypes, has_class, trained.states), trained.terms
+    sent: Prototypes = trained.sent
+    has_example = sent.counts > 0  # [K, C]
+    local = fed.upload(sent.means, has_example)
+    prototypes = aggregate_prototypes(local, sent.counts, config.prototype_mean)  # Eq. 3
+    has_prototype = has_example.any(0)
+    anchors = update_anchors(state.anchors, prototypes, has_prototype, config.anchor_decay)  # Eq. 10, Reading 8
+    return ServerState(anchors, prototypes, has_prototype, trained.states), trained.terms
 
 
 METHOD = Method(

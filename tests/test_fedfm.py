@@ -45,10 +45,10 @@ class TestGuiding:
     def test_a_class_without_anchor_is_left_out(self, guiding):
         features, anchors = example()
         keep = LABELS != 2
-        has_class = torch.tensor([True, True, False, True])
-        expected = guiding(features[keep], torch.tensor([0, 1, 2, 0, 2, 1]), anchors[has_class])
-        torch.testing.assert_close(guiding(features, LABELS, anchors, has_class=has_class), expected)
-        assert guiding(features, LABELS, anchors, has_class=torch.zeros(4, dtype=torch.bool)) == 0
+        has_anchor = torch.tensor([True, True, False, True])
+        expected = guiding(features[keep], torch.tensor([0, 1, 2, 0, 2, 1]), anchors[has_anchor])
+        torch.testing.assert_close(guiding(features, LABELS, anchors, has_anchor=has_anchor), expected)
+        assert guiding(features, LABELS, anchors, has_anchor=torch.zeros(4, dtype=torch.bool)) == 0
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("length", [0.0, 1e-20, 1e-8])

@@ -14,7 +14,7 @@ from fedcli.core.population import Cohort
 from fedcli.core.trees import Tree
 
 SMALL = 1e-6  # a vector shorter than this has no direction worth following
-FAR = -1e9  # logit of a class without a vector: finite, so that no gradient is NaN
+EXCLUDED_LOGIT = -1e9  # of a class that is left out of a softmax: finite, so that no gradient is NaN
 
 
 class ClassVectors(NamedTuple):

@@ -73,7 +73,7 @@ from fedcli.core import (
     stack,
     weighted_mean,
 )
-from fedcli.core.class_vectors import FAR, no_vectors, unit
+from fedcli.core.class_vectors import EXCLUDED_LOGIT, no_vectors, unit
 from fedcli.core.federation import Cohort, Federation, Terms
 
 
@@ -153,7 +153,7 @@ def prototype_contrastive(
         mask: `[B]`, False for padding.
     """
     cosines = unit(features) @ unit(prototypes).T  # [B, C]; Reading 6
-    logits = torch.where(has_class, cosines / temperature, FAR)  # Reading 5
+    logits = torch.where(has_class, cosines / temperature, EXCLUDED_LOGIT)  # Reading 5
     usable = has_class[labels] if mask is None else has_class[labels] & mask.bool()
     return cross_entropy(logits, labels, usable)
 
@@ -227,7 +227,8 @@ def init(fed: Federation, config: Config) -> ServerState:
     prototypes, has_prototype = no_vectors(fed)
     if identity:
         prototypes = torch.eye(fed.num_classes, fed.feature_dim, dtype=fed.dtype, device=fed.device)
-    return ServerState(*fed.initial_model(), prototypes, has_prototype)
+    params, buffers = fed.initial_model()
+    return ServerState(params, buffers, prototypes, has_prototype)
 
 
 def train_locally(
