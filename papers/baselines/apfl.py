@@ -131,7 +131,8 @@ def personal_models(state: ServerState) -> dict[int, tuple[Params, Params]]:
 
 def init(fed: Federation, config: Config) -> ServerState:
     """The initial model; nobody has trained yet."""
-    return ServerState(*fed.initial_model(), {})
+    params, buffers = fed.initial_model()
+    return ServerState(params, buffers, {})
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:

@@ -44,7 +44,8 @@ def make_local_loss(network: Network, config: Any = None) -> LocalLoss:
 
 def init(fed: Federation, config: Config) -> ServerState:
     """The initial model."""
-    return ServerState(*fed.initial_model())
+    params, buffers = fed.initial_model()
+    return ServerState(params, buffers)
 
 
 def local_context(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[None, None]:

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedcli import Method, option, params_both_ways
-from fedcli.core import Client, Params, copies, head_names, plain_loss, select, split, split_model, weighted_mean
+from fedcli.core import Client, Model, Params, copies, head_names, plain_loss, select, split, split_model, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 
 
@@ -43,13 +43,6 @@ class Config:
         5, "Passes over a client's data for its own model before each test", symbol="τ_f", source="authors' code",
         low=0, off=0,
     )  # fmt: skip
-
-
-class Model(NamedTuple):
-    """A whole network."""
-
-    params: Params
-    buffers: Params
 
 
 class ServerState(NamedTuple):
@@ -69,12 +62,13 @@ def global_model(state: ServerState) -> Model:
 def tune(model: Model, round: int, fed: Federation, config: Config) -> dict[int, Model]:
     """Each client's own model: the global one after `tuning_epochs` passes over the client's data (Reading 1)."""
     everybody = fed.cohort_of(round, range(fed.num_clients))
-    clients = Client(*copies(model, fed.num_clients))
+    stacked = copies(model, fed.num_clients)
+    clients = Client(stacked.params, stacked.buffers)
     if config.tuning_epochs > 0:
         after_the_rounds = range(fed.local_epochs, fed.local_epochs + config.tuning_epochs)
         clients, _ = fed.train(clients, everybody, plain_loss(fed.network), epochs=after_the_rounds)
-    stacked = Model(clients.params, clients.buffers)
-    return {client: select(stacked, client) for client in range(fed.num_clients)}
+    tuned = Model(clients.params, clients.buffers)
+    return {client: select(tuned, client) for client in range(fed.num_clients)}
 
 
 def init(fed: Federation, config: Config) -> ServerState:

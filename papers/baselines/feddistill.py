@@ -128,7 +128,8 @@ def probabilities(logits: Tensor) -> Tensor:
 
 def init(fed: Federation, config: Config) -> ServerState:
     """Nobody has trained yet, and no class has a teacher."""
-    return ServerState(*no_vectors(fed, fed.num_classes), {})
+    vectors, has_vector = no_vectors(fed, fed.num_classes)
+    return ServerState(vectors, has_vector, {})
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:

@@ -94,7 +94,7 @@ CONTEXT_AXES = axes_of(Context, global_params=None, h_i=0, alpha=0)
 class ClientState(NamedTuple):
     """What a client keeps between the rounds it takes part in."""
 
-    dual: Params  # h_i; in the simplified form the last local model, see `last_model`
+    dual: Params  # h_i, the dual variable; in the simplified form the last local model, see `last_model`
 
     @property
     def last_model(self) -> Params:
@@ -142,7 +142,7 @@ def client_alphas(alpha: float, weights: Tensor, mean_weight: float) -> Tensor:
     return torch.where(weights > 0, alpha * mean_weight / weights.clamp(min=1), 0.0)
 
 
-def update_dual(h_i: Params, global_params: Params, local_params: Params) -> Params:
+def update_h_i(h_i: Params, global_params: Params, local_params: Params) -> Params:
     """h_i + w_i - w_g, which is g_i - alpha (w_i - w_g).
 
     Args:
@@ -150,7 +150,7 @@ def update_dual(h_i: Params, global_params: Params, local_params: Params) -> Par
         global_params: w_g, `[...]`.
         local_params: w_i, `[K, ...]`.
     """
-    return tree_map(lambda dual, start, end: dual + (end - start), h_i, global_params, local_params)
+    return tree_map(lambda old, start, end: old + (end - start), h_i, global_params, local_params)
 
 
 def update_server(params: Params, h: Params, local_params: Params, num_clients: int) -> tuple[Params, Params]:
@@ -162,8 +162,8 @@ def update_server(params: Params, h: Params, local_params: Params, num_clients: 
         local_params: w_i, `[K, ...]`.
         num_clients: Size of the population, N.
     """
-    h = tree_map(lambda dual, start, end: dual + (end - start).sum(0) / num_clients, h, params, local_params)
-    params = tree_map(lambda end, dual: end.mean(0) + dual, local_params, h)
+    h = tree_map(lambda old, start, end: old + (end - start).sum(0) / num_clients, h, params, local_params)
+    params = tree_map(lambda end, shift: end.mean(0) + shift, local_params, h)
     return params, h
 
 
@@ -207,7 +207,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     newcomer = ClientState(tree_map(torch.zeros_like, state.params))
     h_i = fed.recall(state.clients, cohort, newcomer).dual
     clients, terms = train_locally(state, h_i, cohort, fed, config)  # theta_k^t
-    states = fed.remember(state.clients, cohort, ClientState(update_dual(h_i, state.params, clients.params)))
+    states = fed.remember(state.clients, cohort, ClientState(update_h_i(h_i, state.params, clients.params)))
     local_params, local_buffers = fed.upload_model(clients)
     params, h = update_server(state.params, state.h, local_params, fed.num_clients)  # h^t, then theta^t
     buffers = weighted_mean(local_buffers, torch.ones_like(cohort.weights))

@@ -130,14 +130,14 @@ class ServerState(NamedTuple):
     clients: Mapping[int, ClientState]  # of those that have taken part
 
 
-def initial_generator(num_classes: int, dim: int, draw: np.random.Generator) -> Generator:
+def initial_generator(num_classes: int, dim: int, rng: np.random.Generator) -> Generator:
     """A generator with linear layers from U(-1/sqrt(n), 1/sqrt(n)), n inputs, as torch draws them by default."""
     params = {"norm.weight": torch.ones(HIDDEN), "norm.bias": torch.zeros(HIDDEN)}
 
     def add_linear(name: str, inputs: int, outputs: int) -> None:
         bound = inputs**-0.5
-        params[f"{name}.weight"] = torch.from_numpy(draw.uniform(-bound, bound, (outputs, inputs)))
-        params[f"{name}.bias"] = torch.from_numpy(draw.uniform(-bound, bound, outputs))
+        params[f"{name}.weight"] = torch.from_numpy(rng.uniform(-bound, bound, (outputs, inputs)))
+        params[f"{name}.bias"] = torch.from_numpy(rng.uniform(-bound, bound, outputs))
 
     add_linear("hidden", NOISE + num_classes, HIDDEN)
     add_linear("out", HIDDEN, dim)
@@ -164,7 +164,7 @@ def generate(params: Params, buffers: Params, noise: Tensor, labels: Tensor, num
 
 
 def draw_samples(
-    class_counts: Tensor, steps: int, size: int, draw: np.random.Generator, uniform: bool = False
+    class_counts: Tensor, steps: int, size: int, rng: np.random.Generator, uniform: bool = False
 ) -> Samples:
     """Noise from N(0, I), or from [0, 1) alike, and labels from p(y).
 
@@ -172,12 +172,12 @@ def draw_samples(
         class_counts: `[C]`, not all 0.
         steps: How many minibatches.
         size: Of each.
-        draw: Where the draws come from.
+        rng: Where the draws come from.
         uniform: Whether the noise is uniform.
     """
     shares = class_counts.cpu().double().numpy()
-    labels = draw.choice(len(shares), (steps, size), p=shares / shares.sum())
-    draw_noise = draw.random if uniform else draw.standard_normal  # Reading 5
+    labels = rng.choice(len(shares), (steps, size), p=shares / shares.sum())
+    draw_noise = rng.random if uniform else rng.standard_normal  # Reading 5
     noise = draw_noise((steps, size, NOISE))
     return Samples(torch.from_numpy(noise), torch.from_numpy(labels))
 
@@ -258,8 +258,10 @@ def client_samples(class_counts: Tensor, cohort: Cohort, fed: Federation, size: 
     """
     most_examples = max(map(len, fed.training))
     steps = fed.local_epochs * math.ceil(most_examples / fed.batch_size)
-    draws = [fed.generator(cohort.round, client, "generated") for client in cohort.client_ids]
-    samples = [draw_samples(class_counts, steps, size, draw, uniform) for draw in draws]
+    samples = []
+    for client in cohort.client_ids:
+        rng = fed.generator(cohort.round, client, "generated")
+        samples.append(draw_samples(class_counts, steps, size, rng, uniform))
     return on_device(stack(samples), fed)
 
 
@@ -303,8 +305,8 @@ def paper_round(state: ServerState, cohort: Cohort, fed: Federation, config: Con
     generator = state.generator
     if config.generator_weight:
         size = max(fed.batch_size, 2)  # batch normalisation needs two
-        server_draw = fed.generator(cohort.round, "generator")
-        batches = on_device(draw_samples(class_counts, config.generator_steps, size, server_draw), fed)
+        rng = fed.generator(cohort.round, "generator")
+        batches = on_device(draw_samples(class_counts, config.generator_steps, size, rng), fed)
         generator = train_generator(generator, head, batches, config.generator_lr)
     return ServerState(head, generator, class_counts, states), terms
 

@@ -252,7 +252,8 @@ def exchange(trained: Params, before: Params, cohort: Cohort, fed: Federation, s
 def init(fed: Federation, config: Config) -> ServerState:
     """The first mentee, which everybody can make from the seed; nobody has trained yet."""
     mentee, *_ = fed.networks
-    return ServerState(*fed.initial_model(mentee), torch.arange(fed.num_clients), {})
+    params, buffers = fed.initial_model(mentee)
+    return ServerState(params, buffers, in_step=torch.arange(fed.num_clients), clients={})
 
 
 def train_clients(
@@ -263,8 +264,9 @@ def train_clients(
 
     def train_group(group: Cohort) -> GroupRound:  # clients with the same mentor
         received = copies(Model(state.params, state.buffers), len(group.client_ids))
-        first = ClientState(*fed.initial_model(group.network), initial_projection(group.network, mentee, fed))
-        own = fed.recall(state.clients, group, first)
+        params, buffers = fed.initial_model(group.network)
+        newcomer = ClientState(params, buffers, initial_projection(group.network, mentee, fed))
+        own = fed.recall(state.clients, group, newcomer)
         both = joined_models(private=own, shared=received)
         both = both._replace(params={**both.params, "projection": own.projection})
         both, terms = fed.train(both, group, make_loss(group.network, mentee))

@@ -42,7 +42,7 @@ from fedcli.core import Aux, LocalLoss, Network, axes_of, cross_entropy
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedavg import ServerState, aggregate, init
 
-FAR = -1e4  # a logit that leaves the softmax; minus the margin of a class without examples
+LOGIT_WITHOUT_EXAMPLES = -1e4  # a logit that leaves the softmax; minus the margin of a class without examples
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def class_margins(counts: Tensor, margin: float) -> Tensor:
     """
     if margin == 0:
         return torch.zeros_like(counts)
-    return torch.where(counts > 0, margin * counts.clamp(min=1) ** -0.25, -FAR)  # Reading 2
+    return torch.where(counts > 0, margin * counts.clamp(min=1) ** -0.25, -LOGIT_WITHOUT_EXAMPLES)  # Reading 2
 
 
 def calibrated_cross_entropy(logits: Tensor, labels: Tensor, margins: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -78,11 +78,13 @@ def find_helpers(predictions: Tensor, client_ids: np.ndarray, count: int) -> Ten
         client_ids: `[K]`.
         count: H; fewer where there are fewer others.
     """
-    by_id = torch.as_tensor(np.argsort(client_ids), device=predictions.device)
+    by_id = torch.as_tensor(np.argsort(client_ids), device=predictions.device)  # places in order of id
     rows = predictions[by_id].flatten(1)
     distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(torch.inf)
     nearest = distances.argsort(dim=1, stable=True)[:, : min(count, len(rows) - 1)]
-    return by_id[nearest][by_id.argsort()]
+    helpers = torch.empty_like(nearest)
+    helpers[by_id] = by_id[nearest]  # the i-th by id stands at place by_id[i]
+    return helpers
 
 
 def agreed_labels(logits: Tensor, helpers: Tensor) -> Tensor:

@@ -105,10 +105,10 @@ def digest_by_round(
     mean_scores = []  # of each batch
     for batch in fed.public_batches(cohort.round):
         mean_scores.append(exchange_logits(models, cohort, fed, batch.x, train=False))
-    in_turn = cycle(mean_scores)
+    scores_of_next_batches = cycle(mean_scores)
 
     def consensus(models: list[Client], batch: Batch) -> Tensor:  # every pass has the same batches in the same order
-        return next(in_turn)
+        return next(scores_of_next_batches)
 
     passes = [0] * config.digest_epochs  # of one order and one augmentation, Reading 3
     return learn_from_public(models, steps, consensus, cohort, fed, passes)

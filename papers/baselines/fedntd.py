@@ -39,7 +39,7 @@ from fedcli.core import Aux, LocalLoss, Network, Params, cross_entropy, masked_m
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedavg import ServerState, aggregate, init
 
-FAR = -1e4  # in place of the label's logit: its share is exactly 0, without an infinity
+LOGIT_OF_LABEL = -1e4  # in place of the label's logit: its share is exactly 0, without an infinity
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def not_true_log_shares(logits: Tensor, labels: Tensor, temperature: float) -> T
         temperature: tau, positive.
     """
     is_label = labels[:, None] == torch.arange(logits.shape[1], device=logits.device)  # [B, C]
-    return torch.where(is_label, FAR, logits / temperature).log_softmax(1)
+    return torch.where(is_label, LOGIT_OF_LABEL, logits / temperature).log_softmax(1)
 
 
 def not_true_distillation(

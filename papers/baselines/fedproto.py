@@ -107,7 +107,8 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
 
 def init(fed: Federation, config: Config) -> ServerState:
     """Nobody has trained yet, no class has a prototype; refuses networks whose features differ in width."""
-    return ServerState(*no_vectors(fed), {})
+    vectors, has_vector = no_vectors(fed)
+    return ServerState(vectors, has_vector, {})
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:

@@ -66,7 +66,9 @@ class ServerState(NamedTuple):
 
 def init(fed: Federation, config: Config) -> ServerState:
     """The initial model; no class has a prototype."""
-    return ServerState(*fed.initial_model(), *no_vectors(fed))
+    params, buffers = fed.initial_model()
+    vectors, has_vector = no_vectors(fed)
+    return ServerState(params, buffers, vectors, has_vector)
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:

@@ -41,7 +41,7 @@ from fedcli.core import Aux, LocalLoss, Model, Network, Params, axes_of, cross_e
 from fedcli.core.federation import Cohort, Federation, Terms
 
 OWN = "own."  # what the names of the own head's tensors begin with while both heads are trained
-FAR = -1e4  # a logit that leaves the softmax
+LOGIT_WITHOUT_EXAMPLES = -1e4  # a logit that leaves the softmax
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class ServerState(NamedTuple):
 
 
 def log_prior(counts: Tensor, prior_exponent: float) -> Tensor:
-    """gamma log N_c, and `FAR` for a class without examples; zero where gamma is 0.
+    """gamma log N_c, and `LOGIT_WITHOUT_EXAMPLES` for a class without examples; zero where gamma is 0.
 
     Args:
         counts: Examples of each class, `[K, C]`, floating-point.
@@ -86,7 +86,7 @@ def log_prior(counts: Tensor, prior_exponent: float) -> Tensor:
     """
     if prior_exponent == 0:
         return torch.zeros_like(counts)
-    return torch.where(counts > 0, prior_exponent * counts.clamp(min=1).log(), FAR)
+    return torch.where(counts > 0, prior_exponent * counts.clamp(min=1).log(), LOGIT_WITHOUT_EXAMPLES)
 
 
 def balanced_risk(logits: Tensor, labels: Tensor, prior: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -132,7 +132,8 @@ def make_local_loss(network: Network) -> LocalLoss:
 
 def init(fed: Federation, config: Config) -> ServerState:
     """The initial model; nobody has trained yet."""
-    return ServerState(*fed.initial_model(), {})
+    params, buffers = fed.initial_model()
+    return ServerState(params, buffers, {})
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:

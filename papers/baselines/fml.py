@@ -144,7 +144,8 @@ def make_htfllib_loss(private: Network, shared: Network, config: Config) -> Loca
 def init(fed: Federation, config: Config) -> ServerState:
     """The first shared network; nobody has trained yet."""
     meme, *_ = fed.networks  # Reading 3
-    return ServerState(*fed.initial_model(meme), {})
+    params, buffers = fed.initial_model(meme)
+    return ServerState(params, buffers, {})
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:

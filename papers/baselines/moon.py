@@ -149,7 +149,8 @@ def make_local_loss(network: Network, config: Config) -> LocalLoss:
 
 def init(fed: Federation, config: Config) -> ServerState:
     """The initial model; no client has taken part."""
-    return ServerState(*fed.initial_model(), clients={})
+    params, buffers = fed.initial_model()
+    return ServerState(params, buffers, clients={})
 
 
 def local_context(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[Context, Context]:

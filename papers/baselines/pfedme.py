@@ -125,7 +125,8 @@ def make_local_step(fed: Federation, config: Config) -> Step:
 
 def init(fed: Federation, config: Config) -> ServerState:
     """The initial model; nobody has trained yet."""
-    return ServerState(*fed.initial_model(), {})
+    params, buffers = fed.initial_model()
+    return ServerState(params, buffers, {})
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:

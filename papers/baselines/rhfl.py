@@ -204,7 +204,8 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     no_loss = torch.zeros((), dtype=fed.dtype, device=fed.device)
     last = []  # what the clients with each network have kept
     for group in groups:
-        newcomer = ClientState(*fed.initial_model(group.network), no_loss)
+        params, buffers = fed.initial_model(group.network)
+        newcomer = ClientState(params, buffers, no_loss)
         last.append(fed.recall(states, group, newcomer))
     models = [Client(own.params, own.buffers) for own in last]
     terms: Terms = {}
