@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedcli import registry
-from fedcli.bench import count, lower_bounds, measure, plain_loop, random_images, workloads
+from fedcli.bench import joint_step, lower_bounds, plain_loop, random_images, speed, workloads
 from fedcli.bench.cells import timing_cells
 from fedcli.data import imports
 from fedcli.runs import prepare
@@ -30,6 +30,12 @@ TINY_CNN = {
 }  # fmt: skip
 TINY_SMALL = TINY_CNN | {"backbone": workloads.SMALL_NETWORK}
 TINY_RESNET = TINY_CNN | {"dataset": "cifar10", "train_examples": 24, "backbone": "resnet18"}
+WRITTEN = [  # names in files, in their order
+    "workload", "engine", "device", "method", "seconds_per_round", "seconds_spread", "samples_per_second", "peak_bytes",
+    "evaluation_seconds", "data_seconds_share", "images", "torch", "threads", "hardware", "precision", "cohort_size",
+    "local_epochs", "batch_size", "seed", "repeats", "plain_seconds_per_round", "plain_spread", "ratio",
+    "floor_seconds", "floor_share", "arithmetic_floor_seconds", "memory_floor_seconds",
+]  # fmt: skip
 FEW_IMAGES = """
 from functools import partial
 from fedcli.bench.random_images import draw_images
@@ -61,7 +67,7 @@ def sides(workload, **options):
 
 def measured(workload=TINY_CNN, repeats=1, **options):
     setup = workloads.prepare_workload(workload, device="cpu", **options)
-    return measure.measure("tiny", setup, repeats, lambda text: None, with_plain=True)
+    return speed.time_workload("tiny", setup, repeats, lambda text: None, with_plain=True)
 
 
 def flushes_denormals():
@@ -78,7 +84,7 @@ class RoundRun(NamedTuple):
 
 def fake_seconds(monkeypatch, engine, plain=()):
     """Rounds take the times given, of the engine by part, and peak rates are round numbers; returns the rounds run."""
-    one_round = measure.one_round
+    one_round = speed.one_round
     warm_up = {}
     engine_seconds = iter([warm_up, *engine])
     plain_seconds = iter(plain)
@@ -95,8 +101,8 @@ def fake_seconds(monkeypatch, engine, plain=()):
         work()
         return next(plain_seconds)
 
-    monkeypatch.setattr(measure, "one_round", engine_round)
-    monkeypatch.setattr(measure, "seconds_of", seconds_of)
+    monkeypatch.setattr(speed, "one_round", engine_round)
+    monkeypatch.setattr(speed, "seconds_of", seconds_of)
     monkeypatch.setattr(lower_bounds, "peak_rates", lambda engine, dtype: lower_bounds.PeakRates(1e6, 1e3))
     return rounds_run
 
@@ -117,9 +123,9 @@ def test_real_images_are_taken_where_they_are_there(tmp_path, monkeypatch):
         trained_on.append({image.numpy().tobytes() for image in dataset.x_train})
         return prepared
 
-    monkeypatch.setattr(measure, "prepare", watched)
-    assert measured(TINY_CNN | {"dataset": "fmnist"})["images"] == "random"
-    assert measured(TINY_CNN | {"dataset": "own"})["images"] == "real"
+    monkeypatch.setattr(speed, "prepare", watched)
+    assert measured(TINY_CNN | {"dataset": "fmnist"}).images == "random"
+    assert measured(TINY_CNN | {"dataset": "own"}).images == "real"
 
     drawn, own = trained_on
     assert len(drawn) == len(own) == 80  # of 90 and 100, as many as the clients hold
@@ -199,7 +205,7 @@ def test_no_value_of_a_protocol_enters():
 
 @pytest.mark.parametrize("name", ["fedavg", "fedproto", "fedmd", "fccl", "fedgen"])  # a method of each kind
 def test_every_method_can_be_measured(name):
-    result = measured(method=name, clients_per_chunk="2", seed=3)
+    result = measured(method=name, clients_per_chunk="2", seed=3).as_dict()
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     expected = {
         "workload": "tiny", "method": name, "engine": "stacked x 2", "device": "cpu", "seed": 3, "cohort_size": 2,
@@ -207,6 +213,7 @@ def test_every_method_can_be_measured(name):
     }  # fmt: skip
     assert result.items() >= expected.items()
     assert result["peak_bytes"] > 2**20
+    assert list(result) == WRITTEN
 
 
 # The numbers
@@ -254,7 +261,7 @@ def test_rounds_take_turns_and_times_and_the_ratio_of_a_pair_are_medians(monkeyp
     engine = [{"train": train, "aggregate": rest, "data": 0.0, "evaluate": test} for train, rest, test in times]
     rounds_run = fake_seconds(monkeypatch, engine, [30.0, 20.0, 80.0])
     can_flush = torch.set_flush_denormal(False)
-    result = measured(repeats=3)
+    timing = measured(repeats=3)
 
     _, fed, plain = sides(TINY_CNN)
     expected = [996]
@@ -264,6 +271,7 @@ def test_rounds_take_turns_and_times_and_the_ratio_of_a_pair_are_medians(monkeyp
     assert {round_run.flushes for round_run in rounds_run} == {can_flush}
     assert not flushes_denormals()
 
+    result = timing.as_dict()
     assert result["seconds_per_round"] == 20.0
     assert result["seconds_spread"] == [10.0, 40.0]
     assert result["plain_seconds_per_round"] == 30.0
@@ -277,8 +285,8 @@ def test_rounds_take_turns_and_times_and_the_ratio_of_a_pair_are_medians(monkeyp
     assert result["arithmetic_floor_seconds"] == pytest.approx(80 * plain.flops_per_sample() / 1e6)
 
     shown = {"Round": "20 (10-40)", "Plain": "30", "Ratio": "2x", "Test": "0.25"}
-    assert timing_cells(result).items() >= shown.items()
-    assert "failed: too high" in timing_cells(result)["Bound"]  # at these rates
+    assert timing_cells(timing).items() >= shown.items()
+    assert "failed: too high" in timing_cells(timing)["Bound"]  # at these rates
 
 
 @pytest.mark.parametrize(
@@ -287,7 +295,7 @@ def test_rounds_take_turns_and_times_and_the_ratio_of_a_pair_are_medians(monkeyp
 )
 def test_every_precision_is_measured_the_plain_side_by_default_operations(precision, item, dtype, monkeypatch):
     fake_seconds(monkeypatch, [{}], [1.0])
-    result = measured(precision=precision)
+    result = measured(precision=precision).as_dict()
     assert result["precision"] == precision
     assert result["memory_floor_seconds"] == pytest.approx(12 * 6 * item * 582_026 / 1e3)
 
@@ -318,15 +326,18 @@ def test_rounds_of_a_protocols_own_run_are_timed(method, monkeypatch):
         {"train": 5, "evaluate": 0.75, "data": 0, "aggregate": 0},
     ]
     rounds_run = fake_seconds(monkeypatch, seconds)
-    result = measure.measure(setup.protocol.name, setup, 3, lambda text: None, with_plain=False)
+    timing = speed.time_workload(setup.protocol.name, setup, 3, lambda text: None, with_plain=False)
 
     assert [round_run.name for round_run in rounds_run] == [36, 37, 38, 39]  # the last ones
+    result = timing.as_dict()
     assert result["seconds_per_round"] == 4
     assert result["seconds_spread"] == [3, 5]
     assert result["evaluation_seconds"] == 0.5
     assert result["whole_seconds"] == 40 * 4.25
 
-    row = timing_cells(result)
+    assert "floor_seconds" not in result
+
+    row = timing_cells(timing)
     assert row["Method"] == method
     assert row["Workload"] == setup.protocol.name
     assert row["Whole run"] == "170"
@@ -338,19 +349,21 @@ def test_rounds_of_a_protocols_own_run_are_timed(method, monkeypatch):
 
 @pytest.mark.parametrize("way", ["stacked", "branches"])
 def test_what_a_joint_step_reads_and_computes_is_counted_as_by_hand(way):
-    row, counted = count.count_step("tiny", TINY_CNN, way, "float32")
+    step = joint_step.count_step("tiny", TINY_CNN, way, "float32")
+    row = step.as_dict()
     *_, plain = sides(TINY_CNN)
     clients, batch_size = 2, 8
     assert row["gflop"] * 1e9 == pytest.approx(clients * batch_size * plain.flops_per_sample())
     values = 2 * 582_026
-    assert counted.bytes["_fused_sgd_"] == 5 * 4 * values  # parameters and momentum read and written, gradients read
-    assert not any(counted.bytes[name] >= 3 * 4 * values for name in ("where", "add", "stack", "cat"))
+    nbytes = step.counts.bytes
+    assert nbytes["_fused_sgd_"] == 5 * 4 * values  # parameters and momentum read and written, gradients read
+    assert not any(nbytes[name] >= 3 * 4 * values for name in ("where", "add", "stack", "cat"))
     assert row["kernels"] <= 88
     assert row["gigabytes"] <= {"stacked": 0.067, "branches": 0.055}[way]
 
 
 def test_counts_are_printed_for_workloads_and_nothing_is_measured(monkeypatch):
-    monkeypatch.setattr(measure, "measure", None)
+    monkeypatch.setattr(speed, "time_workload", None)
     title, *lines = invoke("bench", "w1", "--count").stdout.splitlines()
     assert title.split()[:3] == ["Workload", "Way", "Kernels"]
     assert [line.split()[:2] for line in lines] == [["w1", "stacked"], ["w1", "branches"]]
@@ -368,13 +381,13 @@ def test_counts_are_printed_for_workloads_and_nothing_is_measured(monkeypatch):
 
 def test_each_option_of_bench_reaches_a_count_or_is_refused_beside_it(monkeypatch):
     steps = []
-    count_step = count.count_step
+    count_step = joint_step.count_step
 
     def watched(name, workload, way, precision):
         steps.append(precision)
         return count_step(name, workload, way, precision)
 
-    monkeypatch.setattr(count, "count_step", watched)
+    monkeypatch.setattr(joint_step, "count_step", watched)
     assert json.loads(output_of("bench", "w1", "--count", "--json", "--precision", "float64").splitlines()[0])
     assert set(steps) == {"float64"}
 
@@ -437,7 +450,7 @@ def test_the_chosen_workloads_are_measured_into_a_table(monkeypatch):
 @on_made_up_device
 def test_a_bench_measures_replays_alone():
     """Of 13 examples a batch of 4 leaves one that is not full: a step of its kind, of which a round has but one."""
-    one_round = measure.one_round
+    one_round = speed.one_round
     not_replays = []  # steps of each round that were captured, or taken without a graph
 
     def counted(setup, fed, *arguments):
@@ -451,11 +464,11 @@ def test_a_bench_measures_replays_alone():
         "dataset": "digits", "num_clients": 2, "cohort_size": 2, "backbone": "cnn-small", "local_epochs": 1,
         "train_examples": 26, "batch_size": 4,
     }  # fmt: skip
-    with Device.running(), early_captures(), patch.object(measure, "one_round", counted):
+    with Device.running(), early_captures(), patch.object(speed, "one_round", counted):
         setup = workloads.prepare_workload(run, device="cuda")
-        result = measure.measure("tiny", setup, 2, lambda text: None, with_plain=False)
+        timing = speed.time_workload("tiny", setup, 2, lambda text: None, with_plain=False)
 
-    assert result["engine"] == "stacked x 2, captured"
+    assert timing.engine == "stacked x 2, captured"
 
     first, *_, second_last, last = not_replays
     assert first > 0

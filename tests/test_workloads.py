@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedcli.bench import count, kernel_counts, plain_loop, random_images, workloads
+from fedcli.bench import joint_step, kernel_counts, plain_loop, random_images, workloads
 from fedcli.core import backbones
 
 CHANNELS_AND_SIZE = {"fmnist": (1, 28), "cifar10": (3, 32)}
@@ -25,7 +25,10 @@ def test_the_workloads_have_these_sizes_and_one_network_on_both_sides():
         (11_181_642, 10, 40_000, 10),
         (21_840, 100, 60_000, 5),
     ]
-    assert sizes == expected * 2  # by the short names and by those in words
+    assert sizes == expected
+    words = ["cnn-five-epochs", "cnn-small-batches", "resnet18", "small-network"]
+    for name, in_words in zip(workloads.WORKLOADS, words, strict=True):
+        assert workloads.find_workload(in_words) is workloads.find_workload(name) is workloads.WORKLOADS[name]
 
 
 def test_each_cohort_and_batch_of_scaling_changes_a_workload_by_these_alone():
@@ -53,7 +56,7 @@ def test_random_images_are_as_many_and_as_large_as_those_of_the_set(name):
 )
 def test_a_joint_step_takes_few_kernels_and_bytes(name, way, most_kernels, most_gigabytes):
     """They decide the speed of a graph of many."""
-    row, _ = count.count_step(name, workloads.WORKLOADS[name], way, "float32")
+    row = joint_step.count_step(name, workloads.WORKLOADS[name], way, "float32").as_dict()
     assert row["kernels"] <= most_kernels
     assert row["gigabytes"] <= most_gigabytes
 

@@ -1,46 +1,53 @@
 """The tables that `fedcli bench` prints: the cells of a row by their titles, and the line below."""
 
-from typing import Any
-
-MACHINE = (
-    "{device} ({hardware}), threads: {threads}, torch {torch}, {precision}; seconds, median of {repeats} rounds (least-"
-    "largest); Plain: of a plain PyTorch loop, Test: of the test images"
-)
+from fedcli.bench.joint_step import StepCount
+from fedcli.bench.speed import Timing
 
 
-def timing_cells(result: dict[str, Any]) -> dict[str, str]:
-    """Returns the cells of a measured run, see `measure.measure`, in seconds; what was not measured is left out."""
-    spread = "-".join(map(short, result["seconds_spread"]))
+def timing_cells(timing: Timing) -> dict[str, str]:
+    """Returns the cells of what was timed, in seconds; what was not measured is left out."""
+    spread = "-".join(map(short, timing.seconds_spread))
     row = {
-        "Workload": result["workload"],
-        "Method": result["method"],
-        "Engine": result["engine"],
-        "Round": f"{short(result['seconds_per_round'])} ({spread})",
+        "Workload": timing.workload,
+        "Method": timing.method,
+        "Engine": timing.engine,
+        "Round": f"{short(timing.seconds_per_round)} ({spread})",
     }
-    if "ratio" in result:
-        share = f"{result['floor_share']:.0%}"
-        if result["floor_share"] > 1:
-            share = "failed: too high"
-        row["Plain"] = short(result["plain_seconds_per_round"])
-        row["Ratio"] = f"{short(result['ratio'])}x"
-        row["Bound"] = f"{short(result['floor_seconds'])} ({share})"
-    row["Test"] = short(result["evaluation_seconds"])
-    if "whole_seconds" in result:
-        row["Whole run"] = short(result["whole_seconds"])
-    row["MiB"] = short(result["peak_bytes"] / 2**20)
-    row["Images"] = result["images"]
+    comparison = timing.comparison
+    if comparison is not None:
+        fraction = f"{comparison.bound_fraction:.0%}"
+        if comparison.bound_fraction > 1:
+            fraction = "failed: too high"
+        row["Plain"] = short(comparison.plain_seconds_per_round)
+        row["Ratio"] = f"{short(comparison.ratio)}x"
+        row["Bound"] = f"{short(comparison.bounds.bound_seconds)} ({fraction})"
+    row["Test"] = short(timing.evaluation_seconds)
+    if timing.whole_seconds is not None:
+        row["Whole run"] = short(timing.whole_seconds)
+    row["MiB"] = short(timing.peak_bytes / 2**20)
+    row["Images"] = timing.images
     return row
 
 
-def count_cells(result: dict[str, Any]) -> dict[str, str]:
-    """Returns the cells of a counted step, see `count.count_step`."""
+def machine_text(timing: Timing) -> str:
+    """Returns the line below the table: the machine, and what the titles mean."""
+    return (
+        f"{timing.device} ({timing.hardware}), threads: {timing.threads}, torch {timing.torch}, {timing.precision}; "
+        f"seconds, median of {timing.repeats} rounds (least-largest); Plain: of a plain PyTorch loop, Test: of the "
+        "test images"
+    )
+
+
+def count_cells(step: StepCount) -> dict[str, str]:
+    """Returns the cells of a counted step."""
+    counts = step.counts
     return {
-        "Workload": result["workload"],
-        "Way": result["way"],
-        "Kernels": str(result["kernels"]),
-        "GB": f"{result['gigabytes']:.2f}",
-        "GFLOP": f"{result['gflop']:.1f}",
-        "Modelled ms": f"{result['milliseconds']:.2f}",
+        "Workload": step.workload,
+        "Way": step.way,
+        "Kernels": str(counts.kernels.total()),
+        "GB": f"{counts.bytes.total() / 1e9:.2f}",
+        "GFLOP": f"{counts.flops.total() / 1e9:.1f}",
+        "Modelled ms": f"{1e3 * counts.seconds:.2f}",
     }
 
 

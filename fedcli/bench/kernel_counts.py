@@ -2,8 +2,8 @@
 
 Each operation is a kernel, except views. Its bytes are those of the tensors that it reads and writes; of an index that
 of what it selects. The model of an H100 gives a kernel the largest of the time to start it in a graph, to move its
-bytes and to do its floating-point operations at a share of the peak rate that large layers reach. It orders ways of
-doing the same; it is no measurement.
+bytes and to do its floating-point operations at the fraction of the peak rate that large layers achieve. It orders ways
+of doing the same; it is no measurement.
 """
 
 import math
@@ -24,8 +24,8 @@ SELECTIONS = {aten.index, aten.index_select, aten.gather}
 START_SECONDS = 1.5e-6  # of a kernel in a graph
 BYTES_A_SECOND = 3.0e12
 FLOPS_A_SECOND = 51e12
-CONVOLUTION_SHARE = 0.35
-PRODUCT_SHARE = 0.5
+CONVOLUTION_FRACTION = 0.35  # of the peak rate that it achieves; so below
+PRODUCT_FRACTION = 0.5
 
 # How PyTorch cuts lists of tensors into kernels: values of a block, blocks and (for three lists) tensors of a kernel.
 BLOCK_VALUES = 65536
@@ -55,14 +55,14 @@ class KernelCounts(TorchDispatchMode):
         operation = function.overloadpacket
         if operation is aten._fused_sgd_:  # has no form on the meta device
             params, grads, momenta, *_ = args
-            nbytes = _fused_bytes(params, grads, momenta)
+            nbytes = _count_fused_bytes(params, grads, momenta)
             self._add(operation, count_list_kernels(params), nbytes, flops=0)
             return None
         results = function(*args, **kwargs)
         if not _gives_view(function) and operation not in FREE:
-            nbytes = _bytes(operation, (args, kwargs), results)
-            flops = _flops(operation, args, kwargs, results)
-            self._add(operation, _kernels(operation, args), nbytes, flops)
+            nbytes = _count_bytes(operation, (args, kwargs), results)
+            flops = _count_flops(operation, args, kwargs, results)
+            self._add(operation, _count_kernels(operation, args), nbytes, flops)
         return results
 
     def _add(self, operation: Any, kernels: int, nbytes: int, flops: int) -> None:
@@ -70,10 +70,10 @@ class KernelCounts(TorchDispatchMode):
         self.kernels[name] += kernels
         self.bytes[name] += nbytes
         self.flops[name] += flops
-        share = CONVOLUTION_SHARE if "convolution" in name else PRODUCT_SHARE
+        achieved_fraction = CONVOLUTION_FRACTION if "convolution" in name else PRODUCT_FRACTION
         to_start = kernels * START_SECONDS
         to_move = nbytes / BYTES_A_SECOND
-        to_compute = flops / (share * FLOPS_A_SECOND)
+        to_compute = flops / (achieved_fraction * FLOPS_A_SECOND)
         self.seconds += max(to_start, to_move, to_compute)
 
 
@@ -82,7 +82,7 @@ def _gives_view(function: Any) -> bool:
     return any(alias is not None and not alias.is_write for alias in aliases)
 
 
-def _kernels(operation: Any, args: tuple) -> int:
+def _count_kernels(operation: Any, args: tuple) -> int:
     if operation is aten.convolution_backward:
         *_, wants_gradients = args  # whether those of input, weight and bias are asked for
         return sum(wants_gradients)
@@ -97,7 +97,7 @@ def _nbytes(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes() if repeats_values else tensor.nbytes
 
 
-def _bytes(operation: Any, arguments: Any, results: Any) -> int:
+def _count_bytes(operation: Any, arguments: Any, results: Any) -> int:
     written = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
     if operation in SELECTIONS:
         return 2 * sum(map(_nbytes, written))
@@ -107,7 +107,7 @@ def _bytes(operation: Any, arguments: Any, results: Any) -> int:
     return sum(map(_nbytes, [*read, *written]))
 
 
-def _fused_bytes(params: list[Tensor], grads: list[Tensor], momenta: list[Tensor]) -> int:
+def _count_fused_bytes(params: list[Tensor], grads: list[Tensor], momenta: list[Tensor]) -> int:
     """Parameters and momenta are read and written, gradients are read."""
     return sum(map(_nbytes, grads)) + 2 * sum(map(_nbytes, [*params, *momenta]))
 
@@ -131,21 +131,21 @@ def count_list_kernels(tensors: list[Tensor]) -> int:
     return kernels
 
 
-def _flops(operation: Any, args: tuple, kwargs: dict[str, Any], results: Any) -> int:
+def _count_flops(operation: Any, args: tuple, kwargs: dict[str, Any], results: Any) -> int:
     if operation is aten.convolution:
         _, weight, *_ = args
-        return _convolution_flops(results, weight)
+        return _count_convolution_flops(results, weight)
     if operation is aten.convolution_backward:
         gradient, _, weight, *_, wants_gradients = args
         wants_input_gradient, wants_weight_gradient, _ = wants_gradients
         num_convolutions = wants_input_gradient + wants_weight_gradient
-        return num_convolutions * _convolution_flops(gradient, weight)
+        return num_convolutions * _count_convolution_flops(gradient, weight)
     if operation in flop_registry:
         return flop_registry[operation](*args, **kwargs, out_val=results)
     return 0
 
 
-def _convolution_flops(output: Tensor, weight: Tensor) -> int:
+def _count_convolution_flops(output: Tensor, weight: Tensor) -> int:
     """Returns a multiplication and an addition for each value of the output and each weight that it is made of."""
     num_outputs = weight.shape[0]
     return 2 * output.numel() * (weight.numel() // num_outputs)

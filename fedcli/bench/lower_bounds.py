@@ -57,15 +57,15 @@ def times_per_second(work: Callable[[], Any], engine: Engine) -> float:
 
 
 class LowerBounds(NamedTuple):
-    """Seconds that a round takes at least."""
+    """What a round takes at least."""
 
-    arithmetic: float
-    memory: float
+    arithmetic_seconds: float
+    memory_seconds: float
 
     @property
-    def larger(self) -> float:
-        """The one that counts."""
-        return max(self.arithmetic, self.memory)
+    def bound_seconds(self) -> float:
+        """The larger one, which counts."""
+        return max(self.arithmetic_seconds, self.memory_seconds)
 
 
 def lower_bounds(fed: Federation, flops_per_sample: float, passes: int, examples: int) -> LowerBounds:
@@ -83,4 +83,4 @@ def lower_bounds(fed: Federation, flops_per_sample: float, passes: int, examples
     steps = passes * math.ceil(examples / fed.batch_size)
     # Parameter, gradient and momentum, each read and written.
     nbytes = steps * 2 * 3 * fed.sizes.parameters * fed.dtype.itemsize
-    return LowerBounds(arithmetic=flops / rates.flops, memory=nbytes / rates.bytes)
+    return LowerBounds(arithmetic_seconds=flops / rates.flops, memory_seconds=nbytes / rates.bytes)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedcli.bench.small_network import small
+from fedcli.bench.small_network import pooled_side, small
 from fedcli.bench.workloads import SGD, SMALL_NETWORK
 from fedcli.core.federation import Federation
 from fedcli.core.layers import use_live_taps
@@ -33,8 +33,7 @@ def plain_network(backbone: str, channels: int, image_size: int) -> nn.Module:
 
 
 def _cnn_mcmahan(channels: int, image_size: int) -> nn.Module:
-    side = (image_size - 4) // 2  # of an image after one convolution and pooling
-    side = (side - 4) // 2
+    side = pooled_side(pooled_side(image_size))
     return nn.Sequential(
         nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),

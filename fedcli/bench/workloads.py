@@ -19,20 +19,15 @@ SMALL_NETWORK = f"{small_network.__file__}:small"
 # Options of runs; all clients hold equally many images.
 _GREY = {"dataset": "fmnist", "train_examples": 60_000, "num_clients": 100, "backbone": "cnn-mcmahan"}
 _COLOUR = {"dataset": "cifar10", "train_examples": 40_000, "num_clients": 10, "backbone": "resnet18"}
-_CNN_FIVE_EPOCHS = {**_GREY, "cohort_size": 10, "local_epochs": 5, "batch_size": 64}
-_CNN_SMALL_BATCHES = {**_GREY, "cohort_size": 20, "local_epochs": 1, "batch_size": 10}
-_RESNET18 = {**_COLOUR, "cohort_size": 10, "local_epochs": 10, "batch_size": 64}
-_SMALL_NETWORK = {**_CNN_FIVE_EPOCHS, "backbone": SMALL_NETWORK}
-WORKLOADS = {  # by the short names that files of measurements have, and by those that say what they are
-    "w1": _CNN_FIVE_EPOCHS,
-    "w2": _CNN_SMALL_BATCHES,
-    "w3": _RESNET18,
-    "w4": _SMALL_NETWORK,
-    "cnn-five-epochs": _CNN_FIVE_EPOCHS,
-    "cnn-small-batches": _CNN_SMALL_BATCHES,
-    "resnet18": _RESNET18,
-    "small-network": _SMALL_NETWORK,
+_FIVE_EPOCHS = {**_GREY, "cohort_size": 10, "local_epochs": 5, "batch_size": 64}
+WORKLOADS = {  # by the short names that files of measurements have
+    "w1": _FIVE_EPOCHS,
+    "w2": {**_GREY, "cohort_size": 20, "local_epochs": 1, "batch_size": 10},
+    "w3": {**_COLOUR, "cohort_size": 10, "local_epochs": 10, "batch_size": 64},
+    "w4": {**_FIVE_EPOCHS, "backbone": SMALL_NETWORK},
 }
+ALIASES = {"cnn-five-epochs": "w1", "cnn-small-batches": "w2", "resnet18": "w3", "small-network": "w4"}
+NAMES = (*WORKLOADS, *ALIASES)
 
 
 def _scaling() -> dict[str, dict[str, Any]]:
@@ -42,11 +37,17 @@ def _scaling() -> dict[str, dict[str, Any]]:
     workloads = {}
     for size in sizes:
         name = f"w1 K={size['cohort_size']} B={size['batch_size']}"
-        workloads[name] = {**_CNN_FIVE_EPOCHS, "local_epochs": 1, **size}
+        workloads[name] = {**_FIVE_EPOCHS, "local_epochs": 1, **size}
     return workloads
 
 
 SCALING = _scaling()
+
+
+def find_workload(name: str) -> dict[str, Any]:
+    """The options of a workload, of `NAMES` or `SCALING`."""
+    workloads = WORKLOADS | SCALING
+    return workloads[ALIASES.get(name, name)]
 
 
 def prepare_workload(workload: dict[str, Any], method: str = "fedavg", **given: Any) -> Setup:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from json import dumps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -13,6 +13,9 @@ from fedcli.cli.options import Device, argument, given_flags, optional
 from fedcli.cli.printing import print_table
 from fedcli.errors import UserError, unknown
 from fedcli.userfiles import is_from_file
+
+if TYPE_CHECKING:  # it imports PyTorch, which help does not need
+    from fedcli.bench.speed import Timing
 
 READ_BY_COUNT = ("workloads", "precision", "json", "count")  # parameters of `bench`; a count knows no others
 
@@ -76,70 +79,68 @@ def _bench_cases(names: list[str], method: str, given: Mapping[str, Any], with_s
 
 def _bench_case(name: str, method: str, given: Mapping[str, Any]) -> BenchCase:
     """Resolve a workload by a method, or a method under its own protocol."""
-    from fedcli.bench.workloads import SCALING, WORKLOADS, prepare_workload
+    from fedcli.bench.workloads import NAMES, SCALING, find_workload, prepare_workload
     from fedcli.runs.resolve import resolve
 
-    workload = {**WORKLOADS, **SCALING}.get(name)
-    if workload is not None:
-        return BenchCase(name, prepare_workload(workload, method, **given), is_workload=True)
+    if name in NAMES or name in SCALING:
+        return BenchCase(name, prepare_workload(find_workload(name), method, **given), is_workload=True)
     if name in registry.methods() or is_from_file(name):
         setup = resolve(registry.find_method(name), {"dataset": "cifar10", **given}, need_data=False)
         return BenchCase(setup.protocol.name, setup, is_workload=False)
-    raise unknown("workload", name, WORKLOADS, f"there are {', '.join(WORKLOADS)}, and methods.")
+    raise unknown("workload", name, NAMES, f"there are {', '.join(NAMES)}, and methods.")
 
 
 def _time_cases(cases: Sequence[BenchCase], repeats: int, as_json: bool, csv: Path | None) -> None:
     """Measure cases one after the other; print each as JSON or all in a table, and append each to a CSV file."""
     from fedcli.bench.csv_file import append_csv, check_csv
-    from fedcli.bench.measure import measure
+    from fedcli.bench.speed import time_workload
 
     if csv is not None:  # refused now rather than after minutes
         check_csv(csv)
-    results = []
+    timings = []
     for case in cases:
         with Console(stderr=True).status(case.name) as status:
-            result = measure(case.name, case.setup, repeats, status.update, with_plain=case.is_workload)
-        results.append(result)
+            timing = time_workload(case.name, case.setup, repeats, status.update, with_plain=case.is_workload)
+        timings.append(timing)
         if as_json:
-            typer.echo(dumps(result))
+            typer.echo(dumps(timing.as_dict()))
         if csv is not None:
-            append_csv(csv, result)
+            append_csv(csv, timing.as_dict())
     if not as_json:
-        _print_timings(results)
+        _print_timings(timings)
 
 
-def _print_timings(results: Sequence[dict[str, Any]]) -> None:
-    """Print what was measured, a row a case, and the machine."""
-    from fedcli.bench.cells import MACHINE, timing_cells
+def _print_timings(timings: "Sequence[Timing]") -> None:
+    """Print what was timed, a row a case, and the machine."""
+    from fedcli.bench.cells import machine_text, timing_cells
 
-    by_title = [timing_cells(result) for result in results]
+    by_title = [timing_cells(timing) for timing in timings]
     titles = list(dict.fromkeys(title for row in by_title for title in row))
     rows = []
     for row in by_title:
         rows.append([row.get(title, "") for title in titles])
     print_table(titles, rows)
-    typer.echo(MACHINE.format(**results[-1]))
+    typer.echo(machine_text(timings[-1]))
 
 
-def _count_steps(workloads: list[str], precision: str, as_json: bool) -> None:
+def _count_steps(names: Sequence[str], precision: str, as_json: bool) -> None:
     """Count a joint step of each workload in each way; print each as JSON or all in a table."""
     from fedcli.bench.cells import count_cells
-    from fedcli.bench.count import count_step
-    from fedcli.bench.workloads import WORKLOADS
+    from fedcli.bench.joint_step import count_step
+    from fedcli.bench.workloads import NAMES, find_workload
     from fedcli.core.stacked import WAYS
 
-    for name in workloads:
-        if name not in WORKLOADS:
-            raise unknown("workload", name, WORKLOADS, f"there are {', '.join(WORKLOADS)}.")
+    for name in names:
+        if name not in NAMES:
+            raise unknown("workload", name, NAMES, f"there are {', '.join(NAMES)}.")
     rows = []
-    for name in workloads:
+    for name in names:
         for way in WAYS:
-            row, _ = count_step(name, WORKLOADS[name], way, precision)
-            rows.append(row)
+            step = count_step(name, find_workload(name), way, precision)
+            rows.append(count_cells(step))
             if as_json:
-                typer.echo(dumps(row))
+                typer.echo(dumps(step.as_dict()))
     if as_json:
         return
-    table = [count_cells(row) for row in rows]
-    (first, *_) = table
-    print_table(list(first), [list(row.values()) for row in table])
+    (titles, *_) = rows
+    print_table(list(titles), [list(row.values()) for row in rows])

@@ -5,8 +5,8 @@ device, whose tensors have shapes and no values, by FedAvg with full batches, of
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -34,14 +34,36 @@ class _NoGraphs:
         return [work() for work in works]
 
 
-class CountedStep(NamedTuple):
-    """What was counted of a joint step."""
+@dataclass(frozen=True, kw_only=True)
+class StepCount:
+    """What was counted of a joint step.
 
-    result: dict[str, Any]  # as `--json` prints it
-    counts: KernelCounts  # by operation
+    Attributes:
+        workload: Its name.
+        way: How its clients are trained, and how many together.
+        precision: As `--precision` has it.
+        counts: By operation.
+    """
+
+    workload: str
+    way: str
+    precision: str
+    counts: KernelCounts
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns it as `--json` prints it."""
+        return {
+            "workload": self.workload,
+            "way": self.way,
+            "precision": self.precision,
+            "kernels": self.counts.kernels.total(),
+            "gigabytes": self.counts.bytes.total() / 1e9,
+            "gflop": self.counts.flops.total() / 1e9,
+            "milliseconds": 1e3 * self.counts.seconds,
+        }
 
 
-def count_step(name: str, workload: dict[str, Any], way: str, precision: str) -> CountedStep:
+def count_step(name: str, workload: dict[str, Any], way: str, precision: str) -> StepCount:
     """Counts a joint step of a workload, see `fedcli.bench.workloads.WORKLOADS`, in one of `stacked.WAYS`."""
     size = workload["cohort_size"]
     two_batches = {
@@ -71,13 +93,4 @@ def count_step(name: str, workload: dict[str, Any], way: str, precision: str) ->
     take_step = engine.captured_step()
     with KernelCounts() as counts:
         take_step()
-    result = {
-        "workload": name,
-        "way": f"{way} x {size}",
-        "precision": precision,
-        "kernels": counts.kernels.total(),
-        "gigabytes": counts.bytes.total() / 1e9,
-        "gflop": counts.flops.total() / 1e9,
-        "milliseconds": 1e3 * counts.seconds,
-    }
-    return CountedStep(result, counts)
+    return StepCount(workload=name, way=f"{way} x {size}", precision=precision, counts=counts)
