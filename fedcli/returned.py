@@ -35,7 +35,7 @@ class Run(EndedRun):
         """The same run, with what a notebook needs of it."""
         return cls(record=ended.record, state=ended.state, path=ended.path, files=ended.files)
 
-    model = in_keywords()(EndedRun.model)
+    model = in_keywords()(EndedRun.model)  # as it is, but for its refusals
 
     @property
     def history(self) -> Any:
@@ -84,8 +84,7 @@ class Run(EndedRun):
         """
         from fedcli.measure.predictions import predictions
 
-        by_prototypes = "classifier_accuracy" in self.record["rounds"][-1]
-        return predictions(self.model(client, round, prototypes=by_prototypes), images)
+        return predictions(self.model(client, round, prototypes=self.classifies_by_prototypes), images)
 
     @in_keywords()
     def confusion(self, client: int | None = None, round: str = "selected") -> Any:
@@ -98,7 +97,7 @@ class Run(EndedRun):
         """
         from fedcli.measure.predictions import confusion
 
-        return confusion(self, round, client)
+        return confusion(self, client, round)
 
     @in_keywords()
     def per_class(self, client: int | None = None, round: str = "selected") -> Any:
@@ -139,22 +138,23 @@ class Runs(list[Run]):
 
         from fedcli.figures.line_charts import learning_curves
         from fedcli.figures.options import FigureOptions
-        from fedcli.figures.saving import small_png
         from fedcli.figures.warn import warnings_in_words
 
         with in_keywords():
             chosen = FigureOptions(**look)
         with rc_context(chosen.parameters()), in_keywords(), warnings_in_words(keywords_for_flags):
-            figure = learning_curves([run.record for run in self], x, y, options=chosen)
-        # A notebook shows a figure by this method, also without pyplot.
-        figure._repr_png_ = lambda: small_png(figure)  # type: ignore[attr-defined]  # notebooks look for it
-        return figure
+            return learning_curves([run.record for run in self], x, y, options=chosen)
+
+    @property
+    def _records(self) -> list[dict[str, Any]]:
+        """Their records as tables take them, each with its folder."""
+        return [{**run.record, "folder": run.path} for run in self]
 
     def frame(self, *metrics: str) -> Any:
         """Returns a `pandas.DataFrame`, a row a run: the options, the seed, accuracies in percent and any `metrics`."""
         from fedcli.results.tables import numbers_of_records
 
-        return numbers_of_records([{**run.record, "folder": run.path} for run in self], metrics)
+        return numbers_of_records(self._records, metrics)
 
     def table(
         self, *metrics: str, format: str | None = None, columns: str | Sequence[str] = (), digits: int | None = None,
@@ -178,14 +178,13 @@ class Runs(list[Run]):
         from fedcli.results.formats import write_tables
         from fedcli.results.tables import build_table
 
-        records = [{**run.record, "folder": run.path} for run in self]
         with in_keywords():
             layout = Layout(columns, digits)
             if format is not None:
-                return write_tables(records, metrics, format, layout, label)
+                return write_tables(self._records, metrics, format, layout, label)
             if label:
                 raise UserError(f"label='{label}' is for format=\"latex\" (got no format); give it, or leave it out.")
-            shown = build_table(records, metrics, leads=True, layout=layout)
+            shown = build_table(self._records, metrics, leads=True, layout=layout)
         return pd.DataFrame(shown.rows, columns=shown.columns)
 
     def _repr_html_(self) -> str:

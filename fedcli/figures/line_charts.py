@@ -16,6 +16,7 @@ from fedcli.figures.curves import AXES, CLIENTS, Axis, Curve, find_curves, point
 from fedcli.figures.legends import Symbols, draw_legends, name_ends, spread_names, widen_legend
 from fedcli.figures.names import setting_colours, title_words
 from fedcli.figures.options import FigureOptions
+from fedcli.figures.saving import small_png
 from fedcli.figures.text import characters, write_title
 from fedcli.figures.warn import warn_of_no_room
 from fedcli.results.groups import SeedGroup, group_runs, leaderboards
@@ -42,6 +43,10 @@ class LineChart(Figure):
     """
 
     caption: str = ""
+
+    def _repr_png_(self) -> bytes:
+        """A notebook shows a figure by this method, also without pyplot."""
+        return small_png(self)
 
 
 class Panel(NamedTuple):

@@ -68,7 +68,7 @@ def predictions(model: Classifier, images: Tensor) -> Tensor:
         return torch.cat([model(batch).argmax(1) for batch in images.split(BATCH)])
 
 
-def confusion(run: EndedRun, round: str = "selected", client: int | None = None) -> np.ndarray:
+def confusion(run: EndedRun, client: int | None = None, round: str = "selected") -> np.ndarray:
     """Counts what the test images of each class are taken for, `[C, C]`, the true class by the predicted one.
 
     The models are those that the headline is measured by. Where each client has a model or test images of its own, the
@@ -76,8 +76,8 @@ def confusion(run: EndedRun, round: str = "selected", client: int | None = None)
 
     Args:
         run: A finished run.
-        round: "selected", the headline's, or "last".
         client: Count for this client alone.
+        round: "selected", the headline's, or "last".
 
     Raises:
         UserError: If the run has no such model or client, or its data or files have changed.
@@ -88,7 +88,7 @@ def confusion(run: EndedRun, round: str = "selected", client: int | None = None)
 
     @lru_cache(1)  # one at a time, for all tests of the global one
     def load_model(owner: int | None) -> Classifier:
-        return run.model(owner, round, prototypes=method.prototypes is not None)
+        return run.model(owner, round, prototypes=run.classifies_by_prototypes)
 
     classes = range(len(restored.record["class_names"]))
     counts = np.zeros((len(classes), len(classes)), dtype=int)

@@ -77,6 +77,12 @@ class EndedRun:
     path: Path
     files: Sequence[str | Path] = ()  # the user's, for its method or for parts
 
+    @property
+    def classifies_by_prototypes(self) -> bool:
+        """Whether the headline's models take the class of the nearest prototype: where the method declares them."""
+        record = trust_files(self.record, self.files)
+        return find_method(record["method_source"]).prototypes is not None
+
     def model(self, client: int | None = None, round: str = "selected", *, prototypes: bool = False) -> Classifier:
         """Returns the trained model, a `torch.nn.Module` in evaluation mode on the CPU, before any step of `--post`.
 
