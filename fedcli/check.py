@@ -3,7 +3,6 @@
 Each law is a function that yields what it has measured, each figure with its bound.
 """
 
-import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, make_dataclass, replace
@@ -17,12 +16,12 @@ from torch import Tensor, nn
 from fedcli import registry
 from fedcli.core.client_states import types_by_name
 from fedcli.core.engine import Engine
-from fedcli.core.federation import Federation, NonFiniteLoss
+from fedcli.core.federation import Federation
 from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.core.trees import Tree, leaves, tree_map
 from fedcli.data.dataset import Dataset
 from fedcli.declarations import START, Method, flag_of
-from fedcli.errors import UserError
+from fedcli.errors import NonFiniteLoss, UserError, first_line
 from fedcli.runs import prepare
 from fedcli.runs.machine import deterministic
 from fedcli.runs.options import fields_of
@@ -43,33 +42,40 @@ class Finding(NamedTuple):
 
     label: str
     figure: float
-    bound: float
-    above: bool = False  # whether the figure must be larger than the bound; else it must not be
-    error: Exception | None = None  # what the method has raised, then the figure is NaN
+    at_most: float | None = None
+    more_than: float | None = None  # in place of `at_most`
 
     @property
     def holds(self) -> bool:
         """Whether the bound is kept; NaN keeps none."""
-        return self.figure > self.bound if self.above else self.figure <= self.bound
+        if self.more_than is not None:
+            return self.figure > self.more_than
+        return self.at_most is not None and self.figure <= self.at_most
 
     @property
     def tolerance(self) -> str:
         """What the figure must be, as text."""
-        sign = ">" if self.above else "<="
-        return f"{sign} {self.bound:g}"
-
-    @property
-    def cells(self) -> tuple[str, str, str, str]:
-        """Label, figure, tolerance and verdict as texts."""
-        verdict = "pass" if self.holds else "FAIL"
-        return (self.label, f"{self.figure:.1e}", self.tolerance, verdict)
+        return f"<= {self.at_most:g}" if self.more_than is None else f"> {self.more_than:g}"
 
     def __str__(self) -> str:
         """Says what is wrong where the bound is not kept."""
-        if self.error is not None:
-            message = f"{type(self.error).__name__}: {str(self.error).strip()}"
-            return message.splitlines()[0]
         return f"{self.label}: {self.figure:.2e}, must be {self.tolerance}"
+
+
+class Failure(NamedTuple):
+    """An error with which a method has ended a law's measurement, which so does not hold."""
+
+    label: str
+    error: Exception
+
+    @property
+    def holds(self) -> bool:
+        """False, as a `Finding` says whether its bound is kept."""
+        return False
+
+    def __str__(self) -> str:
+        """Says what the method has raised."""
+        return f"{type(self.error).__name__}: {first_line(self.error)}"
 
 
 # Small runs
@@ -170,44 +176,52 @@ def models_after(method: Method | str, overrides: dict[str, Any] | None, rounds:
 # The laws
 
 
-def refuse_other_kind(method: Method, simpler: Method) -> None:
-    """Refuses to compare the tested models of two methods that differ in kind.
+class SimplerMethod(NamedTuple):
+    """The method that another one is under some options."""
+
+    name: str
+    overrides: dict[str, Any]  # options of the other method, which switch its terms off
+
+
+def simpler_method(method: Method) -> SimplerMethod:
+    """Returns what a method, which has a `reduces_to`, is under which options.
 
     Raises:
-        UserError: If one has a global model and the other personal ones.
+        UserError: If one has a global model and the other personal ones, which cannot be compared.
     """
-    if method.tested != simpler.tested:
+    assert method.reduces_to is not None  # the `need` of both laws says so
+    simpler = SimplerMethod(*method.reduces_to)
+    tested_of_simpler = registry.find_method(simpler.name).tested
+    if method.tested != tested_of_simpler:
         raise UserError(
-            f"the tested models of '{method.name}' are {method.tested} and those of '{simpler.name}' {simpler.tested}, "
-            "which cannot be compared; let reduces_to name a method with models of the same kind, or leave it out."
+            f"the tested models of '{method.name}' are {method.tested} and those of '{simpler.name}' "
+            f"{tested_of_simpler}, which cannot be compared; let reduces_to name a method with models of the same "
+            "kind, or leave it out."
         )
+    return simpler
 
 
 def law_1_off_is_the_simpler_method(method: Method, rounds: int = 3, **run: Any) -> Iterator[Finding]:
     """Hold a method to its `reduces_to`: with these options its model is the simpler method's."""
-    assert method.reduces_to is not None  # the law's `need` says so; so below
-    simpler, overrides = method.reduces_to
-    refuse_other_kind(method, registry.find_method(simpler))
-    flags = " ".join(f"{flag_of(name)} {value}" for name, value in overrides.items())
-    models = models_after(method, overrides, rounds, **run)
-    simpler_models = models_after(simpler, None, rounds, **run)
-    yield Finding(f"{flags} against {simpler}", distance(models, simpler_models), MAX_ROUNDING)
+    simpler = simpler_method(method)
+    flags = " ".join(f"{flag_of(name)} {value}" for name, value in simpler.overrides.items())
+    models = models_after(method, simpler.overrides, rounds, **run)
+    simpler_models = models_after(simpler.name, None, rounds, **run)
+    yield Finding(f"{flags} against {simpler.name}", distance(models, simpler_models), at_most=MAX_ROUNDING)
 
 
 def law_2_on_is_not(method: Method, **run: Any) -> Iterator[Finding]:
     """Hold a method to be another than the simpler one, after 22 rounds, when its options have their defaults."""
-    assert method.reduces_to is not None
-    simpler, overrides = method.reduces_to
-    refuse_other_kind(method, registry.find_method(simpler))
+    simpler = simpler_method(method)
     run = {"local_epochs": 1, "parts": toy_parts((13, 7, 10, 2)), **run}  # the last client lacks a class
     for rounds in (2, 22):  # most show it early
         models = models_after(method, None, rounds, **run)
-        simpler_models = models_after(method, overrides, rounds, **run)
+        simpler_models = models_after(method, simpler.overrides, rounds, **run)
         difference = distance(models, simpler_models)
         if difference > MIN_DIFFERENCE:
             break
-    label = f"difference from {simpler} under the defaults, 0 where your terms have no effect on the tested model"
-    yield Finding(label, difference, MIN_DIFFERENCE, above=True)
+    label = f"difference from {simpler.name} under the defaults, 0 where your terms have no effect on the tested model"
+    yield Finding(label, difference, more_than=MIN_DIFFERENCE)
 
 
 def law_3_state_survives(method: Method, **run: Any) -> Iterator[Finding]:
@@ -228,10 +242,10 @@ def law_3_state_survives(method: Method, **run: Any) -> Iterator[Finding]:
             change = distance(state.clients[client], stored_before[client])
             changes = changes_of_active if client in cohort else changes_of_idle
             changes.append(change)
-    yield Finding("clients that took part whose state is not kept, or kept of others", num_wrong, 0)
-    yield Finding("change of the state of a client that sat out", max(changes_of_idle), 0)
+    yield Finding("clients that took part whose state is not kept, or kept of others", num_wrong, at_most=0)
+    yield Finding("change of the state of a client that sat out", max(changes_of_idle), at_most=0)
     change = min(changes_of_active, default=0.0)
-    yield Finding("change of the state of a client that took part", change, 0, above=True)
+    yield Finding("change of the state of a client that took part", change, more_than=0)
     if 0 not in stored_before:
         return
     # In the last round the first client, which takes part in it, finds another state.
@@ -239,7 +253,7 @@ def law_3_state_survives(method: Method, **run: Any) -> Iterator[Finding]:
     other_state = state_before._replace(clients={**stored_before, 0: changed})
     other_end = simulate(setup, fed, len(COHORTS), COHORTS, state=other_state, first=len(COHORTS) - 1)
     effect = distance(tested_models(setup, state), tested_models(setup, other_end))
-    yield Finding("effect of what a client stored on its next round", effect, 1e-9, above=True)
+    yield Finding("effect of what a client stored on its next round", effect, more_than=1e-9)
 
 
 class TrainingResult(NamedTuple):
@@ -280,13 +294,13 @@ def law_4_chunking_is_invisible(
     has_graphs = fed.engine.graphs is not None
     expected = result_of(1, federation_type=reference_type)
     name = reference_type.__name__ if reference_type else expected.mode
-    ways = (False, True) if has_graphs else (False,)
-    for with_graphs in ways:
+    graph_choices = (False, True) if has_graphs else (False,)
+    for with_graphs in graph_choices:
         for chunk in chunks:
             result = result_of(chunk, with_graphs)
             of_models = distance(result.models, expected.models)
             of_state = distance(result.state, expected.state)
-            yield Finding(f"{result.mode} against {name}", max(of_models, of_state), bound)
+            yield Finding(f"{result.mode} against {name}", max(of_models, of_state), at_most=bound)
 
 
 def _mode_after(engine: Engine) -> str:
@@ -305,8 +319,8 @@ def law_5_order_is_invisible(method: Method, **run: Any) -> Iterator[Finding]:
     state, terms = setup.method.run_round(first, fed.cohort_of(1, np.arange(4)), fed, setup.method_config)
     permuted, permuted_terms = setup.method.run_round(first, fed.cohort_of(1, order), fed, setup.method_config)
     expected = tree_map(lambda values: values[order], terms)
-    yield Finding("state after a permuted cohort", distance(permuted, state), MAX_ROUNDING)
-    yield Finding("terms of a permuted cohort's clients", distance(permuted_terms, expected), MAX_ROUNDING)
+    yield Finding("state after a permuted cohort", distance(permuted, state), at_most=MAX_ROUNDING)
+    yield Finding("terms of a permuted cohort's clients", distance(permuted_terms, expected), at_most=MAX_ROUNDING)
 
 
 def law_6_edge_data(method: Method, chunk: int, **run: Any) -> Iterator[Finding]:
@@ -328,7 +342,7 @@ def law_6_edge_data(method: Method, chunk: int, **run: Any) -> Iterator[Finding]
                 state, _ = one_round(setup, fed, state, fed.cohort(number))
         except NonFiniteLoss:  # of a loss or of the state after the round
             wrong = 1
-        yield Finding(f"rounds with numbers that are not finite, {name}", wrong, 0)
+        yield Finding(f"rounds with numbers that are not finite, {name}", wrong, at_most=0)
 
 
 def law_7_resume_is_invisible(method: Method, **run: Any) -> Iterator[Finding]:
@@ -345,7 +359,7 @@ def law_7_resume_is_invisible(method: Method, **run: Any) -> Iterator[Finding]:
             setup, fed = federation(method, **run)
             state = load_tree(file, types, fed.device).tree
         state = simulate(setup, fed, 3, state=state, first=rounds)
-        yield Finding(f"resumed after round {rounds} of 3", distance(state, expected), bound)
+        yield Finding(f"resumed after round {rounds} of 3", distance(state, expected), at_most=bound)
 
 
 def law_9_costs_are_what_is_sent(method: Method, **run: Any) -> Iterator[Finding]:
@@ -363,8 +377,8 @@ def law_9_costs_are_what_is_sent(method: Method, **run: Any) -> Iterator[Finding
         counted = [sent["params"] + sent["other"] for sent in (fed.traffic.down, fed.traffic.up)]
         largest_error = np.maximum(largest_error, np.abs(np.subtract(counted, declared)))
     down, up = largest_error
-    yield Finding("floats that clients are sent, counted less declared", down, 0)
-    yield Finding("floats that clients send, counted less declared", up, 0)
+    yield Finding("floats that clients are sent, counted less declared", down, at_most=0)
+    yield Finding("floats that clients send, counted less declared", up, at_most=0)
 
 
 # Holding methods to the laws
@@ -463,15 +477,15 @@ def allows(method: Method, optimizer: str) -> bool:
 
 
 def one_of_each_kind() -> list[Method]:
-    """One registered method of each kind: by models of the clients' own, public images and kept states."""
-    by_kind = {}
+    """The last registered method of each kind: by models of the clients' own, public images and kept states."""
+    by_kind = {}  # a later method takes the place of one of its kind
     for method in registry.methods().values():
         kind = (bool(method.personal), method.uses_public_data, keeps_state(method))
         by_kind[kind] = method
     return list(by_kind.values())
 
 
-def check(method: Method, number: int, device: str) -> list[Finding]:
+def check(method: Method, number: int, device: str) -> list[Finding | Failure]:
     """Hold a method to the law of that number on a device; an error ends only its measurement.
 
     Returns nothing where the method does not declare what the law needs.
@@ -479,7 +493,7 @@ def check(method: Method, number: int, device: str) -> list[Finding]:
     law = LAWS[number]
     if not law.concerns(method):
         return []
-    findings = []
+    findings: list[Finding | Failure] = []
     for case in law.cases:
         if not allows(method, case.options.get("optimizer", "sgd")):
             continue
@@ -489,5 +503,5 @@ def check(method: Method, number: int, device: str) -> list[Finding]:
                     findings.append(finding._replace(label=case.name_finding(finding.label)))
         except Exception as error:
             label = case.name_finding(f"raised {type(error).__name__}")
-            findings.append(Finding(label, math.nan, 0, error=error))
+            findings.append(Failure(label, error))
     return findings

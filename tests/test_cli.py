@@ -370,7 +370,7 @@ def test_a_failure_does_not_stop_the_others_and_is_told(monkeypatch):
 
 
 def test_check_without_a_method_checks_one_of_each_kind(monkeypatch):
-    monkeypatch.setattr(check, "check", lambda *given: [check.Finding("", 0, 0)])
+    monkeypatch.setattr(check, "check", lambda *given: [check.Finding("", 0, at_most=0)])
     _, *lines, _ = output_of("check", "--law", 5).splitlines()
     kinds = set()
     for line in lines:

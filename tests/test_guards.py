@@ -169,8 +169,8 @@ def test_a_law_is_held_against_the_variants_of_a_method():
 
 
 def test_a_figure_that_is_not_a_number_keeps_no_bound():
-    assert not check.Finding("", float("nan"), 1).holds
-    assert not check.Finding("", float("nan"), 1, above=True).holds
+    assert not check.Finding("", float("nan"), at_most=1).holds
+    assert not check.Finding("", float("nan"), more_than=1).holds
 
 
 def test_law_4_holds_captured_steps_to_the_plain_ones(monkeypatch):

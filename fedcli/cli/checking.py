@@ -15,7 +15,7 @@ from fedcli.cli.printing import print_table, say, show_traceback
 from fedcli.errors import UserError
 
 if TYPE_CHECKING:  # it imports PyTorch, which help does not need
-    from fedcli.check import Finding, Law
+    from fedcli.check import Failure, Finding, Law
     from fedcli.declarations import Method
 
 
@@ -77,10 +77,10 @@ class Outcome(NamedTuple):
     method: str
     number: int  # of the law
     law: "Law"
-    findings: "list[Finding]"  # none where the method does not declare what the law needs
+    findings: "list[Finding | Failure]"  # none where the method does not declare what the law needs
 
     @property
-    def broken(self) -> "list[Finding]":
+    def broken(self) -> "list[Finding | Failure]":
         """The findings that break the law."""
         return [finding for finding in self.findings if not finding.holds]
 
@@ -97,12 +97,24 @@ class Outcome(NamedTuple):
             compared = "nothing" if self.law.need is None else f"nothing, without {self.law.need.name}"
             yield (self.method, self.number, compared, "", "", "left out")
         for finding in self.findings:
-            yield (self.method, self.number, *finding.cells)
+            yield (self.method, self.number, *_cells(finding))
+
+
+def _cells(finding: "Finding | Failure") -> tuple[str, str, str, str]:
+    """Make the cells of what was compared, the figure, its tolerance and the verdict."""
+    from fedcli.check import Failure
+
+    if isinstance(finding, Failure):
+        return (finding.label, "nan", "<= 0", "FAIL")
+    verdict = "pass" if finding.holds else "FAIL"
+    return (finding.label, f"{finding.figure:.1e}", finding.tolerance, verdict)
 
 
 def _say_broken(ctx: typer.Context, outcome: Outcome) -> None:
     """Print how a law is broken, with the traceback of an error where it is asked for."""
+    from fedcli.check import Failure
+
     for finding in outcome.broken:
         say(f"{outcome.method}, law {outcome.number}: {finding}", err=True)
-        if finding.error is not None:
+        if isinstance(finding, Failure):
             show_traceback(ctx, finding.error)

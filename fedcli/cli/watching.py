@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fedcli.cli.printing import Output, consoles, stop
-from fedcli.errors import UserError
+from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.runs.signals import exit_code
 from fedcli.userfiles import user_files
 
@@ -19,7 +19,6 @@ def watch(start: Callable, output: Output, workers: int | None = None) -> Any:
     With one of `workers`, it shares its work with no process.
     """
     from fedcli.cli.display import Display, print_line
-    from fedcli.core.federation import NonFiniteLoss
     from fedcli.runs.record import RECORD
     from fedcli.runs.trackers import Loggers
     from fedcli.runs.workers import joined
