@@ -16,9 +16,9 @@ def printable(text: object) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says, or its type where it says nothing."""
+    """The first line of what an error says, at most 300 characters, or its type where it says nothing."""
     (line, *_) = str(error).strip().splitlines() or [type(error).__name__]
-    return line
+    return line[:300]
 
 
 class UserError(Exception):
@@ -46,11 +46,11 @@ def import_optional(module: str, feature: str, extra: str) -> ModuleType:
         raise UserError(f"{feature} needs a package (got {error}); run pip install 'fedcli[{extra}]'.") from error
 
 
-def unknown(kind: str, name: str, names: Iterable[str], remedy: str, guess: str = "") -> UserError:
+def unknown(noun: str, name: str, names: Iterable[str], remedy: str, guess: str = "") -> UserError:
     """An error for an unknown name, to be raised by the caller, with the one that was probably meant.
 
     Args:
-        kind: What the name stands for, for example "method".
+        noun: What the name stands for, for example "method".
         name: What was given.
         names: The names that would have been right.
         remedy: A sentence that says where to see them all.
@@ -62,4 +62,4 @@ def unknown(kind: str, name: str, names: Iterable[str], remedy: str, guess: str 
         (letters,) = nearest
         guess = by_letters[letters]
     meant = f"did you mean '{guess}'? " if guess else ""
-    return UserError(f"unknown {kind} '{name}'; {meant}{remedy}")
+    return UserError(f"unknown {noun} '{name}'; {meant}{remedy}")

@@ -11,11 +11,6 @@ from fedcli.errors import UserError, first_line
 MAX_GIB = 4  # that a set may unpack to; a few megabytes of an archive can hold a thousand times as much
 
 
-def one_line(error: BaseException) -> str:
-    """The first line of an error's text, since a refusal has one line."""
-    return first_line(error)[:300]
-
-
 @contextmanager
 def reading(path: object, expected: str) -> Iterator[None]:
     """Turns whatever is raised while a file is read into one refusal; libraries raise about ten kinds of errors.
@@ -32,7 +27,7 @@ def reading(path: object, expected: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"'{path}' cannot be read ({one_line(error)}); it must be {expected}.") from error
+        raise UserError(f"'{path}' cannot be read ({first_line(error)}); it must be {expected}.") from error
 
 
 def check_size(count: int, path: object) -> None:
@@ -45,7 +40,7 @@ def check_size(count: int, path: object) -> None:
     try:
         limit = float(limit_text)
     except ValueError as error:
-        raise UserError(f"'FEDCLI_MAX_GIB' cannot be read ({one_line(error)}); it must be a number.") from error
+        raise UserError(f"'FEDCLI_MAX_GIB' cannot be read ({first_line(error)}); it must be a number.") from error
     if not count <= limit * 2**30:  # also where the limit is NaN
         needed = math.ceil(count / 2**30)
         raise UserError(f"'{path}' has {count:,} bytes, more than {limit:g} GiB; set FEDCLI_MAX_GIB={needed}.")

@@ -22,39 +22,40 @@ def in_declared_case(text: str, names: Collection[str]) -> str:
     return by_lower_case.get(text.lower(), text)
 
 
-def _declarations(kind: type[Any], *modules: ModuleType) -> dict[str, Any]:
-    """What files declare of a kind, by name: of Method, each file's `METHOD`, then its `METHODS`."""
-    variable = kind.__name__.upper()
+def declared_in(declaration_type: type[Any], *modules: ModuleType) -> dict[str, Any]:
+    """What files declare of a type, by name: of Method, each file's `METHOD`, then its `METHODS`."""
+    variable = declaration_type.__name__.upper()
     declared = []
     for module in modules:
         declared.append(getattr(module, variable, None))
         declared += getattr(module, f"{variable}S", ())
-    return {item.name: item for item in declared if isinstance(item, kind)}
+    return {item.name: item for item in declared if isinstance(item, declaration_type)}
 
 
 @cache
-def _registered(kind: type) -> dict[str, Any]:
-    """What the modules of `fedcli.papers` declare of a kind, papers before baselines, each in order of name."""
+def _registered(declaration_type: type) -> dict[str, Any]:
+    """What the modules of `fedcli.papers` declare of a type, papers before baselines, each in order of name."""
     modules = pkgutil.walk_packages(papers.__path__, f"{papers.__name__}.")
     names = [info.name for info in modules if not info.ispkg]
     names.sort(key=lambda name: (name.count("."), name))
-    return _declarations(kind, *map(importlib.import_module, names))
+    return declared_in(declaration_type, *map(importlib.import_module, names))
 
 
-def _from_file(text: str, kind: type) -> Any:
-    """What a user's file declares of a kind by its name or its variable's; without a name, the only one.
+def _from_file(text: str, declaration_type: type) -> Any:
+    """What a user's file declares of a type by its name or its variable's; without a name, the only one.
 
     The file becomes the home of a method or step, also where a paper has its functions.
     """
     path, name = path_and_name(text)
-    registered = _registered(kind).values()  # before the file is imported, so that what it changes in them is seen
-    module = import_file(path, kind.__name__.lower())
-    variable = kind.__name__.upper()
-    declared = _declarations(kind, module)
-    items: dict[str, Any] = {name: value for name, value in vars(module).items() if isinstance(value, kind)}
+    registered = _registered(declaration_type).values()  # before the file is imported, which may change them
+    type_name = declaration_type.__name__
+    module = import_file(path, type_name.lower())
+    variable = type_name.upper()
+    declared = declared_in(declaration_type, module)
+    items: dict[str, Any] = {name: value for name, value in vars(module).items() if isinstance(value, declaration_type)}
     items |= declared
     if not items:
-        raise UserError(f"the file '{path}' defines no {variable}; add {variable} = fedcli.{kind.__name__}(...).")
+        raise UserError(f"the file '{path}' defines no {variable}; add {variable} = fedcli.{type_name}(...).")
     if not name and variable not in items and len(declared) == 1:
         (name,) = declared
     name = name or variable
@@ -65,7 +66,7 @@ def _from_file(text: str, kind: type) -> Any:
     is_registered = any(item is other for other in registered)
     if isinstance(item, Method | Post) and not is_registered:
         item.declare_in(module)
-    if kind is Table:
+    if declaration_type is Table:
         return replace(item, cells=tuple(_with_full_names(cell, module) for cell in item.cells))
     return item
 
@@ -73,17 +74,22 @@ def _from_file(text: str, kind: type) -> Any:
 def _with_full_names(cell: Cell, module: ModuleType) -> Cell:
     """A cell of a table in a user's file, with the path before the names of what the same file declares."""
     method = cell.method
-    if method in _declarations(Method, module):
+    if method in declared_in(Method, module):
         method = f"{module.__file__}:{method}"
     settings = dict(cell.settings)
-    for option, kind in {"protocol": Protocol, "post": Post}.items():
-        if settings.get(option) in _declarations(kind, module):
+    for option, declaration_type in {"protocol": Protocol, "post": Post}.items():
+        if settings.get(option) in declared_in(declaration_type, module):
             settings[option] = f"{module.__file__}:{settings[option]}"
     return replace(cell, method=method, settings=settings)
 
 
-def pick(title: str, name: str, declared: Mapping[str, Any]) -> Any:
+def pick(name: str, noun: str, declared: Mapping[str, Any]) -> Any:
     """The declaration of a name among those declared, in any case.
+
+    Args:
+        name: What the user has typed.
+        noun: What a refusal calls it, as "method".
+        declared: The declarations by name.
 
     Raises:
         UserError: There is none.
@@ -95,13 +101,13 @@ def pick(title: str, name: str, declared: Mapping[str, Any]) -> Any:
         remedy = "'fedcli list --all' shows all."
         if of_paper:
             remedy = f"'{paper}' has {', '.join(of_paper)}; {remedy}"
-        raise unknown(title, name, of_paper or declared, remedy)
+        raise unknown(noun, name, of_paper or declared, remedy)
     return declared[name]
 
 
-def _find(name: str, kind: type, title: str, declared: Mapping[str, Any]) -> Any:
+def _find(name: str, declaration_type: type, noun: str, declared: Mapping[str, Any]) -> Any:
     """The declaration of a name among those declared, or by `./file.py:NAME`."""
-    return _from_file(name, kind) if is_from_file(name) else pick(title, name, declared)
+    return _from_file(name, declaration_type) if is_from_file(name) else pick(name, noun, declared)
 
 
 def methods() -> dict[str, Method]:
@@ -131,10 +137,10 @@ def claims(paper: str | None = None) -> list[Claim]:
     if paper is not None and is_from_file(paper):
         path, _ = path_and_name(paper)
         module = import_file(path, "claim")
-        declared = _declarations(Claim, module).values()
+        declared = declared_in(Claim, module).values()
         if not declared:
             raise UserError(f"the file '{path}' declares no CLAIMS; add CLAIMS = (fedcli.Claim(...),).")
-        full_names = {name: f"{path}:{name}" for name in _declarations(Table, module)}
+        full_names = {name: f"{path}:{name}" for name in declared_in(Table, module)}
         return [replace(claim, table=full_names.get(claim.table, claim.table)) for claim in declared]
     registered = list(_registered(Claim).values())
     if paper is None:
@@ -148,7 +154,7 @@ def claims(paper: str | None = None) -> list[Claim]:
 
 def posts(method: Method | None = None, chosen: str | None = None) -> dict[str, Post]:
     """The steps after the last round by name: registered ones, those of a method's file, and `chosen` by `--post`."""
-    of_file = _declarations(Post, method.module) if method else {}
+    of_file = declared_in(Post, method.module) if method else {}
     of_user = {chosen: _from_file(chosen, Post)} if chosen and is_from_file(chosen) else {}
     return {**_registered(Post), **of_file, **of_user}
 
@@ -170,7 +176,7 @@ def find_method(name: str) -> Method:
 
 def find_protocol(name: str, method: Method | None = None) -> Protocol:
     """The protocol of that name, registered or in the method's file, or by `./file.py:NAME`."""
-    of_file = _declarations(Protocol, method.module) if method else {}
+    of_file = declared_in(Protocol, method.module) if method else {}
     return _find(name, Protocol, "protocol", {**protocols(), **of_file})
 
 
@@ -184,7 +190,7 @@ def default_protocol(method: Method, dataset: str | None) -> Protocol:
         method: The method.
         dataset: The data set; None for the default whatever the data.
     """
-    of_file = _declarations(Protocol, method.module, method.origin)
+    of_file = declared_in(Protocol, method.module, method.origin)
     name = method.default_protocol or next(iter(of_file), "")
     if not name and method.reduces_to:
         simpler, _ = method.reduces_to

@@ -188,14 +188,17 @@ def test_show_prints_options_card_and_names_of_protocols(name):
             assert f"{dataset} {backbone}" in text
 
 
-def test_show_tells_of_a_method_and_of_a_protocol_in_a_file(folder):
+@pytest.mark.parametrize("declaration", ["PROTOCOL = skewed", "PROTOCOLS = (skewed,)"])
+def test_show_tells_of_a_method_and_of_a_protocol_in_a_file(declaration, folder):
     (folder / "mine.py").write_text(
         "from dataclasses import replace\nfrom fedcli.papers import fedfm\n"
-        'METHOD = replace(fedfm.METHOD, name="mine")\nPROTOCOLS = (replace(fedfm.PROTOCOLS[0], name="mine:skew"),)\n'
+        'METHOD = replace(fedfm.METHOD, name="mine")\nskewed = replace(fedfm.PROTOCOLS[0], name="mine:skew")\n'
+        f"{declaration}\n"
     )
     text = output_of("show", "mine.py")
     assert text.startswith(registry.find_method("fedfm").title)
-    assert "\nmine:skew " in text
+    protocols = text[text.index("\nProtocols (") :].splitlines()[2:]
+    assert [line.split()[0] for line in protocols] == ["mine:skew"]
     assert in_one_line(output_of("show", "./mine.py:mine:skew")).startswith(
         "Protocol ./mine.py:mine:skew set-up Class shares of"
     )

@@ -23,7 +23,7 @@ from fedcli.cli.groups import HelpfulGroup, UsageError
 from fedcli.cli.method_options import MethodCommand
 from fedcli.cli.options import optional, refuse_twice
 from fedcli.cli.printing import Lasting, show_traceback, stop
-from fedcli.errors import UserError
+from fedcli.errors import UserError, first_line
 from fedcli.runs.signals import exit_code, set_time_limit
 
 REPEATED = (  # options that may stand twice
@@ -76,9 +76,8 @@ def _explain(error: Exception) -> Explanation:
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from"):
         return Explanation(f"a path leads to itself ({error}); choose another path.", 2)
     if isinstance(error, MemoryError) or re.search("allocate memory|out of memory", str(error)):
-        first_line, *_ = str(error).splitlines() or [""]
         smaller = "use a smaller --batch-size, --cohort-size, --local-epochs or network"
-        return Explanation(f"out of memory ({first_line}); {smaller}.", 1)
+        return Explanation(f"out of memory ({first_line(error)}); {smaller}.", 1)
     if isinstance(error, UserError):
         return Explanation(str(error), 2)
     return Explanation("", 0)

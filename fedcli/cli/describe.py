@@ -38,7 +38,7 @@ def find_summary(name: str) -> Summary:
     """Find what is told of a method; a registered one is not imported, nor PyTorch with it."""
     if is_from_file(name):
         return summarise(registry.find_method(name))
-    return registry.pick("method", name, index().methods)
+    return registry.pick(name, "method", index().methods)
 
 
 def summarise(declared: Method | Post) -> Summary:
@@ -68,9 +68,9 @@ def _changed_defaults(method: Method) -> dict[str, Any]:
 
 def _protocols_of(declared: Method | Post) -> list[Protocol]:
     """Find the protocols in its file, or else those of the paper of its default protocol."""
-    own = getattr(declared.module, "PROTOCOLS", ())
+    own = registry.declared_in(Protocol, declared.module)
     if own:
-        return list(own)
+        return list(own.values())
     paper = paper_of(getattr(declared, "default_protocol", ""))
     return [protocol for protocol in registry.protocols().values() if protocol.paper == paper]
 

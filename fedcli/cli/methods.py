@@ -56,7 +56,7 @@ def show(
         rows = _protocol_of_file(name)
     elif name not in names:
         if ":" in name:
-            registry.pick("protocol", name, protocols)  # refuses it, with the protocols of its paper
+            registry.pick(name, "protocol", protocols)  # refuses it, with the protocols of its paper
         raise unknown("method, step or protocol", name, names, "'fedcli list --all' shows all.")
     if rows is not None:
         print_table((f"Protocol {name}", ""), rows)

@@ -9,8 +9,8 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
 from fedcli.data.source import Source
-from fedcli.errors import UserError
-from fedcli.reading import check_size, one_line
+from fedcli.errors import UserError, first_line
+from fedcli.reading import check_size
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # no others: for an EPS Pillow starts Ghostscript
 LISTED = 20  # names in a message; of more files the rest is counted
@@ -33,7 +33,7 @@ def stack_pictures(source: Source, count: int, pictures: Iterable[tuple[str, Pat
         try:
             picture = _read_picture(file, source.size, changes)
         except Exception as error:  # Pillow raises about ten kinds
-            broken.append(f"'{name}' ({one_line(error)})")
+            broken.append(f"'{name}' ({first_line(error)})")
             continue
         pixels.append(picture)
         if picture.shape[:2] != pixels[0].shape[:2]:

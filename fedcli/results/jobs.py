@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedcli.core.federation import NonFiniteLoss
-from fedcli.errors import UserError
-from fedcli.reading import one_line
+from fedcli.errors import UserError, first_line
 from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs import begin, resume
 from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, clear
@@ -233,7 +232,7 @@ def _error_text(error: BaseException) -> str:
     """An error in a line, which begins with its kind unless the message says all."""
     if isinstance(error, UserError | NonFiniteLoss):
         return str(error)
-    return f"{type(error).__name__}: {one_line(error)}"
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 @contextmanager

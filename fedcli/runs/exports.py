@@ -10,9 +10,8 @@ from safetensors.torch import save as serialize
 
 from fedcli.core.clients import Params
 from fedcli.core.keyed_draws import KEY_ENDING
-from fedcli.errors import UserError
+from fedcli.errors import UserError, first_line
 from fedcli.files import write_atomically
-from fedcli.reading import one_line
 from fedcli.runs.ended import Classifier, EndedRun
 from fedcli.runs.identity import reductions
 from fedcli.runs.lock import refuse_file_of_a_run
@@ -76,7 +75,7 @@ def _program(model: Classifier, input_shape: list[int]) -> bytes:
     try:
         program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("N", min=1)},))
     except Exception as error:  # whatever a user's own network makes of it
-        raise UserError(f"torch.export refuses it ({one_line(error)}); use --format safetensors.") from error
+        raise UserError(f"torch.export refuses it ({first_line(error)}); use --format safetensors.") from error
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
     return buffer.getvalue()

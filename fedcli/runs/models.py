@@ -16,8 +16,7 @@ from fedcli.core.evaluation import own_model
 from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.core.trees import leaves
 from fedcli.declarations import Method
-from fedcli.errors import UserError
-from fedcli.reading import one_line
+from fedcli.errors import UserError, first_line
 from fedcli.runs import checkpoints
 from fedcli.runs.checkpoints import CHECKPOINT, SELECTED
 from fedcli.runs.identity import identity_of
@@ -160,7 +159,7 @@ def _models_of_state(method: Method, state: Any) -> Models:
     try:
         return models_of(method, state)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise Fault(f"it is no state of '{method.name}' (got {one_line(error)})") from None
+        raise Fault(f"it is no state of '{method.name}' (got {first_line(error)})") from None
 
 
 def check_models(models: Models, method: Method, record: Record) -> None:
