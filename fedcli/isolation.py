@@ -32,20 +32,20 @@ FLAGS = {  # of modules inside of torch
 ATTENTION = ("flash", "mem_efficient", "math", "cudnn")  # kernels on CUDA, each of which can be switched off
 
 
-class Setting(NamedTuple):
+class ProcessSetting(NamedTuple):
     """A setting of the process."""
 
     read: Callable[[], Any]
     write: Callable[[Any], Any]
 
 
-_ABSENT = object()  # of a key that a table lacks
+_ABSENT = object()  # of a key that a dict lacks
 
 
 class Snapshot(NamedTuple):
     """What a module, a class or a dict holds at a moment."""
 
-    owner: Any
+    container: Any
     content: dict[Any, Any]
 
 
@@ -53,67 +53,67 @@ class ProcessState(NamedTuple):
     """The process at a moment."""
 
     settings: dict[str, Any]  # by the name of what sets each
-    parts: dict[str, Snapshot]  # of modules and classes, by name
-    tables: dict[str, Snapshot]  # of our constants that are dicts, by name
+    attributes: dict[str, Snapshot]  # of modules and classes, by their names
+    module_dicts: dict[str, Snapshot]  # our constants that are dicts, by name
 
 
-def _settings() -> dict[str, Setting]:
+def _settings() -> dict[str, ProcessSetting]:
     """The settings by the name of what sets each."""
     import numpy as np  # late, as PyTorch: help needs neither
     import torch
 
-    debug_mode = Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode)
-    precision = Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
-    device = Setting(
+    debug_mode = ProcessSetting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode)
+    precision = ProcessSetting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
+    device = ProcessSetting(
         torch.get_default_device,
         # Nothing set is the CPU; to set the CPU would put a layer around each call.
         lambda old: torch.set_default_device(None if old.type == "cpu" else old),
     )
     settings = {
-        "torch.set_default_dtype": Setting(torch.get_default_dtype, torch.set_default_dtype),
+        "torch.set_default_dtype": ProcessSetting(torch.get_default_dtype, torch.set_default_dtype),
         "torch.set_default_device": device,
-        "torch.set_num_threads": Setting(torch.get_num_threads, torch.set_num_threads),
-        "torch.set_grad_enabled": Setting(torch.is_grad_enabled, torch.set_grad_enabled),
+        "torch.set_num_threads": ProcessSetting(torch.get_num_threads, torch.set_num_threads),
+        "torch.set_grad_enabled": ProcessSetting(torch.is_grad_enabled, torch.set_grad_enabled),
         "torch.set_float32_matmul_precision": precision,
         "torch.use_deterministic_algorithms": debug_mode,
-        "torch.set_flush_denormal": Setting(lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal),
-        "numpy.seterr": Setting(np.geterr, lambda old: np.seterr(**old)),
-        "os.chdir": Setting(os.getcwd, os.chdir),
+        "torch.set_flush_denormal": ProcessSetting(lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal),
+        "numpy.seterr": ProcessSetting(np.geterr, lambda old: np.seterr(**old)),
+        "os.chdir": ProcessSetting(os.getcwd, os.chdir),
     }
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        settings[f"signal.signal({number.name}, ...)"] = _handler(number)
+        settings[f"signal.signal({number.name}, ...)"] = _signal_setting(number)
     for path, names in FLAGS.items():
-        owner = torch
+        module = torch
         for part in path.split("."):
-            owner = getattr(owner, part)
+            module = getattr(module, part)
         for name in names:
-            settings[f"torch.{path}.{name}"] = _attribute(owner, name)
+            settings[f"torch.{path}.{name}"] = _attribute_setting(module, name)
     for name in ATTENTION:
         read = getattr(torch.backends.cuda, f"{name}_sdp_enabled")
-        settings[f"torch.backends.cuda.enable_{name}_sdp"] = Setting(
+        settings[f"torch.backends.cuda.enable_{name}_sdp"] = ProcessSetting(
             read, getattr(torch.backends.cuda, f"enable_{name}_sdp")
         )
     for name, hooks in vars(torch.nn.modules.module).items():
         if name.startswith("_global_") and isinstance(hooks, dict):
             kind = name.removeprefix("_global_")
-            settings[f"a hook on all modules ({kind})"] = _content(hooks)
+            settings[f"a hook on all modules ({kind})"] = _dict_setting(hooks)
     return settings
 
 
-def _handler(number: signal.Signals) -> Setting:
-    return Setting(lambda: signal.getsignal(number), lambda old: signal.signal(number, old))
+def _signal_setting(number: signal.Signals) -> ProcessSetting:
+    return ProcessSetting(lambda: signal.getsignal(number), lambda old: signal.signal(number, old))
 
 
-def _attribute(owner: Any, name: str) -> Setting:
-    return Setting(lambda: getattr(owner, name), lambda old: setattr(owner, name, old))
+def _attribute_setting(module: Any, name: str) -> ProcessSetting:
+    return ProcessSetting(lambda: getattr(module, name), lambda old: setattr(module, name, old))
 
 
-def _content(hooks: dict[Any, Any]) -> Setting:
+def _dict_setting(hooks: dict[Any, Any]) -> ProcessSetting:
     def write(old: dict[Any, Any]) -> None:
         hooks.clear()
         hooks.update(old)
 
-    return Setting(lambda: dict(hooks), write)
+    return ProcessSetting(lambda: dict(hooks), write)
 
 
 def _is_ours(name: str) -> bool:
@@ -121,8 +121,8 @@ def _is_ours(name: str) -> bool:
     return package == "fedcli"
 
 
-def _owners() -> Iterator[tuple[str, Any]]:
-    """The modules and classes whose parts count: of libraries, of PyTorch, and our own as far as they are there."""
+def _modules_and_classes() -> Iterator[tuple[str, Any]]:
+    """The modules and classes whose attributes count: of libraries, of PyTorch, and our own that are imported."""
     names = [*LIBRARIES, *(f"torch.{part}" for part in PARTS_OF_TORCH)]
     names += filter(_is_ours, list(sys.modules))
     for name in names:
@@ -137,7 +137,7 @@ def _owners() -> Iterator[tuple[str, Any]]:
 
 
 def _must_stay(name: str, key: str, value: Any) -> bool:
-    """Whether a part of a module or class may not change: functions and properties; of our own also constants."""
+    """Whether an attribute of a module or class may not change: functions and properties; of our own also constants."""
     if callable(value) or isinstance(value, property):
         return True
     return _is_ours(name) and not key.startswith("__")
@@ -145,20 +145,21 @@ def _must_stay(name: str, key: str, value: Any) -> bool:
 
 def _read_state() -> ProcessState:
     settings = {name: setting.read() for name, setting in _settings().items()}
-    parts = {name: Snapshot(owner, vars(owner).copy()) for name, owner in _owners()}
-    tables = {}
-    for name, module in parts.items():
-        if not isinstance(module.owner, ModuleType) or not _is_ours(name):
+    attributes = {}
+    module_dicts = {}
+    for name, container in _modules_and_classes():
+        attributes[name] = Snapshot(container, vars(container).copy())
+        if not isinstance(container, ModuleType) or not _is_ours(name):
             continue
-        for key, value in module.content.items():
+        for key, value in vars(container).items():
             if key.isupper() and isinstance(value, dict):
-                tables[f"{name}.{key}"] = Snapshot(value, dict(value))
-    return ProcessState(settings, parts, tables)
+                module_dicts[f"{name}.{key}"] = Snapshot(value, dict(value))
+    return ProcessState(settings, attributes, module_dicts)
 
 
 def _put_back(before: ProcessState) -> list[str]:
     """Puts back what has changed, and returns it in words."""
-    return [*_put_back_settings(before), *_put_back_parts(before), *_put_back_tables(before)]
+    return [*_put_back_settings(before), *_put_back_attributes(before), *_put_back_module_dicts(before)]
 
 
 def _put_back_settings(before: ProcessState) -> list[str]:
@@ -173,21 +174,21 @@ def _put_back_settings(before: ProcessState) -> list[str]:
     return changes
 
 
-def _put_back_parts(before: ProcessState) -> list[str]:
+def _put_back_attributes(before: ProcessState) -> list[str]:
     changes = []
-    for name, (owner, content) in before.parts.items():
-        now = vars(owner)
-        if _is_same(now, content):  # nearly always, and a hundred times as fast as to look at each part
+    for name, (container, content) in before.attributes.items():
+        now = vars(container)
+        if _is_same(now, content):  # nearly always, and a hundred times as fast as to look at each attribute
             continue
         for key, old in content.items():
             new = now.get(key)
             if new is old or not _must_stay(name, key, old) or _is_wrapped_by_its_library(new, old):
                 continue
             changes.append(f"{name}.{key} (got another one)")
-            setattr(owner, key, old)
-        for key in _overriding(owner, content):
+            setattr(container, key, old)
+        for key in _overriding(container, content):
             changes.append(f"{name}.{key} (got another one)")
-            delattr(owner, key)
+            delattr(container, key)
     return changes
 
 
@@ -200,25 +201,25 @@ def _is_same(now: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
     )
 
 
-def _put_back_tables(before: ProcessState) -> list[str]:
+def _put_back_module_dicts(before: ProcessState) -> list[str]:
     changes = []
-    for name, (table, content) in before.tables.items():
-        keys = [key for key in {*table, *content} if table.get(key, _ABSENT) is not content.get(key, _ABSENT)]
+    for name, (now, content) in before.module_dicts.items():
+        keys = [key for key in {*now, *content} if now.get(key, _ABSENT) is not content.get(key, _ABSENT)]
         if keys:
             changes += [f"{name}[{key!r}] (got another one)" for key in keys]
-            table.clear()
-            table.update(content)
+            now.clear()
+            now.update(content)
     return changes
 
 
-def _overriding(owner: Any, parts: dict[str, Any]) -> list[str]:
+def _overriding(container: Any, before: dict[str, Any]) -> list[str]:
     """The functions that a class has got since, and that stand before those of the classes it is made of."""
-    if not isinstance(owner, type):
+    if not isinstance(container, type):
         return []
     inherited: set[str] = set()
-    for base in owner.__mro__[1:]:
+    for base in container.__mro__[1:]:
         inherited.update(vars(base))
-    added = [key for key, value in vars(owner).items() if key not in parts and callable(value)]
+    added = [key for key, value in vars(container).items() if key not in before and callable(value)]
     return [key for key in added if key in inherited]
 
 
@@ -253,10 +254,13 @@ def unchanged(files: Sequence[str]) -> Iterator[None]:
         raise
     changes = _put_back(before)
     if changes:
-        file, *_ = files
         first, *others = changes
         more = f", and {len(others)} more" if others else ""
+        names = "', '".join(files)
+        source = f"the file '{names}'"
+        if len(files) > 1:  # which of them it was is not known
+            source = f"one of the files '{names}'"
         raise UserError(
-            f"the file '{file}' changes {first}{more} for the whole process, and so for other methods; leave it as it "
+            f"{source} changes {first}{more} for the whole process, and so for other methods; leave it as it "
             "is, or write a function of your own and call it."
         )

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import fedcli
-from fedcli import registry
+from fedcli import isolation, registry
+from fedcli.errors import UserError
 from fedcli.runs.record import read_record
 from fedcli.userfiles import from_file, import_file
 from tests.commands import invoke
@@ -49,6 +50,14 @@ CHANGES = {
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     registry.methods()
+
+
+def test_of_several_files_none_is_blamed_alone():
+    num_threads = torch.get_num_threads()
+    fault = r"one of the files 'a\.py', 'b\.py' changes torch\.set_num_threads \(got"
+    with pytest.raises(UserError, match=fault), isolation.unchanged(["a.py", "b.py"]):
+        torch.set_num_threads(num_threads + 1)
+    assert torch.get_num_threads() == num_threads
 
 
 @pytest.mark.parametrize("name", CHANGES)
