@@ -100,16 +100,34 @@ def test_help_says_symbol_source_range_off_value_need_and_default():
     assert sorted(order, key=text.index) == list(order)
 
 
-def test_exactly_the_options_that_are_lists_may_be_given_twice():
-    def lists(command):
+REPEATABLE = {
+    "--method", "--dataset", "--label", "--only", "--grid", "--law", "--runs", "--set", "--colors", "--labels",
+}  # fmt: skip
+
+
+def test_exactly_the_options_that_are_lists_may_be_given_twice(capsys):
+    program = typer.main.get_command(app.app)
+
+    def repeatable(command, *words):
         flags = set()
         for option in command.params:
+            flag, *_ = option.opts
+            if not flag.startswith("--"):
+                continue
+            twice = [*words, flag, "1", flag, "2"]
             if option.multiple:
-                flags |= set(option.opts)
-        subcommands = getattr(command, "commands", {}).values()
-        return flags.union(*map(lists, subcommands))
+                program.make_context("fedcli", twice)  # reads them, and runs no command
+                flags.add(flag)
+                continue
+            with pytest.raises(typer.Exit):
+                program.make_context("fedcli", twice)
+            remedy = f"write {flag} 1,2" if flag in app.COMMA_LISTS else "give it once"
+            assert capsys.readouterr().err == f"error: {flag} is given twice; {remedy}.\n"
+        for name, subcommand in getattr(command, "commands", {}).items():
+            flags |= repeatable(subcommand, *words, name)
+        return flags
 
-    assert set(app.REPEATED) == lists(typer.main.get_command(app.app))
+    assert repeatable(program) == REPEATABLE
 
 
 OPTIONS_OF_TABLES = {  # of runs, and of a paper

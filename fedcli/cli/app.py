@@ -26,10 +26,7 @@ from fedcli.cli.printing import Lasting, show_traceback, stop
 from fedcli.errors import UserError, first_line
 from fedcli.runs.signals import exit_code, set_time_limit
 
-REPEATED = (  # options that may stand twice
-    "--method", "--dataset", "--label", "--only", "--grid", "--law", "--runs", "--set", "--colors", "--labels",
-)  # fmt: skip
-SEVERAL = ("--seeds", "--metric", "--columns", "--log")  # options whose values stand with commas between them
+COMMA_LISTS = ("--seeds", "--metric", "--columns", "--log")  # options whose values stand with commas between them
 COMMANDS_OF_METHODS = (running.run, tuning.tune)  # with the options of the methods that they name
 COMMANDS = (
     methods.list_, methods.show, methods.new, running.run, running.resume, running.verify, tuning.tune,
@@ -107,19 +104,23 @@ class _Root(HelpfulGroup):
         """Refuse an empty value, which as a path would be the folder one is in, and an option given twice."""
         _refuse_empty(args)
         with _ends_in_a_line(ctx):
-            for flag in self._flags_to_check(args):
-                if flag not in REPEATED:
-                    refuse_twice(args, flag, flag if flag in SEVERAL else None)
+            flags = {_flag_of(word) for word in args if word.startswith("--")}
+            once_only = [option for option in self._options_of(args) if not option.multiple]
+            for option in once_only:
+                for flag in flags.intersection(option.opts):
+                    refuse_twice(args, flag, flag if flag in COMMA_LISTS else None)
             return super().parse_args(ctx, args)
 
-    def _flags_to_check(self, args: list[str]) -> list[str]:
-        """List the flags of the command line but those of a method, which `MethodCommand` checks."""
-        flags = [_flag_of(word) for word in args if word.startswith("--")]
-        command = self.commands.get(next(iter(args), ""))
-        if isinstance(command, MethodCommand):
-            own = {name for option in command.params for name in option.opts}
-            flags = [flag for flag in flags if flag in own]
-        return flags
+    def _options_of(self, args: list[str]) -> list[Any]:
+        """List the options of the program and of the command named; `MethodCommand` checks those of a method."""
+        command: Any = self
+        options = [*self.params]
+        for word in args:
+            subcommands = getattr(command, "commands", {})
+            if word in subcommands:
+                command = subcommands[word]
+                options += command.params
+        return options
 
     def invoke(self, ctx: Any) -> Any:
         with _ends_in_a_line(ctx):

@@ -5,7 +5,6 @@ therefore kept in this file, which `python -m fedcli.cli.describe` writes.
 """
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, make_dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from fedcli.declarations import facts_of, option
 PAPERS = Path(*papers.__path__)
 INDEX = PAPERS / "index.json"
 KINDS = {kind.__name__: kind for kind in (bool, int, float, str)}  # of options
+SUMMARISED = ("methods", "posts")  # kinds of names that have a `Summary` each
 Rows = list[tuple[str, str]]  # of a table of titles and texts
 
 
@@ -46,7 +46,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """What papers/index.json holds, by name.
+    """What papers/index.json holds, by name; each kind of names is called as the option of one, and an s.
 
     Attributes:
         methods: The methods.
@@ -64,38 +64,23 @@ class Index:
 
     def names(self, kind: str) -> list[str]:
         """List what an option of this name can be, as "method" or "backbone"; nothing if the index has no such kind."""
-        names_of: dict[str, Iterable[str]] = {
-            "method": self.methods,
-            "post": self.posts,
-            "protocol": self.protocols,
-            "table": self.tables,
-            "backbone": self.backbones,
-        }
-        return list(names_of.get(kind, ()))
+        return list(vars(self).get(f"{kind}s", ()))
 
 
 @cache
 def index() -> Index:
     """Read papers/index.json."""
     stored = json.loads(INDEX.read_text(encoding="utf-8"))
-    return Index(
-        methods={name: _read_summary(entry) for name, entry in stored["method"].items()},
-        posts={name: _read_summary(entry) for name, entry in stored["post"].items()},
-        protocols=stored["protocol"],
-        tables=stored["table"],
-        backbones=stored["backbone"],
-    )
+    for kind in SUMMARISED:
+        stored[kind] = {name: _read_summary(entry) for name, entry in stored[kind].items()}
+    return Index(**stored)
 
 
 def index_text(content: Index) -> str:
     """Write an index as the text of papers/index.json."""
-    stored = {
-        "method": {name: _summary_entry(summary) for name, summary in content.methods.items()},
-        "post": {name: _summary_entry(summary) for name, summary in content.posts.items()},
-        "protocol": content.protocols,
-        "table": content.tables,
-        "backbone": content.backbones,
-    }
+    stored = {**vars(content)}
+    for kind in SUMMARISED:
+        stored[kind] = {name: _summary_entry(summary) for name, summary in stored[kind].items()}
     return json.dumps(stored, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -140,19 +140,21 @@ def make_options(named: NamedMethods) -> list[MethodOption]:
         own = fields_of(method.config)
         panels[method.title] = {name: field for name, field in own.items() if name not in names}
         names |= own.keys()
-    members = []
-    several = []
+    fields = []
+    types = {}
     for title, panel in panels.items():
         for field in panel.values():
-            kind = _option_type(field, option_help(field, first.defaults), title)
-            members.append((field.name, kind, None))
-            several.append(_option_of_several(field))
+            fields.append(field)
+            types[field.name] = _option_type(field, option_help(field, first.defaults), title)
+    parameters = _make_parameters(types)
+    return [MethodOption(parameter=parameters[field.name], several=_option_of_several(field)) for field in fields]
+
+
+def _make_parameters(types: dict[str, Any]) -> dict[str, Any]:
+    """Make options as Typer has them of their types, by name; it makes them of a whole command alone."""
     app = typer.Typer(add_completion=False)
-    app.command()(make_dataclass("Options", members))
-    parameters = typer.main.get_command(app).params
-    return [
-        MethodOption(parameter=parameter, several=flag) for parameter, flag in zip(parameters, several, strict=True)
-    ]
+    app.command()(make_dataclass("Options", [(name, kind, None) for name, kind in types.items()]))
+    return {parameter.name: parameter for parameter in typer.main.get_command(app).params}
 
 
 def _takes_values(field: Field) -> bool:

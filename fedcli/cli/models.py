@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedcli.cli.options import Client, Code, Runs, argument, given_flags, optional, records_of
+from fedcli.cli.options import Client, CodeFiles, Runs, argument, given_flags, optional, records_of
 from fedcli.cli.printing import print_table, say
 from fedcli.errors import UserError
 
@@ -20,7 +20,7 @@ def quality(
     client: Client = None,
     clients: optional(bool, "Use the clients' own models after one more round.", "--clients") = False,
     round: optional(str, "Round of the model: selected, as in the headline, or last.") = "selected",
-    files: Code = None,
+    files: CodeFiles = None,
 ) -> None:
     """Measure how well the features of finished runs separate the classes: NMI after K-means, and silhouette.
 
@@ -58,7 +58,7 @@ def export(
     round: optional(str, "Round of the model: selected, as in the headline, or last.") = "selected",
     prototypes: optional(bool, "Classify by the nearest prototype.", "--prototypes") = False,
     out: optional(Path, "File to write; by default in RUN.") = None,
-    files: Code = None,
+    files: CodeFiles = None,
 ) -> None:
     """Write a run's model to a file that needs no fedcli, and a card that says how to load it.
 

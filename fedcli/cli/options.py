@@ -108,7 +108,7 @@ Set = optional(
     list[str], "One method's option, e.g. fedprox:proximal-weight=0.1; may be repeated.", "--set", panel=GRID,
     metavar="METHOD:OPTION=VALUE",
 )  # fmt: skip
-Code = optional(list[str], "A Python file of yours that the run needs; no other is imported.", "--method")
+CodeFiles = optional(list[str], "A Python file of yours that the run needs; no other is imported.", "--method")
 Datasets = optional(list[str], "Only runs on this data set; repeat it for several.")
 Labels = optional(list[str], "Name for the runs of a RUN; one for each RUN.")
 Client = optional(int, "Client whose own model to use, not the global one.")

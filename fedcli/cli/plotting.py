@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedcli.cli.options import Datasets, Labels, Runs, optional, records_of
-from fedcli.cli.printing import print_text, say
+from fedcli.cli.printing import say, write_and_name
 from fedcli.errors import UserError, import_optional
 from fedcli.figures import CHARTS, CURVES, WITH_LINES, find_chart
 from fedcli.runs.lock import refuse_file_of_a_run
@@ -96,9 +96,10 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
 
 def _refuse_options_of_lines(options: "FigureOptions", kind: str) -> None:
     """Refuse what is chosen of lines for a kind of figure that has none."""
-    for option in options.changed_lines():
+    changed = options.changed_lines()
+    if changed:
         kinds = ", ".join(WITH_LINES)
-        raise UserError(f"--{option} is for figures of lines, {kinds} (got --kind {kind}); leave it out.")
+        raise UserError(f"--{changed[0]} is for figures of lines, {kinds} (got --kind {kind}); leave it out.")
 
 
 plot.__doc__ = (getdoc(plot) or "") + "".join(f"\n\n{name}: {chart.shows}." for name, chart in CHARTS.items())
@@ -125,4 +126,4 @@ def report(
     from fedcli.figures.report import report as make_report  # which imports Bokeh
 
     records = records_of(with_runs or runs, method, dataset, label)
-    print_text(make_report(records, title), out)
+    write_and_name(out, make_report(records, title))

@@ -98,14 +98,17 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
 
 
-def print_text(text: str, out: Path | None = None, is_markdown: bool = False) -> None:
-    """Print a text, Markdown as it is read if on a terminal; or write it to a file and print its name."""
-    if out is not None:
-        write_text(out, text)
-        say(out)
-    elif is_markdown and console().is_terminal:
-        from fedcli.cli.markdown import WholeCells  # late: it takes a tenth of a second
+def write_and_name(path: Path, text: str) -> None:
+    """Write a text into a file, and print its name."""
+    write_text(path, text)
+    say(path)
 
-        console().print(WholeCells(text))
-    else:
+
+def print_markdown(text: str) -> None:
+    """Print Markdown, on a terminal as it is read."""
+    if not console().is_terminal:
         typer.echo(text, nl=False)
+        return
+    from fedcli.cli.markdown import WholeCells  # late: it takes a tenth of a second
+
+    console().print(WholeCells(text))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -17,7 +17,7 @@ from fedcli.cli.completion import completion
 from fedcli.cli.method_options import given_options, read_set
 from fedcli.cli.options import (
     OUTPUT,
-    Code,
+    CodeFiles,
     Cpus,
     Gpus,
     Jobs,
@@ -34,7 +34,7 @@ from fedcli.cli.options import (
     optional,
     place_runs,
 )  # fmt: skip
-from fedcli.cli.printing import Output, consoles, print_text, say, write_text
+from fedcli.cli.printing import Output, consoles, print_markdown, say, write_text
 from fedcli.cli.watching import watch
 from fedcli.errors import UserError
 from fedcli.runs.origins import GivenOptions
@@ -101,7 +101,8 @@ def _run_single(
     """Run a method once, in this process or in several workers that share each round."""
     from fedcli.runs.begin import resolve_runs, run_method
 
-    if workers is not None:  # one folder for all workers; what is refused is so before they start
+    if workers is not None and is_launcher(workers):
+        # One folder for all workers; what is refused is so before they start.
         [resolved] = resolve_runs(method, given, out=out)
         launch_workers(workers, () if out else ("--out", str(resolved.folder)))
     start = partial(run_method, method, given, out=out, continue_=continue_)
@@ -123,7 +124,7 @@ def _run_grid(plan: "Plan", placement: Placement, output: Output) -> Mapping[Pat
     errors = run_plan(plan, screens, again, loggers, placement=placement)
     text = _summarise(plan.folder)
     if not output.quiet:
-        print_text(text, is_markdown=True)
+        print_markdown(text)
         say(f"table and curves: {plan.folder}, table.md and curves.png")
     return errors
 
@@ -144,19 +145,24 @@ def _summarise(folder: Path) -> str:
     return text
 
 
-def launch_workers(workers: int | None, words: Sequence[str] = ()) -> None:
-    """Run this command with more `words` in several workers and end as the first does; go on if this is a worker."""
-    from fedcli.runs.workers import launch, launched
+def is_launcher(workers: int) -> bool:
+    """Whether this process is to start several workers, and is not one of them."""
+    from fedcli.runs.workers import launched
 
-    if workers in (None, 1) or launched():
-        return
+    return workers > 1 and not launched()
+
+
+def launch_workers(workers: int, words: Sequence[str] = ()) -> NoReturn:
+    """Run this command with more `words` in several workers, and end as the first does."""
+    from fedcli.runs.workers import launch
+
     command = [sys.executable, "-P", "-m", "fedcli", *sys.argv[1:], *words]
     raise typer.Exit(launch(workers, command))
 
 
 def resume(  # noqa: PLR0913  # the parameters of a command are its options
     run: argument(Path, "RUN", "Folder of the run, or a folder of several."),
-    method: Code = None,
+    files: CodeFiles = None,
     changed_method: optional(bool, "Resume although a file has changed.", "--changed-method") = False,
     workers: Workers = None,
     time_limit: TimeLimit = None,
@@ -168,12 +174,13 @@ def resume(  # noqa: PLR0913  # the parameters of a command are its options
     from fedcli.runs.resume import find_runs
     from fedcli.runs.resume import resume as resume_run
 
-    launch_workers(workers)
+    if workers is not None and is_launcher(workers):
+        launch_workers(workers)
     folders = find_runs(run, skip_ended=workers is not None)
     if workers is not None and len(folders) > 1:
         raise UserError(f"--workers {workers} is for one run (got {len(folders)} in '{run}'); name one of them.")
     output = Output(quiet=quiet, log_file=log_file, log=log)
-    start = partial(resume_run, method=method or (), changed_method=changed_method)
+    start = partial(resume_run, method=files or (), changed_method=changed_method)
     if folders == [run]:
         watch(partial(start, run, skip_ended=False), output, workers)
         return
@@ -204,7 +211,7 @@ def verify(
     record: argument(Path, "RECORD", "Folder or record.json of an ended run."),
     out: optional(Path, "Folder of the repetition; by default in runs/.") = None,
     device: optional(str, "Another device: cpu, cuda, cuda:N.") = None,
-    method: Code = None,
+    files: CodeFiles = None,
     rounds: optional(int, "Compare only the first rounds.") = None,
 ) -> None:
     """Run a record again in a new folder, and compare partition, curve, end and parameters.
@@ -214,7 +221,7 @@ def verify(
     """
     from fedcli.runs.verify import verify as verify_run
 
-    start = partial(verify_run, record, out=out, method=method or (), device=device, rounds=rounds)
+    start = partial(verify_run, record, out=out, method=files or (), device=device, rounds=rounds)
     comparison = watch(start, Output())
     say(comparison.text)
     raise typer.Exit(0 if comparison.is_same else 1)

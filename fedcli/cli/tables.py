@@ -27,7 +27,7 @@ from fedcli.cli.options import (
     place_runs,
     records_of,
 )  # fmt: skip
-from fedcli.cli.printing import console, print_table, print_text
+from fedcli.cli.printing import console, print_markdown, print_table, write_and_name
 from fedcli.errors import UserError
 from fedcli.runs.lock import refuse_file_of_a_run
 
@@ -103,7 +103,7 @@ def table(  # noqa: PLR0913  # the parameters of a command are its options
         if per is None:
             _print_table_of_runs(records, metric, layout, format, out)
         else:
-            print_text(_csv_of_parts(records, per, layout), out)
+            _print_or_write(_csv_of_parts(records, per, layout), "csv", out)
         return
     _refuse_options(ctx, (RUNS,), "a table of runs")
     (name, *_) = table_names
@@ -137,6 +137,16 @@ def _refuse_options(ctx: typer.Context, panels: Collection[str], purpose: str) -
         raise UserError(f"{flags[0]} is for {purpose}; see 'fedcli table --help'.")
 
 
+def _print_or_write(text: str, format: str, out: Path | None) -> None:
+    """Print a table, or write it to a file and print the file's name."""
+    if out is not None:
+        write_and_name(out, text)
+    elif format == "markdown":
+        print_markdown(text)
+    else:
+        typer.echo(text, nl=False)
+
+
 def _print_table_of_runs(records: list[dict], metric: str | None, layout: Any, format: str, out: Path | None) -> None:
     """Print a table of runs."""
     from fedcli.results.formats import words_of_label, write_tables
@@ -145,7 +155,7 @@ def _print_table_of_runs(records: list[dict], metric: str | None, layout: Any, f
     label = ""
     if format == "latex" and out is not None and words_of_label(out.stem):
         label = f"tab:{words_of_label(out.stem)}"
-    print_text(write_tables(records, metrics, format, layout, label), out, format == "markdown")
+    _print_or_write(write_tables(records, metrics, format, layout, label), format, out)
 
 
 def _csv_of_parts(records: list[dict], per: Part, layout: Any) -> str:
@@ -187,7 +197,7 @@ def _print_paper_table(
     if plan.to_run and run_missing is not None:
         errors = run_missing(plan, screen)
         plan = make_plan()
-    print_text(render(compare_with_paper(plan), format), out, format == "markdown")
+    _print_or_write(render(compare_with_paper(plan), format), format, out)
     if errors:
         raise typer.Exit(1)
     nothing_can_start = any(run.to_do for run in plan.runs) and not plan.to_run
@@ -231,5 +241,5 @@ def claims(
     if format == "markdown" and console().is_terminal:
         width = table.columns.index("Ours") + 1  # a terminal has no room for more
         table = replace(table, columns=table.columns[:width], rows=[row[:width] for row in table.rows])
-    print_text(render(table, format), is_markdown=format == "markdown")
+    _print_or_write(render(table, format), format, None)
     typer.echo(counts_text(answers), err=True)
