@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from fedcli.check import federation
 from fedcli.core.batches import Batch
 from fedcli.papers.baselines import fedavg
+from fedcli.toy import federation
 from tests.tensors import randn
 
 

@@ -5,12 +5,12 @@ import copy
 import torch
 from torch import nn
 
-import fedcli.check
-from fedcli.check import toy_dataset
+import fedcli.toy
 from fedcli.core import backbones
 from fedcli.core.body_and_head import Backbone
 from fedcli.core.keyed_draws import KeyedDropout
 from fedcli.core.layers import MaskedBatchNorm2d
+from fedcli.toy import toy_dataset
 
 TWO_NETWORKS = {"backbone": "cnn-small,cnn-mcmahan", "data": toy_dataset(size=16)}
 
@@ -30,7 +30,7 @@ def narrower(channels, image_size, num_classes):
 
 MIXED = f"{__file__}:narrow,{__file__}:narrower"
 
-TOY_FILES = (__file__, fedcli.check.__file__)  # with networks that are named as a user's own are
+TOY_FILES = (__file__, fedcli.toy.__file__)  # with networks that are named as a user's own are
 
 
 class ToysCheckedOnce:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from fedcli import check
+from fedcli import check, toy
 from fedcli.core import Aux, cross_entropy
 from fedcli.core.federation import Federation
 from fedcli.declarations import Method
@@ -181,7 +181,7 @@ def test_law_4_holds_captured_steps_to_the_plain_ones(monkeypatch):
             super().__init__(*arguments, **options)
             self.engine.graphs = NoGraphs()
 
-    monkeypatch.setattr(check, "Federation", OnGraphs)
+    monkeypatch.setattr(toy, "Federation", OnGraphs)
     findings = check.law_4_chunking_is_invisible(FEDAVG, chunks=(4, "branches:4"))
     ways = ("stacked x 4", "branches x 4", "stacked x 4, captured", "branches x 4, captured")
     assert [finding.label for finding in findings] == [f"{way} against looped" for way in ways]

@@ -24,6 +24,7 @@ LEVELS = (
 LEVEL_OF = {
     "arguments": "declarations",  # it names options in messages
     "check": "bench",  # it uses every directory below the command line
+    "toy": "bench",  # with which it makes runs
     "keywords": "errors",  # of which it words the messages anew
     "returned": "api",  # by whose functions
 }

@@ -11,11 +11,11 @@ from torch import nn
 
 import fedcli
 from fedcli import registry
-from fedcli.check import federation
 from fedcli.core import backbones
 from fedcli.core.layers import MaskedBatchNorm2d
 from fedcli.data import datasets
 from fedcli.runs.exports import export
+from fedcli.toy import federation
 from fedcli.userfiles import from_file
 from tests import laws
 from tests.network_files import NETWORKS, SCORES, network_text
