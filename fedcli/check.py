@@ -54,7 +54,7 @@ class Finding(NamedTuple):
         return f"<= {self.at_most:g}" if self.more_than is None else f"> {self.more_than:g}"
 
     def __str__(self) -> str:
-        """Says what is wrong where the bound is not kept."""
+        """The figure and the bound, as a broken law is reported."""
         return f"{self.label}: {self.figure:.2e}, must be {self.tolerance}"
 
 
@@ -66,11 +66,11 @@ class Failure(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """False, as a `Finding` says whether its bound is kept."""
+        """Never, as a law that ends with an error is broken."""
         return False
 
     def __str__(self) -> str:
-        """Says what the method has raised."""
+        """What the method has raised."""
         return f"{type(self.error).__name__}: {first_line(self.error)}"
 
 
@@ -316,7 +316,7 @@ PLAIN = Case("", {})
 
 
 def keeps_state(method: Method) -> bool:
-    """Whether its clients keep something between rounds, so that law 3 has a say."""
+    """Whether its clients keep something between rounds, so that law 3 concerns it."""
     return any(kind.__name__ == "ClientState" for kind in method.state_types)
 
 

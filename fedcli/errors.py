@@ -31,7 +31,7 @@ class UserError(Exception):
 
 
 class NonFiniteLoss(Exception):
-    """Says that a term of the objective has become infinite or NaN, in which round and for which clients."""
+    """A term of the objective has become infinite or NaN; the text names the round and the clients."""
 
 
 def import_optional(module: str, feature: str, extra: str) -> ModuleType:

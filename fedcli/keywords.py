@@ -1,4 +1,4 @@
-"""What the command line says, in the words of Python.
+"""Messages of the command line in the words of Python.
 
 A message is written once, in the words of the command line, where most are read, and names an option as it is typed
 there: `--num-clients`. Who calls `fedcli.run` is told the same of `num_clients`. So no message is needed twice, and no

@@ -335,7 +335,7 @@ def test_what_is_frozen_is_only_exported():
     (frozen,) = run.record["model"]["frozen"]
     assert frozen["parameters"] == FROZEN
 
-    header = display.header(run.record, run.path)
+    header = display.header_texts(run.record, run.path)
     assert header["network"].endswith(f"{parameters:,} parameters, {FROZEN:,} frozen")
 
 

@@ -203,5 +203,5 @@ def test_clients_that_train_no_step_are_named():
     training_sizes = [size - int(size * share) for size in record["partition"]["sizes"]]
     idle = [client for client, size in enumerate(training_sizes) if size < 155]
     assert record["partition"]["idle"] == idle
-    text = display.header(record, Path("run"))["idle"]
+    text = display.header_texts(record, Path("run"))["idle"]
     assert text == f"clients {', '.join(map(str, idle))}, which have too few images for a step"

@@ -253,7 +253,7 @@ def test_runs_whose_data_are_missing_are_left_out(monkeypatch):
     absent = Cell("FedAvg", "CINIC-10 NIID-1", "fedavg", {"protocol": "fedfm:niid-1", "dataset": "cifar10"})
     plan = plans.plan_table(table([*SMALL_TABLE.cells, absent]), seeds=[0])
     assert [run.label for run in plan.to_run] == ["FedAvg, CIFAR-10 NIID-1", "FedFM, CIFAR-10 NIID-1"]
-    lines = dict(plan_display.cost(plan))
+    lines = dict(plan_display.cost_rows(plan))
     assert lines["runs"] == "3, seeds 0: 3 not run; 2 to run"
     assert "'fedcli data download cifar10'" in lines["left out"]
     assert re.match("about .* for 1 of 3 runs", lines["time"])  # by the shipped runs

@@ -60,7 +60,7 @@ class Explanation(NamedTuple):
 
 
 def _explain(error: Exception) -> Explanation:
-    """Say what a mistake of the user's or of the machine is."""
+    """Explain an error that is the user's or the machine's."""
     if isinstance(error, UsageError):
         command = error.ctx.command_path if error.ctx else "fedcli"  # none where the last option lacks its value
         on_one_line = " ".join(error.format_message().split())

@@ -6,7 +6,7 @@ from fedcli.cli.index import index
 
 
 def completion(*kinds: str, choices: Sequence[str] = ()) -> Callable[[str], list[str]]:
-    """Make what tells a shell the choices that a text begins, and the names of some kinds: "method", "dataset", ..."""
+    """Make a function that completes a text to one of the choices, or to a name of a kind: "method", "dataset", ..."""
 
     def complete(incomplete: str) -> list[str]:
         names = list(choices)

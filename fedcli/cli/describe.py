@@ -1,6 +1,6 @@
-"""What is told of methods, steps after the last round and protocols: made from what they declare.
+"""Summaries of methods, steps after the last round and protocols, made from what they declare.
 
-`python -m fedcli.cli.describe`, which `make index` runs, writes it into papers/index.json.
+`python -m fedcli.cli.describe`, which `make index` runs, writes them into papers/index.json.
 """
 
 import os
@@ -35,14 +35,14 @@ def make_index() -> Index:
 
 
 def find_summary(name: str) -> Summary:
-    """Find what is told of a method; a registered one is not imported, nor PyTorch with it."""
+    """Find the summary of a method; a registered one is not imported, nor PyTorch with it."""
     if is_from_file(name):
         return summarise(registry.find_method(name))
     return registry.pick(name, "method", index().methods)
 
 
 def summarise(declared: Method | Post) -> Summary:
-    """Tell of a method, or of a step after the last round."""
+    """Summarise a method, or a step after the last round."""
     return Summary(
         name=declared.name,
         title=declared.title,
@@ -76,7 +76,7 @@ def _protocols_of(declared: Method | Post) -> list[Protocol]:
 
 
 def protocol_rows(protocol: Protocol) -> Rows:
-    """Tell what a protocol fixes, as pairs of title and text."""
+    """List what a protocol fixes, as pairs of title and text."""
     rows = [
         ("set-up", protocol.summary),
         ("source", protocol.source),

@@ -21,8 +21,8 @@ from fedcli.runs.record import RECORD
 from fedcli.runs.schema import Record, RoundEntry
 
 
-def header(record: Record, folder: Path) -> dict[str, str]:
-    """Say what is run, as texts by their titles; a text is empty where there is nothing to say."""
+def header_texts(record: Record, folder: Path) -> dict[str, str]:
+    """Describe a run, in texts by their titles; a text is empty where its title does not apply."""
     config = record["config"]
     partition = record["partition"]
     sizes = partition["sizes"]
@@ -48,7 +48,7 @@ def header(record: Record, folder: Path) -> dict[str, str]:
 
 
 def _machine_text(engine: dict[str, Any]) -> str:
-    """Say on what and how a run trains."""
+    """Describe on which device a run trains, and how many clients together."""
     parts = [engine["device"], engine["precision"]]
     if engine.get("workers", 1) > 1:
         parts.append(f"{engine['workers']} workers")
@@ -79,13 +79,13 @@ def plot_run(record: Record, folder: Path) -> None:
     write_figure(folder / "partition.png", partition_chart, counts, record["class_names"], title, page=True)
 
 
-def duration(record: Record) -> str:
+def duration_text(record: Record) -> str:
     """Write the time that a run has taken as hours, minutes and seconds."""
     return str(timedelta(seconds=round(record["seconds_total"])))
 
 
 def _unused_text(partition: dict[str, Any], class_names: Sequence[str]) -> str:
-    """Say how many images no client holds, and of which classes none is held; empty where all are used."""
+    """Count the images that no client holds, and name the classes of which none is held; empty where all are used."""
     unused = partition.get("unused")
     if not unused:
         return ""
@@ -118,7 +118,7 @@ class Display(ProgressListener):
     def start(self, record: Record, folder: Path, samples_per_round: int, first_round: int) -> None:
         """Print the header and show the bar, on a terminal only."""
         super().start(record, folder, samples_per_round, first_round)
-        self._print(header(record, folder))
+        self._print(header_texts(record, folder))
         self.bar = Progress(console=self._terminal, disable=not self._terminal.is_terminal)
         self._task = self.bar.add_task("", total=record["config"]["rounds"])
         self.bar.start()
@@ -158,14 +158,14 @@ class Display(ProgressListener):
             post = record["post"]
             texts[f"after {post['name']}"] = f"{100 * post['test_accuracy']:.2f} %"
         assert self.folder is not None  # `start` has set it
-        texts["time"] = duration(record)
+        texts["time"] = duration_text(record)
         texts["record"] = f"{self.folder / RECORD}, with curve.png and partition.png"
         self._print(texts)
         plot_run(record, self.folder)
         self.folder = None
 
     def skip(self, record: Record, folder: Path) -> None:
-        """Say that a run has ended before."""
+        """Print that a run is left out, as it has ended before."""
         end = "finished" if record["status"] == "finished" else "diverged"
         self._print({"skipped": f"{folder}, which has {end}"})
 

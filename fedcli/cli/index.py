@@ -1,6 +1,6 @@
-"""papers/index.json: what is told of methods, steps, protocols, tables and networks before PyTorch is imported.
+"""papers/index.json: summaries of methods, steps, protocols, tables and networks, which need no PyTorch.
 
-Importing the papers imports PyTorch, which takes seconds. What `list`, `show`, help and completion tell of them is
+Importing the papers imports PyTorch, which takes seconds. What `list`, `show`, help and completion show of them is
 therefore kept in this file, which `python -m fedcli.cli.describe` writes.
 """
 
@@ -22,7 +22,7 @@ Rows = list[tuple[str, str]]  # of a table of titles and texts
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What is told of a method, or of a step after the last round.
+    """A method, or a step after the last round, as `show` and help describe it.
 
     Attributes:
         name: Its name.

@@ -67,7 +67,7 @@ def show(
 
 
 def _protocol_of_file(name: str) -> Rows | None:
-    """Tell what the protocol `./file.py:NAME` fixes; None where the name is that of a method."""
+    """List what the protocol `./file.py:NAME` fixes; None where the name is that of a method."""
     if ":" not in name:
         return None
     try:

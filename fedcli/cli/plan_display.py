@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from fedcli.cli.display import duration, print_line
+from fedcli.cli.display import duration_text, print_line
 from fedcli.cli.options import ONE_BY_ONE, Placement
 from fedcli.cli.printing import say, stop
 from fedcli.results import durations, jobs
@@ -21,8 +21,8 @@ from fedcli.runs.signals import exit_code
 from fedcli.runs.trackers import find_loggers
 
 
-def cost(plan: TablePlan) -> list[tuple[str, str]]:
-    """Say what running a table takes, as pairs of title and text."""
+def cost_rows(plan: TablePlan) -> list[tuple[str, str]]:
+    """List what running a table takes, as pairs of title and text."""
     states = Counter(run.state for run in plan.runs)
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
     seeds = ", ".join(map(str, plan.seeds))
@@ -61,7 +61,7 @@ class TableDisplay(jobs.PlanListener):
         self._task = self.bar.add_task("", total=sum(run.setup.config.rounds for run in plan.to_run))
 
     def begin(self, run: PlannedRun) -> None:
-        """Say that a run starts or goes on."""
+        """Print that a run starts or goes on."""
         self.note(run, "starts" if run.record is None else f"goes on after {run.rounds_done} rounds")
 
     def advance(self, run: PlannedRun, rounds: int) -> None:
@@ -70,17 +70,17 @@ class TableDisplay(jobs.PlanListener):
         self.bar.update(self._task, completed=sum(self._rounds.values()), description=f"{self.ended}/{self.total} runs")
 
     def note(self, run: PlannedRun, text: str, counter: str = "") -> None:
-        """Show what a run, its engine or a logger has to say."""
+        """Print a note of a run, its engine or a logger."""
         print_line(self._consoles, f"{counter}{run.label}, seed {run.setup.config.seed}: {text}")
 
     def end(self, run: PlannedRun, record: Record | None, error: str) -> None:
-        """Say what has become of a run."""
+        """Print how a run has ended."""
         self.ended += 1
         self.advance(run, run.setup.config.rounds)
         if error or record is None:
             text = f"failed: {error}"
         else:
-            text = f"{self._plan.accuracy_text(record)} in {duration(record)}"
+            text = f"{self._plan.accuracy_text(record)} in {duration_text(record)}"
         self.note(run, text, f"[{self.ended}/{self.total}] ")
         if error and self._terminal.quiet:
             say(f"error: {run.label}, seed {run.setup.config.seed}: {error}", err=True)
@@ -102,7 +102,7 @@ def run_plan(
     placement: Placement = ONE_BY_ONE,
     records_only: bool = False,
 ) -> dict[Path, str]:
-    """Run what is to do of a plan, and show it; after an interruption say what goes on.
+    """Run what is to do of a plan, and show it; after an interruption print the command that goes on.
 
     Args:
         plan: The runs.

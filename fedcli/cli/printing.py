@@ -30,7 +30,7 @@ class Lasting(io.FileIO):
 
 
 def stop(message: str, code: int) -> NoReturn:
-    """End the program with a line on stderr; after a signal it says so, whatever a library has made of that."""
+    """End the program with a line on stderr: after a signal "interrupted", whatever a library has made of that."""
     if interruptions and not message.startswith("interrupted"):
         message = "interrupted."
         first, *_ = interruptions
@@ -58,7 +58,7 @@ def console() -> Console:
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """Where a command tells of its runs, by the names of its options."""
+    """Where the output of a command about its runs goes, by the names of its options."""
 
     quiet: bool | None = None
     log_file: Path | None = None

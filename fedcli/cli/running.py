@@ -194,7 +194,7 @@ def resume(  # noqa: PLR0913  # the parameters of a command are its options
 
 
 def _goes_through(start: Callable, folder: Path, output: Output) -> bool:
-    """Resume one of several runs, and say why if it fails; an interruption ends all."""
+    """Resume one of several runs, and print why if it fails; an interruption ends all."""
     try:
         watch(start, output)
     except UserError as error:

@@ -182,7 +182,7 @@ def _print_paper_table(
         format: Of the table.
         out: The file to write; None for the terminal.
     """
-    from fedcli.cli.plan_display import cost
+    from fedcli.cli.plan_display import cost_rows
     from fedcli.results.paper_tables import compare_with_paper
     from fedcli.results.render import render
 
@@ -192,7 +192,7 @@ def _print_paper_table(
         out.parent.mkdir(parents=True, exist_ok=True)
     screen = Console(stderr=True, highlight=False)
     if any(run.to_do for run in plan.runs):
-        print_table(("", ""), cost(plan), screen=screen)
+        print_table(("", ""), cost_rows(plan), screen=screen)
     errors: Mapping[Path, str] = {}
     if plan.to_run and run_missing is not None:
         errors = run_missing(plan, screen)

@@ -89,7 +89,7 @@ def tune(  # noqa: PLR0913  # the parameters of a command are its options
 
 
 def _budget_text(trials: Any) -> str:
-    """Say how many trials the methods have had."""
+    """Write how many trials the methods have had."""
     counts = trials.groupby("method", sort=False).size().to_dict()
     if len(set(counts.values())) == 1:
         return f"{max(counts.values())} trials each"

@@ -1,4 +1,4 @@
-"""How a command starts a run, shows it, and says how it has ended."""
+"""How a command starts a run, shows it, and reports how it has ended."""
 
 import shlex
 from collections.abc import Callable
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # it imports PyTorch, which help does not need
 
 
 def watch(start: Callable, output: Output, workers: int | None = None) -> Any:
-    """Start a run with a display, and loggers; when it fails or is interrupted, say where it stands.
+    """Start a run with a display, and loggers; when it fails or is interrupted, print where it stands.
 
     With one of `workers`, it shares its work with no process.
     """
@@ -43,7 +43,7 @@ def watch(start: Callable, output: Output, workers: int | None = None) -> Any:
 
 
 def _interrupted_text(error: KeyboardInterrupt, display: "Display") -> str:
-    """Say after which round a run was interrupted, and the command that goes on."""
+    """Write after which round a run was interrupted, and the command that resumes it."""
     if display.folder is None:
         return "interrupted before the first round."
     words = ["fedcli", "resume", str(display.folder)]
