@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from fedcli import registry
-from fedcli.cli.index import INDEX, PAPERS, Index, Rows, Summary, index, index_text
+from fedcli.cli.index import INDEX, PAPERS, SETUP, Index, Rows, Summary, index, index_text
 from fedcli.cli.option_words import settings_words
 from fedcli.declarations import SELECTIONS, Method, Post, Protocol, paper_of
 from fedcli.errors import UserError
@@ -78,7 +78,7 @@ def _protocols_of(declared: Method | Post) -> list[Protocol]:
 def protocol_rows(protocol: Protocol) -> Rows:
     """List what a protocol fixes, as pairs of title and text."""
     rows = [
-        ("set-up", protocol.summary),
+        (SETUP, protocol.summary),
         ("source", protocol.source),
         ("values", settings_words(protocol.settings)),
     ]

@@ -17,6 +17,7 @@ PAPERS = Path(*papers.__path__)
 INDEX = PAPERS / "index.json"
 KINDS = {kind.__name__: kind for kind in (bool, int, float, str)}  # of options
 SUMMARISED = ("methods", "posts")  # kinds of names that have a `Summary` each
+SETUP = "set-up"  # title of the row that sums a protocol up
 Rows = list[tuple[str, str]]  # of a table of titles and texts
 
 

@@ -12,7 +12,7 @@ from fedcli import registry
 from fedcli.cli.cards import fit
 from fedcli.cli.completion import completion
 from fedcli.cli.describe import find_summary, protocol_rows
-from fedcli.cli.index import PAPERS, Rows, Summary, index
+from fedcli.cli.index import PAPERS, SETUP, Rows, Summary, index
 from fedcli.cli.option_words import option_help
 from fedcli.cli.options import argument, optional
 from fedcli.cli.printing import console, print_table, say
@@ -28,7 +28,7 @@ def list_(all_: optional(bool, "Also list steps, protocols and the papers' table
     tables = {"Method": [(name, method.title) for name, method in index().methods.items()]}
     if all_:
         tables["Step after the last round, --post"] = [(name, step.title) for name, step in index().posts.items()]
-        tables["Protocol, --protocol"] = [(name, dict(rows)["set-up"]) for name, rows in index().protocols.items()]
+        tables["Protocol, --protocol"] = [(name, dict(rows)[SETUP]) for name, rows in index().protocols.items()]
         tables["Table, 'fedcli table NAME'"] = list(index().tables.items())
     for kind, rows in tables.items():
         print_table((kind, "Title"), rows)

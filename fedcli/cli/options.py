@@ -87,7 +87,7 @@ def parse_seconds(text: str, flag: str) -> int:
 
 
 def limit_time(text: str | None) -> str | None:
-    """Start the time of `--time-limit`; None for no limit."""
+    """Start the time of `--time-limit` when it is read, so that what a command prepares counts as well."""
     if text is not None:
         set_time_limit(parse_seconds(text, "--time-limit"))
     return text
