@@ -322,6 +322,28 @@ def test_data_show_draws_a_partition():
     assert {path.name for path in Path.cwd().iterdir()} == {"chart.png", "chart.pdf"}
 
 
+# Options that a command would not read
+
+
+@pytest.mark.parametrize(
+    ("command", "fault"),
+    [
+        ("data show digits --num-clients 5", "--num-clients is for a partition (got none)"),
+        ("data show digits --partition-seed 0", "--partition-seed is for a partition (got none)"),
+        ("data show digits --out chart.png", "--out is for a partition (got none)"),
+        ("check fedavg fedprox --all", "--all checks every method (got fedavg, fedprox beside it)"),
+        ("bench fedfm --method fedprox", "--method is for workloads (got fedfm alone)"),
+        ("table . --per round --metric best", "--metric is for tables of runs (got --per round, which writes a CSV)"),
+        ("table . --per client --columns Method", "--columns is for tables of runs (got --per client"),
+        ("table . --per round --digits 3", "--digits is for tables of runs (got --per round"),
+        ("table . --per round --format latex", "--format is for tables of runs (got --per round"),
+        ("table . --per round --format markdown", "--format is for tables of runs (got --per round"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(command, fault):
+    assert error_of(*command.split()).startswith(fault)
+
+
 # Tables and figures
 
 

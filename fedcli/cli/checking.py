@@ -37,6 +37,8 @@ def check(
     from fedcli.check import check as hold_to_law
     from fedcli.runs.resolve import find_device
 
+    if methods and all_:
+        raise UserError(f"--all checks every method (got {', '.join(methods)} beside it); leave --all or these out.")
     numbers = law or list(LAWS)
     for number in sorted(numbers):
         if number not in LAWS:

@@ -8,7 +8,7 @@ import typer
 
 from fedcli.cli.completion import completion
 from fedcli.cli.groups import HelpfulGroup
-from fedcli.cli.options import argument, optional
+from fedcli.cli.options import argument, given_flags, optional
 from fedcli.cli.printing import print_table, say
 from fedcli.errors import UserError
 from fedcli.runs.lock import refuse_file_of_a_run
@@ -73,6 +73,7 @@ def import_(
 
 @data.command("show")
 def data_show(
+    ctx: typer.Context,
     name: argument(str, "NAME", "A data set.", autocompletion=completion("dataset")),
     partition: optional(str, "Partition to draw, e.g. dirichlet:0.5.") = None,
     num_clients: optional(int, "Clients of the partition.", min=1) = 10,
@@ -85,6 +86,10 @@ def data_show(
     from fedcli.data.dataset import merge_splits
     from fedcli.data.imports import import_if_path
 
+    if partition is None:
+        flags = given_flags(ctx, lambda option: option.name in ("num_clients", "partition_seed", "out"))
+        if flags:
+            raise UserError(f"{flags[0]} is for a partition (got none); add --partition, or leave it out.")
     dataset = datasets.load(import_if_path(name))
     chosen = from_flag(partition) if partition else None
     rows = {

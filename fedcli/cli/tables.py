@@ -96,14 +96,14 @@ def table(  # noqa: PLR0913  # the parameters of a command are its options
     table_names = [run for run in runs if ":" in run and not Path(run).exists()]
     if not table_names:
         _refuse_options(ctx, (PAPERS, MACHINE), "a paper's table")
+        if per is not None:
+            _refuse_layout(ctx, per, format)
+            _print_or_write(_csv_of_parts(records_of(runs, method, dataset, label), per), "csv", out)
+            return
         from fedcli.results.columns import Layout
 
         records = records_of(runs, method, dataset, label)
-        layout = Layout(columns or (), digits)
-        if per is None:
-            _print_table_of_runs(records, metric, layout, format, out)
-        else:
-            _print_or_write(_csv_of_parts(records, per, layout), "csv", out)
+        _print_table_of_runs(records, metric, Layout(columns or (), digits), format, out)
         return
     _refuse_options(ctx, (RUNS,), "a table of runs")
     (name, *_) = table_names
@@ -158,14 +158,21 @@ def _print_table_of_runs(records: list[dict], metric: str | None, layout: Any, f
     _print_or_write(write_tables(records, metrics, format, layout, label), format, out)
 
 
-def _csv_of_parts(records: list[dict], per: Part, layout: Any) -> str:
+def _refuse_layout(ctx: typer.Context, per: Part, format: str) -> None:
+    """Refuse what is chosen of a table's form or columns where the rows of a CSV are asked for."""
+    names = ["metric", "columns", "digits"]
+    if format != "csv":
+        names.append("format")
+    flags = given_flags(ctx, lambda option: option.name in names)
+    if flags:
+        raise UserError(f"{flags[0]} is for tables of runs (got --per {per}, which writes a CSV); leave it out.")
+
+
+def _csv_of_parts(records: list[dict], per: Part) -> str:
     """Write a CSV with a row `per` round, client, or client in a round."""
     from fedcli.results import frame
     from fedcli.results.render import csv_of
-    from fedcli.results.tables import DEFAULT_LAYOUT
 
-    if layout != DEFAULT_LAYOUT:
-        raise UserError(f"--columns and --digits are for tables of runs (got --per {per}); leave them out.")
     readers = {"round": frame.rounds_of, "client": frame.clients_of, "client-round": frame.client_rounds_of}
     return csv_of(frame.parts_of_all(records, readers[per]))
 

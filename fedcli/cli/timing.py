@@ -57,6 +57,8 @@ def bench(  # noqa: PLR0913  # the parameters of a command are its options
     if epochs:
         given["local_epochs"] = epochs
     cases = _bench_cases(workloads or [], method, given, with_scaling=bool(scaling))
+    if given_flags(ctx, lambda option: option.name == "method") and not any(case.is_workload for case in cases):
+        raise UserError(f"--method is for workloads (got {', '.join(workloads)} alone); leave it out.")
     _time_cases(cases, repeats, bool(json), csv)
 
 
