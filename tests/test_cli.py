@@ -100,6 +100,7 @@ def test_help_says_symbol_source_range_off_value_need_and_default():
     assert sorted(order, key=text.index) == list(order)
 
 
+COMMA_LISTS = {"--seeds", "--metric", "--columns", "--log"}
 REPEATABLE = {
     "--method", "--dataset", "--label", "--only", "--grid", "--law", "--runs", "--set", "--colors", "--labels",
 }  # fmt: skip
@@ -121,7 +122,7 @@ def test_exactly_the_options_that_are_lists_may_be_given_twice(capsys):
                 continue
             with pytest.raises(typer.Exit):
                 program.make_context("fedcli", twice)
-            remedy = f"write {flag} 1,2" if flag in app.COMMA_LISTS else "give it once"
+            remedy = f"write {flag} 1,2" if flag in COMMA_LISTS else "give it once"
             assert capsys.readouterr().err == f"error: {flag} is given twice; {remedy}.\n"
         for name, subcommand in getattr(command, "commands", {}).items():
             flags |= repeatable(subcommand, *words, name)

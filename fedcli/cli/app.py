@@ -21,12 +21,11 @@ from fedcli.cli import checking, methods, models, plotting, running, tables, tim
 from fedcli.cli.data_sets import data
 from fedcli.cli.groups import HelpfulGroup, UsageError
 from fedcli.cli.method_options import MethodCommand
-from fedcli.cli.options import optional, refuse_twice
+from fedcli.cli.options import comma_lists, optional, refuse_twice
 from fedcli.cli.printing import Lasting, show_traceback, stop
 from fedcli.errors import UserError, first_line
 from fedcli.runs.signals import exit_code, set_time_limit
 
-COMMA_LISTS = ("--seeds", "--metric", "--columns", "--log")  # options whose values stand with commas between them
 COMMANDS_OF_METHODS = (running.run, tuning.tune)  # with the options of the methods that they name
 COMMANDS = (
     methods.list_, methods.show, methods.new, running.run, running.resume, running.verify, tuning.tune,
@@ -108,7 +107,7 @@ class _Root(HelpfulGroup):
             once_only = [option for option in self._options_of(args) if not option.multiple]
             for option in once_only:
                 for flag in flags.intersection(option.opts):
-                    refuse_twice(args, flag, flag if flag in COMMA_LISTS else None)
+                    refuse_twice(args, flag, flag if flag in comma_lists else None)
             return super().parse_args(ctx, args)
 
     def _options_of(self, args: list[str]) -> list[Any]:

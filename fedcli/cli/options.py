@@ -22,6 +22,15 @@ def optional(kind: Any, help: str, *flags: str, panel: str | None = None, **trai
     return Annotated[kind | None, typer.Option(*flags, help=help, rich_help_panel=panel, **traits)]
 
 
+comma_lists: set[str] = set()  # the flags of `comma_list`
+
+
+def comma_list(kind: Any, help: str, flag: str, **traits: Any) -> Any:
+    """Make the type of an option whose values stand with commas between them, so that it is given once."""
+    comma_lists.add(flag)
+    return optional(kind, help, flag, **traits)
+
+
 def argument(kind: Any, metavar: str, help: str, **traits: Any) -> Any:
     """Make the type of an argument."""
     return Annotated[kind, typer.Argument(metavar=metavar, help=help, **traits)]
@@ -93,7 +102,9 @@ def limit_time(text: str | None) -> str | None:
     return text
 
 
-Seeds = optional(Any, "Seeds, a run for each, e.g. 0,1,2 or 0-2.", panel=MACHINE, parser=parse_seeds, metavar="TEXT")
+Seeds = comma_list(
+    Any, "Seeds, a run for each, e.g. 0,1,2 or 0-2.", "--seeds", panel=MACHINE, parser=parse_seeds, metavar="TEXT"
+)
 Jobs = optional(int, "Parallel runs, each in a process of its own.", panel=MACHINE, min=1)
 Workers = optional(int, "Processes that share each round; the bits stay the same.", panel=MACHINE, min=1)
 On = optional(str, "ray or ray:ADDRESS: every run a task of Ray, in a shared folder.", panel=MACHINE)
@@ -102,7 +113,9 @@ Gpus = optional(float, "With --on ray: GPUs for a run; 0.25 packs four on one.",
 TimeLimit = optional(str, "Stop at a checkpoint after 90s, 9m or 1h30m.", panel=MACHINE, callback=limit_time)
 LogFile = optional(Path, "File to append the output to.", panel=OUTPUT)
 Quiet = optional(bool, "Print nothing but errors.", "--quiet", panel=OUTPUT)
-Log = optional(str, "Log each round to tensorboard, wandb or ./file.py:NAME, or several of them.", panel=OUTPUT)
+Log = comma_list(
+    str, "Log each round to tensorboard, wandb or ./file.py:NAME, or several of them.", "--log", panel=OUTPUT
+)
 Device = optional(str, "auto, cpu, cuda or cuda:N.")
 Set = optional(
     list[str], "One method's option, e.g. fedprox:proximal-weight=0.1; may be repeated.", "--set", panel=GRID,

@@ -22,6 +22,7 @@ from fedcli.cli.options import (
     Seeds,
     TimeLimit,
     argument,
+    comma_list,
     given_flags,
     optional,
     place_runs,
@@ -44,8 +45,8 @@ PAPERS = "A paper's table"
 Part = Literal["round", "client", "client-round"]
 
 Out = optional(Path, "File to write, not the terminal.")
-Metric = optional(str, "Metrics as columns, e.g. best,at:1/2; or ./file.py:NAME.", panel=RUNS)
-Columns = optional(str, "Columns in this order, by the names that the table shows.", panel=RUNS)
+Metric = comma_list(str, "Metrics as columns, e.g. best,at:1/2; or ./file.py:NAME.", "--metric", panel=RUNS)
+Columns = comma_list(str, "Columns in this order, by the names that the table shows.", "--columns", panel=RUNS)
 Digits = optional(int, "Decimals of percent and plain numbers.", panel=RUNS)
 Methods = optional(list[str], "Only runs of this method; may be repeated.", panel=RUNS)
 RunLabels = optional(list[str], "Name for the runs of a RUN; one for each RUN.", panel=RUNS)
