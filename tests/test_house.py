@@ -26,6 +26,7 @@ LEVEL_OF = {
     "check": "bench",  # it uses every directory below the command line
     "toy": "bench",  # with which it makes runs
     "keywords": "errors",  # of which it words the messages anew
+    "run_files": "files",
     "returned": "api",  # by whose functions
 }
 METHODS = re.compile("fedfm|fedfa|fedcme|fccl|fedsa|scaffold|feddyn|fednova|moon", re.IGNORECASE)

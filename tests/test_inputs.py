@@ -12,7 +12,7 @@ import fedcli
 from fedcli.cli.cards import fit
 from fedcli.data import datasets
 from fedcli.reading import reading
-from fedcli.runs import lock
+from fedcli.run_files import FILES_OF_A_RUN
 from fedcli.runs.record import read_record
 from tests.commands import invoke
 from tests.tiny_runs import TINY, contents
@@ -135,7 +135,7 @@ def test_the_files_of_a_run_are_those_that_a_run_has(finished, working_folder):
     assert invoke("quality", "again").exit_code == 0
     files = {path.name for path in Path(folder).iterdir()}
     files |= {path.name for path in Path("again").iterdir() if path.is_file()}
-    assert files <= {*lock.FILES_OF_A_RUN}
+    assert files <= {*FILES_OF_A_RUN}
     assert invoke("table", "again", "--out", "again/table.md").exit_code == 0
     assert invoke("export", "again", "--format", "safetensors").exit_code == 0
 

@@ -11,7 +11,7 @@ from fedcli.cli.groups import HelpfulGroup
 from fedcli.cli.options import argument, given_flags, optional
 from fedcli.cli.printing import print_table, say
 from fedcli.errors import UserError
-from fedcli.runs.lock import refuse_file_of_a_run
+from fedcli.run_files import refuse_file_of_a_run
 
 if TYPE_CHECKING:  # they import PyTorch, which help does not need
     import numpy as np

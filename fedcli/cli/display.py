@@ -14,10 +14,10 @@ from rich.text import Text
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import printable
 from fedcli.registry import find_method
+from fedcli.run_files import CURVE_CHART, PARTITION_CHART, RECORD
 from fedcli.runs.identity import reductions
 from fedcli.runs.options import inactive_term
 from fedcli.runs.progress import ProgressListener
-from fedcli.runs.record import RECORD
 from fedcli.runs.schema import Record, RoundEntry
 
 
@@ -73,10 +73,10 @@ def plot_run(record: Record, folder: Path) -> None:
     from fedcli.figures.partitions import partition_chart
     from fedcli.figures.saving import write_figure
 
-    write_figure(folder / "curve.png", learning_curves, [record], page=True)
+    write_figure(folder / CURVE_CHART, learning_curves, [record], page=True)
     counts = np.array(record["partition"]["class_counts"])
     title = title_words([record], f"seed {record['partition']['seed']}")
-    write_figure(folder / "partition.png", partition_chart, counts, record["class_names"], title, page=True)
+    write_figure(folder / PARTITION_CHART, partition_chart, counts, record["class_names"], title, page=True)
 
 
 def duration_text(record: Record) -> str:
@@ -159,7 +159,7 @@ class Display(ProgressListener):
             texts[f"after {post['name']}"] = f"{100 * post['test_accuracy']:.2f} %"
         assert self.folder is not None  # `start` has set it
         texts["time"] = duration_text(record)
-        texts["record"] = f"{self.folder / RECORD}, with curve.png and partition.png"
+        texts["record"] = f"{self.folder / RECORD}, with {CURVE_CHART} and {PARTITION_CHART}"
         self._print(texts)
         plot_run(record, self.folder)
         self.folder = None

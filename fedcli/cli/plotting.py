@@ -12,7 +12,7 @@ from fedcli.cli.options import Datasets, Labels, Runs, optional, records_of
 from fedcli.cli.printing import say, write_and_name
 from fedcli.errors import UserError, import_optional
 from fedcli.figures import CHARTS, CURVES, WITH_LINES, find_chart
-from fedcli.runs.lock import refuse_file_of_a_run
+from fedcli.run_files import refuse_file_of_a_run
 from fedcli.userfiles import is_from_file, short_name
 
 if TYPE_CHECKING:  # it imports Matplotlib, which help does not need

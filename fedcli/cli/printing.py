@@ -15,7 +15,7 @@ from rich.text import Text
 
 from fedcli.errors import printable
 from fedcli.files import write_atomically
-from fedcli.runs.lock import refuse_file_of_a_run
+from fedcli.run_files import refuse_file_of_a_run
 from fedcli.runs.signals import interruptions
 
 

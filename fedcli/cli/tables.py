@@ -30,7 +30,7 @@ from fedcli.cli.options import (
 )  # fmt: skip
 from fedcli.cli.printing import console, print_markdown, print_table, write_and_name
 from fedcli.errors import UserError
-from fedcli.runs.lock import refuse_file_of_a_run
+from fedcli.run_files import refuse_file_of_a_run
 
 if TYPE_CHECKING:  # it imports PyTorch, which help does not need
     from fedcli.results.plans import TablePlan

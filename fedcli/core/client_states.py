@@ -22,8 +22,8 @@ from fedcli.core.tree_files import REMEDY, SUFFIX, load_tree, save_tree
 from fedcli.core.trees import StoredStates, Tree, leaves, to_device, to_names, tree_map
 from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.files import refuse_lost, remove
+from fedcli.run_files import STATES
 
-STATES = "states"  # folder of what clients keep; of the workers beside the first, states-1, states-2, ...
 STATES_OF_WORKER = re.compile(rf"{STATES}-[1-9]\d*")
 STATE = re.compile(rf"\d{{6,}}-\d+(-again)*{re.escape(SUFFIX)}")  # a file there, see `Version.write`
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # what a container may use of the machine's memory

@@ -19,10 +19,9 @@ from safetensors import torch as safetensors
 from fedcli.core.trees import Tree, from_names, to_device, to_names
 from fedcli.errors import UserError, printable
 from fedcli.files import write_atomically
+from fedcli.run_files import CHECKPOINT, PREVIOUS
 
 SUFFIX = ".safetensors"
-CHECKPOINT = f"checkpoint{SUFFIX}"  # from which a run goes on
-PREVIOUS = f"checkpoint-before{SUFFIX}"
 DIGEST = re.compile(rb"sha256\W+([0-9a-f]{64})")
 ZEROS = b"0" * 64
 REMEDY = f"restore it, or delete {CHECKPOINT} to go on from {PREVIOUS}"

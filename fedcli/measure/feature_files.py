@@ -10,6 +10,7 @@ import numpy as np
 
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
+from fedcli.run_files import CLIENT_FEATURES_FILE, FEATURES_FILE
 from fedcli.runs.lock import locked
 from fedcli.runs.record import update_part
 from fedcli.runs.schema import Record
@@ -71,9 +72,9 @@ class FeatureFile:
 
 
 # Of the global model, or of one client's own.
-MODEL_FEATURES = FeatureFile(name="features.npz", prefix="", command="fedcli quality")
+MODEL_FEATURES = FeatureFile(name=FEATURES_FILE, prefix="", command="fedcli quality")
 # Of the models of a round's clients.
-CLIENT_FEATURES = FeatureFile(name="clients.npz", prefix="clients_", command="fedcli quality --clients")
+CLIENT_FEATURES = FeatureFile(name=CLIENT_FEATURES_FILE, prefix="clients_", command="fedcli quality --clients")
 
 
 def _pack(arrays: dict[str, np.ndarray]) -> bytes:

@@ -11,16 +11,16 @@ from fedcli.declarations import flag_of
 from fedcli.errors import UserError
 from fedcli.isolation import unchanged
 from fedcli.registry import find_method
+from fedcli.run_files import CHECKPOINT, LOCK, RECORD
 from fedcli.runs import autotune
-from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.ended import EndedRun
 from fedcli.runs.identity import NOT_SETTINGS, differences, draft, settings_of
-from fedcli.runs.lock import LOCK, InUse, leftovers
+from fedcli.runs.lock import InUse, leftovers
 from fedcli.runs.machine import flushed_denormals, machine_settings
 from fedcli.runs.options import RunConfig, filled_up
 from fedcli.runs.origins import TYPED, GivenOptions
 from fedcli.runs.prepare import prepare, refuse_lost_classes
-from fedcli.runs.record import RECORD, has_ended, new_record, read_record
+from fedcli.runs.record import has_ended, new_record, read_record
 from fedcli.runs.resolve import Setup, refuse_without_effect, resolve
 from fedcli.runs.resume import LONGER, resume
 from fedcli.runs.rounds import NOT_BLAMED, Listener, no_global_draws, run_rounds

@@ -9,18 +9,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedcli.core.client_states import STATE, STATES, STATES_OF_WORKER, Version, stored
+from fedcli.core.client_states import STATE, STATES_OF_WORKER, Version, stored
 from fedcli.core.federation import Federation
-from fedcli.core.tree_files import CHECKPOINT, PREVIOUS, SUFFIX, load_tree, read_verified, save_tree
+from fedcli.core.tree_files import SUFFIX, load_tree, read_verified, save_tree
 from fedcli.errors import UserError
 from fedcli.files import refuse_lost, remove
+from fedcli.run_files import CHECKPOINT, PREVIOUS, SELECTED, STATES
 from fedcli.runs.identity import identity_of
 from fedcli.runs.lock import leftovers
 from fedcli.runs.resolve import Setup
 from fedcli.runs.schema import Fault, Record
 from fedcli.runs.state_schema import check_content, check_facts
 
-SELECTED = f"selected{SUFFIX}"  # the models of the best round, see fedcli/runs/models.py
 LARGEST_TIME_SHARE = 0.05  # that checkpoints may take of a run
 LONGEST_INTERVAL = 600.0  # seconds between two of them
 

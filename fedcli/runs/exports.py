@@ -12,9 +12,9 @@ from fedcli.core.clients import Params
 from fedcli.core.keyed_draws import KEY_ENDING
 from fedcli.errors import UserError, first_line
 from fedcli.files import write_atomically
+from fedcli.run_files import refuse_file_of_a_run
 from fedcli.runs.ended import Classifier, EndedRun
 from fedcli.runs.identity import reductions
-from fedcli.runs.lock import refuse_file_of_a_run
 from fedcli.runs.schema import Record
 
 FORMATS = {  # of exported files, with the suffix and how to load one

@@ -14,16 +14,10 @@ from pathlib import Path
 
 from fedcli.errors import UserError
 from fedcli.files import guards, partials
+from fedcli.run_files import LOCK
 
-LOCK = ".lock"
 OLDER_PARTIAL = re.compile(r"\..+\.\d+\.partial", re.DOTALL)  # what an older version wrote
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system without locks
-RECORD_BEGINS = b'{\n "schema": '
-# What a run has in its folder, and what is measured and drawn of it.
-FILES_OF_A_RUN = (
-    LOCK, "record.json", "checkpoint.safetensors", "checkpoint-before.safetensors", "selected.safetensors",
-    "features.npz", "clients.npz", "curve.png", "partition.png",
-)  # fmt: skip
 
 
 class InUse(UserError):
@@ -82,29 +76,6 @@ class LockedFolder:
         os.close(self.lock)
 
 
-def refuse_file_of_a_run(path: Path) -> None:
-    """Refuses to put an output into the place of a file of a run, or of a record under another name.
-
-    Raises:
-        UserError: Names the run.
-    """
-    file = Path(os.path.realpath(path))
-    is_state = file.parent.name.startswith("states")
-    folder = file.parent.parent if is_state else file.parent
-    has_name_of_run = is_state or file.name in FILES_OF_A_RUN
-    is_of_run = has_name_of_run and (folder / "record.json").is_file()
-    if is_of_run or _is_record(file):
-        raise UserError(f"'{path}' is a file of the run in '{folder}' (got it as an output); choose another name.")
-
-
-def _is_record(file: Path) -> bool:
-    """Whether a file begins as a record does, whatever its name."""
-    if not file.is_file():
-        return False
-    with file.open("rb") as content:
-        return content.read(len(RECORD_BEGINS)) == RECORD_BEGINS
-
-
 def leftovers(folder: Path) -> list[Path]:
     """What a killed process has not finished writing in a folder, also one of an older version."""
     older = [file for file in folder.glob(".*") if OLDER_PARTIAL.fullmatch(file.name) and file.is_file()]
@@ -151,13 +122,12 @@ def locked(folder: Path) -> Iterator[LockedFolder]:
 
 def _lock(folder: Path) -> LockedFolder:
     """The folder, locked where its file system has locks."""
-    in_use = InUse(f"the folder '{folder}' is in use by another process; wait for it, or choose another.")
     held = LockedFolder(folder, os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644))
     try:
         fcntl.flock(held.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         held.close()
-        raise in_use from error
+        raise _in_use(folder) from error
     except OSError as error:
         if error.errno in NO_LOCKS:
             held.is_locked = False
@@ -166,5 +136,10 @@ def _lock(folder: Path) -> LockedFolder:
         raise
     if not held.is_there():  # whoever had it has removed it between both calls
         held.close()
-        raise in_use
+        raise _in_use(folder)
     return held
+
+
+def _in_use(folder: Path) -> InUse:
+    """An error, to be raised by the caller, for a folder that another process has locked."""
+    return InUse(f"the folder '{folder}' is in use by another process; wait for it, or choose another.")

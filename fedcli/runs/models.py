@@ -17,11 +17,11 @@ from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.core.trees import leaves
 from fedcli.declarations import Method
 from fedcli.errors import UserError, first_line
+from fedcli.run_files import CHECKPOINT, SELECTED
 from fedcli.runs import checkpoints
-from fedcli.runs.checkpoints import CHECKPOINT, SELECTED
 from fedcli.runs.identity import identity_of
-from fedcli.runs.schema import Fault, Record, wrong
-from fedcli.runs.state_schema import at, check_like, round_of_models
+from fedcli.runs.schema import Fault, Record, at, wrong
+from fedcli.runs.state_schema import check_like, round_of_models
 
 LARGEST = 2**30  # bytes of all models together that are kept beside the last ones
 ROUNDS = ("selected", "last")

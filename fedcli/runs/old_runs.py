@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
+from fedcli.run_files import RECORD
 from fedcli.runs.lock import locked
-from fedcli.runs.record import RECORD, read_record
+from fedcli.runs.record import read_record
 
 
 @contextmanager

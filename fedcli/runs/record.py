@@ -17,6 +17,7 @@ from fedcli.data.dataset import Dataset
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
 from fedcli.reading import reading
+from fedcli.run_files import RECORD
 from fedcli.runs.identity import digest_of, draft, numerics_of
 from fedcli.runs.machine import environment
 from fedcli.runs.options import flags_of, given_options
@@ -26,7 +27,6 @@ from fedcli.runs.workers import current
 from fedcli.userfiles import file_hash, own_paths
 
 SCHEMA = 1
-RECORD = "record.json"
 ENDED = ("finished", "diverged")  # states of a run that would end in the same way again
 RUN_STATES = (*ENDED, "failed", "unfinished", "not run")  # the furthest first
 

@@ -12,7 +12,8 @@ from fedcli.core.federation import Federation
 from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.registry import find_method
-from fedcli.runs.checkpoints import CHECKPOINT, clear_finished, read_checkpoint
+from fedcli.run_files import CHECKPOINT, RECORD
+from fedcli.runs.checkpoints import clear_finished, read_checkpoint
 from fedcli.runs.chunking import spell_chunking
 from fedcli.runs.ended import EndedRun
 from fedcli.runs.identity import code_differences, current_numerics
@@ -21,7 +22,7 @@ from fedcli.runs.models import all_params
 from fedcli.runs.options import recorded_options
 from fedcli.runs.origins import TYPED, recorded_origins
 from fedcli.runs.prepare import prepare
-from fedcli.runs.record import RECORD, frozen_parts, has_ended, params_hash, read_record
+from fedcli.runs.record import frozen_parts, has_ended, params_hash, read_record
 from fedcli.runs.resolve import Setup, resolve
 from fedcli.runs.rounds import Listener, run_rounds
 from fedcli.runs.run_folder import locked_for_all_workers

@@ -8,8 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from fedcli.core.client_states import STATES, Store
+from fedcli.core.client_states import Store
 from fedcli.files import refuse_lost
+from fedcli.run_files import STATES
 from fedcli.runs.checkpoints import clear, clear_finished, is_due
 from fedcli.runs.lock import guard, locked
 from fedcli.runs.models import BestModels, all_params

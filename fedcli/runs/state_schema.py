@@ -3,8 +3,7 @@
 A checkpoint is checked when it is read, so that whatever goes on from it may rely on it.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from fedcli.core.client_states import Kept, stored
 from fedcli.core.federation import Federation
 from fedcli.core.trees import Tree
-from fedcli.runs.schema import PROGRESS, Fault, each, parts, text, whole, wrong
+from fedcli.runs.schema import PROGRESS, Fault, at, each, parts, text, whole, wrong
 
 # What a checkpoint adds to its state; the identity is compared with the record's.
 FACTS = parts({"identity": lambda value: None, "record": PROGRESS, "states": each(text)})
@@ -74,16 +73,6 @@ def check_names(state: Any, facts: dict[str, Any]) -> None:
     if sorted(facts["states"]) != named:
         with at("states"):
             raise wrong(f"the names of the clients' states, {', '.join(named):.80}", facts["states"])
-
-
-@contextmanager
-def at(place: object) -> Iterator[None]:
-    """Says of a fault inside that it is in this place."""
-    try:
-        yield
-    except Fault as fault:
-        fault.place.append(str(place))
-        raise
 
 
 def check_rounds(progress: dict[str, Any], num_rounds: int) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
 from fedcli.registry import find_method
+from fedcli.run_files import FILES_OF_A_RUN
 from fedcli.runs.begin import begin, new_folder
 from fedcli.runs.checkpoints import clear
-from fedcli.runs.lock import FILES_OF_A_RUN
 from fedcli.runs.machine import ENVIRONMENT_KEYS
 from fedcli.runs.record import has_ended, read_record
 from fedcli.runs.resume import recorded_setup
