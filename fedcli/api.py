@@ -109,7 +109,7 @@ class _Experiment:
         from fedcli.results.method_options import options_by_method
         from fedcli.returned import Run, Runs
         from fedcli.runs.begin import run_method
-        from fedcli.runs.progress import Progress
+        from fedcli.runs.progress import NotebookProgress
         from fedcli.runs.trackers import Loggers
 
         (method,) = self.methods
@@ -117,7 +117,7 @@ class _Experiment:
         if self.method_options:
             given = given.with_values(options_by_method(self.methods, self.method_options)[method])
         if progress is None and _is_notebook():
-            progress = Progress()
+            progress = NotebookProgress()
         ended = run_method(
             method,
             given,

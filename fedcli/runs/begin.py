@@ -109,7 +109,7 @@ def check_seeds(seeds: Iterable[Any]) -> list[int]:
 
 @flushed_denormals()
 def begin(
-    setup: Setup, folder: Path, method_source: str, progress: Listener | None = None, until: int | None = None
+    setup: Setup, folder: Path, method_source: str, listener: Listener | None = None, until: int | None = None
 ) -> EndedRun:
     """Prepares a run, makes its folder and runs it; `until` interrupts it after so many rounds.
 
@@ -124,7 +124,7 @@ def begin(
         with locked_for_all_workers(folder):
             # Another process may have begun in it meanwhile.
             current().from_first(lambda: find_begun(setup, folder, False))
-            state = run_rounds(setup, fed, record, state, folder, progress or Listener(), until)
+            state = run_rounds(setup, fed, record, state, folder, listener or Listener(), until)
     return EndedRun(record, state, folder, tuple(userfiles.user_files(record)))
 
 

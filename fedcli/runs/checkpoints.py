@@ -100,7 +100,7 @@ class Checkpoint(NamedTuple):
     """Where a run goes on."""
 
     state: Any  # the method's
-    progress: dict[str, Any]  # the part of the record that rounds add to
+    record_part: dict[str, Any]  # what rounds add to the record
 
 
 def read_checkpoint(folder: Path, record: Record, setup: Setup, fed: Federation) -> Checkpoint:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from fedcli.runs import rounds
 from fedcli.runs.schema import Record, RoundEntry
 
+SECONDS_BETWEEN_SHOWS = 0.2  # within a round
+
 
 class Position(NamedTuple):
     """How far a run is."""
@@ -74,7 +76,7 @@ def _numbers_of_round(entry: RoundEntry) -> list[str]:
     return texts + [f"{name} {value:.4g}" for name, value in entry["terms"].items()]
 
 
-class Progress(ProgressListener):
+class NotebookProgress(ProgressListener):
     """Shows a run in a notebook: a bar, the last round's numbers and the time that is left."""
 
     def start(self, record: Record, folder: Path, samples_per_round: int, first_round: int) -> None:
@@ -85,12 +87,18 @@ class Progress(ProgressListener):
 
     def finish(self, record: Record) -> None:
         """Shows how the run has ended."""
-        self.round({})
+        self._samples_in_round = 0  # a round that was interrupted is lost
+        self._draw()
 
     def show(self) -> None:
         """Shows how far the run is, five times a second and after each round."""
-        if self._samples_in_round and time.perf_counter() - self._shown < 0.2:
+        is_in_round = self._samples_in_round > 0
+        if is_in_round and time.perf_counter() - self._shown < SECONDS_BETWEEN_SHOWS:
             return
+        self._draw()
+
+    def _draw(self) -> None:
+        """Shows how far the run is, and how it has ended."""
         self._shown = time.perf_counter()
         done, texts = self.position()
         run = f"{self.record['method']} on {self.record['dataset']}, seed {self.record['seed']}"

@@ -71,14 +71,14 @@ def resume(
         UserError: There is no such run, it has finished, its folder is in use, or code, data or partition have changed.
     """
     folder = Path(path)
-    progress = progress or Listener()
+    listener = progress or Listener()
     read_record(folder)  # refuses what is no run, and makes no folder
     with locked_for_all_workers(folder):
         record = current().from_first(lambda: read_record(folder))
         if skip_ended and has_ended(record):
             if record["status"] == "finished":  # a kill after the last record has left something
                 current().from_first(lambda: clear_finished(folder, record))
-            progress.skip(record, folder)
+            listener.skip(record, folder)
             return load(folder, tuple(userfiles.user_files(record)))
         if record["status"] == "finished":
             raise UserError(f"the run '{folder}' has finished all of its {len(record['rounds'])} rounds; {LONGER}.")
@@ -87,7 +87,7 @@ def resume(
         changes = _changed_code(record, setup.method, files_before)
         with machine_settings(fed):
             checkpoint = read_checkpoint(folder, record, setup, fed)
-            record |= checkpoint.progress
+            record |= checkpoint.record_part
             num_rounds = len(record["rounds"])
             if num_rounds > 0:
                 record["changed"] += [{"round": num_rounds, **change} for change in changes]
@@ -98,7 +98,7 @@ def resume(
             record["resumed"].append(num_rounds)
             record.pop("error", None)
             fed.engine.notes.extend(note_move(record, fed.device))
-            state = run_rounds(setup, fed, record, checkpoint.state, folder, progress)
+            state = run_rounds(setup, fed, record, checkpoint.state, folder, listener)
     return EndedRun(record, state, folder, tuple(userfiles.user_files(record)))
 
 

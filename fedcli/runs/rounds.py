@@ -69,7 +69,7 @@ def run_rounds(
     record: Record,
     state: Any,
     folder: Path,
-    progress: Listener,
+    listener: Listener,
     until: int | None = None,
 ) -> Any:
     """Runs the rounds that the record lacks, and returns the state after the last.
@@ -84,8 +84,8 @@ def run_rounds(
     run_folder.take(folder, fed.store)
     saver = run_folder.saver_of_this_worker(folder, setup, record, state)
     saver.write_record(record)  # also what a resumed run says of its code, before a checkpoint has rounds of it
-    _show_start(setup, fed, record, folder, progress)
-    run = RunningRun(setup, fed, record, state, saver, progress)
+    _show_start(setup, fed, record, folder, listener)
+    run = RunningRun(setup, fed, record, state, saver, listener)
     try:
         while run.num_complete < setup.config.rounds:
             run.do_next_round()
@@ -120,14 +120,14 @@ def _record_start(record: Record, setup: Setup, fed: Federation) -> None:
     record.setdefault("load", []).append({"round": len(rounds), "start": load, "end": load})
 
 
-def _show_start(setup: Setup, fed: Federation, record: Record, folder: Path, progress: Listener) -> None:
+def _show_start(setup: Setup, fed: Federation, record: Record, folder: Path, listener: Listener) -> None:
     """Shows that the run begins or goes on, and from here on how many samples it has trained on."""
     samples = setup.cohort_size * setup.config.local_epochs * sum(map(len, fed.training)) // setup.config.num_clients
-    progress.start(record, folder, samples, len(record["rounds"]))
+    listener.start(record, folder, samples, len(record["rounds"]))
     processes = fed.engine.processes
 
     def on_samples(count: int) -> None:
-        progress.samples(count * current().count * processes.active)  # the others do as much
+        listener.samples(count * current().count * processes.active)  # the others do as much
 
     fed.engine.listen(on_samples)
 
@@ -140,7 +140,7 @@ class RunningRun:
         num_complete: Number of rounds that are in both state and record.
     """
 
-    def __init__(self, setup: Setup, fed: Federation, record: Record, state: Any, saver: Saver, progress: Listener):
+    def __init__(self, setup: Setup, fed: Federation, record: Record, state: Any, saver: Saver, listener: Listener):
         """Begins with the state after the rounds that the record has."""
         self.state = state
         self.num_complete = len(record["rounds"])
@@ -148,7 +148,7 @@ class RunningRun:
         self._fed = fed
         self._record = record
         self._saver = saver
-        self._progress = progress
+        self._listener = listener
         self._files = [*user_files(record)]
         self._ended = time.perf_counter()  # when the last round ended
         self._seconds = 0.0  # that the last round took
@@ -165,14 +165,14 @@ class RunningRun:
         self.state = outcome.state
         now = time.perf_counter()
         self._seconds = now - self._ended
-        _record_notes(record, self._fed, self._progress)
+        _record_notes(record, self._fed, self._listener)
         _record_round(record, self._setup, self._fed, self._seconds)
         is_last = len(record["rounds"]) == config.rounds
         if is_last and method.personal is None and not config.keep_states:
             self.state = _states_of_next_cohort(self.state, self._fed)
         self._saver.after_round(record, self.state, now)
         self.num_complete = len(record["rounds"])
-        self._progress.round(outcome.entry)
+        self._listener.round(outcome.entry)
         self._ended = now
 
     def is_late(self) -> bool:
@@ -204,7 +204,7 @@ class RunningRun:
         try:
             self._saver.end(self._record)
         finally:
-            self._progress.finish(self._record)
+            self._listener.finish(self._record)
 
 
 def _refuse_different_workers(record: Record, method: Method) -> None:
@@ -219,12 +219,12 @@ def _refuse_different_workers(record: Record, method: Method) -> None:
     })  # fmt: skip
 
 
-def _record_notes(record: Record, fed: Federation, progress: Listener) -> None:
+def _record_notes(record: Record, fed: Federation, listener: Listener) -> None:
     """Takes what the engine had to say in the last round into the record, and shows it."""
     number = record["rounds"][-1]["round"]
     for text in fed.engine.notes:
         record["engine"]["notes"].append({"round": number, "text": text})
-        progress.note(text)
+        listener.note(text)
     fed.engine.notes.clear()
 
 

@@ -292,7 +292,7 @@ RECORD = parts(
     },
 )  # fmt: skip
 # What a checkpoint has of a record.
-PROGRESS = parts({"rounds": each(ROUND), "cost": COST}, {"seconds_total": number(0), "peak_bytes": COUNT})
+CHECKPOINT_RECORD = parts({"rounds": each(ROUND), "cost": COST}, {"seconds_total": number(0), "peak_bytes": COUNT})
 # Options that every record has; others may be missing, see `filled_up`.
 FIRST_OPTIONS = (
     "protocol", "dataset", "public_dataset", "partition", "partition_seed", "num_clients", "cohort_size", "rounds",

@@ -11,10 +11,10 @@ from torch import Tensor
 from fedcli.core.client_states import Kept, stored
 from fedcli.core.federation import Federation
 from fedcli.core.trees import Tree
-from fedcli.runs.schema import PROGRESS, Fault, at, each, parts, text, whole, wrong
+from fedcli.runs.schema import CHECKPOINT_RECORD, Fault, at, each, parts, text, whole, wrong
 
 # What a checkpoint adds to its state; the identity is compared with the record's.
-FACTS = parts({"identity": lambda value: None, "record": PROGRESS, "states": each(text)})
+FACTS = parts({"identity": lambda value: None, "record": CHECKPOINT_RECORD, "states": each(text)})
 BEST = parts({"identity": lambda value: None, "round": whole()})  # what the models of the best round add
 
 
@@ -75,12 +75,12 @@ def check_names(state: Any, facts: dict[str, Any]) -> None:
             raise wrong(f"the names of the clients' states, {', '.join(named):.80}", facts["states"])
 
 
-def check_rounds(progress: dict[str, Any], num_rounds: int) -> None:
+def check_rounds(record_part: dict[str, Any], num_rounds: int) -> None:
     """Refuses the part of a record that has no rounds, or not from the first on, or not what they cost."""
-    numbers = [entry["round"] for entry in progress["rounds"]]
+    numbers = [entry["round"] for entry in record_part["rounds"]]
     if not 1 <= len(numbers) <= num_rounds or numbers != [*range(len(numbers))]:
         raise Fault(f"must have the rounds from 0 on, {num_rounds} at most (got {numbers!r:.80})")
-    lacking = [name for name in ("cost", "seconds_total", "peak_bytes") if progress.get(name) is None]
+    lacking = [name for name in ("cost", "seconds_total", "peak_bytes") if record_part.get(name) is None]
     if lacking:
         raise Fault(f"lacks {', '.join(lacking)}")
 

@@ -94,7 +94,7 @@ def checkpoint_hash(checkpoint: Checkpoint) -> str:
     clients = {name: dict(kept) for name, kept in kept_states.items()}
     sizes = [kept.nbytes for kept in kept_states.values()]  # by which memory is shared out
     state = checkpoint.state._replace(**clients)
-    structure, tensors = to_names([state, sizes, len(checkpoint.progress["rounds"])])
+    structure, tensors = to_names([state, sizes, len(checkpoint.record_part["rounds"])])
     return json.dumps(structure) + params_hash(sorted(tensors.items()))
 
 
