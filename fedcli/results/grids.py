@@ -14,7 +14,7 @@ from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.results.method_options import find_methods, options_by_method, options_of
 from fedcli.results.plans import Plan, PlannedRun
-from fedcli.runs.begin import ResolvedRun, find_begun, new_folder, resolve_runs
+from fedcli.runs.begin import ResolvedRun, new_folder, record_to_continue, refuse_existing, resolve_runs
 from fedcli.runs.identity import draft, settings_of, settings_text
 from fedcli.runs.origins import TYPED, GivenOptions
 from fedcli.runs.prepare import refuse_data
@@ -110,7 +110,11 @@ def _plan_point(point: ResolvedPoint, folder: Path, has_several_methods: bool, c
     for resolved in point.runs:
         setup = resolved.setup
         run_folder = point_folder / resolved.folder
-        record = find_begun(setup, run_folder, continue_)
+        record = None
+        if continue_:
+            record = record_to_continue(setup, run_folder)
+        else:
+            refuse_existing(run_folder)
         if record is None:
             refuse_data(setup)
         given = point.given

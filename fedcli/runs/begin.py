@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +48,12 @@ def run_method(
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
     planned = resolve_runs(method, given, out=out, seeds=seeds)
     method_source = userfiles.absolute(method) if userfiles.is_from_file(method) else find_method(method).name
-    records = current().from_first(lambda: [find_begun(run.setup, run.folder, bool(continue_)) for run in planned])
+    records: list[Record | None] = [None] * len(planned)
+    if continue_:
+        records = current().from_first(lambda: [record_to_continue(run.setup, run.folder) for run in planned])
+    else:
+        for run in planned:
+            current().from_first(partial(refuse_existing, run.folder))
     runs: list[EndedRun] = []
     for (setup, folder), record in zip(planned, records, strict=True):
         if record is None:
@@ -123,7 +129,7 @@ def begin(
         state = _initial_state(setup, fed, record)
         with locked_for_all_workers(folder):
             # Another process may have begun in it meanwhile.
-            current().from_first(lambda: find_begun(setup, folder, False))
+            current().from_first(lambda: refuse_existing(folder))
             state = run_rounds(setup, fed, record, state, folder, listener or Listener(), until)
     return EndedRun(record, state, folder, tuple(userfiles.user_files(record)))
 
@@ -144,25 +150,37 @@ def _initial_state(setup: Setup, fed: Federation, record: Record) -> Any:
         return method.init(fed, setup.method_config)
 
 
-def find_begun(setup: Setup, folder: Path, continue_: bool) -> Record | None:
-    """The record from which a run goes on, if it may; None where it begins.
+def record_to_continue(setup: Setup, folder: Path) -> Record | None:
+    """The record from which a run goes on with `--continue`; None where it begins.
 
     Raises:
         InUse: Another process has locked the folder of a run that begins, and may be about to write a record.
         UserError: The folder holds another run or something else.
     """
     record = read_begun(folder)
-    if record is not None and continue_:
-        _refuse_other_run(record, setup, folder)
-        return record
-    holds_run = (folder / RECORD).is_file()
-    # Without a record, only what a killed process has left behind may be there.
-    other_files = {*folder.glob("*")} - {folder / LOCK, *leftovers(folder)}
-    if record is not None or (other_files and not holds_run):
+    if record is None:
+        refuse_existing(folder)
+        return None
+    _refuse_other_run(record, setup, folder)
+    return record
+
+
+def refuse_existing(folder: Path) -> None:
+    """Refuses a folder for a new run that holds something which the run would overwrite.
+
+    Raises:
+        InUse: Another process has locked it, and may be about to write a record.
+        UserError: It holds a run or something else.
+    """
+    if (folder / RECORD).is_file():
+        is_taken = read_begun(folder) is not None
+        remedy = "go on with --continue, or choose another"
+    else:  # only what a killed process has left behind may be there
+        is_taken = bool({*folder.glob("*")} - {folder / LOCK, *leftovers(folder)})
+        remedy = "choose another"
+    if is_taken:
         error_type = InUse if (folder / LOCK).exists() else UserError
-        remedy = "go on with --continue, or choose another" if holds_run else "choose another"
         raise error_type(f"the output folder '{folder}' exists; an existing one is never overwritten; {remedy}.")
-    return None
 
 
 def _refuse_other_run(record: Record, setup: Setup, folder: Path) -> None:
