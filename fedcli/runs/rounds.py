@@ -27,7 +27,7 @@ from fedcli.runs.record import summarise
 from fedcli.runs.resolve import Setup
 from fedcli.runs.run_folder import Saver
 from fedcli.runs.schema import Record, RoundEntry
-from fedcli.runs.signals import Interrupted, OutOfTime, time_left
+from fedcli.runs.signals import OutOfTime, time_left
 from fedcli.runs.workers import current
 from fedcli.userfiles import user_files
 
@@ -56,13 +56,6 @@ class Listener:
         """The run had ended before, and nothing of it is run."""
 
 
-class EnoughRounds(Interrupted):
-    """The end of a run of which only the first rounds were asked for."""
-
-    def __init__(self, text: str = "the rounds that were asked for are done"):
-        super().__init__(text, 0)
-
-
 def run_rounds(
     setup: Setup,
     fed: Federation,
@@ -74,10 +67,12 @@ def run_rounds(
 ) -> Any:
     """Runs the rounds that the record lacks, and returns the state after the last.
 
+    With `until`, a run that has more rounds is interrupted after so many.
+
     Raises:
-        EnoughRounds: After `until` rounds, where the run has more.
         OutOfTime: Before a round that would pass the time limit.
     """
+    num_rounds = setup.config.rounds
     _refuse_different_workers(record, setup.method)
     _record_start(record, setup, fed)
     assert fed.store is not None  # `prepare` has given it one
@@ -87,21 +82,22 @@ def run_rounds(
     _show_start(setup, fed, record, folder, listener)
     run = RunningRun(setup, fed, record, state, saver, listener)
     try:
-        while run.num_complete < setup.config.rounds:
+        while run.num_complete < num_rounds:
             run.do_next_round()
-            is_last = run.num_complete == setup.config.rounds
-            if not is_last and run.num_complete == until:
-                raise EnoughRounds
-            if not is_last and run.is_late():
+            if run.num_complete == until:
+                break
+            if run.num_complete < num_rounds and run.is_late():
                 raise OutOfTime
-        run.finish()
+        if run.num_complete < num_rounds:
+            run.interrupt()
+        else:
+            run.finish()
     except FolderLost as error:
         record |= {"status": "failed", "error": str(error)}
         run.stop_saving()
         raise
     except KeyboardInterrupt:
-        record["status"] = "interrupted"
-        run.save_complete_rounds()
+        run.interrupt()
         raise
     except Exception as error:
         record |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
@@ -189,8 +185,9 @@ class RunningRun:
         self._saver.refuse_lost_folder()
         record["status"] = "finished"
 
-    def save_complete_rounds(self) -> None:
-        """Writes a checkpoint after an interruption, unless there is one or it came within a round."""
+    def interrupt(self) -> None:
+        """Records that the run was interrupted, and writes a checkpoint, unless there is one or it was in a round."""
+        self._record["status"] = "interrupted"
         is_between_rounds = self.num_complete == len(self._record["rounds"])
         if is_between_rounds:
             self._saver.after_interruption(self._record, self.state)

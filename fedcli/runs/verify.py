@@ -16,8 +16,8 @@ from fedcli.runs.checkpoints import clear
 from fedcli.runs.machine import ENVIRONMENT_KEYS
 from fedcli.runs.record import has_ended, read_record
 from fedcli.runs.resume import recorded_setup
-from fedcli.runs.rounds import EnoughRounds, Listener
-from fedcli.runs.schema import Record, tested_rounds
+from fedcli.runs.rounds import Listener
+from fedcli.runs.schema import Record, RoundEntry, tested_rounds
 from fedcli.userfiles import trust_files
 
 ACCURACY_TOLERANCE = 0.02  # how far another machine or version may take the accuracy of a round
@@ -54,45 +54,47 @@ def verify(
     if not has_ended(record):
         raise UserError(f"the run '{path}' has not finished (it is {record['status']}); resume it, or name another.")
     last = len(record["rounds"])
-    if rounds not in (None, last):
+    if rounds is not None and rounds != last:
         tested = tested_rounds(record["rounds"])
         first = tested[0]["round"] + 1 if tested else 1
         if not first <= rounds <= last:
             raise UserError(f"--rounds must be from {first}, the first that was tested, to {last} (got {rounds}).")
-        record |= {
-            "rounds": record["rounds"][:rounds], "status": "interrupted", "error": "",
-            "summary": {"selection": record["summary"]["selection"]},
-        }  # fmt: skip
     record = trust_files(record, method)
     overrides = {"device": device} if device else {}
     setup = recorded_setup(record, find_method(record["method_source"]), **overrides)
     folder = Path(out or new_folder(setup))
     try:
         repetition = begin(setup, folder, record["method_source"], progress, until=rounds).record
-    except (NonFiniteLoss, EnoughRounds):
+    except NonFiniteLoss:
         repetition = read_record(folder)
-        if repetition["status"] == "interrupted" and out is None:
-            clear(folder, *FILES_OF_A_RUN, at_rest=True)  # else `resume runs` would go on with it
-            with suppress(OSError):  # somebody has put something there
-                folder.rmdir()
-    return compare_records(record, repetition)
+    if repetition["status"] == "interrupted" and out is None:
+        clear(folder, *FILES_OF_A_RUN, at_rest=True)  # else `resume runs` would go on with it
+        with suppress(OSError):  # somebody has put something there
+            folder.rmdir()
+    return compare_records(record, repetition, rounds)
 
 
-def compare_records(record: Record, repetition: Record) -> Comparison:
-    """Compares two records of the same options, both finished, diverged, or interrupted after the same round."""
+def compare_records(record: Record, repetition: Record, num_rounds: int | None = None) -> Comparison:
+    """Compares two records of the same options, both finished or diverged.
+
+    With a number of rounds, fewer than the record has, the repetition was interrupted after so many.
+    """
+    rounds = record["rounds"][:num_rounds]
     changes = [name for name in SURROUNDINGS if record.get(name) != repetition.get(name)]
-    moves = [move["round"] for move in record["moved"] if move["round"] < len(record["rounds"])]
-    changes += [f"machine from round {number + 1} on" for number in moves]
+    moves = [move["round"] for move in record["moved"] if move["round"] < len(rounds)]
+    changes += [f"machine from round {index + 1} on" for index in moves]
     remark = f" (other {', '.join(changes)})" if changes else ""
-    now = _facts(repetition)
-    for name, was in _facts(record).items():
-        if now[name] != was:
-            return Comparison(f"another {name}: {now[name]}, was {was}{remark}", False)
-    distances = abs(_curve(record) - _curve(repetition))  # NaN where a round was not tested
+    was = _results(record, rounds)
+    now = _results(repetition, repetition["rounds"])
+    for name, fact in was.facts.items():
+        if now.facts[name] != fact:
+            return Comparison(f"another {name}: {now.facts[name]}, was {fact}{remark}", False)
+    distances = abs(was.curve - now.curve)  # NaN where a round was not tested
     distance = np.nan_to_num(distances).max(initial=0.0)
     points = f"{100 * distance:.2f} points of accuracy"
-    if _end(record) == _end(repetition) and distance == 0:
-        return Comparison("same to the last digit" if record["status"] == "interrupted" else "same bits", True)
+    if was.digits == now.digits and distance == 0:
+        is_whole = len(rounds) == len(record["rounds"])
+        return Comparison("same bits" if is_whole else "same to the last digit", True)
     if not changes:
         return Comparison(f"another result on the same machine and version: curves within {points}", False)
     if distance > ACCURACY_TOLERANCE:
@@ -100,21 +102,26 @@ def compare_records(record: Record, repetition: Record) -> Comparison:
     return Comparison(f"same within {points}{remark}", True)
 
 
-def _curve(record: Record) -> np.ndarray:
-    """Test and validation accuracy of each round, `[rounds, 2]`."""
-    return np.array([(row["test_accuracy"], row["validation_accuracy"]) for row in record["rounds"]], float)
+class _Results(NamedTuple):
+    """What is compared of a run."""
+
+    facts: dict[str, Any]  # what must be equal before curves are compared, by the words for it
+    curve: np.ndarray  # test and validation accuracy of each round, [rounds, 2]
+    digits: Any  # the hash of the last parameters; of a run that was interrupted or has diverged, all rounds' terms
 
 
-def _end(record: Record) -> Any:
-    """The hash of the last parameters; of a run that was interrupted the terms of all rounds."""
-    return record["summary"].get("params_sha256") or [row["terms"] for row in record["rounds"]]
-
-
-def _facts(record: Record) -> dict[str, Any]:
-    """What must be equal in two runs before their curves are compared, by the words for it."""
-    return {
+def _results(record: Record, rounds: Sequence[RoundEntry]) -> _Results:
+    """What is compared of a run, or of its first rounds, as if it had been interrupted after them."""
+    end = record.get("error") or record["status"]
+    digits = record["summary"].get("params_sha256")
+    if len(rounds) < len(record["rounds"]):
+        end = "interrupted"
+        digits = None
+    facts = {
         "data set": record["dataset_fingerprint"],
         "partition": record["partition"]["fingerprint"],
-        "end": record.get("error") or record["status"],
-        "number of rounds": len(record["rounds"]),
+        "end": end,
+        "number of rounds": len(rounds),
     }
+    curve = np.array([(entry["test_accuracy"], entry["validation_accuracy"]) for entry in rounds], float)
+    return _Results(facts, curve, digits or [entry["terms"] for entry in rounds])
