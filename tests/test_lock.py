@@ -247,7 +247,7 @@ def test_only_files_that_fedcli_has_made_are_removed(tmp_path):
         (folder / name).touch()
 
     with locked(folder):
-        checkpoints.clear(folder, at_rest=True)
+        checkpoints.remove_files(folder, [])
 
     assert files() == sorted(OF_A_USER + of_run)
 

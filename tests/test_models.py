@@ -119,7 +119,7 @@ def test_selected_models_are_kept_only_where_they_differ_and_are_small(runs, tmp
     assert better.record["summary"]["selected_round"] == 3  # after another round was selected, and kept
     assert models.SELECTED not in file_names(better.path)
 
-    monkeypatch.setattr(models, "LARGEST", 1000)
+    monkeypatch.setattr(models, "LARGEST_BYTES", 1000)
     run = fedcli.run(**GLOBAL, out=tmp_path / "run")
     assert models.SELECTED not in file_names(run.path)
     refused(run.model, f"{models.SELECTED}' lacks the models of round", "use round last")

@@ -102,10 +102,10 @@ def test_a_file_that_has_changed_is_not_read(tmp_path):
 def test_a_checkpoint_leaves_what_other_workers_keep_for_themselves(tmp_path):
     open_store(tmp_path, 0).keep({}, states(1), 0)
     of_other_worker = open_store(tmp_path, 0, f"{STATES}-1").keep({}, states(1), 0)
-    checkpoints.clear(tmp_path)  # after a checkpoint that names nothing
+    checkpoints.remove_unreferenced_states(tmp_path)  # after a checkpoint that names nothing
     assert numbers_of(of_other_worker) == {1: 1}
     assert [path.name for path in tmp_path.iterdir()] == [f"{STATES}-1"]
-    checkpoints.clear(tmp_path, at_rest=True)
+    checkpoints.remove_states_of_other_workers(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -224,3 +224,11 @@ def stored(state: Any) -> dict[str, Kept]:
     """Returns the fields of a server's state that a store keeps, which reads a client's part when it is asked for."""
     parts = zip(getattr(state, "_fields", ()), state, strict=False)
     return {name: part for name, part in parts if isinstance(part, Kept)}
+
+
+def versions_of(state: Any) -> list[Version]:
+    """Returns the versions of clients' states in a server's state."""
+    versions: list[Version] = []
+    for kept in stored(state).values():
+        versions += kept.versions.values()
+    return versions

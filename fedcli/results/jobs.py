@@ -24,8 +24,9 @@ import torch
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError, first_line
 from fedcli.results.plans import Plan, PlannedRun
+from fedcli.run_files import CHECKPOINT, PREVIOUS, SELECTED
 from fedcli.runs import begin, resume
-from fedcli.runs.checkpoints import CHECKPOINT, PREVIOUS, SELECTED, clear
+from fedcli.runs.checkpoints import remove_files
 from fedcli.runs.cores import allowed_cores
 from fedcli.runs.lock import InUse, locked
 from fedcli.runs.origins import GivenOptions
@@ -145,7 +146,7 @@ class Execution:
             if error:
                 self.errors[run.folder] = error
             if records_only and record and has_ended(record):
-                clear(run.folder, CHECKPOINT, PREVIOUS, SELECTED, at_rest=True)
+                remove_files(run.folder, [CHECKPOINT, PREVIOUS, SELECTED])
             self._listener.end(run, record, error)
 
 

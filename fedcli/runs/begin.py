@@ -10,7 +10,6 @@ from fedcli import userfiles
 from fedcli.core.federation import Federation
 from fedcli.declarations import flag_of
 from fedcli.errors import UserError
-from fedcli.isolation import unchanged
 from fedcli.registry import find_method
 from fedcli.run_files import CHECKPOINT, LOCK, RECORD
 from fedcli.runs import autotune
@@ -18,13 +17,14 @@ from fedcli.runs.ended import EndedRun
 from fedcli.runs.identity import NOT_SETTINGS, differences, draft, settings_of
 from fedcli.runs.lock import InUse, leftovers
 from fedcli.runs.machine import flushed_denormals, machine_settings
+from fedcli.runs.method_calls import initial_state
 from fedcli.runs.options import RunConfig, filled_up
 from fedcli.runs.origins import TYPED, GivenOptions
 from fedcli.runs.prepare import prepare, refuse_lost_classes
 from fedcli.runs.record import has_ended, new_record, read_record
 from fedcli.runs.resolve import Setup, refuse_without_effect, resolve
 from fedcli.runs.resume import LONGER, resume
-from fedcli.runs.rounds import NOT_BLAMED, Listener, no_global_draws, run_rounds
+from fedcli.runs.rounds import Listener, run_rounds
 from fedcli.runs.run_folder import locked_for_all_workers
 from fedcli.runs.schema import Record
 from fedcli.runs.sources import read_tuned
@@ -126,7 +126,7 @@ def begin(
     with machine_settings(fed):
         reason = _choose_chunking(fed)
         record = new_record(setup, dataset, parts, fed, method_source, reason)
-        state = _initial_state(setup, fed, record)
+        state = initial_state(setup, fed, record["user_files"])
         with locked_for_all_workers(folder):
             # Another process may have begun in it meanwhile.
             current().from_first(lambda: refuse_existing(folder))
@@ -140,14 +140,6 @@ def _choose_chunking(fed: Federation) -> str | None:
     chunking, reason = current().from_first(lambda: (fed.engine.chunking, reason))
     fed.engine.use(chunking)
     return reason
-
-
-def _initial_state(setup: Setup, fed: Federation, record: Record) -> Any:
-    """The method's state before the first round."""
-    method = setup.method
-    refusing_draws = no_global_draws(f"init of '{method.name}'", fed.device)
-    with method.blamed(*NOT_BLAMED), unchanged([*record["user_files"]]), refusing_draws:
-        return method.init(fed, setup.method_config)
 
 
 def record_to_continue(setup: Setup, folder: Path) -> Record | None:

@@ -4,12 +4,12 @@ A checkpoint is a file with the server's state, see `fedcli.core.tree_files`, wh
 states, see `fedcli.core.client_states`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedcli.core.client_states import STATE, STATES_OF_WORKER, Version, stored
+from fedcli.core.client_states import STATE, STATES_OF_WORKER, versions_of
 from fedcli.core.federation import Federation
 from fedcli.core.tree_files import SUFFIX, load_tree, read_verified, save_tree
 from fedcli.errors import UserError
@@ -17,6 +17,7 @@ from fedcli.files import refuse_lost, remove
 from fedcli.run_files import CHECKPOINT, PREVIOUS, SELECTED, STATES
 from fedcli.runs.identity import identity_of
 from fedcli.runs.lock import leftovers
+from fedcli.runs.method_calls import initial_state
 from fedcli.runs.resolve import Setup
 from fedcli.runs.schema import Fault, Record
 from fedcli.runs.state_schema import check_content, check_facts
@@ -25,26 +26,26 @@ LARGEST_TIME_SHARE = 0.05  # that checkpoints may take of a run
 LONGEST_INTERVAL = 600.0  # seconds between two of them
 
 
-def is_due(number: int, every: int | None, num_rounds: int, last_took: float, since_last: float) -> bool:
-    """Returns whether round `number` of `num_rounds` ends with a checkpoint: one in `every`, and the last.
+def is_due(round_index: int, every: int | None, num_rounds: int, last_took: float, since_last: float) -> bool:
+    """Returns whether a round of `num_rounds`, counted from 0, ends with a checkpoint: one in `every`, and the last.
 
     If `every` is None, they take at most 5 % of the time but come at least every ten minutes. The last one
     took `last_took` seconds, 0 before the first, and ended `since_last` seconds ago.
     """
-    if number + 1 == num_rounds:
+    if round_index + 1 == num_rounds:
         return True
     if every is not None:
-        return (number + 1) % every == 0
+        return (round_index + 1) % every == 0
     return since_last >= min(last_took * (1 / LARGEST_TIME_SHARE - 1), LONGEST_INTERVAL)
 
 
 def write_checkpoint(folder: Path, record: Record, state: Any) -> None:
     """Writes state and rounds, and keeps the checkpoint before, which may be the only one after a kill."""
-    versions = _versions(state)
+    versions = versions_of(state)
     for version in versions:
         version.write(folder / STATES)
         if version.remove is not None:
-            version.remove.detach()  # `clear` removes what no checkpoint names
+            version.remove.detach()  # `remove_unreferenced_states` removes what no checkpoint names
     facts = {
         "identity": identity_of(record),
         # What a round adds to the record.
@@ -55,32 +56,33 @@ def write_checkpoint(folder: Path, record: Record, state: Any) -> None:
     if (folder / CHECKPOINT).is_file():
         (folder / CHECKPOINT).replace(folder / PREVIOUS)
     save_tree(folder / CHECKPOINT, state, facts)
-    clear(folder)
+    remove_unreferenced_states(folder)
 
 
-def clear(folder: Path, *files: str, at_rest: bool = False) -> None:
-    """Removes files of a run, client states that no checkpoint names, and, `at_rest`, those of other workers.
-
-    Only what has a name that a run gives is removed, and only in the run's own folder.
-    """
-    for file in files:
-        remove(folder / file)
+def remove_unreferenced_states(folder: Path) -> None:
+    """Removes client states from the folder of a run that no checkpoint there names."""
     names = set()
     for checkpoint in (folder / CHECKPOINT, folder / PREVIOUS):
         with suppress(UserError, Fault):  # there is none, or it is damaged
             facts = read_verified(checkpoint).facts
             check_facts(facts)
             names.update(facts["states"])
-    _clear_states(folder / STATES, names)
-    if at_rest:
-        for others in folder.glob(f"{STATES}-*"):
-            if STATES_OF_WORKER.fullmatch(others.name):
-                _clear_states(others, ())
+    _remove_states(folder / STATES, but_for=names)
 
 
-def _clear_states(folder: Path, names: Collection[str]) -> None:
-    """Removes the client states in a folder but for those of these names, and the folder if it is empty then."""
-    states = [file for file in folder.glob(f"*{SUFFIX}") if STATE.fullmatch(file.name) and file.stem not in names]
+def remove_states_of_other_workers(folder: Path) -> None:
+    """Removes the client states that workers beside the first keep in the folder of a run, where none is at work."""
+    for states in folder.glob(f"{STATES}-*"):
+        if STATES_OF_WORKER.fullmatch(states.name):
+            _remove_states(states)
+
+
+def _remove_states(folder: Path, but_for: Collection[str] = ()) -> None:
+    """Removes the client states in a folder but for those of some names, and the folder if it is empty then.
+
+    Only what has a name that a run gives is removed.
+    """
+    states = [file for file in folder.glob(f"*{SUFFIX}") if STATE.fullmatch(file.name) and file.stem not in but_for]
     for file in [*states, *leftovers(folder)]:
         if file.is_file():
             remove(file)
@@ -88,12 +90,20 @@ def _clear_states(folder: Path, names: Collection[str]) -> None:
         folder.rmdir()
 
 
+def remove_files(folder: Path, names: Iterable[str]) -> None:
+    """Removes files of a run at which no process is at work, and the client states that no checkpoint names then."""
+    for name in names:
+        remove(folder / name)
+    remove_unreferenced_states(folder)
+    remove_states_of_other_workers(folder)
+
+
 def clear_finished(folder: Path, record: Record) -> None:
     """Removes from a finished run's folder the checkpoint before the last, and models that are not the best."""
     files = [PREVIOUS]
     if record["summary"]["selected_round"] == record["rounds"][-1]["round"]:  # the last checkpoint has its models
         files.append(SELECTED)
-    clear(folder, *files, at_rest=True)
+    remove_files(folder, files)
 
 
 class Checkpoint(NamedTuple):
@@ -112,19 +122,14 @@ def read_checkpoint(folder: Path, record: Record, setup: Setup, fed: Federation)
     assert fed.store is not None  # `prepare` has given it one
     files = [file for file in (folder / CHECKPOINT, folder / PREVIOUS) if file.is_file()]
     if not files:
-        return Checkpoint(setup.method.init(fed, setup.method_config), {"rounds": [], "cost": None})
+        return Checkpoint(initial_state(setup, fed, record["user_files"]), {"rounds": [], "cost": None})
     newest = files[0]
     state, facts = load_tree(newest, fed.store.reopen(folder), fed.device)
     try:
         check_facts(facts)
         if facts["identity"] != identity_of(record):
             raise UserError(f"'{newest}' is of another run; restore it, or delete it to go on from an earlier round.")
-        check_content(state, facts, setup.method.init(fed, setup.method_config), fed)
+        check_content(state, facts, initial_state(setup, fed, record["user_files"]), fed)
     except Fault as fault:
         raise UserError(f"'{newest}' is no checkpoint of this run: {fault}; delete it, or run again.") from None
     return Checkpoint(state, facts["record"])
-
-
-def _versions(state: Any) -> list[Version]:
-    """Returns the versions in a method's state."""
-    return [version for kept in stored(state).values() for version in kept.versions.values()]

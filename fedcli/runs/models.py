@@ -18,12 +18,11 @@ from fedcli.core.trees import leaves
 from fedcli.declarations import Method
 from fedcli.errors import UserError, first_line
 from fedcli.run_files import CHECKPOINT, SELECTED
-from fedcli.runs import checkpoints
 from fedcli.runs.identity import identity_of
 from fedcli.runs.schema import Fault, Record, at, wrong
 from fedcli.runs.state_schema import check_like, round_of_models
 
-LARGEST = 2**30  # bytes of all models together that are kept beside the last ones
+LARGEST_BYTES = 2**30  # of all models together that are kept beside the last ones
 ROUNDS = ("selected", "last")
 
 
@@ -104,17 +103,16 @@ class BestModels:
         last = len(record["rounds"]) - 1
         if summary["selection"].startswith("best-") and summary["selected_round"] == last:
             measured = state if self.method.personal else self.method.model(state)  # reads no clients' states
-            if sum(getattr(leaf, "nbytes", 0) for leaf in leaves(measured)) <= LARGEST:
+            if sum(getattr(leaf, "nbytes", 0) for leaf in leaves(measured)) <= LARGEST_BYTES:
                 self.held = _RoundModels(last, models_of(self.method, state))
 
-    def write_checkpoint(self, record: Record, state: Any) -> None:
-        """Writes a checkpoint of the last round, and before it what is held of an earlier one."""
+    def write_if_superseded(self, record: Record) -> None:
+        """Writes what is held of an earlier round than the last one, which a checkpoint would no longer have."""
         last = len(record["rounds"]) - 1
         if self.held is not None and self.held.round < last:
             facts = {"identity": identity_of(record), "round": self.held.round}
             save_tree(self.folder / SELECTED, self.held.models, facts)
             self.held = None
-        checkpoints.write_checkpoint(self.folder, record, state)
 
 
 def initial_network(record: Record, client: int) -> Backbone:
@@ -127,27 +125,31 @@ def initial_network(record: Record, client: int) -> Backbone:
     return network.to(torch.float64 if config["precision"] == "float64" else torch.float32)
 
 
-def read_models(folder: Path, record: Record, method: Method, number: int) -> Models:
-    """Reads the models of a finished run's last round, or of its selected one, by their number from 0.
+def read_models(folder: Path, record: Record, method: Method, round_index: int) -> Models:
+    """Reads the models of a finished run's last round, or of its selected one, counted from 0.
 
     Raises:
         UserError: They are not there, are damaged, are of another run, or do not suit its networks.
     """
-    file = folder / (CHECKPOINT if number == record["rounds"][-1]["round"] else SELECTED)
-    lacking = UserError(f"'{file}' lacks the models of round {number + 1}; restore it or use --round last.")
+    file = folder / (CHECKPOINT if round_index == record["rounds"][-1]["round"] else SELECTED)
     if not file.is_file():
-        raise lacking
+        raise _lacking(file, round_index)
     store = Store(None, torch.device("cpu"), (*method.state_types, Models))
     state, facts = load_tree(file, store.reopen(folder))
     try:
         written = round_of_models(state, facts, record["config"]["rounds"])
-        if facts["identity"] != identity_of(record) or written != number:
-            raise lacking
+        if facts["identity"] != identity_of(record) or written != round_index:
+            raise _lacking(file, round_index)
         models = state if isinstance(state, Models) else _models_of_state(method, state)
         check_models(models, method, record)
     except Fault as fault:
         raise UserError(f"'{file}' does not have this run's models: {fault}; restore it.") from None
     return models
+
+
+def _lacking(file: Path, round_index: int) -> UserError:
+    """An error, to be raised by the caller, for a file that is not there or has the models of another round."""
+    return UserError(f"'{file}' lacks the models of round {round_index + 1}; restore it or use --round last.")
 
 
 def _models_of_state(method: Method, state: Any) -> Models:
@@ -172,10 +174,9 @@ def check_models(models: Models, method: Method, record: Record) -> None:
     num_networks = len(record["config"]["backbone"].split(","))
     networks = [initial_network(record, number) for number in range(num_networks)]
     initial = [_initial_model(network) for network in networks]
-    first_network, *_ = networks
     if method.personal is None or method.shared is not None:
         with at("shared"):
-            check_like(_initial_model(first_network), models.shared, num_clients)
+            check_like(initial[0], models.shared, num_clients)
     with at("personal"):
         if not isinstance(models.personal, dict):
             raise wrong("models by client", type(models.personal).__name__)
@@ -184,7 +185,7 @@ def check_models(models: Models, method: Method, record: Record) -> None:
                 check_like(initial[client % num_networks], model, num_clients)
     if method.prototypes is not None:
         classes = len(record["class_names"])
-        points = first_network.head.weight.new_empty(classes, first_network.feature_dim)
+        points = networks[0].head.weight.new_empty(classes, networks[0].feature_dim)
         with at("prototypes"):
             check_like((points, torch.empty(classes, dtype=torch.bool)), models.prototypes, num_clients)
 

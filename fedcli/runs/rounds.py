@@ -2,15 +2,11 @@
 
 import dataclasses
 import math
-import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from fedcli.core import drift, evaluation
@@ -23,6 +19,7 @@ from fedcli.runs import autotune, run_folder
 from fedcli.runs.identity import identity_of
 from fedcli.runs.lock import FolderLost
 from fedcli.runs.machine import load_of_last_minute
+from fedcli.runs.method_calls import NO_MISTAKES, no_global_draws
 from fedcli.runs.record import summarise
 from fedcli.runs.resolve import Setup
 from fedcli.runs.run_folder import Saver
@@ -30,8 +27,6 @@ from fedcli.runs.schema import Record, RoundEntry
 from fedcli.runs.signals import OutOfTime, time_left
 from fedcli.runs.workers import current
 from fedcli.userfiles import user_files
-
-NOT_BLAMED = NonFiniteLoss, torch.OutOfMemoryError, OSError  # no mistakes in the user's file that raises them
 
 
 class Listener:
@@ -146,34 +141,34 @@ class RunningRun:
         self._saver = saver
         self._listener = listener
         self._files = [*user_files(record)]
-        self._ended = time.perf_counter()  # when the last round ended
-        self._seconds = 0.0  # that the last round took
+        self._round_ended = time.perf_counter()  # when the last round ended
+        self._round_seconds = 0.0  # that it took
 
     def do_next_round(self) -> None:
         """Trains, tests, records, checkpoints and shows a round."""
         record = self._record
         method = self._setup.method
         config = self._setup.config
-        with method.blamed(*NOT_BLAMED), unchanged(self._files):
+        with method.blamed(*NO_MISTAKES), unchanged(self._files):
             cohort = self._fed.cohort(self.num_complete)
-            outcome = one_round(self._setup, self._fed, self.state, cohort)
-        record["rounds"].append(outcome.entry)
-        self.state = outcome.state
+            result = one_round(self._setup, self._fed, self.state, cohort)
+        record["rounds"].append(result.entry)
+        self.state = result.state
         now = time.perf_counter()
-        self._seconds = now - self._ended
+        self._round_seconds = now - self._round_ended
         _record_notes(record, self._fed, self._listener)
-        _record_round(record, self._setup, self._fed, self._seconds)
+        _record_round(record, self._setup, self._fed, self._round_seconds)
         is_last = len(record["rounds"]) == config.rounds
         if is_last and method.personal is None and not config.keep_states:
             self.state = _states_of_next_cohort(self.state, self._fed)
         self._saver.after_round(record, self.state, now)
         self.num_complete = len(record["rounds"])
-        self._listener.round(outcome.entry)
-        self._ended = now
+        self._listener.round(result.entry)
+        self._round_ended = now
 
     def is_late(self) -> bool:
         """Returns whether less time is left than the last round took; the first worker decides for all."""
-        return current().from_first(lambda: time_left() < self._seconds)
+        return current().from_first(lambda: time_left() < self._round_seconds)
 
     def finish(self) -> None:
         """Takes the step after the last round, and records what the run has ended with."""
@@ -243,9 +238,12 @@ def _record_round(record: Record, setup: Setup, fed: Federation, seconds: float)
         "seconds_total": record["seconds_total"] + seconds,
         "peak_bytes": max(record["peak_bytes"], autotune.peak_memory(fed.device)),
     }
-    # Of single clients the accuracies of the last and the selected round are kept, and those that were asked for.
-    interval = setup.config.per_client_every
-    for earlier in rounds[:-1]:
+    _drop_client_accuracies(record, setup.config.per_client_every)
+
+
+def _drop_client_accuracies(record: Record, interval: int) -> None:
+    """Keeps accuracies of single clients in the last and the selected round, and in those that were asked for."""
+    for earlier in record["rounds"][:-1]:
         is_asked_for = interval and (earlier["round"] + 1) % interval == 0
         is_selected = earlier["round"] == record["summary"]["selected_round"]
         if not is_selected and not is_asked_for:
@@ -258,14 +256,14 @@ def _states_of_next_cohort(state: Any, fed: Federation) -> Any:
     return state._replace(**{name: kept.only(following) for name, kept in stored(state).items()})
 
 
-class Outcome(NamedTuple):
+class RoundResult(NamedTuple):
     """What a round gives."""
 
     state: Any  # the method's, after it
     entry: RoundEntry  # what the record says of it
 
 
-def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> Outcome:
+def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> RoundResult:
     """Runs and tests one round."""
     config = setup.config
     is_last = cohort.round + 1 == config.rounds
@@ -293,7 +291,7 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> Outc
     if config.drift_every and (is_last or (cohort.round + 1) % config.drift_every == 0):
         entry["drift"] = drift.measure_drift(fed, cohort)
     _refuse_non_finite_numbers(entry, cohort.round)
-    return Outcome(new_state, entry)
+    return RoundResult(new_state, entry)
 
 
 def _state_and_terms(returned: Any, method: Method) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -311,33 +309,6 @@ def _state_and_terms(returned: Any, method: Method) -> tuple[Any, dict[str, torc
 def _floats_of_a_client(sent: dict[str, int], num_clients: int) -> int:
     """Returns the floats that one of so many clients is sent, or sends, as a mean and without buffers."""
     return round(sent["params"] / num_clients) + round(sent["other"] / num_clients)
-
-
-@contextmanager
-def no_global_draws(what: str, device: torch.device, when: str = "") -> Iterator[None]:
-    """Refuses draws from global generators, which a run that is resumed or repeated would make from other states.
-
-    Raises:
-        UserError: Names `what` has drawn, from which generator, and `when`.
-    """
-    before = _generator_states(device)
-    yield
-    for name, state in _generator_states(device).items():
-        if state != before[name]:
-            raise UserError(
-                f"{what} draws from {name}'s global generator{when}; use fed.generator(...) on the server; a client "
-                "must not draw."
-            )
-
-
-def _generator_states(device: torch.device) -> dict[str, Any]:
-    """Returns the states of the global generators from which a method on a device could draw, by their library."""
-    numpy_state: Any = np.random.get_state()  # its type has a dict too, which `legacy=False` alone returns
-    _, key, position, *normal = numpy_state
-    torch_states = [torch.get_rng_state().numpy().tobytes()]
-    if device.type == "cuda":
-        torch_states.append(torch.cuda.get_rng_state(device).numpy().tobytes())
-    return {"PyTorch": torch_states, "NumPy": (key.tobytes(), position, *normal), "Python": random.getstate()}
 
 
 def _mean_terms(terms: dict[str, torch.Tensor], cohort: Cohort) -> dict[str, float]:
@@ -368,7 +339,7 @@ def _refuse_non_finite_numbers(entry: Any, round: int, name: str = "") -> None:
 def _apply_post(post: Post, setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:
     """Applies the step after the last round to the global model and tests its classifier; the state stays."""
     start = time.perf_counter()
-    with post.blamed(*NOT_BLAMED), no_global_draws(f"the step '{post.name}'", fed.device):
+    with post.blamed(*NO_MISTAKES), no_global_draws(f"the step '{post.name}'", fed.device):
         params, buffers, floats_up = post.apply(*setup.method.model(state), fed, setup.post_config)
     refuse_non_finite((params, buffers), setup.config.rounds - 1)
     changed = dataclasses.replace(setup.method, model=lambda state: (params, buffers), prototypes=None)

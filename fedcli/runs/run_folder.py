@@ -11,7 +11,7 @@ from typing import Any
 from fedcli.core.client_states import Store
 from fedcli.files import refuse_lost
 from fedcli.run_files import STATES
-from fedcli.runs.checkpoints import clear, clear_finished, is_due
+from fedcli.runs.checkpoints import clear_finished, is_due, remove_files, write_checkpoint
 from fedcli.runs.lock import guard, locked
 from fedcli.runs.models import BestModels, all_params
 from fedcli.runs.record import params_hash, write_record
@@ -27,7 +27,7 @@ def locked_for_all_workers(folder: Path) -> AbstractContextManager:
 
 def take(folder: Path, store: Store) -> None:
     """Readies the folder, which the first worker has locked, and has the store keep this worker's files in it."""
-    current().from_first(lambda: clear(folder, at_rest=True))  # before another worker writes there
+    current().from_first(lambda: remove_files(folder, []))  # what a kill has left, before another worker writes there
     own_states = STATES
     if not current().is_first:
         guard(folder)
@@ -66,9 +66,9 @@ class FolderSaver(Saver):
         self._setup = setup
         self._best = BestModels(folder, setup.method)
         self._best.keep_if_best(record, state)
-        self._num_rounds = len(record["rounds"])  # of the last checkpoint
-        self._ended = time.perf_counter()  # when the last checkpoint was written
-        self._seconds = 0.0  # that writing it took
+        self._saved_rounds = len(record["rounds"])  # how many the last checkpoint has
+        self._saved = time.perf_counter()  # when it was written
+        self._saving_seconds = 0.0  # that writing it took
 
     def write_record(self, record: Record) -> None:
         """See `Saver`."""
@@ -77,17 +77,17 @@ class FolderSaver(Saver):
     def after_round(self, record: Record, state: Any, now: float) -> None:
         """See `Saver`."""
         config = self._setup.config
-        number = len(record["rounds"]) - 1
+        last = len(record["rounds"]) - 1
         self._best.keep_if_best(record, state)
-        if is_due(number, config.checkpoint_every, config.rounds, self._seconds, now - self._ended):
+        if is_due(last, config.checkpoint_every, config.rounds, self._saving_seconds, now - self._saved):
             self._write_checkpoint(record, state)
-            self._ended = time.perf_counter()
-            self._seconds = self._ended - now
+            self._saved = time.perf_counter()
+            self._saving_seconds = self._saved - now
             self.write_record(record)
 
     def after_interruption(self, record: Record, state: Any) -> None:
         """See `Saver`."""
-        if self._num_rounds < len(record["rounds"]):
+        if self._saved_rounds < len(record["rounds"]):
             self._write_checkpoint(record, state)
 
     def after_last_round(self, record: Record, state: Any) -> None:
@@ -106,8 +106,9 @@ class FolderSaver(Saver):
             clear_finished(self._folder, record)
 
     def _write_checkpoint(self, record: Record, state: Any) -> None:
-        self._best.write_checkpoint(record, state)
-        self._num_rounds = len(record["rounds"])
+        self._best.write_if_superseded(record)
+        write_checkpoint(self._folder, record, state)
+        self._saved_rounds = len(record["rounds"])
 
 
 def saver_of_this_worker(folder: Path, setup: Setup, record: Record, state: Any) -> Saver:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedcli.core.client_states import Kept, stored
+from fedcli.core.client_states import Kept, versions_of
 from fedcli.core.federation import Federation
 from fedcli.core.trees import Tree
 from fedcli.runs.schema import CHECKPOINT_RECORD, Fault, at, each, parts, text, whole, wrong
@@ -68,8 +68,7 @@ def check_content(state: Any, facts: dict[str, Any], initial: Any, fed: Federati
 
 def check_names(state: Any, facts: dict[str, Any]) -> None:
     """Refuses a checkpoint whose state has other clients' states than those that its facts name."""
-    versions = [version for kept in stored(state).values() for version in kept.versions.values()]
-    named = sorted(version.file.stem for version in versions)
+    named = sorted(version.file.stem for version in versions_of(state))
     if sorted(facts["states"]) != named:
         with at("states"):
             raise wrong(f"the names of the clients' states, {', '.join(named):.80}", facts["states"])

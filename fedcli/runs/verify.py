@@ -12,7 +12,7 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.run_files import FILES_OF_A_RUN
 from fedcli.runs.begin import begin, new_folder
-from fedcli.runs.checkpoints import clear
+from fedcli.runs.checkpoints import remove_files
 from fedcli.runs.machine import ENVIRONMENT_KEYS
 from fedcli.runs.record import has_ended, read_record
 from fedcli.runs.resume import recorded_setup
@@ -68,7 +68,7 @@ def verify(
     except NonFiniteLoss:
         repetition = read_record(folder)
     if repetition["status"] == "interrupted" and out is None:
-        clear(folder, *FILES_OF_A_RUN, at_rest=True)  # else `resume runs` would go on with it
+        remove_files(folder, FILES_OF_A_RUN)  # else `resume runs` would go on with it
         with suppress(OSError):  # somebody has put something there
             folder.rmdir()
     return compare_records(record, repetition, rounds)
