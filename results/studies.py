@@ -226,7 +226,7 @@ def _printed_number(finding: Finding, printed: PrintedColumn) -> float:
 def _title(metric: Metric, records: Iterable[Record]) -> str:
     """What a metric is called."""
     if metric.name == "selected":
-        selections = {SELECTIONS[record["summary"]["selection"]] for record in records}
+        selections = {SELECTIONS[record["summary"]["selection"]].words for record in records}
         return " or ".join(sorted(selections))
     name, _, parameter = metric.name.partition(":")
     with_spaces = name.replace("-", " ")

@@ -91,7 +91,7 @@ def protocol_rows(protocol: Protocol) -> Rows:
         rows.append((name, f"{text} ({setting.source})"))
         for method, options in setting.method_options.items():
             rows.append((f"for {method} on {name}", settings_words(options)))
-    rows.append(("headline", f"the {SELECTIONS[protocol.selection]}"))
+    rows.append(("headline", f"the {SELECTIONS[protocol.selection].words}"))
     rows.append(("evaluation", EVALUATIONS[protocol.evaluation]))
     rows += [("note", note) for note in protocol.notes]
     return rows

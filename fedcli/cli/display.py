@@ -145,10 +145,11 @@ class Display(ProgressListener):
         if record["status"] != "finished":
             return
         summary = record["summary"]
-        rule = SELECTIONS[summary["selection"]]
-        if "best" in summary["selection"]:
-            rule += f", {summary['selected_round'] + 1}/{summary['rounds']}"
-        texts = {"headline": f"{100 * summary['selected']:.2f} % (the {rule})"}
+        selection = SELECTIONS[summary["selection"]]
+        words = selection.words
+        if selection.best_by is not None:
+            words += f", {summary['selected_round'] + 1}/{summary['rounds']}"
+        texts = {"headline": f"{100 * summary['selected']:.2f} % (the {words})"}
         (selected,) = [entry for entry in record["rounds"] if entry["round"] == summary["selected_round"]]
         global_accuracy = selected.get("global_accuracy")
         if global_accuracy is not None:

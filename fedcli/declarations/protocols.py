@@ -6,11 +6,39 @@ from typing import Any
 
 from fedcli.declarations.names import paper_of
 
-SELECTIONS = {  # rules for the headline of a run, in words
-    "best-validation": "round with the best validation accuracy",
-    "best-test": "round with the best test accuracy",
-    "last": "last round",
-    "mean-last-3": "mean of the last three tested rounds",
+VALIDATION_ACCURACY = "validation_accuracy"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A rule for the headline of a run, which is a test accuracy.
+
+    Attributes:
+        words: The rule in words.
+        best_by: The accuracy by which the best round is taken, as a record names it; None where the last one is.
+        num_averaged: The headline is the mean of so many tested rounds, the last ones.
+    """
+
+    words: str
+    best_by: str | None = None
+    num_averaged: int = 1
+
+    @property
+    def needs_validation(self) -> bool:
+        """Whether there is no headline without images for validation."""
+        return self.best_by == VALIDATION_ACCURACY
+
+    @property
+    def is_of_last_round(self) -> bool:
+        """Whether the headline is the last round's accuracy."""
+        return self.best_by is None and self.num_averaged == 1
+
+
+SELECTIONS = {  # rules for the headline of a run, by their names in records
+    "best-validation": Selection("round with the best validation accuracy", best_by=VALIDATION_ACCURACY),
+    "best-test": Selection("round with the best test accuracy", best_by="test_accuracy"),
+    "last": Selection("last round"),
+    "mean-last-3": Selection("mean of the last three tested rounds", num_averaged=3),
 }
 
 
@@ -47,7 +75,7 @@ class Protocol:
     source: str  # section or table of the paper
     settings: Mapping[str, Any]  # run options by field name of `RunConfig`; the command line overrides them
     datasets: Mapping[str, DataSetting]  # by data set; another one needs `--backbone`
-    selection: str  # headline of a run, see `SELECTIONS`
+    selection: str  # headline of a run, one of `SELECTIONS`
     evaluation: str = "server"  # or "clients" or "domains", see fedcli/core/evaluation.py
     # By set of public images; another one is normalised by its own mean and not augmented.
     public: Mapping[str, PublicSetting] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from fedcli.declarations import SELECTIONS
 from fedcli.figures import ACCURACY, Measure
 from fedcli.figures.names import NO_LABELS, setting_name
 from fedcli.results.frame import clients_of, rounds_of
@@ -120,7 +121,7 @@ def _find_curve(setting: SeedGroup, measure: Measure, x: str, printed: float | N
     line = _mean_line([points_of(record, measure, x) for record in runs], measure.is_percentage)
     points_of_diverged = [points_of(record, measure, x) for record in diverged]
     chosen = None
-    if measure == ACCURACY and setting.selection.startswith("best"):
+    if measure == ACCURACY and SELECTIONS[setting.selection].best_by is not None:
         chosen = _headline(runs, line)
     return Curve(
         setting=setting,

@@ -288,7 +288,7 @@ def _draw_curve(axes: Axes, curve: Curve, name: str, style: dict[str, Any]) -> D
             points.x, points.y, gid="diverged", label=words, **{**style, **MARKER_STYLE, **cross}
         )
     if curve.chosen is not None:
-        words = f"headline: {SELECTIONS[curve.setting.selection]}"
+        words = f"headline: {SELECTIONS[curve.setting.selection].words}"
         ring: dict[str, Any] = {"marker": "o", "linestyle": "", "fillstyle": "none", "clip_on": False}
         (symbols[words],) = axes.plot(
             curve.chosen.x, curve.chosen.y, gid="chosen", label=words, color=colour, **MARKER_STYLE, **ring

@@ -200,7 +200,7 @@ def _caption(groups: Sequence[SeedGroup], keys: Collection[str], seeds: Sequence
     records = [record for group in groups for record in group.records]
     sentences = [_first_sentence(records, seeds)]
     if HEADLINE in keys:
-        rules = dict.fromkeys(f"of the {SELECTIONS[group.selection]}" for group in groups)
+        rules = dict.fromkeys(f"of the {SELECTIONS[group.selection].words}" for group in groups)
         sentences.append(f"Accuracy: {' or '.join(rules)}.")
     if LEAD.key in keys:
         sentences.append(notes.LEADS)

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from fedcli.core.numbers_in_flags import read_number
+from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError, unknown
 from fedcli.runs.record import state_of
 from fedcli.runs.schema import Record, RoundEntry, tested_rounds
@@ -86,8 +87,8 @@ class Metric:
     def counts(self, record: Record) -> bool:
         """Whether a run enters means: a finished one, and one that diverged after its best round on validation."""
         state = state_of(record)
-        selection = record["summary"]["selection"]
-        if state == "diverged" and self.needed_rounds == "selected" and selection == "best-validation":
+        selection = SELECTIONS[record["summary"]["selection"]]
+        if state == "diverged" and self.needed_rounds == "selected" and selection.needs_validation:
             return self.value(record) is not None
         return state == "finished"
 
@@ -203,9 +204,10 @@ def _selected_rounds(record: Record) -> list[RoundEntry]:
     """The rounds of which the headline is the mean."""
     rounds = tested_rounds(record["rounds"])
     summary = record["summary"]
-    if summary["selection"] != "mean-last-3":
-        rounds = [entry for entry in rounds if entry["round"] == summary["selected_round"]]
-    return rounds[-3:]
+    selection = SELECTIONS[summary["selection"]]
+    if selection.num_averaged > 1:
+        return rounds[-selection.num_averaged :]
+    return [entry for entry in rounds if entry["round"] == summary["selected_round"]]
 
 
 def _at_selected(record: Record, name: str = "", *, key: str) -> float | None:

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from fedcli import registry
-from fedcli.declarations import Method, facts_of, flag_of
+from fedcli.declarations import SELECTIONS, Method, facts_of, flag_of
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
 from fedcli.results.frame import read_runs
@@ -75,13 +75,13 @@ def validation_accuracy(record: Record) -> float:
             f"no client has validation examples (got --validation {record['config']['validation']:g}); "
             "give a larger share or fewer clients."
         )
-    selection = record["summary"]["selection"]
-    if selection == "mean-last-3":
-        return fmean(accuracies[-3:])
-    if selection == "last":
+    selection = SELECTIONS[record["summary"]["selection"]]
+    if selection.best_by is not None:
+        return max(accuracies)
+    if selection.is_of_last_round:
         tenth = max(len(accuracies) // 10, 1)
         return fmean(accuracies[-tenth:])
-    return max(accuracies)
+    return fmean(accuracies[-selection.num_averaged :])
 
 
 def plan_trials(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fedcli.core import NUMERICS, NUMERICS_WITH_DEAD_TAPS, partition
 from fedcli.core.backbones import have_dead_taps
 from fedcli.data.datasets import num_images
-from fedcli.declarations import Method, facts_of
+from fedcli.declarations import SELECTIONS, Method, facts_of
 from fedcli.errors import UserError
 from fedcli.registry import methods, posts, protocols
 from fedcli.runs.options import RunConfig, fields_of, filled_up, recorded_fields
@@ -255,9 +255,9 @@ def differences_from_plan(
     seeds = differing.get("partition_seed")
     if seeds is not None and {seeds.value, seeds.other_value} == {record["seed"], AS_SEED}:
         del differing["partition_seed"]  # one names the seed that the other has as its own
-    selection = record["summary"]["selection"]
-    is_of_last_round = needed_rounds == "last" or (needed_rounds == "selected" and selection == "last")
-    if is_of_last_round:
+    selection = SELECTIONS[record["summary"]["selection"]]
+    needs_last_round = needed_rounds == "last" or (needed_rounds == "selected" and selection.is_of_last_round)
+    if needs_last_round:
         differing.pop("eval_every", None)  # whether other rounds are tested changes nothing
     return differing
 

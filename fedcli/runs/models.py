@@ -15,7 +15,7 @@ from fedcli.core.clients import Params
 from fedcli.core.evaluation import own_model
 from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.core.trees import leaves
-from fedcli.declarations import Method
+from fedcli.declarations import SELECTIONS, Method
 from fedcli.errors import UserError, first_line
 from fedcli.run_files import CHECKPOINT, SELECTED
 from fedcli.runs.identity import identity_of
@@ -101,7 +101,8 @@ class BestModels:
         """Holds the models of the last round in the record if it is the best one, and they are not too large."""
         summary = record["summary"]
         last = len(record["rounds"]) - 1
-        if summary["selection"].startswith("best-") and summary["selected_round"] == last:
+        is_by_best = SELECTIONS[summary["selection"]].best_by is not None
+        if is_by_best and summary["selected_round"] == last:
             measured = state if self.method.personal else self.method.model(state)  # reads no clients' states
             if sum(getattr(leaf, "nbytes", 0) for leaf in leaves(measured)) <= LARGEST_BYTES:
                 self.held = _RoundModels(last, models_of(self.method, state))

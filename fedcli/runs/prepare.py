@@ -12,7 +12,7 @@ from fedcli.core.parts import divide, named_test_sizes
 from fedcli.core.run_options import RunOptions
 from fedcli.data import datasets
 from fedcli.data.dataset import Dataset, channel_statistics, merge_splits, stratified_subset
-from fedcli.declarations import DataSetting, PublicSetting
+from fedcli.declarations import SELECTIONS, DataSetting, PublicSetting
 from fedcli.errors import UserError
 from fedcli.runs.chunking import parse_chunking
 from fedcli.runs.options import parse_size
@@ -79,7 +79,7 @@ def _refuse_lacking_parts(setup: Setup, parts: list) -> None:
     division = divide(parts, config)
     if setup.protocol.evaluation == "clients" and not any(map(len, division.testing)):
         raise UserError(f"no client has a test part (got --local-test {config.local_test:g}); use a larger share.")
-    if setup.selection == "best-validation" and not any(map(len, division.validation)):
+    if SELECTIONS[setup.selection].needs_validation and not any(map(len, division.validation)):
         raise UserError(f"no client has a validation part (got --validation {config.validation:g}); use a larger one.")
 
 

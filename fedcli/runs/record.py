@@ -5,6 +5,7 @@ import json
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from fedcli.core import partition
 from fedcli.core.federation import Federation, NonFiniteLoss
 from fedcli.data.dataset import Dataset
+from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
 from fedcli.reading import reading
@@ -165,8 +167,7 @@ def summarise(rounds: Sequence[RoundEntry], selection: str) -> dict[str, Any]:
 
     Args:
         rounds: The rounds so far.
-        selection: "best-validation" (the first round with the highest validation accuracy), "last", "mean-last-3"
-            or "best-test" (the best round on the test set, which flatters).
+        selection: The rule, one of `SELECTIONS`; of several best rounds it takes the first.
 
     Returns:
         `selected` and `last` (fractions; None before the first evaluation), `selected_round`, `rounds`, `selection`.
@@ -176,12 +177,14 @@ def summarise(rounds: Sequence[RoundEntry], selection: str) -> dict[str, Any]:
         "selection": selection, "selected": None, "selected_round": None, "last": None, "rounds": len(rounds),
     }  # fmt: skip
     if tested:
-        *_, last = tested
-        best_by = {"best-validation": "validation_accuracy", "best-test": "test_accuracy"}.get(selection)
-        selected = last
-        if best_by is not None:
-            selected = max(tested, key=lambda entry: entry[best_by])
-        averaged = tested[-3:] if selection == "mean-last-3" else [selected]
+        last = tested[-1]
+        rule = SELECTIONS[selection]
+        if rule.best_by is None:
+            selected = last
+            averaged = tested[-rule.num_averaged :]
+        else:
+            selected = max(tested, key=itemgetter(rule.best_by))
+            averaged = [selected]
         summary |= {
             "selected": float(np.mean([entry["test_accuracy"] for entry in averaged])),
             "selected_round": selected["round"],

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from fedcli.declarations import DataSetting, Method, Post, Protocol, check_value, facts_of, flag_of
+from fedcli.declarations import SELECTIONS, DataSetting, Method, Post, Protocol, check_value, facts_of, flag_of
 from fedcli.errors import UserError
 from fedcli.registry import default_protocol, find_post, find_protocol, posts
 from fedcli.runs.options import RunConfig, check_options, fields_of, parse_size, refuse_reserved_names
@@ -122,7 +122,7 @@ def resolve(
     post_config = None if post is None else _config_with(options, post.config)
     _refuse_combinations(config, method, protocol)
     selection = protocol.selection
-    if selection == "best-validation" and config.validation == 0:
+    if SELECTIONS[selection].needs_validation and config.validation == 0:
         selection = "last"
         origins["selection"] = Origin(Kind.OTHER_OPTION, "no validation part")
     return Setup(
