@@ -22,7 +22,6 @@ from fedcli import Cell, Gain, grid, registry
 from fedcli.cli import plan_display
 from fedcli.results import durations, frame, jobs, paper_tables, plans, printed_numbers
 from fedcli.results.render import render
-from fedcli.runs.identity import draft
 from fedcli.runs.record import read_record, write_record
 from tests import commands
 from tests.commands import cells
@@ -287,7 +286,8 @@ def test_several_jobs_are_processes_that_run_resume_fail_and_may_be_killed(monke
     assert errors[killed.folder].startswith("BrokenProcessPool: ")
     assert resumed.state == "finished"
     assert resumed.record["resumed"] == [2]
-    assert resumed.record["origin"] == draft(resumed.setup)["origin"]  # every setting was given, and no other
+    origins = {name: origin.text for name, origin in resumed.setup.origins.items()}
+    assert resumed.record["origin"] == origins  # every setting was given, and no other
     # Of a table's runs nobody asks for figures, and here not for models either.
     assert [file.name for file in resumed.folder.iterdir() if file.suffix != ".lock"] == ["record.json"]
 

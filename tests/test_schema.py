@@ -136,8 +136,10 @@ def test_a_run_whose_method_was_changed_says_so_in_tables_figures_and_reports(ch
 
 def test_older_records_say_of_a_users_file_alone_that_it_changed():
     older = record() | {"method_hash": "a, then b"}
-    assert identity.code_changes(older) == []  # a registered method, of which numerics count
-    assert identity.code_changes(older | {"method_source": "/me/one.py"}) == ["its method changed when it was resumed"]
+    assert identity.recorded_code_changes(older) == []  # a registered method, of which numerics count
+    assert identity.recorded_code_changes(older | {"method_source": "/me/one.py"}) == [
+        "its method changed when it was resumed"
+    ]
 
 
 def test_a_papers_table_says_whose_code_was_changed(tmp_path, monkeypatch):
@@ -224,7 +226,7 @@ def test_a_run_without_a_round_is_of_the_code_that_computes_its_first(tmp_path, 
     record = resume("run", method="mine.py", changed_method=True).record
     assert record["method_hash"] == file_hash("mine.py")
     assert record["changed"] == []
-    assert identity.changes_between_rounds(record) == []
+    assert identity.recorded_changes(record) == []
 
 
 # Labels

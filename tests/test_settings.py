@@ -21,7 +21,15 @@ from fedcli.results import claims, frame, plans
 from fedcli.results.tables import list_commands
 from fedcli.runs.begin import resolve_runs
 from fedcli.runs.checkpoints import CHECKPOINT
-from fedcli.runs.identity import NOT_SETTINGS, differences, draft, identity_of, key_of, settings_of
+from fedcli.runs.identity import (
+    NOT_SETTINGS,
+    Experiment,
+    differences,
+    identity_of,
+    key_of,
+    planned_settings,
+    settings_of,
+)
 from fedcli.runs.options import RunConfig, recorded_options
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import read_record, write_record
@@ -43,7 +51,7 @@ OTHERWISE = {
 
 def settings_with(method: str, **options):
     """The settings of a planned run."""
-    return settings_of(draft(resolve(find_method(method), {**BASE, **options}, need_data=False)))
+    return planned_settings(resolve(find_method(method), {**BASE, **options}, need_data=False))
 
 
 def other_value(field: dataclasses.Field, value):
@@ -99,9 +107,9 @@ def test_only_an_option_that_can_change_a_result_changes_the_key(method):
 
     # Another spelling is no other value.
     assert settings_with(method, partition="dirichlet:.50") == settings_with(method, partition="dirichlet:0.5")
-    older = draft(resolve(find_method(method), {**BASE, "partition": "dirichlet:0.5"}))
-    older["config"]["partition"] = "dirichlet:.50"  # as it was typed
-    assert settings_of(older) == settings_with(method, partition="dirichlet:0.5")
+    experiment = Experiment.from_setup(resolve(find_method(method), {**BASE, "partition": "dirichlet:0.5"}))
+    older = replace(experiment, options={**experiment.options, "partition": "dirichlet:.50"})  # as it was typed
+    assert older.settings() == settings_with(method, partition="dirichlet:0.5")
 
 
 def test_an_older_run_stands_in_its_cell(tmp_path):
@@ -263,19 +271,19 @@ SHARDS = {**BASE, "partition": "classes:2", "train_examples": 120, "num_clients"
 
 def settings_before_the_option(setup):
     """The settings of a record of before there was an option for the remainder."""
-    record = draft(setup)
-    record["config"] = {name: value for name, value in record["config"].items() if name != "remainder"}
-    return settings_of(record)
+    experiment = Experiment.from_setup(setup)
+    options = {name: value for name, value in experiment.options.items() if name != "remainder"}
+    return replace(experiment, options=options).settings()
 
 
 def test_the_rule_for_a_remainder_is_a_setting_where_there_is_one():
     equal_shards = resolve(find_method("fedavg"), {**SHARDS, "num_clients": 6})  # 120 images in 12
-    assert settings_before_the_option(equal_shards) == settings_of(draft(equal_shards))
-    assert "remainder" not in settings_of(draft(equal_shards))
+    assert settings_before_the_option(equal_shards) == planned_settings(equal_shards)
+    assert "remainder" not in planned_settings(equal_shards)
 
     unequal_shards = resolve(find_method("fedavg"), {**SHARDS, "num_clients": 7})
     old = settings_before_the_option(unequal_shards)
-    new = settings_of(draft(unequal_shards))
+    new = planned_settings(unequal_shards)
     assert differences(new, old) == {"remainder": ("spread", "drop")}
     assert key_of(new) != key_of(old)
     assert settings_with("fedavg", **{**SHARDS, "remainder": "drop"}) == old

@@ -15,7 +15,7 @@ from fedcli.figures.names import NO_LABELS, setting_name
 from fedcli.results.frame import clients_of, rounds_of
 from fedcli.results.groups import SeedGroup
 from fedcli.results.printed_numbers import printed_accuracies
-from fedcli.runs.identity import code_changes
+from fedcli.runs.identity import recorded_code_changes
 from fedcli.runs.machine import is_undisturbed
 from fedcli.runs.record import state_of
 from fedcli.runs.schema import Record
@@ -79,7 +79,10 @@ class Curve(NamedTuple):
     @property
     def changes(self) -> list[str]:
         """What of the code has changed between the rounds of its runs, in words."""
-        return list(dict.fromkeys(change for record in self.setting.records for change in code_changes(record)))
+        changes: dict[str, None] = {}
+        for record in self.setting.records:
+            changes |= dict.fromkeys(recorded_code_changes(record))
+        return list(changes)
 
     def name(self, labels: Mapping[str, str] = NO_LABELS) -> str:
         """The name in a legend, with what it stands for beside finished runs of one code, and the paper's number."""

@@ -42,7 +42,7 @@ from fedcli.results.verdicts import (
     Lead,
     Verdict,
 )
-from fedcli.runs.identity import code_changes, differences_text
+from fedcli.runs.identity import differences_text, recorded_code_changes
 from fedcli.runs.record import ENDED
 
 
@@ -63,7 +63,7 @@ def answer_claims(
     """
     runs = read_runs(folders)
     has_ended = runs["state"].isin(ENDED)
-    changed_code = runs["record"].map(code_changes).astype(bool)
+    changed_code = runs["record"].map(recorded_code_changes).astype(bool)
     counted_runs: dict[str, list[RunRow]] = {}  # by method
     for run in rows_of(runs[has_ended & ~changed_code]):
         counted_runs.setdefault(run.method, []).append(run)

@@ -15,7 +15,7 @@ from fedcli.errors import UserError
 from fedcli.results.method_options import find_methods, options_by_method, options_of
 from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs.begin import ResolvedRun, new_folder, record_to_continue, refuse_existing, resolve_runs
-from fedcli.runs.identity import draft, settings_of, settings_text
+from fedcli.runs.identity import planned_settings, settings_text
 from fedcli.runs.origins import TYPED, GivenOptions
 from fedcli.runs.prepare import refuse_data
 
@@ -125,7 +125,7 @@ def _plan_point(point: ResolvedPoint, folder: Path, has_several_methods: bool, c
             method=point.name,
             given=given,
             setup=setup,
-            settings=settings_of(draft(setup)),
+            settings=planned_settings(setup),
             folder=run_folder,
             record=record,
         )

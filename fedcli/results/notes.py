@@ -7,7 +7,7 @@ from fedcli.declarations import flag_of
 from fedcli.results.columns import Columns
 from fedcli.results.groups import SeedGroup, comparable_groups, tested_model
 from fedcli.results.render import escape_markdown
-from fedcli.runs.identity import FIRST_SETTINGS, NOT_SETTINGS, changes_between_rounds, reductions, settings_text
+from fedcli.runs.identity import FIRST_SETTINGS, NOT_SETTINGS, recorded_changes, reductions, settings_text
 from fedcli.runs.options import given_options, inactive_term
 from fedcli.runs.origins import recorded_origins
 from fedcli.runs.record import state_of
@@ -153,7 +153,7 @@ def notes_on_changes(groups: Sequence[SeedGroup]) -> list[str]:
     for group in groups:
         for record in group.records:
             label = f"{escape_markdown(group.label)}, seed {record['seed']}"
-            changes += [f"{label}: {escape_markdown(change)}." for change in changes_between_rounds(record)]
+            changes += [f"{label}: {escape_markdown(change)}." for change in recorded_changes(record)]
     return changes
 
 

@@ -6,7 +6,7 @@ from fedcli.declarations import Table
 from fedcli.results.notes import BOLD_IN_COLUMN, DIVERGED
 from fedcli.results.plans import IN_TEXT, PlannedRun, TablePlan
 from fedcli.results.printed_numbers import reported_table
-from fedcli.runs.identity import changes_between_rounds
+from fedcli.runs.identity import recorded_changes
 from fedcli.runs.options import inactive_term
 
 DIFFERENCE = (
@@ -71,7 +71,7 @@ def _notes_on_changes(runs: Iterable[PlannedRun]) -> list[str]:
     notes = []
     for run in runs:
         if run.record:
-            notes += [f"{run.folder}: {change}." for change in changes_between_rounds(run.record)]
+            notes += [f"{run.folder}: {change}." for change in recorded_changes(run.record)]
     return sorted(notes)
 
 

@@ -22,11 +22,10 @@ from fedcli.runs.identity import (
     SIZES,
     Settings,
     differences_from_plan,
-    draft,
     is_smaller,
     key_of,
     outdated,
-    settings_of,
+    planned_settings,
 )
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import ENDED, state_of
@@ -329,7 +328,7 @@ def plan_cell(
         raise UserError(f"{table.name}, row '{cell.row}', column '{cell.column}': {error}") from error
     # Runs that differ only in the seed share a folder.
     partition = short_name(setup.partition.flag).replace(":", "-").replace("/", "-")
-    settings = settings_of(draft(setup))
+    settings = planned_settings(setup)
     name = f"{method.name}-{short_name(setup.dataset)}-{partition}-{key_of(settings)[:8]}"
     return PlannedRun(
         label=f"{cell.row}, {cell.column}",

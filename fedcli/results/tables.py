@@ -31,7 +31,7 @@ from fedcli.results.frame import find_records
 from fedcli.results.groups import group_runs, leaderboards, shared_settings, tested_model
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.render import TextTable, escape_markdown
-from fedcli.runs.identity import changes_between_rounds, reductions, settings_of
+from fedcli.runs.identity import recorded_changes, reductions, settings_of
 from fedcli.runs.machine import is_undisturbed
 from fedcli.runs.schema import Record
 
@@ -111,7 +111,7 @@ def numbers_of(record: Record, metrics: Sequence[Metric] = ()) -> dict[str, Any]
         "seed": record["seed"],
         "status": record["status"],
         "reduced": ", ".join(reductions(record).values()),
-        "changed": "; ".join(changes_between_rounds(record)),
+        "changed": "; ".join(recorded_changes(record)),
         "partition_fingerprint": record["partition"]["fingerprint"],
         "tested": tested_model(record),
         "selection": summary["selection"],

@@ -14,7 +14,7 @@ from fedcli.registry import find_method
 from fedcli.run_files import CHECKPOINT, LOCK, RECORD
 from fedcli.runs import autotune
 from fedcli.runs.ended import EndedRun
-from fedcli.runs.identity import NOT_SETTINGS, differences, draft, settings_of
+from fedcli.runs.identity import NOT_SETTINGS, differences, planned_settings, settings_of
 from fedcli.runs.lock import InUse, leftovers
 from fedcli.runs.machine import flushed_denormals, machine_settings
 from fedcli.runs.method_calls import initial_state
@@ -178,7 +178,7 @@ def refuse_existing(folder: Path) -> None:
 def _refuse_other_run(record: Record, setup: Setup, folder: Path) -> None:
     """Refuses to go on with a run in a folder by a set-up that asks for another one."""
     recorded = settings_of(record)
-    asked = settings_of(draft(setup))
+    asked = planned_settings(setup)
     asked["code"] = recorded.get("code")  # `resume` says what to do about another one
     # What was typed and changes no result counts too, since it would not be done.
     recorded_options = filled_up(record["config"], RunConfig)

@@ -7,6 +7,7 @@ point, a claim's side or a folder to go on in.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,21 +18,22 @@ from fedcli.declarations import SELECTIONS, Method, facts_of
 from fedcli.errors import UserError
 from fedcli.registry import methods, posts, protocols
 from fedcli.runs.options import RunConfig, fields_of, filled_up, recorded_fields
+from fedcli.runs.origins import of_other_option
 from fedcli.runs.resolve import Setup, default_options
 from fedcli.runs.schema import Record
 from fedcli.userfiles import first_hash, has_several_hashes, is_hash_of, last_hash, own_paths, replace_paths
 
 
 class Difference(NamedTuple):
-    """The values of a setting in which two runs differ; None where a run has none."""
+    """The values in which two runs differ, or a run as it would go on now from its last rounds; None for none."""
 
-    value: Any  # of the run
-    other_value: Any  # of the one that it is compared with
+    value: Any  # of the run, or now
+    other_value: Any  # of the one that it is compared with, or of the last rounds
 
 
 Settings = dict[str, Any]  # by name
 Differences = dict[str, Difference]  # by the name of the setting
-# On which no result depends, but on the seed, which stands beside the settings.
+# Options on which no result depends, and the seed, which stands beside the settings.
 NOT_SETTINGS = (
     "seed", "device", "clients_per_chunk", "state_memory", "per_class", "per_client_every", "drift_every",
     "checkpoint_every", "keep_states",
@@ -45,46 +47,112 @@ SIZES = {  # of which a run can have less than its protocol says, in words
 }  # fmt: skip
 
 
-def settings_of(record: Record) -> Settings:
-    """Everything that says which experiment a run is: all options on which its result can depend.
+@dataclass(frozen=True)
+class Experiment:
+    """What the settings of a run follow from, of one that has a record or of one that is planned.
 
-    Not the seed, the machine, the numerics and the fingerprints of images and partition, which differ between runs of
-    one experiment, nor options that are not used beside the others. An option that is newer than the record has the
-    value that runs had before it. A user's file counts by its name, and a method's also by its hash. The record may be
-    a planned run's `draft`.
+    Attributes:
+        method: The method's name.
+        method_hash: Of the user's file that declares the method; None for a registered one.
+        protocol: The protocol's name.
+        dataset: The data set's name.
+        options: All options by name; of a record those that it has.
+        has_own_partition_seed: Whether the partition's seed is another one than the run's.
+        num_images: How many images are divided among the clients; None where the options or the data set say it.
+        selection: The rule for the headline.
     """
-    method = methods().get(record["method"]) if is_packaged(record) else None  # no user's file is imported for a record
-    config_types = [RunConfig] if method is None else [RunConfig, method.config]
-    options = filled_up(record["config"], *config_types)
-    unused = _unused_options(record, options, config_types)
-    if record["origin"].get("partition_seed") == "seed":
-        options["partition_seed"] = AS_SEED
-    settings = {
-        "method": record["method"],
-        "protocol": record["protocol"],
-        "dataset": record["dataset"],
-        "partition": _canonical_partition(options["partition"]),
-    }
-    for name, value in options.items():
-        if name not in settings and name not in NOT_SETTINGS and name not in unused:
-            settings[name] = value
-    settings["selection"] = record["summary"]["selection"]
-    if not is_packaged(record):
-        settings["code"] = record["method_hash"][:8]
-    file_names = {path: Path(path).name for path in own_paths(options.values())}  # a file may be moved
-    return {name: replace_paths(value, file_names) for name, value in settings.items()}
 
+    method: str
+    method_hash: str | None
+    protocol: str
+    dataset: str
+    options: Mapping[str, Any]
+    has_own_partition_seed: bool
+    num_images: int | None
+    selection: str
 
-def _unused_options(record: Record, options: Mapping[str, Any], config_types: Sequence[type]) -> set[str]:
-    """The options of a run, of these dataclasses and of steps after it, that change nothing beside its other ones."""
-    unused = {name for name, field in fields_of(*config_types).items() if facts_of(field).is_idle(options)}
-    if not partition.leaves_remainder(options["partition"], options["num_clients"], _images_of(record, options)):
-        unused.add("remainder")
-    if options["post"] is None:
-        unused.update(fields_of(*(step.config for step in posts().values())))
-    if options["public_dataset"] is None:
-        unused.update(name for name in options if name.startswith("public_"))
-    return unused
+    @classmethod
+    def from_record(cls, record: Record) -> "Experiment":
+        """The experiment of a run that has begun."""
+        return cls(
+            method=record["method"],
+            method_hash=None if is_packaged(record) else record["method_hash"],
+            protocol=record["protocol"],
+            dataset=record["dataset"],
+            options=record["config"],
+            has_own_partition_seed=record["origin"].get("partition_seed") != "seed",
+            num_images=record["partition"].get("images"),
+            selection=record["summary"]["selection"],
+        )
+
+    @classmethod
+    def from_setup(cls, setup: Setup) -> "Experiment":
+        """The experiment of a planned run; reads no data."""
+        method = setup.method
+        is_registered = methods().get(method.name) is method
+        images = setup.config.train_examples
+        if images is None and partition.takes_remainder(setup.config.partition):
+            images = num_images(setup.dataset, setup.config.local_test)
+        return cls(
+            method=method.name,
+            method_hash=None if is_registered else method.file_hash,
+            protocol=setup.protocol.name,
+            dataset=setup.dataset,
+            options=setup.all_options(),
+            has_own_partition_seed=setup.origins["partition_seed"] != of_other_option("seed"),
+            num_images=images,
+            selection=setup.selection,
+        )
+
+    def settings(self) -> Settings:
+        """Everything that says which experiment a run is: all options on which its result can depend.
+
+        Not the seed, the machine, the numerics and the fingerprints of images and partition, which differ between runs
+        of one experiment, nor options that are not used beside the others. An option that is newer than the record has
+        the value that runs had before it. A user's file counts by its name, and a method's also by its hash.
+        """
+        # No user's file is imported for a record.
+        method = methods().get(self.method) if self.method_hash is None else None
+        config_types = [RunConfig] if method is None else [RunConfig, method.config]
+        options = filled_up(self.options, *config_types)
+        unused = self._unused_options(options, config_types)
+        if not self.has_own_partition_seed:
+            options["partition_seed"] = AS_SEED
+        settings = {
+            "method": self.method,
+            "protocol": self.protocol,
+            "dataset": self.dataset,
+            "partition": _canonical_partition(options["partition"]),
+        }
+        for name, value in options.items():
+            if name not in settings and name not in NOT_SETTINGS and name not in unused:
+                settings[name] = value
+        settings["selection"] = self.selection
+        if self.method_hash is not None:
+            settings["code"] = self.method_hash[:8]
+        file_names = {path: Path(path).name for path in own_paths(options.values())}  # a file may be moved
+        return {name: replace_paths(value, file_names) for name, value in settings.items()}
+
+    def _unused_options(self, options: Mapping[str, Any], config_types: Sequence[type]) -> set[str]:
+        """The options, of these dataclasses and of steps after the last round, that change nothing beside the others.
+
+        Their values are those of `options`, which lack none.
+        """
+        unused = {name for name, field in fields_of(*config_types).items() if facts_of(field).is_idle(options)}
+        if not partition.leaves_remainder(options["partition"], options["num_clients"], self._images_of(options)):
+            unused.add("remainder")
+        if options["post"] is None:
+            unused.update(fields_of(*(step.config for step in posts().values())))
+        if options["public_dataset"] is None:
+            unused.update(name for name in options if name.startswith("public_"))
+        return unused
+
+    def _images_of(self, options: Mapping[str, Any]) -> int | None:
+        """The images that are divided; None where only a user's file or absent images would tell."""
+        images = self.num_images or options["train_examples"]
+        if images is None and partition.takes_remainder(options["partition"]) and not own_paths([self.dataset]):
+            images = num_images(self.dataset, options["local_test"])
+        return images
 
 
 def _canonical_partition(flag: str) -> str:
@@ -97,33 +165,14 @@ def _canonical_partition(flag: str) -> str:
         return flag
 
 
-def _images_of(record: Record, options: Mapping[str, Any]) -> int | None:
-    """How many images a run divides among its clients; None where only a user's file or absent images would tell."""
-    images = record.get("partition", {}).get("images") or options["train_examples"]
-    if images is None and partition.takes_remainder(options["partition"]) and not own_paths([record["dataset"]]):
-        images = num_images(record["dataset"], options["local_test"])
-    return images
+def settings_of(record: Record) -> Settings:
+    """The settings of a run that has begun, see `Experiment.settings`."""
+    return Experiment.from_record(record).settings()
 
 
-def draft(setup: Setup) -> Record:
-    """What the record of a planned run will say, as far as `settings` needs it; reads no data."""
-    method = setup.method
-    config = setup.config
-    images = config.train_examples
-    if images is None and partition.takes_remainder(config.partition):
-        images = num_images(setup.dataset, config.local_test)
-    return {
-        "method": method.name,
-        "method_source": method.name if methods().get(method.name) is method else str(method.file),
-        "method_hash": method.file_hash,
-        "protocol": setup.protocol.name,
-        "dataset": setup.dataset,
-        "seed": config.seed,
-        "config": setup.all_options(),
-        "origin": {name: origin.text for name, origin in setup.origins.items()},
-        "partition": {"images": images},
-        "summary": {"selection": setup.selection},
-    }
+def planned_settings(setup: Setup) -> Settings:
+    """The settings of a planned run, see `Experiment.settings`."""
+    return Experiment.from_setup(setup).settings()
 
 
 def is_packaged(record: Record) -> bool:
@@ -158,38 +207,31 @@ def outdated(record: Record, method: Method) -> bool:
     """
     lost_options = record["config"].keys() - recorded_fields(method).keys()
     has_other_start = record["numerics"] != current_numerics(record, method)
-    return bool(lost_options or has_other_start or code_differences(record, method))
+    return bool(lost_options or has_other_start or current_code_differences(record, method))
 
 
-class Change(NamedTuple):
-    """What has changed since a run's last rounds."""
-
-    now: Any
-    was: Any
-
-
-def code_differences(record: Record, method: Method) -> dict[str, Change]:
-    """In what the code is not that of a run's last rounds, by words for it.
+def current_code_differences(record: Record, method: Method) -> Differences:
+    """In what the code as it is now differs from that of a run's last rounds, by words for it.
 
     A registered method is known by its numerics, a user's file by its hash.
     """
-    changes = {}
+    differing = {}
     now = current_numerics(record, method)
     was = last_numerics(record)
     if now != was:
-        changes["numerics"] = Change(now, was)
+        differing["numerics"] = Difference(now, was)
     if not is_packaged(record) and not is_hash_of(record["method_hash"], method.file):
-        changes["hash"] = Change(method.file_hash, last_hash(record["method_hash"]))
-    return changes
+        differing["hash"] = Difference(method.file_hash, last_hash(record["method_hash"]))
+    return differing
 
 
 def last_numerics(record: Record) -> dict[str, int]:
     """The numerics of a run's last rounds, to which the user has consented where they are not those of its first."""
-    *_, last = [record["numerics"], *(change["numerics"] for change in record["changed"] if "numerics" in change)]
-    return last
+    consented = [change["numerics"] for change in record["changed"] if "numerics" in change]
+    return consented[-1] if consented else record["numerics"]
 
 
-def code_changes(record: Record) -> list[str]:
+def recorded_code_changes(record: Record) -> list[str]:
     """What of the code has changed between the rounds of a run: `["its method changed after round 7"]`."""
     changes = [f"{change['what']} changed after round {change['round']}" for change in record["changed"]]
     if not changes and not is_packaged(record) and has_several_hashes(record["method_hash"]):  # older ones say no round
@@ -197,10 +239,10 @@ def code_changes(record: Record) -> list[str]:
     return changes
 
 
-def changes_between_rounds(record: Record) -> list[str]:
+def recorded_changes(record: Record) -> list[str]:
     """What of code, machine and versions has changed between the rounds of a run, in words."""
     moves = [f"its machine or versions changed after round {move['round']}" for move in record["moved"]]
-    return [*code_changes(record), *moves]
+    return [*recorded_code_changes(record), *moves]
 
 
 def key_of(settings: Settings) -> str:
@@ -250,7 +292,9 @@ def differences_from_plan(
     """
     compared_settings = settings
     if planned_settings["post"] is None and settings["post"] is not None:
-        compared_settings = settings_of({**record, "config": {**record["config"], "post": None}})
+        experiment = Experiment.from_record(record)
+        without_post = replace(experiment, options={**experiment.options, "post": None})
+        compared_settings = without_post.settings()
     differing = differences(compared_settings, planned_settings)
     seeds = differing.get("partition_seed")
     if seeds is not None and {seeds.value, seeds.other_value} == {record["seed"], AS_SEED}:

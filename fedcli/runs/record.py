@@ -20,7 +20,7 @@ from fedcli.errors import UserError
 from fedcli.files import write_atomically
 from fedcli.reading import reading
 from fedcli.run_files import RECORD
-from fedcli.runs.identity import digest_of, draft, numerics_of
+from fedcli.runs.identity import digest_of, numerics_of
 from fedcli.runs.machine import environment
 from fedcli.runs.options import flags_of, given_options
 from fedcli.runs.resolve import Setup
@@ -90,8 +90,16 @@ def new_record(
     return {
         "schema": SCHEMA,
         "status": "running",
-        **draft(setup),
+        "method": setup.method.name,
         "method_source": method_source,
+        "method_hash": setup.method.file_hash,
+        "protocol": setup.protocol.name,
+        "dataset": setup.dataset,
+        "seed": setup.config.seed,
+        "config": options,
+        "origin": {name: origin.text for name, origin in setup.origins.items()},
+        "partition": _division(setup, dataset, parts, fed),
+        "summary": summarise([], setup.selection),
         "numerics": numerics_of(setup.method, fed.dead_taps),
         "user_files": {path: file_hash(path) for path in own_paths([method_source, *options.values()])},
         "dataset_fingerprint": dataset.fingerprint,
@@ -102,7 +110,6 @@ def new_record(
         "tested": setup.method.tested,
         "normalisation": {"mean": pixels.mean, "std": pixels.std},
         "augmentation": pixels.augmentation,
-        "partition": _division(setup, dataset, parts, fed),
         "class_names": list(dataset.class_names),
         "model": _networks(setup, dataset, fed),
         "engine": _engine(setup, fed, reason),
@@ -113,7 +120,6 @@ def new_record(
         "load": [],  # of the machine, once from the start and once from each round that the run was resumed in
         **environment(fed.device),
         "rounds": [],
-        "summary": summarise([], setup.selection),
         "seconds_total": 0.0,
         "peak_bytes": 0,
     }

@@ -16,7 +16,7 @@ from fedcli.run_files import CHECKPOINT, RECORD
 from fedcli.runs.checkpoints import clear_finished, read_checkpoint
 from fedcli.runs.chunking import spell_chunking
 from fedcli.runs.ended import EndedRun
-from fedcli.runs.identity import code_differences, current_numerics
+from fedcli.runs.identity import current_code_differences, current_numerics
 from fedcli.runs.machine import flushed_denormals, machine_settings, note_move
 from fedcli.runs.models import all_params
 from fedcli.runs.options import recorded_options
@@ -84,7 +84,7 @@ def resume(
             raise UserError(f"the run '{folder}' has finished all of its {len(record['rounds'])} rounds; {LONGER}.")
         files_before = record["user_files"]
         record, setup, fed = restore(record, method, changed_method)
-        changes = _changed_code(record, setup.method, files_before)
+        changes = _entries_of_changed_code(record, setup.method, files_before)
         with machine_settings(fed):
             checkpoint = read_checkpoint(folder, record, setup, fed)
             record |= checkpoint.record_part
@@ -102,13 +102,12 @@ def resume(
     return EndedRun(record, state, folder, tuple(userfiles.user_files(record)))
 
 
-def _changed_code(record: Record, method: Method, files_before: dict[str, str]) -> list[dict[str, Any]]:
-    """What of the code is not as in the rounds that a run has, as its record will say; its files had `files_before`."""
+def _entries_of_changed_code(record: Record, method: Method, files_before: dict[str, str]) -> list[dict[str, Any]]:
+    """What a record will say of code that is not as in the rounds that it has; before, its files had `files_before`."""
     changes = []
-    differing = code_differences(record, method)
+    differing = current_code_differences(record, method)
     if "numerics" in differing:
-        now = differing["numerics"].now
-        changes.append({"what": "the arithmetic of fedcli", "numerics": now})
+        changes.append({"what": "the arithmetic of fedcli", "numerics": differing["numerics"].value})
     if "hash" in differing:
         changes.append({"what": "its method"})
     hashes_before = {userfiles.last_hash(hashes) for hashes in files_before.values()}
@@ -122,8 +121,8 @@ def _changed_code(record: Record, method: Method, files_before: dict[str, str]) 
 def _code_of_the_first_round(record: Record, method: Method) -> dict[str, Any]:
     """What a record says of the code where no round has been computed yet: the code is as it is now."""
     files = {path: userfiles.file_hash(path) for path in record["user_files"]}
-    numbers = current_numerics(record, method)
-    return {"method_hash": method.file_hash, "numerics": numbers, "user_files": files, "changed": []}
+    numerics = current_numerics(record, method)
+    return {"method_hash": method.file_hash, "numerics": numerics, "user_files": files, "changed": []}
 
 
 def recorded_setup(record: Record, method: Method, **overrides: Any) -> Setup:
@@ -155,28 +154,28 @@ def restore(record: Record, files: str | Path | Sequence[str | Path], changed_me
     record = userfiles.trust_files(record, files, changed_method)
     method = find_method(record["method_source"])
     if record["status"] != "finished" and not changed_method:  # a finished run's last model is known by its hash
-        _refuse_changed_code(record, method)
+        _refuse_other_code(record, method)
     setup = recorded_setup(record, method)
     dataset, parts, fed = prepare(setup)
-    _refuse_change("data set", record["dataset_fingerprint"], dataset.fingerprint)
-    _refuse_change("partition", record["partition"]["fingerprint"], partition.fingerprint(parts))
-    _refuse_change("frozen part of the network", record["model"].get("frozen", []), frozen_parts(fed))
+    _refuse_other("data set", record["dataset_fingerprint"], dataset.fingerprint)
+    _refuse_other("partition", record["partition"]["fingerprint"], partition.fingerprint(parts))
+    _refuse_other("frozen part of the network", record["model"].get("frozen", []), frozen_parts(fed))
     record["engine"]["workers"] = current().count
     return Restored(record, setup, fed)
 
 
-def _refuse_changed_code(record: Record, method: Method) -> None:
+def _refuse_other_code(record: Record, method: Method) -> None:
     """Refuses code that is not that of a run's last rounds; says the first of the differences."""
-    changes = code_differences(record, method)
-    if changes:
-        (name, change), *_ = changes.items()
+    differing = current_code_differences(record, method)
+    if differing:
+        name, (now, was) = next(iter(differing.items()))
         raise UserError(
-            f"the code of '{method.name}' has changed since the run began (got {name} {change.now}, was "
-            f"{change.was}); resume with --changed-method, or start a new run."
+            f"the code of '{method.name}' has changed since the run began (got {name} {now}, was {was}); resume with "
+            "--changed-method, or start a new run."
         )
 
 
-def _refuse_change(part: str, was: Any, now: Any) -> None:
+def _refuse_other(part: str, was: Any, now: Any) -> None:
     """Refuses a part of a run, known by its fingerprint, that is not what it was."""
     if now != was:
         raise UserError(f"the {part} has changed since the run began (fingerprint {now}, was {was}); restore it.")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from fedcli.registry import find_method, find_table
 from fedcli.results.plans import PlannedRun, plan_table
 from fedcli.runs.begin import read_begun
-from fedcli.runs.identity import draft, settings_of
+from fedcli.runs.identity import planned_settings
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.resolve import resolve
 
@@ -122,7 +122,7 @@ def claim_run(run: PlannedRun, cells: CellsToRun, changes: Mapping[str, Any], ho
         method=run.method,
         given=GivenOptions(options),
         setup=setup,
-        settings=settings_of(draft(setup)),
+        settings=planned_settings(setup),
         folder=home / run.folder.parent.name / run.folder.name,
         reduced=run.reduced,
         table=cells.table,
