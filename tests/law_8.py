@@ -86,5 +86,5 @@ def main():
             os.environ |= {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "TORCHELASTIC_RESTART_COUNT": number}
             with joined() as group:
                 results = run_all(count)
-            if group.number == 0:
-                Path(sys.argv[1], str(group.count)).write_text(json.dumps(results))
+            if group.rank == 0:
+                Path(sys.argv[1], str(group.world_size)).write_text(json.dumps(results))

@@ -53,10 +53,10 @@ class Chunking(NamedTuple):
 
 
 class Workers(Protocol):
-    """The processes that divide the work of a run, as one of them sees them; `fedcli.runs.workers.Group` are some."""
+    """The processes that divide the work of a run, as one of them sees them, see `fedcli.runs.workers.WorkerGroup`."""
 
-    count: int  # how many processes there are
-    local_count: int  # how many of them are on this machine, and share its cores
+    world_size: int  # how many processes there are
+    local_world_size: int  # how many of them are on this machine, and share its cores
 
     def share(self, work: Callable[[Any], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
         """Returns what `work` gives for all items, in their order, each done by one of the processes.
@@ -69,8 +69,8 @@ class Workers(Protocol):
 class OneWorker:
     """The only process of a run, which does all its work."""
 
-    count = 1
-    local_count = 1
+    world_size = 1
+    local_world_size = 1
 
     def share(self, work: Callable[[Sequence[Any]], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
         """Returns what `work` gives for all items."""
@@ -275,7 +275,7 @@ class Engine:
     def _in_threads(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         threads = torch.get_num_threads()
         pool = ThreadPoolExecutor(
-            max_workers=max(threads // self.workers.local_count, 1), initializer=lambda: torch.set_num_threads(1)
+            max_workers=max(threads // self.workers.local_world_size, 1), initializer=lambda: torch.set_num_threads(1)
         )
         try:
             return list(pool.map(work, items))

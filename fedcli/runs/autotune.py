@@ -29,7 +29,7 @@ def autotune(fed: Federation) -> str | None:
     """
     if fed.requested_chunking is not None or fed.device.type != "cuda":
         return None
-    size = math.ceil(fed.config.cohort_size / fed.engine.workers.count)  # a larger chunk would leave a worker idle
+    size = math.ceil(fed.config.cohort_size / fed.engine.workers.world_size)  # a larger chunk would leave a worker idle
     ways = WAYS if fed.takes_vmap else (BRANCHES,)
     tried: dict[str, Trial] = {}
     failed: dict[str, RuntimeError] = {}

@@ -28,7 +28,7 @@ from fedcli.runs.rounds import Listener, run_rounds
 from fedcli.runs.run_folder import locked_for_all_workers
 from fedcli.runs.schema import Record
 from fedcli.runs.sources import read_tuned
-from fedcli.runs.workers import current, launched
+from fedcli.runs.workers import launched, worker_group
 
 
 def run_method(
@@ -50,10 +50,10 @@ def run_method(
     method_source = userfiles.absolute(method) if userfiles.is_from_file(method) else find_method(method).name
     records: list[Record | None] = [None] * len(planned)
     if continue_:
-        records = current().from_first(lambda: [record_to_continue(run.setup, run.folder) for run in planned])
+        records = worker_group().from_first(lambda: [record_to_continue(run.setup, run.folder) for run in planned])
     else:
         for run in planned:
-            current().from_first(partial(refuse_existing, run.folder))
+            worker_group().from_first(partial(refuse_existing, run.folder))
     runs: list[EndedRun] = []
     for (setup, folder), record in zip(planned, records, strict=True):
         if record is None:
@@ -129,7 +129,7 @@ def begin(
         state = initial_state(setup, fed, record["user_files"])
         with locked_for_all_workers(folder):
             # Another process may have begun in it meanwhile.
-            current().from_first(lambda: refuse_existing(folder))
+            worker_group().from_first(lambda: refuse_existing(folder))
             state = run_rounds(setup, fed, record, state, folder, listener or Listener(), until)
     return EndedRun(record, state, folder, tuple(userfiles.user_files(record)))
 
@@ -137,7 +137,7 @@ def begin(
 def _choose_chunking(fed: Federation) -> str | None:
     """Chooses how clients train together, as the first worker does; returns the reason, see `autotune`."""
     reason = autotune.autotune(fed)
-    chunking, reason = current().from_first(lambda: (fed.engine.chunking, reason))
+    chunking, reason = worker_group().from_first(lambda: (fed.engine.chunking, reason))
     fed.engine.use(chunking)
     return reason
 

@@ -17,7 +17,7 @@ from fedcli.errors import UserError
 from fedcli.runs.chunking import parse_chunking
 from fedcli.runs.options import parse_size
 from fedcli.runs.resolve import Setup
-from fedcli.runs.workers import current
+from fedcli.runs.workers import worker_group
 from fedcli.userfiles import own_paths
 
 
@@ -125,7 +125,7 @@ def make_federation(
         _transform(dataset, setup.data_setting, dtype),
         evaluation=setup.protocol.evaluation,
         top_k=setup.data_setting.top_k if setup.data_setting else 1,
-        workers=current(),
+        workers=worker_group(),
         chunking=parse_chunking(setup.config.clients_per_chunk),
         **options,
     )

@@ -25,7 +25,7 @@ from fedcli.runs.machine import environment
 from fedcli.runs.options import flags_of, given_options
 from fedcli.runs.resolve import Setup
 from fedcli.runs.schema import Record, RoundEntry, check_record, tested_rounds
-from fedcli.runs.workers import current
+from fedcli.runs.workers import worker_group
 from fedcli.userfiles import file_hash, own_paths
 
 SCHEMA = 1
@@ -156,7 +156,7 @@ def _engine(setup: Setup, fed: Federation, reason: str | None) -> dict[str, Any]
         "clients_per_chunk": fed.engine.clients_per_chunk,
         "way": fed.engine.way,
         "chosen": reason,
-        "workers": current().count,
+        "workers": worker_group().world_size,
         "device": str(fed.device),
         "precision": setup.config.precision,
         "notes": [],

@@ -27,7 +27,7 @@ from fedcli.runs.resolve import Setup, resolve
 from fedcli.runs.rounds import Listener, run_rounds
 from fedcli.runs.run_folder import locked_for_all_workers
 from fedcli.runs.schema import Record
-from fedcli.runs.workers import current, launched
+from fedcli.runs.workers import launched, worker_group
 
 LONGER = "a run cannot be lengthened; train anew with 'fedcli run --from RUN --rounds N --out NEW'"
 
@@ -74,10 +74,10 @@ def resume(
     listener = progress or Listener()
     read_record(folder)  # refuses what is no run, and makes no folder
     with locked_for_all_workers(folder):
-        record = current().from_first(lambda: read_record(folder))
+        record = worker_group().from_first(lambda: read_record(folder))
         if skip_ended and has_ended(record):
             if record["status"] == "finished":  # a kill after the last record has left something
-                current().from_first(lambda: clear_finished(folder, record))
+                worker_group().from_first(lambda: clear_finished(folder, record))
             listener.skip(record, folder)
             return load(folder, tuple(userfiles.user_files(record)))
         if record["status"] == "finished":
@@ -160,7 +160,7 @@ def restore(record: Record, files: str | Path | Sequence[str | Path], changed_me
     _refuse_other("data set", record["dataset_fingerprint"], dataset.fingerprint)
     _refuse_other("partition", record["partition"]["fingerprint"], partition.fingerprint(parts))
     _refuse_other("frozen part of the network", record["model"].get("frozen", []), frozen_parts(fed))
-    record["engine"]["workers"] = current().count
+    record["engine"]["workers"] = worker_group().world_size
     return Restored(record, setup, fed)
 
 

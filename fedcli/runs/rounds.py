@@ -25,7 +25,7 @@ from fedcli.runs.resolve import Setup
 from fedcli.runs.run_folder import Saver
 from fedcli.runs.schema import Record, RoundEntry
 from fedcli.runs.signals import OutOfTime, time_left
-from fedcli.runs.workers import current
+from fedcli.runs.workers import worker_group
 from fedcli.userfiles import user_files
 
 
@@ -118,7 +118,7 @@ def _show_start(setup: Setup, fed: Federation, record: Record, folder: Path, lis
     processes = fed.engine.processes
 
     def on_samples(count: int) -> None:
-        listener.samples(count * current().count * processes.active)  # the others do as much
+        listener.samples(count * worker_group().world_size * processes.active)  # the others do as much
 
     fed.engine.listen(on_samples)
 
@@ -168,7 +168,7 @@ class RunningRun:
 
     def is_late(self) -> bool:
         """Returns whether less time is left than the last round took; the first worker decides for all."""
-        return current().from_first(lambda: time_left() < self._round_seconds)
+        return worker_group().from_first(lambda: time_left() < self._round_seconds)
 
     def finish(self) -> None:
         """Takes the step after the last round, and records what the run has ended with."""
@@ -201,7 +201,7 @@ class RunningRun:
 
 def _refuse_different_workers(record: Record, method: Method) -> None:
     """Refuses workers that differ in data, partition, options, code or versions."""
-    current().refuse_differences({
+    worker_group().refuse_differences({
         "the fingerprint of the data": record["dataset_fingerprint"],
         "the fingerprint of the partition": record["partition"]["fingerprint"],
         "the configuration": identity_of(record),

@@ -17,21 +17,22 @@ from fedcli.runs.models import BestModels, all_params
 from fedcli.runs.record import params_hash, write_record
 from fedcli.runs.resolve import Setup
 from fedcli.runs.schema import Record
-from fedcli.runs.workers import current
+from fedcli.runs.workers import worker_group
 
 
 def locked_for_all_workers(folder: Path) -> AbstractContextManager:
     """Holds the folder by the lock of the first worker, see `locked`."""
-    return locked(folder) if current().is_first else nullcontext()
+    return locked(folder) if worker_group().is_first else nullcontext()
 
 
 def take(folder: Path, store: Store) -> None:
     """Readies the folder, which the first worker has locked, and has the store keep this worker's files in it."""
-    current().from_first(lambda: remove_files(folder, []))  # what a kill has left, before another worker writes there
+    # What a kill has left, before another worker writes there.
+    worker_group().from_first(lambda: remove_files(folder, []))
     own_states = STATES
-    if not current().is_first:
+    if not worker_group().is_first:
         guard(folder)
-        own_states = f"{STATES}-{current().number}"
+        own_states = f"{STATES}-{worker_group().rank}"
     store.keep_files_in(folder / own_states)
 
 
@@ -113,4 +114,4 @@ class FolderSaver(Saver):
 
 def saver_of_this_worker(folder: Path, setup: Setup, record: Record, state: Any) -> Saver:
     """What saves the run that goes on from this state: in its folder by the first worker, and nowhere by another."""
-    return FolderSaver(folder, setup, record, state) if current().is_first else Saver()
+    return FolderSaver(folder, setup, record, state) if worker_group().is_first else Saver()

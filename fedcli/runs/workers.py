@@ -1,7 +1,7 @@
 """The processes that divide the work of one run: how they start, share results, and end together.
 
 PyTorch's launcher starts them, by `torchrun` or for `--workers`. Each runs the whole program and makes the same draws,
-so that each has the same state; only work with parts is divided, by `Group.share`. Results go to all over gloo,
+so that each has the same state; only work with parts is divided, by `WorkerGroup.share`. Results go to all over gloo,
 pickled: the processes of a run trust each other. The first alone writes and prints.
 
 No end of one process leaves another waiting. One that fails sends its error where the others expect a message. One that
@@ -31,9 +31,9 @@ from fedcli.errors import UserError
 from fedcli.runs.cores import threads_of_run
 from fedcli.runs.signals import Interrupted, end_with_parent
 
-LOST = 75  # exit code of a process that no longer reaches the others
-PATIENCE = timedelta(days=30)  # to wait for the others, who may train a large chunk
-ERRORS = UserError, NonFiniteLoss  # that stay what they are on the other processes
+LOST_EXIT_CODE = 75  # of a process that no longer reaches the others
+GATHER_TIMEOUT = timedelta(days=30)  # to wait for the others, who may train a large chunk
+SENT_ERRORS = UserError, NonFiniteLoss  # that stay what they are on the other processes
 
 
 class Message(NamedTuple):
@@ -44,12 +44,12 @@ class Message(NamedTuple):
 
 
 @dataclass(eq=False)
-class Group:
+class WorkerGroup:
     """The processes of a run as this one sees them; by default it is alone."""
 
-    number: int = 0  # of this process
-    count: int = 1  # of all processes
-    local_count: int = 1  # of those on this machine, which share its cores
+    rank: int = 0  # of this process
+    world_size: int = 1  # how many processes there are
+    local_world_size: int = 1  # how many of them are on this machine, and share its cores
     allows_forks: bool = True  # whether forks may share the work of this one
     error_is_known: bool = field(default=False, init=False)  # to all, of the error that this one ends with
     _is_dividing: bool = field(default=False, init=False)  # whether it is in a part of divided work
@@ -57,7 +57,7 @@ class Group:
     @property
     def is_first(self) -> bool:
         """Whether this process is the first, which alone writes and prints."""
-        return self.number == 0
+        return self.rank == 0
 
     def share(self, work: Callable[[Sequence[Any]], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
         """Returns what `work` gives for all items, in their order, each done by one of the processes.
@@ -67,35 +67,35 @@ class Group:
         if self._is_dividing or len(items) < 2:
             return list(work(items))
         self._is_dividing = True  # for good where this fails: then all end
-        own_results = list(work(items[self.number :: self.count]))  # of every `count`-th item
+        own_results = list(work(items[self.rank :: self.world_size]))
         self._is_dividing = False
-        results_by_process = self.gather(own_results)
+        results_by_rank = self.gather(own_results)
         results = []
         for index in range(len(items)):
-            turn, number = divmod(index, self.count)
-            results.append(results_by_process[number][turn])
+            turn, rank = divmod(index, self.world_size)
+            results.append(results_by_rank[rank][turn])
         return results
 
     def from_first(self, make: Callable[[], Tree]) -> Tree:
         """Returns on all processes what `make` gives on the first, which alone calls it."""
-        from_first, *_ = self.gather(make() if self.is_first else None)
-        return from_first
+        made = make() if self.is_first else None
+        return self.gather(made)[0]
 
     def refuse_differences(self, facts: dict[str, Any]) -> None:
         """Refuses facts, by the words for them, that differ among the processes."""
-        for number, other_facts in enumerate(self.gather(facts)):
+        for rank, other_facts in enumerate(self.gather(facts)):
             for name in facts:
                 if other_facts[name] != facts[name]:
-                    got = f"{other_facts[name]} on worker {number}, {facts[name]} on worker {self.number}"
+                    got = f"{other_facts[name]} on worker {rank}, {facts[name]} on worker {self.rank}"
                     raise UserError(f"the workers differ in {name} (got {got}); give all the same data and versions.")
 
     def gather(self, tree: Tree, own_error: Exception | None = None) -> list[Tree]:
-        """Sends a tree to all and returns everyone's, by their numbers, or raises the error that one has sent.
+        """Sends a tree to all and returns everyone's, by their ranks, or raises the error that one has sent.
 
         This process sends `own_error` where it ends with one. A tensor arrives on the receiver's device, dense but with
         its strides, on which the order of a sum may depend.
         """
-        if self.count == 1:
+        if self.world_size == 1:
             return [tree]
 
         def pack(leaf: Any) -> Any:
@@ -107,23 +107,23 @@ class Group:
         def unpack(leaf: Any) -> Any:
             return leaf() if isinstance(leaf, partial) else leaf
 
-        messages: list[Any] = [None] * self.count  # each becomes a `Message`
+        messages: list[Any] = [None] * self.world_size  # each becomes a `Message`
         try:
             dist.all_gather_object(messages, Message(tree_map(pack, tree), own_error))
         except RuntimeError as failure:
-            raise Interrupted("another worker has died", LOST) from failure
-        for number, message in enumerate(messages):
+            raise Interrupted("another worker has died", LOST_EXIT_CODE) from failure
+        for rank, message in enumerate(messages):
             if message.error is not None:
                 self.error_is_known = True
-                raise type(message.error)(f"on worker {number}, {message.error}")
+                raise type(message.error)(f"on worker {rank}, {message.error}")
         return [tree_map(unpack, message.packed) for message in messages]
 
 
 launched = dist.is_torchelastic_launched  # whether PyTorch's launcher has started this process
-_current = Group()
+_current = WorkerGroup()
 
 
-def current() -> Group:
+def worker_group() -> WorkerGroup:
     """Returns the processes of the run that goes on in this one."""
     return _current
 
@@ -153,7 +153,7 @@ def may_fork() -> bool:
 
 
 @contextmanager
-def joined(allows_forks: bool = True) -> Iterator[Group]:
+def joined(allows_forks: bool = True) -> Iterator[WorkerGroup]:
     """Connects this process with those that the launcher has started with it; alone without a launcher.
 
     `allows_forks` says whether this process alone may share its work with forks of it.
@@ -163,46 +163,34 @@ def joined(allows_forks: bool = True) -> Iterator[Group]:
     """
     global _current
     if not launched():
-        _current = Group(allows_forks=allows_forks)
+        _current = WorkerGroup(allows_forks=allows_forks)
         try:
             yield _current
         finally:
-            _current = Group()
+            _current = WorkerGroup()
         return
     if torch.cuda.is_available():  # each has the next device, which "cuda" stands for from here on
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     end_with_parent()  # the launcher, which may be killed before it has ended this process
-    store, number, count = next(dist.rendezvous("env://"))
+    store, rank, world_size = next(dist.rendezvous("env://"))
     if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":  # the launcher's, which has addresses of earlier starts
         store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
-    dist.init_process_group("gloo", store=store, rank=number, world_size=count, timeout=PATIENCE)
-    local_count = int(os.environ["LOCAL_WORLD_SIZE"])
-    group = Group(number, count, local_count, allows_forks=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=GATHER_TIMEOUT)
+    group = WorkerGroup(rank, world_size, int(os.environ["LOCAL_WORLD_SIZE"]), allows_forks=False)
     _current = group
     try:
         yield group
     except Exception as error:
         if not group.error_is_known:
-            sent = error if isinstance(error, ERRORS) else RuntimeError(f"{type(error).__name__}: {error}")
+            sent = error if isinstance(error, SENT_ERRORS) else RuntimeError(f"{type(error).__name__}: {error}")
             with suppress(Exception):  # it comes back here too
                 group.gather(None, own_error=sent)
-        if number > 0:
+        if rank > 0:
             sys.exit()
         raise
     finally:
-        _current = Group()
+        _current = WorkerGroup()
         dist.destroy_process_group()  # closes the connections, which the others see
-
-
-class _Cause(NamedTuple):
-    """What orders failed processes; the one that the others failed by is the smallest."""
-
-    has_lost_another: bool
-    time: float  # when it failed
-
-
-def _cause(failure: Any) -> _Cause:
-    return _Cause(failure.exitcode == LOST, failure.timestamp)
 
 
 def launch(count: int, command: Sequence[str]) -> int:
@@ -230,11 +218,13 @@ def launch(count: int, command: Sequence[str]) -> int:
     except SignalException as error:
         return 128 + error.sigval
     except ChildFailedError as error:
-        failures = error.failures  # by the number of the process
-        number = min(failures, key=lambda worker: _cause(failures[worker]))
-        failure = failures[number]
+        failures = error.failures  # by the rank of the process
+        by_time = sorted(failures, key=lambda rank: failures[rank].timestamp)
+        causes = [rank for rank in by_time if failures[rank].exitcode != LOST_EXIT_CODE]  # the others failed by it
+        rank = (causes or by_time)[0]
+        failure = failures[rank]
         code = failure.exitcode
-        if number == 0 and 0 < code != LOST:
+        if rank == 0 and 0 < code != LOST_EXIT_CODE:
             return code
         got = f"exit code {code}" if code > 0 else failure.signal_name()
-        raise UserError(f"worker {number} has died (got {got}); find out why, then use 'fedcli resume'.") from error
+        raise UserError(f"worker {rank} has died (got {got}); find out why, then use 'fedcli resume'.") from error
