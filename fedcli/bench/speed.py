@@ -139,7 +139,7 @@ def time_workload(name: str, setup: Setup, repeats: int, progress: Callable[[str
     prepared = prepare(setup)
     fed = prepared.fed
     examples = len(prepared.dataset.y_train) // config.num_clients  # of a client
-    passes = setup.cohort_size * config.local_epochs  # in a round, over a client's examples
+    passes = setup.config.cohort_size * config.local_epochs  # in a round, over a client's examples
     warm_up_round = max(config.rounds - repeats - 1, 0)  # before the timed ones
 
     def report(text: str) -> None:

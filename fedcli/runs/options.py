@@ -80,6 +80,17 @@ class RunConfig:
     keep_states: bool = option(False, "Keep all client states after the last round, not just some")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ResolvedConfig(RunConfig):
+    """The options of a run that can start: these have a value, and None stands for what data or machine decide."""
+
+    protocol: str
+    dataset: str
+    partition_seed: int
+    cohort_size: int
+    backbone: str
+
+
 # The panels of `fedcli run METHOD --help`, by the first option of each.
 PANELS = {"protocol": "Federation", "local_epochs": "Local training", "seed": "Machine", "eval_every": "Output"}
 # Of an experiment and not of a run, typed like options; `fedcli.run` takes the first of them too.

@@ -58,9 +58,9 @@ def load_data(setup: Setup) -> Data:
     if config.local_test:
         dataset = merge_splits(dataset)
     if config.train_examples is not None:
-        dataset = stratified_subset(dataset, config.train_examples, setup.partition_seed)
+        dataset = stratified_subset(dataset, config.train_examples, config.partition_seed)
     scaled = setup.partition.scaled(dataset.share)
-    parts = scaled.divide(dataset, config.num_clients, setup.partition_seed)
+    parts = scaled.divide(dataset, config.num_clients, config.partition_seed)
     if named_test_sizes(parts) and not config.local_test:
         raise UserError(
             f"the split '{config.partition}' has test lists, which the protocol {config.protocol} does not use; choose "
@@ -69,7 +69,7 @@ def load_data(setup: Setup) -> Data:
     _refuse_lacking_parts(setup, parts)
     if config.public_dataset is None:
         return Data(dataset, parts, None)
-    public = datasets.public_images(config.public_dataset, dataset, config.public_examples, setup.partition_seed)
+    public = datasets.public_images(config.public_dataset, dataset, config.public_examples, config.partition_seed)
     return Data(dataset, parts, public)
 
 
@@ -118,7 +118,7 @@ def make_federation(
         setting = setup.protocol.public.get(setup.config.public_dataset or "")
         options |= {"public_images": public.x_train, "public_transform": _transform(public, setting, dtype)}
     return federation_type(
-        cast(RunOptions, setup.config),  # `resolve` has given each option that it names a value
+        cast(RunOptions, setup.config),  # whose options a protocol could only have as properties, since it is frozen
         dataset,
         parts,
         setup.device,

@@ -130,7 +130,7 @@ def _division(setup: Setup, dataset: Dataset, parts: list, fed: Federation) -> d
     num_images = len(dataset.y_train)
     return {
         "flag": setup.partition.scaled(dataset.share).flag,
-        "seed": setup.partition_seed,
+        "seed": setup.config.partition_seed,
         "fingerprint": partition.fingerprint(parts),
         "images": num_images,
         "unused": partition.count_unused(parts, num_images),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from fedcli.declarations import SELECTIONS, DataSetting, Method, Post, Protocol, check_value, facts_of, flag_of
 from fedcli.errors import UserError
 from fedcli.registry import default_protocol, find_post, find_protocol, posts
-from fedcli.runs.options import RunConfig, check_options, fields_of, parse_size, refuse_reserved_names
+from fedcli.runs.options import ResolvedConfig, RunConfig, check_options, fields_of, parse_size, refuse_reserved_names
 from fedcli.runs.origins import DEFAULT, FOLLOWS, TYPED, Kind, Origin, of_other_option, of_protocol, of_source
 from fedcli.userfiles import absolute, is_from_file
 
@@ -23,7 +23,7 @@ class Setup:
     """A run that has been checked and can start."""
 
     method: Method
-    config: RunConfig  # no None but for what the data decide
+    config: ResolvedConfig
     method_config: Any  # the method's Config
     protocol: Protocol
     data_setting: DataSetting | None  # what the protocol says of the data set, if anything
@@ -37,18 +37,7 @@ class Setup:
     @property
     def dataset(self) -> str:
         """The data set's name."""
-        assert self.config.dataset is not None  # `resolve` has chosen one
         return self.config.dataset
-
-    @property
-    def cohort_size(self) -> int:
-        """Clients in each round, K; all where none are given."""
-        return self.config.cohort_size or self.config.num_clients
-
-    @property
-    def partition_seed(self) -> int:
-        """Seed of the partition; the run's where none is given."""
-        return self.config.seed if self.config.partition_seed is None else self.config.partition_seed
 
     @property
     def data_sets(self) -> tuple[str, ...]:
@@ -69,10 +58,11 @@ class Setup:
             UserError: The seed is out of range.
         """
         check_value(fields_of(RunConfig)["seed"], seed)
-        config = replace(self.config, seed=seed)
-        if self.origins["partition_seed"] == of_other_option("seed"):
-            config = replace(config, partition_seed=seed)
-        return replace(self, config=config, origins={**self.origins, "seed": TYPED})
+        seeds: dict[str, Any] = {"seed": seed}
+        for name, other in FOLLOWS.items():
+            if other == "seed" and self.origins[name] == of_other_option(other):
+                seeds[name] = seed
+        return replace(self, config=replace(self.config, **seeds), origins={**self.origins, "seed": TYPED})
 
 
 def resolve(
@@ -117,10 +107,10 @@ def resolve(
     if not method.uses_public_data and "public_dataset" not in given:
         options["public_dataset"] = None  # the protocol's, for the methods that need one
     options["partition"] = partition.from_flag(options["partition"]).flag  # dirichlet:.5 is dirichlet:0.5
-    config = _config_with(options, RunConfig)
+    _refuse_combinations(_config_with(options, RunConfig), method, protocol)
+    config = _config_with(options, ResolvedConfig)
     method_config = _config_with(options, method.config)
     post_config = None if post is None else _config_with(options, post.config)
-    _refuse_combinations(config, method, protocol)
     selection = protocol.selection
     if SELECTIONS[selection].needs_validation and config.validation == 0:
         selection = "last"

@@ -113,7 +113,9 @@ def _record_start(record: Record, setup: Setup, fed: Federation) -> None:
 
 def _show_start(setup: Setup, fed: Federation, record: Record, folder: Path, listener: Listener) -> None:
     """Shows that the run begins or goes on, and from here on how many samples it has trained on."""
-    samples = setup.cohort_size * setup.config.local_epochs * sum(map(len, fed.training)) // setup.config.num_clients
+    samples = (
+        setup.config.cohort_size * setup.config.local_epochs * sum(map(len, fed.training)) // setup.config.num_clients
+    )
     listener.start(record, folder, samples, len(record["rounds"]))
     processes = fed.engine.processes
 
@@ -232,7 +234,7 @@ def _record_round(record: Record, setup: Setup, fed: Federation, seconds: float)
             "floats_down": rounds[-1]["floats_down"],
             "floats_up": rounds[-1]["floats_up"],
             "memory_floats": setup.method.client_memory(fed.sizes),
-            "buffer_floats": round(buffer_floats / setup.cohort_size),
+            "buffer_floats": round(buffer_floats / setup.config.cohort_size),
         },
         "summary": summarise(rounds, setup.selection),
         "seconds_total": record["seconds_total"] + seconds,
@@ -284,8 +286,8 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> Roun
         "round": cohort.round,
         **tested,
         "terms": mean_terms,
-        "floats_down": _floats_of_a_client(fed.traffic.down, setup.cohort_size),
-        "floats_up": _floats_of_a_client(fed.traffic.up, setup.cohort_size),
+        "floats_down": _floats_of_a_client(fed.traffic.down, setup.config.cohort_size),
+        "floats_up": _floats_of_a_client(fed.traffic.up, setup.config.cohort_size),
         "seconds": {**fed.seconds, "aggregate": seconds},
     }
     if config.drift_every and (is_last or (cohort.round + 1) % config.drift_every == 0):
