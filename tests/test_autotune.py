@@ -17,7 +17,7 @@ from tests.on_made_up import early_captures, on_made_up_device
 
 
 def test_a_trial_takes_steps_and_leaves_the_federation_as_it_was(monkeypatch):
-    monkeypatch.setattr(autotune, "STEPS", 2)
+    monkeypatch.setattr(autotune, "STEPS_PER_PASS", 2)
     counted = []
     _, fed = laws.federation("fedavg", clients_per_chunk="2")
     fed.engine.listen(counted.append)
@@ -35,7 +35,7 @@ def test_a_trial_takes_steps_and_leaves_the_federation_as_it_was(monkeypatch):
 
 @on_made_up_device
 def test_a_trial_leaves_no_graph_behind_that_would_hold_memory():
-    with Device.running() as device, patch.object(autotune, "STEPS", 6), early_captures():
+    with Device.running() as device, patch.object(autotune, "STEPS_PER_PASS", 6), early_captures():
         _, fed = laws.federation("fedavg", device="cuda", clients_per_chunk="2")
         gc.collect()
         gc.disable()

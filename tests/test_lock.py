@@ -124,7 +124,7 @@ def test_the_processes_of_a_table_die_with_it(tmp_path):
 
 
 def test_a_process_that_does_not_stop_at_a_signal_dies_with_its_parent(tmp_path, monkeypatch):
-    monkeypatch.setattr(signals, "GRACE", 0)
+    monkeypatch.setattr(signals, "GRACE_SECONDS", 0)
 
     def parent():
         if os.fork() == 0:

@@ -21,7 +21,7 @@ from fedcli.bench.plain_loop import PlainRounds
 from fedcli.bench.workloads import with_random_images
 from fedcli.core.federation import Federation
 from fedcli.data import datasets
-from fedcli.runs.autotune import PASSES, autotune, peak_memory, until_captured
+from fedcli.runs.autotune import MAX_PASSES, autotune, peak_memory, until_captured
 from fedcli.runs.machine import environment, flushed_denormals, machine_settings
 from fedcli.runs.prepare import prepare
 from fedcli.runs.resolve import Setup
@@ -139,7 +139,7 @@ def time_workload(name: str, setup: Setup, repeats: int, progress: Callable[[str
     prepared = prepare(setup)
     fed = prepared.fed
     examples = len(prepared.dataset.y_train) // config.num_clients  # of a client
-    passes = setup.config.cohort_size * config.local_epochs  # in a round, over a client's examples
+    passes = config.cohort_size * config.local_epochs  # in a round, over a client's examples
     warm_up_round = max(config.rounds - repeats - 1, 0)  # before the timed ones
 
     def report(text: str) -> None:
@@ -207,7 +207,7 @@ def _warm_up(setup: Setup, fed: Federation, round_number: int) -> Any:
     if fed.engine.graphs is None:
         state, _ = one_round(setup, fed, state, cohort)
         return state
-    for _ in until_captured(fed.engine, PASSES):
+    for _ in until_captured(fed.engine, MAX_PASSES):
         state, _ = one_round(setup, fed, state, cohort)
     return state
 

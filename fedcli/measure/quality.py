@@ -18,7 +18,7 @@ from fedcli.measure.feature_files import CLIENT_FEATURES, MODEL_FEATURES
 from fedcli.measure.sampling import sample
 from fedcli.measure.separation import pair_cosines, separation
 from fedcli.runs.machine import machine_settings
-from fedcli.runs.models import check_client, check_round, read_models
+from fedcli.runs.models import check_client, check_round, read_models, round_index_of
 from fedcli.runs.resume import OpenRun, open_run
 
 MAX_IMAGES = 2000  # of the test set: the silhouette takes all pairs of them
@@ -48,9 +48,7 @@ def add_quality(
     check_round(round)
     if len(fed.test_labels) == 0:
         raise UserError(f"the protocol {run.record['protocol']} has no common test images (got {folder}).")
-    round_number = run.record["summary"]["selected_round"]
-    if round == "last":
-        round_number = len(run.record["rounds"]) - 1
+    round_number = round_index_of(run.record, round)
     with machine_settings(fed):
         model = _model_after(run, folder, client, round_number)
         outputs = _test_outputs(fed, model)

@@ -18,8 +18,8 @@ from fedcli.core.stacked import BRANCHES, WAYS
 from fedcli.core.trees import tree_map
 from fedcli.errors import first_line
 
-STEPS = 16  # of a pass of a trial
-PASSES = 8  # of a trial at most, until all its steps are replays
+STEPS_PER_PASS = 16  # of a trial
+MAX_PASSES = 8  # of a trial, until all its steps are replays
 
 
 def autotune(fed: Federation) -> str | None:
@@ -39,9 +39,8 @@ def autotune(fed: Federation) -> str | None:
         except RuntimeError as error:  # as of an operation that has no deterministic form on this device
             failed[way] = error
     if not tried:
-        (failure, *_) = failed.values()
-        raise failure
-    fastest = min(tried, key=lambda way: tried[way])
+        raise next(iter(failed.values()))
+    fastest = min(tried, key=lambda way: tried[way].seconds)
     fed.engine.use(Chunking(fastest, tried[fastest].clients_per_chunk))
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(fed.device)
@@ -63,7 +62,7 @@ def try_out(fed: Federation, way: str, size: int) -> Trial:
     engine = dataclasses.replace(fed.engine, way=way, clients_per_chunk=size, on_samples=lambda count: None, notes=[])
     network = max(fed.networks, key=lambda network: network.num_parameters)
     cohort = fed.cohort_of(0, fed.cohort(0).client_ids[:size])
-    plan = tree_map(lambda rows: rows[:STEPS], fed.plan(cohort, range(1)))
+    plan = tree_map(lambda rows: rows[:STEPS_PER_PASS], fed.plan(cohort, range(1)))
     clients = fed.broadcast(*fed.initial_model(network), cohort)
 
     def local_loss(params, buffers, batch, context):
@@ -72,7 +71,7 @@ def try_out(fed: Federation, way: str, size: int) -> Trial:
         return loss, Aux(buffers, {"loss": loss})
 
     step = fed.optimizer_step(local_loss)
-    for _ in until_captured(engine, PASSES):
+    for _ in until_captured(engine, MAX_PASSES):
         fed.start_round()
         with fed.timed("train"):
             engine.train(step, clients, plan, fed.lr(0), None, None)

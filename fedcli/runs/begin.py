@@ -186,14 +186,13 @@ def _refuse_other_run(record: Record, setup: Setup, folder: Path) -> None:
         if name == "seed" or setup.origins[name] == TYPED:
             recorded[name] = recorded_options[name]
             asked[name] = getattr(setup.config, name)
-    for name, difference in differences(asked, recorded).items():
+    differing = differences(asked, recorded)
+    if differing:
+        name, (value, was) = next(iter(differing.items()))
         flag = name if name in ("method", "selection") else flag_of(name)
-        is_longer = name == "rounds" and difference.value > difference.other_value
+        is_longer = name == "rounds" and value > was
         remedy = LONGER if is_longer else "choose another --out"
-        raise UserError(
-            f"'{folder}' holds a run with another {flag} (got {difference.value}, was {difference.other_value}); "
-            f"{remedy}."
-        )
+        raise UserError(f"'{folder}' holds a run with another {flag} (got {value}, was {was}); {remedy}.")
 
 
 def read_begun(folder: Path) -> Record | None:

@@ -40,9 +40,12 @@ def allowed_cores(groups: Path = GROUPS, listing: Path = OWN_GROUPS) -> int:
 
 def _quota(folder: Path) -> float:
     """Returns how many cores a control group may keep busy, a part of one counted as one; infinite without a limit."""
-    texts = []
-    for name in ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):  # the first holds both of the others
-        if (folder / name).is_file():
-            texts += (folder / name).read_text().split()
-    quota, period = texts[:2] or ("max", "1")
+    of_version_2 = folder / "cpu.max"  # it has quota and period
+    of_version_1 = (folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")
+    if of_version_2.is_file():
+        quota, period = of_version_2.read_text().split()
+    elif all(file.is_file() for file in of_version_1):
+        quota, period = [file.read_text().strip() for file in of_version_1]
+    else:
+        return math.inf
     return math.ceil(int(quota) / int(period)) if quota.isdecimal() else math.inf

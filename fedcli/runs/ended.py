@@ -13,7 +13,7 @@ from fedcli.core.clients import Params
 from fedcli.core.evaluation import nearness
 from fedcli.errors import UserError
 from fedcli.registry import find_method
-from fedcli.runs.models import check_client, check_round, initial_network, read_models
+from fedcli.runs.models import check_client, check_round, initial_network, read_models, round_index_of
 from fedcli.runs.schema import Record
 from fedcli.userfiles import trust_files
 
@@ -105,9 +105,7 @@ class EndedRun:
         check_client(method, config["num_clients"], client)
         if prototypes and method.prototypes is None:
             raise UserError(f"'{method.name}' does not classify by prototypes (got --prototypes); leave it out.")
-        last = record["rounds"][-1]["round"]
-        round_number = last if round == "last" else record["summary"]["selected_round"]
-        models = read_models(self.path, record, method, round_number)
+        models = read_models(self.path, record, method, round_index_of(record, round))
         network = initial_network(record, client or 0)
         trained = models.shared if client is None else models.personal.get(client)
         if trained is not None:  # else the initial one, of a client that has never taken part

@@ -15,11 +15,20 @@ from fedcli.files import write_atomically
 from fedcli.run_files import refuse_file_of_a_run
 from fedcli.runs.ended import Classifier, EndedRun
 from fedcli.runs.identity import reductions
+from fedcli.runs.models import round_index_of
 from fedcli.runs.schema import Record
 
-FORMATS = {  # of exported files, with the suffix and how to load one
-    "pt": (".pt2", "torch.export.load(file).module()"),
-    "safetensors": (".safetensors", "safetensors.torch.load_file(file)"),
+
+class ExportFormat(NamedTuple):
+    """A form that an exported model can have."""
+
+    suffix: str  # of the file
+    loading: str  # the code that loads one
+
+
+FORMATS = {
+    "pt": ExportFormat(".pt2", loading="torch.export.load(file).module()"),
+    "safetensors": ExportFormat(".safetensors", loading="safetensors.torch.load_file(file)"),
 }
 
 
@@ -50,19 +59,18 @@ def export(
         raise UserError(f"--format must be {' or '.join(FORMATS)} (got '{format}'); choose one of them.")
     model = run.model(client, round, prototypes=prototypes)
     record = run.record
-    suffix, loading = FORMATS[format]
     content = _program(model, record["model"]["input"]) if format == "pt" else _tensor_file(model, record)
     name = "model" if client is None else f"model-client-{client}"
     if round == "last":
         name += "-last"
     if prototypes:
         name += "-prototypes"
-    file = Path(out or run.path / name).with_suffix(suffix)
+    file = Path(out or run.path / name).with_suffix(FORMATS[format].suffix)
     refuse_file_of_a_run(file)
     card = file.with_name(f"{file.name}.md")
     text = f"# {record['method']} on {record['dataset']}: {file.name}\n\n"
     text += _description(record, model, client, round)
-    text += f"* To load it: `{loading}`\n"
+    text += f"* To load it: `{FORMATS[format].loading}`\n"
     card.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, lambda temporary: temporary.write_bytes(content))
     write_atomically(card, lambda temporary: temporary.write_text(text))
@@ -96,7 +104,7 @@ def _tensors(model: Classifier) -> Params:
 
 def _description(record: Record, model: Classifier, client: int | None, round: str) -> str:
     """Returns what a model is, as items of a list in Markdown."""
-    entry = record["rounds"][record["summary"]["selected_round"] if round == "selected" else -1]
+    entry = record["rounds"][round_index_of(record, round)]
     accuracy = entry["test_accuracy"]
     owner = f"Model of client {client}"
     if client is None:

@@ -23,7 +23,7 @@ from fedcli.runs.schema import Fault, Record, at, wrong
 from fedcli.runs.state_schema import check_like, round_of_models
 
 LARGEST_BYTES = 2**30  # of all models together that are kept beside the last ones
-ROUNDS = ("selected", "last")
+NAMES_OF_ROUNDS = ("selected", "last")  # whose models are kept
 
 
 class Models(NamedTuple):
@@ -75,8 +75,15 @@ def check_client(method: Method, num_clients: int, client: int | None) -> None:
 
 def check_round(round: str) -> None:
     """Refuses a round that is neither the selected nor the last one."""
-    if round not in ROUNDS:
-        raise UserError(f"--round must be {' or '.join(ROUNDS)} (got '{round}'); choose one of them.")
+    if round not in NAMES_OF_ROUNDS:
+        raise UserError(f"--round must be {' or '.join(NAMES_OF_ROUNDS)} (got '{round}'); choose one of them.")
+
+
+def round_index_of(record: Record, round: str) -> int:
+    """The index, from 0, of the selected or the last round of a finished run."""
+    if round == "last":
+        return record["rounds"][-1]["round"]
+    return record["summary"]["selected_round"]
 
 
 class _RoundModels(NamedTuple):

@@ -229,8 +229,9 @@ def refuse_reserved_names(method: MethodWithOptions, steps: Mapping[str, HasOpti
     """
     step_configs = [step.config for step in steps.values()]
     reserved = RESERVED_NAMES | fields_of(RunConfig, *step_configs).keys()
-    for name in fields_of(method.config).keys() & reserved:
-        raise UserError(f"the option name '{name}' of '{method.name}' is reserved; rename it in {method.file}.")
+    names = fields_of(method.config).keys() & reserved
+    if names:
+        raise UserError(f"the option name '{min(names)}' of '{method.name}' is reserved; rename it in {method.file}.")
 
 
 def option_panels(method: MethodWithOptions, steps: Mapping[str, HasOptions]) -> dict[str, dict[str, Field]]:

@@ -209,10 +209,15 @@ def open_run(folder: Path, method: Sequence[str] = ()) -> OpenRun:
     restored = restore(record, method)
     record = restored.record
     expected = record["summary"].get("params_sha256")
-    actual = "no checkpoint"
-    if (folder / CHECKPOINT).is_file():
-        state = read_checkpoint(folder, record, restored.setup, restored.fed).state
-        actual = params_hash(all_params(restored.setup.method, state, restored.fed.num_clients))
-    if actual != expected:
-        raise UserError(f"'{folder}' does not hold the run's last model (got {actual}, was {expected}); run it again.")
+    if not (folder / CHECKPOINT).is_file():
+        raise _lacking_last_model(folder, "no checkpoint", expected)
+    state = read_checkpoint(folder, record, restored.setup, restored.fed).state
+    params_sha256 = params_hash(all_params(restored.setup.method, state, restored.fed.num_clients))
+    if params_sha256 != expected:
+        raise _lacking_last_model(folder, params_sha256, expected)
     return OpenRun(record, restored.setup, restored.fed, state)
+
+
+def _lacking_last_model(folder: Path, got: str, expected: str | None) -> UserError:
+    """An error, to be raised by the caller, for the folder of a finished run whose last model is not there."""
+    return UserError(f"'{folder}' does not hold the run's last model (got {got}, was {expected}); run it again.")

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))  # no SIGHUP on Windows
-GRACE = 10.0  # seconds in which a process whose parent is dead writes its checkpoint
+GRACE_SECONDS = 10.0  # in which a process whose parent is dead writes its checkpoint
 _deadline = math.inf  # of this program's runs, by `time.monotonic`
 
 
@@ -66,14 +66,14 @@ def time_left() -> float:
 
 
 def end_with_parent() -> None:
-    """Ends this process by SIGTERM, and after `GRACE` without more ado, once its parent is dead."""
+    """Ends this process by SIGTERM, and after `GRACE_SECONDS` without more ado, once its parent is dead."""
     parent = os.getppid()
 
     def end_after_parent() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(GRACE)  # a process of a pool goes on after its interrupted run, to wait for another one
+        time.sleep(GRACE_SECONDS)  # a process of a pool goes on after its interrupted run, to wait for another one
         os._exit(128 + signal.SIGTERM)
 
     threading.Thread(target=end_after_parent, daemon=True).start()

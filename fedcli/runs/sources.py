@@ -61,8 +61,7 @@ def expand(args: list[str], command: str) -> Expanded:
             '"fedavg" in the --config file.'
         )
     if record:
-        first_method, *_ = method.split(",")
-        declared = find_method(first_method)
+        declared = find_method(method.split(",")[0])
         if declared.name != record["method"]:  # which has not all of the other one's options
             allowed = recorded_fields(declared)
             options = {name: value for name, value in options.items() if name in file_options or name in allowed}

@@ -16,7 +16,7 @@ from fedcli.core.client_states import stored
 from fedcli.core.trees import to_names
 from fedcli.runs import resume
 from fedcli.runs.checkpoints import Checkpoint, read_checkpoint
-from fedcli.runs.models import ROUNDS
+from fedcli.runs.models import NAMES_OF_ROUNDS
 from fedcli.runs.record import params_hash, read_record
 from tests.tiny_runs import TINY
 from tests.torture.faults import attempt
@@ -61,7 +61,7 @@ def models_hash(folder: Path) -> str:
     by_prototypes = method.prototypes is not None
     values: list[tuple[str, torch.Tensor]] = []
     for owner in owners:
-        for name in ROUNDS:
+        for name in NAMES_OF_ROUNDS:
             values += run.model(owner, round=name, prototypes=by_prototypes).state_dict().items()
     return params_hash(values)
 

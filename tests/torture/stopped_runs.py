@@ -13,7 +13,7 @@ import fedcli
 from fedcli.measure import quality
 from fedcli.measure.feature_files import MODEL_FEATURES
 from fedcli.runs import resume
-from fedcli.runs.models import ROUNDS
+from fedcli.runs.models import NAMES_OF_ROUNDS
 from fedcli.runs.record import params_hash
 from tests.tiny_runs import TINY, Stop, StopAfter
 
@@ -64,6 +64,6 @@ def outcome_of(folder: Path) -> str:
         return resume.resume(folder).record["summary"]["params_sha256"]
     run = fedcli.load(folder)
     values = [*MODEL_FEATURES.read(folder, run.record).items()]
-    for name in ROUNDS:
+    for name in NAMES_OF_ROUNDS:
         values += run.model(round=name).state_dict().items()
     return params_hash((name, torch.as_tensor(value)) for name, value in values)
