@@ -122,7 +122,7 @@ def test_a_number_that_is_not_finite_ends_the_run_before_it_is_written(case, chu
     assert len(facts["record"]["rounds"]) == 1
     assert all(value.isfinite().all() for value in tensors.values())
     with pytest.raises(NonFiniteLoss):  # it goes on from the round before, and ends in the same way
-        resume("run", method="mine.py")
+        resume("run", files="mine.py")
     assert read_record(Path("run"))["status"] == "failed"
 
 

@@ -27,10 +27,10 @@ def test_a_stopped_run_goes_on_also_from_the_checkpoint_before(damaged, tmp_path
         content[-5] ^= 1
         (folder / damaged).write_bytes(content)
         with pytest.raises(UserError, match="is missing or damaged"):
-            resume.resume(folder, method=NET, changed_method=True)
+            resume.resume(folder, files=NET, changed_method=True)
         (folder / CHECKPOINT).unlink()
 
-    run = resume.resume(folder, method=NET, changed_method=True)
+    run = resume.resume(folder, files=NET, changed_method=True)
 
     rounds_done = 2 if damaged is None else 1
     assert run.record["resumed"] == [rounds_done]
@@ -68,4 +68,4 @@ def test_older_numerics_hinder_nobody_to_open_a_run_and_only_resume_asks(tmp_pat
     facts = {"method_hash": find_method("scaffold").file_hash, "numerics": numerics}
     write_record(stopped, {**read_record(stopped), **facts})
     with pytest.raises(UserError, match=r"got numerics .'core': 1,.* was .'core': 0,.*--changed-method"):
-        resume.resume(stopped, method=NET)
+        resume.resume(stopped, files=NET)

@@ -114,8 +114,8 @@ def changed(tmp_path, monkeypatch):
     with pytest.raises(Stop):
         fedcli.run("./mine.py", out="run", progress=StopAfter(2), **TINY)
     Path("mine.py").write_text(METHOD + "# edited\n")
-    refused(lambda: resume("run", method="mine.py"), "has changed since the run began")
-    return resume("run", method="mine.py", changed_method=True).record
+    refused(lambda: resume("run", files="mine.py"), "has changed since the run began")
+    return resume("run", files="mine.py", changed_method=True).record
 
 
 def test_a_run_whose_method_was_changed_says_so_in_tables_figures_and_reports(changed):
@@ -223,7 +223,7 @@ def test_a_run_without_a_round_is_of_the_code_that_computes_its_first(tmp_path, 
     with pytest.raises(KeyboardInterrupt):
         fedcli.run("./mine.py", out="run", progress=Killed(), **TINY)
     Path("mine.py").write_text(METHOD + "# edited\n")
-    record = resume("run", method="mine.py", changed_method=True).record
+    record = resume("run", files="mine.py", changed_method=True).record
     assert record["method_hash"] == file_hash("mine.py")
     assert record["changed"] == []
     assert identity.recorded_changes(record) == []

@@ -83,7 +83,7 @@ def test_no_network_is_imported_that_stands_beside_the_options(work):
     run_and_stop(rounds=2)
     model = {**read_record(Path("run"))["model"], "backbone": f"{work}/evil.py:tiny"}
     name_evil_file(model=model, status="interrupted", user_files={f"{work}/mine.py": file_hash("mine.py")})
-    assert resume.resume("run", method="mine.py").record["status"] == "finished"
+    assert resume.resume("run", files="mine.py").record["status"] == "finished"
     assert not Path("evil-ran").exists()
 
 
@@ -104,16 +104,14 @@ def test_named_files_may_move_but_change_only_where_allowed(work):
     """Runs go on with them."""
     run_and_stop(backbone="./nets.py:tiny", rounds=2)
     refused(lambda: resume.resume("run"), "mine.py", f"add --method {work}/mine.py --method {work}/nets.py.")
-    refused(lambda: resume.resume("run", method="./mine.py"), "nets.py")
+    refused(lambda: resume.resume("run", files="./mine.py"), "nets.py")
     files = moved("renamed.py")
     before = file_hash("new/nets.py")
     Path("new/nets.py").write_text(Path("new/nets.py").read_text() + "\n")
     after = file_hash("new/nets.py")
-    refused(
-        lambda: resume.resume("run", method=files), f"since the run began (hash {after}, was {before}", "--changed-"
-    )
+    refused(lambda: resume.resume("run", files=files), f"since the run began (hash {after}, was {before}", "--changed-")
 
-    again = resume.resume("run", method=files, changed_method=True).record
+    again = resume.resume("run", files=files, changed_method=True).record
 
     method = f"{work}/new/renamed.py"
     net = f"{work}/new/nets.py"
@@ -130,7 +128,7 @@ def test_a_file_is_known_where_its_folder_has_become_a_link(work):
     run_and_stop("fedavg", backbone="old/nets.py:tiny", rounds=2)
     Path("old").rename("elsewhere")
     Path("old").symlink_to("elsewhere")
-    assert resume.resume("run", method="old/nets.py").record["resumed"] == [2]
+    assert resume.resume("run", files="old/nets.py").record["resumed"] == [2]
     Path("elsewhere/nets.py").write_text(TINY_NETWORK)
     refused(lambda: fedcli.load("run", method="old/nets.py").model(), "has changed since the run began (hash")
 
@@ -147,8 +145,8 @@ def test_a_file_that_another_imports_counts_as_a_part_of_it(work):
     Path("sizes.py").write_text("WIDTH = 4\n")
     words = f"nets.py' or one that it imports has changed since the run began (hash {file_hash('nets.py')}, was "
     refused(lambda: fedcli.load("run", method="nets.py").model(), words)
-    refused(lambda: resume.resume("run", method="nets.py"), words)
-    again = resume.resume("run", method="nets.py", changed_method=True).record
+    refused(lambda: resume.resume("run", files="nets.py"), words)
+    again = resume.resume("run", files="nets.py", changed_method=True).record
     assert again["changed"] == [{"round": 2, "what": "its file nets.py"}]
 
 

@@ -180,7 +180,7 @@ def resume(  # noqa: PLR0913  # the parameters of a command are its options
     if workers is not None and len(folders) > 1:
         raise UserError(f"--workers {workers} is for one run (got {len(folders)} in '{run}'); name one of them.")
     output = Output(quiet=quiet, log_file=log_file, log=log)
-    start = partial(resume_run, method=files or (), changed_method=changed_method)
+    start = partial(resume_run, files=files or (), changed_method=changed_method)
     if folders == [run]:
         watch(partial(start, run, skip_ended=False), output, workers)
         return
@@ -221,7 +221,7 @@ def verify(
     """
     from fedcli.runs.verify import verify as verify_run
 
-    start = partial(verify_run, record, out=out, method=files or (), device=device, rounds=rounds)
+    start = partial(verify_run, record, out=out, files=files or (), device=device, rounds=rounds)
     comparison = watch(start, Output())
     say(comparison.text)
     raise typer.Exit(0 if comparison.is_same else 1)

@@ -17,7 +17,7 @@ from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs.begin import ResolvedRun, new_folder, record_to_continue, refuse_existing, resolve_runs
 from fedcli.runs.identity import planned_settings, settings_text
 from fedcli.runs.origins import TYPED, GivenOptions
-from fedcli.runs.prepare import refuse_data
+from fedcli.runs.prepare import load_data
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _plan_point(point: ResolvedPoint, folder: Path, has_several_methods: bool, c
         else:
             refuse_existing(run_folder)
         if record is None:
-            refuse_data(setup)
+            load_data(setup)  # refuses data that are not there or do not suit the run, before any run begins
         given = point.given
         if setup.origins["seed"] == TYPED:  # of several seeds, the one of this run
             given = given.with_values({"seed": setup.config.seed})

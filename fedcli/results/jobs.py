@@ -219,7 +219,7 @@ def run_task(environment: dict[str, str], task: Task, progress: Listener | None 
             else:  # perhaps by hand, with more than a table needs
                 [resolved] = begin.resolve_runs(task.method, task.given, out=task.folder)
                 files = own_paths([task.method, *resolved.setup.all_options().values()])
-                resume.resume(task.folder, method=files, progress=progress, skip_ended=True)
+                resume.resume(task.folder, files=files, progress=progress, skip_ended=True)
             return ""
         except InUse as error:  # by its process on a lost node, which is about to end
             fault = str(error)

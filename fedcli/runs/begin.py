@@ -60,7 +60,7 @@ def run_method(
             runs.append(begin(setup, folder, method_source, progress))
         else:
             files = userfiles.own_paths([method_source, *setup.all_options().values()])
-            runs.append(resume(folder, method=files, progress=progress, skip_ended=True))
+            runs.append(resume(folder, files=files, progress=progress, skip_ended=True))
     return runs[0] if seeds is None else runs
 
 

@@ -179,7 +179,7 @@ def check_options(options: Mapping[str, Any], method: Method, config_types: Sequ
 def unknown_option(
     name: str,
     method: HasOptions,
-    steps: Mapping[str, HasOptions],
+    post_steps: Mapping[str, HasOptions],
     post: str | None,
     others: Sequence[HasOptions] = (),
     beside: Sequence[str] = (),
@@ -195,11 +195,11 @@ def unknown_option(
             f"{flag} is an option of the command 'fedcli run', and of no single run (got it among the options of "
             f"'{method.name}'); give it to the command, as in 'fedcli run {method.name} {flag} ...', or leave it out."
         )
-    for step in steps.values():
+    for step in post_steps.values():
         if _normalised(name) in fields_of(step.config):
             got = f"--post {post}" if post else "no --post"
             return UserError(f"{flag} is for --post {step.name} (got {got}); give both or neither.")
-    config_types = [other.config for other in others] + [step.config for step in steps.values()]
+    config_types = [other.config for other in others] + [step.config for step in post_steps.values()]
     options = fields_of(RunConfig, method.config, *config_types)
     meant = _option_meant(name, options)
     return unknown(
@@ -221,24 +221,24 @@ def _option_meant(name: str, options: Mapping[str, Field]) -> str | None:
     return options_by_name.get(greek_letter, options_by_name.get(word))
 
 
-def refuse_reserved_names(method: MethodWithOptions, steps: Mapping[str, HasOptions]) -> None:
+def refuse_reserved_names(method: MethodWithOptions, post_steps: Mapping[str, HasOptions]) -> None:
     """Refuses a method whose option has the name of an option of every run, or of a step after it.
 
     Raises:
         UserError: Names the option.
     """
-    step_configs = [step.config for step in steps.values()]
+    step_configs = [step.config for step in post_steps.values()]
     reserved = RESERVED_NAMES | fields_of(RunConfig, *step_configs).keys()
     names = fields_of(method.config).keys() & reserved
     if names:
         raise UserError(f"the option name '{min(names)}' of '{method.name}' is reserved; rename it in {method.file}.")
 
 
-def option_panels(method: MethodWithOptions, steps: Mapping[str, HasOptions]) -> dict[str, dict[str, Field]]:
+def option_panels(method: MethodWithOptions, post_steps: Mapping[str, HasOptions]) -> dict[str, dict[str, Field]]:
     """The options of a method as `{panel title: {name: field}}`: its own, those of steps after it, those of all."""
     panels = {method.title: fields_of(method.config)}
     if not method.personal:  # the steps need a global model
-        panels |= {f"With --post {step.name}": fields_of(step.config) for step in steps.values()}
+        panels |= {f"With --post {step.name}": fields_of(step.config) for step in post_steps.values()}
     title = ""
     for name, field in fields_of(RunConfig).items():
         title = PANELS.get(name, title)

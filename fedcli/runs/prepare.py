@@ -1,7 +1,9 @@
 """What a run needs before its first round: its data, their partition and the federation."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 
 from fedcli.core import partition
@@ -25,7 +27,7 @@ class Prepared(NamedTuple):
     """What a run's first round needs."""
 
     dataset: Dataset
-    parts: list  # positions of each client's examples
+    parts: Sequence[np.ndarray]  # positions of each client's examples
     fed: Federation
 
 
@@ -41,7 +43,7 @@ class Data(NamedTuple):
     """The images of a run, on the host."""
 
     dataset: Dataset
-    parts: list  # positions of each client's examples
+    parts: Sequence[np.ndarray]  # positions of each client's examples
     public: Dataset | None
 
 
@@ -73,7 +75,7 @@ def load_data(setup: Setup) -> Data:
     return Data(dataset, parts, public)
 
 
-def _refuse_lacking_parts(setup: Setup, parts: list) -> None:
+def _refuse_lacking_parts(setup: Setup, parts: Sequence[np.ndarray]) -> None:
     """Refuses a division that leaves no client a part for testing or validation where the protocol needs one."""
     config = setup.config
     division = divide(parts, config)
@@ -83,16 +85,7 @@ def _refuse_lacking_parts(setup: Setup, parts: list) -> None:
         raise UserError(f"no client has a validation part (got --validation {config.validation:g}); use a larger one.")
 
 
-def refuse_data(setup: Setup) -> None:
-    """Refuses a run whose data are not there or do not suit it, before anything of it is run.
-
-    Raises:
-        UserError: See `load_data`; only reading and dividing the data shows it.
-    """
-    load_data(setup)
-
-
-def refuse_lost_classes(setup: Setup, dataset: Dataset, parts: list) -> None:
+def refuse_lost_classes(setup: Setup, dataset: Dataset, parts: Sequence[np.ndarray]) -> None:
     """Refuses a partition that gives no client an image of a class; lists and functions of a user's own may.
 
     So may a run that asks for what earlier versions did.
@@ -109,7 +102,7 @@ def refuse_lost_classes(setup: Setup, dataset: Dataset, parts: list) -> None:
 
 
 def make_federation(
-    setup: Setup, dataset: Dataset, parts: list, public: Dataset | None = None,
+    setup: Setup, dataset: Dataset, parts: Sequence[np.ndarray], public: Dataset | None = None,
     federation_type: type[Federation] = Federation, **options: Any,
 ) -> Federation:  # fmt: skip
     """Returns the federation of a run, of a class that takes these options beside."""

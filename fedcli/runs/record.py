@@ -67,9 +67,9 @@ def _with_later_parts(record: Record) -> Record:
 
     The numbers of numerics began at 1, and a run trained its clients in one way.
     """
-    parts = {"numerics": {"core": 1, "method": 1}, "user_files": {}, "moved": [], "changed": []}
-    engine = {"way": "stacked", "notes": [], "processes": 1}
-    return {**parts, **record, "engine": {**engine, **record["engine"]}}
+    later = {"numerics": {"core": 1, "method": 1}, "user_files": {}, "moved": [], "changed": []}
+    later_of_engine = {"way": "stacked", "notes": [], "processes": 1}
+    return {**later, **record, "engine": {**later_of_engine, **record["engine"]}}
 
 
 def update_part(folder: Path, part: str, values: Mapping[str, Any]) -> None:
@@ -79,7 +79,7 @@ def update_part(folder: Path, part: str, values: Mapping[str, Any]) -> None:
 
 
 def new_record(
-    setup: Setup, dataset: Dataset, parts: list, fed: Federation, method_source: str, reason: str | None
+    setup: Setup, dataset: Dataset, parts: Sequence[np.ndarray], fed: Federation, method_source: str, reason: str | None
 ) -> Record:
     """Returns the record of a run before its first round.
 
@@ -125,7 +125,7 @@ def new_record(
     }
 
 
-def _division(setup: Setup, dataset: Dataset, parts: list, fed: Federation) -> dict[str, Any]:
+def _division(setup: Setup, dataset: Dataset, parts: Sequence[np.ndarray], fed: Federation) -> dict[str, Any]:
     """Returns what a record says of how the images are divided among the clients."""
     num_images = len(dataset.y_train)
     return {
@@ -213,12 +213,12 @@ def has_ended(record: Record) -> bool:
 
 def frozen_parts(fed: Federation) -> list[dict[str, Any]]:
     """Returns number and hash of the frozen parameters of each network that has some."""
-    parts = []
+    hashes = []
     for network in fed.networks:
         if network.frozen:
             count = sum(value.numel() for value in network.frozen.values())
-            parts.append({"parameters": count, "sha256": params_hash(network.frozen)})
-    return parts
+            hashes.append({"parameters": count, "sha256": params_hash(network.frozen)})
+    return hashes
 
 
 def params_hash(params: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]) -> str:

@@ -54,14 +54,14 @@ def find_runs(path: Path, skip_ended: bool = False) -> list[Path]:
 
 @flushed_denormals()
 def resume(
-    path: str | Path, *, method: str | Path | Sequence[str | Path] = (), changed_method: bool = False,
+    path: str | Path, *, files: str | Path | Sequence[str | Path] = (), changed_method: bool = False,
     progress: Listener | None = None, skip_ended: bool = False,
 ) -> EndedRun:  # fmt: skip
     """Resumes a run that was killed or interrupted from its last checkpoint.
 
     Args:
         path: Folder of the run.
-        method: The user's files that the run needs, also moved; a path in a record is imported only if it is named
+        files: The user's files that the run needs, also moved; a path in a record is imported only if it is named
             here, and has the recorded hash.
         changed_method: Go on although one of them has changed.
         progress: Told how the run goes on.
@@ -83,7 +83,7 @@ def resume(
         if record["status"] == "finished":
             raise UserError(f"the run '{folder}' has finished all of its {len(record['rounds'])} rounds; {LONGER}.")
         files_before = record["user_files"]
-        record, setup, fed = restore(record, method, changed_method)
+        record, setup, fed = restore(record, files, changed_method)
         changes = _entries_of_changed_code(record, setup.method, files_before)
         with machine_settings(fed):
             checkpoint = read_checkpoint(folder, record, setup, fed)
@@ -181,10 +181,10 @@ def _refuse_other(part: str, was: Any, now: Any) -> None:
         raise UserError(f"the {part} has changed since the run began (fingerprint {now}, was {was}); restore it.")
 
 
-def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> EndedRun:
-    """A run from its folder or record, its models by `EndedRun.model`; `method` is as for `resume`."""
+def load(path: str | Path, files: str | Path | Sequence[str | Path] = ()) -> EndedRun:
+    """A run from its folder or record, its models by `EndedRun.model`; `files` are as for `resume`."""
     path = Path(path)
-    files = [method] if isinstance(method, str | Path) else method
+    files = [files] if isinstance(files, str | Path) else files
     return EndedRun(read_record(path), None, path if path.is_dir() else path.parent, files)
 
 
@@ -197,7 +197,7 @@ class OpenRun(NamedTuple):
     state: Any  # the method's server state after the last round
 
 
-def open_run(folder: Path, method: Sequence[str] = ()) -> OpenRun:
+def open_run(folder: Path, files: Sequence[str] = ()) -> OpenRun:
     """Opens a finished run without writing, by its folder and the arguments of `restore`.
 
     Raises:
@@ -206,7 +206,7 @@ def open_run(folder: Path, method: Sequence[str] = ()) -> OpenRun:
     record = read_record(folder)
     if record["status"] != "finished":
         raise UserError(f"the run '{folder}' has not finished (it is {record['status']}); 'fedcli resume' goes on.")
-    restored = restore(record, method)
+    restored = restore(record, files)
     record = restored.record
     expected = record["summary"].get("params_sha256")
     if not (folder / CHECKPOINT).is_file():

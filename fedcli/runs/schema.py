@@ -140,14 +140,14 @@ def by_name(of_value: Check) -> Check:
     return check
 
 
-def parts(needed: Mapping[str, Check], possible: Mapping[str, Check] | None = None) -> Check:
-    """The parts that there must be, and those that there may be."""
-    checks = {**needed, **(possible or {})}
+def mapping(required: Mapping[str, Check], allowed: Mapping[str, Check] | None = None) -> Check:
+    """Values by name: those that there must be, and others that there may be."""
+    checks = {**required, **(allowed or {})}
 
     def check(value: Any) -> None:
         if type(value) is not dict:
             raise wrong("parts by name", value)
-        lacking = [name for name in needed if name not in value]
+        lacking = [name for name in required if name not in value]
         if lacking:
             raise Fault(f"lacks {', '.join(lacking)}")
         for name, entry in value.items():
@@ -167,26 +167,26 @@ def data_set(value: Any) -> None:
 
 FRACTION = number(0, 1)
 COUNT = whole(0)
-NUMERICS = parts({"core": COUNT, "method": COUNT})
-COST = optional(parts(dict.fromkeys(("floats_down", "floats_up", "memory_floats", "buffer_floats"), COUNT)))
+NUMERICS = mapping({"core": COUNT, "method": COUNT})
+COST = optional(mapping(dict.fromkeys(("floats_down", "floats_up", "memory_floats", "buffer_floats"), COUNT)))
 ENVIRONMENT = {
-    "hardware": parts(
+    "hardware": mapping(
         {"device": text, "cores": optional(whole(1)), "threads": whole(1)}, {"name": text}
     ),
     "versions": by_name(optional(text)),
 }  # fmt: skip
-MACHINE = parts({}, {"processor": text, "flags": each(text), "system": text, "denormals": text})
+MACHINE = mapping({}, {"processor": text, "flags": each(text), "system": text, "denormals": text})
 EVALUATION = {  # of models, beside their accuracy on the test images
     "classifier_accuracy": optional(FRACTION),
     "global_accuracy": optional(FRACTION),
-    "clients": optional(parts({"mean": FRACTION, "std": number(0), "worst": FRACTION})),
+    "clients": optional(mapping({"mean": FRACTION, "std": number(0), "worst": FRACTION})),
     "client_accuracy": optional(by_name(FRACTION)),
     "domains": optional(by_name(FRACTION)),
     "intra": optional(by_name(FRACTION)),
     "inter": optional(by_name(FRACTION)),
-    "per_class": parts(dict.fromkeys(("right", "predicted", "actual"), each(number(0)))),
+    "per_class": mapping(dict.fromkeys(("right", "predicted", "actual"), each(number(0)))),
 }
-ROUND = parts(
+ROUND = mapping(
     {
         "round": COUNT,
         "test_accuracy": optional(FRACTION),
@@ -201,7 +201,7 @@ ROUND = parts(
         "floats_up": COUNT,
     },
 )
-RECORD = parts(
+RECORD = mapping(
     {
         "schema": one_of(1),
         "status": one_of("running", "interrupted", "failed", "finished"),
@@ -215,22 +215,22 @@ RECORD = parts(
         "config": by_name(optional(lambda value: None)),  # see `_check_options`
         "origin": by_name(text),
         "command": text,
-        "normalisation": parts({"mean": each(number()), "std": each(number(0))}),
-        "partition": parts(
+        "normalisation": mapping({"mean": each(number()), "std": each(number(0))}),
+        "partition": mapping(
             {"flag": text, "seed": COUNT, "fingerprint": text, "sizes": each(COUNT), "class_counts": each(each(COUNT))},
             {"images": COUNT, "unused": COUNT, "idle": each(COUNT)},
         ),
         "class_names": each(text),
-        "model": parts(
+        "model": mapping(
             {"backbone": text, "parameters": COUNT},
             {
                 "input": each(whole(1), 3),
-                "frozen": each(parts({"parameters": COUNT, "sha256": text})),
+                "frozen": each(mapping({"parameters": COUNT, "sha256": text})),
                 "buffers": COUNT,
                 "networks": by_name(COUNT),
             },
         ),
-        "engine": parts(
+        "engine": mapping(
             {
                 "clients_per_chunk": whole(1),
                 "device": text,
@@ -238,7 +238,7 @@ RECORD = parts(
             },
             {
                 "way": one_of(*WAYS),
-                "notes": each(parts({"round": COUNT, "text": text})),
+                "notes": each(mapping({"round": COUNT, "text": text})),
                 "chosen": optional(text),
                 "workers": whole(1),
                 "processes": whole(1),
@@ -250,7 +250,7 @@ RECORD = parts(
         "rounds": each(ROUND),
         "resumed": each(COUNT),
         "seconds_total": number(0),
-        "summary": parts(
+        "summary": mapping(
             {
                 "selection": one_of(*SELECTIONS),
                 "selected": optional(FRACTION),
@@ -272,15 +272,15 @@ RECORD = parts(
         "tested": one_of("global", "personal"),
         "augmentation": text,
         "peak_bytes": COUNT,
-        "load": each(parts({"round": COUNT, "start": number(0), "end": number(0)}, {"others": optional(number())})),
-        "moved": each(parts({"round": COUNT}, {**ENVIRONMENT, "machine": MACHINE})),
-        "changed": each(parts({"round": COUNT, "what": text}, {"numerics": NUMERICS})),
+        "load": each(mapping({"round": COUNT, "start": number(0), "end": number(0)}, {"others": optional(number())})),
+        "moved": each(mapping({"round": COUNT}, {**ENVIRONMENT, "machine": MACHINE})),
+        "changed": each(mapping({"round": COUNT, "what": text}, {"numerics": NUMERICS})),
         "error": text,
-        "post": parts(
+        "post": mapping(
             {"name": text, "hash": text, "test_accuracy": optional(FRACTION), "floats_up": COUNT, "seconds": number(0)},
             {"validation_accuracy": optional(FRACTION), **EVALUATION},
         ),
-        "quality": parts({}, {
+        "quality": mapping({}, {
             **dict.fromkeys(("nmi", "clients_nmi"), number(0, 1 + 1e-9)),
             **dict.fromkeys(("silhouette", "clients_silhouette"), number(-1, 1)),
             **dict.fromkeys(("clients_cosine_same", "clients_cosine_other"), number(-1 - 1e-9, 1 + 1e-9)),
@@ -292,7 +292,7 @@ RECORD = parts(
     },
 )  # fmt: skip
 # What a checkpoint has of a record.
-CHECKPOINT_RECORD = parts({"rounds": each(ROUND), "cost": COST}, {"seconds_total": number(0), "peak_bytes": COUNT})
+CHECKPOINT_RECORD = mapping({"rounds": each(ROUND), "cost": COST}, {"seconds_total": number(0), "peak_bytes": COUNT})
 # Options that every record has; others may be missing, see `filled_up`.
 FIRST_OPTIONS = (
     "protocol", "dataset", "public_dataset", "partition", "partition_seed", "num_clients", "cohort_size", "rounds",

@@ -11,11 +11,11 @@ from torch import Tensor
 from fedcli.core.client_states import Kept, versions_of
 from fedcli.core.federation import Federation
 from fedcli.core.trees import Tree
-from fedcli.runs.schema import CHECKPOINT_RECORD, Fault, at, each, parts, text, whole, wrong
+from fedcli.runs.schema import CHECKPOINT_RECORD, Fault, at, each, mapping, text, whole, wrong
 
 # What a checkpoint adds to its state; the identity is compared with the record's.
-FACTS = parts({"identity": lambda value: None, "record": CHECKPOINT_RECORD, "states": each(text)})
-BEST = parts({"identity": lambda value: None, "round": whole()})  # what the models of the best round add
+FACTS = mapping({"identity": lambda value: None, "record": CHECKPOINT_RECORD, "states": each(text)})
+BEST = mapping({"identity": lambda value: None, "round": whole()})  # what the models of the best round add
 
 
 def check_facts(facts: Any) -> None:

@@ -32,7 +32,7 @@ class Comparison(NamedTuple):
 
 
 def verify(
-    path: str | Path, *, out: str | Path | None = None, method: Sequence[str | Path] = (), device: str | None = None,
+    path: str | Path, *, out: str | Path | None = None, files: Sequence[str | Path] = (), device: str | None = None,
     rounds: int | None = None, progress: Listener | None = None,
 ) -> Comparison:  # fmt: skip
     """Runs a run again that has finished or diverged, and compares data, curve, end and parameters.
@@ -42,7 +42,7 @@ def verify(
     Args:
         path: Its folder or its record.
         out: Folder of the repetition, see `run`.
-        method: The user's files that the run needs, see `resume`.
+        files: The user's files that the run needs, see `resume`.
         device: In place of the record's.
         rounds: Number of its rounds to repeat; the repetition is then interrupted, and kept only in a named `out`.
         progress: Told how it goes on.
@@ -59,7 +59,7 @@ def verify(
         first = tested[0]["round"] + 1 if tested else 1
         if not first <= rounds <= last:
             raise UserError(f"--rounds must be from {first}, the first that was tested, to {last} (got {rounds}).")
-    record = trust_files(record, method)
+    record = trust_files(record, files)
     overrides = {"device": device} if device else {}
     setup = recorded_setup(record, find_method(record["method_source"]), **overrides)
     folder = Path(out or new_folder(setup))
