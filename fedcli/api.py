@@ -109,8 +109,8 @@ class _Experiment:
         from fedcli.results.method_options import options_by_method
         from fedcli.returned import Run, Runs
         from fedcli.runs.begin import run_method
+        from fedcli.runs.loggers import Loggers
         from fedcli.runs.progress import NotebookProgress
-        from fedcli.runs.trackers import Loggers
 
         (method,) = self.methods
         given = self.given

@@ -16,7 +16,7 @@ from fedcli.declarations import Cell, Table
 from fedcli.errors import UserError
 from fedcli.papers.baselines import fedavg
 from fedcli.results import durations, jobs, metrics, plans
-from fedcli.runs import resume, trackers
+from fedcli.runs import loggers, resume
 from fedcli.runs.record import read_record, write_record
 from fedcli.userfiles import file_hash
 from tests.commands import invoke
@@ -229,7 +229,7 @@ def openers():
     return (
         registry.find_method, registry.find_protocol, registry.find_post, registry.find_table, registry.claims,
         partition.from_flag, datasets.load, imports.import_if_path, metrics.find_metric, figures.find_chart,
-        trackers.find_loggers, lambda text: [backbones.find(part) for part in text.split(",")],
+        loggers.find_loggers, lambda text: [backbones.find(part) for part in text.split(",")],
     )  # fmt: skip
 
 

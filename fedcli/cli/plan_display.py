@@ -16,9 +16,9 @@ from fedcli.cli.options import ONE_BY_ONE, Placement
 from fedcli.cli.printing import say, stop
 from fedcli.results import durations, jobs
 from fedcli.results.plans import Plan, PlannedRun, TablePlan, protocols_text
+from fedcli.runs.loggers import find_loggers
 from fedcli.runs.schema import Record
 from fedcli.runs.signals import exit_code
-from fedcli.runs.trackers import find_loggers
 
 
 def cost_rows(plan: TablePlan) -> list[tuple[str, str]]:

@@ -113,7 +113,7 @@ def _run_grid(plan: "Plan", placement: Placement, output: Output) -> Mapping[Pat
     """Run what is to do of a grid, then write and print the table and curves of its runs; returns what failed."""
     from fedcli.cli.display import print_line
     from fedcli.cli.plan_display import run_plan, warn_of_protocols
-    from fedcli.runs.trackers import find_loggers
+    from fedcli.runs.loggers import find_loggers
 
     again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
     loggers = find_loggers(output.log)  # before the file of the log is made

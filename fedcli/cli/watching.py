@@ -19,8 +19,8 @@ def watch(start: Callable, output: Output, workers: int | None = None) -> Any:
     With one of `workers`, it shares its work with no process.
     """
     from fedcli.cli.display import Display, print_line
+    from fedcli.runs.loggers import Loggers
     from fedcli.runs.record import RECORD
-    from fedcli.runs.trackers import Loggers
     from fedcli.runs.workers import joined
 
     (terminal, *log_files) = consoles(output)

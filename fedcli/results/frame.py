@@ -13,10 +13,10 @@ import pandas as pd
 from fedcli.errors import UserError
 from fedcli.results.metrics import Counts, balanced_accuracy, class_accuracies, macro_f1
 from fedcli.runs.identity import FIRST_SETTINGS, Settings, key_of, settings_of
+from fedcli.runs.loggers import flat_numbers
 from fedcli.runs.machine import checkout
 from fedcli.runs.record import RECORD, read_record, state_of
 from fedcli.runs.schema import Record
-from fedcli.runs.trackers import flat_numbers
 
 # Groups of numbers of a round that are accuracies, beside those whose name ends in "accuracy".
 GROUPS_OF_ACCURACIES = ("domains", "intra", "inter", "clients", "macro_f1", "class_accuracy")

@@ -29,12 +29,12 @@ from fedcli.runs import begin, resume
 from fedcli.runs.checkpoints import remove_files
 from fedcli.runs.cores import allowed_cores
 from fedcli.runs.lock import InUse, locked
+from fedcli.runs.loggers import Loggers
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import has_ended, read_record
 from fedcli.runs.rounds import Listener
 from fedcli.runs.schema import Record, RoundEntry
 from fedcli.runs.signals import OutOfTime, end_with_parent, interrupt_on_signals, time_left
-from fedcli.runs.trackers import Loggers
 from fedcli.userfiles import absolute, own_paths
 
 POLL_SECONDS = 1.0  # between two looks at the records of other processes
@@ -47,7 +47,7 @@ class PlanListener:
     """What is told how a plan goes on; this one keeps silent.
 
     Attributes:
-        log: Loggers of each run in this process, as `fedcli.runs.trackers.Loggers` takes them.
+        log: Loggers of each run in this process, as `fedcli.runs.loggers.Loggers` takes them.
     """
 
     log: Any = None

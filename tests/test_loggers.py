@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 import pytest
 
 import fedcli
-from fedcli.runs import resume, trackers
+from fedcli.runs import loggers, resume
 from tests.commands import invoke
 from tests.refusals import refused
 from tests.tiny_runs import TINY, Stop, StopAfter
@@ -20,7 +20,7 @@ def killed_and_resumed(folder, log):
     """The record of a run that is killed after round 3, of which only two are in the checkpoint, and resumed."""
     with pytest.raises(Stop):
         fedcli.run("fedavg", out=folder, log=log, progress=StopAfter(3), **OPTIONS)
-    return resume.resume(folder, progress=trackers.Loggers(None, log)).record
+    return resume.resume(folder, progress=loggers.Loggers(None, log)).record
 
 
 def test_tensorboard_reads_every_round_once_also_after_a_kill(tmp_path):
