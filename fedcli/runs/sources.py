@@ -38,12 +38,13 @@ def expand(args: list[str], command: str) -> Expanded:
         UserError: A file cannot be read, no method is named, or a file of the user's is not.
     """
     typed = typed_options(args)
-    first, *others = args
+    typed_flags = args
+    first = args[0]
     if not first.startswith("-"):
         typed["method"] = first
-        args = others
+        typed_flags = args[1:]
     file_options = _options_of_file(typed["config"]) if "config" in typed else {}
-    record: Record = {}
+    record: Record | None = None
     run_options: dict[str, Any] = {}
     if "from" in typed:
         from fedcli.runs.record import read_record  # late, as it imports PyTorch
@@ -51,24 +52,24 @@ def expand(args: list[str], command: str) -> Expanded:
         record = read_record(Path(typed["from"]))
         run_options = _options_of_run(record)
     options = _not_overridden(typed, file_options, run_options)
-    _refuse_unnamed_code(
-        {name: value for name, value in options.items() if name not in file_options}, typed.get("from")
-    )
-    method = typed.get("method", options.pop("method", None))
+    options_of_run_alone = {name: value for name, value in options.items() if name not in file_options}
+    _refuse_unnamed_code(options_of_run_alone, typed.get("from"))
+    method = {**options, **typed}.get("method")
     if not isinstance(method, str):
         raise UserError(
             f"no method given (got {first}); write 'fedcli {command} METHOD', see 'fedcli list', or set method = "
             '"fedavg" in the --config file.'
         )
-    if record:
+    lacking: set[str] = set()  # options of the run that the method has not
+    if record is not None:
         declared = find_method(method.split(",")[0])
-        if declared.name != record["method"]:  # which has not all of the other one's options
-            allowed = recorded_fields(declared)
-            options = {name: value for name, value in options.items() if name in file_options or name in allowed}
+        if declared.name != record["method"]:
+            lacking = options_of_run_alone.keys() - recorded_fields(declared).keys()
+    added = {name: value for name, value in options.items() if name != "method" and name not in lacking}
     sources = {}
-    for name in options:
+    for name in added:
         sources[name] = f"file {typed['config']}" if name in file_options else f"run {typed['from']}"
-    return Expanded([method, *flags_of(options), *args], sources)
+    return Expanded([method, *flags_of(added), *typed_flags], sources)
 
 
 def _not_overridden(
