@@ -11,7 +11,7 @@ from typing import Any
 from fedcli.errors import UserError
 from fedcli.keywords import in_keywords, keywords_for_flags
 from fedcli.runs.ended import EndedRun
-from fedcli.runs.identity import settings_text
+from fedcli.runs.settings_text import settings_text
 
 # The columns of a table's CSV that a notebook shows of a run.
 SUMMARY_COLUMNS = [

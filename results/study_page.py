@@ -11,8 +11,8 @@ from studies import Study, modified_checkout_text
 
 from fedcli.results import tables
 from fedcli.results.render import escape_markdown, render
-from fedcli.runs.identity import settings_text
 from fedcli.runs.schema import Record
+from fedcli.runs.settings_text import settings_text
 
 VERIFY = "`fedcli verify RECORD` repeats a run also where a default has changed since."
 

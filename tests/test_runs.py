@@ -19,10 +19,10 @@ from fedcli.core.trees import leaves
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, methods
 from fedcli.runs import checkpoints, resume, rounds, run_folder
-from fedcli.runs.identity import reductions
 from fedcli.runs.machine import machine_settings
 from fedcli.runs.record import params_hash, read_record, summarise, write_record
 from fedcli.runs.resolve import default_dataset, resolve
+from fedcli.runs.settings_text import reductions
 from tests.tiny_runs import TINY, Stop, StopAfter, essence
 
 

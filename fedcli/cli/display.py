@@ -15,10 +15,10 @@ from fedcli.declarations import SELECTIONS
 from fedcli.errors import printable
 from fedcli.registry import find_method
 from fedcli.run_files import CURVE_CHART, PARTITION_CHART, RECORD
-from fedcli.runs.identity import reductions
 from fedcli.runs.options import inactive_term
 from fedcli.runs.progress import ProgressListener
 from fedcli.runs.schema import Record, RoundEntry
+from fedcli.runs.settings_text import reductions
 
 
 def header_texts(record: Record, folder: Path) -> dict[str, str]:

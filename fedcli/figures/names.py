@@ -8,8 +8,8 @@ from matplotlib.colors import to_hex
 
 from fedcli.results.groups import SeedGroup, shared_settings
 from fedcli.results.words import data_words, method_name
-from fedcli.runs.identity import reductions
 from fedcli.runs.schema import Record
+from fedcli.runs.settings_text import reductions
 
 # Okabe and Ito's colours, which colour-blind readers tell apart, and five more; their yellow is too pale on white.
 LINE_COLOURS = (

@@ -42,8 +42,9 @@ from fedcli.results.verdicts import (
     Lead,
     Verdict,
 )
-from fedcli.runs.identity import differences_text, recorded_code_changes
+from fedcli.runs.identity import recorded_code_changes
 from fedcli.runs.record import ENDED
+from fedcli.runs.settings_text import differences_text
 
 
 def answer_claims(

@@ -15,9 +15,9 @@ from fedcli.results.intervals import clear_best
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.number_texts import lead_texts, mean_text_of_runs
 from fedcli.results.render import MISSING, CellIndex
-from fedcli.runs.identity import settings_text
 from fedcli.runs.record import state_of
 from fedcli.runs.schema import Record
+from fedcli.runs.settings_text import settings_text
 
 MOST_DIGITS = 6
 # Metrics that have a column where a run has a value.

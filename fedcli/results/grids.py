@@ -15,9 +15,10 @@ from fedcli.errors import UserError
 from fedcli.results.method_options import find_methods, options_by_method, options_of
 from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs.begin import ResolvedRun, new_folder, record_to_continue, refuse_existing, resolve_runs
-from fedcli.runs.identity import planned_settings, settings_text
+from fedcli.runs.identity import planned_settings
 from fedcli.runs.origins import TYPED, GivenOptions
 from fedcli.runs.prepare import load_data
+from fedcli.runs.settings_text import settings_text
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ import pandas as pd
 from fedcli import registry
 from fedcli.errors import unknown
 from fedcli.results.frame import frame_of
-from fedcli.runs.identity import Settings, settings_of, settings_text
+from fedcli.runs.identity import Settings, settings_of
 from fedcli.runs.record import state_of
 from fedcli.runs.schema import Record
+from fedcli.runs.settings_text import settings_text
 
 COMPARABLE = ["protocol", "dataset", "partition", "rounds", "train_examples", "selection"]
 

@@ -7,11 +7,12 @@ from fedcli.declarations import flag_of
 from fedcli.results.columns import Columns
 from fedcli.results.groups import SeedGroup, comparable_groups, tested_model
 from fedcli.results.render import escape_markdown
-from fedcli.runs.identity import FIRST_SETTINGS, NOT_SETTINGS, recorded_changes, reductions, settings_text
+from fedcli.runs.identity import FIRST_SETTINGS, NOT_SETTINGS, recorded_changes
 from fedcli.runs.options import given_options, inactive_term
 from fedcli.runs.origins import recorded_origins
 from fedcli.runs.record import state_of
 from fedcli.runs.schema import Record
+from fedcli.runs.settings_text import reductions, settings_text
 
 
 def _bold_sentence(best: str, interval: str = "95 % interval (Student's t)") -> str:

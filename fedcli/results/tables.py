@@ -31,9 +31,10 @@ from fedcli.results.frame import find_records
 from fedcli.results.groups import group_runs, leaderboards, shared_settings, tested_model
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.render import TextTable, escape_markdown
-from fedcli.runs.identity import recorded_changes, reductions, settings_of
+from fedcli.runs.identity import recorded_changes, settings_of
 from fedcli.runs.machine import is_undisturbed
 from fedcli.runs.schema import Record
+from fedcli.runs.settings_text import reductions
 
 OUT_OPTION = re.compile(r" --out[ =](?:'[^']*'|\S+)")  # in the commands of older runs
 

@@ -23,12 +23,12 @@ from fedcli.results.frame import read_runs
 from fedcli.results.grids import GridPoint, plan_grid, runs_of_points
 from fedcli.results.method_options import find_methods, options_by_method, options_of, parse_method_options
 from fedcli.results.plans import Plan
-from fedcli.runs.identity import settings_text
 from fedcli.runs.options import fields_of, recorded_fields
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import ENDED
 from fedcli.runs.resolve import Setup, resolve
 from fedcli.runs.schema import Record
+from fedcli.runs.settings_text import settings_text
 from fedcli.runs.sources import TUNED
 
 TUNING_FOLDER = Path("tuning")  # of all trials, outside `runs`, so that no table of its runs has them

@@ -14,9 +14,9 @@ from fedcli.errors import UserError, first_line
 from fedcli.files import write_atomically
 from fedcli.run_files import refuse_file_of_a_run
 from fedcli.runs.ended import Classifier, EndedRun
-from fedcli.runs.identity import reductions
 from fedcli.runs.models import round_index_of
 from fedcli.runs.schema import Record
+from fedcli.runs.settings_text import reductions
 
 
 class ExportFormat(NamedTuple):

@@ -16,10 +16,10 @@ from fedcli.core.backbones import have_dead_taps
 from fedcli.data.datasets import num_images
 from fedcli.declarations import SELECTIONS, Method, facts_of
 from fedcli.errors import UserError
-from fedcli.registry import methods, posts, protocols
+from fedcli.registry import methods, posts
 from fedcli.runs.options import RunConfig, fields_of, filled_up, recorded_fields
 from fedcli.runs.origins import of_other_option
-from fedcli.runs.resolve import Setup, default_options
+from fedcli.runs.resolve import Setup
 from fedcli.runs.schema import Record
 from fedcli.userfiles import first_hash, has_several_hashes, is_hash_of, last_hash, own_paths, replace_paths
 
@@ -39,7 +39,6 @@ NOT_SETTINGS = (
     "checkpoint_every", "keep_states",
 )  # fmt: skip
 FIRST_SETTINGS = ("method", "protocol", "dataset", "partition")  # what is told first
-NAMELESS_IN_TEXT = ("protocol", "dataset", "partition", "backbone")  # their values speak for themselves
 AS_SEED = "as seed"
 SIZES = {  # of which a run can have less than its protocol says, in words
     "rounds": "rounds", "local_epochs": "local epochs", "num_clients": "clients", "cohort_size": "clients in a round",
@@ -309,65 +308,3 @@ def differences_from_plan(
 def is_smaller(name: str, value: Any, full: Any) -> bool:
     """Whether an option is a size, and smaller than in full; None stands for all."""
     return name in SIZES and value is not None and (full is None or value < full)
-
-
-def reductions(record: Record) -> dict[str, str]:
-    """The sizes in which a run is smaller than its protocol says: `{"rounds": "rounds 20 of 200"}`.
-
-    A user's file is not run to count its images. A protocol of a user's file or for own data has no full size.
-    """
-    options = record["config"]
-    protocol = protocols().get(record["protocol"])
-    if protocol is None or not protocol.datasets:
-        return {}
-    full = default_options(protocol, record["dataset"]).options
-    if full["cohort_size"] is None:
-        full["cohort_size"] = full["num_clients"]
-    if options.get("train_examples") is not None and full["train_examples"] is None:
-        full["train_examples"] = _images_here(record["dataset"], options.get("local_test"))
-    if options.get("public_examples") is not None and full["public_examples"] is None:
-        full["public_examples"] = _images_here(options.get("public_dataset"))
-    reduced = {}
-    for name in SIZES:
-        value = options.get(name)
-        if is_smaller(name, value, full[name]):
-            reduced[name] = differences_text({name: Difference(value, full[name])})
-    return reduced
-
-
-def _images_here(dataset: str | None, local_test: float | None = None) -> int | None:
-    """See `num_images`; None without a data set, and for one of a user's file, which is not run."""
-    if dataset is None or own_paths([dataset]):
-        return None
-    return num_images(dataset, local_test)
-
-
-def settings_text(settings: Mapping[str, Any]) -> str:
-    """Settings as text, `cifar10, lr 0.1, drop last on`."""
-    texts = []
-    for name, value in settings.items():
-        value_text = _value_text(value)
-        texts.append(value_text if name in NAMELESS_IN_TEXT else f"{name.replace('_', ' ')} {value_text}")
-    return ", ".join(texts)
-
-
-def _value_text(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "the run's" if value == AS_SEED else str(value)
-
-
-def differences_text(differing: Differences) -> str:
-    """Differences as text, `rounds 15 of 40, lr 0.1 for 0.01`."""
-    texts = []
-    for name, difference in differing.items():
-        value = difference.value
-        other_value = difference.other_value
-        if is_smaller(name, value, other_value):
-            full_text = "all" if other_value is None else f"{other_value:,}"
-            texts.append(f"{SIZES[name]} {value:,} of {full_text}")
-        else:
-            texts.append(f"{settings_text({name: value})} for {_value_text(other_value)}")
-    return ", ".join(texts)

@@ -23,8 +23,8 @@ from fedcli.results.intervals import mean_interval
 from fedcli.results.metrics import find_metric
 from fedcli.results.number_texts import interval_text
 from fedcli.results.render import github_table, replace_between_marks
-from fedcli.runs.identity import settings_text
 from fedcli.runs.schema import Record
+from fedcli.runs.settings_text import settings_text
 
 HERE = Path(__file__).parent
 RUNS = Path("runs/board")
