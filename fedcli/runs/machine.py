@@ -32,7 +32,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.is_file() else ""
     processor = _processor(text)
-    flushes = torch.set_flush_denormal(sys.float_info.min / 2 == 0)  # leaves it as it is, and says whether it can be
+    can_flush = torch.set_flush_denormal(_are_denormals_flushed())  # leaves it as it is
     return {
         "hardware": {
             "device": device.type,
@@ -45,7 +45,7 @@ def environment(device: torch.device) -> dict[str, Any]:
             # The instructions that arithmetic on arrays depends on.
             "flags": sorted(set(re.findall(r"\b(?:avx|amx|fma|f16c|neon|asimd|sve)\w*", text))),
             "system": platform.platform(),
-            "denormals": "0 in a run" if flushes else "kept",
+            "denormals": "0 in a run" if can_flush else "kept",
         },
         "versions": {
             "python": platform.python_version(),
@@ -114,6 +114,11 @@ def is_undisturbed(record: Record) -> bool:
     return True
 
 
+def _are_denormals_flushed() -> bool:
+    """Whether the processor takes numbers that are too small for a normal float as 0 now."""
+    return sys.float_info.min / 2 == 0
+
+
 def checkout() -> Path | None:
     """The checkout that the package lies in, if it lies in one of this project."""
     above = Path(__file__).resolve().parents[2]
@@ -130,7 +135,7 @@ def flushed_denormals() -> Iterator[None]:
     for kind in (np.float32, np.float64):
         np.finfo(kind)  # kept by NumPy, which would warn that it finds no such numbers if it looked for them later
     with ExitStack() as put_back:
-        put_back.callback(torch.set_flush_denormal, sys.float_info.min / 2 == 0)
+        put_back.callback(torch.set_flush_denormal, _are_denormals_flushed())
         torch.set_flush_denormal(True)  # False where the processor cannot
         yield
 

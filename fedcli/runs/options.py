@@ -91,9 +91,9 @@ class ResolvedConfig(RunConfig):
     backbone: str
 
 
-# The panels of `fedcli run METHOD --help`, by the first option of each.
+# The panels of `fedcli run METHOD --help`, by the option that each begins with, in the order of `RunConfig`.
 PANELS = {"protocol": "Federation", "local_epochs": "Local training", "seed": "Machine", "eval_every": "Output"}
-# Of an experiment and not of a run, typed like options; `fedcli.run` takes the first of them too.
+# Options of an experiment rather than of a run; those of a call are keywords of `fedcli.run` too.
 CALL_OPTIONS = ("seeds", "tuned", "out", "continue_", "jobs", "log")
 EXPERIMENT_OPTIONS = (
     *CALL_OPTIONS, "config", "from_", "log_file", "quiet", "workers", "on", "cpus_per_run", "gpus_per_run",
