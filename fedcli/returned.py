@@ -10,7 +10,7 @@ from typing import Any
 
 from fedcli.errors import UserError
 from fedcli.keywords import in_keywords, keywords_for_flags
-from fedcli.runs.ended import EndedRun
+from fedcli.runs.saved_run import SavedRun
 from fedcli.runs.settings_text import settings_text
 
 # The columns of a table's CSV that a notebook shows of a run.
@@ -21,7 +21,7 @@ SUMMARY_COLUMNS = [
 
 
 @dataclass(frozen=True, repr=False)
-class Run(EndedRun):
+class Run(SavedRun):
     """A run that has ended.
 
     Attributes:
@@ -31,11 +31,11 @@ class Run(EndedRun):
     """
 
     @classmethod
-    def of(cls, ended: EndedRun) -> "Run":
+    def of(cls, saved: SavedRun) -> "Run":
         """The same run, with what a notebook needs of it."""
-        return cls(record=ended.record, state=ended.state, path=ended.path, files=ended.files)
+        return cls(record=saved.record, state=saved.state, path=saved.path, files=saved.files)
 
-    model = in_keywords()(EndedRun.model)  # as it is, but for its refusals
+    model = in_keywords()(SavedRun.model)  # as it is, but for its refusals
 
     @property
     def history(self) -> Any:

@@ -24,12 +24,12 @@ from fedcli.measure.separation import pair_cosines, separation
 from fedcli.registry import find_method, methods
 from fedcli.results.frame import find_records
 from fedcli.results.metrics import find_metric
-from fedcli.runs.ended import EndedRun
 from fedcli.runs.prepare import prepare
 from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resolve import Setup, resolve
 from fedcli.runs.resume import open_run
 from fedcli.runs.rounds import one_round
+from fedcli.runs.saved_run import SavedRun
 from tests import laws
 from tests.commands import invoke
 from tests.drawings import drawn
@@ -55,7 +55,7 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def run(finished, tmp_path):
     """A copy of it."""
-    return EndedRun(finished.record, finished.state, shutil.copytree(finished.path, tmp_path / "run"))
+    return SavedRun(finished.record, finished.state, shutil.copytree(finished.path, tmp_path / "run"))
 
 
 def arrays(folder):

@@ -13,8 +13,8 @@ from torch import Tensor
 from fedcli.core.federation import Federation
 from fedcli.declarations import Method
 from fedcli.errors import UserError, unknown
-from fedcli.runs.ended import Classifier, EndedRun
 from fedcli.runs.resume import restore
+from fedcli.runs.saved_run import Classifier, SavedRun
 
 PARTS = ("train", "validation", "test")
 BATCH = 500  # images that go through a model together
@@ -32,7 +32,7 @@ class Images(NamedTuple):
     labels: Tensor
 
 
-def images_of(run: EndedRun, part: str = "test", client: int | None = None) -> Images:
+def images_of(run: SavedRun, part: str = "test", client: int | None = None) -> Images:
     """Returns the images that a run trains on, validates on or is tested on.
 
     Args:
@@ -68,7 +68,7 @@ def predictions(model: Classifier, images: Tensor) -> Tensor:
         return torch.cat([model(batch).argmax(1) for batch in images.split(BATCH)])
 
 
-def confusion(run: EndedRun, client: int | None = None, round: str = "selected") -> np.ndarray:
+def confusion(run: SavedRun, client: int | None = None, round: str = "selected") -> np.ndarray:
     """Counts what the test images of each class are taken for, `[C, C]`, the true class by the predicted one.
 
     The models are those that the headline is measured by. Where each client has a model or test images of its own, the

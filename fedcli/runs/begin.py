@@ -13,7 +13,6 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method
 from fedcli.run_files import CHECKPOINT, LOCK, RECORD
 from fedcli.runs import autotune
-from fedcli.runs.ended import EndedRun
 from fedcli.runs.identity import NOT_SETTINGS, differences, planned_settings, settings_of
 from fedcli.runs.lock import InUse, leftovers
 from fedcli.runs.machine import flushed_denormals, machine_settings
@@ -26,6 +25,7 @@ from fedcli.runs.resolve import Setup, refuse_without_effect, resolve
 from fedcli.runs.resume import LONGER, resume
 from fedcli.runs.rounds import Listener, run_rounds
 from fedcli.runs.run_folder import locked_for_all_workers
+from fedcli.runs.saved_run import SavedRun
 from fedcli.runs.schema import Record
 from fedcli.runs.sources import read_tuned
 from fedcli.runs.workers import launched, worker_group
@@ -34,7 +34,7 @@ from fedcli.runs.workers import launched, worker_group
 def run_method(
     method: str, given: GivenOptions, *, out: str | Path | None = None, seeds: Iterable[int] | None = None,
     continue_: bool | None = None, progress: Listener | None = None,
-) -> EndedRun | list[EndedRun]:  # fmt: skip
+) -> SavedRun | list[SavedRun]:  # fmt: skip
     """Runs a method, and returns the run, or a list of runs with `seeds`; the arguments are those of `fedcli.run`.
 
     With `continue_`, a run that has ended is skipped, and its `state` is None; one that has finished a round is
@@ -54,7 +54,7 @@ def run_method(
     else:
         for run in planned:
             worker_group().from_first(partial(refuse_existing, run.folder))
-    runs: list[EndedRun] = []
+    runs: list[SavedRun] = []
     for (setup, folder), record in zip(planned, records, strict=True):
         if record is None:
             runs.append(begin(setup, folder, method_source, progress))
@@ -116,7 +116,7 @@ def check_seeds(seeds: Iterable[Any]) -> list[int]:
 @flushed_denormals()
 def begin(
     setup: Setup, folder: Path, method_source: str, listener: Listener | None = None, until: int | None = None
-) -> EndedRun:
+) -> SavedRun:
     """Prepares a run, makes its folder and runs it; `until` interrupts it after so many rounds.
 
     The `method_source` is its method's name, or the path of the method's file.
@@ -131,7 +131,7 @@ def begin(
             # Another process may have begun in it meanwhile.
             worker_group().from_first(lambda: refuse_existing(folder))
             state = run_rounds(setup, fed, record, state, folder, listener or Listener(), until)
-    return EndedRun(record, state, folder, tuple(userfiles.user_files(record)))
+    return SavedRun(record, state, folder, tuple(userfiles.user_files(record)))
 
 
 def _choose_chunking(fed: Federation) -> str | None:

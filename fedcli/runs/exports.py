@@ -13,8 +13,8 @@ from fedcli.core.keyed_draws import KEY_ENDING
 from fedcli.errors import UserError, first_line
 from fedcli.files import write_atomically
 from fedcli.run_files import refuse_file_of_a_run
-from fedcli.runs.ended import Classifier, EndedRun
 from fedcli.runs.models import round_index_of
+from fedcli.runs.saved_run import Classifier, SavedRun
 from fedcli.runs.schema import Record
 from fedcli.runs.settings_text import reductions
 
@@ -40,14 +40,14 @@ class Exported(NamedTuple):
 
 
 def export(
-    run: EndedRun,
+    run: SavedRun,
     format: str = "pt",
     client: int | None = None,
     round: str = "selected",
     prototypes: bool = False,
     out: str | Path | None = None,
 ) -> Exported:
-    """Writes a model, see `EndedRun.model`, to a file and a card in Markdown beside it.
+    """Writes a model, see `SavedRun.model`, to a file and a card in Markdown beside it.
 
     The format is "pt", a program of `torch.export` for batches of any size, or "safetensors", the tensors alone. By
     default the file is in the run's folder; an existing one is replaced. It gets the suffix of the format.

@@ -15,7 +15,6 @@ from fedcli.registry import find_method
 from fedcli.run_files import CHECKPOINT, RECORD
 from fedcli.runs.checkpoints import clear_finished, read_checkpoint
 from fedcli.runs.chunking import spell_chunking
-from fedcli.runs.ended import EndedRun
 from fedcli.runs.identity import current_code_differences, current_numerics
 from fedcli.runs.machine import flushed_denormals, machine_settings, note_move
 from fedcli.runs.models import all_params
@@ -26,6 +25,7 @@ from fedcli.runs.record import frozen_parts, has_ended, params_hash, read_record
 from fedcli.runs.resolve import Setup, resolve
 from fedcli.runs.rounds import Listener, run_rounds
 from fedcli.runs.run_folder import locked_for_all_workers
+from fedcli.runs.saved_run import SavedRun
 from fedcli.runs.schema import Record
 from fedcli.runs.workers import launched, worker_group
 
@@ -56,7 +56,7 @@ def find_runs(path: Path, skip_ended: bool = False) -> list[Path]:
 def resume(
     path: str | Path, *, files: str | Path | Sequence[str | Path] = (), changed_method: bool = False,
     progress: Listener | None = None, skip_ended: bool = False,
-) -> EndedRun:  # fmt: skip
+) -> SavedRun:  # fmt: skip
     """Resumes a run that was killed or interrupted from its last checkpoint.
 
     Args:
@@ -99,7 +99,7 @@ def resume(
             record.pop("error", None)
             fed.engine.notes.extend(note_move(record, fed.device))
             state = run_rounds(setup, fed, record, checkpoint.state, folder, listener)
-    return EndedRun(record, state, folder, tuple(userfiles.user_files(record)))
+    return SavedRun(record, state, folder, tuple(userfiles.user_files(record)))
 
 
 def _entries_of_changed_code(record: Record, method: Method, files_before: dict[str, str]) -> list[dict[str, Any]]:
@@ -181,11 +181,11 @@ def _refuse_other(part: str, was: Any, now: Any) -> None:
         raise UserError(f"the {part} has changed since the run began (fingerprint {now}, was {was}); restore it.")
 
 
-def load(path: str | Path, files: str | Path | Sequence[str | Path] = ()) -> EndedRun:
-    """A run from its folder or record, its models by `EndedRun.model`; `files` are as for `resume`."""
+def load(path: str | Path, files: str | Path | Sequence[str | Path] = ()) -> SavedRun:
+    """A run from its folder or record, its models by `SavedRun.model`; `files` are as for `resume`."""
     path = Path(path)
     files = [files] if isinstance(files, str | Path) else files
-    return EndedRun(read_record(path), None, path if path.is_dir() else path.parent, files)
+    return SavedRun(read_record(path), None, path if path.is_dir() else path.parent, files)
 
 
 class OpenRun(NamedTuple):

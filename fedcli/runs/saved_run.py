@@ -1,4 +1,4 @@
-"""A run that has ended, and its models as PyTorch modules."""
+"""A run in its folder, and its models as PyTorch modules."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,11 +69,11 @@ class Classifier(nn.Module):
 
 
 @dataclass(frozen=True)
-class EndedRun:
-    """A run that has ended."""
+class SavedRun:
+    """A run in its folder: its record as it was read or written last, and its models."""
 
     record: Record
-    state: Any  # the method's server state after the last round; None for a run that had ended before
+    state: Any  # the server's after the last round, of a run that was trained in this call; else None
     path: Path
     files: Sequence[str | Path] = ()  # the user's, for its method or for parts
 
