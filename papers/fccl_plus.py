@@ -276,6 +276,7 @@ def similarity(features: Tensor, temperature: float) -> Tensor:
         features: H_i, `[B, D]`.
         temperature: mu, positive.
     """
+    # Not `unit` of the core, for which a feature shorter than 1e-6 is zero: here every other one has a direction.
     squares = features.square().sum(1, keepdim=True)  # [B, 1]
     directions = features / torch.where(squares > 0, squares, 1.0).sqrt()
     cosines = directions @ directions.T  # [B, B]

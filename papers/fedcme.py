@@ -117,6 +117,7 @@ class ServerState(NamedTuple):
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
     """Cosine of vectors `[..., C]`, broadcast against each other; 0 where one of them is zero."""
+    # Of evaluation vectors, which no gradient reaches; the core's `unit` is for features.
     lengths = a.norm(dim=-1) * b.norm(dim=-1)
     return quotient((a * b).sum(-1), lengths)  # Reading 4
 

@@ -139,7 +139,8 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     """Algorithm 1, one round."""
     received = fed.broadcast(state.params, state.buffers, cohort)
     alpha = torch.tensor(config.mixing, dtype=fed.dtype, device=fed.device)
-    own = fed.recall(state.clients, cohort, ClientState(*fed.initial_model(), alpha))
+    first = fed.initial_model()
+    own = fed.recall(state.clients, cohort, ClientState(first.params, first.buffers, alpha))
     both = joined_models(private=own, shared=received)
     is_first = torch.ones_like(own.alpha, dtype=torch.bool)
     clients = Client({**both.params, ALPHA: own.alpha}, both.buffers, memory=is_first)

@@ -65,7 +65,8 @@ def init(fed: Federation, config: Config) -> ServerState:
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 2, one round."""
     clients = fed.broadcast(state.params, state.buffers, cohort)  # server sends w^t
-    own = fed.recall(state.clients, cohort, ClientState(*fed.initial_model()))
+    first = fed.initial_model()
+    own = fed.recall(state.clients, cohort, ClientState(first.params, first.buffers))
 
     objective = fedprox.make_local_loss(fed.network, config)  # h_k(v_k; w^t)
     personal = Client(own.params, own.buffers)

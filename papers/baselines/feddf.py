@@ -106,7 +106,7 @@ class Teachers(NamedTuple):
 
 def train_clients(architecture: int, student: Student, group: Cohort, fed: Federation) -> Teachers:
     """The clients of one architecture, trained from their student, and the mean of their models."""
-    clients = fed.broadcast(*student, group)
+    clients = fed.broadcast(student.params, student.buffers, group)
     clients, terms = fed.train(clients, group, plain_loss(group.network))
     return Teachers(architecture, group, clients, mean_model(clients, group.weights, fed), terms)
 
@@ -123,7 +123,8 @@ class Learner:
 
 def make_learner(teachers: Teachers, fed: Federation) -> Learner:
     """A student of one architecture that begins at the mean of its clients' models."""
-    model = Client(*copies(teachers.mean, 1))
+    stacked = copies(teachers.mean, 1)
+    model = Client(stacked.params, stacked.buffers)
     alone = teachers.group._replace(client_ids=teachers.group.client_ids[:1])
     loss = make_public_loss(alone.network, "distillation", divergence)
     step = fed.optimizer_step(loss, optimizer="adam", weight_decay=0.0, key="server")
@@ -162,8 +163,11 @@ def distil(ensemble: list[Teachers], cohort: Cohort, fed: Federation, config: Co
 
 def init(fed: Federation, config: Config) -> ServerState:
     """The initial model of each architecture."""
-    students = tuple(Student(*fed.initial_model(network)) for network in fed.networks)
-    return ServerState(students, torch.as_tensor(fed.architecture))
+    students = []
+    for network in fed.networks:
+        params, buffers = fed.initial_model(network)
+        students.append(Student(params, buffers))
+    return ServerState(tuple(students), torch.as_tensor(fed.architecture))
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:

@@ -291,12 +291,17 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     return paper_round(state, cohort, fed, config)
 
 
+def count_generator(generator: Generator, cohort: Cohort, fed: Federation) -> None:
+    """Counts the generator as sent to the cohort; p(y) goes too, in integers, which cost nothing."""
+    fed.count_broadcast(generator.params, generator.buffers, len(cohort.client_ids))
+
+
 def paper_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, one round: the clients train with the generator that the server trained in the last one."""
     weight = config.generator_weight if cohort.round else 0.0  # Reading 6
     head = fed.download(state.head, cohort)
     if weight:
-        fed.count_broadcast(*state.generator, len(cohort.client_ids))  # p(y) goes too, in integers, which cost nothing
+        count_generator(state.generator, cohort, fed)
     samples = client_samples(state.class_counts, cohort, fed, fed.batch_size, uniform=False)
     make_loss = partial(make_local_loss, weight=weight, batch_statistics=False)
     states, heads, terms = train_clients(state, head, samples, cohort, fed, make_loss)
@@ -315,7 +320,7 @@ def htfllib_round(state: ServerState, cohort: Cohort, fed: Federation, config: C
     """One round of HtFLlib, whose server sends a generator that nobody trains. Reading 4."""
     head = fed.download(state.head, cohort)
     if config.generator_weight:
-        fed.count_broadcast(*state.generator, len(cohort.client_ids))  # p(y) goes too, in integers, which cost nothing
+        count_generator(state.generator, cohort, fed)
     size = max(fed.batch_size, 2)  # batch normalisation in training mode needs two
     samples = client_samples(state.class_counts, cohort, fed, size, uniform=True)
     make_loss = partial(make_local_loss, weight=config.generator_weight, batch_statistics=True)

@@ -139,7 +139,7 @@ def schedule(round: int, ramp_rounds: int, rounds: int, fixed: float | None = No
 
 
 def prototype_contrastive(
-    features: Tensor, labels: Tensor, prototypes: Tensor, has_class: Tensor, temperature: float = 1.0,
+    features: Tensor, labels: Tensor, prototypes: Tensor, has_prototype: Tensor, temperature: float = 1.0,
     mask: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Cross-entropy of softmax_c(<z, p_c> / tau) against the label, mean over samples; a scalar, in nats.
@@ -148,13 +148,13 @@ def prototype_contrastive(
         features: `[B, D]`; normalised here.
         labels: `[B]`.
         prototypes: `[C, D]`; normalised here.
-        has_class: `[C]`, whether a class has a prototype; one that has none is left out, and so are its samples.
+        has_prototype: `[C]`, bool; a class without one is left out, and so are its samples.
         temperature: tau, positive.
         mask: `[B]`, False for padding.
     """
     cosines = unit(features) @ unit(prototypes).T  # [B, C]; Reading 6
-    logits = torch.where(has_class, cosines / temperature, EXCLUDED_LOGIT)  # Reading 5
-    usable = has_class[labels] if mask is None else has_class[labels] & mask.bool()
+    logits = torch.where(has_prototype, cosines / temperature, EXCLUDED_LOGIT)  # Reading 5
+    usable = has_prototype[labels] if mask is None else has_prototype[labels] & mask.bool()
     return cross_entropy(logits, labels, usable)
 
 
