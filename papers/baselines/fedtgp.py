@@ -88,12 +88,12 @@ class ServerState(NamedTuple):
     clients: Mapping[int, ClientState]  # of those that have taken part
 
 
-def initial_network(num_classes: int, dim: int, draw: np.random.Generator) -> Params:
+def initial_network(num_classes: int, dim: int, generator: np.random.Generator) -> Params:
     """Vectors from N(0, I) and linear layers from U(-1/sqrt(D), 1/sqrt(D)), as torch draws them by default."""
     bound = dim**-0.5
     shapes = {"hidden.weight": (dim, dim), "hidden.bias": (dim,), "out.weight": (dim, dim), "out.bias": (dim,)}
-    layers = {name: torch.from_numpy(draw.uniform(-bound, bound, shape)) for name, shape in shapes.items()}
-    return {"vectors": torch.from_numpy(draw.standard_normal((num_classes, dim))), **layers}
+    layers = {name: torch.from_numpy(generator.uniform(-bound, bound, shape)) for name, shape in shapes.items()}
+    return {"vectors": torch.from_numpy(generator.standard_normal((num_classes, dim))), **layers}
 
 
 def global_prototypes(network: Params) -> Tensor:
@@ -182,8 +182,8 @@ def update_network(
     prototypes = class_means[client, labels]  # [n, D]
     orders = []
     for epoch in range(config.server_epochs):
-        draw = fed.generator(cohort.round, "server order", epoch)
-        orders.append(draw.permutation(len(labels)))
+        generator = fed.generator(cohort.round, "server order", epoch)
+        orders.append(generator.permutation(len(labels)))
     return train_network(network, prototypes, labels, margin, orders, config)
 
 
