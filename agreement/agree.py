@@ -2,20 +2,19 @@
 
     python -m agreement.agree --peers DIR                 # from the folder of the repository
     python -m agreement.agree --peers DIR --only fluke    # one peer; the others keep what they had
-    python -m agreement.agree --page                      # the page alone, from results.json
+    python -m agreement.page                              # the page alone, from results.json
 
 DIR has a clone of each project by its name (PFLlib, FL-bench, NIID-Bench, FL-Simulator, Flower, FedDecorr, FedNTD), at
 the commits that agreement/peers names, and `envs/NAME/bin/python` for those that need an environment of their own; the
 others run in `envs/all`. Nothing is downloaded, installed or built.
 """
 
-import importlib
 import math
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -25,17 +24,15 @@ import typer
 from torch import Tensor
 
 from agreement import page, problem, results
+from agreement.cases import CASES
+from agreement.exchange import CLONE_VARIABLE, RowRun, problem_file, row_runs_file
+from agreement.peers import load_peers
+from agreement.problem import FinalValues
 from agreement.results import Comparison, PeerResult, RowResult
-from agreement.rows import CASES, Peer
+from agreement.rows import Peer
 from fedcli.errors import UserError
 
 HERE = Path(__file__).parent
-MODULES = ("fluke", "flower", "pfllib", "flbench", "niid_bench", "fl_simulator", "feddecorr", "fedntd")
-
-
-def peers() -> list[Peer]:
-    """The peers, in the order of the page."""
-    return [importlib.import_module(f"agreement.peers.{module}").PEER for module in MODULES]
 
 
 def output_of(*command: str) -> str:
@@ -66,29 +63,30 @@ def python_of(peer: Peer, folder: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class PeerRun:
-    """What the rows of a peer ended with."""
+class PeerReport:
+    """What came of a peer's rows, and where they ran."""
 
-    ends: dict[str, dict[str, Tensor] | str]  # by label and by what is compared; a traceback where the row failed
+    row_runs: dict[str, RowRun]  # by label
     python_version: str
     torch_version: str
 
 
-def run_peer(peer: Peer, folder: Path, work: Path) -> PeerRun:
+def run_peer(peer: Peer, folder: Path, work: Path) -> PeerReport:
     """Runs the rows of a peer on the problems in `work`."""
     python = python_of(peer, folder)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     if peer.commit:
         check_commit(folder / peer.name, peer)
-        environment["CLONE"] = str((folder / peer.name).resolve())
+        environment[CLONE_VARIABLE] = str((folder / peer.name).resolve())
     command = [str(python), "-m", "agreement.side", peer.module, str(work)]
     subprocess.run(command, cwd=HERE.parent, env=environment, check=True)
     ask = "import torch, platform; print(platform.python_version(), torch.__version__)"
     python_version, torch_version = output_of(str(python), "-c", ask).split()
-    return PeerRun(torch.load(work / f"{peer.module}.pt"), python_version, torch_version)
+    row_runs = torch.load(row_runs_file(work, peer.module), weights_only=False)  # objects that our process has saved
+    return PeerReport(row_runs, python_version, torch_version)
 
 
-def compare(peer: Peer, peer_run: PeerRun, outcomes: dict[str, dict[str, Tensor]]) -> PeerResult:
+def compare(peer: Peer, report: PeerReport, ours: Mapping[str, FinalValues]) -> PeerResult:
     """How each row of a peer differs from what fedcli ended with, by case.
 
     Raises:
@@ -96,12 +94,14 @@ def compare(peer: Peer, peer_run: PeerRun, outcomes: dict[str, dict[str, Tensor]
     """
     rows = {}
     for row in peer.rows:
-        ends = peer_run.ends[row.label]
-        if isinstance(ends, str):
-            raise UserError(f"{peer.name}, '{row.label}', did not run:\n{ends}")
-        ours = outcomes[row.case]
-        rows[row.label] = RowResult({what: compare_vectors(theirs, ours[what]) for what, theirs in ends.items()})
-    return PeerResult(peer_run.python_version, peer_run.torch_version, rows)
+        row_run = report.row_runs[row.label]
+        if row_run.failure:
+            raise UserError(f"{peer.name}, '{row.label}', did not run:\n{row_run.failure}")
+        comparisons = {}
+        for quantity, theirs in row_run.final_values.items():
+            comparisons[quantity] = compare_vectors(theirs, ours[row.case][quantity])
+        rows[row.label] = RowResult(comparisons)
+    return PeerResult(report.python_version, report.torch_version, rows)
 
 
 def compare_vectors(theirs: Tensor, ours: Tensor) -> Comparison:
@@ -113,40 +113,52 @@ def compare_vectors(theirs: Tensor, ours: Tensor) -> Comparison:
     )
 
 
-def run_and_compare(chosen: Iterable[Peer], peers_folder: Path) -> dict[str, PeerResult]:
-    """Runs fedcli and peers on the problems; returns the results of the peers by their names."""
+def choose_peers(names: Collection[str]) -> list[Peer]:
+    """The peers of these names; all of them if there are none.
+
+    Raises:
+        UserError: If a name is of no peer.
+    """
+    all_peers = load_peers()
+    known = [peer.name for peer in all_peers]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UserError(f"there is no peer '{unknown[0]}'; choose from {', '.join(known)}.")
+    if not names:
+        return all_peers
+    return [peer for peer in all_peers if peer.name in names]
+
+
+def run_and_compare(chosen: Sequence[Peer], peers_folder: Path) -> dict[str, PeerResult]:
+    """Runs peers, and fedcli in the cases of their rows; returns the results of the peers by their names."""
     torch.set_num_threads(1)
-    outcomes = {}
-    for name, case in CASES.items():
-        setup, fed = problem.federation(case)
-        outcomes[name] = problem.outcome(setup, fed)
+    names_of_cases = dict.fromkeys(row.case for peer in chosen for row in peer.rows)
+    ours = {}
     compared = {}
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        problems = {(case.partition, case.network) for case in CASES.values()}
-        for partition, network in problems:
-            torch.save(problem.describe(partition, network), work / f"problem-{partition}-{network}.pt")
+        for name in names_of_cases:
+            case = CASES[name]
+            setup, fed = problem.make_federation(case)
+            ours[name] = problem.run_case(setup, fed)
+            torch.save(problem.make_problem(case), problem_file(work, name))
         for peer in chosen:
-            peer_run = run_peer(peer, peers_folder, work)
-            compared[peer.name] = compare(peer, peer_run, outcomes)
+            report = run_peer(peer, peers_folder, work)
+            compared[peer.name] = compare(peer, report, ours)
             print(f"{peer.name}: {len(peer.rows)} rows")
     return compared
 
 
 def main(
-    peers_folder: Annotated[Path | None, typer.Option("--peers", help="Folder with clones and environments")] = None,
-    only: Annotated[list[str], typer.Option(help="Names of peers to run; all by default")] = [],  # noqa: B006
-    only_page: Annotated[bool, typer.Option("--page", help="Write the page from results.json alone")] = False,
+    peers_folder: Annotated[Path, typer.Option("--peers", help="Folder with clones and environments")],
+    only: Annotated[list[str], typer.Option(help="Name of a peer to run; all by default")] = [],  # noqa: B006
 ) -> None:
     """Run the peers, compare, and write results.json and the page."""
+    chosen = choose_peers(only)
     known = results.read()
-    if not only_page:
-        if peers_folder is None:
-            raise UserError("the peers are not known (got no --peers); name the folder with their clones.")
-        chosen = [peer for peer in peers() if not only or peer.name in only]
-        known |= run_and_compare(chosen, peers_folder)
-        results.write(known)
-    page.PAGE.write_text(page.text(peers(), known))
+    known |= run_and_compare(chosen, peers_folder)
+    results.write(known)
+    page.write(known)
 
 
 if __name__ == "__main__":

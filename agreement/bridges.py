@@ -10,6 +10,7 @@ import torch
 
 from fedcli.core import Aux, Client, Step, cross_entropy, tree_map, weighted_mean
 from fedcli.core.network_pairs import PRIVATE, SHARED, joined, part
+from fedcli.errors import UserError
 from fedcli.papers.baselines import apfl, fedavgm, moon, scaffold
 from fedcli.papers.baselines.fedavg import make_local_loss
 
@@ -27,14 +28,14 @@ def run_nesterov_round(state, cohort, fed, config):
     return fedavgm.ServerState(params, buffers, velocity), terms
 
 
-def run_uniform_control_round(state, cohort, fed, config):
+def run_scaffold_round_with_uniform_control(state, cohort, fed, config):
     """SCAFFOLD whose models are weighted by examples, and whose c is the plain mean over all clients."""
     step = fed.optimizer_step(scaffold.make_local_loss(fed.network), clip_norm=config.clip_norm)
     plain_shares = torch.full((len(cohort.client_ids),), 1 / fed.num_clients, dtype=fed.dtype)
     return run_scaffold_round(state, cohort, fed, config, step=step, shares=plain_shares)
 
 
-def run_round_after_momentum(state, cohort, fed, config):
+def run_scaffold_round_after_momentum(state, cohort, fed, config):
     """SCAFFOLD that adds c - c_i after the step of the optimizer, and divides by K eta_l whatever the momentum."""
     task = fed.optimizer_step(make_local_loss(fed.network))
 
@@ -55,12 +56,12 @@ def run_scaffold_round(state, cohort, fed, config, *, step, shares):
     c_i = fed.recall(state.clients, cohort, zero).c_i
     clients, terms = fed.train(clients, cohort, step, scaffold.Context(state.c, c_i), scaffold.CONTEXT_AXES)
     local_steps = torch.as_tensor(fed.plan(cohort).steps, dtype=fed.dtype)
-    new = scaffold.update_control(c_i, state.c, state.params, clients.params, local_steps, fed.lr(cohort.round))
-    kept = fed.remember(state.clients, cohort, scaffold.ClientState(new))
+    new_c_i = scaffold.update_control(c_i, state.c, state.params, clients.params, local_steps, fed.lr(cohort.round))
+    client_states = fed.remember(state.clients, cohort, scaffold.ClientState(new_c_i))
     mean, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
     params = scaffold.update_model(state.params, mean, config.server_lr)
-    c = scaffold.update_mean_control(state.c, tree_map(torch.sub, new, c_i), shares)
-    return scaffold.ServerState(params, buffers, c, kept), terms
+    c = scaffold.update_mean_control(state.c, tree_map(torch.sub, new_c_i, c_i), shares)
+    return scaffold.ServerState(params, buffers, c, client_states), terms
 
 
 def init_with_initial_past(fed, config):
@@ -125,15 +126,15 @@ def run_mixture_round(state, cohort, fed, config, make_local_step):
 
     alpha = clients.params[apfl.ALPHA]
     shared = part(clients.params, SHARED)
-    kept = apfl.ClientState(
+    trained_states = apfl.ClientState(
         params=mixtures(part(clients.params, PRIVATE), shared, alpha),
         buffers=part(clients.buffers, PRIVATE),
         alpha=alpha,
     )
-    kept = fed.remember(state.clients, cohort, kept)
+    client_states = fed.remember(state.clients, cohort, trained_states)
     trained = Client(shared, part(clients.buffers, SHARED), optimizer={})
     params, buffers = weighted_mean(fed.upload_model(trained), cohort.weights)
-    return apfl.ServerState(params, buffers, kept), terms
+    return apfl.ServerState(params, buffers, client_states), terms
 
 
 def mixtures(private, shared, alpha):
@@ -158,7 +159,15 @@ def make_step_of_both_models(fed):
 
 
 def make_adapting_step(fed):
-    """A step of both models, and then of alpha by what FedTorch takes for its gradient."""
+    """A step of both models, and then of alpha by what FedTorch takes for its gradient.
+
+    The gradients of the models are read from their steps, as (w - w') / lr, so the optimizer must be plain SGD.
+
+    Raises:
+        UserError: If the run has momentum or weight decay.
+    """
+    if fed.momentum or fed.config.weight_decay:
+        raise UserError("alpha is trained by the steps of plain SGD; leave out --momentum and --weight-decay.")
     models = make_step_of_both_models(fed)
 
     def update(client, batch, context):
@@ -168,13 +177,13 @@ def make_adapting_step(fed):
         private, shared = part(params, PRIVATE), part(params, SHARED)
         old_private, old_shared = part(before, PRIVATE), part(before, SHARED)
         alpha = before[apfl.ALPHA]
-        slope = ALPHA_DECAY * alpha
+        gradient_of_alpha = ALPHA_DECAY * alpha
         for name, v in private.items():
             gradient_of_v = (old_private[name] - v) / batch.lr
             gradient_of_w = (old_shared[name] - shared[name]) / batch.lr
             gradient = alpha * gradient_of_v + (1 - alpha) * gradient_of_w
-            slope = slope + ((v - shared[name]) * gradient).sum()
-        params[apfl.ALPHA] = (alpha - batch.lr * slope).clamp(0, 1)
+            gradient_of_alpha = gradient_of_alpha + ((v - shared[name]) * gradient).sum()
+        params[apfl.ALPHA] = (alpha - batch.lr * gradient_of_alpha).clamp(0, 1)
         return client._replace(params=params), aux
 
     return Step(update, models.init_optimizer)
@@ -210,8 +219,8 @@ METHODS = (
         run_round=run_moon_round_with_received_in_training_mode,
     ),
     replace(moon.METHOD, name="moon_with_initial_past", init=init_with_initial_past),
-    replace(scaffold.METHOD, name="scaffold_after_momentum", run_round=run_round_after_momentum),
+    replace(scaffold.METHOD, name="scaffold_after_momentum", run_round=run_scaffold_round_after_momentum),
     replace(fedavgm.METHOD, name="nesterov", run_round=run_nesterov_round),
-    replace(scaffold.METHOD, name="scaffold_with_uniform_control", run_round=run_uniform_control_round),
+    replace(scaffold.METHOD, name="scaffold_with_uniform_control", run_round=run_scaffold_round_with_uniform_control),
 )
 BRIDGES = {method.name: method for method in METHODS}

@@ -1,16 +1,20 @@
-"""results/agreement.md, from results.json and the rows of the peers."""
+"""Writes results/agreement.md from results.json and the rows of the peers: `python -m agreement.page`."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from agreement import results
 from agreement.bridges import BRIDGES
-from agreement.results import PeerResult, RowResult
-from agreement.rows import CASES, Case, Peer, Row
+from agreement.cases import CASES, Case
+from agreement.peers import load_peers
+from agreement.results import PRINTED_FLOOR, PeerResult, RowResult
+from agreement.rows import Peer, Row
+from fedcli.errors import UserError
 from fedcli.results.render import github_table
 from fedcli.runs.options import flags_of
 
 PAGE = Path(__file__).parents[1] / "results/agreement.md"
-ROUNDING = 1e-13  # differences below differ from run to run
 INTRODUCTION = """# Agreement with code that others wrote
 
 Other projects' own classes are run beside fedcli on one small problem: the same clients with digits of scikit-learn,
@@ -38,74 +42,97 @@ def difference_text(row: RowResult) -> str:
     largest = row.largest_difference
     if largest is None:
         return "not finite"
-    return f"{largest:.1e}" if largest >= ROUNDING else f"< {ROUNDING:.0e}"
+    return f"{largest:.1e}" if largest >= PRINTED_FLOOR else f"< {PRINTED_FLOOR:.0e}"
 
 
 def command(case: Case) -> str:
     """What fedcli runs, as it is typed."""
     name = f"bridges.py:{case.method}" if case.method in BRIDGES else case.method
-    return " ".join([name, *flags_of({**case.options, **case.run})])
+    return " ".join([name, *flags_of({**case.options, **case.run_options})])
 
 
-def overview(peers: Sequence[Peer], results: Mapping[str, PeerResult]) -> str:
+@dataclass(frozen=True)
+class PeerRows:
+    """The rows of a peer, apart by whether they agree."""
+
+    peer: Peer
+    result: PeerResult
+    agreeing: tuple[Row, ...]
+    differing: tuple[Row, ...]
+
+    def difference_text(self, label: str) -> str:
+        """The largest difference of a row."""
+        return difference_text(self.result.rows[label])
+
+
+def split_by_agreement(peer: Peer, result: PeerResult) -> PeerRows:
+    """The rows of a peer that agree, and those that do not."""
+    agreeing = tuple(row for row in peer.rows if result.rows[row.label].agrees)
+    differing = tuple(row for row in peer.rows if not result.rows[row.label].agrees)
+    return PeerRows(peer, result, agreeing, differing)
+
+
+def table_of_peers(peers: Sequence[PeerRows]) -> str:
     """A line a peer: what was run, and how many rows agree."""
     lines = []
-    for peer in peers:
-        result = results[peer.name]
-        same, other = agreeing_and_differing(peer, result)
-        num_closed = sum(bool(row.closed_by) for row in other)
-        num_open = len(other) - num_closed
+    for rows in peers:
+        peer = rows.peer
+        num_closed = sum(row.difference is not None and bool(row.difference.closed_by) for row in rows.differing)
+        num_open = len(rows.differing) - num_closed
         source = ", ".join(filter(None, (peer.package, peer.commit[:10])))
-        versions = f"Python {result.python}, torch {result.torch}"
-        cells = [peer.name, source, len(peer.rows), len(same), num_closed, num_open, versions]
+        versions = f"Python {rows.result.python}, torch {rows.result.torch}"
+        cells = [peer.name, source, len(peer.rows), len(rows.agreeing), num_closed, num_open, versions]
         lines.append([str(cell) for cell in cells])
     titles = ("Project", "Version", "Rows", "Agree", "Differ, closed", "Open", "Environment")
     return github_table(titles, lines)
 
 
-def agreeing_and_differing(peer: Peer, result: PeerResult) -> tuple[list[Row], list[Row]]:
-    """The rows of a peer that agree, and those that do not."""
-    same = []
-    other = []
-    for row in peer.rows:
-        rows = same if result.rows[row.label].agrees else other
-        rows.append(row)
-    return same, other
-
-
-def agreeing(peer: Peer, rows: Sequence[Row], result: PeerResult) -> str:
+def table_of_agreeing(rows: PeerRows) -> str:
     """The rows of a peer that agree."""
     lines = []
-    for row in rows:
+    for row in rows.agreeing:
         case = CASES[row.case]
         change = row.change or "nothing"
         compared = " and ".join(row.compared)
-        difference = difference_text(result.rows[row.label])
+        difference = rows.difference_text(row.label)
         lines.append([row.label, change, f"`{command(case)}`", case.partition, compared, difference])
-    titles = (peer.name, "Changed in it", "fedcli", "Clients", "Compared", "Largest difference")
+    titles = (rows.peer.name, "Changed in it", "fedcli", "Clients", "Compared", "Largest difference")
     return github_table(titles, lines, first_number_column=5)
 
 
-def differing(peer: Peer, rows: Sequence[Row], result: PeerResult) -> str:
-    """The rows of a peer that differ, each with its cause and what closes it."""
+def table_of_differing(rows: PeerRows) -> str:
+    """The rows of a peer that differ, each with its cause and what closes it.
+
+    Raises:
+        UserError: If a row has no cause.
+    """
     lines = []
-    for row in rows:
-        closed = "open"
-        if row.closed_by:
-            closed = f"{row.closed_by}: {difference_text(result.rows[row.closed_by])}"
-        difference = difference_text(result.rows[row.label])
-        lines.append([row.label, difference, row.cause, row.decided_by, closed])
-    return github_table((peer.name, "Largest difference", "Cause", "What the paper has", "Closed by"), lines)
+    for row in rows.differing:
+        if row.difference is None:
+            raise UserError(f"{rows.peer.name}, '{row.label}', differs; say why in its row, `difference`.")
+        cause = row.difference.cause
+        closed_by = row.difference.closed_by
+        closed = f"{closed_by}: {rows.difference_text(closed_by)}" if closed_by else "open"
+        lines.append([row.label, rows.difference_text(row.label), cause, row.difference.decided_by, closed])
+    return github_table((rows.peer.name, "Largest difference", "Cause", "What the paper has", "Closed by"), lines)
 
 
-def text(peers: Sequence[Peer], results: Mapping[str, PeerResult]) -> str:
+def page_text(peers: Sequence[Peer], peer_results: Mapping[str, PeerResult]) -> str:
     """The page."""
-    parts = [INTRODUCTION, overview(peers, results)]
-    for peer in peers:
-        result = results[peer.name]
-        same, other = agreeing_and_differing(peer, result)
-        parts += [f"## {peer.name}", agreeing(peer, same, result)]
-        if other:
-            parts.append(differing(peer, other, result))
+    split = [split_by_agreement(peer, peer_results[peer.name]) for peer in peers]
+    parts = [INTRODUCTION, table_of_peers(split)]
+    for rows in split:
+        parts += [f"## {rows.peer.name}", table_of_agreeing(rows)]
+        if rows.differing:
+            parts.append(table_of_differing(rows))
     parts.append(NOT_RUN)
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def write(peer_results: Mapping[str, PeerResult]) -> None:
+    """Writes the page."""
+    PAGE.write_text(page_text(load_peers(), peer_results))
+
+
+if __name__ == "__main__":
+    write(results.read())

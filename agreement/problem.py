@@ -6,18 +6,21 @@ Four clients with digits of scikit-learn; batches of 16, two local epochs, SGD a
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from agreement import network as networks
+from agreement import small_networks
 from agreement.bridges import BRIDGES
-from agreement.network import flat
-from agreement.rows import Case
+from agreement.cases import Case
+from agreement.exchange import Problem
+from agreement.rows import Quantity
+from agreement.small_networks import flat
 from fedcli import check
 from fedcli.core import Federation, head_names
 from fedcli.core.trees import leaves
 from fedcli.data import datasets
 from fedcli.papers.baselines import fedkd
+
+FinalValues = dict[Quantity, Tensor]  # what a run ends with, a vector each
 
 ROUNDS = 3
 
@@ -46,7 +49,7 @@ def divide(labels: np.ndarray, sizes: tuple[int, ...]) -> list[np.ndarray]:
     is_free = np.ones(len(labels), bool)
     parts = []
     for client, size in enumerate(sizes):
-        classes = [(2 * client + step) % 10 for step in range(5 + client % 2)]
+        classes = [(2 * client + step) % small_networks.NUM_CLASSES for step in range(5 + client % 2)]
         candidates = np.flatnonzero(np.isin(labels, classes) & is_free)
         chosen = generator.choice(candidates, size, replace=False)
         is_free[chosen] = False
@@ -54,40 +57,40 @@ def divide(labels: np.ndarray, sizes: tuple[int, ...]) -> list[np.ndarray]:
     return parts
 
 
-def federation(case: Case) -> tuple[Any, Federation]:
-    """The setup of a case, and its federation."""
+def make_federation(case: Case) -> tuple[Any, Federation]:
+    """Makes the setup of a case, and its federation."""
     data = datasets.load("digits")
     partition = PARTITIONS[case.partition]
     method = BRIDGES.get(case.method, case.method)
-    backbone = f"{networks.__file__}:{case.network}"
-    run = {**RUN, "backbone": backbone, "cohort_size": partition.cohort_size, **case.run}
+    backbone = f"{small_networks.__file__}:{case.network_name}"
+    run = {**RUN, "backbone": backbone, "cohort_size": partition.cohort_size, **case.run_options}
     parts = divide(data.y_train.numpy(), partition.sizes)
     return check.federation(method, dict(case.options), data=data, parts=parts, **run)
 
 
-def describe(partition: str, network: str) -> dict[str, Any]:
-    """What a peer needs to solve the problem: images and labels, clients, cohorts, batches and first weights.
-
-    The batches are lists of positions by round, client and epoch.
-    """
-    _, fed = federation(Case("fedavg", partition=partition, network=network))
+def make_problem(case: Case) -> Problem:
+    """Makes what a peer needs to solve the problem of a case, which says nothing of the method."""
+    _, fed = make_federation(Case("fedavg", partition=case.partition, network_name=case.network_name))
     x, y = fed.engine.gather(np.arange(len(fed.engine.labels)))
     params, _ = fed.initial_model()
-    return {
-        "x": x,
-        "y": y,
-        "x_test": fed.transform(fed.test_images),
-        "y_test": fed.test_labels,
-        "parts": [part.tolist() for part in fed.training],
-        "batches": positions_of_batches(fed),
-        "cohorts": [fed.cohort(number).client_ids.tolist() for number in range(ROUNDS)],
-        "weights": list(params.values()),
-        "projection": fedkd.initial_projection(fed.network, fed.network, fed),
-        "epochs": fed.local_epochs,
-        "batch_size": fed.batch_size,
-        "lr": RUN["lr"],
-        "network": network,
-    }
+    run = {**RUN, **case.run_options}
+    return Problem(
+        x=x,
+        y=y,
+        x_test=fed.transform(fed.test_images),
+        y_test=fed.test_labels,
+        parts=[part.tolist() for part in fed.training],
+        batches=positions_of_batches(fed),
+        cohorts=[fed.cohort(number).client_ids.tolist() for number in range(ROUNDS)],
+        weights=list(params.values()),
+        projection=fedkd.initial_projection(fed.network, fed.network, fed),
+        epochs=fed.local_epochs,
+        batch_size=fed.batch_size,
+        lr=run["lr"],
+        momentum=run["momentum"],
+        weight_decay=run["weight_decay"],
+        network_name=case.network_name,
+    )
 
 
 def positions_of_batches(fed: Federation) -> dict[tuple[int, int, int], list[list[int]]]:
@@ -105,53 +108,53 @@ def positions_of_batches(fed: Federation) -> dict[tuple[int, int, int], list[lis
     return batches
 
 
-def outcome(setup: Any, fed: Federation) -> dict[str, Tensor]:
-    """What a run of fedcli ends with, as vectors, by the names that `Row.compared` has."""
+def run_case(setup: Any, fed: Federation) -> FinalValues:
+    """Runs fedcli; returns what the run ends with."""
     state = check.simulate(setup, fed, ROUNDS)
-    of_the_server = SERVERS.get(setup.method.name, of_a_model)
-    ends = {**of_the_server(state), **of_the_clients(state)}
+    read_server = SERVER_READERS.get(setup.method.name, read_shared_model)
+    final_values = {**read_server(state), **read_client_states(state)}
     if setup.method.personal is not None:
-        ends |= of_personal_models(setup.method.personal(state), fed)
-    return ends
+        final_values |= read_personal_models(setup.method.personal(state), fed)
+    return final_values
 
 
-def of_a_model(state: Any) -> dict[str, Tensor]:
+def read_shared_model(state: Any) -> FinalValues:
     """The model of a server, or the part of one that the clients share."""
-    return {"shared": flat(state.params.values()), "statistics": flat([torch.zeros(0), *state.buffers.values()])}
+    return {Quantity.SHARED: flat(state.params.values()), Quantity.STATISTICS: flat(state.buffers.values())}
 
 
-def of_a_head(state: Any) -> dict[str, Tensor]:
+def read_shared_head(state: Any) -> FinalValues:
     """The head of LG-FedAvg's server, all that its clients share."""
-    return {"head": flat(state.head.values())}
+    return {Quantity.HEAD: flat(state.head.values())}
 
 
-def of_prototypes(state: Any) -> dict[str, Tensor]:
+def read_prototypes(state: Any) -> FinalValues:
     """The prototypes of FedProto's server."""
-    return {"class vectors": flat([state.prototypes])}
+    return {Quantity.CLASS_VECTORS: flat([state.prototypes])}
 
 
-def of_mean_outputs(state: Any) -> dict[str, Tensor]:
+def read_mean_outputs(state: Any) -> FinalValues:
     """The mean output of each class, which FedDistill's server has."""
-    return {"class vectors": flat([state.teacher])}
+    return {Quantity.CLASS_VECTORS: flat([state.teacher])}
 
 
-SERVERS = {  # what the server ends with, for methods whose server has no model
-    "feddistill": of_mean_outputs,
-    "fedproto": of_prototypes,
-    "lg-fedavg": of_a_head,
+SERVER_READERS = {  # for methods whose server has no whole model
+    "feddistill": read_mean_outputs,
+    "fedproto": read_prototypes,
+    "lg-fedavg": read_shared_head,
 }
 
 
-def of_the_clients(state: Any) -> dict[str, Tensor]:
+def read_client_states(state: Any) -> FinalValues:
     """What all clients keep between rounds, in the order of their ids."""
     states = getattr(state, "clients", {})
     if not states:
         return {}
     in_order = [states[client] for client in sorted(states)]
-    return {"kept": flat(leaves(in_order))}
+    return {Quantity.KEPT: flat(leaves(in_order))}
 
 
-def of_personal_models(models: dict[int, Any], fed: Federation) -> dict[str, Tensor]:
+def read_personal_models(models: dict[int, Any], fed: Federation) -> FinalValues:
     """The clients' own models, in the order of their ids; whole, and without their heads."""
     head = head_names(fed.network)
     whole = []
@@ -160,7 +163,7 @@ def of_personal_models(models: dict[int, Any], fed: Federation) -> dict[str, Ten
         params, _ = models[client]
         whole += params.values()
         bodies += [value for name, value in params.items() if name not in head]
-    return {"personal": flat(whole), "bodies": flat(bodies)}
+    return {Quantity.PERSONAL: flat(whole), Quantity.BODIES: flat(bodies)}
 
 
 def projections(vector: Tensor) -> list[float]:

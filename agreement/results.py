@@ -5,8 +5,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from agreement.rows import Quantity
+
 FILE = Path(__file__).parent / "results.json"
-SAME = 1e-12  # a row agrees whose parameters differ by no more
+AGREEMENT_TOLERANCE = 1e-12  # a row agrees whose parameters differ by no more
+PRINTED_FLOOR = 1e-13  # the page prints no smaller difference: those are other ones in each run
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Comparison:
 class RowResult:
     """How a row differs from fedcli."""
 
-    comparisons: Mapping[str, Comparison]  # by the names that `Row.compared` has
+    comparisons: Mapping[Quantity, Comparison]
 
     @property
     def largest_difference(self) -> float | None:
@@ -37,7 +40,7 @@ class RowResult:
     def agrees(self) -> bool:
         """Whether the row differs by rounding alone."""
         largest = self.largest_difference
-        return largest is not None and largest <= SAME
+        return largest is not None and largest <= AGREEMENT_TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def peer_result_of(entry: Mapping) -> PeerResult:
     """What the file has of one peer."""
     rows = {}
     for label, comparisons in entry["rows"].items():
-        rows[label] = RowResult({what: Comparison(**fields) for what, fields in comparisons.items()})
+        rows[label] = RowResult({Quantity(quantity): Comparison(**fields) for quantity, fields in comparisons.items()})
     return PeerResult(entry["python"], entry["torch"], rows)
 
 
@@ -72,8 +75,8 @@ def write(results: Mapping[str, PeerResult]) -> None:
 
 
 def entry_of(result: PeerResult) -> dict:
-    """What the file has of one peer: rows by label, and in each what is compared by name."""
+    """What the file has of one peer: rows by label, and in each what is compared by `Quantity`."""
     rows = {}
     for label, row in result.rows.items():
-        rows[label] = {what: asdict(comparison) for what, comparison in row.comparisons.items()}
+        rows[label] = {quantity: asdict(comparison) for quantity, comparison in row.comparisons.items()}
     return {"python": result.python, "torch": result.torch, "rows": rows}

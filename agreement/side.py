@@ -1,12 +1,11 @@
 """Runs the rows of one peer in its own environment: `python -m agreement.side MODULE FOLDER`.
 
-FOLDER has the problems, and gets the peer's ends. The peer's clone, if it has one, is named by the variable CLONE.
+FOLDER has the problems, and gets what came of the rows.
 """
 
 import contextlib
 import importlib
 import io
-import os
 import sys
 import tempfile
 import traceback
@@ -15,20 +14,19 @@ from types import ModuleType
 from unittest import mock
 
 import torch
-from torch import Tensor
 
 from agreement.adapters import Adapter
-from agreement.adapters.feed import Problem
-from agreement.network import flat
-from agreement.rows import CASES, Peer, Row
+from agreement.exchange import Problem, RowRun, clone_folder, problem_file, row_runs_file
+from agreement.peers import load_peer
+from agreement.rows import Peer, Row
+from agreement.small_networks import flat
 
 
 def make_importable(peer: Peer) -> None:
     """Lets Python find the modules of a peer's clone, and stands in for those that its environment lacks."""
     if peer.commit:
-        clone = Path(os.environ["CLONE"])
         for folder in peer.source_folders:
-            sys.path.insert(0, str(clone / folder))
+            sys.path.insert(0, str(clone_folder() / folder))
     for name, attributes in peer.absent_modules.items():
         if name in sys.modules:
             continue
@@ -40,18 +38,18 @@ def make_importable(peer: Peer) -> None:
             setattr(sys.modules[package], child, module)
 
 
-def run_row(row: Row, adapter: Adapter, problem: Problem) -> dict[str, Tensor] | str:
-    """What a row compares, as vectors; the traceback if the peer fails."""
+def run_row(row: Row, adapter: Adapter, problem: Problem) -> RowRun:
+    """Runs the peer, and takes what the row compares."""
     with (
         tempfile.TemporaryDirectory() as scratch,
         contextlib.chdir(scratch),  # some write logs or models
         contextlib.redirect_stdout(io.StringIO()),
     ):
         try:
-            ends = adapter.run(row.setup, problem)
-            return {what: flat(ends[what]) for what in row.compared}
+            final_tensors = adapter.run(row.peer_run, problem)
+            return RowRun({quantity: flat(final_tensors[quantity]) for quantity in row.compared})
         except Exception:
-            return traceback.format_exc()
+            return RowRun({}, failure=traceback.format_exc())
         finally:
             mock.patch.stopall()
 
@@ -59,15 +57,14 @@ def run_row(row: Row, adapter: Adapter, problem: Problem) -> dict[str, Tensor] |
 def main(module: str, folder: Path) -> None:
     """Runs every row of a peer."""
     torch.set_default_dtype(torch.float64)
-    peer = importlib.import_module(f"agreement.peers.{module}").PEER
+    peer = load_peer(module)
     make_importable(peer)
     adapter = importlib.import_module(f"agreement.adapters.{module}")
-    ends = {}
+    row_runs = {}
     for row in peer.rows:
-        case = CASES[row.case]
-        problem = Problem(**torch.load(folder / f"problem-{case.partition}-{case.network}.pt"))
-        ends[row.label] = run_row(row, adapter, problem)
-    torch.save(ends, folder / f"{module}.pt")
+        problem = torch.load(problem_file(folder, row.case), weights_only=False)  # objects that our process has saved
+        row_runs[row.label] = run_row(row, adapter, problem)
+    torch.save(row_runs, row_runs_file(folder, module))
 
 
 if __name__ == "__main__":

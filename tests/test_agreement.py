@@ -9,12 +9,14 @@ import pytest
 
 from agreement import agree, page, problem, results
 from agreement.bridges import BRIDGES
-from agreement.rows import CASES
+from agreement.cases import CASES
+from agreement.peers import load_peers
+from agreement.rows import Quantity
 from fedcli import registry
 from fedcli.errors import UserError
 
 RESULTS = results.read()
-PEERS = agree.peers()
+PEERS = load_peers()
 CLOSE = 1e-9
 
 
@@ -33,21 +35,21 @@ def gap(vector, kept):
 
 @pytest.mark.parametrize("case", CASES)
 def test_fedcli_ends_where_the_peers_have_ended_unless_they_differ(case):
-    ours = problem.outcome(*problem.federation(CASES[case]))
+    ours = problem.run_case(*problem.make_federation(CASES[case]))
     held = 0
     for peer, row, kept in rows_of(case):
         held += 1
-        gaps = [gap(ours[what], part) for what, part in kept.comparisons.items() if part.projections]
+        gaps = [gap(ours[quantity], part) for quantity, part in kept.comparisons.items() if part.projections]
         largest = max(gaps, default=1)
         if kept.agrees:
             assert largest <= CLOSE, (peer.name, row.label)
         else:
-            assert largest > results.SAME, (peer.name, row.label)
+            assert largest > results.AGREEMENT_TOLERANCE, (peer.name, row.label)
     assert held
 
 
 def test_an_exchange_of_two_examples_is_seen():
-    setup, fed = problem.federation(CASES["fedavg"])
+    setup, fed = problem.make_federation(CASES["fedavg"])
     original = fed.plan
 
     def plan(cohort, epochs=None):
@@ -60,14 +62,14 @@ def test_an_exchange_of_two_examples_is_seen():
 
     fed.plan = plan
     (_, _, kept), *_ = rows_of("fedavg")
-    assert gap(problem.outcome(setup, fed)["shared"], kept.comparisons["shared"]) > CLOSE
+    assert gap(problem.run_case(setup, fed)[Quantity.SHARED], kept.comparisons[Quantity.SHARED]) > CLOSE
 
 
 def test_a_weight_that_is_off_by_one_example_is_seen():
-    setup, fed = problem.federation(CASES["fedavg"])
+    setup, fed = problem.make_federation(CASES["fedavg"])
     fed.client_weights[0] -= 1
     (_, _, kept), *_ = rows_of("fedavg")
-    assert gap(problem.outcome(setup, fed)["shared"], kept.comparisons["shared"]) > CLOSE
+    assert gap(problem.run_case(setup, fed)[Quantity.SHARED], kept.comparisons[Quantity.SHARED]) > CLOSE
 
 
 def test_every_difference_has_its_cause_and_its_closing_run():
@@ -76,43 +78,57 @@ def test_every_difference_has_its_cause_and_its_closing_run():
         assert len(set(labels)) == len(labels)
         result = RESULTS[peer.name]
         for row in peer.rows:
-            differs = not result.rows[row.label].agrees
-            assert bool(row.cause) == differs, (peer.name, row.label)
-            assert bool(row.decided_by) == differs, (peer.name, row.label)
-            if row.closed_by:
-                assert result.rows[row.closed_by].agrees, (peer.name, row.label)
+            assert (row.difference is None) == result.rows[row.label].agrees, (peer.name, row.label)
+            if row.difference is None:
+                continue
+            assert row.difference.cause, (peer.name, row.label)
+            assert row.difference.decided_by, (peer.name, row.label)
+            if row.difference.closed_by:
+                assert result.rows[row.difference.closed_by].agrees, (peer.name, row.label)
 
 
 def test_every_patch_is_a_function_of_the_adapter():
     for peer in PEERS:
         source = Path(agree.HERE, "adapters", f"{peer.module}.py").read_text()
         functions = {part.name for part in ast.parse(source).body if isinstance(part, ast.FunctionDef)}
-        patches = {getattr(row.setup, "patch", "") for row in peer.rows} - {""}
+        patches = {getattr(row.peer_run, "patch", "") for row in peer.rows} - {""}
         assert patches <= functions, peer.name
 
 
-def test_an_adapter_applies_the_patch_of_every_setup_where_it_runs_it():
+def test_an_adapter_applies_the_patch_of_every_run_where_it_runs_it():
     for peer in PEERS:
-        fields = {field.name for field in dataclasses.fields(peer.rows[0].setup)}
+        fields = {field.name for field in dataclasses.fields(peer.rows[0].peer_run)}
         source = Path(agree.HERE, "adapters", f"{peer.module}.py").read_text()
         applied_in = []
         for part in ast.parse(source).body:
-            if isinstance(part, ast.FunctionDef | ast.ClassDef) and "PATCHES[setup.patch]" in ast.unparse(part):
+            if isinstance(
+                part, ast.FunctionDef | ast.ClassDef
+            ) and "apply_patch(PATCHES, peer_run.patch, " in ast.unparse(part):
                 applied_in.append(part.name)
         assert applied_in == (["run"] if "patch" in fields else []), peer.name
 
 
-def test_an_adapter_reads_nothing_of_a_setup_that_is_not_there():
+def test_an_adapter_reads_nothing_of_a_run_that_is_not_there():
     for peer in PEERS:
-        fields = {field.name for field in dataclasses.fields(peer.rows[0].setup)}
+        fields = {field.name for field in dataclasses.fields(peer.rows[0].peer_run)}
         source = Path(agree.HERE, "adapters", f"{peer.module}.py").read_text()
         for part in ast.walk(ast.parse(source)):
-            if isinstance(part, ast.Attribute) and ast.unparse(part.value) in ("setup", "self.setup"):
+            if isinstance(part, ast.Attribute) and ast.unparse(part.value) in ("peer_run", "self.peer_run"):
                 assert part.attr in fields, (peer.name, part.lineno)
 
 
 def test_the_page_is_made_of_the_results():
-    assert page.PAGE.read_text() == page.text(PEERS, RESULTS)
+    assert page.PAGE.read_text() == page.page_text(PEERS, RESULTS)
+
+
+def test_the_page_says_how_large_the_problem_is():
+    skew = problem.PARTITIONS["skew"]
+    *first, last = skew.sizes
+    assert f"{', '.join(map(str, first))} and {last} examples" in page.INTRODUCTION
+    (equal_size,) = {*problem.PARTITIONS["equal"].sizes, *problem.PARTITIONS["half"].sizes}
+    assert f"or {equal_size} each (equal)" in page.INTRODUCTION
+    assert (len(skew.sizes), problem.PARTITIONS["half"].cohort_size) == (4, 2)
+    assert (problem.RUN["local_epochs"], problem.ROUNDS, problem.RUN["precision"]) == (2, 3, "float64")
 
 
 def test_the_page_names_registered_methods_and_those_of_bridges():
@@ -125,3 +141,29 @@ def test_a_clone_that_is_missing_or_at_another_commit_is_refused(tmp_path):
     peer = next(peer for peer in PEERS if peer.commit)
     with pytest.raises(UserError, match="there is no clone of"):
         agree.check_commit(tmp_path / peer.name, peer)
+
+
+def test_a_name_of_no_peer_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(agree, "run_and_compare", None)
+    with pytest.raises(UserError, match="there is no peer 'flukes'; choose from fluke, Flower, "):
+        agree.main(tmp_path, only=["fluke", "flukes"])
+
+
+def test_peers_are_chosen_by_name_and_all_without_one():
+    assert agree.choose_peers(["FedNTD", "fluke"]) == [peer for peer in PEERS if peer.name in ("fluke", "FedNTD")]
+    assert agree.choose_peers([]) == PEERS
+
+
+def test_fedcli_runs_the_cases_of_the_chosen_rows_alone(tmp_path, monkeypatch):
+    (fedntd,) = agree.choose_peers(["FedNTD"])
+    ran = []
+    monkeypatch.setattr(problem, "run_case", lambda setup, fed: ran.append(setup.method.name))
+    monkeypatch.setattr(agree, "run_peer", lambda peer, peers_folder, work: {*map(str, work.iterdir())})
+    monkeypatch.setattr(agree, "compare", lambda peer, files, ours: (len(files), [*ours]))
+    assert agree.run_and_compare([fedntd], tmp_path) == {"FedNTD": (2, ["fedntd", "fedntd, tau 3"])}
+    assert ran == ["fedntd", "fedntd"]
+
+
+def test_the_problem_of_a_case_has_its_optimizer():
+    of_case = problem.make_problem(CASES["fedavg, momentum"])
+    assert (of_case.lr, of_case.momentum, of_case.weight_decay) == (0.03, 0.9, 1e-3)

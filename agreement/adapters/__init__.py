@@ -7,16 +7,16 @@ replaces by `mock.patch`, which agreement/side.py takes back after each row.
 
 from typing import Any, Protocol
 
-from agreement.adapters.feed import Ends, Problem
+from agreement.adapters.feed import FinalTensors
+from agreement.exchange import Problem
 
 
 class Adapter(Protocol):
     """What a module in this folder has.
 
-    One whose rows change their peer has besides `PATCHES`, by the names that `Setup.patch` has: functions that are
-    called with the peer's server, or what makes the networks of a peer that is a script, and with the problem before
-    the first round, and change one thing. `run` applies them, so that none of a setup's is left out.
+    One whose rows change their peer has `PATCHES` besides, a `Patch` of feed.py by each name that `PeerRun.patch` has.
+    `run` applies it, to the peer's server or to what makes the networks of a peer that is a script.
     """
 
-    def run(self, setup: Any, problem: Problem) -> Ends:
-        """Runs the peer by a `Setup` of its module in agreement/peers; returns what the run ends with."""
+    def run(self, peer_run: Any, problem: Problem) -> FinalTensors:
+        """Runs the peer by a `PeerRun` of its module in agreement/peers; returns what the run ends with."""

@@ -5,15 +5,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from agreement.adapters import plain_loop
-from agreement.adapters.feed import Ends, Problem
-from agreement.peers.feddecorr import Setup
+from agreement.adapters.feed import FinalTensors
+from agreement.exchange import Problem
+from agreement.peers.feddecorr import PeerRun
+from agreement.rows import Quantity
 
 
-def run(setup: Setup, problem: Problem) -> Ends:
+def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
     """Trains with the loss."""
     decorrelation = FedDecorrLoss()
 
     def objective(features: Tensor, logits: Tensor, labels: Tensor, received: Tensor) -> Tensor:
-        return functional.cross_entropy(logits, labels) + setup.weight * decorrelation(features)
+        return functional.cross_entropy(logits, labels) + peer_run.weight * decorrelation(features)
 
-    return {"shared": plain_loop.average(problem, objective)}
+    return {Quantity.SHARED: plain_loop.average(problem, objective)}

@@ -1,17 +1,18 @@
 """The authors' code of FedNTD: its loss, in a plain loop of FedAvg."""
 
 import importlib
-import os
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torch import Tensor
 
 from agreement.adapters import plain_loop
-from agreement.adapters.feed import Ends, Problem
-from agreement.peers.fedntd import Setup
+from agreement.adapters.feed import FinalTensors
+from agreement.exchange import Problem, clone_folder
+from agreement.peers.fedntd import PeerRun
+from agreement.rows import Quantity
+from agreement.small_networks import NUM_CLASSES
 
 
 def import_without_package(name: str) -> Any:
@@ -20,18 +21,18 @@ def import_without_package(name: str) -> Any:
     for part in name.split(".")[:-1]:
         package = f"{package}.{part}" if package else part
         empty = ModuleType(package)
-        empty.__path__ = [str(Path(os.environ["CLONE"], *package.split(".")))]
+        empty.__path__ = [str(clone_folder().joinpath(*package.split(".")))]
         sys.modules[package] = empty
     return importlib.import_module(name)
 
 
-def run(setup: Setup, problem: Problem) -> Ends:
+def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
     """Trains with the loss."""
     criterion = import_without_package("algorithms.fedntd.criterion").NTD_Loss(
-        num_classes=10, tau=setup.temperature, beta=setup.weight
+        num_classes=NUM_CLASSES, tau=peer_run.temperature, beta=peer_run.weight
     )
 
     def objective(features: Tensor, logits: Tensor, labels: Tensor, received: Tensor) -> Tensor:
         return criterion(logits, labels, received)
 
-    return {"shared": plain_loop.average(problem, objective)}
+    return {Quantity.SHARED: plain_loop.average(problem, objective)}

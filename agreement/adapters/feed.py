@@ -1,47 +1,22 @@
-"""What an adapter gives its peer: the problem, and the batches of its clients, round by round."""
+"""What adapters share: the batches of the clients, round by round; the change of a run; what a run ends with."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle
+from typing import Any
 
 from torch import Tensor
 
-Ends = dict[str, list[Tensor]]  # what a run ends with, by what a row can compare
+from agreement.exchange import Problem
+from agreement.rows import Quantity
+
+FinalTensors = dict[Quantity, list[Tensor]]  # what a run ends with
+Patch = Callable[[Any, Problem], None]  # is given what it changes and the problem, before the first round
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What a peer solves; `agreement.problem.describe` returns its fields."""
-
-    x: Tensor  # training images
-    y: Tensor  # their labels
-    x_test: Tensor
-    y_test: Tensor
-    parts: list[list[int]]  # positions of each client's examples
-    batches: dict[tuple[int, int, int], list[list[int]]]  # positions in each batch, by round, client and epoch
-    cohorts: list[list[int]]  # the clients of each round
-    weights: list[Tensor]  # the parameters that all sides start from
-    projection: Tensor  # of a mentee's features on its mentor's, from which all sides start FedKD
-    epochs: int
-    batch_size: int
-    lr: float
-    network: str  # of agreement/network.py
-
-    @property
-    def num_clients(self) -> int:
-        """The size of the population."""
-        return len(self.parts)
-
-    @property
-    def num_rounds(self) -> int:
-        """The number of rounds."""
-        return len(self.cohorts)
-
-    @property
-    def share_of_clients(self) -> float:
-        """The share of the clients that takes part in a round."""
-        first_cohort, *_ = self.cohorts
-        return len(first_cohort) / self.num_clients
+def apply_patch(patches: Mapping[str, Patch], name: str, target: Any, problem: Problem) -> None:
+    """Makes the one change of a peer's run, if it has a change."""
+    if name:
+        patches[name](target, problem)
 
 
 class Feed:
@@ -49,16 +24,26 @@ class Feed:
 
     Attributes:
         problem: The problem.
-        round: From 0; an adapter sets it. What a peer does after the last round sees that round's batches.
+        round: From 0; an adapter sets it.
     """
 
-    def __init__(self, problem: Problem):
+    def __init__(self, problem: Problem, num_rounds_more: int = 0):
+        """Makes the feed.
+
+        Args:
+            problem: The problem.
+            num_rounds_more: The rounds that a peer trains after the last one, which see that one's cohort and batches.
+        """
         self.problem = problem
         self.round = 0
+        self._num_rounds_more = num_rounds_more
 
     @property
     def _round_with_batches(self) -> int:
-        return min(self.round, self.problem.num_rounds - 1)
+        last = self.problem.num_rounds - 1
+        if not 0 <= self.round <= last + self._num_rounds_more:
+            raise IndexError(f"there are no batches for round {self.round}.")
+        return min(self.round, last)
 
     @property
     def cohort(self) -> list[int]:

@@ -12,30 +12,31 @@ from client import client as client_module
 from optimizer.ESAM import ESAM
 from torch import nn
 
-from agreement import network
-from agreement.adapters.feed import Ends, EpochLoader, Feed, Problem
-from agreement.peers.fl_simulator import Setup
+from agreement import small_networks
+from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch
+from agreement.exchange import Problem
+from agreement.peers.fl_simulator import PeerRun
+from agreement.rows import Quantity
 
 OPTIONS = {  # of its command line; those of a row come on top
-    "active_ratio": 1.0, "seed": 1, "lr_decay": 1.0, "weight_decay": 0.0, "dataset": "x", "global_learning_rate": 1.0,
+    "active_ratio": 1.0, "seed": 1, "lr_decay": 1.0, "dataset": "x", "global_learning_rate": 1.0,
     "use_RI": False, "beta": 0.1, "non_iid": False, "out_file": "", "split_rule": "", "split_coef": 0,
 }  # fmt: skip
 ADDED_TO_NORM = 1e-7  # in optimizer/ESAM.py
 
 
-def run(setup: Setup, problem: Problem) -> Ends:
+def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
     """Runs a server of FL-Simulator and its clients."""
     feed = Feed(problem)
     replace_loader(feed)
-    server = make_server(setup, problem)
-    if setup.patch:
-        PATCHES[setup.patch](server, problem)
+    server = make_server(peer_run, problem)
+    apply_patch(PATCHES, peer_run.patch, server, problem)
     server._activate_clients_ = lambda round: np.array(feed.cohort)
     server._test_ = partial(end_round, feed)  # the last thing that it does in a round
     server._save_results_ = lambda: None
     server._summary_ = lambda: None
     server.train()
-    return {"shared": network.parameters_of(server.server_model)}
+    return {Quantity.SHARED: small_networks.parameters_of(server.server_model)}
 
 
 def end_round(feed: Feed, round: int, clients: np.ndarray) -> None:
@@ -56,31 +57,32 @@ def replace_loader(feed: Feed) -> None:
     mock.patch.object(client_module, "data", SimpleNamespace(DataLoader=loader_of)).start()
 
 
-def make_server(setup: Setup, problem: Problem) -> Any:
+def make_server(peer_run: PeerRun, problem: Problem) -> Any:
     """Makes its server of a method; a client's images are its number alone, and how many they are."""
     images = [SimpleNamespace(client=client, shape=(len(part),)) for client, part in enumerate(problem.parts)]
-    arguments = SimpleNamespace(**{**OPTIONS, **setup.options})
-    arguments.method = setup.method
+    arguments = SimpleNamespace(**{**OPTIONS, **peer_run.options})
+    arguments.method = peer_run.method
     arguments.total_client = problem.num_clients
     arguments.comm_rounds = problem.num_rounds
     arguments.local_learning_rate = problem.lr
+    arguments.weight_decay = problem.weight_decay
     arguments.batchsize = problem.batch_size
     arguments.local_epochs = problem.epochs
     make = partial(make_model, problem)
-    return getattr(servers, setup.method)(
+    return getattr(servers, peer_run.method)(
         device=torch.device("cpu"),
         model_func=make,
         init_model=make(),
         init_par_list=torch.cat([value.flatten() for value in problem.weights]),
         datasets=SimpleNamespace(client_x=images, client_y=[None] * len(images)),
-        method=setup.method,
+        method=peer_run.method,
         args=arguments,
     )
 
 
 def make_model(problem: Problem) -> nn.Module:
     """Makes the first model."""
-    return network.load_weights(network.small(), problem.weights)
+    return small_networks.make_network(problem.network_name, problem.weights)
 
 
 def count_own_steps(server: Any, problem: Problem) -> None:

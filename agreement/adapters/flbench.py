@@ -15,15 +15,17 @@ from src.utils.models import DecoupledModel
 from src.utils.trainer import FLbenchTrainer
 from torch import Tensor
 
-from agreement import network
-from agreement.adapters.feed import Ends, EpochLoader, Feed, Problem
-from agreement.peers.flbench import Setup
+from agreement import small_networks
+from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch
+from agreement.exchange import Problem
+from agreement.peers.flbench import PeerRun
+from agreement.rows import Quantity
 
 
 class Labels:
     """What its trainer asks of a data set; the images come from the loader."""
 
-    classes = range(10)
+    classes = range(small_networks.NUM_CLASSES)
 
     def __init__(self, labels: Tensor):
         self.targets = labels
@@ -58,38 +60,37 @@ class LoaderOfCurrentClient:
         return iter(self._loader)
 
 
-def run(setup: Setup, problem: Problem) -> Ends:
+def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
     """Runs a server of FL-bench and its clients."""
-    mock.patch.dict(NUM_CLASSES, digits=10).start()
+    mock.patch.dict(NUM_CLASSES, digits=small_networks.NUM_CLASSES).start()
     constructor = partialmethod(construct_server, feed=Feed(problem))
     mock.patch.object(FedAvgServer, "__init__", constructor).start()
-    server = resolve_name(f"src.server.{setup.server}")(arguments_of(setup, problem))
-    if setup.patch:
-        PATCHES[setup.patch](server, problem)
+    server = resolve_name(f"src.server.{peer_run.server}")(arguments_of(peer_run, problem))
+    apply_patch(PATCHES, peer_run.patch, server, problem)
     for number in range(problem.num_rounds):
         server.current_epoch = number
         server.train_one_round()
-    return ends_of(server)
+    return read_final_tensors(server, peer_run)
 
 
-def arguments_of(setup: Setup, problem: Problem) -> SimpleNamespace:
+def arguments_of(peer_run: PeerRun, problem: Problem) -> SimpleNamespace:
     """Its configuration."""
     common = SimpleNamespace(
         use_cuda=False,
         buffers="local",
         batch_size=problem.batch_size,
         client_side_evaluation=False,
-        local_epoch=setup.local_epoch or problem.epochs,
+        local_epoch=peer_run.local_epoch or problem.epochs,
         reset_optimizer_on_global_epoch=True,
         test=SimpleNamespace(client=SimpleNamespace(train=True, val=True, test=True)),
     )
     arguments = SimpleNamespace(
         common=common,
         dataset=SimpleNamespace(name="digits"),
-        optimizer=SimpleNamespace(lr=problem.lr, weight_decay=setup.weight_decay),
+        optimizer=SimpleNamespace(lr=problem.lr, weight_decay=peer_run.weight_decay),
     )
-    module, _, _ = setup.server.partition(":")
-    setattr(arguments, module, SimpleNamespace(**setup.options))
+    module, _, _ = peer_run.server.partition(":")
+    setattr(arguments, module, SimpleNamespace(**peer_run.options))
     return arguments
 
 
@@ -139,12 +140,12 @@ def worker_arguments(server: FedAvgServer, problem: Problem) -> Mapping[str, Any
 def make_model(problem: Problem) -> DecoupledModel:
     """Makes the first model, of its class."""
     model = DecoupledModel()
-    model.base = network.body()
-    model.classifier = network.head()
-    return network.load_weights(model, problem.weights)
+    model.base = small_networks.make_body(problem.network_name)
+    model.classifier = small_networks.head()
+    return small_networks.load_weights(model, problem.weights)
 
 
-def ends_of(server: FedAvgServer) -> Ends:
+def read_final_tensors(server: FedAvgServer, peer_run: PeerRun) -> FinalTensors:
     """What a server holds after the last round."""
     names = server.public_model_param_names
     shared = server.public_model_params
@@ -153,16 +154,17 @@ def ends_of(server: FedAvgServer) -> Ends:
     for own_params in server.clients_personal_model_params.values():
         params = [own_params.get(name, shared[name]) for name in names]
         personal += params
-        bodies += network.body_of(params)
-    ends = {
-        "shared": [*shared.values()],
-        "head": network.head_of([shared[name] for name in names]),
-        "personal": personal,
-        "bodies": bodies,
+        bodies += small_networks.body_of(params)
+    final_tensors = {
+        Quantity.SHARED: [*shared.values()],
+        Quantity.HEAD: small_networks.head_of([shared[name] for name in names]),
+        Quantity.PERSONAL: personal,
+        Quantity.BODIES: bodies,
     }
-    if hasattr(server, "global_prototypes"):
-        ends["class vectors"] = [server.global_prototypes[label] for label in range(10)]
-    return ends
+    if peer_run.class_vectors:
+        by_class = getattr(server, peer_run.class_vectors)
+        final_tensors[Quantity.CLASS_VECTORS] = [by_class[label] for label in Labels.classes]
+    return final_tensors
 
 
 def keep_controls(server: FedAvgServer, problem: Problem) -> None:

@@ -27,13 +27,15 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.server import Server
 from torch import Tensor
 
-from agreement import network
-from agreement.adapters.feed import Ends, EpochLoader, Feed, Problem
-from agreement.peers.flower import Setup
+from agreement import small_networks
+from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch
+from agreement.exchange import Problem
+from agreement.peers.flower import PeerRun
+from agreement.rows import Quantity
 
 OK = Status(Code.OK, "")
 CONTROLS = Path("controls")  # where clients of SCAFFOLD keep their control variates
-NUM_CLIENTS = {"min_fit_clients": 2, "min_available_clients": 2, "min_evaluate_clients": 0, "fraction_evaluate": 0.0}
+PARTICIPATION = {"min_fit_clients": 2, "min_available_clients": 2, "min_evaluate_clients": 0, "fraction_evaluate": 0.0}
 
 
 class Trained(NamedTuple):
@@ -71,7 +73,7 @@ class InProcess(ClientProxy):
         """Nothing: no server here asks for it."""
 
 
-def run(setup: Setup, problem: Problem) -> Ends:
+def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
     """Runs a server of Flower and clients of its baselines."""
     suit_older_baselines()
     feed = Feed(problem)
@@ -79,20 +81,19 @@ def run(setup: Setup, problem: Problem) -> Ends:
     clients = []
     manager = SimpleClientManager()
     for number in range(problem.num_clients):
-        client = InProcess(number, make_client(setup, EpochLoader(feed, number), problem))
+        client = InProcess(number, make_client(peer_run, EpochLoader(feed, number), problem))
         clients.append(client)
         manager.register(client)
     manager.sample = lambda *arguments, **options: [clients[number] for number in feed.cohort]
-    server = make_server(setup, problem, manager)
+    server = make_server(peer_run, problem, manager)
     server.parameters = first_parameters(problem)
-    if setup.patch:
-        PATCHES[setup.patch](server, problem)
+    apply_patch(PATCHES, peer_run.patch, server, problem)
     for number in range(problem.num_rounds):
         feed.round = number
         server.parameters, _, (_, failures) = server.fit_round(server_round=number + 1, timeout=None)
         if failures:
             raise RuntimeError(str(failures[0]))
-    return {"shared": tensors_of_message(server.parameters)}
+    return {Quantity.SHARED: tensors_of_message(server.parameters)}
 
 
 def suit_older_baselines() -> None:
@@ -114,46 +115,46 @@ def tensors_of_message(parameters: flwr.common.Parameters) -> list[Tensor]:
     return [torch.from_numpy(array.copy()) for array in parameters_to_ndarrays(parameters)]
 
 
-def make_client(setup: Setup, loader: EpochLoader, problem: Problem) -> Any:
+def make_client(peer_run: PeerRun, loader: EpochLoader, problem: Problem) -> Any:
     """A client of a baseline."""
     options = {  # that all clients take
-        "net": network.load_weights(network.small(), problem.weights),
+        "net": small_networks.make_network(problem.network_name, problem.weights),
         "trainloader": loader,
         "valloader": None,
         "device": torch.device("cpu"),
         "num_epochs": problem.epochs,
-        "learning_rate": problem.lr if setup.lr is None else setup.lr,
-        "momentum": setup.momentum,
-        "weight_decay": 0.0,
+        "learning_rate": problem.lr,
+        "momentum": problem.momentum,
+        "weight_decay": problem.weight_decay,
     }
-    return KINDS[setup.client].make_client(setup, options)
+    return KINDS[peer_run.client].make_client(peer_run, options)
 
 
-def make_fedavg_client(setup: Setup, options: Mapping[str, Any]) -> Any:
+def make_fedavg_client(peer_run: PeerRun, options: Mapping[str, Any]) -> Any:
     """A client of niid_bench that trains as FedAvg's do."""
     return resolve_name("niid_bench.client_fedavg:FlowerClientFedAvg")(**options)
 
 
-def make_fednova_client(setup: Setup, options: Mapping[str, Any]) -> Any:
+def make_fednova_client(peer_run: PeerRun, options: Mapping[str, Any]) -> Any:
     """A client of niid_bench for FedNova."""
     return resolve_name("niid_bench.client_fednova:FlowerClientFedNova")(**options)
 
 
-def make_fedprox_client(setup: Setup, options: Mapping[str, Any]) -> Any:
+def make_fedprox_client(peer_run: PeerRun, options: Mapping[str, Any]) -> Any:
     """A client of niid_bench for FedProx."""
-    return resolve_name("niid_bench.client_fedprox:FlowerClientFedProx")(**options, proximal_mu=setup.proximal_mu)
+    return resolve_name("niid_bench.client_fedprox:FlowerClientFedProx")(**options, proximal_mu=peer_run.proximal_mu)
 
 
-def make_scaffold_client(setup: Setup, options: Mapping[str, Any]) -> Any:
+def make_scaffold_client(peer_run: PeerRun, options: Mapping[str, Any]) -> Any:
     """A client of niid_bench for SCAFFOLD, which keeps its control variate in a file by its number."""
     number = options["trainloader"].client
     return resolve_name("niid_bench.client_scaffold:FlowerClientScaffold")(number, **options, save_dir=str(CONTROLS))
 
 
-def make_client_of_baseline_fedprox(setup: Setup, options: Mapping[str, Any]) -> Any:
+def make_client_of_baseline_fedprox(peer_run: PeerRun, options: Mapping[str, Any]) -> Any:
     """A client that trains by the function of the baseline fedprox."""
-    client = make_fedavg_client(setup, options)
-    client.fit = functools.partial(fit_as_baseline_fedprox, client, setup.proximal_mu)
+    client = make_fedavg_client(peer_run, options)
+    client.fit = functools.partial(fit_as_baseline_fedprox, client, peer_run.proximal_mu)
     return client
 
 
@@ -183,42 +184,40 @@ def fit_as_baseline_fedprox(client: Any, proximal_mu: float, parameters: list[np
     return Trained(arrays=client.get_parameters({}), num_examples=len(client.trainloader.dataset), metrics={})
 
 
-def make_server(setup: Setup, problem: Problem, manager: SimpleClientManager) -> Server:
+def make_server(peer_run: PeerRun, problem: Problem, manager: SimpleClientManager) -> Server:
     """A server of Flower, or of its baseline niid_bench."""
-    return KINDS[setup.client].make_server(setup, problem, manager)
+    return KINDS[peer_run.client].make_server(peer_run, problem, manager)
 
 
-def make_scaffold_server(setup: Setup, problem: Problem, manager: SimpleClientManager) -> Server:
+def make_scaffold_server(peer_run: PeerRun, problem: Problem, manager: SimpleClientManager) -> Server:
     """A server of niid_bench for SCAFFOLD, whose control variate begins as the first parameters, as in its code."""
-    strategy = resolve_name("niid_bench.strategy:ScaffoldStrategy")(**NUM_CLIENTS)
+    strategy = resolve_name("niid_bench.strategy:ScaffoldStrategy")(**PARTICIPATION)
     server = resolve_name("niid_bench.server_scaffold:ScaffoldServer")(strategy, {}, manager)
     server.server_cv = tensors_of_message(first_parameters(problem))
     return server
 
 
-def make_fednova_server(setup: Setup, problem: Problem, manager: SimpleClientManager) -> Server:
+def make_fednova_server(peer_run: PeerRun, problem: Problem, manager: SimpleClientManager) -> Server:
     """A server of niid_bench for FedNova."""
-    strategy = resolve_name("niid_bench.strategy:FedNovaStrategy")(**NUM_CLIENTS)
+    strategy = resolve_name("niid_bench.strategy:FedNovaStrategy")(**PARTICIPATION)
     return resolve_name("niid_bench.server_fednova:FedNovaServer")(client_manager=manager, strategy=strategy)
 
 
-def make_flower_server(setup: Setup, problem: Problem, manager: SimpleClientManager) -> Server:
-    """A server of Flower with the strategy of the setup."""
-    options = dict(setup.options)
-    if options:
-        options["initial_parameters"] = first_parameters(problem)
-    strategy = resolve_name(setup.strategy)(**NUM_CLIENTS, **options)
+def make_flower_server(peer_run: PeerRun, problem: Problem, manager: SimpleClientManager) -> Server:
+    """A server of Flower with a strategy."""
+    make_strategy = resolve_name(peer_run.strategy)
+    strategy = make_strategy(**PARTICIPATION, **peer_run.options, initial_parameters=first_parameters(problem))
     return Server(client_manager=manager, strategy=strategy)
 
 
 class Kind(NamedTuple):
-    """How the client and the server of a setup are made."""
+    """How the client and the server of a run are made."""
 
-    make_client: Callable[[Setup, Mapping[str, Any]], Any]
-    make_server: Callable[[Setup, Problem, SimpleClientManager], Server]
+    make_client: Callable[[PeerRun, Mapping[str, Any]], Any]
+    make_server: Callable[[PeerRun, Problem, SimpleClientManager], Server]
 
 
-KINDS = {  # by the names that `Setup.client` has
+KINDS = {  # by the names that `PeerRun.client` has
     "fedavg": Kind(make_fedavg_client, make_flower_server),
     "fednova": Kind(make_fednova_client, make_fednova_server),
     "fedprox": Kind(make_fedprox_client, make_flower_server),
@@ -235,20 +234,28 @@ def start_controls_at_zero(server: Server, problem: Problem) -> None:
 
 
 def start_at_tau_squared(server: Server, problem: Problem) -> None:
-    """The second moment starts at tau^2, and the correction of the bias is undone."""
+    """The second moment starts at tau^2."""
+    strategy = server.strategy
+    strategy.v_t = [np.full_like(value, strategy.tau**2) for value in strategy.current_weights]
+
+
+def start_at_tau_squared_uncorrected(server: Server, problem: Problem) -> None:
+    """The second moment starts at tau^2, and FedAdam's correction of the bias is undone."""
+    start_at_tau_squared(server, problem)
     strategy = server.strategy
     aggregate_fit = strategy.aggregate_fit
     eta = strategy.eta
-    has_correction = type(strategy).__name__ == "FedAdam"
-    strategy.v_t = [np.full_like(value, strategy.tau**2) for value in strategy.current_weights]
 
     def aggregate_without_correction(server_round: int, results: list, failures: list) -> Any:
-        if has_correction:
-            power = server_round + 1
-            strategy.eta = eta * (1 - strategy.beta_1**power) / (1 - strategy.beta_2**power) ** 0.5
+        power = server_round + 1
+        strategy.eta = eta * (1 - strategy.beta_1**power) / (1 - strategy.beta_2**power) ** 0.5
         return aggregate_fit(server_round, results, failures)
 
     strategy.aggregate_fit = aggregate_without_correction
 
 
-PATCHES = {"start_at_tau_squared": start_at_tau_squared, "start_controls_at_zero": start_controls_at_zero}
+PATCHES = {
+    "start_at_tau_squared": start_at_tau_squared,
+    "start_at_tau_squared_uncorrected": start_at_tau_squared_uncorrected,
+    "start_controls_at_zero": start_controls_at_zero,
+}

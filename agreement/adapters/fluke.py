@@ -8,7 +8,6 @@ from pkgutil import resolve_name
 from typing import Any
 from unittest import mock
 
-import torch
 from fluke import DDict, FlukeENV
 from fluke.algorithms import CentralizedFL, fednova
 from fluke.algorithms.feddyn import get_all_params_of
@@ -19,9 +18,12 @@ from fluke.nets import EncoderHeadNet
 from fluke.utils.model import state_dict_zero_like
 from torch import Tensor, nn
 
-from agreement import network
-from agreement.adapters.feed import Ends, EpochLoader, Feed, Problem
-from agreement.peers.fluke import Setup
+from agreement import small_networks
+from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch
+from agreement.exchange import Problem
+from agreement.peers.fluke import PeerRun
+from agreement.rows import Quantity
+from agreement.small_networks import NUM_CLASSES
 
 
 class Loader(EpochLoader, FastDataLoader):
@@ -31,44 +33,45 @@ class Loader(EpochLoader, FastDataLoader):
         EpochLoader.__init__(self, feed, client)
         problem = feed.problem
         part = problem.parts[client]
-        FastDataLoader.__init__(self, problem.x[part], problem.y[part], num_labels=10, batch_size=problem.batch_size)
+        FastDataLoader.__init__(
+            self, problem.x[part], problem.y[part], num_labels=NUM_CLASSES, batch_size=problem.batch_size
+        )
 
 
 class Observer:
     """Observes an algorithm: counts its rounds, and keeps what each ends with.
 
-    After the last one the clients are trained once more.
+    It is told of no round after the last one, though some clients train once more when the algorithm is finalised.
 
     Attributes:
-        ends: What the last round ended with; empty before.
+        final_tensors: What the last round ended with; empty before.
     """
 
-    def __init__(self, feed: Feed, read_ends: Callable[[], Ends]):
-        self.ends: Ends = {}
+    def __init__(self, feed: Feed, read_final_tensors: Callable[[], FinalTensors]):
+        self.final_tensors: FinalTensors = {}
         self._feed = feed
-        self._read_ends = read_ends
+        self._read_final_tensors = read_final_tensors
 
     def end_round(self, round: int) -> None:
         """Is called after each round, which is counted from 1."""
         self._feed.round = round
-        self.ends = self._read_ends()
+        self.final_tensors = self._read_final_tensors()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *arguments, **options: None  # for whatever else an observer is told
 
 
-def run(setup: Setup, problem: Problem) -> Ends:
+def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
     """Runs an algorithm of fluke."""
     set_up_environment()
-    feed = Feed(problem)
-    algorithm = make_algorithm(setup, feed)
-    if setup.patch:
-        PATCHES[setup.patch](algorithm, problem)
-    observer = Observer(feed, partial(ends_of, algorithm, setup))
+    feed = Feed(problem, num_rounds_more=1)
+    algorithm = make_algorithm(peer_run, feed)
+    apply_patch(PATCHES, peer_run.patch, algorithm, problem)
+    observer = Observer(feed, partial(read_final_tensors, algorithm, peer_run))
     algorithm.attach(observer)
     algorithm.server.get_eligible_clients = lambda share: [algorithm.clients[client] for client in feed.cohort]
     algorithm.run(problem.num_rounds, 1.0, finalize=False)
-    return observer.ends
+    return observer.final_tensors
 
 
 def set_up_environment() -> None:
@@ -77,31 +80,31 @@ def set_up_environment() -> None:
     environment.set_seed(1)
     environment.set_device("cpu")
     environment.set_inmemory(True)
-    environment.set_evaluator(ClassificationEval(eval_every=1, n_classes=10))
+    environment.set_evaluator(ClassificationEval(eval_every=1, n_classes=NUM_CLASSES))
     environment.set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
 
 
-def make_algorithm(setup: Setup, feed: Feed) -> CentralizedFL:
+def make_algorithm(peer_run: PeerRun, feed: Feed) -> CentralizedFL:
     """Makes an algorithm with its server and clients."""
     problem = feed.problem
-    kind = resolve_name(f"fluke.algorithms.{setup.algorithm}")
+    kind = resolve_name(f"fluke.algorithms.{peer_run.algorithm}")
     without_init = kind.__new__(kind)  # which says the classes of its clients and its server
     make_client = without_init.get_client_class()
     make_server = without_init.get_server_class()
-    clients = [make_client(**options_of_client(client, setup, feed)) for client in range(problem.num_clients)]
+    clients = [make_client(**options_of_client(client, peer_run, feed)) for client in range(problem.num_clients)]
     shared = make_model(problem)
-    if setup.shares_head_alone:
+    if peer_run.shares_head_alone:
         shared = shared.head
-    server = make_server(model=shared, test_set=None, clients=clients, **setup.server)
+    server = make_server(model=shared, test_set=None, clients=clients, **peer_run.server)
     names = DDict(client=DDict(), server=DDict(), model="x")
     return kind(problem.num_clients, None, names, clients=clients, server=server)
 
 
-def options_of_client(client: int, setup: Setup, feed: Feed) -> dict[str, Any]:
+def options_of_client(client: int, peer_run: PeerRun, feed: Feed) -> dict[str, Any]:
     """What a client is made with."""
     problem = feed.problem
     optimizer = OptimizerConfigurator(
-        optimizer_cfg=DDict(name="SGD", **{"lr": problem.lr, **setup.sgd}),
+        optimizer_cfg=DDict(name="SGD", lr=problem.lr, momentum=problem.momentum, weight_decay=problem.weight_decay),
         scheduler_cfg=DDict(name="StepLR", step_size=1, gamma=1),
     )
     options = {
@@ -113,52 +116,52 @@ def options_of_client(client: int, setup: Setup, feed: Feed) -> dict[str, Any]:
         "local_epochs": problem.epochs,
         "clipping": 0,
     }
-    if setup.clients_have_models:
+    if peer_run.clients_have_models:
         options["model"] = make_model(problem)
-    return {**options, **setup.client}
+    return {**options, **peer_run.client}
 
 
 def make_model(problem: Problem) -> EncoderHeadNet:
     """Makes the first model, of its class."""
-    body = network.body(network=problem.network)
-    return network.load_weights(EncoderHeadNet(body, network.head()), problem.weights)
+    body = small_networks.make_body(problem.network_name)
+    return small_networks.load_weights(EncoderHeadNet(body, small_networks.head()), problem.weights)
 
 
-def ends_of(algorithm: CentralizedFL, setup: Setup) -> Ends:
+def read_final_tensors(algorithm: CentralizedFL, peer_run: PeerRun) -> FinalTensors:
     """What an algorithm's server and clients hold after a round."""
-    return {**ends_of_clients(algorithm.clients, setup), **ends_of_server(algorithm.server, setup)}
+    return {**read_clients(algorithm.clients, peer_run), **read_server(algorithm.server, peer_run)}
 
 
-def ends_of_clients(clients: list[Any], setup: Setup) -> Ends:
+def read_clients(clients: list[Any], peer_run: PeerRun) -> FinalTensors:
     """The clients' models, whole and without their heads, and what else stays with a client."""
-    ends: Ends = {"personal": [], "bodies": [], "kept": []}
+    final_tensors: FinalTensors = {Quantity.PERSONAL: [], Quantity.BODIES: [], Quantity.KEPT: []}
     for client in clients:
         if client.model is not None:
-            params = network.parameters_of(client.model)
-            ends["personal"] += params
-            ends["bodies"] += network.body_of(params)
-        for attribute in setup.kept:
-            ends["kept"] += network.parameters_or_number(attrgetter(attribute)(client))
-        if setup.keeps_normalisation:
+            params = small_networks.parameters_of(client.model)
+            final_tensors[Quantity.PERSONAL] += params
+            final_tensors[Quantity.BODIES] += small_networks.body_of(params)
+        for attribute in peer_run.kept:
+            final_tensors[Quantity.KEPT] += small_networks.parameters_or_number(attrgetter(attribute)(client))
+        if peer_run.keeps_normalisation:
             for module in normalisations(client.model).values():
-                ends["kept"] += network.parameters_of(module)
-                ends["kept"] += network.statistics_of(module)
-    return ends
+                final_tensors[Quantity.KEPT] += small_networks.parameters_of(module)
+                final_tensors[Quantity.KEPT] += small_networks.statistics_of(module)
+    return final_tensors
 
 
-def ends_of_server(server: Any, setup: Setup) -> Ends:
+def read_server(server: Any, peer_run: PeerRun) -> FinalTensors:
     """The server's model, or the part of one that the clients share, and its prototypes."""
-    ends: Ends = {}
-    shared = attrgetter(setup.shared)(server)
+    final_tensors: FinalTensors = {}
+    shared = attrgetter(peer_run.shared)(server)
     if shared is not None:
-        name = "head" if setup.shares_head_alone else "shared"
-        ends[name] = network.parameters_of(shared)
-        ends["statistics"] = network.statistics_of(shared)
-    if setup.keeps_normalisation:
-        ends["shared"] = parameters_without_normalisation(shared)
-    if hasattr(server, "prototypes"):
-        ends["class vectors"] = [torch.stack(list(server.prototypes))]
-    return ends
+        quantity = Quantity.HEAD if peer_run.shares_head_alone else Quantity.SHARED
+        final_tensors[quantity] = small_networks.parameters_of(shared)
+        final_tensors[Quantity.STATISTICS] = small_networks.statistics_of(shared)
+    if peer_run.keeps_normalisation:
+        final_tensors[Quantity.SHARED] = parameters_without_normalisation(shared)
+    if peer_run.class_vectors:
+        final_tensors[Quantity.CLASS_VECTORS] = list(getattr(server, peer_run.class_vectors))
+    return final_tensors
 
 
 def normalisations(model: nn.Module) -> dict[str, nn.Module]:

@@ -1,10 +1,8 @@
 """NIID-Bench: its experiments.py, run as a script, with its loaders, networks and draw of clients replaced."""
 
-import os
 import runpy
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -13,9 +11,11 @@ import numpy as np
 import utils
 from torch import Tensor, nn
 
-from agreement import network
-from agreement.adapters.feed import Ends, EpochLoader, Feed, Problem
-from agreement.peers.niid_bench import Setup
+from agreement import small_networks
+from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch
+from agreement.exchange import Problem, clone_folder
+from agreement.peers.niid_bench import PeerRun
+from agreement.rows import Quantity
 
 EPOCH_TO_MEASURE = 0  # whose batches are read to measure accuracy; any would do
 
@@ -32,7 +32,7 @@ class OneTestBatch(list):
     """Some test images and labels, in one batch. A plain list the script would take for one of several loaders."""
 
     def __init__(self, problem: Problem):
-        super().__init__([(problem.x_test[:64], problem.y_test[:64])])
+        super().__init__([problem.test_batch])
 
 
 class Small(nn.Module):
@@ -40,9 +40,9 @@ class Small(nn.Module):
 
     def __init__(self, problem: Problem):
         super().__init__()
-        self.base = network.body(network=problem.network)
-        self.head = network.head()
-        network.load_weights(self, problem.weights)
+        self.base = small_networks.make_body(problem.network_name)
+        self.head = small_networks.head()
+        small_networks.load_weights(self, problem.weights)
 
     def forward(self, x: Tensor) -> Any:
         """Logits `[B, C]`."""
@@ -85,21 +85,23 @@ class Networks:
         return made
 
 
-def run(setup: Setup, problem: Problem) -> Ends:
+def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
     """Runs the script with an algorithm."""
     feed = Feed(problem)
     feed.round = -1  # before the first
     networks = Networks(problem)
-    if setup.patch:
-        PATCHES[setup.patch](networks, problem)
+    apply_patch(PATCHES, peer_run.patch, networks, problem)
     mock.patch.object(utils, "get_dataloader", partial(make_loaders, feed)).start()
     mock.patch.object(utils, "partition_data", partial(divide_data, problem)).start()
     for module in (models, utils):
         mock.patch.object(module, "SimpleCNNMNIST", partial(networks.make, Small)).start()
         mock.patch.object(module, "ModelFedCon_noheader", partial(networks.make, SmallWithFeatures)).start()
     mock.patch("numpy.random.shuffle", partial(begin_round, feed)).start()
-    model = run_script({"alg": setup.algorithm, **options_of(problem), **setup.options})
-    return {"shared": network.parameters_of(model), "statistics": network.statistics_of(model)}
+    model = run_script({"alg": peer_run.algorithm, **options_of(problem), **peer_run.options})
+    return {
+        Quantity.SHARED: small_networks.parameters_of(model),
+        Quantity.STATISTICS: small_networks.statistics_of(model),
+    }
 
 
 def begin_round(feed: Feed, order: list[int]) -> None:
@@ -167,8 +169,8 @@ def options_of(problem: Problem) -> dict[str, Any]:
         "epochs": problem.epochs,
         "lr": problem.lr,
         "batch-size": problem.batch_size,
-        "reg": 0,
-        "rho": 0,
+        "rho": problem.momentum,
+        "reg": problem.weight_decay,
         "sample": problem.share_of_clients,
         "device": "cpu",
         "logdir": "logs/",
@@ -179,7 +181,7 @@ def options_of(problem: Problem) -> dict[str, Any]:
 
 def run_script(options: Mapping[str, Any]) -> nn.Module:
     """Runs experiments.py with options; returns its global model."""
-    script = Path(os.environ["CLONE"]) / "experiments.py"
+    script = clone_folder() / "experiments.py"
     command = [script.name, *(f"--{name}={value}" for name, value in options.items())]
     with mock.patch("sys.argv", command):
         names = runpy.run_path(str(script), run_name="__main__")

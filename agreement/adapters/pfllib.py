@@ -18,12 +18,15 @@ from flcore.servers import serverbase
 from flcore.trainmodel.models import BaseHeadSplit
 from torch import Tensor, nn
 
-from agreement import network
-from agreement.adapters.feed import Ends, EpochLoader, Feed, Problem
-from agreement.peers.pfllib import Setup
+from agreement import small_networks
+from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch
+from agreement.exchange import Problem
+from agreement.peers.pfllib import PeerRun
+from agreement.rows import Quantity
+from agreement.small_networks import NUM_CLASSES
 
 OPTIONS = {  # of its command line; those of a row come on top
-    "algorithm": "x", "dataset": "digits", "device": "cpu", "save_folder_name": "items", "num_classes": 10,
+    "algorithm": "x", "dataset": "digits", "device": "cpu", "save_folder_name": "items", "num_classes": NUM_CLASSES,
     "few_shot": 0, "learning_rate_decay_gamma": 1.0, "learning_rate_decay": False,
     "random_join_ratio": False, "time_select": False, "goal": "test", "time_threthold": 1e9, "top_cnt": 100,
     "auto_break": False, "eval_gap": 100, "client_drop_rate": 0.0, "train_slow_rate": 0.0, "send_slow_rate": 0.0,
@@ -38,14 +41,14 @@ class ChoiceOfClients:
     A server trains one round more than it is told; what it ends with is read as that round begins.
 
     Attributes:
-        ends: What the last round ended with; empty before.
+        final_tensors: What the last round ended with; empty before.
     """
 
-    def __init__(self, server: Any, feed: Feed, read_ends: Callable[[], Ends]):
-        self.ends: Ends = {}
+    def __init__(self, server: Any, feed: Feed, read_final_tensors: Callable[[], FinalTensors]):
+        self.final_tensors: FinalTensors = {}
         self._server = server
         self._feed = feed
-        self._read_ends = read_ends
+        self._read_final_tensors = read_final_tensors
         self._num_begun = 0
 
     def begin_round(self) -> list:
@@ -53,31 +56,30 @@ class ChoiceOfClients:
         self._feed.round = self._num_begun
         self._num_begun += 1
         if self._feed.round == self._feed.problem.num_rounds:
-            self.ends = self._read_ends()
+            self.final_tensors = self._read_final_tensors()
         return [self._server.clients[client] for client in self._feed.cohort]
 
 
-def run(setup: Setup, problem: Problem) -> Ends:
+def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
     """Runs a server of PFLlib and its clients."""
-    feed = Feed(problem)
-    replace_files(setup, feed)
+    feed = Feed(problem, num_rounds_more=1)
+    replace_files(peer_run, feed)
     Path("system").mkdir()
     with contextlib.chdir("system"):  # it writes models, and results to ../results
-        make_server = resolve_name(f"flcore.servers.{setup.server}")
-        server = make_server(arguments_of(setup, problem), 0)
-        if setup.patch:
-            PATCHES[setup.patch](server, problem)
-        choice = ChoiceOfClients(server, feed, partial(ends_of, server, setup))
+        make_server = resolve_name(f"flcore.servers.{peer_run.server}")
+        server = make_server(arguments_of(peer_run, problem), 0)
+        apply_patch(PATCHES, peer_run.patch, server, problem)
+        choice = ChoiceOfClients(server, feed, partial(read_final_tensors, server, peer_run))
         server.select_clients = choice.begin_round
         server.train()
-    return choice.ends
+    return choice.final_tensors
 
 
-def replace_files(setup: Setup, feed: Feed) -> None:
+def replace_files(peer_run: PeerRun, feed: Feed) -> None:
     """Lets servers and clients read the problem in the place of their files."""
 
     def load_train_data(client: clientbase.Client, batch_size: int | None = None) -> EpochLoader:
-        return EpochLoader(feed, client.id, setup.epochs_of_passes, setup.drop_last)
+        return EpochLoader(feed, client.id, peer_run.epochs_of_passes, peer_run.drop_last)
 
     read = partial(read_client_data, feed.problem)
     mock.patch.object(clientbase, "read_client_data", read).start()
@@ -90,12 +92,12 @@ def read_client_data(
 ) -> list[tuple[Tensor, Tensor]]:
     """A client's training images with their labels, or some test images."""
     if not is_train:
-        return list(zip(problem.x_test[:64], problem.y_test[:64], strict=True))
+        return list(zip(*problem.test_batch, strict=True))
     part = problem.parts[client]
     return list(zip(problem.x[part], problem.y[part], strict=True))
 
 
-def arguments_of(setup: Setup, problem: Problem) -> SimpleNamespace:
+def arguments_of(peer_run: PeerRun, problem: Problem) -> SimpleNamespace:
     """The options of its command line, and the first model."""
     options = {
         **OPTIONS,
@@ -105,31 +107,31 @@ def arguments_of(setup: Setup, problem: Problem) -> SimpleNamespace:
         "global_rounds": problem.num_rounds,
         "num_clients": problem.num_clients,
         "join_ratio": problem.share_of_clients,
-        "model": network.load_weights(BaseHeadSplit(network.body(), network.head()), problem.weights),
+        "model": small_networks.load_weights(
+            BaseHeadSplit(small_networks.make_body(problem.network_name), small_networks.head()), problem.weights
+        ),
     }
-    return SimpleNamespace(**{**options, **setup.options})
+    return SimpleNamespace(**{**options, **peer_run.options})
 
 
-def ends_of(server: Any, setup: Setup) -> Ends:
+def read_final_tensors(server: Any, peer_run: PeerRun) -> FinalTensors:
     """What a server and its clients hold."""
-    ends: Ends = {"personal": [], "bodies": [], "kept": []}
+    final_tensors: FinalTensors = {Quantity.PERSONAL: [], Quantity.BODIES: [], Quantity.KEPT: []}
     for client in server.clients:
-        params = network.parameters_of(client.model)
-        ends["personal"] += params
-        ends["bodies"] += network.body_of(params)
-        for attribute in setup.kept:
-            ends["kept"] += network.parameters_or_number(attrgetter(attribute)(client))
-    shared = server.global_model
-    if isinstance(shared, nn.Module):
-        ends["shared"] = network.parameters_of(shared)
-        ends["head"] = ends["shared"]
-    elif isinstance(shared, dict) and hasattr(server, "compressed_param"):
-        ends["shared"] = [decompressed(value) for value in server.compressed_param.values()]
-    for attribute in ("global_protos", "global_logits"):
-        if hasattr(server, attribute):
-            by_class = getattr(server, attribute)
-            ends["class vectors"] = [by_class[label] for label in range(10)]
-    return ends
+        params = small_networks.parameters_of(client.model)
+        final_tensors[Quantity.PERSONAL] += params
+        final_tensors[Quantity.BODIES] += small_networks.body_of(params)
+        for attribute in peer_run.kept:
+            final_tensors[Quantity.KEPT] += small_networks.parameters_or_number(attrgetter(attribute)(client))
+    if peer_run.shares_compressed_parameters:
+        final_tensors[Quantity.SHARED] = [decompressed(value) for value in server.compressed_param.values()]
+    else:
+        quantity = Quantity.HEAD if peer_run.shares_head_alone else Quantity.SHARED
+        final_tensors[quantity] = small_networks.parameters_of(server.global_model)
+    if peer_run.class_vectors:
+        by_class = getattr(server, peer_run.class_vectors)
+        final_tensors[Quantity.CLASS_VECTORS] = [by_class[label] for label in range(NUM_CLASSES)]
+    return final_tensors
 
 
 def decompressed(value: np.ndarray | list[np.ndarray]) -> Tensor:
@@ -197,7 +199,7 @@ def calibrate_each_client(server: Any, problem: Problem) -> None:
     """The calibration is of a client's own counts, in all of its batches."""
     tau = server.args.tau
     for client in server.clients:
-        counts = problem.y[problem.parts[client.id]].bincount(minlength=10)
+        counts = problem.y[problem.parts[client.id]].bincount(minlength=NUM_CLASSES)
         client.calibration = torch.where(counts > 0, tau * counts.clamp(min=1) ** -0.25, 1e4)
 
 

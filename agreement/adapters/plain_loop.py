@@ -5,8 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from agreement import network
-from agreement.adapters.feed import EpochLoader, Feed, Problem
+from agreement import small_networks
+from agreement.adapters.feed import EpochLoader, Feed
+from agreement.exchange import Problem
 
 # From features, logits and labels of a batch, and the received model's logits, to the loss.
 Objective = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -31,11 +32,13 @@ def average(problem: Problem, objective: Objective) -> list[Tensor]:
 
 def train(loader: EpochLoader, shared: list[Tensor], problem: Problem, objective: Objective) -> list[Tensor]:
     """A client's parameters after its local epochs of SGD, from those that the server has sent."""
-    model = network.load_weights(network.small(), shared)
-    received = network.load_weights(network.small(), shared)
+    model = small_networks.make_network(problem.network_name, shared)
+    received = small_networks.make_network(problem.network_name, shared)
     body = model[:-1]
     head = model[-1]
-    optimizer = torch.optim.SGD(model.parameters(), problem.lr)
+    optimizer = torch.optim.SGD(
+        model.parameters(), problem.lr, momentum=problem.momentum, weight_decay=problem.weight_decay
+    )
     for _ in range(problem.epochs):
         for x, y in loader:
             features = body(x)
@@ -43,4 +46,4 @@ def train(loader: EpochLoader, shared: list[Tensor], problem: Problem, objective
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    return network.parameters_of(model)
+    return small_networks.parameters_of(model)

@@ -6,7 +6,7 @@ from agreement.rows import Peer, Row
 
 
 @dataclass(frozen=True)
-class Setup:
+class PeerRun:
     """A run of its loss in a plain loop."""
 
     temperature: float  # tau
@@ -18,7 +18,7 @@ PEER = Peer(
     module="fedntd",
     commit="be00ee598139654abe650c446a7ba3bc4e340233",
     rows=(
-        Row("FedNTD, its loss in a plain loop", "fedntd", Setup(temperature=1, weight=1)),
-        Row("FedNTD at tau 3", "fedntd, tau 3", Setup(temperature=3, weight=0.5)),
+        Row("FedNTD, its loss in a plain loop", "fedntd", PeerRun(temperature=1, weight=1)),
+        Row("FedNTD at tau 3", "fedntd, tau 3", PeerRun(temperature=3, weight=0.5)),
     ),
 )

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agreement.rows import Peer, Row
+from agreement import equations
+from agreement.rows import Difference, Peer, Row
 
 
 @dataclass(frozen=True)
-class Setup:
+class PeerRun:
     """A run of one of its servers."""
 
     method: str  # the name of its server
@@ -17,8 +18,8 @@ class Setup:
 
 
 PLAIN_MEAN_OF_MODELS = "The mean of the models is plain (server.py); fedcli weights by examples."
-FEDSAM = Setup("FedSAM", {"rho": 0.1})
-MOFEDSAM = Setup("MoFedSAM", {"rho": 0.1, "alpha": 0.3})
+FEDSAM = PeerRun("FedSAM", {"rho": 0.1})
+MOFEDSAM = PeerRun("MoFedSAM", {"rho": 0.1, "alpha": 0.3})
 ADDED_TO_THE_NORM = "1e-7 is added to the norm of the gradient (optimizer/ESAM.py)."
 
 PEER = Peer(
@@ -29,49 +30,57 @@ PEER = Peer(
         Row(
             "FedAvg",
             "fedavg",
-            Setup("FedAvg"),
-            cause=PLAIN_MEAN_OF_MODELS,
-            decided_by="FedAvg, Algorithm 1: weights n_k / n.",
-            closed_by="FedAvg, plain means here too",
+            PeerRun("FedAvg"),
+            difference=Difference(
+                cause=PLAIN_MEAN_OF_MODELS,
+                decided_by=equations.FEDAVG_WEIGHTS,
+                closed_by="FedAvg, plain means here too",
+            ),
         ),
-        Row("FedAvg, plain means here too", "fedavg, uniform", Setup("FedAvg")),
-        Row("FedProx, plain means here too", "fedprox, uniform", Setup("FedProx", {"lamb": 0.5})),
-        Row("SCAFFOLD, clients of one size", "scaffold, equal, clipped", Setup("SCAFFOLD")),
-        Row("SCAFFOLD, 2 of 4", "scaffold, half", Setup("SCAFFOLD")),
+        Row("FedAvg, plain means here too", "fedavg, uniform", PeerRun("FedAvg")),
+        Row("FedProx, plain means here too", "fedprox, uniform", PeerRun("FedProx", {"lamb": 0.5})),
+        Row("SCAFFOLD, clients of one size", "scaffold, equal, clipped", PeerRun("SCAFFOLD")),
+        Row("SCAFFOLD, 2 of 4", "scaffold, half", PeerRun("SCAFFOLD")),
         Row(
             "SCAFFOLD, plain means here too",
             "scaffold, uniform",
-            Setup("SCAFFOLD"),
-            cause="K is the first client's for all, and no whole number for a batch that is not full "
-            "(server/SCAFFOLD.py).",
-            decided_by="SCAFFOLD, line 12: K of the client.",
-            closed_by="SCAFFOLD, plain means here too, own K",
+            PeerRun("SCAFFOLD"),
+            difference=Difference(
+                cause="K is the first client's for all, and no whole number for a batch that is not full "
+                "(server/SCAFFOLD.py).",
+                decided_by="SCAFFOLD, line 12: K of the client.",
+                closed_by="SCAFFOLD, plain means here too, own K",
+            ),
         ),
         Row(
             "SCAFFOLD, plain means here too, own K",
             "scaffold, uniform",
-            Setup("SCAFFOLD", patch="count_own_steps"),
+            PeerRun("SCAFFOLD", patch="count_own_steps"),
             change="K is the client's number of steps",
         ),
-        Row("FedDyn, clients of one size", "feddyn, equal, clipped", Setup("FedDyn", {"lamb": 0.1})),
+        Row("FedDyn, clients of one size", "feddyn, equal, clipped", PeerRun("FedDyn", {"lamb": 0.1})),
         Row(
             "FedDyn",
             "feddyn",
-            Setup("FedDyn", {"lamb": 0.1}),
-            cause="All clients have one alpha; fedcli's is divided by a client's size, as in the authors' code.",
-            decided_by="FedDyn, Algorithm 1: one alpha, for which fedcli has --weighting uniform (Reading 2).",
-            closed_by="FedDyn, one alpha here too",
+            PeerRun("FedDyn", {"lamb": 0.1}),
+            difference=Difference(
+                cause="All clients have one alpha; fedcli's is divided by a client's size, as in the authors' code.",
+                decided_by="FedDyn, Algorithm 1: one alpha, for which fedcli has --weighting uniform (Reading 2).",
+                closed_by="FedDyn, one alpha here too",
+            ),
         ),
-        Row("FedDyn, one alpha here too", "feddyn, uniform", Setup("FedDyn", {"lamb": 0.1})),
-        Row("FedDyn, 2 of 4", "feddyn, half", Setup("FedDyn", {"lamb": 0.1})),
-        Row("FedCM, clients of one size", "fedcm, equal", Setup("FedCM", {"alpha": 0.3})),
+        Row("FedDyn, one alpha here too", "feddyn, uniform", PeerRun("FedDyn", {"lamb": 0.1})),
+        Row("FedDyn, 2 of 4", "feddyn, half", PeerRun("FedDyn", {"lamb": 0.1})),
+        Row("FedCM, clients of one size", "fedcm, equal", PeerRun("FedCM", {"alpha": 0.3})),
         Row(
             "FedSAM, plain means here too",
             "fedsam",
             FEDSAM,
-            cause=ADDED_TO_THE_NORM,
-            decided_by="FedSAM: w + rho g / ||g||.",
-            closed_by="FedSAM, plain means here too, norm alone",
+            difference=Difference(
+                cause=ADDED_TO_THE_NORM,
+                decided_by="FedSAM: w + rho g / ||g||.",
+                closed_by="FedSAM, plain means here too, norm alone",
+            ),
         ),
         Row(
             "FedSAM, plain means here too, norm alone",
@@ -83,9 +92,11 @@ PEER = Peer(
             "MoFedSAM, clients of one size",
             "mofedsam, equal",
             MOFEDSAM,
-            cause=ADDED_TO_THE_NORM,
-            decided_by="MoFedSAM: w + rho g / ||g||.",
-            closed_by="MoFedSAM, clients of one size, norm alone",
+            difference=Difference(
+                cause=ADDED_TO_THE_NORM,
+                decided_by="MoFedSAM: w + rho g / ||g||.",
+                closed_by="MoFedSAM, clients of one size, norm alone",
+            ),
         ),
         Row(
             "MoFedSAM, clients of one size, norm alone",

@@ -4,32 +4,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agreement.rows import Peer, Row
+from agreement import equations
+from agreement.rows import Difference, Peer, Quantity, Row
 
 
 @dataclass(frozen=True)
-class Setup:
+class PeerRun:
     """A run of one of its servers."""
 
     server: str  # module of src/server, which is the name of its configuration too, and class
     options: Mapping[str, Any] = field(default_factory=dict)  # of that configuration
     local_epoch: int | None = None  # the problem's epochs if None
     weight_decay: float = 0.0
+    class_vectors: str = ""  # what the server has of each class, by its attribute
     patch: str = ""  # a function of the adapter, which makes the change
 
 
-def fedopt(kind: str) -> Setup:
+def fedopt(kind: str) -> PeerRun:
     """The server of FedOpt with an optimizer of this kind."""
     options = {"type": kind, "beta1": 0.9, "beta2": 0.99, "server_lr": 0.05, "tau": 0.01}
-    return Setup("fedopt:FedOptServer", options)
+    return PeerRun("fedopt:FedOptServer", options)
 
 
-SCAFFOLD = Setup("scaffold:SCAFFOLDServer", {"global_lr": 1.0})
-FEDDYN = Setup("feddyn:FedDynServer", {"alpha": 0.1, "max_grad_norm": 10})
-LG_FEDAVG = Setup("lgfedavg:LGFedAvgServer", {"num_global_layers": 1})
-FEDAVGM = Setup("fedavgm:FedAvgMServer", {"server_momentum": 0.9})
+SCAFFOLD = PeerRun("scaffold:SCAFFOLDServer", {"global_lr": 1.0})
+FEDDYN = PeerRun("feddyn:FedDynServer", {"alpha": 0.1, "max_grad_norm": 10})
+LG_FEDAVG = PeerRun("lgfedavg:LGFedAvgServer", {"num_global_layers": 1})
+FEDAVGM = PeerRun("fedavgm:FedAvgMServer", {"server_momentum": 0.9})
 MOMENT_FROM_0 = "The second moment starts at 0 (server/fedopt.py, `velocities`)."
-REDDI_ALGORITHM_2 = "Algorithm 2 of Reddi et al.: v_{-1} >= tau^2 (Reading 2)."
 MOMENT_FROM_TAU_SQUARED = "the second moment starts at tau^2"
 
 PEER = Peer(
@@ -46,25 +47,29 @@ PEER = Peer(
         "data.utils.datasets": {"DATASETS": {}, "BaseDataset": object},
     },
     rows=(
-        Row("FedAvg", "fedavg", Setup("fedavg:FedAvgServer")),
-        Row("FedProx", "fedprox", Setup("fedprox:FedProxServer", {"mu": 0.5})),
+        Row("FedAvg", "fedavg", PeerRun("fedavg:FedAvgServer")),
+        Row("FedProx", "fedprox", PeerRun("fedprox:FedProxServer", {"mu": 0.5})),
         Row(
             "FedAvgM",
             "fedavgm",
             FEDAVGM,
-            cause="The server's momentum is Nesterov's (server/fedavgm.py).",
-            decided_by="FedAvgM: w <- w - v with v <- beta v + Delta.",
-            closed_by="FedAvgM, Nesterov here too",
+            difference=Difference(
+                cause="The server's momentum is Nesterov's (server/fedavgm.py).",
+                decided_by=equations.FEDAVGM_VELOCITY,
+                closed_by="FedAvgM, Nesterov here too",
+            ),
         ),
         Row("FedAvgM, Nesterov here too", "fedavgm, nesterov", FEDAVGM),
         Row(
             "SCAFFOLD, clients of one size",
             "scaffold, equal",
             SCAFFOLD,
-            cause="A client takes local_epoch batches, not epochs (client/scaffold.py), and its new control variate is "
-            "not stored (server/scaffold.py).",
-            decided_by="SCAFFOLD, lines 9 to 14: K local steps; c_i <- c_i+.",
-            closed_by="SCAFFOLD, as many batches, c_i stored",
+            difference=Difference(
+                cause="A client takes local_epoch batches, not epochs (client/scaffold.py), and its new control "
+                "variate is not stored (server/scaffold.py).",
+                decided_by="SCAFFOLD, lines 9 to 14: K local steps; c_i <- c_i+.",
+                closed_by="SCAFFOLD, as many batches, c_i stored",
+            ),
         ),
         Row(
             "SCAFFOLD, as many batches, c_i stored",
@@ -72,14 +77,16 @@ PEER = Peer(
             replace(SCAFFOLD, local_epoch=6, patch="keep_controls"),
             change="local_epoch is the number of steps, and the server stores c_i",
         ),
-        Row("MOON", "moon", Setup("moon:MOONServer", {"mu": 1.0, "tau": 0.5})),
+        Row("MOON", "moon", PeerRun("moon:MOONServer", {"mu": 1.0, "tau": 0.5})),
         Row(
             "FedDyn, clients of one size",
             "feddyn, equal",
             FEDDYN,
-            cause="The quadratic term is missing (client/feddyn.py); it stands in neither loss nor weight decay.",
-            decided_by="FedDyn, Algorithm 1: alpha / 2 ||w - w_g||^2.",
-            closed_by="FedDyn, clients of one size, weight decay alpha",
+            difference=Difference(
+                cause="The quadratic term is missing (client/feddyn.py); it stands in neither loss nor weight decay.",
+                decided_by=equations.FEDDYN_PENALTY,
+                closed_by="FedDyn, clients of one size, weight decay alpha",
+            ),
         ),
         Row(
             "FedDyn, clients of one size, weight decay alpha",
@@ -90,32 +97,36 @@ PEER = Peer(
         Row(
             "FedProto",
             "fedproto",
-            Setup("fedproto:FedProtoServer", {"lamda": 1.0}),
-            compared=("personal", "class vectors"),
+            PeerRun("fedproto:FedProtoServer", {"lamda": 1.0}, class_vectors="global_prototypes"),
+            compared=(Quantity.PERSONAL, Quantity.CLASS_VECTORS),
         ),
         Row(
             "LG-FedAvg",
             "lg-fedavg",
             LG_FEDAVG,
-            compared=("head", "bodies"),
-            cause="The first layer is shared and the rest kept (client/lgfedavg.py).",
-            decided_by="LG-FedAvg: local representations, a global head.",
-            closed_by="LG-FedAvg, base kept",
+            compared=(Quantity.HEAD, Quantity.BODIES),
+            difference=Difference(
+                cause="The first layer is shared and the rest kept (client/lgfedavg.py).",
+                decided_by="LG-FedAvg: local representations, a global head.",
+                closed_by="LG-FedAvg, base kept",
+            ),
         ),
         Row(
             "LG-FedAvg, base kept",
             "lg-fedavg",
             replace(LG_FEDAVG, patch="keep_base"),
-            compared=("head", "bodies"),
+            compared=(Quantity.HEAD, Quantity.BODIES),
             change="the clients keep the base",
         ),
         Row(
             "FedAdam",
             "fedadam",
             fedopt("adam"),
-            cause=MOMENT_FROM_0,
-            decided_by=REDDI_ALGORITHM_2,
-            closed_by="FedAdam, v from tau^2",
+            difference=Difference(
+                cause=MOMENT_FROM_0,
+                decided_by=equations.REDDI_SECOND_MOMENT,
+                closed_by="FedAdam, v from tau^2",
+            ),
         ),
         Row(
             "FedAdam, v from tau^2",
@@ -127,9 +138,11 @@ PEER = Peer(
             "FedYogi",
             "fedyogi",
             fedopt("yogi"),
-            cause=MOMENT_FROM_0,
-            decided_by=REDDI_ALGORITHM_2,
-            closed_by="FedYogi, v from tau^2",
+            difference=Difference(
+                cause=MOMENT_FROM_0,
+                decided_by=equations.REDDI_SECOND_MOMENT,
+                closed_by="FedYogi, v from tau^2",
+            ),
         ),
         Row(
             "FedYogi, v from tau^2",
@@ -141,9 +154,11 @@ PEER = Peer(
             "FedAdagrad",
             "fedadagrad",
             fedopt("adagrad"),
-            cause=MOMENT_FROM_0,
-            decided_by=REDDI_ALGORITHM_2,
-            closed_by="FedAdagrad, v from tau^2",
+            difference=Difference(
+                cause=MOMENT_FROM_0,
+                decided_by=equations.REDDI_SECOND_MOMENT,
+                closed_by="FedAdagrad, v from tau^2",
+            ),
         ),
         Row(
             "FedAdagrad, v from tau^2",
@@ -151,6 +166,6 @@ PEER = Peer(
             replace(fedopt("adagrad"), patch="start_at_tau_squared"),
             change=MOMENT_FROM_TAU_SQUARED,
         ),
-        Row("FedLC", "fedlc", Setup("fedlc:FedLCServer", {"tau": 1.0})),
+        Row("FedLC", "fedlc", PeerRun("fedlc:FedLCServer", {"tau": 1.0})),
     ),
 )

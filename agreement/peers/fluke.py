@@ -4,21 +4,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agreement.rows import Peer, Row
+from agreement import equations
+from agreement.rows import Difference, Peer, Quantity, Row
 
 
 @dataclass(frozen=True)
-class Setup:
+class PeerRun:
     """A run of one of its algorithms."""
 
     algorithm: str  # module of fluke.algorithms and class
     client: Mapping[str, Any] = field(default_factory=dict)  # options of a client
     server: Mapping[str, Any] = field(default_factory=dict)  # options of the server
-    sgd: Mapping[str, Any] = field(default_factory=dict)  # options of the clients' optimizer
     clients_have_models: bool = False  # whether each client is given a model of its own before the first round
     shares_head_alone: bool = False  # whether the server's model is a head alone
     shared: str = "model"  # the server's model, by its attribute
     kept: tuple[str, ...] = ()  # what stays with a client, by its attributes: models, or numbers
+    class_vectors: str = ""  # what the server has of each class, by its attribute
     keeps_normalisation: bool = False  # whether batch normalisation stays with a client
     patch: str = ""  # a function of the adapter, which makes the change
 
@@ -26,112 +27,126 @@ class Setup:
 WEIGHTED_BY_EXAMPLES = {"weighted": True}
 VELOCITY_FROM_ZERO = "it is given the velocity of zero before the first round, in which it then takes the change"
 
-FEDAVG_WITH_MOMENTUM = Setup(
-    "fedavg:FedAVG", sgd={"lr": 0.03, "momentum": 0.9, "weight_decay": 1e-3}, server=WEIGHTED_BY_EXAMPLES
-)
-FEDNOVA_WITH_MOMENTUM = Setup(
-    "fednova:FedNova", sgd={"lr": 0.03, "momentum": 0.9}, server=WEIGHTED_BY_EXAMPLES, client={"persistency": False}
-)
-FEDDYN = Setup("feddyn:FedDyn", client={"alpha": 0.1}, shared="cld_mdl")
-MOON = Setup("moon:MOON", client={"mu": 1.0, "tau": 0.5}, server=WEIGHTED_BY_EXAMPLES)
-APFL = Setup(
+FEDAVG = PeerRun("fedavg:FedAVG", server=WEIGHTED_BY_EXAMPLES)
+FEDNOVA_WITH_MOMENTUM = PeerRun("fednova:FedNova", server=WEIGHTED_BY_EXAMPLES, client={"persistency": False})
+FEDDYN = PeerRun("feddyn:FedDyn", client={"alpha": 0.1}, shared="cld_mdl")
+MOON = PeerRun("moon:MOON", client={"mu": 1.0, "tau": 0.5}, server=WEIGHTED_BY_EXAMPLES)
+APFL = PeerRun(
     "apfl:APFL",
     client={"lam": 0.3},
     server={**WEIGHTED_BY_EXAMPLES, "tau": 1},
     clients_have_models=True,
     kept=("personalized_model", "hyper_params.lam"),
 )
-FEDPROTO = Setup("fedproto:FedProto", client={"n_protos": 10, "lam": 1.0}, clients_have_models=True)
+FEDPROTO = PeerRun(
+    "fedproto:FedProto", client={"n_protos": 10, "lam": 1.0}, clients_have_models=True, class_vectors="prototypes"
+)
 
 PEER = Peer(
     name="fluke",
     module="fluke",
     package="fluke-fl 0.8.1",
     rows=(
-        Row("FedAvg, weighted", "fedavg", Setup("fedavg:FedAVG", server=WEIGHTED_BY_EXAMPLES)),
+        Row("FedAvg, weighted", "fedavg", PeerRun("fedavg:FedAVG", server=WEIGHTED_BY_EXAMPLES)),
         Row(
             "FedAvg, its default",
             "fedavg",
-            Setup("fedavg:FedAVG"),
-            cause="The mean of the models is plain by default (server.py, `weighted`).",
-            decided_by="FedAvg, Algorithm 1: weights n_k / n.",
-            closed_by="FedAvg, weighted",
+            PeerRun("fedavg:FedAVG"),
+            difference=Difference(
+                cause="The mean of the models is plain by default (server.py, `weighted`).",
+                decided_by=equations.FEDAVG_WEIGHTS,
+                closed_by="FedAvg, weighted",
+            ),
         ),
-        Row("FedAvg, its default, plain means here too", "fedavg, uniform", Setup("fedavg:FedAVG")),
+        Row("FedAvg, its default, plain means here too", "fedavg, uniform", PeerRun("fedavg:FedAVG")),
         Row(
             "FedAvg with momentum",
             "fedavg, momentum",
-            FEDAVG_WITH_MOMENTUM,
-            cause="The clients' momentum lives on from round to round by default (client.py, `persistency`).",
-            decided_by="FedAvg has no momentum; here the local optimizer is new in every round.",
-            closed_by="FedAvg with momentum, new in every round",
+            FEDAVG,
+            difference=Difference(
+                cause="The clients' momentum lives on from round to round by default (client.py, `persistency`).",
+                decided_by="FedAvg has no momentum; here the local optimizer is new in every round.",
+                closed_by="FedAvg with momentum, new in every round",
+            ),
         ),
         Row(
             "FedAvg with momentum, new in every round",
             "fedavg, momentum",
-            replace(FEDAVG_WITH_MOMENTUM, client={"persistency": False}),
+            replace(FEDAVG, client={"persistency": False}),
         ),
-        Row("FedProx", "fedprox", Setup("fedprox:FedProx", client={"mu": 0.5}, server=WEIGHTED_BY_EXAMPLES)),
-        Row("SCAFFOLD, clients of one size", "scaffold, equal", Setup("scaffold:SCAFFOLD")),
-        Row("SCAFFOLD, 2 of 4", "scaffold, half", Setup("scaffold:SCAFFOLD")),
+        Row("FedProx", "fedprox", PeerRun("fedprox:FedProx", client={"mu": 0.5}, server=WEIGHTED_BY_EXAMPLES)),
+        Row("SCAFFOLD, clients of one size", "scaffold, equal", PeerRun("scaffold:SCAFFOLD")),
+        Row("SCAFFOLD, 2 of 4", "scaffold, half", PeerRun("scaffold:SCAFFOLD")),
         Row(
             "SCAFFOLD",
             "scaffold",
-            Setup("scaffold:SCAFFOLD"),
-            cause="Models are weighted by n_i, the control variates by 1 / N (scaffold.py).",
-            decided_by="SCAFFOLD, lines 16 and 17: both plain; here both by examples (Reading 5).",
-            closed_by="SCAFFOLD, c by 1 / N here too",
+            PeerRun("scaffold:SCAFFOLD"),
+            difference=Difference(
+                cause="Models are weighted by n_i, the control variates by 1 / N (scaffold.py).",
+                decided_by=equations.SCAFFOLD_MEANS,
+                closed_by="SCAFFOLD, c by 1 / N here too",
+            ),
         ),
-        Row("SCAFFOLD, c by 1 / N here too", "scaffold, c uniform", Setup("scaffold:SCAFFOLD")),
-        Row("SCAFFOLD, plain means", "scaffold, uniform", Setup("scaffold:SCAFFOLD", server={"weighted": False})),
+        Row("SCAFFOLD, c by 1 / N here too", "scaffold, c uniform", PeerRun("scaffold:SCAFFOLD")),
+        Row("SCAFFOLD, plain means", "scaffold, uniform", PeerRun("scaffold:SCAFFOLD", server={"weighted": False})),
         Row(
             "SCAFFOLD, global_step 2",
             "scaffold, equal, server rate 2",
-            Setup("scaffold:SCAFFOLD", server={"global_step": 2}, sgd={"lr": 0.05}),
-            cause="`global_step` multiplies the weights of the models, and not the change of the model (scaffold.py).",
-            decided_by="SCAFFOLD, line 17: x + eta_g times the mean change.",
-            closed_by="SCAFFOLD, lr 2 in its place",
+            PeerRun("scaffold:SCAFFOLD", server={"global_step": 2}),
+            difference=Difference(
+                cause="`global_step` multiplies the weights of the models, and not the change of the model "
+                "(scaffold.py).",
+                decided_by="SCAFFOLD, line 17: x + eta_g times the mean change.",
+                closed_by="SCAFFOLD, lr 2 in its place",
+            ),
         ),
         Row(
             "SCAFFOLD, lr 2 in its place",
             "scaffold, equal, server rate 2",
-            Setup("scaffold:SCAFFOLD", server={"lr": 2.0}, sgd={"lr": 0.05}),
+            PeerRun("scaffold:SCAFFOLD", server={"lr": 2.0}),
         ),
         Row(
             "FedAvgM",
             "fedavgm",
-            Setup("fedavgm:FedAVGM"),
-            cause="The first round sets the velocity to zero and leaves the model as it was (fedavgm.py).",
-            decided_by="FedAvgM: v starts at 0, and the first round already moves the model.",
-            closed_by="FedAvgM, velocity from 0",
+            PeerRun("fedavgm:FedAVGM"),
+            difference=Difference(
+                cause="The first round sets the velocity to zero and leaves the model as it was (fedavgm.py).",
+                decided_by="FedAvgM: v starts at 0, and the first round already moves the model.",
+                closed_by="FedAvgM, velocity from 0",
+            ),
         ),
         Row(
             "FedAvgM, velocity from 0",
             "fedavgm",
-            Setup("fedavgm:FedAVGM", patch="velocity_from_zero"),
+            PeerRun("fedavgm:FedAVGM", patch="velocity_from_zero"),
             change=VELOCITY_FROM_ZERO,
         ),
         Row(
             "FedNova",
             "fednova",
-            Setup("fednova:FedNova", server=WEIGHTED_BY_EXAMPLES),
-            cause="The weights of the models do not sum to 1, and nothing is added for the former model (fednova.py).",
-            decided_by="FedNova, normalised averaging: x less the step, so that the weights of x and x_i sum to 1.",
-            closed_by="FedNova, with the rest of x",
+            PeerRun("fednova:FedNova", server=WEIGHTED_BY_EXAMPLES),
+            difference=Difference(
+                cause="The weights of the models do not sum to 1, and nothing is added for the former model "
+                "(fednova.py).",
+                decided_by="FedNova, normalised averaging: x less the step, so that the weights of x and x_i sum to 1.",
+                closed_by="FedNova, with the rest of x",
+            ),
         ),
         Row(
             "FedNova, with the rest of x",
             "fednova",
-            Setup("fednova:FedNova", server=WEIGHTED_BY_EXAMPLES, patch="keep_the_rest"),
+            PeerRun("fednova:FedNova", server=WEIGHTED_BY_EXAMPLES, patch="keep_the_rest"),
             change="the former model gets the weight that the others leave",
         ),
         Row(
             "FedNova with momentum",
             "fednova, momentum",
             FEDNOVA_WITH_MOMENTUM,
-            cause="As without momentum.",
-            decided_by="As without momentum.",
-            closed_by="FedNova with momentum, with the rest of x",
+            difference=Difference(
+                cause="As without momentum.",
+                decided_by="As without momentum.",
+                closed_by="FedNova with momentum, with the rest of x",
+            ),
         ),
         Row(
             "FedNova with momentum, with the rest of x",
@@ -143,9 +158,11 @@ PEER = Peer(
             "FedDyn, clients of one size",
             "feddyn, equal",
             FEDDYN,
-            cause="The kept gradient has the other sign, and alpha stands before it twice (feddyn.py).",
-            decided_by="FedDyn, Algorithm 1: the gradient of a client falls by alpha (w_i - w_g).",
-            closed_by="FedDyn, clients of one size, dual of the paper",
+            difference=Difference(
+                cause="The kept gradient has the other sign, and alpha stands before it twice (feddyn.py).",
+                decided_by="FedDyn, Algorithm 1: the gradient of a client falls by alpha (w_i - w_g).",
+                closed_by="FedDyn, clients of one size, dual of the paper",
+            ),
         ),
         Row(
             "FedDyn, clients of one size, dual of the paper",
@@ -163,64 +180,74 @@ PEER = Peer(
         Row(
             "FedAvg with batch normalisation",
             "fedavg, normed",
-            Setup("fedavg:FedAVG", server=WEIGHTED_BY_EXAMPLES),
-            compared=("shared", "statistics"),
+            PeerRun("fedavg:FedAVG", server=WEIGHTED_BY_EXAMPLES),
+            compared=(Quantity.SHARED, Quantity.STATISTICS),
         ),
         Row(
             "MOON with batch normalisation",
             "moon, normed",
             MOON,
-            cause="The received model and the client's last one give their features in training mode, by the batch's "
-            "mean and variance (moon.py).",
-            decided_by="MOON is silent; the authors' code evaluates both (Reading 4).",
-            closed_by="MOON with batch normalisation, training mode here too",
+            difference=Difference(
+                cause="The received model and the client's last one give their features in training mode, by the "
+                "batch's mean and variance (moon.py).",
+                decided_by=equations.MOON_MODE,
+                closed_by="MOON with batch normalisation, training mode here too",
+            ),
         ),
         Row("MOON with batch normalisation, training mode here too", "moon, normed, training mode", MOON),
         Row(
             "FedBN",
             "fedbn, normed",
-            Setup("fedbn:FedBN", server=WEIGHTED_BY_EXAMPLES, keeps_normalisation=True),
-            compared=("shared", "kept"),
+            PeerRun("fedbn:FedBN", server=WEIGHTED_BY_EXAMPLES, keeps_normalisation=True),
+            compared=(Quantity.SHARED, Quantity.KEPT),
         ),
         Row(
             "FedRS",
             "fedrs",
-            Setup("fedrs:FedRS", client={"alpha": 0.5}, server=WEIGHTED_BY_EXAMPLES),
-            cause="A class with one or two examples counts as absent (fedrs.py, `count_as_missing`).",
-            decided_by="FedRS: absent are the classes that a client lacks.",
-            closed_by="FedRS, count_as_missing 0",
+            PeerRun("fedrs:FedRS", client={"alpha": 0.5}, server=WEIGHTED_BY_EXAMPLES),
+            difference=Difference(
+                cause="A class with one or two examples counts as absent (fedrs.py, `count_as_missing`).",
+                decided_by="FedRS: absent are the classes that a client lacks.",
+                closed_by="FedRS, count_as_missing 0",
+            ),
         ),
         Row(
             "FedRS, count_as_missing 0",
             "fedrs",
-            Setup("fedrs:FedRS", client={"alpha": 0.5, "count_as_missing": 0}, server=WEIGHTED_BY_EXAMPLES),
+            PeerRun("fedrs:FedRS", client={"alpha": 0.5, "count_as_missing": 0}, server=WEIGHTED_BY_EXAMPLES),
         ),
-        Row("FedProto", "fedproto", FEDPROTO, compared=("personal", "class vectors")),
+        Row("FedProto", "fedproto", FEDPROTO, compared=(Quantity.PERSONAL, Quantity.CLASS_VECTORS)),
         Row(
             "FedProto, fedcli's default",
             "fedproto, last epoch",
             FEDPROTO,
-            compared=("personal", "class vectors"),
-            cause="fedcli takes prototypes of the last epoch by default, as the authors' code (Reading 4).",
-            decided_by="FedProto, Eq. 3: of the client's data, without a word of epochs.",
-            closed_by="FedProto",
+            compared=(Quantity.PERSONAL, Quantity.CLASS_VECTORS),
+            difference=Difference(
+                cause="fedcli takes prototypes of the last epoch by default, as the authors' code (Reading 4).",
+                decided_by=equations.FEDPROTO_EPOCHS,
+                closed_by="FedProto",
+            ),
         ),
         Row(
             "APFL",
             "apfl",
             APFL,
-            compared=("shared", "kept"),
-            cause="The gradient of the mixture ends in a copy (apfl.py, `merge_models`), so v is not trained; at the "
-            "end of a round a client keeps the mixture in the place of v.",
-            decided_by="APFL, Algorithm 1: v moves by the gradient at the mixture, and is kept.",
-            closed_by="APFL, so here too",
+            compared=(Quantity.SHARED, Quantity.KEPT),
+            difference=Difference(
+                cause="The gradient of the mixture ends in a copy (apfl.py, `merge_models`), so v is not trained; at "
+                "the end of a round a client keeps the mixture in the place of v.",
+                decided_by=equations.APFL_PERSONAL_MODEL,
+                closed_by="APFL, so here too",
+            ),
         ),
-        Row("APFL, so here too", "apfl, mixture kept, v untrained", APFL, compared=("shared", "kept")),
+        Row("APFL, so here too", "apfl, mixture kept, v untrained", APFL, compared=(Quantity.SHARED, Quantity.KEPT)),
         Row(
             "LG-FedAvg",
             "lg-fedavg",
-            Setup("lg_fedavg:LGFedAVG", server=WEIGHTED_BY_EXAMPLES, clients_have_models=True, shares_head_alone=True),
-            compared=("head", "bodies"),
+            PeerRun(
+                "lg_fedavg:LGFedAVG", server=WEIGHTED_BY_EXAMPLES, clients_have_models=True, shares_head_alone=True
+            ),
+            compared=(Quantity.HEAD, Quantity.BODIES),
         ),
     ),
 )

@@ -1,0 +1,97 @@
+"""The networks of the comparison, which every side builds by itself: 6,390 parameters for digits, in one order.
+
+`normed` has batch normalisation besides, 12 parameters more.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+NUM_CLASSES = 10
+NUM_HEAD_PARAMETERS = 2  # weight and bias, the last of a model
+
+
+def small_body(channels: int = 1, image_size: int = 8) -> nn.Sequential:
+    """From images to 16 features."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(6 * image_size**2, 16), nn.ReLU()
+    )
+
+
+def normed_body(channels: int = 1, image_size: int = 8) -> nn.Sequential:
+    """The same with batch normalisation after the convolution."""
+    convolution, *rest = small_body(channels, image_size)
+    return nn.Sequential(convolution, nn.BatchNorm2d(6), *rest)
+
+
+def head(num_classes: int = NUM_CLASSES) -> nn.Linear:
+    """From 16 features to logits."""
+    return nn.Linear(16, num_classes)
+
+
+def small(channels: int = 1, image_size: int = 8, num_classes: int = NUM_CLASSES) -> nn.Sequential:
+    """The body and a linear head, as fedcli takes a network of one's own."""
+    return nn.Sequential(*small_body(channels, image_size), head(num_classes))
+
+
+def normed(channels: int = 1, image_size: int = 8, num_classes: int = NUM_CLASSES) -> nn.Sequential:
+    """The body with batch normalisation and a linear head."""
+    return nn.Sequential(*normed_body(channels, image_size), head(num_classes))
+
+
+BODIES = {"small": small_body, "normed": normed_body}  # by the names of the whole networks
+
+
+def make_body(network_name: str) -> nn.Sequential:
+    """Makes the body of a network for digits."""
+    return BODIES[network_name]()
+
+
+def make_network(network_name: str, weights: list[Tensor]) -> nn.Sequential:
+    """Makes a network for digits with these weights."""
+    network = nn.Sequential(*make_body(network_name), head())
+    load_weights(network, weights)
+    return network
+
+
+def load_weights(model: nn.Module, weights: list[Tensor]) -> nn.Module:
+    """Gives a model of a peer, of the same parameters in the same order, the weights that all sides start from."""
+    for parameter, value in zip(model.parameters(), weights, strict=True):
+        parameter.data = value.clone()
+    return model
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    """The values of tensors in one vector, in float64; an empty one of no tensors."""
+    vectors = [value.detach().double().flatten() for value in tensors]
+    return torch.cat([torch.zeros(0, dtype=torch.float64), *vectors])
+
+
+def body_of(parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+    """All of a model's parameters but its head's."""
+    return parameters[:-NUM_HEAD_PARAMETERS]
+
+
+def head_of(parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The parameters of a model's head."""
+    return parameters[-NUM_HEAD_PARAMETERS:]
+
+
+def parameters_of(model: nn.Module) -> list[Tensor]:
+    """A copy of a model's parameters."""
+    return [parameter.detach().cpu().clone() for parameter in model.parameters()]
+
+
+def parameters_or_number(kept: nn.Module | float) -> list[Tensor]:
+    """What a client keeps: a copy of a model's parameters, or a number as a tensor."""
+    return parameters_of(kept) if isinstance(kept, nn.Module) else [torch.tensor(kept)]
+
+
+def statistics_of(model: nn.Module) -> list[Tensor]:
+    """A copy of the running means and variances of a model's batch normalisation."""
+    statistics = []
+    for name, buffer in model.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            statistics.append(buffer.detach().cpu().clone())
+    return statistics
