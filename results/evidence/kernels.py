@@ -4,9 +4,11 @@ Run `python results/evidence/kernels.py w3 --precision=tf32 --out=kernels.txt`; 
 With `--device=cpu`, for a trial, operations take the place of kernels.
 """
 
-import argparse
+import sys
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from torch.profiler import ProfilerActivity, profile
 
 from fedcli.bench.workloads import WORKLOADS, prepare_workload, with_random_images
@@ -21,7 +23,7 @@ ROWS = 40  # of the table
 STEPS = 16  # with full batches
 
 
-def kernels(workload: str, precision: str, device: str, way: str) -> str:
+def table_of_kernels(workload: str, precision: str, device: str, way: str) -> str:
     """Returns a table of the kernels of some joint steps, those first that take longest."""
     setup = short_setup(workload, precision, device, way)
     fed = prepare(setup).fed
@@ -65,12 +67,18 @@ def profile_of_round(setup: Setup, fed: Federation) -> profile:
     return profiler
 
 
+def main(
+    workload: str,
+    out: Annotated[Path, typer.Option(help="File for the table.")],
+    precision: str = "float32",
+    device: str = "cuda",
+    way: Annotated[str, typer.Option(help="As --clients-per-chunk.")] = "auto",
+) -> None:
+    """Profiles joint steps of a workload of `fedcli bench`, and writes a table of its kernels by their time."""
+    if workload not in WORKLOADS:
+        sys.exit(f"error: '{workload}' is no workload; there are {', '.join(WORKLOADS)}.")
+    out.write_text(table_of_kernels(workload, precision, device, way))
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("--precision", default="float32")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--way", default="auto", help="as --clients-per-chunk")
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
-    args.out.write_text(kernels(args.workload, args.precision, args.device, args.way))
+    typer.run(main)
