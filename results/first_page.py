@@ -71,15 +71,15 @@ def table_of_studies(studies: Iterable[Study]) -> str:
 def runs_of_claim(answer: verdicts.Answer, records: Path, timed: pd.DataFrame) -> str:
     """Which runs a claim has, with links to the pages of their studies, and what would decide it."""
     remarks = []
-    studies = dict.fromkeys(folder.relative_to(records).parts[0] for folder in answer.evidence.folders)
-    if studies:
-        links = ", ".join(f"[{name}]({name}.md)" for name in studies)
+    study_names = dict.fromkeys(folder.relative_to(records).parts[0] for folder in answer.evidence.folders)
+    if study_names:
+        links = ", ".join(f"[{name}]({name}.md)" for name in study_names)
         remarks.append(f"{answer.size}: {links}")
     by_modified = modified_checkout_text(read_runs(answer.evidence.folders)["record"])
     if by_modified:
         remarks.append(by_modified)
     limiting_study = answer.claim.limiting_study
-    if studies and limiting_study:
+    if study_names and limiting_study:
         remarks.append(f"but see [{limiting_study}]({limiting_study}.md)")
     deciding = deciding_runs_text(answer, records, timed)
     if deciding:

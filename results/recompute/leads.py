@@ -16,8 +16,8 @@ class Lead(NamedTuple):
     n: int  # seeds
 
     def text(self) -> str:
-        """All of it, to seven decimals."""
-        return f"{self.mean:.7f} [{self.low:.7f}, {self.high:.7f}] ({self.n})"
+        """All of it, to ten decimals."""
+        return f"{self.mean:.10f} [{self.low:.10f}, {self.high:.10f}] ({self.n})"
 
 
 NO_LEAD = Lead(MISSING, MISSING, MISSING, 0)
