@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from first_page import make_first_page, table_of_claims_by_paper, table_of_coverage
@@ -82,10 +82,8 @@ def read_notes(paper: str, results: Path) -> str:
 
 def plan_with_relative_folders(plan: plans.TablePlan, results: Path) -> plans.TablePlan:
     """A planned table whose runs have the folders that its page names, those below `results`."""
-    runs = []
-    for run in plan.runs:
-        runs.append(replace(run, folder=run.folder.relative_to(results)))
-    return replace(plan, folder=plan.folder.relative_to(results), runs=tuple(runs))
+    runs = tuple(with_relative_folder(run, results) for run in plan.runs)
+    return replace(with_relative_folder(plan, results), runs=runs)
 
 
 def answer_with_relative_folders(answer: verdicts.Answer, records: Path) -> verdicts.Answer:
@@ -93,11 +91,16 @@ def answer_with_relative_folders(answer: verdicts.Answer, records: Path) -> verd
     folders = tuple(folder.relative_to(records) for folder in answer.evidence.folders)
     pairs = []
     for pair in answer.evidence.pairs:
-        run = replace(pair.run, folder=pair.run.folder.relative_to(records))
-        other_run = replace(pair.other_run, folder=pair.other_run.folder.relative_to(records))
+        run = with_relative_folder(pair.run, records)
+        other_run = with_relative_folder(pair.other_run, records)
         pairs.append(replace(pair, run=run, other_run=other_run))
     evidence = replace(answer.evidence, folders=folders, pairs=tuple(pairs))
     return replace(answer, evidence=evidence)
+
+
+def with_relative_folder(part: Any, parent: Path) -> Any:
+    """A plan or a run whose folder is told from another one on."""
+    return replace(part, folder=part.folder.relative_to(parent))
 
 
 def stale_pages(folder: Path, made: Iterable[Page]) -> list[Path]:
