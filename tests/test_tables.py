@@ -353,6 +353,7 @@ def test_columns_are_chosen_and_ordered_by_the_names_that_the_table_shows():
     assert chosen("Settings,Model,post") == ["Settings", "Model", "post, %"]  # also those with nothing to say
     assert chosen("at:1/2,Method", ["at:1/2"]) == ["at:1/2, %", "Method"]
     assert latex(runs, columns="Method,Floats up / down").count("12,400 / 12,345") == 2
+    assert "\none & one & not measured " in latex(runs, columns="Method,Method,post")  # one may stand there twice
 
     refused(
         lambda: chosen("Method,Last rund"),

@@ -16,7 +16,6 @@ from fedcli.results.columns import (
     HEADLINE,
     LAST,
     LEAD,
-    METHOD,
     MODEL,
     ROUNDS,
     SEEDS,
@@ -118,12 +117,10 @@ def build_paper_table(
     Raises:
         UserError: If a metric or a column is not known.
     """
-    groups = group_runs(records)
+    groups = [replace(group, method=method_name(group.first)) for group in group_runs(records)]
     columns = find_columns(groups, metrics, leads=True, layout=layout)
     seeds = _seeds_of_all(groups)
     cells = cells_of(groups, columns, implied_count=len(seeds) or None)
-    if METHOD.key in cells:
-        cells[METHOD.key] = [method_name(group.first) for group in groups]
     if not columns.chosen:
         cells = _paper_columns(cells, columns, bool(seeds))
     shown = columns.of(cells)
