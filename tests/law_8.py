@@ -65,7 +65,7 @@ def run_to_its_end(method, overrides, options):
     setup, fed = laws.federation(method, overrides, **{**FEW_STEPS, **options})
     entries = []
     with machine_settings(fed):
-        state = setup.method.init(fed, setup.method_config)
+        state = laws.start(setup, fed)
         for number in range(ROUNDS):
             state, entry = one_round(setup, fed, state, fed.cohort(number))
             entries.append({key: value for key, value in entry.items() if key != "seconds"})

@@ -21,15 +21,16 @@ from fedcli.check import (
 )
 from fedcli.core.federation import Cohort, Federation
 from fedcli.runs.resolve import Setup
+from tests.plain_federation import PlainFederation
 from tests.plain_loops import modules_of
 from tests.public_phases import PublicPhase, exchange_plainly, models_of, stacked_by_network
-from tests.reference import ReferenceFederation
 
 __all__ = [  # of which those that `fedcli.check` defines are as they are there
     "BATCHNORM", "Broken", "allows", "assert_agree", "assert_public_phase_agrees", "assert_rounds_agree", "distance",
     "federation", "keeps_state", "law_1_off_is_the_simpler_method", "law_2_on_is_not", "law_3_state_survives",
     "law_4_chunking_is_invisible", "law_5_order_is_invisible", "law_6_edge_data", "law_7_resume_is_invisible",
-    "law_9_costs_are_what_is_sent", "simulate", "tested_models", "toy_dataset", "toy_parts", "variants_of",
+    "law_9_costs_are_what_is_sent", "one_round", "run_rounds", "simulate", "start", "tested_models", "toy_dataset",
+    "toy_parts", "variants_of",
 ]  # fmt: skip
 
 
@@ -54,16 +55,32 @@ def raising(law: Callable, **options: Any) -> Callable:
 law_1_off_is_the_simpler_method = raising(check.law_1_off_is_the_simpler_method)
 law_2_on_is_not = raising(check.law_2_on_is_not)
 law_3_state_survives = raising(check.law_3_state_survives)
-law_4_chunking_is_invisible = raising(check.law_4_chunking_is_invisible, reference_type=ReferenceFederation)
+law_4_chunking_is_invisible = raising(check.law_4_chunking_is_invisible, reference_type=PlainFederation)
 law_5_order_is_invisible = raising(check.law_5_order_is_invisible)
 law_6_edge_data = raising(check.law_6_edge_data)
 law_7_resume_is_invisible = raising(check.law_7_resume_is_invisible)
 law_9_costs_are_what_is_sent = raising(check.law_9_costs_are_what_is_sent)
 
 
-def federation(method, overrides=None, *, reference=False, **run):
-    """A setup and its federation on toy data, whose clients train by the plain loop where `reference`."""
-    return check.federation(method, overrides, federation_type=ReferenceFederation if reference else None, **run)
+def federation(method, overrides=None, *, plain=False, **run):
+    """A setup and its federation on toy data, whose clients train by the plain loop where `plain`."""
+    return check.federation(method, overrides, federation_type=PlainFederation if plain else None, **run)
+
+
+def start(setup: Setup, fed: Federation) -> Any:
+    """The state before the first round."""
+    return setup.method.init(fed, setup.method_config)
+
+
+def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tuple[Any, dict[str, Tensor]]:
+    """The state after a round, and its terms."""
+    return setup.method.run_round(state, cohort, fed, setup.method_config)
+
+
+def run_rounds(num_rounds: int, method, overrides=None, *, cohorts=None, **run: Any) -> Any:
+    """The state of a method after rounds on toy data; cohorts are drawn if None."""
+    setup, fed = federation(method, overrides, **run)
+    return simulate(setup, fed, num_rounds, cohorts)
 
 
 def assert_agree(tree, other, what: str) -> None:
@@ -71,18 +88,18 @@ def assert_agree(tree, other, what: str) -> None:
 
 
 def assert_rounds_agree(
-    setup: Setup, fed: Federation, slow_round: Callable, shared: Any, shared_of: Callable[[Any], Any], rounds: int = 3
+    setup: Setup, fed: Federation, plain_round: Callable, shared: Any, shared_of: Callable[[Any], Any], rounds: int = 3
 ) -> Any:
     """Holds rounds of a method to a plain loop, in what all share and what each client keeps; returns the last state.
 
-    `slow_round` takes the federation, the setup, the round, what clients keep and what all share, and returns the last
+    `plain_round` takes the federation, the setup, the round, what clients keep and what all share, and returns the last
     two after the round; `shared` is what all share at first, and `shared_of` takes it out of a state.
     """
-    state = setup.method.init(fed, setup.method_config)
+    state = start(setup, fed)
     kept = {}
     for number in range(rounds):
-        kept, shared = slow_round(fed, setup, number, kept, shared)
-        state, _ = setup.method.run_round(state, fed.cohort(number), fed, setup.method_config)
+        kept, shared = plain_round(fed, setup, number, kept, shared)
+        state, _ = one_round(setup, fed, state, fed.cohort(number))
         assert_agree(shared_of(state), shared, f"what all share after round {number}")
         for client, parts in kept.items():
             assert_agree(tuple(state.clients[client]), parts, f"client {client} in round {number}")

@@ -113,12 +113,12 @@ def on_device(
             fed.engine.graphs = None
         change(fed)
 
-        state = setup.method.init(fed, setup.method_config)
+        state = laws.start(setup, fed)
         counts_of_rounds = []
         for number in range(rounds):
             before = counts(device)
             fed.start_round()
-            state, _ = setup.method.run_round(state, fed.cohort(number), fed, setup.method_config)
+            state, _ = laws.one_round(setup, fed, state, fed.cohort(number))
             refuse_non_finite(state, number)
             counts_of_rounds.append({name: count - before[name] for name, count in counts(device).items()})
         return RunOnDevice(on_host(state), fed, device, counts_of_rounds)

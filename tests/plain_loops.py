@@ -63,8 +63,8 @@ def train_plainly(
     `model` is what it begins with, and `objective` goes from module, features, logits and labels to the loss.
     """
     (module,) = modules_of(fed, {client: model})
-    run = fed.config
-    optimizer = torch.optim.SGD(module.parameters(), run.lr, run.momentum, weight_decay=run.weight_decay)
+    config = fed.config
+    optimizer = torch.optim.SGD(module.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay)
     for x, y in minibatches(fed, number, client):
         features, logits = module(x)
         loss = objective(module, features, logits, y)

@@ -1,4 +1,4 @@
-"""Draws: what they depend on and what they cover; resizing and augmentation, against torchvision and slow loops."""
+"""Draws: what they depend on and what they cover; resizing and augmentation, against torchvision and plain loops."""
 
 import math
 from dataclasses import replace
@@ -78,7 +78,7 @@ def test_cohorts_are_sorted_distinct_and_new_every_round():
     assert tuple(fed_of_another_seed.cohort(0).client_ids) != cohorts[0]
 
 
-def slow_augment(image, draw, rotate):
+def augment_plainly(image, draw, rotate):
     """One grey image, pixel by pixel: turn(mirror(crop(pad(image))))."""
     size = len(image)
     right_draw, down_draw, mirror_draw, angle_draw = draw.astype(float)
@@ -102,14 +102,14 @@ def slow_augment(image, draw, rotate):
 
 
 @pytest.mark.parametrize("rotate", [False, True])
-def test_augmentation_against_a_slow_loop(rotate):
+def test_augmentation_against_a_plain_loop(rotate):
     draw = np.random.default_rng(0)
     images = draw.random((30, 1, 9, 9))
     draws = draw.random((30, 4)).astype(np.float32)
     draws[0] = 1  # as float32 rounds what is next to it
     ours = crop_flip(torch.tensor(images), torch.tensor(draws), rotate)
     for image, image_draws, augmented in zip(images[:, 0], draws, ours[:, 0].numpy(), strict=True):
-        np.testing.assert_array_equal(augmented, slow_augment(image, image_draws, rotate))
+        np.testing.assert_array_equal(augmented, augment_plainly(image, image_draws, rotate))
 
 
 def test_transform_normalises_each_channel():
@@ -124,7 +124,7 @@ def test_transform_normalises_each_channel():
         torch.testing.assert_close(normalised[:, :, channel], expected, check_dtype=False)
 
 
-# Resizing and augmentation, against torchvision and slow loops
+# Resizing and augmentation, against torchvision and plain loops
 
 
 F = torchvision().transforms.functional
@@ -151,7 +151,7 @@ def test_resizing_is_pillows_to_a_rounding(before, after, monkeypatch):
         assert abs(resized.astype(int) - np.asarray(theirs)).max() <= 1
 
 
-def slow_box(draw, height, width):
+def find_box_plainly(draw, height, width):
     """The rectangle of one image by torchvision's rule: the first try that fits."""
     for number in range(TRIES):
         area = height * width * (0.2 + 0.8 * float(draw[2 * number]))
@@ -173,21 +173,21 @@ def test_resized_crop_is_torchvisions(channels):
     draws = random_draws("resized-crop", 40)
     draws[0, :20] = torch.tensor([0.99, 0.0] * 10)  # no try fits: the whole image
     draws[1, :20] = torch.tensor([0.99, 1.0 - 1e-6] * 9 + [0.0, 0.5])  # the last one does
-    _, _, rows, columns = slow_box(draws[0], 16, 16)
+    _, _, rows, columns = find_box_plainly(draws[0], 16, 16)
     assert (rows, columns) == (16, 16)
-    _, _, rows, columns = slow_box(draws[1], 16, 16)
+    _, _, rows, columns = find_box_plainly(draws[1], 16, 16)
     assert (rows, columns) == (7, 7)
 
     ours = resized_crop(x, draws)
     for image, draw, cropped in zip(x, draws, ours, strict=True):
-        top, left, rows, columns = slow_box(draw, 16, 16)
+        top, left, rows, columns = find_box_plainly(draw, 16, 16)
         theirs = F.resized_crop(image, top, left, rows, columns, [16, 16], antialias=True)
         if draw[-1] < 0.5:
             theirs = F.hflip(theirs)
         torch.testing.assert_close(cropped, theirs, rtol=0, atol=1e-12)
 
 
-def slow_jitter(image, draw):
+def jitter_plainly(image, draw):
     """torchvision's ColorJitter and RandomGrayscale with the parameters that the draws stand for."""
     jitter_draw, *order_draws, brightness, contrast, saturation, hue, grey_draw = draw.tolist()
     changes = [
@@ -211,7 +211,7 @@ def test_colour_jitter_is_torchvisions():
     ours = colour_jitter(x, draws)
     for image, draw, jittered in zip(x, draws, ours, strict=True):
         # torchvision's change of hue is in float32.
-        torch.testing.assert_close(jittered, slow_jitter(image, draw), rtol=0, atol=5e-6)
+        torch.testing.assert_close(jittered, jitter_plainly(image, draw), rtol=0, atol=5e-6)
     assert 0 <= ours.min() < ours.max() <= 1
 
 

@@ -20,6 +20,7 @@ from fedcli.runs import prepare
 from fedcli.runs.machine import deterministic
 from fedcli.runs.resolve import resolve
 from fedcli.runs.rounds import one_round
+from tests import laws
 from tests.commands import PROGRAM, error_of, invoke, output_of
 from tests.made_up import Device
 from tests.on_made_up import early_captures, on_made_up_device
@@ -150,7 +151,7 @@ def test_both_sides_take_the_same_steps_on_the_same_images(chunk, monkeypatch):
 
     plain.model.register_forward_hook(watch)
     cohort = fed.cohort(0)
-    one_round(setup, fed, setup.method.init(fed, setup.method_config), cohort)
+    one_round(setup, fed, laws.start(setup, fed), cohort)
     plain.round(cohort.client_ids)
 
     assert sum(engine_sizes) == sum(plain_sizes) == 80
@@ -169,7 +170,7 @@ def test_both_sides_end_with_the_same_model(workload):
     """Where the order of the samples does not matter."""
     batch_size = workload["train_examples"] // 4
     setup, fed, plain = sides(workload | {"batch_size": batch_size}, precision="float64")
-    state = setup.method.init(fed, setup.method_config)
+    state = laws.start(setup, fed)
     buffers = [name for name, _ in plain.model.named_buffers() if "num_batches_tracked" not in name]
     names = [name for name, _ in plain.model.named_parameters()] + buffers
     assert bool(buffers) == (workload is TINY_RESNET)

@@ -1,4 +1,4 @@
-"""SCAFFOLD, FedDyn and MOON, whose clients keep what corrects their training: by hand and against slow loops."""
+"""SCAFFOLD, FedDyn and MOON, whose clients keep what corrects their training: by hand and against plain loops."""
 
 import pytest
 import torch
@@ -92,7 +92,7 @@ def test_scaffolds_server_lr_scales_the_parameters():
     run = {"backbone": laws.BATCHNORM, "local_epochs": 1}
     setup, fed = laws.federation("scaffold", {"server_lr": 0.5, "clip_norm": 0.0}, **run)
     state = laws.simulate(setup, fed, 1)
-    average = laws.simulate(*laws.federation("fedavg", **run), 1)
+    average = laws.run_rounds(1, "fedavg", **run)
     start, _ = fed.initial_model()
     half = {name: (value + average.params[name]) / 2 for name, value in start.items()}
     laws.assert_agree((state.params, state.buffers), (half, average.buffers), "half the way, and all of the buffers")
@@ -103,11 +103,11 @@ def test_scaffolds_server_lr_scales_the_parameters():
 COHORTS = ([0, 1], [1, 3], [0, 2])
 
 
-def test_without_clipping_feddyn_is_algorithm_1_in_a_slow_loop():
+def test_without_clipping_feddyn_is_algorithm_1_in_a_plain_loop():
     """Three rounds with two of four clients, in h_i, with alpha by a client's size, and plain means also of buffers."""
     run = {"parts": laws.toy_parts((6, 2, 3, 5)), "cohort_size": 2, "local_epochs": 1, "backbone": laws.BATCHNORM}
-    ours = laws.simulate(*laws.federation("feddyn", {"alpha": 0.2, "clip_norm": 0.0}, **run), 3, COHORTS)
-    _, fed = laws.federation("feddyn", reference=True, **run)
+    ours = laws.run_rounds(3, "feddyn", {"alpha": 0.2, "clip_norm": 0.0}, cohorts=COHORTS, **run)
+    _, fed = laws.federation("feddyn", plain=True, **run)
     task = fedavg.make_local_loss(fed.network)
     w, buffers = fed.initial_model()
     h = [tree_map(torch.zeros_like, w) for _ in range(4)]
@@ -150,7 +150,7 @@ def test_under_uniform_weighting_all_clients_of_feddyn_have_one_alpha():
             return clients, {}
 
         fed.train = train
-        setup.method.run_round(setup.method.init(fed, setup.method_config), fed.cohort(0), fed, setup.method_config)
+        laws.one_round(setup, fed, laws.start(setup, fed), fed.cohort(0))
         (context,) = contexts
         return context.alpha
 
@@ -165,16 +165,17 @@ def simplified(alpha, **run):
 
 def test_feddyns_simplified_form_begins_as_fedavg():
     """It is FedAvg in its first round, and in all with alpha = 0, and keeps the last models."""
-    base = laws.federation("fedavg", cohort_size=2)
     first = laws.simulate(*simplified(0.1), 1, COHORTS)
-    laws.assert_agree(first.params, laws.simulate(*base, 1, COHORTS).params, "the first round")
+    fedavgs_first = laws.run_rounds(1, "fedavg", cohorts=COHORTS, cohort_size=2)
+    laws.assert_agree(first.params, fedavgs_first.params, "the first round")
     dual_0 = first.clients[0].dual
     dual_1 = first.clients[1].dual
     mean = {name: (13 * dual_0[name] + 7 * dual_1[name]) / 20 for name in first.params}
     laws.assert_agree(first.params, mean, "the mean of what the clients keep")
 
     off = laws.simulate(*simplified(0.0), 3, COHORTS)
-    laws.assert_agree(off.params, laws.simulate(*base, 3, COHORTS).params, "alpha = 0")
+    fedavgs = laws.run_rounds(3, "fedavg", cohorts=COHORTS, cohort_size=2)
+    laws.assert_agree(off.params, fedavgs.params, "alpha = 0")
 
 
 def test_feddyns_simplified_form_pulls_to_the_global_model():
@@ -185,8 +186,8 @@ def test_feddyns_simplified_form_pulls_to_the_global_model():
     first = laws.simulate(setup, fed, 1, COHORTS)
     cohort = fed.cohort_of(1, [0, 1])
 
-    pulled, _ = setup.method.run_round(first, cohort, fed, setup.method_config)
-    free, _ = plain.method.run_round(first, cohort, fed, plain.method_config)
+    pulled, _ = laws.one_round(setup, fed, first, cohort)
+    free, _ = laws.one_round(plain, fed, first, cohort)
 
     for client, n in ((0, 13), (1, 7)):
         alpha_i = 0.2 / (n / 8.5)
@@ -247,12 +248,12 @@ def test_moons_other_models_run_in_evaluation_mode_and_are_constants():
 
 def test_a_new_client_of_moon_trains_without_the_term():
     setup, fed = laws.federation("moon", cohort_size=2)
-    start = setup.method.init(fed, setup.method_config)
-    state, terms = setup.method.run_round(start, fed.cohort_of(0, [0, 1]), fed, setup.method_config)
+    start = laws.start(setup, fed)
+    state, terms = laws.one_round(setup, fed, start, fed.cohort_of(0, [0, 1]))
     assert terms["contrastive"].tolist() == [0, 0]
 
     cohort = fed.cohort_of(1, [1, 2])
-    after, terms = setup.method.run_round(state, cohort, fed, setup.method_config)
+    after, terms = laws.one_round(setup, fed, state, cohort)
     assert terms["contrastive"][0] > 0.1  # client 1 has a previous model
     assert terms["contrastive"][1] == 0
 

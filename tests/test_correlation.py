@@ -1,4 +1,4 @@
-"""Cross-correlation of the clients' logits: against the paper's equation and slow loops, and the figure of it."""
+"""Cross-correlation of the clients' logits: against the paper's equation and plain loops, and the figure of it."""
 
 import numpy as np
 import pytest

@@ -25,7 +25,7 @@ class Start(NamedTuple):
 
 def start_on_device():
     setup, fed = laws.federation("fedavg", device="cuda")
-    return Start(setup.method.init(fed, setup.method_config), fed)
+    return Start(laws.start(setup, fed), fed)
 
 
 @on_made_up_device

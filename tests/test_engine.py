@@ -1,4 +1,4 @@
-"""The engine against the plain loop of tests/reference.py, and its optimizers against torch.optim."""
+"""The engine against the plain loop of tests/plain_federation.py, and its optimizers against torch.optim."""
 
 import os
 import subprocess
@@ -26,14 +26,14 @@ FEDAVG = find_method("fedavg")
 
 
 @cache
-def trained_in_two_phases(reference=False, chunk="auto"):
+def trained_in_two_phases(plain=False, chunk="auto"):
     """Clients whose parameters were all trained and then some of them, clipped, on images that leave taps dead."""
     run = {
         "backbone": "resnet10", "data": laws.toy_dataset(15, channels=3, size=32), "lr": 0.01, "num_clients": 3,
         "parts": laws.toy_parts((7, 2, 6)), "local_epochs": 1, "weight_decay": 0.1, "clients_per_chunk": chunk,
     }  # fmt: skip
-    setup, fed = laws.federation(FEDAVG, reference=reference, **run)
-    assert any(isinstance(layer, LiveConv2d) for layer in fed.network.module.modules()) != reference
+    setup, fed = laws.federation(FEDAVG, plain=plain, **run)
+    assert any(isinstance(layer, LiveConv2d) for layer in fed.network.module.modules()) != plain
     assert fed.engine.by_places
     loss = setup.method.module.make_local_loss(fed.network)
     cohort = fed.cohort(0)
@@ -60,7 +60,7 @@ def test_dead_taps_frozen_parameters_and_clipping_agree_with_the_plain_loop(chun
     trained = trained_in_two_phases(chunk=chunk)
     assert (calls > 0) == (chunk != "3")  # of three clients in branches of two one is left alone
     assert by_places.get() is False
-    laws.assert_agree(trained, trained_in_two_phases(reference=True), "with dead taps")
+    laws.assert_agree(trained, trained_in_two_phases(plain=True), "with dead taps")
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
@@ -72,7 +72,7 @@ def test_engine_agrees_under_augmentation_and_dropped_batches(drop_last):
         assert not fed.engine.by_places  # without dead taps a network goes on to train to the bits that it always has
         return laws.simulate(setup, fed, 2)
 
-    expected = simulate("crop-flip-rotate", reference=True)
+    expected = simulate("crop-flip-rotate", plain=True)
     laws.assert_agree(simulate("crop-flip-rotate", clients_per_chunk="1"), expected, "looped")
     laws.assert_agree(simulate("crop-flip-rotate", clients_per_chunk="4"), expected, "stacked")
     assert laws.distance(simulate("none"), expected) > 1e-3  # the augmentation did something
@@ -294,7 +294,7 @@ def memory_for_two(monkeypatch):
 
 @pytest.mark.parametrize("way", ["", "branches:"])
 def test_out_of_memory_halves_the_chunk_and_changes_nothing_else(way, memory_for_two):
-    expected = laws.simulate(*laws.federation(FEDAVG, clients_per_chunk=f"{way}2"), 2)
+    expected = laws.run_rounds(2, FEDAVG, clients_per_chunk=f"{way}2")
     memory_for_two.clear()
     setup, fed = laws.federation(FEDAVG, clients_per_chunk=f"{way}4")
     assert laws.distance(laws.simulate(setup, fed, 2), expected) == 0
@@ -309,7 +309,7 @@ def test_out_of_memory_halves_the_chunk_and_changes_nothing_else(way, memory_for
 def test_chunks_that_follow_are_cut_too_and_an_odd_one_is_rounded_up(memory_for_two):
     parts = laws.toy_parts((13, 7, 10, 4, 6, 5, 4))
     run = {"parts": parts, "num_clients": 7, "local_epochs": 1}
-    expected = laws.simulate(*laws.federation(FEDAVG, clients_per_chunk="1", **run), 1)
+    expected = laws.run_rounds(1, FEDAVG, clients_per_chunk="1", **run)
     setup, fed = laws.federation(FEDAVG, clients_per_chunk="3", **run)
     laws.assert_agree(laws.simulate(setup, fed, 1), expected, "three together, then two")
     assert fed.engine.clients_per_chunk == 2

@@ -225,7 +225,7 @@ def test_only_changed_models_are_run_again(tested_on, method, monkeypatch):
     assert_run([])
 
     for number in (1, 2):
-        state, _ = setup.method.run_round(state, fed.cohort(number), fed, setup.method_config)
+        state, _ = laws.one_round(setup, fed, state, fed.cohort(number))
         assert_run(fed.cohort(number).client_ids)
 
 

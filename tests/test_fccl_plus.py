@@ -109,7 +109,7 @@ def test_plain_distillation_is_the_divergence_with_the_factor():
 
 def after_both_phases(fed, setup, cohort, states):
     """The clients' stacked parameters after a round from these states, and the round's terms."""
-    after, terms = setup.method.run_round(fccl_plus.ServerState(states), cohort, fed, setup.method_config)
+    after, terms = laws.one_round(setup, fed, fccl_plus.ServerState(states), cohort)
     return stack([after.clients[client].params for client in range(fed.num_clients)]), terms
 
 
@@ -189,8 +189,8 @@ def test_with_ewc_a_client_holds_on_to_the_collaborative_phase():
 def test_rounds_begin_at_the_pretrained_model(form):
     """As in the authors' code, it is trained with a cosine rate and without weight decay."""
     options = {**ALONE, "distillation_weight": 0.0, "pretrain_epochs": 3, "pretraining": form}
-    state = laws.simulate(*laws.federation("fccl", options), 1)
-    setup, plain = laws.federation("fccl", options, reference=True)
+    state = laws.run_rounds(1, "fccl", options)
+    setup, plain = laws.federation("fccl", options, plain=True)
     cohort = plain.cohort(0)
     task = fedavg.make_local_loss(plain.network)
     model = Client(*plain.recall({}, cohort, plain.initial_model()), optimizer={})
@@ -198,7 +198,7 @@ def test_rounds_begin_at_the_pretrained_model(form):
         of_code = {"lr": share * setup.config.lr, "weight_decay": 0.0} if form == "code" else {}
         # Two local epochs have the draws 0 and 1.
         model, _ = plain.train(model, cohort, plain.optimizer_step(task, **of_code), epochs=range(2 + epoch, 3 + epoch))
-    trained, _ = plain.train(model._replace(optimizer=[{}] * 4), cohort, task)
+    trained, _ = plain.train(model._replace(optimizer={}), cohort, task)
     for client, own in state.clients.items():
         laws.assert_agree(own.pretrained.params, select(model.params, client), "theta*")
         laws.assert_agree(own.params, select(trained.params, client), "the model after round 0")

@@ -214,7 +214,7 @@ def test_two_rounds_of_lg_fedavg_are_those_of_a_plain_loop():
 
 def test_lg_fedavgs_first_head_is_the_first_networks():
     setup, fed = laws.federation("lg-fedavg", backbone=MIXED)
-    head = setup.method.init(fed, setup.method_config).head
+    head = laws.start(setup, fed).head
     first_network, second_network = fed.networks
     first, _ = fed.initial_model(first_network)
     second, _ = fed.initial_model(second_network)
@@ -263,7 +263,7 @@ def test_with_equal_steps_fednova_is_fedavg(momentum):
     assert set(fed.plan(fed.cohort(0)).steps.tolist()) == {4}
 
     state = laws.simulate(setup, fed, 3)
-    expected = laws.simulate(*laws.federation("fedavg", backbone=laws.BATCHNORM, **run), 3)
+    expected = laws.run_rounds(3, "fedavg", backbone=laws.BATCHNORM, **run)
     laws.assert_agree(tuple(state), tuple(expected), "parameters and buffers")
 
 

@@ -24,7 +24,7 @@ def likeness(evaluation, other):
     return F.cosine_similarity(evaluation, other, dim=0).item()
 
 
-def matched_slowly(evaluation):
+def match_plainly(evaluation):
     """Pairs by the words of Section IV-A, for vectors without ties."""
     mean = sum(evaluation) / len(evaluation)
     left = set(range(len(evaluation)))
@@ -44,7 +44,7 @@ def matched_slowly(evaluation):
 def test_matching_takes_the_least_similar_twice(size, seed):
     evaluation = vectors(size, seed)
     counterpart = fedcme.match_clients(evaluation)
-    assert counterpart.tolist() == matched_slowly(evaluation)
+    assert counterpart.tolist() == match_plainly(evaluation)
     assert torch.equal(counterpart[counterpart], torch.arange(size))  # it is mutual
     assert (counterpart == torch.arange(size)).sum() == size % 2  # one of an odd number keeps its own
 
@@ -67,7 +67,7 @@ def test_a_client_without_evaluation_is_unlike_everybody():
     assert fedcme.cosine(evaluation[:, None], evaluation)[2].tolist() == [0, 0, 0, 0]
 
 
-def many_to_one_slowly(evaluation):
+def match_many_to_one_plainly(evaluation):
     """For each client the one least like it."""
     counterparts = []
     for k, own in enumerate(evaluation):
@@ -80,7 +80,7 @@ def many_to_one_slowly(evaluation):
 @pytest.mark.parametrize("size", range(2, 7))
 def test_many_to_one_takes_the_least_similar_of_all_others(size):
     evaluation = vectors(size, seed=size)
-    assert fedcme.match_many_to_one(evaluation).tolist() == many_to_one_slowly(evaluation)
+    assert fedcme.match_many_to_one(evaluation).tolist() == match_many_to_one_plainly(evaluation)
 
 
 @pytest.mark.parametrize(
@@ -216,16 +216,16 @@ def test_a_round_against_a_plain_loop(epochs, options, momentum):
     parts = np.split(by_class, np.cumsum(PARTS)[:-1])
     run = {"local_epochs": epochs, "momentum": momentum, "weight_decay": 0.0, "lr": 0.1}
     setup, fed = laws.federation("fedcme", options, data=laws.toy_dataset(num_train=25), parts=parts, **run)
-    match_slowly = matched_slowly if setup.method_config.matching == "pairs" else many_to_one_slowly
+    match_of_form = match_plainly if setup.method_config.matching == "pairs" else match_many_to_one_plainly
     known = torch.tensor([[1.0, 0.0, 0.2], [0.0, 1.0, 0.1], [0.3, 1.0, 0.3], [0.2, 0.1, 1.0]], dtype=fed.dtype)
-    state = setup.method.init(fed, setup.method_config)
+    state = laws.start(setup, fed)
     for number, client_ids in enumerate(([0, 1, 2, 3], [0, 1, 3], [0, 1, 2, 3])):
         state = state._replace(evaluation=known + 0.01 * number)
         cohort = fed.cohort_of(number, client_ids)
 
-        after, terms = setup.method.run_round(state, cohort, fed, setup.method_config)
+        after, terms = laws.one_round(setup, fed, state, cohort)
 
-        counterpart = match_slowly(state.evaluation[client_ids])
+        counterpart = match_of_form(state.evaluation[client_ids])
         params, global_features, evaluation = plain_round(fed, state, cohort, counterpart, setup.method_config)
         laws.assert_agree((after.params, after.global_features), (params, global_features), f"round {number}")
         assert torch.equal(after.evaluation, evaluation)
@@ -236,7 +236,7 @@ def test_a_round_against_a_plain_loop(epochs, options, momentum):
 
 def test_random_matching_minds_no_evaluation_vectors():
     setup, fed = laws.federation("fedcme", {"matching": "random"})
-    state = setup.method.init(fed, setup.method_config)
+    state = laws.start(setup, fed)
     of_class = torch.eye(3, dtype=fed.dtype)
     neighbours_alike = state._replace(evaluation=of_class[[0, 0, 1, 1]])
     others_alike = state._replace(evaluation=of_class[[0, 1, 0, 1]])
@@ -249,8 +249,8 @@ def test_random_matching_minds_no_evaluation_vectors():
 def test_terms_are_means_over_all_local_epochs():
     def cross_entropy(method, options):
         setup, fed = laws.federation(method, options, local_epochs=3)
-        state = setup.method.init(fed, setup.method_config)
-        _, terms = setup.method.run_round(state, fed.cohort(0), fed, setup.method_config)
+        state = laws.start(setup, fed)
+        _, terms = laws.one_round(setup, fed, state, fed.cohort(0))
         return terms["cross_entropy"]
 
     switched_off = {"exchange": "none", "alignment_weight": 0.0}

@@ -1,4 +1,4 @@
-"""FedFA: the equations against slow loops, local training against plain torch, and how protocols divide."""
+"""FedFA: the equations against plain loops, local training against plain torch, and how protocols divide."""
 
 import numpy as np
 import pytest
@@ -113,7 +113,7 @@ def trained_clients(setup, fed, state):
 
     fed.upload = upload
     fed.upload_model = upload_model
-    setup.method.run_round(state, fed.cohort(0), fed, setup.method_config)
+    laws.one_round(setup, fed, state, fed.cohort(0))
     return sent["params"], sent["anchors"]
 
 
@@ -130,7 +130,7 @@ def test_two_epochs_of_every_client_against_a_plain_loop(options):
     parts = [two_classes, np.arange(30, 37), np.arange(40, 50), np.array([], np.int64)]
     options = {"anchor_weight": 0.5, "anchor_decay": 0.3, **options}
     setup, fed = laws.federation("fedfa", options, parts=parts)
-    start = setup.method.init(fed, setup.method_config)
+    start = laws.start(setup, fed)
     params, anchors = trained_clients(setup, fed, start)
     for k in range(4):
         expected, its_anchors = plain_client(fed, setup.method_config, start, fed.cohort(0), k)
@@ -148,7 +148,7 @@ def test_a_first_round_of_fedavg_gives_the_anchors():
     setup, fed = laws.federation("fedfa", {"anchor_init": "fedavg-round"}, **run)
     fedavg, fedavg_fed = laws.federation("fedavg", **run)
     cohorts = ([0, 1], [2, 3])
-    start = setup.method.init(fed, setup.method_config)
+    start = laws.start(setup, fed)
     first = laws.simulate(setup, fed, 1, cohorts)
     laws.assert_agree(first.params, laws.simulate(fedavg, fedavg_fed, 1, cohorts).params, "round 0")
 
@@ -170,8 +170,8 @@ def test_a_first_round_of_fedavg_gives_the_anchors():
 
 def test_clipping_shortens_the_step_of_alignment_and_not_that_of_calibration():
     setup, fed = laws.federation("fedfa", {"clip_norm": 1e-12}, weight_decay=0.0)
-    first = setup.method.init(fed, setup.method_config)
-    state, _ = setup.method.run_round(first, fed.cohort(0), fed, setup.method_config)
+    first = laws.start(setup, fed)
+    state, _ = laws.one_round(setup, fed, first, fed.cohort(0))
     for name, value in state.params.items():
         distance = float((value - first.params[name]).abs().max())
         assert (distance > 1e-4) == (name in head_names(fed.network)), (name, distance)

@@ -101,7 +101,7 @@ def test_rounds_before_start_round_are_fedavg_and_that_round_is_not():
     options = {"start_round": 2, "match_weight": 1.0}
 
     def params_after(rounds, method, options=None):
-        return laws.simulate(*laws.federation(method, options), rounds).params
+        return laws.run_rounds(rounds, method, options).params
 
     laws.assert_agree(params_after(1, "fedfm", options), params_after(1, "fedavg"), "before T_s")
     laws.assert_agree(params_after(2, "fedfm", options), params_after(2, "fedavg"), "before T_s")
@@ -113,11 +113,11 @@ def test_rounds_before_start_round_are_fedavg_and_that_round_is_not():
 TERMS_ON = {"start_round": 0, "match_weight": 1.0}
 
 
-def test_rounds_of_lite_are_those_of_a_slow_loop():
+def test_rounds_of_lite_are_those_of_a_plain_loop():
     """Models are exchanged after the rounds 2 and 4 and after the last, anchors after each."""
     run = {"rounds": 5, "cohort_size": 2, "backbone": laws.BATCHNORM, "local_epochs": 1}
     setup, fed = laws.federation("fedfm-lite", {**TERMS_ON, "model_interval": 2}, **run)
-    state = setup.method.init(fed, setup.method_config)
+    state = laws.start(setup, fed)
     local_loss = fedfm.make_local_loss(fed.network, setup.method_config)
     model = fed.initial_model()
     anchors = state.anchors
@@ -137,7 +137,7 @@ def test_rounds_of_lite_are_those_of_a_slow_loop():
         if number in (1, 3, 4):
             model = weighted_mean(stack(list(models.values())), cohort.weights)
 
-        state, _ = setup.method.run_round(state, cohort, fed, setup.method_config)
+        state, _ = laws.one_round(setup, fed, state, cohort)
         shared = (state.params, state.buffers, state.anchors)
         laws.assert_agree(shared, (*model, anchors), f"what all share after round {number}")
         assert state.clients.keys() == kept.keys()
@@ -161,8 +161,8 @@ EQUAL_PARTS = {"parts": laws.toy_parts((4, 4, 4, 4))}
 )
 def test_an_add_on_without_effect_is_fedfm(name, options, run):
     """Without the other method's term, or with equal steps in FedNova."""
-    ours = laws.simulate(*laws.federation(name, {**TERMS_ON, **options}, **run), 3)
-    fedfms = laws.simulate(*laws.federation("fedfm", TERMS_ON, **run), 3)
+    ours = laws.run_rounds(3, name, {**TERMS_ON, **options}, **run)
+    fedfms = laws.run_rounds(3, "fedfm", TERMS_ON, **run)
     for part in ("params", "anchors", "has_anchor"):
         laws.assert_agree(getattr(ours, part), getattr(fedfms, part), part)
 
@@ -170,17 +170,15 @@ def test_an_add_on_without_effect_is_fedfm(name, options, run):
 @pytest.mark.parametrize("name", ["fedfm", "fedfm-lite", "fedprox-fm", "fednova-fm", "moon-fm"])
 def test_clipping_shortens_the_whole_step(name):
     setup, fed = laws.federation(name, {**TERMS_ON, "clip_norm": 1e-12}, weight_decay=0.0)
-    state = setup.method.init(fed, setup.method_config)
-    after, _ = setup.method.run_round(state, fed.cohort(0), fed, setup.method_config)
+    state = laws.start(setup, fed)
+    after, _ = laws.one_round(setup, fed, state, fed.cohort(0))
     assert laws.distance(after.params, state.params) < 1e-9
 
 
 @pytest.mark.parametrize("name", ["fedfm", "fedfm-lite", "fednova-fm"])
 def test_no_norm_is_logged_of_a_network_without_batch_normalisation(name):
     setup, fed = laws.federation(name, {"start_round": 0})
-    _, terms = setup.method.run_round(
-        setup.method.init(fed, setup.method_config), fed.cohort(0), fed, setup.method_config
-    )
+    _, terms = laws.one_round(setup, fed, laws.start(setup, fed), fed.cohort(0))
     assert "norm_before_batchnorm" not in terms
 
 
@@ -190,12 +188,12 @@ def test_the_norm_before_batch_normalisation_is_logged_once():
     To multiply these weights changes no output, which is why their norm sets how far a step turns them.
     """
     setup, fed = laws.federation("fedfm", {**TERMS_ON, "start_round": 1}, backbone="resnet10")
-    state = setup.method.init(fed, setup.method_config)
+    state = laws.start(setup, fed)
     received = {}  # the model of each round, and what it logged
     terms = {}
     for number in range(3):
         received[number] = state
-        state, terms[number] = setup.method.run_round(state, fed.cohort(number), fed, setup.method_config)
+        state, terms[number] = laws.one_round(setup, fed, state, fed.cohort(number))
     assert [number for number in range(3) if "norm_before_batchnorm" in terms[number]] == [1]
 
     model = received[1]
@@ -219,8 +217,8 @@ STARTED = {**TERMS_ON, "start_round": 1}
 
 def test_the_controls_of_the_study_are_fedfm_where_they_are_off():
     run = {"backbone": laws.BATCHNORM, "local_epochs": 1}
-    ours = laws.simulate(*laws.federation(str(CONTROLS), STARTED, **run), 3)
-    fedfms = laws.simulate(*laws.federation("fedfm", STARTED, **run), 3)
+    ours = laws.run_rounds(3, str(CONTROLS), STARTED, **run)
+    fedfms = laws.run_rounds(3, "fedfm", STARTED, **run)
     laws.assert_agree(tuple(ours), tuple(fedfms), "the states")
 
 

@@ -64,7 +64,7 @@ def test_three_rounds_of_fml_are_those_of_a_plain_loop(form):
         yield F.cross_entropy(output, y) * 0.3 + to_shared * 0.7
         yield F.cross_entropy(output_g, y) * 0.6 + to_own * 0.4
 
-    def slow_round(fed, setup, number, models, received):
+    def plain_round(fed, setup, number, models, received):
         nonlocal clipped_steps
         after = {}
         sent = []
@@ -76,8 +76,8 @@ def test_three_rounds_of_fml_are_those_of_a_plain_loop(form):
             clipped_steps += trained.num_clipped
         return after, {name: sum(params[name] for params in sent) / len(sent) for name in received}
 
-    shared = setup.method.init(fed, setup.method_config).params
-    laws.assert_rounds_agree(setup, fed, slow_round, shared, lambda state: state.params)
+    shared = laws.start(setup, fed).params
+    laws.assert_rounds_agree(setup, fed, plain_round, shared, lambda state: state.params)
     assert (clipped_steps > 10) == (form.name == "code")
 
 
@@ -85,7 +85,7 @@ def test_fml_averages_shared_networks_without_weights():
     """Their statistics too."""
     setup, fed = laws.federation("fml", backbone=f"{laws.BATCHNORM},cnn-small", local_epochs=1)
     cohort = fed.cohort(0)
-    start = setup.method.init(fed, setup.method_config)
+    start = laws.start(setup, fed)
     shared_network, _ = fed.networks
 
     sent = []
@@ -97,7 +97,7 @@ def test_fml_averages_shared_networks_without_weights():
         sent.append((part(both.params, SHARED), part(both.buffers, SHARED)))
     mean = tree_map(lambda first, second: torch.cat([first, second]).mean(0), *sent)
 
-    after, _ = setup.method.run_round(start, cohort, fed, setup.method_config)
+    after, _ = laws.one_round(setup, fed, start, cohort)
     laws.assert_agree((after.params, after.buffers), mean, "the shared network")
     assert after.buffers
 
@@ -166,7 +166,7 @@ def test_exchange_by_hand_and_what_it_sends():
     assert fed.traffic.down["other"] == 2 * (15 * len(sent.s) + 3)
 
 
-def slow_factors(weights, share):
+def truncate_plainly(weights, share):
     """What HtFLlib leaves of a tensor, by its description: the least number of values that exceeds the share, or 0."""
     if weights.ndim < 2 or weights.shape[0] < 2:
         return weights
@@ -185,7 +185,7 @@ def test_what_the_codes_form_leaves_of_a_tensor(shape, share):
     weights = np.random.default_rng(0).standard_normal(shape)
     sent = fedkd.truncate_as_htfllib(torch.from_numpy(weights), share)
     left = restore(sent, torch.from_numpy(weights)).numpy()
-    np.testing.assert_allclose(left, slow_factors(weights, share), atol=1e-12)
+    np.testing.assert_allclose(left, truncate_plainly(weights, share), atol=1e-12)
     nothing = shape in ((4, 3, 1, 1), (3, 64))  # all values would be needed
     assert (abs(left).max() == 0) == nothing
     assert (count_floats(sent) == 0) == nothing
@@ -216,14 +216,14 @@ def test_three_rounds_of_fedkd_are_those_of_a_plain_loop(form):
         new = {}
         for name, start in mentee.items():
             if form.name == "code":
-                mean = sum(slow_factors(params[name].numpy(), share) for params in sent) / len(sent)
-                new[name] = torch.from_numpy(slow_factors(mean, share))
+                mean = sum(truncate_plainly(params[name].numpy(), share) for params in sent) / len(sent)
+                new[name] = torch.from_numpy(truncate_plainly(mean, share))
             else:
                 mean = sum(restore(compress(params[name] - start, share), start) for params in sent) / len(sent)
                 new[name] = start + restore(compress(mean, share), start)
         return new
 
-    def slow_round(fed, setup, number, kept, mentee):
+    def plain_round(fed, setup, number, kept, mentee):
         nonlocal clipped_steps
         after = {}
         sent = []
@@ -245,8 +245,8 @@ def test_three_rounds_of_fedkd_are_those_of_a_plain_loop(form):
         exchanges = number if form.name == "code" else number + 1
         return after, exchange(sent, mentee, 0.6 + 0.3 * exchanges / 3)
 
-    mentee = setup.method.init(fed, setup.method_config).params
-    laws.assert_rounds_agree(setup, fed, slow_round, mentee, lambda state: state.params)
+    mentee = laws.start(setup, fed).params
+    laws.assert_rounds_agree(setup, fed, plain_round, mentee, lambda state: state.params)
     assert (clipped_steps > 10) == (form.name == "code")
 
 
@@ -270,11 +270,11 @@ def test_a_client_that_is_certain_divides_by_almost_nothing():
 
 def test_who_sat_out_is_sent_the_whole_mentee():
     setup, fed = laws.federation("fedkd", cohort_size=2)
-    state = setup.method.init(fed, setup.method_config)
+    state = laws.start(setup, fed)
     size = fed.sizes.parameters
     for clients, newcomers in (([0, 1], 0), ([1, 0], 0), ([1, 2], 1), ([0, 3], 2)):
         fed.start_round()
-        state, _ = setup.method.run_round(state, fed.cohort_of(0, clients), fed, setup.method_config)
+        state, _ = laws.one_round(setup, fed, state, fed.cohort_of(0, clients))
         assert fed.traffic.down["params"] == newcomers * size
         assert fed.traffic.down["other"] < 2 * size
         assert state.in_step.tolist() == sorted(clients)
@@ -283,10 +283,10 @@ def test_who_sat_out_is_sent_the_whole_mentee():
 def test_running_statistics_are_averaged_and_sent_as_they_are(monkeypatch):
     monkeypatch.setattr(fedkd, "exchange", lambda trained, before, *rest: before)  # slow for so many weights
     setup, fed = laws.federation("fedkd", backbone=f"{laws.BATCHNORM},cnn-small", local_epochs=1)
-    start = setup.method.init(fed, setup.method_config)
+    start = laws.start(setup, fed)
     make_loss = partial(fedkd.make_local_loss, config=setup.method_config)
     _, mentees, _ = fedkd.train_clients(start, fed.cohort(0), fed, make_loss)
-    after, _ = setup.method.run_round(start, fed.cohort(0), fed, setup.method_config)
+    after, _ = laws.one_round(setup, fed, start, fed.cohort(0))
     assert fed.traffic.down["buffers"] == fed.traffic.up["buffers"] == 4 * count_floats(start.buffers)
     laws.assert_agree(after.buffers, {name: value.mean(0) for name, value in mentees.buffers.items()}, "the statistics")
     assert laws.distance(after.buffers, start.buffers) > 1e-3

@@ -1,4 +1,4 @@
-"""FedAdam, FedYogi and FedAdagrad: the server's step by hand and against a slow loop."""
+"""FedAdam, FedYogi and FedAdagrad: the server's step by hand and against a plain loop."""
 
 import math
 from types import SimpleNamespace
@@ -36,7 +36,7 @@ OPTIONS = {"server_lr": 0.1, "server_momentum": 0.5, "adaptivity": 0.5}
 
 
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedadagrad"])
-def test_three_rounds_of_a_server_are_those_of_a_slow_loop(name):
+def test_three_rounds_of_a_server_are_those_of_a_plain_loop(name):
     method = find_method(name)
     options = OPTIONS if name == "fedadagrad" else {**OPTIONS, "square_momentum": 0.75}
     config = method.config(**options)
@@ -79,9 +79,9 @@ def test_the_second_moment_starts_at_tau_squared(name):
     """And statistics of batches are averaged as in FedAvg."""
     run = {"backbone": laws.BATCHNORM, "local_epochs": 1}
     setup, fed = laws.federation(name, {"adaptivity": 0.3}, **run)
-    start = setup.method.init(fed, setup.method_config)
+    start = laws.start(setup, fed)
     for name in start.params:
         assert (start.square[name] == 0.3**2).all()
         assert (start.mean[name] == 0).all()
-    average = laws.simulate(*laws.federation("fedavg", **run), 1)
+    average = laws.run_rounds(1, "fedavg", **run)
     laws.assert_agree(laws.simulate(setup, fed, 1).buffers, average.buffers, "running statistics")

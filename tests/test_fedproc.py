@@ -1,4 +1,4 @@
-"""FedProc: its term, its schedule and its prototypes against slow loops and hand numbers."""
+"""FedProc: its term, its schedule and its prototypes against plain loops and hand numbers."""
 
 import dataclasses
 
@@ -70,8 +70,8 @@ def test_prototypes_by_hand():
     has_previous = torch.tensor([True, True, False])
     new = aggregate_prototypes(sums, counts, previous, has_previous)
     torch.testing.assert_close(new, torch.tensor([[2.0, 2 / 3], [8.0, 8.0], [1.0, 0.5]]))
-    slow = aggregate_prototypes(sums, counts, previous, has_previous, 0.75)
-    torch.testing.assert_close(slow, torch.tensor([[6.5, 6 + 0.5 / 3], [8.0, 8.0], [1.0, 0.5]]))
+    remembered = aggregate_prototypes(sums, counts, previous, has_previous, 0.75)
+    torch.testing.assert_close(remembered, torch.tensor([[6.5, 6 + 0.5 / 3], [8.0, 8.0], [1.0, 0.5]]))
 
 
 def test_prototypes_are_means_of_normalised_features():
@@ -128,4 +128,4 @@ def test_more_classes_than_features_are_refused_beside_the_identity():
     setup, fed = laws.federation("fedproc", {"prototypes": "identity"})
     fed.num_classes = 65
     with pytest.raises(UserError, match=r"got 64 features for 65 classes.*--prototypes"):
-        setup.method.init(fed, setup.method_config)
+        laws.start(setup, fed)

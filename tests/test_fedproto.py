@@ -31,7 +31,7 @@ def of_outputs(features, logits, teacher, options):
     return output, -options.distillation_weight * (target * logits.log_softmax(-1)).sum()
 
 
-def slow_round(fed, setup, number, models, shared):
+def plain_round(fed, setup, number, models, shared):
     """One round of all clients by plain torch; returns their models and what they share now by class."""
     sent = {c: [] for c in range(fed.num_classes)}
     after = {}
@@ -79,7 +79,7 @@ def shared_of(state):
 )
 def test_three_rounds_are_those_of_a_plain_loop(method, epochs, options):
     setup, fed = laws.federation(method, options, parts=PARTS, local_epochs=epochs)
-    state = laws.assert_rounds_agree(setup, fed, slow_round, {}, shared_of)
+    state = laws.assert_rounds_agree(setup, fed, plain_round, {}, shared_of)
     assert shared_of(state).keys() == {0, 1}  # nobody has class 2
 
 
@@ -88,7 +88,7 @@ def test_generalised_prototypes_are_of_the_last_epoch_of_training(drop_last):
     parts = [np.array(own) for own in ([0, 3, 1, 6, 4, 9, 2], [7, 10, 13, 16, 19], [12, 15], [18, 22, 5, 8])]
     setup, fed = laws.federation("fedproto-general", parts=parts, local_epochs=3, drop_last=drop_last)
     assert bool(fed.plan(fed.cohort(0)).steps[2]) != drop_last  # a batch has 4: the third client may take no step
-    _, prototypes = slow_round(fed, setup, 0, {}, {})
+    _, prototypes = plain_round(fed, setup, 0, {}, {})
     laws.assert_agree(shared_of(laws.simulate(setup, fed, 1)), prototypes, "the prototypes")
 
 

@@ -1,4 +1,4 @@
-"""FedSA, FedTGP and FedGen: equations against slow loops and hand numbers, rounds and servers against plain torch."""
+"""FedSA, FedTGP and FedGen: equations against plain loops and hand numbers, rounds and servers against plain torch."""
 
 import math
 from collections import OrderedDict
@@ -92,7 +92,7 @@ def test_global_prototypes_are_means_over_clients_or_examples():
     assert fedsa.aggregate_prototypes(local, counts, "examples").tolist() == [[2.5, 4], [0, 0]]
 
 
-def slow_margin(points):
+def plain_margin(points):
     """The mean distance of a point from the nearest other one."""
     if len(points) < 2:
         return 0.0
@@ -110,7 +110,7 @@ class Shared(NamedTuple):
     prototypes: dict[int, torch.Tensor]  # [D] each, by the classes that the last round's clients have
 
 
-class SlowFedSAObjective:
+class PlainFedSAObjective:
     """The local objective of one client by plain torch, which gathers the client's features by their classes."""
 
     def __init__(self, config, anchors, margin):
@@ -135,24 +135,24 @@ class SlowFedSAObjective:
         )
 
 
-def slow_fedsa_client(fed, setup, number, client, before, anchors):
+def plain_fedsa_client(fed, setup, number, client, before, anchors):
     """A client's state after a round by plain torch, and its prototypes by class."""
-    margin = max(before.margin.item(), slow_margin(list(anchors)))
-    objective = SlowFedSAObjective(setup.method_config, anchors, margin)
+    margin = max(before.margin.item(), plain_margin(list(anchors)))
+    objective = PlainFedSAObjective(setup.method_config, anchors, margin)
     params = train_plainly(fed, number, client, Model(before.params, before.buffers), objective)
     prototypes = means_by_class(objective.gathered)
-    own_margin = torch.tensor(slow_margin(list(prototypes.values())))
+    own_margin = torch.tensor(plain_margin(list(prototypes.values())))
     return fedsa.ClientState(params, {}, own_margin), prototypes
 
 
-def slow_fedsa_round(fed, setup, number, kept, shared):
+def plain_fedsa_round(fed, setup, number, kept, shared):
     """One round of all clients by plain torch; returns what the clients keep and what they share."""
     newcomer = fedsa.ClientState(*fed.initial_model(), margin=torch.tensor(0.0))
     sent = {c: [] for c in range(fed.num_classes)}
     after = {}
     for client in range(fed.num_clients):
         before = kept.get(client, newcomer)
-        after[client], own_prototypes = slow_fedsa_client(fed, setup, number, client, before, shared.anchors)
+        after[client], own_prototypes = plain_fedsa_client(fed, setup, number, client, before, shared.anchors)
         for c, prototype in own_prototypes.items():
             sent[c].append(prototype)
 
@@ -174,14 +174,14 @@ def test_three_rounds_of_fedsa_are_those_of_a_plain_loop(drop_last):
     def shared_of(state):
         return Shared(state.anchors, {c: state.prototypes[c] for c in range(3) if state.has_class[c]})
 
-    first = setup.method.init(fed, setup.method_config).anchors
-    state = laws.assert_rounds_agree(setup, fed, slow_fedsa_round, Shared(first, prototypes={}), shared_of)
+    first = laws.start(setup, fed).anchors
+    state = laws.assert_rounds_agree(setup, fed, plain_fedsa_round, Shared(first, prototypes={}), shared_of)
     assert state.clients[1].margin == 0  # of one class, as the next
     assert state.clients[2].margin == 0
 
     if not drop_last:  # in the third round either margin is the larger one of some client
         second = laws.simulate(setup, fed, 2)
-        assert second.clients[3].margin > slow_margin(list(second.anchors)) > second.clients[0].margin > 0
+        assert second.clients[3].margin > plain_margin(list(second.anchors)) > second.clients[0].margin > 0
 
 
 # FedTGP
@@ -245,9 +245,9 @@ def test_a_round_of_fedtgp_trains_on_the_class_means_of_the_trained_models():
     parts = [np.array([0, 3, 1, 6, 4]), np.array([7, 10, 13]), np.array([12, 15]), NOBODY]
     options = {"server_epochs": 3, "server_batch_size": 2}
     setup, fed = laws.federation("fedtgp", options, parts=parts)
-    first = setup.method.init(fed, setup.method_config)
+    first = laws.start(setup, fed)
     first = first._replace(network={name: 0.9 * value for name, value in first.network.items()})  # of an earlier round
-    state, _ = setup.method.run_round(first, fed.cohort(0), fed, setup.method_config)
+    state, _ = laws.one_round(setup, fed, first, fed.cohort(0))
     means = []
     labels = []
     for client in range(3):
@@ -295,10 +295,10 @@ def test_the_code_form_sends_prototypes_of_the_model_before_training(given_to_th
     """The authors' order of steps: load the model, train it, collect prototypes by the stored model, store it."""
     parts = [np.array([0, 3, 1]), np.array([7, 10, 13, 2]), NOBODY, NOBODY]
     setup, fed = laws.federation("fedtgp", {"form": "code"}, parts=parts)
-    state = setup.method.init(fed, setup.method_config)
+    state = laws.start(setup, fed)
     stored = dict.fromkeys(range(2), fed.initial_model())
     for number, cohort in enumerate([[0, 1], [0], [0, 1]]):  # client 1 sits a round out, what it has stored is older
-        state, _ = setup.method.run_round(state, fed.cohort_of(number, cohort), fed, setup.method_config)
+        state, _ = laws.one_round(setup, fed, state, fed.cohort_of(number, cohort))
         expected = []
         for client in cohort:
             means, _ = means_of(fed, client, stored[client])
@@ -383,7 +383,7 @@ def test_training_of_fedgens_generator_is_plain_adam_on_the_mean_head():
     torch.testing.assert_close(after.buffers["norm.var"], module.norm.running_var)
 
 
-def slow_fedgen_round(fed, setup, number, kept, shared):
+def plain_fedgen_round(fed, setup, number, kept, shared):
     """One round by plain torch: every client, the mean head, and the generator, which the code's form leaves alone."""
     head, shared_generator = shared
     run = setup.config
@@ -426,12 +426,14 @@ def test_three_rounds_of_fedgen_are_those_of_a_plain_loop(form):
     run = {"momentum": 0.0, "weight_decay": 0.0, "backbone": "cnn-2x32,cnn-2x64", "data": laws.toy_dataset(size=16)}
     options = {"form": form, "generator_weight": 2.0, "generator_steps": 5, "generator_lr": 0.01}
     setup, fed = laws.federation("fedgen", options, **run)
-    first = setup.method.init(fed, setup.method_config)
+    first = laws.start(setup, fed)
     counts = torch.bincount(fed.engine.labels[:34]).tolist()  # of all clients, in the code's form at once
     assert first.class_counts.tolist() == (counts if form == "code" else [1, 1, 1])
 
     shared = first.head, first.generator
-    state = laws.assert_rounds_agree(setup, fed, slow_fedgen_round, shared, lambda state: (state.head, state.generator))
+    state = laws.assert_rounds_agree(
+        setup, fed, plain_fedgen_round, shared, lambda state: (state.head, state.generator)
+    )
     assert state.class_counts.tolist() == counts
 
 

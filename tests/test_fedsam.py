@@ -38,7 +38,7 @@ def climbed_gradients(module, x, y, rho):
     return climbed
 
 
-def train_slowly(fed, number, client, model, direction, alpha, rho):
+def train_client(fed, number, client, model, direction, alpha, rho):
     """A client's model after a round of torch.optim with the mixed gradient, and the number of its steps."""
     (module,) = modules_of(fed, {client: model})
     run = fed.config
@@ -53,7 +53,7 @@ def train_slowly(fed, number, client, model, direction, alpha, rho):
     return copied(dict(module.named_parameters())), copied(dict(module.named_buffers())), steps
 
 
-def rounds_by_a_slow_loop(fed, alpha, rho, server_lr):
+def rounds_by_a_plain_loop(fed, alpha, rho, server_lr):
     """Model, statistics and direction after three rounds."""
     x, buffers = fed.initial_model()
     direction = {name: torch.zeros_like(value) for name, value in x.items()}
@@ -65,7 +65,7 @@ def rounds_by_a_slow_loop(fed, alpha, rho, server_lr):
         new_direction = tree_map(torch.zeros_like, x)
         for client in members:
             share = SIZES[client] / total
-            end, own_buffers, steps = train_slowly(fed, number, client, (x, buffers), direction, alpha, rho)
+            end, own_buffers, steps = train_client(fed, number, client, (x, buffers), direction, alpha, rho)
             for name in x:
                 moved[name] += share * (end[name] - x[name])
                 if steps:
@@ -87,14 +87,14 @@ def rounds_by_a_slow_loop(fed, alpha, rho, server_lr):
         ("mofedsam", {"gradient_share": 0.3, "perturbation": 0.2, "server_lr": 0.5}, 0.3, 0.2, 0.5),
     ],
 )
-def test_three_rounds_are_those_of_a_slow_loop(method, options, alpha, rho, server_lr, momentum):
+def test_three_rounds_are_those_of_a_plain_loop(method, options, alpha, rho, server_lr, momentum):
     run = {
         "parts": laws.toy_parts(SIZES), "drop_last": True, "cohort_size": 3, "lr_decay": 0.5, "momentum": momentum,
         "backbone": laws.BATCHNORM,
     }  # fmt: skip
-    state = laws.simulate(*laws.federation(method, options, **run), 3, COHORTS)
+    state = laws.run_rounds(3, method, options, cohorts=COHORTS, **run)
     _, fed = laws.federation("fedavg", **run)
-    params, buffers, direction = rounds_by_a_slow_loop(fed, alpha, rho, server_lr)
+    params, buffers, direction = rounds_by_a_plain_loop(fed, alpha, rho, server_lr)
     laws.assert_agree((state.params, state.buffers), (params, buffers), "the model and its statistics")
 
     if hasattr(state, "direction"):
@@ -127,11 +127,11 @@ def test_both_passes_of_a_step_have_the_same_dropout(monkeypatch, chunk):
     use_tiny_network(monkeypatch)
     setup, fed = laws.federation("fedsam", {"perturbation": 1e-9}, clients_per_chunk=chunk, local_epochs=1)
     cohort = fed.cohort(0)
-    _, terms = setup.method.run_round(setup.method.init(fed, setup.method_config), cohort, fed, setup.method_config)
+    _, terms = laws.one_round(setup, fed, laws.start(setup, fed), cohort)
     torch.testing.assert_close(terms["climbed"], terms["cross_entropy"], rtol=0, atol=1e-7)
 
 
 def test_without_the_servers_momentum_mofedsam_is_fedsam():
-    ours = laws.simulate(*laws.federation("mofedsam", {"gradient_share": 1.0}), 3)
-    theirs = laws.simulate(*laws.federation("fedsam"), 3)
+    ours = laws.run_rounds(3, "mofedsam", {"gradient_share": 1.0})
+    theirs = laws.run_rounds(3, "fedsam")
     laws.assert_agree(ours.params, theirs.params, "the model")

@@ -192,7 +192,7 @@ def test_a_loss_that_takes_numbers_out_of_parameters_is_refused(loss, reader):
 
 def test_it_is_refused_where_the_first_clients_have_no_example():
     setup, fed = laws.federation("fedavg", parts=laws.toy_parts((0, 0, 5, 9)), clients_per_chunk="1")
-    state = setup.method.init(fed, setup.method_config)
+    state = laws.start(setup, fed)
     cohort = fed.cohort(0)
 
     def local_loss(params, buffers, batch, context):

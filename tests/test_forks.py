@@ -570,8 +570,8 @@ def test_a_model_that_a_fork_has_tested_is_not_tested_again(always, shared, monk
 
     monkeypatch.setattr(fed, "predict", watched)
     with machine_settings(fed):
-        state = setup.method.init(fed, setup.method_config)
-        state, _ = setup.method.run_round(state, fed.cohort(0), fed, setup.method_config)
+        state = laws.start(setup, fed)
+        state, _ = laws.one_round(setup, fed, state, fed.cohort(0))
         first = evaluation.evaluate(fed, setup.method, state)
         assert 0 < tested_here < fed.num_clients
 

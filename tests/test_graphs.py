@@ -582,7 +582,7 @@ def test_on_a_cuda_device_steps_are_graphs_and_agree_with_the_cpu(case, chunk):
     method, overrides, run = CASES[case]
     setup, fed = laws.federation(method, overrides, clients_per_chunk=chunk, device="cuda", **run)
     state = tree_map(torch.Tensor.cpu, laws.simulate(setup, fed, 3))
-    laws.assert_agree(state, laws.simulate(*laws.federation(method, overrides, **run), 3), f"{case} on CUDA")
+    laws.assert_agree(state, laws.run_rounds(3, method, overrides, **run), f"{case} on CUDA")
     assert fed.engine.notes == []
     assert any(stack.graphs.replays for stack in fed.engine.stacks.values())
 
@@ -636,6 +636,6 @@ def test_a_round_that_draws_on_the_device_is_refused():
 
     with Device.running():
         setup, fed = laws.federation(replace(FEDAVG, run_round=draws), device="cuda")
-        state = setup.method.init(fed, setup.method_config)
+        state = laws.start(setup, fed)
         with pytest.raises(UserError, match="draws from PyTorch's global generator in round 1"):
             one_round(setup, fed, state, fed.cohort(0))

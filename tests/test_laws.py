@@ -120,8 +120,8 @@ def test_law_6_holds_for_a_network_none_of_whose_clients_takes_a_step(method, si
     ("name", "options"), [("fedmatch", {}), ("rhfl", {"cross_entropy_weight": 1.0, "reverse_weight": 0.0})]
 )
 def test_a_client_alone_in_its_cohort_has_nobody_to_learn_from(name, options):
-    alone = laws.simulate(*laws.federation(name, options, cohort_size=1), 2)
-    local = laws.simulate(*laws.federation("local", cohort_size=1), 2)
+    alone = laws.run_rounds(2, name, options, cohort_size=1)
+    local = laws.run_rounds(2, "local", cohort_size=1)
     for client, state in alone.clients.items():
         laws.assert_agree(state.params, local.clients[client].params, f"client {client}")
 

@@ -1,4 +1,4 @@
-"""FedNTD, FedLC and FedDecorr, which change the local objective alone: by hand and against slow loops."""
+"""FedNTD, FedLC and FedDecorr, which change the local objective alone: by hand and against plain loops."""
 
 import math
 
@@ -26,7 +26,7 @@ def divergence(logits, received, label, temperature):
     return temperature**2 * sum(q * math.log(q / p) for p, q in pairs)
 
 
-def test_not_true_distillation_is_a_slow_loop_over_the_other_classes():
+def test_not_true_distillation_is_a_plain_loop_over_the_other_classes():
     logits, received = 3 * randn(2, 6, 5)
     labels = torch.tensor([0, 1, 2, 3, 4, 0])
     total = 0.0
@@ -105,8 +105,8 @@ def test_fedlc_counts_the_clients_own_training_part():
     parts = [np.array([0, 3, 1, 6, 4, 5, 8, 11, 14, 2]), np.array([7, 9]), np.array([10, 12, 13, 15])]
     options = {"parts": parts, "num_clients": 3, "validation": 0.2, "local_epochs": 1, "batch_size": 16}
     setup, fed = laws.federation("fedlc", **options)
-    state = setup.method.init(fed, setup.method_config)
-    _, terms = setup.method.run_round(state, fed.cohort(0), fed, setup.method_config)
+    state = laws.start(setup, fed)
+    _, terms = laws.one_round(setup, fed, state, fed.cohort(0))
 
     params, buffers = fed.initial_model()
     assert [len(part) for part in fed.training] == [8, 2, 4]
@@ -139,7 +139,7 @@ def regularizer(features, form):
 
 
 @pytest.mark.parametrize("form", ["code", "paper"])
-def test_decorrelation_is_a_slow_loop_over_pairs_of_features_without_padding(form):
+def test_decorrelation_is_a_plain_loop_over_pairs_of_features_without_padding(form):
     features = randn(6, 4) @ randn(4, 4, seed=1) + 2  # correlated, with a mean
     features[:, 3] = 1.0  # a feature that is dead
     features[4:] = torch.nan

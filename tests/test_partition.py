@@ -232,7 +232,7 @@ def test_dirichlet_proportions_have_the_right_moments(alpha):
     assert np.mean((shares - 0.25) ** 2) == pytest.approx(variance, rel=0.08)
 
 
-def slow_pfllib(labels, num_clients, alpha, least, seed):
+def divide_as_pfllib(labels, num_clients, alpha, least, seed):
     """The split of PFLlib as its description has it, in lists.
 
     Class by class: shuffle its examples, draw the clients' shares, strike out who has N / K examples or more, scale to
@@ -268,7 +268,7 @@ def slow_pfllib(labels, num_clients, alpha, least, seed):
 def test_pfllibs_draw_order_is_followed_index_for_index(sizes, num_clients, alpha, least, seed):
     labels = shuffled(sizes)
     flag = f"dirichlet:{alpha}:min={least}:draw=pfllib"
-    expected = slow_pfllib(labels.tolist(), num_clients, alpha, least, seed)
+    expected = divide_as_pfllib(labels.tolist(), num_clients, alpha, least, seed)
     for ours, theirs in zip(from_flag(flag)(labels, num_clients, seed), expected, strict=True):
         assert ours.tolist() == theirs.tolist()
 

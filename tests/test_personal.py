@@ -124,7 +124,7 @@ class AfterRound(NamedTuple):
 def own_tensors(names):
     """The round of a method whose clients keep the tensors of these names."""
 
-    def slow_round(fed, options, number, clients, shared, states):
+    def plain_round(fed, options, number, clients, shared, states):
         uploads = []
         for client in clients:
             own_part = states.get(client, tensors_of(first_model(fed), names))
@@ -135,7 +135,7 @@ def own_tensors(names):
         personal = {client: with_tensors(shared, own_part) for client, own_part in states.items()}
         return AfterRound(shared, states, personal)
 
-    return slow_round
+    return plain_round
 
 
 def fedrep_round(fed, options, number, clients, shared, states):
@@ -279,7 +279,7 @@ class Case(NamedTuple):
     """A method, its plain loop and its options."""
 
     method: str
-    slow_round: Callable
+    plain_round: Callable
     options: dict[str, Any]
 
 
@@ -299,14 +299,14 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_three_rounds_are_those_of_a_plain_loop(case):
-    name, slow_round, options = CASES[case]
+    name, plain_round, options = CASES[case]
     parts = laws.toy_parts(SIZES)
     setup, fed = laws.federation(name, options, parts=parts, backbone=laws.BATCHNORM, cohort_size=3)
     method = setup.method
     shared = first_model(fed)
     states = {}
     for number, clients in enumerate(COHORTS):
-        shared, states, expected = slow_round(fed, setup.method_config, number, clients, shared, states)
+        shared, states, expected = plain_round(fed, setup.method_config, number, clients, shared, states)
 
         state = laws.simulate(setup, fed, number + 1, COHORTS)
         personal = method.personal(state)
@@ -357,7 +357,7 @@ def test_fedbn_without_batchnorm_is_fedavg():
     runs = {"parts": laws.toy_parts(SIZES), "cohort_size": 3}
     setup, fed = laws.federation("fedbn", **runs)
     state = laws.simulate(setup, fed, 3, COHORTS)
-    average = laws.simulate(*laws.federation("fedavg", **runs), 3, COHORTS)
+    average = laws.run_rounds(3, "fedavg", cohorts=COHORTS, **runs)
     for client, (params, _) in setup.method.personal(state).items():
         laws.assert_agree(params, average.params, f"client {client}")
 
@@ -390,11 +390,11 @@ def test_a_run_says_once_that_nothing_stays_with_a_client(method, network, count
 
 def test_fedbabu_tunes_only_for_a_test_and_sends_nothing_for_it():
     setup, fed = laws.federation("fedbabu", eval_every=2, rounds=3)
-    state = setup.method.init(fed, setup.method_config)
+    state = laws.start(setup, fed)
     tuned = []
     for number in range(3):
         fed.start_round()
-        state, _ = setup.method.run_round(state, fed.cohort(number), fed, setup.method_config)
+        state, _ = laws.one_round(setup, fed, state, fed.cohort(number))
         tuned.append(sorted(state.tuned))
         assert fed.traffic.down["params"] == 4 * sum(value.numel() for value in state.params.values())
     assert tuned == [[], [0, 1, 2, 3], [0, 1, 2, 3]]

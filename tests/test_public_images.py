@@ -89,7 +89,7 @@ def test_fedmds_local_training_begins_at_the_digested_models(averaged):
     between = {client: ClientState(*model) for client, model in models.items()}
     expected, _ = LOCAL.run_round(ServerState(between), cohort, fed, setup.method_config)
 
-    state, terms = setup.method.run_round(ServerState(states), cohort, fed, setup.method_config)
+    state, terms = laws.one_round(setup, fed, ServerState(states), cohort)
     laws.assert_agree(state.clients, expected.clients, "a round")
     assert set(terms) == {"digest", "cross_entropy"}
 
@@ -99,11 +99,11 @@ def test_fedmds_newcomers_train_on_their_own_data_before_their_first_digest():
     options = {"parts": laws.toy_parts((6, 5)), "num_clients": 2}
     setup, fed = laws.federation("fedmd", {"pretrain_epochs": 3}, **options)
     plain_setup, plain_fed = laws.federation("fedmd", **options)
-    state = setup.method.init(fed, setup.method_config)
+    state = laws.start(setup, fed)
     expected = {}
     for number, clients in enumerate([[0], [0, 1]]):
         cohort = fed.cohort_of(number, clients)
-        state, _ = setup.method.run_round(state, cohort, fed, setup.method_config)
+        state, _ = laws.one_round(setup, fed, state, cohort)
 
         for newcomer in set(clients) - expected.keys():
             alone = fed.cohort_of(number, [newcomer])
@@ -112,7 +112,7 @@ def test_fedmds_newcomers_train_on_their_own_data_before_their_first_digest():
             params, buffers = select((trained.params, trained.buffers), 0)
             expected[newcomer] = ClientState(params, buffers)
         plain_state = ServerState(expected)
-        plain_state, _ = plain_setup.method.run_round(plain_state, cohort, plain_fed, plain_setup.method_config)
+        plain_state, _ = laws.one_round(plain_setup, plain_fed, plain_state, cohort)
         expected = dict(plain_state.clients)
 
         laws.assert_agree(state.clients, expected, f"round {number}")
@@ -312,7 +312,7 @@ def plain_adam(network, start, batches, targets, lr):
 def test_without_distillation_feddf_is_fedavg():
     setup, fed = laws.federation("feddf", {"distillation_epochs": 0})
     state = laws.simulate(setup, fed, 3)
-    average = laws.simulate(*laws.federation("fedavg"), 3)
+    average = laws.run_rounds(3, "fedavg")
     (student,) = state.students
     laws.assert_agree(student.params, average.params, "feddf against fedavg")
 
@@ -321,8 +321,8 @@ def test_each_architecture_has_a_student_taught_by_all_clients():
     options = {"distillation_epochs": 2, "distillation_lr": 0.01}
     setup, fed = laws.federation("feddf", options, **TWO_NETWORKS)
     cohort = fed.cohort(0)
-    start = setup.method.init(fed, setup.method_config)
-    after, terms = setup.method.run_round(start, cohort, fed, setup.method_config)
+    start = laws.start(setup, fed)
+    after, terms = laws.one_round(setup, fed, start, cohort)
 
     groups = fed.groups(cohort)
     trained_clients = []

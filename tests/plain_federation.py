@@ -1,6 +1,6 @@
 """A federation whose clients train by a plain loop: one client after the other, true batch sizes, `torch.optim`.
 
-`ReferenceFederation` puts this in the engine's place under any method. Of the core's clients only the tuples are used.
+`PlainFederation` puts this in the engine's place under any method. Of the core's clients only the tuples are used.
 """
 
 import torch
@@ -23,13 +23,13 @@ class PlainNetwork:
         self.feature_dim = module.feature_dim
         self.params = {name: value for name, value in module.named_parameters() if value.requires_grad}
         self.buffers = dict(module.named_buffers())
-        self.trained: dict[str, Tensor] | None = None  # the buffers after the last call in training mode
+        self.buffers_after: dict[str, Tensor] | None = None  # the last call in training mode
 
     def __call__(self, params, buffers, x, mask=None, train=True):
         new_buffers = {name: buffers[name].detach().clone() for name, _ in self.module.named_buffers()}
         features, logits = functional_call(self.module.train(train), {**params, **new_buffers}, (x,))
         if train:
-            self.trained = new_buffers
+            self.buffers_after = new_buffers
         return Output(features, logits, new_buffers)
 
 
@@ -60,23 +60,23 @@ class PlainUpdate:
     def update(self, client, batch, context):
         params = {name: value.detach().clone().requires_grad_() for name, value in client.params.items()}
         names = params if self.names is None else self.names
-        trained = [params[name] for name in names]
+        params_to_train = [params[name] for name in names]
         lr = float(batch.lr) if self.lr is None else self.lr
-        optimizer = OPTIMIZERS[self.kind](trained, lr=lr, **self.options)
+        optimizer = OPTIMIZERS[self.kind](params_to_train, lr=lr, **self.options)
         if self.key in client.optimizer:
             optimizer.load_state_dict({**optimizer.state_dict(), "state": client.optimizer[self.key]})
 
         for network in self.networks:
-            network.trained = None
+            network.buffers_after = None
         loss, aux = self.loss(params, client.buffers, batch, context)
         for network in self.networks:  # what the module has, whatever the objective says
-            if network.trained is not None and network.trained.keys() == client.buffers.keys():
-                aux = aux._replace(buffers=network.trained)
+            if network.buffers_after is not None and network.buffers_after.keys() == client.buffers.keys():
+                aux = aux._replace(buffers=network.buffers_after)
         aux = aux._replace(buffers=copied(aux.buffers))
 
         loss.backward()
         if self.clip_norm:
-            torch.nn.utils.clip_grad_norm_(trained, self.clip_norm)
+            torch.nn.utils.clip_grad_norm_(params_to_train, self.clip_norm)
         optimizer.step()
         state = tree_map(torch.clone, optimizer.state_dict()["state"])
         optimizers = {**client.optimizer, self.key: state}
@@ -87,35 +87,35 @@ class PlainUpdate:
 
 
 def client_of(clients: Client, k: int) -> Client:
-    """Client k of stacked ones, whose optimizer states are a list."""
+    """Client k of stacked ones."""
     params, buffers, memory = select((clients.params, clients.buffers, clients.memory), k)
-    return Client(params, buffers, clients.optimizer[k] if clients.optimizer else {}, memory)
+    return Client(params, buffers, clients.optimizer.get(k, {}), memory)
 
 
 def stacked(clients: list[Client]) -> Client:
-    """All clients; torch.optim's own state is a list over them, which only goes back into `client_of`."""
+    """All clients; states of torch.optim are not stacked but kept by the place of their client, for `client_of`."""
     tensors = stack([(client.params, client.buffers, client.memory) for client in clients])
     params, buffers, memory = tree_map(Tensor.detach, tensors)
-    return Client(params, buffers, [client.optimizer for client in clients], memory)
+    optimizers = {k: client.optimizer for k, client in enumerate(clients)}
+    return Client(params, buffers, optimizers, memory)
 
 
-class ReferenceFederation(Federation):
+class PlainFederation(Federation):
     """A federation whose clients train by a plain loop."""
 
-    def __init__(self, run, dataset, *others, **options):
-        super().__init__(run, dataset, *others, **options)
+    def __init__(self, config, dataset, *others, **options):
+        super().__init__(config, dataset, *others, **options)
         self.networks = []
         for name in self.backbones:
-            module = backbones.build(name, dataset.channels, dataset.image_size, dataset.num_classes, run.seed)
+            module = backbones.build(name, dataset.channels, dataset.image_size, dataset.num_classes, config.seed)
             self.networks.append(PlainNetwork(module.to(self.dtype)))
 
     def optimizer_step(self, loss, **given):
-        run = self.config
         options = {
-            "optimizer": run.optimizer,
+            "optimizer": self.config.optimizer,
             "lr": None,
-            "momentum": run.momentum,
-            "weight_decay": run.weight_decay,
+            "momentum": self.config.momentum,
+            "weight_decay": self.config.weight_decay,
             "names": None,
             "key": "local",
             "clip_norm": 0.0,
@@ -146,7 +146,7 @@ class ReferenceFederation(Federation):
         lr = self.lr(cohort.round)
         update = self.update_of(local)
         num_clients = len(cohort.client_ids)
-        trained = []
+        clients_after = []
         terms = {}
         for k in range(num_clients):
             client = client_of(clients, k)
@@ -159,21 +159,21 @@ class ReferenceFederation(Federation):
                 for name, value in aux.terms.items():
                     per_client = terms.setdefault(name, torch.zeros(num_clients, dtype=self.dtype))
                     per_client[k] += value.detach() / num_steps
-            trained.append(with_key(client, 0))
-        return stacked(trained), terms
+            clients_after.append(with_key(client, 0))
+        return stacked(clients_after), terms
 
     def step(self, clients, cohort, local, batch, context=None, axes=None):
         update = self.update_of(local)
-        trained = []
+        clients_after = []
         aux_of_clients = []
         for k in range(len(cohort.client_ids)):
             client = client_of(clients, k)
             if batch.key is not None:
                 client = with_key(client, int(batch.key))
             client, aux = update.update(client, batch, select_axes(context, axes, k))
-            trained.append(with_key(client, 0))
+            clients_after.append(with_key(client, 0))
             aux_of_clients.append(tree_map(Tensor.detach, aux))
-        return stacked(trained), stack(aux_of_clients)
+        return stacked(clients_after), stack(aux_of_clients)
 
     @torch.no_grad()
     def forward(self, clients, cohort, x, train=True):
