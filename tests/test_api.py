@@ -73,16 +73,46 @@ UNKNOWN_METHOD = "unknown method in set 'fedpox'; did you mean 'fedprox'? this c
 @pytest.mark.parametrize(
     ("methods", "options", "message"),
     [
-        (SEVERAL, {"set": {"fedpox": {"lr": 0.3}}}, UNKNOWN_METHOD),
-        (SEVERAL, {"set": {"fedpox": {}}}, UNKNOWN_METHOD),
-        ("fedavg", {"set": {"fedpox": {"lr": 0.3}}}, "unknown method in set 'fedpox'; this command has fedavg"),
-        ("fedavg", {"set": {"lr": 0.3}}, "set must have the options of each method by its name (got 'lr': 0.3)"),
-        (SEVERAL, {"set": {"fedavg": {"proximal_weight": 1}}}, "unknown option of 'fedavg' 'proximal_weight'"),
-        ("fedavg", {"set": {"fedavg": {"out": "elsewhere"}}}, "out is an option of the command 'fedcli run'"),
-        (SEVERAL, {"set": {"fedprox": {"lr": -1}}}, "lr must be"),
-        (SEVERAL, {"set": {"fedprox": {"lr": (0.1, 0.2)}}}, "set gives an option one value (got 0.1,0.2 for lr)"),
-        ("fedavg", {"set": {"fedavg": {"lr": np.array([1, 2])}}}, "set gives an option one value (got 1,2 for lr)"),
-        ("fedavg", {"set": {"fedavg": {"lr": ()}}}, "lr has no value (got ())"),
+        pytest.param(SEVERAL, {"set": {"fedpox": {"lr": 0.3}}}, UNKNOWN_METHOD, id="misspelt method"),
+        pytest.param(SEVERAL, {"set": {"fedpox": {}}}, UNKNOWN_METHOD, id="misspelt method without options"),
+        pytest.param(
+            "fedavg",
+            {"set": {"fedpox": {"lr": 0.3}}},
+            "unknown method in set 'fedpox'; this command has fedavg",
+            id="misspelt method beside one",
+        ),
+        pytest.param(
+            "fedavg",
+            {"set": {"lr": 0.3}},
+            "set must have the options of each method by its name (got 'lr': 0.3)",
+            id="options without a method",
+        ),
+        pytest.param(
+            SEVERAL,
+            {"set": {"fedavg": {"proximal_weight": 1}}},
+            "unknown option of 'fedavg' 'proximal_weight'",
+            id="option of another method",
+        ),
+        pytest.param(
+            "fedavg",
+            {"set": {"fedavg": {"out": "elsewhere"}}},
+            "out is an option of the command 'fedcli run'",
+            id="option of the command",
+        ),
+        pytest.param(SEVERAL, {"set": {"fedprox": {"lr": -1}}}, "lr must be", id="value out of range"),
+        pytest.param(
+            SEVERAL,
+            {"set": {"fedprox": {"lr": (0.1, 0.2)}}},
+            "set gives an option one value (got 0.1,0.2 for lr)",
+            id="several values",
+        ),
+        pytest.param(
+            "fedavg",
+            {"set": {"fedavg": {"lr": np.array([1, 2])}}},
+            "set gives an option one value (got 1,2 for lr)",
+            id="an array",
+        ),
+        pytest.param("fedavg", {"set": {"fedavg": {"lr": ()}}}, "lr has no value (got ())", id="no value"),
     ],
 )
 def test_options_of_single_methods_that_no_run_would_have_are_refused(call, methods, options, message, tmp_path):
@@ -96,16 +126,36 @@ def test_options_of_single_methods_that_no_run_would_have_are_refused(call, meth
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lr": []}, "lr has no value (got []); give one or several."),
-        ({"lr": np.array([])}, "lr has no value (got array([], dtype=float64)); give one or several."),
-        ({"lr": [[0.1]]}, "lr must be of type float (got [0.1])"),
-        ({"lr": np.array([[0.1]])}, "lr must be of type float (got [0.1])"),
-        ({"lr": {0.1}}, "lr must be of type float (got {0.1})"),
-        ({"batch_size": np.float64(8)}, "batch_size must be of type int (got 8.0)"),
-        ({"batch_size": torch.tensor([8.0])}, "batch_size must be of type int (got 8.0)"),
-        ({"seeds": 3}, "seeds must be several (got 3); write seed=3, or seeds=range(3)."),
-        ({"seeds": np.int64(3)}, "seeds must be several (got 3); write seed=3, or seeds=range(3)."),
-        ({"seeds": np.array([0.0, 1.0])}, "seeds must be distinct whole numbers from 0 (got '0.0,1.0')"),
+        pytest.param({"lr": []}, "lr has no value (got []); give one or several.", id="empty list"),
+        pytest.param(
+            {"lr": np.array([])},
+            "lr has no value (got array([], dtype=float64)); give one or several.",
+            id="empty array",
+        ),
+        pytest.param({"lr": [[0.1]]}, "lr must be of type float (got [0.1])", id="list in a list"),
+        pytest.param({"lr": np.array([[0.1]])}, "lr must be of type float (got [0.1])", id="array of two axes"),
+        pytest.param({"lr": {0.1}}, "lr must be of type float (got {0.1})", id="set"),
+        pytest.param(
+            {"batch_size": np.float64(8)},
+            "batch_size must be of type int (got 8.0)",
+            id="NumPy float for a whole number",
+        ),
+        pytest.param(
+            {"batch_size": torch.tensor([8.0])}, "batch_size must be of type int (got 8.0)", id="tensor of floats"
+        ),
+        pytest.param(
+            {"seeds": 3}, "seeds must be several (got 3); write seed=3, or seeds=range(3).", id="number as seeds"
+        ),
+        pytest.param(
+            {"seeds": np.int64(3)},
+            "seeds must be several (got 3); write seed=3, or seeds=range(3).",
+            id="NumPy number as seeds",
+        ),
+        pytest.param(
+            {"seeds": np.array([0.0, 1.0])},
+            "seeds must be distinct whole numbers from 0 (got '0.0,1.0')",
+            id="floats as seeds",
+        ),
     ],
 )
 def test_what_is_neither_a_value_nor_several_is_refused_by_name(call, options, message, tmp_path):
@@ -214,11 +264,23 @@ def test_processes_of_the_users_own_program_go_on(tmp_path):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda out: fedcli.run("fedavg", lr=-1, out=out, **BRIEF), "lr must be"),
-        (lambda out: fedcli.run("fedavg", seeds=[0, 0], out=out, **BRIEF), "seeds must be distinct"),
-        (lambda out: fedcli.run("fedavg", local_epoch=1, out=out, **BRIEF), "did you mean 'local_epochs'"),
-        (lambda out: fedcli.run("fedavg", continue_=True, **BRIEF), "name it with out."),
-        (lambda out: fedcli.tune("fedavg", grid={"lrr": [1]}, out=out, **BRIEF), "did you mean 'lr'"),
+        pytest.param(lambda out: fedcli.run("fedavg", lr=-1, out=out, **BRIEF), "lr must be", id="value out of range"),
+        pytest.param(
+            lambda out: fedcli.run("fedavg", seeds=[0, 0], out=out, **BRIEF), "seeds must be distinct", id="seed twice"
+        ),
+        pytest.param(
+            lambda out: fedcli.run("fedavg", local_epoch=1, out=out, **BRIEF),
+            "did you mean 'local_epochs'",
+            id="misspelt option",
+        ),
+        pytest.param(
+            lambda out: fedcli.run("fedavg", continue_=True, **BRIEF), "name it with out.", id="continue_ without out"
+        ),
+        pytest.param(
+            lambda out: fedcli.tune("fedavg", grid={"lrr": [1]}, out=out, **BRIEF),
+            "did you mean 'lr'",
+            id="misspelt option of a grid",
+        ),
     ],
 )
 def test_a_refusal_names_keyword_arguments(call, words, tmp_path):

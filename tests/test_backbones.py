@@ -304,16 +304,20 @@ def test_padded_networks_take_images_of_one_pixel(name):
     assert logits.isfinite().all()
 
 
-def test_stems_and_norms():
-    plain = build("resnet10", 3, 32, 10, 0).body
+def test_a_small_stem_is_one_convolution_of_3x3_in_place_of_7x7_and_pooling():
+    stock = build("resnet10", 3, 32, 10, 0).body
+    assert stock.conv1.kernel_size == (7, 7)
+    assert isinstance(stock.maxpool, nn.MaxPool2d)
+
     small = build("resnet10-3x3", 3, 32, 10, 0).body
-    group = build("resnet10-gn", 3, 32, 10, 0).body
-    assert plain.conv1.kernel_size == (7, 7)
-    assert isinstance(plain.maxpool, nn.MaxPool2d)
     assert small.conv1.kernel_size == (3, 3)
     assert small.conv1.stride == (1, 1)
     assert small.conv1.padding == (1, 1)
     assert isinstance(small.maxpool, nn.Identity)
+
+
+def test_group_normalisation_has_two_groups():
+    group = build("resnet10-gn", 3, 32, 10, 0).body
     assert {module.num_groups for module in group.modules() if isinstance(module, nn.GroupNorm)} == {2}
 
 
@@ -434,8 +438,7 @@ print(vision.torchvision().loaded)
 """
 
 
-def test_torchvision_is_imported_when_it_is_needed(tmp_path):
-    """And gets the schemas that it lacks."""
+def test_torchvision_is_imported_when_needed_and_gets_the_schemas_that_it_lacks(tmp_path):
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision" / "__init__.py").write_text(TORCHVISION)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}

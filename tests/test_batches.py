@@ -102,7 +102,7 @@ def augment_plainly(image, draw, rotate):
 
 
 @pytest.mark.parametrize("rotate", [False, True])
-def test_augmentation_against_a_plain_loop(rotate):
+def test_cropping_mirroring_and_turning_are_those_of_a_plain_loop_over_pixels(rotate):
     draw = np.random.default_rng(0)
     images = draw.random((30, 1, 9, 9))
     draws = draw.random((30, 4)).astype(np.float32)
@@ -223,7 +223,7 @@ def test_grey_images_stay_grey_and_keep_their_channel():
 
 
 @pytest.mark.parametrize("augmentation", NUM_DRAWS)
-def test_augmentation_by_name_through_the_transform(augmentation):
+def test_the_transform_augments_by_the_name_of_its_augmentation(augmentation):
     pixels = (random_images(6) * 255).to(torch.uint8)
     draws = random_draws(augmentation, 6)
     x = pixels.double() / 255

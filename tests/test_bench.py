@@ -166,8 +166,7 @@ def test_both_sides_take_the_same_steps_on_the_same_images(chunk, monkeypatch):
 
 
 @pytest.mark.parametrize("workload", [TINY_CNN, TINY_SMALL, TINY_RESNET], ids=["cnn", "small", "resnet"])
-def test_both_sides_end_with_the_same_model(workload):
-    """Where the order of the samples does not matter."""
+def test_both_sides_end_with_the_same_model_where_the_order_of_samples_does_not_matter(workload):
     batch_size = workload["train_examples"] // 4
     setup, fed, plain = sides(workload | {"batch_size": batch_size}, precision="float64")
     state = laws.start(setup, fed)
@@ -438,7 +437,7 @@ def test_options_reach_the_measurement_and_results_go_to_json_and_csv():
 
 
 def test_the_chosen_workloads_are_measured_into_a_table(monkeypatch):
-    """The two short workloads by default, else those that are named, and those of scaling."""
+    """By default these are the two short workloads, else those that are named, and those of scaling."""
     monkeypatch.setattr(workloads, "SCALING", {name: TINY_CNN for name in ("w1 K=1 B=8", "w1 K=2 B=8")})
     title, first, second, machine = bench().splitlines()
     assert [line.split()[0] for line in (title, first, second)] == ["Workload", "w1", "w2"]

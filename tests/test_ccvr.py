@@ -133,7 +133,7 @@ def test_what_is_drawn_follows_the_features_of_the_clients_training_parts(monkey
 
 
 @pytest.mark.parametrize("run", [{"parts": laws.toy_parts((1, 0, 0, 0))}, {"data": laws.toy_dataset(absent=(1,))}])
-def test_law_6_edge_data(run):
+def test_a_single_example_and_a_class_without_examples_leave_finite_models(run):
     fed, params, buffers = toy_federation(**run)
     after, _, floats = ccvr.apply(params, buffers, fed, config())
     assert all(torch.isfinite(value).all() for value in after.values())

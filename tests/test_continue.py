@@ -94,11 +94,18 @@ def finished(tmp_path_factory):
 @pytest.mark.parametrize(
     ("method", "given", "message"),
     [
-        ("fedavg", {"lr": 0.5}, r"another lr \(got 0.5, was 0.02\); choose another out"),
-        ("fedavg", {"rounds": 2}, r"another rounds \(got 2, was 1\); a run cannot be lengthened; train anew"),
-        ("fedprox", {}, r"another method \(got fedprox, was fedavg\)"),
-        ("fedavg", {"out": None}, r"continue_ needs a folder \(got no out\)"),
-        ("fedavg", {"out": Path(__file__).parent}, "never overwritten"),
+        pytest.param(
+            "fedavg", {"lr": 0.5}, r"another lr \(got 0.5, was 0.02\); choose another out", id="another option"
+        ),
+        pytest.param(
+            "fedavg",
+            {"rounds": 2},
+            r"another rounds \(got 2, was 1\); a run cannot be lengthened; train anew",
+            id="more rounds",
+        ),
+        pytest.param("fedprox", {}, r"another method \(got fedprox, was fedavg\)", id="another method"),
+        pytest.param("fedavg", {"out": None}, r"continue_ needs a folder \(got no out\)", id="no folder"),
+        pytest.param("fedavg", {"out": Path(__file__).parent}, "never overwritten", id="folder of something else"),
     ],
 )
 def test_what_cannot_go_on_is_refused(method, given, message, finished):

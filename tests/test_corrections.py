@@ -104,7 +104,7 @@ COHORTS = ([0, 1], [1, 3], [0, 2])
 
 
 def test_without_clipping_feddyn_is_algorithm_1_in_a_plain_loop():
-    """Three rounds with two of four clients, in h_i, with alpha by a client's size, and plain means also of buffers."""
+    """Three rounds have two of four clients each, in h_i, alpha is by a client's size, and buffers have plain means."""
     run = {"parts": laws.toy_parts((6, 2, 3, 5)), "cohort_size": 2, "local_epochs": 1, "backbone": laws.BATCHNORM}
     ours = laws.run_rounds(3, "feddyn", {"alpha": 0.2, "clip_norm": 0.0}, cohorts=COHORTS, **run)
     _, fed = laws.federation("feddyn", plain=True, **run)

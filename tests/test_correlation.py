@@ -35,7 +35,7 @@ def runs(tmp_path_factory):
     return parent
 
 
-def test_it_is_the_papers_equation():
+def test_cross_correlation_is_the_papers_equation():
     own = 1e9 * randn(9, 4, seed=0)
     mean = 1e9 * randn(9, 4, seed=1)
     own[:, 2] = 3.0

@@ -144,7 +144,7 @@ def test_take_keeps_one_of_every_class_however_rare():
         refused(lambda count=count: stratified_subset(toy, count, 0), f"--train-examples {count}", "use 5", "to 100")
 
 
-def test_channel_statistics():
+def test_channel_statistics_are_over_all_pixels_and_a_flat_channel_is_not_scaled():
     dataset = datasets.load("digit-domains")
     pixels = dataset.x_train.numpy().astype(np.float64) / 255
     mean, std = channel_statistics(dataset)
@@ -157,7 +157,7 @@ def test_channel_statistics():
 # Names
 
 
-def test_names_in_their_order(tmp_path, cache):
+def test_names_are_those_of_built_in_sets_then_of_known_and_of_imported_ones(tmp_path, cache):
     from_npz("zebra", tmp_path / "a", **image_arrays((4, 4), 2))
     from_npz("ape", tmp_path / "a", **image_arrays((4, 4), 2))
     (cache / "Not A Name.npz").touch()
@@ -167,38 +167,41 @@ def test_names_in_their_order(tmp_path, cache):
 
 
 @pytest.mark.parametrize(("given", "folder"), [("~/data", "data"), ("", ".cache/fedcli")])
-def test_the_cache_folder(monkeypatch, tmp_path, given, folder):
+def test_the_cache_is_in_the_folder_of_the_variable_or_below_home(monkeypatch, tmp_path, given, folder):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("FEDCLI_DATA", given)
     assert cache_folder() == tmp_path / folder
 
 
-@pytest.mark.parametrize("cause", ["no home", "not readable", "not writable"])
-def test_without_a_cache_only_built_in_sets_are_there(tmp_path, monkeypatch, cause):
+def have_no_home(monkeypatch, tmp_path):
+    monkeypatch.delenv("FEDCLI_DATA")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", Mock(side_effect=KeyError("uid not found")))
+
+
+def have_no_permission(monkeypatch, tmp_path):
+    denied = Mock(side_effect=PermissionError(13, "Permission denied"))
+    monkeypatch.setattr(os, "scandir", denied)
+    monkeypatch.setattr(os, "mkdir", denied)
+
+
+def name_a_folder_below_a_file(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "a.npz" / "below"))
+
+
+@pytest.mark.parametrize("take_away_the_cache", [have_no_home, have_no_permission, name_a_folder_below_a_file])
+def test_without_a_cache_only_built_in_sets_are_there(tmp_path, monkeypatch, take_away_the_cache):
     """For others the error says what to set."""
-
-    def fail(*_, **__):
-        raise {"no home": KeyError("uid not found"), "not readable": PermissionError(13, "Permission denied")}[cause]
-
     np.savez(tmp_path / "a.npz", **image_arrays((4, 4), 2))
     monkeypatch.chdir(tmp_path)
-    if cause == "no home":
-        monkeypatch.delenv("FEDCLI_DATA")
-        monkeypatch.delenv("HOME")
-        monkeypatch.setattr(pwd, "getpwuid", fail)
-    elif cause == "not readable":
-        monkeypatch.setattr(os, "scandir", fail)
-        monkeypatch.setattr(os, "mkdir", fail)
-    else:
-        monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "a.npz" / "below"))
+    take_away_the_cache(monkeypatch, tmp_path)
     assert len(datasets.load(imports.import_if_path("digits")).y_test) == 359
     refused(lambda: datasets.refuse_unavailable("mnist"), "'mnist' is not on this machine")
     refused(lambda: imports.import_path("mine", tmp_path / "a.npz"), "cannot be kept", "FEDCLI_DATA")
     assert not Path("~").exists()
 
 
-def test_an_import_that_fails_leaves_the_old_set(tmp_path, monkeypatch):
-    """And the next import clears away what a killed one was writing."""
+def test_an_import_that_fails_leaves_the_old_set_and_the_next_clears_what_a_killed_one_wrote(tmp_path, monkeypatch):
     before = from_npz("mine", tmp_path / "a", **image_arrays((4, 4), 2))
     np.savez(tmp_path / "a.npz", **image_arrays((4, 4), 2, seed=1))
     old = cache_folder() / ".1.partial.set.npz"
@@ -249,7 +252,7 @@ def test_a_damaged_cache_file_is_refused(tmp_path, cache):
 
 
 @pytest.mark.parametrize("name", ["digits", "office31-leaky", "My Set", "../x", "", "-x", "a_b"])
-def test_names_that_cannot_be_imported(tmp_path, name):
+def test_no_set_is_imported_under_a_name_of_another_or_one_that_is_no_name(tmp_path, name):
     np.savez(tmp_path / "a.npz", **image_arrays((4, 4), 2))
     refused(lambda: imports.import_path(name, tmp_path / "a.npz"), f"the name '{name}'")
 
@@ -436,8 +439,7 @@ def test_numbers_of_known_sets_add_up():
             assert len(info.domain_counts) == len(info.domain_names)
 
 
-def test_what_was_kept_under_a_known_name_is_compared_too(tmp_path, official_only, monkeypatch):
-    """Also where another set is made of it."""
+def test_what_was_kept_under_a_known_name_is_compared_also_for_a_set_made_of_it(tmp_path, official_only, monkeypatch):
     with monkeypatch.context() as before:
         before.setattr(official, "refuse_other_images", lambda dataset: None)
         from_npz("mnist", tmp_path / "a", **image_arrays((28, 28), 10, per_class=(16, 101)))

@@ -122,7 +122,7 @@ def test_the_experiment_is_the_one_that_the_text_describes(monkeypatch):
         assert run.weight_decay == 0
 
 
-def test_the_options_of_the_table_exist():
+def test_the_options_that_stand_beside_those_of_other_toolkits_exist():
     known = {field.name for field in fields(RunConfig)}
     known |= {field.name for field in fields(find_method("fedprox").config)}
     known |= {"seeds", "out"}
@@ -186,7 +186,7 @@ def test_the_parts_of_the_example_run(tmp_path):
     assert line.get_xdata().tolist() == [1, 2]
 
 
-def test_equation_1_against_a_loop(example):
+def test_the_examples_pull_is_the_mean_distance_to_the_mixed_means(example):
     features = randn(5, 4, seed=0)
     own_means = randn(3, 4, seed=1)
     shared_means = randn(3, 4, seed=2)
@@ -205,7 +205,7 @@ def test_equation_1_against_a_loop(example):
     assert example.pull(features, labels, without_targets) == 0
 
 
-def test_equations_3_and_4_by_hand(example):
+def test_the_example_mixes_old_means_with_new_ones_and_takes_the_mean_over_owners(example):
     old = example.ClientState(torch.tensor([[[2.0], [4.0], [0.0]]]), torch.tensor([[3, 5, 0]]))
     new = example.remember(old, torch.tensor([[[6.0], [9.0], [7.0]]]), torch.tensor([[2, 0, 1]]), memory=0.25)
     assert new.means.tolist() == [[[5.0], [4.0], [7.0]]]  # mixed, absent and as it was, new
@@ -247,8 +247,7 @@ def test_two_steps_of_the_server_by_hand():
     assert velocity["w"] == 0.0  # 0.5 * 2 - 1
 
 
-def test_the_page_of_methods_has_a_row_for_all_that_they_are_given():
-    """And no row for anything else."""
+def test_the_page_of_methods_has_a_row_for_all_that_they_are_given_and_no_other():
     attributes = []
     methods = []
     for kind in (Population, Federation):
@@ -396,7 +395,7 @@ def test_every_command_of_a_text_runs_or_resolves(name, workplace):
 
 
 def test_the_first_run_prints_what_the_readme_shows(tmp_path, monkeypatch):
-    """All but the speed to the letter, and accuracies, which hang on a processor's rounding, to two points."""
+    """All but the speed is held to the letter, and accuracies, which hang on a processor's rounding, to two points."""
     monkeypatch.chdir(tmp_path)
     (shown,) = [text for text in blocks(README, "text") if text.startswith("method      fedfm")]
     printed = invoke("run", "fedfm", "--out", "runs/first").output

@@ -117,12 +117,12 @@ METHOD = replace(fedcme.METHOD, name='mine')
 @pytest.mark.parametrize(
     ("text", "protocol"),
     [
-        (OF_A_PAPER, "fedcme:digits"), (OF_ITS_OWN.replace("SIMPLER", "('fedavg', {})"), "fedfm:digits"),
-        (OF_ITS_OWN.replace("SIMPLER", "None"), "own:data"),
+        pytest.param(OF_A_PAPER, "fedcme:digits", id="of a paper"),
+        pytest.param(OF_ITS_OWN.replace("SIMPLER", "('fedavg', {})"), "fedfm:digits", id="with a simpler method"),
+        pytest.param(OF_ITS_OWN.replace("SIMPLER", "None"), "own:data", id="without a simpler method"),
     ],
-)  # fmt: skip
-def test_a_method_without_a_protocol_has_that_of_its_paper(text, protocol):
-    """Or else that of the method to which it reduces."""
+)
+def test_a_method_without_a_protocol_has_that_of_its_paper_or_of_its_simpler_method(text, protocol):
     Path("mine.py").write_text(text)
     assert registry.default_protocol(registry.find_method("./mine.py"), "digits").name == protocol
 
@@ -222,18 +222,43 @@ def run_with(term="0", outcome="state, terms", init="pass"):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"outcome": "state"},
-         "of 'mine' returns no state and terms (got ServerState); end it with 'return state, terms'"),
-        ({"outcome": "{}, terms"}, "no params and buffers (got dict); let init and run_round"),
-        ({"term": "0 * torch.rand(3).sum()"}, "'mine' draws from PyTorch's global generator in round 1"),
-        ({"term": "0 * numpy.random.rand()"}, "'mine' draws from NumPy's global generator in round 1"),
-        ({"term": "0 * random.random()"}, "'mine' draws from Python's global generator in round 1"),
-        ({"init": "torch.rand(3)"}, "init of 'mine' draws from PyTorch's global generator; use fed.generator"),
-        ({"init": "numpy.random.rand()"}, "init of 'mine' draws from NumPy's global generator; use fed.generator"),
+        pytest.param(
+            {"outcome": "state"},
+            "of 'mine' returns no state and terms (got ServerState); end it with 'return state, terms'",
+            id="no terms",
+        ),
+        pytest.param(
+            {"outcome": "{}, terms"}, "no params and buffers (got dict); let init and run_round", id="a dict as state"
+        ),
+        pytest.param(
+            {"term": "0 * torch.rand(3).sum()"},
+            "'mine' draws from PyTorch's global generator in round 1",
+            id="PyTorch in a round",
+        ),
+        pytest.param(
+            {"term": "0 * numpy.random.rand()"},
+            "'mine' draws from NumPy's global generator in round 1",
+            id="NumPy in a round",
+        ),
+        pytest.param(
+            {"term": "0 * random.random()"},
+            "'mine' draws from Python's global generator in round 1",
+            id="random in a round",
+        ),
+        pytest.param(
+            {"init": "torch.rand(3)"},
+            "init of 'mine' draws from PyTorch's global generator; use fed.generator",
+            id="PyTorch in init",
+        ),
+        pytest.param(
+            {"init": "numpy.random.rand()"},
+            "init of 'mine' draws from NumPy's global generator; use fed.generator",
+            id="NumPy in init",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_faulty_round_of_a_users_method_is_refused_in_a_line(wrong, words):
-    """One that returns something else, or that draws random numbers by itself."""
+    """It returns something else, or draws random numbers by itself."""
     refused(lambda: run_with(**wrong), words)
 
 
@@ -268,24 +293,74 @@ def test_layers_of_a_users_network_become_the_products():
 @pytest.mark.parametrize(
     ("forward", "layers", "words"),
     [
-        ("return self.first(x)", "", "gives no logits of 5 classes (got (4, 6) of 4 images)"),
-        ("return self.fc(self.first(x)).log_softmax(1)", "", "does not end in its last nn.Linear"),
-        (SCORES, "self.fc = nn.Linear(6, num_classes, bias=False)", "D] (got Linear)"),
-        ("return self.fc(self.first(x) + self.fc(self.first(x)).sum())", "", "in its last nn.Linear; let that give"),
-        ("return self.fc(self.first(x)) + 0 * self.fc.weight.sum()", "", "has no attribute 'weight'"),
-        ("return self.fc(self.norm(self.first(x)))", "self.norm = nn.BatchNorm1d(6)",
-         "mixes the images of a batch before or in the layer 'norm' (BatchNorm1d); use nn.BatchNorm2d,"),
-        ("return self.fc(self.drop(self.first(x)))", "self.drop = nn.AlphaDropout(0.5)",
-         "draws random numbers before or in the layer 'drop' (AlphaDropout); use nn.Dropout or"),
-        ("return self.fc(self.first(self.att(x, x, x)[0]))", "self.att = nn.MultiheadAttention(64, 2)",
-         "mixes the images of a batch before or in the layer 'att' (MultiheadAttention)"),
-        ("x = self.first(x); return self.fc(x - x.mean(0) * self.training)", "", "mixes the images of a batch"),
-        (f"self.n = self.n + 1; {SCORES}", "self.register_buffer('n', self.fc.bias[:1].detach())", "puts a new tensor"),
-        (SCORES, "self.fc.weight.requires_grad_(False)", "nn.Linear with bias that is trained"),
-        (SCORES, "self.again = nn.ParameterList([self.first.weight])", "in two places, 'first.weight' and 'again.0'"),
-        ("return self.fc(self.first(x[:, :7]))", "", "line 10 (got RuntimeError: mat1 and mat2"),
+        pytest.param(
+            "return self.first(x)", "", "gives no logits of 5 classes (got (4, 6) of 4 images)", id="features as logits"
+        ),
+        pytest.param(
+            "return self.fc(self.first(x)).log_softmax(1)",
+            "",
+            "does not end in its last nn.Linear",
+            id="layer after the head",
+        ),
+        pytest.param(
+            SCORES, "self.fc = nn.Linear(6, num_classes, bias=False)", "D] (got Linear)", id="head without bias"
+        ),
+        pytest.param(
+            "return self.fc(self.first(x) + self.fc(self.first(x)).sum())",
+            "",
+            "in its last nn.Linear; let that give",
+            id="head called twice",
+        ),
+        pytest.param(
+            "return self.fc(self.first(x)) + 0 * self.fc.weight.sum()",
+            "",
+            "has no attribute 'weight'",
+            id="weight of the head read",
+        ),
+        pytest.param(
+            "return self.fc(self.norm(self.first(x)))",
+            "self.norm = nn.BatchNorm1d(6)",
+            "mixes the images of a batch before or in the layer 'norm' (BatchNorm1d); use nn.BatchNorm2d,",
+            id="BatchNorm1d",
+        ),
+        pytest.param(
+            "return self.fc(self.drop(self.first(x)))",
+            "self.drop = nn.AlphaDropout(0.5)",
+            "draws random numbers before or in the layer 'drop' (AlphaDropout); use nn.Dropout or",
+            id="AlphaDropout",
+        ),
+        pytest.param(
+            "return self.fc(self.first(self.att(x, x, x)[0]))",
+            "self.att = nn.MultiheadAttention(64, 2)",
+            "mixes the images of a batch before or in the layer 'att' (MultiheadAttention)",
+            id="attention between images",
+        ),
+        pytest.param(
+            "x = self.first(x); return self.fc(x - x.mean(0) * self.training)",
+            "",
+            "mixes the images of a batch",
+            id="mean of a batch",
+        ),
+        pytest.param(
+            f"self.n = self.n + 1; {SCORES}",
+            "self.register_buffer('n', self.fc.bias[:1].detach())",
+            "puts a new tensor",
+            id="new tensor as buffer",
+        ),
+        pytest.param(
+            SCORES, "self.fc.weight.requires_grad_(False)", "nn.Linear with bias that is trained", id="frozen head"
+        ),
+        pytest.param(
+            SCORES,
+            "self.again = nn.ParameterList([self.first.weight])",
+            "in two places, 'first.weight' and 'again.0'",
+            id="shared parameter",
+        ),
+        pytest.param(
+            "return self.fc(self.first(x[:, :7]))", "", "line 10 (got RuntimeError: mat1 and mat2", id="another shape"
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_network_that_breaks_a_rule_is_refused_in_a_line(forward, layers, words):
     Path("net.py").write_text(network_text(forward, layers))
     refused(lambda: backbones.build("./net.py:Net", 1, 8, 5, seed=3), words, "net.py")
@@ -306,7 +381,7 @@ TOGETHER = "in_place Transformer dropping batch_second weights functions torchvi
 
 @pytest.mark.parametrize("name", TOGETHER.split())
 def test_clients_train_together_as_in_the_plain_loop(name):
-    """With batches that are not full, where what is drawn for an image must not depend on how many there are."""
+    """Batches are not full, and what is drawn for an image must not depend on how many there are."""
     run = {"backbone": f"./nets.py:{name}", "local_epochs": 1, "weight_decay": 0.0}
     laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, parts=laws.toy_parts((7, 4, 2, 6)), **run)
 
@@ -400,10 +475,15 @@ def test_a_data_set_is_checked_and_in_canonical_order():
 @pytest.mark.parametrize(
     ("place", "text", "words"),
     [
-        ("./none.py:f", "", "there is no metric file at"),
-        ("./own.py", "def f(): pass", "NAME with a function or class of it: f."),
-        ("./own.py:f", "x = 1\nf = x", "it has none."),
-        ("./own.py:f", "x = 1\nimport nothing_of_that_name", "line 3 (got ModuleNotFoundError"),
+        pytest.param("./none.py:f", "", "there is no metric file at", id="no file"),
+        pytest.param("./own.py", "def f(): pass", "NAME with a function or class of it: f.", id="no name"),
+        pytest.param("./own.py:f", "x = 1\nf = x", "it has none.", id="no function"),
+        pytest.param(
+            "./own.py:f",
+            "x = 1\nimport nothing_of_that_name",
+            "line 3 (got ModuleNotFoundError",
+            id="import that fails",
+        ),
     ],
 )
 def test_a_place_without_a_function_is_refused_in_a_line(place, text, words):
@@ -417,15 +497,20 @@ ONE_ARRAY_FOR_ALL = "dict.fromkeys(('x_train', 'y_train', 'x_test', 'y_test'), n
 @pytest.mark.parametrize(
     ("use", "value", "words"),
     [
-        (split_by, "[[0], [1], [2]]", "gives no list of 2 clients (got 3)"),
-        (split_by, "[[0], [10]]", "gives wrong positions to client 1 (got int64 10 ...)"),
-        (split_by, "[[True, False], [1]]", "gives wrong positions to client 0 (got bool"),
-        (split_by, "[None, [1]]", "gives wrong positions to client 0 (got object None ...)"),
-        (split_by, "[[0, 1], [1]]", "uses an example twice (got position 1)"),
-        (split_by, "labels.nothing", "line 3 (got AttributeError"),
-        (load_data, "3", "'int' object has no attribute 'items'"),
-        (load_data, ONE_ARRAY_FOR_ALL, "name for each"),
-        (build_network, "3", "gives no torch.nn.Module (got int)"),
+        pytest.param(split_by, "[[0], [1], [2]]", "gives no list of 2 clients (got 3)", id="too many clients"),
+        pytest.param(
+            split_by,
+            "[[0], [10]]",
+            "gives wrong positions to client 1 (got int64 10 ...)",
+            id="position beyond the last",
+        ),
+        pytest.param(split_by, "[[True, False], [1]]", "gives wrong positions to client 0 (got bool", id="booleans"),
+        pytest.param(split_by, "[None, [1]]", "gives wrong positions to client 0 (got object None ...)", id="None"),
+        pytest.param(split_by, "[[0, 1], [1]]", "uses an example twice (got position 1)", id="an example twice"),
+        pytest.param(split_by, "labels.nothing", "line 3 (got AttributeError", id="an error inside"),
+        pytest.param(load_data, "3", "'int' object has no attribute 'items'", id="a number as data"),
+        pytest.param(load_data, ONE_ARRAY_FOR_ALL, "name for each", id="one array for all"),
+        pytest.param(build_network, "3", "gives no torch.nn.Module (got int)", id="a number as network"),
     ],
 )
 def test_a_part_that_cannot_be_used_is_refused_in_a_line(use, value, words):

@@ -47,7 +47,7 @@ def trained_in_two_phases(plain=False, chunk="auto"):
 
 @pytest.mark.parametrize("chunk", ["1", "3", "branches:2"])
 def test_dead_taps_frozen_parameters_and_clipping_agree_with_the_plain_loop(chunk, monkeypatch):
-    """With unequal clients, partial batches, weight decay and momentum; one by one also place by place."""
+    """Clients are unequal, with partial batches, weight decay and momentum; one by one they also go place by place."""
     place_by_place = LiveConv2d.convolve_by_places
     calls = 0
 
@@ -133,7 +133,7 @@ def test_clients_may_be_without_steps_and_epochs_in_two_calls_are_those_in_one(c
     assert laws.distance((part.params, part.optimizer), (whole.params, whole.optimizer)) == 0
 
 
-def test_weighted_mean_by_hand():
+def test_a_weighted_mean_rounds_whole_numbers():
     tree = {"a": torch.tensor([[1.0, 2.0], [3.0, 6.0]]), "n": torch.tensor([1, 4])}
     mean = weighted_mean(tree, torch.tensor([1.0, 3.0]))
     torch.testing.assert_close(mean["a"], torch.tensor([2.5, 5.0]))
@@ -365,7 +365,7 @@ def test_predictions_for_some_images_are_theirs_among_all(test):
 
 
 def test_reported_predictions_come_in_portions(monkeypatch):
-    """Predictions that are only reported; they are the same but for rounding."""
+    """They are those that enter a result but for rounding."""
     monkeypatch.setattr(federation, "QUICK_BATCH", 8)
     _, fed = laws.federation(FEDAVG)
     model = fed.initial_model()

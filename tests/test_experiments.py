@@ -52,8 +52,7 @@ def test_a_file_names_method_and_options_and_what_is_typed_goes_before():
     assert record_in("b")["method"] == "fedavg"
 
 
-def test_a_typed_seed_goes_before_those_of_a_file():
-    """Of `seed` and `seeds`; and a file may name a step with its options."""
+def test_typed_seeds_go_before_the_seed_of_a_file_which_may_name_a_step_with_its_options():
     Path("exp.toml").write_text(f"{TOML}seed = 7\npost = 'ccvr'\nccvr-epochs = 1\n")
     output_of("run", "--config", "exp.toml", "--seeds", "0,1", "--out", "a")
     for seed in (0, 1):
@@ -66,13 +65,21 @@ def test_a_typed_seed_goes_before_those_of_a_file():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"{TOML}lr = 'fast'", "--lr must be of type float (got 'fast')"),
-        (f"{TOML}lr = [0.1, -1]", "--lr must be > 0 (got -1.0)"),
-        (f"{TOML}[out]\na = 1", "'out' in 'exp.toml' is no option with a value or a list (got {'a': 1});"),
-        (f"{TOML}from = 'a'", "'from' in 'exp.toml' is no option with a value or a list (got 'a'); leave it out."),
-        (f"{TOML}lr = ", "'exp.toml' cannot be read ("),
-        (f"{TOML}seed = 1\nseeds = [1]", "--seed 1 was given with --seeds"),
-        ("rounds = 1", "no method given (got --config); write 'fedcli run METHOD', see 'fedcli list'"),
+        pytest.param(f"{TOML}lr = 'fast'", "--lr must be of type float (got 'fast')", id="text as a number"),
+        pytest.param(f"{TOML}lr = [0.1, -1]", "--lr must be > 0 (got -1.0)", id="value out of range in a list"),
+        pytest.param(
+            f"{TOML}[out]\na = 1", "'out' in 'exp.toml' is no option with a value or a list (got {'a': 1});", id="table"
+        ),
+        pytest.param(
+            f"{TOML}from = 'a'",
+            "'from' in 'exp.toml' is no option with a value or a list (got 'a'); leave it out.",
+            id="from",
+        ),
+        pytest.param(f"{TOML}lr = ", "'exp.toml' cannot be read (", id="no TOML"),
+        pytest.param(f"{TOML}seed = 1\nseeds = [1]", "--seed 1 was given with --seeds", id="seed and seeds"),
+        pytest.param(
+            "rounds = 1", "no method given (got --config); write 'fedcli run METHOD', see 'fedcli list'", id="no method"
+        ),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_in_a_line(text, message):

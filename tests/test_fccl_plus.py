@@ -141,7 +141,7 @@ def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(life
     [{"teacher": "collaborative"}, {"teacher_mode": "train"}, {**ALONE, "average_parameters": True}],
 )
 def test_the_teacher_is_the_model_that_the_option_names(overrides):
-    """The previous model, or the one after the collaborative phase, each in its mode."""
+    """It is the previous model, or the one after the collaborative phase, each in its mode."""
     run = {"backbone": laws.BATCHNORM, "batch_size": 20, "local_epochs": 1}
     setup, fed, cohort, clients = with_different_models("fccl-plus", overrides, **run)
     ((model,), _) = fccl_plus.collaborate(stacked_by_network(fed, cohort, clients), cohort, fed, setup.method_config)

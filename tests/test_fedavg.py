@@ -80,9 +80,7 @@ def test_the_learning_rate_decays_from_round_to_round():
     assert next(linear.public_batches(39)).lr.item() == pytest.approx(rates[3])
 
 
-def test_schedules_are_those_of_pytorch_over_all_rounds():
-    """And a warm-up rises to the full rate."""
-
+def test_schedules_are_those_of_pytorch_over_all_rounds_and_a_warm_up_rises_to_the_full_rate():
     def rates(**options):
         _, fed = laws.federation("fedavg", lr=0.1, **options)
         return [fed.lr(number) for number in range(8)]
@@ -229,8 +227,7 @@ EQUAL_STEPS = (8, 7, 6, 5)  # examples; batches of 4 make two steps an epoch of 
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.9])
-def test_effective_steps_are_how_far_momentum_sgd_goes(rho):
-    """Along a constant gradient."""
+def test_effective_steps_are_how_far_momentum_sgd_goes_along_a_constant_gradient(rho):
     steps = torch.tensor([0, 1, 2, 7, 50])
     for tau, ours in zip(steps.tolist(), fednova.effective_steps(steps, rho).tolist(), strict=True):
         w = torch.zeros(1, dtype=torch.float64, requires_grad=True)
@@ -270,8 +267,10 @@ def test_with_equal_steps_fednova_is_fedavg(momentum):
 @pytest.mark.parametrize(
     ("run", "steps", "momentum"),
     [
-        ({"momentum": 0.0}, [8, 4, 6, 2], 0.0),
-        ({"parts": laws.toy_parts((3, 13, 8, 4)), "drop_last": True}, [0, 6, 4, 2], 0.9),  # client 0 has no full batch
+        pytest.param({"momentum": 0.0}, [8, 4, 6, 2], 0.0, id="without momentum"),
+        pytest.param(
+            {"parts": laws.toy_parts((3, 13, 8, 4)), "drop_last": True}, [0, 6, 4, 2], 0.9, id="a client without steps"
+        ),  # client 0 has no full batch
     ],
 )
 def test_a_round_of_fednova_is_the_normalised_average_by_effective_steps(run, steps, momentum):

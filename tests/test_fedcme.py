@@ -117,7 +117,7 @@ def test_alignment_is_of_the_batchs_classes_that_have_a_global_feature():
     assert gradient.abs().max() == 0
 
 
-def test_global_features_by_hand():
+def test_a_global_feature_is_a_mean_over_clients_where_one_without_the_class_gives_the_old_one():
     features = torch.tensor([[[1.0], [4.0], [0.0], [torch.nan]], [[3.0], [torch.nan], [0.0], [8.0]]])
     present = torch.tensor([[True, True, False, False], [True, False, False, True]])
     previous = torch.tensor([[9.0], [2.0], [7.0], [0.0]])
@@ -205,10 +205,10 @@ def plain_round(fed, state, cohort, counterpart, config):
 @pytest.mark.parametrize(
     ("epochs", "options", "momentum"),
     [
-        (1, {}, 0.0),
-        (3, {}, 0.9),  # momentum stays with the client when the classifier goes
-        (2, {"exchange": "none", "alignment_weight": 0.3}, 0.0),
-        (2, {"matching": "many-to-one"}, 0.0),
+        pytest.param(1, {}, 0.0, id="one epoch"),
+        pytest.param(3, {}, 0.9, id="momentum"),  # momentum stays with the client when the classifier goes
+        pytest.param(2, {"exchange": "none", "alignment_weight": 0.3}, 0.0, id="without exchange"),
+        pytest.param(2, {"matching": "many-to-one"}, 0.0, id="many to one"),
     ],
 )
 def test_a_round_against_a_plain_loop(epochs, options, momentum):

@@ -47,8 +47,7 @@ def test_anchors_are_random_directions_where_there_are_too_few_rows():
     assert torch.equal(anchors, fedfa.random_anchors(400, 3, generator(0, "anchors")))
 
 
-def test_anchors_of_clients_are_averaged():
-    """With those that lack the class, or without them."""
+def test_anchors_are_averaged_with_those_of_clients_that_lack_the_class_or_without_them():
     local = torch.tensor([[[1.0], [10.0], [5.0]], [[3.0], [20.0], [6.0]]])
     weights = torch.tensor([0.25, 0.75])
     assert fedfa.aggregate_anchors(local, weights).tolist() == [[2.5], [17.5], [5.75]]

@@ -68,7 +68,7 @@ class TestGuiding:
         ("uniform", [[2.0, 3.0], [7.0, 7.0], [5.5, 3.5]]),
     ],
 )
-def test_anchors_by_hand(weighting, expected):
+def test_an_anchor_is_a_mean_over_clients_or_keeps_its_value(weighting, expected):
     means = torch.tensor([[[1.0, 1.0], [9.0, 9.0], [4.0, 0.0]], [[3.0, 5.0], [9.0, 9.0], [torch.nan, torch.nan]]])
     counts = torch.tensor([[1, 0, 2], [3, 0, 0]])
     assert aggregate_anchors(means, counts, torch.full((3, 2), 7.0), weighting).tolist() == expected
@@ -87,8 +87,7 @@ def class_means(fed, models):
     return torch.stack([features[labels == label].mean(0) for label in range(fed.num_classes)])
 
 
-def test_weighted_anchors_are_the_class_means_by_the_received_model():
-    """Over the training parts of all clients."""
+def test_weighted_anchors_are_the_class_means_of_all_training_parts_by_the_received_model():
     run = {"parts": laws.toy_parts((6, 5, 3, 2)), "validation": 0.2, "backbone": laws.BATCHNORM, "local_epochs": 1}
     setup, fed = laws.federation("fedfm", **run)
     assert sum(map(len, fed.training)) == 14  # two are held out
@@ -160,7 +159,7 @@ EQUAL_PARTS = {"parts": laws.toy_parts((4, 4, 4, 4))}
     ids=["fedprox-fm", "moon-fm", "fednova-fm"],
 )
 def test_an_add_on_without_effect_is_fedfm(name, options, run):
-    """Without the other method's term, or with equal steps in FedNova."""
+    """The other method's term is off, or the clients of FedNova take equal steps."""
     ours = laws.run_rounds(3, name, {**TERMS_ON, **options}, **run)
     fedfms = laws.run_rounds(3, "fedfm", TERMS_ON, **run)
     for part in ("params", "anchors", "has_anchor"):
@@ -182,11 +181,8 @@ def test_no_norm_is_logged_of_a_network_without_batch_normalisation(name):
     assert "norm_before_batchnorm" not in terms
 
 
-def test_the_norm_before_batch_normalisation_is_logged_once():
-    """In the round in which matching starts.
-
-    To multiply these weights changes no output, which is why their norm sets how far a step turns them.
-    """
+def test_the_norm_before_batch_normalisation_is_logged_in_the_round_in_which_matching_starts():
+    """To multiply these weights changes no output, which is why their norm sets how far a step turns them."""
     setup, fed = laws.federation("fedfm", {**TERMS_ON, "start_round": 1}, backbone="resnet10")
     state = laws.start(setup, fed)
     received = {}  # the model of each round, and what it logged

@@ -81,8 +81,7 @@ def test_three_rounds_of_fml_are_those_of_a_plain_loop(form):
     assert (clipped_steps > 10) == (form.name == "code")
 
 
-def test_fml_averages_shared_networks_without_weights():
-    """Their statistics too."""
+def test_fml_averages_shared_networks_and_their_statistics_without_weights():
     setup, fed = laws.federation("fml", backbone=f"{laws.BATCHNORM},cnn-small", local_epochs=1)
     cohort = fed.cohort(0)
     start = laws.start(setup, fed)
@@ -113,7 +112,7 @@ def with_values(values, rows, columns, seed=0):
 
 
 @pytest.mark.parametrize(("share", "rank"), [(0.6, 1), (0.65, 2), (0.92, 2), (0.93, 3), (1.0, 3)])
-def test_truncation_by_hand(share, rank):
+def test_truncation_keeps_the_fewest_singular_values_that_have_the_share(share, rank):
     matrix = with_values([3.0, 2.0, 1.0], 5, 7)  # squares 9, 4, 1 of 14: 64.3 %, 92.9 %, 100 %
     factors = truncate(matrix, share)
     assert [list(factor.shape) for factor in factors] == [[5, rank], [rank], [rank, 7]]
@@ -122,7 +121,7 @@ def test_truncation_by_hand(share, rank):
     assert lost == pytest.approx(sum([9.0, 4.0, 1.0][rank:]), abs=1e-12)
 
 
-def test_what_is_sent_of_a_tensor():
+def test_a_matrix_is_sent_in_factors_where_these_are_fewer_floats():
     matrix = with_values([3.0, 0.1], 6, 8)
     assert count_floats(compress(matrix, 0.95)) == 6 + 1 + 8
     assert count_floats(compress(with_values([3.0, 3.0, 3.0], 6, 8), 0.95)) == 3 * (6 + 1 + 8)
@@ -147,7 +146,7 @@ def test_the_share_grows_from_round_to_round():
     assert [round(energy_share(0.95, 0.98, t, 3), 10) for t in range(3)] == [0.96, 0.97, 0.98]
 
 
-def test_exchange_by_hand_and_what_it_sends():
+def test_clients_send_truncated_changes_and_the_server_their_truncated_mean():
     _, fed = laws.federation("fedkd")
     first_change = with_values([4.0, 0.5], 6, 8, seed=1)
     second_change = with_values([2.0, 2.0], 6, 8, seed=2)
@@ -178,17 +177,24 @@ def truncate_plainly(weights, share):
     return left
 
 
-@pytest.mark.parametrize(("shape", "share"), [
-    ((8, 6), 0.5), ((1, 9), 0.9), ((7,), 0.9), ((4, 3, 5, 5), 0.6), ((4, 3, 1, 1), 0.95), ((3, 64), 0.95),
-])  # fmt: skip
-def test_what_the_codes_form_leaves_of_a_tensor(shape, share):
+@pytest.mark.parametrize(
+    ("shape", "share", "is_nothing"),
+    [
+        ((8, 6), 0.5, False),
+        ((1, 9), 0.9, False),
+        ((7,), 0.9, False),
+        ((4, 3, 5, 5), 0.6, False),
+        ((4, 3, 1, 1), 0.95, True),  # all values would be needed, here and in the next
+        ((3, 64), 0.95, True),
+    ],
+)
+def test_the_codes_form_leaves_of_a_tensor_what_htfllib_does(shape, share, is_nothing):
     weights = np.random.default_rng(0).standard_normal(shape)
     sent = fedkd.truncate_as_htfllib(torch.from_numpy(weights), share)
     left = restore(sent, torch.from_numpy(weights)).numpy()
     np.testing.assert_allclose(left, truncate_plainly(weights, share), atol=1e-12)
-    nothing = shape in ((4, 3, 1, 1), (3, 64))  # all values would be needed
-    assert (abs(left).max() == 0) == nothing
-    assert (count_floats(sent) == 0) == nothing
+    assert (abs(left).max() == 0) == is_nothing
+    assert (count_floats(sent) == 0) == is_nothing
 
 
 def test_three_rounds_of_fedkd_are_those_of_a_plain_loop(form):

@@ -75,8 +75,7 @@ def test_fedyogis_second_moment_stands_still_where_it_equals_the_square():
 
 
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedadagrad"])
-def test_the_second_moment_starts_at_tau_squared(name):
-    """And statistics of batches are averaged as in FedAvg."""
+def test_the_second_moment_starts_at_tau_squared_and_statistics_are_averaged_as_in_fedavg(name):
     run = {"backbone": laws.BATCHNORM, "local_epochs": 1}
     setup, fed = laws.federation(name, {"adaptivity": 0.3}, **run)
     start = laws.start(setup, fed)

@@ -20,8 +20,7 @@ from tests.tensors import randn
 LABELS = torch.tensor([0, 1, 3, 2, 0, 3, 1])
 
 
-def test_the_term_is_the_cross_entropy_of_cosines():
-    """Among the classes that have a prototype."""
+def test_the_term_is_the_cross_entropy_of_cosines_among_classes_with_a_prototype():
     features = randn(7, 5)
     prototypes = randn(4, 5, seed=1)
     has_class = torch.tensor([True, True, False, True])
@@ -63,7 +62,7 @@ def test_fedfas_ramp_is_over_the_rounds_of_the_run_however_many_these_are():
     assert weights(2) == [0.5, 1.0]
 
 
-def test_prototypes_by_hand():
+def test_a_prototype_is_a_mean_over_examples_or_keeps_its_value():
     sums = torch.tensor([[[1.0, 2.0], [0.0, 0.0], [1.0, 0.5]], [[5.0, 0.0], [0.0, 0.0], [0.0, 0.0]]])
     counts = torch.tensor([[1, 0, 1], [2, 0, 0]])
     previous = torch.full((3, 2), 8.0)
@@ -74,8 +73,7 @@ def test_prototypes_by_hand():
     torch.testing.assert_close(remembered, torch.tensor([[6.5, 6 + 0.5 / 3], [8.0, 8.0], [1.0, 0.5]]))
 
 
-def test_prototypes_are_means_of_normalised_features():
-    """Under the trained local models."""
+def test_prototypes_are_means_of_normalised_features_under_the_trained_local_models():
     run = {"backbone": laws.BATCHNORM, "local_epochs": 1, "validation": 0.2, "parts": laws.toy_parts((6, 5, 3, 2))}
     setup, fed = laws.federation("fedproc", **run)
     cohort = fed.cohort(0)

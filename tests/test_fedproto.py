@@ -1,5 +1,7 @@
 """FedProto, its general form and FedDistill: what clients share of each class, against a plain loop of training."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import torch
@@ -15,37 +17,45 @@ from tests.tensors import randn
 PARTS = [np.array(part) for part in ([0, 3, 1, 6, 4, 9], [7, 10, 13, 16, 19], [12, 15], [18, 22])]  # without class 2
 
 
-def of_features(features, logits, prototype, options):
-    """What a client shares of an example, and how far that is from what all share of its class."""
+class Contribution(NamedTuple):
+    """What a client shares of an example, and what pulls that to what all share of the example's class."""
+
+    vector: torch.Tensor
+    pull: torch.Tensor  # a scalar of the loss
+
+
+def feature_of(features, logits, prototype, options):
+    """The contribution of an example in FedProto and its general form."""
     distance = 0.0 * features.sum() if prototype is None else F.mse_loss(features, prototype)
-    return features, options.prototype_weight * distance
+    return Contribution(features, options.prototype_weight * distance)
 
 
-def of_outputs(features, logits, teacher, options):
-    """The same of FedDistill."""
+def output_of(features, logits, teacher, options):
+    """The contribution of an example in FedDistill."""
     softened = options.averaged == "probabilities"
     output = logits.softmax(-1) if softened else logits
     if teacher is None:
-        return output, 0.0 * logits.sum()
+        return Contribution(output, 0.0 * logits.sum())
     target = teacher if softened else teacher.softmax(-1)
-    return output, -options.distillation_weight * (target * logits.log_softmax(-1)).sum()
+    return Contribution(output, -options.distillation_weight * (target * logits.log_softmax(-1)).sum())
 
 
 def plain_round(fed, setup, number, models, shared):
     """One round of all clients by plain torch; returns their models and what they share now by class."""
     sent = {c: [] for c in range(fed.num_classes)}
     after = {}
-    share = of_outputs if setup.method.name == "feddistill" else of_features
-    of_all_epochs = share is of_outputs or getattr(setup.method_config, "gathered_epochs", "last") == "all"
+    is_distilled = setup.method.name == "feddistill"
+    contribution_of = output_of if is_distilled else feature_of
+    of_all_epochs = is_distilled or getattr(setup.method_config, "gathered_epochs", "last") == "all"
     for client in range(fed.num_clients):
         seen = []  # label and vector of every example of every epoch
 
         def objective(module, features, logits, y, seen=seen):
             pulls = []
             for label, feature, output in zip(y.tolist(), features, logits, strict=True):
-                vector, pull = share(feature, output, shared.get(label), setup.method_config)
-                pulls.append(pull)
-                seen.append((label, vector.detach()))
+                contribution = contribution_of(feature, output, shared.get(label), setup.method_config)
+                pulls.append(contribution.pull)
+                seen.append((label, contribution.vector.detach()))
             return F.cross_entropy(logits, y) + torch.stack(pulls).mean()
 
         params = train_plainly(fed, number, client, models.get(client, fed.initial_model()), objective)
@@ -62,22 +72,45 @@ def plain_round(fed, setup, number, models, shared):
     return after, means_by_class(sent)
 
 
-def shared_of(state):
-    """What all share, by class: prototypes, or the teacher's outputs."""
-    vectors, has_class = state[-2:] if hasattr(state, "params") else state[:2]
+def by_class(vectors, has_class):
+    """The vectors of the classes that have one."""
     return {label: vectors[label] for label in range(3) if has_class[label]}
 
 
+def prototypes_of(state):
+    return by_class(state.prototypes, state.has_prototype)
+
+
+def teacher_of(state):
+    return by_class(state.teacher, state.has_teacher)
+
+
 @pytest.mark.parametrize(
-    ("method", "epochs", "options"),
+    ("method", "epochs", "shared_of", "options"),
     [
-        ("fedproto", 2, {"prototype_weight": 3.0, "gathered_epochs": "last"}),
-        ("fedproto", 3, {"prototype_weight": 3.0, "gathered_epochs": "all"}),
-        ("feddistill", 2, {"distillation_weight": 0.7, "averaged": "probabilities"}),
-        ("feddistill", 2, {"distillation_weight": 0.7, "averaged": "logits"}),
+        pytest.param(
+            "fedproto",
+            2,
+            prototypes_of,
+            {"prototype_weight": 3.0, "gathered_epochs": "last"},
+            id="FedProto, last epoch",
+        ),
+        pytest.param(
+            "fedproto", 3, prototypes_of, {"prototype_weight": 3.0, "gathered_epochs": "all"}, id="FedProto, all epochs"
+        ),
+        pytest.param(
+            "feddistill",
+            2,
+            teacher_of,
+            {"distillation_weight": 0.7, "averaged": "probabilities"},
+            id="FedDistill, probabilities",
+        ),
+        pytest.param(
+            "feddistill", 2, teacher_of, {"distillation_weight": 0.7, "averaged": "logits"}, id="FedDistill, logits"
+        ),
     ],
 )
-def test_three_rounds_are_those_of_a_plain_loop(method, epochs, options):
+def test_three_rounds_are_those_of_a_plain_loop(method, epochs, shared_of, options):
     setup, fed = laws.federation(method, options, parts=PARTS, local_epochs=epochs)
     state = laws.assert_rounds_agree(setup, fed, plain_round, {}, shared_of)
     assert shared_of(state).keys() == {0, 1}  # nobody has class 2
@@ -89,7 +122,7 @@ def test_generalised_prototypes_are_of_the_last_epoch_of_training(drop_last):
     setup, fed = laws.federation("fedproto-general", parts=parts, local_epochs=3, drop_last=drop_last)
     assert bool(fed.plan(fed.cohort(0)).steps[2]) != drop_last  # a batch has 4: the third client may take no step
     _, prototypes = plain_round(fed, setup, 0, {}, {})
-    laws.assert_agree(shared_of(laws.simulate(setup, fed, 1)), prototypes, "the prototypes")
+    laws.assert_agree(prototypes_of(laws.simulate(setup, fed, 1)), prototypes, "the prototypes")
 
 
 HAS = torch.tensor([True, True, False, True])
@@ -104,7 +137,7 @@ def test_the_generalised_distance_is_a_mean_of_squares():
     torch.testing.assert_close(prototype_distance(features, LABELS, prototypes, HAS), each.mean())
 
 
-def test_generalised_prototypes_by_hand_each_owner_counts_once():
+def test_each_owner_of_a_class_counts_once_in_a_generalised_prototype():
     nothing = [torch.nan, torch.nan]
     means = torch.tensor([[[1.0, 1.0], nothing, [4.0, 0.0]], [[3.0, 5.0], nothing, nothing]])
     counts = torch.tensor([[1, 0, 2], [300, 0, 0]])

@@ -46,7 +46,7 @@ def test_no_loss_is_nan_where_a_feature_is_its_anchor():
     assert fedsa.regularization(anchors, torch.arange(C), anchors).item() == 0
 
 
-def test_margins_by_hand():
+def test_margins_are_mean_distances_to_the_nearest_anchor_or_over_all_pairs():
     points = torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 16.0]]).double()
     far = math.hypot(3, 16)  # the others: 5, 12
     everyone = torch.ones(3, dtype=torch.bool)
@@ -164,24 +164,30 @@ def plain_fedsa_round(fed, setup, number, kept, shared):
     return after, Shared(moved, prototypes)
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_three_rounds_of_fedsa_are_those_of_a_plain_loop(drop_last):
+def fedsa_of_unequal_clients(drop_last):
+    """A setup of FedSA and its federation, of which the second and the third client have one class."""
     parts = [np.array([0, 3, 1, 6, 4, 5, 8, 11, 14, 2]), np.array([7, 10, 13, 16, 19]), np.array([9, 12]),
              np.array([15, 18, 21, 24, 22])]  # fmt: skip
     weights = {"regularization_weight": 0.3, "contrastive_weight": 0.5, "calibration_weight": 0.7, "anchor_decay": 0.1}
-    setup, fed = laws.federation("fedsa", weights, parts=parts, drop_last=drop_last)
+    return laws.federation("fedsa", weights, parts=parts, drop_last=drop_last)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_three_rounds_of_fedsa_are_those_of_a_plain_loop(drop_last):
+    setup, fed = fedsa_of_unequal_clients(drop_last)
 
     def shared_of(state):
         return Shared(state.anchors, {c: state.prototypes[c] for c in range(3) if state.has_class[c]})
 
     first = laws.start(setup, fed).anchors
     state = laws.assert_rounds_agree(setup, fed, plain_fedsa_round, Shared(first, prototypes={}), shared_of)
-    assert state.clients[1].margin == 0  # of one class, as the next
+    assert state.clients[1].margin == 0
     assert state.clients[2].margin == 0
 
-    if not drop_last:  # in the third round either margin is the larger one of some client
-        second = laws.simulate(setup, fed, 2)
-        assert second.clients[3].margin > plain_margin(list(second.anchors)) > second.clients[0].margin > 0
+
+def test_after_two_rounds_either_margin_of_fedsa_is_the_larger_one_of_some_client():
+    second = laws.simulate(*fedsa_of_unequal_clients(drop_last=False), 2)
+    assert second.clients[3].margin > plain_margin(list(second.anchors)) > second.clients[0].margin > 0
 
 
 # FedTGP
@@ -211,8 +217,7 @@ def test_fedtgps_network_is_the_authors():
     assert all(0.9 < value.abs().max() * 512**0.5 <= 1 for value in params.values())
 
 
-def test_fedtgps_server_trains_by_sgd_on_distances():
-    """On the cross-entropy of distances with a margin."""
+def test_fedtgps_server_trains_by_sgd_on_the_cross_entropy_of_distances_with_a_margin():
     draw = np.random.default_rng(0)
     prototypes = torch.from_numpy(draw.standard_normal((11, 3)))
     labels = torch.tensor([0, 1, 3] * 3 + [0, 1])

@@ -177,12 +177,14 @@ def test_a_nan_is_no_part_of_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("loss", "reader"),
     [
-        ("loss + 0.1 * loss.item()", ".item()"), ("loss * float(loss)", "float()"),
-        ("loss + loss.tolist()", ".tolist()"), ("loss + torch.tensor(loss)", "torch.tensor()"),
-        ("loss + __import__('math').exp(loss)", "float()"),
-        ("loss if loss else 2 * loss", "bool()"),
+        pytest.param("loss + 0.1 * loss.item()", ".item()", id="item"),
+        pytest.param("loss * float(loss)", "float()", id="float"),
+        pytest.param("loss + loss.tolist()", ".tolist()", id="tolist"),
+        pytest.param("loss + torch.tensor(loss)", "torch.tensor()", id="torch.tensor"),
+        pytest.param("loss + __import__('math').exp(loss)", "float()", id="math.exp"),
+        pytest.param("loss if loss else 2 * loss", "bool()", id="bool"),
     ],
-)  # fmt: skip
+)
 def test_a_loss_that_takes_numbers_out_of_parameters_is_refused(loss, reader):
     """As `check` refuses it: it makes a number of Python of what depends on the parameters."""
     name = method(loss=loss)
@@ -190,7 +192,7 @@ def test_a_loss_that_takes_numbers_out_of_parameters_is_refused(loss, reader):
     assert read_record(Path("run"))["status"] == "failed"
 
 
-def test_it_is_refused_where_the_first_clients_have_no_example():
+def test_a_number_taken_out_of_the_graph_is_refused_where_the_first_clients_have_no_example():
     setup, fed = laws.federation("fedavg", parts=laws.toy_parts((0, 0, 5, 9)), clients_per_chunk="1")
     state = laws.start(setup, fed)
     cohort = fed.cohort(0)

@@ -165,8 +165,7 @@ def test_what_an_item_divides_is_not_divided_again(shared):
     assert shared(divide) == [[1, 1], [1, 1]]
 
 
-def test_only_long_work_is_shared(monkeypatch):
-    """Once it has shown how long it takes."""
+def test_only_work_that_has_shown_to_be_long_is_shared(monkeypatch):
     now = 0.0
     counts = []
 
@@ -217,11 +216,13 @@ def test_an_item_that_fails_in_a_fork_fails_here_in_its_own_words(shared):
 @pytest.mark.parametrize(
     ("act", "note"),
     [
-        (lambda shared: os.kill(os.getpid(), signal.SIGKILL), r"has died \(got SIGKILL\)"),
-        (lambda shared: os._exit(3), r"has died \(exit code 3, .*\)"),
-        (lambda shared: sys.exit("end"), r"has failed \(SystemExit: end\)"),
-        (lambda shared: lambda: None, r"cannot send what it has done \(.*\)"),
-        (lambda shared: torch.rand(1), "has drawn from PyTorch's global generator"),
+        pytest.param(lambda shared: os.kill(os.getpid(), signal.SIGKILL), r"has died \(got SIGKILL\)", id="killed"),
+        pytest.param(lambda shared: os._exit(3), r"has died \(exit code 3, .*\)", id="exit"),
+        pytest.param(lambda shared: sys.exit("end"), r"has failed \(SystemExit: end\)", id="SystemExit"),
+        pytest.param(
+            lambda shared: lambda: None, r"cannot send what it has done \(.*\)", id="result that cannot be sent"
+        ),
+        pytest.param(lambda shared: torch.rand(1), "has drawn from PyTorch's global generator", id="random draw"),
     ],
 )
 def test_what_a_fork_has_not_done_is_done_here_and_forks_come_to_an_end(act, note, shared):
@@ -381,7 +382,7 @@ def test_header_and_record_say_how_many_processes_share_a_run(folder, always):
 
 
 @pytest.mark.parametrize(("threads", "processes"), [(1, 2), (2, 1)])
-def test_a_run_goes_on_with_another_number_to_the_same_bits(threads, processes, folder, always):
+def test_a_run_goes_on_with_another_number_of_processes_to_the_same_bits(threads, processes, folder, always):
     class Stop(Listener):
         def round(self, entry):
             raise KeyboardInterrupt
@@ -491,13 +492,30 @@ def write_lines(folder, texts):
 @pytest.mark.parametrize(
     ("listing", "files", "expected"),
     [
-        ("0::/", {}, 64),
-        ("0::/", {"cpu.max": "max 100000"}, 64),
-        ("0::/", {"cpu.max": "250000 100000"}, 3),
-        ("0::/a/b", {"a/cpu.max": "200000 100000", "a/b/cpu.max": "max 100000"}, 2),
-        ("4:memory:/x\n3:cpu,cpuacct:/a", {"cpu/a/cpu.cfs_quota_us": "50000", "cpu/a/cpu.cfs_period_us": "100000"}, 1),
-        ("3:cpu:/elsewhere", {"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4),
-        ("3:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
+        pytest.param("0::/", {}, 64, id="no limit"),
+        pytest.param("0::/", {"cpu.max": "max 100000"}, 64, id="max"),
+        pytest.param("0::/", {"cpu.max": "250000 100000"}, 3, id="a quota"),
+        pytest.param(
+            "0::/a/b", {"a/cpu.max": "200000 100000", "a/b/cpu.max": "max 100000"}, 2, id="the quota of a parent"
+        ),
+        pytest.param(
+            "4:memory:/x\n3:cpu,cpuacct:/a",
+            {"cpu/a/cpu.cfs_quota_us": "50000", "cpu/a/cpu.cfs_period_us": "100000"},
+            1,
+            id="cgroup 1",
+        ),
+        pytest.param(
+            "3:cpu:/elsewhere",
+            {"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"},
+            4,
+            id="cgroup 1 elsewhere",
+        ),
+        pytest.param(
+            "3:cpu:/",
+            {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
+            64,
+            id="cgroup 1 without a quota",
+        ),
     ],
 )
 def test_a_process_has_the_cores_of_its_binding_and_its_container(listing, files, expected, tmp_path, monkeypatch):
@@ -555,8 +573,7 @@ def test_a_script_without_a_guard_shares_its_run(folder, always, capfd):
     assert errors == ""
 
 
-def test_a_model_that_a_fork_has_tested_is_not_tested_again(always, shared, monkeypatch):
-    """While it stays the same."""
+def test_a_model_that_a_fork_has_tested_is_not_tested_again_while_it_stays_the_same(always, shared, monkeypatch):
     setup, fed = laws.federation(find_method("local"))
     predict = fed.predict
     tested_here = 0  # models, in this process and not in its fork

@@ -49,14 +49,16 @@ def test_what_differs_by_rounding_agrees(dtype):
 @pytest.mark.parametrize(
     ("part", "name", "change"),
     [
-        ("params", "a", lambda value: value + 5e-5),  # a twentieth of the way, 1e-4 of the parameters
-        ("params", "a", lambda value: value * torch.nan),
-        ("optimizer", "velocity", torch.zeros_like),
-        ("totals", "loss", lambda value: 2 * value),
-        ("buffers", "count", lambda value: value - 1),
-        ("memory", "least", lambda value: value - 1e-3),
+        pytest.param(
+            "params", "a", lambda value: value + 5e-5, id="parameter a twentieth off"
+        ),  # a twentieth of the way, 1e-4 of the parameters
+        pytest.param("params", "a", lambda value: value * torch.nan, id="parameter NaN"),
+        pytest.param("optimizer", "velocity", torch.zeros_like, id="velocity 0"),
+        pytest.param("totals", "loss", lambda value: 2 * value, id="total doubled"),
+        pytest.param("buffers", "count", lambda value: value - 1, id="count one less"),
+        pytest.param("memory", "least", lambda value: value - 1e-3, id="memory a thousandth off"),
     ],
 )
-def test_what_differs_by_more_does_not(part, name, change, dtype):
+def test_what_differs_by_more_than_rounding_does_not_agree(part, name, change, dtype):
     before, after = before_and_after(dtype)
     assert not agree(changed(after, part, name, change), after, before)

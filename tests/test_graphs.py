@@ -108,6 +108,10 @@ LIMITS = {
 }
 
 
+def test_every_limit_is_of_a_method_that_there_is():
+    assert LIMITS.keys() <= methods().keys()
+
+
 def assert_sound(name: str, chunk: str) -> None:
     """Holds three rounds of a method to those of the CPU, to captures in the first two, and to `LIMITS`."""
     method = quick(find_method(name))
@@ -335,21 +339,28 @@ class PublicSteps(NamedTuple):
         return self.clients, self.aux, self.outputs
 
 
-def learn_in_public(chunk, reads=False, graphs=True, **run) -> PublicSteps:
-    """Takes steps on public batches of 5, 5 and 2 images, five times, towards the clients' own mean outputs.
+def make_mean_loss(network):
+    """An objective that pulls the outputs of a client to the mean of all."""
+    return make_public_loss(network, "distance", lambda logits, mean: (logits - mean).norm())
 
-    Where it `reads`, the objective brings a value to Python.
-    """
+
+def make_reading_loss(network):
+    """The same objective, which brings a value to Python, as no graph can."""
+    mean_loss = make_mean_loss(network)
+
+    def loss(params, buffers, batch, context):
+        assert batch.lr.item() > 0
+        return mean_loss(params, buffers, batch, context)
+
+    return loss
+
+
+def learn_in_public(chunk, make_loss=make_mean_loss, graphs=True, **run) -> PublicSteps:
+    """Takes steps on public batches of 5, 5 and 2 images, five times, towards the clients' own mean outputs."""
     _, fed = laws.federation("fedmd", clients_per_chunk=chunk, backbone=laws.BATCHNORM, **run)
     if not graphs:
         fed.engine.graphs = None
-    plain = make_public_loss(fed.network, "distance", lambda logits, mean: (logits - mean).norm())
-
-    def loss(params, buffers, batch, context):
-        if reads:
-            assert batch.lr.item() > 0
-        return plain(params, buffers, batch, context)
-
+    loss = make_loss(fed.network)
     cohort = fed.cohort(0)
     clients = fed.broadcast(*fed.initial_model(), cohort)
     for round in range(5):
@@ -390,11 +401,10 @@ def test_graphs_of_steps_on_public_images_update_in_place_with_the_same_bits():
 
 
 @on_made_up_device
-def test_a_public_step_that_cannot_be_captured_goes_on():
-    """Without a graph, and says so once."""
+def test_a_public_step_that_cannot_be_captured_goes_on_without_a_graph_and_says_so_once():
     with early_captures():
         with Device.running() as device:
-            public = learn_in_public("4", reads=True, device="cuda")
+            public = learn_in_public("4", make_reading_loss, device="cuda")
         laws.assert_agree(public.clients, learn_in_public("1").clients, "public images")
 
     assert public.fed.engine.graphs is None
@@ -472,8 +482,7 @@ def reading_method():
 
 @pytest.mark.parametrize("chunk", ["4", "branches:4"])
 @on_made_up_device
-def test_a_step_that_cannot_be_captured_goes_on_without_a_graph(chunk):
-    """And says so once."""
+def test_a_step_that_cannot_be_captured_goes_on_without_a_graph_and_says_so_once(chunk):
     with early_captures():
         ran = on_device(reading_method(), clients_per_chunk=chunk)
         assert laws.distance(ran.state, on_cpu(FEDAVG, clients_per_chunk=chunk)) == 0

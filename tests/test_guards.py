@@ -173,9 +173,7 @@ def test_a_figure_that_is_not_a_number_keeps_no_bound():
     assert not check.Finding("", float("nan"), more_than=1).holds
 
 
-def test_law_4_holds_captured_steps_to_the_plain_ones(monkeypatch):
-    """Where the device has graphs."""
-
+def test_law_4_holds_captured_steps_to_the_plain_ones_where_the_device_has_graphs(monkeypatch):
     class OnGraphs(Federation):
         def __init__(self, *arguments, **options):
             super().__init__(*arguments, **options)

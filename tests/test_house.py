@@ -186,12 +186,15 @@ def test_only_papers_name_methods():
 @pytest.mark.parametrize(
     ("pattern", "allowed"),
     [
-        (
+        pytest.param(
             r"torch\.func|from torch import func",
             {"fedcli.core.clients", "fedcli.core.joint_layers", "fedcli.core.stacked"},
+            id="torch.func",
         ),
-        ("import typer", {name for name in FILES if name.startswith("fedcli.cli.")}),
-        (r"^\s*print\(|\.print\(", {name for name in FILES if name.startswith("fedcli.cli.")}),
+        pytest.param("import typer", {name for name in FILES if name.startswith("fedcli.cli.")}, id="typer"),
+        pytest.param(
+            r"^\s*print\(|\.print\(", {name for name in FILES if name.startswith("fedcli.cli.")}, id="printing"
+        ),
     ],
 )
 def test_torch_func_typer_and_printing_stay_in_their_directories(pattern, allowed):

@@ -113,8 +113,7 @@ def test_gradients_and_running_statistics_are_those_of_each_client_alone(name, s
         laws.assert_agree(select(jointly, k), alone, f"{name} of client {k}")
 
 
-def test_stacked_clients_need_one_operation_a_layer():
-    """And no copy of an activation."""
+def test_stacked_clients_need_one_operation_a_layer_and_no_copy_of_an_activation():
     norm = nn.BatchNorm2d(4)
     norm.num_batches_tracked = None
     network = nn.Sequential(
