@@ -17,6 +17,13 @@ OPTIONS = {"train_examples": 200, "num_clients": 4, "partition": "iid", "rounds"
 FLAGS = flags_of(OPTIONS)
 
 
+def use_plain_terminal(monkeypatch):
+    """Texts have no colours from here on, and lines of 120 columns."""
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "120")
+
+
 def invoke(*arguments):
     """The result of a command of `fedcli` in this process."""
     with patch("typer.testing._get_command", return_value=PROGRAM):

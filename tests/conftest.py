@@ -6,6 +6,7 @@ import torch
 from fedcli.cli import display
 from fedcli.core import backbones
 from fedcli.data import official
+from tests.commands import use_plain_terminal
 from tests.networks import ToysCheckedOnce
 
 torch.set_num_threads(1)  # tiny networks, and two workers share two cores
@@ -81,9 +82,7 @@ def no_figures(monkeypatch):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An empty working folder, and texts without colours for a terminal of 120 columns."""
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("COLUMNS", "120")
+    use_plain_terminal(monkeypatch)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path / "work"

@@ -32,13 +32,25 @@ def configs(runs):
     return [(run.record["method"], run.record["seed"], run.record["config"]["lr"]) for run in runs]
 
 
-def test_several_methods_values_and_seeds_are_a_list_of_runs(tmp_path):
-    runs = fedcli.run("fedavg,fedprox", lr=[0.01, 0.1], seeds=range(2), out=tmp_path / "all", **BRIEF)
+@pytest.fixture(scope="module")
+def folder_of_runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("api") / "all"
+
+
+@pytest.fixture(scope="module")
+def runs(folder_of_runs):
+    """Runs of two methods with two values of an option and two seeds."""
+    return fedcli.run("fedavg,fedprox", lr=[0.01, 0.1], seeds=range(2), out=folder_of_runs, **BRIEF)
+
+
+def test_several_methods_values_and_seeds_are_a_list_of_runs(runs, folder_of_runs):
     expected = [(name, seed, lr) for name, lr, seed in product(("fedavg", "fedprox"), (0.01, 0.1), (0, 1))]
     assert configs(runs) == expected
-    assert configs(fedcli.load(tmp_path / "all")) == expected
+    assert configs(fedcli.load(folder_of_runs)) == expected
     assert len(runs.frame()) == 8
 
+
+def test_a_table_of_runs_has_a_row_a_setting_and_the_columns_that_are_named(runs):
     assert len(runs.table()) == 4
     _, method = runs.table(columns=["Selected", "Method"], digits=0).iloc[0]
     assert method == "fedavg"
@@ -47,9 +59,13 @@ def test_several_methods_values_and_seeds_are_a_list_of_runs(tmp_path):
     with pytest.raises(UserError, match="unknown column in columns 'Metod'; did you mean 'Method'"):
         runs.table(format="latex", columns=["Metod"])
 
+
+def test_a_plot_of_runs_has_a_line_a_setting(runs):
     axes, *_ = runs.plot().axes
     assert len(axes.lines) >= 4
 
+
+def test_the_command_line_makes_the_same_runs(runs, tmp_path):
     command = ["run", "fedavg,fedprox", "--lr", "0.01,0.1", "--seeds", "0-1", "--out", tmp_path / "typed"]
     assert invoke(*command, *flags_of(BRIEF), "--quiet").exit_code == 0
 

@@ -44,9 +44,8 @@ fmnist, cifar10 = partial(draw_images, 90, 28, 28, tests=10), partial(draw_image
 """
 
 
-@pytest.fixture(autouse=True)
-def small(folder, monkeypatch):
-    """Peak rates and workloads that are measured in no time, and an empty working folder."""
+def make_small(monkeypatch, folder):
+    """Makes peak rates and workloads such that they are measured in no time, by images of a file in a folder."""
     monkeypatch.setattr(lower_bounds, "MATMUL_SIDE", {"cpu": 32})
     monkeypatch.setattr(lower_bounds, "COPY_BYTES", 2**12)
     monkeypatch.setattr(lower_bounds, "TRIES", 1)
@@ -56,6 +55,12 @@ def small(folder, monkeypatch):
     for name in workloads.WORKLOADS:
         monkeypatch.setitem(workloads.WORKLOADS, name, TINY_CNN)
     monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture(autouse=True)
+def small(folder, monkeypatch):
+    """Small workloads, and an empty working folder."""
+    make_small(monkeypatch, folder)
 
 
 def sides(workload, **options):
@@ -136,8 +141,16 @@ def test_real_images_are_taken_where_they_are_there(tmp_path, monkeypatch):
 # Both sides do the same
 
 
-@pytest.mark.parametrize("chunk", ["1", "2"])
-def test_both_sides_take_the_same_steps_on_the_same_images(chunk, monkeypatch):
+class RoundOfBothSides(NamedTuple):
+    """Sizes of minibatches of each side in the first round, and the images that the plain loop has seen."""
+
+    engine_sizes: list[int]
+    plain_sizes: list[int]
+    plain_images: list[bytes]
+    images: list[bytes]  # of the round's clients
+
+
+def run_both_sides(chunk):
     engine_sizes = []
     plain_sizes = []
     plain_images = []
@@ -154,15 +167,23 @@ def test_both_sides_take_the_same_steps_on_the_same_images(chunk, monkeypatch):
     one_round(setup, fed, laws.start(setup, fed), cohort)
     plain.round(cohort.client_ids)
 
-    assert sum(engine_sizes) == sum(plain_sizes) == 80
-    assert sorted(plain_sizes) == 4 * [4] + 8 * [8]
+    tensors, _ = fed.engine.gather(np.concatenate([fed.training[client] for client in cohort.client_ids]))
+    images = [image.contiguous().numpy().tobytes() for image in tensors]
+    return RoundOfBothSides(engine_sizes, plain_sizes, plain_images, images)
 
-    if chunk == "1":
-        assert sorted(engine_sizes) == sorted(plain_sizes)
 
-    images, _ = fed.engine.gather(np.concatenate([fed.training[client] for client in cohort.client_ids]))
+@pytest.mark.parametrize("chunk", ["1", "2"])
+def test_both_sides_take_the_same_steps_on_the_same_images(chunk):
+    both = run_both_sides(chunk)
+    assert sum(both.engine_sizes) == sum(both.plain_sizes) == 80
+    assert sorted(both.plain_sizes) == 4 * [4] + 8 * [8]
     epochs = 2
-    assert sorted(plain_images) == sorted(epochs * [image.contiguous().numpy().tobytes() for image in images])
+    assert sorted(both.plain_images) == sorted(epochs * both.images)
+
+
+def test_one_client_after_the_other_both_sides_have_minibatches_of_the_same_sizes():
+    both = run_both_sides("1")
+    assert sorted(both.engine_sizes) == sorted(both.plain_sizes)
 
 
 @pytest.mark.parametrize("workload", [TINY_CNN, TINY_SMALL, TINY_RESNET], ids=["cnn", "small", "resnet"])
@@ -256,22 +277,46 @@ def test_peak_rates_are_of_the_fastest_product_by_all_threads(monkeypatch, two_t
     assert rates == (2 * 32**3 * products_per_second, 2 * 2**12 * copies_per_second)
 
 
-def test_rounds_take_turns_and_times_and_the_ratio_of_a_pair_are_medians(monkeypatch):
+class ThreeRounds(NamedTuple):
+    """A measurement of three rounds with times that are given."""
+
+    timing: Timing
+    rounds_run: list[RoundRun]
+    can_flush: bool  # numbers below the normal ones to 0
+    flushes_afterwards: bool
+
+
+@pytest.fixture(scope="module")
+def three_rounds(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        make_small(monkeypatch, tmp_path_factory.mktemp("small"))
+        return measure_three_rounds(monkeypatch)
+
+
+def measure_three_rounds(monkeypatch):
     times = zip((4.0, 18.0, 1.0), (6.0, 2.0, 39.0), (0.5, 0.25, 0.125), strict=True)
     engine = [{"train": train, "aggregate": rest, "data": 0.0, "evaluate": test} for train, rest, test in times]
     rounds_run = fake_seconds(monkeypatch, engine, [30.0, 20.0, 80.0])
     can_flush = torch.set_flush_denormal(False)
     timing = measured(repeats=3)
+    return ThreeRounds(timing, rounds_run, can_flush, flushes_denormals())
 
-    _, fed, plain = sides(TINY_CNN)
+
+def test_rounds_of_both_sides_take_turns(three_rounds):
+    _, fed, _ = sides(TINY_CNN)
     expected = [996]
     for number in (997, 998, 999):
         expected += [number, tuple(fed.cohort(number).client_ids)]
-    assert [round_run.name for round_run in rounds_run] == expected
-    assert {round_run.flushes for round_run in rounds_run} == {can_flush}
-    assert not flushes_denormals()
+    assert [round_run.name for round_run in three_rounds.rounds_run] == expected
 
-    result = timing.as_dict()
+
+def test_rounds_flush_numbers_below_the_normal_ones_where_they_can_and_nothing_else_does(three_rounds):
+    assert {round_run.flushes for round_run in three_rounds.rounds_run} == {three_rounds.can_flush}
+    assert not three_rounds.flushes_afterwards
+
+
+def test_times_and_the_ratio_of_a_pair_are_medians(three_rounds):
+    result = three_rounds.timing.as_dict()
     assert result["seconds_per_round"] == 20.0
     assert result["seconds_spread"] == [10.0, 40.0]
     assert result["plain_seconds_per_round"] == 30.0
@@ -280,13 +325,21 @@ def test_rounds_take_turns_and_times_and_the_ratio_of_a_pair_are_medians(monkeyp
     assert result["data_seconds_share"] == 6 / 20
     assert result["samples_per_second"] == 80 / 20.0
     assert result["evaluation_seconds"] == 0.25
+
+
+def test_the_lower_bound_is_that_of_arithmetic_or_of_memory(three_rounds):
+    *_, plain = sides(TINY_CNN)
+    result = three_rounds.timing.as_dict()
     assert result["floor_seconds"] == max(result["arithmetic_floor_seconds"], result["memory_floor_seconds"])
     assert result["floor_share"] == result["floor_seconds"] / 20.0
     assert result["arithmetic_floor_seconds"] == pytest.approx(80 * plain.flops_per_sample() / 1e6)
 
+
+def test_a_timed_side_is_shown_with_its_spread_and_a_bound_that_is_too_high(three_rounds):
+    cells = timing_cells(three_rounds.timing)
     shown = {"Round": "20 (10-40)", "Plain": "30", "Ratio": "2x", "Test": "0.25"}
-    assert timing_cells(timing).items() >= shown.items()
-    assert "failed: too high" in timing_cells(timing)["Bound"]  # at these rates
+    assert cells.items() >= shown.items()
+    assert "failed: too high" in cells["Bound"]  # at these rates
 
 
 @pytest.mark.parametrize(

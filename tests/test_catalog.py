@@ -63,20 +63,28 @@ def test_a_mixture_draws_from_each_set(tmp_path, monkeypatch):
     assert len(dataset.y_train[dataset.domain_train == 0].unique()) > 2  # not the first ones, which are all of class 0
 
 
-def test_what_is_missing_is_named(tmp_path, cache):
-    for call in (datasets.refuse_unavailable, datasets.load):
-        refused(lambda call=call: call("digits-4"), "made from mnist, usps, svhn, synth-digits", "bring mnist")
+def bring(folder, *names):
+    """Imports a few images of each of these sets."""
+    for name in names:
+        from_npz(name, folder, **known_images(name))
+
+
+@pytest.mark.parametrize("call", [datasets.refuse_unavailable, datasets.load])
+def test_a_set_that_is_made_of_others_names_them_where_none_is_there(call, cache):
+    refused(lambda: call("digits-4"), "made from mnist, usps, svhn, synth-digits", "bring mnist")
     assert not datasets.describe("digits-4")["present"]
 
-    for name in ("mnist", "usps"):
-        from_npz(name, tmp_path / "a", **known_images(name))
+
+def test_of_several_sets_those_that_are_missing_are_named(tmp_path, cache):
+    bring(tmp_path / "a", "mnist", "usps")
     refused(lambda: datasets.refuse_unavailable("digits-4"), "bring svhn, synth-digits.")
     refused(lambda: datasets.refuse_unavailable("mixed-digits"), "bring svhn, synth-digits, mnist-m.")
     refused(lambda: imports.download("digits-4"), "to download 'digits-4'", "bring svhn")
     refused(lambda: imports.download("femnist"), "to download 'femnist'", "all_data_*.json")
 
-    for name in ("svhn", "synth-digits"):
-        from_npz(name, tmp_path / "a", **known_images(name))
+
+def test_a_set_is_described_as_made_of_sets_that_are_there_and_refused_where_they_are_too_small(tmp_path, cache):
+    bring(tmp_path / "a", "mnist", "usps", "svhn", "synth-digits")
     description = datasets.describe("digits-4")
     assert description["kind"] == "made"
     assert description["present"] is True

@@ -288,12 +288,17 @@ def test_ctrl_c_before_a_run_begins_leaves_nothing_of_it(monkeypatch):
 # Data sets
 
 
-def test_data_import_list_show_and_run():
+@pytest.fixture
+def shapes():
+    """What the import of a data set of four classes says."""
     pixels = np.random.default_rng(0).integers(0, 256, (48, 8, 8), dtype=np.uint8)
     labels = np.arange(48) % 4
     np.savez("shapes.npz", x_train=pixels[:40], y_train=labels[:40], x_test=pixels[40:], y_test=labels[40:])
-    assert "shapes: 40 training and 8 test images, 4 classes: " in output_of("data", "import", "shapes", "shapes.npz")
+    return output_of("data", "import", "shapes", "shapes.npz")
 
+
+def test_a_data_set_that_is_imported_is_listed_and_shown(shapes):
+    assert "shapes: 40 training and 8 test images, 4 classes: " in shapes
     rows = [" ".join(line.split()) for line in output_of("data", "list").splitlines()]
     assert "shapes imported yes 40 8 4 1 x 8 x 8" in rows
     assert any(row.startswith("digits built-in yes ") for row in rows)
@@ -302,6 +307,8 @@ def test_data_import_list_show_and_run():
         output_of("data", "show", "shapes")
     )
 
+
+def test_a_run_on_an_imported_data_set_says_what_that_is_made_from(shapes):
     options = ("--num-clients", "3", "--partition", "classes:2", "--rounds", "1", "--out", "a")
     text = in_one_line(output_of("run", "fedavg", "--dataset", "shapes", *options))
     assert record_in("a")["dataset"] == "shapes"
@@ -348,7 +355,7 @@ def test_an_option_that_would_change_nothing_is_refused(command, fault):
 # Tables and figures
 
 
-def test_plot_and_table_of_runs(monkeypatch):
+def test_a_table_and_a_plot_of_runs_are_written_where_they_are_asked_for(monkeypatch):
     fedcli.run("fedavg", **OPTIONS, seeds=[0, 1], out="demo/one")
     text = output_of("table", "demo")
     assert re.search(r"\| \W*fedavg", text)

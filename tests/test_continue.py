@@ -115,13 +115,16 @@ def test_what_cannot_go_on_is_refused(method, given, message, finished):
     assert (finished / "record.json").read_bytes() == before
 
 
+def stop_after_two_rounds(folder):
+    with pytest.raises(Stop):
+        fedcli.run("fedavg", out=folder, progress=StopAfter(2), **TINY)
+
+
 def test_resume_takes_up_every_unfinished_run_below_a_folder(finished, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(finished, tmp_path / "a" / "done")
-    for name in ("a/one", "b"):
-        with pytest.raises(Stop):
-            fedcli.run("fedavg", out=tmp_path / name, progress=StopAfter(2), **TINY)
-
+    stop_after_two_rounds(tmp_path / "a" / "one")
+    stop_after_two_rounds(tmp_path / "b")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "record.json").write_text("{")
     result = invoke("resume", tmp_path)
@@ -134,14 +137,21 @@ def test_resume_takes_up_every_unfinished_run_below_a_folder(finished, tmp_path,
     assert [record["resumed"] for record in records] == [[], [2], [2]]
     assert [record["status"] for record in records] == ["finished"] * 3
 
+
+def test_resume_says_which_runs_it_skips(finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a/done", "a/one", "b"):
+        shutil.copytree(finished, tmp_path / name)
     text = " ".join(invoke("resume", tmp_path / "a").stdout.split())
     assert f"skipped {tmp_path}/a/done, which has finished" in text
     assert f"skipped {tmp_path}/a/one, which has finished" in text
     assert f"{tmp_path}/b" not in text
 
-    # Workers are for the one unfinished run below a folder.
-    with pytest.raises(Stop):
-        fedcli.run("fedavg", out=tmp_path / "a" / "two", progress=StopAfter(2), **TINY)
+
+def test_workers_take_up_the_one_unfinished_run_below_a_folder(finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(finished, tmp_path / "a" / "done")
+    stop_after_two_rounds(tmp_path / "a" / "two")
     assert invoke("resume", tmp_path / "a", "--workers", 1).exit_code == 0
     assert read_record(tmp_path / "a" / "two")["status"] == "finished"
     assert invoke("resume", tmp_path / "a", "--workers", 1).exit_code == 0

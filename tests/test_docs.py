@@ -68,58 +68,52 @@ def example():
     return find_method(EXAMPLE).module
 
 
-def test_the_experiment_is_the_one_that_the_text_describes(monkeypatch):
+# What the text describes of its experiment.
+IN_ALL = {
+    "dataset": "cifar10", "num_clients": 20, "rounds": 100, "local_epochs": 1, "batch_size": 10,
+    "backbone": "cnn-mcmahan", "optimizer": "sgd", "lr": 0.005, "lr_decay": 1, "momentum": 0, "weight_decay": 0,
+}  # fmt: skip
+WITH_FEDAVG = {"method": "fedavg", "cohort_size": 20}
+WITH_FEDPROX = {"method": "fedprox", "proximal_weight": 0.01, "cohort_size": 2}
+AS_IN_PFLLIB = {
+    "partition": "dirichlet:0.1:min=40", "drop_last": True, "local_test": 0.25, "validation": 0,
+    "evaluation": "clients", "selection": "best-test",
+}  # fmt: skip
+AS_IN_FLOWER = {
+    "partition": "dirichlet:0.1:plain", "drop_last": False, "local_test": 0, "validation": 0.2,
+    "evaluation": "server", "selection": "last",
+}  # fmt: skip
+EXPERIMENTS = {  # in the order of their commands
+    "FedAvg as in PFLlib": IN_ALL | AS_IN_PFLLIB | WITH_FEDAVG,
+    "FedProx as in PFLlib": IN_ALL | AS_IN_PFLLIB | WITH_FEDPROX,
+    "FedAvg as in Flower": IN_ALL | AS_IN_FLOWER | WITH_FEDAVG,
+    "FedProx as in Flower": IN_ALL | AS_IN_FLOWER | WITH_FEDPROX,
+}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_experiment_is_the_one_that_the_text_describes(name, monkeypatch):
     setups = []
 
-    def resolve_all(names, given, *, seeds, **experiment):
-        (name,) = names
+    def resolve_one(names, given, *, seeds, **experiment):
+        (method,) = names
         assert seeds == [0, 1, 2]
-        setups.append(resolve(find_method(name), given.values, need_data=False))
+        setups.append(resolve(find_method(method), given.values, need_data=False))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(grids, "plan_grid", resolve_all)
+    monkeypatch.setattr(grids, "plan_grid", resolve_one)
     lines = [line for line in commands(TEXTS["coming-from.md"]) if " run " in line and "pfllib" not in line]
-    for line in lines:
-        _, *arguments = shlex.split(line)
-        assert invoke(*arguments).exit_code == 130
-    pfllib_average, pfllib_prox, flower_average, flower_prox = setups
+    commands_by_name = dict(zip(EXPERIMENTS, lines, strict=True))
+    _, *arguments = shlex.split(commands_by_name[name])
+    assert invoke(*arguments).exit_code == 130
 
-    for setup in (pfllib_average, flower_average):
-        assert setup.method.name == "fedavg"
-        assert setup.config.cohort_size == 20
-    for setup in (pfllib_prox, flower_prox):
-        assert setup.method.name == "fedprox"
-        assert setup.method_config.proximal_weight == 0.01
-        assert setup.config.cohort_size == 2
-
-    for setup in (pfllib_average, pfllib_prox):
-        assert setup.partition.flag == "dirichlet:0.1:min=40"
-        assert setup.config.drop_last is True
-        assert setup.config.local_test == 0.25
-        assert setup.config.validation == 0
-        assert setup.protocol.evaluation == "clients"
-        assert setup.selection == "best-test"
-    for setup in (flower_average, flower_prox):
-        assert setup.partition.flag == "dirichlet:0.1:plain"
-        assert setup.config.drop_last is False
-        assert setup.config.local_test == 0
-        assert setup.config.validation == 0.2
-        assert setup.protocol.evaluation == "server"
-        assert setup.selection == "last"
-
-    for setup in setups:
-        run = setup.config
-        assert run.dataset == "cifar10"
-        assert run.num_clients == 20
-        assert run.rounds == 100
-        assert run.local_epochs == 1
-        assert run.batch_size == 10
-        assert run.backbone == "cnn-mcmahan"
-        assert run.optimizer == "sgd"
-        assert run.lr == 0.005
-        assert run.lr_decay == 1
-        assert run.momentum == 0
-        assert run.weight_decay == 0
+    (setup,) = setups
+    described = {
+        **setup.all_options(), "method": setup.method.name, "partition": setup.partition.flag,
+        "evaluation": setup.protocol.evaluation, "selection": setup.selection,
+    }  # fmt: skip
+    expected = EXPERIMENTS[name]
+    assert {field: described[field] for field in expected} == expected
 
 
 def test_the_options_that_stand_beside_those_of_other_toolkits_exist():
@@ -281,7 +275,7 @@ def test_the_method_of_the_readme_is_what_new_writes_and_keeps_the_laws(folder):
     assert run.record["rounds"][0]["terms"]["norm"] > 0
 
 
-def test_every_directory_method_metric_and_page_has_its_line():
+def test_the_page_on_the_code_has_a_line_for_every_directory_and_names_every_module():
     code = TEXTS["code.md"]
     directories = [folder.parent.name for folder in (ROOT / "fedcli").glob("*/__init__.py")]
     assert len(directories) == 10
@@ -292,15 +286,21 @@ def test_every_directory_method_metric_and_page_has_its_line():
     for name in modules:
         assert name in top
 
+
+def test_the_page_of_methods_names_each_with_its_protocol():
     table = TEXTS["methods.md"]
     for name, method in methods().items():
         protocol = default_protocol(method, default_dataset(method))
         assert f"| `{name}` |" in table
         assert f"`{protocol.name}`" in table
 
+
+def test_the_page_on_tables_names_every_metric():
     for name in METRICS:
         assert f"`{name}" in TEXTS["tables-and-claims.md"]
 
+
+def test_every_page_is_on_the_site():
     site = (DOCS / "mkdocs.yml").read_text(encoding="utf-8")
     for name in TEXTS:
         assert f"docs/{name}" in site
@@ -423,14 +423,17 @@ def test_the_texts_have_commands_and_what_is_left_out_is_in_them():
         assert any(part in line for line in lines), part
 
 
-def test_the_version_is_told_and_help_comes_by_one_letter(folder):
+def test_the_version_is_told_with_those_of_torch_and_python(folder):
     result = invoke("--version")
     assert result.exit_code == 0
     assert re.fullmatch(r"fedcli \d+\.\d+\.\d+, torch [\d.]+\S*, Python 3\.[\d.]+\n", result.stdout)
-    for words in ((), ("run", "fedavg"), ("data", "show")):
-        text = invoke(*words, "--help").stdout
-        assert text
-        assert invoke(*words, "-h").stdout == text
+
+
+@pytest.mark.parametrize("command", ["", "run fedavg", "data show"])
+def test_help_comes_by_one_letter(command, folder):
+    text = invoke(*command.split(), "--help").stdout
+    assert text
+    assert invoke(*command.split(), "-h").stdout == text
 
 
 @pytest.mark.parametrize(

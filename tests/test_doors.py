@@ -64,43 +64,59 @@ POST = Post("half", "Halve the parameters", Config, apply)
 '''
 
 
-def test_a_file_brings_methods_protocols_tables_and_a_step_after():
+@pytest.fixture
+def methods_file():
+    """The path of a file with methods, a protocol, a table and a step after a run."""
     Path("mine.py").write_text(METHODS)
-    path = str(Path("mine.py").resolve())
-    file_hash = userfiles.file_hash("mine.py")
+    return str(Path("mine.py").resolve())
 
-    for text, name in (("other", "other"), ("PLAIN", "plain")):
-        method = registry.find_method(f"./mine.py:{text}")  # made of a paper's, and that of the user's file
-        assert method.name == name
-        assert method.file_hash == file_hash
-        assert str(method.file) == path
-        assert registry.find_protocol("mine:digits", method).name == "mine:digits"
-    assert registry.find_method("./mine.py:SIMPLE") is registry.find_method("fedavg")  # imported, not declared
+
+@pytest.mark.parametrize(("text", "name"), [("other", "other"), ("PLAIN", "plain")])
+def test_a_method_of_a_file_is_found_by_its_name_or_its_variable(text, name, methods_file):
+    method = registry.find_method(f"./mine.py:{text}")  # made of a paper's, and that of the user's file
+    assert method.name == name
+    assert method.file_hash == userfiles.file_hash("mine.py")
+    assert str(method.file) == methods_file
+    assert registry.find_protocol("mine:digits", method).name == "mine:digits"
+
+
+def test_a_method_that_a_file_imports_is_not_its_own(methods_file):
+    assert registry.find_method("./mine.py:SIMPLE") is registry.find_method("fedavg")
+
+
+def test_a_name_that_a_file_does_not_have_is_refused(methods_file):
     refused(lambda: registry.find_method("./mine.py"), "unknown METHOD in", "plain, other", "mine.py:NAME")
     refused(lambda: registry.find_method("./mine.py:othr"), "did you mean 'other'?")
 
     Path("empty.py").write_text("")
     refused(lambda: registry.find_method("./empty.py"), "defines no METHOD; add METHOD = fedcli.Method(...).")
 
+
+def test_a_protocol_of_a_file_may_have_a_step_after():
     Path("stepped.py").write_text(METHODS.replace('"num_clients": 2', '"num_clients": 2, "post": "ccvr"'))
     assert resolve(registry.find_method("./stepped.py:plain"), {"dataset": "digits"}).post.name == "ccvr"
 
+
+def test_the_cells_of_a_files_table_are_runs_of_its_methods_and_of_others(methods_file):
     cells = plans.plan_table(registry.find_table("./mine.py:mine:1")).cells
     setups = [cell.runs[0].setup for cell in cells]
     assert [setup.method.name for setup in setups] == ["plain", "plain", "fedprox"]
     assert {setup.protocol.name for setup in setups} == {"mine:digits"}
     assert {setup.post.name for setup in setups} == {"half"}
 
+
+def test_a_run_of_a_method_of_a_file_records_the_file(methods_file):
     command = "run ./mine.py:plain --post ./mine.py:POST --share 0.25 --train-examples 40"
     result = invoke(*command.split(), "--device", "cpu", "--out", "run")
     assert result.exit_code == 0, result.output
 
+    file_hash = userfiles.file_hash("mine.py")
     record = json.loads(Path("run/record.json").read_text())
     assert record["protocol"] == "mine:digits"
     assert record["post"]["name"] == "half"
     assert record["config"]["share"] == 0.25
     assert record["method_hash"] == file_hash
-    assert record["user_files"] == {path: file_hash}
+    assert record["user_files"] == {methods_file: file_hash}
 
 
 OF_ITS_OWN = """from fedcli import Method

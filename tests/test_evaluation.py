@@ -1,6 +1,7 @@
 """Evaluation by the protocol: test images, own parts, domains; personal models."""
 
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -66,26 +67,50 @@ def test_personal_models_are_each_tested_on_the_test_images():
     assert result["client_accuracy"] == pytest.approx(dict(zip("0123", own, strict=True)))
 
 
-@pytest.mark.parametrize("method", [LOCAL, FEDAVG], ids=lambda method: method.name)
-@pytest.mark.parametrize(
-    ("tested_on", "share", "name", "sizes"),
-    [("clients", 0.0, "test_accuracy", [5, 2, 4, 1]), ("server", 0.3, "validation_accuracy", [3, 2, 3, 1])],
-)
-def test_own_parts_are_pooled_over_the_clients(tested_on, share, name, sizes, method):
-    setup, fed, state = with_evaluation(tested_on, method, validation=share)
+class OwnParts(NamedTuple):
+    """What an evaluation gives where clients hold examples out, and the accuracy of each client on its own."""
+
+    result: dict[str, Any]
+    sizes: list[int]
+    accuracies: list[float]
+
+
+def evaluate_own_parts(tested_on, method, validation=0.0):
+    setup, fed, state = with_evaluation(tested_on, method, validation=validation)
     parts = fed.testing if tested_on == "clients" else fed.validation
-    assert [len(part) for part in parts] == sizes
-    own = []
+    accuracies = []
     for client, part in enumerate(parts):
         assert sorted([*fed.training[client], *part]) == laws.toy_parts()[client].tolist()
         model = state.clients[client] if method is LOCAL else (state.params, state.buffers)
-        own.append(accuracy(fed, model, fed.engine.images[part], fed.engine.labels[part]))
+        accuracies.append(accuracy(fed, model, fed.engine.images[part], fed.engine.labels[part]))
     result = evaluation.evaluate(fed, setup.method, state)
-    assert result[name] == pytest.approx(np.average(own, weights=sizes))
+    return OwnParts(result, [len(part) for part in parts], accuracies)
 
-    if tested_on == "clients" or method is FEDAVG:  # else these are of the clients' own models on the test images
-        assert list(result["client_accuracy"].values()) == pytest.approx(own)
-        assert result["clients"] == pytest.approx({"mean": np.mean(own), "std": np.std(own), "worst": min(own)})
+
+def assert_accuracies_are_those_of_own_parts(own):
+    spread = {"mean": np.mean(own.accuracies), "std": np.std(own.accuracies), "worst": min(own.accuracies)}
+    assert list(own.result["client_accuracy"].values()) == pytest.approx(own.accuracies)
+    assert own.result["clients"] == pytest.approx(spread)
+
+
+@pytest.mark.parametrize("method", [LOCAL, FEDAVG], ids=lambda method: method.name)
+def test_own_test_parts_are_pooled_over_the_clients_and_each_counts_by_itself(method):
+    own = evaluate_own_parts("clients", method)
+    assert own.sizes == [5, 2, 4, 1]
+    assert own.result["test_accuracy"] == pytest.approx(np.average(own.accuracies, weights=own.sizes))
+    assert_accuracies_are_those_of_own_parts(own)
+
+
+@pytest.mark.parametrize("method", [LOCAL, FEDAVG], ids=lambda method: method.name)
+def test_validation_parts_are_pooled_over_the_clients(method):
+    own = evaluate_own_parts("server", method, validation=0.3)
+    assert own.sizes == [3, 2, 3, 1]
+    assert own.result["validation_accuracy"] == pytest.approx(np.average(own.accuracies, weights=own.sizes))
+
+
+def test_accuracies_of_clients_under_a_global_model_are_those_of_their_validation_parts():
+    """Personal models are tested on the test images instead."""
+    assert_accuracies_are_those_of_own_parts(evaluate_own_parts("server", FEDAVG, validation=0.3))
 
 
 def test_the_cut_into_training_and_test_depends_on_the_partition_seed_only():

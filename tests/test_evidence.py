@@ -82,21 +82,32 @@ def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidenc
     assert len(third) == len(whole) == 2
 
 
-def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, monkeypatch):
+@pytest.fixture
+def planned(evidence):
+    """The open claims' runs, of which none is there."""
+    return evidence.transfer.CarriedPlan(Path(), tuple(evidence.open_runs.planned_runs("float32", tiny=False)))
+
+
+def first_run_of(method, planned):
+    return next(run for run in planned.runs if run.setup.method.name == method)
+
+
+def test_a_run_carries_a_model_and_those_of_scaffolds_clients(evidence, planned):
+    def nbytes(method):
+        return evidence.transfer.nbytes_to_carry(first_run_of(method, planned))
+
+    assert 42 * MIB < nbytes("fedavg") < 44 * MIB
+    assert nbytes("fedfm") == nbytes("fedavg")
+    assert nbytes("scaffold") == 11 * nbytes("fedavg")
+
+
+def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, planned, monkeypatch):
     records = {}  # by the folders of their runs, in place of files
     monkeypatch.setattr(evidence.open_runs, "read_begun", records.get)
     monkeypatch.setattr(durations, "read_runs", lambda folders: pd.DataFrame({"record": list(records.values())}))
-    planned = evidence.transfer.CarriedPlan(Path(), tuple(evidence.open_runs.planned_runs("float32", tiny=False)))
-
-    def first_run_of(method):
-        return next(run for run in planned.runs if run.setup.method.name == method)
-
-    fedfm = first_run_of("fedfm")
-    fedavg = first_run_of("fedavg")
-    scaffold = first_run_of("scaffold")
-    assert 42 * MIB < evidence.transfer.nbytes_to_carry(fedavg) < 44 * MIB
-    assert evidence.transfer.nbytes_to_carry(fedfm) == evidence.transfer.nbytes_to_carry(fedavg)
-    assert evidence.transfer.nbytes_to_carry(scaffold) == 11 * evidence.transfer.nbytes_to_carry(fedavg)
+    fedfm = first_run_of("fedfm", planned)
+    fedavg = first_run_of("fedavg", planned)
+    scaffold = first_run_of("scaffold", planned)
 
     set_time_limit(500)
     assert planned.may_start(fedfm, [])

@@ -2,8 +2,10 @@
 
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from typer.testing import Result
 
 import fedcli
 from fedcli.cli import display
@@ -11,7 +13,7 @@ from fedcli.figures import saving
 from fedcli.papers.baselines import fedavg
 from fedcli.runs import rounds
 from fedcli.runs.options import RunConfig, flags_of
-from tests.commands import FLAGS, OPTIONS, error_of, invoke, output_of, record_in
+from tests.commands import FLAGS, OPTIONS, error_of, invoke, output_of, record_in, use_plain_terminal
 from tests.network_files import TINY_NETWORK
 
 NO_ROUNDS = flags_of({**OPTIONS, "rounds": None})  # so that a test may give their number
@@ -134,16 +136,36 @@ def interrupt_after(number, monkeypatch):
     monkeypatch.setattr(rounds, "one_round", interrupted)
 
 
-def test_values_with_commas_are_a_grid_in_one_folder_with_a_table_and_curves(monkeypatch):
-    with monkeypatch.context() as patch:
-        interrupt_after(3, patch)  # in the second round of the second run
-        result = invoke(*GRID)
-    assert result.exit_code == 130
+class RunGrid(NamedTuple):
+    """A grid that was interrupted and went on."""
 
+    folder: Path  # the working one
+    interrupted: Result  # of the command that was interrupted
+    text: str  # that the command printed that went on
+
+
+@pytest.fixture(scope="module")
+def run_grid(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("grid")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(folder)
+        use_plain_terminal(monkeypatch)
+        monkeypatch.setattr(display, "plot_run", lambda record, folder: None)
+        with pytest.MonkeyPatch.context() as patch:
+            interrupt_after(3, patch)  # in the second round of the second run
+            interrupted = invoke(*GRID)
+        text = output_of(*GRID, "--continue", "--log-file", "log.txt")
+    return RunGrid(folder, interrupted, text)
+
+
+def test_a_grid_that_is_interrupted_says_how_it_goes_on(run_grid):
+    assert run_grid.interrupted.exit_code == 130
     end = "interrupted at 1/4 runs; resume by the same command with --out g --continue."
-    assert result.stderr.splitlines()[-1] == end
+    assert run_grid.interrupted.stderr.splitlines()[-1] == end
 
-    text = output_of(*GRID, "--continue", "--log-file", "log.txt")
+
+def test_values_with_commas_are_a_grid_in_one_folder_with_a_table_and_curves(run_grid, monkeypatch):
+    monkeypatch.chdir(run_grid.folder)
     for lr, seed in product((0.01, 0.1), (0, 1)):
         record = record_in(f"g/lr={lr}/seed-{seed}")
         assert record["config"]["lr"] == lr
@@ -151,18 +173,26 @@ def test_values_with_commas_are_a_grid_in_one_folder_with_a_table_and_curves(mon
         was_interrupted = (lr, seed) == (0.01, 1)
         resumed_after = [1] if was_interrupted else []
         assert record["resumed"] == resumed_after
-    assert Path("g/table.md").read_text() in text
-    assert "| lr 0.01 | 0, 1 |" in text
-    assert "| lr 0.1 | 0, 1 |" in text
+    assert Path("g/table.md").read_text() in run_grid.text
+    assert "| lr 0.01 | 0, 1 |" in run_grid.text
+    assert "| lr 0.1 | 0, 1 |" in run_grid.text
     assert Path("g/curves.png").stat().st_size > 1000
 
-    first_line, *lines = Path("log.txt").read_text().splitlines()
+
+def test_the_log_of_a_grid_that_goes_on_has_its_runs(run_grid):
+    first_line, *lines = (run_grid.folder / "log.txt").read_text().splitlines()
     assert first_line == "lr 0.01, seed 1: goes on after 1 rounds"
     assert [line[:5] for line in lines if line.startswith("[")] == ["[1/3]", "[2/3]", "[3/3]"]
 
-    assert output_of(*GRID, "--continue", "--quiet") == ""  # there is nothing to run
+
+def test_a_grid_that_has_ended_goes_on_with_nothing_and_is_not_run_again(run_grid, monkeypatch):
+    monkeypatch.chdir(run_grid.folder)
+    assert output_of(*GRID, "--continue", "--quiet") == ""
     assert "the output folder 'g/lr=0.01/seed-0' exists" in error_of(*GRID)
 
+
+def test_a_grid_does_not_go_on_with_other_options(run_grid, monkeypatch):
+    monkeypatch.chdir(run_grid.folder)
     other = error_of(*GRID, "--batch-size", 7, "--continue")
     assert "'g/lr=0.01/seed-0' holds a run with another --batch-size (got 7, was" in other
 

@@ -224,11 +224,16 @@ def test_official_files_are_read_in_folders_and_archives(name, tmp_path, monkeyp
     assert_same(expected, imported(name, "."))
 
 
+def unpacked(files, suffix, decompress):
+    """The files by their names and contents without compression."""
+    return {name.removesuffix(suffix): decompress(content) for name, content in files.items()}
+
+
 def test_unpacked_and_differently_compressed_files_of_mnist_are_read(tmp_path):
     arrays = known_images("mnist")
     expected = from_npz("mnist", tmp_path / "npz", **arrays)
     official = mnist_files(arrays, "mnist")
-    raw = {name.removesuffix(".gz"): gzip.decompress(content) for name, content in official.items()}
+    raw = unpacked(official, ".gz", gzip.decompress)
     kaggle = {name.replace("-idx", ".idx"): content for name, content in raw.items()}
     compressed_less = {name: gzip.compress(raw[name.removesuffix(".gz")], 1) for name in official}
     forms_of_mnist = {"raw": raw, "kaggle": kaggle, "compressed less": compressed_less, "both": raw | official}
@@ -236,13 +241,18 @@ def test_unpacked_and_differently_compressed_files_of_mnist_are_read(tmp_path):
         folder = write_files(tmp_path / form / "MNIST" / "raw", contents)
         assert_same(expected, imported("mnist", folder))
 
+
+def test_unpacked_files_of_usps_are_read(tmp_path):
     arrays = {key: np.minimum(values, 254) for key, values in known_images("usps").items()}
     expected = from_npz("usps", tmp_path / "npz", **arrays)
-    official = usps_files(arrays, "usps")
-    raw_usps = {name.removesuffix(".bz2"): bz2.decompress(content) for name, content in official.items()}
-    assert_same(expected, imported("usps", write_files(tmp_path / "usps", raw_usps)))
+    raw = unpacked(usps_files(arrays, "usps"), ".bz2", bz2.decompress)
+    assert_same(expected, imported("usps", write_files(tmp_path / "usps", raw)))
 
-    write_files(tmp_path / "raw" / "FashionMNIST" / "raw", raw)
+
+def test_a_folder_with_the_files_of_several_data_sets_is_refused(tmp_path):
+    raw = unpacked(mnist_files(known_images("mnist"), "mnist"), ".gz", gzip.decompress)
+    for name in ("MNIST", "FashionMNIST"):
+        write_files(tmp_path / "raw" / name / "raw", raw)
     refused(lambda: imports.import_path("mnist", tmp_path / "raw"), "several data sets", "FashionMNIST/raw, MNIST/raw")
 
 
@@ -358,7 +368,7 @@ def by_writer(dataset, split):
     return writers
 
 
-def test_femnist_holds_writers_out(tmp_path, monkeypatch):
+def test_femnist_holds_writers_out(tmp_path):
     contents, written = leaf_files()
     dataset = imported("femnist", write_files(tmp_path / "all_data", contents))
     assert dataset.class_names == (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
@@ -374,7 +384,10 @@ def test_femnist_holds_writers_out(tmp_path, monkeypatch):
         pixels, labels = written[name]
         assert {**train, **test}[number] == examples({"x_train": pixels, "y_train": labels}, "train", "y")
 
-    # Under other names, and beside folders that hold the same or fewer writers, it is the same set.
+
+def test_femnist_is_the_same_set_under_other_names_and_beside_the_same_or_fewer_writers(tmp_path):
+    contents, _ = leaf_files()
+    dataset = imported("femnist", write_files(tmp_path / "all_data", contents))
     renamed = {f"all_data/all_data_{9 - number}.json": content for number, content in enumerate(contents.values())}
     sampled = {"sampled_data/all_data_1_niid.json": contents["all_data_0.json"]}
     again = {"old/all_data/all_data_0.json": contents["all_data_0.json"]}  # whose writers count once
@@ -382,7 +395,10 @@ def test_femnist_holds_writers_out(tmp_path, monkeypatch):
     assert_same(dataset, datasets.load("femnist"))
     assert notes[0] == "left out: sampled_data"
 
-    # The limit of memory counts the images and not their text.
+
+def test_the_limit_of_memory_counts_the_images_of_femnist_and_not_their_text(tmp_path, monkeypatch):
+    contents, _ = leaf_files()
+    dataset = imported("femnist", write_files(tmp_path / "all_data", contents))
     text_bytes = sum(map(len, contents.values()))
     image_bytes = 784 * (len(dataset.y_train) + len(dataset.y_test))
     monkeypatch.setattr(reading, "MAX_GIB", text_bytes / 2**32)
@@ -505,7 +521,7 @@ def test_batches_of_cifar10_that_are_not_the_official_ones_are_refused(tmp_path,
     assert not cache.exists()
 
 
-def test_archives_that_are_damaged_or_lead_astray_are_refused(tmp_path, cache, monkeypatch):
+def test_archives_that_are_damaged_or_lead_astray_are_refused(tmp_path, cache):
     contents = cinic_files(known_images("cinic10"), "cinic10")
     cut_tar = write_tar(tmp_path / "a.tar.gz", contents)
     cut_zip = write_zip(tmp_path / "a.zip", contents)
@@ -524,9 +540,13 @@ def test_archives_that_are_damaged_or_lead_astray_are_refused(tmp_path, cache, m
 
     for path in (cut_tar, cut_zip, flipped, unknown, outside, linked):
         refused(lambda path=path: imports.import_path("cinic10", path), path, "cannot be read", ".zip or", "LEAF's")
+    assert not cache.exists()
 
-    tarred = write_tar(cut_tar, contents)
-    zipped = write_zip(cut_zip, contents)
+
+def test_archives_and_folders_above_the_limit_of_memory_are_refused(tmp_path, cache, monkeypatch):
+    contents = cinic_files(known_images("cinic10"), "cinic10")
+    tarred = write_tar(tmp_path / "a.tar.gz", contents)
+    zipped = write_zip(tmp_path / "a.zip", contents)
     folder = write_files(tmp_path / "folder", contents)
     monkeypatch.setenv("FEDCLI_MAX_GIB", "1e-5")
     for path in (zipped, tarred, folder):

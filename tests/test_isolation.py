@@ -1,6 +1,5 @@
 """What a user's file changes in the process, on which other runs depend, is refused by name and put back."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -47,9 +46,11 @@ CHANGES = {
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
+def working_folder(tmp_path, monkeypatch):
+    """An empty working folder; the methods are read, which import much that is not the user's."""
     monkeypatch.chdir(tmp_path)
     registry.methods()
+    return tmp_path
 
 
 def test_of_several_files_none_is_blamed_alone():
@@ -61,9 +62,7 @@ def test_of_several_files_none_is_blamed_alone():
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_a_file_changes_at_import_is_refused_and_put_back(name):
-    """Each thing by its name."""
-    folder = os.getcwd()
+def test_what_a_file_changes_at_import_is_refused_by_name_and_put_back(name, working_folder):
     cross_entropy = torch.nn.functional.cross_entropy
     mean = torch.Tensor.mean
     relu = torch.relu
@@ -76,9 +75,11 @@ def test_what_a_file_changes_at_import_is_refused_and_put_back(name):
     assert torch.nn.functional.cross_entropy is cross_entropy
     assert torch.Tensor.mean is mean
     assert torch.relu is relu
-    assert os.getcwd() == folder
+    assert Path.cwd() == working_folder
 
-    # when it is called
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_function_of_a_file_changes_when_it_is_called_is_refused_by_name(name):
     Path("mine.py").write_text(f"import torch\ndef part():\n    {CHANGES[name]}\n")
     refused(from_file("mine.py:part", "metric"), f"mine.py' changes {name}")
     Path("mine.py").write_text("def part(): return 1\n")
