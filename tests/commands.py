@@ -8,13 +8,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from fedcli.cli import app
-from fedcli.runs.options import flags_of
 
 PROGRAM = get_command(app.app)  # which the runner would make anew for each command
-
-# Of a run of a second.
-OPTIONS = {"train_examples": 200, "num_clients": 4, "partition": "iid", "rounds": 1, "device": "cpu"}
-FLAGS = flags_of(OPTIONS)
 
 
 def use_plain_terminal(monkeypatch):

@@ -2,12 +2,9 @@
 
 from pathlib import Path
 
-from fedcli.runs.options import flags_of
+PARTS_FILE = Path(__file__).parent.parent / "docs/examples/my_parts.py"
 
-PARTS = Path(__file__).parent.parent / "docs/examples/my_parts.py"
-
-OPTIONS = {
+PARTS_OPTIONS = {
     "dataset": "./parts.py:blobs", "partition": "./parts.py:by_halves", "backbone": "./parts.py:tiny",
     "protocol": "fedfm:digits", "num_clients": 3, "cohort_size": 2, "device": "cpu", "batch_size": 8,
 }  # fmt: skip
-FLAGS = flags_of(OPTIONS)

@@ -11,16 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from fedcli.__main__ import main
-from fedcli.runs.options import flags_of
 
 STDOUT = 1  # the numbers of these files in a program
 STDERR = 2
 PATIENCE = 300  # seconds until a test fails that waits for a program
-SMALL_OPTIONS = {
-    "dataset": "digits", "protocol": "fedfm:digits", "train_examples": 120, "num_clients": 4, "cohort_size": 2,
-    "rounds": 3, "batch_size": 16, "device": "cpu", "partition": "iid",
-}  # fmt: skip
-SMALL_FLAGS = flags_of(SMALL_OPTIONS)
 
 # Trains as FedAvg does, and stops in the second round until somebody writes into the pipe `go` or closes it again, as
 # long as there is one.

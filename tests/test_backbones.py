@@ -59,8 +59,14 @@ def test_parameter_counts_are_those_of_the_papers(name, channels, size, classes,
     assert sum(value.numel() for value in network.parameters()) == expected
 
 
-BATCHNORM = ("resnet", "mobilenet", "googlenet", "efficientnet")
-SIGNED = ("vit-tiny", "resnet18-3x3-gn-projection", "efficientnet-b0-32", "cnn-2x32-100-linear")  # without a last ReLU
+WITH_BATCHNORM = ("resnet", "mobilenet", "googlenet", "efficientnet")
+# Without a last ReLU.
+WITH_NEGATIVE_FEATURES = (
+    "vit-tiny",
+    "resnet18-3x3-gn-projection",
+    "efficientnet-b0-32",
+    "cnn-2x32-100-linear",
+)
 
 
 LARGE = ("resnet34", "resnet50", "resnet101", "resnet152")
@@ -76,7 +82,7 @@ def test_the_head_maps_features_of_the_given_width_to_the_logits(name):
     module = build(name, 1, size, 7, seed=0)
     features, logits = module(image_batch(2, 1, size, dtype=torch.float32))
     assert features.shape == (2, module.feature_dim)
-    assert (features >= 0).all() == (name not in SIGNED)
+    assert (features >= 0).all() == (name not in WITH_NEGATIVE_FEATURES)
     assert module.head.weight.shape == (7, module.feature_dim)
     torch.testing.assert_close(logits, features @ module.head.weight.T + module.head.bias)
     assert all(value.dtype == torch.float32 for value in module.state_dict().values())  # can be averaged
@@ -90,7 +96,7 @@ def test_no_layer_has_draws_of_its_own_or_statistics_that_padding_reaches(name):
     assert not [layer for layer in layers if isinstance(layer, drawing) and layer.p]
     norms = [layer for layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
     assert all(isinstance(layer, MaskedBatchNorm2d) for layer in norms)
-    assert bool(norms) == (name.startswith(BATCHNORM) and "-gn" not in name)
+    assert bool(norms) == (name.startswith(WITH_BATCHNORM) and "-gn" not in name)
 
 
 @pytest.mark.parametrize(

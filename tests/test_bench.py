@@ -15,6 +15,7 @@ import torch
 from fedcli import registry
 from fedcli.bench import joint_step, lower_bounds, plain_loop, random_images, speed, workloads
 from fedcli.bench.cells import timing_cells
+from fedcli.bench.speed import Timing
 from fedcli.data import imports
 from fedcli.runs import prepare
 from fedcli.runs.machine import deterministic

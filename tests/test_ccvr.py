@@ -14,11 +14,12 @@ from fedcli.runs import resume
 from fedcli.runs.record import params_hash
 from tests import laws
 from tests.tensors import randn
+from tests.tiny_runs import FEW_DIGITS
 
 C, D = 4, 3
 FOUR_CLIENTS = {
-    "dataset": "digits", "protocol": "fedfa:digits", "train_examples": 200, "num_clients": 4, "cohort_size": 2,
-    "rounds": 2, "local_epochs": 1, "device": "cpu",
+    **FEW_DIGITS, "protocol": "fedfa:digits", "train_examples": 200, "num_clients": 4, "cohort_size": 2, "rounds": 2,
+    "local_epochs": 1,
 }  # fmt: skip
 STEP = {"post": "CCVR", "ccvr_examples": 50, "ccvr_lr": 0.05}
 

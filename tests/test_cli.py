@@ -20,8 +20,9 @@ from fedcli.cli import app, describe, display, index, tables
 from fedcli.cli.display import plot_run
 from fedcli.cli.options import MACHINE, parse_seeds
 from fedcli.runs import begin, progress
-from fedcli.runs.options import RunConfig
-from tests.commands import FLAGS, OPTIONS, error_of, invoke, output_of, record_in
+from fedcli.runs.options import RunConfig, flags_of
+from tests.commands import error_of, invoke, output_of, record_in
+from tests.tiny_runs import ONE_ROUND
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -231,9 +232,8 @@ def test_given_options_arrive_in_the_record(monkeypatch):
     monkeypatch.setattr(display, "plot_run", plot_run)
     given = ("--match-weight", "2.5", "--guiding", "l2", "--lr", "0.02", "--no-drop-last", "--cohort-size", "3")
     words = ("--dataset", "Digits", "--protocol", "FedFM:digits", "--backbone", "cnn-small", "--optimizer", "sgd")
-    text = output_of(
-        "run", "FedFM", *FLAGS, *given, *words, "--seed", "3", "--checkpoint-every", "auto", "--out", "a/b"
-    )
+    more = ("--seed", "3", "--checkpoint-every", "auto", "--out", "a/b")
+    text = output_of("run", "FedFM", *flags_of(ONE_ROUND), *given, *words, *more)
     record = record_in("a/b")
     assert record["status"] == "finished"
     assert record["method"] == "fedfm"
@@ -241,7 +241,7 @@ def test_given_options_arrive_in_the_record(monkeypatch):
 
     expected = {
         "match_weight": 2.5, "guiding": "l2", "lr": 0.02, "drop_last": False, "cohort_size": 3, "seed": 3,
-        "dataset": "digits", "backbone": "cnn-small", "optimizer": "sgd", **OPTIONS,
+        "dataset": "digits", "backbone": "cnn-small", "optimizer": "sgd", **ONE_ROUND,
     }  # fmt: skip
     assert {name: record["config"][name] for name in expected} == expected
     assert {record["origin"][name] for name in expected} == {"command line"}
@@ -263,9 +263,10 @@ def test_given_options_arrive_in_the_record(monkeypatch):
 
 
 def test_workers_share_one_run(monkeypatch):
-    assert "workers share one run" in error_of("run", "fedavg", *FLAGS, "--seeds", "0,1", "--workers", "2")
+    flags = flags_of(ONE_ROUND)
+    assert "workers share one run" in error_of("run", "fedavg", *flags, "--seeds", "0,1", "--workers", "2")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "by torchrun")
-    assert "workers share one run" in error_of("run", "fedavg,fedprox", *FLAGS)
+    assert "workers share one run" in error_of("run", "fedavg,fedprox", *flags)
 
 
 def test_seeds_are_numbers_and_ranges():
@@ -281,7 +282,7 @@ def test_ctrl_c_before_a_run_begins_leaves_nothing_of_it(monkeypatch):
         return original(setup, folder, *more)
 
     monkeypatch.setattr(begin, "begin", interrupted)
-    assert invoke("run", "fedavg", *FLAGS, "--seeds", "0,1", "--out", "many").exit_code == 130
+    assert invoke("run", "fedavg", *flags_of(ONE_ROUND), "--seeds", "0,1", "--out", "many").exit_code == 130
     assert [path.name for path in Path("many").glob("*")] == ["seed-0"]
 
 
@@ -356,7 +357,7 @@ def test_an_option_that_would_change_nothing_is_refused(command, fault):
 
 
 def test_a_table_and_a_plot_of_runs_are_written_where_they_are_asked_for(monkeypatch):
-    fedcli.run("fedavg", **OPTIONS, seeds=[0, 1], out="demo/one")
+    fedcli.run("fedavg", **ONE_ROUND, seeds=[0, 1], out="demo/one")
     text = output_of("table", "demo")
     assert re.search(r"\| \W*fedavg", text)
     assert output_of("table", "demo", "--out", "new/table.md") == "new/table.md\n"
@@ -376,7 +377,7 @@ def test_a_table_and_a_plot_of_runs_are_written_where_they_are_asked_for(monkeyp
 def test_the_lines_of_a_run_say_speed_and_time_left(monkeypatch):
     now = 100.0
     monkeypatch.setattr(progress.time, "perf_counter", lambda: now)
-    record = fedcli.run("fedavg", **OPTIONS, out="a").record
+    record = fedcli.run("fedavg", **ONE_ROUND, out="a").record
     entry = {**record["rounds"][0], "test_accuracy": 0.5, "validation_accuracy": None, "terms": {"task": 1.23456}}
     entry_without_test = {**entry, "test_accuracy": None}
     record |= {"status": "running", "rounds": [entry] * 2, "config": {**record["config"], "rounds": 6}}
@@ -466,7 +467,7 @@ def test_what_a_users_method_raises_is_a_line_with_the_place(line, planted, word
     (folder / "planted.py").write_text(text)
     before, _, _ = text.partition(planted)
     number = 1 + before.count("\n")
-    result = invoke("--traceback", "run", "planted.py", *FLAGS, "--post", "broken-step", "--out", "run")
+    result = invoke("--traceback", "run", "planted.py", *flags_of(ONE_ROUND), "--post", "broken-step", "--out", "run")
     assert result.exit_code == 2, result.output
     error = result.stderr.splitlines()[-1]
     assert error.startswith(f"error: the file '{folder / 'planted.py'}' fails in line {number} (got {words}")
@@ -475,7 +476,7 @@ def test_what_a_users_method_raises_is_a_line_with_the_place(line, planted, word
 
 def test_a_loss_that_is_no_number_is_not_the_fault_of_a_users_file(folder):
     (folder / "planted.py").write_text(FAILING)
-    result = invoke("run", "planted.py", *FLAGS, "--lr", "1e6", "--out", "a")
+    result = invoke("run", "planted.py", *flags_of(ONE_ROUND), "--lr", "1e6", "--out", "a")
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
     assert re.match(r"error: the term 'cross_entropy' .* client\(s\) 0.* record is a/record.json\.\n", result.stderr)

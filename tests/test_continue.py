@@ -23,10 +23,10 @@ from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from fedcli.runs.signals import OutOfTime
 from tests.commands import invoke
-from tests.programs import SMALL_FLAGS, start
-from tests.tiny_runs import TINY, Stop, StopAfter, essence, file_names
+from tests.programs import start
+from tests.tiny_runs import THREE_ROUNDS, TINY, Stop, StopAfter, essence, file_names
 
-ONE = {**TINY, "rounds": 1, "lr": 0.02}
+TINY_OF_ONE_ROUND = {**TINY, "rounds": 1, "lr": 0.02}
 
 
 def test_several_seeds_go_on_where_they_were_stopped(tmp_path):
@@ -66,9 +66,9 @@ def test_a_run_that_another_process_ends_meanwhile_is_skipped(tmp_path):
 
 def test_a_folder_taken_while_a_run_is_prepared_is_in_use(tmp_path):
     begins = rounds.Listener()
-    begins.start = lambda *given: fedcli.run("fedavg", out=tmp_path / "seed-1", **{**ONE, "seed": 1})
+    begins.start = lambda *given: fedcli.run("fedavg", out=tmp_path / "seed-1", **{**TINY_OF_ONE_ROUND, "seed": 1})
     with pytest.raises(InUse, match="seed-1' exists; an existing one is never overwritten"):
-        fedcli.run("fedavg", out=tmp_path, seeds=[0, 1], continue_=True, progress=begins, **ONE)
+        fedcli.run("fedavg", out=tmp_path, seeds=[0, 1], continue_=True, progress=begins, **TINY_OF_ONE_ROUND)
     assert read_record(tmp_path / "seed-1")["status"] == "finished"
 
 
@@ -87,7 +87,7 @@ def test_a_run_that_diverged_is_skipped(tmp_path):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("continue") / "run"
-    fedcli.run("fedavg", out=folder, **ONE)
+    fedcli.run("fedavg", out=folder, **TINY_OF_ONE_ROUND)
     return folder
 
 
@@ -111,7 +111,7 @@ def finished(tmp_path_factory):
 def test_what_cannot_go_on_is_refused(method, given, message, finished):
     before = (finished / "record.json").read_bytes()
     with pytest.raises(UserError, match=message):
-        fedcli.run(method, continue_=True, **{"out": finished, **ONE, **given})
+        fedcli.run(method, continue_=True, **{"out": finished, **TINY_OF_ONE_ROUND, **given})
     assert (finished / "record.json").read_bytes() == before
 
 
@@ -169,11 +169,12 @@ def test_a_time_limit_is_a_time(monkeypatch):
             options.limit_time(text)
 
 
-TINY_FLAGS = flags_of({**TINY, "checkpoint_every": 100})
+RARE_CHECKPOINTS = {**TINY, "checkpoint_every": 100}
 
 
 def test_a_time_limit_ends_at_a_checkpoint_and_the_same_command_goes_on(tmp_path):
-    command = ["run", "fedavg", *TINY_FLAGS, "--seeds", "0,1", "--out", tmp_path / "runs", "--time-limit", "0"]
+    flags = flags_of(RARE_CHECKPOINTS)
+    command = ["run", "fedavg", *flags, "--seeds", "0,1", "--out", tmp_path / "runs", "--time-limit", "0"]
     folder = tmp_path / "runs" / "seed-0"
     result = invoke(*command)
     again = f"the same command with --out {tmp_path / 'runs'} --continue"
@@ -208,14 +209,14 @@ def test_a_run_ends_before_a_round_that_would_pass_the_limit(tmp_path, monkeypat
 
     monkeypatch.setattr(rounds, "time_left", lambda: -1)  # passed in the last round, after which none comes
     with suppress(OutOfTime):
-        fedcli.run("fedavg", out=tmp_path / "last", **ONE)
+        fedcli.run("fedavg", out=tmp_path / "last", **TINY_OF_ONE_ROUND)
     assert read_record(tmp_path / "last")["status"] == "finished"
 
 
 def test_a_time_limit_ends_a_grid_and_its_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "time_left", lambda: -1)
     command = ("run", "fedavg", "--lr", "0.1,0.2", "--jobs", "2")
-    result = invoke(*command, *TINY_FLAGS, "--out", tmp_path / "grid", "--time-limit", "0")
+    result = invoke(*command, *flags_of(RARE_CHECKPOINTS), "--out", tmp_path / "grid", "--time-limit", "0")
     assert result.exit_code == 0
     assert "time limit reached at 0/2 runs" in result.stderr
     assert "finished" not in [read_record(file)["status"] for file in (tmp_path / "grid").rglob("record.json")]
@@ -231,7 +232,7 @@ def main_on_a_full_disk():
 
 
 def test_a_full_disk_is_one_line_leaves_no_part_of_a_file_and_the_run_goes_on(tmp_path):
-    program = start(tmp_path, "run", "fedavg", *SMALL_FLAGS, "--out", "a run", main=main_on_a_full_disk)
+    program = start(tmp_path, "run", "fedavg", *flags_of(THREE_ROUNDS), "--out", "a run", main=main_on_a_full_disk)
     _, errors = program.communicate()
     checkpoint = os.path.realpath(tmp_path / "a run" / CHECKPOINT)
     assert errors == (

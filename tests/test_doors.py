@@ -24,7 +24,7 @@ from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.commands import invoke
 from tests.network_files import NETWORKS, SCORES, network_text
-from tests.own_parts import OPTIONS, PARTS
+from tests.own_parts import PARTS_FILE, PARTS_OPTIONS
 from tests.refusals import refused
 from tests.tiny_runs import Stop, StopAfter
 
@@ -34,7 +34,7 @@ FEDAVG = registry.find_method("fedavg")
 @pytest.fixture(autouse=True)
 def files(folder):
     """The files with parts and networks in an empty folder, which is the working one."""
-    shutil.copy(PARTS, "parts.py")
+    shutil.copy(PARTS_FILE, "parts.py")
     Path("nets.py").write_text(NETWORKS)
 
 
@@ -232,7 +232,7 @@ METHOD = replace(fedavg.METHOD, name="mine", run_round=run_round, init=init)
 def run_with(term="0", outcome="state, terms", init="pass"):
     """A run whose rounds have another term in the loss, or return something else, or which begins otherwise."""
     Path("mine.py").write_text(ROUND.replace("TERM", term).replace("OUTCOME", outcome).replace("INIT", init))
-    return fedcli.run("./mine.py", out="run", rounds=2, **OPTIONS)
+    return fedcli.run("./mine.py", out="run", rounds=2, **PARTS_OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -481,7 +481,7 @@ def test_a_data_set_is_checked_and_in_canonical_order():
     assert blobs.image_size == 8
     assert blobs.y_train.tolist() == sorted(blobs.y_train.tolist())
 
-    Path("parts.py").write_text(PARTS.read_text().replace("s[:400]", "s[:400][::-1]"))
+    Path("parts.py").write_text(PARTS_FILE.read_text().replace("s[:400]", "s[:400][::-1]"))
     reversed_blobs = datasets.load("./parts.py:blobs")
     assert reversed_blobs is not blobs
     assert reversed_blobs.fingerprint == blobs.fingerprint

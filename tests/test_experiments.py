@@ -13,10 +13,11 @@ from fedcli.figures import saving
 from fedcli.papers.baselines import fedavg
 from fedcli.runs import rounds
 from fedcli.runs.options import RunConfig, flags_of
-from tests.commands import FLAGS, OPTIONS, error_of, invoke, output_of, record_in, use_plain_terminal
+from tests.commands import error_of, invoke, output_of, record_in, use_plain_terminal
 from tests.network_files import TINY_NETWORK
+from tests.tiny_runs import ONE_ROUND
 
-NO_ROUNDS = flags_of({**OPTIONS, "rounds": None})  # so that a test may give their number
+WITHOUT_ROUNDS = {**ONE_ROUND, "rounds": None}  # so that a test may give their number
 
 FIELDS = RunConfig.__dataclass_fields__
 TOML = """
@@ -90,7 +91,7 @@ def test_a_file_that_is_wrong_is_refused_in_a_line(text, message):
 
 
 def test_a_run_is_run_again_from_its_record_and_every_option_can_be_overridden():
-    fedcli.run("fedfm", **OPTIONS, lr=0.03, match_weight=2, seed=5, out="a")
+    fedcli.run("fedfm", **ONE_ROUND, lr=0.03, match_weight=2, seed=5, out="a")
     output_of("run", "--from", "a", "--out", "b")
     first = record_in("a")
     again = record_in("b")
@@ -110,7 +111,7 @@ def test_code_that_a_record_names_is_run_only_if_the_user_names_it():
     Path("nets.py").write_text(TINY_NETWORK)
     here = Path.cwd()
     named = ("./mine.py", "--backbone", "./nets.py:tiny")
-    output_of("run", *named, *FLAGS, "--protocol", "fedfm:digits", "--out", "a")
+    output_of("run", *named, *flags_of(ONE_ROUND), "--protocol", "fedfm:digits", "--out", "a")
     assert error_of("run", "--from", "a").endswith(f"run only if you name it; add {here}/mine.py.")
     assert error_of("run", "./mine.py", "--from", "a").endswith(f"add --backbone {here}/nets.py:tiny.")
 
@@ -118,7 +119,19 @@ def test_code_that_a_record_names_is_run_only_if_the_user_names_it():
     assert record_in("b")["summary"] == record_in("a")["summary"]
 
 
-GRID = ("run", "fedavg", *NO_ROUNDS, "--lr", "0.01,0.1,0.01", "--seeds", "0,1", "--rounds", 2, "--out", "g")
+GRID = (
+    "run",
+    "fedavg",
+    *flags_of(WITHOUT_ROUNDS),
+    "--lr",
+    "0.01,0.1,0.01",
+    "--seeds",
+    "0,1",
+    "--rounds",
+    2,
+    "--out",
+    "g",
+)
 
 
 def interrupt_after(number, monkeypatch):
@@ -199,7 +212,7 @@ def test_a_grid_does_not_go_on_with_other_options(run_grid, monkeypatch):
 
 def test_a_run_of_a_grid_that_diverges_is_told_and_the_others_go_on(monkeypatch):
     monkeypatch.setattr(saving, "write_figure", lambda *given, **more: [])
-    result = invoke("run", "fedavg", *NO_ROUNDS, "--lr", "1e6,0.1", "--rounds", 3, "--out", "g")
+    result = invoke("run", "fedavg", *flags_of(WITHOUT_ROUNDS), "--lr", "1e6,0.1", "--rounds", 3, "--out", "g")
     assert result.exit_code == 1
     assert "lr 1000000.0, seed 0: failed: the term 'cross_entropy' is not finite" in result.stderr
     assert record_in("g/lr=0.1")["status"] == "finished"
@@ -209,7 +222,18 @@ def test_a_run_of_a_grid_that_diverges_is_told_and_the_others_go_on(monkeypatch)
 def test_the_lines_go_to_a_file_and_nowhere_else_if_quiet(monkeypatch):
     with monkeypatch.context() as patch:
         interrupt_after(1, patch)
-        result = invoke("run", "fedavg", *NO_ROUNDS, "--rounds", 2, "--out", "a", "--quiet", "--log-file", "logs/a.txt")
+        result = invoke(
+            "run",
+            "fedavg",
+            *flags_of(WITHOUT_ROUNDS),
+            "--rounds",
+            2,
+            "--out",
+            "a",
+            "--quiet",
+            "--log-file",
+            "logs/a.txt",
+        )
     said = "interrupted after 1/2 rounds; to resume: fedcli resume a\n"
     assert result.stdout == ""
     assert result.stderr == said
@@ -223,11 +247,11 @@ def test_the_lines_go_to_a_file_and_nowhere_else_if_quiet(monkeypatch):
 
     error = error_of("resume", "a", "--log-file", "logs/a.txt")
     assert Path("logs/a.txt").read_text().splitlines()[-1] == f"error: {error}"
-    assert "logs' cannot be used" in error_of("run", "fedavg", *FLAGS, "--log-file", "logs")
+    assert "logs' cannot be used" in error_of("run", "fedavg", *flags_of(ONE_ROUND), "--log-file", "logs")
 
 
 def test_the_header_warns_of_rounds_that_end_before_the_methods_term():
-    arguments = ("run", "fedfm", *FLAGS, "--start-round")
+    arguments = ("run", "fedfm", *flags_of(ONE_ROUND), "--start-round")
     late = "starts after 1 rounds: this run is fedavg; lower --start-round, or give more --rounds\n"
     assert f"inactive    the method's own term, which {late}" in output_of(*arguments, 1)
     assert "inactive" not in output_of(*arguments, 0)

@@ -13,6 +13,7 @@ from fedcli.core.clients import LostGradient
 from fedcli.core.tree_files import read_verified, save_tree
 from fedcli.errors import NonFiniteLoss
 from fedcli.runs.checkpoints import CHECKPOINT
+from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from fedcli.runs.resume import resume
 from tests import laws
@@ -127,7 +128,7 @@ def test_a_number_that_is_not_finite_ends_the_run_before_it_is_written(case, chu
 
 
 def test_the_command_ends_in_a_line_and_json_never_has_nan():
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
+    flags = flags_of(OPTIONS)
     result = invoke("run", method(terms="{'own': terms['loss'] * nan}"), *flags, "--out", "run")
     assert result.exit_code != 0
     assert "Traceback" not in result.output

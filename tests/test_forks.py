@@ -24,12 +24,14 @@ from fedcli.registry import find_method, methods
 from fedcli.runs import cores, workers
 from fedcli.runs.cores import allowed_cores
 from fedcli.runs.machine import is_undisturbed, machine_settings
+from fedcli.runs.options import flags_of
 from fedcli.runs.record import RECORD, read_record
 from fedcli.runs.rounds import Listener
 from tests import law_8, laws, on_made_up
 from tests.commands import invoke
 from tests.networks import MIXED
-from tests.programs import SMALL_FLAGS, SMALL_OPTIONS, start
+from tests.programs import start
+from tests.tiny_runs import THREE_ROUNDS
 from tests.toy_methods import QUICK, STATEFUL, fedavg_round
 
 
@@ -355,17 +357,17 @@ METHOD = replace(find_method("fedavg"), name="mine", run_round=run_round)
 
 def test_a_mistake_in_a_users_file_is_told_by_its_line(folder, always):
     (folder / "mine.py").write_text(MISTAKE)
-    result = invoke("run", "./mine.py", *SMALL_FLAGS)
+    result = invoke("run", "./mine.py", *flags_of(THREE_ROUNDS))
     assert result.exit_code == 2
     assert "mine.py' fails in line 14 (got AttributeError: 'Tensor' object has no attribute 'WRONG')" in result.stderr
 
 
 def test_header_and_record_say_how_many_processes_share_a_run(folder, always):
     """Records of earlier versions have one."""
-    result = invoke("run", "fedavg", *SMALL_FLAGS, "--out", "two")
+    result = invoke("run", "fedavg", *flags_of(THREE_ROUNDS), "--out", "two")
     assert "cpu, float32, one client in each of 2 processes\n" in result.output
 
-    result = invoke("run", "fedavg", *SMALL_FLAGS, "--out", "one", "--workers", "1")
+    result = invoke("run", "fedavg", *flags_of(THREE_ROUNDS), "--out", "one", "--workers", "1")
     assert "cpu, float32, one client after the other\n" in result.output
 
     two = read_record(folder / "two")
@@ -383,15 +385,15 @@ def test_header_and_record_say_how_many_processes_share_a_run(folder, always):
 
 @pytest.mark.parametrize(("threads", "processes"), [(1, 2), (2, 1)])
 def test_a_run_goes_on_with_another_number_of_processes_to_the_same_bits(threads, processes, folder, always):
-    class Stop(Listener):
+    class InterruptFirstRound(Listener):
         def round(self, entry):
             raise KeyboardInterrupt
 
-    whole = fedcli.run("scaffold", out="whole", **SMALL_OPTIONS)
+    whole = fedcli.run("scaffold", out="whole", **THREE_ROUNDS)
 
     torch.set_num_threads(threads)
     with pytest.raises(KeyboardInterrupt):
-        fedcli.run("scaffold", out="parts", progress=Stop(), **SMALL_OPTIONS)
+        fedcli.run("scaffold", out="parts", progress=InterruptFirstRound(), **THREE_ROUNDS)
 
     torch.set_num_threads(processes)
     result = invoke("resume", "parts")

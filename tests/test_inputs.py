@@ -13,11 +13,10 @@ from fedcli.cli.cards import fit
 from fedcli.data import datasets
 from fedcli.reading import reading
 from fedcli.run_files import FILES_OF_A_RUN
+from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from tests.commands import invoke
 from tests.tiny_runs import TINY, contents
-
-OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
 
 
 @pytest.fixture
@@ -92,13 +91,13 @@ METHOD = replace(fedavg.METHOD, name="odd", run_round=run_round, default_protoco
 
 def test_whatever_a_method_raises_is_a_line_and_the_record_says_failed(working_folder):
     Path("odd.py").write_text(ODD)
-    assert "odd.py' fails in line 5 (got Odd: words)" in refusal("run", "./odd.py", *OPTIONS, "--out", "run")
+    assert "odd.py' fails in line 5 (got Odd: words)" in refusal("run", "./odd.py", *flags_of(TINY), "--out", "run")
     assert read_record(Path("run"))["status"] == "failed"
 
 
 def test_quiet_prints_the_error_of_a_run_of_several(working_folder):
     Path("odd.py").write_text(ODD.replace("BaseException", "Exception"))
-    result = invoke("run", "./odd.py,fedavg", *OPTIONS, "--out", "runs", "--quiet")
+    result = invoke("run", "./odd.py,fedavg", *flags_of(TINY), "--out", "runs", "--quiet")
     assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr.startswith("error: odd, seed 0: the file ")

@@ -8,6 +8,7 @@ import torch
 import fedcli
 from fedcli import isolation, registry
 from fedcli.errors import UserError
+from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from fedcli.userfiles import from_file, import_file
 from tests.commands import invoke
@@ -134,7 +135,7 @@ def test_what_a_method_changes_in_a_round_ends_the_run_before_the_round_counts()
 
 def test_a_file_does_not_change_the_run_of_another_method_beside_it():
     Path("mine.py").write_text("import torch\ntorch.set_default_dtype(torch.float64)\n" + METHOD.replace("CHANGE", ""))
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
+    options = flags_of(TINY)
     result = invoke("run", "./mine.py,fedavg", *options, "--out", "runs")
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1

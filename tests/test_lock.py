@@ -18,17 +18,18 @@ from fedcli.files import write_atomically
 from fedcli.runs import checkpoints, resume, rounds, signals
 from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.lock import InUse, locked
+from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
-from tests.programs import SMALL_FLAGS, Waiting, start
+from tests.programs import Waiting, start
 from tests.refusals import refused
-from tests.tiny_runs import TINY, file_names
+from tests.tiny_runs import THREE_ROUNDS, TINY, file_names
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_a_run_at_a_checkpoint(number, tmp_path):
     """Until then a second process is refused its folder."""
     waiting = Waiting(tmp_path)
-    options = (*SMALL_FLAGS, "--checkpoint-every", "3")
+    options = (*flags_of(THREE_ROUNDS), "--checkpoint-every", "3")
     first = start(tmp_path, "run", "./waits.py", *options, "--out", "run")
     assert waiting.wait_for_one() == first.pid
     with pytest.raises(UserError, match=r"the folder '.*run' is in use by another process"):
@@ -152,7 +153,9 @@ def test_a_display_that_breaks_does_not_end_the_training(open_display, tmp_path)
         os.close(our_end)
         main()
 
-    program = start(tmp_path, "run", "./waits.py", *SMALL_FLAGS, "--out", "run", main=detached, stdout=program_end)
+    program = start(
+        tmp_path, "run", "./waits.py", *flags_of(THREE_ROUNDS), "--out", "run", main=detached, stdout=program_end
+    )
     os.close(program_end)
     waiting.wait_for_one()
 

@@ -9,6 +9,7 @@ import pytest
 
 import fedcli
 from fedcli.runs import loggers, resume
+from fedcli.runs.options import flags_of
 from tests.commands import invoke
 from tests.refusals import refused
 from tests.tiny_runs import TINY, Stop, StopAfter
@@ -78,7 +79,7 @@ def test_a_logger_is_made_once_and_hears_each_run(seeds, runs, tmp_path, monkeyp
     """One that fails stops nothing."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(OWN)
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
+    flags = flags_of(OPTIONS)
     result = invoke("run", "fedavg", *flags, *seeds, "--out", "run", "--log", "./mine.py:Failing,./mine.py:Logger")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "heard.txt").read_text().split() == ["made", *["1", "2", "3", "4"] * runs]

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from fedcli.runs.options import flags_of
 from fedcli.userfiles import file_hash
-from tests.own_parts import FLAGS, PARTS
+from tests.own_parts import PARTS_FILE, PARTS_OPTIONS
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -103,11 +104,11 @@ def test_the_wheel_runs_what_a_user_brings_beside_a_file_called_papers(wheel, tm
     assert (target / "fedcli" / "py.typed").is_file()
     Path("papers.py").write_text("raise RuntimeError('not this one')\n")
     # What is a user's own is a copy, and the laws need no file of the checkout.
-    shutil.copy(PARTS, "parts.py")
+    shutil.copy(PARTS_FILE, "parts.py")
     text = (ROOT / "docs" / "examples" / "my_method.py").read_text()
     Path("broken.py").write_text(text.replace("fed.remember(state.clients, cohort, kept)", "state.clients"))
 
-    record = installed.assert_runs(*FLAGS)
+    record = installed.assert_runs(*flags_of(PARTS_OPTIONS))
     assert record["user_files"] == {str(Path("parts.py").resolve()): file_hash("parts.py")}
     assert record["commit"] is None  # of the installed package, not of a checkout
 

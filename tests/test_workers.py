@@ -12,10 +12,11 @@ from torch.distributed.run import main as torchrun
 from fedcli.cli import display
 from fedcli.cli.display import plot_run
 from fedcli.runs import workers
+from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from tests import law_8
-from tests.programs import SMALL_FLAGS, WAITS, Waiting, start
-from tests.tiny_runs import essence, file_names
+from tests.programs import WAITS, Waiting, start
+from tests.tiny_runs import THREE_ROUNDS, essence, file_names
 
 # One start of two workers after the other, as by the launcher; in each, one worker does an act in its half of the work.
 PROGRAM = """
@@ -76,7 +77,7 @@ def test_a_run_of_a_killed_worker_ends_in_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.setattr(display, "plot_run", plot_run)  # as workers do, which are new processes
     waiting = Waiting(tmp_path)
     (tmp_path / "waits.py").write_text(WAITS.replace("fedavg", "scaffold"))  # whose clients keep states
-    command = ("run", "./waits.py", *SMALL_FLAGS, "--checkpoint-every", "1", "--state-memory", "0")
+    command = ("run", "./waits.py", *flags_of(THREE_ROUNDS), "--checkpoint-every", "1", "--state-memory", "0")
 
     killed = start(tmp_path, *command, "--out", "run", "--workers", "2")
     worker, _ = waiting.wait_for()
@@ -107,7 +108,7 @@ def test_a_run_of_a_killed_worker_ends_in_the_same_bits(tmp_path, monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_their_launcher_and_an_interruption_is_one_line(number, tmp_path):
     waiting = Waiting(tmp_path)
-    running = start(tmp_path, "run", "./waits.py", *SMALL_FLAGS, "--out", "run", "--workers", "2")
+    running = start(tmp_path, "run", "./waits.py", *flags_of(THREE_ROUNDS), "--out", "run", "--workers", "2")
     waiting.wait_for()
     running.send_signal(number)
     _, errors = running.communicate()
@@ -120,7 +121,7 @@ def test_workers_end_with_their_launcher_and_an_interruption_is_one_line(number,
 def test_torchrun_starts_workers_again_that_go_on_in_their_folder(tmp_path):
     waiting = Waiting(tmp_path)
     options = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "2", "-m", "fedcli")
-    command = ("run", "./waits.py", *SMALL_FLAGS, "--out", "run", "--continue", "--checkpoint-every", "1")
+    command = ("run", "./waits.py", *flags_of(THREE_ROUNDS), "--out", "run", "--continue", "--checkpoint-every", "1")
     running = start(tmp_path, *options, *command, main=torchrun)
 
     _, worker = waiting.wait_for()

@@ -1,15 +1,24 @@
-"""Runs of a second, how a test stops one, and what of them is compared."""
+"""Options of runs of a second, how a test stops one, and what of them is compared."""
 
 from fedcli.runs import rounds
 from fedcli.runs.checkpoints import PREVIOUS
 
-TINY = {
-    "dataset": "digits", "train_examples": 120, "num_clients": 4, "cohort_size": 2, "rounds": 4, "local_epochs": 1,
-    "batch_size": 16, "device": "cpu", "checkpoint_every": 1,
-}  # fmt: skip
+FEW_DIGITS = {"dataset": "digits", "train_examples": 120, "device": "cpu"}
 
-# The rest is a protocol's.
+# Four rounds with a checkpoint after each.
+TINY = {
+    **FEW_DIGITS, "num_clients": 4, "cohort_size": 2, "rounds": 4, "local_epochs": 1, "batch_size": 16,
+    "checkpoint_every": 1,
+}  # fmt: skip
+# Three rounds of as many epochs as the protocol has.
+THREE_ROUNDS = {
+    **FEW_DIGITS, "protocol": "fedfm:digits", "num_clients": 4, "cohort_size": 2, "rounds": 3, "batch_size": 16,
+    "partition": "iid",
+}  # fmt: skip
+# Two rounds, of which the rest is a protocol's.
 BRIEF = {"dataset": "digits", "train_examples": 120, "rounds": 2, "local_epochs": 1}
+# A round of the clients of any data set.
+ONE_ROUND = {"train_examples": 200, "num_clients": 4, "partition": "iid", "rounds": 1, "device": "cpu"}
 
 
 class Stop(Exception):

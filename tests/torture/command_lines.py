@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 
 from fedcli import registry
 from fedcli.declarations import facts_of
-from fedcli.runs.options import recorded_fields
-from tests.programs import SMALL_FLAGS
+from fedcli.runs.options import flags_of, recorded_fields
+from tests.tiny_runs import THREE_ROUNDS
 from tests.torture.processes import run_command
 from tests.torture.stopped_runs import FEATURES, stopped_run
 
@@ -70,7 +70,7 @@ def line_of_run(draw: random.Random) -> list[str]:
     method = registry.methods().get(name, registry.find_method("fedavg"))
     fields = recorded_fields(method)
     command = draw.choice(("run", "run", "run", "tune"))
-    line = [command, name, *SMALL_FLAGS, "--rounds", "1"]
+    line = [command, name, *flags_of(THREE_ROUNDS), "--rounds", "1"]
     for option in draw.sample(sorted(fields), draw.randint(0, 4)):
         words = option.replace("_", "-")
         choices = facts_of(fields[option]).choices
