@@ -22,9 +22,9 @@ from tests import laws
 from tests.networks import MIXED
 from tests.toy_methods import QUICK, STATEFUL, MethodCase
 
-COUNT_OF_ALL_RUNS = 3  # of the workers that share every run
-COUNT_OF_SOME_RUNS = 2  # of those that leave out the plain ones
-COUNTS = (COUNT_OF_ALL_RUNS, COUNT_OF_SOME_RUNS)
+WORKERS_OF_ALL_RUNS = 3
+WORKERS_OF_SOME_RUNS = 2  # which leave out the plain ones
+NUMBERS_OF_WORKERS = (WORKERS_OF_ALL_RUNS, WORKERS_OF_SOME_RUNS)
 ROUNDS = 2
 FEW_STEPS = {"batch_size": 8, "local_epochs": 1}
 
@@ -37,7 +37,7 @@ def wide(channels, image_size, num_classes):
     )  # fmt: skip
 
 
-def cases(count):
+def cases(num_workers):
     """The runs that so many workers share, by name; of two workers only what is no plain run.
 
     The methods are one of each kind, and those whose server trains: what workers divide is what forks do, for which
@@ -51,7 +51,7 @@ def cases(count):
     }
     for method in (*check.one_of_each_kind(), STATEFUL):
         overrides = QUICK.get(method.name)
-        if count != COUNT_OF_SOME_RUNS:
+        if num_workers != WORKERS_OF_SOME_RUNS:
             runs[method.name] = MethodCase(method, overrides, {})
         if method.mixed_networks:
             runs[f"{method.name}, mixed"] = MethodCase(method, overrides, {"backbone": MIXED})
@@ -66,25 +66,25 @@ def run_to_its_end(method, overrides, options):
     entries = []
     with machine_settings(fed):
         state = laws.start(setup, fed)
-        for number in range(ROUNDS):
-            state, entry = one_round(setup, fed, state, fed.cohort(number))
+        for round in range(ROUNDS):
+            state, entry = one_round(setup, fed, state, fed.cohort(round))
             entries.append({key: value for key, value in entry.items() if key != "seconds"})
     params = all_params(setup.method, state, setup.config.num_clients)
     return [params_hash(params), json.loads(json.dumps(entries))]
 
 
-def run_all(count=1):
+def run_all(num_workers=1):
     """What all runs of so many workers come to, by name."""
-    return {name: run_to_its_end(*case) for name, case in cases(count).items()}
+    return {name: run_to_its_end(*case) for name, case in cases(num_workers).items()}
 
 
 def main():
     torch.set_num_threads(2)
-    for count in COUNTS:
-        if int(os.environ["RANK"]) < count:
-            number = str(count)
-            os.environ |= {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "TORCHELASTIC_RESTART_COUNT": number}
+    for num_workers in NUMBERS_OF_WORKERS:
+        if int(os.environ["RANK"]) < num_workers:
+            size = str(num_workers)
+            os.environ |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "TORCHELASTIC_RESTART_COUNT": size}
             with joined() as group:
-                results = run_all(count)
+                results = run_all(num_workers)
             if group.rank == 0:
                 Path(sys.argv[1], str(group.world_size)).write_text(json.dumps(results))

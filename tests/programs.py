@@ -71,12 +71,12 @@ class Waiting:
         self._poll.register(self._file, select.POLLIN)
 
     def wait_for_one(self) -> int:
-        """The number of a process that waits, once there is one."""
-        (number,) = self.wait_for(1)
-        return number
+        """The id of a process that waits, once there is one."""
+        (pid,) = self.wait_for(1)
+        return pid
 
     def wait_for(self, count: int = 2) -> list[int]:
-        """The numbers of two processes, or of `count`, that wait, once there are so many."""
+        """The ids of two processes, or of `count`, that wait, once there are so many."""
         waiting = []
         end = time.monotonic() + PATIENCE
         while len(waiting) < count:
@@ -129,15 +129,15 @@ class Program(get_context("fork").Process):
         os.dup2(self.stderr, STDERR)
         sys.stdout = open(STDOUT, "w", closefd=False)  # noqa: SIM115
         sys.stderr = open(STDERR, "w", closefd=False)  # noqa: SIM115
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # which may be ignored where the tests run
-            signal.signal(number, signal.SIG_DFL)
+        for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # which may be ignored where the tests run
+            signal.signal(ending, signal.SIG_DFL)
         os.chdir(self.folder)
         os.environ |= {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
         sys.argv = ["fedcli", *map(str, self.arguments)]
         self.main()
 
-    def send_signal(self, number):
-        os.kill(self.pid, number)
+    def send_signal(self, signal_number):
+        os.kill(self.pid, signal_number)
 
     @property
     def returncode(self):

@@ -83,7 +83,7 @@ def write(folder, content):
     (folder / "record.json").write_text(json.dumps(content))
 
 
-def curve(method="one", seed=0, accuracies=(0.2, 0.4, 0.5), **keywords):
+def record_with_curve(method="one", seed=0, accuracies=(0.2, 0.4, 0.5), **keywords):
     """A record with these test accuracies; None for a round that was not evaluated."""
     run = record(method, seed, done=len(accuracies), **keywords)
     for entry, accuracy in zip(run["rounds"], accuracies, strict=True):

@@ -12,8 +12,8 @@ from fedcli.errors import UserError
 from fedcli.runs import autotune
 from fedcli.runs.chunking import parse_chunking
 from tests import laws
-from tests.made_up import Device
-from tests.on_made_up import early_captures, on_made_up_device
+from tests.fake_cuda import FakeCuda
+from tests.fake_cuda_runs import early_captures, on_fake_cuda
 
 
 def test_a_trial_takes_steps_and_leaves_the_federation_as_it_was(monkeypatch):
@@ -33,9 +33,9 @@ def test_a_trial_takes_steps_and_leaves_the_federation_as_it_was(monkeypatch):
     assert fed.engine.notes == []
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_a_trial_leaves_no_graph_behind_that_would_hold_memory():
-    with Device.running() as device, patch.object(autotune, "STEPS_PER_PASS", 6), early_captures():
+    with FakeCuda.running() as device, patch.object(autotune, "STEPS_PER_PASS", 6), early_captures():
         _, fed = laws.federation("fedavg", device="cuda", clients_per_chunk="2")
         gc.collect()
         gc.disable()
@@ -48,7 +48,7 @@ def test_a_trial_leaves_no_graph_behind_that_would_hold_memory():
 
 
 @pytest.mark.parametrize("examples", [38, 11])  # 9 full batches of 4 and one that is not; 2 and one
-@on_made_up_device
+@on_fake_cuda
 def test_a_trial_measures_replays_alone(examples):
     train = engine.Engine.train
     not_replays = {}  # steps of the last pass of each way that were captured, or taken without a graph
@@ -59,7 +59,7 @@ def test_a_trial_measures_replays_alone(examples):
         not_replays[self.way] = self.graphs.num_captured + self.graphs.num_plain - before
         return results
 
-    with Device.running() as device:
+    with FakeCuda.running() as device:
         run = {"data": laws.toy_dataset(4 * examples), "parts": laws.toy_parts([examples] * 4)}
         _, fed = laws.federation("fedavg", device="cuda", clients_per_chunk="auto", **run)
         with patch.object(engine.Engine, "train", counted):

@@ -23,8 +23,8 @@ from fedcli.runs.resolve import resolve
 from fedcli.runs.rounds import one_round
 from tests import laws
 from tests.commands import PROGRAM, error_of, invoke, output_of
-from tests.made_up import Device
-from tests.on_made_up import early_captures, on_made_up_device
+from tests.fake_cuda import FakeCuda
+from tests.fake_cuda_runs import early_captures, on_fake_cuda
 
 TINY_CNN = {
     "dataset": "fmnist", "train_examples": 80, "num_clients": 4, "cohort_size": 2, "local_epochs": 2, "batch_size": 8,
@@ -501,7 +501,7 @@ def test_the_chosen_workloads_are_measured_into_a_table(monkeypatch):
     assert [line.split("  ")[0] for line in lines[1:4]] == ["w2", "w1 K=1 B=8", "w1 K=2 B=8"]
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_a_bench_measures_replays_alone():
     """Of 13 examples a batch of 4 leaves one that is not full: a step of its kind, of which a round has but one."""
     one_round = speed.one_round
@@ -518,7 +518,7 @@ def test_a_bench_measures_replays_alone():
         "dataset": "digits", "num_clients": 2, "cohort_size": 2, "backbone": "cnn-small", "local_epochs": 1,
         "train_examples": 26, "batch_size": 4,
     }  # fmt: skip
-    with Device.running(), early_captures(), patch.object(speed, "one_round", counted):
+    with FakeCuda.running(), early_captures(), patch.object(speed, "one_round", counted):
         setup = workloads.prepare_workload(run, device="cuda")
         timing = speed.time_workload("tiny", setup, 2, lambda text: None, with_plain=False)
 

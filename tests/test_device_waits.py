@@ -1,4 +1,4 @@
-"""How often Python waits for the device outside of the steps of clients, on the made-up device."""
+"""How often Python waits for the device outside of the steps of clients, on the fake CUDA device."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,8 +12,8 @@ from fedcli.core.federation import Federation
 from fedcli.core.tree_files import save_tree
 from fedcli.registry import find_method
 from tests import laws
-from tests.made_up import Device
-from tests.on_made_up import on_made_up_device
+from tests.fake_cuda import FakeCuda
+from tests.fake_cuda_runs import on_fake_cuda
 
 
 class Start(NamedTuple):
@@ -28,27 +28,27 @@ def start_on_device():
     return Start(laws.start(setup, fed), fed)
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_the_state_of_a_round_is_looked_at_once():
-    with Device.running() as device:
+    with FakeCuda.running() as device:
         state, _ = start_on_device()
         before = device.waits.total()
         refuse_non_finite(state, 0)
         assert device.waits.total() - before == 1
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_the_state_of_a_round_is_written_in_one_copy():
-    with Device.running() as device, TemporaryDirectory() as folder:
+    with FakeCuda.running() as device, TemporaryDirectory() as folder:
         state, _ = start_on_device()
         before = device.waits.total()
         save_tree(Path(folder, "state"), state, {})
         assert device.waits.total() - before == 1
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_features_cost_no_copy_more_than_logits():
-    with Device.running() as device:
+    with FakeCuda.running() as device:
         state, fed = start_on_device()
         fed.predict(state.params, state.buffers)  # the first one in a process copies the constants of normalisation
 
@@ -67,13 +67,13 @@ def test_features_cost_no_copy_more_than_logits():
 @pytest.mark.parametrize(
     ("method_name", "function_name", "expected"), [("fedtgp", "train_network", 1), ("fedkd", "exchange", 0)]
 )
-@on_made_up_device
+@on_fake_cuda
 def test_what_a_server_does_waits_once_at_most(method_name, function_name, expected):
     method = find_method(method_name)
     function = getattr(method.module, function_name)
     waits = []
 
-    with Device.running() as device:
+    with FakeCuda.running() as device:
 
         def counted(*arguments):
             before = device.waits.total()

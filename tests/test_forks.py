@@ -27,7 +27,7 @@ from fedcli.runs.machine import is_undisturbed, machine_settings
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import RECORD, read_record
 from fedcli.runs.rounds import Listener
-from tests import law_8, laws, on_made_up
+from tests import fake_cuda_runs, law_8, laws
 from tests.commands import invoke
 from tests.networks import MIXED
 from tests.programs import start
@@ -84,8 +84,8 @@ class Shared(Meeting):
 
 @pytest.fixture(autouse=True)
 def no_other_process():
-    """A thread watches the process of the made-up device, and where there is such a thread nothing is forked."""
-    on_made_up.end_process()
+    """A thread watches the process of the fake CUDA device, and where there is such a thread nothing is forked."""
+    fake_cuda_runs.end_process()
 
 
 def children():

@@ -1,4 +1,4 @@
-"""Steps as graphs, on the made-up device: the bits of the CPU's steps, and how often Python waits and launches."""
+"""Steps as graphs, on the fake CUDA device: the bits of the CPU's steps, and how often Python waits and launches."""
 
 import gc
 import weakref
@@ -22,11 +22,11 @@ from fedcli.core.trees import Flat, leaves, tree_map
 from fedcli.errors import UserError
 from fedcli.registry import find_method, methods
 from fedcli.runs.rounds import one_round
-from tests import laws, made_up
+from tests import fake_cuda, laws
+from tests.fake_cuda import FakeCuda, fused_sgd, to_host
+from tests.fake_cuda_runs import early_captures, on_fake_cuda, run_on_cpu, run_on_fake_cuda
 from tests.first_rounds import first_round
-from tests.made_up import Device, fused_sgd, on_host
 from tests.networks import use_tiny_network
-from tests.on_made_up import early_captures, on_cpu, on_device, on_made_up_device
 from tests.toy_methods import STATEFUL, MethodCase, fedavg_round, quick
 
 FEDAVG = find_method("fedavg")
@@ -119,10 +119,10 @@ def assert_sound(name: str, chunk: str) -> None:
     run = {"clients_per_chunk": chunk, "local_epochs": 1, "parts": parts}
 
     with early_captures():
-        ran = on_device(method, **run)
+        ran = run_on_fake_cuda(method, **run)
         assert {*ran.fed.engine.notes} <= {NOTHING_STAYS}  # with FedBN, as the network has no batch normalisation
         assert ran.device.captures, "a local objective is closed over what may change; that belongs into its context"
-        assert laws.distance(ran.state, on_cpu(method, **run)) == 0
+        assert laws.distance(ran.state, run_on_cpu(method, **run)) == 0
 
     assert bool(ran.fed.engine.calls) == method.uses_public_data  # these steps are graphs as well
     last = ran.rounds[-1]
@@ -134,26 +134,26 @@ def assert_sound(name: str, chunk: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(methods()))
-@on_made_up_device
+@on_fake_cuda
 def test_every_method_is_sound_with_its_clients_stacked(name):
     assert_sound(name, "4")
 
 
 @pytest.mark.parametrize("name", KINDS)
-@on_made_up_device
+@on_fake_cuda
 def test_a_method_of_each_kind_is_sound_with_its_clients_in_branches(name):
     assert_sound(name, "branches:4")
 
 
 @pytest.mark.parametrize("chunk", ["4", "branches:3", "1"])
 @pytest.mark.parametrize("case", CASES)
-@on_made_up_device
+@on_fake_cuda
 def test_replayed_steps_are_the_steps(case, chunk):
     """A new learning rate, new contexts and new clients in every round must reach a graph of the first."""
     method, overrides, run = CASES[case]
     with early_captures():
-        ran = on_device(method, overrides, clients_per_chunk=chunk, **run)
-        assert laws.distance(ran.state, on_cpu(method, overrides, clients_per_chunk=chunk, **run)) == 0
+        ran = run_on_fake_cuda(method, overrides, clients_per_chunk=chunk, **run)
+        assert laws.distance(ran.state, run_on_cpu(method, overrides, clients_per_chunk=chunk, **run)) == 0
 
     captured = ran.fed.engine.graphs.num_captured
     assert captured >= 1
@@ -171,12 +171,12 @@ def fused_calls():
         calls.append(len(params))
         fused_sgd(params, *lists, **options)
 
-    with patch.dict(made_up.OWN_FORM, {torch.ops.aten._fused_sgd_: watched}):
+    with patch.dict(fake_cuda.OWN_FORM, {torch.ops.aten._fused_sgd_: watched}):
         yield calls
 
 
 @pytest.mark.parametrize("chunk", ["4", "branches:4"])
-@on_made_up_device
+@on_fake_cuda
 def test_graphs_update_in_place_in_float32_with_the_bits_of_the_plain_formulas(chunk):
     """Clients of unequal size stand still in some steps."""
     common = {"clients_per_chunk": chunk, "precision": "float32", "local_epochs": 1}
@@ -185,41 +185,41 @@ def test_graphs_update_in_place_in_float32_with_the_bits_of_the_plain_formulas(c
 
     for run in (common, without_momentum):
         with early_captures(), fused_calls() as fused:
-            ran = on_device(FEDAVG, **run)
-            plain = on_device(FEDAVG, graphs=False, **run)
+            ran = run_on_fake_cuda(FEDAVG, **run)
+            plain = run_on_fake_cuda(FEDAVG, graphs=False, **run)
         calls += len(fused)
         assert laws.distance(ran.state, plain.state) == 0
         assert ran.fed.engine.notes == []
-        assert laws.distance(ran.state, on_cpu(FEDAVG, **run)) == 0
+        assert laws.distance(ran.state, run_on_cpu(FEDAVG, **run)) == 0
 
     assert calls > 4 * 3
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
-@on_made_up_device
+@on_fake_cuda
 def test_steps_of_adam_in_float32_are_not_those_of_the_fused_sgd(optimizer):
     """Clients of unequal size stand still in some steps, which SGD leaves out by its own operation."""
     run = {"clients_per_chunk": "4", "precision": "float32", "local_epochs": 1, "optimizer": optimizer, "lr": 0.003}
     with early_captures():
-        ran = on_device(FEDAVG, **run)
+        ran = run_on_fake_cuda(FEDAVG, **run)
     assert ran.fed.engine.graphs.num_captured > 0
-    assert laws.distance(ran.state, on_cpu(FEDAVG, **run)) == 0
+    assert laws.distance(ran.state, run_on_cpu(FEDAVG, **run)) == 0
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_mixed_precision_has_the_same_bits_in_a_graph():
     with early_captures():
-        ran = on_device(FEDAVG, clients_per_chunk="4", precision="bf16")
-        one_by_one = on_device(FEDAVG, clients_per_chunk="4", precision="bf16", graphs=False)
+        ran = run_on_fake_cuda(FEDAVG, clients_per_chunk="4", precision="bf16")
+        one_by_one = run_on_fake_cuda(FEDAVG, clients_per_chunk="4", precision="bf16", graphs=False)
     assert laws.distance(ran.state, one_by_one.state) == 0
     assert ran.fed.engine.graphs.num_captured == 2
     assert ran.fed.engine.notes == []
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
-@on_made_up_device
+@on_fake_cuda
 def test_a_run_on_the_device_goes_on_from_a_checkpoint_with_the_same_bits(name):
-    with Device.running(), early_captures(), patch.dict(check.MAX_ROUNDING_OF, cuda=0.0):
+    with FakeCuda.running(), early_captures(), patch.dict(check.MAX_ROUNDING_OF, cuda=0.0):
         laws.law_7_resume_is_invisible(quick(find_method(name)), device="cuda", clients_per_chunk="4", local_epochs=1)
 
 
@@ -228,13 +228,13 @@ MANY_STEPS = {"parts": laws.toy_parts((13, 16, 24, 7)), "lr": 0.01, "local_epoch
 
 
 @pytest.mark.parametrize("chunk", ["4", "branches:4"])
-@on_made_up_device
+@on_fake_cuda
 def test_a_graph_of_several_steps_takes_as_many(chunk):
     run = {"clients_per_chunk": chunk, **MANY_STEPS}
     with pytest.MonkeyPatch.context() as monkeypatch, early_captures(burst=3):
         use_tiny_network(monkeypatch)
-        ran = on_device(FEDAVG, **run)
-        assert laws.distance(ran.state, on_cpu(FEDAVG, **run)) == 0
+        ran = run_on_fake_cuda(FEDAVG, **run)
+        assert laws.distance(ran.state, run_on_cpu(FEDAVG, **run)) == 0
 
     (stack,) = ran.fed.engine.stacks.values()
     assert set(stack.graphs.replays) == {(False, 1), (False, 3), (True, 1)}
@@ -243,13 +243,13 @@ def test_a_graph_of_several_steps_takes_as_many(chunk):
     assert ran.device.replays < 2 * rounds * epochs * steps_of_an_epoch / 3
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_after_a_graph_of_several_steps_that_is_wrong_all_steps_are_taken():
     run = {"rounds": 1, "clients_per_chunk": "4", **MANY_STEPS}
     with pytest.MonkeyPatch.context() as monkeypatch, early_captures(burst=3), wrong_graphs(first=3):
         use_tiny_network(monkeypatch)
-        ran = on_device(FEDAVG, **run)
-        assert laws.distance(ran.state, on_cpu(FEDAVG, **run)) == 0
+        ran = run_on_fake_cuda(FEDAVG, **run)
+        assert laws.distance(ran.state, run_on_cpu(FEDAVG, **run)) == 0
 
     assert ran.device.captures == 1 + 3
     assert ran.fed.engine.graphs is None
@@ -261,17 +261,17 @@ def use_augmentation(augmentation, fed):
 
 
 @pytest.mark.parametrize("augmentation", ["crop-flip-rotate", "resized-crop-colour"])
-@on_made_up_device
+@on_fake_cuda
 def test_augmentation_is_in_the_graph(augmentation):
     run = {"rounds": 2, "clients_per_chunk": "4", "local_epochs": 1}
     run["change"] = partial(use_augmentation, augmentation)
     with early_captures():
-        ran = on_device(FEDAVG, **run)
-        assert laws.distance(ran.state, on_cpu(FEDAVG, **run)) == 0
+        ran = run_on_fake_cuda(FEDAVG, **run)
+        assert laws.distance(ran.state, run_on_cpu(FEDAVG, **run)) == 0
     assert ran.device.replays > 0
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_pixels_are_multiplied_in_full_precision_where_networks_are_not():
     products = torch.backends.cuda.matmul
     of_pixels = set()  # whether TF32 was allowed in each product
@@ -285,9 +285,9 @@ def test_pixels_are_multiplied_in_full_precision_where_networks_are_not():
 
     products.allow_tf32 = True
     try:
-        with patch.dict(made_up.OWN_FORM, {torch.ops.aten.bmm: watched}):
+        with patch.dict(fake_cuda.OWN_FORM, {torch.ops.aten.bmm: watched}):
             run = {"rounds": 1, "clients_per_chunk": "4", "local_epochs": 1, "graphs": False}
-            on_device(FEDAVG, change=partial(use_augmentation, "resized-crop"), **run)
+            run_on_fake_cuda(FEDAVG, change=partial(use_augmentation, "resized-crop"), **run)
         assert products.allow_tf32
     finally:
         products.allow_tf32 = False
@@ -302,7 +302,7 @@ class Memory(NamedTuple):
     loss: torch.Tensor  # [K], its sum
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_what_clients_gather_in_half_precision_is_compared_too():
     def gathers(state, cohort, fed, config):
         plain = fed.optimizer_step(FEDAVG.module.make_local_loss(fed.network))
@@ -320,8 +320,8 @@ def test_what_clients_gather_in_half_precision_is_compared_too():
         return state._replace(params=params, buffers=buffers), terms
 
     with early_captures():
-        ran = on_device(replace(FEDAVG, run_round=gathers), clients_per_chunk="4")
-        assert laws.distance(ran.state, on_cpu(FEDAVG, clients_per_chunk="4")) == 0
+        ran = run_on_fake_cuda(replace(FEDAVG, run_round=gathers), clients_per_chunk="4")
+        assert laws.distance(ran.state, run_on_cpu(FEDAVG, clients_per_chunk="4")) == 0
     assert ran.fed.engine.notes == []
     assert ran.fed.engine.graphs.num_captured == 2
 
@@ -367,14 +367,14 @@ def learn_in_public(chunk, make_loss=make_mean_loss, graphs=True, **run) -> Publ
         for batch in fed.public_batches(round):
             outputs = fed.forward(clients, cohort, batch.x)
             clients, aux = fed.step(clients, cohort, loss, batch, outputs.logits.mean(0))
-    return PublicSteps(on_host(clients), on_host(aux), on_host(outputs), fed)
+    return PublicSteps(to_host(clients), to_host(aux), to_host(outputs), fed)
 
 
 @pytest.mark.parametrize("chunk", ["4", "branches:3"])
-@on_made_up_device
+@on_fake_cuda
 def test_steps_and_outputs_on_public_images_are_graphs(chunk):
     with early_captures():
-        with Device.running() as device:
+        with FakeCuda.running() as device:
             public = learn_in_public(chunk, device="cuda")
         one_by_one = learn_in_public("1")
         laws.assert_agree(public.clients, one_by_one.clients, "clients after public images")
@@ -388,22 +388,22 @@ def test_steps_and_outputs_on_public_images_are_graphs(chunk):
     assert public.fed.engine.notes == []
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_graphs_of_steps_on_public_images_update_in_place_with_the_same_bits():
     run = {"device": "cuda", "precision": "float32"}
     with early_captures(), fused_calls() as fused:
-        with Device.running():
+        with FakeCuda.running():
             public = learn_in_public("4", **run)
-        with Device.running():
+        with FakeCuda.running():
             without_graphs = learn_in_public("4", graphs=False, **run)
     assert laws.distance(public.tensors, without_graphs.tensors) == 0
     assert fused
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_a_public_step_that_cannot_be_captured_goes_on_without_a_graph_and_says_so_once():
     with early_captures():
-        with Device.running() as device:
+        with FakeCuda.running() as device:
             public = learn_in_public("4", make_reading_loss, device="cuda")
         laws.assert_agree(public.clients, learn_in_public("1").clients, "public images")
 
@@ -415,11 +415,11 @@ def test_a_public_step_that_cannot_be_captured_goes_on_without_a_graph_and_says_
     assert device.captures == 2  # the memory, and the outputs before the first step that failed
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_a_stack_is_kept_for_steps_of_the_same_kind_and_shape():
     assert MAX_STACKS == 4
 
-    with early_captures(), Device.running() as device:
+    with early_captures(), FakeCuda.running() as device:
         setup, fed = laws.federation(FEDAVG, device="cuda", clients_per_chunk="4")
         laws.simulate(setup, fed, 4)
         assert device.captures == 1 + 2  # the memory, and steps with and without a mask
@@ -441,7 +441,7 @@ def test_a_stack_is_kept_for_steps_of_the_same_kind_and_shape():
         assert len(fed.engine.stacks) == MAX_STACKS  # the oldest went
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_a_step_that_cannot_be_known_again_is_captured_for_one_call():
     def trained_twice(**run):
         fed, cohort, start, plain = first_round(clients_per_chunk="4", parts=laws.toy_parts((8, 12, 16, 12)), **run)
@@ -454,10 +454,10 @@ def test_a_step_that_cannot_be_known_again_is_captured_for_one_call():
                 return scale * value, aux
 
             trained, _ = fed.train(start, cohort, loss)
-            yield on_host(trained.params), fed
+            yield to_host(trained.params), fed
 
     params_on_cpu = [params for params, _ in trained_twice()]
-    with early_captures(), Device.running() as device:
+    with early_captures(), FakeCuda.running() as device:
         for expected, (params, fed) in zip(params_on_cpu, trained_twice(device="cuda"), strict=True):
             laws.assert_agree(params, expected, "the loss times a factor")
             assert fed.engine.stacks == {}
@@ -481,11 +481,11 @@ def reading_method():
 
 
 @pytest.mark.parametrize("chunk", ["4", "branches:4"])
-@on_made_up_device
+@on_fake_cuda
 def test_a_step_that_cannot_be_captured_goes_on_without_a_graph_and_says_so_once(chunk):
     with early_captures():
-        ran = on_device(reading_method(), clients_per_chunk=chunk)
-        assert laws.distance(ran.state, on_cpu(FEDAVG, clients_per_chunk=chunk)) == 0
+        ran = run_on_fake_cuda(reading_method(), clients_per_chunk=chunk)
+        assert laws.distance(ran.state, run_on_cpu(FEDAVG, clients_per_chunk=chunk)) == 0
 
     assert ran.device.replays == 0
     assert ran.fed.engine.graphs is None
@@ -511,11 +511,11 @@ def wrong_graphs(first=1):
 
 
 @pytest.mark.parametrize("chunk", ["4", "branches:3", "1"])
-@on_made_up_device
+@on_fake_cuda
 def test_a_graph_that_replays_wrong_numbers_is_not_used(chunk):
     with early_captures(), wrong_graphs():
-        ran = on_device(FEDAVG, rounds=2, clients_per_chunk=chunk)
-        right = on_cpu(FEDAVG, rounds=2, clients_per_chunk=chunk)
+        ran = run_on_fake_cuda(FEDAVG, rounds=2, clients_per_chunk=chunk)
+        right = run_on_cpu(FEDAVG, rounds=2, clients_per_chunk=chunk)
     if chunk == "1":  # then each client trains alone
         laws.assert_agree(ran.state, right, "without graphs")
     else:
@@ -529,7 +529,7 @@ def test_a_graph_that_replays_wrong_numbers_is_not_used(chunk):
     assert "gave other numbers than the step" in note
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_a_capture_that_runs_out_of_memory_halves_the_chunk():
     capture = CudaGraphs.capture
 
@@ -543,22 +543,22 @@ def test_a_capture_that_runs_out_of_memory_halves_the_chunk():
         return capture(self, too_large if num_clients == 4 else work)
 
     with early_captures(), patch.object(CudaGraphs, "capture", limited):
-        ran = on_device(FEDAVG, rounds=2, clients_per_chunk="4")
-    assert laws.distance(ran.state, on_cpu(FEDAVG, rounds=2, clients_per_chunk="2")) == 0
+        ran = run_on_fake_cuda(FEDAVG, rounds=2, clients_per_chunk="4")
+    assert laws.distance(ran.state, run_on_cpu(FEDAVG, rounds=2, clients_per_chunk="2")) == 0
     assert ran.fed.engine.clients_per_chunk == 2
     assert ran.fed.engine.notes == ["out of memory with 4 clients together; 2 from here on"]
     assert ran.device.captures
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-@on_made_up_device
+@on_fake_cuda
 def test_a_capture_ends_on_the_stream_it_began_on_and_collects_no_garbage(enabled):
     """Among it may be older graphs, and to give one up ends the capture of another."""
 
     class Garbage:
         pass
 
-    with Device.running() as device:
+    with FakeCuda.running() as device:
         graphs = CudaGraphs(torch.device("cuda"))
         log = []
         if enabled:
@@ -577,7 +577,7 @@ def test_a_capture_ends_on_the_stream_it_began_on_and_collects_no_garbage(enable
             with pytest.raises(RuntimeError, match="previous error"):
                 graphs.capture(lambda: torch.ones(1, device="cuda").item())
             assert gc.isenabled() == enabled
-            assert torch.cuda.current_stream() is device.main
+            assert torch.cuda.current_stream() is device.races.main
 
             graphs.capture(lambda: torch.ones(1, device="cuda"))  # in other memory
         finally:
@@ -637,13 +637,13 @@ def test_whatever_the_device_says_of_its_memory_halves_the_chunk(error, monkeypa
         fed.train(start, cohort, loss)
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_a_round_that_draws_on_the_device_is_refused():
     def draws(state, cohort, fed, config):
         torch.rand(1, device=fed.device)
         return FEDAVG.run_round(state, cohort, fed, config)
 
-    with Device.running():
+    with FakeCuda.running():
         setup, fed = laws.federation(replace(FEDAVG, run_round=draws), device="cuda")
         state = laws.start(setup, fed)
         with pytest.raises(UserError, match="draws from PyTorch's global generator in round 1"):

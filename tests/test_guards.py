@@ -29,7 +29,7 @@ from tests.defects import (
     skips_buffers,
     touches_others,
 )
-from tests.on_made_up import NoGraphs
+from tests.fake_cuda_runs import NoGraphs
 from tests.toy_methods import STATEFUL, fedavg_round
 
 FEDAVG = find_method("fedavg")

@@ -18,7 +18,7 @@ from fedcli.errors import UserError
 from fedcli.figures import line_charts, saving
 from fedcli.figures.options import LEGENDS, FigureOptions, parse_pairs, parse_size
 from tests.commands import invoke
-from tests.records import curve
+from tests.records import record_with_curve
 
 
 def legend_below(figure):
@@ -39,17 +39,17 @@ def num_columns(legend):
 
 def test_a_file_has_the_size_that_was_asked_for(tmp_path):
     options = FigureOptions(size=(3.4, 2.3))
-    write_curves(tmp_path / "one.png", [curve()], options)
+    write_curves(tmp_path / "one.png", [record_with_curve()], options)
     assert Image.open(tmp_path / "one.png").size == (3.4 * 300, 2.3 * 300)
 
 
 def test_a_title_replaces_that_of_one_panel_and_stands_over_several():
-    one_panel = line_charts.learning_curves([curve()])
+    one_panel = line_charts.learning_curves([record_with_curve()])
     FigureOptions(title="Mine").apply(one_panel)
     assert [axes.get_title() for axes in one_panel.axes] == [""]
     assert one_panel.get_suptitle() == "Mine"
 
-    two_panels = line_charts.learning_curves([curve(), curve(protocol="paper:other")])
+    two_panels = line_charts.learning_curves([record_with_curve(), record_with_curve(protocol="paper:other")])
     titles = [axes.get_title() for axes in two_panels.axes]
     FigureOptions(title="Mine").apply(two_panels)
     assert [axes.get_title() for axes in two_panels.axes] == titles
@@ -57,7 +57,7 @@ def test_a_title_replaces_that_of_one_panel_and_stands_over_several():
 
 
 def test_a_colour_and_a_name_count_for_a_method_and_before_it_for_a_setting():
-    runs = [curve("fedfm", lr=0.1), curve("fedfm", lr=0.2), curve("two")]
+    runs = [record_with_curve("fedfm", lr=0.1), record_with_curve("fedfm", lr=0.2), record_with_curve("two")]
     options = FigureOptions(
         colors={"fedfm": "red", "fedfm, lr 0.2": "#00ff00"}, labels={"fedfm": "Ours", "two": "Theirs"}
     )
@@ -70,13 +70,17 @@ def test_a_colour_and_a_name_count_for_a_method_and_before_it_for_a_setting():
 @pytest.mark.parametrize("option", ["colors", "labels"])
 def test_a_name_that_the_figure_does_not_draw_is_refused(option):
     with pytest.raises(UserError, match=rf"unknown name in {option} 'twoo'; did you mean 'two'\? the figure draws one"):
-        line_charts.learning_curves([curve(), curve("two")], options=FigureOptions(**{option: {"twoo": "red"}}))
+        line_charts.learning_curves(
+            [record_with_curve(), record_with_curve("two")], options=FigureOptions(**{option: {"twoo": "red"}})
+        )
 
 
 def test_a_narrow_figure_has_its_names_below_in_columns():
     """And leaves the rest to the caption."""
-    runs = [curve(f"method-{number}") for number in range(12)]
-    figure = line_charts.learning_curves([*runs, curve("method-0", seed=1)], options=FigureOptions(size=(3.4, 3)))
+    runs = [record_with_curve(f"method-{number}") for number in range(12)]
+    figure = line_charts.learning_curves(
+        [*runs, record_with_curve("method-0", seed=1)], options=FigureOptions(size=(3.4, 3))
+    )
     figure.draw_without_rendering()
     (axes,) = figure.axes
     legend = legend_below(figure)
@@ -88,7 +92,7 @@ def test_a_narrow_figure_has_its_names_below_in_columns():
 
 
 def test_one_long_name_takes_no_column_from_the_short_ones():
-    runs = [curve(f"method-{number}") for number in range(12)]
+    runs = [record_with_curve(f"method-{number}") for number in range(12)]
     options = FigureOptions(
         size=(3.4, 2.3), font_size=7, title="", labels={"method-9": "FedNova with feature matching"}
     )
@@ -117,7 +121,9 @@ def draw_curves(options, num_methods):
     runs = []
     for number in range(num_methods):
         for seed in (0, 1):
-            runs.append(curve(f"method-{number}", seed, accuracies=(0.2, 0.4 + number / 50, 0.5 + number / 30)))
+            runs.append(
+                record_with_curve(f"method-{number}", seed, accuracies=(0.2, 0.4 + number / 50, 0.5 + number / 30))
+            )
     with matplotlib.rc_context(options.parameters()), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         figure = line_charts.learning_curves(runs, options=options)
@@ -160,7 +166,7 @@ def test_four_short_names_stand_below_in_more_than_one_column():
 
 
 def test_names_that_leave_no_room_for_lines_are_warned_of_once(tmp_path):
-    runs = [curve(f"a-method-of-a-very-long-name-{number}") for number in range(12)]
+    runs = [record_with_curve(f"a-method-of-a-very-long-name-{number}") for number in range(12)]
     with pytest.warns(UserWarning, match="the names leave the figure no room for its lines; choose a larger") as caught:
         write_curves(tmp_path / "one.svg", runs, FigureOptions(size=(3.4, 1.2)))
     assert len(caught) == 1
@@ -176,7 +182,7 @@ def test_a_warning_of_a_figure_drawn_in_python_names_keywords(tmp_path):
 
 @pytest.mark.parametrize("heights", [np.full(12, 0.5), np.linspace(0.1, 0.12, 12), np.linspace(0.2, 0.9, 3)])
 def test_names_at_the_ends_of_lines_keep_their_order_and_do_not_overlap(heights):
-    runs = [curve(f"m{number:02}", accuracies=(0.2, height)) for number, height in enumerate(heights)]
+    runs = [record_with_curve(f"m{number:02}", accuracies=(0.2, height)) for number, height in enumerate(heights)]
     figure = line_charts.learning_curves(runs, options=FigureOptions(legend="ends", size=(5, 3.5)))
     figure.draw_without_rendering()
     (axes,) = figure.axes
@@ -193,18 +199,18 @@ def test_names_at_the_ends_of_lines_keep_their_order_and_do_not_overlap(heights)
 
 
 def test_the_title_is_settled_before_names_are_placed_at_the_ends_of_lines():
-    (axes,) = line_charts.learning_curves([curve()], options=FigureOptions(legend="ends", title="")).axes
+    (axes,) = line_charts.learning_curves([record_with_curve()], options=FigureOptions(legend="ends", title="")).axes
     assert axes.get_title() == ""
 
 
 def test_the_legend_is_drawn_where_the_option_says():
     """Nowhere if none is asked for, and in the panel if it is to be inside."""
-    without = line_charts.learning_curves([curve()], options=FigureOptions(legend="none"))
+    without = line_charts.learning_curves([record_with_curve()], options=FigureOptions(legend="none"))
     (axes,) = without.axes
     assert axes.get_legend() is None
     assert without.legends == []
 
-    (axes,) = line_charts.learning_curves([curve()], options=FigureOptions(legend="inside")).axes
+    (axes,) = line_charts.learning_curves([record_with_curve()], options=FigureOptions(legend="inside")).axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["one"]
 
 
@@ -232,7 +238,7 @@ def test_options_go_before_the_style_and_the_matplotlibrc(tmp_path, monkeypatch)
 
 def test_a_style_takes_the_grid_away(tmp_path):
     def lines_of_grid(**options):
-        (axes,) = line_charts.learning_curves([curve()], options=FigureOptions(**options)).axes
+        (axes,) = line_charts.learning_curves([record_with_curve()], options=FigureOptions(**options)).axes
         return [line for line in axes.get_ygridlines() if line.get_visible()]
 
     style = tmp_path / "bare.mplstyle"
@@ -279,7 +285,7 @@ def test_characters_that_the_font_lacks_are_named_once(tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         options = FigureOptions(title="\u5b57\u5b57 \u4e2d")
-        write_curves(tmp_path / "one.png", [curve()], options)
+        write_curves(tmp_path / "one.png", [record_with_curve()], options)
     (warning,) = caught
     assert "the font DejaVu Sans has no '\u5b57\u4e2d'" in str(warning.message)
 
@@ -289,13 +295,13 @@ def test_a_pgf_without_latex_is_refused(tmp_path, monkeypatch):
     style.write_text("pgf.texsystem: pdflatex\n")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="got no program 'pdflatex'"):
-        write_curves(tmp_path / "one.pgf", [curve()], FigureOptions(style=style))
+        write_curves(tmp_path / "one.pgf", [record_with_curve()], FigureOptions(style=style))
 
 
 def test_the_command_takes_the_look_and_says_what_belongs_into_the_caption(tmp_path):
     for seed in (0, 1):
         (tmp_path / f"{seed}").mkdir()
-        (tmp_path / f"{seed}/record.json").write_text(json.dumps(curve("fedavg", seed)))
+        (tmp_path / f"{seed}/record.json").write_text(json.dumps(record_with_curve("fedavg", seed)))
     out = tmp_path / "one.svg"
 
     options = ["--size", "3.4x2.3", "--colors", "fedavg=#123456", "--labels", "fedavg=Ours", "--title", "none"]

@@ -16,7 +16,7 @@ from fedcli.results.frame import find_records
 from fedcli.results.words import data_words
 from tests.commands import invoke
 from tests.drawings import drawn
-from tests.records import curve
+from tests.records import record_with_curve
 
 BAND = "mean ± standard deviation over 2 seeds"
 RING = "headline: round with the best validation accuracy"
@@ -24,7 +24,9 @@ CROSS = "diverged after this round"
 
 
 def diverged(seed=0, accuracies=(0.6, 0.1), **keywords):
-    return curve(seed=seed, accuracies=accuracies, status="failed", **keywords) | {"error": "NonFiniteLoss: the term"}
+    return record_with_curve(seed=seed, accuracies=accuracies, status="failed", **keywords) | {
+        "error": "NonFiniteLoss: the term"
+    }
 
 
 def marks(figure, gid="chosen"):
@@ -35,7 +37,11 @@ def marks(figure, gid="chosen"):
 
 def test_seeds_of_one_setting_are_one_line_with_a_band():
     """The band is of the sample deviation, within 0 and 100."""
-    runs = [curve(seed=0, accuracies=(0.2, 1)), curve(seed=1, accuracies=(0.4, 0.8)), curve("two")]
+    runs = [
+        record_with_curve(seed=0, accuracies=(0.2, 1)),
+        record_with_curve(seed=1, accuracies=(0.4, 0.8)),
+        record_with_curve("two"),
+    ]
     (one, two), (band,), labels = drawn(line_charts.learning_curves(runs))
     assert one.get_xdata().tolist() == [1, 2]
     assert one.get_ydata() == pytest.approx([30, 90])
@@ -55,29 +61,29 @@ def test_seeds_of_one_setting_are_one_line_with_a_band():
 
 def test_curves_end_with_the_rounds_that_all_runs_have_evaluated():
     """Where runs go on; finished ones go before these."""
-    (line,) = drawn(line_charts.learning_curves([curve(accuracies=(None, 0.4, None, 0.6))])).lines
+    (line,) = drawn(line_charts.learning_curves([record_with_curve(accuracies=(None, 0.4, None, 0.6))])).lines
     assert line.get_xydata().tolist() == [[2, 40], [4, 60]]
 
     running = [
-        curve(accuracies=(0.2, 0.4, 0.6), status="running"),
-        curve(seed=1, accuracies=(0.4, 0.6), status="running"),
+        record_with_curve(accuracies=(0.2, 0.4, 0.6), status="running"),
+        record_with_curve(seed=1, accuracies=(0.4, 0.6), status="running"),
     ]
     (line,), (_,), (name, *_) = drawn(line_charts.learning_curves(running))
     assert line.get_xydata().tolist() == [[1, pytest.approx(30)], [2, pytest.approx(50)]]
     assert name == "one (2 unfinished)"
 
-    (line,), bands, (name, *_) = drawn(line_charts.learning_curves([*running, curve(seed=2)]))
+    (line,), bands, (name, *_) = drawn(line_charts.learning_curves([*running, record_with_curve(seed=2)]))
     assert line.get_ydata().tolist() == pytest.approx([20, 40, 50])
     assert bands == []
     assert name == "one (2 unfinished)"
 
 
 def test_curves_stand_over_the_floats_that_all_clients_have_sent():
-    with_floats = curve(accuracies=(0.2, 0.4, 0.5), cohort_size=3)
+    with_floats = record_with_curve(accuracies=(0.2, 0.4, 0.5), cohort_size=3)
     for entry, floats in zip(with_floats["rounds"], (10, 10, 100), strict=True):
         entry["floats_up"] = floats  # of a client
-    older = curve("two", accuracies=(None, 0.3), cohort_size=2)
-    unknown = curve("three") | {"cost": None}
+    older = record_with_curve("two", accuracies=(None, 0.3), cohort_size=2)
+    unknown = record_with_curve("three") | {"cost": None}
 
     figure = line_charts.learning_curves([with_floats, older, unknown], "floats")
 
@@ -93,38 +99,40 @@ def test_curves_stand_over_the_floats_that_all_clients_have_sent():
 
 
 def test_curves_stand_over_the_seconds_of_quiet_runs_alone():
-    slower = curve(seed=1)
+    slower = record_with_curve(seed=1)
     first, *_ = slower["rounds"]
     first["seconds"]["train"] += 10
-    loud = curve(seed=2) | {"load": [{"start": 0, "end": 9, "others": 3.0}]}
-    (line,), (_,), _ = drawn(line_charts.learning_curves([curve(), slower, loud], "seconds"))
+    loud = record_with_curve(seed=2) | {"load": [{"start": 0, "end": 9, "others": 3.0}]}
+    (line,), (_,), _ = drawn(line_charts.learning_curves([record_with_curve(), slower, loud], "seconds"))
     assert line.get_xdata().tolist() == [66, 68, 70]  # 61 and 71, then 2 a round
 
 
 @pytest.mark.parametrize(
     ("run", "x"),
     [
-        (curve(accuracies=(), status="running"), "round"),
-        (curve(accuracies=(None, None), status="running"), "round"),
-        (curve() | {"cost": None}, "floats"),
-        (curve() | {"load": [{"start": 0, "end": 9, "others": 3.0}]}, "seconds"),
+        (record_with_curve(accuracies=(), status="running"), "round"),
+        (record_with_curve(accuracies=(None, None), status="running"), "round"),
+        (record_with_curve() | {"cost": None}, "floats"),
+        (record_with_curve() | {"load": [{"start": 0, "end": 9, "others": 3.0}]}, "seconds"),
     ],
 )
 def test_a_run_without_an_evaluated_round_or_its_place_is_left_out(run, x):
     with pytest.raises(UserError, match=r"no run has measured its test accuracy \(%\) \(got 1 runs\)"):
         line_charts.learning_curves([run], x)
-    assert len(drawn(line_charts.learning_curves([curve("two"), run], x)).lines) == 1
+    assert len(drawn(line_charts.learning_curves([record_with_curve("two"), run], x)).lines) == 1
 
 
 def test_only_curves_have_another_axis(tmp_path):
-    (tmp_path / "record.json").write_text(json.dumps(curve(cohort_size=2)))
+    (tmp_path / "record.json").write_text(json.dumps(record_with_curve(cohort_size=2)))
     command = ["plot", tmp_path, "--out", tmp_path / "p.svg"]
     assert "p.svg" in invoke(*command, "--x", "floats").output
     assert "unknown axis 'float'; did you mean 'floats'" in invoke(*command, "--x", "float").output
 
 
 def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
-    figure = line_charts.learning_curves([curve(seed=0), curve(seed=1), diverged(seed=2), curve("two")])
+    figure = line_charts.learning_curves(
+        [record_with_curve(seed=0), record_with_curve(seed=1), diverged(seed=2), record_with_curve("two")]
+    )
     (mean, cross, two), (_,), labels = drawn(figure)
     assert cross.get_xydata().tolist() == [[1, 60], [2, 10]]
     assert cross.get_markevery() == [1]
@@ -139,16 +147,16 @@ def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
     assert drawn(figure).bands == []
     assert drawn(figure).legend == ["one (2 diverged)", CROSS]
 
-    one_running = [diverged(), curve(seed=2, accuracies=(0.3, 0.5), status="running")]
+    one_running = [diverged(), record_with_curve(seed=2, accuracies=(0.3, 0.5), status="running")]
     name, *_ = drawn(line_charts.learning_curves(one_running)).legend
     assert name == "one (1 diverged, 1 unfinished)"
 
 
 def test_a_ring_lies_at_the_mean_headline():
     """And at the mean of the rounds that validation chose."""
-    first = curve()
+    first = record_with_curve()
     first["summary"] |= {"selected": 0.5, "selected_round": 2}
-    second = curve(seed=1, accuracies=(0.2, 0.7, 0.6))
+    second = record_with_curve(seed=1, accuracies=(0.2, 0.7, 0.6))
     second["summary"] |= {"selected": 0.7, "selected_round": 1}
     figure = line_charts.learning_curves([first, second])
     assert marks(figure) == [[[2.5, pytest.approx(60)]]]  # the line has 55 in both rounds
@@ -174,15 +182,19 @@ def test_the_papers_number_is_a_dotted_line_and_in_the_name():
 
 
 def test_titles_and_names_are_words():
-    (axes,) = line_charts.learning_curves([curve("fedfm", lr=0.1), curve("fedfm", lr=0.2)]).axes
+    (axes,) = line_charts.learning_curves([record_with_curve("fedfm", lr=0.1), record_with_curve("fedfm", lr=0.2)]).axes
     assert axes.get_title() == "Digits, Dirichlet 0.5 (paper:skew)"
     assert axes.get_xlabel() == "Round"
     assert axes.get_ylabel() == "Test accuracy (%)"
 
-    three = [curve("fedfm"), curve("fedproto-general"), curve("fedavg") | {"label": "mine"}]
+    three = [
+        record_with_curve("fedfm"),
+        record_with_curve("fedproto-general"),
+        record_with_curve("fedavg") | {"label": "mine"},
+    ]
     assert drawn(line_charts.learning_curves(three)).legend[:3] == ["FedFM", "FedProto, generalized", "mine"]
 
-    (axes,) = line_charts.learning_curves([curve(protocol="fedfm:digits", rounds=4)]).axes
+    (axes,) = line_charts.learning_curves([record_with_curve(protocol="fedfm:digits", rounds=4)]).axes
     title = " ".join(axes.get_title().split())
     assert title == "Digits, Dirichlet 0.5; reduced: rounds 4 of 20 (fedfm:digits)"
 
@@ -205,13 +217,13 @@ def test_charts_are_found_by_name_and_in_a_users_file(tmp_path):
         "def nothing(records):\n    return records[0]['no such key']\n\ndef text(records):\n    return 'x'\n"
     )
     chart = figures.find_chart(f"{file}:bars")
-    (axes,) = chart([curve(), curve(seed=1)]).axes
+    (axes,) = chart([record_with_curve(), record_with_curve(seed=1)]).axes
     assert len(axes.patches) == 2
 
     with pytest.raises(UserError, match=r"fails in line 9 \(got KeyError"):
-        figures.find_chart(f"{file}:nothing")([curve()])
+        figures.find_chart(f"{file}:nothing")([record_with_curve()])
     with pytest.raises(UserError, match=r"'text' in .* is no chart \(it returned str\)"):
-        figures.find_chart(f"{file}:text")([curve()])
+        figures.find_chart(f"{file}:text")([record_with_curve()])
     with pytest.raises(UserError, match=r"unknown chart 'curve'; did you mean 'curves'\?.*confusion"):
         figures.find_chart("curve")
 
@@ -227,7 +239,7 @@ def test_a_partition_is_a_matrix_of_counts_with_white_where_there_is_none():
 
 
 def test_files_have_the_same_bytes_each_time_and_the_style_stays_inside(tmp_path):
-    runs = [curve(seed=0), curve(seed=1)]
+    runs = [record_with_curve(seed=0), record_with_curve(seed=1)]
     parameters = dict(matplotlib.rcParams)
 
     first = saving.write_figure(tmp_path / "first/dirichlet:0.5.png", line_charts.learning_curves, runs)
@@ -245,7 +257,7 @@ def test_files_have_the_same_bytes_each_time_and_the_style_stays_inside(tmp_path
 
 
 def test_a_page_gets_a_small_png_alone_whose_colours_are_unharmed(tmp_path):
-    runs = [curve(f"m{number}", accuracies=(0.1 + number / 20,) * 4) for number in range(12)]
+    runs = [record_with_curve(f"m{number}", accuracies=(0.1 + number / 20,) * 4) for number in range(12)]
     _, (file,) = saving.write_figure(tmp_path / "one.png", line_charts.learning_curves, runs, page=True)
     picture = Image.open(file)
     assert picture.mode == "P"

@@ -33,7 +33,7 @@ from fedcli.runs.saved_run import SavedRun
 from tests import laws
 from tests.commands import invoke
 from tests.drawings import drawn
-from tests.records import curve
+from tests.records import record_with_curve
 from tests.refusals import refused
 from tests.tensors import doubles
 
@@ -395,7 +395,7 @@ def test_a_run_measures_every_so_many_rounds_and_after_the_last(finished, tmp_pa
 
 def drifting(method="one", seed=0, distances=(1, None, 3), similarities=(0.5, None, -0.5)):
     """A record with the drift of three rounds; None where it was not measured."""
-    record = curve(method, seed)
+    record = record_with_curve(method, seed)
     for entry, distance, similarity in zip(record["rounds"], distances, similarities, strict=True):
         if distance is not None:
             entry["drift"] = {"feature_distance": distance, "classifier_similarity": similarity}
@@ -404,7 +404,7 @@ def drifting(method="one", seed=0, distances=(1, None, 3), similarities=(0.5, No
 
 def test_curves_are_means_over_seeds_of_the_rounds_measured():
     one = [drifting(), drifting(seed=1, distances=(3, 9, 5), similarities=(0.1, 9, -0.5))]
-    figure = line_charts.drift_chart([*one, drifting("two"), curve("three")])
+    figure = line_charts.drift_chart([*one, drifting("two"), record_with_curve("three")])
 
     of_distance, of_similarity = figure.axes
     distances, _ = of_distance.lines  # the run that did not measure is left out
@@ -416,11 +416,15 @@ def test_curves_are_means_over_seeds_of_the_rounds_measured():
     _, _, legend = drawn(figure)
     assert legend == ["one", "two", "mean ± standard deviation over 2 seeds"]
 
-    one_of_two_measured = line_charts.drift_chart([drifting(), curve(seed=1)])
+    one_of_two_measured = line_charts.drift_chart([drifting(), record_with_curve(seed=1)])
     of_distance, _ = one_of_two_measured.axes
     (line,) = of_distance.lines
     assert line.get_xydata().tolist() == [[1, 1], [3, 3]]
-    refused(lambda: line_charts.drift_chart([curve()]), "no run has measured its distance of features", "--drift-every")
+    refused(
+        lambda: line_charts.drift_chart([record_with_curve()]),
+        "no run has measured its distance of features",
+        "--drift-every",
+    )
 
 
 def test_cosines_of_pairs_are_those_by_hand():

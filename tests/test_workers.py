@@ -65,8 +65,8 @@ def test_a_worker_that_fails_or_dies_is_named_once_and_the_others_end(tmp_path):
 def test_law_8_workers_are_invisible(tmp_path, two_threads):
     expected = law_8.run_all()
     program = "from tests.law_8 import main; main()"
-    assert errors_of_workers(tmp_path, max(law_8.COUNTS), program, tmp_path) == ""
-    for count in law_8.COUNTS:
+    assert errors_of_workers(tmp_path, max(law_8.NUMBERS_OF_WORKERS), program, tmp_path) == ""
+    for count in law_8.NUMBERS_OF_WORKERS:
         endings = json.loads((tmp_path / str(count)).read_text())
         assert endings.keys() == law_8.cases(count).keys()
         assert [name for name in endings if endings[name] != expected[name]] == []

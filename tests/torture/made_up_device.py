@@ -4,13 +4,13 @@ import random
 
 from fedcli import registry
 from tests import laws
-from tests.on_made_up import early_captures, on_cpu, on_device, on_made_up_device
+from tests.fake_cuda_runs import early_captures, on_fake_cuda, run_on_cpu, run_on_fake_cuda
 from tests.toy_methods import quick
 
 WAYS = ("branches:4", "branches:3")  # of training the four clients of a round
 
 
-@on_made_up_device
+@on_fake_cuda
 def train_on_made_up_device(number: int) -> str | None:
     """Four rounds of a method in graphs of steps have the bits of the steps on the CPU, and are captured early."""
     draw = random.Random(number)
@@ -29,8 +29,8 @@ def train_on_made_up_device(number: int) -> str | None:
     description = f"{name}, {way}, clients of {sizes}"
     method = quick(registry.find_method(name))
     with early_captures():
-        run = on_device(method, rounds=4, **options)
-        distance = laws.distance(run.state, on_cpu(method, rounds=4, **options))
+        run = run_on_fake_cuda(method, rounds=4, **options)
+        distance = laws.distance(run.state, run_on_cpu(method, rounds=4, **options))
     if run.fed.engine.notes or distance:
         return f"{description}: {distance}, {run.fed.engine.notes}"
     if way == "branches:4" and run.rounds[-1]["captures"]:
@@ -41,5 +41,5 @@ def train_on_made_up_device(number: int) -> str | None:
 
 
 def replay(number: int) -> str | None:
-    """A method's steps are the same on the made-up device, in a process that has it."""
+    """A method's steps are the same on the fake CUDA device, in a process that has it."""
     return train_on_made_up_device(number=number)

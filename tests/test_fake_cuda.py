@@ -1,4 +1,4 @@
-"""The made-up device finds what does not work on CUDA: faults are planted in the product, and its rules are broken."""
+"""The fake CUDA device finds what does not work on CUDA: faults are planted in fedcli, and its rules are broken."""
 
 import re
 from collections import Counter
@@ -14,8 +14,8 @@ from fedcli.core.stacked import Stack
 from fedcli.core.trees import tree_map
 from fedcli.registry import find_method
 from tests import laws
-from tests.made_up import Device, Graph, Pool, RaceError
-from tests.on_made_up import early_captures, on_cpu, on_device, on_made_up_device
+from tests.fake_cuda import FakeCuda, Graph, Pool, RaceError
+from tests.fake_cuda_runs import early_captures, on_fake_cuda, run_on_cpu, run_on_fake_cuda
 
 FEDAVG = find_method("fedavg")
 
@@ -180,17 +180,17 @@ SYMPTOMS = {  # how each fault shows itself
 
 
 @pytest.mark.parametrize("name", [fault.__name__ for fault in SYMPTOMS])
-@on_made_up_device
+@on_fake_cuda
 def test_a_planted_fault_is_found(name):
     fault = globals()[name]
     way = "branches:4" if name.startswith("branches") else "4"
     options = {"clients_per_chunk": way, "lr_decay": 0.5, "local_epochs": 1}
 
     with early_captures():
-        right_state = on_cpu(FEDAVG, **options)
+        right_state = run_on_cpu(FEDAVG, **options)
         with fault():
             try:
-                run = on_device(FEDAVG, **options)
+                run = run_on_fake_cuda(FEDAVG, **options)
             except RuntimeError as error:
                 symptom = str(error)
             else:
@@ -209,10 +209,10 @@ def captured(pool, work):
     return graph
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_a_capture_does_nothing_and_a_replay_keeps_only_older_memory():
     """Memory that was allocated in the capture holds NaN after the replay."""
-    with Device.running() as device:
+    with FakeCuda.running() as device:
         x = torch.ones(3, device="cuda")
         new_tensors = []
         graph = captured(Pool(), lambda: new_tensors.append(x.add_(1) * 2))
@@ -226,9 +226,9 @@ def test_a_capture_does_nothing_and_a_replay_keeps_only_older_memory():
         assert device.replays == 1
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_a_number_of_the_host_stays_as_it_was_in_the_capture():
-    with Device.running():
+    with FakeCuda.running():
         x = torch.ones(3, device="cuda")
         number = torch.tensor(2.0)
         graph = captured(Pool(), lambda: x.mul_(number))
@@ -237,15 +237,15 @@ def test_a_number_of_the_host_stays_as_it_was_in_the_capture():
         assert x.tolist() == [2, 2, 2]
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_a_pool_takes_no_graph_after_a_failed_capture_or_its_last_graph():
-    with Device.running() as device:
+    with FakeCuda.running() as device:
         x = torch.ones(3, device="cuda")
 
         failed_pool = Pool()
         with pytest.raises(RuntimeError, match="previous error during capture"):
             captured(failed_pool, lambda: x.sum().item())
-        torch.cuda.set_stream(device.main)
+        torch.cuda.set_stream(device.races.main)
         with pytest.raises(RuntimeError, match="already recording"):
             captured(failed_pool, lambda: x.add_(1))
 
@@ -257,9 +257,9 @@ def test_a_pool_takes_no_graph_after_a_failed_capture_or_its_last_graph():
             captured(pool_without_graphs, lambda: x.add_(1))
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_a_capture_waits_for_all_branches():
-    with Device.running():
+    with FakeCuda.running():
         x = torch.ones(3, device="cuda")
         branch = torch.cuda.Stream()
 
@@ -274,10 +274,10 @@ def test_a_capture_waits_for_all_branches():
             x.add_(1)
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_what_python_waits_for_is_counted_and_what_it_need_not_wait_for_is_not():
     host = torch.arange(4.0)
-    with Device.running() as device:
+    with FakeCuda.running() as device:
         x = host.pin_memory().to("cuda", non_blocking=True)
         factor = torch.full((4,), 2.0, device="cuda")
         index = torch.tensor([0, 2]).pin_memory().to("cuda", non_blocking=True)
@@ -301,7 +301,7 @@ def test_what_python_waits_for_is_counted_and_what_it_need_not_wait_for_is_not()
             x.to("cpu", non_blocking=True)
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_the_fused_step_of_the_device_is_that_of_pytorch():
     draws = torch.Generator().manual_seed(0)
 
@@ -311,7 +311,7 @@ def test_the_fused_step_of_the_device_is_that_of_pytorch():
     def on_cuda(tensors):
         return [tensor.to("cuda") for tensor in tensors]
 
-    def on_host(tensors):
+    def to_host(tensors):
         return [tensor.cpu() for tensor in tensors]
 
     for momentum, decay in ((0.9, 0.1), (0.9, 0.0), (0.0, 0.1)):
@@ -326,7 +326,7 @@ def test_the_fused_step_of_the_device_is_that_of_pytorch():
             "maximize": False,
             "is_first_step": False,
         }
-        with Device.running():
+        with FakeCuda.running():
             cuda_params = on_cuda(params)
             cuda_grads = on_cuda(grads)
             cuda_momenta = on_cuda(momenta)
@@ -334,12 +334,12 @@ def test_the_fused_step_of_the_device_is_that_of_pytorch():
             stand_still = torch.ones((), device="cuda")
 
             torch._fused_sgd_(cuda_params, cuda_grads, cuda_momenta, lr=lr, found_inf=stand_still, **options)
-            assert all(map(torch.equal, on_host(cuda_params), params))
+            assert all(map(torch.equal, to_host(cuda_params), params))
 
             torch._fused_sgd_(cuda_params, cuda_grads, cuda_momenta, lr=lr, found_inf=stand_still - 1, **options)
-            params_after = on_host(cuda_params)
-            grads_after = on_host(cuda_grads)
-            momenta_after = on_host(cuda_momenta)
+            params_after = to_host(cuda_params)
+            grads_after = to_host(cuda_grads)
+            momenta_after = to_host(cuda_momenta)
 
             vector_grad, matrix_grad = cuda_grads
             other_strides = [vector_grad, matrix_grad.T.contiguous().T]
@@ -354,9 +354,9 @@ def test_the_fused_step_of_the_device_is_that_of_pytorch():
         torch.testing.assert_close(momenta_after, momenta)
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_autocast_multiplies_in_half_precision():
-    with Device.running():
+    with FakeCuda.running():
         x = torch.ones(2, 3, device="cuda")
         weight = torch.ones(4, 3, device="cuda")
         with torch.autocast(x.device.type, torch.bfloat16):
@@ -364,9 +364,9 @@ def test_autocast_multiplies_in_half_precision():
         assert torch.nn.functional.linear(x, weight).dtype == torch.float32
 
 
-@on_made_up_device
+@on_fake_cuda
 def test_draws_and_operations_that_cannot_be_repeated_are_noticed():
-    with Device.running() as device:
+    with FakeCuda.running() as device:
         before = torch.cuda.get_rng_state()
         x = torch.rand(3, device="cuda")
         assert not torch.equal(torch.cuda.get_rng_state(), before)

@@ -1,4 +1,4 @@
-"""Runs on the made-up device, each in the process that has it, and the same on the CPU without captures."""
+"""Runs on the fake CUDA device, each in the process that has it, and the same on the CPU without captures."""
 
 import atexit
 import gc
@@ -17,7 +17,7 @@ from fedcli.core.client_states import refuse_non_finite
 from fedcli.core.federation import Federation
 from fedcli.runs.machine import deterministic
 from tests import laws
-from tests.made_up import Device, fused_sgd, on_host, register
+from tests.fake_cuda import FakeCuda, fused_sgd, register, to_host
 
 
 def start_process() -> None:
@@ -48,7 +48,7 @@ def call_test(module: str, name: str, arguments: dict[str, Any]) -> Any:
     return test(**arguments)
 
 
-def on_made_up_device(test: Callable) -> Callable:
+def on_fake_cuda(test: Callable) -> Callable:
     """Makes a test run in the process of the device; its arguments are what can be sent there."""
 
     @wraps(test)
@@ -58,12 +58,12 @@ def on_made_up_device(test: Callable) -> Callable:
     return in_process
 
 
-class RunOnDevice(NamedTuple):
+class FakeCudaRun(NamedTuple):
     """A run of some rounds on the device."""
 
     state: Any  # after the last round, on the host
     fed: Federation
-    device: Device
+    device: FakeCuda
     rounds: list[dict[str, int]]  # captures, launches and waits of each
 
 
@@ -91,7 +91,7 @@ def early_captures(burst: int = 8) -> Iterator[None]:
         yield
 
 
-def counts(device: Device) -> dict[str, int]:
+def counts(device: FakeCuda) -> dict[str, int]:
     """Returns what the device has counted since it began."""
     return {"captures": device.captures, "launches": device.launches, "waits": device.waits.total()}
 
@@ -100,13 +100,13 @@ def leave_as_it_is(fed: Federation) -> None:
     pass
 
 
-def on_device(
+def run_on_fake_cuda(
     method: Any, overrides: dict | None = None, rounds: int = 3, change: Callable = leave_as_it_is,
     graphs: bool = True, **run: Any,
-) -> RunOnDevice:  # fmt: skip
+) -> FakeCudaRun:  # fmt: skip
     """Runs rounds as a run does, with operations that give the same bits; `change` is applied to the federation."""
     with ExitStack() as stack:
-        device = stack.enter_context(Device.running())
+        device = stack.enter_context(FakeCuda.running())
         stack.enter_context(deterministic(True))
         setup, fed = laws.federation(method, overrides, device="cuda", **run)
         if not graphs:
@@ -121,10 +121,10 @@ def on_device(
             state, _ = laws.one_round(setup, fed, state, fed.cohort(number))
             refuse_non_finite(state, number)
             counts_of_rounds.append({name: count - before[name] for name, count in counts(device).items()})
-        return RunOnDevice(on_host(state), fed, device, counts_of_rounds)
+        return FakeCudaRun(to_host(state), fed, device, counts_of_rounds)
 
 
-def on_cpu(
+def run_on_cpu(
     method: Any, overrides: dict | None = None, rounds: int = 3, change: Callable = leave_as_it_is, **run: Any
 ) -> Any:
     """Returns the state after rounds on the CPU, whose steps are those of a CUDA device without captures."""

@@ -1,4 +1,4 @@
-"""A CUDA device that is made up: its values are computed on the CPU, under the rules of CUDA.
+"""A fake CUDA device: its values are computed on the CPU, under the rules of CUDA.
 
 The product runs on it unchanged, with `device="cuda"`. What CUDA refuses, raises here as it does in PyTorch; what CUDA
 leaves undefined, raises or gives NaN.
@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
-NAME = "made_up"
+NAME = "fake_cuda"
 DEVICE = f"{NAME}:0"
 BYTES_FREE = 2**36
 BYTES_IN_ALL = 2**37
@@ -58,12 +58,14 @@ FREE = {
 # What autocast does in half precision, among the operations that networks are made of.
 IN_HALF = ("conv2d", "linear", "matmul", "mm", "bmm", "addmm", "baddbmm")
 
+FAILED_CAPTURE = "operation failed due to a previous error during capture"
+
 
 class RaceError(RuntimeError):
     """Says that a stream touches memory that another one may still read or write."""
 
 
-class OnDevice(torch.Tensor):
+class FakeCudaTensor(torch.Tensor):
     """A tensor on the device; `host` holds its values."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -79,15 +81,15 @@ class OnDevice(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-        return Device.active.do(function, args, kwargs or {})
+        return FakeCuda.active.do(function, args, kwargs or {})
 
     def tolist(self):
         return self.cpu().tolist()
 
 
-def on_host(tree: Any) -> Any:
+def to_host(tree: Any) -> Any:
     """Returns a tree of any kind that PyTorch knows, with copies on the host of its tensors on the device."""
-    return pytree.tree_map(lambda leaf: leaf.host.clone() if isinstance(leaf, OnDevice) else leaf, tree)
+    return pytree.tree_map(lambda leaf: leaf.host.clone() if isinstance(leaf, FakeCudaTensor) else leaf, tree)
 
 
 def tree_leaves(tree: Any) -> list:
@@ -119,7 +121,7 @@ def storages(tree: Any) -> dict[int, torch.UntypedStorage]:
     """Returns the memory of a tree's tensors, by address."""
     by_address = {}
     for leaf in tree_leaves(tree):
-        tensor = leaf.host if isinstance(leaf, OnDevice) else leaf
+        tensor = leaf.host if isinstance(leaf, FakeCudaTensor) else leaf
         if isinstance(tensor, torch.Tensor):
             storage = tensor.untyped_storage()
             if storage.nbytes():
@@ -147,7 +149,7 @@ def spans(tree: Any) -> set[Span]:
     """Returns where the tensors of a tree lie."""
     places = set()
     for leaf in tree_leaves(tree):
-        tensor = leaf.host if isinstance(leaf, OnDevice) else leaf
+        tensor = leaf.host if isinstance(leaf, FakeCudaTensor) else leaf
         if not isinstance(tensor, torch.Tensor) or not tensor.numel():
             continue
         storage = tensor.untyped_storage()
@@ -179,7 +181,7 @@ class Renaming(TorchFunctionMode):
         kwargs = {name: self.renamed(value) for name, value in kwargs.items()}
         if function is torch.Tensor.pin_memory:
             return self.pinned(*args)
-        if function is torch.Tensor.new_tensor and isinstance(args[0], OnDevice):
+        if function is torch.Tensor.new_tensor and isinstance(args[0], FakeCudaTensor):
             like, *args = args
             function = torch.tensor
             kwargs = {"dtype": like.dtype, "device": like.device, **kwargs}
@@ -225,6 +227,66 @@ class Uses:
 
     write: tuple[Stream, int]
     reads: dict[Stream, int] = field(default_factory=dict)
+
+
+class RaceDetector:
+    """Streams, and what their operations have last read and written; it refuses an operation that races another.
+
+    Attributes:
+        main: The stream that a program begins on.
+        stream: The current one.
+    """
+
+    def __init__(self):
+        self.main = Stream()
+        self.stream = self.main
+        self.streams = [self.main]
+        self.uses: dict[int, dict[Span, Uses]] = {}  # by address
+
+    def add_stream(self) -> Stream:
+        self.streams.append(Stream())
+        return self.streams[-1]
+
+    def join_all(self) -> None:
+        for stream in self.streams:
+            self.main.wait_stream(stream)
+        for stream in self.streams:
+            stream.wait_stream(self.main)
+
+    def has_seen_all(self, stream: Stream) -> bool:
+        """Returns whether a stream has waited for all operations of all streams."""
+        return all(stream.seen[branch] >= branch.seen[branch] for branch in self.streams)
+
+    def copy_uses(self) -> dict[int, dict[Span, Uses]]:
+        return {address: dict(of_spans) for address, of_spans in self.uses.items()}
+
+    def allocate(self, memory: dict[int, torch.UntypedStorage]) -> None:
+        """Writes memory that nobody has used before."""
+        for span in whole_spans(memory):
+            self.uses[span.address] = {span: Uses(self.stream.next_operation())}
+
+    def touch(self, memory: set[Span], write: bool) -> None:
+        """Reads or writes memory on the current stream."""
+        for span in memory:
+            earlier = self.uses.setdefault(span.address, {})
+            for other, uses in earlier.items():
+                if span.overlaps(other):
+                    self._refuse_race(uses, write)
+            stream, number = self.stream.next_operation()
+            if write:
+                for other in [other for other in earlier if span.covers(other)]:
+                    del earlier[other]
+                earlier[span] = Uses((stream, number))
+            else:
+                uses = earlier.get(span, Uses((self.main, 0)))
+                earlier[span] = Uses(uses.write, uses.reads | {stream: number})
+
+    def _refuse_race(self, uses: Uses, write: bool) -> None:
+        before = [uses.write]
+        if write:
+            before += uses.reads.items()
+        if any(self.stream.seen[stream] < number for stream, number in before):
+            raise RaceError("a stream does not wait for another one")
 
 
 class Pool:
@@ -299,12 +361,12 @@ class Graph:
             ctypes.memset(storage.data_ptr(), 255, storage.nbytes())
 
     def replay(self) -> None:
-        device = Device.active
+        device = FakeCuda.active
         for address, storage in self.outside.items():
             by_graphs = sum(graph.held[address] for graph in device.graphs)
             if holders(storage) <= by_graphs + 1:  # `outside` is one more
                 raise RuntimeError("a graph reads or writes memory that has been freed")
-        device.touch(whole_spans(self.outside), write=True)
+        device.races.touch(whole_spans(self.outside), write=True)
         device.launches += 1
         device.replays += 1
         self.poison()
@@ -362,7 +424,7 @@ def written_places(function: torch._ops.OpOverload) -> dict[str, int]:
     return places
 
 
-def on_device_again(results: Any, given: dict[int, OnDevice]) -> Any:
+def wrap_results(results: Any, given: dict[int, FakeCudaTensor]) -> Any:
     """Returns the results of an operation as tensors on the device.
 
     Args:
@@ -370,18 +432,18 @@ def on_device_again(results: Any, given: dict[int, OnDevice]) -> Any:
         given: What the operation was given, by `id` of its values; an operation in place returns what it was given.
     """
 
-    def on_device(leaf: Any) -> Any:
+    def wrap(leaf: Any) -> Any:
         if id(leaf) in given:
             return given[id(leaf)]
-        return OnDevice(leaf) if isinstance(leaf, torch.Tensor) else leaf
+        return FakeCudaTensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
-    return tree_map(on_device, results)
+    return tree_map(wrap, results)
 
 
 OWN_FORM = {aten._fused_sgd_: fused_sgd}
 
 
-class Device(TorchDispatchMode):
+class FakeCuda(TorchDispatchMode):
     """The device while it is in use.
 
     Attributes:
@@ -393,14 +455,11 @@ class Device(TorchDispatchMode):
         unrepeatable: Operations without a form that gives the same bits each time.
     """
 
-    active: "Device" = None
+    active: "FakeCuda" = None
 
     def __init__(self):
         super().__init__()
-        self.main = Stream()
-        self.stream = self.main  # the current one
-        self.streams = [self.main]
-        self.uses: dict[int, dict[Span, Uses]] = {}  # by address
+        self.races = RaceDetector()
         self.graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
         self.waits = Counter()
         self.unrepeatable = Counter()
@@ -418,7 +477,7 @@ class Device(TorchDispatchMode):
 
     def do(self, function, args, kwargs):
         """Does an operation; one without a tensor or device of ours is the host's alone."""
-        given = {id(leaf.host): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, OnDevice)}
+        given = {id(leaf.host): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeCudaTensor)}
         target = kwargs.get("device")
         if not given and not is_device(target):
             return function(*args, **kwargs)
@@ -439,25 +498,24 @@ class Device(TorchDispatchMode):
         function = OWN_FORM.get(function.overloadpacket, function)
         results = function(*args, **kwargs)
         fresh = {address: storage for address, storage in storages(results).items() if address not in read}
-        for span in whole_spans(fresh):
-            self.uses[span.address] = {span: Uses(self.stream.next_operation())}
+        self.races.allocate(fresh)
 
         is_copied_to_host = target is not None and not is_device(target)
         if is_copied_to_host:
             return results
         if self._graph is not None:
             self._graph.keep(Operation(function, args, kwargs, results), read, fresh)
-        return on_device_again(results, given)
+        return wrap_results(results, given)
 
-    def _touch_operands(self, given: list[OnDevice], to_write: list) -> None:
+    def _touch_operands(self, given: list[FakeCudaTensor], to_write: list) -> None:
         """An operation reads all that it is given but what it writes."""
         spans_to_write = spans(to_write)
-        self.touch(spans(given) - spans_to_write, write=False)
-        self.touch(spans_to_write, write=True)
+        self.races.touch(spans(given) - spans_to_write, write=False)
+        self.races.touch(spans_to_write, write=True)
 
     @staticmethod
     def _as_host(leaf: Any) -> Any:
-        if isinstance(leaf, OnDevice):
+        if isinstance(leaf, FakeCudaTensor):
             return leaf.host
         return torch.device("cpu") if is_device(leaf) else leaf
 
@@ -471,10 +529,10 @@ class Device(TorchDispatchMode):
         """Refuses tensors of the host where CUDA does, and waits where it lets Python wait."""
         kind = function.overloadpacket
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        of_host = [tensor for tensor in tensors if not isinstance(tensor, OnDevice)]
+        of_host = [tensor for tensor in tensors if not isinstance(tensor, FakeCudaTensor)]
         if kind in COPIES:
             to_host = target is not None and not is_device(target)
-            to_host |= kind is aten.copy_ and not isinstance(args[0], OnDevice)
+            to_host |= kind is aten.copy_ and not isinstance(args[0], FakeCudaTensor)
             self._wait_for_copy(kind, args, kwargs, of_host, to_host)
             return
         if kind in WAITING:
@@ -490,7 +548,7 @@ class Device(TorchDispatchMode):
         """Waits for indices that CUDA must count, or copy from the host; returns the `id` of each index."""
         _, given, *_ = args
         indices = [index for index in given if index is not None]
-        if any(index.dtype == torch.bool or not isinstance(index, OnDevice) for index in indices):
+        if any(index.dtype == torch.bool or not isinstance(index, FakeCudaTensor) for index in indices):
             self.wait(str(kind))
         return {id(index) for index in indices}
 
@@ -510,7 +568,7 @@ class Device(TorchDispatchMode):
         """Counts draws, and operations that may give other bits the next time."""
         if torch.Tag.nondeterministic_seeded in function.tags and kwargs.get("generator") is None:
             self.draws += 1
-        is_exact = any(isinstance(leaf, OnDevice) and not leaf.is_floating_point() for leaf in args)
+        is_exact = any(isinstance(leaf, FakeCudaTensor) and not leaf.is_floating_point() for leaf in args)
         if function.overloadpacket in UNREPEATABLE and not is_exact:
             self.unrepeatable[f"{function.overloadpacket} in {place()}"] += 1
 
@@ -522,54 +580,29 @@ class Device(TorchDispatchMode):
             self._graph.error = f"operation not permitted when stream is capturing: {why} in {where}"
             raise RuntimeError(self._graph.error)
 
-    def touch(self, memory: set[Span], write: bool) -> None:
-        """Reads or writes memory on the current stream."""
-        for span in memory:
-            earlier = self.uses.setdefault(span.address, {})
-            for other, uses in earlier.items():
-                if span.overlaps(other):
-                    self._refuse_race(uses, write)
-            stream, number = self.stream.next_operation()
-            if write:
-                for other in [other for other in earlier if span.covers(other)]:
-                    del earlier[other]
-                earlier[span] = Uses((stream, number))
-            else:
-                uses = earlier.get(span, Uses((self.main, 0)))
-                earlier[span] = Uses(uses.write, uses.reads | {stream: number})
-
-    def _refuse_race(self, uses: Uses, write: bool) -> None:
-        before = [uses.write]
-        if write:
-            before += uses.reads.items()
-        if any(self.stream.seen[stream] < number for stream, number in before):
-            raise RaceError("a stream does not wait for another one")
-
     # Streams and graphs
 
     def synchronize(self, device: Any = None) -> None:
         self.wait("synchronize")
-        self._join_all()
-
-    def _join_all(self) -> None:
-        for stream in self.streams:
-            self.main.wait_stream(stream)
-        for stream in self.streams:
-            stream.wait_stream(self.main)
+        self.races.join_all()
 
     def new_stream(self, device: Any = None) -> Stream:
-        self.streams.append(Stream())
-        return self.streams[-1]
+        return self.races.add_stream()
+
+    def current_stream(self, device: Any = None) -> Stream:
+        return self.races.stream
 
     def set_stream(self, stream: Stream) -> None:
-        self.stream = stream
+        self.races.stream = stream
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
-        before = self.stream
-        self.stream = stream
-        yield
-        self.stream = before
+        before = self.races.stream
+        self.races.stream = stream
+        try:
+            yield
+        finally:
+            self.races.stream = before
 
     def _remember(self, read, written) -> None:
         """Keeps what a capture reads from outside, and the values that it only seems to write over."""
@@ -584,30 +617,38 @@ class Device(TorchDispatchMode):
         """Captures what is done inside, in the place of `torch.cuda.graph`."""
         if self._graph is not None:
             raise RuntimeError("a capture is under way")
-        self._join_all()
+        self.races.join_all()
         pool.begin()
-        before = self.stream
-        uses = {address: dict(of_spans) for address, of_spans in self.uses.items()}
-        self.stream = stream
+        stream_before = self.races.stream
+        uses_before = self.races.copy_uses()
+        self.races.stream = stream
         self._graph = graph
         self._before = {}
         try:
             yield
-            if any(stream.seen[branch] < branch.seen[branch] for branch in self.streams):
-                graph.error = "capturing stream has unjoined work"
-        finally:
-            self._graph = None
-            self.uses = uses
-            for storage, value in self._before.values():
-                storage.copy_(value)
-            if graph.error:  # then the current stream stays that of the capture
-                raise RuntimeError("operation failed due to a previous error during capture")
+        except BaseException as error:
+            self._end_capture(uses_before)
+            if graph.error is None:
+                raise
+            raise RuntimeError(FAILED_CAPTURE) from error  # and the current stream stays that of the capture
+        self._end_capture(uses_before)
+        if not self.races.has_seen_all(stream):
+            graph.error = "capturing stream has unjoined work"
+        if graph.error is not None:
+            raise RuntimeError(FAILED_CAPTURE)
         pool.is_recording = False
         pool.graphs.add(graph)
         self.graphs.add(graph)
-        self.stream = before
+        self.races.stream = stream_before
         self.captures += 1
         graph.close()
+
+    def _end_capture(self, uses: dict[int, dict[Span, Uses]]) -> None:
+        """Takes back what a capture only seems to have done."""
+        self._graph = None
+        self.races.uses = uses
+        for storage, value in self._before.values():
+            storage.copy_(value)
 
     # The device in the place of torch.cuda
 
@@ -625,7 +666,7 @@ class Device(TorchDispatchMode):
             "Stream": self.new_stream,
             "stream": self.on,
             "set_stream": self.set_stream,
-            "current_stream": lambda device=None: self.stream,
+            "current_stream": self.current_stream,
             "synchronize": self.synchronize,
             "graph": self.capture,
             "CUDAGraph": Graph,
@@ -639,7 +680,7 @@ class Device(TorchDispatchMode):
 
     @classmethod
     @contextmanager
-    def running(cls) -> Iterator["Device"]:
+    def running(cls) -> Iterator["FakeCuda"]:
         """Puts a new device in the place of CUDA."""
         register()
         cls.active = device = cls()
@@ -666,13 +707,13 @@ def place() -> str:
 
 
 class Module(backend_registration._DummyBackendModule):
-    """The device's module `torch.made_up`."""
+    """The device's module `torch.fake_cuda`."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]
 
     def synchronize(self, device: Any = None) -> None:
-        Device.active.synchronize()
+        FakeCuda.active.synchronize()
 
 
 def register() -> None:
