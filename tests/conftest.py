@@ -12,21 +12,18 @@ from tests.networks import ToysCheckedOnce
 torch.set_num_threads(1)  # tiny networks, and two workers share two cores
 
 
-# Their tests wait for other processes or are long, so that one at the end would leave the other worker with nothing.
-FIRST_FILES = ("test_cluster", "test_docs", "test_pages", "test_reproduce", "test_trust", "test_workers")
-MIDDLE_FILES = (
-    "test_api", "test_claims", "test_evidence", "test_lock", "test_notebook", "test_release", "test_results",
-    "test_runs", "test_schema", "test_torture",
-)  # fmt: skip
-
-
 def pytest_collection_modifyitems(items):
     """Puts long tests where the two workers begin: one at the first test, the other in the middle."""
-    first = [item for item in items if item.path.stem in FIRST_FILES]
-    middle = [item for item in items if item.path.stem in MIDDLE_FILES]
-    rest = [item for item in items if item.path.stem not in FIRST_FILES + MIDDLE_FILES]
-    num_before_middle = max(len(items) // 2 - len(first), 0)
-    items[:] = [*first, *rest[:num_before_middle], *middle, *rest[num_before_middle:]]
+    long = {0: [], 1: []}  # by the worker that begins with them
+    rest = []
+    for item in items:
+        marker = item.get_closest_marker("long")
+        if marker is None:
+            rest.append(item)
+        else:
+            long[marker.kwargs["worker"]].append(item)
+    num_before_middle = max(len(items) // 2 - len(long[0]), 0)
+    items[:] = [*long[0], *rest[:num_before_middle], *long[1], *rest[num_before_middle:]]
 
 
 def pytest_collection_finish():

@@ -27,6 +27,8 @@ from fedcli.runs.record import read_record
 from tests.commands import invoke
 from tests.tiny_runs import BRIEF
 
+pytestmark = pytest.mark.long(worker=1)
+
 
 def configs(runs):
     return [(run.record["method"], run.record["seed"], run.record["config"]["lr"]) for run in runs]

@@ -21,6 +21,8 @@ from tests.commands import invoke
 from tests.programs import load_script
 from tests.refusals import refused
 
+pytestmark = pytest.mark.long(worker=1)
+
 deciding_runs = load_script(Path(__file__).parent.parent / "results" / "deciding_runs.py")
 RUN = {
     "protocol": "fedfa:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "cohort_size": 3,

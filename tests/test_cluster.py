@@ -16,6 +16,8 @@ from tests.refusals import refused
 from tests.small_tables import SMALL_TABLE, Watch
 from tests.tiny_runs import TINY, Stop, StopAfter
 
+pytestmark = pytest.mark.long(worker=0)
+
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 

@@ -26,6 +26,8 @@ from fedcli.userfiles import from_file
 from tests.commands import invoke
 from tests.tensors import randn
 
+pytestmark = pytest.mark.long(worker=0)
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 EXAMPLE = "docs/examples/my_method.py"

@@ -16,6 +16,8 @@ from fedcli.runs.record import read_record
 from fedcli.runs.signals import set_time_limit
 from tests.programs import load_script
 
+pytestmark = pytest.mark.long(worker=1)
+
 FILE = Path(__file__).parent.parent / "results" / "evidence" / "evidence.py"
 MIB = 2**20
 

@@ -24,6 +24,8 @@ from tests.programs import Waiting, start
 from tests.refusals import refused
 from tests.tiny_runs import THREE_ROUNDS, TINY, file_names
 
+pytestmark = pytest.mark.long(worker=1)
+
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_a_run_at_a_checkpoint(number, tmp_path):

@@ -10,6 +10,8 @@ from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
 from fedcli.runs.lock import InUse, locked
 
+pytestmark = pytest.mark.long(worker=1)
+
 DOCS = Path(__file__).parent.parent / "docs"
 QUICKSTART = DOCS / "quickstart.ipynb"
 COMPARISON = DOCS / "comparison.ipynb"

@@ -16,6 +16,8 @@ from fedcli.runs.record import write_record
 from tests.programs import load_script
 from tests.records import record, write
 
+pytestmark = pytest.mark.long(worker=0)
+
 ROOT = Path(__file__).parent.parent
 pages = load_script(ROOT / "results" / "pages.py")
 first_page = load_script(ROOT / "results" / "first_page.py")

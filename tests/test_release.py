@@ -16,6 +16,8 @@ from fedcli.runs.options import flags_of
 from fedcli.userfiles import file_hash
 from tests.own_parts import PARTS_FILE, PARTS_OPTIONS
 
+pytestmark = pytest.mark.long(worker=1)
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 IN_SOURCE = ("pyproject.toml", "README.md", "LICENSE", "fedcli", "papers")

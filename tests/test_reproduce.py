@@ -30,7 +30,7 @@ from tests.refusals import refused
 from tests.small_tables import PLACE, ROWS, SETTINGS, SMALL_TABLE, Watch, table, with_records
 from tests.tiny_runs import Stop, StopAfter
 
-pytestmark = pytest.mark.usefixtures("folder")
+pytestmark = [pytest.mark.long(worker=0), pytest.mark.usefixtures("folder")]
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ from fedcli.registry import find_method, methods
 from fedcli.results import frame, printed_numbers
 from tests.programs import load_script
 
+pytestmark = pytest.mark.long(worker=1)
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 paper_page = load_script(RESULTS / "paper_page.py")

@@ -25,6 +25,8 @@ from fedcli.runs.resolve import default_dataset, resolve
 from fedcli.runs.settings_text import reductions
 from tests.tiny_runs import TINY, Stop, StopAfter, essence
 
+pytestmark = pytest.mark.long(worker=1)
+
 
 @pytest.mark.parametrize("method", list(methods()))
 def test_law_7_resume_is_invisible(method, tmp_path):

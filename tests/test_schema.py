@@ -29,6 +29,8 @@ from tests.torture.faults import faults_of
 from tests.torture.mutated_records import COMMITTED, read_mutated_record
 from tests.torture.parts import part_at
 
+pytestmark = pytest.mark.long(worker=1)
+
 
 class Wrong(NamedTuple):
     """A value that a part of a record may not have, and what a user is told."""

@@ -32,6 +32,8 @@ from tests.torture.processes import import_commands
 from tests.torture.swapped_buffers import swap_buffers
 from tests.torture.wild_texts import READERS, put_wild_text
 
+pytestmark = pytest.mark.long(worker=1)
+
 SHORT_ROUND = {
     kill_repeatedly: 3,
     damage: 14,

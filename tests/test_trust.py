@@ -26,6 +26,8 @@ from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.torture.named_code import COMMANDS_THAT_READ, NAMING, SPELLINGS, forge_record
 from tests.torture.parts import places
 
+pytestmark = pytest.mark.long(worker=0)
+
 TRACE = "\nopen('imported', 'a').close()\n"  # what a file does that is imported
 
 

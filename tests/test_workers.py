@@ -18,6 +18,8 @@ from tests import law_8
 from tests.programs import WAITS, Waiting, start
 from tests.tiny_runs import THREE_ROUNDS, essence, file_names
 
+pytestmark = pytest.mark.long(worker=0)
+
 # One start of two workers after the other, as by the launcher; in each, one worker does an act in its half of the work.
 PROGRAM = """
 import os, sys, torch
