@@ -208,20 +208,20 @@ def test_both_sides_end_with_the_same_model_where_the_order_of_samples_does_not_
 def test_no_value_of_a_protocol_enters():
     for method in registry.methods().values():
         setup = workloads.prepare_workload(TINY_CNN, method=method.name, device="cpu")
-        run = setup.config
-        assert run.lr == 0.01
-        assert run.momentum == 0.9
-        assert run.weight_decay == 0
-        assert run.lr_decay == 1
-        assert run.optimizer == "sgd"
-        assert run.validation == 0
-        assert run.drop_last is False
-        assert run.partition == "iid"
+        config = setup.config
+        assert config.lr == 0.01
+        assert config.momentum == 0.9
+        assert config.weight_decay == 0
+        assert config.lr_decay == 1
+        assert config.optimizer == "sgd"
+        assert config.validation == 0
+        assert config.drop_last is False
+        assert config.partition == "iid"
         assert setup.data_setting is None
-        assert run.num_clients == 4
-        assert run.cohort_size == 2
-        assert run.local_epochs == 2
-        assert run.batch_size == 8
+        assert config.num_clients == 4
+        assert config.cohort_size == 2
+        assert config.local_epochs == 2
+        assert config.batch_size == 8
         assert setup.method_config == method.config()
 
 

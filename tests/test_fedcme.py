@@ -144,17 +144,17 @@ def test_a_fifth_of_the_examples_is_evaluated(size, drawn):
 PARTS = (7, 5, 9, 4)
 
 
-def plain_round(fed, state, cohort, counterpart, config):
+def plain_round(fed, state, cohort, counterpart, options):
     """One round as a plain loop over modules and torch.optim; returns the parts of the next state."""
-    run = fed.config
+    config = fed.config
     classes = range(fed.num_classes)
     modules = modules_of(fed, dict.fromkeys(cohort.client_ids, (state.params, {})))
-    optimizers = [torch.optim.SGD(module.parameters(), lr=run.lr, momentum=run.momentum) for module in modules]
+    optimizers = [torch.optim.SGD(module.parameters(), lr=config.lr, momentum=config.momentum) for module in modules]
     features = [{c: [] for c in classes} for _ in modules]
 
     # Local training, with the exchange in its middle.
-    for epoch in range(run.local_epochs):
-        if epoch == run.local_epochs // 2 and config.exchange != "none":
+    for epoch in range(config.local_epochs):
+        if epoch == config.local_epochs // 2 and options.exchange != "none":
             heads = [copy.deepcopy(module.head.state_dict()) for module in modules]
             for k, module in enumerate(modules):
                 module.head.load_state_dict(heads[counterpart[k]])
@@ -167,7 +167,7 @@ def plain_round(fed, state, cohort, counterpart, config):
                     features[k][c] += list(of_class.detach())
                     if state.has_class[c]:
                         distance = (of_class.mean(0) - state.global_features[c]).square().sum()
-                        loss = loss + config.alignment_weight * distance
+                        loss = loss + options.alignment_weight * distance
                 optimizers[k].zero_grad()
                 loss.backward()
                 optimizers[k].step()
@@ -192,7 +192,7 @@ def plain_round(fed, state, cohort, counterpart, config):
     # The evaluation vectors: the accuracy by class on a sample.
     evaluation = state.evaluation.clone()
     for module, client in zip(modules, cohort.client_ids, strict=True):
-        draw = generator(run.seed, cohort.round, client, "evaluation")
+        draw = generator(config.seed, cohort.round, client, "evaluation")
         x, y = fed.engine.gather(fedcme.evaluation_sample(fed.training[client], draw))
         _, logits = module(x)
         right = logits.argmax(1) == y

@@ -56,15 +56,15 @@ def test_anchors_are_averaged_with_those_of_clients_that_lack_the_class_or_witho
     assert fedfa.aggregate_present(local, weights, has_class, previous).tolist() == [[2.5], [10.0], [7.0]]
 
 
-def plain_client(fed, config, state, cohort, k):
+def plain_client(fed, options, state, cohort, k):
     """Client k's round with plain modules and torch.optim: its parameters and anchors."""
-    run = fed.config
+    config = fed.config
     received = state.anchors
     classes = torch.arange(len(received))
     (module,) = modules_of(fed, {k: (state.params, state.buffers)})
-    sgd = torch.optim.SGD(module.parameters(), lr=run.lr, momentum=run.momentum, weight_decay=run.weight_decay)
-    calibration_kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[config.calibration_optimizer]
-    calibration = calibration_kind(module.head.parameters(), lr=config.calibration_lr)
+    sgd = torch.optim.SGD(module.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    calibration_kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[options.calibration_optimizer]
+    calibration = calibration_kind(module.head.parameters(), lr=options.calibration_lr)
 
     anchors = received.clone()
     gathered = torch.zeros_like(received)  # sums of the class means of an epoch's batches
@@ -74,14 +74,14 @@ def plain_client(fed, config, state, cohort, k):
         # Alignment.
         features, logits = module(x)
         distances = sum((features[y == c] - received[c]).square().sum(1).mean() for c in y.unique())
-        loss = F.cross_entropy(logits, y) + config.anchor_weight * distances / len(received)
+        loss = F.cross_entropy(logits, y) + options.anchor_weight * distances / len(received)
         sgd.zero_grad()
         loss.backward()
         sgd.step()
 
         # Calibration.
         is_epoch_end = plan.epoch_end[step, k]
-        if config.calibration == "batch" or (config.calibration == "epoch" and is_epoch_end):
+        if options.calibration == "batch" or (options.calibration == "epoch" and is_epoch_end):
             calibration.zero_grad()
             F.cross_entropy(module.head(received), classes).backward()
             calibration.step()
@@ -93,7 +93,7 @@ def plain_client(fed, config, state, cohort, k):
         if is_epoch_end:
             for c in met:
                 mean = gathered[c] / plan.num_batches[0, k]
-                anchors[c] = config.anchor_decay * anchors[c] + (1 - config.anchor_decay) * mean
+                anchors[c] = options.anchor_decay * anchors[c] + (1 - options.anchor_decay) * mean
             gathered = torch.zeros_like(received)
     return {name: value.detach() for name, value in module.named_parameters()}, anchors
 

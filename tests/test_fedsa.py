@@ -391,21 +391,21 @@ def test_training_of_fedgens_generator_is_plain_adam_on_the_mean_head():
 def plain_fedgen_round(fed, setup, number, kept, shared):
     """One round by plain torch: every client, the mean head, and the generator, which the code's form leaves alone."""
     head, shared_generator = shared
-    run = setup.config
+    config = setup.config
     options = setup.method_config
     is_code_form = options.form == "code"
     weight = options.generator_weight if is_code_form or number > 0 else 0.0
     examples = np.concatenate(fed.training)
     counts = torch.bincount(fed.engine.labels[examples], minlength=3)
-    most_steps = run.local_epochs * math.ceil(max(map(len, fed.training)) / run.batch_size)
+    most_steps = config.local_epochs * math.ceil(max(map(len, fed.training)) / config.batch_size)
 
     after = {}
     mean_head = {name: torch.zeros_like(value) for name, value in head.items()}
     for client in range(fed.num_clients):
         params, buffers = kept.get(client, fed.initial_model(fed.networks[fed.architecture[client]]))
         module = plain_generator(shared_generator).train(is_code_form)
-        draw = generator(run.seed, number, client, "generated")
-        noise, labels = fedgen.draw_samples(counts, most_steps, run.batch_size, draw, uniform=is_code_form)
+        draw = generator(config.seed, number, client, "generated")
+        noise, labels = fedgen.draw_samples(counts, most_steps, config.batch_size, draw, uniform=is_code_form)
         samples = zip(noise, labels, strict=True)
 
         def objective(network, features, logits, y, module=module, samples=samples):
@@ -420,8 +420,8 @@ def plain_fedgen_round(fed, setup, number, kept, shared):
             mean_head[name] += share * own[name]
 
     if not is_code_form:
-        draw = generator(run.seed, number, "generator")
-        samples = fedgen.draw_samples(counts, options.generator_steps, run.batch_size, draw)
+        draw = generator(config.seed, number, "generator")
+        samples = fedgen.draw_samples(counts, options.generator_steps, config.batch_size, draw)
         shared_generator = fedgen.train_generator(shared_generator, mean_head, samples, options.generator_lr)
     return after, (mean_head, shared_generator)
 

@@ -52,9 +52,9 @@ class TrainedClient(NamedTuple):
 def train_client(fed, number, client, model, direction, alpha, rho):
     """What a client comes to in a round of torch.optim with the mixed gradient."""
     (module,) = modules_of(fed, {client: model})
-    run = fed.config
+    config = fed.config
     steps = 0
-    optimizer = torch.optim.SGD(module.parameters(), fed.lr(number), run.momentum, weight_decay=run.weight_decay)
+    optimizer = torch.optim.SGD(module.parameters(), fed.lr(number), config.momentum, weight_decay=config.weight_decay)
     for x, y in minibatches(fed, number, client):
         grads = climbed_gradients(module, x, y, rho) if rho else gradients(module, x, y)
         for (name, parameter), g in zip(module.named_parameters(), grads, strict=True):
