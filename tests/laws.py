@@ -116,6 +116,6 @@ def assert_public_phase_agrees(
     """
     batches = list(fed.public_batches(cohort.round)) if phase.batches is None else phase.batches
     expected, means = exchange_plainly(phase, modules_of(fed, states), batches)
-    trained, terms = phase.run(stacked_by_network(fed, cohort, states), cohort, fed, options)
+    trained, terms = phase.learn(stacked_by_network(fed, cohort, states), cohort, fed, options)
     assert_agree(models_of(fed.groups(cohort), trained), expected, "the models")
     return terms, means

@@ -34,7 +34,9 @@ def models_of(groups: list[Cohort], clients: list[Client]) -> dict[int, Model]:
 class PublicPhase(NamedTuple):
     """What clients learn in a round on public images: as a method has it, and what a plain loop needs for it."""
 
-    run: Callable  # of the method: from stacked clients, their cohort, the federation and options to clients and terms
+    learn: (
+        Callable  # of the method: from stacked clients, their cohort, the federation and options to clients and terms
+    )
     # From a client's number, what its model makes of a batch, and what all clients' models do, detached, to the loss
     # and numbers that are kept of it.
     objective: Callable[[int, Scores, list[Scores]], tuple[Tensor, ...]]

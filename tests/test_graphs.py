@@ -35,13 +35,13 @@ KINDS = [method.name for method in check.one_of_each_kind()]
 
 
 CASES = {
-    "fedavg": MethodCase(FEDAVG, {}, {"lr_decay": 0.5}),
-    "fedfm": MethodCase(FEDFM, {"start_round": 1}, {}),
-    "fedfa": MethodCase(find_method("fedfa"), {}, {}),  # uses the number of a client's batches
+    "fedavg": MethodCase(FEDAVG, overrides={}, run_options={"lr_decay": 0.5}),
+    "fedfm": MethodCase(FEDFM, overrides={"start_round": 1}, run_options={}),
+    "fedfa": MethodCase(find_method("fedfa"), overrides={}, run_options={}),  # uses the number of a client's batches
     # Two gradients a step, and a direction that the server sends.
-    "mofedsam": MethodCase(find_method("mofedsam"), {}, {}),
-    "stateful": MethodCase(STATEFUL, {}, {}),
-    "adam": MethodCase(FEDAVG, {}, {"optimizer": "adam", "lr": 0.003}),
+    "mofedsam": MethodCase(find_method("mofedsam"), overrides={}, run_options={}),
+    "stateful": MethodCase(STATEFUL, overrides={}, run_options={}),
+    "adam": MethodCase(FEDAVG, overrides={}, run_options={"optimizer": "adam", "lr": 0.003}),
 }
 
 

@@ -23,7 +23,7 @@ class MethodCase(NamedTuple):
 
     method: Method
     overrides: dict | None
-    run: dict
+    run_options: dict
 
 
 STATEFUL = find_method(str(Path(__file__).parent.parent / "docs/examples/my_method.py"))  # whose clients keep state
