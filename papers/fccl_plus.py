@@ -465,20 +465,22 @@ def update_locally(
     """Algorithm 1, line 12: all local epochs of the clients of one network; returns their models and terms."""
     if config.regularizer == "ewc":
         return update_with_ewc(model, group, fed, config)
-    epochs = fed.local_epochs
-    plain = round(config.plain_share * epochs)  # epochs, the first ones, Reading 16
+    num_plain = round(config.plain_share * fed.local_epochs)
+    plain_epochs = range(num_plain)  # Reading 16
+    other_epochs = range(num_plain, fed.local_epochs)
     plain_loss = make_local_loss(group.network, config, "kd")
-    model, plain_terms = fed.train(model, group, plain_loss, teacher, axes=0, epochs=range(plain))
+    model, plain_terms = fed.train(model, group, plain_loss, teacher, axes=0, epochs=plain_epochs)
     local_loss = make_local_loss(group.network, config, config.regularizer)
-    model, other_terms = fed.train(model, group, local_loss, teacher, axes=0, epochs=range(plain, epochs))
-    return model, mean_over_phases(plain_terms, other_terms, plain / epochs, (epochs - plain) / epochs)
+    model, other_terms = fed.train(model, group, local_loss, teacher, axes=0, epochs=other_epochs)
+    return model, mean_over_phases(plain_terms, other_terms, len(plain_epochs), len(other_epochs))
 
 
-def mean_over_phases(first: Terms, second: Terms, first_share: float, second_share: float) -> Terms:
-    """The terms' means over all local epochs, of which two phases have these shares; a term may be of one alone."""
-    terms = {name: first_share * value for name, value in first.items()}
+def mean_over_phases(first: Terms, second: Terms, first_epochs: int, second_epochs: int) -> Terms:
+    """The terms' means over the epochs of two phases; a term of one phase is 0 in the other."""
+    epochs = first_epochs + second_epochs
+    terms = {name: first_epochs / epochs * value for name, value in first.items()}
     for name, value in second.items():
-        terms[name] = terms.get(name, 0.0) + second_share * value
+        terms[name] = terms.get(name, 0.0) + second_epochs / epochs * value
     return terms
 
 
