@@ -331,15 +331,9 @@ def mean_over_halves(first: Terms, second: Terms, half: int, epochs: int) -> Ter
 def init(fed: Federation, config: Config) -> ServerState:
     """The initial model w^0; no class has a global feature, and nobody has been evaluated."""
     evaluation = torch.zeros(fed.num_clients, fed.num_classes, dtype=fed.dtype, device=fed.device)
-    model = fed.initial_model()
-    global_features = no_vectors(fed)
-    return ServerState(
-        model.params,
-        model.buffers,
-        global_features.vectors,
-        has_class=global_features.has_vector,
-        evaluation=evaluation,
-    )
+    params, buffers = fed.initial_model()
+    global_features, has_class = no_vectors(fed)
+    return ServerState(params, buffers, global_features, has_class, evaluation)
 
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:

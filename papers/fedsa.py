@@ -320,13 +320,8 @@ def init(fed: Federation, config: Config) -> ServerState:
     """The anchors, from the run's seed; nobody has trained yet. Refuses networks whose features differ in width."""
     make_anchors = semantic_anchors if config.embedding else class_anchors  # Reading 12
     anchors = make_anchors(fed.num_classes, fed.feature_dim, fed.generator("anchors"))
-    prototypes = no_vectors(fed)
-    return ServerState(
-        anchors=anchors.to(fed.device, fed.dtype),
-        prototypes=prototypes.vectors,
-        has_class=prototypes.has_vector,
-        clients={},
-    )
+    prototypes, has_prototype = no_vectors(fed)
+    return ServerState(anchors.to(fed.device, fed.dtype), prototypes, has_prototype, clients={})
 
 
 def train_group(state: ServerState, anchors: Tensor, group: Cohort, fed: Federation, config: Config) -> GroupRound:
