@@ -216,16 +216,23 @@ class Stream:
     def wait_stream(self, other: "Stream") -> None:
         self.seen |= other.seen
 
-    def next_operation(self) -> tuple["Stream", int]:
+    def next_operation(self) -> "StreamPosition":
         self.seen[self] += 1
-        return self, self.seen[self]
+        return StreamPosition(self, self.seen[self])
+
+
+class StreamPosition(NamedTuple):
+    """An operation, by how many its stream has had with it."""
+
+    stream: Stream
+    count: int
 
 
 @dataclass(frozen=True)
 class Uses:
     """The last operations on some memory: the one that wrote it, and those that have read it since."""
 
-    write: tuple[Stream, int]
+    write: StreamPosition
     reads: dict[Stream, int] = field(default_factory=dict)
 
 
@@ -272,20 +279,20 @@ class RaceDetector:
             for other, uses in earlier.items():
                 if span.overlaps(other):
                     self._refuse_race(uses, write)
-            stream, number = self.stream.next_operation()
+            position = self.stream.next_operation()
             if write:
                 for other in [other for other in earlier if span.covers(other)]:
                     del earlier[other]
-                earlier[span] = Uses((stream, number))
+                earlier[span] = Uses(position)
             else:
-                uses = earlier.get(span, Uses((self.main, 0)))
-                earlier[span] = Uses(uses.write, uses.reads | {stream: number})
+                uses = earlier.get(span, Uses(StreamPosition(self.main, 0)))
+                earlier[span] = Uses(uses.write, uses.reads | {position.stream: position.count})
 
     def _refuse_race(self, uses: Uses, write: bool) -> None:
         before = [uses.write]
         if write:
             before += uses.reads.items()
-        if any(self.stream.seen[stream] < number for stream, number in before):
+        if any(self.stream.seen[stream] < count for stream, count in before):
             raise RaceError("a stream does not wait for another one")
 
 

@@ -115,11 +115,11 @@ def run_on_fake_cuda(
 
         state = laws.start(setup, fed)
         counts_of_rounds = []
-        for number in range(rounds):
+        for round in range(rounds):
             before = counts(device)
             fed.start_round()
-            state, _ = laws.one_round(setup, fed, state, fed.cohort(number))
-            refuse_non_finite(state, number)
+            state, _ = laws.one_round(setup, fed, state, fed.cohort(round))
+            refuse_non_finite(state, round)
             counts_of_rounds.append({name: count - before[name] for name, count in counts(device).items()})
         return FakeCudaRun(to_host(state), fed, device, counts_of_rounds)
 

@@ -97,12 +97,12 @@ def assert_rounds_agree(
     """
     state = start(setup, fed)
     kept = {}
-    for number in range(rounds):
-        kept, shared = plain_round(fed, setup, number, kept, shared)
-        state, _ = one_round(setup, fed, state, fed.cohort(number))
-        assert_agree(shared_of(state), shared, f"what all share after round {number}")
+    for round in range(rounds):
+        kept, shared = plain_round(fed, setup, round, kept, shared)
+        state, _ = one_round(setup, fed, state, fed.cohort(round))
+        assert_agree(shared_of(state), shared, f"what all share after round {round}")
         for client, parts in kept.items():
-            assert_agree(tuple(state.clients[client]), parts, f"client {client} in round {number}")
+            assert_agree(tuple(state.clients[client]), parts, f"client {client} in round {round}")
     return state
 
 

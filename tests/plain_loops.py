@@ -45,17 +45,17 @@ def modules_of(fed: Federation, clients: dict) -> list[nn.Module]:
 
 
 def minibatches(
-    fed: Federation, number: int, client: int, epochs: range | None = None
+    fed: Federation, round: int, client: int, epochs: range | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """A client's images and labels of a round, minibatch by minibatch without padding."""
-    plan = fed.plan(fed.cohort_of(number, [client]), epochs)
+    plan = fed.plan(fed.cohort_of(round, [client]), epochs)
     for step in range(int(plan.steps[0])):
         size = plan.size[step, 0]
         yield fed.engine.gather(plan.index[step, 0, :size])
 
 
 def train_plainly(
-    fed: Federation, number: int, client: int, model: Model,
+    fed: Federation, round: int, client: int, model: Model,
     objective: Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor],
 ) -> dict[str, Tensor]:  # fmt: skip
     """A client's parameters after a round of SGD with the federation's minibatches and options.
@@ -65,7 +65,7 @@ def train_plainly(
     (module,) = modules_of(fed, {client: model})
     config = fed.config
     optimizer = torch.optim.SGD(module.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay)
-    for x, y in minibatches(fed, number, client):
+    for x, y in minibatches(fed, round, client):
         features, logits = module(x)
         loss = objective(module, features, logits, y)
         optimizer.zero_grad()
@@ -84,7 +84,7 @@ class TrainedPair(NamedTuple):
 
 
 def train_pair(
-    fed: Federation, number: int, client: int, own: Model, shared: Model,
+    fed: Federation, round: int, client: int, own: Model, shared: Model,
     losses: Callable[[Scores, Scores, Tensor], Iterable[Tensor]], clip_norm: float, further: nn.Module | None = None,
 ) -> TrainedPair:  # fmt: skip
     """A client's two networks after a round of SGD, each clipped alone, by the gradients of both losses.
@@ -99,7 +99,7 @@ def train_pair(
         modules.append(further)
     optimizers = [torch.optim.SGD(module.parameters(), fed.config.lr) for module in modules]
     num_clipped = 0
-    for x, y in minibatches(fed, number, client):
+    for x, y in minibatches(fed, round, client):
         for optimizer in optimizers:
             optimizer.zero_grad()
         for loss in losses(Scores(*own_module(x)), Scores(*shared_module(x)), y):

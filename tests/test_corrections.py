@@ -120,8 +120,8 @@ def test_without_clipping_feddyn_is_algorithm_1_in_a_plain_loop():
             loss = loss + alpha * ((value * h_i[name]).sum() + (value - w[name]).square().sum() / 2)
         return loss, aux
 
-    for number, members in enumerate(COHORTS):
-        cohort = fed.cohort_of(number, members)
+    for round, members in enumerate(COHORTS):
+        cohort = fed.cohort_of(round, members)
         context = (alphas[members], stack([h[client] for client in members]))
         clients, _ = fed.train(fed.broadcast(w, buffers, cohort), cohort, objective, context, (0, 0))
         for place, client in enumerate(members):

@@ -70,12 +70,12 @@ def test_the_learning_rate_decays_from_round_to_round():
         return laws.simulate(setup, fed, 3, state=setup.method.init(fed, None), first=2)
 
     setup, decaying = laws.federation("fedavg", lr=0.04, lr_decay=0.5)
-    assert [decaying.lr(number) for number in range(3)] == [0.04, 0.02, 0.01]
+    assert [decaying.lr(round) for round in range(3)] == [0.04, 0.02, 0.01]
     at_a_quarter = third_round(*laws.federation("fedavg", lr=0.01))
     laws.assert_agree(third_round(setup, decaying), at_a_quarter, "the third round")
 
     _, linear = laws.federation("fedmd", lr_schedule="linear", rounds=40, lr=0.001)
-    rates = [linear.lr(number) for number in (0, 1, 2, 39)]
+    rates = [linear.lr(round) for round in (0, 1, 2, 39)]
     assert rates == pytest.approx([0.001, 0.001, 0.001 * (1 - 0.9 / 40), 0.001 * (1 - 0.9 * 38 / 40)])
     assert next(linear.public_batches(39)).lr.item() == pytest.approx(rates[3])
 
@@ -83,7 +83,7 @@ def test_the_learning_rate_decays_from_round_to_round():
 def test_schedules_are_those_of_pytorch_over_all_rounds_and_a_warm_up_rises_to_the_full_rate():
     def rates(**options):
         _, fed = laws.federation("fedavg", lr=0.1, **options)
-        return [fed.lr(number) for number in range(8)]
+        return [fed.lr(round) for round in range(8)]
 
     parameter = torch.nn.Parameter(torch.zeros(1))
     theirs = torch.optim.SGD([parameter], lr=0.1)
@@ -197,15 +197,15 @@ def test_two_rounds_of_lg_fedavg_are_those_of_a_plain_loop():
     first, buffers = fed.initial_model()
     head = {name: first[name] for name in HEAD}
     own = dict.fromkeys(range(4), first)
-    for number, clients in enumerate(cohorts):
+    for round, clients in enumerate(cohorts):
         for client in clients:
             model = Model({**own[client], **head}, buffers)
-            own[client] = train_plainly(fed, number, client, model, cross_entropy)
+            own[client] = train_plainly(fed, round, client, model, cross_entropy)
         total = sum(sizes[client] for client in clients)
         head = {name: sum(sizes[client] * own[client][name] for client in clients) / total for name in HEAD}
-        state = laws.simulate(setup, fed, number + 1, cohorts)
+        state = laws.simulate(setup, fed, round + 1, cohorts)
         laws.assert_agree(state.head, head, "the averaged head")
-        assert len(state.clients) == 3 + number
+        assert len(state.clients) == 3 + round
         for client, (params, _) in setup.method.personal(state).items():  # which is tested
             laws.assert_agree(params, {**own[client], **head}, f"client {client}")
 

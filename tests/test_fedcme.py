@@ -219,15 +219,15 @@ def test_a_round_against_a_plain_loop(epochs, options, momentum):
     match_of_form = match_plainly if setup.method_config.matching == "pairs" else match_many_to_one_plainly
     known = torch.tensor([[1.0, 0.0, 0.2], [0.0, 1.0, 0.1], [0.3, 1.0, 0.3], [0.2, 0.1, 1.0]], dtype=fed.dtype)
     state = laws.start(setup, fed)
-    for number, client_ids in enumerate(([0, 1, 2, 3], [0, 1, 3], [0, 1, 2, 3])):
-        state = state._replace(evaluation=known + 0.01 * number)
-        cohort = fed.cohort_of(number, client_ids)
+    for round, client_ids in enumerate(([0, 1, 2, 3], [0, 1, 3], [0, 1, 2, 3])):
+        state = state._replace(evaluation=known + 0.01 * round)
+        cohort = fed.cohort_of(round, client_ids)
 
         after, terms = laws.one_round(setup, fed, state, cohort)
 
         counterpart = match_of_form(state.evaluation[client_ids])
         params, global_features, evaluation = plain_round(fed, state, cohort, counterpart, setup.method_config)
-        laws.assert_agree((after.params, after.global_features), (params, global_features), f"round {number}")
+        laws.assert_agree((after.params, after.global_features), (params, global_features), f"round {round}")
         assert torch.equal(after.evaluation, evaluation)
         assert all(values.shape == (len(client_ids),) for values in terms.values())
         state = after

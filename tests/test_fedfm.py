@@ -121,27 +121,27 @@ def test_rounds_of_lite_are_those_of_a_plain_loop():
     model = fed.initial_model()
     anchors = state.anchors
     kept = {}
-    for number, client_ids in enumerate([[0, 1], [1, 2], [0, 3], [0, 1], [2, 3]]):
-        if number % 2 == 0:
+    for round, client_ids in enumerate([[0, 1], [1, 2], [0, 3], [0, 1], [2, 3]]):
+        if round % 2 == 0:
             kept = {}  # all begin with the global model after an exchange
-        context = fedfm.Context(anchors, torch.full((3,), number > 0), torch.tensor(1.0, dtype=fed.dtype))
+        context = fedfm.Context(anchors, torch.full((3,), round > 0), torch.tensor(1.0, dtype=fed.dtype))
         for client in client_ids:
-            alone = fed.cohort_of(number, [client])
+            alone = fed.cohort_of(round, [client])
             received = fed.broadcast(*kept.get(client, model), alone)
             trained, _ = fed.train(received, alone, local_loss, context)
             kept[client] = select((trained.params, trained.buffers), 0)
         models = {client: kept[client] for client in client_ids}
         anchors = class_means(fed, models)
-        cohort = fed.cohort_of(number, client_ids)
-        if number in (1, 3, 4):
+        cohort = fed.cohort_of(round, client_ids)
+        if round in (1, 3, 4):
             model = weighted_mean(stack(list(models.values())), cohort.weights)
 
         state, _ = laws.one_round(setup, fed, state, cohort)
         shared = (state.params, state.buffers, state.anchors)
-        laws.assert_agree(shared, (*model, anchors), f"what all share after round {number}")
+        laws.assert_agree(shared, (*model, anchors), f"what all share after round {round}")
         assert state.clients.keys() == kept.keys()
         for client, own in kept.items():
-            laws.assert_agree(tuple(state.clients[client]), own, f"what client {client} keeps after round {number}")
+            laws.assert_agree(tuple(state.clients[client]), own, f"what client {client} keeps after round {round}")
 
 
 # Feature matching as an add-on
@@ -187,10 +187,10 @@ def test_the_norm_before_batch_normalisation_is_logged_in_the_round_in_which_mat
     state = laws.start(setup, fed)
     received = {}  # the model of each round, and what it logged
     terms = {}
-    for number in range(3):
-        received[number] = state
-        state, terms[number] = laws.one_round(setup, fed, state, fed.cohort(number))
-    assert [number for number in range(3) if "norm_before_batchnorm" in terms[number]] == [1]
+    for round in range(3):
+        received[round] = state
+        state, terms[round] = laws.one_round(setup, fed, state, fed.cohort(round))
+    assert [round for round in range(3) if "norm_before_batchnorm" in terms[round]] == [1]
 
     model = received[1]
     convolutions = {name: value for name, value in model.params.items() if value.ndim == 4}

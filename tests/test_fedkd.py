@@ -64,13 +64,13 @@ def test_three_rounds_of_fml_are_those_of_a_plain_loop(form):
         yield F.cross_entropy(output, y) * 0.3 + to_shared * 0.7
         yield F.cross_entropy(output_g, y) * 0.6 + to_own * 0.4
 
-    def plain_round(fed, setup, number, models, received):
+    def plain_round(fed, setup, round, models, received):
         nonlocal clipped_steps
         after = {}
         sent = []
         for client in range(fed.num_clients):
             own = models.get(client, fed.initial_model(fed.networks[fed.architecture[client]]))
-            trained = train_pair(fed, number, client, own, Model(received, {}), losses, form.bound)
+            trained = train_pair(fed, round, client, own, Model(received, {}), losses, form.bound)
             after[client] = (trained.own, {})
             sent.append(trained.shared)
             clipped_steps += trained.num_clipped
@@ -229,7 +229,7 @@ def test_three_rounds_of_fedkd_are_those_of_a_plain_loop(form):
                 new[name] = start + restore(compress(mean, share), start)
         return new
 
-    def plain_round(fed, setup, number, kept, mentee):
+    def plain_round(fed, setup, round, kept, mentee):
         nonlocal clipped_steps
         after = {}
         sent = []
@@ -243,12 +243,12 @@ def test_three_rounds_of_fedkd_are_those_of_a_plain_loop(form):
 
             losses_of_client = partial(losses, w_h=w_h)
             trained = train_pair(
-                fed, number, client, Model(*mentor), Model(mentee, {}), losses_of_client, form.bound, further=w_h
+                fed, round, client, Model(*mentor), Model(mentee, {}), losses_of_client, form.bound, further=w_h
             )
             after[client] = (trained.own, {}, trained.further["weight"])
             sent.append(trained.shared)
             clipped_steps += trained.num_clipped
-        exchanges = number if form.name == "code" else number + 1
+        exchanges = round if form.name == "code" else round + 1
         return after, exchange(sent, mentee, 0.6 + 0.3 * exchanges / 3)
 
     mentee = laws.start(setup, fed).params

@@ -52,9 +52,9 @@ def test_three_rounds_of_a_server_are_those_of_a_plain_loop(name):
         ([0.0, 0.0, 0.1], [0.0, 0.2, 0.3]),
         ([1.0, 1.0, 1.0], [-1.0, -1.0, -1.0]),
     ]
-    for number, (first, second) in enumerate(changes_of_rounds):
+    for round, (first, second) in enumerate(changes_of_rounds):
         local = doubles(x) + doubles([first, second])
-        fed = federation_of(local, doubles([1.0, 5.0]) + number)
+        fed = federation_of(local, doubles([1.0, 5.0]) + round)
         state, _ = method.run_round(state, cohort, fed, config)
 
         for j in range(3):
@@ -65,7 +65,7 @@ def test_three_rounds_of_a_server_are_those_of_a_plain_loop(name):
         torch.testing.assert_close(state.params["w"], doubles(x), rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(state.mean["w"], doubles(m), rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(state.square["w"], doubles(v), rtol=1e-12, atol=1e-12)
-        assert state.buffers["mean"].item() == 4.0 + number  # the mean by weights, whatever went before
+        assert state.buffers["mean"].item() == 4.0 + round  # the mean by weights, whatever went before
 
 
 def test_fedyogis_second_moment_stands_still_where_it_equals_the_square():

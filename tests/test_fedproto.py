@@ -40,7 +40,7 @@ def output_of(features, logits, teacher, options):
     return Contribution(output, -options.distillation_weight * (target * logits.log_softmax(-1)).sum())
 
 
-def plain_round(fed, setup, number, models, shared):
+def plain_round(fed, setup, round, models, shared):
     """One round of all clients by plain torch; returns their models and what they share now by class."""
     sent = {c: [] for c in range(fed.num_classes)}
     after = {}
@@ -58,7 +58,7 @@ def plain_round(fed, setup, number, models, shared):
                 seen.append((label, contribution.vector.detach()))
             return F.cross_entropy(logits, y) + torch.stack(pulls).mean()
 
-        params = train_plainly(fed, number, client, models.get(client, fed.initial_model()), objective)
+        params = train_plainly(fed, round, client, models.get(client, fed.initial_model()), objective)
         after[client] = (params, {})
 
         if not of_all_epochs:

@@ -135,24 +135,24 @@ class PlainFedSAObjective:
         )
 
 
-def plain_fedsa_client(fed, setup, number, client, before, anchors):
+def plain_fedsa_client(fed, setup, round, client, before, anchors):
     """A client's state after a round by plain torch, and its prototypes by class."""
     margin = max(before.margin.item(), plain_margin(list(anchors)))
     objective = PlainFedSAObjective(setup.method_config, anchors, margin)
-    params = train_plainly(fed, number, client, Model(before.params, before.buffers), objective)
+    params = train_plainly(fed, round, client, Model(before.params, before.buffers), objective)
     prototypes = means_by_class(objective.gathered)
     own_margin = torch.tensor(plain_margin(list(prototypes.values())))
     return fedsa.ClientState(params, {}, own_margin), prototypes
 
 
-def plain_fedsa_round(fed, setup, number, kept, shared):
+def plain_fedsa_round(fed, setup, round, kept, shared):
     """One round of all clients by plain torch; returns what the clients keep and what they share."""
     newcomer = fedsa.ClientState(*fed.initial_model(), margin=torch.tensor(0.0))
     sent = {c: [] for c in range(fed.num_classes)}
     after = {}
     for client in range(fed.num_clients):
         before = kept.get(client, newcomer)
-        after[client], own_prototypes = plain_fedsa_client(fed, setup, number, client, before, shared.anchors)
+        after[client], own_prototypes = plain_fedsa_client(fed, setup, round, client, before, shared.anchors)
         for c, prototype in own_prototypes.items():
             sent[c].append(prototype)
 
@@ -302,15 +302,15 @@ def test_the_code_form_sends_prototypes_of_the_model_before_training(given_to_th
     setup, fed = laws.federation("fedtgp", {"form": "code"}, parts=parts)
     state = laws.start(setup, fed)
     stored = dict.fromkeys(range(2), fed.initial_model())
-    for number, cohort in enumerate([[0, 1], [0], [0, 1]]):  # client 1 sits a round out, what it has stored is older
-        state, _ = laws.one_round(setup, fed, state, fed.cohort_of(number, cohort))
+    for round, cohort in enumerate([[0, 1], [0], [0, 1]]):  # client 1 sits a round out, what it has stored is older
+        state, _ = laws.one_round(setup, fed, state, fed.cohort_of(round, cohort))
         expected = []
         for client in cohort:
             means, _ = means_of(fed, client, stored[client])
             expected += means
             stored[client] = state.clients[client]
-        sent = given_to_the_server[number].prototypes
-        laws.assert_agree(sent, torch.stack(expected), f"what is sent in round {number}")
+        sent = given_to_the_server[round].prototypes
+        laws.assert_agree(sent, torch.stack(expected), f"what is sent in round {round}")
 
 
 @pytest.mark.parametrize(("form", "margin"), [("paper", 0.0), ("code", 7.0)])
@@ -388,13 +388,13 @@ def test_training_of_fedgens_generator_is_plain_adam_on_the_mean_head():
     torch.testing.assert_close(after.buffers["norm.var"], module.norm.running_var)
 
 
-def plain_fedgen_round(fed, setup, number, kept, shared):
+def plain_fedgen_round(fed, setup, round, kept, shared):
     """One round by plain torch: every client, the mean head, and the generator, which the code's form leaves alone."""
     head, shared_generator = shared
     config = setup.config
     options = setup.method_config
     is_code_form = options.form == "code"
-    weight = options.generator_weight if is_code_form or number > 0 else 0.0
+    weight = options.generator_weight if is_code_form or round > 0 else 0.0
     examples = np.concatenate(fed.training)
     counts = torch.bincount(fed.engine.labels[examples], minlength=3)
     most_steps = config.local_epochs * math.ceil(max(map(len, fed.training)) / config.batch_size)
@@ -404,7 +404,7 @@ def plain_fedgen_round(fed, setup, number, kept, shared):
     for client in range(fed.num_clients):
         params, buffers = kept.get(client, fed.initial_model(fed.networks[fed.architecture[client]]))
         module = plain_generator(shared_generator).train(is_code_form)
-        draw = generator(config.seed, number, client, "generated")
+        draw = generator(config.seed, round, client, "generated")
         noise, labels = fedgen.draw_samples(counts, most_steps, config.batch_size, draw, uniform=is_code_form)
         samples = zip(noise, labels, strict=True)
 
@@ -413,14 +413,14 @@ def plain_fedgen_round(fed, setup, number, kept, shared):
             generated = F.cross_entropy(network.head(module(inputs(noise, labels))), labels)
             return F.cross_entropy(logits, y) + weight * generated
 
-        own = train_plainly(fed, number, client, Model({**params, **head}, buffers), objective)
+        own = train_plainly(fed, round, client, Model({**params, **head}, buffers), objective)
         after[client] = ({name: value for name, value in own.items() if name not in head}, {})
         share = len(fed.training[client]) / len(examples)
         for name in head:
             mean_head[name] += share * own[name]
 
     if not is_code_form:
-        draw = generator(config.seed, number, "generator")
+        draw = generator(config.seed, round, "generator")
         samples = fedgen.draw_samples(counts, options.generator_steps, config.batch_size, draw)
         shared_generator = fedgen.train_generator(shared_generator, mean_head, samples, options.generator_lr)
     return after, (mean_head, shared_generator)

@@ -49,13 +49,13 @@ class TrainedClient(NamedTuple):
     num_steps: int
 
 
-def train_client(fed, number, client, model, direction, alpha, rho):
+def train_client(fed, round, client, model, direction, alpha, rho):
     """What a client comes to in a round of torch.optim with the mixed gradient."""
     (module,) = modules_of(fed, {client: model})
     config = fed.config
     steps = 0
-    optimizer = torch.optim.SGD(module.parameters(), fed.lr(number), config.momentum, weight_decay=config.weight_decay)
-    for x, y in minibatches(fed, number, client):
+    optimizer = torch.optim.SGD(module.parameters(), fed.lr(round), config.momentum, weight_decay=config.weight_decay)
+    for x, y in minibatches(fed, round, client):
         grads = climbed_gradients(module, x, y, rho) if rho else gradients(module, x, y)
         for (name, parameter), g in zip(module.named_parameters(), grads, strict=True):
             parameter.grad = alpha * g + (1 - alpha) * direction[name]
@@ -76,15 +76,15 @@ def rounds_by_a_plain_loop(fed, alpha, rho, server_lr):
     """What the server sends after three rounds."""
     x, buffers = fed.initial_model()
     direction = {name: torch.zeros_like(value) for name, value in x.items()}
-    for number, members in enumerate(COHORTS):
+    for round, members in enumerate(COHORTS):
         total = sum(SIZES[client] for client in members)
-        length = fed.lr(number) / (1 - fed.config.momentum)  # of a step along a constant gradient
+        length = fed.lr(round) / (1 - fed.config.momentum)  # of a step along a constant gradient
         moved = tree_map(torch.zeros_like, x)
         mean_buffers = tree_map(torch.zeros_like, buffers)
         new_direction = tree_map(torch.zeros_like, x)
         for client in members:
             share = SIZES[client] / total
-            trained = train_client(fed, number, client, (x, buffers), direction, alpha, rho)
+            trained = train_client(fed, round, client, (x, buffers), direction, alpha, rho)
             for name, end in trained.params.items():
                 moved[name] += share * (end - x[name])
                 if trained.num_steps:
