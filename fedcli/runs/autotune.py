@@ -86,11 +86,11 @@ def until_captured(engine: Engine, max_passes: int) -> Iterator[None]:
     On CUDA the first steps of each kind go by their operations, and one kind may have a step a pass.
     """
     graphs = engine.graphs
-    for number in range(max_passes):
+    for pass_index in range(max_passes):
         plain = 0 if graphs is None else graphs.num_plain
         yield
         if graphs is None or engine.graphs is None:  # there are none, or none any more
-            if number > 0:
+            if pass_index > 0:
                 return
         elif graphs.num_plain == plain:
             return

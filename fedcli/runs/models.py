@@ -180,7 +180,7 @@ def check_models(models: Models, method: Method, record: Record) -> None:
     """
     num_clients = record["config"]["num_clients"]
     num_networks = len(record["config"]["backbone"].split(","))
-    networks = [initial_network(record, number) for number in range(num_networks)]
+    networks = [initial_network(record, client) for client in range(num_networks)]  # of the first clients
     initial = [_initial_model(network) for network in networks]
     if method.personal is None or method.shared is not None:
         with at("shared"):

@@ -215,9 +215,9 @@ def _refuse_different_workers(record: Record, method: Method) -> None:
 
 def _record_notes(record: Record, fed: Federation, listener: Listener) -> None:
     """Takes what the engine had to say in the last round into the record, and shows it."""
-    number = record["rounds"][-1]["round"]
+    round_index = record["rounds"][-1]["round"]
     for text in fed.engine.notes:
-        record["engine"]["notes"].append({"round": number, "text": text})
+        record["engine"]["notes"].append({"round": round_index, "text": text})
         listener.note(text)
     fed.engine.notes.clear()
 
