@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedcli.errors import UserError
-from fedcli.results.metrics import Counts, balanced_accuracy, class_accuracies, macro_f1
+from fedcli.results.metrics import ClassCounts, balanced_accuracy, class_accuracies, macro_f1
 from fedcli.runs.identity import FIRST_SETTINGS, Settings, key_of, settings_of
 from fedcli.runs.loggers import flat_numbers
 from fedcli.runs.machine import checkout
@@ -168,7 +168,7 @@ def rounds_of(record: Record) -> pd.DataFrame:
     return table
 
 
-def _class_scores(counts: Counts, class_names: Sequence[str]) -> dict[str, float | None]:
+def _class_scores(counts: ClassCounts, class_names: Sequence[str]) -> dict[str, float | None]:
     """What a round's counts of the classes say, as fractions, by column."""
     scores: dict[str, float | None] = {"macro_f1": macro_f1(counts), "balanced_accuracy": balanced_accuracy(counts)}
     for name, accuracy in zip(class_names, class_accuracies(counts), strict=True):

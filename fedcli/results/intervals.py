@@ -70,7 +70,7 @@ def _by_seed(metric: Metric, runs: Iterable[Record]) -> dict[int, float]:
     """The values of the runs that have one, by seed."""
     values = {}
     for record in runs:
-        value = metric.counted_value(record)
+        value = metric.included_value(record)
         if value is not None:
             values[record["seed"]] = value
     return values
@@ -85,7 +85,7 @@ def clear_best(metric: Metric, groups: Mapping[Name, Sequence[Record]]) -> Name 
     if len(means) < 2 or not metric.better:
         return None
     best, second = sorted(means, key=means.__getitem__, reverse=metric.better == "higher")[:2]
-    if any(state_of(record) == "diverged" and not metric.counts(record) for record in groups[best]):
+    if any(state_of(record) == "diverged" and not metric.includes(record) for record in groups[best]):
         return None
     lead = paired_difference(metric, groups[best], metric, groups[second])
     is_ahead = lead.low > 0 if metric.better == "higher" else lead.high < 0

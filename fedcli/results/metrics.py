@@ -7,12 +7,11 @@ record and percent in tables.
 import copy
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,8 +26,11 @@ from fedcli.userfiles import from_file, is_from_file
 DECIMALS = {"percent": 2, "": 3, "floats": 0}
 
 
-def _no_round(record: Record, *arguments: Any) -> None:
-    """The round whose models a number is measured on, of one that is not measured on the models of a single round."""
+class Parameter(NamedTuple):
+    """What stands behind the colon of a metric's name."""
+
+    read: Callable[[str], Any]  # raises ValueError for a text that is none
+    required: bool = True
 
 
 @dataclass(frozen=True)
@@ -36,18 +38,20 @@ class Metric:
     """A number of a run."""
 
     name: str  # as in a table's cells
-    read: Callable[..., float | None]  # of a record and the parameter, if any; accuracies as fractions
+    read: Callable[..., float | None]  # of a record and the argument, if any; accuracies as fractions
     unit: str = "percent"  # "percent", "floats", "rounds", or "" for a plain number
     better: str = "higher"  # "higher", "lower", or "" where no value is the best
     paper_field: str = "mean"  # where papers/reported.json has the paper's number
     missing_text: str = "not measured"  # of a finished run without a value
     needed_rounds: str = "every"  # tested one; or the "selected", or the "last" and the model after it
-    read_parameter: Callable[[str], Any] | None = None  # from what stands behind the colon, if anything may
-    arguments: tuple[Any, ...] = ()  # the parameter as it is read, or its default
     after_the_run: bool = False  # whether `fedcli quality` measures it on the models that a run leaves
-    read_round: Callable[..., int | None] = _no_round  # of the same as `read`: the round that the models are of
+    # Of the same as `read`: the round whose models it is measured on, if these are of a single round.
+    read_round: Callable[..., int | None] | None = None
     run_option: str = ""  # with which a run has it in its record
-    decimals: int | None = None  # that a user has asked for, of percent and plain numbers
+    parameter: Parameter | None = None
+    # What a user has asked for.
+    argument: Any = None  # the parameter's value; None where it is left out
+    decimals: int | None = None  # of percent and plain numbers
 
     @property
     def title(self) -> str:
@@ -77,14 +81,20 @@ class Metric:
         Raises:
             UserError: If what is read is no number.
         """
-        value = self.read(record, *self.arguments)
+        value = self._apply(self.read, record)
         if not isinstance(value, int | float | None):
             raise UserError(f"the metric '{self.name}' is no number (got {type(value).__name__}); return one or None.")
         if value is None or not math.isfinite(value):
             return None
         return 100 * value if self.unit == "percent" else value
 
-    def counts(self, record: Record) -> bool:
+    def _apply(self, read: Callable[..., Any], record: Record) -> Any:
+        """What a function reads from a record, with the argument of a metric that has a parameter."""
+        if self.parameter is None:
+            return read(record)
+        return read(record, self.argument)
+
+    def includes(self, record: Record) -> bool:
         """Whether a run enters means: a finished one, and one that diverged after its best round on validation."""
         state = state_of(record)
         selection = SELECTIONS[record["summary"]["selection"]]
@@ -93,15 +103,18 @@ class Metric:
         return state == "finished"
 
     def values(self, records: Iterable[Record]) -> list[float]:
-        """The values of the runs that count and have one; none where these are of `different_rounds`."""
-        counted = [record for record in records if self.counts(record) and self.value(record) is not None]
-        if self.different_rounds(counted):
-            return []
-        values = [self.value(record) for record in counted]
-        return [value for value in values if value is not None]
+        """The values of the runs that enter means and have one; none where these are of `different_rounds`."""
+        values = []
+        measured_rounds = []
+        for record in records:
+            value = self.value(record) if self.includes(record) else None
+            if value is not None:
+                values.append(value)
+                measured_rounds.append(self.measured_rounds(record))
+        return values if _share_a_round(measured_rounds) else []
 
-    def counted_value(self, record: Record) -> float | None:
-        """The value of a run that counts; None without one."""
+    def included_value(self, record: Record) -> float | None:
+        """The value of a run that enters means; None without one."""
         values = self.values([record])
         return values[0] if values else None
 
@@ -110,12 +123,12 @@ class Metric:
 
         Such values have no mean and no difference. A headline may be that of the last round.
         """
-        rounds_of_runs = [self.measured_rounds(record) for record in records if self.value(record) is not None]
-        return bool(rounds_of_runs) and not set.intersection(*rounds_of_runs)
+        measured_rounds = [self.measured_rounds(record) for record in records if self.value(record) is not None]
+        return not _share_a_round(measured_rounds)
 
     def measured_rounds(self, record: Record) -> set[str]:
         """Which of the "last" and the "selected" round it was measured in; both, if not on the models of one round."""
-        number = self.read_round(record, *self.arguments)
+        number = None if self.read_round is None else self._apply(self.read_round, record)
         if number is None:
             return {"last", "selected"}
         names = set()
@@ -124,6 +137,11 @@ class Metric:
         if number == record["summary"]["selected_round"]:
             names.add("selected")
         return names
+
+
+def _share_a_round(measured_rounds: Sequence[set[str]]) -> bool:
+    """Whether all values are of one round, by the `measured_rounds` of each."""
+    return not measured_rounds or bool(set.intersection(*measured_rounds))
 
 
 def find_metric(name: str) -> Metric:
@@ -140,14 +158,21 @@ def find_metric(name: str) -> Metric:
     if kind not in METRICS:
         raise unknown("metric", kind, METRICS, f"there are {', '.join(METRICS)}, and your own by ./file.py:NAME.")
     metric = METRICS[kind]
-    takes_parameter = metric.read_parameter is not None
-    needs_parameter = takes_parameter and not metric.arguments
-    if not colon and not needs_parameter:
+    parameter = metric.parameter
+    if parameter is None:
+        if colon:
+            raise UserError(f"'{name}' is no metric; write {kind}.")
         return metric
-    if metric.read_parameter is not None and text:
-        with suppress(ValueError):  # no number behind the colon, which is refused as well
-            return replace(metric, name=name, arguments=(metric.read_parameter(text),))
-    raise UserError(f"'{name}' is no metric; write {kind}{':PARAMETER' if takes_parameter else ''}.")
+    if not colon and not parameter.required:
+        return metric
+    refusal = UserError(f"'{name}' is no metric; write {kind}:PARAMETER.")
+    if not text:
+        raise refusal
+    try:
+        argument = parameter.read(text)
+    except ValueError:
+        raise refusal from None
+    return replace(metric, name=name, argument=argument)
 
 
 # What metrics read from a record
@@ -163,15 +188,19 @@ def _curve(record: Record, num_last: int | None = None, *, key: str = "test_accu
     return curve.loc[first:]
 
 
-def _last_tenth(record: Record) -> pd.Series:
-    return _curve(record, max(1, record["config"]["rounds"] // 10))
-
-
 def _exact_mean(values: Collection[float]) -> float | None:
     return fmean(values) if len(values) else None  # exact in the last digit, unlike that of pandas
 
 
-_fraction = partial(read_number, read=Fraction, low=0, high=1)
+def _mean_if_complete(values: Collection[float | None]) -> float | None:
+    """The mean of values; None where one of them is missing."""
+    present = [value for value in values if value is not None]
+    return _exact_mean(present) if len(present) == len(values) else None
+
+
+def _mean_of_last_tenth(record: Record) -> float | None:
+    """The mean over the last tenth of the planned rounds, of those among them that were tested."""
+    return _exact_mean(_curve(record, max(1, record["config"]["rounds"] // 10)))
 
 
 def _at(record: Record, fraction: Fraction) -> float | None:
@@ -180,7 +209,7 @@ def _at(record: Record, fraction: Fraction) -> float | None:
     return _curve(record).get(max(1, nearest))
 
 
-def _span(text: str) -> slice:
+def _read_span(text: str) -> slice:
     """The rounds of `FIRST-LAST`, both among them."""
     first, last = map(int, text.split("-"))
     return slice(first, last)
@@ -210,24 +239,24 @@ def _selected_rounds(record: Record) -> list[RoundEntry]:
     return [entry for entry in rounds if entry["round"] == summary["selected_round"]]
 
 
-def _at_selected(record: Record, name: str = "", *, key: str) -> float | None:
-    """Mean of `key` over the selected rounds; of a dict the entry `name`, or the mean of all if empty."""
+def _at_selected(record: Record, *, key: str) -> float | None:
+    """The mean over the selected rounds of a number that they have."""
+    return _mean_if_complete([entry.get(key) for entry in _selected_rounds(record)])
+
+
+def _named_at_selected(record: Record, name: str | None, *, key: str) -> float | None:
+    """The mean over the selected rounds of the number of that name among several; without a name, of their mean."""
     values = []
     for entry in _selected_rounds(record):
-        value = entry.get(key)
-        if isinstance(value, dict):
-            is_mean = value and not name
-            value = fmean(value.values()) if is_mean else value.get(name)
-        if value is None:
-            return None
-        values.append(value)
-    return _exact_mean(values)
+        numbers = entry.get(key) or {}
+        values.append(_exact_mean(numbers.values()) if name is None else numbers.get(name))
+    return _mean_if_complete(values)
 
 
-Counts = Mapping[str, Sequence[float]]  # a round's `per_class`, see `fedcli.core.evaluation.tally_classes`
+ClassCounts = Mapping[str, Sequence[float]]  # a round's `per_class`, see `fedcli.core.evaluation.tally_classes`
 
 
-def macro_f1(counts: Counts) -> float:
+def macro_f1(counts: ClassCounts) -> float:
     """The mean of the F1 scores of all classes that have images or are predicted."""
     right = np.array(counts["right"], float)
     sizes = np.array(counts["predicted"], float) + np.array(counts["actual"], float)
@@ -235,7 +264,7 @@ def macro_f1(counts: Counts) -> float:
     return float(np.mean(2 * right[is_there] / sizes[is_there]))
 
 
-def balanced_accuracy(counts: Counts) -> float:
+def balanced_accuracy(counts: ClassCounts) -> float:
     """The mean of the accuracies (recalls) of all classes that have images."""
     right = np.array(counts["right"], float)
     actual = np.array(counts["actual"], float)
@@ -243,16 +272,18 @@ def balanced_accuracy(counts: Counts) -> float:
     return float(np.mean(right[has_images] / actual[has_images]))
 
 
-def class_accuracies(counts: Counts) -> list[float | None]:
+def class_accuracies(counts: ClassCounts) -> list[float | None]:
     """The accuracy (recall) of each class; None without images."""
     return [right / actual if actual else None for right, actual in zip(counts["right"], counts["actual"], strict=True)]
 
 
-def _mean_score(record: Record, *, score: Callable[[Counts], float]) -> float | None:
+def _mean_score(record: Record, *, score: Callable[[ClassCounts], float]) -> float | None:
     """The mean over the selected rounds of a score that follows from the counts of the classes."""
-    rounds = _selected_rounds(record)
-    scores = [score(entry["per_class"]) for entry in rounds if entry.get("per_class") is not None]
-    return None if len(scores) < len(rounds) else _exact_mean(scores)
+    scores = []
+    for entry in _selected_rounds(record):
+        counts = entry.get("per_class")
+        scores.append(None if counts is None else score(counts))
+    return _mean_if_complete(scores)
 
 
 def _class_accuracy(record: Record, name: str) -> float | None:
@@ -263,11 +294,8 @@ def _class_accuracy(record: Record, name: str) -> float | None:
     accuracies = []
     for entry in _selected_rounds(record):
         counts = entry.get("per_class")
-        accuracy = None if counts is None else class_accuracies(counts)[label]
-        if accuracy is None:
-            return None
-        accuracies.append(accuracy)
-    return _exact_mean(accuracies)
+        accuracies.append(None if counts is None else class_accuracies(counts)[label])
+    return _mean_if_complete(accuracies)
 
 
 def _last_measured(record: Record, name: str, *, key: str) -> float | None:
@@ -277,17 +305,20 @@ def _last_measured(record: Record, name: str, *, key: str) -> float | None:
     return None
 
 
-def _floats(record: Record, key: str, *, total: bool = False) -> float | None:
-    """The mean over rounds, which older records have of the last one alone; if `total`, of all clients and rounds."""
+def _floats(record: Record, *, key: str) -> float | None:
+    """The floats of a client, as the mean over the rounds; older records have those of the last round alone."""
     floats_of_last_round = (record["cost"] or {}).get(key)
     if floats_of_last_round is None:
         return None
     floats_by_round = [entry.get(key, floats_of_last_round) for entry in record["rounds"]]
-    mean = fmean(floats_by_round or [floats_of_last_round])
-    if not total:
-        return mean
+    return fmean(floats_by_round or [floats_of_last_round])
+
+
+def _total_floats(record: Record, *, key: str) -> float | None:
+    """The floats of all clients in all planned rounds."""
+    floats = _floats(record, key=key)
     config = record["config"]
-    return mean * config["cohort_size"] * config["rounds"]
+    return None if floats is None else floats * config["cohort_size"] * config["rounds"]
 
 
 def _last_round(record: Record) -> int:
@@ -306,26 +337,47 @@ def _round_of_quality(record: Record, quantity: str) -> int | None:
     return record["quality"].get("round", _last_round(record))  # older records do not say: it was the last
 
 
-# What several metrics have in common.
-_BY_CLASS: dict[str, Any] = {"needed_rounds": "selected", "run_option": "per_class"}
-_BY_DOMAIN: dict[str, Any] = {"needed_rounds": "selected", "read_parameter": str, "arguments": ("",)}
-_MEASURED: dict[str, Any] = {"unit": "", "better": "", "needed_rounds": "last", "read_parameter": str}
-_FLOATS: dict[str, Any] = {"unit": "floats", "better": "", "needed_rounds": "last"}
+def _class_metric(name: str, read: Callable[..., float | None], parameter: Parameter | None = None) -> Metric:
+    """A metric that follows from the counts of the classes."""
+    return Metric(name, read, needed_rounds="selected", run_option="per_class", parameter=parameter)
+
+
+def _domain_metric(name: str, key: str) -> Metric:
+    """The accuracy on the images of a domain, or the mean over all domains."""
+    read = partial(_named_at_selected, key=key)
+    return Metric(name, read, needed_rounds="selected", parameter=Parameter(str, required=False))
+
+
+def _measured_metric(name: str, key: str) -> Metric:
+    """A plain number of the last round that has such numbers, by its name among them."""
+    read = partial(_last_measured, key=key)
+    return Metric(name, read, unit="", better="", needed_rounds="last", parameter=Parameter(str))
+
+
+def _floats_metric(name: str, read: Callable[[Record], float | None]) -> Metric:
+    """A number of floats that are sent, received or held."""
+    return Metric(name, read, unit="floats", better="", needed_rounds="last")
+
+
+NUM_LAST = Parameter(int)  # so many last planned rounds
 _ALL = (
     # Test accuracies.
     Metric("selected", lambda record: record["summary"]["selected"], needed_rounds="selected"),
     Metric("last", lambda record: record["summary"]["last"], needed_rounds="last"),
     Metric("best", lambda record: _curve(record).max()),
-    Metric("last-tenth", lambda record: _exact_mean(_last_tenth(record))),
-    Metric("mean-of-last", lambda record, num_last: _exact_mean(_curve(record, num_last)), read_parameter=int),
-    Metric("least-of-last", lambda record, num_last: _curve(record, num_last).min(), read_parameter=int),
+    Metric("last-tenth", _mean_of_last_tenth),
+    Metric("mean-of-last", lambda record, num_last: _exact_mean(_curve(record, num_last)), parameter=NUM_LAST),
+    Metric("least-of-last", lambda record, num_last: _curve(record, num_last).min(), parameter=NUM_LAST),
     Metric(
-        "deviation-of-last", lambda record, num_last: _curve(record, num_last).std(), better="lower", read_parameter=int
+        "deviation-of-last",
+        lambda record, num_last: _curve(record, num_last).std(),
+        better="lower",
+        parameter=NUM_LAST,
     ),
     Metric("largest-step", lambda record: _curve(record).diff().abs().max(), better=""),
-    Metric("round", lambda record, round: _curve(record).get(round), read_parameter=int),
-    Metric("rounds", lambda record, span: _exact_mean(_curve(record).loc[span]), read_parameter=_span),
-    Metric("at", _at, read_parameter=_fraction),
+    Metric("round", lambda record, round: _curve(record).get(round), parameter=Parameter(int)),
+    Metric("rounds", lambda record, span: _exact_mean(_curve(record).loc[span]), parameter=Parameter(_read_span)),
+    Metric("at", _at, parameter=Parameter(partial(read_number, read=Fraction, low=0, high=1))),
     Metric(
         "rounds-to",
         _rounds_to,
@@ -333,9 +385,9 @@ _ALL = (
         better="lower",
         paper_field="rounds_to_target",
         missing_text="never",
-        read_parameter=float,
+        parameter=Parameter(float),
     ),
-    Metric("reached", _reached, missing_text="never", read_parameter=float),
+    Metric("reached", _reached, missing_text="never", parameter=Parameter(float)),
     Metric("post", lambda record: record.get("post", {}).get("test_accuracy"), needed_rounds="last"),
     # Other accuracies.
     Metric("validation", partial(_at_selected, key="validation_accuracy"), needed_rounds="selected"),
@@ -344,33 +396,33 @@ _ALL = (
     Metric(
         "classifier-of-last",
         lambda record, num_last: _exact_mean(_curve(record, num_last, key="classifier_accuracy")),
-        read_parameter=int,
+        parameter=NUM_LAST,
     ),
-    Metric("domain", partial(_at_selected, key="domains"), **_BY_DOMAIN),
-    Metric("intra", partial(_at_selected, key="intra"), **_BY_DOMAIN),
-    Metric("inter", partial(_at_selected, key="inter"), **_BY_DOMAIN),
-    Metric("clients", partial(_at_selected, key="clients"), needed_rounds="selected", read_parameter=str),
+    _domain_metric("domain", key="domains"),
+    _domain_metric("intra", key="intra"),
+    _domain_metric("inter", key="inter"),
+    Metric("clients", partial(_named_at_selected, key="clients"), needed_rounds="selected", parameter=Parameter(str)),
     # By the counts of the classes, which several models share as they share the headline's accuracy.
-    Metric("macro-f1", partial(_mean_score, score=macro_f1), **_BY_CLASS),
-    Metric("balanced-accuracy", partial(_mean_score, score=balanced_accuracy), **_BY_CLASS),
-    Metric("class", _class_accuracy, read_parameter=str, **_BY_CLASS),
+    _class_metric("macro-f1", partial(_mean_score, score=macro_f1)),
+    _class_metric("balanced-accuracy", partial(_mean_score, score=balanced_accuracy)),
+    _class_metric("class", _class_accuracy, parameter=Parameter(str)),
     # What else is measured.
     Metric(
         "quality",
         _quality,
         unit="",
         needed_rounds="last",
-        read_parameter=str,
         after_the_run=True,
         read_round=_round_of_quality,
+        parameter=Parameter(str),
     ),
-    Metric("drift", partial(_last_measured, key="drift"), **_MEASURED),
-    Metric("term", partial(_last_measured, key="terms"), **_MEASURED),
+    _measured_metric("drift", key="drift"),
+    _measured_metric("term", key="terms"),
     # Floats of a client in a round; totals are counted as the papers do, memory anew in each round.
-    Metric("floats-up", partial(_floats, key="floats_up"), **_FLOATS),
-    Metric("floats-down", partial(_floats, key="floats_down"), **_FLOATS),
-    Metric("memory-floats", partial(_floats, key="memory_floats"), **_FLOATS),
-    Metric("total-floats", partial(_floats, key="floats_up", total=True), **_FLOATS),
-    Metric("total-memory-floats", partial(_floats, key="memory_floats", total=True), **_FLOATS),
+    _floats_metric("floats-up", partial(_floats, key="floats_up")),
+    _floats_metric("floats-down", partial(_floats, key="floats_down")),
+    _floats_metric("memory-floats", partial(_floats, key="memory_floats")),
+    _floats_metric("total-floats", partial(_total_floats, key="floats_up")),
+    _floats_metric("total-memory-floats", partial(_total_floats, key="memory_floats")),
 )
 METRICS = {metric.name: metric for metric in _ALL}

@@ -49,7 +49,7 @@ def mean_text_of_runs(
     Returns:
         "66.10 ± 0.52 (3)", or "66.10 ± 0.52 (2 of 3 runs; 1 diverged)"; the state of the furthest if no run counts.
     """
-    num_counted = sum(map(metric.counts, records))
+    num_counted = sum(map(metric.includes, records))
     if not num_counted:
         return next(state for state in RUN_STATES if states[state])
     values = metric.values(records)

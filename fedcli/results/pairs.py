@@ -212,8 +212,8 @@ def _candidates(
         differing = differences_from_plan(record, run.settings, planned.settings, metric.needed_rounds)
         if not _allows(claim, differing) or not _has_enough_rounds(record, planned, metric):
             continue
-        value = metric.counted_value(record)
-        if value is None and metric.missing_text != "never" and metric.counts(record):
+        value = metric.included_value(record)
+        if value is None and metric.missing_text != "never" and metric.includes(record):
             continue  # finished, and not measured
         assert run.folder is not None  # the records have been read from files
         core, _, _ = run.numerics.partition(".")
@@ -230,7 +230,7 @@ def _candidates(
                 differences=differing,
                 folder=run.folder,
                 value=value,
-                tail=find_metric("last-tenth").counted_value(record),
+                tail=find_metric("last-tenth").included_value(record),
                 measured_rounds={"last", "selected"} if value is None else metric.measured_rounds(record),
             )
         )

@@ -136,7 +136,7 @@ def _compare_planned(table: Table, planned: PlannedCell) -> ComparedCell:
     metric = planned.metric
     records = planned.records
     states = Counter(run.state for run in planned.runs)
-    runs = CountedRuns(planned.cell.method, states, sum(map(metric.counts, records)))
+    runs = CountedRuns(planned.cell.method, states, sum(map(metric.includes, records)))
     text = mean_text_of_runs(metric, records, states)
     return _compare_cell(table, _place_of(planned), metric, text, metric.values(records), runs)
 

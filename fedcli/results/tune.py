@@ -1,7 +1,7 @@
 """Tuning a method's options by validation accuracy; test accuracies play no part.
 
 The accuracy of a run, on the clients' held-out examples, follows its protocol: the best round, the mean of the last
-three, or, where the last round counts, the mean over the last tenth of the rounds.
+three, or, where the last round counts, the mean over the last tenth of the tested rounds.
 """
 
 import json
@@ -79,9 +79,14 @@ def validation_accuracy(record: Record) -> float:
     if selection.best_by is not None:
         return max(accuracies)
     if selection.is_of_last_round:
-        tenth = max(len(accuracies) // 10, 1)
-        return fmean(accuracies[-tenth:])
+        return _mean_of_last_tenth_tested(accuracies)
     return fmean(accuracies[-selection.num_averaged :])
+
+
+def _mean_of_last_tenth_tested(accuracies: Sequence[float]) -> float:
+    """The mean over the last tenth of the tested rounds; the metric `last-tenth` goes by the planned ones."""
+    num_last = max(len(accuracies) // 10, 1)
+    return fmean(accuracies[-num_last:])
 
 
 def plan_trials(
