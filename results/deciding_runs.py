@@ -60,7 +60,7 @@ def deciding_runs_text(answer: verdicts.Answer, folder: Path, timed_runs: pd.Dat
         return f"more than {verdicts.MOST_SEEDS} seeds, if their spread stays"
     table = find_table(answer.claim.table)
     plan = plan_table(table, folder, seeds=seeds, only=verdicts.rows_and_columns(answer.claim))
-    lacking = [run for run in plan.runs if run.to_do]
+    lacking = [run for run in plan.runs if run.needs_running]
     words = f"{len(lacking)} runs in full"
     if len(seeds) > verdicts.FEWEST_SEEDS:
         words += f", to have {len(seeds)} seeds"

@@ -75,7 +75,7 @@ def runs_of_claim(answer: verdicts.Answer, records: Path, timed: pd.DataFrame) -
     if study_names:
         links = ", ".join(f"[{name}]({name}.md)" for name in study_names)
         remarks.append(f"{answer.size}: {links}")
-    by_modified = modified_checkout_text(read_runs(answer.evidence.folders)["record"])
+    by_modified = modified_checkout_text(run.record for run in read_runs(answer.evidence.folders))
     if by_modified:
         remarks.append(by_modified)
     limiting_study = answer.claim.limiting_study

@@ -3,8 +3,8 @@
 import math
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 
 from fedcli import registry
@@ -106,7 +106,9 @@ def test_a_run_carries_a_model_and_those_of_scaffolds_clients(evidence, planned)
 def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, planned, monkeypatch):
     records = {}  # by the folders of their runs, in place of files
     monkeypatch.setattr(evidence.open_runs, "read_begun", records.get)
-    monkeypatch.setattr(durations, "read_runs", lambda folders: pd.DataFrame({"record": list(records.values())}))
+    monkeypatch.setattr(
+        durations, "read_runs", lambda folders: [SimpleNamespace(record=record) for record in records.values()]
+    )
     fedfm = first_run_of("fedfm", planned)
     fedavg = first_run_of("fedavg", planned)
     scaffold = first_run_of("scaffold", planned)

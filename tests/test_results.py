@@ -90,11 +90,11 @@ def test_every_number_that_a_paper_prints_is_planned_or_has_a_reason(paper):
 def test_pages_name_the_runs_of_earlier_versions_of_a_methods_file():
     """And no other run is of an earlier version."""
     old = set()
-    for run in frame.read_runs([RESULTS / "records"]).to_dict("records"):
-        is_registered = run["method"] in methods()  # a study's own file is known by its hash
-        if is_registered and run["record"]["numerics"]["method"] != find_method(run["method"]).numerics:
-            study, *_ = run["folder"].relative_to(RESULTS / "records").parts
-            old.add((study, run["method"]))
+    for run in frame.read_runs([RESULTS / "records"]):
+        is_registered = run.method in methods()  # a study's own file is known by its hash
+        if is_registered and run.record["numerics"]["method"] != find_method(run.method).numerics:
+            study, *_ = run.folder.relative_to(RESULTS / "records").parts
+            old.add((study, run.method))
     assert old == {("fmnist-nine-methods", "scaffold")}
     assert "SCAFFOLD's runs are of an earlier version of its file" in (RESULTS / "fmnist-nine-methods.md").read_text()
 

@@ -28,7 +28,7 @@ def cost_rows(plan: TablePlan) -> list[tuple[str, str]]:
     seeds = ", ".join(map(str, plan.seeds))
     lines = [
         ("table", plan.title),
-        ("runs", f"{len(plan.runs)}, seeds {seeds}: {counts}; {len(plan.to_run)} to run"),
+        ("runs", f"{len(plan.runs)}, seeds {seeds}: {counts}; {len(plan.startable_runs)} to run"),
     ]
     if plan.reduction:
         lines.append(("reduced", f"{plan.reduction}; not the paper's setting"))
@@ -36,7 +36,7 @@ def cost_rows(plan: TablePlan) -> list[tuple[str, str]]:
     if len(estimated):
         lines.append(("time", f"{durations.time_text(estimated)}, one run after the other"))
     data_sets: set[str] = set()
-    for run in plan.to_run:
+    for run in plan.startable_runs:
         data_sets.update(run.setup.data_sets)
     if data_sets:
         lines.append(("data sets", ", ".join(sorted(data_sets))))
@@ -51,14 +51,14 @@ class TableDisplay(jobs.PlanListener):
     def __init__(self, consoles: Sequence[Console], plan: Plan, log: str | Iterable[Any] | None = None):
         """Make a display whose bar is on the first console, and its lines on all; `log` is what `run_plan` takes."""
         self.ended = 0
-        self.total = len(plan.to_run)
+        self.total = len(plan.startable_runs)
         self.log = find_loggers(log)
         self._terminal, *_ = consoles
         self._consoles = consoles
         self._plan = plan
-        self._rounds = {run.folder: run.rounds_done for run in plan.to_run}
+        self._rounds = {run.folder: run.rounds_done for run in plan.startable_runs}
         self.bar = Progress(console=self._terminal, disable=not self._terminal.is_terminal, transient=True)
-        self._task = self.bar.add_task("", total=sum(run.setup.config.rounds for run in plan.to_run))
+        self._task = self.bar.add_task("", total=sum(run.setup.config.rounds for run in plan.startable_runs))
 
     def begin(self, run: PlannedRun) -> None:
         """Print that a run starts or goes on."""

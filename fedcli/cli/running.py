@@ -119,7 +119,7 @@ def _run_grid(plan: "Plan", placement: Placement, output: Output) -> Mapping[Pat
     loggers = find_loggers(output.log)  # before the file of the log is made
     screens = consoles(output, stderr=True)
     warn_of_protocols(plan)
-    if not any(run.to_do for run in plan.runs):
+    if not any(run.needs_running for run in plan.runs):
         print_line(screens, f"nothing to run: all {len(plan.runs)} runs have ended")
     errors = run_plan(plan, screens, again, loggers, placement=placement)
     text = _summarise(plan.folder)

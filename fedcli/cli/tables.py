@@ -199,16 +199,16 @@ def _print_paper_table(
         refuse_file_of_a_run(out)
         out.parent.mkdir(parents=True, exist_ok=True)
     screen = Console(stderr=True, highlight=False)
-    if any(run.to_do for run in plan.runs):
+    if any(run.needs_running for run in plan.runs):
         print_table(("", ""), cost_rows(plan), screen=screen)
     errors: Mapping[Path, str] = {}
-    if plan.to_run and run_missing is not None:
+    if plan.startable_runs and run_missing is not None:
         errors = run_missing(plan, screen)
         plan = make_plan()
     _print_or_write(render(compare_with_paper(plan), format), format, out)
     if errors:
         raise typer.Exit(1)
-    nothing_can_start = any(run.to_do for run in plan.runs) and not plan.to_run
+    nothing_can_start = any(run.needs_running for run in plan.runs) and not plan.startable_runs
     if nothing_can_start and run_missing is not None:
         lacking = "; ".join(plan.missing_data.values())
         raise UserError(f"no run of {name} that is missing can start (got {lacking}); bring the data.")

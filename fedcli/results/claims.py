@@ -15,7 +15,7 @@ from fedcli.data import datasets
 from fedcli.declarations import Claim, Table
 from fedcli.registry import find_table
 from fedcli.results.claim_tables import as_shipped, read_shipped
-from fedcli.results.frame import RunRow, read_runs, rows_of
+from fedcli.results.frame import RunRow, read_runs
 from fedcli.results.intervals import NO_INTERVAL, Interval, mean_interval
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.pairs import (
@@ -62,12 +62,10 @@ def answer_claims(
     Raises:
         UserError: If a claim's table has not its cells.
     """
-    runs = read_runs(folders)
-    has_ended = runs["state"].isin(ENDED)
-    changed_code = runs["record"].map(recorded_code_changes).astype(bool)
     counted_runs: dict[str, list[RunRow]] = {}  # by method
-    for run in rows_of(runs[has_ended & ~changed_code]):
-        counted_runs.setdefault(run.method, []).append(run)
+    for run in read_runs(folders):
+        if run.state in ENDED and not recorded_code_changes(run.record):
+            counted_runs.setdefault(run.method, []).append(run)
     shipped_rows = read_shipped() if shipped else {}
     answers = []
     for claim in claims:

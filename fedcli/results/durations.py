@@ -10,7 +10,7 @@ import pandas as pd
 from fedcli.data import datasets
 from fedcli.data.datasets import num_images
 from fedcli.results import plans
-from fedcli.results.frame import read_runs, shipped_folders
+from fedcli.results.frame import RunRow, read_runs, shipped_folders
 from fedcli.runs.machine import environment, is_undisturbed
 
 
@@ -34,8 +34,8 @@ def round_examples(config: Mapping[str, Any], images: int) -> float:
     return images * config["cohort_size"] / config["num_clients"] * config["local_epochs"]
 
 
-def times_of_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """The times of runs, see `fedcli.results.frame`, that did not move to another machine.
+def times_of_runs(runs: Iterable[RunRow]) -> pd.DataFrame:
+    """The times of runs that did not move to another machine.
 
     Returns:
         A row a run: `seconds` of a round, its test included, for an example of its training; the `examples` of a round;
@@ -43,7 +43,8 @@ def times_of_runs(runs: pd.DataFrame) -> pd.DataFrame:
         `TRAINING_COLUMNS`.
     """
     rows = []
-    for record in runs["record"]:
+    for run in runs:
+        record = run.record
         shape = record["model"].get("input")
         if not record["rounds"] or shape is None or record["moved"]:
             continue
@@ -156,7 +157,7 @@ def estimate_plan(plan: plans.Plan) -> pd.DataFrame:
     """Estimates the time of the runs to do of a plan, see `estimate_times`, by those in its folder and shipped ones."""
     timed_runs = times_of_runs(read_runs([plan.folder, plans.TABLES_FOLDER, *shipped_folders()]))
     hardware = environment(plan.runs[0].setup.device)["hardware"]
-    to_do = [run for run in plan.runs if run.to_do]
+    to_do = [run for run in plan.runs if run.needs_running]
     return estimate_times(to_do, timed_runs, hardware["device"], hardware["name"])
 
 

@@ -1,11 +1,11 @@
-"""All runs as one `pandas.DataFrame`, a row a run, which everything here filters."""
+"""The runs under folders, a row each, and the rounds and clients of a run as tables."""
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,9 +23,9 @@ GROUPS_OF_ACCURACIES = ("domains", "intra", "inter", "clients", "macro_f1", "cla
 
 
 class RunRow(NamedTuple):
-    """A row of the table of runs."""
+    """A record that was read from a file, with what tells which runs are comparable."""
 
-    folder: Path | None  # None for a record that was not read from a file
+    folder: Path
     record: Record
     method: str
     label: str  # of the user, in the place of the method's name; empty without one
@@ -40,59 +40,57 @@ class RunRow(NamedTuple):
 
 
 def frame_of(records: Iterable[Record]) -> pd.DataFrame:
-    """Records as a table, a row a run, with the fields of `RunRow` as columns."""
-    return _frame_of_rows(_run_row(record) for record in records)
+    """Records as a table, a row a run, with the fields of `RunRow` but for the folder as columns."""
+    columns = [name for name in RunRow._fields if name != "folder"]
+    return pd.DataFrame([_facts_of(record) for record in records], columns=columns)
 
 
-def rows_of(runs: pd.DataFrame) -> list[RunRow]:
-    """The rows of a table of runs."""
-    return [RunRow._make(row) for row in runs.itertuples(index=False)]
-
-
-def _frame_of_rows(rows: Iterable[RunRow]) -> pd.DataFrame:
-    return pd.DataFrame((row._asdict() for row in rows), columns=RunRow._fields)
-
-
-def _run_row(record: Record) -> RunRow:
+def _facts_of(record: Record) -> dict[str, Any]:
+    """The fields of `RunRow` but for the folder."""
     settings = settings_of(record)
-    return RunRow(
-        folder=record.get("folder"),
-        record=record,
-        method=record["method"],
-        label=record.get("label", ""),
-        seed=record["seed"],
-        state=state_of(record),
-        numerics=".".join(map(str, record["numerics"].values())),
-        images=record["dataset_fingerprint"],
-        partition=record["partition"]["fingerprint"],
-        parameters=record["summary"].get("params_sha256"),
-        settings=settings,
-        key=key_of(settings),
-    )
+    return {
+        "record": record,
+        "method": record["method"],
+        "label": record.get("label", ""),
+        "seed": record["seed"],
+        "state": state_of(record),
+        "numerics": ".".join(map(str, record["numerics"].values())),
+        "images": record["dataset_fingerprint"],
+        "partition": record["partition"]["fingerprint"],
+        "parameters": record["summary"].get("params_sha256"),
+        "settings": settings,
+        "key": key_of(settings),
+    }
 
 
 @cache
 def _row_of_file(file: Path, changed: int, size: int) -> RunRow | None:
     """The row of a record file, kept until it changes, since pages read each many times; None after a warning."""
     try:
-        return _run_row({**read_record(file), "folder": file.parent})
+        return RunRow(folder=file.parent, **_facts_of(read_record(file)))
     except UserError as error:
         logging.getLogger("fedcli").warning("left out: %s", error)
         return None
 
 
-def read_runs(folders: Iterable[Path]) -> pd.DataFrame:
-    """The readable runs under folders at any depth, each once, as a table; a missing folder holds none."""
+def _record_files(folder: Path) -> list[Path]:
+    """The records of the runs in a folder at any depth, by path; a missing folder has none."""
+    return sorted(folder.rglob(RECORD))
+
+
+def read_runs(folders: Iterable[Path]) -> list[RunRow]:
+    """The readable runs in folders at any depth, each once; a missing folder has none."""
     files: dict[Path, Path] = {}
     for folder in folders:
-        files |= {file.resolve(): file for file in sorted(folder.rglob(RECORD))}
+        for file in _record_files(folder):
+            files.setdefault(file.resolve(), file)
     rows = []
     for file in files.values():
         stat = file.stat()
         row = _row_of_file(file, stat.st_mtime_ns, stat.st_size)
         if row is not None:
             rows.append(row)
-    return _frame_of_rows(rows)
+    return rows
 
 
 def find_records(paths: Iterable[str | Path], labels: Sequence[str] = ()) -> list[Record]:
@@ -113,7 +111,7 @@ def find_records(paths: Iterable[str | Path], labels: Sequence[str] = ()) -> lis
         )
     records: dict[Path, Record] = {}
     for root, label in zip_longest(roots, labels):
-        files = sorted(root.rglob(RECORD)) if root.is_dir() else [root]
+        files = _record_files(root) if root.is_dir() else [root]
         if not files:
             raise UserError(f"there is no run in '{root}' (got no {RECORD} in it or below); give the folder of a run.")
         for file in files:

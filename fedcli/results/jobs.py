@@ -118,7 +118,7 @@ class Execution:
 
     def __init__(self, plan: Plan, listener: PlanListener, start: Start, at_once: int):
         """Takes the plan, whom to tell, what starts a run, and how many go on at once."""
-        self.waiting = plan.to_run
+        self.waiting = plan.startable_runs
         self.active: dict[futures.Future, PlannedRun] = {}
         self.errors: dict[Path, str] = {}
         self._plan = plan

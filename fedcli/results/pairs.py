@@ -215,7 +215,6 @@ def _candidates(
         value = metric.included_value(record)
         if value is None and metric.missing_text != "never" and metric.includes(record):
             continue  # finished, and not measured
-        assert run.folder is not None  # the records have been read from files
         core, _, _ = run.numerics.partition(".")
         candidates.append(
             Candidate(

@@ -51,7 +51,7 @@ def _notes_on_inactive_terms(runs: Iterable[PlannedRun]) -> list[str]:
 
 
 def _notes_on_outdated_runs(runs: Iterable[PlannedRun]) -> list[str]:
-    folders = [str(run.folder) for run in runs if run.outdated]
+    folders = [str(run.folder) for run in runs if run.is_outdated]
     if not folders:
         return []
     return [f"Made with another version of the code, which computed something else: {', '.join(folders)}."]

@@ -15,7 +15,7 @@ from fedcli.data.imports import import_if_path
 from fedcli.declarations import Cell, Method, Table
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, protocols
-from fedcli.results.frame import RunRow, read_runs, rows_of, shipped_folders
+from fedcli.results.frame import RunRow, read_runs, shipped_folders
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.runs.begin import check_seeds
 from fedcli.runs.identity import (
@@ -68,12 +68,12 @@ class PlannedRun:
         return "not run" if self.record is None else state_of(self.record)
 
     @property
-    def to_do(self) -> bool:
+    def needs_running(self) -> bool:
         """Whether it has not ended; a run that has diverged would diverge again."""
         return self.state not in ENDED
 
     @property
-    def outdated(self) -> bool:
+    def is_outdated(self) -> bool:
         """Whether today's code would not repeat it."""
         if self.record is None:
             return False
@@ -98,7 +98,7 @@ class Plan:
         """The data sets that this machine lacks, and how to get them."""
         needed: set[str] = set()
         for run in self.runs:
-            if run.to_do:
+            if run.needs_running:
                 needed.update(run.setup.data_sets)
         lacking = {}
         for name in sorted(needed):
@@ -109,14 +109,17 @@ class Plan:
         return lacking
 
     @property
-    def to_run(self) -> list[PlannedRun]:
-        """The runs to do whose data are there, begun ones first."""
+    def startable_runs(self) -> list[PlannedRun]:
+        """The runs that need running and whose data are there, begun ones first."""
         lacking = self.missing_data.keys()
-        startable = [run for run in self.runs if run.to_do and lacking.isdisjoint(run.setup.data_sets)]
+        startable = [run for run in self.runs if run.needs_running and lacking.isdisjoint(run.setup.data_sets)]
         return sorted(startable, key=lambda run: run.record is None)
 
     def may_start(self, run: PlannedRun, active: Collection[PlannedRun]) -> bool:
-        """Whether a run may start beside those that go on."""
+        """Whether a run may start beside the `active` ones; it is asked again after one of these has ended.
+
+        Here any may. A plan of one's own may hold back a run, as that of `results/evidence/transfer.py` does.
+        """
         return True
 
     def accuracy_text(self, record: Record) -> str:
@@ -180,73 +183,60 @@ def plan_table(
     Raises:
         UserError: If `only` leaves nothing, or a seed or a limit is out of range.
     """
-    folders = [table_folder(table), TABLES_FOLDER, *shipped_folders()] if folder is None else [folder]
-    (folder, *_) = folders
+    own_folder = table_folder(table) if folder is None else folder
+    search_folders = [own_folder]
+    if folder is None:
+        search_folders += [TABLES_FOLDER, *shipped_folders()]
     seeds = check_seeds(table.seeds if seeds is None else seeds)
-    cells = []
-    reduced: dict[str, Any] = {}
-    first_seed, *other_seeds = seeds
+    new_cells = []
     for cell in _selected_cells(table, only):
-        first_run = plan_cell(table, cell, first_seed, folder, limits, dataset)
-        reduced |= first_run.reduced
-        other_runs = [first_run.with_seed(seed) for seed in other_seeds]
-        cells.append(PlannedCell(cell, find_metric(cell.metric), (first_run, *other_runs)))
-    begun = _find_begun_runs(cells, folders)
-    runs = {}  # by the folder of a new one
-    for folder_if_new, run in _runs_of(cells).items():
-        runs[folder_if_new] = _as_begun(run, begun.get(folder_if_new))
-    cells_with_records = []
-    for planned_cell in cells:
-        shared = tuple(runs[run.folder] for run in planned_cell.runs)
-        cells_with_records.append(replace(planned_cell, runs=shared))
+        first_run = plan_cell(table, cell, seeds[0], own_folder, limits, dataset)
+        new_runs = tuple(first_run.with_seed(seed) for seed in seeds)
+        new_cells.append(PlannedCell(cell, find_metric(cell.metric), new_runs))
+    runs = _attach_records(new_cells, own_folder, search_folders)
+    cells = []
+    for new_cell in new_cells:
+        runs_of_cell = tuple(runs[new_run.folder] for new_run in new_cell.runs)
+        cells.append(replace(new_cell, runs=runs_of_cell))
     return TablePlan(
-        folder,
+        own_folder,
         tuple(runs.values()),
         table=table,
-        cells=tuple(cells_with_records),
+        cells=tuple(cells),
         seeds=tuple(seeds),
-        reduction=_reduction_text(reduced),
+        reduction=_reduction_text(new_cells),
     )
 
 
-def _runs_of(cells: Iterable[PlannedCell]) -> dict[Path, PlannedRun]:
-    """The runs that cells need, by the folder of a new one; of a run that several need, the first cell's."""
-    runs: dict[Path, PlannedRun] = {}
-    for planned_cell in cells:
-        for run in planned_cell.runs:
-            runs.setdefault(run.folder, run)
-    return runs
+def _attach_records(
+    new_cells: Iterable[PlannedCell], own_folder: Path, search_folders: Iterable[Path]
+) -> dict[Path, PlannedRun]:
+    """The runs that cells need, each once and with the folder and the record of what has begun of it.
 
+    In the table's own folder all runs count, in the others those that have ended.
 
-def _find_begun_runs(cells: Iterable[PlannedCell], folders: Sequence[Path]) -> dict[Path, RunRow]:
-    """The runs that have begun, by the folder that a new one would have.
-
-    In the first of these folders all runs count, in the others those that have ended.
+    Returns:
+        The runs by the folders of new ones. Of a run that several cells need it is the first cell's.
     """
+    new_runs: dict[Path, PlannedRun] = {}
     needed_rounds: dict[Path, set[str]] = {}
-    for planned_cell in cells:
-        for run in planned_cell.runs:
-            needed_rounds.setdefault(run.folder, set()).add(planned_cell.metric.needed_rounds)
-    (own_folder, *_) = folders
+    for new_cell in new_cells:
+        for new_run in new_cell.runs:
+            new_runs.setdefault(new_run.folder, new_run)
+            needed_rounds.setdefault(new_run.folder, set()).add(new_cell.metric.needed_rounds)
     countable = []
-    for row in rows_of(read_runs(folders)):
-        assert row.folder is not None  # the records have been read from files
+    for row in read_runs(search_folders):
         if row.state in ENDED or row.folder.is_relative_to(own_folder):
             countable.append(row)
-    begun = {}
-    for folder_if_new, run in _runs_of(cells).items():
-        matching = _matching_rows(run, countable, needed_rounds[folder_if_new])
+    runs = {}
+    for new_folder, new_run in new_runs.items():
+        matching = _matching_rows(new_run, countable, needed_rounds[new_folder])
         if matching:
-            begun[folder_if_new] = max(matching, key=_progress)
-    return begun
-
-
-def _as_begun(run: PlannedRun, row: RunRow | None) -> PlannedRun:
-    """A planned run with the folder and the record of the row; without a row, as it is."""
-    if row is None:
-        return run
-    assert row.folder is not None
-    return replace(run, folder=row.folder, record=row.record)
+            furthest = max(matching, key=_progress)
+            runs[new_folder] = replace(new_run, folder=furthest.folder, record=furthest.record)
+        else:
+            runs[new_folder] = new_run
+    return runs
 
 
 class Progress(NamedTuple):
@@ -260,8 +250,11 @@ def _progress(row: RunRow) -> Progress:
     return Progress(row.state in ENDED, len(row.record["rounds"]))
 
 
-def _reduction_text(reduced: Mapping[str, Any]) -> str:
-    """What makes the runs of a table smaller, in words; empty for nothing."""
+def _reduction_text(cells: Iterable[PlannedCell]) -> str:
+    """What makes the runs of cells smaller, in words; empty for nothing."""
+    reduced: dict[str, Any] = {}
+    for cell in cells:
+        reduced |= cell.runs[0].reduced
     words = [f"at most {reduced[name]:,} {word}" for name, word in SIZES.items() if name in reduced]
     if "dataset" in reduced:
         words.insert(0, reduced["dataset"])
@@ -352,12 +345,14 @@ def _on_other_data(method: Method, options: Mapping[str, Any], dataset: str) -> 
     if not suited:
         names = ", ".join(dict.fromkeys(name for other in protocols_of_paper for name in other.datasets))
         raise UserError(f"no protocol of '{protocol.paper}' is for '{dataset}'; it has {names}.")
-    (new_protocol, *_) = suited
-    resolved = {**protocol.settings, **protocol.datasets[options["dataset"]].settings, **options}
-    partition_options = {name: resolved[name] for name in PARTITION_OPTIONS if name in resolved}
-    replaced = {*new_protocol.settings, "backbone"}
-    remaining = {name: value for name, value in options.items() if name not in replaced}
-    return {**remaining, **partition_options, "protocol": new_protocol.name, "dataset": dataset}
+    new_protocol = suited[0]
+    options_in_cell = {**protocol.settings, **protocol.datasets[options["dataset"]].settings, **options}
+    partition = {name: options_in_cell[name] for name in PARTITION_OPTIONS if name in options_in_cell}
+    protocols_choice = {*new_protocol.settings, "backbone"}
+    others = {name: value for name, value in options.items() if name not in protocols_choice}
+    data = {"protocol": new_protocol.name, "dataset": dataset}
+    # The new protocol wins over the cell's own options, and the cell's division over the new protocol's.
+    return {**others, **partition, **data}
 
 
 def protocols_text(runs: Iterable[PlannedRun]) -> str:

@@ -7,6 +7,7 @@ three, or, where the last round counts, the mean over the last tenth of the test
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import nan
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
@@ -19,7 +20,7 @@ from fedcli import registry
 from fedcli.declarations import SELECTIONS, Method, facts_of, flag_of
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
-from fedcli.results.frame import read_runs
+from fedcli.results.frame import RunRow, read_runs
 from fedcli.results.grids import GridPoint, plan_grid, runs_of_points
 from fedcli.results.method_options import find_methods, options_by_method, options_of, parse_method_options
 from fedcli.results.plans import Plan
@@ -287,26 +288,25 @@ def rank_and_write_best(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataF
 
 def _read_trials(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
     """The trials that have run, in the order of the plan; see `rank_and_write_best`."""
-    by_folder = read_runs([planned.folder]).set_index("folder")
-    runs = by_folder.reindex([run.folder for run in planned.runs])
-    unfinished = runs.index[~runs["state"].isin(ENDED)]
-    if len(unfinished):
-        folder = unfinished[0]
-        raise UserError(f"the trial '{folder}' has not ended ({errors.get(folder)}); see its record.")
-    finished = runs["record"].where(runs["state"] == "finished")
-    accuracies = finished.map(validation_accuracy, na_action="ignore")
+    runs = {run.folder: run for run in read_runs([planned.folder])}
+    for folder in [run.folder for run in planned.runs]:
+        if folder not in runs or runs[folder].state not in ENDED:
+            raise UserError(f"the trial '{folder}' has not ended ({errors.get(folder)}); see its record.")
     rows = []
     for trial in planned.trials:
-        folders = [run.folder for run in trial.runs]
-        trial_accuracies = accuracies[folders].tolist()
-        row = {
+        accuracies = [_accuracy_or_nan(runs[run.folder]) for run in trial.runs]
+        rows.append({
             "method": trial.method.name,
             "options": trial.varied,
-            "accuracies": trial_accuracies,
-            "accuracy": fmean(trial_accuracies),
-        }
-        rows.append(row)
+            "accuracies": accuracies,
+            "accuracy": fmean(accuracies),
+        })  # fmt: skip
     return pd.DataFrame(rows, index=[trial.label for trial in planned.trials])
+
+
+def _accuracy_or_nan(run: RunRow) -> float:
+    """The validation accuracy of a run that has ended; NaN where it diverged."""
+    return validation_accuracy(run.record) if run.state == "finished" else nan
 
 
 def _rank(method: str, trials: pd.DataFrame) -> pd.DataFrame:

@@ -27,7 +27,7 @@ def pack(runs: Sequence[ClaimRun], folder: Path) -> None:
     files = [run.folder / RECORD for run in begun]
     nbytes_of_records = sum(file.stat().st_size for file in files)
     room = ARCHIVE_SIZE - nbytes_of_records / RECORD_COMPRESSION
-    unfinished = [run for run in begun if run.to_do or run.lacks_quality]
+    unfinished = [run for run in begun if run.needs_running or run.lacks_quality]
     taken, left_behind = divide_by_room(unfinished, room)
     for run in left_behind:
         print(f"left behind: {run.label}, seed {run.setup.config.seed}: {nbytes_to_carry(run) / MIB:,.0f} MiB")

@@ -49,7 +49,7 @@ def print_open_runs(runs: Sequence[open_runs.ClaimRun]) -> None:
     """Says which data sets are missing, and which runs have not ended."""
     for text in Plan(open_runs.RUNS, tuple(runs)).missing_data.values():
         print(text)
-    to_do = [run for run in runs if run.to_do]
+    to_do = [run for run in runs if run.needs_running]
     for run in to_do:
         mebibytes = transfer.nbytes_to_carry(run) / transfer.MIB
         done = f"{run.rounds_done} of {run.setup.config.rounds} rounds, {mebibytes:,.0f} MiB to carry"

@@ -104,7 +104,7 @@ def planned_runs(precision: str, tiny: bool) -> list[ClaimRun]:
             by_seed = by_seed[:1]
         for run in by_seed:
             is_changed = bool(changes) or bool(cells.options)  # then no committed record stands for it
-            if run.to_do or is_changed:
+            if run.needs_running or is_changed:
                 to_run = claim_run(run, cells, changes, home)
                 runs.setdefault(to_run.folder, to_run)
     return with_new_records(runs.values())

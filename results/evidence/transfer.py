@@ -63,11 +63,11 @@ class CarriedPlan(Plan):
 
     def begun_beside(self, run: PlannedRun, active: Collection[PlannedRun]) -> list[PlannedRun]:
         """The other runs that have begun and not ended; a run of `active` may not have a record yet."""
-        others = [other for other in self.runs if other.to_do and other.folder != run.folder]
+        others = [other for other in self.runs if other.needs_running and other.folder != run.folder]
         active_folders = {other.folder for other in active}
         begun = []
         for other in with_new_records(others):  # since the plan was made, some have begun and some have ended
             has_begun = other.record or other.folder in active_folders
-            if has_begun and other.to_do:
+            if has_begun and other.needs_running:
                 begun.append(other)
         return begun
