@@ -106,7 +106,7 @@ class _Experiment:
 
     def run_method(self, log: Any, progress: "Listener | None") -> "Run | Runs":
         """Runs the one method, once or with each seed."""
-        from fedcli.results.method_options import options_by_method
+        from fedcli.results.method_options import find_methods, options_by_method
         from fedcli.returned import Run, Runs
         from fedcli.runs.begin import run_method
         from fedcli.runs.loggers import Loggers
@@ -115,7 +115,8 @@ class _Experiment:
         (method,) = self.methods
         given = self.given
         if self.method_options:
-            given = given.with_values(options_by_method(self.methods, self.method_options)[method])
+            methods = find_methods(self.methods)
+            given = given.with_values(options_by_method(methods, self.method_options)[method])
         if progress is None and _is_notebook():
             progress = NotebookProgress()
         ended = run_method(
@@ -201,7 +202,6 @@ def tune(
     """
     from fedcli.results import tune as tuning
     from fedcli.results.jobs import PlanListener, execute
-    from fedcli.results.method_options import find_methods
     from fedcli.results.plans import protocols_text
     from fedcli.returned import Tuned
 
@@ -222,7 +222,7 @@ def tune(
                 warnings.warn(keywords_for_flags(text), stacklevel=2)
         errors = execute(plan, PlanListener(), jobs=jobs, records_only=True)
         ranked = tuning.rank_and_write_best(plan, errors)
-        for text in tuning.notes_on_edges(find_methods(str(method).split(",")), plan.grids, ranked):
+        for text in tuning.notes_on_edges(plan, ranked):
             warnings.warn(keywords_for_flags(f"{text}; try values beyond"), stacklevel=2)
     best = ranked.groupby("method", sort=False)["options"].first()
     return Tuned(plan.folder, ranked, best.to_dict())

@@ -291,8 +291,8 @@ def test_an_option_that_is_set_wrongly_is_refused(words, message, folder):
 def test_a_best_value_at_the_edge_is_told_unless_nothing_lies_beyond():
     def warnings(best, *others, name="lr"):
         trials = pd.DataFrame({"method": ["fedprox"], "options": [{name: best}]})
-        grids = {"fedprox": tune.Grid({name: (best, *others)}, 1 + len(others))}
-        return tune.notes_on_edges([find_method("fedprox")], grids, trials)
+        of_method = tune.MethodTrials(find_method("fedprox"), Path(), values={name: (best, *others)}, points=())
+        return tune.notes_on_edges(tune.Tuning(Path(), (), by_method=(of_method,)), trials)
 
     assert warnings(0.1, 0.01, 1.0) == []
     # Also where the other value is in no combination that was drawn.

@@ -201,6 +201,6 @@ def read_set(names: Sequence[str], set_: Sequence[str] | None) -> dict[str, dict
     """Read `--set` as options of single methods, by their names; without it, nothing slow is imported."""
     if not set_:
         return {}
-    from fedcli.results.method_options import parse_set
+    from fedcli.results.method_options import find_methods, parse_set
 
-    return parse_set(names, set_)
+    return parse_set(find_methods(names), set_)

@@ -54,7 +54,6 @@ def tune(  # noqa: PLR0913  # the parameters of a command are its options
     """
     from fedcli.cli.plan_display import run_plan, warn_of_protocols
     from fedcli.results import tune
-    from fedcli.results.method_options import find_methods
     from fedcli.runs.options import flags_of
 
     names = method.split(",")
@@ -77,7 +76,7 @@ def tune(  # noqa: PLR0913  # the parameters of a command are its options
     ranked = tune.rank_and_write_best(plan, errors)
     for name, trials_of_method in ranked.groupby("method", sort=False):
         print_trials(name if len(names) > 1 else "", trials_of_method)
-    for text in tune.notes_on_edges(find_methods(names), plan.grids, ranked):
+    for text in tune.notes_on_edges(plan, ranked):
         say(f"warning: {text}; try values beyond.", err=True)
     tuned = shlex.join(["--tuned", str(plan.folder)])
     if len(names) > 1:

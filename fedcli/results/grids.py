@@ -65,9 +65,9 @@ def plan_grid(
     if continue_ and out is None:
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
     seeds = None if seeds is None else list(seeds)
-    own_options = options_by_method(names, method_options)
+    own_options = options_by_method(methods, method_options)
     resolved_points = []
-    for name, method in zip(names, methods, strict=True):
+    for name, method in methods.items():
         options_to_vary = {**options_of(method, methods, given.values), **own_options[name]}
         grid = {option: values for option, values in options_to_vary.items() if isinstance(values, tuple)}
         for combination in itertools.product(*grid.values()):
@@ -78,7 +78,7 @@ def plan_grid(
             resolved_points.append(point)
     first_run = resolved_points[0].runs[0]
     folder = Path(out or new_folder(first_run.setup))
-    has_several_methods = len(names) > 1
+    has_several_methods = len(methods) > 1
     points = [_plan_point(point, folder, has_several_methods, bool(continue_)) for point in resolved_points]
     return GridPlan(folder, runs_of_points(points), tuple(points))
 

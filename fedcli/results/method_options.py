@@ -1,7 +1,7 @@
 """Several methods in one command: which options go to which of them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedcli.declarations import Method, flag_of
 from fedcli.errors import UserError, unknown
@@ -11,8 +11,8 @@ from fedcli.runs.options import fields_of, parse_values, recorded_field, recorde
 Options = dict[str, Any]
 
 
-def find_methods(names: Sequence[str]) -> list[Method]:
-    """Finds the methods of a command, whose runs have folders by name.
+def find_methods(names: Sequence[str]) -> dict[str, Method]:
+    """Finds the methods of a command, whose runs have folders by name; returns them as they are named there.
 
     Raises:
         UserError: If there is no such method, or two have the same name.
@@ -21,50 +21,69 @@ def find_methods(names: Sequence[str]) -> list[Method]:
     full_names = [method.name for method in methods]
     if len(set(full_names)) < len(full_names):
         raise UserError(f"two methods have the same name (got {', '.join(full_names)}); name each once.")
-    return methods
+    return dict(zip(names, methods, strict=True))
 
 
-def options_of(method: Method, methods: Sequence[Method], options: Mapping[str, Any]) -> Options:
+def options_of(method: Method, methods: Mapping[str, Method], options: Mapping[str, Any]) -> Options:
     """Leaves out the options that belong to other methods of the command and not to this one."""
-    options_of_any_method = fields_of(*(other.config for other in methods)).keys()
+    options_of_any_method = fields_of(*(other.config for other in methods.values())).keys()
     foreign_options = options_of_any_method - recorded_fields(method).keys()
     return {name: value for name, value in options.items() if name not in foreign_options}
 
 
-def parse_method_options(names: Sequence[str], texts: Iterable[str], flag: str) -> dict[str, Options]:
-    """Reads `METHOD:OPTION=VALUE`, an option of one method, or of all methods that have it without `METHOD:`.
+class OptionText(NamedTuple):
+    """`METHOD:OPTION=VALUES`, an option of one method, or without `METHOD:` of all methods that have it."""
+
+    flag: str  # the option of the command whose text it is: `--set` or `--grid`
+    text: str
+    method: str  # empty for all
+    option: str
+    values: str
+
+
+def split_option_text(flag: str, text: str) -> OptionText:
+    """Takes a text of `--set` or `--grid` apart.
+
+    Raises:
+        UserError: If it has no option or no values.
+    """
+    name, _, values = text.partition("=")
+    if not (name and values):
+        raise UserError(f"{flag} must be an option and its values (got '{text}'); write {flag} lr=0.01,0.1.")
+    method, _, option = name.rpartition(":")
+    return OptionText(flag, text, method, option.strip().lstrip("-").replace("-", "_"), values)
+
+
+def parse_method_options(methods: Mapping[str, Method], texts: Iterable[OptionText]) -> dict[str, Options]:
+    """Reads the options that texts give to methods.
 
     Args:
-        names: The methods, as they are named in the command.
-        texts: The texts, as of `--set` or `--grid`.
-        flag: The option whose texts they are.
+        methods: The methods, as they are named in the command.
+        texts: The texts of `--set` or `--grid`.
 
     Returns:
         For each name of a method its options, each a tuple of the values in the text.
 
     Raises:
-        UserError: If a text has no values, a method is not among those of the command or lacks the option, or an
-            option of a method is given twice.
+        UserError: If a method is not among those of the command or lacks the option, or an option of a method is given
+            twice.
     """
-    methods = dict(zip(names, find_methods(names), strict=True))
-    values_to_try: dict[str, Options] = {name: {} for name in names}
-    for text in texts:
-        option, equals, values = text.partition("=")
-        if not (option and equals and values):
-            raise UserError(f"{flag} must be an option and its values (got '{text}'); write {flag} lr=0.01,0.1.")
-        method_name, _, option = option.rpartition(":")
-        option = option.strip().lstrip("-").replace("-", "_")
-        for name in _matching_methods(methods, method_name, option, flag):
-            field = recorded_field(option, methods[name])
-            if option in values_to_try[name]:
-                raise UserError(f"{flag_of(option)} is given twice (got {flag} {text}); put all its values into one.")
-            values_to_try[name][option] = parse_values(field, values)
+    values_to_try: dict[str, Options] = {name: {} for name in methods}
+    for given in texts:
+        for name in _matching_methods(methods, given):
+            field = recorded_field(given.option, methods[name])
+            if given.option in values_to_try[name]:
+                raise UserError(
+                    f"{flag_of(given.option)} is given twice (got {given.flag} {given.text}); put all its values into "
+                    "one."
+                )
+            values_to_try[name][given.option] = parse_values(field, given.values)
     return values_to_try
 
 
-def parse_set(names: Sequence[str], texts: Iterable[str]) -> dict[str, Options]:
+def parse_set(methods: Mapping[str, Method], texts: Iterable[str]) -> dict[str, Options]:
     """Reads the texts of `--set`, which gives one method's option one value; see `parse_method_options`."""
-    method_options = parse_method_options(names, texts, "--set")
+    method_options = parse_method_options(methods, [split_option_text("--set", text) for text in texts])
     for options in method_options.values():
         for name, values in options.items():
             options[name] = _only_value(name, values)
@@ -83,29 +102,28 @@ def _only_value(option: str, values: Sequence[Any]) -> Any:
     return value
 
 
-def options_by_method(names: Sequence[str], method_options: Mapping[str, Mapping[str, Any]]) -> dict[str, Options]:
+def options_by_method(
+    methods: Mapping[str, Method], method_options: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Options]:
     """Finds the methods that options of single methods are for, as `fedcli.run(..., set=...)` takes them.
 
     Args:
-        names: The methods, as they are named in the command.
+        methods: The methods, as they are named in the command.
         method_options: The options of a method, by its name there or the one that its file declares.
 
     Returns:
-        For each of `names` its options.
+        For each name of a method its options.
 
     Raises:
         UserError: If a method is not among those of the command or lacks an option, or an option of a method is given
             twice.
     """
-    by_name: dict[str, Options] = {name: {} for name in names}
-    if not method_options:
-        return by_name
-    methods = dict(zip(names, find_methods(names), strict=True))
+    by_name: dict[str, Options] = {name: {} for name in methods}
     for method_name, options in method_options.items():
         if not isinstance(options, Mapping):
             raise UserError(
                 f"--set must have the options of each method by its name (got {method_name!r}: {options!r}); write "
-                f"set={{'{names[0]}': {{'lr': 0.1}}}}."
+                f"set={{'{next(iter(methods))}': {{'lr': 0.1}}}}."
             )
         for name in _names_in_command(methods, str(method_name), "--set"):
             for option in options:
@@ -119,12 +137,12 @@ def options_by_method(names: Sequence[str], method_options: Mapping[str, Mapping
     return by_name
 
 
-def _matching_methods(methods: Mapping[str, Method], name: str, option: str, flag: str) -> list[str]:
+def _matching_methods(methods: Mapping[str, Method], given: OptionText) -> list[str]:
     """The methods that a text means, as they are named in the command: the named one, or all that have the option."""
-    if not name:
-        with_option = [other for other, method in methods.items() if option in recorded_fields(method)]
-        return with_option or list(methods)[:1]  # of which the option is then refused
-    return _names_in_command(methods, name, flag)
+    if given.method:
+        return _names_in_command(methods, given.method, given.flag)
+    with_option = [name for name, method in methods.items() if given.option in recorded_fields(method)]
+    return with_option or list(methods)[:1]  # of which the option is then refused
 
 
 def _names_in_command(methods: Mapping[str, Method], name: str, flag: str) -> list[str]:

@@ -7,7 +7,8 @@ three, or, where the last round counts, the mean over the last tenth of the test
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import nan
+from itertools import chain
+from math import nan, prod
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
@@ -22,8 +23,16 @@ from fedcli.errors import UserError
 from fedcli.files import write_atomically
 from fedcli.results.frame import RunRow, read_runs
 from fedcli.results.grids import GridPoint, plan_grid, runs_of_points
-from fedcli.results.method_options import find_methods, options_by_method, options_of, parse_method_options
-from fedcli.results.plans import Plan
+from fedcli.results.method_options import (
+    Options,
+    OptionText,
+    find_methods,
+    options_by_method,
+    options_of,
+    parse_method_options,
+    split_option_text,
+)
+from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs.options import fields_of, recorded_fields
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import ENDED
@@ -38,23 +47,30 @@ VALIDATION_SHARE = 0.2  # share of each client's examples held out, if the proto
 
 
 @dataclass(frozen=True)
-class Grid:
-    """What a method was asked to try."""
+class MethodTrials:
+    """What a method tries."""
 
+    method: Method
+    folder: Path
     values: Mapping[str, Sequence[Any]]  # of each option
-    combinations: int
+    points: tuple[GridPoint, ...]  # the combinations of these values, or some of them
+
+    @property
+    def num_combinations(self) -> int:
+        """Combinations of the values."""
+        return prod(map(len, self.values.values()))
 
 
 @dataclass(frozen=True)
 class Tuning(Plan):
     """Runs that choose options; their test accuracy is not shown."""
 
-    trials: tuple[GridPoint, ...]  # whose runs these are, in the order of the methods
-    grids: Mapping[str, Grid]  # by the name of the method
+    by_method: tuple[MethodTrials, ...]  # in the order of the command
 
-    def trials_of(self, method: str) -> list[GridPoint]:
-        """The trials of a method, by its name."""
-        return [trial for trial in self.trials if trial.method.name == method]
+    @property
+    def trials(self) -> list[GridPoint]:
+        """The trials of all methods."""
+        return list(chain.from_iterable(of_method.points for of_method in self.by_method))
 
     def accuracy_text(self, record: Record) -> str:
         """The accuracy that ranks trials."""
@@ -117,39 +133,30 @@ def plan_trials(
         UserError: If there is nothing to try, a method or an option is unknown, an option is given twice, a trial
             cannot start, or the table of a paper whose protocol is used reports a seed.
     """
-    names = method.split(",")
-    methods = find_methods(names)
-    for text in grid:
-        _check_grid(text, options)
-    asked_values = parse_method_options(names, grid, "--grid")
-    own_options = options_by_method(names, method_options)
+    methods = find_methods(method.split(","))
+    grid_texts = [split_option_text("--grid", text) for text in grid]
+    for text in grid_texts:
+        _refuse_grid(text, options)
+    values_to_try = parse_method_options(methods, grid_texts)
+    own_options = options_by_method(methods, method_options)
     if seeds is None:
         options = {"seed": TRIAL_SEED, **options}
-    searches = []
-    for name, tuned_method in zip(names, methods, strict=True):
-        for option in own_options[name].keys() & asked_values[name].keys():
-            raise UserError(f"{flag_of(option)} of '{name}' is given twice (got --grid and --set); leave one out.")
-        shared_options = options_of(tuned_method, methods, options)
-        trial_options = {**shared_options, **own_options[name], **asked_values[name]}
-        searches.append(_plan_search(name, tuned_method, trial_options, seeds))
-    folder = _default_folder(methods, searches[0].setup) if out is None else Path(out)
-    has_several_methods = len(names) > 1
-    points_by_method: dict[str, tuple[GridPoint, ...]] = {}
-    grids: dict[str, Grid] = {}
+    searches = _plan_searches(methods, options, own_options, values_to_try, seeds)
+    folder = _default_folder(searches) if out is None else Path(out)
+    has_several_methods = len(searches) > 1
+    all_trials = []
     for search in searches:
-        method_name = search.method.name
-        method_folder = folder / method_name if has_several_methods else folder
+        folder_of_method = folder / search.method.name if has_several_methods else folder
         given = GivenOptions(search.options)
-        points = plan_grid([search.name], given, seeds=seeds, out=method_folder, continue_=True).points
-        points_by_method[method_name] = points
-        grids[method_name] = Grid(search.values_to_try, len(points))
-    budget = trials or min(len(points) for points in points_by_method.values())
-    drawn: list[GridPoint] = []
-    for points in points_by_method.values():
-        drawn += _draw(points, budget)
-    if has_several_methods:
-        drawn = [_labelled_with_method(point) for point in drawn]
-    return Tuning(folder, runs_of_points(drawn), tuple(drawn), grids)
+        points = plan_grid([search.name], given, seeds=seeds, out=folder_of_method, continue_=True).points
+        if has_several_methods:
+            points = tuple(map(_labelled_with_method, points))
+        all_trials.append(MethodTrials(search.method, folder_of_method, search.values_to_try, points))
+    by_method = _draw_equally(all_trials, trials)
+    runs: list[PlannedRun] = []
+    for of_method in by_method:
+        runs += runs_of_points(of_method.points)
+    return Tuning(folder, tuple(runs), tuple(by_method))
 
 
 @dataclass(frozen=True)
@@ -161,6 +168,31 @@ class _Search:
     options: Mapping[str, Any]  # of all trials; a tuple stands for the values to try
     values_to_try: Mapping[str, tuple]  # by option
     setup: Setup  # of the first trial, but for the share that is held out
+
+
+def _plan_searches(
+    methods: Mapping[str, Method], options: Mapping[str, Any], own_options: Mapping[str, Options],
+    values_to_try: Mapping[str, Options], seeds: Sequence[int] | None,
+) -> list[_Search]:  # fmt: skip
+    """Finds what the trials of each method try.
+
+    Args:
+        methods: The methods, as they are named in the command.
+        options: Of all methods; see `options_of`.
+        own_options: Options of single methods, by their names in the command.
+        values_to_try: Likewise, of `--grid`.
+        seeds: Several of each trial; None for that of `options`.
+
+    Raises:
+        UserError: See `plan_trials`.
+    """
+    searches = []
+    for name, method in methods.items():
+        for option in own_options[name].keys() & values_to_try[name].keys():
+            raise UserError(f"{flag_of(option)} of '{name}' is given twice (got --grid and --set); leave one out.")
+        trial_options = {**options_of(method, methods, options), **own_options[name], **values_to_try[name]}
+        searches.append(_plan_search(name, method, trial_options, seeds))
+    return searches
 
 
 def _plan_search(name: str, method: Method, options: Mapping[str, Any], seeds: Sequence[int] | None) -> _Search:
@@ -195,15 +227,15 @@ def _refuse_no_validation(method: Method, options: Mapping[str, Any]) -> None:
         )
 
 
-def _check_grid(text: str, options: Mapping[str, Any]) -> None:
+def _refuse_grid(grid: OptionText, options: Mapping[str, Any]) -> None:
     """Refuses a text of `--grid` whose option is none to try, or is given beside the grid."""
-    name, _, _ = text.partition("=")
-    _, _, option = name.rpartition(":")
-    option = option.strip().lstrip("-").replace("-", "_")
+    option = grid.option
     if option in ("seed", "device", "dataset", "protocol"):
-        raise UserError(f"--{option} is no option to tune (got --grid {text}); give it once, for all trials.")
+        raise UserError(f"--{option} is no option to tune (got --grid {grid.text}); give it once, for all trials.")
     if option in options:
-        raise UserError(f"{flag_of(option)} is given twice (got --grid {text}); put all its values into one --grid.")
+        raise UserError(
+            f"{flag_of(option)} is given twice (got --grid {grid.text}); put all its values into one --grid."
+        )
 
 
 def _distinct(values: tuple) -> tuple:
@@ -226,9 +258,10 @@ def _values_to_try(method: Method, options: Mapping[str, Any]) -> dict[str, tupl
     return values_to_try
 
 
-def _default_folder(methods: Sequence[Method], setup: Setup) -> Path:
-    """The folder of trials for which none is given, by methods, protocol and data set."""
-    names = "+".join(method.name for method in methods)
+def _default_folder(searches: Sequence[_Search]) -> Path:
+    """The folder of trials for which none is given, by the methods, and the protocol and data set of the first."""
+    names = "+".join(search.method.name for search in searches)
+    setup = searches[0].setup
     paper, _, setting = setup.protocol.name.partition(":")
     return TUNING_FOLDER / f"{names}-{paper}-{setting}-{setup.dataset}"
 
@@ -256,6 +289,12 @@ def _refuse_reported(setup: Setup, seeds: Sequence[int]) -> None:
             )
 
 
+def _draw_equally(all_trials: Sequence[MethodTrials], num_trials: int | None) -> list[MethodTrials]:
+    """So many trials of each method; as many as the fewest combinations if not given."""
+    budget = num_trials or min(len(of_method.points) for of_method in all_trials)
+    return [replace(of_method, points=tuple(_draw(of_method.points, budget))) for of_method in all_trials]
+
+
 def _draw(points: Sequence[GridPoint], budget: int) -> list[GridPoint]:
     """At most `budget` points of a grid, drawn without replacement, in their order."""
     if len(points) <= budget:
@@ -279,10 +318,11 @@ def rank_and_write_best(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataF
     """
     trials = _read_trials(planned, errors)
     ranked = []
-    for method, method_trials in trials.groupby("method", sort=False):
-        best_first = _rank(str(method), method_trials)
+    for of_method in planned.by_method:
+        name = of_method.method.name
+        best_first = _rank(name, trials[trials["method"] == name])
         ranked.append(best_first)
-        _write_best(planned, str(method), best_first)
+        _write_best(of_method, best_first)
     return pd.concat(ranked)
 
 
@@ -317,48 +357,49 @@ def _rank(method: str, trials: pd.DataFrame) -> pd.DataFrame:
     return best_first
 
 
-def _write_best(planned: Tuning, method: str, trials: pd.DataFrame) -> None:
+def _write_best(of_method: MethodTrials, trials: pd.DataFrame) -> None:
     """Writes the options of a method's best trial, and all its trials, into the file that `--tuned` reads."""
-    folder = planned.folder / method if len(planned.grids) > 1 else planned.folder
-    runs = runs_of_points(planned.trials_of(method))
+    runs = runs_of_points(of_method.points)
     listed = trials[["options", "accuracy"]].rename(columns={"accuracy": "validation_accuracy"})
     facts = {
-        "method": method,
+        "method": of_method.method.name,
         "seed": ", ".join(dict.fromkeys(str(run.setup.config.seed) for run in runs)),
         "options": trials["options"].iloc[0],
         "trials": listed.astype(object).where(listed.notna(), None).to_dict("records"),
     }
-    write_atomically(folder / TUNED, lambda path: path.write_text(json.dumps(facts, indent=1) + "\n"))
+    write_atomically(of_method.folder / TUNED, lambda path: path.write_text(json.dumps(facts, indent=1) + "\n"))
 
 
 def notes_on_drawn_trials(planned: Tuning) -> list[str]:
     """Says of each method that tries a part of its combinations how many, and how to try all."""
     texts = []
-    for method, grid in planned.grids.items():
-        count = len(planned.trials_of(method))
-        if count < grid.combinations:
+    for of_method in planned.by_method:
+        num_trials = len(of_method.points)
+        num_combinations = of_method.num_combinations
+        if num_trials < num_combinations:
             texts.append(
-                f"{method}: {count} of its {grid.combinations} combinations, drawn at random, so that each method has "
-                f"as many trials; --trials={grid.combinations} tries all"
+                f"{of_method.method.name}: {num_trials} of its {num_combinations} combinations, drawn at random, so "
+                f"that each method has as many trials; --trials={num_combinations} tries all"
             )
     return texts
 
 
-def notes_on_edges(methods: Sequence[Method], grids: Mapping[str, Grid], trials: pd.DataFrame) -> list[str]:
+def notes_on_edges(planned: Tuning, trials: pd.DataFrame) -> list[str]:
     """Says of each method in which options its best trial lies at the edge of the values of its grid.
 
     A better value may lie beyond. A value that switches a term off, or the smallest or largest that is allowed, has
     nothing beyond.
     """
     texts = []
-    for method in methods:
+    for of_method in planned.by_method:
+        method = of_method.method
         method_trials = trials[trials["method"] == method.name]
         fields = recorded_fields(method)
         best_options = method_trials["options"].iloc[0]
         for name, best in best_options.items():
             if not is_number(best):
                 continue
-            values = sorted(set(grids[method.name].values[name]))
+            values = sorted(set(of_method.values[name]))
             facts = facts_of(fields[name])
             is_bound = best in (facts.low, facts.high, facts.off)
             is_at_edge = best in (values[0], values[-1])
