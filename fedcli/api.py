@@ -151,9 +151,7 @@ class _Experiment:
         mixed = protocols_text(plan.runs)
         if mixed:
             warnings.warn(keywords_for_flags(mixed), stacklevel=3)
-        listener = PlanListener()
-        listener.log = log
-        errors = execute(plan, listener, jobs=jobs)
+        errors = execute(plan, PlanListener(), jobs=jobs, loggers=log)
         for folder, error in errors.items():
             warnings.warn(f"the run '{folder}' has failed: {error}", stacklevel=3)
         files = [method for method in self.methods if is_from_file(method)]

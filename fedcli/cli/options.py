@@ -4,12 +4,15 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from fedcli.errors import UserError, import_optional
 from fedcli.runs.signals import set_time_limit
+
+if TYPE_CHECKING:  # it imports PyTorch, which help does not need
+    from fedcli.results.jobs import RayCluster
 
 LONGEST_RANGE = 1000  # seeds of a range
 MACHINE = "Machine"  # panels of the help
@@ -135,11 +138,11 @@ class Placement:
 
     Attributes:
         jobs: Runs at once on this machine, each in a process of its own where there are several.
-        cluster: To run on Ray: its `address`, None for any or a new one here, and `num_cpus` and `num_gpus` of a run.
+        cluster: To run on Ray instead.
     """
 
     jobs: int = 1
-    cluster: dict[str, Any] | None = None
+    cluster: "RayCluster | None" = None
 
     @property
     def one_by_one(self) -> bool:
@@ -163,12 +166,10 @@ def place_runs(jobs: int | None, on: str | None, cpus: float | None, gpus: float
     for flag, value in {"--cpus-per-run": cpus, "--gpus-per-run": gpus}.items():
         if value is not None and value > 1 and value % 1:
             raise UserError(f"{flag} must be a part of one or a whole number (got {value:g}); write 0.25, 1 or 2.")
-    cluster = {
-        "address": address or None,
-        "num_cpus": 1.0 if cpus is None else cpus,
-        "num_gpus": gpus or 0.0,
-    }
-    return Placement(cluster=cluster)
+    from fedcli.results.jobs import RayCluster  # late, as it imports PyTorch
+
+    num_cpus = 1.0 if cpus is None else cpus
+    return Placement(cluster=RayCluster(address=address or None, num_cpus=num_cpus, num_gpus=gpus or 0.0))
 
 
 def records_of(runs: Sequence[Any], methods: list | None, datasets: list | None, labels: list | None) -> list[dict]:

@@ -4,7 +4,7 @@ It imports pandas, which a single run does not need.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from fedcli.cli.options import ONE_BY_ONE, Placement
 from fedcli.cli.printing import say, stop
 from fedcli.results import durations, jobs
 from fedcli.results.plans import Plan, PlannedRun, TablePlan, protocols_text
-from fedcli.runs.loggers import find_loggers
 from fedcli.runs.schema import Record
 from fedcli.runs.signals import exit_code
 
@@ -48,11 +47,10 @@ def cost_rows(plan: TablePlan) -> list[tuple[str, str]]:
 class TableDisplay(jobs.PlanListener):
     """Show the runs of a table or a grid: a bar of their rounds on a terminal, and a line for each that ends."""
 
-    def __init__(self, consoles: Sequence[Console], plan: Plan, log: str | Iterable[Any] | None = None):
-        """Make a display whose bar is on the first console, and its lines on all; `log` is what `run_plan` takes."""
+    def __init__(self, consoles: Sequence[Console], plan: Plan):
+        """Make a display whose bar is on the first console, and its lines on all."""
         self.ended = 0
         self.total = len(plan.startable_runs)
-        self.log = find_loggers(log)
         self._terminal, *_ = consoles
         self._consoles = consoles
         self._plan = plan
@@ -97,7 +95,7 @@ def run_plan(
     plan: Plan,
     consoles: Sequence[Console],
     again: str = "the same command",
-    log: str | Iterable[Any] | None = None,
+    loggers: Sequence[Any] = (),
     *,
     placement: Placement = ONE_BY_ONE,
     records_only: bool = False,
@@ -108,18 +106,18 @@ def run_plan(
         plan: The runs.
         consoles: What they are shown on, the terminal first.
         again: The command that goes on.
-        log: Loggers of each run, or their names.
+        loggers: Of each run in this process.
         placement: Where the runs are trained.
         records_only: Keep no models of a run that has ended.
 
     Returns:
         The errors of failed runs, by their folders.
     """
-    display = TableDisplay(consoles, plan, log)
+    display = TableDisplay(consoles, plan)
     try:
         with display.bar:
             return jobs.execute(
-                plan, display, jobs=placement.jobs, cluster=placement.cluster, records_only=records_only
+                plan, display, placement.jobs, placement.cluster, loggers=loggers, records_only=records_only
             )
     except KeyboardInterrupt as error:  # outside: its bar, which goes, would take the line with it
         text = f"{str(error) or 'interrupted'} at {display.ended}/{display.total} runs; resume by {again}."

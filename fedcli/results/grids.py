@@ -74,7 +74,7 @@ def plan_grid(
             varied = dict(zip(grid, combination, strict=True))
             given_at_point = replace(given, values={**options_to_vary, **varied})
             runs = resolve_runs(name, given_at_point, out=Path(), seeds=seeds)
-            point = ResolvedPoint(name=name, method=method, varied=varied, given=given_at_point, runs=runs)
+            point = _ResolvedPoint(name=name, method=method, varied=varied, given=given_at_point, runs=runs)
             resolved_points.append(point)
     first_run = resolved_points[0].runs[0]
     folder = Path(out or new_folder(first_run.setup))
@@ -88,7 +88,7 @@ def runs_of_points(points: Iterable[GridPoint]) -> tuple[PlannedRun, ...]:
     return tuple(itertools.chain.from_iterable(point.runs for point in points))
 
 
-class ResolvedPoint(NamedTuple):
+class _ResolvedPoint(NamedTuple):
     """A point of a grid whose runs can start, before it is known where, and what of them has begun."""
 
     name: str  # the method, as it is named in the command
@@ -98,7 +98,7 @@ class ResolvedPoint(NamedTuple):
     runs: list[ResolvedRun]  # in folders relative to the point's
 
 
-def _plan_point(point: ResolvedPoint, folder: Path, has_several_methods: bool, continue_: bool) -> GridPoint:
+def _plan_point(point: _ResolvedPoint, folder: Path, has_several_methods: bool, continue_: bool) -> GridPoint:
     """Plans the runs of a point of a grid in the folder of the grid, which may have begun there.
 
     Labels and folders name the method where the grid has several.

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,13 +44,7 @@ Start = Callable[[PlannedRun], futures.Future]  # starts a run, whose result is 
 
 
 class PlanListener:
-    """What is told how a plan goes on; this one keeps silent.
-
-    Attributes:
-        log: Loggers of each run in this process, as `fedcli.runs.loggers.Loggers` takes them.
-    """
-
-    log: Any = None
+    """What is told how a plan goes on; this one keeps silent."""
 
     def begin(self, run: PlannedRun) -> None:
         """The run starts or goes on; not told of runs on a cluster."""
@@ -65,16 +59,26 @@ class PlanListener:
         """The run has finished, or failed with `error` and perhaps without a record."""
 
 
+class RayCluster(NamedTuple):
+    """A cluster that runs a plan, and what each run takes of it."""
+
+    address: str | None  # None for any, or a new one here
+    num_cpus: float
+    num_gpus: float
+
+
 def execute(
-    plan: Plan, listener: PlanListener, jobs: int = 1, cluster: dict | None = None, records_only: bool = False
-) -> dict[Path, str]:
+    plan: Plan, listener: PlanListener, jobs: int = 1, cluster: RayCluster | None = None, *,
+    loggers: Any = None, records_only: bool = False,
+) -> dict[Path, str]:  # fmt: skip
     """Runs what is to do, and goes on past a run that fails.
 
     Args:
         plan: The runs.
         listener: Told how it goes on.
         jobs: Runs at once; each of several is a process of its own.
-        cluster: To run on Ray: its `address`, None for any or a new one here, and `num_cpus` and `num_gpus` of a run.
+        cluster: To run on Ray instead.
+        loggers: Of each run in this process, as `fedcli.runs.loggers.Loggers` takes them.
         records_only: Keep no models of a run that has ended.
 
     Returns:
@@ -84,30 +88,22 @@ def execute(
         InUse: If another process uses the plan's folder.
         OutOfTime: If the time limit was reached.
     """
-    with ExitStack() as stack:
-        if len(plan.runs) > 1:  # a single run locks its own folder
-            stack.enter_context(locked(plan.folder))
-        at_once = jobs
-        if cluster is not None:  # Ray begins a run once a node is free, which nobody tells
-            start = stack.enter_context(_starting_ray_tasks(**cluster))
-            at_once = len(plan.runs)
-        elif jobs > 1:
-            start = _announcing(listener, stack.enter_context(_starting_processes(jobs)))
-        else:
-            start = _announcing(listener, partial(_run_here, listener))
-        execution = Execution(plan, listener, start, at_once)
+    at_once = jobs if cluster is None else len(plan.runs)  # of which Ray begins one whenever a node is free
+    lock = locked(plan.folder) if len(plan.runs) > 1 else nullcontext()  # a single run locks its own folder
+    with lock, _starter(listener, jobs, cluster, loggers) as start:
+        execution = _Execution(plan, listener, start, at_once)
         while True:
             execution.start_runs()
             if not execution.active:
                 return execution.errors
-            ended, _ = futures.wait(execution.active, POLL_SECONDS, futures.FIRST_COMPLETED)
+            ended = futures.wait(execution.active, POLL_SECONDS, futures.FIRST_COMPLETED).done
             execution.follow(ended, records_only)
             goes_on = execution.waiting or execution.active
             if goes_on and time_left() <= 0:
                 raise OutOfTime
 
 
-class Execution:
+class _Execution:
     """A plan while its runs go on.
 
     Attributes:
@@ -150,6 +146,22 @@ class Execution:
             self._listener.end(run, record, error)
 
 
+@contextmanager
+def _starter(listener: PlanListener, jobs: int, cluster: RayCluster | None, loggers: Any) -> Iterator[Start]:
+    """What starts a run where it is to be trained; for the arguments see `execute`.
+
+    The listener is not told when Ray begins a run, since nobody tells this process.
+    """
+    if cluster is not None:
+        with _starting_ray_tasks(cluster) as start:
+            yield start
+    elif jobs > 1:
+        with _starting_processes(jobs) as start:
+            yield _announcing(listener, start)
+    else:
+        yield _announcing(listener, partial(_run_here, listener, loggers))
+
+
 def _announcing(listener: PlanListener, start: Start) -> Start:
     """Makes what starts a run tell that the run begins."""
 
@@ -168,15 +180,15 @@ def _record_so_far(folder: Path) -> Record | None:
         return None
 
 
-def _run_here(listener: PlanListener, run: PlannedRun) -> futures.Future:
+def _run_here(listener: PlanListener, loggers: Any, run: PlannedRun) -> futures.Future:
     """Runs it in this process; returns a completed future."""
-    progress = Loggers(RunReporter(listener, run), listener.log)
+    progress = Loggers(_RunReporter(listener, run), loggers)
     future: futures.Future = futures.Future()
     future.set_result(run_task({}, _task_of(run), progress))
     return future
 
 
-class RunReporter(Listener):
+class _RunReporter(Listener):
     """Tells the listener of a plan how a run in this process goes on."""
 
     def __init__(self, listener: PlanListener, run: PlannedRun):
@@ -212,21 +224,28 @@ def _task_of(run: PlannedRun) -> Task:
 def run_task(environment: dict[str, str], task: Task, progress: Listener | None = None) -> str:
     """Starts or resumes a run in this process, with variables of `environment`; returns its error in a line, or ""."""
     os.environ.update(environment)
-    for _ in range(MAX_POLLS):
+    polls_left = MAX_POLLS
+    while True:
         try:
-            if begin.read_begun(task.folder) is None:
-                begin.run_method(task.method, task.given, out=task.folder, continue_=True, progress=progress)
-            else:  # perhaps by hand, with more than a table needs
-                [resolved] = begin.resolve_runs(task.method, task.given, out=task.folder)
-                files = own_paths([task.method, *resolved.setup.all_options().values()])
-                resume.resume(task.folder, files=files, progress=progress, skip_ended=True)
+            _start_or_resume(task, progress)
             return ""
         except InUse as error:  # by its process on a lost node, which is about to end
-            fault = str(error)
+            polls_left -= 1
+            if polls_left == 0:
+                return _error_text(error)
             time.sleep(POLL_SECONDS)
         except Exception as error:  # the other runs go on; another process may not know its class
             return _error_text(error)
-    return fault
+
+
+def _start_or_resume(task: Task, progress: Listener | None) -> None:
+    """Starts a run, or goes on with it where it has begun, perhaps by hand and with more than a table needs."""
+    if begin.read_begun(task.folder) is None:
+        begin.run_method(task.method, task.given, out=task.folder, continue_=True, progress=progress)
+        return
+    [resolved] = begin.resolve_runs(task.method, task.given, out=task.folder)
+    files = own_paths([task.method, *resolved.setup.all_options().values()])
+    resume.resume(task.folder, files=files, progress=progress, skip_ended=True)
 
 
 def _error_text(error: BaseException) -> str:
@@ -244,7 +263,7 @@ def _starting_processes(jobs: int) -> Iterator[Start]:
 
     def start(run: PlannedRun) -> futures.Future:
         free_slots = [slot for slot in range(jobs) if slot not in slots or slots[slot].done()]
-        (slot, *_) = free_slots
+        slot = free_slots[0]
         # An executor for each run, since the death of a process breaks its executor.
         executor = futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin_process, (jobs,))
         other_processes = {*multiprocessing.active_children()}  # also those that the user's program has
@@ -301,14 +320,16 @@ def device_of(slot: int) -> dict[str, str]:
 
 
 @contextmanager
-def _starting_ray_tasks(address: str | None, **resources: float) -> Iterator[Start]:
+def _starting_ray_tasks(cluster: RayCluster) -> Iterator[Start]:
     """Starts runs as tasks of Ray, in folders that all nodes share; a task whose node dies starts again."""
     import ray
 
     handler = signal.getsignal(signal.SIGTERM)
-    ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
     signal.signal(signal.SIGTERM, handler)  # which Ray has replaced
-    remote_task = ray.remote(run_task).options(**resources, max_retries=RETRIES, scheduling_strategy="SPREAD")
+    remote_task = ray.remote(run_task).options(
+        num_cpus=cluster.num_cpus, num_gpus=cluster.num_gpus, max_retries=RETRIES, scheduling_strategy="SPREAD"
+    )
     environment = {name: value for name, value in os.environ.items() if name == "FEDCLI_DATA"}
     references = []
 

@@ -239,15 +239,15 @@ def _attach_records(
     return runs
 
 
-class Progress(NamedTuple):
+class _Progress(NamedTuple):
     """How far a run has come; the one to take is the largest."""
 
     has_ended: bool
     num_rounds: int
 
 
-def _progress(row: RunRow) -> Progress:
-    return Progress(row.state in ENDED, len(row.record["rounds"]))
+def _progress(row: RunRow) -> _Progress:
+    return _Progress(row.state in ENDED, len(row.record["rounds"]))
 
 
 def _reduction_text(cells: Iterable[PlannedCell]) -> str:

@@ -55,12 +55,12 @@ def run_method(
         for run in planned:
             worker_group().from_first(partial(refuse_existing, run.folder))
     runs: list[SavedRun] = []
-    for (setup, folder), record in zip(planned, records, strict=True):
+    for run, record in zip(planned, records, strict=True):
         if record is None:
-            runs.append(begin(setup, folder, method_source, progress))
+            runs.append(begin(run.setup, run.folder, method_source, progress))
         else:
-            files = userfiles.own_paths([method_source, *setup.all_options().values()])
-            runs.append(resume(folder, files=files, progress=progress, skip_ended=True))
+            files = userfiles.own_paths([method_source, *run.setup.all_options().values()])
+            runs.append(resume(run.folder, files=files, progress=progress, skip_ended=True))
     return runs[0] if seeds is None else runs
 
 
