@@ -116,7 +116,7 @@ class _Experiment:
         given = self.given
         if self.method_options:
             methods = find_methods(self.methods)
-            given = given.with_values(options_by_method(methods, self.method_options)[method])
+            given = given.with_typed(options_by_method(methods, self.method_options)[method])
         if progress is None and _is_notebook():
             progress = NotebookProgress()
         ended = run_method(

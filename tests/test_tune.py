@@ -271,6 +271,21 @@ def test_one_methods_option_is_set_in_a_command_of_several(folder):
     assert "proximal_weight" not in read_record(Path("three/fedavg"))["config"]
 
 
+def test_a_value_that_is_set_is_typed_also_in_place_of_a_files(folder):
+    Path("all.toml").write_text("lr = 0.05\nmomentum = 0.5\n")
+    options = ["--config", "all.toml", "--set", "fedavg:lr=0.3", *flags_of(BRIEF)]
+    for methods, record in (("fedavg", "one"), (BOTH, "two/fedavg")):
+        result = invoke("run", methods, *options, "--out", Path(record).parts[0])
+        assert result.exit_code == 0, result.output
+        record = read_record(Path(record))
+        assert record["config"]["lr"] == 0.3
+        assert record["origin"]["lr"] == "command line"
+        assert record["origin"]["momentum"] == "file all.toml"
+    other = read_record(Path("two/fedprox"))
+    assert other["config"]["lr"] == 0.05
+    assert other["origin"]["lr"] == "file all.toml"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -77,7 +77,7 @@ def run(  # noqa: PLR0913  # the parameters of a command are its options
     method_options = read_set(names, set_)
     given = replace(given_options(ctx), tuned=tuned)
     if len(names) == 1:
-        given = given.with_values(method_options.get(method, {}))
+        given = given.with_typed(method_options.get(method, {}))
     placement = place_runs(jobs, on, cpus_per_run, gpus_per_run)
     output = Output(quiet=quiet, log_file=log_file, log=log)
     has_several_runs = given.has_several_values or seeds is not None or len(names) > 1

@@ -68,11 +68,12 @@ def plan_grid(
     own_options = options_by_method(methods, method_options)
     resolved_points = []
     for name, method in methods.items():
-        options_to_vary = {**options_of(method, methods, given.values), **own_options[name]}
-        grid = {option: values for option, values in options_to_vary.items() if isinstance(values, tuple)}
+        options_for_method = options_of(method, methods, given.values)
+        given_to_method = replace(given, values=options_for_method).with_typed(own_options[name])
+        grid = {option: values for option, values in given_to_method.values.items() if isinstance(values, tuple)}
         for combination in itertools.product(*grid.values()):
             varied = dict(zip(grid, combination, strict=True))
-            given_at_point = replace(given, values={**options_to_vary, **varied})
+            given_at_point = replace(given_to_method, values={**given_to_method.values, **varied})
             runs = resolve_runs(name, given_at_point, out=Path(), seeds=seeds)
             point = _ResolvedPoint(name=name, method=method, varied=varied, given=given_at_point, runs=runs)
             resolved_points.append(point)
@@ -120,7 +121,7 @@ def _plan_point(point: _ResolvedPoint, folder: Path, has_several_methods: bool, 
             load_data(setup)  # refuses data that are not there or do not suit the run, before any run begins
         given = point.given
         if setup.origins["seed"] == TYPED:  # of several seeds, the one of this run
-            given = given.with_values({"seed": setup.config.seed})
+            given = given.with_typed({"seed": setup.config.seed})
         run = PlannedRun(
             label=label,
             method=point.name,

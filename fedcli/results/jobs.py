@@ -214,10 +214,10 @@ class Task(NamedTuple):
 
 
 def _task_of(run: PlannedRun) -> Task:
-    texts = {name: absolute(value) for name, value in run.given.values.items() if isinstance(value, str)}
-    given = run.given.with_values(texts)
-    if given.tuned is not None:
-        given = replace(given, tuned=os.path.abspath(given.tuned))
+    given = run.given
+    values = {name: absolute(value) if isinstance(value, str) else value for name, value in given.values.items()}
+    tuned = None if given.tuned is None else os.path.abspath(given.tuned)
+    given = replace(given, values=values, tuned=tuned)
     return Task(absolute(run.method), run.folder.resolve(), given)
 
 

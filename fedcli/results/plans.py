@@ -57,7 +57,7 @@ class PlannedRun:
         """The same run with another seed, which is no part of its settings, in a folder beside it."""
         return replace(
             self,
-            given=self.given.with_values({"seed": seed}),
+            given=self.given.with_typed({"seed": seed}),
             setup=self.setup.with_seed(seed),
             folder=self.folder.with_name(f"seed-{seed}"),
         )
@@ -188,7 +188,7 @@ def plan_table(
     if folder is None:
         search_folders += [TABLES_FOLDER, *shipped_folders()]
     seeds = check_seeds(table.seeds if seeds is None else seeds)
-    new_cells = []
+    new_cells = []  # as if nothing had begun
     for cell in _selected_cells(table, only):
         first_run = plan_cell(table, cell, seeds[0], own_folder, limits, dataset)
         new_runs = tuple(first_run.with_seed(seed) for seed in seeds)

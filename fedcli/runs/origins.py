@@ -27,9 +27,10 @@ class GivenOptions:
         """Whether an option has several values, which a single run cannot have."""
         return any(isinstance(value, tuple) for value in self.values.values())
 
-    def with_values(self, values: Mapping[str, Any]) -> "GivenOptions":
-        """The same with these values, in place of those that it has of the same options."""
-        return replace(self, values={**self.values, **values})
+    def with_typed(self, values: Mapping[str, Any]) -> "GivenOptions":
+        """The same with values that were typed, in place of those of the same options, wherever these come from."""
+        sources = {name: source for name, source in self.sources.items() if name not in values}
+        return replace(self, values={**self.values, **values}, sources=sources)
 
 
 class Kind(Enum):
