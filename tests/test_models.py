@@ -20,7 +20,7 @@ from tests.commands import invoke
 from tests.programs import EVALUATE
 from tests.refusals import refused
 from tests.tiny_runs import TINY, Stop, StopAfter, file_names
-from tests.torture.state_files import content_of, sign
+from tests.torture.signed_files import content_of, sign_state
 
 OPTIONS = {**TINY, "num_clients": 2, "batch_size": 8, "rounds": 2}
 GLOBAL = {
@@ -172,7 +172,7 @@ def test_models_of_another_run_or_an_unfinished_one_are_refused(runs, tmp_path):
 
     content = content_of(run.path / checkpoints.CHECKPOINT)
     content.parts["about"]["identity"] = "another"
-    sign(run.path / checkpoints.CHECKPOINT, content)
+    sign_state(run.path / checkpoints.CHECKPOINT, content)
     refused(lambda: run.model(round="last"), f"{checkpoints.CHECKPOINT}' lacks the models of round 5")
 
     shutil.copy(runs["personal"].path / checkpoints.CHECKPOINT, run.path / checkpoints.CHECKPOINT)

@@ -1,7 +1,6 @@
 """What a record may hold, which is refused in a line where it is read; and what has happened to a run."""
 
 import copy
-import json
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +27,7 @@ from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.torture.faults import faults_of
 from tests.torture.mutated_records import COMMITTED, read_mutated_record
 from tests.torture.parts import part_at
+from tests.torture.signed_files import sign_record
 
 pytestmark = pytest.mark.long(worker=1)
 
@@ -83,8 +83,7 @@ def test_a_wrong_part_of_a_record_is_refused_by_all_that_read(path, whole, tmp_p
     record = copy.deepcopy(whole)
     *parents, key = [int(key) if key.isdigit() else key for key in path.split(".")]
     part_at(record, parents)[key] = wrong.value
-    text = json.dumps({**record, "digest": identity.digest_of(record)})
-    (tmp_path / RECORD).write_text(text)
+    sign_record(tmp_path, record)
     refused(lambda: read_record(tmp_path), RECORD, wrong.message)
 
 

@@ -19,7 +19,7 @@ from fedcli.runs import checkpoints, resume, rounds
 from fedcli.runs.options import parse_size
 from tests.refusals import refused
 from tests.tiny_runs import TINY
-from tests.torture.stopped_runs import stopped_run
+from tests.torture.source_runs import stopped_run
 from tests.toy_methods import ToyState
 
 BYTES = 40  # of a state of ten numbers
@@ -183,7 +183,8 @@ def test_damage_is_refused_and_the_checkpoint_before_ends_in_the_same_bits(part,
 
     content = bytearray(damaged.read_bytes())
     if part == "another run":
-        shutil.copy(source.other_folder / checkpoint.name, checkpoint)
+        other = stopped_run("client state", seed=1)
+        shutil.copy(other.folder / checkpoint.name, checkpoint)
     elif part == "exchanged state":
         shutil.copy(other_state, client_state)
     elif part == "missing state":

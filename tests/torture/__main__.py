@@ -11,7 +11,9 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import typer
 
 from fedcli import registry
 from tests.torture.command_lines import fuzz_command_line
@@ -83,8 +85,9 @@ def run_trials(trial: Trial, share: float, pool: ProcessPoolExecutor) -> Result:
 def table_of(results: list[Result]) -> str:
     """How many trials of each kind were survived."""
     lines = ["| Trial | Tried | Survived |", "| --- | ---: | ---: |"]
-    for trial, count, faults in results:
-        lines.append(f"| {trial.name} | {count:,} | {count - len(faults):,} |")
+    for result in results:
+        num_survived = result.count - len(result.faults)
+        lines.append(f"| {result.trial.name} | {result.count:,} | {num_survived:,} |")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -95,9 +98,11 @@ def write_table(table: str) -> None:
     PAGE.write_text(f"{before}{BEGIN_MARK}\n\n{table}\n{END_MARK}{after}")
 
 
-def main() -> int:
-    shares = [float(text) for text in sys.argv[1:] if text != "--write"]
-    share = shares[0] if shares else 1.0
+def main(
+    share: Annotated[float, typer.Argument(help="Of all trials, from 0 to 1.")] = 1.0,
+    write: Annotated[bool, typer.Option("--write", help="Put the table into results/reliability.md.")] = False,
+) -> None:
+    """Does all trials, or a share of them, and prints a table and every fault; fails where there is one."""
     import_commands()
     results = []
     with TemporaryDirectory() as cache, ProcessPoolExecutor(2, get_context("fork")) as pool:
@@ -108,11 +113,11 @@ def main() -> int:
             results.append(result)
     table = table_of(results)
     print(f"\n{table}")
-    if "--write" in sys.argv:
+    if write:
         write_table(table)
-    has_failed = any(result.faults for result in results)
-    return int(has_failed)
+    if any(result.faults for result in results):
+        sys.exit(1)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

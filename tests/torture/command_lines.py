@@ -10,7 +10,7 @@ from fedcli.declarations import facts_of
 from fedcli.runs.options import flags_of, recorded_fields
 from tests.tiny_runs import THREE_ROUNDS
 from tests.torture.processes import run_command
-from tests.torture.stopped_runs import FEATURES, stopped_run
+from tests.torture.source_runs import run_with_features
 
 WILD = (
     "", " ", "-", "--", "0", "-1", "1_0", "٣", "1e999", "-1e-999", "nan", "inf", "1e300", "9" * 24, "9" * 5000,
@@ -92,7 +92,7 @@ def fuzz_command_line(number: int) -> str | None:
         folder = Path(parent)
         for name, text in USER_FILES.items():
             (folder / name).write_text(text)
-        shutil.copytree(stopped_run(FEATURES).folder, folder / "run")
+        shutil.copytree(run_with_features().folder, folder / "run")
         end = run_command(folder, *line, seconds=30)
     if end.fault is None:
         return None

@@ -6,7 +6,7 @@ import shutil
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -20,10 +20,10 @@ from fedcli.runs.models import NAMES_OF_ROUNDS
 from fedcli.runs.record import params_hash, read_record
 from tests.tiny_runs import TINY
 from tests.torture.faults import attempt
+from tests.torture.source_runs import SourceRun, stopped_run
 from tests.torture.state_changes import PartChange, TensorChange, change_file, changes_in
-from tests.torture.stopped_runs import stopped_run
 
-STOPPED_KINDS = ("client state", "global model")  # kinds of stopped runs
+STOPPED_KINDS = ("client state", "global model")  # of `STOPPED_RUNS`
 FINISHED_RUNS: dict[str, dict[str, Any]] = {
     "finished, best models kept": {"method": "fedfm", "rounds": 5, "validation": 0.2, "lr": 0.1, "seed": 2},
     "finished, own models": {"method": "local", "rounds": 2, "validation": 0},
@@ -33,20 +33,30 @@ FINISHED_RUNS: dict[str, dict[str, Any]] = {
 FINISHED_KINDS = tuple(FINISHED_RUNS)
 
 
-class FinishedRun(NamedTuple):
-    """A finished run of which models are kept."""
-
-    folder: Path
-    models: str  # see `models_hash`
-
-
 @lru_cache
-def finished_run(kind: str) -> FinishedRun:
-    """Makes the run of a kind."""
+def source_run(kind: str) -> SourceRun:
+    """The run of a kind, of which files are crafted anew in copies."""
+    if kind in FINISHED_RUNS:
+        return finished_run(FINISHED_RUNS[kind])
+    return restorable_run(kind)
+
+
+def finished_run(options: dict[str, Any]) -> SourceRun:
+    """Makes a finished run; a copy comes to its models."""
     folder = Path(mkdtemp(), "run")
-    options = {**TINY, "batch_size": 8, "train_examples": 60, "protocol": "fedfm:digits", **FINISHED_RUNS[kind]}
-    fedcli.run(**options, out=folder)
-    return FinishedRun(folder, models_hash(folder))
+    fedcli.run(**{**TINY, "batch_size": 8, "train_examples": 60, "protocol": "fedfm:digits", **options}, out=folder)
+    return SourceRun(folder, models_hash)
+
+
+def restorable_run(kind: str) -> SourceRun:
+    """A stopped run; a copy comes to the state from which it goes on."""
+    folder = stopped_run(kind).folder
+    restored = resume.restore(read_record(folder), ())
+
+    def state_hash(copy: Path) -> str:
+        return checkpoint_hash(read_checkpoint(copy, *restored))
+
+    return SourceRun(folder, state_hash)
 
 
 def models_hash(folder: Path) -> str:
@@ -66,28 +76,6 @@ def models_hash(folder: Path) -> str:
     return params_hash(values)
 
 
-def source_folder(kind: str) -> Path:
-    """The folder of the run of a kind, of which a copy is changed."""
-    if kind in FINISHED_KINDS:
-        return finished_run(kind).folder
-    return stopped_run(kind).folder
-
-
-class RestoredRun(NamedTuple):
-    """A stopped run that can go on."""
-
-    restored: Any  # what a checkpoint of it is read with
-    state: str  # see `checkpoint_hash`
-
-
-@lru_cache
-def restored_run(kind: str) -> RestoredRun:
-    """Restores the stopped run of a kind."""
-    folder = stopped_run(kind).folder
-    restored = resume.restore(read_record(folder), ())
-    return RestoredRun(restored, checkpoint_hash(read_checkpoint(folder, *restored)))
-
-
 def checkpoint_hash(checkpoint: Checkpoint) -> str:
     """Stands for the state and the number of rounds from which a run goes on."""
     kept_states = stored(checkpoint.state)
@@ -101,37 +89,23 @@ def checkpoint_hash(checkpoint: Checkpoint) -> str:
 @lru_cache
 def possible_changes(kind: str) -> list[TensorChange | PartChange]:
     """What may be changed in the run of a kind."""
-    return changes_in(source_folder(kind))
-
-
-def expected_outcome(kind: str) -> str:
-    """What the unchanged run of a kind comes to."""
-    if kind in FINISHED_KINDS:
-        return finished_run(kind).models
-    return restored_run(kind).state
-
-
-def outcome_of_crafted(kind: str, folder: Path) -> str:
-    """What a folder with a crafted file comes to: its models, or the state from which it goes on."""
-    if kind in FINISHED_KINDS:
-        return models_hash(folder)
-    return checkpoint_hash(read_checkpoint(folder, *restored_run(kind).restored))
+    return changes_in(source_run(kind).folder)
 
 
 def read_crafted_file(kind: str, number: int) -> str | None:
     """A checkpoint of another content is refused in a line where it is read, or is the same to the run."""
     changes = possible_changes(kind)
     change = changes[number % len(changes)]
-    expected = expected_outcome(kind)
+    source = source_run(kind)
     with TemporaryDirectory() as parent:
-        folder = shutil.copytree(source_folder(kind), Path(parent, "run"))
+        folder = shutil.copytree(source.folder, Path(parent, "run"))
         changed = change_file(folder, change, random.Random(number))
         description = f"{kind}, {changed}"
-        outcome, fault = attempt(lambda: outcome_of_crafted(kind, folder), description, must_say=("safetensors", ";"))
+        outcome, fault = attempt(lambda: source.outcome_of(folder), description, must_say=("safetensors", ";"))
 
     if outcome is None:
         return fault
-    if outcome != expected:
+    if outcome != source.outcome:
         return f"{description}: taken for another state"
     return None
 

@@ -6,7 +6,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.torture.faults import attempt
-from tests.torture.stopped_runs import STOPPED_RUNS, outcome_of, stopped_run
+from tests.torture.source_runs import STOPPED_RUNS, SourceRun, run_with_features, stopped_run
+
+KINDS = (*STOPPED_RUNS, "features")
+
+
+def source_run(kind: str, seed: int) -> SourceRun:
+    """The run of a kind, whose copies are damaged."""
+    if kind == "features":
+        return run_with_features(seed)
+    return stopped_run(kind, seed)
 
 
 def damage_one_file(folder: Path, other: Path, draw: random.Random) -> str:
@@ -29,13 +38,14 @@ def damage_one_file(folder: Path, other: Path, draw: random.Random) -> str:
 
 def damage(number: int) -> str | None:
     """A run with a damaged file is refused in a line, or comes to the same end."""
-    kind = list(STOPPED_RUNS)[number % len(STOPPED_RUNS)]
-    source = stopped_run(kind)
+    kind = KINDS[number % len(KINDS)]
+    source = source_run(kind, seed=0)
+    other = source_run(kind, seed=1)
     with TemporaryDirectory() as parent:
         folder = shutil.copytree(source.folder, Path(parent, "run"))
-        change = damage_one_file(folder, source.other_folder, random.Random(number))
+        change = damage_one_file(folder, other.folder, random.Random(number))
         description = f"{kind}, {change}"
-        outcome, fault = attempt(lambda: outcome_of(folder), description)
+        outcome, fault = attempt(lambda: source.outcome_of(folder), description)
 
     if outcome is None:
         return fault

@@ -2,55 +2,67 @@
 
 import random
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import fedcli
 from fedcli import registry
-from fedcli.runs.record import RECORD
+from fedcli.runs.record import RECORD, read_record
 from fedcli.runs.rounds import Listener
 from tests.tiny_runs import contents
 from tests.torture.kills import KILLED, options_of_small_run
 from tests.torture.processes import fork
-from tests.torture.stopped_runs import stopped_run
+from tests.torture.source_runs import stopped_run
 
-LOSSES = ("move", "remove", "unlock", "replace", "replace by a copy", "make a link")
+# How a run's folder may be lost, where another run has its own.
+
+
+def move(folder: Path, other: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+
+
+def remove(folder: Path, other: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def unlock(folder: Path, other: Path) -> None:
+    (folder / ".lock").unlink(missing_ok=True)
+
+
+def replace_by_copy(folder: Path, other: Path) -> None:
+    move(folder, other)
+    shutil.copytree(other, folder)
+
+
+def replace_by_link(folder: Path, other: Path) -> None:
+    move(folder, other)
+    folder.symlink_to(other)
+
+
+LOSSES = (move, remove, unlock, replace_by_copy, replace_by_link)
 
 
 class LosesFolder(Listener):
     """Loses the folder of its run after so many batches."""
 
-    def __init__(self, batches: int, how: str, folder: Path, other: Path):
+    def __init__(self, batches: int, lose: Callable[[], None]):
         self.left = batches
-        self.how = how
-        self.folder = folder
-        self.other = other
+        self.lose = lose
 
     def samples(self, count: int) -> None:
         self.left -= 1
         if self.left == 0:
             self.lose()
 
-    def lose(self) -> None:
-        elsewhere = self.folder.with_name("elsewhere")
-        if self.how == "unlock":
-            (self.folder / ".lock").unlink(missing_ok=True)
-        elif self.how == "remove":
-            shutil.rmtree(self.folder)
-        else:
-            self.folder.rename(elsewhere)
-        if self.how == "make a link":
-            self.folder.symlink_to(self.other)
-        elif self.how.startswith("replace"):
-            shutil.copytree(self.other, self.folder)
-
 
 def lose_folder(number: int) -> str | None:
     """A run that loses its folder ends in a line, and changes nothing in what stands there now."""
     draw = random.Random(number)
-    how = LOSSES[number % len(LOSSES)]
+    lose = LOSSES[number % len(LOSSES)]
     method = registry.find_method(KILLED[number // len(LOSSES) % len(KILLED)])
-    description = f"{method.name}, {how}"
+    description = f"{method.name}, {lose.__name__}"
     options = options_of_small_run(method)
     with TemporaryDirectory() as parent:
         folder = Path(parent, "run")
@@ -59,23 +71,16 @@ def lose_folder(number: int) -> str | None:
         (other / ".lock").touch()  # of a process that goes on with it
         before = contents(other)
 
-        listener = LosesFolder(draw.randint(1, 4), how, folder, other)
+        listener = LosesFolder(draw.randint(1, 4), partial(lose, folder, other))
         end = fork(lambda: fedcli.run(method.name, out=folder, progress=listener, **options))
 
         if end.code == 0 or "FolderLost" not in end.errors:
             return f"{description}: {end.code}, {end.errors.strip().splitlines()[-1:]}"
-        is_copied_there = how.startswith("replace")
-        if contents(other) != before or (is_copied_there and contents(folder) != before):
+        if contents(other) != before:
             return f"{description}: another run's files are other ones"
-        is_moved = how not in ("remove", "unlock")
-        if is_moved and has_other_status(folder.with_name("elsewhere")):
+        if lose is replace_by_copy and contents(folder) != before:
+            return f"{description}: the copy of another run has other files"
+        moved = folder.with_name("elsewhere")
+        if (moved / RECORD).is_file() and read_record(moved)["status"] != "running":
             return f"{description}: the moved record is another one"
     return None
-
-
-def has_other_status(moved: Path) -> bool:
-    """Whether the record in a folder that was moved, if it has one, says no longer that the run goes on."""
-    (moved / ".lock").unlink(missing_ok=True)
-    if not (moved / RECORD).is_file():
-        return False
-    return fedcli.load(moved).record["status"] != "running"

@@ -6,12 +6,12 @@ import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fedcli.runs.identity import digest_of
-from fedcli.runs.record import RECORD, read_record
+from fedcli.runs.record import read_record
 from fedcli.userfiles import file_hash
 from tests.torture.parts import part_at, places
 from tests.torture.processes import run_command
-from tests.torture.stopped_runs import FEATURES, stopped_run
+from tests.torture.signed_files import sign_record
+from tests.torture.source_runs import run_with_features
 
 COMMANDS_THAT_READ = (
     "table r", "table r --format csv --metric best,domain", "table r --per round", "table r --per client", "plot r",
@@ -47,7 +47,7 @@ def forge_record(folder: Path, path: tuple, text: str, *, is_stopped: bool, user
     part_at(record, parents)[key] = text
     if path in (("protocol",), ("dataset",)):
         record["config"][key] = text
-    (folder / RECORD).write_text(json.dumps({**record, "digest": digest_of(record)}))
+    sign_record(folder, record)
 
 
 def name_file_of_code(number: int) -> str | None:
@@ -56,7 +56,7 @@ def name_file_of_code(number: int) -> str | None:
     command = COMMANDS_THAT_READ[number % len(COMMANDS_THAT_READ)]
     with TemporaryDirectory() as parent:
         folder = Path(parent)
-        shutil.copytree(stopped_run(FEATURES).folder, folder / "r")
+        shutil.copytree(run_with_features().folder, folder / "r")
         evil = folder / "evil.py"
         evil.write_text(EVIL)
 

@@ -57,10 +57,10 @@ def import_commands() -> None:
 
 def run_command(folder: Path, *arguments: object, seconds: float = 60) -> Ended:
     """Runs `fedcli` with arguments in a folder."""
-    return fork(app.main, seconds, folder, *arguments)
+    return fork(app.main, *arguments, folder=folder, seconds=seconds)
 
 
-def fork(action: Callable[[], object], seconds: float = 60, folder: Path = Path(), *arguments: object) -> Ended:
+def fork(action: Callable[[], object], *arguments: object, folder: Path = Path(), seconds: float = 60) -> Ended:
     """Does something in a process of its own; after so many seconds it is interrupted, and then killed."""
 
     def limited() -> None:

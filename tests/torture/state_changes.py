@@ -10,7 +10,7 @@ import torch
 from fedcli.core.tree_files import CHECKPOINT
 from fedcli.runs.models import SELECTED
 from tests.torture.parts import VALUES, part_at, places
-from tests.torture.state_files import Content, content_of, digest_of_file, replace_digest, sign
+from tests.torture.signed_files import Content, content_of, digest_of_file, replace_digest, sign_state
 
 TENSOR_CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
     "removed": lambda tensor: None,
@@ -18,6 +18,14 @@ TENSOR_CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
     "of one more axis": lambda tensor: tensor[None],
     "of another type": lambda tensor: tensor.to(torch.float64),
     "of integers": lambda tensor: tensor.to(torch.int32),
+}
+REMOVED = object()  # in place of a part
+PART_CHANGES: dict[str, Callable[[Any, random.Random], Any]] = {
+    "another": lambda part, draw: draw.choice(VALUES),
+    "nested": lambda part, draw: [part],
+    "one more": lambda part, draw: part + 1,
+    "emptied": lambda part, draw: [],
+    "removed": lambda part, draw: REMOVED,
 }
 
 
@@ -48,20 +56,12 @@ class PartChange(NamedTuple):
         """Changes what the file holds; says how, or what stands there now."""
         *parents, key = self.path
         container = part_at(content.parts, parents)
-        if self.how == "one more":
-            container[key] += 1
-            return f"{self.path} one more"
-        if self.how == "removed":
+        changed = PART_CHANGES[self.how](container[key], draw)
+        if changed is REMOVED:
             del container[key]
             return f"{self.path} removed"
-        if self.how == "emptied":
-            container[key] = []
-            return f"{self.path} emptied"
-        if self.how == "nested":
-            container[key] = [container[key]]
-        else:
-            container[key] = draw.choice(VALUES)
-        return f"{self.path} {container[key]!r:.40}"
+        container[key] = changed
+        return f"{self.path} {self.how}: {changed!r:.40}"
 
 
 def changes_in(folder: Path) -> list[TensorChange | PartChange]:
@@ -77,15 +77,15 @@ def changes_in(folder: Path) -> list[TensorChange | PartChange]:
     for file in files:
         content = content_of(folder / file)
         for path in places(content.parts):
-            ways = ways_to_change(content.parts, path)
+            ways = possible_ways(content.parts, path)
             changes += [PartChange(file, path, how) for how in ways]
         for name in sorted(content.tensors):  # a file is read in any order
             changes += [TensorChange(file, name, how) for how in TENSOR_CHANGES]
     return changes
 
 
-def ways_to_change(parts: dict[str, Any], path: tuple) -> list[str]:
-    """How the part at a path may be changed, see `PartChange`."""
+def possible_ways(parts: dict[str, Any], path: tuple) -> list[str]:
+    """How the part at a path may be changed, by names of `PART_CHANGES`."""
     part = part_at(parts, path)
     ways = ["another", "nested"]
     if type(part) is int:
@@ -103,7 +103,7 @@ def change_file(folder: Path, change: TensorChange | PartChange, draw: random.Ra
     old_digest = digest_of_file(file)
     content = content_of(file)
     description = change.apply(content, draw)
-    new_digest = sign(file, content)
+    new_digest = sign_state(file, content)
 
     is_client_state = change.file not in (CHECKPOINT, SELECTED)
     if is_client_state:

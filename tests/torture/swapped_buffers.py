@@ -8,8 +8,8 @@ from torch import nn
 
 import fedcli
 from fedcli.data import datasets
-from fedcli.errors import UserError
 from tests.tiny_runs import TINY
+from tests.torture.faults import attempt
 
 NETWORK = """
 import torch
@@ -85,14 +85,11 @@ def swap_buffers(number: int) -> str | None:
         file = Path(parent, "net.py")
         file.write_text(network_of(parts))
         options = {**TINY, "rounds": 1, "backbone": f"{file}:Net", "clients_per_chunk": draw.choice(("1", "2"))}
-        try:
-            run = fedcli.run("fedavg", out=folder, **options)
-        except UserError as error:
-            if "\n" in str(error):
-                return f"{parts}: refused in several lines: {error}"
-            if folder.exists():
-                return f"{parts}: refused late: {error}"
-            return None
+        run, fault = attempt(lambda: fedcli.run("fedavg", out=folder, **options), str(parts))
+        if fault is not None:
+            return fault
+        if run is None:
+            return f"{parts}: refused late" if folder.exists() else None
 
         recorded = run.record["summary"]["selected"]
         accuracy = accuracy_of(fedcli.load(run.path, method=file).model())

@@ -9,7 +9,7 @@ from fedcli.runs.record import read_record, write_record
 from tests.torture.command_lines import WILD
 from tests.torture.parts import text_places
 from tests.torture.processes import run_command
-from tests.torture.stopped_runs import FEATURES, stopped_run
+from tests.torture.source_runs import run_with_features
 
 TEXTS = (
     "<script>alert(1)</script>", "two\nlines", "=HYPERLINK(1)", "a|b", "`x`", "\u202eabc", "\ud800", "x" * 20_000,
@@ -27,7 +27,7 @@ def put_wild_text(number: int) -> str | None:
     draw = random.Random(number)
     command = READERS[number % len(READERS)]
     with TemporaryDirectory() as parent:
-        folder = shutil.copytree(stopped_run(FEATURES).folder, Path(parent, "r"))
+        folder = shutil.copytree(run_with_features().folder, Path(parent, "r"))
         record = read_record(folder)
         container, key = draw.choice(text_places(record))
         container[key] = draw.choice(TEXTS)

@@ -1,7 +1,8 @@
-"""Files of states, read and written whatever they hold, with digests that vouch for it."""
+"""Files of states and records, read and written whatever they hold, with digests that vouch for it."""
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,6 +10,8 @@ import torch
 from safetensors import torch as safetensors
 
 from fedcli.core.tree_files import DIGEST, ZEROS, read_verified
+from fedcli.runs.identity import digest_of
+from fedcli.runs.record import RECORD
 
 
 class Content(NamedTuple):
@@ -24,7 +27,7 @@ def content_of(file: Path) -> Content:
     return Content({"tree": tree, "about": facts}, tensors)
 
 
-def sign(file: Path, content: Content) -> str:
+def sign_state(file: Path, content: Content) -> str:
     """Writes a file of a state, whatever it holds, with its right SHA-256, which is returned."""
     text = json.dumps({"sha256": ZEROS.decode(), **content.parts})
     tensors = {name: tensor.contiguous() for name, tensor in content.tensors.items()}
@@ -45,4 +48,10 @@ def replace_digest(checkpoint: Path, old: str, new: str) -> None:
     """Replaces the SHA-256 by which a checkpoint names the file of a client's state, and signs the checkpoint."""
     parts, tensors = content_of(checkpoint)
     text = json.dumps(parts).replace(old, new)
-    sign(checkpoint, Content(json.loads(text), tensors))
+    sign_state(checkpoint, Content(json.loads(text), tensors))
+
+
+def sign_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Writes a record into the folder of a run, whatever it holds, with its right digest."""
+    text = json.dumps({**record, "digest": digest_of(record)})
+    (folder / RECORD).write_text(text)
