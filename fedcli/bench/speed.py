@@ -147,7 +147,7 @@ def time_workload(name: str, setup: Setup, repeats: int, progress: Callable[[str
 
     with machine_settings(fed):  # what a run would set, for both sides, as are denormal numbers
         autotune(fed)
-        state = _warm_up(setup, fed, warm_up_round)
+        state = warm_up(setup, fed, warm_up_round)
         peak_bytes = peak_memory(setup.device)
         plain = None
         if with_plain:
@@ -200,7 +200,7 @@ def reset_peak_memory(device: torch.device) -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _warm_up(setup: Setup, fed: Federation, round_number: int) -> Any:
+def warm_up(setup: Setup, fed: Federation, round_number: int) -> Any:
     """Runs a round once, or until all its steps are replays of graphs; returns the method's state after it."""
     cohort = fed.cohort(round_number)
     state = setup.method.init(fed, setup.method_config)

@@ -11,10 +11,11 @@ from typing import Annotated
 import typer
 from torch.profiler import ProfilerActivity, profile
 
+from fedcli.bench.speed import warm_up
 from fedcli.bench.workloads import WORKLOADS, prepare_workload, with_random_images
 from fedcli.core.federation import Federation
 from fedcli.data import datasets
-from fedcli.runs.autotune import MAX_PASSES, autotune, until_captured
+from fedcli.runs.autotune import autotune
 from fedcli.runs.machine import machine_settings
 from fedcli.runs.prepare import prepare
 from fedcli.runs.resolve import Setup
@@ -57,10 +58,7 @@ def profile_of_round(setup: Setup, fed: Federation) -> profile:
         activities.append(ProfilerActivity.CUDA)
     with machine_settings(fed):
         autotune(fed)
-        state = setup.method.init(fed, setup.method_config)
-        for _ in until_captured(fed.engine, MAX_PASSES):
-            fed.start_round()
-            state, _ = setup.method.run_round(state, fed.cohort(0), fed, setup.method_config)
+        state = warm_up(setup, fed, round_number=0)
         with profile(activities=activities) as profiler:
             fed.start_round()
             setup.method.run_round(state, fed.cohort(1), fed, setup.method_config)
