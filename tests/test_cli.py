@@ -16,11 +16,12 @@ from rich.console import Console
 
 import fedcli
 from fedcli import check, declarations, registry
-from fedcli.cli import app, describe, display, index, tables
+from fedcli.cli import app, describe, display, index, printing, tables
 from fedcli.cli.display import plot_run
 from fedcli.cli.options import MACHINE, parse_seeds
 from fedcli.runs import begin, progress
 from fedcli.runs.options import RunConfig, flags_of
+from fedcli.runs.signals import Interrupted
 from tests.commands import error_of, invoke, output_of, record_in
 from tests.tiny_runs import ONE_ROUND
 
@@ -329,6 +330,29 @@ def test_data_show_draws_a_partition():
         assert client == number
         assert total == sum(class_counts)
     assert {path.name for path in Path.cwd().iterdir()} == {"chart.png", "chart.pdf"}
+
+
+# The last line
+
+
+def test_after_a_signal_only_a_line_about_an_interruption_is_printed(capsys, monkeypatch):
+    by_signal = Interrupted("interrupted", 143)
+    monkeypatch.setattr(printing, "interruptions", [by_signal])
+    with pytest.raises(typer.Exit) as end:
+        printing.stop("error: NumPy is not available.", 2)
+    assert end.value.exit_code == 143
+    assert capsys.readouterr().err == "interrupted.\n"
+
+    printing.interruptions.append(by_signal)
+    with pytest.raises(typer.Exit) as end:
+        printing.stop_interrupted("another worker has died.", Interrupted("another worker has died", 75))
+    assert end.value.exit_code == 75
+    assert capsys.readouterr().err == "another worker has died.\n"
+
+    with pytest.raises(typer.Exit) as end:
+        printing.stop("error: there is no run.", 2)
+    assert end.value.exit_code == 2
+    assert capsys.readouterr().err == "error: there is no run.\n"
 
 
 # Options that a command would not read

@@ -22,9 +22,9 @@ from fedcli.cli.data_sets import data
 from fedcli.cli.groups import HelpfulGroup, UsageError
 from fedcli.cli.method_options import MethodCommand
 from fedcli.cli.options import comma_lists, optional, refuse_twice
-from fedcli.cli.printing import Lasting, show_traceback, stop
+from fedcli.cli.printing import Lasting, show_traceback, stop, stop_interrupted
 from fedcli.errors import UserError, first_line
-from fedcli.runs.signals import exit_code, set_time_limit
+from fedcli.runs.signals import set_time_limit
 
 COMMANDS_OF_METHODS = (running.run, tuning.tune)  # with the options of the methods that they name
 COMMANDS = (
@@ -40,7 +40,7 @@ def _ends_in_a_line(ctx: typer.Context) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        stop(f"{str(error) or 'interrupted'}.", exit_code(error))
+        stop_interrupted(f"{str(error) or 'interrupted'}.", error)
     except Exception as error:
         text, code = _explain(error)
         if not text:

@@ -13,11 +13,10 @@ from rich.progress import Progress
 
 from fedcli.cli.display import duration_text, print_line
 from fedcli.cli.options import ONE_BY_ONE, Placement
-from fedcli.cli.printing import say, stop
+from fedcli.cli.printing import say, stop_interrupted
 from fedcli.results import durations, jobs
 from fedcli.results.plans import Plan, PlannedRun, TablePlan, protocols_text
 from fedcli.runs.schema import Record
-from fedcli.runs.signals import exit_code
 
 
 def cost_rows(plan: TablePlan) -> list[tuple[str, str]]:
@@ -121,4 +120,4 @@ def run_plan(
             )
     except KeyboardInterrupt as error:  # outside: its bar, which goes, would take the line with it
         text = f"{str(error) or 'interrupted'} at {display.ended}/{display.total} runs; resume by {again}."
-        stop(text, exit_code(error))
+        stop_interrupted(text, error)

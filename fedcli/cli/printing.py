@@ -16,7 +16,7 @@ from rich.text import Text
 from fedcli.errors import printable
 from fedcli.files import write_atomically
 from fedcli.run_files import refuse_file_of_a_run
-from fedcli.runs.signals import interruptions
+from fedcli.runs.signals import exit_code, interruptions
 
 
 class Lasting(io.FileIO):
@@ -30,14 +30,19 @@ class Lasting(io.FileIO):
 
 
 def stop(message: str, code: int) -> NoReturn:
-    """End the program with a line on stderr: after a signal "interrupted", whatever a library has made of that."""
-    if interruptions and not message.startswith("interrupted"):
-        message = "interrupted."
+    """End the program with a line on stderr; after a signal as it asks, whatever a library has made of that."""
+    if interruptions:
         first, *_ = interruptions
-        code = first.code
-    interruptions.clear()
+        stop_interrupted("interrupted.", first)
     say(message, err=True)
     raise typer.Exit(code)
+
+
+def stop_interrupted(message: str, interruption: KeyboardInterrupt) -> NoReturn:
+    """End the program after an interruption with a line on stderr about it."""
+    interruptions.clear()
+    say(message, err=True)
+    raise typer.Exit(exit_code(interruption))
 
 
 def say(line: object, err: bool = False) -> None:

@@ -4,9 +4,8 @@ import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fedcli.cli.printing import Output, consoles, stop
+from fedcli.cli.printing import Output, consoles, stop, stop_interrupted
 from fedcli.errors import NonFiniteLoss, UserError
-from fedcli.runs.signals import exit_code
 from fedcli.userfiles import user_files
 
 if TYPE_CHECKING:  # it imports PyTorch, which help does not need
@@ -34,12 +33,12 @@ def watch(start: Callable, output: Output, workers: int | None = None) -> Any:
     except NonFiniteLoss as error:
         assert display.folder is not None  # a loss is of a round, before which `start` has set it
         message = f"error: {error} The record is {display.folder / RECORD}."
-        code = 1
+        print_line(log_files, message)
+        stop(message, 1)
     except KeyboardInterrupt as error:
         message = _interrupted_text(error, display)
-        code = exit_code(error)
-    print_line(log_files, message)
-    stop(message, code)
+        print_line(log_files, message)
+        stop_interrupted(message, error)
 
 
 def _interrupted_text(error: KeyboardInterrupt, display: "Display") -> str:
