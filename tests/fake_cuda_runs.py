@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import torch
 
+from fedcli import toy
 from fedcli.core.client_states import refuse_non_finite
 from fedcli.core.federation import Federation
 from fedcli.runs.machine import deterministic
@@ -133,4 +134,4 @@ def run_on_cpu(
     fed.engine.joint_layers = True
     change(fed)
     with patch.object(torch, "_fused_sgd_", fused_sgd):  # which rounds as the device does
-        return laws.simulate(setup, fed, rounds)
+        return toy.simulate(setup, fed, rounds)

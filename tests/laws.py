@@ -6,32 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from fedcli import check
-from fedcli.check import (
-    BATCHNORM,
-    MAX_ROUNDING,
-    allows,
-    distance,
-    keeps_state,
-    simulate,
-    tested_models,
-    toy_dataset,
-    toy_parts,
-    variants_of,
-)
+from fedcli import check, toy
 from fedcli.core.federation import Cohort, Federation
 from fedcli.runs.resolve import Setup
 from tests.plain_federation import PlainFederation
 from tests.plain_loops import modules_of
 from tests.public_phases import PublicPhase, exchange_plainly, models_of, stacked_by_network
-
-__all__ = [  # of which those that `fedcli.check` defines are as they are there
-    "BATCHNORM", "Broken", "allows", "assert_agree", "assert_public_phase_agrees", "assert_rounds_agree", "distance",
-    "federation", "keeps_state", "law_1_off_is_the_simpler_method", "law_2_on_is_not", "law_3_state_survives",
-    "law_4_chunking_is_invisible", "law_5_order_is_invisible", "law_6_edge_data", "law_7_resume_is_invisible",
-    "law_9_costs_are_what_is_sent", "one_round", "run_rounds", "simulate", "start", "tested_models", "toy_dataset",
-    "toy_parts", "variants_of",
-]  # fmt: skip
 
 
 class Broken(Exception):
@@ -64,7 +44,7 @@ law_9_costs_are_what_is_sent = raising(check.law_9_costs_are_what_is_sent)
 
 def federation(method, overrides=None, *, plain=False, **run):
     """A setup and its federation on toy data, whose clients train by the plain loop where `plain`."""
-    return check.federation(method, overrides, federation_type=PlainFederation if plain else None, **run)
+    return toy.federation(method, overrides, federation_type=PlainFederation if plain else None, **run)
 
 
 def start(setup: Setup, fed: Federation) -> Any:
@@ -80,11 +60,12 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> tupl
 def run_rounds(num_rounds: int, method, overrides=None, *, cohorts=None, **run: Any) -> Any:
     """The state of a method after rounds on toy data; cohorts are drawn if None."""
     setup, fed = federation(method, overrides, **run)
-    return simulate(setup, fed, num_rounds, cohorts)
+    return toy.simulate(setup, fed, num_rounds, cohorts)
 
 
 def assert_agree(tree, other, what: str) -> None:
-    assert distance(tree, other) <= MAX_ROUNDING, f"{what}: relative distance {distance(tree, other):.2e}"
+    distance = toy.distance(tree, other)
+    assert distance <= check.MAX_ROUNDING, f"{what}: relative distance {distance:.2e}"
 
 
 def assert_rounds_agree(

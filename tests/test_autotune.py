@@ -6,6 +6,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from fedcli import toy
 from fedcli.core import engine
 from fedcli.core.stacked import Stack
 from fedcli.errors import UserError
@@ -60,7 +61,7 @@ def test_a_trial_measures_replays_alone(examples):
         return results
 
     with FakeCuda.running() as device:
-        run = {"data": laws.toy_dataset(4 * examples), "parts": laws.toy_parts([examples] * 4)}
+        run = {"data": toy.toy_dataset(4 * examples), "parts": toy.toy_parts([examples] * 4)}
         _, fed = laws.federation("fedavg", device="cuda", clients_per_chunk="auto", **run)
         with patch.object(engine.Engine, "train", counted):
             assert "fastest of 2 ways tried" in autotune.autotune(fed)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from fedcli import toy
 from fedcli.core.augment import NUM_DRAWS, TRIES, Transform, augment, colour_jitter, crop_flip, resized_crop
 from fedcli.core.batches import plan_batches
 from fedcli.core.draws import generator
@@ -65,7 +66,7 @@ def test_draws_depend_on_seed_round_client_and_epoch_and_on_nothing_else():
 
 
 def test_cohorts_are_sorted_distinct_and_new_every_round():
-    run = {"num_clients": 20, "cohort_size": 5, "parts": laws.toy_parts([1] * 20)}
+    run = {"num_clients": 20, "cohort_size": 5, "parts": toy.toy_parts([1] * 20)}
     _, fed = laws.federation("fedavg", seed=0, **run)
     _, fed_of_another_seed = laws.federation("fedavg", seed=1, **run)
 
@@ -251,8 +252,8 @@ def test_public_and_private_batches_get_the_draws_of_their_augmentation():
     setting = replace(setup.data_setting, mean=(0.0,), std=(1.0,), augmentation="resized-crop-colour")
     config = replace(setup.config, public_dataset="toy", public_batch_size=25)
     setup = replace(setup, protocol=replace(setup.protocol, public=public), data_setting=setting, config=config)
-    data = laws.toy_dataset()
-    fed = make_federation(setup, data, laws.toy_parts(), data)
+    data = toy.toy_dataset()
+    fed = make_federation(setup, data, toy.toy_parts(), data)
     assert fed.plan(fed.cohort(0)).draws.shape[-1] == NUM_DRAWS["resized-crop-colour"]
 
     order = generator(config.seed, 2, "public order", 0).permutation(60)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedcli
-from fedcli import registry
+from fedcli import registry, toy
 from fedcli.papers.baselines import ccvr
 from fedcli.results.metrics import find_metric
 from fedcli.runs import resume
@@ -107,7 +107,7 @@ def test_retraining_is_plain_sgd_on_the_classifier_and_moves_nothing_else():
 
 
 def test_what_is_drawn_follows_the_features_of_the_clients_training_parts(monkeypatch):
-    fed, params, buffers = toy_federation(parts=laws.toy_parts((2, 0, 31, 1)), validation=0.1)
+    fed, params, buffers = toy_federation(parts=toy.toy_parts((2, 0, 31, 1)), validation=0.1)
     virtual_features = ccvr.virtual_features
     calls = []
 
@@ -117,7 +117,7 @@ def test_what_is_drawn_follows_the_features_of_the_clients_training_parts(monkey
 
     monkeypatch.setattr(ccvr, "virtual_features", watched)
     after, _, floats = ccvr.apply(params, buffers, fed, config(ccvr_epochs=0))
-    assert laws.distance(after, params) == 0  # without retraining it is the model before
+    assert toy.distance(after, params) == 0  # without retraining it is the model before
     (pooled,) = calls
 
     used = [part for part in fed.training if len(part)]
@@ -133,7 +133,7 @@ def test_what_is_drawn_follows_the_features_of_the_clients_training_parts(monkey
     assert floats == round(floats_of_clients / 4)
 
 
-@pytest.mark.parametrize("run", [{"parts": laws.toy_parts((1, 0, 0, 0))}, {"data": laws.toy_dataset(absent=(1,))}])
+@pytest.mark.parametrize("run", [{"parts": toy.toy_parts((1, 0, 0, 0))}, {"data": toy.toy_dataset(absent=(1,))}])
 def test_a_single_example_and_a_class_without_examples_leave_finite_models(run):
     fed, params, buffers = toy_federation(**run)
     after, _, floats = ccvr.apply(params, buffers, fed, config())

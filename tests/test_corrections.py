@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedcli import toy
 from fedcli.core.trees import select, stack, tree_map
 from fedcli.papers.baselines import fedavg, feddyn, moon
 from fedcli.papers.baselines.moon import cosine, model_contrastive
@@ -40,7 +41,7 @@ def test_two_rounds_of_scaffold_by_plain_gradients():
     start, _ = fed.initial_model()
     cohorts = ([0, 1], [0, 2])
 
-    before = laws.simulate(setup, fed, 1, cohorts)
+    before = toy.simulate(setup, fed, 1, cohorts)
     gradient_0 = full_gradient(fed, start, 0)
     gradient_1 = full_gradient(fed, start, 1)
     laws.assert_agree(before.clients[0].c_i, gradient_0, "c_i of client 0")
@@ -48,7 +49,7 @@ def test_two_rounds_of_scaffold_by_plain_gradients():
     c = {name: (13 * gradient_0[name] + 7 * gradient_1[name]) / 34 for name in start}
     laws.assert_agree(before.c, c, "c")
 
-    after = laws.simulate(setup, fed, 2, cohorts)
+    after = toy.simulate(setup, fed, 2, cohorts)
     second_gradient_0 = full_gradient(fed, before.params, 0)
     gradient_2 = full_gradient(fed, before.params, 2)
     for name, x in before.params.items():
@@ -67,7 +68,7 @@ def test_under_uniform_weighting_scaffold_is_algorithm_1():
     """Line 16 has 1 / |S|, line 17 1 / N; one full-batch step a round, two of four clients of different sizes."""
     setup, fed = laws.federation("scaffold", cohort_size=2, weighting="uniform", **ONE_STEP)
     start, _ = fed.initial_model()
-    state = laws.simulate(setup, fed, 1, ([0, 1],))
+    state = toy.simulate(setup, fed, 1, ([0, 1],))
 
     gradient_0 = full_gradient(fed, start, 0)
     gradient_1 = full_gradient(fed, start, 1)
@@ -81,7 +82,7 @@ def test_with_momentum_c_i_is_of_the_way_along_a_constant_gradient():
     """After a single step, which has no momentum yet, c_i is (1 - rho) times the gradient."""
     setup, fed = laws.federation("scaffold", **{**ONE_STEP, "momentum": 0.9, "weight_decay": 0.0})
     start, _ = fed.initial_model()
-    state = laws.simulate(setup, fed, 1)
+    state = toy.simulate(setup, fed, 1)
 
     expected = {name: 0.1 * value for name, value in full_gradient(fed, start, 1).items()}
     laws.assert_agree(state.clients[1].c_i, expected, "c_i")
@@ -89,9 +90,9 @@ def test_with_momentum_c_i_is_of_the_way_along_a_constant_gradient():
 
 def test_scaffolds_server_lr_scales_the_parameters():
     """Buffers are averaged as they are."""
-    run = {"backbone": laws.BATCHNORM, "local_epochs": 1}
+    run = {"backbone": toy.BATCHNORM, "local_epochs": 1}
     setup, fed = laws.federation("scaffold", {"server_lr": 0.5, "clip_norm": 0.0}, **run)
-    state = laws.simulate(setup, fed, 1)
+    state = toy.simulate(setup, fed, 1)
     average = laws.run_rounds(1, "fedavg", **run)
     start, _ = fed.initial_model()
     half = {name: (value + average.params[name]) / 2 for name, value in start.items()}
@@ -105,7 +106,7 @@ COHORTS = ([0, 1], [1, 3], [0, 2])
 
 def test_without_clipping_feddyn_is_algorithm_1_in_a_plain_loop():
     """Three rounds have two of four clients each, in h_i, alpha is by a client's size, and buffers have plain means."""
-    run = {"parts": laws.toy_parts((6, 2, 3, 5)), "cohort_size": 2, "local_epochs": 1, "backbone": laws.BATCHNORM}
+    run = {"parts": toy.toy_parts((6, 2, 3, 5)), "cohort_size": 2, "local_epochs": 1, "backbone": toy.BATCHNORM}
     ours = laws.run_rounds(3, "feddyn", {"alpha": 0.2, "clip_norm": 0.0}, cohorts=COHORTS, **run)
     _, fed = laws.federation("feddyn", plain=True, **run)
     task = fedavg.make_local_loss(fed.network)
@@ -137,8 +138,8 @@ def test_under_uniform_weighting_all_clients_of_feddyn_have_one_alpha():
     one = feddyn.client_alphas(0.2, torch.ones(3), 1.0)
     assert one.tolist() == pytest.approx([0.2] * 3)
 
-    sizes = laws.toy_parts((6, 2, 3, 5))
-    equal = laws.toy_parts((4, 4, 4, 4))
+    sizes = toy.toy_parts((6, 2, 3, 5))
+    equal = toy.toy_parts((4, 4, 4, 4))
 
     def alphas(parts, weighting):
         """What the clients are given in a round in which none trains."""
@@ -165,7 +166,7 @@ def simplified(alpha, **run):
 
 def test_feddyns_simplified_form_begins_as_fedavg():
     """It is FedAvg in its first round, and in all with alpha = 0, and keeps the last models."""
-    first = laws.simulate(*simplified(0.1), 1, COHORTS)
+    first = toy.simulate(*simplified(0.1), 1, COHORTS)
     fedavgs_first = laws.run_rounds(1, "fedavg", cohorts=COHORTS, cohort_size=2)
     laws.assert_agree(first.params, fedavgs_first.params, "the first round")
     dual_0 = first.clients[0].dual
@@ -173,7 +174,7 @@ def test_feddyns_simplified_form_begins_as_fedavg():
     mean = {name: (13 * dual_0[name] + 7 * dual_1[name]) / 20 for name in first.params}
     laws.assert_agree(first.params, mean, "the mean of what the clients keep")
 
-    off = laws.simulate(*simplified(0.0), 3, COHORTS)
+    off = toy.simulate(*simplified(0.0), 3, COHORTS)
     fedavgs = laws.run_rounds(3, "fedavg", cohorts=COHORTS, cohort_size=2)
     laws.assert_agree(off.params, fedavgs.params, "alpha = 0")
 
@@ -183,7 +184,7 @@ def test_feddyns_simplified_form_pulls_to_the_global_model():
     run = {"local_epochs": 1, "batch_size": 16, "momentum": 0.0}
     setup, fed = simplified(0.2, **run)
     plain, _ = simplified(0.0, **run)
-    first = laws.simulate(setup, fed, 1, COHORTS)
+    first = toy.simulate(setup, fed, 1, COHORTS)
     cohort = fed.cohort_of(1, [0, 1])
 
     pulled, _ = laws.one_round(setup, fed, first, cohort)
@@ -222,13 +223,13 @@ def test_a_feature_without_direction_has_cosine_0_and_no_gradient(model, length)
 
 
 def test_moons_other_models_run_in_evaluation_mode_and_are_constants():
-    setup, fed = laws.federation("moon", backbone=laws.BATCHNORM, local_epochs=1)
+    setup, fed = laws.federation("moon", backbone=toy.BATCHNORM, local_epochs=1)
 
     def with_gradients(params):
         return {name: value.clone().requires_grad_() for name, value in params.items()}
 
     params, buffers = fed.initial_model()
-    state = laws.simulate(setup, fed, 1)
+    state = toy.simulate(setup, fed, 1)
     context = moon.Context(
         with_gradients(params), buffers, with_gradients(state.params), state.buffers, torch.tensor(True)
     )

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import fedcli
+from fedcli import toy
 from fedcli.core.draws import generator
 from fedcli.errors import UserError
 from fedcli.figures.predictions import correlation_chart
@@ -82,7 +83,7 @@ def test_clients_with_one_image_are_left_out_of_the_private_mean():
     method = find_method("local")
 
     def private_mean(sizes):
-        _, fed = laws.federation(method, parts=laws.toy_parts(sizes), num_clients=len(sizes))
+        _, fed = laws.federation(method, parts=toy.toy_parts(sizes), num_clients=len(sizes))
         public = fed.transform(fed.test_images)
         return correlation.correlations(fed, method, method.init(fed, None), public)["private"]
 

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
+from fedcli import toy
 from fedcli.core.client_states import refuse_non_finite
 from fedcli.core.federation import Federation
 from fedcli.core.tree_files import save_tree
@@ -83,6 +84,6 @@ def test_what_a_server_does_waits_once_at_most(method_name, function_name, expec
 
         setup, fed = laws.federation(method, {}, device="cuda", local_epochs=1)
         with patch.object(method.module, function_name, counted):
-            laws.simulate(setup, fed, 1)
+            toy.simulate(setup, fed, 1)
 
     assert waits == [expected]

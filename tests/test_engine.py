@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedcli import toy
 from fedcli.core import federation
 from fedcli.core.aggregate import class_means, cross_entropy, masked_mean, weighted_mean
 from fedcli.core.augment import Transform
@@ -29,8 +30,8 @@ FEDAVG = find_method("fedavg")
 def trained_in_two_phases(plain=False, chunk="auto"):
     """Clients whose parameters were all trained and then some of them, clipped, on images that leave taps dead."""
     run = {
-        "backbone": "resnet10", "data": laws.toy_dataset(15, channels=3, size=32), "lr": 0.01, "num_clients": 3,
-        "parts": laws.toy_parts((7, 2, 6)), "local_epochs": 1, "weight_decay": 0.1, "clients_per_chunk": chunk,
+        "backbone": "resnet10", "data": toy.toy_dataset(15, channels=3, size=32), "lr": 0.01, "num_clients": 3,
+        "parts": toy.toy_parts((7, 2, 6)), "local_epochs": 1, "weight_decay": 0.1, "clients_per_chunk": chunk,
     }  # fmt: skip
     setup, fed = laws.federation(FEDAVG, plain=plain, **run)
     assert any(isinstance(layer, LiveConv2d) for layer in fed.network.module.modules()) != plain
@@ -70,12 +71,12 @@ def test_engine_agrees_under_augmentation_and_dropped_batches(drop_last):
         fed.transform = Transform((0.5,), (0.5,), augmentation, fed.dtype)
         fed.engine.transform = fed.transform
         assert not fed.engine.by_places  # without dead taps a network goes on to train to the bits that it always has
-        return laws.simulate(setup, fed, 2)
+        return toy.simulate(setup, fed, 2)
 
     expected = simulate("crop-flip-rotate", plain=True)
     laws.assert_agree(simulate("crop-flip-rotate", clients_per_chunk="1"), expected, "looped")
     laws.assert_agree(simulate("crop-flip-rotate", clients_per_chunk="4"), expected, "stacked")
-    assert laws.distance(simulate("none"), expected) > 1e-3  # the augmentation did something
+    assert toy.distance(simulate("none"), expected) > 1e-3  # the augmentation did something
 
 
 def quadratic(params, buffers, batch, context):
@@ -119,18 +120,18 @@ def test_a_term_that_is_not_finite_names_round_clients_and_term():
 
 @pytest.mark.parametrize("chunk", ["1", "2", "branches:2"])
 def test_clients_may_be_without_steps_and_epochs_in_two_calls_are_those_in_one(chunk):
-    run = {"drop_last": True, "batch_size": 8, "parts": laws.toy_parts((7, 4, 13, 10)), "clients_per_chunk": chunk}
+    run = {"drop_last": True, "batch_size": 8, "parts": toy.toy_parts((7, 4, 13, 10)), "clients_per_chunk": chunk}
     fed, cohort, start, loss = first_round(**run)
     whole, terms = fed.train(start, cohort, loss)
-    assert laws.distance(select(whole.params, slice(0, 2)), select(start.params, slice(0, 2))) == 0
+    assert toy.distance(select(whole.params, slice(0, 2)), select(start.params, slice(0, 2))) == 0
     assert (terms["cross_entropy"] > 0).tolist() == [False, False, True, True]
 
     part, _ = fed.train(start, cohort, loss, epochs=range(0))
-    assert laws.distance(part.params, start.params) == 0
+    assert toy.distance(part.params, start.params) == 0
 
     part, _ = fed.train(part, cohort, loss, epochs=range(1))
     part, _ = fed.train(part, cohort, loss, epochs=range(1, 2))
-    assert laws.distance((part.params, part.optimizer), (whole.params, whole.optimizer)) == 0
+    assert toy.distance((part.params, part.optimizer), (whole.params, whole.optimizer)) == 0
 
 
 def test_a_weighted_mean_rounds_whole_numbers():
@@ -169,21 +170,21 @@ def test_masked_mean_ignores_what_is_masked_even_in_the_gradient():
 
 @pytest.mark.parametrize("chunk", ["1", "3"])
 def test_the_number_of_threads_is_invisible(chunk, two_threads):
-    run = {"backbone": "resnet10-3x3", "data": laws.toy_dataset(num_train=19, channels=3), "precision": "float32"}
-    run |= {"clients_per_chunk": chunk, "parts": laws.toy_parts((7, 4, 2, 6)), "local_epochs": 1}
+    run = {"backbone": "resnet10-3x3", "data": toy.toy_dataset(num_train=19, channels=3), "precision": "float32"}
+    run |= {"clients_per_chunk": chunk, "parts": toy.toy_parts((7, 4, 2, 6)), "local_epochs": 1}
 
     def train_and_predict(threads):
         torch.set_num_threads(threads)
         setup, fed = laws.federation("fedfm", {"start_round": 0}, **run)
-        state = laws.simulate(setup, fed, 2)
-        outputs = fed.predict(*laws.tested_models(setup, state), np.arange(19))
+        state = toy.simulate(setup, fed, 2)
+        outputs = fed.predict(*toy.tested_models(setup, state), np.arange(19))
         assert torch.get_num_threads() == threads
         return state, outputs
 
     state_of_two, outputs_of_two = train_and_predict(threads=2)
     state_of_one, outputs_of_one = train_and_predict(threads=1)
-    assert laws.distance(state_of_two, state_of_one) == 0
-    assert laws.distance(outputs_of_two, outputs_of_one) == 0
+    assert toy.distance(state_of_two, state_of_one) == 0
+    assert toy.distance(outputs_of_two, outputs_of_one) == 0
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, "3000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")])
@@ -254,9 +255,9 @@ def test_how_many_images_are_made_ready_at_a_time_is_invisible(prepared, monkeyp
     setup, fed = laws.federation(FEDAVG)
     fed.transform = Transform((0.5,), (0.5,), "crop-flip", fed.dtype)
     fed.engine.transform = fed.transform
-    expected = laws.simulate(setup, fed, 1)
+    expected = toy.simulate(setup, fed, 1)
     monkeypatch.setattr("fedcli.core.engine.PREPARED_BYTES", prepared)
-    assert laws.distance(laws.simulate(setup, fed, 1), expected) == 0
+    assert toy.distance(toy.simulate(setup, fed, 1), expected) == 0
 
 
 @pytest.mark.parametrize(
@@ -265,7 +266,7 @@ def test_how_many_images_are_made_ready_at_a_time_is_invisible(prepared, monkeyp
 )
 def test_networks_of_all_kinds_of_layers_agree_with_the_plain_loop(name, size):
     """With fewer images the last maps, of one pixel, have next to no variance, and rounding errors grow."""
-    run = {"parts": laws.toy_parts((6, 5)), "data": laws.toy_dataset(11, channels=3, size=size), "batch_size": 6}
+    run = {"parts": toy.toy_parts((6, 5)), "data": toy.toy_dataset(11, channels=3, size=size), "batch_size": 6}
     run |= {"num_clients": 2, "local_epochs": 1, "lr": 1e-3, "backbone": name}
     laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, chunks=(2,), **run)
 
@@ -297,7 +298,7 @@ def test_out_of_memory_halves_the_chunk_and_changes_nothing_else(way, memory_for
     expected = laws.run_rounds(2, FEDAVG, clients_per_chunk=f"{way}2")
     memory_for_two.clear()
     setup, fed = laws.federation(FEDAVG, clients_per_chunk=f"{way}4")
-    assert laws.distance(laws.simulate(setup, fed, 2), expected) == 0
+    assert toy.distance(toy.simulate(setup, fed, 2), expected) == 0
 
     assert fed.engine.clients_per_chunk == 2
     assert fed.engine.notes == ["out of memory with 4 clients together; 2 from here on"]
@@ -307,11 +308,11 @@ def test_out_of_memory_halves_the_chunk_and_changes_nothing_else(way, memory_for
 
 
 def test_chunks_that_follow_are_cut_too_and_an_odd_one_is_rounded_up(memory_for_two):
-    parts = laws.toy_parts((13, 7, 10, 4, 6, 5, 4))
+    parts = toy.toy_parts((13, 7, 10, 4, 6, 5, 4))
     run = {"parts": parts, "num_clients": 7, "local_epochs": 1}
     expected = laws.run_rounds(1, FEDAVG, clients_per_chunk="1", **run)
     setup, fed = laws.federation(FEDAVG, clients_per_chunk="3", **run)
-    laws.assert_agree(laws.simulate(setup, fed, 1), expected, "three together, then two")
+    laws.assert_agree(toy.simulate(setup, fed, 1), expected, "three together, then two")
     assert fed.engine.clients_per_chunk == 2
     assert len(fed.engine.notes) == 1
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, f1_score
 
+from fedcli import toy
 from fedcli.core import evaluation
 from fedcli.core.trees import tree_map
 from fedcli.registry import find_method
@@ -21,14 +22,14 @@ FEDAVG = find_method("fedavg")
 
 def with_evaluation(tested_on, method=LOCAL, data=None, parts=None, rounds=1, **run):
     """Setup, federation and state after some rounds, under the toy protocol with another evaluation."""
-    data = laws.toy_dataset() if data is None else data
-    parts = laws.toy_parts() if parts is None else parts
+    data = toy.toy_dataset() if data is None else data
+    parts = toy.toy_parts() if parts is None else parts
     setup, _ = laws.federation(method, data=data, parts=parts, **run)
     protocol = replace(setup.protocol, evaluation=tested_on)
     local_test = 0.4 if tested_on == "clients" else 0.0
     setup = replace(setup, protocol=protocol, config=replace(setup.config, local_test=local_test))
     fed = make_federation(setup, data, parts)
-    return setup, fed, laws.simulate(setup, fed, rounds)
+    return setup, fed, toy.simulate(setup, fed, rounds)
 
 
 def accuracy(fed, model, x, y):
@@ -38,7 +39,7 @@ def accuracy(fed, model, x, y):
 
 
 def domain_dataset():
-    data = laws.toy_dataset(num_train=34)
+    data = toy.toy_dataset(num_train=34)
     domains = torch.tensor([0] * 13 + [1] * 7 + [2] * 14)
     return replace(data, domain_train=domains, domain_test=torch.arange(20) % 3, domain_names=("ink", "paint", "photo"))
 
@@ -80,7 +81,7 @@ def evaluate_own_parts(tested_on, method, validation=0.0):
     parts = fed.testing if tested_on == "clients" else fed.validation
     accuracies = []
     for client, part in enumerate(parts):
-        assert sorted([*fed.training[client], *part]) == laws.toy_parts()[client].tolist()
+        assert sorted([*fed.training[client], *part]) == toy.toy_parts()[client].tolist()
         model = state.clients[client] if method is LOCAL else (state.params, state.buffers)
         accuracies.append(accuracy(fed, model, fed.engine.images[part], fed.engine.labels[part]))
     result = evaluation.evaluate(fed, setup.method, state)
@@ -256,8 +257,8 @@ def test_only_changed_models_are_run_again(tested_on, method, monkeypatch):
 
 @pytest.mark.parametrize("change", ["in place", "replaced", "clients"])
 def test_a_model_that_changes_in_any_way_is_run_again(change, monkeypatch):
-    setup, fed, state = with_evaluation("clients", data=laws.toy_dataset(num_train=34))
-    _, other, _ = with_evaluation("clients", data=laws.toy_dataset(num_train=34))
+    setup, fed, state = with_evaluation("clients", data=toy.toy_dataset(num_train=34))
+    _, other, _ = with_evaluation("clients", data=toy.toy_dataset(num_train=34))
     before = evaluation.evaluate(fed, setup.method, state)
     counts = count_predictions(fed, monkeypatch)
 

@@ -8,12 +8,12 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from fedcli import toy
 from fedcli.core import augment
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.stacked import Stack
 from fedcli.core.trees import tree_map
 from fedcli.registry import find_method
-from tests import laws
 from tests.fake_cuda import FakeCuda, Graph, Pool, RaceError
 from tests.fake_cuda_runs import early_captures, on_fake_cuda, run_on_cpu, run_on_fake_cuda
 
@@ -194,7 +194,7 @@ def test_a_planted_fault_is_found(name):
             except RuntimeError as error:
                 symptom = str(error)
             else:
-                bits = "other bits" if laws.distance(run.state, right_state) else "the same bits"
+                bits = "other bits" if toy.distance(run.state, right_state) else "the same bits"
                 symptom = ", ".join(run.fed.engine.notes) or bits
     assert re.search(SYMPTOMS[fault], symptom), symptom
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedcli import toy
 from fedcli.core.clients import Client, Output
 from fedcli.core.trees import select, stack
 from fedcli.papers import fccl_plus
@@ -115,11 +116,11 @@ def after_both_phases(fed, setup, cohort, states):
 
 @pytest.mark.parametrize(
     ("lifetime", "size", "backbone"),
-    [("batch", 8, f"{laws.BATCHNORM},cnn-small"), ("phase", 16, "cnn-mcmahan,cnn-small")],
+    [("batch", 8, f"{toy.BATCHNORM},cnn-small"), ("phase", 16, "cnn-mcmahan,cnn-small")],
 )
 def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(lifetime, size, backbone):
-    run = {"backbone": backbone, "num_clients": 2, "optimizer": "adam", "lr": 0.003, "parts": laws.toy_parts((5, 4))}
-    data = laws.toy_dataset(size=size)
+    run = {"backbone": backbone, "num_clients": 2, "optimizer": "adam", "lr": 0.003, "parts": toy.toy_parts((5, 4))}
+    data = toy.toy_dataset(size=size)
     setup, fed, cohort, clients = with_different_models("fccl-plus", {"public_optimizer": lifetime}, data=data, **run)
     fed.public_images = fed.public_images[:8]  # batches of 5 and 3
 
@@ -142,7 +143,7 @@ def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(life
 )
 def test_the_teacher_is_the_model_that_the_option_names(overrides):
     """It is the previous model, or the one after the collaborative phase, each in its mode."""
-    run = {"backbone": laws.BATCHNORM, "batch_size": 20, "local_epochs": 1}
+    run = {"backbone": toy.BATCHNORM, "batch_size": 20, "local_epochs": 1}
     setup, fed, cohort, clients = with_different_models("fccl-plus", overrides, **run)
     ((model,), _) = fccl_plus.collaborate(stacked_by_network(fed, cohort, clients), cohort, fed, setup.method_config)
     _, terms = after_both_phases(fed, setup, cohort, clients)
@@ -207,12 +208,12 @@ def test_rounds_begin_at_the_pretrained_model(form):
 def test_the_pretrained_model_stays_and_newcomers_get_theirs():
     setup, fed = laws.federation("fccl", cohort_size=2)
     cohorts = [[0, 1], [1, 3]]
-    state = laws.simulate(setup, fed, 1, cohorts)
-    later = laws.simulate(setup, fed, 2, cohorts)
+    state = toy.simulate(setup, fed, 1, cohorts)
+    later = toy.simulate(setup, fed, 2, cohorts)
     initial_params, _ = fed.initial_model()
-    assert laws.distance(later.clients[1].pretrained, state.clients[1].pretrained) == 0
-    assert laws.distance(later.clients[1].params, state.clients[1].params) > 0
-    assert laws.distance(later.clients[3].pretrained.params, initial_params) > 0
+    assert toy.distance(later.clients[1].pretrained, state.clients[1].pretrained) == 0
+    assert toy.distance(later.clients[1].params, state.clients[1].params) > 0
+    assert toy.distance(later.clients[3].pretrained.params, initial_params) > 0
     assert sorted(later.clients) == [0, 1, 3]
 
 
@@ -236,7 +237,7 @@ def test_conference_objective_has_both_teachers():
 
 
 def test_the_teacher_of_the_code_drops_other_units_than_the_student():
-    _, fed = laws.federation("fccl-plus", backbone="mobilenet-v2-dropout-512", data=laws.toy_dataset(size=32))
+    _, fed = laws.federation("fccl-plus", backbone="mobilenet-v2-dropout-512", data=toy.toy_dataset(size=32))
     params, buffers = fed.initial_model()
     batch = minibatch(fed, 5)
 
@@ -249,8 +250,8 @@ def test_the_teacher_of_the_code_drops_other_units_than_the_student():
     teacher = fccl_plus.Teacher(params, buffers)
     in_batch = fccl_plus.predict_in_training(fed.network, teacher, buffers_with_key(7), batch)
     in_next_batch = fccl_plus.predict_in_training(fed.network, teacher, buffers_with_key(9), batch)
-    assert laws.distance(in_batch, student) > 1e-3
-    assert laws.distance(in_batch, in_next_batch) > 1e-3
+    assert toy.distance(in_batch, student) > 1e-3
+    assert toy.distance(in_batch, in_next_batch) > 1e-3
 
 
 # EWC
@@ -287,21 +288,21 @@ def test_fisher_squares_the_gradient_of_each_image(label):
 
 
 def test_fisher_is_of_the_model_in_evaluation_mode():
-    _, fed = laws.federation("fedmd", backbone=laws.BATCHNORM)
+    _, fed = laws.federation("fedmd", backbone=toy.BATCHNORM)
     params, buffers = fed.initial_model()
     shifted = {name: value + 0.5 for name, value in buffers.items()}
     x = minibatch(fed, 1).x
     uniform = torch.tensor([0.3]).double()
     fisher = fisher_diagonal(fed.network, params, buffers, x, uniform)
     shifted_fisher = fisher_diagonal(fed.network, params, shifted, x, uniform)
-    assert laws.distance(fisher, shifted_fisher) > 0.01  # running statistics matter, at which training does not look
+    assert toy.distance(fisher, shifted_fisher) > 0.01  # running statistics matter, at which training does not look
 
 
 def test_each_client_has_draws_of_its_own():
     _, fed = laws.federation("fedmd")
     clients = fed.broadcast(*fed.initial_model(), fed.cohort(1))
     fisher = ewc.anchors(clients, fed.cohort(1), fed, minibatch(fed, 5).x).fisher
-    assert laws.distance(select(fisher, 0), select(fisher, 1)) > 0
+    assert toy.distance(select(fisher, 0), select(fisher, 1)) > 0
 
 
 def test_ewcs_objective_is_the_cross_entropy_and_the_weighted_penalty():

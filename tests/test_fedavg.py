@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedcli import toy
 from fedcli.core.optimizers import adamw
 from fedcli.papers.baselines import fedavgm, fednova
 from fedcli.papers.baselines.fedrs import class_scales, class_shares, restricted_cross_entropy
@@ -28,7 +29,7 @@ def test_weights_are_shares_of_the_cohorts_examples_validation_included():
 
 def test_uniform_weighting_changes_nothing_but_the_weights():
     """Every client counts the same."""
-    run = {"parts": laws.toy_parts((5, 3, 2, 0)), "weighting": "uniform"}
+    run = {"parts": toy.toy_parts((5, 3, 2, 0)), "weighting": "uniform"}
     setup, fed = laws.federation("fedavg", **run)
     cohort = fed.cohort_of(0, [0, 2, 3])
     assert cohort.weights.tolist() == [1 / 3] * 3
@@ -38,7 +39,7 @@ def test_uniform_weighting_changes_nothing_but_the_weights():
     params, buffers = fed.initial_model()
     ends = [train_plainly(fed, 0, client, Model(params, buffers), cross_entropy) for client in range(4)]
     mean = {name: sum(end[name] for end in ends) / 4 for name in params}
-    laws.assert_agree(laws.simulate(setup, fed, 1).params, mean, "the model")
+    laws.assert_agree(toy.simulate(setup, fed, 1).params, mean, "the model")
 
 
 def cross_entropy(module, features, logits, y):
@@ -50,7 +51,7 @@ def cross_entropy(module, features, logits, y):
 def test_a_round_is_the_weighted_mean_of_clients_by_a_plain_loop(method, mu):
     options = {"proximal_weight": mu} if method == "fedprox" else {}
     sizes = (5, 3, 2, 2)
-    setup, fed = laws.federation(method, options, parts=laws.toy_parts(sizes))
+    setup, fed = laws.federation(method, options, parts=toy.toy_parts(sizes))
     received, buffers = fed.initial_model()
 
     def objective(module, features, logits, y):
@@ -62,12 +63,12 @@ def test_a_round_is_the_weighted_mean_of_clients_by_a_plain_loop(method, mu):
         end = train_plainly(fed, 0, client, Model(received, buffers), objective)
         for name in mean:
             mean[name] += size / 12 * end[name]
-    laws.assert_agree(laws.simulate(setup, fed, 1).params, mean, "the model")
+    laws.assert_agree(toy.simulate(setup, fed, 1).params, mean, "the model")
 
 
 def test_the_learning_rate_decays_from_round_to_round():
     def third_round(setup, fed):
-        return laws.simulate(setup, fed, 3, state=setup.method.init(fed, None), first=2)
+        return toy.simulate(setup, fed, 3, state=setup.method.init(fed, None), first=2)
 
     setup, decaying = laws.federation("fedavg", lr=0.04, lr_decay=0.5)
     assert [decaying.lr(round) for round in range(3)] == [0.04, 0.02, 0.01]
@@ -193,7 +194,7 @@ HEAD = ("head.weight", "head.bias")
 def test_two_rounds_of_lg_fedavg_are_those_of_a_plain_loop():
     sizes = (12, 4, 8, 6)
     cohorts = ([0, 1, 3], [1, 2, 3])
-    setup, fed = laws.federation("lg-fedavg", parts=laws.toy_parts(sizes))
+    setup, fed = laws.federation("lg-fedavg", parts=toy.toy_parts(sizes))
     first, buffers = fed.initial_model()
     head = {name: first[name] for name in HEAD}
     own = dict.fromkeys(range(4), first)
@@ -203,7 +204,7 @@ def test_two_rounds_of_lg_fedavg_are_those_of_a_plain_loop():
             own[client] = train_plainly(fed, round, client, model, cross_entropy)
         total = sum(sizes[client] for client in clients)
         head = {name: sum(sizes[client] * own[client][name] for client in clients) / total for name in HEAD}
-        state = laws.simulate(setup, fed, round + 1, cohorts)
+        state = toy.simulate(setup, fed, round + 1, cohorts)
         laws.assert_agree(state.head, head, "the averaged head")
         assert len(state.clients) == 3 + round
         for client, (params, _) in setup.method.personal(state).items():  # which is tested
@@ -250,17 +251,17 @@ def test_normalised_average_against_a_loop():
     torch.testing.assert_close(ours["w"], start["w"] - mean_steps * mean)
 
     nobody = fednova.normalised_average(start, local, torch.zeros(4).double(), weights)
-    assert laws.distance(nobody, start) == 0
+    assert toy.distance(nobody, start) == 0
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_with_equal_steps_fednova_is_fedavg(momentum):
-    run = {"parts": laws.toy_parts(EQUAL_STEPS), "momentum": momentum, "lr": 0.01}
-    setup, fed = laws.federation("fednova", backbone=laws.BATCHNORM, **run)
+    run = {"parts": toy.toy_parts(EQUAL_STEPS), "momentum": momentum, "lr": 0.01}
+    setup, fed = laws.federation("fednova", backbone=toy.BATCHNORM, **run)
     assert set(fed.plan(fed.cohort(0)).steps.tolist()) == {4}
 
-    state = laws.simulate(setup, fed, 3)
-    expected = laws.run_rounds(3, "fedavg", backbone=laws.BATCHNORM, **run)
+    state = toy.simulate(setup, fed, 3)
+    expected = laws.run_rounds(3, "fedavg", backbone=toy.BATCHNORM, **run)
     laws.assert_agree(tuple(state), tuple(expected), "parameters and buffers")
 
 
@@ -269,7 +270,7 @@ def test_with_equal_steps_fednova_is_fedavg(momentum):
     [
         pytest.param({"momentum": 0.0}, [8, 4, 6, 2], 0.0, id="without momentum"),
         pytest.param(
-            {"parts": laws.toy_parts((3, 13, 8, 4)), "drop_last": True}, [0, 6, 4, 2], 0.9, id="a client without steps"
+            {"parts": toy.toy_parts((3, 13, 8, 4)), "drop_last": True}, [0, 6, 4, 2], 0.9, id="a client without steps"
         ),  # client 0 has no full batch
     ],
 )
@@ -281,4 +282,4 @@ def test_a_round_of_fednova_is_the_normalised_average_by_effective_steps(run, st
     clients, _ = fed.train(received, cohort, fednova.make_local_loss(fed.network, setup.method_config))
     effective = fednova.effective_steps(torch.tensor(steps), momentum)
     expected = fednova.normalised_average(start, clients.params, effective, cohort.weights)
-    laws.assert_agree(laws.simulate(setup, fed, 1).params, expected, "the model")
+    laws.assert_agree(toy.simulate(setup, fed, 1).params, expected, "the model")

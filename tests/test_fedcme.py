@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedcli import toy
 from fedcli.core.class_vectors import ClassVectors
 from fedcli.core.clients import Client
 from fedcli.core.draws import generator
@@ -215,7 +216,7 @@ def test_a_round_against_a_plain_loop(epochs, options, momentum):
     by_class = np.argsort(np.arange(25) % 3, kind="stable")
     parts = np.split(by_class, np.cumsum(PARTS)[:-1])
     run = {"local_epochs": epochs, "momentum": momentum, "weight_decay": 0.0, "lr": 0.1}
-    setup, fed = laws.federation("fedcme", options, data=laws.toy_dataset(num_train=25), parts=parts, **run)
+    setup, fed = laws.federation("fedcme", options, data=toy.toy_dataset(num_train=25), parts=parts, **run)
     match_of_form = match_plainly if setup.method_config.matching == "pairs" else match_many_to_one_plainly
     known = torch.tensor([[1.0, 0.0, 0.2], [0.0, 1.0, 0.1], [0.3, 1.0, 0.3], [0.2, 0.1, 1.0]], dtype=fed.dtype)
     state = laws.start(setup, fed)
@@ -241,9 +242,9 @@ def test_random_matching_minds_no_evaluation_vectors():
     neighbours_alike = state._replace(evaluation=of_class[[0, 0, 1, 1]])
     others_alike = state._replace(evaluation=of_class[[0, 1, 0, 1]])
 
-    after = laws.simulate(setup, fed, 1, state=neighbours_alike)
-    after_others = laws.simulate(setup, fed, 1, state=others_alike)
-    assert laws.distance(after.params, after_others.params) == 0
+    after = toy.simulate(setup, fed, 1, state=neighbours_alike)
+    after_others = toy.simulate(setup, fed, 1, state=others_alike)
+    assert toy.distance(after.params, after_others.params) == 0
 
 
 def test_terms_are_means_over_all_local_epochs():

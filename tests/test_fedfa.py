@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedcli import toy
 from fedcli.core import head_names
 from fedcli.core.draws import generator
 from fedcli.core.trees import select
@@ -141,15 +142,15 @@ def test_two_epochs_of_every_client_against_a_plain_loop(options):
 
 
 def test_a_first_round_of_fedavg_gives_the_anchors():
-    data = laws.toy_dataset(num_train=12)  # classes 0, 1, 2, 0, 1, 2, ...
+    data = toy.toy_dataset(num_train=12)  # classes 0, 1, 2, 0, 1, 2, ...
     parts = [np.array([0, 3, 1]), np.array([6, 9]), np.array([2, 5]), np.array([8, 11])]
     run = {"data": data, "parts": parts, "batch_size": 8}  # one batch an epoch
     setup, fed = laws.federation("fedfa", {"anchor_init": "fedavg-round"}, **run)
     fedavg, fedavg_fed = laws.federation("fedavg", **run)
     cohorts = ([0, 1], [2, 3])
     start = laws.start(setup, fed)
-    first = laws.simulate(setup, fed, 1, cohorts)
-    laws.assert_agree(first.params, laws.simulate(fedavg, fedavg_fed, 1, cohorts).params, "round 0")
+    first = toy.simulate(setup, fed, 1, cohorts)
+    laws.assert_agree(first.params, toy.simulate(fedavg, fedavg_fed, 1, cohorts).params, "round 0")
 
     cohort = fed.cohort_of(0, [0, 1])
     received = fed.broadcast(start.params, start.buffers, cohort)
@@ -162,8 +163,8 @@ def test_a_first_round_of_fedavg_gives_the_anchors():
     expected = torch.stack([class_0, class_1, start.anchors[2]])
     laws.assert_agree(first.anchors, expected, "class means before the second of two steps")
 
-    later = laws.simulate(setup, fed, 2, cohorts)
-    assert laws.distance(later.params, laws.simulate(fedavg, fedavg_fed, 2, cohorts).params) > 1e-6
+    later = toy.simulate(setup, fed, 2, cohorts)
+    assert toy.distance(later.params, toy.simulate(fedavg, fedavg_fed, 2, cohorts).params) > 1e-6
     laws.assert_agree(later.anchors[:2], first.anchors[:2], "classes that the second cohort lacks")
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedcli import toy
 from fedcli.core import weighted_mean
 from fedcli.core.trees import select, stack
 from fedcli.declarations import Sizes
@@ -88,10 +89,10 @@ def class_means(fed, models):
 
 
 def test_weighted_anchors_are_the_class_means_of_all_training_parts_by_the_received_model():
-    run = {"parts": laws.toy_parts((6, 5, 3, 2)), "validation": 0.2, "backbone": laws.BATCHNORM, "local_epochs": 1}
+    run = {"parts": toy.toy_parts((6, 5, 3, 2)), "validation": 0.2, "backbone": toy.BATCHNORM, "local_epochs": 1}
     setup, fed = laws.federation("fedfm", **run)
     assert sum(map(len, fed.training)) == 14  # two are held out
-    after = laws.simulate(setup, fed, 1)
+    after = toy.simulate(setup, fed, 1)
     torch.testing.assert_close(after.anchors, class_means(fed, dict.fromkeys(range(4), fed.initial_model())))
     assert after.has_anchor.all()
 
@@ -104,7 +105,7 @@ def test_rounds_before_start_round_are_fedavg_and_that_round_is_not():
 
     laws.assert_agree(params_after(1, "fedfm", options), params_after(1, "fedavg"), "before T_s")
     laws.assert_agree(params_after(2, "fedfm", options), params_after(2, "fedavg"), "before T_s")
-    assert laws.distance(params_after(3, "fedfm", options), params_after(3, "fedavg")) > 1e-6
+    assert toy.distance(params_after(3, "fedfm", options), params_after(3, "fedavg")) > 1e-6
 
 
 # FedFM-Lite
@@ -114,7 +115,7 @@ TERMS_ON = {"start_round": 0, "match_weight": 1.0}
 
 def test_rounds_of_lite_are_those_of_a_plain_loop():
     """Models are exchanged after the rounds 2 and 4 and after the last, anchors after each."""
-    run = {"rounds": 5, "cohort_size": 2, "backbone": laws.BATCHNORM, "local_epochs": 1}
+    run = {"rounds": 5, "cohort_size": 2, "backbone": toy.BATCHNORM, "local_epochs": 1}
     setup, fed = laws.federation("fedfm-lite", {**TERMS_ON, "model_interval": 2}, **run)
     state = laws.start(setup, fed)
     local_loss = fedfm.make_local_loss(fed.network, setup.method_config)
@@ -146,7 +147,7 @@ def test_rounds_of_lite_are_those_of_a_plain_loop():
 
 # Feature matching as an add-on
 
-EQUAL_PARTS = {"parts": laws.toy_parts((4, 4, 4, 4))}
+EQUAL_PARTS = {"parts": toy.toy_parts((4, 4, 4, 4))}
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_clipping_shortens_the_whole_step(name):
     setup, fed = laws.federation(name, {**TERMS_ON, "clip_norm": 1e-12}, weight_decay=0.0)
     state = laws.start(setup, fed)
     after, _ = laws.one_round(setup, fed, state, fed.cohort(0))
-    assert laws.distance(after.params, state.params) < 1e-9
+    assert toy.distance(after.params, state.params) < 1e-9
 
 
 @pytest.mark.parametrize("name", ["fedfm", "fedfm-lite", "fednova-fm"])
@@ -212,7 +213,7 @@ STARTED = {**TERMS_ON, "start_round": 1}
 
 
 def test_the_controls_of_the_study_are_fedfm_where_they_are_off():
-    run = {"backbone": laws.BATCHNORM, "local_epochs": 1}
+    run = {"backbone": toy.BATCHNORM, "local_epochs": 1}
     ours = laws.run_rounds(3, str(CONTROLS), STARTED, **run)
     fedfms = laws.run_rounds(3, "fedfm", STARTED, **run)
     laws.assert_agree(tuple(ours), tuple(fedfms), "the states")
@@ -220,9 +221,9 @@ def test_the_controls_of_the_study_are_fedfm_where_they_are_off():
 
 def test_longer_convolutions_and_their_statistics_are_the_same_function():
     setup, fed = laws.federation(str(CONTROLS), STARTED, backbone="resnet10")
-    state = laws.simulate(setup, fed, 1)
+    state = toy.simulate(setup, fed, 1)
     params, buffers = setup.method.module.rescale(state.params, state.buffers, 10.0)
-    assert laws.distance(params, state.params) > 1
+    assert toy.distance(params, state.params) > 1
 
     _, logits, _ = fed.predict(state.params, state.buffers, fed.training[0])
     _, logits_of_longer, _ = fed.predict(params, buffers, fed.training[0])
@@ -232,7 +233,7 @@ def test_longer_convolutions_and_their_statistics_are_the_same_function():
 
 def test_statistics_that_are_estimated_anew_forget_those_before():
     """Each minibatch moves them by a tenth: of a distance of 3, 0.9^60 is left after 40 passes of 1 or 2 batches."""
-    setup, fed = laws.federation(str(CONTROLS), STARTED, backbone=laws.BATCHNORM)
+    setup, fed = laws.federation(str(CONTROLS), STARTED, backbone=toy.BATCHNORM)
     params, buffers = fed.initial_model()
     other = {name: value + 3 if value.is_floating_point() else value for name, value in buffers.items()}
     post = setup.method.module.POST
@@ -244,7 +245,7 @@ def test_statistics_that_are_estimated_anew_forget_those_before():
 
     means = estimated_means(buffers)
     torch.testing.assert_close(estimated_means(other), means, rtol=0, atol=0.01)
-    assert laws.distance(means, {name: buffers[name] for name in means}) > 0.1
+    assert toy.distance(means, {name: buffers[name] for name in means}) > 0.1
 
 
 # The costs of Tables III, IV and VI

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedcli import toy
 from fedcli.core import divergence
 from fedcli.core.clients import Client
 from fedcli.core.network_pairs import PRIVATE, SHARED, joined, part
@@ -82,7 +83,7 @@ def test_three_rounds_of_fml_are_those_of_a_plain_loop(form):
 
 
 def test_fml_averages_shared_networks_and_their_statistics_without_weights():
-    setup, fed = laws.federation("fml", backbone=f"{laws.BATCHNORM},cnn-small", local_epochs=1)
+    setup, fed = laws.federation("fml", backbone=f"{toy.BATCHNORM},cnn-small", local_epochs=1)
     cohort = fed.cohort(0)
     start = laws.start(setup, fed)
     shared_network, _ = fed.networks
@@ -288,11 +289,11 @@ def test_who_sat_out_is_sent_the_whole_mentee():
 
 def test_running_statistics_are_averaged_and_sent_as_they_are(monkeypatch):
     monkeypatch.setattr(fedkd, "exchange", lambda trained, before, *rest: before)  # slow for so many weights
-    setup, fed = laws.federation("fedkd", backbone=f"{laws.BATCHNORM},cnn-small", local_epochs=1)
+    setup, fed = laws.federation("fedkd", backbone=f"{toy.BATCHNORM},cnn-small", local_epochs=1)
     start = laws.start(setup, fed)
     make_loss = partial(fedkd.make_local_loss, config=setup.method_config)
     _, mentees, _ = fedkd.train_clients(start, fed.cohort(0), fed, make_loss)
     after, _ = laws.one_round(setup, fed, start, fed.cohort(0))
     assert fed.traffic.down["buffers"] == fed.traffic.up["buffers"] == 4 * count_floats(start.buffers)
     laws.assert_agree(after.buffers, {name: value.mean(0) for name, value in mentees.buffers.items()}, "the statistics")
-    assert laws.distance(after.buffers, start.buffers) > 1e-3
+    assert toy.distance(after.buffers, start.buffers) > 1e-3

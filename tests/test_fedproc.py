@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedcli import toy
 from fedcli.core.trees import select
 from fedcli.errors import UserError
 from fedcli.papers.baselines import fedavg, fedproc
@@ -54,7 +55,7 @@ def test_fedfas_ramp_is_over_the_rounds_of_the_run_however_many_these_are():
             return train(clients, cohort, loss, context, *more)
 
         fed.train = watched
-        laws.simulate(setup, fed, rounds)
+        toy.simulate(setup, fed, rounds)
         return of_rounds
 
     assert weights(4) == [0.25, 0.5, 0.75, 1.0]
@@ -74,7 +75,7 @@ def test_a_prototype_is_a_mean_over_examples_or_keeps_its_value():
 
 
 def test_prototypes_are_means_of_normalised_features_under_the_trained_local_models():
-    run = {"backbone": laws.BATCHNORM, "local_epochs": 1, "validation": 0.2, "parts": laws.toy_parts((6, 5, 3, 2))}
+    run = {"backbone": toy.BATCHNORM, "local_epochs": 1, "validation": 0.2, "parts": toy.toy_parts((6, 5, 3, 2))}
     setup, fed = laws.federation("fedproc", **run)
     cohort = fed.cohort(0)
     start = fed.broadcast(*fed.initial_model(), cohort)
@@ -90,7 +91,7 @@ def test_prototypes_are_means_of_normalised_features_under_the_trained_local_mod
     labels = torch.cat(labels)
     assert len(labels) == 14  # two are held out
 
-    state = laws.simulate(setup, fed, 1)
+    state = toy.simulate(setup, fed, 1)
     for label in range(3):
         torch.testing.assert_close(state.prototypes[label], F.normalize(features[labels == label]).mean(0))
     assert state.has_prototype.all()
@@ -111,8 +112,8 @@ def test_the_objective_is_shared_out_between_its_two_terms():
 
 def test_with_rows_of_the_identity_the_model_alone_is_trained_and_sent():
     options = {"prototypes": "identity", "cross_entropy_weight": 0.3}
-    setup, fed = laws.federation("fedproc", options, parts=laws.toy_parts((13,)), num_clients=1, cohort_size=1)
-    state = laws.simulate(setup, fed, 1)
+    setup, fed = laws.federation("fedproc", options, parts=toy.toy_parts((13,)), num_clients=1, cohort_size=1)
+    state = toy.simulate(setup, fed, 1)
     assert torch.equal(state.prototypes, torch.eye(fed.num_classes, fed.feature_dim, dtype=torch.float64))
     assert fed.traffic.down == fed.traffic.up == {"params": fed.sizes.parameters, "buffers": 0, "other": 0}
 

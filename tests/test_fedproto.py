@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedcli import toy
 from fedcli.core.class_vectors import mean_over_owners
 from fedcli.papers.baselines.feddistill import distillation
 from fedcli.papers.baselines.fedproto import prototype_distance
@@ -122,7 +123,7 @@ def test_generalised_prototypes_are_of_the_last_epoch_of_training(drop_last):
     setup, fed = laws.federation("fedproto-general", parts=parts, local_epochs=3, drop_last=drop_last)
     assert bool(fed.plan(fed.cohort(0)).steps[2]) != drop_last  # a batch has 4: the third client may take no step
     _, prototypes = plain_round(fed, setup, 0, {}, {})
-    laws.assert_agree(prototypes_of(laws.simulate(setup, fed, 1)), prototypes, "the prototypes")
+    laws.assert_agree(prototypes_of(toy.simulate(setup, fed, 1)), prototypes, "the prototypes")
 
 
 HAS = torch.tensor([True, True, False, True])

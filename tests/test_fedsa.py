@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedcli import toy
 from fedcli.core.draws import generator
 from fedcli.core.trees import tree_map
 from fedcli.papers import fedsa
@@ -186,7 +187,7 @@ def test_three_rounds_of_fedsa_are_those_of_a_plain_loop(drop_last):
 
 
 def test_after_two_rounds_either_margin_of_fedsa_is_the_larger_one_of_some_client():
-    second = laws.simulate(*fedsa_of_unequal_clients(drop_last=False), 2)
+    second = toy.simulate(*fedsa_of_unequal_clients(drop_last=False), 2)
     assert second.clients[3].margin > plain_margin(list(second.anchors)) > second.clients[0].margin > 0
 
 
@@ -277,8 +278,8 @@ def test_a_round_of_fedtgp_trains_on_the_class_means_of_the_trained_models():
 def test_without_any_prototype_fedtgps_network_stays():
     parts = [NOBODY, np.array([0, 1, 2]), np.array([3]), np.array([4])]
     setup, fed = laws.federation("fedtgp", parts=parts, cohort_size=1)
-    first = laws.simulate(setup, fed, 0, [[0]])
-    state = laws.simulate(setup, fed, 1, [[0]])
+    first = toy.simulate(setup, fed, 0, [[0]])
+    state = toy.simulate(setup, fed, 1, [[0]])
     laws.assert_agree(state.network, first.network, "the server's network")
     assert not state.has_prototype.any()
 
@@ -316,7 +317,7 @@ def test_the_code_form_sends_prototypes_of_the_model_before_training(given_to_th
 @pytest.mark.parametrize(("form", "margin"), [("paper", 0.0), ("code", 7.0)])
 def test_the_margin_of_a_single_class_is_the_threshold_in_the_code_form(form, margin, given_to_the_server):
     setup, fed = laws.federation("fedtgp", {"form": form, "margin_threshold": 7.0}, parts=[np.array([0, 3])] * 4)
-    laws.simulate(setup, fed, 1)
+    toy.simulate(setup, fed, 1)
     (call,) = given_to_the_server
     assert call.margin == margin
 
@@ -373,7 +374,7 @@ def test_training_of_fedgens_generator_is_plain_adam_on_the_mean_head():
     samples = fedgen.draw_samples(COUNTS, 4, 6, np.random.default_rng(1))
     head = {"head.weight": randn(3, 5), "head.bias": randn(3)}
     after = fedgen.train_generator(first, head, samples, lr=0.01)
-    assert laws.distance(first, initial_generator()) == 0  # it is left as it was
+    assert toy.distance(first, initial_generator()) == 0  # it is left as it was
 
     module = plain_generator(first)
     optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
@@ -428,7 +429,7 @@ def plain_fedgen_round(fed, setup, round, kept, shared):
 
 @pytest.mark.parametrize("form", ["paper", "code"])
 def test_three_rounds_of_fedgen_are_those_of_a_plain_loop(form):
-    run = {"momentum": 0.0, "weight_decay": 0.0, "backbone": "cnn-2x32,cnn-2x64", "data": laws.toy_dataset(size=16)}
+    run = {"momentum": 0.0, "weight_decay": 0.0, "backbone": "cnn-2x32,cnn-2x64", "data": toy.toy_dataset(size=16)}
     options = {"form": form, "generator_weight": 2.0, "generator_steps": 5, "generator_lr": 0.01}
     setup, fed = laws.federation("fedgen", options, **run)
     first = laws.start(setup, fed)

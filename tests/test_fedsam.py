@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedcli import toy
 from fedcli.core.trees import tree_map
 from fedcli.papers.baselines import fedsam
 from fedcli.papers.baselines.fedcm import mean_direction
@@ -123,8 +124,8 @@ class ThreeRounds(NamedTuple):
 @cache
 def three_rounds(method, momentum):
     run = {
-        "parts": laws.toy_parts(SIZES), "drop_last": True, "cohort_size": 3, "lr_decay": 0.5, "momentum": momentum,
-        "backbone": laws.BATCHNORM,
+        "parts": toy.toy_parts(SIZES), "drop_last": True, "cohort_size": 3, "lr_decay": 0.5, "momentum": momentum,
+        "backbone": toy.BATCHNORM,
     }  # fmt: skip
     case = CASES[method]
     state = laws.run_rounds(3, method, case.options, cohorts=COHORTS, **run)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedcli
-from fedcli import check, registry
+from fedcli import check, registry, toy
 from fedcli.core import Aux, cross_entropy
 from fedcli.core.clients import LostGradient
 from fedcli.core.tree_files import read_verified, save_tree
@@ -194,7 +194,7 @@ def test_a_loss_that_takes_numbers_out_of_parameters_is_refused(loss, reader):
 
 
 def test_a_number_taken_out_of_the_graph_is_refused_where_the_first_clients_have_no_example():
-    setup, fed = laws.federation("fedavg", parts=laws.toy_parts((0, 0, 5, 9)), clients_per_chunk="1")
+    setup, fed = laws.federation("fedavg", parts=toy.toy_parts((0, 0, 5, 9)), clients_per_chunk="1")
     state = laws.start(setup, fed)
     cohort = fed.cohort(0)
 

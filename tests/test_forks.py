@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import fedcli
+from fedcli import check
 from fedcli.core import evaluation, forks
 from fedcli.core.forks import Processes
 from fedcli.papers.baselines import fedavg
@@ -285,7 +286,7 @@ def test_forks_end_with_the_process_that_is_killed(tmp_path):
 
 METHODS = [*methods().values(), STATEFUL]
 METHODS_OF_MIXED_NETWORKS = [method for method in METHODS if method.mixed_networks]
-VARIANTS = list(chain.from_iterable(map(laws.variants_of, METHODS)))
+VARIANTS = list(chain.from_iterable(map(check.variants_of, METHODS)))
 
 
 @pytest.mark.parametrize("method", [*METHODS, *VARIANTS], ids=lambda method: method.name)

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from fedcli import check
+from fedcli import check, toy
 from fedcli.core.aggregate import weighted_mean
 from fedcli.core.clients import Aux, Client, Output, Step
 from fedcli.core.federation import NOTHING_STAYS, Federation
@@ -115,14 +115,14 @@ def test_every_limit_is_of_a_method_that_there_is():
 def assert_sound(name: str, chunk: str) -> None:
     """Holds three rounds of a method to those of the CPU, to captures in the first two, and to `LIMITS`."""
     method = quick(find_method(name))
-    parts = laws.toy_parts((7, 3, 6, 2))  # no full batch of 4 for all: one graph
+    parts = toy.toy_parts((7, 3, 6, 2))  # no full batch of 4 for all: one graph
     run = {"clients_per_chunk": chunk, "local_epochs": 1, "parts": parts}
 
     with early_captures():
         ran = run_on_fake_cuda(method, **run)
         assert {*ran.fed.engine.notes} <= {NOTHING_STAYS}  # with FedBN, as the network has no batch normalisation
         assert ran.device.captures, "a local objective is closed over what may change; that belongs into its context"
-        assert laws.distance(ran.state, run_on_cpu(method, **run)) == 0
+        assert toy.distance(ran.state, run_on_cpu(method, **run)) == 0
 
     assert bool(ran.fed.engine.calls) == method.uses_public_data  # these steps are graphs as well
     last = ran.rounds[-1]
@@ -153,7 +153,7 @@ def test_replayed_steps_are_the_steps(case, chunk):
     method, overrides, run = CASES[case]
     with early_captures():
         ran = run_on_fake_cuda(method, overrides, clients_per_chunk=chunk, **run)
-        assert laws.distance(ran.state, run_on_cpu(method, overrides, clients_per_chunk=chunk, **run)) == 0
+        assert toy.distance(ran.state, run_on_cpu(method, overrides, clients_per_chunk=chunk, **run)) == 0
 
     captured = ran.fed.engine.graphs.num_captured
     assert captured >= 1
@@ -180,7 +180,7 @@ def fused_calls():
 def test_graphs_update_in_place_in_float32_with_the_bits_of_the_plain_formulas(chunk):
     """Clients of unequal size stand still in some steps."""
     common = {"clients_per_chunk": chunk, "precision": "float32", "local_epochs": 1}
-    without_momentum = {**common, "momentum": 0.0, "weight_decay": 0.0, "backbone": laws.BATCHNORM}
+    without_momentum = {**common, "momentum": 0.0, "weight_decay": 0.0, "backbone": toy.BATCHNORM}
     calls = 0
 
     for run in (common, without_momentum):
@@ -188,9 +188,9 @@ def test_graphs_update_in_place_in_float32_with_the_bits_of_the_plain_formulas(c
             ran = run_on_fake_cuda(FEDAVG, **run)
             plain = run_on_fake_cuda(FEDAVG, graphs=False, **run)
         calls += len(fused)
-        assert laws.distance(ran.state, plain.state) == 0
+        assert toy.distance(ran.state, plain.state) == 0
         assert ran.fed.engine.notes == []
-        assert laws.distance(ran.state, run_on_cpu(FEDAVG, **run)) == 0
+        assert toy.distance(ran.state, run_on_cpu(FEDAVG, **run)) == 0
 
     assert calls > 4 * 3
 
@@ -203,7 +203,7 @@ def test_steps_of_adam_in_float32_are_not_those_of_the_fused_sgd(optimizer):
     with early_captures():
         ran = run_on_fake_cuda(FEDAVG, **run)
     assert ran.fed.engine.graphs.num_captured > 0
-    assert laws.distance(ran.state, run_on_cpu(FEDAVG, **run)) == 0
+    assert toy.distance(ran.state, run_on_cpu(FEDAVG, **run)) == 0
 
 
 @on_fake_cuda
@@ -211,7 +211,7 @@ def test_mixed_precision_has_the_same_bits_in_a_graph():
     with early_captures():
         ran = run_on_fake_cuda(FEDAVG, clients_per_chunk="4", precision="bf16")
         one_by_one = run_on_fake_cuda(FEDAVG, clients_per_chunk="4", precision="bf16", graphs=False)
-    assert laws.distance(ran.state, one_by_one.state) == 0
+    assert toy.distance(ran.state, one_by_one.state) == 0
     assert ran.fed.engine.graphs.num_captured == 2
     assert ran.fed.engine.notes == []
 
@@ -224,7 +224,7 @@ def test_a_run_on_the_device_goes_on_from_a_checkpoint_with_the_same_bits(name):
 
 
 # Four clients of whom one has 24 examples, six steps in an epoch.
-MANY_STEPS = {"parts": laws.toy_parts((13, 16, 24, 7)), "lr": 0.01, "local_epochs": 4}
+MANY_STEPS = {"parts": toy.toy_parts((13, 16, 24, 7)), "lr": 0.01, "local_epochs": 4}
 
 
 @pytest.mark.parametrize("chunk", ["4", "branches:4"])
@@ -234,7 +234,7 @@ def test_a_graph_of_several_steps_takes_as_many(chunk):
     with pytest.MonkeyPatch.context() as monkeypatch, early_captures(burst=3):
         use_tiny_network(monkeypatch)
         ran = run_on_fake_cuda(FEDAVG, **run)
-        assert laws.distance(ran.state, run_on_cpu(FEDAVG, **run)) == 0
+        assert toy.distance(ran.state, run_on_cpu(FEDAVG, **run)) == 0
 
     (stack,) = ran.fed.engine.stacks.values()
     assert set(stack.graphs.replays) == {(False, 1), (False, 3), (True, 1)}
@@ -249,7 +249,7 @@ def test_after_a_graph_of_several_steps_that_is_wrong_all_steps_are_taken():
     with pytest.MonkeyPatch.context() as monkeypatch, early_captures(burst=3), wrong_graphs(first=3):
         use_tiny_network(monkeypatch)
         ran = run_on_fake_cuda(FEDAVG, **run)
-        assert laws.distance(ran.state, run_on_cpu(FEDAVG, **run)) == 0
+        assert toy.distance(ran.state, run_on_cpu(FEDAVG, **run)) == 0
 
     assert ran.device.captures == 1 + 3
     assert ran.fed.engine.graphs is None
@@ -267,7 +267,7 @@ def test_augmentation_is_in_the_graph(augmentation):
     run["change"] = partial(use_augmentation, augmentation)
     with early_captures():
         ran = run_on_fake_cuda(FEDAVG, **run)
-        assert laws.distance(ran.state, run_on_cpu(FEDAVG, **run)) == 0
+        assert toy.distance(ran.state, run_on_cpu(FEDAVG, **run)) == 0
     assert ran.device.replays > 0
 
 
@@ -321,7 +321,7 @@ def test_what_clients_gather_in_half_precision_is_compared_too():
 
     with early_captures():
         ran = run_on_fake_cuda(replace(FEDAVG, run_round=gathers), clients_per_chunk="4")
-        assert laws.distance(ran.state, run_on_cpu(FEDAVG, clients_per_chunk="4")) == 0
+        assert toy.distance(ran.state, run_on_cpu(FEDAVG, clients_per_chunk="4")) == 0
     assert ran.fed.engine.notes == []
     assert ran.fed.engine.graphs.num_captured == 2
 
@@ -357,7 +357,7 @@ def make_reading_loss(network):
 
 def learn_in_public(chunk, make_loss=make_mean_loss, graphs=True, **run) -> PublicSteps:
     """Takes steps on public batches of 5, 5 and 2 images, five times, towards the clients' own mean outputs."""
-    _, fed = laws.federation("fedmd", clients_per_chunk=chunk, backbone=laws.BATCHNORM, **run)
+    _, fed = laws.federation("fedmd", clients_per_chunk=chunk, backbone=toy.BATCHNORM, **run)
     if not graphs:
         fed.engine.graphs = None
     loss = make_loss(fed.network)
@@ -396,7 +396,7 @@ def test_graphs_of_steps_on_public_images_update_in_place_with_the_same_bits():
             public = learn_in_public("4", **run)
         with FakeCuda.running():
             without_graphs = learn_in_public("4", graphs=False, **run)
-    assert laws.distance(public.tensors, without_graphs.tensors) == 0
+    assert toy.distance(public.tensors, without_graphs.tensors) == 0
     assert fused
 
 
@@ -421,12 +421,12 @@ def test_a_stack_is_kept_for_steps_of_the_same_kind_and_shape():
 
     with early_captures(), FakeCuda.running() as device:
         setup, fed = laws.federation(FEDAVG, device="cuda", clients_per_chunk="4")
-        laws.simulate(setup, fed, 4)
+        toy.simulate(setup, fed, 4)
         assert device.captures == 1 + 2  # the memory, and steps with and without a mask
 
         before = device.captures
         setup, fed = laws.federation(FEDAVG, device="cuda", clients_per_chunk="3")
-        laws.simulate(setup, fed, 4)
+        toy.simulate(setup, fed, 4)
         assert device.captures - before == 1 + 3  # chunks of 3 and 1, of which that never has a mask
         assert len(fed.engine.stacks) == 2
 
@@ -444,7 +444,7 @@ def test_a_stack_is_kept_for_steps_of_the_same_kind_and_shape():
 @on_fake_cuda
 def test_a_step_that_cannot_be_known_again_is_captured_for_one_call():
     def trained_twice(**run):
-        fed, cohort, start, plain = first_round(clients_per_chunk="4", parts=laws.toy_parts((8, 12, 16, 12)), **run)
+        fed, cohort, start, plain = first_round(clients_per_chunk="4", parts=toy.toy_parts((8, 12, 16, 12)), **run)
         for factor in (1.0, 2.0):
             # Not in the context, as it should be, so that it may be another one the next time.
             scale = torch.full((), factor, dtype=fed.dtype, device=fed.device)
@@ -485,7 +485,7 @@ def reading_method():
 def test_a_step_that_cannot_be_captured_goes_on_without_a_graph_and_says_so_once(chunk):
     with early_captures():
         ran = run_on_fake_cuda(reading_method(), clients_per_chunk=chunk)
-        assert laws.distance(ran.state, run_on_cpu(FEDAVG, clients_per_chunk=chunk)) == 0
+        assert toy.distance(ran.state, run_on_cpu(FEDAVG, clients_per_chunk=chunk)) == 0
 
     assert ran.device.replays == 0
     assert ran.fed.engine.graphs is None
@@ -519,7 +519,7 @@ def test_a_graph_that_replays_wrong_numbers_is_not_used(chunk):
     if chunk == "1":  # then each client trains alone
         laws.assert_agree(ran.state, right, "without graphs")
     else:
-        assert laws.distance(ran.state, right) == 0  # not a bit of it is left
+        assert toy.distance(ran.state, right) == 0  # not a bit of it is left
 
     assert ran.fed.engine.graphs is None
     assert ran.fed.engine.stacks == {}
@@ -544,7 +544,7 @@ def test_a_capture_that_runs_out_of_memory_halves_the_chunk():
 
     with early_captures(), patch.object(CudaGraphs, "capture", limited):
         ran = run_on_fake_cuda(FEDAVG, rounds=2, clients_per_chunk="4")
-    assert laws.distance(ran.state, run_on_cpu(FEDAVG, rounds=2, clients_per_chunk="2")) == 0
+    assert toy.distance(ran.state, run_on_cpu(FEDAVG, rounds=2, clients_per_chunk="2")) == 0
     assert ran.fed.engine.clients_per_chunk == 2
     assert ran.fed.engine.notes == ["out of memory with 4 clients together; 2 from here on"]
     assert ran.device.captures
@@ -590,7 +590,7 @@ def test_a_capture_ends_on_the_stream_it_began_on_and_collects_no_garbage(enable
 def test_on_a_cuda_device_steps_are_graphs_and_agree_with_the_cpu(case, chunk):
     method, overrides, run = CASES[case]
     setup, fed = laws.federation(method, overrides, clients_per_chunk=chunk, device="cuda", **run)
-    state = tree_map(torch.Tensor.cpu, laws.simulate(setup, fed, 3))
+    state = tree_map(torch.Tensor.cpu, toy.simulate(setup, fed, 3))
     laws.assert_agree(state, laws.run_rounds(3, method, overrides, **run), f"{case} on CUDA")
     assert fed.engine.notes == []
     assert any(stack.graphs.replays for stack in fed.engine.stacks.values())
@@ -599,11 +599,11 @@ def test_on_a_cuda_device_steps_are_graphs_and_agree_with_the_cpu(case, chunk):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_failed_capture_on_cuda_leaves_the_next_run_its_graphs():
     setup, fed = laws.federation(reading_method(), clients_per_chunk="4", device="cuda")
-    laws.simulate(setup, fed, 3)
+    toy.simulate(setup, fed, 3)
     assert len(fed.engine.notes) == 1
 
     setup, fed = laws.federation(FEDAVG, clients_per_chunk="4", device="cuda")
-    laws.simulate(setup, fed, 3)
+    toy.simulate(setup, fed, 3)
     assert fed.engine.notes == []
 
 

@@ -95,7 +95,7 @@ DEFECTS = {
         laws.law_1_off_is_the_simpler_method, FEDFM, always_matching, {}, "against fedavg"
     ),
     "buffers are not averaged": Defect(
-        laws.law_1_off_is_the_simpler_method, REDUCED, skips_buffers, {"backbone": laws.BATCHNORM}, "against fedavg"
+        laws.law_1_off_is_the_simpler_method, REDUCED, skips_buffers, {"backbone": toy.BATCHNORM}, "against fedavg"
     ),
     "a term does nothing": Defect(laws.law_2_on_is_not, FEDFM, without_matching, {}, "terms have no effect.*: 0.00e"),
     "state is thrown away": Defect(laws.law_3_state_survives, STATEFUL, forgets, {}, "not kept"),
@@ -106,7 +106,7 @@ DEFECTS = {
         laws.law_4_chunking_is_invisible,
         FEDAVG,
         drops_local_buffers,
-        {"rounds": 1, "chunks": (1,), "backbone": laws.BATCHNORM},
+        {"rounds": 1, "chunks": (1,), "backbone": toy.BATCHNORM},
         "looped against",
     ),
     "padding counts": Defect(laws.law_4_chunking_is_invisible, FEDAVG, ignores_mask, {}, "stacked x 2 against"),
@@ -161,7 +161,7 @@ def test_a_law_is_held_against_the_variants_of_a_method():
         return defect(state, cohort, fed, config)
 
     method = replace(planted(STATEFUL, touches_others_when_pulled_hard), variants={"hard": {"pull_weight": 2.0}})
-    (variant,) = laws.variants_of(method)
+    (variant,) = check.variants_of(method)
     laws.law_3_state_survives(method)
     assert variant.name == "planted (hard)"
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcli import check
+from fedcli import check, toy
 from fedcli.core.federation import Federation
 from fedcli.core.trees import leaves
 from fedcli.declarations import facts_of
@@ -33,18 +33,18 @@ def averages(method):
 
 
 METHODS = [*map(quick, methods().values()), STATEFUL]
-VARIANTS = list(chain.from_iterable(map(laws.variants_of, METHODS)))
+VARIANTS = list(chain.from_iterable(map(check.variants_of, METHODS)))
 EVERY = [*METHODS, *VARIANTS]
 REDUCING = [method for method in EVERY if method.reduces_to is not None]
-KEEPING = [method for method in EVERY if laws.keeps_state(method)]
+KEEPING = [method for method in EVERY if check.keeps_state(method)]
 SEVERAL = [method for method in EVERY if method.mixed_networks and not averages(method)]
-WITH_ADAM = [method for method in METHODS if laws.allows(method, "adam")]
+WITH_ADAM = [method for method in METHODS if check.allows(method, "adam")]
 DECLARING = [method for method in EVERY if method.costs]
 WITH_PUBLIC_DATA = [method for method in DECLARING if method.uses_public_data]
 WITHOUT_PUBLIC_DATA = [method for method in DECLARING if not method.uses_public_data]
 FEW_STEPS = {"batch_size": 8, "local_epochs": 1}
-ABSENT = laws.toy_parts((13, 7, 10, 2))  # the last client lacks a class
-ODD_SIZES = laws.toy_parts((5, 3, 6, 2))  # with batches of 4 the last ones have 1, 3, 2 and 2; the last lacks a class
+ABSENT = toy.toy_parts((13, 7, 10, 2))  # the last client lacks a class
+ODD_SIZES = toy.toy_parts((5, 3, 6, 2))  # with batches of 4 the last ones have 1, 3, 2 and 2; the last lacks a class
 
 
 class Case(NamedTuple):
@@ -58,9 +58,9 @@ class Case(NamedTuple):
 ADAM = {"optimizer": "adam", "lr": 0.003, **FEW_STEPS}
 ADAMW = {"optimizer": "adamw", "lr": 0.003, "weight_decay": 0.1, **FEW_STEPS}
 CASES = [
-    Case(laws.law_1_off_is_the_simpler_method, REDUCING, {"backbone": laws.BATCHNORM, "batch_size": 8}),
+    Case(laws.law_1_off_is_the_simpler_method, REDUCING, {"backbone": toy.BATCHNORM, "batch_size": 8}),
     Case(laws.law_2_on_is_not, REDUCING, {}),
-    Case(laws.law_3_state_survives, KEEPING, {"backbone": laws.BATCHNORM, **FEW_STEPS}),
+    Case(laws.law_3_state_survives, KEEPING, {"backbone": toy.BATCHNORM, **FEW_STEPS}),
     Case(laws.law_4_chunking_is_invisible, METHODS, {"chunks": (1, 2, "branches:4"), "parts": ODD_SIZES}),
     Case(laws.law_4_chunking_is_invisible, VARIANTS, {"chunks": (2,), "parts": ODD_SIZES, "local_epochs": 1}),
     Case(laws.law_4_chunking_is_invisible, WITH_ADAM, {"chunks": (4,), **ADAM}),
@@ -110,8 +110,8 @@ def test_a_law_holds(law, method, options, monkeypatch):
 @pytest.mark.parametrize("sizes", [(9, 0, 5, 0), (0, 9, 0, 5)])
 @pytest.mark.parametrize("method", SEVERAL, ids=lambda method: method.name)
 def test_law_6_holds_for_a_network_none_of_whose_clients_takes_a_step(method, sizes):
-    setup, fed = laws.federation(method, backbone=MIXED, parts=laws.toy_parts(sizes), **FEW_STEPS)
-    state, entry = one_round(setup, fed, laws.simulate(setup, fed, 1), fed.cohort(1))
+    setup, fed = laws.federation(method, backbone=MIXED, parts=toy.toy_parts(sizes), **FEW_STEPS)
+    state, entry = one_round(setup, fed, toy.simulate(setup, fed, 1), fed.cohort(1))
     assert all(torch.isfinite(leaf).all() for leaf in leaves(state))
     assert entry["terms"]
 
@@ -142,8 +142,8 @@ THREE_ROUNDS = ([0, 1], [2, 3], [0, 1])  # only the second has class 2
     ],
 )
 def test_a_class_absent_from_a_cohort_keeps_its_vector_or_has_none(method, vectors, has_vector, keeps):
-    setup, fed = laws.federation(method, data=laws.toy_dataset(num_train=12), parts=OF_TWO_CLASSES, cohort_size=2)
-    first, second, third = [laws.simulate(setup, fed, rounds, THREE_ROUNDS) for rounds in (1, 2, 3)]
+    setup, fed = laws.federation(method, data=toy.toy_dataset(num_train=12), parts=OF_TWO_CLASSES, cohort_size=2)
+    first, second, third = [toy.simulate(setup, fed, rounds, THREE_ROUNDS) for rounds in (1, 2, 3)]
 
     assert getattr(first, has_vector).tolist() == [True, True, False]
     assert getattr(second, has_vector).tolist() == [True, True, True]
@@ -174,8 +174,8 @@ class Watched(Federation):
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_only_a_method_that_counts_on_sgd_refuses_other_optimizers(method):
     setup, fed = check.federation(method, federation_type=Watched, **FEW_STEPS)
-    laws.simulate(setup, fed, 1)
-    assert fed.asked == (not laws.allows(method, "adam"))
+    toy.simulate(setup, fed, 1)
+    assert fed.asked == (not check.allows(method, "adam"))
     if fed.asked:
         with pytest.raises(UserError, match=f"'{method.name}' counts on .* choose --optimizer sgd"):
             laws.federation(method, optimizer="adam")
@@ -213,9 +213,9 @@ def another_value(field, now):
 def trained(name, options, rounds):
     """The models under these options, which are those that `not_default` gives."""
     epochs = {"local_epochs": 2} if name in BETWEEN_EPOCHS else {}
-    run = {**FEW_STEPS, **epochs, "parts": ABSENT, "backbone": laws.BATCHNORM}
+    run = {**FEW_STEPS, **epochs, "parts": ABSENT, "backbone": toy.BATCHNORM}
     setup, fed = laws.federation(name, dict(options), **run)
-    return laws.tested_models(setup, laws.simulate(setup, fed, rounds))
+    return toy.tested_models(setup, toy.simulate(setup, fed, rounds))
 
 
 def not_default(fields, options):
@@ -246,7 +246,7 @@ def test_every_option_matters_but_beside_the_choices_it_is_declared_for(name, op
         after = {**before, option: another_value(field, value)}
         model = trained(name, not_default(fields, before), rounds)
         other_model = trained(name, not_default(fields, after), rounds)
-        return laws.distance(model, other_model)
+        return toy.distance(model, other_model)
 
     facts = facts_of(field)
     if not facts.only_with:

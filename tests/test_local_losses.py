@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedcli import toy
 from fedcli.papers.baselines import feddecorr, fedlc, fedntd
 from tests import laws
 from tests.first_rounds import minibatch
@@ -57,9 +58,9 @@ def test_the_label_has_no_gradient_in_the_distillation():
 
 
 def test_fedntds_received_model_runs_in_evaluation_mode_and_is_a_constant():
-    setup, fed = laws.federation("fedntd", backbone=laws.BATCHNORM, local_epochs=1)
+    setup, fed = laws.federation("fedntd", backbone=toy.BATCHNORM, local_epochs=1)
     received_params, received_buffers = fed.initial_model()
-    params, buffers, *_ = laws.simulate(setup, fed, 1)
+    params, buffers, *_ = toy.simulate(setup, fed, 1)
     batch = minibatch(fed, 4)
     with_grad = {name: value.clone().requires_grad_() for name, value in received_params.items()}
     context = fedntd.Context(with_grad, received_buffers)

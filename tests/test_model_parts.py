@@ -6,7 +6,7 @@ import torch
 from fedcli.core import batchnorm_names, head_names, split
 from fedcli.core.backbones import BACKBONES, build
 from fedcli.core.clients import Network
-from tests.laws import BATCHNORM
+from fedcli.toy import BATCHNORM
 
 RESIDUAL = """
 import torch

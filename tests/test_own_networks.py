@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedcli
-from fedcli import registry
+from fedcli import registry, toy
 from fedcli.core import backbones
 from fedcli.core.layers import MaskedBatchNorm2d
 from fedcli.data import datasets
@@ -328,7 +328,7 @@ def test_batch_normalisation_without_weights_leaves_padding_out():
 @pytest.mark.parametrize("name", ["plain_norm", "constant_in_two_places", "counting"])
 def test_clients_with_them_train_together_as_one_by_one(name):
     options = {"backbone": f"./nets.py:{name}", "local_epochs": 1, "weight_decay": 0.0}
-    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, parts=laws.toy_parts((7, 4, 2, 6)), **options)
+    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, parts=toy.toy_parts((7, 4, 2, 6)), **options)
 
 
 @pytest.mark.parametrize("name", ["spectral", "old_function", "checkpointed", "new_tensor", "backward_hook"])

@@ -14,6 +14,7 @@ from torch import nn
 from torch.func import functional_call
 
 import fedcli
+from fedcli import toy
 from fedcli.core import evaluation
 from fedcli.data import datasets
 from fedcli.papers.baselines import apfl, fedrod, pfedme
@@ -300,15 +301,15 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_three_rounds_are_those_of_a_plain_loop(case):
     name, plain_round, options = CASES[case]
-    parts = laws.toy_parts(SIZES)
-    setup, fed = laws.federation(name, options, parts=parts, backbone=laws.BATCHNORM, cohort_size=3)
+    parts = toy.toy_parts(SIZES)
+    setup, fed = laws.federation(name, options, parts=parts, backbone=toy.BATCHNORM, cohort_size=3)
     method = setup.method
     shared = first_model(fed)
     states = {}
     for number, clients in enumerate(COHORTS):
         shared, states, expected = plain_round(fed, setup.method_config, number, clients, shared, states)
 
-        state = laws.simulate(setup, fed, number + 1, COHORTS)
+        state = toy.simulate(setup, fed, number + 1, COHORTS)
         personal = method.personal(state)
 
         assert set(personal) == set(expected)
@@ -354,9 +355,9 @@ def test_pfedmes_local_and_global_steps_by_hand():
 
 
 def test_fedbn_without_batchnorm_is_fedavg():
-    runs = {"parts": laws.toy_parts(SIZES), "cohort_size": 3}
+    runs = {"parts": toy.toy_parts(SIZES), "cohort_size": 3}
     setup, fed = laws.federation("fedbn", **runs)
-    state = laws.simulate(setup, fed, 3, COHORTS)
+    state = toy.simulate(setup, fed, 3, COHORTS)
     average = laws.run_rounds(3, "fedavg", cohorts=COHORTS, **runs)
     for client, (params, _) in setup.method.personal(state).items():
         laws.assert_agree(params, average.params, f"client {client}")
@@ -374,16 +375,16 @@ def linear(channels, image_size, num_classes):
     ("method", "network", "count"),
     [
         ("fedbn", "cnn-small", 1),
-        ("fedbn", laws.BATCHNORM, 0),
+        ("fedbn", toy.BATCHNORM, 0),
         ("lg-fedavg", "./linear.py:linear", 1),
-        ("fedper", laws.BATCHNORM, 0),
+        ("fedper", toy.BATCHNORM, 0),
     ],
 )
 def test_a_run_says_once_that_nothing_stays_with_a_client(method, network, count, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("linear.py").write_text(LINEAR)
-    setup, fed = laws.federation(method, parts=laws.toy_parts(SIZES), backbone=network, cohort_size=3)
-    laws.simulate(setup, fed, 3, COHORTS)
+    setup, fed = laws.federation(method, parts=toy.toy_parts(SIZES), backbone=network, cohort_size=3)
+    toy.simulate(setup, fed, 3, COHORTS)
     notes = [note for note in fed.engine.notes if note.startswith("nothing stays with a client")]
     assert len(notes) == count
 
@@ -402,7 +403,7 @@ def test_fedbabu_tunes_only_for_a_test_and_sends_nothing_for_it():
 
 def test_a_global_model_beside_personal_ones_is_tested_as_if_it_stood_alone():
     setup, fed = laws.federation("ditto", cohort_size=2, validation=0.2)
-    state = laws.simulate(setup, fed, 1)
+    state = toy.simulate(setup, fed, 1)
     result = evaluation.evaluate(fed, setup.method, state)
     alone = evaluation.evaluate(fed, find_method("fedavg"), state)
     personal = evaluation.evaluate(fed, find_method("local"), state)

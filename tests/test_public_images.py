@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedcli import toy
 from fedcli.core.clients import Client
 from fedcli.core.trees import select, tree_map
 from fedcli.papers.baselines import feddf, fedmatch, rhfl
@@ -29,7 +30,7 @@ from tests.tensors import randn
 
 # FedMD
 
-BATCHNORM = f"{laws.BATCHNORM},cnn-small"
+BATCHNORM = f"{toy.BATCHNORM},cnn-small"
 LOCAL = find_method("local")
 ADAM = {"optimizer": "adam", "lr": 0.003}
 
@@ -79,7 +80,7 @@ def test_fedmd_by_batch_is_a_plain_loop():
 def test_fedmds_local_training_begins_at_the_digested_models(averaged):
     """Or at their average."""
     overrides = {"exchange": "batch", "average_parameters": averaged}
-    setup, fed, cohort, states = with_different_models("fedmd", overrides, backbone=laws.BATCHNORM)
+    setup, fed, cohort, states = with_different_models("fedmd", overrides, backbone=toy.BATCHNORM)
 
     digested, _ = digest(stacked_by_network(fed, cohort, states), cohort, fed, setup.method_config)
     models = models_of(fed.groups(cohort), digested)
@@ -96,7 +97,7 @@ def test_fedmds_local_training_begins_at_the_digested_models(averaged):
 
 def test_fedmds_newcomers_train_on_their_own_data_before_their_first_digest():
     """Two clients of which one comes later; who has taken part is not trained so again."""
-    options = {"parts": laws.toy_parts((6, 5)), "num_clients": 2}
+    options = {"parts": toy.toy_parts((6, 5)), "num_clients": 2}
     setup, fed = laws.federation("fedmd", {"pretrain_epochs": 3}, **options)
     plain_setup, plain_fed = laws.federation("fedmd", **options)
     state = laws.start(setup, fed)
@@ -145,7 +146,7 @@ def test_ties_between_helpers_go_to_the_lower_id_in_any_order():
 def test_fedmatchs_public_phase_against_a_plain_loop():
     options = {"confidence": 0.4, "consistency_weight": 0.7, "agreement_weight": 0.3, "helpers": 2}
     setup, fed = laws.federation("fedmatch", options, momentum=0.9, weight_decay=0.1, **TWO_NETWORKS)
-    states = laws.simulate(setup, fed, 1).clients
+    states = toy.simulate(setup, fed, 1).clients
 
     def objective(k, own, everyone):
         p = [scores.logits.softmax(1) for scores in everyone]  # of each client, [B, C]
@@ -217,7 +218,7 @@ def test_rhfls_weights_where_there_is_nothing_to_compare():
 
 def test_rhfls_public_phase_against_a_plain_loop():
     setup, fed = laws.federation("rhfl", optimizer="adam", lr=0.01, **TWO_NETWORKS)
-    states = laws.simulate(setup, fed, 1).clients
+    states = toy.simulate(setup, fed, 1).clients
     weights = vector(0.1, 0.2, 0.3, 0.4)
 
     def objective(k, own, everyone):
@@ -239,7 +240,7 @@ def test_rhfls_public_phase_against_a_plain_loop():
 
 
 def test_rhfls_losses_are_those_of_the_training_parts():
-    options = {"validation": 0.3, "parts": laws.toy_parts((0, 13, 7, 10)), **TWO_NETWORKS}
+    options = {"validation": 0.3, "parts": toy.toy_parts((0, 13, 7, 10)), **TWO_NETWORKS}
     config = rhfl.Config()
     _, fed, cohort, states = with_different_models("local", **options)
 
@@ -272,7 +273,7 @@ def test_rhfls_previous_loss_is_that_of_a_clients_last_round(monkeypatch):
     monkeypatch.setattr(rhfl, "confidence_weights", observed_weights)
     setup, fed = laws.federation("rhfl", cohort_size=2)
 
-    state = laws.simulate(setup, fed, 3, [[0, 1], [2, 0], [1, 3]])
+    state = toy.simulate(setup, fed, 3, [[0, 1], [2, 0], [1, 3]])
 
     first, second, third = losses_of_rounds
     assert first.has_previous.tolist() == [False, False]
@@ -311,7 +312,7 @@ def plain_adam(network, start, batches, targets, lr):
 
 def test_without_distillation_feddf_is_fedavg():
     setup, fed = laws.federation("feddf", {"distillation_epochs": 0})
-    state = laws.simulate(setup, fed, 3)
+    state = toy.simulate(setup, fed, 3)
     average = laws.run_rounds(3, "fedavg")
     (student,) = state.students
     laws.assert_agree(student.params, average.params, "feddf against fedavg")
@@ -348,12 +349,12 @@ def test_each_architecture_has_a_student_taught_by_all_clients():
 
 def test_an_architecture_that_nobody_has_in_a_round_keeps_its_student():
     setup, fed = laws.federation("feddf", cohort_size=2, **TWO_NETWORKS)
-    start = laws.simulate(setup, fed, 0)
-    after = laws.simulate(setup, fed, 1, [[0, 2]])
+    start = toy.simulate(setup, fed, 0)
+    after = toy.simulate(setup, fed, 1, [[0, 2]])
     trained_before, absent_before = start.students
     trained_after, absent_after = after.students
-    assert laws.distance(absent_after, absent_before) == 0
-    assert laws.distance(trained_after, trained_before) > 1e-4
+    assert toy.distance(absent_after, absent_before) == 0
+    assert toy.distance(trained_after, trained_before) > 1e-4
 
 
 def test_clients_without_examples_are_averaged_plainly():
@@ -365,7 +366,7 @@ def test_clients_without_examples_are_averaged_plainly():
 
 def test_clients_learn_from_all_logits_before_any_of_them_moves():
     setup, fed = laws.federation("feddf-client", {"distillation_lr": 0.3}, weight_decay=0.01, **TWO_NETWORKS)
-    states = laws.simulate(setup, fed, 1).clients
+    states = toy.simulate(setup, fed, 1).clients
 
     def objective(k, own, everyone):
         target = torch.stack([scores.logits for scores in everyone]).mean(0)

@@ -12,6 +12,7 @@ from matplotlib.colors import to_hex
 from sklearn.metrics import confusion_matrix, normalized_mutual_info_score, silhouette_score
 
 import fedcli
+from fedcli import toy
 from fedcli.core import drift
 from fedcli.core.federation import Federation
 from fedcli.core.trees import select
@@ -305,7 +306,7 @@ def drifting_run(**options):
 @pytest.mark.parametrize(("chunk", "at_once"), [("1", 7), ("4", 100)])
 def test_what_a_round_records_is_of_the_models_before_they_are_aggregated(chunk, at_once, monkeypatch):
     monkeypatch.setattr(drift, "AT_ONCE", at_once)
-    setup, fed, state = drifting_run(clients_per_chunk=chunk, backbone=laws.BATCHNORM)  # BatchNorm, in evaluation mode
+    setup, fed, state = drifting_run(clients_per_chunk=chunk, backbone=toy.BATCHNORM)  # BatchNorm, in evaluation mode
     cohort = fed.cohort(0)
     after, entry = one_round(setup, fed, state, cohort)
 
@@ -322,7 +323,7 @@ def test_what_a_round_records_is_of_the_models_before_they_are_aggregated(chunk,
 
     # The model that is received first counts, and the trained ones are those that are aggregated.
     fed.broadcast({name: value + 1 for name, value in state.params.items()}, state.buffers, cohort)
-    assert laws.distance(fed.exchanged.received, state.params) == 0
+    assert toy.distance(fed.exchanged.received, state.params) == 0
     shares = fed.exchanged.trained.params["head.weight"] * cohort.weights[:, None, None]
     torch.testing.assert_close(shares.sum(0), after.params["head.weight"], rtol=1e-10, atol=1e-12)
 
@@ -349,8 +350,8 @@ def test_updates_are_measured_only_from_a_model_that_all_clients_were_sent(secon
 def test_a_part_of_a_model_is_not_measured_as_a_model_by_any_method():
     names = []
     for method in methods().values():
-        with_norm = {"backbone": laws.BATCHNORM} if method.name == "fedbn" else {}
-        setup, fed = laws.federation(method, parts=laws.toy_parts((3, 3, 3, 3)), local_epochs=1, **with_norm)
+        with_norm = {"backbone": toy.BATCHNORM} if method.name == "fedbn" else {}
+        setup, fed = laws.federation(method, parts=toy.toy_parts((3, 3, 3, 3)), local_epochs=1, **with_norm)
         cohort = fed.cohort(0)
         fed.start_round(keep_sent_models=True)
         laws.one_round(setup, fed, laws.start(setup, fed), cohort)
@@ -480,7 +481,7 @@ def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(fini
     fed.start_round(keep_sent_models=True)
     after, _ = laws.one_round(setup, fed, finished.state, cohort)
     longer = fedcli.run("fedavg", out=tmp_path / "longer", **{**THREE_OF_FOUR, "rounds": 4})
-    assert laws.distance(after.params, longer.state.params) == 0  # so this is the round that would have followed
+    assert toy.distance(after.params, longer.state.params) == 0  # so this is the round that would have followed
     expected = features_of_clients(fed, cohort)
     assert all(np.array_equal(points[name], expected[name]) for name in expected)
 

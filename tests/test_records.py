@@ -8,12 +8,12 @@ from typing import NamedTuple
 import pytest
 
 import fedcli
+from fedcli import toy
 from fedcli.core.tree_files import save_tree
 from fedcli.registry import find_method
 from fedcli.runs import checkpoints, resume, verify
 from fedcli.runs.identity import current_numerics, identity_of, outdated
 from fedcli.runs.record import RECORD, read_record, write_record
-from tests import laws
 from tests.refusals import refused
 from tests.tiny_runs import TINY
 
@@ -33,7 +33,7 @@ def test_a_finished_run_is_opened_with_all_it_had(finished):
     assert opened.record == read_record(finished.path)
     assert opened.setup.method.name == "fedavg"
     assert opened.setup.config.rounds == 2
-    assert laws.distance(opened.state.params, finished.state.params) == 0
+    assert toy.distance(opened.state.params, finished.state.params) == 0
     assert [len(part) for part in opened.fed.parts] == opened.record["partition"]["sizes"]
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fedcli
-from fedcli import check, registry, userfiles
+from fedcli import check, registry, toy, userfiles
 from fedcli.cli import display
 from fedcli.core import backbones, partition
 from fedcli.core.keyed_draws import KeyedDropout
@@ -399,7 +399,7 @@ TOGETHER = "in_place Transformer dropping batch_second weights functions torchvi
 def test_clients_train_together_as_in_the_plain_loop(name):
     """Batches are not full, and what is drawn for an image must not depend on how many there are."""
     run = {"backbone": f"./nets.py:{name}", "local_epochs": 1, "weight_decay": 0.0}
-    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, parts=laws.toy_parts((7, 4, 2, 6)), **run)
+    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, parts=toy.toy_parts((7, 4, 2, 6)), **run)
 
 
 def test_compiled_modules_are_unwrapped():

@@ -2,8 +2,7 @@
 
 import random
 
-from fedcli import registry
-from tests import laws
+from fedcli import registry, toy
 from tests.fake_cuda_runs import early_captures, on_fake_cuda, run_on_cpu, run_on_fake_cuda
 from tests.toy_methods import quick
 
@@ -20,17 +19,17 @@ def train_on_made_up_device(number: int) -> str | None:
     sizes = [draw.randint(1, 9) for _ in range(4)]
     options = {
         "clients_per_chunk": way,
-        "parts": laws.toy_parts(sizes),
+        "parts": toy.toy_parts(sizes),
         "local_epochs": draw.randint(1, 2),
         "momentum": draw.choice((0.0, 0.9)),
         "lr_decay": draw.choice((1.0, 0.5)),
-        "backbone": laws.BATCHNORM,
+        "backbone": toy.BATCHNORM,
     }
     description = f"{name}, {way}, clients of {sizes}"
     method = quick(registry.find_method(name))
     with early_captures():
         run = run_on_fake_cuda(method, rounds=4, **options)
-        distance = laws.distance(run.state, run_on_cpu(method, rounds=4, **options))
+        distance = toy.distance(run.state, run_on_cpu(method, rounds=4, **options))
     if run.fed.engine.notes or distance:
         return f"{description}: {distance}, {run.fed.engine.notes}"
     if way == "branches:4" and run.rounds[-1]["captures"]:
