@@ -1,9 +1,10 @@
 """The same rounds in PFLlib, in Flower, in fluke and here, and what they take.
 
-    python peers.py w1 --pfllib CHECKOUT --python PYTHON     also w2, w4, proto
-    python peers.py large --sides fedcli,fluke --python PYTHON     also small
+    python peers.py w1 --pfllib CHECKOUT --python PYTHON --turn 0 --turn 1     also w2, w4, proto
+    python peers.py large --side fedcli --side fluke --python PYTHON     also small
 
-appends the seconds of each side's rounds to `peers.csv` and prints their medians. `--pfllib` is a checkout of
+appends the seconds of each side's rounds, and the accuracy of its last model where it tests one, to `peers.csv`, and
+prints the medians of the seconds. `--pfllib` is a checkout of
 TsingZ0/PFLlib; `--python` is the Python of an environment with the same torch, flwr==1.41.0 and ray for Flower,
 scikit-learn, matplotlib and h5py for PFLlib, or fluke-fl==0.8.1 for fluke.
 
@@ -18,23 +19,26 @@ the others read as well.
               core, with one thread; timed as in fedcli
     fluke     its FedAVG's own `run`; timed as in fedcli
 
-All but "seconds" in the CSV, and "flower-default", were measured by an earlier version of this script.
+All but "seconds" and "end" in the CSV, and "flower-default", were measured by earlier versions of this script.
 """
 
 import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 import torch
 import typer
-from sides.job import Job, Measurement, Outcome
+from sides.job import Job, Measurement, Outcome, Training
 
 from fedcli.runs import begin
 from fedcli.runs.machine import environment
@@ -44,7 +48,7 @@ from fedcli.runs.prepare import prepare
 HERE = Path(__file__).parent
 CSV = HERE / "peers.csv"
 ROUNDS = 5
-COUNTED_ROUNDS = ROUNDS - 2  # the first warms up, and the last is tested
+COUNTED_ROUNDS = slice(1, ROUNDS - 1)  # the first warms up, and the last is tested
 TRAINING = {
     "protocol": "fedsa:cifar10-silo", "dataset": "fmnist", "backbone": "cnn-mcmahan", "optimizer": "sgd", "lr": 0.01,
     "momentum": 0.0, "drop_last": True, "partition": "iid", "num_clients": 100, "seed": 0,
@@ -56,7 +60,7 @@ BESIDE_FLUKE = {
     **TRAINING, "method": "fedavg", "dataset": "mnist", "lr": 0.05, "cohort_size": 10, "local_epochs": 5,
     "batch_size": 64, "drop_last": False,
 }  # fmt: skip
-WORKLOADS = {
+WORKLOADS: dict[str, dict[str, Any]] = {
     "w1": FIVE_EPOCHS,
     "w2": {**SMALL_BATCHES, "method": "fedavg"},
     "w4": {**FIVE_EPOCHS, "backbone": f"{HERE}/networks.py:small"},
@@ -64,6 +68,16 @@ WORKLOADS = {
     "large": {**BESIDE_FLUKE, "backbone": f"{HERE}/networks.py:mcmahan"},
     "small": {**BESIDE_FLUKE, "backbone": f"{HERE}/networks.py:small"},
 }
+Workload = StrEnum("Workload", {name.upper(): name for name in WORKLOADS})
+
+
+class Side(StrEnum):
+    """A side: a module of `sides`."""
+
+    FEDCLI = "fedcli"
+    PFLLIB = "pfllib"
+    FLOWER = "flower"
+    FLUKE = "fluke"
 
 
 def write_clients(folder: Path, options: dict[str, Any]) -> None:
@@ -82,42 +96,59 @@ def write_clients(folder: Path, options: dict[str, Any]) -> None:
     torch.save(list(params.values()), folder / "initial.pt")
 
 
-def measure(workload: str, sides: list[str], turn: int, pfllib: str, python: str) -> None:
+@dataclass(frozen=True)
+class CsvRow:
+    """A row of the CSV, by its columns."""
+
+    what: str  # "seconds" of a round, or "end", the accuracy of the last model
+    workload: str
+    side: str
+    turn: int
+    value: float
+    versions: str
+    torch: str
+    threads: int  # cores of the machine
+    processor: str
+
+
+def measure(workload: str, sides: Sequence[str], turn: int, pfllib: str | None, python: str) -> None:
     """Runs the sides of a turn one after the other and appends the seconds of their rounds to the CSV, a row each."""
     options = WORKLOADS[workload]
     processor = environment(torch.device("cpu"))["machine"]["processor"]
     with TemporaryDirectory() as folder:
         write_clients(Path(folder), options)
-        job = Job(folder, options, ROUNDS, pfllib)
+        job = Job(folder, training_of(options), options, ROUNDS, pfllib)
         for side in sides:
             measurement = run_side(sys.executable if side == "fedcli" else python, side, job)
             outcome = measurement.outcome
             case = {"workload": workload, "side": side, "turn": turn}
-            machine = {
-                "versions": outcome.versions,
-                "torch": measurement.torch,
-                "threads": measurement.threads,
-                "processor": processor,
-            }
-            append_rows({"what": "seconds", **case, "value": outcome.seconds[:COUNTED_ROUNDS], **machine})
+            machine = {"torch": measurement.torch, "threads": measurement.cores, "processor": processor}
+            make_row = partial(CsvRow, **case, versions=outcome.versions, **machine)
+            rows = [make_row(what="seconds", value=value) for value in outcome.seconds[COUNTED_ROUNDS]]
             if outcome.accuracy is not None:
-                append_rows({"what": "end", **case, "value": [outcome.accuracy], **machine})
+                rows.append(make_row(what="end", value=outcome.accuracy))
+            append_rows(rows)
 
 
-def append_rows(columns: dict[str, Any]) -> None:
-    """Appends rows to the CSV, whose columns stand in this order."""
-    rows = pd.DataFrame(columns)
-    rows.to_csv(CSV, mode="a", header=not CSV.exists(), index=False, float_format="%.6g")
+def training_of(options: Mapping[str, Any]) -> Training:
+    """The part of fedcli's options that all sides read."""
+    names = [field.name for field in fields(Training)]
+    return Training(**{name: options[name] for name in names if name in options})
+
+
+def append_rows(rows: Sequence[CsvRow]) -> None:
+    """Appends rows to the CSV."""
+    pd.DataFrame(rows).to_csv(CSV, mode="a", header=not CSV.exists(), index=False, float_format="%.6g")
 
 
 def run_side(python: str, side: str, job: Job) -> Measurement:
     """Returns what came of one side, which runs in a new process."""
-    command = [python, "-m", "sides", side, json.dumps(asdict(job))]
+    command = [python, "-m", "sides", side, job.to_json()]
     env = {**os.environ, "PYTHONPATH": str(HERE), "FLWR_TELEMETRY_ENABLED": "0"}
     process = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
     *_, last_line = process.stdout.splitlines()
     said = json.loads(last_line)
-    return Measurement(Outcome(**said["outcome"]), torch=said["torch"], threads=said["threads"])
+    return Measurement(Outcome(**said["outcome"]), torch=said["torch"], cores=said["cores"])
 
 
 def medians(rows: pd.DataFrame) -> pd.DataFrame:
@@ -127,11 +158,18 @@ def medians(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def main(
-    workload: str, pfllib: str = "", python: str = sys.executable, sides: str = "fedcli,pfllib", turns: str = "0"
+    workload: Annotated[Workload, typer.Argument(help="What is trained")],
+    side: Annotated[list[Side], typer.Option(help="Who trains it, in this order")] = [Side.FEDCLI, Side.PFLLIB],  # noqa: B006
+    turn: Annotated[list[int], typer.Option(help="Number of a turn in the CSV; each starts every side anew")] = [0],  # noqa: B006
+    pfllib: Annotated[Path | None, typer.Option(help="Checkout of TsingZ0/PFLlib, which the side pfllib needs")] = None,
+    python: Annotated[str, typer.Option(help="Python of the environment of the sides but fedcli")] = sys.executable,
 ) -> None:
-    """Measures; the head of this file says what the arguments are."""
-    for turn in turns.split(","):
-        measure(workload, sides.split(","), int(turn), pfllib, python)
+    """Append the seconds of each side's rounds to the CSV, and print their medians."""
+    if Side.PFLLIB in side and pfllib is None:
+        raise typer.BadParameter("give the checkout of PFLlib, or other sides by --side.", param_hint="--pfllib")
+    checkout = None if pfllib is None else str(pfllib.resolve())
+    for number in turn:
+        measure(workload, side, number, checkout, python)
     print(medians(pd.read_csv(CSV)).loc["seconds"])
 
 

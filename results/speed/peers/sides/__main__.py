@@ -8,10 +8,10 @@ from dataclasses import asdict
 
 import torch
 
-from sides.job import Job, Measurement
+from sides.job import Measurement, job_from_json
 
-_, name, job_in_json = sys.argv
+_, name, job = sys.argv
 side = importlib.import_module(f"sides.{name}")
-outcome = side.run(Job(**json.loads(job_in_json)))
-measurement = Measurement(outcome, torch=torch.__version__, threads=os.cpu_count() or 1)
+outcome = side.run(job_from_json(job))
+measurement = Measurement(outcome, torch=torch.__version__, cores=os.cpu_count() or 1)
 print(json.dumps(asdict(measurement)))

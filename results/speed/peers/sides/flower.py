@@ -13,11 +13,12 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
+from networks import make_network
 from torch import nn
 from torch.utils.data import DataLoader
 
-from sides.clients import client_images, initial_network, user_network
-from sides.job import Job, Outcome, RoundClock
+from sides.clients import client_images, load_initial_model
+from sides.job import Job, Outcome, RoundClock, Training
 
 
 class Client:
@@ -28,22 +29,22 @@ class Client:
 
     def train(self, message: Any, context: Any) -> Any:
         """Answers a message that has a model by the trained one."""
-        options = self._job.options
+        training = self._job.training
         images = client_images(self._job.folder, "train")[context.node_config["partition-id"]]
-        network = user_network(options["backbone"])
+        network = make_network(training.backbone)
         network.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        train_epochs(network, images, options)
+        train_epochs(network, images, training)
         content = {"arrays": ArrayRecord(network.state_dict()), "metrics": MetricRecord({"num-examples": len(images)})}
         return Message(content=RecordDict(content), reply_to=message)
 
 
-def train_epochs(network: nn.Module, images: Any, options: dict[str, Any]) -> None:
+def train_epochs(network: nn.Module, images: Any, training: Training) -> None:
     """Trains a network for the local epochs, as a user of PyTorch writes it."""
-    loader = DataLoader(images, options["batch_size"], shuffle=True, drop_last=options["drop_last"])
-    optimizer = torch.optim.SGD(network.parameters(), lr=options["lr"])
+    loader = DataLoader(images, training.batch_size, shuffle=True, drop_last=training.drop_last)
+    optimizer = torch.optim.SGD(network.parameters(), lr=training.lr)
     criterion = nn.CrossEntropyLoss()
     network.train()
-    for _ in range(options["local_epochs"]):
+    for _ in range(training.local_epochs):
         for x, y in loader:
             optimizer.zero_grad()
             criterion(network(x), y).backward()
@@ -72,15 +73,16 @@ class Server:
 
     def serve(self, grid: Any, context: Any) -> None:
         """Trains all rounds."""
-        options = self._job.options
+        training = self._job.training
         strategy = TimedFedAvg(
             self.clock,
-            fraction_train=self._job.share_of_clients,
+            fraction_train=training.share_of_clients,
             fraction_evaluate=0.0,
-            min_train_nodes=options["cohort_size"],
-            min_available_nodes=options["num_clients"],
+            min_train_nodes=training.cohort_size,
+            min_available_nodes=training.num_clients,
         )
-        network = initial_network(options, self._job.folder)
+        network = make_network(training.backbone)
+        load_initial_model(network, self._job.folder)
         strategy.start(grid, ArrayRecord(network.state_dict()), self._job.rounds)
 
 
@@ -92,5 +94,5 @@ def run(job: Job) -> Outcome:
     server_app = ServerApp()
     server_app.main()(server.serve)
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(server_app, client_app, job.options["num_clients"], backend_config=resources)
+    run_simulation(server_app, client_app, job.training.num_clients, backend_config=resources)
     return Outcome(server.clock.seconds(), None, f"flwr {flwr.__version__}, ray {ray.__version__}")

@@ -12,9 +12,10 @@ from fluke.config import OptimizerConfigurator
 from fluke.data import FastDataLoader
 from fluke.evaluation import ClassificationEval
 from fluke.server import Server
+from networks import make_network
 from torch import nn
 
-from sides.clients import client_images, initial_network
+from sides.clients import client_images, load_initial_model
 from sides.job import Job, Outcome, RoundClock
 
 
@@ -26,18 +27,16 @@ class Observer:
         accuracies: Of every round that has ended; None of one that was not tested.
     """
 
-    def __init__(self, rounds: int):
+    def __init__(self) -> None:
         self.clock = RoundClock()
         self.accuracies: list[float | None] = []
-        self._rounds = rounds
 
     def end_round(self, round: int) -> None:
-        """Is called as a round ends, and once more after the last one."""
-        if round <= self._rounds:
-            self.clock.end_round()
+        """Is called as a round ends."""
+        self.clock.end_round()
 
     def server_evaluation(self, round: int, eval_type: str, evals: Mapping[str, float], **rest: Any) -> None:
-        """Is called after the test of a round, and after a round without one."""
+        """Is called after a round, whether it was tested or not, and once more as the algorithm is finalised."""
         self.accuracies.append(evals.get("accuracy"))
 
     def __getattr__(self, name: str) -> Callable[..., None]:
@@ -48,12 +47,14 @@ def run(job: Job) -> Outcome:
     """Runs rounds by fluke's FedAVG; the last round's model is tested on the test images of all clients."""
     set_up_environment(job)
     clients = make_clients(job)
-    server = Server(initial_network(job.options, job.folder), make_test_loader(job), clients, weighted=True)
+    network = make_network(job.training.backbone)
+    load_initial_model(network, job.folder)
+    server = Server(network, make_test_loader(job), clients, weighted=True)
     names = DDict(client=DDict(), server=DDict(), model="network")
     algorithm = FedAVG(len(clients), None, names, clients=clients, server=server)
-    observer = Observer(job.rounds)
+    observer = Observer()
     algorithm.attach(observer)
-    algorithm.run(job.rounds, job.share_of_clients, finalize=False)
+    algorithm.run(job.rounds, job.training.share_of_clients, finalize=False)
     accuracy = float(observer.accuracies[job.rounds - 1])
     return Outcome(observer.clock.seconds(), accuracy, f"fluke-fl {version('fluke-fl')}")
 
@@ -61,7 +62,7 @@ def run(job: Job) -> Outcome:
 def set_up_environment(job: Job) -> None:
     """Tells fluke to run on the CPU, and to test the server's model after the last round."""
     environment = FlukeENV()
-    environment.set_seed(job.options["seed"])
+    environment.set_seed(job.training.seed)
     environment.set_device("cpu")
     environment.set_inmemory(True)
     environment.set_evaluator(ClassificationEval(eval_every=job.rounds, n_classes=10))
@@ -70,14 +71,14 @@ def set_up_environment(job: Job) -> None:
 
 def make_clients(job: Job) -> list[Client]:
     """Makes fluke's clients, each with its images."""
-    options = job.options
+    training = job.training
     optimizer = OptimizerConfigurator(
-        optimizer_cfg=DDict(name="SGD", lr=options["lr"]), scheduler_cfg=DDict(name="StepLR", step_size=1, gamma=1)
+        optimizer_cfg=DDict(name="SGD", lr=training.lr), scheduler_cfg=DDict(name="StepLR", step_size=1, gamma=1)
     )
     clients = []
     for index, images in enumerate(client_images(job.folder, "train")):
-        loader = FastDataLoader(*images.tensors, num_labels=10, batch_size=options["batch_size"], shuffle=True)
-        client = Client(index, loader, None, optimizer, nn.CrossEntropyLoss(), local_epochs=options["local_epochs"])
+        loader = FastDataLoader(*images.tensors, num_labels=10, batch_size=training.batch_size, shuffle=True)
+        client = Client(index, loader, None, optimizer, nn.CrossEntropyLoss(), local_epochs=training.local_epochs)
         clients.append(client)
     return clients
 

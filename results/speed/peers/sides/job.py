@@ -1,9 +1,32 @@
 """What a side is given and what it returns."""
 
+import json
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Training:
+    """What all sides train, by the names of fedcli's options."""
+
+    method: str
+    backbone: str
+    lr: float
+    num_clients: int
+    cohort_size: int
+    local_epochs: int
+    batch_size: int
+    drop_last: bool
+    seed: int
+    prototype_weight: float | None = None  # of FedProto
+
+    @property
+    def share_of_clients(self) -> float:
+        """The share of the clients that takes part in a round."""
+        return self.cohort_size / self.num_clients
 
 
 @dataclass(frozen=True)
@@ -11,26 +34,32 @@ class Job:
     """The rounds that every side trains."""
 
     folder: str  # with the clients' images and the initial model, see `clients.py`
-    options: dict[str, Any]  # of fedcli, which say what is trained
+    training: Training
+    fedcli_options: Mapping[str, Any]  # which say the same to fedcli, and how the images are divided
     rounds: int
-    pfllib: str  # the checkout of PFLlib
+    pfllib: str | None  # the checkout of PFLlib
 
     @property
     def path(self) -> Path:
         """The folder as a path."""
         return Path(self.folder)
 
-    @property
-    def share_of_clients(self) -> float:
-        """The share of the clients that takes part in a round."""
-        return self.options["cohort_size"] / self.options["num_clients"]
+    def to_json(self) -> str:
+        """The job as an argument of a command."""
+        return json.dumps(asdict(self))
+
+
+def job_from_json(text: str) -> Job:
+    """The job that `Job.to_json` has written."""
+    fields = json.loads(text)
+    return Job(**{**fields, "training": Training(**fields["training"])})
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What came of a job."""
 
-    seconds: list[float]  # of each round but the first
+    seconds: list[float]  # of each round
     accuracy: float | None  # of the last model, a fraction; None where the side tests nothing
     versions: str  # of the toolkit and of what runs it
 
@@ -41,21 +70,21 @@ class Measurement:
 
     outcome: Outcome
     torch: str  # its version
-    threads: int
+    cores: int  # of the machine
 
 
 class RoundClock:
-    """Notes when each round ends."""
+    """Notes when each round ends, and when it was made itself, before the first."""
 
     def __init__(self) -> None:
-        self._ends: list[float] = []
+        self._times = [time.perf_counter()]
 
     def end_round(self) -> None:
         """Is called as a round ends."""
-        self._ends.append(time.perf_counter())
+        self._times.append(time.perf_counter())
 
     def seconds(self) -> list[float]:
-        """The seconds of each round but the first, from the end of the one before."""
-        earlier = self._ends[:-1]
-        later = self._ends[1:]
-        return [end - start for start, end in zip(earlier, later, strict=True)]
+        """The seconds of each round, from the end of the one before."""
+        starts = self._times[:-1]
+        ends = self._times[1:]
+        return [end - start for start, end in zip(starts, ends, strict=True)]

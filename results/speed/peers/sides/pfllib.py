@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from networks import make_network
 from torch import nn
 
-from sides.clients import load_initial, own_network
+from sides.clients import load_initial_model
 from sides.job import Job, Outcome
 
 
@@ -29,12 +30,14 @@ SERVERS = {
 }
 
 
-class Arguments(SimpleNamespace):
-    """The arguments of PFLlib's main program; what is not given is 0, which switches it off."""
-
-    def __getattr__(self, name: str) -> int:
-        """Returns what is not given."""
-        return 0
+SWITCHED_OFF = dict.fromkeys(  # arguments of PFLlib's main program
+    (
+        "auto_break", "batch_num_per_client", "client_drop_rate", "dlg_eval", "dlg_gap", "few_shot",
+        "fine_tuning_epoch_new", "learning_rate_decay", "learning_rate_decay_gamma", "num_new_clients",
+        "random_join_ratio", "send_slow_rate", "time_select", "top_cnt", "train_slow_rate",
+    ),
+    0,
+)  # fmt: skip
 
 
 def run(job: Job) -> Outcome:
@@ -44,31 +47,31 @@ def run(job: Job) -> Outcome:
     os.chdir(system)  # it reads ../dataset
     sys.path.insert(0, f"{job.pfllib}/system")
     server = make_server(job)
-    set_seeds(job.options["seed"])
+    set_seeds(job.training.seed)
     server.train()
-    _, *seconds = server.Budget  # in the first round it tests the initial model, too
-    return Outcome(seconds, None, f"PFLlib {commit_of(job.pfllib)}")
+    return Outcome(server.Budget, None, f"PFLlib {commit_of(job.pfllib)}")
 
 
 def make_server(job: Job) -> Any:
     """Makes PFLlib's server of a method, which makes its clients."""
-    options = job.options
-    server = SERVERS[options["method"]]
+    training = job.training
+    server = SERVERS[training.method]
     server_class = getattr(importlib.import_module(server.module), server.name)
-    arguments = Arguments(
+    arguments = SimpleNamespace(
+        **SWITCHED_OFF,
         algorithm=server.name,
         dataset=".",
         model=make_model(job),
         device="cpu",
         num_classes=10,
-        num_clients=options["num_clients"],
-        join_ratio=job.share_of_clients,
+        num_clients=training.num_clients,
+        join_ratio=training.share_of_clients,
         global_rounds=job.rounds,
         eval_gap=job.rounds,
-        local_epochs=options["local_epochs"],
-        batch_size=options["batch_size"],
-        local_learning_rate=options["lr"],
-        lamda=options.get("prototype_weight"),
+        local_epochs=training.local_epochs,
+        batch_size=training.batch_size,
+        local_learning_rate=training.lr,
+        lamda=training.prototype_weight,
         goal="",
         save_folder_name="items",
         time_threthold=10_000,
@@ -79,9 +82,9 @@ def make_server(job: Job) -> Any:
 def make_model(job: Job) -> nn.Module:
     """Makes the initial model, divided into body and head as PFLlib's main program divides it."""
     models = importlib.import_module("flcore.trainmodel.models")
-    backbone = job.options["backbone"]
-    network = models.FedAvgCNN() if backbone == "cnn-mcmahan" else own_network(backbone)
-    load_initial(network, job.folder)
+    backbone = job.training.backbone
+    network = models.FedAvgCNN() if backbone == "cnn-mcmahan" else make_network(backbone)
+    load_initial_model(network, job.folder)
     *_, (name_of_head, head) = network.named_children()
     setattr(network, name_of_head, nn.Identity())
     return models.BaseHeadSplit(network, head)
