@@ -35,7 +35,7 @@ from fedcli.errors import UserError
 HERE = Path(__file__).parent
 
 
-def output_of(*command: str) -> str:
+def read_output(*command: str) -> str:
     """What a command prints."""
     finished = subprocess.run(command, capture_output=True, text=True, check=True)
     return finished.stdout.strip()
@@ -45,12 +45,12 @@ def check_commit(clone: Path, peer: Peer) -> None:
     """Refuses a clone that is missing or at another commit."""
     if not clone.is_dir():
         raise UserError(f"there is no clone of {peer.name} (looked for '{clone}'); clone it there, or leave it out.")
-    commit = output_of("git", "-C", str(clone), "rev-parse", "HEAD")
+    commit = read_output("git", "-C", str(clone), "rev-parse", "HEAD")
     if commit != peer.commit:
         raise UserError(f"'{clone}' is at another commit (got {commit}); check out {peer.commit}, whose code was read.")
 
 
-def python_of(peer: Peer, folder: Path) -> Path:
+def find_python(peer: Peer, folder: Path) -> Path:
     """The interpreter of a peer's environment."""
     environments = folder / "envs"
     of_peer = environments / peer.module / "bin" / "python"
@@ -73,7 +73,7 @@ class PeerReport:
 
 def run_peer(peer: Peer, folder: Path, work: Path) -> PeerReport:
     """Runs the rows of a peer on the problems in `work`."""
-    python = python_of(peer, folder)
+    python = find_python(peer, folder)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     if peer.commit:
         check_commit(folder / peer.name, peer)
@@ -81,7 +81,7 @@ def run_peer(peer: Peer, folder: Path, work: Path) -> PeerReport:
     command = [str(python), "-m", "agreement.side", peer.module, str(work)]
     subprocess.run(command, cwd=HERE.parent, env=environment, check=True)
     ask = "import torch, platform; print(platform.python_version(), torch.__version__)"
-    python_version, torch_version = output_of(str(python), "-c", ask).split()
+    python_version, torch_version = read_output(str(python), "-c", ask).split()
     row_runs = torch.load(row_runs_file(work, peer.module), weights_only=False)  # objects that our process has saved
     return PeerReport(row_runs, python_version, torch_version)
 

@@ -80,7 +80,7 @@ def make_problem(case: Case) -> Problem:
         x_test=fed.transform(fed.test_images),
         y_test=fed.test_labels,
         parts=[part.tolist() for part in fed.training],
-        batches=positions_of_batches(fed),
+        batches=list_batches(fed),
         cohorts=[fed.cohort(number).client_ids.tolist() for number in range(ROUNDS)],
         weights=list(params.values()),
         projection=fedkd.initial_projection(fed.network, fed.network, fed),
@@ -93,7 +93,7 @@ def make_problem(case: Case) -> Problem:
     )
 
 
-def positions_of_batches(fed: Federation) -> dict[tuple[int, int, int], list[list[int]]]:
+def list_batches(fed: Federation) -> dict[tuple[int, int, int], list[list[int]]]:
     """The positions of the examples in each batch, by round, client and epoch."""
     everyone = range(fed.num_clients)
     batches = {}

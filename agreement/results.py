@@ -57,10 +57,10 @@ def read() -> dict[str, PeerResult]:
     if not FILE.is_file():
         return {}
     content = json.loads(FILE.read_text())
-    return {name: peer_result_of(entry) for name, entry in content.items()}
+    return {name: parse_peer_result(entry) for name, entry in content.items()}
 
 
-def peer_result_of(entry: Mapping) -> PeerResult:
+def parse_peer_result(entry: Mapping) -> PeerResult:
     """What the file has of one peer."""
     rows = {}
     for label, comparisons in entry["rows"].items():
@@ -70,11 +70,11 @@ def peer_result_of(entry: Mapping) -> PeerResult:
 
 def write(results: Mapping[str, PeerResult]) -> None:
     """Writes the results of all peers."""
-    content = {name: entry_of(result) for name, result in results.items()}
+    content = {name: make_entry(result) for name, result in results.items()}
     FILE.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
-def entry_of(result: PeerResult) -> dict:
+def make_entry(result: PeerResult) -> dict:
     """What the file has of one peer: rows by label, and in each what is compared by `Quantity`."""
     rows = {}
     for label, row in result.rows.items():

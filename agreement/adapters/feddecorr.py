@@ -18,4 +18,4 @@ def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
     def objective(features: Tensor, logits: Tensor, labels: Tensor, received: Tensor) -> Tensor:
         return functional.cross_entropy(logits, labels) + peer_run.weight * decorrelation(features)
 
-    return {Quantity.SHARED: plain_loop.average(problem, objective)}
+    return {Quantity.SHARED: plain_loop.run_fedavg(problem, objective)}

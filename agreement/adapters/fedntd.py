@@ -35,4 +35,4 @@ def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
     def objective(features: Tensor, logits: Tensor, labels: Tensor, received: Tensor) -> Tensor:
         return criterion(logits, labels, received)
 
-    return {Quantity.SHARED: plain_loop.average(problem, objective)}
+    return {Quantity.SHARED: plain_loop.run_fedavg(problem, objective)}

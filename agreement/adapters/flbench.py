@@ -65,7 +65,7 @@ def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
     mock.patch.dict(NUM_CLASSES, digits=small_networks.NUM_CLASSES).start()
     constructor = partialmethod(construct_server, feed=Feed(problem))
     mock.patch.object(FedAvgServer, "__init__", constructor).start()
-    server = resolve_name(f"src.server.{peer_run.server}")(arguments_of(peer_run, problem))
+    server = resolve_name(f"src.server.{peer_run.server}")(make_arguments(peer_run, problem))
     apply_patch(PATCHES, peer_run.patch, server, problem)
     for number in range(problem.num_rounds):
         server.current_epoch = number
@@ -73,7 +73,7 @@ def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
     return read_final_tensors(server, peer_run)
 
 
-def arguments_of(peer_run: PeerRun, problem: Problem) -> SimpleNamespace:
+def make_arguments(peer_run: PeerRun, problem: Problem) -> SimpleNamespace:
     """Its configuration."""
     common = SimpleNamespace(
         use_cuda=False,
@@ -117,12 +117,12 @@ def construct_server(
     server.current_epoch = 0
     server.testing = False
     server.verbose = False
-    arguments_of_worker = worker_arguments(server, problem)
-    server.trainer = FLbenchTrainer(server, server.client_cls, MODE.SERIAL, 0, arguments_of_worker)
+    worker_arguments = make_worker_arguments(server, problem)
+    server.trainer = FLbenchTrainer(server, server.client_cls, MODE.SERIAL, 0, worker_arguments)
     server.trainer.worker.trainloader = LoaderOfCurrentClient(server, feed)
 
 
-def worker_arguments(server: FedAvgServer, problem: Problem) -> Mapping[str, Any]:
+def make_worker_arguments(server: FedAvgServer, problem: Problem) -> Mapping[str, Any]:
     """What the worker that trains one client after the other is made with."""
     options = server.args.optimizer
     return {

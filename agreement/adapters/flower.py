@@ -86,14 +86,14 @@ def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
         manager.register(client)
     manager.sample = lambda *arguments, **options: [clients[number] for number in feed.cohort]
     server = make_server(peer_run, problem, manager)
-    server.parameters = first_parameters(problem)
+    server.parameters = make_first_parameters(problem)
     apply_patch(PATCHES, peer_run.patch, server, problem)
     for number in range(problem.num_rounds):
         feed.round = number
         server.parameters, _, (_, failures) = server.fit_round(server_round=number + 1, timeout=None)
         if failures:
             raise RuntimeError(str(failures[0]))
-    return {Quantity.SHARED: tensors_of_message(server.parameters)}
+    return {Quantity.SHARED: read_message(server.parameters)}
 
 
 def suit_older_baselines() -> None:
@@ -105,12 +105,12 @@ def suit_older_baselines() -> None:
     mock.patch.object(flwr.server.server, "fit_clients", fit_clients).start()
 
 
-def first_parameters(problem: Problem) -> flwr.common.Parameters:
+def make_first_parameters(problem: Problem) -> flwr.common.Parameters:
     """The parameters that all sides start from, as Flower sends them."""
     return ndarrays_to_parameters([value.numpy() for value in problem.weights])
 
 
-def tensors_of_message(parameters: flwr.common.Parameters) -> list[Tensor]:
+def read_message(parameters: flwr.common.Parameters) -> list[Tensor]:
     """The tensors in what Flower sends."""
     return [torch.from_numpy(array.copy()) for array in parameters_to_ndarrays(parameters)]
 
@@ -193,7 +193,7 @@ def make_scaffold_server(peer_run: PeerRun, problem: Problem, manager: SimpleCli
     """A server of niid_bench for SCAFFOLD, whose control variate begins as the first parameters, as in its code."""
     strategy = resolve_name("niid_bench.strategy:ScaffoldStrategy")(**PARTICIPATION)
     server = resolve_name("niid_bench.server_scaffold:ScaffoldServer")(strategy, {}, manager)
-    server.server_cv = tensors_of_message(first_parameters(problem))
+    server.server_cv = read_message(make_first_parameters(problem))
     return server
 
 
@@ -206,7 +206,7 @@ def make_fednova_server(peer_run: PeerRun, problem: Problem, manager: SimpleClie
 def make_flower_server(peer_run: PeerRun, problem: Problem, manager: SimpleClientManager) -> Server:
     """A server of Flower with a strategy."""
     make_strategy = resolve_name(peer_run.strategy)
-    strategy = make_strategy(**PARTICIPATION, **peer_run.options, initial_parameters=first_parameters(problem))
+    strategy = make_strategy(**PARTICIPATION, **peer_run.options, initial_parameters=make_first_parameters(problem))
     return Server(client_manager=manager, strategy=strategy)
 
 

@@ -91,7 +91,7 @@ def make_algorithm(peer_run: PeerRun, feed: Feed) -> CentralizedFL:
     without_init = kind.__new__(kind)  # which says the classes of its clients and its server
     make_client = without_init.get_client_class()
     make_server = without_init.get_server_class()
-    clients = [make_client(**options_of_client(client, peer_run, feed)) for client in range(problem.num_clients)]
+    clients = [make_client(**make_client_options(client, peer_run, feed)) for client in range(problem.num_clients)]
     shared = make_model(problem)
     if peer_run.shares_head_alone:
         shared = shared.head
@@ -100,7 +100,7 @@ def make_algorithm(peer_run: PeerRun, feed: Feed) -> CentralizedFL:
     return kind(problem.num_clients, None, names, clients=clients, server=server)
 
 
-def options_of_client(client: int, peer_run: PeerRun, feed: Feed) -> dict[str, Any]:
+def make_client_options(client: int, peer_run: PeerRun, feed: Feed) -> dict[str, Any]:
     """What a client is made with."""
     problem = feed.problem
     optimizer = OptimizerConfigurator(
@@ -143,7 +143,7 @@ def read_clients(clients: list[Any], peer_run: PeerRun) -> FinalTensors:
         for attribute in peer_run.kept:
             final_tensors[Quantity.KEPT] += small_networks.parameters_or_number(attrgetter(attribute)(client))
         if peer_run.keeps_normalisation:
-            for module in normalisations(client.model).values():
+            for module in find_normalisations(client.model).values():
                 final_tensors[Quantity.KEPT] += small_networks.parameters_of(module)
                 final_tensors[Quantity.KEPT] += small_networks.statistics_of(module)
     return final_tensors
@@ -158,26 +158,26 @@ def read_server(server: Any, peer_run: PeerRun) -> FinalTensors:
         final_tensors[quantity] = small_networks.parameters_of(shared)
         final_tensors[Quantity.STATISTICS] = small_networks.statistics_of(shared)
     if peer_run.keeps_normalisation:
-        final_tensors[Quantity.SHARED] = parameters_without_normalisation(shared)
+        final_tensors[Quantity.SHARED] = copy_parameters_without_normalisation(shared)
     if peer_run.class_vectors:
         final_tensors[Quantity.CLASS_VECTORS] = list(getattr(server, peer_run.class_vectors))
     return final_tensors
 
 
-def normalisations(model: nn.Module) -> dict[str, nn.Module]:
+def find_normalisations(model: nn.Module) -> dict[str, nn.Module]:
     """The layers of batch normalisation of a model, by name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
 
 
-def parameters_without_normalisation(model: nn.Module) -> list[Tensor]:
+def copy_parameters_without_normalisation(model: nn.Module) -> list[Tensor]:
     """A copy of a model's parameters but for those of batch normalisation."""
     left_out = set()
-    for name in normalisations(model):
+    for name in find_normalisations(model):
         left_out |= {f"{name}.weight", f"{name}.bias"}
     return [value.detach().clone() for name, value in model.named_parameters() if name not in left_out]
 
 
-def velocity_from_zero(algorithm: CentralizedFL, problem: Problem) -> None:
+def start_velocity_at_zero(algorithm: CentralizedFL, problem: Problem) -> None:
     """The velocity of FedAvgM is zero before the first round."""
     server = algorithm.server
     server.momentum_vector = state_dict_zero_like(server.model.state_dict())
@@ -194,7 +194,7 @@ def keep_the_rest(algorithm: CentralizedFL, problem: Problem) -> None:
     mock.patch.object(fednova, "aggregate_models", aggregate_with_the_rest).start()
 
 
-def sum_of_changes(algorithm: CentralizedFL, problem: Problem) -> None:
+def sum_changes(algorithm: CentralizedFL, problem: Problem) -> None:
     """The dual of a client is the sum of w_i - w_g over its rounds."""
 
     def with_sum(client: Any, fit: Callable[[int], float]) -> Callable[..., float]:
@@ -212,7 +212,7 @@ def sum_of_changes(algorithm: CentralizedFL, problem: Problem) -> None:
 
 
 PATCHES = {
-    "velocity_from_zero": velocity_from_zero,
+    "start_velocity_at_zero": start_velocity_at_zero,
     "keep_the_rest": keep_the_rest,
-    "sum_of_changes": sum_of_changes,
+    "sum_changes": sum_changes,
 }

@@ -97,7 +97,7 @@ def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
         mock.patch.object(module, "SimpleCNNMNIST", partial(networks.make, Small)).start()
         mock.patch.object(module, "ModelFedCon_noheader", partial(networks.make, SmallWithFeatures)).start()
     mock.patch("numpy.random.shuffle", partial(begin_round, feed)).start()
-    model = run_script({"alg": peer_run.algorithm, **options_of(problem), **peer_run.options})
+    model = run_script({"alg": peer_run.algorithm, **make_options(problem), **peer_run.options})
     return {
         Quantity.SHARED: small_networks.parameters_of(model),
         Quantity.STATISTICS: small_networks.statistics_of(model),
@@ -159,7 +159,7 @@ def divide_data(problem: Problem, *arguments: Any, **options: Any) -> Division:
     return Division(x_train=None, y_train=labels, x_test=None, y_test=labels, positions=parts, classes=classes)
 
 
-def options_of(problem: Problem) -> dict[str, Any]:
+def make_options(problem: Problem) -> dict[str, Any]:
     """The options of the script that say what the problem is."""
     return {
         "model": "simple-cnn",

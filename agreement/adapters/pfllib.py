@@ -67,7 +67,7 @@ def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
     Path("system").mkdir()
     with contextlib.chdir("system"):  # it writes models, and results to ../results
         make_server = resolve_name(f"flcore.servers.{peer_run.server}")
-        server = make_server(arguments_of(peer_run, problem), 0)
+        server = make_server(make_arguments(peer_run, problem), 0)
         apply_patch(PATCHES, peer_run.patch, server, problem)
         choice = ChoiceOfClients(server, feed, partial(read_final_tensors, server, peer_run))
         server.select_clients = choice.begin_round
@@ -97,7 +97,7 @@ def read_client_data(
     return list(zip(problem.x[part], problem.y[part], strict=True))
 
 
-def arguments_of(peer_run: PeerRun, problem: Problem) -> SimpleNamespace:
+def make_arguments(peer_run: PeerRun, problem: Problem) -> SimpleNamespace:
     """The options of its command line, and the first model."""
     options = {
         **OPTIONS,
@@ -124,7 +124,7 @@ def read_final_tensors(server: Any, peer_run: PeerRun) -> FinalTensors:
         for attribute in peer_run.kept:
             final_tensors[Quantity.KEPT] += small_networks.parameters_or_number(attrgetter(attribute)(client))
     if peer_run.shares_compressed_parameters:
-        final_tensors[Quantity.SHARED] = [decompressed(value) for value in server.compressed_param.values()]
+        final_tensors[Quantity.SHARED] = [decompress(value) for value in server.compressed_param.values()]
     else:
         quantity = Quantity.HEAD if peer_run.shares_head_alone else Quantity.SHARED
         final_tensors[quantity] = small_networks.parameters_of(server.global_model)
@@ -134,7 +134,7 @@ def read_final_tensors(server: Any, peer_run: PeerRun) -> FinalTensors:
     return final_tensors
 
 
-def decompressed(value: np.ndarray | list[np.ndarray]) -> Tensor:
+def decompress(value: np.ndarray | list[np.ndarray]) -> Tensor:
     """A tensor of FedKD out of what it has compressed: itself, or its singular value decomposition."""
     if isinstance(value, list):
         left, singular, right = value
@@ -203,7 +203,7 @@ def calibrate_each_client(server: Any, problem: Problem) -> None:
         client.calibration = torch.where(counts > 0, tau * counts.clamp(min=1) ** -0.25, 1e4)
 
 
-def same_projection(server: Any, problem: Problem) -> None:
+def take_projection_of_fedcli(server: Any, problem: Problem) -> None:
     """The projection of features is the one that fedcli draws from its seed."""
     for client in server.clients:
         client.W_h.weight.data = problem.projection.clone()
@@ -215,5 +215,5 @@ PATCHES = {
     "give_newcomers_no_past": give_newcomers_no_past,
     "take_softmax": take_softmax,
     "calibrate_each_client": calibrate_each_client,
-    "same_projection": same_projection,
+    "take_projection_of_fedcli": take_projection_of_fedcli,
 }

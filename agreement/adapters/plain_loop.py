@@ -13,7 +13,7 @@ from agreement.exchange import Problem
 Objective = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-def average(problem: Problem, objective: Objective) -> list[Tensor]:
+def run_fedavg(problem: Problem, objective: Objective) -> list[Tensor]:
     """The parameters after all rounds."""
     feed = Feed(problem)
     shared = problem.weights

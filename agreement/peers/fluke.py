@@ -118,7 +118,7 @@ PEER = Peer(
         Row(
             "FedAvgM, velocity from 0",
             "fedavgm",
-            PeerRun("fedavgm:FedAVGM", patch="velocity_from_zero"),
+            PeerRun("fedavgm:FedAVGM", patch="start_velocity_at_zero"),
             change=VELOCITY_FROM_ZERO,
         ),
         Row(
@@ -167,13 +167,13 @@ PEER = Peer(
         Row(
             "FedDyn, clients of one size, dual of the paper",
             "feddyn, equal",
-            replace(FEDDYN, patch="sum_of_changes"),
+            replace(FEDDYN, patch="sum_changes"),
             change="a client keeps the sum of w_i - w_g",
         ),
         Row(
             "FedDyn, dual of the paper, plain means",
             "feddyn",
-            replace(FEDDYN, server={"weighted": False}, patch="sum_of_changes"),
+            replace(FEDDYN, server={"weighted": False}, patch="sum_changes"),
             change="a client keeps the sum of w_i - w_g",
         ),
         Row("MOON", "moon", MOON),

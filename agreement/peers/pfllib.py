@@ -154,7 +154,7 @@ PEER = Peer(
         Row(
             "FedKD, --form code",
             "fedkd, code",
-            replace(FEDKD, patch="same_projection"),
+            replace(FEDKD, patch="take_projection_of_fedcli"),
             compared=SHARED_AND_PERSONAL,
             change="its projection of features begins as fedcli's",
         ),
