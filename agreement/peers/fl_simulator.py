@@ -21,6 +21,9 @@ PLAIN_MEAN_OF_MODELS = "The mean of the models is plain (server.py); fedcli weig
 FEDSAM = PeerRun("FedSAM", {"rho": 0.1})
 MOFEDSAM = PeerRun("MoFedSAM", {"rho": 0.1, "alpha": 0.3})
 ADDED_TO_THE_NORM = "1e-7 is added to the norm of the gradient (optimizer/ESAM.py)."
+FEDAVG = PeerRun("FedAvg")
+SCAFFOLD = PeerRun("SCAFFOLD")
+FEDDYN = PeerRun("FedDyn", {"lamb": 0.1})
 
 PEER = Peer(
     name="FL-Simulator",
@@ -30,21 +33,21 @@ PEER = Peer(
         Row(
             "FedAvg",
             "fedavg",
-            PeerRun("FedAvg"),
+            FEDAVG,
             difference=Difference(
                 cause=PLAIN_MEAN_OF_MODELS,
                 decided_by=equations.FEDAVG_WEIGHTS,
                 closed_by="FedAvg, plain means here too",
             ),
         ),
-        Row("FedAvg, plain means here too", "fedavg, uniform", PeerRun("FedAvg")),
+        Row("FedAvg, plain means here too", "fedavg, uniform", FEDAVG),
         Row("FedProx, plain means here too", "fedprox, uniform", PeerRun("FedProx", {"lamb": 0.5})),
-        Row("SCAFFOLD, clients of one size", "scaffold, equal, clipped", PeerRun("SCAFFOLD")),
-        Row("SCAFFOLD, 2 of 4", "scaffold, half", PeerRun("SCAFFOLD")),
+        Row("SCAFFOLD, clients of one size", "scaffold, equal, clipped", SCAFFOLD),
+        Row("SCAFFOLD, 2 of 4", "scaffold, half", SCAFFOLD),
         Row(
             "SCAFFOLD, plain means here too",
             "scaffold, uniform",
-            PeerRun("SCAFFOLD"),
+            SCAFFOLD,
             difference=Difference(
                 cause="K is the first client's for all, and no whole number for a batch that is not full "
                 "(server/SCAFFOLD.py).",
@@ -58,19 +61,19 @@ PEER = Peer(
             PeerRun("SCAFFOLD", patch="count_own_steps"),
             change="K is the client's number of steps",
         ),
-        Row("FedDyn, clients of one size", "feddyn, equal, clipped", PeerRun("FedDyn", {"lamb": 0.1})),
+        Row("FedDyn, clients of one size", "feddyn, equal, clipped", FEDDYN),
         Row(
             "FedDyn",
             "feddyn",
-            PeerRun("FedDyn", {"lamb": 0.1}),
+            FEDDYN,
             difference=Difference(
                 cause="All clients have one alpha; fedcli's is divided by a client's size, as in the authors' code.",
                 decided_by="FedDyn, Algorithm 1: one alpha, for which fedcli has --weighting uniform (Reading 2).",
                 closed_by="FedDyn, one alpha here too",
             ),
         ),
-        Row("FedDyn, one alpha here too", "feddyn, uniform", PeerRun("FedDyn", {"lamb": 0.1})),
-        Row("FedDyn, 2 of 4", "feddyn, half", PeerRun("FedDyn", {"lamb": 0.1})),
+        Row("FedDyn, one alpha here too", "feddyn, uniform", FEDDYN),
+        Row("FedDyn, 2 of 4", "feddyn, half", FEDDYN),
         Row("FedCM, clients of one size", "fedcm, equal", PeerRun("FedCM", {"alpha": 0.3})),
         Row(
             "FedSAM, plain means here too",

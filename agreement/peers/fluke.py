@@ -27,7 +27,7 @@ class PeerRun:
 WEIGHTED_BY_EXAMPLES = {"weighted": True}
 VELOCITY_FROM_ZERO = "it is given the velocity of zero before the first round, in which it then takes the change"
 
-FEDAVG = PeerRun("fedavg:FedAVG", server=WEIGHTED_BY_EXAMPLES)
+FEDAVG_BY_EXAMPLES = PeerRun("fedavg:FedAVG", server=WEIGHTED_BY_EXAMPLES)
 FEDNOVA_WITH_MOMENTUM = PeerRun("fednova:FedNova", server=WEIGHTED_BY_EXAMPLES, client={"persistency": False})
 FEDDYN = PeerRun("feddyn:FedDyn", client={"alpha": 0.1}, shared="cld_mdl")
 MOON = PeerRun("moon:MOON", client={"mu": 1.0, "tau": 0.5}, server=WEIGHTED_BY_EXAMPLES)
@@ -41,13 +41,14 @@ APFL = PeerRun(
 FEDPROTO = PeerRun(
     "fedproto:FedProto", client={"n_protos": 10, "lam": 1.0}, clients_have_models=True, class_vectors="prototypes"
 )
+SCAFFOLD = PeerRun("scaffold:SCAFFOLD")
 
 PEER = Peer(
     name="fluke",
     module="fluke",
     package="fluke-fl 0.8.1",
     rows=(
-        Row("FedAvg, weighted", "fedavg", PeerRun("fedavg:FedAVG", server=WEIGHTED_BY_EXAMPLES)),
+        Row("FedAvg, weighted", "fedavg", FEDAVG_BY_EXAMPLES),
         Row(
             "FedAvg, its default",
             "fedavg",
@@ -62,7 +63,7 @@ PEER = Peer(
         Row(
             "FedAvg with momentum",
             "fedavg, momentum",
-            FEDAVG,
+            FEDAVG_BY_EXAMPLES,
             difference=Difference(
                 cause="The clients' momentum lives on from round to round by default (client.py, `persistency`).",
                 decided_by="FedAvg has no momentum; here the local optimizer is new in every round.",
@@ -72,22 +73,22 @@ PEER = Peer(
         Row(
             "FedAvg with momentum, new in every round",
             "fedavg, momentum",
-            replace(FEDAVG, client={"persistency": False}),
+            replace(FEDAVG_BY_EXAMPLES, client={"persistency": False}),
         ),
         Row("FedProx", "fedprox", PeerRun("fedprox:FedProx", client={"mu": 0.5}, server=WEIGHTED_BY_EXAMPLES)),
-        Row("SCAFFOLD, clients of one size", "scaffold, equal", PeerRun("scaffold:SCAFFOLD")),
-        Row("SCAFFOLD, 2 of 4", "scaffold, half", PeerRun("scaffold:SCAFFOLD")),
+        Row("SCAFFOLD, clients of one size", "scaffold, equal", SCAFFOLD),
+        Row("SCAFFOLD, 2 of 4", "scaffold, half", SCAFFOLD),
         Row(
             "SCAFFOLD",
             "scaffold",
-            PeerRun("scaffold:SCAFFOLD"),
+            SCAFFOLD,
             difference=Difference(
                 cause="Models are weighted by n_i, the control variates by 1 / N (scaffold.py).",
                 decided_by=equations.SCAFFOLD_MEANS,
                 closed_by="SCAFFOLD, c by 1 / N here too",
             ),
         ),
-        Row("SCAFFOLD, c by 1 / N here too", "scaffold, c uniform", PeerRun("scaffold:SCAFFOLD")),
+        Row("SCAFFOLD, c by 1 / N here too", "scaffold, c uniform", SCAFFOLD),
         Row("SCAFFOLD, plain means", "scaffold, uniform", PeerRun("scaffold:SCAFFOLD", server={"weighted": False})),
         Row(
             "SCAFFOLD, global_step 2",
@@ -180,7 +181,7 @@ PEER = Peer(
         Row(
             "FedAvg with batch normalisation",
             "fedavg, normed",
-            PeerRun("fedavg:FedAVG", server=WEIGHTED_BY_EXAMPLES),
+            FEDAVG_BY_EXAMPLES,
             compared=(Quantity.SHARED, Quantity.STATISTICS),
         ),
         Row(

@@ -19,16 +19,18 @@ class PeerRun:
 
 SCAFFOLD = PeerRun("scaffold")
 MOON = PeerRun("moon", {"mu": 1.0, "temperature": 0.5})
+FEDNOVA = PeerRun("fednova")
+FEDAVG = PeerRun("fedavg")
 
 PEER = Peer(
     name="NIID-Bench",
     module="niid_bench",
     commit="61b901ab645e62391772e9898384c2c3485b7a6c",
     rows=(
-        Row("FedAvg", "fedavg", PeerRun("fedavg")),
+        Row("FedAvg", "fedavg", FEDAVG),
         Row("FedProx", "fedprox", PeerRun("fedprox", {"mu": 0.5})),
-        Row("FedNova", "fednova", PeerRun("fednova")),
-        Row("FedNova with momentum", "fednova, momentum", PeerRun("fednova")),
+        Row("FedNova", "fednova", FEDNOVA),
+        Row("FedNova with momentum", "fednova, momentum", FEDNOVA),
         Row("SCAFFOLD, clients of one size", "scaffold, equal", SCAFFOLD),
         Row(
             "SCAFFOLD",
@@ -74,7 +76,7 @@ PEER = Peer(
         Row(
             "FedAvg with batch normalisation",
             "fedavg, normed",
-            PeerRun("fedavg"),
+            FEDAVG,
             compared=(Quantity.SHARED, Quantity.STATISTICS),
         ),
         Row(

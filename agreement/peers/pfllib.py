@@ -42,6 +42,9 @@ PFEDME = PeerRun(
     "serverpFedMe:pFedMe",
     {"lamda": 15.0, "K": 3, "p_learning_rate": 0.05, "local_learning_rate": 0.005, "beta": 0.7},
 )
+SCAFFOLD = PeerRun("serverscaffold:SCAFFOLD")
+FEDAVG = PeerRun("serveravg:FedAvg")
+FEDNTD = PeerRun("serverntd:FedNTD", {"beta": 1.0, "tau": 1.0})
 
 PEER = Peer(
     name="PFLlib",
@@ -49,15 +52,15 @@ PEER = Peer(
     commit="d832e76f6a23b833038949ec1e4fdefe63a4d350",
     source_folders=("system",),
     rows=(
-        Row("FedAvg", "fedavg", PeerRun("serveravg:FedAvg")),
+        Row("FedAvg", "fedavg", FEDAVG),
         Row("FedAvg, drop_last", "fedavg, drop last", PeerRun("serveravg:FedAvg", drop_last=True)),
-        Row("FedAvg, 2 of 4", "fedavg, half", PeerRun("serveravg:FedAvg")),
+        Row("FedAvg, 2 of 4", "fedavg, half", FEDAVG),
         Row("FedProx", "fedprox", PeerRun("serverprox:FedProx", {"mu": 0.5})),
-        Row("SCAFFOLD, clients of one size", "scaffold, equal", PeerRun("serverscaffold:SCAFFOLD")),
+        Row("SCAFFOLD, clients of one size", "scaffold, equal", SCAFFOLD),
         Row(
             "SCAFFOLD",
             "scaffold",
-            PeerRun("serverscaffold:SCAFFOLD"),
+            SCAFFOLD,
             difference=Difference(
                 cause="Models and control variates are plain means (serverscaffold.py); fedcli weights both by "
                 "examples.",
@@ -65,8 +68,8 @@ PEER = Peer(
                 closed_by="SCAFFOLD, plain means here too",
             ),
         ),
-        Row("SCAFFOLD, plain means here too", "scaffold, uniform", PeerRun("serverscaffold:SCAFFOLD")),
-        Row("SCAFFOLD, 2 of 4", "scaffold, half", PeerRun("serverscaffold:SCAFFOLD")),
+        Row("SCAFFOLD, plain means here too", "scaffold, uniform", SCAFFOLD),
+        Row("SCAFFOLD, 2 of 4", "scaffold, half", SCAFFOLD),
         Row(
             "SCAFFOLD, server rate 2",
             "scaffold, equal, server rate 2",
@@ -218,14 +221,14 @@ PEER = Peer(
         Row(
             "FedNTD",
             "fedntd",
-            PeerRun("serverntd:FedNTD", {"beta": 1.0, "tau": 1.0}),
+            FEDNTD,
             difference=Difference(
                 cause="The mean of the models is plain for this method (serverntd.py); fedcli weights by examples.",
                 decided_by="FedNTD aggregates as FedAvg: weights n_k / n.",
                 closed_by="FedNTD, plain means here too",
             ),
         ),
-        Row("FedNTD, plain means here too", "fedntd, uniform", PeerRun("serverntd:FedNTD", {"beta": 1.0, "tau": 1.0})),
+        Row("FedNTD, plain means here too", "fedntd, uniform", FEDNTD),
         Row(
             "FedLC, drop_last",
             "fedlc, drop last",
