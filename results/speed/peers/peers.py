@@ -4,9 +4,9 @@
     python peers.py large --side fedcli --side fluke --python PYTHON     also small
 
 appends the seconds of each side's rounds, and the accuracy of its last model where it tests one, to `peers.csv`, and
-prints the medians of the seconds. `--pfllib` is a checkout of
-TsingZ0/PFLlib; `--python` is the Python of an environment with the same torch, flwr==1.41.0 and ray for Flower,
-scikit-learn, matplotlib and h5py for PFLlib, or fluke-fl==0.8.1 for fluke.
+prints the medians of the seconds. `--pfllib` is a checkout of TsingZ0/PFLlib; `--python` is the Python of an
+environment with the same torch, flwr==1.41.0 and ray for Flower, scikit-learn, matplotlib and h5py for PFLlib, or
+fluke-fl==0.8.1 for fluke.
 
 Each side runs in a process of its own (`sides/`), which imports nothing of the others. All train the same images of
 the same clients from the same initial model with plain SGD; a batch that is not full is left out as in PFLlib, but kept
