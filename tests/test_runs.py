@@ -18,7 +18,7 @@ from fedcli.core.stacked import Stack
 from fedcli.core.trees import leaves
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, methods
-from fedcli.runs import checkpoints, resume, rounds, run_folder
+from fedcli.runs import resume, rounds, run_folder
 from fedcli.runs.machine import machine_settings
 from fedcli.runs.record import params_hash, read_record, summarise, write_record
 from fedcli.runs.resolve import default_dataset, resolve
@@ -52,7 +52,7 @@ def test_law_7_resume_is_invisible(method, tmp_path):
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, monkeypatch):
     """Or from the beginning, where it was killed before the first one."""
     # At its own pace a run then writes a checkpoint after the first round alone.
-    monkeypatch.setattr(checkpoints, "LARGEST_TIME_SHARE", 1e-9)
+    monkeypatch.setattr(run_folder, "LARGEST_TIME_SHARE", 1e-9)
     whole = fedcli.run("fedavg", out=tmp_path / "whole", **TINY)
     rounds_of_checkpoint = {2: 2, 4: 0, "auto": 1}  # before the fourth round
     for every, earlier in rounds_of_checkpoint.items():
@@ -360,4 +360,4 @@ def test_a_state_that_is_not_finite_is_diverged(method, option, tensor, tmp_path
     ],
 )
 def test_checkpoints_take_a_twentieth_of_the_time_and_come_every_ten_minutes(number, every, seconds, since, is_due):
-    assert checkpoints.is_due(number, every, 10, seconds, since) == is_due
+    assert run_folder.is_due(number, every, 10, seconds, since) == is_due

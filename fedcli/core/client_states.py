@@ -232,3 +232,17 @@ def versions_of(state: Any) -> list[Version]:
     for kept in stored(state).values():
         versions += kept.versions.values()
     return versions
+
+
+def write_versions(state: Any, folder: Path) -> list[str]:
+    """Writes the versions in a method's state that have no file yet; returns the names of all, for a checkpoint.
+
+    Their files stay when nobody holds them any longer: whoever writes a checkpoint removes what none names.
+    """
+    names = []
+    for version in versions_of(state):
+        version.write(folder)
+        if version.remove is not None:
+            version.remove.detach()
+        names.append(version.file.stem)
+    return names

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedcli.core.client_states import STATE, STATES_OF_WORKER, versions_of
+from fedcli.core.client_states import STATE, STATES_OF_WORKER, write_versions
 from fedcli.core.federation import Federation
 from fedcli.core.tree_files import SUFFIX, load_tree, read_verified, save_tree
 from fedcli.errors import UserError
@@ -22,35 +22,14 @@ from fedcli.runs.resolve import Setup
 from fedcli.runs.schema import Fault, Record
 from fedcli.runs.state_schema import check_content, check_facts
 
-LARGEST_TIME_SHARE = 0.05  # that checkpoints may take of a run
-LONGEST_INTERVAL = 600.0  # seconds between two of them
-
-
-def is_due(round_index: int, every: int | None, num_rounds: int, last_took: float, since_last: float) -> bool:
-    """Returns whether a round of `num_rounds`, counted from 0, ends with a checkpoint: one in `every`, and the last.
-
-    If `every` is None, they take at most 5 % of the time but come at least every ten minutes. The last one
-    took `last_took` seconds, 0 before the first, and ended `since_last` seconds ago.
-    """
-    if round_index + 1 == num_rounds:
-        return True
-    if every is not None:
-        return (round_index + 1) % every == 0
-    return since_last >= min(last_took * (1 / LARGEST_TIME_SHARE - 1), LONGEST_INTERVAL)
-
 
 def write_checkpoint(folder: Path, record: Record, state: Any) -> None:
     """Writes state and rounds, and keeps the checkpoint before, which may be the only one after a kill."""
-    versions = versions_of(state)
-    for version in versions:
-        version.write(folder / STATES)
-        if version.remove is not None:
-            version.remove.detach()  # `remove_unreferenced_states` removes what no checkpoint names
     facts = {
         "identity": identity_of(record),
         # What a round adds to the record.
         "record": {key: record[key] for key in ("rounds", "cost", "seconds_total", "peak_bytes")},
-        "states": [version.file.stem for version in versions],
+        "states": write_versions(state, folder / STATES),
     }
     refuse_lost(folder)
     if (folder / CHECKPOINT).is_file():
