@@ -14,7 +14,7 @@ from fedcli.results.formats import write_tables
 from fedcli.results.intervals import clear_best
 from fedcli.results.metrics import find_metric
 from fedcli.results.notes import ACROSS_MODELS, LEADS
-from fedcli.results.render import TextTable, render
+from fedcli.results.render import CellIndex, TextTable, render
 from tests.commands import cells, invoke, output_of
 from tests.records import record, write
 from tests.refusals import refused
@@ -285,6 +285,27 @@ def test_latex_is_booktabs_with_everything_escaped():
     text = render(TextTable(["A", "B"], [["y", "-1.5 [-2.0, 1.0] (3), cnn-2x32"]], 1), "latex")
     assert r" & $-$1.5 [$-$2.0, 1.0] (3), cnn-2x32 \\" in text
     assert "caption" not in text
+
+
+def test_what_begins_a_row_of_latex_is_no_argument_of_the_command_before_it():
+    r"""`\\[2pt]`, `\\*` and `\midrule[2pt]` are commands with an argument, also where it is on the next line."""
+    table = TextTable(["[x]"], [["[2pt]"], ["*a"], ["`[b]`"], ["-[c]"], [""], ["d"]], 1, best=[CellIndex(1, 0)])
+    lines = render(table, "latex").splitlines()
+    begin = lines.index(r"\toprule")
+    assert lines[begin + 1 : -2] == [
+        r"{[}x] \\", r"\midrule", r"{[}2pt] \\", r"\textbf{{*}a} \\", r"{[}b] \\", r"-[c] \\", r" \\", r"d \\",
+    ]  # fmt: skip
+
+
+def test_rules_of_latex_stand_above_blocks_alone():
+    rows = [["a", "1"], ["", "2"], ["b", "3"]]
+    assert render(TextTable(["A", "B"], rows, 1), "latex").count(r"\midrule") == 1  # an empty cell begins no block
+    in_blocks = render(TextTable(["A", "B"], rows, 1, block_starts=[0, 2]), "latex")
+    assert in_blocks.count(r"\midrule") == 2
+    assert "\\midrule\nb & 3" in in_blocks
+
+    settings_are_empty = latex([*runs_of("one", 0.5), *runs_of("one", 0.6, mu=0.1)], columns="Settings,Selected")
+    assert settings_are_empty.count(r"\midrule") == 1
 
 
 def test_every_latex_table_has_its_own_label(tmp_path):

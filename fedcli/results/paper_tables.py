@@ -84,8 +84,12 @@ def compare_with_paper(plan: TablePlan) -> TextTable:
     titles = [SCALED.sub(" floats", column).replace("_", " ") for column in columns]
     rows = _rows(cells, columns, best_places, "ours, reduced" if plan.reduction else "ours")
     best: set[CellIndex] = set()
+    first_of_blocks = []
     for number, row in enumerate(rows):
         best.update(CellIndex(number, column) for column in row.best_columns)
+        if row.name:
+            first_of_blocks.append(number)
+    has_blocks = len(first_of_blocks) < len(rows)
     return TextTable(
         columns=["Method", "", *titles],
         rows=[[row.name, row.title, *row.texts] for row in rows],
@@ -94,6 +98,7 @@ def compare_with_paper(plan: TablePlan) -> TextTable:
         csv_rows=[_csv_row(cell, plan.reduction) for cell in cells.values()],
         title=plan.title,
         subject=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
+        block_starts=first_of_blocks if has_blocks else (),
         notes=notes_on_paper_table(
             plan,
             has_differences=any(cell.difference.num_values for cell in cells.values()),

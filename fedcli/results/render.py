@@ -43,6 +43,7 @@ class TextTable:
     caption: str = ""  # of a table in a paper, which stands in a `table` with a label
     label: str = ""
     best: Collection[CellIndex] = frozenset()  # the cells that stand out among those they are compared with
+    block_starts: Collection[int] = ()  # the rows, from 0, above which LaTeX has a rule, since each begins a block
 
 
 def render(table: TextTable, format: str = "markdown") -> str:
@@ -63,11 +64,7 @@ def _to_markdown(table: TextTable) -> str:
 
 
 def _to_latex(table: TextTable) -> str:
-    r"""A `tabular` for `\usepackage{booktabs}`, in a `table` if it has a caption.
-
-    A row without a text in the first column belongs to the one above.
-    """
-    has_blocks = not all(row[0] for row in table.rows)
+    r"""A `tabular` for `\usepackage{booktabs}`, in a `table` if it has a caption."""
     alignment = "l" * table.first_number_column + "r" * (len(table.columns) - table.first_number_column)
     lines = [f"% {printable(text)}".replace("*", "") for text in (table.title, table.subject) if text]
     lines.append(r"% needs \usepackage{booktabs}")
@@ -78,8 +75,7 @@ def _to_latex(table: TextTable) -> str:
     lines.append(" & ".join(map(_escape_tex, table.columns)) + r" \\")
     marked_rows = _mark_rows(table, _escape_tex, r"\textbf{{{}}}")
     for number, marked_row in enumerate(marked_rows):
-        begins_block = has_blocks and table.rows[number][0]
-        if number == 0 or begins_block:
+        if number == 0 or number in table.block_starts:
             lines.append(r"\midrule")
         lines.append(" & ".join(marked_row) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
@@ -130,8 +126,12 @@ def escape_markdown(text: str) -> str:
 
 
 def _escape_tex(text: str) -> str:
-    """A text for LaTeX, with minus signs and percentages on one line, without Markdown's marks of code."""
+    r"""A text for LaTeX, with minus signs and percentages on one line, without Markdown's marks of code.
+
+    `\\` and `\midrule` would take a `[` or `*` that follows them for their argument, so a leading one stands in braces.
+    """
     escaped = printable(text).translate(_TEX)
+    escaped = re.sub(r"^(\s*)([\[*])", r"\1{\2}", escaped)
     escaped = re.sub(r"(?<=\d) (?=\\%)", r"\\,", escaped)
     return re.sub(r"(?<![\w-])-(?=\d)", "$-$", escaped)
 
