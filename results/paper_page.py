@@ -79,7 +79,7 @@ def sections_of_tables(planned: Iterable[plans.TablePlan]) -> dict[str, str]:
     lacking = []
     for plan in planned:
         command = f"`fedcli table {plan.table.name}`"
-        if any(run.state == "finished" for run in plan.runs):
+        if any(run.outcome == "finished" for run in plan.runs):
             shown.append(render(paper_tables.compare_with_paper(plan)).rstrip())
             shown.append(f"{command} runs what is missing.")
         else:

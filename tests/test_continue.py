@@ -259,7 +259,7 @@ def test_a_damaged_record_stops_no_table_and_is_left_as_it_is(tmp_path, caplog):
 
     (damaged / "record.json").write_text("{")
     plan = plans.plan_table(table, tmp_path)
-    assert [run.state for run in plan.runs] == ["not run", "finished"]
+    assert [run.outcome for run in plan.runs] == ["not run", "finished"]
     assert f"left out: '{damaged / 'record.json'}' cannot be read (" in caplog.text
     assert list(jobs.execute(plan, jobs.PlanListener())) == [damaged]
     assert [run.folder for run in plans.plan_table(table, tmp_path).runs] == [damaged, whole]

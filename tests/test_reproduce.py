@@ -148,11 +148,11 @@ def test_an_interrupted_table_goes_on_without_repeating_anything():
     assert len(stopped_record["rounds"]) == 2
 
     plan = plans.plan_table(SMALL_TABLE)
-    assert [run.state for run in plan.runs] == ["finished", "unfinished", "not run", "not run"]
+    assert [run.outcome for run in plan.runs] == ["finished", "unfinished", "not run", "not run"]
     shared, *others = plans.plan_table(replace(SMALL_TABLE, name="fedfm:IV")).runs
-    assert shared.state == "finished"
+    assert shared.outcome == "finished"
     assert shared.folder.is_relative_to("runs/tables/fedfm-III")
-    assert [run.state for run in others] == ["not run"] * 3
+    assert [run.outcome for run in others] == ["not run"] * 3
     assert all(run.folder.is_relative_to("runs/tables/fedfm-IV") for run in others)
 
     watch = Watch()
@@ -179,7 +179,7 @@ def test_a_record_is_of_a_run_only_if_all_settings_are():
     def state(removed="", **changes):
         config = {name: value for name, value in record["config"].items() if name != removed}
         write_record(place, {**record, "config": config, **changes})
-        return only_run(SMALL_TABLE, seeds=[0], only=["FedFM"]).state
+        return only_run(SMALL_TABLE, seeds=[0], only=["FedFM"]).outcome
 
     assert state(seed=1) == "not run"
     assert state(summary={**record["summary"], "selection": "last"}) == "not run"
@@ -205,7 +205,7 @@ def test_a_run_tested_in_other_rounds_counts_for_numbers_that_allow_it():
 
     def state(*metrics):
         cells = [Cell("FedAvg", metric, "fedavg", last, metric) for metric in metrics]
-        return only_run(table(cells), seeds=[0]).state
+        return only_run(table(cells), seeds=[0]).outcome
 
     assert {state(metric) for metric in ("last", "selected", "memory-floats")} == {"finished"}
     assert {state(metric) for metric in ("best", "last-tenth", "rounds-to:20", "at:1/3")} == {"not run"}
@@ -222,7 +222,7 @@ def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
     assert seeds_with_a_record() == [2021, 2022, 2023]
 
     (folder,) = frame.shipped_folders()
-    stopped = [run._replace(state="unfinished") for run in frame.read_runs([folder]) if run.method == "fedfa"]
+    stopped = [run._replace(outcome="unfinished") for run in frame.read_runs([folder]) if run.method == "fedfa"]
     monkeypatch.setattr(plans, "read_runs", lambda folders: stopped)
     assert seeds_with_a_record() == []
 
@@ -242,7 +242,7 @@ def test_a_failed_run_does_not_stop_the_others_and_the_command_fails_after_all(o
     assert "| ours | not run | diverged |" in result.stdout
     assert re.search(r"\n- Failed: .*\(NonFiniteLoss: the term", result.stdout)
     later = plans.plan_table(FAILING)  # what has diverged is not tried again
-    assert [run.state for run in later.runs] == ["not run", "diverged", "finished"]
+    assert [run.outcome for run in later.runs] == ["not run", "diverged", "finished"]
     assert [run.label for run in later.startable_runs] == ["FedAvg, CIFAR-10 NIID-1"]
 
 
@@ -280,11 +280,11 @@ def test_several_jobs_are_processes_that_run_resume_fail_and_may_be_killed(monke
     assert [label for label, _ in watch.begun] == [f"{row}, {PLACE}" for row in ("FedFM", "FedAvg", "Killed")]
     impossible, resumed, killed = plans.plan_table(several).runs
     assert errors.keys() == {impossible.folder, killed.folder}
-    assert impossible.state == "not run"
+    assert impossible.outcome == "not run"
     assert errors[impossible.folder].startswith("--batch-size 1000 is larger than every client's training part")
-    assert killed.state == "unfinished"
+    assert killed.outcome == "unfinished"
     assert errors[killed.folder].startswith("BrokenProcessPool: ")
-    assert resumed.state == "finished"
+    assert resumed.outcome == "finished"
     assert resumed.record["resumed"] == [2]
     origins = {name: origin.text for name, origin in resumed.setup.origins.items()}
     assert resumed.record["origin"] == origins  # every setting was given, and no other

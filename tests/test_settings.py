@@ -121,7 +121,7 @@ def test_an_older_run_stands_in_its_cell(tmp_path):
         cell = Cell("FedAvg", "digits", "fedavg", {**options, **other_options})
         table = Table("own:1", "one cell", ("FedFM", "none"), (cell,), (record["seed"],))
         (run,) = plans.plan_table(table, tmp_path / "runs").runs
-        return run.state
+        return run.outcome
 
     assert state() == "finished"
     assert state(lr=0.5) == "not run"

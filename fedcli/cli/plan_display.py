@@ -21,8 +21,8 @@ from fedcli.runs.schema import Record
 
 def cost_rows(plan: TablePlan) -> list[tuple[str, str]]:
     """List what running a table takes, as pairs of title and text."""
-    states = Counter(run.state for run in plan.runs)
-    counts = ", ".join(f"{count} {state}" for state, count in states.items())
+    outcomes = Counter(run.outcome for run in plan.runs)
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
     seeds = ", ".join(map(str, plan.seeds))
     lines = [
         ("table", plan.title),

@@ -17,7 +17,7 @@ from fedcli.results.groups import SeedGroup
 from fedcli.results.printed_numbers import printed_accuracies
 from fedcli.runs.identity import recorded_code_changes
 from fedcli.runs.machine import is_undisturbed
-from fedcli.runs.record import state_of
+from fedcli.runs.record import outcome_of
 from fedcli.runs.schema import Record
 
 
@@ -86,8 +86,8 @@ class Curve(NamedTuple):
 
     def name(self, labels: Mapping[str, str] = NO_LABELS) -> str:
         """The name in a legend, with what it stands for beside finished runs of one code, and the paper's number."""
-        states = Counter(map(state_of, self.setting.records))
-        notes = [f"{count}\N{NO-BREAK SPACE}{state}" for state, count in states.items() if state != "finished"]
+        outcomes = Counter(map(outcome_of, self.setting.records))
+        notes = [f"{count}\N{NO-BREAK SPACE}{outcome}" for outcome, count in outcomes.items() if outcome != "finished"]
         notes += self.changes
         if self.printed is not None:
             notes.append(f"paper:\N{NO-BREAK SPACE}{self.printed:.2f}")
@@ -118,7 +118,7 @@ def find_curves(settings: Sequence[SeedGroup], measure: Measure = ACCURACY, x: s
 
 def _find_curve(setting: SeedGroup, measure: Measure, x: str, printed: float | None) -> Curve:
     """The curve of a setting, which may be without values."""
-    diverged = [record for record in setting.records if state_of(record) == "diverged"]
+    diverged = [record for record in setting.records if outcome_of(record) == "diverged"]
     unfinished = [record for record in setting.records if record not in diverged]
     runs = setting.finished or unfinished
     line = _mean_line([points_of(record, measure, x) for record in runs], measure.is_percentage)

@@ -64,7 +64,7 @@ def answer_claims(
     """
     counted_runs: dict[str, list[RunRow]] = {}  # by method
     for run in read_runs(folders):
-        if run.state in ENDED and not recorded_code_changes(run.record):
+        if run.outcome in ENDED and not recorded_code_changes(run.record):
             counted_runs.setdefault(run.method, []).append(run)
     shipped_rows = read_shipped() if shipped else {}
     answers = []

@@ -15,7 +15,7 @@ from fedcli.results.intervals import clear_best
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.number_texts import lead_texts, mean_text_of_runs
 from fedcli.results.render import MISSING, CellIndex
-from fedcli.runs.record import state_of
+from fedcli.runs.record import outcome_of
 from fedcli.runs.schema import Record
 from fedcli.runs.settings_text import settings_text
 
@@ -201,7 +201,7 @@ def cells_under(keys: Collection[str], rows: Collection[int], columns: Sequence[
 def _row(group: SeedGroup, columns: Columns, implied_count: int | None) -> dict[str, str]:
     """The cells of a group by the keys of columns; optional ones stay empty without a value."""
     records = group.records
-    states = Counter(map(state_of, records))
+    outcomes = Counter(map(outcome_of, records))
     cells = {
         METHOD.key: group.method,
         SETTINGS.key: settings_text(group.differing_settings),
@@ -210,7 +210,7 @@ def _row(group: SeedGroup, columns: Columns, implied_count: int | None) -> dict[
     }
     for key, metric in columns.metrics.items():
         is_left_out = columns.by_key[key].is_optional and not metric.values(records)
-        cells[key] = "" if is_left_out else mean_text_of_runs(metric, records, states, implied_count)
+        cells[key] = "" if is_left_out else mean_text_of_runs(metric, records, outcomes, implied_count)
     cells[ROUNDS.key] = str(group.first["config"]["rounds"])
     cells[FLOATS.key] = f"{_mean_floats('floats-up', records)} / {_mean_floats('floats-down', records)}"
     return cells
@@ -218,10 +218,10 @@ def _row(group: SeedGroup, columns: Columns, implied_count: int | None) -> dict[
 
 def _seed_text(record: Record) -> str:
     """The seed of a run, and what has become of one that has not finished."""
-    state = state_of(record)
-    if state == "finished":
+    outcome = outcome_of(record)
+    if outcome == "finished":
         return str(record["seed"])
-    return f"{record['seed']} {state} after {len(record['rounds'])} rounds"
+    return f"{record['seed']} {outcome} after {len(record['rounds'])} rounds"
 
 
 def _mean_floats(name: str, records: Sequence[Record]) -> str:

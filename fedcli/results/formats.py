@@ -33,7 +33,7 @@ from fedcli.results.groups import SeedGroup, group_runs, leaderboards, shared_se
 from fedcli.results.render import MISSING, TextTable, render
 from fedcli.results.tables import build_table, build_tables
 from fedcli.results.words import data_words, join_words, method_name
-from fedcli.runs.record import state_of
+from fedcli.runs.record import outcome_of
 from fedcli.runs.schema import Record
 from fedcli.userfiles import is_from_file
 
@@ -209,7 +209,7 @@ def _caption(groups: Sequence[SeedGroup], keys: Collection[str], seeds: Sequence
         sentences.append(notes.GLOBAL_IN_CAPTION)
     if LEAD.key in keys and notes.compares_models(groups):
         sentences.append(notes.ACROSS_MODELS)
-    if "diverged" in map(state_of, records):
+    if "diverged" in map(outcome_of, records):
         sentences.append(notes.DIVERGED)
     return " ".join([*sentences, *notes.notes_on_changes(groups)])
 

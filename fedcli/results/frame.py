@@ -15,7 +15,7 @@ from fedcli.results.metrics import ClassCounts, balanced_accuracy, class_accurac
 from fedcli.runs.identity import FIRST_SETTINGS, Settings, key_of, settings_of
 from fedcli.runs.loggers import flat_numbers
 from fedcli.runs.machine import checkout
-from fedcli.runs.record import RECORD, read_record, state_of
+from fedcli.runs.record import RECORD, outcome_of, read_record
 from fedcli.runs.schema import Record
 
 # Groups of numbers of a round that are accuracies, beside those whose name ends in "accuracy".
@@ -30,7 +30,7 @@ class RunRow(NamedTuple):
     method: str
     label: str  # of the user, in the place of the method's name; empty without one
     seed: int
-    state: str  # one of `fedcli.runs.record.RUN_STATES`
+    outcome: str  # one of `fedcli.runs.record.RUN_OUTCOMES`
     numerics: str  # the versions of the arithmetic of core and method, with a dot between them
     images: str  # a fingerprint, as the next two
     partition: str
@@ -53,7 +53,7 @@ def _facts_of(record: Record) -> dict[str, Any]:
         "method": record["method"],
         "label": record.get("label", ""),
         "seed": record["seed"],
-        "state": state_of(record),
+        "outcome": outcome_of(record),
         "numerics": ".".join(map(str, record["numerics"].values())),
         "images": record["dataset_fingerprint"],
         "partition": record["partition"]["fingerprint"],

@@ -10,7 +10,7 @@ from fedcli import registry
 from fedcli.errors import unknown
 from fedcli.results.frame import frame_of
 from fedcli.runs.identity import Settings, settings_of
-from fedcli.runs.record import state_of
+from fedcli.runs.record import outcome_of
 from fedcli.runs.schema import Record
 from fedcli.runs.settings_text import settings_text
 
@@ -35,12 +35,12 @@ class SeedGroup:
     @property
     def all_failed(self) -> bool:
         """Whether no run came to its end, since all failed or diverged."""
-        return all(state_of(record) in ("failed", "diverged") for record in self.records)
+        return all(outcome_of(record) in ("failed", "diverged") for record in self.records)
 
     @property
     def finished(self) -> list[Record]:
         """The runs that finished."""
-        return [record for record in self.records if state_of(record) == "finished"]
+        return [record for record in self.records if outcome_of(record) == "finished"]
 
 
 def select_records(
@@ -81,7 +81,7 @@ def group_runs(records: Iterable[Record], by_seed: bool = False) -> list[SeedGro
 
     Numerics and labels divide groups, and if `by_seed`, seeds. Of runs with the same seed and parameters, one counts.
     """
-    runs = frame_of(records).drop_duplicates(["label", "key", "numerics", "seed", "state", "parameters"])
+    runs = frame_of(records).drop_duplicates(["label", "key", "numerics", "seed", "outcome", "parameters"])
     common = ["label", "key", "numerics"]
     if by_seed:
         common.append("seed")

@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 from typing import NamedTuple, TypeVar
 
 from fedcli.results.metrics import Metric
-from fedcli.runs.record import state_of
+from fedcli.runs.record import outcome_of
 from fedcli.runs.schema import Record
 
 Name = TypeVar("Name")  # of a group of runs
@@ -85,7 +85,7 @@ def clear_best(metric: Metric, groups: Mapping[Name, Sequence[Record]]) -> Name 
     if len(means) < 2 or not metric.better:
         return None
     best, second = sorted(means, key=means.__getitem__, reverse=metric.better == "higher")[:2]
-    if any(state_of(record) == "diverged" and not metric.includes(record) for record in groups[best]):
+    if any(outcome_of(record) == "diverged" and not metric.includes(record) for record in groups[best]):
         return None
     lead = paired_difference(metric, groups[best], metric, groups[second])
     is_ahead = lead.low > 0 if metric.better == "higher" else lead.high < 0

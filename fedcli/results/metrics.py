@@ -19,7 +19,7 @@ import pandas as pd
 from fedcli.core.numbers_in_flags import read_number
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError, unknown
-from fedcli.runs.record import state_of
+from fedcli.runs.record import outcome_of
 from fedcli.runs.schema import Record, RoundEntry, tested_rounds
 from fedcli.userfiles import from_file, is_from_file
 
@@ -96,11 +96,11 @@ class Metric:
 
     def includes(self, record: Record) -> bool:
         """Whether a run enters means: a finished one, and one that diverged after its best round on validation."""
-        state = state_of(record)
+        outcome = outcome_of(record)
         selection = SELECTIONS[record["summary"]["selection"]]
-        if state == "diverged" and self.needed_rounds == "selected" and selection.needs_validation:
+        if outcome == "diverged" and self.needed_rounds == "selected" and selection.needs_validation:
             return self.value(record) is not None
-        return state == "finished"
+        return outcome == "finished"
 
     def values(self, records: Iterable[Record]) -> list[float]:
         """The values of the runs that enter means and have one; none where these are of `different_rounds`."""

@@ -10,7 +10,7 @@ from fedcli.results.render import escape_markdown
 from fedcli.runs.identity import FIRST_SETTINGS, NOT_SETTINGS, recorded_changes
 from fedcli.runs.options import given_options, inactive_term
 from fedcli.runs.origins import recorded_origins
-from fedcli.runs.record import state_of
+from fedcli.runs.record import outcome_of
 from fedcli.runs.schema import Record
 from fedcli.runs.settings_text import reductions, settings_text
 
@@ -47,7 +47,7 @@ def notes_on_numbers(groups: Sequence[SeedGroup]) -> list[str]:
     notes = ["Mean ± sample standard deviation over runs (number of runs); a value without ± is one run."]
     if len(set(map(tested_model, records))) > 1:
         notes.append(MODELS)
-    if "diverged" in map(state_of, records):
+    if "diverged" in map(outcome_of, records):
         notes.append(DIVERGED)
     return notes
 

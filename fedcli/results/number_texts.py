@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from fedcli.results.intervals import Interval, Name, leads_over_best
 from fedcli.results.metrics import Metric
 from fedcli.results.render import MISSING
-from fedcli.runs.record import RUN_STATES
+from fedcli.runs.record import RUN_OUTCOMES
 from fedcli.runs.schema import Record
 
 
@@ -36,22 +36,22 @@ def lead_texts(
 
 
 def mean_text_of_runs(
-    metric: Metric, records: Sequence[Record], states: Counter, implied_count: int | None = None
+    metric: Metric, records: Sequence[Record], outcomes: Counter, implied_count: int | None = None
 ) -> str:
     """Mean ± sample standard deviation, with the number of runs that have the value.
 
     Args:
         metric: What is read of each run.
         records: The runs that have begun.
-        states: The number of all planned runs by state.
+        outcomes: The number of all planned runs by outcome.
         implied_count: A number of runs that goes without saying, where all runs have the value.
 
     Returns:
-        "66.10 ± 0.52 (3)", or "66.10 ± 0.52 (2 of 3 runs; 1 diverged)"; the state of the furthest if no run counts.
+        "66.10 ± 0.52 (3)", or "66.10 ± 0.52 (2 of 3 runs; 1 diverged)"; the outcome of the furthest if no run counts.
     """
     num_counted = sum(map(metric.includes, records))
     if not num_counted:
-        return next(state for state in RUN_STATES if states[state])
+        return next(outcome for outcome in RUN_OUTCOMES if outcomes[outcome])
     values = metric.values(records)
     if values:
         text = metric.mean_text(values)
@@ -61,8 +61,8 @@ def mean_text_of_runs(
         text = metric.missing_text
 
     num_runs = len(values) or num_counted
-    num_planned = states.total()
-    without_result = [f"{states[state]} {state}" for state in ("diverged", "failed") if states[state]]
+    num_planned = outcomes.total()
+    without_result = [f"{outcomes[outcome]} {outcome}" for outcome in ("diverged", "failed") if outcomes[outcome]]
     if num_runs < num_planned:
         remarks = [f"{num_runs} of {num_planned} runs", *without_result]
     elif without_result or num_runs != implied_count:

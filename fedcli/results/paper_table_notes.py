@@ -20,7 +20,7 @@ def notes_on_paper_table(plan: TablePlan, *, has_differences: bool, has_bold: bo
     notes = ["Ours: mean ± sample standard deviation over seeds (runs)."]
     if has_differences:
         notes.append(DIFFERENCE)
-    if any(run.state == "diverged" for run in plan.runs):
+    if any(run.outcome == "diverged" for run in plan.runs):
         notes.append(DIVERGED)
     if has_bold:
         notes.append(BOLD_IN_COLUMN)

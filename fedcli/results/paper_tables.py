@@ -15,7 +15,7 @@ from fedcli.results.paper_table_notes import notes_on_paper_table
 from fedcli.results.plans import PlannedCell, TablePlan
 from fedcli.results.printed_numbers import SCALED, Place, PrintedCell, printed_cells, printed_unit, printed_value
 from fedcli.results.render import CellIndex, TextTable
-from fedcli.runs.record import RUN_STATES
+from fedcli.runs.record import RUN_OUTCOMES
 
 FIRST_NUMBER_COLUMN = 2  # behind the row and whose numbers they are
 
@@ -24,13 +24,13 @@ class CountedRuns(NamedTuple):
     """The runs that a cell has its numbers of."""
 
     method: str
-    by_state: Counter[str]  # the number of those planned
+    by_outcome: Counter[str]  # the number of those planned
     num_counted: int  # that enter the mean
 
     @property
     def are_complete(self) -> bool:
         """Whether all planned runs count."""
-        return self.num_counted == self.by_state.total()
+        return self.num_counted == self.by_outcome.total()
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,9 @@ def _compare_planned(table: Table, planned: PlannedCell) -> ComparedCell:
     """A cell that runs give."""
     metric = planned.metric
     records = planned.records
-    states = Counter(run.state for run in planned.runs)
-    runs = CountedRuns(planned.cell.method, states, sum(map(metric.includes, records)))
-    text = mean_text_of_runs(metric, records, states)
+    outcomes = Counter(run.outcome for run in planned.runs)
+    runs = CountedRuns(planned.cell.method, outcomes, sum(map(metric.includes, records)))
+    text = mean_text_of_runs(metric, records, outcomes)
     return _compare_cell(table, _place_of(planned), metric, text, metric.values(records), runs)
 
 
@@ -248,9 +248,9 @@ def _csv_row(cell: ComparedCell, reduction: str) -> dict[str, Any]:
     }
     if cell.runs is not None:
         row["method"] = cell.runs.method
-        row["runs_planned"] = cell.runs.by_state.total()
+        row["runs_planned"] = cell.runs.by_outcome.total()
         row["runs_counted"] = cell.runs.num_counted
-        for state in RUN_STATES:
-            row[f"runs_{state.replace(' ', '_')}"] = cell.runs.by_state[state]
+        for outcome in RUN_OUTCOMES:
+            row[f"runs_{outcome.replace(' ', '_')}"] = cell.runs.by_outcome[outcome]
     row["reduced"] = reduction
     return row

@@ -28,7 +28,7 @@ from fedcli.runs.identity import (
     planned_settings,
 )
 from fedcli.runs.origins import GivenOptions
-from fedcli.runs.record import ENDED, state_of
+from fedcli.runs.record import ENDED, outcome_of
 from fedcli.runs.resolve import Setup, resolve
 from fedcli.runs.schema import Record
 from fedcli.userfiles import short_name
@@ -63,14 +63,14 @@ class PlannedRun:
         )
 
     @property
-    def state(self) -> str:
-        """One of `fedcli.runs.record.RUN_STATES`."""
-        return "not run" if self.record is None else state_of(self.record)
+    def outcome(self) -> str:
+        """One of `fedcli.runs.record.RUN_OUTCOMES`."""
+        return "not run" if self.record is None else outcome_of(self.record)
 
     @property
     def needs_running(self) -> bool:
         """Whether it has not ended; a run that has diverged would diverge again."""
-        return self.state not in ENDED
+        return self.outcome not in ENDED
 
     @property
     def is_outdated(self) -> bool:
@@ -226,7 +226,7 @@ def _attach_records(
             needed_rounds.setdefault(new_run.folder, set()).add(new_cell.metric.needed_rounds)
     countable = []
     for row in read_runs(search_folders):
-        if row.state in ENDED or row.folder.is_relative_to(own_folder):
+        if row.outcome in ENDED or row.folder.is_relative_to(own_folder):
             countable.append(row)
     runs = {}
     for new_folder, new_run in new_runs.items():
@@ -247,7 +247,7 @@ class _Progress(NamedTuple):
 
 
 def _progress(row: RunRow) -> _Progress:
-    return _Progress(row.state in ENDED, len(row.record["rounds"]))
+    return _Progress(row.outcome in ENDED, len(row.record["rounds"]))
 
 
 def _reduction_text(cells: Iterable[PlannedCell]) -> str:

@@ -330,7 +330,7 @@ def _read_trials(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
     """The trials that have run, in the order of the plan; see `rank_and_write_best`."""
     runs = {run.folder: run for run in read_runs([planned.folder])}
     for folder in [run.folder for run in planned.runs]:
-        if folder not in runs or runs[folder].state not in ENDED:
+        if folder not in runs or runs[folder].outcome not in ENDED:
             raise UserError(f"the trial '{folder}' has not ended ({errors.get(folder)}); see its record.")
     rows = []
     for trial in planned.trials:
@@ -346,7 +346,7 @@ def _read_trials(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
 
 def _accuracy_or_nan(run: RunRow) -> float:
     """The validation accuracy of a run that has ended; NaN where it diverged."""
-    return validation_accuracy(run.record) if run.state == "finished" else nan
+    return validation_accuracy(run.record) if run.outcome == "finished" else nan
 
 
 def _rank(method: str, trials: pd.DataFrame) -> pd.DataFrame:

@@ -29,8 +29,8 @@ from fedcli.runs.workers import worker_group
 from fedcli.userfiles import file_hash, own_paths
 
 SCHEMA = 1
-ENDED = ("finished", "diverged")  # states of a run that would end in the same way again
-RUN_STATES = (*ENDED, "failed", "unfinished", "not run")  # the furthest first
+ENDED = ("finished", "diverged")  # outcomes of a run that would end in the same way again
+RUN_OUTCOMES = (*ENDED, "failed", "unfinished", "not run")  # the furthest first
 
 
 def write_record(folder: Path, record: Record) -> None:
@@ -199,8 +199,8 @@ def summarise(rounds: Sequence[RoundEntry], selection: str) -> dict[str, Any]:
     return summary
 
 
-def state_of(record: Record) -> str:
-    """Which of `RUN_STATES` a run is in; it has diverged if a loss became infinite or NaN."""
+def outcome_of(record: Record) -> str:
+    """How a run has come out so far, one of `RUN_OUTCOMES`; it has diverged if a loss became infinite or NaN."""
     if record["status"] == "failed" and record.get("error", "").startswith(NonFiniteLoss.__name__):
         return "diverged"
     return record["status"] if record["status"] in ("finished", "failed") else "unfinished"
@@ -208,7 +208,7 @@ def state_of(record: Record) -> str:
 
 def has_ended(record: Record) -> bool:
     """Whether a run has finished, or has diverged and would again."""
-    return state_of(record) in ENDED
+    return outcome_of(record) in ENDED
 
 
 def frozen_parts(fed: Federation) -> list[dict[str, Any]]:

@@ -84,7 +84,7 @@ class ClaimRun(PlannedRun):
     @property
     def lacks_quality(self) -> bool:
         """Whether it has finished, and a claim is about its features, which `fedcli quality` has not measured."""
-        return self.table == QUALITY_TABLE and self.state == "finished" and "quality" not in self.record
+        return self.table == QUALITY_TABLE and self.outcome == "finished" and "quality" not in self.record
 
 
 def planned_runs(precision: str, tiny: bool) -> list[ClaimRun]:
