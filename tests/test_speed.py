@@ -7,6 +7,7 @@ from statistics import fmean, median
 
 import pytest
 
+from fedcli.errors import UserError
 from tests.programs import load_script
 
 ROOT = Path(__file__).parent.parent
@@ -135,3 +136,35 @@ def test_the_rounds_of_a_side_are_measured_on_the_clients_that_all_sides_read(tm
     train = clients.client_images(str(tmp_path), "train")
     assert sum(map(len, train)) == 400 - 4 * 14  # a seventh of each is for testing
     assert {images.tensors[0].shape[1:] for images in train} == {(1, 8, 8)}
+
+
+REFUSED = {
+    ("proto", "flower"): "flower cannot train 'proto', which is fedproto",
+    ("proto", "fluke"): "fluke cannot train 'proto', which is fedproto",
+    ("w1", "fluke"): "fluke cannot train 'w1', which is without the batches that are not full",
+    ("large", "pfllib"): "pfllib cannot train 'large', which is with the batches that are not full",
+}
+
+
+@pytest.mark.parametrize(("workload", "side"), REFUSED)
+def test_a_side_that_would_train_something_else_is_refused_before_anything_is_timed(workload, side, monkeypatch):
+    peers = load_script(SPEED / "peers" / "peers.py")
+    monkeypatch.setattr(peers, "measure", None)
+    with pytest.raises(UserError, match=REFUSED[workload, side]):
+        peers.main(peers.Workload(workload), [peers.Side.FEDCLI, peers.Side(side)], pfllib=SPEED)
+
+
+def test_what_was_measured_was_trained_by_sides_that_are_able_to():
+    peers = load_script(SPEED / "peers" / "peers.py")
+    timed = peers.pd.read_csv(peers.CSV).query("what == 'seconds' and side != 'flower-default'")
+    for workload, sides in timed.groupby("workload").side:
+        peers.refuse_unable(workload, sides.unique())
+
+
+def test_a_modified_checkout_and_one_without_a_commit_are_told_from_a_clean_one(monkeypatch):
+    monkeypatch.syspath_prepend(SPEED / "peers")
+    fedcli_side = load_script(SPEED / "peers" / "sides" / "fedcli.py")
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    assert fedcli_side.shorten_commit(commit) == "0123456"
+    assert fedcli_side.shorten_commit(f"{commit}+") == "0123456+"
+    assert fedcli_side.shorten_commit(None) == "unknown commit"

@@ -10,8 +10,8 @@ fluke-fl==0.8.1 for fluke.
 
 Each side runs in a process of its own (`sides/`), which imports nothing of the others. All train the same images of
 the same clients from the same initial model with plain SGD; a batch that is not full is left out as in PFLlib, but kept
-beside fluke, as fluke keeps it. fedcli divides the images and writes them normalised into files in PFLlib's form, which
-the others read as well.
+beside fluke, as fluke keeps it. A side that cannot train a workload so is refused. fedcli
+divides the images and writes them normalised into files in PFLlib's form, which the others read as well.
 
     fedcli    `fedcli.run`; a round is timed from the end of the one before
     pfllib    its servers' own `train`, which times each round itself
@@ -26,10 +26,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -38,8 +37,9 @@ import numpy as np
 import pandas as pd
 import torch
 import typer
-from sides.job import Job, Measurement, Outcome, Training
+from sides.job import Job, Measurement, Outcome
 
+from fedcli.errors import UserError
 from fedcli.runs import begin
 from fedcli.runs.machine import environment
 from fedcli.runs.origins import GivenOptions
@@ -80,6 +80,42 @@ class Side(StrEnum):
     FLUKE = "fluke"
 
 
+@dataclass(frozen=True)
+class Abilities:
+    """What a side can train."""
+
+    methods: Collection[str]
+    drop_last: Collection[bool]  # whether it leaves out a batch that is not full; both where it does as it is told
+
+
+ABILITIES = {  # of the sides but fedcli, which trains every workload
+    Side.PFLLIB: Abilities(methods=("fedavg", "fedproto"), drop_last=(True,)),
+    Side.FLOWER: Abilities(methods=("fedavg",), drop_last=(True, False)),
+    Side.FLUKE: Abilities(methods=("fedavg",), drop_last=(False,)),
+}
+
+
+def refuse_unable(workload: str, sides: Sequence[str]) -> None:
+    """Refuses sides that would train something else than the workload.
+
+    Raises:
+        UserError: If a side lacks the method, or keeps or leaves out batches that are not full where the workload does
+            not.
+    """
+    options = WORKLOADS[workload]
+    for side in sides:
+        if side == Side.FEDCLI:
+            continue
+        abilities = ABILITIES[Side(side)]
+        if options["method"] not in abilities.methods:
+            raise UserError(f"{side} cannot train '{workload}', which is {options['method']}; leave it out.")
+        if options["drop_last"] not in abilities.drop_last:
+            treatment = "without" if options["drop_last"] else "with"
+            raise UserError(
+                f"{side} cannot train '{workload}', which is {treatment} the batches that are not full; leave it out."
+            )
+
+
 def write_clients(folder: Path, options: dict[str, Any]) -> None:
     """Writes the clients' images as PFLlib's generators do, `dataset/train/K.npz` and so on, and the initial model."""
     options_of_run = {name: value for name, value in options.items() if name != "method"}
@@ -97,8 +133,18 @@ def write_clients(folder: Path, options: dict[str, Any]) -> None:
 
 
 @dataclass(frozen=True)
+class Labels:
+    """What all rows of a side in a turn have in common."""
+
+    workload: str
+    side: str
+    turn: int
+    processor: str
+
+
+@dataclass(frozen=True)
 class CsvRow:
-    """A row of the CSV, by its columns."""
+    """A row of the CSV, whose columns have these names."""
 
     what: str  # "seconds" of a round, or "end", the accuracy of the last model
     workload: str
@@ -107,7 +153,7 @@ class CsvRow:
     value: float
     versions: str
     torch: str
-    threads: int  # cores of the machine
+    threads: int  # cores of the machine, which is the most threads that a side has
     processor: str
 
 
@@ -117,23 +163,35 @@ def measure(workload: str, sides: Sequence[str], turn: int, pfllib: str | None, 
     processor = environment(torch.device("cpu"))["machine"]["processor"]
     with TemporaryDirectory() as folder:
         write_clients(Path(folder), options)
-        job = Job(folder, training_of(options), options, ROUNDS, pfllib)
+        job = Job(folder, options, ROUNDS, pfllib)
         for side in sides:
             measurement = run_side(sys.executable if side == "fedcli" else python, side, job)
-            outcome = measurement.outcome
-            case = {"workload": workload, "side": side, "turn": turn}
-            machine = {"torch": measurement.torch, "threads": measurement.cores, "processor": processor}
-            make_row = partial(CsvRow, **case, versions=outcome.versions, **machine)
-            rows = [make_row(what="seconds", value=value) for value in outcome.seconds[COUNTED_ROUNDS]]
-            if outcome.accuracy is not None:
-                rows.append(make_row(what="end", value=outcome.accuracy))
-            append_rows(rows)
+            labels = Labels(workload=workload, side=side, turn=turn, processor=processor)
+            append_rows(make_rows(labels, measurement))
 
 
-def training_of(options: Mapping[str, Any]) -> Training:
-    """The part of fedcli's options that all sides read."""
-    names = [field.name for field in fields(Training)]
-    return Training(**{name: options[name] for name in names if name in options})
+def make_rows(labels: Labels, measurement: Measurement) -> list[CsvRow]:
+    """The rows of a side's counted rounds, and of the accuracy of its last model if it has tested it."""
+    outcome = measurement.outcome
+    rows = [make_row("seconds", seconds, labels, measurement) for seconds in outcome.seconds[COUNTED_ROUNDS]]
+    if outcome.accuracy is not None:
+        rows.append(make_row("end", outcome.accuracy, labels, measurement))
+    return rows
+
+
+def make_row(measure: str, value: float, labels: Labels, measurement: Measurement) -> CsvRow:
+    """A row of the CSV."""
+    return CsvRow(
+        what=measure,
+        workload=labels.workload,
+        side=labels.side,
+        turn=labels.turn,
+        value=value,
+        versions=measurement.outcome.versions,
+        torch=measurement.torch,
+        threads=measurement.cores,
+        processor=labels.processor,
+    )
 
 
 def append_rows(rows: Sequence[CsvRow]) -> None:
@@ -167,6 +225,7 @@ def main(
     """Append the seconds of each side's rounds to the CSV, and print their medians."""
     if Side.PFLLIB in side and pfllib is None:
         raise typer.BadParameter("give the checkout of PFLlib, or other sides by --side.", param_hint="--pfllib")
+    refuse_unable(workload, side)
     checkout = None if pfllib is None else str(pfllib.resolve())
     for number in turn:
         measure(workload, side, number, checkout, python)
@@ -174,4 +233,7 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except UserError as error:
+        sys.exit(f"error: {error}")

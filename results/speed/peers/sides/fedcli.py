@@ -21,10 +21,18 @@ def run(job: Job) -> Outcome:
     """Runs rounds by fedcli."""
     clock = RoundClock()
     finished = fedcli.run(
-        **job.fedcli_options, rounds=job.rounds, eval_every=job.rounds, out=job.path / "run", log=[Logger(clock)]
+        **job.options, rounds=job.rounds, eval_every=job.rounds, out=job.path / "run", log=[Logger(clock)]
     )
     record = finished.record
     *_, last_round = record["rounds"]
     version = record["versions"]["fedcli"]
-    commit = record["commit"][:7]
+    commit = shorten_commit(record["commit"])
     return Outcome(clock.seconds(), last_round["test_accuracy"], f"fedcli {version}, {commit}")
+
+
+def shorten_commit(commit: str | None) -> str:
+    """The first seven digits of a record's commit, with the "+" of a checkout that is modified."""
+    if commit is None:
+        return "unknown commit"
+    mark = "+" if commit.endswith("+") else ""
+    return commit[:7] + mark

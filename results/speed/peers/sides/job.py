@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,7 @@ class Job:
     """The rounds that every side trains."""
 
     folder: str  # with the clients' images and the initial model, see `clients.py`
-    training: Training
-    fedcli_options: Mapping[str, Any]  # which say the same to fedcli, and how the images are divided
+    options: Mapping[str, Any]  # of fedcli: those of `Training`, and how the images are divided
     rounds: int
     pfllib: str | None  # the checkout of PFLlib
 
@@ -44,6 +43,12 @@ class Job:
         """The folder as a path."""
         return Path(self.folder)
 
+    @property
+    def training(self) -> Training:
+        """The part of the options that all sides read."""
+        names = [field.name for field in fields(Training)]
+        return Training(**{name: self.options[name] for name in names if name in self.options})
+
     def to_json(self) -> str:
         """The job as an argument of a command."""
         return json.dumps(asdict(self))
@@ -51,8 +56,7 @@ class Job:
 
 def job_from_json(text: str) -> Job:
     """The job that `Job.to_json` has written."""
-    fields = json.loads(text)
-    return Job(**{**fields, "training": Training(**fields["training"])})
+    return Job(**json.loads(text))
 
 
 @dataclass(frozen=True)
