@@ -367,7 +367,11 @@ LAWS = {
     5: Law(law_5_order_is_invisible),
     6: Law(law_6_edge_data, (Case("", {"chunk": 1}), Case("together", {"chunk": 4}))),
     7: Law(law_7_resume_is_invisible),
-    9: Law(law_9_costs_are_what_is_sent, need=COSTS),
+    9: Law(
+        law_9_costs_are_what_is_sent,
+        (PLAIN, Case("BatchNorm", {"backbone": BATCHNORM})),  # whose buffers are counted apart
+        need=COSTS,
+    ),
 }
 
 

@@ -69,6 +69,7 @@ from fedcli.core import (
     Aux,
     Client,
     LocalLoss,
+    Model,
     Network,
     Params,
     class_means,
@@ -289,22 +290,23 @@ def exchange_of(counterpart: Tensor) -> Exchange:
     return Exchange(senders=counterpart[has_counterpart].unique(), receivers=has_counterpart.nonzero().flatten())
 
 
-def send_parts(tree: Params, counterpart: Tensor, part: str, fed: Federation) -> Params:
-    """The clients' parameters or buffers `[M, ...]`, a part of them exchanged through the server."""
-    names = names_of_part(tree, part)  # phi, Reading 1
-    exchanged = swap_parts(tree, counterpart, names)
-    senders, receivers = exchange_of(counterpart)
-    # The swap is made here for all at once; what goes through the server is only counted.
-    fed.upload({name: tree[name][senders] for name in names})
-    fed.download_each({name: exchanged[name][receivers] for name in names})
-    return exchanged
+def part_of(clients: Client, part: str, positions: Tensor) -> Model:
+    """A part of the models of the clients at these positions."""
+    params = {name: clients.params[name][positions] for name in names_of_part(clients.params, part)}
+    buffers = {name: clients.buffers[name][positions] for name in names_of_part(clients.buffers, part)}
+    return Model(params, buffers)
 
 
 def exchange_parts(clients: Client, counterpart: Tensor, part: str, fed: Federation) -> Client:
     """Algorithm 2, lines 22 to 24: ExchangeClassifier, through the server; or another part than the classifier."""
-    params = send_parts(clients.params, counterpart, part, fed)
-    buffers = send_parts(clients.buffers, counterpart, part, fed)
-    return clients._replace(params=params, buffers=buffers)
+    exchanged = clients._replace(  # phi of each, Reading 1
+        params=swap_parts(clients.params, counterpart, names_of_part(clients.params, part)),
+        buffers=swap_parts(clients.buffers, counterpart, names_of_part(clients.buffers, part)),
+    )
+    senders, receivers = exchange_of(counterpart)
+    # The swap is made here for all at once; what goes through the server is only counted.
+    fed.count_exchange(part_of(clients, part, senders), part_of(exchanged, part, receivers))
+    return exchanged
 
 
 def evaluate_clients(clients: Client, cohort: Cohort, fed: Federation) -> Tensor:

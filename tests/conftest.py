@@ -32,6 +32,12 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def same_random_numbers():
+    """What a test draws without a seed does not depend on the tests before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def two_threads():
     torch.set_num_threads(2)

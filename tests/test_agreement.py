@@ -40,7 +40,8 @@ def test_fedcli_ends_where_the_peers_have_ended_unless_they_differ(case):
     for peer, row, kept in rows_of(case):
         held += 1
         gaps = [gap(ours[quantity], part) for quantity, part in kept.comparisons.items() if part.projections]
-        largest = max(gaps, default=1)
+        assert gaps, (peer.name, row.label)
+        largest = max(gaps)
         if kept.agrees:
             assert largest <= CLOSE, (peer.name, row.label)
         else:

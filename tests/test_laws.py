@@ -72,6 +72,7 @@ CASES = [
     Case(laws.law_6_edge_data, EVERY, {"chunk": 4, **FEW_STEPS}),
     Case(laws.law_7_resume_is_invisible, [STATEFUL, *VARIANTS], FEW_STEPS),
     Case(laws.law_9_costs_are_what_is_sent, WITHOUT_PUBLIC_DATA, FEW_STEPS),
+    Case(laws.law_9_costs_are_what_is_sent, WITHOUT_PUBLIC_DATA, {"backbone": toy.BATCHNORM, **FEW_STEPS}),
     Case(laws.law_9_costs_are_what_is_sent, WITH_PUBLIC_DATA, {"public_batch_size": 11, **FEW_STEPS}),  # the last has 1
 ]
 

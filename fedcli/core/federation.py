@@ -226,6 +226,11 @@ class Federation(Population):
         if num_clients == self.config.cohort_size:
             self.exchanged.receive(params, buffers)
 
+    def count_exchange(self, sent: Model, received: Model) -> None:
+        """Counts stacked models, or parts of them, that clients give each other, where the method itself swaps them."""
+        self.traffic.count_models_up(sent.params, sent.buffers)
+        self.traffic.count_models_down(received.params, received.buffers, num_clients=1)
+
     def download(self, tree: Tree, cohort: Cohort) -> Tree:
         """Sends the same tensors to every client of the cohort; returns them as they are."""
         self.traffic.count_down(tree, len(cohort.client_ids))

@@ -1,6 +1,7 @@
 """Clients in branches on a CUDA device that is made up."""
 
 import random
+from itertools import product
 
 from fedcli import registry, toy
 from tests.fake_cuda_runs import early_captures, on_fake_cuda, run_on_cpu, run_on_fake_cuda
@@ -13,9 +14,7 @@ WAYS = ("branches:4", "branches:3")  # of training the four clients of a round
 def train_on_made_up_device(number: int) -> str | None:
     """Four rounds of a method in graphs of steps have the bits of the steps on the CPU, and are captured early."""
     draw = random.Random(number)
-    methods = list(registry.methods())
-    name = methods[number % len(methods)]
-    way = WAYS[number // len(methods)]
+    name, way = list(product(registry.methods(), WAYS))[number]  # both ways also where the first half alone is tried
     sizes = [draw.randint(1, 9) for _ in range(4)]
     options = {
         "clients_per_chunk": way,
