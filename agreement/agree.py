@@ -29,7 +29,7 @@ from agreement.exchange import CLONE_VARIABLE, RowRun, problem_file, row_runs_fi
 from agreement.peers import load_peers
 from agreement.problem import FinalValues
 from agreement.results import Comparison, PeerResult, RowResult
-from agreement.rows import Peer
+from agreement.rows import Package, Peer
 from fedcli.errors import UserError
 
 HERE = Path(__file__).parent
@@ -41,13 +41,25 @@ def read_output(*command: str) -> str:
     return finished.stdout.strip()
 
 
-def check_commit(clone: Path, peer: Peer) -> None:
-    """Refuses a clone that is missing or at another commit."""
+def check_clone(clone: Path, peer: Peer) -> None:
+    """Refuses a clone that is missing, at another commit, or changed since."""
     if not clone.is_dir():
         raise UserError(f"there is no clone of {peer.name} (looked for '{clone}'); clone it there, or leave it out.")
     commit = read_output("git", "-C", str(clone), "rev-parse", "HEAD")
     if commit != peer.commit:
         raise UserError(f"'{clone}' is at another commit (got {commit}); check out {peer.commit}, whose code was read.")
+    changes = read_output("git", "-C", str(clone), "status", "--porcelain")
+    if changes:
+        raise UserError(f"'{clone}' was changed since its commit; take the changes back:\n{changes}")
+
+
+def check_package(python: Path, package: Package) -> None:
+    """Refuses an environment that has no such package or another version of it."""
+    ask = f"import importlib.metadata as m; print([*m.distributions(name='{package.name}')][0].version)"
+    finished = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, check=False)
+    version = finished.stdout.strip()
+    if version != package.version:
+        raise UserError(f"'{python}' does not have {package} (got {version or 'none'}); install that version.")
 
 
 def find_python(peer: Peer, folder: Path) -> Path:
@@ -75,8 +87,10 @@ def run_peer(peer: Peer, folder: Path, work: Path) -> PeerReport:
     """Runs the rows of a peer on the problems in `work`."""
     python = find_python(peer, folder)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    if peer.package:
+        check_package(python, peer.package)
     if peer.commit:
-        check_commit(folder / peer.name, peer)
+        check_clone(folder / peer.name, peer)
         environment[CLONE_VARIABLE] = str((folder / peer.name).resolve())
     command = [str(python), "-m", "agreement.side", peer.module, str(work)]
     subprocess.run(command, cwd=HERE.parent, env=environment, check=True)
@@ -90,7 +104,7 @@ def compare(peer: Peer, report: PeerReport, ours: Mapping[str, FinalValues]) -> 
     """How each row of a peer differs from what fedcli ended with, by case.
 
     Raises:
-        UserError: If a row has failed.
+        UserError: If a row has failed, or has not as many values of a quantity as fedcli.
     """
     rows = {}
     for row in peer.rows:
@@ -99,7 +113,13 @@ def compare(peer: Peer, report: PeerReport, ours: Mapping[str, FinalValues]) -> 
             raise UserError(f"{peer.name}, '{row.label}', did not run:\n{row_run.failure}")
         comparisons = {}
         for quantity, theirs in row_run.final_values.items():
-            comparisons[quantity] = compare_vectors(theirs, ours[row.case][quantity])
+            of_fedcli = ours[row.case][quantity]
+            if theirs.shape != of_fedcli.shape or not len(theirs):
+                raise UserError(
+                    f"{peer.name}, '{row.label}', has {len(theirs)} values of '{quantity}' and fedcli "
+                    f"{len(of_fedcli)}; compare what both have."
+                )
+            comparisons[quantity] = compare_vectors(theirs, of_fedcli)
         rows[row.label] = RowResult(comparisons)
     return PeerResult(report.python_version, report.torch_version, rows)
 

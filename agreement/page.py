@@ -79,7 +79,7 @@ def table_of_peers(peers: Sequence[PeerRows]) -> str:
         peer = rows.peer
         num_closed = sum(row.difference is not None and bool(row.difference.closed_by) for row in rows.differing)
         num_open = len(rows.differing) - num_closed
-        source = ", ".join(filter(None, (peer.package, peer.commit[:10])))
+        source = ", ".join(filter(None, (str(peer.package or ""), peer.commit[:10])))
         versions = f"Python {rows.result.python}, torch {rows.result.torch}"
         cells = [peer.name, source, len(peer.rows), len(rows.agreeing), num_closed, num_open, versions]
         lines.append([str(cell) for cell in cells])
@@ -118,8 +118,8 @@ def table_of_differing(rows: PeerRows) -> str:
 
 
 def page_text(peers: Sequence[Peer], peer_results: Mapping[str, PeerResult]) -> str:
-    """The page."""
-    split = [split_by_agreement(peer, peer_results[peer.name]) for peer in peers]
+    """The page, of the peers that have results."""
+    split = [split_by_agreement(peer, peer_results[peer.name]) for peer in peers if peer.name in peer_results]
     parts = [INTRODUCTION, table_of_peers(split)]
     for rows in split:
         parts += [f"## {rows.peer.name}", table_of_agreeing(rows)]

@@ -3,6 +3,7 @@
 Four clients with digits of scikit-learn; batches of 16, two local epochs, SGD at 0.1, three rounds, float64.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,10 +71,12 @@ def make_federation(case: Case) -> tuple[Any, Federation]:
 
 def make_problem(case: Case) -> Problem:
     """Makes what a peer needs to solve the problem of a case, which says nothing of the method."""
-    _, fed = make_federation(Case("fedavg", partition=case.partition, network_name=case.network_name))
+    # A peer that leaves out a batch that is not full does so itself.
+    run_options = {**case.run_options, "drop_last": False}
+    case_of_fedavg = replace(case, method="fedavg", options={}, run_options=run_options)
+    _, fed = make_federation(case_of_fedavg)
     x, y = fed.engine.gather(np.arange(len(fed.engine.labels)))
     params, _ = fed.initial_model()
-    run = {**RUN, **case.run_options}
     return Problem(
         x=x,
         y=y,
@@ -86,9 +89,9 @@ def make_problem(case: Case) -> Problem:
         projection=fedkd.initial_projection(fed.network, fed.network, fed),
         epochs=fed.local_epochs,
         batch_size=fed.batch_size,
-        lr=run["lr"],
-        momentum=run["momentum"],
-        weight_decay=run["weight_decay"],
+        lr=fed.config.lr,
+        momentum=fed.momentum,
+        weight_decay=fed.config.weight_decay,
         network_name=case.network_name,
     )
 

@@ -43,6 +43,17 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Package:
+    """A package of the registry."""
+
+    name: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+@dataclass(frozen=True)
 class Peer:
     """A project whose code is run."""
 
@@ -50,7 +61,7 @@ class Peer:
     module: str  # of its rows in agreement/peers, and of its adapter in agreement/adapters
     rows: tuple[Row, ...]
     commit: str = ""  # of the clone; empty for a package
-    package: str = ""  # of the registry, with its version
+    package: Package | None = None  # None for a clone alone
     source_folders: tuple[str, ...] = (".",)  # of the clone, from which its modules are imported
     # Modules that it imports and does not need here, each with the names that it imports from them.
     absent_modules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

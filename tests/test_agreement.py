@@ -2,16 +2,20 @@
 
 import ast
 import dataclasses
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from agreement import agree, page, problem, results
+from agreement.adapters import feed
 from agreement.bridges import BRIDGES
-from agreement.cases import CASES
+from agreement.cases import CASES, Case
+from agreement.exchange import RowRun
 from agreement.peers import load_peers
-from agreement.rows import Quantity
+from agreement.rows import Package, Quantity
 from fedcli import registry
 from fedcli.errors import UserError
 
@@ -138,10 +142,70 @@ def test_the_page_names_registered_methods_and_those_of_bridges():
     assert names <= registry.methods().keys() | bridges
 
 
-def test_a_clone_that_is_missing_or_at_another_commit_is_refused(tmp_path):
+def make_clone(folder):
+    """A repository with one file; returns its commit."""
+    git = ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x"]
+    agree.read_output("git", "init", "-q", str(folder))
+    (folder / "server.py").write_text("x = 1\n")
+    agree.read_output(*git, "add", ".")
+    agree.read_output(*git, "commit", "-q", "-m", "x")
+    return agree.read_output(*git, "rev-parse", "HEAD")
+
+
+def test_a_clone_that_is_missing_at_another_commit_or_changed_is_refused(tmp_path):
+    clone = tmp_path / "clone"
     peer = next(peer for peer in PEERS if peer.commit)
     with pytest.raises(UserError, match="there is no clone of"):
-        agree.check_commit(tmp_path / peer.name, peer)
+        agree.check_clone(clone, peer)
+    at_commit = dataclasses.replace(peer, commit=make_clone(clone))
+    agree.check_clone(clone, at_commit)
+    with pytest.raises(UserError, match="is at another commit"):
+        agree.check_clone(clone, peer)
+    (clone / "server.py").write_text("x = 2\n")
+    with pytest.raises(UserError, match=r"was changed since its commit(.|\n)*server.py"):
+        agree.check_clone(clone, at_commit)
+
+
+def test_an_environment_without_the_version_of_a_package_is_refused():
+    agree.check_package(sys.executable, Package("numpy", np.__version__))
+    with pytest.raises(UserError, match=rf"does not have numpy 0\.1 \(got {np.__version__}"):
+        agree.check_package(sys.executable, Package("numpy", "0.1"))
+    with pytest.raises(UserError, match=r"does not have not-a-package 0\.1 \(got none"):
+        agree.check_package(sys.executable, Package("not-a-package", "0.1"))
+
+
+@pytest.mark.parametrize("num_values", [0, 1, 4])
+def test_values_that_are_not_as_many_as_those_of_fedcli_are_refused(num_values):
+    (peer,) = agree.choose_peers(["FedDecorr"])
+    (row,) = peer.rows
+    run = RowRun({Quantity.SHARED: torch.zeros(num_values, dtype=torch.float64)})
+    report = agree.PeerReport({row.label: run}, "3", "2")
+    ours = {row.case: {Quantity.SHARED: torch.zeros(5, dtype=torch.float64)}}
+    with pytest.raises(UserError, match=f"FedDecorr, '{row.label}', has {num_values} values of 'shared' and fedcli 5"):
+        agree.compare(peer, report, ours)
+
+
+def test_the_page_has_the_peers_that_have_results():
+    text = page.page_text(PEERS, {"FedNTD": RESULTS["FedNTD"]})
+    assert "## FedNTD" in text
+    assert "## fluke" not in text
+
+
+@pytest.mark.parametrize("name", ["momentum", "weight_decay"])
+def test_an_optimizer_that_a_peer_does_not_have_is_refused(name):
+    of_case = problem.make_problem(CASES["fedavg"])
+    feed.refuse_unsupported(of_case)
+    asking = dataclasses.replace(of_case, **{name: 0.5})
+    feed.refuse_unsupported(asking, **{name: 0.5})
+    with pytest.raises(ValueError, match=f"with {name.replace('_', ' ')} 0.1 .got 0.5"):
+        feed.refuse_unsupported(asking, **{name: 0.1})
+
+
+def test_every_adapter_takes_the_optimizer_of_the_problem_or_refuses_it():
+    for module in ("fl_simulator", "flbench", "flower", "fluke", "niid_bench", "pfllib", "plain_loop"):
+        source = Path(agree.HERE, "adapters", f"{module}.py").read_text()
+        takes_all = "problem.momentum" in source and "problem.weight_decay" in source
+        assert takes_all or "refuse_unsupported(problem" in source, module
 
 
 def test_a_name_of_no_peer_is_refused_before_anything_runs(tmp_path, monkeypatch):
@@ -168,3 +232,12 @@ def test_fedcli_runs_the_cases_of_the_chosen_rows_alone(tmp_path, monkeypatch):
 def test_the_problem_of_a_case_has_its_optimizer():
     of_case = problem.make_problem(CASES["fedavg, momentum"])
     assert (of_case.lr, of_case.momentum, of_case.weight_decay) == (0.03, 0.9, 1e-3)
+
+
+def test_the_problem_of_a_case_has_its_epochs_and_batches():
+    case = Case("fedavg", run_options={"local_epochs": 3, "batch_size": 8})
+    of_case = problem.make_problem(case)
+    assert (of_case.epochs, of_case.batch_size) == (3, 8)
+    assert len(of_case.batches[0, 0, 0]) == 3  # of 23 examples
+    of_whole_batches = problem.make_problem(CASES["fedavg, drop last"])
+    assert of_whole_batches.batches == problem.make_problem(CASES["fedavg"]).batches

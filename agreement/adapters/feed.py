@@ -19,6 +19,23 @@ def apply_patch(patches: Mapping[str, Patch], name: str, target: Any, problem: P
         patches[name](target, problem)
 
 
+def refuse_unsupported(problem: Problem, *, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
+    """Refuses a problem that asks for momentum or weight decay of which a peer knows nothing.
+
+    Args:
+        problem: The problem.
+        momentum: What the peer has by itself, whatever it is told.
+        weight_decay: Likewise.
+
+    Raises:
+        ValueError: If the problem asks for another one.
+    """
+    if problem.momentum not in (0, momentum):
+        raise ValueError(f"its clients train with momentum {momentum} (got {problem.momentum}).")
+    if problem.weight_decay not in (0, weight_decay):
+        raise ValueError(f"its clients train with weight decay {weight_decay} (got {problem.weight_decay}).")
+
+
 class Feed:
     """The cohort and the batches of the round that a peer is in.
 

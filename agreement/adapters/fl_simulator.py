@@ -13,7 +13,7 @@ from optimizer.ESAM import ESAM
 from torch import nn
 
 from agreement import small_networks
-from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch
+from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch, refuse_unsupported
 from agreement.exchange import Problem
 from agreement.peers.fl_simulator import PeerRun
 from agreement.rows import Quantity
@@ -27,6 +27,7 @@ ADDED_TO_NORM = 1e-7  # in optimizer/ESAM.py
 
 def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
     """Runs a server of FL-Simulator and its clients."""
+    refuse_unsupported(problem, weight_decay=problem.weight_decay)
     feed = Feed(problem)
     replace_loader(feed)
     server = make_server(peer_run, problem)

@@ -16,7 +16,7 @@ from src.utils.trainer import FLbenchTrainer
 from torch import Tensor
 
 from agreement import small_networks
-from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch
+from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch, refuse_unsupported
 from agreement.exchange import Problem
 from agreement.peers.flbench import PeerRun
 from agreement.rows import Quantity
@@ -62,6 +62,7 @@ class LoaderOfCurrentClient:
 
 def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
     """Runs a server of FL-bench and its clients."""
+    refuse_unsupported(problem, weight_decay=peer_run.weight_decay)
     mock.patch.dict(NUM_CLASSES, digits=small_networks.NUM_CLASSES).start()
     constructor = partialmethod(construct_server, feed=Feed(problem))
     mock.patch.object(FedAvgServer, "__init__", constructor).start()

@@ -28,12 +28,13 @@ from flwr.server.server import Server
 from torch import Tensor
 
 from agreement import small_networks
-from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch
+from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch, refuse_unsupported
 from agreement.exchange import Problem
 from agreement.peers.flower import PeerRun
 from agreement.rows import Quantity
 
 OK = Status(Code.OK, "")
+WEIGHT_DECAY_OF_BASELINE_FEDPROX = 0.001  # in its model.py
 CONTROLS = Path("controls")  # where clients of SCAFFOLD keep their control variates
 PARTICIPATION = {"min_fit_clients": 2, "min_available_clients": 2, "min_evaluate_clients": 0, "fraction_evaluate": 0.0}
 
@@ -75,6 +76,8 @@ class InProcess(ClientProxy):
 
 def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
     """Runs a server of Flower and clients of its baselines."""
+    if peer_run.client == "fedprox-baseline":
+        refuse_unsupported(problem, weight_decay=WEIGHT_DECAY_OF_BASELINE_FEDPROX)
     suit_older_baselines()
     feed = Feed(problem)
     CONTROLS.mkdir()

@@ -19,7 +19,7 @@ from flcore.trainmodel.models import BaseHeadSplit
 from torch import Tensor, nn
 
 from agreement import small_networks
-from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch
+from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch, refuse_unsupported
 from agreement.exchange import Problem
 from agreement.peers.pfllib import PeerRun
 from agreement.rows import Quantity
@@ -62,6 +62,7 @@ class ChoiceOfClients:
 
 def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
     """Runs a server of PFLlib and its clients."""
+    refuse_unsupported(problem, weight_decay=peer_run.own_weight_decay)
     feed = Feed(problem, num_rounds_more=1)
     replace_files(peer_run, feed)
     Path("system").mkdir()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agreement import equations
-from agreement.rows import Difference, Peer, Row
+from agreement.rows import Difference, Package, Peer, Row
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ PEER = Peer(
     name="Flower",
     module="flower",
     commit="fdef7afb1dca3030553be302366cfd285ed6632c",
-    package="flwr 1.42.0",
+    package=Package("flwr", "1.42.0"),
     source_folders=("baselines/niid_bench", "baselines/fedavgm", "baselines/fedprox"),
     absent_modules={
         "hydra": {},

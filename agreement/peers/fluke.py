@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agreement import equations
-from agreement.rows import Difference, Peer, Quantity, Row
+from agreement.rows import Difference, Package, Peer, Quantity, Row
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ SCAFFOLD = PeerRun("scaffold:SCAFFOLD")
 PEER = Peer(
     name="fluke",
     module="fluke",
-    package="fluke-fl 0.8.1",
+    package=Package("fluke-fl", "0.8.1"),
     rows=(
         Row("FedAvg, weighted", "fedavg", FEDAVG_BY_EXAMPLES),
         Row(

@@ -14,6 +14,7 @@ class PeerRun:
 
     server: str  # module of flcore/servers and class
     options: Mapping[str, Any] = field(default_factory=dict)  # of its command line
+    own_weight_decay: float = 0.0  # that it has whatever the problem is
     drop_last: bool = False  # whether a batch that is not full is left out
     epochs_of_passes: tuple[int, ...] | None = None  # which epoch a pass over a client's data is; all in turn if None
     shares_head_alone: bool = False  # whether the server's model is a head alone
@@ -41,6 +42,7 @@ APFL = PeerRun("serverapfl:APFL", {"alpha": 0.3}, kept=("model_per", "alpha"))
 PFEDME = PeerRun(
     "serverpFedMe:pFedMe",
     {"lamda": 15.0, "K": 3, "p_learning_rate": 0.05, "local_learning_rate": 0.005, "beta": 0.7},
+    own_weight_decay=0.001,
 )
 SCAFFOLD = PeerRun("serverscaffold:SCAFFOLD")
 FEDAVG = PeerRun("serveravg:FedAvg")
