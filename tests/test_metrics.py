@@ -1,9 +1,13 @@
 """Metrics against records of which the answer is known by hand."""
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 
 from fedcli.errors import UserError
 from fedcli.results import metrics
+from tests.refusals import refused
 
 
 def entry(number, test, validation=None, **parts):
@@ -158,3 +162,32 @@ def test_costs_are_of_a_client_in_the_mean_round_and_of_all_in_all_rounds():
 def test_an_unknown_name_is_refused(name):
     with pytest.raises(UserError, match="metric"):
         metrics.find_metric(name)
+
+
+@pytest.mark.parametrize(
+    ("names", "allowed"),
+    [
+        (["mean-of-last:0", "mean-of-last:-5", "least-of-last:0", "deviation-of-last:-1"], "a whole number from 1"),
+        (["classifier-of-last:0", "round:0", "round:-1", "mean-of-last:2.5"], "a whole number from 1"),
+        (["rounds:9-3", "rounds:0-3", "rounds:5", "rounds:1-2-3"], "FIRST-LAST of rounds from 1"),
+        (["rounds-to:nan", "rounds-to:inf", "rounds-to:-1", "reached:nan", "reached:101"], "from 0 to 100"),
+        (["at:nan", "at:2"], "from 0 to 1"),
+        (["quality:round", "quality:seed", "quality:client", "quality:examples", "quality:features_sha256"], "nmi, "),
+    ],
+)
+def test_a_parameter_that_no_run_can_have_is_refused(names, allowed):
+    for name in names:
+        refused(lambda name=name: metrics.find_metric(name), f"'{name}' is no metric; write ", allowed)
+
+
+@pytest.mark.parametrize("number", [np.int64(3), np.float32(3), Fraction(3), 3, 3.0])
+def test_a_metric_of_ones_own_may_return_any_real_number(number):
+    own = metrics.Metric("own", lambda record: number, unit="")
+    assert own.value(RUN) == 3
+    assert type(own.value(RUN)) in (int, float)
+
+
+@pytest.mark.parametrize("other", [True, np.bool_(True), "3", 3j])
+def test_a_metric_that_is_no_number_is_refused(other):
+    own = metrics.Metric("own", lambda record: other, unit="")
+    refused(lambda: own.value(RUN), "the metric 'own' is no number (got ")

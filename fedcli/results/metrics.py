@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from numbers import Integral, Real
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ class Parameter(NamedTuple):
 
     read: Callable[[str], Any]  # raises ValueError for a text that is none
     required: bool = True
+    allowed: str = ""  # what it may be, in words; empty for any name
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,14 @@ class Metric:
             UserError: If what is read is no number.
         """
         value = self._apply(self.read, record)
-        if not isinstance(value, int | float | None):
-            raise UserError(f"the metric '{self.name}' is no number (got {type(value).__name__}); return one or None.")
-        if value is None or not math.isfinite(value):
+        if value is None:
             return None
-        return 100 * value if self.unit == "percent" else value
+        if not isinstance(value, Real) or isinstance(value, bool):
+            raise UserError(f"the metric '{self.name}' is no number (got {type(value).__name__}); return one or None.")
+        number = int(value) if isinstance(value, Integral) else float(value)  # a user's metric may return NumPy's
+        if not math.isfinite(number):
+            return None
+        return 100 * number if self.unit == "percent" else number
 
     def _apply(self, read: Callable[..., Any], record: Record) -> Any:
         """What a function reads from a record, with the argument of a metric that has a parameter."""
@@ -165,7 +170,8 @@ def find_metric(name: str) -> Metric:
         return metric
     if not colon and not parameter.required:
         return metric
-    refusal = UserError(f"'{name}' is no metric; write {kind}:PARAMETER.")
+    allowed = f", which is {parameter.allowed}" if parameter.allowed else ""
+    refusal = UserError(f"'{name}' is no metric; write {kind}:PARAMETER{allowed}.")
     if not text:
         raise refusal
     try:
@@ -210,8 +216,10 @@ def _at(record: Record, fraction: Fraction) -> float | None:
 
 
 def _read_span(text: str) -> slice:
-    """The rounds of `FIRST-LAST`, both among them."""
-    first, last = map(int, text.split("-"))
+    """The rounds of `FIRST-LAST`, both among them; rounds count from 1."""
+    first, last = map(read_number, text.split("-"))
+    if first > last:
+        raise ValueError
     return slice(first, last)
 
 
@@ -326,6 +334,13 @@ def _last_round(record: Record) -> int:
     return len(record["rounds"]) - 1
 
 
+def _read_quality(text: str) -> str:
+    """The name of a quality; the record has other facts beside these, as the round."""
+    if text not in QUALITIES:
+        raise ValueError
+    return text
+
+
 def _quality(record: Record, quantity: str) -> float | None:
     return record.get("quality", {}).get(quantity)
 
@@ -359,25 +374,33 @@ def _floats_metric(name: str, read: Callable[[Record], float | None]) -> Metric:
     return Metric(name, read, unit="floats", better="", needed_rounds="last")
 
 
-NUM_LAST = Parameter(int)  # so many last planned rounds
+NUM_ROUNDS = Parameter(read_number, allowed="a whole number from 1")  # so many last planned rounds, or one round
+PERCENT = Parameter(partial(read_number, read=float, low=0, high=100), allowed="from 0 to 100")
+QUALITIES = (
+    "nmi", "silhouette", "clients_nmi", "clients_silhouette", "clients_cosine_same", "clients_cosine_other",
+)  # fmt: skip
 _ALL = (
     # Test accuracies.
     Metric("selected", lambda record: record["summary"]["selected"], needed_rounds="selected"),
     Metric("last", lambda record: record["summary"]["last"], needed_rounds="last"),
     Metric("best", lambda record: _curve(record).max()),
     Metric("last-tenth", _mean_of_last_tenth),
-    Metric("mean-of-last", lambda record, num_last: _exact_mean(_curve(record, num_last)), parameter=NUM_LAST),
-    Metric("least-of-last", lambda record, num_last: _curve(record, num_last).min(), parameter=NUM_LAST),
+    Metric("mean-of-last", lambda record, num_last: _exact_mean(_curve(record, num_last)), parameter=NUM_ROUNDS),
+    Metric("least-of-last", lambda record, num_last: _curve(record, num_last).min(), parameter=NUM_ROUNDS),
     Metric(
         "deviation-of-last",
         lambda record, num_last: _curve(record, num_last).std(),
         better="lower",
-        parameter=NUM_LAST,
+        parameter=NUM_ROUNDS,
     ),
     Metric("largest-step", lambda record: _curve(record).diff().abs().max(), better=""),
-    Metric("round", lambda record, round: _curve(record).get(round), parameter=Parameter(int)),
-    Metric("rounds", lambda record, span: _exact_mean(_curve(record).loc[span]), parameter=Parameter(_read_span)),
-    Metric("at", _at, parameter=Parameter(partial(read_number, read=Fraction, low=0, high=1))),
+    Metric("round", lambda record, round: _curve(record).get(round), parameter=NUM_ROUNDS),
+    Metric(
+        "rounds",
+        lambda record, span: _exact_mean(_curve(record).loc[span]),
+        parameter=Parameter(_read_span, allowed="FIRST-LAST of rounds from 1"),
+    ),
+    Metric("at", _at, parameter=Parameter(partial(read_number, read=Fraction, low=0, high=1), allowed="from 0 to 1")),
     Metric(
         "rounds-to",
         _rounds_to,
@@ -385,9 +408,9 @@ _ALL = (
         better="lower",
         paper_field="rounds_to_target",
         missing_text="never",
-        parameter=Parameter(float),
+        parameter=PERCENT,
     ),
-    Metric("reached", _reached, missing_text="never", parameter=Parameter(float)),
+    Metric("reached", _reached, missing_text="never", parameter=PERCENT),
     Metric("post", lambda record: record.get("post", {}).get("test_accuracy"), needed_rounds="last"),
     # Other accuracies.
     Metric("validation", partial(_at_selected, key="validation_accuracy"), needed_rounds="selected"),
@@ -396,7 +419,7 @@ _ALL = (
     Metric(
         "classifier-of-last",
         lambda record, num_last: _exact_mean(_curve(record, num_last, key="classifier_accuracy")),
-        parameter=NUM_LAST,
+        parameter=NUM_ROUNDS,
     ),
     _domain_metric("domain", key="domains"),
     _domain_metric("intra", key="intra"),
@@ -414,7 +437,7 @@ _ALL = (
         needed_rounds="last",
         after_the_run=True,
         read_round=_round_of_quality,
-        parameter=Parameter(str),
+        parameter=Parameter(_read_quality, allowed=f"one of {', '.join(QUALITIES)}"),
     ),
     _measured_metric("drift", key="drift"),
     _measured_metric("term", key="terms"),
