@@ -12,9 +12,12 @@ import pytest
 import fedcli
 from fedcli.registry import find_method
 from fedcli.results import jobs, tune
+from fedcli.results.grids import plan_grid
 from fedcli.runs.options import flags_of
+from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import read_record, write_record
 from tests.commands import invoke
+from tests.network_files import TINY_NETWORK
 from tests.refusals import refused
 from tests.tiny_runs import BRIEF
 
@@ -71,6 +74,7 @@ def test_a_value_that_is_given_twice_is_tried_once():
         ({}, {"grid": ["lr=0.1", "lr=0.2"]}, "--lr is given twice"),
         ({}, {"grid": ["rounds=1,2"]}, "--rounds is given twice"),
         ({}, {"grid": ["moon:lr=0.1"]}, "unknown method in --grid 'moon'; this command has fedavg"),
+        ({}, {"grid": ["lr=0.1"], "trials": 0}, "--trials must be at least 1 (got 0)"),
         ({"seed": 3}, {"grid": ["lr=0.1"], "seeds": [1000]}, "--seed 3 was given with --seeds"),
     ],
 )
@@ -315,3 +319,24 @@ def test_a_best_value_at_the_edge_is_told_unless_nothing_lies_beyond():
     assert warnings(0.1) == []  # one value is no grid
     assert warnings(0.0, 0.5, name="proximal_weight") == []  # off
     assert warnings("adam", "sgd", name="optimizer") == []
+    # None, which stands for all images, is no number.
+    assert warnings(60, None, 40, name="train_examples") == [
+        "fedprox: the best --train-examples, 60, is at the edge of its grid (40, 60)"
+    ]
+    assert warnings(60, None, name="train_examples") == []
+    assert warnings(None, 60, name="train_examples") == []
+
+
+def test_runs_with_networks_of_ones_own_stand_in_the_folder_of_their_grid(folder):
+    Path("one.py").write_text(TINY_NETWORK)
+    (folder / "deep").mkdir()
+    Path("deep/two.py").write_text(TINY_NETWORK + "small = tiny")
+
+    def plan(*networks):
+        given = GivenOptions({**BRIEF, "backbone": networks})
+        return plan_grid(["fedavg"], given, out=Path("runs/grid"))
+
+    folders = {run.folder for run in plan("./one.py:tiny", "./deep/../deep/two.py:small").runs}
+    assert folders == {Path("runs/grid/backbone=tiny"), Path("runs/grid/backbone=small")}
+    both = ("./one.py:tiny", "./deep/two.py:tiny")
+    refused(lambda: plan(*both), "two runs would have the folder 'runs/grid/backbone=tiny'", *both)

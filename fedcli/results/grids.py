@@ -19,6 +19,7 @@ from fedcli.runs.identity import planned_settings
 from fedcli.runs.origins import TYPED, GivenOptions
 from fedcli.runs.prepare import load_data
 from fedcli.runs.settings_text import settings_text
+from fedcli.userfiles import short_name
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def plan_grid(
     folder = Path(out or new_folder(first_run.setup))
     has_several_methods = len(methods) > 1
     points = [_plan_point(point, folder, has_several_methods, bool(continue_)) for point in resolved_points]
+    _refuse_shared_folders(points)
     return GridPlan(folder, runs_of_points(points), tuple(points))
 
 
@@ -99,13 +101,29 @@ class _ResolvedPoint(NamedTuple):
     runs: list[ResolvedRun]  # in folders relative to the point's
 
 
+def _name_in_folder(value: Any) -> str:
+    """A value as the name of a folder has it: without the path of a user's file, and never as a path itself."""
+    return short_name(str(value)).replace("/", "-")
+
+
+def _refuse_shared_folders(points: Iterable[GridPoint]) -> None:
+    """Refuses values whose runs would have the same folder, as two parts of one name in two files of the user."""
+    values_by_folder: dict[Path, dict[str, Any]] = {}
+    for point in points:
+        folder = point.runs[0].folder
+        values = values_by_folder.setdefault(folder, point.varied)
+        if values != point.varied:
+            got = " and ".join(settings_text(varied) for varied in (values, point.varied))
+            raise UserError(f"two runs would have the folder '{folder}' (got {got}); give their parts different names.")
+
+
 def _plan_point(point: _ResolvedPoint, folder: Path, has_several_methods: bool, continue_: bool) -> GridPoint:
     """Plans the runs of a point of a grid in the folder of the grid, which may have begun there.
 
     Labels and folders name the method where the grid has several.
     """
     method_name = point.method.name if has_several_methods else ""
-    values_text = ",".join(f"{option}={value}" for option, value in point.varied.items())
+    values_text = ",".join(f"{option}={_name_in_folder(value)}" for option, value in point.varied.items())
     point_folder = folder / method_name / values_text
     label = ", ".join(filter(None, [method_name, settings_text(point.varied)])) or point.method.name
     runs = []

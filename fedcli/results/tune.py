@@ -133,6 +133,8 @@ def plan_trials(
         UserError: If there is nothing to try, a method or an option is unknown, an option is given twice, a trial
             cannot start, or the table of a paper whose protocol is used reports a seed.
     """
+    if trials is not None and trials < 1:
+        raise UserError(f"--trials must be at least 1 (got {trials}); leave it out to try the smallest grid.")
     methods = find_methods(method.split(","))
     grid_texts = [split_option_text("--grid", text) for text in grid]
     for text in grid_texts:
@@ -291,7 +293,9 @@ def _refuse_reported(setup: Setup, seeds: Sequence[int]) -> None:
 
 def _draw_equally(all_trials: Sequence[MethodTrials], num_trials: int | None) -> list[MethodTrials]:
     """So many trials of each method; as many as the fewest combinations if not given."""
-    budget = num_trials or min(len(of_method.points) for of_method in all_trials)
+    budget = num_trials
+    if budget is None:
+        budget = min(len(of_method.points) for of_method in all_trials)
     return [replace(of_method, points=tuple(_draw(of_method.points, budget))) for of_method in all_trials]
 
 
@@ -399,7 +403,7 @@ def notes_on_edges(planned: Tuning, trials: pd.DataFrame) -> list[str]:
         for name, best in best_options.items():
             if not is_number(best):
                 continue
-            values = sorted(set(of_method.values[name]))
+            values = sorted(filter(is_number, of_method.values[name]))  # None, for all, may stand among them
             facts = facts_of(fields[name])
             is_bound = best in (facts.low, facts.high, facts.off)
             is_at_edge = best in (values[0], values[-1])
