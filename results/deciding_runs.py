@@ -56,7 +56,7 @@ def deciding_runs_text(answer: verdicts.Answer, folder: Path, timed_runs: pd.Dat
     if answer.verdict.outcome not in verdicts.OPEN_OUTCOMES:
         return ""
     seeds = answer.needed_seeds
-    if len(seeds) > verdicts.MOST_SEEDS:
+    if seeds is None:
         return f"more than {verdicts.MOST_SEEDS} seeds, if their spread stays"
     table = find_table(answer.claim.table)
     plan = plan_table(table, folder, seeds=seeds, only=verdicts.rows_and_columns(answer.claim))

@@ -135,32 +135,42 @@ Lost = claims.SeedsWithoutValue
 NONE_LOST = Lost(0, 0)  # runs of the better one, and of the other
 REPRODUCED = ("reproduced", "")
 CONTRADICTED = ("contradicted", "")
+LOST = ("undecided", "runs of the better one are lost")
 
 
 @pytest.mark.parametrize(
-    ("measured", "direction", "lost", "verdict"),
+    ("measured", "direction", "better", "lost", "verdict"),
     [
-        (UP, "higher", NONE_LOST, REPRODUCED),
-        (UP, "lower", NONE_LOST, CONTRADICTED),
-        (DOWN, "lower", NONE_LOST, REPRODUCED),
-        (Interval(2.0, 0.0, 4.0, 3), "higher", NONE_LOST, ("undecided", "zero inside, n = 3")),
-        (Interval(2.0, 1.9, 2.1, 2), "higher", NONE_LOST, ("undecided", "n = 2")),
-        (mean_interval([]), "higher", Lost(1, 0), ("undecided", "no pair has a value")),
-        (UP, "higher", Lost(0, 2), REPRODUCED),  # the other one failed: the claim holds all the more
-        (UP, "higher", Lost(2, 0), ("undecided", "runs of the better one are lost")),
-        (DOWN, "higher", Lost(0, 1), ("undecided", "runs of the better one are lost")),
-        (DOWN, "higher", Lost(1, 0), CONTRADICTED),
+        (UP, "higher", "higher", NONE_LOST, REPRODUCED),
+        (UP, "lower", "lower", NONE_LOST, CONTRADICTED),
+        (DOWN, "lower", "lower", NONE_LOST, REPRODUCED),
+        (Interval(2.0, 0.0, 4.0, 3), "higher", "higher", NONE_LOST, ("undecided", "zero inside, n = 3")),
+        (Interval(2.0, 1.9, 2.1, 2), "higher", "higher", NONE_LOST, ("undecided", "n = 2")),
+        (mean_interval([]), "higher", "higher", Lost(1, 0), ("undecided", "no pair has a value")),
+        (UP, "higher", "higher", Lost(0, 2), REPRODUCED),  # the other one failed: the claim holds all the more
+        (UP, "higher", "higher", Lost(2, 0), LOST),
+        (DOWN, "higher", "higher", Lost(0, 1), LOST),
+        (DOWN, "higher", "higher", Lost(1, 0), CONTRADICTED),
+        # A claim may be that a row has the worse values, of which the other row is the better one.
+        (DOWN, "lower", "higher", Lost(1, 0), REPRODUCED),
+        (DOWN, "lower", "higher", Lost(0, 1), LOST),
+        (UP, "lower", "higher", Lost(1, 0), LOST),
+        (UP, "lower", "higher", Lost(0, 1), CONTRADICTED),
+        (DOWN, "lower", "lower", Lost(1, 0), LOST),  # fewer rounds are better
+        # Where neither is better, as of a drift, the claim's side counts.
+        (DOWN, "lower", "", Lost(1, 0), LOST),
+        (DOWN, "lower", "", Lost(0, 1), REPRODUCED),
     ],
 )
 def test_a_verdict_needs_three_pairs_that_exclude_zero_and_no_lost_run_of_the_better_one(
-    measured, direction, lost, verdict
+    measured, direction, better, lost, verdict
 ):
-    assert claims.judge(measured, direction, lost, exact=False) == verdict
+    assert claims.judge(measured, direction, better, lost, exact=False) == verdict
 
 
 @pytest.mark.parametrize(("value", "verdict"), [(-5.0, REPRODUCED), (0.0, ("undecided", "zero inside, n = 1"))])
 def test_what_no_seed_changes_is_judged_by_one_pair(value, verdict):
-    assert claims.judge(mean_interval([value]), "lower", NONE_LOST, exact=True) == verdict
+    assert claims.judge(mean_interval([value]), "lower", "", NONE_LOST, exact=True) == verdict
 
 
 def test_three_pairs_in_full_give_a_verdict_and_the_last_tenth_stands_beside(study):
@@ -429,6 +439,17 @@ def test_what_would_decide_a_claim_is_the_runs_that_lack_and_their_hours(study):
     assert study.answer().verdict.outcome == "reproduced"
     assert decided() == ""
     assert study.answer().command == ""
+
+
+def test_no_command_is_said_to_decide_what_thirty_seeds_would_not(study):
+    study.add_pairs(fedfa=[81, 79, 80.1], fedavg=[80, 80, 80])
+    answer = study.answer()
+    assert answer.verdict.outcome == "undecided"
+    assert answer.needed_seeds is None
+    assert answer.command == ""
+    assert "decided by" not in render(claim_tables.build_claims_table([answer]))
+    text = deciding_runs.deciding_runs_text(answer, study.runs, durations.times_of_runs([]))
+    assert text == "more than 30 seeds, if their spread stays"
 
 
 def test_a_run_takes_the_time_of_the_benched_workload_of_its_network_and_images(tmp_path):

@@ -205,7 +205,7 @@ def _compare_with_row(context: ClaimContext, other_row: str, pairs: Sequence[Pai
         row=len({pair.seed for pair in pairs if pair.run.value is None}),
         other_row=len({pair.seed for pair in pairs if pair.other_run.value is None}),
     )
-    verdict = judge(lead, claim.direction, without_value, exact=metric.unit == "floats")
+    verdict = judge(lead, claim.direction, metric.better, without_value, exact=metric.unit == "floats")
     reasons = [verdict.reason] if verdict.reason else []
     if without_value.row:
         reasons.append(f"{claim.row}: {without_value.row} of {len(leads)} without a value")
@@ -317,14 +317,16 @@ class SeedsWithoutValue(NamedTuple):
     other_row: int
 
 
-def judge(lead: Interval, direction: str, without_value: SeedsWithoutValue, *, exact: bool) -> Verdict:
+def judge(lead: Interval, direction: str, better: str, without_value: SeedsWithoutValue, *, exact: bool) -> Verdict:
     """Judges a claim by the interval of its lead.
 
-    A run that diverged has no lead. Leaving it out is fair only where its row is behind.
+    A run that diverged has no lead. Leaving it out is fair only where its row has the worse values.
 
     Args:
         lead: The row less the other one.
         direction: The paper's side of zero, "higher" or "lower".
+        better: Which values of the metric are better, "higher" or "lower"; where it does not say, those of the claim's
+            direction.
         without_value: The seeds that have no value.
         exact: Whether one pair suffices, as for counts of floats, in which chance has no part.
     """
@@ -337,7 +339,8 @@ def judge(lead: Interval, direction: str, without_value: SeedsWithoutValue, *, e
     if low <= 0 <= high:
         return Verdict(UNDECIDED, f"zero inside, n = {lead.num_values}")
     agrees = (low > 0) == (direction == "higher")
-    better_without_value = without_value.row if agrees else without_value.other_row
+    row_is_better = (low > 0) == ((better or direction) == "higher")
+    better_without_value = without_value.row if row_is_better else without_value.other_row
     if better_without_value:
         return Verdict(UNDECIDED, "runs of the better one are lost")
     return Verdict(REPRODUCED if agrees else CONTRADICTED)

@@ -30,7 +30,7 @@ MINUTES_PER_HOUR = 60
 
 
 def round_examples(config: Mapping[str, Any], images: int) -> float:
-    """Examples in the local steps of a round, of clients that share so many images."""
+    """Examples in the local epochs of a round, of clients that share so many images, those held out among them."""
     return images * config["cohort_size"] / config["num_clients"] * config["local_epochs"]
 
 

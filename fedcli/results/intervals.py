@@ -41,13 +41,16 @@ def _half_width(deviation: float, num_values: int) -> float:
     return float(stdtrit(num_values - 1, 0.975)) * deviation / num_values**0.5
 
 
-def seeds_needed(lead: Interval, max_seeds: int) -> int:
-    """The seeds with which the interval would leave out zero if mean and spread stayed; at most `max_seeds` + 1."""
+def seeds_needed(lead: Interval, max_seeds: int) -> int | None:
+    """The number of seeds with which the interval would leave out zero if mean and spread stayed.
+
+    None where it would still hold zero with `max_seeds`.
+    """
     deviation = (lead.high - lead.mean) / _half_width(1, lead.num_values)
     for num_seeds in range(2, max_seeds + 1):
         if _half_width(deviation, num_seeds) < abs(lead.mean):
             return num_seeds
-    return max_seeds + 1
+    return None
 
 
 def paired_difference(

@@ -75,13 +75,18 @@ class Answer:
         return "in full, by the authors' code" if self.text_has else "in full, by the text"
 
     @property
-    def needed_seeds(self) -> tuple[int, ...]:
-        """The seeds that would decide it in full: three, or more where these leave it open."""
-        needed = FEWEST_SEEDS
+    def needed_seeds(self) -> tuple[int, ...] | None:
+        """The seeds that would decide it in full: three, or more where these leave it open.
+
+        None where more than `MOST_SEEDS` would be needed.
+        """
+        needed: int | None = FEWEST_SEEDS
         lead = self.lead.interval
         is_open = lead.num_values >= FEWEST_SEEDS and lead.low <= 0 <= lead.high
         if is_open and not self.evidence.differences:
             needed = seeds_needed(lead, MOST_SEEDS)
+        if needed is None:
+            return None
         seeds = find_table(self.claim.table).seeds
         first_new = seeds[-1] + 1
         new_seeds = range(first_new, first_new + needed - len(seeds))
@@ -89,13 +94,14 @@ class Answer:
 
     @property
     def command(self) -> str:
-        """What runs its rows in full and measures their features; empty where that is no use."""
-        if self.verdict.outcome not in (UNDECIDED, NOT_RUN):
+        """The command that runs its rows in full and measures their features; empty where that would decide nothing."""
+        seeds = self.needed_seeds
+        if self.verdict.outcome not in (UNDECIDED, NOT_RUN) or seeds is None:
             return ""
         words = ["fedcli", "table", self.claim.table]
         for name in rows_and_columns(self.claim):
             words += ["--only", name]
-        words += ["--seeds", ",".join(map(str, self.needed_seeds))]
+        words += ["--seeds", ",".join(map(str, seeds))]
         command = shlex.join(words)
         if self.metric.after_the_run:
             command += f" && fedcli quality {table_folder(find_table(self.claim.table))}"
