@@ -392,7 +392,8 @@ def test_digits_are_of_percent_and_plain_numbers():
     (row,) = tables.build_table(runs, ["rounds-to:1", "floats-up"], layout=Layout(columns, 0)).rows
     assert row == ["51 ± 1 (2)", "1 ± 0 (2)", "12,400 ± 0 (2)"]
     assert "51.0 $\\pm$ 1.4 &" in latex(runs, digits=1)
-    refused(lambda: latex(runs, digits=7), "--digits must be from 0 to 6 (got 7)")
+    for digits in (7, -1, 2.0, True):
+        refused(lambda digits=digits: latex(runs, digits=digits), f"--digits must be from 0 to 6 (got {digits})")
 
 
 def test_leads_between_kinds_of_models_are_remarked_on():
@@ -416,6 +417,34 @@ def test_records_are_found_at_any_depth_and_once(tmp_path):
     assert second == {**record("one"), "folder": tmp_path / "a" / "deep" / "run"}
 
 
+def test_a_record_that_grows_is_read_again_and_kept_once(tmp_path):
+    rows = []
+    for done in (2, 3, 4):
+        write(tmp_path, record(done=done, status="running"))
+        rows += frame.read_runs([tmp_path])
+        assert frame.read_runs([tmp_path])[0] is rows[-1]  # not read anew
+    assert [len(row.record["rounds"]) for row in rows] == [2, 3, 4]
+    assert sum(file.is_relative_to(tmp_path) for file in frame._read_files) == 1
+
+
+def test_a_record_that_is_gone_since_its_folder_was_searched_is_left_out(tmp_path, monkeypatch, caplog):
+    write(tmp_path / "b", record("two"))
+    gone = tmp_path / "a" / "record.json"
+    monkeypatch.setattr(frame, "_record_files", lambda folder: [gone, tmp_path / "b" / "record.json"])
+    assert [row.method for row in frame.read_runs([tmp_path])] == ["two"]
+    assert f"left out: '{gone}' cannot be read (No such file" in caplog.text
+
+
+def test_a_term_that_is_called_an_accuracy_stays_as_it_is():
+    run = record(selected=0.5)
+    for entry in run["rounds"]:
+        entry["terms"] = {"own_accuracy": 0.25}
+    table = frame.rounds_of(run)
+    assert table["terms/own_accuracy"].tolist() == [0.25] * 4
+    assert table["test_accuracy"][1] == 50
+    assert table["validation_accuracy"][1] == pytest.approx(55)
+
+
 def test_copies_of_a_run_count_once_and_other_runs_of_a_seed_each():
     run = record(selected=0.5)
     copy = record(selected=0.5)
@@ -424,6 +453,16 @@ def test_copies_of_a_run_count_once_and_other_runs_of_a_seed_each():
     with_other_parameters["summary"]["params_sha256"] = "f" * 64
     (group,) = groups.group_runs([run, copy, of_other_seed, with_other_parameters])
     assert [run["summary"]["selected"] for run in group.records] == [0.5, 0.7, 0.6]
+
+
+def test_several_runs_of_a_seed_are_told():
+    run = record(selected=0.5)
+    with_other_parameters = record(selected=0.7)
+    with_other_parameters["summary"]["params_sha256"] = "f" * 64
+    note = "one has 2 runs of seed 0, which came out differently: its mean counts each of them, its lead the last."
+    for runs, is_told in (([run, with_other_parameters], True), ([run, record(), record(seed=1)], False)):
+        assert (f"- {note}\n" in markdown(runs)) == is_told
+        assert (f"% {note}\n" in latex(runs)) == is_told
 
 
 def test_labels_stand_for_the_methods_of_their_paths(tmp_path):

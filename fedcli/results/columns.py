@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from statistics import fmean
 
 import pandas as pd
@@ -64,7 +65,10 @@ class Layout:
     digits: int | None = None
 
     def __post_init__(self) -> None:
-        if self.digits is not None and self.digits not in range(MOST_DIGITS + 1):
+        if self.digits is None:
+            return
+        is_whole = isinstance(self.digits, Integral) and not isinstance(self.digits, bool)
+        if not is_whole or self.digits not in range(MOST_DIGITS + 1):
             raise UserError(f"--digits must be from 0 to {MOST_DIGITS} (got {self.digits}); papers have 1 or 2.")
 
 

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,9 +62,38 @@ def _facts_of(record: Record) -> dict[str, Any]:
     }
 
 
-@cache
-def _row_of_file(file: Path, changed: int, size: int) -> RunRow | None:
-    """The row of a record file, kept until it changes, since pages read each many times; None after a warning."""
+class _FileVersion(NamedTuple):
+    """What tells whether a file has changed."""
+
+    changed: int  # in nanoseconds
+    size: int
+
+
+class _ReadFile(NamedTuple):
+    """What was read from a record file."""
+
+    version: _FileVersion
+    row: RunRow | None  # None where the record cannot be read
+
+
+_read_files: dict[Path, _ReadFile] = {}  # since pages read each many times; of each the last version alone
+
+
+def _row_of_file(file: Path) -> RunRow | None:
+    """The row of a record file, which is read again if it has changed; None after a warning."""
+    try:
+        stat = file.stat()
+    except OSError as error:  # it was there when its folder was searched
+        logging.getLogger("fedcli").warning("left out: '%s' cannot be read (%s)", file, error.strerror)
+        return None
+    version = _FileVersion(stat.st_mtime_ns, stat.st_size)
+    if file not in _read_files or _read_files[file].version != version:
+        _read_files[file] = _ReadFile(version, _read_row(file))
+    return _read_files[file].row
+
+
+def _read_row(file: Path) -> RunRow | None:
+    """The row of a record file; None after a warning where it cannot be read."""
     try:
         return RunRow(folder=file.parent, **_facts_of(read_record(file)))
     except UserError as error:
@@ -86,8 +114,7 @@ def read_runs(folders: Iterable[Path]) -> list[RunRow]:
             files.setdefault(file.resolve(), file)
     rows = []
     for file in files.values():
-        stat = file.stat()
-        row = _row_of_file(file, stat.st_mtime_ns, stat.st_size)
+        row = _row_of_file(file)
         if row is not None:
             rows.append(row)
     return rows
@@ -160,8 +187,9 @@ def rounds_of(record: Record) -> pd.DataFrame:
         rows.append(row)
     table = pd.DataFrame(rows, columns=None if rows else ["round", "test_accuracy"]).astype({"test_accuracy": float})
     for name in table:
-        group, _, _ = name.partition("/")
-        if name.endswith("_accuracy") or group in GROUPS_OF_ACCURACIES:
+        group, slash, _ = name.partition("/")
+        is_own_accuracy = name.endswith("_accuracy") and not slash  # a user's term may be called so too
+        if is_own_accuracy or group in GROUPS_OF_ACCURACIES:
             table[name] *= 100
     return table
 

@@ -1,5 +1,6 @@
 """What a reader of a table of runs must know of its numbers and runs, each sentence only where it applies."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from fedcli import registry
@@ -76,12 +77,27 @@ def compares_models(groups: Sequence[SeedGroup]) -> bool:
 def notes_on_runs(groups: Sequence[SeedGroup]) -> list[str]:
     """What a reader must know of the runs behind a table, each only where it applies."""
     notes = [
+        *_notes_on_repeated_seeds(groups),
         *_notes_on_reductions(groups),
         *_notes_on_inactive_terms(groups),
         *notes_on_changes(groups),
         *_notes_on_given_options(groups),
     ]
     return list(dict.fromkeys(notes))
+
+
+def _notes_on_repeated_seeds(groups: Sequence[SeedGroup]) -> list[str]:
+    """Which rows have several finished runs of one seed that differ in their parameters; copies of a run count once."""
+    notes = []
+    for group in groups:
+        num_runs = Counter(record["seed"] for record in group.finished)
+        for seed, count in num_runs.items():
+            if count > 1:
+                notes.append(
+                    f"{escape_markdown(group.label)} has {count} runs of seed {seed}, which came out differently: its "
+                    "mean counts each of them, its lead the last."
+                )
+    return notes
 
 
 def _notes_on_reductions(groups: Sequence[SeedGroup]) -> list[str]:
