@@ -189,6 +189,12 @@ def test_safetensors_have_the_tensors_of_the_module(runs, tmp_path):
         assert {"body.1.running_mean", "head.weight", "mean"} <= set(opened.keys())
 
 
+def test_a_name_with_a_dot_stays_whole(runs, tmp_path):
+    names = ["model-lr0.1", "model-lr0.2", "model.safetensors"]
+    files = [export(runs["norms"], "safetensors", out=tmp_path / name).file.name for name in names]
+    assert files == ["model-lr0.1.safetensors", "model-lr0.2.safetensors", "model.safetensors"]
+
+
 def test_the_command_writes_a_model_and_a_card_that_can_be_followed(runs, tmp_path, monkeypatch):
     run = copied(runs["global"], tmp_path)
     monkeypatch.chdir(run.path)

@@ -50,7 +50,8 @@ def export(
     """Writes a model, see `SavedRun.model`, to a file and a card in Markdown beside it.
 
     The format is "pt", a program of `torch.export` for batches of any size, or "safetensors", the tensors alone. By
-    default the file is in the run's folder; an existing one is replaced. It gets the suffix of the format.
+    default the file is in the run's folder; an existing one is replaced. The suffix of the format is appended to a
+    name without it.
 
     Raises:
         UserError: If there is no such model or format, or `torch.export` cannot take the network.
@@ -65,7 +66,10 @@ def export(
         name += "-last"
     if prototypes:
         name += "-prototypes"
-    file = Path(out or run.path / name).with_suffix(FORMATS[format].suffix)
+    suffix = FORMATS[format].suffix
+    file = Path(out or run.path / name)
+    if file.suffix != suffix:  # appended, since model-lr0.1 has a dot of its own
+        file = file.with_name(f"{file.name}{suffix}")
     refuse_file_of_a_run(file)
     card = file.with_name(f"{file.name}.md")
     text = f"# {record['method']} on {record['dataset']}: {file.name}\n\n"
