@@ -20,7 +20,7 @@ from fedcli.runs import resume, rounds
 from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.lock import InUse
 from fedcli.runs.options import flags_of
-from fedcli.runs.record import read_record
+from fedcli.runs.record import read_record, write_record
 from fedcli.runs.signals import OutOfTime
 from tests.commands import invoke
 from tests.programs import start
@@ -70,6 +70,18 @@ def test_a_folder_taken_while_a_run_is_prepared_is_in_use(tmp_path):
     with pytest.raises(InUse, match="seed-1' exists; an existing one is never overwritten"):
         fedcli.run("fedavg", out=tmp_path, seeds=[0, 1], continue_=True, progress=begins, **TINY_OF_ONE_ROUND)
     assert read_record(tmp_path / "seed-1")["status"] == "finished"
+
+
+def test_a_round_that_no_checkpoint_has_counts_once(tmp_path):
+    with pytest.raises(Stop):
+        fedcli.run("fedavg", out=tmp_path, progress=StopAfter(2), **{**TINY, "checkpoint_every": 10})
+    record = read_record(tmp_path)
+    del record["peak_bytes"]  # as in an older record
+    write_record(tmp_path, {**record, "seconds_total": 1e6})
+    record = resume.resume(tmp_path).record
+    assert record["resumed"] == [0]
+    assert record["seconds_total"] < 1e6
+    assert record["peak_bytes"] > 0
 
 
 def test_a_run_that_diverged_is_skipped(tmp_path):

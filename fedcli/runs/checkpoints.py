@@ -18,6 +18,7 @@ from fedcli.run_files import CHECKPOINT, PREVIOUS, SELECTED, STATES
 from fedcli.runs.identity import identity_of
 from fedcli.runs.lock import leftovers
 from fedcli.runs.method_calls import initial_state
+from fedcli.runs.record import part_before_rounds
 from fedcli.runs.resolve import Setup
 from fedcli.runs.schema import Fault, Record
 from fedcli.runs.state_schema import check_content, check_facts
@@ -28,7 +29,7 @@ def write_checkpoint(folder: Path, record: Record, state: Any) -> None:
     facts = {
         "identity": identity_of(record),
         # What a round adds to the record.
-        "record": {key: record[key] for key in ("rounds", "cost", "seconds_total", "peak_bytes")},
+        "record": {key: record[key] for key in part_before_rounds()},
         "states": write_versions(state, folder / STATES),
     }
     refuse_lost(folder)
@@ -101,7 +102,7 @@ def read_checkpoint(folder: Path, record: Record, setup: Setup, fed: Federation)
     assert fed.store is not None  # `prepare` has given it one
     files = [file for file in (folder / CHECKPOINT, folder / PREVIOUS) if file.is_file()]
     if not files:
-        return Checkpoint(initial_state(setup, fed, record["user_files"]), {"rounds": [], "cost": None})
+        return Checkpoint(initial_state(setup, fed, record["user_files"]), part_before_rounds())
     newest = files[0]
     state, facts = load_tree(newest, fed.store.reopen(folder), fed.device)
     try:

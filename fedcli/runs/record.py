@@ -113,16 +113,18 @@ def new_record(
         "class_names": list(dataset.class_names),
         "model": _networks(setup, dataset, fed),
         "engine": _engine(setup, fed, reason),
-        "cost": None,
         "resumed": [],
         "moved": [],
         "changed": [],
         "load": [],  # of the machine, once from the start and once from each round that the run was resumed in
         **environment(fed.device),
-        "rounds": [],
-        "seconds_total": 0.0,
-        "peak_bytes": 0,
+        **part_before_rounds(),
     }
+
+
+def part_before_rounds() -> dict[str, Any]:
+    """Returns what rounds add to a record, as it is before the first; a checkpoint keeps it."""
+    return {"rounds": [], "cost": None, "seconds_total": 0.0, "peak_bytes": 0}
 
 
 def _division(setup: Setup, dataset: Dataset, parts: Sequence[np.ndarray], fed: Federation) -> dict[str, Any]:
