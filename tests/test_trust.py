@@ -171,6 +171,13 @@ def test_continue_is_consent_and_knows_a_moved_file(work):
     refused(lambda: go_on("cnn-small"), "another backbone (got cnn-small, was")
 
 
+def test_a_run_that_is_skipped_has_only_the_files_that_are_named(work):
+    fedcli.run("./mine.py", out="run", protocol="fedfm:digits", **{**TINY, "rounds": 1})
+    refused(resume.resume("run", skip_ended=True).model, f"add --method {work}/mine.py.")
+    method, _ = moved()
+    assert resume.resume("run", files=method, skip_ended=True).model()
+
+
 @pytest.mark.parametrize("again", [{}, {"continue_": True}], ids=["the plain command", "--continue"])
 def test_a_run_without_a_finished_round_starts_anew_once_its_file_is_fixed(again, work):
     options = {**TINY, "protocol": "fedfm:digits", "out": "run", "rounds": 1}

@@ -79,7 +79,7 @@ def resume(
             if record["status"] == "finished":  # a kill after the last record has left something
                 worker_group().from_first(lambda: clear_finished(folder, record))
             listener.skip(record, folder)
-            return load(folder, tuple(userfiles.user_files(record)))
+            return load(folder, files)
         if record["status"] == "finished":
             raise UserError(f"the run '{folder}' has finished all of its {len(record['rounds'])} rounds; {LONGER}.")
         files_before = record["user_files"]
