@@ -87,8 +87,12 @@ def test_a_run_begins_where_nobody_has_finished_a_round(tmp_path):
     (folder / ".lock").touch()
     another = folder / "notes.txt"
     another.touch()
-    with pytest.raises(InUse, match="never overwritten; choose another"):
+    with pytest.raises(UserError, match="never overwritten; choose another") as refused:
         fedcli.run("fedavg", out=folder, **TINY)
+    assert refused.type is UserError  # the lock of a process that was killed is nobody's
+    with locked(folder), pytest.raises(InUse, match="never overwritten; choose another"):
+        fedcli.run("fedavg", out=folder, **TINY)
+    (folder / ".lock").touch()
     another.rename(folder / f".{os.getppid()}.partial.record.json")  # whoever wrote it does not have the lock
     (folder / f".record.json.{os.getppid()}.partial").touch()  # of an older version
     assert fedcli.run("fedavg", out=folder, **{**TINY, "rounds": 1}).record["status"] == "finished"

@@ -14,7 +14,7 @@ from fedcli.registry import find_method
 from fedcli.run_files import CHECKPOINT, LOCK, RECORD
 from fedcli.runs import autotune
 from fedcli.runs.identity import NOT_SETTINGS, differences, planned_settings, settings_of
-from fedcli.runs.lock import InUse, leftovers
+from fedcli.runs.lock import InUse, is_held, leftovers
 from fedcli.runs.machine import flushed_denormals, machine_settings
 from fedcli.runs.method_calls import initial_state
 from fedcli.runs.options import RunConfig, filled_up
@@ -161,7 +161,8 @@ def refuse_existing(folder: Path) -> None:
     """Refuses a folder for a new run that holds something which the run would overwrite.
 
     Raises:
-        InUse: Another process has locked it, and may be about to write a record.
+        InUse: Another process has locked it, and may be about to write a record; or this one has, and what it holds
+            came since the run was prepared.
         UserError: It holds a run or something else.
     """
     if (folder / RECORD).is_file():
@@ -171,7 +172,7 @@ def refuse_existing(folder: Path) -> None:
         is_taken = bool({*folder.glob("*")} - {folder / LOCK, *leftovers(folder)})
         remedy = "choose another"
     if is_taken:
-        error_type = InUse if (folder / LOCK).exists() else UserError
+        error_type = InUse if is_held(folder) else UserError
         raise error_type(f"the output folder '{folder}' exists; an existing one is never overwritten; {remedy}.")
 
 

@@ -120,6 +120,21 @@ def locked(folder: Path) -> Iterator[LockedFolder]:
         held.close()
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a process, perhaps this one, has locked a folder; a file system without locks has the file alone."""
+    try:
+        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # there is none
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 def _lock(folder: Path) -> LockedFolder:
     """The folder, locked where its file system has locks."""
     held = LockedFolder(folder, os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644))
