@@ -13,6 +13,7 @@ from fedcli.figures import saving
 from fedcli.papers.baselines import fedavg
 from fedcli.runs import rounds
 from fedcli.runs.options import RunConfig, flags_of
+from fedcli.runs.sources import expand
 from tests.commands import error_of, invoke, output_of, record_in, use_plain_terminal
 from tests.network_files import TINY_NETWORK
 from tests.tiny_runs import ONE_ROUND
@@ -104,6 +105,18 @@ def test_a_run_is_run_again_from_its_record_and_every_option_can_be_overridden()
     changed = {"lr": 0.5, "num_clients": 3, "cohort_size": 3}
     kept = {name: value for name, value in first["config"].items() if name in FIELDS}
     assert record_in("c")["config"] == kept | changed
+
+
+def test_options_of_a_run_are_for_those_of_several_methods_that_have_them():
+    fedcli.run("fedfm", **ONE_ROUND, match_weight=2, out="a")
+    assert "--match-weight=2" in expand(["fedavg,fedfm", "--from", "a"], "run").arguments
+    assert "--match-weight=2" not in expand(["fedavg,fedprox", "--from", "a"], "run").arguments
+
+
+def test_no_overrides_a_switch_alone():
+    Path("exp.toml").write_text("drop-last = true\ndecay = 1\nno-decay = 2\n")
+    typed = ["--config", "exp.toml", "--no-drop-last", "--no-decay=3"]
+    assert expand(["fedavg", *typed], "run").arguments == ["fedavg", "--decay=1", *typed]
 
 
 def test_code_that_a_record_names_is_run_only_if_the_user_names_it():

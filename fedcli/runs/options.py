@@ -346,5 +346,5 @@ def options_among(words: Sequence[str]) -> list[TypedOption]:
 
 
 def typed_options(args: Sequence[str]) -> dict[str, str]:
-    """The values of the options among arguments, by name; that of a switch is the word after it."""
-    return {typed.flag[2:].replace("-", "_").removeprefix("no_"): typed.value for typed in options_among(args)}
+    """The values of the options among arguments, by name; that of a switch, x or no_x, is the word after it."""
+    return {typed.flag[2:].replace("-", "_"): typed.value for typed in options_among(args)}

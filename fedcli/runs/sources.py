@@ -60,11 +60,11 @@ def expand(args: list[str], command: str) -> Expanded:
             f"no method given (got {first}); write 'fedcli {command} METHOD', see 'fedcli list', or set method = "
             '"fedavg" in the --config file.'
         )
-    lacking: set[str] = set()  # options of the run that the method has not
+    lacking: set[str] = set()  # options of the run that no method here has
     if record is not None:
-        declared = find_method(method.split(",")[0])
-        if declared.name != record["method"]:
-            lacking = options_of_run_alone.keys() - recorded_fields(declared).keys()
+        declared = [find_method(name) for name in method.split(",")]
+        if record["method"] not in [other.name for other in declared]:
+            lacking = options_of_run_alone.keys() - set().union(*map(recorded_fields, declared))
     added = {name: value for name, value in options.items() if name != "method" and name not in lacking}
     sources = {}
     for name in added:
@@ -82,6 +82,7 @@ def _not_overridden(
         options.pop("seed", None)
     options |= file_options
     overridden = set(typed)
+    overridden |= {name for name, value in options.items() if isinstance(value, bool) and f"no_{name}" in typed}
     if seeds & typed.keys():
         overridden |= seeds
     return {name: value for name, value in options.items() if name not in overridden}
