@@ -20,6 +20,7 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, methods
 from fedcli.runs import resume, rounds, run_folder
 from fedcli.runs.machine import machine_settings
+from fedcli.runs.origins import NO_VALIDATION, recorded_origins
 from fedcli.runs.record import params_hash, read_record, summarise, write_record
 from fedcli.runs.resolve import default_dataset, resolve
 from fedcli.runs.settings_text import reductions
@@ -167,6 +168,7 @@ def test_evaluation_is_every_other_round_and_after_the_last(tmp_path):
     assert is_tested == [False, False, True, False, True]
     assert record["summary"]["selection"] == "last"
     assert record["origin"]["selection"] == "no validation part"
+    assert recorded_origins(record["origin"])["selection"] == NO_VALIDATION
     assert record["summary"]["selected"] == record["summary"]["last"]
     assert {entry["validation_accuracy"] for entry in record["rounds"]} == {None}
 

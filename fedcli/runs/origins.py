@@ -51,6 +51,7 @@ class Origin(NamedTuple):
 
 DEFAULT = Origin(Kind.DECLARED, "default")
 TYPED = Origin(Kind.USER, "command line")
+NO_VALIDATION = Origin(Kind.OTHER_OPTION, "no validation part")  # of the rule by which a round is selected
 
 
 def of_protocol(name: str, dataset: str = "") -> Origin:
@@ -79,6 +80,6 @@ def _origin_of(text: str) -> Origin:
         return Origin(Kind.DECLARED, text)
     if text.startswith("protocol "):
         return Origin(Kind.PROTOCOL, text)
-    if text.startswith(tuple(FOLLOWS.values())):
+    if text.startswith((*FOLLOWS.values(), NO_VALIDATION.text)):
         return Origin(Kind.OTHER_OPTION, text)
     return Origin(Kind.USER, text)

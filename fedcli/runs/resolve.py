@@ -12,7 +12,7 @@ from fedcli.declarations import SELECTIONS, DataSetting, Method, Post, Protocol,
 from fedcli.errors import UserError
 from fedcli.registry import default_protocol, find_post, find_protocol, posts
 from fedcli.runs.options import ResolvedConfig, RunConfig, check_options, fields_of, parse_size, refuse_reserved_names
-from fedcli.runs.origins import DEFAULT, FOLLOWS, TYPED, Kind, Origin, of_other_option, of_protocol, of_source
+from fedcli.runs.origins import DEFAULT, FOLLOWS, NO_VALIDATION, TYPED, Origin, of_other_option, of_protocol, of_source
 from fedcli.userfiles import absolute, is_from_file
 
 DEFAULT_DATASET = "digits"
@@ -72,7 +72,8 @@ def resolve(
 
     Args:
         method: The method.
-        given: Options by name; None stands for the default, whatever the protocol says.
+        given: Options by name. None is a value here, as a record has it, in place of the protocol's; an option that
+            was not given must not be among them.
         sources: Where those of them come from that were not typed.
         need_data: Whether the data set must be on this machine.
 
@@ -114,7 +115,7 @@ def resolve(
     selection = protocol.selection
     if SELECTIONS[selection].needs_validation and config.validation == 0:
         selection = "last"
-        origins["selection"] = Origin(Kind.OTHER_OPTION, "no validation part")
+        origins["selection"] = NO_VALIDATION
     return Setup(
         method=method,
         config=config,
