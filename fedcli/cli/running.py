@@ -217,7 +217,8 @@ def verify(
     """Run a record again in a new folder, and compare partition, curve, end and parameters.
 
     Prints "same bits"; "same within x" on another machine or version; or what differs, with exit code 1.
-    With --rounds, compares the curve so far and the terms ("same to the last digit"); --out keeps the repetition.
+    With --rounds, and of a run that diverged, compares the curve so far and the terms ("same to the last digit");
+    --out keeps a repetition of --rounds.
     """
     from fedcli.runs.verify import verify as verify_run
 

@@ -27,7 +27,9 @@ SURROUNDINGS = (*ENVIRONMENT_KEYS, "numerics", "method_hash")  # what the bits o
 class Comparison(NamedTuple):
     """What a repetition says of a run."""
 
-    text: str  # "same bits", "same to the last digit" of some rounds, "same within x", or what differs
+    # "same bits" of the last parameters; "same to the last digit" of the terms, where these alone are compared; "same
+    # within x"; or what differs.
+    text: str
     is_same: bool
 
 
@@ -37,7 +39,8 @@ def verify(
 ) -> Comparison:  # fmt: skip
     """Runs a run again that has finished or diverged, and compares data, curve, end and parameters.
 
-    Of its first rounds alone the terms of the objective are compared in place of the last parameters.
+    Of its first rounds alone, and of a run that has diverged, the terms of the objective are compared in place of the
+    last parameters.
 
     Args:
         path: Its folder or its record.
@@ -93,8 +96,8 @@ def compare_records(record: Record, repetition: Record, num_rounds: int | None =
     distance = np.nan_to_num(distances).max(initial=0.0)
     points = f"{100 * distance:.2f} points of accuracy"
     if was.digits == now.digits and distance == 0:
-        is_whole = len(rounds) == len(record["rounds"])
-        return Comparison("same bits" if is_whole else "same to the last digit", True)
+        has_parameters = isinstance(was.digits, str)
+        return Comparison("same bits" if has_parameters else "same to the last digit", True)
     if not changes:
         return Comparison(f"another result on the same machine and version: curves within {points}", False)
     if distance > ACCURACY_TOLERANCE:
@@ -107,7 +110,7 @@ class _Results(NamedTuple):
 
     facts: dict[str, Any]  # what must be equal before curves are compared, by the words for it
     curve: np.ndarray  # test and validation accuracy of each round, [rounds, 2]
-    digits: Any  # the hash of the last parameters; of a run that was interrupted or has diverged, all rounds' terms
+    digits: str | list[Any]  # the last parameters' hash; of a run that was interrupted or has diverged, all terms
 
 
 def _results(record: Record, rounds: Sequence[RoundEntry]) -> _Results:
