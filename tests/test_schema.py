@@ -18,6 +18,7 @@ from fedcli.runs import identity
 from fedcli.runs.record import RECORD, read_record, write_record
 from fedcli.runs.resume import resume
 from fedcli.runs.rounds import Listener
+from fedcli.runs.schema import Fault, number
 from fedcli.userfiles import file_hash
 from tests.commands import invoke
 from tests.records import record, write
@@ -61,7 +62,7 @@ WRONG = {  # by the path to the part
     "config.dataset": Wrong("../x", "must be the name of a data set (got '../x')"),
     "config.optimizer": Wrong("evil", "--optimizer must be"),
     "config.unheard": Wrong({}, "'config.unheard' must be a text"),
-    "seed": Wrong(True, "'seed' must be a whole number from 0 (got True)"),
+    "seed": Wrong(2**32, "'seed' must be a whole number from 0 to 4294967295 (got 4294967296)"),
     "status": Wrong("done", "'status' must be running or"),
     "engine.way": Wrong("sideways", "'engine.way' must be stacked or"),
     "class_names.0": Wrong("\ud800", "'class_names.0' must be a text"),
@@ -85,6 +86,11 @@ def test_a_wrong_part_of_a_record_is_refused_by_all_that_read(path, whole, tmp_p
     part_at(record, parents)[key] = wrong.value
     sign_record(tmp_path, record)
     refused(lambda: read_record(tmp_path), RECORD, wrong.message)
+
+
+def test_a_number_that_has_a_largest_alone_is_refused_with_it():
+    with pytest.raises(Fault, match=r"a finite number to 1 \(got 2\)"):
+        number(high=1)(2)
 
 
 def test_the_records_of_the_project_are_read():

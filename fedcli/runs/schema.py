@@ -59,27 +59,31 @@ class at:
             error.place.append(str(self.place))
 
 
-def whole(low: int = 0, high: int = 2**63 - 1) -> Check:
+LARGEST = 2**63 - 1  # of whole numbers elsewhere
+
+
+def whole(low: int = 0, high: int = LARGEST) -> Check:
     """A whole number."""
+    span = f"from {low}" if high == LARGEST else f"from {low} to {high}"
 
     def check(value: Any) -> None:
         if type(value) is not int or not low <= value <= high:
-            raise wrong(f"a whole number from {low}", value)
+            raise wrong(f"a whole number {span}", value)
 
     return check
 
 
 def number(low: float = -math.inf, high: float = math.inf) -> Check:
     """A finite number."""
+    span = ""
+    if math.isfinite(low):
+        span += f" from {low:g}"
+    if math.isfinite(high):
+        span += f" to {high:g}"
 
     def check(value: Any) -> None:
-        is_number = type(value) is float or (type(value) is int and abs(value) < 2**63)
+        is_number = type(value) is float or (type(value) is int and abs(value) <= LARGEST)
         if not is_number or not math.isfinite(value) or not low <= value <= high:
-            span = ""
-            if math.isfinite(low):
-                span = f" from {low:g}"
-                if math.isfinite(high):
-                    span += f" to {high:g}"
             raise wrong(f"a finite number{span}", value)
 
     return check
