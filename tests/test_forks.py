@@ -554,9 +554,16 @@ def test_workers_have_as_many_threads_as_one_process(monkeypatch, two_threads):
 
 
 def test_seconds_count_where_no_more_than_a_runs_own_processes_were_busy():
-    record = {"hardware": {"threads": 1}, "engine": {"processes": 2}, "load": [{"start": 0.0, "end": 2.4}]}
+    load = {"round": 0, "start": 0.0, "end": 2.4}
+    record = {"hardware": {"threads": 1}, "engine": {"processes": 2}, "load": [load], "moved": []}
     assert is_undisturbed(record)
     assert not is_undisturbed({**record, "engine": {"processes": 1}})
+
+    busier_there = {"load": [load, {"round": 3, "start": 4.4, "end": 0.0}]}
+    assert not is_undisturbed({**record, **busier_there})
+    moved = [{"round": 3, "hardware": {"threads": 2}}]
+    assert is_undisturbed({**record, **busier_there, "moved": moved})
+    assert not is_undisturbed({**record, "load": [{**load, "end": 4.4}], "moved": moved})
 
 
 SCRIPT = """

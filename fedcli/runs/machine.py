@@ -104,10 +104,12 @@ def is_undisturbed(record: Record) -> bool:
     """
     if "load" not in record:
         return False
-    cores_of_run = record["hardware"]["threads"] * record["engine"].get("processes", 1)
     for load in record["load"]:
         others = load.get("others")
         if others is None:
+            moves = [move for move in record["moved"] if move["round"] <= load["round"]]
+            hardware = ChainMap(*reversed(moves), record)["hardware"]
+            cores_of_run = hardware["threads"] * record["engine"].get("processes", 1)
             others = max(load["start"], load["end"]) - cores_of_run
         if others > NOISE_CORES:
             return False
