@@ -72,6 +72,15 @@ def test_a_folder_taken_while_a_run_is_prepared_is_in_use(tmp_path):
     assert read_record(tmp_path / "seed-1")["status"] == "finished"
 
 
+def test_a_run_whose_display_fails_at_its_start_has_failed(tmp_path):
+    display = Mock(spec=rounds.Listener)
+    display.start.side_effect = Stop
+    with pytest.raises(Stop):
+        fedcli.run("fedavg", out=tmp_path, progress=display, **TINY)
+    assert read_record(tmp_path)["status"] == "failed"
+    assert not display.finish.called
+
+
 def test_a_round_that_no_checkpoint_has_counts_once(tmp_path):
     with pytest.raises(Stop):
         fedcli.run("fedavg", out=tmp_path, progress=StopAfter(2), **{**TINY, "checkpoint_every": 10})

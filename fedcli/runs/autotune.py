@@ -18,8 +18,8 @@ from fedcli.core.stacked import BRANCHES, WAYS
 from fedcli.core.trees import tree_map
 from fedcli.errors import first_line
 
-STEPS_PER_PASS = 16  # of a trial
-MAX_PASSES = 8  # of a trial, until all its steps are replays
+STEPS_PER_PASS = 16  # in a trial
+MAX_PASSES = 8  # passes of a trial at most, until all its steps are replays
 
 
 def autotune(fed: Federation) -> str | None:

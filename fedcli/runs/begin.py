@@ -136,8 +136,8 @@ def begin(
 
 def _choose_chunking(fed: Federation) -> str | None:
     """Chooses how clients train together, as the first worker does; returns the reason, see `autotune`."""
-    reason = autotune.autotune(fed)
-    chunking, reason = worker_group().from_first(lambda: (fed.engine.chunking, reason))
+    own_reason = autotune.autotune(fed)
+    chunking, reason = worker_group().from_first(lambda: (fed.engine.chunking, own_reason))
     fed.engine.use(chunking)
     return reason
 

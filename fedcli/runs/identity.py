@@ -40,7 +40,7 @@ NOT_SETTINGS = (
 )  # fmt: skip
 FIRST_SETTINGS = ("method", "protocol", "dataset", "partition")  # what is told first
 AS_SEED = "as seed"
-SIZES = {  # of which a run can have less than its protocol says, in words
+SIZES = {  # options that a run can have smaller than its protocol says, in words
     "rounds": "rounds", "local_epochs": "local epochs", "num_clients": "clients", "cohort_size": "clients in a round",
     "train_examples": "training images", "public_examples": "public images",
 }  # fmt: skip

@@ -71,12 +71,12 @@ def run_rounds(
     _refuse_different_workers(record, setup.method)
     _record_start(record, setup, fed)
     assert fed.store is not None  # `prepare` has given it one
-    run_folder.take(folder, fed.store)
+    run_folder.prepare_folder(folder, fed.store)
     saver = run_folder.saver_of_this_worker(folder, setup, record, state)
     saver.write_record(record)  # also what a resumed run says of its code, before a checkpoint has rounds of it
-    _show_start(setup, fed, record, folder, listener)
     run = RunningRun(setup, fed, record, state, saver, listener)
     try:
+        run.show_start(folder)
         while run.num_complete < num_rounds:
             run.do_next_round()
             if run.num_complete == until:
@@ -111,20 +111,6 @@ def _record_start(record: Record, setup: Setup, fed: Federation) -> None:
     record.setdefault("load", []).append({"round": len(rounds), "start": load, "end": load})
 
 
-def _show_start(setup: Setup, fed: Federation, record: Record, folder: Path, listener: Listener) -> None:
-    """Shows that the run begins or goes on, and from here on how many samples it has trained on."""
-    samples = (
-        setup.config.cohort_size * setup.config.local_epochs * sum(map(len, fed.training)) // setup.config.num_clients
-    )
-    listener.start(record, folder, samples, len(record["rounds"]))
-    processes = fed.engine.processes
-
-    def on_samples(count: int) -> None:
-        listener.samples(count * worker_group().world_size * processes.active)  # the others do as much
-
-    fed.engine.listen(on_samples)
-
-
 class RunningRun:
     """A run while its rounds go on.
 
@@ -143,8 +129,24 @@ class RunningRun:
         self._saver = saver
         self._listener = listener
         self._files = [*user_files(record)]
+        self._is_shown = False
         self._round_ended = time.perf_counter()  # when the last round ended
-        self._round_seconds = 0.0  # that it took
+        self._round_seconds = 0.0  # the time that the last round took
+
+    def show_start(self, folder: Path) -> None:
+        """Shows that the run begins or goes on, and from here on how many samples it has trained on."""
+        config = self._setup.config
+        num_images = sum(map(len, self._fed.training))
+        samples = config.cohort_size * config.local_epochs * num_images // config.num_clients
+        self._listener.start(self._record, folder, samples, self.num_complete)
+        self._is_shown = True
+        processes = self._fed.engine.processes
+
+        def on_samples(count: int) -> None:
+            self._listener.samples(count * worker_group().world_size * processes.active)  # the others do as much
+
+        self._fed.engine.listen(on_samples)
+        self._round_ended = time.perf_counter()
 
     def do_next_round(self) -> None:
         """Trains, tests, records, checkpoints and shows a round."""
@@ -198,7 +200,8 @@ class RunningRun:
         try:
             self._saver.end(self._record)
         finally:
-            self._listener.finish(self._record)
+            if self._is_shown:
+                self._listener.finish(self._record)
 
 
 def _refuse_different_workers(record: Record, method: Method) -> None:

@@ -19,7 +19,7 @@ from fedcli.runs.resolve import Setup
 from fedcli.runs.schema import Record
 from fedcli.runs.workers import worker_group
 
-LARGEST_TIME_SHARE = 0.05  # that checkpoints may take of a run
+LARGEST_TIME_SHARE = 0.05  # the part of a run that checkpoints may take
 LONGEST_INTERVAL = 600.0  # seconds between two of them
 
 
@@ -28,7 +28,7 @@ def locked_for_all_workers(folder: Path) -> AbstractContextManager:
     return locked(folder) if worker_group().is_first else nullcontext()
 
 
-def take(folder: Path, store: Store) -> None:
+def prepare_folder(folder: Path, store: Store) -> None:
     """Readies the folder, which the first worker has locked, and has the store keep this worker's files in it."""
     # What a kill has left, before another worker writes there.
     worker_group().from_first(lambda: remove_files(folder, []))
@@ -85,7 +85,7 @@ class FolderSaver(Saver):
         self._best.keep_if_best(record, state)
         self._saved_rounds = len(record["rounds"])  # how many the last checkpoint has
         self._saved = time.perf_counter()  # when it was written
-        self._saving_seconds = 0.0  # that writing it took
+        self._saving_seconds = 0.0  # the time that writing it took
 
     def write_record(self, record: Record) -> None:
         """See `Saver`."""

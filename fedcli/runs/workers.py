@@ -33,7 +33,7 @@ from fedcli.runs.signals import Interrupted, end_with_parent
 
 LOST_EXIT_CODE = 75  # of a process that no longer reaches the others
 GATHER_TIMEOUT = timedelta(days=30)  # to wait for the others, who may train a large chunk
-SENT_ERRORS = UserError, NonFiniteLoss  # that stay what they are on the other processes
+SENT_ERRORS = UserError, NonFiniteLoss  # errors that stay what they are on the other processes
 
 
 class Message(NamedTuple):
