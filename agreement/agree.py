@@ -25,9 +25,9 @@ from torch import Tensor
 
 from agreement import page, problem, results
 from agreement.cases import CASES
-from agreement.exchange import CLONE_VARIABLE, RowRun, problem_file, row_runs_file
+from agreement.exchange import CLONE_VARIABLE, RowOutcome, outcomes_file, problem_file
 from agreement.peers import load_peers
-from agreement.problem import FinalValues
+from agreement.problem import FinalVectors
 from agreement.results import Comparison, PeerResult, RowResult
 from agreement.rows import Package, Peer
 from fedcli.errors import UserError
@@ -75,15 +75,15 @@ def find_python(peer: Peer, folder: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class PeerReport:
+class PeerOutcome:
     """What came of a peer's rows, and where they ran."""
 
-    row_runs: dict[str, RowRun]  # by label
+    row_outcomes: dict[str, RowOutcome]  # by label
     python_version: str
     torch_version: str
 
 
-def run_peer(peer: Peer, folder: Path, work: Path) -> PeerReport:
+def run_peer(peer: Peer, folder: Path, work: Path) -> PeerOutcome:
     """Runs the rows of a peer on the problems in `work`."""
     python = find_python(peer, folder)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -92,15 +92,17 @@ def run_peer(peer: Peer, folder: Path, work: Path) -> PeerReport:
     if peer.commit:
         check_clone(folder / peer.name, peer)
         environment[CLONE_VARIABLE] = str((folder / peer.name).resolve())
-    command = [str(python), "-m", "agreement.side", peer.module, str(work)]
+    command = [str(python), "-m", "agreement.peer_process", peer.module, str(work)]
     subprocess.run(command, cwd=HERE.parent, env=environment, check=True)
     ask = "import torch, platform; print(platform.python_version(), torch.__version__)"
     python_version, torch_version = read_output(str(python), "-c", ask).split()
-    row_runs = torch.load(row_runs_file(work, peer.module), weights_only=False)  # objects that our process has saved
-    return PeerReport(row_runs, python_version, torch_version)
+    row_outcomes = torch.load(
+        outcomes_file(work, peer.module), weights_only=False
+    )  # objects that our process has saved
+    return PeerOutcome(row_outcomes, python_version, torch_version)
 
 
-def compare(peer: Peer, report: PeerReport, ours: Mapping[str, FinalValues]) -> PeerResult:
+def compare(peer: Peer, peer_outcome: PeerOutcome, ours: Mapping[str, FinalVectors]) -> PeerResult:
     """How each row of a peer differs from what fedcli ended with, by case.
 
     Raises:
@@ -108,11 +110,11 @@ def compare(peer: Peer, report: PeerReport, ours: Mapping[str, FinalValues]) -> 
     """
     rows = {}
     for row in peer.rows:
-        row_run = report.row_runs[row.label]
-        if row_run.failure:
-            raise UserError(f"{peer.name}, '{row.label}', did not run:\n{row_run.failure}")
+        outcome = peer_outcome.row_outcomes[row.label]
+        if outcome.failure:
+            raise UserError(f"{peer.name}, '{row.label}', did not run:\n{outcome.failure}")
         comparisons = {}
-        for quantity, theirs in row_run.final_values.items():
+        for quantity, theirs in outcome.final_vectors.items():
             of_fedcli = ours[row.case][quantity]
             if theirs.shape != of_fedcli.shape or not len(theirs):
                 raise UserError(
@@ -121,7 +123,7 @@ def compare(peer: Peer, report: PeerReport, ours: Mapping[str, FinalValues]) -> 
                 )
             comparisons[quantity] = compare_vectors(theirs, of_fedcli)
         rows[row.label] = RowResult(comparisons)
-    return PeerResult(report.python_version, report.torch_version, rows)
+    return PeerResult(peer_outcome.python_version, peer_outcome.torch_version, rows)
 
 
 def compare_vectors(theirs: Tensor, ours: Tensor) -> Comparison:
@@ -163,8 +165,8 @@ def run_and_compare(chosen: Sequence[Peer], peers_folder: Path) -> dict[str, Pee
             ours[name] = problem.run_case(setup, fed)
             torch.save(problem.make_problem(case), problem_file(work, name))
         for peer in chosen:
-            report = run_peer(peer, peers_folder, work)
-            compared[peer.name] = compare(peer, report, ours)
+            outcome = run_peer(peer, peers_folder, work)
+            compared[peer.name] = compare(peer, outcome, ours)
             print(f"{peer.name}: {len(peer.rows)} rows")
     return compared
 

@@ -54,10 +54,10 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class RowRun:
+class RowOutcome:
     """What came of a row in the peer's process."""
 
-    final_values: dict[Quantity, Tensor]  # of all that the row compares, in a vector each; none if the row failed
+    final_vectors: dict[Quantity, Tensor]  # of all that the row compares, in a vector each; none if the row failed
     failure: str = ""  # the traceback
 
 
@@ -66,7 +66,7 @@ def problem_file(folder: Path, case: str) -> Path:
     return folder / f"problem of {case}.pt"
 
 
-def row_runs_file(folder: Path, module: str) -> Path:
+def outcomes_file(folder: Path, module: str) -> Path:
     """The file of what came of a peer's rows, by label."""
     return folder / f"rows of {module}.pt"
 

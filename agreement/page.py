@@ -52,7 +52,7 @@ def command(case: Case) -> str:
 
 
 @dataclass(frozen=True)
-class PeerRows:
+class RowsByAgreement:
     """The rows of a peer, apart by whether they agree."""
 
     peer: Peer
@@ -65,14 +65,14 @@ class PeerRows:
         return difference_text(self.result.rows[label])
 
 
-def split_by_agreement(peer: Peer, result: PeerResult) -> PeerRows:
+def split_by_agreement(peer: Peer, result: PeerResult) -> RowsByAgreement:
     """The rows of a peer that agree, and those that do not."""
     agreeing = tuple(row for row in peer.rows if result.rows[row.label].agrees)
     differing = tuple(row for row in peer.rows if not result.rows[row.label].agrees)
-    return PeerRows(peer, result, agreeing, differing)
+    return RowsByAgreement(peer, result, agreeing, differing)
 
 
-def table_of_peers(peers: Sequence[PeerRows]) -> str:
+def table_of_peers(peers: Sequence[RowsByAgreement]) -> str:
     """A line a peer: what was run, and how many rows agree."""
     lines = []
     for rows in peers:
@@ -87,7 +87,7 @@ def table_of_peers(peers: Sequence[PeerRows]) -> str:
     return github_table(titles, lines)
 
 
-def table_of_agreeing(rows: PeerRows) -> str:
+def table_of_agreeing(rows: RowsByAgreement) -> str:
     """The rows of a peer that agree."""
     lines = []
     for row in rows.agreeing:
@@ -100,7 +100,7 @@ def table_of_agreeing(rows: PeerRows) -> str:
     return github_table(titles, lines, first_number_column=5)
 
 
-def table_of_differing(rows: PeerRows) -> str:
+def table_of_differing(rows: RowsByAgreement) -> str:
     """The rows of a peer that differ, each with its cause and what closes it.
 
     Raises:

@@ -21,7 +21,7 @@ from fedcli.core.trees import leaves
 from fedcli.data import datasets
 from fedcli.papers.baselines import fedkd
 
-FinalValues = dict[Quantity, Tensor]  # what a run ends with, a vector each
+FinalVectors = dict[Quantity, Tensor]  # what a run ends with, a vector each
 
 ROUNDS = 3
 
@@ -111,32 +111,32 @@ def list_batches(fed: Federation) -> dict[tuple[int, int, int], list[list[int]]]
     return batches
 
 
-def run_case(setup: Any, fed: Federation) -> FinalValues:
+def run_case(setup: Any, fed: Federation) -> FinalVectors:
     """Runs fedcli; returns what the run ends with."""
     state = check.simulate(setup, fed, ROUNDS)
     read_server = SERVER_READERS.get(setup.method.name, read_shared_model)
-    final_values = {**read_server(state), **read_client_states(state)}
+    final_vectors = {**read_server(state), **read_client_states(state)}
     if setup.method.personal is not None:
-        final_values |= read_personal_models(setup.method.personal(state), fed)
-    return final_values
+        final_vectors |= read_personal_models(setup.method.personal(state), fed)
+    return final_vectors
 
 
-def read_shared_model(state: Any) -> FinalValues:
+def read_shared_model(state: Any) -> FinalVectors:
     """The model of a server, or the part of one that the clients share."""
     return {Quantity.SHARED: flat(state.params.values()), Quantity.STATISTICS: flat(state.buffers.values())}
 
 
-def read_shared_head(state: Any) -> FinalValues:
+def read_shared_head(state: Any) -> FinalVectors:
     """The head of LG-FedAvg's server, all that its clients share."""
     return {Quantity.HEAD: flat(state.head.values())}
 
 
-def read_prototypes(state: Any) -> FinalValues:
+def read_prototypes(state: Any) -> FinalVectors:
     """The prototypes of FedProto's server."""
     return {Quantity.CLASS_VECTORS: flat([state.prototypes])}
 
 
-def read_mean_outputs(state: Any) -> FinalValues:
+def read_mean_outputs(state: Any) -> FinalVectors:
     """The mean output of each class, which FedDistill's server has."""
     return {Quantity.CLASS_VECTORS: flat([state.teacher])}
 
@@ -148,7 +148,7 @@ SERVER_READERS = {  # for methods whose server has no whole model
 }
 
 
-def read_client_states(state: Any) -> FinalValues:
+def read_client_states(state: Any) -> FinalVectors:
     """What all clients keep between rounds, in the order of their ids."""
     states = getattr(state, "clients", {})
     if not states:
@@ -157,7 +157,7 @@ def read_client_states(state: Any) -> FinalValues:
     return {Quantity.KEPT: flat(leaves(in_order))}
 
 
-def read_personal_models(models: dict[int, Any], fed: Federation) -> FinalValues:
+def read_personal_models(models: dict[int, Any], fed: Federation) -> FinalVectors:
     """The clients' own models, in the order of their ids; whole, and without their heads."""
     head = head_names(fed.network)
     whole = []

@@ -30,13 +30,13 @@ class Difference:
     closed_by: str = ""  # the row in which nothing but the cause is changed; empty where it is open
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """A run of a peer, and what it is held to."""
 
     label: str  # of the peer's rows, each once
     case: str  # a key of `agreement.cases.CASES`
-    peer_run: Any  # what the peer's adapter runs: a `PeerRun` of the peer's module
+    config: Any  # what the peer's adapter runs: a `PeerConfig` of the peer's module
     compared: tuple[Quantity, ...] = (Quantity.SHARED,)
     change: str = ""  # the one thing of the peer that is changed; empty for its code and defaults as they are
     difference: Difference | None = None  # None where the row agrees

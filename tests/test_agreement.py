@@ -13,7 +13,7 @@ from agreement import agree, page, problem, results
 from agreement.adapters import feed
 from agreement.bridges import BRIDGES
 from agreement.cases import CASES, Case
-from agreement.exchange import RowRun
+from agreement.exchange import RowOutcome
 from agreement.peers import load_peers
 from agreement.rows import Package, Quantity
 from fedcli import registry
@@ -96,29 +96,29 @@ def test_every_patch_is_a_function_of_the_adapter():
     for peer in PEERS:
         source = Path(agree.HERE, "adapters", f"{peer.module}.py").read_text()
         functions = {part.name for part in ast.parse(source).body if isinstance(part, ast.FunctionDef)}
-        patches = {getattr(row.peer_run, "patch", "") for row in peer.rows} - {""}
+        patches = {getattr(row.config, "patch", "") for row in peer.rows} - {""}
         assert patches <= functions, peer.name
 
 
 def test_an_adapter_applies_the_patch_of_every_run_where_it_runs_it():
     for peer in PEERS:
-        fields = {field.name for field in dataclasses.fields(peer.rows[0].peer_run)}
+        fields = {field.name for field in dataclasses.fields(peer.rows[0].config)}
         source = Path(agree.HERE, "adapters", f"{peer.module}.py").read_text()
         applied_in = []
         for part in ast.parse(source).body:
             if isinstance(
                 part, ast.FunctionDef | ast.ClassDef
-            ) and "apply_patch(PATCHES, peer_run.patch, " in ast.unparse(part):
+            ) and "apply_patch(PATCHES, config.patch, " in ast.unparse(part):
                 applied_in.append(part.name)
         assert applied_in == (["run"] if "patch" in fields else []), peer.name
 
 
 def test_an_adapter_reads_nothing_of_a_run_that_is_not_there():
     for peer in PEERS:
-        fields = {field.name for field in dataclasses.fields(peer.rows[0].peer_run)}
+        fields = {field.name for field in dataclasses.fields(peer.rows[0].config)}
         source = Path(agree.HERE, "adapters", f"{peer.module}.py").read_text()
         for part in ast.walk(ast.parse(source)):
-            if isinstance(part, ast.Attribute) and ast.unparse(part.value) in ("peer_run", "self.peer_run"):
+            if isinstance(part, ast.Attribute) and ast.unparse(part.value) in ("config", "self.config"):
                 assert part.attr in fields, (peer.name, part.lineno)
 
 
@@ -178,11 +178,11 @@ def test_an_environment_without_the_version_of_a_package_is_refused():
 def test_values_that_are_not_as_many_as_those_of_fedcli_are_refused(num_values):
     (peer,) = agree.choose_peers(["FedDecorr"])
     (row,) = peer.rows
-    run = RowRun({Quantity.SHARED: torch.zeros(num_values, dtype=torch.float64)})
-    report = agree.PeerReport({row.label: run}, "3", "2")
+    run = RowOutcome({Quantity.SHARED: torch.zeros(num_values, dtype=torch.float64)})
+    peer_outcome = agree.PeerOutcome({row.label: run}, "3", "2")
     ours = {row.case: {Quantity.SHARED: torch.zeros(5, dtype=torch.float64)}}
     with pytest.raises(UserError, match=f"FedDecorr, '{row.label}', has {num_values} values of 'shared' and fedcli 5"):
-        agree.compare(peer, report, ours)
+        agree.compare(peer, peer_outcome, ours)
 
 
 def test_the_page_has_the_peers_that_have_results():

@@ -2,7 +2,7 @@
 
 Each reads alike: the problem's batches take the place of the peer's data, the peer's model begins with the problem's
 weights, the peer runs its rounds, and what it ends with is read back. What an adapter replaces in a peer's modules, it
-replaces by `mock.patch`, which agreement/side.py takes back after each row.
+replaces by `mock.patch`, which agreement/peer_process.py takes back after each row.
 """
 
 from typing import Any, Protocol
@@ -14,9 +14,9 @@ from agreement.exchange import Problem
 class Adapter(Protocol):
     """What a module in this folder has.
 
-    One whose rows change their peer has `PATCHES` besides, a `Patch` of feed.py by each name that `PeerRun.patch` has.
-    `run` applies it, to the peer's server or to what makes the networks of a peer that is a script.
+    One whose rows change their peer has `PATCHES` besides, a `Patch` of feed.py by each name that `PeerConfig.patch`
+    has. `run` applies it, to the peer's server or to what makes the networks of a peer that is a script.
     """
 
-    def run(self, peer_run: Any, problem: Problem) -> FinalTensors:
-        """Runs the peer by a `PeerRun` of its module in agreement/peers; returns what the run ends with."""
+    def run(self, config: Any, problem: Problem) -> FinalTensors:
+        """Runs the peer by a `PeerConfig` of its module in agreement/peers; returns what the run ends with."""

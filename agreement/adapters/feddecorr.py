@@ -7,15 +7,15 @@ from torch.nn import functional
 from agreement.adapters import plain_loop
 from agreement.adapters.feed import FinalTensors
 from agreement.exchange import Problem
-from agreement.peers.feddecorr import PeerRun
+from agreement.peers.feddecorr import PeerConfig
 from agreement.rows import Quantity
 
 
-def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
+def run(config: PeerConfig, problem: Problem) -> FinalTensors:
     """Trains with the loss."""
     decorrelation = FedDecorrLoss()
 
     def objective(features: Tensor, logits: Tensor, labels: Tensor, received: Tensor) -> Tensor:
-        return functional.cross_entropy(logits, labels) + peer_run.weight * decorrelation(features)
+        return functional.cross_entropy(logits, labels) + config.weight * decorrelation(features)
 
     return {Quantity.SHARED: plain_loop.run_fedavg(problem, objective)}

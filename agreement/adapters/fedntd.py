@@ -10,7 +10,7 @@ from torch import Tensor
 from agreement.adapters import plain_loop
 from agreement.adapters.feed import FinalTensors
 from agreement.exchange import Problem, clone_folder
-from agreement.peers.fedntd import PeerRun
+from agreement.peers.fedntd import PeerConfig
 from agreement.rows import Quantity
 from agreement.small_networks import NUM_CLASSES
 
@@ -26,10 +26,10 @@ def import_without_package(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
+def run(config: PeerConfig, problem: Problem) -> FinalTensors:
     """Trains with the loss."""
     criterion = import_without_package("algorithms.fedntd.criterion").NTD_Loss(
-        num_classes=NUM_CLASSES, tau=peer_run.temperature, beta=peer_run.weight
+        num_classes=NUM_CLASSES, tau=config.temperature, beta=config.weight
     )
 
     def objective(features: Tensor, logits: Tensor, labels: Tensor, received: Tensor) -> Tensor:

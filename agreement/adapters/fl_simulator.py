@@ -15,7 +15,7 @@ from torch import nn
 from agreement import small_networks
 from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch, refuse_unsupported
 from agreement.exchange import Problem
-from agreement.peers.fl_simulator import PeerRun
+from agreement.peers.fl_simulator import PeerConfig
 from agreement.rows import Quantity
 
 OPTIONS = {  # of its command line; those of a row come on top
@@ -25,13 +25,13 @@ OPTIONS = {  # of its command line; those of a row come on top
 ADDED_TO_NORM = 1e-7  # in optimizer/ESAM.py
 
 
-def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
+def run(config: PeerConfig, problem: Problem) -> FinalTensors:
     """Runs a server of FL-Simulator and its clients."""
     refuse_unsupported(problem, weight_decay=problem.weight_decay)
     feed = Feed(problem)
     replace_loader(feed)
-    server = make_server(peer_run, problem)
-    apply_patch(PATCHES, peer_run.patch, server, problem)
+    server = make_server(config, problem)
+    apply_patch(PATCHES, config.patch, server, problem)
     server._activate_clients_ = lambda round: np.array(feed.cohort)
     server._test_ = partial(end_round, feed)  # the last thing that it does in a round
     server._save_results_ = lambda: None
@@ -58,11 +58,11 @@ def replace_loader(feed: Feed) -> None:
     mock.patch.object(client_module, "data", SimpleNamespace(DataLoader=loader_of)).start()
 
 
-def make_server(peer_run: PeerRun, problem: Problem) -> Any:
+def make_server(config: PeerConfig, problem: Problem) -> Any:
     """Makes its server of a method; a client's images are its number alone, and how many they are."""
     images = [SimpleNamespace(client=client, shape=(len(part),)) for client, part in enumerate(problem.parts)]
-    arguments = SimpleNamespace(**{**OPTIONS, **peer_run.options})
-    arguments.method = peer_run.method
+    arguments = SimpleNamespace(**(OPTIONS | config.options))
+    arguments.method = config.method
     arguments.total_client = problem.num_clients
     arguments.comm_rounds = problem.num_rounds
     arguments.local_learning_rate = problem.lr
@@ -70,13 +70,13 @@ def make_server(peer_run: PeerRun, problem: Problem) -> Any:
     arguments.batchsize = problem.batch_size
     arguments.local_epochs = problem.epochs
     make = partial(make_model, problem)
-    return getattr(servers, peer_run.method)(
+    return getattr(servers, config.method)(
         device=torch.device("cpu"),
         model_func=make,
         init_model=make(),
         init_par_list=torch.cat([value.flatten() for value in problem.weights]),
         datasets=SimpleNamespace(client_x=images, client_y=[None] * len(images)),
-        method=peer_run.method,
+        method=config.method,
         args=arguments,
     )
 

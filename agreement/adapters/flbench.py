@@ -16,9 +16,16 @@ from src.utils.trainer import FLbenchTrainer
 from torch import Tensor
 
 from agreement import small_networks
-from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch, refuse_unsupported
+from agreement.adapters.feed import (
+    EpochLoader,
+    Feed,
+    FinalTensors,
+    apply_patch,
+    read_personal_models,
+    refuse_unsupported,
+)
 from agreement.exchange import Problem
-from agreement.peers.flbench import PeerRun
+from agreement.peers.flbench import PeerConfig
 from agreement.rows import Quantity
 
 
@@ -60,38 +67,38 @@ class LoaderOfCurrentClient:
         return iter(self._loader)
 
 
-def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
+def run(config: PeerConfig, problem: Problem) -> FinalTensors:
     """Runs a server of FL-bench and its clients."""
-    refuse_unsupported(problem, weight_decay=peer_run.weight_decay)
+    refuse_unsupported(problem, weight_decay=config.weight_decay)
     mock.patch.dict(NUM_CLASSES, digits=small_networks.NUM_CLASSES).start()
     constructor = partialmethod(construct_server, feed=Feed(problem))
     mock.patch.object(FedAvgServer, "__init__", constructor).start()
-    server = resolve_name(f"src.server.{peer_run.server}")(make_arguments(peer_run, problem))
-    apply_patch(PATCHES, peer_run.patch, server, problem)
+    server = resolve_name(f"src.server.{config.server}")(make_arguments(config, problem))
+    apply_patch(PATCHES, config.patch, server, problem)
     for number in range(problem.num_rounds):
         server.current_epoch = number
         server.train_one_round()
-    return read_final_tensors(server, peer_run)
+    return read_final_tensors(server, config)
 
 
-def make_arguments(peer_run: PeerRun, problem: Problem) -> SimpleNamespace:
+def make_arguments(config: PeerConfig, problem: Problem) -> SimpleNamespace:
     """Its configuration."""
     common = SimpleNamespace(
         use_cuda=False,
         buffers="local",
         batch_size=problem.batch_size,
         client_side_evaluation=False,
-        local_epoch=peer_run.local_epoch or problem.epochs,
+        local_epoch=config.local_epoch or problem.epochs,
         reset_optimizer_on_global_epoch=True,
         test=SimpleNamespace(client=SimpleNamespace(train=True, val=True, test=True)),
     )
     arguments = SimpleNamespace(
         common=common,
         dataset=SimpleNamespace(name="digits"),
-        optimizer=SimpleNamespace(lr=problem.lr, weight_decay=peer_run.weight_decay),
+        optimizer=SimpleNamespace(lr=problem.lr, weight_decay=config.weight_decay),
     )
-    module, _, _ = peer_run.server.partition(":")
-    setattr(arguments, module, SimpleNamespace(**peer_run.options))
+    module, _, _ = config.server.partition(":")
+    setattr(arguments, module, SimpleNamespace(**config.options))
     return arguments
 
 
@@ -146,24 +153,20 @@ def make_model(problem: Problem) -> DecoupledModel:
     return small_networks.load_weights(model, problem.weights)
 
 
-def read_final_tensors(server: FedAvgServer, peer_run: PeerRun) -> FinalTensors:
+def read_final_tensors(server: FedAvgServer, config: PeerConfig) -> FinalTensors:
     """What a server holds after the last round."""
     names = server.public_model_param_names
     shared = server.public_model_params
-    personal = []
-    bodies = []
+    models = []
     for own_params in server.clients_personal_model_params.values():
-        params = [own_params.get(name, shared[name]) for name in names]
-        personal += params
-        bodies += small_networks.body_of(params)
+        models.append([own_params.get(name, shared[name]) for name in names])
     final_tensors = {
         Quantity.SHARED: [*shared.values()],
         Quantity.HEAD: small_networks.head_of([shared[name] for name in names]),
-        Quantity.PERSONAL: personal,
-        Quantity.BODIES: bodies,
+        **read_personal_models(models),
     }
-    if peer_run.class_vectors:
-        by_class = getattr(server, peer_run.class_vectors)
+    if config.class_vectors:
+        by_class = getattr(server, config.class_vectors)
         final_tensors[Quantity.CLASS_VECTORS] = [by_class[label] for label in Labels.classes]
     return final_tensors
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from agreement import small_networks
 from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch, refuse_unsupported
 from agreement.exchange import Problem
-from agreement.peers.flower import PeerRun
+from agreement.peers.flower import PeerConfig
 from agreement.rows import Quantity
 
 OK = Status(Code.OK, "")
@@ -74,9 +74,9 @@ class InProcess(ClientProxy):
         """Nothing: no server here asks for it."""
 
 
-def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
+def run(config: PeerConfig, problem: Problem) -> FinalTensors:
     """Runs a server of Flower and clients of its baselines."""
-    if peer_run.client == "fedprox-baseline":
+    if config.client == "fedprox-baseline":
         refuse_unsupported(problem, weight_decay=WEIGHT_DECAY_OF_BASELINE_FEDPROX)
     suit_older_baselines()
     feed = Feed(problem)
@@ -84,16 +84,17 @@ def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
     clients = []
     manager = SimpleClientManager()
     for number in range(problem.num_clients):
-        client = InProcess(number, make_client(peer_run, EpochLoader(feed, number), problem))
+        client = InProcess(number, make_client(config, EpochLoader(feed, number), problem))
         clients.append(client)
         manager.register(client)
     manager.sample = lambda *arguments, **options: [clients[number] for number in feed.cohort]
-    server = make_server(peer_run, problem, manager)
+    server = make_server(config, problem, manager)
     server.parameters = make_first_parameters(problem)
-    apply_patch(PATCHES, peer_run.patch, server, problem)
+    apply_patch(PATCHES, config.patch, server, problem)
     for number in range(problem.num_rounds):
         feed.round = number
-        server.parameters, _, (_, failures) = server.fit_round(server_round=number + 1, timeout=None)
+        server.parameters, _, answers = server.fit_round(server_round=number + 1, timeout=None)
+        _, failures = answers
         if failures:
             raise RuntimeError(str(failures[0]))
     return {Quantity.SHARED: read_message(server.parameters)}
@@ -118,7 +119,7 @@ def read_message(parameters: flwr.common.Parameters) -> list[Tensor]:
     return [torch.from_numpy(array.copy()) for array in parameters_to_ndarrays(parameters)]
 
 
-def make_client(peer_run: PeerRun, loader: EpochLoader, problem: Problem) -> Any:
+def make_client(config: PeerConfig, loader: EpochLoader, problem: Problem) -> Any:
     """A client of a baseline."""
     options = {  # that all clients take
         "net": small_networks.make_network(problem.network_name, problem.weights),
@@ -130,34 +131,34 @@ def make_client(peer_run: PeerRun, loader: EpochLoader, problem: Problem) -> Any
         "momentum": problem.momentum,
         "weight_decay": problem.weight_decay,
     }
-    return KINDS[peer_run.client].make_client(peer_run, options)
+    return KINDS[config.client].make_client(config, options)
 
 
-def make_fedavg_client(peer_run: PeerRun, options: Mapping[str, Any]) -> Any:
+def make_fedavg_client(config: PeerConfig, options: Mapping[str, Any]) -> Any:
     """A client of niid_bench that trains as FedAvg's do."""
     return resolve_name("niid_bench.client_fedavg:FlowerClientFedAvg")(**options)
 
 
-def make_fednova_client(peer_run: PeerRun, options: Mapping[str, Any]) -> Any:
+def make_fednova_client(config: PeerConfig, options: Mapping[str, Any]) -> Any:
     """A client of niid_bench for FedNova."""
     return resolve_name("niid_bench.client_fednova:FlowerClientFedNova")(**options)
 
 
-def make_fedprox_client(peer_run: PeerRun, options: Mapping[str, Any]) -> Any:
+def make_fedprox_client(config: PeerConfig, options: Mapping[str, Any]) -> Any:
     """A client of niid_bench for FedProx."""
-    return resolve_name("niid_bench.client_fedprox:FlowerClientFedProx")(**options, proximal_mu=peer_run.proximal_mu)
+    return resolve_name("niid_bench.client_fedprox:FlowerClientFedProx")(**options, proximal_mu=config.proximal_mu)
 
 
-def make_scaffold_client(peer_run: PeerRun, options: Mapping[str, Any]) -> Any:
+def make_scaffold_client(config: PeerConfig, options: Mapping[str, Any]) -> Any:
     """A client of niid_bench for SCAFFOLD, which keeps its control variate in a file by its number."""
     number = options["trainloader"].client
     return resolve_name("niid_bench.client_scaffold:FlowerClientScaffold")(number, **options, save_dir=str(CONTROLS))
 
 
-def make_client_of_baseline_fedprox(peer_run: PeerRun, options: Mapping[str, Any]) -> Any:
+def make_client_of_baseline_fedprox(config: PeerConfig, options: Mapping[str, Any]) -> Any:
     """A client that trains by the function of the baseline fedprox."""
-    client = make_fedavg_client(peer_run, options)
-    client.fit = functools.partial(fit_as_baseline_fedprox, client, peer_run.proximal_mu)
+    client = make_fedavg_client(config, options)
+    client.fit = functools.partial(fit_as_baseline_fedprox, client, config.proximal_mu)
     return client
 
 
@@ -187,12 +188,12 @@ def fit_as_baseline_fedprox(client: Any, proximal_mu: float, parameters: list[np
     return Trained(arrays=client.get_parameters({}), num_examples=len(client.trainloader.dataset), metrics={})
 
 
-def make_server(peer_run: PeerRun, problem: Problem, manager: SimpleClientManager) -> Server:
+def make_server(config: PeerConfig, problem: Problem, manager: SimpleClientManager) -> Server:
     """A server of Flower, or of its baseline niid_bench."""
-    return KINDS[peer_run.client].make_server(peer_run, problem, manager)
+    return KINDS[config.client].make_server(config, problem, manager)
 
 
-def make_scaffold_server(peer_run: PeerRun, problem: Problem, manager: SimpleClientManager) -> Server:
+def make_scaffold_server(config: PeerConfig, problem: Problem, manager: SimpleClientManager) -> Server:
     """A server of niid_bench for SCAFFOLD, whose control variate begins as the first parameters, as in its code."""
     strategy = resolve_name("niid_bench.strategy:ScaffoldStrategy")(**PARTICIPATION)
     server = resolve_name("niid_bench.server_scaffold:ScaffoldServer")(strategy, {}, manager)
@@ -200,27 +201,27 @@ def make_scaffold_server(peer_run: PeerRun, problem: Problem, manager: SimpleCli
     return server
 
 
-def make_fednova_server(peer_run: PeerRun, problem: Problem, manager: SimpleClientManager) -> Server:
+def make_fednova_server(config: PeerConfig, problem: Problem, manager: SimpleClientManager) -> Server:
     """A server of niid_bench for FedNova."""
     strategy = resolve_name("niid_bench.strategy:FedNovaStrategy")(**PARTICIPATION)
     return resolve_name("niid_bench.server_fednova:FedNovaServer")(client_manager=manager, strategy=strategy)
 
 
-def make_flower_server(peer_run: PeerRun, problem: Problem, manager: SimpleClientManager) -> Server:
+def make_flower_server(config: PeerConfig, problem: Problem, manager: SimpleClientManager) -> Server:
     """A server of Flower with a strategy."""
-    make_strategy = resolve_name(peer_run.strategy)
-    strategy = make_strategy(**PARTICIPATION, **peer_run.options, initial_parameters=make_first_parameters(problem))
+    make_strategy = resolve_name(config.strategy)
+    strategy = make_strategy(**PARTICIPATION, **config.options, initial_parameters=make_first_parameters(problem))
     return Server(client_manager=manager, strategy=strategy)
 
 
 class Kind(NamedTuple):
     """How the client and the server of a run are made."""
 
-    make_client: Callable[[PeerRun, Mapping[str, Any]], Any]
-    make_server: Callable[[PeerRun, Problem, SimpleClientManager], Server]
+    make_client: Callable[[PeerConfig, Mapping[str, Any]], Any]
+    make_server: Callable[[PeerConfig, Problem, SimpleClientManager], Server]
 
 
-KINDS = {  # by the names that `PeerRun.client` has
+KINDS = {  # by the names that `PeerConfig.client` has
     "fedavg": Kind(make_fedavg_client, make_flower_server),
     "fednova": Kind(make_fednova_client, make_fednova_server),
     "fedprox": Kind(make_fedprox_client, make_flower_server),

@@ -19,9 +19,9 @@ from fluke.utils.model import state_dict_zero_like
 from torch import Tensor, nn
 
 from agreement import small_networks
-from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch
+from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch, read_kept, read_personal_models
 from agreement.exchange import Problem
-from agreement.peers.fluke import PeerRun
+from agreement.peers.fluke import PeerConfig
 from agreement.rows import Quantity
 from agreement.small_networks import NUM_CLASSES
 
@@ -61,13 +61,13 @@ class Observer:
         return lambda *arguments, **options: None  # for whatever else an observer is told
 
 
-def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
+def run(config: PeerConfig, problem: Problem) -> FinalTensors:
     """Runs an algorithm of fluke."""
     set_up_environment()
     feed = Feed(problem, num_rounds_more=1)
-    algorithm = make_algorithm(peer_run, feed)
-    apply_patch(PATCHES, peer_run.patch, algorithm, problem)
-    observer = Observer(feed, partial(read_final_tensors, algorithm, peer_run))
+    algorithm = make_algorithm(config, feed)
+    apply_patch(PATCHES, config.patch, algorithm, problem)
+    observer = Observer(feed, partial(read_final_tensors, algorithm, config))
     algorithm.attach(observer)
     algorithm.server.get_eligible_clients = lambda share: [algorithm.clients[client] for client in feed.cohort]
     algorithm.run(problem.num_rounds, 1.0, finalize=False)
@@ -84,23 +84,23 @@ def set_up_environment() -> None:
     environment.set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
 
 
-def make_algorithm(peer_run: PeerRun, feed: Feed) -> CentralizedFL:
+def make_algorithm(config: PeerConfig, feed: Feed) -> CentralizedFL:
     """Makes an algorithm with its server and clients."""
     problem = feed.problem
-    kind = resolve_name(f"fluke.algorithms.{peer_run.algorithm}")
+    kind = resolve_name(f"fluke.algorithms.{config.algorithm}")
     without_init = kind.__new__(kind)  # which says the classes of its clients and its server
     make_client = without_init.get_client_class()
     make_server = without_init.get_server_class()
-    clients = [make_client(**make_client_options(client, peer_run, feed)) for client in range(problem.num_clients)]
+    clients = [make_client(**make_client_options(client, config, feed)) for client in range(problem.num_clients)]
     shared = make_model(problem)
-    if peer_run.shares_head_alone:
+    if config.shares_head_alone:
         shared = shared.head
-    server = make_server(model=shared, test_set=None, clients=clients, **peer_run.server)
+    server = make_server(model=shared, test_set=None, clients=clients, **config.server)
     names = DDict(client=DDict(), server=DDict(), model="x")
     return kind(problem.num_clients, None, names, clients=clients, server=server)
 
 
-def make_client_options(client: int, peer_run: PeerRun, feed: Feed) -> dict[str, Any]:
+def make_client_options(client: int, config: PeerConfig, feed: Feed) -> dict[str, Any]:
     """What a client is made with."""
     problem = feed.problem
     optimizer = OptimizerConfigurator(
@@ -116,9 +116,9 @@ def make_client_options(client: int, peer_run: PeerRun, feed: Feed) -> dict[str,
         "local_epochs": problem.epochs,
         "clipping": 0,
     }
-    if peer_run.clients_have_models:
+    if config.clients_have_models:
         options["model"] = make_model(problem)
-    return {**options, **peer_run.client}
+    return {**options, **config.client}
 
 
 def make_model(problem: Problem) -> EncoderHeadNet:
@@ -127,40 +127,36 @@ def make_model(problem: Problem) -> EncoderHeadNet:
     return small_networks.load_weights(EncoderHeadNet(body, small_networks.head()), problem.weights)
 
 
-def read_final_tensors(algorithm: CentralizedFL, peer_run: PeerRun) -> FinalTensors:
+def read_final_tensors(algorithm: CentralizedFL, config: PeerConfig) -> FinalTensors:
     """What an algorithm's server and clients hold after a round."""
-    return {**read_clients(algorithm.clients, peer_run), **read_server(algorithm.server, peer_run)}
+    return {**read_clients(algorithm.clients, config), **read_server(algorithm.server, config)}
 
 
-def read_clients(clients: list[Any], peer_run: PeerRun) -> FinalTensors:
+def read_clients(clients: list[Any], config: PeerConfig) -> FinalTensors:
     """The clients' models, whole and without their heads, and what else stays with a client."""
-    final_tensors: FinalTensors = {Quantity.PERSONAL: [], Quantity.BODIES: [], Quantity.KEPT: []}
-    for client in clients:
-        if client.model is not None:
-            params = small_networks.parameters_of(client.model)
-            final_tensors[Quantity.PERSONAL] += params
-            final_tensors[Quantity.BODIES] += small_networks.body_of(params)
-        for attribute in peer_run.kept:
-            final_tensors[Quantity.KEPT] += small_networks.parameters_or_number(attrgetter(attribute)(client))
-        if peer_run.keeps_normalisation:
-            for module in find_normalisations(client.model).values():
-                final_tensors[Quantity.KEPT] += small_networks.parameters_of(module)
-                final_tensors[Quantity.KEPT] += small_networks.statistics_of(module)
-    return final_tensors
+    models = [client.model for client in clients if client.model is not None]
+    personal = read_personal_models([small_networks.parameters_of(model) for model in models])
+    kept = read_kept(clients, config.kept)
+    if config.keeps_normalisation:
+        for model in models:
+            for module in find_normalisations(model).values():
+                kept += small_networks.parameters_of(module)
+                kept += small_networks.statistics_of(module)
+    return {**personal, Quantity.KEPT: kept}
 
 
-def read_server(server: Any, peer_run: PeerRun) -> FinalTensors:
+def read_server(server: Any, config: PeerConfig) -> FinalTensors:
     """The server's model, or the part of one that the clients share, and its prototypes."""
     final_tensors: FinalTensors = {}
-    shared = attrgetter(peer_run.shared)(server)
+    shared = attrgetter(config.shared)(server)
     if shared is not None:
-        quantity = Quantity.HEAD if peer_run.shares_head_alone else Quantity.SHARED
+        quantity = Quantity.HEAD if config.shares_head_alone else Quantity.SHARED
         final_tensors[quantity] = small_networks.parameters_of(shared)
         final_tensors[Quantity.STATISTICS] = small_networks.statistics_of(shared)
-    if peer_run.keeps_normalisation:
+    if config.keeps_normalisation:
         final_tensors[Quantity.SHARED] = copy_parameters_without_normalisation(shared)
-    if peer_run.class_vectors:
-        final_tensors[Quantity.CLASS_VECTORS] = list(getattr(server, peer_run.class_vectors))
+    if config.class_vectors:
+        final_tensors[Quantity.CLASS_VECTORS] = list(getattr(server, config.class_vectors))
     return final_tensors
 
 
@@ -197,18 +193,15 @@ def keep_the_rest(algorithm: CentralizedFL, problem: Problem) -> None:
 def sum_changes(algorithm: CentralizedFL, problem: Problem) -> None:
     """The dual of a client is the sum of w_i - w_g over its rounds."""
 
-    def with_sum(client: Any, fit: Callable[[int], float]) -> Callable[..., float]:
-        def fit_and_add(override_local_epochs: int = 0) -> float:
-            dual = client.prev_grads.clone()
-            start = get_all_params_of(client.model)
-            loss = fit(override_local_epochs)
-            client.prev_grads = dual + get_all_params_of(client.model) - start
-            return loss
-
-        return fit_and_add
+    def fit_and_add(client: Any, fit: Callable[[int], float], override_local_epochs: int = 0) -> float:
+        dual = client.prev_grads.clone()
+        start = get_all_params_of(client.model)
+        loss = fit(override_local_epochs)
+        client.prev_grads = dual + get_all_params_of(client.model) - start
+        return loss
 
     for client in algorithm.clients:
-        client.fit = with_sum(client, client.fit)
+        client.fit = partial(fit_and_add, client, client.fit)
 
 
 PATCHES = {

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from agreement import small_networks
 from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch
 from agreement.exchange import Problem, clone_folder
-from agreement.peers.niid_bench import PeerRun
+from agreement.peers.niid_bench import PeerConfig
 from agreement.rows import Quantity
 
 EPOCH_TO_MEASURE = 0  # whose batches are read to measure accuracy; any would do
@@ -85,19 +85,19 @@ class Networks:
         return made
 
 
-def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
+def run(config: PeerConfig, problem: Problem) -> FinalTensors:
     """Runs the script with an algorithm."""
     feed = Feed(problem)
     feed.round = -1  # before the first
     networks = Networks(problem)
-    apply_patch(PATCHES, peer_run.patch, networks, problem)
+    apply_patch(PATCHES, config.patch, networks, problem)
     mock.patch.object(utils, "get_dataloader", partial(make_loaders, feed)).start()
     mock.patch.object(utils, "partition_data", partial(divide_data, problem)).start()
     for module in (models, utils):
         mock.patch.object(module, "SimpleCNNMNIST", partial(networks.make, Small)).start()
         mock.patch.object(module, "ModelFedCon_noheader", partial(networks.make, SmallWithFeatures)).start()
     mock.patch("numpy.random.shuffle", partial(begin_round, feed)).start()
-    model = run_script({"alg": peer_run.algorithm, **make_options(problem), **peer_run.options})
+    model = run_script({"alg": config.algorithm, **make_options(problem), **config.options})
     return {
         Quantity.SHARED: small_networks.parameters_of(model),
         Quantity.STATISTICS: small_networks.statistics_of(model),

@@ -4,7 +4,6 @@ import contextlib
 import copy
 from collections.abc import Callable
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from pkgutil import resolve_name
 from types import SimpleNamespace
@@ -19,9 +18,17 @@ from flcore.trainmodel.models import BaseHeadSplit
 from torch import Tensor, nn
 
 from agreement import small_networks
-from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch, refuse_unsupported
+from agreement.adapters.feed import (
+    EpochLoader,
+    Feed,
+    FinalTensors,
+    apply_patch,
+    read_kept,
+    read_personal_models,
+    refuse_unsupported,
+)
 from agreement.exchange import Problem
-from agreement.peers.pfllib import PeerRun
+from agreement.peers.pfllib import PeerConfig
 from agreement.rows import Quantity
 from agreement.small_networks import NUM_CLASSES
 
@@ -60,27 +67,27 @@ class ChoiceOfClients:
         return [self._server.clients[client] for client in self._feed.cohort]
 
 
-def run(peer_run: PeerRun, problem: Problem) -> FinalTensors:
+def run(config: PeerConfig, problem: Problem) -> FinalTensors:
     """Runs a server of PFLlib and its clients."""
-    refuse_unsupported(problem, weight_decay=peer_run.own_weight_decay)
+    refuse_unsupported(problem, weight_decay=config.own_weight_decay)
     feed = Feed(problem, num_rounds_more=1)
-    replace_files(peer_run, feed)
+    replace_files(config, feed)
     Path("system").mkdir()
     with contextlib.chdir("system"):  # it writes models, and results to ../results
-        make_server = resolve_name(f"flcore.servers.{peer_run.server}")
-        server = make_server(make_arguments(peer_run, problem), 0)
-        apply_patch(PATCHES, peer_run.patch, server, problem)
-        choice = ChoiceOfClients(server, feed, partial(read_final_tensors, server, peer_run))
+        make_server = resolve_name(f"flcore.servers.{config.server}")
+        server = make_server(make_arguments(config, problem), 0)
+        apply_patch(PATCHES, config.patch, server, problem)
+        choice = ChoiceOfClients(server, feed, partial(read_final_tensors, server, config))
         server.select_clients = choice.begin_round
         server.train()
     return choice.final_tensors
 
 
-def replace_files(peer_run: PeerRun, feed: Feed) -> None:
+def replace_files(config: PeerConfig, feed: Feed) -> None:
     """Lets servers and clients read the problem in the place of their files."""
 
     def load_train_data(client: clientbase.Client, batch_size: int | None = None) -> EpochLoader:
-        return EpochLoader(feed, client.id, peer_run.epochs_of_passes, peer_run.drop_last)
+        return EpochLoader(feed, client.id, config.epochs_of_passes, config.drop_last)
 
     read = partial(read_client_data, feed.problem)
     mock.patch.object(clientbase, "read_client_data", read).start()
@@ -98,8 +105,9 @@ def read_client_data(
     return list(zip(problem.x[part], problem.y[part], strict=True))
 
 
-def make_arguments(peer_run: PeerRun, problem: Problem) -> SimpleNamespace:
+def make_arguments(config: PeerConfig, problem: Problem) -> SimpleNamespace:
     """The options of its command line, and the first model."""
+    first_model = BaseHeadSplit(small_networks.make_body(problem.network_name), small_networks.head())
     options = {
         **OPTIONS,
         "local_learning_rate": problem.lr,
@@ -108,29 +116,23 @@ def make_arguments(peer_run: PeerRun, problem: Problem) -> SimpleNamespace:
         "global_rounds": problem.num_rounds,
         "num_clients": problem.num_clients,
         "join_ratio": problem.share_of_clients,
-        "model": small_networks.load_weights(
-            BaseHeadSplit(small_networks.make_body(problem.network_name), small_networks.head()), problem.weights
-        ),
+        "model": small_networks.load_weights(first_model, problem.weights),
+        **config.options,
     }
-    return SimpleNamespace(**{**options, **peer_run.options})
+    return SimpleNamespace(**options)
 
 
-def read_final_tensors(server: Any, peer_run: PeerRun) -> FinalTensors:
+def read_final_tensors(server: Any, config: PeerConfig) -> FinalTensors:
     """What a server and its clients hold."""
-    final_tensors: FinalTensors = {Quantity.PERSONAL: [], Quantity.BODIES: [], Quantity.KEPT: []}
-    for client in server.clients:
-        params = small_networks.parameters_of(client.model)
-        final_tensors[Quantity.PERSONAL] += params
-        final_tensors[Quantity.BODIES] += small_networks.body_of(params)
-        for attribute in peer_run.kept:
-            final_tensors[Quantity.KEPT] += small_networks.parameters_or_number(attrgetter(attribute)(client))
-    if peer_run.shares_compressed_parameters:
+    final_tensors = read_personal_models([small_networks.parameters_of(client.model) for client in server.clients])
+    final_tensors[Quantity.KEPT] = read_kept(server.clients, config.kept)
+    if config.shares_compressed_parameters:
         final_tensors[Quantity.SHARED] = [decompress(value) for value in server.compressed_param.values()]
     else:
-        quantity = Quantity.HEAD if peer_run.shares_head_alone else Quantity.SHARED
+        quantity = Quantity.HEAD if config.shares_head_alone else Quantity.SHARED
         final_tensors[quantity] = small_networks.parameters_of(server.global_model)
-    if peer_run.class_vectors:
-        by_class = getattr(server, peer_run.class_vectors)
+    if config.class_vectors:
+        by_class = getattr(server, config.class_vectors)
         final_tensors[Quantity.CLASS_VECTORS] = [by_class[label] for label in range(NUM_CLASSES)]
     return final_tensors
 

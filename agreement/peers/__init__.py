@@ -1,4 +1,4 @@
-"""The peers: of each its rows, and in the dataclass `PeerRun` what a row says of a run. No peer is imported here."""
+"""The peers: of each its rows, and in the dataclass `PeerConfig` how a row runs it. No peer is imported here."""
 
 import importlib
 

@@ -6,8 +6,8 @@ from agreement.rows import Peer, Row
 
 
 @dataclass(frozen=True)
-class PeerRun:
-    """A run of its loss in a plain loop."""
+class PeerConfig:
+    """How its loss is run in a plain loop."""
 
     weight: float  # of the decorrelation
 
@@ -16,5 +16,5 @@ PEER = Peer(
     name="FedDecorr",
     module="feddecorr",
     commit="973e4af2d416e8dacda1fb19a328e440f9e815af",
-    rows=(Row("FedDecorr, its loss in a plain loop", "feddecorr", PeerRun(weight=0.01)),),
+    rows=(Row(label="FedDecorr, its loss in a plain loop", case="feddecorr", config=PeerConfig(weight=0.01)),),
 )

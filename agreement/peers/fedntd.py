@@ -6,8 +6,8 @@ from agreement.rows import Peer, Row
 
 
 @dataclass(frozen=True)
-class PeerRun:
-    """A run of its loss in a plain loop."""
+class PeerConfig:
+    """How its loss is run in a plain loop."""
 
     temperature: float  # tau
     weight: float  # beta, of the distillation
@@ -18,7 +18,7 @@ PEER = Peer(
     module="fedntd",
     commit="be00ee598139654abe650c446a7ba3bc4e340233",
     rows=(
-        Row("FedNTD, its loss in a plain loop", "fedntd", PeerRun(temperature=1, weight=1)),
-        Row("FedNTD at tau 3", "fedntd, tau 3", PeerRun(temperature=3, weight=0.5)),
+        Row(label="FedNTD, its loss in a plain loop", case="fedntd", config=PeerConfig(temperature=1, weight=1)),
+        Row(label="FedNTD at tau 3", case="fedntd, tau 3", config=PeerConfig(temperature=3, weight=0.5)),
     ),
 )

@@ -9,8 +9,8 @@ from agreement.rows import Difference, Peer, Row
 
 
 @dataclass(frozen=True)
-class PeerRun:
-    """A run of one of its servers."""
+class PeerConfig:
+    """How one of its servers is run."""
 
     method: str  # the name of its server
     options: Mapping[str, Any] = field(default_factory=dict)  # of its command line
@@ -18,12 +18,12 @@ class PeerRun:
 
 
 PLAIN_MEAN_OF_MODELS = "The mean of the models is plain (server.py); fedcli weights by examples."
-FEDSAM = PeerRun("FedSAM", {"rho": 0.1})
-MOFEDSAM = PeerRun("MoFedSAM", {"rho": 0.1, "alpha": 0.3})
+FEDSAM = PeerConfig("FedSAM", options={"rho": 0.1})
+MOFEDSAM = PeerConfig("MoFedSAM", options={"rho": 0.1, "alpha": 0.3})
 ADDED_TO_THE_NORM = "1e-7 is added to the norm of the gradient (optimizer/ESAM.py)."
-FEDAVG = PeerRun("FedAvg")
-SCAFFOLD = PeerRun("SCAFFOLD")
-FEDDYN = PeerRun("FedDyn", {"lamb": 0.1})
+FEDAVG = PeerConfig("FedAvg")
+SCAFFOLD = PeerConfig("SCAFFOLD")
+FEDDYN = PeerConfig("FedDyn", options={"lamb": 0.1})
 
 PEER = Peer(
     name="FL-Simulator",
@@ -31,23 +31,27 @@ PEER = Peer(
     commit="502bec65570165d1ff1a6ce76375297145c734e3",
     rows=(
         Row(
-            "FedAvg",
-            "fedavg",
-            FEDAVG,
+            label="FedAvg",
+            case="fedavg",
+            config=FEDAVG,
             difference=Difference(
                 cause=PLAIN_MEAN_OF_MODELS,
                 decided_by=equations.FEDAVG_WEIGHTS,
                 closed_by="FedAvg, plain means here too",
             ),
         ),
-        Row("FedAvg, plain means here too", "fedavg, uniform", FEDAVG),
-        Row("FedProx, plain means here too", "fedprox, uniform", PeerRun("FedProx", {"lamb": 0.5})),
-        Row("SCAFFOLD, clients of one size", "scaffold, equal, clipped", SCAFFOLD),
-        Row("SCAFFOLD, 2 of 4", "scaffold, half", SCAFFOLD),
+        Row(label="FedAvg, plain means here too", case="fedavg, uniform", config=FEDAVG),
         Row(
-            "SCAFFOLD, plain means here too",
-            "scaffold, uniform",
-            SCAFFOLD,
+            label="FedProx, plain means here too",
+            case="fedprox, uniform",
+            config=PeerConfig("FedProx", options={"lamb": 0.5}),
+        ),
+        Row(label="SCAFFOLD, clients of one size", case="scaffold, equal, clipped", config=SCAFFOLD),
+        Row(label="SCAFFOLD, 2 of 4", case="scaffold, half", config=SCAFFOLD),
+        Row(
+            label="SCAFFOLD, plain means here too",
+            case="scaffold, uniform",
+            config=SCAFFOLD,
             difference=Difference(
                 cause="K is the first client's for all, and no whole number for a batch that is not full "
                 "(server/SCAFFOLD.py).",
@@ -56,29 +60,31 @@ PEER = Peer(
             ),
         ),
         Row(
-            "SCAFFOLD, plain means here too, own K",
-            "scaffold, uniform",
-            PeerRun("SCAFFOLD", patch="count_own_steps"),
+            label="SCAFFOLD, plain means here too, own K",
+            case="scaffold, uniform",
+            config=PeerConfig("SCAFFOLD", patch="count_own_steps"),
             change="K is the client's number of steps",
         ),
-        Row("FedDyn, clients of one size", "feddyn, equal, clipped", FEDDYN),
+        Row(label="FedDyn, clients of one size", case="feddyn, equal, clipped", config=FEDDYN),
         Row(
-            "FedDyn",
-            "feddyn",
-            FEDDYN,
+            label="FedDyn",
+            case="feddyn",
+            config=FEDDYN,
             difference=Difference(
                 cause="All clients have one alpha; fedcli's is divided by a client's size, as in the authors' code.",
                 decided_by="FedDyn, Algorithm 1: one alpha, for which fedcli has --weighting uniform (Reading 2).",
                 closed_by="FedDyn, one alpha here too",
             ),
         ),
-        Row("FedDyn, one alpha here too", "feddyn, uniform", FEDDYN),
-        Row("FedDyn, 2 of 4", "feddyn, half", FEDDYN),
-        Row("FedCM, clients of one size", "fedcm, equal", PeerRun("FedCM", {"alpha": 0.3})),
+        Row(label="FedDyn, one alpha here too", case="feddyn, uniform", config=FEDDYN),
+        Row(label="FedDyn, 2 of 4", case="feddyn, half", config=FEDDYN),
         Row(
-            "FedSAM, plain means here too",
-            "fedsam",
-            FEDSAM,
+            label="FedCM, clients of one size", case="fedcm, equal", config=PeerConfig("FedCM", options={"alpha": 0.3})
+        ),
+        Row(
+            label="FedSAM, plain means here too",
+            case="fedsam",
+            config=FEDSAM,
             difference=Difference(
                 cause=ADDED_TO_THE_NORM,
                 decided_by="FedSAM: w + rho g / ||g||.",
@@ -86,15 +92,15 @@ PEER = Peer(
             ),
         ),
         Row(
-            "FedSAM, plain means here too, norm alone",
-            "fedsam",
-            replace(FEDSAM, patch="divide_by_the_norm"),
+            label="FedSAM, plain means here too, norm alone",
+            case="fedsam",
+            config=replace(FEDSAM, patch="divide_by_the_norm"),
             change="the 1e-7 is taken out of the norm",
         ),
         Row(
-            "MoFedSAM, clients of one size",
-            "mofedsam, equal",
-            MOFEDSAM,
+            label="MoFedSAM, clients of one size",
+            case="mofedsam, equal",
+            config=MOFEDSAM,
             difference=Difference(
                 cause=ADDED_TO_THE_NORM,
                 decided_by="MoFedSAM: w + rho g / ||g||.",
@@ -102,9 +108,9 @@ PEER = Peer(
             ),
         ),
         Row(
-            "MoFedSAM, clients of one size, norm alone",
-            "mofedsam, equal",
-            replace(MOFEDSAM, patch="divide_by_the_norm"),
+            label="MoFedSAM, clients of one size, norm alone",
+            case="mofedsam, equal",
+            config=replace(MOFEDSAM, patch="divide_by_the_norm"),
             change="the 1e-7 is taken out of the norm",
         ),
     ),

@@ -9,8 +9,8 @@ from agreement.rows import Difference, Peer, Quantity, Row
 
 
 @dataclass(frozen=True)
-class PeerRun:
-    """A run of one of its servers."""
+class PeerConfig:
+    """How one of its servers is run."""
 
     server: str  # module of src/server, which is the name of its configuration too, and class
     options: Mapping[str, Any] = field(default_factory=dict)  # of that configuration
@@ -20,16 +20,16 @@ class PeerRun:
     patch: str = ""  # a function of the adapter, which makes the change
 
 
-def fedopt(kind: str) -> PeerRun:
+def fedopt(kind: str) -> PeerConfig:
     """The server of FedOpt with an optimizer of this kind."""
     options = {"type": kind, "beta1": 0.9, "beta2": 0.99, "server_lr": 0.05, "tau": 0.01}
-    return PeerRun("fedopt:FedOptServer", options)
+    return PeerConfig("fedopt:FedOptServer", options=options)
 
 
-SCAFFOLD = PeerRun("scaffold:SCAFFOLDServer", {"global_lr": 1.0})
-FEDDYN = PeerRun("feddyn:FedDynServer", {"alpha": 0.1, "max_grad_norm": 10})
-LG_FEDAVG = PeerRun("lgfedavg:LGFedAvgServer", {"num_global_layers": 1})
-FEDAVGM = PeerRun("fedavgm:FedAvgMServer", {"server_momentum": 0.9})
+SCAFFOLD = PeerConfig("scaffold:SCAFFOLDServer", options={"global_lr": 1.0})
+FEDDYN = PeerConfig("feddyn:FedDynServer", options={"alpha": 0.1, "max_grad_norm": 10})
+LG_FEDAVG = PeerConfig("lgfedavg:LGFedAvgServer", options={"num_global_layers": 1})
+FEDAVGM = PeerConfig("fedavgm:FedAvgMServer", options={"server_momentum": 0.9})
 MOMENT_FROM_0 = "The second moment starts at 0 (server/fedopt.py, `velocities`)."
 MOMENT_FROM_TAU_SQUARED = "the second moment starts at tau^2"
 
@@ -47,23 +47,23 @@ PEER = Peer(
         "data.utils.datasets": {"DATASETS": {}, "BaseDataset": object},
     },
     rows=(
-        Row("FedAvg", "fedavg", PeerRun("fedavg:FedAvgServer")),
-        Row("FedProx", "fedprox", PeerRun("fedprox:FedProxServer", {"mu": 0.5})),
+        Row(label="FedAvg", case="fedavg", config=PeerConfig("fedavg:FedAvgServer")),
+        Row(label="FedProx", case="fedprox", config=PeerConfig("fedprox:FedProxServer", options={"mu": 0.5})),
         Row(
-            "FedAvgM",
-            "fedavgm",
-            FEDAVGM,
+            label="FedAvgM",
+            case="fedavgm",
+            config=FEDAVGM,
             difference=Difference(
                 cause="The server's momentum is Nesterov's (server/fedavgm.py).",
                 decided_by=equations.FEDAVGM_VELOCITY,
                 closed_by="FedAvgM, Nesterov here too",
             ),
         ),
-        Row("FedAvgM, Nesterov here too", "fedavgm, nesterov", FEDAVGM),
+        Row(label="FedAvgM, Nesterov here too", case="fedavgm, nesterov", config=FEDAVGM),
         Row(
-            "SCAFFOLD, clients of one size",
-            "scaffold, equal",
-            SCAFFOLD,
+            label="SCAFFOLD, clients of one size",
+            case="scaffold, equal",
+            config=SCAFFOLD,
             difference=Difference(
                 cause="A client takes local_epoch batches, not epochs (client/scaffold.py), and its new control "
                 "variate is not stored (server/scaffold.py).",
@@ -72,16 +72,16 @@ PEER = Peer(
             ),
         ),
         Row(
-            "SCAFFOLD, as many batches, c_i stored",
-            "scaffold, equal",
-            replace(SCAFFOLD, local_epoch=6, patch="keep_controls"),
+            label="SCAFFOLD, as many batches, c_i stored",
+            case="scaffold, equal",
+            config=replace(SCAFFOLD, local_epoch=6, patch="keep_controls"),
             change="local_epoch is the number of steps, and the server stores c_i",
         ),
-        Row("MOON", "moon", PeerRun("moon:MOONServer", {"mu": 1.0, "tau": 0.5})),
+        Row(label="MOON", case="moon", config=PeerConfig("moon:MOONServer", options={"mu": 1.0, "tau": 0.5})),
         Row(
-            "FedDyn, clients of one size",
-            "feddyn, equal",
-            FEDDYN,
+            label="FedDyn, clients of one size",
+            case="feddyn, equal",
+            config=FEDDYN,
             difference=Difference(
                 cause="The quadratic term is missing (client/feddyn.py); it stands in neither loss nor weight decay.",
                 decided_by=equations.FEDDYN_PENALTY,
@@ -89,21 +89,21 @@ PEER = Peer(
             ),
         ),
         Row(
-            "FedDyn, clients of one size, weight decay alpha",
-            "feddyn, equal",
-            replace(FEDDYN, weight_decay=0.1),
+            label="FedDyn, clients of one size, weight decay alpha",
+            case="feddyn, equal",
+            config=replace(FEDDYN, weight_decay=0.1),
             change="the run's weight decay is alpha",
         ),
         Row(
-            "FedProto",
-            "fedproto",
-            PeerRun("fedproto:FedProtoServer", {"lamda": 1.0}, class_vectors="global_prototypes"),
+            label="FedProto",
+            case="fedproto",
+            config=PeerConfig("fedproto:FedProtoServer", options={"lamda": 1.0}, class_vectors="global_prototypes"),
             compared=(Quantity.PERSONAL, Quantity.CLASS_VECTORS),
         ),
         Row(
-            "LG-FedAvg",
-            "lg-fedavg",
-            LG_FEDAVG,
+            label="LG-FedAvg",
+            case="lg-fedavg",
+            config=LG_FEDAVG,
             compared=(Quantity.HEAD, Quantity.BODIES),
             difference=Difference(
                 cause="The first layer is shared and the rest kept (client/lgfedavg.py).",
@@ -112,16 +112,16 @@ PEER = Peer(
             ),
         ),
         Row(
-            "LG-FedAvg, base kept",
-            "lg-fedavg",
-            replace(LG_FEDAVG, patch="keep_base"),
+            label="LG-FedAvg, base kept",
+            case="lg-fedavg",
+            config=replace(LG_FEDAVG, patch="keep_base"),
             compared=(Quantity.HEAD, Quantity.BODIES),
             change="the clients keep the base",
         ),
         Row(
-            "FedAdam",
-            "fedadam",
-            fedopt("adam"),
+            label="FedAdam",
+            case="fedadam",
+            config=fedopt("adam"),
             difference=Difference(
                 cause=MOMENT_FROM_0,
                 decided_by=equations.REDDI_SECOND_MOMENT,
@@ -129,15 +129,15 @@ PEER = Peer(
             ),
         ),
         Row(
-            "FedAdam, v from tau^2",
-            "fedadam",
-            replace(fedopt("adam"), patch="start_at_tau_squared"),
+            label="FedAdam, v from tau^2",
+            case="fedadam",
+            config=replace(fedopt("adam"), patch="start_at_tau_squared"),
             change=MOMENT_FROM_TAU_SQUARED,
         ),
         Row(
-            "FedYogi",
-            "fedyogi",
-            fedopt("yogi"),
+            label="FedYogi",
+            case="fedyogi",
+            config=fedopt("yogi"),
             difference=Difference(
                 cause=MOMENT_FROM_0,
                 decided_by=equations.REDDI_SECOND_MOMENT,
@@ -145,15 +145,15 @@ PEER = Peer(
             ),
         ),
         Row(
-            "FedYogi, v from tau^2",
-            "fedyogi",
-            replace(fedopt("yogi"), patch="start_at_tau_squared"),
+            label="FedYogi, v from tau^2",
+            case="fedyogi",
+            config=replace(fedopt("yogi"), patch="start_at_tau_squared"),
             change=MOMENT_FROM_TAU_SQUARED,
         ),
         Row(
-            "FedAdagrad",
-            "fedadagrad",
-            fedopt("adagrad"),
+            label="FedAdagrad",
+            case="fedadagrad",
+            config=fedopt("adagrad"),
             difference=Difference(
                 cause=MOMENT_FROM_0,
                 decided_by=equations.REDDI_SECOND_MOMENT,
@@ -161,11 +161,11 @@ PEER = Peer(
             ),
         ),
         Row(
-            "FedAdagrad, v from tau^2",
-            "fedadagrad",
-            replace(fedopt("adagrad"), patch="start_at_tau_squared"),
+            label="FedAdagrad, v from tau^2",
+            case="fedadagrad",
+            config=replace(fedopt("adagrad"), patch="start_at_tau_squared"),
             change=MOMENT_FROM_TAU_SQUARED,
         ),
-        Row("FedLC", "fedlc", PeerRun("fedlc:FedLCServer", {"tau": 1.0})),
+        Row(label="FedLC", case="fedlc", config=PeerConfig("fedlc:FedLCServer", options={"tau": 1.0})),
     ),
 )

@@ -9,8 +9,8 @@ from agreement.rows import Difference, Package, Peer, Row
 
 
 @dataclass(frozen=True)
-class PeerRun:
-    """A run of a server with a strategy, or of that of the baseline niid_bench for SCAFFOLD and FedNova."""
+class PeerConfig:
+    """How a server is run with a strategy, or that of the baseline niid_bench for SCAFFOLD and FedNova."""
 
     client: str = "fedavg"  # of the baseline niid_bench: or "fedprox", "fednova", "scaffold"; or "fedprox-baseline"
     strategy: str = "flwr.server.strategy:FedAvg"  # module and class
@@ -27,14 +27,14 @@ def instantiate(configuration: Any) -> None:
 
 
 FEDAVGM_OPTIONS = {"server_momentum": 0.9, "server_learning_rate": 1.0}
-FLWR_FEDAVGM = PeerRun(strategy="flwr.server.strategy:FedAvgM", options=FEDAVGM_OPTIONS)
-BASELINE_FEDAVGM = PeerRun(strategy="fedavgm.strategy:CustomFedAvgM", options=FEDAVGM_OPTIONS)
+FLWR_FEDAVGM = PeerConfig(strategy="flwr.server.strategy:FedAvgM", options=FEDAVGM_OPTIONS)
+BASELINE_FEDAVGM = PeerConfig(strategy="fedavgm.strategy:CustomFedAvgM", options=FEDAVGM_OPTIONS)
 FEDOPT_OPTIONS = {"eta": 0.05, "tau": 0.01}
 FEDOPT_OPTIONS_WITH_BETAS = {**FEDOPT_OPTIONS, "beta_1": 0.9, "beta_2": 0.99}
-FEDADAM = PeerRun(strategy="flwr.server.strategy:FedAdam", options=FEDOPT_OPTIONS_WITH_BETAS)
-FEDYOGI = PeerRun(strategy="flwr.server.strategy:FedYogi", options=FEDOPT_OPTIONS_WITH_BETAS)
-FEDADAGRAD = PeerRun(strategy="flwr.server.strategy:FedAdagrad", options=FEDOPT_OPTIONS)
-SCAFFOLD = PeerRun(client="scaffold")
+FEDADAM = PeerConfig(strategy="flwr.server.strategy:FedAdam", options=FEDOPT_OPTIONS_WITH_BETAS)
+FEDYOGI = PeerConfig(strategy="flwr.server.strategy:FedYogi", options=FEDOPT_OPTIONS_WITH_BETAS)
+FEDADAGRAD = PeerConfig(strategy="flwr.server.strategy:FedAdagrad", options=FEDOPT_OPTIONS)
+SCAFFOLD = PeerConfig(client="scaffold")
 
 PEER = Peer(
     name="Flower",
@@ -49,31 +49,33 @@ PEER = Peer(
         "easydict": {"EasyDict": dict},
     },
     rows=(
-        Row("FedAvg", "fedavg", PeerRun()),
-        Row("FedAvgM", "fedavgm", FLWR_FEDAVGM),
-        Row("FedAvgM, 2 of 4", "fedavgm, half", FLWR_FEDAVGM),
+        Row(label="FedAvg", case="fedavg", config=PeerConfig()),
+        Row(label="FedAvgM", case="fedavgm", config=FLWR_FEDAVGM),
+        Row(label="FedAvgM, 2 of 4", case="fedavgm, half", config=FLWR_FEDAVGM),
         Row(
-            "baseline FedAvgM",
-            "fedavgm",
-            BASELINE_FEDAVGM,
+            label="baseline FedAvgM",
+            case="fedavgm",
+            config=BASELINE_FEDAVGM,
             difference=Difference(
                 cause="The server's momentum is Nesterov's (strategy.py).",
                 decided_by=equations.FEDAVGM_VELOCITY,
                 closed_by="baseline FedAvgM, Nesterov here too",
             ),
         ),
-        Row("baseline FedAvgM, Nesterov here too", "fedavgm, nesterov", BASELINE_FEDAVGM),
-        Row("niid_bench FedProx", "fedprox", PeerRun(client="fedprox", proximal_mu=0.5)),
+        Row(label="baseline FedAvgM, Nesterov here too", case="fedavgm, nesterov", config=BASELINE_FEDAVGM),
+        Row(label="niid_bench FedProx", case="fedprox", config=PeerConfig(client="fedprox", proximal_mu=0.5)),
         Row(
-            "baseline FedProx, its weight decay", "fedprox, decay", PeerRun(client="fedprox-baseline", proximal_mu=0.5)
+            label="baseline FedProx, its weight decay",
+            case="fedprox, decay",
+            config=PeerConfig(client="fedprox-baseline", proximal_mu=0.5),
         ),
-        Row("niid_bench FedNova", "fednova", PeerRun(client="fednova")),
-        Row("niid_bench FedNova with momentum", "fednova, momentum", PeerRun(client="fednova")),
-        Row("niid_bench SCAFFOLD", "scaffold", SCAFFOLD),
+        Row(label="niid_bench FedNova", case="fednova", config=PeerConfig(client="fednova")),
+        Row(label="niid_bench FedNova with momentum", case="fednova, momentum", config=PeerConfig(client="fednova")),
+        Row(label="niid_bench SCAFFOLD", case="scaffold", config=SCAFFOLD),
         Row(
-            "niid_bench SCAFFOLD, 2 of 4",
-            "scaffold, half",
-            SCAFFOLD,
+            label="niid_bench SCAFFOLD, 2 of 4",
+            case="scaffold, half",
+            config=SCAFFOLD,
             difference=Difference(
                 cause="The control variates begin as the weights of the network (server_scaffold.py).",
                 decided_by=equations.SCAFFOLD_FIRST_CONTROLS,
@@ -81,15 +83,15 @@ PEER = Peer(
             ),
         ),
         Row(
-            "niid_bench SCAFFOLD, 2 of 4, c from 0",
-            "scaffold, half",
-            replace(SCAFFOLD, patch="start_controls_at_zero"),
+            label="niid_bench SCAFFOLD, 2 of 4, c from 0",
+            case="scaffold, half",
+            config=replace(SCAFFOLD, patch="start_controls_at_zero"),
             change="the control variates begin at 0",
         ),
         Row(
-            "FedAdam",
-            "fedadam",
-            FEDADAM,
+            label="FedAdam",
+            case="fedadam",
+            config=FEDADAM,
             difference=Difference(
                 cause="The second moment starts at 0, and the bias is corrected by the number of the round plus 1 "
                 "(fedadam.py).",
@@ -98,15 +100,15 @@ PEER = Peer(
             ),
         ),
         Row(
-            "FedAdam, v from tau^2, no correction",
-            "fedadam",
-            replace(FEDADAM, patch="start_at_tau_squared_uncorrected"),
+            label="FedAdam, v from tau^2, no correction",
+            case="fedadam",
+            config=replace(FEDADAM, patch="start_at_tau_squared_uncorrected"),
             change="the second moment starts at tau^2, and the correction is undone",
         ),
         Row(
-            "FedYogi",
-            "fedyogi",
-            FEDYOGI,
+            label="FedYogi",
+            case="fedyogi",
+            config=FEDYOGI,
             difference=Difference(
                 cause="The second moment starts at 0 (fedyogi.py).",
                 decided_by=equations.REDDI_SECOND_MOMENT_UNCORRECTED,
@@ -114,15 +116,15 @@ PEER = Peer(
             ),
         ),
         Row(
-            "FedYogi, v from tau^2",
-            "fedyogi",
-            replace(FEDYOGI, patch="start_at_tau_squared"),
+            label="FedYogi, v from tau^2",
+            case="fedyogi",
+            config=replace(FEDYOGI, patch="start_at_tau_squared"),
             change="the second moment starts at tau^2",
         ),
         Row(
-            "FedAdagrad",
-            "fedadagrad, without momentum",
-            FEDADAGRAD,
+            label="FedAdagrad",
+            case="fedadagrad, without momentum",
+            config=FEDADAGRAD,
             difference=Difference(
                 cause="The second moment starts at 0 (fedadagrad.py).",
                 decided_by=equations.REDDI_SECOND_MOMENT_UNCORRECTED,
@@ -130,9 +132,9 @@ PEER = Peer(
             ),
         ),
         Row(
-            "FedAdagrad, v from tau^2",
-            "fedadagrad, without momentum",
-            replace(FEDADAGRAD, patch="start_at_tau_squared"),
+            label="FedAdagrad, v from tau^2",
+            case="fedadagrad, without momentum",
+            config=replace(FEDADAGRAD, patch="start_at_tau_squared"),
             change="the second moment starts at tau^2",
         ),
     ),

@@ -9,8 +9,8 @@ from agreement.rows import Difference, Package, Peer, Quantity, Row
 
 
 @dataclass(frozen=True)
-class PeerRun:
-    """A run of one of its algorithms."""
+class PeerConfig:
+    """How one of its algorithms is run."""
 
     algorithm: str  # module of fluke.algorithms and class
     client: Mapping[str, Any] = field(default_factory=dict)  # options of a client
@@ -27,43 +27,47 @@ class PeerRun:
 WEIGHTED_BY_EXAMPLES = {"weighted": True}
 VELOCITY_FROM_ZERO = "it is given the velocity of zero before the first round, in which it then takes the change"
 
-FEDAVG_BY_EXAMPLES = PeerRun("fedavg:FedAVG", server=WEIGHTED_BY_EXAMPLES)
-FEDNOVA_WITH_MOMENTUM = PeerRun("fednova:FedNova", server=WEIGHTED_BY_EXAMPLES, client={"persistency": False})
-FEDDYN = PeerRun("feddyn:FedDyn", client={"alpha": 0.1}, shared="cld_mdl")
-MOON = PeerRun("moon:MOON", client={"mu": 1.0, "tau": 0.5}, server=WEIGHTED_BY_EXAMPLES)
-APFL = PeerRun(
+FEDAVG_BY_EXAMPLES = PeerConfig("fedavg:FedAVG", server=WEIGHTED_BY_EXAMPLES)
+FEDNOVA_WITH_MOMENTUM = PeerConfig("fednova:FedNova", server=WEIGHTED_BY_EXAMPLES, client={"persistency": False})
+FEDDYN = PeerConfig("feddyn:FedDyn", client={"alpha": 0.1}, shared="cld_mdl")
+MOON = PeerConfig("moon:MOON", client={"mu": 1.0, "tau": 0.5}, server=WEIGHTED_BY_EXAMPLES)
+APFL = PeerConfig(
     "apfl:APFL",
     client={"lam": 0.3},
     server={**WEIGHTED_BY_EXAMPLES, "tau": 1},
     clients_have_models=True,
     kept=("personalized_model", "hyper_params.lam"),
 )
-FEDPROTO = PeerRun(
+FEDPROTO = PeerConfig(
     "fedproto:FedProto", client={"n_protos": 10, "lam": 1.0}, clients_have_models=True, class_vectors="prototypes"
 )
-SCAFFOLD = PeerRun("scaffold:SCAFFOLD")
+SCAFFOLD = PeerConfig("scaffold:SCAFFOLD")
 
 PEER = Peer(
     name="fluke",
     module="fluke",
     package=Package("fluke-fl", "0.8.1"),
     rows=(
-        Row("FedAvg, weighted", "fedavg", FEDAVG_BY_EXAMPLES),
+        Row(label="FedAvg, weighted", case="fedavg", config=FEDAVG_BY_EXAMPLES),
         Row(
-            "FedAvg, its default",
-            "fedavg",
-            PeerRun("fedavg:FedAVG"),
+            label="FedAvg, its default",
+            case="fedavg",
+            config=PeerConfig("fedavg:FedAVG"),
             difference=Difference(
                 cause="The mean of the models is plain by default (server.py, `weighted`).",
                 decided_by=equations.FEDAVG_WEIGHTS,
                 closed_by="FedAvg, weighted",
             ),
         ),
-        Row("FedAvg, its default, plain means here too", "fedavg, uniform", PeerRun("fedavg:FedAVG")),
         Row(
-            "FedAvg with momentum",
-            "fedavg, momentum",
-            FEDAVG_BY_EXAMPLES,
+            label="FedAvg, its default, plain means here too",
+            case="fedavg, uniform",
+            config=PeerConfig("fedavg:FedAVG"),
+        ),
+        Row(
+            label="FedAvg with momentum",
+            case="fedavg, momentum",
+            config=FEDAVG_BY_EXAMPLES,
             difference=Difference(
                 cause="The clients' momentum lives on from round to round by default (client.py, `persistency`).",
                 decided_by="FedAvg has no momentum; here the local optimizer is new in every round.",
@@ -71,29 +75,37 @@ PEER = Peer(
             ),
         ),
         Row(
-            "FedAvg with momentum, new in every round",
-            "fedavg, momentum",
-            replace(FEDAVG_BY_EXAMPLES, client={"persistency": False}),
+            label="FedAvg with momentum, new in every round",
+            case="fedavg, momentum",
+            config=replace(FEDAVG_BY_EXAMPLES, client={"persistency": False}),
         ),
-        Row("FedProx", "fedprox", PeerRun("fedprox:FedProx", client={"mu": 0.5}, server=WEIGHTED_BY_EXAMPLES)),
-        Row("SCAFFOLD, clients of one size", "scaffold, equal", SCAFFOLD),
-        Row("SCAFFOLD, 2 of 4", "scaffold, half", SCAFFOLD),
         Row(
-            "SCAFFOLD",
-            "scaffold",
-            SCAFFOLD,
+            label="FedProx",
+            case="fedprox",
+            config=PeerConfig("fedprox:FedProx", client={"mu": 0.5}, server=WEIGHTED_BY_EXAMPLES),
+        ),
+        Row(label="SCAFFOLD, clients of one size", case="scaffold, equal", config=SCAFFOLD),
+        Row(label="SCAFFOLD, 2 of 4", case="scaffold, half", config=SCAFFOLD),
+        Row(
+            label="SCAFFOLD",
+            case="scaffold",
+            config=SCAFFOLD,
             difference=Difference(
                 cause="Models are weighted by n_i, the control variates by 1 / N (scaffold.py).",
                 decided_by=equations.SCAFFOLD_MEANS,
                 closed_by="SCAFFOLD, c by 1 / N here too",
             ),
         ),
-        Row("SCAFFOLD, c by 1 / N here too", "scaffold, c uniform", SCAFFOLD),
-        Row("SCAFFOLD, plain means", "scaffold, uniform", PeerRun("scaffold:SCAFFOLD", server={"weighted": False})),
+        Row(label="SCAFFOLD, c by 1 / N here too", case="scaffold, c uniform", config=SCAFFOLD),
         Row(
-            "SCAFFOLD, global_step 2",
-            "scaffold, equal, server rate 2",
-            PeerRun("scaffold:SCAFFOLD", server={"global_step": 2}),
+            label="SCAFFOLD, plain means",
+            case="scaffold, uniform",
+            config=PeerConfig("scaffold:SCAFFOLD", server={"weighted": False}),
+        ),
+        Row(
+            label="SCAFFOLD, global_step 2",
+            case="scaffold, equal, server rate 2",
+            config=PeerConfig("scaffold:SCAFFOLD", server={"global_step": 2}),
             difference=Difference(
                 cause="`global_step` multiplies the weights of the models, and not the change of the model "
                 "(scaffold.py).",
@@ -102,14 +114,14 @@ PEER = Peer(
             ),
         ),
         Row(
-            "SCAFFOLD, lr 2 in its place",
-            "scaffold, equal, server rate 2",
-            PeerRun("scaffold:SCAFFOLD", server={"lr": 2.0}),
+            label="SCAFFOLD, lr 2 in its place",
+            case="scaffold, equal, server rate 2",
+            config=PeerConfig("scaffold:SCAFFOLD", server={"lr": 2.0}),
         ),
         Row(
-            "FedAvgM",
-            "fedavgm",
-            PeerRun("fedavgm:FedAVGM"),
+            label="FedAvgM",
+            case="fedavgm",
+            config=PeerConfig("fedavgm:FedAVGM"),
             difference=Difference(
                 cause="The first round sets the velocity to zero and leaves the model as it was (fedavgm.py).",
                 decided_by="FedAvgM: v starts at 0, and the first round already moves the model.",
@@ -117,15 +129,15 @@ PEER = Peer(
             ),
         ),
         Row(
-            "FedAvgM, velocity from 0",
-            "fedavgm",
-            PeerRun("fedavgm:FedAVGM", patch="start_velocity_at_zero"),
+            label="FedAvgM, velocity from 0",
+            case="fedavgm",
+            config=PeerConfig("fedavgm:FedAVGM", patch="start_velocity_at_zero"),
             change=VELOCITY_FROM_ZERO,
         ),
         Row(
-            "FedNova",
-            "fednova",
-            PeerRun("fednova:FedNova", server=WEIGHTED_BY_EXAMPLES),
+            label="FedNova",
+            case="fednova",
+            config=PeerConfig("fednova:FedNova", server=WEIGHTED_BY_EXAMPLES),
             difference=Difference(
                 cause="The weights of the models do not sum to 1, and nothing is added for the former model "
                 "(fednova.py).",
@@ -134,15 +146,15 @@ PEER = Peer(
             ),
         ),
         Row(
-            "FedNova, with the rest of x",
-            "fednova",
-            PeerRun("fednova:FedNova", server=WEIGHTED_BY_EXAMPLES, patch="keep_the_rest"),
+            label="FedNova, with the rest of x",
+            case="fednova",
+            config=PeerConfig("fednova:FedNova", server=WEIGHTED_BY_EXAMPLES, patch="keep_the_rest"),
             change="the former model gets the weight that the others leave",
         ),
         Row(
-            "FedNova with momentum",
-            "fednova, momentum",
-            FEDNOVA_WITH_MOMENTUM,
+            label="FedNova with momentum",
+            case="fednova, momentum",
+            config=FEDNOVA_WITH_MOMENTUM,
             difference=Difference(
                 cause="As without momentum.",
                 decided_by="As without momentum.",
@@ -150,15 +162,15 @@ PEER = Peer(
             ),
         ),
         Row(
-            "FedNova with momentum, with the rest of x",
-            "fednova, momentum",
-            replace(FEDNOVA_WITH_MOMENTUM, patch="keep_the_rest"),
+            label="FedNova with momentum, with the rest of x",
+            case="fednova, momentum",
+            config=replace(FEDNOVA_WITH_MOMENTUM, patch="keep_the_rest"),
             change="the former model gets the weight that the others leave",
         ),
         Row(
-            "FedDyn, clients of one size",
-            "feddyn, equal",
-            FEDDYN,
+            label="FedDyn, clients of one size",
+            case="feddyn, equal",
+            config=FEDDYN,
             difference=Difference(
                 cause="The kept gradient has the other sign, and alpha stands before it twice (feddyn.py).",
                 decided_by="FedDyn, Algorithm 1: the gradient of a client falls by alpha (w_i - w_g).",
@@ -166,28 +178,28 @@ PEER = Peer(
             ),
         ),
         Row(
-            "FedDyn, clients of one size, dual of the paper",
-            "feddyn, equal",
-            replace(FEDDYN, patch="sum_changes"),
+            label="FedDyn, clients of one size, dual of the paper",
+            case="feddyn, equal",
+            config=replace(FEDDYN, patch="sum_changes"),
             change="a client keeps the sum of w_i - w_g",
         ),
         Row(
-            "FedDyn, dual of the paper, plain means",
-            "feddyn",
-            replace(FEDDYN, server={"weighted": False}, patch="sum_changes"),
+            label="FedDyn, dual of the paper, plain means",
+            case="feddyn",
+            config=replace(FEDDYN, server={"weighted": False}, patch="sum_changes"),
             change="a client keeps the sum of w_i - w_g",
         ),
-        Row("MOON", "moon", MOON),
+        Row(label="MOON", case="moon", config=MOON),
         Row(
-            "FedAvg with batch normalisation",
-            "fedavg, normed",
-            FEDAVG_BY_EXAMPLES,
+            label="FedAvg with batch normalisation",
+            case="fedavg, normed",
+            config=FEDAVG_BY_EXAMPLES,
             compared=(Quantity.SHARED, Quantity.STATISTICS),
         ),
         Row(
-            "MOON with batch normalisation",
-            "moon, normed",
-            MOON,
+            label="MOON with batch normalisation",
+            case="moon, normed",
+            config=MOON,
             difference=Difference(
                 cause="The received model and the client's last one give their features in training mode, by the "
                 "batch's mean and variance (moon.py).",
@@ -195,17 +207,21 @@ PEER = Peer(
                 closed_by="MOON with batch normalisation, training mode here too",
             ),
         ),
-        Row("MOON with batch normalisation, training mode here too", "moon, normed, training mode", MOON),
         Row(
-            "FedBN",
-            "fedbn, normed",
-            PeerRun("fedbn:FedBN", server=WEIGHTED_BY_EXAMPLES, keeps_normalisation=True),
+            label="MOON with batch normalisation, training mode here too",
+            case="moon, normed, training mode",
+            config=MOON,
+        ),
+        Row(
+            label="FedBN",
+            case="fedbn, normed",
+            config=PeerConfig("fedbn:FedBN", server=WEIGHTED_BY_EXAMPLES, keeps_normalisation=True),
             compared=(Quantity.SHARED, Quantity.KEPT),
         ),
         Row(
-            "FedRS",
-            "fedrs",
-            PeerRun("fedrs:FedRS", client={"alpha": 0.5}, server=WEIGHTED_BY_EXAMPLES),
+            label="FedRS",
+            case="fedrs",
+            config=PeerConfig("fedrs:FedRS", client={"alpha": 0.5}, server=WEIGHTED_BY_EXAMPLES),
             difference=Difference(
                 cause="A class with one or two examples counts as absent (fedrs.py, `count_as_missing`).",
                 decided_by="FedRS: absent are the classes that a client lacks.",
@@ -213,15 +229,15 @@ PEER = Peer(
             ),
         ),
         Row(
-            "FedRS, count_as_missing 0",
-            "fedrs",
-            PeerRun("fedrs:FedRS", client={"alpha": 0.5, "count_as_missing": 0}, server=WEIGHTED_BY_EXAMPLES),
+            label="FedRS, count_as_missing 0",
+            case="fedrs",
+            config=PeerConfig("fedrs:FedRS", client={"alpha": 0.5, "count_as_missing": 0}, server=WEIGHTED_BY_EXAMPLES),
         ),
-        Row("FedProto", "fedproto", FEDPROTO, compared=(Quantity.PERSONAL, Quantity.CLASS_VECTORS)),
+        Row(label="FedProto", case="fedproto", config=FEDPROTO, compared=(Quantity.PERSONAL, Quantity.CLASS_VECTORS)),
         Row(
-            "FedProto, fedcli's default",
-            "fedproto, last epoch",
-            FEDPROTO,
+            label="FedProto, fedcli's default",
+            case="fedproto, last epoch",
+            config=FEDPROTO,
             compared=(Quantity.PERSONAL, Quantity.CLASS_VECTORS),
             difference=Difference(
                 cause="fedcli takes prototypes of the last epoch by default, as the authors' code (Reading 4).",
@@ -230,9 +246,9 @@ PEER = Peer(
             ),
         ),
         Row(
-            "APFL",
-            "apfl",
-            APFL,
+            label="APFL",
+            case="apfl",
+            config=APFL,
             compared=(Quantity.SHARED, Quantity.KEPT),
             difference=Difference(
                 cause="The gradient of the mixture ends in a copy (apfl.py, `merge_models`), so v is not trained; at "
@@ -241,11 +257,16 @@ PEER = Peer(
                 closed_by="APFL, so here too",
             ),
         ),
-        Row("APFL, so here too", "apfl, mixture kept, v untrained", APFL, compared=(Quantity.SHARED, Quantity.KEPT)),
         Row(
-            "LG-FedAvg",
-            "lg-fedavg",
-            PeerRun(
+            label="APFL, so here too",
+            case="apfl, mixture kept, v untrained",
+            config=APFL,
+            compared=(Quantity.SHARED, Quantity.KEPT),
+        ),
+        Row(
+            label="LG-FedAvg",
+            case="lg-fedavg",
+            config=PeerConfig(
                 "lg_fedavg:LGFedAVG", server=WEIGHTED_BY_EXAMPLES, clients_have_models=True, shares_head_alone=True
             ),
             compared=(Quantity.HEAD, Quantity.BODIES),

@@ -9,44 +9,44 @@ from agreement.rows import Difference, Peer, Quantity, Row
 
 
 @dataclass(frozen=True)
-class PeerRun:
-    """A run of its script."""
+class PeerConfig:
+    """How its script is run."""
 
     algorithm: str  # its --alg
     options: Mapping[str, Any] = field(default_factory=dict)  # others of the script
     patch: str = ""  # a function of the adapter, which makes the change
 
 
-SCAFFOLD = PeerRun("scaffold")
-MOON = PeerRun("moon", {"mu": 1.0, "temperature": 0.5})
-FEDNOVA = PeerRun("fednova")
-FEDAVG = PeerRun("fedavg")
+SCAFFOLD = PeerConfig("scaffold")
+MOON = PeerConfig("moon", options={"mu": 1.0, "temperature": 0.5})
+FEDNOVA = PeerConfig("fednova")
+FEDAVG = PeerConfig("fedavg")
 
 PEER = Peer(
     name="NIID-Bench",
     module="niid_bench",
     commit="61b901ab645e62391772e9898384c2c3485b7a6c",
     rows=(
-        Row("FedAvg", "fedavg", FEDAVG),
-        Row("FedProx", "fedprox", PeerRun("fedprox", {"mu": 0.5})),
-        Row("FedNova", "fednova", FEDNOVA),
-        Row("FedNova with momentum", "fednova, momentum", FEDNOVA),
-        Row("SCAFFOLD, clients of one size", "scaffold, equal", SCAFFOLD),
+        Row(label="FedAvg", case="fedavg", config=FEDAVG),
+        Row(label="FedProx", case="fedprox", config=PeerConfig("fedprox", options={"mu": 0.5})),
+        Row(label="FedNova", case="fednova", config=FEDNOVA),
+        Row(label="FedNova with momentum", case="fednova, momentum", config=FEDNOVA),
+        Row(label="SCAFFOLD, clients of one size", case="scaffold, equal", config=SCAFFOLD),
         Row(
-            "SCAFFOLD",
-            "scaffold",
-            SCAFFOLD,
+            label="SCAFFOLD",
+            case="scaffold",
+            config=SCAFFOLD,
             difference=Difference(
                 cause="Models are weighted by n_i, the control variates by 1 / N (experiments.py).",
                 decided_by=equations.SCAFFOLD_MEANS,
                 closed_by="SCAFFOLD, c by 1 / N here too",
             ),
         ),
-        Row("SCAFFOLD, c by 1 / N here too", "scaffold, c uniform", SCAFFOLD),
+        Row(label="SCAFFOLD, c by 1 / N here too", case="scaffold, c uniform", config=SCAFFOLD),
         Row(
-            "SCAFFOLD, 2 of 4",
-            "scaffold, half",
-            SCAFFOLD,
+            label="SCAFFOLD, 2 of 4",
+            case="scaffold, half",
+            config=SCAFFOLD,
             difference=Difference(
                 cause="The control variates begin as the weights of a network (experiments.py, 992 to 994; its issue "
                 "8).",
@@ -55,15 +55,15 @@ PEER = Peer(
             ),
         ),
         Row(
-            "SCAFFOLD, 2 of 4, c from 0",
-            "scaffold, half",
-            replace(SCAFFOLD, patch="start_controls_at_zero"),
+            label="SCAFFOLD, 2 of 4, c from 0",
+            case="scaffold, half",
+            config=replace(SCAFFOLD, patch="start_controls_at_zero"),
             change="the control variates begin at 0",
         ),
         Row(
-            "SCAFFOLD with momentum",
-            "scaffold, equal, momentum",
-            SCAFFOLD,
+            label="SCAFFOLD with momentum",
+            case="scaffold, equal, momentum",
+            config=SCAFFOLD,
             difference=Difference(
                 cause="c - c_i is added after the optimizer's step, and c_i divides by K eta_l without the momentum "
                 "(experiments.py).",
@@ -71,18 +71,22 @@ PEER = Peer(
                 closed_by="SCAFFOLD with momentum, so here too",
             ),
         ),
-        Row("SCAFFOLD with momentum, so here too", "scaffold, equal, correction after momentum", SCAFFOLD),
-        Row("MOON with its momentum", "moon, momentum", MOON),
         Row(
-            "FedAvg with batch normalisation",
-            "fedavg, normed",
-            FEDAVG,
+            label="SCAFFOLD with momentum, so here too",
+            case="scaffold, equal, correction after momentum",
+            config=SCAFFOLD,
+        ),
+        Row(label="MOON with its momentum", case="moon, momentum", config=MOON),
+        Row(
+            label="FedAvg with batch normalisation",
+            case="fedavg, normed",
+            config=FEDAVG,
             compared=(Quantity.SHARED, Quantity.STATISTICS),
         ),
         Row(
-            "MOON with batch normalisation",
-            "moon, normed, momentum",
-            MOON,
+            label="MOON with batch normalisation",
+            case="moon, normed, momentum",
+            config=MOON,
             difference=Difference(
                 cause="The received model gives its features in training mode, by the batch's mean and variance; the "
                 "client's last model in evaluation mode (experiments.py).",
@@ -91,20 +95,24 @@ PEER = Peer(
             ),
         ),
         Row(
-            "MOON with batch normalisation, received model so here too",
-            "moon, normed, received in training mode, momentum",
-            MOON,
+            label="MOON with batch normalisation, received model so here too",
+            case="moon, normed, received in training mode, momentum",
+            config=MOON,
         ),
         Row(
-            "MOON with its momentum, 2 of 4",
-            "moon, half, momentum",
-            MOON,
+            label="MOON with its momentum, 2 of 4",
+            case="moon, half, momentum",
+            config=MOON,
             difference=Difference(
                 cause="A client's last model is an untrained network until it has taken part.",
                 decided_by=equations.MOON_FIRST_ROUND,
                 closed_by="MOON with its momentum, 2 of 4, such a last model here too",
             ),
         ),
-        Row("MOON with its momentum, 2 of 4, such a last model here too", "moon, half, momentum, initial past", MOON),
+        Row(
+            label="MOON with its momentum, 2 of 4, such a last model here too",
+            case="moon, half, momentum, initial past",
+            config=MOON,
+        ),
     ),
 )

@@ -9,8 +9,8 @@ from agreement.rows import Difference, Peer, Quantity, Row
 
 
 @dataclass(frozen=True)
-class PeerRun:
-    """A run of one of its servers."""
+class PeerConfig:
+    """How one of its servers is run."""
 
     server: str  # module of flcore/servers and class
     options: Mapping[str, Any] = field(default_factory=dict)  # of its command line
@@ -24,29 +24,31 @@ class PeerRun:
     patch: str = ""  # a function of the adapter, which makes the change
 
 
-FEDDYN = PeerRun("serverdyn:FedDyn", {"alpha": 0.1})
-MOON = PeerRun("servermoon:MOON", {"mu": 1.0, "tau": 0.5})
-FML = PeerRun("serverfml:FML", {"alpha": 0.3, "beta": 0.6})
-FEDKD = PeerRun(
-    "serverkd:FedKD", {"mentee_learning_rate": 0.1, "T_start": 0.95, "T_end": 0.98}, shares_compressed_parameters=True
+FEDDYN = PeerConfig("serverdyn:FedDyn", options={"alpha": 0.1})
+MOON = PeerConfig("servermoon:MOON", options={"mu": 1.0, "tau": 0.5})
+FML = PeerConfig("serverfml:FML", options={"alpha": 0.3, "beta": 0.6})
+FEDKD = PeerConfig(
+    "serverkd:FedKD",
+    options={"mentee_learning_rate": 0.1, "T_start": 0.95, "T_end": 0.98},
+    shares_compressed_parameters=True,
 )
-FEDDISTILL = PeerRun("serverfd:FD", {"lamda": 1.0}, class_vectors="global_logits")
-FEDPROTO = PeerRun("serverproto:FedProto", {"lamda": 1.0}, class_vectors="global_protos")
-LG_FEDAVG = PeerRun("serverlg:LG_FedAvg", shares_head_alone=True)
+FEDDISTILL = PeerConfig("serverfd:FD", options={"lamda": 1.0}, class_vectors="global_logits")
+FEDPROTO = PeerConfig("serverproto:FedProto", options={"lamda": 1.0}, class_vectors="global_protos")
+LG_FEDAVG = PeerConfig("serverlg:LG_FedAvg", shares_head_alone=True)
 SHARED_AND_PERSONAL = (Quantity.SHARED, Quantity.PERSONAL)
 PERSONAL_AND_VECTORS = (Quantity.PERSONAL, Quantity.CLASS_VECTORS)
 SQUARED_NORM = "the norm in the penalty is squared"
 NEWCOMERS_WITHOUT_PAST = "a client that takes part for the first time has the received model as its last one"
-DITTO = PeerRun("serverditto:Ditto", {"mu": 0.5, "plocal_epochs": 2}, kept=("model_per",))
-APFL = PeerRun("serverapfl:APFL", {"alpha": 0.3}, kept=("model_per", "alpha"))
-PFEDME = PeerRun(
+DITTO = PeerConfig("serverditto:Ditto", options={"mu": 0.5, "plocal_epochs": 2}, kept=("model_per",))
+APFL = PeerConfig("serverapfl:APFL", options={"alpha": 0.3}, kept=("model_per", "alpha"))
+PFEDME = PeerConfig(
     "serverpFedMe:pFedMe",
-    {"lamda": 15.0, "K": 3, "p_learning_rate": 0.05, "local_learning_rate": 0.005, "beta": 0.7},
+    options={"lamda": 15.0, "K": 3, "p_learning_rate": 0.05, "local_learning_rate": 0.005, "beta": 0.7},
     own_weight_decay=0.001,
 )
-SCAFFOLD = PeerRun("serverscaffold:SCAFFOLD")
-FEDAVG = PeerRun("serveravg:FedAvg")
-FEDNTD = PeerRun("serverntd:FedNTD", {"beta": 1.0, "tau": 1.0})
+SCAFFOLD = PeerConfig("serverscaffold:SCAFFOLD")
+FEDAVG = PeerConfig("serveravg:FedAvg")
+FEDNTD = PeerConfig("serverntd:FedNTD", options={"beta": 1.0, "tau": 1.0})
 
 PEER = Peer(
     name="PFLlib",
@@ -54,15 +56,15 @@ PEER = Peer(
     commit="d832e76f6a23b833038949ec1e4fdefe63a4d350",
     source_folders=("system",),
     rows=(
-        Row("FedAvg", "fedavg", FEDAVG),
-        Row("FedAvg, drop_last", "fedavg, drop last", PeerRun("serveravg:FedAvg", drop_last=True)),
-        Row("FedAvg, 2 of 4", "fedavg, half", FEDAVG),
-        Row("FedProx", "fedprox", PeerRun("serverprox:FedProx", {"mu": 0.5})),
-        Row("SCAFFOLD, clients of one size", "scaffold, equal", SCAFFOLD),
+        Row(label="FedAvg", case="fedavg", config=FEDAVG),
+        Row(label="FedAvg, drop_last", case="fedavg, drop last", config=PeerConfig("serveravg:FedAvg", drop_last=True)),
+        Row(label="FedAvg, 2 of 4", case="fedavg, half", config=FEDAVG),
+        Row(label="FedProx", case="fedprox", config=PeerConfig("serverprox:FedProx", options={"mu": 0.5})),
+        Row(label="SCAFFOLD, clients of one size", case="scaffold, equal", config=SCAFFOLD),
         Row(
-            "SCAFFOLD",
-            "scaffold",
-            SCAFFOLD,
+            label="SCAFFOLD",
+            case="scaffold",
+            config=SCAFFOLD,
             difference=Difference(
                 cause="Models and control variates are plain means (serverscaffold.py); fedcli weights both by "
                 "examples.",
@@ -70,35 +72,35 @@ PEER = Peer(
                 closed_by="SCAFFOLD, plain means here too",
             ),
         ),
-        Row("SCAFFOLD, plain means here too", "scaffold, uniform", SCAFFOLD),
-        Row("SCAFFOLD, 2 of 4", "scaffold, half", SCAFFOLD),
+        Row(label="SCAFFOLD, plain means here too", case="scaffold, uniform", config=SCAFFOLD),
+        Row(label="SCAFFOLD, 2 of 4", case="scaffold, half", config=SCAFFOLD),
         Row(
-            "SCAFFOLD, server rate 2",
-            "scaffold, equal, server rate 2",
-            PeerRun("serverscaffold:SCAFFOLD", {"server_learning_rate": 2.0}),
+            label="SCAFFOLD, server rate 2",
+            case="scaffold, equal, server rate 2",
+            config=PeerConfig("serverscaffold:SCAFFOLD", options={"server_learning_rate": 2.0}),
         ),
         Row(
-            "MOON, 2 of 4, newcomers",
-            "moon, half",
-            replace(MOON, patch="give_newcomers_no_past"),
+            label="MOON, 2 of 4, newcomers",
+            case="moon, half",
+            config=replace(MOON, patch="give_newcomers_no_past"),
             change=NEWCOMERS_WITHOUT_PAST,
         ),
         Row(
-            "MOON, 2 of 4",
-            "moon, half",
-            MOON,
+            label="MOON, 2 of 4",
+            case="moon, half",
+            config=MOON,
             difference=Difference(
                 cause="A client's last model is the initial one until it has taken part (clientmoon.py).",
                 decided_by=equations.MOON_FIRST_ROUND,
                 closed_by="MOON, 2 of 4, newcomers",
             ),
         ),
-        Row("MOON, 2 of 4, such a last model here too", "moon, half, initial past", MOON),
-        Row("MOON", "moon", MOON),
+        Row(label="MOON, 2 of 4, such a last model here too", case="moon, half, initial past", config=MOON),
+        Row(label="MOON", case="moon", config=MOON),
         Row(
-            "FedDyn, clients of one size",
-            "feddyn, equal",
-            FEDDYN,
+            label="FedDyn, clients of one size",
+            case="feddyn, equal",
+            config=FEDDYN,
             difference=Difference(
                 cause="The norm in the penalty is not squared (clientdyn.py).",
                 decided_by=equations.FEDDYN_SQUARED_NORM,
@@ -106,29 +108,34 @@ PEER = Peer(
             ),
         ),
         Row(
-            "FedDyn, clients of one size, squared",
-            "feddyn, equal",
-            replace(FEDDYN, patch="square_the_norm"),
+            label="FedDyn, clients of one size, squared",
+            case="feddyn, equal",
+            config=replace(FEDDYN, patch="square_the_norm"),
             change=SQUARED_NORM,
         ),
         Row(
-            "FedDyn, squared, plain alpha here too",
-            "feddyn, uniform",
-            replace(FEDDYN, patch="square_the_norm"),
+            label="FedDyn, squared, plain alpha here too",
+            case="feddyn, uniform",
+            config=replace(FEDDYN, patch="square_the_norm"),
             change=SQUARED_NORM,
         ),
         Row(
-            "FedDyn, squared, alpha by size",
-            "feddyn",
-            replace(FEDDYN, patch="square_the_norm_by_size"),
+            label="FedDyn, squared, alpha by size",
+            case="feddyn",
+            config=replace(FEDDYN, patch="square_the_norm_by_size"),
             change=f"{SQUARED_NORM}, and alpha is divided by a client's size over the mean size",
         ),
-        Row("FedDyn, squared, 2 of 4", "feddyn, half", replace(FEDDYN, patch="square_the_norm"), change=SQUARED_NORM),
-        Row("FedProto", "fedproto", FEDPROTO, compared=PERSONAL_AND_VECTORS),
         Row(
-            "FedProto, fedcli's default",
-            "fedproto, last epoch",
-            FEDPROTO,
+            label="FedDyn, squared, 2 of 4",
+            case="feddyn, half",
+            config=replace(FEDDYN, patch="square_the_norm"),
+            change=SQUARED_NORM,
+        ),
+        Row(label="FedProto", case="fedproto", config=FEDPROTO, compared=PERSONAL_AND_VECTORS),
+        Row(
+            label="FedProto, fedcli's default",
+            case="fedproto, last epoch",
+            config=FEDPROTO,
             compared=PERSONAL_AND_VECTORS,
             difference=Difference(
                 cause="fedcli takes prototypes of the last epoch by default, as the authors' code (Reading 4).",
@@ -136,18 +143,18 @@ PEER = Peer(
                 closed_by="FedProto",
             ),
         ),
-        Row("LG-FedAvg", "lg-fedavg", LG_FEDAVG, compared=(Quantity.HEAD, Quantity.BODIES)),
+        Row(label="LG-FedAvg", case="lg-fedavg", config=LG_FEDAVG, compared=(Quantity.HEAD, Quantity.BODIES)),
         Row(
-            "LG-FedAvg, 2 of 4",
-            "lg-fedavg, half",
-            LG_FEDAVG,
+            label="LG-FedAvg, 2 of 4",
+            case="lg-fedavg, half",
+            config=LG_FEDAVG,
             compared=(Quantity.HEAD, Quantity.BODIES),
         ),
-        Row("FML, --form code", "fml, code", FML, compared=SHARED_AND_PERSONAL),
+        Row(label="FML, --form code", case="fml, code", config=FML, compared=SHARED_AND_PERSONAL),
         Row(
-            "FML",
-            "fml",
-            FML,
+            label="FML",
+            case="fml",
+            config=FML,
             compared=SHARED_AND_PERSONAL,
             difference=Difference(
                 cause="KL is a mean over classes too, and both losses have gradients through both models "
@@ -157,16 +164,16 @@ PEER = Peer(
             ),
         ),
         Row(
-            "FedKD, --form code",
-            "fedkd, code",
-            replace(FEDKD, patch="take_projection_of_fedcli"),
+            label="FedKD, --form code",
+            case="fedkd, code",
+            config=replace(FEDKD, patch="take_projection_of_fedcli"),
             compared=SHARED_AND_PERSONAL,
             change="its projection of features begins as fedcli's",
         ),
         Row(
-            "FedDistill",
-            "feddistill, logits",
-            FEDDISTILL,
+            label="FedDistill",
+            case="feddistill, logits",
+            config=FEDDISTILL,
             compared=PERSONAL_AND_VECTORS,
             difference=Difference(
                 cause="The mean logits themselves are the target of a cross-entropy (clientfd.py).",
@@ -175,30 +182,36 @@ PEER = Peer(
             ),
         ),
         Row(
-            "FedDistill, softmax of the target",
-            "feddistill, logits",
-            replace(FEDDISTILL, patch="take_softmax"),
+            label="FedDistill, softmax of the target",
+            case="feddistill, logits",
+            config=replace(FEDDISTILL, patch="take_softmax"),
             compared=PERSONAL_AND_VECTORS,
             change="the target passes a softmax",
         ),
         Row(
-            "FedPer",
-            "fedper",
-            PeerRun("serverper:FedPer", kept=("model.head",)),
+            label="FedPer",
+            case="fedper",
+            config=PeerConfig("serverper:FedPer", kept=("model.head",)),
             compared=(Quantity.SHARED, Quantity.KEPT),
         ),
         Row(
-            "FedRep, two epochs of the head",
-            "fedrep",
-            PeerRun("serverrep:FedRep", {"plocal_epochs": 2}, epochs_of_passes=(2, 3, 0, 1), kept=("model.head",)),
+            label="FedRep, two epochs of the head",
+            case="fedrep",
+            config=PeerConfig(
+                "serverrep:FedRep", options={"plocal_epochs": 2}, epochs_of_passes=(2, 3, 0, 1), kept=("model.head",)
+            ),
             compared=(Quantity.SHARED, Quantity.KEPT),
         ),
-        Row("FedBABU, before tuning", "fedbabu", PeerRun("serverbabu:FedBABU", {"fine_tuning_epochs": 0})),
-        Row("Ditto", "ditto", DITTO, compared=(Quantity.SHARED, Quantity.KEPT)),
         Row(
-            "APFL",
-            "apfl",
-            APFL,
+            label="FedBABU, before tuning",
+            case="fedbabu",
+            config=PeerConfig("serverbabu:FedBABU", options={"fine_tuning_epochs": 0}),
+        ),
+        Row(label="Ditto", case="ditto", config=DITTO, compared=(Quantity.SHARED, Quantity.KEPT)),
+        Row(
+            label="APFL",
+            case="apfl",
+            config=APFL,
             compared=(Quantity.SHARED, Quantity.KEPT),
             difference=Difference(
                 cause="v moves by the gradient of its own loss; a client keeps the mixture in the place of v; alpha "
@@ -207,34 +220,41 @@ PEER = Peer(
                 closed_by="APFL, so here too",
             ),
         ),
-        Row("APFL, so here too", "apfl, mixture kept", APFL, compared=(Quantity.SHARED, Quantity.KEPT)),
         Row(
-            "pFedMe",
-            "pfedme",
-            PFEDME,
+            label="APFL, so here too", case="apfl, mixture kept", config=APFL, compared=(Quantity.SHARED, Quantity.KEPT)
+        ),
+        Row(
+            label="pFedMe",
+            case="pfedme",
+            config=PFEDME,
             difference=Difference(
                 cause="0.001 theta is added to the gradient of the personal model (optimizers/fedoptimizer.py, `mu`).",
                 decided_by="pFedMe, Eq. 7: the loss and lambda (theta - w) alone.",
                 closed_by="pFedMe, weight decay 0.001 here too",
             ),
         ),
-        Row("pFedMe, weight decay 0.001 here too", "pfedme, decay", PFEDME),
-        Row("FedRoD", "fedrod", PeerRun("serverrod:FedROD", kept=("head",)), compared=(Quantity.SHARED, Quantity.KEPT)),
+        Row(label="pFedMe, weight decay 0.001 here too", case="pfedme, decay", config=PFEDME),
         Row(
-            "FedNTD",
-            "fedntd",
-            FEDNTD,
+            label="FedRoD",
+            case="fedrod",
+            config=PeerConfig("serverrod:FedROD", kept=("head",)),
+            compared=(Quantity.SHARED, Quantity.KEPT),
+        ),
+        Row(
+            label="FedNTD",
+            case="fedntd",
+            config=FEDNTD,
             difference=Difference(
                 cause="The mean of the models is plain for this method (serverntd.py); fedcli weights by examples.",
                 decided_by="FedNTD aggregates as FedAvg: weights n_k / n.",
                 closed_by="FedNTD, plain means here too",
             ),
         ),
-        Row("FedNTD, plain means here too", "fedntd, uniform", FEDNTD),
+        Row(label="FedNTD, plain means here too", case="fedntd, uniform", config=FEDNTD),
         Row(
-            "FedLC, drop_last",
-            "fedlc, drop last",
-            PeerRun("serverlc:FedLC", {"tau": 1.0}, drop_last=True),
+            label="FedLC, drop_last",
+            case="fedlc, drop last",
+            config=PeerConfig("serverlc:FedLC", options={"tau": 1.0}, drop_last=True),
             difference=Difference(
                 cause="The counts behind the margins are those of all clients together (serverlc.py).",
                 decided_by="FedLC: n_c are the examples of the client that trains.",
@@ -242,15 +262,15 @@ PEER = Peer(
             ),
         ),
         Row(
-            "FedLC, drop_last, own counts",
-            "fedlc, drop last",
-            PeerRun("serverlc:FedLC", {"tau": 1.0}, drop_last=True, patch="calibrate_each_client"),
+            label="FedLC, drop_last, own counts",
+            case="fedlc, drop last",
+            config=PeerConfig("serverlc:FedLC", options={"tau": 1.0}, drop_last=True, patch="calibrate_each_client"),
             change="each client is given the margins of its own counts",
         ),
         Row(
-            "FedLC, own counts",
-            "fedlc",
-            PeerRun("serverlc:FedLC", {"tau": 1.0}, patch="calibrate_each_client"),
+            label="FedLC, own counts",
+            case="fedlc",
+            config=PeerConfig("serverlc:FedLC", options={"tau": 1.0}, patch="calibrate_each_client"),
             change="each client is given the margins of its own counts",
         ),
     ),

@@ -1,4 +1,4 @@
-"""Runs the rows of one peer in its own environment: `python -m agreement.side MODULE FOLDER`.
+"""Runs the rows of one peer in its own environment: `python -m agreement.peer_process MODULE FOLDER`.
 
 FOLDER has the problems, and gets what came of the rows.
 """
@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 
 from agreement.adapters import Adapter
-from agreement.exchange import Problem, RowRun, clone_folder, problem_file, row_runs_file
+from agreement.exchange import Problem, RowOutcome, clone_folder, outcomes_file, problem_file
 from agreement.peers import load_peer
 from agreement.rows import Peer, Row
 from agreement.small_networks import flat
@@ -38,7 +38,7 @@ def make_importable(peer: Peer) -> None:
             setattr(sys.modules[package], child, module)
 
 
-def run_row(row: Row, adapter: Adapter, problem: Problem) -> RowRun:
+def run_row(row: Row, adapter: Adapter, problem: Problem) -> RowOutcome:
     """Runs the peer, and takes what the row compares."""
     with (
         tempfile.TemporaryDirectory() as scratch,
@@ -46,10 +46,10 @@ def run_row(row: Row, adapter: Adapter, problem: Problem) -> RowRun:
         contextlib.redirect_stdout(io.StringIO()),
     ):
         try:
-            final_tensors = adapter.run(row.peer_run, problem)
-            return RowRun({quantity: flat(final_tensors[quantity]) for quantity in row.compared})
+            final_tensors = adapter.run(row.config, problem)
+            return RowOutcome({quantity: flat(final_tensors[quantity]) for quantity in row.compared})
         except Exception:
-            return RowRun({}, failure=traceback.format_exc())
+            return RowOutcome({}, failure=traceback.format_exc())
         finally:
             mock.patch.stopall()
 
@@ -60,11 +60,11 @@ def main(module: str, folder: Path) -> None:
     peer = load_peer(module)
     make_importable(peer)
     adapter = importlib.import_module(f"agreement.adapters.{module}")
-    row_runs = {}
+    row_outcomes = {}
     for row in peer.rows:
         problem = torch.load(problem_file(folder, row.case), weights_only=False)  # objects that our process has saved
-        row_runs[row.label] = run_row(row, adapter, problem)
-    torch.save(row_runs, row_runs_file(folder, module))
+        row_outcomes[row.label] = run_row(row, adapter, problem)
+    torch.save(row_outcomes, outcomes_file(folder, module))
 
 
 if __name__ == "__main__":
