@@ -21,7 +21,7 @@ BATCHNORM = f"{__file__}:small_batchnorm"
 
 
 def toy_dataset(num_train=60, channels=1, size=8, num_classes=3, seed=0, absent=()) -> Dataset:
-    """Draw random images whose brightness tells the class; the classes `absent` have no example."""
+    """Draw random images, brighter in every second class; the classes `absent` have no example."""
     draw = np.random.default_rng(seed)
     classes = [label for label in range(num_classes) if label not in absent]
 
