@@ -20,7 +20,7 @@ from fedcli.figures import features, find_chart, grid, line_charts
 from fedcli.figures.features import CLASS_COLOURS, clients_chart, embed
 from fedcli.measure import client_features, quality
 from fedcli.measure.client_features import features_after_one_more_round, features_of_clients
-from fedcli.measure.feature_files import MODEL_FEATURES
+from fedcli.measure.feature_files import CLIENT_FEATURES, MODEL_FEATURES
 from fedcli.measure.separation import pair_cosines, separation
 from fedcli.registry import find_method, methods
 from fedcli.results.frame import find_records
@@ -124,6 +124,26 @@ def test_the_features_are_those_of_the_last_models(run, personal, client):
     assert written.get("client") == client
     if client is None:
         assert (outputs["predicted"] == outputs["labels"]).mean() == pytest.approx(run.record["summary"]["last"])
+
+
+@pytest.mark.parametrize("round", ["selected", "last"])
+def test_the_global_model_beside_personal_ones_is_no_clients(round, tmp_path):
+    run = fedcli.run("ditto", out=tmp_path / "ditto", **THREE_OF_FOUR)
+    quality.add_quality(run.path, round=round)
+    fed = open_run(run.path).fed
+    model = run.model(round=round).network
+    features, *_ = fed.predict(dict(model.named_parameters()), dict(model.named_buffers()))
+    np.testing.assert_allclose(arrays(run.path)["features"], features.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_second_measurement_leaves_nothing_of_the_first_one(run):
+    features = {"features": np.eye(2), "labels": np.arange(2)}
+    MODEL_FEATURES.write(run.path, features, {"nmi": 0.5, "client": 3})
+    of_clients = CLIENT_FEATURES.write(run.path, features, {"nmi": 0.1})
+    assert read_record(run.path)["quality"]["client"] == 3
+    of_model = MODEL_FEATURES.write(run.path, features, {"nmi": 0.7})
+    expected = of_model | {f"clients_{name}": value for name, value in of_clients.items()}
+    assert read_record(run.path)["quality"] == expected
 
 
 def test_the_model_of_the_headline_is_measured_drawn_and_exported(tmp_path):
@@ -254,6 +274,14 @@ def test_confusion_has_a_panel_a_setting_with_shares_of_each_class_in_percent(ru
         assert [text.get_text() for text in axes.texts] == [f"{share:.0%}" for share in shares.flat]
         right = f"{100 * np.mean(labels == predicted):.1f} % of {len(labels)} images right"
         assert axes.get_title() == f"{name}, model of round {measured['round'] + 1} of {ROUNDS}\n{right}"
+
+
+@pytest.mark.parametrize("kind", ["tsne", "confusion"])
+def test_a_clients_own_model_is_called_so(kind, personal, quick):
+    measured = quality.add_quality(personal.path, client=2, round="last")
+    assert measured["client"] == 2
+    (axes,) = [axes for axes in find_chart(kind)(find_records([personal.path])).axes if axes.get_title()]
+    assert f"client\N{NO-BREAK SPACE}2, model of round {ROUNDS} of {ROUNDS}\n" in axes.get_title()
 
 
 @pytest.mark.parametrize("kind", ["tsne", "confusion"])

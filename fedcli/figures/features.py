@@ -30,12 +30,9 @@ def features_chart(records: list[Record]) -> Figure:
         run = column.run
         outputs = MODEL_FEATURES.read(run["folder"], run)
         quality = run["quality"]
-        model = model_words(run)
-        if "client" in quality:
-            model = f"client\N{NO-BREAK SPACE}{quality['client']}, {model}"
         numbers = _separation_words(quality["nmi"], quality["silhouette"])
         (axes,) = column.panels
-        axes.set_title(f"{column.name}, {model}\n{numbers}")
+        axes.set_title(f"{column.name}, {model_words(run)}\n{numbers}")
         labels = outputs["labels"]
         one_model = np.zeros_like(labels)
         _draw_features(axes, outputs["features"].astype(float), labels, one_model, size=4)

@@ -70,7 +70,14 @@ def make_grid(records: list[Record], rows: int = 1) -> Grid:
 
 
 def model_words(run: Record) -> str:
-    """Which model the outputs of a run are of: "model of round 7 of 20"; older records are of the last round."""
+    """Which model the outputs of a run are of: "model of round 7 of 20", or with "client 3" before it.
+
+    Older records are of the last round.
+    """
+    quality = run["quality"]
     num_rounds = len(run["rounds"])
-    number = run["quality"].get("round", num_rounds - 1)
-    return f"model of round {number + 1} of {num_rounds}"
+    number = quality.get("round", num_rounds - 1)
+    words = f"model of round {number + 1} of {num_rounds}"
+    if "client" in quality:
+        words = f"client\N{NO-BREAK SPACE}{quality['client']}, {words}"
+    return words

@@ -12,10 +12,11 @@ from fedcli.errors import UserError
 from fedcli.files import write_atomically
 from fedcli.run_files import CLIENT_FEATURES_FILE, FEATURES_FILE
 from fedcli.runs.lock import locked
-from fedcli.runs.record import update_part
+from fedcli.runs.record import read_record, write_record
 from fedcli.runs.schema import Record
 
 HASH = "features_sha256"  # the name of a file's hash among what is measured of it
+OF_CLIENTS = "clients_"  # the prefix of what is measured of a round's clients
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class FeatureFile:
     command: str
 
     def write(self, folder: Path, arrays: dict[str, np.ndarray], numbers: dict[str, Any]) -> dict[str, Any]:
-        """Writes the file, and into the record what is measured of it.
+        """Writes the file, and into the record what is measured of it, in place of what was measured before.
 
         Args:
             folder: Of the run.
@@ -51,8 +52,16 @@ class FeatureFile:
         }
         with locked(folder):
             write_atomically(folder / self.name, lambda path: path.write_bytes(content))
-            update_part(folder, "quality", {self.prefix + name: value for name, value in numbers.items()})
+            record = read_record(folder)
+            # Those of the other file stay. Of this one all go, as a global model has no number of a client.
+            quality = {name: value for name, value in record.get("quality", {}).items() if not self._has(name)}
+            quality |= {self.prefix + name: value for name, value in numbers.items()}
+            write_record(folder, {**record, "quality": quality})
         return numbers
+
+    def _has(self, name: str) -> bool:
+        """Whether a name in the record's `quality` is of a number of this file."""
+        return name.startswith(OF_CLIENTS) == (self.prefix == OF_CLIENTS)
 
     def read(self, folder: Path, record: Record) -> dict[str, np.ndarray]:
         """Returns the arrays of the file.
@@ -74,7 +83,7 @@ class FeatureFile:
 # Of the global model, or of one client's own.
 MODEL_FEATURES = FeatureFile(name=FEATURES_FILE, prefix="", command="fedcli quality")
 # Of the models of a round's clients.
-CLIENT_FEATURES = FeatureFile(name=CLIENT_FEATURES_FILE, prefix="clients_", command="fedcli quality --clients")
+CLIENT_FEATURES = FeatureFile(name=CLIENT_FEATURES_FILE, prefix=OF_CLIENTS, command="fedcli quality --clients")
 
 
 def _pack(arrays: dict[str, np.ndarray]) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcli.core.evaluation import FullModel, model_to_test
+from fedcli.core.evaluation import FullModel
 from fedcli.core.federation import Federation
 from fedcli.errors import UserError
 from fedcli.measure.client_features import features_after_one_more_round
@@ -60,15 +60,17 @@ def add_quality(
 
 def _model_after(run: OpenRun, folder: Path, client: int | None, round_number: int) -> FullModel:
     """The global model, or a client's own, after a round of a finished run: the selected or the last one."""
-    method = run.setup.method
-    last = model_to_test(run.fed, method, run.state, client or 0)  # any client has the global one
-    if round_number == len(run.record["rounds"]) - 1:
-        return last
-    of_round = read_models(folder, run.record, method, round_number)
-    tensors = of_round.shared if client is None else of_round.personal.get(client)
+    fed = run.fed
+    of_round = read_models(folder, run.record, run.setup.method, round_number)
+    if client is None:
+        network = fed.network
+        tensors = of_round.shared
+    else:
+        network = fed.networks[fed.architecture[client]]
+        tensors = of_round.personal.get(client)
     if tensors is None:  # the client has not taken part yet
-        tensors = run.fed.initial_model(last.network)
-    return FullModel(last.network, *tensors)
+        tensors = fed.initial_model(network)
+    return FullModel(network, *tensors)
 
 
 def _test_outputs(fed: Federation, model: FullModel) -> dict[str, np.ndarray]:

@@ -72,12 +72,6 @@ def _with_later_parts(record: Record) -> Record:
     return {**later, **record, "engine": {**later_of_engine, **record["engine"]}}
 
 
-def update_part(folder: Path, part: str, values: Mapping[str, Any]) -> None:
-    """Adds what was measured of a finished run to a part of its record; the caller has locked the folder."""
-    record = read_record(folder)
-    write_record(folder, {**record, part: {**record.get(part, {}), **values}})
-
-
 def new_record(
     setup: Setup, dataset: Dataset, parts: Sequence[np.ndarray], fed: Federation, method_source: str, reason: str | None
 ) -> Record:
