@@ -145,6 +145,8 @@ def name_ends(figure: Figure, axes: Axes, lines: list[Line2D]) -> list[Annotatio
 
 def spread_names(figure: Figure, axes: Axes, names: list[Annotation]) -> None:
     """Moves names at the ends of lines up and down, until they are apart from each other by a line of text."""
+    if not names:
+        return
     from sklearn.isotonic import isotonic_regression  # late: it takes a second, and few figures need it
 
     figure.draw_without_rendering()  # settles the height of the panel, of which the distances are shares
