@@ -116,6 +116,15 @@ def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):
     assert not Path(os.devnull).is_file()
 
 
+def test_an_error_of_a_library_without_a_number_keeps_its_words(tmp_path):
+    def fails(path):
+        raise OSError("encoder error -2 when writing image file")
+
+    with pytest.raises(OSError, match="encoder error -2 when writing image file") as caught:
+        write_atomically(tmp_path / "a.png", fails)
+    assert caught.value.filename == str(tmp_path / "a.png")
+
+
 def test_the_processes_of_a_table_die_with_it(tmp_path):
     waiting = Waiting(tmp_path)
     parent = start(tmp_path, "table", "./table.py:TABLE", "--runs", "runs", "--jobs", "2")
