@@ -137,6 +137,7 @@ class _Experiment:
         from fedcli.results.jobs import PlanListener, execute
         from fedcli.results.plans import protocols_text
         from fedcli.returned import Runs
+        from fedcli.runs.record import RECORD
 
         if log is not None and jobs > 1:
             raise UserError(f"--log is for runs one after the other (got --jobs {jobs}); leave one of them out.")
@@ -155,7 +156,9 @@ class _Experiment:
         for folder, error in errors.items():
             warnings.warn(f"the run '{folder}' has failed: {error}", stacklevel=3)
         files = [method for method in self.methods if is_from_file(method)]
-        return Runs(_open(planned.folder, files) for planned in plan.runs)
+        # One that has failed before its first round has no record.
+        begun = [run.folder for run in plan.runs if run.folder not in errors or (run.folder / RECORD).is_file()]
+        return Runs(_open(folder, files) for folder in begun)
 
 
 def _is_notebook() -> bool:

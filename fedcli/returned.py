@@ -109,7 +109,8 @@ class Run(SavedRun):
     def __repr__(self) -> str:
         record = self.record
         summary = record["summary"]
-        accuracy = f"{summary['selected'] or math.nan:.2%} ({summary['selection']})"
+        selected = math.nan if summary["selected"] is None else summary["selected"]
+        accuracy = f"{selected:.2%} ({summary['selection']})"
         return f"Run({record['method']} on {record['dataset']}, seed {record['seed']}: {accuracy}, in {self.path})"
 
     def _repr_html_(self) -> str:

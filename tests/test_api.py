@@ -18,13 +18,16 @@ import torch
 import fedcli
 from fedcli.declarations import flag_of
 from fedcli.errors import UserError
+from fedcli.results import jobs
 from fedcli.results.grids import plan_grid
 from fedcli.results.tune import plan_trials
+from fedcli.returned import Run
 from fedcli.runs.begin import resolve_runs, run_method
 from fedcli.runs.options import EXPERIMENT_OPTIONS, flags_of
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import read_record
 from tests.commands import invoke
+from tests.records import record
 from tests.tiny_runs import BRIEF
 
 pytestmark = pytest.mark.long(worker=1)
@@ -242,6 +245,35 @@ def test_a_run_that_diverges_is_warned_of_and_the_others_are_there(tmp_path):
     with pytest.warns(UserWarning, match="seed-0' has failed|lr=1e\\+30' has failed"):
         runs = fedcli.run("fedavg", lr=[0.01, 1e30], out=tmp_path / "all", **BRIEF)
     assert [run.record["status"] for run in runs] == ["finished", "failed"]
+
+
+def fail_fedprox_before_its_record(monkeypatch):
+    """A run of FedProx fails from here on before it has a record."""
+    start_or_resume = jobs._start_or_resume
+
+    def fails(task, progress):
+        if task.method == "fedprox":
+            raise OSError("no images")
+        start_or_resume(task, progress)
+
+    monkeypatch.setattr(jobs, "_start_or_resume", fails)
+
+
+def test_a_run_that_fails_before_its_record_is_warned_of_and_the_others_are_there(tmp_path, monkeypatch):
+    fail_fedprox_before_its_record(monkeypatch)
+    with pytest.warns(UserWarning, match="fedprox.*has failed: OSError: no images"):
+        (run,) = fedcli.run("fedavg,fedprox", protocol="fedfm:digits", out=tmp_path / "both", **BRIEF)
+    assert run.record["method"] == "fedavg"
+    result = invoke("run", "fedprox", "--seeds", "0,1", "--out", tmp_path / "none", *flags_of(BRIEF))
+    assert result.exit_code == 1
+    assert "OSError: no images" in result.stderr
+
+
+def test_an_accuracy_of_zero_is_shown_and_none_is_nan(tmp_path):
+    for selected, shown in ((0.0, "0.00%"), (None, "nan%")):
+        one = record()
+        one["summary"]["selected"] = selected
+        assert f": {shown} (best-validation), in" in repr(Run(record=one, state=None, path=tmp_path))
 
 
 def test_what_is_tuned_is_given_to_a_run(tmp_path):

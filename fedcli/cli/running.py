@@ -37,6 +37,7 @@ from fedcli.cli.options import (
 from fedcli.cli.printing import Output, consoles, print_markdown, say, write_text
 from fedcli.cli.watching import watch
 from fedcli.errors import UserError
+from fedcli.run_files import RECORD
 from fedcli.runs.origins import GivenOptions
 
 if TYPE_CHECKING:  # it imports PyTorch, which help does not need
@@ -122,6 +123,8 @@ def _run_grid(plan: "Plan", placement: Placement, output: Output) -> Mapping[Pat
     if not any(run.needs_running for run in plan.runs):
         print_line(screens, f"nothing to run: all {len(plan.runs)} runs have ended")
     errors = run_plan(plan, screens, again, loggers, placement=placement)
+    if not any((run.folder / RECORD).is_file() for run in plan.runs):  # all have failed before their first rounds
+        return errors
     text = _summarise(plan.folder)
     if not output.quiet:
         print_markdown(text)
@@ -186,17 +189,17 @@ def resume(  # noqa: PLR0913  # the parameters of a command are its options
         return
     num_failed = 0
     for folder in folders:
-        if not _goes_through(partial(start, folder, skip_ended=True), folder, output):
+        if not _goes_through(partial(start, folder, skip_ended=True), folder, output, workers):
             num_failed += 1
     if not quiet:
         say(f"'{run}' may lack runs that had not begun; the command that made it starts them, with --continue")
     raise typer.Exit(1 if num_failed else 0)
 
 
-def _goes_through(start: Callable, folder: Path, output: Output) -> bool:
+def _goes_through(start: Callable, folder: Path, output: Output, workers: int | None) -> bool:
     """Resume one of several runs, and print why if it fails; an interruption ends all."""
     try:
-        watch(start, output)
+        watch(start, output, workers)
     except UserError as error:
         say(f"error: '{folder}': {error}", err=True)
         return False
