@@ -16,9 +16,11 @@ from rich.console import Console
 
 import fedcli
 from fedcli import check, declarations, registry
-from fedcli.cli import app, describe, display, index, printing, tables
+from fedcli.cli import app, checking, describe, display, index, printing, tables
 from fedcli.cli.display import plot_run
 from fedcli.cli.options import MACHINE, parse_seeds
+from fedcli.cli.watching import watch
+from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.runs import begin, progress
 from fedcli.runs.options import RunConfig, flags_of
 from fedcli.runs.signals import Interrupted
@@ -505,3 +507,23 @@ def test_a_loss_that_is_no_number_is_not_the_fault_of_a_users_file(folder):
     assert result.stderr.count("\n") == 1
     assert re.match(r"error: the term 'cross_entropy' .* client\(s\) 0.* record is a/record.json\.\n", result.stderr)
     assert record_in("a")["status"] == "failed"
+
+
+def test_a_users_mistake_is_one_whatever_its_words_are():
+    assert app._explain(UserError("there is no 'out of memory.csv'.")) == ("there is no 'out of memory.csv'.", 2)
+    assert app._explain(RuntimeError("CUDA out of memory")).code == 1
+
+
+def test_a_worker_without_a_display_ends_by_a_diverged_loss_without_a_traceback(capsys):
+    def diverges(progress):
+        raise NonFiniteLoss("the term is nan.")
+
+    with pytest.raises(typer.Exit) as ended:
+        watch(diverges, printing.Output())
+    assert ended.value.exit_code == 1
+    assert capsys.readouterr().err == "error: the term is nan.\n"
+
+
+def test_a_method_that_fails_has_no_figure():
+    row = checking._cells(check.Failure("a label", ValueError("no")))
+    assert row == ("a label", "error", "", "FAIL")

@@ -64,6 +64,8 @@ def _explain(error: Exception) -> Explanation:
         command = error.ctx.command_path if error.ctx else "fedcli"  # none where the last option lacks its value
         on_one_line = " ".join(error.format_message().split())
         return Explanation(f"{on_one_line} ('{command} --help' shows all)", 2)
+    if isinstance(error, UserError):
+        return Explanation(str(error), 2)
     if isinstance(error, OSError) and errno.errorcode.get(error.errno or 0) in ("ENOSPC", "EDQUOT", "EFBIG"):
         remedy = "free space; then a run goes on with 'fedcli resume RUN', and all else with the same command"
         return Explanation(f"'{error.filename}' cannot be written ({error.strerror}); {remedy}.", 1)
@@ -74,8 +76,6 @@ def _explain(error: Exception) -> Explanation:
     if isinstance(error, MemoryError) or re.search("allocate memory|out of memory", str(error)):
         smaller = "use a smaller --batch-size, --cohort-size, --local-epochs or network"
         return Explanation(f"out of memory ({first_line(error)}); {smaller}.", 1)
-    if isinstance(error, UserError):
-        return Explanation(str(error), 2)
     return Explanation("", 0)
 
 

@@ -107,7 +107,7 @@ def _cells(finding: "Finding | Failure") -> tuple[str, str, str, str]:
     from fedcli.check import Failure
 
     if isinstance(finding, Failure):
-        return (finding.label, "nan", "<= 0", "FAIL")
+        return (finding.label, "error", "", "FAIL")
     verdict = "pass" if finding.holds else "FAIL"
     return (finding.label, f"{finding.figure:.1e}", finding.tolerance, verdict)
 

@@ -31,8 +31,9 @@ def watch(start: Callable, output: Output, workers: int | None = None) -> Any:
         print_line(log_files, f"error: {error}")
         raise
     except NonFiniteLoss as error:
-        assert display.folder is not None  # a loss is of a round, before which `start` has set it
-        message = f"error: {error} The record is {display.folder / RECORD}."
+        message = f"error: {error}"
+        if display.folder is not None:  # else this is one of several workers, of which the first one has the record
+            message += f" The record is {display.folder / RECORD}."
         print_line(log_files, message)
         stop(message, 1)
     except KeyboardInterrupt as error:
