@@ -499,6 +499,8 @@ def test_the_chosen_workloads_are_measured_into_a_table(monkeypatch):
     assert f"threads: {torch.get_num_threads()}, torch {torch.__version__}, float32; seconds" in machine
     lines = bench("w2", "--scaling").splitlines()
     assert [line.split("  ")[0] for line in lines[1:4]] == ["w2", "w1 K=1 B=8", "w1 K=2 B=8"]
+    lines = bench("--scaling").splitlines()
+    assert [line.split("  ")[0] for line in lines[1:5]] == ["w1", "w2", "w1 K=1 B=8", "w1 K=2 B=8"]
 
 
 @on_fake_cuda

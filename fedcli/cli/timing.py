@@ -74,9 +74,10 @@ def _bench_cases(names: list[str], method: str, given: Mapping[str, Any], with_s
     """Resolve the workloads and methods of these names; by default the two short workloads."""
     from fedcli.bench.workloads import SCALING
 
+    chosen = names or ["w1", "w2"]
     if with_scaling:
-        names = [*names, *SCALING]
-    return [_bench_case(name, method, given) for name in names or ["w1", "w2"]]
+        chosen = [*chosen, *SCALING]
+    return [_bench_case(name, method, given) for name in chosen]
 
 
 def _bench_case(name: str, method: str, given: Mapping[str, Any]) -> BenchCase:
