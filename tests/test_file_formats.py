@@ -30,7 +30,7 @@ from fedcli import reading
 from fedcli.data import datasets, file_formats, imports
 from fedcli.data.catalog import KNOWN
 from fedcli.data.dataset_info import Archive
-from fedcli.data.image_arrays import SPLITS
+from fedcli.data.image_arrays import SPLITS, choose_splits
 from fedcli.vision import torchvision
 from tests.files import (
     assert_same,
@@ -835,3 +835,9 @@ def test_a_size_that_no_memory_holds_is_refused_before_any_work(tmp_path, monkey
     np.savez(tmp_path / "a.npz", **image_arrays((4, 4), 2))
     for path in (folder_of(tmp_path / "set"), tmp_path / "a.npz"):
         refused(lambda path=path: imports.import_path("mine", path, 100_000), "bytes, more than 4 GiB")
+
+
+def test_images_in_no_part_are_left_out_in_words():
+    notes = []
+    assert choose_splits({"", "train", "test", "val"}, notes) == ["train", "test"]
+    assert notes == ["left out: what is in no part, val"]

@@ -90,7 +90,8 @@ def choose_splits(named: set[str], notes: list[str]) -> list[str]:
         chosen = ["train", "val"]
     others = named - set(chosen)
     if others:
-        notes.append(f"left out: {', '.join(sorted(others)) or 'what is in no part'}")
+        words = [split or "what is in no part" for split in sorted(others)]
+        notes.append(f"left out: {', '.join(words)}")
     return chosen
 
 
