@@ -170,6 +170,6 @@ def test_tables_and_curves_have_recorded_scores_of_classes(runs, tmp_path):
     assert line.get_ydata().tolist() == history["macro_f1"].tolist()
     refused(lambda: without.plot(y="balanced-accuracy"), "has measured its balanced accuracy", "run with per_class")
     refused(lambda: run.plot(y="macro-f2"), "unknown curve 'macro-f2'; did you mean 'macro-f1'")
-    for axis, value in {"x": "floats", "y": "global"}.items():
+    for axis, value in [("x", "floats"), ("x", "round"), ("y", "global")]:
         result = invoke("plot", run.path, "--kind", "drift", f"--{axis}", value)
         assert f"--{axis} is for --kind curves" in result.output

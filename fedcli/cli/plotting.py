@@ -5,10 +5,11 @@ from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedcli.cli.options import Datasets, Labels, Runs, optional, records_of
+from fedcli.cli.options import Datasets, Labels, Runs, given_flags, optional, records_of
 from fedcli.cli.printing import say, write_and_name
 from fedcli.errors import UserError, import_optional
 from fedcli.figures import CHARTS, CURVES, WITH_LINES, find_chart
@@ -25,6 +26,7 @@ NAME_AND_VALUE = "NAME=VALUE"
 
 
 def plot(  # noqa: PLR0913  # the parameters of a command are its options
+    ctx: typer.Context,
     runs: Runs,
     kind: optional(str, "What to draw, see above; or your own, ./file.py:NAME.") = "curves",
     out: optional(Path, "File to write: .pdf, .svg, or .png with a PDF; KIND.png by default.") = None,
@@ -59,9 +61,8 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
     files = [text for text in named if is_from_file(text)]
     methods = [text for text in named if not is_from_file(text)]
     records = records_of(runs, methods, dataset, label)
-    for axis, is_chosen in {"x": x != "round", "y": y != "accuracy"}.items():
-        if is_chosen and axis not in takes:
-            raise UserError(f"--{axis} is for --kind curves (got --kind {kind}); leave it out.")
+    for flag in given_flags(ctx, lambda option: option.name in {"x", "y"}.difference(takes)):
+        raise UserError(f"{flag} is for --kind curves (got --kind {kind}); leave it out.")
     options = FigureOptions(
         title="" if title == "none" else title,
         size=None if size is None else parse_size(size),
