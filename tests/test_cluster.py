@@ -85,6 +85,8 @@ def test_a_task_waits_for_a_process_that_is_about_to_write_its_record(tmp_path, 
 
 def test_where_ray_cannot_run_them_is_refused(monkeypatch):
     refused(lambda: place_runs(None, "slurm", None, None), "--on must be ray or ray:ADDRESS")
+    refused(lambda: place_runs(None, None, 2, None), "--cpus-per-run and --gpus-per-run are for Ray (got no --on)")
+    refused(lambda: place_runs(2, "ray", None, None), "(got --jobs 2)")
     refused(lambda: place_runs(None, "ray", None, 1.5), "--gpus-per-run must be")
     monkeypatch.setitem(sys.modules, "ray", None)
     refused(lambda: place_runs(None, "ray", None, None), "pip install 'fedcli[ray]'")

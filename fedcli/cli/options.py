@@ -158,10 +158,13 @@ def place_runs(jobs: int | None, on: str | None, cpus: float | None, gpus: float
     jobs = jobs or 1
     if on is None and cpus is None and gpus is None:
         return Placement(jobs=jobs)
-    name, _, address = str(on).partition(":")
-    if name != "ray" or jobs > 1:
-        fault = f"--on must be ray or ray:ADDRESS, without --jobs (got --on {on}, --jobs {jobs})"
-        raise UserError(f"{fault}; write --on ray, or leave --cpus-per-run and --gpus-per-run out.")
+    if on is None:
+        raise UserError("--cpus-per-run and --gpus-per-run are for Ray (got no --on); add --on ray, or leave them out.")
+    name, _, address = on.partition(":")
+    if name != "ray":
+        raise UserError(f"--on must be ray or ray:ADDRESS (got --on {on}); write --on ray.")
+    if jobs > 1:
+        raise UserError(f"--on {on} begins a run whenever a node is free (got --jobs {jobs}); leave one of them out.")
     import_optional("ray", "--on ray", "ray")
     for flag, value in {"--cpus-per-run": cpus, "--gpus-per-run": gpus}.items():
         if value is not None and value > 1 and value % 1:
