@@ -201,7 +201,7 @@ def test_names_at_the_ends_of_lines_keep_their_order_and_do_not_overlap(heights)
 def test_a_panel_of_diverged_runs_alone_has_no_names_at_ends_and_no_traceback():
     diverged = record_with_curve(accuracies=(0.2, 0.1), status="failed") | {"error": "NonFiniteLoss: the term"}
     (axes,) = line_charts.learning_curves([diverged], options=FigureOptions(legend="ends")).axes
-    assert axes.texts == []
+    assert list(axes.texts) == []
 
 
 def test_the_title_is_settled_before_names_are_placed_at_the_ends_of_lines():
