@@ -16,7 +16,7 @@ class Lead(NamedTuple):
     n: int  # seeds
 
     def text(self) -> str:
-        """All of it, to ten decimals."""
+        """The lead with its interval and number of seeds, to ten decimals."""
         return f"{self.mean:.10f} [{self.low:.10f}, {self.high:.10f}] ({self.n})"
 
 
@@ -34,8 +34,18 @@ def interval(leads: pd.Series) -> Lead:
     return Lead(mean, mean - half_width, mean + half_width, n)
 
 
-def judge(lead: Lead, direction: str, is_exact: bool) -> str:
-    """The verdict on a lead; an exact one, of counts, needs no interval."""
+class WithoutValue(NamedTuple):
+    """Whether runs have no value, since they diverged or never got there."""
+
+    row: bool  # a run of the claim's row
+    other_row: bool  # a run of the row that it is compared with
+
+
+def judge(lead: Lead, direction: str, is_exact: bool, without_value: WithoutValue) -> str:
+    """The verdict on a lead; an exact one, of counts, needs no interval.
+
+    The seeds of runs without a value are missing from a lead. That decides nothing where they are of the row ahead.
+    """
     if is_exact:
         is_above = lead.mean > 0
         is_below = lead.mean < 0
@@ -45,13 +55,19 @@ def judge(lead: Lead, direction: str, is_exact: bool) -> str:
     if not (is_above or is_below):
         return "undecided"
     is_as_claimed = is_above if direction == "higher" else is_below
+    is_better_without_value = without_value.row if is_as_claimed else without_value.other_row
+    if is_better_without_value:
+        return "undecided"
     return "reproduced" if is_as_claimed else "contradicted"
 
 
-def leads_over_others(differences: pd.DataFrame, column: str) -> list[Lead]:
-    """The lead over each other row, by a column of differences between the runs of a pair."""
-    by_seed = differences.groupby(["other", "seed"])[column].sum(min_count=1)
-    return [interval(leads) for _, leads in by_seed.groupby("other")]
+def lead_over_row(pairs: pd.DataFrame, column: str) -> Lead:
+    """The lead over one other row, by a column of differences between the runs of each pair.
+
+    A seed has no lead where one of its pairs has no value.
+    """
+    by_seed = pairs.groupby("seed")[column].agg(lambda differences: differences.sum(skipna=False))
+    return interval(by_seed)
 
 
 def smallest(leads: list[Lead], sign: int) -> Lead:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from leads import NO_LEAD, Lead, judge, leads_over_others, smallest
+from leads import NO_LEAD, Lead, WithoutValue, judge, lead_over_row, smallest
 from readings import value
 
 RANKS = ["contradicted", "undecided", "reproduced"]  # the weakest first
@@ -28,14 +28,14 @@ class Answer(NamedTuple):
     last_tenth: Lead  # the smallest over the last tenth of the rounds
 
     def agrees_with(self, other: "Answer") -> bool:
-        """Whether the verdicts are the same and the numbers so up to rounding, those that are missing included."""
+        """Whether the verdicts are the same, and the numbers are so up to rounding, or missing in both."""
         numbers = [*self.lead, *self.last_tenth]
         numbers_of_other = [*other.lead, *other.last_tenth]
         are_close = np.allclose(numbers, numbers_of_other, rtol=0, atol=TOLERANCE, equal_nan=True)
         return self.verdict == other.verdict and are_close
 
     def text(self) -> str:
-        """All of it."""
+        """The answer in a line."""
         return f"{self.verdict} {self.lead.text()}, last tenth {self.last_tenth.text()}"
 
 
@@ -44,22 +44,26 @@ def read_record(folder: str) -> dict:
     return json.loads((Path(folder) / "record.json").read_text())
 
 
-def differences_of_pairs(claim: pd.Series) -> pd.DataFrame:
-    """How far the claim's row is ahead of the `other` row in each pair of runs, times the pair's share of its seed.
+def read_pairs(claim: pd.Series) -> pd.DataFrame:
+    """Each pair of a claim: how far its row is ahead of the `other` row, times the pair's share of its seed.
 
     The column `by_metric` is by the claim's metric, `by_last_tenth` by the accuracy over the last tenth of the rounds.
+    The columns `lacks_value` and `other_lacks_value` say which of the two runs has no value of the metric.
     """
     rows = []
     for pair in json.loads(claim["pairs"]):
         record = read_record(pair["folder"])
         record_of_other = read_record(pair["folder_than"])
-        by_metric = value(record, pair["metric"]) - value(record_of_other, pair["metric_than"])
+        by_metric = value(record, pair["metric"])
+        by_metric_of_other = value(record_of_other, pair["metric_than"])
         by_last_tenth = value(record, "last-tenth") - value(record_of_other, "last-tenth")
         rows.append({
             "other": pair["than"],
             "seed": pair["seed"],
-            "by_metric": pair["share"] * by_metric,
+            "by_metric": pair["share"] * (by_metric - by_metric_of_other),
             "by_last_tenth": pair["share"] * by_last_tenth,
+            "lacks_value": np.isnan(by_metric),
+            "other_lacks_value": np.isnan(by_metric_of_other),
         })  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -69,10 +73,16 @@ def recompute(claim: pd.Series) -> Answer:
     direction = claim["direction"]
     sign = 1 if direction == "higher" else -1
     is_exact = claim["metric"].startswith("floats")
-    differences = differences_of_pairs(claim)
+    leads = []
+    leads_in_last_tenth = []
+    verdicts = []
+    for _, pairs in read_pairs(claim).groupby("other"):
+        lead = lead_over_row(pairs, "by_metric")
+        without_value = WithoutValue(row=pairs["lacks_value"].any(), other_row=pairs["other_lacks_value"].any())
+        leads.append(lead)
+        leads_in_last_tenth.append(lead_over_row(pairs, "by_last_tenth"))
+        verdicts.append(judge(lead, direction, is_exact, without_value))
 
-    leads = leads_over_others(differences, "by_metric")
-    verdicts = [judge(lead, direction, is_exact) for lead in leads]
     verdict = min(verdicts, key=RANKS.index)
     deciding = [lead for lead, of_lead in zip(leads, verdicts, strict=True) if of_lead == verdict]
     num_others = len(claim["than"].split("; "))
@@ -81,7 +91,7 @@ def recompute(claim: pd.Series) -> Answer:
 
     last_tenth = NO_LEAD
     if pd.notna(claim["tail"]):
-        last_tenth = smallest(leads_over_others(differences, "by_last_tenth"), sign)
+        last_tenth = smallest(leads_in_last_tenth, sign)
     return Answer(verdict, smallest(deciding, sign), last_tenth)
 
 
@@ -96,19 +106,19 @@ def answer_of_table(claim: pd.Series) -> Answer:
 
 
 def main() -> None:
-    """Compares all claims that have runs."""
+    """Compares the answers to all claims that have runs, and says where they disagree."""
     table = pd.read_csv(sys.stdin)
     judged = table[table["pairs"] != "[]"]
-    faults = []
+    disagreements = []
     for _, claim in judged.iterrows():
-        here = recompute(claim)
-        there = answer_of_table(claim)
-        if not here.agrees_with(there):
-            faults.append(f"{claim['claim']}: {here.text()} here, {there.text()} there")
-    print(f"{len(judged)} claims recomputed, {len(faults)} otherwise")
-    for fault in faults:
-        print(fault)
-    if faults:
+        recomputed = recompute(claim)
+        printed = answer_of_table(claim)
+        if not recomputed.agrees_with(printed):
+            disagreements.append(f"{claim['claim']}: {recomputed.text()} here, {printed.text()} by fedcli")
+    print(f"{len(judged)} claims recomputed, {len(disagreements)} disagree with fedcli")
+    for disagreement in disagreements:
+        print(disagreement)
+    if disagreements:
         sys.exit(1)
 
 
