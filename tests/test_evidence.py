@@ -1,6 +1,8 @@
 """The open claims, run in pieces on one machine after the other: the same bits, and nothing begun that is lost."""
 
 import math
+import random
+import signal
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,7 @@ from fedcli.core.client_states import STATES
 from fedcli.data import datasets
 from fedcli.results import durations, plans
 from fedcli.runs.machine import environment
-from fedcli.runs.record import read_record
+from fedcli.runs.record import RECORD, read_record
 from fedcli.runs.signals import set_time_limit
 from tests.programs import load_script
 
@@ -50,7 +52,8 @@ def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidenc
     monkeypatch.setattr(evidence.open_runs, "OPEN_CELLS", [fedfm, scaffold])
     monkeypatch.setattr(evidence.archive, "PART_SIZE", 2**16)
     whole = work_in(tmp_path / "whole", monkeypatch, evidence)
-    assert work_in(tmp_path / "late", monkeypatch, evidence, time="0s", carry=Path("out")) == {}  # nothing starts
+    late_records = work_in(tmp_path / "late", monkeypatch, evidence, time="0s", archive_folder=Path("out"))
+    assert late_records == {}  # nothing starts
 
     class Expiring(evidence.TableDisplay):
         def begin(self, run):
@@ -63,9 +66,13 @@ def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidenc
 
     with monkeypatch.context() as patched:
         patched.setattr(evidence, "TableDisplay", Expiring)
-        first = work_in(tmp_path / "first", monkeypatch, evidence, origin=Path("../late/out"), carry=Path("out"))
+        late = Path("../late/out")
+        first = work_in(tmp_path / "first", monkeypatch, evidence, earlier_archive=late, archive_folder=Path("out"))
         patched.setattr(evidence, "TableDisplay", Interrupting)
-        second = work_in(tmp_path / "second", monkeypatch, evidence, origin=Path("../first/out"), carry=Path("out"))
+        from_first = Path("../first/out")
+        second = work_in(
+            tmp_path / "second", monkeypatch, evidence, earlier_archive=from_first, archive_folder=Path("out")
+        )
     assert {name: len(record["rounds"]) for name, record in first.items()} == {"fedfm": 1}
     assert {name: len(record["rounds"]) for name, record in second.items()} == {"fedfm": 3, "scaffold": 1}
     assert ", seed 0: 1 of 3 rounds, " in capsys.readouterr().out
@@ -74,7 +81,7 @@ def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidenc
     assert len(parts) > 1
     assert max(part.stat().st_size for part in parts) <= 2**16
 
-    third = work_in(tmp_path / "third", monkeypatch, evidence, origin=Path("../second/out"))
+    third = work_in(tmp_path / "third", monkeypatch, evidence, earlier_archive=Path("../second/out"))
     assert list((tmp_path / "third").rglob(f"{STATES}/*")) != []  # SCAFFOLD's clients
 
     for method, record in third.items():
@@ -105,7 +112,7 @@ def test_a_run_carries_a_model_and_those_of_scaffolds_clients(evidence, planned)
 
 def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, planned, monkeypatch):
     records = {}  # by the folders of their runs, in place of files
-    monkeypatch.setattr(evidence.open_runs, "read_begun", records.get)
+    monkeypatch.setattr(plans, "read_begun", records.get)
     monkeypatch.setattr(
         durations, "read_runs", lambda folders: [SimpleNamespace(record=record) for record in records.values()]
     )
@@ -113,6 +120,7 @@ def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, pl
     fedavg = first_run_of("fedavg", planned)
     scaffold = first_run_of("scaffold", planned)
 
+    assert planned.may_start(scaffold, [])  # without a time limit it ends here
     set_time_limit(500)
     assert planned.may_start(fedfm, [])
     assert not planned.may_start(scaffold, [])  # nobody knows yet how long it takes
@@ -131,6 +139,85 @@ def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, pl
     set_time_limit(700)
     assert planned.may_start(fedavg, [])
     assert planned.may_start(scaffold, [])
+
+
+def test_nothing_starts_that_the_archive_has_no_room_for(planned, monkeypatch):
+    monkeypatch.setattr(plans, "read_begun", lambda folder: None)
+    monkeypatch.setattr(durations, "read_runs", lambda folders: [])
+    fedfm = first_run_of("fedfm", planned)
+    set_time_limit(500)
+    other, *_ = (run for run in planned.runs if run.folder != fedfm.folder)
+    other.folder.mkdir(parents=True)
+    record = other.folder / RECORD
+    record.write_bytes(bytes(3 * 10 * MIB))
+    assert planned.may_start(fedfm, [])  # 43 MiB beside 10
+    record.write_bytes(bytes(3 * 20 * MIB))
+    assert not planned.may_start(fedfm, [])
+
+
+def test_a_new_archive_takes_the_place_of_the_old_one_only_if_it_is_whole(evidence, monkeypatch):
+    monkeypatch.setattr(evidence.archive, "PART_SIZE", 100)
+    Path("record.json").write_bytes(random.Random(0).randbytes(300))
+    evidence.archive.write_archive([Path("record.json")], Path("out"))
+    parts = {part.name: part.read_bytes() for part in Path("out").iterdir()}
+    assert len(parts) > 3
+
+    with pytest.raises(subprocess.CalledProcessError):
+        evidence.archive.write_archive([Path("record.json"), Path("missing.json")], Path("out"))
+    assert {part.name: part.read_bytes() for part in Path("out").iterdir()} == parts
+
+    Path("record.json").write_text("")
+    evidence.archive.write_archive([Path("record.json")], Path("out"))
+    assert len([*Path("out").iterdir()]) < len(parts)
+    for part in Path("out").iterdir():
+        part.write_bytes(part.read_bytes()[:50])
+    with pytest.raises(subprocess.CalledProcessError):
+        evidence.archive.unpack(Path("out"))
+
+
+def test_features_are_measured_without_an_alarm_and_within_what_is_left_for_them(evidence, monkeypatch):
+    monkeypatch.setattr(evidence.deadline, "RESERVE", 45)
+    monkeypatch.setattr(evidence.open_runs, "OPEN_CELLS", [])
+    alarms = []
+
+    def note_alarm(*arguments):
+        seconds, _ = signal.getitimer(signal.ITIMER_REAL)
+        alarms.append(seconds)
+
+    monkeypatch.setattr(evidence, "run_in_time", note_alarm)
+    monkeypatch.setattr(evidence, "measure_features", note_alarm)
+    evidence.main(time="100s", tiny=True)
+    seconds_in_runs, seconds_in_measuring = alarms
+    assert 65 < seconds_in_runs <= 70
+    assert seconds_in_measuring == 0
+
+    set_time_limit(-5)
+    assert 29 < evidence.deadline.seconds_to_measure() <= 30
+    set_time_limit(math.inf)
+    assert evidence.deadline.seconds_to_measure() is None
+
+
+def test_a_measurement_that_takes_too_long_is_ended(evidence, monkeypatch, capsys):
+    def run(command, check, timeout):
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    finished = SimpleNamespace(folder=Path("run"), lacks_quality=True)
+    monkeypatch.setattr(evidence, "with_new_records", lambda runs: runs)
+    monkeypatch.setattr(evidence.subprocess, "run", run)
+    evidence.measure_features([finished])
+    assert "'fedcli quality' has not ended in time" in capsys.readouterr().out
+
+
+def test_runs_with_other_options_have_folders_of_their_own(evidence):
+    cells = evidence.open_runs.CellsToRun("fedfm:V", only=("FedFM", "NMI"), seeds=(0,))
+    planned, *_ = plans.plan_table(registry.find_table(cells.table), seeds=cells.seeds, only=cells.only).runs
+    folders = set()
+    for changes in ({}, {"rounds": 3}, {"lr": 0.5}):
+        run = evidence.open_runs.claim_run(planned, cells, changes, Path("home"))
+        folders.add(run.folder)
+        assert run.folder.name == "seed-0"
+    assert len(folders) == 3
+    assert Path("home", *planned.folder.parts[-2:]) in folders
 
 
 def test_a_time_that_is_none_is_refused_by_the_name_of_its_option(evidence):

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fedcli.data import datasets
 from fedcli.data.datasets import num_images
@@ -17,7 +17,7 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, protocols
 from fedcli.results.frame import RunRow, read_runs, shipped_folders
 from fedcli.results.metrics import Metric, find_metric
-from fedcli.runs.begin import check_seeds
+from fedcli.runs.begin import check_seeds, read_begun
 from fedcli.runs.identity import (
     SIZES,
     Settings,
@@ -84,6 +84,14 @@ class PlannedRun:
     def rounds_done(self) -> int:
         """Rounds in its record."""
         return len(self.record["rounds"]) if self.record else 0
+
+
+AnyRun = TypeVar("AnyRun", bound=PlannedRun)
+
+
+def with_new_records(runs: Iterable[AnyRun]) -> list[AnyRun]:
+    """The runs with the records that they have now."""
+    return [replace(run, record=read_begun(run.folder)) for run in runs]
 
 
 @dataclass(frozen=True)
@@ -320,19 +328,22 @@ def plan_cell(
             setup = resolve(method, options, need_data=False)
     except UserError as error:
         raise UserError(f"{table.name}, row '{cell.row}', column '{cell.column}': {error}") from error
-    # Runs that differ only in the seed share a folder.
-    partition = short_name(setup.partition.flag).replace(":", "-").replace("/", "-")
     settings = planned_settings(setup)
-    name = f"{method.name}-{short_name(setup.dataset)}-{partition}-{key_of(settings)[:8]}"
     return PlannedRun(
         label=f"{cell.row}, {cell.column}",
         method=cell.method,
         given=GivenOptions(options),
         setup=setup,
         settings=settings,
-        folder=folder / name / f"seed-{seed}",
+        folder=folder / folder_name(setup, settings) / f"seed-{seed}",
         reduced=reduced,
     )
+
+
+def folder_name(setup: Setup, settings: Settings) -> str:
+    """The name of the folder that runs share which differ only in the seed."""
+    partition = short_name(setup.partition.flag).replace(":", "-").replace("/", "-")
+    return f"{setup.method.name}-{short_name(setup.dataset)}-{partition}-{key_of(settings)[:8]}"
 
 
 def _on_other_data(method: Method, options: Mapping[str, Any], dataset: str) -> dict[str, Any]:

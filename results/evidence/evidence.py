@@ -1,4 +1,4 @@
-"""Go on with the open claims in the order of `open_runs.OPEN_CELLS`, on the device at hand, as long as there is time.
+"""Goes on with the runs of open claims in the order of `open_runs.OPEN_CELLS`, on this machine, while there is time.
 
     python results/evidence/evidence.py --time 9m --carry OUT                # on a machine that is lent for minutes
     python results/evidence/evidence.py --time 9m --from OUT --carry NEXT    # on the next one
@@ -24,10 +24,52 @@ from rich.console import Console
 from fedcli.cli.plan_display import TableDisplay
 from fedcli.errors import UserError
 from fedcli.results.jobs import execute
-from fedcli.results.plans import Plan
+from fedcli.results.plans import Plan, with_new_records
 from fedcli.runs.signals import OutOfTime, time_left
 
 JOBS_ON_CUDA = 4  # not measured yet
+
+
+def main(
+    time: str | None = None,
+    jobs: Annotated[int | None, typer.Option(min=1)] = None,
+    precision: str = "float32",
+    archive_folder: Annotated[Path | None, typer.Option("--carry")] = None,
+    earlier_archive: Annotated[Path | None, typer.Option("--from")] = None,
+    tiny: bool = False,
+) -> None:
+    """Unpacks, runs, measures and packs, and says what is left.
+
+    Of the precisions, claims count float32 alone; `--tiny` tries it on the CPU with small runs alone.
+    """
+    try:
+        if time is not None:
+            deadline.start_time_limit(time)
+        if earlier_archive is not None:
+            archive.unpack(earlier_archive)
+        runs = open_runs.planned_runs(precision, tiny)
+    except (UserError, subprocess.CalledProcessError) as error:
+        sys.exit(f"error: {error}")
+    if jobs is None:
+        jobs = default_jobs(tiny)
+    plan_class = Plan if archive_folder is None else transfer.CarriedPlan
+    plan = plan_class(open_runs.RUNS, tuple(runs))
+    try:
+        with deadline.late_runs_interrupted():
+            run_in_time(plan, jobs)
+        measure_features(runs)
+    except (KeyboardInterrupt, UserError) as error:
+        print(error)
+    runs = with_new_records(runs)
+    if archive_folder is not None:
+        archive.pack(runs, archive_folder)
+    print_open_runs(runs)
+
+
+def default_jobs(tiny: bool) -> int:
+    """Returns how many runs go on at once where `--jobs` does not say it."""
+    uses_cuda = torch.cuda.is_available() and not tiny
+    return JOBS_ON_CUDA if uses_cuda else 1
 
 
 def run_in_time(plan: Plan, jobs: int) -> None:
@@ -39,14 +81,19 @@ def run_in_time(plan: Plan, jobs: int) -> None:
 
 
 def measure_features(runs: Sequence[open_runs.ClaimRun]) -> None:
-    """Measures the features of what has finished, where a claim is about them."""
-    folders = [run.folder for run in open_runs.with_new_records(runs) if run.lacks_quality]
-    if folders:
-        subprocess.run([sys.executable, "-m", "fedcli", "quality", *folders], check=False)
+    """Measures the features of runs that have finished and that a claim about features needs, while there is time."""
+    folders = [run.folder for run in with_new_records(runs) if run.lacks_quality]
+    if not folders:
+        return
+    command = [sys.executable, "-m", "fedcli", "quality", *folders]
+    try:
+        subprocess.run(command, check=False, timeout=deadline.seconds_to_measure())
+    except subprocess.TimeoutExpired:
+        print("'fedcli quality' has not ended in time; the next session measures the features")
 
 
 def print_open_runs(runs: Sequence[open_runs.ClaimRun]) -> None:
-    """Says which data sets are missing, and which runs have not ended."""
+    """Prints which data sets are missing, and which runs have not ended."""
     for text in Plan(open_runs.RUNS, tuple(runs)).missing_data.values():
         print(text)
     to_do = [run for run in runs if run.needs_running]
@@ -55,38 +102,6 @@ def print_open_runs(runs: Sequence[open_runs.ClaimRun]) -> None:
         done = f"{run.rounds_done} of {run.setup.config.rounds} rounds, {mebibytes:,.0f} MiB to carry"
         print(f"open: {run.label}, seed {run.setup.config.seed}: {done}")
     print(f"{len(runs) - len(to_do)} of {len(runs)} runs have ended; 'fedcli claims' says what they decide")
-
-
-def main(
-    time: str | None = None, jobs: int = 0, precision: str = "float32", carry: Path | None = None,
-    origin: Annotated[Path | None, typer.Option("--from")] = None, tiny: bool = False,
-) -> None:  # fmt: skip
-    """Unpacks, runs, measures and packs, and says what is left.
-
-    Of the precisions, claims count float32 alone; `--tiny` tries it on the CPU with small runs alone.
-    """
-    try:
-        if time is not None:
-            deadline.start_time_limit(time)
-        if origin:
-            archive.unpack(origin)
-        runs = open_runs.planned_runs(precision, tiny)
-    except (UserError, subprocess.CalledProcessError) as error:
-        sys.exit(f"error: {error}")
-    plan_class = transfer.CarriedPlan if carry else Plan
-    plan = plan_class(open_runs.RUNS, tuple(runs))
-    uses_cuda = torch.cuda.is_available() and not tiny
-    default_jobs = JOBS_ON_CUDA if uses_cuda else 1
-    with deadline.late_runs_interrupted():
-        try:
-            run_in_time(plan, jobs or default_jobs)
-            measure_features(runs)
-        except (KeyboardInterrupt, UserError) as error:
-            print(error)
-    runs = open_runs.with_new_records(runs)
-    if carry:
-        archive.pack(runs, carry)
-    print_open_runs(runs)
 
 
 if __name__ == "__main__":

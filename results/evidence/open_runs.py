@@ -1,18 +1,16 @@
-"""The open claims in the order in which they are decided, as cells of tables, and the runs that these cells lack."""
+"""The cells of tables that decide the open claims, in the order in which they are run, and the runs that they lack."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fedcli.registry import find_method, find_table
-from fedcli.results.plans import PlannedRun, plan_table
-from fedcli.runs.begin import read_begun
+from fedcli.results.plans import PlannedRun, folder_name, plan_table, with_new_records
 from fedcli.runs.identity import planned_settings
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.resolve import resolve
 
-AnyRun = TypeVar("AnyRun", bound=PlannedRun)
 RUNS = Path("runs/evidence")
 QUALITY_TABLE = "fedfm:V"  # its cells are measured by `fedcli quality`
 SEPARATION_CLAIMS = ("fedfm:fedavg", "fedfm:features", "fedfm:silhouette")
@@ -24,14 +22,14 @@ TINY_OPTIONS = {
 
 @dataclass(frozen=True)
 class CellsToRun:
-    """Cells to run, as `fedcli table TABLE --only ... --seeds ...`."""
+    """Cells of a table that are to be run, as by `fedcli table TABLE --only ... --seeds ...`."""
 
     table: str
     only: tuple[str, ...]
     seeds: tuple[int, ...]
-    claims: tuple[str, ...] = ()  # the names of those that it decides
-    note: str = ""  # what is learnt where it decides none
-    options: Mapping[str, Any] = field(default_factory=dict)  # in place of the table's, a protocol among them
+    claims: tuple[str, ...] = ()  # the names of the claims that they decide
+    note: str = ""  # what they are run for where they decide no claim
+    options: Mapping[str, Any] = field(default_factory=dict)  # in place of the table's; a protocol is among them
 
     @property
     def purpose(self) -> str:
@@ -77,18 +75,23 @@ OPEN_CELLS = (
 
 @dataclass(frozen=True)
 class ClaimRun(PlannedRun):
-    """A run of `OPEN_CELLS`, with the table for which it is done first."""
+    """A run of `OPEN_CELLS`."""
 
-    table: str = field(kw_only=True)
+    table: str = field(kw_only=True)  # the first one that needs it
 
     @property
     def lacks_quality(self) -> bool:
-        """Whether it has finished, and a claim is about its features, which `fedcli quality` has not measured."""
+        """Whether it has finished and `fedcli quality` has not measured its features, which a claim is about."""
         return self.table == QUALITY_TABLE and self.outcome == "finished" and "quality" not in self.record
 
 
 def planned_runs(precision: str, tiny: bool) -> list[ClaimRun]:
-    """Returns the runs of `OPEN_CELLS` that the records lack, each once; if `tiny`, a small one of each entry."""
+    """Returns the runs of `OPEN_CELLS` that have no committed record, each once.
+
+    Args:
+        precision: Of all runs.
+        tiny: Return a small run for the CPU for each of `OPEN_CELLS` instead.
+    """
     home = RUNS / precision
     changes: dict[str, Any] = {}
     if precision != "float32":
@@ -103,32 +106,31 @@ def planned_runs(precision: str, tiny: bool) -> list[ClaimRun]:
         if tiny:
             by_seed = by_seed[:1]
         for run in by_seed:
-            is_changed = bool(changes) or bool(cells.options)  # then no committed record stands for it
-            if run.needs_running or is_changed:
+            has_other_options = bool(changes) or bool(cells.options)  # then no committed record stands for it
+            if run.needs_running or has_other_options:
                 to_run = claim_run(run, cells, changes, home)
                 runs.setdefault(to_run.folder, to_run)
     return with_new_records(runs.values())
 
 
 def claim_run(run: PlannedRun, cells: CellsToRun, changes: Mapping[str, Any], home: Path) -> ClaimRun:
-    """Returns a run of a table as it is done here: with other options, in a folder below `home`."""
+    """Returns a run of a table as it is done here: with other options, in a folder below `home`.
+
+    The folder is named by these options, so that runs which differ in one of them never share a folder.
+    """
     options = {**run.given.values, **changes}
     if cells.options:
         # Under another protocol none of the options may come from the cell's.
         options = {**run.setup.all_options(), **changes, **cells.options}
     setup = resolve(find_method(run.method), options, need_data=False)
+    settings = planned_settings(setup)
     return ClaimRun(
         label=f"{cells.purpose}: {cells.table} {run.label}",
         method=run.method,
         given=GivenOptions(options),
         setup=setup,
-        settings=planned_settings(setup),
-        folder=home / run.folder.parent.name / run.folder.name,
+        settings=settings,
+        folder=home / folder_name(setup, settings) / f"seed-{setup.config.seed}",
         reduced=run.reduced,
         table=cells.table,
     )
-
-
-def with_new_records(runs: Iterable[AnyRun]) -> list[AnyRun]:
-    """Returns runs with the records that they have now."""
-    return [replace(run, record=read_begun(run.folder)) for run in runs]

@@ -1,31 +1,33 @@
 """What a run takes to the next machine, and a plan that starts only what can be taken there or ends here."""
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import torch
-from open_runs import with_new_records
 
 from fedcli.check import keeps_state
 from fedcli.core import backbones
 from fedcli.core.client_states import STATES
 from fedcli.data import datasets
 from fedcli.results.durations import estimate_plan
-from fedcli.results.plans import Plan, PlannedRun
+from fedcli.results.plans import AnyRun, Plan, PlannedRun, with_new_records
 from fedcli.runs.checkpoints import CHECKPOINT
+from fedcli.runs.record import RECORD
 from fedcli.runs.signals import time_left
 
 MIB = 2**20
-CARRIED_SIZE = 60 * MIB  # bytes at most of all runs that are carried
+ARCHIVE_SIZE = 62 * MIB  # bytes of the archive at most
+RECORD_COMPRESSION = 3  # by how much a record is smaller in it, at least
 
 
 def resume_files(run: PlannedRun) -> list[Path]:
-    """What a run goes on from, beside its record; the model of the best round so far is not needed for that."""
+    """Returns the files that a run goes on from beside its record; the model of its best round is not one of them."""
     return [*run.folder.glob(CHECKPOINT), *run.folder.glob(f"{STATES}/*")]
 
 
 def nbytes_to_carry(run: PlannedRun) -> int:
-    """Bytes of a run's `resume_files`; before there are any, of a model of the server and of each client's own."""
+    """Returns the bytes of a run's `resume_files`; before there are any, of the models of server and clients."""
     files = resume_files(run)
     if files:
         return sum(file.stat().st_size for file in files)
@@ -36,7 +38,7 @@ def nbytes_to_carry(run: PlannedRun) -> int:
 
 
 def nbytes_of_model(run: PlannedRun) -> int:
-    """Bytes of a model of a run, by the first of its networks."""
+    """Returns the bytes of a model of a run, by the first of its networks."""
     config = run.setup.config
     images = datasets.describe(config.dataset)
     channels, height, _ = images["shape"]
@@ -46,23 +48,46 @@ def nbytes_of_model(run: PlannedRun) -> int:
     return sum(value.nbytes for value in network.state_dict().values())
 
 
+def room_beside_records(runs: Iterable[PlannedRun]) -> float:
+    """Returns the bytes that the archive has beside the records of runs, for what unfinished ones go on from."""
+    files = [run.folder / RECORD for run in runs]
+    nbytes_of_records = sum(file.stat().st_size for file in files if file.is_file())
+    return ARCHIVE_SIZE - nbytes_of_records / RECORD_COMPRESSION
+
+
+def divide_by_room(runs: Sequence[AnyRun], room: float) -> tuple[list[AnyRun], list[AnyRun]]:
+    """Returns the runs that are carried in so many bytes, earlier ones first, and those that do not fit."""
+    taken = []
+    left_behind = []
+    for run in runs:
+        nbytes = nbytes_to_carry(run)
+        if nbytes < room:
+            taken.append(run)
+            room -= nbytes
+        else:
+            left_behind.append(run)
+    return taken, left_behind
+
+
 class CarriedPlan(Plan):
-    """Runs of which none starts that can neither be carried to the next machine nor end in time."""
+    """A plan that starts no run which can neither be carried to the next machine nor end in time."""
 
     def may_start(self, run: PlannedRun, active: Collection[PlannedRun]) -> bool:
         """Whether a run can be carried beside those that have begun, or ends in time, as runs like it tell."""
-        nbytes = nbytes_to_carry(run)
-        for other in self.begun_beside(run, active):
-            nbytes_of_other = nbytes_to_carry(other)
-            if nbytes_of_other <= CARRIED_SIZE:  # else it is left behind
-                nbytes += nbytes_of_other
-        if nbytes <= CARRIED_SIZE:
+        candidates = [*self.begun_beside(run, active), run]
+        taken, _ = divide_by_room(candidates, room_beside_records(self.runs))
+        if any(other is run for other in taken) or time_left() == math.inf:
             return True
         seconds = estimate_plan(Plan(self.folder, (run,)))["seconds"].item()
+        if math.isnan(seconds):  # nobody knows whether it ends in time, since no run like it was timed
+            return False
         return seconds < time_left()
 
     def begun_beside(self, run: PlannedRun, active: Collection[PlannedRun]) -> list[PlannedRun]:
-        """The other runs that have begun and not ended; a run of `active` may not have a record yet."""
+        """Returns the other runs that have begun and not ended; a run of `active` may not have a record yet.
+
+        The features of runs that have finished are measured before the archive is packed, so these need no room.
+        """
         others = [other for other in self.runs if other.needs_running and other.folder != run.folder]
         active_folders = {other.folder for other in active}
         begun = []
