@@ -6,7 +6,7 @@
 They are made from the repository alone, so they are the same on every machine.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ import typer
 from first_page import make_first_page, table_of_claims_by_paper, table_of_coverage
 from paper_page import make_paper_page, papers
 from studies import read_study, with_group_names
-from study_page import Figure, charts_of, make_study_page
+from study_page import EVERY_RUN, Figure, charts_of, make_study_page
 
 from fedcli import registry
 from fedcli.figures import find_chart
@@ -104,18 +104,39 @@ def with_relative_folder(part: Any, parent: Path) -> Any:
 
 
 def stale_pages(folder: Path, made: Iterable[Page]) -> list[Path]:
-    """The pages in a folder that are not as they are made now: with another text, missing, or made no longer."""
+    """The pages that are missing in a folder, or have another text there than they are made with now."""
     stale = []
     for page in made:
         file = folder / page.path
         if not file.is_file() or file.read_text(encoding="utf-8") != page.text:
             stale.append(page.path)
-    paths = {page.path for page in made}
-    for file in sorted(folder.glob("papers/*.md")):
-        path = file.relative_to(folder)
-        if path not in paths:
-            stale.append(path)
     return stale
+
+
+def removed_pages(folder: Path, made: Iterable[Page]) -> list[Path]:
+    """The pages in a folder whose paper or study is gone; pages of other kinds do not count."""
+    paths = {page.path for page in made}
+    study_pages = [file for file in folder.glob("*.md") if f"\n{EVERY_RUN}\n" in file.read_text(encoding="utf-8")]
+    found = [file.relative_to(folder) for file in (*study_pages, *folder.glob("papers/*.md"))]
+    return sorted(path for path in found if path not in paths)
+
+
+def check_pages(folder: Path, made: Sequence[Page]) -> None:
+    """Ends the program by an error where the pages in a folder are not those that are made now."""
+    faults = []
+    stale = stale_pages(folder, made)
+    if stale:
+        faults.append(f"not as they are made from the records now: {join_paths(stale)}; run 'make tables'.")
+    removed = removed_pages(folder, made)
+    if removed:
+        faults.append(f"of papers or studies that are no longer here: {join_paths(removed)}; delete what is named.")
+    if faults:
+        raise SystemExit("\n".join(faults))
+
+
+def join_paths(paths: Iterable[Path]) -> str:
+    """Paths in a line."""
+    return ", ".join(path.as_posix() for path in paths)
 
 
 def main(
@@ -129,10 +150,7 @@ def main(
         raise SystemExit(f"'{folder}' has no runs for pages (got no folder 'records' in it); name one that has it.")
     made = make_pages(folder)
     if check:
-        stale = stale_pages(folder, made)
-        if stale:
-            names = ", ".join(path.as_posix() for path in stale)
-            raise SystemExit(f"not as they are made from the records now: {names}; run 'make tables'.")
+        check_pages(folder, made)
         print(f"{len(made)} pages are as they are made from the records")
         return
     for page in made:

@@ -14,6 +14,7 @@ from fedcli.results.render import escape_markdown, render
 from fedcli.runs.schema import Record
 from fedcli.runs.settings_text import settings_text
 
+EVERY_RUN = "## Every run"  # the heading by which a study's page is known
 VERIFY = "`fedcli verify RECORD` repeats a run also where a default has changed since."
 
 
@@ -44,7 +45,7 @@ def make_study_page(study: Study) -> str:
     sections["## Results"] = "\n\n".join(shown)
 
     by_seed = tables.build_table(records, study.metrics, by_seed=True)
-    sections["## Every run"] = render(replace(by_seed, subject="", notes=())).strip()
+    sections[EVERY_RUN] = render(replace(by_seed, subject="", notes=())).strip()
 
     machines = list_machines(records)
     by_modified = modified_checkout_text(records)

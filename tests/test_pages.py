@@ -207,10 +207,17 @@ def test_the_script_writes_a_page_a_study_and_a_paper_and_the_figures_of_speed(r
     pages.main(folder, check=True)
     (folder / "tiny.md").write_text("old")
     (folder / "papers" / "fedsa.md").unlink()
-    (folder / "papers" / "gone.md").write_text("of a paper that is no longer here")
-    with pytest.raises(SystemExit, match=r"now: tiny\.md, papers/fedsa\.md, papers/gone\.md; run 'make tables'\."):
+    with pytest.raises(SystemExit, match=r"now: tiny\.md, papers/fedsa\.md; run 'make tables'\.$"):
         pages.main(folder, check=True)
     assert (folder / "tiny.md").read_text() == "old"
+
+    pages.main(folder)
+    (folder / "by-hand.md").write_text("# A page that no script makes\n")
+    pages.main(folder, check=True)
+    (folder / "papers" / "gone.md").write_text("of a paper that is no longer here")
+    (folder / "tiny.md").rename(folder / "renamed.md")
+    with pytest.raises(SystemExit, match=r"now: tiny\.md; run .*\n.* here: papers/gone\.md, renamed\.md; delete"):
+        pages.main(folder, check=True)
 
 
 # Findings of studies, against hand numbers of small runs
