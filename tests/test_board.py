@@ -125,6 +125,14 @@ def test_the_committed_page_is_that_of_the_committed_runs(board, tmp_path):
             assert f"<!-- {mark}: end -->" in text
 
 
+def test_options_that_name_no_board_or_cancel_each_other_are_refused(board, tmp_path):
+    shutil.copy(FILE.parent / "options.json", tmp_path)
+    with pytest.raises(SystemExit, match=r"^error: --only must be a protocol of a board \(got 'own:persona'\)"):
+        board.main(only="own:persona")
+    with pytest.raises(SystemExit, match=r"^error: --page runs nothing, so --only has no effect"):
+        board.main(page=True, only="own:personal")
+
+
 def test_no_run_of_the_committed_options_is_refused(board, tmp_path):
     shutil.copy(FILE.parent / "options.json", tmp_path)
     runs = []

@@ -10,6 +10,8 @@ best into `options.json`. After a run, `git diff board.csv` shows which rows cam
 """
 
 import json
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +32,7 @@ HERE = Path(__file__).parent
 RUNS = Path("runs/board")
 SEEDS = tuple(range(10))
 PUBLIC = {"public_dataset": "photos", "public_examples": 500, "public_batch_size": 125}
+ACCURACY = find_metric("selected")  # any accuracy is written as it is
 ACCURACIES = ("selected", "last-tenth", "classifier", "global")  # columns of the CSV, in percent
 PERSONAL = "own:personal"  # the board with global models beside personal ones
 
@@ -107,9 +110,9 @@ def numbers_of(record: Record) -> dict[str, Any]:
     }
 
 
-def mean_text(numbers: pd.Series, sign: str = "") -> str:
-    """Returns the mean of a column with its 95 % interval and the number of its seeds."""
-    return interval_text(find_metric("selected"), mean_interval(numbers.dropna().tolist()), sign=sign)
+def mean_text(accuracies: pd.Series, sign: str = "") -> str:
+    """Returns the mean of accuracies, or of their differences, with its 95 % interval and the number of seeds."""
+    return interval_text(ACCURACY, mean_interval(accuracies.dropna().tolist()), sign=sign)
 
 
 def runs_by_mark(runs: pd.DataFrame, board: Board) -> dict[str, pd.DataFrame]:
@@ -174,29 +177,40 @@ def is_ahead(headline: pd.DataFrame) -> bool:
     return mean_interval(leads.dropna().tolist()).low > 0
 
 
-def with_new_runs(runs: pd.DataFrame, board: Board) -> pd.DataFrame:
-    """Runs a board, and returns its runs after those of the others."""
+def run_all(boards: Mapping[str, Board]) -> pd.DataFrame:
+    """Runs what has not ended of boards, and returns the rows of the CSV."""
+    return pd.concat([run(board) for board in boards.values()])
+
+
+def run_one(board: Board) -> pd.DataFrame:
+    """Runs what has not ended of a board, and returns its rows of the CSV after those of the others."""
+    runs = pd.read_csv(HERE / "board.csv")
     of_others = runs[runs.protocol != board.protocol]
     return pd.concat([of_others, run(board)])
 
 
-def main(page: bool = False, only: str = "") -> None:
-    """Runs the boards, or only that of a protocol, unless the page alone is asked for, and writes the page."""
-    boards = read_boards()
-    csv = HERE / "board.csv"
-    if not page:
-        if only:
-            runs = with_new_runs(pd.read_csv(csv), boards[only])
-        else:
-            runs = pd.concat([run(board) for board in boards.values()])
-        runs.to_csv(csv, index=False)
-    runs = pd.read_csv(csv)
+def write_page(boards: Mapping[str, Board]) -> None:
+    """Writes the tables of the page from the CSV."""
+    runs = pd.read_csv(HERE / "board.csv")
     file = HERE / "README.md"
     text = file.read_text()
     for board in boards.values():
         for mark, runs_of_table in runs_by_mark(runs, board).items():
             text = replace_between_marks(text, mark, table_text(runs_of_table, board))
     file.write_text(text)
+
+
+def main(page: bool = False, only: str = "") -> None:
+    """Runs the boards, or only that of a protocol, unless the page alone is asked for, and writes the page."""
+    boards = read_boards()
+    if page and only:
+        sys.exit("error: --page runs nothing, so --only has no effect; leave out one of them.")
+    if only and only not in boards:
+        sys.exit(f"error: --only must be a protocol of a board (got '{only}'); there are {', '.join(boards)}.")
+    if not page:
+        runs = run_one(boards[only]) if only else run_all(boards)
+        runs.to_csv(HERE / "board.csv", index=False)
+    write_page(boards)
 
 
 if __name__ == "__main__":
