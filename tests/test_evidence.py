@@ -267,7 +267,7 @@ def use(programs, minutes, monkeypatch):
 def test_each_of_the_first_minutes_ends_in_its_time(minutes, monkeypatch):
     programs = Programs(seconds=50)
     use(programs, minutes, monkeypatch)
-    minutes.first(Path("out"))
+    minutes.check_and_bench(Path("out"))
     assert programs.seconds_of("-m pytest -q -p no:cacheprovider tests/test_graphs.py ") == [60]
     assert programs.seconds_of("-m fedcli check fedavg fedfm scaffold --device=cuda") == [10]
     assert programs.seconds_of("-m fedcli run ") == [60]  # and nothing after `verify`, whose time was over
@@ -285,7 +285,7 @@ def test_each_of_the_first_minutes_ends_in_its_time(minutes, monkeypatch):
 def test_quick_programs_of_the_first_minutes_all_run(minutes, monkeypatch):
     programs = Programs(seconds=1)
     use(programs, minutes, monkeypatch)
-    minutes.first(Path("out"), tiny=True)
+    minutes.check_and_bench(Path("out"), tiny=True)
     assert programs.seconds_of("-m fedcli check fedavg fedfm scaffold --law=9 --device=cpu") == [59]
     assert programs.seconds_of("-m fedcli run ") == [60, 58]
     assert programs.seconds_of("-m fedcli verify ") == [59, 57]
@@ -298,7 +298,9 @@ def test_the_second_minutes_bench_both_commits_and_go_on(minutes, tmp_path, monk
     programs = Programs(seconds=50)
     use(programs, minutes, monkeypatch)
     before = tmp_path / "before"
-    minutes.second(Path("out"), origin=Path("first"), before=before, probe="probe.py --fast", minutes=10)
+    minutes.profile_and_compare(
+        Path("out"), earlier_archive=Path("first"), before=before, probe="probe.py --fast", minutes=10
+    )
     assert programs.seconds_of("results/evidence/kernels.py w3 --precision=tf32 --device=cuda ") == [30]
     assert programs.seconds_of("probe.py --fast --budget=240") == [260]
     benched = [(folder, seconds) for words, seconds, folder in programs.given if words.startswith("-m fedcli bench")]
@@ -311,7 +313,7 @@ def test_the_second_minutes_bench_both_commits_and_go_on(minutes, tmp_path, monk
 def test_no_minutes_start_nothing(minutes, monkeypatch):
     programs = Programs(seconds=1)
     use(programs, minutes, monkeypatch)
-    minutes.run_claims(minutes.ON_GPU, "tf32", until=programs.now, carry=Path("out"))
+    minutes.run_claims(minutes.ON_GPU, "tf32", until=programs.now, archive_folder=Path("out"))
     assert not minutes.run_python("-c", "", until=programs.now)
     assert programs.given == []
 

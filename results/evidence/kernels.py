@@ -1,7 +1,7 @@
-"""Profiles joint steps of a workload on a GPU, once all of them are replays of graphs: kernels by their time.
+"""Lists the kernels of a workload's joint steps on a GPU by their time, once all steps are replays of graphs.
 
 Run `python results/evidence/kernels.py w3 --precision=tf32 --out=kernels.txt`; workloads are those of `fedcli bench`.
-With `--device=cpu`, for a trial, operations take the place of kernels.
+With `--device=cpu`, for a trial, it lists operations.
 """
 
 import sys
@@ -20,13 +20,13 @@ from fedcli.runs.machine import machine_settings
 from fedcli.runs.prepare import prepare
 from fedcli.runs.resolve import Setup
 
-ROWS = 40  # of the table
-STEPS = 16  # with full batches
+ROWS = 40  # of the table, at most
+STEPS = 16  # of a round, with full batches
 
 
-def table_of_kernels(workload: str, precision: str, device: str, way: str) -> str:
-    """Returns a table of the kernels of some joint steps, those first that take longest."""
-    setup = short_setup(workload, precision, device, way)
+def table_of_kernels(workload: str, precision: str, device: str, clients_per_chunk: str) -> str:
+    """Returns a table of the kernels of `STEPS` joint steps, longest first."""
+    setup = short_setup(workload, precision, device, clients_per_chunk)
     fed = prepare(setup).fed
     profiler = profile_of_round(setup, fed)
     is_cuda = fed.device.type == "cuda"
@@ -36,8 +36,8 @@ def table_of_kernels(workload: str, precision: str, device: str, way: str) -> st
     return f"{STEPS} joint steps of {workload}, {precision}, {fed.engine.mode}\n{table}"
 
 
-def short_setup(workload: str, precision: str, device: str, way: str) -> Setup:
-    """Returns the setup of a workload whose rounds have `STEPS` steps, on random images where its own are not here."""
+def short_setup(workload: str, precision: str, device: str, clients_per_chunk: str) -> Setup:
+    """Returns the setup of a workload with `STEPS` steps a round, on random images where its own are not here."""
     options = WORKLOADS[workload]
     cohort_size = options["cohort_size"]
     few_steps = {
@@ -45,14 +45,16 @@ def short_setup(workload: str, precision: str, device: str, way: str) -> Setup:
         "num_clients": cohort_size,
         "train_examples": STEPS * cohort_size * options["batch_size"],
     }
-    setup = prepare_workload(options | few_steps, device=device, precision=precision, clients_per_chunk=way)
+    setup = prepare_workload(
+        options | few_steps, device=device, precision=precision, clients_per_chunk=clients_per_chunk
+    )
     if datasets.is_present(setup.config.dataset):
         return setup
     return with_random_images(setup)
 
 
 def profile_of_round(setup: Setup, fed: Federation) -> profile:
-    """Returns what the profiler has seen of a round, after so many that all steps are replays of graphs."""
+    """Returns the profile of a round in which all steps are replays of graphs."""
     activities = [ProfilerActivity.CPU]
     if fed.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -70,12 +72,12 @@ def main(
     out: Annotated[Path, typer.Option(help="File for the table.")],
     precision: str = "float32",
     device: str = "cuda",
-    way: Annotated[str, typer.Option(help="As --clients-per-chunk.")] = "auto",
+    clients_per_chunk: Annotated[str, typer.Option(help="As --clients-per-chunk.")] = "auto",
 ) -> None:
     """Profiles joint steps of a workload of `fedcli bench`, and writes a table of its kernels by their time."""
     if workload not in WORKLOADS:
         sys.exit(f"error: '{workload}' is no workload; there are {', '.join(WORKLOADS)}.")
-    out.write_text(table_of_kernels(workload, precision, device, way))
+    out.write_text(table_of_kernels(workload, precision, device, clients_per_chunk))
 
 
 if __name__ == "__main__":
