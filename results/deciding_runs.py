@@ -18,7 +18,7 @@ from fedcli.results.durations import (
 from fedcli.results.plans import plan_table
 
 H100 = "NVIDIA H100 80GB HBM3"
-# Those that are like a paper's training.
+# Workloads of `fedcli bench` that train as a paper does, with what the runs that they stand for have in common.
 BENCHED_WORKLOADS = {"w3": {"backbone": "resnet18", "shape": "[3, 32, 32]"}}
 
 

@@ -51,10 +51,12 @@ def table_of_claims(records: Path, answers: Sequence[verdicts.Answer]) -> str:
     timed_benchmarks = times_of_benchmarks(records.parent / "speed")
     timed = pd.concat([timed_runs, timed_benchmarks])
     table = claim_tables.build_claims_table(answers)
+    runs_column = table.columns.index(claim_tables.RUNS_TITLE)
     rows = []
     for row, answer in zip(table.rows, answers, strict=True):
-        *cells, _ = row  # the last one says which runs there are, here with links to their pages
-        rows.append([*cells, runs_of_claim(answer, records, timed)])
+        cells = list(row)
+        cells[runs_column] = runs_of_claim(answer, records, timed)  # with links to the pages of studies
+        rows.append(cells)
     notes = [*table.notes, *code_notes(answers), ABOUT_MODIFIED_CHECKOUTS]
     return render(replace(table, rows=rows, notes=notes)).rstrip()
 

@@ -19,7 +19,7 @@ paper = ["paper:2", "a column"]       # optional: table and column of printed nu
 """
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from fedcli import registry
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError
 from fedcli.results.frame import find_records, frame_of
-from fedcli.results.intervals import mean_interval, paired_difference
+from fedcli.results.intervals import Interval, mean_interval, paired_difference
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.number_texts import interval_text
 from fedcli.results.printed_numbers import printed_lead, printed_value
@@ -64,11 +64,11 @@ class PrintedColumn(NamedTuple):
 class Finding:
     """What a line says of one group of runs, or of one beside another; an entry of `findings.toml`."""
 
-    says: str  # a sentence before the numbers, or nothing
+    sentence: str  # before the numbers; may be empty
     metric: Metric
-    of: str  # the name of a group
-    than: str | None  # the name of the group that is subtracted, if one is
-    than_metric: Metric  # of that group
+    group: str  # its name
+    baseline: str | None  # the name of the group that is subtracted, if one is
+    baseline_metric: Metric
     printed: PrintedColumn | None  # numbers of the paper, in rows named as the groups
 
 
@@ -154,11 +154,11 @@ def read_finding(entry: Mapping[str, Any]) -> Finding:
         table, column = entry["paper"]
         printed = PrintedColumn(table, column)
     return Finding(
-        says=entry.get("says", ""),
+        sentence=entry.get("says", ""),
         metric=find_metric(entry["metric"]),
-        of=entry["of"],
-        than=entry.get("than"),
-        than_metric=find_metric(entry.get("than_metric", entry["metric"])),
+        group=entry["of"],
+        baseline=entry.get("than"),
+        baseline_metric=find_metric(entry.get("than_metric", entry["metric"])),
         printed=printed,
     )
 
@@ -175,30 +175,55 @@ def finding_line(finding: Finding, groups: Mapping[str, list[Record]]) -> str:
         ValueError: If runs have no such value, or are no pairs, or the paper prints no such number.
         UserError: If there is no such table.
     """
-    metric = finding.metric
-    runs = groups[finding.of]
-    title = _title(metric, runs)
-    if finding.than is None:
-        sign = ""
-        result = mean_interval(metric.values(runs))
-        subject = f"{finding.of}, {title}"
+    if finding.baseline is None:
+        line = single_group_line(finding, groups[finding.group])
     else:
-        sign = "+"
-        than_runs = groups[finding.than]
-        _check_pairs(runs, than_runs)
-        result = paired_difference(metric, runs, finding.than_metric, than_runs)
-        subject = f"{finding.of} - {finding.than}, {title}"
-        if finding.than_metric.name != metric.name:
-            than_title = _title(finding.than_metric, than_runs)
-            subject = f"{finding.of} ({title}) - {finding.than} ({than_title})"
-    if not result.num_values:
+        line = difference_line(finding, groups[finding.group], finding.baseline, groups[finding.baseline])
+    return f"{finding.sentence}. {line}" if finding.sentence else line
+
+
+def single_group_line(finding: Finding, runs: Sequence[Record]) -> str:
+    """The mean of a group, and the paper's number of its row."""
+    metric = finding.metric
+    mean = mean_interval(metric.values(runs))
+    _check_has_values(mean)
+    line = f"{finding.group}, {_title(metric, runs)}: {interval_text(metric, mean, sign='')}"
+    if finding.printed is None:
+        return line
+    table = registry.find_table(finding.printed.table)
+    number = printed_value(table, finding.group, finding.printed.column, metric)
+    if number is None:
+        raise ValueError(f"{finding.printed.table} has no number in {finding.printed.column} for {finding.group}")
+    return f"{line}; paper {metric.text(number)}"
+
+
+def difference_line(finding: Finding, runs: Sequence[Record], baseline: str, baseline_runs: Sequence[Record]) -> str:
+    """How far a group is ahead of its baseline, paired by seed, and how far its row is ahead in the paper."""
+    metric = finding.metric
+    _check_pairs(runs, baseline_runs)
+    lead = paired_difference(metric, runs, finding.baseline_metric, baseline_runs)
+    _check_has_values(lead)
+    title = _title(metric, runs)
+    if finding.baseline_metric.name == metric.name:
+        subject = f"{finding.group} - {baseline}, {title}"
+    else:
+        baseline_title = _title(finding.baseline_metric, baseline_runs)
+        subject = f"{finding.group} ({title}) - {baseline} ({baseline_title})"
+    line = f"{subject}: {interval_text(metric, lead)}"
+    if finding.printed is None:
+        return line
+    table = registry.find_table(finding.printed.table)
+    number = printed_lead(table, finding.group, baseline, (finding.printed.column,), metric)
+    if number is None:
+        rows = f"{finding.group} or {baseline}"
+        raise ValueError(f"{finding.printed.table} has no number in {finding.printed.column} for {rows}")
+    return f"{line}; paper {metric.text(number, '+')}"
+
+
+def _check_has_values(interval: Interval) -> None:
+    """Refuses the interval of no value."""
+    if not interval.num_values:
         raise ValueError("no run has this value, or no seed has both runs")
-    line = f"{subject}: {interval_text(metric, result, sign=sign)}"
-    if finding.printed:
-        line += f"; paper {metric.text(_printed_number(finding, finding.printed), sign)}"
-    if finding.says:
-        line = f"{finding.says}. {line}"
-    return line
 
 
 def _check_pairs(runs: Iterable[Record], others: Iterable[Record]) -> None:
@@ -207,20 +232,6 @@ def _check_pairs(runs: Iterable[Record], others: Iterable[Record]) -> None:
     faulty = pairs.query("seed.duplicated() or images_x != images_y or partition_x != partition_y")["seed"]
     if len(faulty):
         raise ValueError(f"the runs of seed {faulty.min()} are no pair: several, or of other data or partitions")
-
-
-def _printed_number(finding: Finding, printed: PrintedColumn) -> float:
-    """The number that the paper prints for a finding: of a row, or how far one row leads on another."""
-    table = registry.find_table(printed.table)
-    if finding.than is None:
-        rows = finding.of
-        number = printed_value(table, finding.of, printed.column, finding.metric)
-    else:
-        rows = f"{finding.of} or {finding.than}"
-        number = printed_lead(table, finding.of, finding.than, (printed.column,), finding.metric)
-    if number is None:
-        raise ValueError(f"{printed.table} has no number in {printed.column} for {rows}")
-    return number
 
 
 def _title(metric: Metric, records: Iterable[Record]) -> str:

@@ -19,6 +19,7 @@ from fedcli.results.render import MISSING, TextTable
 from fedcli.results.verdicts import FEWEST_SEEDS, Answer, Evidence, Lead, Verdict
 
 SHIPPED = "verdicts.csv"
+RUNS_TITLE = "Runs"  # of the column that says which runs there are and what would decide a claim
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ NOTES = (
 
 def build_claims_table(answers: Sequence[Answer]) -> TextTable:
     """The claims as a table; its last column has the commands that would decide a claim."""
-    titles = ["Claim", "Verdict", "Paper", "Ours", "Over the last tenth of the rounds", "Runs"]
+    titles = ["Claim", "Verdict", "Paper", "Ours", "Over the last tenth of the rounds", RUNS_TITLE]
     return TextTable(
         columns=titles,
         rows=[_row(answer) for answer in answers],
