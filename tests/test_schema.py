@@ -62,6 +62,7 @@ WRONG = {  # by the path to the part
     "config.dataset": Wrong("../x", "must be the name of a data set (got '../x')"),
     "config.optimizer": Wrong("evil", "--optimizer must be"),
     "config.unheard": Wrong({}, "'config.unheard' must be a text"),
+    "partition.seed": Wrong(True, "'partition.seed' must be a whole number from 0"),
     "seed": Wrong(2**32, "'seed' must be a whole number from 0 to 4294967295 (got 4294967296)"),
     "status": Wrong("done", "'status' must be running or"),
     "engine.way": Wrong("sideways", "'engine.way' must be stacked or"),
