@@ -590,3 +590,22 @@ def test_every_claim_stands_in_its_table_with_the_papers_sign():
     assert printed["fedfm:lite"] == 0.75  # this lead and the next are printed as one number
     assert printed["fedfm:add-on"] == 4.63
     assert {name.partition(":")[0] for name in printed} == {"fedfm", "fedfa", "fedcme", "fccl", "fedsa"}
+
+
+def test_images_that_clients_keep_for_testing_count_as_in_the_runs_that_were_timed(tmp_path):
+    """A record has the sizes of the clients' whole parts, of which FedSA's protocols test on a share."""
+    (tmp_path / "a-gpu-torch2.csv").write_text(
+        "workload,device,hardware,precision,samples_per_second,seconds_per_round,evaluation_seconds\n"
+        "w3,cuda,a GPU,float32,1000,40,10\n"
+    )
+    table = registry.find_table("fedsa:1")
+    planned = plans.plan_table(table, tmp_path, only=["LG-FedAvg", "cross-silo Cifar10"], seeds=[0])
+    run = planned.runs[0]
+    config = run.setup.config
+    assert config.local_test
+    timed = deciding_runs.times_of_benchmarks(tmp_path)
+    timed["backbone"] = config.backbone
+    timed["precision"] = config.precision
+    estimated = durations.estimate_times([run], timed, "cuda", "")
+    examples = 60_000 * config.cohort_size / config.num_clients * config.local_epochs * config.rounds
+    assert estimated["seconds"].tolist() == [pytest.approx(50 / 40_000 * examples)]

@@ -134,7 +134,7 @@ def estimate_times(
     rows: list[dict[str, Any]] = []
     for run in runs:
         config = run.setup.all_options()
-        images = config["train_examples"] or num_images(config["dataset"])
+        images = config["train_examples"] or num_images(config["dataset"], config["local_test"])
         if not images:
             rows.append({"seconds": None, "core_seconds": None, "machines": frozenset()})
             continue
