@@ -115,6 +115,8 @@ def test_names_from_records_are_shown_and_not_run(tmp_path):
     for number in range(len(text_places(record()))):  # one record for each of its texts
         with_harm = record("a", number)
         container, key = text_places(with_harm)[number]
+        if key == "selection":  # no record that can be read has another than the rules for it
+            continue
         container[key] = harm
         records.append(with_harm)
     text = page.report(records, harm)

@@ -438,7 +438,7 @@ def test_a_run_goes_on_with_the_frozen_part_that_it_began_with_alone():
     with pytest.raises(Stop):
         fedcli.run("fedavg", dataset="digits", out="run", progress=StopAfter(1), **options)
     Path("weights").write_text("2")
-    refused(lambda: resume.resume("run", method="./net.py"), "the frozen part of the network has changed since the run")
+    refused(lambda: resume.resume("run", files="./net.py"), "the frozen part of the network has changed since the run")
 
 
 def write_function(signature, value):
