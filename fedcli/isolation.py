@@ -93,7 +93,7 @@ def _settings() -> dict[str, ProcessSetting]:
         settings[f"torch.backends.cuda.enable_{name}_sdp"] = ProcessSetting(
             read, getattr(torch.backends.cuda, f"enable_{name}_sdp")
         )
-    for name, hooks in vars(torch.nn.modules.module).items():
+    for name, hooks in list(vars(torch.nn.modules.module).items()):
         if name.startswith("_global_") and isinstance(hooks, dict):
             kind = name.removeprefix("_global_")
             settings[f"a hook on all modules ({kind})"] = _dict_setting(hooks)
@@ -122,7 +122,10 @@ def _is_ours(name: str) -> bool:
 
 
 def _modules_and_classes() -> Iterator[tuple[str, Any]]:
-    """The modules and classes whose attributes count: of libraries, of PyTorch, and our own that are imported."""
+    """The modules and classes whose attributes count: of libraries, of PyTorch, and our own that are imported.
+
+    Dictionaries are copied before they are looked through, since another thread may import a module meanwhile.
+    """
     names = [*LIBRARIES, *(f"torch.{part}" for part in PARTS_OF_TORCH)]
     names += filter(_is_ours, list(sys.modules))
     for name in names:
@@ -131,7 +134,7 @@ def _modules_and_classes() -> Iterator[tuple[str, Any]]:
             continue
         yield name, module
         if name in WITH_CLASSES or _is_ours(name):
-            for key, value in vars(module).items():
+            for key, value in list(vars(module).items()):
                 if isinstance(value, type) and (name in WITH_CLASSES or value.__module__ == name):
                     yield f"{name}.{key}", value
 
@@ -151,7 +154,7 @@ def _read_state() -> ProcessState:
         attributes[name] = Snapshot(container, vars(container).copy())
         if not isinstance(container, ModuleType) or not _is_ours(name):
             continue
-        for key, value in vars(container).items():
+        for key, value in list(vars(container).items()):
             if key.isupper() and isinstance(value, dict):
                 module_dicts[f"{name}.{key}"] = Snapshot(value, dict(value))
     return ProcessState(settings, attributes, module_dicts)
@@ -219,7 +222,7 @@ def _overriding(container: Any, before: dict[str, Any]) -> list[str]:
     inherited: set[str] = set()
     for base in container.__mro__[1:]:
         inherited.update(vars(base))
-    added = [key for key, value in vars(container).items() if key not in before and callable(value)]
+    added = [key for key, value in list(vars(container).items()) if key not in before and callable(value)]
     return [key for key in added if key in inherited]
 
 
