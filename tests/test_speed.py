@@ -157,6 +157,7 @@ def test_a_side_that_would_train_something_else_is_refused_before_anything_is_ti
 def test_what_was_measured_was_trained_by_sides_that_are_able_to():
     peers = load_script(SPEED / "peers" / "peers.py")
     timed = peers.pd.read_csv(peers.CSV).query("what == 'seconds' and side != 'flower-default'")
+    assert set(timed.side) > {"fedcli"}
     for workload, sides in timed.groupby("workload").side:
         peers.refuse_unable(workload, sides.unique())
 
