@@ -198,10 +198,14 @@ def test_names_at_the_ends_of_lines_keep_their_order_and_do_not_overlap(heights)
     assert all(text.get_color() == colours[text.get_text()] for text in texts)
 
 
-def test_a_panel_of_diverged_runs_alone_has_no_names_at_ends_and_no_traceback():
-    diverged = record_with_curve(accuracies=(0.2, 0.1), status="failed") | {"error": "NonFiniteLoss: the term"}
-    (axes,) = line_charts.learning_curves([diverged], options=FigureOptions(legend="ends")).axes
-    assert list(axes.texts) == []
+def test_a_setting_whose_runs_all_diverged_has_its_name_where_the_highest_ends():
+    failed = {"status": "failed", "error": "NonFiniteLoss: the term"}
+    lower = record_with_curve(accuracies=(0.2, 0.1)) | failed
+    higher = record_with_curve(seed=1, accuracies=(0.3,)) | failed
+    (axes,) = line_charts.learning_curves([lower, higher], options=FigureOptions(legend="ends")).axes
+    (name,) = axes.texts
+    assert name.get_text() == "one (2\N{NO-BREAK SPACE}diverged)"
+    assert name.xy == (1, 30)
 
 
 def test_the_title_is_settled_before_names_are_placed_at_the_ends_of_lines():

@@ -71,10 +71,11 @@ class Curve(NamedTuple):
     printed: float | None
 
     @property
-    def last(self) -> float:
-        """The value of the last round, by which legends are ordered."""
+    def end(self) -> Point:
+        """The last point of the line, or, where all runs diverged, of the one that ends highest; it orders legends."""
         lines = [self.line] if len(self.line) else self.diverged
-        return max(values.y.iloc[-1] for values in lines)
+        ends = [Point(points.x.iloc[-1], points.y.iloc[-1]) for points in lines]
+        return max(ends, key=lambda end: end.y)
 
     @property
     def changes(self) -> list[str]:

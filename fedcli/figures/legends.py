@@ -1,5 +1,6 @@
 """Where the names of lines stand in a figure: beside, inside or below its panels, or at the ends of the lines."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,17 +122,13 @@ def widen_legend(axes: Axes) -> None:
             return
 
 
-def name_ends(figure: Figure, axes: Axes, lines: list[Line2D]) -> list[Annotation]:
-    """Writes the name of each line at its right end; `spread_names` then moves them apart."""
+def name_ends(figure: Figure, axes: Axes, ends: Mapping[Line2D, tuple[float, float]]) -> list[Annotation]:
+    """Writes the name of each line at the point where it ends; `spread_names` then moves them apart."""
     names = []
-    for line in lines:
-        x = np.asarray(line.get_xdata())
-        y = np.asarray(line.get_ydata())
-        if not len(x):
-            continue
+    for line, end in ends.items():
         name = axes.annotate(
             str(line.get_label()),
-            (x[-1], y[-1]),
+            end,
             xytext=(BESIDE_END, 0),
             textcoords="offset points",
             va="center",

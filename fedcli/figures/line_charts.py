@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError, unknown
 from fedcli.figures import CURVES, Measure
-from fedcli.figures.curves import AXES, CLIENTS, Axis, Curve, find_curves, points_of
+from fedcli.figures.curves import AXES, CLIENTS, Axis, Curve, Point, find_curves, points_of
 from fedcli.figures.legends import Symbols, draw_legends, name_ends, spread_names, widen_legend
 from fedcli.figures.names import setting_colours, title_words
 from fedcli.figures.options import FigureOptions
@@ -149,23 +149,23 @@ def _draw_panels(panels: list[Panel], title: str, options: FigureOptions) -> Lin
     styles = _line_styles(panels, options)
     figure = LineChart(layout="constrained")
     figure.set_size_inches(options.size or (options.width, PANEL_HEIGHT * len(panels)))
-    lines_of_panels = []
+    ends_of_panels = []
     symbols: Symbols = {}
     for number, panel in enumerate(panels, 1):
         axes = figure.add_subplot(
             len(panels), 1, number, xlabel=panel.x_axis.label, ylabel=panel.y_label, title=_heading(panel, options)
         )
         drawn = _draw_curves(axes, panel.curves, styles, options)
-        lines_of_panels.append(drawn.lines)
+        ends_of_panels.append(drawn.ends)
         symbols |= drawn.symbols
         _set_ticks(axes, panel, options)
     figure.caption = "; ".join(symbols)
-    rows = draw_legends(figure, lines_of_panels, symbols, options.legend_place)
+    rows = draw_legends(figure, [list(ends) for ends in ends_of_panels], symbols, options.legend_place)
     if options.size is None:
         panel_height = max(PANEL_HEIGHT, AROUND_LEGEND + LEGEND_LINE * rows.beside)
         figure.set_size_inches(options.width, panel_height * len(panels) + LEGEND_LINE * rows.below)
     write_title(figure, title)
-    _fit(figure, lines_of_panels, options)
+    _fit(figure, ends_of_panels, options)
     return figure
 
 
@@ -189,18 +189,18 @@ def _set_ticks(axes: Axes, panel: Panel, options: FigureOptions) -> None:
         axes.set_xlim(left=0.5)
 
 
-def _fit(figure: Figure, lines_of_panels: list[list[Line2D]], options: FigureOptions) -> None:
+def _fit(figure: Figure, ends_of_panels: list[dict[Line2D, Point]], options: FigureOptions) -> None:
     """Gives a figure of lines its size and title, and its names the room that there is; warns where that is too small.
 
     Args:
         figure: The figure, with its legends unless names stand at the ends of lines.
-        lines_of_panels: The lines of each panel, in the order of their names.
+        ends_of_panels: The point where each line of each panel ends, in the order of their names.
         options: Size, title and place of the names.
     """
     names_of_panels = []
     if options.legend_place == "ends":
-        for axes, lines in zip(figure.axes, lines_of_panels, strict=True):
-            names_of_panels.append(name_ends(figure, axes, lines))
+        for axes, ends in zip(figure.axes, ends_of_panels, strict=True):
+            names_of_panels.append(name_ends(figure, axes, ends))
     options.apply(figure)
     for axes, names in zip(figure.axes, names_of_panels, strict=False):
         spread_names(figure, axes, names)  # by the height of the panels, which the title has changed
@@ -238,11 +238,11 @@ class DrawnPanel(NamedTuple):
     """What is drawn in a panel.
 
     Attributes:
-        lines: The mean of each curve, the highest at its end first, in which order their names stand.
+        ends: The point where the line of each curve ends, the highest first, in which order their names stand.
         symbols: What is drawn beside them.
     """
 
-    lines: list[Line2D]
+    ends: dict[Line2D, Point]
     symbols: Symbols
 
 
@@ -254,10 +254,10 @@ def _draw_curves(
     symbols: Symbols = {}
     for curve in curves:
         drawn = _draw_curve(axes, curve, curve.name(options.labels), styles[curve.setting.label])
-        ends[drawn.line] = curve.last
+        ends[drawn.line] = curve.end
         symbols |= drawn.symbols
-    lines = sorted(ends, key=lambda line: ends[line], reverse=True)
-    return DrawnPanel(lines=lines, symbols=symbols)
+    highest_first = sorted(ends, key=lambda line: ends[line].y, reverse=True)
+    return DrawnPanel(ends={line: ends[line] for line in highest_first}, symbols=symbols)
 
 
 class DrawnCurve(NamedTuple):

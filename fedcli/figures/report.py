@@ -144,7 +144,7 @@ def _curves(curves: list[Curve], colours: dict[str, str]) -> Any:
     )  # fmt: skip
     chart.xaxis.ticker = models.BasicTicker(min_interval=1, num_minor_ticks=0)
     hovered = []
-    for curve in sorted(curves, key=lambda curve: curve.last, reverse=True):
+    for curve in sorted(curves, key=lambda curve: curve.end.y, reverse=True):
         name = "; ".join([setting_name(curve.setting), *curve.changes])
         style = {"color": colours[curve.setting.label], "legend_label": name}
         hovered.append(chart.line("x", "y", source=dict(curve.line), name=name, line_width=2, **style))
