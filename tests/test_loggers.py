@@ -10,6 +10,7 @@ import pytest
 import fedcli
 from fedcli.runs import loggers, resume
 from fedcli.runs.options import flags_of
+from fedcli.runs.record import read_record
 from tests.commands import invoke
 from tests.refusals import refused
 from tests.tiny_runs import TINY, Stop, StopAfter
@@ -130,3 +131,19 @@ def test_a_refused_logger_leaves_nothing(methods, options, log, tmp_path, monkey
     refused(lambda: fedcli.run(methods, out="new/runs", log=log, **OPTIONS, **options), "logger")
     after = {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts}
     assert after == before
+
+
+INTERRUPTING = """
+class Logger:
+    def finish(self, record):
+        raise KeyboardInterrupt
+"""
+
+
+def test_an_interruption_after_the_last_round_says_that_the_run_had_finished(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(INTERRUPTING)
+    ended = invoke("run", "fedavg", *flags_of(TINY), "--out", "run", "--log", "./own.py:Logger")
+    assert ended.exit_code == 130
+    assert ended.stderr == "interrupted after the run had finished; its record is run/record.json.\n"
+    assert read_record(tmp_path / "run")["status"] == "finished"

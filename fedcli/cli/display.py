@@ -163,7 +163,6 @@ class Display(ProgressListener):
         texts["record"] = f"{self.folder / RECORD}, with {CURVE_CHART} and {PARTITION_CHART}"
         self._print(texts)
         plot_run(record, self.folder)
-        self.folder = None
 
     def skip(self, record: Record, folder: Path) -> None:
         """Print that a run is left out, as it has ended before."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcli.cli.printing import Output, consoles, stop, stop_interrupted
 from fedcli.errors import NonFiniteLoss, UserError
+from fedcli.run_files import RECORD
 from fedcli.userfiles import user_files
 
 if TYPE_CHECKING:  # it imports PyTorch, which help does not need
@@ -19,7 +20,6 @@ def watch(start: Callable, output: Output, workers: int | None = None) -> Any:
     """
     from fedcli.cli.display import Display, print_line
     from fedcli.runs.loggers import Loggers
-    from fedcli.runs.record import RECORD
     from fedcli.runs.workers import joined
 
     (terminal, *log_files) = consoles(output)
@@ -46,6 +46,8 @@ def _interrupted_text(error: KeyboardInterrupt, display: "Display") -> str:
     """Write after which round a run was interrupted, and the command that resumes it."""
     if display.folder is None:
         return "interrupted before the first round."
+    if display.record["status"] == "finished":
+        return f"interrupted after the run had finished; its record is {display.folder / RECORD}."
     words = ["fedcli", "resume", str(display.folder)]
     for file in user_files(display.record):
         words += ["--method", file]
