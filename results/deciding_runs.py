@@ -53,7 +53,7 @@ def deciding_runs_text(answer: verdicts.Answer, folder: Path, timed_runs: pd.Dat
 
     Of the `timed_runs`, those on an H100 count, else on another GPU; and those on a CPU.
     """
-    if answer.verdict.outcome not in verdicts.OPEN_OUTCOMES:
+    if answer.comparison.verdict.outcome not in verdicts.OPEN_OUTCOMES:
         return ""
     seeds = answer.needed_seeds
     if seeds is None:

@@ -73,11 +73,12 @@ def table_of_studies(studies: Iterable[Study]) -> str:
 def runs_of_claim(answer: verdicts.Answer, records: Path, timed: pd.DataFrame) -> str:
     """Which runs a claim has, with links to the pages of their studies, and what would decide it."""
     remarks = []
-    study_names = dict.fromkeys(folder.relative_to(records).parts[0] for folder in answer.evidence.folders)
+    folders = answer.comparison.evidence.folders
+    study_names = dict.fromkeys(folder.relative_to(records).parts[0] for folder in folders)
     if study_names:
         links = ", ".join(f"[{name}]({name}.md)" for name in study_names)
         remarks.append(f"{answer.size}: {links}")
-    by_modified = modified_checkout_text(run.record for run in read_runs(answer.evidence.folders))
+    by_modified = modified_checkout_text(run.record for run in read_runs(folders))
     if by_modified:
         remarks.append(by_modified)
     limiting_study = answer.claim.limiting_study
@@ -93,9 +94,10 @@ def code_notes(answers: Iterable[verdicts.Answer]) -> list[str]:
     """Where claims were run in full by the authors' code, what the papers' texts have instead, a line a text."""
     papers_of: dict[str, set[str]] = {}
     for answer in answers:
-        if answer.evidence.folders and answer.text_has and not answer.evidence.differences:
+        evidence = answer.comparison.evidence
+        if evidence.folders and answer.context.text_has and not evidence.reduction:
             paper, _ = registry.find_table(answer.claim.table).reported
-            papers_of.setdefault(answer.text_has, set()).add(paper)
+            papers_of.setdefault(answer.context.text_has, set()).add(paper)
     notes = []
     for text, names in papers_of.items():
         notes.append(f"In full, by the authors' code: the text of {' and '.join(sorted(names))} has {text}.")
@@ -138,7 +140,7 @@ def table_of_claims_by_paper(
     lines = []
     for name, tables_of_paper in planned.items():
         table_names = {plan.table.name for plan in tables_of_paper}
-        counts = Counter(answer.verdict.outcome for answer in answers if answer.claim.table in table_names)
+        counts = Counter(answer.comparison.verdict.outcome for answer in answers if answer.claim.table in table_names)
         numbers = [str(counts[outcome]) for outcome in verdicts.OUTCOMES]
         lines.append([f"[{title_of(tables_of_paper)}](results/papers/{name}.md)", *numbers])
     titles = ["Claims of", *(outcome.capitalize() for outcome in verdicts.OUTCOMES)]

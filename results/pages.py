@@ -88,14 +88,15 @@ def plan_with_relative_folders(plan: plans.TablePlan, results: Path) -> plans.Ta
 
 def answer_with_relative_folders(answer: verdicts.Answer, records: Path) -> verdicts.Answer:
     """An answer whose evidence has the folders that are installed with the package, those below `records`."""
-    folders = tuple(folder.relative_to(records) for folder in answer.evidence.folders)
+    evidence = answer.comparison.evidence
+    folders = tuple(folder.relative_to(records) for folder in evidence.folders)
     pairs = []
-    for pair in answer.evidence.pairs:
+    for pair in evidence.pairs:
         run = with_relative_folder(pair.run, records)
         other_run = with_relative_folder(pair.other_run, records)
         pairs.append(replace(pair, run=run, other_run=other_run))
-    evidence = replace(answer.evidence, folders=folders, pairs=tuple(pairs))
-    return replace(answer, evidence=evidence)
+    relative = replace(evidence, folders=folders, pairs=tuple(pairs))
+    return replace(answer, comparison=replace(answer.comparison, evidence=relative))
 
 
 def with_relative_folder(part: Any, parent: Path) -> Any:

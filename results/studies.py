@@ -32,7 +32,7 @@ from fedcli.results.frame import find_records, frame_of
 from fedcli.results.intervals import Interval, mean_interval, paired_difference
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.number_texts import interval_text
-from fedcli.results.printed_numbers import printed_lead, printed_value
+from fedcli.results.printed_numbers import printed_difference, printed_value
 from fedcli.runs.schema import Record
 
 # What metrics are called whose names say too little: by themselves, and before a parameter as in "inter:mnist".
@@ -213,7 +213,7 @@ def difference_line(finding: Finding, runs: Sequence[Record], baseline: str, bas
     if finding.printed is None:
         return line
     table = registry.find_table(finding.printed.table)
-    number = printed_lead(table, finding.group, baseline, (finding.printed.column,), metric)
+    number = printed_difference(table, finding.group, baseline, (finding.printed.column,), metric)
     if number is None:
         rows = f"{finding.group} or {baseline}"
         raise ValueError(f"{finding.printed.table} has no number in {finding.printed.column} for {rows}")

@@ -180,24 +180,24 @@ def test_three_pairs_in_full_give_a_verdict_and_the_last_tenth_stands_beside(stu
     study.add("FedFA", 9, 10)  # a seed without its pair counts for nothing
     ahead = study.answer()
     half = 4.302653 / 3**0.5  # deviation 1, Student's t of two degrees of freedom 4.3027
-    assert ahead.lead.interval == pytest.approx(Interval(2.0, 2 - half, 2 + half, 3), rel=1e-6)
-    assert ahead.verdict.outcome == "undecided"
-    assert ahead.verdict.reason == "zero inside, n = 3"
+    assert ahead.comparison.lead.interval == pytest.approx(Interval(2.0, 2 - half, 2 + half, 3), rel=1e-6)
+    assert ahead.comparison.verdict.outcome == "undecided"
+    assert ahead.comparison.verdict.reason == "zero inside, n = 3"
     assert ahead.size == "in full, by the text"
-    assert ahead.tail_lead.interval == pytest.approx(mean_interval([1, 2, 6.5]))
-    assert ahead.evidence.seeds == (0, 1, 2)
-    assert ahead.paper_lead == pytest.approx(84.08 - 74.60)
+    assert ahead.comparison.last_tenth_lead.interval == pytest.approx(mean_interval([1, 2, 6.5]))
+    assert ahead.comparison.evidence.seeds == (0, 1, 2)
+    assert ahead.context.paper_difference == pytest.approx(84.08 - 74.60)
 
 
 def test_a_run_whose_code_was_changed_between_its_rounds_counts_for_no_claim(study):
     study.add_pairs(fedfa=[82, 82.1, 82.2], fedavg=[80, 80, 80])
-    assert study.answer().verdict.outcome == "reproduced"
+    assert study.answer().comparison.verdict.outcome == "reproduced"
     record = read_record(study.runs / "FedFA-1")
     write_record(study.runs / "FedFA-1", {**record, "changed": [{"round": 3, "what": "its method"}]})
     after = study.answer()
-    assert after.verdict.outcome == "undecided"
-    assert after.verdict.reason == "n = 2"
-    assert after.evidence.seeds == (0, 2)
+    assert after.comparison.verdict.outcome == "undecided"
+    assert after.comparison.verdict.reason == "n = 2"
+    assert after.comparison.evidence.seeds == (0, 2)
 
 
 def test_runs_in_full_and_three_seeds_count_first(study):
@@ -205,18 +205,18 @@ def test_runs_in_full_and_three_seeds_count_first(study):
     study.add_pairs(fedfa=[60, 60], fedavg=[70, 71], name="-15", rounds=15, train_examples=60)
     study.add_pairs(fedfa=[60, 60, 60], fedavg=[70, 71, 72], name="-5", rounds=5, train_examples=60)
     reduced = study.answer()
-    assert reduced.verdict.outcome == "contradicted"
+    assert reduced.comparison.verdict.outcome == "contradicted"
     assert reduced.size == "reduced to rounds 5 of 20, training images 60 of 120"
 
     study.add_pairs(fedfa=[60, 60, 60], fedavg=[70, 71, 72], name="-nearer", rounds=5)
     assert study.answer().size == "reduced to rounds 5 of 20"
 
     study.add_pairs(fedfa=[85, 85.1], fedavg=[80, 80])
-    assert study.answer().verdict.reason == "n = 2"
+    assert study.answer().comparison.verdict.reason == "n = 2"
     assert study.answer().size == "in full, by the text"
 
     study.add_pairs(fedfa=[84.9], fedavg=[80], first=2)
-    assert study.answer().verdict.outcome == "reproduced"
+    assert study.answer().comparison.verdict.outcome == "reproduced"
     assert study.answer().size == "in full, by the text"
 
 
@@ -227,7 +227,7 @@ def test_runs_in_full_without_the_number_do_not_hide_reduced_ones_that_have_it(s
         write_record(file.parent, {**record, "quality": {"nmi": record["summary"]["selected"]}})
     study.add_pairs(fedfa=[1, 1, 1], fedavg=[2, 2, 2], name="-unmeasured")
     less = study.answer("less", table=f"{study.file}:own:nmi")
-    assert less.verdict.outcome == "reproduced"
+    assert less.comparison.verdict.outcome == "reproduced"
     assert less.size == "reduced to rounds 10 of 20"
 
 
@@ -240,8 +240,8 @@ def test_runs_that_differ_or_have_not_ended_are_no_pair(study, other):
     for seed in range(3):
         study.add("FedFA", seed, 81)
         study.add("FedAvg", seed, 80, **other)
-    assert study.answer().verdict.outcome == "not run"
-    assert study.answer(at_hand=lambda name: name != "digits").verdict.outcome == "data not at hand"
+    assert study.answer().comparison.verdict.outcome == "not run"
+    assert study.answer(at_hand=lambda name: name != "digits").comparison.verdict.outcome == "data not at hand"
 
 
 def test_cells_with_other_partitions_are_a_pair_of_runs_with_other_partitions(study):
@@ -250,8 +250,8 @@ def test_cells_with_other_partitions_are_a_pair_of_runs_with_other_partitions(st
         study.add("FedFA", seed, 79, name="-skewed", partition="dirichlet:0.1", fingerprint="another")
     across = {"other_rows": ("FedFA",), "other_columns": ("FMNIST alpha=0.1",), "direction": "lower"}
     answer = study.answer(table=f"{study.file}:own:skews", **across)
-    assert answer.verdict.outcome == "contradicted"
-    assert answer.lead.interval.mean == pytest.approx(2.1)
+    assert answer.comparison.verdict.outcome == "contradicted"
+    assert answer.comparison.lead.interval.mean == pytest.approx(2.1)
 
 
 def test_numbers_of_models_of_different_rounds_are_no_pair(study):
@@ -263,7 +263,7 @@ def test_numbers_of_models_of_different_rounds_are_no_pair(study):
         summary = {**record["summary"], "selected_round": 3}
         quality = {"nmi": record["summary"]["selected"], "round": measured}
         write_record(file.parent, {**record, "summary": summary, "quality": quality})
-    assert study.answer("less", table=f"{study.file}:own:nmi").verdict.outcome == "not run"
+    assert study.answer("less", table=f"{study.file}:own:nmi").comparison.verdict.outcome == "not run"
 
 
 def test_a_run_that_diverged_cannot_be_left_out_for_the_one_that_is_ahead(study):
@@ -271,9 +271,9 @@ def test_a_run_that_diverged_cannot_be_left_out_for_the_one_that_is_ahead(study)
     study.add("FedFA", 3, 10, status="failed")
     study.add("FedAvg", 3, 80)
     ahead = study.answer()
-    assert ahead.verdict.outcome == "undecided"
-    assert ahead.lead.interval.num_values == 3
-    assert ahead.verdict.reason == "runs of the better one are lost; FedFA: 1 of 4 without a value"
+    assert ahead.comparison.verdict.outcome == "undecided"
+    assert ahead.comparison.lead.interval.num_values == 3
+    assert ahead.comparison.verdict.reason == "runs of the better one are lost; FedFA: 1 of 4 without a value"
 
 
 def test_a_target_that_is_never_reached_is_like_a_run_that_diverged(study):
@@ -282,31 +282,31 @@ def test_a_target_that_is_never_reached_is_like_a_run_that_diverged(study):
         study.add("FedAvg", seed, curve=[40] * (9 + 2 * seed) + [60] * 10)
     study.add_pairs(fedfa=[60], fedavg=[40], first=3)
     sooner = study.answer("sooner")
-    assert sooner.paper_lead == 10 - 25
-    assert sooner.lead.interval.mean == pytest.approx(-7)
-    assert sooner.verdict.outcome == "reproduced"
-    assert sooner.verdict.reason == "FedAvg: 1 of 4 without a value"
+    assert sooner.context.paper_difference == 10 - 25
+    assert sooner.comparison.lead.interval.mean == pytest.approx(-7)
+    assert sooner.comparison.verdict.outcome == "reproduced"
+    assert sooner.comparison.verdict.reason == "FedAvg: 1 of 4 without a value"
 
 
 def test_rarer_tests_are_a_reduction_where_the_round_matters(study):
     study.add_pairs(fedfa=[81, 81.1, 81.2], fedavg=[80, 80, 80], eval_every=2)
     assert study.answer().size == "in full, by the text"  # the last round is tested anyway
-    assert study.answer("sooner").evidence.differences == "eval every 2 for 1"
+    assert study.answer("sooner").comparison.evidence.reduction == "eval every 2 for 1"
 
 
 def test_several_columns_count_by_their_mean_or_less_others(study):
     study.add_pairs(fedfa=[84, 84.1, 84.2], fedavg=[80, 80, 80])
-    assert study.answer("both").verdict.outcome == "not run"
+    assert study.answer("both").comparison.verdict.outcome == "not run"
 
     study.add_pairs(fedfa=[81, 81.1, 81.2], fedavg=[79, 79, 79], name="-lr", lr=0.3)
     both = study.answer("both")
-    assert both.lead.interval.mean == pytest.approx((4.1 + 2.1) / 2)
-    assert both.paper_lead == pytest.approx(((84.08 - 74.60) + (83.42 - 69.81)) / 2)
+    assert both.comparison.lead.interval.mean == pytest.approx((4.1 + 2.1) / 2)
+    assert both.context.paper_difference == pytest.approx(((84.08 - 74.60) + (83.42 - 69.81)) / 2)
 
     more = study.answer(subtracted_columns=("FMNIST alpha=0.1",))
-    assert more.verdict.outcome == "reproduced"
-    assert more.lead.interval.mean == pytest.approx(2)
-    assert more.paper_lead == pytest.approx((84.08 - 74.60) - (83.42 - 69.81))
+    assert more.comparison.verdict.outcome == "reproduced"
+    assert more.comparison.lead.interval.mean == pytest.approx(2)
+    assert more.context.paper_difference == pytest.approx((84.08 - 74.60) - (83.42 - 69.81))
 
 
 def test_a_claim_on_several_rows_counts_by_its_smallest_lead_once_all_rows_have_been_run(study):
@@ -314,25 +314,27 @@ def test_a_claim_on_several_rows_counts_by_its_smallest_lead_once_all_rows_have_
         return study.answer(table=f"{study.file}:own:several", row=row, other_rows=other_rows, **changes)
 
     study.add_pairs(fedfa=[84, 84.1, 84.2], fedavg=[80, 80, 80])
-    assert answer().verdict.outcome == "undecided"
-    assert answer().verdict.reason == "1 of 2 others run"
+    assert answer().comparison.verdict.outcome == "undecided"
+    assert answer().comparison.verdict.reason == "1 of 2 others run"
     assert answer().command.endswith(" --seeds 0,1,2")  # no more seeds than the rows that are there have
-    assert answer().paper_lead == pytest.approx(84.08 - 74.77)  # on FedDyn, the better of the two in the paper
+    assert answer().context.paper_difference == pytest.approx(
+        84.08 - 74.77
+    )  # on FedDyn, the better of the two in the paper
 
     study.add("FedDyn", 0, 82)
     study.add("FedDyn", 1, 82.1)
     study.add("FedDyn", 2, 82.2)
-    assert answer().verdict.outcome == "reproduced"
-    assert answer().lead.interval.mean == pytest.approx(2)
+    assert answer().comparison.verdict.outcome == "reproduced"
+    assert answer().comparison.lead.interval.mean == pytest.approx(2)
     both_leads = "+2.00 [+2.00, +2.00] (3) over FedDyn; +4.10 [+3.85, +4.35] (3) over FedAvg"
-    assert answer().lead.text(answer().metric) == both_leads
-    assert len(answer().evidence.folders) == 9
+    assert answer().comparison.lead.text(answer().context.metric) == both_leads
+    assert len(answer().comparison.evidence.folders) == 9
 
     behind = answer("FedAvg", ("FedFA", "FedDyn"))
-    assert behind.verdict.outcome == "contradicted"
-    assert behind.lead.rows_text.partition(";")[0] == "over FedFA"
-    assert answer("FedDyn", ("FedAvg", "FedFA")).verdict.outcome == "contradicted"  # by one of two is enough
-    assert answer(direction="lower").lead.rows_text.startswith(
+    assert behind.comparison.verdict.outcome == "contradicted"
+    assert behind.comparison.lead.rows_text.partition(";")[0] == "over FedFA"
+    assert answer("FedDyn", ("FedAvg", "FedFA")).comparison.verdict.outcome == "contradicted"  # by one of two is enough
+    assert answer(direction="lower").comparison.lead.rows_text.startswith(
         "over FedAvg; +2.00 "
     )  # where the lead should be below zero
 
@@ -344,13 +346,13 @@ def test_all_rows_of_a_claim_are_compared_in_the_form_of_which_most_have_been_ru
     for seed in range(3):
         study.add("FedDyn", seed, 82, rounds=10)
     answer = study.answer(table=f"{study.file}:own:several", other_rows=("FedAvg", "FedDyn"))
-    assert answer.verdict.outcome == "reproduced"
-    assert answer.evidence.differences == "rounds 10 of 20"
-    assert answer.lead.rows_text.startswith("over FedDyn; ")
+    assert answer.comparison.verdict.outcome == "reproduced"
+    assert answer.comparison.evidence.reduction == "rounds 10 of 20"
+    assert answer.comparison.lead.rows_text.startswith("over FedDyn; ")
 
-    assert len(answer.evidence.pairs) == 6
+    assert len(answer.comparison.evidence.pairs) == 6
 
-    for pair in answer.evidence.pairs:
+    for pair in answer.comparison.evidence.pairs:
         assert len(read_record(pair.run.folder)["rounds"]) == 10
         assert len(read_record(pair.other_run.folder)["rounds"]) == 10
 
@@ -366,8 +368,8 @@ def test_of_equally_complete_forms_the_nearest_counts(study):
     for seed in range(2):
         study.add("FedDyn", seed, 82, name="-five", rounds=5)
     answer = study.answer(table=f"{study.file}:own:several", other_rows=("FedAvg", "FedDyn"))
-    assert answer.verdict.reason == "n = 2"
-    assert answer.evidence.differences == "rounds 5 of 20"
+    assert answer.comparison.verdict.reason == "n = 2"
+    assert answer.comparison.evidence.reduction == "rounds 5 of 20"
 
 
 def test_the_smallest_lead_over_the_last_rounds_may_be_on_another_row(study):
@@ -376,9 +378,9 @@ def test_the_smallest_lead_over_the_last_rounds_may_be_on_another_row(study):
         study.add("FedAvg", seed, curve=[50] * 18 + [88, 80])
         study.add("FedDyn", seed, curve=[50] * 18 + [80, 82])
     answer = study.answer(table=f"{study.file}:own:several", other_rows=("FedAvg", "FedDyn"))
-    assert answer.lead.rows_text.startswith("over FedDyn; ")
-    assert answer.tail_lead.text(answer.metric).startswith("+3.00 ")
-    assert answer.tail_lead.rows_text == "over FedAvg"
+    assert answer.comparison.lead.rows_text.startswith("over FedDyn; ")
+    assert answer.comparison.last_tenth_lead.text(answer.context.metric).startswith("+3.00 ")
+    assert answer.comparison.last_tenth_lead.rows_text == "over FedAvg"
 
 
 def test_rows_may_have_another_name_or_another_column_elsewhere(study):
@@ -391,25 +393,25 @@ def test_rows_may_have_another_name_or_another_column_elsewhere(study):
         "row_aliases": {"FedFA": "FedFA w/o skew", "FedAvg": "FedAvg w/o skew"},
     }
     answer = study.answer(table=table, **less)
-    assert answer.verdict.outcome == "reproduced"
-    assert answer.lead.interval.mean == pytest.approx(3)
-    assert answer.paper_lead == pytest.approx((84.08 - 74.60) - (89.67 - 85.90))
+    assert answer.comparison.verdict.outcome == "reproduced"
+    assert answer.comparison.lead.interval.mean == pytest.approx(3)
+    assert answer.context.paper_difference == pytest.approx((84.08 - 74.60) - (89.67 - 85.90))
 
     across = study.answer(table=table, row="FedAvg w/o skew", other_rows=("FedFA",), columns=("FMNIST (no skew)",),
                           other_columns=("FMNIST #C=2",))  # fmt: skip
-    assert across.verdict.outcome == "reproduced"
-    assert across.lead.interval.mean == pytest.approx(6)
-    assert across.paper_lead == pytest.approx(85.90 - 84.08)
+    assert across.comparison.verdict.outcome == "reproduced"
+    assert across.comparison.lead.interval.mean == pytest.approx(6)
+    assert across.context.paper_difference == pytest.approx(85.90 - 84.08)
 
 
 def test_a_lead_by_construction_or_by_a_control_is_no_reproduction(study):
     """What holds by construction is not reproduced, and a control explains a lead."""
     study.add_pairs(fedfa=[84, 84.1, 84.2], fedavg=[80, 80, 80])
     built = study.answer(construction="the sum of both is fixed")
-    assert built.verdict.outcome == "by construction"
-    assert built.verdict.reason == "the sum of both is fixed"
+    assert built.comparison.verdict.outcome == "by construction"
+    assert built.comparison.verdict.reason == "the sum of both is fixed"
     assert built.command == ""
-    assert study.answer("both", construction="so it is").verdict.outcome == "not run"
+    assert study.answer("both", construction="so it is").comparison.verdict.outcome == "not run"
 
     study.add("FedDyn", 0, 83)
     study.add("FedDyn", 1, 85)
@@ -417,8 +419,8 @@ def test_a_lead_by_construction_or_by_a_control_is_no_reproduction(study):
     answer = study.answer(
         table=f"{study.file}:own:several", other_rows=("FedAvg", "FedDyn"), control=Control("FedDyn", "a higher rate")
     )
-    assert answer.verdict.outcome == "undecided"
-    assert answer.verdict.reason == "a higher rate explains the lead as far as told; zero inside, n = 3"
+    assert answer.comparison.verdict.outcome == "undecided"
+    assert answer.comparison.verdict.reason == "a higher rate explains the lead as far as told; zero inside, n = 3"
 
 
 def test_what_would_decide_a_claim_is_the_runs_that_lack_and_their_hours(study):
@@ -436,7 +438,7 @@ def test_what_would_decide_a_claim_is_the_runs_that_lack_and_their_hours(study):
     assert study.answer().command.endswith(" --seeds 0,1,2,3")
 
     study.add_pairs(fedfa=[82] * 4, fedavg=[80] * 4, first=3)
-    assert study.answer().verdict.outcome == "reproduced"
+    assert study.answer().comparison.verdict.outcome == "reproduced"
     assert decided() == ""
     assert study.answer().command == ""
 
@@ -444,7 +446,7 @@ def test_what_would_decide_a_claim_is_the_runs_that_lack_and_their_hours(study):
 def test_no_command_is_said_to_decide_what_thirty_seeds_would_not(study):
     study.add_pairs(fedfa=[81, 79, 80.1], fedavg=[80, 80, 80])
     answer = study.answer()
-    assert answer.verdict.outcome == "undecided"
+    assert answer.comparison.verdict.outcome == "undecided"
     assert answer.needed_seeds is None
     assert answer.command == ""
     assert "decided by" not in render(claim_tables.build_claims_table([answer]))
@@ -499,22 +501,22 @@ def test_a_method_without_timings_has_its_ratio_to_fedavg_elsewhere(tmp_path):
 @pytest.mark.parametrize(("rounds", "verdict"), [(2, "reproduced"), (1, "not run")])
 def test_runs_of_less_than_a_tenth_of_the_rounds_say_only_what_is_sent(study, rounds, verdict):
     study.add_pairs(fedfa=[81, 81.1, 81.2], fedavg=[80, 80, 80], rounds=rounds)  # of 20
-    assert study.answer().verdict.outcome == verdict
+    assert study.answer().comparison.verdict.outcome == verdict
     less = study.answer("less")
-    assert less.verdict.outcome == "undecided"
-    assert less.lead.interval.mean == 0.0
-    assert less.paper_lead is None
+    assert less.comparison.verdict.outcome == "undecided"
+    assert less.comparison.lead.interval.mean == 0.0
+    assert less.context.paper_difference is None
 
 
 def test_what_a_claim_allows_in_place_of_the_cells_is_said(study):
     study.add_pairs(fedfa=[81, 81.1, 81.2], fedavg=[80, 80, 80], rounds=5, lr=0.5, batch_size=8)
     answer = study.answer(allowed_options={"lr": 0.5, "batch_size": None})
-    assert answer.verdict.outcome == "reproduced"
-    assert answer.evidence.differences == "rounds 5 of 20, batch size 8 for 16, lr 0.5 for 0.2"
-    assert study.answer(allowed_options={"lr": 0.4, "batch_size": None}).verdict.outcome == "not run"
+    assert answer.comparison.verdict.outcome == "reproduced"
+    assert answer.comparison.evidence.reduction == "rounds 5 of 20, batch size 8 for 16, lr 0.5 for 0.2"
+    assert study.answer(allowed_options={"lr": 0.4, "batch_size": None}).comparison.verdict.outcome == "not run"
     study.add_pairs(fedfa=[81, 81.1, 81.2], fedavg=[80, 80, 80], name="-full")
     other = study.answer(table=f"{study.file}:own:several", other_rows=("FedDyn",), allowed_options={"lr": None})
-    assert other.evidence.differences == "lr 0.2 for 0.3"  # of the other row's runs alone
+    assert other.comparison.evidence.reduction == "lr 0.2 for 0.3"  # of the other row's runs alone
 
 
 def test_the_command_prints_the_claims_of_a_file_by_verdict(study):
@@ -562,7 +564,7 @@ def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
         planned = plans.plan_table(table, only=only, seeds=[0])
         cells = set()
         for other_row in claim.other_rows:
-            for contrast in pairs.contrasts_with(claim, table, other_row):
+            for contrast in pairs.find_contrasts(claim, table, other_row):
                 for cell in (contrast.cell, contrast.other_cell):
                     cells.add((cell.row, cell.column))
         assert {(cell.cell.row, cell.cell.column) for cell in planned.cells} == cells
@@ -580,12 +582,12 @@ def test_every_claim_stands_in_its_table_with_the_papers_sign():
     for answer in answers:
         claim = answer.claim
         assert claim.table.partition(":")[0] == claim.name.partition(":")[0]
-        if answer.paper_lead is None:  # a figure without a number
+        if answer.context.paper_difference is None:  # a figure without a number
             assert ":Fig" in claim.table, claim.name
         else:
-            assert (answer.paper_lead > 0) == (claim.direction == "higher"), claim.name
+            assert (answer.context.paper_difference > 0) == (claim.direction == "higher"), claim.name
 
-    printed = {answer.claim.name: answer.paper_lead for answer in answers}
+    printed = {answer.claim.name: answer.context.paper_difference for answer in answers}
     assert len(printed) == len(answers)
     assert printed["fedfm:lite"] == 0.75  # this lead and the next are printed as one number
     assert printed["fedfm:add-on"] == 4.63

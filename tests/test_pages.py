@@ -95,17 +95,17 @@ def test_a_page_has_the_tables_of_its_paper_and_what_is_not_planned(name, module
 
 def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
     without_runs, *_ = claims.answer_claims(registry.claims("fedfa"), [])
-    answer = replace(
-        without_runs,
-        claim=replace(without_runs.claim, limiting_study="three"),
+    claim = replace(without_runs.claim, limiting_study="three")
+    comparison = verdicts.Comparison(
         verdict=verdicts.Verdict("undecided", "n = 1"),
         lead=verdicts.Lead(mean_interval([1.0])),
         evidence=verdicts.Evidence(
             folders=(tmp_path / "one/fedfa/seed-0", tmp_path / "two/fedavg/seed-0", tmp_path / "one/fedfa/seed-1"),
             seeds=(0,),
-            differences="rounds 5 of 200",
+            reduction="rounds 5 of 200",
         ),
     )
+    answer = verdicts.Answer(replace(without_runs.context, claim=claim), comparison)
 
     page = first_page.make_first_page(tmp_path, [], [answer], "")
     assert "Of 1 claims: 1 undecided." in page
@@ -120,19 +120,20 @@ def test_the_first_page_names_its_texts_and_modified_checkouts(tmp_path):
     of_modified_checkout = tmp_path / "one" / "seed-1"
     write(of_modified_checkout, record("fedavg", 1) | {"commit": "b" * 40 + "+"})
     first_answer, *_ = claims.answer_claims(registry.claims("fedfa"), [])
-    answer = replace(
-        first_answer,
+    comparison = verdicts.Comparison(
         verdict=verdicts.Verdict("reproduced"),
         lead=verdicts.Lead(mean_interval([1.0, 2.0])),
         evidence=verdicts.Evidence(folders=(of_commit, of_modified_checkout)),
     )
+    answer = replace(first_answer, comparison=comparison)
 
     page = first_page.make_first_page(tmp_path, [], [answer], "")
     assert "in full, by the authors' code: [one](one.md); 1 of 2 runs by a modified checkout; but see" in page
     assert "\n- In full, by the authors' code: the text of FedFA has a constant learning rate" in page
     study = studies.Study("one", "# One", frame.find_records([tmp_path]), [], [], {}, {})
     assert "\n- 1 of 2 runs by a modified checkout: their commit ends in `+`.\n" in study_page.make_study_page(study)
-    reduced = replace(answer, evidence=replace(answer.evidence, differences="rounds 1 of 2"))
+    reduced_evidence = replace(comparison.evidence, reduction="rounds 1 of 2")
+    reduced = replace(answer, comparison=replace(comparison, evidence=reduced_evidence))
     assert first_page.code_notes([reduced]) == []
 
 

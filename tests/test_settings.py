@@ -207,13 +207,12 @@ def test_the_verdicts_that_are_installed_are_those_of_the_records():
 
     def verdicts(**sources):
         answers = claims.answer_claims(fedcli.registry.claims("fedfa"), **sources)
-        with_runs = [answer for answer in answers if answer.evidence.folders]
-        return {
-            answer.claim.name: (answer.verdict.outcome, lead_of(answer), answer.evidence.seeds) for answer in with_runs
-        }
+        with_runs = [answer for answer in answers if answer.comparison.evidence.folders]
+        return {answer.claim.name: verdict_lead_and_seeds(answer) for answer in with_runs}
 
-    def lead_of(answer):
-        return answer.lead.text(answer.metric)
+    def verdict_lead_and_seeds(answer):
+        comparison = answer.comparison
+        return comparison.verdict.outcome, comparison.lead.text(answer.context.metric), comparison.evidence.seeds
 
     of_records = verdicts(folders=frame.shipped_folders())
     assert verdicts(folders=[], shipped=True) == of_records

@@ -16,7 +16,7 @@ import pandas as pd
 from fedcli.results.intervals import Interval
 from fedcli.results.pairs import Pair
 from fedcli.results.render import MISSING, TextTable
-from fedcli.results.verdicts import FEWEST_SEEDS, Answer, Evidence, Lead, Verdict
+from fedcli.results.verdicts import FEWEST_SEEDS, Answer, Comparison, Evidence, Lead, Verdict
 
 SHIPPED = "verdicts.csv"
 RUNS_TITLE = "Runs"  # of the column that says which runs there are and what would decide a claim
@@ -24,7 +24,7 @@ RUNS_TITLE = "Runs"  # of the column that says which runs there are and what wou
 
 @dataclass(frozen=True)
 class IntervalColumns:
-    """The columns of the CSV that have the parts of an interval."""
+    """The names of the columns of the CSV that have the parts of an interval."""
 
     mean: str
     low: str
@@ -32,11 +32,11 @@ class IntervalColumns:
     num_values: str
 
     def read(self, row: Mapping[str, Any]) -> Interval:
-        """The interval of a row of the CSV."""
+        """Reads the interval of a row of the CSV."""
         return Interval(mean=row[self.mean], low=row[self.low], high=row[self.high], num_values=row[self.num_values])
 
     def cells(self, interval: Interval) -> dict[str, float]:
-        """An interval's cells of a row of the CSV."""
+        """Returns the cells that a row of the CSV has of an interval, by column."""
         return {
             self.mean: interval.mean,
             self.low: interval.low,
@@ -46,11 +46,11 @@ class IntervalColumns:
 
 
 LEAD_COLUMNS = IntervalColumns(mean="ours", low="low", high="high", num_values="n")
-TAIL_LEAD_COLUMNS = IntervalColumns(mean="tail", low="tail_low", high="tail_high", num_values="tail_n")
+LAST_TENTH_COLUMNS = IntervalColumns(mean="tail", low="tail_low", high="tail_high", num_values="tail_n")
 
 
 def read_shipped() -> dict[str, dict[str, Any]]:
-    """The rows of the CSV of the project's records, by the names of claims that have runs."""
+    """Reads the verdicts by the project's own records: the rows of claims that have runs, by the claim's name."""
     texts = ["verdict", "why", "reduced", "over", "tail_over", "seeds", "runs"]
     with files("fedcli.papers").joinpath(SHIPPED).open(encoding="utf-8") as file:
         table = pd.read_csv(file, dtype=dict.fromkeys(texts, str)).fillna(dict.fromkeys(texts, ""))
@@ -58,18 +58,18 @@ def read_shipped() -> dict[str, dict[str, Any]]:
 
 
 def as_shipped(answer: Answer, row: Mapping[str, Any]) -> Answer:
-    """An answer without runs, with what a row of the CSV says of its claim."""
-    return replace(
-        answer,
+    """Returns an answer that has no runs with what a row of the CSV says of its claim."""
+    comparison = Comparison(
         verdict=Verdict(row["verdict"], row["why"]),
         lead=Lead(LEAD_COLUMNS.read(row), row["over"]),
-        tail_lead=Lead(TAIL_LEAD_COLUMNS.read(row), row["tail_over"]),
+        last_tenth_lead=Lead(LAST_TENTH_COLUMNS.read(row), row["tail_over"]),
         evidence=Evidence(
             folders=tuple(map(Path, row["runs"].split("; "))),
             seeds=tuple(map(int, row["seeds"].split())),
-            differences=row["reduced"],
+            reduction=row["reduced"],
         ),
     )
+    return replace(answer, comparison=comparison)
 
 
 NOTES = (
@@ -88,65 +88,71 @@ NOTES = (
 
 
 def build_claims_table(answers: Sequence[Answer]) -> TextTable:
-    """The claims as a table; its last column has the commands that would decide a claim."""
+    """Builds the table of claims; its last column has the commands that would decide a claim."""
     titles = ["Claim", "Verdict", "Paper", "Ours", "Over the last tenth of the rounds", RUNS_TITLE]
     return TextTable(
         columns=titles,
-        rows=[_row(answer) for answer in answers],
+        rows=[_build_row(answer) for answer in answers],
         first_number_column=len(titles),
-        csv_rows=[_csv_row(answer) for answer in answers],
+        csv_rows=[_build_csv_row(answer) for answer in answers],
         notes=NOTES,
         is_markdown=True,
     )
 
 
-def _row(answer: Answer) -> list[str]:
-    """The cells of a claim in the table that is read."""
-    verdict = answer.verdict
+def _build_row(answer: Answer) -> list[str]:
+    """Builds the cells of a claim in the table that is read."""
+    claim = answer.claim
+    metric = answer.context.metric
+    paper_difference = answer.context.paper_difference
+    comparison = answer.comparison
+    verdict = comparison.verdict
     runs = []
-    if answer.evidence.folders:
+    if comparison.evidence.folders:
         runs.append(answer.size)
     if answer.command:
         runs.append(f"decided by `{answer.command}`")
     return [
-        f"`{answer.claim.name}` {answer.claim.text}",
+        f"`{claim.name}` {claim.text}",
         f"{verdict.outcome}, {verdict.reason}" if verdict.reason else verdict.outcome,
-        MISSING if answer.paper_lead is None else answer.metric.text(answer.paper_lead, "+"),
-        answer.lead.text(answer.metric),
-        answer.tail_lead.text(answer.metric),
+        MISSING if paper_difference is None else metric.text(paper_difference, "+"),
+        comparison.lead.text(metric),
+        comparison.last_tenth_lead.text(metric),
         "; ".join(runs) or MISSING,
     ]
 
 
-def _csv_row(answer: Answer) -> dict[str, Any]:
-    """What the CSV has of a claim, by its columns."""
+def _build_csv_row(answer: Answer) -> dict[str, Any]:
+    """Builds what the CSV has of a claim, by column; differences are in the unit of the metric."""
     claim = answer.claim
-    evidence = answer.evidence
+    context = answer.context
+    comparison = answer.comparison
+    evidence = comparison.evidence
     return {
         "claim": claim.name,
         "text": claim.text,
         "table": claim.table,
-        "metric": answer.metric.name,
+        "metric": context.metric.name,
         "row": claim.row,
         "than": "; ".join(claim.other_rows),
         "columns": "; ".join(claim.columns),
         "direction": claim.direction,
-        "paper": answer.paper_lead,
-        "verdict": answer.verdict.outcome,
-        "why": answer.verdict.reason,
-        "reduced": evidence.differences,
-        "over": answer.lead.rows_text,
-        "tail_over": answer.tail_lead.rows_text,
+        "paper": context.paper_difference,
+        "verdict": comparison.verdict.outcome,
+        "why": comparison.verdict.reason,
+        "reduced": evidence.reduction,
+        "over": comparison.lead.rows_text,
+        "tail_over": comparison.last_tenth_lead.rows_text,
         "seeds": " ".join(map(str, evidence.seeds)),
-        **LEAD_COLUMNS.cells(answer.lead.interval),
-        **TAIL_LEAD_COLUMNS.cells(answer.tail_lead.interval),
+        **LEAD_COLUMNS.cells(comparison.lead.interval),
+        **LAST_TENTH_COLUMNS.cells(comparison.last_tenth_lead.interval),
         "runs": "; ".join(map(str, evidence.folders)),
-        "pairs": json.dumps([_entry_of_pair(pair) for pair in evidence.pairs]),
+        "pairs": json.dumps([_build_pair_entry(pair) for pair in evidence.pairs]),
     }
 
 
-def _entry_of_pair(pair: Pair) -> dict[str, Any]:
-    """What the CSV's column `pairs` has of a pair of runs, by the names there."""
+def _build_pair_entry(pair: Pair) -> dict[str, Any]:
+    """Builds what the CSV's column `pairs` has of a pair of runs, by the names there."""
     contrast = pair.contrast
     return {
         "seed": pair.seed,
@@ -160,7 +166,7 @@ def _entry_of_pair(pair: Pair) -> dict[str, Any]:
 
 
 def counts_text(answers: Sequence[Answer]) -> str:
-    """How many claims have which outcome, in a sentence."""
-    counts = Counter(answer.verdict.outcome for answer in answers)
+    """Says in a sentence how many claims have which outcome."""
+    counts = Counter(answer.comparison.verdict.outcome for answer in answers)
     parts = [f"{count} {outcome}" for outcome, count in counts.items()]
     return f"Of {len(answers)} claims: {', '.join(parts)}."

@@ -5,7 +5,7 @@ of the interval of their differences.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,12 +22,12 @@ from fedcli.results.pairs import (
     Pair,
     PlannedContrast,
     RunsByMethod,
-    closest_pairs,
     find_pairs,
-    pairs_under_common_conditions,
     plan_contrasts,
+    select_closest_pairs,
+    select_pairs_under_common_conditions,
 )
-from fedcli.results.printed_numbers import printed_lead, printed_value
+from fedcli.results.printed_numbers import printed_difference, printed_value
 from fedcli.results.verdicts import (
     BY_CONSTRUCTION,
     CONTRADICTED,
@@ -38,6 +38,8 @@ from fedcli.results.verdicts import (
     REPRODUCED,
     UNDECIDED,
     Answer,
+    ClaimContext,
+    Comparison,
     Evidence,
     Lead,
     Verdict,
@@ -51,16 +53,20 @@ def answer_claims(
     claims: Iterable[Claim], folders: Iterable[Path], has_data: Callable[[str], bool] = datasets.is_open_to_all,
     shipped: bool = False,
 ) -> list[Answer]:  # fmt: skip
-    """What the records say of claims, by outcome in the order of `OUTCOMES`.
+    """Judges claims by the records of runs.
 
     Args:
-        claims: Of papers, or the user's own.
-        folders: Of runs, at any depth.
-        has_data: Whether the images of a data set can be had.
-        shipped: Take the project's verdict, in `fedcli.papers`, for a claim without runs; records are not installed.
+        claims: The claims, of papers or the user's own.
+        folders: Folders that hold runs at any depth.
+        has_data: Returns whether the images of the data set of a name can be had.
+        shipped: Whether to take the project's verdict, in `fedcli.papers`, for a claim without runs, since records are
+            not installed with the package.
+
+    Returns:
+        An answer for each claim, sorted by outcome in the order of `OUTCOMES`.
 
     Raises:
-        UserError: If a claim's table has not its cells.
+        UserError: If a claim names a cell that its table does not have.
     """
     counted_runs: dict[str, list[RunRow]] = {}  # by method
     for run in read_runs(folders):
@@ -69,187 +75,170 @@ def answer_claims(
     shipped_rows = read_shipped() if shipped else {}
     answers = []
     for claim in claims:
-        answer = _answer(claim, counted_runs, has_data)
-        if not answer.evidence.folders and claim.name in shipped_rows:
+        answer = _answer_claim(claim, counted_runs, has_data)
+        if not answer.comparison.evidence.folders and claim.name in shipped_rows:
             answer = as_shipped(answer, shipped_rows[claim.name])
         answers.append(answer)
-    return sorted(answers, key=lambda answer: OUTCOMES.index(answer.verdict.outcome))
+    return sorted(answers, key=lambda answer: OUTCOMES.index(answer.comparison.verdict.outcome))
 
 
-@dataclass(frozen=True)
-class ClaimContext:
-    """What is known of a claim before anything has been run."""
+def _answer_claim(claim: Claim, runs: RunsByMethod, has_data: Callable[[str], bool]) -> Answer:
+    """Judges a claim by runs.
 
-    claim: Claim
-    metric: Metric  # what is compared
-    paper_lead: float | None  # the smallest on another row; None where the paper does not print both numbers
-    text_has: str  # see `Answer`
-    has_data: bool  # whether the images of all its data sets can be had
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What runs say of a claim's row beside another row, or beside all others."""
-
-    verdict: Verdict
-    lead: Lead
-    tail_lead: Lead  # see `Answer`
-    evidence: Evidence
-
-
-def _answer(claim: Claim, runs: RunsByMethod, has_data: Callable[[str], bool]) -> Answer:
-    """What runs say of a claim. Of several other rows the smallest lead counts; reproduced needs runs of all."""
+    If the claim names several other rows, the smallest lead counts, and it is reproduced only if all rows have runs.
+    """
     table = find_table(claim.table)
     contrasts = plan_contrasts(claim, table)
-    context = _context_of(claim, table, contrasts, has_data)
+    context = _find_context(claim, table, contrasts, has_data)
     pairs_by_row = {other_row: find_pairs(claim, contrasts[other_row], runs) for other_row in claim.other_rows}
     comparisons = {}  # by the other row
-    for other_row, pairs in pairs_under_common_conditions(pairs_by_row).items():
-        comparisons[other_row] = _compare_with_row(context, other_row, closest_pairs(pairs))
+    for other_row, pairs in select_pairs_under_common_conditions(pairs_by_row).items():
+        comparisons[other_row] = _compare_with_row(context, other_row, select_closest_pairs(pairs))
     if not comparisons:
-        comparison = Comparison(Verdict(NOT_RUN if context.has_data else NO_DATA), Lead(), Lead(), Evidence())
+        comparison = Comparison(Verdict(NOT_RUN if context.has_data else NO_DATA))
     elif len(claim.other_rows) == 1:
         (comparison,) = comparisons.values()
     else:
         comparison = _compare_with_all_rows(context, comparisons)
-    verdict = comparison.verdict
-    if verdict.outcome == REPRODUCED and claim.construction:
-        verdict = Verdict(BY_CONSTRUCTION, claim.construction)
-    return Answer(
-        claim=claim,
-        metric=context.metric,
-        paper_lead=context.paper_lead,
-        text_has=context.text_has,
-        verdict=verdict,
-        lead=comparison.lead,
-        tail_lead=comparison.tail_lead,
-        evidence=comparison.evidence,
-    )
+    if comparison.verdict.outcome == REPRODUCED and claim.construction:
+        comparison = replace(comparison, verdict=Verdict(BY_CONSTRUCTION, claim.construction))
+    return Answer(context, comparison)
 
 
-def _context_of(
+def _find_context(
     claim: Claim, table: Table, contrasts: Mapping[str, Sequence[PlannedContrast]], has_data: Callable[[str], bool]
 ) -> ClaimContext:
-    """What is known of a claim before anything has been run.
+    """Finds what is known of a claim before anything has been run.
 
     Args:
         claim: The claim.
-        table: Its table.
-        contrasts: Its contrasts, by the row that its row is compared with.
+        table: The table of the claim.
+        contrasts: The contrasts of the claim, by the row that its row is compared with.
         has_data: See `answer_claims`.
     """
     example = contrasts[claim.other_rows[0]][0]  # which stands for all of them
     metric = find_metric(example.contrast.cell.metric)
-    paper_leads = []
+    paper_differences = []
     data_sets: set[str] = set()
     for other_row, contrasts_with_row in contrasts.items():
-        lead = _paper_lead(claim, table, other_row, contrasts_with_row, metric)
-        if lead is not None:
-            paper_leads.append(lead)
+        difference = _find_paper_difference(claim, table, other_row, contrasts_with_row, metric)
+        if difference is not None:
+            paper_differences.append(difference)
         for planned in contrasts_with_row:
             data_sets.update(planned.run.setup.data_sets, planned.other_run.setup.data_sets)
     return ClaimContext(
         claim,
         metric,
-        paper_lead=min(paper_leads, key=lambda lead: _towards_paper(claim, lead), default=None),
+        paper_difference=min(paper_differences, key=lambda value: _turn_to_paper_side(claim, value), default=None),
         text_has=example.run.setup.protocol.text_has,
         has_data=all(map(has_data, data_sets)),
     )
 
 
-def _towards_paper(claim: Claim, lead: float) -> float:
-    """A lead as a number that is above zero on the paper's side."""
-    return lead if claim.direction == "higher" else -lead
+def _turn_to_paper_side(claim: Claim, difference: float) -> float:
+    """Returns a difference as a number that is above zero if it lies on the paper's side."""
+    return difference if claim.direction == "higher" else -difference
 
 
-def _paper_lead(
+def _find_paper_difference(
     claim: Claim, table: Table, other_row: str, contrasts: Sequence[PlannedContrast], metric: Metric
 ) -> float | None:
-    """The paper's lead of a claim's row on another; None where it prints no number for it."""
+    """Finds by how much a claim's row is ahead of another row in the paper.
+
+    Returns:
+        The difference in the unit of the metric; None if the paper does not print it.
+    """
     if claim.row_aliases or claim.other_columns:
-        return _lead_by_cells(table, contrasts, metric)
-    lead = printed_lead(table, claim.row, other_row, claim.columns, metric)
-    if not claim.subtracted_columns or lead is None:
-        return lead
-    subtracted = printed_lead(table, claim.row, other_row, claim.subtracted_columns, metric)
-    return None if subtracted is None else lead - subtracted
+        return _sum_printed_differences(table, contrasts, metric)
+    difference = printed_difference(table, claim.row, other_row, claim.columns, metric)
+    if not claim.subtracted_columns or difference is None:
+        return difference
+    subtracted = printed_difference(table, claim.row, other_row, claim.subtracted_columns, metric)
+    return None if subtracted is None else difference - subtracted
 
 
-def _lead_by_cells(table: Table, contrasts: Sequence[PlannedContrast], metric: Metric) -> float | None:
-    """The lead by the paper's number in each cell; None where a cell has none."""
-    lead = 0.0
+def _sum_printed_differences(table: Table, contrasts: Sequence[PlannedContrast], metric: Metric) -> float | None:
+    """Sums the weighted differences of the numbers in the paper's cells; returns None if a cell has no number."""
+    total = 0.0
     for planned in contrasts:
         contrast = planned.contrast
         value = printed_value(table, contrast.cell.row, contrast.cell.column, metric)
         other_value = printed_value(table, contrast.other_cell.row, contrast.other_cell.column, metric)
         if value is None or other_value is None:
             return None
-        lead += contrast.weight * (value - other_value)
-    return lead
+        total += contrast.weight * (value - other_value)
+    return total
 
 
 def _compare_with_row(context: ClaimContext, other_row: str, pairs: Sequence[Pair]) -> Comparison:
-    """What runs say of a claim beside one other row.
+    """Compares a claim's row with one other row.
 
     Args:
-        context: Of the claim.
-        other_row: The row.
-        pairs: Pairs of runs under the same conditions, by seed.
+        context: What is known of the claim.
+        other_row: The name of the other row.
+        pairs: The pairs of runs, all under the same conditions, in the order of their seeds.
     """
     claim = context.claim
     metric = context.metric
-    leads = _leads_by_seed(pairs)
-    lead = mean_interval(leads["value"].dropna().tolist())
-    tail_lead = mean_interval(leads["tail"].dropna().tolist()) if metric.name == "selected" else NO_INTERVAL
+    differences = _add_up_differences(pairs)
+    interval = mean_interval(differences["value"].dropna().tolist())
+    last_tenth_interval = NO_INTERVAL
+    if metric.name == "selected":
+        last_tenth_interval = mean_interval(differences["last_tenth"].dropna().tolist())
     without_value = SeedsWithoutValue(
         row=len({pair.seed for pair in pairs if pair.run.value is None}),
         other_row=len({pair.seed for pair in pairs if pair.other_run.value is None}),
     )
-    verdict = judge(lead, claim.direction, metric.better, without_value, exact=metric.unit == "floats")
+    verdict = judge(interval, claim.direction, metric.better, without_value, exact=metric.unit == "floats")
     reasons = [verdict.reason] if verdict.reason else []
     if without_value.row:
-        reasons.append(f"{claim.row}: {without_value.row} of {len(leads)} without a value")
+        reasons.append(f"{claim.row}: {without_value.row} of {len(differences)} without a value")
     if without_value.other_row:
-        reasons.append(f"{other_row}: {without_value.other_row} of {len(leads)} without a value")
+        reasons.append(f"{other_row}: {without_value.other_row} of {len(differences)} without a value")
     folders: list[Path] = []
     for pair in pairs:
         folders += [pair.run.folder, pair.other_run.folder]
     return Comparison(
         Verdict(verdict.outcome, "; ".join(reasons)),
-        Lead(lead),
-        Lead(tail_lead),
+        Lead(interval),
+        Lead(last_tenth_interval),
         Evidence(
             folders=tuple(dict.fromkeys(folders)),
-            seeds=tuple(leads.index),
-            differences=differences_text(pairs[0].differences),  # as of all of them
+            seeds=tuple(differences.index),
+            reduction=differences_text(pairs[0].differences_from_cells),  # which all pairs have in common
             pairs=tuple(pairs),
         ),
     )
 
 
-def _leads_by_seed(pairs: Iterable[Pair]) -> pd.DataFrame:
-    """The lead of a claim's row of each seed, in `value` and in `tail`; NaN where a pair of the seed lacks a value."""
-    rows = [(pair.seed, pair.lead, pair.tail_lead) for pair in pairs]
-    leads = pd.DataFrame(rows, columns=["seed", "value", "tail"]).astype({"value": float, "tail": float})
-    num_contrasts = leads["seed"].value_counts().max()
-    return leads.groupby("seed").sum(min_count=num_contrasts)
+def _add_up_differences(pairs: Iterable[Pair]) -> pd.DataFrame:
+    """Adds up the weighted differences of the pairs of each seed.
+
+    Returns:
+        A row a seed, with the columns `value` and `last_tenth`, see `Pair`; NaN where a pair of the seed lacks a value.
+    """
+    rows = [(pair.seed, pair.value_difference, pair.last_tenth_difference) for pair in pairs]
+    differences = pd.DataFrame(rows, columns=["seed", "value", "last_tenth"])
+    differences = differences.astype({"value": float, "last_tenth": float})
+    num_contrasts = differences["seed"].value_counts().max()
+    return differences.groupby("seed").sum(min_count=num_contrasts)
 
 
 def _compare_with_all_rows(context: ClaimContext, comparisons: Mapping[str, Comparison]) -> Comparison:
-    """What runs say of a claim beside several other rows: the comparison with the one on which the lead is smallest.
+    """Compares a claim's row with several other rows: by the row over which its lead is smallest.
 
     Args:
-        context: Of the claim.
-        comparisons: Those with the other rows that have runs.
+        context: What is known of the claim.
+        comparisons: The comparisons with the other rows that have runs, by the other row.
     """
     claim = context.claim
-    weakest_first = sorted(comparisons, key=lambda other_row: _strength(claim, comparisons[other_row]))
+    weakest_first = sorted(comparisons, key=lambda other_row: _measure_strength(claim, comparisons[other_row]))
     weakest = weakest_first[0]
     rows_text = f"over {weakest}"
     if len(weakest_first) == 2:
         stronger = weakest_first[1]
         rows_text += f"; {comparisons[stronger].lead.text(context.metric)} over {stronger}"
-    differences = [comparisons[other_row].evidence.differences for other_row in weakest_first]
+    reductions = [comparisons[other_row].evidence.reduction for other_row in weakest_first]
     folders: list[Path] = []
     pairs: list[Pair] = []
     for comparison in comparisons.values():
@@ -258,28 +247,28 @@ def _compare_with_all_rows(context: ClaimContext, comparisons: Mapping[str, Comp
     return Comparison(
         _judge_by_all_rows(claim, weakest, comparisons),
         Lead(comparisons[weakest].lead.interval, rows_text),
-        _smallest_tail_lead(claim, weakest, comparisons),
+        _find_smallest_last_tenth_lead(claim, weakest, comparisons),
         Evidence(
             folders=tuple(dict.fromkeys(folders)),
             seeds=comparisons[weakest].evidence.seeds,
-            differences=next(filter(None, differences), ""),
+            reduction=next(filter(None, reductions), ""),
             pairs=tuple(pairs),
         ),
     )
 
 
-def _smallest_tail_lead(claim: Claim, weakest: str, comparisons: Mapping[str, Comparison]) -> Lead:
-    """The smallest lead over the last tenth of the rounds; its row is named if it is not the weakest over all."""
-    tail_leads = {other_row: comparison.tail_lead.interval for other_row, comparison in comparisons.items()}
-    with_tail = [other_row for other_row, tail_lead in tail_leads.items() if tail_lead.num_values]
-    if not with_tail:
+def _find_smallest_last_tenth_lead(claim: Claim, weakest: str, comparisons: Mapping[str, Comparison]) -> Lead:
+    """Finds the smallest lead over the last tenth of the rounds; names its row unless that is the weakest row."""
+    intervals = {other_row: comparison.last_tenth_lead.interval for other_row, comparison in comparisons.items()}
+    with_values = [other_row for other_row, interval in intervals.items() if interval.num_values]
+    if not with_values:
         return Lead()
-    smallest = min(with_tail, key=lambda other_row: _towards_paper(claim, tail_leads[other_row].mean))
-    return Lead(tail_leads[smallest], "" if smallest == weakest else f"over {smallest}")
+    smallest = min(with_values, key=lambda other_row: _turn_to_paper_side(claim, intervals[other_row].mean))
+    return Lead(intervals[smallest], "" if smallest == weakest else f"over {smallest}")
 
 
 def _judge_by_all_rows(claim: Claim, weakest: str, comparisons: Mapping[str, Comparison]) -> Verdict:
-    """Judges a claim by the comparisons with several other rows, of which the weakest has the smallest lead."""
+    """Judges a claim by the comparisons with several other rows, of which `weakest` has the smallest lead."""
     outcome = comparisons[weakest].verdict.outcome
     reason = comparisons[weakest].verdict.reason
     if outcome == UNDECIDED and claim.control is not None:
@@ -293,51 +282,62 @@ def _judge_by_all_rows(claim: Claim, weakest: str, comparisons: Mapping[str, Com
 
 
 class _Strength(NamedTuple):
-    """How well runs bear out a claim against a row; the weakest is the smallest."""
+    """How well runs bear out a claim against another row; the weakest strength is the smallest tuple.
 
-    outcome: int  # contradicted, undecided, reproduced
-    has_lead: bool
-    lead: float  # towards the paper's side; NaN where there is none
+    Attributes:
+        outcome: 0 if the claim is contradicted, 1 if it is undecided, and 2 if it is reproduced.
+        has_difference: Whether a pair of runs has a value.
+        difference: The mean difference, above zero on the paper's side; NaN if there is none.
+    """
+
+    outcome: int
+    has_difference: bool
+    difference: float
 
 
-def _strength(claim: Claim, comparison: Comparison) -> _Strength:
+def _measure_strength(claim: Claim, comparison: Comparison) -> _Strength:
     weakest_first = (CONTRADICTED, UNDECIDED, REPRODUCED)
-    lead = comparison.lead.interval
+    interval = comparison.lead.interval
     return _Strength(
         outcome=weakest_first.index(comparison.verdict.outcome),
-        has_lead=lead.num_values > 0,
-        lead=_towards_paper(claim, lead.mean),
+        has_difference=interval.num_values > 0,
+        difference=_turn_to_paper_side(claim, interval.mean),
     )
 
 
 class SeedsWithoutValue(NamedTuple):
-    """How many seeds have no value, since a run diverged or never got there."""
+    """How many seeds have no value, since a run diverged or never reached its target.
 
-    row: int  # of the claim's row
+    Attributes:
+        row: The number of such seeds of the claim's row.
+        other_row: The number of such seeds of the other row.
+    """
+
+    row: int
     other_row: int
 
 
-def judge(lead: Interval, direction: str, better: str, without_value: SeedsWithoutValue, *, exact: bool) -> Verdict:
-    """Judges a claim by the interval of its lead.
+def judge(interval: Interval, direction: str, better: str, without_value: SeedsWithoutValue, *, exact: bool) -> Verdict:
+    """Judges a claim by the interval of the difference between its row and another row.
 
-    A run that diverged has no lead. Leaving it out is fair only where its row has the worse values.
+    A run that diverged has no value. Leaving it out is fair only if its row has the worse values.
 
     Args:
-        lead: The row less the other one.
-        direction: The paper's side of zero, "higher" or "lower".
-        better: Which values of the metric are better, "higher" or "lower"; where it does not say, those of the claim's
-            direction.
-        without_value: The seeds that have no value.
+        interval: The interval of the claim's row less the other row.
+        direction: The side of zero on which the paper's difference lies, "higher" or "lower".
+        better: Which values of the metric are better, "higher" or "lower"; empty if neither are, and then those of
+            `direction` count as better.
+        without_value: The numbers of seeds that have no value.
         exact: Whether one pair suffices, as for counts of floats, in which chance has no part.
     """
-    if not lead.num_values:
+    if not interval.num_values:
         return Verdict(UNDECIDED, "no pair has a value")
-    if lead.num_values < FEWEST_SEEDS and not exact:
-        return Verdict(UNDECIDED, f"n = {lead.num_values}")
-    low = lead.mean if exact else lead.low
-    high = lead.mean if exact else lead.high
+    if interval.num_values < FEWEST_SEEDS and not exact:
+        return Verdict(UNDECIDED, f"n = {interval.num_values}")
+    low = interval.mean if exact else interval.low
+    high = interval.mean if exact else interval.high
     if low <= 0 <= high:
-        return Verdict(UNDECIDED, f"zero inside, n = {lead.num_values}")
+        return Verdict(UNDECIDED, f"zero inside, n = {interval.num_values}")
     agrees = (low > 0) == (direction == "higher")
     row_is_better = (low > 0) == ((better or direction) == "higher")
     better_without_value = without_value.row if row_is_better else without_value.other_row

@@ -12,8 +12,8 @@ from fedcli.results.intervals import Interval, clear_best, mean_interval
 from fedcli.results.metrics import Metric
 from fedcli.results.number_texts import interval_text, mean_text_of_runs
 from fedcli.results.paper_table_notes import notes_on_paper_table
-from fedcli.results.plans import PlannedCell, TablePlan
-from fedcli.results.printed_numbers import SCALED, Place, PrintedCell, printed_cells, printed_unit, printed_value
+from fedcli.results.plans import Place, PlannedCell, TablePlan
+from fedcli.results.printed_numbers import SCALED, PrintedCell, printed_cells, printed_unit, printed_value
 from fedcli.results.render import CellIndex, TextTable
 from fedcli.runs.record import RUN_OUTCOMES
 
@@ -109,7 +109,7 @@ def compare_with_paper(plan: TablePlan) -> TextTable:
 
 def compare_cells(plan: TablePlan) -> dict[Place, ComparedCell]:
     """The planned cells and the gains that they give, each beside the paper's, in the order of the paper."""
-    planned = {_place_of(planned_cell): planned_cell for planned_cell in plan.cells}
+    planned = {planned_cell.place: planned_cell for planned_cell in plan.cells}
     cells = {}
     for place in _ordered_places(plan.table, planned):
         cells[place] = _compare_planned(plan.table, planned[place])
@@ -118,10 +118,6 @@ def compare_cells(plan: TablePlan) -> dict[Place, ComparedCell]:
         if planned.keys() >= needed_places:
             cells[Place(gain.row, gain.column)] = _compare_gain(plan.table, gain, cells)
     return cells
-
-
-def _place_of(planned: PlannedCell) -> Place:
-    return Place(planned.cell.row, planned.cell.column)
 
 
 def _ordered_places(table: Table, planned: Collection[Place]) -> list[Place]:
@@ -143,7 +139,7 @@ def _compare_planned(table: Table, planned: PlannedCell) -> ComparedCell:
     outcomes = Counter(run.outcome for run in planned.runs)
     runs = CountedRuns(planned.cell.method, outcomes, sum(map(metric.includes, records)))
     text = mean_text_of_runs(metric, records, outcomes)
-    return _compare_cell(table, _place_of(planned), metric, text, metric.values(records), runs)
+    return _compare_cell(table, planned.place, metric, text, metric.values(records), runs)
 
 
 def _compare_gain(table: Table, gain: Gain, cells: Mapping[Place, ComparedCell]) -> ComparedCell:
@@ -193,7 +189,7 @@ def _best_places(planned: Sequence[PlannedCell]) -> set[Place]:
         by_column.setdefault(planned_cell.cell.column, []).append(planned_cell)
     best_places = set()
     for cells_of_column in by_column.values():
-        records = {_place_of(planned_cell): planned_cell.records for planned_cell in cells_of_column}
+        records = {planned_cell.place: planned_cell.records for planned_cell in cells_of_column}
         best_place = clear_best(cells_of_column[-1].metric, records)
         if best_place is not None:
             best_places.add(best_place)

@@ -136,6 +136,18 @@ class Plan:
         return f"test {100 * record['summary']['selected']:.2f} %"
 
 
+class Place(NamedTuple):
+    """The row and the column of a cell of a table, which no two cells share."""
+
+    row: str
+    column: str
+
+    @classmethod
+    def of(cls, cell: Cell) -> "Place":
+        """Returns the place of a cell."""
+        return cls(cell.row, cell.column)
+
+
 @dataclass(frozen=True)
 class PlannedCell:
     """A cell of a table with its runs, one for each seed."""
@@ -143,6 +155,11 @@ class PlannedCell:
     cell: Cell
     metric: Metric
     runs: tuple[PlannedRun, ...]
+
+    @property
+    def place(self) -> Place:
+        """The place of the cell in its table."""
+        return Place.of(self.cell)
 
     @property
     def records(self) -> list[Record]:

@@ -13,18 +13,11 @@ from typing import Any, NamedTuple
 from fedcli import registry
 from fedcli.declarations import Cell, Table
 from fedcli.results.metrics import Metric, find_metric
-from fedcli.results.plans import plan_cell
+from fedcli.results.plans import Place, plan_cell
 from fedcli.runs.identity import differences_from_plan, settings_of
 from fedcli.runs.schema import Record
 
 SCALED = re.compile(r"_(1e\d+)_floats$")  # in the name of a printed column, its unit
-
-
-class Place(NamedTuple):
-    """Where a cell of a table is."""
-
-    row: str
-    column: str
 
 
 @dataclass(frozen=True)
@@ -87,16 +80,23 @@ def printed_unit(column: str) -> float:
     return float(match[1]) if match else 1.0
 
 
-def printed_lead(table: Table, row: str, other_row: str, columns: tuple[str, ...], metric: Metric) -> float | None:
-    """The paper's lead of a row on another, the mean over columns, by its cells or as printed; None if it has none."""
-    leads = []
+def printed_difference(
+    table: Table, row: str, other_row: str, columns: tuple[str, ...], metric: Metric
+) -> float | None:
+    """Finds by how much a row is ahead of another row in the paper, as the mean over columns.
+
+    Returns:
+        The difference of the paper's cells, or the gain that the paper prints for them, in the unit of the metric; None
+        if it prints neither.
+    """
+    differences = []
     for column in columns:
         value = printed_value(table, row, column, metric)
         other_value = printed_value(table, other_row, column, metric)
         if value is not None and other_value is not None:
-            leads.append(value - other_value)
-    if len(leads) == len(columns):
-        return fmean(leads)
+            differences.append(value - other_value)
+    if len(differences) == len(columns):
+        return fmean(differences)
     for gain in table.gains:
         is_of_rows = gain.leading_rows == (row,) and gain.other_rows == (other_row,)
         if is_of_rows and gain.compared_columns == columns:

@@ -20,71 +20,128 @@ BY_CONSTRUCTION = "by construction"
 NOT_RUN = "not run"
 NO_DATA = "data not at hand"
 OUTCOMES = (REPRODUCED, BY_CONSTRUCTION, CONTRADICTED, UNDECIDED, NOT_RUN, NO_DATA)
-OPEN_OUTCOMES = (UNDECIDED, NOT_RUN, NO_DATA)  # what more runs would change
-FEWEST_SEEDS = 3  # for a verdict
-MOST_SEEDS = 30
+OPEN_OUTCOMES = (UNDECIDED, NOT_RUN, NO_DATA)  # those that more runs would change
+FEWEST_SEEDS = 3  # that a verdict needs
+MOST_SEEDS = 30  # that a claim is said to need
 
 
 class Verdict(NamedTuple):
-    """What is said of a claim."""
+    """The verdict on a claim.
 
-    outcome: str  # one of `OUTCOMES`
-    reason: str = ""  # why it is undecided, and which runs have no value
+    Attributes:
+        outcome: One of `OUTCOMES`.
+        reason: Why the outcome is undecided, and which runs have no value; empty if there is nothing to say.
+    """
+
+    outcome: str
+    reason: str = ""
 
 
 @dataclass(frozen=True)
 class Lead:
-    """By how much a claim's row is ahead of another, as a mean over seeds."""
+    """By how much a claim's row is ahead of another row.
+
+    Attributes:
+        interval: The mean difference over seeds, in the unit of the metric, with its 95 % interval.
+        rows_text: Which row the lead is over, if the claim names several; of two rows, also the lead over the other
+            one. Empty if the claim names a single row.
+    """
 
     interval: Interval = NO_INTERVAL
-    rows_text: str = ""  # of several rows, over which one, and the lead over the other of two
+    rows_text: str = ""
 
     def text(self, metric: Metric) -> str:
-        """It with its interval and its row."""
+        """Formats the interval as a number of `metric`, followed by the row that the lead is over."""
         return f"{interval_text(metric, self.interval)} {self.rows_text}".rstrip()
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The runs by which a claim is judged."""
+    """The runs by which a claim is judged.
+
+    Attributes:
+        folders: The folders of all these runs, each once.
+        seeds: The seeds of the pairs of runs.
+        reduction: How the runs differ from those of the paper, in words; empty if they were run in full.
+        pairs: The pairs of runs; empty if the verdict was read from a file.
+    """
 
     folders: tuple[Path, ...] = ()
     seeds: tuple[int, ...] = ()
-    differences: str = ""  # from the paper's cells, in words; empty in full
-    pairs: tuple[Pair, ...] = ()  # none of a verdict that was read from a file
+    reduction: str = ""
+    pairs: tuple[Pair, ...] = ()
+
+
+@dataclass(frozen=True)
+class ClaimContext:
+    """What is known of a claim before anything has been run.
+
+    Attributes:
+        claim: The claim.
+        metric: The metric that is compared.
+        paper_difference: By how much the claim's row is ahead of another row in the paper, in the unit of the metric:
+            the smallest such difference if the claim names several rows. None if the paper does not print both
+            numbers.
+        text_has: What the paper's text says where the cells follow the authors' code, see `Protocol`.
+        has_data: Whether the images of all data sets of the claim can be had.
+    """
+
+    claim: Claim
+    metric: Metric
+    paper_difference: float | None
+    text_has: str
+    has_data: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What runs say of a claim's row beside another row, or beside all other rows of the claim.
+
+    Attributes:
+        verdict: The verdict.
+        lead: The lead by the metric of the claim.
+        last_tenth_lead: The lead by the mean accuracy over the last tenth of the rounds; without an interval if the
+            metric of the claim is not the selected accuracy.
+        evidence: The runs.
+    """
+
+    verdict: Verdict
+    lead: Lead = Lead()
+    last_tenth_lead: Lead = Lead()
+    evidence: Evidence = Evidence()
 
 
 @dataclass(frozen=True)
 class Answer:
     """A claim and what the records say of it."""
 
-    claim: Claim
-    metric: Metric  # what is compared
-    paper_lead: float | None  # None where the paper does not print both numbers
-    text_has: str  # what the paper's text has where its cells follow the authors' code, see `Protocol`
-    verdict: Verdict
-    lead: Lead = Lead()
-    tail_lead: Lead = Lead()  # the same of accuracies over the last tenth of the rounds
-    evidence: Evidence = Evidence()
+    context: ClaimContext
+    comparison: Comparison
+
+    @property
+    def claim(self) -> Claim:
+        """The claim."""
+        return self.context.claim
 
     @property
     def size(self) -> str:
-        """The size of the runs beside the paper's."""
-        if self.evidence.differences:
-            return f"reduced to {self.evidence.differences}"
-        return "in full, by the authors' code" if self.text_has else "in full, by the text"
+        """How large the runs are beside the paper's, in words."""
+        reduction = self.comparison.evidence.reduction
+        if reduction:
+            return f"reduced to {reduction}"
+        return "in full, by the authors' code" if self.context.text_has else "in full, by the text"
 
     @property
     def needed_seeds(self) -> tuple[int, ...] | None:
-        """The seeds that would decide it in full: three, or more where these leave it open.
+        """The seeds that would decide the claim by runs in full: three, or more if these leave it open.
 
-        None where more than `MOST_SEEDS` would be needed.
+        None if more than `MOST_SEEDS` would be needed.
         """
         needed: int | None = FEWEST_SEEDS
-        lead = self.lead.interval
-        is_open = lead.num_values >= FEWEST_SEEDS and lead.low <= 0 <= lead.high
-        if is_open and not self.evidence.differences:
-            needed = seeds_needed(lead, MOST_SEEDS)
+        interval = self.comparison.lead.interval
+        is_open = interval.num_values >= FEWEST_SEEDS and interval.low <= 0 <= interval.high
+        if is_open and not self.comparison.evidence.reduction:
+            needed = seeds_needed(interval, MOST_SEEDS)
         if needed is None:
             return None
         seeds = find_table(self.claim.table).seeds
@@ -94,22 +151,25 @@ class Answer:
 
     @property
     def command(self) -> str:
-        """The command that runs its rows in full and measures their features; empty where that would decide nothing."""
+        """The command that runs the claim's rows in full and measures their features.
+
+        Empty if these runs would not decide the claim.
+        """
         seeds = self.needed_seeds
-        if self.verdict.outcome not in (UNDECIDED, NOT_RUN) or seeds is None:
+        if self.comparison.verdict.outcome not in (UNDECIDED, NOT_RUN) or seeds is None:
             return ""
         words = ["fedcli", "table", self.claim.table]
         for name in rows_and_columns(self.claim):
             words += ["--only", name]
         words += ["--seeds", ",".join(map(str, seeds))]
         command = shlex.join(words)
-        if self.metric.after_the_run:
+        if self.context.metric.after_the_run:
             command += f" && fedcli quality {table_folder(find_table(self.claim.table))}"
         return command
 
 
 def rows_and_columns(claim: Claim) -> tuple[str, ...]:
-    """The rows and columns of a claim."""
+    """Lists the names of all rows and columns that a claim compares."""
     rows = [claim.row, *claim.other_rows, *claim.row_aliases.values()]
     columns = [*claim.columns, *claim.subtracted_columns, *claim.other_columns]
     return (*rows, *columns)
