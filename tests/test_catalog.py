@@ -12,7 +12,7 @@ from fedcli.data import datasets, imports
 from fedcli.data.image_arrays import SPLITS
 from fedcli.data.mixtures import Subset, mixture
 from fedcli.data.resizing import resize
-from tests.files import assert_same, examples, from_npz, image_arrays, known_images
+from tests.image_files import assert_same_dataset, image_arrays, import_arrays, known_images, sorted_examples
 from tests.refusals import refused
 
 DIGIT_SETS = ("mnist", "svhn", "usps", "synth-digits", "mnist-m")
@@ -27,19 +27,21 @@ def in_colour_at_size(name, split, size):
     dataset = datasets.load(name)
     images = resize(getattr(dataset, f"x_{split}"), size).expand(-1, 3, -1, -1)
     labels = getattr(dataset, f"y_{split}")
-    return dict(examples({f"x_{split}": images, f"y_{split}": labels}, split, "y"))
+    return dict(sorted_examples({f"x_{split}": images, f"y_{split}": labels}, split, "y"))
 
 
 def of_domain(dataset, number, split, distinct=True):
     """The images of one domain as bytes with their labels."""
-    rows = [(pixels, label) for pixels, label, domain in examples(dataset, split, "y", "domain") if domain == number]
+    rows = [
+        (pixels, label) for pixels, label, domain in sorted_examples(dataset, split, "y", "domain") if domain == number
+    ]
     assert len(dict(rows)) == len(rows) or not distinct
     return dict(rows)
 
 
 def test_a_mixture_draws_from_each_set(tmp_path, monkeypatch):
     for seed, name in enumerate(DIGIT_SETS):  # 30 training and 20 test images each
-        from_npz(name, tmp_path / "npz", **known_images(name, seed))
+        import_arrays(name, tmp_path / "npz", **known_images(name, seed))
     monkeypatch.setitem(known.KNOWN, "mixed-digits", mixture("mixed-digits", known.KNOWN["mixed-digits"], *SUBSETS))
     dataset = datasets.load("mixed-digits")
     assert dataset.domain_names == DIGIT_SETS
@@ -59,14 +61,14 @@ def test_a_mixture_draws_from_each_set(tmp_path, monkeypatch):
             assert train.items() <= own_train.items()
             assert test.items() <= own_test.items()
             assert len(test) == (subset.num_test or 20)
-    assert_same(dataset, datasets.load("mixed-digits"))
+    assert_same_dataset(dataset, datasets.load("mixed-digits"))
     assert len(dataset.y_train[dataset.domain_train == 0].unique()) > 2  # not the first ones, which are all of class 0
 
 
 def bring(folder, *names):
     """Imports a few images of each of these sets."""
     for name in names:
-        from_npz(name, folder, **known_images(name))
+        import_arrays(name, folder, **known_images(name))
 
 
 @pytest.mark.parametrize("call", [datasets.refuse_unavailable, datasets.load])
@@ -110,7 +112,7 @@ def office(tmp_path, monkeypatch):
         )
         monkeypatch.setitem(known.KNOWN, name, mixture(name, known.KNOWN[name], *subsets))
     classes = [f"thing{number:02}" for number in range(31)]
-    return from_npz("office31", tmp_path / "a", **arrays, class_names=classes, domain_names=names)
+    return import_arrays("office31", tmp_path / "a", **arrays, class_names=classes, domain_names=names)
 
 
 def test_private_sets_keep_to_the_splits(office):
@@ -152,7 +154,7 @@ def femnist(folder, num_writers=12, seed=0):
     held_out = writer <= 3
     arrays = {"x_train": x[~held_out], "y_train": y[~held_out], "writer_train": writer[~held_out]}
     arrays |= {"x_test": x[held_out], "y_test": y[held_out], "writer_test": writer[held_out]}
-    return from_npz("femnist", folder, **arrays, class_names=[str(label) for label in range(62)])
+    return import_arrays("femnist", folder, **arrays, class_names=[str(label) for label in range(62)])
 
 
 def test_femnist_digits_hold_a_tenth_of_each_writer_out(tmp_path):
@@ -169,21 +171,21 @@ def test_femnist_digits_hold_a_tenth_of_each_writer_out(tmp_path):
     assert dataset.writer_train.bincount(minlength=12).tolist() == kept.tolist()
     assert dataset.writer_test.bincount(minlength=12).tolist() == (counts - kept).tolist()
 
-    written = examples(source, "train", "y", "writer") + examples(source, "test", "y", "writer")
+    written = sorted_examples(source, "train", "y", "writer") + sorted_examples(source, "test", "y", "writer")
     digits = {(pixels, label, writer) for pixels, label, writer in written if label < 10}
-    divided = examples(dataset, "train", "y", "writer") + examples(dataset, "test", "y", "writer")
+    divided = sorted_examples(dataset, "train", "y", "writer") + sorted_examples(dataset, "test", "y", "writer")
     assert set(divided) == digits
     assert len(divided) == len(digits)
 
 
 def test_femnist_without_writers_is_refused(tmp_path):
-    from_npz("femnist", tmp_path / "a", **known_images("femnist"))
+    import_arrays("femnist", tmp_path / "a", **known_images("femnist"))
     refused(lambda: datasets.load("femnist-digits"), "'femnist' does not say who", "LEAF's")
 
 
 def test_real_and_rendered_digits_in_four_domains(tmp_path):
     arrays = image_arrays((28, 28), 10, per_class=(16, 101))
-    from_npz("mnist", tmp_path / "a", **arrays)
+    import_arrays("mnist", tmp_path / "a", **arrays)
     dataset = datasets.load("digits-real-4")
     description = datasets.describe("digits-real-4")
     assert dataset.domain_names == ("mnist", "digits", "photo", "font")

@@ -21,7 +21,16 @@ from fedcli.data.cache import cache_folder
 from fedcli.data.dataset import Dataset, channel_statistics, stratified_subset
 from fedcli.data.image_arrays import SPLITS
 from fedcli.vision import torchvision
-from tests.files import FIELDS, assert_same, examples, from_npz, image_arrays, imported, known_images, write_folder
+from tests.image_files import (
+    EXAMPLE_FIELDS,
+    assert_same_dataset,
+    image_arrays,
+    import_arrays,
+    import_dataset,
+    known_images,
+    sorted_examples,
+    write_image_folder,
+)
 from tests.refusals import refused
 
 # Built in
@@ -70,7 +79,7 @@ def rank_plainly(dataset, split):
 @pytest.mark.parametrize("shape", [(5, 5), (5, 5, 3)])
 def test_the_order_of_the_file_and_its_kind_are_invisible(tmp_path, shape):
     arrays = image_arrays(shape, 3)
-    first = from_npz("mine", tmp_path / "a", **arrays, class_names=["ant", "bee", "cow"])
+    first = import_arrays("mine", tmp_path / "a", **arrays, class_names=["ant", "bee", "cow"])
     shuffled = {}
     for split in SPLITS:
         labels = arrays[f"y_{split}"]
@@ -79,16 +88,18 @@ def test_the_order_of_the_file_and_its_kind_are_invisible(tmp_path, shape):
         shuffled[f"y_{split}"] = labels[order]
     shuffled["y_train"] = shuffled["y_train"].astype(np.uint8)
 
-    assert_same(first, from_npz("mine", tmp_path / "b", **shuffled, class_names=["ant", "bee", "cow"]))
-    assert_same(first, imported("mine", write_folder(tmp_path / "c", arrays, ["ant", "bee", "cow"])))
+    assert_same_dataset(first, import_arrays("mine", tmp_path / "b", **shuffled, class_names=["ant", "bee", "cow"]))
+    assert_same_dataset(
+        first, import_dataset("mine", write_image_folder(tmp_path / "c", arrays, ["ant", "bee", "cow"]))
+    )
     channels = 1 if len(shape) == 2 else 3
     assert first.x_train.shape == (9, channels, 5, 5)
-    assert examples(first, "train", "y") == examples(arrays, "train", "y")
+    assert sorted_examples(first, "train", "y") == sorted_examples(arrays, "train", "y")
 
 
 def test_the_fingerprint_sees_pixels_labels_domains_writers_and_part():
     def fingerprint(change=lambda arrays: None):
-        arrays = {key: torch.arange(4) % 2 for key in FIELDS}
+        arrays = {key: torch.arange(4) % 2 for key in EXAMPLE_FIELDS}
         arrays |= {f"x_{split}": torch.arange(16).reshape(4, 1, 2, 2).to(torch.uint8) for split in SPLITS}
         change(arrays)
         return Dataset("toy", class_names=("a", "b"), **arrays).fingerprint
@@ -97,7 +108,7 @@ def test_the_fingerprint_sees_pixels_labels_domains_writers_and_part():
     assert len(whole) == 16
     assert fingerprint() == whole
 
-    for key in FIELDS:
+    for key in EXAMPLE_FIELDS:
         assert fingerprint(lambda arrays, key=key: arrays[key].view(-1)[-1:].add_(1)) != whole, key
 
 
@@ -158,8 +169,8 @@ def test_channel_statistics_are_over_all_pixels_and_a_flat_channel_is_not_scaled
 
 
 def test_names_are_those_of_built_in_sets_then_of_known_and_of_imported_ones(tmp_path, cache):
-    from_npz("zebra", tmp_path / "a", **image_arrays((4, 4), 2))
-    from_npz("ape", tmp_path / "a", **image_arrays((4, 4), 2))
+    import_arrays("zebra", tmp_path / "a", **image_arrays((4, 4), 2))
+    import_arrays("ape", tmp_path / "a", **image_arrays((4, 4), 2))
     (cache / "Not A Name.npz").touch()
     assert datasets.names()[:4] == ["digits", "digit-domains", "photos", "mnist"]
     assert datasets.names()[-3:] == ["office-home-leaky", "ape", "zebra"]
@@ -202,7 +213,7 @@ def test_without_a_cache_only_built_in_sets_are_there(tmp_path, monkeypatch, tak
 
 
 def test_an_import_that_fails_leaves_the_old_set_and_the_next_clears_what_a_killed_one_wrote(tmp_path, monkeypatch):
-    before = from_npz("mine", tmp_path / "a", **image_arrays((4, 4), 2))
+    before = import_arrays("mine", tmp_path / "a", **image_arrays((4, 4), 2))
     np.savez(tmp_path / "a.npz", **image_arrays((4, 4), 2, seed=1))
     old = cache_folder() / ".1.partial.set.npz"
     old.touch()
@@ -213,7 +224,7 @@ def test_an_import_that_fails_leaves_the_old_set_and_the_next_clears_what_a_kill
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
         refused(lambda: imports.import_path("mine", tmp_path / "a.npz"), "(No space left on device)", "FEDCLI_DATA")
-    assert_same(datasets.load("mine"), before)
+    assert_same_dataset(datasets.load("mine"), before)
 
     imports.import_path("mine", tmp_path / "a.npz")
     assert not old.exists()
@@ -226,10 +237,10 @@ def test_describe_knows_what_is_not_there_and_reads_what_is(tmp_path):
     sizes = {"train": 50_000, "test": 10_000, "classes": 10, "shape": (3, 32, 32)}
     assert datasets.describe("cifar10") == absent | sizes
 
-    from_npz("cifar10", tmp_path / "a", **known_images("cifar10"))
+    import_arrays("cifar10", tmp_path / "a", **known_images("cifar10"))
     assert datasets.describe("cifar10") == absent | sizes | {"present": True, "train": 30, "test": 20}
 
-    from_npz("mine", tmp_path / "a", **image_arrays((4, 4), 3))
+    import_arrays("mine", tmp_path / "a", **image_arrays((4, 4), 3))
     assert datasets.describe("mine") == {
         "name": "mine", "kind": "imported", "present": True, "note": str(tmp_path / "a" / "images.npz"), "train": 9,
         "test": 6, "classes": 3, "shape": (1, 4, 4),
@@ -238,7 +249,7 @@ def test_describe_knows_what_is_not_there_and_reads_what_is(tmp_path):
 
 
 def test_a_damaged_cache_file_is_refused(tmp_path, cache):
-    from_npz("mine", tmp_path / "a", **image_arrays((8, 8), 3))
+    import_arrays("mine", tmp_path / "a", **image_arrays((8, 8), 3))
     content = (cache / "mine.npz").read_bytes()
     (cache / "mine.npz").write_bytes(content[: len(content) // 2])
     datasets.refuse_unavailable("mine")
@@ -272,7 +283,7 @@ def test_a_file_or_folder_is_taken_where_it_stands(tmp_path, monkeypatch):
     np.savez("My set.npz", **image_arrays((8, 8), 2, seed=1))
     assert imports.import_if_path(str(tmp_path / "My set.npz")) != name
 
-    write_folder(tmp_path / "folder", arrays, ["0", "1"])
+    write_image_folder(tmp_path / "folder", arrays, ["0", "1"])
     folder = imports.import_if_path("folder")
     assert datasets.load(folder).fingerprint == record["dataset_fingerprint"]
 
@@ -324,7 +335,7 @@ BAD_ARRAYS = {
 @pytest.mark.parametrize("case", BAD_ARRAYS)
 def test_bad_arrays_are_refused(tmp_path, cache, case):
     bad = BAD_ARRAYS[case]
-    refused(lambda: from_npz("mine", tmp_path / "a", **bad.arrays), "images.npz", *bad.words)
+    refused(lambda: import_arrays("mine", tmp_path / "a", **bad.arrays), "images.npz", *bad.words)
     assert not cache.exists()
 
 
@@ -336,7 +347,7 @@ def test_files_that_are_no_npz_are_refused(tmp_path, monkeypatch):
         refused(lambda: imports.import_path("mine", path), "images.npz", "must be a whole .npz file")
     monkeypatch.setenv("FEDCLI_MAX_GIB", "4 GiB")
     arrays = image_arrays((4, 4), 2)
-    refused(lambda: from_npz("mine", tmp_path / "a", **arrays), "FEDCLI_MAX_GIB", "'4 GiB'", "a number.")
+    refused(lambda: import_arrays("mine", tmp_path / "a", **arrays), "FEDCLI_MAX_GIB", "'4 GiB'", "a number.")
 
 
 # Known names
@@ -351,12 +362,12 @@ def test_known_names_have_one_shape(tmp_path, name):
     of_other_channels = image_arrays((size, size, 4 - channels), classes)
     of_more_classes = image_arrays((size, size, channels), classes + 1)
 
-    def import_arrays(arrays):
-        from_npz(name, tmp_path / "a", **arrays)
+    def import_known(arrays):
+        import_arrays(name, tmp_path / "a", **arrays)
 
-    refused(lambda: import_arrays(too_large), f"those of '{name}'", f"not ({size}, {size}")
-    refused(lambda: import_arrays(of_other_channels), f"those of '{name}'", f"not ({size}, {size}")
-    refused(lambda: import_arrays(of_more_classes), f"those of '{name}'", f"are {classes + 1} (")
+    refused(lambda: import_known(too_large), f"those of '{name}'", f"not ({size}, {size}")
+    refused(lambda: import_known(of_other_channels), f"those of '{name}'", f"not ({size}, {size}")
+    refused(lambda: import_known(of_more_classes), f"those of '{name}'", f"are {classes + 1} (")
 
 
 SPELLINGS = {  # of the names of classes
@@ -372,30 +383,30 @@ SPELLINGS = {  # of the names of classes
 def test_class_folders_of_known_names_get_the_official_labels_however_they_are_spelled(tmp_path, name):
     arrays = known_images(name)
     classes = known.KNOWN[name].class_names
-    npz = from_npz(name, tmp_path / "a", **arrays)
+    npz = import_arrays(name, tmp_path / "a", **arrays)
     assert npz.class_names == classes
     spelled = [SPELLINGS[name](text) for text in classes]
-    assert_same(npz, imported(name, write_folder(tmp_path / "b", arrays, spelled)))
+    assert_same_dataset(npz, import_dataset(name, write_image_folder(tmp_path / "b", arrays, spelled)))
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_labels_in_another_order_are_told_by_the_names_of_their_classes(tmp_path, name):
     arrays = known_images(name)
     classes = known.KNOWN[name].class_names
-    npz = from_npz(name, tmp_path / "a", **arrays)
+    npz = import_arrays(name, tmp_path / "a", **arrays)
     order = np.random.default_rng(5).permutation(len(classes))
     other = arrays | {f"y_{split}": np.argsort(order)[arrays[f"y_{split}"]] for split in SPLITS}
     names = [SPELLINGS[name](classes[label]) for label in order]
-    assert_same(npz, from_npz(name, tmp_path / "a", **other, class_names=names))
+    assert_same_dataset(npz, import_arrays(name, tmp_path / "a", **other, class_names=names))
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_class_folders_of_known_names_may_be_called_by_their_labels(tmp_path, name):
     arrays = known_images(name)
     classes = known.KNOWN[name].class_names
-    npz = from_npz(name, tmp_path / "a", **arrays)
-    numbers = write_folder(tmp_path / "c", arrays, [str(label) for label in range(len(classes))])
-    assert_same(npz, imported(name, numbers))
+    npz = import_arrays(name, tmp_path / "a", **arrays)
+    numbers = write_image_folder(tmp_path / "c", arrays, [str(label) for label in range(len(classes))])
+    assert_same_dataset(npz, import_dataset(name, numbers))
 
 
 def test_known_class_names_are_those_of_torchvision():
@@ -425,19 +436,21 @@ def test_other_images_do_not_get_a_known_name(name, tmp_path, official_only, cac
         arrays |= {f"domain_{split}": np.arange(len(arrays[f"y_{split}"])) % domains for split in SPLITS}
         arrays["domain_names"] = np.array(known.KNOWN[name].domain_names)
 
-    refused(lambda: from_npz(name, tmp_path / "a", **arrays), f"not the images of '{name}' (got", f"such as my-{name}")
+    refused(
+        lambda: import_arrays(name, tmp_path / "a", **arrays), f"not the images of '{name}' (got", f"such as my-{name}"
+    )
     assert not cache.exists()
-    assert from_npz(f"my-{name}", tmp_path / "a", **arrays).num_classes == len(known.KNOWN[name].class_names)
+    assert import_arrays(f"my-{name}", tmp_path / "a", **arrays).num_classes == len(known.KNOWN[name].class_names)
 
 
 def test_sets_of_the_right_size_are_known_by_the_numbers_of_their_classes(tmp_path, official_only, monkeypatch):
     counts = {"train_counts": (3,) * 10, "test_counts": (2,) * 10}
     monkeypatch.setitem(known.KNOWN, "usps", known.KNOWN["usps"]._replace(num_train=30, num_test=20, **counts))
     arrays = known_images("usps")
-    assert from_npz("usps", tmp_path / "a", **arrays).name == "usps"
+    assert import_arrays("usps", tmp_path / "a", **arrays).name == "usps"
     arrays["y_train"][arrays["y_train"] == 0] = 1
     arrays["y_train"][0] = 0
-    refused(lambda: from_npz("usps", tmp_path / "a", **arrays), "training images of its classes, not 3, 3, 3")
+    refused(lambda: import_arrays("usps", tmp_path / "a", **arrays), "training images of its classes, not 3, 3, 3")
 
 
 def test_numbers_of_known_sets_add_up():
@@ -455,7 +468,7 @@ def test_numbers_of_known_sets_add_up():
 def test_what_was_kept_under_a_known_name_is_compared_also_for_a_set_made_of_it(tmp_path, official_only, monkeypatch):
     with monkeypatch.context() as before:
         before.setattr(official, "refuse_other_images", lambda dataset: None)
-        from_npz("mnist", tmp_path / "a", **image_arrays((28, 28), 10, per_class=(16, 101)))
+        import_arrays("mnist", tmp_path / "a", **image_arrays((28, 28), 10, per_class=(16, 101)))
     for name in ("mnist", "digits-real-4"):
         refused(lambda name=name: datasets.load(name), "not the images of 'mnist' (got fingerprint", "94a3db3da708f867")
 
@@ -495,5 +508,5 @@ def test_images_that_are_all_alike_are_refused(tmp_path, cache):
     arrays = image_arrays((4, 4), 3)
     for split in SPLITS:
         arrays[f"x_{split}"][:] = 7
-    refused(lambda: from_npz("mine", tmp_path / "a", **arrays), "all of its 15 images are alike")
+    refused(lambda: import_arrays("mine", tmp_path / "a", **arrays), "all of its 15 images are alike")
     assert not cache.exists()

@@ -32,17 +32,17 @@ from fedcli.data.catalog import KNOWN
 from fedcli.data.dataset_info import Archive
 from fedcli.data.image_arrays import SPLITS, choose_splits
 from fedcli.vision import torchvision
-from tests.files import (
-    assert_same,
-    encoded,
-    examples,
-    folder_of,
-    from_npz,
+from tests.image_files import (
+    assert_same_dataset,
+    encode_image,
     image_arrays,
-    imported,
+    import_arrays,
+    import_dataset,
     known_images,
-    picture,
-    write_folder,
+    random_pixels,
+    sorted_examples,
+    write_folder_of_one_class,
+    write_image_folder,
     write_zip,
 )
 from tests.refusals import refused
@@ -147,8 +147,8 @@ def cinic_files(arrays, name):
     contents = {"README.md": b"CINIC-10", "imagenet-contributors.csv": b"synset,image\n"}
     for split, number, image, label in each_image(arrays):
         class_name = KNOWN[name].class_names[label]
-        contents[f"{split}/{class_name}/n02690373_{number}.png"] = encoded(image)
-        contents[f"valid/{class_name}/cifar10-train-{number}.png"] = encoded(255 - image)
+        contents[f"{split}/{class_name}/n02690373_{number}.png"] = encode_image(image)
+        contents[f"valid/{class_name}/cifar10-train-{number}.png"] = encode_image(255 - image)
     return contents
 
 
@@ -157,8 +157,8 @@ def tiny_files(arrays, name):
     for split, number, image, label in each_image(arrays):
         class_name = f"n{label:08}"
         folder = f"train/{class_name}" if split == "train" else "val"
-        contents[f"{folder}/images/{number}.JPEG"] = encoded(image)
-        contents[f"test/images/{number}.JPEG"] = encoded(image)
+        contents[f"{folder}/images/{number}.JPEG"] = encode_image(image)
+        contents[f"test/images/{number}.JPEG"] = encode_image(image)
         contents[f"{folder}/{class_name}_boxes.txt"] = b"0\t0\t63\t63\n"
         if split == "test":
             contents["val/val_annotations.txt"] += f"{number}.JPEG\t{class_name}\t0\t32\t44\t62\n".encode()
@@ -168,7 +168,7 @@ def tiny_files(arrays, name):
 def mnist_m_files(arrays, name="mnist-m"):
     contents = {f"mnist_m_{split}_labels.txt": b"" for split in SPLITS}
     for split, number, image, label in each_image(arrays):
-        contents[f"mnist_m_{split}/{number:08}.png"] = encoded(image)
+        contents[f"mnist_m_{split}/{number:08}.png"] = encode_image(image)
         contents[f"mnist_m_{split}_labels.txt"] += f"{number:08}.png {label}\n".encode()
     return contents
 
@@ -210,18 +210,18 @@ SETS_OF_FOLDERS = ("cinic10", "tiny-imagenet", "mnist-m")
 @pytest.mark.parametrize("name", FILES)
 def test_official_files_are_read_in_folders_and_archives(name, tmp_path, monkeypatch):
     contents, arrays = official_files(name, monkeypatch)
-    expected = from_npz(name, tmp_path / "npz", **arrays)
+    expected = import_arrays(name, tmp_path / "npz", **arrays)
     folder = write_files(tmp_path / "folder", contents)
     zipped = write_zip(tmp_path / "set.zip", contents)
     tarred = write_tar(tmp_path / "set.tgz", contents, "./one/folder/more/")
     for path in (folder, zipped, tarred):
-        assert_same(expected, imported(name, path))
+        assert_same_dataset(expected, import_dataset(name, path))
 
     innermost = folder
     if name not in SETS_OF_FOLDERS:
         (innermost,) = {file.parent for file in folder.rglob("*") if file.is_file()}
     monkeypatch.chdir(innermost.rename(tmp_path / "called otherwise"))
-    assert_same(expected, imported(name, "."))
+    assert_same_dataset(expected, import_dataset(name, "."))
 
 
 def unpacked(files, suffix, decompress):
@@ -231,7 +231,7 @@ def unpacked(files, suffix, decompress):
 
 def test_unpacked_and_differently_compressed_files_of_mnist_are_read(tmp_path):
     arrays = known_images("mnist")
-    expected = from_npz("mnist", tmp_path / "npz", **arrays)
+    expected = import_arrays("mnist", tmp_path / "npz", **arrays)
     official = mnist_files(arrays, "mnist")
     raw = unpacked(official, ".gz", gzip.decompress)
     kaggle = {name.replace("-idx", ".idx"): content for name, content in raw.items()}
@@ -239,14 +239,14 @@ def test_unpacked_and_differently_compressed_files_of_mnist_are_read(tmp_path):
     forms_of_mnist = {"raw": raw, "kaggle": kaggle, "compressed less": compressed_less, "both": raw | official}
     for form, contents in forms_of_mnist.items():
         folder = write_files(tmp_path / form / "MNIST" / "raw", contents)
-        assert_same(expected, imported("mnist", folder))
+        assert_same_dataset(expected, import_dataset("mnist", folder))
 
 
 def test_unpacked_files_of_usps_are_read(tmp_path):
     arrays = {key: np.minimum(values, 254) for key, values in known_images("usps").items()}
-    expected = from_npz("usps", tmp_path / "npz", **arrays)
+    expected = import_arrays("usps", tmp_path / "npz", **arrays)
     raw = unpacked(usps_files(arrays, "usps"), ".bz2", bz2.decompress)
-    assert_same(expected, imported("usps", write_files(tmp_path / "usps", raw)))
+    assert_same_dataset(expected, import_dataset("usps", write_files(tmp_path / "usps", raw)))
 
 
 def test_a_folder_with_the_files_of_several_data_sets_is_refused(tmp_path):
@@ -301,7 +301,7 @@ def serve(name, contents, site, monkeypatch):
 @pytest.mark.parametrize("name", ["mnist", "emnist-letters", "svhn", "cinic10"])
 def test_downloads_are_checked_and_read(name, tmp_path, cache, site, monkeypatch):
     contents, arrays = official_files(name, monkeypatch)
-    expected = from_npz(name, tmp_path / "npz", **arrays)
+    expected = import_arrays(name, tmp_path / "npz", **arrays)
     (cache / f"{name}.npz").unlink()
     serve(name, contents, site, monkeypatch)
     largest_file = max(site.folder.iterdir(), key=lambda path: path.stat().st_size)
@@ -316,7 +316,7 @@ def test_downloads_are_checked_and_read(name, tmp_path, cache, site, monkeypatch
 
     largest_file.write_bytes(whole)
     assert imports.download(name) == cache / f"{name}.npz"
-    assert_same(expected, datasets.load(name))
+    assert_same_dataset(expected, datasets.load(name))
 
     largest_file.unlink()
     assert imports.download(name) == cache / f"{name}.npz"  # it is there
@@ -363,14 +363,14 @@ def leaf_files(num_writers=20, per_file=8, first=0):
 def by_writer(dataset, split):
     """The images, with labels, of each writer's number."""
     writers = {}
-    for pixels, label, writer in examples(dataset, split, "y", "writer"):
+    for pixels, label, writer in sorted_examples(dataset, split, "y", "writer"):
         writers.setdefault(writer, []).append((pixels, label))
     return writers
 
 
 def test_femnist_holds_writers_out(tmp_path):
     contents, written = leaf_files()
-    dataset = imported("femnist", write_files(tmp_path / "all_data", contents))
+    dataset = import_dataset("femnist", write_files(tmp_path / "all_data", contents))
     assert dataset.class_names == (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
     assert dataset.fingerprint == "53bf9db4fce3e4f2"  # the tenth is a fixed one
     assert (dataset.writer_train[dataset.place_train.argsort()].diff() >= 0).all()  # positions go by writer
@@ -382,28 +382,28 @@ def test_femnist_holds_writers_out(tmp_path):
 
     for number, name in enumerate(sorted(written)):
         pixels, labels = written[name]
-        assert {**train, **test}[number] == examples({"x_train": pixels, "y_train": labels}, "train", "y")
+        assert {**train, **test}[number] == sorted_examples({"x_train": pixels, "y_train": labels}, "train", "y")
 
 
 def test_femnist_is_the_same_set_under_other_names_and_beside_the_same_or_fewer_writers(tmp_path):
     contents, _ = leaf_files()
-    dataset = imported("femnist", write_files(tmp_path / "all_data", contents))
+    dataset = import_dataset("femnist", write_files(tmp_path / "all_data", contents))
     renamed = {f"all_data/all_data_{9 - number}.json": content for number, content in enumerate(contents.values())}
     sampled = {"sampled_data/all_data_1_niid.json": contents["all_data_0.json"]}
     again = {"old/all_data/all_data_0.json": contents["all_data_0.json"]}  # whose writers count once
     _, notes = imports.import_path("femnist", write_files(tmp_path / "data", renamed | sampled | again))
-    assert_same(dataset, datasets.load("femnist"))
+    assert_same_dataset(dataset, datasets.load("femnist"))
     assert notes[0] == "left out: sampled_data"
 
 
 def test_the_limit_of_memory_counts_the_images_of_femnist_and_not_their_text(tmp_path, monkeypatch):
     contents, _ = leaf_files()
-    dataset = imported("femnist", write_files(tmp_path / "all_data", contents))
+    dataset = import_dataset("femnist", write_files(tmp_path / "all_data", contents))
     text_bytes = sum(map(len, contents.values()))
     image_bytes = 784 * (len(dataset.y_train) + len(dataset.y_test))
     monkeypatch.setattr(reading, "MAX_GIB", text_bytes / 2**32)
     for write in (write_zip, write_tar):
-        assert_same(dataset, imported("femnist", write(tmp_path / write.__name__, contents)))
+        assert_same_dataset(dataset, import_dataset("femnist", write(tmp_path / write.__name__, contents)))
         hollow = write(tmp_path / f"hollow {write.__name__}", {"all_data_0.json": b" " * 10**7})
         refused(lambda hollow=hollow: imports.import_path("femnist", hollow), hollow, "2,000,000 bytes, more than")
 
@@ -492,7 +492,7 @@ BAD_FILES = {
     "one writer": BadFiles("femnist", leaf_with_one_writer(), ("0 images are to train",)),
     "an image missing": BadFiles("tiny-imagenet", without(TINY_IMAGENET, "val/images/7.JPEG"), ("7.JPEG",)),
     "an image not listed": BadFiles(
-        "mnist-m", LISTED | {"mnist_m_test/9.png": encoded(np.eye(9) > 0)}, ("do not fit", "9.png")
+        "mnist-m", LISTED | {"mnist_m_test/9.png": encode_image(np.eye(9) > 0)}, ("do not fit", "9.png")
     ),
     "a cut file": BadFiles(
         "synth-digits", SYNTH | {"synth_test_32x32.mat": b"MATLAB 5.0"}, ("synth_test", "cannot be read")
@@ -566,42 +566,44 @@ def test_domains_come_from_npz_and_folders_alike(tmp_path):
     arrays |= {"domain_train": np.tile([1, 0], 6), "domain_test": np.tile([1, 0], 4)}
     arrays |= {"y_train": np.repeat([0, 1], 6), "y_test": np.repeat([0, 1], 4)}
     arrays["x_train"][1] = arrays["x_train"][0]  # the same picture in two domains
-    npz = from_npz("offices", tmp_path / "a", **arrays, class_names=["bag", "cup"], domain_names=["amazon", "webcam"])
-    folder = write_folder(tmp_path / "b", arrays, ["bag", "cup"], ["amazon", "webcam"])
+    npz = import_arrays(
+        "offices", tmp_path / "a", **arrays, class_names=["bag", "cup"], domain_names=["amazon", "webcam"]
+    )
+    folder = write_image_folder(tmp_path / "b", arrays, ["bag", "cup"], ["amazon", "webcam"])
 
-    assert_same(npz, imported("offices", folder))
+    assert_same_dataset(npz, import_dataset("offices", folder))
     assert npz.domain_train.bincount().tolist() == [6, 6]
-    assert from_npz("offices", tmp_path / "c", **arrays).domain_names == ("0", "1")
+    assert import_arrays("offices", tmp_path / "c", **arrays).domain_names == ("0", "1")
 
 
 def test_folders_may_hold_hidden_files_links_and_mixed_colours(tmp_path):
-    folder = write_folder(tmp_path / "images", image_arrays((4, 4), 2), ["ant", "bee"])
+    folder = write_image_folder(tmp_path / "images", image_arrays((4, 4), 2), ["ant", "bee"])
     for parent in (folder, folder / "train" / "ant"):
         (parent / ".DS_Store").touch()
         os.mkfifo(parent / "pipe.png")
     (folder / "README.md").touch()
     (folder / "train" / "bee").rename(tmp_path / "elsewhere")
     (folder / "train" / "bee").symlink_to(tmp_path / "elsewhere")
-    grey = imported("mine", folder)
+    grey = import_dataset("mine", folder)
     assert grey.channels == 1
 
     file = next((folder / "test" / "bee").glob("*.png"))
     Image.open(file).convert("RGB").save(file)
-    colour = imported("mine", folder)
+    colour = import_dataset("mine", folder)
     assert colour.channels == 3
     assert len(colour.y_train) == 6
-    assert examples(colour, "train") == examples({"x_train": grey.x_train.expand(-1, 3, -1, -1)}, "train")
+    assert sorted_examples(colour, "train") == sorted_examples({"x_train": grey.x_train.expand(-1, 3, -1, -1)}, "train")
 
 
 def test_images_of_mixed_sizes_are_resized_where_a_size_is_given(tmp_path):
-    folder = write_folder(tmp_path / "images", image_arrays((8, 8, 3), 2), ["ant", "bee"])
+    folder = write_image_folder(tmp_path / "images", image_arrays((8, 8, 3), 2), ["ant", "bee"])
     wide = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 9, 3), np.uint8))
     wide.save(folder / "train" / "ant" / "wide.png")
     refused(lambda: imports.import_path("mine", folder), "wide.png", "its size is (9, 5)", "--size N")
 
     imports.import_path("mine", folder, 8)
     resized = np.asarray(wide.resize((8, 8), Image.Resampling.BILINEAR))
-    assert (resized.tobytes(),) in examples(datasets.load("mine"), "train")
+    assert (resized.tobytes(),) in sorted_examples(datasets.load("mine"), "train")
 
     np.savez(tmp_path / "a.npz", **image_arrays((16, 16, 3), 2))
     imports.import_path("mine", tmp_path / "a.npz", 8)
@@ -615,7 +617,7 @@ def png_chunk(kind, content):
 
 PNG_HEADER = png_chunk(b"IHDR", struct.pack(">IIBBBBB", 30_000, 30_000, 8, 0, 0, 0, 0))
 PNG_OF_900_MILLION_PIXELS = b"\x89PNG\r\n\x1a\n" + PNG_HEADER + png_chunk(b"IDAT", b"")
-CUT_PNG = encoded(np.random.default_rng(0).integers(0, 256, (4, 4), np.uint8))[:-30]
+CUT_PNG = encode_image(np.random.default_rng(0).integers(0, 256, (4, 4), np.uint8))[:-30]
 
 
 def add_a_huge_image(folder):
@@ -661,7 +663,7 @@ BAD_FOLDERS = {
 @pytest.mark.parametrize("case", BAD_FOLDERS)
 def test_bad_folders_are_refused(tmp_path, cache, case):
     bad = BAD_FOLDERS[case]
-    folder = write_folder(tmp_path / "images", image_arrays((4, 4), 2), ["ant", "bee"])
+    folder = write_image_folder(tmp_path / "images", image_arrays((4, 4), 2), ["ant", "bee"])
     bad.spoil(folder)
 
     refused(lambda: imports.import_path("mine", folder), *bad.words)
@@ -681,7 +683,7 @@ def office_pictures(domains, classes):
 def write_office(folder, pictures, inner="", spelling=str):
     for (domain, name), pixels in pictures.items():
         path = folder / spelling(domain) / inner / name
-        write_files(path, {f"frame_{number:04}.jpg": encoded(image) for number, image in enumerate(pixels)})
+        write_files(path, {f"frame_{number:04}.jpg": encode_image(image) for number, image in enumerate(pixels)})
     return folder
 
 
@@ -689,7 +691,7 @@ def test_whole_domains_become_a_set_of_one_size(tmp_path):
     """Images are resized and divided by class, and domains get their official names."""
     classes = [f"thing_{number:02}" for number in range(31)]
     pictures = office_pictures(["amazon", "dslr", "webcam"], classes)
-    dataset = imported("office31", write_office(tmp_path / "a", pictures, "images"))
+    dataset = import_dataset("office31", write_office(tmp_path / "a", pictures, "images"))
     assert dataset.domain_names == ("amazon", "dslr", "webcam")
     assert dataset.class_names == tuple(classes)
     assert dataset.x_train.shape[1:] == (3, 32, 32)
@@ -705,18 +707,18 @@ def test_whole_domains_become_a_set_of_one_size(tmp_path):
         in_test = (dataset.y_test == label) & (dataset.domain_test == number)
         assert in_test.sum() == round(len(cell_pictures) / 5)
 
-    train = examples(dataset, "train", "y", "domain")
-    test = examples(dataset, "test", "y", "domain")
+    train = sorted_examples(dataset, "train", "y", "domain")
+    test = sorted_examples(dataset, "test", "y", "domain")
     assert sorted(train + test) == sorted(expected)
 
     reordered = {cell: sorted(pixels, key=np.size) for cell, pixels in pictures.items()}
     folder = write_office(tmp_path / "b", reordered, spelling=str.title)
-    assert_same(dataset, imported("office31", folder))
+    assert_same_dataset(dataset, import_dataset("office31", folder))
 
     (folder / "Dslr").rename(folder / "z")
     refused(lambda: imports.import_path("office31", folder), "the domains are 3", "'office31'", "amazon, dslr")
 
-    without_domains = write_folder(tmp_path / "c", image_arrays((32, 32, 3), 31), classes)
+    without_domains = write_image_folder(tmp_path / "c", image_arrays((32, 32, 3), 31), classes)
     refused(lambda: imports.import_path("office31", without_domains), "the domains are 0")
 
 
@@ -737,8 +739,8 @@ def test_undivided_folders_are_divided_and_that_is_said(tmp_path):
 
     pixels = np.concatenate([bees, ants])
     labels = np.repeat([1, 0], [len(bees), len(ants)])
-    from_arrays = from_npz("arrays", tmp_path / "npz", images=pixels, labels=labels, class_names=["ant", "bee"])
-    assert_same(from_folder, from_arrays)
+    from_arrays = import_arrays("arrays", tmp_path / "npz", images=pixels, labels=labels, class_names=["ant", "bee"])
+    assert_same_dataset(from_folder, from_arrays)
 
 
 # Images as people see them
@@ -752,7 +754,7 @@ def has_image(name, expected):
 
 def with_transparency(mode):
     """An image whose shape is told by its transparency alone, and the grey one that people see on a white page."""
-    alpha = picture(1, (4, 4)) // 255 * 255
+    alpha = random_pixels(1, (4, 4)) // 255 * 255
     alpha[:2] = 128
     alpha[3, 1:] = 255
     if mode == "P":
@@ -768,35 +770,35 @@ def with_transparency(mode):
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
 def test_transparent_places_are_white_and_that_is_said(mode, tmp_path):
     image, seen = with_transparency(mode)
-    _, notes = imports.import_path("mine", folder_of(tmp_path / "set", image))
+    _, notes = imports.import_path("mine", write_folder_of_one_class(tmp_path / "set", image))
     assert has_image("mine", np.repeat(seen[..., None], 3, 2))
     assert notes == ["the alpha channel was composed over white in 1 of 4 images"]
 
 
 def test_an_alpha_channel_that_hides_nothing_changes_nothing(tmp_path):
-    pixels = picture(1, (4, 4, 3))
+    pixels = random_pixels(1, (4, 4, 3))
     opaque = Image.fromarray(np.concatenate([pixels, np.full((4, 4, 1), 255, np.uint8)], 2))
-    _, notes = imports.import_path("mine", folder_of(tmp_path / "set", opaque))
+    _, notes = imports.import_path("mine", write_folder_of_one_class(tmp_path / "set", opaque))
     assert notes == []
     assert has_image("mine", pixels)
 
 
 @pytest.mark.parametrize("orientation", range(2, 9))
 def test_an_image_is_turned_as_its_exif_data_say_and_that_is_said(orientation, tmp_path):
-    pixels = picture(1, (4, 4, 3))
+    pixels = random_pixels(1, (4, 4, 3))
     turned = {  # what stands at the top and at the left of the image, by the numbers of the standard
         2: pixels[:, ::-1], 3: pixels[::-1, ::-1], 4: pixels[::-1], 5: pixels.transpose(1, 0, 2),
         6: np.rot90(pixels, -1), 7: pixels[::-1, ::-1].transpose(1, 0, 2), 8: np.rot90(pixels),
     }  # fmt: skip
     image = Image.fromarray(pixels)
     image.getexif()[ExifTags.Base.Orientation] = orientation
-    _, notes = imports.import_path("mine", folder_of(tmp_path / "set", image))
+    _, notes = imports.import_path("mine", write_folder_of_one_class(tmp_path / "set", image))
     assert has_image("mine", turned[orientation])
     assert notes == ["the EXIF orientation was applied in 1 of 4 images"]
 
 
 def test_files_by_other_suffixes_are_counted_and_all_broken_images_are_named(tmp_path):
-    folder = folder_of(tmp_path / "set")
+    folder = write_folder_of_one_class(tmp_path / "set")
     ants = folder / "train" / "ant"
     (ants / "Thumbs.db").write_bytes(b"no image")
     (ants / "labels.csv").write_bytes(b"no image")
@@ -804,8 +806,8 @@ def test_files_by_other_suffixes_are_counted_and_all_broken_images_are_named(tmp
     assert notes == ["left out: 2 files that are no images by their suffix"]
     assert len(datasets.load("mine").y_train) == 2
 
-    first_frame = Image.fromarray(picture(0, (4, 4)))
-    second_frame = Image.fromarray(picture(1, (4, 4)))
+    first_frame = Image.fromarray(random_pixels(0, (4, 4)))
+    second_frame = Image.fromarray(random_pixels(1, (4, 4)))
     first_frame.save(ants / "moves.gif", save_all=True, append_images=[second_frame])
     (ants / "cut.png").write_bytes(CUT_PNG)
     (ants / "empty.jpg").write_bytes(b"")
@@ -819,8 +821,8 @@ def test_files_by_other_suffixes_are_counted_and_all_broken_images_are_named(tmp
 
 def test_no_other_program_is_started_for_an_image(tmp_path, monkeypatch):
     """For an EPS Pillow starts Ghostscript, whatever the file is called."""
-    folder = folder_of(tmp_path / "set")
-    Image.fromarray(picture(0, (4, 4, 3))).save(folder / "train" / "ant" / "0.png", "EPS")
+    folder = write_folder_of_one_class(tmp_path / "set")
+    Image.fromarray(random_pixels(0, (4, 4, 3))).save(folder / "train" / "ant" / "0.png", "EPS")
     started = Mock(side_effect=OSError("started"))
     monkeypatch.setattr(subprocess, "Popen", started)
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", started)
@@ -833,7 +835,7 @@ def test_a_size_that_no_memory_holds_is_refused_before_any_work(tmp_path, monkey
     monkeypatch.setattr(Image.Image, "resize", resize)
     monkeypatch.setattr(imports, "resize_rows", resize)
     np.savez(tmp_path / "a.npz", **image_arrays((4, 4), 2))
-    for path in (folder_of(tmp_path / "set"), tmp_path / "a.npz"):
+    for path in (write_folder_of_one_class(tmp_path / "set"), tmp_path / "a.npz"):
         refused(lambda path=path: imports.import_path("mine", path, 100_000), "bytes, more than 4 GiB")
 
 

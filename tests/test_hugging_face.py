@@ -12,7 +12,15 @@ from PIL import Image
 from fedcli.data import datasets, imports
 from fedcli.data.image_arrays import SPLITS
 from tests.commands import invoke
-from tests.files import assert_same, encoded, examples, image_arrays, imported, known_images, write_zip
+from tests.image_files import (
+    assert_same_dataset,
+    encode_image,
+    image_arrays,
+    import_dataset,
+    known_images,
+    sorted_examples,
+    write_zip,
+)
 from tests.refusals import refused
 
 NAMES = ["emu", "ant", "bee"]  # not in the order of letters, which labels must not depend on
@@ -59,7 +67,7 @@ def write_parquet(splits, folder):
 def test_what_the_library_writes_is_the_set_of_its_images_and_class_names(tmp_path, library, shape):
     arrays = image_arrays(shape, 3)
     np.savez(tmp_path / "a.npz", **arrays, class_names=NAMES)
-    expected = imported("expected", tmp_path / "a.npz")
+    expected = import_dataset("expected", tmp_path / "a.npz")
     splits = splits_of(library, arrays, image="picture", label="insect")
     splits.save_to_disk(tmp_path / "saved")
     write_parquet(splits, tmp_path / "parquet" / "data")
@@ -73,7 +81,7 @@ def test_what_the_library_writes_is_the_set_of_its_images_and_class_names(tmp_pa
     write_zip(tmp_path / "saved.zip", files)
 
     for path in ("hf:{}/saved", "hf:{}/parquet", "hf:{}/shards", "{}/saved", "{}/saved.zip"):
-        assert_same(imported("mine", path.format(tmp_path)), expected)
+        assert_same_dataset(import_dataset("mine", path.format(tmp_path)), expected)
     assert expected.class_names == tuple(NAMES)
 
 
@@ -83,7 +91,9 @@ def test_labels_of_the_known_set_are_those_with_its_number_of_classes(tmp_path, 
     coarse = Column(library.ClassLabel(num_classes=20), coarse_labels)
     splits_of(library, arrays, "img", "fine_label", coarse_label=coarse).save_to_disk(tmp_path / "saved")
 
-    assert examples(imported("cifar100", f"hf:{tmp_path}/saved"), "train", "y") == examples(arrays, "train", "y")
+    assert sorted_examples(import_dataset("cifar100", f"hf:{tmp_path}/saved"), "train", "y") == sorted_examples(
+        arrays, "train", "y"
+    )
     refused(
         lambda: imports.import_path("mine", f"hf:{tmp_path}/saved"),
         "which feature holds the labels (got fine_label, coarse_label)",
@@ -104,23 +114,25 @@ def test_texts_are_class_names_and_domains_and_writers_are_kept(tmp_path, librar
     splits = splits.map(lambda row: {"target": f"class {row['label']}"}, remove_columns="label")
     splits.save_to_disk(tmp_path / "saved")
 
-    dataset = imported("mine", f"hf:{tmp_path}/saved")
+    dataset = import_dataset("mine", f"hf:{tmp_path}/saved")
 
     assert dataset.class_names == ("class 0", "class 1")
     assert dataset.domain_names == ("art", "photo")
     for split in SPLITS:
         arrays[f"domain_{split}"] = np.tile([1, 0], count[split] // 2)
         arrays[f"writer_{split}"] = np.arange(count[split]) % 3
-        assert examples(dataset, split, "y", "domain", "writer") == examples(arrays, split, "y", "domain", "writer")
+        assert sorted_examples(dataset, split, "y", "domain", "writer") == sorted_examples(
+            arrays, split, "y", "domain", "writer"
+        )
 
 
 def test_parquet_files_of_other_programs_are_read(tmp_path, library):
     arrays = image_arrays((8, 8, 3), 2)
     for split in SPLITS:
-        files = [{"bytes": encoded(image), "path": None} for image in arrays[f"x_{split}"]]
+        files = [{"bytes": encode_image(image), "path": None} for image in arrays[f"x_{split}"]]
         pd.DataFrame({"image": files, "label": arrays[f"y_{split}"]}).to_parquet(tmp_path / f"{split}.parquet")
-    dataset = imported("mine", f"hf:{tmp_path}")
-    assert examples(dataset, "test", "y") == examples(arrays, "test", "y")
+    dataset = import_dataset("mine", f"hf:{tmp_path}")
+    assert sorted_examples(dataset, "test", "y") == sorted_examples(arrays, "test", "y")
 
 
 def test_validation_stands_in_for_a_missing_test_split_alone(tmp_path, library):
@@ -206,7 +218,7 @@ def test_a_set_without_splits_and_several_sets_are_refused(tmp_path, library):
 
 def test_an_image_that_is_only_a_path_is_never_opened(tmp_path, library):
     arrays = image_arrays((8, 8, 3), 2)
-    Path(tmp_path / "secret.png").write_bytes(encoded(arrays["x_train"][0]))
+    Path(tmp_path / "secret.png").write_bytes(encode_image(arrays["x_train"][0]))
     for split in SPLITS:
         paths = [{"bytes": None, "path": f"{tmp_path}/secret.png"}] * len(arrays[f"y_{split}"])
         (tmp_path / "set").mkdir(exist_ok=True)

@@ -17,7 +17,7 @@ from fedcli.data import datasets, imports
 from fedcli.data.dataset import merge_splits
 from fedcli.data.image_arrays import SPLITS
 from tests.commands import invoke
-from tests.files import from_npz, image_arrays
+from tests.image_files import image_arrays, import_arrays
 from tests.refusals import refused
 
 
@@ -50,7 +50,7 @@ def pixels(dataset, positions):
 
 def test_positions_are_those_in_the_files_and_go_on_into_the_test_images(tmp_path):
     arrays = image_arrays((4, 4), 3)
-    dataset = merge_splits(from_npz("mine", tmp_path / "a", **arrays))
+    dataset = merge_splits(import_arrays("mine", tmp_path / "a", **arrays))
     all_images = [image.tobytes() for image in (*arrays["x_train"], *arrays["x_test"])]  # 9 and 6
     split = {"train": [[8, 0, 3], [10], [2]], "test": [[1, 9], [14, 9], []]}
     flag = write_split(tmp_path, split)
@@ -70,7 +70,7 @@ def test_positions_are_those_in_the_files_and_go_on_into_the_test_images(tmp_pat
 
 
 def test_a_list_alone_and_an_npz_file_are_the_same_split(tmp_path):
-    dataset = from_npz("mine", tmp_path / "a", **image_arrays((4, 4), 3))
+    dataset = import_arrays("mine", tmp_path / "a", **image_arrays((4, 4), 3))
     lists = [[8, 0], [], [2]]
     np.savez(tmp_path / "split.npz", train_0=[8, 0], train_1=np.array([], int), train_2=[2])
     expected = fingerprint(dealt(dataset, f"file:{tmp_path / 'split.npz'}", 3))
@@ -93,12 +93,12 @@ def test_a_list_alone_and_an_npz_file_are_the_same_split(tmp_path):
     ],
 )
 def test_wrong_splits_are_refused(tmp_path, split, words):
-    dataset = from_npz("mine", tmp_path / "a", **image_arrays((4, 4), 3))
+    dataset = import_arrays("mine", tmp_path / "a", **image_arrays((4, 4), 3))
     refused(lambda: dealt(dataset, write_split(tmp_path, split), 2), *words)
 
 
 def test_missing_files_unknown_places_and_pickles_are_refused(tmp_path):
-    dataset = from_npz("mine", tmp_path / "a", **image_arrays((4, 4), 3))
+    dataset = import_arrays("mine", tmp_path / "a", **image_arrays((4, 4), 3))
     refused(lambda: dealt(dataset, "file:none.json", 2), "'none.json' cannot be read (", "No such file", '{"train"')
     np.savez(tmp_path / "split.npz", train_0=np.array([{"a": 1}], dtype=object))
     refused(lambda: dealt(dataset, f"file:{tmp_path / 'split.npz'}", 1), "must be lists", "allow_pickle=False")
@@ -337,7 +337,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_arrays_in_another_form_are_converted_and_that_is_said(tmp_path, form):
-    expected = from_npz("whole", tmp_path / "a", **form.ours)
+    expected = import_arrays("whole", tmp_path / "a", **form.ours)
     np.savez(tmp_path / "odd.npz", **form.arrays)
     result = invoke("data", "import", "mine", tmp_path / "odd.npz")
     assert form.message in result.output
@@ -348,14 +348,14 @@ def test_arrays_in_another_form_are_converted_and_that_is_said(tmp_path, form):
 
 def test_labels_from_1_that_their_names_explain_stay(tmp_path):
     arrays = with_labels(lambda y: y + 1, image_arrays((4, 4), 2))
-    dataset = from_npz("mine", tmp_path / "a", **arrays, class_names=["none", "a", "b"])
+    dataset = import_arrays("mine", tmp_path / "a", **arrays, class_names=["none", "a", "b"])
     assert dataset.y_train.unique().tolist() == [1, 2]
 
 
 def test_pixels_in_no_known_range_are_refused(tmp_path):
     too_wide = scaled(image_arrays((4, 4), 3), -2, 2.5)
-    refused(lambda: from_npz("mine", tmp_path / "a", **too_wide), "-2 to 2", "normalisation")
+    refused(lambda: import_arrays("mine", tmp_path / "a", **too_wide), "-2 to 2", "normalisation")
 
     with_nan = scaled(image_arrays((4, 4), 3), 0, 1)
     with_nan["x_test"][0, 0, 0] = np.nan
-    refused(lambda: from_npz("mine", tmp_path / "a", **with_nan), "nan to nan", "normalisation")
+    refused(lambda: import_arrays("mine", tmp_path / "a", **with_nan), "nan to nan", "normalisation")

@@ -20,7 +20,7 @@ from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resolve import refuse_without_effect, resolve
 from fedcli.runs.schema import check_record
 from tests.commands import invoke
-from tests.files import folder_of, from_npz, image_arrays
+from tests.image_files import image_arrays, import_arrays, write_folder_of_one_class
 from tests.programs import Waiting, start
 from tests.tiny_runs import TINY
 from tests.torture.command_lines import fuzz_command_line
@@ -64,7 +64,7 @@ SMALL_RUN = {
 def test_a_domain_or_a_class_without_test_images_is_left_out(tmp_path):
     arrays = image_arrays((8, 8), 3, per_class=(20, 4))
     domains = {"domain_train": np.arange(60) % 2, "domain_test": np.zeros(12, int)}
-    from_npz("two", tmp_path, **arrays, **domains, domain_names=np.array(["p", "q"]))
+    import_arrays("two", tmp_path, **arrays, **domains, domain_names=np.array(["p", "q"]))
     record = fedcli.run("fedavg", out=tmp_path / "run", dataset="two", **SMALL_RUN).record
     assert len(record["rounds"]) == 2
     for entry in record["rounds"]:
@@ -74,7 +74,7 @@ def test_a_domain_or_a_class_without_test_images_is_left_out(tmp_path):
     is_kept = arrays["y_test"] < 2
     arrays["x_test"] = arrays["x_test"][is_kept]
     arrays["y_test"] = arrays["y_test"][is_kept]
-    from_npz("three", tmp_path, **arrays, class_names=np.array(["a", "b", "c"]))
+    import_arrays("three", tmp_path, **arrays, class_names=np.array(["a", "b", "c"]))
     record = fedcli.run("fedproto", out=tmp_path / "three", dataset="three", **SMALL_RUN).record
     assert record["status"] == "finished"
 
@@ -160,7 +160,7 @@ def test_no_command_lets_a_name_or_a_record_move_the_cursor(tmp_path, monkeypatc
     run = fedcli.run("fedavg", out="once", **{**TINY, "rounds": 1, "lr": 1e-3})
     quality.add_quality(run.path)
     folders = {name: Path(f"{name}{TITLE}") for name in ("r", "diverged", "images")}
-    folder_of(folders["images"])
+    write_folder_of_one_class(folders["images"])
 
     shutil.copytree("once", folders["r"])
     record = with_escapes(read_record(run.path))

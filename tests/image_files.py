@@ -1,4 +1,4 @@
-"""Images in files: what the tests of data sets write and compare."""
+"""Data sets in files: makes random images, writes them in the forms that users have, imports and compares them."""
 
 import io
 import zipfile
@@ -12,11 +12,16 @@ from fedcli.data import datasets, imports
 from fedcli.data.catalog import KNOWN
 from fedcli.data.image_arrays import SPLITS
 
-FIELDS = tuple(f"{name}_{split}" for split, name in product(SPLITS, ("x", "y", "domain", "writer")))
+# Attributes of a data set that hold a value for each example.
+EXAMPLE_FIELDS = tuple(f"{name}_{split}" for split, name in product(SPLITS, ("x", "y", "domain", "writer")))
 
 
 def image_arrays(shape, num_classes, seed=0, per_class=(3, 2)):
-    """Random arrays in the `.npz` form, `per_class` images of each class in train and test, shuffled."""
+    """Returns random arrays as an `.npz` file holds them: `x_train`, `y_train`, `x_test` and `y_test`, shuffled.
+
+    `shape` is that of an image, [H, W] or [H, W, C], and `per_class` has the numbers of images of each class in train
+    and in test. Images are of type uint8.
+    """
     rng = np.random.default_rng(seed)
     arrays = {}
     for split, count in zip(SPLITS, per_class, strict=True):
@@ -26,7 +31,7 @@ def image_arrays(shape, num_classes, seed=0, per_class=(3, 2)):
 
 
 def known_images(name, seed=0, per_class=(3, 2)):
-    """The same in the size and with the classes of a known set."""
+    """Returns random arrays whose images have the size, the channels and the classes of a known data set."""
     known = KNOWN[name]
     shape = (known.image_size, known.image_size)
     if known.channels == 3:
@@ -34,21 +39,24 @@ def known_images(name, seed=0, per_class=(3, 2)):
     return image_arrays(shape, known.sizes["classes"], seed, per_class)
 
 
-def imported(name, path):
-    """The data set of this name after it was imported from a path."""
+def import_dataset(name, path):
+    """Imports a data set from a path under a name, and returns it as a run loads it."""
     imports.import_path(name, path)
     return datasets.load(name)
 
 
-def from_npz(name, folder, **arrays):
-    """The data set of this name after arrays were written into a file and imported from it."""
+def import_arrays(name, folder, **arrays):
+    """Writes arrays into `images.npz` in a folder, imports this file as a data set, and returns the data set."""
     folder.mkdir(exist_ok=True)
     np.savez(folder / "images.npz", **arrays)
-    return imported(name, folder / "images.npz")
+    return import_dataset(name, folder / "images.npz")
 
 
-def write_folder(folder, arrays, class_names, domain_names=None):
-    """A folder of images by the names of their domains, if there are any, their split and their class."""
+def write_image_folder(folder, arrays, class_names, domain_names=None):
+    """Writes images into `[DOMAIN/]SPLIT/CLASS/NUMBER.png` in a folder, which is returned.
+
+    Without `domain_names` there are no folders of domains.
+    """
     for split in SPLITS:
         images_with_labels = zip(arrays[f"x_{split}"], arrays[f"y_{split}"], strict=True)
         for number, (image, label) in enumerate(images_with_labels):
@@ -62,8 +70,12 @@ def write_folder(folder, arrays, class_names, domain_names=None):
     return folder
 
 
-def examples(source, split, *names):
-    """Bytes of the pixels, channels last, and these values of each example of a data set or of arrays, sorted."""
+def sorted_examples(source, split, *names):
+    """Returns the examples of a split, sorted: of each the bytes of its pixels and the values that `names` ask for.
+
+    `source` is a data set or a dictionary of arrays. Pixels have their channels last; a name is "y", "domain" or
+    "writer".
+    """
     values = source if isinstance(source, dict) else vars(source)
     images = values[f"x_{split}"]
     if isinstance(images, torch.Tensor):
@@ -73,12 +85,12 @@ def examples(source, split, *names):
     return sorted(zip(pixels, *columns, strict=True))
 
 
-def assert_same(expected, dataset):
-    """Holds a data set to another one in all but its name."""
+def assert_same_dataset(expected, dataset):
+    """Asserts that a data set equals another one in all but its name."""
     assert dataset.class_names == expected.class_names
     assert dataset.domain_names == expected.domain_names
     assert dataset.fingerprint == expected.fingerprint
-    for field in FIELDS:
+    for field in EXAMPLE_FIELDS:
         values = getattr(dataset, field)
         expected_values = getattr(expected, field)
         if expected_values is None:
@@ -88,31 +100,34 @@ def assert_same(expected, dataset):
 
 
 def write_zip(path, contents):
+    """Writes a zip archive of these contents, text or bytes by the names of the files; returns its path."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in contents.items():
             archive.writestr(name, content)
     return path
 
 
-def encoded(pixels, format="PNG"):
+def encode_image(pixels, format="PNG"):
+    """Returns the bytes of a file that holds an image, of pixels [H, W] or [H, W, C]."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, format)
     return file.getvalue()
 
 
-def picture(seed=0, shape=(6, 4, 3)):
+def random_pixels(seed=0, shape=(6, 4, 3)):
+    """Returns random pixels of type uint8."""
     return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
 
 
-def folder_of(path, *images):
-    """A folder whose images, of one class in two splits, are these and others."""
+def write_folder_of_one_class(path, *images):
+    """Writes a folder of images of one class: in train two random ones and these, in test a random one."""
     train = path / "train" / "ant"
     test = path / "test" / "ant"
     train.mkdir(parents=True)
     test.mkdir(parents=True)
-    Image.fromarray(picture(9, (4, 4, 3))).save(train / "plain0.png")
-    Image.fromarray(picture(10, (4, 4, 3))).save(train / "plain1.png")
-    Image.fromarray(picture(11, (4, 4, 3))).save(test / "plain2.png")
+    Image.fromarray(random_pixels(9, (4, 4, 3))).save(train / "plain0.png")
+    Image.fromarray(random_pixels(10, (4, 4, 3))).save(train / "plain1.png")
+    Image.fromarray(random_pixels(11, (4, 4, 3))).save(test / "plain2.png")
     for number, image in enumerate(images):
         image.save(train / f"{number}.png", exif=image.getexif())
     return path
