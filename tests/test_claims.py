@@ -19,7 +19,7 @@ from fedcli.results.render import render
 from fedcli.runs.record import read_record, write_record
 from tests.commands import invoke
 from tests.programs import load_script
-from tests.refusals import refused
+from tests.user_errors import assert_refused
 
 pytestmark = pytest.mark.long(worker=1)
 
@@ -574,7 +574,7 @@ def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
 
 def test_every_claim_stands_in_its_table_with_the_papers_sign():
     absent = Claim("fedfa:x", "x", "fedfa:2", "FedFA", ("FedAvg",), ("No such column",))
-    refused(
+    assert_refused(
         lambda: claims.answer_claims([absent], []), "a cell that fedfa:2 does not have (got FedFA / No such column)"
     )
 

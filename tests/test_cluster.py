@@ -12,9 +12,9 @@ from fedcli.results import jobs, plans
 from fedcli.runs import begin
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import read_record
-from tests.refusals import refused
 from tests.small_tables import SMALL_TABLE, Watch
 from tests.tiny_runs import TINY, Stop, StopAfter
+from tests.user_errors import assert_refused
 
 pytestmark = pytest.mark.long(worker=0)
 
@@ -84,12 +84,14 @@ def test_a_task_waits_for_a_process_that_is_about_to_write_its_record(tmp_path, 
 
 
 def test_where_ray_cannot_run_them_is_refused(monkeypatch):
-    refused(lambda: place_runs(None, "slurm", None, None), "--on must be ray or ray:ADDRESS")
-    refused(lambda: place_runs(None, None, 2, None), "--cpus-per-run and --gpus-per-run are for Ray (got no --on)")
-    refused(lambda: place_runs(2, "ray", None, None), "(got --jobs 2)")
-    refused(lambda: place_runs(None, "ray", None, 1.5), "--gpus-per-run must be")
+    assert_refused(lambda: place_runs(None, "slurm", None, None), "--on must be ray or ray:ADDRESS")
+    assert_refused(
+        lambda: place_runs(None, None, 2, None), "--cpus-per-run and --gpus-per-run are for Ray (got no --on)"
+    )
+    assert_refused(lambda: place_runs(2, "ray", None, None), "(got --jobs 2)")
+    assert_refused(lambda: place_runs(None, "ray", None, 1.5), "--gpus-per-run must be")
     monkeypatch.setitem(sys.modules, "ray", None)
-    refused(lambda: place_runs(None, "ray", None, None), "pip install 'fedcli[ray]'")
+    assert_refused(lambda: place_runs(None, "ray", None, None), "pip install 'fedcli[ray]'")
 
 
 def test_each_job_has_a_device_in_turn(monkeypatch):

@@ -31,7 +31,7 @@ from tests.image_files import (
     sorted_examples,
     write_image_folder,
 )
-from tests.refusals import refused
+from tests.user_errors import assert_refused
 
 # Built in
 
@@ -152,7 +152,9 @@ def test_take_keeps_one_of_every_class_however_rare():
     toy = Dataset("toy", x, labels, x, labels, tuple("abcde"))
     assert stratified_subset(toy, 50, 0).y_train.bincount().tolist() == [46, 1, 1, 1, 1]
     for count in (4, 101):
-        refused(lambda count=count: stratified_subset(toy, count, 0), f"--train-examples {count}", "use 5", "to 100")
+        assert_refused(
+            lambda count=count: stratified_subset(toy, count, 0), f"--train-examples {count}", "use 5", "to 100"
+        )
 
 
 def test_channel_statistics_are_over_all_pixels_and_a_flat_channel_is_not_scaled():
@@ -207,8 +209,8 @@ def test_without_a_cache_only_built_in_sets_are_there(tmp_path, monkeypatch, tak
     monkeypatch.chdir(tmp_path)
     take_away_the_cache(monkeypatch, tmp_path)
     assert len(datasets.load(imports.import_if_path("digits")).y_test) == 359
-    refused(lambda: datasets.refuse_unavailable("mnist"), "'mnist' is not on this machine")
-    refused(lambda: imports.import_path("mine", tmp_path / "a.npz"), "cannot be kept", "FEDCLI_DATA")
+    assert_refused(lambda: datasets.refuse_unavailable("mnist"), "'mnist' is not on this machine")
+    assert_refused(lambda: imports.import_path("mine", tmp_path / "a.npz"), "cannot be kept", "FEDCLI_DATA")
     assert not Path("~").exists()
 
 
@@ -223,7 +225,9 @@ def test_an_import_that_fails_leaves_the_old_set_and_the_next_clears_what_a_kill
 
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
-        refused(lambda: imports.import_path("mine", tmp_path / "a.npz"), "(No space left on device)", "FEDCLI_DATA")
+        assert_refused(
+            lambda: imports.import_path("mine", tmp_path / "a.npz"), "(No space left on device)", "FEDCLI_DATA"
+        )
     assert_same_dataset(datasets.load("mine"), before)
 
     imports.import_path("mine", tmp_path / "a.npz")
@@ -245,7 +249,7 @@ def test_describe_knows_what_is_not_there_and_reads_what_is(tmp_path):
         "name": "mine", "kind": "imported", "present": True, "note": str(tmp_path / "a" / "images.npz"), "train": 9,
         "test": 6, "classes": 3, "shape": (1, 4, 4),
     }  # fmt: skip
-    refused(lambda: datasets.describe("cifra10"), "unknown data set 'cifra10'", "did you mean 'cifar10'")
+    assert_refused(lambda: datasets.describe("cifra10"), "unknown data set 'cifra10'", "did you mean 'cifar10'")
 
 
 def test_a_damaged_cache_file_is_refused(tmp_path, cache):
@@ -253,19 +257,19 @@ def test_a_damaged_cache_file_is_refused(tmp_path, cache):
     content = (cache / "mine.npz").read_bytes()
     (cache / "mine.npz").write_bytes(content[: len(content) // 2])
     datasets.refuse_unavailable("mine")
-    refused(lambda: datasets.load("mine"), "mine.npz", "must be a whole .npz file")
-    refused(lambda: datasets.describe("mine"), "mine.npz", "must be a whole .npz file")
+    assert_refused(lambda: datasets.load("mine"), "mine.npz", "must be a whole .npz file")
+    assert_refused(lambda: datasets.describe("mine"), "mine.npz", "must be a whole .npz file")
 
     changed = bytearray(content)
     changed[200] ^= 1
     (cache / "mine.npz").write_bytes(changed)
-    refused(lambda: datasets.load("mine"), "mine.npz", "cannot be read")
+    assert_refused(lambda: datasets.load("mine"), "mine.npz", "cannot be read")
 
 
 @pytest.mark.parametrize("name", ["digits", "office31-leaky", "My Set", "../x", "", "-x", "a_b"])
 def test_no_set_is_imported_under_a_name_of_another_or_one_that_is_no_name(tmp_path, name):
     np.savez(tmp_path / "a.npz", **image_arrays((4, 4), 2))
-    refused(lambda: imports.import_path(name, tmp_path / "a.npz"), f"the name '{name}'")
+    assert_refused(lambda: imports.import_path(name, tmp_path / "a.npz"), f"the name '{name}'")
 
 
 def test_a_file_or_folder_is_taken_where_it_stands(tmp_path, monkeypatch):
@@ -335,19 +339,19 @@ BAD_ARRAYS = {
 @pytest.mark.parametrize("case", BAD_ARRAYS)
 def test_bad_arrays_are_refused(tmp_path, cache, case):
     bad = BAD_ARRAYS[case]
-    refused(lambda: import_arrays("mine", tmp_path / "a", **bad.arrays), "images.npz", *bad.words)
+    assert_refused(lambda: import_arrays("mine", tmp_path / "a", **bad.arrays), "images.npz", *bad.words)
     assert not cache.exists()
 
 
 def test_files_that_are_no_npz_are_refused(tmp_path, monkeypatch):
     path = tmp_path / "images.npz"
-    refused(lambda: imports.import_path("mine", path), "there is nothing at", "images.npz' to import")
+    assert_refused(lambda: imports.import_path("mine", path), "there is nothing at", "images.npz' to import")
     for content in (b"", b"hello", pickle.dumps({"x_train": 1})):
         path.write_bytes(content)
-        refused(lambda: imports.import_path("mine", path), "images.npz", "must be a whole .npz file")
+        assert_refused(lambda: imports.import_path("mine", path), "images.npz", "must be a whole .npz file")
     monkeypatch.setenv("FEDCLI_MAX_GIB", "4 GiB")
     arrays = image_arrays((4, 4), 2)
-    refused(lambda: import_arrays("mine", tmp_path / "a", **arrays), "FEDCLI_MAX_GIB", "'4 GiB'", "a number.")
+    assert_refused(lambda: import_arrays("mine", tmp_path / "a", **arrays), "FEDCLI_MAX_GIB", "'4 GiB'", "a number.")
 
 
 # Known names
@@ -365,9 +369,9 @@ def test_known_names_have_one_shape(tmp_path, name):
     def import_known(arrays):
         import_arrays(name, tmp_path / "a", **arrays)
 
-    refused(lambda: import_known(too_large), f"those of '{name}'", f"not ({size}, {size}")
-    refused(lambda: import_known(of_other_channels), f"those of '{name}'", f"not ({size}, {size}")
-    refused(lambda: import_known(of_more_classes), f"those of '{name}'", f"are {classes + 1} (")
+    assert_refused(lambda: import_known(too_large), f"those of '{name}'", f"not ({size}, {size}")
+    assert_refused(lambda: import_known(of_other_channels), f"those of '{name}'", f"not ({size}, {size}")
+    assert_refused(lambda: import_known(of_more_classes), f"those of '{name}'", f"are {classes + 1} (")
 
 
 SPELLINGS = {  # of the names of classes
@@ -436,7 +440,7 @@ def test_other_images_do_not_get_a_known_name(name, tmp_path, official_only, cac
         arrays |= {f"domain_{split}": np.arange(len(arrays[f"y_{split}"])) % domains for split in SPLITS}
         arrays["domain_names"] = np.array(known.KNOWN[name].domain_names)
 
-    refused(
+    assert_refused(
         lambda: import_arrays(name, tmp_path / "a", **arrays), f"not the images of '{name}' (got", f"such as my-{name}"
     )
     assert not cache.exists()
@@ -450,7 +454,9 @@ def test_sets_of_the_right_size_are_known_by_the_numbers_of_their_classes(tmp_pa
     assert import_arrays("usps", tmp_path / "a", **arrays).name == "usps"
     arrays["y_train"][arrays["y_train"] == 0] = 1
     arrays["y_train"][0] = 0
-    refused(lambda: import_arrays("usps", tmp_path / "a", **arrays), "training images of its classes, not 3, 3, 3")
+    assert_refused(
+        lambda: import_arrays("usps", tmp_path / "a", **arrays), "training images of its classes, not 3, 3, 3"
+    )
 
 
 def test_numbers_of_known_sets_add_up():
@@ -470,7 +476,9 @@ def test_what_was_kept_under_a_known_name_is_compared_also_for_a_set_made_of_it(
         before.setattr(official, "refuse_other_images", lambda dataset: None)
         import_arrays("mnist", tmp_path / "a", **image_arrays((28, 28), 10, per_class=(16, 101)))
     for name in ("mnist", "digits-real-4"):
-        refused(lambda name=name: datasets.load(name), "not the images of 'mnist' (got fingerprint", "94a3db3da708f867")
+        assert_refused(
+            lambda name=name: datasets.load(name), "not the images of 'mnist' (got fingerprint", "94a3db3da708f867"
+        )
 
 
 # Labels, and sets of one image
@@ -508,5 +516,5 @@ def test_images_that_are_all_alike_are_refused(tmp_path, cache):
     arrays = image_arrays((4, 4), 3)
     for split in SPLITS:
         arrays[f"x_{split}"][:] = 7
-    refused(lambda: import_arrays("mine", tmp_path / "a", **arrays), "all of its 15 images are alike")
+    assert_refused(lambda: import_arrays("mine", tmp_path / "a", **arrays), "all of its 15 images are alike")
     assert not cache.exists()

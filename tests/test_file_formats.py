@@ -45,7 +45,7 @@ from tests.image_files import (
     write_image_folder,
     write_zip,
 )
-from tests.refusals import refused
+from tests.user_errors import assert_refused
 
 
 def write_files(folder, contents):
@@ -253,7 +253,9 @@ def test_a_folder_with_the_files_of_several_data_sets_is_refused(tmp_path):
     raw = unpacked(mnist_files(known_images("mnist"), "mnist"), ".gz", gzip.decompress)
     for name in ("MNIST", "FashionMNIST"):
         write_files(tmp_path / "raw" / name / "raw", raw)
-    refused(lambda: imports.import_path("mnist", tmp_path / "raw"), "several data sets", "FashionMNIST/raw, MNIST/raw")
+    assert_refused(
+        lambda: imports.import_path("mnist", tmp_path / "raw"), "several data sets", "FashionMNIST/raw, MNIST/raw"
+    )
 
 
 # Downloads
@@ -308,10 +310,12 @@ def test_downloads_are_checked_and_read(name, tmp_path, cache, site, monkeypatch
     whole = largest_file.read_bytes()
 
     largest_file.write_bytes(whole[:-100])
-    refused(lambda: imports.download(name), f"'{name}' could not be downloaded", "corrupted", f"import {name} PATH")
+    assert_refused(
+        lambda: imports.download(name), f"'{name}' could not be downloaded", "corrupted", f"import {name} PATH"
+    )
 
     largest_file.unlink()
-    refused(lambda: imports.download(name), f"'{name}' could not be downloaded", "HTTP Error 404")
+    assert_refused(lambda: imports.download(name), f"'{name}' could not be downloaded", "HTTP Error 404")
     assert not list(cache.iterdir())
 
     largest_file.write_bytes(whole)
@@ -335,7 +339,7 @@ def test_a_download_leaves_the_programs_own_timeout_as_it_was(own_timeout, cache
     serve("cinic10", {}, site, monkeypatch)
     for file in site.folder.iterdir():
         file.unlink()
-    refused(lambda: imports.download("cinic10"), "could not be downloaded")
+    assert_refused(lambda: imports.download("cinic10"), "could not be downloaded")
     assert socket.getdefaulttimeout() == own_timeout
 
 
@@ -405,10 +409,12 @@ def test_the_limit_of_memory_counts_the_images_of_femnist_and_not_their_text(tmp
     for write in (write_zip, write_tar):
         assert_same_dataset(dataset, import_dataset("femnist", write(tmp_path / write.__name__, contents)))
         hollow = write(tmp_path / f"hollow {write.__name__}", {"all_data_0.json": b" " * 10**7})
-        refused(lambda hollow=hollow: imports.import_path("femnist", hollow), hollow, "2,000,000 bytes, more than")
+        assert_refused(
+            lambda hollow=hollow: imports.import_path("femnist", hollow), hollow, "2,000,000 bytes, more than"
+        )
 
     monkeypatch.setattr(reading, "MAX_GIB", (image_bytes - 1) / 2**30)
-    refused(lambda: imports.import_path("femnist", tmp_path / "all_data"), "more than", "MAX_GIB=1")
+    assert_refused(lambda: imports.import_path("femnist", tmp_path / "all_data"), "more than", "MAX_GIB=1")
 
 
 def test_a_split_that_leaf_has_made_is_taken(tmp_path):
@@ -511,13 +517,13 @@ BAD_FILES = {
 def test_bad_files_are_refused(tmp_path, cache, case):
     bad = BAD_FILES[case]
     folder = write_files(tmp_path / "files", bad.contents)
-    refused(lambda: imports.import_path(bad.dataset, folder), *bad.words)
+    assert_refused(lambda: imports.import_path(bad.dataset, folder), *bad.words)
     assert not cache.exists()
 
 
 def test_batches_of_cifar10_that_are_not_the_official_ones_are_refused(tmp_path, cache):
     folder = write_files(tmp_path / "files", cifar_files(known_images("cifar10"), "cifar10"))
-    refused(lambda: imports.import_path("cifar10", folder), ".meta", "corrupted")
+    assert_refused(lambda: imports.import_path("cifar10", folder), ".meta", "corrupted")
     assert not cache.exists()
 
 
@@ -539,7 +545,9 @@ def test_archives_that_are_damaged_or_lead_astray_are_refused(tmp_path, cache):
     linked = write_tar(tmp_path / "d.tar.gz", contents, type=tarfile.SYMTYPE, linkname="/etc/passwd")
 
     for path in (cut_tar, cut_zip, flipped, unknown, outside, linked):
-        refused(lambda path=path: imports.import_path("cinic10", path), path, "cannot be read", ".zip or", "LEAF's")
+        assert_refused(
+            lambda path=path: imports.import_path("cinic10", path), path, "cannot be read", ".zip or", "LEAF's"
+        )
     assert not cache.exists()
 
 
@@ -550,7 +558,7 @@ def test_archives_and_folders_above_the_limit_of_memory_are_refused(tmp_path, ca
     folder = write_files(tmp_path / "folder", contents)
     monkeypatch.setenv("FEDCLI_MAX_GIB", "1e-5")
     for path in (zipped, tarred, folder):
-        refused(lambda path=path: imports.import_path("cinic10", path), path, "more than", "MAX_GIB=1")
+        assert_refused(lambda path=path: imports.import_path("cinic10", path), path, "more than", "MAX_GIB=1")
     assert not cache.exists()
 
     monkeypatch.setenv("FEDCLI_MAX_GIB", "1")
@@ -599,7 +607,7 @@ def test_images_of_mixed_sizes_are_resized_where_a_size_is_given(tmp_path):
     folder = write_image_folder(tmp_path / "images", image_arrays((8, 8, 3), 2), ["ant", "bee"])
     wide = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 9, 3), np.uint8))
     wide.save(folder / "train" / "ant" / "wide.png")
-    refused(lambda: imports.import_path("mine", folder), "wide.png", "its size is (9, 5)", "--size N")
+    assert_refused(lambda: imports.import_path("mine", folder), "wide.png", "its size is (9, 5)", "--size N")
 
     imports.import_path("mine", folder, 8)
     resized = np.asarray(wide.resize((8, 8), Image.Resampling.BILINEAR))
@@ -666,7 +674,7 @@ def test_bad_folders_are_refused(tmp_path, cache, case):
     folder = write_image_folder(tmp_path / "images", image_arrays((4, 4), 2), ["ant", "bee"])
     bad.spoil(folder)
 
-    refused(lambda: imports.import_path("mine", folder), *bad.words)
+    assert_refused(lambda: imports.import_path("mine", folder), *bad.words)
     assert not cache.exists()
 
 
@@ -716,10 +724,10 @@ def test_whole_domains_become_a_set_of_one_size(tmp_path):
     assert_same_dataset(dataset, import_dataset("office31", folder))
 
     (folder / "Dslr").rename(folder / "z")
-    refused(lambda: imports.import_path("office31", folder), "the domains are 3", "'office31'", "amazon, dslr")
+    assert_refused(lambda: imports.import_path("office31", folder), "the domains are 3", "'office31'", "amazon, dslr")
 
     without_domains = write_image_folder(tmp_path / "c", image_arrays((32, 32, 3), 31), classes)
-    refused(lambda: imports.import_path("office31", without_domains), "the domains are 0")
+    assert_refused(lambda: imports.import_path("office31", without_domains), "the domains are 0")
 
 
 def test_undivided_folders_are_divided_and_that_is_said(tmp_path):
@@ -812,11 +820,11 @@ def test_files_by_other_suffixes_are_counted_and_all_broken_images_are_named(tmp
     (ants / "cut.png").write_bytes(CUT_PNG)
     (ants / "empty.jpg").write_bytes(b"")
     words = ("3 of 6 images", "cut.png", "empty.jpg", "moves.gif' (it has 2 frames)", "an image of 8 bits")
-    refused(lambda: imports.import_path("mine", folder), *words)
+    assert_refused(lambda: imports.import_path("mine", folder), *words)
 
     for number in range(30):
         (ants / f"{number}.png").write_bytes(b"")
-    refused(lambda: imports.import_path("mine", folder), "33 of 36 images", " and 13 more")
+    assert_refused(lambda: imports.import_path("mine", folder), "33 of 36 images", " and 13 more")
 
 
 def test_no_other_program_is_started_for_an_image(tmp_path, monkeypatch):
@@ -826,7 +834,7 @@ def test_no_other_program_is_started_for_an_image(tmp_path, monkeypatch):
     started = Mock(side_effect=OSError("started"))
     monkeypatch.setattr(subprocess, "Popen", started)
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", started)
-    refused(lambda: imports.import_path("mine", folder), "1 of 4 images", "0.png", "cannot identify image file")
+    assert_refused(lambda: imports.import_path("mine", folder), "1 of 4 images", "0.png", "cannot identify image file")
     assert not started.called
 
 
@@ -836,7 +844,7 @@ def test_a_size_that_no_memory_holds_is_refused_before_any_work(tmp_path, monkey
     monkeypatch.setattr(imports, "resize_rows", resize)
     np.savez(tmp_path / "a.npz", **image_arrays((4, 4), 2))
     for path in (write_folder_of_one_class(tmp_path / "set"), tmp_path / "a.npz"):
-        refused(lambda path=path: imports.import_path("mine", path, 100_000), "bytes, more than 4 GiB")
+        assert_refused(lambda path=path: imports.import_path("mine", path, 100_000), "bytes, more than 4 GiB")
 
 
 def test_images_in_no_part_are_left_out_in_words():

@@ -21,8 +21,8 @@ from fedcli.runs.lock import InUse, locked
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from tests.programs import Waiting, start
-from tests.refusals import refused
 from tests.tiny_runs import THREE_ROUNDS, TINY, file_names
+from tests.user_errors import assert_refused
 
 pytestmark = pytest.mark.long(worker=1)
 
@@ -226,7 +226,9 @@ def test_a_run_whose_folder_is_lost_ends_and_says_where_its_checkpoint_is(lose, 
             other.rename(folder)
 
     listener = AfterFirstRound(lose_folder)
-    refused(lambda: fedcli.run("scaffold", out=folder, progress=listener, **TINY, state_memory="0"), LAST_WORDS[lose])
+    assert_refused(
+        lambda: fedcli.run("scaffold", out=folder, progress=listener, **TINY, state_memory="0"), LAST_WORDS[lose]
+    )
 
     if lose is move:
         moved = tmp_path / "elsewhere"

@@ -7,7 +7,7 @@ import pytest
 
 from fedcli.errors import UserError
 from fedcli.results import metrics
-from tests.refusals import refused
+from tests.user_errors import assert_refused
 
 
 def entry(number, test, validation=None, **parts):
@@ -177,7 +177,7 @@ def test_an_unknown_name_is_refused(name):
 )
 def test_a_parameter_that_no_run_can_have_is_refused(names, allowed):
     for name in names:
-        refused(lambda name=name: metrics.find_metric(name), f"'{name}' is no metric; write ", allowed)
+        assert_refused(lambda name=name: metrics.find_metric(name), f"'{name}' is no metric; write ", allowed)
 
 
 @pytest.mark.parametrize("number", [np.int64(3), np.float32(3), Fraction(3), 3, 3.0])
@@ -190,4 +190,4 @@ def test_a_metric_of_ones_own_may_return_any_real_number(number):
 @pytest.mark.parametrize("other", [True, np.bool_(True), "3", 3j])
 def test_a_metric_that_is_no_number_is_refused(other):
     own = metrics.Metric("own", lambda record: other, unit="")
-    refused(lambda: own.value(RUN), "the metric 'own' is no number (got ")
+    assert_refused(lambda: own.value(RUN), "the metric 'own' is no number (got ")

@@ -18,9 +18,9 @@ from fedcli.runs.exports import export
 from fedcli.runs.record import write_record
 from tests.commands import invoke
 from tests.programs import EVALUATE
-from tests.refusals import refused
 from tests.tiny_runs import TINY, Stop, StopAfter, file_names
 from tests.torture.signed_files import content_of, sign_state
+from tests.user_errors import assert_refused
 
 OPTIONS = {**TINY, "num_clients": 2, "batch_size": 8, "rounds": 2}
 GLOBAL = {
@@ -122,7 +122,7 @@ def test_selected_models_are_kept_only_where_they_differ_and_are_small(runs, tmp
     monkeypatch.setattr(models, "LARGEST_BYTES", 1000)
     run = fedcli.run(**GLOBAL, out=tmp_path / "run")
     assert models.SELECTED not in file_names(run.path)
-    refused(run.model, f"{models.SELECTED}' lacks the models of round", "use round last")
+    assert_refused(run.model, f"{models.SELECTED}' lacks the models of round", "use round last")
     assert run.model(round="last")
 
 
@@ -162,24 +162,24 @@ def test_by_prototypes_and_by_the_classifier_as_the_record_has_it(runs, tmp_path
     ],
 )
 def test_a_model_that_there_is_not_is_refused(kind, act, words, runs):
-    refused(lambda: act(runs[kind]), *words)
+    assert_refused(lambda: act(runs[kind]), *words)
 
 
 def test_models_of_another_run_or_an_unfinished_one_are_refused(runs, tmp_path):
     run = copied(runs["global"], tmp_path)
     shutil.copy(run.path / checkpoints.CHECKPOINT, run.path / models.SELECTED)
-    refused(run.model, models.SELECTED, "use round last")
+    assert_refused(run.model, models.SELECTED, "use round last")
 
     content = content_of(run.path / checkpoints.CHECKPOINT)
     content.parts["about"]["identity"] = "another"
     sign_state(run.path / checkpoints.CHECKPOINT, content)
-    refused(lambda: run.model(round="last"), f"{checkpoints.CHECKPOINT}' lacks the models of round 5")
+    assert_refused(lambda: run.model(round="last"), f"{checkpoints.CHECKPOINT}' lacks the models of round 5")
 
     shutil.copy(runs["personal"].path / checkpoints.CHECKPOINT, run.path / checkpoints.CHECKPOINT)
-    refused(lambda: run.model(round="last"), "another kind of state", "use the method that wrote it")
+    assert_refused(lambda: run.model(round="last"), "another kind of state", "use the method that wrote it")
 
     write_record(run.path, {**run.record, "status": "interrupted"})
-    refused(fedcli.load(run.path).model, "has not finished")
+    assert_refused(fedcli.load(run.path).model, "has not finished")
 
 
 def test_safetensors_have_the_tensors_of_the_module(runs, tmp_path):

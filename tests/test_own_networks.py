@@ -20,7 +20,7 @@ from fedcli.userfiles import from_file
 from tests import laws
 from tests.network_files import NETWORKS, SCORES, network_text
 from tests.programs import EVALUATE
-from tests.refusals import refused
+from tests.user_errors import assert_refused
 
 FEDAVG = registry.find_method("fedavg")
 
@@ -71,7 +71,7 @@ SCALE = "self.t = nn.Parameter(torch.zeros(1))"
 )
 def test_what_stands_behind_the_last_layer_is_seen(forward, layers):
     """Also where it begins as the identity."""
-    refused(lambda: build(forward, layers), "does not end in its last nn.Linear", "net.py")
+    assert_refused(lambda: build(forward, layers), "does not end in its last nn.Linear", "net.py")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_what_stands_behind_the_last_layer_is_seen(forward, layers):
     ],
 )
 def test_what_the_engine_cannot_keep_is_refused_by_name(layers, words):
-    refused(lambda: build(SCORES, layers), words, "net.py")
+    assert_refused(lambda: build(SCORES, layers), words, "net.py")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,9 @@ def test_what_the_engine_cannot_keep_is_refused_by_name(layers, words):
 def test_a_network_that_is_another_one_each_time_it_is_made_is_refused(draw):
     """Its loaded model would not be the trained one, since a constant in no buffer is not kept."""
     layers = f"import os, itertools, numpy as np; globals().setdefault('COUNT', itertools.count()); self.c = {draw}"
-    refused(lambda: build("x = x + self.c; " + SCORES, layers), "is another network each time it is made", "net.py")
+    assert_refused(
+        lambda: build("x = x + self.c; " + SCORES, layers), "is another network each time it is made", "net.py"
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,13 +116,13 @@ def test_a_network_that_is_another_one_each_time_it_is_made_is_refused(draw):
     ],
 )
 def test_a_forward_that_changes_what_is_no_buffer_or_hides_a_mean_is_refused(forward, layers, words):
-    refused(lambda: build(forward, layers), words)
+    assert_refused(lambda: build(forward, layers), words)
 
 
 def test_a_refused_network_leaves_no_folder():
     write_network(SCORES, "self.half()")
     options = {"dataset": "digits", "backbone": "./net.py:Net", "device": "cpu"}
-    refused(lambda: fedcli.run("fedavg", out="run", **options), ".half()")
+    assert_refused(lambda: fedcli.run("fedavg", out="run", **options), ".half()")
     assert not Path("run").exists()
 
 
@@ -286,7 +288,7 @@ def test_plain_pytorch_gives_the_recorded_accuracy_with_any_buffers(tmp_path):
 
 def test_a_buffer_that_changes_in_two_places_is_refused():
     words = "changes a buffer in two places, '2.size' and '2.again'"
-    refused(lambda: backbones.build("./nets.py:doubled", 1, 8, 5, seed=3), words)
+    assert_refused(lambda: backbones.build("./nets.py:doubled", 1, 8, 5, seed=3), words)
 
 
 def users_network(name):

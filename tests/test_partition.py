@@ -15,7 +15,7 @@ from fedcli.core.partition import PARTITIONS, count_classes, fingerprint, from_f
 from fedcli.declarations import facts_of
 from fedcli.errors import UserError
 from fedcli.runs.options import RunConfig
-from tests import refusals
+from tests.user_errors import assert_refused
 
 
 def shuffled(sizes, seed=0):
@@ -328,8 +328,8 @@ def test_by_shares_every_class_is_cut_as_the_writers_who_are_drawn_have_it():
     assert len(dealt) > 2
 
 
-def refused(flag, num_clients, words, labels=LABEL_SETS["balanced"], **groups):
-    refusals.refused(lambda: from_flag(flag)(labels, num_clients, 0, **groups), *words.split(" | "))
+def assert_partition_refused(flag, num_clients, words, labels=LABEL_SETS["balanced"], **groups):
+    assert_refused(lambda: from_flag(flag)(labels, num_clients, 0, **groups), *words.split(" | "))
 
 
 @pytest.mark.parametrize(
@@ -354,19 +354,19 @@ def refused(flag, num_clients, words, labels=LABEL_SETS["balanced"], **groups):
     ],
 )
 def test_what_cannot_be_dealt_is_refused(flag, num_clients, words):
-    refused(flag, num_clients, words)
+    assert_partition_refused(flag, num_clients, words)
 
 
 def test_values_groups_and_classes_that_do_not_suffice_are_refused():
     for values in ("0", "0.5:0.5", "0.5:min=2.5", "0.5:min=1:min=2", "nan"):
-        refused(f"dirichlet:{values}", 4, "cannot be read")
+        assert_partition_refused(f"dirichlet:{values}", 4, "cannot be read")
     for flag in ("classes:0", "dominant:1:share=4/0", "dominant:1:share=1E-99999999", "dominant:1:min=3"):
-        refused(flag, 10, "cannot be read")
+        assert_partition_refused(flag, 10, "cannot be read")
     labels = LABEL_SETS["balanced"]
-    refused("dominant:1", 10, "does not fit | class 4, has 0", labels[labels != 4])
-    refused("domains", 5, "5 | 2 domains | multiple of 2", domain=labels % 2)
-    refused("domains+dirichlet:0.5:min=60", 20, "in domain 0 | 500 training", domain=labels % 2)
-    refused("writers", 11, "each of 11 clients | got 10 writers | 1 to 10", writer=labels)
+    assert_partition_refused("dominant:1", 10, "does not fit | class 4, has 0", labels[labels != 4])
+    assert_partition_refused("domains", 5, "5 | 2 domains | multiple of 2", domain=labels % 2)
+    assert_partition_refused("domains+dirichlet:0.5:min=60", 20, "in domain 0 | 500 training", domain=labels % 2)
+    assert_partition_refused("writers", 11, "each of 11 clients | got 10 writers | 1 to 10", writer=labels)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from fedcli.data.dataset import merge_splits
 from fedcli.data.image_arrays import SPLITS
 from tests.commands import invoke
 from tests.image_files import image_arrays, import_arrays
-from tests.refusals import refused
+from tests.user_errors import assert_refused
 
 
 class Config:
@@ -94,16 +94,20 @@ def test_a_list_alone_and_an_npz_file_are_the_same_split(tmp_path):
 )
 def test_wrong_splits_are_refused(tmp_path, split, words):
     dataset = import_arrays("mine", tmp_path / "a", **image_arrays((4, 4), 3))
-    refused(lambda: dealt(dataset, write_split(tmp_path, split), 2), *words)
+    assert_refused(lambda: dealt(dataset, write_split(tmp_path, split), 2), *words)
 
 
 def test_missing_files_unknown_places_and_pickles_are_refused(tmp_path):
     dataset = import_arrays("mine", tmp_path / "a", **image_arrays((4, 4), 3))
-    refused(lambda: dealt(dataset, "file:none.json", 2), "'none.json' cannot be read (", "No such file", '{"train"')
+    assert_refused(
+        lambda: dealt(dataset, "file:none.json", 2), "'none.json' cannot be read (", "No such file", '{"train"'
+    )
     np.savez(tmp_path / "split.npz", train_0=np.array([{"a": 1}], dtype=object))
-    refused(lambda: dealt(dataset, f"file:{tmp_path / 'split.npz'}", 1), "must be lists", "allow_pickle=False")
+    assert_refused(lambda: dealt(dataset, f"file:{tmp_path / 'split.npz'}", 1), "must be lists", "allow_pickle=False")
     flag = write_split(tmp_path, [[0], [1]])
-    refused(lambda: from_flag(flag)(dataset.y_train, 2, 0), "needs a data set with places", "import this one anew")
+    assert_refused(
+        lambda: from_flag(flag)(dataset.y_train, 2, 0), "needs a data set with places", "import this one anew"
+    )
 
 
 def test_a_run_tests_on_the_lists_of_the_file_and_its_record_tells(tmp_path, monkeypatch):
@@ -123,7 +127,7 @@ def test_a_run_tests_on_the_lists_of_the_file_and_its_record_tells(tmp_path, mon
 
     write_split(tmp_path, {"train": [[0], [1]], "test": [[2], [3]]})
     options |= {"protocol": "fedfm:digits", "out": tmp_path / "other"}
-    refused(lambda: fedcli.run("fedavg", **options), "has test lists, which the protocol fedfm:digits does")
+    assert_refused(lambda: fedcli.run("fedavg", **options), "has test lists, which the protocol fedfm:digits does")
     assert not (tmp_path / "other").exists()
 
 
@@ -198,7 +202,7 @@ def test_images_and_clients_of_a_folder_are_kept_by_one_step(tmp_path, cache, mo
 
     monkeypatch.setattr(Path, "replace", replace_while_space_is_left)
     allowed = 0
-    refused(lambda: imports.import_path("mine", tmp_path / "Other"), "No space left on device")
+    assert_refused(lambda: imports.import_path("mine", tmp_path / "Other"), "No space left on device")
     assert {path.name: path.read_bytes() for path in cache.iterdir()} == before
     allowed = 1
     imports.import_path("mine", tmp_path / "Other")
@@ -230,7 +234,7 @@ def test_nothing_in_a_pickle_is_run(tmp_path):
     sign = tmp_path / "sign"
     for harm in (Harmful(sign), {"x": np.zeros((2, 1, 4, 4)), "y": Harmful(sign)}):
         write_pickled(file, np.array(harm, object))
-        refused(lambda: imports.import_path("mine", tmp_path / "Set"), "1.npz", "which no array needs")
+        assert_refused(lambda: imports.import_path("mine", tmp_path / "Set"), "1.npz", "which no array needs")
         assert not sign.exists()
     with np.load(file, allow_pickle=True) as loaded:
         loaded["data"]
@@ -238,7 +242,7 @@ def test_nothing_in_a_pickle_is_run(tmp_path):
 
     for other_content in (np.array({"x": 1}, object), np.array([1, 2]), "text"):
         write_pickled(file, other_content)
-        refused(lambda: imports.import_path("mine", tmp_path / "Set"), "1.npz", "cannot be read")
+        assert_refused(lambda: imports.import_path("mine", tmp_path / "Set"), "1.npz", "cannot be read")
 
 
 @pytest.mark.parametrize("protocol", [3, 4])
@@ -258,9 +262,9 @@ def test_arrays_of_every_kind_and_order_are_read(tmp_path, protocol):
 
 def test_a_name_or_folder_that_does_not_fit_is_refused(tmp_path, cache):
     pfllib(tmp_path / "Set")
-    refused(lambda: imports.import_path("fmnist", tmp_path / "Set"), "'fmnist' is not possible", "fmnist-pfllib")
+    assert_refused(lambda: imports.import_path("fmnist", tmp_path / "Set"), "'fmnist' is not possible", "fmnist-pfllib")
     (tmp_path / "Set" / "test" / "2.npz").unlink()
-    refused(lambda: imports.import_path("mine", tmp_path / "Set"), "2.npz", "cannot be read")
+    assert_refused(lambda: imports.import_path("mine", tmp_path / "Set"), "2.npz", "cannot be read")
     assert not cache.exists()
 
 
@@ -354,8 +358,8 @@ def test_labels_from_1_that_their_names_explain_stay(tmp_path):
 
 def test_pixels_in_no_known_range_are_refused(tmp_path):
     too_wide = scaled(image_arrays((4, 4), 3), -2, 2.5)
-    refused(lambda: import_arrays("mine", tmp_path / "a", **too_wide), "-2 to 2", "normalisation")
+    assert_refused(lambda: import_arrays("mine", tmp_path / "a", **too_wide), "-2 to 2", "normalisation")
 
     with_nan = scaled(image_arrays((4, 4), 3), 0, 1)
     with_nan["x_test"][0, 0, 0] = np.nan
-    refused(lambda: import_arrays("mine", tmp_path / "a", **with_nan), "nan to nan", "normalisation")
+    assert_refused(lambda: import_arrays("mine", tmp_path / "a", **with_nan), "nan to nan", "normalisation")

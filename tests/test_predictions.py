@@ -9,7 +9,7 @@ import torch
 import fedcli
 from fedcli.measure.predictions import per_class
 from tests.commands import invoke
-from tests.refusals import refused
+from tests.user_errors import assert_refused
 
 FOUR_CLIENTS = {"dataset": "digits", "train_examples": 240, "rounds": 2, "local_epochs": 1, "num_clients": 4}
 
@@ -125,7 +125,7 @@ def test_accuracies_by_class_have_the_names_of_the_data(runs):
     ],
 )
 def test_what_a_run_has_not_is_refused(call, message, runs):
-    refused(lambda: call(runs["global"]), message)
+    assert_refused(lambda: call(runs["global"]), message)
 
 
 def test_a_folder_of_runs_is_loaded_as_several_and_one_run_as_one(runs):
@@ -135,7 +135,7 @@ def test_a_folder_of_runs_is_loaded_as_several_and_one_run_as_one(runs):
     assert fedcli.load(runs["global"].path).record["seed"] == 0
     assert several.frame()["selected"].tolist() == [100 * run.record["summary"]["selected"] for run in several]
     assert len(several[:2]) == 2  # a part of them is also one of runs
-    refused(lambda: fedcli.load(folder / "nothing"), "there is no run")
+    assert_refused(lambda: fedcli.load(folder / "nothing"), "there is no run")
 
 
 # Counts of the classes in records
@@ -168,8 +168,10 @@ def test_tables_and_curves_have_recorded_scores_of_classes(runs, tmp_path):
     (axes,) = run.plot(y="macro-f1").axes
     line, *_ = axes.lines
     assert line.get_ydata().tolist() == history["macro_f1"].tolist()
-    refused(lambda: without.plot(y="balanced-accuracy"), "has measured its balanced accuracy", "run with per_class")
-    refused(lambda: run.plot(y="macro-f2"), "unknown curve 'macro-f2'; did you mean 'macro-f1'")
+    assert_refused(
+        lambda: without.plot(y="balanced-accuracy"), "has measured its balanced accuracy", "run with per_class"
+    )
+    assert_refused(lambda: run.plot(y="macro-f2"), "unknown curve 'macro-f2'; did you mean 'macro-f1'")
     for axis, value in [("x", "floats"), ("x", "round"), ("y", "global")]:
         result = invoke("plot", run.path, "--kind", "drift", f"--{axis}", value)
         assert f"--{axis} is for --kind curves" in result.output

@@ -14,8 +14,8 @@ from fedcli.registry import find_method
 from fedcli.runs import checkpoints, resume, verify
 from fedcli.runs.identity import current_numerics, identity_of, outdated
 from fedcli.runs.record import RECORD, read_record, write_record
-from tests.refusals import refused
 from tests.tiny_runs import TINY
+from tests.user_errors import assert_refused
 
 
 class AnotherState(NamedTuple):
@@ -45,22 +45,22 @@ def test_a_record_that_is_changed_on_disk_is_refused(finished, tmp_path):
     # a value is another one
     text = file.read_text()
     file.write_text(text.replace('"status": "finished"', '"status": "failed"'))
-    refused(lambda: read_record(tmp_path), "is damaged or was changed by hand")
+    assert_refused(lambda: read_record(tmp_path), "is damaged or was changed by hand")
     file.write_text(text.replace(f'"seed": {whole["seed"]},', '"seed": 77,'))
-    refused(lambda: read_record(tmp_path), "is damaged or was changed by hand")
+    assert_refused(lambda: read_record(tmp_path), "is damaged or was changed by hand")
 
     # it is no record
     for other_text in ("[" * 100_000, "[]", "{}"):
         file.write_text(other_text)
-        refused(lambda: read_record(tmp_path), "cannot be read")
+        assert_refused(lambda: read_record(tmp_path), "cannot be read")
     file.write_text('{"schema": 2}')
-    refused(lambda: read_record(tmp_path), "schema 2")
+    assert_refused(lambda: read_record(tmp_path), "schema 2")
 
     # a part is lost
     for lost in ("config", "rounds", "partition", "cost"):
         write_record(tmp_path, {name: value for name, value in whole.items() if name != lost})
         for reader in (resume.resume, fedcli.load, fedcli.frame, verify.verify):
-            refused(lambda read=reader: read(tmp_path), f"'{file}' is no record of a run: it lacks {lost}; put")
+            assert_refused(lambda read=reader: read(tmp_path), f"'{file}' is no record of a run: it lacks {lost}; put")
 
     # an older one has neither numerics nor a digest
     older = {name: value for name, value in whole.items() if name != "numerics"}
@@ -74,7 +74,7 @@ def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
 
     def refused_with(message, **change):
         write_record(folder, {**record, **change})
-        refused(lambda: resume.open_run(folder), message)
+        assert_refused(lambda: resume.open_run(folder), message)
 
     refused_with("has not finished", status="interrupted")
     refused_with("unknown option of 'fedavg' '--gone'", config={**record["config"], "gone": 1})
@@ -92,11 +92,11 @@ def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
     progress = {key: record[key] for key in ("rounds", "cost", "seconds_total", "peak_bytes")}
     facts = {"identity": identity_of(record), "record": progress, "states": []}
     save_tree(file, of_other_model, facts)
-    refused(lambda: resume.open_run(folder), "the run's last model (got ")
+    assert_refused(lambda: resume.open_run(folder), "the run's last model (got ")
     save_tree(file, AnotherState(*state), facts)
-    refused(lambda: resume.open_run(folder), "another kind of state (got 'AnotherState')")
+    assert_refused(lambda: resume.open_run(folder), "another kind of state (got 'AnotherState')")
     file.unlink()
-    refused(lambda: resume.open_run(folder), "(got no checkpoint")
+    assert_refused(lambda: resume.open_run(folder), "(got no checkpoint")
 
 
 FEDPROX = find_method("fedprox")

@@ -26,9 +26,9 @@ from fedcli.runs.record import read_record, write_record
 from tests import commands
 from tests.commands import cells
 from tests.programs import Waiting, start
-from tests.refusals import refused
 from tests.small_tables import PLACE, ROWS, SETTINGS, SMALL_TABLE, Watch, table, with_records
 from tests.tiny_runs import Stop, StopAfter
+from tests.user_errors import assert_refused
 
 pytestmark = [pytest.mark.long(worker=0), pytest.mark.usefixtures("folder")]
 
@@ -133,7 +133,9 @@ def test_limits_only_make_smaller():
 
 def test_a_wrong_option_of_a_cell_is_told_with_its_place():
     wrong = table([Cell("FedAvg", PLACE, "fedavg", {**SETTINGS, "wieght": 1})])
-    refused(lambda: plans.plan_table(wrong), f"row 'FedAvg', column '{PLACE}': unknown option of 'fedavg' '--wieght")
+    assert_refused(
+        lambda: plans.plan_table(wrong), f"row 'FedAvg', column '{PLACE}': unknown option of 'fedavg' '--wieght"
+    )
 
 
 def test_an_interrupted_table_goes_on_without_repeating_anything():

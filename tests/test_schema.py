@@ -22,13 +22,13 @@ from fedcli.runs.schema import Fault, number
 from fedcli.userfiles import file_hash
 from tests.commands import invoke
 from tests.records import record, write
-from tests.refusals import refused
 from tests.small_tables import with_records
 from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.torture.faults import faults_of
 from tests.torture.mutated_records import COMMITTED, read_mutated_record
 from tests.torture.parts import part_at
 from tests.torture.signed_files import sign_record
+from tests.user_errors import assert_refused
 
 pytestmark = pytest.mark.long(worker=1)
 
@@ -86,7 +86,7 @@ def test_a_wrong_part_of_a_record_is_refused_by_all_that_read(path, whole, tmp_p
     *parents, key = [int(key) if key.isdigit() else key for key in path.split(".")]
     part_at(record, parents)[key] = wrong.value
     sign_record(tmp_path, record)
-    refused(lambda: read_record(tmp_path), RECORD, wrong.message)
+    assert_refused(lambda: read_record(tmp_path), RECORD, wrong.message)
 
 
 def test_a_number_that_has_a_largest_alone_is_refused_with_it():
@@ -122,7 +122,7 @@ def changed(tmp_path, monkeypatch):
     with pytest.raises(Stop):
         fedcli.run("./mine.py", out="run", progress=StopAfter(2), **TINY)
     Path("mine.py").write_text(METHOD + "# edited\n")
-    refused(lambda: resume("run", files="mine.py"), "has changed since the run began")
+    assert_refused(lambda: resume("run", files="mine.py"), "has changed since the run began")
     return resume("run", files="mine.py", changed_method=True).record
 
 
@@ -175,7 +175,7 @@ def test_a_methods_version_is_its_numerics_or_its_files_hash(tmp_path):
     assert after["method_hash"].endswith(fedavg.file_hash)
 
     write_record(of_other_numerics, {**record, "numerics": {"core": 1, "method": 0}})
-    refused(lambda: resume(of_other_numerics), "got numerics", "--changed-method")
+    assert_refused(lambda: resume(of_other_numerics), "got numerics", "--changed-method")
     after = resume(of_other_numerics, changed_method=True).record
     now = identity.current_numerics(after, fedavg)
     assert after["changed"] == [{"round": 2, "what": "the arithmetic of fedcli", "numerics": now}]
@@ -201,7 +201,7 @@ def test_one_consent_holds_for_the_numerics_to_which_it_was_given(tmp_path, monk
 
     newer = {**now, "method": now["method"] + 1}
     monkeypatch.setattr("fedcli.runs.identity.current_numerics", lambda record, method: newer)
-    refused(lambda: resume(tmp_path), f"got numerics {newer}, was {now}", "--changed-method")
+    assert_refused(lambda: resume(tmp_path), f"got numerics {newer}, was {now}", "--changed-method")
     after = resume(tmp_path, changed_method=True).record
     assert [change["round"] for change in after["changed"]] == [1, 3]
 

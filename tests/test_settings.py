@@ -38,8 +38,8 @@ from fedcli.runs.resume import resume
 from fedcli.userfiles import own_paths
 from tests.commands import invoke
 from tests.first_version import OLD, SETTINGS
-from tests.refusals import refused
 from tests.tiny_runs import TINY, Stop, StopAfter
+from tests.user_errors import assert_refused
 
 BASE = {"protocol": "fedfm:digits", "dataset": "digits", "num_clients": 4, "cohort_size": 4}
 # What decides where and how a run is made, but not what comes of it.
@@ -79,7 +79,7 @@ def test_each_of_several_seeds_is_as_if_it_had_been_typed_alone(typed, tmp_path)
         assert run.setup.config.partition_seed == typed.get("partition_seed", seed)
         assert run.folder == tmp_path / f"seed-{seed}"
     too_large = [0, 2**40]
-    refused(
+    assert_refused(
         lambda: resolve_runs("fedavg", GivenOptions(BASE), out=tmp_path, seeds=too_large),
         "--seed must be >= 0 and <= 4294",
     )
@@ -170,11 +170,11 @@ def test_the_clients_accuracies_of_every_nth_round_are_kept(tmp_path):
 
 def test_accuracies_of_clients_are_only_where_there_are_any():
     """Clients without anything of their own have none, nor have rounds without a test."""
-    refused(
+    assert_refused(
         lambda: settings_with("fedavg", per_client_every=3, eval_every=2),
         "--per-client-every 3 has rounds that are not tested (got",
     )
-    refused(
+    assert_refused(
         lambda: settings_with("fedavg", per_client_every=2, validation=0.0, protocol="fedfa:digits"),
         "--per-client-every 2 needs images or",
     )
@@ -313,7 +313,7 @@ def test_a_stopped_run_of_before_the_rule_goes_on_under_the_old_one(tmp_path):
     state, facts = load_tree(file, {kind.__name__: kind for kind in find_method("fedavg").state_types})
     save_tree(file, state, {**facts, "identity": identity_of(record)})
 
-    refused(lambda: fedcli.run("fedavg", continue_=True, **options), "another remainder (got spread, was drop)")
+    assert_refused(lambda: fedcli.run("fedavg", continue_=True, **options), "another remainder (got spread, was drop)")
     again = resume(tmp_path / "run").record
     assert again["summary"]["params_sha256"] == whole.record["summary"]["params_sha256"]
     assert again["partition"]["sizes"] == [16] * 7  # 120 images in 14 shards of 8
@@ -342,7 +342,9 @@ def test_header_and_data_show_tell_how_many_images_nobody_has(tmp_path, folder):
 @pytest.mark.parametrize(("flag", "clients", "num_lost"), [("missing:8", 3, 4), ("missing:9", 4, 6)])
 def test_a_class_that_no_client_would_have_is_refused(flag, clients, num_lost, tmp_path, folder):
     options = {**TINY, "train_examples": 1000, "partition": flag, "num_clients": clients, "out": tmp_path / "run"}
-    refused(lambda: fedcli.run("fedavg", **options), f"'{flag}' gives no client an image of {num_lost} of 10 classes")
+    assert_refused(
+        lambda: fedcli.run("fedavg", **options), f"'{flag}' gives no client an image of {num_lost} of 10 classes"
+    )
     assert not (tmp_path / "run").exists()
     output = invoke(
         "data", "show", "digits", "--partition", flag, "--num-clients", clients, "--out", "chart.png"
@@ -363,7 +365,7 @@ def test_shards_of_the_digits_keep_every_class(tmp_path):
 
 def test_the_rule_for_a_remainder_is_refused_where_there_are_no_shards():
     setup = resolve(find_method("fedavg"), {**SHARDS, "partition": "iid", "remainder": "drop"})
-    refused(lambda: refuse_without_effect(setup), "--remainder is for --partition classes:C (got iid)")
+    assert_refused(lambda: refuse_without_effect(setup), "--remainder is for --partition classes:C (got iid)")
 
 
 @dataclass(frozen=True)
@@ -395,4 +397,4 @@ def test_joined_options_are_those_of_both_methods_under_names_of_their_own():
         facts_of(Extended.__dataclass_fields__["weight"]), source="Other, Eq. 4", only_with={"other_form": ("x",)}
     )
     assert facts_of(entries["other_form"]).source == "Other"
-    refused(lambda: check_value(entries["other_form"], "b"), "--other-form must be x or y")
+    assert_refused(lambda: check_value(entries["other_form"], "b"), "--other-form must be x or y")

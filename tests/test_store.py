@@ -17,10 +17,10 @@ from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.measure.client_features import features_after_one_more_round
 from fedcli.runs import checkpoints, resume, rounds
 from fedcli.runs.options import parse_size
-from tests.refusals import refused
 from tests.tiny_runs import TINY
 from tests.torture.source_runs import stopped_run
 from tests.toy_methods import ToyState
+from tests.user_errors import assert_refused
 
 BYTES = 40  # of a state of ten numbers
 OPTIONS = {
@@ -96,7 +96,7 @@ def test_a_file_that_has_changed_is_not_read(tmp_path):
     kept = open_store(tmp_path, 0).keep({}, states(1, 2), 0)
     file = tmp_path / STATES / "000001-0.safetensors"
     shutil.copy(tmp_path / STATES / "000002-0.safetensors", file)
-    refused(lambda: kept[1], f"'{file}' is missing or damaged")
+    assert_refused(lambda: kept[1], f"'{file}' is missing or damaged")
 
 
 def test_a_checkpoint_leaves_what_other_workers_keep_for_themselves(tmp_path):
@@ -114,7 +114,7 @@ def test_sizes_are_bytes_or_have_a_unit_of_1024_and_all_else_is_refused():
     for text, size in bytes_of.items():
         assert parse_size(text) == size
     for text in ("", "M", "1.5G", "-1", "256MB", "lots"):
-        refused(lambda text=text: parse_size(text), "--state-memory must be a number of bytes")
+        assert_refused(lambda text=text: parse_size(text), "--state-memory must be a number of bytes")
 
 
 # In runs
@@ -196,7 +196,7 @@ def test_damage_is_refused_and_the_checkpoint_before_ends_in_the_same_bits(part,
         checkpoint.write_bytes(content)
 
     fault = "is of another run" if part == "another run" else "is missing or damaged"
-    refused(lambda: resume.resume(folder), f"'{damaged}' {fault}; restore it, or delete ")
+    assert_refused(lambda: resume.resume(folder), f"'{damaged}' {fault}; restore it, or delete ")
     checkpoint.unlink()
     record = resume.resume(folder).record
     assert record["summary"]["params_sha256"] == source.outcome

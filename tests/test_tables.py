@@ -17,7 +17,7 @@ from fedcli.results.notes import ACROSS_MODELS, LEADS
 from fedcli.results.render import CellIndex, TextTable, render
 from tests.commands import cells, invoke, output_of
 from tests.records import record, write
-from tests.refusals import refused
+from tests.user_errors import assert_refused
 
 
 def markdown(records, metrics=()):
@@ -160,7 +160,7 @@ def test_metrics_that_are_asked_for_get_columns_and_a_copy_of_each_record(tmp_pa
     (line,) = csv_lines([record()], [f"{file}:clears", f"{file}:peak"])
     assert line["peak"] == "28"  # each metric has a copy of the record
     assert only_row([record()], ["quality:nmi"])["quality:nmi"] == "not measured (1)"
-    refused(
+    assert_refused(
         lambda: tables.build_table([record()], [f"{file}:word"]), "'word' is no number (got str); return one or None"
     )
 
@@ -320,8 +320,10 @@ def test_every_latex_table_has_its_own_label(tmp_path):
         "tab:Mine-paper-skew-digits", "tab:Mine-paper-skew-a-b", "tab:Mine-paper-skew-a-b-2",
     ]  # fmt: skip
     assert labels(write_tables(on_two[:1], format="latex", label="tab:Mine")) == ["tab:Mine"]
-    refused(lambda: write_tables(on_two, format="latex", label="50 %"), "letters, digits and :.-_/+ (got '50 %')")
-    refused(lambda: write_tables(on_two, format="markdown", label="tab:mine"), "a label is for LaTeX")
+    assert_refused(
+        lambda: write_tables(on_two, format="latex", label="50 %"), "letters, digits and :.-_/+ (got '50 %')"
+    )
+    assert_refused(lambda: write_tables(on_two, format="markdown", label="tab:mine"), "a label is for LaTeX")
 
     # A command's table is labelled by the name of its file, where that has letters.
     write(tmp_path / "run", record())
@@ -376,14 +378,14 @@ def test_columns_are_chosen_and_ordered_by_the_names_that_the_table_shows():
     assert latex(runs, columns="Method,Floats up / down").count("12,400 / 12,345") == 2
     assert "\none & one & not measured " in latex(runs, columns="Method,Method,post")  # one may stand there twice
 
-    refused(
+    assert_refused(
         lambda: chosen("Method,Last rund"),
         "unknown column in --columns 'Last rund'; did you mean 'Last round'",
         "there are Method, Settings, Seeds,",
     )
-    refused(lambda: write_tables(runs, (), "csv", Layout(columns="Method")), "got --format csv")
-    refused(lambda: write_tables(runs, (), "csv", Layout(digits=0)), "got --format csv")
-    refused(lambda: write_tables(runs, (), "latexx"), "unknown format 'latexx'; did you mean 'latex'")
+    assert_refused(lambda: write_tables(runs, (), "csv", Layout(columns="Method")), "got --format csv")
+    assert_refused(lambda: write_tables(runs, (), "csv", Layout(digits=0)), "got --format csv")
+    assert_refused(lambda: write_tables(runs, (), "latexx"), "unknown format 'latexx'; did you mean 'latex'")
 
 
 def test_digits_are_of_percent_and_plain_numbers():
@@ -393,7 +395,7 @@ def test_digits_are_of_percent_and_plain_numbers():
     assert row == ["51 ± 1 (2)", "1 ± 0 (2)", "12,400 ± 0 (2)"]
     assert "51.0 $\\pm$ 1.4 &" in latex(runs, digits=1)
     for digits in (7, -1, 2.0, True):
-        refused(lambda digits=digits: latex(runs, digits=digits), f"--digits must be from 0 to 6 (got {digits})")
+        assert_refused(lambda digits=digits: latex(runs, digits=digits), f"--digits must be from 0 to 6 (got {digits})")
 
 
 def test_leads_between_kinds_of_models_are_remarked_on():
@@ -476,7 +478,7 @@ def test_labels_stand_for_the_methods_of_their_paths(tmp_path):
         return {group.label: len(group.records) for group in groups.group_runs(records)}
 
     assert sizes("plain", "faster") == {"plain": 1, "faster": 2}
-    refused(lambda: sizes("plain"), "--label stands once for each path, in order (got 1 for 2")
+    assert_refused(lambda: sizes("plain"), "--label stands once for each path, in order (got 1 for 2")
     write(tmp_path / "b" / "other", record(lr=0.4))
     assert sizes("p", "q") == {"p": 1, "q, lr 0.4": 1, "q, lr 0.2": 2}
 
@@ -491,12 +493,14 @@ def test_methods_and_data_sets_are_selected_in_any_case():
     assert groups.select_records(MIXED, ["ONE"]) == MIXED[:2]
     assert groups.select_records(MIXED, ["one", "two"], ["Letters"]) == MIXED[1:3]
     assert groups.select_records(MIXED) == MIXED
-    refused(
+    assert_refused(
         lambda: groups.select_records(MIXED, ["on"]),
         "unknown method among the runs 'on'; did you mean 'one'",
         "there are one, two",
     )
-    refused(lambda: groups.select_records(MIXED[1:3], [], ["digits"]), "unknown data set among the runs 'digits'")
+    assert_refused(
+        lambda: groups.select_records(MIXED[1:3], [], ["digits"]), "unknown data set among the runs 'digits'"
+    )
 
 
 def test_commands_select_and_label(tmp_path):

@@ -21,10 +21,10 @@ from fedcli.runs.record import read_record, write_record
 from fedcli.userfiles import file_hash
 from tests.commands import invoke
 from tests.network_files import TINY_NETWORK
-from tests.refusals import refused
 from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.torture.named_code import COMMANDS_THAT_READ, NAMING, SPELLINGS, forge_record
 from tests.torture.parts import places
+from tests.user_errors import assert_refused
 
 pytestmark = pytest.mark.long(worker=0)
 
@@ -99,19 +99,21 @@ def test_in_python_the_files_to_name_are_a_keyword_argument(work):
     run_and_stop(backbone="./nets.py:tiny", rounds=2)
     run = fedcli.load("run")
     for call in (run.model, run.data, run.confusion):
-        refused(call, "mine.py", f"add method={[f'{work}/mine.py', f'{work}/nets.py']}.")
+        assert_refused(call, "mine.py", f"add method={[f'{work}/mine.py', f'{work}/nets.py']}.")
 
 
 def test_named_files_may_move_but_change_only_where_allowed(work):
     """Runs go on with them."""
     run_and_stop(backbone="./nets.py:tiny", rounds=2)
-    refused(lambda: resume.resume("run"), "mine.py", f"add --method {work}/mine.py --method {work}/nets.py.")
-    refused(lambda: resume.resume("run", files="./mine.py"), "nets.py")
+    assert_refused(lambda: resume.resume("run"), "mine.py", f"add --method {work}/mine.py --method {work}/nets.py.")
+    assert_refused(lambda: resume.resume("run", files="./mine.py"), "nets.py")
     files = moved("renamed.py")
     before = file_hash("new/nets.py")
     Path("new/nets.py").write_text(Path("new/nets.py").read_text() + "\n")
     after = file_hash("new/nets.py")
-    refused(lambda: resume.resume("run", files=files), f"since the run began (hash {after}, was {before}", "--changed-")
+    assert_refused(
+        lambda: resume.resume("run", files=files), f"since the run began (hash {after}, was {before}", "--changed-"
+    )
 
     again = resume.resume("run", files=files, changed_method=True).record
 
@@ -132,7 +134,7 @@ def test_a_file_is_known_where_its_folder_has_become_a_link(work):
     Path("old").symlink_to("elsewhere")
     assert resume.resume("run", files="old/nets.py").record["resumed"] == [2]
     Path("elsewhere/nets.py").write_text(TINY_NETWORK)
-    refused(lambda: fedcli.load("run", method="old/nets.py").model(), "has changed since the run began (hash")
+    assert_refused(lambda: fedcli.load("run", method="old/nets.py").model(), "has changed since the run began (hash")
 
 
 def test_a_file_that_another_imports_counts_as_a_part_of_it(work):
@@ -146,8 +148,8 @@ def test_a_file_that_another_imports_counts_as_a_part_of_it(work):
 
     Path("sizes.py").write_text("WIDTH = 4\n")
     words = f"nets.py' or one that it imports has changed since the run began (hash {file_hash('nets.py')}, was "
-    refused(lambda: fedcli.load("run", method="nets.py").model(), words)
-    refused(lambda: resume.resume("run", files="nets.py"), words)
+    assert_refused(lambda: fedcli.load("run", method="nets.py").model(), words)
+    assert_refused(lambda: resume.resume("run", files="nets.py"), words)
     again = resume.resume("run", files="nets.py", changed_method=True).record
     assert again["changed"] == [{"round": 2, "what": "its file nets.py"}]
 
@@ -168,12 +170,12 @@ def test_continue_is_consent_and_knows_a_moved_file(work):
         return fedcli.run(method, out="run", continue_=True, protocol="fedfm:digits", backbone=backbone, **TINY)
 
     assert go_on(f"{net}:tiny").record["resumed"] == [2]
-    refused(lambda: go_on("cnn-small"), "another backbone (got cnn-small, was")
+    assert_refused(lambda: go_on("cnn-small"), "another backbone (got cnn-small, was")
 
 
 def test_a_run_that_is_skipped_has_only_the_files_that_are_named(work):
     fedcli.run("./mine.py", out="run", protocol="fedfm:digits", **{**TINY, "rounds": 1})
-    refused(resume.resume("run", skip_ended=True).model, f"add --method {work}/mine.py.")
+    assert_refused(resume.resume("run", skip_ended=True).model, f"add --method {work}/mine.py.")
     method, _ = moved()
     assert resume.resume("run", files=method, skip_ended=True).model()
 
@@ -183,13 +185,13 @@ def test_a_run_without_a_finished_round_starts_anew_once_its_file_is_fixed(again
     options = {**TINY, "protocol": "fedfm:digits", "out": "run", "rounds": 1}
     text = Path("mine.py").read_text()
     Path("mine.py").write_text(text.replace("    clients, terms =", "    1 / 0\n    clients, terms ="))
-    refused(lambda: fedcli.run("./mine.py", **options), "mine.py' fails in line", "ZeroDivisionError")
+    assert_refused(lambda: fedcli.run("./mine.py", **options), "mine.py' fails in line", "ZeroDivisionError")
     Path("mine.py").write_text(text)
     record = fedcli.run("./mine.py", **options, **again).record
     assert record["status"] == "finished"
     assert record["resumed"] == []
     assert record["method_hash"] == file_hash("mine.py")
-    refused(lambda: fedcli.run("./mine.py", **options), "never overwritten; go on with continue_=True")
+    assert_refused(lambda: fedcli.run("./mine.py", **options), "never overwritten; go on with continue_=True")
 
 
 def table_of(method, settings):
@@ -272,12 +274,12 @@ def test_what_the_reader_of_paths_does_not_see_is_opened_nowhere(work, opened_fi
 def test_a_path_that_no_option_can_name_is_refused(work):
     Path("a,b").mkdir()
     shutil.copy("mine.py", "a,b/mine.py")
-    refused(lambda: registry.find_method("./a,b/mine.py"), "unknown method")
+    assert_refused(lambda: registry.find_method("./a,b/mine.py"), "unknown method")
     Path("link.py").symlink_to("a,b/mine.py")
-    refused(lambda: registry.find_method("./link.py"), "a,b/mine.py' cannot be named (got a comma")
-    refused(lambda: registry.find_method("./mine\0.py"), "got a zero byte")
+    assert_refused(lambda: registry.find_method("./link.py"), "a,b/mine.py' cannot be named (got a comma")
+    assert_refused(lambda: registry.find_method("./mine\0.py"), "got a zero byte")
     Path("loop.py").symlink_to("loop.py")
-    refused(lambda: registry.find_method("./loop.py"), "there is no method file")
+    assert_refused(lambda: registry.find_method("./loop.py"), "there is no method file")
     assert not Path("imported").exists()
 
 
@@ -286,7 +288,9 @@ def test_tuned_options_open_no_file_that_is_not_typed(work):
     for spelling in (f"{work}/evil.py:tiny", f"{work}/evil.py:tiny,cnn-small", f"cnn-small,{work}/evil.py:tiny"):
         facts = {"method": "fedavg", "seed": "0", "options": {"backbone": spelling, "lr": 0.2}}
         Path("tuned.json").write_text(json.dumps(facts))
-        refused(lambda: fedcli.run("fedavg", out="run", tuned="tuned.json", **TINY), f"add backbone={spelling!r}.")
+        assert_refused(
+            lambda: fedcli.run("fedavg", out="run", tuned="tuned.json", **TINY), f"add backbone={spelling!r}."
+        )
         result = invoke("run", "fedavg", "--tuned", "tuned.json", "--out", "run")
         assert result.exit_code == 2
         assert "add --backbone" in result.stderr

@@ -18,8 +18,8 @@ from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import read_record, write_record
 from tests.commands import invoke
 from tests.network_files import TINY_NETWORK
-from tests.refusals import refused
 from tests.tiny_runs import BRIEF
+from tests.user_errors import assert_refused
 
 MINE = """
 from dataclasses import replace
@@ -79,7 +79,7 @@ def test_a_value_that_is_given_twice_is_tried_once():
     ],
 )
 def test_what_cannot_be_tuned_is_refused(options, search, message):
-    refused(lambda: tune.plan_trials("fedavg", {**BRIEF, **options}, **search), message)
+    assert_refused(lambda: tune.plan_trials("fedavg", {**BRIEF, **options}, **search), message)
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +119,8 @@ def test_the_best_trial_by_validation_is_written_down_and_used(tuned, tmp_path):
 
     # No other method does.
     other = tmp_path / "other"
-    refused(lambda: fedcli.run("moon", tuned=folder, out=other, **BRIEF), "has options of 'fedprox'")
-    refused(lambda: fedcli.run("moon", tuned=tmp_path, out=other, **BRIEF), "cannot be read")
+    assert_refused(lambda: fedcli.run("moon", tuned=folder, out=other, **BRIEF), "has options of 'fedprox'")
+    assert_refused(lambda: fedcli.run("moon", tuned=tmp_path, out=other, **BRIEF), "cannot be read")
     result = invoke("run", "fedprox,fedavg", "--tuned", folder, "--out", other, *flags_of(BRIEF))
     assert result.exit_code == 2
     assert "has options of 'fedprox' (got 'fedavg')" in result.stderr
@@ -144,7 +144,7 @@ def test_trials_keep_their_records_alone_and_are_not_run_again(tuned, tmp_path):
     assert sorted(folder.rglob("record.json")) == files
     assert [file.stat().st_mtime_ns for file in files] == times
     longer = {**GRID, **BRIEF, "rounds": 3}
-    refused(lambda: tune.plan_trials("fedprox", longer, out=folder), "holds a run with another --rounds")
+    assert_refused(lambda: tune.plan_trials("fedprox", longer, out=folder), "holds a run with another --rounds")
 
 
 def test_the_command_tells_validation_accuracies_with_their_spread(folder):
@@ -173,14 +173,16 @@ def test_a_fifth_is_held_out_where_the_protocol_holds_out_nothing(tmp_path):
 
     assert held_out() == 0.2
     assert held_out(validation=0.4) == 0.4
-    refused(lambda: held_out(validation=0.0), "'fedavg' is tuned by validation accuracy (got --validation 0)")
+    assert_refused(lambda: held_out(validation=0.0), "'fedavg' is tuned by validation accuracy (got --validation 0)")
     too_few = {**options, "validation": 0.01}
-    refused(lambda: run_and_rank("fedavg", too_few, out=tmp_path / "none"), "no client has validation examples")
+    assert_refused(lambda: run_and_rank("fedavg", too_few, out=tmp_path / "none"), "no client has validation examples")
 
 
 def test_trials_that_have_all_diverged_choose_nothing(tmp_path):
     options = {**BRIEF, "lr": (1e30,)}
-    refused(lambda: run_and_rank("fedavg", options, out=tmp_path / "grid"), "all 1 trials of 'fedavg' have diverged")
+    assert_refused(
+        lambda: run_and_rank("fedavg", options, out=tmp_path / "grid"), "all 1 trials of 'fedavg' have diverged"
+    )
 
 
 def test_only_the_seeds_of_a_papers_own_runs_are_refused(tmp_path, monkeypatch):
@@ -191,7 +193,7 @@ def test_only_the_seeds_of_a_papers_own_runs_are_refused(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tune, "reported_seeds", lambda protocol, dataset: {0, 1})
     words = "--seed 1 is one that the paper's tables report"
-    refused(lambda: tune.plan_trials("fedavg", BRIEF, seeds=[1000, 1], **search), words)
+    assert_refused(lambda: tune.plan_trials("fedavg", BRIEF, seeds=[1000, 1], **search), words)
 
 
 # Several methods
@@ -339,4 +341,4 @@ def test_runs_with_networks_of_ones_own_stand_in_the_folder_of_their_grid(folder
     folders = {run.folder for run in plan("./one.py:tiny", "./deep/../deep/two.py:small").runs}
     assert folders == {Path("runs/grid/backbone=tiny"), Path("runs/grid/backbone=small")}
     both = ("./one.py:tiny", "./deep/two.py:tiny")
-    refused(lambda: plan(*both), "two runs would have the folder 'runs/grid/backbone=tiny'", *both)
+    assert_refused(lambda: plan(*both), "two runs would have the folder 'runs/grid/backbone=tiny'", *both)

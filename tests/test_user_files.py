@@ -25,8 +25,8 @@ from tests import laws
 from tests.commands import invoke
 from tests.network_files import NETWORKS, SCORES, network_text
 from tests.own_parts import PARTS_FILE, PARTS_OPTIONS
-from tests.refusals import refused
 from tests.tiny_runs import Stop, StopAfter
+from tests.user_errors import assert_refused
 
 FEDAVG = registry.find_method("fedavg")
 
@@ -85,11 +85,11 @@ def test_a_method_that_a_file_imports_is_not_its_own(methods_file):
 
 
 def test_a_name_that_a_file_does_not_have_is_refused(methods_file):
-    refused(lambda: registry.find_method("./mine.py"), "unknown METHOD in", "plain, other", "mine.py:NAME")
-    refused(lambda: registry.find_method("./mine.py:othr"), "did you mean 'other'?")
+    assert_refused(lambda: registry.find_method("./mine.py"), "unknown METHOD in", "plain, other", "mine.py:NAME")
+    assert_refused(lambda: registry.find_method("./mine.py:othr"), "did you mean 'other'?")
 
     Path("empty.py").write_text("")
-    refused(lambda: registry.find_method("./empty.py"), "defines no METHOD; add METHOD = fedcli.Method(...).")
+    assert_refused(lambda: registry.find_method("./empty.py"), "defines no METHOD; add METHOD = fedcli.Method(...).")
 
 
 def test_a_protocol_of_a_file_may_have_a_step_after():
@@ -179,7 +179,7 @@ def test_an_error_inside_names_the_line_and_keeps_its_cause():
     with pytest.raises(UserError, match=words) as caught:
         function([1])
     assert isinstance(caught.value.__cause__, IndexError)
-    refused(lambda: function(1, 2), "fails in line 4 (got TypeError: f() takes 1 positional argument")
+    assert_refused(lambda: function(1, 2), "fails in line 4 (got TypeError: f() takes 1 positional argument")
     with pytest.raises(KeyError), userfiles.blame("own.py", passes=(KeyError,)):
         raise KeyError("left alone")
 
@@ -275,7 +275,7 @@ def run_with(term="0", outcome="state, terms", init="pass"):
 )
 def test_a_faulty_round_of_a_users_method_is_refused_in_a_line(wrong, words):
     """It returns something else, or draws random numbers by itself."""
-    refused(lambda: run_with(**wrong), words)
+    assert_refused(lambda: run_with(**wrong), words)
 
 
 def test_attention_draws_nothing():
@@ -379,7 +379,7 @@ def test_layers_of_a_users_network_become_the_products():
 )
 def test_a_network_that_breaks_a_rule_is_refused_in_a_line(forward, layers, words):
     Path("net.py").write_text(network_text(forward, layers))
-    refused(lambda: backbones.build("./net.py:Net", 1, 8, 5, seed=3), words, "net.py")
+    assert_refused(lambda: backbones.build("./net.py:Net", 1, 8, 5, seed=3), words, "net.py")
 
 
 # Networks as people have them: attention, dropout of every form, frozen parts, torchvision's, compiled ones
@@ -438,7 +438,9 @@ def test_a_run_goes_on_with_the_frozen_part_that_it_began_with_alone():
     with pytest.raises(Stop):
         fedcli.run("fedavg", dataset="digits", out="run", progress=StopAfter(1), **options)
     Path("weights").write_text("2")
-    refused(lambda: resume.resume("run", files="./net.py"), "the frozen part of the network has changed since the run")
+    assert_refused(
+        lambda: resume.resume("run", files="./net.py"), "the frozen part of the network has changed since the run"
+    )
 
 
 def write_function(signature, value):
@@ -504,7 +506,7 @@ def test_a_data_set_is_checked_and_in_canonical_order():
 )
 def test_a_place_without_a_function_is_refused_in_a_line(place, text, words):
     Path("own.py").write_text(f"import numpy as np\n{text}\n")
-    refused(lambda: userfiles.from_file(place, "metric"), words)
+    assert_refused(lambda: userfiles.from_file(place, "metric"), words)
 
 
 ONE_ARRAY_FOR_ALL = "dict.fromkeys(('x_train', 'y_train', 'x_test', 'y_test'), np.ones((3, 4, 4)))"
@@ -530,4 +532,4 @@ ONE_ARRAY_FOR_ALL = "dict.fromkeys(('x_train', 'y_train', 'x_test', 'y_test'), n
     ],
 )
 def test_a_part_that_cannot_be_used_is_refused_in_a_line(use, value, words):
-    refused(lambda: use(value), words)
+    assert_refused(lambda: use(value), words)

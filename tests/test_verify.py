@@ -52,7 +52,7 @@ def verify(record, *options):
     return Verdict(result.exit_code, last_line)
 
 
-def assert_refused(verdict, words):
+def assert_cannot_verify(verdict, words):
     assert verdict.exit_code == 2
     assert words in verdict.last_line
 
@@ -61,7 +61,7 @@ def test_a_record_of_a_finished_run_is_verified_on_a_device_that_is_there(whole)
     assert verify(whole, "--out", "again") == SAME_BITS
     assert read_record(Path("again"))["engine"]["clients_per_chunk"] == 2
 
-    assert_refused(verify({**whole, "status": "interrupted"}), "has not finished (it is interrupted)")
+    assert_cannot_verify(verify({**whole, "status": "interrupted"}), "has not finished (it is interrupted)")
 
     elsewhere = {**whole, "config": {**whole["config"], "device": "cuda:7"}}
     assert "(got 'cuda:7'); this machine has " in verify(elsewhere).last_line
@@ -88,7 +88,7 @@ def test_a_run_that_diverged_is_verified_by_its_curve_and_its_end():
     assert not is_same
 
     on_absent_data = {**record, "config": {**record["config"], "dataset": "mnist"}}
-    assert_refused(verify(on_absent_data), "data download mnist")
+    assert_cannot_verify(verify(on_absent_data), "data download mnist")
     assert len([*Path("runs").iterdir()]) == 1  # nothing is left of it
 
 
@@ -186,7 +186,7 @@ def test_rounds_that_a_record_has_not_or_that_have_no_accuracy_are_refused(whole
     record = {**whole, "rounds": [{**first, "test_accuracy": None}, second], "summary": summary}
     for rounds in (0, 1, 3):
         verdict = verify(record, "--rounds", rounds, "--out", "again")
-        assert_refused(verdict, f"from 2, the first that was tested, to 2 (got {rounds})")
+        assert_cannot_verify(verdict, f"from 2, the first that was tested, to 2 (got {rounds})")
     assert not Path("again").exists()
 
 
