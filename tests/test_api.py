@@ -27,7 +27,7 @@ from fedcli.runs.options import EXPERIMENT_OPTIONS, flags_of
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import read_record
 from tests.commands import invoke
-from tests.records import record
+from tests.example_records import make_record
 from tests.tiny_runs import BRIEF
 
 pytestmark = pytest.mark.long(worker=1)
@@ -271,7 +271,7 @@ def test_a_run_that_fails_before_its_record_is_warned_of_and_the_others_are_ther
 
 def test_an_accuracy_of_zero_is_shown_and_none_is_nan(tmp_path):
     for selected, shown in ((0.0, "0.00%"), (None, "nan%")):
-        one = record()
+        one = make_record()
         one["summary"]["selected"] = selected
         assert f": {shown} (best-validation), in" in repr(Run(record=one, state=None, path=tmp_path))
 

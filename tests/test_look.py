@@ -18,7 +18,7 @@ from fedcli.errors import UserError
 from fedcli.figures import line_charts, saving
 from fedcli.figures.options import LEGENDS, FigureOptions, parse_pairs, parse_size
 from tests.commands import invoke
-from tests.records import record_with_curve
+from tests.example_records import record_with_curve
 
 
 def legend_below(figure):

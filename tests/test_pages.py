@@ -13,8 +13,8 @@ from fedcli.errors import UserError
 from fedcli.results import claims, frame, paper_tables, plans, verdicts
 from fedcli.results.intervals import mean_interval
 from fedcli.runs.record import write_record
+from tests.example_records import make_record, write_unsigned_record
 from tests.programs import load_script
-from tests.records import record, write
 
 pytestmark = pytest.mark.long(worker=0)
 
@@ -116,9 +116,9 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
 def test_the_first_page_names_its_texts_and_modified_checkouts(tmp_path):
     """It says what the text of the pages has, and which runs are of modified checkouts."""
     of_commit = tmp_path / "one" / "seed-0"
-    write(of_commit, record("fedavg", 0) | {"commit": "a" * 40})
+    write_unsigned_record(of_commit, make_record("fedavg", 0) | {"commit": "a" * 40})
     of_modified_checkout = tmp_path / "one" / "seed-1"
-    write(of_modified_checkout, record("fedavg", 1) | {"commit": "b" * 40 + "+"})
+    write_unsigned_record(of_modified_checkout, make_record("fedavg", 1) | {"commit": "b" * 40 + "+"})
     first_answer, *_ = claims.answer_claims(registry.claims("fedfa"), [])
     comparison = verdicts.Comparison(
         verdict=verdicts.Verdict("reproduced"),
@@ -226,7 +226,7 @@ def test_the_script_writes_a_page_a_study_and_a_paper_and_the_figures_of_speed(r
 
 def run(method, seed, accuracy, **options):
     """The record of a run with an accuracy in its last round."""
-    of_run = record(method, seed, protocol="fedfm:niid-1", **options)
+    of_run = make_record(method, seed, protocol="fedfm:niid-1", **options)
     of_run["summary"]["last"] = accuracy
     *_, last = of_run["rounds"]
     last |= {"test_accuracy": accuracy, "classifier_accuracy": 0.9}
@@ -279,8 +279,8 @@ def test_a_finding_that_the_records_do_not_bear_is_refused(entry, message):
 
 def test_a_file_names_groups_by_folders_and_errors_name_the_file(tmp_path):
     study = tmp_path / "study"
-    write(study / "a" / "seed-0", run("one", 0, 0.75))
-    write(tmp_path / "other" / "seed-1", run("one", 1, 0.85))
+    write_unsigned_record(study / "a" / "seed-0", run("one", 0, 0.75))
+    write_unsigned_record(tmp_path / "other" / "seed-1", run("one", 1, 0.85))
     (study / "intro.md").write_text("# A study\n")
     assert studies.read_study(study).finding_lines == []
     file = study / "findings.toml"

@@ -16,7 +16,7 @@ from fedcli.results.frame import find_records
 from fedcli.results.words import data_words
 from tests.commands import invoke
 from tests.drawings import drawn
-from tests.records import record_with_curve
+from tests.example_records import record_with_curve
 
 BAND = "mean ± standard deviation over 2 seeds"
 RING = "headline: round with the best validation accuracy"

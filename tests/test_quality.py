@@ -34,7 +34,7 @@ from fedcli.runs.saved_run import SavedRun
 from tests import laws
 from tests.commands import invoke
 from tests.drawings import drawn
-from tests.records import record_with_curve
+from tests.example_records import record_with_curve
 from tests.tensors import doubles
 from tests.user_errors import assert_refused
 

@@ -13,7 +13,7 @@ import pytest
 
 from fedcli.results.frame import find_records
 from tests.commands import invoke
-from tests.records import record, write
+from tests.example_records import make_record, write_unsigned_record
 from tests.torture.parts import text_places
 
 models = pytest.importorskip("bokeh.models", reason="bokeh is not installed (fedcli[report])")
@@ -32,7 +32,7 @@ TAIL = """<script>addEventListener("load", () => setTimeout(() => {
   try { out.textContent = JSON.stringify([%s, errors]) } catch (error) { out.textContent = String(error) }
   document.body.append(out)
 }, 1500))</script>"""
-DIVERGED = record("b", done=2, status="failed") | {"error": "NonFiniteLoss: the term"}
+DIVERGED = make_record("b", rounds_done=2, status="failed") | {"error": "NonFiniteLoss: the term"}
 
 
 def look_at(page, folder, expression, width=1000):
@@ -55,7 +55,7 @@ def runs(count=6, **options):
     for number in range(count):
         method = "abc"[number % 3]
         rate = 0.1 + (number // 3) % 2
-        records.append(record(method, seed=number // 6, selected=0.3 + 0.6 * number / count, lr=rate, **options))
+        records.append(make_record(method, seed=number // 6, selected=0.3 + 0.6 * number / count, lr=rate, **options))
     return records
 
 
@@ -85,7 +85,7 @@ def page_of(monkeypatch, records):
 
 @browser
 def test_200_runs_fit_a_small_screen_fetch_nothing_and_can_be_sorted(tmp_path):
-    many = [*runs(100), *runs(99, dataset="letters"), record("d", selected=0.09, dataset="letters")]
+    many = [*runs(100), *runs(99, dataset="letters"), make_record("d", selected=0.09, dataset="letters")]
     for number, run in enumerate(many):
         run["summary"]["params_sha256"] = str(number)
     text = page.report(many, "Many")
@@ -111,9 +111,9 @@ def test_200_runs_fit_a_small_screen_fetch_nothing_and_can_be_sorted(tmp_path):
 @browser
 def test_names_from_records_are_shown_and_not_run(tmp_path):
     harm = '<img src=x onerror="alert(1)"></script>'
-    records = [record(harm) | {"label": harm}, record("b", dataset=harm)]
-    for number in range(len(text_places(record()))):  # one record for each of its texts
-        with_harm = record("a", number)
+    records = [make_record(harm) | {"label": harm}, make_record("b", dataset=harm)]
+    for number in range(len(text_places(make_record()))):  # one record for each of its texts
+        with_harm = make_record("a", number)
         container, key = text_places(with_harm)[number]
         if key == "selection":  # no record that can be read has another than the rules for it
             continue
@@ -141,7 +141,7 @@ def test_the_papers_numbers_and_crosses_are_on_the_page(monkeypatch):
     index = [column.title for column in table.columns].index("Paper, %")
     assert table.source.data[f"text_{index}"] == ["74.60", "84.08"]
 
-    (table,), _, charts = page_of(monkeypatch, [record("a"), DIVERGED])
+    (table,), _, charts = page_of(monkeypatch, [make_record("a"), DIVERGED])
     assert "Paper, %" not in [column.title for column in table.columns]
     curves = charts["Test accuracy over rounds"].hover.renderers
     (cross,) = [curve.data_source.data for curve in curves if curve.name == "b, diverged after this round"]
@@ -150,14 +150,14 @@ def test_the_papers_numbers_and_crosses_are_on_the_page(monkeypatch):
 
 
 def test_failed_runs_are_folded(monkeypatch):
-    (table,), text, _ = page_of(monkeypatch, [record("a"), DIVERGED])
+    (table,), text, _ = page_of(monkeypatch, [make_record("a"), DIVERGED])
     assert table.source.data["text_0"] == ["a"]
     assert re.search(r"<details><summary>Failed: 1</summary><pre>b, .*diverged", text)
 
 
 def test_a_setting_has_one_colour_in_table_and_curves(monkeypatch):
-    waiting = record("a", done=0, status="interrupted")
-    (table,), _, charts = page_of(monkeypatch, [waiting, record("b"), record("c")])
+    waiting = make_record("a", rounds_done=0, status="interrupted")
+    (table,), _, charts = page_of(monkeypatch, [waiting, make_record("b"), make_record("c")])
     colours = table.source.data["colour"]
     assert len(set(colours)) == 3
 
@@ -175,7 +175,7 @@ def test_a_setting_has_one_colour_in_table_and_curves(monkeypatch):
 
 def test_the_command_writes_the_runs_that_are_chosen_and_warns_of_missing_ones(tmp_path, monkeypatch):
     for number, run in enumerate(runs()):
-        write(tmp_path / str(number), run)
+        write_unsigned_record(tmp_path / str(number), run)
     out = tmp_path / "page.html"
     command = ["report", str(tmp_path), "--out", str(out), "--method", "a", "--title", "Mine"]
 

@@ -21,7 +21,7 @@ from fedcli.runs.rounds import Listener
 from fedcli.runs.schema import Fault, number
 from fedcli.userfiles import file_hash
 from tests.commands import invoke
-from tests.records import record, write
+from tests.example_records import make_record, write_unsigned_record
 from tests.small_tables import with_records
 from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.torture.faults import faults_of
@@ -143,7 +143,7 @@ def test_a_run_whose_method_was_changed_says_so_in_tables_figures_and_reports(ch
 
 
 def test_older_records_say_of_a_users_file_alone_that_it_changed():
-    older = record() | {"method_hash": "a, then b"}
+    older = make_record() | {"method_hash": "a, then b"}
     assert identity.recorded_code_changes(older) == []  # a registered method, of which numerics count
     assert identity.recorded_code_changes(older | {"method_source": "/me/one.py"}) == [
         "its method changed when it was resumed"
@@ -155,7 +155,7 @@ def test_a_papers_table_says_whose_code_was_changed(tmp_path, monkeypatch):
     table = Table("fedfm:III", "", ("FedFM", "Table III"), (Cell("A", "x", "fedavg", TINY),), seeds=(0,))
     plan = plans.plan_table(table)
     (run,) = plan.runs
-    changed = record("fedavg") | {"changed": [{"round": 1, "what": "its method"}]}
+    changed = make_record("fedavg") | {"changed": [{"round": 1, "what": "its method"}]}
     compared = paper_tables.compare_with_paper(with_records(plan, {run.folder: changed}))
     assert f"{run.folder}: its method changed after round 1." in compared.notes
 
@@ -244,7 +244,7 @@ def test_a_label_of_several_methods_stands_before_their_names(tmp_path):
     methods = ("fedavg", "fedprox", "moon")
     folders = [tmp_path / method for method in methods]
     for folder, method in zip(folders, methods, strict=True):
-        write(folder, record(method))
+        write_unsigned_record(folder, make_record(method))
     records = frame.find_records(folders, ["Ours", "Ours", "M"])
     groups = tables.group_runs(records)
     assert [group.label for group in groups] == ["Ours: fedavg", "Ours: fedprox", "M"]

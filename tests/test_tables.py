@@ -16,7 +16,7 @@ from fedcli.results.metrics import find_metric
 from fedcli.results.notes import ACROSS_MODELS, LEADS
 from fedcli.results.render import CellIndex, TextTable, render
 from tests.commands import cells, invoke, output_of
-from tests.records import record, write
+from tests.example_records import make_record, write_unsigned_record
 from tests.user_errors import assert_refused
 
 
@@ -55,10 +55,10 @@ def test_means_and_sample_deviations_of_known_values():
 
 
 def test_seconds_are_the_median_round_of_quiet_runs():
-    quiet = record()
-    older = record(seed=1) | {"load": [{"round": 0, "start": 9.0, "end": 9.0, "others": 0.2}]}
-    noisy = record(seed=1) | {"load": [{"round": 0, "start": 0.1, "end": 1.6}]}
-    unknown = record()
+    quiet = make_record()
+    older = make_record(seed=1) | {"load": [{"round": 0, "start": 9.0, "end": 9.0, "others": 0.2}]}
+    noisy = make_record(seed=1) | {"load": [{"round": 0, "start": 0.1, "end": 1.6}]}
+    unknown = make_record()
     del unknown["load"]  # from before it was measured
 
     lines = csv_lines([quiet, older, noisy, unknown])
@@ -70,23 +70,25 @@ def test_seconds_are_the_median_round_of_quiet_runs():
 
 def test_the_seed_and_what_follows_it_do_not_divide_a_group():
     """Another seed of the partition does."""
-    runs = [record(seed=2, device="cpu"), record(seed=0, device="cuda"), record(seed=1, device="auto")]
+    runs = [make_record(seed=2, device="cpu"), make_record(seed=0, device="cuda"), make_record(seed=1, device="auto")]
     (group,) = groups.group_runs(runs)
     assert [run["seed"] for run in group.records] == [0, 1, 2]
     assert group.differing_settings == {}
     assert group.label == "one"
 
     fixed = {"partition_seed": 7, "origin": {"partition_seed": "command line"}}
-    following, other = groups.group_runs([record(seed=0), record(seed=0, **fixed), record(seed=1, **fixed)])
+    following, other = groups.group_runs(
+        [make_record(seed=0), make_record(seed=0, **fixed), make_record(seed=1, **fixed)]
+    )
     assert following.differing_settings == {"partition_seed": "as seed"}
     assert other.label == "one, partition seed 7"
     assert len(other.records) == 2
 
 
 def test_other_numerics_are_another_group_and_another_hash_is_not():
-    reworded = record(seed=1) | {"method_hash": "changed!" * 8}
-    of_other_numerics = record(seed=2) | {"numerics": {"core": 1, "method": 2}}
-    first, second = groups.group_runs([record(), reworded, of_other_numerics])
+    reworded = make_record(seed=1) | {"method_hash": "changed!" * 8}
+    of_other_numerics = make_record(seed=2) | {"numerics": {"core": 1, "method": 2}}
+    first, second = groups.group_runs([make_record(), reworded, of_other_numerics])
     assert first.differing_settings == {"numerics": "1.1"}
     assert len(first.records) == 2
     assert second.differing_settings == {"numerics": "1.2"}
@@ -94,7 +96,10 @@ def test_other_numerics_are_another_group_and_another_hash_is_not():
 
     # Of a user's own file nobody counts versions.
     users = {"method_source": "/me/one.py"}
-    own = [record(seed=0) | users | {"method_hash": "a" * 8}, record(seed=1) | users | {"method_hash": "b" * 8}]
+    own = [
+        make_record(seed=0) | users | {"method_hash": "a" * 8},
+        make_record(seed=1) | users | {"method_hash": "b" * 8},
+    ]
     assert [group.differing_settings for group in groups.group_runs(own)] == [{"code": "a" * 8}, {"code": "b" * 8}]
 
 
@@ -102,29 +107,38 @@ def test_labels_hold_what_differs_and_no_more():
     def labels(*runs):
         return [group.label for group in groups.group_runs(runs)]
 
-    one = record("one")
-    two = record("two", mu=1)
+    one = make_record("one")
+    two = make_record("two", mu=1)
     assert labels(one, two) == ["one", "two"]  # an option that only one method has tells nothing
-    assert labels(one, two, record("two", mu=0.5)) == ["one", "two, mu 1", "two, mu 0.5"]
+    assert labels(one, two, make_record("two", mu=0.5)) == ["one", "two, mu 1", "two, mu 0.5"]
 
     # What most of them have is left out.
-    assert labels(one, record(drop_last=True), record(partition="iid")) == ["one", "one, drop last on", "one, iid"]
-    runs = [record("one"), record("two"), record("two", lr=0.2), record("two", lr=0.2, drop_last=True)]
+    assert labels(one, make_record(drop_last=True), make_record(partition="iid")) == [
+        "one",
+        "one, drop last on",
+        "one, iid",
+    ]
+    runs = [
+        make_record("one"),
+        make_record("two"),
+        make_record("two", lr=0.2),
+        make_record("two", lr=0.2, drop_last=True),
+    ]
     _, label_of_two, *_ = labels(*runs)
     assert label_of_two == "two, lr 0.1"  # half are not more than half
-    _, label_of_two, *_ = labels(*runs, record("three"))
+    _, label_of_two, *_ = labels(*runs, make_record("three"))
     assert label_of_two == "two"
 
 
-def diverged(seed=0, selected=0.5, done=2, selection="best-validation", **options):
+def diverged(seed=0, selected=0.5, rounds_done=2, selection="best-validation", **options):
     """The record of a run that diverged."""
-    run = record(**{"seed": seed, "selected": selected, "status": "failed", "done": done, **options})
+    run = make_record(**{"seed": seed, "selected": selected, "status": "failed", "rounds_done": rounds_done, **options})
     run["summary"]["selection"] = selection
     return run | {"error": "NonFiniteLoss: the term 'loss' is not finite in round 2; use less"}
 
 
 def test_of_a_diverged_run_the_best_round_on_validation_counts_and_no_other():
-    runs = [record(selected=0.5), diverged(1, 0.4), diverged(2, done=0)]
+    runs = [make_record(selected=0.5), diverged(1, 0.4), diverged(2, rounds_done=0)]
     row = only_row(runs)
     assert row[SELECTED] == "45.00 ± 7.07 (2 of 3 runs; 2 diverged)"  # one ended before any round was tested
     assert row["Last round, %"] == "30.00 (1 of 3 runs; 2 diverged)"
@@ -132,8 +146,8 @@ def test_of_a_diverged_run_the_best_round_on_validation_counts_and_no_other():
     assert "Diverged: a loss became infinite or NaN." in markdown(runs)
     assert only_row([diverged(selection="last")])["Selected (last), %"] == "diverged"
 
-    stopped = record(seed=3, selected=0.9, status="interrupted", done=2)
-    row = only_row([record(selected=0.5), stopped])
+    stopped = make_record(seed=3, selected=0.9, status="interrupted", rounds_done=2)
+    row = only_row([make_record(selected=0.5), stopped])
     assert row[SELECTED] == "50.00 (1 of 2 runs)"
     assert row["Seeds"] == "0, 3 unfinished after 2 rounds"
 
@@ -157,17 +171,18 @@ def test_metrics_that_are_asked_for_get_columns_and_a_copy_of_each_record(tmp_pa
     assert row["peak"] == "28.000 ± 0.000 (2)"
     assert row["nan"] == "not measured (2)"
 
-    (line,) = csv_lines([record()], [f"{file}:clears", f"{file}:peak"])
+    (line,) = csv_lines([make_record()], [f"{file}:clears", f"{file}:peak"])
     assert line["peak"] == "28"  # each metric has a copy of the record
-    assert only_row([record()], ["quality:nmi"])["quality:nmi"] == "not measured (1)"
+    assert only_row([make_record()], ["quality:nmi"])["quality:nmi"] == "not measured (1)"
     assert_refused(
-        lambda: tables.build_table([record()], [f"{file}:word"]), "'word' is no number (got str); return one or None"
+        lambda: tables.build_table([make_record()], [f"{file}:word"]),
+        "'word' is no number (got str); return one or None",
     )
 
 
 def test_qualities_of_different_rounds_have_no_mean_and_are_told_apart():
     def measured(method, seed, **quality):
-        return record(method, seed) | {"quality": {"nmi": 0.5, **quality}}
+        return make_record(method, seed) | {"quality": {"nmi": 0.5, **quality}}
 
     def shown(*runs):
         return [row["quality:nmi"] for row in cells(markdown(runs, ["quality:nmi"]))]
@@ -202,7 +217,7 @@ def bold(runs):
 
 
 def runs_of(name, *accuracies, **options):
-    return [record(name, seed=seed, selected=value, **options) for seed, value in enumerate(accuracies)]
+    return [make_record(name, seed=seed, selected=value, **options) for seed, value in enumerate(accuracies)]
 
 
 def test_the_best_comparable_row_is_bold_where_its_lead_is_certain():
@@ -218,12 +233,12 @@ def test_the_best_comparable_row_is_bold_where_its_lead_is_certain():
     assert clear_best(lower, {"one": one, "two": unsure_two}) is None
 
     # One seed has no interval, other seeds are no pairs, and a lost run is no lead.
-    assert bold([record("one", selected=0.5), record("two", selected=0.6)]) == []
-    of_other_seeds = [record("two", seed=seed, selected=0.9 + seed / 1000) for seed in (7, 8, 9)]
+    assert bold([make_record("one", selected=0.5), make_record("two", selected=0.6)]) == []
+    of_other_seeds = [make_record("two", seed=seed, selected=0.9 + seed / 1000) for seed in (7, 8, 9)]
     assert bold([*one, *of_other_seeds]) == []
     lead = [*runs_of("one", 0.5, 0.5), *runs_of("two", 0.6, 0.6)]
     assert bold(lead) == ["**two**"]
-    assert bold([*lead, diverged(9, done=0, method="two")]) == []
+    assert bold([*lead, diverged(9, rounds_done=0, method="two")]) == []
 
     # Each data set has its own best.
     on_a = [*runs_of("one", 0.5, 0.5, dataset="a"), *runs_of("two", 0.6, 0.6, dataset="a")]
@@ -250,7 +265,10 @@ def test_rows_that_cannot_be_compared_are_not_bold_and_told_apart():
 
 
 def test_csv_has_one_line_a_run_in_full_precision():
-    runs = [record("one", selected=1 / 3), record("two", seed=1, mu=0.25, status="interrupted", done=2)]
+    runs = [
+        make_record("one", selected=1 / 3),
+        make_record("two", seed=1, mu=0.25, status="interrupted", rounds_done=2),
+    ]
     first, second = csv_lines(runs)
     assert float(first["selected"]) == pytest.approx(100 / 3, rel=1e-15)
     assert first["selected_round"] == "2"
@@ -262,7 +280,7 @@ def test_csv_has_one_line_a_run_in_full_precision():
     assert second["rounds_done"] == "2"
     assert second["config.rounds"] == "4"
 
-    (reduced,) = csv_lines([record(protocol="fedfm:digits", rounds=20, train_examples=100)])
+    (reduced,) = csv_lines([make_record(protocol="fedfm:digits", rounds=20, train_examples=100)])
     assert reduced["reduced"] == "training images 100 of 1,438"
 
 
@@ -326,7 +344,7 @@ def test_every_latex_table_has_its_own_label(tmp_path):
     assert_refused(lambda: write_tables(on_two, format="markdown", label="tab:mine"), "a label is for LaTeX")
 
     # A command's table is labelled by the name of its file, where that has letters.
-    write(tmp_path / "run", record())
+    write_unsigned_record(tmp_path / "run", make_record())
     for name, label in (("Main Results.tex", "tab:main-results"), ("_.tex", "tab:paper-skew-digits")):
         output_of("table", tmp_path / "run", "--format", "latex", "--out", tmp_path / name)
         assert labels((tmp_path / name).read_text()) == [label]
@@ -355,12 +373,12 @@ def test_a_table_for_a_paper_has_the_papers_names():
     unsure = latex([*runs_of("fedavg", 0.5, 0.6), *runs_of("fedfm", 0.55, 0.56)])
     assert "textbf" not in unsure
     assert "Bold" not in unsure
-    assert "; seed 0." in latex([record()])
+    assert "; seed 0." in latex([make_record()])
 
 
 def test_columns_of_a_table_for_a_paper_are_headed_in_words():
     metrics = ["clients:worst", "clients:std", "rounds-to:90", "last-tenth", "class:3"]
-    (row,) = [line for line in latex([record()], metrics).splitlines() if line.startswith("Method &")]
+    (row,) = [line for line in latex([make_record()], metrics).splitlines() if line.startswith("Method &")]
     headings = ["Worst client", "Deviation of clients", "Rounds to 90", "Last tenth", "Class 3"]
     assert row.removesuffix(r" \\").split(" & ")[-5:] == headings
 
@@ -412,17 +430,17 @@ def test_leads_between_kinds_of_models_are_remarked_on():
 
 
 def test_records_are_found_at_any_depth_and_once(tmp_path):
-    write(tmp_path / "a" / "deep" / "run", record("one"))
-    write(tmp_path / "b", record("two"))
+    write_unsigned_record(tmp_path / "a" / "deep" / "run", make_record("one"))
+    write_unsigned_record(tmp_path / "b", make_record("two"))
     first, second = frame.find_records([tmp_path / "b", tmp_path, tmp_path / "b" / "record.json"])
-    assert first == {**record("two"), "folder": tmp_path / "b"}
-    assert second == {**record("one"), "folder": tmp_path / "a" / "deep" / "run"}
+    assert first == {**make_record("two"), "folder": tmp_path / "b"}
+    assert second == {**make_record("one"), "folder": tmp_path / "a" / "deep" / "run"}
 
 
 def test_a_record_that_grows_is_read_again_and_kept_once(tmp_path):
     rows = []
-    for done in (2, 3, 4):
-        write(tmp_path, record(done=done, status="running"))
+    for rounds_done in (2, 3, 4):
+        write_unsigned_record(tmp_path, make_record(rounds_done=rounds_done, status="running"))
         rows += frame.read_runs([tmp_path])
         assert frame.read_runs([tmp_path])[0] is rows[-1]  # not read anew
     assert [len(row.record["rounds"]) for row in rows] == [2, 3, 4]
@@ -430,7 +448,7 @@ def test_a_record_that_grows_is_read_again_and_kept_once(tmp_path):
 
 
 def test_a_record_that_is_gone_since_its_folder_was_searched_is_left_out(tmp_path, monkeypatch, caplog):
-    write(tmp_path / "b", record("two"))
+    write_unsigned_record(tmp_path / "b", make_record("two"))
     gone = tmp_path / "a" / "record.json"
     monkeypatch.setattr(frame, "_record_files", lambda folder: [gone, tmp_path / "b" / "record.json"])
     assert [row.method for row in frame.read_runs([tmp_path])] == ["two"]
@@ -438,7 +456,7 @@ def test_a_record_that_is_gone_since_its_folder_was_searched_is_left_out(tmp_pat
 
 
 def test_a_term_that_is_called_an_accuracy_stays_as_it_is():
-    run = record(selected=0.5)
+    run = make_record(selected=0.5)
     for entry in run["rounds"]:
         entry["terms"] = {"own_accuracy": 0.25}
     table = frame.rounds_of(run)
@@ -448,29 +466,29 @@ def test_a_term_that_is_called_an_accuracy_stays_as_it_is():
 
 
 def test_copies_of_a_run_count_once_and_other_runs_of_a_seed_each():
-    run = record(selected=0.5)
-    copy = record(selected=0.5)
-    of_other_seed = record(seed=1, selected=0.6)
-    with_other_parameters = record(selected=0.7)
+    run = make_record(selected=0.5)
+    copy = make_record(selected=0.5)
+    of_other_seed = make_record(seed=1, selected=0.6)
+    with_other_parameters = make_record(selected=0.7)
     with_other_parameters["summary"]["params_sha256"] = "f" * 64
     (group,) = groups.group_runs([run, copy, of_other_seed, with_other_parameters])
     assert [run["summary"]["selected"] for run in group.records] == [0.5, 0.7, 0.6]
 
 
 def test_several_runs_of_a_seed_are_told():
-    run = record(selected=0.5)
-    with_other_parameters = record(selected=0.7)
+    run = make_record(selected=0.5)
+    with_other_parameters = make_record(selected=0.7)
     with_other_parameters["summary"]["params_sha256"] = "f" * 64
     note = "one has 2 runs of seed 0, which came out differently: its mean counts each of them, its lead the last."
-    for runs, is_told in (([run, with_other_parameters], True), ([run, record(), record(seed=1)], False)):
+    for runs, is_told in (([run, with_other_parameters], True), ([run, make_record(), make_record(seed=1)], False)):
         assert (f"- {note}\n" in markdown(runs)) == is_told
         assert (f"% {note}\n" in latex(runs)) == is_told
 
 
 def test_labels_stand_for_the_methods_of_their_paths(tmp_path):
-    write(tmp_path / "a" / "seed-0", record(lr=0.1))
-    write(tmp_path / "b" / "seed-0", record(lr=0.2))
-    write(tmp_path / "b" / "seed-1", record(seed=1, lr=0.2))
+    write_unsigned_record(tmp_path / "a" / "seed-0", make_record(lr=0.1))
+    write_unsigned_record(tmp_path / "b" / "seed-0", make_record(lr=0.2))
+    write_unsigned_record(tmp_path / "b" / "seed-1", make_record(seed=1, lr=0.2))
     folders = [tmp_path / "a", tmp_path / "b"]
 
     def sizes(*labels):
@@ -479,14 +497,14 @@ def test_labels_stand_for_the_methods_of_their_paths(tmp_path):
 
     assert sizes("plain", "faster") == {"plain": 1, "faster": 2}
     assert_refused(lambda: sizes("plain"), "--label stands once for each path, in order (got 1 for 2")
-    write(tmp_path / "b" / "other", record(lr=0.4))
+    write_unsigned_record(tmp_path / "b" / "other", make_record(lr=0.4))
     assert sizes("p", "q") == {"p": 1, "q, lr 0.4": 1, "q, lr 0.2": 2}
 
 
 # Runs of several protocols and data sets
 
-MIXED = [record("one"), record("one", dataset="letters", lr=0.2), record("two", dataset="letters"),
-         record("two", protocol="paper:other")]  # fmt: skip
+MIXED = [make_record("one"), make_record("one", dataset="letters", lr=0.2), make_record("two", dataset="letters"),
+         make_record("two", protocol="paper:other")]  # fmt: skip
 
 
 def test_methods_and_data_sets_are_selected_in_any_case():
@@ -505,7 +523,7 @@ def test_methods_and_data_sets_are_selected_in_any_case():
 
 def test_commands_select_and_label(tmp_path):
     for number, run in enumerate(MIXED):
-        write(tmp_path / str(number), run)
+        write_unsigned_record(tmp_path / str(number), run)
 
     def output(*command):
         return invoke(*command, tmp_path).output
@@ -527,7 +545,7 @@ def test_commands_select_and_label(tmp_path):
 
 def test_mixed_runs_have_a_panel_for_each_board():
     """A method keeps its look in all of them."""
-    runs = [*MIXED, record("one", seed=1), diverged(2, method="two", dataset="letters")]
+    runs = [*MIXED, make_record("one", seed=1), diverged(2, method="two", dataset="letters")]
     figure = line_charts.learning_curves(runs)
     of_skew, of_letters, of_other = figure.axes
     assert of_skew.get_title() == "Digits, Dirichlet 0.5 (paper:skew)"
@@ -546,14 +564,14 @@ def test_mixed_runs_have_a_panel_for_each_board():
 
     assert [len(crosses(axes)) for axes in figure.axes] == [0, 1, 0]
 
-    left_out = line_charts.learning_curves([*runs, record("three") | {"cost": None}], "floats")
+    left_out = line_charts.learning_curves([*runs, make_record("three") | {"cost": None}], "floats")
     assert left_out.get_suptitle() == "left out, without values: 1"
 
 
 def test_the_tested_model_has_a_column_only_where_runs_differ():
     """In which model is tested."""
-    of_global_model = [record("fedavg", 0), record("a-method-that-is-gone", 0)]
-    personal = record("fedprox", 0) | {"tested": "personal"}
+    of_global_model = [make_record("fedavg", 0), make_record("a-method-that-is-gone", 0)]
+    personal = make_record("fedprox", 0) | {"tested": "personal"}
     assert "Model" not in tables.build_table(of_global_model).columns
     assert "Model" in tables.build_table([*of_global_model, personal]).columns
 
@@ -562,7 +580,7 @@ def test_the_last_round_has_no_second_column_where_it_is_the_selected_one():
     def columns(*selections):
         runs = []
         for seed, selection in enumerate(selections):
-            run = record("fedavg", seed)
+            run = make_record("fedavg", seed)
             run["summary"]["selection"] = selection
             runs.append(run)
         return tables.build_table(runs).columns

@@ -1,25 +1,39 @@
-"""Records with hand numbers: of a run as it writes it, and of one with a given learning curve."""
+"""Makes records with numbers by hand: one as a run writes it, and one with a given learning curve."""
 
 import json
 
-PLANNED = 4  # rounds
-UNUSED = {  # options of every record, on which nothing here depends
+PLANNED_ROUNDS = 4
+# Options that a record must have, whose values do not matter to the tests.
+OTHER_OPTIONS = {
     "public_dataset": None, "local_epochs": 2, "batch_size": 10, "optimizer": "sgd", "lr_decay": 1.0, "momentum": 0.0,
     "weight_decay": 0.0, "validation": 0.1, "backbone": "net", "precision": "float32", "eval_every": 1,
 }  # fmt: skip
 
 
-def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNED, origin=None, **options):
-    """A record as a run writes it; `done` of the planned rounds, the selected one being round 1."""
+def make_record(
+    method="one", seed=0, selected=0.5, *, status="finished", rounds_done=PLANNED_ROUNDS, origin=None, **options
+):
+    """Returns a record as a run writes it.
+
+    It has `rounds_done` of the planned rounds. Round 1 is the selected one, whose test accuracy is `selected`, from 0
+    to 1. `options` take the place of those of the run, and `origin` says where options are from.
+    """
     config = {
         "protocol": "paper:skew", "dataset": "digits", "partition": "dirichlet:0.5", "partition_seed": seed,
-        "rounds": PLANNED, "lr": 0.1, "drop_last": False, "train_examples": None, "seed": seed, "device": "auto",
-        "num_clients": 10, "cohort_size": 10, "clients_per_chunk": "auto", "checkpoint_every": 1, **UNUSED, **options,
+        "rounds": PLANNED_ROUNDS, "lr": 0.1, "drop_last": False, "train_examples": None, "seed": seed, "device": "auto",
+        "num_clients": 10, "cohort_size": 10, "clients_per_chunk": "auto", "checkpoint_every": 1, **OTHER_OPTIONS,
+        **options,
     }  # fmt: skip
-    rounds = [round_entry(number, selected) for number in range(done)]
-    summary = {"selection": "best-validation", "selected": None, "selected_round": None, "last": None, "rounds": done}
+    rounds = [round_entry(number, selected) for number in range(rounds_done)]
+    summary = {
+        "selection": "best-validation",
+        "selected": None,
+        "selected_round": None,
+        "last": None,
+        "rounds": rounds_done,
+    }
     cost = None
-    if done:
+    if rounds_done:
         last = rounds[-1]["test_accuracy"]
         summary |= {"selected": selected, "selected_round": 1, "last": last, "params_sha256": f"{seed}" * 64}
         cost = {"floats_down": 12345, "floats_up": 12400, "memory_floats": 1, "buffer_floats": 0}
@@ -67,7 +81,7 @@ def record(method="one", seed=0, selected=0.5, *, status="finished", done=PLANNE
 
 
 def round_entry(number, selected):
-    """A round of a record, whose accuracies are best in round 1; the first one warms up."""
+    """Returns the entry of a round; the accuracies are best in round 1, and round 0 takes a minute to warm up."""
     return {
         "round": number,
         "test_accuracy": selected - 0.1 * abs(number - 1),
@@ -77,15 +91,15 @@ def round_entry(number, selected):
     }
 
 
-def write(folder, content):
-    """Writes a record into a folder, which is made for it."""
+def write_unsigned_record(folder, content):
+    """Writes a record without a digest into a folder, which is made for it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "record.json").write_text(json.dumps(content))
 
 
 def record_with_curve(method="one", seed=0, accuracies=(0.2, 0.4, 0.5), **keywords):
-    """A record with these test accuracies; None for a round that was not evaluated."""
-    run = record(method, seed, done=len(accuracies), **keywords)
+    """Returns a record with these test accuracies, from 0 to 1; None stands for a round that was not evaluated."""
+    run = make_record(method, seed, rounds_done=len(accuracies), **keywords)
     for entry, accuracy in zip(run["rounds"], accuracies, strict=True):
         entry["test_accuracy"] = accuracy
     return run
