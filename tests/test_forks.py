@@ -28,12 +28,12 @@ from fedcli.runs.machine import is_undisturbed, machine_settings
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import RECORD, read_record
 from fedcli.runs.rounds import Listener
-from tests import fake_cuda_runs, law_8, laws
+from tests import fake_cuda_runs, laws, workers_law
 from tests.commands import invoke
 from tests.networks import MIXED
 from tests.programs import start
 from tests.tiny_runs import THREE_ROUNDS
-from tests.toy_methods import QUICK, STATEFUL, fedavg_round
+from tests.toy_methods import QUICK, STATEFUL, MethodCase, fedavg_round
 
 
 class Meeting:
@@ -292,24 +292,24 @@ VARIANTS = list(chain.from_iterable(map(check.variants_of, METHODS)))
 @pytest.mark.parametrize("method", [*METHODS, *VARIANTS], ids=lambda method: method.name)
 def test_law_8_forks_are_invisible(method, meetings, monkeypatch):
     if method in VARIANTS:
-        monkeypatch.setattr(law_8, "ROUNDS", 1)  # what clients keep comes back from a fork as without the variant
+        monkeypatch.setattr(workers_law, "ROUNDS", 1)  # what clients keep comes back from a fork as without the variant
     assert_forks_are_invisible(meetings, method)
 
 
 @pytest.mark.parametrize("method", METHODS_OF_MIXED_NETWORKS, ids=lambda method: method.name)
 def test_law_8_forks_are_invisible_where_clients_have_different_networks(method, meetings, monkeypatch):
-    monkeypatch.setattr(law_8, "ROUNDS", 1)
+    monkeypatch.setattr(workers_law, "ROUNDS", 1)
     assert_forks_are_invisible(meetings, method, backbone=MIXED)
 
 
 def assert_forks_are_invisible(meetings, method, **run):
     name, _, _ = method.name.partition(" ")  # without that of its variant
-    overrides = QUICK.get(name)
-    in_two_processes = law_8.run_to_its_end(method, overrides, run)
+    case = MethodCase(method, QUICK.get(name), run)
+    in_two_processes = workers_law.result_of(case)
     assert meetings
 
     torch.set_num_threads(1)
-    in_one_process = law_8.run_to_its_end(method, overrides, run)
+    in_one_process = workers_law.result_of(case)
     assert in_one_process == in_two_processes
 
 
@@ -468,7 +468,7 @@ def test_a_process_forks_where_that_is_safe_and_it_has_the_cores_to_itself(monke
         ({}, 2, 1, 2),
         ({}, 1, 1, 1),
         ({"clients_per_chunk": "2"}, 2, 2, 1),
-        ({"backbone": f"{law_8.__file__}:wide"}, 2, 2, 1),
+        ({"backbone": f"{workers_law.__file__}:wide"}, 2, 2, 1),
     ],
     ids=["two threads", "one thread", "together", "large network"],
 )

@@ -14,9 +14,9 @@ from fedcli.cli.display import plot_run
 from fedcli.runs import workers
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
-from tests import law_8
+from tests import workers_law
 from tests.programs import WAITS, Waiting, start
-from tests.tiny_runs import THREE_ROUNDS, essence, file_names
+from tests.tiny_runs import THREE_ROUNDS, file_names, reproducible_parts
 
 pytestmark = pytest.mark.long(worker=0)
 
@@ -65,12 +65,12 @@ def test_a_worker_that_fails_or_dies_is_named_once_and_the_others_end(tmp_path):
 
 
 def test_law_8_workers_are_invisible(tmp_path, two_threads):
-    expected = law_8.run_all()
-    program = "from tests.law_8 import main; main()"
-    assert errors_of_workers(tmp_path, max(law_8.NUMBERS_OF_WORKERS), program, tmp_path) == ""
-    for count in law_8.NUMBERS_OF_WORKERS:
+    expected = workers_law.results_by_name()
+    program = "from tests.workers_law import main; main()"
+    assert errors_of_workers(tmp_path, max(workers_law.NUMBERS_OF_WORKERS), program, tmp_path) == ""
+    for count in workers_law.NUMBERS_OF_WORKERS:
         endings = json.loads((tmp_path / str(count)).read_text())
-        assert endings.keys() == law_8.cases(count).keys()
+        assert endings.keys() == workers_law.cases(count).keys()
         assert [name for name in endings if endings[name] != expected[name]] == []
 
 
@@ -99,7 +99,7 @@ def test_a_run_of_a_killed_worker_ends_in_the_same_bits(tmp_path, monkeypatch):
     start(tmp_path, *command, "--out", "whole").communicate()
     record = read_record(tmp_path / "run")
     whole = read_record(tmp_path / "whole")
-    assert essence(record)["rounds"] == essence(whole)["rounds"]
+    assert reproducible_parts(record)["rounds"] == reproducible_parts(whole)["rounds"]
     assert record["summary"] == whole["summary"]
     assert file_names(tmp_path / "run") == file_names(tmp_path / "whole")
     assert record["resumed"] == [1]

@@ -37,13 +37,15 @@ class StopAfter(rounds.Listener):
             raise Stop
 
 
-def essence(record):
-    """What must not depend on whether a run was interrupted."""
+def without_times(rounds):
+    """Returns the entries of a record's rounds without how long the rounds took."""
+    return [{key: value for key, value in entry.items() if key != "seconds"} for entry in rounds]
+
+
+def reproducible_parts(record):
+    """Returns the parts of a record that must not depend on whether its run was interrupted."""
     parts = {key: record[key] for key in ("summary", "status", "config", "cost", "partition")}
-    parts["rounds"] = []
-    for entry in record["rounds"]:
-        parts["rounds"].append({key: value for key, value in entry.items() if key != "seconds"})
-    return parts
+    return parts | {"rounds": without_times(record["rounds"])}
 
 
 def file_names(folder):

@@ -1,7 +1,8 @@
-"""Law 8: methods of each kind, run by a number of workers, and what their runs came to.
+"""Law 8, workers are invisible: runs of methods of each kind, and a program of workers who share these runs.
 
-`python -c "from tests.law_8 import main; main()" FOLDER`, as the command of as many workers as the law has at most,
-runs all of them by each number of workers, and writes what came of it into a file that is named after the number.
+The program is `python -c "from tests.workers_law import main; main()" FOLDER`, started by as many workers as
+`NUMBERS_OF_WORKERS` has at most. For each of these numbers, so many of them do the runs, and the first writes the
+results into a JSON file in the folder, which is named after the number.
 """
 
 import json
@@ -20,17 +21,18 @@ from fedcli.runs.rounds import one_round
 from fedcli.runs.workers import joined
 from tests import laws
 from tests.networks import MIXED
+from tests.tiny_runs import without_times
 from tests.toy_methods import QUICK, STATEFUL, MethodCase
 
 WORKERS_OF_ALL_RUNS = 3
-WORKERS_OF_SOME_RUNS = 2  # which leave out the plain ones
+WORKERS_OF_SOME_RUNS = 2
 NUMBERS_OF_WORKERS = (WORKERS_OF_ALL_RUNS, WORKERS_OF_SOME_RUNS)
 ROUNDS = 2
 FEW_STEPS = {"batch_size": 8, "local_epochs": 1}
 
 
 def wide(channels, image_size, num_classes):
-    """A network above 100,000 parameters, so that its operations use all threads."""
+    """Makes a network with more than 100,000 parameters, whose operations use all threads."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(channels * image_size**2, 1200), nn.ReLU(), nn.Linear(1200, 32),
         nn.Linear(32, num_classes),
@@ -38,10 +40,10 @@ def wide(channels, image_size, num_classes):
 
 
 def cases(num_workers):
-    """The runs that so many workers share, by name; of two workers only what is no plain run.
+    """Returns the runs that so many workers share, by name; two workers skip those of methods as they are.
 
-    The methods are one of each kind, and those whose server trains: what workers divide is what forks do, for which
-    `tests/test_forks.py` holds the law for every method.
+    The methods are one of each kind, and those whose server trains. More are not needed: workers divide the same
+    work as forks, for which `tests/test_forks.py` holds the law for every method.
     """
     wide_network = {"backbone": f"{__file__}:wide", "precision": "float32", "lr": 0.01}
     fedavg = registry.find_method("fedavg")
@@ -60,31 +62,36 @@ def cases(num_workers):
     return runs
 
 
-def run_to_its_end(method, overrides, options):
-    """What a run comes to: the hash of its parameters, and what its record says of its rounds."""
-    setup, fed = laws.federation(method, overrides, **{**FEW_STEPS, **options})
+def result_of(case):
+    """Trains a case for two rounds; returns the hash of its parameters and the entries of its rounds, without times."""
+    setup, fed = laws.federation(case.method, case.overrides, **{**FEW_STEPS, **case.run_options})
     entries = []
     with machine_settings(fed):
         state = laws.start(setup, fed)
         for round in range(ROUNDS):
             state, entry = one_round(setup, fed, state, fed.cohort(round))
-            entries.append({key: value for key, value in entry.items() if key != "seconds"})
+            entries.append(entry)
     params = all_params(setup.method, state, setup.config.num_clients)
-    return [params_hash(params), json.loads(json.dumps(entries))]
+    rounds = json.loads(json.dumps(without_times(entries)))  # as they are read from a file
+    return {"params_sha256": params_hash(params), "rounds": rounds}
 
 
-def run_all(num_workers=1):
-    """What all runs of so many workers come to, by name."""
-    return {name: run_to_its_end(*case) for name, case in cases(num_workers).items()}
+def results_by_name(num_workers=1):
+    """Returns the results of all runs that so many workers share, by name."""
+    return {name: result_of(case) for name, case in cases(num_workers).items()}
 
 
 def main():
+    """Does the runs as one of several workers, and writes the results if this is the first."""
     torch.set_num_threads(2)
     for num_workers in NUMBERS_OF_WORKERS:
         if int(os.environ["RANK"]) < num_workers:
             size = str(num_workers)
-            os.environ |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "TORCHELASTIC_RESTART_COUNT": size}
+            os.environ |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+            # The launcher has started all workers once. Under another count, `joined` does not find the addresses of
+            # the group before this one, which the launcher's store still has.
+            os.environ["TORCHELASTIC_RESTART_COUNT"] = size
             with joined() as group:
-                results = run_all(num_workers)
-            if group.rank == 0:
-                Path(sys.argv[1], str(group.world_size)).write_text(json.dumps(results))
+                results = results_by_name(num_workers)
+            if group.is_first:
+                Path(sys.argv[1], str(num_workers)).write_text(json.dumps(results))
