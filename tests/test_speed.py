@@ -31,6 +31,53 @@ def test_every_number_that_was_noted_stands_on_the_page():
     assert [row for row in of_now if row["value"].rstrip("%") not in numbers] == []
 
 
+FROM_OTHER_FILES = {("Speed", 0), ("An NVIDIA H200", 0)}  # tables, each by its passage and its number there
+WITHOUT_ROWS = {
+    ("Flat parameters and live taps", 2),
+    ("Kernels and bytes of a joint step", 0),
+    ("Convolutions of few places", 0),
+    ("Convolutions of few places", 1),
+}
+
+
+def tables_of(page):
+    """The numbers in the cells of every table, by passage and number there, but for ranges in brackets."""
+    tables = {}
+    passage = ""
+    for block in page.split("\n\n"):
+        heading = re.match(r"#+ (.+)|\*\*(.+?)\.?\*\*", block)
+        if heading:
+            passage = heading[1] or heading[2]
+        if not block.startswith("|"):
+            continue
+        _, _, *lines = block.splitlines()
+        numbers = []
+        for line in lines:
+            _, *cells = line.strip("|").split("|")
+            for cell in cells:
+                text = re.sub(r"\(.*?\)", "", cell).strip()
+                if re.fullmatch(r"[\d.,%]+(?:(?:, | to )[\d.,]+%?)*", text):
+                    numbers += re.split(", | to ", re.sub(r"(?<=\d),(?=\d{3})", "", text))
+        number = sum(before == passage for before, _ in tables)
+        tables[passage, number] = numbers
+    return tables
+
+
+def test_every_number_in_a_table_of_the_page_was_noted_or_the_page_says_that_it_was_not():
+    tables = tables_of(PAGE)
+    assert tables.keys() > FROM_OTHER_FILES | WITHOUT_ROWS
+    for (passage, number), numbers in tables.items():
+        noted = {row["value"] for row in rows_of("noted.csv") if row["section"] == passage}
+        missing = [value for value in numbers if value not in noted]
+        if (passage, number) in FROM_OTHER_FILES | WITHOUT_ROWS:
+            assert missing, (passage, number)
+        else:
+            assert numbers, (passage, number)
+            assert missing == [], (passage, number)
+    left_out = "the third table of flat parameters, kernels, operations and memory of a joint step, and convolutions of"
+    assert left_out in " ".join(PAGE.split())
+
+
 @pytest.mark.parametrize("name", ["w1", "w2"])
 def test_rounds_on_a_cpu_are_on_the_page_and_their_median_ratio_in_the_readme(name):
     rows = [row for row in rows_of("cpu*torch*.csv") if row["workload"] == name]
