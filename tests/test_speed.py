@@ -172,9 +172,10 @@ def test_the_rounds_of_a_side_are_measured_on_the_clients_that_all_sides_read(tm
     small = {"dataset": "digits", "backbone": "cnn-small", "num_clients": 4, "cohort_size": 2, "train_examples": 400}
     monkeypatch.setitem(peers.WORKLOADS, "w2", {**peers.WORKLOADS["w2"], **small})
     monkeypatch.setattr(peers, "CSV", tmp_path / "peers.csv")
-    peers.measure("w2", ["fedcli"], 7, pfllib=None, python="")
+    measured = peers.measure("w2", ["fedcli"], 7, pfllib=None, python="")
 
     rows = peers.pd.read_csv(peers.CSV)
+    assert [*rows.value] == pytest.approx([row.value for row in measured], rel=1e-5)
     assert [*rows] == [*peers.pd.read_csv(SPEED / "peers" / "peers.csv")]
     assert [*rows.what] == ["seconds"] * 3 + ["end"]
     assert (rows.value > 0).all()
@@ -199,6 +200,58 @@ def test_a_side_that_would_train_something_else_is_refused_before_anything_is_ti
     monkeypatch.setattr(peers, "measure", None)
     with pytest.raises(UserError, match=REFUSED[workload, side]):
         peers.main(peers.Workload(workload), [peers.Side.FEDCLI, peers.Side(side)], pfllib=SPEED)
+
+
+def test_all_sides_train_on_the_cpu():
+    peers = load_script(SPEED / "peers" / "peers.py")
+    assert {options["device"] for options in peers.WORKLOADS.values()} == {"cpu"}
+
+
+def test_a_turn_is_the_next_one_and_its_own_rows_alone_are_summed_up(monkeypatch, capsys):
+    peers = load_script(SPEED / "peers" / "peers.py")
+    measured = []
+
+    def measure(workload, sides, turn, pfllib, python):
+        measured.append(turn)
+        side = {"versions": "1", "torch": "2", "threads": 3, "processor": "x"}
+        values = {"fedcli": (1.0, 2.0, 9.0), "fluke": (4.0, 5.0, 5.5)}
+        return [
+            peers.CsvRow(what="seconds", workload=workload, side=name, turn=turn, value=value, **side)
+            for name in sides
+            for value in values[name]
+        ]
+
+    monkeypatch.setattr(peers, "measure", measure)
+    peers.main(peers.Workload.LARGE, [peers.Side.FEDCLI, peers.Side.FLUKE])
+    *_, last_line = capsys.readouterr().out.splitlines()
+    assert last_line.split() == ["large", "3", "2.0", "5.0"]
+    assert measured == [3]  # after 0, 1 and 2 in the CSV
+    peers.main(peers.Workload.LARGE, [peers.Side.FEDCLI], turn=[5, 8])
+    assert [line.split()[-2:] for line in capsys.readouterr().out.splitlines()[-2:]] == [["5", "2.0"], ["8", "2.0"]]
+
+
+@pytest.mark.parametrize("turns", [[3, 2], [3, 3]])
+def test_a_turn_that_is_measured_already_is_refused_before_anything_is_timed(turns, monkeypatch):
+    peers = load_script(SPEED / "peers" / "peers.py")
+    monkeypatch.setattr(peers, "measure", None)
+    with pytest.raises(UserError, match=f"turn {turns[1]} of fedcli with 'large' is in the CSV, or was asked for"):
+        peers.main(peers.Workload.LARGE, [peers.Side.FEDCLI], turn=turns)
+
+
+def test_the_first_turn_is_0_where_there_is_no_csv(tmp_path, monkeypatch):
+    peers = load_script(SPEED / "peers" / "peers.py")
+    monkeypatch.setattr(peers, "CSV", tmp_path / "peers.csv")
+    assert peers.next_turn("w1") == 0
+
+
+def test_the_seconds_of_earlier_versions_are_those_of_fewer_rounds():
+    peers = load_script(SPEED / "peers" / "peers.py")
+    rows = peers.pd.read_csv(peers.CSV)
+    counts = rows[rows.what == "seconds"].groupby(["workload", "side", "turn"]).size()
+    of_this_version = counts[counts == 3].reset_index()
+    assert {*of_this_version.workload} == {"large", "small", "w4"}
+    of_earlier_versions = counts[counts != 3].reset_index()
+    assert {*of_earlier_versions.workload} == {"w1", "w2", "proto"}
 
 
 def test_what_was_measured_was_trained_by_sides_that_are_able_to():

@@ -1,10 +1,10 @@
 """The same rounds in PFLlib, in Flower, in fluke and here, and what they take.
 
-    python peers.py w1 --pfllib CHECKOUT --python PYTHON --turn 0 --turn 1     also w2, w4, proto
+    python peers.py w1 --pfllib CHECKOUT --python PYTHON --turn 4 --turn 5     also w2, w4, proto
     python peers.py large --side fedcli --side fluke --python PYTHON     also small
 
 appends the seconds of each side's rounds, and the accuracy of its last model where it tests one, to `peers.csv`, and
-prints the medians of the seconds. `--pfllib` is a checkout of TsingZ0/PFLlib; `--python` is the Python of an
+prints the medians of these seconds. `--pfllib` is a checkout of TsingZ0/PFLlib; `--python` is the Python of an
 environment with the same torch, flwr==1.41.0 and ray for Flower, scikit-learn, matplotlib and h5py for PFLlib, or
 fluke-fl==0.8.1 for fluke.
 
@@ -19,7 +19,8 @@ divides the images and writes them normalised into files in PFLlib's form, which
               core, with one thread; timed as in fedcli
     fluke     its FedAVG's own `run`; timed as in fedcli
 
-All but "seconds" and "end" in the CSV, and "flower-default", were measured by earlier versions of this script.
+Earlier versions of this script measured all but "seconds" and "end" in the CSV, and those "seconds" of which a turn has
+fewer than three: of w1, w2 and proto, and of "flower-default".
 """
 
 import json
@@ -27,8 +28,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -52,6 +54,7 @@ COUNTED_ROUNDS = slice(1, ROUNDS - 1)  # the first warms up, and the last is tes
 TRAINING = {
     "protocol": "fedsa:cifar10-silo", "dataset": "fmnist", "backbone": "cnn-mcmahan", "optimizer": "sgd", "lr": 0.01,
     "momentum": 0.0, "drop_last": True, "partition": "iid", "num_clients": 100, "seed": 0,
+    "device": "cpu",  # as the other sides
     "local_test": 1 / 7,  # of 700 images each
 }  # fmt: skip
 FIVE_EPOCHS = {**TRAINING, "method": "fedavg", "cohort_size": 10, "local_epochs": 5, "batch_size": 64}
@@ -116,6 +119,38 @@ def refuse_unable(workload: str, sides: Sequence[str]) -> None:
             )
 
 
+def read_rows() -> pd.DataFrame:
+    """The rows of the CSV; none where there is no file yet."""
+    if not CSV.exists():
+        return pd.DataFrame(columns=[field.name for field in fields(CsvRow)])
+    return pd.read_csv(CSV)
+
+
+def next_turn(workload: str) -> int:
+    """The number after that of a workload's last turn in the CSV."""
+    rows = read_rows()
+    turns = rows[rows.workload == workload].turn
+    return 0 if turns.empty else int(turns.max()) + 1
+
+
+def refuse_measured(workload: str, sides: Sequence[str], turns: Sequence[int]) -> None:
+    """Refuses a side's turn that is measured already, or that is asked for twice.
+
+    Raises:
+        UserError: If there is one.
+    """
+    rows = read_rows()
+    of_workload = rows[rows.workload == workload]
+    measured = set(zip(of_workload.side, of_workload.turn, strict=True))
+    for turn, side in product(turns, sides):
+        if (side, turn) in measured:
+            raise UserError(
+                f"turn {turn} of {side} with '{workload}' is in the CSV, or was asked for twice; leave out --turn for "
+                "the next one."
+            )
+        measured.add((side, turn))
+
+
 def write_clients(folder: Path, options: dict[str, Any]) -> None:
     """Writes the clients' images as PFLlib's generators do, `dataset/train/K.npz` and so on, and the initial model."""
     options_of_run = {name: value for name, value in options.items() if name != "method"}
@@ -157,9 +192,10 @@ class CsvRow:
     processor: str
 
 
-def measure(workload: str, sides: Sequence[str], turn: int, pfllib: str | None, python: str) -> None:
-    """Runs the sides of a turn one after the other and appends the seconds of their rounds to the CSV, a row each."""
+def measure(workload: str, sides: Sequence[str], turn: int, pfllib: str | None, python: str) -> list[CsvRow]:
+    """Runs the sides of a turn one after the other, and appends the rows of each to the CSV; returns all of them."""
     options = WORKLOADS[workload]
+    rows: list[CsvRow] = []
     processor = environment(torch.device("cpu"))["machine"]["processor"]
     with TemporaryDirectory() as folder:
         write_clients(Path(folder), options)
@@ -167,7 +203,10 @@ def measure(workload: str, sides: Sequence[str], turn: int, pfllib: str | None, 
         for side in sides:
             measurement = run_side(sys.executable if side == "fedcli" else python, side, job)
             labels = Labels(workload=workload, side=side, turn=turn, processor=processor)
-            append_rows(make_rows(labels, measurement))
+            rows_of_side = make_rows(labels, measurement)
+            append_rows(rows_of_side)
+            rows += rows_of_side
+    return rows
 
 
 def make_rows(labels: Labels, measurement: Measurement) -> list[CsvRow]:
@@ -210,7 +249,7 @@ def run_side(python: str, side: str, job: Job) -> Measurement:
 
 
 def medians(rows: pd.DataFrame) -> pd.DataFrame:
-    """Returns the medians of the CSV's numbers, a row each kind, workload and turn, a column each side."""
+    """Returns the medians of the values, a row each kind, workload and turn, a column each side."""
     medians_of_sides = rows.groupby(["what", "workload", "turn", "side"])["value"].median()
     return medians_of_sides.unstack()
 
@@ -218,7 +257,9 @@ def medians(rows: pd.DataFrame) -> pd.DataFrame:
 def main(
     workload: Annotated[Workload, typer.Argument(help="What is trained")],
     side: Annotated[list[Side], typer.Option(help="Who trains it, in this order")] = [Side.FEDCLI, Side.PFLLIB],  # noqa: B006
-    turn: Annotated[list[int], typer.Option(help="Number of a turn in the CSV; each starts every side anew")] = [0],  # noqa: B006
+    turn: Annotated[
+        list[int], typer.Option(help="Number of a turn, which starts every side anew; by default the next in the CSV")
+    ] = [],  # noqa: B006
     pfllib: Annotated[Path | None, typer.Option(help="Checkout of TsingZ0/PFLlib, which the side pfllib needs")] = None,
     python: Annotated[str, typer.Option(help="Python of the environment of the sides but fedcli")] = sys.executable,
 ) -> None:
@@ -226,10 +267,13 @@ def main(
     if Side.PFLLIB in side and pfllib is None:
         raise typer.BadParameter("give the checkout of PFLlib, or other sides by --side.", param_hint="--pfllib")
     refuse_unable(workload, side)
+    turns = turn or [next_turn(workload)]
+    refuse_measured(workload, side, turns)
     checkout = None if pfllib is None else str(pfllib.resolve())
-    for number in turn:
-        measure(workload, side, number, checkout, python)
-    print(medians(pd.read_csv(CSV)).loc["seconds"])
+    rows: list[CsvRow] = []
+    for number in turns:
+        rows += measure(workload, side, number, checkout, python)
+    print(medians(pd.DataFrame(rows)).loc["seconds"])
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def client_images(folder: str, split: str) -> list[TensorDataset]:
 
 def load_initial_model(network: nn.Module, folder: str) -> None:
     """Gives a network the parameters of the initial model."""
-    initial_values = torch.load(Path(folder, "initial.pt"))
+    initial_values = torch.load(Path(folder, "initial.pt"), map_location="cpu")
     with torch.no_grad():
         for value, initial in zip(network.parameters(), initial_values, strict=True):
             value.copy_(initial)
