@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
+DEFAULT_NETWORK = "small"
+
 
 @dataclass(frozen=True)
 class Case:
@@ -14,7 +16,7 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method
     run_options: Mapping[str, Any] = field(default_factory=dict)  # in place of those of `agreement.problem.RUN`
     partition: str = "skew"  # a key of `agreement.problem.PARTITIONS`
-    network_name: str = "small"  # a key of `agreement.small_networks.BODIES`
+    network_name: str = DEFAULT_NETWORK  # a key of `agreement.small_networks.BODIES`
 
 
 UNIFORM = {"weighting": "uniform"}

@@ -1,12 +1,13 @@
 """Writes results/agreement.md from results.json and the rows of the peers: `python -m agreement.page`."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from agreement import results
 from agreement.bridges import BRIDGES
-from agreement.cases import CASES, Case
+from agreement.cases import CASES, DEFAULT_NETWORK, Case
 from agreement.peers import load_peers
 from agreement.results import PRINTED_FLOOR, PeerResult, RowResult
 from agreement.rows import Peer, Row
@@ -20,7 +21,7 @@ INTRODUCTION = """# Agreement with code that others wrote
 Other projects' own classes are run beside fedcli on one small problem: the same clients with digits of scikit-learn,
 the same first weights, the same batches in the same order, two local epochs of SGD, three rounds, float64. A row holds
 all parameters after the last round to fedcli's. Rounding makes differences of about 1e-16; what is larger has a cause.
-The cause is shown by a second run, in which that one thing is changed in the project's code or done in fedcli too, and
+The cause is shown by a second run, in which what it names is changed in the project's code or done in fedcli too, and
 nothing else.
 
 Four clients have 23, 41, 64 and 90 examples of five or six classes (skew), or 48 each (equal); with half, two of the
@@ -48,7 +49,10 @@ def difference_text(row: RowResult) -> str:
 def command(case: Case) -> str:
     """What fedcli runs, as it is typed."""
     name = f"bridges.py:{case.method}" if case.method in BRIDGES else case.method
-    return " ".join([name, *flags_of({**case.options, **case.run_options})])
+    options = {**case.options, **case.run_options}
+    if case.network_name != DEFAULT_NETWORK:
+        options["backbone"] = f"small_networks.py:{case.network_name}"
+    return " ".join([name, *flags_of(options)])
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,20 @@ class RowsByAgreement:
     def difference_text(self, label: str) -> str:
         """The largest difference of a row."""
         return difference_text(self.result.rows[label])
+
+
+def check_labels(peers: Sequence[Peer], peer_results: Mapping[str, PeerResult]) -> None:
+    """Refuses peers with a row of which there is no result, though there is one of the peer.
+
+    Raises:
+        UserError: If there is one.
+    """
+    for peer in peers:
+        if peer.name not in peer_results:
+            continue
+        for row in peer.rows:
+            if row.label not in peer_results[peer.name].rows:
+                raise UserError(f"there is no result of {peer.name}, '{row.label}'; run this peer again.")
 
 
 def split_by_agreement(peer: Peer, result: PeerResult) -> RowsByAgreement:
@@ -119,6 +137,7 @@ def table_of_differing(rows: RowsByAgreement) -> str:
 
 def page_text(peers: Sequence[Peer], peer_results: Mapping[str, PeerResult]) -> str:
     """The page, of the peers that have results."""
+    check_labels(peers, peer_results)
     split = [split_by_agreement(peer, peer_results[peer.name]) for peer in peers if peer.name in peer_results]
     parts = [INTRODUCTION, table_of_peers(split)]
     for rows in split:
@@ -135,4 +154,7 @@ def write(peer_results: Mapping[str, PeerResult]) -> None:
 
 
 if __name__ == "__main__":
-    write(results.read())
+    try:
+        write(results.read())
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -38,7 +38,7 @@ class Row:
     case: str  # a key of `agreement.cases.CASES`
     config: Any  # what the peer's adapter runs: a `PeerConfig` of the peer's module
     compared: tuple[Quantity, ...] = (Quantity.SHARED,)
-    change: str = ""  # the one thing of the peer that is changed; empty for its code and defaults as they are
+    change: str = ""  # what is changed of the peer; empty for its code and defaults as they are
     difference: Difference | None = None  # None where the row agrees
 
 

@@ -16,7 +16,7 @@ Patch = Callable[[Any, Problem], None]  # is given what it changes and the probl
 
 
 def apply_patch(patches: Mapping[str, Patch], name: str, target: Any, problem: Problem) -> None:
-    """Makes the one change of a peer's run, if it has a change."""
+    """Makes the change of a peer's run, if it has one."""
     if name:
         patches[name](target, problem)
 
