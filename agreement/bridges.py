@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from fedcli.core import Aux, Client, Step, cross_entropy, tree_map, weighted_mean
+from fedcli.core import Aux, Client, Step, cross_entropy, step_length, tree_map, weighted_mean
 from fedcli.core.network_pairs import PRIVATE, SHARED, joined, part
 from fedcli.errors import UserError
 from fedcli.papers.baselines import apfl, fedavgm, moon, scaffold
@@ -18,26 +18,28 @@ ALPHA_DECAY = 0.02  # times alpha, which FedTorch adds to the gradient of alpha
 
 
 def run_nesterov_round(state, cohort, fed, config):
-    """FedAvgM whose server looks ahead, w <- w - (Delta + beta v)."""
+    """FedAvgM whose server looks ahead, w <- w - eta (Delta + beta v)."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
     clients, terms = fed.train(clients, cohort, make_local_loss(fed.network))
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
     delta = tree_map(torch.sub, state.params, params)
     velocity = fedavgm.momentum_update(state.velocity, delta, config.server_momentum)
-    params = tree_map(lambda w, d, v: w - (d + config.server_momentum * v), state.params, delta, velocity)
+    ahead = tree_map(lambda d, v: d + config.server_momentum * v, delta, velocity)
+    params = tree_map(lambda w, step: w - config.server_lr * step, state.params, ahead)
     return fedavgm.ServerState(params, buffers, velocity), terms
 
 
 def run_scaffold_round_with_uniform_control(state, cohort, fed, config):
     """SCAFFOLD whose models are weighted by examples, and whose c is the plain mean over all clients."""
     step = fed.optimizer_step(scaffold.make_local_loss(fed.network), clip_norm=config.clip_norm)
-    plain_shares = torch.full((len(cohort.client_ids),), 1 / fed.num_clients, dtype=fed.dtype)
-    return run_scaffold_round(state, cohort, fed, config, step=step, shares=plain_shares)
+    lr = step_length(fed.lr(cohort.round), fed.momentum)
+    plain_shares = torch.full((len(cohort.client_ids),), 1 / fed.num_clients, dtype=fed.dtype, device=fed.device)
+    return run_scaffold_round(state, cohort, fed, config, step=step, lr=lr, shares=plain_shares)
 
 
 def run_scaffold_round_after_momentum(state, cohort, fed, config):
     """SCAFFOLD that adds c - c_i after the step of the optimizer, and divides by K eta_l whatever the momentum."""
-    task = fed.optimizer_step(make_local_loss(fed.network))
+    task = fed.optimizer_step(make_local_loss(fed.network), clip_norm=config.clip_norm)
 
     def update(client, batch, context):
         client, aux = task.update(client, batch, context)
@@ -45,18 +47,18 @@ def run_scaffold_round_after_momentum(state, cohort, fed, config):
         return client._replace(params=moved), aux
 
     step = Step(update, task.init_optimizer)
-    shares = cohort.weights * len(cohort.client_ids) / fed.num_clients
-    return run_scaffold_round(state, cohort, fed, config, step=step, shares=shares)
+    num_examples = torch.as_tensor(fed.client_weights[cohort.client_ids], dtype=fed.dtype, device=fed.device)
+    shares = num_examples / fed.client_weights.sum()
+    return run_scaffold_round(state, cohort, fed, config, step=step, lr=fed.lr(cohort.round), shares=shares)
 
 
-def run_scaffold_round(state, cohort, fed, config, *, step, shares):
-    """SCAFFOLD by this local step, whose c moves by these shares of the cohort's clients, `[K]`."""
+def run_scaffold_round(state, cohort, fed, config, *, step, lr, shares):
+    """SCAFFOLD by this local step, whose option II divides by K lr, and whose c moves by these shares, `[K]`."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
     zero = scaffold.ClientState(tree_map(torch.zeros_like, state.c))
     c_i = fed.recall(state.clients, cohort, zero).c_i
     clients, terms = fed.train(clients, cohort, step, scaffold.Context(state.c, c_i), scaffold.CONTEXT_AXES)
-    local_steps = torch.as_tensor(fed.plan(cohort).steps, dtype=fed.dtype)
-    new_c_i = scaffold.update_control(c_i, state.c, state.params, clients.params, local_steps, fed.lr(cohort.round))
+    new_c_i = scaffold.update_control(c_i, state.c, state.params, clients.params, fed.local_steps(cohort), lr)
     client_states = fed.remember(state.clients, cohort, scaffold.ClientState(new_c_i))
     mean, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
     params = scaffold.update_model(state.params, mean, config.server_lr)
@@ -116,9 +118,15 @@ def make_moon_loss(network, config, features_of_last):
 
 
 def run_mixture_round(state, cohort, fed, config, make_local_step):
-    """APFL whose clients keep the mixture alpha v + (1 - alpha) w_i in the place of v."""
+    """APFL whose clients keep the mixture alpha v + (1 - alpha) w_i in the place of v.
+
+    Raises:
+        UserError: If the method's own rule for alpha is asked for.
+    """
+    if config.adaptive:
+        raise UserError("the bridge has its own rule for alpha; leave out --adaptive.")
     received = fed.broadcast(state.params, state.buffers, cohort)
-    alpha = torch.tensor(config.mixing, dtype=fed.dtype)
+    alpha = torch.tensor(config.mixing, dtype=fed.dtype, device=fed.device)
     own = fed.recall(state.clients, cohort, apfl.ClientState(*fed.initial_model(), alpha))
     params = {**joined(own.params, received.params), apfl.ALPHA: own.alpha}
     clients = Client(params, joined(own.buffers, received.buffers), optimizer={})
@@ -164,10 +172,12 @@ def make_adapting_step(fed):
     The gradients of the models are read from their steps, as (w - w') / lr, so the optimizer must be plain SGD.
 
     Raises:
-        UserError: If the run has momentum or weight decay.
+        UserError: If the run has another optimizer, momentum or weight decay.
     """
-    if fed.momentum or fed.config.weight_decay:
-        raise UserError("alpha is trained by the steps of plain SGD; leave out --momentum and --weight-decay.")
+    if fed.optimizer != "sgd" or fed.momentum or fed.config.weight_decay:
+        raise UserError(
+            "alpha is trained by the steps of plain SGD; leave out --optimizer, --momentum and --weight-decay."
+        )
     models = make_step_of_both_models(fed)
 
     def update(client, batch, context):

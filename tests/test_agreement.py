@@ -143,6 +143,45 @@ def test_the_page_names_registered_methods_and_those_of_bridges():
     assert names <= registry.methods().keys() | bridges
 
 
+def test_the_page_says_which_network_a_run_has_unless_it_is_that_of_all():
+    assert page.command(CASES["fedavg"]) == "fedavg"
+    assert page.command(CASES["fedavg, normed"]) == "fedavg --backbone=small_networks.py:normed"
+
+
+def final_vector(method, *, options, run_options=None, partition="equal"):
+    """The server's model at the end of a run of fedcli."""
+    case = Case(method, options=options, run_options=run_options or {}, partition=partition)
+    return problem.run_case(*problem.make_federation(case))[Quantity.SHARED]
+
+
+def test_bridges_take_the_options_of_their_methods():
+    without_momentum = {"server_momentum": 0.0, "server_lr": 0.5}
+    torch.testing.assert_close(
+        final_vector("nesterov", options=without_momentum), final_vector("fedavgm", options=without_momentum)
+    )
+    momentum = {"momentum": 0.5, "lr": 0.03}
+    torch.testing.assert_close(
+        final_vector("scaffold_with_uniform_control", options={}, run_options=momentum),
+        final_vector("scaffold", options={}, run_options=momentum),
+    )
+    clipped = final_vector("scaffold_after_momentum", options={"clip_norm": 0.1})
+    assert not torch.allclose(clipped, final_vector("scaffold_after_momentum", options={"clip_norm": 0.0}))
+
+
+@pytest.mark.parametrize(
+    ("options", "run_options", "refusal"),
+    [
+        ({"adaptive": True}, {}, "leave out --adaptive"),
+        ({}, {"momentum": 0.9}, "leave out --optimizer, --momentum and --weight-decay"),
+        ({}, {"weight_decay": 0.1}, "leave out --optimizer, --momentum and --weight-decay"),
+        ({}, {"optimizer": "adam"}, "leave out --optimizer, --momentum and --weight-decay"),
+    ],
+)
+def test_a_bridge_refuses_an_option_that_it_would_not_follow(options, run_options, refusal):
+    with pytest.raises(UserError, match=refusal):
+        final_vector("apfl_keeping_the_mixture", options=options, run_options=run_options)
+
+
 def make_clone(folder):
     """A repository with one file; returns its commit."""
     git = ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x"]
