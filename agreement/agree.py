@@ -5,8 +5,8 @@
     python -m agreement.page                              # the page alone, from results.json
 
 DIR has a clone of each project by its name (PFLlib, FL-bench, NIID-Bench, FL-Simulator, Flower, FedDecorr, FedNTD), at
-the commits that agreement/peers names, and `envs/NAME/bin/python` for those that need an environment of their own; the
-others run in `envs/all`. Nothing is downloaded, installed or built.
+the commits that agreement/peers names, and `envs/MODULE/bin/python`, by the module there, for those that need an
+environment of their own; the others run in `envs/all`. Nothing is downloaded, installed or built.
 """
 
 import math
@@ -62,9 +62,18 @@ def check_package(python: Path, package: Package) -> None:
         raise UserError(f"'{python}' does not have {package} (got {version or 'none'}); install that version.")
 
 
-def find_python(peer: Peer, folder: Path) -> Path:
+def check_peer(peer: Peer, peers_folder: Path) -> None:
+    """Refuses a peer whose environment or clone is missing or is another one."""
+    python = find_python(peer, peers_folder)
+    if peer.package:
+        check_package(python, peer.package)
+    if peer.commit:
+        check_clone(peers_folder / peer.name, peer)
+
+
+def find_python(peer: Peer, peers_folder: Path) -> Path:
     """The interpreter of a peer's environment."""
-    environments = folder / "envs"
+    environments = peers_folder / "envs"
     of_peer = environments / peer.module / "bin" / "python"
     of_all = environments / "all" / "bin" / "python"
     if of_peer.is_file():
@@ -83,22 +92,18 @@ class PeerOutcome:
     torch_version: str
 
 
-def run_peer(peer: Peer, folder: Path, work: Path) -> PeerOutcome:
-    """Runs the rows of a peer on the problems in `work`."""
-    python = find_python(peer, folder)
+def run_peer(peer: Peer, peers_folder: Path, exchange_folder: Path) -> PeerOutcome:
+    """Runs the rows of a peer on the problems in the exchange folder."""
+    python = find_python(peer, peers_folder)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    if peer.package:
-        check_package(python, peer.package)
     if peer.commit:
-        check_clone(folder / peer.name, peer)
-        environment[CLONE_VARIABLE] = str((folder / peer.name).resolve())
-    command = [str(python), "-m", "agreement.peer_process", peer.module, str(work)]
+        environment[CLONE_VARIABLE] = str((peers_folder / peer.name).resolve())
+    command = [str(python), "-m", "agreement.peer_process", peer.module, str(exchange_folder)]
     subprocess.run(command, cwd=HERE.parent, env=environment, check=True)
     ask = "import torch, platform; print(platform.python_version(), torch.__version__)"
     python_version, torch_version = read_output(str(python), "-c", ask).split()
-    row_outcomes = torch.load(
-        outcomes_file(work, peer.module), weights_only=False
-    )  # objects that our process has saved
+    # Objects that our own process has saved.
+    row_outcomes = torch.load(outcomes_file(exchange_folder, peer.module), weights_only=False)
     return PeerOutcome(row_outcomes, python_version, torch_version)
 
 
@@ -106,7 +111,8 @@ def compare(peer: Peer, peer_outcome: PeerOutcome, ours: Mapping[str, FinalVecto
     """How each row of a peer differs from what fedcli ended with, by case.
 
     Raises:
-        UserError: If a row has failed, or has not as many values of a quantity as fedcli.
+        UserError: If a row has failed, or has not as many values of a quantity as fedcli, or if a value of fedcli is
+            not finite.
     """
     rows = {}
     for row in peer.rows:
@@ -121,6 +127,8 @@ def compare(peer: Peer, peer_outcome: PeerOutcome, ours: Mapping[str, FinalVecto
                     f"{peer.name}, '{row.label}', has {len(theirs)} values of '{quantity}' and fedcli "
                     f"{len(of_fedcli)}; compare what both have."
                 )
+            if not of_fedcli.isfinite().all():
+                raise UserError(f"fedcli's own '{quantity}' in '{row.case}' is not finite; mend that first.")
             comparisons[quantity] = compare_vectors(theirs, of_fedcli)
         rows[row.label] = RowResult(comparisons)
     return PeerResult(peer_outcome.python_version, peer_outcome.torch_version, rows)
@@ -151,24 +159,29 @@ def choose_peers(names: Collection[str]) -> list[Peer]:
     return [peer for peer in all_peers if peer.name in names]
 
 
-def run_and_compare(chosen: Sequence[Peer], peers_folder: Path) -> dict[str, PeerResult]:
-    """Runs peers, and fedcli in the cases of their rows; returns the results of the peers by their names."""
+def run_fedcli(chosen: Sequence[Peer], exchange_folder: Path) -> dict[str, FinalVectors]:
+    """Runs fedcli in the cases of the rows of peers, and writes their problems; returns what each case ends with."""
     torch.set_num_threads(1)
     names_of_cases = dict.fromkeys(row.case for peer in chosen for row in peer.rows)
     ours = {}
-    compared = {}
+    for name in names_of_cases:
+        case = CASES[name]
+        setup, fed = problem.make_federation(case)
+        ours[name] = problem.run_case(setup, fed)
+        torch.save(problem.make_problem(case), problem_file(exchange_folder, name))
+    return ours
+
+
+def run_and_compare(chosen: Sequence[Peer], peers_folder: Path, known: dict[str, PeerResult]) -> None:
+    """Runs peers beside fedcli, and puts the result of each into the known ones, which are written after each."""
     with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        for name in names_of_cases:
-            case = CASES[name]
-            setup, fed = problem.make_federation(case)
-            ours[name] = problem.run_case(setup, fed)
-            torch.save(problem.make_problem(case), problem_file(work, name))
+        exchange_folder = Path(folder)
+        ours = run_fedcli(chosen, exchange_folder)
         for peer in chosen:
-            outcome = run_peer(peer, peers_folder, work)
-            compared[peer.name] = compare(peer, outcome, ours)
+            outcome = run_peer(peer, peers_folder, exchange_folder)
+            known[peer.name] = compare(peer, outcome, ours)
+            results.write(known)
             print(f"{peer.name}: {len(peer.rows)} rows")
-    return compared
 
 
 def main(
@@ -177,9 +190,11 @@ def main(
 ) -> None:
     """Run the peers, compare, and write results.json and the page."""
     chosen = choose_peers(only)
+    for peer in chosen:
+        check_peer(peer, peers_folder)
     known = results.read()
-    known |= run_and_compare(chosen, peers_folder)
-    results.write(known)
+    page.check_labels([peer for peer in load_peers() if peer not in chosen], known)
+    run_and_compare(chosen, peers_folder, known)
     page.write(known)
 
 

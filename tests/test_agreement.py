@@ -93,12 +93,23 @@ def test_every_difference_has_its_cause_and_its_closing_run():
                 assert result.rows[row.difference.closed_by].agrees, (peer.name, row.label)
 
 
-def test_every_patch_is_a_function_of_the_adapter():
+def read_adapter(module):
+    """The syntax tree of an adapter, which cannot be imported without its peer."""
+    return ast.parse(Path(agree.HERE, "adapters", f"{module}.py").read_text())
+
+
+def names_of_patches(module):
+    """The names under which an adapter has its patches."""
+    for part in read_adapter(module).body:
+        if isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) == "PATCHES":
+            return {key.value for key in part.value.keys}
+    return set()
+
+
+def test_every_patch_is_one_of_the_adapter_and_each_of_these_is_made():
     for peer in PEERS:
-        source = Path(agree.HERE, "adapters", f"{peer.module}.py").read_text()
-        functions = {part.name for part in ast.parse(source).body if isinstance(part, ast.FunctionDef)}
         patches = {getattr(row.config, "patch", "") for row in peer.rows} - {""}
-        assert patches <= functions, peer.name
+        assert patches == names_of_patches(peer.module), peer.name
 
 
 def test_an_adapter_applies_the_patch_of_every_run_where_it_runs_it():
@@ -225,6 +236,15 @@ def test_values_that_are_not_as_many_as_those_of_fedcli_are_refused(num_values):
         agree.compare(peer, peer_outcome, ours)
 
 
+def test_what_is_not_finite_in_fedcli_is_not_said_of_the_peer():
+    (peer,) = agree.choose_peers(["FedDecorr"])
+    (row,) = peer.rows
+    run = RowOutcome({Quantity.SHARED: torch.zeros(5, dtype=torch.float64)})
+    ours = {row.case: {Quantity.SHARED: torch.full((5,), torch.nan, dtype=torch.float64)}}
+    with pytest.raises(UserError, match="fedcli's own 'shared' in 'feddecorr' is not finite"):
+        agree.compare(peer, agree.PeerOutcome({row.label: run}, "3", "2"), ours)
+
+
 def test_the_page_has_the_peers_that_have_results():
     text = page.page_text(PEERS, {"FedNTD": RESULTS["FedNTD"]})
     assert "## FedNTD" in text
@@ -241,17 +261,57 @@ def test_an_optimizer_that_a_peer_does_not_have_is_refused(name):
         feed.refuse_unsupported(asking, **{name: 0.1})
 
 
-def test_every_adapter_takes_the_optimizer_of_the_problem_or_refuses_it():
-    for module in ("fl_simulator", "flbench", "flower", "fluke", "niid_bench", "pfllib", "plain_loop"):
-        source = Path(agree.HERE, "adapters", f"{module}.py").read_text()
-        takes_all = "problem.momentum" in source and "problem.weight_decay" in source
-        assert takes_all or "refuse_unsupported(problem" in source, module
+@pytest.mark.parametrize("module", ["fl_simulator", "flbench", "flower", "fluke", "niid_bench", "pfllib", "plain_loop"])
+def test_every_adapter_takes_the_optimizer_of_the_problem_or_refuses_it(module):
+    nodes = [*ast.walk(read_adapter(module))]
+    read = {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)}
+    called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+    takes_all = {"problem.momentum", "problem.weight_decay"} <= read
+    assert takes_all or "refuse_unsupported" in called
 
 
 def test_a_name_of_no_peer_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(agree, "check_peer", None)
     monkeypatch.setattr(agree, "run_and_compare", None)
     with pytest.raises(UserError, match="there is no peer 'flukes'; choose from fluke, Flower, "):
         agree.main(tmp_path, only=["fluke", "flukes"])
+
+
+def test_a_peer_that_is_not_at_hand_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    python = tmp_path / "envs" / "fluke" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    monkeypatch.setattr(agree, "check_package", lambda python, package: None)
+    monkeypatch.setattr(agree, "run_and_compare", None)
+    with pytest.raises(UserError, match=r"FedNTD has no environment \(looked for '.*fedntd.*all"):
+        agree.main(tmp_path, only=["fluke", "FedNTD"])
+
+
+def test_a_row_of_a_peer_that_is_not_run_has_a_result_or_nothing_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(agree, "check_peer", lambda peer, peers_folder: None)
+    monkeypatch.setattr(agree, "run_and_compare", None)
+    of_fedntd = dataclasses.replace(RESULTS["FedNTD"], rows={})
+    monkeypatch.setattr(results, "read", lambda: {**RESULTS, "FedNTD": of_fedntd})
+    label = "FedNTD, its loss in a plain loop"
+    with pytest.raises(UserError, match=f"there is no result of FedNTD, '{label}'; run this peer again"):
+        agree.main(tmp_path, only=["fluke"])
+    with pytest.raises(UserError, match=f"there is no result of FedNTD, '{label}'; run this peer again"):
+        page.page_text(PEERS, results.read())
+
+
+def test_the_results_are_written_after_each_peer(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "FILE", tmp_path / "results.json")
+    monkeypatch.setattr(agree, "run_fedcli", lambda chosen, exchange_folder: {})
+    monkeypatch.setattr(agree, "compare", lambda peer, peer_outcome, ours: RESULTS[peer.name])
+
+    def run_peer(peer, peers_folder, exchange_folder):
+        if peer.name == "FedNTD":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(agree, "run_peer", run_peer)
+    with pytest.raises(KeyboardInterrupt):
+        agree.run_and_compare(agree.choose_peers(["FedDecorr", "FedNTD"]), tmp_path, {"fluke": RESULTS["fluke"]})
+    assert results.read() == {"fluke": RESULTS["fluke"], "FedDecorr": RESULTS["FedDecorr"]}
 
 
 def test_peers_are_chosen_by_name_and_all_without_one():
@@ -263,9 +323,8 @@ def test_fedcli_runs_the_cases_of_the_chosen_rows_alone(tmp_path, monkeypatch):
     (fedntd,) = agree.choose_peers(["FedNTD"])
     ran = []
     monkeypatch.setattr(problem, "run_case", lambda setup, fed: ran.append(setup.method.name))
-    monkeypatch.setattr(agree, "run_peer", lambda peer, peers_folder, work: {*map(str, work.iterdir())})
-    monkeypatch.setattr(agree, "compare", lambda peer, files, ours: (len(files), [*ours]))
-    assert agree.run_and_compare([fedntd], tmp_path) == {"FedNTD": (2, ["fedntd", "fedntd, tau 3"])}
+    assert [*agree.run_fedcli([fedntd], tmp_path)] == ["fedntd", "fedntd, tau 3"]
+    assert len([*tmp_path.iterdir()]) == 2
     assert ran == ["fedntd", "fedntd"]
 
 
