@@ -14,7 +14,7 @@ import pytest
 from fedcli.results.frame import find_records
 from tests.commands import invoke
 from tests.example_records import make_record, write_unsigned_record
-from tests.torture.parts import text_places
+from tests.torture.nested_parts import text_entries
 
 models = pytest.importorskip("bokeh.models", reason="bokeh is not installed (fedcli[report])")
 page = pytest.importorskip("fedcli.figures.report")
@@ -112,9 +112,9 @@ def test_200_runs_fit_a_small_screen_fetch_nothing_and_can_be_sorted(tmp_path):
 def test_names_from_records_are_shown_and_not_run(tmp_path):
     harm = '<img src=x onerror="alert(1)"></script>'
     records = [make_record(harm) | {"label": harm}, make_record("b", dataset=harm)]
-    for number in range(len(text_places(make_record()))):  # one record for each of its texts
+    for number in range(len(text_entries(make_record()))):  # one record for each of its texts
         with_harm = make_record("a", number)
-        container, key = text_places(with_harm)[number]
+        container, key = text_entries(with_harm)[number]
         if key == "selection":  # no record that can be read has another than the rules for it
             continue
         container[key] = harm

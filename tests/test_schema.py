@@ -26,7 +26,7 @@ from tests.small_tables import with_records
 from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.torture.faults import faults_of
 from tests.torture.mutated_records import COMMITTED, read_mutated_record
-from tests.torture.parts import part_at
+from tests.torture.nested_parts import part_at
 from tests.torture.signed_files import sign_record
 from tests.user_errors import assert_refused
 

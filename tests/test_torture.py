@@ -27,7 +27,7 @@ from tests.torture.command_lines import fuzz_command_line
 from tests.torture.damaged_files import damage
 from tests.torture.faults import faults_of
 from tests.torture.kills import kill_repeatedly
-from tests.torture.parts import text_places
+from tests.torture.nested_parts import text_entries
 from tests.torture.processes import import_commands
 from tests.torture.swapped_buffers import swap_buffers
 from tests.torture.wild_texts import READERS, put_wild_text
@@ -139,7 +139,7 @@ TITLE = "\x1b]0;mine\x07"  # gives a terminal a title; Click takes colours out o
 
 def with_escapes(record):
     """The record with an escape sequence in every text that may have one."""
-    for container, key in text_places(record):
+    for container, key in text_entries(record):
         before = container[key]
         container[key] = before + TITLE
         try:
@@ -164,7 +164,7 @@ def test_no_command_lets_a_name_or_a_record_move_the_cursor(tmp_path, monkeypatc
 
     shutil.copytree("once", folders["r"])
     record = with_escapes(read_record(run.path))
-    escaped = [key for container, key in text_places(record) if "\x1b" in container[key]]
+    escaped = [key for container, key in text_entries(record) if "\x1b" in container[key]]
     assert len(escaped) > 20
     # Names that are looked up stay as they were.
     record |= {"method": "fedavg", "method_source": "fedavg", "protocol": "fedfm:digits"}

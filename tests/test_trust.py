@@ -23,7 +23,7 @@ from tests.commands import invoke
 from tests.network_files import TINY_NETWORK
 from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.torture.named_code import COMMANDS_THAT_READ, NAMING, SPELLINGS, forge_record
-from tests.torture.parts import places
+from tests.torture.nested_parts import paths_in
 from tests.user_errors import assert_refused
 
 pytestmark = pytest.mark.long(worker=0)
@@ -313,7 +313,7 @@ def finished(tmp_path_factory):
 def test_no_command_imports_what_any_part_of_a_record_names(command, finished, work, opened_files):
     """Parts from which something could be taken with each command, and all others with one of the commands in turn."""
     turn = COMMANDS_THAT_READ.index(command)
-    others = sorted({*places(read_record(finished))} - {*NAMING}, key=str)
+    others = sorted({*paths_in(read_record(finished))} - {*NAMING}, key=str)
     paths = [*NAMING, *others[turn :: len(COMMANDS_THAT_READ)]]
     if command.startswith("claims"):  # each reads all records of the project, too
         paths = paths[:3]

@@ -19,10 +19,10 @@ from fedcli import registry
 from tests.torture.command_lines import fuzz_command_line
 from tests.torture.crafted_states import read_crafted_file_of_any_kind
 from tests.torture.damaged_files import damage
+from tests.torture.fake_cuda_branches import WAYS, train_in_branches
 from tests.torture.faults import faults_of, found_faults
 from tests.torture.kills import kill_repeatedly
 from tests.torture.lost_folders import lose_folder
-from tests.torture.made_up_device import WAYS, replay
 from tests.torture.mutated_records import read_mutated_record
 from tests.torture.named_code import name_file_of_code
 from tests.torture.processes import import_commands
@@ -56,8 +56,8 @@ TRIALS = (
     Trial("folders moved, removed or replaced while a run writes in them", lose_folder, 72),
     Trial("networks whose buffers change, or are swapped", swap_buffers, 300),
     Trial(
-        "clients in branches on a made-up CUDA device, of every method",
-        replay,
+        "clients in branches on a fake CUDA device, of every method",
+        train_in_branches,
         len(WAYS) * len(registry.methods()),
         has_own_process=True,
     ),

@@ -22,7 +22,7 @@ from fedcli.runs.identity import digest_of
 from fedcli.runs.record import RECORD, read_record
 from fedcli.runs.schema import FIRST_OPTIONS
 from tests.torture.faults import attempt
-from tests.torture.parts import VALUES, part_at, places
+from tests.torture.nested_parts import VALUES, part_at, paths_in
 from tests.torture.signed_files import sign_record
 from tests.torture.source_runs import run_with_features
 
@@ -54,7 +54,7 @@ def mutate(draw: random.Random) -> Mutation:
     record = json.loads(file.read_text())
     record.pop("digest", None)
 
-    path = draw.choice(sorted({*places(record)}, key=str))
+    path = draw.choice(sorted({*paths_in(record)}, key=str))
     *parents, key = path
     container = part_at(record, parents)
     chance = draw.random()

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 from fedcli.runs.record import read_record
 from fedcli.userfiles import file_hash
-from tests.torture.parts import part_at, places
+from tests.torture.nested_parts import part_at, paths_in
 from tests.torture.processes import run_command
 from tests.torture.signed_files import sign_record
 from tests.torture.source_runs import run_with_features
@@ -63,7 +63,7 @@ def name_file_of_code(number: int) -> str | None:
         # These draws stay in their order, so that a trial stays what its number says.
         text = draw.choice(SPELLINGS).format(evil, folder.name)
         is_naming_part = draw.random() < 0.7
-        paths = NAMING if is_naming_part else tuple(places(read_record(folder / "r")))
+        paths = NAMING if is_naming_part else tuple(paths_in(read_record(folder / "r")))
         path = draw.choice(paths)
         is_file_recorded = draw.random() < 0.5
         is_stopped = draw.random() < 0.5

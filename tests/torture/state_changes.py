@@ -9,7 +9,7 @@ import torch
 
 from fedcli.core.tree_files import CHECKPOINT
 from fedcli.runs.models import SELECTED
-from tests.torture.parts import VALUES, part_at, places
+from tests.torture.nested_parts import VALUES, part_at, paths_in
 from tests.torture.signed_files import Content, content_of, digest_of_file, replace_digest, sign_state
 
 TENSOR_CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
@@ -76,7 +76,7 @@ def changes_in(folder: Path) -> list[TensorChange | PartChange]:
     changes: list[TensorChange | PartChange] = []
     for file in files:
         content = content_of(folder / file)
-        for path in places(content.parts):
+        for path in paths_in(content.parts):
             ways = possible_ways(content.parts, path)
             changes += [PartChange(file, path, how) for how in ways]
         for name in sorted(content.tensors):  # a file is read in any order

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 from fedcli.runs.record import read_record, write_record
 from tests.torture.command_lines import WILD
-from tests.torture.parts import text_places
+from tests.torture.nested_parts import text_entries
 from tests.torture.processes import run_command
 from tests.torture.source_runs import run_with_features
 
@@ -29,7 +29,7 @@ def put_wild_text(number: int) -> str | None:
     with TemporaryDirectory() as parent:
         folder = shutil.copytree(run_with_features().folder, Path(parent, "r"))
         record = read_record(folder)
-        container, key = draw.choice(text_places(record))
+        container, key = draw.choice(text_entries(record))
         container[key] = draw.choice(TEXTS)
         write_record(folder, record)
         end = run_command(Path(parent), *command.split())

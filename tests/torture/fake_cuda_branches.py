@@ -1,4 +1,4 @@
-"""Clients in branches on a CUDA device that is made up."""
+"""Clients that train in branches of a graph, on the fake CUDA device."""
 
 import random
 from itertools import product
@@ -11,8 +11,8 @@ WAYS = ("branches:4", "branches:3")  # of training the four clients of a round
 
 
 @on_fake_cuda
-def train_on_made_up_device(number: int) -> str | None:
-    """Four rounds of a method in graphs of steps have the bits of the steps on the CPU, and are captured early."""
+def train_on_fake_cuda(number: int) -> str | None:
+    """Four rounds of a method in graphs of steps end in the bits of the steps on the CPU, and are captured early."""
     draw = random.Random(number)
     name, way = list(product(registry.methods(), WAYS))[number]  # both ways also where the first half alone is tried
     sizes = [draw.randint(1, 9) for _ in range(4)]
@@ -38,6 +38,6 @@ def train_on_made_up_device(number: int) -> str | None:
     return None
 
 
-def replay(number: int) -> str | None:
-    """A method's steps are the same on the fake CUDA device, in a process that has it."""
-    return train_on_made_up_device(number=number)
+def train_in_branches(number: int) -> str | None:
+    """A method ends in the same bits on the fake CUDA device, in a process that has it, as on the CPU."""
+    return train_on_fake_cuda(number=number)
