@@ -1,4 +1,4 @@
-"""Commands of `fedcli` in the process of the tests, and what they print."""
+"""Runs commands of `fedcli` in the process of the tests, and reads what they print."""
 
 import json
 from pathlib import Path
@@ -9,31 +9,34 @@ from typer.testing import CliRunner
 
 from fedcli.cli import app
 
-PROGRAM = get_command(app.app)  # which the runner would make anew for each command
+PROGRAM = get_command(app.app)  # Typer's runner would make it anew for each command
 
 
 def use_plain_terminal(monkeypatch):
-    """Texts have no colours from here on, and lines of 120 columns."""
+    """Makes all that commands print plain text without colours, in lines of 120 columns, until the test ends."""
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "120")
 
 
 def invoke(*arguments):
-    """The result of a command of `fedcli` in this process."""
+    """Runs a command of `fedcli` in this process; returns its result, which has exit code, stdout and stderr."""
     with patch("typer.testing._get_command", return_value=PROGRAM):
         return CliRunner().invoke(app.app, list(map(str, arguments)), prog_name="fedcli")
 
 
 def output_of(*arguments):
-    """The output of a command that must succeed."""
+    """Runs a command that must succeed; returns what it prints."""
     result = invoke(*arguments)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def error_of(*arguments):
-    """The one line on stderr of a command that must be refused, and must write nothing, but what Python compiles."""
+    """Runs a command that must be refused in one line and write nothing; returns that line without "error: ".
+
+    Only what Python compiles may be new in the working folder.
+    """
     before = set(Path.cwd().rglob("*"))
     result = invoke(*arguments)
     after = set(Path.cwd().rglob("*"))
@@ -47,12 +50,12 @@ def error_of(*arguments):
 
 
 def record_in(path):
-    """The record in the folder of a run."""
+    """Reads the record in the folder of a run, without the checks of `read_record`."""
     return json.loads((Path(path) / "record.json").read_text())
 
 
-def cells(text):
-    """The rows of a Markdown table in `text`, each by column."""
+def markdown_rows(text):
+    """Returns the rows of the Markdown table in a text, each a dictionary of its cells by column."""
     table = []
     for line in text.splitlines():
         if line.startswith("|"):

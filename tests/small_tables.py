@@ -1,35 +1,35 @@
-"""A paper's table of two methods with runs of a second, and who watches how its runs go."""
+"""A table of two methods whose runs take a second, and a listener that watches such runs."""
 
 from dataclasses import replace
 
 from fedcli import Table, grid
 from fedcli.results import jobs
 
-SETTINGS = {
+RUN_OPTIONS = {
     "protocol": "fedfm:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "partition": "iid",
     "rounds": 3, "local_epochs": 2, "device": "cpu",
 }  # fmt: skip
 ROWS = {"FedAvg": ("fedavg", {}), "FedFM": ("fedfm", {})}
-PLACE = "CIFAR-10 NIID-1"  # the column
+COLUMN = "CIFAR-10 NIID-1"
 
 
-def table(cells, **options):
-    """A table of these cells, two seeds each."""
+def make_table(cells, **options):
+    """Returns a table of test accuracies with these cells, each of two seeds unless `options` have others."""
     options = {"seeds": (0, 1), **options}
     return Table("fedfm:III", "Test accuracy", ("FedFM", "Table III"), tuple(cells), **options)
 
 
-SMALL_TABLE = table(grid(ROWS, {PLACE: SETTINGS}))
+SMALL_TABLE = make_table(grid(ROWS, {COLUMN: RUN_OPTIONS}))
 
 
-class Watch(jobs.PlanListener):
-    """Keeps what it is told, and interrupts the table after so many rounds."""
+class PlanWatch(jobs.PlanListener):
+    """Keeps what it is told of the runs of a plan, and interrupts them after more than `max_rounds` new rounds."""
 
-    def __init__(self, patience=10**9):
+    def __init__(self, max_rounds=10**9):
         self.begun = []
         self.ended = []
         self.new_rounds = set()
-        self.patience = patience
+        self.max_rounds = max_rounds
 
     def begin(self, run):
         self.begun.append((run.label, run.setup.config.seed))
@@ -38,7 +38,7 @@ class Watch(jobs.PlanListener):
         rounds_before = len(run.record["rounds"]) if run.record else 0
         if rounds in (1, 2, 3) and rounds > rounds_before:
             self.new_rounds.add((run.folder, rounds))
-        if len(self.new_rounds) > self.patience:
+        if len(self.new_rounds) > self.max_rounds:
             raise KeyboardInterrupt
 
     def end(self, run, record, error):
@@ -46,7 +46,7 @@ class Watch(jobs.PlanListener):
 
 
 def with_records(plan, records):
-    """The plan of a table whose runs have these records, by their folders."""
+    """Returns the plan of a table as if its runs had these records, by the folders of the runs."""
     runs = {run.folder: replace(run, record=records[run.folder]) for run in plan.runs}
     cells = []
     for planned_cell in plan.cells:

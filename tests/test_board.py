@@ -9,7 +9,7 @@ import pytest
 
 from fedcli.runs.record import read_record
 from fedcli.runs.resolve import refuse_without_effect
-from tests.commands import cells
+from tests.commands import markdown_rows
 from tests.programs import load_script
 
 FILE = Path(__file__).parent.parent / "results" / "board" / "board.py"
@@ -59,7 +59,7 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     text = board.table_text(runs, made_up)
     assert "**" not in text  # the first two are equal
 
-    rows = {row["Method"]: row for row in cells(text)}
+    rows = {row["Method"]: row for row in markdown_rows(text)}
     assert [*rows] == ["moon", "scaffold", "fedavg", "fedprox", "feddyn"]
     assert rows["fedprox"] == {  # 12.7062 is Student's t with one degree of freedom
         "Method": "fedprox", "Options": "lr 0.4, proximal weight 0.001", "Accuracy, %": "61.50 [42.44, 80.56] (2)",
@@ -70,7 +70,7 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     assert rows["feddyn"]["Accuracy, %"] == "–"
 
     ahead = board.table_text(runs[runs.method != "moon"], made_up)
-    assert cells(ahead)[0]["Accuracy, %"].startswith("**83.00 [")
+    assert markdown_rows(ahead)[0]["Accuracy, %"].startswith("**83.00 [")
 
 
 def test_global_and_personal_models_stand_in_two_tables(board):
@@ -95,7 +95,7 @@ def test_global_and_personal_models_stand_in_two_tables(board):
     made_up = made_up._replace(settings={"eval_every": 12})
     tables = {}
     for mark, runs in board.runs_by_mark(pd.DataFrame(rows), made_up).items():
-        tables[mark] = {row["Method"]: row for row in cells(board.table_text(runs, made_up))}
+        tables[mark] = {row["Method"]: row for row in markdown_rows(board.table_text(runs, made_up))}
 
     of_global = tables[f"{personal}, global"]
     assert [*of_global] == ["ditto", "fedavg"]

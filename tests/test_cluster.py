@@ -12,7 +12,7 @@ from fedcli.results import jobs, plans
 from fedcli.runs import begin
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import read_record
-from tests.small_tables import SMALL_TABLE, Watch
+from tests.small_tables import SMALL_TABLE, PlanWatch
 from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.user_errors import assert_refused
 
@@ -29,7 +29,7 @@ def test_a_table_on_a_cluster_that_loses_a_node_is_the_serial_one(tmp_path, monk
     nodes = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **memory})
     lost = nodes.add_node(num_cpus=1, **memory)
 
-    class Losing(Watch):
+    class Losing(PlanWatch):
         def end(self, *ended):
             if not self.ended:  # when the first run on the cluster has ended
                 nodes.remove_node(lost, allow_graceful=False)
@@ -42,7 +42,7 @@ def test_a_table_on_a_cluster_that_loses_a_node_is_the_serial_one(tmp_path, monk
     finally:
         nodes.shutdown()
     assert sorted(watch.ended) == sorted((run.label, run.setup.config.seed, "") for run in spread.runs)
-    assert jobs.execute(serial, Watch()) == {}
+    assert jobs.execute(serial, PlanWatch()) == {}
 
     for serial_run, spread_run in zip(serial.runs, spread.runs, strict=True):
         assert read_record(spread_run.folder)["summary"] == read_record(serial_run.folder)["summary"]

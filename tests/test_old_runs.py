@@ -16,25 +16,25 @@ from fedcli.runs import resume
 from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.exports import export
 from fedcli.runs.record import read_record, write_record
-from tests.first_version import NET, OLD, SETTINGS
+from tests.first_version_runs import NETWORK_FILE, OLD_RUNS, RUN_OPTIONS
 
 
 @pytest.mark.parametrize("damaged", [None, CHECKPOINT, f"{STATES}/000003-1.safetensors"])
 def test_a_stopped_run_goes_on_also_from_the_checkpoint_before(damaged, tmp_path):
-    folder = shutil.copytree(OLD / "stopped", tmp_path / "run")
+    folder = shutil.copytree(OLD_RUNS / "stopped", tmp_path / "run")
     if damaged is not None:
         content = bytearray((folder / damaged).read_bytes())
         content[-5] ^= 1
         (folder / damaged).write_bytes(content)
         with pytest.raises(UserError, match="is missing or damaged"):
-            resume.resume(folder, files=NET, changed_method=True)
+            resume.resume(folder, files=NETWORK_FILE, changed_method=True)
         (folder / CHECKPOINT).unlink()
 
-    run = resume.resume(folder, files=NET, changed_method=True)
+    run = resume.resume(folder, files=NETWORK_FILE, changed_method=True)
 
     rounds_done = 2 if damaged is None else 1
     assert run.record["resumed"] == [rounds_done]
-    whole = fedcli.run("scaffold", out=tmp_path / "whole", backbone=f"{NET}:tiny", **SETTINGS)
+    whole = fedcli.run("scaffold", out=tmp_path / "whole", backbone=f"{NETWORK_FILE}:tiny", **RUN_OPTIONS)
     assert list(run.state.clients) == list(whole.state.clients)
     for client in run.state.clients:  # on another machine rounding may differ
         torch.testing.assert_close(run.state.clients[client], whole.state.clients[client], rtol=1e-3, atol=1e-5)
@@ -44,8 +44,8 @@ def test_a_stopped_run_goes_on_also_from_the_checkpoint_before(damaged, tmp_path
 
 @pytest.mark.parametrize(("name", "client", "file"), [("finished", None, "model"), ("personal", 1, "model-client-1")])
 def test_a_finished_run_is_loaded_and_exported(name, client, file, tmp_path):
-    folder = shutil.copytree(OLD / name, tmp_path / "run")
-    run = fedcli.load(folder, method=NET)
+    folder = shutil.copytree(OLD_RUNS / name, tmp_path / "run")
+    run = fedcli.load(folder, method=NETWORK_FILE)
 
     exported, _ = export(run, "safetensors", client, out=tmp_path / "new.safetensors")
 
@@ -58,14 +58,14 @@ def test_a_finished_run_is_loaded_and_exported(name, client, file, tmp_path):
 
 
 def test_older_numerics_hinder_nobody_to_open_a_run_and_only_resume_asks(tmp_path):
-    folder = shutil.copytree(OLD / "finished", tmp_path / "finished")
+    folder = shutil.copytree(OLD_RUNS / "finished", tmp_path / "finished")
     numerics = {"core": 0, "method": 1}
     write_record(folder, {**read_record(folder), "numerics": numerics})
     quality = add_quality(folder)
     assert read_record(folder)["quality"] == quality
 
-    stopped = shutil.copytree(OLD / "stopped", tmp_path / "stopped")
+    stopped = shutil.copytree(OLD_RUNS / "stopped", tmp_path / "stopped")
     facts = {"method_hash": find_method("scaffold").file_hash, "numerics": numerics}
     write_record(stopped, {**read_record(stopped), **facts})
     with pytest.raises(UserError, match=r"got numerics .'core': 1,.* was .'core': 0,.*--changed-method"):
-        resume.resume(stopped, files=NET)
+        resume.resume(stopped, files=NETWORK_FILE)

@@ -15,8 +15,8 @@ from fedcli.figures import line_charts, names, partitions, saving
 from fedcli.results.frame import find_records
 from fedcli.results.words import data_words
 from tests.commands import invoke
-from tests.drawings import drawn
 from tests.example_records import record_with_curve
+from tests.figure_panels import first_panel
 
 BAND = "mean ± standard deviation over 2 seeds"
 RING = "headline: round with the best validation accuracy"
@@ -42,7 +42,7 @@ def test_seeds_of_one_setting_are_one_line_with_a_band():
         record_with_curve(seed=1, accuracies=(0.4, 0.8)),
         record_with_curve("two"),
     ]
-    (one, two), (band,), labels = drawn(line_charts.learning_curves(runs))
+    (one, two), (band,), labels = first_panel(line_charts.learning_curves(runs))
     assert one.get_xdata().tolist() == [1, 2]
     assert one.get_ydata() == pytest.approx([30, 90])
     assert two.get_ydata() == pytest.approx([20, 40, 50])
@@ -61,18 +61,18 @@ def test_seeds_of_one_setting_are_one_line_with_a_band():
 
 def test_curves_end_with_the_rounds_that_all_runs_have_evaluated():
     """Where runs go on; finished ones go before these."""
-    (line,) = drawn(line_charts.learning_curves([record_with_curve(accuracies=(None, 0.4, None, 0.6))])).lines
+    (line,) = first_panel(line_charts.learning_curves([record_with_curve(accuracies=(None, 0.4, None, 0.6))])).lines
     assert line.get_xydata().tolist() == [[2, 40], [4, 60]]
 
     running = [
         record_with_curve(accuracies=(0.2, 0.4, 0.6), status="running"),
         record_with_curve(seed=1, accuracies=(0.4, 0.6), status="running"),
     ]
-    (line,), (_,), (name, *_) = drawn(line_charts.learning_curves(running))
+    (line,), (_,), (name, *_) = first_panel(line_charts.learning_curves(running))
     assert line.get_xydata().tolist() == [[1, pytest.approx(30)], [2, pytest.approx(50)]]
     assert name == "one (2 unfinished)"
 
-    (line,), bands, (name, *_) = drawn(line_charts.learning_curves([*running, record_with_curve(seed=2)]))
+    (line,), bands, (name, *_) = first_panel(line_charts.learning_curves([*running, record_with_curve(seed=2)]))
     assert line.get_ydata().tolist() == pytest.approx([20, 40, 50])
     assert bands == []
     assert name == "one (2 unfinished)"
@@ -87,7 +87,7 @@ def test_curves_stand_over_the_floats_that_all_clients_have_sent():
 
     figure = line_charts.learning_curves([with_floats, older, unknown], "floats")
 
-    one, two = drawn(figure).lines
+    one, two = first_panel(figure).lines
     assert one.get_xdata().tolist() == [30, 60, 360]
     assert one.get_ydata() == pytest.approx([20, 40, 50])
     assert two.get_xdata().tolist() == [2 * 2 * 12400]  # by its cost; the first round was not tested
@@ -103,7 +103,7 @@ def test_curves_stand_over_the_seconds_of_quiet_runs_alone():
     first, *_ = slower["rounds"]
     first["seconds"]["train"] += 10
     loud = record_with_curve(seed=2) | {"load": [{"start": 0, "end": 9, "others": 3.0}]}
-    (line,), (_,), _ = drawn(line_charts.learning_curves([record_with_curve(), slower, loud], "seconds"))
+    (line,), (_,), _ = first_panel(line_charts.learning_curves([record_with_curve(), slower, loud], "seconds"))
     assert line.get_xdata().tolist() == [66, 68, 70]  # 61 and 71, then 2 a round
 
 
@@ -119,7 +119,7 @@ def test_curves_stand_over_the_seconds_of_quiet_runs_alone():
 def test_a_run_without_an_evaluated_round_or_its_place_is_left_out(run, x):
     with pytest.raises(UserError, match=r"no run has measured its test accuracy \(%\) \(got 1 runs\)"):
         line_charts.learning_curves([run], x)
-    assert len(drawn(line_charts.learning_curves([record_with_curve("two"), run], x)).lines) == 1
+    assert len(first_panel(line_charts.learning_curves([record_with_curve("two"), run], x)).lines) == 1
 
 
 def test_only_curves_have_another_axis(tmp_path):
@@ -133,7 +133,7 @@ def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
     figure = line_charts.learning_curves(
         [record_with_curve(seed=0), record_with_curve(seed=1), diverged(seed=2), record_with_curve("two")]
     )
-    (mean, cross, two), (_,), labels = drawn(figure)
+    (mean, cross, two), (_,), labels = first_panel(figure)
     assert cross.get_xydata().tolist() == [[1, 60], [2, 10]]
     assert cross.get_markevery() == [1]
     assert mean.get_ydata() == pytest.approx([20, 40, 50])
@@ -144,11 +144,11 @@ def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
     all_diverged = [diverged(), diverged(seed=1, accuracies=(0.3,)), diverged(seed=2, accuracies=())]
     figure = line_charts.learning_curves(all_diverged)
     assert marks(figure, "diverged") == [[[1, 60], [2, 10]], [[1, 30]]]
-    assert drawn(figure).bands == []
-    assert drawn(figure).legend == ["one (2 diverged)", CROSS]
+    assert first_panel(figure).bands == []
+    assert first_panel(figure).legend == ["one (2 diverged)", CROSS]
 
     one_running = [diverged(), record_with_curve(seed=2, accuracies=(0.3, 0.5), status="running")]
-    name, *_ = drawn(line_charts.learning_curves(one_running)).legend
+    name, *_ = first_panel(line_charts.learning_curves(one_running)).legend
     assert name == "one (1 diverged, 1 unfinished)"
 
 
@@ -165,7 +165,7 @@ def test_a_ring_lies_at_the_mean_headline():
     second["summary"]["selection"] = "last"
     figure = line_charts.learning_curves([first, second])
     assert marks(figure) == []
-    assert drawn(figure).legend == ["one", BAND]
+    assert first_panel(figure).legend == ["one", BAND]
 
 
 def test_the_papers_number_is_a_dotted_line_and_in_the_name():
@@ -173,7 +173,7 @@ def test_the_papers_number_is_a_dotted_line_and_in_the_name():
     figure = line_charts.learning_curves(find_records([study / "fedavg", study / "fedfa"]))
     heights = {height for ((_, height), *_) in marks(figure, "printed")}
     assert heights == {74.6, 84.08}  # Table 5
-    assert drawn(figure).legend == [
+    assert first_panel(figure).legend == [
         "FedFA (paper: 84.08)",
         "FedAvg (paper: 74.60)",
         "mean ± standard deviation over 3 seeds",
@@ -192,7 +192,7 @@ def test_titles_and_names_are_words():
         record_with_curve("fedproto-general"),
         record_with_curve("fedavg") | {"label": "mine"},
     ]
-    assert drawn(line_charts.learning_curves(three)).legend[:3] == ["FedFM", "FedProto, generalized", "mine"]
+    assert first_panel(line_charts.learning_curves(three)).legend[:3] == ["FedFM", "FedProto, generalized", "mine"]
 
     (axes,) = line_charts.learning_curves([record_with_curve(protocol="fedfm:digits", rounds=4)]).axes
     title = " ".join(axes.get_title().split())

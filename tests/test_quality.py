@@ -33,8 +33,8 @@ from fedcli.runs.rounds import one_round
 from fedcli.runs.saved_run import SavedRun
 from tests import laws
 from tests.commands import invoke
-from tests.drawings import drawn
 from tests.example_records import record_with_curve
+from tests.figure_panels import first_panel
 from tests.tensors import doubles
 from tests.user_errors import assert_refused
 
@@ -442,7 +442,7 @@ def test_curves_are_means_over_seeds_of_the_rounds_measured():
     assert similarities.get_xydata() == pytest.approx(np.array([[1, 0.3], [3, -0.5]]))
     assert len(of_distance.collections) == 1
     assert len(of_similarity.collections) == 1
-    _, _, legend = drawn(figure)
+    _, _, legend = first_panel(figure)
     assert legend == ["one", "two", "mean ± standard deviation over 2 seeds"]
 
     one_of_two_measured = line_charts.drift_chart([drifting(), record_with_curve(seed=1)])

@@ -14,7 +14,7 @@ import pytest
 
 from fedcli.runs.options import flags_of
 from fedcli.userfiles import file_hash
-from tests.own_parts import PARTS_FILE, PARTS_OPTIONS
+from tests.example_parts import PARTS_FILE, PARTS_OPTIONS
 
 pytestmark = pytest.mark.long(worker=1)
 

@@ -24,9 +24,9 @@ from fedcli.results import durations, frame, jobs, paper_tables, plans, printed_
 from fedcli.results.render import render
 from fedcli.runs.record import read_record, write_record
 from tests import commands
-from tests.commands import cells
+from tests.commands import markdown_rows
 from tests.programs import Waiting, start
-from tests.small_tables import PLACE, ROWS, SETTINGS, SMALL_TABLE, Watch, table, with_records
+from tests.small_tables import COLUMN, ROWS, RUN_OPTIONS, SMALL_TABLE, PlanWatch, make_table, with_records
 from tests.tiny_runs import Stop, StopAfter
 from tests.user_errors import assert_refused
 
@@ -82,8 +82,8 @@ def test_grid_is_rows_by_columns_and_a_row_comes_before_a_column():
 def test_cells_of_the_same_settings_share_runs():
     """Whose folders have names that are readable and stay the same."""
     protocols_lr = 0.05
-    memory = grid(ROWS, {"CIFAR-10 memory_1e3_floats": {**SETTINGS, "lr": protocols_lr}}, "memory-floats")
-    plan = plans.plan_table(table(SMALL_TABLE.cells + memory))
+    memory = grid(ROWS, {"CIFAR-10 memory_1e3_floats": {**RUN_OPTIONS, "lr": protocols_lr}}, "memory-floats")
+    plan = plans.plan_table(make_table(SMALL_TABLE.cells + memory))
     assert len(plan.runs) == 4  # two methods, two seeds
     fedavg_accuracy, _, fedavg_memory, _ = plan.cells
     assert fedavg_accuracy.runs == fedavg_memory.runs
@@ -92,14 +92,14 @@ def test_cells_of_the_same_settings_share_runs():
     assert re.fullmatch(r"runs/tables/fedfm-III/fedavg-digits-iid-[0-9a-f]{8}/seed-0", str(first.folder))
     assert second.folder == first.folder.parent / "seed-1"
 
-    with_other_lr = replace(fedavg_accuracy.cell, settings={**SETTINGS, "lr": 0.06})
-    other, _ = plans.plan_table(table([with_other_lr])).runs
+    with_other_lr = replace(fedavg_accuracy.cell, settings={**RUN_OPTIONS, "lr": 0.06})
+    other, _ = plans.plan_table(make_table([with_other_lr])).runs
     assert other.folder.parent != first.folder.parent
 
 
 def test_the_option_only_names_rows_and_columns():
     rows = {name: ("fedavg", {}) for name in ("FedAvg", "FedAvgM", "FedFM")}
-    six_cells = table(grid(rows, {"NIID-1": SETTINGS, "NIID-2": SETTINGS}))
+    six_cells = make_table(grid(rows, {"NIID-1": RUN_OPTIONS, "NIID-2": RUN_OPTIONS}))
 
     def places(*only):
         plan = plans.plan_table(six_cells, only=only)
@@ -117,31 +117,31 @@ def test_limits_only_make_smaller():
     assert plan.reduction == "at most 2 rounds"
 
     all_images = 1438  # for training
-    whole = table([Cell("FedAvg", PLACE, "fedavg", {**SETTINGS, "train_examples": None})])
+    whole = make_table([Cell("FedAvg", COLUMN, "fedavg", {**RUN_OPTIONS, "train_examples": None})])
     assert plans.plan_table(whole, limits={"train_examples": all_images}).reduction == ""
     fewer = plans.plan_table(whole, limits={"train_examples": all_images - 1})
     assert fewer.reduction == "at most 1,437 training images"
 
     # A run in full that a reduced cell shares makes the table no full one, whichever cell comes first.
-    in_full = Cell("in full", PLACE, "fedavg", {**SETTINGS, "rounds": 2})
-    reduced = Cell("reduced", PLACE, "fedavg", {**SETTINGS, "rounds": 4})
+    in_full = Cell("in full", COLUMN, "fedavg", {**RUN_OPTIONS, "rounds": 2})
+    reduced = Cell("reduced", COLUMN, "fedavg", {**RUN_OPTIONS, "rounds": 4})
     for cells_of_table in ([in_full, reduced], [reduced, in_full]):
-        plan = plans.plan_table(table(cells_of_table), limits={"rounds": 2})
+        plan = plans.plan_table(make_table(cells_of_table), limits={"rounds": 2})
         assert len(plan.runs) == len(plan.seeds)
         assert plan.reduction == "at most 2 rounds"
 
 
 def test_a_wrong_option_of_a_cell_is_told_with_its_place():
-    wrong = table([Cell("FedAvg", PLACE, "fedavg", {**SETTINGS, "wieght": 1})])
+    wrong = make_table([Cell("FedAvg", COLUMN, "fedavg", {**RUN_OPTIONS, "wieght": 1})])
     assert_refused(
-        lambda: plans.plan_table(wrong), f"row 'FedAvg', column '{PLACE}': unknown option of 'fedavg' '--wieght"
+        lambda: plans.plan_table(wrong), f"row 'FedAvg', column '{COLUMN}': unknown option of 'fedavg' '--wieght"
     )
 
 
 def test_an_interrupted_table_goes_on_without_repeating_anything():
     """And another table shares the runs that have finished."""
     with pytest.raises(KeyboardInterrupt):
-        jobs.execute(plans.plan_table(SMALL_TABLE), Watch(patience=4))  # after the second run's second round
+        jobs.execute(plans.plan_table(SMALL_TABLE), PlanWatch(max_rounds=4))  # after the second run's second round
     before = records()
     finished_record, stopped_record = before.values()
     assert finished_record["status"] == "finished"
@@ -157,9 +157,9 @@ def test_an_interrupted_table_goes_on_without_repeating_anything():
     assert [run.outcome for run in others] == ["not run"] * 3
     assert all(run.folder.is_relative_to("runs/tables/fedfm-IV") for run in others)
 
-    watch = Watch()
+    watch = PlanWatch()
     assert jobs.execute(plan, watch) == {}
-    assert watch.begun == [(f"FedAvg, {PLACE}", 1), (f"FedFM, {PLACE}", 0), (f"FedFM, {PLACE}", 1)]
+    assert watch.begun == [(f"FedAvg, {COLUMN}", 1), (f"FedFM, {COLUMN}", 0), (f"FedFM, {COLUMN}", 1)]
     after = records()
     first, second = before
     assert after[first] == finished_record
@@ -176,7 +176,7 @@ def only_run(*arguments, **options):
 
 def test_a_record_is_of_a_run_only_if_all_settings_are():
     place = Path("runs/tables/fedfm-III/one")
-    record = fedcli.run("fedfm", **SETTINGS, seed=0, out=place).record
+    record = fedcli.run("fedfm", **RUN_OPTIONS, seed=0, out=place).record
 
     def state(removed="", **changes):
         config = {name: value for name, value in record["config"].items() if name != removed}
@@ -198,16 +198,16 @@ def test_a_record_is_of_a_run_only_if_all_settings_are():
 
 def test_a_run_tested_in_other_rounds_counts_for_numbers_that_allow_it():
     """It goes on, and counts where the number does not need those rounds."""
-    last = {**SETTINGS, "protocol": "fedfa:digits", "cohort_size": 3}
+    last = {**RUN_OPTIONS, "protocol": "fedfa:digits", "cohort_size": 3}
     stopped = {"eval_every": 2, "checkpoint_every": 2, "post": "ccvr", "progress": StopAfter(2)}
     with pytest.raises(Stop):
         fedcli.run("fedavg", **last, **stopped, seed=0, out="runs/tables/fedfm-III/by-hand")
-    plan = plans.plan_table(table([Cell("FedAvg", PLACE, "fedavg", last)]), seeds=[0])
-    assert jobs.execute(plan, Watch()) == {}
+    plan = plans.plan_table(make_table([Cell("FedAvg", COLUMN, "fedavg", last)]), seeds=[0])
+    assert jobs.execute(plan, PlanWatch()) == {}
 
     def state(*metrics):
         cells = [Cell("FedAvg", metric, "fedavg", last, metric) for metric in metrics]
-        return only_run(table(cells), seeds=[0]).outcome
+        return only_run(make_table(cells), seeds=[0]).outcome
 
     assert {state(metric) for metric in ("last", "selected", "memory-floats")} == {"finished"}
     assert {state(metric) for metric in ("best", "last-tenth", "rounds-to:20", "at:1/3")} == {"not run"}
@@ -230,10 +230,10 @@ def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
 
 
 # Refused when the data are there, before there is a record.
-WRONG = Cell("FedAvg", PLACE, "fedavg", {**SETTINGS, "batch_size": 1000, "drop_last": True})
-DIVERGING = Cell("FedAvg", "CIFAR-10 NIID-2", "fedavg", {**SETTINGS, "lr": 1e8})
-GOOD = Cell("FedFM", PLACE, "fedfm", SETTINGS)
-FAILING = table([WRONG, DIVERGING, GOOD], seeds=(0,))
+WRONG = Cell("FedAvg", COLUMN, "fedavg", {**RUN_OPTIONS, "batch_size": 1000, "drop_last": True})
+DIVERGING = Cell("FedAvg", "CIFAR-10 NIID-2", "fedavg", {**RUN_OPTIONS, "lr": 1e8})
+GOOD = Cell("FedFM", COLUMN, "fedfm", RUN_OPTIONS)
+FAILING = make_table([WRONG, DIVERGING, GOOD], seeds=(0,))
 
 
 def test_a_failed_run_does_not_stop_the_others_and_the_command_fails_after_all(offered):
@@ -252,7 +252,7 @@ def test_runs_whose_data_are_missing_are_left_out(monkeypatch):
     timed_before = [folder / "fedfm-cifar10-resnet18" for folder in durations.shipped_folders()]
     monkeypatch.setattr(durations, "shipped_folders", lambda: timed_before)
     absent = Cell("FedAvg", "CINIC-10 NIID-1", "fedavg", {"protocol": "fedfm:niid-1", "dataset": "cifar10"})
-    plan = plans.plan_table(table([*SMALL_TABLE.cells, absent]), seeds=[0])
+    plan = plans.plan_table(make_table([*SMALL_TABLE.cells, absent]), seeds=[0])
     assert [run.label for run in plan.startable_runs] == ["FedAvg, CIFAR-10 NIID-1", "FedFM, CIFAR-10 NIID-1"]
     lines = dict(plan_display.cost_rows(plan))
     assert lines["runs"] == "3, seeds 0: 3 not run; 2 to run"
@@ -273,13 +273,13 @@ def test_several_jobs_are_processes_that_run_resume_fail_and_may_be_killed(monke
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0.05)
     Path("killed.py").write_text(KILLED)
     with pytest.raises(KeyboardInterrupt):
-        jobs.execute(plans.plan_table(FAILING, only=["FedFM"]), Watch(patience=1))
-    several = replace(FAILING, cells=(WRONG, GOOD, Cell("Killed", PLACE, "./killed.py", SETTINGS)))
-    watch = Watch()
+        jobs.execute(plans.plan_table(FAILING, only=["FedFM"]), PlanWatch(max_rounds=1))
+    several = replace(FAILING, cells=(WRONG, GOOD, Cell("Killed", COLUMN, "./killed.py", RUN_OPTIONS)))
+    watch = PlanWatch()
 
     errors = jobs.execute(plans.plan_table(several), watch, jobs=2, records_only=True)
 
-    assert [label for label, _ in watch.begun] == [f"{row}, {PLACE}" for row in ("FedFM", "FedAvg", "Killed")]
+    assert [label for label, _ in watch.begun] == [f"{row}, {COLUMN}" for row in ("FedFM", "FedAvg", "Killed")]
     impossible, resumed, killed = plans.plan_table(several).runs
     assert errors.keys() == {impossible.folder, killed.folder}
     assert impossible.outcome == "not run"
@@ -309,7 +309,7 @@ def test_no_process_is_left_of_several_jobs_that_were_interrupted(folder):
     waiting = Waiting(folder)
     processes = []
 
-    class Interrupting(Watch):
+    class Interrupting(PlanWatch):
         def advance(self, run, rounds):
             processes.extend(waiting.wait_for())
             raise KeyboardInterrupt
@@ -353,14 +353,14 @@ class Estimate(NamedTuple):
 
 
 def estimate(cells, **options):
-    estimates = durations.estimate_plan(plans.plan_table(table(cells), **options))
+    estimates = durations.estimate_plan(plans.plan_table(make_table(cells), **options))
     seconds = estimates["seconds"]
     return Estimate(seconds.sum(), seconds.count(), set().union(*estimates["machines"]))
 
 
 def timed(folder, seconds, seed=0):
     """Writes a run whose rounds took so many seconds."""
-    record = fedcli.run("fedavg", **SETTINGS, seed=seed, out=folder).record
+    record = fedcli.run("fedavg", **RUN_OPTIONS, seed=seed, out=folder).record
     for entry in record["rounds"]:
         entry["seconds"] = {"train": seconds - 0.25, "evaluate": 0.25}
     write_record(Path(folder), {**record, "load": []})  # whatever else this machine does
@@ -379,7 +379,7 @@ def test_the_estimate_goes_by_rounds_and_local_steps(monkeypatch):
     assert reduced == Estimate(pytest.approx(4 * 2 * 2 / 4), known_runs=4, other_machines=set())
 
     # 2 runs of 3 rounds, in each half of the clients
-    half_of_the_clients = grid(ROWS, {"CIFAR-10 NIID-1": {**SETTINGS, "num_clients": 6, "cohort_size": 3}})
+    half_of_the_clients = grid(ROWS, {"CIFAR-10 NIID-1": {**RUN_OPTIONS, "num_clients": 6, "cohort_size": 3}})
     assert estimate(half_of_the_clients, seeds=[0]).seconds == pytest.approx(2 * 3 * 2 / 2)
 
     # a run of which two rounds are there
@@ -397,7 +397,7 @@ def test_the_estimate_is_by_similar_runs_here_or_else_elsewhere(monkeypatch):
         timed(folder, seconds, seed=9)
 
     def estimate_of_fedavg(**settings):
-        return estimate([Cell("FedAvg", PLACE, "fedavg", {**SETTINGS, **settings})], seeds=[0])
+        return estimate([Cell("FedAvg", COLUMN, "fedavg", {**RUN_OPTIONS, **settings})], seeds=[0])
 
     of_median_run = Estimate(pytest.approx(3 * 2), known_runs=1, other_machines=set())
     assert estimate_of_fedavg() == of_median_run
@@ -454,7 +454,7 @@ def finished(selected, *, cost=None, rounds=()):
 DIVERGED = {**finished(0.9), "status": "failed", "error": "NonFiniteLoss: the term; use less"}
 UNFINISHED = {**finished(0.9), "status": "running"}
 NAMES = ("FedAvg", "FedProx", "MOON", "FedFM")
-FOUR_METHODS = table(grid({name: ("fedavg", {"lr": len(name)}) for name in NAMES}, {PLACE: SETTINGS}))
+FOUR_METHODS = make_table(grid({name: ("fedavg", {"lr": len(name)}) for name in NAMES}, {COLUMN: RUN_OPTIONS}))
 
 
 def cell_texts(table, results):
@@ -462,7 +462,7 @@ def cell_texts(table, results):
     markdown = render(paper_tables.compare_with_paper(filled(table, results)))
     texts_of = {}
     row = ""
-    for line in cells(markdown):
+    for line in markdown_rows(markdown):
         name, part, *texts = line.values()
         row = name or row  # a name stands in its first line alone
         texts_of[row, part] = texts
@@ -470,7 +470,7 @@ def cell_texts(table, results):
 
 
 def column(*values):
-    return {(name, PLACE): value for name, value in zip(NAMES, values, strict=True)}
+    return {(name, COLUMN): value for name, value in zip(NAMES, values, strict=True)}
 
 
 def runs_of(*accuracies):
@@ -510,8 +510,8 @@ def test_paper_ours_and_difference_are_those_of_known_values():
 
 def test_numbers_that_follow_from_cells_by_hand():
     gains = (
-        Gain("mean gain", "gap", ("MOON", "FedFM"), ("FedAvg", "FedProx"), columns=(PLACE,)),
-        Gain("less the best other", PLACE, ("FedFM",), ("FedAvg", "FedProx", "MOON"), over_best=True),
+        Gain("mean gain", "gap", ("MOON", "FedFM"), ("FedAvg", "FedProx"), columns=(COLUMN,)),
+        Gain("less the best other", COLUMN, ("FedFM",), ("FedAvg", "FedProx", "MOON"), over_best=True),
     )
     with_gains = replace(FOUR_METHODS, gains=gains)
     text = cell_texts(with_gains, column(runs_of(0.5, 0.54), runs_of(0.6, 0.6), runs_of(0.7, 0.7), runs_of(0.66, 0.66)))
@@ -582,8 +582,8 @@ METRIC_CASES = {
 
 @pytest.mark.parametrize("case", METRIC_CASES.values(), ids=METRIC_CASES)
 def test_every_metric_stands_in_the_papers_unit(case):
-    cell = Cell(case.row, case.column, "fedavg", SETTINGS, case.metric)
-    of_one_cell = replace(table([cell]), reported=case.reported)
+    cell = Cell(case.row, case.column, "fedavg", RUN_OPTIONS, case.metric)
+    of_one_cell = replace(make_table([cell]), reported=case.reported)
 
     text = cell_texts(of_one_cell, {(case.row, case.column): case.records})
 
@@ -649,7 +649,7 @@ def test_the_command_runs_what_is_missing_and_then_only_prints(offered, monkeypa
 
 
 def test_a_run_that_failed_keeps_what_it_goes_on_from(monkeypatch):
-    watch = Watch()
+    watch = PlanWatch()
     monkeypatch.setattr(watch, "advance", lambda run, rounds: 1 / (2 - rounds))
     plan = plans.plan_table(SMALL_TABLE, seeds=[0], only=["FedAvg"])
     (run,) = plan.runs

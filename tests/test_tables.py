@@ -15,7 +15,7 @@ from fedcli.results.intervals import clear_best
 from fedcli.results.metrics import find_metric
 from fedcli.results.notes import ACROSS_MODELS, LEADS
 from fedcli.results.render import CellIndex, TextTable, render
-from tests.commands import cells, invoke, output_of
+from tests.commands import invoke, markdown_rows, output_of
 from tests.example_records import make_record, write_unsigned_record
 from tests.user_errors import assert_refused
 
@@ -30,7 +30,7 @@ def csv_lines(records, metrics=()):
 
 def only_row(records, metrics=()):
     """The row of a table that has no other, by column."""
-    (row,) = cells(markdown(records, metrics))
+    (row,) = markdown_rows(markdown(records, metrics))
     return row
 
 
@@ -47,7 +47,7 @@ def test_means_and_sample_deviations_of_known_values():
     assert row["Rounds"] == "4"
     assert row["Floats up / down, client and round"] == "12,400 / 12,345"
 
-    first, second = cells(render(tables.build_table(runs_of("one", 0.5, 0.123456), by_seed=True)))
+    first, second = markdown_rows(render(tables.build_table(runs_of("one", 0.5, 0.123456), by_seed=True)))
     assert first["Seeds"] == "0"
     assert first[SELECTED] == "50.00 (1)"
     assert second["Seeds"] == "1"
@@ -185,7 +185,7 @@ def test_qualities_of_different_rounds_have_no_mean_and_are_told_apart():
         return make_record(method, seed) | {"quality": {"nmi": 0.5, **quality}}
 
     def shown(*runs):
-        return [row["quality:nmi"] for row in cells(markdown(runs, ["quality:nmi"]))]
+        return [row["quality:nmi"] for row in markdown_rows(markdown(runs, ["quality:nmi"]))]
 
     def has_note(*runs):
         return "which do not compare: 'fedcli quality'" in markdown(runs, ["quality:nmi"])
@@ -213,7 +213,7 @@ def test_qualities_of_different_rounds_have_no_mean_and_are_told_apart():
 
 
 def bold(runs):
-    return [row["Method"] for row in cells(markdown(runs)) if row["Method"].startswith("**")]
+    return [row["Method"] for row in markdown_rows(markdown(runs)) if row["Method"].startswith("**")]
 
 
 def runs_of(name, *accuracies, **options):

@@ -23,8 +23,8 @@ from fedcli.runs import resume
 from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.commands import invoke
+from tests.example_parts import PARTS_FILE, PARTS_OPTIONS
 from tests.network_files import NETWORKS, SCORES, network_text
-from tests.own_parts import PARTS_FILE, PARTS_OPTIONS
 from tests.tiny_runs import Stop, StopAfter
 from tests.user_errors import assert_refused
 

@@ -1,4 +1,4 @@
-"""The example of a user's own data set, partition and network, and a run that uses all three."""
+"""The documentation's example of a user's data set, partition and network, and options of a run with all three."""
 
 from pathlib import Path
 
