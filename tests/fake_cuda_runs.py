@@ -109,17 +109,17 @@ def run_on_fake_cuda(
     with ExitStack() as stack:
         device = stack.enter_context(FakeCuda.running())
         stack.enter_context(deterministic(True))
-        setup, fed = laws.federation(method, overrides, device="cuda", **run)
+        setup, fed = toy.federation(method, overrides, device="cuda", **run)
         if not graphs:
             fed.engine.graphs = None
         change(fed)
 
-        state = laws.start(setup, fed)
+        state = laws.initial_state(setup, fed)
         counts_of_rounds = []
         for round in range(rounds):
             before = counts(device)
             fed.start_round()
-            state, _ = laws.one_round(setup, fed, state, fed.cohort(round))
+            state, _ = laws.method_round(setup, fed, state, fed.cohort(round))
             refuse_non_finite(state, round)
             counts_of_rounds.append({name: count - before[name] for name, count in counts(device).items()})
         return FakeCudaRun(to_host(state), fed, device, counts_of_rounds)
@@ -129,7 +129,7 @@ def run_on_cpu(
     method: Any, overrides: dict | None = None, rounds: int = 3, change: Callable = leave_as_it_is, **run: Any
 ) -> Any:
     """Returns the state after rounds on the CPU, whose steps are those of a CUDA device without captures."""
-    setup, fed = laws.federation(method, overrides, **run)
+    setup, fed = toy.federation(method, overrides, **run)
     fed.engine.graphs = NoGraphs()
     fed.engine.joint_layers = True
     change(fed)

@@ -12,7 +12,6 @@ from fedcli.core.stacked import Stack
 from fedcli.errors import UserError
 from fedcli.runs import autotune
 from fedcli.runs.chunking import parse_chunking
-from tests import laws
 from tests.fake_cuda import FakeCuda
 from tests.fake_cuda_runs import early_captures, on_fake_cuda
 
@@ -20,7 +19,7 @@ from tests.fake_cuda_runs import early_captures, on_fake_cuda
 def test_a_trial_takes_steps_and_leaves_the_federation_as_it_was(monkeypatch):
     monkeypatch.setattr(autotune, "STEPS_PER_PASS", 2)
     counted = []
-    _, fed = laws.federation("fedavg", clients_per_chunk="2")
+    _, fed = toy.federation("fedavg", clients_per_chunk="2")
     fed.engine.listen(counted.append)
 
     for way, size in (("stacked", 4), ("branches", 3), ("stacked", 1)):
@@ -37,7 +36,7 @@ def test_a_trial_takes_steps_and_leaves_the_federation_as_it_was(monkeypatch):
 @on_fake_cuda
 def test_a_trial_leaves_no_graph_behind_that_would_hold_memory():
     with FakeCuda.running() as device, patch.object(autotune, "STEPS_PER_PASS", 6), early_captures():
-        _, fed = laws.federation("fedavg", device="cuda", clients_per_chunk="2")
+        _, fed = toy.federation("fedavg", device="cuda", clients_per_chunk="2")
         gc.collect()
         gc.disable()
         try:
@@ -62,7 +61,7 @@ def test_a_trial_measures_replays_alone(examples):
 
     with FakeCuda.running() as device:
         run = {"data": toy.toy_dataset(4 * examples), "parts": toy.toy_parts([examples] * 4)}
-        _, fed = laws.federation("fedavg", device="cuda", clients_per_chunk="auto", **run)
+        _, fed = toy.federation("fedavg", device="cuda", clients_per_chunk="auto", **run)
         with patch.object(engine.Engine, "train", counted):
             assert "fastest of 2 ways tried" in autotune.autotune(fed)
         assert device.replays
@@ -81,7 +80,7 @@ def test_a_way_that_fails_is_not_taken_and_all_that_fail_are_an_error(monkeypatc
     for name in ("empty_cache", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda *device: None)
     monkeypatch.setattr(autotune, "try_out", try_out)
-    _, fed = laws.federation("fedavg", clients_per_chunk="auto")
+    _, fed = toy.federation("fedavg", clients_per_chunk="auto")
     fed.device = torch.device("cuda")
     chosen = autotune.autotune(fed)
     assert chosen == (
@@ -106,7 +105,7 @@ def test_auto_is_chosen_on_cuda_and_nothing_else_is(monkeypatch):
     for name in ("empty_cache", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda *device: None)
     monkeypatch.setattr(autotune, "try_out", try_out)
-    _, fed = laws.federation("fedavg", clients_per_chunk="auto")
+    _, fed = toy.federation("fedavg", clients_per_chunk="auto")
     assert autotune.autotune(fed) is None
     assert fed.engine.clients_per_chunk == 1
 
@@ -116,7 +115,7 @@ def test_auto_is_chosen_on_cuda_and_nothing_else_is(monkeypatch):
     assert fed.engine.clients_per_chunk == 2
     assert tried == [("stacked", 4), ("branches", 4)]
 
-    _, fed = laws.federation("fedavg", clients_per_chunk="branches:3")
+    _, fed = toy.federation("fedavg", clients_per_chunk="branches:3")
     fed.device = torch.device("cuda")
     assert autotune.autotune(fed) is None
     assert fed.engine.way == "branches"

@@ -16,7 +16,6 @@ from fedcli.data import resizing
 from fedcli.declarations import PublicSetting
 from fedcli.runs.prepare import make_federation
 from fedcli.vision import torchvision
-from tests import laws
 
 PARTS = [np.arange(0, 10), np.arange(10, 13), np.arange(13, 13)]
 
@@ -67,8 +66,8 @@ def test_draws_depend_on_seed_round_client_and_epoch_and_on_nothing_else():
 
 def test_cohorts_are_sorted_distinct_and_new_every_round():
     run = {"num_clients": 20, "cohort_size": 5, "parts": toy.toy_parts([1] * 20)}
-    _, fed = laws.federation("fedavg", seed=0, **run)
-    _, fed_of_another_seed = laws.federation("fedavg", seed=1, **run)
+    _, fed = toy.federation("fedavg", seed=0, **run)
+    _, fed_of_another_seed = toy.federation("fedavg", seed=1, **run)
 
     cohorts = [tuple(fed.cohort(number).client_ids) for number in range(50)]
     for cohort in cohorts:
@@ -247,7 +246,7 @@ def test_the_transform_augments_by_the_name_of_its_augmentation(augmentation):
 
 
 def test_public_and_private_batches_get_the_draws_of_their_augmentation():
-    setup, _ = laws.federation("fedavg")
+    setup, _ = toy.federation("fedavg")
     public = {"toy": PublicSetting((0.0,), (1.0,), "here", "resized-crop")}
     setting = replace(setup.data_setting, mean=(0.0,), std=(1.0,), augmentation="resized-crop-colour")
     config = replace(setup.config, public_dataset="toy", public_batch_size=25)

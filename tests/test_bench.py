@@ -165,7 +165,7 @@ def run_both_sides(chunk):
 
     plain.model.register_forward_hook(watch)
     cohort = fed.cohort(0)
-    one_round(setup, fed, laws.start(setup, fed), cohort)
+    one_round(setup, fed, laws.initial_state(setup, fed), cohort)
     plain.round(cohort.client_ids)
 
     tensors, _ = fed.engine.gather(np.concatenate([fed.training[client] for client in cohort.client_ids]))
@@ -191,7 +191,7 @@ def test_one_client_after_the_other_both_sides_have_minibatches_of_the_same_size
 def test_both_sides_end_with_the_same_model_where_the_order_of_samples_does_not_matter(workload):
     batch_size = workload["train_examples"] // 4
     setup, fed, plain = sides(workload | {"batch_size": batch_size}, precision="float64")
-    state = laws.start(setup, fed)
+    state = laws.initial_state(setup, fed)
     buffers = [name for name, _ in plain.model.named_buffers() if "num_batches_tracked" not in name]
     names = [name for name, _ in plain.model.named_parameters()] + buffers
     assert bool(buffers) == (workload is TINY_RESNET)

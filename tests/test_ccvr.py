@@ -80,7 +80,7 @@ def test_features_are_drawn_of_the_classes_somebody_has_and_by_the_seed():
 
 def toy_federation(**run):
     """A federation and its first model's parameters and buffers."""
-    _, fed = laws.federation("fedavg", **run)
+    _, fed = toy.federation("fedavg", **run)
     return fed, *fed.initial_model()
 
 

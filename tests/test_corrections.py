@@ -11,6 +11,7 @@ from fedcli.papers.baselines.moon import cosine, model_contrastive
 from fedcli.papers.baselines.scaffold import update_control
 from tests import laws
 from tests.first_rounds import minibatch
+from tests.plain_federation import PlainFederation
 from tests.plain_loops import Model, train_plainly
 from tests.tensors import randn
 
@@ -36,7 +37,7 @@ def test_a_client_without_steps_keeps_its_control():
 
 def test_two_rounds_of_scaffold_by_plain_gradients():
     """One full-batch step a round: c_i is the gradient with its weight decay, c a mean weighted by n_i / 34."""
-    setup, fed = laws.federation("scaffold", cohort_size=2, lr_decay=0.5, **ONE_STEP)
+    setup, fed = toy.federation("scaffold", cohort_size=2, lr_decay=0.5, **ONE_STEP)
     lr = setup.config.lr / 2  # of the second round
     start, _ = fed.initial_model()
     cohorts = ([0, 1], [0, 2])
@@ -66,7 +67,7 @@ def test_two_rounds_of_scaffold_by_plain_gradients():
 
 def test_under_uniform_weighting_scaffold_is_algorithm_1():
     """Line 16 has 1 / |S|, line 17 1 / N; one full-batch step a round, two of four clients of different sizes."""
-    setup, fed = laws.federation("scaffold", cohort_size=2, weighting="uniform", **ONE_STEP)
+    setup, fed = toy.federation("scaffold", cohort_size=2, weighting="uniform", **ONE_STEP)
     start, _ = fed.initial_model()
     state = toy.simulate(setup, fed, 1, ([0, 1],))
 
@@ -80,7 +81,7 @@ def test_under_uniform_weighting_scaffold_is_algorithm_1():
 
 def test_with_momentum_c_i_is_of_the_way_along_a_constant_gradient():
     """After a single step, which has no momentum yet, c_i is (1 - rho) times the gradient."""
-    setup, fed = laws.federation("scaffold", **{**ONE_STEP, "momentum": 0.9, "weight_decay": 0.0})
+    setup, fed = toy.federation("scaffold", **{**ONE_STEP, "momentum": 0.9, "weight_decay": 0.0})
     start, _ = fed.initial_model()
     state = toy.simulate(setup, fed, 1)
 
@@ -91,9 +92,9 @@ def test_with_momentum_c_i_is_of_the_way_along_a_constant_gradient():
 def test_scaffolds_server_lr_scales_the_parameters():
     """Buffers are averaged as they are."""
     run = {"backbone": toy.BATCHNORM, "local_epochs": 1}
-    setup, fed = laws.federation("scaffold", {"server_lr": 0.5, "clip_norm": 0.0}, **run)
+    setup, fed = toy.federation("scaffold", {"server_lr": 0.5, "clip_norm": 0.0}, **run)
     state = toy.simulate(setup, fed, 1)
-    average = laws.run_rounds(1, "fedavg", **run)
+    average = laws.state_after_rounds(1, "fedavg", **run)
     start, _ = fed.initial_model()
     half = {name: (value + average.params[name]) / 2 for name, value in start.items()}
     laws.assert_agree((state.params, state.buffers), (half, average.buffers), "half the way, and all of the buffers")
@@ -107,8 +108,8 @@ COHORTS = ([0, 1], [1, 3], [0, 2])
 def test_without_clipping_feddyn_is_algorithm_1_in_a_plain_loop():
     """Three rounds have two of four clients each, in h_i, alpha is by a client's size, and buffers have plain means."""
     run = {"parts": toy.toy_parts((6, 2, 3, 5)), "cohort_size": 2, "local_epochs": 1, "backbone": toy.BATCHNORM}
-    ours = laws.run_rounds(3, "feddyn", {"alpha": 0.2, "clip_norm": 0.0}, cohorts=COHORTS, **run)
-    _, fed = laws.federation("feddyn", plain=True, **run)
+    ours = laws.state_after_rounds(3, "feddyn", {"alpha": 0.2, "clip_norm": 0.0}, cohorts=COHORTS, **run)
+    _, fed = toy.federation("feddyn", federation_type=PlainFederation, **run)
     task = fedavg.make_local_loss(fed.network)
     w, buffers = fed.initial_model()
     h = [tree_map(torch.zeros_like, w) for _ in range(4)]
@@ -143,7 +144,7 @@ def test_under_uniform_weighting_all_clients_of_feddyn_have_one_alpha():
 
     def alphas(parts, weighting):
         """What the clients are given in a round in which none trains."""
-        setup, fed = laws.federation("feddyn", {"alpha": 0.2}, parts=parts, weighting=weighting)
+        setup, fed = toy.federation("feddyn", {"alpha": 0.2}, parts=parts, weighting=weighting)
         contexts = []
 
         def train(clients, cohort, step, context, axes):
@@ -151,7 +152,7 @@ def test_under_uniform_weighting_all_clients_of_feddyn_have_one_alpha():
             return clients, {}
 
         fed.train = train
-        laws.one_round(setup, fed, laws.start(setup, fed), fed.cohort(0))
+        laws.method_round(setup, fed, laws.initial_state(setup, fed), fed.cohort(0))
         (context,) = contexts
         return context.alpha
 
@@ -161,13 +162,13 @@ def test_under_uniform_weighting_all_clients_of_feddyn_have_one_alpha():
 
 
 def simplified(alpha, **run):
-    return laws.federation("feddyn", {"form": "simplified", "alpha": alpha}, cohort_size=2, **run)
+    return toy.federation("feddyn", {"form": "simplified", "alpha": alpha}, cohort_size=2, **run)
 
 
 def test_feddyns_simplified_form_begins_as_fedavg():
     """It is FedAvg in its first round, and in all with alpha = 0, and keeps the last models."""
     first = toy.simulate(*simplified(0.1), 1, COHORTS)
-    fedavgs_first = laws.run_rounds(1, "fedavg", cohorts=COHORTS, cohort_size=2)
+    fedavgs_first = laws.state_after_rounds(1, "fedavg", cohorts=COHORTS, cohort_size=2)
     laws.assert_agree(first.params, fedavgs_first.params, "the first round")
     dual_0 = first.clients[0].dual
     dual_1 = first.clients[1].dual
@@ -175,7 +176,7 @@ def test_feddyns_simplified_form_begins_as_fedavg():
     laws.assert_agree(first.params, mean, "the mean of what the clients keep")
 
     off = toy.simulate(*simplified(0.0), 3, COHORTS)
-    fedavgs = laws.run_rounds(3, "fedavg", cohorts=COHORTS, cohort_size=2)
+    fedavgs = laws.state_after_rounds(3, "fedavg", cohorts=COHORTS, cohort_size=2)
     laws.assert_agree(off.params, fedavgs.params, "alpha = 0")
 
 
@@ -187,8 +188,8 @@ def test_feddyns_simplified_form_pulls_to_the_global_model():
     first = toy.simulate(setup, fed, 1, COHORTS)
     cohort = fed.cohort_of(1, [0, 1])
 
-    pulled, _ = laws.one_round(setup, fed, first, cohort)
-    free, _ = laws.one_round(plain, fed, first, cohort)
+    pulled, _ = laws.method_round(setup, fed, first, cohort)
+    free, _ = laws.method_round(plain, fed, first, cohort)
 
     for client, n in ((0, 13), (1, 7)):
         alpha_i = 0.2 / (n / 8.5)
@@ -223,7 +224,7 @@ def test_a_feature_without_direction_has_cosine_0_and_no_gradient(model, length)
 
 
 def test_moons_other_models_run_in_evaluation_mode_and_are_constants():
-    setup, fed = laws.federation("moon", backbone=toy.BATCHNORM, local_epochs=1)
+    setup, fed = toy.federation("moon", backbone=toy.BATCHNORM, local_epochs=1)
 
     def with_gradients(params):
         return {name: value.clone().requires_grad_() for name, value in params.items()}
@@ -248,13 +249,13 @@ def test_moons_other_models_run_in_evaluation_mode_and_are_constants():
 
 
 def test_a_new_client_of_moon_trains_without_the_term():
-    setup, fed = laws.federation("moon", cohort_size=2)
-    start = laws.start(setup, fed)
-    state, terms = laws.one_round(setup, fed, start, fed.cohort_of(0, [0, 1]))
+    setup, fed = toy.federation("moon", cohort_size=2)
+    start = laws.initial_state(setup, fed)
+    state, terms = laws.method_round(setup, fed, start, fed.cohort_of(0, [0, 1]))
     assert terms["contrastive"].tolist() == [0, 0]
 
     cohort = fed.cohort_of(1, [1, 2])
-    after, terms = laws.one_round(setup, fed, state, cohort)
+    after, terms = laws.method_round(setup, fed, state, cohort)
     assert terms["contrastive"][0] > 0.1  # client 1 has a previous model
     assert terms["contrastive"][1] == 0
 

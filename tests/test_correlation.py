@@ -14,7 +14,6 @@ from fedcli.papers import fccl_plus
 from fedcli.registry import find_method
 from fedcli.results.frame import find_records
 from fedcli.runs.resume import open_run
-from tests import laws
 from tests.commands import invoke
 from tests.plain_loops import modules_of
 from tests.tensors import randn
@@ -83,7 +82,7 @@ def test_clients_with_one_image_are_left_out_of_the_private_mean():
     method = find_method("local")
 
     def private_mean(sizes):
-        _, fed = laws.federation(method, parts=toy.toy_parts(sizes), num_clients=len(sizes))
+        _, fed = toy.federation(method, parts=toy.toy_parts(sizes), num_clients=len(sizes))
         public = fed.transform(fed.test_images)
         return correlation.correlations(fed, method, method.init(fed, None), public)["private"]
 

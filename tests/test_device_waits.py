@@ -25,8 +25,8 @@ class Start(NamedTuple):
 
 
 def start_on_device():
-    setup, fed = laws.federation("fedavg", device="cuda")
-    return Start(laws.start(setup, fed), fed)
+    setup, fed = toy.federation("fedavg", device="cuda")
+    return Start(laws.initial_state(setup, fed), fed)
 
 
 @on_fake_cuda
@@ -82,7 +82,7 @@ def test_what_a_server_does_waits_once_at_most(method_name, function_name, expec
             waits.append(device.waits.total() - before)
             return result
 
-        setup, fed = laws.federation(method, {}, device="cuda", local_epochs=1)
+        setup, fed = toy.federation(method, {}, device="cuda", local_epochs=1)
         with patch.object(method.module, function_name, counted):
             toy.simulate(setup, fed, 1)
 

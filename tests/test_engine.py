@@ -22,19 +22,21 @@ from fedcli.core.trees import leaves, select, tree_map
 from fedcli.registry import find_method
 from tests import laws
 from tests.first_rounds import first_round
+from tests.plain_federation import PlainFederation
 
 FEDAVG = find_method("fedavg")
 
 
 @cache
-def trained_in_two_phases(plain=False, chunk="auto"):
+def trained_in_two_phases(federation_type=None, chunk="auto"):
     """Clients whose parameters were all trained and then some of them, clipped, on images that leave taps dead."""
     run = {
         "backbone": "resnet10", "data": toy.toy_dataset(15, channels=3, size=32), "lr": 0.01, "num_clients": 3,
         "parts": toy.toy_parts((7, 2, 6)), "local_epochs": 1, "weight_decay": 0.1, "clients_per_chunk": chunk,
     }  # fmt: skip
-    setup, fed = laws.federation(FEDAVG, plain=plain, **run)
-    assert any(isinstance(layer, LiveConv2d) for layer in fed.network.module.modules()) != plain
+    setup, fed = toy.federation(FEDAVG, federation_type=federation_type, **run)
+    has_live_taps = any(isinstance(layer, LiveConv2d) for layer in fed.network.module.modules())
+    assert has_live_taps == (federation_type is None)
     assert fed.engine.by_places
     loss = setup.method.module.make_local_loss(fed.network)
     cohort = fed.cohort(0)
@@ -61,19 +63,19 @@ def test_dead_taps_frozen_parameters_and_clipping_agree_with_the_plain_loop(chun
     trained = trained_in_two_phases(chunk=chunk)
     assert (calls > 0) == (chunk != "3")  # of three clients in branches of two one is left alone
     assert by_places.get() is False
-    laws.assert_agree(trained, trained_in_two_phases(plain=True), "with dead taps")
+    laws.assert_agree(trained, trained_in_two_phases(PlainFederation), "with dead taps")
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_engine_agrees_under_augmentation_and_dropped_batches(drop_last):
     def simulate(augmentation, **options):
-        setup, fed = laws.federation(FEDAVG, drop_last=drop_last, **options)
+        setup, fed = toy.federation(FEDAVG, drop_last=drop_last, **options)
         fed.transform = Transform((0.5,), (0.5,), augmentation, fed.dtype)
         fed.engine.transform = fed.transform
         assert not fed.engine.by_places  # without dead taps a network goes on to train to the bits that it always has
         return toy.simulate(setup, fed, 2)
 
-    expected = simulate("crop-flip-rotate", plain=True)
+    expected = simulate("crop-flip-rotate", federation_type=PlainFederation)
     laws.assert_agree(simulate("crop-flip-rotate", clients_per_chunk="1"), expected, "looped")
     laws.assert_agree(simulate("crop-flip-rotate", clients_per_chunk="4"), expected, "stacked")
     assert toy.distance(simulate("none"), expected) > 1e-3  # the augmentation did something
@@ -87,7 +89,7 @@ def quadratic(params, buffers, batch, context):
 
 @pytest.mark.parametrize("chunk", [1, 2, 4])
 def test_context_axes_give_each_client_its_own(chunk):
-    _, fed = laws.federation(FEDAVG, clients_per_chunk=str(chunk))
+    _, fed = toy.federation(FEDAVG, clients_per_chunk=str(chunk))
     cohort = fed.cohort(0)
     targets = torch.arange(4, dtype=torch.float64)
     start = Client({"a": torch.zeros(4, 2, dtype=torch.float64)}, {}, {})
@@ -175,7 +177,7 @@ def test_the_number_of_threads_is_invisible(chunk, two_threads):
 
     def train_and_predict(threads):
         torch.set_num_threads(threads)
-        setup, fed = laws.federation("fedfm", {"start_round": 0}, **run)
+        setup, fed = toy.federation("fedfm", {"start_round": 0}, **run)
         state = toy.simulate(setup, fed, 2)
         outputs = fed.predict(*toy.tested_models(setup, state), np.arange(19))
         assert torch.get_num_threads() == threads
@@ -196,7 +198,7 @@ def test_waiting_threads_are_to_sleep_soon_before_torch_is_loaded(given, expecte
 
 
 def test_threads_run_side_by_side_in_order_and_one_failure_stops_the_others(two_threads):
-    _, fed = laws.federation(FEDAVG)
+    _, fed = toy.federation(FEDAVG)
     meeting = threading.Barrier(2, timeout=30)  # passed only by two threads at once
 
     def meet(item):
@@ -252,7 +254,7 @@ def test_a_step_made_of_others_may_look_at_the_parameters_from_before(chunk):
 @pytest.mark.parametrize("prepared", [1, 2**9 * 3, 2**30])
 def test_how_many_images_are_made_ready_at_a_time_is_invisible(prepared, monkeypatch):
     """An image is 8 x 8 in float64, 2^9 bytes, a batch four of them."""
-    setup, fed = laws.federation(FEDAVG)
+    setup, fed = toy.federation(FEDAVG)
     fed.transform = Transform((0.5,), (0.5,), "crop-flip", fed.dtype)
     fed.engine.transform = fed.transform
     expected = toy.simulate(setup, fed, 1)
@@ -295,9 +297,9 @@ def memory_for_two(monkeypatch):
 
 @pytest.mark.parametrize("way", ["", "branches:"])
 def test_out_of_memory_halves_the_chunk_and_changes_nothing_else(way, memory_for_two):
-    expected = laws.run_rounds(2, FEDAVG, clients_per_chunk=f"{way}2")
+    expected = laws.state_after_rounds(2, FEDAVG, clients_per_chunk=f"{way}2")
     memory_for_two.clear()
-    setup, fed = laws.federation(FEDAVG, clients_per_chunk=f"{way}4")
+    setup, fed = toy.federation(FEDAVG, clients_per_chunk=f"{way}4")
     assert toy.distance(toy.simulate(setup, fed, 2), expected) == 0
 
     assert fed.engine.clients_per_chunk == 2
@@ -310,8 +312,8 @@ def test_out_of_memory_halves_the_chunk_and_changes_nothing_else(way, memory_for
 def test_chunks_that_follow_are_cut_too_and_an_odd_one_is_rounded_up(memory_for_two):
     parts = toy.toy_parts((13, 7, 10, 4, 6, 5, 4))
     run = {"parts": parts, "num_clients": 7, "local_epochs": 1}
-    expected = laws.run_rounds(1, FEDAVG, clients_per_chunk="1", **run)
-    setup, fed = laws.federation(FEDAVG, clients_per_chunk="3", **run)
+    expected = laws.state_after_rounds(1, FEDAVG, clients_per_chunk="1", **run)
+    setup, fed = toy.federation(FEDAVG, clients_per_chunk="3", **run)
     laws.assert_agree(toy.simulate(setup, fed, 1), expected, "three together, then two")
     assert fed.engine.clients_per_chunk == 2
     assert len(fed.engine.notes) == 1
@@ -333,7 +335,7 @@ def test_where_not_even_one_client_fits_the_error_comes_through():
 
 
 def test_states_of_two_devices_are_moved_before_they_are_stacked(monkeypatch):
-    _, fed = laws.federation(FEDAVG)
+    _, fed = toy.federation(FEDAVG)
     fed.device = torch.device("meta")
     on_host = {"a": torch.ones(3)}
     on_device = {"a": torch.zeros(3, device="meta")}
@@ -352,7 +354,7 @@ def test_states_of_two_devices_are_moved_before_they_are_stacked(monkeypatch):
 
 @pytest.mark.parametrize("test", [True, False])
 def test_predictions_for_some_images_are_theirs_among_all(test):
-    _, fed = laws.federation(FEDAVG)
+    _, fed = toy.federation(FEDAVG)
     model = fed.initial_model()
     index = np.array([7, 2, 11])
 
@@ -368,7 +370,7 @@ def test_predictions_for_some_images_are_theirs_among_all(test):
 def test_reported_predictions_come_in_portions(monkeypatch):
     """They are those that enter a result but for rounding."""
     monkeypatch.setattr(federation, "QUICK_BATCH", 8)
-    _, fed = laws.federation(FEDAVG)
+    _, fed = toy.federation(FEDAVG)
     model = fed.initial_model()
     portions = []
     channel_strides = set()

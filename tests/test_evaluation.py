@@ -24,7 +24,7 @@ def with_evaluation(tested_on, method=LOCAL, data=None, parts=None, rounds=1, **
     """Setup, federation and state after some rounds, under the toy protocol with another evaluation."""
     data = toy.toy_dataset() if data is None else data
     parts = toy.toy_parts() if parts is None else parts
-    setup, _ = laws.federation(method, data=data, parts=parts, **run)
+    setup, _ = toy.federation(method, data=data, parts=parts, **run)
     protocol = replace(setup.protocol, evaluation=tested_on)
     local_test = 0.4 if tested_on == "clients" else 0.0
     setup = replace(setup, protocol=protocol, config=replace(setup.config, local_test=local_test))
@@ -251,7 +251,7 @@ def test_only_changed_models_are_run_again(tested_on, method, monkeypatch):
     assert_run([])
 
     for number in (1, 2):
-        state, _ = laws.one_round(setup, fed, state, fed.cohort(number))
+        state, _ = laws.method_round(setup, fed, state, fed.cohort(number))
         assert_run(fed.cohort(number).client_ids)
 
 

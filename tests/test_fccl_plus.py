@@ -14,6 +14,7 @@ from fedcli.papers.baselines import ewc, fedavg
 from fedcli.papers.baselines.ewc import Anchor, draw_labels, fisher_diagonal, penalty
 from tests import laws
 from tests.first_rounds import minibatch, with_different_models
+from tests.plain_federation import PlainFederation
 from tests.public_phases import PublicPhase, stacked_by_network
 from tests.tensors import randn
 
@@ -110,7 +111,7 @@ def test_plain_distillation_is_the_divergence_with_the_factor():
 
 def after_both_phases(fed, setup, cohort, states):
     """The clients' stacked parameters after a round from these states, and the round's terms."""
-    after, terms = laws.one_round(setup, fed, fccl_plus.ServerState(states), cohort)
+    after, terms = laws.method_round(setup, fed, fccl_plus.ServerState(states), cohort)
     return stack([after.clients[client].params for client in range(fed.num_clients)]), terms
 
 
@@ -190,8 +191,8 @@ def test_with_ewc_a_client_holds_on_to_the_collaborative_phase():
 def test_rounds_begin_at_the_pretrained_model(form):
     """As in the authors' code, it is trained with a cosine rate and without weight decay."""
     options = {**ALONE, "distillation_weight": 0.0, "pretrain_epochs": 3, "pretraining": form}
-    state = laws.run_rounds(1, "fccl", options)
-    setup, plain = laws.federation("fccl", options, plain=True)
+    state = laws.state_after_rounds(1, "fccl", options)
+    setup, plain = toy.federation("fccl", options, federation_type=PlainFederation)
     cohort = plain.cohort(0)
     task = fedavg.make_local_loss(plain.network)
     model = Client(*plain.recall({}, cohort, plain.initial_model()), optimizer={})
@@ -206,7 +207,7 @@ def test_rounds_begin_at_the_pretrained_model(form):
 
 
 def test_the_pretrained_model_stays_and_newcomers_get_theirs():
-    setup, fed = laws.federation("fccl", cohort_size=2)
+    setup, fed = toy.federation("fccl", cohort_size=2)
     cohorts = [[0, 1], [1, 3]]
     state = toy.simulate(setup, fed, 1, cohorts)
     later = toy.simulate(setup, fed, 2, cohorts)
@@ -237,7 +238,7 @@ def test_conference_objective_has_both_teachers():
 
 
 def test_the_teacher_of_the_code_drops_other_units_than_the_student():
-    _, fed = laws.federation("fccl-plus", backbone="mobilenet-v2-dropout-512", data=toy.toy_dataset(size=32))
+    _, fed = toy.federation("fccl-plus", backbone="mobilenet-v2-dropout-512", data=toy.toy_dataset(size=32))
     params, buffers = fed.initial_model()
     batch = minibatch(fed, 5)
 
@@ -288,7 +289,7 @@ def test_fisher_squares_the_gradient_of_each_image(label):
 
 
 def test_fisher_is_of_the_model_in_evaluation_mode():
-    _, fed = laws.federation("fedmd", backbone=toy.BATCHNORM)
+    _, fed = toy.federation("fedmd", backbone=toy.BATCHNORM)
     params, buffers = fed.initial_model()
     shifted = {name: value + 0.5 for name, value in buffers.items()}
     x = minibatch(fed, 1).x
@@ -299,14 +300,14 @@ def test_fisher_is_of_the_model_in_evaluation_mode():
 
 
 def test_each_client_has_draws_of_its_own():
-    _, fed = laws.federation("fedmd")
+    _, fed = toy.federation("fedmd")
     clients = fed.broadcast(*fed.initial_model(), fed.cohort(1))
     fisher = ewc.anchors(clients, fed.cohort(1), fed, minibatch(fed, 5).x).fisher
     assert toy.distance(select(fisher, 0), select(fisher, 1)) > 0
 
 
 def test_ewcs_objective_is_the_cross_entropy_and_the_weighted_penalty():
-    _, fed = laws.federation("fedmd")
+    _, fed = toy.federation("fedmd")
     params, buffers = fed.initial_model()
     anchor = Anchor({name: value + 1 for name, value in params.items()}, params)
     batch = minibatch(fed, 5)

@@ -21,7 +21,7 @@ from tests.tensors import randn
 
 
 def test_weights_are_shares_of_the_cohorts_examples_validation_included():
-    _, fed = laws.federation("fedavg", validation=0.25)
+    _, fed = toy.federation("fedavg", validation=0.25)
     np.testing.assert_allclose(fed.cohort_of(0, [0, 3]).weights.numpy(), [13 / 17, 4 / 17])
     assert [len(part) for part in fed.training] == [10, 6, 8, 3]
     assert [len(part) for part in fed.validation] == [3, 1, 2, 1]
@@ -30,7 +30,7 @@ def test_weights_are_shares_of_the_cohorts_examples_validation_included():
 def test_uniform_weighting_changes_nothing_but_the_weights():
     """Every client counts the same."""
     run = {"parts": toy.toy_parts((5, 3, 2, 0)), "weighting": "uniform"}
-    setup, fed = laws.federation("fedavg", **run)
+    setup, fed = toy.federation("fedavg", **run)
     cohort = fed.cohort_of(0, [0, 2, 3])
     assert cohort.weights.tolist() == [1 / 3] * 3
     assert cohort.num_examples.tolist() == [5, 2, 0]
@@ -51,7 +51,7 @@ def cross_entropy(module, features, logits, y):
 def test_a_round_is_the_weighted_mean_of_clients_by_a_plain_loop(method, mu):
     options = {"proximal_weight": mu} if method == "fedprox" else {}
     sizes = (5, 3, 2, 2)
-    setup, fed = laws.federation(method, options, parts=toy.toy_parts(sizes))
+    setup, fed = toy.federation(method, options, parts=toy.toy_parts(sizes))
     received, buffers = fed.initial_model()
 
     def objective(module, features, logits, y):
@@ -70,12 +70,12 @@ def test_the_learning_rate_decays_from_round_to_round():
     def third_round(setup, fed):
         return toy.simulate(setup, fed, 3, state=setup.method.init(fed, None), first=2)
 
-    setup, decaying = laws.federation("fedavg", lr=0.04, lr_decay=0.5)
+    setup, decaying = toy.federation("fedavg", lr=0.04, lr_decay=0.5)
     assert [decaying.lr(round) for round in range(3)] == [0.04, 0.02, 0.01]
-    at_a_quarter = third_round(*laws.federation("fedavg", lr=0.01))
+    at_a_quarter = third_round(*toy.federation("fedavg", lr=0.01))
     laws.assert_agree(third_round(setup, decaying), at_a_quarter, "the third round")
 
-    _, linear = laws.federation("fedmd", lr_schedule="linear", rounds=40, lr=0.001)
+    _, linear = toy.federation("fedmd", lr_schedule="linear", rounds=40, lr=0.001)
     rates = [linear.lr(round) for round in (0, 1, 2, 39)]
     assert rates == pytest.approx([0.001, 0.001, 0.001 * (1 - 0.9 / 40), 0.001 * (1 - 0.9 * 38 / 40)])
     assert next(linear.public_batches(39)).lr.item() == pytest.approx(rates[3])
@@ -83,7 +83,7 @@ def test_the_learning_rate_decays_from_round_to_round():
 
 def test_schedules_are_those_of_pytorch_over_all_rounds_and_a_warm_up_rises_to_the_full_rate():
     def rates(**options):
-        _, fed = laws.federation("fedavg", lr=0.1, **options)
+        _, fed = toy.federation("fedavg", lr=0.1, **options)
         return [fed.lr(round) for round in range(8)]
 
     parameter = torch.nn.Parameter(torch.zeros(1))
@@ -159,7 +159,7 @@ def test_three_rounds_of_fedavgm_by_hand():
 
 def test_fedrss_shares_are_those_of_the_training_part():
     parts = [np.array([0, 3, 1, 6, 4, 5, 8, 11, 14, 2]), np.array([7, 9]), np.array([], int), np.array([10, 12])]
-    _, fed = laws.federation("fedrs", parts=parts, validation=0.2)  # labels 0, 1, 2, 0, 1, 2, ...
+    _, fed = toy.federation("fedrs", parts=parts, validation=0.2)  # labels 0, 1, 2, 0, 1, 2, ...
     cohort = fed.cohort_of(0, [1, 0, 2])
     expected = []
     for client in cohort.client_ids:
@@ -194,7 +194,7 @@ HEAD = ("head.weight", "head.bias")
 def test_two_rounds_of_lg_fedavg_are_those_of_a_plain_loop():
     sizes = (12, 4, 8, 6)
     cohorts = ([0, 1, 3], [1, 2, 3])
-    setup, fed = laws.federation("lg-fedavg", parts=toy.toy_parts(sizes))
+    setup, fed = toy.federation("lg-fedavg", parts=toy.toy_parts(sizes))
     first, buffers = fed.initial_model()
     head = {name: first[name] for name in HEAD}
     own = dict.fromkeys(range(4), first)
@@ -212,8 +212,8 @@ def test_two_rounds_of_lg_fedavg_are_those_of_a_plain_loop():
 
 
 def test_lg_fedavgs_first_head_is_the_first_networks():
-    setup, fed = laws.federation("lg-fedavg", backbone=MIXED)
-    head = laws.start(setup, fed).head
+    setup, fed = toy.federation("lg-fedavg", backbone=MIXED)
+    head = laws.initial_state(setup, fed).head
     first_network, second_network = fed.networks
     first, _ = fed.initial_model(first_network)
     second, _ = fed.initial_model(second_network)
@@ -257,11 +257,11 @@ def test_normalised_average_against_a_loop():
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_with_equal_steps_fednova_is_fedavg(momentum):
     run = {"parts": toy.toy_parts(EQUAL_STEPS), "momentum": momentum, "lr": 0.01}
-    setup, fed = laws.federation("fednova", backbone=toy.BATCHNORM, **run)
+    setup, fed = toy.federation("fednova", backbone=toy.BATCHNORM, **run)
     assert set(fed.plan(fed.cohort(0)).steps.tolist()) == {4}
 
     state = toy.simulate(setup, fed, 3)
-    expected = laws.run_rounds(3, "fedavg", backbone=toy.BATCHNORM, **run)
+    expected = laws.state_after_rounds(3, "fedavg", backbone=toy.BATCHNORM, **run)
     laws.assert_agree(tuple(state), tuple(expected), "parameters and buffers")
 
 
@@ -275,7 +275,7 @@ def test_with_equal_steps_fednova_is_fedavg(momentum):
     ],
 )
 def test_a_round_of_fednova_is_the_normalised_average_by_effective_steps(run, steps, momentum):
-    setup, fed = laws.federation("fednova", **run)
+    setup, fed = toy.federation("fednova", **run)
     start, buffers = fed.initial_model()
     cohort = fed.cohort(0)
     received = fed.broadcast(start, buffers, cohort)

@@ -89,7 +89,7 @@ def test_many_to_one_takes_the_least_similar_of_all_others(size):
     [("head", False, True), ("body", True, False), ("model", True, True), ("none", False, False)],
 )
 def test_parts_of_a_model_are_exchanged_with_their_buffers(part, body_moves, head_moves):
-    _, fed = laws.federation("fedcme")
+    _, fed = toy.federation("fedcme")
     numbers = torch.tensor([[0], [1]])  # of the clients
     clients = Client({"body.1.weight": numbers, "head.weight": numbers}, {"body.1.running_mean": numbers}, {})
 
@@ -216,15 +216,15 @@ def test_a_round_against_a_plain_loop(epochs, options, momentum):
     by_class = np.argsort(np.arange(25) % 3, kind="stable")
     parts = np.split(by_class, np.cumsum(PARTS)[:-1])
     run = {"local_epochs": epochs, "momentum": momentum, "weight_decay": 0.0, "lr": 0.1}
-    setup, fed = laws.federation("fedcme", options, data=toy.toy_dataset(num_train=25), parts=parts, **run)
+    setup, fed = toy.federation("fedcme", options, data=toy.toy_dataset(num_train=25), parts=parts, **run)
     match_of_form = match_plainly if setup.method_config.matching == "pairs" else match_many_to_one_plainly
     known = torch.tensor([[1.0, 0.0, 0.2], [0.0, 1.0, 0.1], [0.3, 1.0, 0.3], [0.2, 0.1, 1.0]], dtype=fed.dtype)
-    state = laws.start(setup, fed)
+    state = laws.initial_state(setup, fed)
     for round, client_ids in enumerate(([0, 1, 2, 3], [0, 1, 3], [0, 1, 2, 3])):
         state = state._replace(evaluation=known + 0.01 * round)
         cohort = fed.cohort_of(round, client_ids)
 
-        after, terms = laws.one_round(setup, fed, state, cohort)
+        after, terms = laws.method_round(setup, fed, state, cohort)
 
         counterpart = match_of_form(state.evaluation[client_ids])
         params, global_features, evaluation = plain_round(fed, state, cohort, counterpart, setup.method_config)
@@ -236,8 +236,8 @@ def test_a_round_against_a_plain_loop(epochs, options, momentum):
 
 
 def test_random_matching_minds_no_evaluation_vectors():
-    setup, fed = laws.federation("fedcme", {"matching": "random"})
-    state = laws.start(setup, fed)
+    setup, fed = toy.federation("fedcme", {"matching": "random"})
+    state = laws.initial_state(setup, fed)
     of_class = torch.eye(3, dtype=fed.dtype)
     neighbours_alike = state._replace(evaluation=of_class[[0, 0, 1, 1]])
     others_alike = state._replace(evaluation=of_class[[0, 1, 0, 1]])
@@ -249,9 +249,9 @@ def test_random_matching_minds_no_evaluation_vectors():
 
 def test_terms_are_means_over_all_local_epochs():
     def cross_entropy(method, options):
-        setup, fed = laws.federation(method, options, local_epochs=3)
-        state = laws.start(setup, fed)
-        _, terms = laws.one_round(setup, fed, state, fed.cohort(0))
+        setup, fed = toy.federation(method, options, local_epochs=3)
+        state = laws.initial_state(setup, fed)
+        _, terms = laws.method_round(setup, fed, state, fed.cohort(0))
         return terms["cross_entropy"]
 
     switched_off = {"exchange": "none", "alignment_weight": 0.0}

@@ -113,7 +113,7 @@ def trained_clients(setup, fed, state):
 
     fed.upload = upload
     fed.upload_model = upload_model
-    laws.one_round(setup, fed, state, fed.cohort(0))
+    laws.method_round(setup, fed, state, fed.cohort(0))
     return sent["params"], sent["anchors"]
 
 
@@ -129,8 +129,8 @@ def test_two_epochs_of_every_client_against_a_plain_loop(options):
     two_classes = np.array([0, 1, 3, 4, 6, 7, 9, 10, 12])  # the classes are 0, 1, 2, 0, 1, 2, ...
     parts = [two_classes, np.arange(30, 37), np.arange(40, 50), np.array([], np.int64)]
     options = {"anchor_weight": 0.5, "anchor_decay": 0.3, **options}
-    setup, fed = laws.federation("fedfa", options, parts=parts)
-    start = laws.start(setup, fed)
+    setup, fed = toy.federation("fedfa", options, parts=parts)
+    start = laws.initial_state(setup, fed)
     params, anchors = trained_clients(setup, fed, start)
     for k in range(4):
         expected, its_anchors = plain_client(fed, setup.method_config, start, fed.cohort(0), k)
@@ -145,10 +145,10 @@ def test_a_first_round_of_fedavg_gives_the_anchors():
     data = toy.toy_dataset(num_train=12)  # classes 0, 1, 2, 0, 1, 2, ...
     parts = [np.array([0, 3, 1]), np.array([6, 9]), np.array([2, 5]), np.array([8, 11])]
     run = {"data": data, "parts": parts, "batch_size": 8}  # one batch an epoch
-    setup, fed = laws.federation("fedfa", {"anchor_init": "fedavg-round"}, **run)
-    fedavg, fedavg_fed = laws.federation("fedavg", **run)
+    setup, fed = toy.federation("fedfa", {"anchor_init": "fedavg-round"}, **run)
+    fedavg, fedavg_fed = toy.federation("fedavg", **run)
     cohorts = ([0, 1], [2, 3])
-    start = laws.start(setup, fed)
+    start = laws.initial_state(setup, fed)
     first = toy.simulate(setup, fed, 1, cohorts)
     laws.assert_agree(first.params, toy.simulate(fedavg, fedavg_fed, 1, cohorts).params, "round 0")
 
@@ -169,9 +169,9 @@ def test_a_first_round_of_fedavg_gives_the_anchors():
 
 
 def test_clipping_shortens_the_step_of_alignment_and_not_that_of_calibration():
-    setup, fed = laws.federation("fedfa", {"clip_norm": 1e-12}, weight_decay=0.0)
-    first = laws.start(setup, fed)
-    state, _ = laws.one_round(setup, fed, first, fed.cohort(0))
+    setup, fed = toy.federation("fedfa", {"clip_norm": 1e-12}, weight_decay=0.0)
+    first = laws.initial_state(setup, fed)
+    state, _ = laws.method_round(setup, fed, first, fed.cohort(0))
     for name, value in state.params.items():
         distance = float((value - first.params[name]).abs().max())
         assert (distance > 1e-4) == (name in head_names(fed.network)), (name, distance)

@@ -90,7 +90,7 @@ def class_means(fed, models):
 
 def test_weighted_anchors_are_the_class_means_of_all_training_parts_by_the_received_model():
     run = {"parts": toy.toy_parts((6, 5, 3, 2)), "validation": 0.2, "backbone": toy.BATCHNORM, "local_epochs": 1}
-    setup, fed = laws.federation("fedfm", **run)
+    setup, fed = toy.federation("fedfm", **run)
     assert sum(map(len, fed.training)) == 14  # two are held out
     after = toy.simulate(setup, fed, 1)
     torch.testing.assert_close(after.anchors, class_means(fed, dict.fromkeys(range(4), fed.initial_model())))
@@ -101,7 +101,7 @@ def test_rounds_before_start_round_are_fedavg_and_that_round_is_not():
     options = {"start_round": 2, "match_weight": 1.0}
 
     def params_after(rounds, method, options=None):
-        return laws.run_rounds(rounds, method, options).params
+        return laws.state_after_rounds(rounds, method, options).params
 
     laws.assert_agree(params_after(1, "fedfm", options), params_after(1, "fedavg"), "before T_s")
     laws.assert_agree(params_after(2, "fedfm", options), params_after(2, "fedavg"), "before T_s")
@@ -116,8 +116,8 @@ TERMS_ON = {"start_round": 0, "match_weight": 1.0}
 def test_rounds_of_lite_are_those_of_a_plain_loop():
     """Models are exchanged after the rounds 2 and 4 and after the last, anchors after each."""
     run = {"rounds": 5, "cohort_size": 2, "backbone": toy.BATCHNORM, "local_epochs": 1}
-    setup, fed = laws.federation("fedfm-lite", {**TERMS_ON, "model_interval": 2}, **run)
-    state = laws.start(setup, fed)
+    setup, fed = toy.federation("fedfm-lite", {**TERMS_ON, "model_interval": 2}, **run)
+    state = laws.initial_state(setup, fed)
     local_loss = fedfm.make_local_loss(fed.network, setup.method_config)
     model = fed.initial_model()
     anchors = state.anchors
@@ -137,7 +137,7 @@ def test_rounds_of_lite_are_those_of_a_plain_loop():
         if round in (1, 3, 4):
             model = weighted_mean(stack(list(models.values())), cohort.weights)
 
-        state, _ = laws.one_round(setup, fed, state, cohort)
+        state, _ = laws.method_round(setup, fed, state, cohort)
         shared = (state.params, state.buffers, state.anchors)
         laws.assert_agree(shared, (*model, anchors), f"what all share after round {round}")
         assert state.clients.keys() == kept.keys()
@@ -161,36 +161,36 @@ EQUAL_PARTS = {"parts": toy.toy_parts((4, 4, 4, 4))}
 )
 def test_an_add_on_without_effect_is_fedfm(name, options, run):
     """The other method's term is off, or the clients of FedNova take equal steps."""
-    ours = laws.run_rounds(3, name, {**TERMS_ON, **options}, **run)
-    fedfms = laws.run_rounds(3, "fedfm", TERMS_ON, **run)
+    ours = laws.state_after_rounds(3, name, {**TERMS_ON, **options}, **run)
+    fedfms = laws.state_after_rounds(3, "fedfm", TERMS_ON, **run)
     for part in ("params", "anchors", "has_anchor"):
         laws.assert_agree(getattr(ours, part), getattr(fedfms, part), part)
 
 
 @pytest.mark.parametrize("name", ["fedfm", "fedfm-lite", "fedprox-fm", "fednova-fm", "moon-fm"])
 def test_clipping_shortens_the_whole_step(name):
-    setup, fed = laws.federation(name, {**TERMS_ON, "clip_norm": 1e-12}, weight_decay=0.0)
-    state = laws.start(setup, fed)
-    after, _ = laws.one_round(setup, fed, state, fed.cohort(0))
+    setup, fed = toy.federation(name, {**TERMS_ON, "clip_norm": 1e-12}, weight_decay=0.0)
+    state = laws.initial_state(setup, fed)
+    after, _ = laws.method_round(setup, fed, state, fed.cohort(0))
     assert toy.distance(after.params, state.params) < 1e-9
 
 
 @pytest.mark.parametrize("name", ["fedfm", "fedfm-lite", "fednova-fm"])
 def test_no_norm_is_logged_of_a_network_without_batch_normalisation(name):
-    setup, fed = laws.federation(name, {"start_round": 0})
-    _, terms = laws.one_round(setup, fed, laws.start(setup, fed), fed.cohort(0))
+    setup, fed = toy.federation(name, {"start_round": 0})
+    _, terms = laws.method_round(setup, fed, laws.initial_state(setup, fed), fed.cohort(0))
     assert "norm_before_batchnorm" not in terms
 
 
 def test_the_norm_before_batch_normalisation_is_logged_in_the_round_in_which_matching_starts():
     """To multiply these weights changes no output, which is why their norm sets how far a step turns them."""
-    setup, fed = laws.federation("fedfm", {**TERMS_ON, "start_round": 1}, backbone="resnet10")
-    state = laws.start(setup, fed)
+    setup, fed = toy.federation("fedfm", {**TERMS_ON, "start_round": 1}, backbone="resnet10")
+    state = laws.initial_state(setup, fed)
     received = {}  # the model of each round, and what it logged
     terms = {}
     for round in range(3):
         received[round] = state
-        state, terms[round] = laws.one_round(setup, fed, state, fed.cohort(round))
+        state, terms[round] = laws.method_round(setup, fed, state, fed.cohort(round))
     assert [round for round in range(3) if "norm_before_batchnorm" in terms[round]] == [1]
 
     model = received[1]
@@ -214,13 +214,13 @@ STARTED = {**TERMS_ON, "start_round": 1}
 
 def test_the_controls_of_the_study_are_fedfm_where_they_are_off():
     run = {"backbone": toy.BATCHNORM, "local_epochs": 1}
-    ours = laws.run_rounds(3, str(CONTROLS), STARTED, **run)
-    fedfms = laws.run_rounds(3, "fedfm", STARTED, **run)
+    ours = laws.state_after_rounds(3, str(CONTROLS), STARTED, **run)
+    fedfms = laws.state_after_rounds(3, "fedfm", STARTED, **run)
     laws.assert_agree(tuple(ours), tuple(fedfms), "the states")
 
 
 def test_longer_convolutions_and_their_statistics_are_the_same_function():
-    setup, fed = laws.federation(str(CONTROLS), STARTED, backbone="resnet10")
+    setup, fed = toy.federation(str(CONTROLS), STARTED, backbone="resnet10")
     state = toy.simulate(setup, fed, 1)
     params, buffers = setup.method.module.rescale(state.params, state.buffers, 10.0)
     assert toy.distance(params, state.params) > 1
@@ -233,7 +233,7 @@ def test_longer_convolutions_and_their_statistics_are_the_same_function():
 
 def test_statistics_that_are_estimated_anew_forget_those_before():
     """Each minibatch moves them by a tenth: of a distance of 3, 0.9^60 is left after 40 passes of 1 or 2 batches."""
-    setup, fed = laws.federation(str(CONTROLS), STARTED, backbone=toy.BATCHNORM)
+    setup, fed = toy.federation(str(CONTROLS), STARTED, backbone=toy.BATCHNORM)
     params, buffers = fed.initial_model()
     other = {name: value + 3 if value.is_floating_point() else value for name, value in buffers.items()}
     post = setup.method.module.POST

@@ -50,7 +50,7 @@ def test_divergence_is_torchs():
 
 def test_three_rounds_of_fml_are_those_of_a_plain_loop(form):
     options = {"form": form.name, "private_task_share": 0.3, "shared_task_share": 0.6}
-    setup, fed = laws.federation("fml", options, lr=0.2, **RUN)
+    setup, fed = toy.federation("fml", options, lr=0.2, **RUN)
     clipped_steps = 0
 
     def losses(own, shared, y):
@@ -77,15 +77,15 @@ def test_three_rounds_of_fml_are_those_of_a_plain_loop(form):
             clipped_steps += trained.num_clipped
         return after, {name: sum(params[name] for params in sent) / len(sent) for name in received}
 
-    shared = laws.start(setup, fed).params
+    shared = laws.initial_state(setup, fed).params
     laws.assert_rounds_agree(setup, fed, plain_round, shared, lambda state: state.params)
     assert (clipped_steps > 10) == (form.name == "code")
 
 
 def test_fml_averages_shared_networks_and_their_statistics_without_weights():
-    setup, fed = laws.federation("fml", backbone=f"{toy.BATCHNORM},cnn-small", local_epochs=1)
+    setup, fed = toy.federation("fml", backbone=f"{toy.BATCHNORM},cnn-small", local_epochs=1)
     cohort = fed.cohort(0)
-    start = laws.start(setup, fed)
+    start = laws.initial_state(setup, fed)
     shared_network, _ = fed.networks
 
     sent = []
@@ -97,7 +97,7 @@ def test_fml_averages_shared_networks_and_their_statistics_without_weights():
         sent.append((part(both.params, SHARED), part(both.buffers, SHARED)))
     mean = tree_map(lambda first, second: torch.cat([first, second]).mean(0), *sent)
 
-    after, _ = laws.one_round(setup, fed, start, cohort)
+    after, _ = laws.method_round(setup, fed, start, cohort)
     laws.assert_agree((after.params, after.buffers), mean, "the shared network")
     assert after.buffers
 
@@ -148,7 +148,7 @@ def test_the_share_grows_from_round_to_round():
 
 
 def test_clients_send_truncated_changes_and_the_server_their_truncated_mean():
-    _, fed = laws.federation("fedkd")
+    _, fed = toy.federation("fedkd")
     first_change = with_values([4.0, 0.5], 6, 8, seed=1)
     second_change = with_values([2.0, 2.0], 6, 8, seed=2)
     params = {"matrix": torch.ones(6, 8, dtype=torch.float64), "vector": torch.zeros(3, dtype=torch.float64)}
@@ -200,7 +200,7 @@ def test_the_codes_form_leaves_of_a_tensor_what_htfllib_does(shape, share, is_no
 
 def test_three_rounds_of_fedkd_are_those_of_a_plain_loop(form):
     options = {"form": form.name, "distillation_weight": 0.7, "energy_start": 0.6, "energy_end": 0.9}
-    setup, fed = laws.federation("fedkd", options, lr=0.1, **RUN)
+    setup, fed = toy.federation("fedkd", options, lr=0.1, **RUN)
     clipped_steps = 0
 
     def losses(own, shared, y, w_h):
@@ -252,13 +252,13 @@ def test_three_rounds_of_fedkd_are_those_of_a_plain_loop(form):
         exchanges = round if form.name == "code" else round + 1
         return after, exchange(sent, mentee, 0.6 + 0.3 * exchanges / 3)
 
-    mentee = laws.start(setup, fed).params
+    mentee = laws.initial_state(setup, fed).params
     laws.assert_rounds_agree(setup, fed, plain_round, mentee, lambda state: state.params)
     assert (clipped_steps > 10) == (form.name == "code")
 
 
 def test_a_client_that_is_certain_divides_by_almost_nothing():
-    _, fed = laws.federation("fedkd", **TWO_NETWORKS)
+    _, fed = toy.federation("fedkd", **TWO_NETWORKS)
     mentee, mentor = fed.networks
     mentor_params, _ = fed.initial_model(mentor)
     mentee_params, _ = fed.initial_model(mentee)
@@ -276,12 +276,12 @@ def test_a_client_that_is_certain_divides_by_almost_nothing():
 
 
 def test_who_sat_out_is_sent_the_whole_mentee():
-    setup, fed = laws.federation("fedkd", cohort_size=2)
-    state = laws.start(setup, fed)
+    setup, fed = toy.federation("fedkd", cohort_size=2)
+    state = laws.initial_state(setup, fed)
     size = fed.sizes.parameters
     for clients, newcomers in (([0, 1], 0), ([1, 0], 0), ([1, 2], 1), ([0, 3], 2)):
         fed.start_round()
-        state, _ = laws.one_round(setup, fed, state, fed.cohort_of(0, clients))
+        state, _ = laws.method_round(setup, fed, state, fed.cohort_of(0, clients))
         assert fed.traffic.down["params"] == newcomers * size
         assert fed.traffic.down["other"] < 2 * size
         assert state.in_step.tolist() == sorted(clients)
@@ -289,11 +289,11 @@ def test_who_sat_out_is_sent_the_whole_mentee():
 
 def test_running_statistics_are_averaged_and_sent_as_they_are(monkeypatch):
     monkeypatch.setattr(fedkd, "exchange", lambda trained, before, *rest: before)  # slow for so many weights
-    setup, fed = laws.federation("fedkd", backbone=f"{toy.BATCHNORM},cnn-small", local_epochs=1)
-    start = laws.start(setup, fed)
+    setup, fed = toy.federation("fedkd", backbone=f"{toy.BATCHNORM},cnn-small", local_epochs=1)
+    start = laws.initial_state(setup, fed)
     make_loss = partial(fedkd.make_local_loss, config=setup.method_config)
     _, mentees, _ = fedkd.train_clients(start, fed.cohort(0), fed, make_loss)
-    after, _ = laws.one_round(setup, fed, start, fed.cohort(0))
+    after, _ = laws.method_round(setup, fed, start, fed.cohort(0))
     assert fed.traffic.down["buffers"] == fed.traffic.up["buffers"] == 4 * count_floats(start.buffers)
     laws.assert_agree(after.buffers, {name: value.mean(0) for name, value in mentees.buffers.items()}, "the statistics")
     assert toy.distance(after.buffers, start.buffers) > 1e-3

@@ -78,10 +78,10 @@ def test_fedyogis_second_moment_stands_still_where_it_equals_the_square():
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedadagrad"])
 def test_the_second_moment_starts_at_tau_squared_and_statistics_are_averaged_as_in_fedavg(name):
     run = {"backbone": toy.BATCHNORM, "local_epochs": 1}
-    setup, fed = laws.federation(name, {"adaptivity": 0.3}, **run)
-    start = laws.start(setup, fed)
+    setup, fed = toy.federation(name, {"adaptivity": 0.3}, **run)
+    start = laws.initial_state(setup, fed)
     for name in start.params:
         assert (start.square[name] == 0.3**2).all()
         assert (start.mean[name] == 0).all()
-    average = laws.run_rounds(1, "fedavg", **run)
+    average = laws.state_after_rounds(1, "fedavg", **run)
     laws.assert_agree(toy.simulate(setup, fed, 1).buffers, average.buffers, "running statistics")

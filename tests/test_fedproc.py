@@ -46,7 +46,7 @@ def test_fedfas_ramp_is_over_the_rounds_of_the_run_however_many_these_are():
         """The weight of the cross-entropy in each round under FedFA's protocol."""
         fedfas = {"protocol": "fedfa:fmnist-c2", "dataset": "fmnist", **options}
         config = resolve(find_method("fedproc"), fedfas, need_data=False).method_config
-        setup, fed = laws.federation("fedproc", dataclasses.asdict(config), rounds=rounds)
+        setup, fed = toy.federation("fedproc", dataclasses.asdict(config), rounds=rounds)
         train = fed.train
         of_rounds = []
 
@@ -76,7 +76,7 @@ def test_a_prototype_is_a_mean_over_examples_or_keeps_its_value():
 
 def test_prototypes_are_means_of_normalised_features_under_the_trained_local_models():
     run = {"backbone": toy.BATCHNORM, "local_epochs": 1, "validation": 0.2, "parts": toy.toy_parts((6, 5, 3, 2))}
-    setup, fed = laws.federation("fedproc", **run)
+    setup, fed = toy.federation("fedproc", **run)
     cohort = fed.cohort(0)
     start = fed.broadcast(*fed.initial_model(), cohort)
     trained, _ = fed.train(start, cohort, fedavg.make_local_loss(fed.network))  # round 0 is cross-entropy alone
@@ -98,7 +98,7 @@ def test_prototypes_are_means_of_normalised_features_under_the_trained_local_mod
 
 
 def test_the_objective_is_shared_out_between_its_two_terms():
-    _, fed = laws.federation("fedproc")
+    _, fed = toy.federation("fedproc")
     params, buffers = fed.initial_model()
     prototypes = randn(3, fed.feature_dim)
     batch = minibatch(fed, 5)
@@ -112,7 +112,7 @@ def test_the_objective_is_shared_out_between_its_two_terms():
 
 def test_with_rows_of_the_identity_the_model_alone_is_trained_and_sent():
     options = {"prototypes": "identity", "cross_entropy_weight": 0.3}
-    setup, fed = laws.federation("fedproc", options, parts=toy.toy_parts((13,)), num_clients=1, cohort_size=1)
+    setup, fed = toy.federation("fedproc", options, parts=toy.toy_parts((13,)), num_clients=1, cohort_size=1)
     state = toy.simulate(setup, fed, 1)
     assert torch.equal(state.prototypes, torch.eye(fed.num_classes, fed.feature_dim, dtype=torch.float64))
     assert fed.traffic.down == fed.traffic.up == {"params": fed.sizes.parameters, "buffers": 0, "other": 0}
@@ -124,7 +124,7 @@ def test_with_rows_of_the_identity_the_model_alone_is_trained_and_sent():
 
 
 def test_more_classes_than_features_are_refused_beside_the_identity():
-    setup, fed = laws.federation("fedproc", {"prototypes": "identity"})
+    setup, fed = toy.federation("fedproc", {"prototypes": "identity"})
     fed.num_classes = 65
     with pytest.raises(UserError, match=r"got 64 features for 65 classes.*--prototypes"):
-        laws.start(setup, fed)
+        laws.initial_state(setup, fed)

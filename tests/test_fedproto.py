@@ -112,7 +112,7 @@ def teacher_of(state):
     ],
 )
 def test_three_rounds_are_those_of_a_plain_loop(method, epochs, shared_of, options):
-    setup, fed = laws.federation(method, options, parts=PARTS, local_epochs=epochs)
+    setup, fed = toy.federation(method, options, parts=PARTS, local_epochs=epochs)
     state = laws.assert_rounds_agree(setup, fed, plain_round, {}, shared_of)
     assert shared_of(state).keys() == {0, 1}  # nobody has class 2
 
@@ -120,7 +120,7 @@ def test_three_rounds_are_those_of_a_plain_loop(method, epochs, shared_of, optio
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_generalised_prototypes_are_of_the_last_epoch_of_training(drop_last):
     parts = [np.array(own) for own in ([0, 3, 1, 6, 4, 9, 2], [7, 10, 13, 16, 19], [12, 15], [18, 22, 5, 8])]
-    setup, fed = laws.federation("fedproto-general", parts=parts, local_epochs=3, drop_last=drop_last)
+    setup, fed = toy.federation("fedproto-general", parts=parts, local_epochs=3, drop_last=drop_last)
     assert bool(fed.plan(fed.cohort(0)).steps[2]) != drop_last  # a batch has 4: the third client may take no step
     _, prototypes = plain_round(fed, setup, 0, {}, {})
     laws.assert_agree(prototypes_of(toy.simulate(setup, fed, 1)), prototypes, "the prototypes")

@@ -170,7 +170,7 @@ def fedsa_of_unequal_clients(drop_last):
     parts = [np.array([0, 3, 1, 6, 4, 5, 8, 11, 14, 2]), np.array([7, 10, 13, 16, 19]), np.array([9, 12]),
              np.array([15, 18, 21, 24, 22])]  # fmt: skip
     weights = {"regularization_weight": 0.3, "contrastive_weight": 0.5, "calibration_weight": 0.7, "anchor_decay": 0.1}
-    return laws.federation("fedsa", weights, parts=parts, drop_last=drop_last)
+    return toy.federation("fedsa", weights, parts=parts, drop_last=drop_last)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -180,7 +180,7 @@ def test_three_rounds_of_fedsa_are_those_of_a_plain_loop(drop_last):
     def shared_of(state):
         return Shared(state.anchors, {c: state.prototypes[c] for c in range(3) if state.has_class[c]})
 
-    first = laws.start(setup, fed).anchors
+    first = laws.initial_state(setup, fed).anchors
     state = laws.assert_rounds_agree(setup, fed, plain_fedsa_round, Shared(first, prototypes={}), shared_of)
     assert state.clients[1].margin == 0
     assert state.clients[2].margin == 0
@@ -250,10 +250,10 @@ def means_of(fed, client, model):
 def test_a_round_of_fedtgp_trains_on_the_class_means_of_the_trained_models():
     parts = [np.array([0, 3, 1, 6, 4]), np.array([7, 10, 13]), np.array([12, 15]), NOBODY]
     options = {"server_epochs": 3, "server_batch_size": 2}
-    setup, fed = laws.federation("fedtgp", options, parts=parts)
-    first = laws.start(setup, fed)
+    setup, fed = toy.federation("fedtgp", options, parts=parts)
+    first = laws.initial_state(setup, fed)
     first = first._replace(network={name: 0.9 * value for name, value in first.network.items()})  # of an earlier round
-    state, _ = laws.one_round(setup, fed, first, fed.cohort(0))
+    state, _ = laws.method_round(setup, fed, first, fed.cohort(0))
     means = []
     labels = []
     for client in range(3):
@@ -277,7 +277,7 @@ def test_a_round_of_fedtgp_trains_on_the_class_means_of_the_trained_models():
 
 def test_without_any_prototype_fedtgps_network_stays():
     parts = [NOBODY, np.array([0, 1, 2]), np.array([3]), np.array([4])]
-    setup, fed = laws.federation("fedtgp", parts=parts, cohort_size=1)
+    setup, fed = toy.federation("fedtgp", parts=parts, cohort_size=1)
     first = toy.simulate(setup, fed, 0, [[0]])
     state = toy.simulate(setup, fed, 1, [[0]])
     laws.assert_agree(state.network, first.network, "the server's network")
@@ -300,11 +300,11 @@ def given_to_the_server(monkeypatch):
 def test_the_code_form_sends_prototypes_of_the_model_before_training(given_to_the_server):
     """The authors' order of steps: load the model, train it, collect prototypes by the stored model, store it."""
     parts = [np.array([0, 3, 1]), np.array([7, 10, 13, 2]), NOBODY, NOBODY]
-    setup, fed = laws.federation("fedtgp", {"form": "code"}, parts=parts)
-    state = laws.start(setup, fed)
+    setup, fed = toy.federation("fedtgp", {"form": "code"}, parts=parts)
+    state = laws.initial_state(setup, fed)
     stored = dict.fromkeys(range(2), fed.initial_model())
     for round, cohort in enumerate([[0, 1], [0], [0, 1]]):  # client 1 sits a round out, what it has stored is older
-        state, _ = laws.one_round(setup, fed, state, fed.cohort_of(round, cohort))
+        state, _ = laws.method_round(setup, fed, state, fed.cohort_of(round, cohort))
         expected = []
         for client in cohort:
             means, _ = means_of(fed, client, stored[client])
@@ -316,7 +316,7 @@ def test_the_code_form_sends_prototypes_of_the_model_before_training(given_to_th
 
 @pytest.mark.parametrize(("form", "margin"), [("paper", 0.0), ("code", 7.0)])
 def test_the_margin_of_a_single_class_is_the_threshold_in_the_code_form(form, margin, given_to_the_server):
-    setup, fed = laws.federation("fedtgp", {"form": form, "margin_threshold": 7.0}, parts=[np.array([0, 3])] * 4)
+    setup, fed = toy.federation("fedtgp", {"form": form, "margin_threshold": 7.0}, parts=[np.array([0, 3])] * 4)
     toy.simulate(setup, fed, 1)
     (call,) = given_to_the_server
     assert call.margin == margin
@@ -431,8 +431,8 @@ def plain_fedgen_round(fed, setup, round, kept, shared):
 def test_three_rounds_of_fedgen_are_those_of_a_plain_loop(form):
     run = {"momentum": 0.0, "weight_decay": 0.0, "backbone": "cnn-2x32,cnn-2x64", "data": toy.toy_dataset(size=16)}
     options = {"form": form, "generator_weight": 2.0, "generator_steps": 5, "generator_lr": 0.01}
-    setup, fed = laws.federation("fedgen", options, **run)
-    first = laws.start(setup, fed)
+    setup, fed = toy.federation("fedgen", options, **run)
+    first = laws.initial_state(setup, fed)
     counts = torch.bincount(fed.engine.labels[:34]).tolist()  # of all clients, in the code's form at once
     assert first.class_counts.tolist() == (counts if form == "code" else [1, 1, 1])
 

@@ -128,8 +128,8 @@ def three_rounds(method, momentum):
         "backbone": toy.BATCHNORM,
     }  # fmt: skip
     case = CASES[method]
-    state = laws.run_rounds(3, method, case.options, cohorts=COHORTS, **run)
-    _, fed = laws.federation("fedavg", **run)
+    state = laws.state_after_rounds(3, method, case.options, cohorts=COHORTS, **run)
+    _, fed = toy.federation("fedavg", **run)
     return ThreeRounds(state, rounds_by_a_plain_loop(fed, case.alpha, case.rho, case.server_lr))
 
 
@@ -171,13 +171,13 @@ def test_without_a_gradient_there_is_no_climb():
 @pytest.mark.parametrize("chunk", ["1", "4", "branches:4"])
 def test_both_passes_of_a_step_have_the_same_dropout(monkeypatch, chunk):
     use_tiny_network(monkeypatch)
-    setup, fed = laws.federation("fedsam", {"perturbation": 1e-9}, clients_per_chunk=chunk, local_epochs=1)
+    setup, fed = toy.federation("fedsam", {"perturbation": 1e-9}, clients_per_chunk=chunk, local_epochs=1)
     cohort = fed.cohort(0)
-    _, terms = laws.one_round(setup, fed, laws.start(setup, fed), cohort)
+    _, terms = laws.method_round(setup, fed, laws.initial_state(setup, fed), cohort)
     torch.testing.assert_close(terms["climbed"], terms["cross_entropy"], rtol=0, atol=1e-7)
 
 
 def test_without_the_servers_momentum_mofedsam_is_fedsam():
-    ours = laws.run_rounds(3, "mofedsam", {"gradient_share": 1.0})
-    theirs = laws.run_rounds(3, "fedsam")
+    ours = laws.state_after_rounds(3, "mofedsam", {"gradient_share": 1.0})
+    theirs = laws.state_after_rounds(3, "fedsam")
     laws.assert_agree(ours.params, theirs.params, "the model")

@@ -196,8 +196,8 @@ def test_a_loss_that_takes_numbers_out_of_parameters_is_refused(loss, reader):
 
 
 def test_a_number_taken_out_of_the_graph_is_refused_where_the_first_clients_have_no_example():
-    setup, fed = laws.federation("fedavg", parts=toy.toy_parts((0, 0, 5, 9)), clients_per_chunk="1")
-    state = laws.start(setup, fed)
+    setup, fed = toy.federation("fedavg", parts=toy.toy_parts((0, 0, 5, 9)), clients_per_chunk="1")
+    state = laws.initial_state(setup, fed)
     cohort = fed.cohort(0)
 
     def local_loss(params, buffers, batch, context):

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import fedcli
-from fedcli import check
+from fedcli import check, toy
 from fedcli.core import evaluation, forks
 from fedcli.core.forks import Processes
 from fedcli.papers.baselines import fedavg
@@ -476,7 +476,7 @@ def test_only_small_networks_that_train_one_by_one_are_shared(
     options, threads, threads_in_run, processes_in_run, two_threads
 ):
     torch.set_num_threads(threads)
-    _, fed = laws.federation(find_method("fedavg"), **options)
+    _, fed = toy.federation(find_method("fedavg"), **options)
     with machine_settings(fed):
         assert torch.get_num_threads() == threads_in_run
         assert fed.engine.processes.count == processes_in_run
@@ -530,7 +530,7 @@ def test_a_process_has_the_cores_of_its_binding_and_its_container(listing, files
 def test_a_run_has_no_more_threads_than_cores_unless_it_is_told_so(monkeypatch, two_threads):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(cores, "allowed_cores", lambda: 1)
-    _, fed = laws.federation(find_method("fedavg"), clients_per_chunk="2")
+    _, fed = toy.federation(find_method("fedavg"), clients_per_chunk="2")
     with machine_settings(fed):
         assert torch.get_num_threads() == 1
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
@@ -584,7 +584,7 @@ def test_a_script_without_a_guard_shares_its_run(folder, always, capfd):
 
 
 def test_a_model_that_a_fork_has_tested_is_not_tested_again_while_it_stays_the_same(always, shared, monkeypatch):
-    setup, fed = laws.federation(find_method("local"))
+    setup, fed = toy.federation(find_method("local"))
     predict = fed.predict
     tested_here = 0  # models, in this process and not in its fork
 
@@ -597,8 +597,8 @@ def test_a_model_that_a_fork_has_tested_is_not_tested_again_while_it_stays_the_s
 
     monkeypatch.setattr(fed, "predict", watched)
     with machine_settings(fed):
-        state = laws.start(setup, fed)
-        state, _ = laws.one_round(setup, fed, state, fed.cohort(0))
+        state = laws.initial_state(setup, fed)
+        state, _ = laws.method_round(setup, fed, state, fed.cohort(0))
         first = evaluation.evaluate(fed, setup.method, state)
         assert 0 < tested_here < fed.num_clients
 

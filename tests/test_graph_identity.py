@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 import torch
 
+from fedcli import toy
 from fedcli.core.graphs import Unrepeatable, graph_key
-from tests import laws
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ def make_loss(network, weight=0.5, constants=(1, {"a": None}), start=1, captured
 
 
 def test_a_function_made_again_from_equal_parts_is_the_same():
-    _, fed = laws.federation("fedavg")
-    _, other_fed = laws.federation("fedavg")
+    _, fed = toy.federation("fedavg")
+    _, other_fed = toy.federation("fedavg")
     key = graph_key(make_loss(fed.network))
 
     again = graph_key(make_loss(fed.network))

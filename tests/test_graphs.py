@@ -357,7 +357,7 @@ def make_reading_loss(network):
 
 def learn_in_public(chunk, make_loss=make_mean_loss, graphs=True, **run) -> PublicSteps:
     """Takes steps on public batches of 5, 5 and 2 images, five times, towards the clients' own mean outputs."""
-    _, fed = laws.federation("fedmd", clients_per_chunk=chunk, backbone=toy.BATCHNORM, **run)
+    _, fed = toy.federation("fedmd", clients_per_chunk=chunk, backbone=toy.BATCHNORM, **run)
     if not graphs:
         fed.engine.graphs = None
     loss = make_loss(fed.network)
@@ -420,12 +420,12 @@ def test_a_stack_is_kept_for_steps_of_the_same_kind_and_shape():
     assert MAX_STACKS == 4
 
     with early_captures(), FakeCuda.running() as device:
-        setup, fed = laws.federation(FEDAVG, device="cuda", clients_per_chunk="4")
+        setup, fed = toy.federation(FEDAVG, device="cuda", clients_per_chunk="4")
         toy.simulate(setup, fed, 4)
         assert device.captures == 1 + 2  # the memory, and steps with and without a mask
 
         before = device.captures
-        setup, fed = laws.federation(FEDAVG, device="cuda", clients_per_chunk="3")
+        setup, fed = toy.federation(FEDAVG, device="cuda", clients_per_chunk="3")
         toy.simulate(setup, fed, 4)
         assert device.captures - before == 1 + 3  # chunks of 3 and 1, of which that never has a mask
         assert len(fed.engine.stacks) == 2
@@ -589,20 +589,20 @@ def test_a_capture_ends_on_the_stream_it_began_on_and_collects_no_garbage(enable
 @pytest.mark.parametrize("case", CASES)
 def test_on_a_cuda_device_steps_are_graphs_and_agree_with_the_cpu(case, chunk):
     method, overrides, run = CASES[case]
-    setup, fed = laws.federation(method, overrides, clients_per_chunk=chunk, device="cuda", **run)
+    setup, fed = toy.federation(method, overrides, clients_per_chunk=chunk, device="cuda", **run)
     state = tree_map(torch.Tensor.cpu, toy.simulate(setup, fed, 3))
-    laws.assert_agree(state, laws.run_rounds(3, method, overrides, **run), f"{case} on CUDA")
+    laws.assert_agree(state, laws.state_after_rounds(3, method, overrides, **run), f"{case} on CUDA")
     assert fed.engine.notes == []
     assert any(stack.graphs.replays for stack in fed.engine.stacks.values())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_failed_capture_on_cuda_leaves_the_next_run_its_graphs():
-    setup, fed = laws.federation(reading_method(), clients_per_chunk="4", device="cuda")
+    setup, fed = toy.federation(reading_method(), clients_per_chunk="4", device="cuda")
     toy.simulate(setup, fed, 3)
     assert len(fed.engine.notes) == 1
 
-    setup, fed = laws.federation(FEDAVG, clients_per_chunk="4", device="cuda")
+    setup, fed = toy.federation(FEDAVG, clients_per_chunk="4", device="cuda")
     toy.simulate(setup, fed, 3)
     assert fed.engine.notes == []
 
@@ -644,7 +644,7 @@ def test_a_round_that_draws_on_the_device_is_refused():
         return FEDAVG.run_round(state, cohort, fed, config)
 
     with FakeCuda.running():
-        setup, fed = laws.federation(replace(FEDAVG, run_round=draws), device="cuda")
-        state = laws.start(setup, fed)
+        setup, fed = toy.federation(replace(FEDAVG, run_round=draws), device="cuda")
+        state = laws.initial_state(setup, fed)
         with pytest.raises(UserError, match="draws from PyTorch's global generator in round 1"):
             one_round(setup, fed, state, fed.cohort(0))

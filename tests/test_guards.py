@@ -41,7 +41,7 @@ def planted(method, run_round):
 
 
 def catches(law, *arguments, match="", **options):
-    with pytest.raises(laws.Broken, match=match):
+    with pytest.raises(laws.LawBroken, match=match):
         law(*arguments, **options)
 
 
@@ -136,7 +136,7 @@ DEFECTS = {
 def test_a_law_catches_the_defect(defect):
     planted_defect = DEFECTS[defect]
     method = planted(planted_defect.method, planted_defect.run_round)
-    with pytest.raises(laws.Broken, match=planted_defect.match):
+    with pytest.raises(laws.LawBroken, match=planted_defect.match):
         planted_defect.law(method, **planted_defect.options)
 
 

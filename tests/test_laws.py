@@ -111,7 +111,7 @@ def test_a_law_holds(law, method, options, monkeypatch):
 @pytest.mark.parametrize("sizes", [(9, 0, 5, 0), (0, 9, 0, 5)])
 @pytest.mark.parametrize("method", SEVERAL, ids=lambda method: method.name)
 def test_law_6_holds_for_a_network_none_of_whose_clients_takes_a_step(method, sizes):
-    setup, fed = laws.federation(method, backbone=MIXED, parts=toy.toy_parts(sizes), **FEW_STEPS)
+    setup, fed = toy.federation(method, backbone=MIXED, parts=toy.toy_parts(sizes), **FEW_STEPS)
     state, entry = one_round(setup, fed, toy.simulate(setup, fed, 1), fed.cohort(1))
     assert all(torch.isfinite(leaf).all() for leaf in leaves(state))
     assert entry["terms"]
@@ -121,8 +121,8 @@ def test_law_6_holds_for_a_network_none_of_whose_clients_takes_a_step(method, si
     ("name", "options"), [("fedmatch", {}), ("rhfl", {"cross_entropy_weight": 1.0, "reverse_weight": 0.0})]
 )
 def test_a_client_alone_in_its_cohort_has_nobody_to_learn_from(name, options):
-    alone = laws.run_rounds(2, name, options, cohort_size=1)
-    local = laws.run_rounds(2, "local", cohort_size=1)
+    alone = laws.state_after_rounds(2, name, options, cohort_size=1)
+    local = laws.state_after_rounds(2, "local", cohort_size=1)
     for client, state in alone.clients.items():
         laws.assert_agree(state.params, local.clients[client].params, f"client {client}")
 
@@ -143,7 +143,7 @@ THREE_ROUNDS = ([0, 1], [2, 3], [0, 1])  # only the second has class 2
     ],
 )
 def test_a_class_absent_from_a_cohort_keeps_its_vector_or_has_none(method, vectors, has_vector, keeps):
-    setup, fed = laws.federation(method, data=toy.toy_dataset(num_train=12), parts=OF_TWO_CLASSES, cohort_size=2)
+    setup, fed = toy.federation(method, data=toy.toy_dataset(num_train=12), parts=OF_TWO_CLASSES, cohort_size=2)
     first, second, third = [toy.simulate(setup, fed, rounds, THREE_ROUNDS) for rounds in (1, 2, 3)]
 
     assert getattr(first, has_vector).tolist() == [True, True, False]
@@ -179,7 +179,7 @@ def test_only_a_method_that_counts_on_sgd_refuses_other_optimizers(method):
     assert fed.asked == (not check.allows(method, "adam"))
     if fed.asked:
         with pytest.raises(UserError, match=f"'{method.name}' counts on .* choose --optimizer sgd"):
-            laws.federation(method, optimizer="adam")
+            toy.federation(method, optimizer="adam")
 
 
 # Options
@@ -215,7 +215,7 @@ def trained(name, options, rounds):
     """The models under these options, which are those that `not_default` gives."""
     epochs = {"local_epochs": 2} if name in BETWEEN_EPOCHS else {}
     run = {**FEW_STEPS, **epochs, "parts": ABSENT, "backbone": toy.BATCHNORM}
-    setup, fed = laws.federation(name, dict(options), **run)
+    setup, fed = toy.federation(name, dict(options), **run)
     return toy.tested_models(setup, toy.simulate(setup, fed, rounds))
 
 

@@ -58,7 +58,7 @@ def test_the_label_has_no_gradient_in_the_distillation():
 
 
 def test_fedntds_received_model_runs_in_evaluation_mode_and_is_a_constant():
-    setup, fed = laws.federation("fedntd", backbone=toy.BATCHNORM, local_epochs=1)
+    setup, fed = toy.federation("fedntd", backbone=toy.BATCHNORM, local_epochs=1)
     received_params, received_buffers = fed.initial_model()
     params, buffers, *_ = toy.simulate(setup, fed, 1)
     batch = minibatch(fed, 4)
@@ -105,9 +105,9 @@ def test_calibrated_cross_entropy_is_that_of_the_classes_that_a_client_has():
 def test_fedlc_counts_the_clients_own_training_part():
     parts = [np.array([0, 3, 1, 6, 4, 5, 8, 11, 14, 2]), np.array([7, 9]), np.array([10, 12, 13, 15])]
     options = {"parts": parts, "num_clients": 3, "validation": 0.2, "local_epochs": 1, "batch_size": 16}
-    setup, fed = laws.federation("fedlc", **options)
-    state = laws.start(setup, fed)
-    _, terms = laws.one_round(setup, fed, state, fed.cohort(0))
+    setup, fed = toy.federation("fedlc", **options)
+    state = laws.initial_state(setup, fed)
+    _, terms = laws.method_round(setup, fed, state, fed.cohort(0))
 
     params, buffers = fed.initial_model()
     assert [len(part) for part in fed.training] == [8, 2, 4]
@@ -172,7 +172,7 @@ def test_a_single_feature_has_no_correlations_with_others():
 
 
 def test_feddecorrs_objective_adds_the_term_of_the_features():
-    _, fed = laws.federation("feddecorr")
+    _, fed = toy.federation("feddecorr")
     params, buffers = fed.initial_model()
     batch = minibatch(fed, 6)
     config = feddecorr.Config(decorrelation_weight=3.0, form="paper")

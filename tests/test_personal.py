@@ -302,7 +302,7 @@ CASES = {
 def test_three_rounds_are_those_of_a_plain_loop(case):
     name, plain_round, options = CASES[case]
     parts = toy.toy_parts(SIZES)
-    setup, fed = laws.federation(name, options, parts=parts, backbone=toy.BATCHNORM, cohort_size=3)
+    setup, fed = toy.federation(name, options, parts=parts, backbone=toy.BATCHNORM, cohort_size=3)
     method = setup.method
     shared = first_model(fed)
     states = {}
@@ -356,9 +356,9 @@ def test_pfedmes_local_and_global_steps_by_hand():
 
 def test_fedbn_without_batchnorm_is_fedavg():
     runs = {"parts": toy.toy_parts(SIZES), "cohort_size": 3}
-    setup, fed = laws.federation("fedbn", **runs)
+    setup, fed = toy.federation("fedbn", **runs)
     state = toy.simulate(setup, fed, 3, COHORTS)
-    average = laws.run_rounds(3, "fedavg", cohorts=COHORTS, **runs)
+    average = laws.state_after_rounds(3, "fedavg", cohorts=COHORTS, **runs)
     for client, (params, _) in setup.method.personal(state).items():
         laws.assert_agree(params, average.params, f"client {client}")
 
@@ -383,26 +383,26 @@ def linear(channels, image_size, num_classes):
 def test_a_run_says_once_that_nothing_stays_with_a_client(method, network, count, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("linear.py").write_text(LINEAR)
-    setup, fed = laws.federation(method, parts=toy.toy_parts(SIZES), backbone=network, cohort_size=3)
+    setup, fed = toy.federation(method, parts=toy.toy_parts(SIZES), backbone=network, cohort_size=3)
     toy.simulate(setup, fed, 3, COHORTS)
     notes = [note for note in fed.engine.notes if note.startswith("nothing stays with a client")]
     assert len(notes) == count
 
 
 def test_fedbabu_tunes_only_for_a_test_and_sends_nothing_for_it():
-    setup, fed = laws.federation("fedbabu", eval_every=2, rounds=3)
-    state = laws.start(setup, fed)
+    setup, fed = toy.federation("fedbabu", eval_every=2, rounds=3)
+    state = laws.initial_state(setup, fed)
     tuned = []
     for number in range(3):
         fed.start_round()
-        state, _ = laws.one_round(setup, fed, state, fed.cohort(number))
+        state, _ = laws.method_round(setup, fed, state, fed.cohort(number))
         tuned.append(sorted(state.tuned))
         assert fed.traffic.down["params"] == 4 * sum(value.numel() for value in state.params.values())
     assert tuned == [[], [0, 1, 2, 3], [0, 1, 2, 3]]
 
 
 def test_a_global_model_beside_personal_ones_is_tested_as_if_it_stood_alone():
-    setup, fed = laws.federation("ditto", cohort_size=2, validation=0.2)
+    setup, fed = toy.federation("ditto", cohort_size=2, validation=0.2)
     state = toy.simulate(setup, fed, 1)
     result = evaluation.evaluate(fed, setup.method, state)
     alone = evaluation.evaluate(fed, find_method("fedavg"), state)

@@ -90,7 +90,7 @@ def test_fedmds_local_training_begins_at_the_digested_models(averaged):
     between = {client: ClientState(*model) for client, model in models.items()}
     expected, _ = LOCAL.run_round(ServerState(between), cohort, fed, setup.method_config)
 
-    state, terms = laws.one_round(setup, fed, ServerState(states), cohort)
+    state, terms = laws.method_round(setup, fed, ServerState(states), cohort)
     laws.assert_agree(state.clients, expected.clients, "a round")
     assert set(terms) == {"digest", "cross_entropy"}
 
@@ -98,13 +98,13 @@ def test_fedmds_local_training_begins_at_the_digested_models(averaged):
 def test_fedmds_newcomers_train_on_their_own_data_before_their_first_digest():
     """Two clients of which one comes later; who has taken part is not trained so again."""
     options = {"parts": toy.toy_parts((6, 5)), "num_clients": 2}
-    setup, fed = laws.federation("fedmd", {"pretrain_epochs": 3}, **options)
-    plain_setup, plain_fed = laws.federation("fedmd", **options)
-    state = laws.start(setup, fed)
+    setup, fed = toy.federation("fedmd", {"pretrain_epochs": 3}, **options)
+    plain_setup, plain_fed = toy.federation("fedmd", **options)
+    state = laws.initial_state(setup, fed)
     expected = {}
     for number, clients in enumerate([[0], [0, 1]]):
         cohort = fed.cohort_of(number, clients)
-        state, _ = laws.one_round(setup, fed, state, cohort)
+        state, _ = laws.method_round(setup, fed, state, cohort)
 
         for newcomer in set(clients) - expected.keys():
             alone = fed.cohort_of(number, [newcomer])
@@ -113,14 +113,14 @@ def test_fedmds_newcomers_train_on_their_own_data_before_their_first_digest():
             params, buffers = select((trained.params, trained.buffers), 0)
             expected[newcomer] = ClientState(params, buffers)
         plain_state = ServerState(expected)
-        plain_state, _ = laws.one_round(plain_setup, plain_fed, plain_state, cohort)
+        plain_state, _ = laws.method_round(plain_setup, plain_fed, plain_state, cohort)
         expected = dict(plain_state.clients)
 
         laws.assert_agree(state.clients, expected, f"round {number}")
 
 
 def test_images_turned_grey_are_not_normalised_as_colours():
-    _, fed = laws.federation("fccl-plus", protocol="fccl:digits-4", public_dataset="cifar100")
+    _, fed = toy.federation("fccl-plus", protocol="fccl:digits-4", public_dataset="cifar100")
     assert len(fed.public_transform.mean) == fed.public_images.shape[1] == 1
 
 
@@ -145,7 +145,7 @@ def test_ties_between_helpers_go_to_the_lower_id_in_any_order():
 
 def test_fedmatchs_public_phase_against_a_plain_loop():
     options = {"confidence": 0.4, "consistency_weight": 0.7, "agreement_weight": 0.3, "helpers": 2}
-    setup, fed = laws.federation("fedmatch", options, momentum=0.9, weight_decay=0.1, **TWO_NETWORKS)
+    setup, fed = toy.federation("fedmatch", options, momentum=0.9, weight_decay=0.1, **TWO_NETWORKS)
     states = toy.simulate(setup, fed, 1).clients
 
     def objective(k, own, everyone):
@@ -217,7 +217,7 @@ def test_rhfls_weights_where_there_is_nothing_to_compare():
 
 
 def test_rhfls_public_phase_against_a_plain_loop():
-    setup, fed = laws.federation("rhfl", optimizer="adam", lr=0.01, **TWO_NETWORKS)
+    setup, fed = toy.federation("rhfl", optimizer="adam", lr=0.01, **TWO_NETWORKS)
     states = toy.simulate(setup, fed, 1).clients
     weights = vector(0.1, 0.2, 0.3, 0.4)
 
@@ -271,7 +271,7 @@ def test_rhfls_previous_loss_is_that_of_a_clients_last_round(monkeypatch):
         return confidence_weights(previous, current, has_previous, *rest)
 
     monkeypatch.setattr(rhfl, "confidence_weights", observed_weights)
-    setup, fed = laws.federation("rhfl", cohort_size=2)
+    setup, fed = toy.federation("rhfl", cohort_size=2)
 
     state = toy.simulate(setup, fed, 3, [[0, 1], [2, 0], [1, 3]])
 
@@ -311,19 +311,19 @@ def plain_adam(network, start, batches, targets, lr):
 
 
 def test_without_distillation_feddf_is_fedavg():
-    setup, fed = laws.federation("feddf", {"distillation_epochs": 0})
+    setup, fed = toy.federation("feddf", {"distillation_epochs": 0})
     state = toy.simulate(setup, fed, 3)
-    average = laws.run_rounds(3, "fedavg")
+    average = laws.state_after_rounds(3, "fedavg")
     (student,) = state.students
     laws.assert_agree(student.params, average.params, "feddf against fedavg")
 
 
 def test_each_architecture_has_a_student_taught_by_all_clients():
     options = {"distillation_epochs": 2, "distillation_lr": 0.01}
-    setup, fed = laws.federation("feddf", options, **TWO_NETWORKS)
+    setup, fed = toy.federation("feddf", options, **TWO_NETWORKS)
     cohort = fed.cohort(0)
-    start = laws.start(setup, fed)
-    after, terms = laws.one_round(setup, fed, start, cohort)
+    start = laws.initial_state(setup, fed)
+    after, terms = laws.method_round(setup, fed, start, cohort)
 
     groups = fed.groups(cohort)
     trained_clients = []
@@ -348,7 +348,7 @@ def test_each_architecture_has_a_student_taught_by_all_clients():
 
 
 def test_an_architecture_that_nobody_has_in_a_round_keeps_its_student():
-    setup, fed = laws.federation("feddf", cohort_size=2, **TWO_NETWORKS)
+    setup, fed = toy.federation("feddf", cohort_size=2, **TWO_NETWORKS)
     start = toy.simulate(setup, fed, 0)
     after = toy.simulate(setup, fed, 1, [[0, 2]])
     trained_before, absent_before = start.students
@@ -358,14 +358,14 @@ def test_an_architecture_that_nobody_has_in_a_round_keeps_its_student():
 
 
 def test_clients_without_examples_are_averaged_plainly():
-    _, fed = laws.federation("feddf")
+    _, fed = toy.federation("feddf")
     clients = Client({"w": torch.tensor([[1.0], [3.0]])}, {}, {})
     assert feddf.mean_model(clients, torch.zeros(2), fed).params["w"].tolist() == [2]
     assert feddf.mean_model(clients, torch.tensor([0.3, 0.1]), fed).params["w"].item() == pytest.approx(1.5)
 
 
 def test_clients_learn_from_all_logits_before_any_of_them_moves():
-    setup, fed = laws.federation("feddf-client", {"distillation_lr": 0.3}, weight_decay=0.01, **TWO_NETWORKS)
+    setup, fed = toy.federation("feddf-client", {"distillation_lr": 0.3}, weight_decay=0.01, **TWO_NETWORKS)
     states = toy.simulate(setup, fed, 1).clients
 
     def objective(k, own, everyone):

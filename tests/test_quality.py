@@ -327,8 +327,8 @@ class DriftingRun(NamedTuple):
 
 
 def drifting_run(**options):
-    setup, fed = laws.federation("fedavg", drift_every=1, **options)
-    return DriftingRun(setup, fed, laws.start(setup, fed))
+    setup, fed = toy.federation("fedavg", drift_every=1, **options)
+    return DriftingRun(setup, fed, laws.initial_state(setup, fed))
 
 
 @pytest.mark.parametrize(("chunk", "at_once"), [("1", 7), ("4", 100)])
@@ -365,8 +365,8 @@ def test_what_a_round_records_is_of_the_models_before_they_are_aggregated(chunk,
 
 @pytest.mark.parametrize("second_cohort", [[0, 1], [1, 2]])
 def test_updates_are_measured_only_from_a_model_that_all_clients_were_sent(second_cohort):
-    setup, fed = laws.federation("fedfm-lite", {"model_interval": 2}, cohort_size=2, drift_every=1)
-    state = laws.start(setup, fed)
+    setup, fed = toy.federation("fedfm-lite", {"model_interval": 2}, cohort_size=2, drift_every=1)
+    state = laws.initial_state(setup, fed)
     state, first = one_round(setup, fed, state, fed.cohort_of(0, [0, 1]))
     assert first["drift"] == {"feature_distance": None, "classifier_similarity": None}  # no exchange, so none sends
     # Clients 0 and 1 go on from their own models; client 2 is sent the server's.
@@ -379,10 +379,10 @@ def test_a_part_of_a_model_is_not_measured_as_a_model_by_any_method():
     names = []
     for method in methods().values():
         with_norm = {"backbone": toy.BATCHNORM} if method.name == "fedbn" else {}
-        setup, fed = laws.federation(method, parts=toy.toy_parts((3, 3, 3, 3)), local_epochs=1, **with_norm)
+        setup, fed = toy.federation(method, parts=toy.toy_parts((3, 3, 3, 3)), local_epochs=1, **with_norm)
         cohort = fed.cohort(0)
         fed.start_round(keep_sent_models=True)
-        laws.one_round(setup, fed, laws.start(setup, fed), cohort)
+        laws.method_round(setup, fed, laws.initial_state(setup, fed), cohort)
         if fed.exchanged.received is not None:
             assert fed.exchanged.received.keys() in [network.params.keys() for network in fed.networks], method.name
         if fed.exchanged.trained is not None:
@@ -469,7 +469,7 @@ def test_a_client_shows_the_images_of_its_classes_and_domains_by_its_own_model(m
     fed.training[1] = fed.training[1][~has_label_2]
     cohort = fed.cohort_of(0, [1, 3])
     fed.start_round(keep_sent_models=True)
-    laws.one_round(setup, fed, state, cohort)
+    laws.method_round(setup, fed, state, cohort)
 
     points = features_of_clients(fed, cohort)
 
@@ -507,7 +507,7 @@ def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(fini
     fed = prepare(setup).fed
     cohort = fed.cohort(3)
     fed.start_round(keep_sent_models=True)
-    after, _ = laws.one_round(setup, fed, finished.state, cohort)
+    after, _ = laws.method_round(setup, fed, finished.state, cohort)
     longer = fedcli.run("fedavg", out=tmp_path / "longer", **{**THREE_OF_FOUR, "rounds": 4})
     assert toy.distance(after.params, longer.state.params) == 0  # so this is the round that would have followed
     expected = features_of_clients(fed, cohort)

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fedcli import check, registry
+from fedcli import check, registry, toy
 from fedcli.runs.machine import machine_settings
 from fedcli.runs.models import all_params
 from fedcli.runs.record import params_hash
@@ -64,10 +64,10 @@ def cases(num_workers):
 
 def result_of(case):
     """Trains a case for two rounds; returns the hash of its parameters and the entries of its rounds, without times."""
-    setup, fed = laws.federation(case.method, case.overrides, **{**FEW_STEPS, **case.run_options})
+    setup, fed = toy.federation(case.method, case.overrides, **{**FEW_STEPS, **case.run_options})
     entries = []
     with machine_settings(fed):
-        state = laws.start(setup, fed)
+        state = laws.initial_state(setup, fed)
         for round in range(ROUNDS):
             state, entry = one_round(setup, fed, state, fed.cohort(round))
             entries.append(entry)
