@@ -182,6 +182,7 @@ def test_a_nan_is_no_part_of_a_file(tmp_path):
         pytest.param("loss * float(loss)", "float()", id="float"),
         pytest.param("loss + loss.tolist()", ".tolist()", id="tolist"),
         pytest.param("loss + torch.tensor(loss)", "torch.tensor()", id="torch.tensor"),
+        pytest.param("loss + torch.tensor(data=loss)", "torch.tensor()", id="torch.tensor by keyword"),
         pytest.param("loss + __import__('math').exp(loss)", "float()", id="math.exp"),
         pytest.param("loss if loss else 2 * loss", "bool()", id="bool"),
     ],
@@ -212,3 +213,21 @@ def test_a_number_taken_out_of_the_graph_is_refused_where_the_first_clients_have
 def test_a_number_that_depends_on_no_parameter_and_a_detached_one_are_taken():
     name = method(loss="loss + 0 * loss.detach().item() + 0 * batch.y.float().mean().item()")
     assert fedcli.run(name, out="run", **OPTIONS).record["status"] == "finished"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_number_taken_out_of_the_graph_of_a_joint_step_is_refused_in_each_thread(threads, two_threads):
+    torch.set_num_threads(threads)
+    _, fed = check.federation("fedmd")
+    fed.engine.clients_per_chunk = 1
+    cohort = fed.cohort(0)
+    batch = next(fed.public_batches(0))
+    clients = fed.broadcast(*fed.initial_model(), cohort)
+
+    def local_loss(params, buffers, batch, context):
+        output = fed.network(params, buffers, batch.x)
+        loss = output.logits.square().mean()
+        return loss * loss.item(), Aux(output.buffers, {})
+
+    with pytest.raises(LostGradient, match=r"\.item\(\) makes a number of a tensor"):
+        fed.step(clients, cohort, local_loss, batch)

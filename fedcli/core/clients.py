@@ -255,7 +255,7 @@ class NoReading(TorchFunctionMode):
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Calls the function, or raises LostGradient."""
         if function in READERS:
-            first, *_ = args
+            first = args[0] if args else (kwargs or {}).get("data")  # as of torch.tensor(data=x)
             values = first if isinstance(first, list | tuple) else [first]
             if any(isinstance(value, Tensor) and value.requires_grad for value in values):
                 raise LostGradient(

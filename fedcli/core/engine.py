@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -278,7 +279,8 @@ class Engine:
             max_workers=max(threads // self.workers.local_world_size, 1), initializer=lambda: torch.set_num_threads(1)
         )
         try:
-            return list(pool.map(work, items))
+            contexts = [copy_context() for _ in items]  # as of `refuse_reading`, which a new thread would not have
+            return list(pool.map(lambda context, item: context.run(work, item), contexts, items))
         finally:
             self.stopping.set()  # after Ctrl-C or a failure the others need not finish
             pool.shutdown(cancel_futures=True)
