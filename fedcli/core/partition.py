@@ -42,6 +42,7 @@ class Option(NamedTuple):
     prefix: str  # with which it begins; empty for the required one, which comes first
     keyword: str  # of the rule
     read: Callable[[str], Any]  # its value, of what stands behind the prefix
+    is_default_scaled: bool = False  # by `Partition.scaled`, so that the default itself is not left out of a flag
 
 
 class PartitionKind(NamedTuple):
@@ -51,6 +52,7 @@ class PartitionKind(NamedTuple):
     usage: str  # how its flag is written
     options: tuple[Option, ...] = ()
     needs: str = ""  # of the data set beside labels: "domain", "writer", "place" or nothing
+    takes_path: bool = False  # as its only option, which may have colons
     takes_remainder: bool = False  # as `classes`, of what is left over when images are divided into shards
     title: str = ""  # what titles call it, with `{}` for its options; empty where the flag itself stands there
 
@@ -76,7 +78,7 @@ PARTITIONS = {
         options=(
             Option("", "alpha", partial(read_number, read=float, low=1e-6, high=1e6)),
             Option("plain", "capped", partial(_read_switch, value=False)),
-            Option("min=", "min_examples", read_number),
+            Option("min=", "min_examples", read_number, is_default_scaled=True),
             Option("draw=", "draw", partial(_read_word, allowed=("own", "pfllib"))),
         ),
         title="Dirichlet {}",
@@ -106,6 +108,7 @@ PARTITIONS = {
     ),
     "file": PartitionKind(
         listed_parts, "file:PATH, such as file:split.json", options=(Option("", "path", str),), needs="place",
+        takes_path=True,
     ),
 }  # fmt: skip
 
@@ -190,6 +193,8 @@ def from_flag(flag: str, remainder: str = "spread") -> Partition:
     if name not in PARTITIONS:
         raise unknown("partition", name, PARTITIONS, f"the partitions are {', '.join(PARTITIONS)}, and ./file.py:NAME.")
     kind = PARTITIONS[name]
+    if kind.takes_path:
+        _, *texts = flag.split(":", maxsplit=1)
     try:
         values = _read_options(kind, texts)
     except (LookupError, ValueError, ZeroDivisionError):  # the last for a share of 4/0
@@ -202,8 +207,7 @@ def from_flag(flag: str, remainder: str = "spread") -> Partition:
 
 def takes_remainder(flag: str) -> bool:
     """Whether a flag names a partition into shards, perhaps within domains, which the option `remainder` is for."""
-    _, _, skew = flag.rpartition("+")
-    name, _, _ = skew.partition(":")
+    name, _, _ = flag.removeprefix("domains+").partition(":")
     return name in PARTITIONS and PARTITIONS[name].takes_remainder
 
 
@@ -214,11 +218,10 @@ def leaves_remainder(flag: str, num_clients: int, num_images: int | None) -> boo
     """
     if not takes_remainder(flag):
         return False
-    around, _, skew = flag.rpartition("+")
-    is_within_domains = around != ""
+    is_within_domains = flag.startswith("domains+")
     if is_within_domains or num_images is None:
         return True
-    _, _, count = skew.partition(":")
+    _, _, count = flag.partition(":")
     num_shards = num_clients * int(count)
     return num_images % num_shards > 0
 
@@ -249,17 +252,20 @@ def _find_option(options: Sequence[Option], text: str) -> Option:
 
 
 def _spelled(kind: PartitionKind, values: dict[str, Any]) -> list[str]:
-    """The words of a flag that say these values, in the order of the options; a default is left out."""
+    """The words of a flag that say these values, in the order of the options; a default is left out, see `Option`."""
     texts = []
     for option in kind.options:
         value = values.get(option.keyword)
         default = signature(kind.rule).parameters[option.keyword].default
-        if value in (None, default):
+        is_left_out = value == default and not option.is_default_scaled
+        if value is None or is_left_out:
             continue
-        if isinstance(value, bool):
-            texts.append(option.prefix)
-        else:
-            texts.append(option.prefix + str(value).removesuffix(".0"))
+        text = option.prefix
+        if isinstance(value, float):
+            text += str(value).removesuffix(".0")
+        elif not isinstance(value, bool):
+            text += str(value)
+        texts.append(text)
     return texts
 
 
