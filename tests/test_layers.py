@@ -189,6 +189,8 @@ def in_functions(function, *arguments, **options):
         {"scale": 0.3},
         {"attn_mask": torch.ones(5, 5).tril().bool()},
         {"attn_mask": torch.zeros(5, 5).bool()},
+        {"attn_mask": torch.arange(25).reshape(5, 5) % 4 > 0, "is_causal": True},
+        {"attn_mask": torch.linspace(-1, 1, 25).reshape(5, 5).double(), "is_causal": True},
         {"attn_mask": torch.linspace(-1, 1, 25).reshape(5, 5).double()},
     ],
 )
@@ -313,3 +315,11 @@ def test_the_parameters_that_a_network_needs_of_an_image():
 
     assert not backbones.have_dead_taps("cnn-small,resnet18-3x3", 3, 32)
     assert backbones.have_dead_taps("cnn-small,resnet18", 3, 32)
+
+
+def test_heads_of_a_query_may_share_those_of_key_and_value():
+    query = torch.randn(2, 6, 5, 4, dtype=torch.float64)
+    key, value = torch.randn(2, 2, 3, 5, 4, dtype=torch.float64)
+    function = F.scaled_dot_product_attention
+    expected = function(query, key, value, enable_gqa=True)
+    torch.testing.assert_close(in_functions(function, query, key, value, enable_gqa=True), expected)

@@ -99,17 +99,27 @@ class KeyedDraws(nn.Module, TorchFunctionMode):
         result = torch.where(dropped, 0.0, x / (share_kept or 1))
         return x.copy_(result) if inplace else result
 
-    def attention(
+    def attention(  # noqa: PLR0913  # torch's function has these arguments
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-        is_causal: bool = False, scale: float | None = None,
+        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
     ) -> Tensor:  # fmt: skip
         """Returns softmax(Q K^T * scale + mask) V with dropout of the weights, as `F.scaled_dot_product_attention`."""
+        if enable_gqa:  # several heads of the query, [..., H, L, D], share one of key and value
+            num_sharing = query.shape[-3] // key.shape[-3]
+            key = key.repeat_interleave(num_sharing, -3)
+            value = value.repeat_interleave(num_sharing, -3)
         if scale is None:
             width = query.shape[-1]
             scale = width**-0.5
         scores = query @ key.mT * scale
         if is_causal:
-            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+            causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+            if attn_mask is None:
+                attn_mask = causal
+            elif attn_mask.dtype == torch.bool:
+                attn_mask = attn_mask & causal
+            else:
+                attn_mask = torch.where(causal, attn_mask, -torch.inf)
         if attn_mask is None:
             weights = scores.softmax(-1)
         elif attn_mask.dtype == torch.bool:
