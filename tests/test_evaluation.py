@@ -50,6 +50,13 @@ def test_a_label_is_among_the_k_highest_scores(k, expected):
     assert evaluation.top_k(scores, torch.tensor([0, 2, 1]), k).tolist() == expected
 
 
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_a_class_without_a_score_is_none_of_the_highest(k):
+    lowest = -torch.inf
+    scores = torch.tensor([[lowest, lowest, 1.0], [lowest, lowest, 1.0], [lowest, lowest, lowest]])
+    assert evaluation.top_k(scores, torch.tensor([0, 2, 0]), k).tolist() == [False, True, False]
+
+
 def test_nearness_is_minus_the_squared_distance_and_absent_classes_are_far():
     prototypes = torch.tensor([[1.0, 0.0], [4.0, 6.0], [1.0, 2.0]])
     has_class = torch.tensor([True, True, False])

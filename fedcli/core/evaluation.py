@@ -65,9 +65,13 @@ Positions = np.ndarray | None  # in the training set; None for all test images
 
 
 def top_k(scores: Tensor, labels: Tensor, k: int) -> Tensor:
-    """Returns whether each label `[n]` is among the k classes with the highest scores `[n, C]`: bool `[n]`."""
+    """Returns whether each label `[n]` is among the k classes with the highest scores `[n, C]`: bool `[n]`.
+
+    A class whose score is -inf is none of them, also where fewer than k have another score, see `nearness`.
+    """
     best = scores.topk(min(k, scores.shape[1]), 1).indices if k > 1 else scores.argmax(1, keepdim=True)
-    return (best == labels[:, None]).any(1)
+    has_score = scores.gather(1, labels[:, None])[:, 0] > -torch.inf
+    return (best == labels[:, None]).any(1) & has_score
 
 
 def nearness(features: Tensor, prototypes: Tensor, has_class: Tensor) -> Tensor:
