@@ -611,3 +611,10 @@ def test_images_that_clients_keep_for_testing_count_as_in_the_runs_that_were_tim
     estimated = durations.estimate_times([run], timed, "cuda", "")
     examples = 60_000 * config.cohort_size / config.num_clients * config.local_epochs * config.rounds
     assert estimated["seconds"].tolist() == [pytest.approx(50 / 40_000 * examples)]
+
+
+@pytest.mark.parametrize("name", ["other_rows", "columns", "other_columns", "subtracted_columns"])
+def test_a_text_in_the_place_of_several_rows_or_columns_is_refused(name):
+    titles = {"other_rows": ("FedAvg",), "columns": ("digits",), name: "digits"}
+    words = f"{name} of the claim 'own:ahead' must be a tuple of titles (got 'digits'); write ('digits',)."
+    assert_refused(lambda: Claim("own:ahead", "one is ahead", "own:1", "FedFA", **titles), words)

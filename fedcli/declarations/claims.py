@@ -80,12 +80,13 @@ class Claim:
     control: Control | None = None
 
     def __post_init__(self) -> None:
-        """Refuses a text for several rows, each of whose letters would be one."""
-        if isinstance(self.other_rows, str):
-            raise UserError(
-                f"other_rows of the claim '{self.name}' must be a tuple of rows (got {self.other_rows!r}); write "
-                f"({self.other_rows!r},)."
-            )
+        """Refuses a text for several rows or columns, each of whose letters would be one."""
+        for name in ("other_rows", "columns", "other_columns", "subtracted_columns"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise UserError(
+                    f"{name} of the claim '{self.name}' must be a tuple of titles (got {value!r}); write ({value!r},)."
+                )
 
     @property
     def paper(self) -> str:
