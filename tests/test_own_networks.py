@@ -345,3 +345,22 @@ def test_what_vmap_does_not_take_trains_one_by_one_and_that_is_said(name, tmp_pa
     network = f"{Path('nets.py').resolve()}:{name}"
     assert f"clients train one by one: vmap does not take the network {network}" in note["text"]
     assert one_by_one["engine"]["notes"] == []
+
+
+def test_dead_taps_are_those_of_the_file_as_it_is_now():
+    """A notebook may edit a network between two runs."""
+    with_taps = "nn.Sequential(nn.Conv2d(channels, 4, 3, padding=1), nn.Flatten(), nn.Linear(4, num_classes))"
+    text = f"from torch import nn\ndef net(channels, image_size, num_classes):\n    return {with_taps}\n"
+    Path("net.py").write_text(text)
+    assert backbones.have_dead_taps("./net.py:net", 1, 1)  # of an image of one pixel
+    Path("net.py").write_text(text.replace("3, padding=1", "1"))
+    assert not backbones.have_dead_taps("./net.py:net", 1, 1)
+
+
+@pytest.mark.parametrize("error", ["torch.OutOfMemoryError('no memory')", "RuntimeError('CUDA error: out of memory')"])
+def test_a_device_without_memory_is_not_blamed_on_the_file_of_the_network(error):
+    """So that fewer clients are tried together."""
+    write_network(f"if len(x) == 6: raise {error}\n        {SCORES}", "")
+    network = backbones.build("./net.py:Net", 1, 8, 5, seed=0)
+    with pytest.raises(RuntimeError, match="memory"):
+        network(torch.zeros(6, 1, 8, 8))

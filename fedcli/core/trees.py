@@ -4,6 +4,7 @@ A stacked tree has the client axis first: every leaf is `[K, ...]`. Parameters m
 reaches all.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -154,6 +155,8 @@ def to_names(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
     tensors: dict[str, Tensor] = {}
 
     def walk(part: Tree, path: str) -> Any:
+        if isinstance(part, float) and not math.isfinite(part):
+            raise UserError(f"a number of a tree must be finite (got {part} at '{path}'); make a tensor of it.")
         if isinstance(part, int | float | str | None):
             return part
         if isinstance(part, Tensor):
@@ -162,6 +165,8 @@ def to_names(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
             tensors[path] = part
             return {"tensor": path}
         if isinstance(part, dict):
+            for key in part:
+                _refuse_key(key, path)
             return {"dict": [[key, walk(value, f"{path}/{key}")] for key, value in part.items()]}
         if isinstance(part, tuple | list):
             pairs = zip(getattr(part, "_fields", range(len(part))), part, strict=True)
@@ -171,6 +176,15 @@ def to_names(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
         raise UserError(f"a tree holds tensors, numbers, texts, dicts, tuples, lists (got {type(part)} at '{path}').")
 
     return walk(tree, ""), tensors
+
+
+def _refuse_key(key: Any, path: str) -> None:
+    """Refuses a key of a dict at a path that JSON would not give back as it is."""
+    if not isinstance(key, str | int):
+        raise UserError(
+            f"the keys of a dict in a tree must be texts or whole numbers (got {key!r} of {type(key)} at '{path}'); "
+            "write int(client) for a client's number out of an array or tensor."
+        )
 
 
 def from_names(structure: Any, tensors: Mapping[str, Tensor], types: Mapping[str, Callable]) -> Tree:

@@ -11,6 +11,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from fedcli.core.body_and_head import Backbone, number_dropouts
 from fedcli.core.draws import kept_draws
+from fedcli.core.graphs import is_out_of_memory
 from fedcli.core.keyed_draws import KeyedDraws, KeyedDropout
 from fedcli.core.layers import MaskedBatchNorm2d, change_class
 from fedcli.core.trees import leaves
@@ -74,7 +75,7 @@ def network_from_user(function: FromFile, channels: int, image_size: int, num_cl
     _swap_layers(module, lambda layer: nn.Identity() if layer is head else layer)
     network = Backbone(module, head.in_features, num_classes, colour=False, draws=KeyedDraws())
     network.head = head
-    network._guard = partial(blame, function.path, passes=(torch.OutOfMemoryError,))
+    network._guard = partial(blame, function.path, passes=is_out_of_memory)
     with torch.no_grad():
         _refuse_unfit(network, whole, head_name, function, tried.x)
     return network.train()
@@ -91,9 +92,10 @@ def _find_head(tried: TriedModule, function: FromFile) -> nn.Linear:
     """Returns the last linear layer that was called; refuses another kind of layer there, and a frozen one."""
     head = next((call.layer for call in reversed(tried.calls) if isinstance(call.layer, nn.Linear)), None)
     if type(head) is not nn.Linear or head.bias is None or not (head.weight.requires_grad and head.bias.requires_grad):
-        *_, last = [call.layer for call in tried.calls if not call.layer._modules]  # of the innermost
+        innermost = [call.layer for call in tried.calls if not call.layer._modules]
+        last = type(innermost[-1]).__name__ if innermost else "no layer that was called"
         raise function.refuse(
-            f"does not end in an nn.Linear with bias that is trained, of features [B, D] (got {type(last).__name__})",
+            f"does not end in an nn.Linear with bias that is trained, of features [B, D] (got {last})",
             "let it be the last layer, and freeze other layers only",
         )
     return head

@@ -53,7 +53,9 @@ class _DeclaredInFile(ABC):
 
     def blamed(self, *passes: type[Exception]) -> AbstractContextManager[None]:
         """Blames a user's file, and no paper's, for what is raised inside, but for `passes`; see `blame`."""
-        return blame(self.file, passes=passes) if is_own(self.module) else nullcontext()
+        if not is_own(self.module):
+            return nullcontext()
+        return blame(self.file, passes=lambda error: isinstance(error, passes))
 
 
 @cache

@@ -56,20 +56,23 @@ def from_file(text: str, kind: str) -> FromFile:
 
 
 @contextmanager
-def blame(path: str | Path, line: int | None = None, passes: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+def blame(
+    path: str | Path, line: int | None = None, passes: Callable[[BaseException], bool] = lambda error: False
+) -> Iterator[None]:
     """Turns what a user's file raises into a UserError with the file and the line number.
 
     Args:
         path: The file, absolute.
         line: Named where no line of the file raises, as when a function gets other arguments than it takes.
-        passes: Errors that are left as they are, beside UserError.
+        passes: Says of an error whether it is left as it is, as a UserError always is.
     """
-    left_alone: tuple[type[BaseException], ...] = (UserError, KeyboardInterrupt, *passes)
     try:
         yield
-    except left_alone:
+    except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:  # also SystemExit, of a script that ends the program when it is imported
+        if passes(error):
+            raise
         if isinstance(error, SyntaxError) and error.filename == str(path):
             line = error.lineno
         for frame, number in walk_tb(error.__traceback__):
