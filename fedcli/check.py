@@ -18,10 +18,9 @@ from fedcli.core.engine import Engine
 from fedcli.core.federation import Federation
 from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.core.trees import Tree, tree_map
-from fedcli.declarations import START, Method, flag_of
+from fedcli.declarations import START, Method, fields_of, flag_of
 from fedcli.errors import NonFiniteLoss, UserError, first_line
 from fedcli.runs.machine import deterministic
-from fedcli.runs.options import fields_of
 from fedcli.runs.rounds import one_round
 from fedcli.toy import BATCHNORM, distance, federation, models_after, simulate, tested_models, toy_dataset, toy_parts
 

@@ -11,9 +11,8 @@ from fedcli import registry
 from fedcli.core.federation import Federation
 from fedcli.core.trees import Tree, leaves
 from fedcli.data.dataset import Dataset
-from fedcli.declarations import Method
+from fedcli.declarations import Method, fields_of
 from fedcli.runs import prepare
-from fedcli.runs.options import fields_of
 from fedcli.runs.resolve import DEFAULT_DATASET, Setup, resolve
 
 CLIENT_SIZES = (13, 7, 10, 4)  # examples of each client; with batches of 4 the last batches have 1, 3, 2 and 4

@@ -398,3 +398,30 @@ def test_joined_options_are_those_of_both_methods_under_names_of_their_own():
     )
     assert facts_of(entries["other_form"]).source == "Other"
     assert_refused(lambda: check_value(entries["other_form"], "b"), "--other-form must be x or y")
+
+
+@dataclass(frozen=True)
+class WithMomentum:
+    """An option that is used with one of the run's own, whose name is that of another method's."""
+
+    temperature: float = option(0.9, "Momentum", only_with={"optimizer": ("sgd",)})
+
+
+def test_a_joined_option_may_be_for_a_value_of_an_option_of_the_run():
+    joined = join_configs(Extended, WithMomentum, prefix="other", source="Other")
+    assert facts_of(joined.config.__dataclass_fields__["temperature"]).only_with == {"optimizer": ("sgd",)}
+
+
+def test_joined_options_of_one_name_are_refused():
+    @dataclass(frozen=True)
+    class Taken(Matching):
+        other_form: str = option("a", "Form")
+
+    words = "two options of the joined methods are called 'other_form' (got the prefix 'other'); choose another."
+    assert_refused(lambda: join_configs(Taken, Extended, prefix="other", source="Other"), words)
+
+
+def test_a_whole_number_in_the_place_of_a_float_has_the_floats_limit():
+    (weight,) = [entry for entry in dataclasses.fields(Extended) if entry.name == "weight"]
+    check_value(weight, 3_000_000_000)
+    assert_refused(lambda: check_value(weight, 10**39), "--weight must be >= 0 and <= 3e+38")

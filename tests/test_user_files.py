@@ -20,6 +20,7 @@ from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.results import plans
 from fedcli.runs import resume
+from fedcli.runs.options import flags_of
 from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.commands import invoke
@@ -247,6 +248,16 @@ def run_with(term="0", outcome="state, terms", init="pass"):
             {"outcome": "{}, terms"}, "no params and buffers (got dict); let init and run_round", id="a dict as state"
         ),
         pytest.param(
+            {"outcome": "state._replace(buffers={client: 1 for client in cohort.client_ids}), terms"},
+            "must be texts or whole numbers (got ",
+            id="array's numbers as keys",
+        ),
+        pytest.param(
+            {"outcome": "state._replace(buffers={'rate': float('inf')}), terms"},
+            "a number of a tree must be finite (got inf at '/buffers/rate')",
+            id="infinite number",
+        ),
+        pytest.param(
             {"term": "0 * torch.rand(3).sum()"},
             "'mine' draws from PyTorch's global generator in round 1",
             id="PyTorch in a round",
@@ -276,6 +287,33 @@ def run_with(term="0", outcome="state, terms", init="pass"):
 def test_a_faulty_round_of_a_users_method_is_refused_in_a_line(wrong, words):
     """It returns something else, or draws random numbers by itself."""
     assert_refused(lambda: run_with(**wrong), words)
+
+
+WITH_TEXTS_AS_TYPES = """from __future__ import annotations
+from dataclasses import dataclass, replace
+from fedcli import option
+from fedcli.papers.baselines.fedavg import METHOD as SIMPLE
+@dataclass(frozen=True)
+class Config:
+    strength: TYPE = option(0.5, "Strength", low=0)
+METHOD = replace(SIMPLE, name="mine", config=Config)
+"""
+
+
+def test_a_type_that_is_a_text_for_python_is_a_type():
+    """As all are in a file that begins with `from __future__ import annotations`."""
+    Path("mine.py").write_text(WITH_TEXTS_AS_TYPES.replace("TYPE", "float | None"))
+    command = ["run", "./mine.py", *flags_of({**PARTS_OPTIONS, "rounds": 1}), "--out", "run"]
+    result = invoke(*command, "--strength", "2")
+    assert result.exit_code == 0, result.output
+    assert json.loads(Path("run/record.json").read_text())["config"]["strength"] == 2.0
+    assert "--strength" in invoke("show", "./mine.py").output
+    words = "strength must be of type float (got 'x')"
+    assert_refused(lambda: fedcli.run("./mine.py", strength="x", **PARTS_OPTIONS), words)
+
+    Path("mine.py").write_text(WITH_TEXTS_AS_TYPES.replace("TYPE", "Real"))
+    words = "the type of the option 'strength' cannot be read (got 'Real': name 'Real' is not defined)"
+    assert_refused(lambda: fedcli.run("./mine.py", **PARTS_OPTIONS), words)
 
 
 def test_attention_draws_nothing():
@@ -371,6 +409,12 @@ def test_layers_of_a_users_network_become_the_products():
             "self.again = nn.ParameterList([self.first.weight])",
             "in two places, 'first.weight' and 'again.0'",
             id="shared parameter",
+        ),
+        pytest.param(
+            "F = nn.functional; return F.linear(F.linear(x, self.first.weight), self.fc.weight)",
+            "",
+            "of features [B, D] (got no layer that was called)",
+            id="weights alone",
         ),
         pytest.param(
             "return self.fc(self.first(x[:, :7]))", "", "line 10 (got RuntimeError: mat1 and mat2", id="another shape"

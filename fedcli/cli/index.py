@@ -5,13 +5,13 @@ therefore kept in this file, which `python -m fedcli.cli.describe` writes.
 """
 
 import json
-from dataclasses import asdict, dataclass, fields, make_dataclass
+from dataclasses import asdict, dataclass, make_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
 from fedcli import papers  # type: ignore[attr-defined]  # as in `fedcli.registry`
-from fedcli.declarations import facts_of, option
+from fedcli.declarations import facts_of, fields_of, option
 
 PAPERS = Path(*papers.__path__)
 INDEX = PAPERS / "index.json"
@@ -97,7 +97,7 @@ def _read_summary(entry: dict[str, Any]) -> Summary:
 def _summary_entry(summary: Summary) -> dict[str, Any]:
     """Make the entry of a summary, whose options have what differs from an option that is declared by a default."""
     options = {}
-    for field in fields(summary.config):
+    for field in fields_of(summary.config).values():
         (kind, *_) = get_args(field.type) or (field.type,)  # without what may stand behind it, None
         plain = vars(facts_of(option(field.default, "")))
         facts = vars(facts_of(field))

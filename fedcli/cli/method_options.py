@@ -17,7 +17,7 @@ from fedcli.cli.groups import NoSuchOption
 from fedcli.cli.index import Summary, index
 from fedcli.cli.option_words import option_help
 from fedcli.cli.options import optional, refuse_twice
-from fedcli.declarations import facts_of, flag_of
+from fedcli.declarations import facts_of, fields_of, flag_of
 from fedcli.errors import UserError
 from fedcli.runs.origins import GivenOptions
 from fedcli.userfiles import is_from_file
@@ -130,7 +130,7 @@ def make_options(named: NamedMethods) -> list[MethodOption]:
     An option is None unless it is given; several values are a tuple. Where methods have an option of the same name,
     the help is that of the first.
     """
-    from fedcli.runs.options import fields_of, option_panels, refuse_reserved_names
+    from fedcli.runs.options import option_panels, refuse_reserved_names
 
     first = named.first
     refuse_reserved_names(first, named.steps)

@@ -1,9 +1,11 @@
 """Options: a field of a dataclass that says all of an option, and the check of a value."""
 
+import copy
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass, replace
 from types import MappingProxyType, NoneType
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 from fedcli.declarations.names import flag_of
 from fedcli.errors import UserError
@@ -71,20 +73,24 @@ class OptionFacts:
         """Whether the option is not used beside these values of the others."""
         return any(values.get(name) not in needed for name, needed in self.only_with.items())
 
-    def check(self, flag: str, value: Any) -> None:
-        """Refuses a value, of a type that the option has, that it does not allow; `flag` is its name in the message.
+    def check(self, flag: str, value: Any, kind: type) -> None:
+        """Refuses a value that the option does not allow.
+
+        Args:
+            flag: The option's name in the message.
+            value: Of a type that the option has, or a whole number in the place of a float.
+            kind: That type.
 
         Raises:
             UserError: It is none of the choices or outside of the range.
         """
         if self.choices and value not in self.choices:
             raise UserError(f"{flag} must be {self.range_text} (got '{value}'); choose one of them.")
-        if type(value) in LARGEST:
-            self._check_range(flag, value)
+        if kind in LARGEST:
+            self._check_range(flag, value, LARGEST[kind])
 
-    def _check_range(self, flag: str, value: float) -> None:
+    def _check_range(self, flag: str, value: float, largest: float) -> None:
         """Refuses a number outside of the range, or larger than PyTorch takes."""
-        largest = LARGEST[type(value)]
         low = -largest if self.low is None else self.low
         high = largest if self.high is None else self.high
         is_at_open_end = (value == low and self.open_low) or (value == high and self.open_high)
@@ -163,6 +169,35 @@ def facts_of(field: Field) -> OptionFacts:
     return field.metadata[FACTS]
 
 
+def fields_of(*config_types: type) -> dict[str, Field]:
+    """Returns the declarations of the options that these dataclasses have, by name.
+
+    Their types are types also where the file says `from __future__ import annotations`, which makes texts of them.
+
+    Raises:
+        UserError: A type is a text that says none.
+    """
+    declared: dict[str, Field] = {}
+    for config_type in config_types:
+        for entry in fields(config_type):
+            declared[entry.name] = _with_type(entry, config_type) if isinstance(entry.type, str) else entry
+    return declared
+
+
+def _with_type(entry: Field, config_type: type) -> Field:
+    """Returns the declaration of an option whose type is a text, with the type that it says."""
+    try:
+        types = get_type_hints(config_type)
+    except (NameError, SyntaxError, TypeError) as error:
+        raise UserError(
+            f"the type of the option '{entry.name}' cannot be read (got '{entry.type}': {error}); write int, float, "
+            "bool or str, or one of them with '| None'."
+        ) from error
+    typed = copy.copy(entry)
+    typed.type = types[entry.name]
+    return typed
+
+
 @dataclass(frozen=True)
 class JoinedConfigs:
     """Two configurations as one, see `join_configs`.
@@ -192,20 +227,27 @@ def join_configs(first: type, second: type, *, prefix: str, source: str) -> Join
         source: What the help of the second's options says before their own source: the second method's title.
 
     Raises:
-        UserError: A field of the second is not made by `option`.
+        UserError: A field of the second is not made by `option`, or two options have one name also with the prefix.
     """
-    taken = {entry.name for entry in fields(first)}
+    own_names = fields_of(first).keys()
+    second_fields = fields_of(second)
     names = {}
-    for entry in fields(second):
-        names[entry.name] = f"{prefix}_{entry.name}" if entry.name in taken else entry.name
+    for name in second_fields:
+        names[name] = f"{prefix}_{name}" if name in own_names else name
+    twice = [name for name, times in Counter([*own_names, *names.values()]).items() if times > 1]
+    if twice:
+        raise UserError(
+            f"two options of the joined methods are called '{twice[0]}' (got the prefix '{prefix}'); choose another."
+        )
     joined = []
-    for entry in fields(second):
+    for name, entry in second_fields.items():
         facts = facts_of(entry)
         origin = ", ".join(filter(None, (source, facts.source)))
-        needs = {names[name]: values for name, values in facts.only_with.items()}  # by their names in the joined one
+        # By their names in the joined configuration; an option of the run is called there as ever.
+        needs = {names.get(needed, needed): values for needed, values in facts.only_with.items()}
         facts = replace(facts, source=origin, only_with=MappingProxyType(needs))
         declared: Any = field(default=facts.default, metadata={FACTS: facts})
-        joined.append((names[entry.name], entry.type, declared))
+        joined.append((names[name], entry.type, declared))
     config = make_dataclass("JoinedConfig", joined, bases=(first,), frozen=True)
     return JoinedConfigs(config, second, names)
 
@@ -223,4 +265,4 @@ def check_value(field: Field, value: Any) -> None:
     if type(value) not in kinds and not is_whole_float:
         names = " or ".join(sorted(kind.__name__ for kind in kinds - {NoneType}))
         raise UserError(f"{flag} must be of type {names} (got {value!r}); give a value of that type.")
-    facts.check(flag, value)
+    facts.check(flag, value, float if is_whole_float else type(value))

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedcli.declarations import Method, flag_of
+from fedcli.declarations import Method, fields_of, flag_of
 from fedcli.errors import UserError, unknown
 from fedcli.registry import find_method
-from fedcli.runs.options import fields_of, parse_values, recorded_field, recorded_fields
+from fedcli.runs.options import parse_values, recorded_field, recorded_fields
 
 Options = dict[str, Any]
 

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from fedcli import registry
-from fedcli.declarations import SELECTIONS, Method, facts_of, flag_of
+from fedcli.declarations import SELECTIONS, Method, facts_of, fields_of, flag_of
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
 from fedcli.results.frame import RunRow, read_runs
@@ -33,7 +33,7 @@ from fedcli.results.method_options import (
     split_option_text,
 )
 from fedcli.results.plans import Plan, PlannedRun
-from fedcli.runs.options import fields_of, recorded_fields
+from fedcli.runs.options import recorded_fields
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import ENDED
 from fedcli.runs.resolve import Setup, resolve

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from fedcli.core import NUMERICS, NUMERICS_WITH_DEAD_TAPS, partition
 from fedcli.core.backbones import have_dead_taps
 from fedcli.data.datasets import num_images
-from fedcli.declarations import SELECTIONS, Method, facts_of
+from fedcli.declarations import SELECTIONS, Method, facts_of, fields_of
 from fedcli.errors import UserError
 from fedcli.registry import methods, posts
-from fedcli.runs.options import RunConfig, fields_of, filled_up, recorded_fields
+from fedcli.runs.options import RunConfig, filled_up, recorded_fields
 from fedcli.runs.origins import of_other_option
 from fedcli.runs.resolve import Setup
 from fedcli.runs.schema import Record

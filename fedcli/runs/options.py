@@ -5,10 +5,10 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass
 from typing import Any, NamedTuple, Protocol, get_args
 
-from fedcli.declarations import START, Method, check_value, facts_of, flag_of, option
+from fedcli.declarations import START, Method, check_value, facts_of, fields_of, flag_of, option
 from fedcli.errors import UserError, unknown
 from fedcli.registry import find_post, posts
 from fedcli.runs.origins import DEFAULT, Kind, Origin
@@ -135,14 +135,6 @@ class MethodWithOptions(HasOptions, Protocol):
     @property
     def personal(self) -> Any:
         """Whether each client ends with a model of its own, by its truth."""
-
-
-def fields_of(*config_types: type) -> dict[str, Field]:
-    """The declarations of the options that these dataclasses have, by name."""
-    declared: dict[str, Field] = {}
-    for config_type in config_types:
-        declared |= {field.name: field for field in fields(config_type)}
-    return declared
 
 
 def recorded_fields(method: Method) -> dict[str, Field]:

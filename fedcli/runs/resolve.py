@@ -8,10 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from fedcli.declarations import SELECTIONS, DataSetting, Method, Post, Protocol, check_value, facts_of, flag_of
+from fedcli.declarations import (
+    SELECTIONS,
+    DataSetting,
+    Method,
+    Post,
+    Protocol,
+    check_value,
+    facts_of,
+    fields_of,
+    flag_of,
+)
 from fedcli.errors import UserError
 from fedcli.registry import default_protocol, find_post, find_protocol, posts
-from fedcli.runs.options import ResolvedConfig, RunConfig, check_options, fields_of, parse_size, refuse_reserved_names
+from fedcli.runs.options import ResolvedConfig, RunConfig, check_options, parse_size, refuse_reserved_names
 from fedcli.runs.origins import DEFAULT, FOLLOWS, NO_VALIDATION, TYPED, Origin, of_other_option, of_protocol, of_source
 from fedcli.userfiles import absolute, is_from_file
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from fedcli.core.stacked import WAYS
 from fedcli.data.cache import is_name
-from fedcli.declarations import SELECTIONS, check_value
+from fedcli.declarations import SELECTIONS, check_value, fields_of
 from fedcli.errors import UserError
 from fedcli.registry import methods, posts
-from fedcli.runs.options import RunConfig, fields_of
+from fedcli.runs.options import RunConfig
 from fedcli.userfiles import is_from_file
 
 Record = dict[str, Any]  # with the parts that `RECORD` declares, and perhaps the run's `folder` and `label`
