@@ -48,6 +48,14 @@ def test_drop_last_leaves_incomplete_batches_out():
     assert set(drawn.size[drawn.size > 0]) == {4}
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_local_steps_are_those_of_the_batches_that_are_drawn(drop_last):
+    _, fed = toy.federation("fedavg", parts=toy.toy_parts((0, 3, 8, 9)), local_epochs=2, drop_last=drop_last)
+    cohort = fed.cohort(0)
+    assert fed.local_steps(cohort).tolist() == fed.plan(cohort).steps.tolist()
+    assert len(set(fed.local_steps(cohort).tolist())) > 1
+
+
 def test_draws_depend_on_seed_round_client_and_epoch_and_on_nothing_else():
     base = plan()
     alone = plan_batches([PARTS[1]], [7], 0, 0, range(2), 4, False, 4)

@@ -144,7 +144,7 @@ def test_law_6_sees_a_loss_beside_finite_terms():
 
 
 def test_a_public_phase_is_checked_for_what_it_returns_and_for_what_it_leaves():
-    _, fed = check.federation("fedmd")
+    _, fed = toy.federation("fedmd")
     cohort = fed.cohort(0)
     batch = next(fed.public_batches(0))
     clients = fed.broadcast(*fed.initial_model(), cohort)
@@ -218,7 +218,7 @@ def test_a_number_that_depends_on_no_parameter_and_a_detached_one_are_taken():
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_number_taken_out_of_the_graph_of_a_joint_step_is_refused_in_each_thread(threads, two_threads):
     torch.set_num_threads(threads)
-    _, fed = check.federation("fedmd")
+    _, fed = toy.federation("fedmd")
     fed.engine.clients_per_chunk = 1
     cohort = fed.cohort(0)
     batch = next(fed.public_batches(0))

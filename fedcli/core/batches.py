@@ -63,18 +63,26 @@ class BatchPlan(NamedTuple):
         return self.index.shape[2]
 
 
+def count_batches(sizes: Sequence[int], batch_size: int, drop_last: bool) -> list[int]:
+    """Counts the batches in an epoch of each client, of the `sizes` of their parts.
+
+    If `drop_last`, an epoch's last batch is left out where it is not full.
+    """
+    if drop_last:
+        return [size // batch_size for size in sizes]
+    return [math.ceil(size / batch_size) for size in sizes]
+
+
 def plan_batches(  # noqa: PLR0913  # all that a batch depends on, of which nothing may be hidden
     parts: Sequence[np.ndarray], client_ids: Sequence[int] | np.ndarray, seed: int, round: int, epochs: range,
     batch_size: int, drop_last: bool, num_draws: int,
 ) -> BatchPlan:  # fmt: skip
     """Draws the batches of a cohort; T is the most steps of a client, and may be 0.
 
-    `parts` are each client's positions in the training set, `epochs` the local epochs to draw. If `drop_last`, an
-    epoch's last batch is left out where it is not full. An image's augmentation needs `num_draws`, 0 without one.
+    `parts` are each client's positions in the training set, `epochs` the local epochs to draw. For `drop_last` see
+    `count_batches`. An image's augmentation needs `num_draws`, 0 without one.
     """
-    num_full = [len(part) // batch_size for part in parts]
-    num_all = [math.ceil(len(part) / batch_size) for part in parts]
-    counts = num_full if drop_last else num_all  # of batches in an epoch, by client
+    counts = count_batches(list(map(len, parts)), batch_size, drop_last)
     steps = max(counts, default=0) * len(epochs)
     width = min(batch_size, max(4096, *map(len, parts)))  # very large batches are padded to the largest client's data
     plan = _without_batches(steps, len(parts), width, num_draws)

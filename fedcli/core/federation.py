@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedcli.core.aggregate import class_sums, mean_by_class
 from fedcli.core.augment import NUM_DRAWS, Transform
-from fedcli.core.batches import Batch, BatchPlan, plan_batches
+from fedcli.core.batches import Batch, BatchPlan, count_batches, plan_batches
 from fedcli.core.client_states import Store
 from fedcli.core.clients import (
     OBJECTIVE,
@@ -325,7 +325,9 @@ class Federation(Population):
 
     def local_steps(self, cohort: Cohort) -> Tensor:
         """Counts each client's local steps in this round: `[K]`."""
-        return torch.as_tensor(self.plan(cohort).steps, dtype=self.dtype, device=self.device)
+        sizes = [len(self.training[client]) for client in cohort.client_ids]
+        batches = count_batches(sizes, self.batch_size, self.config.drop_last)
+        return self.local_epochs * torch.tensor(batches, dtype=self.dtype, device=self.device)
 
     def is_tested(self, round: int) -> bool:
         """Returns whether the models are tested after a round: every `eval_every` rounds and after the last."""
