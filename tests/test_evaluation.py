@@ -171,7 +171,14 @@ def weight_under_domains(fed, client, image):
 
 @pytest.mark.parametrize(
     ("tested_on", "method"),
-    [("server", "fedavg"), ("server", "local"), ("clients", "fedavg"), ("clients", "local"), ("domains", "local")],
+    [
+        ("server", "fedavg"),
+        ("server", "local"),
+        ("clients", "fedavg"),
+        ("clients", "local"),
+        ("domains", "fedavg"),
+        ("domains", "local"),
+    ],
 )
 def test_counts_of_classes_give_the_headline_and_the_scores_of_scikit_learn(tested_on, method):
     is_by_domain = tested_on == "domains"

@@ -88,9 +88,9 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
         `clients`, mean, standard deviation and worst over the clients (on their own test parts under `clients`; of
         their own models on the test images under `server`; else on their validation examples); `client_accuracy`, the
         same of each client by its id; `domains`, test accuracy of each domain. None of what there is not. Under
-        `domains` also `intra` and `inter`, by the client's own domain. With prototypes also `classifier_accuracy`, with
-        a global model beside personal ones `global_accuracy`, measured as the headline. Where the
-        run has `per_class` also `per_class`, see `tally_classes`.
+        `domains` also `intra` and `inter`, by the client's own domain, else with prototypes `classifier_accuracy`. With
+        a global model beside personal ones also `global_accuracy`, measured as the headline. Where the run has
+        `per_class` also `per_class`, see `tally_classes`.
     """
     last_outputs = fed.outputs.turn_over()
     result = _accuracies(fed, method, state, last_outputs)
@@ -291,9 +291,10 @@ def _on_parts(accuracy: str, parts: Sequence[np.ndarray], method: Method, judge:
 
 def _on_test_images(fed: Federation, method: Method, judge: Judge) -> TestResults:
     """Tests on the test images: accuracies of each domain and of all; under `domains`, inside and outside."""
-    has_one_model = method.personal is None and fed.evaluation != "domains"
-    clients = range(1 if has_one_model else fed.num_clients)
+    clients = range(1 if method.personal is None else fed.num_clients)
     judged = judge.judge(dict.fromkeys(clients))
+    if method.personal is None and fed.evaluation == "domains":
+        judged = judged * fed.num_clients  # each client of a domain has the one model
     hits = np.stack([of_model.hits.numpy() for of_model in judged])  # [clients, n]
     by_domain = {}  # accuracies `[clients]`
     for number, name in enumerate(fed.domain_names):
