@@ -10,10 +10,11 @@ _IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+([\w., \t]+)", re.MULTILINE)
 
 def file_hash(path: str | Path) -> str:
     """SHA-256 of a file and of those beside it that it imports, its first 16 hexadecimal digits."""
-    alone, *imported = map(_hash_alone, _with_imported(Path(path)))
+    own_hash = _hash_alone(Path(path))
+    imported = sorted(map(_hash_alone, _imported_files(Path(path))))
     if not imported:
-        return alone
-    return hashlib.sha256(" ".join([alone, *sorted(imported)]).encode()).hexdigest()[:16]
+        return own_hash
+    return hashlib.sha256(" ".join([own_hash, *imported]).encode()).hexdigest()[:16]
 
 
 def first_hash(recorded: str) -> str:
@@ -47,14 +48,26 @@ def _hash_alone(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
-def _with_imported(path: Path) -> list[Path]:
-    """A file, and those beside it that it or one of them imports, as far as lines tell that begin with the import."""
-    imported = [path]
-    for file in imported:
-        for line in _IMPORT.findall(file.read_bytes()):
-            for part in line.decode().split(","):
-                name, *_ = part.split() or [""]
-                beside = path.with_name(f"{name.lstrip('.')}.py")
-                if beside not in imported and beside.is_file():
-                    imported.append(beside)
+def _imported_files(path: Path) -> set[Path]:
+    """The files beside a file that it, or one of them, imports; not the file itself."""
+    imported: set[Path] = set()
+    waiting = [path]
+    while waiting:
+        file = waiting.pop()
+        for name in _imported_names(file):
+            beside = path.with_name(f"{name.lstrip('.')}.py")
+            if beside not in {path, *imported} and beside.is_file():
+                imported.add(beside)
+                waiting.append(beside)
     return imported
+
+
+def _imported_names(file: Path) -> list[str]:
+    """The names that a file imports, as far as lines tell that begin with the import."""
+    names = []
+    for line in _IMPORT.findall(file.read_bytes()):
+        for part in line.decode().split(","):
+            words = part.split()  # of "import a as b" or "from a import b" without the first
+            if words:
+                names.append(words[0])
+    return names

@@ -88,34 +88,46 @@ def blame(
 
 
 def import_file(path: str, kind: str) -> ModuleType:
-    """The module of a user's file, imported once as long as it stays the same.
+    """Returns the module of a user's file, imported once as long as it stays the same.
 
     Its name comes from path and content, so that a `papers.py` hides nothing. It imports files beside it first, as a
     script does, also by such names, so that two folders may have a `helpers.py`.
+
+    Args:
+        path: The file, absolute.
+        kind: What it is used as, in the message; e.g. "backbone".
+
+    Raises:
+        UserError: There is no such file, or it fails.
     """
-
-    def import_(name: str, *arguments: Any, **keywords: Any) -> ModuleType:
-        beside = Path(path).with_name(f"{name}.py")
-        if beside.is_file():
-            return import_file(str(beside), "Python")
-        return with_operators(builtins.__import__, name, *arguments, **keywords)
-
     if not Path(path).is_file():
         raise UserError(f"there is no {kind} file at '{path}'; give the path of a Python file.")
     digest = hashlib.sha256(f"{path} {file_hash(path)}".encode()).hexdigest()
     name = f"{_PREFIX}{digest[:12]}"
     if name not in sys.modules:
-        module = ModuleType(name)
-        sys.modules[name] = module
-        vars(module).update(__file__=path, __builtins__={**vars(builtins), "__import__": import_})
-        try:
-            # No loader, whose cached bytecode is blind to a change within a second.
-            with unchanged([path]), blame(path):
-                exec(compile(Path(path).read_bytes(), path, "exec"), vars(module))
-        except BaseException:
-            del sys.modules[name]
-            raise
+        _import_as(name, path)
     return sys.modules[name]
+
+
+def _import_as(name: str, path: str) -> None:
+    """Imports a user's file as the module of a name, which imports files beside it first."""
+
+    def import_(other: str, *arguments: Any, **keywords: Any) -> ModuleType:
+        beside = Path(path).with_name(f"{other}.py")
+        if beside.is_file():
+            return import_file(str(beside), "Python")
+        return with_operators(builtins.__import__, other, *arguments, **keywords)
+
+    module = ModuleType(name)
+    vars(module).update(__file__=path, __builtins__={**vars(builtins), "__import__": import_})
+    sys.modules[name] = module
+    try:
+        # No loader, whose cached bytecode is blind to a change within a second.
+        with unchanged([path]), blame(path):
+            exec(compile(Path(path).read_bytes(), path, "exec"), vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
 
 
 def is_own(module: ModuleType) -> bool:
