@@ -95,7 +95,7 @@ def table_of_peers(peers: Sequence[RowsByAgreement]) -> str:
     lines = []
     for rows in peers:
         peer = rows.peer
-        num_closed = sum(row.difference is not None and bool(row.difference.closed_by) for row in rows.differing)
+        num_closed = sum(row.explanation is not None and bool(row.explanation.closed_by) for row in rows.differing)
         num_open = len(rows.differing) - num_closed
         source = ", ".join(filter(None, (str(peer.package or ""), peer.commit[:10])))
         versions = f"Python {rows.result.python}, torch {rows.result.torch}"
@@ -126,13 +126,13 @@ def table_of_differing(rows: RowsByAgreement) -> str:
     """
     lines = []
     for row in rows.differing:
-        if row.difference is None:
-            raise UserError(f"{rows.peer.name}, '{row.label}', differs; say why in its row, `difference`.")
-        cause = row.difference.cause
-        closed_by = row.difference.closed_by
+        if row.explanation is None:
+            raise UserError(f"{rows.peer.name}, '{row.label}', differs; say why in its row, `explanation`.")
+        cause = row.explanation.cause
+        closed_by = row.explanation.closed_by
         closed = f"{closed_by}: {rows.difference_text(closed_by)}" if closed_by else "open"
-        lines.append([row.label, rows.difference_text(row.label), cause, row.difference.decided_by, closed])
-    return github_table((rows.peer.name, "Largest difference", "Cause", "What the paper has", "Closed by"), lines)
+        lines.append([row.label, rows.difference_text(row.label), cause, row.explanation.paper_says, closed])
+    return github_table((rows.peer.name, "Largest difference", "Cause", "What the paper says", "Closed by"), lines)
 
 
 def page_text(peers: Sequence[Peer], peer_results: Mapping[str, PeerResult]) -> str:

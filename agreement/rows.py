@@ -22,11 +22,11 @@ class Quantity(StrEnum):
 
 
 @dataclass(frozen=True)
-class Difference:
+class Explanation:
     """Why a row differs from fedcli, and what shows it."""
 
     cause: str  # with the place in the peer's code
-    decided_by: str  # the equation of the paper that decides, and what it says
+    paper_says: str  # the equation that decides, and what it says
     closed_by: str = ""  # the row in which nothing but the cause is changed; empty where it is open
 
 
@@ -39,7 +39,7 @@ class Row:
     config: Any  # what the peer's adapter runs: a `PeerConfig` of the peer's module
     compared: tuple[Quantity, ...] = (Quantity.SHARED,)
     change: str = ""  # what is changed of the peer; empty for its code and defaults as they are
-    difference: Difference | None = None  # None where the row agrees
+    explanation: Explanation | None = None  # None where the row agrees
 
 
 @dataclass(frozen=True)

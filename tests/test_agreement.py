@@ -84,13 +84,13 @@ def test_every_difference_has_its_cause_and_its_closing_run():
         assert len(set(labels)) == len(labels)
         result = RESULTS[peer.name]
         for row in peer.rows:
-            assert (row.difference is None) == result.rows[row.label].agrees, (peer.name, row.label)
-            if row.difference is None:
+            assert (row.explanation is None) == result.rows[row.label].agrees, (peer.name, row.label)
+            if row.explanation is None:
                 continue
-            assert row.difference.cause, (peer.name, row.label)
-            assert row.difference.decided_by, (peer.name, row.label)
-            if row.difference.closed_by:
-                assert result.rows[row.difference.closed_by].agrees, (peer.name, row.label)
+            assert row.explanation.cause, (peer.name, row.label)
+            assert row.explanation.paper_says, (peer.name, row.label)
+            if row.explanation.closed_by:
+                assert result.rows[row.explanation.closed_by].agrees, (peer.name, row.label)
 
 
 def read_adapter(module):

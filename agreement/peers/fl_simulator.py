@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agreement import equations
-from agreement.rows import Difference, Peer, Row
+from agreement import paper_statements
+from agreement.rows import Explanation, Peer, Row
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ PEER = Peer(
             label="FedAvg",
             case="fedavg",
             config=FEDAVG,
-            difference=Difference(
+            explanation=Explanation(
                 cause=PLAIN_MEAN_OF_MODELS,
-                decided_by=equations.FEDAVG_WEIGHTS,
+                paper_says=paper_statements.FEDAVG_WEIGHTS,
                 closed_by="FedAvg, plain means here too",
             ),
         ),
@@ -52,10 +52,10 @@ PEER = Peer(
             label="SCAFFOLD, plain means here too",
             case="scaffold, uniform",
             config=SCAFFOLD,
-            difference=Difference(
+            explanation=Explanation(
                 cause="K is the first client's for all, and no whole number for a batch that is not full "
                 "(server/SCAFFOLD.py).",
-                decided_by="SCAFFOLD, line 12: K of the client.",
+                paper_says="SCAFFOLD, line 12: K of the client.",
                 closed_by="SCAFFOLD, plain means here too, own K",
             ),
         ),
@@ -70,9 +70,9 @@ PEER = Peer(
             label="FedDyn",
             case="feddyn",
             config=FEDDYN,
-            difference=Difference(
+            explanation=Explanation(
                 cause="All clients have one alpha; fedcli's is divided by a client's size, as in the authors' code.",
-                decided_by="FedDyn, Algorithm 1: one alpha, for which fedcli has --weighting uniform (Reading 2).",
+                paper_says="FedDyn, Algorithm 1: one alpha, for which fedcli has --weighting uniform (Reading 2).",
                 closed_by="FedDyn, one alpha here too",
             ),
         ),
@@ -85,9 +85,9 @@ PEER = Peer(
             label="FedSAM, plain means here too",
             case="fedsam",
             config=FEDSAM,
-            difference=Difference(
+            explanation=Explanation(
                 cause=ADDED_TO_THE_NORM,
-                decided_by="FedSAM: w + rho g / ||g||.",
+                paper_says="FedSAM: w + rho g / ||g||.",
                 closed_by="FedSAM, plain means here too, norm alone",
             ),
         ),
@@ -101,9 +101,9 @@ PEER = Peer(
             label="MoFedSAM, clients of one size",
             case="mofedsam, equal",
             config=MOFEDSAM,
-            difference=Difference(
+            explanation=Explanation(
                 cause=ADDED_TO_THE_NORM,
-                decided_by="MoFedSAM: w + rho g / ||g||.",
+                paper_says="MoFedSAM: w + rho g / ||g||.",
                 closed_by="MoFedSAM, clients of one size, norm alone",
             ),
         ),

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agreement import equations
-from agreement.rows import Difference, Peer, Quantity, Row
+from agreement import paper_statements
+from agreement.rows import Explanation, Peer, Quantity, Row
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ PEER = Peer(
             label="FedAvgM",
             case="fedavgm",
             config=FEDAVGM,
-            difference=Difference(
+            explanation=Explanation(
                 cause="The server's momentum is Nesterov's (server/fedavgm.py).",
-                decided_by=equations.FEDAVGM_VELOCITY,
+                paper_says=paper_statements.FEDAVGM_VELOCITY,
                 closed_by="FedAvgM, Nesterov here too",
             ),
         ),
@@ -64,10 +64,10 @@ PEER = Peer(
             label="SCAFFOLD, clients of one size",
             case="scaffold, equal",
             config=SCAFFOLD,
-            difference=Difference(
+            explanation=Explanation(
                 cause="A client takes local_epoch batches, not epochs (client/scaffold.py), and its new control "
                 "variate is not stored (server/scaffold.py).",
-                decided_by="SCAFFOLD, lines 9 to 14: K local steps; c_i <- c_i+.",
+                paper_says="SCAFFOLD, lines 9 to 14: K local steps; c_i <- c_i+.",
                 closed_by="SCAFFOLD, as many batches, c_i stored",
             ),
         ),
@@ -82,9 +82,9 @@ PEER = Peer(
             label="FedDyn, clients of one size",
             case="feddyn, equal",
             config=FEDDYN,
-            difference=Difference(
+            explanation=Explanation(
                 cause="The quadratic term is missing (client/feddyn.py); it stands in neither loss nor weight decay.",
-                decided_by=equations.FEDDYN_PENALTY,
+                paper_says=paper_statements.FEDDYN_PENALTY,
                 closed_by="FedDyn, clients of one size, weight decay alpha",
             ),
         ),
@@ -105,9 +105,9 @@ PEER = Peer(
             case="lg-fedavg",
             config=LG_FEDAVG,
             compared=(Quantity.HEAD, Quantity.BODIES),
-            difference=Difference(
+            explanation=Explanation(
                 cause="The first layer is shared and the rest kept (client/lgfedavg.py).",
-                decided_by="LG-FedAvg: local representations, a global head.",
+                paper_says="LG-FedAvg: local representations, a global head.",
                 closed_by="LG-FedAvg, base kept",
             ),
         ),
@@ -122,9 +122,9 @@ PEER = Peer(
             label="FedAdam",
             case="fedadam",
             config=fedopt("adam"),
-            difference=Difference(
+            explanation=Explanation(
                 cause=MOMENT_FROM_0,
-                decided_by=equations.REDDI_SECOND_MOMENT,
+                paper_says=paper_statements.REDDI_SECOND_MOMENT,
                 closed_by="FedAdam, v from tau^2",
             ),
         ),
@@ -138,9 +138,9 @@ PEER = Peer(
             label="FedYogi",
             case="fedyogi",
             config=fedopt("yogi"),
-            difference=Difference(
+            explanation=Explanation(
                 cause=MOMENT_FROM_0,
-                decided_by=equations.REDDI_SECOND_MOMENT,
+                paper_says=paper_statements.REDDI_SECOND_MOMENT,
                 closed_by="FedYogi, v from tau^2",
             ),
         ),
@@ -154,9 +154,9 @@ PEER = Peer(
             label="FedAdagrad",
             case="fedadagrad",
             config=fedopt("adagrad"),
-            difference=Difference(
+            explanation=Explanation(
                 cause=MOMENT_FROM_0,
-                decided_by=equations.REDDI_SECOND_MOMENT,
+                paper_says=paper_statements.REDDI_SECOND_MOMENT,
                 closed_by="FedAdagrad, v from tau^2",
             ),
         ),

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agreement import equations
-from agreement.rows import Difference, Package, Peer, Row
+from agreement import paper_statements
+from agreement.rows import Explanation, Package, Peer, Row
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ PEER = Peer(
             label="baseline FedAvgM",
             case="fedavgm",
             config=BASELINE_FEDAVGM,
-            difference=Difference(
+            explanation=Explanation(
                 cause="The server's momentum is Nesterov's (strategy.py).",
-                decided_by=equations.FEDAVGM_VELOCITY,
+                paper_says=paper_statements.FEDAVGM_VELOCITY,
                 closed_by="baseline FedAvgM, Nesterov here too",
             ),
         ),
@@ -76,9 +76,9 @@ PEER = Peer(
             label="niid_bench SCAFFOLD, 2 of 4",
             case="scaffold, half",
             config=SCAFFOLD,
-            difference=Difference(
+            explanation=Explanation(
                 cause="The control variates begin as the weights of the network (server_scaffold.py).",
-                decided_by=equations.SCAFFOLD_FIRST_CONTROLS,
+                paper_says=paper_statements.SCAFFOLD_FIRST_CONTROLS,
                 closed_by="niid_bench SCAFFOLD, 2 of 4, c from 0",
             ),
         ),
@@ -92,10 +92,10 @@ PEER = Peer(
             label="FedAdam",
             case="fedadam",
             config=FEDADAM,
-            difference=Difference(
+            explanation=Explanation(
                 cause="The second moment starts at 0, and the bias is corrected by the number of the round plus 1 "
                 "(fedadam.py).",
-                decided_by=equations.REDDI_SECOND_MOMENT_UNCORRECTED,
+                paper_says=paper_statements.REDDI_SECOND_MOMENT_UNCORRECTED,
                 closed_by="FedAdam, v from tau^2, no correction",
             ),
         ),
@@ -109,9 +109,9 @@ PEER = Peer(
             label="FedYogi",
             case="fedyogi",
             config=FEDYOGI,
-            difference=Difference(
+            explanation=Explanation(
                 cause="The second moment starts at 0 (fedyogi.py).",
-                decided_by=equations.REDDI_SECOND_MOMENT_UNCORRECTED,
+                paper_says=paper_statements.REDDI_SECOND_MOMENT_UNCORRECTED,
                 closed_by="FedYogi, v from tau^2",
             ),
         ),
@@ -125,9 +125,9 @@ PEER = Peer(
             label="FedAdagrad",
             case="fedadagrad, without momentum",
             config=FEDADAGRAD,
-            difference=Difference(
+            explanation=Explanation(
                 cause="The second moment starts at 0 (fedadagrad.py).",
-                decided_by=equations.REDDI_SECOND_MOMENT_UNCORRECTED,
+                paper_says=paper_statements.REDDI_SECOND_MOMENT_UNCORRECTED,
                 closed_by="FedAdagrad, v from tau^2",
             ),
         ),

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agreement import equations
-from agreement.rows import Difference, Package, Peer, Quantity, Row
+from agreement import paper_statements
+from agreement.rows import Explanation, Package, Peer, Quantity, Row
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ PEER = Peer(
             label="FedAvg, its default",
             case="fedavg",
             config=PeerConfig("fedavg:FedAVG"),
-            difference=Difference(
+            explanation=Explanation(
                 cause="The mean of the models is plain by default (server.py, `weighted`).",
-                decided_by=equations.FEDAVG_WEIGHTS,
+                paper_says=paper_statements.FEDAVG_WEIGHTS,
                 closed_by="FedAvg, weighted",
             ),
         ),
@@ -68,9 +68,9 @@ PEER = Peer(
             label="FedAvg with momentum",
             case="fedavg, momentum",
             config=FEDAVG_BY_EXAMPLES,
-            difference=Difference(
+            explanation=Explanation(
                 cause="The clients' momentum lives on from round to round by default (client.py, `persistency`).",
-                decided_by="FedAvg has no momentum; here the local optimizer is new in every round.",
+                paper_says="FedAvg has no momentum; here the local optimizer is new in every round.",
                 closed_by="FedAvg with momentum, new in every round",
             ),
         ),
@@ -90,9 +90,9 @@ PEER = Peer(
             label="SCAFFOLD",
             case="scaffold",
             config=SCAFFOLD,
-            difference=Difference(
+            explanation=Explanation(
                 cause="Models are weighted by n_i, the control variates by 1 / N (scaffold.py).",
-                decided_by=equations.SCAFFOLD_MEANS,
+                paper_says=paper_statements.SCAFFOLD_MEANS,
                 closed_by="SCAFFOLD, c by 1 / N here too",
             ),
         ),
@@ -106,10 +106,10 @@ PEER = Peer(
             label="SCAFFOLD, global_step 2",
             case="scaffold, equal, server rate 2",
             config=PeerConfig("scaffold:SCAFFOLD", server={"global_step": 2}),
-            difference=Difference(
+            explanation=Explanation(
                 cause="`global_step` multiplies the weights of the models, and not the change of the model "
                 "(scaffold.py).",
-                decided_by="SCAFFOLD, line 17: x + eta_g times the mean change.",
+                paper_says="SCAFFOLD, line 17: x + eta_g times the mean change.",
                 closed_by="SCAFFOLD, lr 2 in its place",
             ),
         ),
@@ -122,9 +122,9 @@ PEER = Peer(
             label="FedAvgM",
             case="fedavgm",
             config=PeerConfig("fedavgm:FedAVGM"),
-            difference=Difference(
+            explanation=Explanation(
                 cause="The first round sets the velocity to zero and leaves the model as it was (fedavgm.py).",
-                decided_by="FedAvgM: v starts at 0, and the first round already moves the model.",
+                paper_says="FedAvgM: v starts at 0, and the first round already moves the model.",
                 closed_by="FedAvgM, velocity from 0",
             ),
         ),
@@ -138,10 +138,10 @@ PEER = Peer(
             label="FedNova",
             case="fednova",
             config=PeerConfig("fednova:FedNova", server=WEIGHTED_BY_EXAMPLES),
-            difference=Difference(
+            explanation=Explanation(
                 cause="The weights of the models do not sum to 1, and nothing is added for the former model "
                 "(fednova.py).",
-                decided_by="FedNova, normalised averaging: x less the step, so that the weights of x and x_i sum to 1.",
+                paper_says="FedNova, normalised averaging: x less the step, so that the weights of x and x_i sum to 1.",
                 closed_by="FedNova, with the rest of x",
             ),
         ),
@@ -155,9 +155,9 @@ PEER = Peer(
             label="FedNova with momentum",
             case="fednova, momentum",
             config=FEDNOVA_WITH_MOMENTUM,
-            difference=Difference(
+            explanation=Explanation(
                 cause="As without momentum.",
-                decided_by="As without momentum.",
+                paper_says="As without momentum.",
                 closed_by="FedNova with momentum, with the rest of x",
             ),
         ),
@@ -171,9 +171,9 @@ PEER = Peer(
             label="FedDyn, clients of one size",
             case="feddyn, equal",
             config=FEDDYN,
-            difference=Difference(
+            explanation=Explanation(
                 cause="The kept gradient has the other sign, and alpha stands before it twice (feddyn.py).",
-                decided_by="FedDyn, Algorithm 1: the gradient of a client falls by alpha (w_i - w_g).",
+                paper_says="FedDyn, Algorithm 1: the gradient of a client falls by alpha (w_i - w_g).",
                 closed_by="FedDyn, clients of one size, dual of the paper",
             ),
         ),
@@ -200,10 +200,10 @@ PEER = Peer(
             label="MOON with batch normalisation",
             case="moon, normed",
             config=MOON,
-            difference=Difference(
+            explanation=Explanation(
                 cause="The received model and the client's last one give their features in training mode, by the "
                 "batch's mean and variance (moon.py).",
-                decided_by=equations.MOON_MODE,
+                paper_says=paper_statements.MOON_MODE,
                 closed_by="MOON with batch normalisation, training mode here too",
             ),
         ),
@@ -222,9 +222,9 @@ PEER = Peer(
             label="FedRS",
             case="fedrs",
             config=PeerConfig("fedrs:FedRS", client={"alpha": 0.5}, server=WEIGHTED_BY_EXAMPLES),
-            difference=Difference(
+            explanation=Explanation(
                 cause="A class with one or two examples counts as absent (fedrs.py, `count_as_missing`).",
-                decided_by="FedRS: absent are the classes that a client lacks.",
+                paper_says="FedRS: absent are the classes that a client lacks.",
                 closed_by="FedRS, count_as_missing 0",
             ),
         ),
@@ -239,9 +239,9 @@ PEER = Peer(
             case="fedproto, last epoch",
             config=FEDPROTO,
             compared=(Quantity.PERSONAL, Quantity.CLASS_VECTORS),
-            difference=Difference(
+            explanation=Explanation(
                 cause="fedcli takes prototypes of the last epoch by default, as the authors' code (Reading 4).",
-                decided_by=equations.FEDPROTO_EPOCHS,
+                paper_says=paper_statements.FEDPROTO_EPOCHS,
                 closed_by="FedProto",
             ),
         ),
@@ -250,10 +250,10 @@ PEER = Peer(
             case="apfl",
             config=APFL,
             compared=(Quantity.SHARED, Quantity.KEPT),
-            difference=Difference(
+            explanation=Explanation(
                 cause="The gradient of the mixture ends in a copy (apfl.py, `merge_models`), so v is not trained; at "
                 "the end of a round a client keeps the mixture in the place of v.",
-                decided_by=equations.APFL_PERSONAL_MODEL,
+                paper_says=paper_statements.APFL_PERSONAL_MODEL,
                 closed_by="APFL, so here too",
             ),
         ),

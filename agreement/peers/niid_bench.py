@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agreement import equations
-from agreement.rows import Difference, Peer, Quantity, Row
+from agreement import paper_statements
+from agreement.rows import Explanation, Peer, Quantity, Row
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ PEER = Peer(
             label="SCAFFOLD",
             case="scaffold",
             config=SCAFFOLD,
-            difference=Difference(
+            explanation=Explanation(
                 cause="Models are weighted by n_i, the control variates by 1 / N (experiments.py).",
-                decided_by=equations.SCAFFOLD_MEANS,
+                paper_says=paper_statements.SCAFFOLD_MEANS,
                 closed_by="SCAFFOLD, c by 1 / N here too",
             ),
         ),
@@ -47,10 +47,10 @@ PEER = Peer(
             label="SCAFFOLD, 2 of 4",
             case="scaffold, half",
             config=SCAFFOLD,
-            difference=Difference(
+            explanation=Explanation(
                 cause="The control variates begin as the weights of a network (experiments.py, 992 to 994; its issue "
                 "8).",
-                decided_by=equations.SCAFFOLD_FIRST_CONTROLS,
+                paper_says=paper_statements.SCAFFOLD_FIRST_CONTROLS,
                 closed_by="SCAFFOLD, 2 of 4, c from 0",
             ),
         ),
@@ -64,10 +64,10 @@ PEER = Peer(
             label="SCAFFOLD with momentum",
             case="scaffold, equal, momentum",
             config=SCAFFOLD,
-            difference=Difference(
+            explanation=Explanation(
                 cause="c - c_i is added after the optimizer's step, and c_i divides by K eta_l without the momentum "
                 "(experiments.py).",
-                decided_by="The paper's local step has no momentum (Reading 3).",
+                paper_says="The paper's local step has no momentum (Reading 3).",
                 closed_by="SCAFFOLD with momentum, so here too",
             ),
         ),
@@ -87,10 +87,10 @@ PEER = Peer(
             label="MOON with batch normalisation",
             case="moon, normed, momentum",
             config=MOON,
-            difference=Difference(
+            explanation=Explanation(
                 cause="The received model gives its features in training mode, by the batch's mean and variance; the "
                 "client's last model in evaluation mode (experiments.py).",
-                decided_by=equations.MOON_MODE,
+                paper_says=paper_statements.MOON_MODE,
                 closed_by="MOON with batch normalisation, received model so here too",
             ),
         ),
@@ -103,9 +103,9 @@ PEER = Peer(
             label="MOON with its momentum, 2 of 4",
             case="moon, half, momentum",
             config=MOON,
-            difference=Difference(
+            explanation=Explanation(
                 cause="A client's last model is an untrained network until it has taken part.",
-                decided_by=equations.MOON_FIRST_ROUND,
+                paper_says=paper_statements.MOON_FIRST_ROUND,
                 closed_by="MOON with its momentum, 2 of 4, such a last model here too",
             ),
         ),

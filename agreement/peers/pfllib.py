@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agreement import equations
-from agreement.rows import Difference, Peer, Quantity, Row
+from agreement import paper_statements
+from agreement.rows import Explanation, Peer, Quantity, Row
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ PEER = Peer(
             label="SCAFFOLD",
             case="scaffold",
             config=SCAFFOLD,
-            difference=Difference(
+            explanation=Explanation(
                 cause="Models and control variates are plain means (serverscaffold.py); fedcli weights both by "
                 "examples.",
-                decided_by=equations.SCAFFOLD_MEANS_BY_OPTION,
+                paper_says=paper_statements.SCAFFOLD_MEANS_BY_OPTION,
                 closed_by="SCAFFOLD, plain means here too",
             ),
         ),
@@ -89,9 +89,9 @@ PEER = Peer(
             label="MOON, 2 of 4",
             case="moon, half",
             config=MOON,
-            difference=Difference(
+            explanation=Explanation(
                 cause="A client's last model is the initial one until it has taken part (clientmoon.py).",
-                decided_by=equations.MOON_FIRST_ROUND,
+                paper_says=paper_statements.MOON_FIRST_ROUND,
                 closed_by="MOON, 2 of 4, newcomers",
             ),
         ),
@@ -101,9 +101,9 @@ PEER = Peer(
             label="FedDyn, clients of one size",
             case="feddyn, equal",
             config=FEDDYN,
-            difference=Difference(
+            explanation=Explanation(
                 cause="The norm in the penalty is not squared (clientdyn.py).",
-                decided_by=equations.FEDDYN_SQUARED_NORM,
+                paper_says=paper_statements.FEDDYN_SQUARED_NORM,
                 closed_by="FedDyn, clients of one size, squared",
             ),
         ),
@@ -137,9 +137,9 @@ PEER = Peer(
             case="fedproto, last epoch",
             config=FEDPROTO,
             compared=PERSONAL_AND_VECTORS,
-            difference=Difference(
+            explanation=Explanation(
                 cause="fedcli takes prototypes of the last epoch by default, as the authors' code (Reading 4).",
-                decided_by=equations.FEDPROTO_EPOCHS,
+                paper_says=paper_statements.FEDPROTO_EPOCHS,
                 closed_by="FedProto",
             ),
         ),
@@ -156,10 +156,10 @@ PEER = Peer(
             case="fml",
             config=FML,
             compared=SHARED_AND_PERSONAL,
-            difference=Difference(
+            explanation=Explanation(
                 cause="KL is a mean over classes too, and both losses have gradients through both models "
                 "(clientfml.py).",
-                decided_by="FML: KL sums over classes, the other model's output is the target.",
+                paper_says="FML: KL sums over classes, the other model's output is the target.",
                 closed_by="FML, --form code",
             ),
         ),
@@ -175,9 +175,9 @@ PEER = Peer(
             case="feddistill, logits",
             config=FEDDISTILL,
             compared=PERSONAL_AND_VECTORS,
-            difference=Difference(
+            explanation=Explanation(
                 cause="The mean logits themselves are the target of a cross-entropy (clientfd.py).",
-                decided_by="FedDistill: the target is a distribution.",
+                paper_says="FedDistill: the target is a distribution.",
                 closed_by="FedDistill, softmax of the target",
             ),
         ),
@@ -213,10 +213,10 @@ PEER = Peer(
             case="apfl",
             config=APFL,
             compared=(Quantity.SHARED, Quantity.KEPT),
-            difference=Difference(
+            explanation=Explanation(
                 cause="v moves by the gradient of its own loss; a client keeps the mixture in the place of v; alpha "
                 "moves after every step (clientapfl.py).",
-                decided_by=equations.APFL_PERSONAL_MODEL_AND_ALPHA,
+                paper_says=paper_statements.APFL_PERSONAL_MODEL_AND_ALPHA,
                 closed_by="APFL, so here too",
             ),
         ),
@@ -227,9 +227,9 @@ PEER = Peer(
             label="pFedMe",
             case="pfedme",
             config=PFEDME,
-            difference=Difference(
+            explanation=Explanation(
                 cause="0.001 theta is added to the gradient of the personal model (optimizers/fedoptimizer.py, `mu`).",
-                decided_by="pFedMe, Eq. 7: the loss and lambda (theta - w) alone.",
+                paper_says="pFedMe, Eq. 7: the loss and lambda (theta - w) alone.",
                 closed_by="pFedMe, weight decay 0.001 here too",
             ),
         ),
@@ -244,9 +244,9 @@ PEER = Peer(
             label="FedNTD",
             case="fedntd",
             config=FEDNTD,
-            difference=Difference(
+            explanation=Explanation(
                 cause="The mean of the models is plain for this method (serverntd.py); fedcli weights by examples.",
-                decided_by="FedNTD aggregates as FedAvg: weights n_k / n.",
+                paper_says="FedNTD aggregates as FedAvg: weights n_k / n.",
                 closed_by="FedNTD, plain means here too",
             ),
         ),
@@ -255,9 +255,9 @@ PEER = Peer(
             label="FedLC, drop_last",
             case="fedlc, drop last",
             config=PeerConfig("serverlc:FedLC", options={"tau": 1.0}, drop_last=True),
-            difference=Difference(
+            explanation=Explanation(
                 cause="The counts behind the margins are those of all clients together (serverlc.py).",
-                decided_by="FedLC: n_c are the examples of the client that trains.",
+                paper_says="FedLC: n_c are the examples of the client that trains.",
                 closed_by="FedLC, drop_last, own counts",
             ),
         ),

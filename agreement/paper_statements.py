@@ -1,4 +1,4 @@
-"""What papers have that decides in rows of more than one peer.
+"""What papers say, where it decides in rows of more than one peer.
 
 Readings are those that the card of a method numbers.
 """
