@@ -34,7 +34,9 @@ class Explanation:
 class Row:
     """A run of a peer, and what it is held to."""
 
-    label: str  # of the peer's rows, each once
+    # "METHOD, options or clients", then "; changed: what" if the peer is changed and "; fedcli: what" if fedcli is run
+    # otherwise than by default; each once.
+    label: str
     case: str  # a key of `agreement.cases.CASES`
     config: Any  # what the peer's adapter runs: a `PeerConfig` of the peer's module
     compared: tuple[Quantity, ...] = (Quantity.SHARED,)

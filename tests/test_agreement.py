@@ -93,6 +93,15 @@ def test_every_difference_has_its_cause_and_its_closing_run():
                 assert result.rows[row.explanation.closed_by].agrees, (peer.name, row.label)
 
 
+def test_a_label_says_whether_the_peer_is_changed():
+    for peer in PEERS:
+        for row in peer.rows:
+            _, *remarks = row.label.split("; ")
+            kinds = [remark.partition(": ")[0] for remark in remarks]
+            assert kinds in (["changed"], ["fedcli"], ["changed", "fedcli"], []), (peer.name, row.label)
+            assert ("changed" in kinds) == bool(row.change), (peer.name, row.label)
+
+
 def read_adapter(module):
     """The syntax tree of an adapter, which cannot be imported without its peer."""
     return ast.parse(Path(agree.HERE, "adapters", f"{module}.py").read_text())

@@ -19,6 +19,10 @@ PEER = Peer(
     commit="be00ee598139654abe650c446a7ba3bc4e340233",
     rows=(
         Row(label="FedNTD, its loss in a plain loop", case="fedntd", config=PeerConfig(temperature=1, weight=1)),
-        Row(label="FedNTD at tau 3", case="fedntd, tau 3", config=PeerConfig(temperature=3, weight=0.5)),
+        Row(
+            label="FedNTD, its loss in a plain loop, tau 3",
+            case="fedntd, tau 3",
+            config=PeerConfig(temperature=3, weight=0.5),
+        ),
     ),
 )

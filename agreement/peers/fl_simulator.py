@@ -37,30 +37,30 @@ PEER = Peer(
             explanation=Explanation(
                 cause=PLAIN_MEAN_OF_MODELS,
                 paper_says=paper_statements.FEDAVG_WEIGHTS,
-                closed_by="FedAvg, plain means here too",
+                closed_by="FedAvg; fedcli: plain means",
             ),
         ),
-        Row(label="FedAvg, plain means here too", case="fedavg, uniform", config=FEDAVG),
+        Row(label="FedAvg; fedcli: plain means", case="fedavg, uniform", config=FEDAVG),
         Row(
-            label="FedProx, plain means here too",
+            label="FedProx; fedcli: plain means",
             case="fedprox, uniform",
             config=PeerConfig("FedProx", options={"lamb": 0.5}),
         ),
         Row(label="SCAFFOLD, clients of one size", case="scaffold, equal, clipped", config=SCAFFOLD),
-        Row(label="SCAFFOLD, 2 of 4", case="scaffold, half", config=SCAFFOLD),
+        Row(label="SCAFFOLD, 2 of 4 clients", case="scaffold, half", config=SCAFFOLD),
         Row(
-            label="SCAFFOLD, plain means here too",
+            label="SCAFFOLD; fedcli: plain means",
             case="scaffold, uniform",
             config=SCAFFOLD,
             explanation=Explanation(
                 cause="K is the first client's for all, and no whole number for a batch that is not full "
                 "(server/SCAFFOLD.py).",
                 paper_says="SCAFFOLD, line 12: K of the client.",
-                closed_by="SCAFFOLD, plain means here too, own K",
+                closed_by="SCAFFOLD; changed: K of the client; fedcli: plain means",
             ),
         ),
         Row(
-            label="SCAFFOLD, plain means here too, own K",
+            label="SCAFFOLD; changed: K of the client; fedcli: plain means",
             case="scaffold, uniform",
             config=PeerConfig("SCAFFOLD", patch="count_own_steps"),
             change="K is the client's number of steps",
@@ -73,26 +73,26 @@ PEER = Peer(
             explanation=Explanation(
                 cause="All clients have one alpha; fedcli's is divided by a client's size, as in the authors' code.",
                 paper_says="FedDyn, Algorithm 1: one alpha, for which fedcli has --weighting uniform (Reading 2).",
-                closed_by="FedDyn, one alpha here too",
+                closed_by="FedDyn; fedcli: one alpha",
             ),
         ),
-        Row(label="FedDyn, one alpha here too", case="feddyn, uniform", config=FEDDYN),
-        Row(label="FedDyn, 2 of 4", case="feddyn, half", config=FEDDYN),
+        Row(label="FedDyn; fedcli: one alpha", case="feddyn, uniform", config=FEDDYN),
+        Row(label="FedDyn, 2 of 4 clients", case="feddyn, half", config=FEDDYN),
         Row(
             label="FedCM, clients of one size", case="fedcm, equal", config=PeerConfig("FedCM", options={"alpha": 0.3})
         ),
         Row(
-            label="FedSAM, plain means here too",
+            label="FedSAM; fedcli: plain means",
             case="fedsam",
             config=FEDSAM,
             explanation=Explanation(
                 cause=ADDED_TO_THE_NORM,
                 paper_says="FedSAM: w + rho g / ||g||.",
-                closed_by="FedSAM, plain means here too, norm alone",
+                closed_by="FedSAM; changed: norm alone; fedcli: plain means",
             ),
         ),
         Row(
-            label="FedSAM, plain means here too, norm alone",
+            label="FedSAM; changed: norm alone; fedcli: plain means",
             case="fedsam",
             config=replace(FEDSAM, patch="divide_by_the_norm"),
             change="the 1e-7 is taken out of the norm",
@@ -104,11 +104,11 @@ PEER = Peer(
             explanation=Explanation(
                 cause=ADDED_TO_THE_NORM,
                 paper_says="MoFedSAM: w + rho g / ||g||.",
-                closed_by="MoFedSAM, clients of one size, norm alone",
+                closed_by="MoFedSAM, clients of one size; changed: norm alone",
             ),
         ),
         Row(
-            label="MoFedSAM, clients of one size, norm alone",
+            label="MoFedSAM, clients of one size; changed: norm alone",
             case="mofedsam, equal",
             config=replace(MOFEDSAM, patch="divide_by_the_norm"),
             change="the 1e-7 is taken out of the norm",

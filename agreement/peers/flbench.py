@@ -56,10 +56,10 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The server's momentum is Nesterov's (server/fedavgm.py).",
                 paper_says=paper_statements.FEDAVGM_VELOCITY,
-                closed_by="FedAvgM, Nesterov here too",
+                closed_by="FedAvgM; fedcli: Nesterov",
             ),
         ),
-        Row(label="FedAvgM, Nesterov here too", case="fedavgm, nesterov", config=FEDAVGM),
+        Row(label="FedAvgM; fedcli: Nesterov", case="fedavgm, nesterov", config=FEDAVGM),
         Row(
             label="SCAFFOLD, clients of one size",
             case="scaffold, equal",
@@ -68,11 +68,11 @@ PEER = Peer(
                 cause="A client takes local_epoch batches, not epochs (client/scaffold.py), and its new control "
                 "variate is not stored (server/scaffold.py).",
                 paper_says="SCAFFOLD, lines 9 to 14: K local steps; c_i <- c_i+.",
-                closed_by="SCAFFOLD, as many batches, c_i stored",
+                closed_by="SCAFFOLD, clients of one size; changed: number of batches, c_i stored",
             ),
         ),
         Row(
-            label="SCAFFOLD, as many batches, c_i stored",
+            label="SCAFFOLD, clients of one size; changed: number of batches, c_i stored",
             case="scaffold, equal",
             config=replace(SCAFFOLD, local_epoch=6, patch="keep_controls"),
             change="local_epoch is the number of steps, and the server stores c_i",
@@ -85,11 +85,11 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The quadratic term is missing (client/feddyn.py); it stands in neither loss nor weight decay.",
                 paper_says=paper_statements.FEDDYN_PENALTY,
-                closed_by="FedDyn, clients of one size, weight decay alpha",
+                closed_by="FedDyn, clients of one size; changed: weight decay alpha",
             ),
         ),
         Row(
-            label="FedDyn, clients of one size, weight decay alpha",
+            label="FedDyn, clients of one size; changed: weight decay alpha",
             case="feddyn, equal",
             config=replace(FEDDYN, weight_decay=0.1),
             change="the run's weight decay is alpha",
@@ -108,11 +108,11 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The first layer is shared and the rest kept (client/lgfedavg.py).",
                 paper_says="LG-FedAvg: local representations, a global head.",
-                closed_by="LG-FedAvg, base kept",
+                closed_by="LG-FedAvg; changed: base kept",
             ),
         ),
         Row(
-            label="LG-FedAvg, base kept",
+            label="LG-FedAvg; changed: base kept",
             case="lg-fedavg",
             config=replace(LG_FEDAVG, patch="keep_base"),
             compared=(Quantity.HEAD, Quantity.BODIES),
@@ -125,11 +125,11 @@ PEER = Peer(
             explanation=Explanation(
                 cause=MOMENT_FROM_0,
                 paper_says=paper_statements.REDDI_SECOND_MOMENT,
-                closed_by="FedAdam, v from tau^2",
+                closed_by="FedAdam; changed: v from tau^2",
             ),
         ),
         Row(
-            label="FedAdam, v from tau^2",
+            label="FedAdam; changed: v from tau^2",
             case="fedadam",
             config=replace(fedopt("adam"), patch="start_at_tau_squared"),
             change=MOMENT_FROM_TAU_SQUARED,
@@ -141,11 +141,11 @@ PEER = Peer(
             explanation=Explanation(
                 cause=MOMENT_FROM_0,
                 paper_says=paper_statements.REDDI_SECOND_MOMENT,
-                closed_by="FedYogi, v from tau^2",
+                closed_by="FedYogi; changed: v from tau^2",
             ),
         ),
         Row(
-            label="FedYogi, v from tau^2",
+            label="FedYogi; changed: v from tau^2",
             case="fedyogi",
             config=replace(fedopt("yogi"), patch="start_at_tau_squared"),
             change=MOMENT_FROM_TAU_SQUARED,
@@ -157,11 +157,11 @@ PEER = Peer(
             explanation=Explanation(
                 cause=MOMENT_FROM_0,
                 paper_says=paper_statements.REDDI_SECOND_MOMENT,
-                closed_by="FedAdagrad, v from tau^2",
+                closed_by="FedAdagrad; changed: v from tau^2",
             ),
         ),
         Row(
-            label="FedAdagrad, v from tau^2",
+            label="FedAdagrad; changed: v from tau^2",
             case="fedadagrad",
             config=replace(fedopt("adagrad"), patch="start_at_tau_squared"),
             change=MOMENT_FROM_TAU_SQUARED,

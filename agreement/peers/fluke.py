@@ -50,7 +50,7 @@ PEER = Peer(
     rows=(
         Row(label="FedAvg, weighted", case="fedavg", config=FEDAVG_BY_EXAMPLES),
         Row(
-            label="FedAvg, its default",
+            label="FedAvg",
             case="fedavg",
             config=PeerConfig("fedavg:FedAVG"),
             explanation=Explanation(
@@ -60,7 +60,7 @@ PEER = Peer(
             ),
         ),
         Row(
-            label="FedAvg, its default, plain means here too",
+            label="FedAvg; fedcli: plain means",
             case="fedavg, uniform",
             config=PeerConfig("fedavg:FedAVG"),
         ),
@@ -71,11 +71,11 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The clients' momentum lives on from round to round by default (client.py, `persistency`).",
                 paper_says="FedAvg has no momentum; here the local optimizer is new in every round.",
-                closed_by="FedAvg with momentum, new in every round",
+                closed_by="FedAvg with momentum, persistency False",
             ),
         ),
         Row(
-            label="FedAvg with momentum, new in every round",
+            label="FedAvg with momentum, persistency False",
             case="fedavg, momentum",
             config=replace(FEDAVG_BY_EXAMPLES, client={"persistency": False}),
         ),
@@ -85,7 +85,7 @@ PEER = Peer(
             config=PeerConfig("fedprox:FedProx", client={"mu": 0.5}, server=WEIGHTED_BY_EXAMPLES),
         ),
         Row(label="SCAFFOLD, clients of one size", case="scaffold, equal", config=SCAFFOLD),
-        Row(label="SCAFFOLD, 2 of 4", case="scaffold, half", config=SCAFFOLD),
+        Row(label="SCAFFOLD, 2 of 4 clients", case="scaffold, half", config=SCAFFOLD),
         Row(
             label="SCAFFOLD",
             case="scaffold",
@@ -93,12 +93,12 @@ PEER = Peer(
             explanation=Explanation(
                 cause="Models are weighted by n_i, the control variates by 1 / N (scaffold.py).",
                 paper_says=paper_statements.SCAFFOLD_MEANS,
-                closed_by="SCAFFOLD, c by 1 / N here too",
+                closed_by="SCAFFOLD; fedcli: c by 1 / N",
             ),
         ),
-        Row(label="SCAFFOLD, c by 1 / N here too", case="scaffold, c uniform", config=SCAFFOLD),
+        Row(label="SCAFFOLD; fedcli: c by 1 / N", case="scaffold, c uniform", config=SCAFFOLD),
         Row(
-            label="SCAFFOLD, plain means",
+            label="SCAFFOLD, weighted False; fedcli: plain means",
             case="scaffold, uniform",
             config=PeerConfig("scaffold:SCAFFOLD", server={"weighted": False}),
         ),
@@ -110,11 +110,11 @@ PEER = Peer(
                 cause="`global_step` multiplies the weights of the models, and not the change of the model "
                 "(scaffold.py).",
                 paper_says="SCAFFOLD, line 17: x + eta_g times the mean change.",
-                closed_by="SCAFFOLD, lr 2 in its place",
+                closed_by="SCAFFOLD, lr 2",
             ),
         ),
         Row(
-            label="SCAFFOLD, lr 2 in its place",
+            label="SCAFFOLD, lr 2",
             case="scaffold, equal, server rate 2",
             config=PeerConfig("scaffold:SCAFFOLD", server={"lr": 2.0}),
         ),
@@ -125,11 +125,11 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The first round sets the velocity to zero and leaves the model as it was (fedavgm.py).",
                 paper_says="FedAvgM: v starts at 0, and the first round already moves the model.",
-                closed_by="FedAvgM, velocity from 0",
+                closed_by="FedAvgM; changed: velocity from 0",
             ),
         ),
         Row(
-            label="FedAvgM, velocity from 0",
+            label="FedAvgM; changed: velocity from 0",
             case="fedavgm",
             config=PeerConfig("fedavgm:FedAVGM", patch="start_velocity_at_zero"),
             change=VELOCITY_FROM_ZERO,
@@ -142,11 +142,11 @@ PEER = Peer(
                 cause="The weights of the models do not sum to 1, and nothing is added for the former model "
                 "(fednova.py).",
                 paper_says="FedNova, normalised averaging: x less the step, so that the weights of x and x_i sum to 1.",
-                closed_by="FedNova, with the rest of x",
+                closed_by="FedNova; changed: weights sum to 1",
             ),
         ),
         Row(
-            label="FedNova, with the rest of x",
+            label="FedNova; changed: weights sum to 1",
             case="fednova",
             config=PeerConfig("fednova:FedNova", server=WEIGHTED_BY_EXAMPLES, patch="keep_the_rest"),
             change="the former model gets the weight that the others leave",
@@ -158,11 +158,11 @@ PEER = Peer(
             explanation=Explanation(
                 cause="As without momentum.",
                 paper_says="As without momentum.",
-                closed_by="FedNova with momentum, with the rest of x",
+                closed_by="FedNova with momentum; changed: weights sum to 1",
             ),
         ),
         Row(
-            label="FedNova with momentum, with the rest of x",
+            label="FedNova with momentum; changed: weights sum to 1",
             case="fednova, momentum",
             config=replace(FEDNOVA_WITH_MOMENTUM, patch="keep_the_rest"),
             change="the former model gets the weight that the others leave",
@@ -174,17 +174,17 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The kept gradient has the other sign, and alpha stands before it twice (feddyn.py).",
                 paper_says="FedDyn, Algorithm 1: the gradient of a client falls by alpha (w_i - w_g).",
-                closed_by="FedDyn, clients of one size, dual of the paper",
+                closed_by="FedDyn, clients of one size; changed: kept gradient",
             ),
         ),
         Row(
-            label="FedDyn, clients of one size, dual of the paper",
+            label="FedDyn, clients of one size; changed: kept gradient",
             case="feddyn, equal",
             config=replace(FEDDYN, patch="sum_changes"),
             change="a client keeps the sum of w_i - w_g",
         ),
         Row(
-            label="FedDyn, dual of the paper, plain means",
+            label="FedDyn, weighted False; changed: kept gradient",
             case="feddyn",
             config=replace(FEDDYN, server={"weighted": False}, patch="sum_changes"),
             change="a client keeps the sum of w_i - w_g",
@@ -204,11 +204,11 @@ PEER = Peer(
                 cause="The received model and the client's last one give their features in training mode, by the "
                 "batch's mean and variance (moon.py).",
                 paper_says=paper_statements.MOON_MODE,
-                closed_by="MOON with batch normalisation, training mode here too",
+                closed_by="MOON with batch normalisation; fedcli: training mode",
             ),
         ),
         Row(
-            label="MOON with batch normalisation, training mode here too",
+            label="MOON with batch normalisation; fedcli: training mode",
             case="moon, normed, training mode",
             config=MOON,
         ),
@@ -235,7 +235,7 @@ PEER = Peer(
         ),
         Row(label="FedProto", case="fedproto", config=FEDPROTO, compared=(Quantity.PERSONAL, Quantity.CLASS_VECTORS)),
         Row(
-            label="FedProto, fedcli's default",
+            label="FedProto; fedcli: last epoch",
             case="fedproto, last epoch",
             config=FEDPROTO,
             compared=(Quantity.PERSONAL, Quantity.CLASS_VECTORS),
@@ -254,11 +254,11 @@ PEER = Peer(
                 cause="The gradient of the mixture ends in a copy (apfl.py, `merge_models`), so v is not trained; at "
                 "the end of a round a client keeps the mixture in the place of v.",
                 paper_says=paper_statements.APFL_PERSONAL_MODEL,
-                closed_by="APFL, so here too",
+                closed_by="APFL; fedcli: mixture kept, v untrained",
             ),
         ),
         Row(
-            label="APFL, so here too",
+            label="APFL; fedcli: mixture kept, v untrained",
             case="apfl, mixture kept, v untrained",
             config=APFL,
             compared=(Quantity.SHARED, Quantity.KEPT),

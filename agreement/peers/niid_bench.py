@@ -39,44 +39,44 @@ PEER = Peer(
             explanation=Explanation(
                 cause="Models are weighted by n_i, the control variates by 1 / N (experiments.py).",
                 paper_says=paper_statements.SCAFFOLD_MEANS,
-                closed_by="SCAFFOLD, c by 1 / N here too",
+                closed_by="SCAFFOLD; fedcli: c by 1 / N",
             ),
         ),
-        Row(label="SCAFFOLD, c by 1 / N here too", case="scaffold, c uniform", config=SCAFFOLD),
+        Row(label="SCAFFOLD; fedcli: c by 1 / N", case="scaffold, c uniform", config=SCAFFOLD),
         Row(
-            label="SCAFFOLD, 2 of 4",
+            label="SCAFFOLD, 2 of 4 clients",
             case="scaffold, half",
             config=SCAFFOLD,
             explanation=Explanation(
                 cause="The control variates begin as the weights of a network (experiments.py, 992 to 994; its issue "
                 "8).",
                 paper_says=paper_statements.SCAFFOLD_FIRST_CONTROLS,
-                closed_by="SCAFFOLD, 2 of 4, c from 0",
+                closed_by="SCAFFOLD, 2 of 4 clients; changed: c from 0",
             ),
         ),
         Row(
-            label="SCAFFOLD, 2 of 4, c from 0",
+            label="SCAFFOLD, 2 of 4 clients; changed: c from 0",
             case="scaffold, half",
             config=replace(SCAFFOLD, patch="start_controls_at_zero"),
             change="the control variates begin at 0",
         ),
         Row(
-            label="SCAFFOLD with momentum",
+            label="SCAFFOLD with momentum, clients of one size",
             case="scaffold, equal, momentum",
             config=SCAFFOLD,
             explanation=Explanation(
                 cause="c - c_i is added after the optimizer's step, and c_i divides by K eta_l without the momentum "
                 "(experiments.py).",
                 paper_says="The paper's local step has no momentum (Reading 3).",
-                closed_by="SCAFFOLD with momentum, so here too",
+                closed_by="SCAFFOLD with momentum, clients of one size; fedcli: correction after momentum",
             ),
         ),
         Row(
-            label="SCAFFOLD with momentum, so here too",
+            label="SCAFFOLD with momentum, clients of one size; fedcli: correction after momentum",
             case="scaffold, equal, correction after momentum",
             config=SCAFFOLD,
         ),
-        Row(label="MOON with its momentum", case="moon, momentum", config=MOON),
+        Row(label="MOON with momentum", case="moon, momentum", config=MOON),
         Row(
             label="FedAvg with batch normalisation",
             case="fedavg, normed",
@@ -84,33 +84,33 @@ PEER = Peer(
             compared=(Quantity.SHARED, Quantity.STATISTICS),
         ),
         Row(
-            label="MOON with batch normalisation",
+            label="MOON with momentum and batch normalisation",
             case="moon, normed, momentum",
             config=MOON,
             explanation=Explanation(
                 cause="The received model gives its features in training mode, by the batch's mean and variance; the "
                 "client's last model in evaluation mode (experiments.py).",
                 paper_says=paper_statements.MOON_MODE,
-                closed_by="MOON with batch normalisation, received model so here too",
+                closed_by="MOON with momentum and batch normalisation; fedcli: received model in training mode",
             ),
         ),
         Row(
-            label="MOON with batch normalisation, received model so here too",
+            label="MOON with momentum and batch normalisation; fedcli: received model in training mode",
             case="moon, normed, received in training mode, momentum",
             config=MOON,
         ),
         Row(
-            label="MOON with its momentum, 2 of 4",
+            label="MOON with momentum, 2 of 4 clients",
             case="moon, half, momentum",
             config=MOON,
             explanation=Explanation(
                 cause="A client's last model is an untrained network until it has taken part.",
                 paper_says=paper_statements.MOON_FIRST_ROUND,
-                closed_by="MOON with its momentum, 2 of 4, such a last model here too",
+                closed_by="MOON with momentum, 2 of 4 clients; fedcli: initial model as a newcomer's last one",
             ),
         ),
         Row(
-            label="MOON with its momentum, 2 of 4, such a last model here too",
+            label="MOON with momentum, 2 of 4 clients; fedcli: initial model as a newcomer's last one",
             case="moon, half, momentum, initial past",
             config=MOON,
         ),

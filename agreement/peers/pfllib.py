@@ -58,7 +58,7 @@ PEER = Peer(
     rows=(
         Row(label="FedAvg", case="fedavg", config=FEDAVG),
         Row(label="FedAvg, drop_last", case="fedavg, drop last", config=PeerConfig("serveravg:FedAvg", drop_last=True)),
-        Row(label="FedAvg, 2 of 4", case="fedavg, half", config=FEDAVG),
+        Row(label="FedAvg, 2 of 4 clients", case="fedavg, half", config=FEDAVG),
         Row(label="FedProx", case="fedprox", config=PeerConfig("serverprox:FedProx", options={"mu": 0.5})),
         Row(label="SCAFFOLD, clients of one size", case="scaffold, equal", config=SCAFFOLD),
         Row(
@@ -69,33 +69,37 @@ PEER = Peer(
                 cause="Models and control variates are plain means (serverscaffold.py); fedcli weights both by "
                 "examples.",
                 paper_says=paper_statements.SCAFFOLD_MEANS_BY_OPTION,
-                closed_by="SCAFFOLD, plain means here too",
+                closed_by="SCAFFOLD; fedcli: plain means",
             ),
         ),
-        Row(label="SCAFFOLD, plain means here too", case="scaffold, uniform", config=SCAFFOLD),
-        Row(label="SCAFFOLD, 2 of 4", case="scaffold, half", config=SCAFFOLD),
+        Row(label="SCAFFOLD; fedcli: plain means", case="scaffold, uniform", config=SCAFFOLD),
+        Row(label="SCAFFOLD, 2 of 4 clients", case="scaffold, half", config=SCAFFOLD),
         Row(
-            label="SCAFFOLD, server rate 2",
+            label="SCAFFOLD, clients of one size, server rate 2",
             case="scaffold, equal, server rate 2",
             config=PeerConfig("serverscaffold:SCAFFOLD", options={"server_learning_rate": 2.0}),
         ),
         Row(
-            label="MOON, 2 of 4, newcomers",
+            label="MOON, 2 of 4 clients; changed: received model as a newcomer's last one",
             case="moon, half",
             config=replace(MOON, patch="give_newcomers_no_past"),
             change=NEWCOMERS_WITHOUT_PAST,
         ),
         Row(
-            label="MOON, 2 of 4",
+            label="MOON, 2 of 4 clients",
             case="moon, half",
             config=MOON,
             explanation=Explanation(
                 cause="A client's last model is the initial one until it has taken part (clientmoon.py).",
                 paper_says=paper_statements.MOON_FIRST_ROUND,
-                closed_by="MOON, 2 of 4, newcomers",
+                closed_by="MOON, 2 of 4 clients; changed: received model as a newcomer's last one",
             ),
         ),
-        Row(label="MOON, 2 of 4, such a last model here too", case="moon, half, initial past", config=MOON),
+        Row(
+            label="MOON, 2 of 4 clients; fedcli: initial model as a newcomer's last one",
+            case="moon, half, initial past",
+            config=MOON,
+        ),
         Row(label="MOON", case="moon", config=MOON),
         Row(
             label="FedDyn, clients of one size",
@@ -104,36 +108,36 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The norm in the penalty is not squared (clientdyn.py).",
                 paper_says=paper_statements.FEDDYN_SQUARED_NORM,
-                closed_by="FedDyn, clients of one size, squared",
+                closed_by="FedDyn, clients of one size; changed: squared norm",
             ),
         ),
         Row(
-            label="FedDyn, clients of one size, squared",
+            label="FedDyn, clients of one size; changed: squared norm",
             case="feddyn, equal",
             config=replace(FEDDYN, patch="square_the_norm"),
             change=SQUARED_NORM,
         ),
         Row(
-            label="FedDyn, squared, plain alpha here too",
+            label="FedDyn; changed: squared norm; fedcli: one alpha",
             case="feddyn, uniform",
             config=replace(FEDDYN, patch="square_the_norm"),
             change=SQUARED_NORM,
         ),
         Row(
-            label="FedDyn, squared, alpha by size",
+            label="FedDyn; changed: squared norm, alpha by size",
             case="feddyn",
             config=replace(FEDDYN, patch="square_the_norm_by_size"),
             change=f"{SQUARED_NORM}, and alpha is divided by a client's size over the mean size",
         ),
         Row(
-            label="FedDyn, squared, 2 of 4",
+            label="FedDyn, 2 of 4 clients; changed: squared norm",
             case="feddyn, half",
             config=replace(FEDDYN, patch="square_the_norm"),
             change=SQUARED_NORM,
         ),
         Row(label="FedProto", case="fedproto", config=FEDPROTO, compared=PERSONAL_AND_VECTORS),
         Row(
-            label="FedProto, fedcli's default",
+            label="FedProto; fedcli: last epoch",
             case="fedproto, last epoch",
             config=FEDPROTO,
             compared=PERSONAL_AND_VECTORS,
@@ -145,12 +149,12 @@ PEER = Peer(
         ),
         Row(label="LG-FedAvg", case="lg-fedavg", config=LG_FEDAVG, compared=(Quantity.HEAD, Quantity.BODIES)),
         Row(
-            label="LG-FedAvg, 2 of 4",
+            label="LG-FedAvg, 2 of 4 clients",
             case="lg-fedavg, half",
             config=LG_FEDAVG,
             compared=(Quantity.HEAD, Quantity.BODIES),
         ),
-        Row(label="FML, --form code", case="fml, code", config=FML, compared=SHARED_AND_PERSONAL),
+        Row(label="FML; fedcli: --form code", case="fml, code", config=FML, compared=SHARED_AND_PERSONAL),
         Row(
             label="FML",
             case="fml",
@@ -160,11 +164,11 @@ PEER = Peer(
                 cause="KL is a mean over classes too, and both losses have gradients through both models "
                 "(clientfml.py).",
                 paper_says="FML: KL sums over classes, the other model's output is the target.",
-                closed_by="FML, --form code",
+                closed_by="FML; fedcli: --form code",
             ),
         ),
         Row(
-            label="FedKD, --form code",
+            label="FedKD; changed: first projection; fedcli: --form code",
             case="fedkd, code",
             config=replace(FEDKD, patch="take_projection_of_fedcli"),
             compared=SHARED_AND_PERSONAL,
@@ -178,11 +182,11 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The mean logits themselves are the target of a cross-entropy (clientfd.py).",
                 paper_says="FedDistill: the target is a distribution.",
-                closed_by="FedDistill, softmax of the target",
+                closed_by="FedDistill; changed: softmax of the target",
             ),
         ),
         Row(
-            label="FedDistill, softmax of the target",
+            label="FedDistill; changed: softmax of the target",
             case="feddistill, logits",
             config=replace(FEDDISTILL, patch="take_softmax"),
             compared=PERSONAL_AND_VECTORS,
@@ -217,11 +221,14 @@ PEER = Peer(
                 cause="v moves by the gradient of its own loss; a client keeps the mixture in the place of v; alpha "
                 "moves after every step (clientapfl.py).",
                 paper_says=paper_statements.APFL_PERSONAL_MODEL_AND_ALPHA,
-                closed_by="APFL, so here too",
+                closed_by="APFL; fedcli: mixture kept, alpha in every step",
             ),
         ),
         Row(
-            label="APFL, so here too", case="apfl, mixture kept", config=APFL, compared=(Quantity.SHARED, Quantity.KEPT)
+            label="APFL; fedcli: mixture kept, alpha in every step",
+            case="apfl, mixture kept",
+            config=APFL,
+            compared=(Quantity.SHARED, Quantity.KEPT),
         ),
         Row(
             label="pFedMe",
@@ -230,10 +237,10 @@ PEER = Peer(
             explanation=Explanation(
                 cause="0.001 theta is added to the gradient of the personal model (optimizers/fedoptimizer.py, `mu`).",
                 paper_says="pFedMe, Eq. 7: the loss and lambda (theta - w) alone.",
-                closed_by="pFedMe, weight decay 0.001 here too",
+                closed_by="pFedMe; fedcli: weight decay 0.001",
             ),
         ),
-        Row(label="pFedMe, weight decay 0.001 here too", case="pfedme, decay", config=PFEDME),
+        Row(label="pFedMe; fedcli: weight decay 0.001", case="pfedme, decay", config=PFEDME),
         Row(
             label="FedRoD",
             case="fedrod",
@@ -247,10 +254,10 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The mean of the models is plain for this method (serverntd.py); fedcli weights by examples.",
                 paper_says="FedNTD aggregates as FedAvg: weights n_k / n.",
-                closed_by="FedNTD, plain means here too",
+                closed_by="FedNTD; fedcli: plain means",
             ),
         ),
-        Row(label="FedNTD, plain means here too", case="fedntd, uniform", config=FEDNTD),
+        Row(label="FedNTD; fedcli: plain means", case="fedntd, uniform", config=FEDNTD),
         Row(
             label="FedLC, drop_last",
             case="fedlc, drop last",
@@ -258,17 +265,17 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The counts behind the margins are those of all clients together (serverlc.py).",
                 paper_says="FedLC: n_c are the examples of the client that trains.",
-                closed_by="FedLC, drop_last, own counts",
+                closed_by="FedLC, drop_last; changed: own counts",
             ),
         ),
         Row(
-            label="FedLC, drop_last, own counts",
+            label="FedLC, drop_last; changed: own counts",
             case="fedlc, drop last",
             config=PeerConfig("serverlc:FedLC", options={"tau": 1.0}, drop_last=True, patch="calibrate_each_client"),
             change="each client is given the margins of its own counts",
         ),
         Row(
-            label="FedLC, own counts",
+            label="FedLC; changed: own counts",
             case="fedlc",
             config=PeerConfig("serverlc:FedLC", options={"tau": 1.0}, patch="calibrate_each_client"),
             change="each client is given the margins of its own counts",
