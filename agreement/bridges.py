@@ -3,21 +3,40 @@
 A bridge is a registered method under another name, of which one function is replaced, its `init` or its `run_round`.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
-from fedcli.core import Aux, Client, Step, cross_entropy, step_length, tree_map, weighted_mean
-from fedcli.core.network_pairs import PRIVATE, SHARED, joined, part
+from fedcli.core import (
+    Aux,
+    Batch,
+    Client,
+    LocalLoss,
+    Network,
+    Params,
+    Step,
+    composed,
+    cross_entropy,
+    step_length,
+    tree_map,
+    weighted_mean,
+)
+from fedcli.core.federation import Cohort, Federation, Terms
+from fedcli.core.network_pairs import joined, joined_models, names_of_both, outputs_of_both, taken_apart
 from fedcli.errors import UserError
 from fedcli.papers.baselines import apfl, fedavgm, moon, scaffold
 from fedcli.papers.baselines.fedavg import make_local_loss
 
 ALPHA_DECAY = 0.02  # times alpha, which FedTorch adds to the gradient of alpha
+Features = Callable[[Network, Params, Params, Batch], Tensor]  # of a batch by a model that is not trained
 
 
-def run_nesterov_round(state, cohort, fed, config):
+def run_nesterov_round(
+    state: fedavgm.ServerState, cohort: Cohort, fed: Federation, config: fedavgm.Config
+) -> tuple[fedavgm.ServerState, Terms]:
     """FedAvgM whose server looks ahead, w <- w - eta (Delta + beta v)."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
     clients, terms = fed.train(clients, cohort, make_local_loss(fed.network))
@@ -29,7 +48,9 @@ def run_nesterov_round(state, cohort, fed, config):
     return fedavgm.ServerState(params, buffers, velocity), terms
 
 
-def run_scaffold_round_with_uniform_control(state, cohort, fed, config):
+def run_scaffold_round_with_uniform_control(
+    state: scaffold.ServerState, cohort: Cohort, fed: Federation, config: scaffold.Config
+) -> tuple[scaffold.ServerState, Terms]:
     """SCAFFOLD whose models are weighted by examples, and whose c is the plain mean over all clients."""
     step = fed.optimizer_step(scaffold.make_local_loss(fed.network), clip_norm=config.clip_norm)
     lr = step_length(fed.lr(cohort.round), fed.momentum)
@@ -37,7 +58,9 @@ def run_scaffold_round_with_uniform_control(state, cohort, fed, config):
     return run_scaffold_round(state, cohort, fed, config, step=step, lr=lr, shares=plain_shares)
 
 
-def run_scaffold_round_after_momentum(state, cohort, fed, config):
+def run_scaffold_round_after_momentum(
+    state: scaffold.ServerState, cohort: Cohort, fed: Federation, config: scaffold.Config
+) -> tuple[scaffold.ServerState, Terms]:
     """SCAFFOLD that adds c - c_i after the step of the optimizer, and divides by K eta_l whatever the momentum."""
     task = fed.optimizer_step(make_local_loss(fed.network), clip_norm=config.clip_norm)
 
@@ -52,7 +75,16 @@ def run_scaffold_round_after_momentum(state, cohort, fed, config):
     return run_scaffold_round(state, cohort, fed, config, step=step, lr=fed.lr(cohort.round), shares=shares)
 
 
-def run_scaffold_round(state, cohort, fed, config, *, step, lr, shares):
+def run_scaffold_round(
+    state: scaffold.ServerState,
+    cohort: Cohort,
+    fed: Federation,
+    config: scaffold.Config,
+    *,
+    step: Step,
+    lr: float,
+    shares: Tensor,
+) -> tuple[scaffold.ServerState, Terms]:
     """SCAFFOLD by this local step, whose option II divides by K lr, and whose c moves by these shares, `[K]`."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
     zero = scaffold.ClientState(tree_map(torch.zeros_like, state.c))
@@ -66,34 +98,26 @@ def run_scaffold_round(state, cohort, fed, config, *, step, lr, shares):
     return scaffold.ServerState(params, buffers, c, client_states), terms
 
 
-def init_with_initial_past(fed, config):
+def init_with_initial_past(fed: Federation, config: moon.Config) -> moon.ServerState:
     """MOON whose clients have the initial model for their last one before they take part."""
     state = moon.init(fed, config)
     first = moon.ClientState(state.params, state.buffers)
     return state._replace(clients=dict.fromkeys(range(fed.num_clients), first))
 
 
-def run_moon_round_in_training_mode(state, cohort, fed, config):
-    """MOON whose received model and client's last one normalise by the batch, as in training mode."""
-    return run_moon_round(state, cohort, fed, config, features_of_last=features_in_training_mode)
-
-
-def run_moon_round_with_received_in_training_mode(state, cohort, fed, config):
-    """MOON whose received model normalises by the batch, as in training mode, and the client's last one does not."""
-    return run_moon_round(state, cohort, fed, config, features_of_last=features_in_evaluation_mode)
-
-
-def features_in_training_mode(network, params, buffers, batch):
+def features_in_training_mode(network: Network, params: Params, buffers: Params, batch: Batch) -> Tensor:
     """Features `[B, D]` as a target, normalised by the batch."""
     return network(params, buffers, batch.x, batch.mask).features.detach()
 
 
-def features_in_evaluation_mode(network, params, buffers, batch):
+def features_in_evaluation_mode(network: Network, params: Params, buffers: Params, batch: Batch) -> Tensor:
     """Features `[B, D]` as a target, normalised by the running mean and variance."""
     return network(params, buffers, batch.x, batch.mask, train=False).features.detach()
 
 
-def run_moon_round(state, cohort, fed, config, *, features_of_last):
+def run_moon_round(
+    state: moon.ServerState, cohort: Cohort, fed: Federation, config: moon.Config, *, features_of_last: Features
+) -> tuple[moon.ServerState, Terms]:
     """MOON whose received model is in training mode, and the client's last one gives its features by this function."""
     local_loss = make_moon_loss(fed.network, config, features_of_last)
     context, axes = moon.local_context(state, cohort, fed, config)
@@ -102,7 +126,7 @@ def run_moon_round(state, cohort, fed, config, *, features_of_last):
     return moon.aggregate(state, clients, cohort, fed, config), terms
 
 
-def make_moon_loss(network, config, features_of_last):
+def make_moon_loss(network: Network, config: moon.Config, features_of_last: Features) -> LocalLoss:
     """MOON's local objective with these features of the last model."""
 
     def local_loss(params, buffers, batch, context):
@@ -117,7 +141,13 @@ def make_moon_loss(network, config, features_of_last):
     return local_loss
 
 
-def run_mixture_round(state, cohort, fed, config, make_local_step):
+def run_mixture_round(
+    state: apfl.ServerState,
+    cohort: Cohort,
+    fed: Federation,
+    config: apfl.Config,
+    make_local_step: Callable[[Federation], Step],
+) -> tuple[apfl.ServerState, Terms]:
     """APFL whose clients keep the mixture alpha v + (1 - alpha) w_i in the place of v.
 
     Raises:
@@ -126,47 +156,33 @@ def run_mixture_round(state, cohort, fed, config, make_local_step):
     if config.adaptive:
         raise UserError("the bridge has its own rule for alpha; leave out --adaptive.")
     received = fed.broadcast(state.params, state.buffers, cohort)
-    alpha = torch.tensor(config.mixing, dtype=fed.dtype, device=fed.device)
-    own = fed.recall(state.clients, cohort, apfl.ClientState(*fed.initial_model(), alpha))
-    params = {**joined(own.params, received.params), apfl.ALPHA: own.alpha}
-    clients = Client(params, joined(own.buffers, received.buffers), optimizer={})
+    first = fed.initial_model()
+    first_alpha = torch.tensor(config.mixing, dtype=fed.dtype, device=fed.device)
+    own = fed.recall(state.clients, cohort, apfl.ClientState(first.params, first.buffers, first_alpha))
+    both = joined_models(private=own, shared=received)
+    clients = Client({**both.params, apfl.ALPHA: own.alpha}, both.buffers)
     clients, terms = fed.train(clients, cohort, make_local_step(fed))
 
+    private, shared = taken_apart(clients)
     alpha = clients.params[apfl.ALPHA]
-    shared = part(clients.params, SHARED)
-    trained_states = apfl.ClientState(
-        params=mixtures(part(clients.params, PRIVATE), shared, alpha),
-        buffers=part(clients.buffers, PRIVATE),
-        alpha=alpha,
-    )
-    client_states = fed.remember(state.clients, cohort, trained_states)
-    trained = Client(shared, part(clients.buffers, SHARED), optimizer={})
-    params, buffers = weighted_mean(fed.upload_model(trained), cohort.weights)
+    mixtures = torch.vmap(apfl.mixture)(private.params, shared.params, alpha)
+    client_states = fed.remember(state.clients, cohort, apfl.ClientState(mixtures, private.buffers, alpha))
+    params, buffers = weighted_mean(fed.upload_model(shared), cohort.weights)
     return apfl.ServerState(params, buffers, client_states), terms
 
 
-def mixtures(private, shared, alpha):
-    """alpha v + (1 - alpha) w_i of K clients, `[K, ...]`; alpha is `[K]`."""
-    mixed = {}
-    for name, v in private.items():
-        share = alpha.reshape(-1, *[1] * (v.ndim - 1))
-        mixed[name] = share * v + (1 - share) * shared[name]
-    return mixed
-
-
-def make_step_of_both_models(fed):
-    """A step of w_i and v, each by its own loss, and none by the mixture's."""
+def make_loss_of_both_models(network: Network) -> LocalLoss:
+    """The loss of w_i and that of v, each at the model itself, and none at the mixture."""
 
     def local_loss(params, buffers, batch, context):
-        shared = fed.network(part(params, SHARED), part(buffers, SHARED), batch.x, batch.mask)
-        private = fed.network(part(params, PRIVATE), part(buffers, PRIVATE), batch.x, batch.mask)
+        private, shared = outputs_of_both(network, network, params, buffers, batch)
         loss = cross_entropy(shared.logits, batch.y, batch.mask) + cross_entropy(private.logits, batch.y, batch.mask)
         return loss, Aux(joined(private.buffers, shared.buffers), {"cross_entropy": loss}, private.features)
 
-    return fed.optimizer_step(local_loss, names=[*joined(fed.network.params, fed.network.params)])
+    return local_loss
 
 
-def make_adapting_step(fed):
+def make_adapting_step(fed: Federation) -> Step:
     """A step of both models, and then of alpha by what FedTorch takes for its gradient.
 
     The gradients of the models are read from their steps, as (w - w') / lr, so the optimizer must be plain SGD.
@@ -178,37 +194,31 @@ def make_adapting_step(fed):
         raise UserError(
             "alpha is trained by the steps of plain SGD; leave out --optimizer, --momentum and --weight-decay."
         )
-    models = make_step_of_both_models(fed)
+    loss = make_loss_of_both_models(fed.network)
+    models = fed.optimizer_step(loss, names=names_of_both(fed.network, fed.network))  # all but alpha
 
     def update(client, batch, context):
-        before = client.params
-        client, aux = models.update(client, batch, context)
-        params = dict(client.params)
-        private, shared = part(params, PRIVATE), part(params, SHARED)
-        old_private, old_shared = part(before, PRIVATE), part(before, SHARED)
-        alpha = before[apfl.ALPHA]
+        after, aux = models.update(client, batch, context)
+        old = taken_apart(client)
+        new = taken_apart(after)
+        alpha = client.params[apfl.ALPHA]
         gradient_of_alpha = ALPHA_DECAY * alpha
-        for name, v in private.items():
-            gradient_of_v = (old_private[name] - v) / batch.lr
-            gradient_of_w = (old_shared[name] - shared[name]) / batch.lr
+        for name, v in new.private.params.items():
+            w = new.shared.params[name]
+            gradient_of_v = (old.private.params[name] - v) / batch.lr
+            gradient_of_w = (old.shared.params[name] - w) / batch.lr
             gradient = alpha * gradient_of_v + (1 - alpha) * gradient_of_w
-            gradient_of_alpha = gradient_of_alpha + ((v - shared[name]) * gradient).sum()
-        params[apfl.ALPHA] = (alpha - batch.lr * gradient_of_alpha).clamp(0, 1)
-        return client._replace(params=params), aux
+            gradient_of_alpha = gradient_of_alpha + ((v - w) * gradient).sum()
+        stepped = (alpha - batch.lr * gradient_of_alpha).clamp(0, 1)
+        return after._replace(params={**after.params, apfl.ALPHA: stepped}), aux
 
-    return Step(update, models.init_optimizer)
+    return composed(update, models)
 
 
-def make_step_of_the_shared_model(fed):
+def make_step_of_the_shared_model(fed: Federation) -> Step:
     """A step of w_i alone: v and alpha stay."""
-    models = make_step_of_both_models(fed)
-
-    def update(client, batch, context):
-        untrained = joined(part(client.params, PRIVATE), {})
-        client, aux = models.update(client, batch, context)
-        return client._replace(params={**client.params, **untrained}), aux
-
-    return Step(update, models.init_optimizer)
+    names_of_shared = [*joined(private={}, shared=fed.network.params)]
+    return fed.optimizer_step(make_loss_of_both_models(fed.network), names=names_of_shared)
 
 
 METHODS = (
@@ -222,11 +232,15 @@ METHODS = (
         name="apfl_keeping_the_mixture_untrained",
         run_round=partial(run_mixture_round, make_local_step=make_step_of_the_shared_model),
     ),
-    replace(moon.METHOD, name="moon_in_training_mode", run_round=run_moon_round_in_training_mode),
     replace(
         moon.METHOD,
-        name="moon_with_received_in_training_mode",
-        run_round=run_moon_round_with_received_in_training_mode,
+        name="moon_in_training_mode",  # the received model, and the client's last one
+        run_round=partial(run_moon_round, features_of_last=features_in_training_mode),
+    ),
+    replace(
+        moon.METHOD,
+        name="moon_with_received_in_training_mode",  # and the client's last one in evaluation mode
+        run_round=partial(run_moon_round, features_of_last=features_in_evaluation_mode),
     ),
     replace(moon.METHOD, name="moon_with_initial_past", init=init_with_initial_past),
     replace(scaffold.METHOD, name="scaffold_after_momentum", run_round=run_scaffold_round_after_momentum),
