@@ -23,11 +23,11 @@ import torch
 import typer
 from torch import Tensor
 
-from agreement import page, problem, results
+from agreement import fedcli_side, page, problem, results
 from agreement.cases import CASES
 from agreement.exchange import CLONE_VARIABLE, RowOutcome, outcomes_file, problem_file
+from agreement.fedcli_side import FinalVectors
 from agreement.peers import load_peers
-from agreement.problem import FinalVectors
 from agreement.results import Comparison, PeerResult, RowResult
 from agreement.rows import Package, Peer
 from fedcli.errors import UserError
@@ -139,7 +139,7 @@ def compare_vectors(theirs: Tensor, ours: Tensor) -> Comparison:
     difference = (theirs - ours).abs().max().item()
     return Comparison(
         difference=float(f"{difference:.2g}") if math.isfinite(difference) else None,
-        projections=problem.projections(theirs) if theirs.isfinite().all() else None,
+        projections=results.projections(theirs) if theirs.isfinite().all() else None,
     )
 
 
@@ -167,7 +167,7 @@ def run_fedcli(chosen: Sequence[Peer], exchange_folder: Path) -> dict[str, Final
     for name in names_of_cases:
         case = CASES[name]
         setup, fed = problem.make_federation(case)
-        ours[name] = problem.run_case(setup, fed)
+        ours[name] = fedcli_side.run_case(setup, fed)
         torch.save(problem.make_problem(case), problem_file(exchange_folder, name))
     return ours
 

@@ -1,29 +1,25 @@
-"""The problem that all sides solve, and fedcli's side of it.
+"""The problem that all sides solve.
 
 Four clients with digits of scikit-learn; batches of 16, two local epochs, SGD at 0.1, three rounds, float64.
 """
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from agreement import small_networks
 from agreement.bridges import BRIDGES
 from agreement.cases import Case
 from agreement.exchange import Problem
-from agreement.rows import Quantity
-from agreement.small_networks import flat
 from fedcli import check
-from fedcli.core import Federation, head_names
-from fedcli.core.trees import leaves
+from fedcli.core.federation import Federation
 from fedcli.data import datasets
 from fedcli.papers.baselines import fedkd
-
-FinalVectors = dict[Quantity, Tensor]  # what a run ends with, a vector each
+from fedcli.runs.resolve import Setup
 
 ROUNDS = 3
+PARTITION_SEED = 7
 
 
 class Partition(NamedTuple):
@@ -46,7 +42,7 @@ RUN = {
 
 def divide(labels: np.ndarray, sizes: tuple[int, ...]) -> list[np.ndarray]:
     """Positions of each client's examples, of five or six classes in turn; no example twice."""
-    generator = np.random.RandomState(7)
+    generator = np.random.RandomState(PARTITION_SEED)
     is_free = np.ones(len(labels), bool)
     parts = []
     for client, size in enumerate(sizes):
@@ -58,7 +54,7 @@ def divide(labels: np.ndarray, sizes: tuple[int, ...]) -> list[np.ndarray]:
     return parts
 
 
-def make_federation(case: Case) -> tuple[Any, Federation]:
+def make_federation(case: Case) -> tuple[Setup, Federation]:
     """Makes the setup of a case, and its federation."""
     data = datasets.load("digits")
     partition = PARTITIONS[case.partition]
@@ -109,67 +105,3 @@ def list_batches(fed: Federation) -> dict[tuple[int, int, int], list[list[int]]]
                 filled = np.flatnonzero(sizes)
                 batches[number, client, epoch] = [plan.index[step, client, : sizes[step]].tolist() for step in filled]
     return batches
-
-
-def run_case(setup: Any, fed: Federation) -> FinalVectors:
-    """Runs fedcli; returns what the run ends with."""
-    state = check.simulate(setup, fed, ROUNDS)
-    read_server = SERVER_READERS.get(setup.method.name, read_shared_model)
-    final_vectors = {**read_server(state), **read_client_states(state)}
-    if setup.method.personal is not None:
-        final_vectors |= read_personal_models(setup.method.personal(state), fed)
-    return final_vectors
-
-
-def read_shared_model(state: Any) -> FinalVectors:
-    """The model of a server, or the part of one that the clients share."""
-    return {Quantity.SHARED: flat(state.params.values()), Quantity.STATISTICS: flat(state.buffers.values())}
-
-
-def read_shared_head(state: Any) -> FinalVectors:
-    """The head of LG-FedAvg's server, all that its clients share."""
-    return {Quantity.HEAD: flat(state.head.values())}
-
-
-def read_prototypes(state: Any) -> FinalVectors:
-    """The prototypes of FedProto's server."""
-    return {Quantity.CLASS_VECTORS: flat([state.prototypes])}
-
-
-def read_mean_outputs(state: Any) -> FinalVectors:
-    """The mean output of each class, which FedDistill's server has."""
-    return {Quantity.CLASS_VECTORS: flat([state.teacher])}
-
-
-SERVER_READERS = {  # for methods whose server has no whole model
-    "feddistill": read_mean_outputs,
-    "fedproto": read_prototypes,
-    "lg-fedavg": read_shared_head,
-}
-
-
-def read_client_states(state: Any) -> FinalVectors:
-    """What all clients keep between rounds, in the order of their ids."""
-    states = getattr(state, "clients", {})
-    if not states:
-        return {}
-    in_order = [states[client] for client in sorted(states)]
-    return {Quantity.KEPT: flat(leaves(in_order))}
-
-
-def read_personal_models(models: dict[int, Any], fed: Federation) -> FinalVectors:
-    """The clients' own models, in the order of their ids; whole, and without their heads."""
-    head = head_names(fed.network)
-    whole = []
-    bodies = []
-    for client in sorted(models):
-        params, _ = models[client]
-        whole += params.values()
-        bodies += [value for name, value in params.items() if name not in head]
-    return {Quantity.PERSONAL: flat(whole), Quantity.BODIES: flat(bodies)}
-
-
-def projections(vector: Tensor) -> list[float]:
-    """Eight projections of a vector on normal ones, which NumPy's legacy generator draws alike in every version."""
-    directions = np.random.RandomState(73).standard_normal((8, len(vector)))
-    return (directions @ vector.numpy() / np.sqrt(len(vector))).tolist()

@@ -5,11 +5,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+from torch import Tensor
+
 from agreement.rows import Quantity
 
 FILE = Path(__file__).parent / "results.json"
 AGREEMENT_TOLERANCE = 1e-12  # a row agrees whose parameters differ by no more
-PRINTED_FLOOR = 1e-13  # the page prints no smaller difference: those are other ones in each run
+NUM_PROJECTIONS = 8
+PROJECTION_SEED = 73
 
 
 @dataclass(frozen=True)
@@ -17,7 +21,7 @@ class Comparison:
     """How one thing that a row compares differs from fedcli's."""
 
     difference: float | None  # the largest of any value; None where the peer's are not finite
-    projections: list[float] | None  # of the peer's values, see `agreement.problem.projections`; None likewise
+    projections: list[float] | None  # of the peer's values, see `projections`; None likewise
 
 
 @dataclass(frozen=True)
@@ -80,3 +84,9 @@ def make_entry(result: PeerResult) -> dict:
     for label, row in result.rows.items():
         rows[label] = {quantity: asdict(comparison) for quantity, comparison in row.comparisons.items()}
     return {"python": result.python, "torch": result.torch, "rows": rows}
+
+
+def projections(vector: Tensor) -> list[float]:
+    """Projections of a vector on normal ones, which NumPy's legacy generator draws alike in every version."""
+    directions = np.random.RandomState(PROJECTION_SEED).standard_normal((NUM_PROJECTIONS, len(vector)))
+    return (directions @ vector.numpy() / np.sqrt(len(vector))).tolist()

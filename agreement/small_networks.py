@@ -83,11 +83,6 @@ def parameters_of(model: nn.Module) -> list[Tensor]:
     return [parameter.detach().cpu().clone() for parameter in model.parameters()]
 
 
-def parameters_or_number(kept: nn.Module | float) -> list[Tensor]:
-    """What a client keeps: a copy of a model's parameters, or a number as a tensor."""
-    return parameters_of(kept) if isinstance(kept, nn.Module) else [torch.tensor(kept)]
-
-
 def statistics_of(model: nn.Module) -> list[Tensor]:
     """A copy of the running means and variances of a model's batch normalisation."""
     statistics = []

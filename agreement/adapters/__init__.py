@@ -7,14 +7,14 @@ replaces by `mock.patch`, which agreement/peer_process.py takes back after each 
 
 from typing import Any, Protocol
 
-from agreement.adapters.feed import FinalTensors
+from agreement.adapters.final_tensors import FinalTensors
 from agreement.exchange import Problem
 
 
 class Adapter(Protocol):
     """What a module in this folder has.
 
-    One whose rows change their peer has `PATCHES` besides, a `Patch` of feed.py by each name that `PeerConfig.patch`
+    One whose rows change their peer has `PATCHES` besides, a `Patch` of patches.py by each name that `PeerConfig.patch`
     has. `run` applies it, to the peer's server or to what makes the networks of a peer that is a script.
     """
 

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from agreement.adapters import plain_loop
-from agreement.adapters.feed import FinalTensors
+from agreement.adapters.final_tensors import FinalTensors
 from agreement.exchange import Problem
 from agreement.peers.feddecorr import PeerConfig
 from agreement.rows import Quantity

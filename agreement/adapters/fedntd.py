@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from agreement.adapters import plain_loop
-from agreement.adapters.feed import FinalTensors
+from agreement.adapters.final_tensors import FinalTensors
 from agreement.exchange import Problem, clone_folder
 from agreement.peers.fedntd import PeerConfig
 from agreement.rows import Quantity

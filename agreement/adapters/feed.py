@@ -1,60 +1,11 @@
-"""What adapters share: the batches of the clients, round by round; the change of a run; what a run ends with."""
+"""The batches of the clients, round by round, as adapters hand them to their peers."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle
-from operator import attrgetter
-from typing import Any
 
 from torch import Tensor
 
 from agreement.exchange import Problem
-from agreement.rows import Quantity
-from agreement.small_networks import body_of, parameters_or_number
-
-FinalTensors = dict[Quantity, list[Tensor]]  # what a run ends with
-Patch = Callable[[Any, Problem], None]  # is given what it changes and the problem, before the first round
-
-
-def apply_patch(patches: Mapping[str, Patch], name: str, target: Any, problem: Problem) -> None:
-    """Makes the change of a peer's run, if it has one."""
-    if name:
-        patches[name](target, problem)
-
-
-def refuse_unsupported(problem: Problem, *, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
-    """Refuses a problem that asks for momentum or weight decay of which a peer knows nothing.
-
-    Args:
-        problem: The problem.
-        momentum: What the peer has by itself, whatever it is told.
-        weight_decay: Likewise.
-
-    Raises:
-        ValueError: If the problem asks for another one.
-    """
-    if problem.momentum not in (0, momentum):
-        raise ValueError(f"its clients train with momentum {momentum} (got {problem.momentum}).")
-    if problem.weight_decay not in (0, weight_decay):
-        raise ValueError(f"its clients train with weight decay {weight_decay} (got {problem.weight_decay}).")
-
-
-def read_personal_models(models: Iterable[Sequence[Tensor]]) -> FinalTensors:
-    """The parameters of the clients' models, whole and without their heads."""
-    personal: list[Tensor] = []
-    bodies: list[Tensor] = []
-    for params in models:
-        personal += params
-        bodies += body_of(params)
-    return {Quantity.PERSONAL: personal, Quantity.BODIES: bodies}
-
-
-def read_kept(clients: Iterable[Any], attributes: Sequence[str]) -> list[Tensor]:
-    """What stays with the clients, by its attributes: models, or numbers."""
-    kept: list[Tensor] = []
-    for client in clients:
-        for attribute in attributes:
-            kept += parameters_or_number(attrgetter(attribute)(client))
-    return kept
 
 
 class Feed:

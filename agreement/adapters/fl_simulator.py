@@ -13,7 +13,10 @@ from optimizer.ESAM import ESAM
 from torch import nn
 
 from agreement import small_networks
-from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch, refuse_unsupported
+from agreement.adapters.feed import EpochLoader, Feed
+from agreement.adapters.final_tensors import FinalTensors
+from agreement.adapters.optimizers import refuse_momentum
+from agreement.adapters.patches import apply_patch, patches_of
 from agreement.exchange import Problem
 from agreement.peers.fl_simulator import PeerConfig
 from agreement.rows import Quantity
@@ -27,7 +30,7 @@ ADDED_TO_NORM = 1e-7  # in optimizer/ESAM.py
 
 def run(config: PeerConfig, problem: Problem) -> FinalTensors:
     """Runs a server of FL-Simulator and its clients."""
-    refuse_unsupported(problem, weight_decay=problem.weight_decay)
+    refuse_momentum(problem)
     feed = Feed(problem)
     replace_loader(feed)
     server = make_server(config, problem)
@@ -108,4 +111,4 @@ def divide_by_the_norm(server: Any, problem: Problem) -> None:
     mock.patch.object(ESAM, "_grad_norm", norm_less_what_is_added).start()
 
 
-PATCHES = {"count_own_steps": count_own_steps, "divide_by_the_norm": divide_by_the_norm}
+PATCHES = patches_of(count_own_steps, divide_by_the_norm)

@@ -16,14 +16,10 @@ from src.utils.trainer import FLbenchTrainer
 from torch import Tensor
 
 from agreement import small_networks
-from agreement.adapters.feed import (
-    EpochLoader,
-    Feed,
-    FinalTensors,
-    apply_patch,
-    read_personal_models,
-    refuse_unsupported,
-)
+from agreement.adapters.feed import EpochLoader, Feed
+from agreement.adapters.final_tensors import FinalTensors, read_personal_models
+from agreement.adapters.optimizers import refuse_momentum, refuse_weight_decay
+from agreement.adapters.patches import apply_patch, patches_of
 from agreement.exchange import Problem
 from agreement.peers.flbench import PeerConfig
 from agreement.rows import Quantity
@@ -69,7 +65,8 @@ class LoaderOfCurrentClient:
 
 def run(config: PeerConfig, problem: Problem) -> FinalTensors:
     """Runs a server of FL-bench and its clients."""
-    refuse_unsupported(problem, weight_decay=config.weight_decay)
+    refuse_momentum(problem)
+    refuse_weight_decay(problem, fixed=config.weight_decay)
     mock.patch.dict(NUM_CLASSES, digits=small_networks.NUM_CLASSES).start()
     constructor = partialmethod(construct_server, feed=Feed(problem))
     mock.patch.object(FedAvgServer, "__init__", constructor).start()
@@ -197,4 +194,4 @@ def start_at_tau_squared(server: FedAvgServer, problem: Problem) -> None:
         second_moment.data.fill_(optimizer.tau**2)
 
 
-PATCHES = {"keep_controls": keep_controls, "keep_base": keep_base, "start_at_tau_squared": start_at_tau_squared}
+PATCHES = patches_of(keep_controls, keep_base, start_at_tau_squared)

@@ -28,7 +28,10 @@ from flwr.server.server import Server
 from torch import Tensor
 
 from agreement import small_networks
-from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch, refuse_unsupported
+from agreement.adapters.feed import EpochLoader, Feed
+from agreement.adapters.final_tensors import FinalTensors
+from agreement.adapters.optimizers import refuse_momentum, refuse_weight_decay
+from agreement.adapters.patches import apply_patch, patches_of
 from agreement.exchange import Problem
 from agreement.peers.flower import PeerConfig
 from agreement.rows import Quantity
@@ -77,7 +80,8 @@ class InProcess(ClientProxy):
 def run(config: PeerConfig, problem: Problem) -> FinalTensors:
     """Runs a server of Flower and clients of its baselines."""
     if config.client == "fedprox-baseline":
-        refuse_unsupported(problem, weight_decay=WEIGHT_DECAY_OF_BASELINE_FEDPROX)
+        refuse_momentum(problem)
+        refuse_weight_decay(problem, fixed=WEIGHT_DECAY_OF_BASELINE_FEDPROX)
     suit_older_baselines()
     feed = Feed(problem)
     CONTROLS.mkdir()
@@ -258,8 +262,4 @@ def start_at_tau_squared_uncorrected(server: Server, problem: Problem) -> None:
     strategy.aggregate_fit = aggregate_without_correction
 
 
-PATCHES = {
-    "start_at_tau_squared": start_at_tau_squared,
-    "start_at_tau_squared_uncorrected": start_at_tau_squared_uncorrected,
-    "start_controls_at_zero": start_controls_at_zero,
-}
+PATCHES = patches_of(start_at_tau_squared, start_at_tau_squared_uncorrected, start_controls_at_zero)

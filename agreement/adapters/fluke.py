@@ -19,7 +19,9 @@ from fluke.utils.model import state_dict_zero_like
 from torch import Tensor, nn
 
 from agreement import small_networks
-from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch, read_kept, read_personal_models
+from agreement.adapters.feed import EpochLoader, Feed
+from agreement.adapters.final_tensors import FinalTensors, read_kept, read_personal_models
+from agreement.adapters.patches import apply_patch, patches_of
 from agreement.exchange import Problem
 from agreement.peers.fluke import PeerConfig
 from agreement.rows import Quantity
@@ -204,8 +206,4 @@ def sum_changes(algorithm: CentralizedFL, problem: Problem) -> None:
         client.fit = partial(fit_and_add, client, client.fit)
 
 
-PATCHES = {
-    "start_velocity_at_zero": start_velocity_at_zero,
-    "keep_the_rest": keep_the_rest,
-    "sum_changes": sum_changes,
-}
+PATCHES = patches_of(start_velocity_at_zero, keep_the_rest, sum_changes)

@@ -12,7 +12,9 @@ import utils
 from torch import Tensor, nn
 
 from agreement import small_networks
-from agreement.adapters.feed import EpochLoader, Feed, FinalTensors, apply_patch
+from agreement.adapters.feed import EpochLoader, Feed
+from agreement.adapters.final_tensors import FinalTensors
+from agreement.adapters.patches import apply_patch, patches_of
 from agreement.exchange import Problem, clone_folder
 from agreement.peers.niid_bench import PeerConfig
 from agreement.rows import Quantity
@@ -193,4 +195,4 @@ def start_controls_at_zero(networks: Networks, problem: Problem) -> None:
     networks.controls_start_at_zero = True
 
 
-PATCHES = {"start_controls_at_zero": start_controls_at_zero}
+PATCHES = patches_of(start_controls_at_zero)

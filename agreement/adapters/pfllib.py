@@ -18,15 +18,10 @@ from flcore.trainmodel.models import BaseHeadSplit
 from torch import Tensor, nn
 
 from agreement import small_networks
-from agreement.adapters.feed import (
-    EpochLoader,
-    Feed,
-    FinalTensors,
-    apply_patch,
-    read_kept,
-    read_personal_models,
-    refuse_unsupported,
-)
+from agreement.adapters.feed import EpochLoader, Feed
+from agreement.adapters.final_tensors import FinalTensors, read_kept, read_personal_models
+from agreement.adapters.optimizers import refuse_momentum, refuse_weight_decay
+from agreement.adapters.patches import apply_patch, patches_of
 from agreement.exchange import Problem
 from agreement.peers.pfllib import PeerConfig
 from agreement.rows import Quantity
@@ -69,7 +64,8 @@ class ChoiceOfClients:
 
 def run(config: PeerConfig, problem: Problem) -> FinalTensors:
     """Runs a server of PFLlib and its clients."""
-    refuse_unsupported(problem, weight_decay=config.own_weight_decay)
+    refuse_momentum(problem)
+    refuse_weight_decay(problem, fixed=config.own_weight_decay)
     feed = Feed(problem, num_rounds_more=1)
     replace_files(config, feed)
     Path("system").mkdir()
@@ -212,11 +208,11 @@ def take_projection_of_fedcli(server: Any, problem: Problem) -> None:
         client.W_h.weight.data = problem.projection.clone()
 
 
-PATCHES = {
-    "square_the_norm": square_the_norm,
-    "square_the_norm_by_size": square_the_norm_by_size,
-    "give_newcomers_no_past": give_newcomers_no_past,
-    "take_softmax": take_softmax,
-    "calibrate_each_client": calibrate_each_client,
-    "take_projection_of_fedcli": take_projection_of_fedcli,
-}
+PATCHES = patches_of(
+    square_the_norm,
+    square_the_norm_by_size,
+    give_newcomers_no_past,
+    take_softmax,
+    calibrate_each_client,
+    take_projection_of_fedcli,
+)
