@@ -107,31 +107,31 @@ def run_peer(peer: Peer, peers_folder: Path, exchange_folder: Path) -> PeerOutco
     return PeerOutcome(row_outcomes, python_version, torch_version)
 
 
-def compare(peer: Peer, peer_outcome: PeerOutcome, ours: Mapping[str, FinalVectors]) -> PeerResult:
+def compare(peer: Peer, peer_outcome: PeerOutcome, of_fedcli: Mapping[str, FinalVectors]) -> PeerResult:
     """How each row of a peer differs from what fedcli ended with, by case.
 
     Raises:
         UserError: If a row has failed, or has not as many values of a quantity as fedcli, or if a value of fedcli is
             not finite.
     """
-    rows = {}
+    row_results = {}
     for row in peer.rows:
         outcome = peer_outcome.row_outcomes[row.label]
         if outcome.failure:
             raise UserError(f"{peer.name}, '{row.label}', did not run:\n{outcome.failure}")
         comparisons = {}
         for quantity, theirs in outcome.final_vectors.items():
-            of_fedcli = ours[row.case][quantity]
-            if theirs.shape != of_fedcli.shape or not len(theirs):
+            ours = of_fedcli[row.case][quantity]
+            if theirs.shape != ours.shape or not len(theirs):
                 raise UserError(
                     f"{peer.name}, '{row.label}', has {len(theirs)} values of '{quantity}' and fedcli "
-                    f"{len(of_fedcli)}; compare what both have."
+                    f"{len(ours)}; compare what both have."
                 )
-            if not of_fedcli.isfinite().all():
+            if not ours.isfinite().all():
                 raise UserError(f"fedcli's own '{quantity}' in '{row.case}' is not finite; mend that first.")
-            comparisons[quantity] = compare_vectors(theirs, of_fedcli)
-        rows[row.label] = RowResult(comparisons)
-    return PeerResult(peer_outcome.python_version, peer_outcome.torch_version, rows)
+            comparisons[quantity] = compare_vectors(theirs, ours)
+        row_results[row.label] = RowResult(comparisons)
+    return PeerResult(peer_outcome.python_version, peer_outcome.torch_version, row_results)
 
 
 def compare_vectors(theirs: Tensor, ours: Tensor) -> Comparison:
@@ -163,23 +163,23 @@ def run_fedcli(chosen: Sequence[Peer], exchange_folder: Path) -> dict[str, Final
     """Runs fedcli in the cases of the rows of peers, and writes their problems; returns what each case ends with."""
     torch.set_num_threads(1)
     names_of_cases = dict.fromkeys(row.case for peer in chosen for row in peer.rows)
-    ours = {}
+    of_fedcli = {}
     for name in names_of_cases:
         case = CASES[name]
         setup, fed = problem.make_federation(case)
-        ours[name] = fedcli_side.run_case(setup, fed)
+        of_fedcli[name] = fedcli_side.run_case(setup, fed)
         torch.save(problem.make_problem(case), problem_file(exchange_folder, name))
-    return ours
+    return of_fedcli
 
 
 def run_and_compare(chosen: Sequence[Peer], peers_folder: Path, known: dict[str, PeerResult]) -> None:
     """Runs peers beside fedcli, and puts the result of each into the known ones, which are written after each."""
     with tempfile.TemporaryDirectory() as folder:
         exchange_folder = Path(folder)
-        ours = run_fedcli(chosen, exchange_folder)
+        of_fedcli = run_fedcli(chosen, exchange_folder)
         for peer in chosen:
             outcome = run_peer(peer, peers_folder, exchange_folder)
-            known[peer.name] = compare(peer, outcome, ours)
+            known[peer.name] = compare(peer, outcome, of_fedcli)
             results.write(known)
             print(f"{peer.name}: {len(peer.rows)} rows")
 

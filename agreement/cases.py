@@ -40,9 +40,9 @@ CASES = {
     "fedavg, half": Case("fedavg", partition="half"),
     "fedavg, uniform": Case("fedavg", run_options=UNIFORM),
     "fedavg, momentum": Case("fedavg", run_options={**WITH_MOMENTUM, "weight_decay": 1e-3}),
-    "fedavg, normed": Case("fedavg", network_name="normed"),
+    "fedavg, batch norm": Case("fedavg", network_name="batch_norm"),
     "fedavg, drop last": Case("fedavg", run_options=DROP_LAST),
-    "fedbn, normed": Case("fedbn", network_name="normed"),
+    "fedbn, batch norm": Case("fedbn", network_name="batch_norm"),
     # FedProx
     "fedprox": Case("fedprox", options=FEDPROX_OPTIONS),
     "fedprox, uniform": Case("fedprox", options=FEDPROX_OPTIONS, run_options=UNIFORM),
@@ -86,11 +86,16 @@ CASES = {
     "moon, half, momentum, initial past": Case(
         "moon_with_initial_past", options=MOON_OPTIONS, run_options=WITH_MOMENTUM, partition="half"
     ),
-    "moon, normed": Case("moon", options=MOON_OPTIONS, network_name="normed"),
-    "moon, normed, momentum": Case("moon", options=MOON_OPTIONS, run_options=WITH_MOMENTUM, network_name="normed"),
-    "moon, normed, training mode": Case("moon_in_training_mode", options=MOON_OPTIONS, network_name="normed"),
-    "moon, normed, received in training mode, momentum": Case(
-        "moon_with_received_in_training_mode", options=MOON_OPTIONS, run_options=WITH_MOMENTUM, network_name="normed"
+    "moon, batch norm": Case("moon", options=MOON_OPTIONS, network_name="batch_norm"),
+    "moon, batch norm, momentum": Case(
+        "moon", options=MOON_OPTIONS, run_options=WITH_MOMENTUM, network_name="batch_norm"
+    ),
+    "moon, batch norm, training mode": Case("moon_in_training_mode", options=MOON_OPTIONS, network_name="batch_norm"),
+    "moon, batch norm, received in training mode, momentum": Case(
+        "moon_with_received_in_training_mode",
+        options=MOON_OPTIONS,
+        run_options=WITH_MOMENTUM,
+        network_name="batch_norm",
     ),
     # Momentum and perturbation of the local step
     "fedcm, equal": Case("fedcm", options={"gradient_share": 0.3}, partition="equal"),

@@ -61,14 +61,14 @@ class RowOutcome:
     failure: str = ""  # the traceback
 
 
-def problem_file(folder: Path, case: str) -> Path:
+def problem_file(exchange_folder: Path, case: str) -> Path:
     """The file of a case's problem."""
-    return folder / f"problem of {case}.pt"
+    return exchange_folder / f"problem of {case}.pt"
 
 
-def outcomes_file(folder: Path, module: str) -> Path:
+def outcomes_file(exchange_folder: Path, module: str) -> Path:
     """The file of what came of a peer's rows, by label."""
-    return folder / f"rows of {module}.pt"
+    return exchange_folder / f"rows of {module}.pt"
 
 
 def clone_folder() -> Path:

@@ -39,9 +39,9 @@ NOT_RUN = """## Not run
 """
 
 
-def difference_text(row: RowResult) -> str:
+def difference_text(row_result: RowResult) -> str:
     """The largest difference of a row."""
-    largest = row.largest_difference
+    largest = row_result.largest_difference
     if largest is None:
         return "not finite"
     return f"{largest:.1e}" if largest >= PRINTED_FLOOR else f"< {PRINTED_FLOOR:.0e}"
@@ -67,7 +67,7 @@ class RowsByAgreement:
 
     def difference_text(self, label: str) -> str:
         """The largest difference of a row."""
-        return difference_text(self.result.rows[label])
+        return difference_text(self.result.row_results[label])
 
 
 def check_labels(peers: Sequence[Peer], peer_results: Mapping[str, PeerResult]) -> None:
@@ -80,60 +80,86 @@ def check_labels(peers: Sequence[Peer], peer_results: Mapping[str, PeerResult]) 
         if peer.name not in peer_results:
             continue
         for row in peer.rows:
-            if row.label not in peer_results[peer.name].rows:
+            if row.label not in peer_results[peer.name].row_results:
                 raise UserError(f"there is no result of {peer.name}, '{row.label}'; run this peer again.")
 
 
 def split_by_agreement(peer: Peer, result: PeerResult) -> RowsByAgreement:
     """The rows of a peer that agree, and those that do not."""
-    agreeing = tuple(row for row in peer.rows if result.rows[row.label].agrees)
-    differing = tuple(row for row in peer.rows if not result.rows[row.label].agrees)
+    agreeing = tuple(row for row in peer.rows if result.row_results[row.label].agrees)
+    differing = tuple(row for row in peer.rows if not result.row_results[row.label].agrees)
     return RowsByAgreement(peer, result, agreeing, differing)
+
+
+def count_closed(by_agreement: RowsByAgreement) -> int:
+    """The number of rows that differ and whose cause is shown by another row.
+
+    Raises:
+        UserError: If that row differs, too.
+    """
+    num_closed = 0
+    for row in by_agreement.differing:
+        if row.explanation is None or not row.explanation.closed_by:
+            continue
+        closed_by = row.explanation.closed_by
+        if not by_agreement.result.row_results[closed_by].agrees:
+            raise UserError(
+                f"{by_agreement.peer.name}, '{row.label}', is not closed by '{closed_by}', which differs too; leave "
+                "`closed_by` empty, or mend that row."
+            )
+        num_closed += 1
+    return num_closed
 
 
 def table_of_peers(peers: Sequence[RowsByAgreement]) -> str:
     """A line a peer: what was run, and how many rows agree."""
     lines = []
-    for rows in peers:
-        peer = rows.peer
-        num_closed = sum(row.explanation is not None and bool(row.explanation.closed_by) for row in rows.differing)
-        num_open = len(rows.differing) - num_closed
-        source = ", ".join(filter(None, (str(peer.package or ""), peer.commit[:10])))
-        versions = f"Python {rows.result.python}, torch {rows.result.torch}"
-        cells = [peer.name, source, len(peer.rows), len(rows.agreeing), num_closed, num_open, versions]
+    for by_agreement in peers:
+        peer = by_agreement.peer
+        num_closed = count_closed(by_agreement)
+        num_open = len(by_agreement.differing) - num_closed
+        sources = []
+        if peer.package:
+            sources.append(str(peer.package))
+        if peer.commit:
+            sources.append(peer.commit[:10])
+        versions = f"Python {by_agreement.result.python_version}, torch {by_agreement.result.torch_version}"
+        num_agreeing = len(by_agreement.agreeing)
+        cells = [peer.name, ", ".join(sources), len(peer.rows), num_agreeing, num_closed, num_open, versions]
         lines.append([str(cell) for cell in cells])
     titles = ("Project", "Version", "Rows", "Agree", "Differ, closed", "Open", "Environment")
     return github_table(titles, lines)
 
 
-def table_of_agreeing(rows: RowsByAgreement) -> str:
+def table_of_agreeing(by_agreement: RowsByAgreement) -> str:
     """The rows of a peer that agree."""
     lines = []
-    for row in rows.agreeing:
+    for row in by_agreement.agreeing:
         case = CASES[row.case]
         change = row.change or "nothing"
         compared = " and ".join(row.compared)
-        difference = rows.difference_text(row.label)
+        difference = by_agreement.difference_text(row.label)
         lines.append([row.label, change, f"`{command(case)}`", case.partition, compared, difference])
-    titles = (rows.peer.name, "Changed in it", "fedcli", "Clients", "Compared", "Largest difference")
+    titles = (by_agreement.peer.name, "Changed in it", "fedcli", "Clients", "Compared", "Largest difference")
     return github_table(titles, lines, first_number_column=5)
 
 
-def table_of_differing(rows: RowsByAgreement) -> str:
+def table_of_differing(by_agreement: RowsByAgreement) -> str:
     """The rows of a peer that differ, each with its cause and what closes it.
 
     Raises:
         UserError: If a row has no cause.
     """
     lines = []
-    for row in rows.differing:
+    for row in by_agreement.differing:
         if row.explanation is None:
-            raise UserError(f"{rows.peer.name}, '{row.label}', differs; say why in its row, `explanation`.")
+            raise UserError(f"{by_agreement.peer.name}, '{row.label}', differs; say why in its row, `explanation`.")
         cause = row.explanation.cause
         closed_by = row.explanation.closed_by
-        closed = f"{closed_by}: {rows.difference_text(closed_by)}" if closed_by else "open"
-        lines.append([row.label, rows.difference_text(row.label), cause, row.explanation.paper_says, closed])
-    return github_table((rows.peer.name, "Largest difference", "Cause", "What the paper says", "Closed by"), lines)
+        closed = f"{closed_by}: {by_agreement.difference_text(closed_by)}" if closed_by else "open"
+        lines.append([row.label, by_agreement.difference_text(row.label), cause, row.explanation.paper_says, closed])
+    titles = (by_agreement.peer.name, "Largest difference", "Cause", "What the paper says", "Closed by")
+    return github_table(titles, lines)
 
 
 def page_text(peers: Sequence[Peer], peer_results: Mapping[str, PeerResult]) -> str:
@@ -141,10 +167,10 @@ def page_text(peers: Sequence[Peer], peer_results: Mapping[str, PeerResult]) -> 
     check_labels(peers, peer_results)
     split = [split_by_agreement(peer, peer_results[peer.name]) for peer in peers if peer.name in peer_results]
     parts = [INTRODUCTION, table_of_peers(split)]
-    for rows in split:
-        parts += [f"## {rows.peer.name}", table_of_agreeing(rows)]
-        if rows.differing:
-            parts.append(table_of_differing(rows))
+    for by_agreement in split:
+        parts += [f"## {by_agreement.peer.name}", table_of_agreeing(by_agreement)]
+        if by_agreement.differing:
+            parts.append(table_of_differing(by_agreement))
     parts.append(NOT_RUN)
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 

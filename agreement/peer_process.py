@@ -1,6 +1,6 @@
-"""Runs the rows of one peer in its own environment: `python -m agreement.peer_process MODULE FOLDER`.
+"""Runs the rows of one peer in its own environment: `python -m agreement.peer_process MODULE EXCHANGE_FOLDER`.
 
-FOLDER has the problems, and gets what came of the rows.
+EXCHANGE_FOLDER has the problems, and gets what came of the rows.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ def run_row(row: Row, adapter: Adapter, problem: Problem) -> RowOutcome:
             mock.patch.stopall()
 
 
-def main(module: str, folder: Path) -> None:
+def main(module: str, exchange_folder: Path) -> None:
     """Runs every row of a peer."""
     torch.set_default_dtype(torch.float64)
     peer = load_peer(module)
@@ -62,9 +62,10 @@ def main(module: str, folder: Path) -> None:
     adapter = importlib.import_module(f"agreement.adapters.{module}")
     row_outcomes = {}
     for row in peer.rows:
-        problem = torch.load(problem_file(folder, row.case), weights_only=False)  # objects that our process has saved
+        # Objects that our own process has saved.
+        problem = torch.load(problem_file(exchange_folder, row.case), weights_only=False)
         row_outcomes[row.label] = run_row(row, adapter, problem)
-    torch.save(row_outcomes, outcomes_file(folder, module))
+    torch.save(row_outcomes, outcomes_file(exchange_folder, module))
 
 
 if __name__ == "__main__":

@@ -51,9 +51,9 @@ class RowResult:
 class PeerResult:
     """How the rows of a peer differ, and where the peer ran."""
 
-    python: str
-    torch: str
-    rows: Mapping[str, RowResult]  # by label
+    python_version: str
+    torch_version: str
+    row_results: Mapping[str, RowResult]  # by label
 
 
 def read() -> dict[str, PeerResult]:
@@ -66,10 +66,11 @@ def read() -> dict[str, PeerResult]:
 
 def parse_peer_result(entry: Mapping) -> PeerResult:
     """What the file has of one peer."""
-    rows = {}
-    for label, comparisons in entry["rows"].items():
-        rows[label] = RowResult({Quantity(quantity): Comparison(**fields) for quantity, fields in comparisons.items()})
-    return PeerResult(entry["python"], entry["torch"], rows)
+    row_results = {}
+    for label, entry_of_row in entry["rows"].items():
+        comparisons = {Quantity(quantity): Comparison(**fields) for quantity, fields in entry_of_row.items()}
+        row_results[label] = RowResult(comparisons)
+    return PeerResult(entry["python"], entry["torch"], row_results)
 
 
 def write(results: Mapping[str, PeerResult]) -> None:
@@ -80,10 +81,10 @@ def write(results: Mapping[str, PeerResult]) -> None:
 
 def make_entry(result: PeerResult) -> dict:
     """What the file has of one peer: rows by label, and in each what is compared by `Quantity`."""
-    rows = {}
-    for label, row in result.rows.items():
-        rows[label] = {quantity: asdict(comparison) for quantity, comparison in row.comparisons.items()}
-    return {"python": result.python, "torch": result.torch, "rows": rows}
+    entries_of_rows = {}
+    for label, row_result in result.row_results.items():
+        entries_of_rows[label] = {name: asdict(comparison) for name, comparison in row_result.comparisons.items()}
+    return {"python": result.python_version, "torch": result.torch_version, "rows": entries_of_rows}
 
 
 def projections(vector: Tensor) -> list[float]:

@@ -1,6 +1,6 @@
 """The networks of the comparison, which every side builds by itself: 6,390 parameters for digits, in one order.
 
-`normed` has batch normalisation besides, 12 parameters more.
+`batch_norm` has batch normalisation besides, 12 parameters more.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 NUM_CLASSES = 10
-NUM_HEAD_PARAMETERS = 2  # weight and bias, the last of a model
+NUM_HEAD_TENSORS = 2  # weight and bias, the last parameters of a model
 
 
 def small_body(channels: int = 1, image_size: int = 8) -> nn.Sequential:
@@ -19,7 +19,7 @@ def small_body(channels: int = 1, image_size: int = 8) -> nn.Sequential:
     )
 
 
-def normed_body(channels: int = 1, image_size: int = 8) -> nn.Sequential:
+def batch_norm_body(channels: int = 1, image_size: int = 8) -> nn.Sequential:
     """The same with batch normalisation after the convolution."""
     convolution, *rest = small_body(channels, image_size)
     return nn.Sequential(convolution, nn.BatchNorm2d(6), *rest)
@@ -35,12 +35,12 @@ def small(channels: int = 1, image_size: int = 8, num_classes: int = NUM_CLASSES
     return nn.Sequential(*small_body(channels, image_size), head(num_classes))
 
 
-def normed(channels: int = 1, image_size: int = 8, num_classes: int = NUM_CLASSES) -> nn.Sequential:
+def batch_norm(channels: int = 1, image_size: int = 8, num_classes: int = NUM_CLASSES) -> nn.Sequential:
     """The body with batch normalisation and a linear head."""
-    return nn.Sequential(*normed_body(channels, image_size), head(num_classes))
+    return nn.Sequential(*batch_norm_body(channels, image_size), head(num_classes))
 
 
-BODIES = {"small": small_body, "normed": normed_body}  # by the names of the whole networks
+BODIES = {"small": small_body, "batch_norm": batch_norm_body}  # by the names of the whole networks
 
 
 def make_body(network_name: str) -> nn.Sequential:
@@ -70,12 +70,12 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
 
 def body_of(parameters: Sequence[Tensor]) -> Sequence[Tensor]:
     """All of a model's parameters but its head's."""
-    return parameters[:-NUM_HEAD_PARAMETERS]
+    return parameters[:-NUM_HEAD_TENSORS]
 
 
 def head_of(parameters: Sequence[Tensor]) -> Sequence[Tensor]:
     """The parameters of a model's head."""
-    return parameters[-NUM_HEAD_PARAMETERS:]
+    return parameters[-NUM_HEAD_TENSORS:]
 
 
 def parameters_of(model: nn.Module) -> list[Tensor]:

@@ -29,7 +29,7 @@ def rows_of(case):
     for peer in PEERS:
         for row in peer.rows:
             if row.case == case:
-                yield peer, row, RESULTS[peer.name].rows[row.label]
+                yield peer, row, RESULTS[peer.name].row_results[row.label]
 
 
 def gap(vector, kept):
@@ -84,13 +84,13 @@ def test_every_difference_has_its_cause_and_its_closing_run():
         assert len(set(labels)) == len(labels)
         result = RESULTS[peer.name]
         for row in peer.rows:
-            assert (row.explanation is None) == result.rows[row.label].agrees, (peer.name, row.label)
+            assert (row.explanation is None) == result.row_results[row.label].agrees, (peer.name, row.label)
             if row.explanation is None:
                 continue
             assert row.explanation.cause, (peer.name, row.label)
             assert row.explanation.paper_says, (peer.name, row.label)
             if row.explanation.closed_by:
-                assert result.rows[row.explanation.closed_by].agrees, (peer.name, row.label)
+                assert result.row_results[row.explanation.closed_by].agrees, (peer.name, row.label)
 
 
 def test_a_label_says_whether_the_peer_is_changed():
@@ -166,7 +166,7 @@ def test_the_page_names_registered_methods_and_those_of_bridges():
 
 def test_the_page_says_which_network_a_run_has_unless_it_is_that_of_all():
     assert page.command(CASES["fedavg"]) == "fedavg"
-    assert page.command(CASES["fedavg, normed"]) == "fedavg --backbone=small_networks.py:normed"
+    assert page.command(CASES["fedavg, batch norm"]) == "fedavg --backbone=small_networks.py:batch_norm"
 
 
 def final_vector(method, *, options, run_options=None, partition="equal"):
@@ -255,6 +255,19 @@ def test_what_is_not_finite_in_fedcli_is_not_said_of_the_peer():
         agree.compare(peer, agree.PeerOutcome({row.label: run}, "3", "2"), ours)
 
 
+def test_a_row_that_differs_itself_closes_no_other():
+    label = "FedAvg; fedcli: plain means"
+    of_fluke = RESULTS["fluke"]
+    row_results = {**of_fluke.row_results, label: of_fluke.row_results["FedAvg"]}
+    differing = dataclasses.replace(of_fluke, row_results=row_results)
+    (peer,) = agree.choose_peers(["fluke"])
+    closed = next(row for row in peer.rows if row.label == "FedAvg")
+    closed_by = dataclasses.replace(closed.explanation, closed_by=label)
+    rows = tuple(dataclasses.replace(row, explanation=closed_by) if row is closed else row for row in peer.rows)
+    with pytest.raises(UserError, match=f"fluke, 'FedAvg', is not closed by '{label}', which differs too"):
+        page.page_text([dataclasses.replace(peer, rows=rows)], {"fluke": differing})
+
+
 def test_the_page_has_the_peers_that_have_results():
     text = page.page_text(PEERS, {"FedNTD": RESULTS["FedNTD"]})
     assert "## FedNTD" in text
@@ -302,7 +315,7 @@ def test_a_peer_that_is_not_at_hand_is_refused_before_anything_runs(tmp_path, mo
 def test_a_row_of_a_peer_that_is_not_run_has_a_result_or_nothing_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(agree, "check_peer", lambda peer, peers_folder: None)
     monkeypatch.setattr(agree, "run_and_compare", None)
-    of_fedntd = dataclasses.replace(RESULTS["FedNTD"], rows={})
+    of_fedntd = dataclasses.replace(RESULTS["FedNTD"], row_results={})
     monkeypatch.setattr(results, "read", lambda: {**RESULTS, "FedNTD": of_fedntd})
     label = "FedNTD, its loss in a plain loop"
     with pytest.raises(UserError, match=f"there is no result of FedNTD, '{label}'; run this peer again"):
@@ -314,7 +327,7 @@ def test_a_row_of_a_peer_that_is_not_run_has_a_result_or_nothing_runs(tmp_path, 
 def test_the_results_are_written_after_each_peer(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "FILE", tmp_path / "results.json")
     monkeypatch.setattr(agree, "run_fedcli", lambda chosen, exchange_folder: {})
-    monkeypatch.setattr(agree, "compare", lambda peer, peer_outcome, ours: RESULTS[peer.name])
+    monkeypatch.setattr(agree, "compare", lambda peer, peer_outcome, of_fedcli: RESULTS[peer.name])
 
     def run_peer(peer, peers_folder, exchange_folder):
         if peer.name == "FedNTD":

@@ -16,21 +16,21 @@ class Feed:
         round: From 0; an adapter sets it.
     """
 
-    def __init__(self, problem: Problem, num_rounds_more: int = 0):
+    def __init__(self, problem: Problem, num_extra_rounds: int = 0):
         """Makes the feed.
 
         Args:
             problem: The problem.
-            num_rounds_more: The rounds that a peer trains after the last one, which see that one's cohort and batches.
+            num_extra_rounds: The rounds that a peer trains after the last one, which see that one's cohort and batches.
         """
         self.problem = problem
         self.round = 0
-        self._num_rounds_more = num_rounds_more
+        self._num_extra_rounds = num_extra_rounds
 
     @property
     def _round_with_batches(self) -> int:
         last = self.problem.num_rounds - 1
-        if not 0 <= self.round <= last + self._num_rounds_more:
+        if not 0 <= self.round <= last + self._num_extra_rounds:
             raise IndexError(f"there are no batches for round {self.round}.")
         return min(self.round, last)
 
@@ -52,19 +52,19 @@ class EpochLoader:
         dataset: Its examples, of which peers ask the number.
     """
 
-    def __init__(self, feed: Feed, client: int, epochs: Sequence[int] | None = None, drop_last: bool = False):
+    def __init__(self, feed: Feed, client: int, epoch_of_pass: Sequence[int] | None = None, drop_last: bool = False):
         """Makes the loader of a client.
 
         Args:
             feed: Of all clients' batches.
             client: The client.
-            epochs: The epoch of each pass, over and over; those of local training in their order if None.
+            epoch_of_pass: The epoch of each pass, over and over; those of local training in their order if None.
             drop_last: Whether a batch that is not full is left out.
         """
         self.client = client
         self.dataset = feed.problem.parts[client]
         self._feed = feed
-        self._epochs = cycle(range(feed.problem.epochs) if epochs is None else epochs)
+        self._epochs = cycle(range(feed.problem.epochs) if epoch_of_pass is None else epoch_of_pass)
         self._drop_last = drop_last
 
     def __len__(self) -> int:

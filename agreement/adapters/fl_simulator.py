@@ -1,8 +1,9 @@
 """FL-Simulator: its client and server classes. Its data set and its loader are replaced by the problem's batches."""
 
+import math
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -48,13 +49,20 @@ def end_round(feed: Feed, round: int, clients: np.ndarray) -> None:
     feed.round = round + 1
 
 
+class ClientImages(NamedTuple):
+    """Stands for a client's images: says which client it is, and how many they are."""
+
+    client: int
+    shape: tuple[int]
+
+
 def replace_loader(feed: Feed) -> None:
     """Lets a client, which makes a data set of its images and a loader of that, load the problem's batches."""
 
-    def dataset_of(images: SimpleNamespace, labels: None, train: bool, dataset_name: str) -> SimpleNamespace:
+    def dataset_of(images: ClientImages, labels: None, train: bool, dataset_name: str) -> ClientImages:
         return images
 
-    def loader_of(images: SimpleNamespace, batch_size: int, shuffle: bool) -> EpochLoader:
+    def loader_of(images: ClientImages, batch_size: int, shuffle: bool) -> EpochLoader:
         return EpochLoader(feed, images.client)
 
     mock.patch.object(client_module, "Dataset", dataset_of).start()
@@ -62,8 +70,8 @@ def replace_loader(feed: Feed) -> None:
 
 
 def make_server(config: PeerConfig, problem: Problem) -> Any:
-    """Makes its server of a method; a client's images are its number alone, and how many they are."""
-    images = [SimpleNamespace(client=client, shape=(len(part),)) for client, part in enumerate(problem.parts)]
+    """Makes its server of a method."""
+    images = [ClientImages(client, shape=(len(part),)) for client, part in enumerate(problem.parts)]
     arguments = SimpleNamespace(**(OPTIONS | config.options))
     arguments.method = config.method
     arguments.total_client = problem.num_clients
@@ -94,7 +102,7 @@ def count_own_steps(server: Any, problem: Problem) -> None:
     original = server.postprocess
 
     def postprocess(client: int, vectors: Any) -> None:
-        num_batches = -(-len(problem.parts[client]) // problem.batch_size)
+        num_batches = math.ceil(len(problem.parts[client]) / problem.batch_size)
         server.local_iteration = problem.epochs * num_batches
         original(client, vectors)
 

@@ -42,7 +42,7 @@ CONTROLS = Path("controls")  # where clients of SCAFFOLD keep their control vari
 PARTICIPATION = {"min_fit_clients": 2, "min_available_clients": 2, "min_evaluate_clients": 0, "fraction_evaluate": 0.0}
 
 
-class Trained(NamedTuple):
+class FitResult(NamedTuple):
     """What a client of a baseline answers."""
 
     arrays: list[np.ndarray]
@@ -50,7 +50,7 @@ class Trained(NamedTuple):
     metrics: dict[str, Any]
 
 
-class InProcess(ClientProxy):
+class InProcessClient(ClientProxy):
     """A client in this process, as Flower's server calls it."""
 
     def __init__(self, number: int, client: Any):
@@ -79,7 +79,7 @@ class InProcess(ClientProxy):
 
 def run(config: PeerConfig, problem: Problem) -> FinalTensors:
     """Runs a server of Flower and clients of its baselines."""
-    if config.client == "fedprox-baseline":
+    if config.kind == "fedprox-baseline":
         refuse_momentum(problem)
         refuse_weight_decay(problem, fixed=WEIGHT_DECAY_OF_BASELINE_FEDPROX)
     suit_older_baselines()
@@ -88,7 +88,7 @@ def run(config: PeerConfig, problem: Problem) -> FinalTensors:
     clients = []
     manager = SimpleClientManager()
     for number in range(problem.num_clients):
-        client = InProcess(number, make_client(config, EpochLoader(feed, number), problem))
+        client = InProcessClient(number, make_client(config, EpochLoader(feed, number), problem))
         clients.append(client)
         manager.register(client)
     manager.sample = lambda *arguments, **options: [clients[number] for number in feed.cohort]
@@ -101,7 +101,7 @@ def run(config: PeerConfig, problem: Problem) -> FinalTensors:
         _, failures = answers
         if failures:
             raise RuntimeError(str(failures[0]))
-    return {Quantity.SHARED: read_message(server.parameters)}
+    return {Quantity.SHARED: to_tensors(server.parameters)}
 
 
 def suit_older_baselines() -> None:
@@ -118,7 +118,7 @@ def make_first_parameters(problem: Problem) -> flwr.common.Parameters:
     return ndarrays_to_parameters([value.numpy() for value in problem.weights])
 
 
-def read_message(parameters: flwr.common.Parameters) -> list[Tensor]:
+def to_tensors(parameters: flwr.common.Parameters) -> list[Tensor]:
     """The tensors in what Flower sends."""
     return [torch.from_numpy(array.copy()) for array in parameters_to_ndarrays(parameters)]
 
@@ -135,7 +135,7 @@ def make_client(config: PeerConfig, loader: EpochLoader, problem: Problem) -> An
         "momentum": problem.momentum,
         "weight_decay": problem.weight_decay,
     }
-    return KINDS[config.client].make_client(config, options)
+    return KINDS[config.kind].make_client(config, options)
 
 
 def make_fedavg_client(config: PeerConfig, options: Mapping[str, Any]) -> Any:
@@ -177,7 +177,7 @@ class NamedBatches:
             yield {"image": x, "img": x, "label": y}
 
 
-def fit_as_baseline_fedprox(client: Any, proximal_mu: float, parameters: list[np.ndarray], config: Any) -> Trained:
+def fit_as_baseline_fedprox(client: Any, proximal_mu: float, parameters: list[np.ndarray], config: Any) -> FitResult:
     """Trains a client by the function of the baseline fedprox."""
     train = resolve_name("fedprox.model:train")
     client.set_parameters(parameters)
@@ -189,19 +189,19 @@ def fit_as_baseline_fedprox(client: Any, proximal_mu: float, parameters: list[np
         learning_rate=client.learning_rate,
         proximal_mu=proximal_mu,
     )
-    return Trained(arrays=client.get_parameters({}), num_examples=len(client.trainloader.dataset), metrics={})
+    return FitResult(arrays=client.get_parameters({}), num_examples=len(client.trainloader.dataset), metrics={})
 
 
 def make_server(config: PeerConfig, problem: Problem, manager: SimpleClientManager) -> Server:
     """A server of Flower, or of its baseline niid_bench."""
-    return KINDS[config.client].make_server(config, problem, manager)
+    return KINDS[config.kind].make_server(config, problem, manager)
 
 
 def make_scaffold_server(config: PeerConfig, problem: Problem, manager: SimpleClientManager) -> Server:
     """A server of niid_bench for SCAFFOLD, whose control variate begins as the first parameters, as in its code."""
     strategy = resolve_name("niid_bench.strategy:ScaffoldStrategy")(**PARTICIPATION)
     server = resolve_name("niid_bench.server_scaffold:ScaffoldServer")(strategy, {}, manager)
-    server.server_cv = read_message(make_first_parameters(problem))
+    server.server_cv = to_tensors(make_first_parameters(problem))
     return server
 
 
@@ -225,7 +225,7 @@ class Kind(NamedTuple):
     make_server: Callable[[PeerConfig, Problem, SimpleClientManager], Server]
 
 
-KINDS = {  # by the names that `PeerConfig.client` has
+KINDS = {  # by the names that `PeerConfig.kind` has
     "fedavg": Kind(make_fedavg_client, make_flower_server),
     "fednova": Kind(make_fednova_client, make_fednova_server),
     "fedprox": Kind(make_fedprox_client, make_flower_server),

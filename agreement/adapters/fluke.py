@@ -28,7 +28,7 @@ from agreement.rows import Quantity
 from agreement.small_networks import NUM_CLASSES
 
 
-class Loader(EpochLoader, FastDataLoader):
+class FlukeLoader(EpochLoader, FastDataLoader):
     """A client's batches, in a loader that fluke takes for its own."""
 
     def __init__(self, feed: Feed, client: int):
@@ -66,7 +66,7 @@ class Observer:
 def run(config: PeerConfig, problem: Problem) -> FinalTensors:
     """Runs an algorithm of fluke."""
     set_up_environment()
-    feed = Feed(problem, num_rounds_more=1)
+    feed = Feed(problem, num_extra_rounds=1)
     algorithm = make_algorithm(config, feed)
     apply_patch(PATCHES, config.patch, algorithm, problem)
     observer = Observer(feed, partial(read_final_tensors, algorithm, config))
@@ -111,7 +111,7 @@ def make_client_options(client: int, config: PeerConfig, feed: Feed) -> dict[str
     )
     options = {
         "index": client,
-        "train_set": Loader(feed, client),
+        "train_set": FlukeLoader(feed, client),
         "test_set": None,
         "optimizer_cfg": optimizer,
         "loss_fn": nn.CrossEntropyLoss(),

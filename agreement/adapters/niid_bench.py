@@ -135,8 +135,8 @@ def make_loaders(
     if positions is None:
         return Loaders(train=test, test=test)
     local_epochs = range(feed.problem.epochs)
-    passes = [EPOCH_TO_MEASURE, *local_epochs, EPOCH_TO_MEASURE]
-    return Loaders(train=EpochLoader(feed, positions.client, passes), test=test)
+    epoch_of_pass = [EPOCH_TO_MEASURE, *local_epochs, EPOCH_TO_MEASURE]
+    return Loaders(train=EpochLoader(feed, positions.client, epoch_of_pass), test=test)
 
 
 class Division(NamedTuple):

@@ -66,7 +66,7 @@ def run(config: PeerConfig, problem: Problem) -> FinalTensors:
     """Runs a server of PFLlib and its clients."""
     refuse_momentum(problem)
     refuse_weight_decay(problem, fixed=config.own_weight_decay)
-    feed = Feed(problem, num_rounds_more=1)
+    feed = Feed(problem, num_extra_rounds=1)
     replace_files(config, feed)
     Path("system").mkdir()
     with contextlib.chdir("system"):  # it writes models, and results to ../results
@@ -83,7 +83,7 @@ def replace_files(config: PeerConfig, feed: Feed) -> None:
     """Lets servers and clients read the problem in the place of their files."""
 
     def load_train_data(client: clientbase.Client, batch_size: int | None = None) -> EpochLoader:
-        return EpochLoader(feed, client.id, config.epochs_of_passes, config.drop_last)
+        return EpochLoader(feed, client.id, config.epoch_of_pass, config.drop_last)
 
     read = partial(read_client_data, feed.problem)
     mock.patch.object(clientbase, "read_client_data", read).start()

@@ -12,7 +12,8 @@ from agreement.rows import Explanation, Package, Peer, Row
 class PeerConfig:
     """How a server is run with a strategy, or that of the baseline niid_bench for SCAFFOLD and FedNova."""
 
-    client: str = "fedavg"  # of the baseline niid_bench: or "fedprox", "fednova", "scaffold"; or "fedprox-baseline"
+    # Of client and server: "fedavg", "fednova", "fedprox" and "scaffold" of niid_bench, or "fedprox-baseline".
+    kind: str = "fedavg"
     strategy: str = "flwr.server.strategy:FedAvg"  # module and class
     options: Mapping[str, Any] = field(default_factory=dict)  # of the strategy
     proximal_mu: float = 0.0
@@ -34,7 +35,7 @@ FEDOPT_OPTIONS_WITH_BETAS = {**FEDOPT_OPTIONS, "beta_1": 0.9, "beta_2": 0.99}
 FEDADAM = PeerConfig(strategy="flwr.server.strategy:FedAdam", options=FEDOPT_OPTIONS_WITH_BETAS)
 FEDYOGI = PeerConfig(strategy="flwr.server.strategy:FedYogi", options=FEDOPT_OPTIONS_WITH_BETAS)
 FEDADAGRAD = PeerConfig(strategy="flwr.server.strategy:FedAdagrad", options=FEDOPT_OPTIONS)
-SCAFFOLD = PeerConfig(client="scaffold")
+SCAFFOLD = PeerConfig(kind="scaffold")
 
 PEER = Peer(
     name="Flower",
@@ -63,17 +64,17 @@ PEER = Peer(
             ),
         ),
         Row(label="FedAvgM, baseline fedavgm; fedcli: Nesterov", case="fedavgm, nesterov", config=BASELINE_FEDAVGM),
-        Row(label="FedProx, baseline niid_bench", case="fedprox", config=PeerConfig(client="fedprox", proximal_mu=0.5)),
+        Row(label="FedProx, baseline niid_bench", case="fedprox", config=PeerConfig(kind="fedprox", proximal_mu=0.5)),
         Row(
             label="FedProx, baseline fedprox; fedcli: weight decay 0.001",
             case="fedprox, decay",
-            config=PeerConfig(client="fedprox-baseline", proximal_mu=0.5),
+            config=PeerConfig(kind="fedprox-baseline", proximal_mu=0.5),
         ),
-        Row(label="FedNova, baseline niid_bench", case="fednova", config=PeerConfig(client="fednova")),
+        Row(label="FedNova, baseline niid_bench", case="fednova", config=PeerConfig(kind="fednova")),
         Row(
             label="FedNova with momentum, baseline niid_bench",
             case="fednova, momentum",
-            config=PeerConfig(client="fednova"),
+            config=PeerConfig(kind="fednova"),
         ),
         Row(label="SCAFFOLD, baseline niid_bench", case="scaffold", config=SCAFFOLD),
         Row(

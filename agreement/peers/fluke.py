@@ -192,13 +192,13 @@ PEER = Peer(
         Row(label="MOON", case="moon", config=MOON),
         Row(
             label="FedAvg with batch normalisation",
-            case="fedavg, normed",
+            case="fedavg, batch norm",
             config=FEDAVG_BY_EXAMPLES,
             compared=(Quantity.SHARED, Quantity.STATISTICS),
         ),
         Row(
             label="MOON with batch normalisation",
-            case="moon, normed",
+            case="moon, batch norm",
             config=MOON,
             explanation=Explanation(
                 cause="The received model and the client's last one give their features in training mode, by the "
@@ -209,12 +209,12 @@ PEER = Peer(
         ),
         Row(
             label="MOON with batch normalisation; fedcli: training mode",
-            case="moon, normed, training mode",
+            case="moon, batch norm, training mode",
             config=MOON,
         ),
         Row(
             label="FedBN",
-            case="fedbn, normed",
+            case="fedbn, batch norm",
             config=PeerConfig("fedbn:FedBN", server=WEIGHTED_BY_EXAMPLES, keeps_normalisation=True),
             compared=(Quantity.SHARED, Quantity.KEPT),
         ),

@@ -79,13 +79,13 @@ PEER = Peer(
         Row(label="MOON with momentum", case="moon, momentum", config=MOON),
         Row(
             label="FedAvg with batch normalisation",
-            case="fedavg, normed",
+            case="fedavg, batch norm",
             config=FEDAVG,
             compared=(Quantity.SHARED, Quantity.STATISTICS),
         ),
         Row(
             label="MOON with momentum and batch normalisation",
-            case="moon, normed, momentum",
+            case="moon, batch norm, momentum",
             config=MOON,
             explanation=Explanation(
                 cause="The received model gives its features in training mode, by the batch's mean and variance; the "
@@ -96,7 +96,7 @@ PEER = Peer(
         ),
         Row(
             label="MOON with momentum and batch normalisation; fedcli: received model in training mode",
-            case="moon, normed, received in training mode, momentum",
+            case="moon, batch norm, received in training mode, momentum",
             config=MOON,
         ),
         Row(

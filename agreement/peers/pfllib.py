@@ -16,7 +16,7 @@ class PeerConfig:
     options: Mapping[str, Any] = field(default_factory=dict)  # of its command line
     own_weight_decay: float = 0.0  # that it has whatever the problem is
     drop_last: bool = False  # whether a batch that is not full is left out
-    epochs_of_passes: tuple[int, ...] | None = None  # which epoch a pass over a client's data is; all in turn if None
+    epoch_of_pass: tuple[int, ...] | None = None  # which epoch a pass over a client's data is; all in turn if None
     shares_head_alone: bool = False  # whether the server's model is a head alone
     shares_compressed_parameters: bool = False  # whether the server has no model, but what it sends of one
     class_vectors: str = ""  # what the server has of each class, by its attribute
@@ -202,7 +202,7 @@ PEER = Peer(
             label="FedRep, two epochs of the head",
             case="fedrep",
             config=PeerConfig(
-                "serverrep:FedRep", options={"plocal_epochs": 2}, epochs_of_passes=(2, 3, 0, 1), kept=("model.head",)
+                "serverrep:FedRep", options={"plocal_epochs": 2}, epoch_of_pass=(2, 3, 0, 1), kept=("model.head",)
             ),
             compared=(Quantity.SHARED, Quantity.KEPT),
         ),
