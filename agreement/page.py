@@ -12,7 +12,7 @@ from agreement.peers import load_peers
 from agreement.results import PeerResult, RowResult
 from agreement.rows import Peer, Row
 from fedcli.errors import UserError
-from fedcli.results.render import github_table
+from fedcli.results.render import render_github_table
 from fedcli.runs.options import flags_of
 
 PRINTED_FLOOR = 1e-13  # no smaller difference is printed: those are other ones in each run
@@ -128,7 +128,7 @@ def table_of_peers(peers: Sequence[RowsByAgreement]) -> str:
         cells = [peer.name, ", ".join(sources), len(peer.rows), num_agreeing, num_closed, num_open, versions]
         lines.append([str(cell) for cell in cells])
     titles = ("Project", "Version", "Rows", "Agree", "Differ, closed", "Open", "Environment")
-    return github_table(titles, lines)
+    return render_github_table(titles, lines)
 
 
 def table_of_agreeing(by_agreement: RowsByAgreement) -> str:
@@ -141,7 +141,7 @@ def table_of_agreeing(by_agreement: RowsByAgreement) -> str:
         difference = by_agreement.difference_text(row.label)
         lines.append([row.label, change, f"`{command(case)}`", case.partition, compared, difference])
     titles = (by_agreement.peer.name, "Changed in it", "fedcli", "Clients", "Compared", "Largest difference")
-    return github_table(titles, lines, first_number_column=5)
+    return render_github_table(titles, lines, first_number_column=5)
 
 
 def table_of_differing(by_agreement: RowsByAgreement) -> str:
@@ -159,7 +159,7 @@ def table_of_differing(by_agreement: RowsByAgreement) -> str:
         closed = f"{closed_by}: {by_agreement.difference_text(closed_by)}" if closed_by else "open"
         lines.append([row.label, by_agreement.difference_text(row.label), cause, row.explanation.paper_says, closed])
     titles = (by_agreement.peer.name, "Largest difference", "Cause", "What the paper says", "Closed by")
-    return github_table(titles, lines)
+    return render_github_table(titles, lines)
 
 
 def page_text(peers: Sequence[Peer], peer_results: Mapping[str, PeerResult]) -> str:

@@ -106,7 +106,7 @@ class _Experiment:
 
     def run_method(self, log: Any, progress: "Listener | None") -> "Run | Runs":
         """Runs the one method, once or with each seed."""
-        from fedcli.results.method_options import find_methods, options_by_method
+        from fedcli.results.method_options import assign_options, find_methods
         from fedcli.returned import Run, Runs
         from fedcli.runs.begin import run_method
         from fedcli.runs.loggers import Loggers
@@ -116,7 +116,7 @@ class _Experiment:
         given = self.given
         if self.method_options:
             methods = find_methods(self.methods)
-            given = given.with_typed(options_by_method(methods, self.method_options)[method])
+            given = given.with_typed(assign_options(methods, self.method_options)[method])
         if progress is None and _is_notebook():
             progress = NotebookProgress()
         ended = run_method(
@@ -135,7 +135,7 @@ class _Experiment:
         """Runs all methods with all combinations of values and all seeds; warns of the runs that fail."""
         from fedcli.results.grids import plan_grid
         from fedcli.results.jobs import PlanListener, execute
-        from fedcli.results.plans import protocols_text
+        from fedcli.results.plans import describe_protocols
         from fedcli.returned import Runs
         from fedcli.runs.record import RECORD
 
@@ -149,7 +149,7 @@ class _Experiment:
             seeds=self.seeds,
             continue_=self.continue_,
         )
-        mixed = protocols_text(plan.runs)
+        mixed = describe_protocols(plan.runs)
         if mixed:
             warnings.warn(keywords_for_flags(mixed), stacklevel=3)
         errors = execute(plan, PlanListener(), jobs=jobs, loggers=log)
@@ -203,7 +203,7 @@ def tune(
     """
     from fedcli.results import tune as tuning
     from fedcli.results.jobs import PlanListener, execute
-    from fedcli.results.plans import protocols_text
+    from fedcli.results.plans import describe_protocols
     from fedcli.returned import Tuned
 
     with in_keywords():
@@ -218,12 +218,12 @@ def tune(
             seeds=plain_seeds(seeds),
             method_options=method_options,
         )
-        for text in (protocols_text(plan.runs), *tuning.notes_on_drawn_trials(plan)):
+        for text in (describe_protocols(plan.runs), *tuning.write_notes_on_drawn_trials(plan)):
             if text:
                 warnings.warn(keywords_for_flags(text), stacklevel=2)
         errors = execute(plan, PlanListener(), jobs=jobs, records_only=True)
         ranked = tuning.rank_and_write_best(plan, errors)
-        for text in tuning.notes_on_edges(plan, ranked):
+        for text in tuning.write_notes_on_edges(plan, ranked):
             warnings.warn(keywords_for_flags(f"{text}; try values beyond"), stacklevel=2)
     best = ranked.groupby("method", sort=False)["options"].first()
     return Tuned(plan.folder, ranked, best.to_dict())
@@ -262,7 +262,7 @@ def _open(path: Path, method: str | Path | Sequence[str | Path]) -> "Run":
 
 
 def frame(*paths: str | Path, metrics: str | Sequence[str] = ()) -> Any:
-    """Reads all runs under some folders as a `pandas.DataFrame`; see `fedcli.results.tables.numbers_of_runs`."""
-    from fedcli.results.tables import numbers_of_runs
+    """Reads all runs under some folders as a `pandas.DataFrame`; see `fedcli.results.tables.read_numbers`."""
+    from fedcli.results.tables import read_numbers
 
-    return numbers_of_runs(paths, metrics)
+    return read_numbers(paths, metrics)

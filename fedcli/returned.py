@@ -40,9 +40,9 @@ class Run(SavedRun):
     @property
     def history(self) -> Any:
         """A `pandas.DataFrame` with a row for each round; `round` counts from 1, accuracies are in percent."""
-        from fedcli.results.frame import rounds_of  # late: pandas takes half a second
+        from fedcli.results.frame import tabulate_rounds  # late: pandas takes half a second
 
-        return rounds_of(self.record)
+        return tabulate_rounds(self.record)
 
     @property
     def clients(self) -> Any:
@@ -50,9 +50,9 @@ class Run(SavedRun):
 
         Those are the selected round, the last, and with `per_client_every` every n-th.
         """
-        from fedcli.results.frame import client_rounds_of
+        from fedcli.results.frame import tabulate_client_rounds
 
-        return client_rounds_of(self.record)
+        return tabulate_client_rounds(self.record)
 
     def plot(self, x: str = "round", y: str = "accuracy", **look: Any) -> Any:
         """Draws the learning curve; see `Runs.plot`."""
@@ -153,9 +153,9 @@ class Runs(list[Run]):
 
     def frame(self, *metrics: str) -> Any:
         """Returns a `pandas.DataFrame`, a row a run: the options, the seed, accuracies in percent and any `metrics`."""
-        from fedcli.results.tables import numbers_of_records
+        from fedcli.results.tables import tabulate_numbers
 
-        return numbers_of_records(self._records, metrics)
+        return tabulate_numbers(self._records, metrics)
 
     def table(
         self, *metrics: str, format: str | None = None, columns: str | Sequence[str] = (), digits: int | None = None,
@@ -192,9 +192,9 @@ class Runs(list[Run]):
         """A table of the runs, a column each, and their curves."""
         import pandas as pd
 
-        from fedcli.results.tables import numbers_of
+        from fedcli.results.tables import collect_numbers
 
-        table = pd.DataFrame({**numbers_of(run.record), "folder": run.path} for run in self)
+        table = pd.DataFrame({**collect_numbers(run.record), "folder": run.path} for run in self)
         with pd.option_context("display.max_colwidth", None):
             page = table[SUMMARY_COLUMNS].T.to_html(header=False, float_format="{:,.2f}".format)
         with suppress(UserError):  # nothing was evaluated

@@ -10,10 +10,10 @@ from fedcli.results import verdicts
 from fedcli.results.durations import (
     REFERENCE_METHOD,
     TIMED_COLUMNS,
+    describe_sum,
+    describe_time,
     estimate_times,
-    other_machines,
-    sum_text,
-    time_text,
+    list_other_machines,
 )
 from fedcli.results.plans import plan_table
 
@@ -59,7 +59,7 @@ def deciding_runs_text(answer: verdicts.Answer, folder: Path, timed_runs: pd.Dat
     if seeds is None:
         return f"more than {verdicts.MOST_SEEDS} seeds, if their spread stays"
     table = find_table(answer.claim.table)
-    plan = plan_table(table, folder, seeds=seeds, only=verdicts.rows_and_columns(answer.claim))
+    plan = plan_table(table, folder, seeds=seeds, only=verdicts.list_rows_and_columns(answer.claim))
     lacking = [run for run in plan.runs if run.needs_running]
     words = f"{len(lacking)} runs in full"
     if len(seeds) > verdicts.FEWEST_SEEDS:
@@ -72,11 +72,11 @@ def deciding_runs_text(answer: verdicts.Answer, folder: Path, timed_runs: pd.Dat
     on_cpu = estimate_times(lacking, timed_runs, "cpu", "")
     times = []
     if on_gpu["seconds"].count():
-        machines = " and ".join(other_machines(on_gpu)) or H100
-        times.append(f"{sum_text(on_gpu['seconds'], 'h', 'min')}, timed on {machines}")
+        machines = " and ".join(list_other_machines(on_gpu)) or H100
+        times.append(f"{describe_sum(on_gpu['seconds'], 'h', 'min')}, timed on {machines}")
     if on_cpu["core_seconds"].count():
-        machines = " and ".join(other_machines(on_cpu))
-        times.append(f"{sum_text(on_cpu['core_seconds'], 'core-hours', 'core-minutes')}, timed on {machines}")
+        machines = " and ".join(list_other_machines(on_cpu))
+        times.append(f"{describe_sum(on_cpu['core_seconds'], 'core-hours', 'core-minutes')}, timed on {machines}")
     if not times:
-        times.append(time_text(on_cpu))  # which says that it is not known
+        times.append(describe_time(on_cpu))  # which says that it is not known
     return f"{words}; time: {'; '.join(times)}"

@@ -13,7 +13,7 @@ from studies import Study, modified_checkout_text
 from fedcli import registry
 from fedcli.results import claim_tables, durations, paper_tables, plans, verdicts
 from fedcli.results.frame import read_runs
-from fedcli.results.render import MISSING, github_table, render
+from fedcli.results.render import MISSING, render, render_github_table
 
 ABOUT_THIS_PAGE = "Written by `make tables` from the records in `records/`; a test fails where they differ."
 ABOUT_CLAIMS = (
@@ -36,7 +36,7 @@ ABOUT_MODIFIED_CHECKOUTS = (
 
 def make_first_page(records: Path, studies: Sequence[Study], answers: Sequence[verdicts.Answer], coverage: str) -> str:
     """The first page: the claims, the `coverage` of what the papers print, and the studies."""
-    counts = claim_tables.counts_text(answers)
+    counts = claim_tables.describe_counts(answers)
     sections = {
         "## What the papers claim, and what is so": f"{counts} {ABOUT_CLAIMS}\n\n{table_of_claims(records, answers)}",
         "## How much of what the papers print has been run": coverage,
@@ -47,7 +47,7 @@ def make_first_page(records: Path, studies: Sequence[Study], answers: Sequence[v
 
 def table_of_claims(records: Path, answers: Sequence[verdicts.Answer]) -> str:
     """The claims with their verdicts, differences and runs."""
-    timed_runs = durations.times_of_runs(read_runs([records]))
+    timed_runs = durations.tabulate_times(read_runs([records]))
     timed_benchmarks = times_of_benchmarks(records.parent / "speed")
     timed = pd.concat([timed_runs, timed_benchmarks])
     table = claim_tables.build_claims_table(answers)
@@ -67,7 +67,7 @@ def table_of_studies(studies: Iterable[Study]) -> str:
     for study in studies:
         first_finding = study.finding_lines[0] if study.finding_lines else MISSING
         rows.append([f"[{study.name}]({study.name}.md)", first_finding])
-    return github_table(["Study", "First finding"], rows)
+    return render_github_table(["Study", "First finding"], rows)
 
 
 def runs_of_claim(answer: verdicts.Answer, records: Path, timed: pd.DataFrame) -> str:
@@ -119,7 +119,7 @@ def table_of_coverage(planned: Mapping[str, Sequence[plans.TablePlan]]) -> str:
                 complete.append(plan.table.name)
         link = f"[{title_of(tables_of_paper)}](papers/{name}.md)"
         lines.append([link, f"{num_printed:,}", f"{num_in_full:,}"])
-    table = github_table(["Paper", "Printed cells", "In full, all seeds"], lines, first_number_column=1)
+    table = render_github_table(["Paper", "Printed cells", "In full, all seeds"], lines, first_number_column=1)
     names = ", ".join(complete) or "none"
     return f"{table}\n\nRun in full, every cell here that has a printed number: {names}.\n\n{ABOUT_COVERAGE}"
 
@@ -144,7 +144,7 @@ def table_of_claims_by_paper(
         numbers = [str(counts[outcome]) for outcome in verdicts.OUTCOMES]
         lines.append([f"[{title_of(tables_of_paper)}](results/papers/{name}.md)", *numbers])
     titles = ["Claims of", *(outcome.capitalize() for outcome in verdicts.OUTCOMES)]
-    return github_table(titles, lines, first_number_column=1)
+    return render_github_table(titles, lines, first_number_column=1)
 
 
 def title_of(tables_of_paper: Sequence[plans.TablePlan]) -> str:

@@ -11,7 +11,7 @@ from studies import Study
 
 from fedcli import registry
 from fedcli.results import paper_tables, plans
-from fedcli.results.render import github_table, render
+from fedcli.results.render import render, render_github_table
 
 SHOWN_SECTIONS = ("Readings", "Known")  # how the titles begin of those of a card that its page repeats
 
@@ -86,7 +86,7 @@ def sections_of_tables(planned: Iterable[plans.TablePlan]) -> dict[str, str]:
             lacking.append([plan.title, str(len(plan.cells)), command])
     sections = {"## Tables": "\n\n".join(shown)}
     if lacking:
-        sections["### Without a finished run"] = github_table(["Table", "Cells", "Command"], lacking)
+        sections["### Without a finished run"] = render_github_table(["Table", "Cells", "Command"], lacking)
     return sections
 
 

@@ -28,11 +28,11 @@ from typing import Any, NamedTuple
 from fedcli import registry
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError
-from fedcli.results.frame import find_records, frame_of
+from fedcli.results.frame import find_records, tabulate_runs
 from fedcli.results.intervals import Interval, mean_interval, paired_difference
 from fedcli.results.metrics import Metric, find_metric
-from fedcli.results.number_texts import interval_text
-from fedcli.results.printed_numbers import printed_difference, printed_value
+from fedcli.results.number_texts import format_interval
+from fedcli.results.printed_numbers import find_printed_difference, find_printed_value
 from fedcli.runs.schema import Record
 
 # What metrics are called whose names say too little: by themselves, and before a parameter as in "inter:mnist".
@@ -185,16 +185,16 @@ def finding_line(finding: Finding, groups: Mapping[str, list[Record]]) -> str:
 def single_group_line(finding: Finding, runs: Sequence[Record]) -> str:
     """The mean of a group, and the paper's number of its row."""
     metric = finding.metric
-    mean = mean_interval(metric.values(runs))
+    mean = mean_interval(metric.read_values(runs))
     _check_has_values(mean)
-    line = f"{finding.group}, {_title(metric, runs)}: {interval_text(metric, mean, sign='')}"
+    line = f"{finding.group}, {_title(metric, runs)}: {format_interval(metric, mean, sign='')}"
     if finding.printed is None:
         return line
     table = registry.find_table(finding.printed.table)
-    number = printed_value(table, finding.group, finding.printed.column, metric)
+    number = find_printed_value(table, finding.group, finding.printed.column, metric)
     if number is None:
         raise ValueError(f"{finding.printed.table} has no number in {finding.printed.column} for {finding.group}")
-    return f"{line}; paper {metric.text(number)}"
+    return f"{line}; paper {metric.format_value(number)}"
 
 
 def difference_line(finding: Finding, runs: Sequence[Record], baseline: str, baseline_runs: Sequence[Record]) -> str:
@@ -209,15 +209,15 @@ def difference_line(finding: Finding, runs: Sequence[Record], baseline: str, bas
     else:
         baseline_title = _title(finding.baseline_metric, baseline_runs)
         subject = f"{finding.group} ({title}) - {baseline} ({baseline_title})"
-    line = f"{subject}: {interval_text(metric, lead)}"
+    line = f"{subject}: {format_interval(metric, lead)}"
     if finding.printed is None:
         return line
     table = registry.find_table(finding.printed.table)
-    number = printed_difference(table, finding.group, baseline, (finding.printed.column,), metric)
+    number = find_printed_difference(table, finding.group, baseline, (finding.printed.column,), metric)
     if number is None:
         rows = f"{finding.group} or {baseline}"
         raise ValueError(f"{finding.printed.table} has no number in {finding.printed.column} for {rows}")
-    return f"{line}; paper {metric.text(number, '+')}"
+    return f"{line}; paper {metric.format_value(number, '+')}"
 
 
 def _check_has_values(interval: Interval) -> None:
@@ -228,7 +228,7 @@ def _check_has_values(interval: Interval) -> None:
 
 def _check_pairs(runs: Iterable[Record], others: Iterable[Record]) -> None:
     """Refuses runs that have no single partner of the same seed, data and partition."""
-    pairs = frame_of(runs).merge(frame_of(others), on="seed")
+    pairs = tabulate_runs(runs).merge(tabulate_runs(others), on="seed")
     faulty = pairs.query("seed.duplicated() or images_x != images_y or partition_x != partition_y")["seed"]
     if len(faulty):
         raise ValueError(f"the runs of seed {faulty.min()} are no pair: several, or of other data or partitions")

@@ -151,8 +151,8 @@ def test_the_rounds_and_the_hash_are_those_without_the_step(tmp_path):
     assert post["name"] == "ccvr"
     assert post["hash"] == registry.find_post("ccvr").file_hash
     assert post["test_accuracy"] != plain.record["summary"]["last"]
-    assert find_metric("post").value(after.record) == 100 * post["test_accuracy"]
-    assert find_metric("post").value(plain.record) is None
+    assert find_metric("post").read_value(after.record) == 100 * post["test_accuracy"]
+    assert find_metric("post").read_value(plain.record) is None
 
     written = json.loads((after.path / "record.json").read_text())
     assert written["post"] == post

@@ -327,7 +327,7 @@ def test_a_claim_on_several_rows_counts_by_its_smallest_lead_once_all_rows_have_
     assert answer().comparison.verdict.outcome == "reproduced"
     assert answer().comparison.lead.interval.mean == pytest.approx(2)
     both_leads = "+2.00 [+2.00, +2.00] (3) over FedDyn; +4.10 [+3.85, +4.35] (3) over FedAvg"
-    assert answer().comparison.lead.text(answer().context.metric) == both_leads
+    assert answer().comparison.lead.format(answer().context.metric) == both_leads
     assert len(answer().comparison.evidence.folders) == 9
 
     behind = answer("FedAvg", ("FedFA", "FedDyn"))
@@ -379,7 +379,7 @@ def test_the_smallest_lead_over_the_last_rounds_may_be_on_another_row(study):
         study.add("FedDyn", seed, curve=[50] * 18 + [80, 82])
     answer = study.answer(table=f"{study.file}:own:several", other_rows=("FedAvg", "FedDyn"))
     assert answer.comparison.lead.rows_text.startswith("over FedDyn; ")
-    assert answer.comparison.last_tenth_lead.text(answer.context.metric).startswith("+3.00 ")
+    assert answer.comparison.last_tenth_lead.format(answer.context.metric).startswith("+3.00 ")
     assert answer.comparison.last_tenth_lead.rows_text == "over FedAvg"
 
 
@@ -425,7 +425,7 @@ def test_a_lead_by_construction_or_by_a_control_is_no_reproduction(study):
 
 def test_what_would_decide_a_claim_is_the_runs_that_lack_and_their_hours(study):
     def decided():
-        timed = durations.times_of_runs(frame.read_runs([study.runs]))
+        timed = durations.tabulate_times(frame.read_runs([study.runs]))
         text, _, _ = deciding_runs.deciding_runs_text(study.answer(), study.runs, timed).partition(", timed")
         return text
 
@@ -450,7 +450,7 @@ def test_no_command_is_said_to_decide_what_thirty_seeds_would_not(study):
     assert answer.needed_seeds is None
     assert answer.command == ""
     assert "decided by" not in render(claim_tables.build_claims_table([answer]))
-    text = deciding_runs.deciding_runs_text(answer, study.runs, durations.times_of_runs([]))
+    text = deciding_runs.deciding_runs_text(answer, study.runs, durations.tabulate_times([]))
     assert text == "more than 30 seeds, if their spread stays"
 
 
@@ -488,7 +488,7 @@ def test_a_method_without_timings_has_its_ratio_to_fedavg_elsewhere(tmp_path):
         timing("moon", small, seconds=50.0, examples=8, threads=1),
         timing("fedavg", large, seconds=0.5, examples=9, threads=2),
     ])  # fmt: skip
-    assert durations.time_ratios(timed).to_dict() == {"fedavg": 1.0, "moon": 2.0}
+    assert durations.compute_time_ratios(timed).to_dict() == {"fedavg": 1.0, "moon": 2.0}
 
     only = ["FedAvg", "MOON", "CIFAR-10 NIID-1"]
     planned = plans.plan_table(registry.find_table("fedfm:III"), tmp_path, only=only, seeds=[0])
@@ -547,7 +547,9 @@ def test_the_command_prints_the_claims_of_a_file_by_verdict(study):
 
 
 def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
-    monkeypatch.setattr(plans, "shipped_folders", list)  # plans of all claims compare them with every committed record
+    monkeypatch.setattr(
+        plans, "find_shipped_folders", list
+    )  # plans of all claims compare them with every committed record
     answers = claims.answer_claims(registry.claims(), [], lambda name: True)
     for answer in answers:
         claim = answer.claim

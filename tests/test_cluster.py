@@ -96,5 +96,5 @@ def test_where_ray_cannot_run_them_is_refused(monkeypatch):
 
 def test_each_job_has_a_device_in_turn(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    devices = [jobs.device_of(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(3)]
+    devices = [jobs.choose_device(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(3)]
     assert devices == ["2", "5", "2"]

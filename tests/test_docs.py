@@ -335,7 +335,7 @@ def workplace(folder, monkeypatch):
     """The folder with a user's files and some runs, as the texts suppose it; only built-in data sets are there."""
     for name, value in {"lr": "0.1", "seed": "0", "SLURM_JOB_ID": "1"}.items():  # of the scripts
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(frame, "shipped_folders", list)  # tests/test_claims.py reads the committed records
+    monkeypatch.setattr(frame, "find_shipped_folders", list)  # tests/test_claims.py reads the committed records
 
     (folder / "docs").symlink_to(ROOT / "docs")
     code = code_of_a_method(README)

@@ -28,8 +28,8 @@ MIB = 2**20
 def evidence(tmp_path, monkeypatch):
     """The script, in an empty folder, with the committed records out of sight."""
     module = load_script(FILE)
-    monkeypatch.setattr(plans, "shipped_folders", list)
-    monkeypatch.setattr(durations, "shipped_folders", list)
+    monkeypatch.setattr(plans, "find_shipped_folders", list)
+    monkeypatch.setattr(durations, "find_shipped_folders", list)
     monkeypatch.setattr(module.deadline, "interrupt_on_signals", lambda numbers: None)
     monkeypatch.setattr(module.deadline, "RESERVE", 0)
     monkeypatch.chdir(tmp_path)
@@ -202,7 +202,7 @@ def test_a_measurement_that_takes_too_long_is_ended(evidence, monkeypatch, capsy
         raise subprocess.TimeoutExpired(command, timeout)
 
     finished = SimpleNamespace(folder=Path("run"), lacks_quality=True)
-    monkeypatch.setattr(evidence, "with_new_records", lambda runs: runs)
+    monkeypatch.setattr(evidence, "read_new_records", lambda runs: runs)
     monkeypatch.setattr(evidence.subprocess, "run", run)
     evidence.measure_features([finished])
     assert "'fedcli quality' has not ended in time" in capsys.readouterr().out

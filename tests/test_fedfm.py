@@ -15,7 +15,7 @@ from fedcli.declarations import Sizes
 from fedcli.papers import fedfm
 from fedcli.papers.fedfm import aggregate_anchors, contrastive_guiding, l2_guiding, plain_l2_guiding
 from fedcli.registry import find_method
-from fedcli.results.printed_numbers import reported_numbers
+from fedcli.results.printed_numbers import read_reported_numbers
 from tests import laws
 from tests.first_rounds import minibatch
 from tests.tensors import randn
@@ -255,7 +255,7 @@ SIZES = {"CIFAR-10": Sizes(11_181_642, 10, 512), "CIFAR-100": Sizes(23_705_252, 
 
 def printed(table, row, column):
     """The paper's number in a cell."""
-    for entry in reported_numbers()["FedFM"][table]["rows"]:
+    for entry in read_reported_numbers()["FedFM"][table]["rows"]:
         if entry["method"] == row and entry["column"] == column:
             return entry["mean"]
     raise KeyError(f"{table}, {row}, {column}")

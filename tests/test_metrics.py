@@ -28,7 +28,7 @@ def record(*rounds, selection="last", selected_round=None, selected=None, **part
 
 
 def value(name, record):
-    return metrics.find_metric(name).value(record)
+    return metrics.find_metric(name).read_value(record)
 
 
 def values(names, record):
@@ -183,11 +183,11 @@ def test_a_parameter_that_no_run_can_have_is_refused(names, allowed):
 @pytest.mark.parametrize("number", [np.int64(3), np.float32(3), Fraction(3), 3, 3.0])
 def test_a_metric_of_ones_own_may_return_any_real_number(number):
     own = metrics.Metric("own", lambda record: number, unit="")
-    assert own.value(RUN) == 3
-    assert type(own.value(RUN)) in (int, float)
+    assert own.read_value(RUN) == 3
+    assert type(own.read_value(RUN)) in (int, float)
 
 
 @pytest.mark.parametrize("other", [True, np.bool_(True), "3", 3j])
 def test_a_metric_that_is_no_number_is_refused(other):
     own = metrics.Metric("own", lambda record: other, unit="")
-    assert_refused(lambda: own.value(RUN), "the metric 'own' is no number (got ")
+    assert_refused(lambda: own.read_value(RUN), "the metric 'own' is no number (got ")

@@ -13,7 +13,7 @@ from fedcli import figures
 from fedcli.errors import UserError
 from fedcli.figures import line_charts, names, partitions, saving
 from fedcli.results.frame import find_records
-from fedcli.results.words import data_words
+from fedcli.results.words import describe_data
 from tests.commands import invoke
 from tests.example_records import record_with_curve
 from tests.figure_panels import first_panel
@@ -198,10 +198,10 @@ def test_titles_and_names_are_words():
     title = " ".join(axes.get_title().split())
     assert title == "Digits, Dirichlet 0.5; reduced: rounds 4 of 20 (fedfm:digits)"
 
-    assert data_words("cifar10", "classes:2") == "CIFAR-10, 2 classes a client"
-    assert data_words("cifar10", "iid") == "CIFAR-10, IID"
-    assert data_words("cifar10", "dirichlet:0.5:plain") == "CIFAR-10, Dirichlet 0.5, plain"
-    assert data_words("cifar10", "file:my/split.json") == "CIFAR-10, file:my/split.json"
+    assert describe_data("cifar10", "classes:2") == "CIFAR-10, 2 classes a client"
+    assert describe_data("cifar10", "iid") == "CIFAR-10, IID"
+    assert describe_data("cifar10", "dirichlet:0.5:plain") == "CIFAR-10, Dirichlet 0.5, plain"
+    assert describe_data("cifar10", "file:my/split.json") == "CIFAR-10, file:my/split.json"
 
 
 @pytest.mark.parametrize("count", [12, 40])

@@ -88,7 +88,7 @@ def test_many_test_images_are_sampled_and_all_runs_have_the_same(run, tmp_path, 
 
 def test_the_record_has_the_numbers_beside_all_it_had(run):
     written = quality.add_quality(run.path)
-    assert find_metric("quality:nmi").value(read_record(run.path)) == written["nmi"]
+    assert find_metric("quality:nmi").read_value(read_record(run.path)) == written["nmi"]
     assert read_record(run.path) == {**json.loads(json.dumps(run.record)), "quality": written}
     names = ["checkpoint.safetensors", "features.npz", "record.json", "selected.safetensors"]
     assert sorted(path.name for path in run.path.iterdir()) == names
@@ -536,7 +536,7 @@ def test_what_is_measured_of_one_more_round_stands_in_the_record_and_is_drawn(ru
     record = read_record(folder)
     assert record["quality"].items() >= measured.items()
     for name, value in expected.items():
-        assert find_metric(f"quality:clients_{name}").value(record) == value
+        assert find_metric(f"quality:clients_{name}").read_value(record) == value
 
     for file in folder.glob("checkpoint*"):  # the figure needs what is kept and no more
         file.unlink()

@@ -53,7 +53,7 @@ def test_every_table_resolves_without_data_and_stands_in_the_paper(name):
     assert len(set(places)) == len(places)
 
     # Each cell is in the paper, or a note says that it is not.
-    printed = printed_numbers.printed_cells(table)
+    printed = printed_numbers.find_printed_cells(table)
     _, title = name.split(":")
     _, source = table.reported
     is_drawn = title.startswith("Fig") and source == "in-text"
@@ -223,7 +223,7 @@ def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
 
     assert seeds_with_a_record() == [2021, 2022, 2023]
 
-    (folder,) = frame.shipped_folders()
+    (folder,) = frame.find_shipped_folders()
     stopped = [run._replace(outcome="unfinished") for run in frame.read_runs([folder]) if run.method == "fedfa"]
     monkeypatch.setattr(plans, "read_runs", lambda folders: stopped)
     assert seeds_with_a_record() == []
@@ -249,8 +249,8 @@ def test_a_failed_run_does_not_stop_the_others_and_the_command_fails_after_all(o
 
 
 def test_runs_whose_data_are_missing_are_left_out(monkeypatch):
-    timed_before = [folder / "fedfm-cifar10-resnet18" for folder in durations.shipped_folders()]
-    monkeypatch.setattr(durations, "shipped_folders", lambda: timed_before)
+    timed_before = [folder / "fedfm-cifar10-resnet18" for folder in durations.find_shipped_folders()]
+    monkeypatch.setattr(durations, "find_shipped_folders", lambda: timed_before)
     absent = Cell("FedAvg", "CINIC-10 NIID-1", "fedavg", {"protocol": "fedfm:niid-1", "dataset": "cifar10"})
     plan = plans.plan_table(make_table([*SMALL_TABLE.cells, absent]), seeds=[0])
     assert [run.label for run in plan.startable_runs] == ["FedAvg, CIFAR-10 NIID-1", "FedFM, CIFAR-10 NIID-1"]
@@ -368,7 +368,7 @@ def timed(folder, seconds, seed=0):
 
 
 def test_the_estimate_goes_by_rounds_and_local_steps(monkeypatch):
-    monkeypatch.setattr(durations, "shipped_folders", list)  # which know what methods take beside each other
+    monkeypatch.setattr(durations, "find_shipped_folders", list)  # which know what methods take beside each other
     record = timed("runs/tables/timed", 2.0)
     # the other method's by this one's: 3 runs of 3 rounds
     assert estimate(SMALL_TABLE.cells) == Estimate(pytest.approx(3 * 3 * 2), known_runs=3, other_machines=set())
@@ -391,7 +391,7 @@ def test_the_estimate_goes_by_rounds_and_local_steps(monkeypatch):
 
 def test_the_estimate_is_by_similar_runs_here_or_else_elsewhere(monkeypatch):
     """By runs of the same network on images of the same size, here or else on another machine."""
-    monkeypatch.setattr(durations, "shipped_folders", list)
+    monkeypatch.setattr(durations, "find_shipped_folders", list)
     seconds_of = {Path("runs/tables/0"): 1.0, Path("runs/tables/1"): 2.0, Path("runs/tables/2"): 9.0}
     for folder, seconds in seconds_of.items():
         timed(folder, seconds, seed=9)
@@ -630,7 +630,7 @@ def test_a_run_of_another_version_of_its_method_is_pointed_out():
 
 def test_the_command_runs_what_is_missing_and_then_only_prints(offered, monkeypatch):
     monkeypatch.setattr(durations, "is_undisturbed", lambda record: True)  # whatever else this machine does
-    monkeypatch.setattr(durations, "shipped_folders", list)
+    monkeypatch.setattr(durations, "find_shipped_folders", list)
     offered(SMALL_TABLE)
     result = invoke("FEDFM:iii", "--seeds", "0")
     assert result.exit_code == 0, result.output

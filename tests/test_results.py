@@ -77,7 +77,7 @@ def test_every_number_that_a_paper_prints_is_planned_or_has_a_reason(paper):
         name, title = table.reported
         planned |= {(title, cell.row, cell.column) for cell in (*table.cells, *table.gains)}
 
-    for title, content in printed_numbers.reported_numbers()[name].items():
+    for title, content in printed_numbers.read_reported_numbers()[name].items():
         for entry in content["rows"]:
             if not any(isinstance(value, int | float) for value in entry.values()):
                 continue  # which prints no number

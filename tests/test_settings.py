@@ -212,9 +212,9 @@ def test_the_verdicts_that_are_installed_are_those_of_the_records():
 
     def verdict_lead_and_seeds(answer):
         comparison = answer.comparison
-        return comparison.verdict.outcome, comparison.lead.text(answer.context.metric), comparison.evidence.seeds
+        return comparison.verdict.outcome, comparison.lead.format(answer.context.metric), comparison.evidence.seeds
 
-    of_records = verdicts(folders=frame.shipped_folders())
+    of_records = verdicts(folders=frame.find_shipped_folders())
     assert verdicts(folders=[], shipped=True) == of_records
     assert len(of_records) >= 5
 

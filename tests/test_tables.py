@@ -11,7 +11,7 @@ from fedcli.figures import line_charts
 from fedcli.results import frame, groups, intervals, tables
 from fedcli.results.columns import FLOATS, LEAD, Layout
 from fedcli.results.formats import write_tables
-from fedcli.results.intervals import clear_best
+from fedcli.results.intervals import find_clear_best
 from fedcli.results.metrics import find_metric
 from fedcli.results.notes import ACROSS_MODELS, LEADS
 from fedcli.results.render import CellIndex, TextTable, render
@@ -229,8 +229,8 @@ def test_the_best_comparable_row_is_bold_where_its_lead_is_certain():
     assert bold([*one, *sure_two, *three]) == ["**two**"]
     assert bold([*one, *unsure_two, *three]) == []
     lower = replace(find_metric("last"), better="lower")
-    assert clear_best(lower, {"one": one, "two": sure_two}) == "one"
-    assert clear_best(lower, {"one": one, "two": unsure_two}) is None
+    assert find_clear_best(lower, {"one": one, "two": sure_two}) == "one"
+    assert find_clear_best(lower, {"one": one, "two": unsure_two}) is None
 
     # One seed has no interval, other seeds are no pairs, and a lost run is no lead.
     assert bold([make_record("one", selected=0.5), make_record("two", selected=0.6)]) == []
@@ -450,7 +450,7 @@ def test_a_record_that_grows_is_read_again_and_kept_once(tmp_path):
 def test_a_record_that_is_gone_since_its_folder_was_searched_is_left_out(tmp_path, monkeypatch, caplog):
     write_unsigned_record(tmp_path / "b", make_record("two"))
     gone = tmp_path / "a" / "record.json"
-    monkeypatch.setattr(frame, "_record_files", lambda folder: [gone, tmp_path / "b" / "record.json"])
+    monkeypatch.setattr(frame, "_find_record_files", lambda folder: [gone, tmp_path / "b" / "record.json"])
     assert [row.method for row in frame.read_runs([tmp_path])] == ["two"]
     assert f"left out: '{gone}' cannot be read (No such file" in caplog.text
 
@@ -459,7 +459,7 @@ def test_a_term_that_is_called_an_accuracy_stays_as_it_is():
     run = make_record(selected=0.5)
     for entry in run["rounds"]:
         entry["terms"] = {"own_accuracy": 0.25}
-    table = frame.rounds_of(run)
+    table = frame.tabulate_rounds(run)
     assert table["terms/own_accuracy"].tolist() == [0.25] * 4
     assert table["test_accuracy"][1] == 50
     assert table["validation_accuracy"][1] == pytest.approx(55)

@@ -186,12 +186,12 @@ def test_trials_that_have_all_diverged_choose_nothing(tmp_path):
 
 
 def test_only_the_seeds_of_a_papers_own_runs_are_refused(tmp_path, monkeypatch):
-    assert tune.reported_seeds("fedfa:fmnist-c2", "fmnist") == {2021, 2022, 2023}
-    assert tune.reported_seeds("fedfa:fmnist-c2", "digits") == set()
+    assert tune.find_reported_seeds("fedfa:fmnist-c2", "fmnist") == {2021, 2022, 2023}
+    assert tune.find_reported_seeds("fedfa:fmnist-c2", "digits") == set()
     search = {"grid": ["lr=0.1"], "out": tmp_path / "grid"}
     assert len(tune.plan_trials("fedavg", BRIEF, seeds=[0, 1], **search).runs) == 2  # no table has runs on the digits
 
-    monkeypatch.setattr(tune, "reported_seeds", lambda protocol, dataset: {0, 1})
+    monkeypatch.setattr(tune, "find_reported_seeds", lambda protocol, dataset: {0, 1})
     words = "--seed 1 is one that the paper's tables report"
     assert_refused(lambda: tune.plan_trials("fedavg", BRIEF, seeds=[1000, 1], **search), words)
 
@@ -313,7 +313,7 @@ def test_a_best_value_at_the_edge_is_told_unless_nothing_lies_beyond():
     def warnings(best, *others, name="lr"):
         trials = pd.DataFrame({"method": ["fedprox"], "options": [{name: best}]})
         of_method = tune.MethodTrials(find_method("fedprox"), Path(), values={name: (best, *others)}, points=())
-        return tune.notes_on_edges(tune.Tuning(Path(), (), by_method=(of_method,)), trials)
+        return tune.write_notes_on_edges(tune.Tuning(Path(), (), by_method=(of_method,)), trials)
 
     assert warnings(0.1, 0.01, 1.0) == []
     # Also where the other value is in no combination that was drawn.

@@ -8,7 +8,7 @@ import pytest
 
 import fedcli
 from fedcli.core.federation import NonFiniteLoss
-from fedcli.results.durations import times_of_runs
+from fedcli.results.durations import tabulate_times
 from fedcli.results.frame import read_runs
 from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resume import resume
@@ -117,10 +117,10 @@ def test_a_run_that_goes_on_elsewhere_says_so_and_is_not_held_to_the_bits():
     assert text == "same within 1.00 points of accuracy (other machine from round 2 on)"
 
     # Its seconds are of neither machine.
-    assert times_of_runs(read_runs([Path()])).empty
+    assert tabulate_times(read_runs([Path()])).empty
     del record["moved"]
     write_record(folder, record)
-    assert len(times_of_runs(read_runs([Path()]))) == 1
+    assert len(tabulate_times(read_runs([Path()]))) == 1
 
 
 def with_accuracy(record, difference, **parts):

@@ -135,9 +135,9 @@ def _write_chart(dataset: "Dataset", flag: str, seed: int, parts: "Sequence[np.n
     from fedcli.core.partition import count_classes
     from fedcli.figures.partitions import partition_chart  # here, since it imports Matplotlib
     from fedcli.figures.saving import write_figure
-    from fedcli.results.words import data_words
+    from fedcli.results.words import describe_data
 
     counts = count_classes(parts, dataset.y_train, dataset.num_classes)
-    title = data_words(dataset.name, flag, f"seed {seed}")
+    title = describe_data(dataset.name, flag, f"seed {seed}")
     written = write_figure(file, partition_chart, counts, dataset.class_names, title)
     say(f"chart: {' and '.join(map(str, written.files))}")

@@ -30,7 +30,7 @@ def quality(
     With --clients: of all clients' features after one more round; 'fedcli plot --kind clients' draws them.
     """
     from fedcli.measure.quality import add_clients_quality, add_quality
-    from fedcli.results.frame import finished_runs
+    from fedcli.results.frame import select_finished
 
     measure: Callable[..., dict[str, Any]] = partial(add_quality, client=client, round=round)
     if clients:
@@ -41,7 +41,7 @@ def quality(
             raise UserError(f"{fault}: {reason}; leave --clients or these out.")
         measure = add_clients_quality
     rows = []
-    for record in finished_runs(records_of(runs, None, None, None)):
+    for record in select_finished(records_of(runs, None, None, None)):
         folder = record["folder"]
         with Console(stderr=True).status(escape(str(folder))):
             measured = measure(folder, files=files or ())

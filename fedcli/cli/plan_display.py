@@ -15,7 +15,7 @@ from fedcli.cli.display import duration_text, print_line
 from fedcli.cli.options import ONE_BY_ONE, Placement
 from fedcli.cli.printing import say, stop_interrupted
 from fedcli.results import durations, jobs
-from fedcli.results.plans import Plan, PlannedRun, TablePlan, protocols_text
+from fedcli.results.plans import Plan, PlannedRun, TablePlan, describe_protocols
 from fedcli.runs.schema import Record
 
 
@@ -32,7 +32,7 @@ def cost_rows(plan: TablePlan) -> list[tuple[str, str]]:
         lines.append(("reduced", f"{plan.reduction}; not the paper's setting"))
     estimated = durations.estimate_plan(plan)
     if len(estimated):
-        lines.append(("time", f"{durations.time_text(estimated)}, one run after the other"))
+        lines.append(("time", f"{durations.describe_time(estimated)}, one run after the other"))
     data_sets: set[str] = set()
     for run in plan.startable_runs:
         data_sets.update(run.setup.data_sets)
@@ -77,7 +77,7 @@ class TableDisplay(jobs.PlanListener):
         if error or record is None:
             text = f"failed: {error}"
         else:
-            text = f"{self._plan.accuracy_text(record)} in {duration_text(record)}"
+            text = f"{self._plan.format_accuracy(record)} in {duration_text(record)}"
         self.note(run, text, f"[{self.ended}/{self.total}] ")
         if error and self._terminal.quiet:
             say(f"error: {run.label}, seed {run.setup.config.seed}: {error}", err=True)
@@ -85,7 +85,7 @@ class TableDisplay(jobs.PlanListener):
 
 def warn_of_protocols(plan: Plan) -> None:
     """Warn of a comparison whose methods run under different protocols."""
-    text = protocols_text(plan.runs)
+    text = describe_protocols(plan.runs)
     if text:
         say(f"warning: {text}.", err=True)
 

@@ -150,12 +150,12 @@ def _print_or_write(text: str, format: str, out: Path | None) -> None:
 
 def _print_table_of_runs(records: list[dict], metric: str | None, layout: Any, format: str, out: Path | None) -> None:
     """Print a table of runs."""
-    from fedcli.results.formats import words_of_label, write_tables
+    from fedcli.results.formats import slugify, write_tables
 
     metrics = metric.split(",") if metric else []
     label = ""
-    if format == "latex" and out is not None and words_of_label(out.stem):
-        label = f"tab:{words_of_label(out.stem)}"
+    if format == "latex" and out is not None and slugify(out.stem):
+        label = f"tab:{slugify(out.stem)}"
     _print_or_write(write_tables(records, metrics, format, layout, label), format, out)
 
 
@@ -172,10 +172,14 @@ def _refuse_layout(ctx: typer.Context, per: Part, format: str) -> None:
 def _csv_of_parts(records: list[dict], per: Part) -> str:
     """Write a CSV with a row `per` round, client, or client in a round."""
     from fedcli.results import frame
-    from fedcli.results.render import csv_of
+    from fedcli.results.render import render_csv
 
-    readers = {"round": frame.rounds_of, "client": frame.clients_of, "client-round": frame.client_rounds_of}
-    return csv_of(frame.parts_of_all(records, readers[per]))
+    readers = {
+        "round": frame.tabulate_rounds,
+        "client": frame.tabulate_clients,
+        "client-round": frame.tabulate_client_rounds,
+    }
+    return render_csv(frame.tabulate_all(records, readers[per]))
 
 
 def _print_paper_table(
@@ -232,15 +236,15 @@ def claims(
     A claim compares rows of a table. Ours is the mean difference of runs with the same seed and partition.
     """
     from fedcli.data.datasets import is_open_to_all, is_present
-    from fedcli.results.claim_tables import build_claims_table, counts_text
+    from fedcli.results.claim_tables import build_claims_table, describe_counts
     from fedcli.results.claims import answer_claims
-    from fedcli.results.frame import shipped_folders
+    from fedcli.results.frame import find_shipped_folders
     from fedcli.results.render import render
 
     def has_data(name: str) -> bool:
         return is_open_to_all(name) or is_present(name)
 
-    folders_of_project = shipped_folders()
+    folders_of_project = find_shipped_folders()
     own_folders = folders or [Path("runs")]
     answers = answer_claims(
         registry.claims(paper), [*folders_of_project, *own_folders], has_data, shipped=not folders_of_project
@@ -250,4 +254,4 @@ def claims(
         width = table.columns.index("Ours") + 1  # a terminal has no room for more
         table = replace(table, columns=table.columns[:width], rows=[row[:width] for row in table.rows])
     _print_or_write(render(table, format), format, None)
-    typer.echo(counts_text(answers), err=True)
+    typer.echo(describe_counts(answers), err=True)

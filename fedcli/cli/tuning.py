@@ -69,14 +69,14 @@ def tune(  # noqa: PLR0913  # the parameters of a command are its options
     )
     placement = place_runs(jobs, on, cpus_per_run, gpus_per_run)
     warn_of_protocols(plan)
-    for text in tune.notes_on_drawn_trials(plan):
+    for text in tune.write_notes_on_drawn_trials(plan):
         say(f"{text}.", err=True)
     screens = consoles(Output(quiet=quiet, log_file=log_file), stderr=True)
     errors = run_plan(plan, screens, placement=placement, records_only=True)
     ranked = tune.rank_and_write_best(plan, errors)
     for name, trials_of_method in ranked.groupby("method", sort=False):
         print_trials(name if len(names) > 1 else "", trials_of_method)
-    for text in tune.notes_on_edges(plan, ranked):
+    for text in tune.write_notes_on_edges(plan, ranked):
         say(f"warning: {text}; try values beyond.", err=True)
     tuned = shlex.join(["--tuned", str(plan.folder)])
     if len(names) > 1:
@@ -99,12 +99,12 @@ def print_trials(name: str, trials: Any) -> None:
     """Print the trials of a method, the best first, with the mean and deviation of their validation accuracies."""
     from fedcli.results.metrics import find_metric
 
-    mean_text = find_metric("validation").mean_text
+    metric = find_metric("validation")
     rows = []
     for trial in trials.itertuples():
         text = "diverged"
         if not isnan(trial.accuracy):
-            text = mean_text([100 * accuracy for accuracy in trial.accuracies])
+            text = metric.format_mean([100 * accuracy for accuracy in trial.accuracies])
         rows.append([*trial.options.values(), text])
     best = trials.iloc[0]
     columns = [*map(flag_of, best["options"]), "Validation accuracy, %"]

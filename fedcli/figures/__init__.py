@@ -39,8 +39,8 @@ class Measure:
     """What a curve shows.
 
     Attributes:
-        column: A column of `rounds_of`; or a name before a slash, as "intra", for the mean of its columns; of single
-            clients, a column of `clients_of`.
+        column: A column of `tabulate_rounds`; or a name before a slash, as "intra", for the mean of its columns; of
+            single clients, a column of `tabulate_clients`.
         label: Its name at the vertical axis.
         remedy: What a user can do where no run has a value.
         of_clients: Whether the points of a curve are clients, the worst first, and not rounds.

@@ -12,9 +12,9 @@ import pandas as pd
 from fedcli.declarations import SELECTIONS
 from fedcli.figures import ACCURACY, Measure
 from fedcli.figures.names import NO_LABELS, setting_name
-from fedcli.results.frame import clients_of, rounds_of
+from fedcli.results.frame import tabulate_clients, tabulate_rounds
 from fedcli.results.groups import SeedGroup
-from fedcli.results.printed_numbers import printed_accuracies
+from fedcli.results.printed_numbers import find_printed_accuracies
 from fedcli.runs.identity import recorded_code_changes
 from fedcli.runs.machine import is_undisturbed
 from fedcli.runs.record import outcome_of
@@ -60,7 +60,7 @@ class Curve(NamedTuple):
         diverged: `x` and `y` of each run that diverged and has values.
         chosen: Of accuracies, the mean headline at the mean of the rounds that the rule has chosen; it may lie
             off the line. None where no rule looks for a round.
-        printed: Of accuracies, the paper's number in percent or None, see `printed_accuracies`.
+        printed: Of accuracies, the paper's number in percent or None, see `find_printed_accuracies`.
     """
 
     setting: SeedGroup
@@ -108,7 +108,7 @@ def find_curves(settings: Sequence[SeedGroup], measure: Measure = ACCURACY, x: s
     """
     printed_numbers: list[float | None] = [None] * len(settings)
     if measure == ACCURACY:
-        printed_numbers = printed_accuracies([setting.first for setting in settings])
+        printed_numbers = find_printed_accuracies([setting.first for setting in settings])
     curves = []
     for setting, printed in zip(settings, printed_numbers, strict=True):
         curve = _find_curve(setting, measure, x, printed)
@@ -169,9 +169,9 @@ def points_of(record: Record, measure: Measure, x: str) -> pd.DataFrame:
     Clients, whose number is `x`, are sorted by their values; for rounds, `x` is one of `AXES`.
     """
     if measure.of_clients:
-        values = clients_of(record)[measure.column].dropna().sort_values(ignore_index=True)
+        values = tabulate_clients(record)[measure.column].dropna().sort_values(ignore_index=True)
         return pd.DataFrame({"x": values.index + 1, "y": values})
-    rounds = rounds_of(record)
+    rounds = tabulate_rounds(record)
     positions = rounds["round"]
     if x == "floats":
         positions = _floats_sent(record)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from fedcli.errors import UserError
 from fedcli.figures.names import setting_name, title_words
 from fedcli.figures.text import write_title
-from fedcli.results.frame import finished_runs
+from fedcli.results.frame import select_finished
 from fedcli.results.groups import group_runs
 from fedcli.runs.schema import Record
 
@@ -43,7 +43,7 @@ def make_grid(records: list[Record], rows: int = 1) -> Grid:
     Raises:
         UserError: If there is no finished run, or they are of several data sets.
     """
-    finished = finished_runs(records)
+    finished = select_finished(records)
     datasets = sorted({record["dataset"] for record in finished})
     if len(datasets) > 1:
         raise UserError(f"a figure shows the classes of one data set (got {', '.join(datasets)}); use --dataset.")

@@ -19,7 +19,7 @@ from fedcli.figures.options import FigureOptions
 from fedcli.figures.saving import small_png
 from fedcli.figures.text import characters, write_title
 from fedcli.figures.warn import warn_of_no_room
-from fedcli.results.groups import SeedGroup, group_runs, leaderboards
+from fedcli.results.groups import SeedGroup, group_by_leaderboard, group_runs
 from fedcli.runs.schema import Record
 
 # Each has more gaps than the one before, and hides no line that is drawn earlier.
@@ -126,7 +126,7 @@ def _chart_of_measures(
         remedy = " or ".join(dict.fromkeys(measure.remedy for measure in measures))
         raise UserError(f"no run has measured its {labels} (got {len(records)} runs); {remedy}.")
     panels = []
-    for runs in leaderboards(measured).values():
+    for runs in group_by_leaderboard(measured).values():
         settings = group_runs(runs)
         (first, *_) = runs  # all have one protocol
         heading = f"{title_words(runs)} ({first['protocol']})"

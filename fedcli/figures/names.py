@@ -6,8 +6,8 @@ import matplotlib
 import numpy as np
 from matplotlib.colors import to_hex
 
-from fedcli.results.groups import SeedGroup, shared_settings
-from fedcli.results.words import data_words, method_name
+from fedcli.results.groups import SeedGroup, find_shared_settings
+from fedcli.results.words import describe_data, name_method
 from fedcli.runs.schema import Record
 from fedcli.runs.settings_text import reductions
 
@@ -49,13 +49,13 @@ def setting_name(setting: SeedGroup, labels: Mapping[str, str] = NO_LABELS) -> s
     """
     if setting.label in labels:
         return labels[setting.label]
-    name = labels.get(setting.method, method_name(setting.first))
+    name = labels.get(setting.method, name_method(setting.first))
     return name + setting.label.removeprefix(setting.method)
 
 
 def title_words(records: Sequence[Record], *more: str) -> str:
     """What runs share, in words: "Digits, Dirichlet 0.5, seed 0; reduced: rounds 4 of 100"."""
-    shared = shared_settings(records)
-    title = data_words(shared.get("dataset", ""), shared.get("partition", ""), *more)
+    shared = find_shared_settings(records)
+    title = describe_data(shared.get("dataset", ""), shared.get("partition", ""), *more)
     smaller = {", ".join(reductions(record).values()) for record in records} - {""}
     return f"{title}; reduced: {' or '.join(sorted(smaller))}" if smaller else title

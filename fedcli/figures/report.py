@@ -15,8 +15,8 @@ from bokeh.resources import INLINE
 
 from fedcli.figures.curves import Curve, find_curves
 from fedcli.figures.names import setting_colours, setting_name
-from fedcli.results.groups import SeedGroup, group_runs, leaderboards
-from fedcli.results.printed_numbers import printed_accuracies
+from fedcli.results.groups import SeedGroup, group_by_leaderboard, group_runs
+from fedcli.results.printed_numbers import find_printed_accuracies
 from fedcli.results.render import CellIndex, TextTable
 from fedcli.results.tables import build_tables, list_commands
 from fedcli.runs.schema import Record
@@ -50,7 +50,7 @@ def report(records: Sequence[Record], title: str = "Runs") -> str:
     """The page of some runs: for each protocol and data set a table, curves and commands."""
     use = "Click a column's title to sort by it, a name beside curves to switch its line on or off."
     parts: list[Any] = [_text(f"<h1>{escape(title)}</h1>Runs: {len(records)}. {use}")]
-    runs_by_leaderboard = leaderboards(records)
+    runs_by_leaderboard = group_by_leaderboard(records)
     settings_by_leaderboard = [group_runs(runs) for runs in runs_by_leaderboard.values()]
     colours = setting_colours(settings_by_leaderboard)
     tables = build_tables(records)
@@ -99,7 +99,7 @@ def _columns(table: TextTable, rows: list[_TableRow]) -> list[_TableColumn]:
         texts = [row.cells[position] for row in rows]
         styles = ["bold" if CellIndex(row.number, position) in table.best else "normal" for row in rows]
         columns.append(_TableColumn(title, texts, styles, is_number=position >= table.first_number_column))
-    printed = printed_accuracies([row.setting.first for row in rows])
+    printed = find_printed_accuracies([row.setting.first for row in rows])
     if any(printed):
         texts = [f"{accuracy:.2f}" if accuracy else "" for accuracy in printed]
         styles = ["normal"] * len(texts)

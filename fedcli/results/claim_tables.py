@@ -57,7 +57,7 @@ def read_shipped() -> dict[str, dict[str, Any]]:
     return {row["claim"]: row for row in table[table["runs"] != ""].to_dict("records")}
 
 
-def as_shipped(answer: Answer, row: Mapping[str, Any]) -> Answer:
+def apply_shipped_row(answer: Answer, row: Mapping[str, Any]) -> Answer:
     """Returns an answer that has no runs with what a row of the CSV says of its claim."""
     comparison = Comparison(
         verdict=Verdict(row["verdict"], row["why"]),
@@ -115,9 +115,9 @@ def _build_row(answer: Answer) -> list[str]:
     return [
         f"`{claim.name}` {claim.text}",
         f"{verdict.outcome}, {verdict.reason}" if verdict.reason else verdict.outcome,
-        MISSING if paper_difference is None else metric.text(paper_difference, "+"),
-        comparison.lead.text(metric),
-        comparison.last_tenth_lead.text(metric),
+        MISSING if paper_difference is None else metric.format_value(paper_difference, "+"),
+        comparison.lead.format(metric),
+        comparison.last_tenth_lead.format(metric),
         "; ".join(runs) or MISSING,
     ]
 
@@ -165,7 +165,7 @@ def _build_pair_entry(pair: Pair) -> dict[str, Any]:
     }
 
 
-def counts_text(answers: Sequence[Answer]) -> str:
+def describe_counts(answers: Sequence[Answer]) -> str:
     """Says in a sentence how many claims have which outcome."""
     counts = Counter(answer.comparison.verdict.outcome for answer in answers)
     parts = [f"{count} {outcome}" for outcome, count in counts.items()]

@@ -14,7 +14,7 @@ import pandas as pd
 from fedcli.data import datasets
 from fedcli.declarations import Claim, Table
 from fedcli.registry import find_table
-from fedcli.results.claim_tables import as_shipped, read_shipped
+from fedcli.results.claim_tables import apply_shipped_row, read_shipped
 from fedcli.results.frame import RunRow, read_runs
 from fedcli.results.intervals import NO_INTERVAL, Interval, mean_interval
 from fedcli.results.metrics import Metric, find_metric
@@ -27,7 +27,7 @@ from fedcli.results.pairs import (
     select_closest_pairs,
     select_pairs_under_common_conditions,
 )
-from fedcli.results.printed_numbers import printed_difference, printed_value
+from fedcli.results.printed_numbers import find_printed_difference, find_printed_value
 from fedcli.results.verdicts import (
     BY_CONSTRUCTION,
     CONTRADICTED,
@@ -77,7 +77,7 @@ def answer_claims(
     for claim in claims:
         answer = _answer_claim(claim, counted_runs, has_data)
         if not answer.comparison.evidence.folders and claim.name in shipped_rows:
-            answer = as_shipped(answer, shipped_rows[claim.name])
+            answer = apply_shipped_row(answer, shipped_rows[claim.name])
         answers.append(answer)
     return sorted(answers, key=lambda answer: OUTCOMES.index(answer.comparison.verdict.outcome))
 
@@ -150,10 +150,10 @@ def _find_paper_difference(
     """
     if claim.row_aliases or claim.other_columns:
         return _sum_printed_differences(table, contrasts, metric)
-    difference = printed_difference(table, claim.row, other_row, claim.columns, metric)
+    difference = find_printed_difference(table, claim.row, other_row, claim.columns, metric)
     if not claim.subtracted_columns or difference is None:
         return difference
-    subtracted = printed_difference(table, claim.row, other_row, claim.subtracted_columns, metric)
+    subtracted = find_printed_difference(table, claim.row, other_row, claim.subtracted_columns, metric)
     return None if subtracted is None else difference - subtracted
 
 
@@ -162,8 +162,8 @@ def _sum_printed_differences(table: Table, contrasts: Sequence[PlannedContrast],
     total = 0.0
     for planned in contrasts:
         contrast = planned.contrast
-        value = printed_value(table, contrast.cell.row, contrast.cell.column, metric)
-        other_value = printed_value(table, contrast.other_cell.row, contrast.other_cell.column, metric)
+        value = find_printed_value(table, contrast.cell.row, contrast.cell.column, metric)
+        other_value = find_printed_value(table, contrast.other_cell.row, contrast.other_cell.column, metric)
         if value is None or other_value is None:
             return None
         total += contrast.weight * (value - other_value)
@@ -237,7 +237,7 @@ def _compare_with_all_rows(context: ClaimContext, comparisons: Mapping[str, Comp
     rows_text = f"over {weakest}"
     if len(weakest_first) == 2:
         stronger = weakest_first[1]
-        rows_text += f"; {comparisons[stronger].lead.text(context.metric)} over {stronger}"
+        rows_text += f"; {comparisons[stronger].lead.format(context.metric)} over {stronger}"
     reductions = [comparisons[other_row].evidence.reduction for other_row in weakest_first]
     folders: list[Path] = []
     pairs: list[Pair] = []

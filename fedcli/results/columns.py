@@ -11,10 +11,10 @@ from statistics import fmean
 import pandas as pd
 
 from fedcli.errors import UserError, unknown
-from fedcli.results.groups import SeedGroup, comparable_groups, tested_model
-from fedcli.results.intervals import clear_best
+from fedcli.results.groups import SeedGroup, find_comparable_groups, find_tested_model
+from fedcli.results.intervals import find_clear_best
 from fedcli.results.metrics import Metric, find_metric
-from fedcli.results.number_texts import lead_texts, mean_text_of_runs
+from fedcli.results.number_texts import format_leads, format_mean_of_runs
 from fedcli.results.render import MISSING, CellIndex
 from fedcli.runs.record import outcome_of
 from fedcli.runs.schema import Record
@@ -141,7 +141,7 @@ def choose_columns(names: str | Sequence[str], columns: Iterable[Column], aliase
     by_name: dict[str, Column] = {}
     for column in by_key.values():
         by_name.setdefault(column.title.lower(), column)
-        by_name.setdefault(column_name(column.title).lower(), column)
+        by_name.setdefault(shorten_title(column.title).lower(), column)
     for alias, key in aliases.items():
         by_name.setdefault(alias.lower(), by_key[key])
     chosen = []
@@ -151,7 +151,7 @@ def choose_columns(names: str | Sequence[str], columns: Iterable[Column], aliase
         while rest:  # not split at commas, which some titles have
             fitting = [name for name in by_name if re.match(rf"{re.escape(name)}\s*(,|$)", rest.lower())]
             if not fitting:
-                known = list(dict.fromkeys(column_name(column.title) for column in by_key.values()))
+                known = list(dict.fromkeys(shorten_title(column.title) for column in by_key.values()))
                 raise unknown("column in --columns", rest.split(",")[0], known, f"there are {', '.join(known)}.")
             longest = max(fitting, key=len)
             chosen.append(by_name[longest])
@@ -159,12 +159,12 @@ def choose_columns(names: str | Sequence[str], columns: Iterable[Column], aliase
     return chosen
 
 
-def column_name(title: str) -> str:
+def shorten_title(title: str) -> str:
     """The name of a column, without its rule, unit or interval, as "Selected" for "Selected (last), %"."""
     return re.split(r" [(\[]|, ", title)[0]
 
 
-def first_number_column(columns: Sequence[Column]) -> int:
+def find_first_number_column(columns: Sequence[Column]) -> int:
     """The index of the first column of numbers."""
     for index, column in enumerate(columns):
         if column.is_number:
@@ -172,55 +172,55 @@ def first_number_column(columns: Sequence[Column]) -> int:
     return len(columns)
 
 
-def cells_of(groups: Sequence[SeedGroup], columns: Columns, implied_count: int | None = None) -> pd.DataFrame:
+def build_cells(groups: Sequence[SeedGroup], columns: Columns, implied_count: int | None = None) -> pd.DataFrame:
     """The cells of a table, a row a group, by the keys of columns: the chosen ones, or all.
 
     A number of runs that equals `implied_count` is left out.
     """
-    cells = pd.DataFrame([_row(group, columns, implied_count) for group in groups], dtype=object)
+    cells = pd.DataFrame([_build_row(group, columns, implied_count) for group in groups], dtype=object)
     if columns.has_leads:
         leads: dict[int, str] = {}  # by the index of the group
-        for indices in comparable_groups(groups):
-            leads |= lead_texts(columns.headline, {index: groups[index].records for index in indices}, implied_count)
+        for indices in find_comparable_groups(groups):
+            leads |= format_leads(columns.headline, {index: groups[index].records for index in indices}, implied_count)
         cells.insert(list(cells).index(HEADLINE) + 1, LEAD.key, pd.Series(leads, dtype=object))
     return cells[[column.key for column in columns.chosen]] if columns.chosen else cells
 
 
-def best_rows(groups: Sequence[SeedGroup], columns: Columns) -> set[int]:
+def find_best_rows(groups: Sequence[SeedGroup], columns: Columns) -> set[int]:
     """The rows, by index, whose headline has a sure lead over the best of the others that it is compared with."""
     rows = set()
-    for indices in comparable_groups(groups):
-        best_index = clear_best(columns.headline, {index: groups[index].records for index in indices})
+    for indices in find_comparable_groups(groups):
+        best_index = find_clear_best(columns.headline, {index: groups[index].records for index in indices})
         if best_index is not None:
             rows.add(best_index)
     return rows
 
 
-def cells_under(keys: Collection[str], rows: Collection[int], columns: Sequence[Column]) -> set[CellIndex]:
+def find_cells_under(keys: Collection[str], rows: Collection[int], columns: Sequence[Column]) -> set[CellIndex]:
     """The cells of some rows in the columns of a table that have one of some keys."""
     indices = [index for index, column in enumerate(columns) if column.key in keys]
     return set(map(CellIndex._make, itertools.product(rows, indices)))
 
 
-def _row(group: SeedGroup, columns: Columns, implied_count: int | None) -> dict[str, str]:
+def _build_row(group: SeedGroup, columns: Columns, implied_count: int | None) -> dict[str, str]:
     """The cells of a group by the keys of columns; optional ones stay empty without a value."""
     records = group.records
     outcomes = Counter(map(outcome_of, records))
     cells = {
         METHOD.key: group.method,
         SETTINGS.key: settings_text(group.differing_settings),
-        SEEDS.key: ", ".join(map(_seed_text, records)),
-        MODEL.key: tested_model(group.first),
+        SEEDS.key: ", ".join(map(_describe_seed, records)),
+        MODEL.key: find_tested_model(group.first),
     }
     for key, metric in columns.metrics.items():
-        is_left_out = columns.by_key[key].is_optional and not metric.values(records)
-        cells[key] = "" if is_left_out else mean_text_of_runs(metric, records, outcomes, implied_count)
+        is_left_out = columns.by_key[key].is_optional and not metric.read_values(records)
+        cells[key] = "" if is_left_out else format_mean_of_runs(metric, records, outcomes, implied_count)
     cells[ROUNDS.key] = str(group.first["config"]["rounds"])
-    cells[FLOATS.key] = f"{_mean_floats('floats-up', records)} / {_mean_floats('floats-down', records)}"
+    cells[FLOATS.key] = f"{_format_mean_floats('floats-up', records)} / {_format_mean_floats('floats-down', records)}"
     return cells
 
 
-def _seed_text(record: Record) -> str:
+def _describe_seed(record: Record) -> str:
     """The seed of a run, and what has become of one that has not finished."""
     outcome = outcome_of(record)
     if outcome == "finished":
@@ -228,6 +228,6 @@ def _seed_text(record: Record) -> str:
     return f"{record['seed']} {outcome} after {len(record['rounds'])} rounds"
 
 
-def _mean_floats(name: str, records: Sequence[Record]) -> str:
-    values = find_metric(name).values(records)
+def _format_mean_floats(name: str, records: Sequence[Record]) -> str:
+    values = find_metric(name).read_values(records)
     return f"{fmean(values):,.0f}" if values else MISSING

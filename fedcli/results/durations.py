@@ -10,7 +10,7 @@ import pandas as pd
 from fedcli.data import datasets
 from fedcli.data.datasets import num_images
 from fedcli.results import plans
-from fedcli.results.frame import RunRow, read_runs, shipped_folders
+from fedcli.results.frame import RunRow, find_shipped_folders, read_runs
 from fedcli.runs.machine import environment, is_undisturbed
 
 
@@ -29,12 +29,12 @@ REFERENCE_METHOD = "fedavg"  # the method that all others are timed against
 MINUTES_PER_HOUR = 60
 
 
-def round_examples(config: Mapping[str, Any], images: int) -> float:
+def count_round_examples(config: Mapping[str, Any], images: int) -> float:
     """Examples in the local epochs of a round, of clients that share so many images, those held out among them."""
     return images * config["cohort_size"] / config["num_clients"] * config["local_epochs"]
 
 
-def times_of_runs(runs: Iterable[RunRow]) -> pd.DataFrame:
+def tabulate_times(runs: Iterable[RunRow]) -> pd.DataFrame:
     """The times of runs that did not move to another machine.
 
     Returns:
@@ -50,7 +50,7 @@ def times_of_runs(runs: Iterable[RunRow]) -> pd.DataFrame:
             continue
         config = record["config"]
         hardware = record["hardware"]
-        examples = round_examples(config, sum(record["partition"]["sizes"]))
+        examples = count_round_examples(config, sum(record["partition"]["sizes"]))
         round_seconds = fmean(sum(entry["seconds"].values()) for entry in record["rounds"])
         rows.append({
             "seconds": round_seconds / examples,
@@ -67,7 +67,7 @@ def times_of_runs(runs: Iterable[RunRow]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=TIMED_COLUMNS).astype({"undisturbed": bool})
 
 
-def time_ratios(timed_runs: pd.DataFrame) -> pd.Series:
+def compute_time_ratios(timed_runs: pd.DataFrame) -> pd.Series:
     """How many times as long a method takes as FedAvg, by its name: a median over networks and machines with both.
 
     Their rounds have as many examples, since a round has a part that is none of its training.
@@ -88,7 +88,7 @@ class TimePerExample(NamedTuple):
     machines: frozenset[str]  # other machines, on which the runs were timed
 
 
-def time_per_example(
+def estimate_time_per_example(
     method: str, training: Training, machine: str, timed_runs: pd.DataFrame, ratios: pd.Series
 ) -> TimePerExample:
     """The time of a run for an example: the median of the timed runs that are nearest to it.
@@ -97,22 +97,22 @@ def time_per_example(
         method: Its method.
         training: What the timed runs have in common with it.
         machine: The machine it is to run on.
-        timed_runs: See `times_of_runs`.
-        ratios: See `time_ratios`.
+        timed_runs: See `tabulate_times`.
+        ratios: See `compute_time_ratios`.
     """
     nearest = timed_runs
     for name, value in training._asdict().items():
         nearest = nearest[nearest[name] == value]
-    nearest = _preferred(nearest, nearest["machine"] == machine)
-    nearest = _preferred(nearest, nearest["method"] == method)
-    nearest = _preferred(nearest, nearest["undisturbed"])
+    nearest = _prefer(nearest, nearest["machine"] == machine)
+    nearest = _prefer(nearest, nearest["method"] == method)
+    nearest = _prefer(nearest, nearest["undisturbed"])
     ratios_of_nearest = nearest["method"].map(ratios).astype(float).fillna(1.0)  # of no runs it would be text
     seconds = nearest["seconds"] * ratios.get(method, 1.0) / ratios_of_nearest
     core_seconds = seconds * nearest["threads"]
     return TimePerExample(seconds.median(), core_seconds.median(), frozenset(nearest["machine"]) - {machine})
 
 
-def _preferred(runs: pd.DataFrame, is_preferred: pd.Series) -> pd.DataFrame:
+def _prefer(runs: pd.DataFrame, is_preferred: pd.Series) -> pd.DataFrame:
     """The preferred ones of some runs; all of them where none is preferred."""
     return runs[is_preferred] if is_preferred.any() else runs
 
@@ -122,15 +122,15 @@ def estimate_times(
 ) -> pd.DataFrame:
     """Estimates the time of runs by the median of timed ones with the same network, images and kind of device.
 
-    Of these, see `times_of_runs`, the runs of `machine` go first, then those of the same method, and then those that no
-    other work disturbed. What another method takes is multiplied by what `time_ratios` says of the two.
+    Of these, the runs of `machine` go first, then those of the same method, and then those that no other work
+    disturbed. What another method takes is multiplied by what `compute_time_ratios` says of the two methods.
 
     Returns:
         A row a run: `seconds`, NaN where no run like it was timed, `core_seconds`, these times the CPU threads, and the
         names of other `machines` that were timed.
     """
-    ratios = time_ratios(timed_runs)
-    expected_time = cache(partial(time_per_example, machine=machine, timed_runs=timed_runs, ratios=ratios))
+    ratios = compute_time_ratios(timed_runs)
+    expected_time = cache(partial(estimate_time_per_example, machine=machine, timed_runs=timed_runs, ratios=ratios))
     rows: list[dict[str, Any]] = []
     for run in runs:
         config = run.setup.all_options()
@@ -143,7 +143,7 @@ def estimate_times(
             device=device, backbone=config["backbone"], shape=str(list(shape)), precision=config["precision"]
         )
         expected = expected_time(run.setup.method.name, training)
-        examples = round_examples(config, images) * (config["rounds"] - run.rounds_done)
+        examples = count_round_examples(config, images) * (config["rounds"] - run.rounds_done)
         rows.append({
             "seconds": expected.seconds * examples,
             "core_seconds": expected.core_seconds * examples,
@@ -155,20 +155,20 @@ def estimate_times(
 
 def estimate_plan(plan: plans.Plan) -> pd.DataFrame:
     """Estimates the time of the runs to do of a plan, see `estimate_times`, by those in its folder and shipped ones."""
-    timed_runs = times_of_runs(read_runs([plan.folder, plans.TABLES_FOLDER, *shipped_folders()]))
+    timed_runs = tabulate_times(read_runs([plan.folder, plans.TABLES_FOLDER, *find_shipped_folders()]))
     hardware = environment(plan.runs[0].setup.device)["hardware"]
     to_do = [run for run in plan.runs if run.needs_running]
     return estimate_times(to_do, timed_runs, hardware["device"], hardware["name"])
 
 
-def time_text(estimated: pd.DataFrame) -> str:
+def describe_time(estimated: pd.DataFrame) -> str:
     """The time of runs one after the other, see `estimate_times`, in words."""
-    text = sum_text(estimated["seconds"], hours="h", minutes="min")
-    machines = other_machines(estimated)
+    text = describe_sum(estimated["seconds"], hours="h", minutes="min")
+    machines = list_other_machines(estimated)
     return f"{text}, timed on {' and '.join(machines)}" if machines else text
 
 
-def sum_text(seconds: pd.Series, hours: str, minutes: str) -> str:
+def describe_sum(seconds: pd.Series, hours: str, minutes: str) -> str:
     """The sum of times as "about 3.5 h for 2 of 3 runs", with these words for hours and minutes."""
     num_estimated = seconds.count()
     if not num_estimated:
@@ -185,6 +185,6 @@ def sum_text(seconds: pd.Series, hours: str, minutes: str) -> str:
     return text
 
 
-def other_machines(estimated: pd.DataFrame) -> list[str]:
+def list_other_machines(estimated: pd.DataFrame) -> list[str]:
     """The names of the other machines on which runs like these were timed."""
     return sorted(set().union(*estimated["machines"]))

@@ -22,17 +22,17 @@ from fedcli.results.columns import (
     Column,
     Columns,
     Layout,
-    best_rows,
-    cells_of,
-    cells_under,
-    column_name,
+    build_cells,
+    find_best_rows,
+    find_cells_under,
     find_columns,
-    first_number_column,
+    find_first_number_column,
+    shorten_title,
 )
-from fedcli.results.groups import SeedGroup, group_runs, leaderboards, shared_settings
+from fedcli.results.groups import SeedGroup, find_shared_settings, group_by_leaderboard, group_runs
 from fedcli.results.render import MISSING, TextTable, render
 from fedcli.results.tables import build_table, build_tables
-from fedcli.results.words import data_words, join_words, method_name
+from fedcli.results.words import describe_data, join_words, name_method
 from fedcli.runs.record import outcome_of
 from fedcli.runs.schema import Record
 from fedcli.userfiles import is_from_file
@@ -73,16 +73,16 @@ def write_tables(
             )
         return render(build_table(records, metrics), format)
     if format == "latex":
-        by_leaderboard = leaderboards(records)
+        by_leaderboard = group_by_leaderboard(records)
         latex_tables = []
-        for runs, name in zip(by_leaderboard.values(), _labels(by_leaderboard, label), strict=True):
+        for runs, name in zip(by_leaderboard.values(), _choose_latex_labels(by_leaderboard, label), strict=True):
             table = replace(build_paper_table(runs, metrics, layout), label=name)
             latex_tables.append(render(table, format))
         return "\n".join(latex_tables)
     return "\n".join(render(table, format) for table in build_tables(records, metrics, leads=True, layout=layout))
 
 
-def _labels(names: Collection[str], label: str) -> list[str]:
+def _choose_latex_labels(names: Collection[str], label: str) -> list[str]:
     r"""A `\label` for each of the tables with these names, no two the same; see `write_tables`."""
     if not LABEL.fullmatch(label):
         raise UserError(
@@ -92,7 +92,7 @@ def _labels(names: Collection[str], label: str) -> list[str]:
         return [label]
     labels: list[str] = []
     for name in names:
-        table_label = f"{label}-{words_of_label(name)}" if label else f"tab:{words_of_label(name)}"
+        table_label = f"{label}-{slugify(name)}" if label else f"tab:{slugify(name)}"
         number = 2
         unique = table_label
         while unique in labels:
@@ -102,7 +102,7 @@ def _labels(names: Collection[str], label: str) -> list[str]:
     return labels
 
 
-def words_of_label(text: str) -> str:
+def slugify(text: str) -> str:
     """A text as lower-case words with hyphens between them, for a label; empty where it has no such words."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
@@ -117,30 +117,30 @@ def build_paper_table(
     Raises:
         UserError: If a metric or a column is not known.
     """
-    groups = [replace(group, method=method_name(group.first)) for group in group_runs(records)]
+    groups = [replace(group, method=name_method(group.first)) for group in group_runs(records)]
     columns = find_columns(groups, metrics, leads=True, layout=layout)
-    seeds = _seeds_of_all(groups)
-    cells = cells_of(groups, columns, implied_count=len(seeds) or None)
+    seeds = _find_common_seeds(groups)
+    cells = build_cells(groups, columns, implied_count=len(seeds) or None)
     if not columns.chosen:
-        cells = _paper_columns(cells, columns, bool(seeds))
+        cells = _select_paper_columns(cells, columns, bool(seeds))
     shown = columns.of(cells)
-    first_number = first_number_column(shown)
+    first_number = find_first_number_column(shown)
     cells.iloc[:, first_number:] = cells.iloc[:, first_number:].replace("", MISSING)
-    best = cells_under({HEADLINE}, best_rows(groups, columns), shown)
-    shared = shared_settings(records)
+    best = find_cells_under({HEADLINE}, find_best_rows(groups, columns), shown)
+    shared = find_shared_settings(records)
     shared_text = ", ".join(f"{name} {value}" for name, value in shared.items())
     return TextTable(
-        columns=[_heading(column) for column in shown],
+        columns=[_write_heading(column) for column in shown],
         rows=cells.to_numpy().tolist(),
         first_number_column=first_number,
         best=best,
         subject=f"All rows: {shared_text}." if shared_text else "",
-        notes=[*notes.notes_on_runs(groups), *notes.notes_on_metrics(groups, columns)],
-        caption=_caption(groups, list(cells), seeds, has_bold=bool(best)),
+        notes=[*notes.write_notes_on_runs(groups), *notes.write_notes_on_metrics(groups, columns)],
+        caption=_write_caption(groups, list(cells), seeds, has_bold=bool(best)),
     )
 
 
-def _paper_columns(cells: pd.DataFrame, columns: Columns, same_seeds: bool) -> pd.DataFrame:
+def _select_paper_columns(cells: pd.DataFrame, columns: Columns, same_seeds: bool) -> pd.DataFrame:
     """The columns that papers have: no costs, nothing that the caption says, and no validation unless asked for."""
     hidden = [FLOATS.key]
     if same_seeds:
@@ -153,7 +153,7 @@ def _paper_columns(cells: pd.DataFrame, columns: Columns, same_seeds: bool) -> p
     return cells.loc[:, (cells != "").any()]
 
 
-def _seeds_of_all(groups: Sequence[SeedGroup]) -> list[int]:
+def _find_common_seeds(groups: Sequence[SeedGroup]) -> list[int]:
     """The seeds that all groups have finished runs of, and no others; empty where groups differ."""
     seeds = [record["seed"] for record in groups[0].records]
     for group in groups:
@@ -163,29 +163,29 @@ def _seeds_of_all(groups: Sequence[SeedGroup]) -> list[int]:
     return seeds
 
 
-def _heading(column: Column) -> str:
+def _write_heading(column: Column) -> str:
     """What stands over a column of a paper's table, whose caption says the unit."""
     if column.key == HEADLINE:
         return "Accuracy"
     if column.key == LEAD.key:
         return "Lead [95 %]"
     if column.metric is None or column.key == LAST:
-        return column_name(column.title)
+        return shorten_title(column.title)
     metric = column.metric.name
     if metric in HEADINGS:
         return HEADINGS[metric]
     name, _, parameter = metric.partition(":")
     if name == "domain" and parameter:
-        return data_words(parameter)
+        return describe_data(parameter)
     if is_from_file(metric):
         words = parameter.replace("_", " ")
     else:
-        detail = data_words(parameter) if name in NAMED_METRICS else parameter
+        detail = describe_data(parameter) if name in NAMED_METRICS else parameter
         words = f"{name.replace('-', ' ')} {detail}".strip()
     return words[:1].upper() + words[1:]
 
 
-def _caption(groups: Sequence[SeedGroup], keys: Collection[str], seeds: Sequence[int], *, has_bold: bool) -> str:
+def _write_caption(groups: Sequence[SeedGroup], keys: Collection[str], seeds: Sequence[int], *, has_bold: bool) -> str:
     """What the numbers are: data, seeds, the rule of the headline, leads, bold, and what a reader must know of runs.
 
     Args:
@@ -195,7 +195,7 @@ def _caption(groups: Sequence[SeedGroup], keys: Collection[str], seeds: Sequence
         has_bold: Whether a cell stands out.
     """
     records = [record for group in groups for record in group.records]
-    sentences = [_first_sentence(records, seeds)]
+    sentences = [_write_first_sentence(records, seeds)]
     if HEADLINE in keys:
         rules = dict.fromkeys(f"of the {SELECTIONS[group.selection].words}" for group in groups)
         sentences.append(f"Accuracy: {' or '.join(rules)}.")
@@ -211,14 +211,14 @@ def _caption(groups: Sequence[SeedGroup], keys: Collection[str], seeds: Sequence
         sentences.append(notes.ACROSS_MODELS)
     if "diverged" in map(outcome_of, records):
         sentences.append(notes.DIVERGED)
-    return " ".join([*sentences, *notes.notes_on_changes(groups)])
+    return " ".join([*sentences, *notes.write_notes_on_changes(groups)])
 
 
-def _first_sentence(records: Sequence[Record], seeds: Sequence[int]) -> str:
+def _write_first_sentence(records: Sequence[Record], seeds: Sequence[int]) -> str:
     """What is measured, on which data, and how often."""
-    shared = shared_settings(records)
+    shared = find_shared_settings(records)
     words = "Test accuracy in percent"
-    data = data_words(shared.get("dataset", ""), shared.get("partition", ""))
+    data = describe_data(shared.get("dataset", ""), shared.get("partition", ""))
     if data:
         words += f" on {data}"
     rounds = {record["config"]["rounds"] for record in records}
@@ -226,11 +226,11 @@ def _first_sentence(records: Sequence[Record], seeds: Sequence[int]) -> str:
         words += f", after {rounds.pop()} rounds"
     if len(seeds) == 1:
         return f"{words}; seed {seeds[0]}."
-    runs_text = f"seeds {_seed_words(seeds)}" if seeds else "runs (number of runs)"
+    runs_text = f"seeds {_describe_seeds(seeds)}" if seeds else "runs (number of runs)"
     return f"{words}: mean ± sample standard deviation over {runs_text}."
 
 
-def _seed_words(seeds: Sequence[int]) -> str:
+def _describe_seeds(seeds: Sequence[int]) -> str:
     """Seeds as "0 to 4", or as a list."""
     first = seeds[0]
     last = seeds[-1]

@@ -38,13 +38,13 @@ class RunRow(NamedTuple):
     key: str  # the hash of the settings
 
 
-def frame_of(records: Iterable[Record]) -> pd.DataFrame:
+def tabulate_runs(records: Iterable[Record]) -> pd.DataFrame:
     """Records as a table, a row a run, with the fields of `RunRow` but for the folder as columns."""
     columns = [name for name in RunRow._fields if name != "folder"]
-    return pd.DataFrame([_facts_of(record) for record in records], columns=columns)
+    return pd.DataFrame([_collect_facts(record) for record in records], columns=columns)
 
 
-def _facts_of(record: Record) -> dict[str, Any]:
+def _collect_facts(record: Record) -> dict[str, Any]:
     """The fields of `RunRow` but for the folder."""
     settings = settings_of(record)
     return {
@@ -79,7 +79,7 @@ class _ReadFile(NamedTuple):
 _read_files: dict[Path, _ReadFile] = {}  # since pages read each many times; of each the last version alone
 
 
-def _row_of_file(file: Path) -> RunRow | None:
+def _find_row(file: Path) -> RunRow | None:
     """The row of a record file, which is read again if it has changed; None after a warning."""
     try:
         stat = file.stat()
@@ -95,13 +95,13 @@ def _row_of_file(file: Path) -> RunRow | None:
 def _read_row(file: Path) -> RunRow | None:
     """The row of a record file; None after a warning where it cannot be read."""
     try:
-        return RunRow(folder=file.parent, **_facts_of(read_record(file)))
+        return RunRow(folder=file.parent, **_collect_facts(read_record(file)))
     except UserError as error:
         logging.getLogger("fedcli").warning("left out: %s", error)
         return None
 
 
-def _record_files(folder: Path) -> list[Path]:
+def _find_record_files(folder: Path) -> list[Path]:
     """The records of the runs in a folder at any depth, by path; a missing folder has none."""
     return sorted(folder.rglob(RECORD))
 
@@ -110,11 +110,11 @@ def read_runs(folders: Iterable[Path]) -> list[RunRow]:
     """The readable runs in folders at any depth, each once; a missing folder has none."""
     files: dict[Path, Path] = {}
     for folder in folders:
-        for file in _record_files(folder):
+        for file in _find_record_files(folder):
             files.setdefault(file.resolve(), file)
     rows = []
     for file in files.values():
-        row = _row_of_file(file)
+        row = _find_row(file)
         if row is not None:
             rows.append(row)
     return rows
@@ -138,7 +138,7 @@ def find_records(paths: Iterable[str | Path], labels: Sequence[str] = ()) -> lis
         )
     records: dict[Path, Record] = {}
     for root, label in zip_longest(roots, labels):
-        files = _record_files(root) if root.is_dir() else [root]
+        files = _find_record_files(root) if root.is_dir() else [root]
         if not files:
             raise UserError(f"there is no run in '{root}' (got no {RECORD} in it or below); give the folder of a run.")
         for file in files:
@@ -161,7 +161,7 @@ def _tell_methods_apart(records: Collection[Record]) -> None:
             record["label"] += f": {record['method']}"
 
 
-def finished_runs(records: list[Record]) -> list[Record]:
+def select_finished(records: list[Record]) -> list[Record]:
     """The finished runs among records.
 
     Raises:
@@ -173,7 +173,7 @@ def finished_runs(records: list[Record]) -> list[Record]:
     return finished
 
 
-def rounds_of(record: Record) -> pd.DataFrame:
+def tabulate_rounds(record: Record) -> pd.DataFrame:
     """The numbers of a run's rounds, a row each: `round` counts from 1, accuracies are in percent.
 
     Other columns are `terms/<name>`, `seconds/<part>`, `domains/<name>` and so on, with `--per-class` also `macro_f1`,
@@ -183,7 +183,7 @@ def rounds_of(record: Record) -> pd.DataFrame:
     for entry in record["rounds"]:
         row = {"round": entry["round"] + 1, "test_accuracy": None, **flat_numbers(entry)}
         if "per_class" in entry:
-            row |= _class_scores(entry["per_class"], record["class_names"])
+            row |= _compute_class_scores(entry["per_class"], record["class_names"])
         rows.append(row)
     table = pd.DataFrame(rows, columns=None if rows else ["round", "test_accuracy"]).astype({"test_accuracy": float})
     for name in table:
@@ -194,7 +194,7 @@ def rounds_of(record: Record) -> pd.DataFrame:
     return table
 
 
-def _class_scores(counts: ClassCounts, class_names: Sequence[str]) -> dict[str, float | None]:
+def _compute_class_scores(counts: ClassCounts, class_names: Sequence[str]) -> dict[str, float | None]:
     """What a round's counts of the classes say, as fractions, by column."""
     scores: dict[str, float | None] = {"macro_f1": macro_f1(counts), "balanced_accuracy": balanced_accuracy(counts)}
     for name, accuracy in zip(class_names, class_accuracies(counts), strict=True):
@@ -202,7 +202,7 @@ def _class_scores(counts: ClassCounts, class_names: Sequence[str]) -> dict[str, 
     return scores
 
 
-def clients_of(record: Record) -> pd.DataFrame:
+def tabulate_clients(record: Record) -> pd.DataFrame:
     """The clients of a run, a row each: `client`, from 0, `accuracy`, `examples` and `class/<name>`, their number.
 
     The accuracy is that after the last round in percent; NaN if there is none, see `fedcli.core.evaluation.evaluate`.
@@ -214,7 +214,7 @@ def clients_of(record: Record) -> pd.DataFrame:
     return table.join(pd.DataFrame(division["class_counts"], columns=record["class_names"]).add_prefix("class/"))
 
 
-def client_rounds_of(record: Record) -> pd.DataFrame:
+def tabulate_client_rounds(record: Record) -> pd.DataFrame:
     """The clients' accuracies in percent in the rounds that a run's record has them of, a row each.
 
     The columns are `round`, from 1, `client`, from 0, and `accuracy`. Those rounds are the selected one, the last, and
@@ -230,11 +230,19 @@ def client_rounds_of(record: Record) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["round", "client", "accuracy"])
 
 
-def parts_of_all(records: Iterable[Record], parts_of: Callable[[Record], pd.DataFrame]) -> pd.DataFrame:
-    """The rounds or clients of several runs, by `rounds_of` or `clients_of`, with columns that tell runs apart."""
+def tabulate_all(records: Iterable[Record], tabulate: Callable[[Record], pd.DataFrame]) -> pd.DataFrame:
+    """Tabulates the rounds or clients of several runs.
+
+    Args:
+        records: The runs.
+        tabulate: What makes the table of one run, as `tabulate_rounds` or `tabulate_clients`.
+
+    Returns:
+        The rows of all runs, with further columns before them that tell the runs apart.
+    """
     frames = []
     for record in records:
-        frame = parts_of(record)
+        frame = tabulate(record)
         settings = settings_of(record)
         run_columns = {name: settings[name] for name in FIRST_SETTINGS}
         run_columns |= {"seed": record["seed"], "settings": key_of(settings)}
@@ -244,7 +252,7 @@ def parts_of_all(records: Iterable[Record], parts_of: Callable[[Record], pd.Data
     return pd.concat(frames, ignore_index=True)
 
 
-def shipped_folders() -> list[Path]:
+def find_shipped_folders() -> list[Path]:
     """The folder of the checkout's records; none if the package is installed without a checkout."""
     folder = checkout()
     return [folder / "results" / "records"] if folder else []

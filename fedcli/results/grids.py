@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fedcli.declarations import Method
 from fedcli.errors import UserError
-from fedcli.results.method_options import find_methods, options_by_method, options_of
+from fedcli.results.method_options import assign_options, find_methods, select_options
 from fedcli.results.plans import Plan, PlannedRun
 from fedcli.runs.begin import ResolvedRun, new_folder, record_to_continue, refuse_existing, resolve_runs
 from fedcli.runs.identity import planned_settings
@@ -66,10 +66,10 @@ def plan_grid(
     if continue_ and out is None:
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
     seeds = None if seeds is None else list(seeds)
-    own_options = options_by_method(methods, method_options)
+    own_options = assign_options(methods, method_options)
     resolved_points = []
     for name, method in methods.items():
-        options_for_method = options_of(method, methods, given.values)
+        options_for_method = select_options(method, methods, given.values)
         given_to_method = replace(given, values=options_for_method).with_typed(own_options[name])
         grid = {option: values for option, values in given_to_method.values.items() if isinstance(values, tuple)}
         for combination in itertools.product(*grid.values()):
@@ -83,10 +83,10 @@ def plan_grid(
     has_several_methods = len(methods) > 1
     points = [_plan_point(point, folder, has_several_methods, bool(continue_)) for point in resolved_points]
     _refuse_shared_folders(points)
-    return GridPlan(folder, runs_of_points(points), tuple(points))
+    return GridPlan(folder, list_runs(points), tuple(points))
 
 
-def runs_of_points(points: Iterable[GridPoint]) -> tuple[PlannedRun, ...]:
+def list_runs(points: Iterable[GridPoint]) -> tuple[PlannedRun, ...]:
     """The runs of some points of a grid, in their order."""
     return tuple(itertools.chain.from_iterable(point.runs for point in points))
 
@@ -101,7 +101,7 @@ class _ResolvedPoint(NamedTuple):
     runs: list[ResolvedRun]  # in folders relative to the point's
 
 
-def _name_in_folder(value: Any) -> str:
+def _make_name_for_folder(value: Any) -> str:
     """A value as the name of a folder has it: without the path of a user's file, and never as a path itself."""
     return short_name(str(value)).replace("/", "-")
 
@@ -122,10 +122,10 @@ def _plan_point(point: _ResolvedPoint, folder: Path, has_several_methods: bool, 
 
     Labels and folders name the method where the grid has several.
     """
-    method_name = point.method.name if has_several_methods else ""
-    values_text = ",".join(f"{option}={_name_in_folder(value)}" for option, value in point.varied.items())
-    point_folder = folder / method_name / values_text
-    label = ", ".join(filter(None, [method_name, settings_text(point.varied)])) or point.method.name
+    method_title = point.method.name if has_several_methods else ""
+    values_text = ",".join(f"{option}={_make_name_for_folder(value)}" for option, value in point.varied.items())
+    point_folder = folder / method_title / values_text
+    label = ", ".join(filter(None, [method_title, settings_text(point.varied)])) or point.method.name
     runs = []
     for resolved in point.runs:
         setup = resolved.setup

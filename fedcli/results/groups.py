@@ -8,7 +8,7 @@ import pandas as pd
 
 from fedcli import registry
 from fedcli.errors import unknown
-from fedcli.results.frame import frame_of
+from fedcli.results.frame import tabulate_runs
 from fedcli.runs.identity import Settings, settings_of
 from fedcli.runs.record import outcome_of
 from fedcli.runs.schema import Record
@@ -67,7 +67,7 @@ def _select(records: Sequence[Record], field: str, names: Sequence[str], kind: s
     return [record for record in records if record[field].lower() in wanted]
 
 
-def leaderboards(records: Iterable[Record]) -> dict[str, list[Record]]:
+def group_by_leaderboard(records: Iterable[Record]) -> dict[str, list[Record]]:
     """The records by protocol and data set, in order of appearance."""
     by_leaderboard: dict[str, list[Record]] = {}
     for record in records:
@@ -81,17 +81,17 @@ def group_runs(records: Iterable[Record], by_seed: bool = False) -> list[SeedGro
 
     Numerics and labels divide groups, and if `by_seed`, seeds. Of runs with the same seed and parameters, one counts.
     """
-    runs = frame_of(records).drop_duplicates(["label", "key", "numerics", "seed", "outcome", "parameters"])
+    runs = tabulate_runs(records).drop_duplicates(["label", "key", "numerics", "seed", "outcome", "parameters"])
     common = ["label", "key", "numerics"]
     if by_seed:
         common.append("seed")
     frames = [group_frame for _, group_frame in runs.groupby(common, sort=False)]
     labels = [group_frame["label"].iloc[0] for group_frame in frames]
-    settings_of_groups = [_compared_settings(group_frame) for group_frame in frames]
+    settings_of_groups = [_find_compared_settings(group_frame) for group_frame in frames]
     groups = []
     for group_frame, label, settings in zip(frames, labels, settings_of_groups, strict=True):
         method = label or settings["method"]
-        differing = _differing(settings, settings_of_groups)
+        differing = _find_differing(settings, settings_of_groups)
         unusual = {name: value for name, value in differing.items() if _is_unusual(name, settings, settings_of_groups)}
         is_told_by_name = labels.count(method) == 1  # a user's label that one group has is enough
         group_records = group_frame.sort_values("seed", kind="stable")["record"].tolist()
@@ -105,16 +105,16 @@ def group_runs(records: Iterable[Record], by_seed: bool = False) -> list[SeedGro
     return groups
 
 
-def _compared_settings(runs: pd.DataFrame) -> Settings:
+def _find_compared_settings(runs: pd.DataFrame) -> Settings:
     """The settings of the runs of a group, and their numerics."""
     return {**runs["settings"].iloc[0], "numerics": runs["numerics"].iloc[0]}
 
 
-def _differing(settings: Settings, settings_of_groups: Sequence[Settings]) -> Settings:
+def _find_differing(settings: Settings, settings_of_groups: Sequence[Settings]) -> Settings:
     """The settings in which a group differs from others."""
     differing = {}
     for name, value in settings.items():
-        peers = _peers(name, settings, settings_of_groups)
+        peers = _find_peers(name, settings, settings_of_groups)
         if name != "method" and any(peer[name] != value for peer in peers):
             differing[name] = value
     return differing
@@ -122,12 +122,12 @@ def _differing(settings: Settings, settings_of_groups: Sequence[Settings]) -> Se
 
 def _is_unusual(name: str, settings: Settings, settings_of_groups: Sequence[Settings]) -> bool:
     """Whether at most half of the compared groups have this group's value of a setting."""
-    peers = _peers(name, settings, settings_of_groups)
+    peers = _find_peers(name, settings, settings_of_groups)
     alike = [peer for peer in peers if peer[name] == settings[name]]
     return 2 * len(alike) <= len(peers)
 
 
-def _peers(name: str, settings: Settings, settings_of_groups: Sequence[Settings]) -> list[Settings]:
+def _find_peers(name: str, settings: Settings, settings_of_groups: Sequence[Settings]) -> list[Settings]:
     """The groups that a setting is compared among: all, or those of the method where it is not an option of all."""
     with_setting = [other for other in settings_of_groups if name in other]
     if len(with_setting) == len(settings_of_groups) and name not in ("numerics", "code"):
@@ -135,13 +135,13 @@ def _peers(name: str, settings: Settings, settings_of_groups: Sequence[Settings]
     return [other for other in with_setting if other["method"] == settings["method"]]
 
 
-def comparable_groups(groups: Sequence[SeedGroup]) -> list[list[int]]:
+def find_comparable_groups(groups: Sequence[SeedGroup]) -> list[list[int]]:
     """The indices of groups whose numbers are compared with each other."""
     compared = pd.DataFrame([settings_of(group.first) for group in groups], dtype=object)
     return [list(indices) for indices in compared.groupby(COMPARABLE, dropna=False).groups.values()]
 
 
-def shared_settings(records: Iterable[Record]) -> dict[str, Any]:
+def find_shared_settings(records: Iterable[Record]) -> dict[str, Any]:
     """Those of protocol, data set and partition in which all records agree."""
     settings_of_records = [settings_of(record) for record in records]
     common = {}
@@ -152,7 +152,7 @@ def shared_settings(records: Iterable[Record]) -> dict[str, Any]:
     return common
 
 
-def tested_model(record: Record) -> str:
+def find_tested_model(record: Record) -> str:
     """Which model the headline of a run is of, "global" or "personal"; empty where an older record cannot tell."""
     method = registry.methods().get(record["method"])
     return record.get("tested") or (method.tested if method else "")

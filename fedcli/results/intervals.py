@@ -30,25 +30,25 @@ def mean_interval(values: Sequence[float]) -> Interval:
         return NO_INTERVAL
     mean = fmean(values)
     num_values = len(values)
-    half_width = _half_width(stdev(values), num_values) if num_values > 1 else math.nan
+    half_width = _compute_half_width(stdev(values), num_values) if num_values > 1 else math.nan
     return Interval(mean, low=mean - half_width, high=mean + half_width, num_values=num_values)
 
 
-def _half_width(deviation: float, num_values: int) -> float:
+def _compute_half_width(deviation: float, num_values: int) -> float:
     """Half of the interval of so many values with a sample standard deviation."""
     from scipy.special import stdtrit  # late: it takes a second
 
     return float(stdtrit(num_values - 1, 0.975)) * deviation / num_values**0.5
 
 
-def seeds_needed(lead: Interval, max_seeds: int) -> int | None:
+def count_needed_seeds(lead: Interval, max_seeds: int) -> int | None:
     """The number of seeds with which the interval would leave out zero if mean and spread stayed.
 
     None where it would still hold zero with `max_seeds`.
     """
-    deviation = (lead.high - lead.mean) / _half_width(1, lead.num_values)
+    deviation = (lead.high - lead.mean) / _compute_half_width(1, lead.num_values)
     for num_seeds in range(2, max_seeds + 1):
-        if _half_width(deviation, num_seeds) < abs(lead.mean):
+        if _compute_half_width(deviation, num_seeds) < abs(lead.mean):
             return num_seeds
     return None
 
@@ -58,33 +58,33 @@ def paired_difference(
 ) -> Interval:
     """The values of runs less the other metric's of other runs, paired over the seeds that both have.
 
-    There is none between values of `Metric.different_rounds`.
+    There is none between values of `Metric.are_of_different_rounds`.
     """
     runs = list(runs)
     other_runs = list(other_runs)
-    if metric == other_metric and metric.different_rounds([*runs, *other_runs]):
+    if metric == other_metric and metric.are_of_different_rounds([*runs, *other_runs]):
         return NO_INTERVAL
-    values = _by_seed(metric, runs)
-    subtracted = _by_seed(other_metric, other_runs)
+    values = _read_values_by_seed(metric, runs)
+    subtracted = _read_values_by_seed(other_metric, other_runs)
     return mean_interval([value - subtracted[seed] for seed, value in values.items() if seed in subtracted])
 
 
-def _by_seed(metric: Metric, runs: Iterable[Record]) -> dict[int, float]:
+def _read_values_by_seed(metric: Metric, runs: Iterable[Record]) -> dict[int, float]:
     """The values of the runs that have one, by seed."""
     values = {}
     for record in runs:
-        value = metric.included_value(record)
+        value = metric.read_included_value(record)
         if value is not None:
             values[record["seed"]] = value
     return values
 
 
-def clear_best(metric: Metric, groups: Mapping[Name, Sequence[Record]]) -> Name | None:
+def find_clear_best(metric: Metric, groups: Mapping[Name, Sequence[Record]]) -> Name | None:
     """The name of the group with the best mean; None where the interval of its lead over the second holds zero.
 
     None also where its mean leaves out a run that diverged. A group without a value is not compared.
     """
-    means = _means(metric, groups)
+    means = _compute_means(metric, groups)
     if len(means) < 2 or not metric.better:
         return None
     best, second = sorted(means, key=means.__getitem__, reverse=metric.better == "higher")[:2]
@@ -95,12 +95,12 @@ def clear_best(metric: Metric, groups: Mapping[Name, Sequence[Record]]) -> Name 
     return best if is_ahead else None
 
 
-def leads_over_best(metric: Metric, groups: Mapping[Name, Sequence[Record]]) -> dict[Name, Interval]:
+def compare_with_best_others(metric: Metric, groups: Mapping[Name, Sequence[Record]]) -> dict[Name, Interval]:
     """The lead of each group over the best of the others by the mean, paired by seed.
 
     A group without a value, or without another that has one, is left out.
     """
-    means = _means(metric, groups)
+    means = _compute_means(metric, groups)
     if not metric.better or len(means) < 2:
         return {}
     better = max if metric.better == "higher" else min
@@ -112,11 +112,11 @@ def leads_over_best(metric: Metric, groups: Mapping[Name, Sequence[Record]]) -> 
     return leads
 
 
-def _means(metric: Metric, groups: Mapping[Name, Sequence[Record]]) -> dict[Name, float]:
+def _compute_means(metric: Metric, groups: Mapping[Name, Sequence[Record]]) -> dict[Name, float]:
     """The means of the groups that have a value."""
     means = {}
     for name, runs in groups.items():
-        values = metric.values(runs)
+        values = metric.read_values(runs)
         if values:
             means[name] = fmean(values)
     return means

@@ -90,7 +90,7 @@ def execute(
     """
     at_once = jobs if cluster is None else len(plan.runs)  # of which Ray begins one whenever a node is free
     lock = locked(plan.folder) if len(plan.runs) > 1 else nullcontext()  # a single run locks its own folder
-    with lock, _starter(listener, jobs, cluster, loggers) as start:
+    with lock, _starting_runs(listener, jobs, cluster, loggers) as start:
         execution = _Execution(plan, listener, start, at_once)
         while True:
             execution.start_runs()
@@ -132,13 +132,13 @@ class _Execution:
     def follow(self, ended: set[futures.Future], records_only: bool) -> None:
         """Tells how far the active runs are, and takes leave of those that have ended."""
         for future, run in list(self.active.items()):
-            record = _record_so_far(run.folder)
+            record = _read_record_so_far(run.folder)
             if future not in ended:
                 self._listener.advance(run, len(record["rounds"]) if record else 0)
                 continue
             del self.active[future]
             exception = future.exception()
-            error = future.result() if exception is None else _error_text(exception)
+            error = future.result() if exception is None else _describe_error(exception)
             if error:
                 self.errors[run.folder] = error
             if records_only and record and has_ended(record):
@@ -147,7 +147,7 @@ class _Execution:
 
 
 @contextmanager
-def _starter(listener: PlanListener, jobs: int, cluster: RayCluster | None, loggers: Any) -> Iterator[Start]:
+def _starting_runs(listener: PlanListener, jobs: int, cluster: RayCluster | None, loggers: Any) -> Iterator[Start]:
     """What starts a run where it is to be trained; for the arguments see `execute`.
 
     The listener is not told when Ray begins a run, since nobody tells this process.
@@ -157,12 +157,12 @@ def _starter(listener: PlanListener, jobs: int, cluster: RayCluster | None, logg
             yield start
     elif jobs > 1:
         with _starting_processes(jobs) as start:
-            yield _announcing(listener, start)
+            yield _announce_begin(listener, start)
     else:
-        yield _announcing(listener, partial(_run_here, listener, loggers))
+        yield _announce_begin(listener, partial(_run_here, listener, loggers))
 
 
-def _announcing(listener: PlanListener, start: Start) -> Start:
+def _announce_begin(listener: PlanListener, start: Start) -> Start:
     """Makes what starts a run tell that the run begins."""
 
     def begin_and_start(run: PlannedRun) -> futures.Future:
@@ -172,7 +172,7 @@ def _announcing(listener: PlanListener, start: Start) -> Start:
     return begin_and_start
 
 
-def _record_so_far(folder: Path) -> Record | None:
+def _read_record_so_far(folder: Path) -> Record | None:
     """The record of a run that may go on; None if there is none yet, or it is damaged, as the run's error says."""
     try:
         return read_record(folder)
@@ -184,7 +184,7 @@ def _run_here(listener: PlanListener, loggers: Any, run: PlannedRun) -> futures.
     """Runs it in this process; returns a completed future."""
     progress = Loggers(_RunReporter(listener, run), loggers)
     future: futures.Future = futures.Future()
-    future.set_result(run_task({}, _task_of(run), progress))
+    future.set_result(run_task({}, _make_task(run), progress))
     return future
 
 
@@ -213,7 +213,7 @@ class Task(NamedTuple):
     given: GivenOptions
 
 
-def _task_of(run: PlannedRun) -> Task:
+def _make_task(run: PlannedRun) -> Task:
     given = run.given
     values = {name: absolute(value) if isinstance(value, str) else value for name, value in given.values.items()}
     tuned = None if given.tuned is None else os.path.abspath(given.tuned)
@@ -232,10 +232,10 @@ def run_task(environment: dict[str, str], task: Task, progress: Listener | None 
         except InUse as error:  # by its process on a lost node, which is about to end
             polls_left -= 1
             if polls_left == 0:
-                return _error_text(error)
+                return _describe_error(error)
             time.sleep(POLL_SECONDS)
         except Exception as error:  # the other runs go on; another process may not know its class
-            return _error_text(error)
+            return _describe_error(error)
 
 
 def _start_or_resume(task: Task, progress: Listener | None) -> None:
@@ -248,7 +248,7 @@ def _start_or_resume(task: Task, progress: Listener | None) -> None:
     resume.resume(task.folder, files=files, progress=progress, skip_ended=True)
 
 
-def _error_text(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """An error in a line, which begins with its kind unless the message says all."""
     if isinstance(error, UserError | NonFiniteLoss):
         return str(error)
@@ -268,7 +268,7 @@ def _starting_processes(jobs: int) -> Iterator[Start]:
         executor = futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin_process, (jobs,))
         other_processes = {*multiprocessing.active_children()}  # also those that the user's program has
         with _without_main():
-            slots[slot] = executor.submit(run_task, device_of(slot), _task_of(run))
+            slots[slot] = executor.submit(run_task, choose_device(slot), _make_task(run))
         started.update({*multiprocessing.active_children()} - other_processes)
         executor.shutdown(wait=False)
         return slots[slot]
@@ -310,7 +310,7 @@ def _begin_process(jobs: int) -> None:
         torch.set_num_threads(max(1, allowed_cores() // jobs))
 
 
-def device_of(slot: int) -> dict[str, str]:
+def choose_device(slot: int) -> dict[str, str]:
     """The environment that gives a slot's runs one CUDA device, each slot the next; empty without any."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
@@ -334,7 +334,7 @@ def _starting_ray_tasks(cluster: RayCluster) -> Iterator[Start]:
     references = []
 
     def start(run: PlannedRun) -> futures.Future:
-        references.append(remote_task.remote(environment, _task_of(run)))
+        references.append(remote_task.remote(environment, _make_task(run)))
         return references[-1].future()
 
     try:

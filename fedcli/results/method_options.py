@@ -24,7 +24,7 @@ def find_methods(names: Sequence[str]) -> dict[str, Method]:
     return dict(zip(names, methods, strict=True))
 
 
-def options_of(method: Method, methods: Mapping[str, Method], options: Mapping[str, Any]) -> Options:
+def select_options(method: Method, methods: Mapping[str, Method], options: Mapping[str, Any]) -> Options:
     """Leaves out the options that belong to other methods of the command and not to this one."""
     options_of_any_method = fields_of(*(other.config for other in methods.values())).keys()
     foreign_options = options_of_any_method - recorded_fields(method).keys()
@@ -70,7 +70,7 @@ def parse_method_options(methods: Mapping[str, Method], texts: Iterable[OptionTe
     """
     values_to_try: dict[str, Options] = {name: {} for name in methods}
     for given in texts:
-        for name in _matching_methods(methods, given):
+        for name in _find_matching_methods(methods, given):
             field = recorded_field(given.option, methods[name])
             if given.option in values_to_try[name]:
                 raise UserError(
@@ -86,11 +86,11 @@ def parse_set(methods: Mapping[str, Method], texts: Iterable[str]) -> dict[str, 
     method_options = parse_method_options(methods, [split_option_text("--set", text) for text in texts])
     for options in method_options.values():
         for name, values in options.items():
-            options[name] = _only_value(name, values)
+            options[name] = _take_only_value(name, values)
     return method_options
 
 
-def _only_value(option: str, values: Sequence[Any]) -> Any:
+def _take_only_value(option: str, values: Sequence[Any]) -> Any:
     """The value that `--set` gives an option; refuses several."""
     if len(values) > 1:
         words = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
@@ -102,7 +102,7 @@ def _only_value(option: str, values: Sequence[Any]) -> Any:
     return value
 
 
-def options_by_method(
+def assign_options(
     methods: Mapping[str, Method], method_options: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Options]:
     """Finds the methods that options of single methods are for, as `fedcli.run(..., set=...)` takes them.
@@ -125,7 +125,7 @@ def options_by_method(
                 f"--set must have the options of each method by its name (got {method_name!r}: {options!r}); write "
                 f"set={{'{next(iter(methods))}': {{'lr': 0.1}}}}."
             )
-        for name in _names_in_command(methods, str(method_name), "--set"):
+        for name in _find_names_in_command(methods, str(method_name), "--set"):
             for option in options:
                 recorded_field(option, methods[name])  # refuses one that the method has not
                 if option in by_name[name]:
@@ -133,19 +133,19 @@ def options_by_method(
                         f"{flag_of(option)} of '{name}' is given twice (got --set {method_options}); give one."
                     )
                 value = options[option]
-                by_name[name][option] = _only_value(option, value) if isinstance(value, tuple) else value
+                by_name[name][option] = _take_only_value(option, value) if isinstance(value, tuple) else value
     return by_name
 
 
-def _matching_methods(methods: Mapping[str, Method], given: OptionText) -> list[str]:
+def _find_matching_methods(methods: Mapping[str, Method], given: OptionText) -> list[str]:
     """The methods that a text means, as they are named in the command: the named one, or all that have the option."""
     if given.method:
-        return _names_in_command(methods, given.method, given.flag)
+        return _find_names_in_command(methods, given.method, given.flag)
     with_option = [name for name, method in methods.items() if given.option in recorded_fields(method)]
     return with_option or list(methods)[:1]  # of which the option is then refused
 
 
-def _names_in_command(methods: Mapping[str, Method], name: str, flag: str) -> list[str]:
+def _find_names_in_command(methods: Mapping[str, Method], name: str, flag: str) -> list[str]:
     """The methods of a name, as they are named in the command; refuses one that the command has not."""
     names = [other for other, method in methods.items() if name in (other, method.name)]
     if not names:

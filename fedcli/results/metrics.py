@@ -60,7 +60,7 @@ class Metric:
         """Name and unit, as over a column."""
         return f"{self.name}, %" if self.unit == "percent" else self.name
 
-    def text(self, value: float, sign: str = "") -> str:
+    def format_value(self, value: float, sign: str = "") -> str:
         """A value with the decimals of the unit; `sign="+"` for a difference."""
         if self.decimals is not None and self.unit in ("percent", ""):
             decimals = self.decimals
@@ -70,14 +70,14 @@ class Metric:
             decimals = 1 if sign or value % 1 else 0
         return f"{value:{sign},.{decimals}f}"
 
-    def mean_text(self, values: Sequence[float]) -> str:
+    def format_mean(self, values: Sequence[float]) -> str:
         """The mean of values ± their sample standard deviation, if there are several."""
-        text = self.text(fmean(values))
+        text = self.format_value(fmean(values))
         if len(values) > 1:
-            text += f" ± {self.text(stdev(values))}"
+            text += f" ± {self.format_value(stdev(values))}"
         return text
 
-    def value(self, record: Record) -> float | None:
+    def read_value(self, record: Record) -> float | None:
         """The number of a run, in the unit; None where there is no finite one.
 
         Raises:
@@ -104,40 +104,42 @@ class Metric:
         outcome = outcome_of(record)
         selection = SELECTIONS[record["summary"]["selection"]]
         if outcome == "diverged" and self.needed_rounds == "selected" and selection.needs_validation:
-            return self.value(record) is not None
+            return self.read_value(record) is not None
         return outcome == "finished"
 
-    def values(self, records: Iterable[Record]) -> list[float]:
-        """The values of the runs that enter means and have one; none where these are of `different_rounds`."""
+    def read_values(self, records: Iterable[Record]) -> list[float]:
+        """The values of the runs that enter means and have one; none where these are of different rounds."""
         values = []
         measured_rounds = []
         for record in records:
-            value = self.value(record) if self.includes(record) else None
+            value = self.read_value(record) if self.includes(record) else None
             if value is not None:
                 values.append(value)
-                measured_rounds.append(self.measured_rounds(record))
+                measured_rounds.append(self.find_measured_rounds(record))
         return values if _share_a_round(measured_rounds) else []
 
-    def included_value(self, record: Record) -> float | None:
+    def read_included_value(self, record: Record) -> float | None:
         """The value of a run that enters means; None without one."""
-        values = self.values([record])
+        values = self.read_values([record])
         return values[0] if values else None
 
-    def different_rounds(self, records: Iterable[Record]) -> bool:
+    def are_of_different_rounds(self, records: Iterable[Record]) -> bool:
         """Whether it was measured on the last round's models of some runs and on the headline's models of others.
 
         Such values have no mean and no difference. A headline may be that of the last round.
         """
-        measured_rounds = [self.measured_rounds(record) for record in records if self.value(record) is not None]
+        measured_rounds = [
+            self.find_measured_rounds(record) for record in records if self.read_value(record) is not None
+        ]
         return not _share_a_round(measured_rounds)
 
-    def measured_rounds(self, record: Record) -> set[str]:
+    def find_measured_rounds(self, record: Record) -> set[str]:
         """Which of the "last" and the "selected" round it was measured in; both, if not on the models of one round."""
         number = None if self.read_round is None else self._apply(self.read_round, record)
         if number is None:
             return {"last", "selected"}
         names = set()
-        if number == _last_round(record):
+        if number == _find_last_round(record):
             names.add("last")
         if number == record["summary"]["selected_round"]:
             names.add("selected")
@@ -145,7 +147,7 @@ class Metric:
 
 
 def _share_a_round(measured_rounds: Sequence[set[str]]) -> bool:
-    """Whether all values are of one round, by the `measured_rounds` of each."""
+    """Whether all values are of one round, by the `find_measured_rounds` of each."""
     return not measured_rounds or bool(set.intersection(*measured_rounds))
 
 
@@ -184,7 +186,7 @@ def find_metric(name: str) -> Metric:
 # What metrics read from a record
 
 
-def _curve(record: Record, num_last: int | None = None, *, key: str = "test_accuracy") -> pd.Series:
+def _read_curve(record: Record, num_last: int | None = None, *, key: str = "test_accuracy") -> pd.Series:
     """The accuracies of the tested rounds, or of those among so many last planned ones; rounds count from 1."""
     accuracies = {entry["round"] + 1: entry.get(key) for entry in record["rounds"]}
     curve = pd.Series(accuracies, dtype=float).dropna()
@@ -206,16 +208,16 @@ def _mean_if_complete(values: Collection[float | None]) -> float | None:
 
 def _mean_of_last_tenth(record: Record) -> float | None:
     """The mean over the last tenth of the planned rounds, of those among them that were tested."""
-    return _exact_mean(_curve(record, max(1, record["config"]["rounds"] // 10)))
+    return _exact_mean(_read_curve(record, max(1, record["config"]["rounds"] // 10)))
 
 
-def _at(record: Record, fraction: Fraction) -> float | None:
+def _read_at(record: Record, fraction: Fraction) -> float | None:
     """The accuracy of the round that is nearest to a fraction of the planned ones."""
     nearest = int(fraction * record["config"]["rounds"] + Fraction(1, 2))
-    return _curve(record).get(max(1, nearest))
+    return _read_curve(record).get(max(1, nearest))
 
 
-def _read_span(text: str) -> slice:
+def _parse_span(text: str) -> slice:
     """The rounds of `FIRST-LAST`, both among them; rounds count from 1."""
     first, last = map(read_number, text.split("-"))
     if first > last:
@@ -223,21 +225,21 @@ def _read_span(text: str) -> slice:
     return slice(first, last)
 
 
-def _reaching(record: Record, percent: float) -> pd.Series:
+def _select_reaching(record: Record, percent: float) -> pd.Series:
     """The accuracies that reach one, by the numbers of their rounds."""
-    curve = _curve(record)
+    curve = _read_curve(record)
     return curve[curve >= percent / 100]
 
 
-def _rounds_to(record: Record, percent: float) -> float | None:
-    return next(iter(_reaching(record, percent).index), None)
+def _find_round_to(record: Record, percent: float) -> float | None:
+    return next(iter(_select_reaching(record, percent).index), None)
 
 
-def _reached(record: Record, percent: float) -> float | None:
-    return next(iter(_reaching(record, percent)), None)
+def _find_reached(record: Record, percent: float) -> float | None:
+    return next(iter(_select_reaching(record, percent)), None)
 
 
-def _selected_rounds(record: Record) -> list[RoundEntry]:
+def _find_selected_rounds(record: Record) -> list[RoundEntry]:
     """The rounds of which the headline is the mean."""
     rounds = tested_rounds(record["rounds"])
     summary = record["summary"]
@@ -247,15 +249,15 @@ def _selected_rounds(record: Record) -> list[RoundEntry]:
     return [entry for entry in rounds if entry["round"] == summary["selected_round"]]
 
 
-def _at_selected(record: Record, *, key: str) -> float | None:
+def _average_at_selected(record: Record, *, key: str) -> float | None:
     """The mean over the selected rounds of a number that they have."""
-    return _mean_if_complete([entry.get(key) for entry in _selected_rounds(record)])
+    return _mean_if_complete([entry.get(key) for entry in _find_selected_rounds(record)])
 
 
-def _named_at_selected(record: Record, name: str | None, *, key: str) -> float | None:
+def _average_named_at_selected(record: Record, name: str | None, *, key: str) -> float | None:
     """The mean over the selected rounds of the number of that name among several; without a name, of their mean."""
     values = []
-    for entry in _selected_rounds(record):
+    for entry in _find_selected_rounds(record):
         numbers = entry.get(key) or {}
         values.append(_exact_mean(numbers.values()) if name is None else numbers.get(name))
     return _mean_if_complete(values)
@@ -285,35 +287,35 @@ def class_accuracies(counts: ClassCounts) -> list[float | None]:
     return [right / actual if actual else None for right, actual in zip(counts["right"], counts["actual"], strict=True)]
 
 
-def _mean_score(record: Record, *, score: Callable[[ClassCounts], float]) -> float | None:
+def _average_score(record: Record, *, score: Callable[[ClassCounts], float]) -> float | None:
     """The mean over the selected rounds of a score that follows from the counts of the classes."""
     scores = []
-    for entry in _selected_rounds(record):
+    for entry in _find_selected_rounds(record):
         counts = entry.get("per_class")
         scores.append(None if counts is None else score(counts))
     return _mean_if_complete(scores)
 
 
-def _class_accuracy(record: Record, name: str) -> float | None:
+def _average_class_accuracy(record: Record, name: str) -> float | None:
     """The mean over the selected rounds of the accuracy of the class of that name."""
     if name not in record["class_names"]:
         return None
     label = record["class_names"].index(name)
     accuracies = []
-    for entry in _selected_rounds(record):
+    for entry in _find_selected_rounds(record):
         counts = entry.get("per_class")
         accuracies.append(None if counts is None else class_accuracies(counts)[label])
     return _mean_if_complete(accuracies)
 
 
-def _last_measured(record: Record, name: str, *, key: str) -> float | None:
+def _find_last_measured(record: Record, name: str, *, key: str) -> float | None:
     for entry in reversed(record["rounds"]):
         if entry.get(key):
             return entry[key].get(name)
     return None
 
 
-def _floats(record: Record, *, key: str) -> float | None:
+def _average_floats(record: Record, *, key: str) -> float | None:
     """The floats of a client, as the mean over the rounds; older records have those of the last round alone."""
     floats_of_last_round = (record["cost"] or {}).get(key)
     if floats_of_last_round is None:
@@ -322,54 +324,54 @@ def _floats(record: Record, *, key: str) -> float | None:
     return fmean(floats_by_round or [floats_of_last_round])
 
 
-def _total_floats(record: Record, *, key: str) -> float | None:
+def _sum_floats(record: Record, *, key: str) -> float | None:
     """The floats of all clients in all planned rounds."""
-    floats = _floats(record, key=key)
+    floats = _average_floats(record, key=key)
     config = record["config"]
     return None if floats is None else floats * config["cohort_size"] * config["rounds"]
 
 
-def _last_round(record: Record) -> int:
+def _find_last_round(record: Record) -> int:
     """The number of a run's last round; rounds count from 0."""
     return len(record["rounds"]) - 1
 
 
-def _read_quality(text: str) -> str:
+def _parse_quality(text: str) -> str:
     """The name of a quality; the record has other facts beside these, as the round."""
     if text not in QUALITIES:
         raise ValueError
     return text
 
 
-def _quality(record: Record, quantity: str) -> float | None:
+def _read_quality(record: Record, quantity: str) -> float | None:
     return record.get("quality", {}).get(quantity)
 
 
-def _round_of_quality(record: Record, quantity: str) -> int | None:
+def _find_round_of_quality(record: Record, quantity: str) -> int | None:
     """The round whose global model has a quality; None where clients' models have it, after a round more."""
     if quantity.startswith("clients_"):
         return None
-    return record["quality"].get("round", _last_round(record))  # older records do not say: it was the last
+    return record["quality"].get("round", _find_last_round(record))  # older records do not say: it was the last
 
 
-def _class_metric(name: str, read: Callable[..., float | None], parameter: Parameter | None = None) -> Metric:
+def _make_class_metric(name: str, read: Callable[..., float | None], parameter: Parameter | None = None) -> Metric:
     """A metric that follows from the counts of the classes."""
     return Metric(name, read, needed_rounds="selected", run_option="per_class", parameter=parameter)
 
 
-def _domain_metric(name: str, key: str) -> Metric:
+def _make_domain_metric(name: str, key: str) -> Metric:
     """The accuracy on the images of a domain, or the mean over all domains."""
-    read = partial(_named_at_selected, key=key)
+    read = partial(_average_named_at_selected, key=key)
     return Metric(name, read, needed_rounds="selected", parameter=Parameter(str, required=False))
 
 
-def _measured_metric(name: str, key: str) -> Metric:
+def _make_measured_metric(name: str, key: str) -> Metric:
     """A plain number of the last round that has such numbers, by its name among them."""
-    read = partial(_last_measured, key=key)
+    read = partial(_find_last_measured, key=key)
     return Metric(name, read, unit="", better="", needed_rounds="last", parameter=Parameter(str))
 
 
-def _floats_metric(name: str, read: Callable[[Record], float | None]) -> Metric:
+def _make_floats_metric(name: str, read: Callable[[Record], float | None]) -> Metric:
     """A number of floats that are sent, received or held."""
     return Metric(name, read, unit="floats", better="", needed_rounds="last")
 
@@ -383,69 +385,76 @@ _ALL = (
     # Test accuracies.
     Metric("selected", lambda record: record["summary"]["selected"], needed_rounds="selected"),
     Metric("last", lambda record: record["summary"]["last"], needed_rounds="last"),
-    Metric("best", lambda record: _curve(record).max()),
+    Metric("best", lambda record: _read_curve(record).max()),
     Metric("last-tenth", _mean_of_last_tenth),
-    Metric("mean-of-last", lambda record, num_last: _exact_mean(_curve(record, num_last)), parameter=NUM_ROUNDS),
-    Metric("least-of-last", lambda record, num_last: _curve(record, num_last).min(), parameter=NUM_ROUNDS),
+    Metric("mean-of-last", lambda record, num_last: _exact_mean(_read_curve(record, num_last)), parameter=NUM_ROUNDS),
+    Metric("least-of-last", lambda record, num_last: _read_curve(record, num_last).min(), parameter=NUM_ROUNDS),
     Metric(
         "deviation-of-last",
-        lambda record, num_last: _curve(record, num_last).std(),
+        lambda record, num_last: _read_curve(record, num_last).std(),
         better="lower",
         parameter=NUM_ROUNDS,
     ),
-    Metric("largest-step", lambda record: _curve(record).diff().abs().max(), better=""),
-    Metric("round", lambda record, round: _curve(record).get(round), parameter=NUM_ROUNDS),
+    Metric("largest-step", lambda record: _read_curve(record).diff().abs().max(), better=""),
+    Metric("round", lambda record, round: _read_curve(record).get(round), parameter=NUM_ROUNDS),
     Metric(
         "rounds",
-        lambda record, span: _exact_mean(_curve(record).loc[span]),
-        parameter=Parameter(_read_span, allowed="FIRST-LAST of rounds from 1"),
+        lambda record, span: _exact_mean(_read_curve(record).loc[span]),
+        parameter=Parameter(_parse_span, allowed="FIRST-LAST of rounds from 1"),
     ),
-    Metric("at", _at, parameter=Parameter(partial(read_number, read=Fraction, low=0, high=1), allowed="from 0 to 1")),
+    Metric(
+        "at", _read_at, parameter=Parameter(partial(read_number, read=Fraction, low=0, high=1), allowed="from 0 to 1")
+    ),
     Metric(
         "rounds-to",
-        _rounds_to,
+        _find_round_to,
         unit="rounds",
         better="lower",
         paper_field="rounds_to_target",
         missing_text="never",
         parameter=PERCENT,
     ),
-    Metric("reached", _reached, missing_text="never", parameter=PERCENT),
+    Metric("reached", _find_reached, missing_text="never", parameter=PERCENT),
     Metric("post", lambda record: record.get("post", {}).get("test_accuracy"), needed_rounds="last"),
     # Other accuracies.
-    Metric("validation", partial(_at_selected, key="validation_accuracy"), needed_rounds="selected"),
-    Metric("classifier", partial(_at_selected, key="classifier_accuracy"), needed_rounds="selected"),
-    Metric("global", partial(_at_selected, key="global_accuracy"), needed_rounds="selected"),
+    Metric("validation", partial(_average_at_selected, key="validation_accuracy"), needed_rounds="selected"),
+    Metric("classifier", partial(_average_at_selected, key="classifier_accuracy"), needed_rounds="selected"),
+    Metric("global", partial(_average_at_selected, key="global_accuracy"), needed_rounds="selected"),
     Metric(
         "classifier-of-last",
-        lambda record, num_last: _exact_mean(_curve(record, num_last, key="classifier_accuracy")),
+        lambda record, num_last: _exact_mean(_read_curve(record, num_last, key="classifier_accuracy")),
         parameter=NUM_ROUNDS,
     ),
-    _domain_metric("domain", key="domains"),
-    _domain_metric("intra", key="intra"),
-    _domain_metric("inter", key="inter"),
-    Metric("clients", partial(_named_at_selected, key="clients"), needed_rounds="selected", parameter=Parameter(str)),
+    _make_domain_metric("domain", key="domains"),
+    _make_domain_metric("intra", key="intra"),
+    _make_domain_metric("inter", key="inter"),
+    Metric(
+        "clients",
+        partial(_average_named_at_selected, key="clients"),
+        needed_rounds="selected",
+        parameter=Parameter(str),
+    ),
     # By the counts of the classes, which several models share as they share the headline's accuracy.
-    _class_metric("macro-f1", partial(_mean_score, score=macro_f1)),
-    _class_metric("balanced-accuracy", partial(_mean_score, score=balanced_accuracy)),
-    _class_metric("class", _class_accuracy, parameter=Parameter(str)),
+    _make_class_metric("macro-f1", partial(_average_score, score=macro_f1)),
+    _make_class_metric("balanced-accuracy", partial(_average_score, score=balanced_accuracy)),
+    _make_class_metric("class", _average_class_accuracy, parameter=Parameter(str)),
     # What else is measured.
     Metric(
         "quality",
-        _quality,
+        _read_quality,
         unit="",
         needed_rounds="last",
         after_the_run=True,
-        read_round=_round_of_quality,
-        parameter=Parameter(_read_quality, allowed=f"one of {', '.join(QUALITIES)}"),
+        read_round=_find_round_of_quality,
+        parameter=Parameter(_parse_quality, allowed=f"one of {', '.join(QUALITIES)}"),
     ),
-    _measured_metric("drift", key="drift"),
-    _measured_metric("term", key="terms"),
+    _make_measured_metric("drift", key="drift"),
+    _make_measured_metric("term", key="terms"),
     # Floats of a client in a round; totals are counted as the papers do, memory anew in each round.
-    _floats_metric("floats-up", partial(_floats, key="floats_up")),
-    _floats_metric("floats-down", partial(_floats, key="floats_down")),
-    _floats_metric("memory-floats", partial(_floats, key="memory_floats")),
-    _floats_metric("total-floats", partial(_total_floats, key="floats_up")),
-    _floats_metric("total-memory-floats", partial(_total_floats, key="memory_floats")),
+    _make_floats_metric("floats-up", partial(_average_floats, key="floats_up")),
+    _make_floats_metric("floats-down", partial(_average_floats, key="floats_down")),
+    _make_floats_metric("memory-floats", partial(_average_floats, key="memory_floats")),
+    _make_floats_metric("total-floats", partial(_sum_floats, key="floats_up")),
+    _make_floats_metric("total-memory-floats", partial(_sum_floats, key="memory_floats")),
 )
 METRICS = {metric.name: metric for metric in _ALL}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fedcli import registry
 from fedcli.declarations import flag_of
 from fedcli.results.columns import Columns
-from fedcli.results.groups import SeedGroup, comparable_groups, tested_model
+from fedcli.results.groups import SeedGroup, find_comparable_groups, find_tested_model
 from fedcli.results.render import escape_markdown
 from fedcli.runs.identity import FIRST_SETTINGS, NOT_SETTINGS, recorded_changes
 from fedcli.runs.options import given_options, inactive_term
@@ -42,18 +42,18 @@ ACROSS_MODELS = (
 )
 
 
-def notes_on_numbers(groups: Sequence[SeedGroup]) -> list[str]:
+def write_notes_on_numbers(groups: Sequence[SeedGroup]) -> list[str]:
     """What a reader must know to read the numbers of a table, each only where it applies."""
-    records = _all_records(groups)
+    records = _list_records(groups)
     notes = ["Mean ± sample standard deviation over runs (number of runs); a value without ± is one run."]
-    if len(set(map(tested_model, records))) > 1:
+    if len(set(map(find_tested_model, records))) > 1:
         notes.append(MODELS)
     if "diverged" in map(outcome_of, records):
         notes.append(DIVERGED)
     return notes
 
 
-def notes_on_leads(groups: Sequence[SeedGroup], *, has_leads: bool, has_bold: bool) -> list[str]:
+def write_notes_on_leads(groups: Sequence[SeedGroup], *, has_leads: bool, has_bold: bool) -> list[str]:
     """What a reader must know of leads and bold, each only where it applies."""
     notes = []
     if has_leads:
@@ -67,26 +67,26 @@ def notes_on_leads(groups: Sequence[SeedGroup], *, has_leads: bool, has_bold: bo
 
 def compares_models(groups: Sequence[SeedGroup]) -> bool:
     """Whether rows with a global model are compared with rows of personal ones."""
-    for indices in comparable_groups(groups):
-        kinds = {tested_model(groups[index].first) for index in indices}
+    for indices in find_comparable_groups(groups):
+        kinds = {find_tested_model(groups[index].first) for index in indices}
         if {"global", "personal"} <= kinds:
             return True
     return False
 
 
-def notes_on_runs(groups: Sequence[SeedGroup]) -> list[str]:
+def write_notes_on_runs(groups: Sequence[SeedGroup]) -> list[str]:
     """What a reader must know of the runs behind a table, each only where it applies."""
     notes = [
-        *_notes_on_repeated_seeds(groups),
-        *_notes_on_reductions(groups),
-        *_notes_on_inactive_terms(groups),
-        *notes_on_changes(groups),
-        *_notes_on_given_options(groups),
+        *_write_notes_on_repeated_seeds(groups),
+        *_write_notes_on_reductions(groups),
+        *_write_notes_on_inactive_terms(groups),
+        *write_notes_on_changes(groups),
+        *_write_notes_on_given_options(groups),
     ]
     return list(dict.fromkeys(notes))
 
 
-def _notes_on_repeated_seeds(groups: Sequence[SeedGroup]) -> list[str]:
+def _write_notes_on_repeated_seeds(groups: Sequence[SeedGroup]) -> list[str]:
     """Which rows have several finished runs of one seed that differ in their parameters; copies of a run count once."""
     notes = []
     for group in groups:
@@ -100,13 +100,13 @@ def _notes_on_repeated_seeds(groups: Sequence[SeedGroup]) -> list[str]:
     return notes
 
 
-def _notes_on_reductions(groups: Sequence[SeedGroup]) -> list[str]:
-    texts = dict.fromkeys(", ".join(reductions(record).values()) for record in _all_records(groups))
+def _write_notes_on_reductions(groups: Sequence[SeedGroup]) -> list[str]:
+    texts = dict.fromkeys(", ".join(reductions(record).values()) for record in _list_records(groups))
     reduced = [text for text in texts if text]
     return [f"Reduced against the protocol: {'; or '.join(reduced)}."] if reduced else []
 
 
-def _notes_on_inactive_terms(groups: Sequence[SeedGroup]) -> list[str]:
+def _write_notes_on_inactive_terms(groups: Sequence[SeedGroup]) -> list[str]:
     notes = []
     for group in groups:
         method = registry.methods().get(group.first["method"])
@@ -116,7 +116,7 @@ def _notes_on_inactive_terms(groups: Sequence[SeedGroup]) -> list[str]:
     return notes
 
 
-def _notes_on_given_options(groups: Sequence[SeedGroup]) -> list[str]:
+def _write_notes_on_given_options(groups: Sequence[SeedGroup]) -> list[str]:
     """The options that were given with the runs, but for those that the table shows."""
     options: dict[str, None] = {}  # in words, each once
     for group in groups:
@@ -128,7 +128,7 @@ def _notes_on_given_options(groups: Sequence[SeedGroup]) -> list[str]:
     return [f"Options given with the runs: {escape_markdown('; '.join(options))}."] if options else []
 
 
-def notes_on_metrics(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
+def write_notes_on_metrics(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
     """Which runs lack a metric or have another than the others, a sentence for each such metric."""
     sentences = []
     for metric in columns.metrics.values():
@@ -142,19 +142,21 @@ def notes_on_metrics(groups: Sequence[SeedGroup], columns: Columns) -> list[str]
                 f"{metric.name} is not in the records of {', '.join(without)}: it needs runs with "
                 f"{flag_of(metric.run_option)}."
             )
-    return [*sentences, *_notes_on_different_rounds(groups, columns)]
+    return [*sentences, *_write_notes_on_different_rounds(groups, columns)]
 
 
-def _notes_on_different_rounds(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
+def _write_notes_on_different_rounds(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
     """Which rows have values of the last round's models where others have those of the headline's."""
     sentences = []
     for metric in columns.metrics.values():
-        if not metric.different_rounds(_all_records(groups)):
+        if not metric.are_of_different_rounds(_list_records(groups)):
             continue
         last = []
         for group in groups:
-            measured = [record for record in group.records if metric.value(record) is not None]
-            seeds = [str(record["seed"]) for record in measured if "selected" not in metric.measured_rounds(record)]
+            measured = [record for record in group.records if metric.read_value(record) is not None]
+            seeds = [
+                str(record["seed"]) for record in measured if "selected" not in metric.find_measured_rounds(record)
+            ]
             if seeds:
                 last.append(f"{escape_markdown(group.label)} (seed {', '.join(seeds)})")
         sentences.append(
@@ -164,7 +166,7 @@ def _notes_on_different_rounds(groups: Sequence[SeedGroup], columns: Columns) ->
     return sentences
 
 
-def notes_on_changes(groups: Sequence[SeedGroup]) -> list[str]:
+def write_notes_on_changes(groups: Sequence[SeedGroup]) -> list[str]:
     """What of code, machine and versions has changed between the rounds of runs, a sentence each."""
     changes = []
     for group in groups:
@@ -174,5 +176,5 @@ def notes_on_changes(groups: Sequence[SeedGroup]) -> list[str]:
     return changes
 
 
-def _all_records(groups: Sequence[SeedGroup]) -> list[Record]:
+def _list_records(groups: Sequence[SeedGroup]) -> list[Record]:
     return [record for group in groups for record in group.records]

@@ -3,39 +3,39 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from fedcli.results.intervals import Interval, Name, leads_over_best
+from fedcli.results.intervals import Interval, Name, compare_with_best_others
 from fedcli.results.metrics import Metric
 from fedcli.results.render import MISSING
 from fedcli.runs.record import RUN_OUTCOMES
 from fedcli.runs.schema import Record
 
 
-def interval_text(metric: Metric, interval: Interval, *, sign: str = "+", with_count: bool = True) -> str:
+def format_interval(metric: Metric, interval: Interval, *, sign: str = "+", with_count: bool = True) -> str:
     """A mean with its interval and number of values, as `+9.70 [+7.10, +12.30] (3)`; of floats the mean alone."""
     if not interval.num_values:
         return MISSING
-    text = metric.text(interval.mean, sign)
+    text = metric.format_value(interval.mean, sign)
     if metric.unit == "floats":
         return text
     if interval.num_values > 1:
-        text += f" [{metric.text(interval.low, sign)}, {metric.text(interval.high, sign)}]"
+        text += f" [{metric.format_value(interval.low, sign)}, {metric.format_value(interval.high, sign)}]"
     return f"{text} ({interval.num_values})" if with_count else text
 
 
-def lead_texts(
+def format_leads(
     metric: Metric, groups: Mapping[Name, Sequence[Record]], implied_count: int | None = None
 ) -> dict[Name, str]:
-    """The lead of each group, see `leads_over_best`; empty without one.
+    """The lead of each group, see `compare_with_best_others`; empty without one.
 
     A number of pairs that equals `implied_count` is left out.
     """
     texts = dict.fromkeys(groups, "")
-    for name, lead in leads_over_best(metric, groups).items():
-        texts[name] = interval_text(metric, lead, with_count=lead.num_values != implied_count)
+    for name, lead in compare_with_best_others(metric, groups).items():
+        texts[name] = format_interval(metric, lead, with_count=lead.num_values != implied_count)
     return texts
 
 
-def mean_text_of_runs(
+def format_mean_of_runs(
     metric: Metric, records: Sequence[Record], outcomes: Counter, implied_count: int | None = None
 ) -> str:
     """Mean ± sample standard deviation, with the number of runs that have the value.
@@ -52,10 +52,10 @@ def mean_text_of_runs(
     num_counted = sum(map(metric.includes, records))
     if not num_counted:
         return next(outcome for outcome in RUN_OUTCOMES if outcomes[outcome])
-    values = metric.values(records)
+    values = metric.read_values(records)
     if values:
-        text = metric.mean_text(values)
-    elif metric.different_rounds(records):
+        text = metric.format_mean(values)
+    elif metric.are_of_different_rounds(records):
         text = "of different rounds"
     else:
         text = metric.missing_text

@@ -54,7 +54,7 @@ class Candidate:
         folder: The folder of the run.
         value: The value of the metric, in its unit; None if the run diverged or never reached its target.
         last_tenth: The mean accuracy over the last tenth of the rounds, in percent; None if the run has none.
-        measured_rounds: The rounds in which the value was measured, see `Metric.measured_rounds`.
+        measured_rounds: The rounds in which the value was measured, see `Metric.find_measured_rounds`.
     """
 
     shared: Shared
@@ -256,7 +256,7 @@ def _find_candidates(
         differing = differences_from_plan(record, run.settings, planned.settings, metric.needed_rounds)
         if not _allows(claim, differing) or not _has_enough_rounds(record, planned, metric):
             continue
-        value = metric.included_value(record)
+        value = metric.read_included_value(record)
         if value is None and metric.missing_text != "never" and metric.includes(record):
             continue  # finished, and not measured
         core, _, _ = run.numerics.partition(".")
@@ -273,8 +273,8 @@ def _find_candidates(
                 differences_from_cell=differing,
                 folder=run.folder,
                 value=value,
-                last_tenth=find_metric("last-tenth").included_value(record),
-                measured_rounds={"last", "selected"} if value is None else metric.measured_rounds(record),
+                last_tenth=find_metric("last-tenth").read_included_value(record),
+                measured_rounds={"last", "selected"} if value is None else metric.find_measured_rounds(record),
             )
         )
     return candidates

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from fedcli.declarations import Table
 from fedcli.results.notes import BOLD_IN_COLUMN, DIVERGED
 from fedcli.results.plans import IN_TEXT, PlannedRun, TablePlan
-from fedcli.results.printed_numbers import reported_table
+from fedcli.results.printed_numbers import find_reported_table
 from fedcli.runs.identity import recorded_changes
 from fedcli.runs.options import inactive_term
 
@@ -80,5 +80,5 @@ def _notes_of_paper(table: Table) -> list[str]:
     _, name_in_paper = table.reported
     if name_in_paper == IN_TEXT:
         return []
-    reported = reported_table(table)
+    reported = find_reported_table(table)
     return [f"Paper: {reported[key].rstrip('.')}." for key in ("setting", "notes") if reported.get(key)]

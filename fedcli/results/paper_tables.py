@@ -8,12 +8,18 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from fedcli.declarations import Gain, Table
-from fedcli.results.intervals import Interval, clear_best, mean_interval
+from fedcli.results.intervals import Interval, find_clear_best, mean_interval
 from fedcli.results.metrics import Metric
-from fedcli.results.number_texts import interval_text, mean_text_of_runs
+from fedcli.results.number_texts import format_interval, format_mean_of_runs
 from fedcli.results.paper_table_notes import notes_on_paper_table
 from fedcli.results.plans import Place, PlannedCell, TablePlan
-from fedcli.results.printed_numbers import SCALED, PrintedCell, printed_cells, printed_unit, printed_value
+from fedcli.results.printed_numbers import (
+    SCALED,
+    PrintedCell,
+    find_printed_cells,
+    find_printed_unit,
+    find_printed_value,
+)
 from fedcli.results.render import CellIndex, TextTable
 from fedcli.runs.record import RUN_OUTCOMES
 
@@ -62,9 +68,9 @@ class ComparedCell:
     def paper_text(self) -> str:
         """What stands for the paper."""
         if self.paper_value is not None:
-            text = self.metric.text(self.paper_value)
+            text = self.metric.format_value(self.paper_value)
             if self.paper_deviation is not None:
-                text += f" ± {self.metric.text(self.paper_deviation)}"
+                text += f" ± {self.metric.format_value(self.paper_deviation)}"
             return text
         if self.printed is None:
             return ""
@@ -73,16 +79,16 @@ class ComparedCell:
     @property
     def difference_text(self) -> str:
         """The difference with its interval; empty without one."""
-        return interval_text(self.metric, self.difference, with_count=False) if self.difference.num_values else ""
+        return format_interval(self.metric, self.difference, with_count=False) if self.difference.num_values else ""
 
 
 def compare_with_paper(plan: TablePlan) -> TextTable:
     """The table beside the paper's; its CSV has the cells, with floats in ones."""
     cells = compare_cells(plan)
-    best_places = _best_places(plan.cells)
+    best_places = _find_best_places(plan.cells)
     columns = list(dict.fromkeys(place.column for place in cells))
     titles = [SCALED.sub(" floats", column).replace("_", " ") for column in columns]
-    rows = _rows(cells, columns, best_places, "ours, reduced" if plan.reduction else "ours")
+    rows = _build_rows(cells, columns, best_places, "ours, reduced" if plan.reduction else "ours")
     best: set[CellIndex] = set()
     first_of_blocks = []
     for number, row in enumerate(rows):
@@ -95,7 +101,7 @@ def compare_with_paper(plan: TablePlan) -> TextTable:
         rows=[[row.name, row.title, *row.texts] for row in rows],
         first_number_column=FIRST_NUMBER_COLUMN,
         best=best,
-        csv_rows=[_csv_row(cell, plan.reduction) for cell in cells.values()],
+        csv_rows=[_build_csv_row(cell, plan.reduction) for cell in cells.values()],
         title=plan.title,
         subject=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
         block_starts=first_of_blocks if has_blocks else (),
@@ -111,23 +117,23 @@ def compare_cells(plan: TablePlan) -> dict[Place, ComparedCell]:
     """The planned cells and the gains that they give, each beside the paper's, in the order of the paper."""
     planned = {planned_cell.place: planned_cell for planned_cell in plan.cells}
     cells = {}
-    for place in _ordered_places(plan.table, planned):
+    for place in _order_places(plan.table, planned):
         cells[place] = _compare_planned(plan.table, planned[place])
     for gain in plan.table.gains:
-        needed_places = {*_places(gain.leading_rows, gain), *_places(gain.other_rows, gain)}
+        needed_places = {*_list_places(gain.leading_rows, gain), *_list_places(gain.other_rows, gain)}
         if planned.keys() >= needed_places:
             cells[Place(gain.row, gain.column)] = _compare_gain(plan.table, gain, cells)
     return cells
 
 
-def _ordered_places(table: Table, planned: Collection[Place]) -> list[Place]:
+def _order_places(table: Table, planned: Collection[Place]) -> list[Place]:
     """The planned places: those that the paper prints in its order, then the others."""
-    printed = printed_cells(table)
+    printed = find_printed_cells(table)
     others = [place for place in planned if place not in printed]
     return [*(place for place in printed if place in planned), *others]
 
 
-def _places(rows: Sequence[str], gain: Gain) -> list[Place]:
+def _list_places(rows: Sequence[str], gain: Gain) -> list[Place]:
     """The cells of some rows of which a gain is the difference."""
     return [Place(row, column) for row, column in itertools.product(rows, gain.compared_columns)]
 
@@ -138,15 +144,15 @@ def _compare_planned(table: Table, planned: PlannedCell) -> ComparedCell:
     records = planned.records
     outcomes = Counter(run.outcome for run in planned.runs)
     runs = CountedRuns(planned.cell.method, outcomes, sum(map(metric.includes, records)))
-    text = mean_text_of_runs(metric, records, outcomes)
-    return _compare_cell(table, planned.place, metric, text, metric.values(records), runs)
+    text = format_mean_of_runs(metric, records, outcomes)
+    return _compare_cell(table, planned.place, metric, text, metric.read_values(records), runs)
 
 
 def _compare_gain(table: Table, gain: Gain, cells: Mapping[Place, ComparedCell]) -> ComparedCell:
     """A cell that is the difference of others: the mean of some less the mean, or the best, of the rest."""
     place_of_gain = Place(gain.row, gain.column)
-    leading_cells = [cells[place] for place in _places(gain.leading_rows, gain)]
-    other_cells = [cells[place] for place in _places(gain.other_rows, gain)]
+    leading_cells = [cells[place] for place in _list_places(gain.leading_rows, gain)]
+    other_cells = [cells[place] for place in _list_places(gain.other_rows, gain)]
     metric = leading_cells[0].metric
     leading_means = [cell.our_mean for cell in leading_cells if cell.our_mean is not None]
     other_means = [cell.our_mean for cell in other_cells if cell.our_mean is not None]
@@ -154,7 +160,7 @@ def _compare_gain(table: Table, gain: Gain, cells: Mapping[Place, ComparedCell])
         return _compare_cell(table, place_of_gain, metric, "not run", [])
     subtracted = max(other_means) if gain.over_best else fmean(other_means)
     value = fmean(leading_means) - subtracted
-    return _compare_cell(table, place_of_gain, metric, metric.text(value, "+"), [value])
+    return _compare_cell(table, place_of_gain, metric, metric.format_value(value, "+"), [value])
 
 
 def _compare_cell(
@@ -162,18 +168,18 @@ def _compare_cell(
     runs: CountedRuns | None = None,
 ) -> ComparedCell:  # fmt: skip
     """A cell beside the paper's; floats are rounded as the paper's before they are compared."""
-    paper_value = printed_value(table, place.row, place.column, metric)
+    paper_value = find_printed_value(table, place.row, place.column, metric)
     differences = []
     if paper_value is not None:
         comparable_values = our_values
         if metric.unit == "floats":
-            unit = printed_unit(place.column)
+            unit = find_printed_unit(place.column)
             comparable_values = [unit * round(value / unit) for value in our_values]
         differences = [value - paper_value for value in comparable_values]
     return ComparedCell(
         place,
         metric,
-        printed=printed_cells(table).get(place),
+        printed=find_printed_cells(table).get(place),
         paper_value=paper_value,
         our_values=our_values,
         our_text=our_text,
@@ -182,7 +188,7 @@ def _compare_cell(
     )
 
 
-def _best_places(planned: Sequence[PlannedCell]) -> set[Place]:
+def _find_best_places(planned: Sequence[PlannedCell]) -> set[Place]:
     """The place of the best of ours in each column, if its lead is sure."""
     by_column: dict[str, list[PlannedCell]] = {}
     for planned_cell in planned:
@@ -190,7 +196,7 @@ def _best_places(planned: Sequence[PlannedCell]) -> set[Place]:
     best_places = set()
     for cells_of_column in by_column.values():
         records = {planned_cell.place: planned_cell.records for planned_cell in cells_of_column}
-        best_place = clear_best(cells_of_column[-1].metric, records)
+        best_place = find_clear_best(cells_of_column[-1].metric, records)
         if best_place is not None:
             best_places.add(best_place)
     return best_places
@@ -205,7 +211,7 @@ class _Row(NamedTuple):
     best_columns: list[int]  # of the whole table
 
 
-def _rows(
+def _build_rows(
     cells: Mapping[Place, ComparedCell], columns: Sequence[str], best_places: Collection[Place], our_title: str
 ) -> list[_Row]:
     """The rows of texts that are not empty; `our_title` stands before our numbers."""
@@ -228,7 +234,7 @@ def _rows(
     return rows
 
 
-def _csv_row(cell: ComparedCell, reduction: str) -> dict[str, Any]:
+def _build_csv_row(cell: ComparedCell, reduction: str) -> dict[str, Any]:
     """What the CSV has of a cell, in full precision."""
     row: dict[str, Any] = {
         "row": cell.place.row,

@@ -15,7 +15,7 @@ from fedcli.data.imports import import_if_path
 from fedcli.declarations import Cell, Method, Table
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, protocols
-from fedcli.results.frame import RunRow, read_runs, shipped_folders
+from fedcli.results.frame import RunRow, find_shipped_folders, read_runs
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.runs.begin import check_seeds, read_begun
 from fedcli.runs.identity import (
@@ -89,7 +89,7 @@ class PlannedRun:
 AnyRun = TypeVar("AnyRun", bound=PlannedRun)
 
 
-def with_new_records(runs: Iterable[AnyRun]) -> list[AnyRun]:
+def read_new_records(runs: Iterable[AnyRun]) -> list[AnyRun]:
     """The runs with the records that they have now."""
     return [replace(run, record=read_begun(run.folder)) for run in runs]
 
@@ -131,7 +131,7 @@ class Plan:
         """
         return True
 
-    def accuracy_text(self, record: Record) -> str:
+    def format_accuracy(self, record: Record) -> str:
         """What is shown of a run that has finished."""
         return f"test {100 * record['summary']['selected']:.2f} %"
 
@@ -185,7 +185,7 @@ class TablePlan(Plan):
         return f"{paper}, {name}: {self.table.title}"
 
 
-def table_folder(table: Table) -> Path:
+def find_table_folder(table: Table) -> Path:
     """The folder of a table's runs, unless another is given."""
     return TABLES_FOLDER / table.name.replace(":", "-")
 
@@ -209,13 +209,13 @@ def plan_table(
     Raises:
         UserError: If `only` leaves nothing, or a seed or a limit is out of range.
     """
-    own_folder = table_folder(table) if folder is None else folder
+    own_folder = find_table_folder(table) if folder is None else folder
     search_folders = [own_folder]
     if folder is None:
-        search_folders += [TABLES_FOLDER, *shipped_folders()]
+        search_folders += [TABLES_FOLDER, *find_shipped_folders()]
     seeds = check_seeds(table.seeds if seeds is None else seeds)
     new_cells = []  # as if nothing had begun
-    for cell in _selected_cells(table, only):
+    for cell in _select_cells(table, only):
         first_run = plan_cell(table, cell, seeds[0], own_folder, limits, dataset)
         new_runs = tuple(first_run.with_seed(seed) for seed in seeds)
         new_cells.append(PlannedCell(cell, find_metric(cell.metric), new_runs))
@@ -230,7 +230,7 @@ def plan_table(
         table=table,
         cells=tuple(cells),
         seeds=tuple(seeds),
-        reduction=_reduction_text(new_cells),
+        reduction=_describe_reduction(new_cells),
     )
 
 
@@ -256,9 +256,9 @@ def _attach_records(
             countable.append(row)
     runs = {}
     for new_folder, new_run in new_runs.items():
-        matching = _matching_rows(new_run, countable, needed_rounds[new_folder])
+        matching = _find_matching_rows(new_run, countable, needed_rounds[new_folder])
         if matching:
-            furthest = max(matching, key=_progress)
+            furthest = max(matching, key=_measure_progress)
             runs[new_folder] = replace(new_run, folder=furthest.folder, record=furthest.record)
         else:
             runs[new_folder] = new_run
@@ -272,11 +272,11 @@ class _Progress(NamedTuple):
     num_rounds: int
 
 
-def _progress(row: RunRow) -> _Progress:
+def _measure_progress(row: RunRow) -> _Progress:
     return _Progress(row.outcome in ENDED, len(row.record["rounds"]))
 
 
-def _reduction_text(cells: Iterable[PlannedCell]) -> str:
+def _describe_reduction(cells: Iterable[PlannedCell]) -> str:
     """What makes the runs of cells smaller, in words; empty for nothing."""
     reduced: dict[str, Any] = {}
     for cell in cells:
@@ -287,7 +287,7 @@ def _reduction_text(cells: Iterable[PlannedCell]) -> str:
     return ", ".join(words)
 
 
-def _matching_rows(run: PlannedRun, rows: Iterable[RunRow], needed_rounds: Iterable[str]) -> list[RunRow]:
+def _find_matching_rows(run: PlannedRun, rows: Iterable[RunRow], needed_rounds: Iterable[str]) -> list[RunRow]:
     """The rows that can stand for a planned run; for `needed_rounds` see `differences_from_plan`."""
     matching = []
     for row in rows:
@@ -299,7 +299,7 @@ def _matching_rows(run: PlannedRun, rows: Iterable[RunRow], needed_rounds: Itera
     return matching
 
 
-def _selected_cells(table: Table, only: Sequence[str]) -> list[Cell]:
+def _select_cells(table: Table, only: Sequence[str]) -> list[Cell]:
     """The cells in the rows and columns that `only` names."""
     rows = dict.fromkeys(cell.row for cell in table.cells)
     columns = dict.fromkeys(cell.column for cell in table.cells)
@@ -331,7 +331,7 @@ def plan_cell(
     reduced: dict[str, Any] = {}
     try:
         if dataset is not None:
-            options = _on_other_data(method, options, dataset)
+            options = _move_to_other_data(method, options, dataset)
             reduced["dataset"] = options["dataset"]
         setup = resolve(method, options, need_data=False)
         sizes = setup.all_options()
@@ -352,18 +352,18 @@ def plan_cell(
         given=GivenOptions(options),
         setup=setup,
         settings=settings,
-        folder=folder / folder_name(setup, settings) / f"seed-{seed}",
+        folder=folder / make_folder_name(setup, settings) / f"seed-{seed}",
         reduced=reduced,
     )
 
 
-def folder_name(setup: Setup, settings: Settings) -> str:
+def make_folder_name(setup: Setup, settings: Settings) -> str:
     """The name of the folder that runs share which differ only in the seed."""
     partition = short_name(setup.partition.flag).replace(":", "-").replace("/", "-")
     return f"{setup.method.name}-{short_name(setup.dataset)}-{partition}-{key_of(settings)[:8]}"
 
 
-def _on_other_data(method: Method, options: Mapping[str, Any], dataset: str) -> dict[str, Any]:
+def _move_to_other_data(method: Method, options: Mapping[str, Any], dataset: str) -> dict[str, Any]:
     """The options of a cell on another data set: those of the paper's protocol for it, with the cell's division."""
     dataset = import_if_path(dataset)
     protocol = find_protocol(options["protocol"], method)
@@ -384,7 +384,7 @@ def _on_other_data(method: Method, options: Mapping[str, Any], dataset: str) -> 
     return {**others, **partition, **data}
 
 
-def protocols_text(runs: Iterable[PlannedRun]) -> str:
+def describe_protocols(runs: Iterable[PlannedRun]) -> str:
     """Says which methods of a comparison run under which protocol, where these differ; empty where they do not."""
     protocols_by_method: dict[str, dict[str, None]] = {}
     for run in runs:

@@ -35,29 +35,29 @@ class PrintedCell:
 
 
 @cache
-def reported_numbers() -> dict[str, dict[str, Any]]:
+def read_reported_numbers() -> dict[str, dict[str, Any]]:
     """The papers' own numbers, `papers/reported.json`, by paper and table."""
     return json.loads(files("fedcli.papers").joinpath("reported.json").read_text(encoding="utf-8"))
 
 
-def reported_table(table: Table) -> dict[str, Any]:
+def find_reported_table(table: Table) -> dict[str, Any]:
     """What the paper says of a table; empty for one of no paper here."""
-    return _reported_table(*table.reported)
+    return _find_reported_table(*table.reported)
 
 
-def _reported_table(paper: str, name: str) -> dict[str, Any]:
-    return reported_numbers().get(paper, {}).get(name, {})
+def _find_reported_table(paper: str, name: str) -> dict[str, Any]:
+    return read_reported_numbers().get(paper, {}).get(name, {})
 
 
-def printed_cells(table: Table) -> Mapping[Place, PrintedCell]:
+def find_printed_cells(table: Table) -> Mapping[Place, PrintedCell]:
     """What the paper prints in the cells of a table, in its order."""
-    return _printed_cells(*table.reported)
+    return _find_printed_cells(*table.reported)
 
 
 @cache
-def _printed_cells(paper: str, name: str) -> Mapping[Place, PrintedCell]:
+def _find_printed_cells(paper: str, name: str) -> Mapping[Place, PrintedCell]:
     cells = {}
-    for entry in _reported_table(paper, name).get("rows", ()):
+    for entry in _find_reported_table(paper, name).get("rows", ()):
         cells[Place(entry["method"], entry["column"])] = PrintedCell(
             mean=entry.get("mean"),
             deviation=entry.get("std"),
@@ -67,20 +67,20 @@ def _printed_cells(paper: str, name: str) -> Mapping[Place, PrintedCell]:
     return cells
 
 
-def printed_value(table: Table, row: str, column: str, metric: Metric) -> float | None:
+def find_printed_value(table: Table, row: str, column: str, metric: Metric) -> float | None:
     """The paper's number in a cell, floats in ones; None if it prints none."""
-    cell = printed_cells(table).get(Place(row, column))
+    cell = find_printed_cells(table).get(Place(row, column))
     number = None if cell is None else cell.number(metric)
-    return None if number is None else number * printed_unit(column)
+    return None if number is None else number * find_printed_unit(column)
 
 
-def printed_unit(column: str) -> float:
+def find_printed_unit(column: str) -> float:
     """The unit in which the paper prints a column of floats; 1 for other numbers."""
     match = SCALED.search(column)
     return float(match[1]) if match else 1.0
 
 
-def printed_difference(
+def find_printed_difference(
     table: Table, row: str, other_row: str, columns: tuple[str, ...], metric: Metric
 ) -> float | None:
     """Finds by how much a row is ahead of another row in the paper, as the mean over columns.
@@ -91,8 +91,8 @@ def printed_difference(
     """
     differences = []
     for column in columns:
-        value = printed_value(table, row, column, metric)
-        other_value = printed_value(table, other_row, column, metric)
+        value = find_printed_value(table, row, column, metric)
+        other_value = find_printed_value(table, other_row, column, metric)
         if value is not None and other_value is not None:
             differences.append(value - other_value)
     if len(differences) == len(columns):
@@ -100,7 +100,7 @@ def printed_difference(
     for gain in table.gains:
         is_of_rows = gain.leading_rows == (row,) and gain.other_rows == (other_row,)
         if is_of_rows and gain.compared_columns == columns:
-            return printed_value(table, gain.row, gain.column, metric)
+            return find_printed_value(table, gain.row, gain.column, metric)
     return None
 
 
@@ -113,14 +113,14 @@ class _PrintedAccuracy(NamedTuple):
     percent: float
 
 
-def printed_accuracies(records: Sequence[Record]) -> list[float | None]:
+def find_printed_accuracies(records: Sequence[Record]) -> list[float | None]:
     """The paper's accuracy in percent for the setting of each run, else None.
 
     Where several tables have a setting, the one that has the most of the runs counts: the paper prints two accuracies
     for some.
     """
-    printed = _all_printed_accuracies()
-    accuracies_of_runs = [_accuracies_by_table(record, printed) for record in records]
+    printed = _list_printed_accuracies()
+    accuracies_of_runs = [_find_accuracies_by_table(record, printed) for record in records]
     runs_of_table: Counter[str] = Counter()
     for accuracy_by_table in accuracies_of_runs:
         runs_of_table.update(accuracy_by_table.keys())
@@ -131,7 +131,7 @@ def printed_accuracies(records: Sequence[Record]) -> list[float | None]:
     return accuracies
 
 
-def _all_printed_accuracies() -> list[_PrintedAccuracy]:
+def _list_printed_accuracies() -> list[_PrintedAccuracy]:
     """The accuracies that the papers print of runs; a point of a learning curve is none."""
     printed = []
     for table in registry.tables().values():
@@ -139,13 +139,13 @@ def _all_printed_accuracies() -> list[_PrintedAccuracy]:
             if cell.metric not in ("selected", "last", "best"):
                 continue
             metric = find_metric(cell.metric)
-            percent = printed_value(table, cell.row, cell.column, metric)
+            percent = find_printed_value(table, cell.row, cell.column, metric)
             if percent is not None:
                 printed.append(_PrintedAccuracy(table, cell, metric, percent))
     return printed
 
 
-def _accuracies_by_table(record: Record, printed: Sequence[_PrintedAccuracy]) -> dict[str, float]:
+def _find_accuracies_by_table(record: Record, printed: Sequence[_PrintedAccuracy]) -> dict[str, float]:
     """The paper's accuracy in percent for the setting of a run in each table that has it, by the table's name."""
     accuracies: dict[str, float] = {}
     settings = settings_of(record)

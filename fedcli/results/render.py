@@ -49,14 +49,14 @@ class TextTable:
 def render(table: TextTable, format: str = "markdown") -> str:
     """A table as "markdown", "latex" or "csv", which has rows of its own."""
     if format == "csv":
-        return csv_of(pd.DataFrame(table.csv_rows, dtype=object))
+        return render_csv(pd.DataFrame(table.csv_rows, dtype=object))
     return _to_latex(table) if format == "latex" else _to_markdown(table)
 
 
 def _to_markdown(table: TextTable) -> str:
     escape = printable if table.is_markdown else escape_markdown
     rows = _mark_rows(table, escape, "**{}**")
-    text = github_table([*map(escape_markdown, table.columns)], rows, table.first_number_column)
+    text = render_github_table([*map(escape_markdown, table.columns)], rows, table.first_number_column)
     notes = "\n".join(f"- {note}" for note in table.notes)
     heading = f"### {table.title}" if table.title else ""
     parts = [heading, table.subject, text, notes]
@@ -97,20 +97,22 @@ def _mark_rows(table: TextTable, escape: Callable[[str], str], bold: str) -> lis
     return marked_rows
 
 
-def csv_of(table: pd.DataFrame) -> str:
+def render_csv(table: pd.DataFrame) -> str:
     """A CSV in which each text is on one line and none is a formula to a spreadsheet, also above a column."""
     texts: set[str] = set()
     for _, column in table.items():
         texts.update(value for value in column if isinstance(value, str))
-    plain = {text: _plain(text) for text in texts if _plain(text) != text}
-    return table.replace(plain).rename(columns=_plain).to_csv(index=False, lineterminator="\n")
+    plain = {text: _make_plain(text) for text in texts if _make_plain(text) != text}
+    return table.replace(plain).rename(columns=_make_plain).to_csv(index=False, lineterminator="\n")
 
 
-def _plain(text: str) -> str:
+def _make_plain(text: str) -> str:
     return _FORMULA.sub("'", printable(text))
 
 
-def github_table(columns: Sequence[str], rows: Sequence[Sequence[str]], first_number_column: int | None = None) -> str:
+def render_github_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], first_number_column: int | None = None
+) -> str:
     """A GitHub table with these titles and cells; the columns from `first_number_column` on stand to the right."""
     num_texts = len(columns) if first_number_column is None else first_number_column
     rules = ["---"] * num_texts + ["---:"] * (len(columns) - num_texts)

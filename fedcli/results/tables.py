@@ -21,14 +21,14 @@ from fedcli.results.columns import (
     METHOD,
     MODEL,
     Layout,
-    best_rows,
-    cells_of,
-    cells_under,
+    build_cells,
+    find_best_rows,
+    find_cells_under,
     find_columns,
-    first_number_column,
+    find_first_number_column,
 )
 from fedcli.results.frame import find_records
-from fedcli.results.groups import group_runs, leaderboards, shared_settings, tested_model
+from fedcli.results.groups import find_shared_settings, find_tested_model, group_by_leaderboard, group_runs
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.render import TextTable, escape_markdown
 from fedcli.runs.identity import recorded_changes, settings_of
@@ -57,23 +57,23 @@ def build_table(
     """
     groups = group_runs(records, by_seed)
     columns = find_columns(groups, metrics, leads, layout)
-    cells = cells_of(groups, columns)
+    cells = build_cells(groups, columns)
     if not columns.chosen:
-        cells = _informative_columns(cells)
+        cells = _select_informative_columns(cells)
     shown = columns.of(cells)
-    best = cells_under({METHOD.key, HEADLINE}, best_rows(groups, columns), shown)
-    shared_text = ", ".join(f"{name} {escape_markdown(value)}" for name, value in shared_settings(records).items())
+    best = find_cells_under({METHOD.key, HEADLINE}, find_best_rows(groups, columns), shown)
+    shared_text = ", ".join(f"{name} {escape_markdown(value)}" for name, value in find_shared_settings(records).items())
     found_metrics = [find_metric(name) for name in metrics]
-    table_notes = notes.notes_on_numbers(groups)
-    table_notes += notes.notes_on_runs(groups)
-    table_notes += notes.notes_on_metrics(groups, columns)
-    table_notes += notes.notes_on_leads(groups, has_leads=LEAD.key in cells, has_bold=bool(best))
+    table_notes = notes.write_notes_on_numbers(groups)
+    table_notes += notes.write_notes_on_runs(groups)
+    table_notes += notes.write_notes_on_metrics(groups, columns)
+    table_notes += notes.write_notes_on_leads(groups, has_leads=LEAD.key in cells, has_bold=bool(best))
     return TextTable(
         columns=[column.title for column in shown],
         rows=cells.to_numpy().tolist(),
-        first_number_column=first_number_column(shown),
+        first_number_column=find_first_number_column(shown),
         best=best,
-        csv_rows=[numbers_of(record, found_metrics) for record in records],
+        csv_rows=[collect_numbers(record, found_metrics) for record in records],
         title=title,
         subject=f"All rows: {shared_text}." if shared_text else "",
         notes=table_notes,
@@ -84,7 +84,7 @@ def build_tables(
     records: Iterable[Record], metrics: Sequence[str] = (), leads: bool = False, layout: Layout = DEFAULT_LAYOUT
 ) -> list[TextTable]:
     """A table for each leaderboard, which titles name where there are several; see `build_table`."""
-    by_leaderboard = leaderboards(records)
+    by_leaderboard = group_by_leaderboard(records)
     tables = []
     for leaderboard, runs in by_leaderboard.items():
         title = leaderboard if len(by_leaderboard) > 1 else ""
@@ -92,14 +92,14 @@ def build_tables(
     return tables
 
 
-def _informative_columns(cells: pd.DataFrame) -> pd.DataFrame:
+def _select_informative_columns(cells: pd.DataFrame) -> pd.DataFrame:
     """The columns that are not empty; that of the model only where rows differ in it."""
     if len({*cells[MODEL.key]} - {""}) < 2:
         cells = cells.drop(columns=MODEL.key)
     return cells.loc[:, (cells != "").any()]
 
 
-def numbers_of(record: Record, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
+def collect_numbers(record: Record, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
     """One run as a flat row; rounds count from 1, accuracies are in percent.
 
     The median round leaves out the first one's warming up. Seconds that other work disturbed are left out.
@@ -114,19 +114,19 @@ def numbers_of(record: Record, metrics: Sequence[Metric] = ()) -> dict[str, Any]
         "reduced": ", ".join(reductions(record).values()),
         "changed": "; ".join(recorded_changes(record)),
         "partition_fingerprint": record["partition"]["fingerprint"],
-        "tested": tested_model(record),
+        "tested": find_tested_model(record),
         "selection": summary["selection"],
-        "selected": find_metric("selected").value(record),
+        "selected": find_metric("selected").read_value(record),
         "selected_round": None if summary["selected_round"] is None else summary["selected_round"] + 1,
-        "last": find_metric("last").value(record),
-        "validation_accuracy": find_metric("validation").value(record),
+        "last": find_metric("last").read_value(record),
+        "validation_accuracy": find_metric("validation").read_value(record),
         "rounds_done": len(record["rounds"]),
-        "post_accuracy": find_metric("post").value(record),
+        "post_accuracy": find_metric("post").read_value(record),
     }
     for metric in metrics:
-        row[metric.title] = metric.value(record)
-    row["floats_down"] = _rounded(find_metric("floats-down").value(record))
-    row["floats_up"] = _rounded(find_metric("floats-up").value(record))
+        row[metric.title] = metric.read_value(record)
+    row["floats_down"] = _round_number(find_metric("floats-down").read_value(record))
+    row["floats_up"] = _round_number(find_metric("floats-up").read_value(record))
     cost = record["cost"] or {}
     row["memory_floats"] = cost.get("memory_floats")
     row["buffer_floats"] = cost.get("buffer_floats")
@@ -143,11 +143,11 @@ def numbers_of(record: Record, metrics: Sequence[Metric] = ()) -> dict[str, Any]
     return row
 
 
-def _rounded(value: float | None) -> float | None:
+def _round_number(value: float | None) -> float | None:
     return round(value) if value else value
 
 
-def numbers_of_runs(paths: Iterable[str | Path], metrics: Sequence[str] = ()) -> pd.DataFrame:
+def read_numbers(paths: Iterable[str | Path], metrics: Sequence[str] = ()) -> pd.DataFrame:
     """All runs under some paths, a row each; the function behind `fedcli.frame`.
 
     Args:
@@ -161,13 +161,13 @@ def numbers_of_runs(paths: Iterable[str | Path], metrics: Sequence[str] = ()) ->
     Raises:
         UserError: If there is no run, or a record cannot be read.
     """
-    return numbers_of_records(find_records(paths), metrics)
+    return tabulate_numbers(find_records(paths), metrics)
 
 
-def numbers_of_records(records: Sequence[Record], metrics: Sequence[str] = ()) -> pd.DataFrame:
+def tabulate_numbers(records: Sequence[Record], metrics: Sequence[str] = ()) -> pd.DataFrame:
     """The same of records, each with its `folder`."""
     columns = [find_metric(name) for name in metrics]
-    numbers = pd.DataFrame([{"folder": record["folder"], **numbers_of(record, columns)} for record in records])
+    numbers = pd.DataFrame([{"folder": record["folder"], **collect_numbers(record, columns)} for record in records])
     settings = pd.DataFrame(map(settings_of, records), dtype=object)
     differing = [name for name in settings if name not in numbers and settings[name].astype(str).nunique() > 1]
     return numbers.filter(regex=r"^(?!config\.)").join(settings[differing])

@@ -22,14 +22,14 @@ from fedcli.declarations import SELECTIONS, Method, facts_of, fields_of, flag_of
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
 from fedcli.results.frame import RunRow, read_runs
-from fedcli.results.grids import GridPoint, plan_grid, runs_of_points
+from fedcli.results.grids import GridPoint, list_runs, plan_grid
 from fedcli.results.method_options import (
     Options,
     OptionText,
+    assign_options,
     find_methods,
-    options_by_method,
-    options_of,
     parse_method_options,
+    select_options,
     split_option_text,
 )
 from fedcli.results.plans import Plan, PlannedRun
@@ -72,7 +72,7 @@ class Tuning(Plan):
         """The trials of all methods."""
         return list(chain.from_iterable(of_method.points for of_method in self.by_method))
 
-    def accuracy_text(self, record: Record) -> str:
+    def format_accuracy(self, record: Record) -> str:
         """The accuracy that ranks trials."""
         return f"validation {100 * validation_accuracy(record):.2f} %"
 
@@ -140,11 +140,11 @@ def plan_trials(
     for text in grid_texts:
         _refuse_grid(text, options)
     values_to_try = parse_method_options(methods, grid_texts)
-    own_options = options_by_method(methods, method_options)
+    own_options = assign_options(methods, method_options)
     if seeds is None:
         options = {"seed": TRIAL_SEED, **options}
     searches = _plan_searches(methods, options, own_options, values_to_try, seeds)
-    folder = _default_folder(searches) if out is None else Path(out)
+    folder = _choose_default_folder(searches) if out is None else Path(out)
     has_several_methods = len(searches) > 1
     all_trials = []
     for search in searches:
@@ -157,7 +157,7 @@ def plan_trials(
     by_method = _draw_equally(all_trials, trials)
     runs: list[PlannedRun] = []
     for of_method in by_method:
-        runs += runs_of_points(of_method.points)
+        runs += list_runs(of_method.points)
     return Tuning(folder, tuple(runs), tuple(by_method))
 
 
@@ -180,7 +180,7 @@ def _plan_searches(
 
     Args:
         methods: The methods, as they are named in the command.
-        options: Of all methods; see `options_of`.
+        options: Of all methods; see `select_options`.
         own_options: Options of single methods, by their names in the command.
         values_to_try: Likewise, of `--grid`.
         seeds: Several of each trial; None for that of `options`.
@@ -192,7 +192,7 @@ def _plan_searches(
     for name, method in methods.items():
         for option in own_options[name].keys() & values_to_try[name].keys():
             raise UserError(f"{flag_of(option)} of '{name}' is given twice (got --grid and --set); leave one out.")
-        trial_options = {**options_of(method, methods, options), **own_options[name], **values_to_try[name]}
+        trial_options = {**select_options(method, methods, options), **own_options[name], **values_to_try[name]}
         searches.append(_plan_search(name, method, trial_options, seeds))
     return searches
 
@@ -203,7 +203,7 @@ def _plan_search(name: str, method: Method, options: Mapping[str, Any], seeds: S
     Raises:
         UserError: See `plan_trials`.
     """
-    values_to_try = _values_to_try(method, options)
+    values_to_try = _find_values_to_try(method, options)
     trial_options = {**options, **values_to_try}
     first_values = {option: values[0] for option, values in values_to_try.items()}
     setup = resolve(method, {**trial_options, **first_values})
@@ -240,7 +240,7 @@ def _refuse_grid(grid: OptionText, options: Mapping[str, Any]) -> None:
         )
 
 
-def _distinct(values: tuple) -> tuple:
+def _drop_repeated(values: tuple) -> tuple:
     """The values in their order, each once; some may be what no option takes, as a list."""
     distinct: list[Any] = []
     for value in values:
@@ -249,9 +249,9 @@ def _distinct(values: tuple) -> tuple:
     return tuple(distinct)
 
 
-def _values_to_try(method: Method, options: Mapping[str, Any]) -> dict[str, tuple]:
+def _find_values_to_try(method: Method, options: Mapping[str, Any]) -> dict[str, tuple]:
     """The options with several values, or those that the method's own options suggest."""
-    values_to_try = {name: _distinct(values) for name, values in options.items() if isinstance(values, tuple)}
+    values_to_try = {name: _drop_repeated(values) for name, values in options.items() if isinstance(values, tuple)}
     if not values_to_try:
         suggested = {name: facts_of(field).tune for name, field in fields_of(method.config).items()}
         values_to_try = {name: values for name, values in suggested.items() if values}
@@ -260,7 +260,7 @@ def _values_to_try(method: Method, options: Mapping[str, Any]) -> dict[str, tupl
     return values_to_try
 
 
-def _default_folder(searches: Sequence[_Search]) -> Path:
+def _choose_default_folder(searches: Sequence[_Search]) -> Path:
     """The folder of trials for which none is given, by the methods, and the protocol and data set of the first."""
     names = "+".join(search.method.name for search in searches)
     setup = searches[0].setup
@@ -268,7 +268,7 @@ def _default_folder(searches: Sequence[_Search]) -> Path:
     return TUNING_FOLDER / f"{names}-{paper}-{setting}-{setup.dataset}"
 
 
-def reported_seeds(protocol: str, dataset: str) -> set[int]:
+def find_reported_seeds(protocol: str, dataset: str) -> set[int]:
     """The seeds of the papers' tables that have runs of a protocol on a data set.
 
     Options must not be fitted to runs that are then compared with the paper.
@@ -283,7 +283,7 @@ def reported_seeds(protocol: str, dataset: str) -> set[int]:
 
 
 def _refuse_reported(setup: Setup, seeds: Sequence[int]) -> None:
-    reported = reported_seeds(setup.protocol.name, setup.dataset)
+    reported = find_reported_seeds(setup.protocol.name, setup.dataset)
     for seed in seeds:
         if seed in reported:
             raise UserError(
@@ -338,7 +338,7 @@ def _read_trials(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
             raise UserError(f"the trial '{folder}' has not ended ({errors.get(folder)}); see its record.")
     rows = []
     for trial in planned.trials:
-        accuracies = [_accuracy_or_nan(runs[run.folder]) for run in trial.runs]
+        accuracies = [_read_accuracy(runs[run.folder]) for run in trial.runs]
         rows.append({
             "method": trial.method.name,
             "options": trial.varied,
@@ -348,7 +348,7 @@ def _read_trials(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
     return pd.DataFrame(rows, index=[trial.label for trial in planned.trials])
 
 
-def _accuracy_or_nan(run: RunRow) -> float:
+def _read_accuracy(run: RunRow) -> float:
     """The validation accuracy of a run that has ended; NaN where it diverged."""
     return validation_accuracy(run.record) if run.outcome == "finished" else nan
 
@@ -363,7 +363,7 @@ def _rank(method: str, trials: pd.DataFrame) -> pd.DataFrame:
 
 def _write_best(of_method: MethodTrials, trials: pd.DataFrame) -> None:
     """Writes the options of a method's best trial, and all its trials, into the file that `--tuned` reads."""
-    runs = runs_of_points(of_method.points)
+    runs = list_runs(of_method.points)
     listed = trials[["options", "accuracy"]].rename(columns={"accuracy": "validation_accuracy"})
     facts = {
         "method": of_method.method.name,
@@ -374,7 +374,7 @@ def _write_best(of_method: MethodTrials, trials: pd.DataFrame) -> None:
     write_atomically(of_method.folder / TUNED, lambda path: path.write_text(json.dumps(facts, indent=1) + "\n"))
 
 
-def notes_on_drawn_trials(planned: Tuning) -> list[str]:
+def write_notes_on_drawn_trials(planned: Tuning) -> list[str]:
     """Says of each method that tries a part of its combinations how many, and how to try all."""
     texts = []
     for of_method in planned.by_method:
@@ -388,7 +388,7 @@ def notes_on_drawn_trials(planned: Tuning) -> list[str]:
     return texts
 
 
-def notes_on_edges(planned: Tuning, trials: pd.DataFrame) -> list[str]:
+def write_notes_on_edges(planned: Tuning, trials: pd.DataFrame) -> list[str]:
     """Says of each method in which options its best trial lies at the edge of the values of its grid.
 
     A better value may lie beyond. A value that switches a term off, or the smallest or largest that is allowed, has

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from fedcli.declarations import Claim
 from fedcli.registry import find_table
-from fedcli.results.intervals import NO_INTERVAL, Interval, seeds_needed
+from fedcli.results.intervals import NO_INTERVAL, Interval, count_needed_seeds
 from fedcli.results.metrics import Metric
-from fedcli.results.number_texts import interval_text
+from fedcli.results.number_texts import format_interval
 from fedcli.results.pairs import Pair
-from fedcli.results.plans import table_folder
+from fedcli.results.plans import find_table_folder
 
 REPRODUCED = "reproduced"
 CONTRADICTED = "contradicted"
@@ -50,9 +50,9 @@ class Lead:
     interval: Interval = NO_INTERVAL
     rows_text: str = ""
 
-    def text(self, metric: Metric) -> str:
+    def format(self, metric: Metric) -> str:
         """Formats the interval as a number of `metric`, followed by the row that the lead is over."""
-        return f"{interval_text(metric, self.interval)} {self.rows_text}".rstrip()
+        return f"{format_interval(metric, self.interval)} {self.rows_text}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Answer:
         interval = self.comparison.lead.interval
         is_open = interval.num_values >= FEWEST_SEEDS and interval.low <= 0 <= interval.high
         if is_open and not self.comparison.evidence.reduction:
-            needed = seeds_needed(interval, MOST_SEEDS)
+            needed = count_needed_seeds(interval, MOST_SEEDS)
         if needed is None:
             return None
         seeds = find_table(self.claim.table).seeds
@@ -159,16 +159,16 @@ class Answer:
         if self.comparison.verdict.outcome not in (UNDECIDED, NOT_RUN) or seeds is None:
             return ""
         words = ["fedcli", "table", self.claim.table]
-        for name in rows_and_columns(self.claim):
+        for name in list_rows_and_columns(self.claim):
             words += ["--only", name]
         words += ["--seeds", ",".join(map(str, seeds))]
         command = shlex.join(words)
         if self.context.metric.after_the_run:
-            command += f" && fedcli quality {table_folder(find_table(self.claim.table))}"
+            command += f" && fedcli quality {find_table_folder(find_table(self.claim.table))}"
         return command
 
 
-def rows_and_columns(claim: Claim) -> tuple[str, ...]:
+def list_rows_and_columns(claim: Claim) -> tuple[str, ...]:
     """Lists the names of all rows and columns that a claim compares."""
     rows = [claim.row, *claim.other_rows, *claim.row_aliases.values()]
     columns = [*claim.columns, *claim.subtracted_columns, *claim.other_columns]

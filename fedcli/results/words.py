@@ -7,7 +7,7 @@ from fedcli.runs.identity import is_packaged
 from fedcli.runs.schema import Record
 
 
-def method_name(record: Record) -> str:
+def name_method(record: Record) -> str:
     """The name of a run's method as its paper writes it; the user's label or the name of a user's method as it is."""
     if "label" in record:
         return record["label"]
@@ -18,7 +18,7 @@ def method_name(record: Record) -> str:
     return name
 
 
-def data_words(dataset: str = "", partition: str = "", *details: str) -> str:
+def describe_data(dataset: str = "", partition: str = "", *details: str) -> str:
     """Data in words, as in "Digits, Dirichlet 0.5"; a partition without words of its own as it is typed."""
     title = dataset[:1].upper() + dataset[1:]
     if dataset in KNOWN and KNOWN[dataset].title:

@@ -23,8 +23,8 @@ from fedcli.registry import find_method
 from fedcli.results import jobs, plans
 from fedcli.results.intervals import mean_interval
 from fedcli.results.metrics import find_metric
-from fedcli.results.number_texts import interval_text
-from fedcli.results.render import github_table, replace_between_marks
+from fedcli.results.number_texts import format_interval
+from fedcli.results.render import render_github_table, replace_between_marks
 from fedcli.runs.schema import Record
 from fedcli.runs.settings_text import settings_text
 
@@ -95,16 +95,16 @@ def run(board: Board) -> pd.DataFrame:
 
 def numbers_of(record: Record) -> dict[str, Any]:
     """Returns what the CSV has of a run, beside its board and its row there."""
-    accuracies = {name: find_metric(name).value(record) for name in ACCURACIES}
-    floats_down = find_metric("floats-down").value(record) or 0
-    floats_up = find_metric("floats-up").value(record) or 0
+    accuracies = {name: find_metric(name).read_value(record) for name in ACCURACIES}
+    floats_down = find_metric("floats-down").read_value(record) or 0
+    floats_up = find_metric("floats-up").read_value(record) or 0
     return {
         "seed": record["seed"],
         "status": record["status"],
         "tested": record["tested"],
         **accuracies,
         "floats_sent": round(floats_down + floats_up),
-        "memory_floats": find_metric("memory-floats").value(record) or 0,
+        "memory_floats": find_metric("memory-floats").read_value(record) or 0,
         "params_sha256": record["summary"].get("params_sha256", ""),
         "machine": f"{record['hardware']['name']}, torch {record['versions']['torch']}",
     }
@@ -112,7 +112,7 @@ def numbers_of(record: Record) -> dict[str, Any]:
 
 def mean_text(accuracies: pd.Series, sign: str = "") -> str:
     """Returns the mean of accuracies, or of their differences, with its 95 % interval and the number of seeds."""
-    return interval_text(ACCURACY, mean_interval(accuracies.dropna().tolist()), sign=sign)
+    return format_interval(ACCURACY, mean_interval(accuracies.dropna().tolist()), sign=sign)
 
 
 def runs_by_mark(runs: pd.DataFrame, board: Board) -> dict[str, pd.DataFrame]:
@@ -161,7 +161,7 @@ def table_text(runs: pd.DataFrame, board: Board) -> str:
         best = order[0]
         table.loc[best, "Accuracy, %"] = f"**{table.loc[best, 'Accuracy, %']}**"
     filled = table.loc[:, table.ne("").any()]
-    return github_table([*filled], filled.to_numpy().tolist(), first_number_column=2)
+    return render_github_table([*filled], filled.to_numpy().tolist(), first_number_column=2)
 
 
 def by_row_and_seed(runs: pd.DataFrame, accuracy: str) -> pd.DataFrame:

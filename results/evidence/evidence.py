@@ -24,7 +24,7 @@ from rich.console import Console
 from fedcli.cli.plan_display import TableDisplay
 from fedcli.errors import UserError
 from fedcli.results.jobs import execute
-from fedcli.results.plans import Plan, with_new_records
+from fedcli.results.plans import Plan, read_new_records
 from fedcli.runs.signals import OutOfTime, time_left
 
 JOBS_ON_CUDA = 4  # not measured yet
@@ -60,7 +60,7 @@ def main(
         measure_features(runs)
     except (KeyboardInterrupt, UserError) as error:
         print(error)
-    runs = with_new_records(runs)
+    runs = read_new_records(runs)
     if archive_folder is not None:
         archive.pack(runs, archive_folder)
     print_open_runs(runs)
@@ -82,7 +82,7 @@ def run_in_time(plan: Plan, jobs: int) -> None:
 
 def measure_features(runs: Sequence[open_runs.ClaimRun]) -> None:
     """Measures the features of runs that have finished and that a claim about features needs, while there is time."""
-    folders = [run.folder for run in with_new_records(runs) if run.lacks_quality]
+    folders = [run.folder for run in read_new_records(runs) if run.lacks_quality]
     if not folders:
         return
     command = [sys.executable, "-m", "fedcli", "quality", *folders]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcli.registry import find_method, find_table
-from fedcli.results.plans import PlannedRun, folder_name, plan_table, with_new_records
+from fedcli.results.plans import PlannedRun, make_folder_name, plan_table, read_new_records
 from fedcli.runs.identity import planned_settings
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.resolve import resolve
@@ -110,7 +110,7 @@ def planned_runs(precision: str, tiny: bool) -> list[ClaimRun]:
             if run.needs_running or has_other_options:
                 to_run = claim_run(run, cells, changes, home)
                 runs.setdefault(to_run.folder, to_run)
-    return with_new_records(runs.values())
+    return read_new_records(runs.values())
 
 
 def claim_run(run: PlannedRun, cells: CellsToRun, changes: Mapping[str, Any], home: Path) -> ClaimRun:
@@ -130,7 +130,7 @@ def claim_run(run: PlannedRun, cells: CellsToRun, changes: Mapping[str, Any], ho
         given=GivenOptions(options),
         setup=setup,
         settings=settings,
-        folder=home / folder_name(setup, settings) / f"seed-{setup.config.seed}",
+        folder=home / make_folder_name(setup, settings) / f"seed-{setup.config.seed}",
         reduced=run.reduced,
         table=cells.table,
     )

@@ -11,7 +11,7 @@ from fedcli.core import backbones
 from fedcli.core.client_states import STATES
 from fedcli.data import datasets
 from fedcli.results.durations import estimate_plan
-from fedcli.results.plans import AnyRun, Plan, PlannedRun, with_new_records
+from fedcli.results.plans import AnyRun, Plan, PlannedRun, read_new_records
 from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.record import RECORD
 from fedcli.runs.signals import time_left
@@ -91,7 +91,7 @@ class CarriedPlan(Plan):
         others = [other for other in self.runs if other.needs_running and other.folder != run.folder]
         active_folders = {other.folder for other in active}
         begun = []
-        for other in with_new_records(others):  # since the plan was made, some have begun and some have ended
+        for other in read_new_records(others):  # since the plan was made, some have begun and some have ended
             has_begun = other.record or other.folder in active_folders
             if has_begun and other.needs_running:
                 begun.append(other)

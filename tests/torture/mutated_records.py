@@ -15,7 +15,7 @@ from fedcli import registry
 from fedcli.declarations import Claim
 from fedcli.figures import line_charts, report, saving
 from fedcli.results import claims, tables
-from fedcli.results.frame import clients_of, find_records, parts_of_all, rounds_of
+from fedcli.results.frame import find_records, tabulate_all, tabulate_clients, tabulate_rounds
 from fedcli.results.render import render
 from fedcli.runs.exports import export
 from fedcli.runs.identity import digest_of
@@ -131,8 +131,8 @@ def fault_of_readers(folder: Path, record: dict[str, Any], description: str) -> 
                 render(table, form)
 
     def read_clients_and_rounds() -> None:
-        parts_of_all(records, clients_of)
-        parts_of_all(records, rounds_of)
+        tabulate_all(records, tabulate_clients)
+        tabulate_all(records, tabulate_rounds)
 
     readers: dict[str, Callable[[], object]] = {
         "table": render_tables,
