@@ -7,38 +7,38 @@ from fedcli.papers.baselines import fedavg
 from tests.toy_methods import STATEFUL, fedavg_round
 
 
-def forgets(state, cohort, fed, config):
+def forget_states(state, cohort, fed, config):
     """Defect: the clients' states are thrown away after the round."""
     state, terms = STATEFUL.run_round(state, cohort, fed, config)
     return state._replace(clients={}), terms
 
 
-def never_stores(state, cohort, fed, config):
+def keep_first_states(state, cohort, fed, config):
     """Defect: what is stored for a client is what it had first, every time."""
     after, terms = STATEFUL.run_round(state, cohort, fed, config)
     return after._replace(clients={**after.clients, **state.clients}), terms
 
 
-def never_reads(state, cohort, fed, config):
+def ignore_states(state, cohort, fed, config):
     """Defect: the stored state is not used."""
     after, terms = STATEFUL.run_round(state._replace(clients={}), cohort, fed, config)
     return after._replace(clients={**state.clients, **after.clients}), terms
 
 
-def touches_others(state, cohort, fed, config):
+def change_absent_clients(state, cohort, fed, config):
     """Defect: clients that sit out are changed."""
     after, terms = STATEFUL.run_round(state, cohort, fed, config)
     changed = {client: kept._replace(means=kept.means + 1) for client, kept in after.clients.items()}
     return after._replace(clients=changed), terms
 
 
-def skips_buffers(state, cohort, fed, config):
+def skip_buffers(state, cohort, fed, config):
     """Defect: the buffers are not averaged."""
     after, terms = fedavg.run_round(state, cohort, fed, config)
     return after._replace(buffers=state.buffers), terms
 
 
-def drops_local_buffers(state, cohort, fed, config):
+def drop_local_buffers(state, cohort, fed, config):
     """Defect: the local objective returns the buffers it was given."""
     task = fedavg.make_local_loss(fed.network)
 
@@ -49,7 +49,7 @@ def drops_local_buffers(state, cohort, fed, config):
     return fedavg_round(state, cohort, fed, local_loss)
 
 
-def ignores_mask(state, cohort, fed, config):
+def ignore_mask(state, cohort, fed, config):
     """Defect: padding counts in the loss."""
     task = fedavg.make_local_loss(fed.network)
 
@@ -59,13 +59,13 @@ def ignores_mask(state, cohort, fed, config):
     return fedavg_round(state, cohort, fed, local_loss)
 
 
-def first_counts_most(state, cohort, fed, config):
+def weigh_first_clients_most(state, cohort, fed, config):
     """Defect: the clients' weights go by their place in the cohort."""
     weights = torch.arange(len(cohort.client_ids), 0, -1, dtype=fed.dtype)
     return fedavg.run_round(state, cohort._replace(weights=weights), fed, config)
 
 
-def divides_by_absent(state, cohort, fed, config):
+def divide_by_absent_classes(state, cohort, fed, config):
     """Defect: the class means of a client that lacks a class are 0 / 0, and they reach the model."""
     means, counts = fed.class_means(fed.broadcast(state.params, state.buffers, cohort), cohort)
     nothing = 0 * (means / (counts > 0)[..., None]).sum()
@@ -73,7 +73,7 @@ def divides_by_absent(state, cohort, fed, config):
     return after._replace(params={name: value + nothing for name, value in after.params.items()}), terms
 
 
-def divides_by_degrees_of_freedom(state, cohort, fed, config):
+def divide_by_degrees_of_freedom(state, cohort, fed, config):
     """Defect: a loss has the sample variance of a batch's features, which is 0 / 0 of one."""
 
     def loss(params, buffers, batch, context):
