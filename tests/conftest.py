@@ -7,7 +7,7 @@ from fedcli.cli import display
 from fedcli.core import backbones
 from fedcli.data import official
 from tests.commands import use_plain_terminal
-from tests.networks import ToysCheckedOnce
+from tests.networks import CachingFind
 
 torch.set_num_threads(1)  # tiny networks, and two workers share two cores
 
@@ -67,13 +67,13 @@ def tiny_sets(monkeypatch):
     monkeypatch.setattr(official, "refuse_other_images", lambda dataset: None)
 
 
-TOYS_CHECKED_ONCE = ToysCheckedOnce(backbones.find)
+CACHING_FIND = CachingFind(backbones.find)
 
 
 @pytest.fixture(autouse=True)
 def toys_checked_once(monkeypatch):
     """Networks of the toy files are checked as users' are, but once for all tests."""
-    monkeypatch.setattr(backbones, "find", TOYS_CHECKED_ONCE)
+    monkeypatch.setattr(backbones, "find", CACHING_FIND)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Short runs whose curves and parameters stay the same bits, by kind of machine, in goldens.json.
+"""Short runs whose curves and parameters must stay the same bits; `goldens.json` has these for each kind of machine.
 
 `python -m tests.goldens` writes the file for this kind of machine. A golden that changes is a changed number: raise
 `NUMERICS` of the core, or `numerics` of the one method whose file changed, and say in the commit why.
@@ -18,7 +18,7 @@ from fedcli.runs.models import all_params
 from fedcli.runs.resolve import default_dataset
 
 FILE = Path(__file__).with_name("goldens.json")
-NUMBERS = ("core", "method")  # of a golden: the numerics of its run
+NUMERICS = ("core", "method")  # entries of a golden: the versions of the arithmetic of its run
 
 # Beside one run of each method: every kind of state, of training together and of what comes after the last round.
 OTHER_RUNS: dict[str, dict[str, Any]] = {
@@ -39,25 +39,25 @@ OTHER_RUNS: dict[str, dict[str, Any]] = {
 
 
 def names() -> list[str]:
-    """The goldens: a method's, by its name, and the other runs'."""
+    """Returns the names of all goldens: one for each method, by its name, and those of the other runs."""
     return [*registry.methods(), *OTHER_RUNS]
 
 
-def options(name: str) -> dict[str, Any]:
-    """The options of a golden's run, the method among them."""
+def options_of(name: str) -> dict[str, Any]:
+    """Returns the options of the run of a golden, the method among them."""
     if name in OTHER_RUNS:
         return {"rounds": 3, "train_examples": 240, "local_epochs": 1, "seed": 1, **OTHER_RUNS[name]}
     sizes = {"rounds": 2, "train_examples": 240, "local_epochs": 2}
     return {"method": name, "dataset": default_dataset(registry.find_method(name)), **sizes}
 
 
-def golden(name: str) -> dict[str, Any]:
-    """Curve, hash and norm of the parameters of a golden's run, made now."""
+def make(name: str) -> dict[str, Any]:
+    """Does the run of a golden; returns its numerics, its curve, and the hash and the norm of its parameters."""
     threads = torch.get_num_threads()
     torch.set_num_threads(2)  # a round with a single client depends on it
     try:
         with tempfile.TemporaryDirectory() as folder:
-            run = fedcli.run(**options(name), device="cpu", out=Path(folder) / "run")
+            run = fedcli.run(**options_of(name), device="cpu", out=Path(folder) / "run")
     finally:
         torch.set_num_threads(threads)
     curve = [entry["test_accuracy"] for entry in run.record["rounds"]]
@@ -73,7 +73,7 @@ def golden(name: str) -> dict[str, Any]:
 
 
 def kind_of_machine() -> str:
-    """What the bits of float32 arithmetic depend on: the processor, the instructions that torch uses, and torch."""
+    """Returns what the bits of float32 depend on: the processor, the instructions that PyTorch uses, its version."""
     facts = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M))
     processor = f"{facts['model name']} (family {facts['cpu family']}, model {facts['model']})"
     version, _, _ = torch.__version__.partition("+")
@@ -82,5 +82,5 @@ def kind_of_machine() -> str:
 
 if __name__ == "__main__":
     goldens = json.loads(FILE.read_text()) if FILE.is_file() else {}
-    goldens[kind_of_machine()] = {"runs": {name: golden(name) for name in names()}}
+    goldens[kind_of_machine()] = {"runs": {name: make(name) for name in names()}}
     FILE.write_text(json.dumps(goldens, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Files with networks, as users bring them."""
+"""Source texts of files with networks, as users write them."""
 
 TINY_NETWORK = """
 from torch import nn
@@ -6,7 +6,7 @@ def tiny(channels, image_size, num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(channels * image_size**2, num_classes))
 """
 
-TEMPLATE = """from torch import nn
+NETWORK_TEMPLATE = """from torch import nn
 class Net(nn.Module):
     def __init__(self, channels, image_size, num_classes):
         super().__init__()
@@ -18,9 +18,10 @@ class Net(nn.Module):
         FORWARD
 """
 
-SCORES = "return self.fc(self.first(x))"
+# The last statement of `forward` for a network without further layers.
+RETURN_LOGITS = "return self.fc(self.first(x))"
 
-# Networks with dropout, attention, shared and frozen layers, each made by a function.
+# A file of networks with dropout, attention, shared and frozen layers. Each is made by a function.
 NETWORKS = """
 import torch, torchvision
 from torch import nn
@@ -107,6 +108,9 @@ def frozen(channels, size, classes):
 """
 
 
-def network_text(forward, layers=""):
-    """A file with the network `Net`, which has these further layers and ends its forward with these statements."""
-    return TEMPLATE.replace("FORWARD", forward).replace("LAYERS", layers)
+def network_source(forward, layers=""):
+    """Returns the text of a file with the network `Net`.
+
+    `forward` are the statements that end its `forward`, and `layers` those of its `__init__` that make further layers.
+    """
+    return NETWORK_TEMPLATE.replace("FORWARD", forward).replace("LAYERS", layers)

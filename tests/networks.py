@@ -1,4 +1,4 @@
-"""Tiny networks of tests, some of which are named by this file as a user's own are."""
+"""Tiny networks. Those that are functions of this file are named by it, as a user names networks of a file."""
 
 import copy
 
@@ -12,31 +12,34 @@ from fedcli.core.keyed_draws import KeyedDropout
 from fedcli.core.layers import MaskedBatchNorm2d
 from fedcli.toy import toy_dataset
 
+# Options of a federation whose clients have one of two architectures.
 TWO_NETWORKS = {"backbone": "cnn-small,cnn-mcmahan", "data": toy_dataset(size=16)}
 
 
-def narrow(channels, image_size, num_classes):
-    """An architecture whose features are as wide as those of `narrower`."""
+def three_layers(channels, image_size, num_classes):
+    """Makes a network of linear layers with 16 features, as `two_layers` has."""
     num_pixels = channels * image_size**2
     return nn.Sequential(
         nn.Flatten(), nn.Linear(num_pixels, 32), nn.ReLU(), nn.Linear(32, 16), nn.Linear(16, num_classes)
     )
 
 
-def narrower(channels, image_size, num_classes):
+def two_layers(channels, image_size, num_classes):
+    """Makes a network of two linear layers with 16 features."""
     num_pixels = channels * image_size**2
     return nn.Sequential(nn.Flatten(), nn.Linear(num_pixels, 16), nn.ReLU(), nn.Linear(16, num_classes))
 
 
-MIXED = f"{__file__}:narrow,{__file__}:narrower"
+MIXED_NETWORKS = f"{__file__}:three_layers,{__file__}:two_layers"
 
 TOY_FILES = (__file__, fedcli.toy.__file__)  # with networks that are named as a user's own are
 
 
-class ToysCheckedOnce:
-    """`backbones.find` that checks a network of the toy files once for each seed and shape, and then copies it.
+class CachingFind:
+    """Finds networks as `backbones.find` does, but checks those of the toy files once for each seed and shape.
 
-    The check takes most of the time of a law; networks of other files are checked each time, as users' are.
+    The check takes most of the time of a law. Copies of the checked network are given after that. Networks of other
+    files are checked each time, as users' are.
     """
 
     def __init__(self, find):
@@ -59,12 +62,12 @@ class ToysCheckedOnce:
 
 
 def use_tiny_network(monkeypatch):
-    """Every network that is built from now on has batch normalisation and two layers of dropout, and 8 x 8 images."""
+    """Makes every network that a test builds one with batch normalisation and two dropouts, for images of 8 x 8."""
 
     def build(name, channels, image_size, num_classes, seed):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            # of one layer after the other, whose weights are drawn in this order
+            # The last layers are made first, and so their weights are drawn first.
             last_layers = (nn.Linear(4 * 36, 6), nn.ReLU(), KeyedDropout(0.3))
             first_layers = (nn.Conv2d(1, 4, 3), MaskedBatchNorm2d(4), KeyedDropout(0.3), nn.Flatten())
             body = nn.Sequential(*first_layers, *last_layers)

@@ -12,7 +12,7 @@ from fedcli.core.batches import Batch
 from fedcli.core.clients import Client, Output, Step
 from fedcli.core.federation import Federation
 from fedcli.core.trees import select, select_axes, stack, tree_map
-from tests.plain_loops import copied
+from tests.plain_loops import copy_tensors
 
 
 class PlainNetwork:
@@ -72,7 +72,7 @@ class PlainUpdate:
         for network in self.networks:  # what the module has, whatever the objective says
             if network.buffers_after is not None and network.buffers_after.keys() == client.buffers.keys():
                 aux = aux._replace(buffers=network.buffers_after)
-        aux = aux._replace(buffers=copied(aux.buffers))
+        aux = aux._replace(buffers=copy_tensors(aux.buffers))
 
         loss.backward()
         if self.clip_norm:
@@ -80,7 +80,7 @@ class PlainUpdate:
         optimizer.step()
         state = tree_map(torch.clone, optimizer.state_dict()["state"])
         optimizers = {**client.optimizer, self.key: state}
-        return client._replace(params=copied(params), buffers=aux.buffers, optimizer=optimizers), aux
+        return client._replace(params=copy_tensors(params), buffers=aux.buffers, optimizer=optimizers), aux
 
     def init_optimizer(self, params):
         return {}

@@ -24,7 +24,7 @@ class Scores(NamedTuple):
     logits: Tensor  # [B, C]
 
 
-def load(module: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor]) -> nn.Module:
+def load_model(module: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor]) -> nn.Module:
     """The module with other values in its own parameters and buffers."""
     with torch.no_grad():
         for name, value in params.items():
@@ -40,7 +40,7 @@ def modules_of(fed: Federation, clients: dict) -> list[nn.Module]:
     for client, (params, buffers, *_) in clients.items():
         network = fed.networks[fed.architecture[client]]
         module = copy.deepcopy(network.module).train()
-        modules.append(load(module, params, buffers))
+        modules.append(load_model(module, params, buffers))
     return modules
 
 
@@ -121,15 +121,15 @@ def means_by_class(rows: dict[int, list[Tensor]]) -> dict[int, Tensor]:
     return {label: torch.stack(of_class).mean(0) for label, of_class in rows.items() if of_class}
 
 
-def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def copy_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in tensors.items()}
 
 
 def params_of(module: nn.Module) -> dict[str, Tensor]:
     """A copy of the parameters of a module."""
-    return copied(dict(module.named_parameters()))
+    return copy_tensors(dict(module.named_parameters()))
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor]:
     """A copy of the buffers of a module."""
-    return copied(dict(module.named_buffers()))
+    return copy_tensors(dict(module.named_buffers()))

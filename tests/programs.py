@@ -1,6 +1,5 @@
-"""Programs that tests start, interrupt and kill, and scripts as modules."""
+"""Programs that tests start, interrupt and kill, and a method whose runs wait for the test in their second round."""
 
-import importlib.util
 import os
 import select
 import signal
@@ -12,13 +11,13 @@ from tempfile import TemporaryFile
 
 from fedcli.__main__ import main
 
-STDOUT = 1  # the numbers of these files in a program
+STDOUT = 1  # the file descriptors of a program
 STDERR = 2
-PATIENCE = 300  # seconds until a test fails that waits for a program
+PATIENCE = 300  # seconds that a test waits for a program before it fails
 
-# Trains as FedAvg does, and stops in the second round until somebody writes into the pipe `go` or closes it again, as
-# long as there is one.
-WAITS = """
+# A method that trains as FedAvg does. In its second round it waits until somebody writes into the pipe `go` or closes
+# it again; without that pipe it does not wait.
+WAITING_METHOD = """
 import os
 import select
 from dataclasses import replace
@@ -38,32 +37,23 @@ def run_round(state, cohort, fed, config):
 
 METHOD = replace(find_method("fedavg"), name="waits", run_round=run_round)
 """
-# Two runs of it.
-TABLE = """
+# A table of two of its runs.
+WAITING_TABLE = """
 import fedcli
 
 given = {"protocol": "fedfm:digits", "dataset": "digits", "train_examples": 120, "rounds": 3, "device": "cpu"}
 cells = tuple(fedcli.Cell(str(lr), "x", "./waits.py", {**given, "lr": lr}) for lr in (0.1, 0.2))
 TABLE = fedcli.Table("fedfm:III", "made up", ("FedFM", "Table III"), cells, seeds=(0,))
 """
-# Prints the accuracy of each exported model, by PyTorch alone.
-EVALUATE = """
-import sys, torch
-images, labels = torch.load(sys.argv[1])
-for file in sys.argv[2:]:
-    logits = torch.export.load(file).module()(images)
-    print((logits.argmax(1) == labels).double().mean().item())
-assert "fedcli" not in sys.modules
-"""
 
 
-class Waiting:
-    """Writes `waits.py`, `table.py` and their pipes into a folder, and knows which processes wait in it."""
+class WaitingRuns:
+    """Writes `waits.py`, `table.py` and their pipes into a folder, and sees which processes wait in it."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        (folder / "waits.py").write_text(WAITS)
-        (folder / "table.py").write_text(TABLE)
+        (folder / "waits.py").write_text(WAITING_METHOD)
+        (folder / "table.py").write_text(WAITING_TABLE)
         os.mkfifo(folder / "here")
         os.mkfifo(folder / "go")
         self._file = os.open(folder / "here", os.O_RDONLY | os.O_NONBLOCK)
@@ -71,22 +61,22 @@ class Waiting:
         self._poll.register(self._file, select.POLLIN)
 
     def wait_for_one(self) -> int:
-        """The id of a process that waits, once there is one."""
+        """Returns the id of a process that waits, once there is one."""
         (pid,) = self.wait_for(1)
         return pid
 
     def wait_for(self, count: int = 2) -> list[int]:
-        """The ids of two processes, or of `count`, that wait, once there are so many."""
+        """Returns the ids of `count` processes that wait, once there are so many."""
         waiting = []
         end = time.monotonic() + PATIENCE
         while len(waiting) < count:
             assert time.monotonic() < end, "too few processes have come to their second round"
-            if self._wait_for_event() & select.POLLIN:  # else nobody is writing, which may end at any time
+            if self._wait_for_event() & select.POLLIN:  # else no process has the pipe open, but one may come
                 waiting += map(int, os.read(self._file, 100).split())
         return waiting
 
     def have_ended(self) -> bool:
-        """Whether all processes that waited come to an end before patience does."""
+        """Returns whether all processes that have waited end, within `PATIENCE`."""
         event = self._wait_for_event()
         while event & select.POLLIN:
             os.read(self._file, 100)
@@ -94,24 +84,24 @@ class Waiting:
         return bool(event)
 
     def _wait_for_event(self) -> int:
-        """What has happened to the pipe of those that wait, as flags of `select`; 0 after too long."""
+        """Returns what has happened to the pipe of those that wait, as flags of `select`; 0 after `PATIENCE`."""
         for _, event in self._poll.poll(1000 * PATIENCE):
             return event
         return 0
 
     def let_later_ones_pass(self) -> None:
-        """Lets the processes that come later pass."""
+        """Lets processes that come to their second round later go on at once."""
         (self.folder / "go").unlink()
 
     def let_one_go_on(self) -> None:
-        """Lets one that waits go on."""
+        """Lets one of the processes that wait go on."""
         (self.folder / "go").open("w").close()
 
 
 class Program(get_context("fork").Process):
-    """What `main` does in a folder, as a program in a fork of this process, which has imported everything.
+    """A program in a folder: `main` in a fork of this process, which has imported everything.
 
-    It writes into `stdout` and `stderr`, the numbers of open files, or where these are None into files of its own.
+    It writes into `stdout` and `stderr`, which are file descriptors, or where these are None into files of its own.
     """
 
     def __init__(self, folder, arguments, main, stdout=None, stderr=None):
@@ -144,7 +134,7 @@ class Program(get_context("fork").Process):
         return self.exitcode
 
     def communicate(self):
-        """What it has said on stdout and on stderr, in files of its own, once it has ended."""
+        """Waits for its end; returns what it has written to stdout and to stderr, as `subprocess` does."""
         self.join(PATIENCE)
         if self.is_alive():
             self.kill()
@@ -157,18 +147,8 @@ class Program(get_context("fork").Process):
         return file.read()
 
 
-def start(folder, *arguments, main=main, stdout=None, stderr=None):
-    """Starts a program in a folder; by default `fedcli` with the arguments."""
+def start_program(folder, *arguments, main=main, stdout=None, stderr=None):
+    """Starts a program in a folder, by default `fedcli` with these arguments."""
     program = Program(folder, arguments, main, stdout, stderr)
     program.start()
     return program
-
-
-def load_script(file):
-    """A script that is no part of the package, as a module; it imports those beside it, as where Python runs it."""
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(file.parent))
-    spec.loader.exec_module(module)
-    sys.path.remove(str(file.parent))
-    return module

@@ -28,7 +28,7 @@ from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import read_record
 from tests.commands import invoke
 from tests.example_records import make_record
-from tests.tiny_runs import BRIEF
+from tests.tiny_runs import TWO_ROUNDS
 
 pytestmark = pytest.mark.long(worker=1)
 
@@ -45,7 +45,7 @@ def folder_of_runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def runs(folder_of_runs):
     """Runs of two methods with two values of an option and two seeds."""
-    return fedcli.run("fedavg,fedprox", lr=[0.01, 0.1], seeds=range(2), out=folder_of_runs, **BRIEF)
+    return fedcli.run("fedavg,fedprox", lr=[0.01, 0.1], seeds=range(2), out=folder_of_runs, **TWO_ROUNDS)
 
 
 def test_several_methods_values_and_seeds_are_a_list_of_runs(runs, folder_of_runs):
@@ -72,14 +72,14 @@ def test_a_plot_of_runs_has_a_line_a_setting(runs):
 
 def test_the_command_line_makes_the_same_runs(runs, tmp_path):
     command = ["run", "fedavg,fedprox", "--lr", "0.01,0.1", "--seeds", "0-1", "--out", tmp_path / "typed"]
-    assert invoke(*command, *flags_of(BRIEF), "--quiet").exit_code == 0
+    assert invoke(*command, *flags_of(TWO_ROUNDS), "--quiet").exit_code == 0
 
     typed = fedcli.load(tmp_path / "typed")
     assert [run.record["summary"] for run in typed] == [run.record["summary"] for run in runs]
 
 
 def test_an_option_of_one_method_is_given_by_name_or_to_those_that_have_it(tmp_path):
-    options = {"set": {"fedprox": {"lr": 0.3}}, "proximal_weight": 0.5, **BRIEF}
+    options = {"set": {"fedprox": {"lr": 0.3}}, "proximal_weight": 0.5, **TWO_ROUNDS}
     fedavg, fedprox = fedcli.run("fedavg,fedprox", out=tmp_path / "set", **options)
     assert "proximal_weight" not in fedavg.record["config"]
     assert fedprox.record["config"]["proximal_weight"] == 0.5
@@ -139,7 +139,7 @@ UNKNOWN_METHOD = "unknown method in set 'fedpox'; did you mean 'fedprox'? this c
 def test_options_of_single_methods_that_no_run_would_have_are_refused(call, methods, options, message, tmp_path):
     grid = {"grid": {"batch_size": [8, 16]}} if call is fedcli.tune else {}
     with pytest.raises(UserError, match=re.escape(message)):
-        call(methods, out=tmp_path / "out", **grid, **options, **BRIEF)
+        call(methods, out=tmp_path / "out", **grid, **options, **TWO_ROUNDS)
     assert not (tmp_path / "out").exists()
 
 
@@ -182,15 +182,15 @@ def test_options_of_single_methods_that_no_run_would_have_are_refused(call, meth
 def test_what_is_neither_a_value_nor_several_is_refused_by_name(call, options, message, tmp_path):
     grid = {"grid": {"momentum": [0.5, 0.9]}} if call is fedcli.tune else {}
     with pytest.raises(UserError, match=re.escape(message)):
-        call("fedavg", out=tmp_path / "out", **grid, **BRIEF, **options)
+        call("fedavg", out=tmp_path / "out", **grid, **TWO_ROUNDS, **options)
     assert not (tmp_path / "out").exists()
 
 
 def test_none_counts_as_not_given(tmp_path):
-    run = fedcli.run("fedavg", lr=None, set={"fedavg": {"momentum": None}}, out=tmp_path / "run", **BRIEF)
+    run = fedcli.run("fedavg", lr=None, set={"fedavg": {"momentum": None}}, out=tmp_path / "run", **TWO_ROUNDS)
     assert run.record["origin"]["lr"] == run.record["origin"]["momentum"] == "protocol fedfm:digits"
     nothing = {"validation": None, "set": {"fedavg": {"momentum": None}}}
-    tuned = fedcli.tune("fedavg", grid={"lr": [0.1]}, out=tmp_path / "tuned", **nothing, **BRIEF)
+    tuned = fedcli.tune("fedavg", grid={"lr": [0.1]}, out=tmp_path / "tuned", **nothing, **TWO_ROUNDS)
     assert len(tuned.trials) == 1
 
 
@@ -206,14 +206,14 @@ def test_numbers_of_numpy_and_pytorch_are_those_of_python(tmp_path):
         recorded = {name: run.record["config"][name] for name in expected}
         assert repr(recorded) == repr(expected)  # also of the same types
 
-    assert_recorded(fedcli.run("fedavg", set={"fedavg": options}, out=tmp_path / "one", **BRIEF))
-    (run,) = fedcli.run("fedavg", seeds=np.arange(1), out=tmp_path / "seeds", **BRIEF, **options)
+    assert_recorded(fedcli.run("fedavg", set={"fedavg": options}, out=tmp_path / "one", **TWO_ROUNDS))
+    (run,) = fedcli.run("fedavg", seeds=np.arange(1), out=tmp_path / "seeds", **TWO_ROUNDS, **options)
     assert_recorded(run)
-    runs = fedcli.run("fedavg", lr=torch.tensor([0.25, 0.5]), out=tmp_path / "two", **BRIEF)
+    runs = fedcli.run("fedavg", lr=torch.tensor([0.25, 0.5]), out=tmp_path / "two", **TWO_ROUNDS)
     assert [run.record["config"]["lr"] for run in runs] == [0.25, 0.5]
     grid = {"lr": np.float64(0.25), "momentum": np.array([0.5, 0.75])}
     with pytest.warns(UserWarning, match="at the edge of its grid"):  # as either momentum is
-        tuned = fedcli.tune("fedavg", grid=grid, out=tmp_path / "tuned", **BRIEF)
+        tuned = fedcli.tune("fedavg", grid=grid, out=tmp_path / "tuned", **TWO_ROUNDS)
     tried = [repr(options) for options in tuned.trials["options"]]
     assert sorted(tried) == ["{'lr': 0.25, 'momentum': 0.5}", "{'lr': 0.25, 'momentum': 0.75}"]
 
@@ -222,9 +222,9 @@ def test_a_value_that_a_grid_would_replace_is_refused(tmp_path):
     single = {"fedprox": {"lr": 0.3}}
     for grid in ({"lr": [0.01, 0.1]}, {"fedavg:lr": [0.1], "fedprox:lr": [0.01, 0.1]}):
         with pytest.raises(UserError, match=r"lr of 'fedprox' is given twice \(got grid and set\)"):
-            fedcli.tune(SEVERAL, grid=grid, set=single, out=tmp_path / "tuned", **BRIEF)
+            fedcli.tune(SEVERAL, grid=grid, set=single, out=tmp_path / "tuned", **TWO_ROUNDS)
     with pytest.raises(UserError, match="unknown method in grid 'fedpox'"):
-        fedcli.tune(SEVERAL, grid={"fedpox:lr": [0.01, 0.1]}, out=tmp_path / "tuned", **BRIEF)
+        fedcli.tune(SEVERAL, grid={"fedpox:lr": [0.01, 0.1]}, out=tmp_path / "tuned", **TWO_ROUNDS)
 
 
 def test_methods_under_different_protocols_are_warned_of(tmp_path):
@@ -232,18 +232,18 @@ def test_methods_under_different_protocols_are_warned_of(tmp_path):
         r"\(fedfm:digits: fedavg, fedprox; fedfa:digits: fedfa\); give all of them one, such as protocol=fedfm:digits"
     )
     with pytest.warns(UserWarning, match=words):
-        fedcli.run("fedavg,fedfa,fedprox", out=tmp_path / "mixed", **BRIEF)
+        fedcli.run("fedavg,fedfa,fedprox", out=tmp_path / "mixed", **TWO_ROUNDS)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fedcli.run("fedavg,fedfa,fedprox", protocol="fedfm:digits", out=tmp_path / "one", **BRIEF)
-    result = invoke("tune", "fedavg,fedfa", "--grid=lr=0.1", "--out", tmp_path / "tuned", *flags_of(BRIEF))
+        fedcli.run("fedavg,fedfa,fedprox", protocol="fedfm:digits", out=tmp_path / "one", **TWO_ROUNDS)
+    result = invoke("tune", "fedavg,fedfa", "--grid=lr=0.1", "--out", tmp_path / "tuned", *flags_of(TWO_ROUNDS))
     assert "warning: these methods have different protocols" in result.stderr
     assert "such as --protocol=fedfm:digits" in result.stderr
 
 
 def test_a_run_that_diverges_is_warned_of_and_the_others_are_there(tmp_path):
     with pytest.warns(UserWarning, match="seed-0' has failed|lr=1e\\+30' has failed"):
-        runs = fedcli.run("fedavg", lr=[0.01, 1e30], out=tmp_path / "all", **BRIEF)
+        runs = fedcli.run("fedavg", lr=[0.01, 1e30], out=tmp_path / "all", **TWO_ROUNDS)
     assert [run.record["status"] for run in runs] == ["finished", "failed"]
 
 
@@ -262,9 +262,9 @@ def fail_fedprox_before_its_record(monkeypatch):
 def test_a_run_that_fails_before_its_record_is_warned_of_and_the_others_are_there(tmp_path, monkeypatch):
     fail_fedprox_before_its_record(monkeypatch)
     with pytest.warns(UserWarning, match="fedprox.*has failed: OSError: no images"):
-        (run,) = fedcli.run("fedavg,fedprox", protocol="fedfm:digits", out=tmp_path / "both", **BRIEF)
+        (run,) = fedcli.run("fedavg,fedprox", protocol="fedfm:digits", out=tmp_path / "both", **TWO_ROUNDS)
     assert run.record["method"] == "fedavg"
-    result = invoke("run", "fedprox", "--seeds", "0,1", "--out", tmp_path / "none", *flags_of(BRIEF))
+    result = invoke("run", "fedprox", "--seeds", "0,1", "--out", tmp_path / "none", *flags_of(TWO_ROUNDS))
     assert result.exit_code == 1
     assert "OSError: no images" in result.stderr
 
@@ -281,12 +281,12 @@ def test_what_is_tuned_is_given_to_a_run(tmp_path):
     with edge, pytest.warns(UserWarning, match="fedprox: 2 of its 4 combinations, .*; trials=4 tries all"):
         best = fedcli.tune(
             "fedavg,fedprox", grid={"lr": [0.01, 0.1], "fedprox:proximal_weight": [0.1, 1]}, seeds=[1000],
-            out=tmp_path / "tuned", **BRIEF,
+            out=tmp_path / "tuned", **TWO_ROUNDS,
         )  # fmt: skip
     assert best.trials.groupby("method").size().tolist() == [2, 2]
     assert re.fullmatch(r"Tuned\(fedavg: lr 0.0?1; fedprox: lr 0.0?1, proximal weight \S+; in '.*tuned'\)", repr(best))
 
-    runs = fedcli.run("fedavg,fedprox", tuned=best, out=tmp_path / "runs", **BRIEF)
+    runs = fedcli.run("fedavg,fedprox", tuned=best, out=tmp_path / "runs", **TWO_ROUNDS)
     for run in runs:
         chosen = best.options[run.record["method"]]
         assert {name: run.record["config"][name] for name in chosen} == chosen
@@ -296,7 +296,7 @@ def test_processes_start_from_a_script_without_a_guard(tmp_path):
     script = tmp_path / "study.py"
     script.write_text(
         "import fedcli\nprint('once')\n"
-        f"runs = fedcli.run('fedavg', seeds=range(2), jobs=2, out={str(tmp_path / 'runs')!r}, **{BRIEF!r})\n"
+        f"runs = fedcli.run('fedavg', seeds=range(2), jobs=2, out={str(tmp_path / 'runs')!r}, **{TWO_ROUNDS!r})\n"
         "print([run.record['status'] for run in runs])\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
@@ -307,27 +307,33 @@ def test_processes_start_from_a_script_without_a_guard(tmp_path):
 def test_processes_of_the_users_own_program_go_on(tmp_path):
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         before = pool.submit(os.getpid).result()
-        fedcli.run("fedavg", seeds=[0], jobs=2, out=tmp_path / "runs", **BRIEF)
+        fedcli.run("fedavg", seeds=[0], jobs=2, out=tmp_path / "runs", **TWO_ROUNDS)
         assert pool.submit(os.getpid).result() == before
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        pytest.param(lambda out: fedcli.run("fedavg", lr=-1, out=out, **BRIEF), "lr must be", id="value out of range"),
         pytest.param(
-            lambda out: fedcli.run("fedavg", seeds=[0, 0], out=out, **BRIEF), "seeds must be distinct", id="seed twice"
+            lambda out: fedcli.run("fedavg", lr=-1, out=out, **TWO_ROUNDS), "lr must be", id="value out of range"
         ),
         pytest.param(
-            lambda out: fedcli.run("fedavg", local_epoch=1, out=out, **BRIEF),
+            lambda out: fedcli.run("fedavg", seeds=[0, 0], out=out, **TWO_ROUNDS),
+            "seeds must be distinct",
+            id="seed twice",
+        ),
+        pytest.param(
+            lambda out: fedcli.run("fedavg", local_epoch=1, out=out, **TWO_ROUNDS),
             "did you mean 'local_epochs'",
             id="misspelt option",
         ),
         pytest.param(
-            lambda out: fedcli.run("fedavg", continue_=True, **BRIEF), "name it with out.", id="continue_ without out"
+            lambda out: fedcli.run("fedavg", continue_=True, **TWO_ROUNDS),
+            "name it with out.",
+            id="continue_ without out",
         ),
         pytest.param(
-            lambda out: fedcli.tune("fedavg", grid={"lrr": [1]}, out=out, **BRIEF),
+            lambda out: fedcli.tune("fedavg", grid={"lrr": [1]}, out=out, **TWO_ROUNDS),
             "did you mean 'lr'",
             id="misspelt option of a grid",
         ),
@@ -342,7 +348,7 @@ def test_a_refusal_names_keyword_arguments(call, words, tmp_path):
 
 def test_a_switch_that_must_be_off_is_named_with_its_value(tmp_path):
     with pytest.raises(UserError, match="or less, or drop_last=False"):
-        fedcli.run("fedavg", batch_size=1000, drop_last=True, out=tmp_path / "new", **BRIEF)
+        fedcli.run("fedavg", batch_size=1000, drop_last=True, out=tmp_path / "new", **TWO_ROUNDS)
 
 
 def test_an_option_of_the_command_line_alone_is_refused_as_such(tmp_path):
@@ -353,12 +359,12 @@ def test_an_option_of_the_command_line_alone_is_refused_as_such(tmp_path):
         remedy = f"as in 'fedcli run fedavg {flag_of(name)} ...', or leave it out"
         for call in (fedcli.run, partial(fedcli.tune, grid={"lr": [0.01, 0.1]})):
             with pytest.raises(UserError, match=f"^{refuse}.*{remedy}.$"):
-                call("fedavg", out=tmp_path / "new", **{**BRIEF, name: 1})
+                call("fedavg", out=tmp_path / "new", **{**TWO_ROUNDS, name: 1})
     for name in EXPERIMENT_OPTIONS:
         with pytest.raises(UserError, match=f"^{name} is an option of the command"):
-            fedcli.run("fedavg", set={"fedavg": {name: 1}}, out=tmp_path / "new", **BRIEF)
+            fedcli.run("fedavg", set={"fedavg": {name: 1}}, out=tmp_path / "new", **TWO_ROUNDS)
     with pytest.raises(UserError) as caught:
-        fedcli.run("fedavg", worker=1, out=tmp_path / "new", **BRIEF)
+        fedcli.run("fedavg", worker=1, out=tmp_path / "new", **TWO_ROUNDS)
     assert "did you mean" not in str(caught.value)  # no call takes `workers`
 
 
@@ -372,11 +378,11 @@ def test_an_argument_of_what_a_call_is_made_of_is_an_unknown_option(call, tmp_pa
     grids = [{"grid": {"lr": [0.1]}}] if call is fedcli.tune else [{}, {"lr": [0.01, 0.1]}]
     for name, value, grid in product(names, ({}, "x", [1, 2]), grids):
         with pytest.raises(UserError, match=f"^unknown option of 'fedavg' '{name}'"):
-            call("fedavg", out=tmp_path / "new", **BRIEF, **grid, **{name: value})
+            call("fedavg", out=tmp_path / "new", **TWO_ROUNDS, **grid, **{name: value})
     assert not (tmp_path / "new").exists()
 
 
 def test_a_cell_that_runs_twice_is_told_what_to_write(tmp_path):
-    fedcli.run("fedavg", out=tmp_path / "one", **BRIEF)
+    fedcli.run("fedavg", out=tmp_path / "one", **TWO_ROUNDS)
     with pytest.raises(UserError, match=r"go on with continue_=True, rename the old one by exist_ok=True, or choose"):
-        fedcli.run("fedavg", out=tmp_path / "one", **BRIEF)
+        fedcli.run("fedavg", out=tmp_path / "one", **TWO_ROUNDS)

@@ -10,7 +10,7 @@ import pytest
 from fedcli.runs.record import read_record
 from fedcli.runs.resolve import refuse_without_effect
 from tests.commands import markdown_rows
-from tests.programs import load_script
+from tests.scripts import load_script
 
 FILE = Path(__file__).parent.parent / "results" / "board" / "board.py"
 GLOBAL = "fedfa:digits"

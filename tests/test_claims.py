@@ -18,7 +18,7 @@ from fedcli.results.intervals import Interval, mean_interval
 from fedcli.results.render import render
 from fedcli.runs.record import read_record, write_record
 from tests.commands import invoke
-from tests.programs import load_script
+from tests.scripts import load_script
 from tests.user_errors import assert_refused
 
 pytestmark = pytest.mark.long(worker=1)

@@ -23,7 +23,7 @@ from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record, write_record
 from fedcli.runs.signals import OutOfTime
 from tests.commands import invoke
-from tests.programs import start
+from tests.programs import start_program
 from tests.tiny_runs import THREE_ROUNDS, TINY, Stop, StopAfter, file_names, reproducible_parts
 
 TINY_OF_ONE_ROUND = {**TINY, "rounds": 1, "lr": 0.02}
@@ -253,7 +253,9 @@ def main_on_a_full_disk():
 
 
 def test_a_full_disk_is_one_line_leaves_no_part_of_a_file_and_the_run_goes_on(tmp_path):
-    program = start(tmp_path, "run", "fedavg", *flags_of(THREE_ROUNDS), "--out", "a run", main=main_on_a_full_disk)
+    program = start_program(
+        tmp_path, "run", "fedavg", *flags_of(THREE_ROUNDS), "--out", "a run", main=main_on_a_full_disk
+    )
     _, errors = program.communicate()
     checkpoint = os.path.realpath(tmp_path / "a run" / CHECKPOINT)
     assert errors == (

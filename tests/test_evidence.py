@@ -16,7 +16,7 @@ from fedcli.results import durations, plans
 from fedcli.runs.machine import environment
 from fedcli.runs.record import RECORD, read_record
 from fedcli.runs.signals import set_time_limit
-from tests.programs import load_script
+from tests.scripts import load_script
 
 pytestmark = pytest.mark.long(worker=1)
 

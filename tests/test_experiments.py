@@ -15,7 +15,7 @@ from fedcli.runs import rounds
 from fedcli.runs.options import RunConfig, flags_of
 from fedcli.runs.sources import expand
 from tests.commands import error_of, invoke, output_of, record_in, use_plain_terminal
-from tests.network_files import TINY_NETWORK
+from tests.network_sources import TINY_NETWORK
 from tests.tiny_runs import ONE_ROUND
 
 WITHOUT_ROUNDS = {**ONE_ROUND, "rounds": None}  # so that a test may give their number

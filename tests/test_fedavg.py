@@ -15,7 +15,7 @@ from fedcli.core.optimizers import adamw
 from fedcli.papers.baselines import fedavgm, fednova
 from fedcli.papers.baselines.fedrs import class_scales, class_shares, restricted_cross_entropy
 from tests import laws
-from tests.networks import MIXED
+from tests.networks import MIXED_NETWORKS
 from tests.plain_loops import Model, train_plainly
 from tests.tensors import randn
 
@@ -212,7 +212,7 @@ def test_two_rounds_of_lg_fedavg_are_those_of_a_plain_loop():
 
 
 def test_lg_fedavgs_first_head_is_the_first_networks():
-    setup, fed = toy.federation("lg-fedavg", backbone=MIXED)
+    setup, fed = toy.federation("lg-fedavg", backbone=MIXED_NETWORKS)
     head = laws.initial_state(setup, fed).head
     first_network, second_network = fed.networks
     first, _ = fed.initial_model(first_network)

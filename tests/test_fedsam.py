@@ -13,7 +13,7 @@ from fedcli.papers.baselines import fedsam
 from fedcli.papers.baselines.fedcm import mean_direction
 from tests import laws
 from tests.networks import use_tiny_network
-from tests.plain_loops import buffers_of, copied, load, minibatches, modules_of, params_of
+from tests.plain_loops import buffers_of, copy_tensors, load_model, minibatches, modules_of, params_of
 
 COHORTS = ([0, 1, 3], [1, 2, 3], [0, 2, 3])
 SIZES = (3, 13, 8, 4)  # with batches of 4 and --drop-last the first has no step, the others 3, 2 and 1 an epoch
@@ -30,15 +30,15 @@ def gradients(module, x, y):
 def climbed_gradients(module, x, y, rho):
     """The gradients at w + rho g / |g|, with the running statistics of the pass at w."""
     grads = gradients(module, x, y)
-    params = copied(dict(module.named_parameters()))
-    statistics = copied(dict(module.named_buffers()))
+    params = copy_tensors(dict(module.named_parameters()))
+    statistics = copy_tensors(dict(module.named_buffers()))
     length = torch.cat([g.flatten() for g in grads]).norm()
     with torch.no_grad():
         for parameter, g in zip(module.parameters(), grads, strict=True):
             parameter += rho / length * g
     climbed = gradients(module, x, y)
 
-    load(module, params, statistics)
+    load_model(module, params, statistics)
     return climbed
 
 

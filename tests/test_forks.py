@@ -30,10 +30,10 @@ from fedcli.runs.record import RECORD, read_record
 from fedcli.runs.rounds import Listener
 from tests import fake_cuda_runs, laws, workers_law
 from tests.commands import invoke
-from tests.networks import MIXED
-from tests.programs import start
+from tests.networks import MIXED_NETWORKS
+from tests.programs import start_program
 from tests.tiny_runs import THREE_ROUNDS
-from tests.toy_methods import QUICK, STATEFUL, MethodCase, fedavg_round
+from tests.toy_methods import QUICK_OPTIONS, STATEFUL, MethodCase, fedavg_round
 
 
 class Meeting:
@@ -272,7 +272,7 @@ def test_forks_end_with_the_process_that_is_killed(tmp_path):
         os.write(life, b".")
         os.read(never, 1)
 
-    running = start(tmp_path, main=lambda: Processes(2).share(work, [1, 2], count=2))
+    running = start_program(tmp_path, main=lambda: Processes(2).share(work, [1, 2], count=2))
     os.close(life)
     assert os.read(alive, 1) + os.read(alive, 1) == b".."
 
@@ -299,12 +299,12 @@ def test_law_8_forks_are_invisible(method, meetings, monkeypatch):
 @pytest.mark.parametrize("method", METHODS_OF_MIXED_NETWORKS, ids=lambda method: method.name)
 def test_law_8_forks_are_invisible_where_clients_have_different_networks(method, meetings, monkeypatch):
     monkeypatch.setattr(workers_law, "ROUNDS", 1)
-    assert_forks_are_invisible(meetings, method, backbone=MIXED)
+    assert_forks_are_invisible(meetings, method, backbone=MIXED_NETWORKS)
 
 
 def assert_forks_are_invisible(meetings, method, **run):
     name, _, _ = method.name.partition(" ")  # without that of its variant
-    case = MethodCase(method, QUICK.get(name), run)
+    case = MethodCase(method, QUICK_OPTIONS.get(name), run)
     in_two_processes = workers_law.result_of(case)
     assert meetings
 

@@ -26,7 +26,7 @@ class MadeNow(NamedTuple):
 
 @pytest.fixture(scope="module")
 def made(request):
-    return MadeNow(request.param, goldens.golden(request.param))
+    return MadeNow(request.param, goldens.make(request.param))
 
 
 @pytest.mark.parametrize("made", goldens.names(), indirect=True)
@@ -35,7 +35,7 @@ def test_a_run_made_now_has_the_bits_of_its_golden_on_this_kind_of_machine(made)
     if golden is None:
         pytest.skip("no golden was made on this kind of machine")
     # The last digit of the norm depends on the threads; the numerics are no result.
-    not_compared = {key: made.values[key] for key in ("norm", *goldens.NUMBERS)}
+    not_compared = {key: made.values[key] for key in ("norm", *goldens.NUMERICS)}
     assert made.values == golden | not_compared, "a number has changed: see tests/goldens.py"
 
 
@@ -45,6 +45,6 @@ def test_a_run_made_now_is_near_its_golden_on_every_kind_of_machine(made):
     for kind in KNOWN.values():
         if made.name in kind["runs"]:
             golden = kind["runs"][made.name]
-            for numerics in goldens.NUMBERS:
+            for numerics in goldens.NUMERICS:
                 assert made.values[numerics] == golden[numerics], "run 'python -m tests.goldens'"
             assert made.values["norm"] == pytest.approx(golden["norm"], rel=1e-3)

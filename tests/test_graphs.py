@@ -27,7 +27,7 @@ from tests.fake_cuda import FakeCuda, fused_sgd, to_host
 from tests.fake_cuda_runs import early_captures, on_fake_cuda, run_on_cpu, run_on_fake_cuda
 from tests.first_rounds import first_round
 from tests.networks import use_tiny_network
-from tests.toy_methods import STATEFUL, MethodCase, fedavg_round, quick
+from tests.toy_methods import STATEFUL, MethodCase, fedavg_round, make_quick
 
 FEDAVG = find_method("fedavg")
 FEDFM = find_method("fedfm")
@@ -114,7 +114,7 @@ def test_every_limit_is_of_a_method_that_there_is():
 
 def assert_sound(name: str, chunk: str) -> None:
     """Holds three rounds of a method to those of the CPU, to captures in the first two, and to `LIMITS`."""
-    method = quick(find_method(name))
+    method = make_quick(find_method(name))
     parts = toy.toy_parts((7, 3, 6, 2))  # no full batch of 4 for all: one graph
     run = {"clients_per_chunk": chunk, "local_epochs": 1, "parts": parts}
 
@@ -220,7 +220,9 @@ def test_mixed_precision_has_the_same_bits_in_a_graph():
 @on_fake_cuda
 def test_a_run_on_the_device_goes_on_from_a_checkpoint_with_the_same_bits(name):
     with FakeCuda.running(), early_captures(), patch.dict(check.MAX_ROUNDING_OF, cuda=0.0):
-        laws.law_7_resume_is_invisible(quick(find_method(name)), device="cuda", clients_per_chunk="4", local_epochs=1)
+        laws.law_7_resume_is_invisible(
+            make_quick(find_method(name)), device="cuda", clients_per_chunk="4", local_epochs=1
+        )
 
 
 # Four clients of whom one has 24 examples, six steps in an epoch.

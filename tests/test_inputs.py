@@ -16,7 +16,7 @@ from fedcli.run_files import FILES_OF_A_RUN
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from tests.commands import invoke
-from tests.tiny_runs import TINY, contents
+from tests.tiny_runs import TINY, file_contents
 
 
 @pytest.fixture
@@ -122,9 +122,9 @@ def test_an_output_never_replaces_a_file_of_a_run(command, finished, working_fol
     shutil.copytree(finished, "run")
     shutil.copy("run/record.json", "copy.json")
     Path("link").symlink_to("run/record.json")
-    before = contents(Path("run"))
+    before = file_contents(Path("run"))
     assert "is a file of the run" in refusal(*command.split())
-    assert contents(Path("run")) == before
+    assert file_contents(Path("run")) == before
     read_record(Path("copy.json"))
 
 

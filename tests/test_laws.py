@@ -23,8 +23,8 @@ from fedcli.errors import UserError
 from fedcli.registry import find_method, methods
 from fedcli.runs.rounds import one_round
 from tests import laws
-from tests.networks import MIXED
-from tests.toy_methods import QUICK, STATEFUL, quick
+from tests.networks import MIXED_NETWORKS
+from tests.toy_methods import QUICK_OPTIONS, STATEFUL, make_quick
 
 
 def averages(method):
@@ -32,7 +32,7 @@ def averages(method):
     return getattr(method.config(), "average_parameters", False)
 
 
-METHODS = [*map(quick, methods().values()), STATEFUL]
+METHODS = [*map(make_quick, methods().values()), STATEFUL]
 VARIANTS = list(chain.from_iterable(map(check.variants_of, METHODS)))
 EVERY = [*METHODS, *VARIANTS]
 REDUCING = [method for method in EVERY if method.reduces_to is not None]
@@ -64,10 +64,10 @@ CASES = [
     Case(laws.law_4_chunking_is_invisible, METHODS, {"chunks": (1, 2, "branches:4"), "parts": ODD_SIZES}),
     Case(laws.law_4_chunking_is_invisible, VARIANTS, {"chunks": (2,), "parts": ODD_SIZES, "local_epochs": 1}),
     Case(laws.law_4_chunking_is_invisible, WITH_ADAM, {"chunks": (4,), **ADAM}),
-    Case(laws.law_4_chunking_is_invisible, [quick(find_method("fedavg"))], {"chunks": (2, "branches:4"), **ADAMW}),
-    Case(laws.law_4_chunking_is_invisible, SEVERAL, {"chunks": (2,), "backbone": MIXED, **FEW_STEPS}),
+    Case(laws.law_4_chunking_is_invisible, [make_quick(find_method("fedavg"))], {"chunks": (2, "branches:4"), **ADAMW}),
+    Case(laws.law_4_chunking_is_invisible, SEVERAL, {"chunks": (2,), "backbone": MIXED_NETWORKS, **FEW_STEPS}),
     Case(laws.law_5_order_is_invisible, EVERY, {"parts": ABSENT, **FEW_STEPS}),
-    Case(laws.law_5_order_is_invisible, SEVERAL, {"backbone": MIXED, **FEW_STEPS}),
+    Case(laws.law_5_order_is_invisible, SEVERAL, {"backbone": MIXED_NETWORKS, **FEW_STEPS}),
     Case(laws.law_6_edge_data, METHODS, {"chunk": 1, **FEW_STEPS}),
     Case(laws.law_6_edge_data, EVERY, {"chunk": 4, **FEW_STEPS}),
     Case(laws.law_7_resume_is_invisible, [STATEFUL, *VARIANTS], FEW_STEPS),
@@ -111,7 +111,7 @@ def test_a_law_holds(law, method, options, monkeypatch):
 @pytest.mark.parametrize("sizes", [(9, 0, 5, 0), (0, 9, 0, 5)])
 @pytest.mark.parametrize("method", SEVERAL, ids=lambda method: method.name)
 def test_law_6_holds_for_a_network_none_of_whose_clients_takes_a_step(method, sizes):
-    setup, fed = toy.federation(method, backbone=MIXED, parts=toy.toy_parts(sizes), **FEW_STEPS)
+    setup, fed = toy.federation(method, backbone=MIXED_NETWORKS, parts=toy.toy_parts(sizes), **FEW_STEPS)
     state, entry = one_round(setup, fed, toy.simulate(setup, fed, 1), fed.cohort(1))
     assert all(torch.isfinite(leaf).all() for leaf in leaves(state))
     assert entry["terms"]
@@ -186,7 +186,7 @@ def test_only_a_method_that_counts_on_sgd_refuses_other_optimizers(method):
 
 ACTING = {  # what an option needs to act in the first rounds
     "fccl": {"similarity_weight": 3.0}, "fedfm-lite": {"model_interval": 1}, "fedmatch": {"confidence": 0.4},
-    "fedsa": {"contrastive_weight": 1.0}, **QUICK,
+    "fedsa": {"contrastive_weight": 1.0}, **QUICK_OPTIONS,
 }  # fmt: skip
 BETWEEN_EPOCHS = ("fccl", "fccl-plus", "fedcme", "fedproto")  # some of their options act there
 CHANGED = {  # where twice the default, or another choice, will not do

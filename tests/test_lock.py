@@ -20,7 +20,7 @@ from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.lock import InUse, locked
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
-from tests.programs import Waiting, start
+from tests.programs import WaitingRuns, start_program
 from tests.tiny_runs import THREE_ROUNDS, TINY, file_names
 from tests.user_errors import assert_refused
 
@@ -30,9 +30,9 @@ pytestmark = pytest.mark.long(worker=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_a_run_at_a_checkpoint(number, tmp_path):
     """Until then a second process is refused its folder."""
-    waiting = Waiting(tmp_path)
+    waiting = WaitingRuns(tmp_path)
     options = (*flags_of(THREE_ROUNDS), "--checkpoint-every", "3")
-    first = start(tmp_path, "run", "./waits.py", *options, "--out", "run")
+    first = start_program(tmp_path, "run", "./waits.py", *options, "--out", "run")
     assert waiting.wait_for_one() == first.pid
     with pytest.raises(UserError, match=r"the folder '.*run' is in use by another process"):
         resume.resume(tmp_path / "run")
@@ -126,8 +126,8 @@ def test_an_error_of_a_library_without_a_number_keeps_its_words(tmp_path):
 
 
 def test_the_processes_of_a_table_die_with_it(tmp_path):
-    waiting = Waiting(tmp_path)
-    parent = start(tmp_path, "table", "./table.py:TABLE", "--runs", "runs", "--jobs", "2")
+    waiting = WaitingRuns(tmp_path)
+    parent = start_program(tmp_path, "table", "./table.py:TABLE", "--runs", "runs", "--jobs", "2")
     waiting.wait_for()
     parent.kill()
     parent.communicate()
@@ -151,8 +151,8 @@ def test_a_process_that_does_not_stop_at_a_signal_dies_with_its_parent(tmp_path,
                 signal.pause()
         signal.pause()
 
-    waiting = Waiting(tmp_path)
-    program = start(tmp_path, main=parent)
+    waiting = WaitingRuns(tmp_path)
+    program = start_program(tmp_path, main=parent)
     waiting.wait_for_one()
     program.kill()
     assert waiting.have_ended()
@@ -160,7 +160,7 @@ def test_a_process_that_does_not_stop_at_a_signal_dies_with_its_parent(tmp_path,
 
 @pytest.mark.parametrize("open_display", [os.pipe, os.openpty])
 def test_a_display_that_breaks_does_not_end_the_training(open_display, tmp_path):
-    waiting = Waiting(tmp_path)
+    waiting = WaitingRuns(tmp_path)
     our_end, program_end = open_display()
 
     def detached():
@@ -168,7 +168,7 @@ def test_a_display_that_breaks_does_not_end_the_training(open_display, tmp_path)
         os.close(our_end)
         main()
 
-    program = start(
+    program = start_program(
         tmp_path, "run", "./waits.py", *flags_of(THREE_ROUNDS), "--out", "run", main=detached, stdout=program_end
     )
     os.close(program_end)

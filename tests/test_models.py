@@ -17,7 +17,7 @@ from fedcli.runs import checkpoints, models, resume
 from fedcli.runs.exports import export
 from fedcli.runs.record import write_record
 from tests.commands import invoke
-from tests.programs import EVALUATE
+from tests.scripts import EVALUATE_MODELS
 from tests.tiny_runs import TINY, Stop, StopAfter, file_names
 from tests.torture.signed_files import content_of, sign_state
 from tests.user_errors import assert_refused
@@ -69,7 +69,7 @@ def test_plain_pytorch_reproduces_the_records_accuracies(runs, tmp_path):
         file, _ = export(runs[kind], client=client, out=tmp_path / f"{kind}-{client}.pt2")
         files.append(file)
 
-    command = [sys.executable, "-I", "-W", "ignore", "-c", EVALUATE, tmp_path / "images.pt", *files]
+    command = [sys.executable, "-I", "-W", "ignore", "-c", EVALUATE_MODELS, tmp_path / "images.pt", *files]
     output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
 
     of_global, of_norms, *of_clients = map(float, output.split())

@@ -18,8 +18,8 @@ from fedcli.runs.exports import export
 from fedcli.toy import federation
 from fedcli.userfiles import from_file
 from tests import laws
-from tests.network_files import NETWORKS, SCORES, network_text
-from tests.programs import EVALUATE
+from tests.network_sources import NETWORKS, RETURN_LOGITS, network_source
+from tests.scripts import EVALUATE_MODELS
 from tests.user_errors import assert_refused
 
 FEDAVG = registry.find_method("fedavg")
@@ -33,7 +33,7 @@ def files(folder):
 
 def write_network(forward, layers):
     """Writes `net.py`, a network with these layers and this way through them."""
-    Path("net.py").write_text("import torch\n" + network_text(forward, layers))
+    Path("net.py").write_text("import torch\n" + network_source(forward, layers))
 
 
 def build(forward, layers):
@@ -92,7 +92,7 @@ def test_what_stands_behind_the_last_layer_is_seen(forward, layers):
     ],
 )
 def test_what_the_engine_cannot_keep_is_refused_by_name(layers, words):
-    assert_refused(lambda: build(SCORES, layers), words, "net.py")
+    assert_refused(lambda: build(RETURN_LOGITS, layers), words, "net.py")
 
 
 @pytest.mark.parametrize(
@@ -102,17 +102,25 @@ def test_a_network_that_is_another_one_each_time_it_is_made_is_refused(draw):
     """Its loaded model would not be the trained one, since a constant in no buffer is not kept."""
     layers = f"import os, itertools, numpy as np; globals().setdefault('COUNT', itertools.count()); self.c = {draw}"
     assert_refused(
-        lambda: build("x = x + self.c; " + SCORES, layers), "is another network each time it is made", "net.py"
+        lambda: build("x = x + self.c; " + RETURN_LOGITS, layers), "is another network each time it is made", "net.py"
     )
 
 
 @pytest.mark.parametrize(
     ("forward", "layers", "words"),
     [
-        ("self.first.weight.data.mul_(0.9); " + SCORES, "", "changes the parameter 'first.weight' in its forward"),
-        ("self.calls += 1; x = x * self.calls; " + SCORES, "self.calls = 0", "from one batch to the next"),
-        ("self.n = 0.9 * self.n + self.first.bias.detach()[0]; x = x - self.n; " + SCORES, "self.n = 0", "to the next"),
-        ("x = x - self.t * x.mean(0) * self.training; " + SCORES, SCALE, "mixes the images of a batch"),
+        (
+            "self.first.weight.data.mul_(0.9); " + RETURN_LOGITS,
+            "",
+            "changes the parameter 'first.weight' in its forward",
+        ),
+        ("self.calls += 1; x = x * self.calls; " + RETURN_LOGITS, "self.calls = 0", "from one batch to the next"),
+        (
+            "self.n = 0.9 * self.n + self.first.bias.detach()[0]; x = x - self.n; " + RETURN_LOGITS,
+            "self.n = 0",
+            "to the next",
+        ),
+        ("x = x - self.t * x.mean(0) * self.training; " + RETURN_LOGITS, SCALE, "mixes the images of a batch"),
     ],
 )
 def test_a_forward_that_changes_what_is_no_buffer_or_hides_a_mean_is_refused(forward, layers, words):
@@ -120,7 +128,7 @@ def test_a_forward_that_changes_what_is_no_buffer_or_hides_a_mean_is_refused(for
 
 
 def test_a_refused_network_leaves_no_folder():
-    write_network(SCORES, "self.half()")
+    write_network(RETURN_LOGITS, "self.half()")
     options = {"dataset": "digits", "backbone": "./net.py:Net", "device": "cpu"}
     assert_refused(lambda: fedcli.run("fedavg", out="run", **options), ".half()")
     assert not Path("run").exists()
@@ -280,7 +288,7 @@ def test_plain_pytorch_gives_the_recorded_accuracy_with_any_buffers(tmp_path):
         file, _ = export(run, out=tmp_path / f"{name}.pt2")
         files.append(file)
 
-    command = [sys.executable, "-I", "-W", "ignore", "-c", EVALUATE, tmp_path / "images.pt", *files]
+    command = [sys.executable, "-I", "-W", "ignore", "-c", EVALUATE_MODELS, tmp_path / "images.pt", *files]
     output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
 
     assert [float(line) for line in output.split()] == recorded

@@ -14,7 +14,7 @@ from fedcli.results import claims, frame, paper_tables, plans, verdicts
 from fedcli.results.intervals import mean_interval
 from fedcli.runs.record import write_record
 from tests.example_records import make_record, write_unsigned_record
-from tests.programs import load_script
+from tests.scripts import load_script
 
 pytestmark = pytest.mark.long(worker=0)
 

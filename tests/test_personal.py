@@ -25,7 +25,7 @@ from fedcli.runs.options import flags_of
 from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.commands import invoke
-from tests.plain_loops import Model, buffers_of, copied, minibatches, modules_of, params_of
+from tests.plain_loops import Model, buffers_of, copy_tensors, minibatches, modules_of, params_of
 from tests.tensors import randn
 from tests.user_errors import assert_refused
 
@@ -228,7 +228,7 @@ def pfedme_round(fed, options, number, clients, shared, states):
     for client in clients:
         theta = module_of(fed, shared)
         optimizer = optimizer_of(fed, theta.parameters())
-        local = copied(shared.params)
+        local = copy_tensors(shared.params)
         for x, y in minibatches(fed, number, client):
             for _ in range(options.personal_steps):
                 _, logits = theta(x)
@@ -266,7 +266,7 @@ def fedrod_round(fed, options, number, clients, shared, states):
             optimizer.zero_grad()
             (generic + personal).backward()
             optimizer.step()
-        states[client] = copied(head.state_dict())
+        states[client] = copy_tensors(head.state_dict())
         uploads.append(model_of(module))
     shared = mean_of(uploads, clients)
     personal = {}

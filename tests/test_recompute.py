@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.programs import load_script
+from tests.scripts import load_script
 
 FILE = Path(__file__).parent.parent / "results" / "recompute" / "recompute.py"
 recompute = load_script(FILE)

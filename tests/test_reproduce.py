@@ -25,7 +25,7 @@ from fedcli.results.render import render
 from fedcli.runs.record import read_record, write_record
 from tests import commands
 from tests.commands import markdown_rows
-from tests.programs import Waiting, start
+from tests.programs import WaitingRuns, start_program
 from tests.small_tables import COLUMN, ROWS, RUN_OPTIONS, SMALL_TABLE, PlanWatch, make_table, with_records
 from tests.tiny_runs import Stop, StopAfter
 from tests.user_errors import assert_refused
@@ -295,8 +295,8 @@ def test_several_jobs_are_processes_that_run_resume_fail_and_may_be_killed(monke
 
 
 def test_interrupting_several_jobs_interrupts_each_of_them(folder):
-    waiting = Waiting(folder)
-    table = start(folder, "table", "./table.py:TABLE", "--runs", "runs", "--jobs", "2")
+    waiting = WaitingRuns(folder)
+    table = start_program(folder, "table", "./table.py:TABLE", "--runs", "runs", "--jobs", "2")
     waiting.wait_for()
     table.send_signal(signal.SIGINT)
     table.communicate()
@@ -306,7 +306,7 @@ def test_interrupting_several_jobs_interrupts_each_of_them(folder):
 
 def test_no_process_is_left_of_several_jobs_that_were_interrupted(folder):
     """One that is left could no longer be told to end once this process ends."""
-    waiting = Waiting(folder)
+    waiting = WaitingRuns(folder)
     processes = []
 
     class Interrupting(PlanWatch):

@@ -10,7 +10,7 @@ from fedcli import figures
 from fedcli.figures import features
 from fedcli.registry import find_method, methods
 from fedcli.results import frame, printed_numbers
-from tests.programs import load_script
+from tests.scripts import load_script
 
 pytestmark = pytest.mark.long(worker=1)
 

@@ -8,7 +8,7 @@ from statistics import fmean, median
 import pytest
 
 from fedcli.errors import UserError
-from tests.programs import load_script
+from tests.scripts import load_script
 
 ROOT = Path(__file__).parent.parent
 SPEED = ROOT / "results" / "speed"

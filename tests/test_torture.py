@@ -21,10 +21,10 @@ from fedcli.runs.resolve import refuse_without_effect, resolve
 from fedcli.runs.schema import check_record
 from tests.commands import invoke
 from tests.image_files import image_arrays, import_arrays, write_folder_of_one_class
-from tests.programs import Waiting, start
+from tests.programs import WaitingRuns, start_program
 from tests.tiny_runs import TINY
 from tests.torture.command_lines import fuzz_command_line
-from tests.torture.damaged_files import damage
+from tests.torture.damaged_files import damage_run
 from tests.torture.faults import faults_of
 from tests.torture.kills import kill_repeatedly
 from tests.torture.nested_parts import text_entries
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.long(worker=1)
 
 SHORT_ROUND = {
     kill_repeatedly: 3,
-    damage: 14,
+    damage_run: 14,
     fuzz_command_line: 12,
     put_wild_text: 13,
     swap_buffers: 12,
@@ -189,15 +189,17 @@ def test_no_command_lets_a_name_or_a_record_move_the_cursor(tmp_path, monkeypatc
 def test_an_interruption_that_a_library_swallows_ends_the_program_in_a_line(then, tmp_path):
     swallow = f"import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt:\n    {then}\n"
     (tmp_path / "mine.py").write_text(f"{swallow}from fedcli.papers.baselines.fedavg import METHOD\n")
-    program = start(tmp_path, "show", "mine.py")
+    program = start_program(tmp_path, "show", "mine.py")
     _, errors = program.communicate()
     assert (errors, program.returncode) == ("interrupted.\n", 130)
 
 
 def test_the_line_after_an_interrupted_table_stays_on_the_screen(tmp_path):
-    waiting = Waiting(tmp_path)
+    waiting = WaitingRuns(tmp_path)
     our_end, program_end = os.openpty()
-    program = start(tmp_path, "table", "./table.py:TABLE", "--runs", "runs", stdout=program_end, stderr=program_end)
+    program = start_program(
+        tmp_path, "table", "./table.py:TABLE", "--runs", "runs", stdout=program_end, stderr=program_end
+    )
     os.close(program_end)
     assert waiting.wait_for_one() == program.pid
 

@@ -20,7 +20,7 @@ from fedcli.runs import loggers, resume
 from fedcli.runs.record import read_record, write_record
 from fedcli.userfiles import file_hash
 from tests.commands import invoke
-from tests.network_files import TINY_NETWORK
+from tests.network_sources import TINY_NETWORK
 from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.torture.named_code import COMMANDS_THAT_READ, NAMING, SPELLINGS, forge_record
 from tests.torture.nested_parts import paths_in

@@ -17,8 +17,8 @@ from fedcli.runs.options import flags_of
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import read_record, write_record
 from tests.commands import invoke
-from tests.network_files import TINY_NETWORK
-from tests.tiny_runs import BRIEF
+from tests.network_sources import TINY_NETWORK
+from tests.tiny_runs import TWO_ROUNDS
 from tests.user_errors import assert_refused
 
 MINE = """
@@ -60,7 +60,7 @@ def test_a_run_is_judged_by_its_protocols_rule_on_validation_examples(selection,
 
 
 def test_a_value_that_is_given_twice_is_tried_once():
-    plan = tune.plan_trials("fedavg", {"lr": (0.1, 0.01, 0.1), **BRIEF})
+    plan = tune.plan_trials("fedavg", {"lr": (0.1, 0.01, 0.1), **TWO_ROUNDS})
     assert [run.setup.config.lr for run in plan.runs] == [0.1, 0.01]
 
 
@@ -79,13 +79,13 @@ def test_a_value_that_is_given_twice_is_tried_once():
     ],
 )
 def test_what_cannot_be_tuned_is_refused(options, search, message):
-    assert_refused(lambda: tune.plan_trials("fedavg", {**BRIEF, **options}, **search), message)
+    assert_refused(lambda: tune.plan_trials("fedavg", {**TWO_ROUNDS, **options}, **search), message)
 
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
     """A grid of three trials, one of which diverges."""
-    return run_and_rank("fedprox", {**GRID, **BRIEF}, out=tmp_path_factory.mktemp("tuned") / "grid")
+    return run_and_rank("fedprox", {**GRID, **TWO_ROUNDS}, out=tmp_path_factory.mktemp("tuned") / "grid")
 
 
 def test_the_best_trial_by_validation_is_written_down_and_used(tuned, tmp_path):
@@ -103,7 +103,7 @@ def test_the_best_trial_by_validation_is_written_down_and_used(tuned, tmp_path):
     assert [trial["validation_accuracy"] for trial in facts["trials"]] == [best, second, None]
 
     # A run takes them, but for what is given.
-    record = fedcli.run("fedprox", tuned=folder, lr=0.02, out=tmp_path / "run", **BRIEF).record
+    record = fedcli.run("fedprox", tuned=folder, lr=0.02, out=tmp_path / "run", **TWO_ROUNDS).record
     assert record["config"]["proximal_weight"] == 0.01
     assert record["origin"]["proximal_weight"] == "tuned by validation accuracy, seed 1000"
     assert record["config"]["lr"] == 0.02
@@ -112,16 +112,16 @@ def test_the_best_trial_by_validation_is_written_down_and_used(tuned, tmp_path):
     # So do several runs of the method.
     for several in ("--seeds=0,1", "--batch-size=8,16"):
         out = tmp_path / several
-        result = invoke("run", "fedprox", "--tuned", folder, several, "--out", out, *flags_of(BRIEF))
+        result = invoke("run", "fedprox", "--tuned", folder, several, "--out", out, *flags_of(TWO_ROUNDS))
         assert result.exit_code == 0, result.output
         weights = [read_record(file)["config"]["proximal_weight"] for file in out.rglob("record.json")]
         assert weights == [0.01, 0.01]
 
     # No other method does.
     other = tmp_path / "other"
-    assert_refused(lambda: fedcli.run("moon", tuned=folder, out=other, **BRIEF), "has options of 'fedprox'")
-    assert_refused(lambda: fedcli.run("moon", tuned=tmp_path, out=other, **BRIEF), "cannot be read")
-    result = invoke("run", "fedprox,fedavg", "--tuned", folder, "--out", other, *flags_of(BRIEF))
+    assert_refused(lambda: fedcli.run("moon", tuned=folder, out=other, **TWO_ROUNDS), "has options of 'fedprox'")
+    assert_refused(lambda: fedcli.run("moon", tuned=tmp_path, out=other, **TWO_ROUNDS), "cannot be read")
+    result = invoke("run", "fedprox,fedavg", "--tuned", folder, "--out", other, *flags_of(TWO_ROUNDS))
     assert result.exit_code == 2
     assert "has options of 'fedprox' (got 'fedavg')" in result.stderr
 
@@ -138,18 +138,18 @@ def test_trials_keep_their_records_alone_and_are_not_run_again(tuned, tmp_path):
         write_record(file.parent, record)
     times = [file.stat().st_mtime_ns for file in files]
 
-    trials, _ = run_and_rank("fedprox", {**GRID, **BRIEF}, out=folder)
+    trials, _ = run_and_rank("fedprox", {**GRID, **TWO_ROUNDS}, out=folder)
 
     assert [options["lr"] for options in trials["options"]] == [0.1, 0.005, 1e30]
     assert sorted(folder.rglob("record.json")) == files
     assert [file.stat().st_mtime_ns for file in files] == times
-    longer = {**GRID, **BRIEF, "rounds": 3}
+    longer = {**GRID, **TWO_ROUNDS, "rounds": 3}
     assert_refused(lambda: tune.plan_trials("fedprox", longer, out=folder), "holds a run with another --rounds")
 
 
 def test_the_command_tells_validation_accuracies_with_their_spread(folder):
     """And keeps trials apart from runs."""
-    result = invoke("tune", "fedavg", "--grid", "lr=0.05", "--seeds", "1000,1001", *flags_of(BRIEF))
+    result = invoke("tune", "fedavg", "--grid", "lr=0.05", "--seeds", "1000,1001", *flags_of(TWO_ROUNDS))
     assert result.exit_code == 0, result.output
     (tuning,) = Path("tuning").iterdir()
     assert tuning.name == "fedavg-fedfm-digits-digits"
@@ -165,7 +165,7 @@ def test_the_command_tells_validation_accuracies_with_their_spread(folder):
 
 
 def test_a_fifth_is_held_out_where_the_protocol_holds_out_nothing(tmp_path):
-    options = {**BRIEF, "protocol": "fedfa:digits", "num_clients": 4, "cohort_size": 4, "lr": (0.05,)}
+    options = {**TWO_ROUNDS, "protocol": "fedfa:digits", "num_clients": 4, "cohort_size": 4, "lr": (0.05,)}
 
     def held_out(**validation):
         (run,) = tune.plan_trials("fedavg", {**options, **validation}, out=tmp_path / "grid").runs
@@ -179,7 +179,7 @@ def test_a_fifth_is_held_out_where_the_protocol_holds_out_nothing(tmp_path):
 
 
 def test_trials_that_have_all_diverged_choose_nothing(tmp_path):
-    options = {**BRIEF, "lr": (1e30,)}
+    options = {**TWO_ROUNDS, "lr": (1e30,)}
     assert_refused(
         lambda: run_and_rank("fedavg", options, out=tmp_path / "grid"), "all 1 trials of 'fedavg' have diverged"
     )
@@ -189,11 +189,13 @@ def test_only_the_seeds_of_a_papers_own_runs_are_refused(tmp_path, monkeypatch):
     assert tune.find_reported_seeds("fedfa:fmnist-c2", "fmnist") == {2021, 2022, 2023}
     assert tune.find_reported_seeds("fedfa:fmnist-c2", "digits") == set()
     search = {"grid": ["lr=0.1"], "out": tmp_path / "grid"}
-    assert len(tune.plan_trials("fedavg", BRIEF, seeds=[0, 1], **search).runs) == 2  # no table has runs on the digits
+    assert (
+        len(tune.plan_trials("fedavg", TWO_ROUNDS, seeds=[0, 1], **search).runs) == 2
+    )  # no table has runs on the digits
 
     monkeypatch.setattr(tune, "find_reported_seeds", lambda protocol, dataset: {0, 1})
     words = "--seed 1 is one that the paper's tables report"
-    assert_refused(lambda: tune.plan_trials("fedavg", BRIEF, seeds=[1000, 1], **search), words)
+    assert_refused(lambda: tune.plan_trials("fedavg", TWO_ROUNDS, seeds=[1000, 1], **search), words)
 
 
 # Several methods
@@ -213,25 +215,25 @@ def test_each_method_tries_its_own_and_the_shared_options(tmp_path):
     """With the same number of trials for each."""
     grid = ["lr=0.01,0.1", "fedprox:proximal-weight=0.01,0.1,1"]
     search = {"grid": grid, "out": tmp_path / "two"}
-    plan = tune.plan_trials(BOTH, BRIEF, **search)
+    plan = tune.plan_trials(BOTH, TWO_ROUNDS, **search)
 
     values_of = combinations(plan)
     assert values_of["fedavg"] == [{"lr": 0.01}, {"lr": 0.1}]
     assert len(values_of["fedprox"]) == 2  # drawn from six, the same each time
     assert all(values.keys() == {"lr", "proximal_weight"} for values in values_of["fedprox"])
-    assert combinations(tune.plan_trials(BOTH, BRIEF, **search)) == values_of
+    assert combinations(tune.plan_trials(BOTH, TWO_ROUNDS, **search)) == values_of
     first, *_ = plan.runs
     assert first.label == "fedavg, lr 0.01"
     for run in plan.runs:
         assert run.folder.is_relative_to(tmp_path / "two" / run.setup.method.name)
 
-    all_of_them = combinations(tune.plan_trials(BOTH, BRIEF, trials=9, **search))
+    all_of_them = combinations(tune.plan_trials(BOTH, TWO_ROUNDS, trials=9, **search))
     assert len(all_of_them["fedavg"]) == 2
     assert len(all_of_them["fedprox"]) == 6
 
 
 def test_an_option_without_a_method_is_tried_by_those_that_have_it(tmp_path):
-    plan = tune.plan_trials(BOTH, BRIEF, grid=["lr=0.1", "proximal-weight=0.1,1"], trials=2, out=tmp_path / "two")
+    plan = tune.plan_trials(BOTH, TWO_ROUNDS, grid=["lr=0.1", "proximal-weight=0.1,1"], trials=2, out=tmp_path / "two")
     assert combinations(plan) == {
         "fedavg": [{"lr": 0.1}],
         "fedprox": [{"lr": 0.1, "proximal_weight": 0.1}, {"lr": 0.1, "proximal_weight": 1.0}],
@@ -243,7 +245,7 @@ def test_a_tuned_comparison_is_two_commands(folder):
     names = "fedavg,fedprox,./mine.py"
     grid = ["--grid", "lr=0.01,0.1", "--grid", "fedprox:proximal-weight=0.01,0.1"]
 
-    result = invoke("tune", names, *grid, "--seeds", "1000-1001", "--out", "tuned", *flags_of(BRIEF))
+    result = invoke("tune", names, *grid, "--seeds", "1000-1001", "--out", "tuned", *flags_of(TWO_ROUNDS))
 
     assert result.exit_code == 0, result.output
     assert "fedprox: 2 of its 4 combinations, drawn at random" in result.stderr
@@ -254,7 +256,7 @@ def test_a_tuned_comparison_is_two_commands(folder):
     chosen = {name: json.loads(Path(f"tuned/{name}/tuned.json").read_text()) for name in ("fedavg", "fedprox", "mine")}
     assert chosen["fedprox"]["options"].keys() == {"lr", "proximal_weight"}
 
-    result = invoke("run", names, "--tuned", "tuned", "--seeds", "0-1", "--out", "all", *flags_of(BRIEF))
+    result = invoke("run", names, "--tuned", "tuned", "--seeds", "0-1", "--out", "all", *flags_of(TWO_ROUNDS))
 
     assert result.exit_code == 0, result.output
     for name, facts in chosen.items():
@@ -265,13 +267,13 @@ def test_a_tuned_comparison_is_two_commands(folder):
 
 def test_one_methods_option_is_set_in_a_command_of_several(folder):
     options = ["--set", "fedprox:proximal-weight=0.7", "--lr", "0.02", "--out", "two"]
-    result = invoke("run", BOTH, *options, *flags_of(BRIEF))
+    result = invoke("run", BOTH, *options, *flags_of(TWO_ROUNDS))
     assert result.exit_code == 0, result.output
     config = read_record(Path("two/fedprox"))["config"]
     assert config["proximal_weight"] == 0.7
     assert config["lr"] == 0.02
 
-    result = invoke("run", BOTH, "--proximal-weight", "0.3", "--out", "three", *flags_of(BRIEF))
+    result = invoke("run", BOTH, "--proximal-weight", "0.3", "--out", "three", *flags_of(TWO_ROUNDS))
     assert result.exit_code == 0, result.output
     assert read_record(Path("three/fedprox"))["config"]["proximal_weight"] == 0.3
     assert "proximal_weight" not in read_record(Path("three/fedavg"))["config"]
@@ -279,7 +281,7 @@ def test_one_methods_option_is_set_in_a_command_of_several(folder):
 
 def test_a_value_that_is_set_is_typed_also_in_place_of_a_files(folder):
     Path("all.toml").write_text("lr = 0.05\nmomentum = 0.5\n")
-    options = ["--config", "all.toml", "--set", "fedavg:lr=0.3", *flags_of(BRIEF)]
+    options = ["--config", "all.toml", "--set", "fedavg:lr=0.3", *flags_of(TWO_ROUNDS)]
     for methods, record in (("fedavg", "one"), (BOTH, "two/fedavg")):
         result = invoke("run", methods, *options, "--out", Path(record).parts[0])
         assert result.exit_code == 0, result.output
@@ -304,7 +306,7 @@ def test_a_value_that_is_set_is_typed_also_in_place_of_a_files(folder):
     ],
 )
 def test_an_option_that_is_set_wrongly_is_refused(words, message, folder):
-    result = invoke("run", BOTH, *words, *flags_of(BRIEF))
+    result = invoke("run", BOTH, *words, *flags_of(TWO_ROUNDS))
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split()), result.stderr
 
@@ -335,7 +337,7 @@ def test_runs_with_networks_of_ones_own_stand_in_the_folder_of_their_grid(folder
     Path("deep/two.py").write_text(TINY_NETWORK + "small = tiny")
 
     def plan(*networks):
-        given = GivenOptions({**BRIEF, "backbone": networks})
+        given = GivenOptions({**TWO_ROUNDS, "backbone": networks})
         return plan_grid(["fedavg"], given, out=Path("runs/grid"))
 
     folders = {run.folder for run in plan("./one.py:tiny", "./deep/../deep/two.py:small").runs}

@@ -25,7 +25,7 @@ from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.commands import invoke
 from tests.example_parts import PARTS_FILE, PARTS_OPTIONS
-from tests.network_files import NETWORKS, SCORES, network_text
+from tests.network_sources import NETWORKS, RETURN_LOGITS, network_source
 from tests.tiny_runs import Stop, StopAfter
 from tests.user_errors import assert_refused
 
@@ -357,7 +357,7 @@ def test_layers_of_a_users_network_become_the_products():
             id="layer after the head",
         ),
         pytest.param(
-            SCORES, "self.fc = nn.Linear(6, num_classes, bias=False)", "D] (got Linear)", id="head without bias"
+            RETURN_LOGITS, "self.fc = nn.Linear(6, num_classes, bias=False)", "D] (got Linear)", id="head without bias"
         ),
         pytest.param(
             "return self.fc(self.first(x) + self.fc(self.first(x)).sum())",
@@ -396,16 +396,19 @@ def test_layers_of_a_users_network_become_the_products():
             id="mean of a batch",
         ),
         pytest.param(
-            f"self.n = self.n + 1; {SCORES}",
+            f"self.n = self.n + 1; {RETURN_LOGITS}",
             "self.register_buffer('n', self.fc.bias[:1].detach())",
             "puts a new tensor",
             id="new tensor as buffer",
         ),
         pytest.param(
-            SCORES, "self.fc.weight.requires_grad_(False)", "nn.Linear with bias that is trained", id="frozen head"
+            RETURN_LOGITS,
+            "self.fc.weight.requires_grad_(False)",
+            "nn.Linear with bias that is trained",
+            id="frozen head",
         ),
         pytest.param(
-            SCORES,
+            RETURN_LOGITS,
             "self.again = nn.ParameterList([self.first.weight])",
             "in two places, 'first.weight' and 'again.0'",
             id="shared parameter",
@@ -422,7 +425,7 @@ def test_layers_of_a_users_network_become_the_products():
     ],
 )
 def test_a_network_that_breaks_a_rule_is_refused_in_a_line(forward, layers, words):
-    Path("net.py").write_text(network_text(forward, layers))
+    Path("net.py").write_text(network_source(forward, layers))
     assert_refused(lambda: backbones.build("./net.py:Net", 1, 8, 5, seed=3), words, "net.py")
 
 

@@ -14,8 +14,8 @@ from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resume import resume
 from fedcli.runs.verify import compare_records
 from tests.commands import invoke
-from tests.network_files import TINY_NETWORK
-from tests.programs import load_script
+from tests.network_sources import TINY_NETWORK
+from tests.scripts import load_script
 from tests.tiny_runs import TINY, Stop, StopAfter, reproducible_parts
 
 study_page = load_script(Path(__file__).parent.parent / "results" / "study_page.py")

@@ -15,7 +15,7 @@ from fedcli.runs import workers
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from tests import workers_law
-from tests.programs import WAITS, Waiting, start
+from tests.programs import WAITING_METHOD, WaitingRuns, start_program
 from tests.tiny_runs import THREE_ROUNDS, file_names, reproducible_parts
 
 pytestmark = pytest.mark.long(worker=0)
@@ -51,7 +51,7 @@ for number, (worker, act) in enumerate(acts):
 def errors_of_workers(folder, count, program, *arguments):
     """Starts a program in so many workers and waits for them; returns what they say of errors."""
     command = [sys.executable, "-c", program, *map(str, arguments)]
-    _, errors = start(folder, main=lambda: workers.launch(count, command)).communicate()
+    _, errors = start_program(folder, main=lambda: workers.launch(count, command)).communicate()
     return errors
 
 
@@ -77,11 +77,11 @@ def test_law_8_workers_are_invisible(tmp_path, two_threads):
 def test_a_run_of_a_killed_worker_ends_in_the_same_bits(tmp_path, monkeypatch):
     """By another number of workers."""
     monkeypatch.setattr(display, "plot_run", plot_run)  # as workers do, which are new processes
-    waiting = Waiting(tmp_path)
-    (tmp_path / "waits.py").write_text(WAITS.replace("fedavg", "scaffold"))  # whose clients keep states
+    waiting = WaitingRuns(tmp_path)
+    (tmp_path / "waits.py").write_text(WAITING_METHOD.replace("fedavg", "scaffold"))  # whose clients keep states
     command = ("run", "./waits.py", *flags_of(THREE_ROUNDS), "--checkpoint-every", "1", "--state-memory", "0")
 
-    killed = start(tmp_path, *command, "--out", "run", "--workers", "2")
+    killed = start_program(tmp_path, *command, "--out", "run", "--workers", "2")
     worker, _ = waiting.wait_for()
     os.kill(worker, signal.SIGKILL)
     _, errors = killed.communicate()
@@ -90,13 +90,13 @@ def test_a_run_of_a_killed_worker_ends_in_the_same_bits(tmp_path, monkeypatch):
     assert re.fullmatch(r"error: worker [01] has died \(got SIGKILL\); .*", last_line), errors
 
     waiting.let_later_ones_pass()
-    resumed = start(tmp_path, "resume", "run", "--method", "./waits.py", "--workers", "3")
+    resumed = start_program(tmp_path, "resume", "run", "--method", "./waits.py", "--workers", "3")
     output, errors = resumed.communicate()
     assert resumed.returncode == 0
     assert errors == ""
     assert output.count("round 3/3:") == 1
 
-    start(tmp_path, *command, "--out", "whole").communicate()
+    start_program(tmp_path, *command, "--out", "whole").communicate()
     record = read_record(tmp_path / "run")
     whole = read_record(tmp_path / "whole")
     assert reproducible_parts(record)["rounds"] == reproducible_parts(whole)["rounds"]
@@ -109,8 +109,8 @@ def test_a_run_of_a_killed_worker_ends_in_the_same_bits(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_their_launcher_and_an_interruption_is_one_line(number, tmp_path):
-    waiting = Waiting(tmp_path)
-    running = start(tmp_path, "run", "./waits.py", *flags_of(THREE_ROUNDS), "--out", "run", "--workers", "2")
+    waiting = WaitingRuns(tmp_path)
+    running = start_program(tmp_path, "run", "./waits.py", *flags_of(THREE_ROUNDS), "--out", "run", "--workers", "2")
     waiting.wait_for()
     running.send_signal(number)
     _, errors = running.communicate()
@@ -121,10 +121,10 @@ def test_workers_end_with_their_launcher_and_an_interruption_is_one_line(number,
 
 
 def test_torchrun_starts_workers_again_that_go_on_in_their_folder(tmp_path):
-    waiting = Waiting(tmp_path)
+    waiting = WaitingRuns(tmp_path)
     options = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "2", "-m", "fedcli")
     command = ("run", "./waits.py", *flags_of(THREE_ROUNDS), "--out", "run", "--continue", "--checkpoint-every", "1")
-    running = start(tmp_path, *options, *command, main=torchrun)
+    running = start_program(tmp_path, *options, *command, main=torchrun)
 
     _, worker = waiting.wait_for()
     os.kill(worker, signal.SIGKILL)

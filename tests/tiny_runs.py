@@ -1,4 +1,4 @@
-"""Options of runs of a second, how a test stops one, and what of them is compared."""
+"""Options of runs that take a second, a listener that stops a run, and the parts of runs that tests compare."""
 
 from fedcli.runs import rounds
 from fedcli.runs.checkpoints import PREVIOUS
@@ -15,18 +15,18 @@ THREE_ROUNDS = {
     **FEW_DIGITS, "protocol": "fedfm:digits", "num_clients": 4, "cohort_size": 2, "rounds": 3, "batch_size": 16,
     "partition": "iid",
 }  # fmt: skip
-# Two rounds, of which the rest is a protocol's.
-BRIEF = {"dataset": "digits", "train_examples": 120, "rounds": 2, "local_epochs": 1}
-# A round of the clients of any data set.
+# Two rounds, with the clients of a protocol.
+TWO_ROUNDS = {"dataset": "digits", "train_examples": 120, "rounds": 2, "local_epochs": 1}
+# One round, for any data set.
 ONE_ROUND = {"train_examples": 200, "num_clients": 4, "partition": "iid", "rounds": 1, "device": "cpu"}
 
 
 class Stop(Exception):
-    """Ends a run from outside."""
+    """The error by which a test ends a run."""
 
 
 class StopAfter(rounds.Listener):
-    """Ends a run after so many rounds."""
+    """Raises `Stop` after so many rounds."""
 
     def __init__(self, rounds):
         self.left = rounds
@@ -49,10 +49,10 @@ def reproducible_parts(record):
 
 
 def file_names(folder):
-    """What a folder holds, but for a checkpoint before the last, which a slow machine may not have."""
+    """Returns what is in a folder, but for the checkpoint before the last, which a slow machine may not have."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != PREVIOUS)
 
 
-def contents(folder):
-    """The content of each of these files."""
+def file_contents(folder):
+    """Returns the bytes of these files, by name."""
     return {name: (folder / name).read_bytes() for name in file_names(folder) if (folder / name).is_file()}

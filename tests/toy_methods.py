@@ -27,16 +27,16 @@ class MethodCase(NamedTuple):
 
 
 STATEFUL = find_method(str(Path(__file__).parent.parent / "docs/examples/my_method.py"))  # whose clients keep state
-QUICK = {  # options for less work of its server
+QUICK_OPTIONS = {  # options for less work of its server
     "fedgen": {"generator_steps": 2},
     "fedtgp": {"server_epochs": 2},
     "feddf": {"distillation_epochs": 1},
 }
 
 
-def quick(method):
+def make_quick(method):
     """The method with less work for its server, and terms that act from the first round."""
-    options = dict(QUICK.get(method.name, {}))
+    options = dict(QUICK_OPTIONS.get(method.name, {}))
     if "start_round" in method.config.__dataclass_fields__:
         options["start_round"] = 0
     return replace(with_defaults(method, method.name, options), variants=method.variants)

@@ -20,9 +20,9 @@ from fedcli.runs.record import params_hash
 from fedcli.runs.rounds import one_round
 from fedcli.runs.workers import joined
 from tests import laws
-from tests.networks import MIXED
+from tests.networks import MIXED_NETWORKS
 from tests.tiny_runs import without_times
-from tests.toy_methods import QUICK, STATEFUL, MethodCase
+from tests.toy_methods import QUICK_OPTIONS, STATEFUL, MethodCase
 
 WORKERS_OF_ALL_RUNS = 3
 WORKERS_OF_SOME_RUNS = 2
@@ -52,13 +52,13 @@ def cases(num_workers):
         "a single client": MethodCase(fedavg, None, {**wide_network, "cohort_size": 1}),
     }
     for method in (*check.one_of_each_kind(), STATEFUL):
-        overrides = QUICK.get(method.name)
+        overrides = QUICK_OPTIONS.get(method.name)
         if num_workers != WORKERS_OF_SOME_RUNS:
             runs[method.name] = MethodCase(method, overrides, {})
         if method.mixed_networks:
-            runs[f"{method.name}, mixed"] = MethodCase(method, overrides, {"backbone": MIXED})
-    for name in ("fedavg", *QUICK):
-        runs[f"{name}, wide"] = MethodCase(registry.find_method(name), QUICK.get(name), wide_network)
+            runs[f"{method.name}, mixed"] = MethodCase(method, overrides, {"backbone": MIXED_NETWORKS})
+    for name in ("fedavg", *QUICK_OPTIONS):
+        runs[f"{name}, wide"] = MethodCase(registry.find_method(name), QUICK_OPTIONS.get(name), wide_network)
     return runs
 
 

@@ -18,7 +18,7 @@ import typer
 from fedcli import registry
 from tests.torture.command_lines import fuzz_command_line
 from tests.torture.crafted_states import read_crafted_file_of_any_kind
-from tests.torture.damaged_files import damage
+from tests.torture.damaged_files import damage_run
 from tests.torture.fake_cuda_branches import WAYS, train_in_branches
 from tests.torture.faults import faults_of, found_faults
 from tests.torture.kills import kill_repeatedly
@@ -45,7 +45,7 @@ class Trial(NamedTuple):
 
 TRIALS = (
     Trial("a run killed four times at random moments, over 12 methods", kill_repeatedly, 84),
-    Trial("flipped bits, cut and exchanged files of seven kinds of runs", damage, 500),
+    Trial("flipped bits, cut and exchanged files of seven kinds of runs", damage_run, 500),
     Trial("fuzzed command lines", fuzz_command_line, 1000),
     Trial("hostile records", put_wild_text, 260),
     Trial("mutated parts of real records", read_mutated_record, 5000),

@@ -12,7 +12,7 @@ from tests.tiny_runs import THREE_ROUNDS
 from tests.torture.processes import run_command
 from tests.torture.source_runs import run_with_features
 
-WILD = (
+WILD_VALUES = (
     "", " ", "-", "--", "0", "-1", "1_0", "٣", "1e999", "-1e-999", "nan", "inf", "1e300", "9" * 24, "9" * 5000,
     "x" * 300, "a/" * 3000, "/etc/passwd", "/dev/null", ".", "..", "/", "\udcff", "\x1b[31m", "$\\frac$", "raises.py:x",
     "./exits.py:x", "empty.py:METHOD", "./none.py:f", "true", "None", "auto", "iid", "dirichlet:0.5", "classes:20",
@@ -53,11 +53,11 @@ def line_of_other_command(draw: random.Random) -> list[str]:
     command = draw.choice(list(COMMANDS))
     flags = COMMANDS[command]
     line = command.split()
-    line += [draw.choice(WILD) for _ in range(draw.randint(0, 2))]
+    line += [draw.choice(WILD_VALUES) for _ in range(draw.randint(0, 2))]
     for flag in draw.sample(flags, draw.randint(0, min(2, len(flags)))):
         line.append(flag)
         if flag not in SWITCHES:
-            line.append(draw.choice(WILD))
+            line.append(draw.choice(WILD_VALUES))
     if command == "table" and "fedfm:III" in line:
         line.append("--dry-run")
     return line
@@ -66,7 +66,7 @@ def line_of_other_command(draw: random.Random) -> list[str]:
 def line_of_run(draw: random.Random) -> list[str]:
     """A line of `run` or `tune` with a method, which may be none, and up to four options."""
     user_methods = [f"./{file}" for file in USER_FILES]
-    name = draw.choice([*registry.methods(), *user_methods, *WILD])
+    name = draw.choice([*registry.methods(), *user_methods, *WILD_VALUES])
     method = registry.methods().get(name, registry.find_method("fedavg"))
     fields = recorded_fields(method)
     command = draw.choice(("run", "run", "run", "tune"))
@@ -74,7 +74,7 @@ def line_of_run(draw: random.Random) -> list[str]:
     for option in draw.sample(sorted(fields), draw.randint(0, 4)):
         words = option.replace("_", "-")
         choices = facts_of(fields[option]).choices
-        value = draw.choice([*choices, *WILD])
+        value = draw.choice([*choices, *WILD_VALUES])
         is_first_form = draw.random() < 0.5
         if fields[option].type is bool:
             line.append(f"--{words}" if is_first_form else f"--no-{words}")

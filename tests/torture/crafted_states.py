@@ -34,7 +34,7 @@ FINISHED_KINDS = tuple(FINISHED_RUNS)
 
 
 @lru_cache
-def source_run(kind: str) -> SourceRun:
+def run_to_craft(kind: str) -> SourceRun:
     """The run of a kind, of which files are crafted anew in copies."""
     if kind in FINISHED_RUNS:
         return finished_run(FINISHED_RUNS[kind])
@@ -89,14 +89,14 @@ def checkpoint_hash(checkpoint: Checkpoint) -> str:
 @lru_cache
 def possible_changes(kind: str) -> list[TensorChange | PartChange]:
     """What may be changed in the run of a kind."""
-    return changes_in(source_run(kind).folder)
+    return changes_in(run_to_craft(kind).folder)
 
 
 def read_crafted_file(kind: str, number: int) -> str | None:
     """A checkpoint of another content is refused in a line where it is read, or is the same to the run."""
     changes = possible_changes(kind)
     change = changes[number % len(changes)]
-    source = source_run(kind)
+    source = run_to_craft(kind)
     with TemporaryDirectory() as parent:
         folder = shutil.copytree(source.folder, Path(parent, "run"))
         changed = change_file(folder, change, random.Random(number))

@@ -8,10 +8,10 @@ from tempfile import TemporaryDirectory
 from tests.torture.faults import attempt
 from tests.torture.source_runs import STOPPED_RUNS, SourceRun, run_with_features, stopped_run
 
-KINDS = (*STOPPED_RUNS, "features")
+KINDS_OF_RUNS = (*STOPPED_RUNS, "features")
 
 
-def source_run(kind: str, seed: int) -> SourceRun:
+def run_to_damage(kind: str, seed: int) -> SourceRun:
     """The run of a kind, whose copies are damaged."""
     if kind == "features":
         return run_with_features(seed)
@@ -36,11 +36,11 @@ def damage_one_file(folder: Path, other: Path, draw: random.Random) -> str:
     return f"{how} {file.name}"
 
 
-def damage(number: int) -> str | None:
+def damage_run(number: int) -> str | None:
     """A run with a damaged file is refused in a line, or comes to the same end."""
-    kind = KINDS[number % len(KINDS)]
-    source = source_run(kind, seed=0)
-    other = source_run(kind, seed=1)
+    kind = KINDS_OF_RUNS[number % len(KINDS_OF_RUNS)]
+    source = run_to_damage(kind, seed=0)
+    other = run_to_damage(kind, seed=1)
     with TemporaryDirectory() as parent:
         folder = shutil.copytree(source.folder, Path(parent, "run"))
         change = damage_one_file(folder, other.folder, random.Random(number))

@@ -5,7 +5,7 @@ from itertools import product
 
 from fedcli import registry, toy
 from tests.fake_cuda_runs import early_captures, on_fake_cuda, run_on_cpu, run_on_fake_cuda
-from tests.toy_methods import quick
+from tests.toy_methods import make_quick
 
 WAYS = ("branches:4", "branches:3")  # of training the four clients of a round
 
@@ -25,7 +25,7 @@ def train_on_fake_cuda(number: int) -> str | None:
         "backbone": toy.BATCHNORM,
     }
     description = f"{name}, {way}, clients of {sizes}"
-    method = quick(registry.find_method(name))
+    method = make_quick(registry.find_method(name))
     with early_captures():
         run = run_on_fake_cuda(method, rounds=4, **options)
         distance = toy.distance(run.state, run_on_cpu(method, rounds=4, **options))

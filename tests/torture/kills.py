@@ -15,9 +15,9 @@ from fedcli.runs.record import read_record
 from fedcli.runs.resolve import default_dataset
 from fedcli.runs.rounds import Listener
 from tests.tiny_runs import TINY, file_names, reproducible_parts
-from tests.torture.processes import fork
+from tests.torture.processes import run_in_fork
 
-KILLED = (
+KILLED_METHODS = (
     "fedavg", "scaffold", "fedproto", "fedfm", "feddyn", "moon", "local", "fedgen", "fedtgp", "fedcme", "fml",
     "fccl-plus",
 )  # fmt: skip
@@ -72,7 +72,7 @@ class KillsItself(Listener):
 def kill_repeatedly(number: int) -> str | None:
     """A run that is killed four times at random moments ends in the same numbers and leaves the same files."""
     draw = random.Random(number)
-    method = registry.find_method(KILLED[number % len(KILLED)])
+    method = registry.find_method(KILLED_METHODS[number % len(KILLED_METHODS)])
     options = options_of_small_run(method)
     with TemporaryDirectory() as parent:
         whole = Path(parent, "whole")
@@ -83,7 +83,7 @@ def kill_repeatedly(number: int) -> str | None:
         for kills in range(KILLS + 1):
             is_last = kills == KILLS
             moments = NEVER if is_last else draw.randint(1, MOMENTS)
-            end = fork(lambda: go_on(progress=KillsItself(moments)))  # noqa: B023
+            end = run_in_fork(lambda: go_on(progress=KillsItself(moments)))  # noqa: B023
             if end.code == 0 and kills > 0:
                 break
             if end.code != -signal.SIGKILL:

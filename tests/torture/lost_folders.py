@@ -11,9 +11,9 @@ import fedcli
 from fedcli import registry
 from fedcli.runs.record import RECORD, read_record
 from fedcli.runs.rounds import Listener
-from tests.tiny_runs import contents
-from tests.torture.kills import KILLED, options_of_small_run
-from tests.torture.processes import fork
+from tests.tiny_runs import file_contents
+from tests.torture.kills import KILLED_METHODS, options_of_small_run
+from tests.torture.processes import run_in_fork
 from tests.torture.source_runs import stopped_run
 
 # How a run's folder may be lost, where another run has its own.
@@ -61,7 +61,7 @@ def lose_folder(number: int) -> str | None:
     """A run that loses its folder ends in a line, and changes nothing in what stands there now."""
     draw = random.Random(number)
     lose = LOSSES[number % len(LOSSES)]
-    method = registry.find_method(KILLED[number // len(LOSSES) % len(KILLED)])
+    method = registry.find_method(KILLED_METHODS[number // len(LOSSES) % len(KILLED_METHODS)])
     description = f"{method.name}, {lose.__name__}"
     options = options_of_small_run(method)
     with TemporaryDirectory() as parent:
@@ -69,16 +69,16 @@ def lose_folder(number: int) -> str | None:
         other = Path(parent, "other")
         shutil.copytree(stopped_run("client state").folder, other)
         (other / ".lock").touch()  # of a process that goes on with it
-        before = contents(other)
+        before = file_contents(other)
 
         listener = LosesFolder(draw.randint(1, 4), partial(lose, folder, other))
-        end = fork(lambda: fedcli.run(method.name, out=folder, progress=listener, **options))
+        end = run_in_fork(lambda: fedcli.run(method.name, out=folder, progress=listener, **options))
 
         if end.code == 0 or "FolderLost" not in end.errors:
             return f"{description}: {end.code}, {end.errors.strip().splitlines()[-1:]}"
-        if contents(other) != before:
+        if file_contents(other) != before:
             return f"{description}: another run's files are other ones"
-        if lose is replace_by_copy and contents(folder) != before:
+        if lose is replace_by_copy and file_contents(folder) != before:
             return f"{description}: the copy of another run has other files"
         moved = folder.with_name("elsewhere")
         if (moved / RECORD).is_file() and read_record(moved)["status"] != "running":

@@ -13,14 +13,14 @@ import torch
 import fedcli
 from fedcli import registry
 from fedcli.cli import app
-from tests.programs import start
+from tests.programs import start_program
 from tests.tiny_runs import TINY
 
 MEMORY = 4 << 30  # bytes that a command may ask for beyond what this process has
 GRACE = 20  # seconds in which an interrupted command must end
 
 
-class Ended(NamedTuple):
+class CommandEnd(NamedTuple):
     """How a command ended: its exit code, minus a signal's number, and what it printed."""
 
     code: int
@@ -55,12 +55,14 @@ def import_commands() -> None:
         run_command(Path(folder), "table", run.path)
 
 
-def run_command(folder: Path, *arguments: object, seconds: float = 60) -> Ended:
+def run_command(folder: Path, *arguments: object, seconds: float = 60) -> CommandEnd:
     """Runs `fedcli` with arguments in a folder."""
-    return fork(app.main, *arguments, folder=folder, seconds=seconds)
+    return run_in_fork(app.main, *arguments, folder=folder, seconds=seconds)
 
 
-def fork(action: Callable[[], object], *arguments: object, folder: Path = Path(), seconds: float = 60) -> Ended:
+def run_in_fork(
+    action: Callable[[], object], *arguments: object, folder: Path = Path(), seconds: float = 60
+) -> CommandEnd:
     """Does something in a process of its own; after so many seconds it is interrupted, and then killed."""
 
     def limited() -> None:
@@ -70,7 +72,7 @@ def fork(action: Callable[[], object], *arguments: object, folder: Path = Path()
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         action()
 
-    program = start(folder, *arguments, main=limited)
+    program = start_program(folder, *arguments, main=limited)
     program.join(seconds)
     if program.is_alive():
         program.send_signal(signal.SIGINT)
@@ -78,4 +80,4 @@ def fork(action: Callable[[], object], *arguments: object, folder: Path = Path()
     if program.is_alive():
         program.send_signal(signal.SIGKILL)
     output, errors = program.communicate()
-    return Ended(program.returncode, output, errors)
+    return CommandEnd(program.returncode, output, errors)

@@ -6,14 +6,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fedcli.runs.record import read_record, write_record
-from tests.torture.command_lines import WILD
+from tests.torture.command_lines import WILD_VALUES
 from tests.torture.nested_parts import text_entries
 from tests.torture.processes import run_command
 from tests.torture.source_runs import run_with_features
 
 TEXTS = (
     "<script>alert(1)</script>", "two\nlines", "=HYPERLINK(1)", "a|b", "`x`", "\u202eabc", "\ud800", "x" * 20_000,
-    "\x00", "%s{}", "[red]", "../../etc", "[a](b)", "\\input{x}", *WILD,
+    "\x00", "%s{}", "[red]", "../../etc", "[a](b)", "\\input{x}", *WILD_VALUES,
 )  # fmt: skip
 READERS = (
     "table r", "table r --format csv --metric best,domain,at:1/2,total-floats", "table r --format latex", "plot r",
