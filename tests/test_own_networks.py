@@ -368,7 +368,7 @@ def test_dead_taps_are_those_of_the_file_as_it_is_now():
 @pytest.mark.parametrize("error", ["torch.OutOfMemoryError('no memory')", "RuntimeError('CUDA error: out of memory')"])
 def test_a_device_without_memory_is_not_blamed_on_the_file_of_the_network(error):
     """So that fewer clients are tried together."""
-    write_network(f"if len(x) == 6: raise {error}\n        {SCORES}", "")
+    write_network(f"if len(x) == 6: raise {error}\n        {RETURN_LOGITS}", "")
     network = backbones.build("./net.py:Net", 1, 8, 5, seed=0)
     with pytest.raises(RuntimeError, match="memory"):
         network(torch.zeros(6, 1, 8, 8))
