@@ -6,7 +6,10 @@ from pathlib import Path
 from statistics import fmean, median
 
 import pytest
+import torch
 
+from fedcli.bench import small_network
+from fedcli.core import backbones
 from fedcli.errors import UserError
 from tests.scripts import load_script
 
@@ -172,7 +175,7 @@ def test_the_rounds_of_a_side_are_measured_on_the_clients_that_all_sides_read(tm
     small = {"dataset": "digits", "backbone": "cnn-small", "num_clients": 4, "cohort_size": 2, "train_examples": 400}
     monkeypatch.setitem(peers.WORKLOADS, "w2", {**peers.WORKLOADS["w2"], **small})
     monkeypatch.setattr(peers, "CSV", tmp_path / "peers.csv")
-    measured = peers.measure("w2", ["fedcli"], 7, pfllib=None, python="")
+    measured = peers.measure("w2", [peers.Side.FEDCLI], 7, pfllib=None, python="")
 
     rows = peers.pd.read_csv(peers.CSV)
     assert [*rows.value] == pytest.approx([row.value for row in measured], rel=1e-5)
@@ -181,7 +184,7 @@ def test_the_rounds_of_a_side_are_measured_on_the_clients_that_all_sides_read(tm
     assert (rows.value > 0).all()
 
     peers.write_clients(tmp_path, peers.WORKLOADS["w2"])
-    train = clients.client_images(str(tmp_path), "train")
+    train = clients.client_images(tmp_path, "train")
     assert sum(map(len, train)) == 400 - 4 * 14  # a seventh of each is for testing
     assert {images.tensors[0].shape[1:] for images in train} == {(1, 8, 8)}
 
@@ -200,6 +203,35 @@ def test_a_side_that_would_train_something_else_is_refused_before_anything_is_ti
     monkeypatch.setattr(peers, "measure", None)
     with pytest.raises(UserError, match=REFUSED[workload, side]):
         peers.main(peers.Workload(workload), [peers.Side.FEDCLI, peers.Side(side)], pfllib=SPEED)
+
+
+def with_weights_of(network, other):
+    """A network with the parameters of another, which are of the same shapes in the same order."""
+    pairs = [*zip(network.parameters(), other.parameters(), strict=True)]
+    assert [value.shape for value, _ in pairs] == [given.shape for _, given in pairs]
+    with torch.no_grad():
+        for value, given in pairs:
+            value.copy_(given)
+    return network
+
+
+def test_networks_that_are_written_again_are_those_of_fedcli():
+    networks = load_script(SPEED / "peers" / "networks.py")
+    x = torch.linspace(-1, 1, 2 * 28 * 28).reshape(2, 1, 28, 28)
+    mcmahan = backbones.build("cnn-mcmahan", channels=1, image_size=28, num_classes=10, seed=0)
+    _, logits = mcmahan(x)
+    torch.testing.assert_close(with_weights_of(networks.make_network("cnn-mcmahan"), mcmahan)(x), logits)
+    small = small_network.small(channels=1, image_size=28, num_classes=10)
+    torch.testing.assert_close(with_weights_of(networks.make_network("networks.py:small"), small)(x), small(x))
+
+
+def test_a_job_and_a_measurement_pass_between_processes_as_they_are(tmp_path):
+    jobs = load_script(SPEED / "peers" / "sides" / "job.py")
+    job = jobs.Job(tmp_path, {"lr": 0.1}, rounds=5, pfllib=None)
+    assert jobs.Job.from_json(job.to_json()) == job
+    outcome = jobs.Outcome([1.0, 2.5], accuracy=None, versions="x 1")
+    measurement = jobs.Measurement(outcome, torch="2", cores=3)
+    assert jobs.Measurement.from_json(measurement.to_json()) == measurement
 
 
 def test_all_sides_train_on_the_cpu():
@@ -226,7 +258,7 @@ def test_a_turn_is_the_next_one_and_its_own_rows_alone_are_summed_up(monkeypatch
     *_, last_line = capsys.readouterr().out.splitlines()
     assert last_line.split() == ["large", "3", "2.0", "5.0"]
     assert measured == [3]  # after 0, 1 and 2 in the CSV
-    peers.main(peers.Workload.LARGE, [peers.Side.FEDCLI], turn=[5, 8])
+    peers.main(peers.Workload.LARGE, [peers.Side.FEDCLI], turns=[5, 8])
     assert [line.split()[-2:] for line in capsys.readouterr().out.splitlines()[-2:]] == [["5", "2.0"], ["8", "2.0"]]
 
 
@@ -235,7 +267,7 @@ def test_a_turn_that_is_measured_already_is_refused_before_anything_is_timed(tur
     peers = load_script(SPEED / "peers" / "peers.py")
     monkeypatch.setattr(peers, "measure", None)
     with pytest.raises(UserError, match=f"turn {turns[1]} of fedcli with 'large' is in the CSV, or was asked for"):
-        peers.main(peers.Workload.LARGE, [peers.Side.FEDCLI], turn=turns)
+        peers.main(peers.Workload.LARGE, [peers.Side.FEDCLI], turns=turns)
 
 
 def test_the_first_turn_is_0_where_there_is_no_csv(tmp_path, monkeypatch):
@@ -259,7 +291,7 @@ def test_what_was_measured_was_trained_by_sides_that_are_able_to():
     timed = peers.pd.read_csv(peers.CSV).query("what == 'seconds' and side != 'flower-default'")
     assert set(timed.side) > {"fedcli"}
     for workload, sides in timed.groupby("workload").side:
-        peers.refuse_unable(workload, sides.unique())
+        peers.check_sides(workload, [*map(peers.Side, sides.unique())])
 
 
 def test_a_modified_checkout_and_one_without_a_commit_are_told_from_a_clean_one(monkeypatch):

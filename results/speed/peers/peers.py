@@ -23,13 +23,13 @@ Earlier versions of this script measured all but "seconds" and "end" in the CSV,
 fewer than three: of w1, w2 and proto, and of "flower-default".
 """
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,7 +39,7 @@ import numpy as np
 import pandas as pd
 import torch
 import typer
-from sides.job import Job, Measurement, Outcome
+from sides.job import Job, Measurement
 
 from fedcli.errors import UserError
 from fedcli.runs import begin
@@ -91,14 +91,15 @@ class Abilities:
     drop_last: Collection[bool]  # whether it leaves out a batch that is not full; both where it does as it is told
 
 
-ABILITIES = {  # of the sides but fedcli, which trains every workload
+ABILITIES = {
+    Side.FEDCLI: Abilities(methods=("fedavg", "fedproto"), drop_last=(True, False)),
     Side.PFLLIB: Abilities(methods=("fedavg", "fedproto"), drop_last=(True,)),
     Side.FLOWER: Abilities(methods=("fedavg",), drop_last=(True, False)),
     Side.FLUKE: Abilities(methods=("fedavg",), drop_last=(False,)),
 }
 
 
-def refuse_unable(workload: str, sides: Sequence[str]) -> None:
+def check_sides(workload: str, sides: Sequence[Side]) -> None:
     """Refuses sides that would train something else than the workload.
 
     Raises:
@@ -107,9 +108,7 @@ def refuse_unable(workload: str, sides: Sequence[str]) -> None:
     """
     options = WORKLOADS[workload]
     for side in sides:
-        if side == Side.FEDCLI:
-            continue
-        abilities = ABILITIES[Side(side)]
+        abilities = ABILITIES[side]
         if options["method"] not in abilities.methods:
             raise UserError(f"{side} cannot train '{workload}', which is {options['method']}; leave it out.")
         if options["drop_last"] not in abilities.drop_last:
@@ -133,7 +132,7 @@ def next_turn(workload: str) -> int:
     return 0 if turns.empty else int(turns.max()) + 1
 
 
-def refuse_measured(workload: str, sides: Sequence[str], turns: Sequence[int]) -> None:
+def check_turns(workload: str, sides: Sequence[Side], turns: Sequence[int]) -> None:
     """Refuses a side's turn that is measured already, or that is asked for twice.
 
     Raises:
@@ -168,22 +167,12 @@ def write_clients(folder: Path, options: dict[str, Any]) -> None:
 
 
 @dataclass(frozen=True)
-class Labels:
-    """What all rows of a side in a turn have in common."""
-
-    workload: str
-    side: str
-    turn: int
-    processor: str
-
-
-@dataclass(frozen=True)
 class CsvRow:
     """A row of the CSV, whose columns have these names."""
 
     what: str  # "seconds" of a round, or "end", the accuracy of the last model
     workload: str
-    side: str
+    side: Side
     turn: int
     value: float
     versions: str
@@ -192,45 +181,33 @@ class CsvRow:
     processor: str
 
 
-def measure(workload: str, sides: Sequence[str], turn: int, pfllib: str | None, python: str) -> list[CsvRow]:
+def measure(workload: str, sides: Sequence[Side], turn: int, pfllib: str | None, python: str) -> list[CsvRow]:
     """Runs the sides of a turn one after the other, and appends the rows of each to the CSV; returns all of them."""
     options = WORKLOADS[workload]
     rows: list[CsvRow] = []
     processor = environment(torch.device("cpu"))["machine"]["processor"]
     with TemporaryDirectory() as folder:
         write_clients(Path(folder), options)
-        job = Job(folder, options, ROUNDS, pfllib)
+        job = Job(Path(folder), options, ROUNDS, pfllib)
         for side in sides:
-            measurement = run_side(sys.executable if side == "fedcli" else python, side, job)
-            labels = Labels(workload=workload, side=side, turn=turn, processor=processor)
-            rows_of_side = make_rows(labels, measurement)
+            measurement = run_side(sys.executable if side is Side.FEDCLI else python, side, job)
+            outcome = measurement.outcome
+            make_row = partial(
+                CsvRow,
+                workload=workload,
+                side=side,
+                turn=turn,
+                versions=outcome.versions,
+                torch=measurement.torch,
+                threads=measurement.cores,
+                processor=processor,
+            )
+            rows_of_side = [make_row(what="seconds", value=seconds) for seconds in outcome.seconds[COUNTED_ROUNDS]]
+            if outcome.accuracy is not None:
+                rows_of_side.append(make_row(what="end", value=outcome.accuracy))
             append_rows(rows_of_side)
             rows += rows_of_side
     return rows
-
-
-def make_rows(labels: Labels, measurement: Measurement) -> list[CsvRow]:
-    """The rows of a side's counted rounds, and of the accuracy of its last model if it has tested it."""
-    outcome = measurement.outcome
-    rows = [make_row("seconds", seconds, labels, measurement) for seconds in outcome.seconds[COUNTED_ROUNDS]]
-    if outcome.accuracy is not None:
-        rows.append(make_row("end", outcome.accuracy, labels, measurement))
-    return rows
-
-
-def make_row(measure: str, value: float, labels: Labels, measurement: Measurement) -> CsvRow:
-    """A row of the CSV."""
-    return CsvRow(
-        what=measure,
-        workload=labels.workload,
-        side=labels.side,
-        turn=labels.turn,
-        value=value,
-        versions=measurement.outcome.versions,
-        torch=measurement.torch,
-        threads=measurement.cores,
-        processor=labels.processor,
-    )
 
 
 def append_rows(rows: Sequence[CsvRow]) -> None:
@@ -238,14 +215,13 @@ def append_rows(rows: Sequence[CsvRow]) -> None:
     pd.DataFrame(rows).to_csv(CSV, mode="a", header=not CSV.exists(), index=False, float_format="%.6g")
 
 
-def run_side(python: str, side: str, job: Job) -> Measurement:
+def run_side(python: str, side: Side, job: Job) -> Measurement:
     """Returns what came of one side, which runs in a new process."""
     command = [python, "-m", "sides", side, job.to_json()]
     env = {**os.environ, "PYTHONPATH": str(HERE), "FLWR_TELEMETRY_ENABLED": "0"}
     process = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
     *_, last_line = process.stdout.splitlines()
-    said = json.loads(last_line)
-    return Measurement(Outcome(**said["outcome"]), torch=said["torch"], cores=said["cores"])
+    return Measurement.from_json(last_line)
 
 
 def medians(rows: pd.DataFrame) -> pd.DataFrame:
@@ -256,23 +232,27 @@ def medians(rows: pd.DataFrame) -> pd.DataFrame:
 
 def main(
     workload: Annotated[Workload, typer.Argument(help="What is trained")],
-    side: Annotated[list[Side], typer.Option(help="Who trains it, in this order")] = [Side.FEDCLI, Side.PFLLIB],  # noqa: B006
-    turn: Annotated[
-        list[int], typer.Option(help="Number of a turn, which starts every side anew; by default the next in the CSV")
+    sides: Annotated[list[Side], typer.Option("--side", help="Who trains it, in this order")] = [  # noqa: B006
+        Side.FEDCLI,
+        Side.PFLLIB,
+    ],
+    turns: Annotated[
+        list[int],
+        typer.Option("--turn", help="Number of a turn, which starts every side anew; by default the next in the CSV"),
     ] = [],  # noqa: B006
     pfllib: Annotated[Path | None, typer.Option(help="Checkout of TsingZ0/PFLlib, which the side pfllib needs")] = None,
     python: Annotated[str, typer.Option(help="Python of the environment of the sides but fedcli")] = sys.executable,
 ) -> None:
     """Append the seconds of each side's rounds to the CSV, and print their medians."""
-    if Side.PFLLIB in side and pfllib is None:
+    if Side.PFLLIB in sides and pfllib is None:
         raise typer.BadParameter("give the checkout of PFLlib, or other sides by --side.", param_hint="--pfllib")
-    refuse_unable(workload, side)
-    turns = turn or [next_turn(workload)]
-    refuse_measured(workload, side, turns)
+    check_sides(workload, sides)
+    turns = turns or [next_turn(workload)]
+    check_turns(workload, sides, turns)
     checkout = None if pfllib is None else str(pfllib.resolve())
     rows: list[CsvRow] = []
-    for number in turns:
-        rows += measure(workload, side, number, checkout, python)
+    for turn in turns:
+        rows += measure(workload, sides, turn, checkout, python)
     print(medians(pd.DataFrame(rows)).loc["seconds"])
 
 

@@ -10,9 +10,9 @@ from torch.utils.data import TensorDataset
 
 
 @cache
-def client_images(folder: str, split: str) -> list[TensorDataset]:
+def client_images(folder: Path, split: str) -> list[TensorDataset]:
     """Returns every client's images for training or testing, which the process keeps."""
-    files = sorted(Path(folder, "dataset", split).glob("*.npz"), key=lambda file: int(file.stem))
+    files = sorted((folder / "dataset" / split).glob("*.npz"), key=lambda file: int(file.stem))
     clients = []
     for file in files:
         arrays = np.load(file, allow_pickle=True)["data"].item()
@@ -22,9 +22,9 @@ def client_images(folder: str, split: str) -> list[TensorDataset]:
     return clients
 
 
-def load_initial_model(network: nn.Module, folder: str) -> None:
+def load_initial_model(network: nn.Module, folder: Path) -> None:
     """Gives a network the parameters of the initial model."""
-    initial_values = torch.load(Path(folder, "initial.pt"), map_location="cpu")
+    initial_values = torch.load(folder / "initial.pt", map_location="cpu")
     with torch.no_grad():
         for value, initial in zip(network.parameters(), initial_values, strict=True):
             value.copy_(initial)

@@ -30,12 +30,14 @@ class Client:
     def train(self, message: Any, context: Any) -> Any:
         """Answers a message that has a model by the trained one."""
         training = self._job.training
-        images = client_images(self._job.folder, "train")[context.node_config["partition-id"]]
+        client = context.node_config["partition-id"]
+        images = client_images(self._job.folder, "train")[client]
         network = make_network(training.backbone)
         network.load_state_dict(message.content["arrays"].to_torch_state_dict())
         train_epochs(network, images, training)
-        content = {"arrays": ArrayRecord(network.state_dict()), "metrics": MetricRecord({"num-examples": len(images)})}
-        return Message(content=RecordDict(content), reply_to=message)
+        arrays = ArrayRecord(network.state_dict())
+        metrics = MetricRecord({"num-examples": len(images)})
+        return Message(content=RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
 def train_epochs(network: nn.Module, images: Any, training: Training) -> None:

@@ -16,7 +16,7 @@ from networks import make_network
 from torch import nn
 
 from sides.clients import client_images, load_initial_model
-from sides.job import Job, Outcome, RoundClock
+from sides.job import NUM_CLASSES, Job, Outcome, RoundClock
 
 
 class Observer:
@@ -65,7 +65,7 @@ def set_up_environment(job: Job) -> None:
     environment.set_seed(job.training.seed)
     environment.set_device("cpu")
     environment.set_inmemory(True)
-    environment.set_evaluator(ClassificationEval(eval_every=job.rounds, n_classes=10))
+    environment.set_evaluator(ClassificationEval(eval_every=job.rounds, n_classes=NUM_CLASSES))
     environment.set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=True)
 
 
@@ -77,7 +77,7 @@ def make_clients(job: Job) -> list[Client]:
     )
     clients = []
     for index, images in enumerate(client_images(job.folder, "train")):
-        loader = FastDataLoader(*images.tensors, num_labels=10, batch_size=training.batch_size, shuffle=True)
+        loader = FastDataLoader(*images.tensors, num_labels=NUM_CLASSES, batch_size=training.batch_size, shuffle=True)
         client = Client(index, loader, None, optimizer, nn.CrossEntropyLoss(), local_epochs=training.local_epochs)
         clients.append(client)
     return clients
@@ -91,4 +91,4 @@ def make_test_loader(job: Job) -> FastDataLoader:
         images_of_client, labels_of_client = client_tests.tensors
         images.append(images_of_client)
         labels.append(labels_of_client)
-    return FastDataLoader(torch.cat(images), torch.cat(labels), num_labels=10, batch_size=500)
+    return FastDataLoader(torch.cat(images), torch.cat(labels), num_labels=NUM_CLASSES, batch_size=500)

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+NUM_CLASSES = 10  # of MNIST and of Fashion-MNIST
+
 
 @dataclass(frozen=True)
 class Training:
@@ -33,15 +35,10 @@ class Training:
 class Job:
     """The rounds that every side trains."""
 
-    folder: str  # with the clients' images and the initial model, see `clients.py`
+    folder: Path  # with the clients' images and the initial model, see `clients.py`
     options: Mapping[str, Any]  # of fedcli: those of `Training`, and how the images are divided
     rounds: int
     pfllib: str | None  # the checkout of PFLlib
-
-    @property
-    def path(self) -> Path:
-        """The folder as a path."""
-        return Path(self.folder)
 
     @property
     def training(self) -> Training:
@@ -51,12 +48,13 @@ class Job:
 
     def to_json(self) -> str:
         """The job as an argument of a command."""
-        return json.dumps(asdict(self))
+        return json.dumps(asdict(self), default=str)
 
-
-def job_from_json(text: str) -> Job:
-    """The job that `Job.to_json` has written."""
-    return Job(**json.loads(text))
+    @classmethod
+    def from_json(cls, text: str) -> "Job":
+        """The job that `to_json` has written."""
+        read = json.loads(text)
+        return cls(**{**read, "folder": Path(read["folder"])})
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,16 @@ class Measurement:
     outcome: Outcome
     torch: str  # its version
     cores: int  # of the machine
+
+    def to_json(self) -> str:
+        """The measurement in one line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Measurement":
+        """The measurement that `to_json` has written."""
+        read = json.loads(text)
+        return cls(**{**read, "outcome": Outcome(**read["outcome"])})
 
 
 class RoundClock:

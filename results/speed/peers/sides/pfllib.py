@@ -5,8 +5,9 @@ import os
 import random
 import subprocess
 import sys
+from pkgutil import resolve_name
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,21 +15,9 @@ from networks import make_network
 from torch import nn
 
 from sides.clients import load_initial_model
-from sides.job import Job, Outcome
+from sides.job import NUM_CLASSES, Job, Outcome
 
-
-class ServerClass(NamedTuple):
-    """Where PFLlib's server class of a method is."""
-
-    module: str
-    name: str
-
-
-SERVERS = {
-    "fedavg": ServerClass("flcore.servers.serveravg", "FedAvg"),
-    "fedproto": ServerClass("flcore.servers.serverproto", "FedProto"),
-}
-
+SERVERS = {"fedavg": "flcore.servers.serveravg:FedAvg", "fedproto": "flcore.servers.serverproto:FedProto"}
 
 SWITCHED_OFF = dict.fromkeys(  # arguments of PFLlib's main program
     (
@@ -42,7 +31,7 @@ SWITCHED_OFF = dict.fromkeys(  # arguments of PFLlib's main program
 
 def run(job: Job) -> Outcome:
     """Runs rounds by PFLlib's server and client classes, and one more: it tests before it trains."""
-    system = job.path / "system"
+    system = job.folder / "system"
     system.mkdir()
     os.chdir(system)  # it reads ../dataset
     sys.path.insert(0, f"{job.pfllib}/system")
@@ -55,15 +44,14 @@ def run(job: Job) -> Outcome:
 def make_server(job: Job) -> Any:
     """Makes PFLlib's server of a method, which makes its clients."""
     training = job.training
-    server = SERVERS[training.method]
-    server_class = getattr(importlib.import_module(server.module), server.name)
+    server_class = resolve_name(SERVERS[training.method])
     arguments = SimpleNamespace(
         **SWITCHED_OFF,
-        algorithm=server.name,
+        algorithm=server_class.__name__,
         dataset=".",
         model=make_model(job),
         device="cpu",
-        num_classes=10,
+        num_classes=NUM_CLASSES,
         num_clients=training.num_clients,
         join_ratio=training.share_of_clients,
         global_rounds=job.rounds,
