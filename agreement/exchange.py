@@ -8,7 +8,7 @@ from torch import Tensor
 
 from agreement.rows import Quantity
 
-CLONE_VARIABLE = "CLONE"  # of the environment of a peer's process: the folder of its clone
+CLONE_VARIABLE = "FEDCLI_AGREEMENT_CLONE"  # of the environment of a peer's process: the folder of its clone
 
 
 @dataclass(frozen=True)

@@ -41,12 +41,14 @@ RUN = {
 
 
 def divide(labels: np.ndarray, sizes: tuple[int, ...]) -> list[np.ndarray]:
-    """Positions of each client's examples, of five or six classes in turn; no example twice."""
+    """Positions of each client's examples, of five classes or, of every second client, six; no example twice."""
     generator = np.random.RandomState(PARTITION_SEED)
     is_free = np.ones(len(labels), bool)
     parts = []
     for client, size in enumerate(sizes):
-        classes = [(2 * client + step) % small_networks.NUM_CLASSES for step in range(5 + client % 2)]
+        first_class = 2 * client
+        num_classes = 5 + client % 2
+        classes = [(first_class + step) % small_networks.NUM_CLASSES for step in range(num_classes)]
         candidates = np.flatnonzero(np.isin(labels, classes) & is_free)
         chosen = generator.choice(candidates, size, replace=False)
         is_free[chosen] = False

@@ -5,7 +5,7 @@ Both sides have the same clients, batches and first weights.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import Any
 
 
@@ -19,6 +19,15 @@ class Quantity(StrEnum):
     HEAD = "head"  # the head of the server's model
     KEPT = "kept"  # what the clients keep between rounds
     CLASS_VECTORS = "class vectors"  # the server's prototypes or mean outputs, one of each class
+
+
+class SharedPart(Enum):
+    """Which part of a model the clients of a peer share through its server."""
+
+    MODEL = "all of it"
+    HEAD = "its head"
+    ALL_BUT_NORMALISATION = "all but its batch normalisation"
+    COMPRESSED = "all of it, which the server has only as it is sent"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from agreement.adapters.final_tensors import FinalTensors, read_kept, read_perso
 from agreement.adapters.patches import apply_patch, patches_of
 from agreement.exchange import Problem
 from agreement.peers.fluke import PeerConfig
-from agreement.rows import Quantity
+from agreement.rows import Quantity, SharedPart
 from agreement.small_networks import NUM_CLASSES
 
 
@@ -95,7 +95,7 @@ def make_algorithm(config: PeerConfig, feed: Feed) -> CentralizedFL:
     make_server = without_init.get_server_class()
     clients = [make_client(**make_client_options(client, config, feed)) for client in range(problem.num_clients)]
     shared = make_model(problem)
-    if config.shares_head_alone:
+    if config.shared_part is SharedPart.HEAD:
         shared = shared.head
     server = make_server(model=shared, test_set=None, clients=clients, **config.server)
     names = DDict(client=DDict(), server=DDict(), model="x")
@@ -139,7 +139,7 @@ def read_clients(clients: list[Any], config: PeerConfig) -> FinalTensors:
     models = [client.model for client in clients if client.model is not None]
     personal = read_personal_models([small_networks.parameters_of(model) for model in models])
     kept = read_kept(clients, config.kept)
-    if config.keeps_normalisation:
+    if config.shared_part is SharedPart.ALL_BUT_NORMALISATION:
         for model in models:
             for module in find_normalisations(model).values():
                 kept += small_networks.parameters_of(module)
@@ -150,12 +150,12 @@ def read_clients(clients: list[Any], config: PeerConfig) -> FinalTensors:
 def read_server(server: Any, config: PeerConfig) -> FinalTensors:
     """The server's model, or the part of one that the clients share, and its prototypes."""
     final_tensors: FinalTensors = {}
-    shared = attrgetter(config.shared)(server)
+    shared = attrgetter(config.server_model)(server)
     if shared is not None:
-        quantity = Quantity.HEAD if config.shares_head_alone else Quantity.SHARED
+        quantity = Quantity.HEAD if config.shared_part is SharedPart.HEAD else Quantity.SHARED
         final_tensors[quantity] = small_networks.parameters_of(shared)
         final_tensors[Quantity.STATISTICS] = small_networks.statistics_of(shared)
-    if config.keeps_normalisation:
+    if config.shared_part is SharedPart.ALL_BUT_NORMALISATION:
         final_tensors[Quantity.SHARED] = copy_parameters_without_normalisation(shared)
     if config.class_vectors:
         final_tensors[Quantity.CLASS_VECTORS] = list(getattr(server, config.class_vectors))

@@ -24,7 +24,7 @@ from agreement.adapters.optimizers import refuse_momentum, refuse_weight_decay
 from agreement.adapters.patches import apply_patch, patches_of
 from agreement.exchange import Problem
 from agreement.peers.pfllib import PeerConfig
-from agreement.rows import Quantity
+from agreement.rows import Quantity, SharedPart
 from agreement.small_networks import NUM_CLASSES
 
 OPTIONS = {  # of its command line; those of a row come on top
@@ -122,10 +122,10 @@ def read_final_tensors(server: Any, config: PeerConfig) -> FinalTensors:
     """What a server and its clients hold."""
     final_tensors = read_personal_models([small_networks.parameters_of(client.model) for client in server.clients])
     final_tensors[Quantity.KEPT] = read_kept(server.clients, config.kept)
-    if config.shares_compressed_parameters:
+    if config.shared_part is SharedPart.COMPRESSED:
         final_tensors[Quantity.SHARED] = [decompress(value) for value in server.compressed_param.values()]
     else:
-        quantity = Quantity.HEAD if config.shares_head_alone else Quantity.SHARED
+        quantity = Quantity.HEAD if config.shared_part is SharedPart.HEAD else Quantity.SHARED
         final_tensors[quantity] = small_networks.parameters_of(server.global_model)
     if config.class_vectors:
         by_class = getattr(server, config.class_vectors)

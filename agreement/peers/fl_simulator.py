@@ -20,6 +20,7 @@ class PeerConfig:
 PLAIN_MEAN_OF_MODELS = "The mean of the models is plain (server.py); fedcli weights by examples."
 FEDSAM = PeerConfig("FedSAM", options={"rho": 0.1})
 MOFEDSAM = PeerConfig("MoFedSAM", options={"rho": 0.1, "alpha": 0.3})
+NORM_ALONE = "the 1e-7 is taken out of the norm"
 ADDED_TO_THE_NORM = "1e-7 is added to the norm of the gradient (optimizer/ESAM.py)."
 FEDAVG = PeerConfig("FedAvg")
 SCAFFOLD = PeerConfig("SCAFFOLD")
@@ -62,7 +63,7 @@ PEER = Peer(
         Row(
             label="SCAFFOLD; changed: K of the client; fedcli: plain means",
             case="scaffold, uniform",
-            config=PeerConfig("SCAFFOLD", patch="count_own_steps"),
+            config=replace(SCAFFOLD, patch="count_own_steps"),
             change="K is the client's number of steps",
         ),
         Row(label="FedDyn, clients of one size", case="feddyn, equal, clipped", config=FEDDYN),
@@ -95,7 +96,7 @@ PEER = Peer(
             label="FedSAM; changed: norm alone; fedcli: plain means",
             case="fedsam",
             config=replace(FEDSAM, patch="divide_by_the_norm"),
-            change="the 1e-7 is taken out of the norm",
+            change=NORM_ALONE,
         ),
         Row(
             label="MoFedSAM, clients of one size",
@@ -111,7 +112,7 @@ PEER = Peer(
             label="MoFedSAM, clients of one size; changed: norm alone",
             case="mofedsam, equal",
             config=replace(MOFEDSAM, patch="divide_by_the_norm"),
-            change="the 1e-7 is taken out of the norm",
+            change=NORM_ALONE,
         ),
     ),
 )

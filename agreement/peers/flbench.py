@@ -30,6 +30,9 @@ SCAFFOLD = PeerConfig("scaffold:SCAFFOLDServer", options={"global_lr": 1.0})
 FEDDYN = PeerConfig("feddyn:FedDynServer", options={"alpha": 0.1, "max_grad_norm": 10})
 LG_FEDAVG = PeerConfig("lgfedavg:LGFedAvgServer", options={"num_global_layers": 1})
 FEDAVGM = PeerConfig("fedavgm:FedAvgMServer", options={"server_momentum": 0.9})
+FEDADAM = fedopt("adam")
+FEDYOGI = fedopt("yogi")
+FEDADAGRAD = fedopt("adagrad")
 MOMENT_FROM_0 = "The second moment starts at 0 (server/fedopt.py, `velocities`)."
 MOMENT_FROM_TAU_SQUARED = "the second moment starts at tau^2"
 
@@ -121,7 +124,7 @@ PEER = Peer(
         Row(
             label="FedAdam",
             case="fedadam",
-            config=fedopt("adam"),
+            config=FEDADAM,
             explanation=Explanation(
                 cause=MOMENT_FROM_0,
                 paper_says=paper_statements.REDDI_SECOND_MOMENT,
@@ -131,13 +134,13 @@ PEER = Peer(
         Row(
             label="FedAdam; changed: v from tau^2",
             case="fedadam",
-            config=replace(fedopt("adam"), patch="start_at_tau_squared"),
+            config=replace(FEDADAM, patch="start_at_tau_squared"),
             change=MOMENT_FROM_TAU_SQUARED,
         ),
         Row(
             label="FedYogi",
             case="fedyogi",
-            config=fedopt("yogi"),
+            config=FEDYOGI,
             explanation=Explanation(
                 cause=MOMENT_FROM_0,
                 paper_says=paper_statements.REDDI_SECOND_MOMENT,
@@ -147,13 +150,13 @@ PEER = Peer(
         Row(
             label="FedYogi; changed: v from tau^2",
             case="fedyogi",
-            config=replace(fedopt("yogi"), patch="start_at_tau_squared"),
+            config=replace(FEDYOGI, patch="start_at_tau_squared"),
             change=MOMENT_FROM_TAU_SQUARED,
         ),
         Row(
             label="FedAdagrad",
             case="fedadagrad",
-            config=fedopt("adagrad"),
+            config=FEDADAGRAD,
             explanation=Explanation(
                 cause=MOMENT_FROM_0,
                 paper_says=paper_statements.REDDI_SECOND_MOMENT,
@@ -163,7 +166,7 @@ PEER = Peer(
         Row(
             label="FedAdagrad; changed: v from tau^2",
             case="fedadagrad",
-            config=replace(fedopt("adagrad"), patch="start_at_tau_squared"),
+            config=replace(FEDADAGRAD, patch="start_at_tau_squared"),
             change=MOMENT_FROM_TAU_SQUARED,
         ),
         Row(label="FedLC", case="fedlc", config=PeerConfig("fedlc:FedLCServer", options={"tau": 1.0})),

@@ -35,7 +35,9 @@ FEDOPT_OPTIONS_WITH_BETAS = {**FEDOPT_OPTIONS, "beta_1": 0.9, "beta_2": 0.99}
 FEDADAM = PeerConfig(strategy="flwr.server.strategy:FedAdam", options=FEDOPT_OPTIONS_WITH_BETAS)
 FEDYOGI = PeerConfig(strategy="flwr.server.strategy:FedYogi", options=FEDOPT_OPTIONS_WITH_BETAS)
 FEDADAGRAD = PeerConfig(strategy="flwr.server.strategy:FedAdagrad", options=FEDOPT_OPTIONS)
+FEDNOVA = PeerConfig(kind="fednova")
 SCAFFOLD = PeerConfig(kind="scaffold")
+MOMENT_FROM_TAU_SQUARED = "the second moment starts at tau^2"
 
 PEER = Peer(
     name="Flower",
@@ -70,11 +72,11 @@ PEER = Peer(
             case="fedprox, decay",
             config=PeerConfig(kind="fedprox-baseline", proximal_mu=0.5),
         ),
-        Row(label="FedNova, baseline niid_bench", case="fednova", config=PeerConfig(kind="fednova")),
+        Row(label="FedNova, baseline niid_bench", case="fednova", config=FEDNOVA),
         Row(
             label="FedNova with momentum, baseline niid_bench",
             case="fednova, momentum",
-            config=PeerConfig(kind="fednova"),
+            config=FEDNOVA,
         ),
         Row(label="SCAFFOLD, baseline niid_bench", case="scaffold", config=SCAFFOLD),
         Row(
@@ -124,7 +126,7 @@ PEER = Peer(
             label="FedYogi; changed: v from tau^2",
             case="fedyogi",
             config=replace(FEDYOGI, patch="start_at_tau_squared"),
-            change="the second moment starts at tau^2",
+            change=MOMENT_FROM_TAU_SQUARED,
         ),
         Row(
             label="FedAdagrad",
@@ -140,7 +142,7 @@ PEER = Peer(
             label="FedAdagrad; changed: v from tau^2",
             case="fedadagrad, without momentum",
             config=replace(FEDADAGRAD, patch="start_at_tau_squared"),
-            change="the second moment starts at tau^2",
+            change=MOMENT_FROM_TAU_SQUARED,
         ),
     ),
 )

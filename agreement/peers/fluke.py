@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agreement import paper_statements
-from agreement.rows import Explanation, Package, Peer, Quantity, Row
+from agreement.rows import Explanation, Package, Peer, Quantity, Row, SharedPart
 
 
 @dataclass(frozen=True)
@@ -16,20 +16,25 @@ class PeerConfig:
     client: Mapping[str, Any] = field(default_factory=dict)  # options of a client
     server: Mapping[str, Any] = field(default_factory=dict)  # options of the server
     clients_have_models: bool = False  # whether each client is given a model of its own before the first round
-    shares_head_alone: bool = False  # whether the server's model is a head alone
-    shared: str = "model"  # the server's model, by its attribute
+    shared_part: SharedPart = SharedPart.MODEL
+    server_model: str = "model"  # the server's model, by its attribute
     kept: tuple[str, ...] = ()  # what stays with a client, by its attributes: models, or numbers
     class_vectors: str = ""  # what the server has of each class, by its attribute
-    keeps_normalisation: bool = False  # whether batch normalisation stays with a client
     patch: str = ""  # a function of the adapter, which makes the change
 
 
 WEIGHTED_BY_EXAMPLES = {"weighted": True}
-VELOCITY_FROM_ZERO = "it is given the velocity of zero before the first round, in which it then takes the change"
+REST_OF_FORMER_MODEL = "the former model gets the weight that the others leave"
+SUM_OF_CHANGES = "a client keeps the sum of w_i - w_g"
+PERSONAL_AND_VECTORS = (Quantity.PERSONAL, Quantity.CLASS_VECTORS)
 
-FEDAVG_BY_EXAMPLES = PeerConfig("fedavg:FedAVG", server=WEIGHTED_BY_EXAMPLES)
-FEDNOVA_WITH_MOMENTUM = PeerConfig("fednova:FedNova", server=WEIGHTED_BY_EXAMPLES, client={"persistency": False})
-FEDDYN = PeerConfig("feddyn:FedDyn", client={"alpha": 0.1}, shared="cld_mdl")
+FEDAVG = PeerConfig("fedavg:FedAVG")
+FEDAVG_BY_EXAMPLES = replace(FEDAVG, server=WEIGHTED_BY_EXAMPLES)
+FEDAVGM = PeerConfig("fedavgm:FedAVGM")
+FEDNOVA = PeerConfig("fednova:FedNova", server=WEIGHTED_BY_EXAMPLES)
+FEDNOVA_WITH_MOMENTUM = replace(FEDNOVA, client={"persistency": False})
+FEDRS = PeerConfig("fedrs:FedRS", client={"alpha": 0.5}, server=WEIGHTED_BY_EXAMPLES)
+FEDDYN = PeerConfig("feddyn:FedDyn", client={"alpha": 0.1}, server_model="cld_mdl")
 MOON = PeerConfig("moon:MOON", client={"mu": 1.0, "tau": 0.5}, server=WEIGHTED_BY_EXAMPLES)
 APFL = PeerConfig(
     "apfl:APFL",
@@ -52,7 +57,7 @@ PEER = Peer(
         Row(
             label="FedAvg",
             case="fedavg",
-            config=PeerConfig("fedavg:FedAVG"),
+            config=FEDAVG,
             explanation=Explanation(
                 cause="The mean of the models is plain by default (server.py, `weighted`).",
                 paper_says=paper_statements.FEDAVG_WEIGHTS,
@@ -62,7 +67,7 @@ PEER = Peer(
         Row(
             label="FedAvg; fedcli: plain means",
             case="fedavg, uniform",
-            config=PeerConfig("fedavg:FedAVG"),
+            config=FEDAVG,
         ),
         Row(
             label="FedAvg with momentum",
@@ -100,12 +105,12 @@ PEER = Peer(
         Row(
             label="SCAFFOLD, weighted False; fedcli: plain means",
             case="scaffold, uniform",
-            config=PeerConfig("scaffold:SCAFFOLD", server={"weighted": False}),
+            config=replace(SCAFFOLD, server={"weighted": False}),
         ),
         Row(
             label="SCAFFOLD, global_step 2",
             case="scaffold, equal, server rate 2",
-            config=PeerConfig("scaffold:SCAFFOLD", server={"global_step": 2}),
+            config=replace(SCAFFOLD, server={"global_step": 2}),
             explanation=Explanation(
                 cause="`global_step` multiplies the weights of the models, and not the change of the model "
                 "(scaffold.py).",
@@ -116,12 +121,12 @@ PEER = Peer(
         Row(
             label="SCAFFOLD, lr 2",
             case="scaffold, equal, server rate 2",
-            config=PeerConfig("scaffold:SCAFFOLD", server={"lr": 2.0}),
+            config=replace(SCAFFOLD, server={"lr": 2.0}),
         ),
         Row(
             label="FedAvgM",
             case="fedavgm",
-            config=PeerConfig("fedavgm:FedAVGM"),
+            config=FEDAVGM,
             explanation=Explanation(
                 cause="The first round sets the velocity to zero and leaves the model as it was (fedavgm.py).",
                 paper_says="FedAvgM: v starts at 0, and the first round already moves the model.",
@@ -131,13 +136,13 @@ PEER = Peer(
         Row(
             label="FedAvgM; changed: velocity from 0",
             case="fedavgm",
-            config=PeerConfig("fedavgm:FedAVGM", patch="start_velocity_at_zero"),
-            change=VELOCITY_FROM_ZERO,
+            config=replace(FEDAVGM, patch="start_velocity_at_zero"),
+            change="it is given the velocity of zero before the first round, in which it then takes the change",
         ),
         Row(
             label="FedNova",
             case="fednova",
-            config=PeerConfig("fednova:FedNova", server=WEIGHTED_BY_EXAMPLES),
+            config=FEDNOVA,
             explanation=Explanation(
                 cause="The weights of the models do not sum to 1, and nothing is added for the former model "
                 "(fednova.py).",
@@ -148,8 +153,8 @@ PEER = Peer(
         Row(
             label="FedNova; changed: weights sum to 1",
             case="fednova",
-            config=PeerConfig("fednova:FedNova", server=WEIGHTED_BY_EXAMPLES, patch="keep_the_rest"),
-            change="the former model gets the weight that the others leave",
+            config=replace(FEDNOVA, patch="keep_the_rest"),
+            change=REST_OF_FORMER_MODEL,
         ),
         Row(
             label="FedNova with momentum",
@@ -165,7 +170,7 @@ PEER = Peer(
             label="FedNova with momentum; changed: weights sum to 1",
             case="fednova, momentum",
             config=replace(FEDNOVA_WITH_MOMENTUM, patch="keep_the_rest"),
-            change="the former model gets the weight that the others leave",
+            change=REST_OF_FORMER_MODEL,
         ),
         Row(
             label="FedDyn, clients of one size",
@@ -181,13 +186,13 @@ PEER = Peer(
             label="FedDyn, clients of one size; changed: kept gradient",
             case="feddyn, equal",
             config=replace(FEDDYN, patch="sum_changes"),
-            change="a client keeps the sum of w_i - w_g",
+            change=SUM_OF_CHANGES,
         ),
         Row(
             label="FedDyn, weighted False; changed: kept gradient",
             case="feddyn",
             config=replace(FEDDYN, server={"weighted": False}, patch="sum_changes"),
-            change="a client keeps the sum of w_i - w_g",
+            change=SUM_OF_CHANGES,
         ),
         Row(label="MOON", case="moon", config=MOON),
         Row(
@@ -215,13 +220,13 @@ PEER = Peer(
         Row(
             label="FedBN",
             case="fedbn, batch norm",
-            config=PeerConfig("fedbn:FedBN", server=WEIGHTED_BY_EXAMPLES, keeps_normalisation=True),
+            config=PeerConfig("fedbn:FedBN", server=WEIGHTED_BY_EXAMPLES, shared_part=SharedPart.ALL_BUT_NORMALISATION),
             compared=(Quantity.SHARED, Quantity.KEPT),
         ),
         Row(
             label="FedRS",
             case="fedrs",
-            config=PeerConfig("fedrs:FedRS", client={"alpha": 0.5}, server=WEIGHTED_BY_EXAMPLES),
+            config=FEDRS,
             explanation=Explanation(
                 cause="A class with one or two examples counts as absent (fedrs.py, `count_as_missing`).",
                 paper_says="FedRS: absent are the classes that a client lacks.",
@@ -231,14 +236,14 @@ PEER = Peer(
         Row(
             label="FedRS, count_as_missing 0",
             case="fedrs",
-            config=PeerConfig("fedrs:FedRS", client={"alpha": 0.5, "count_as_missing": 0}, server=WEIGHTED_BY_EXAMPLES),
+            config=replace(FEDRS, client={"alpha": 0.5, "count_as_missing": 0}),
         ),
-        Row(label="FedProto", case="fedproto", config=FEDPROTO, compared=(Quantity.PERSONAL, Quantity.CLASS_VECTORS)),
+        Row(label="FedProto", case="fedproto", config=FEDPROTO, compared=PERSONAL_AND_VECTORS),
         Row(
             label="FedProto; fedcli: last epoch",
             case="fedproto, last epoch",
             config=FEDPROTO,
-            compared=(Quantity.PERSONAL, Quantity.CLASS_VECTORS),
+            compared=PERSONAL_AND_VECTORS,
             explanation=Explanation(
                 cause="fedcli takes prototypes of the last epoch by default, as the authors' code (Reading 4).",
                 paper_says=paper_statements.FEDPROTO_EPOCHS,
@@ -267,7 +272,7 @@ PEER = Peer(
             label="LG-FedAvg",
             case="lg-fedavg",
             config=PeerConfig(
-                "lg_fedavg:LGFedAVG", server=WEIGHTED_BY_EXAMPLES, clients_have_models=True, shares_head_alone=True
+                "lg_fedavg:LGFedAVG", server=WEIGHTED_BY_EXAMPLES, clients_have_models=True, shared_part=SharedPart.HEAD
             ),
             compared=(Quantity.HEAD, Quantity.BODIES),
         ),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agreement import paper_statements
-from agreement.rows import Explanation, Peer, Quantity, Row
+from agreement.rows import Explanation, Peer, Quantity, Row, SharedPart
 
 
 @dataclass(frozen=True)
@@ -17,24 +17,24 @@ class PeerConfig:
     own_weight_decay: float = 0.0  # that it has whatever the problem is
     drop_last: bool = False  # whether a batch that is not full is left out
     epoch_of_pass: tuple[int, ...] | None = None  # which epoch a pass over a client's data is; all in turn if None
-    shares_head_alone: bool = False  # whether the server's model is a head alone
-    shares_compressed_parameters: bool = False  # whether the server has no model, but what it sends of one
+    shared_part: SharedPart = SharedPart.MODEL
     class_vectors: str = ""  # what the server has of each class, by its attribute
     kept: tuple[str, ...] = ()  # what stays with a client, by its attributes: models, or numbers
     patch: str = ""  # a function of the adapter, which makes the change
 
 
 FEDDYN = PeerConfig("serverdyn:FedDyn", options={"alpha": 0.1})
+FEDDYN_SQUARED = replace(FEDDYN, patch="square_the_norm")
 MOON = PeerConfig("servermoon:MOON", options={"mu": 1.0, "tau": 0.5})
 FML = PeerConfig("serverfml:FML", options={"alpha": 0.3, "beta": 0.6})
 FEDKD = PeerConfig(
     "serverkd:FedKD",
     options={"mentee_learning_rate": 0.1, "T_start": 0.95, "T_end": 0.98},
-    shares_compressed_parameters=True,
+    shared_part=SharedPart.COMPRESSED,
 )
 FEDDISTILL = PeerConfig("serverfd:FD", options={"lamda": 1.0}, class_vectors="global_logits")
 FEDPROTO = PeerConfig("serverproto:FedProto", options={"lamda": 1.0}, class_vectors="global_protos")
-LG_FEDAVG = PeerConfig("serverlg:LG_FedAvg", shares_head_alone=True)
+LG_FEDAVG = PeerConfig("serverlg:LG_FedAvg", shared_part=SharedPart.HEAD)
 SHARED_AND_PERSONAL = (Quantity.SHARED, Quantity.PERSONAL)
 PERSONAL_AND_VECTORS = (Quantity.PERSONAL, Quantity.CLASS_VECTORS)
 SQUARED_NORM = "the norm in the penalty is squared"
@@ -48,6 +48,9 @@ PFEDME = PeerConfig(
 )
 SCAFFOLD = PeerConfig("serverscaffold:SCAFFOLD")
 FEDAVG = PeerConfig("serveravg:FedAvg")
+FEDLC = PeerConfig("serverlc:FedLC", options={"tau": 1.0})
+FEDLC_BY_OWN_COUNTS = replace(FEDLC, patch="calibrate_each_client")
+OWN_COUNTS = "each client is given the margins of its own counts"
 FEDNTD = PeerConfig("serverntd:FedNTD", options={"beta": 1.0, "tau": 1.0})
 
 PEER = Peer(
@@ -57,7 +60,7 @@ PEER = Peer(
     source_folders=("system",),
     rows=(
         Row(label="FedAvg", case="fedavg", config=FEDAVG),
-        Row(label="FedAvg, drop_last", case="fedavg, drop last", config=PeerConfig("serveravg:FedAvg", drop_last=True)),
+        Row(label="FedAvg, drop_last", case="fedavg, drop last", config=replace(FEDAVG, drop_last=True)),
         Row(label="FedAvg, 2 of 4 clients", case="fedavg, half", config=FEDAVG),
         Row(label="FedProx", case="fedprox", config=PeerConfig("serverprox:FedProx", options={"mu": 0.5})),
         Row(label="SCAFFOLD, clients of one size", case="scaffold, equal", config=SCAFFOLD),
@@ -77,7 +80,7 @@ PEER = Peer(
         Row(
             label="SCAFFOLD, clients of one size, server rate 2",
             case="scaffold, equal, server rate 2",
-            config=PeerConfig("serverscaffold:SCAFFOLD", options={"server_learning_rate": 2.0}),
+            config=replace(SCAFFOLD, options={"server_learning_rate": 2.0}),
         ),
         Row(
             label="MOON, 2 of 4 clients; changed: received model as a newcomer's last one",
@@ -114,13 +117,13 @@ PEER = Peer(
         Row(
             label="FedDyn, clients of one size; changed: squared norm",
             case="feddyn, equal",
-            config=replace(FEDDYN, patch="square_the_norm"),
+            config=FEDDYN_SQUARED,
             change=SQUARED_NORM,
         ),
         Row(
             label="FedDyn; changed: squared norm; fedcli: one alpha",
             case="feddyn, uniform",
-            config=replace(FEDDYN, patch="square_the_norm"),
+            config=FEDDYN_SQUARED,
             change=SQUARED_NORM,
         ),
         Row(
@@ -132,7 +135,7 @@ PEER = Peer(
         Row(
             label="FedDyn, 2 of 4 clients; changed: squared norm",
             case="feddyn, half",
-            config=replace(FEDDYN, patch="square_the_norm"),
+            config=FEDDYN_SQUARED,
             change=SQUARED_NORM,
         ),
         Row(label="FedProto", case="fedproto", config=FEDPROTO, compared=PERSONAL_AND_VECTORS),
@@ -261,7 +264,7 @@ PEER = Peer(
         Row(
             label="FedLC, drop_last",
             case="fedlc, drop last",
-            config=PeerConfig("serverlc:FedLC", options={"tau": 1.0}, drop_last=True),
+            config=replace(FEDLC, drop_last=True),
             explanation=Explanation(
                 cause="The counts behind the margins are those of all clients together (serverlc.py).",
                 paper_says="FedLC: n_c are the examples of the client that trains.",
@@ -271,14 +274,14 @@ PEER = Peer(
         Row(
             label="FedLC, drop_last; changed: own counts",
             case="fedlc, drop last",
-            config=PeerConfig("serverlc:FedLC", options={"tau": 1.0}, drop_last=True, patch="calibrate_each_client"),
-            change="each client is given the margins of its own counts",
+            config=replace(FEDLC_BY_OWN_COUNTS, drop_last=True),
+            change=OWN_COUNTS,
         ),
         Row(
             label="FedLC; changed: own counts",
             case="fedlc",
-            config=PeerConfig("serverlc:FedLC", options={"tau": 1.0}, patch="calibrate_each_client"),
-            change="each client is given the margins of its own counts",
+            config=FEDLC_BY_OWN_COUNTS,
+            change=OWN_COUNTS,
         ),
     ),
 )
