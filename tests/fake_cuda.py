@@ -50,13 +50,13 @@ UNREPEATABLE = {
     aten.nll_loss2d_forward, aten.reflection_pad2d_backward, aten.replication_pad2d_backward,
     aten.upsample_bilinear2d_backward, aten.upsample_bicubic2d_backward, aten.upsample_linear1d_backward,
 }  # fmt: skip
-# No kernel is launched for these, nor for a view.
-FREE = {
+# Operations that launch no kernel, as views launch none.
+WITHOUT_KERNEL = {
     aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten.detach,
     aten.lift_fresh, aten.alias,
 }  # fmt: skip
-# What autocast does in half precision, among the operations that networks are made of.
-IN_HALF = ("conv2d", "linear", "matmul", "mm", "bmm", "addmm", "baddbmm")
+# The operations of networks that autocast does in half precision.
+HALF_PRECISION = ("conv2d", "linear", "matmul", "mm", "bmm", "addmm", "baddbmm")
 
 FAILED_CAPTURE = "operation failed due to a previous error during capture"
 
@@ -114,6 +114,7 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def is_device(value: Any) -> bool:
+    """Returns whether a value is a `torch.device` of CUDA or the fake device itself."""
     return isinstance(value, torch.device) and value.type in ("cuda", NAME)
 
 
@@ -146,8 +147,8 @@ class Span(NamedTuple):
 
 
 def spans(tree: Any) -> set[Span]:
-    """Returns where the tensors of a tree lie."""
-    places = set()
+    """Returns the spans in which the tensors of a tree lie."""
+    all_spans = set()
     for leaf in tree_leaves(tree):
         tensor = leaf.host if isinstance(leaf, FakeCudaTensor) else leaf
         if not isinstance(tensor, torch.Tensor) or not tensor.numel():
@@ -156,8 +157,8 @@ def spans(tree: Any) -> set[Span]:
         if storage.nbytes():
             extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
             start = tensor.storage_offset() * tensor.itemsize
-            places.add(Span(storage.data_ptr(), start, start + extent * tensor.itemsize))
-    return places
+            all_spans.add(Span(storage.data_ptr(), start, start + extent * tensor.itemsize))
+    return all_spans
 
 
 def whole_spans(memory: dict[int, torch.UntypedStorage]) -> set[Span]:
@@ -165,44 +166,45 @@ def whole_spans(memory: dict[int, torch.UntypedStorage]) -> set[Span]:
     return {Span(address, 0, storage.nbytes()) for address, storage in memory.items()}
 
 
-def holders(storage: torch.UntypedStorage) -> int:
+def count_holders(storage: torch.UntypedStorage) -> int:
     """Returns how many tensors of the host hold this memory."""
     return torch._C._storage_Use_Count(storage._cdata)
 
 
-class Renaming(TorchFunctionMode):
-    """Puts the device in the place of "cuda"."""
+class DeviceRenaming(TorchFunctionMode):
+    """Puts the device into all calls of PyTorch that name "cuda"."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if function is torch.device:
             return function(*args, **kwargs)
-        args = [self.renamed(value) for value in args]
-        kwargs = {name: self.renamed(value) for name, value in kwargs.items()}
+        args = [self.rename(value) for value in args]
+        kwargs = {name: self.rename(value) for name, value in kwargs.items()}
         if function is torch.Tensor.pin_memory:
-            return self.pinned(*args)
+            return self.pin(*args)
         if function is torch.Tensor.new_tensor and isinstance(args[0], FakeCudaTensor):
             like, *args = args
             function = torch.tensor
             kwargs = {"dtype": like.dtype, "device": like.device, **kwargs}
         if function in (torch.tensor, torch.as_tensor) and is_device(kwargs.get("device")):
-            return self.made_on_device(function, args, kwargs)
+            return self.make_on_device(function, args, kwargs)
         return function(*args, **kwargs)
 
     @staticmethod
-    def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
         """Returns a copy that counts as pinned memory."""
         copy = tensor.clone()
         copy.is_in_pinned_memory = True
         return copy
 
     @staticmethod
-    def made_on_device(make: Callable, args: list, kwargs: dict[str, Any]) -> torch.Tensor:
+    def make_on_device(make: Callable, args: list, kwargs: dict[str, Any]) -> torch.Tensor:
         """Returns a tensor of given values, which PyTorch would copy to the device past all modes."""
         return make(*args, **{**kwargs, "device": None}).to(DEVICE)
 
     @staticmethod
-    def renamed(value: Any) -> Any:
+    def rename(value: Any) -> Any:
+        """Returns the device for a value that means CUDA, and other values as they are."""
         is_cuda = is_device(value) or (isinstance(value, str) and value in ("cuda", "cuda:0"))
         return torch.device(NAME, 0) if is_cuda else value
 
@@ -214,6 +216,7 @@ class Stream:
         self.seen = Counter({self: 0})
 
     def wait_stream(self, other: "Stream") -> None:
+        """Makes this stream begin its next operation only after all that the other one has now."""
         self.seen |= other.seen
 
     def next_operation(self) -> "StreamPosition":
@@ -255,6 +258,7 @@ class RaceDetector:
         return self.streams[-1]
 
     def join_all(self) -> None:
+        """Makes each stream wait for all others."""
         for stream in self.streams:
             self.main.wait_stream(stream)
         for stream in self.streams:
@@ -297,7 +301,7 @@ class RaceDetector:
 
 
 class Pool:
-    """Memory that graphs share, as a handle."""
+    """Memory that graphs share; it takes no capture after one that has failed, or after its last graph has gone."""
 
     def __init__(self):
         self.graphs = weakref.WeakSet()
@@ -343,13 +347,13 @@ class Graph:
         self.inside |= fresh
         of_device = read.keys() | fresh.keys()
 
-        def held(leaf: Any) -> Any:
+        def hold(leaf: Any) -> Any:
             """Returns another tensor of the same memory, or of a number of the host its value now."""
             if not isinstance(leaf, torch.Tensor):
                 return leaf
             return leaf.detach() if storages(leaf).keys() <= of_device else leaf.clone()
 
-        args, kwargs, results = tree_map(held, (operation.args, operation.kwargs, operation.results))
+        args, kwargs, results = tree_map(hold, (operation.args, operation.kwargs, operation.results))
         self.operations.append(Operation(operation.function, args, kwargs, results))
 
     def close(self) -> None:
@@ -368,10 +372,11 @@ class Graph:
             ctypes.memset(storage.data_ptr(), 255, storage.nbytes())
 
     def replay(self) -> None:
+        """Does the operations again, on the same memory."""
         device = FakeCuda.active
         for address, storage in self.outside.items():
             by_graphs = sum(graph.held[address] for graph in device.graphs)
-            if holders(storage) <= by_graphs + 1:  # `outside` is one more
+            if count_holders(storage) <= by_graphs + 1:  # `outside` is one more
                 raise RuntimeError("a graph reads or writes memory that has been freed")
         device.races.touch(whole_spans(self.outside), write=True)
         device.launches += 1
@@ -410,6 +415,7 @@ def fused_sgd(
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor fills its memory without gaps, in some order of its axes."""
     by_stride = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     return tensor.permute(by_stride).is_contiguous()
 
@@ -422,13 +428,13 @@ def gives_view(function: torch._ops.OpOverload) -> bool:
 
 
 @cache
-def written_places(function: torch._ops.OpOverload) -> dict[str, int]:
-    """Returns the names of the arguments that an operation writes into, and their places."""
-    places = {}
-    for place, argument in enumerate(function._schema.arguments):
+def positions_to_write(function: torch._ops.OpOverload) -> dict[str, int]:
+    """Returns the positions of the arguments that an operation writes into, by their names."""
+    positions = {}
+    for position, argument in enumerate(function._schema.arguments):
         if argument.alias_info and argument.alias_info.is_write:
-            places[argument.name] = place
-    return places
+            positions[argument.name] = position
+    return positions
 
 
 def wrap_results(results: Any, given: dict[int, FakeCudaTensor]) -> Any:
@@ -447,14 +453,15 @@ def wrap_results(results: Any, given: dict[int, FakeCudaTensor]) -> Any:
     return tree_map(wrap, results)
 
 
-OWN_FORM = {aten._fused_sgd_: fused_sgd}
+# Operations that the device does in a form of its own.
+OWN_KERNELS = {aten._fused_sgd_: fused_sgd}
 
 
 class FakeCuda(TorchDispatchMode):
     """The device while it is in use.
 
     Attributes:
-        waits: How often Python has waited, by place in the product and by reason.
+        waits: How often Python has waited, by line of the product and by reason.
         launches: Kernels started; a replay is one.
         captures: Graphs made.
         replays: Of graphs.
@@ -493,16 +500,16 @@ class FakeCuda(TorchDispatchMode):
 
         read = storages([*given.values()])
         args, kwargs = tree_map(self._as_host, (args, kwargs))
-        to_write = self._written(function, args, kwargs)
+        to_write = self._arguments_to_write(function, args, kwargs)
         is_view = gives_view(function)
         if not is_view:
             self._touch_operands([*given.values()], to_write)
         if self._graph is not None:
             self._remember(read, storages(to_write))
-        elif not is_view and function.overloadpacket not in FREE:
+        elif not is_view and function.overloadpacket not in WITHOUT_KERNEL:
             self.launches += 1
 
-        function = OWN_FORM.get(function.overloadpacket, function)
+        function = OWN_KERNELS.get(function.overloadpacket, function)
         results = function(*args, **kwargs)
         fresh = {address: storage for address, storage in storages(results).items() if address not in read}
         self.races.allocate(fresh)
@@ -515,7 +522,7 @@ class FakeCuda(TorchDispatchMode):
         return wrap_results(results, given)
 
     def _touch_operands(self, given: list[FakeCudaTensor], to_write: list) -> None:
-        """An operation reads all that it is given but what it writes."""
+        """Reads, on the current stream, what an operation is given and does not write, and writes the rest."""
         spans_to_write = spans(to_write)
         self.races.touch(spans(given) - spans_to_write, write=False)
         self.races.touch(spans_to_write, write=True)
@@ -527,10 +534,14 @@ class FakeCuda(TorchDispatchMode):
         return torch.device("cpu") if is_device(leaf) else leaf
 
     @staticmethod
-    def _written(function, args, kwargs) -> list:
+    def _arguments_to_write(function, args, kwargs) -> list:
         """Returns the arguments that an operation writes into."""
-        places = written_places(function)
-        return [args[place] if place < len(args) else kwargs.get(name) for name, place in places.items()]
+        positions = positions_to_write(function)
+        arguments = []
+        for name, position in positions.items():
+            is_positional = position < len(args)
+            arguments.append(args[position] if is_positional else kwargs.get(name))
+        return arguments
 
     def _refuse_mixed_devices(self, function, args, kwargs, target) -> None:
         """Refuses tensors of the host where CUDA does, and waits where it lets Python wait."""
@@ -577,11 +588,11 @@ class FakeCuda(TorchDispatchMode):
             self.draws += 1
         is_exact = any(isinstance(leaf, FakeCudaTensor) and not leaf.is_floating_point() for leaf in args)
         if function.overloadpacket in UNREPEATABLE and not is_exact:
-            self.unrepeatable[f"{function.overloadpacket} in {place()}"] += 1
+            self.unrepeatable[f"{function.overloadpacket} in {line_of_product()}"] += 1
 
     def wait(self, why: str) -> None:
-        """Python waits for the device, which ends a capture."""
-        where = place()
+        """Counts that Python waits for the device, and ends a capture that is under way."""
+        where = line_of_product()
         self.waits[where, why] += 1
         if self._graph is not None:
             self._graph.error = f"operation not permitted when stream is capturing: {why} in {where}"
@@ -603,7 +614,7 @@ class FakeCuda(TorchDispatchMode):
         self.races.stream = stream
 
     @contextmanager
-    def on(self, stream: Stream) -> Iterator[None]:
+    def use_stream(self, stream: Stream) -> Iterator[None]:
         before = self.races.stream
         self.races.stream = stream
         try:
@@ -662,8 +673,8 @@ class FakeCuda(TorchDispatchMode):
     def rng_state(self, device: Any = None) -> torch.Tensor:
         return torch.tensor([self.draws])
 
-    def functions(self) -> dict[str, Any]:
-        """Returns what stands in the place of the names of `torch.cuda`."""
+    def replacements(self) -> dict[str, Any]:
+        """Returns what takes the place of functions and classes of `torch.cuda`, by name."""
         return {
             "is_available": lambda: True,
             "device_count": lambda: 1,
@@ -671,7 +682,7 @@ class FakeCuda(TorchDispatchMode):
             "current_device": lambda: 0,
             "_lazy_init": lambda: None,
             "Stream": self.new_stream,
-            "stream": self.on,
+            "stream": self.use_stream,
             "set_stream": self.set_stream,
             "current_stream": self.current_stream,
             "synchronize": self.synchronize,
@@ -692,15 +703,15 @@ class FakeCuda(TorchDispatchMode):
         register()
         cls.active = device = cls()
         with ExitStack() as stack:
-            for name, function in device.functions().items():
+            for name, function in device.replacements().items():
                 stack.enter_context(patch.object(torch.cuda, name, function))
-            stack.enter_context(Renaming())
+            stack.enter_context(DeviceRenaming())
             stack.enter_context(device)
             yield device
 
 
-def place() -> str:
-    """Returns the line of the product that is being done."""
+def line_of_product() -> str:
+    """Returns the file and line of `fedcli` or of a paper that is being executed."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -713,7 +724,7 @@ def place() -> str:
 # The device as a backend of PyTorch, which a process can take on once
 
 
-class Module(backend_registration._DummyBackendModule):
+class FakeCudaModule(backend_registration._DummyBackendModule):
     """The device's module `torch.fake_cuda`."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
@@ -727,7 +738,7 @@ def register() -> None:
     """Makes the device known to PyTorch, with what autocast does on it."""
     if torch._C._get_privateuse1_backend_name() == NAME:
         return
-    backend_registration._setup_privateuseone_for_python_backend(NAME, Module())
+    backend_registration._setup_privateuseone_for_python_backend(NAME, FakeCudaModule())
     library = torch.library.Library("aten", "IMPL")
     without = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 
@@ -742,7 +753,7 @@ def register() -> None:
     def halved(leaf: Any) -> Any:
         return leaf.to(torch.bfloat16) if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float32 else leaf
 
-    for name in IN_HALF:
+    for name in HALF_PRECISION:
         library.impl(name, in_half(getattr(aten, name).default), "AutocastPrivateUse1")
     others = torch.library.Library("_", "IMPL")
     others.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")

@@ -1,4 +1,4 @@
-"""Runs on the fake CUDA device, each in the process that has it, and the same on the CPU without captures."""
+"""Runs tests and methods on the fake CUDA device, in the process that has it, and methods on the CPU beside it."""
 
 import atexit
 import gc
@@ -21,24 +21,25 @@ from tests import laws
 from tests.fake_cuda import FakeCuda, fused_sgd, register, to_host
 
 
-def start_process() -> None:
+def prepare_process() -> None:
+    """Makes this process the one of the device."""
     torch.set_num_threads(1)
     register()  # before autograd makes its queues, one for each device that it knows
 
 
 @cache
-def process() -> ProcessPoolExecutor:
+def device_process() -> ProcessPoolExecutor:
     """Returns the process that has the device, whose backend of PyTorch it keeps until it ends."""
-    pool = ProcessPoolExecutor(1, get_context("spawn"), start_process)
+    pool = ProcessPoolExecutor(1, get_context("spawn"), prepare_process)
     atexit.register(pool.shutdown)
     return pool
 
 
 def end_process() -> None:
     """Ends the process of the device, if there is one; the next test on it makes another."""
-    if process.cache_info().currsize:
-        process().shutdown()
-        process.cache_clear()
+    if device_process.cache_info().currsize:
+        device_process().shutdown()
+        device_process.cache_clear()
 
 
 def call_test(module: str, name: str, arguments: dict[str, Any]) -> Any:
@@ -50,11 +51,11 @@ def call_test(module: str, name: str, arguments: dict[str, Any]) -> Any:
 
 
 def on_fake_cuda(test: Callable) -> Callable:
-    """Makes a test run in the process of the device; its arguments are what can be sent there."""
+    """Makes a test run in the process of the device; its arguments must be such that can be pickled."""
 
     @wraps(test)
     def in_process(**arguments):
-        return process().submit(call_test, test.__module__, test.__name__, arguments).result()
+        return device_process().submit(call_test, test.__module__, test.__name__, arguments).result()
 
     return in_process
 
@@ -69,7 +70,7 @@ class FakeCudaRun(NamedTuple):
 
 
 class NoGraphs:
-    """In the place of CudaGraphs on the CPU: a capture is the work itself, whose operations are done each time."""
+    """Takes the place of `CudaGraphs` on the CPU: a capture is the work itself, which a replay does again."""
 
     def __init__(self):
         self.num_captured = 0
@@ -87,13 +88,13 @@ class NoGraphs:
 
 @contextmanager
 def early_captures(burst: int = 8) -> Iterator[None]:
-    """A step is captured after one that is not, and graphs of several steps take `burst`."""
+    """Makes the engine capture its second step, and graphs of several steps hold `burst` of them."""
     with patch("fedcli.core.graphs.WARM_UP_STEPS", 1), patch("fedcli.core.graphs.BURST_STEPS", burst):
         yield
 
 
-def counts(device: FakeCuda) -> dict[str, int]:
-    """Returns what the device has counted since it began."""
+def count_so_far(device: FakeCuda) -> dict[str, int]:
+    """Returns how many captures, launches and waits the device has counted since it began."""
     return {"captures": device.captures, "launches": device.launches, "waits": device.waits.total()}
 
 
@@ -105,7 +106,10 @@ def run_on_fake_cuda(
     method: Any, overrides: dict | None = None, rounds: int = 3, change: Callable = leave_as_it_is,
     graphs: bool = True, **run: Any,
 ) -> FakeCudaRun:  # fmt: skip
-    """Runs rounds as a run does, with operations that give the same bits; `change` is applied to the federation."""
+    """Runs rounds of a method on the device, with operations that give the same bits each time.
+
+    `change` is called with the federation before the first round.
+    """
     with ExitStack() as stack:
         device = stack.enter_context(FakeCuda.running())
         stack.enter_context(deterministic(True))
@@ -117,11 +121,11 @@ def run_on_fake_cuda(
         state = laws.initial_state(setup, fed)
         counts_of_rounds = []
         for round in range(rounds):
-            before = counts(device)
+            before = count_so_far(device)
             fed.start_round()
             state, _ = laws.method_round(setup, fed, state, fed.cohort(round))
             refuse_non_finite(state, round)
-            counts_of_rounds.append({name: count - before[name] for name, count in counts(device).items()})
+            counts_of_rounds.append({name: count - before[name] for name, count in count_so_far(device).items()})
         return FakeCudaRun(to_host(state), fed, device, counts_of_rounds)
 
 

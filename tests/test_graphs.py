@@ -25,7 +25,7 @@ from fedcli.runs.rounds import one_round
 from tests import fake_cuda, laws
 from tests.fake_cuda import FakeCuda, fused_sgd, to_host
 from tests.fake_cuda_runs import early_captures, on_fake_cuda, run_on_cpu, run_on_fake_cuda
-from tests.first_rounds import first_round
+from tests.first_rounds import prepare_first_round
 from tests.networks import use_tiny_network
 from tests.toy_methods import STATEFUL, MethodCase, fedavg_round, make_quick
 
@@ -171,7 +171,7 @@ def fused_calls():
         calls.append(len(params))
         fused_sgd(params, *lists, **options)
 
-    with patch.dict(fake_cuda.OWN_FORM, {torch.ops.aten._fused_sgd_: watched}):
+    with patch.dict(fake_cuda.OWN_KERNELS, {torch.ops.aten._fused_sgd_: watched}):
         yield calls
 
 
@@ -287,7 +287,7 @@ def test_pixels_are_multiplied_in_full_precision_where_networks_are_not():
 
     products.allow_tf32 = True
     try:
-        with patch.dict(fake_cuda.OWN_FORM, {torch.ops.aten.bmm: watched}):
+        with patch.dict(fake_cuda.OWN_KERNELS, {torch.ops.aten.bmm: watched}):
             run = {"rounds": 1, "clients_per_chunk": "4", "local_epochs": 1, "graphs": False}
             run_on_fake_cuda(FEDAVG, change=partial(use_augmentation, "resized-crop"), **run)
         assert products.allow_tf32
@@ -446,7 +446,9 @@ def test_a_stack_is_kept_for_steps_of_the_same_kind_and_shape():
 @on_fake_cuda
 def test_a_step_that_cannot_be_known_again_is_captured_for_one_call():
     def trained_twice(**run):
-        fed, cohort, start, plain = first_round(clients_per_chunk="4", parts=toy.toy_parts((8, 12, 16, 12)), **run)
+        fed, cohort, start, plain = prepare_first_round(
+            clients_per_chunk="4", parts=toy.toy_parts((8, 12, 16, 12)), **run
+        )
         for factor in (1.0, 2.0):
             # Not in the context, as it should be, so that it may be another one the next time.
             scale = torch.full((), factor, dtype=fed.dtype, device=fed.device)
@@ -619,7 +621,7 @@ def test_a_failed_capture_on_cuda_leaves_the_next_run_its_graphs():
 )
 def test_whatever_the_device_says_of_its_memory_halves_the_chunk(error, monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    fed, cohort, start, loss = first_round(clients_per_chunk="4")
+    fed, cohort, start, loss = prepare_first_round(clients_per_chunk="4")
     step = Stack.step
     raised = error
 
