@@ -25,7 +25,7 @@ from tests.example_records import make_record, write_unsigned_record
 from tests.small_tables import with_records
 from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.torture.faults import faults_of
-from tests.torture.mutated_records import COMMITTED, read_mutated_record
+from tests.torture.mutated_records import COMMITTED_RECORDS, read_mutated_record
 from tests.torture.nested_parts import part_at
 from tests.torture.signed_files import sign_record
 from tests.user_errors import assert_refused
@@ -95,7 +95,7 @@ def test_a_number_that_has_a_largest_alone_is_refused_with_it():
 
 
 def test_the_records_of_the_project_are_read():
-    files = sorted(COMMITTED.rglob(RECORD))
+    files = sorted(COMMITTED_RECORDS.rglob(RECORD))
     assert len(files) > 300
     for file in files:
         read_record(file)

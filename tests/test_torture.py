@@ -30,7 +30,7 @@ from tests.torture.kills import kill_repeatedly
 from tests.torture.nested_parts import text_entries
 from tests.torture.processes import import_commands
 from tests.torture.swapped_buffers import swap_buffers
-from tests.torture.wild_texts import READERS, put_wild_text
+from tests.torture.wild_texts import READING_COMMANDS, put_wild_text
 
 pytestmark = pytest.mark.long(worker=1)
 
@@ -150,7 +150,7 @@ def with_escapes(record):
 
 
 COMMANDS_THAT_PRINT = [
-    *READERS, "table r --per round", "table r --per client", "run --from r --rounds 1", "verify diverged",
+    *READING_COMMANDS, "table r --per round", "table r --per client", "run --from r --rounds 1", "verify diverged",
     "data import mine images",
 ]  # fmt: skip
 

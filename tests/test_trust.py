@@ -22,7 +22,7 @@ from fedcli.userfiles import file_hash
 from tests.commands import invoke
 from tests.network_sources import TINY_NETWORK
 from tests.tiny_runs import TINY, Stop, StopAfter
-from tests.torture.named_code import COMMANDS_THAT_READ, NAMING, SPELLINGS, forge_record
+from tests.torture.named_code import COMMANDS_THAT_READ, NAMING_PARTS, SPELLINGS, forge_record
 from tests.torture.nested_parts import paths_in
 from tests.user_errors import assert_refused
 
@@ -313,8 +313,8 @@ def finished(tmp_path_factory):
 def test_no_command_imports_what_any_part_of_a_record_names(command, finished, work, opened_files):
     """Parts from which something could be taken with each command, and all others with one of the commands in turn."""
     turn = COMMANDS_THAT_READ.index(command)
-    others = sorted({*paths_in(read_record(finished))} - {*NAMING}, key=str)
-    paths = [*NAMING, *others[turn :: len(COMMANDS_THAT_READ)]]
+    others = sorted({*paths_in(read_record(finished))} - {*NAMING_PARTS}, key=str)
+    paths = [*NAMING_PARTS, *others[turn :: len(COMMANDS_THAT_READ)]]
     if command.startswith("claims"):  # each reads all records of the project, too
         paths = paths[:3]
     texts = spellings(work)

@@ -41,14 +41,14 @@ COMMANDS = {
 SWITCHES = ("--clients", "--changed-method", "--help")  # flags without a value
 
 
-def command_line(draw: random.Random) -> list[str]:
+def draw_command_line(draw: random.Random) -> list[str]:
     """A line in the grammar of the commands, with values that are right, at an edge, or mad."""
     if draw.random() < 0.4:
-        return line_of_other_command(draw)
-    return line_of_run(draw)
+        return draw_other_line(draw)
+    return draw_run_line(draw)
 
 
-def line_of_other_command(draw: random.Random) -> list[str]:
+def draw_other_line(draw: random.Random) -> list[str]:
     """A line of a command that trains nothing: up to two arguments and up to two options."""
     command = draw.choice(list(COMMANDS))
     flags = COMMANDS[command]
@@ -63,7 +63,7 @@ def line_of_other_command(draw: random.Random) -> list[str]:
     return line
 
 
-def line_of_run(draw: random.Random) -> list[str]:
+def draw_run_line(draw: random.Random) -> list[str]:
     """A line of `run` or `tune` with a method, which may be none, and up to four options."""
     user_methods = [f"./{file}" for file in USER_FILES]
     name = draw.choice([*registry.methods(), *user_methods, *WILD_VALUES])
@@ -87,7 +87,7 @@ def line_of_run(draw: random.Random) -> list[str]:
 
 def fuzz_command_line(number: int) -> str | None:
     """A command line ends well, or in one line that says what is wrong."""
-    line = command_line(random.Random(number))
+    line = draw_command_line(random.Random(number))
     with TemporaryDirectory() as parent:
         folder = Path(parent)
         for name, text in USER_FILES.items():

@@ -34,7 +34,7 @@ def options_of_small_run(method: Method) -> dict[str, Any]:
     return options
 
 
-class KillsItself(Listener):
+class KillingListener(Listener):
     """Kills its process at the so-many-th moment: in a batch, in a file half written, before or after its renaming."""
 
     def __init__(self, moments: int):
@@ -83,7 +83,7 @@ def kill_repeatedly(number: int) -> str | None:
         for kills in range(KILLS + 1):
             is_last = kills == KILLS
             moments = NEVER if is_last else draw.randint(1, MOMENTS)
-            end = run_in_fork(lambda: go_on(progress=KillsItself(moments)))  # noqa: B023
+            end = run_in_fork(lambda: go_on(progress=KillingListener(moments)))  # noqa: B023
             if end.code == 0 and kills > 0:
                 break
             if end.code != -signal.SIGKILL:

@@ -44,7 +44,7 @@ def replace_by_link(folder: Path, other: Path) -> None:
 LOSSES = (move, remove, unlock, replace_by_copy, replace_by_link)
 
 
-class LosesFolder(Listener):
+class FolderLosingListener(Listener):
     """Loses the folder of its run after so many batches."""
 
     def __init__(self, batches: int, lose: Callable[[], None]):
@@ -71,7 +71,7 @@ def lose_folder(number: int) -> str | None:
         (other / ".lock").touch()  # of a process that goes on with it
         before = file_contents(other)
 
-        listener = LosesFolder(draw.randint(1, 4), partial(lose, folder, other))
+        listener = FolderLosingListener(draw.randint(1, 4), partial(lose, folder, other))
         end = run_in_fork(lambda: fedcli.run(method.name, out=folder, progress=listener, **options))
 
         if end.code == 0 or "FolderLost" not in end.errors:

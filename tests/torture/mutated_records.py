@@ -26,16 +26,16 @@ from tests.torture.nested_parts import VALUES, part_at, paths_in
 from tests.torture.signed_files import sign_record
 from tests.torture.source_runs import run_with_features
 
-COMMITTED = Path(__file__).parents[2] / "results" / "records"
+COMMITTED_RECORDS = Path(__file__).parents[2] / "results" / "records"
 NAMES = ("", "another", "-1", "99", "٣", "9" * 5000, "x" * 300)
-NO_TEXTS = ("\ud800", "\0")
-NOT_READ = {"reduced", "public"}  # parts of older records
+FORBIDDEN_TEXTS = ("\ud800", "\0")
+UNREAD_PARTS = {"reduced", "public"}  # parts of older records
 
 
 @lru_cache
 def real_records() -> list[Path]:
     """The committed records, after one with features and models."""
-    return [run_with_features().folder / RECORD, *sorted(COMMITTED.rglob(RECORD))]
+    return [run_with_features().folder / RECORD, *sorted(COMMITTED_RECORDS.rglob(RECORD))]
 
 
 class Mutation(NamedTuple):
@@ -79,7 +79,7 @@ def mutate(draw: random.Random) -> Mutation:
 def is_wrong(path: tuple, old: Any, new: Any) -> bool:
     """Whether a record must be refused that has a value at a path in place of the old one."""
     section = path[0]
-    if section in NOT_READ:
+    if section in UNREAD_PARTS:
         return False
     if new is None or old is None:  # for a part that a run has not
         return False
@@ -90,7 +90,7 @@ def is_wrong(path: tuple, old: Any, new: Any) -> bool:
         is_count = type(new) is int and new >= 0
         return was_count and not is_count
     if type(old) is type(new):
-        return isinstance(new, str) and new in NO_TEXTS
+        return isinstance(new, str) and new in FORBIDDEN_TEXTS
     if section == "config":  # where an option may be a number or a text
         return type(new) in (list, dict) or path[-1] in FIRST_OPTIONS
     return True

@@ -27,9 +27,9 @@ SPELLINGS = (
     "{0}:x\n", "./evil.py:x", "evil.py", "../{1}/evil.py:tiny", "iid,{0}:x", "{0}/:x", "~/evil.py:x",
     "ray:{0}:x", "tensorboard,{0}:x",
 )  # fmt: skip
-EVIL = "open('imported', 'w').close()\ndef x(*given): open('called', 'w').close()\ntiny = METHOD = x\n"
+EVIL_SOURCE = "open('imported', 'w').close()\ndef x(*given): open('called', 'w').close()\ntiny = METHOD = x\n"
 # Parts of a record that a run could take a method or a part from; also those of all others are tried.
-NAMING = (
+NAMING_PARTS = (
     ("method",), ("method_source",), ("protocol",), ("dataset",), ("config", "protocol"), ("config", "dataset"),
     ("config", "public_dataset"), ("config", "partition"), ("config", "backbone"), ("config", "post"),
     ("partition", "flag"), ("model", "backbone"),
@@ -58,12 +58,12 @@ def name_file_of_code(number: int) -> str | None:
         folder = Path(parent)
         shutil.copytree(run_with_features().folder, folder / "r")
         evil = folder / "evil.py"
-        evil.write_text(EVIL)
+        evil.write_text(EVIL_SOURCE)
 
         # These draws stay in their order, so that a trial stays what its number says.
         text = draw.choice(SPELLINGS).format(evil, folder.name)
         is_naming_part = draw.random() < 0.7
-        paths = NAMING if is_naming_part else tuple(paths_in(read_record(folder / "r")))
+        paths = NAMING_PARTS if is_naming_part else tuple(paths_in(read_record(folder / "r")))
         path = draw.choice(paths)
         is_file_recorded = draw.random() < 0.5
         is_stopped = draw.random() < 0.5

@@ -11,7 +11,7 @@ from fedcli.data import datasets
 from tests.tiny_runs import TINY
 from tests.torture.faults import attempt
 
-NETWORK = """
+NETWORK_TEMPLATE = """
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -70,7 +70,7 @@ def draw_parts(draw: random.Random) -> dict[str, str]:
 
 def network_of(parts: dict[str, str]) -> str:
     """The network's text with these parts."""
-    text = NETWORK
+    text = NETWORK_TEMPLATE
     for place, part in parts.items():
         text = text.replace(place, part)
     return text

@@ -15,7 +15,7 @@ TEXTS = (
     "<script>alert(1)</script>", "two\nlines", "=HYPERLINK(1)", "a|b", "`x`", "\u202eabc", "\ud800", "x" * 20_000,
     "\x00", "%s{}", "[red]", "../../etc", "[a](b)", "\\input{x}", *WILD_VALUES,
 )  # fmt: skip
-READERS = (
+READING_COMMANDS = (
     "table r", "table r --format csv --metric best,domain,at:1/2,total-floats", "table r --format latex", "plot r",
     "plot r --x floats", "plot r --x seconds", "plot r --kind confusion", "resume r", "verify r", "quality r",
     "export r", "report r",
@@ -25,7 +25,7 @@ READERS = (
 def put_wild_text(number: int) -> str | None:
     """A record with a wild text in it, which its digest vouches for, is read or refused in a line."""
     draw = random.Random(number)
-    command = READERS[number % len(READERS)]
+    command = READING_COMMANDS[number % len(READING_COMMANDS)]
     with TemporaryDirectory() as parent:
         folder = shutil.copytree(run_with_features().folder, Path(parent, "r"))
         record = read_record(folder)
