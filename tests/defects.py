@@ -1,4 +1,4 @@
-"""Methods with a planted defect, which a law must catch."""
+"""Rounds of methods with a planted defect, which a law must catch."""
 
 import torch
 

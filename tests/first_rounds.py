@@ -1,4 +1,4 @@
-"""What a step, a public phase and a round begin with."""
+"""Prepares a step, a public phase or a first round, for tests of what these do."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,40 +16,42 @@ from tests.tensors import randn
 
 
 def minibatch(fed, size):
-    """The first examples as a minibatch without padding."""
+    """Returns the first `size` training examples as a minibatch without padding."""
     x, y = fed.engine.gather(np.arange(size))
     return Batch(x, y, None, torch.tensor(True), torch.tensor(1), torch.tensor(0.1))
 
 
-class DifferentModels(NamedTuple):
-    """What a public phase begins with."""
+class PublicPhaseStart(NamedTuple):
+    """A cohort before its public phase."""
 
     setup: Setup
     fed: Federation
     cohort: Cohort
-    states: dict[int, Any]  # of each client: its first model, moved its own way
+    states: dict[int, Any]  # of each client: the first model of its architecture, moved by small random numbers
 
 
-def with_different_models(method, overrides=None, **run):
+def prepare_public_phase(method, overrides=None, **run):
+    """Sets up a method on toy data, whose clients have different models already; `run` are options of the run."""
     setup, fed = federation(method, overrides, **run)
     states = {}
     for client in range(fed.num_clients):
         params, buffers = fed.initial_model(fed.networks[fed.architecture[client]])
         moved = {name: value + 0.05 * randn(*value.shape, seed=client) for name, value in params.items()}
         states[client] = setup.method.module.ClientState(moved, buffers)
-    return DifferentModels(setup, fed, fed.cohort(0), states)
+    return PublicPhaseStart(setup, fed, fed.cohort(0), states)
 
 
 class FirstRound(NamedTuple):
-    """What the local training of a first round of FedAvg begins with."""
+    """A cohort before the local training of a first round of FedAvg."""
 
     fed: Federation
     cohort: Cohort
-    start: Client  # the cohort's clients, which have received the model
-    loss: Callable  # their objective
+    start: Client  # the clients of the cohort, which have received the model
+    loss: Callable  # their local objective
 
 
-def first_round(**run):
+def prepare_first_round(**run):
+    """Sets up FedAvg on toy data with these options of the run."""
     _, fed = federation("fedavg", **run)
     cohort = fed.cohort(0)
     start = fed.broadcast(*fed.initial_model(), cohort)

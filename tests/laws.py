@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from fedcli.core.trees import Tree
 from fedcli.runs.resolve import Setup
 from tests.plain_federation import PlainFederation
 from tests.plain_loops import modules_of
-from tests.public_phases import PublicPhase, exchange_plainly, models_of, stacked_by_network
+from tests.public_phases import PublicPhase, learn_plainly, models_of, stacked_by_network
 
 
 class LawBroken(Exception):
@@ -93,16 +93,22 @@ def assert_rounds_agree(
     return state
 
 
-def assert_public_phase_agrees(
-    phase: PublicPhase, fed: Federation, cohort: Cohort, states: dict[int, Any], options: Any
-) -> tuple[dict[str, Tensor], list[list[float]]]:
-    """Holds what clients with these states learn in a phase on public images to a plain loop.
+class PublicPhaseNumbers(NamedTuple):
+    """The numbers of a phase on public images, by the method and by the plain loop."""
 
-    `options` are those of the method. Returns the terms of the phase, and means over the batches of what its objective
-    keeps, each a list over the clients.
+    terms: dict[str, Tensor]  # of the method
+    means: list[list[float]]  # of the plain loop, see `LearntPlainly`
+
+
+def assert_public_phase_agrees(
+    phase: PublicPhase, fed: Federation, cohort: Cohort, states: dict[int, Any], config: Any
+) -> PublicPhaseNumbers:
+    """Asserts that what clients with these states learn on public images agrees with a plain loop.
+
+    `config` has the options of the method.
     """
     batches = list(fed.public_batches(cohort.round)) if phase.batches is None else phase.batches
-    expected, means = exchange_plainly(phase, modules_of(fed, states), batches)
-    trained, terms = phase.learn(stacked_by_network(fed, cohort, states), cohort, fed, options)
-    assert_agree(models_of(fed.groups(cohort), trained), expected, "the models")
-    return terms, means
+    expected = learn_plainly(phase, modules_of(fed, states), batches)
+    trained, terms = phase.learn(stacked_by_network(fed, cohort, states), cohort, fed, config)
+    assert_agree(models_of(fed.groups(cohort), trained), expected.models, "the models")
+    return PublicPhaseNumbers(terms, expected.means)

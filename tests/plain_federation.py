@@ -1,6 +1,6 @@
 """A federation whose clients train by a plain loop: one client after the other, true batch sizes, `torch.optim`.
 
-`PlainFederation` puts this in the engine's place under any method. Of the core's clients only the tuples are used.
+`PlainFederation` puts this in the place of the engine, under any method. Of `fedcli.core.clients` only tuples are used.
 """
 
 import torch
@@ -16,14 +16,14 @@ from tests.plain_loops import copy_tensors
 
 
 class PlainNetwork:
-    """Calls a module on the very parameters it is given, so that they can be trained, and on copies of buffers."""
+    """A network that calls its module on the very parameters it is given, to train them, and on copies of buffers."""
 
     def __init__(self, module: nn.Module):
         self.module = module
         self.feature_dim = module.feature_dim
         self.params = {name: value for name, value in module.named_parameters() if value.requires_grad}
         self.buffers = dict(module.named_buffers())
-        self.buffers_after: dict[str, Tensor] | None = None  # the last call in training mode
+        self.buffers_after: dict[str, Tensor] | None = None  # of the last call in training mode
 
     def __call__(self, params, buffers, x, mask=None, train=True):
         new_buffers = {name: buffers[name].detach().clone() for name, _ in self.module.named_buffers()}
@@ -34,7 +34,7 @@ class PlainNetwork:
 
 
 def with_key(client: Client, key: int) -> Client:
-    """The client with a key in all buffers that dropout draws its masks from."""
+    """Returns a client with a key in all buffers from which dropout draws its masks."""
     keys = {name: torch.full_like(value, key) for name, value in client.buffers.items() if name.endswith(".key")}
     return client._replace(buffers={**client.buffers, **keys})
 
@@ -69,7 +69,7 @@ class PlainUpdate:
         for network in self.networks:
             network.buffers_after = None
         loss, aux = self.loss(params, client.buffers, batch, context)
-        for network in self.networks:  # what the module has, whatever the objective says
+        for network in self.networks:  # the buffers that the module has changed, whatever the objective says
             if network.buffers_after is not None and network.buffers_after.keys() == client.buffers.keys():
                 aux = aux._replace(buffers=network.buffers_after)
         aux = aux._replace(buffers=copy_tensors(aux.buffers))
@@ -86,14 +86,14 @@ class PlainUpdate:
         return {}
 
 
-def client_of(clients: Client, k: int) -> Client:
-    """Client k of stacked ones."""
+def client_at(clients: Client, k: int) -> Client:
+    """Returns client k of stacked ones."""
     params, buffers, memory = select((clients.params, clients.buffers, clients.memory), k)
     return Client(params, buffers, clients.optimizer.get(k, {}), memory)
 
 
-def stacked(clients: list[Client]) -> Client:
-    """All clients; states of torch.optim are not stacked but kept by the place of their client, for `client_of`."""
+def stack_clients(clients: list[Client]) -> Client:
+    """Returns stacked clients, whose states of `torch.optim` are not stacked but kept by k, for `client_at`."""
     tensors = stack([(client.params, client.buffers, client.memory) for client in clients])
     params, buffers, memory = tree_map(Tensor.detach, tensors)
     optimizers = {k: client.optimizer for k, client in enumerate(clients)}
@@ -110,7 +110,7 @@ class PlainFederation(Federation):
             module = backbones.build(name, dataset.channels, dataset.image_size, dataset.num_classes, config.seed)
             self.networks.append(PlainNetwork(module.to(self.dtype)))
 
-    def optimizer_step(self, loss, **given):
+    def optimizer_step(self, loss, **options_of_method):
         options = {
             "optimizer": self.config.optimizer,
             "lr": None,
@@ -119,16 +119,16 @@ class PlainFederation(Federation):
             "names": None,
             "key": "local",
             "clip_norm": 0.0,
-            **given,
+            **options_of_method,
         }
         return PlainUpdate(self.networks, loss, kind=options.pop("optimizer"), **options)
 
     def update_of(self, local):
-        """One update of one client, by an objective or by what a method made of `optimizer_step`."""
+        """Returns the update of a client for an objective, or for what a method has made of `optimizer_step`."""
         return local if isinstance(local, Step | PlainUpdate) else self.optimizer_step(local)
 
     def minibatch_of(self, plan, k, step, lr):
-        """Client k's minibatch of a step, without padding."""
+        """Returns the minibatch of client k in a step, without padding."""
         size = int(plan.size[step, k])
         index = torch.as_tensor(plan.index[step, k, :size])
         draws = None if plan.draws is None else torch.as_tensor(plan.draws[step, k, :size])
@@ -149,7 +149,7 @@ class PlainFederation(Federation):
         clients_after = []
         terms = {}
         for k in range(num_clients):
-            client = client_of(clients, k)
+            client = client_at(clients, k)
             client_context = select_axes(context, axes, k)
             num_steps = int(plan.steps[k])
             for step in range(num_steps):
@@ -160,20 +160,20 @@ class PlainFederation(Federation):
                     per_client = terms.setdefault(name, torch.zeros(num_clients, dtype=self.dtype))
                     per_client[k] += value.detach() / num_steps
             clients_after.append(with_key(client, 0))
-        return stacked(clients_after), terms
+        return stack_clients(clients_after), terms
 
     def step(self, clients, cohort, local, batch, context=None, axes=None):
         update = self.update_of(local)
         clients_after = []
         aux_of_clients = []
         for k in range(len(cohort.client_ids)):
-            client = client_of(clients, k)
+            client = client_at(clients, k)
             if batch.key is not None:
                 client = with_key(client, int(batch.key))
             client, aux = update.update(client, batch, select_axes(context, axes, k))
             clients_after.append(with_key(client, 0))
             aux_of_clients.append(tree_map(Tensor.detach, aux))
-        return stacked(clients_after), stack(aux_of_clients)
+        return stack_clients(clients_after), stack(aux_of_clients)
 
     @torch.no_grad()
     def forward(self, clients, cohort, x, train=True):

@@ -11,21 +11,21 @@ from fedcli.core.federation import Federation
 
 
 class Model(NamedTuple):
-    """A plain model of one client."""
+    """The model of one client."""
 
     params: dict[str, Tensor]
     buffers: dict[str, Tensor]
 
 
 class Scores(NamedTuple):
-    """What a plain model makes of a batch."""
+    """What a model makes of a batch."""
 
     features: Tensor  # [B, D]
     logits: Tensor  # [B, C]
 
 
 def load_model(module: nn.Module, params: dict[str, Tensor], buffers: dict[str, Tensor]) -> nn.Module:
-    """The module with other values in its own parameters and buffers."""
+    """Copies values into the parameters and buffers of a module, which is returned."""
     with torch.no_grad():
         for name, value in params.items():
             module.get_parameter(name).copy_(value)
@@ -35,7 +35,7 @@ def load_model(module: nn.Module, params: dict[str, Tensor], buffers: dict[str, 
 
 
 def modules_of(fed: Federation, clients: dict) -> list[nn.Module]:
-    """The clients' models as plain modules in training mode."""
+    """Returns the models of clients as modules in training mode; `clients` has parameters and buffers by client."""
     modules = []
     for client, (params, buffers, *_) in clients.items():
         network = fed.networks[fed.architecture[client]]
@@ -47,7 +47,7 @@ def modules_of(fed: Federation, clients: dict) -> list[nn.Module]:
 def minibatches(
     fed: Federation, round: int, client: int, epochs: range | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """A client's images and labels of a round, minibatch by minibatch without padding."""
+    """Yields the images and labels of each minibatch of a client in a round, without padding."""
     plan = fed.plan(fed.cohort_of(round, [client]), epochs)
     for step in range(int(plan.steps[0])):
         size = plan.size[step, 0]
@@ -58,9 +58,9 @@ def train_plainly(
     fed: Federation, round: int, client: int, model: Model,
     objective: Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor],
 ) -> dict[str, Tensor]:  # fmt: skip
-    """A client's parameters after a round of SGD with the federation's minibatches and options.
+    """Returns the parameters of a client after a round of SGD with the minibatches and options of a federation.
 
-    `model` is what it begins with, and `objective` goes from module, features, logits and labels to the loss.
+    `model` is what the client begins with, and `objective` goes from module, features, logits and labels to the loss.
     """
     (module,) = modules_of(fed, {client: model})
     config = fed.config
@@ -80,17 +80,17 @@ class TrainedPair(NamedTuple):
     own: dict[str, Tensor]
     shared: dict[str, Tensor]
     further: dict[str, Tensor] | None  # of a module that is trained with them
-    num_clipped: int  # updates whose gradient was cut
+    num_clipped: int  # gradients that were longer than the bound, of all networks and minibatches
 
 
 def train_pair(
     fed: Federation, round: int, client: int, own: Model, shared: Model,
     losses: Callable[[Scores, Scores, Tensor], Iterable[Tensor]], clip_norm: float, further: nn.Module | None = None,
 ) -> TrainedPair:  # fmt: skip
-    """A client's two networks after a round of SGD, each clipped alone, by the gradients of both losses.
+    """Trains two networks of a client for a round of SGD, each by the gradients of both losses, clipped on its own.
 
-    `own` is of the client's architecture, and `shared`, which all clients have, of the first client's. `losses` goes
-    from what these two make of a batch and from its labels to the two losses; `further` is trained by them as well.
+    `own` has the architecture of the client, and `shared`, which all clients have, that of the first client. `losses`
+    goes from the scores of these two and the labels to the two losses; `further` is a module that is trained with them.
     """
     (own_module,) = modules_of(fed, {client: own})
     (shared_module,) = modules_of(fed, {0: shared})
@@ -117,19 +117,20 @@ def train_pair(
 
 
 def means_by_class(rows: dict[int, list[Tensor]]) -> dict[int, Tensor]:
-    """The mean of each class that has a row."""
+    """Returns the mean [D] of the rows of each class that has one."""
     return {label: torch.stack(of_class).mean(0) for label, of_class in rows.items() if of_class}
 
 
 def copy_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns copies of tensors, without their gradients."""
     return {name: value.detach().clone() for name, value in tensors.items()}
 
 
 def params_of(module: nn.Module) -> dict[str, Tensor]:
-    """A copy of the parameters of a module."""
+    """Returns copies of the parameters of a module, by name."""
     return copy_tensors(dict(module.named_parameters()))
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor]:
-    """A copy of the buffers of a module."""
+    """Returns copies of the buffers of a module, by name."""
     return copy_tensors(dict(module.named_buffers()))

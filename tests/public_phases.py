@@ -1,4 +1,4 @@
-"""What clients learn on public images, by a method and by a plain loop."""
+"""Phases in which clients learn on public images, and a plain loop that does the same."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from tests.plain_loops import Model, Scores, buffers_of, params_of
 
 
 def stacked_by_network(fed: Federation, cohort: Cohort, states: dict) -> list[Client]:
-    """The cohort's clients as a public phase is given them: stacked by their networks, without optimizer states."""
+    """Returns the clients of a cohort as a public phase is given them: stacked by network, without optimizer states."""
     clients = []
     for group in fed.groups(cohort):
         params, buffers, *_ = fed.recall(states, group, None)
@@ -23,7 +23,7 @@ def stacked_by_network(fed: Federation, cohort: Cohort, states: dict) -> list[Cl
 
 
 def models_of(groups: list[Cohort], clients: list[Client]) -> dict[int, Model]:
-    """The model of each client, in its order, out of clients that are stacked by their networks."""
+    """Returns the model of each client, in the order of the clients, out of those that are stacked by network."""
     models = {}
     for group, stacked_clients in zip(groups, clients, strict=True):
         for k, client in enumerate(group.client_ids):
@@ -32,41 +32,43 @@ def models_of(groups: list[Cohort], clients: list[Client]) -> dict[int, Model]:
 
 
 class PublicPhase(NamedTuple):
-    """What clients learn in a round on public images: as a method has it, and what a plain loop needs for it."""
+    """What clients learn on public images in a round, by a method, and what a plain loop needs to do the same."""
 
-    learn: (
-        Callable  # of the method: from stacked clients, their cohort, the federation and options to clients and terms
-    )
-    # From a client's number, what its model makes of a batch, and what all clients' models do, detached, to the loss
-    # and numbers that are kept of it.
+    # Of the method: from clients that are stacked by network, their cohort, the federation and options of the method to
+    # these clients and terms.
+    learn: Callable
+    # From the index of a client, the scores of its model and those of all clients' models, detached, to the loss and
+    # further numbers.
     objective: Callable[[int, Scores, list[Scores]], tuple[Tensor, ...]]
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]  # of parameters
-    has_fresh_optimizers: bool = True  # for each batch
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]  # of the parameters of a client
+    has_fresh_optimizers: bool = True  # whether each batch begins with new optimizers
     batches: list[Batch] | None = None  # those of the round if None
 
 
-def exchange_plainly(
-    phase: PublicPhase, modules: list[nn.Module], batches: list[Batch]
-) -> tuple[dict[int, Model], list[list[float]]]:
-    """A public phase by torch.optim: what every client's model makes of a batch, and then a step of each.
+class LearntPlainly(NamedTuple):
+    """What clients have learnt in a plain loop."""
 
-    Returns each client's model, and means over the batches of what the objective keeps, each a list over the clients.
-    """
+    models: dict[int, Model]  # by client
+    means: list[list[float]]  # over the batches, of each further number of the objective, a list over the clients
+
+
+def learn_plainly(phase: PublicPhase, modules: list[nn.Module], batches: list[Batch]) -> LearntPlainly:
+    """Does a public phase by `torch.optim`: for each batch the scores of all clients' models, then a step of each."""
     optimizers = [phase.optimizer(module.parameters()) for module in modules]
-    kept: list[list] = [[] for _ in modules]
+    numbers_of_clients: list[list] = [[] for _ in modules]
     for batch in batches:
         if phase.has_fresh_optimizers:
             optimizers = [phase.optimizer(module.parameters()) for module in modules]
         scores = [Scores(*module(batch.x)) for module in modules]
         scores_of_all = [Scores(features.detach(), logits.detach()) for features, logits in scores]
-        for k, own in enumerate(scores):
-            loss, *numbers = phase.objective(k, own, scores_of_all)
+        for k, scores_of_client in enumerate(scores):
+            loss, *numbers = phase.objective(k, scores_of_client, scores_of_all)
             optimizers[k].zero_grad()
             loss.backward()
             optimizers[k].step()
-            kept[k].append([number.item() for number in numbers])
+            numbers_of_clients[k].append([number.item() for number in numbers])
     models = {}
     for k, module in enumerate(modules):
         models[k] = Model(params_of(module), buffers_of(module))
-    means = torch.tensor(kept).mean(dim=1)  # [K, numbers]
-    return models, means.T.tolist()
+    means = torch.tensor(numbers_of_clients).mean(dim=1)  # [K, numbers]
+    return LearntPlainly(models, means.T.tolist())

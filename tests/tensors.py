@@ -1,18 +1,18 @@
-"""Numbers in float64, and numbers and images that are the same in every call."""
+"""Makes tensors: of given values in float64, and random ones that are the same in every call."""
 
 import torch
 
 
 def doubles(values):
-    """These values in float64."""
+    """Returns values as a tensor of type float64."""
     return torch.tensor(values, dtype=torch.float64)
 
 
 def image_batch(batch, channels=3, size=32, seed=0, dtype=torch.float64):
-    """A batch of images of normal numbers, [B, C, H, W]."""
+    """Returns a batch of `batch` random images of normal numbers, [B, C, H, W]."""
     return torch.randn(batch, channels, size, size, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
 def randn(*shape, seed=0):
-    """Normal numbers in float64, the same in every call."""
+    """Returns normal numbers of type float64 in this shape, which depend on the seed alone."""
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

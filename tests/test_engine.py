@@ -21,7 +21,7 @@ from fedcli.core.stacked import Stack
 from fedcli.core.trees import leaves, select, tree_map
 from fedcli.registry import find_method
 from tests import laws
-from tests.first_rounds import first_round
+from tests.first_rounds import prepare_first_round
 from tests.plain_federation import PlainFederation
 
 FEDAVG = find_method("fedavg")
@@ -110,7 +110,7 @@ def test_context_axes_give_each_client_its_own(chunk):
 
 
 def test_a_term_that_is_not_finite_names_round_clients_and_term():
-    fed, _, start, _ = first_round()
+    fed, _, start, _ = prepare_first_round()
 
     def loss(params, buffers, batch, context):
         value, aux = quadratic(params, buffers, batch, 0.0)
@@ -123,7 +123,7 @@ def test_a_term_that_is_not_finite_names_round_clients_and_term():
 @pytest.mark.parametrize("chunk", ["1", "2", "branches:2"])
 def test_clients_may_be_without_steps_and_epochs_in_two_calls_are_those_in_one(chunk):
     run = {"drop_last": True, "batch_size": 8, "parts": toy.toy_parts((7, 4, 13, 10)), "clients_per_chunk": chunk}
-    fed, cohort, start, loss = first_round(**run)
+    fed, cohort, start, loss = prepare_first_round(**run)
     whole, terms = fed.train(start, cohort, loss)
     assert toy.distance(select(whole.params, slice(0, 2)), select(start.params, slice(0, 2))) == 0
     assert (terms["cross_entropy"] > 0).tolist() == [False, False, True, True]
@@ -223,7 +223,7 @@ def test_threads_run_side_by_side_in_order_and_one_failure_stops_the_others(two_
 
 
 def test_a_stopped_thread_ends_before_its_data_does(two_threads):
-    fed, cohort, start, loss = first_round()
+    fed, cohort, start, loss = prepare_first_round()
     steps = []
 
     def count(samples):
@@ -238,7 +238,7 @@ def test_a_stopped_thread_ends_before_its_data_does(two_threads):
 
 @pytest.mark.parametrize("chunk", ["1", "4"])
 def test_a_step_made_of_others_may_look_at_the_parameters_from_before(chunk):
-    fed, cohort, start, loss = first_round(clients_per_chunk=chunk)
+    fed, cohort, start, loss = prepare_first_round(clients_per_chunk=chunk)
     plain = fed.optimizer_step(loss)
 
     def update(client, batch, context):
@@ -320,7 +320,7 @@ def test_chunks_that_follow_are_cut_too_and_an_odd_one_is_rounded_up(memory_for_
 
 
 def test_where_not_even_one_client_fits_the_error_comes_through():
-    fed, cohort, start, _ = first_round(clients_per_chunk="4")
+    fed, cohort, start, _ = prepare_first_round(clients_per_chunk="4")
 
     def loss(params, buffers, batch, context):
         raise torch.OutOfMemoryError("no memory")

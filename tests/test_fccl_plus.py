@@ -13,7 +13,7 @@ from fedcli.papers import fccl_plus
 from fedcli.papers.baselines import ewc, fedavg
 from fedcli.papers.baselines.ewc import Anchor, draw_labels, fisher_diagonal, penalty
 from tests import laws
-from tests.first_rounds import minibatch, with_different_models
+from tests.first_rounds import minibatch, prepare_public_phase
 from tests.plain_federation import PlainFederation
 from tests.public_phases import PublicPhase, stacked_by_network
 from tests.tensors import randn
@@ -122,7 +122,7 @@ def after_both_phases(fed, setup, cohort, states):
 def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(lifetime, size, backbone):
     run = {"backbone": backbone, "num_clients": 2, "optimizer": "adam", "lr": 0.003, "parts": toy.toy_parts((5, 4))}
     data = toy.toy_dataset(size=size)
-    setup, fed, cohort, clients = with_different_models("fccl-plus", {"public_optimizer": lifetime}, data=data, **run)
+    setup, fed, cohort, clients = prepare_public_phase("fccl-plus", {"public_optimizer": lifetime}, data=data, **run)
     fed.public_images = fed.public_images[:8]  # batches of 5 and 3
 
     def objective(k, own, everyone):
@@ -145,7 +145,7 @@ def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(life
 def test_the_teacher_is_the_model_that_the_option_names(overrides):
     """It is the previous model, or the one after the collaborative phase, each in its mode."""
     run = {"backbone": toy.BATCHNORM, "batch_size": 20, "local_epochs": 1}
-    setup, fed, cohort, clients = with_different_models("fccl-plus", overrides, **run)
+    setup, fed, cohort, clients = prepare_public_phase("fccl-plus", overrides, **run)
     ((model,), _) = fccl_plus.collaborate(stacked_by_network(fed, cohort, clients), cohort, fed, setup.method_config)
     _, terms = after_both_phases(fed, setup, cohort, clients)
     in_training = "teacher_mode" in overrides
@@ -160,7 +160,7 @@ def test_the_teacher_is_the_model_that_the_option_names(overrides):
 
 
 def test_plain_distillation_comes_in_the_first_epochs():
-    setup, fed, cohort, clients = with_different_models("fccl-plus", {**ALONE, "plain_share": 0.5})
+    setup, fed, cohort, clients = prepare_public_phase("fccl-plus", {**ALONE, "plain_share": 0.5})
     params, terms = after_both_phases(fed, setup, cohort, clients)
     (model,) = stacked_by_network(fed, cohort, clients)
     teacher = fccl_plus.Teacher(model.params, model.buffers)
@@ -177,7 +177,7 @@ def test_plain_distillation_comes_in_the_first_epochs():
 
 
 def test_with_ewc_a_client_holds_on_to_the_collaborative_phase():
-    setup, fed, cohort, clients = with_different_models("fccl-plus", {"regularizer": "ewc", "ewc_weight": 2.0})
+    setup, fed, cohort, clients = prepare_public_phase("fccl-plus", {"regularizer": "ewc", "ewc_weight": 2.0})
     params, _ = after_both_phases(fed, setup, cohort, clients)
     ((model,), _) = fccl_plus.collaborate(stacked_by_network(fed, cohort, clients), cohort, fed, setup.method_config)
     assert model.optimizer == {}  # local training begins with one of its own
@@ -219,7 +219,7 @@ def test_the_pretrained_model_stays_and_newcomers_get_theirs():
 
 
 def test_conference_objective_has_both_teachers():
-    setup, fed, _, clients = with_different_models("fccl", {"distillation_weight": 0.5})
+    setup, fed, _, clients = prepare_public_phase("fccl", {"distillation_weight": 0.5})
     loss = fccl_plus.make_conference_loss(fed.network, setup.method_config)
     student = clients[0]
     previous = clients[1]

@@ -22,7 +22,7 @@ from fedcli.papers.baselines.fedavg import make_local_loss
 from fedcli.papers.baselines.fedmd import ClientState, ServerState, digest
 from fedcli.registry import find_method
 from tests import laws
-from tests.first_rounds import with_different_models
+from tests.first_rounds import prepare_public_phase
 from tests.networks import TWO_NETWORKS
 from tests.plain_loops import modules_of
 from tests.public_phases import PublicPhase, models_of, stacked_by_network
@@ -43,7 +43,7 @@ def logits_of(modules, x):
 
 def test_fedmds_digest_is_a_plain_loop():
     """Towards scores in evaluation mode, of before any update."""
-    setup, fed, cohort, states = with_different_models("fedmd", {"digest_epochs": 2}, backbone=BATCHNORM, **ADAM)
+    setup, fed, cohort, states = prepare_public_phase("fedmd", {"digest_epochs": 2}, backbone=BATCHNORM, **ADAM)
     modules = [module.eval() for module in modules_of(fed, states)]
     batches = list(fed.public_batches(0))
     with torch.no_grad():
@@ -63,7 +63,7 @@ def test_fedmds_digest_is_a_plain_loop():
 def test_fedmd_by_batch_is_a_plain_loop():
     """Every batch has an optimizer of its own, and its targets are scores in training mode."""
     overrides = {"digest_epochs": 2, "exchange": "batch"}
-    setup, fed, cohort, states = with_different_models("fedmd", overrides, backbone=BATCHNORM, **ADAM)
+    setup, fed, cohort, states = prepare_public_phase("fedmd", overrides, backbone=BATCHNORM, **ADAM)
 
     def objective(k, own, everyone):
         mean = torch.stack([scores.logits for scores in everyone]).mean(0)
@@ -80,7 +80,7 @@ def test_fedmd_by_batch_is_a_plain_loop():
 def test_fedmds_local_training_begins_at_the_digested_models(averaged):
     """Or at their average."""
     overrides = {"exchange": "batch", "average_parameters": averaged}
-    setup, fed, cohort, states = with_different_models("fedmd", overrides, backbone=toy.BATCHNORM)
+    setup, fed, cohort, states = prepare_public_phase("fedmd", overrides, backbone=toy.BATCHNORM)
 
     digested, _ = digest(stacked_by_network(fed, cohort, states), cohort, fed, setup.method_config)
     models = models_of(fed.groups(cohort), digested)
@@ -242,7 +242,7 @@ def test_rhfls_public_phase_against_a_plain_loop():
 def test_rhfls_losses_are_those_of_the_training_parts():
     options = {"validation": 0.3, "parts": toy.toy_parts((0, 13, 7, 10)), **TWO_NETWORKS}
     config = rhfl.Config()
-    _, fed, cohort, states = with_different_models("local", **options)
+    _, fed, cohort, states = prepare_public_phase("local", **options)
 
     of_empty_part, *losses = rhfl.own_losses(stacked_by_network(fed, cohort, states), cohort, fed, config)
 

@@ -1,4 +1,4 @@
-"""A method whose clients keep state, and methods with less work."""
+"""Methods for tests: one whose clients keep state, registered ones with less work, and rounds of FedAvg."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +13,13 @@ from fedcli.registry import find_method
 
 
 class ToyState(NamedTuple):
-    """What a client keeps."""
+    """The state of a client."""
 
     params: Params
 
 
 class MethodCase(NamedTuple):
-    """A method, its options, and those of the run."""
+    """A method with its options and those of its run."""
 
     method: Method
     overrides: dict | None
@@ -27,7 +27,7 @@ class MethodCase(NamedTuple):
 
 
 STATEFUL = find_method(str(Path(__file__).parent.parent / "docs/examples/my_method.py"))  # whose clients keep state
-QUICK_OPTIONS = {  # options for less work of its server
+QUICK_OPTIONS = {  # by method, options that leave its server less work
     "fedgen": {"generator_steps": 2},
     "fedtgp": {"server_epochs": 2},
     "feddf": {"distillation_epochs": 1},
@@ -35,7 +35,7 @@ QUICK_OPTIONS = {  # options for less work of its server
 
 
 def make_quick(method):
-    """The method with less work for its server, and terms that act from the first round."""
+    """Returns a method with less work for its server, and with terms that act from the first round."""
     options = dict(QUICK_OPTIONS.get(method.name, {}))
     if "start_round" in method.config.__dataclass_fields__:
         options["start_round"] = 0
@@ -43,7 +43,7 @@ def make_quick(method):
 
 
 def fedavg_round(state, cohort, fed, local_loss):
-    """A round of FedAvg with another local objective."""
+    """Runs a round of FedAvg with another local objective; returns the state after it and the terms."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
     clients, terms = fed.train(clients, cohort, local_loss)
     params, buffers = weighted_mean(fed.upload_model(clients), cohort.weights)
