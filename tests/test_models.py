@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 import fedcli
 from fedcli.data import datasets
@@ -212,3 +213,16 @@ def test_the_command_writes_a_model_and_a_card_that_can_be_followed(runs, tmp_pa
     _, _, loading = card.rpartition(": `")
     model = eval(loading.strip("`\n"), {"torch": torch, "file": "model.pt2"})
     assert model(torch.rand(8, 1, 8, 8)).shape == (8, 10)
+
+
+def test_a_folder_that_is_there_gets_the_file_under_its_own_name(runs, tmp_path):
+    assert export(runs["norms"], "safetensors", out=tmp_path).file == tmp_path / "model.safetensors"
+
+
+def test_tensors_of_any_memory_format_are_exported_in_the_order_of_their_axes(tmp_path):
+    text = NORMS.replace("nn.Conv2d(channels, 4, 3, 2, 1)", "nn.Conv2d(channels, 4, 3, 2, 1).to(memory_format=LAST)")
+    (tmp_path / "net.py").write_text(f"import torch\nLAST = torch.channels_last\n{text}")
+    options = {**OPTIONS, "protocol": "fedfm:digits", "rounds": 1, "backbone": f"{tmp_path}/net.py:small"}
+    run = fedcli.run("fedavg", out=tmp_path / "run", **options)
+    file, _ = export(run, "safetensors", out=tmp_path / "norms")
+    assert torch.equal(load_file(file)["body.0.weight"], run.model().state_dict()["network.body.0.weight"])

@@ -68,6 +68,8 @@ def export(
         name += "-prototypes"
     suffix = FORMATS[format].suffix
     file = Path(out or run.path / name)
+    if file.is_dir():
+        file = file / name
     if file.suffix != suffix:  # appended, since model-lr0.1 has a dot of its own
         file = file.with_name(f"{file.name}{suffix}")
     refuse_file_of_a_run(file)
@@ -95,7 +97,10 @@ def _program(model: Classifier, input_shape: list[int]) -> bytes:
 
 def _tensor_file(model: Classifier, record: Record) -> bytes:
     """Returns the file of a model's tensors alone, with the names of its classes."""
-    tensors = {name.removeprefix("network."): value.clone() for name, value in _tensors(model).items()}
+    tensors = {
+        name.removeprefix("network."): value.clone(memory_format=torch.contiguous_format)
+        for name, value in _tensors(model).items()
+    }
     facts = {"format": "pt", "method": record["method"], "class_names": json.dumps(record["class_names"])}
     return serialize(tensors, facts)
 
