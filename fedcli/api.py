@@ -81,9 +81,20 @@ def run(  # noqa: PLR0913  # what a user calls: one keyword for each choice
             seeds=plain_seeds(seeds),
             continue_=continue_,
         )
+        _check_jobs(jobs)
+        if exist_ok and continue_:
+            raise UserError(
+                "--exist-ok renames the runs that are there, and --continue goes on with them (got both); leave one of "
+                "the two out."
+            )
         old_runs = old_runs_renamed(Path(out)) if exist_ok and out is not None else nullcontext()
         with old_runs:
             if experiment.is_grid or jobs > 1:
+                if progress is not None:
+                    raise UserError(
+                        "--progress is for one method with one value of each option (got several, or --jobs "
+                        f"{jobs}); leave it out, or start the runs one by one."
+                    )
                 return experiment.run_grid(log, jobs)
             return experiment.run_method(log, progress)
 
@@ -161,6 +172,12 @@ class _Experiment:
         return Runs(_open(folder, files) for folder in begun)
 
 
+def _check_jobs(jobs: Any) -> None:
+    """Refuses a number of parallel runs that is none."""
+    if type(jobs) is not int or jobs < 1:
+        raise UserError(f"--jobs must be a whole number from 1 on (got {jobs!r}); leave it out for one run at a time.")
+
+
 def _is_notebook() -> bool:
     """Whether a notebook runs this program."""
     ipython = sys.modules.get("IPython")
@@ -207,6 +224,7 @@ def tune(
     from fedcli.returned import Tuned
 
     with in_keywords():
+        _check_jobs(jobs)
         options = plain_values(options)
         method_options = plain_method_options(set or {})
         plan = tuning.plan_trials(

@@ -8,6 +8,7 @@ import fedcli
 from fedcli import returned
 from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
+from fedcli.runs import progress
 from fedcli.runs.lock import InUse, locked
 
 pytestmark = pytest.mark.long(worker=1)
@@ -196,3 +197,12 @@ def test_runs_of_folders_are_a_table_with_the_options_in_which_they_differ(run, 
 
     with pytest.raises(UserError, match="there is no run at"):
         fedcli.frame(tmp_path / "none")
+
+
+def test_a_run_that_fails_in_its_first_round_shows_no_time_that_is_left(monkeypatch):
+    """Which would be longer than Python counts."""
+    clock = iter([0.0, 1e5])
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))
+    listener = progress.ProgressListener()
+    listener.start({"rounds": [], "config": {"rounds": 10**4}}, Path("run"), 100, 0)
+    assert listener.position() == (0, ["round 0/10000", "0 samples/s"])

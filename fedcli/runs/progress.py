@@ -57,12 +57,15 @@ class ProgressListener(rounds.Listener):
         part_of_round = min(self._samples_in_round / self._samples_per_round, 1)
         done = min(len(entries) + part_of_round, total)
         elapsed = max(time.perf_counter() - self._began, 1e-9)
-        seconds_per_round = elapsed / max(done - self._first_round, 1e-9)
-        left = timedelta(seconds=round(seconds_per_round * (total - done)))
+        num_done = done - self._first_round
         texts = [f"round {len(entries)}/{total}"]
         if entries:
             texts += _numbers_of_round(entries[-1])
-        return Position(done, [*texts, f"{self._num_samples / elapsed:,.0f} samples/s", f"{left} left"])
+        texts.append(f"{self._num_samples / elapsed:,.0f} samples/s")
+        if num_done > 0:  # else nothing says how long a round takes
+            left = timedelta(seconds=round(elapsed / num_done * (total - done)))
+            texts.append(f"{left} left")
+        return Position(done, texts)
 
 
 def _numbers_of_round(entry: RoundEntry) -> list[str]:
