@@ -11,10 +11,11 @@ from fedcli import registry, toy
 from fedcli.papers.baselines import ccvr
 from fedcli.results.metrics import find_metric
 from fedcli.runs import resume
-from fedcli.runs.record import params_hash
+from fedcli.runs.record import params_hash, read_record
 from tests import laws
 from tests.tensors import randn
 from tests.tiny_runs import FEW_DIGITS
+from tests.user_errors import assert_refused
 
 C, D = 4, 3
 FOUR_CLIENTS = {
@@ -174,3 +175,42 @@ def test_a_run_that_ends_in_the_step_can_be_resumed(tmp_path, monkeypatch):
     again = resume.resume(tmp_path / "killed")
     assert again.record["status"] == "finished"
     assert {**again.record["post"], "seconds": 0} == {**whole.record["post"], "seconds": 0}
+
+
+OWN_STEP = """
+from dataclasses import dataclass
+from fedcli import Post, option
+
+@dataclass(frozen=True)
+class Config:
+    NAME: float = option(0.5, "Share", low=0)
+
+def apply(params, buffers, fed, config):
+    return RETURNED, buffers, FLOATS
+
+POST = Post("own", "A step of one's own", Config, apply)
+"""
+
+
+def run_with_own_step(folder, name="share", returned="params", floats="0"):
+    text = OWN_STEP.replace("NAME", name).replace("RETURNED", returned).replace("FLOATS", floats)
+    (folder / "own.py").write_text(text)
+    return fedcli.run("fedavg", out=folder / "run", post=f"{folder}/own.py:POST", **FOUR_CLIENTS)
+
+
+@pytest.mark.parametrize("name", ["lr", "num_clients", "grid"])
+def test_a_step_whose_option_has_the_name_of_another_is_refused(name, tmp_path):
+    assert_refused(lambda: run_with_own_step(tmp_path, name), f"the option name '{name}' of the step 'own' is that of")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("floats", ["12.5", "__import__('torch').tensor(12.4)", "__import__('numpy').int64(12)"])
+def test_a_step_may_return_a_mean_of_floats(floats, tmp_path):
+    run = run_with_own_step(tmp_path, floats=floats)
+    assert read_record(run.path)["post"]["floats_up"] == 12
+
+
+def test_a_step_that_loses_a_parameter_is_refused_by_its_name(tmp_path):
+    lost = "{name: value for name, value in params.items() if name != 'head.bias'}"
+    words = "the step 'own' returns another model than it was given (got no tensor for 'head.bias', which has (10,))"
+    assert_refused(lambda: run_with_own_step(tmp_path, returned=lost), words)

@@ -1,6 +1,7 @@
 """What a user brings in a file of their own: found, run, resumed, and refused in a line where it cannot be right."""
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from fedcli.errors import UserError
 from fedcli.results import plans
 from fedcli.runs import resume
 from fedcli.runs.options import flags_of
+from fedcli.runs.record import read_record
 from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.commands import invoke
@@ -258,6 +260,12 @@ def run_with(term="0", outcome="state, terms", init="pass"):
             id="infinite number",
         ),
         pytest.param(
+            {"outcome": "state, {'own': torch.ones(2, 1)}"},
+            "the term 'own' must have one value for each client of the cohort, [2] (got shape (2, 1))",
+            id="term of another shape",
+        ),
+        pytest.param({"outcome": "state, {'own': 1.0}"}, "[2] (got float)", id="term that is no tensor"),
+        pytest.param(
             {"term": "0 * torch.rand(3).sum()"},
             "'mine' draws from PyTorch's global generator in round 1",
             id="PyTorch in a round",
@@ -310,6 +318,10 @@ def test_a_type_that_is_a_text_for_python_is_a_type():
     assert "--strength" in invoke("show", "./mine.py").output
     words = "strength must be of type float (got 'x')"
     assert_refused(lambda: fedcli.run("./mine.py", strength="x", **PARTS_OPTIONS), words)
+
+    Path("mine.py").write_text(WITH_TEXTS_AS_TYPES.replace("TYPE", "tuple"))
+    words = "the option 'strength' has a type that no record can have (got <class 'tuple'>)"
+    assert_refused(lambda: fedcli.run("./mine.py", **PARTS_OPTIONS), words)
 
     Path("mine.py").write_text(WITH_TEXTS_AS_TYPES.replace("TYPE", "Real"))
     words = "the type of the option 'strength' cannot be read (got 'Real': name 'Real' is not defined)"
@@ -580,3 +592,17 @@ ONE_ARRAY_FOR_ALL = "dict.fromkeys(('x_train', 'y_train', 'x_test', 'y_test'), n
 )
 def test_a_part_that_cannot_be_used_is_refused_in_a_line(use, value, words):
     assert_refused(lambda: use(value), words)
+
+
+def test_a_path_that_no_text_can_hold_is_refused_in_a_line():
+    folder = os.fsdecode(b"M\xfcller")
+    Path(folder).mkdir()
+    Path(folder, "mine.py").write_text("METHOD = 0")
+    assert_refused(lambda: fedcli.run(f"./{folder}/mine.py", **PARTS_OPTIONS), "is no UTF-8")
+
+
+def test_memory_of_a_client_may_be_declared_by_a_fraction():
+    text = ROUND.replace("TERM", "0").replace("OUTCOME", "state, terms").replace("INIT", "pass")
+    Path("mine.py").write_text(text.replace("init=init)", "init=init, client_memory=lambda sizes: 1.5 * 3)"))
+    run = fedcli.run("./mine.py", out="run", rounds=1, **PARTS_OPTIONS)
+    assert read_record(run.path)["cost"]["memory_floats"] == 4

@@ -11,6 +11,7 @@ import torch
 
 from fedcli.core import drift, evaluation
 from fedcli.core.client_states import refuse_non_finite, stored
+from fedcli.core.clients import Model
 from fedcli.core.federation import Cohort, Federation, NonFiniteLoss
 from fedcli.declarations import Method, Post
 from fedcli.errors import UserError
@@ -236,7 +237,7 @@ def _record_round(record: Record, setup: Setup, fed: Federation, seconds: float)
         "cost": {
             "floats_down": rounds[-1]["floats_down"],
             "floats_up": rounds[-1]["floats_up"],
-            "memory_floats": setup.method.client_memory(fed.sizes),
+            "memory_floats": _memory_floats(setup.method, fed),
             "buffer_floats": round(buffer_floats / setup.config.cohort_size),
         },
         "summary": summarise(rounds, setup.selection),
@@ -244,6 +245,12 @@ def _record_round(record: Record, setup: Setup, fed: Federation, seconds: float)
         "peak_bytes": max(record["peak_bytes"], autotune.peak_memory(fed.device)),
     }
     _drop_client_accuracies(record, setup.config.per_client_every)
+
+
+def _memory_floats(method: Method, fed: Federation) -> int:
+    """Returns the floats that a client holds between its rounds, as its method declares them, as a whole number."""
+    with method.blamed(*NO_MISTAKES):
+        return round(float(method.client_memory(fed.sizes)))
 
 
 def _drop_client_accuracies(record: Record, interval: int) -> None:
@@ -324,6 +331,12 @@ def _mean_terms(terms: dict[str, torch.Tensor], cohort: Cohort) -> dict[str, flo
     """
     means = {}
     for name, values in terms.items():
+        if not isinstance(values, torch.Tensor) or values.shape not in (cohort.weights.shape, ()):
+            got = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
+            raise UserError(
+                f"the term '{name}' must have one value for each client of the cohort, [{len(cohort.weights)}] (got "
+                f"{got}); reshape it in run_round."
+            )
         means[name] = (values.double() * cohort.weights.double()).sum().item()
         if not math.isfinite(means[name]):
             raise NonFiniteLoss(
@@ -341,11 +354,30 @@ def _refuse_non_finite_numbers(entry: Any, round: int, name: str = "") -> None:
         raise NonFiniteLoss(f"'{name}' is not finite in round {round + 1}; try a smaller --lr.")
 
 
+def _refuse_other_shapes(post: Post, returned: Model, given: Model) -> None:
+    """Refuses a model from a step after the last round that lacks a tensor, or has one more or of another shape."""
+    expected = _shapes_of(given)
+    got = _shapes_of(returned)
+    for name in expected | got:
+        if got.get(name) != expected.get(name):
+            raise UserError(
+                f"the step '{post.name}' returns another model than it was given (got {got.get(name, 'no tensor')} for "
+                f"'{name}', which has {expected.get(name, 'no place')}); return all its parameters and buffers."
+            )
+
+
+def _shapes_of(model: Model) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in {**model.params, **model.buffers}.items()}
+
+
 def _apply_post(post: Post, setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:
     """Applies the step after the last round to the global model and tests its classifier; the state stays."""
     start = time.perf_counter()
+    given = Model(*setup.method.model(state))
     with post.blamed(*NO_MISTAKES), no_global_draws(f"the step '{post.name}'", fed.device):
-        params, buffers, floats_up = post.apply(*setup.method.model(state), fed, setup.post_config)
+        params, buffers, floats_up = post.apply(*given, fed, setup.post_config)
+        floats_up = round(float(floats_up))
+        _refuse_other_shapes(post, Model(params, buffers), given)
     refuse_non_finite((params, buffers), setup.config.rounds - 1)
     changed = dataclasses.replace(setup.method, model=lambda state: (params, buffers), prototypes=None)
     return {

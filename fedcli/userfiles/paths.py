@@ -37,9 +37,22 @@ def path_and_name(text: str) -> UserPart:
     if "\0" in path:
         raise UserError(f"the path {path!r} is none (got a zero byte in it); give the path of a Python file.")
     full = os.path.realpath(path)
+    if not _is_text(full):
+        raise UserError(
+            f"the file {full!r} cannot be named (got a path that is no UTF-8); move it, or rename its folder."
+        )
     if "," in full:
         raise UserError(f"the file '{full}' cannot be named (got a comma in its path); move it, or rename its folder.")
     return UserPart(full, name or "")
+
+
+def _is_text(path: str) -> bool:
+    """Whether a path can stand in a record; Python reads bytes that are no UTF-8 as what no encoding writes."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def short_name(text: str) -> str:
