@@ -23,9 +23,11 @@ from fedcli.results.grids import plan_grid
 from fedcli.results.tune import plan_trials
 from fedcli.returned import Run
 from fedcli.runs.begin import resolve_runs, run_method
+from fedcli.runs.identity import key_of, settings_of
 from fedcli.runs.options import EXPERIMENT_OPTIONS, flags_of
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import read_record
+from fedcli.runs.rounds import Listener
 from tests.commands import invoke
 from tests.example_records import make_record
 from tests.tiny_runs import TWO_ROUNDS
@@ -184,6 +186,42 @@ def test_what_is_neither_a_value_nor_several_is_refused_by_name(call, options, m
     with pytest.raises(UserError, match=re.escape(message)):
         call("fedavg", out=tmp_path / "out", **grid, **TWO_ROUNDS, **options)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("call", [fedcli.run, fedcli.tune])
+@pytest.mark.parametrize("jobs", [0, -1, 1.5, True, None])
+def test_parallel_runs_are_a_whole_number_from_1_on(call, jobs, tmp_path):
+    grid = {"grid": {"momentum": [0.5, 0.9]}} if call is fedcli.tune else {}
+    with pytest.raises(UserError, match=re.escape(f"jobs must be a whole number from 1 on (got {jobs!r})")):
+        call("fedavg", out=tmp_path / "out", jobs=jobs, **grid, **TWO_ROUNDS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": [0.1, 0.2], "progress": Listener()}, "progress is for one method with one value of each option"),
+        ({"jobs": 2, "progress": Listener()}, "progress is for one method with one value of each option"),
+        ({"exist_ok": True, "continue_": True}, "exist_ok renames the runs that are there, and continue_ goes on"),
+    ],
+)
+def test_arguments_of_which_one_would_be_ignored_are_refused(options, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        fedcli.run("fedavg", out=tmp_path / "out", **TWO_ROUNDS, **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_whole_number_in_the_place_of_a_float_is_the_same_experiment(tmp_path):
+    options = {**TWO_ROUNDS, "rounds": 1}
+    runs = [fedcli.run("fedavg", out=tmp_path / f"{value}", momentum=value, **options) for value in (0, 0.0)]
+    assert type(runs[0].record["config"]["momentum"]) is float
+    older = runs[1].record
+    older["config"]["momentum"] = 0  # as a record had it before
+    assert key_of(settings_of(older)) == key_of(settings_of(runs[0].record))
+
+
+def test_an_interval_of_checkpoints_may_be_auto_in_a_grid(tmp_path):
+    tuned = fedcli.tune("fedavg", grid={"lr": [0.1]}, out=tmp_path, **{**TWO_ROUNDS, "checkpoint_every": "auto"})
+    assert len(tuned.trials) == 1
 
 
 def test_none_counts_as_not_given(tmp_path):

@@ -287,3 +287,15 @@ def test_a_damaged_record_stops_no_table_and_is_left_as_it_is(tmp_path, caplog):
     assert list(jobs.execute(plan, jobs.PlanListener())) == [damaged]
     assert [run.folder for run in plans.plan_table(table, tmp_path).runs] == [damaged, whole]
     assert (damaged / "record.json").read_text() == "{"
+
+
+@pytest.mark.parametrize("name", ["--per-class", "--keep-states"])
+def test_an_option_of_a_file_that_changes_no_result_counts_as_one_that_is_typed(name, finished, tmp_path):
+    """Since it would not be done."""
+    option = name.removeprefix("--").replace("-", "_")
+    (tmp_path / "options.toml").write_text(f"{option} = true\n")
+    command = ["run", "fedavg", *flags_of(TINY_OF_ONE_ROUND), "--out", finished, "--continue"]
+    for given in ([name], ["--config", tmp_path / "options.toml"]):
+        result = invoke(*command, *given)
+        assert result.exit_code == 2
+        assert f"holds a run with another {name}" in " ".join(result.stderr.split())

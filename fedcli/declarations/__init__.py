@@ -11,6 +11,7 @@ from fedcli.declarations.options import (
     check_value,
     facts_of,
     fields_of,
+    in_declared_type,
     join_configs,
     option,
 )
@@ -20,6 +21,6 @@ from fedcli.declarations.tables import Cell, Gain, Row, Table, column, grid, row
 __all__ = [
     "SELECTIONS", "START", "Cell", "Claim", "Control", "Costs", "DataSetting", "Gain", "JoinedConfigs", "Method",
     "OptionFacts", "Post", "Protocol", "PublicSetting", "Row", "Sizes", "Table", "both_ways", "check_value", "column",
-    "facts_of", "fields_of", "flag_of", "grid", "join_configs", "option", "paper_of", "params_both_ways", "row",
-    "rows_by_class",
+    "facts_of", "fields_of", "flag_of", "grid", "in_declared_type", "join_configs", "option", "paper_of",
+    "params_both_ways", "row", "rows_by_class",
 ]  # fmt: skip

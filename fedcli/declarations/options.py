@@ -252,6 +252,27 @@ def join_configs(first: type, second: type, *, prefix: str, source: str) -> Join
     return JoinedConfigs(config, second, names)
 
 
+def _kinds_of(field: Field) -> set[type]:
+    """Returns the types that values of an option may have, of `float | None` both.
+
+    Raises:
+        UserError: Another one is among them, which no record could have.
+    """
+    kinds = {*get_args(field.type)} or {field.type}
+    if not kinds <= {bool, int, float, str, NoneType}:
+        raise UserError(
+            f"the option '{field.name}' has a type that no record can have (got {field.type}); declare it as int, "
+            "float, bool or str, or one of them with '| None'."
+        )
+    return kinds
+
+
+def in_declared_type(field: Field, value: Any) -> Any:
+    """Returns a value of an option, a whole number in the place of a float as the float."""
+    is_whole_float = type(value) is int and float in _kinds_of(field) and int not in _kinds_of(field)
+    return float(value) if is_whole_float else value
+
+
 def check_value(field: Field, value: Any) -> None:
     """Refuses a value that an option, made by `option`, does not allow.
 
@@ -260,7 +281,7 @@ def check_value(field: Field, value: Any) -> None:
     """
     flag = flag_of(field.name)
     facts = facts_of(field)
-    kinds = {*get_args(field.type)} or {field.type}
+    kinds = _kinds_of(field)
     is_whole_float = type(value) is int and float in kinds
     if type(value) not in kinds and not is_whole_float:
         names = " or ".join(sorted(kind.__name__ for kind in kinds - {NoneType}))

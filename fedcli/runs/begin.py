@@ -18,7 +18,7 @@ from fedcli.runs.lock import InUse, is_held, leftovers
 from fedcli.runs.machine import flushed_denormals, machine_settings
 from fedcli.runs.method_calls import initial_state
 from fedcli.runs.options import RunConfig, filled_up
-from fedcli.runs.origins import TYPED, GivenOptions
+from fedcli.runs.origins import GivenOptions, Kind
 from fedcli.runs.prepare import prepare, refuse_lost_classes
 from fedcli.runs.record import has_ended, new_record, read_record
 from fedcli.runs.resolve import Setup, refuse_without_effect, resolve
@@ -81,8 +81,6 @@ def resolve_runs(
     """
     declared_method = find_method(method)
     options = {name: value for name, value in given.values.items() if value is not None}
-    if options.get("checkpoint_every") == "auto":  # as if it were not given
-        del options["checkpoint_every"]
     sources = dict(given.sources)
     if given.tuned is not None:
         tuning = read_tuned(given.tuned, declared_method, options.keys())
@@ -181,10 +179,10 @@ def _refuse_other_run(record: Record, setup: Setup, folder: Path) -> None:
     recorded = settings_of(record)
     asked = planned_settings(setup)
     asked["code"] = recorded.get("code")  # `resume` says what to do about another one
-    # What was typed and changes no result counts too, since it would not be done.
+    # What the user has given and changes no result counts too, since it would not be done.
     recorded_options = filled_up(record["config"], RunConfig)
     for name in NOT_SETTINGS:
-        if name == "seed" or setup.origins[name] == TYPED:
+        if name == "seed" or setup.origins[name].kind is Kind.USER:
             recorded[name] = recorded_options[name]
             asked[name] = getattr(setup.config, name)
     differing = differences(asked, recorded)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from fedcli.core import NUMERICS, NUMERICS_WITH_DEAD_TAPS, partition
 from fedcli.core.backbones import have_dead_taps
 from fedcli.data.datasets import num_images
-from fedcli.declarations import SELECTIONS, Method, facts_of, fields_of
+from fedcli.declarations import SELECTIONS, Method, facts_of, fields_of, in_declared_type
 from fedcli.errors import UserError
 from fedcli.registry import methods, posts
 from fedcli.runs.options import RunConfig, filled_up, recorded_fields
@@ -123,9 +123,10 @@ class Experiment:
             "dataset": self.dataset,
             "partition": _canonical_partition(options["partition"]),
         }
+        declared = fields_of(*config_types)
         for name, value in options.items():
             if name not in settings and name not in NOT_SETTINGS and name not in unused:
-                settings[name] = value
+                settings[name] = in_declared_type(declared[name], value) if name in declared else value
         settings["selection"] = self.selection
         if self.method_hash is not None:
             settings["code"] = self.method_hash[:8]

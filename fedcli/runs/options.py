@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import Field, dataclass
 from typing import Any, NamedTuple, Protocol, get_args
 
-from fedcli.declarations import START, Method, check_value, facts_of, fields_of, flag_of, option
+from fedcli.declarations import START, Method, Post, check_value, facts_of, fields_of, flag_of, option
 from fedcli.errors import UserError, unknown
 from fedcli.registry import find_post, posts
 from fedcli.runs.origins import DEFAULT, Kind, Origin
@@ -224,6 +224,21 @@ def refuse_reserved_names(method: MethodWithOptions, post_steps: Mapping[str, Ha
     names = fields_of(method.config).keys() & reserved
     if names:
         raise UserError(f"the option name '{min(names)}' of '{method.name}' is reserved; rename it in {method.file}.")
+
+
+def refuse_names_of_step(step: Post, method: Method) -> None:
+    """Refuses a step after the last round whose option has the name of one of the run or of the method.
+
+    Raises:
+        UserError: Names the option.
+    """
+    taken = RESERVED_NAMES | fields_of(RunConfig, method.config).keys()
+    names = fields_of(step.config).keys() & taken
+    if names:
+        raise UserError(
+            f"the option name '{min(names)}' of the step '{step.name}' is that of an option of the run or of "
+            f"'{method.name}' (both would have its value); rename it in {step.file}."
+        )
 
 
 def option_panels(method: MethodWithOptions, post_steps: Mapping[str, HasOptions]) -> dict[str, dict[str, Field]]:

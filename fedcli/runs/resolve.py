@@ -18,10 +18,18 @@ from fedcli.declarations import (
     facts_of,
     fields_of,
     flag_of,
+    in_declared_type,
 )
 from fedcli.errors import UserError
 from fedcli.registry import default_protocol, find_post, find_protocol, posts
-from fedcli.runs.options import ResolvedConfig, RunConfig, check_options, parse_size, refuse_reserved_names
+from fedcli.runs.options import (
+    ResolvedConfig,
+    RunConfig,
+    check_options,
+    parse_size,
+    refuse_names_of_step,
+    refuse_reserved_names,
+)
 from fedcli.runs.origins import DEFAULT, FOLLOWS, NO_VALIDATION, TYPED, Origin, of_other_option, of_protocol, of_source
 from fedcli.userfiles import absolute, is_from_file
 
@@ -105,12 +113,17 @@ def resolve(
     post = None if post_name is None else find_post(post_name, method)
     config_types = [RunConfig, method.config]
     if post is not None:
+        refuse_names_of_step(post, method)
         config_types.append(post.config)
     options, origins = default_options(protocol, dataset, method.name, *config_types)
     options |= given
+    if options["checkpoint_every"] == "auto":
+        options["checkpoint_every"] = None
     origins |= dict.fromkeys(given, TYPED)
     origins |= {name: of_source(text) for name, text in (sources or {}).items() if name in given}
     check_options(options, method, config_types)
+    for name, field in fields_of(*config_types).items():
+        options[name] = in_declared_type(field, options[name])
     for name, other in FOLLOWS.items():
         if options[name] is None:
             options[name] = options[other]
