@@ -34,12 +34,13 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def same_random_numbers():
-    """What a test draws without a seed does not depend on the tests before it."""
+    """Seeds the global generator, so that what a test draws does not depend on the tests before it."""
     torch.manual_seed(0)
 
 
 @pytest.fixture
 def two_threads():
+    """Gives PyTorch two threads during a test."""
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(1)
@@ -47,7 +48,7 @@ def two_threads():
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """No test leaves more threads to those after it, which would be slower, and see another number."""
+    """Asserts that a test leaves one thread to those after it, which more threads make slower and of other bits."""
     yield
     left = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -56,14 +57,14 @@ def one_thread():
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """The folder of data sets, which no test shares with the person who runs it."""
+    """Gives each test a folder of data sets of its own, apart from that of the person who runs the tests."""
     monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture(autouse=True)
 def tiny_sets(monkeypatch):
-    """Tests import some random images as `cifar10` and the like, which a user may not."""
+    """Lets tests import random images as `cifar10` and the like, which a user may not."""
     monkeypatch.setattr(official, "refuse_other_images", lambda dataset: None)
 
 
@@ -72,19 +73,19 @@ CACHING_FIND = CachingFind(backbones.find)
 
 @pytest.fixture(autouse=True)
 def toys_checked_once(monkeypatch):
-    """Networks of the toy files are checked as users' are, but once for all tests."""
+    """Checks the networks of the toy files once for all tests, and not each time that one is made."""
     monkeypatch.setattr(backbones, "find", CACHING_FIND)
 
 
 @pytest.fixture(autouse=True)
 def no_figures(monkeypatch):
-    """Commands draw no figures of their runs, which takes longer than these."""
+    """Keeps commands from drawing figures of their runs, which takes longer than the runs."""
     monkeypatch.setattr(display, "plot_run", lambda record, folder: None)
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty working folder, and texts without colours for a terminal of 120 columns."""
+    """Makes an empty working folder, for commands that print plain text in 120 columns; returns its path."""
     use_plain_terminal(monkeypatch)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")

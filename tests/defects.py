@@ -60,7 +60,7 @@ def ignore_mask(state, cohort, fed, config):
 
 
 def weigh_first_clients_most(state, cohort, fed, config):
-    """Defect: the clients' weights go by their place in the cohort."""
+    """Defect: the weight of a client depends on its position in the cohort."""
     weights = torch.arange(len(cohort.client_ids), 0, -1, dtype=fed.dtype)
     return fedavg.run_round(state, cohort._replace(weights=weights), fed, config)
 
@@ -85,7 +85,7 @@ def divide_by_degrees_of_freedom(state, cohort, fed, config):
 
 
 class CountsOutsideOfState:
-    """Defect: the rounds are counted outside of the state, and the count matters."""
+    """Defect: the rounds are counted outside of the state, and the parameters depend on the count."""
 
     def __init__(self):
         self.rounds = {}

@@ -62,7 +62,7 @@ FAILED_CAPTURE = "operation failed due to a previous error during capture"
 
 
 class RaceError(RuntimeError):
-    """Says that a stream touches memory that another one may still read or write."""
+    """The error that a stream touches memory which another one may still read or write."""
 
 
 class FakeCudaTensor(torch.Tensor):
@@ -138,11 +138,11 @@ class Span(NamedTuple):
     end: int
 
     def overlaps(self, other: "Span") -> bool:
-        """Whether another span of the same memory has bytes of this one."""
+        """Returns whether another span of the same memory has bytes of this one."""
         return other.start < self.end and self.start < other.end
 
     def covers(self, other: "Span") -> bool:
-        """Whether all bytes of another span of the same memory are of this one."""
+        """Returns whether all bytes of another span of the same memory are of this one."""
         return self.start <= other.start and other.end <= self.end
 
 

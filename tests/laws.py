@@ -16,7 +16,7 @@ from tests.public_phases import PublicPhase, learn_plainly, models_of, stacked_b
 
 
 class LawBroken(Exception):
-    """Says that a law does not hold."""
+    """The error that a law does not hold."""
 
 
 def raise_if_broken(law: Callable, **options: Any) -> Callable:

@@ -23,7 +23,7 @@ SMALL_TABLE = make_table(grid(ROWS, {COLUMN: RUN_OPTIONS}))
 
 
 class PlanWatch(jobs.PlanListener):
-    """Keeps what it is told of the runs of a plan, and interrupts them after more than `max_rounds` new rounds."""
+    """A listener that keeps what it is told of runs, and interrupts them after more than `max_rounds` new rounds."""
 
     def __init__(self, max_rounds=10**9):
         self.begun = []

@@ -65,7 +65,7 @@ TRIALS = (
 
 
 class Result(NamedTuple):
-    """What came of the trials of a kind."""
+    """The results of the trials of a kind."""
 
     trial: Trial
     count: int
@@ -83,7 +83,7 @@ def run_trials(trial: Trial, share: float, pool: ProcessPoolExecutor) -> Result:
 
 
 def table_of(results: list[Result]) -> str:
-    """How many trials of each kind were survived."""
+    """Returns a Markdown table of how many trials of each kind were survived."""
     lines = ["| Trial | Tried | Survived |", "| --- | ---: | ---: |"]
     for result in results:
         num_survived = result.count - len(result.faults)

@@ -42,14 +42,14 @@ SWITCHES = ("--clients", "--changed-method", "--help")  # flags without a value
 
 
 def draw_command_line(draw: random.Random) -> list[str]:
-    """A line in the grammar of the commands, with values that are right, at an edge, or mad."""
+    """Draws a line in the grammar of the commands, as a list of its words."""
     if draw.random() < 0.4:
         return draw_other_line(draw)
     return draw_run_line(draw)
 
 
 def draw_other_line(draw: random.Random) -> list[str]:
-    """A line of a command that trains nothing: up to two arguments and up to two options."""
+    """Draws a line of a command that trains nothing, with up to two arguments and up to two options."""
     command = draw.choice(list(COMMANDS))
     flags = COMMANDS[command]
     line = command.split()
@@ -64,7 +64,7 @@ def draw_other_line(draw: random.Random) -> list[str]:
 
 
 def draw_run_line(draw: random.Random) -> list[str]:
-    """A line of `run` or `tune` with a method, which may be none, and up to four options."""
+    """Draws a line of `run` or `tune` with up to four options; the name of its method may be that of none."""
     user_methods = [f"./{file}" for file in USER_FILES]
     name = draw.choice([*registry.methods(), *user_methods, *WILD_VALUES])
     method = registry.methods().get(name, registry.find_method("fedavg"))

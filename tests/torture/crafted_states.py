@@ -1,4 +1,4 @@
-"""Checkpoints and client states of another content, for which their digests vouch."""
+"""Checkpoints, client states and models whose content is changed, with digests that vouch for the new content."""
 
 import json
 import random
@@ -35,7 +35,7 @@ FINISHED_KINDS = tuple(FINISHED_RUNS)
 
 @lru_cache
 def run_to_craft(kind: str) -> SourceRun:
-    """The run of a kind, of which files are crafted anew in copies."""
+    """Makes the run of a kind; trials change files in copies of it."""
     if kind in FINISHED_RUNS:
         return finished_run(FINISHED_RUNS[kind])
     return restorable_run(kind)
@@ -49,7 +49,7 @@ def finished_run(options: dict[str, Any]) -> SourceRun:
 
 
 def restorable_run(kind: str) -> SourceRun:
-    """A stopped run; a copy comes to the state from which it goes on."""
+    """Makes a stopped run; a copy comes to the state from which it goes on."""
     folder = stopped_run(kind).folder
     restored = resume.restore(read_record(folder), ())
 
@@ -88,7 +88,7 @@ def checkpoint_hash(checkpoint: Checkpoint) -> str:
 
 @lru_cache
 def possible_changes(kind: str) -> list[TensorChange | PartChange]:
-    """What may be changed in the run of a kind."""
+    """Returns all changes that can be made in the run of a kind."""
     return changes_in(run_to_craft(kind).folder)
 
 

@@ -12,7 +12,7 @@ KINDS_OF_RUNS = (*STOPPED_RUNS, "features")
 
 
 def run_to_damage(kind: str, seed: int) -> SourceRun:
-    """The run of a kind, whose copies are damaged."""
+    """Makes the run of a kind; trials damage copies of it."""
     if kind == "features":
         return run_with_features(seed)
     return stopped_run(kind, seed)

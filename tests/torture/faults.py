@@ -1,4 +1,4 @@
-"""What goes wrong in a call, and in the trials of a kind."""
+"""Finds what goes wrong in a call, and in the trials of a kind."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ def attempt(call: Callable[[], object], description: str, *, must_say: tuple[str
 
 
 def fault_of_refusal(message: str, description: str, must_say: tuple[str, ...]) -> str | None:
-    """What is wrong with the message of a refusal."""
+    """Returns what is wrong with the message of a refusal; None where it is as it should be."""
     if "\n" in message:
         return f"{description}: a refusal of several lines"
     if any(word not in message for word in must_say):
@@ -34,10 +34,10 @@ def fault_of_refusal(message: str, description: str, must_say: tuple[str, ...]) 
 
 
 def faults_of(trial: Callable[[int], str | None], count: int) -> list[str]:
-    """What goes wrong in the first so many trials of a kind."""
+    """Does the first `count` trials of a kind; returns their faults."""
     return found_faults(trial(number) for number in range(count))
 
 
 def found_faults(faults: Iterable[str | None]) -> list[str]:
-    """The faults among the ends of trials."""
+    """Returns the faults among the results of trials, which are None where nothing went wrong."""
     return [fault for fault in faults if fault is not None]

@@ -34,7 +34,7 @@ UNREAD_PARTS = {"reduced", "public"}  # parts of older records
 
 @lru_cache
 def real_records() -> list[Path]:
-    """The committed records, after one with features and models."""
+    """Returns the files of real records: first one of a run with features and models, then the committed ones."""
     return [run_with_features().folder / RECORD, *sorted(COMMITTED_RECORDS.rglob(RECORD))]
 
 
@@ -77,7 +77,7 @@ def mutate(draw: random.Random) -> Mutation:
 
 
 def is_wrong(path: tuple, old: Any, new: Any) -> bool:
-    """Whether a record must be refused that has a value at a path in place of the old one."""
+    """Returns whether a record must be refused whose part at a path has a new value."""
     section = path[0]
     if section in UNREAD_PARTS:
         return False
@@ -97,7 +97,7 @@ def is_wrong(path: tuple, old: Any, new: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number, which True and False are not."""
+    """Returns whether a value is a number, which True and False are not."""
     return type(value) in (int, float)
 
 
@@ -122,7 +122,7 @@ def read_mutated_record(number: int) -> str | None:
 
 
 def fault_of_readers(folder: Path, record: dict[str, Any], description: str) -> str | None:
-    """What goes wrong in anything that reads a record."""
+    """Returns the first fault of all that reads records; None where there is none."""
     records = find_records([folder])
 
     def render_tables() -> None:
@@ -150,7 +150,7 @@ def fault_of_readers(folder: Path, record: dict[str, Any], description: str) -> 
 
 
 def some_claims(record: dict[str, Any]) -> list[Claim]:
-    """Every thirtieth claim, from one on that follows from a record; all of them would take too long."""
+    """Returns every thirtieth claim, since all take too long; which one is the first depends on the record."""
     step = 30
     first = int(digest_of(record)[:4], 16) % step
     return registry.claims()[first::step]

@@ -29,7 +29,7 @@ class CommandEnd(NamedTuple):
 
     @property
     def fault(self) -> str | None:
-        """What is wrong with this end, whatever the command was."""
+        """What is wrong with this end, whatever the command was; None where nothing is."""
         printed = self.output + self.errors
         error_lines = self.errors.strip().splitlines()
         if "Traceback (most recent call last)" in printed:
@@ -63,7 +63,7 @@ def run_command(folder: Path, *arguments: object, seconds: float = 60) -> Comman
 def run_in_fork(
     action: Callable[[], object], *arguments: object, folder: Path = Path(), seconds: float = 60
 ) -> CommandEnd:
-    """Does something in a process of its own; after so many seconds it is interrupted, and then killed."""
+    """Does something in a fork of this process; after so many seconds it is interrupted, and then killed."""
 
     def limited() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)

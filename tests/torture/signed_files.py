@@ -15,7 +15,7 @@ from fedcli.runs.record import RECORD
 
 
 class Content(NamedTuple):
-    """What a file of a state holds."""
+    """The content of a file of a state."""
 
     parts: dict[str, Any]  # `tree` and `about`, see `fedcli.core.tree_files`
     tensors: dict[str, torch.Tensor]
@@ -38,7 +38,7 @@ def sign_state(file: Path, content: Content) -> str:
 
 
 def digest_of_file(file: Path) -> str:
-    """The SHA-256 that a file of a state gives for itself."""
+    """Returns the SHA-256 that a file of a state gives for itself."""
     match = DIGEST.search(file.read_bytes())
     assert match is not None
     return match[1].decode()

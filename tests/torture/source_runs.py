@@ -36,7 +36,7 @@ STOPPED_RUNS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class SourceRun:
-    """A run of which trials spoil copies.
+    """A run; trials spoil copies of it.
 
     Attributes:
         folder: Where it is, which stays as it is.
@@ -48,7 +48,7 @@ class SourceRun:
 
     @cached_property
     def outcome(self) -> str:
-        """What a whole copy comes to."""
+        """The outcome of a copy that nobody has spoilt."""
         with TemporaryDirectory() as parent:
             return self.outcome_of(shutil.copytree(self.folder, Path(parent, "run")))
 

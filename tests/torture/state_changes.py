@@ -1,4 +1,4 @@
-"""Changes of what the files of a run's states hold: of a tensor, or of a part of what is said of the tensors."""
+"""Changes of the content of files with the states of a run: of a tensor, or of a part of what describes the tensors."""
 
 import random
 from collections.abc import Callable
@@ -65,7 +65,7 @@ class PartChange(NamedTuple):
 
 
 def changes_in(folder: Path) -> list[TensorChange | PartChange]:
-    """What may be changed in a run's checkpoint, in its best models, and in the last client state that it names."""
+    """Returns all changes of the checkpoint of a run, of its best models and of the last state of client 0."""
     files = [CHECKPOINT]
     if (folder / SELECTED).is_file():
         files.append(SELECTED)
@@ -85,7 +85,7 @@ def changes_in(folder: Path) -> list[TensorChange | PartChange]:
 
 
 def possible_ways(parts: dict[str, Any], path: tuple) -> list[str]:
-    """How the part at a path may be changed, by names of `PART_CHANGES`."""
+    """Returns the names of those `PART_CHANGES` that a part can have."""
     part = part_at(parts, path)
     ways = ["another", "nested"]
     if type(part) is int:

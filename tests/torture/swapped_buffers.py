@@ -59,7 +59,7 @@ OUTPUTS = ("self.last(x)", "self.last(x)", "self.last(F.dropout(x, 0.1, self.tra
 
 
 def draw_parts(draw: random.Random) -> dict[str, str]:
-    """What stands in the places of the network's text that are in capitals."""
+    """Draws the parts of the text of a network, by the words in capitals that they take the place of."""
     return {
         "IS_PERSISTENT": str(draw.random() < 0.5),
         "LAST_LINE_OF_INIT": draw.choice(LAST_LINES_OF_INIT),
@@ -69,7 +69,7 @@ def draw_parts(draw: random.Random) -> dict[str, str]:
 
 
 def network_of(parts: dict[str, str]) -> str:
-    """The network's text with these parts."""
+    """Returns the text of a network with these parts."""
     text = NETWORK_TEMPLATE
     for place, part in parts.items():
         text = text.replace(place, part)
@@ -99,7 +99,7 @@ def swap_buffers(number: int) -> str | None:
 
 
 def accuracy_of(model: nn.Module) -> float:
-    """The accuracy of a model on the test images of the digits."""
+    """Returns the accuracy, from 0 to 1, of a model on the test images of the digits."""
     data = datasets.load("digits")
     hits = model(data.x_test / 255).argmax(1) == data.y_test
     return hits.double().mean().item()
