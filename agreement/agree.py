@@ -139,7 +139,7 @@ def compare_vectors(theirs: Tensor, ours: Tensor) -> Comparison:
     difference = (theirs - ours).abs().max().item()
     return Comparison(
         difference=float(f"{difference:.2g}") if math.isfinite(difference) else None,
-        projections=results.projections(theirs) if theirs.isfinite().all() else None,
+        projections=results.project(theirs) if theirs.isfinite().all() else None,
     )
 
 

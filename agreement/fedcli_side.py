@@ -6,7 +6,7 @@ from torch import Tensor
 
 from agreement.problem import ROUNDS
 from agreement.rows import Quantity
-from agreement.small_networks import flat
+from agreement.small_networks import flatten
 from fedcli import check
 from fedcli.core import head_names
 from fedcli.core.federation import Federation
@@ -28,22 +28,22 @@ def run_case(setup: Setup, fed: Federation) -> FinalVectors:
 
 def read_shared_model(state: Any) -> FinalVectors:
     """The model of a server, or the part of one that the clients share."""
-    return {Quantity.SHARED: flat(state.params.values()), Quantity.STATISTICS: flat(state.buffers.values())}
+    return {Quantity.SHARED: flatten(state.params.values()), Quantity.STATISTICS: flatten(state.buffers.values())}
 
 
 def read_shared_head(state: Any) -> FinalVectors:
     """The head of LG-FedAvg's server, all that its clients share."""
-    return {Quantity.HEAD: flat(state.head.values())}
+    return {Quantity.HEAD: flatten(state.head.values())}
 
 
 def read_prototypes(state: Any) -> FinalVectors:
     """The prototypes of FedProto's server."""
-    return {Quantity.CLASS_VECTORS: flat([state.prototypes])}
+    return {Quantity.CLASS_VECTORS: flatten([state.prototypes])}
 
 
 def read_mean_outputs(state: Any) -> FinalVectors:
     """The mean output of each class, which FedDistill's server has."""
-    return {Quantity.CLASS_VECTORS: flat([state.teacher])}
+    return {Quantity.CLASS_VECTORS: flatten([state.teacher])}
 
 
 SERVER_READERS = {  # for methods whose server has no whole model
@@ -59,7 +59,7 @@ def read_client_states(state: Any) -> FinalVectors:
     if not states:
         return {}
     in_order = [states[client] for client in sorted(states)]
-    return {Quantity.KEPT: flat(leaves(in_order))}
+    return {Quantity.KEPT: flatten(leaves(in_order))}
 
 
 def read_personal_models(models: dict[int, Any], fed: Federation) -> FinalVectors:
@@ -71,4 +71,4 @@ def read_personal_models(models: dict[int, Any], fed: Federation) -> FinalVector
         params, _ = models[client]
         whole += params.values()
         bodies += [value for name, value in params.items() if name not in head]
-    return {Quantity.PERSONAL: flat(whole), Quantity.BODIES: flat(bodies)}
+    return {Quantity.PERSONAL: flatten(whole), Quantity.BODIES: flatten(bodies)}

@@ -39,7 +39,7 @@ NOT_RUN = """## Not run
 """
 
 
-def difference_text(row_result: RowResult) -> str:
+def format_difference(row_result: RowResult) -> str:
     """The largest difference of a row."""
     largest = row_result.largest_difference
     if largest is None:
@@ -47,7 +47,7 @@ def difference_text(row_result: RowResult) -> str:
     return f"{largest:.1e}" if largest >= PRINTED_FLOOR else f"< {PRINTED_FLOOR:.0e}"
 
 
-def command(case: Case) -> str:
+def format_command(case: Case) -> str:
     """What fedcli runs, as it is typed."""
     name = f"bridges.py:{case.method}" if case.method in BRIDGES else case.method
     options = {**case.options, **case.run_options}
@@ -65,9 +65,9 @@ class RowsByAgreement:
     agreeing: tuple[Row, ...]
     differing: tuple[Row, ...]
 
-    def difference_text(self, label: str) -> str:
+    def format_difference(self, label: str) -> str:
         """The largest difference of a row."""
-        return difference_text(self.result.row_results[label])
+        return format_difference(self.result.row_results[label])
 
 
 def check_labels(peers: Sequence[Peer], peer_results: Mapping[str, PeerResult]) -> None:
@@ -111,7 +111,7 @@ def count_closed(by_agreement: RowsByAgreement) -> int:
     return num_closed
 
 
-def table_of_peers(peers: Sequence[RowsByAgreement]) -> str:
+def make_table_of_peers(peers: Sequence[RowsByAgreement]) -> str:
     """A line a peer: what was run, and how many rows agree."""
     lines = []
     for by_agreement in peers:
@@ -131,20 +131,20 @@ def table_of_peers(peers: Sequence[RowsByAgreement]) -> str:
     return render_github_table(titles, lines)
 
 
-def table_of_agreeing(by_agreement: RowsByAgreement) -> str:
+def make_table_of_agreeing(by_agreement: RowsByAgreement) -> str:
     """The rows of a peer that agree."""
     lines = []
     for row in by_agreement.agreeing:
         case = CASES[row.case]
         change = row.change or "nothing"
         compared = " and ".join(row.compared)
-        difference = by_agreement.difference_text(row.label)
-        lines.append([row.label, change, f"`{command(case)}`", case.partition, compared, difference])
+        difference = by_agreement.format_difference(row.label)
+        lines.append([row.label, change, f"`{format_command(case)}`", case.partition, compared, difference])
     titles = (by_agreement.peer.name, "Changed in it", "fedcli", "Clients", "Compared", "Largest difference")
     return render_github_table(titles, lines, first_number_column=5)
 
 
-def table_of_differing(by_agreement: RowsByAgreement) -> str:
+def make_table_of_differing(by_agreement: RowsByAgreement) -> str:
     """The rows of a peer that differ, each with its cause and what closes it.
 
     Raises:
@@ -156,28 +156,28 @@ def table_of_differing(by_agreement: RowsByAgreement) -> str:
             raise UserError(f"{by_agreement.peer.name}, '{row.label}', differs; say why in its row, `explanation`.")
         cause = row.explanation.cause
         closed_by = row.explanation.closed_by
-        closed = f"{closed_by}: {by_agreement.difference_text(closed_by)}" if closed_by else "open"
-        lines.append([row.label, by_agreement.difference_text(row.label), cause, row.explanation.paper_says, closed])
+        closed = f"{closed_by}: {by_agreement.format_difference(closed_by)}" if closed_by else "open"
+        lines.append([row.label, by_agreement.format_difference(row.label), cause, row.explanation.paper_says, closed])
     titles = (by_agreement.peer.name, "Largest difference", "Cause", "What the paper says", "Closed by")
     return render_github_table(titles, lines)
 
 
-def page_text(peers: Sequence[Peer], peer_results: Mapping[str, PeerResult]) -> str:
+def make_page(peers: Sequence[Peer], peer_results: Mapping[str, PeerResult]) -> str:
     """The page, of the peers that have results."""
     check_labels(peers, peer_results)
     split = [split_by_agreement(peer, peer_results[peer.name]) for peer in peers if peer.name in peer_results]
-    parts = [INTRODUCTION, table_of_peers(split)]
+    parts = [INTRODUCTION, make_table_of_peers(split)]
     for by_agreement in split:
-        parts += [f"## {by_agreement.peer.name}", table_of_agreeing(by_agreement)]
+        parts += [f"## {by_agreement.peer.name}", make_table_of_agreeing(by_agreement)]
         if by_agreement.differing:
-            parts.append(table_of_differing(by_agreement))
+            parts.append(make_table_of_differing(by_agreement))
     parts.append(NOT_RUN)
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
 def write(peer_results: Mapping[str, PeerResult]) -> None:
     """Writes the page."""
-    PAGE.write_text(page_text(load_peers(), peer_results))
+    PAGE.write_text(make_page(load_peers(), peer_results))
 
 
 if __name__ == "__main__":

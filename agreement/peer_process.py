@@ -19,7 +19,7 @@ from agreement.adapters import Adapter
 from agreement.exchange import Problem, RowOutcome, clone_folder, outcomes_file, problem_file
 from agreement.peers import load_peer
 from agreement.rows import Peer, Row
-from agreement.small_networks import flat
+from agreement.small_networks import flatten
 
 
 def make_importable(peer: Peer) -> None:
@@ -47,7 +47,7 @@ def run_row(row: Row, adapter: Adapter, problem: Problem) -> RowOutcome:
     ):
         try:
             final_tensors = adapter.run(row.config, problem)
-            return RowOutcome({quantity: flat(final_tensors[quantity]) for quantity in row.compared})
+            return RowOutcome({quantity: flatten(final_tensors[quantity]) for quantity in row.compared})
         except Exception:
             return RowOutcome({}, failure=traceback.format_exc())
         finally:

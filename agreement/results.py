@@ -21,7 +21,7 @@ class Comparison:
     """How one thing that a row compares differs from fedcli's."""
 
     difference: float | None  # the largest of any value; None where the peer's are not finite
-    projections: list[float] | None  # of the peer's values, see `projections`; None likewise
+    projections: list[float] | None  # of the peer's values, see `project`; None likewise
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def make_entry(result: PeerResult) -> dict:
     return {"python": result.python_version, "torch": result.torch_version, "rows": entries_of_rows}
 
 
-def projections(vector: Tensor) -> list[float]:
+def project(vector: Tensor) -> list[float]:
     """Projections of a vector on normal ones, which NumPy's legacy generator draws alike in every version."""
     directions = np.random.RandomState(PROJECTION_SEED).standard_normal((NUM_PROJECTIONS, len(vector)))
     return (directions @ vector.numpy() / np.sqrt(len(vector))).tolist()

@@ -62,28 +62,28 @@ def load_weights(model: nn.Module, weights: list[Tensor]) -> nn.Module:
     return model
 
 
-def flat(tensors: Iterable[Tensor]) -> Tensor:
+def flatten(tensors: Iterable[Tensor]) -> Tensor:
     """The values of tensors in one vector, in float64; an empty one of no tensors."""
     vectors = [value.detach().double().flatten() for value in tensors]
     return torch.cat([torch.zeros(0, dtype=torch.float64), *vectors])
 
 
-def body_of(parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+def select_body(parameters: Sequence[Tensor]) -> Sequence[Tensor]:
     """All of a model's parameters but its head's."""
     return parameters[:-NUM_HEAD_TENSORS]
 
 
-def head_of(parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+def select_head(parameters: Sequence[Tensor]) -> Sequence[Tensor]:
     """The parameters of a model's head."""
     return parameters[-NUM_HEAD_TENSORS:]
 
 
-def parameters_of(model: nn.Module) -> list[Tensor]:
+def copy_parameters(model: nn.Module) -> list[Tensor]:
     """A copy of a model's parameters."""
     return [parameter.detach().cpu().clone() for parameter in model.parameters()]
 
 
-def statistics_of(model: nn.Module) -> list[Tensor]:
+def copy_statistics(model: nn.Module) -> list[Tensor]:
     """A copy of the running means and variances of a model's batch normalisation."""
     statistics = []
     for name, buffer in model.named_buffers():

@@ -34,7 +34,7 @@ def rows_of(case):
 
 def gap(vector, kept):
     """The largest difference of the projections of a vector from those that are kept."""
-    return np.abs(np.subtract(results.projections(vector), kept.projections)).max()
+    return np.abs(np.subtract(results.project(vector), kept.projections)).max()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -145,7 +145,7 @@ def test_an_adapter_reads_nothing_of_a_run_that_is_not_there():
 
 
 def test_the_page_is_made_of_the_results():
-    assert page.PAGE.read_text() == page.page_text(PEERS, RESULTS)
+    assert page.PAGE.read_text() == page.make_page(PEERS, RESULTS)
 
 
 def test_the_page_says_how_large_the_problem_is():
@@ -159,14 +159,14 @@ def test_the_page_says_how_large_the_problem_is():
 
 
 def test_the_page_names_registered_methods_and_those_of_bridges():
-    names = {page.command(case).split()[0] for case in CASES.values()}
+    names = {page.format_command(case).split()[0] for case in CASES.values()}
     bridges = {f"bridges.py:{name}" for name in BRIDGES}
     assert names <= registry.methods().keys() | bridges
 
 
 def test_the_page_says_which_network_a_run_has_unless_it_is_that_of_all():
-    assert page.command(CASES["fedavg"]) == "fedavg"
-    assert page.command(CASES["fedavg, batch norm"]) == "fedavg --backbone=small_networks.py:batch_norm"
+    assert page.format_command(CASES["fedavg"]) == "fedavg"
+    assert page.format_command(CASES["fedavg, batch norm"]) == "fedavg --backbone=small_networks.py:batch_norm"
 
 
 def final_vector(method, *, options, run_options=None, partition="equal"):
@@ -265,11 +265,11 @@ def test_a_row_that_differs_itself_closes_no_other():
     closed_by = dataclasses.replace(closed.explanation, closed_by=label)
     rows = tuple(dataclasses.replace(row, explanation=closed_by) if row is closed else row for row in peer.rows)
     with pytest.raises(UserError, match=f"fluke, 'FedAvg', is not closed by '{label}', which differs too"):
-        page.page_text([dataclasses.replace(peer, rows=rows)], {"fluke": differing})
+        page.make_page([dataclasses.replace(peer, rows=rows)], {"fluke": differing})
 
 
 def test_the_page_has_the_peers_that_have_results():
-    text = page.page_text(PEERS, {"FedNTD": RESULTS["FedNTD"]})
+    text = page.make_page(PEERS, {"FedNTD": RESULTS["FedNTD"]})
     assert "## FedNTD" in text
     assert "## fluke" not in text
 
@@ -321,7 +321,7 @@ def test_a_row_of_a_peer_that_is_not_run_has_a_result_or_nothing_runs(tmp_path, 
     with pytest.raises(UserError, match=f"there is no result of FedNTD, '{label}'; run this peer again"):
         agree.main(tmp_path, only=["fluke"])
     with pytest.raises(UserError, match=f"there is no result of FedNTD, '{label}'; run this peer again"):
-        page.page_text(PEERS, results.read())
+        page.make_page(PEERS, results.read())
 
 
 def test_the_results_are_written_after_each_peer(tmp_path, monkeypatch):

@@ -132,7 +132,7 @@ def test_what_is_said_of_others_is_what_was_measured():
     peers = load_script(SPEED / "peers" / "peers.py")
     page = (SPEED / "peers" / "README.md").read_text(encoding="utf-8")
     rows = peers.pd.read_csv(peers.CSV)
-    medians = peers.medians(rows)
+    medians = peers.compute_medians(rows)
     ratios = medians.div(medians["fedcli"], axis=0)
 
     # The page has the seconds of each side, and how many times fedcli's they are.
@@ -184,7 +184,7 @@ def test_the_rounds_of_a_side_are_measured_on_the_clients_that_all_sides_read(tm
     assert (rows.value > 0).all()
 
     peers.write_clients(tmp_path, peers.WORKLOADS["w2"])
-    train = clients.client_images(tmp_path, "train")
+    train = clients.load_client_images(tmp_path, "train")
     assert sum(map(len, train)) == 400 - 4 * 14  # a seventh of each is for testing
     assert {images.tensors[0].shape[1:] for images in train} == {(1, 8, 8)}
 
@@ -273,7 +273,7 @@ def test_a_turn_that_is_measured_already_is_refused_before_anything_is_timed(tur
 def test_the_first_turn_is_0_where_there_is_no_csv(tmp_path, monkeypatch):
     peers = load_script(SPEED / "peers" / "peers.py")
     monkeypatch.setattr(peers, "CSV", tmp_path / "peers.csv")
-    assert peers.next_turn("w1") == 0
+    assert peers.find_next_turn("w1") == 0
 
 
 def test_the_seconds_of_earlier_versions_are_those_of_fewer_rounds():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from agreement.rows import Quantity
-from agreement.small_networks import body_of, parameters_of
+from agreement.small_networks import copy_parameters, select_body
 
 FinalTensors = dict[Quantity, list[Tensor]]
 
@@ -19,7 +19,7 @@ def read_personal_models(models: Iterable[Sequence[Tensor]]) -> FinalTensors:
     bodies: list[Tensor] = []
     for params in models:
         personal += params
-        bodies += body_of(params)
+        bodies += select_body(params)
     return {Quantity.PERSONAL: personal, Quantity.BODIES: bodies}
 
 
@@ -28,10 +28,10 @@ def read_kept(clients: Iterable[Any], attributes: Sequence[str]) -> list[Tensor]
     kept: list[Tensor] = []
     for client in clients:
         for attribute in attributes:
-            kept += parameters_or_number(attrgetter(attribute)(client))
+            kept += copy_parameters_or_number(attrgetter(attribute)(client))
     return kept
 
 
-def parameters_or_number(kept: nn.Module | float) -> list[Tensor]:
+def copy_parameters_or_number(kept: nn.Module | float) -> list[Tensor]:
     """What a client keeps: a copy of a model's parameters, or a number as a tensor."""
-    return parameters_of(kept) if isinstance(kept, nn.Module) else [torch.tensor(kept)]
+    return copy_parameters(kept) if isinstance(kept, nn.Module) else [torch.tensor(kept)]

@@ -41,7 +41,7 @@ def run(config: PeerConfig, problem: Problem) -> FinalTensors:
     server._save_results_ = lambda: None
     server._summary_ = lambda: None
     server.train()
-    return {Quantity.SHARED: small_networks.parameters_of(server.server_model)}
+    return {Quantity.SHARED: small_networks.copy_parameters(server.server_model)}
 
 
 def end_round(feed: Feed, round: int, clients: np.ndarray) -> None:

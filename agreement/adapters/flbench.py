@@ -159,7 +159,7 @@ def read_final_tensors(server: FedAvgServer, config: PeerConfig) -> FinalTensors
         models.append([own_params.get(name, shared[name]) for name in names])
     final_tensors = {
         Quantity.SHARED: [*shared.values()],
-        Quantity.HEAD: small_networks.head_of([shared[name] for name in names]),
+        Quantity.HEAD: small_networks.select_head([shared[name] for name in names]),
         **read_personal_models(models),
     }
     if config.class_vectors:

@@ -137,13 +137,13 @@ def read_final_tensors(algorithm: CentralizedFL, config: PeerConfig) -> FinalTen
 def read_clients(clients: list[Any], config: PeerConfig) -> FinalTensors:
     """The clients' models, whole and without their heads, and what else stays with a client."""
     models = [client.model for client in clients if client.model is not None]
-    personal = read_personal_models([small_networks.parameters_of(model) for model in models])
+    personal = read_personal_models([small_networks.copy_parameters(model) for model in models])
     kept = read_kept(clients, config.kept)
     if config.shared_part is SharedPart.ALL_BUT_NORMALISATION:
         for model in models:
             for module in find_normalisations(model).values():
-                kept += small_networks.parameters_of(module)
-                kept += small_networks.statistics_of(module)
+                kept += small_networks.copy_parameters(module)
+                kept += small_networks.copy_statistics(module)
     return {**personal, Quantity.KEPT: kept}
 
 
@@ -153,8 +153,8 @@ def read_server(server: Any, config: PeerConfig) -> FinalTensors:
     shared = attrgetter(config.server_model)(server)
     if shared is not None:
         quantity = Quantity.HEAD if config.shared_part is SharedPart.HEAD else Quantity.SHARED
-        final_tensors[quantity] = small_networks.parameters_of(shared)
-        final_tensors[Quantity.STATISTICS] = small_networks.statistics_of(shared)
+        final_tensors[quantity] = small_networks.copy_parameters(shared)
+        final_tensors[Quantity.STATISTICS] = small_networks.copy_statistics(shared)
     if config.shared_part is SharedPart.ALL_BUT_NORMALISATION:
         final_tensors[Quantity.SHARED] = copy_parameters_without_normalisation(shared)
     if config.class_vectors:

@@ -101,8 +101,8 @@ def run(config: PeerConfig, problem: Problem) -> FinalTensors:
     mock.patch("numpy.random.shuffle", partial(begin_round, feed)).start()
     model = run_script({"alg": config.algorithm, **make_options(problem), **config.options})
     return {
-        Quantity.SHARED: small_networks.parameters_of(model),
-        Quantity.STATISTICS: small_networks.statistics_of(model),
+        Quantity.SHARED: small_networks.copy_parameters(model),
+        Quantity.STATISTICS: small_networks.copy_statistics(model),
     }
 
 

@@ -120,13 +120,13 @@ def make_arguments(config: PeerConfig, problem: Problem) -> SimpleNamespace:
 
 def read_final_tensors(server: Any, config: PeerConfig) -> FinalTensors:
     """What a server and its clients hold."""
-    final_tensors = read_personal_models([small_networks.parameters_of(client.model) for client in server.clients])
+    final_tensors = read_personal_models([small_networks.copy_parameters(client.model) for client in server.clients])
     final_tensors[Quantity.KEPT] = read_kept(server.clients, config.kept)
     if config.shared_part is SharedPart.COMPRESSED:
         final_tensors[Quantity.SHARED] = [decompress(value) for value in server.compressed_param.values()]
     else:
         quantity = Quantity.HEAD if config.shared_part is SharedPart.HEAD else Quantity.SHARED
-        final_tensors[quantity] = small_networks.parameters_of(server.global_model)
+        final_tensors[quantity] = small_networks.copy_parameters(server.global_model)
     if config.class_vectors:
         by_class = getattr(server, config.class_vectors)
         final_tensors[Quantity.CLASS_VECTORS] = [by_class[label] for label in range(NUM_CLASSES)]

@@ -46,4 +46,4 @@ def train(loader: EpochLoader, shared: list[Tensor], problem: Problem, objective
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    return small_networks.parameters_of(model)
+    return small_networks.copy_parameters(model)

@@ -125,7 +125,7 @@ def read_rows() -> pd.DataFrame:
     return pd.read_csv(CSV)
 
 
-def next_turn(workload: str) -> int:
+def find_next_turn(workload: str) -> int:
     """The number after that of a workload's last turn in the CSV."""
     rows = read_rows()
     turns = rows[rows.workload == workload].turn
@@ -224,7 +224,7 @@ def run_side(python: str, side: Side, job: Job) -> Measurement:
     return Measurement.from_json(last_line)
 
 
-def medians(rows: pd.DataFrame) -> pd.DataFrame:
+def compute_medians(rows: pd.DataFrame) -> pd.DataFrame:
     """Returns the medians of the values, a row each kind, workload and turn, a column each side."""
     medians_of_sides = rows.groupby(["what", "workload", "turn", "side"])["value"].median()
     return medians_of_sides.unstack()
@@ -247,13 +247,13 @@ def main(
     if Side.PFLLIB in sides and pfllib is None:
         raise typer.BadParameter("give the checkout of PFLlib, or other sides by --side.", param_hint="--pfllib")
     check_sides(workload, sides)
-    turns = turns or [next_turn(workload)]
+    turns = turns or [find_next_turn(workload)]
     check_turns(workload, sides, turns)
     checkout = None if pfllib is None else str(pfllib.resolve())
     rows: list[CsvRow] = []
     for turn in turns:
         rows += measure(workload, sides, turn, checkout, python)
-    print(medians(pd.DataFrame(rows)).loc["seconds"])
+    print(compute_medians(pd.DataFrame(rows)).loc["seconds"])
 
 
 if __name__ == "__main__":

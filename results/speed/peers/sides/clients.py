@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 
 @cache
-def client_images(folder: Path, split: str) -> list[TensorDataset]:
+def load_client_images(folder: Path, split: str) -> list[TensorDataset]:
     """Returns every client's images for training or testing, which the process keeps."""
     files = sorted((folder / "dataset" / split).glob("*.npz"), key=lambda file: int(file.stem))
     clients = []

@@ -17,7 +17,7 @@ from networks import make_network
 from torch import nn
 from torch.utils.data import DataLoader
 
-from sides.clients import client_images, load_initial_model
+from sides.clients import load_client_images, load_initial_model
 from sides.job import Job, Outcome, RoundClock, Training
 
 
@@ -31,7 +31,7 @@ class Client:
         """Answers a message that has a model by the trained one."""
         training = self._job.training
         client = context.node_config["partition-id"]
-        images = client_images(self._job.folder, "train")[client]
+        images = load_client_images(self._job.folder, "train")[client]
         network = make_network(training.backbone)
         network.load_state_dict(message.content["arrays"].to_torch_state_dict())
         train_epochs(network, images, training)

@@ -15,7 +15,7 @@ from fluke.server import Server
 from networks import make_network
 from torch import nn
 
-from sides.clients import client_images, load_initial_model
+from sides.clients import load_client_images, load_initial_model
 from sides.job import NUM_CLASSES, Job, Outcome, RoundClock
 
 
@@ -76,7 +76,7 @@ def make_clients(job: Job) -> list[Client]:
         optimizer_cfg=DDict(name="SGD", lr=training.lr), scheduler_cfg=DDict(name="StepLR", step_size=1, gamma=1)
     )
     clients = []
-    for index, images in enumerate(client_images(job.folder, "train")):
+    for index, images in enumerate(load_client_images(job.folder, "train")):
         loader = FastDataLoader(*images.tensors, num_labels=NUM_CLASSES, batch_size=training.batch_size, shuffle=True)
         client = Client(index, loader, None, optimizer, nn.CrossEntropyLoss(), local_epochs=training.local_epochs)
         clients.append(client)
@@ -87,7 +87,7 @@ def make_test_loader(job: Job) -> FastDataLoader:
     """Makes the loader of all clients' test images."""
     images = []
     labels = []
-    for client_tests in client_images(job.folder, "test"):
+    for client_tests in load_client_images(job.folder, "test"):
         images_of_client, labels_of_client = client_tests.tensors
         images.append(images_of_client)
         labels.append(labels_of_client)

@@ -38,7 +38,7 @@ def run(job: Job) -> Outcome:
     server = make_server(job)
     set_seeds(job.training.seed)
     server.train()
-    return Outcome(server.Budget, None, f"PFLlib {commit_of(job.pfllib)}")
+    return Outcome(server.Budget, None, f"PFLlib {read_commit(job.pfllib)}")
 
 
 def make_server(job: Job) -> Any:
@@ -85,7 +85,7 @@ def set_seeds(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def commit_of(checkout: str) -> str:
+def read_commit(checkout: str) -> str:
     """Returns the short name of a checkout's commit."""
     name = subprocess.check_output(["git", "-C", checkout, "rev-parse", "--short", "HEAD"], text=True)
     return name.strip()
