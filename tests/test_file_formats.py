@@ -584,6 +584,20 @@ def test_domains_come_from_npz_and_folders_alike(tmp_path):
     assert import_arrays("offices", tmp_path / "c", **arrays).domain_names == ("0", "1")
 
 
+@pytest.mark.parametrize("spelling", [str.lower, str.title, str.upper])
+@pytest.mark.parametrize(
+    "words", [("train", "test"), ("training", "testing"), ("train", "val"), ("train", "valid"), ("train", "validation")]
+)
+def test_the_folders_of_splits_may_be_spelled_in_any_way(words, spelling, tmp_path):
+    arrays = image_arrays((4, 4), 2)
+    expected = import_arrays("mine", tmp_path / "npz", **arrays, class_names=["ant", "bee"])
+    folder = write_image_folder(tmp_path / "images", arrays, ["ant", "bee"])
+    for split, word in zip(SPLITS, words, strict=True):
+        (folder / split).rename(folder / f"renamed_{split}")
+        (folder / f"renamed_{split}").rename(folder / spelling(word))
+    assert_same_dataset(expected, import_dataset("mine", folder))
+
+
 def test_folders_may_hold_hidden_files_links_and_mixed_colours(tmp_path):
     folder = write_image_folder(tmp_path / "images", image_arrays((4, 4), 2), ["ant", "bee"])
     for parent in (folder, folder / "train" / "ant"):

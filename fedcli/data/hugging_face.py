@@ -24,7 +24,7 @@ from fedcli.reading import check_size
 PREFIX = "hf:"  # before the path of such a folder
 FILES = "Hugging Face's state.json or *.parquet"
 PATTERN = r"(?:(?P<saved>state\.json)|[^/]*\.parquet)$"
-_SPLIT = re.compile(f"(?:^|[/_.-]){SPLIT}(?=[/_.-])")  # in a path, as in data/train-00000-of-00001.parquet
+_SPLIT = re.compile(f"(?i:(?:^|[/_.-]){SPLIT}(?=[/_.-]))")  # in a path, as in data/train-00000-of-00001.parquet
 
 
 def read_hugging_face(source: Source) -> Columns:
@@ -71,7 +71,7 @@ def _files_of_splits(source: Source) -> dict[str, list[Path]]:
         path = Path(match.string)
         if named:
             *_, last = named
-            split = last[1]
+            split = last[1].lower()
             folders.add(match.string[: last.start()])
         else:  # a name of the user's own, as of a file or a folder
             split = path.parent.name if match["saved"] else path.stem

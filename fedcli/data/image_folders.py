@@ -9,7 +9,7 @@ from fedcli.data.image_arrays import SPLIT, Columns, choose_splits
 from fedcli.data.pictures import stack_pictures
 from fedcli.data.source import Source
 
-SPLIT_FOLDER = f"(?:mnist_m_)?{SPLIT}"  # a regular expression
+SPLIT_FOLDER = f"(?i:(?:mnist_m_)?{SPLIT})"  # a regular expression
 _PICTURE = re.compile(f"(?:([^/]+)/)??(?:{SPLIT_FOLDER}/)?(?:([^/]+)/)?([^/]+)")  # <domain>/<split>/<class>/<file>
 _CLASS_LIST = re.compile(rf"(?:.*/)?{SPLIT_FOLDER}_(?:labels|annotations)\.txt")  # of a split's images
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
@@ -61,7 +61,8 @@ def _find_pictures(source: Source) -> list[_Picture]:
         match = _PICTURE.fullmatch(re.sub("(^|/)images/", r"\1", name))
         if match is None:
             raise ValueError(f"'{name}' lies too deep: move or remove it")
-        domain, split, label, file = match.groups(default="")
+        domain, spelled_split, label, file = match.groups(default="")
+        split = spelled_split.lower()
         if not label:
             label = classes.get(split, {}).pop(file, "")
         if label:
@@ -87,6 +88,6 @@ def _read_class_lists(source: Source) -> dict[str, dict[str, str]]:
         match = _CLASS_LIST.fullmatch(name)
         if match is not None:
             text = (source.folder / name).read_text(errors="replace")
-            split = match[1]
+            split = match[1].lower()
             classes[split] = dict(re.findall(r"^(\S+)[ \t]+(\S+)", text, re.MULTILINE))
     return classes
