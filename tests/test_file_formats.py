@@ -598,6 +598,21 @@ def test_the_folders_of_splits_may_be_spelled_in_any_way(words, spelling, tmp_pa
     assert_same_dataset(expected, import_dataset("mine", folder))
 
 
+@pytest.mark.parametrize("domains", [[""], ["real", "sketch"]])
+def test_a_class_may_be_called_as_a_split_is(domains, tmp_path):
+    classes = ["Train", "bus", "test", "training", "val", "validation"]
+    pictures = {}
+    for number, (domain, name) in enumerate(product(domains, classes)):
+        pictures[domain, name] = [random_pixels(10 * number + image, (4, 4)) for image in range(5)]
+    _, notes = imports.import_path("vehicles", write_office(tmp_path / "images", pictures, "images"))
+    assert notes[0] == "read as classes, without folders of classes in them: Train, test, training, val, validation"
+
+    dataset = datasets.load("vehicles")
+    assert dataset.class_names == tuple(classes)
+    assert dataset.domain_names == tuple(filter(None, domains))
+    assert len(dataset.y_train) + len(dataset.y_test) == 5 * len(pictures)
+
+
 def test_folders_may_hold_hidden_files_links_and_mixed_colours(tmp_path):
     folder = write_image_folder(tmp_path / "images", image_arrays((4, 4), 2), ["ant", "bee"])
     for parent in (folder, folder / "train" / "ant"):

@@ -1,5 +1,6 @@
 """Reads image files in folders by split, class and domain."""
 
+import os
 import re
 from typing import NamedTuple
 
@@ -55,30 +56,69 @@ def _find_pictures(source: Source) -> list[_Picture]:
         source.notes.append(f"left out: {len(others) - len(names):,} files that are no images by their suffix")
     in_images = [name for name in names if "/images/" in f"/{name}"]
     names = in_images or names  # lists of boxes lie beside `images`
-    pictures = []
-    unfit = []  # files that are in a folder or in a list alone
-    for name in names:
-        match = _PICTURE.fullmatch(re.sub("(^|/)images/", r"\1", name))
-        if match is None:
-            raise ValueError(f"'{name}' lies too deep: move or remove it")
-        domain, spelled_split, label, file = match.groups(default="")
-        split = spelled_split.lower()
-        if not label:
-            label = classes.get(split, {}).pop(file, "")
-        if label:
-            pictures.append(_Picture(domain, split, label, name))
-        elif split in classes:
-            unfit.append(file)
-    for files_without_images in classes.values():
-        unfit += files_without_images
-    if unfit:
-        (file, *_) = unfit
-        raise ValueError(f"images and the list of their classes do not fit: '{file}' is in one of them")
+    pictures = [_read_path(name) for name in names]
+    if classes:
+        pictures = _with_listed_classes(pictures, classes)
+    elif not any(picture.split and picture.label for picture in pictures):
+        pictures = _with_splits_as_classes(pictures, source.notes)
+    pictures = [picture for picture in pictures if picture.label]
     if not pictures:
         (file, *_) = source.names
         raise ValueError(f"there are no images in folders, but '{file}'")
     splits = choose_splits({picture.split for picture in pictures}, source.notes)
     return [picture for picture in pictures if picture.split in splits]
+
+
+def _without_images_folder(name: str) -> str:
+    """The path of an image without the folder `images` that it may lie in."""
+    return re.sub("(^|/)images/", r"\1", name)
+
+
+def _read_path(name: str) -> _Picture:
+    """What the folders of an image file say of it."""
+    match = _PICTURE.fullmatch(_without_images_folder(name))
+    if match is None:
+        raise ValueError(f"'{name}' lies too deep: move or remove it")
+    domain, split, label, _ = match.groups(default="")
+    return _Picture(domain, split.lower(), label, name)
+
+
+def _with_listed_classes(pictures: list[_Picture], classes: dict[str, dict[str, str]]) -> list[_Picture]:
+    """The pictures, with the classes that the lists of their splits have for their files."""
+    labelled = []
+    unfit = []  # files that are in a folder or in a list alone
+    for picture in pictures:
+        file = os.path.basename(picture.name)
+        label = picture.label or classes.get(picture.split, {}).pop(file, "")
+        if not label and picture.split in classes:
+            unfit.append(file)
+        labelled.append(picture._replace(label=label))
+    for files_without_images in classes.values():
+        unfit += files_without_images
+    if unfit:
+        (file, *_) = unfit
+        raise ValueError(f"images and the list of their classes do not fit: '{file}' is in one of them")
+    return labelled
+
+
+def _with_splits_as_classes(pictures: list[_Picture], notes: list[str]) -> list[_Picture]:
+    """The pictures of a set without splits, in which a folder may be called as one: trains are a class of vehicles.
+
+    Adds to the notes which classes are called so, as these may be images to test on that have no classes.
+    """
+    if all(picture.split or not picture.label for picture in pictures):
+        return pictures  # nothing but `train` and `test`, in which there should be folders of classes
+    labelled = []
+    named_as_splits = set()
+    for picture in pictures:
+        if picture.split:
+            folder = os.path.dirname(_without_images_folder(picture.name))
+            picture = picture._replace(split="", label=os.path.basename(folder))
+            named_as_splits.add(picture.label)
+        labelled.append(picture)
+    if named_as_splits:
+        notes.append(f"read as classes, without folders of classes in them: {', '.join(sorted(named_as_splits))}")
+    return labelled
 
 
 def _read_class_lists(source: Source) -> dict[str, dict[str, str]]:
