@@ -613,6 +613,20 @@ def test_a_class_may_be_called_as_a_split_is(domains, tmp_path):
     assert len(dataset.y_train) + len(dataset.y_test) == 5 * len(pictures)
 
 
+def test_a_folder_images_hides_only_what_lies_beside_it(tmp_path):
+    pictures = {}
+    for number, (domain, name) in enumerate(product(["amazon/images", "sketch", "amazon/masks"], ["ant", "bee"])):
+        pictures[domain, name] = [random_pixels(10 * number + image, (4, 4)) for image in range(5)]
+    folder = write_office(tmp_path / "set", pictures)
+    write_files(folder, {"amazon/plan.png": encode_image(random_pixels(99, (4, 4)))})
+    _, notes = imports.import_path("mine", folder)
+    assert notes[0] == "left out: 11 images beside a folder 'images'"
+
+    dataset = datasets.load("mine")
+    assert dataset.domain_names == ("amazon", "sketch")
+    assert len(dataset.y_train) + len(dataset.y_test) == 20
+
+
 def test_folders_may_hold_hidden_files_links_and_mixed_colours(tmp_path):
     folder = write_image_folder(tmp_path / "images", image_arrays((4, 4), 2), ["ant", "bee"])
     for parent in (folder, folder / "train" / "ant"):

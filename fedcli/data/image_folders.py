@@ -2,6 +2,7 @@
 
 import os
 import re
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -54,9 +55,7 @@ def _find_pictures(source: Source) -> list[_Picture]:
     names = [name for name in others if name.lower().endswith(SUFFIXES)]
     if 0 < len(names) < len(others):
         source.notes.append(f"left out: {len(others) - len(names):,} files that are no images by their suffix")
-    in_images = [name for name in names if "/images/" in f"/{name}"]
-    names = in_images or names  # lists of boxes lie beside `images`
-    pictures = [_read_path(name) for name in names]
+    pictures = [_read_path(name) for name in _without_those_beside_images(names, source.notes)]
     if classes:
         pictures = _with_listed_classes(pictures, classes)
     elif not any(picture.split and picture.label for picture in pictures):
@@ -67,6 +66,23 @@ def _find_pictures(source: Source) -> list[_Picture]:
         raise ValueError(f"there are no images in folders, but '{file}'")
     splits = choose_splits({picture.split for picture in pictures}, source.notes)
     return [picture for picture in pictures if picture.split in splits]
+
+
+def _without_those_beside_images(names: list[str], notes: list[str]) -> list[str]:
+    """The names of image files without those beside a folder `images`, which are masks or previews of its images.
+
+    Adds to the notes how many were left out.
+    """
+    folders_above = {name: ["", *accumulate(os.path.dirname(name).split("/"), os.path.join)] for name in names}
+    parents = set()  # of the folders `images`
+    for folders in folders_above.values():
+        for folder in folders:
+            if os.path.basename(folder) == "images":
+                parents.add(os.path.dirname(folder))
+    kept = [name for name in names if "/images/" in f"/{name}" or parents.isdisjoint(folders_above[name])]
+    if len(kept) < len(names):
+        notes.append(f"left out: {len(names) - len(kept):,} images beside a folder 'images'")
+    return kept
 
 
 def _without_images_folder(name: str) -> str:
