@@ -691,6 +691,12 @@ def remove_the_test_images(folder):
     shutil.rmtree(folder / "test")
 
 
+def add_a_folder_within_a_class_without_splits(folder):
+    (folder / "train").rename(folder / "cat")
+    (folder / "test" / "ant").rename(folder / "dog")
+    shutil.rmtree(folder / "test")
+
+
 def leave_a_table_only(folder):
     shutil.rmtree(folder)
     write_files(folder, {"0.csv": b"1,2"})
@@ -705,6 +711,9 @@ BAD_FOLDERS = {
     "a huge image": BadFolder(add_a_huge_image, ("z.png", "decompression bomb")),
     "a partial image": BadFolder(add_a_cut_image, ("cut.png", "an image")),
     "too deep": BadFolder(add_folders_within_a_class, ("test/ant/a/ant", "too deep")),
+    "mixed depths": BadFolder(
+        add_a_folder_within_a_class_without_splits, ("cat/ant/", "a folder within a class", "but 'dog/", "in none")
+    ),
     "16 bits": BadFolder(add_an_image_of_16_bits, ("deep.png", "8 bits")),
     "no test": BadFolder(remove_the_test_images, ("0 to test on",)),
     "no form": BadFolder(leave_a_table_only, ("0.csv", *file_formats.FILE_FORMATS)),

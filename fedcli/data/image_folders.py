@@ -65,7 +65,17 @@ def _find_pictures(source: Source) -> list[_Picture]:
         (file, *_) = source.names
         raise ValueError(f"there are no images in folders, but '{file}'")
     splits = choose_splits({picture.split for picture in pictures}, source.notes)
-    return [picture for picture in pictures if picture.split in splits]
+    chosen = [picture for picture in pictures if picture.split in splits]
+    _refuse_mixed_depths(chosen)
+    return chosen
+
+
+def _refuse_mixed_depths(pictures: list[_Picture]) -> None:
+    """Refuses a set of which some pictures have a domain: folders within a class would be taken for other classes."""
+    deep = [picture.name for picture in pictures if picture.domain]
+    others = [picture.name for picture in pictures if not picture.domain]
+    if deep and others:
+        raise ValueError(f"'{deep[0]}' lies in a domain or in a folder within a class, but '{others[0]}' in none")
 
 
 def _without_those_beside_images(names: list[str], notes: list[str]) -> list[str]:
