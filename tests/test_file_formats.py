@@ -879,6 +879,19 @@ def test_files_by_other_suffixes_are_counted_and_all_broken_images_are_named(tmp
     assert_refused(lambda: imports.import_path("mine", folder), "33 of 36 images", " and 13 more")
 
 
+def test_images_without_a_class_are_counted_and_dangling_links_are_named(tmp_path):
+    folder = write_image_folder(tmp_path / "set", image_arrays((4, 4), 2), ["ant", "bee"])
+    for number in range(7):
+        write_files(folder, {f"test/{number}.png": encode_image(random_pixels(number, (4, 4)))})
+    _, notes = imports.import_path("mine", folder)
+    assert notes == ["left out: 7 images in no folder of a class"]
+    assert len(datasets.load("mine").y_test) == 4
+
+    (folder / "train" / "ant" / "gone.png").symlink_to(tmp_path / "gone.png")
+    for start in (lambda: imports.import_path("mine", folder), lambda: imports.import_if_path(str(folder))):
+        assert_refused(start, "1 of 11 images cannot be read", "train/ant/gone.png", "No such file")
+
+
 def test_no_other_program_is_started_for_an_image(tmp_path, monkeypatch):
     """For an EPS Pillow starts Ghostscript, whatever the file is called."""
     folder = write_folder_of_one_class(tmp_path / "set")

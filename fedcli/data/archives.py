@@ -9,8 +9,15 @@ from fedcli.reading import check_size
 
 
 def files_below(folder: Path) -> list[str]:
-    """The paths of the files in a folder and those below it, in order; hidden ones are left out."""
-    names = [name for name in glob("**", root_dir=folder, recursive=True) if (folder / name).is_file()]
+    """The paths of the files in a folder and those below it, in order; hidden ones are left out.
+
+    Links to what is not there are among them, so that whoever reads them says so.
+    """
+    names = []
+    for name in glob("**", root_dir=folder, recursive=True):
+        path = folder / name
+        if path.is_file() or (path.is_symlink() and not path.exists()):
+            names.append(name)
     return sorted(names, key=lambda name: name.split("/"))
 
 

@@ -60,12 +60,14 @@ def _find_pictures(source: Source) -> list[_Picture]:
         pictures = _with_listed_classes(pictures, classes)
     elif not any(picture.split and picture.label for picture in pictures):
         pictures = _with_splits_as_classes(pictures, source.notes)
-    pictures = [picture for picture in pictures if picture.label]
-    if not pictures:
+    labelled = [picture for picture in pictures if picture.label]
+    if not labelled:
         (file, *_) = source.names
         raise ValueError(f"there are no images in folders, but '{file}'")
-    splits = choose_splits({picture.split for picture in pictures}, source.notes)
-    chosen = [picture for picture in pictures if picture.split in splits]
+    if len(labelled) < len(pictures):
+        source.notes.append(f"left out: {len(pictures) - len(labelled):,} images in no folder of a class")
+    splits = choose_splits({picture.split for picture in labelled}, source.notes)
+    chosen = [picture for picture in labelled if picture.split in splits]
     _refuse_mixed_depths(chosen)
     return chosen
 

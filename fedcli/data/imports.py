@@ -103,8 +103,10 @@ def import_if_path(text: str) -> str:
 
 
 def _hash_of_content(path: Path) -> str:
-    """The hexadecimal SHA-256 of a file, or of the files in a folder with their paths."""
-    files_inside = [""] if path.is_file() else files_below(path)
+    """The hexadecimal SHA-256 of a file, or of the files in a folder with their paths; links to nothing have none."""
+    files_inside = [""]
+    if path.is_dir():
+        files_inside = [name for name in files_below(path) if (path / name).is_file()]
     digest = hashlib.sha256()
     for file in files_inside:
         with (path / file).open("rb") as content:
