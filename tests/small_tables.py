@@ -32,7 +32,7 @@ class PlanWatch(jobs.PlanListener):
         self.max_rounds = max_rounds
 
     def begin(self, run):
-        self.begun.append((run.label, run.setup.config.seed))
+        self.begun.append((run.title, run.setup.config.seed))
 
     def advance(self, run, rounds):
         rounds_before = len(run.record["rounds"]) if run.record else 0
@@ -42,7 +42,7 @@ class PlanWatch(jobs.PlanListener):
             raise KeyboardInterrupt
 
     def end(self, run, record, error):
-        self.ended.append((run.label, run.setup.config.seed, error))
+        self.ended.append((run.title, run.setup.config.seed, error))
 
 
 def with_records(plan, records):

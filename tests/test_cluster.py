@@ -41,7 +41,7 @@ def test_a_table_on_a_cluster_that_loses_a_node_is_the_serial_one(tmp_path, monk
         assert jobs.execute(spread, watch, cluster=placement.cluster) == {}
     finally:
         nodes.shutdown()
-    assert sorted(watch.ended) == sorted((run.label, run.setup.config.seed, "") for run in spread.runs)
+    assert sorted(watch.ended) == sorted((run.title, run.setup.config.seed, "") for run in spread.runs)
     assert jobs.execute(serial, PlanWatch()) == {}
 
     for serial_run, spread_run in zip(serial.runs, spread.runs, strict=True):

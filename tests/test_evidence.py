@@ -61,7 +61,7 @@ def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidenc
 
     class Interrupting(evidence.TableDisplay):
         def advance(self, run, rounds):
-            if run.method == "scaffold":  # as by SIGTERM
+            if run.method_source == "scaffold":  # as by SIGTERM
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:

@@ -245,7 +245,7 @@ def test_a_failed_run_does_not_stop_the_others_and_the_command_fails_after_all(o
     assert re.search(r"\n- Failed: .*\(NonFiniteLoss: the term", result.stdout)
     later = plans.plan_table(FAILING)  # what has diverged is not tried again
     assert [run.outcome for run in later.runs] == ["not run", "diverged", "finished"]
-    assert [run.label for run in later.startable_runs] == ["FedAvg, CIFAR-10 NIID-1"]
+    assert [run.title for run in later.startable_runs] == ["FedAvg, CIFAR-10 NIID-1"]
 
 
 def test_runs_whose_data_are_missing_are_left_out(monkeypatch):
@@ -253,7 +253,7 @@ def test_runs_whose_data_are_missing_are_left_out(monkeypatch):
     monkeypatch.setattr(durations, "find_shipped_folders", lambda: timed_before)
     absent = Cell("FedAvg", "CINIC-10 NIID-1", "fedavg", {"protocol": "fedfm:niid-1", "dataset": "cifar10"})
     plan = plans.plan_table(make_table([*SMALL_TABLE.cells, absent]), seeds=[0])
-    assert [run.label for run in plan.startable_runs] == ["FedAvg, CIFAR-10 NIID-1", "FedFM, CIFAR-10 NIID-1"]
+    assert [run.title for run in plan.startable_runs] == ["FedAvg, CIFAR-10 NIID-1", "FedFM, CIFAR-10 NIID-1"]
     lines = dict(plan_display.cost_rows(plan))
     assert lines["runs"] == "3, seeds 0: 3 not run; 2 to run"
     assert "'fedcli data download cifar10'" in lines["left out"]

@@ -247,7 +247,7 @@ def test_a_label_of_several_methods_stands_before_their_names(tmp_path):
         write_unsigned_record(folder, make_record(method))
     records = frame.find_records(folders, ["Ours", "Ours", "M"])
     groups = tables.group_runs(records)
-    assert [group.label for group in groups] == ["Ours: fedavg", "Ours: fedprox", "M"]
+    assert [group.title for group in groups] == ["Ours: fedavg", "Ours: fedprox", "M"]
     assert len({*names.setting_colours([groups]).values()}) == 3
     result = invoke("table", tmp_path, "--label", "Ours", "--format", "latex")
     assert all(f"Ours: {method}" in result.output for method in methods)

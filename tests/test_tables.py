@@ -74,14 +74,14 @@ def test_the_seed_and_what_follows_it_do_not_divide_a_group():
     (group,) = groups.group_runs(runs)
     assert [run["seed"] for run in group.records] == [0, 1, 2]
     assert group.differing_settings == {}
-    assert group.label == "one"
+    assert group.title == "one"
 
     fixed = {"partition_seed": 7, "origin": {"partition_seed": "command line"}}
     following, other = groups.group_runs(
         [make_record(seed=0), make_record(seed=0, **fixed), make_record(seed=1, **fixed)]
     )
     assert following.differing_settings == {"partition_seed": "as seed"}
-    assert other.label == "one, partition seed 7"
+    assert other.title == "one, partition seed 7"
     assert len(other.records) == 2
 
 
@@ -105,7 +105,7 @@ def test_other_numerics_are_another_group_and_another_hash_is_not():
 
 def test_labels_hold_what_differs_and_no_more():
     def labels(*runs):
-        return [group.label for group in groups.group_runs(runs)]
+        return [group.title for group in groups.group_runs(runs)]
 
     one = make_record("one")
     two = make_record("two", mu=1)
@@ -334,14 +334,14 @@ def test_every_latex_table_has_its_own_label(tmp_path):
 
     by_itself = ["tab:paper-skew-digits", "tab:paper-skew-a-b", "tab:paper-skew-a-b-2"]
     assert labels(latex(on_two)) == by_itself
-    assert labels(write_tables(on_two, format="latex", label="tab:Mine")) == [
+    assert labels(write_tables(on_two, format="latex", latex_label="tab:Mine")) == [
         "tab:Mine-paper-skew-digits", "tab:Mine-paper-skew-a-b", "tab:Mine-paper-skew-a-b-2",
     ]  # fmt: skip
-    assert labels(write_tables(on_two[:1], format="latex", label="tab:Mine")) == ["tab:Mine"]
+    assert labels(write_tables(on_two[:1], format="latex", latex_label="tab:Mine")) == ["tab:Mine"]
     assert_refused(
-        lambda: write_tables(on_two, format="latex", label="50 %"), "letters, digits and :.-_/+ (got '50 %')"
+        lambda: write_tables(on_two, format="latex", latex_label="50 %"), "letters, digits and :.-_/+ (got '50 %')"
     )
-    assert_refused(lambda: write_tables(on_two, format="markdown", label="tab:mine"), "a label is for LaTeX")
+    assert_refused(lambda: write_tables(on_two, format="markdown", latex_label="tab:mine"), "a label is for LaTeX")
 
     # A command's table is labelled by the name of its file, where that has letters.
     write_unsigned_record(tmp_path / "run", make_record())
@@ -493,7 +493,7 @@ def test_labels_stand_for_the_methods_of_their_paths(tmp_path):
 
     def sizes(*labels):
         records = frame.find_records(folders, labels)
-        return {group.label: len(group.records) for group in groups.group_runs(records)}
+        return {group.title: len(group.records) for group in groups.group_runs(records)}
 
     assert sizes("plain", "faster") == {"plain": 1, "faster": 2}
     assert_refused(lambda: sizes("plain"), "--label stands once for each path, in order (got 1 for 2")

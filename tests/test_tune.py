@@ -223,7 +223,7 @@ def test_each_method_tries_its_own_and_the_shared_options(tmp_path):
     assert all(values.keys() == {"lr", "proximal_weight"} for values in values_of["fedprox"])
     assert combinations(tune.plan_trials(BOTH, TWO_ROUNDS, **search)) == values_of
     first, *_ = plan.runs
-    assert first.label == "fedavg, lr 0.01"
+    assert first.title == "fedavg, lr 0.01"
     for run in plan.runs:
         assert run.folder.is_relative_to(tmp_path / "two" / run.setup.method.name)
 

@@ -68,7 +68,7 @@ class TableDisplay(jobs.PlanListener):
 
     def note(self, run: PlannedRun, text: str, counter: str = "") -> None:
         """Print a note of a run, its engine or a logger."""
-        print_line(self._consoles, f"{counter}{run.label}, seed {run.setup.config.seed}: {text}")
+        print_line(self._consoles, f"{counter}{run.title}, seed {run.setup.config.seed}: {text}")
 
     def end(self, run: PlannedRun, record: Record | None, error: str) -> None:
         """Print how a run has ended."""
@@ -80,7 +80,7 @@ class TableDisplay(jobs.PlanListener):
             text = f"{self._plan.format_accuracy(record)} in {duration_text(record)}"
         self.note(run, text, f"[{self.ended}/{self.total}] ")
         if error and self._terminal.quiet:
-            say(f"error: {run.label}, seed {run.setup.config.seed}: {error}", err=True)
+            say(f"error: {run.title}, seed {run.setup.config.seed}: {error}", err=True)
 
 
 def warn_of_protocols(plan: Plan) -> None:

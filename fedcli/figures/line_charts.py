@@ -224,7 +224,7 @@ def _line_styles(panels: list[Panel], options: FigureOptions) -> dict[str, dict[
 
 def _chosen_colours(panels: list[list[SeedGroup]], options: FigureOptions) -> dict[str, str]:
     """A colour for each setting by its label: the user's by that label or by the method, else ours."""
-    settings = {setting.label: setting for panel in panels for setting in panel}
+    settings = {setting.title: setting for panel in panels for setting in panel}
     methods_drawn = [setting.method for setting in settings.values()]
     options.refuse_unused([*methods_drawn, *settings])
     colours = setting_colours(panels)
@@ -253,7 +253,7 @@ def _draw_curves(
     ends = {}
     symbols: Symbols = {}
     for curve in curves:
-        drawn = _draw_curve(axes, curve, curve.name(options.labels), styles[curve.setting.label])
+        drawn = _draw_curve(axes, curve, curve.name(options.labels), styles[curve.setting.title])
         ends[drawn.line] = curve.end
         symbols |= drawn.symbols
     highest_first = sorted(ends, key=lambda line: ends[line].y, reverse=True)

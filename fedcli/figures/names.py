@@ -32,9 +32,9 @@ def setting_colours(leaderboards: Sequence[Sequence[SeedGroup]]) -> dict[str, st
     """A colour for each setting, by its label; one a method where no leaderboard has several settings of a method."""
     settings = [setting for leaderboard in leaderboards for setting in leaderboard]
     if not all(map(_has_one_a_method, leaderboards)):
-        return colours(setting.label for setting in settings)
+        return colours(setting.title for setting in settings)
     method_colours = colours(setting.method for setting in settings)
-    return {setting.label: method_colours[setting.method] for setting in settings}
+    return {setting.title: method_colours[setting.method] for setting in settings}
 
 
 def _has_one_a_method(settings: Sequence[SeedGroup]) -> bool:
@@ -47,10 +47,10 @@ def setting_name(setting: SeedGroup, labels: Mapping[str, str] = NO_LABELS) -> s
 
     `labels` are the user's, by the label of the setting or by the name of its method.
     """
-    if setting.label in labels:
-        return labels[setting.label]
+    if setting.title in labels:
+        return labels[setting.title]
     name = labels.get(setting.method, name_method(setting.first))
-    return name + setting.label.removeprefix(setting.method)
+    return name + setting.title.removeprefix(setting.method)
 
 
 def title_words(records: Sequence[Record], *more: str) -> str:

@@ -109,7 +109,7 @@ def _columns(table: TextTable, rows: list[_TableRow]) -> list[_TableColumn]:
 
 def _table(columns: list[_TableColumn], rows: list[_TableRow], colours: dict[str, str]) -> models.DataTable:
     """A leaderboard's table of these rows, with the names of settings in the colours of their curves."""
-    data = {"colour": [colours[row.setting.label] for row in rows]}
+    data = {"colour": [colours[row.setting.title] for row in rows]}
     shown = []
     for number, values in enumerate(columns):
         text_field = f"text_{number}"
@@ -146,7 +146,7 @@ def _curves(curves: list[Curve], colours: dict[str, str]) -> Any:
     hovered = []
     for curve in sorted(curves, key=lambda curve: curve.end.y, reverse=True):
         name = "; ".join([setting_name(curve.setting), *curve.changes])
-        style = {"color": colours[curve.setting.label], "legend_label": name}
+        style = {"color": colours[curve.setting.title], "legend_label": name}
         hovered.append(chart.line("x", "y", source=dict(curve.line), name=name, line_width=2, **style))
         if len(curve.runs) > 1:
             chart.varea("x", "low", "high", source=dict(curve.line), alpha=0.12, **style)

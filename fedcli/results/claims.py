@@ -50,7 +50,7 @@ from fedcli.runs.settings_text import differences_text
 
 
 def answer_claims(
-    claims: Iterable[Claim], folders: Iterable[Path], has_data: Callable[[str], bool] = datasets.is_open_to_all,
+    claims: Iterable[Claim], folders: Iterable[Path], has_data: Callable[[str], bool] = datasets.is_open_to_all, *,
     shipped: bool = False,
 ) -> list[Answer]:  # fmt: skip
     """Judges claims by the records of runs.

@@ -98,7 +98,7 @@ class Columns:
         return [self.by_key[key] for key in cells]
 
 
-def find_columns(groups: Sequence[SeedGroup], metrics: Sequence[str], leads: bool, layout: Layout) -> Columns:
+def find_columns(groups: Sequence[SeedGroup], metrics: Sequence[str], *, leads: bool, layout: Layout) -> Columns:
     """The columns of a table of groups.
 
     Raises:

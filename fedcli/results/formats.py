@@ -40,7 +40,7 @@ from fedcli.userfiles import is_from_file
 FORMATS = ("markdown", "csv", "latex")
 # Metrics that papers print only where they discuss them.
 DISCUSSED_METRICS = {"validation", "quality:nmi", "quality:silhouette"}
-LABEL = re.compile(r"[A-Za-z0-9:.\-_/+]*")  # in LaTeX, other characters may mean something
+LATEX_LABEL = re.compile(r"[A-Za-z0-9:.\-_/+]*")  # in LaTeX, other characters may mean something
 NAMED_METRICS = ("intra", "inter", "class")  # metrics of what has a name, as a domain
 HEADINGS = {  # of metrics whose names do not read as a column of a paper
     "clients:mean": "Mean of clients", "clients:std": "Deviation of clients", "clients:worst": "Worst client",
@@ -50,12 +50,12 @@ HEADINGS = {  # of metrics whose names do not read as a column of a paper
 
 def write_tables(
     records: Sequence[Record], metrics: Sequence[str] = (), format: str = "markdown", layout: Layout = DEFAULT_LAYOUT,
-    label: str = "",
+    latex_label: str = "",
 ) -> str:  # fmt: skip
     r"""Tables of runs as text, one for each protocol and data set; a CSV has a line for each run.
 
-    `label` is LaTeX's `\label`, and of several tables what each label begins with; by default a label has the protocol
-    and the data set.
+    `latex_label` is LaTeX's `\label`, and of several tables what each label begins with; by default a label has the
+    protocol and the data set.
 
     Raises:
         UserError: If a metric, a column or the format is not known, columns are chosen of a CSV, or the label cannot be
@@ -63,8 +63,10 @@ def write_tables(
     """
     if format not in FORMATS:
         raise unknown("format", format, FORMATS, f"there are {', '.join(FORMATS)}.")
-    if label and format != "latex":
-        raise UserError(f"a label is for LaTeX (got label '{label}' and --format {format}); leave one of them out.")
+    if latex_label and format != "latex":
+        raise UserError(
+            f"a label is for LaTeX (got label '{latex_label}' and --format {format}); leave one of them out."
+        )
     if format == "csv":
         if layout != DEFAULT_LAYOUT:
             raise UserError(
@@ -75,30 +77,30 @@ def write_tables(
     if format == "latex":
         by_leaderboard = group_by_leaderboard(records)
         latex_tables = []
-        for runs, name in zip(by_leaderboard.values(), _choose_latex_labels(by_leaderboard, label), strict=True):
-            table = replace(build_paper_table(runs, metrics, layout), label=name)
+        for runs, name in zip(by_leaderboard.values(), _choose_latex_labels(by_leaderboard, latex_label), strict=True):
+            table = replace(build_paper_table(runs, metrics, layout), latex_label=name)
             latex_tables.append(render(table, format))
         return "\n".join(latex_tables)
     return "\n".join(render(table, format) for table in build_tables(records, metrics, leads=True, layout=layout))
 
 
-def _choose_latex_labels(names: Collection[str], label: str) -> list[str]:
+def _choose_latex_labels(names: Collection[str], given: str) -> list[str]:
     r"""A `\label` for each of the tables with these names, no two the same; see `write_tables`."""
-    if not LABEL.fullmatch(label):
+    if not LATEX_LABEL.fullmatch(given):
         raise UserError(
-            f"a label of LaTeX must be letters, digits and :.-_/+ (got '{label}'); write one as 'tab:main-results'."
+            f"a label of LaTeX must be letters, digits and :.-_/+ (got '{given}'); write one as 'tab:main-results'."
         )
-    if label and len(names) == 1:
-        return [label]
+    if given and len(names) == 1:
+        return [given]
     labels: list[str] = []
     for name in names:
-        table_label = f"{label}-{slugify(name)}" if label else f"tab:{slugify(name)}"
+        first_choice = f"{given}-{slugify(name)}" if given else f"tab:{slugify(name)}"
         number = 2
-        unique = table_label
-        while unique in labels:
-            unique = f"{table_label}-{number}"
+        label = first_choice
+        while label in labels:
+            label = f"{first_choice}-{number}"
             number += 1
-        labels.append(unique)
+        labels.append(label)
     return labels
 
 
@@ -122,7 +124,7 @@ def build_paper_table(
     seeds = _find_common_seeds(groups)
     cells = build_cells(groups, columns, implied_count=len(seeds) or None)
     if not columns.chosen:
-        cells = _select_paper_columns(cells, columns, bool(seeds))
+        cells = _select_paper_columns(cells, columns, same_seeds=bool(seeds))
     shown = columns.of(cells)
     first_number = find_first_number_column(shown)
     cells.iloc[:, first_number:] = cells.iloc[:, first_number:].replace("", MISSING)
@@ -140,7 +142,7 @@ def build_paper_table(
     )
 
 
-def _select_paper_columns(cells: pd.DataFrame, columns: Columns, same_seeds: bool) -> pd.DataFrame:
+def _select_paper_columns(cells: pd.DataFrame, columns: Columns, *, same_seeds: bool) -> pd.DataFrame:
     """The columns that papers have: no costs, nothing that the caption says, and no validation unless asked for."""
     hidden = [FLOATS.key]
     if same_seeds:

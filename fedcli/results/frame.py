@@ -27,7 +27,7 @@ class RunRow(NamedTuple):
     folder: Path
     record: Record
     method: str
-    label: str  # of the user, in the place of the method's name; empty without one
+    user_label: str  # in the place of the method's name; empty without one
     seed: int
     outcome: str  # one of `fedcli.runs.record.RUN_OUTCOMES`
     numerics: str  # the versions of the arithmetic of core and method, with a dot between them
@@ -50,7 +50,7 @@ def _collect_facts(record: Record) -> dict[str, Any]:
     return {
         "record": record,
         "method": record["method"],
-        "label": record.get("label", ""),
+        "user_label": record.get("label", ""),
         "seed": record["seed"],
         "outcome": outcome_of(record),
         "numerics": ".".join(map(str, record["numerics"].values())),
@@ -120,33 +120,33 @@ def read_runs(folders: Iterable[Path]) -> list[RunRow]:
     return rows
 
 
-def find_records(paths: Iterable[str | Path], labels: Sequence[str] = ()) -> list[Record]:
+def find_records(paths: Iterable[str | Path], user_labels: Sequence[str] = ()) -> list[Record]:
     """The records under `paths`, each once and with its `folder`, in the order given and by path within each.
 
     Args:
         paths: Record files, or folders that hold runs at any depth.
-        labels: For each path a name for its runs in place of their method, or before it if they are of several
+        user_labels: For each path a name for its runs in place of their method, or before it if they are of several
             methods, the `label` of the records; or none.
 
     Raises:
         UserError: If a path holds no record, or one that cannot be read.
     """
     roots = [Path(path) for path in paths]
-    if len(labels) not in (0, len(roots)):
+    if len(user_labels) not in (0, len(roots)):
         raise UserError(
-            f"--label stands once for each path, in order (got {len(labels)} for {len(roots)}); give {len(roots)}."
+            f"--label stands once for each path, in order (got {len(user_labels)} for {len(roots)}); give {len(roots)}."
         )
     records: dict[Path, Record] = {}
-    for root, label in zip_longest(roots, labels):
+    for root, user_label in zip_longest(roots, user_labels):
         files = _find_record_files(root) if root.is_dir() else [root]
         if not files:
             raise UserError(f"there is no run in '{root}' (got no {RECORD} in it or below); give the folder of a run.")
         for file in files:
             record = {**read_record(file), "folder": file.parent}
-            if labels:
-                record["label"] = label
+            if user_labels:
+                record["label"] = user_label
             records.setdefault(file.resolve(), record)
-    if labels:
+    if user_labels:
         _tell_methods_apart(records.values())
     return list(records.values())
 

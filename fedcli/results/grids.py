@@ -31,9 +31,9 @@ class GridPoint:
     runs: tuple[PlannedRun, ...]
 
     @property
-    def label(self) -> str:
+    def title(self) -> str:
         """What its runs are called."""
-        return self.runs[0].label
+        return self.runs[0].title
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,15 @@ def plan_grid(
             varied = dict(zip(grid, combination, strict=True))
             given_at_point = replace(given_to_method, values={**given_to_method.values, **varied})
             runs = resolve_runs(name, given_at_point, out=Path(), seeds=seeds)
-            point = _ResolvedPoint(name=name, method=method, varied=varied, given=given_at_point, runs=runs)
+            point = _ResolvedPoint(name, method, varied=varied, given=given_at_point, runs=runs)
             resolved_points.append(point)
     first_run = resolved_points[0].runs[0]
     folder = Path(out or new_folder(first_run.setup))
     has_several_methods = len(methods) > 1
-    points = [_plan_point(point, folder, has_several_methods, bool(continue_)) for point in resolved_points]
+    points = [
+        _plan_point(point, folder, has_several_methods=has_several_methods, continue_=bool(continue_))
+        for point in resolved_points
+    ]
     _refuse_shared_folders(points)
     return GridPlan(folder, list_runs(points), tuple(points))
 
@@ -94,7 +97,7 @@ def list_runs(points: Iterable[GridPoint]) -> tuple[PlannedRun, ...]:
 class _ResolvedPoint(NamedTuple):
     """A point of a grid whose runs can start, before it is known where, and what of them has begun."""
 
-    name: str  # the method, as it is named in the command
+    name_in_command: str  # of the method
     method: Method
     varied: dict[str, Any]  # see `GridPoint`
     given: GivenOptions  # of its runs, but for their seeds
@@ -117,15 +120,15 @@ def _refuse_shared_folders(points: Iterable[GridPoint]) -> None:
             raise UserError(f"two runs would have the folder '{folder}' (got {got}); give their parts different names.")
 
 
-def _plan_point(point: _ResolvedPoint, folder: Path, has_several_methods: bool, continue_: bool) -> GridPoint:
+def _plan_point(point: _ResolvedPoint, folder: Path, *, has_several_methods: bool, continue_: bool) -> GridPoint:
     """Plans the runs of a point of a grid in the folder of the grid, which may have begun there.
 
-    Labels and folders name the method where the grid has several.
+    Titles and folders name the method where the grid has several.
     """
-    method_title = point.method.name if has_several_methods else ""
+    name_of_method = point.method.name if has_several_methods else ""
     values_text = ",".join(f"{option}={_make_name_for_folder(value)}" for option, value in point.varied.items())
-    point_folder = folder / method_title / values_text
-    label = ", ".join(filter(None, [method_title, settings_text(point.varied)])) or point.method.name
+    point_folder = folder / name_of_method / values_text
+    title = ", ".join(filter(None, [name_of_method, settings_text(point.varied)])) or point.method.name
     runs = []
     for resolved in point.runs:
         setup = resolved.setup
@@ -141,8 +144,8 @@ def _plan_point(point: _ResolvedPoint, folder: Path, has_several_methods: bool, 
         if setup.origins["seed"] == TYPED:  # of several seeds, the one of this run
             given = given.with_typed({"seed": setup.config.seed})
         run = PlannedRun(
-            label=label,
-            method=point.name,
+            title=title,
+            method_source=point.name_in_command,
             given=given,
             setup=setup,
             settings=planned_settings(setup),

@@ -21,8 +21,8 @@ COMPARABLE = ["protocol", "dataset", "partition", "rounds", "train_examples", "s
 class SeedGroup:
     """Runs that agree in everything but the seed."""
 
-    label: str  # the method and its settings that most other groups do not have
-    method: str  # its name, or the label that stands for it
+    title: str  # the method and its settings that most other groups do not have
+    method: str  # its name, or the user's label that stands for it
     differing_settings: Settings  # those in which it differs from other groups
     selection: str  # the rule behind the headline
     records: list[Record]  # the runs, by seed
@@ -76,27 +76,27 @@ def group_by_leaderboard(records: Iterable[Record]) -> dict[str, list[Record]]:
     return by_leaderboard
 
 
-def group_runs(records: Iterable[Record], by_seed: bool = False) -> list[SeedGroup]:
+def group_runs(records: Iterable[Record], *, by_seed: bool = False) -> list[SeedGroup]:
     """The records as groups that agree in everything but the seed, in order of appearance.
 
     Numerics and labels divide groups, and if `by_seed`, seeds. Of runs with the same seed and parameters, one counts.
     """
-    runs = tabulate_runs(records).drop_duplicates(["label", "key", "numerics", "seed", "outcome", "parameters"])
-    common = ["label", "key", "numerics"]
+    runs = tabulate_runs(records).drop_duplicates(["user_label", "key", "numerics", "seed", "outcome", "parameters"])
+    common = ["user_label", "key", "numerics"]
     if by_seed:
         common.append("seed")
     frames = [group_frame for _, group_frame in runs.groupby(common, sort=False)]
-    labels = [group_frame["label"].iloc[0] for group_frame in frames]
+    user_labels = [group_frame["user_label"].iloc[0] for group_frame in frames]
     settings_of_groups = [_find_compared_settings(group_frame) for group_frame in frames]
     groups = []
-    for group_frame, label, settings in zip(frames, labels, settings_of_groups, strict=True):
-        method = label or settings["method"]
+    for group_frame, user_label, settings in zip(frames, user_labels, settings_of_groups, strict=True):
+        method = user_label or settings["method"]
         differing = _find_differing(settings, settings_of_groups)
         unusual = {name: value for name, value in differing.items() if _is_unusual(name, settings, settings_of_groups)}
-        is_told_by_name = labels.count(method) == 1  # a user's label that one group has is enough
+        is_told_by_name = user_labels.count(method) == 1  # a user's label that one group has is enough
         group_records = group_frame.sort_values("seed", kind="stable")["record"].tolist()
         groups.append(SeedGroup(
-            label=f"{method}, {settings_text(unusual)}" if unusual and not is_told_by_name else method,
+            title=f"{method}, {settings_text(unusual)}" if unusual and not is_told_by_name else method,
             method=method,
             differing_settings=differing,
             selection=settings["selection"],

@@ -97,7 +97,7 @@ def execute(
             if not execution.active:
                 return execution.errors
             ended = futures.wait(execution.active, POLL_SECONDS, futures.FIRST_COMPLETED).done
-            execution.follow(ended, records_only)
+            execution.follow(ended, records_only=records_only)
             goes_on = execution.waiting or execution.active
             if goes_on and time_left() <= 0:
                 raise OutOfTime
@@ -129,7 +129,7 @@ class _Execution:
                 self.waiting.remove(run)
                 self.active[self._start(run)] = run
 
-    def follow(self, ended: set[futures.Future], records_only: bool) -> None:
+    def follow(self, ended: set[futures.Future], *, records_only: bool) -> None:
         """Tells how far the active runs are, and takes leave of those that have ended."""
         for future, run in list(self.active.items()):
             record = _read_record_so_far(run.folder)
@@ -208,7 +208,7 @@ class _RunReporter(Listener):
 class Task(NamedTuple):
     """A run as another process is told of it, with paths that hold on any node."""
 
-    method: str  # its name, or the path of its file
+    method_source: str  # the name of the method, or the path of its file
     folder: Path
     given: GivenOptions
 
@@ -218,7 +218,7 @@ def _make_task(run: PlannedRun) -> Task:
     values = {name: absolute(value) if isinstance(value, str) else value for name, value in given.values.items()}
     tuned = None if given.tuned is None else os.path.abspath(given.tuned)
     given = replace(given, values=values, tuned=tuned)
-    return Task(absolute(run.method), run.folder.resolve(), given)
+    return Task(absolute(run.method_source), run.folder.resolve(), given)
 
 
 def run_task(environment: dict[str, str], task: Task, progress: Listener | None = None) -> str:
@@ -241,10 +241,10 @@ def run_task(environment: dict[str, str], task: Task, progress: Listener | None 
 def _start_or_resume(task: Task, progress: Listener | None) -> None:
     """Starts a run, or goes on with it where it has begun, perhaps by hand and with more than a table needs."""
     if begin.read_begun(task.folder) is None:
-        begin.run_method(task.method, task.given, out=task.folder, continue_=True, progress=progress)
+        begin.run_method(task.method_source, task.given, out=task.folder, continue_=True, progress=progress)
         return
-    [resolved] = begin.resolve_runs(task.method, task.given, out=task.folder)
-    files = own_paths([task.method, *resolved.setup.all_options().values()])
+    [resolved] = begin.resolve_runs(task.method_source, task.given, out=task.folder)
+    files = own_paths([task.method_source, *resolved.setup.all_options().values()])
     resume.resume(task.folder, files=files, progress=progress, skip_ended=True)
 
 

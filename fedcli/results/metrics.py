@@ -300,11 +300,11 @@ def _average_class_accuracy(record: Record, name: str) -> float | None:
     """The mean over the selected rounds of the accuracy of the class of that name."""
     if name not in record["class_names"]:
         return None
-    label = record["class_names"].index(name)
+    class_index = record["class_names"].index(name)
     accuracies = []
     for entry in _find_selected_rounds(record):
         counts = entry.get("per_class")
-        accuracies.append(None if counts is None else class_accuracies(counts)[label])
+        accuracies.append(None if counts is None else class_accuracies(counts)[class_index])
     return _mean_if_complete(accuracies)
 
 

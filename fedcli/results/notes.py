@@ -94,7 +94,7 @@ def _write_notes_on_repeated_seeds(groups: Sequence[SeedGroup]) -> list[str]:
         for seed, count in num_runs.items():
             if count > 1:
                 notes.append(
-                    f"{escape_markdown(group.label)} has {count} runs of seed {seed}, which came out differently: its "
+                    f"{escape_markdown(group.title)} has {count} runs of seed {seed}, which came out differently: its "
                     "mean counts each of them, its lead the last."
                 )
     return notes
@@ -112,7 +112,7 @@ def _write_notes_on_inactive_terms(groups: Sequence[SeedGroup]) -> list[str]:
         method = registry.methods().get(group.first["method"])
         term = inactive_term(group.first["config"], method) if method else ""
         if term:
-            notes.append(f"Inactive in {escape_markdown(group.label)}: {term}.")
+            notes.append(f"Inactive in {escape_markdown(group.title)}: {term}.")
     return notes
 
 
@@ -136,7 +136,7 @@ def write_notes_on_metrics(groups: Sequence[SeedGroup], columns: Columns) -> lis
         for group in groups:
             seeds = [str(record["seed"]) for record in group.finished if not record["config"].get(metric.run_option)]
             if metric.run_option and seeds:
-                without.append(f"{escape_markdown(group.label)} (seed {', '.join(seeds)})")
+                without.append(f"{escape_markdown(group.title)} (seed {', '.join(seeds)})")
         if without:
             sentences.append(
                 f"{metric.name} is not in the records of {', '.join(without)}: it needs runs with "
@@ -158,7 +158,7 @@ def _write_notes_on_different_rounds(groups: Sequence[SeedGroup], columns: Colum
                 str(record["seed"]) for record in measured if "selected" not in metric.find_measured_rounds(record)
             ]
             if seeds:
-                last.append(f"{escape_markdown(group.label)} (seed {', '.join(seeds)})")
+                last.append(f"{escape_markdown(group.title)} (seed {', '.join(seeds)})")
         sentences.append(
             f"{metric.name} is of the last round's models of {', '.join(last)} and of the headline's of the others, "
             "which do not compare: 'fedcli quality' measures the headline's."
@@ -171,8 +171,8 @@ def write_notes_on_changes(groups: Sequence[SeedGroup]) -> list[str]:
     changes = []
     for group in groups:
         for record in group.records:
-            label = f"{escape_markdown(group.label)}, seed {record['seed']}"
-            changes += [f"{label}: {escape_markdown(change)}." for change in recorded_changes(record)]
+            run_title = f"{escape_markdown(group.title)}, seed {record['seed']}"
+            changes += [f"{run_title}: {escape_markdown(change)}." for change in recorded_changes(record)]
     return changes
 
 

@@ -43,8 +43,8 @@ PARTITION_OPTIONS = ("partition", "partition_seed", "validation", "local_test") 
 class PlannedRun:
     """A run that a plan needs."""
 
-    label: str  # what it is called on a terminal: row and column of the first cell that needs it, or a grid's values
-    method: str  # its name, or the path of its file
+    title: str  # what it is called on a terminal: row and column of the first cell that needs it, or a grid's values
+    method_source: str  # the name of its method, or the path of the method's file
     given: GivenOptions  # with which it is run, the seed among them
     setup: Setup  # the same, resolved
     settings: Settings  # of the record that it will have
@@ -347,8 +347,8 @@ def plan_cell(
         raise UserError(f"{table.name}, row '{cell.row}', column '{cell.column}': {error}") from error
     settings = planned_settings(setup)
     return PlannedRun(
-        label=f"{cell.row}, {cell.column}",
-        method=cell.method,
+        title=f"{cell.row}, {cell.column}",
+        method_source=cell.method,
         given=GivenOptions(options),
         setup=setup,
         settings=settings,

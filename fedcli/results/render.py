@@ -40,8 +40,8 @@ class TextTable:
     subject: str = ""  # what the whole table is of, in a sentence
     notes: Sequence[str] = ()  # what a reader must know of the numbers
     is_markdown: bool = False  # whether its texts are Markdown already
-    caption: str = ""  # of a table in a paper, which stands in a `table` with a label
-    label: str = ""
+    caption: str = ""  # of a table in a paper, which stands in LaTeX's `table`
+    latex_label: str = ""  # of that `table`
     best: Collection[CellIndex] = frozenset()  # the cells that stand out among those they are compared with
     block_starts: Collection[int] = ()  # the rows, from 0, above which LaTeX has a rule, since each begins a block
 
@@ -70,7 +70,7 @@ def _to_latex(table: TextTable) -> str:
     lines.append(r"% needs \usepackage{booktabs}")
     if table.caption:
         lines += [r"\begin{table}", r"\centering", rf"\caption{{{_escape_tex(table.caption)}}}"]
-        lines += [rf"\label{{{table.label}}}", r"\smallskip"]
+        lines += [rf"\label{{{table.latex_label}}}", r"\smallskip"]
     lines += [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule"]
     lines.append(" & ".join(map(_escape_tex, table.columns)) + r" \\")
     marked_rows = _mark_rows(table, _escape_tex, r"\textbf{{{}}}")

@@ -43,6 +43,7 @@ def build_table(
     records: Sequence[Record],
     metrics: Sequence[str] = (),
     title: str = "",
+    *,
     by_seed: bool = False,
     leads: bool = False,
     layout: Layout = DEFAULT_LAYOUT,
@@ -55,8 +56,8 @@ def build_table(
     Raises:
         UserError: If a metric or a column is not known.
     """
-    groups = group_runs(records, by_seed)
-    columns = find_columns(groups, metrics, leads, layout)
+    groups = group_runs(records, by_seed=by_seed)
+    columns = find_columns(groups, metrics, leads=leads, layout=layout)
     cells = build_cells(groups, columns)
     if not columns.chosen:
         cells = _select_informative_columns(cells)
@@ -81,7 +82,7 @@ def build_table(
 
 
 def build_tables(
-    records: Iterable[Record], metrics: Sequence[str] = (), leads: bool = False, layout: Layout = DEFAULT_LAYOUT
+    records: Iterable[Record], metrics: Sequence[str] = (), *, leads: bool = False, layout: Layout = DEFAULT_LAYOUT
 ) -> list[TextTable]:
     """A table for each leaderboard, which titles name where there are several; see `build_table`."""
     by_leaderboard = group_by_leaderboard(records)

@@ -150,9 +150,9 @@ def plan_trials(
     for search in searches:
         folder_of_method = folder / search.method.name if has_several_methods else folder
         given = GivenOptions(search.options)
-        points = plan_grid([search.name], given, seeds=seeds, out=folder_of_method, continue_=True).points
+        points = plan_grid([search.name_in_command], given, seeds=seeds, out=folder_of_method, continue_=True).points
         if has_several_methods:
-            points = tuple(map(_labelled_with_method, points))
+            points = tuple(map(_name_method_in_titles, points))
         all_trials.append(MethodTrials(search.method, folder_of_method, search.values_to_try, points))
     by_method = _draw_equally(all_trials, trials)
     runs: list[PlannedRun] = []
@@ -165,7 +165,7 @@ def plan_trials(
 class _Search:
     """A method with what its trials try, before it is known where they stand."""
 
-    name: str  # the method, as it is named in the command
+    name_in_command: str  # of the method
     method: Method
     options: Mapping[str, Any]  # of all trials; a tuple stands for the values to try
     values_to_try: Mapping[str, tuple]  # by option
@@ -214,10 +214,10 @@ def _plan_search(name: str, method: Method, options: Mapping[str, Any], seeds: S
     return _Search(name, method, trial_options, values_to_try, setup)
 
 
-def _labelled_with_method(point: GridPoint) -> GridPoint:
-    """The same point, whose runs are called by their method too."""
-    label = f"{point.method.name}, {settings_text(point.varied)}"
-    return replace(point, runs=tuple(replace(run, label=label) for run in point.runs))
+def _name_method_in_titles(point: GridPoint) -> GridPoint:
+    """Returns the same point with runs whose titles name their method too."""
+    title = f"{point.method.name}, {settings_text(point.varied)}"
+    return replace(point, runs=tuple(replace(run, title=title) for run in point.runs))
 
 
 def _refuse_no_validation(method: Method, options: Mapping[str, Any]) -> None:
@@ -345,7 +345,7 @@ def _read_trials(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
             "accuracies": accuracies,
             "accuracy": fmean(accuracies),
         })  # fmt: skip
-    return pd.DataFrame(rows, index=[trial.label for trial in planned.trials])
+    return pd.DataFrame(rows, index=[trial.title for trial in planned.trials])
 
 
 def _read_accuracy(run: RunRow) -> float:

@@ -23,7 +23,7 @@ def pack(runs: Sequence[ClaimRun], folder: Path) -> None:
     unfinished = [run for run in begun if run.needs_running or run.lacks_quality]
     taken, left_behind = divide_by_room(unfinished, room_beside_records(begun))
     for run in left_behind:
-        print(f"left behind: {run.label}, seed {run.setup.config.seed}: {nbytes_to_carry(run) / MIB:,.0f} MiB")
+        print(f"left behind: {run.title}, seed {run.setup.config.seed}: {nbytes_to_carry(run) / MIB:,.0f} MiB")
     files = [run.folder / RECORD for run in begun]
     for run in taken:
         files += resume_files(run)

@@ -100,7 +100,7 @@ def print_open_runs(runs: Sequence[open_runs.ClaimRun]) -> None:
     for run in to_do:
         mebibytes = transfer.nbytes_to_carry(run) / transfer.MIB
         done = f"{run.rounds_done} of {run.setup.config.rounds} rounds, {mebibytes:,.0f} MiB to carry"
-        print(f"open: {run.label}, seed {run.setup.config.seed}: {done}")
+        print(f"open: {run.title}, seed {run.setup.config.seed}: {done}")
     print(f"{len(runs) - len(to_do)} of {len(runs)} runs have ended; 'fedcli claims' says what they decide")
 
 

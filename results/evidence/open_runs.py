@@ -122,11 +122,11 @@ def claim_run(run: PlannedRun, cells: CellsToRun, changes: Mapping[str, Any], ho
     if cells.options:
         # Under another protocol none of the options may come from the cell's.
         options = {**run.setup.all_options(), **changes, **cells.options}
-    setup = resolve(find_method(run.method), options, need_data=False)
+    setup = resolve(find_method(run.method_source), options, need_data=False)
     settings = planned_settings(setup)
     return ClaimRun(
-        label=f"{cells.purpose}: {cells.table} {run.label}",
-        method=run.method,
+        title=f"{cells.purpose}: {cells.table} {run.title}",
+        method_source=run.method_source,
         given=GivenOptions(options),
         setup=setup,
         settings=settings,
