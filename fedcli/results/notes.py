@@ -1,12 +1,17 @@
-"""What a reader of a table of runs must know of its numbers and runs, each sentence only where it applies."""
+"""The notes below tables: what a reader must know of the numbers and the runs, each sentence only where it applies.
+
+There are notes on tables of runs, and notes on a paper's table beside ours.
+"""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fedcli import registry
-from fedcli.declarations import flag_of
+from fedcli.declarations import Table, flag_of
 from fedcli.results.columns import Columns
 from fedcli.results.groups import SeedGroup, find_comparable_groups, find_tested_model
+from fedcli.results.plans import IN_TEXT, PlannedRun, TablePlan
+from fedcli.results.printed_numbers import find_reported_table
 from fedcli.results.render import escape_markdown
 from fedcli.runs.identity import FIRST_SETTINGS, NOT_SETTINGS, recorded_changes
 from fedcli.runs.options import given_options, inactive_term
@@ -16,15 +21,15 @@ from fedcli.runs.schema import Record
 from fedcli.runs.settings_text import reductions, settings_text
 
 
-def _bold_sentence(best: str, interval: str = "95 % interval (Student's t)") -> str:
+def _write_bold_sentence(best: str, interval: str = "95 % interval (Student's t)") -> str:
     return f"Bold: the best {best}, where the {interval} of its lead over the second, paired by seed, leaves out zero."
 
 
-BOLD_AMONG_ROWS = _bold_sentence(
+BOLD_AMONG_ROWS = _write_bold_sentence(
     "mean among rows with the same protocol, data set, partition, rounds and selection rule"
 )
-BOLD_IN_COLUMN = _bold_sentence("mean of ours in a column")
-BOLD_IN_CAPTION = _bold_sentence("accuracy", interval="95 % interval")
+BOLD_IN_COLUMN = _write_bold_sentence("mean of ours in a column")
+BOLD_IN_CAPTION = _write_bold_sentence("accuracy", interval="95 % interval")
 DIVERGED = (
     "Diverged: a loss became infinite or NaN. Selection by validation takes the best round before; other means leave "
     "the run out, and say so."
@@ -42,8 +47,17 @@ ACROSS_MODELS = (
 )
 
 
+DIFFERENCE = (
+    "Difference: ours less the paper's, taken as exact, with a 95 % interval over seeds (Student's t); floats are "
+    "rounded as the paper's."
+)
+
+
+# Notes on tables of runs
+
+
 def write_notes_on_numbers(groups: Sequence[SeedGroup]) -> list[str]:
-    """What a reader must know to read the numbers of a table, each only where it applies."""
+    """Writes what a reader must know to read the numbers of a table of runs."""
     records = _list_records(groups)
     notes = ["Mean ± sample standard deviation over runs (number of runs); a value without ± is one run."]
     if len(set(map(find_tested_model, records))) > 1:
@@ -54,7 +68,7 @@ def write_notes_on_numbers(groups: Sequence[SeedGroup]) -> list[str]:
 
 
 def write_notes_on_leads(groups: Sequence[SeedGroup], *, has_leads: bool, has_bold: bool) -> list[str]:
-    """What a reader must know of leads and bold, each only where it applies."""
+    """Writes what a reader must know of leads and of bold numbers."""
     notes = []
     if has_leads:
         notes.append(LEADS)
@@ -66,7 +80,7 @@ def write_notes_on_leads(groups: Sequence[SeedGroup], *, has_leads: bool, has_bo
 
 
 def compares_models(groups: Sequence[SeedGroup]) -> bool:
-    """Whether rows with a global model are compared with rows of personal ones."""
+    """Returns whether rows with a global model are compared with rows with personal models."""
     for indices in find_comparable_groups(groups):
         kinds = {find_tested_model(groups[index].first) for index in indices}
         if {"global", "personal"} <= kinds:
@@ -75,7 +89,7 @@ def compares_models(groups: Sequence[SeedGroup]) -> bool:
 
 
 def write_notes_on_runs(groups: Sequence[SeedGroup]) -> list[str]:
-    """What a reader must know of the runs behind a table, each only where it applies."""
+    """Writes what a reader must know of the runs behind a table."""
     notes = [
         *_write_notes_on_repeated_seeds(groups),
         *_write_notes_on_reductions(groups),
@@ -87,7 +101,7 @@ def write_notes_on_runs(groups: Sequence[SeedGroup]) -> list[str]:
 
 
 def _write_notes_on_repeated_seeds(groups: Sequence[SeedGroup]) -> list[str]:
-    """Which rows have several finished runs of one seed that differ in their parameters; copies of a run count once."""
+    """Says which rows have several finished runs of one seed, which differ in their parameters."""
     notes = []
     for group in groups:
         num_runs = Counter(record["seed"] for record in group.finished)
@@ -117,7 +131,7 @@ def _write_notes_on_inactive_terms(groups: Sequence[SeedGroup]) -> list[str]:
 
 
 def _write_notes_on_given_options(groups: Sequence[SeedGroup]) -> list[str]:
-    """The options that were given with the runs, but for those that the table shows."""
+    """Lists the options that were given with the runs, without those that the table shows."""
     options: dict[str, None] = {}  # in words, each once
     for group in groups:
         record = group.first
@@ -129,7 +143,7 @@ def _write_notes_on_given_options(groups: Sequence[SeedGroup]) -> list[str]:
 
 
 def write_notes_on_metrics(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
-    """Which runs lack a metric or have another than the others, a sentence for each such metric."""
+    """Says which runs lack a metric, and which have it of another round than the others, a sentence for each metric."""
     sentences = []
     for metric in columns.metrics.values():
         without = []
@@ -146,7 +160,7 @@ def write_notes_on_metrics(groups: Sequence[SeedGroup], columns: Columns) -> lis
 
 
 def _write_notes_on_different_rounds(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
-    """Which rows have values of the last round's models where others have those of the headline's."""
+    """Says which rows have values of the last round's models where others have those of the headline's models."""
     sentences = []
     for metric in columns.metrics.values():
         if not metric.are_of_different_rounds(_list_records(groups)):
@@ -167,7 +181,7 @@ def _write_notes_on_different_rounds(groups: Sequence[SeedGroup], columns: Colum
 
 
 def write_notes_on_changes(groups: Sequence[SeedGroup]) -> list[str]:
-    """What of code, machine and versions has changed between the rounds of runs, a sentence each."""
+    """Says what of code, machine and versions has changed between the rounds of runs, a sentence for each change."""
     changes = []
     for group in groups:
         for record in group.records:
@@ -178,3 +192,75 @@ def write_notes_on_changes(groups: Sequence[SeedGroup]) -> list[str]:
 
 def _list_records(groups: Sequence[SeedGroup]) -> list[Record]:
     return [record for group in groups for record in group.records]
+
+
+# Notes on a paper's table beside ours
+
+
+def write_notes_on_paper_table(plan: TablePlan, *, has_differences: bool, has_bold: bool) -> list[str]:
+    """Writes what a reader must know of a paper's table beside ours."""
+    notes = ["Ours: mean ± sample standard deviation over seeds (runs)."]
+    if has_differences:
+        notes.append(DIFFERENCE)
+    if any(run.outcome == "diverged" for run in plan.runs):
+        notes.append(DIVERGED)
+    if has_bold:
+        notes.append(BOLD_IN_COLUMN)
+    notes.append(_write_note_on_selections(plan.runs))
+    notes += _write_notes_on_failures(plan.runs)
+    notes += _write_notes_on_inactive_terms_of_plan(plan.runs)
+    notes += _write_notes_on_outdated_runs(plan.runs)
+    notes += _write_notes_on_other_folders(plan)
+    notes += _write_notes_on_changes_of_plan(plan.runs)
+    notes += _quote_paper(plan.table)
+    notes += plan.table.notes
+    return list(dict.fromkeys(notes))
+
+
+def _write_note_on_selections(runs: Iterable[PlannedRun]) -> str:
+    selections = sorted({run.setup.selection for run in runs})
+    return f"The round that counts in a run: {', '.join(selections)}."
+
+
+def _write_notes_on_failures(runs: Iterable[PlannedRun]) -> list[str]:
+    failed = [f"{run.folder} ({run.record['error']})" for run in runs if run.record and "error" in run.record]
+    return [f"Failed: {'; '.join(failed)}."] if failed else []
+
+
+def _write_notes_on_inactive_terms_of_plan(runs: Iterable[PlannedRun]) -> list[str]:
+    terms = [inactive_term(run.setup.all_options(), run.setup.method) for run in runs]
+    return [f"Inactive: {term}." for term in terms if term]
+
+
+def _write_notes_on_outdated_runs(runs: Iterable[PlannedRun]) -> list[str]:
+    folders = [str(run.folder) for run in runs if run.is_outdated]
+    if not folders:
+        return []
+    return [f"Made with another version of the code, which computed something else: {', '.join(folders)}."]
+
+
+def _write_notes_on_other_folders(plan: TablePlan) -> list[str]:
+    begun = {run.folder for run in plan.runs if run.record}
+    elsewhere = {folder for folder in begun if not folder.is_relative_to(plan.folder)}
+    if not elsewhere:
+        return []
+    parents = ", ".join(sorted({str(folder.parent) for folder in elsewhere}))
+    return [f"Runs that were there before, elsewhere than in {plan.folder}: {len(elsewhere)}, in {parents}."]
+
+
+def _write_notes_on_changes_of_plan(runs: Iterable[PlannedRun]) -> list[str]:
+    """Says what of code, machine and versions has changed between the rounds of planned runs."""
+    notes = []
+    for run in runs:
+        if run.record:
+            notes += [f"{run.folder}: {change}." for change in recorded_changes(run.record)]
+    return sorted(notes)
+
+
+def _quote_paper(table: Table) -> list[str]:
+    """Quotes what the paper says of its table; numbers outside tables have no such remarks in common."""
+    _, name_in_paper = table.reported
+    if name_in_paper == IN_TEXT:
+        return []
+    reported = find_reported_table(table)
+    return [f"Paper: {reported[key].rstrip('.')}." for key in ("setting", "notes") if reported.get(key)]

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from fedcli.declarations import Gain, Table
 from fedcli.results.intervals import Interval, find_clear_best, mean_interval
 from fedcli.results.metrics import Metric
+from fedcli.results.notes import write_notes_on_paper_table
 from fedcli.results.number_texts import format_interval, format_mean_of_runs
-from fedcli.results.paper_table_notes import notes_on_paper_table
 from fedcli.results.plans import Place, PlannedCell, TablePlan
 from fedcli.results.printed_numbers import (
     SCALED,
@@ -105,7 +105,7 @@ def compare_with_paper(plan: TablePlan) -> TextTable:
         title=plan.title,
         subject=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
         block_starts=first_of_blocks if has_blocks else (),
-        notes=notes_on_paper_table(
+        notes=write_notes_on_paper_table(
             plan,
             has_differences=any(cell.difference.num_values for cell in cells.values()),
             has_bold=bool(best_places),
