@@ -1,4 +1,4 @@
-"""The claims as they are read: a table of them with their verdicts, and the CSV that has all that is known of each.
+"""The table of claims with their verdicts, and the CSV that has all that is known of each claim.
 
 The project's own verdicts are shipped as such a CSV, which is read here again.
 """

@@ -1,4 +1,4 @@
-"""The columns of tables of runs, which of them a user chooses, and what stands in their cells."""
+"""The columns of tables of runs, how a user chooses among them, and the cells below them."""
 
 import itertools
 import re
@@ -27,13 +27,21 @@ OPTIONAL_METRICS = ("global", "validation", "post", "classifier", "intra", "qual
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table of runs."""
+    """A column of a table of runs.
 
-    key: str  # by which code finds it; of a metric, its name as it is typed
+    Attributes:
+        key: The name by which code finds the column; of a metric, its name as it is typed.
+        title: The title above the column.
+        metric: The metric whose means the column has; None in other columns.
+        is_number: Whether the column holds numbers, which stand to the right.
+        is_optional: Whether a cell stays empty if no run of its row has a value.
+    """
+
+    key: str
     title: str
-    metric: Metric | None = None  # whose means it has
-    is_number: bool = True  # whether it stands to the right
-    is_optional: bool = False  # whether it stays empty where no run has a value
+    metric: Metric | None = None
+    is_number: bool = True
+    is_optional: bool = False
 
 
 METHOD = Column("method", "Method", is_number=False)
@@ -43,7 +51,7 @@ MODEL = Column("model", "Model", is_number=False)
 LEAD = Column("lead", "Lead over the best other [95 %] (seeds)")
 ROUNDS = Column("rounds", "Rounds")
 FLOATS = Column("floats", "Floats up / down, client and round")
-# Keys of columns whose title or metric is of a table.
+# The keys of columns whose title or metric depends on the table.
 HEADLINE = "headline"  # the accuracy by the rule of the protocol
 LAST = "last-round"
 GLOBAL = "global"  # what methods with personal models have beside the headline
@@ -51,14 +59,15 @@ GLOBAL = "global"  # what methods with personal models have beside the headline
 
 @dataclass(frozen=True)
 class Layout:
-    """What a user chooses of a table; the defaults leave it as it is.
+    """The columns and decimals that a user chooses; by default a table is shown as it is.
 
     Attributes:
-        columns: The columns and their order, see `choose_columns`; empty for all with something to say.
-        digits: Decimals of percent and plain numbers; None for those of each metric.
+        columns: The titles of the columns in their order, see `choose_columns`; empty for all columns with something to
+            say.
+        digits: The number of decimals of percent and plain numbers; None for that of each metric.
 
     Raises:
-        UserError: If there cannot be so many digits.
+        UserError: If `digits` is not a whole number from 0 to `MOST_DIGITS`.
     """
 
     columns: str | Sequence[str] = ()
@@ -77,15 +86,21 @@ DEFAULT_LAYOUT = Layout()
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns that a table of runs may have."""
+    """The columns that a table of runs may have.
+
+    Attributes:
+        by_key: All these columns by their keys.
+        has_leads: Whether the column of leads is among them.
+        chosen: The columns that the user has chosen, in that order; empty for all columns with something to say.
+    """
 
     by_key: Mapping[str, Column]
     has_leads: bool
-    chosen: Sequence[Column]  # in the user's order; empty for all columns with something to say
+    chosen: Sequence[Column]
 
     @property
     def headline(self) -> Metric:
-        """The accuracy by the rule of the protocol."""
+        """The metric of the headline, the accuracy of the round that the protocol's rule selects."""
         return self.metrics[HEADLINE]
 
     @property
@@ -93,27 +108,33 @@ class Columns:
         """The metrics by the keys of their columns."""
         return {key: column.metric for key, column in self.by_key.items() if column.metric is not None}
 
-    def of(self, cells: pd.DataFrame) -> list[Column]:
-        """The columns that a table of cells has."""
+    def select(self, cells: pd.DataFrame) -> list[Column]:
+        """Selects the columns that a table of cells has, in its order."""
         return [self.by_key[key] for key in cells]
 
 
 def find_columns(groups: Sequence[SeedGroup], metrics: Sequence[str], *, leads: bool, layout: Layout) -> Columns:
-    """The columns of a table of groups.
+    """Finds the columns that a table of groups may have.
+
+    Args:
+        groups: The rows of the table.
+        metrics: The names of the metrics that the user asks for.
+        leads: Whether the table has a column of leads.
+        layout: The columns and decimals that the user chooses.
 
     Raises:
         UserError: If a metric is not known, or a column is chosen that the table does not have.
     """
     selections = sorted({group.selection for group in groups})
 
-    def metric_of(name: str) -> Metric:
+    def find_with_decimals(name: str) -> Metric:
         return replace(find_metric(name), decimals=layout.digits)
 
-    values = [Column(HEADLINE, f"Selected ({' or '.join(selections)}), %", metric_of("selected"))]
+    values = [Column(HEADLINE, f"Selected ({' or '.join(selections)}), %", find_with_decimals("selected"))]
     if selections != ["last"]:  # else it is the selected one
-        values.append(Column(LAST, "Last round, %", metric_of("last")))
+        values.append(Column(LAST, "Last round, %", find_with_decimals("last")))
     for name in dict.fromkeys([*OPTIONAL_METRICS, *metrics]):
-        metric = metric_of(name)
+        metric = find_with_decimals(name)
         values.append(Column(name, metric.title, metric, is_optional=name not in metrics))
     by_key = {column.key: column for column in (METHOD, SETTINGS, SEEDS, MODEL, *values, ROUNDS, FLOATS)}
     aliases = {"Accuracy": HEADLINE}  # the name in a table for a paper
@@ -127,12 +148,12 @@ def find_columns(groups: Sequence[SeedGroup], metrics: Sequence[str], *, leads: 
 
 
 def choose_columns(names: str | Sequence[str], columns: Iterable[Column], aliases: Mapping[str, str]) -> list[Column]:
-    """The columns that are asked for by title, in any case, with or without what stands behind their name.
+    """Chooses columns by their titles, in any case, in full or as `shorten_title` shortens them.
 
     Args:
-        names: Those of the columns; in a text, with commas between them.
-        columns: Those that there are.
-        aliases: The keys of columns that have other names too.
+        names: The titles, or one text with commas between them.
+        columns: All columns that there are.
+        aliases: The keys of columns that have other titles too, by these titles.
 
     Raises:
         UserError: If there is no such column.
@@ -160,12 +181,12 @@ def choose_columns(names: str | Sequence[str], columns: Iterable[Column], aliase
 
 
 def shorten_title(title: str) -> str:
-    """The name of a column, without its rule, unit or interval, as "Selected" for "Selected (last), %"."""
+    """Leaves out the rule, the unit or the interval from a title, as in "Selected" for "Selected (last), %"."""
     return re.split(r" [(\[]|, ", title)[0]
 
 
 def find_first_number_column(columns: Sequence[Column]) -> int:
-    """The index of the first column of numbers."""
+    """Finds the index of the first column of numbers; returns the number of columns if none holds numbers."""
     for index, column in enumerate(columns):
         if column.is_number:
             return index
@@ -173,9 +194,15 @@ def find_first_number_column(columns: Sequence[Column]) -> int:
 
 
 def build_cells(groups: Sequence[SeedGroup], columns: Columns, implied_count: int | None = None) -> pd.DataFrame:
-    """The cells of a table, a row a group, by the keys of columns: the chosen ones, or all.
+    """Builds the cells of a table.
 
-    A number of runs that equals `implied_count` is left out.
+    Args:
+        groups: The groups of runs.
+        columns: The columns.
+        implied_count: A number of runs that goes without saying, and is left out.
+
+    Returns:
+        Texts, a row a group; the columns are the keys of the chosen columns, or of all columns if none are chosen.
     """
     cells = pd.DataFrame([_build_row(group, columns, implied_count) for group in groups], dtype=object)
     if columns.has_leads:
@@ -187,7 +214,7 @@ def build_cells(groups: Sequence[SeedGroup], columns: Columns, implied_count: in
 
 
 def find_best_rows(groups: Sequence[SeedGroup], columns: Columns) -> set[int]:
-    """The rows, by index, whose headline has a sure lead over the best of the others that it is compared with."""
+    """Finds the rows whose headline is clearly the best among the rows it is compared with; returns their indices."""
     rows = set()
     for indices in find_comparable_groups(groups):
         best_index = find_clear_best(columns.headline, {index: groups[index].records for index in indices})
@@ -197,13 +224,13 @@ def find_best_rows(groups: Sequence[SeedGroup], columns: Columns) -> set[int]:
 
 
 def find_cells_under(keys: Collection[str], rows: Collection[int], columns: Sequence[Column]) -> set[CellIndex]:
-    """The cells of some rows in the columns of a table that have one of some keys."""
+    """Finds the cells of some rows, by index, in the columns of a table that have one of some keys."""
     indices = [index for index, column in enumerate(columns) if column.key in keys]
     return set(map(CellIndex._make, itertools.product(rows, indices)))
 
 
 def _build_row(group: SeedGroup, columns: Columns, implied_count: int | None) -> dict[str, str]:
-    """The cells of a group by the keys of columns; optional ones stay empty without a value."""
+    """Builds the cells of a group by the keys of columns; optional cells stay empty if no run has a value."""
     records = group.records
     outcomes = Counter(map(outcome_of, records))
     cells = {
@@ -221,7 +248,7 @@ def _build_row(group: SeedGroup, columns: Columns, implied_count: int | None) ->
 
 
 def _describe_seed(record: Record) -> str:
-    """The seed of a run, and what has become of one that has not finished."""
+    """Returns the seed of a run as a text, with the outcome of a run that has not finished."""
     outcome = outcome_of(record)
     if outcome == "finished":
         return str(record["seed"])

@@ -1,4 +1,4 @@
-"""How long planned runs will take, by the runs that were timed."""
+"""Estimates how long planned runs will take, by the runs that were timed."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache, partial
@@ -15,11 +15,18 @@ from fedcli.runs.machine import environment, is_undisturbed
 
 
 class Training(NamedTuple):
-    """What a run and those whose time tells its own have in common."""
+    """What a run must have in common with those by whose time its own is estimated.
 
-    device: str  # "cpu" or "cuda"
+    Attributes:
+        device: The kind of device, "cpu" or "cuda".
+        backbone: The name of the backbone.
+        shape: The shape of an image, as "[3, 32, 32]".
+        precision: The precision of the arithmetic.
+    """
+
+    device: str
     backbone: str
-    shape: str  # of an image, as "[3, 32, 32]"
+    shape: str
     precision: str
 
 
@@ -30,17 +37,22 @@ MINUTES_PER_HOUR = 60
 
 
 def count_round_examples(config: Mapping[str, Any], images: int) -> float:
-    """Examples in the local epochs of a round, of clients that share so many images, those held out among them."""
+    """Counts the examples in the local epochs of a round.
+
+    Args:
+        config: The options of the run.
+        images: The number of images that all clients share, with those that they hold out.
+    """
     return images * config["cohort_size"] / config["num_clients"] * config["local_epochs"]
 
 
 def tabulate_times(runs: Iterable[RunRow]) -> pd.DataFrame:
-    """The times of runs that did not move to another machine.
+    """Makes a table of the times of runs, without those that moved to another machine or have no round.
 
     Returns:
-        A row a run: `seconds` of a round, its test included, for an example of its training; the `examples` of a round;
-        CPU `threads`; whether it was `undisturbed` by other work; the name of its `machine`; the `method`; and
-        `TRAINING_COLUMNS`.
+        A row a run, with the columns `seconds`, the time of a round with its test divided by the examples of the round;
+        `examples`, the number of examples of a round; `threads`, the number of CPU threads; `undisturbed`, whether no
+        other work disturbed the run; `machine`, the name of the machine; `method`; and `TRAINING_COLUMNS`.
     """
     rows = []
     for run in runs:
@@ -68,9 +80,15 @@ def tabulate_times(runs: Iterable[RunRow]) -> pd.DataFrame:
 
 
 def compute_time_ratios(timed_runs: pd.DataFrame) -> pd.Series:
-    """How many times as long a method takes as FedAvg, by its name: a median over networks and machines with both.
+    """Computes how many times as long each method takes as FedAvg.
 
-    Their rounds have as many examples, since a round has a part that is none of its training.
+    Only rounds with as many examples are compared, since a part of a round's time is not training.
+
+    Args:
+        timed_runs: The timed runs, see `tabulate_times`.
+
+    Returns:
+        The median ratio over the networks and machines that have runs of both methods, by the name of the method.
     """
     conditions = ["machine", "undisturbed", "threads", "examples", *TRAINING_COLUMNS]
     medians = timed_runs.groupby(["method", *conditions])["seconds"].median().reset_index()
@@ -81,24 +99,30 @@ def compute_time_ratios(timed_runs: pd.DataFrame) -> pd.Series:
 
 
 class TimePerExample(NamedTuple):
-    """How long a run is expected to take for an example, by those that were timed; NaN where no run like it was."""
+    """How long a run is expected to take for an example.
+
+    Attributes:
+        seconds: The time in seconds; NaN if no run like it was timed.
+        core_seconds: The time multiplied by the number of CPU threads; NaN likewise.
+        machines: The names of the other machines on which the runs were timed.
+    """
 
     seconds: float
-    core_seconds: float  # the same times the CPU threads
-    machines: frozenset[str]  # other machines, on which the runs were timed
+    core_seconds: float
+    machines: frozenset[str]
 
 
 def estimate_time_per_example(
     method: str, training: Training, machine: str, timed_runs: pd.DataFrame, ratios: pd.Series
 ) -> TimePerExample:
-    """The time of a run for an example: the median of the timed runs that are nearest to it.
+    """Estimates the time of a run for an example by the median of the timed runs that are nearest to it.
 
     Args:
-        method: Its method.
-        training: What the timed runs have in common with it.
-        machine: The machine it is to run on.
-        timed_runs: See `tabulate_times`.
-        ratios: See `compute_time_ratios`.
+        method: The method of the run.
+        training: What the timed runs must have in common with the run.
+        machine: The machine that the run is to use.
+        timed_runs: The timed runs, see `tabulate_times`.
+        ratios: The relative times of methods, see `compute_time_ratios`.
     """
     nearest = timed_runs
     for name, value in training._asdict().items():
@@ -113,7 +137,7 @@ def estimate_time_per_example(
 
 
 def _prefer(runs: pd.DataFrame, is_preferred: pd.Series) -> pd.DataFrame:
-    """The preferred ones of some runs; all of them where none is preferred."""
+    """Selects the preferred runs; returns all runs if none is preferred."""
     return runs[is_preferred] if is_preferred.any() else runs
 
 
@@ -126,8 +150,8 @@ def estimate_times(
     disturbed. What another method takes is multiplied by what `compute_time_ratios` says of the two methods.
 
     Returns:
-        A row a run: `seconds`, NaN where no run like it was timed, `core_seconds`, these times the CPU threads, and the
-        names of other `machines` that were timed.
+        A row a run, with the columns `seconds`, NaN where no run like it was timed; `core_seconds`, the seconds
+        multiplied by the number of CPU threads; and `machines`, the names of the other machines that were timed.
     """
     ratios = compute_time_ratios(timed_runs)
     expected_time = cache(partial(estimate_time_per_example, machine=machine, timed_runs=timed_runs, ratios=ratios))
@@ -154,7 +178,11 @@ def estimate_times(
 
 
 def estimate_plan(plan: plans.Plan) -> pd.DataFrame:
-    """Estimates the time of the runs to do of a plan, see `estimate_times`, by those in its folder and shipped ones."""
+    """Estimates the times of the runs of a plan that need running, by the runs in its folder and the shipped ones.
+
+    Returns:
+        See `estimate_times`.
+    """
     timed_runs = tabulate_times(read_runs([plan.folder, plans.TABLES_FOLDER, *find_shipped_folders()]))
     hardware = environment(plan.runs[0].setup.device)["hardware"]
     to_do = [run for run in plan.runs if run.needs_running]
@@ -162,14 +190,20 @@ def estimate_plan(plan: plans.Plan) -> pd.DataFrame:
 
 
 def describe_time(estimated: pd.DataFrame) -> str:
-    """The time of runs one after the other, see `estimate_times`, in words."""
+    """Describes in words the time that runs take one after the other; for the argument see `estimate_times`."""
     text = describe_sum(estimated["seconds"], hours="h", minutes="min")
     machines = list_other_machines(estimated)
     return f"{text}, timed on {' and '.join(machines)}" if machines else text
 
 
 def describe_sum(seconds: pd.Series, hours: str, minutes: str) -> str:
-    """The sum of times as "about 3.5 h for 2 of 3 runs", with these words for hours and minutes."""
+    """Describes the sum of times, as "about 3.5 h for 2 of 3 runs".
+
+    Args:
+        seconds: The times of runs in seconds; NaN where the time is not known.
+        hours: The word for hours.
+        minutes: The word for minutes.
+    """
     num_estimated = seconds.count()
     if not num_estimated:
         return "not known, none like them was timed"
@@ -186,5 +220,5 @@ def describe_sum(seconds: pd.Series, hours: str, minutes: str) -> str:
 
 
 def list_other_machines(estimated: pd.DataFrame) -> list[str]:
-    """The names of the other machines on which runs like these were timed."""
+    """Lists the names of the other machines on which runs like these were timed; see `estimate_times`."""
     return sorted(set().union(*estimated["machines"]))

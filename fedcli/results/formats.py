@@ -52,10 +52,15 @@ def write_tables(
     records: Sequence[Record], metrics: Sequence[str] = (), format: str = "markdown", layout: Layout = DEFAULT_LAYOUT,
     latex_label: str = "",
 ) -> str:  # fmt: skip
-    r"""Tables of runs as text, one for each protocol and data set; a CSV has a line for each run.
+    r"""Writes tables of runs as a text: a table for each protocol and data set, or a CSV with a line for each run.
 
-    `latex_label` is LaTeX's `\label`, and of several tables what each label begins with; by default a label has the
-    protocol and the data set.
+    Args:
+        records: The records of the runs.
+        metrics: The names of metrics that get a column.
+        format: One of `FORMATS`.
+        layout: The columns and decimals that the user chooses.
+        latex_label: LaTeX's `\label`; if there are several tables, each label begins with it. By default a label is
+            made of the protocol and the data set.
 
     Raises:
         UserError: If a metric, a column or the format is not known, columns are chosen of a CSV, or the label cannot be
@@ -85,7 +90,7 @@ def write_tables(
 
 
 def _choose_latex_labels(names: Collection[str], given: str) -> list[str]:
-    r"""A `\label` for each of the tables with these names, no two the same; see `write_tables`."""
+    r"""Chooses a `\label` for each of the tables of these names, no two the same; for `given` see `write_tables`."""
     if not LATEX_LABEL.fullmatch(given):
         raise UserError(
             f"a label of LaTeX must be letters, digits and :.-_/+ (got '{given}'); write one as 'tab:main-results'."
@@ -105,16 +110,22 @@ def _choose_latex_labels(names: Collection[str], given: str) -> list[str]:
 
 
 def slugify(text: str) -> str:
-    """A text as lower-case words with hyphens between them, for a label; empty where it has no such words."""
+    """Turns a text into lower-case words with hyphens between them; returns an empty text if it has no such words."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def build_paper_table(
     records: Sequence[Record], metrics: Sequence[str] = (), layout: Layout = DEFAULT_LAYOUT
 ) -> TextTable:
-    """A table as papers print it: methods by their names there, and in the caption what all rows share.
+    """Builds a table as papers print it: with the names of methods in their papers, and with a caption.
 
-    Without chosen columns, it has no costs, and neither seeds nor rounds where they are the same in all rows.
+    Unless the user chooses columns, the table has no costs, and neither seeds nor rounds if all rows share them; the
+    caption tells those.
+
+    Args:
+        records: The records of the runs.
+        metrics: The names of metrics that get a column.
+        layout: The columns and decimals that the user chooses.
 
     Raises:
         UserError: If a metric or a column is not known.
@@ -125,7 +136,7 @@ def build_paper_table(
     cells = build_cells(groups, columns, implied_count=len(seeds) or None)
     if not columns.chosen:
         cells = _select_paper_columns(cells, columns, same_seeds=bool(seeds))
-    shown = columns.of(cells)
+    shown = columns.select(cells)
     first_number = find_first_number_column(shown)
     cells.iloc[:, first_number:] = cells.iloc[:, first_number:].replace("", MISSING)
     best = find_cells_under({HEADLINE}, find_best_rows(groups, columns), shown)
@@ -143,20 +154,20 @@ def build_paper_table(
 
 
 def _select_paper_columns(cells: pd.DataFrame, columns: Columns, *, same_seeds: bool) -> pd.DataFrame:
-    """The columns that papers have: no costs, nothing that the caption says, and no validation unless asked for."""
+    """Leaves out the columns that papers do not have: costs, what the caption says, and validation unless asked for."""
     hidden = [FLOATS.key]
     if same_seeds:
         hidden.append(SEEDS.key)
     for key in (ROUNDS.key, MODEL.key):
         if cells[key].nunique() == 1:
             hidden.append(key)
-    hidden += [column.key for column in columns.of(cells) if column.is_optional and column.key in DISCUSSED_METRICS]
+    hidden += [column.key for column in columns.select(cells) if column.is_optional and column.key in DISCUSSED_METRICS]
     cells = cells.drop(columns=hidden)
     return cells.loc[:, (cells != "").any()]
 
 
 def _find_common_seeds(groups: Sequence[SeedGroup]) -> list[int]:
-    """The seeds that all groups have finished runs of, and no others; empty where groups differ."""
+    """Finds the seeds of the groups' runs; returns an empty list if the seeds differ or a run has not finished."""
     seeds = [record["seed"] for record in groups[0].records]
     for group in groups:
         has_finished = len(group.finished) == len(group.records)
@@ -166,7 +177,7 @@ def _find_common_seeds(groups: Sequence[SeedGroup]) -> list[int]:
 
 
 def _write_heading(column: Column) -> str:
-    """What stands over a column of a paper's table, whose caption says the unit."""
+    """Writes the heading of a column of a paper's table, whose caption says the unit."""
     if column.key == HEADLINE:
         return "Accuracy"
     if column.key == LEAD.key:
@@ -188,13 +199,13 @@ def _write_heading(column: Column) -> str:
 
 
 def _write_caption(groups: Sequence[SeedGroup], keys: Collection[str], seeds: Sequence[int], *, has_bold: bool) -> str:
-    """What the numbers are: data, seeds, the rule of the headline, leads, bold, and what a reader must know of runs.
+    """Writes the caption: data, seeds, the rule of the headline, leads, bold, and what a reader must know of the runs.
 
     Args:
-        groups: The rows.
-        keys: Those of the columns.
-        seeds: Those of all rows, if they have the same.
-        has_bold: Whether a cell stands out.
+        groups: The groups of runs, one a row.
+        keys: The keys of the columns.
+        seeds: The seeds that all rows share; empty if they differ.
+        has_bold: Whether a cell is bold.
     """
     records = [record for group in groups for record in group.records]
     sentences = [_write_first_sentence(records, seeds)]
@@ -217,7 +228,7 @@ def _write_caption(groups: Sequence[SeedGroup], keys: Collection[str], seeds: Se
 
 
 def _write_first_sentence(records: Sequence[Record], seeds: Sequence[int]) -> str:
-    """What is measured, on which data, and how often."""
+    """Says what is measured, on which data, and how often."""
     shared = find_shared_settings(records)
     words = "Test accuracy in percent"
     data = describe_data(shared.get("dataset", ""), shared.get("partition", ""))
@@ -233,7 +244,7 @@ def _write_first_sentence(records: Sequence[Record], seeds: Sequence[int]) -> st
 
 
 def _describe_seeds(seeds: Sequence[int]) -> str:
-    """Seeds as "0 to 4", or as a list."""
+    """Describes seeds as "0 to 4", or as a list if they are no range."""
     first = seeds[0]
     last = seeds[-1]
     is_range = len(seeds) > 2 and list(seeds) == list(range(first, last + 1))

@@ -22,30 +22,45 @@ GROUPS_OF_ACCURACIES = ("domains", "intra", "inter", "clients", "macro_f1", "cla
 
 
 class RunRow(NamedTuple):
-    """A record that was read from a file, with what tells which runs are comparable."""
+    """A record that was read from a file, with what tells which runs are comparable.
+
+    Attributes:
+        folder: The folder of the run.
+        record: The record.
+        method: The name of the method.
+        user_label: The label that stands in the place of the method's name; empty if the user has given none.
+        seed: The seed.
+        outcome: One of `fedcli.runs.record.RUN_OUTCOMES`.
+        numerics: The versions of the arithmetic of the core and of the method, with a dot between them.
+        images: The fingerprint of the images.
+        partition: The fingerprint of the partition.
+        parameters: The fingerprint of the final parameters; None if the record has none.
+        settings: The settings, which say which experiment the run is.
+        key: The hash of the settings.
+    """
 
     folder: Path
     record: Record
     method: str
-    user_label: str  # in the place of the method's name; empty without one
+    user_label: str
     seed: int
-    outcome: str  # one of `fedcli.runs.record.RUN_OUTCOMES`
-    numerics: str  # the versions of the arithmetic of core and method, with a dot between them
-    images: str  # a fingerprint, as the next two
+    outcome: str
+    numerics: str
+    images: str
     partition: str
     parameters: str | None
-    settings: Settings  # which say which experiment the run is
-    key: str  # the hash of the settings
+    settings: Settings
+    key: str
 
 
 def tabulate_runs(records: Iterable[Record]) -> pd.DataFrame:
-    """Records as a table, a row a run, with the fields of `RunRow` but for the folder as columns."""
+    """Makes a table of records, a row a run; its columns are the fields of `RunRow` without the folder."""
     columns = [name for name in RunRow._fields if name != "folder"]
     return pd.DataFrame([_collect_facts(record) for record in records], columns=columns)
 
 
 def _collect_facts(record: Record) -> dict[str, Any]:
-    """The fields of `RunRow` but for the folder."""
+    """Collects the fields of `RunRow`, without the folder, from a record."""
     settings = settings_of(record)
     return {
         "record": record,
@@ -63,24 +78,27 @@ def _collect_facts(record: Record) -> dict[str, Any]:
 
 
 class _FileVersion(NamedTuple):
-    """What tells whether a file has changed."""
+    """What tells whether a file has changed: its time of change in nanoseconds, and its size in bytes."""
 
-    changed: int  # in nanoseconds
+    changed: int
     size: int
 
 
 class _ReadFile(NamedTuple):
-    """What was read from a record file."""
+    """What was read from a version of a record file; the row is None if the record cannot be read."""
 
     version: _FileVersion
-    row: RunRow | None  # None where the record cannot be read
+    row: RunRow | None
 
 
 _read_files: dict[Path, _ReadFile] = {}  # since pages read each many times; of each the last version alone
 
 
 def _find_row(file: Path) -> RunRow | None:
-    """The row of a record file, which is read again if it has changed; None after a warning."""
+    """Returns the row of a record file, which is read only if it has changed since it was last read.
+
+    If the file cannot be read, warns and returns None.
+    """
     try:
         stat = file.stat()
     except OSError as error:  # it was there when its folder was searched
@@ -93,7 +111,7 @@ def _find_row(file: Path) -> RunRow | None:
 
 
 def _read_row(file: Path) -> RunRow | None:
-    """The row of a record file; None after a warning where it cannot be read."""
+    """Reads the row of a record file; if the record cannot be read, warns and returns None."""
     try:
         return RunRow(folder=file.parent, **_collect_facts(read_record(file)))
     except UserError as error:
@@ -102,12 +120,15 @@ def _read_row(file: Path) -> RunRow | None:
 
 
 def _find_record_files(folder: Path) -> list[Path]:
-    """The records of the runs in a folder at any depth, by path; a missing folder has none."""
+    """Finds the record files in a folder at any depth, sorted by path; a missing folder has none."""
     return sorted(folder.rglob(RECORD))
 
 
 def read_runs(folders: Iterable[Path]) -> list[RunRow]:
-    """The readable runs in folders at any depth, each once; a missing folder has none."""
+    """Reads the runs in folders at any depth, each once; a missing folder has none.
+
+    Warns of records that cannot be read, and leaves them out.
+    """
     files: dict[Path, Path] = {}
     for folder in folders:
         for file in _find_record_files(folder):
@@ -121,12 +142,15 @@ def read_runs(folders: Iterable[Path]) -> list[RunRow]:
 
 
 def find_records(paths: Iterable[str | Path], user_labels: Sequence[str] = ()) -> list[Record]:
-    """The records under `paths`, each once and with its `folder`, in the order given and by path within each.
+    """Finds the records under some paths, each once, in the order of the paths and sorted by file within each.
 
     Args:
         paths: Record files, or folders that hold runs at any depth.
-        user_labels: For each path a name for its runs in place of their method, or before it if they are of several
-            methods, the `label` of the records; or none.
+        user_labels: A label for each path, which stands in the place of the name of its runs' method, or before it if
+            the runs are of several methods; empty for no labels.
+
+    Returns:
+        The records, each with the `folder` of its run, and with its `label` if labels are given.
 
     Raises:
         UserError: If a path holds no record, or one that cannot be read.
@@ -152,7 +176,7 @@ def find_records(paths: Iterable[str | Path], user_labels: Sequence[str] = ()) -
 
 
 def _tell_methods_apart(records: Collection[Record]) -> None:
-    """Puts the method behind each label that runs of several methods have."""
+    """Appends the method to each label that runs of several methods have."""
     methods: dict[str, set[str]] = {}  # by label
     for record in records:
         methods.setdefault(record["label"], set()).add(record["method"])
@@ -162,7 +186,7 @@ def _tell_methods_apart(records: Collection[Record]) -> None:
 
 
 def select_finished(records: list[Record]) -> list[Record]:
-    """The finished runs among records.
+    """Selects the records of finished runs.
 
     Raises:
         UserError: If no run has finished.
@@ -174,10 +198,12 @@ def select_finished(records: list[Record]) -> list[Record]:
 
 
 def tabulate_rounds(record: Record) -> pd.DataFrame:
-    """The numbers of a run's rounds, a row each: `round` counts from 1, accuracies are in percent.
+    """Makes a table of the numbers of a run's rounds, a row a round.
 
-    Other columns are `terms/<name>`, `seconds/<part>`, `domains/<name>` and so on, with `--per-class` also `macro_f1`,
-    `balanced_accuracy` and `class_accuracy/<name>`; NaN stands for a missing number.
+    Returns:
+        The columns `round`, which counts from 1, `test_accuracy`, `terms/<name>`, `seconds/<part>`, `domains/<name>`
+        and so on; of runs with `--per-class` also `macro_f1`, `balanced_accuracy` and `class_accuracy/<name>`.
+        Accuracies are in percent; NaN stands for a missing number.
     """
     rows = []
     for entry in record["rounds"]:
@@ -195,7 +221,7 @@ def tabulate_rounds(record: Record) -> pd.DataFrame:
 
 
 def _compute_class_scores(counts: ClassCounts, class_names: Sequence[str]) -> dict[str, float | None]:
-    """What a round's counts of the classes say, as fractions, by column."""
+    """Computes the scores that follow from a round's counts of the classes, as fractions, by column."""
     scores: dict[str, float | None] = {"macro_f1": macro_f1(counts), "balanced_accuracy": balanced_accuracy(counts)}
     for name, accuracy in zip(class_names, class_accuracies(counts), strict=True):
         scores[f"class_accuracy/{name}"] = accuracy
@@ -203,9 +229,12 @@ def _compute_class_scores(counts: ClassCounts, class_names: Sequence[str]) -> di
 
 
 def tabulate_clients(record: Record) -> pd.DataFrame:
-    """The clients of a run, a row each: `client`, from 0, `accuracy`, `examples` and `class/<name>`, their number.
+    """Makes a table of the clients of a run, a row a client.
 
-    The accuracy is that after the last round in percent; NaN if there is none, see `fedcli.core.evaluation.evaluate`.
+    Returns:
+        The columns `client`, which counts from 0; `accuracy` after the last round, in percent, NaN for a client that
+        was not tested, see `fedcli.core.evaluation.evaluate`; `examples`, their number; and `class/<name>`, the number
+        of examples of a class.
     """
     division = record["partition"]
     measured = (record["rounds"] or [{}])[-1].get("client_accuracy") or {}
@@ -215,10 +244,12 @@ def tabulate_clients(record: Record) -> pd.DataFrame:
 
 
 def tabulate_client_rounds(record: Record) -> pd.DataFrame:
-    """The clients' accuracies in percent in the rounds that a run's record has them of, a row each.
+    """Makes a table of the clients' accuracies in the rounds in which they were recorded, a row a round and client.
 
-    The columns are `round`, from 1, `client`, from 0, and `accuracy`. Those rounds are the selected one, the last, and
-    with `--per-client-every` every n-th.
+    These rounds are the selected one, the last, and with `--per-client-every` every n-th.
+
+    Returns:
+        The columns `round`, which counts from 1; `client`, which counts from 0; and `accuracy` in percent.
     """
     rows = []
     for entry in record["rounds"]:
@@ -253,6 +284,6 @@ def tabulate_all(records: Iterable[Record], tabulate: Callable[[Record], pd.Data
 
 
 def find_shipped_folders() -> list[Path]:
-    """The folder of the checkout's records; none if the package is installed without a checkout."""
+    """Returns the folder of the checkout's records in a list, which is empty if the package has no checkout."""
     folder = checkout()
     return [folder / "results" / "records"] if folder else []

@@ -24,21 +24,27 @@ from fedcli.userfiles import short_name
 
 @dataclass(frozen=True)
 class GridPoint:
-    """A method with one value for each option that has several, and its runs, one for each seed."""
+    """A method with one value for each option that has several.
+
+    Attributes:
+        method: The method.
+        varied: The values at this point, by option, of the options that have several.
+        runs: The runs, one for each seed.
+    """
 
     method: Method
-    varied: dict[str, Any]  # the values at this point, by option
+    varied: dict[str, Any]
     runs: tuple[PlannedRun, ...]
 
     @property
     def title(self) -> str:
-        """What its runs are called."""
+        """The title of its runs."""
         return self.runs[0].title
 
 
 @dataclass(frozen=True)
 class GridPlan(Plan):
-    """All points of a grid as they stand."""
+    """The runs of all points of a grid."""
 
     points: tuple[GridPoint, ...]
 
@@ -48,19 +54,19 @@ def plan_grid(
     out: str | Path | None = None, continue_: bool | None = None,
     method_options: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> GridPlan:  # fmt: skip
-    """The runs of all methods with all combinations of options' values and all seeds, checked; nothing is run.
+    """Plans the runs of all methods with all combinations of options' values and all seeds; nothing is run.
 
     Args:
-        names: Names of methods, or paths of method files.
-        given: Options of all runs; one that only some of the methods have is for these.
-        seeds: Of each combination; if not given, the seed of `given`.
-        out: Folder, `runs/<time>-<method>-<data set>` if not given. Runs stand in it as
-            `<method>/<option>=<value>,…/seed-<seed>`, without parts that all runs share.
-        continue_: Go on with runs in `out` that the same call has made.
-        method_options: Options of single methods, by the method's name; they go before `given`.
+        names: The names of the methods, or the paths of their files.
+        given: The options of all runs; an option that only some of the methods have is for these alone.
+        seeds: The seeds of each combination; if None, the seed of `given`.
+        out: The folder; if None, `runs/<time>-<method>-<data set>`. Runs stand in it as
+            `<method>/<option>=<value>,…/seed-<seed>`, without the parts that all runs share.
+        continue_: Whether to go on with runs in `out` that the same call has made.
+        method_options: The options of single methods, by the method's name; they go before `given`.
 
     Raises:
-        UserError: If one of them cannot start.
+        UserError: If one of the runs cannot start.
     """
     methods = find_methods(names)
     if continue_ and out is None:
@@ -90,22 +96,30 @@ def plan_grid(
 
 
 def list_runs(points: Iterable[GridPoint]) -> tuple[PlannedRun, ...]:
-    """The runs of some points of a grid, in their order."""
+    """Lists the runs of some points of a grid, in their order."""
     return tuple(itertools.chain.from_iterable(point.runs for point in points))
 
 
 class _ResolvedPoint(NamedTuple):
-    """A point of a grid whose runs can start, before it is known where, and what of them has begun."""
+    """A point of a grid whose runs can start, before their folders and records are known.
 
-    name_in_command: str  # of the method
+    Attributes:
+        name_in_command: The method as the command names it.
+        method: The method.
+        varied: The values at this point, see `GridPoint`.
+        given: The options of its runs, without their seeds.
+        runs: The runs, in folders relative to that of the point.
+    """
+
+    name_in_command: str
     method: Method
-    varied: dict[str, Any]  # see `GridPoint`
-    given: GivenOptions  # of its runs, but for their seeds
-    runs: list[ResolvedRun]  # in folders relative to the point's
+    varied: dict[str, Any]
+    given: GivenOptions
+    runs: list[ResolvedRun]
 
 
 def _make_name_for_folder(value: Any) -> str:
-    """A value as the name of a folder has it: without the path of a user's file, and never as a path itself."""
+    """Makes a part of a folder's name from a value: without the path of a user's file, and never a path itself."""
     return short_name(str(value)).replace("/", "-")
 
 
@@ -121,7 +135,7 @@ def _refuse_shared_folders(points: Iterable[GridPoint]) -> None:
 
 
 def _plan_point(point: _ResolvedPoint, folder: Path, *, has_several_methods: bool, continue_: bool) -> GridPoint:
-    """Plans the runs of a point of a grid in the folder of the grid, which may have begun there.
+    """Plans the runs of a point of a grid in the folder of the grid, where they may have begun.
 
     Titles and folders name the method where the grid has several.
     """

@@ -19,44 +19,57 @@ COMPARABLE = ["protocol", "dataset", "partition", "rounds", "train_examples", "s
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """Runs that agree in everything but the seed."""
+    """Runs that agree in everything but the seed.
 
-    title: str  # the method and its settings that most other groups do not have
-    method: str  # its name, or the user's label that stands for it
-    differing_settings: Settings  # those in which it differs from other groups
-    selection: str  # the rule behind the headline
-    records: list[Record]  # the runs, by seed
+    Attributes:
+        title: The method, and those of its settings that most other groups do not have.
+        method: The name of the method, or the user's label that stands for it.
+        differing_settings: The settings in which the group differs from other groups.
+        selection: The rule that selects the round of the headline.
+        records: The records of the runs, sorted by seed.
+    """
+
+    title: str
+    method: str
+    differing_settings: Settings
+    selection: str
+    records: list[Record]
 
     @property
     def first(self) -> Record:
-        """The run of the first seed."""
+        """The record of the first seed."""
         return self.records[0]
 
     @property
     def all_failed(self) -> bool:
-        """Whether no run came to its end, since all failed or diverged."""
+        """Whether all runs failed or diverged."""
         return all(outcome_of(record) in ("failed", "diverged") for record in self.records)
 
     @property
     def finished(self) -> list[Record]:
-        """The runs that finished."""
+        """The records of the runs that finished."""
         return [record for record in self.records if outcome_of(record) == "finished"]
 
 
 def select_records(
     records: Sequence[Record], methods: Sequence[str] = (), datasets: Sequence[str] = ()
 ) -> list[Record]:
-    """The records of these methods and data sets, of all if none is named; case does not count.
+    """Selects the records of some methods and data sets, whose names may be in any case.
+
+    Args:
+        records: The records.
+        methods: The names of the methods; empty for all.
+        datasets: The names of the data sets; empty for all.
 
     Raises:
-        UserError: If no record is of a named one.
+        UserError: If no record is of one of these methods or data sets.
     """
     selected = _select(records, "method", methods, "method")
     return _select(selected, "dataset", datasets, "data set")
 
 
 def _select(records: Sequence[Record], field: str, names: Sequence[str], kind: str) -> list[Record]:
-    """The records with one of these names in a field; `kind` is what the field holds, in words."""
+    """Selects the records that have one of some names in a field; `kind` says in words what the field holds."""
     if not names:
         return list(records)
     present = {record[field].lower(): record[field] for record in records}
@@ -68,7 +81,7 @@ def _select(records: Sequence[Record], field: str, names: Sequence[str], kind: s
 
 
 def group_by_leaderboard(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """The records by protocol and data set, in order of appearance."""
+    """Groups records by protocol and data set, in order of appearance; returns them by "PROTOCOL, DATASET"."""
     by_leaderboard: dict[str, list[Record]] = {}
     for record in records:
         leaderboard = f"{record['protocol']}, {record['dataset']}"
@@ -77,9 +90,14 @@ def group_by_leaderboard(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def group_runs(records: Iterable[Record], *, by_seed: bool = False) -> list[SeedGroup]:
-    """The records as groups that agree in everything but the seed, in order of appearance.
+    """Groups records that agree in everything but the seed, in order of appearance.
 
-    Numerics and labels divide groups, and if `by_seed`, seeds. Of runs with the same seed and parameters, one counts.
+    Runs with other numerics or another label of the user are in another group. Of several runs with the same seed and
+    the same parameters, one counts.
+
+    Args:
+        records: The records.
+        by_seed: Whether each seed is a group of its own.
     """
     runs = tabulate_runs(records).drop_duplicates(["user_label", "key", "numerics", "seed", "outcome", "parameters"])
     common = ["user_label", "key", "numerics"]
@@ -106,12 +124,12 @@ def group_runs(records: Iterable[Record], *, by_seed: bool = False) -> list[Seed
 
 
 def _find_compared_settings(runs: pd.DataFrame) -> Settings:
-    """The settings of the runs of a group, and their numerics."""
+    """Returns the settings of the runs of a group, with their numerics."""
     return {**runs["settings"].iloc[0], "numerics": runs["numerics"].iloc[0]}
 
 
 def _find_differing(settings: Settings, settings_of_groups: Sequence[Settings]) -> Settings:
-    """The settings in which a group differs from others."""
+    """Returns the settings in which a group differs from others."""
     differing = {}
     for name, value in settings.items():
         peers = _find_peers(name, settings, settings_of_groups)
@@ -121,14 +139,17 @@ def _find_differing(settings: Settings, settings_of_groups: Sequence[Settings]) 
 
 
 def _is_unusual(name: str, settings: Settings, settings_of_groups: Sequence[Settings]) -> bool:
-    """Whether at most half of the compared groups have this group's value of a setting."""
+    """Returns whether at most half of the compared groups have this group's value of a setting."""
     peers = _find_peers(name, settings, settings_of_groups)
     alike = [peer for peer in peers if peer[name] == settings[name]]
     return 2 * len(alike) <= len(peers)
 
 
 def _find_peers(name: str, settings: Settings, settings_of_groups: Sequence[Settings]) -> list[Settings]:
-    """The groups that a setting is compared among: all, or those of the method where it is not an option of all."""
+    """Returns the settings of the groups that are compared by one setting.
+
+    These are all groups, or those with the same method if not all groups have the setting.
+    """
     with_setting = [other for other in settings_of_groups if name in other]
     if len(with_setting) == len(settings_of_groups) and name not in ("numerics", "code"):
         return with_setting
@@ -136,13 +157,13 @@ def _find_peers(name: str, settings: Settings, settings_of_groups: Sequence[Sett
 
 
 def find_comparable_groups(groups: Sequence[SeedGroup]) -> list[list[int]]:
-    """The indices of groups whose numbers are compared with each other."""
+    """Finds the groups whose numbers may be compared with each other; returns lists of their indices."""
     compared = pd.DataFrame([settings_of(group.first) for group in groups], dtype=object)
     return [list(indices) for indices in compared.groupby(COMPARABLE, dropna=False).groups.values()]
 
 
 def find_shared_settings(records: Iterable[Record]) -> dict[str, Any]:
-    """Those of protocol, data set and partition in which all records agree."""
+    """Finds which of protocol, data set and partition all records share; returns their values by name."""
     settings_of_records = [settings_of(record) for record in records]
     common = {}
     for name in ("protocol", "dataset", "partition"):
@@ -153,6 +174,10 @@ def find_shared_settings(records: Iterable[Record]) -> dict[str, Any]:
 
 
 def find_tested_model(record: Record) -> str:
-    """Which model the headline of a run is of, "global" or "personal"; empty where an older record cannot tell."""
+    """Finds which model the headline of a run is measured on.
+
+    Returns:
+        "global" or "personal"; empty if an older record does not tell.
+    """
     method = registry.methods().get(record["method"])
     return record.get("tested") or (method.tested if method else "")

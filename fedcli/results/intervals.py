@@ -13,19 +13,26 @@ Name = TypeVar("Name")  # of a group of runs
 
 
 class Interval(NamedTuple):
-    """A mean with its 95 % interval; NaN where there is none."""
+    """A mean with its 95 % interval.
+
+    Attributes:
+        mean: The mean; NaN if there are no values.
+        low: The lower end; NaN if there are fewer than two values.
+        high: The upper end; NaN likewise.
+        num_values: The number of values.
+    """
 
     mean: float
     low: float
     high: float
-    num_values: int  # one alone has no interval
+    num_values: int
 
 
 NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0)
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """The mean with its 95 % interval by Student's t."""
+    """Computes the mean of values with its 95 % interval by Student's t."""
     if not values:
         return NO_INTERVAL
     mean = fmean(values)
@@ -35,20 +42,25 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 
 def _compute_half_width(deviation: float, num_values: int) -> float:
-    """Half of the interval of so many values with a sample standard deviation."""
+    """Computes half the width of the 95 % interval of `num_values` values with a sample standard deviation."""
     from scipy.special import stdtrit  # late: it takes a second
 
     return float(stdtrit(num_values - 1, 0.975)) * deviation / num_values**0.5
 
 
-def count_needed_seeds(lead: Interval, max_seeds: int) -> int | None:
-    """The number of seeds with which the interval would leave out zero if mean and spread stayed.
+def count_needed_seeds(interval: Interval, max_seeds: int) -> int | None:
+    """Computes with how many seeds an interval would leave out zero if the mean and the spread stayed.
 
-    None where it would still hold zero with `max_seeds`.
+    Args:
+        interval: The interval of at least two seeds.
+        max_seeds: The largest number of seeds to consider.
+
+    Returns:
+        The smallest such number; None if the interval would hold zero even with `max_seeds`.
     """
-    deviation = (lead.high - lead.mean) / _compute_half_width(1, lead.num_values)
+    deviation = (interval.high - interval.mean) / _compute_half_width(1, interval.num_values)
     for num_seeds in range(2, max_seeds + 1):
-        if _compute_half_width(deviation, num_seeds) < abs(lead.mean):
+        if _compute_half_width(deviation, num_seeds) < abs(interval.mean):
             return num_seeds
     return None
 
@@ -56,9 +68,17 @@ def count_needed_seeds(lead: Interval, max_seeds: int) -> int | None:
 def paired_difference(
     metric: Metric, runs: Iterable[Record], other_metric: Metric, other_runs: Iterable[Record]
 ) -> Interval:
-    """The values of runs less the other metric's of other runs, paired over the seeds that both have.
+    """Computes the mean difference between the values of runs and of other runs, paired by seed, with its interval.
 
-    There is none between values of `Metric.are_of_different_rounds`.
+    Args:
+        metric: The metric of the runs.
+        runs: The runs, one a seed.
+        other_metric: The metric of the other runs.
+        other_runs: The other runs; seeds that only one side has do not count.
+
+    Returns:
+        The interval of the runs less the other runs; `NO_INTERVAL` if the metric was measured in different rounds of
+        the two, see `Metric.are_of_different_rounds`.
     """
     runs = list(runs)
     other_runs = list(other_runs)
@@ -70,7 +90,7 @@ def paired_difference(
 
 
 def _read_values_by_seed(metric: Metric, runs: Iterable[Record]) -> dict[int, float]:
-    """The values of the runs that have one, by seed."""
+    """Reads the values of the runs that have one; returns them by seed."""
     values = {}
     for record in runs:
         value = metric.read_included_value(record)
@@ -80,9 +100,13 @@ def _read_values_by_seed(metric: Metric, runs: Iterable[Record]) -> dict[int, fl
 
 
 def find_clear_best(metric: Metric, groups: Mapping[Name, Sequence[Record]]) -> Name | None:
-    """The name of the group with the best mean; None where the interval of its lead over the second holds zero.
+    """Finds the group that is clearly the best: the interval of its lead over the second best leaves out zero.
 
-    None also where its mean leaves out a run that diverged. A group without a value is not compared.
+    Groups without a value are not compared.
+
+    Returns:
+        The name of the group; None if no group is clearly the best, or the mean of the best leaves out a run that
+        diverged.
     """
     means = _compute_means(metric, groups)
     if len(means) < 2 or not metric.better:
@@ -90,30 +114,32 @@ def find_clear_best(metric: Metric, groups: Mapping[Name, Sequence[Record]]) -> 
     best, second = sorted(means, key=means.__getitem__, reverse=metric.better == "higher")[:2]
     if any(outcome_of(record) == "diverged" and not metric.includes(record) for record in groups[best]):
         return None
-    lead = paired_difference(metric, groups[best], metric, groups[second])
-    is_ahead = lead.low > 0 if metric.better == "higher" else lead.high < 0
+    interval = paired_difference(metric, groups[best], metric, groups[second])
+    is_ahead = interval.low > 0 if metric.better == "higher" else interval.high < 0
     return best if is_ahead else None
 
 
 def compare_with_best_others(metric: Metric, groups: Mapping[Name, Sequence[Record]]) -> dict[Name, Interval]:
-    """The lead of each group over the best of the others by the mean, paired by seed.
+    """Compares each group with the best of the other groups by the mean.
 
-    A group without a value, or without another that has one, is left out.
+    Returns:
+        The interval of each group's lead, paired by seed, by the group's name. A group without a value, or without
+        another group that has one, is left out.
     """
     means = _compute_means(metric, groups)
     if not metric.better or len(means) < 2:
         return {}
     better = max if metric.better == "higher" else min
-    leads = {}
+    intervals = {}
     for name in means:
         others = [other for other in means if other != name]
         best_other = better(others, key=means.__getitem__)
-        leads[name] = paired_difference(metric, groups[name], metric, groups[best_other])
-    return leads
+        intervals[name] = paired_difference(metric, groups[name], metric, groups[best_other])
+    return intervals
 
 
 def _compute_means(metric: Metric, groups: Mapping[Name, Sequence[Record]]) -> dict[Name, float]:
-    """The means of the groups that have a value."""
+    """Computes the means of the groups that have a value."""
     means = {}
     for name, runs in groups.items():
         values = metric.read_values(runs)

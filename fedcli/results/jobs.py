@@ -44,25 +44,31 @@ Start = Callable[[PlannedRun], futures.Future]  # starts a run, whose result is 
 
 
 class PlanListener:
-    """What is told how a plan goes on; this one keeps silent."""
+    """A listener that is told how a plan goes on; this one keeps silent."""
 
     def begin(self, run: PlannedRun) -> None:
-        """The run starts or goes on; not told of runs on a cluster."""
+        """Is called when a run starts or goes on, but not of runs on a cluster."""
 
     def advance(self, run: PlannedRun, rounds: int) -> None:
-        """So many rounds are done."""
+        """Is called when a run has done `rounds` rounds."""
 
     def note(self, run: PlannedRun, text: str) -> None:
-        """The user has to know this of a run."""
+        """Is called with what the user has to know of a run."""
 
     def end(self, run: PlannedRun, record: Record | None, error: str) -> None:
-        """The run has finished, or failed with `error` and perhaps without a record."""
+        """Is called when a run has finished, or has failed with `error` and perhaps without a record."""
 
 
 class RayCluster(NamedTuple):
-    """A cluster that runs a plan, and what each run takes of it."""
+    """A Ray cluster that runs a plan.
 
-    address: str | None  # None for any, or a new one here
+    Attributes:
+        address: The address of the cluster; None for any that is there, or a new one on this machine.
+        num_cpus: The number of CPUs that each run takes.
+        num_gpus: The number of GPUs that each run takes.
+    """
+
+    address: str | None
     num_cpus: float
     num_gpus: float
 
@@ -71,15 +77,15 @@ def execute(
     plan: Plan, listener: PlanListener, jobs: int = 1, cluster: RayCluster | None = None, *,
     loggers: Any = None, records_only: bool = False,
 ) -> dict[Path, str]:  # fmt: skip
-    """Runs what is to do, and goes on past a run that fails.
+    """Runs the runs of a plan that need running, and goes on past a run that fails.
 
     Args:
-        plan: The runs.
-        listener: Told how it goes on.
-        jobs: Runs at once; each of several is a process of its own.
-        cluster: To run on Ray instead.
-        loggers: Of each run in this process, as `fedcli.runs.loggers.Loggers` takes them.
-        records_only: Keep no models of a run that has ended.
+        plan: The plan.
+        listener: The listener that is told how the plan goes on.
+        jobs: The number of runs at once; if there are several, each is a process of its own.
+        cluster: The Ray cluster that runs them instead; None to run them on this machine.
+        loggers: The loggers of each run in this process, as `fedcli.runs.loggers.Loggers` takes them.
+        records_only: Whether to keep no models of a run that has ended.
 
     Returns:
         The errors of failed runs, by their folders.
@@ -108,12 +114,19 @@ class _Execution:
 
     Attributes:
         waiting: The runs that have not started.
-        active: Those that go on, by their futures.
-        errors: Of those that have failed, by their folders.
+        active: The runs that go on, by their futures.
+        errors: The errors of the runs that have failed, by their folders.
     """
 
     def __init__(self, plan: Plan, listener: PlanListener, start: Start, at_once: int):
-        """Takes the plan, whom to tell, what starts a run, and how many go on at once."""
+        """Prepares the execution of a plan.
+
+        Args:
+            plan: The plan.
+            listener: The listener that is told how the plan goes on.
+            start: Starts a run.
+            at_once: The number of runs that may go on at once.
+        """
         self.waiting = plan.startable_runs
         self.active: dict[futures.Future, PlannedRun] = {}
         self.errors: dict[Path, str] = {}
@@ -130,7 +143,7 @@ class _Execution:
                 self.active[self._start(run)] = run
 
     def follow(self, ended: set[futures.Future], *, records_only: bool) -> None:
-        """Tells how far the active runs are, and takes leave of those that have ended."""
+        """Tells the listener how far the active runs are, and removes those that have ended."""
         for future, run in list(self.active.items()):
             record = _read_record_so_far(run.folder)
             if future not in ended:
@@ -148,7 +161,7 @@ class _Execution:
 
 @contextmanager
 def _starting_runs(listener: PlanListener, jobs: int, cluster: RayCluster | None, loggers: Any) -> Iterator[Start]:
-    """What starts a run where it is to be trained; for the arguments see `execute`.
+    """Yields the function that starts a run where it is to be trained; for the arguments see `execute`.
 
     The listener is not told when Ray begins a run, since nobody tells this process.
     """
@@ -163,7 +176,7 @@ def _starting_runs(listener: PlanListener, jobs: int, cluster: RayCluster | None
 
 
 def _announce_begin(listener: PlanListener, start: Start) -> Start:
-    """Makes what starts a run tell that the run begins."""
+    """Returns a function that tells the listener that a run begins, and then starts it by `start`."""
 
     def begin_and_start(run: PlannedRun) -> futures.Future:
         listener.begin(run)
@@ -173,7 +186,11 @@ def _announce_begin(listener: PlanListener, start: Start) -> Start:
 
 
 def _read_record_so_far(folder: Path) -> Record | None:
-    """The record of a run that may go on; None if there is none yet, or it is damaged, as the run's error says."""
+    """Reads the record of a run that may go on.
+
+    Returns:
+        The record; None if there is none yet, or if it is damaged, as the error of the run says.
+    """
     try:
         return read_record(folder)
     except UserError:
@@ -181,7 +198,7 @@ def _read_record_so_far(folder: Path) -> Record | None:
 
 
 def _run_here(listener: PlanListener, loggers: Any, run: PlannedRun) -> futures.Future:
-    """Runs it in this process; returns a completed future."""
+    """Runs a run in this process; returns a completed future."""
     progress = Loggers(_RunReporter(listener, run), loggers)
     future: futures.Future = futures.Future()
     future.set_result(run_task({}, _make_task(run), progress))
@@ -192,7 +209,7 @@ class _RunReporter(Listener):
     """Tells the listener of a plan how a run in this process goes on."""
 
     def __init__(self, listener: PlanListener, run: PlannedRun):
-        """Takes whom to tell, and of which run."""
+        """Takes the listener of the plan, and the run."""
         self.listener = listener
         self.run = run
 
@@ -206,9 +223,15 @@ class _RunReporter(Listener):
 
 
 class Task(NamedTuple):
-    """A run as another process is told of it, with paths that hold on any node."""
+    """A run as another process is told of it, with paths that hold on any node.
 
-    method_source: str  # the name of the method, or the path of its file
+    Attributes:
+        method_source: The name of the method, or the path of its file.
+        folder: The folder of the run.
+        given: The options of the run.
+    """
+
+    method_source: str
     folder: Path
     given: GivenOptions
 
@@ -222,7 +245,16 @@ def _make_task(run: PlannedRun) -> Task:
 
 
 def run_task(environment: dict[str, str], task: Task, progress: Listener | None = None) -> str:
-    """Starts or resumes a run in this process, with variables of `environment`; returns its error in a line, or ""."""
+    """Starts or resumes a run in this process.
+
+    Args:
+        environment: Environment variables to set before.
+        task: The run.
+        progress: The listener of the run; None for none.
+
+    Returns:
+        The error of the run in a line; empty if it has finished.
+    """
     os.environ.update(environment)
     polls_left = MAX_POLLS
     while True:
@@ -249,7 +281,7 @@ def _start_or_resume(task: Task, progress: Listener | None) -> None:
 
 
 def _describe_error(error: BaseException) -> str:
-    """An error in a line, which begins with its kind unless the message says all."""
+    """Describes an error in a line, which begins with the error's type unless the message says all."""
     if isinstance(error, UserError | NonFiniteLoss):
         return str(error)
     return f"{type(error).__name__}: {first_line(error)}"
@@ -257,7 +289,7 @@ def _describe_error(error: BaseException) -> str:
 
 @contextmanager
 def _starting_processes(jobs: int) -> Iterator[Start]:
-    """Starts runs in processes, each with the next CUDA device; in the end interrupts those left."""
+    """Yields the function that starts a run in a process with the next CUDA device; in the end interrupts the rest."""
     slots: dict[int, futures.Future] = {}
     started: set[multiprocessing.process.BaseProcess] = set()
 
@@ -311,7 +343,11 @@ def _begin_process(jobs: int) -> None:
 
 
 def choose_device(slot: int) -> dict[str, str]:
-    """The environment that gives a slot's runs one CUDA device, each slot the next; empty without any."""
+    """Chooses the CUDA device of a slot's runs: each slot has the next one.
+
+    Returns:
+        The environment variables that choose it; empty if there are no CUDA devices.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
     if not devices:
@@ -321,7 +357,10 @@ def choose_device(slot: int) -> dict[str, str]:
 
 @contextmanager
 def _starting_ray_tasks(cluster: RayCluster) -> Iterator[Start]:
-    """Starts runs as tasks of Ray, in folders that all nodes share; a task whose node dies starts again."""
+    """Yields the function that starts a run as a task of Ray, in a folder that all nodes share.
+
+    A task whose node dies starts again.
+    """
     import ray
 
     handler = signal.getsignal(signal.SIGTERM)

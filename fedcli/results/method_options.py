@@ -1,4 +1,4 @@
-"""Several methods in one command: which options go to which of them."""
+"""Assigns the options of a command with several methods to these methods."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,10 +12,10 @@ Options = dict[str, Any]
 
 
 def find_methods(names: Sequence[str]) -> dict[str, Method]:
-    """Finds the methods of a command, whose runs have folders by name; returns them as they are named there.
+    """Finds the methods of a command; returns them by their names in the command.
 
     Raises:
-        UserError: If there is no such method, or two have the same name.
+        UserError: If there is no such method, or two have the same name and so would share a folder.
     """
     methods = [find_method(name) for name in names]
     full_names = [method.name for method in methods]
@@ -25,18 +25,26 @@ def find_methods(names: Sequence[str]) -> dict[str, Method]:
 
 
 def select_options(method: Method, methods: Mapping[str, Method], options: Mapping[str, Any]) -> Options:
-    """Leaves out the options that belong to other methods of the command and not to this one."""
+    """Selects the options of a method: all but those that belong only to other methods of the command."""
     options_of_any_method = fields_of(*(other.config for other in methods.values())).keys()
     foreign_options = options_of_any_method - recorded_fields(method).keys()
     return {name: value for name, value in options.items() if name not in foreign_options}
 
 
 class OptionText(NamedTuple):
-    """`METHOD:OPTION=VALUES`, an option of one method, or without `METHOD:` of all methods that have it."""
+    """A text `METHOD:OPTION=VALUES` for an option of one method, or `OPTION=VALUES` for all methods that have it.
 
-    flag: str  # the option of the command whose text it is: `--set` or `--grid`
+    Attributes:
+        flag: The option of the command with which the text is given, `--set` or `--grid`.
+        text: The whole text.
+        method: The name of the method; empty for all methods that have the option.
+        option: The name of the option.
+        values: The values, with commas between them.
+    """
+
+    flag: str
     text: str
-    method: str  # empty for all
+    method: str
     option: str
     values: str
 
@@ -91,7 +99,7 @@ def parse_set(methods: Mapping[str, Method], texts: Iterable[str]) -> dict[str, 
 
 
 def _take_only_value(option: str, values: Sequence[Any]) -> Any:
-    """The value that `--set` gives an option; refuses several."""
+    """Takes the one value that `--set` gives an option; raises UserError if there are several."""
     if len(values) > 1:
         words = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
         got = ",".join(words)
@@ -105,7 +113,7 @@ def _take_only_value(option: str, values: Sequence[Any]) -> Any:
 def assign_options(
     methods: Mapping[str, Method], method_options: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Options]:
-    """Finds the methods that options of single methods are for, as `fedcli.run(..., set=...)` takes them.
+    """Assigns the options of single methods, as `fedcli.run(..., set=...)` takes them, to the methods of a command.
 
     Args:
         methods: The methods, as they are named in the command.
@@ -138,15 +146,23 @@ def assign_options(
 
 
 def _find_matching_methods(methods: Mapping[str, Method], given: OptionText) -> list[str]:
-    """The methods that a text means, as they are named in the command: the named one, or all that have the option."""
+    """Finds the methods that a text means: the named one, or all that have the option.
+
+    Returns:
+        Their names in the command; if no method has the option, that of the first method, which then refuses it.
+    """
     if given.method:
         return _find_names_in_command(methods, given.method, given.flag)
     with_option = [name for name, method in methods.items() if given.option in recorded_fields(method)]
-    return with_option or list(methods)[:1]  # of which the option is then refused
+    return with_option or list(methods)[:1]
 
 
 def _find_names_in_command(methods: Mapping[str, Method], name: str, flag: str) -> list[str]:
-    """The methods of a name, as they are named in the command; refuses one that the command has not."""
+    """Finds the methods of a name; returns their names in the command.
+
+    Raises:
+        UserError: If the command has no such method.
+    """
     names = [other for other, method in methods.items() if name in (other, method.name)]
     if not names:
         raise unknown(f"method in {flag}", name, methods, f"this command has {', '.join(methods)}.")

@@ -28,40 +28,62 @@ DECIMALS = {"percent": 2, "": 3, "floats": 0}
 
 
 class Parameter(NamedTuple):
-    """What stands behind the colon of a metric's name."""
+    """The parameter of a metric, which stands behind the colon of its name.
 
-    read: Callable[[str], Any]  # raises ValueError for a text that is none
+    Attributes:
+        read: Reads the parameter from its text; raises ValueError if the text is not one.
+        required: Whether the parameter must be given.
+        allowed: Which parameters are allowed, in words; empty if any name is.
+    """
+
+    read: Callable[[str], Any]
     required: bool = True
-    allowed: str = ""  # what it may be, in words; empty for any name
+    allowed: str = ""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of a run."""
+    """A number that is read from the record of a run.
 
-    name: str  # as in a table's cells
-    read: Callable[..., float | None]  # of a record and the argument, if any; accuracies as fractions
-    unit: str = "percent"  # "percent", "floats", "rounds", or "" for a plain number
-    better: str = "higher"  # "higher", "lower", or "" where no value is the best
-    paper_field: str = "mean"  # where papers/reported.json has the paper's number
-    missing_text: str = "not measured"  # of a finished run without a value
-    needed_rounds: str = "every"  # tested one; or the "selected", or the "last" and the model after it
-    after_the_run: bool = False  # whether `fedcli quality` measures it on the models that a run leaves
-    # Of the same as `read`: the round whose models it is measured on, if these are of a single round.
+    Attributes:
+        name: The name of the metric, as it is typed.
+        read: Reads the number from a record and, if the metric has a parameter, the argument. It returns accuracies as
+            fractions, and None if the record does not have the number.
+        unit: "percent", "floats", "rounds", or empty for a plain number.
+        better: Which values are better, "higher" or "lower"; empty if neither are.
+        paper_field: The field of papers/reported.json that has the paper's number.
+        missing_text: What a table shows of a finished run without a value.
+        needed_rounds: Which rounds must have been tested: "every", the "selected" one, or the "last" one.
+        after_the_run: Whether `fedcli quality` measures it on the models that a run leaves.
+        read_round: Reads from the arguments of `read` the round whose models the number is measured on, or None if
+            these are not the models of a single round; None for a metric that is never measured on a single round's.
+        run_option: The option with which a run has the number in its record; empty if every run has it.
+        parameter: The parameter; None if the metric has none.
+        argument: The value that the user gives for the parameter; None if it is left out.
+        decimals: The number of decimals of percent and plain numbers that the user asks for; None for the usual one.
+    """
+
+    name: str
+    read: Callable[..., float | None]
+    unit: str = "percent"
+    better: str = "higher"
+    paper_field: str = "mean"
+    missing_text: str = "not measured"
+    needed_rounds: str = "every"
+    after_the_run: bool = False
     read_round: Callable[..., int | None] | None = None
-    run_option: str = ""  # with which a run has it in its record
+    run_option: str = ""
     parameter: Parameter | None = None
-    # What a user has asked for.
-    argument: Any = None  # the parameter's value; None where it is left out
-    decimals: int | None = None  # of percent and plain numbers
+    argument: Any = None
+    decimals: int | None = None
 
     @property
     def title(self) -> str:
-        """Name and unit, as over a column."""
+        """The name with the unit, as above a column."""
         return f"{self.name}, %" if self.unit == "percent" else self.name
 
     def format_value(self, value: float, sign: str = "") -> str:
-        """A value with the decimals of the unit; `sign="+"` for a difference."""
+        """Formats a value with the decimals of its unit; `sign="+"` shows the sign of a positive difference."""
         if self.decimals is not None and self.unit in ("percent", ""):
             decimals = self.decimals
         elif self.unit in DECIMALS:
@@ -71,17 +93,20 @@ class Metric:
         return f"{value:{sign},.{decimals}f}"
 
     def format_mean(self, values: Sequence[float]) -> str:
-        """The mean of values ± their sample standard deviation, if there are several."""
+        """Formats the mean of values, and ± their sample standard deviation if there are several."""
         text = self.format_value(fmean(values))
         if len(values) > 1:
             text += f" ± {self.format_value(stdev(values))}"
         return text
 
     def read_value(self, record: Record) -> float | None:
-        """The number of a run, in the unit; None where there is no finite one.
+        """Reads the value of a run.
+
+        Returns:
+            The value in the unit of the metric; None if the run has no finite one.
 
         Raises:
-            UserError: If what is read is no number.
+            UserError: If what a user's metric returns is no number.
         """
         value = self._apply(self.read, record)
         if value is None:
@@ -94,13 +119,16 @@ class Metric:
         return 100 * number if self.unit == "percent" else number
 
     def _apply(self, read: Callable[..., Any], record: Record) -> Any:
-        """What a function reads from a record, with the argument of a metric that has a parameter."""
+        """Calls a function on a record, and on the argument if the metric has a parameter."""
         if self.parameter is None:
             return read(record)
         return read(record, self.argument)
 
     def includes(self, record: Record) -> bool:
-        """Whether a run enters means: a finished one, and one that diverged after its best round on validation."""
+        """Returns whether a run enters means.
+
+        A run does if it has finished, or if it diverged after the best round that validation had selected.
+        """
         outcome = outcome_of(record)
         selection = SELECTIONS[record["summary"]["selection"]]
         if outcome == "diverged" and self.needed_rounds == "selected" and selection.needs_validation:
@@ -108,7 +136,11 @@ class Metric:
         return outcome == "finished"
 
     def read_values(self, records: Iterable[Record]) -> list[float]:
-        """The values of the runs that enter means and have one; none where these are of different rounds."""
+        """Reads the values of the runs that enter means and have one.
+
+        Returns:
+            The values in the unit of the metric; none if they are of different rounds.
+        """
         values = []
         measured_rounds = []
         for record in records:
@@ -119,12 +151,12 @@ class Metric:
         return values if _share_a_round(measured_rounds) else []
 
     def read_included_value(self, record: Record) -> float | None:
-        """The value of a run that enters means; None without one."""
+        """Reads the value of a run; returns None if it has none or does not enter means."""
         values = self.read_values([record])
         return values[0] if values else None
 
     def are_of_different_rounds(self, records: Iterable[Record]) -> bool:
-        """Whether it was measured on the last round's models of some runs and on the headline's models of others.
+        """Returns whether some runs were measured on the last round's models and others on the headline's models.
 
         Such values have no mean and no difference. A headline may be that of the last round.
         """
@@ -134,7 +166,12 @@ class Metric:
         return not _share_a_round(measured_rounds)
 
     def find_measured_rounds(self, record: Record) -> set[str]:
-        """Which of the "last" and the "selected" round it was measured in; both, if not on the models of one round."""
+        """Finds in which rounds the number of a run was measured.
+
+        Returns:
+            A set of "last" and "selected": both if they are the same round, or if the number is not measured on the
+            models of a single round; empty if it was measured in another round.
+        """
         number = None if self.read_round is None else self._apply(self.read_round, record)
         if number is None:
             return {"last", "selected"}
@@ -147,15 +184,18 @@ class Metric:
 
 
 def _share_a_round(measured_rounds: Sequence[set[str]]) -> bool:
-    """Whether all values are of one round, by the `find_measured_rounds` of each."""
+    """Returns whether all values are of one round, by what `find_measured_rounds` returns for each."""
     return not measured_rounds or bool(set.intersection(*measured_rounds))
 
 
 def find_metric(name: str) -> Metric:
-    """The metric of that name, or a user's own.
+    """Finds a metric by its name, with its parameter if it has one, as "at:0.5".
+
+    Args:
+        name: The name, or `./file.py:NAME` for a user's own metric.
 
     Raises:
-        UserError: If there is none, or it has another parameter.
+        UserError: If there is no such metric, or its parameter is missing or not allowed.
     """
     if is_from_file(name):
         function = from_file(name, "metric")
@@ -187,7 +227,16 @@ def find_metric(name: str) -> Metric:
 
 
 def _read_curve(record: Record, num_last: int | None = None, *, key: str = "test_accuracy") -> pd.Series:
-    """The accuracies of the tested rounds, or of those among so many last planned ones; rounds count from 1."""
+    """Reads the accuracies of the tested rounds, as fractions.
+
+    Args:
+        record: The record of the run.
+        num_last: The number of last planned rounds to which the curve is cut; None for all rounds.
+        key: The name of the accuracy in the record.
+
+    Returns:
+        The accuracies by the number of their round, which counts from 1.
+    """
     accuracies = {entry["round"] + 1: entry.get(key) for entry in record["rounds"]}
     curve = pd.Series(accuracies, dtype=float).dropna()
     if num_last is None:
@@ -201,24 +250,24 @@ def _exact_mean(values: Collection[float]) -> float | None:
 
 
 def _mean_if_complete(values: Collection[float | None]) -> float | None:
-    """The mean of values; None where one of them is missing."""
+    """Computes the mean of values; returns None if there are none or one of them is missing."""
     present = [value for value in values if value is not None]
     return _exact_mean(present) if len(present) == len(values) else None
 
 
 def _mean_of_last_tenth(record: Record) -> float | None:
-    """The mean over the last tenth of the planned rounds, of those among them that were tested."""
+    """Computes the mean accuracy of the tested rounds among the last tenth of the planned rounds."""
     return _exact_mean(_read_curve(record, max(1, record["config"]["rounds"] // 10)))
 
 
 def _read_at(record: Record, fraction: Fraction) -> float | None:
-    """The accuracy of the round that is nearest to a fraction of the planned ones."""
+    """Reads the accuracy of the round that is nearest to a fraction of the planned rounds."""
     nearest = int(fraction * record["config"]["rounds"] + Fraction(1, 2))
     return _read_curve(record).get(max(1, nearest))
 
 
 def _parse_span(text: str) -> slice:
-    """The rounds of `FIRST-LAST`, both among them; rounds count from 1."""
+    """Parses `FIRST-LAST` as a slice of rounds with both ends; rounds count from 1."""
     first, last = map(read_number, text.split("-"))
     if first > last:
         raise ValueError
@@ -226,7 +275,7 @@ def _parse_span(text: str) -> slice:
 
 
 def _select_reaching(record: Record, percent: float) -> pd.Series:
-    """The accuracies that reach one, by the numbers of their rounds."""
+    """Selects the accuracies of at least `percent`; returns them by the number of their round."""
     curve = _read_curve(record)
     return curve[curve >= percent / 100]
 
@@ -240,7 +289,7 @@ def _find_reached(record: Record, percent: float) -> float | None:
 
 
 def _find_selected_rounds(record: Record) -> list[RoundEntry]:
-    """The rounds of which the headline is the mean."""
+    """Finds the rounds over which the headline is the mean."""
     rounds = tested_rounds(record["rounds"])
     summary = record["summary"]
     selection = SELECTIONS[summary["selection"]]
@@ -250,12 +299,12 @@ def _find_selected_rounds(record: Record) -> list[RoundEntry]:
 
 
 def _average_at_selected(record: Record, *, key: str) -> float | None:
-    """The mean over the selected rounds of a number that they have."""
+    """Averages a number over the selected rounds; returns None if one of them lacks it."""
     return _mean_if_complete([entry.get(key) for entry in _find_selected_rounds(record)])
 
 
 def _average_named_at_selected(record: Record, name: str | None, *, key: str) -> float | None:
-    """The mean over the selected rounds of the number of that name among several; without a name, of their mean."""
+    """Averages one of several named numbers over the selected rounds, or their mean if `name` is None."""
     values = []
     for entry in _find_selected_rounds(record):
         numbers = entry.get(key) or {}
@@ -267,7 +316,7 @@ ClassCounts = Mapping[str, Sequence[float]]  # a round's `per_class`, see `fedcl
 
 
 def macro_f1(counts: ClassCounts) -> float:
-    """The mean of the F1 scores of all classes that have images or are predicted."""
+    """Computes the mean of the F1 scores of all classes that have images or are predicted, as a fraction."""
     right = np.array(counts["right"], float)
     sizes = np.array(counts["predicted"], float) + np.array(counts["actual"], float)
     is_there = sizes > 0
@@ -275,7 +324,7 @@ def macro_f1(counts: ClassCounts) -> float:
 
 
 def balanced_accuracy(counts: ClassCounts) -> float:
-    """The mean of the accuracies (recalls) of all classes that have images."""
+    """Computes the mean of the accuracies (recalls) of all classes that have images, as a fraction."""
     right = np.array(counts["right"], float)
     actual = np.array(counts["actual"], float)
     has_images = actual > 0
@@ -283,12 +332,12 @@ def balanced_accuracy(counts: ClassCounts) -> float:
 
 
 def class_accuracies(counts: ClassCounts) -> list[float | None]:
-    """The accuracy (recall) of each class; None without images."""
+    """Computes the accuracy (recall) of each class as a fraction; None for a class without images."""
     return [right / actual if actual else None for right, actual in zip(counts["right"], counts["actual"], strict=True)]
 
 
 def _average_score(record: Record, *, score: Callable[[ClassCounts], float]) -> float | None:
-    """The mean over the selected rounds of a score that follows from the counts of the classes."""
+    """Averages a score that follows from the counts of the classes over the selected rounds."""
     scores = []
     for entry in _find_selected_rounds(record):
         counts = entry.get("per_class")
@@ -297,7 +346,7 @@ def _average_score(record: Record, *, score: Callable[[ClassCounts], float]) -> 
 
 
 def _average_class_accuracy(record: Record, name: str) -> float | None:
-    """The mean over the selected rounds of the accuracy of the class of that name."""
+    """Averages the accuracy of the class of a name over the selected rounds; returns None if there is no such class."""
     if name not in record["class_names"]:
         return None
     class_index = record["class_names"].index(name)
@@ -316,7 +365,7 @@ def _find_last_measured(record: Record, name: str, *, key: str) -> float | None:
 
 
 def _average_floats(record: Record, *, key: str) -> float | None:
-    """The floats of a client, as the mean over the rounds; older records have those of the last round alone."""
+    """Averages the floats of a client in a round over the rounds; older records have those of the last round alone."""
     floats_of_last_round = (record["cost"] or {}).get(key)
     if floats_of_last_round is None:
         return None
@@ -325,19 +374,19 @@ def _average_floats(record: Record, *, key: str) -> float | None:
 
 
 def _sum_floats(record: Record, *, key: str) -> float | None:
-    """The floats of all clients in all planned rounds."""
+    """Sums the floats of all clients in all planned rounds."""
     floats = _average_floats(record, key=key)
     config = record["config"]
     return None if floats is None else floats * config["cohort_size"] * config["rounds"]
 
 
 def _find_last_round(record: Record) -> int:
-    """The number of a run's last round; rounds count from 0."""
+    """Returns the index of a run's last round; rounds count from 0."""
     return len(record["rounds"]) - 1
 
 
 def _parse_quality(text: str) -> str:
-    """The name of a quality; the record has other facts beside these, as the round."""
+    """Parses the name of a quality; the record has other facts beside these, as the round."""
     if text not in QUALITIES:
         raise ValueError
     return text
@@ -348,31 +397,31 @@ def _read_quality(record: Record, quantity: str) -> float | None:
 
 
 def _find_round_of_quality(record: Record, quantity: str) -> int | None:
-    """The round whose global model has a quality; None where clients' models have it, after a round more."""
+    """Finds the round whose global model has a quality; returns None if clients' models have it, after a round more."""
     if quantity.startswith("clients_"):
         return None
     return record["quality"].get("round", _find_last_round(record))  # older records do not say: it was the last
 
 
 def _make_class_metric(name: str, read: Callable[..., float | None], parameter: Parameter | None = None) -> Metric:
-    """A metric that follows from the counts of the classes."""
+    """Makes a metric that follows from the counts of the classes."""
     return Metric(name, read, needed_rounds="selected", run_option="per_class", parameter=parameter)
 
 
 def _make_domain_metric(name: str, key: str) -> Metric:
-    """The accuracy on the images of a domain, or the mean over all domains."""
+    """Makes a metric of the accuracy on the images of a domain, or of the mean over all domains."""
     read = partial(_average_named_at_selected, key=key)
     return Metric(name, read, needed_rounds="selected", parameter=Parameter(str, required=False))
 
 
 def _make_measured_metric(name: str, key: str) -> Metric:
-    """A plain number of the last round that has such numbers, by its name among them."""
+    """Makes a metric of a plain number, found by its name in the last round that has such numbers."""
     read = partial(_find_last_measured, key=key)
     return Metric(name, read, unit="", better="", needed_rounds="last", parameter=Parameter(str))
 
 
 def _make_floats_metric(name: str, read: Callable[[Record], float | None]) -> Metric:
-    """A number of floats that are sent, received or held."""
+    """Makes a metric of the number of floats that are sent, received or held."""
     return Metric(name, read, unit="floats", better="", needed_rounds="last")
 
 

@@ -11,7 +11,14 @@ from fedcli.runs.schema import Record
 
 
 def format_interval(metric: Metric, interval: Interval, *, sign: str = "+", with_count: bool = True) -> str:
-    """A mean with its interval and number of values, as `+9.70 [+7.10, +12.30] (3)`; of floats the mean alone."""
+    """Formats a mean with its interval and its number of values, as `+9.70 [+7.10, +12.30] (3)`.
+
+    Args:
+        metric: The metric, which says the number of decimals; of floats only the mean is shown.
+        interval: The mean and its interval.
+        sign: "+" to show the sign of positive numbers.
+        with_count: Whether to show the number of values.
+    """
     if not interval.num_values:
         return MISSING
     text = metric.format_value(interval.mean, sign)
@@ -25,29 +32,36 @@ def format_interval(metric: Metric, interval: Interval, *, sign: str = "+", with
 def format_leads(
     metric: Metric, groups: Mapping[Name, Sequence[Record]], implied_count: int | None = None
 ) -> dict[Name, str]:
-    """The lead of each group, see `compare_with_best_others`; empty without one.
+    """Formats the lead of each group over the best of the others, see `compare_with_best_others`.
 
-    A number of pairs that equals `implied_count` is left out.
+    Args:
+        metric: The metric that is compared.
+        groups: The runs of each group.
+        implied_count: A number of pairs that goes without saying, and is left out.
+
+    Returns:
+        The texts by group; empty for a group without a lead.
     """
     texts = dict.fromkeys(groups, "")
-    for name, lead in compare_with_best_others(metric, groups).items():
-        texts[name] = format_interval(metric, lead, with_count=lead.num_values != implied_count)
+    for name, interval in compare_with_best_others(metric, groups).items():
+        texts[name] = format_interval(metric, interval, with_count=interval.num_values != implied_count)
     return texts
 
 
 def format_mean_of_runs(
     metric: Metric, records: Sequence[Record], outcomes: Counter, implied_count: int | None = None
 ) -> str:
-    """Mean ± sample standard deviation, with the number of runs that have the value.
+    """Formats the mean ± the sample standard deviation, with the number of runs that have the value.
 
     Args:
-        metric: What is read of each run.
+        metric: The metric that is read from each run.
         records: The runs that have begun.
         outcomes: The number of all planned runs by outcome.
         implied_count: A number of runs that goes without saying, where all runs have the value.
 
     Returns:
-        "66.10 ± 0.52 (3)", or "66.10 ± 0.52 (2 of 3 runs; 1 diverged)"; the outcome of the furthest if no run counts.
+        A text as "66.10 ± 0.52 (3)" or "66.10 ± 0.52 (2 of 3 runs; 1 diverged)"; if no run counts, the outcome of the
+        run that has come furthest.
     """
     num_counted = sum(map(metric.includes, records))
     if not num_counted:

@@ -27,11 +27,17 @@ FIRST_NUMBER_COLUMN = 2  # behind the row and whose numbers they are
 
 
 class CountedRuns(NamedTuple):
-    """The runs that a cell has its numbers of."""
+    """The runs from which a cell has its numbers.
+
+    Attributes:
+        method: The name of the method.
+        by_outcome: The number of planned runs of each outcome.
+        num_counted: The number of runs that enter the mean.
+    """
 
     method: str
-    by_outcome: Counter[str]  # the number of those planned
-    num_counted: int  # that enter the mean
+    by_outcome: Counter[str]
+    num_counted: int
 
     @property
     def are_complete(self) -> bool:
@@ -41,32 +47,43 @@ class CountedRuns(NamedTuple):
 
 @dataclass(frozen=True)
 class ComparedCell:
-    """A cell of a table beside the paper's."""
+    """A cell of a table beside the paper's cell; all numbers are in the unit of the metric.
+
+    Attributes:
+        place: The row and the column of the cell.
+        metric: The metric of the cell.
+        printed: What the paper prints in the cell; None if the paper has no such cell.
+        paper_value: The paper's number; None if the paper prints none.
+        our_values: Our numbers, one a run; of a gain, the gain alone.
+        our_text: What the table shows of our numbers.
+        difference: The interval of our numbers less the paper's.
+        runs: The runs behind our numbers; None for a gain, which follows from other cells.
+    """
 
     place: Place
     metric: Metric
-    printed: PrintedCell | None  # None where the paper has no such cell
-    paper_value: float | None  # floats in ones; None where the paper prints no number
-    our_values: Sequence[float]  # one a run; of a gain, the gain
+    printed: PrintedCell | None
+    paper_value: float | None
+    our_values: Sequence[float]
     our_text: str
-    difference: Interval  # ours less the paper's
-    runs: CountedRuns | None  # None of a gain, which comes of other cells
+    difference: Interval
+    runs: CountedRuns | None
 
     @property
     def our_mean(self) -> float | None:
-        """The mean of our values, if there are any."""
+        """The mean of our values; None if there are none."""
         return fmean(self.our_values) if self.our_values else None
 
     @property
     def paper_deviation(self) -> float | None:
-        """The standard deviation that the paper prints beside its mean."""
+        """The standard deviation that the paper prints beside its mean; None if it prints none."""
         if self.printed is None or self.paper_value is None or self.metric.paper_field != "mean":
             return None
         return self.printed.deviation
 
     @property
     def paper_text(self) -> str:
-        """What stands for the paper."""
+        """What the table shows of the paper's number; empty if the paper has no such cell."""
         if self.paper_value is not None:
             text = self.metric.format_value(self.paper_value)
             if self.paper_deviation is not None:
@@ -78,12 +95,12 @@ class ComparedCell:
 
     @property
     def difference_text(self) -> str:
-        """The difference with its interval; empty without one."""
+        """What the table shows of the difference and its interval; empty if there is none."""
         return format_interval(self.metric, self.difference, with_count=False) if self.difference.num_values else ""
 
 
 def compare_with_paper(plan: TablePlan) -> TextTable:
-    """The table beside the paper's; its CSV has the cells, with floats in ones."""
+    """Builds a paper's table with our numbers beside the paper's; its CSV has a line for each cell."""
     cells = compare_cells(plan)
     best_places = _find_best_places(plan.cells)
     columns = list(dict.fromkeys(place.column for place in cells))
@@ -114,7 +131,11 @@ def compare_with_paper(plan: TablePlan) -> TextTable:
 
 
 def compare_cells(plan: TablePlan) -> dict[Place, ComparedCell]:
-    """The planned cells and the gains that they give, each beside the paper's, in the order of the paper."""
+    """Compares the planned cells, and the gains that follow from them, with the paper's cells.
+
+    Returns:
+        The cells by their places, in the order of the paper, and then the gains.
+    """
     planned = {planned_cell.place: planned_cell for planned_cell in plan.cells}
     cells = {}
     for place in _order_places(plan.table, planned):
@@ -127,19 +148,19 @@ def compare_cells(plan: TablePlan) -> dict[Place, ComparedCell]:
 
 
 def _order_places(table: Table, planned: Collection[Place]) -> list[Place]:
-    """The planned places: those that the paper prints in its order, then the others."""
+    """Orders planned places: first those that the paper prints, in its order, then the others."""
     printed = find_printed_cells(table)
     others = [place for place in planned if place not in printed]
     return [*(place for place in printed if place in planned), *others]
 
 
 def _list_places(rows: Sequence[str], gain: Gain) -> list[Place]:
-    """The cells of some rows of which a gain is the difference."""
+    """Lists the places of the cells in some rows from which a gain is computed."""
     return [Place(row, column) for row, column in itertools.product(rows, gain.compared_columns)]
 
 
 def _compare_planned(table: Table, planned: PlannedCell) -> ComparedCell:
-    """A cell that runs give."""
+    """Compares a cell that has runs."""
     metric = planned.metric
     records = planned.records
     outcomes = Counter(run.outcome for run in planned.runs)
@@ -149,7 +170,7 @@ def _compare_planned(table: Table, planned: PlannedCell) -> ComparedCell:
 
 
 def _compare_gain(table: Table, gain: Gain, cells: Mapping[Place, ComparedCell]) -> ComparedCell:
-    """A cell that is the difference of others: the mean of some less the mean, or the best, of the rest."""
+    """Compares a cell that is a gain: the mean of some cells less the mean, or the best, of other cells."""
     place_of_gain = Place(gain.row, gain.column)
     leading_cells = [cells[place] for place in _list_places(gain.leading_rows, gain)]
     other_cells = [cells[place] for place in _list_places(gain.other_rows, gain)]
@@ -167,7 +188,7 @@ def _compare_cell(
     table: Table, place: Place, metric: Metric, our_text: str, our_values: Sequence[float],
     runs: CountedRuns | None = None,
 ) -> ComparedCell:  # fmt: skip
-    """A cell beside the paper's; floats are rounded as the paper's before they are compared."""
+    """Compares our values in a cell with the paper's number; floats are first rounded as the paper rounds them."""
     paper_value = find_printed_value(table, place.row, place.column, metric)
     differences = []
     if paper_value is not None:
@@ -189,7 +210,7 @@ def _compare_cell(
 
 
 def _find_best_places(planned: Sequence[PlannedCell]) -> set[Place]:
-    """The place of the best of ours in each column, if its lead is sure."""
+    """Finds in each column the place of our best number, if it is clearly the best."""
     by_column: dict[str, list[PlannedCell]] = {}
     for planned_cell in planned:
         by_column.setdefault(planned_cell.cell.column, []).append(planned_cell)
@@ -203,18 +224,25 @@ def _find_best_places(planned: Sequence[PlannedCell]) -> set[Place]:
 
 
 class _Row(NamedTuple):
-    """A row of texts of a table beside the paper's, of which a row of the paper has up to three."""
+    """A row of texts; each row of the paper has up to three of them.
 
-    name: str  # of the paper's row; empty in all but its first
-    title: str  # whose numbers they are
+    Attributes:
+        name: The name of the paper's row; empty in all but the first of its rows of texts.
+        title: Whose numbers the row has: the paper's, ours, or the difference.
+        texts: The texts of the columns of numbers.
+        best_columns: The indices, in the whole table, of the columns in which the row is clearly the best.
+    """
+
+    name: str
+    title: str
     texts: list[str]
-    best_columns: list[int]  # of the whole table
+    best_columns: list[int]
 
 
 def _build_rows(
     cells: Mapping[Place, ComparedCell], columns: Sequence[str], best_places: Collection[Place], our_title: str
 ) -> list[_Row]:
-    """The rows of texts that are not empty; `our_title` stands before our numbers."""
+    """Builds the rows of texts, without empty ones; `our_title` stands before our numbers."""
     rows = []
     for name in dict.fromkeys(place.row for place in cells):
         places = [Place(name, column) for column in columns]
@@ -235,7 +263,7 @@ def _build_rows(
 
 
 def _build_csv_row(cell: ComparedCell, reduction: str) -> dict[str, Any]:
-    """What the CSV has of a cell, in full precision."""
+    """Builds what the CSV has of a cell, by column, in full precision."""
     row: dict[str, Any] = {
         "row": cell.place.row,
         "column": cell.place.column,

@@ -41,20 +41,32 @@ PARTITION_OPTIONS = ("partition", "partition_seed", "validation", "local_test") 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run that a plan needs."""
+    """A run that a plan needs.
 
-    title: str  # what it is called on a terminal: row and column of the first cell that needs it, or a grid's values
-    method_source: str  # the name of its method, or the path of the method's file
-    given: GivenOptions  # with which it is run, the seed among them
-    setup: Setup  # the same, resolved
-    settings: Settings  # of the record that it will have
-    folder: Path  # where it is, or will be
-    # The options by which it is smaller than its table's cell, or on another data set; none in a grid.
+    Attributes:
+        title: What the run is called on a terminal: the row and the column of the first cell that needs it, or the
+            values of a grid.
+        method_source: The name of the method, or the path of the method's file.
+        given: The options with which the run is made, the seed among them.
+        setup: The same options, resolved.
+        settings: The settings of the record that the run will have.
+        folder: The folder of the run, which may not be there yet.
+        reduced: The options by which the run is smaller than its cell of a table, or on another data set; empty in a
+            grid.
+        record: The record; None if the run has not begun.
+    """
+
+    title: str
+    method_source: str
+    given: GivenOptions
+    setup: Setup
+    settings: Settings
+    folder: Path
     reduced: dict[str, Any] = field(default_factory=dict)
-    record: Record | None = None  # None before it has begun
+    record: Record | None = None
 
     def with_seed(self, seed: int) -> "PlannedRun":
-        """The same run with another seed, which is no part of its settings, in a folder beside it."""
+        """Returns the same run with another seed, which is no part of its settings, in a folder beside this one."""
         return replace(
             self,
             given=self.given.with_typed({"seed": seed}),
@@ -64,17 +76,17 @@ class PlannedRun:
 
     @property
     def outcome(self) -> str:
-        """One of `fedcli.runs.record.RUN_OUTCOMES`."""
+        """The outcome, one of `fedcli.runs.record.RUN_OUTCOMES`."""
         return "not run" if self.record is None else outcome_of(self.record)
 
     @property
     def needs_running(self) -> bool:
-        """Whether it has not ended; a run that has diverged would diverge again."""
+        """Whether the run has not ended; a run that has diverged has ended, since it would diverge again."""
         return self.outcome not in ENDED
 
     @property
     def is_outdated(self) -> bool:
-        """Whether today's code would not repeat it."""
+        """Whether today's code would not repeat the run, so that its record is of older code."""
         if self.record is None:
             return False
         config = {**self.record["config"], "backbone": self.setup.config.backbone}  # where the user's file is now
@@ -82,7 +94,7 @@ class PlannedRun:
 
     @property
     def rounds_done(self) -> int:
-        """Rounds in its record."""
+        """The number of rounds in the record."""
         return len(self.record["rounds"]) if self.record else 0
 
 
@@ -90,20 +102,25 @@ AnyRun = TypeVar("AnyRun", bound=PlannedRun)
 
 
 def read_new_records(runs: Iterable[AnyRun]) -> list[AnyRun]:
-    """The runs with the records that they have now."""
+    """Reads the records of runs anew; returns the runs with the records that they have now."""
     return [replace(run, record=read_begun(run.folder)) for run in runs]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Runs as they stand."""
+    """The runs that are needed for something, with the records that there are.
 
-    folder: Path  # of new runs
-    runs: tuple[PlannedRun, ...]  # each once
+    Attributes:
+        folder: The folder of new runs.
+        runs: The runs, each once.
+    """
+
+    folder: Path
+    runs: tuple[PlannedRun, ...]
 
     @property
     def missing_data(self) -> dict[str, str]:
-        """The data sets that this machine lacks, and how to get them."""
+        """For each data set that this machine lacks, how to get it, by the name of the data set."""
         needed: set[str] = set()
         for run in self.runs:
             if run.needs_running:
@@ -118,21 +135,21 @@ class Plan:
 
     @property
     def startable_runs(self) -> list[PlannedRun]:
-        """The runs that need running and whose data are there, begun ones first."""
+        """The runs that need running and whose data are there; those that have begun come first."""
         lacking = self.missing_data.keys()
         startable = [run for run in self.runs if run.needs_running and lacking.isdisjoint(run.setup.data_sets)]
         return sorted(startable, key=lambda run: run.record is None)
 
     def may_start(self, run: PlannedRun, active: Collection[PlannedRun]) -> bool:
-        """Whether a run may start beside the `active` ones; it is asked again after one of these has ended.
+        """Returns whether a run may start beside the `active` ones; it is asked again after one of these has ended.
 
-        Here any may. A plan of one's own may hold back a run, as that of `results/evidence/transfer.py` does. A run
+        Here any run may. A plan of one's own may hold back a run, as that of `results/evidence/transfer.py` does. A run
         that is held back while none is active stays as it is, which is no error.
         """
         return True
 
     def format_accuracy(self, record: Record) -> str:
-        """What is shown of a run that has finished."""
+        """Formats the accuracy that is shown of a run that has finished."""
         return f"test {100 * record['summary']['selected']:.2f} %"
 
 
@@ -169,16 +186,23 @@ class PlannedCell:
 
 @dataclass(frozen=True)
 class TablePlan(Plan):
-    """A table, or a part of it, as it stands."""
+    """The runs that a table, or a part of it, needs.
 
-    table: Table  # the whole table
-    cells: tuple[PlannedCell, ...]  # of the part
-    seeds: tuple[int, ...]  # of each cell
-    reduction: str  # what makes runs smaller, in words; empty in full
+    Attributes:
+        table: The whole table.
+        cells: The cells of the part.
+        seeds: The seeds of each cell.
+        reduction: What makes the runs smaller than the paper's, in words; empty if they are run in full.
+    """
+
+    table: Table
+    cells: tuple[PlannedCell, ...]
+    seeds: tuple[int, ...]
+    reduction: str
 
     @property
     def title(self) -> str:
-        """Its name in the paper, ours for numbers in the text, and what it shows."""
+        """The name of the table in the paper, or ours for numbers in the text, and what it shows."""
         paper, name = self.table.reported
         if name == IN_TEXT:
             _, name = self.table.name.split(":")
@@ -186,7 +210,7 @@ class TablePlan(Plan):
 
 
 def find_table_folder(table: Table) -> Path:
-    """The folder of a table's runs, unless another is given."""
+    """Returns the folder of a table's runs for which no folder is given."""
     return TABLES_FOLDER / table.name.replace(":", "-")
 
 
@@ -194,17 +218,17 @@ def plan_table(
     table: Table, folder: Path | None = None, *, seeds: Sequence[int] | None = None, only: Sequence[str] = (),
     limits: Mapping[str, int | None] = NO_LIMITS, dataset: str | None = None,
 ) -> TablePlan:  # fmt: skip
-    """The runs that a table needs and their records; nothing is run and no data set is read.
+    """Plans the runs that a table needs, and finds their records; nothing is run and no data set is read.
 
     Args:
         table: The table.
-        folder: Of its runs. If not given, `runs/tables/<paper>-<ID>`; then ended runs elsewhere in `runs/tables` and
-            shipped ones count, too.
-        seeds: In place of the table's own.
-        only: Names of rows and columns, or parts of such, in any case; a whole name means that one alone. A cell needs
-            a named row, if there is any, and a named column, if there is any.
-        limits: Largest number of rounds, local epochs and training images, by option.
-        dataset: In place of each cell's, under the paper's protocol for it.
+        folder: The folder of the runs. If None, it is `runs/tables/<paper>-<ID>`; then ended runs elsewhere in
+            `runs/tables` and shipped runs count, too.
+        seeds: The seeds of each cell; if None, those of the table.
+        only: Names of rows and columns, or parts of names, in any case; a whole name means that row or column alone. If
+            rows are named, a cell must be in one of them, and likewise for columns.
+        limits: The largest numbers of rounds, local epochs and training images, by option.
+        dataset: A data set in the place of each cell's, under the paper's protocol for it; None for the cells' own.
 
     Raises:
         UserError: If `only` leaves nothing, or a seed or a limit is out of range.
@@ -237,12 +261,13 @@ def plan_table(
 def _attach_records(
     new_cells: Iterable[PlannedCell], own_folder: Path, search_folders: Iterable[Path]
 ) -> dict[Path, PlannedRun]:
-    """The runs that cells need, each once and with the folder and the record of what has begun of it.
+    """Finds the folder and the record of what has begun of the runs that cells need.
 
-    In the table's own folder all runs count, in the others those that have ended.
+    In the table's own folder all runs count, in other folders those that have ended.
 
     Returns:
-        The runs by the folders of new ones. Of a run that several cells need it is the first cell's.
+        The runs, each once, by the folder that a new run would have. A run that several cells need is that of the
+        first cell.
     """
     new_runs: dict[Path, PlannedRun] = {}
     needed_rounds: dict[Path, set[str]] = {}
@@ -266,7 +291,7 @@ def _attach_records(
 
 
 class _Progress(NamedTuple):
-    """How far a run has come; the one to take is the largest."""
+    """How far a run has come; the furthest run has the largest tuple."""
 
     has_ended: bool
     num_rounds: int
@@ -277,7 +302,7 @@ def _measure_progress(row: RunRow) -> _Progress:
 
 
 def _describe_reduction(cells: Iterable[PlannedCell]) -> str:
-    """What makes the runs of cells smaller, in words; empty for nothing."""
+    """Describes what makes the runs of cells smaller than the paper's; returns an empty text if nothing does."""
     reduced: dict[str, Any] = {}
     for cell in cells:
         reduced |= cell.runs[0].reduced
@@ -288,7 +313,7 @@ def _describe_reduction(cells: Iterable[PlannedCell]) -> str:
 
 
 def _find_matching_rows(run: PlannedRun, rows: Iterable[RunRow], needed_rounds: Iterable[str]) -> list[RunRow]:
-    """The rows that can stand for a planned run; for `needed_rounds` see `differences_from_plan`."""
+    """Finds the recorded runs that can stand for a planned run; for `needed_rounds` see `differences_from_plan`."""
     matching = []
     for row in rows:
         if row.method != run.setup.method.name or row.seed != run.setup.config.seed:
@@ -300,7 +325,7 @@ def _find_matching_rows(run: PlannedRun, rows: Iterable[RunRow], needed_rounds: 
 
 
 def _select_cells(table: Table, only: Sequence[str]) -> list[Cell]:
-    """The cells in the rows and columns that `only` names."""
+    """Selects the cells in the rows and columns that `only` names, see `plan_table`."""
     rows = dict.fromkeys(cell.row for cell in table.cells)
     columns = dict.fromkeys(cell.column for cell in table.cells)
     named: set[str] = set()
@@ -325,7 +350,7 @@ def plan_cell(
     table: Table, cell: Cell, seed: int = 0, folder: Path = TABLES_FOLDER, limits: Mapping[str, int | None] = NO_LIMITS,
     dataset: str | None = None,
 ) -> PlannedRun:  # fmt: skip
-    """The run of a cell, without its record; see `plan_table`."""
+    """Plans the run of a cell with one seed, without looking for its record; for the arguments see `plan_table`."""
     method = find_method(cell.method)
     options = {**cell.settings, "seed": seed}
     reduced: dict[str, Any] = {}
@@ -358,13 +383,13 @@ def plan_cell(
 
 
 def make_folder_name(setup: Setup, settings: Settings) -> str:
-    """The name of the folder that runs share which differ only in the seed."""
+    """Makes the name of the folder that runs share which differ only in the seed."""
     partition = short_name(setup.partition.flag).replace(":", "-").replace("/", "-")
     return f"{setup.method.name}-{short_name(setup.dataset)}-{partition}-{key_of(settings)[:8]}"
 
 
 def _move_to_other_data(method: Method, options: Mapping[str, Any], dataset: str) -> dict[str, Any]:
-    """The options of a cell on another data set: those of the paper's protocol for it, with the cell's division."""
+    """Moves the options of a cell to another data set: to the paper's protocol for it, with the cell's partition."""
     dataset = import_if_path(dataset)
     protocol = find_protocol(options["protocol"], method)
     if dataset in protocol.datasets:
@@ -385,7 +410,7 @@ def _move_to_other_data(method: Method, options: Mapping[str, Any], dataset: str
 
 
 def describe_protocols(runs: Iterable[PlannedRun]) -> str:
-    """Says which methods of a comparison run under which protocol, where these differ; empty where they do not."""
+    """Describes which methods of a comparison run under which protocol; returns an empty text if all have the same."""
     protocols_by_method: dict[str, dict[str, None]] = {}
     for run in runs:
         protocols_by_method.setdefault(run.setup.method.name, {})[run.setup.protocol.name] = None

@@ -22,26 +22,33 @@ SCALED = re.compile(r"_(1e\d+)_floats$")  # in the name of a printed column, its
 
 @dataclass(frozen=True)
 class PrintedCell:
-    """What a paper prints in a cell of a table; None for what it does not."""
+    """What a paper prints in a cell of a table.
+
+    Attributes:
+        mean: The mean, in the paper's unit; None if the cell has none.
+        deviation: The standard deviation beside the mean; None if the cell has none.
+        rounds_to_target: The number of rounds until an accuracy is reached; None if the cell has none.
+        text: What stands in a cell that has none of these numbers; None in other cells.
+    """
 
     mean: float | None
     deviation: float | None
     rounds_to_target: float | None
-    text: str | None  # as it stands there, where that is no such number
+    text: str | None
 
-    def number(self, metric: Metric) -> float | None:
-        """The number that is of a metric, in the paper's unit."""
+    def select_number(self, metric: Metric) -> float | None:
+        """Returns the number that belongs to a metric, in the paper's unit; None if the cell has none."""
         return self.rounds_to_target if metric.paper_field == "rounds_to_target" else self.mean
 
 
 @cache
 def read_reported_numbers() -> dict[str, dict[str, Any]]:
-    """The papers' own numbers, `papers/reported.json`, by paper and table."""
+    """Reads the papers' own numbers from `papers/reported.json`; returns them by paper and table."""
     return json.loads(files("fedcli.papers").joinpath("reported.json").read_text(encoding="utf-8"))
 
 
 def find_reported_table(table: Table) -> dict[str, Any]:
-    """What the paper says of a table; empty for one of no paper here."""
+    """Finds what the paper says of a table; returns an empty dict for a table that is of no paper here."""
     return _find_reported_table(*table.reported)
 
 
@@ -50,7 +57,7 @@ def _find_reported_table(paper: str, name: str) -> dict[str, Any]:
 
 
 def find_printed_cells(table: Table) -> Mapping[Place, PrintedCell]:
-    """What the paper prints in the cells of a table, in its order."""
+    """Finds what the paper prints in the cells of a table; returns the cells in the paper's order."""
     return _find_printed_cells(*table.reported)
 
 
@@ -68,14 +75,14 @@ def _find_printed_cells(paper: str, name: str) -> Mapping[Place, PrintedCell]:
 
 
 def find_printed_value(table: Table, row: str, column: str, metric: Metric) -> float | None:
-    """The paper's number in a cell, floats in ones; None if it prints none."""
+    """Finds the paper's number in a cell, in the unit of the metric; returns None if the paper prints none."""
     cell = find_printed_cells(table).get(Place(row, column))
-    number = None if cell is None else cell.number(metric)
+    number = None if cell is None else cell.select_number(metric)
     return None if number is None else number * find_printed_unit(column)
 
 
 def find_printed_unit(column: str) -> float:
-    """The unit in which the paper prints a column of floats; 1 for other numbers."""
+    """Finds the unit in which the paper prints a column, as 1e6 for millions of floats; returns 1 for other numbers."""
     match = SCALED.search(column)
     return float(match[1]) if match else 1.0
 
@@ -105,7 +112,7 @@ def find_printed_difference(
 
 
 class _PrintedAccuracy(NamedTuple):
-    """A cell in which a paper prints the accuracy of a run."""
+    """A cell in which a paper prints the accuracy of a run, in percent."""
 
     table: Table
     cell: Cell
@@ -114,10 +121,13 @@ class _PrintedAccuracy(NamedTuple):
 
 
 def find_printed_accuracies(records: Sequence[Record]) -> list[float | None]:
-    """The paper's accuracy in percent for the setting of each run, else None.
+    """Finds the accuracy that a paper prints for the setting of each run.
 
-    Where several tables have a setting, the one that has the most of the runs counts: the paper prints two accuracies
-    for some.
+    Papers print two accuracies for some settings. If several tables have a setting, the table that has the settings of
+    most of the runs counts.
+
+    Returns:
+        An accuracy in percent for each record, None where no paper prints one.
     """
     printed = _list_printed_accuracies()
     accuracies_of_runs = [_find_accuracies_by_table(record, printed) for record in records]
@@ -132,7 +142,7 @@ def find_printed_accuracies(records: Sequence[Record]) -> list[float | None]:
 
 
 def _list_printed_accuracies() -> list[_PrintedAccuracy]:
-    """The accuracies that the papers print of runs; a point of a learning curve is none."""
+    """Lists the accuracies of whole runs that the papers print, without single points of learning curves."""
     printed = []
     for table in registry.tables().values():
         for cell in table.cells:
@@ -146,7 +156,7 @@ def _list_printed_accuracies() -> list[_PrintedAccuracy]:
 
 
 def _find_accuracies_by_table(record: Record, printed: Sequence[_PrintedAccuracy]) -> dict[str, float]:
-    """The paper's accuracy in percent for the setting of a run in each table that has it, by the table's name."""
+    """Finds the accuracy in percent that each table prints for the setting of a run, by the table's name."""
     accuracies: dict[str, float] = {}
     settings = settings_of(record)
     for table, cell, metric, percent in printed:

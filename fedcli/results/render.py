@@ -22,7 +22,7 @@ _TEX = str.maketrans({
 
 
 class CellIndex(NamedTuple):
-    """Where a cell stands in a table, from 0."""
+    """The row and the column of a cell in a table; both count from 0."""
 
     row: int
     column: int
@@ -30,30 +30,45 @@ class CellIndex(NamedTuple):
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table that can be written."""
+    """A table of texts, with what is written around it.
 
-    columns: Sequence[str]  # titles
-    rows: Sequence[Sequence[str]]  # the texts of its cells
-    first_number_column: int  # the index of the first one that holds numbers, which stand to the right from there on
-    csv_rows: Sequence[dict[str, Any]] = ()  # what the CSV has instead, in full precision: a run or a cell each
+    Attributes:
+        columns: The titles of the columns.
+        rows: The texts of the cells, a sequence for each row.
+        first_number_column: The index of the first column of numbers; from there on, cells stand to the right.
+        csv_rows: The rows of the CSV, which has other columns, with numbers in full precision.
+        title: The title; empty for none.
+        subject: A sentence on what the whole table is of; empty for none.
+        notes: Sentences on what a reader must know of the numbers.
+        is_markdown: Whether the texts are Markdown already, and are not to be escaped.
+        caption: The caption in a paper; if there is one, the table stands in LaTeX's `table`.
+        latex_label: The label of that `table`.
+        best: The cells in bold.
+        block_starts: The indices of the rows that begin a block, above which LaTeX has a rule.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    first_number_column: int
+    csv_rows: Sequence[dict[str, Any]] = ()
     title: str = ""
-    subject: str = ""  # what the whole table is of, in a sentence
-    notes: Sequence[str] = ()  # what a reader must know of the numbers
-    is_markdown: bool = False  # whether its texts are Markdown already
-    caption: str = ""  # of a table in a paper, which stands in LaTeX's `table`
-    latex_label: str = ""  # of that `table`
-    best: Collection[CellIndex] = frozenset()  # the cells that stand out among those they are compared with
-    block_starts: Collection[int] = ()  # the rows, from 0, above which LaTeX has a rule, since each begins a block
+    subject: str = ""
+    notes: Sequence[str] = ()
+    is_markdown: bool = False
+    caption: str = ""
+    latex_label: str = ""
+    best: Collection[CellIndex] = frozenset()
+    block_starts: Collection[int] = ()
 
 
 def render(table: TextTable, format: str = "markdown") -> str:
-    """A table as "markdown", "latex" or "csv", which has rows of its own."""
+    """Renders a table as a text in a `format`: "markdown", "latex" or "csv"."""
     if format == "csv":
         return render_csv(pd.DataFrame(table.csv_rows, dtype=object))
-    return _to_latex(table) if format == "latex" else _to_markdown(table)
+    return _render_latex(table) if format == "latex" else _render_markdown(table)
 
 
-def _to_markdown(table: TextTable) -> str:
+def _render_markdown(table: TextTable) -> str:
     escape = printable if table.is_markdown else escape_markdown
     rows = _mark_rows(table, escape, "**{}**")
     text = render_github_table([*map(escape_markdown, table.columns)], rows, table.first_number_column)
@@ -63,8 +78,8 @@ def _to_markdown(table: TextTable) -> str:
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _to_latex(table: TextTable) -> str:
-    r"""A `tabular` for `\usepackage{booktabs}`, in a `table` if it has a caption."""
+def _render_latex(table: TextTable) -> str:
+    r"""Renders a `tabular` for `\usepackage{booktabs}`, in a `table` if it has a caption."""
     alignment = "l" * table.first_number_column + "r" * (len(table.columns) - table.first_number_column)
     lines = [f"% {printable(text)}".replace("*", "") for text in (table.title, table.subject) if text]
     lines.append(r"% needs \usepackage{booktabs}")
@@ -86,7 +101,7 @@ def _to_latex(table: TextTable) -> str:
 
 
 def _mark_rows(table: TextTable, escape: Callable[[str], str], bold: str) -> list[list[str]]:
-    """The escaped texts of the cells, in bold if they stand out."""
+    """Escapes the texts of the cells and marks those of the best cells, which `bold` formats."""
     marked_rows = []
     for number, row in enumerate(table.rows):
         marked_row = []
@@ -98,7 +113,7 @@ def _mark_rows(table: TextTable, escape: Callable[[str], str], bold: str) -> lis
 
 
 def render_csv(table: pd.DataFrame) -> str:
-    """A CSV in which each text is on one line and none is a formula to a spreadsheet, also above a column."""
+    """Renders a table as CSV in which each text is on one line and no text or title is a formula to a spreadsheet."""
     texts: set[str] = set()
     for _, column in table.items():
         texts.update(value for value in column if isinstance(value, str))
@@ -113,7 +128,13 @@ def _make_plain(text: str) -> str:
 def render_github_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], first_number_column: int | None = None
 ) -> str:
-    """A GitHub table with these titles and cells; the columns from `first_number_column` on stand to the right."""
+    """Renders a table in GitHub's Markdown.
+
+    Args:
+        columns: The titles of the columns.
+        rows: The texts of the cells, in Markdown.
+        first_number_column: The index of the first column that stands to the right; None if no column does.
+    """
     num_texts = len(columns) if first_number_column is None else first_number_column
     rules = ["---"] * num_texts + ["---:"] * (len(columns) - num_texts)
     lines = [columns, rules]
@@ -123,12 +144,12 @@ def render_github_table(
 
 
 def escape_markdown(text: str) -> str:
-    """A text for Markdown on one line, without markup, HTML or mathematics."""
+    """Escapes a text for Markdown: on one line, without markup, HTML or mathematics."""
     return _MARKUP.sub(r"\\\g<0>", printable(text))
 
 
 def _escape_tex(text: str) -> str:
-    r"""A text for LaTeX, with minus signs and percentages on one line, without Markdown's marks of code.
+    r"""Escapes a text for LaTeX, with minus signs and percentages on one line, without Markdown's marks of code.
 
     `\\` and `\midrule` would take a `[` or `*` that follows them for their argument, so a leading one stands in braces.
     """
@@ -139,6 +160,9 @@ def _escape_tex(text: str) -> str:
 
 
 def replace_between_marks(text: str, name: str, content: str) -> str:
-    """A text with `content` between its marks `<!-- NAME: written by 'make tables' -->` and `… end -->`, if any."""
+    """Puts `content` between a text's marks `<!-- NAME: written by 'make tables' -->` and `<!-- NAME: end -->`.
+
+    Returns the text as it is if it has no such marks.
+    """
     marks = rf"(?s)(<!-- {re.escape(name)}: written by 'make tables' -->).*?(<!-- {re.escape(name)}: end -->)"
     return re.sub(marks, lambda match: f"{match[1]}\n\n{content}\n\n{match[2]}", text, count=1)

@@ -1,4 +1,4 @@
-"""Tables of runs, a row for each setting, and every run as a row of numbers.
+"""Tables of runs with a row for each setting, and tables of numbers with a row for each run.
 
 Accuracies are fractions in records and percent here. Numbers of two protocols or data sets cannot be compared, so they
 share no table of runs and no panel.
@@ -48,10 +48,16 @@ def build_table(
     leads: bool = False,
     layout: Layout = DEFAULT_LAYOUT,
 ) -> TextTable:
-    """A table with a row for each group, or for each run if `by_seed`, and more `metrics`; its CSV has the runs.
+    """Builds a table with a row for each group of runs; its CSV has a line for each run.
 
-    With `leads`, a column has the lead of each row's headline over the best of the others that it is compared with,
-    with its 95 % interval, paired by seed.
+    Args:
+        records: The records of the runs.
+        metrics: The names of metrics that get a column.
+        title: The title of the table; empty for none.
+        by_seed: Whether each seed is a row of its own.
+        leads: Whether a column has the lead of each row's headline over the best of the rows that it is compared with,
+            with its 95 % interval, paired by seed.
+        layout: The columns and decimals that the user chooses.
 
     Raises:
         UserError: If a metric or a column is not known.
@@ -61,7 +67,7 @@ def build_table(
     cells = build_cells(groups, columns)
     if not columns.chosen:
         cells = _select_informative_columns(cells)
-    shown = columns.of(cells)
+    shown = columns.select(cells)
     best = find_cells_under({METHOD.key, HEADLINE}, find_best_rows(groups, columns), shown)
     shared_text = ", ".join(f"{name} {escape_markdown(value)}" for name, value in find_shared_settings(records).items())
     found_metrics = [find_metric(name) for name in metrics]
@@ -84,7 +90,10 @@ def build_table(
 def build_tables(
     records: Iterable[Record], metrics: Sequence[str] = (), *, leads: bool = False, layout: Layout = DEFAULT_LAYOUT
 ) -> list[TextTable]:
-    """A table for each leaderboard, which titles name where there are several; see `build_table`."""
+    """Builds a table for each protocol and data set, which titles name if there are several tables.
+
+    For the arguments see `build_table`.
+    """
     by_leaderboard = group_by_leaderboard(records)
     tables = []
     for leaderboard, runs in by_leaderboard.items():
@@ -94,16 +103,24 @@ def build_tables(
 
 
 def _select_informative_columns(cells: pd.DataFrame) -> pd.DataFrame:
-    """The columns that are not empty; that of the model only where rows differ in it."""
+    """Leaves out the columns that are empty, and that of the model if all rows agree in it."""
     if len({*cells[MODEL.key]} - {""}) < 2:
         cells = cells.drop(columns=MODEL.key)
     return cells.loc[:, (cells != "").any()]
 
 
 def collect_numbers(record: Record, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
-    """One run as a flat row; rounds count from 1, accuracies are in percent.
+    """Collects the numbers of a run.
 
-    The median round leaves out the first one's warming up. Seconds that other work disturbed are left out.
+    Rounds count from 1, and accuracies are in percent. The time of a round is the median, so that the first round's
+    warming up does not count. Times that other work disturbed are left out.
+
+    Args:
+        record: The record of the run.
+        metrics: Further metrics, which get a column by their title.
+
+    Returns:
+        The numbers by column; the column of an option is `config.<name>`.
     """
     summary = record["summary"]
     row = {
@@ -149,15 +166,15 @@ def _round_number(value: float | None) -> float | None:
 
 
 def read_numbers(paths: Iterable[str | Path], metrics: Sequence[str] = ()) -> pd.DataFrame:
-    """All runs under some paths, a row each; the function behind `fedcli.frame`.
+    """Reads all runs under some paths as a table, a row a run; the function behind `fedcli.frame`.
 
     Args:
         paths: Folders that hold runs at any depth.
-        metrics: Names of metrics that get a column, as of `fedcli table --metric`.
+        metrics: The names of metrics that get a column, as of `fedcli table --metric`.
 
     Returns:
-        The `folder` of a run, its numbers as in the CSV of a table (`selected` is the headline, `last` the last round,
-        both in percent), and the options in which the runs differ.
+        The column `folder`, the columns of a table's CSV (`selected` is the accuracy of the headline and `last` that of
+        the last round, both in percent), and a column for each option in which the runs differ.
 
     Raises:
         UserError: If there is no run, or a record cannot be read.
@@ -166,7 +183,7 @@ def read_numbers(paths: Iterable[str | Path], metrics: Sequence[str] = ()) -> pd
 
 
 def tabulate_numbers(records: Sequence[Record], metrics: Sequence[str] = ()) -> pd.DataFrame:
-    """The same of records, each with its `folder`."""
+    """Makes the table of `read_numbers` from records, each with its `folder`."""
     columns = [find_metric(name) for name in metrics]
     numbers = pd.DataFrame([{"folder": record["folder"], **collect_numbers(record, columns)} for record in records])
     settings = pd.DataFrame(map(settings_of, records), dtype=object)
@@ -175,6 +192,6 @@ def tabulate_numbers(records: Sequence[Record], metrics: Sequence[str] = ()) -> 
 
 
 def list_commands(records: Iterable[Record]) -> list[str]:
-    """The commands that made these runs, without their folders, each once."""
+    """Lists the commands that made some runs, without their folders, each once."""
     texts = dict.fromkeys(OUT_OPTION.sub("", printable(record["command"])) for record in records)
     return [text for text in texts if text.startswith("fedcli ")]

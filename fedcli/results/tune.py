@@ -48,24 +48,35 @@ VALIDATION_SHARE = 0.2  # share of each client's examples held out, if the proto
 
 @dataclass(frozen=True)
 class MethodTrials:
-    """What a method tries."""
+    """The trials of a method.
+
+    Attributes:
+        method: The method.
+        folder: The folder of the trials.
+        values: The values to try, by option.
+        points: The combinations of these values that are tried.
+    """
 
     method: Method
     folder: Path
-    values: Mapping[str, Sequence[Any]]  # of each option
-    points: tuple[GridPoint, ...]  # the combinations of these values, or some of them
+    values: Mapping[str, Sequence[Any]]
+    points: tuple[GridPoint, ...]
 
     @property
     def num_combinations(self) -> int:
-        """Combinations of the values."""
+        """The number of all combinations of the values."""
         return prod(map(len, self.values.values()))
 
 
 @dataclass(frozen=True)
 class Tuning(Plan):
-    """Runs that choose options; their test accuracy is not shown."""
+    """The runs by which options are chosen; their test accuracy is not shown.
 
-    by_method: tuple[MethodTrials, ...]  # in the order of the command
+    Attributes:
+        by_method: The trials of each method, in the order of the command.
+    """
+
+    by_method: tuple[MethodTrials, ...]
 
     @property
     def trials(self) -> list[GridPoint]:
@@ -73,12 +84,12 @@ class Tuning(Plan):
         return list(chain.from_iterable(of_method.points for of_method in self.by_method))
 
     def format_accuracy(self, record: Record) -> str:
-        """The accuracy that ranks trials."""
+        """Formats the accuracy by which trials are ranked."""
         return f"validation {100 * validation_accuracy(record):.2f} %"
 
 
 def validation_accuracy(record: Record) -> float:
-    """Accuracy of a finished run on held-out examples, as a fraction, by its protocol's rule.
+    """Computes the accuracy of a finished run on held-out examples, as a fraction, by its protocol's rule.
 
     Raises:
         UserError: If no client has held out an example.
@@ -101,7 +112,7 @@ def validation_accuracy(record: Record) -> float:
 
 
 def _mean_of_last_tenth_tested(accuracies: Sequence[float]) -> float:
-    """The mean over the last tenth of the tested rounds; the metric `last-tenth` goes by the planned ones."""
+    """Computes the mean over the last tenth of the tested rounds; the metric `last-tenth` goes by planned rounds."""
     num_last = max(len(accuracies) // 10, 1)
     return fmean(accuracies[-num_last:])
 
@@ -111,7 +122,7 @@ def plan_trials(
     out: str | Path | None = None, seeds: Sequence[int] | None = None,
     method_options: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Tuning:  # fmt: skip
-    """Combinations of options' values as runs of one method or several.
+    """Plans trials of combinations of options' values, for one method or several.
 
     `jobs.execute` runs them, and `rank_and_write_best` then tells which is the best.
 
@@ -119,15 +130,15 @@ def plan_trials(
     the same ones each time.
 
     Args:
-        method: Name of a method, or path of a method file; several with commas between them.
-        options: Those of `fedcli run`, by name; the seed is `TRIAL_SEED` if not given. Tuples of values are tried,
-            too; without any, those that the method's own options suggest.
-        grid: Options with the values to try, as "lr=0.01,0.1", for all methods that have it, or as
+        method: The name of a method, or the path of its file; several with commas between them.
+        options: The options of `fedcli run`, by name; the seed is `TRIAL_SEED` if not given. A tuple has the values to
+            try of an option; if nothing is to be tried, the values that the method's own options suggest are.
+        grid: Options with the values to try, as "lr=0.01,0.1" for all methods that have the option, or as
             "fedprox:proximal-weight=0.01,0.1" for one of them.
-        trials: Trials of each method; those of the smallest grid if not given.
-        out: Folder of the trials, of which none runs twice; in `tuning/` if not given.
-        seeds: Several of each trial, of which the mean counts.
-        method_options: Options of single methods, by the method's name.
+        trials: The number of trials of each method; if None, the size of the smallest grid.
+        out: The folder of the trials, of which none runs twice; if None, a folder in `tuning/`.
+        seeds: The seeds of each trial, over which the mean counts; if None, the seed of `options`.
+        method_options: The options of single methods, by the method's name.
 
     Raises:
         UserError: If there is nothing to try, a method or an option is unknown, an option is given twice, a trial
@@ -163,13 +174,21 @@ def plan_trials(
 
 @dataclass(frozen=True)
 class _Search:
-    """A method with what its trials try, before it is known where they stand."""
+    """A method with what its trials try, before their folders are known.
 
-    name_in_command: str  # of the method
+    Attributes:
+        name_in_command: The method as the command names it.
+        method: The method.
+        options: The options of all trials; a tuple has the values to try.
+        values_to_try: The values to try, by option.
+        setup: The setup of the first trial, without the share of examples that is held out for it.
+    """
+
+    name_in_command: str
     method: Method
-    options: Mapping[str, Any]  # of all trials; a tuple stands for the values to try
-    values_to_try: Mapping[str, tuple]  # by option
-    setup: Setup  # of the first trial, but for the share that is held out
+    options: Mapping[str, Any]
+    values_to_try: Mapping[str, tuple]
+    setup: Setup
 
 
 def _plan_searches(
@@ -179,11 +198,11 @@ def _plan_searches(
     """Finds what the trials of each method try.
 
     Args:
-        methods: The methods, as they are named in the command.
-        options: Of all methods; see `select_options`.
-        own_options: Options of single methods, by their names in the command.
-        values_to_try: Likewise, of `--grid`.
-        seeds: Several of each trial; None for that of `options`.
+        methods: The methods by their names in the command.
+        options: The options of all methods, see `select_options`.
+        own_options: The options of single methods, by their names in the command.
+        values_to_try: The values of `--grid` by option, by the names of the methods in the command.
+        seeds: The seeds of each trial; if None, the seed of `options`.
 
     Raises:
         UserError: See `plan_trials`.
@@ -198,7 +217,7 @@ def _plan_searches(
 
 
 def _plan_search(name: str, method: Method, options: Mapping[str, Any], seeds: Sequence[int] | None) -> _Search:
-    """Finds what the trials of a method try, and has them hold out examples.
+    """Finds what the trials of a method try, and makes them hold out examples.
 
     Raises:
         UserError: See `plan_trials`.
@@ -221,7 +240,7 @@ def _name_method_in_titles(point: GridPoint) -> GridPoint:
 
 
 def _refuse_no_validation(method: Method, options: Mapping[str, Any]) -> None:
-    """Refuses `--validation 0`; a protocol may have it."""
+    """Refuses `--validation 0`, which a protocol may have, but trials may not."""
     if "validation" in options:
         raise UserError(
             f"'{method.name}' is tuned by validation accuracy (got --validation 0); give --validation "
@@ -230,7 +249,7 @@ def _refuse_no_validation(method: Method, options: Mapping[str, Any]) -> None:
 
 
 def _refuse_grid(grid: OptionText, options: Mapping[str, Any]) -> None:
-    """Refuses a text of `--grid` whose option is none to try, or is given beside the grid."""
+    """Refuses a text of `--grid` whose option cannot be tried, or is given beside the grid."""
     option = grid.option
     if option in ("seed", "device", "dataset", "protocol"):
         raise UserError(f"--{option} is no option to tune (got --grid {grid.text}); give it once, for all trials.")
@@ -241,7 +260,7 @@ def _refuse_grid(grid: OptionText, options: Mapping[str, Any]) -> None:
 
 
 def _drop_repeated(values: tuple) -> tuple:
-    """The values in their order, each once; some may be what no option takes, as a list."""
+    """Drops repeated values and keeps the order; the values need not be hashable, since a list may be among them."""
     distinct: list[Any] = []
     for value in values:
         if value not in distinct:
@@ -250,7 +269,7 @@ def _drop_repeated(values: tuple) -> tuple:
 
 
 def _find_values_to_try(method: Method, options: Mapping[str, Any]) -> dict[str, tuple]:
-    """The options with several values, or those that the method's own options suggest."""
+    """Finds the values to try by option: those that are given, or else those that the method's own options suggest."""
     values_to_try = {name: _drop_repeated(values) for name, values in options.items() if isinstance(values, tuple)}
     if not values_to_try:
         suggested = {name: facts_of(field).tune for name, field in fields_of(method.config).items()}
@@ -261,7 +280,7 @@ def _find_values_to_try(method: Method, options: Mapping[str, Any]) -> dict[str,
 
 
 def _choose_default_folder(searches: Sequence[_Search]) -> Path:
-    """The folder of trials for which none is given, by the methods, and the protocol and data set of the first."""
+    """Chooses the folder of trials for which none is given: by the methods, and the first one's protocol and data."""
     names = "+".join(search.method.name for search in searches)
     setup = searches[0].setup
     paper, _, setting = setup.protocol.name.partition(":")
@@ -269,7 +288,7 @@ def _choose_default_folder(searches: Sequence[_Search]) -> Path:
 
 
 def find_reported_seeds(protocol: str, dataset: str) -> set[int]:
-    """The seeds of the papers' tables that have runs of a protocol on a data set.
+    """Finds the seeds that papers' tables report for runs of a protocol on a data set.
 
     Options must not be fitted to runs that are then compared with the paper.
     """
@@ -292,7 +311,7 @@ def _refuse_reported(setup: Setup, seeds: Sequence[int]) -> None:
 
 
 def _draw_equally(all_trials: Sequence[MethodTrials], num_trials: int | None) -> list[MethodTrials]:
-    """So many trials of each method; as many as the fewest combinations if not given."""
+    """Draws the same number of trials for each method; if None, the number of the fewest combinations."""
     budget = num_trials
     if budget is None:
         budget = min(len(of_method.points) for of_method in all_trials)
@@ -300,7 +319,7 @@ def _draw_equally(all_trials: Sequence[MethodTrials], num_trials: int | None) ->
 
 
 def _draw(points: Sequence[GridPoint], budget: int) -> list[GridPoint]:
-    """At most `budget` points of a grid, drawn without replacement, in their order."""
+    """Draws at most `budget` points of a grid without replacement; returns them in their order."""
     if len(points) <= budget:
         return list(points)
     drawn = np.random.default_rng(0).choice(len(points), budget, replace=False)
@@ -308,14 +327,16 @@ def _draw(points: Sequence[GridPoint], budget: int) -> list[GridPoint]:
 
 
 def rank_and_write_best(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
-    """The trials of a plan that `jobs.execute` has run, with its errors; writes the best of each method.
+    """Ranks the trials of a plan, and writes the best options of each method into the file that `--tuned` reads.
 
-    `--tuned` reads what is written.
+    Args:
+        planned: The plan, which `jobs.execute` has run.
+        errors: The errors of failed runs by their folders, which `jobs.execute` returns.
 
     Returns:
-        A row a trial, the methods in the order of the plan and the best trial of each first: the `method`, the
-        `options`, the validation `accuracies` of its runs as fractions, NaN where a run diverged, and their mean,
-        `accuracy`, NaN where any did.
+        A row a trial, with the methods in the order of the plan and the best trial of each first. The columns are
+        `method`; `options`; `accuracies`, the validation accuracies of the runs as fractions, NaN where a run diverged;
+        and `accuracy`, their mean, NaN where any run did.
 
     Raises:
         UserError: If a trial has not ended, or all trials of a method have diverged.
@@ -331,7 +352,7 @@ def rank_and_write_best(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataF
 
 
 def _read_trials(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
-    """The trials that have run, in the order of the plan; see `rank_and_write_best`."""
+    """Reads the trials that have run, in the order of the plan; for the columns see `rank_and_write_best`."""
     runs = {run.folder: run for run in read_runs([planned.folder])}
     for folder in [run.folder for run in planned.runs]:
         if folder not in runs or runs[folder].outcome not in ENDED:
@@ -349,12 +370,12 @@ def _read_trials(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
 
 
 def _read_accuracy(run: RunRow) -> float:
-    """The validation accuracy of a run that has ended; NaN where it diverged."""
+    """Reads the validation accuracy of a run that has ended, as a fraction; returns NaN if it diverged."""
     return validation_accuracy(run.record) if run.outcome == "finished" else nan
 
 
 def _rank(method: str, trials: pd.DataFrame) -> pd.DataFrame:
-    """The trials of a method, the best first; refuses those that have all diverged."""
+    """Sorts the trials of a method, the best first; raises UserError if all have diverged."""
     best_first = trials.sort_values("accuracy", ascending=False, kind="stable")
     if best_first["accuracy"].isna().all():
         raise UserError(f"all {len(best_first)} trials of '{method}' have diverged; try smaller values, e.g. of --lr.")
@@ -415,5 +436,5 @@ def write_notes_on_edges(planned: Tuning, trials: pd.DataFrame) -> list[str]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of an option has an order."""
+    """Returns whether a value of an option is a number, so that values have an order; True and False are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)

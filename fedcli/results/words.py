@@ -1,4 +1,4 @@
-"""What tables and figures call methods and data: as the papers write them."""
+"""The names of methods and data in tables and figures, as the papers write them."""
 
 from fedcli.core.partition import PARTITIONS
 from fedcli.data.catalog import KNOWN
@@ -8,7 +8,10 @@ from fedcli.runs.schema import Record
 
 
 def name_method(record: Record) -> str:
-    """The name of a run's method as its paper writes it; the user's label or the name of a user's method as it is."""
+    """Returns the name of a run's method as its paper writes it.
+
+    A label that the user has given stands in its place. A user's own method has the name that its file declares.
+    """
     if "label" in record:
         return record["label"]
     method = methods().get(record["method"])
@@ -19,7 +22,13 @@ def name_method(record: Record) -> str:
 
 
 def describe_data(dataset: str = "", partition: str = "", *details: str) -> str:
-    """Data in words, as in "Digits, Dirichlet 0.5"; a partition without words of its own as it is typed."""
+    """Describes data in words, as in "Digits, Dirichlet 0.5".
+
+    Args:
+        dataset: The name of the data set; empty to leave it out.
+        partition: The partition as it is typed, as "dirichlet:0.5"; empty to leave it out.
+        *details: Further words, which follow.
+    """
     title = dataset[:1].upper() + dataset[1:]
     if dataset in KNOWN and KNOWN[dataset].title:
         title = KNOWN[dataset].title
@@ -31,7 +40,7 @@ def describe_data(dataset: str = "", partition: str = "", *details: str) -> str:
 
 
 def join_words(words: list[str]) -> str:
-    """Words as a list in a sentence: "a, b and c"."""
+    """Joins words into a list as it stands in a sentence, as "a, b and c"."""
     if len(words) < 2:
         return "".join(words)
     return f"{', '.join(words[:-1])} and {words[-1]}"
