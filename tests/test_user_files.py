@@ -21,6 +21,7 @@ from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.results import plans
 from fedcli.runs import resume
+from fedcli.runs.begin import begin
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from fedcli.runs.resolve import resolve
@@ -28,7 +29,7 @@ from tests import laws
 from tests.commands import invoke
 from tests.example_parts import PARTS_FILE, PARTS_OPTIONS
 from tests.network_sources import NETWORKS, RETURN_LOGITS, network_source
-from tests.tiny_runs import Stop, StopAfter
+from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.user_errors import assert_refused
 
 FEDAVG = registry.find_method("fedavg")
@@ -204,6 +205,55 @@ def test_a_file_may_import_those_beside_it_whose_names_may_be_taken_elsewhere(tm
 
     (tmp_path / "one" / "shapes.py").write_text("NONE = 1\n")
     assert userfiles.from_file(f"{tmp_path}/one/own.py:f", "metric")(5) == 211  # imported anew, though it is the same
+
+
+def test_a_function_imports_the_file_beside_it_as_it_was_when_its_own_file_was_imported():
+    Path("main.py").write_text("def f():\n    import helper\n    return helper.VALUE\n")
+    Path("helper.py").write_text("VALUE = 1\n")
+    function = userfiles.from_file("main.py:f", "metric")
+    later_function = userfiles.from_file("main.py:f", "metric")
+    assert function() == 1
+    Path("helper.py").write_text("VALUE = 2\n")
+    assert function() == later_function() == 1
+
+    new_function = userfiles.from_file("main.py:f", "metric")
+    Path("helper.py").write_text("VALUE = 3\n")
+    assert_refused(new_function, "helper.py' has changed since", "main.py' was imported; start again.")
+    assert userfiles.from_file("main.py:f", "metric")() == 3
+
+
+def test_a_record_has_the_hashes_of_the_code_that_ran_though_its_files_were_edited_meanwhile():
+    """The method and the partition are those of the set-up; the network is imported when the run begins."""
+    method_text = """
+from dataclasses import replace
+import torch
+from fedcli.papers.baselines.fedavg import METHOD as SIMPLE
+def run_round(state, cohort, fed, config):
+    state, terms = SIMPLE.run_round(state, cohort, fed, config)
+    return state, terms | {"version": torch.full((len(cohort.client_ids),), 1.0)}
+METHOD = replace(SIMPLE, name="mine", run_round=run_round)
+"""
+    parts_text = Path("parts.py").read_text()
+    networks_text = Path("nets.py").read_text()
+    Path("mine.py").write_text(method_text)
+    options = {**TINY, "rounds": 2, "backbone": "nets.py:shared", "partition": "parts.py:by_halves"}
+    setup = resolve(registry.find_method("./mine.py"), options)
+    hash_before = {name: userfiles.file_hash(name) for name in ("mine.py", "parts.py")}
+    Path("mine.py").write_text(method_text.replace("1.0", "2.0"))
+    Path("parts.py").write_text(parts_text + "\n")
+    Path("nets.py").write_text(networks_text + "\n")
+
+    source = str(Path("mine.py").resolve())
+    record = begin(setup, Path("run"), source, until=1).record
+
+    assert record["rounds"][0]["terms"]["version"] == 1
+    assert record["method_hash"] == hash_before["mine.py"]
+    recorded = {Path(path).name: recorded for path, recorded in record["user_files"].items()}
+    assert recorded == {**hash_before, "nets.py": userfiles.file_hash("nets.py")}
+    files = ["mine.py", "parts.py", "nets.py"]
+    assert_refused(lambda: resume.resume("run", files=files), "has changed since the run began")
+    again = resume.resume("run", files=files, changed_method=True).record
+    assert [entry["terms"]["version"] for entry in again["rounds"]] == [1, 2]
 
 
 ROUND = """

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from fedcli.declarations.costs import Sizes
 from fedcli.errors import UserError
-from fedcli.userfiles import blame, file_hash, is_own
+from fedcli.userfiles import blame, file_hash, hash_of_module, is_own
 
 
 class _DeclaredInFile(ABC):
@@ -48,8 +48,8 @@ class _DeclaredInFile(ABC):
 
     @property
     def file_hash(self) -> str:
-        """SHA-256 of the file, its first 16 hexadecimal digits."""
-        return file_hash(self.file) if is_own(self.module) else _packaged_hash(self.file)
+        """SHA-256 of the file as it was imported, its first 16 hexadecimal digits."""
+        return hash_of_module(self.module) if is_own(self.module) else _packaged_hash(self.file)
 
     def blamed(self, *passes: type[Exception]) -> AbstractContextManager[None]:
         """Blames a user's file, and no paper's, for what is raised inside, but for `passes`; see `blame`."""

@@ -120,7 +120,7 @@ def _entries_of_changed_code(record: Record, method: Method, files_before: dict[
 
 def _code_of_the_first_round(record: Record, method: Method) -> dict[str, Any]:
     """What a record says of the code where no round has been computed yet: the code is as it is now."""
-    files = {path: userfiles.file_hash(path) for path in record["user_files"]}
+    files = {path: userfiles.imported_hash(path) for path in record["user_files"]}
     numerics = current_numerics(record, method)
     return {"method_hash": method.file_hash, "numerics": numerics, "user_files": files, "changed": []}
 

@@ -11,7 +11,7 @@ _IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+([\w., \t]+)", re.MULTILINE)
 def file_hash(path: str | Path) -> str:
     """SHA-256 of a file and of those beside it that it imports, its first 16 hexadecimal digits."""
     own_hash = _hash_alone(Path(path))
-    imported = sorted(map(_hash_alone, _imported_files(Path(path))))
+    imported = sorted(map(_hash_alone, imported_files(Path(path))))
     if not imported:
         return own_hash
     return hashlib.sha256(" ".join([own_hash, *imported]).encode()).hexdigest()[:16]
@@ -48,7 +48,7 @@ def _hash_alone(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
-def _imported_files(path: Path) -> set[Path]:
+def imported_files(path: Path) -> set[Path]:
     """The files beside a file that it, or one of them, imports; not the file itself."""
     imported: set[Path] = set()
     waiting = [path]

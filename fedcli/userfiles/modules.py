@@ -13,11 +13,13 @@ from typing import Any
 
 from fedcli.errors import UserError, first_line, unknown
 from fedcli.isolation import unchanged
-from fedcli.userfiles.hashes import file_hash
+from fedcli.userfiles.hashes import file_hash, imported_files
 from fedcli.userfiles.paths import path_and_name
 from fedcli.vision import with_operators
 
 _PREFIX = "fedcli_file_"  # of the names of their modules
+_hashes_of_modules: dict[str, str] = {}  # of each module's file when it was imported, by the module's name
+_newest_modules: dict[str, str] = {}  # the name of the module that a file was last used as, by the file's path
 
 
 @dataclass(frozen=True)
@@ -102,21 +104,45 @@ def import_file(path: str, kind: str) -> ModuleType:
     """
     if not Path(path).is_file():
         raise UserError(f"there is no {kind} file at '{path}'; give the path of a Python file.")
-    digest = hashlib.sha256(f"{path} {file_hash(path)}".encode()).hexdigest()
+    hash_now = file_hash(path)
+    digest = hashlib.sha256(f"{path} {hash_now}".encode()).hexdigest()
     name = f"{_PREFIX}{digest[:12]}"
+    _hashes_of_modules[name] = hash_now
     if name not in sys.modules:
         _import_as(name, path)
+    _newest_modules[path] = name
     return sys.modules[name]
 
 
+def hash_of_module(module: ModuleType) -> str:
+    """The hash that a user's file had when it was imported as this module; it may have been edited since."""
+    return _hashes_of_modules[module.__name__]
+
+
+def imported_hash(path: str) -> str:
+    """The hash that a user's file had when this process last imported it; the one that it has now if it never did."""
+    name = _newest_modules.get(path)
+    return file_hash(path) if name is None else _hashes_of_modules[name]
+
+
 def _import_as(name: str, path: str) -> None:
-    """Imports a user's file as the module of a name, which imports files beside it first."""
+    """Imports a user's file as the module of a name, which imports files beside it first.
+
+    A function may import one of them later: as it was when the file was imported, whose hash is of both.
+    """
+    hashes = {file: file_hash(file) for file in imported_files(Path(path))}
+    imported: dict[Path, ModuleType] = {}
 
     def import_(other: str, *arguments: Any, **keywords: Any) -> ModuleType:
         beside = Path(path).with_name(f"{other}.py")
-        if beside.is_file():
-            return import_file(str(beside), "Python")
-        return with_operators(builtins.__import__, other, *arguments, **keywords)
+        if beside in imported:
+            return imported[beside]
+        if not beside.is_file():
+            return with_operators(builtins.__import__, other, *arguments, **keywords)
+        if beside in hashes and file_hash(beside) != hashes[beside]:
+            raise UserError(f"the file '{beside}' has changed since '{path}' was imported; start again.")
+        imported[beside] = import_file(str(beside), "Python")
+        return imported[beside]
 
     module = ModuleType(name)
     vars(module).update(__file__=path, __builtins__={**vars(builtins), "__import__": import_})
