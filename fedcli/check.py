@@ -21,6 +21,7 @@ from fedcli.core.trees import Tree, tree_map
 from fedcli.declarations import START, Method, fields_of, flag_of
 from fedcli.errors import NonFiniteLoss, UserError, first_line
 from fedcli.runs.machine import deterministic
+from fedcli.runs.method_calls import StateCopy
 from fedcli.runs.rounds import one_round
 from fedcli.toy import BATCHNORM, distance, federation, models_after, simulate, tested_models, toy_dataset, toy_parts
 
@@ -212,13 +213,19 @@ def _mode_after(engine: Engine) -> str:
 
 
 def law_5_order_is_invisible(method: Method, **run: Any) -> Iterator[Finding]:
-    """Hold a method to give the same whatever the order of a round's clients."""
+    """Hold a method to give the same whatever the order of a round's clients, and to leave its state as it was given.
+
+    A round that changes the state in place would begin with another one in the other order.
+    """
     setup, fed = federation(method, clients_per_chunk="2", **run)
     first = simulate(setup, fed, 1)
+    before = StateCopy(first)
     order = np.array([2, 0, 1, 3])  # which no reversal and no rotation leaves as it is
     state, terms = setup.method.run_round(first, fed.cohort_of(1, np.arange(4)), fed, setup.method_config)
+    changed = before.changes(first)
     permuted, permuted_terms = setup.method.run_round(first, fed.cohort_of(1, order), fed, setup.method_config)
     expected = tree_map(lambda values: values[order], terms)
+    yield Finding("parts of the state that a round has changed in place", len(changed), at_most=0)
     yield Finding("state after a permuted cohort", distance(permuted, state), at_most=MAX_ROUNDING)
     yield Finding("terms of a permuted cohort's clients", distance(permuted_terms, expected), at_most=MAX_ROUNDING)
 

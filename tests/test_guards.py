@@ -27,6 +27,7 @@ from tests.defects import (
     ignore_states,
     keep_first_states,
     skip_buffers,
+    step_in_place,
     weigh_first_clients_most,
 )
 from tests.fake_cuda_runs import NoGraphs
@@ -111,6 +112,9 @@ DEFECTS = {
     "padding counts": Defect(laws.law_4_chunking_is_invisible, FEDAVG, ignore_mask, {}, "stacked x 2 against"),
     "the first counts most": Defect(
         laws.law_5_order_is_invisible, FEDAVG, weigh_first_clients_most, {}, "permuted cohort"
+    ),
+    "the state is changed in place": Defect(
+        laws.law_5_order_is_invisible, FEDAVG, step_in_place, {}, "changed in place: 8.00e"
     ),
     "an absent class divides": Defect(
         laws.law_6_edge_data, FEDAVG, divide_by_absent_classes, {"chunk": 1}, "finite, a class nobody has: 1.00"

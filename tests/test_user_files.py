@@ -282,6 +282,32 @@ METHOD = replace(fedavg.METHOD, name="mine", run_round=run_round, init=init)
 """
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "state.params[name].add_(1)",
+        "state.params[name].data.add_(1)",
+        "state.params[name].data = state.params[name] + 1",
+        "buffer, *_ = state.buffers.values(); buffer.data = buffer + 1",
+        "state.params[name] = state.params[name] + 1",
+        "state.params['more'] = state.params.pop(name)",
+    ],
+)
+def test_a_round_that_changes_the_state_that_it_is_given_is_refused(change):
+    source = (
+        ROUND.replace("TERM", "0")
+        .replace("INIT", "pass")
+        .replace("    return OUTCOME", f"    {change}\n    return new, terms")
+    )
+    source = source.replace("    state = fedavg.", "    name, *_ = state.params\n    new = fedavg.")
+    Path("mine.py").write_text(source)
+    words = "run_round of 'mine' changes the state that it is given, in round 1 (got other values at '/"
+    assert_refused(lambda: fedcli.run("./mine.py", out="run", rounds=2, **PARTS_OPTIONS), words)
+    record = json.loads(Path("run/record.json").read_text())
+    assert record["status"] == "failed"
+    assert words in record["error"]
+
+
 def run_with(term="0", outcome="state, terms", init="pass"):
     """A run whose rounds have another term in the loss, or return something else, or which begins otherwise."""
     Path("mine.py").write_text(ROUND.replace("TERM", term).replace("OUTCOME", outcome).replace("INIT", init))

@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedcli.core.client_states import stored
 from fedcli.core.federation import Federation, NonFiniteLoss
+from fedcli.core.trees import Tree, to_names
+from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.isolation import unchanged
 from fedcli.runs.resolve import Setup
+from fedcli.userfiles import is_own
 
 NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError, OSError  # errors that are not blamed on the file that raises them
 
@@ -49,3 +53,59 @@ def _generator_states(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         torch_states.append(torch.cuda.get_rng_state(device).numpy().tobytes())
     return {"PyTorch": torch_states, "NumPy": (key.tobytes(), position, *normal), "Python": random.getstate()}
+
+
+class StateCopy:
+    """A copy of a state, by which is found what was changed in it; clients' states in a store are not looked at."""
+
+    def __init__(self, state: Tree):
+        """Copies the state."""
+        self._structure, tensors = to_names(_without_stored(state))
+        self._tensors = {path: tensor.clone() for path, tensor in tensors.items()}
+
+    def changes(self, state: Tree) -> list[str]:
+        """The paths of the state's tensors that have other values now, or of the dicts and lists that hold others."""
+        structure, tensors = to_names(_without_stored(state))
+        changed = []
+        for path, before in self._tensors.items():
+            if path not in tensors or not _is_same(tensors[path], before):
+                changed.append(path)
+        if structure != self._structure and not changed:
+            changed.append("/")
+        return changed
+
+
+def _without_stored(state: Any) -> Any:
+    """A state without what a store keeps of the clients, which it may write into files meanwhile."""
+    names = stored(state)
+    return state._replace(**dict.fromkeys(names)) if names else state
+
+
+def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same values, also where these are NaN, of the same type on the same device."""
+    if (tensor.shape, tensor.dtype, tensor.device) != (other.shape, other.dtype, other.device):
+        return False
+    return torch.allclose(tensor, other, rtol=0, atol=0, equal_nan=True)
+
+
+@contextmanager
+def no_changes_in_place(method: Method, state: Any, round: int) -> Iterator[None]:
+    """Refuses a user's method that changes, in a round counted from 0, the state that it is given.
+
+    What was tested of that state, and is held as the best round's, would change with it. Law 5 holds methods to the
+    same, so that a packaged one is not looked at in its runs.
+
+    Raises:
+        UserError: Names the first part that has changed.
+    """
+    if not is_own(method.module):
+        yield
+        return
+    before = StateCopy(state)
+    yield
+    changed = before.changes(state)
+    if changed:
+        raise UserError(
+            f"run_round of '{method.name}' changes the state that it is given, in round {round + 1} (got other values "
+            f"at '{changed[0]}'); make new tensors and dicts, as p + step in place of p.add_(step)."
+        )

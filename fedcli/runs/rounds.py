@@ -20,7 +20,7 @@ from fedcli.runs import autotune, run_folder
 from fedcli.runs.identity import identity_of
 from fedcli.runs.lock import FolderLost
 from fedcli.runs.machine import load_of_last_minute
-from fedcli.runs.method_calls import NO_MISTAKES, no_global_draws
+from fedcli.runs.method_calls import NO_MISTAKES, no_changes_in_place, no_global_draws
 from fedcli.runs.record import summarise
 from fedcli.runs.resolve import Setup
 from fedcli.runs.run_folder import Saver
@@ -281,7 +281,8 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> Roun
     is_last = cohort.round + 1 == config.rounds
     fed.start_round(keep_sent_models=config.drift_every > 0)
     start = time.perf_counter()
-    with no_global_draws(f"run_round of '{setup.method.name}'", fed.device, f" in round {cohort.round + 1}"):
+    refusing_draws = no_global_draws(f"run_round of '{setup.method.name}'", fed.device, f" in round {cohort.round + 1}")
+    with refusing_draws, no_changes_in_place(setup.method, state, cohort.round):
         returned = setup.method.run_round(state, cohort, fed, setup.method_config)
     new_state, terms = _state_and_terms(returned, setup.method)
     refuse_non_finite(new_state, cohort.round)
