@@ -27,24 +27,25 @@ from tests.networks import MIXED_NETWORKS
 from tests.toy_methods import QUICK_OPTIONS, STATEFUL, make_quick
 
 
-def averages(method):
-    """Whether its clients' parameters are averaged, for which they need one network."""
+def averages_parameters(method):
+    """Returns whether a method averages the parameters of its clients, for which they need one network."""
     return getattr(method.config(), "average_parameters", False)
 
 
 METHODS = [*map(make_quick, methods().values()), STATEFUL]
 VARIANTS = list(chain.from_iterable(map(check.variants_of, METHODS)))
-EVERY = [*METHODS, *VARIANTS]
-REDUCING = [method for method in EVERY if method.reduces_to is not None]
-KEEPING = [method for method in EVERY if check.keeps_state(method)]
-SEVERAL = [method for method in EVERY if method.mixed_networks and not averages(method)]
-WITH_ADAM = [method for method in METHODS if check.allows(method, "adam")]
-DECLARING = [method for method in EVERY if method.costs]
-WITH_PUBLIC_DATA = [method for method in DECLARING if method.uses_public_data]
-WITHOUT_PUBLIC_DATA = [method for method in DECLARING if not method.uses_public_data]
+ALL_METHODS = [*METHODS, *VARIANTS]
+REDUCING_METHODS = [method for method in ALL_METHODS if method.reduces_to is not None]
+STATEFUL_METHODS = [method for method in ALL_METHODS if check.keeps_state(method)]
+MIXED_METHODS = [method for method in ALL_METHODS if method.mixed_networks and not averages_parameters(method)]
+ADAM_METHODS = [method for method in METHODS if check.allows(method, "adam")]
+COSTED_METHODS = [method for method in ALL_METHODS if method.costs]
+COSTED_WITH_PUBLIC_DATA = [method for method in COSTED_METHODS if method.uses_public_data]
+COSTED_WITHOUT_PUBLIC_DATA = [method for method in COSTED_METHODS if not method.uses_public_data]
 FEW_STEPS = {"batch_size": 8, "local_epochs": 1}
-ABSENT = toy.toy_parts((13, 7, 10, 2))  # the last client lacks a class
-ODD_SIZES = toy.toy_parts((5, 3, 6, 2))  # with batches of 4 the last ones have 1, 3, 2 and 2; the last lacks a class
+PARTS_WITHOUT_A_CLASS = toy.toy_parts((13, 7, 10, 2))  # the last client lacks a class
+# In batches of 4, the last batches have 1, 3, 2 and 2 examples; the last client lacks a class.
+PARTS_OF_ODD_SIZES = toy.toy_parts((5, 3, 6, 2))
 
 
 class Case(NamedTuple):
@@ -58,27 +59,32 @@ class Case(NamedTuple):
 ADAM = {"optimizer": "adam", "lr": 0.003, **FEW_STEPS}
 ADAMW = {"optimizer": "adamw", "lr": 0.003, "weight_decay": 0.1, **FEW_STEPS}
 CASES = [
-    Case(laws.law_1_off_is_the_simpler_method, REDUCING, {"backbone": toy.BATCHNORM, "batch_size": 8}),
-    Case(laws.law_2_on_is_not, REDUCING, {}),
-    Case(laws.law_3_state_survives, KEEPING, {"backbone": toy.BATCHNORM, **FEW_STEPS}),
-    Case(laws.law_4_chunking_is_invisible, METHODS, {"chunks": (1, 2, "branches:4"), "parts": ODD_SIZES}),
-    Case(laws.law_4_chunking_is_invisible, VARIANTS, {"chunks": (2,), "parts": ODD_SIZES, "local_epochs": 1}),
-    Case(laws.law_4_chunking_is_invisible, WITH_ADAM, {"chunks": (4,), **ADAM}),
+    Case(laws.law_1_off_is_the_simpler_method, REDUCING_METHODS, {"backbone": toy.BATCHNORM, "batch_size": 8}),
+    Case(laws.law_2_on_is_not, REDUCING_METHODS, {}),
+    Case(laws.law_3_state_survives, STATEFUL_METHODS, {"backbone": toy.BATCHNORM, **FEW_STEPS}),
+    Case(laws.law_4_chunking_is_invisible, METHODS, {"chunks": (1, 2, "branches:4"), "parts": PARTS_OF_ODD_SIZES}),
+    Case(laws.law_4_chunking_is_invisible, VARIANTS, {"chunks": (2,), "parts": PARTS_OF_ODD_SIZES, "local_epochs": 1}),
+    Case(laws.law_4_chunking_is_invisible, ADAM_METHODS, {"chunks": (4,), **ADAM}),
     Case(laws.law_4_chunking_is_invisible, [make_quick(find_method("fedavg"))], {"chunks": (2, "branches:4"), **ADAMW}),
-    Case(laws.law_4_chunking_is_invisible, SEVERAL, {"chunks": (2,), "backbone": MIXED_NETWORKS, **FEW_STEPS}),
-    Case(laws.law_5_order_is_invisible, EVERY, {"parts": ABSENT, **FEW_STEPS}),
-    Case(laws.law_5_order_is_invisible, SEVERAL, {"backbone": MIXED_NETWORKS, **FEW_STEPS}),
+    Case(
+        laws.law_4_chunking_is_invisible,
+        MIXED_METHODS,
+        {"chunks": (2,), "backbone": MIXED_NETWORKS, **FEW_STEPS},
+    ),
+    Case(laws.law_5_order_is_invisible, ALL_METHODS, {"parts": PARTS_WITHOUT_A_CLASS, **FEW_STEPS}),
+    Case(laws.law_5_order_is_invisible, MIXED_METHODS, {"backbone": MIXED_NETWORKS, **FEW_STEPS}),
     Case(laws.law_6_edge_data, METHODS, {"chunk": 1, **FEW_STEPS}),
-    Case(laws.law_6_edge_data, EVERY, {"chunk": 4, **FEW_STEPS}),
+    Case(laws.law_6_edge_data, ALL_METHODS, {"chunk": 4, **FEW_STEPS}),
     Case(laws.law_7_resume_is_invisible, [STATEFUL, *VARIANTS], FEW_STEPS),
-    Case(laws.law_9_costs_are_what_is_sent, WITHOUT_PUBLIC_DATA, FEW_STEPS),
-    Case(laws.law_9_costs_are_what_is_sent, WITHOUT_PUBLIC_DATA, {"backbone": toy.BATCHNORM, **FEW_STEPS}),
-    Case(laws.law_9_costs_are_what_is_sent, WITH_PUBLIC_DATA, {"public_batch_size": 11, **FEW_STEPS}),  # the last has 1
+    Case(laws.law_9_costs_are_what_is_sent, COSTED_WITHOUT_PUBLIC_DATA, FEW_STEPS),
+    Case(laws.law_9_costs_are_what_is_sent, COSTED_WITHOUT_PUBLIC_DATA, {"backbone": toy.BATCHNORM, **FEW_STEPS}),
+    # The last batch of public images has one.
+    Case(laws.law_9_costs_are_what_is_sent, COSTED_WITH_PUBLIC_DATA, {"public_batch_size": 11, **FEW_STEPS}),
 ]
 
 
 def cases_of_methods():
-    """Each law with each of its methods, as a test."""
+    """Returns each law with each of its methods, as a test."""
     tests = []
     for law, methods_of_law, options in CASES:
         for method in methods_of_law:
@@ -86,30 +92,30 @@ def cases_of_methods():
     return tests
 
 
-MODELS_ANEW = check.models_after
+MODELS_AFTER = check.models_after
 
 
 @cache
-def model_of_name(name, rounds, options):
-    """The model of a method with its own options, which laws compare to that of others."""
-    return MODELS_ANEW(name, None, rounds, **dict(options))
+def models_by_name(name, rounds, options):
+    """Returns the models of a registered method with its default options, which laws compare to those of others."""
+    return MODELS_AFTER(name, None, rounds, **dict(options))
 
 
-def models_after_once(method, overrides, rounds, **run):
-    """As `check.models_after`, but what many methods reduce to is trained once for all of them."""
+def models_after_cached(method, overrides, rounds, **run):
+    """Returns the same as `check.models_after`, but trains a method that many others reduce to once for all of them."""
     if isinstance(method, str) and overrides is None:
-        return model_of_name(method, rounds, tuple(run.items()))
-    return MODELS_ANEW(method, overrides, rounds, **run)
+        return models_by_name(method, rounds, tuple(run.items()))
+    return MODELS_AFTER(method, overrides, rounds, **run)
 
 
 @pytest.mark.parametrize(("law", "method", "options"), cases_of_methods())
 def test_a_law_holds(law, method, options, monkeypatch):
-    monkeypatch.setattr(check, "models_after", models_after_once)
+    monkeypatch.setattr(check, "models_after", models_after_cached)
     law(method, **options)
 
 
 @pytest.mark.parametrize("sizes", [(9, 0, 5, 0), (0, 9, 0, 5)])
-@pytest.mark.parametrize("method", SEVERAL, ids=lambda method: method.name)
+@pytest.mark.parametrize("method", MIXED_METHODS, ids=lambda method: method.name)
 def test_law_6_holds_for_a_network_none_of_whose_clients_takes_a_step(method, sizes):
     setup, fed = toy.federation(method, backbone=MIXED_NETWORKS, parts=toy.toy_parts(sizes), **FEW_STEPS)
     state, entry = one_round(setup, fed, toy.simulate(setup, fed, 1), fed.cohort(1))
@@ -127,7 +133,8 @@ def test_a_client_alone_in_its_cohort_has_nobody_to_learn_from(name, options):
         laws.assert_agree(state.params, local.clients[client].params, f"client {client}")
 
 
-OF_TWO_CLASSES = [np.array(part) for part in ([0, 3, 6], [1, 4, 7], [9, 10], [2, 5, 8, 11])]  # of labels 0, 1, 2, 0, …
+# The labels of a toy data set are 0, 1, 2, 0, …
+PARTS_OF_TWO_CLASSES = [np.array(part) for part in ([0, 3, 6], [1, 4, 7], [9, 10], [2, 5, 8, 11])]
 THREE_ROUNDS = ([0, 1], [2, 3], [0, 1])  # only the second has class 2
 
 
@@ -143,7 +150,7 @@ THREE_ROUNDS = ([0, 1], [2, 3], [0, 1])  # only the second has class 2
     ],
 )
 def test_a_class_absent_from_a_cohort_keeps_its_vector_or_has_none(method, vectors, has_vector, keeps):
-    setup, fed = toy.federation(method, data=toy.toy_dataset(num_train=12), parts=OF_TWO_CLASSES, cohort_size=2)
+    setup, fed = toy.federation(method, data=toy.toy_dataset(num_train=12), parts=PARTS_OF_TWO_CLASSES, cohort_size=2)
     first, second, third = [toy.simulate(setup, fed, rounds, THREE_ROUNDS) for rounds in (1, 2, 3)]
 
     assert getattr(first, has_vector).tolist() == [True, True, False]
@@ -156,15 +163,15 @@ def test_a_class_absent_from_a_cohort_keeps_its_vector_or_has_none(method, vecto
     assert not keeps or torch.equal(absent_after, absent_before)
 
 
-class Watched(Federation):
-    """A federation that notices whether a method's file asks for the momentum of the clients' SGD."""
+class MomentumWatch(Federation):
+    """A federation that sees whether the file of a method reads the momentum of the clients' SGD."""
 
-    asked = False
+    momentum_was_read = False
 
     @property
     def momentum(self):
         caller = inspect.currentframe().f_back.f_code.co_filename
-        self.asked |= "papers" in Path(caller).parts
+        self.momentum_was_read |= "papers" in Path(caller).parts
         return self.sgd_momentum
 
     @momentum.setter
@@ -174,22 +181,22 @@ class Watched(Federation):
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_only_a_method_that_counts_on_sgd_refuses_other_optimizers(method):
-    setup, fed = check.federation(method, federation_type=Watched, **FEW_STEPS)
+    setup, fed = check.federation(method, federation_type=MomentumWatch, **FEW_STEPS)
     toy.simulate(setup, fed, 1)
-    assert fed.asked == (not check.allows(method, "adam"))
-    if fed.asked:
+    assert fed.momentum_was_read == (not check.allows(method, "adam"))
+    if fed.momentum_was_read:
         with pytest.raises(UserError, match=f"'{method.name}' counts on .* choose --optimizer sgd"):
             toy.federation(method, optimizer="adam")
 
 
 # Options
 
-ACTING = {  # what an option needs to act in the first rounds
+OPTIONS_TO_ACT = {  # what an option needs to act in the first rounds
     "fccl": {"similarity_weight": 3.0}, "fedfm-lite": {"model_interval": 1}, "fedmatch": {"confidence": 0.4},
     "fedsa": {"contrastive_weight": 1.0}, **QUICK_OPTIONS,
 }  # fmt: skip
 BETWEEN_EPOCHS = ("fccl", "fccl-plus", "fedcme", "fedproto")  # some of their options act there
-CHANGED = {  # where twice the default, or another choice, will not do
+OTHER_VALUES = {  # of options for which twice the default will not do
     "anchor_decay": 0.25, "clip_norm": 0.01, "confidence": 0.6, "cross_entropy_weight": 0.5, "energy_end": 0.6,
     "energy_start": 0.5, "generator_steps": 3, "helpers": 1, "margin_threshold": 1e-3, "model_interval": 2,
     "off_diagonal_target": 0.0, "plain_share": 0.5, "pretrain_epochs": 1, "prototype_momentum": 0.5,
@@ -198,34 +205,34 @@ CHANGED = {  # where twice the default, or another choice, will not do
 }  # fmt: skip
 
 
-def another_value(field, now):
-    """A value of an option that is not what it is `now`."""
+def other_value(field, now):
+    """Returns a value for an option that is not the one it has `now`."""
     choices = facts_of(field).choices
     if choices:
         return next(choice for choice in choices if choice != now)
-    if field.name in CHANGED:
-        return CHANGED[field.name]
+    if field.name in OTHER_VALUES:
+        return OTHER_VALUES[field.name]
     if isinstance(now, bool):
         return not now
     return 2 * (now or 0)
 
 
 @cache
-def trained(name, options, rounds):
-    """The models under these options, which are those that `not_default` gives."""
+def models_of_options(name, options, rounds):
+    """Returns the tested models of a method with these options, which are as `non_default_options` gives them."""
     epochs = {"local_epochs": 2} if name in BETWEEN_EPOCHS else {}
-    run = {**FEW_STEPS, **epochs, "parts": ABSENT, "backbone": toy.BATCHNORM}
+    run = {**FEW_STEPS, **epochs, "parts": PARTS_WITHOUT_A_CLASS, "backbone": toy.BATCHNORM}
     setup, fed = toy.federation(name, dict(options), **run)
     return toy.tested_models(setup, toy.simulate(setup, fed, rounds))
 
 
-def not_default(fields, options):
-    """The options whose values are not their defaults, as pairs: one text of a run, which is trained once."""
+def non_default_options(fields, options):
+    """Returns the options whose values are not their defaults, as sorted pairs, so that equal runs are trained once."""
     return tuple(sorted((name, value) for name, value in options.items() if value != fields[name].default))
 
 
 def options_of_methods():
-    """Each method's name with each of its options."""
+    """Returns pairs of the name of each method and each of its options."""
     pairs = []
     for method in methods().values():
         pairs += [(method.name, field.name) for field in dataclasses.fields(method.config)]
@@ -237,16 +244,16 @@ def test_every_option_matters_but_beside_the_choices_it_is_declared_for(name, op
     fields = find_method(name).config.__dataclass_fields__
     field = fields[option]
     acting = {"start_round": 0} if "start_round" in fields else {}
-    acting |= ACTING.get(name, {})
+    acting |= OPTIONS_TO_ACT.get(name, {})
     value = acting.get(option, field.default)
     rounds = 3 if option == "prototype_momentum" else 2  # which acts on the second round's prototypes
 
     def distance(**choice):
         """How far another value of the option moves the models."""
         before = {**acting, **choice, option: value}
-        after = {**before, option: another_value(field, value)}
-        model = trained(name, not_default(fields, before), rounds)
-        other_model = trained(name, not_default(fields, after), rounds)
+        after = {**before, option: other_value(field, value)}
+        model = models_of_options(name, non_default_options(fields, before), rounds)
+        other_model = models_of_options(name, non_default_options(fields, after), rounds)
         return toy.distance(model, other_model)
 
     facts = facts_of(field)
