@@ -103,3 +103,8 @@ def record_with_curve(method="one", seed=0, accuracies=(0.2, 0.4, 0.5), **keywor
     for entry, accuracy in zip(run["rounds"], accuracies, strict=True):
         entry["test_accuracy"] = accuracy
     return run
+
+
+def as_diverged(record):
+    """Returns a record as if its run had diverged in round 2."""
+    return record | {"status": "failed", "error": "NonFiniteLoss: the term 'loss' is not finite in round 2; use less"}

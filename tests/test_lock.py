@@ -4,7 +4,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
 import signal
 from pathlib import Path
 from unittest.mock import Mock
@@ -22,6 +21,7 @@ from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from tests.programs import WaitingRuns, start_program
 from tests.tiny_runs import THREE_ROUNDS, TINY, file_names
+from tests.torture.lost_folders import move, remove, unlock
 from tests.user_errors import assert_refused
 
 pytestmark = pytest.mark.long(worker=1)
@@ -194,18 +194,6 @@ class AfterFirstRound(rounds.Listener):
             self.action()
 
 
-def remove(folder):
-    shutil.rmtree(folder)
-
-
-def move(folder):
-    folder.rename(folder.with_name("elsewhere"))
-
-
-def unlock(folder):
-    (folder / ".lock").unlink()
-
-
 LAST_WORDS = {remove: "it was removed, with its checkpoints", move: "/elsewhere' now", unlock: "its lock was removed"}
 
 
@@ -221,7 +209,7 @@ def test_a_run_whose_folder_is_lost_ends_and_says_where_its_checkpoint_is(lose, 
         files_of_other = file_names(other)
 
     def lose_folder():
-        lose(folder)
+        lose(folder, other)
         if other_takes_its_place:
             other.rename(folder)
 

@@ -18,7 +18,7 @@ from fedcli.errors import UserError
 from fedcli.figures import line_charts, saving
 from fedcli.figures.options import LEGENDS, FigureOptions, parse_pairs, parse_size
 from tests.commands import invoke
-from tests.example_records import record_with_curve
+from tests.example_records import as_diverged, record_with_curve
 
 
 def legend_below(figure):
@@ -199,9 +199,8 @@ def test_names_at_the_ends_of_lines_keep_their_order_and_do_not_overlap(heights)
 
 
 def test_a_setting_whose_runs_all_diverged_has_its_name_where_the_highest_ends():
-    failed = {"status": "failed", "error": "NonFiniteLoss: the term"}
-    lower = record_with_curve(accuracies=(0.2, 0.1)) | failed
-    higher = record_with_curve(seed=1, accuracies=(0.3,)) | failed
+    lower = as_diverged(record_with_curve(accuracies=(0.2, 0.1)))
+    higher = as_diverged(record_with_curve(seed=1, accuracies=(0.3,)))
     (axes,) = line_charts.learning_curves([lower, higher], options=FigureOptions(legend="ends")).axes
     (name,) = axes.texts
     assert name.get_text() == "one (2\N{NO-BREAK SPACE}diverged)"

@@ -15,7 +15,7 @@ from fedcli.figures import line_charts, names, partitions, saving
 from fedcli.results.frame import find_records
 from fedcli.results.words import describe_data
 from tests.commands import invoke
-from tests.example_records import record_with_curve
+from tests.example_records import as_diverged, record_with_curve
 from tests.figure_panels import first_panel
 
 BAND = "mean ± standard deviation over 2 seeds"
@@ -23,10 +23,9 @@ RING = "headline: round with the best validation accuracy"
 CROSS = "diverged after this round"
 
 
-def diverged(seed=0, accuracies=(0.6, 0.1), **keywords):
-    return record_with_curve(seed=seed, accuracies=accuracies, status="failed", **keywords) | {
-        "error": "NonFiniteLoss: the term"
-    }
+def make_diverged_record(seed=0, accuracies=(0.6, 0.1)):
+    """Returns the record of a run that diverged, with these test accuracies from 0 to 1."""
+    return as_diverged(record_with_curve(seed=seed, accuracies=accuracies))
 
 
 def marks(figure, gid="chosen"):
@@ -131,7 +130,7 @@ def test_only_curves_have_another_axis(tmp_path):
 
 def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
     figure = line_charts.learning_curves(
-        [record_with_curve(seed=0), record_with_curve(seed=1), diverged(seed=2), record_with_curve("two")]
+        [record_with_curve(seed=0), record_with_curve(seed=1), make_diverged_record(seed=2), record_with_curve("two")]
     )
     (mean, cross, two), (_,), labels = first_panel(figure)
     assert cross.get_xydata().tolist() == [[1, 60], [2, 10]]
@@ -141,13 +140,17 @@ def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
     assert cross.get_zorder() > max(mean.get_zorder(), two.get_zorder())  # no line goes over it
     assert labels == ["one (1 diverged)", "two", BAND, CROSS, RING]
 
-    all_diverged = [diverged(), diverged(seed=1, accuracies=(0.3,)), diverged(seed=2, accuracies=())]
+    all_diverged = [
+        make_diverged_record(),
+        make_diverged_record(seed=1, accuracies=(0.3,)),
+        make_diverged_record(seed=2, accuracies=()),
+    ]
     figure = line_charts.learning_curves(all_diverged)
     assert marks(figure, "diverged") == [[[1, 60], [2, 10]], [[1, 30]]]
     assert first_panel(figure).bands == []
     assert first_panel(figure).legend == ["one (2 diverged)", CROSS]
 
-    one_running = [diverged(), record_with_curve(seed=2, accuracies=(0.3, 0.5), status="running")]
+    one_running = [make_diverged_record(), record_with_curve(seed=2, accuracies=(0.3, 0.5), status="running")]
     name, *_ = first_panel(line_charts.learning_curves(one_running)).legend
     assert name == "one (1 diverged, 1 unfinished)"
 

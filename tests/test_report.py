@@ -13,7 +13,7 @@ import pytest
 
 from fedcli.results.frame import find_records
 from tests.commands import invoke
-from tests.example_records import make_record, write_unsigned_record
+from tests.example_records import as_diverged, make_record, write_unsigned_record
 from tests.torture.nested_parts import text_entries
 
 models = pytest.importorskip("bokeh.models", reason="bokeh is not installed (fedcli[report])")
@@ -32,7 +32,7 @@ TAIL = """<script>addEventListener("load", () => setTimeout(() => {
   try { out.textContent = JSON.stringify([%s, errors]) } catch (error) { out.textContent = String(error) }
   document.body.append(out)
 }, 1500))</script>"""
-DIVERGED = make_record("b", rounds_done=2, status="failed") | {"error": "NonFiniteLoss: the term"}
+DIVERGED = as_diverged(make_record("b", rounds_done=2))
 
 
 def look_at(page, folder, expression, width=1000):

@@ -25,6 +25,7 @@ from fedcli.results.render import render
 from fedcli.runs.record import read_record, write_record
 from tests import commands
 from tests.commands import markdown_rows
+from tests.example_records import as_diverged
 from tests.programs import WaitingRuns, start_program
 from tests.small_tables import COLUMN, ROWS, RUN_OPTIONS, SMALL_TABLE, PlanWatch, make_table, with_records
 from tests.tiny_runs import Stop, StopAfter
@@ -451,7 +452,7 @@ def finished(selected, *, cost=None, rounds=()):
     }
 
 
-DIVERGED = {**finished(0.9), "status": "failed", "error": "NonFiniteLoss: the term; use less"}
+DIVERGED = as_diverged(finished(0.9))
 UNFINISHED = {**finished(0.9), "status": "running"}
 NAMES = ("FedAvg", "FedProx", "MOON", "FedFM")
 FOUR_METHODS = make_table(grid({name: ("fedavg", {"lr": len(name)}) for name in NAMES}, {COLUMN: RUN_OPTIONS}))

@@ -16,7 +16,7 @@ from fedcli.results.metrics import find_metric
 from fedcli.results.notes import ACROSS_MODELS, LEADS
 from fedcli.results.render import CellIndex, TextTable, render
 from tests.commands import invoke, markdown_rows, output_of
-from tests.example_records import make_record, write_unsigned_record
+from tests.example_records import as_diverged, make_record, write_unsigned_record
 from tests.user_errors import assert_refused
 
 
@@ -130,28 +130,32 @@ def test_labels_hold_what_differs_and_no_more():
     assert label_of_two == "two"
 
 
-def diverged(seed=0, selected=0.5, rounds_done=2, selection="best-validation", **options):
-    """The record of a run that diverged."""
-    run = make_record(**{"seed": seed, "selected": selected, "status": "failed", "rounds_done": rounds_done, **options})
-    run["summary"]["selection"] = selection
-    return run | {"error": "NonFiniteLoss: the term 'loss' is not finite in round 2; use less"}
+def make_diverged_record(seed=0, selected=0.5, *, rounds_done=2, selection="best-validation", **options):
+    """Returns the record of a run that diverged, whose headline is by `selection`."""
+    record = make_record(seed=seed, selected=selected, rounds_done=rounds_done, **options)
+    record["summary"]["selection"] = selection
+    return as_diverged(record)
 
 
 def test_of_a_diverged_run_the_best_round_on_validation_counts_and_no_other():
-    runs = [make_record(selected=0.5), diverged(1, 0.4), diverged(2, rounds_done=0)]
+    runs = [make_record(selected=0.5), make_diverged_record(1, 0.4), make_diverged_record(2, rounds_done=0)]
     row = only_row(runs)
     assert row[SELECTED] == "45.00 ± 7.07 (2 of 3 runs; 2 diverged)"  # one ended before any round was tested
     assert row["Last round, %"] == "30.00 (1 of 3 runs; 2 diverged)"
     assert row["Seeds"] == "0, 1 diverged after 2 rounds, 2 diverged after 0 rounds"
     assert "Diverged: a loss became infinite or NaN." in markdown(runs)
-    assert only_row([diverged(selection="last")])["Selected (last), %"] == "diverged"
+    assert only_row([make_diverged_record(selection="last")])["Selected (last), %"] == "diverged"
 
     stopped = make_record(seed=3, selected=0.9, status="interrupted", rounds_done=2)
     row = only_row([make_record(selected=0.5), stopped])
     assert row[SELECTED] == "50.00 (1 of 2 runs)"
     assert row["Seeds"] == "0, 3 unfinished after 2 rounds"
 
-    runs = [*runs_of("one", 0.5, 0.5), diverged(0, 0.6, method="two"), diverged(1, 0.6, method="two")]
+    runs = [
+        *runs_of("one", 0.5, 0.5),
+        make_diverged_record(0, 0.6, method="two"),
+        make_diverged_record(1, 0.6, method="two"),
+    ]
     assert bold(runs) == ["**two**"]
     for run in runs:
         run["summary"]["selection"] = "last"
@@ -238,7 +242,7 @@ def test_the_best_comparable_row_is_bold_where_its_lead_is_certain():
     assert bold([*one, *of_other_seeds]) == []
     lead = [*runs_of("one", 0.5, 0.5), *runs_of("two", 0.6, 0.6)]
     assert bold(lead) == ["**two**"]
-    assert bold([*lead, diverged(9, rounds_done=0, method="two")]) == []
+    assert bold([*lead, make_diverged_record(9, rounds_done=0, method="two")]) == []
 
     # Each data set has its own best.
     on_a = [*runs_of("one", 0.5, 0.5, dataset="a"), *runs_of("two", 0.6, 0.6, dataset="a")]
@@ -364,7 +368,7 @@ def test_a_table_for_a_paper_has_the_papers_names():
     assert "diverged" not in text
 
     # What rows do not share stands in columns, and no number of runs goes without saying.
-    other = latex([*runs, diverged(5, method="fedfm", rounds=9, selection="last")])
+    other = latex([*runs, make_diverged_record(5, method="fedfm", rounds=9, selection="last")])
     assert "over runs (number of runs). Accuracy" in other
     assert "& 0, 1, 2 & 51.00 $\\pm$ 1.00 (3) &" in other
     assert "Diverged: a loss became infinite" in other
@@ -545,7 +549,7 @@ def test_commands_select_and_label(tmp_path):
 
 def test_mixed_runs_have_a_panel_for_each_board():
     """A method keeps its look in all of them."""
-    runs = [*MIXED, make_record("one", seed=1), diverged(2, method="two", dataset="letters")]
+    runs = [*MIXED, make_record("one", seed=1), make_diverged_record(2, method="two", dataset="letters")]
     figure = line_charts.learning_curves(runs)
     of_skew, of_letters, of_other = figure.axes
     assert of_skew.get_title() == "Digits, Dirichlet 0.5 (paper:skew)"
