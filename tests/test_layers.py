@@ -26,8 +26,8 @@ def norm_pair(channels=5):
     return ours, theirs
 
 
-def results(layer, x, rows=slice(None)):
-    """Output, and gradients of an uneven loss of some rows by input, weight and bias."""
+def output_and_gradients(layer, x, rows=slice(None)):
+    """Returns the output of a layer, and the gradients of an uneven loss of some rows by input, weight and bias."""
     x = x.clone().requires_grad_()
     out = layer(x)
     factors = torch.linspace(-1, 1, out[0].numel(), dtype=x.dtype).reshape(out[0].shape)
@@ -35,9 +35,9 @@ def results(layer, x, rows=slice(None)):
     return [out, *torch.autograd.grad(loss, [x, layer.weight, layer.bias])]
 
 
-def run_norm(layer, x, rows=slice(None)):
-    """The same, and the running statistics afterwards."""
-    return [*results(layer, x, rows), layer.running_mean, layer.running_var]
+def output_gradients_and_statistics(layer, x, rows=slice(None)):
+    """Returns the same of a norm layer, and its running statistics afterwards."""
+    return [*output_and_gradients(layer, x, rows), layer.running_mean, layer.running_var]
 
 
 def assert_close(results, expected, **tolerances):
@@ -54,8 +54,8 @@ def test_without_a_mask_and_in_evaluation_it_is_torchs(train):
     ours, theirs = norm_pair()
     ours.mask = None if train else torch.tensor([True, False, False, True])
     x = norm_images()
-    expected = run_norm(theirs.train(train), x)
-    assert_close(run_norm(ours.train(train), x), expected, rtol=0, atol=0)
+    expected = output_gradients_and_statistics(theirs.train(train), x)
+    assert_close(output_gradients_and_statistics(ours.train(train), x), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("real", [[0], [0, 1, 2], [1, 3], [0, 1, 2, 3]])
@@ -67,9 +67,9 @@ def test_partial_mask_agrees_with_the_real_rows_alone(real, filling):
     x = norm_images()
     padded = torch.where(ours.mask[:, None, None, None], x, filling)
 
-    out, grad, *rest = run_norm(ours, padded, real)
+    out, grad, *rest = output_gradients_and_statistics(ours, padded, real)
 
-    expected = run_norm(theirs, x[real])
+    expected = output_gradients_and_statistics(theirs, x[real])
     assert_close([out[real], grad[real], *rest], expected, rtol=1e-11, atol=1e-11)
     out_of_padding = out[~ours.mask]
     assert torch.equal(out_of_padding, ours.bias[:, None, None].expand_as(out_of_padding))  # finite, and no more
@@ -84,7 +84,7 @@ def test_one_value_per_channel_has_variance_0():
         ours.mask = mask
         x = norm_images(batch=1, size=1)
 
-        out, *rest = run_norm(ours, x)
+        out, *rest = output_gradients_and_statistics(ours, x)
 
         assert all(value.isfinite().all() for value in (out, *rest))
         torch.testing.assert_close(out.flatten(), ours.bias)
@@ -265,16 +265,16 @@ def test_a_convolution_by_its_live_taps_or_by_few_places_is_the_convolution(
     x = image_batch(3, 4, size)
     if channels_last:
         layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
-    expected = results(layer, x)
+    expected = output_and_gradients(layer, x)
     assert use_live_taps(nn.Sequential(layer), 4, size) == (live is not None)
     taps = live or slice(0, kernel)
     assert getattr(layer, "live", (taps, taps)) == (taps, taps)
-    assert_close(results(layer, x), expected, rtol=1e-12, atol=1e-12)
+    assert_close(output_and_gradients(layer, x), expected, rtol=1e-12, atol=1e-12)
 
     if dilation == 1 and size < 8:  # at most 2 x 2 places
         monkeypatch.setattr(layers.F, "conv2d", None)
     with set_to(layers.by_places, True):
-        assert_close(results(layer, x), expected, rtol=1e-12, atol=1e-12)
+        assert_close(output_and_gradients(layer, x), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_axes_of_an_image_have_live_taps_of_their_own():

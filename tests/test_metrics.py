@@ -10,12 +10,12 @@ from fedcli.results import metrics
 from tests.user_errors import assert_refused
 
 
-def entry(number, test, validation=None, **parts):
-    """A round of a record."""
+def make_entry(number, test, validation=None, **parts):
+    """Returns the entry of a round in a record; accuracies are from 0 to 1."""
     return {"round": number, "test_accuracy": test, "validation_accuracy": validation, "domains": None, **parts}
 
 
-def record(*rounds, selection="last", selected_round=None, selected=None, **parts):
+def make_record(*rounds, selection="last", selected_round=None, selected=None, **parts):
     tested = [row["test_accuracy"] for row in rounds if row["test_accuracy"] is not None]
     summary = {
         "selection": selection,
@@ -27,17 +27,17 @@ def record(*rounds, selection="last", selected_round=None, selected=None, **part
     return {"rounds": list(rounds), "summary": summary, "config": config, "cost": None, **parts}
 
 
-def value(name, record):
+def metric_value(name, record):
     return metrics.find_metric(name).read_value(record)
 
 
-def values(names, record):
-    return {name: value(name, record) for name in names}
+def metric_values(names, record):
+    return {name: metric_value(name, record) for name in names}
 
 
-RUN = record(
-    entry(0, 0.2, 0.3), entry(1, 0.57, 0.9, classifier_accuracy=0.25), entry(2, None),
-    entry(3, 0.7, 0.8, classifier_accuracy=0.5), entry(4, 0.6, 0.1),
+RUN = make_record(
+    make_entry(0, 0.2, 0.3), make_entry(1, 0.57, 0.9, classifier_accuracy=0.25), make_entry(2, None),
+    make_entry(3, 0.7, 0.8, classifier_accuracy=0.5), make_entry(4, 0.6, 0.1),
     selection="best-validation", selected_round=1, selected=0.57, quality={"nmi": 0.413},
 )  # fmt: skip
 
@@ -62,42 +62,43 @@ def test_accuracies_are_percent_and_rounds_count_from_one(name, answers):
     for parameter, answer in answers.items():
         metric = name.format(parameter)
         if answer is None:
-            assert value(metric, RUN) is None, metric
+            assert metric_value(metric, RUN) is None, metric
         else:
-            assert value(metric, RUN) == pytest.approx(answer), metric
+            assert metric_value(metric, RUN) == pytest.approx(answer), metric
 
 
 def test_the_last_tenth_and_fractions_are_of_the_planned_rounds():
     """Not of those that are done."""
-    assert value("last-tenth", RUN) == pytest.approx(60)
+    assert metric_value("last-tenth", RUN) == pytest.approx(60)
 
-    rounds = [entry(number, 0.01 * number if number != 18 else None) for number in range(29)]
-    assert value("last-tenth", record(*rounds)) == pytest.approx(27.5)
-    assert value("last-tenth", record(*rounds[:20])) == pytest.approx(19)  # of two, the second alone was tested
-    assert value("last-tenth", {**record(*rounds), "config": {"rounds": 400}}) is None  # not there yet
+    rounds = [make_entry(number, 0.01 * number if number != 18 else None) for number in range(29)]
+    assert metric_value("last-tenth", make_record(*rounds)) == pytest.approx(27.5)
+    # Of its two rounds, the second alone was tested.
+    assert metric_value("last-tenth", make_record(*rounds[:20])) == pytest.approx(19)
+    assert metric_value("last-tenth", {**make_record(*rounds), "config": {"rounds": 400}}) is None  # not there yet
 
     half_done = {**RUN, "config": {"rounds": 10, "cohort_size": 4}}
-    assert value("at:1/5", half_done) == pytest.approx(57)
-    assert value("at:1", half_done) is None
+    assert metric_value("at:1/5", half_done) == pytest.approx(57)
+    assert metric_value("at:1", half_done) is None
 
 
 def test_drift_and_terms_are_those_of_the_last_round_that_has_them():
-    run = record(
-        entry(0, 0.5, terms={"cross_entropy": 2.0}, drift={"a": 1.0, "b": None}),
-        entry(1, 0.5, terms={"cross_entropy": 0.5}, drift={"a": 2.0, "b": None}),
-        entry(2, None, terms={"cross_entropy": 0.5}),
+    run = make_record(
+        make_entry(0, 0.5, terms={"cross_entropy": 2.0}, drift={"a": 1.0, "b": None}),
+        make_entry(1, 0.5, terms={"cross_entropy": 0.5}, drift={"a": 2.0, "b": None}),
+        make_entry(2, None, terms={"cross_entropy": 0.5}),
     )
     answers = {"drift:a": 2, "drift:b": None, "term:cross_entropy": 0.5, "term:proximal": None}
-    assert values(answers, run) == answers
+    assert metric_values(answers, run) == answers
     of_no_round = {"drift:a": None, "term:cross_entropy": None}
-    assert values(of_no_round, record()) == of_no_round
+    assert metric_values(of_no_round, make_record()) == of_no_round
 
 
 def test_accuracies_by_domain_and_client_are_of_the_selected_rounds():
     """And else the mean over the domains."""
 
     def tested(number, a, b):
-        return entry(
+        return make_entry(
             number,
             0.5,
             domains={"a": a, "b": b},
@@ -111,11 +112,11 @@ def test_accuracies_by_domain_and_client_are_of_the_selected_rounds():
         "domain:a": 60, "domain": 40, "domain:c": None, "inter:a": 30, "inter": 20, "intra:b": 50, "intra": 75,
         "clients:mean": 60, "clients:std": 25, "clients:worst": 20,
     }  # fmt: skip
-    assert values(answers, record(*rounds, selected_round=3)) == pytest.approx(answers)
+    assert metric_values(answers, make_record(*rounds, selected_round=3)) == pytest.approx(answers)
 
-    of_last_three = record(*rounds, selection="mean-last-3", selected_round=3)
+    of_last_three = make_record(*rounds, selection="mean-last-3", selected_round=3)
     answers = {"domain:a": 40, "domain": 40, "inter:b": 20}
-    assert values(answers, of_last_three) == pytest.approx(answers)
+    assert metric_values(answers, of_last_three) == pytest.approx(answers)
 
 
 def test_scores_of_classes_are_of_the_selected_rounds():
@@ -123,28 +124,29 @@ def test_scores_of_classes_are_of_the_selected_rounds():
     even_counts = {"right": [3, 0, 0, 1], "predicted": [4, 1, 0, 1], "actual": [3, 2, 0, 1]}
     odd_counts = {"right": [3, 1, 0, 0], "predicted": [3, 1, 0, 2], "actual": [3, 2, 0, 1]}
     rounds = [
-        entry(0, 0.5, per_class=even_counts),
-        entry(1, 0.5, per_class=odd_counts),
-        entry(2, 0.5, per_class=even_counts),
-        entry(3, 0.5, per_class=odd_counts),
+        make_entry(0, 0.5, per_class=even_counts),
+        make_entry(1, 0.5, per_class=odd_counts),
+        make_entry(2, 0.5, per_class=even_counts),
+        make_entry(3, 0.5, per_class=odd_counts),
     ]
     names = {"class_names": ["a", "b", "c", "d"]}
-    run = record(*rounds, selected_round=2, **names)
+    run = make_record(*rounds, selected_round=2, **names)
     f1 = 100 * (6 / 7 + 0 + 1) / 3
     answers = {"macro-f1": f1, "balanced-accuracy": 100 * 2 / 3, "class:b": 0, "class:c": None, "class:e": None}
-    assert values(answers, run) == pytest.approx(answers)
+    assert metric_values(answers, run) == pytest.approx(answers)
 
-    of_last_three = record(*rounds, selection="mean-last-3", selected_round=3, **names)
-    assert value("class:b", of_last_three) == pytest.approx(100 / 3)  # 50, 0 and 50 %
+    of_last_three = make_record(*rounds, selection="mean-last-3", selected_round=3, **names)
+    assert metric_value("class:b", of_last_three) == pytest.approx(100 / 3)  # 50, 0 and 50 %
 
-    uncounted = record(*rounds, entry(4, 0.5), selection="mean-last-3", selected_round=4, **names)
+    uncounted = make_record(*rounds, make_entry(4, 0.5), selection="mean-last-3", selected_round=4, **names)
     answers = {"macro-f1": None, "balanced-accuracy": None, "class:a": None}
-    assert values(answers, uncounted) == answers
+    assert metric_values(answers, uncounted) == answers
 
 
 def test_costs_are_of_a_client_in_the_mean_round_and_of_all_in_all_rounds():
-    rounds = [entry(0, 0.5, floats_up=10), entry(1, 0.5, floats_up=10), entry(2, 0.5, floats_up=100)]
-    run = record(*rounds, cost={"floats_up": 100, "floats_down": 90, "memory_floats": 300})  # older ones have the last
+    rounds = [make_entry(0, 0.5, floats_up=10), make_entry(1, 0.5, floats_up=10), make_entry(2, 0.5, floats_up=100)]
+    cost = {"floats_up": 100, "floats_down": 90, "memory_floats": 300}  # older records have the last
+    run = make_record(*rounds, cost=cost)
     answers = {
         "floats-up": 40,
         "floats-down": 90,
@@ -152,7 +154,7 @@ def test_costs_are_of_a_client_in_the_mean_round_and_of_all_in_all_rounds():
         "total-floats": 4 * 120,
         "total-memory-floats": 4 * 3 * 300,
     }
-    assert values(answers, run) == answers
+    assert metric_values(answers, run) == answers
 
 
 @pytest.mark.parametrize(

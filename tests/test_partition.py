@@ -18,20 +18,20 @@ from fedcli.runs.options import RunConfig
 from tests.user_errors import assert_refused
 
 
-def shuffled(sizes, seed=0):
+def shuffled_labels(sizes, seed=0):
     """Labels with so many examples of each class, in no order."""
     return np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
 
 
-CIFAR10 = shuffled([5000] * 10)
-CIFAR100 = shuffled([500] * 100)
+CIFAR10 = shuffled_labels([5000] * 10)
+CIFAR100 = shuffled_labels([500] * 100)
 LABEL_SETS = {
-    "balanced": shuffled([100] * 10),
-    "ragged": shuffled([7, 301, 42, 150, 99]),
-    "single example of a class": shuffled([200, 1, 200, 300]),
-    "empty class": shuffled([300, 0, 200, 0, 310]),
-    "one class": shuffled([250]),
-    "digits": shuffled([178, 182, 177, 183, 181, 182, 181, 179, 174, 180]),
+    "balanced": shuffled_labels([100] * 10),
+    "ragged": shuffled_labels([7, 301, 42, 150, 99]),
+    "single example of a class": shuffled_labels([200, 1, 200, 300]),
+    "empty class": shuffled_labels([300, 0, 200, 0, 310]),
+    "one class": shuffled_labels([250]),
+    "digits": shuffled_labels([178, 182, 177, 183, 181, 182, 181, 179, 174, 180]),
 }
 FLAGS = ["iid", "dirichlet:0.5", "dirichlet:0.5:plain", "dirichlet:0.3:min=1", "dirichlet:1e-6:min=1", "dirichlet:1e3"]
 FLAGS += ["dirichlet:0.5:draw=pfllib", "classes:1", "classes:2", "classes:5"]
@@ -168,8 +168,8 @@ def test_the_remainder_matters_where_shards_cannot_be_equal(flag, num_clients, n
     ("labels", "count", "share", "of_every_class", "more_of_dominant"),
     [
         (CIFAR100, 10, 0.4, 30, 200),
-        (shuffled([9000] * 10), 1, Fraction(4, 9), 500, 4000),
-        (shuffled([500] * 10), 1, 0.8, 10, 400),  # 500 * (1 - 0.8) is a little less than 100 in floats
+        (shuffled_labels([9000] * 10), 1, Fraction(4, 9), 500, 4000),
+        (shuffled_labels([500] * 10), 1, 0.8, 10, 400),  # 500 * (1 - 0.8) is a little less than 100 in floats
     ],
 )
 def test_dominant_classes_have_their_share(labels, count, share, of_every_class, more_of_dominant):
@@ -184,7 +184,7 @@ def test_dominant_classes_have_their_share(labels, count, share, of_every_class,
 
 
 def test_dominant_classes_wrap_around_and_the_rarest_class_sets_the_size():
-    labels = shuffled([60, 90, 80])
+    labels = shuffled_labels([60, 90, 80])
     # n = 3 * 60 // 3 = 60: 60 * 0.6 / 3 = 12 of every class, 60 * 0.4 / 2 = 12 more of two classes
     counts = count_classes(partition_rules.dominant(labels, 3, 2, 0), labels, 3)
     assert counts.tolist() == [[24, 24, 12], [24, 12, 24], [12, 24, 24]]
@@ -216,7 +216,7 @@ def test_clients_lack_their_missing_classes(absent, first_classes, of_each_class
 
 @pytest.mark.parametrize(("sizes", "alpha"), [([500] * 10, 0.05), ([30, 900, 0, 400, 70], 0.3)])
 def test_dirichlet_cap_stops_a_client_that_has_its_share(sizes, alpha):
-    labels = shuffled(sizes)
+    labels = shuffled_labels(sizes)
     counts = count_classes(partition_rules.dirichlet(labels, 8, alpha, 0, min_examples=1), labels, len(sizes))
     before = counts.cumsum(1) - counts  # what a client held when the class was given out
     assert (before[counts > 0] < len(labels) / 8).all()
@@ -266,7 +266,7 @@ def divide_as_pfllib(labels, num_clients, alpha, least, seed):
     ],
 )
 def test_pfllibs_draw_order_is_followed_index_for_index(sizes, num_clients, alpha, least, seed):
-    labels = shuffled(sizes)
+    labels = shuffled_labels(sizes)
     flag = f"dirichlet:{alpha}:min={least}:draw=pfllib"
     expected = divide_as_pfllib(labels.tolist(), num_clients, alpha, least, seed)
     for ours, theirs in zip(from_flag(flag)(labels, num_clients, seed), expected, strict=True):

@@ -59,8 +59,8 @@ def run(finished, tmp_path):
     return SavedRun(finished.record, finished.state, shutil.copytree(finished.path, tmp_path / "run"))
 
 
-def arrays(folder):
-    """What has been kept beside a record."""
+def kept_features(folder):
+    """Reads the features that have been kept beside a record."""
     return MODEL_FEATURES.read(folder, read_record(folder))
 
 
@@ -81,9 +81,9 @@ def test_many_test_images_are_sampled_and_all_runs_have_the_same(run, tmp_path, 
     other = fedcli.run("fedavg", out=tmp_path / "other", **{**THREE_OF_FOUR, "seed": 3})
     assert quality.add_quality(run.path)["examples"] == 50
     assert quality.add_quality(other.path)["examples"] == 50
-    labels = arrays(run.path)["labels"].tolist()
+    labels = kept_features(run.path)["labels"].tolist()
     assert len(set(labels)) == 10  # the test images are sorted by label: no piece of them
-    assert arrays(other.path)["labels"].tolist() == labels
+    assert kept_features(other.path)["labels"].tolist() == labels
 
 
 def test_the_record_has_the_numbers_beside_all_it_had(run):
@@ -106,7 +106,7 @@ def test_the_features_are_those_of_the_last_models(run, personal, client):
     """Of the last global model, or a client's own, on the test images."""
     measured_run = run if client is None else personal
     written = quality.add_quality(measured_run.path, client=client, round="last")
-    outputs = arrays(measured_run.path)
+    outputs = kept_features(measured_run.path)
 
     fed = open_run(measured_run.path).fed
     if client is None:
@@ -133,7 +133,7 @@ def test_the_global_model_beside_personal_ones_is_no_clients(round, tmp_path):
     fed = open_run(run.path).fed
     model = run.model(round=round).network
     features, *_ = fed.predict(dict(model.named_parameters()), dict(model.named_buffers()))
-    np.testing.assert_allclose(arrays(run.path)["features"], features.detach(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(kept_features(run.path)["features"], features.detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_a_second_measurement_leaves_nothing_of_the_first_one(run):
@@ -160,7 +160,7 @@ def test_the_model_of_the_headline_is_measured_drawn_and_exported(tmp_path):
     for name, number in (("selected", best), ("last", last)):
         measured = quality.add_quality(run.path, round=name)
         assert measured["round"] == number
-        outputs = arrays(run.path)
+        outputs = kept_features(run.path)
         accuracy = run.record["rounds"][number]["test_accuracy"]
         assert (outputs["predicted"] == outputs["labels"]).mean() == pytest.approx(accuracy)
         chart, *_ = find_chart("confusion")(find_records([run.path])).axes
@@ -210,8 +210,8 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture
-def quick(monkeypatch):
-    """The first two features in place of t-SNE, which takes seconds."""
+def first_two_features(monkeypatch):
+    """Draws the first two features in place of t-SNE, which takes seconds."""
     monkeypatch.setattr(features, "embed", lambda features: features[:, :2])
 
 
@@ -228,7 +228,7 @@ def panels(figure, runs):
     of_fedavg, of_fedprox = figure.axes
     for axes, method, name in ((of_fedavg, "fedavg", "FedAvg"), (of_fedprox, "fedprox", "FedProx")):
         folder = runs / f"{method}-0"
-        yield Panel(axes, name, read_record(folder)["quality"], arrays(folder))
+        yield Panel(axes, name, read_record(folder)["quality"], kept_features(folder))
 
 
 def test_the_same_features_give_the_same_points_also_when_they_are_few():
@@ -238,7 +238,7 @@ def test_the_same_features_give_the_same_points_also_when_they_are_few():
 
 
 @pytest.mark.parametrize("across", [1, 3])
-def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(across, runs, quick, monkeypatch):
+def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(across, runs, first_two_features, monkeypatch):
     monkeypatch.setattr(grid, "ACROSS", across)
     figure = find_chart("tsne")(find_records([runs]))
     assert figure.get_suptitle().replace("\n", " ").startswith("Digits, IID, seed 0; reduced: ")
@@ -277,7 +277,7 @@ def test_confusion_has_a_panel_a_setting_with_shares_of_each_class_in_percent(ru
 
 
 @pytest.mark.parametrize("kind", ["tsne", "confusion"])
-def test_a_clients_own_model_is_called_so(kind, personal, quick):
+def test_a_clients_own_model_is_called_so(kind, personal, first_two_features):
     measured = quality.add_quality(personal.path, client=2, round="last")
     assert measured["client"] == 2
     (axes,) = [axes for axes in find_chart(kind)(find_records([personal.path])).axes if axes.get_title()]
@@ -285,7 +285,7 @@ def test_a_clients_own_model_is_called_so(kind, personal, quick):
 
 
 @pytest.mark.parametrize("kind", ["tsne", "confusion"])
-def test_the_command_draws_them_and_refuses_others(kind, runs, tmp_path, quick, monkeypatch):
+def test_the_command_draws_them_and_refuses_others(kind, runs, tmp_path, first_two_features, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = fedcli.run("fedavg", out=tmp_path / "bare", **{**THREE_OF_FOUR, "rounds": 1}).path
     assert_refused(lambda: find_chart(kind)(find_records([folder])), "is missing or is not what its record names")
@@ -514,7 +514,7 @@ def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(fini
     assert all(np.array_equal(points[name], expected[name]) for name in expected)
 
 
-def test_what_is_measured_of_one_more_round_stands_in_the_record_and_is_drawn(run, quick):
+def test_what_is_measured_of_one_more_round_stands_in_the_record_and_is_drawn(run, first_two_features):
     folder = run.path
     assert_refused(lambda: clients_chart(find_records([folder])), "run 'fedcli quality --clients ", " first")
 

@@ -12,8 +12,8 @@ FILE = Path(__file__).parent.parent / "results" / "recompute" / "recompute.py"
 recompute = load_script(FILE)
 
 
-def write_record(folder, accuracy):
-    """Writes what the script reads of a run with one round; without an accuracy it has diverged."""
+def write_brief_record(folder, accuracy):
+    """Writes the parts of a record that the script reads, of one round; a run without an accuracy has diverged."""
     folder.mkdir()
     record = {
         "status": "diverged" if accuracy is None else "finished",
@@ -36,7 +36,7 @@ def make_claim(folder, differences, lacking):
             accuracies = {"FedFA": 0.5 + difference, "FedAvg": 0.5}
             if column == 1 and seed in lacking:
                 accuracies[lacking[seed]] = None
-            runs = {row: write_record(folder / f"{row}-{seed}-{column}", accuracies[row]) for row in accuracies}
+            runs = {row: write_brief_record(folder / f"{row}-{seed}-{column}", accuracies[row]) for row in accuracies}
             pairs.append({
                 "seed": seed, "share": 0.5, "than": "FedAvg", "metric": "last", "folder": runs["FedFA"],
                 "metric_than": "last", "folder_than": runs["FedAvg"],

@@ -23,7 +23,7 @@ ANOTHER = "another result on the same machine and version"
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
+def working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
