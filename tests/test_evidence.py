@@ -326,13 +326,20 @@ def test_the_list_runs_both_rows_of_the_claims_that_it_names(evidence):
         only = [row, *claim.columns, *claim.subtracted_columns]
         return folders(plans.plan_table(registry.find_table(claim.table), seeds=range(3), only=only).runs)
 
+    all_claims = {claim.name: claim for claim in registry.claims()}
     names = set()
     for cells in evidence.open_runs.OPEN_CELLS:
         assert bool(cells.claims) != bool(cells.note), cells
+        assert {*cells.claims} <= all_claims.keys(), cells
         if not cells.options:
             names |= {*cells.claims}
-    claims = [claim for claim in registry.claims() if claim.name in names]
-    assert len(names) == 9
+            continue
+        for name in cells.claims:  # whose runs have other folders than the table's
+            claim = all_claims[name]
+            assert {claim.row, *claim.other_rows, *claim.columns} <= {*cells.only}, claim
+            for option, value in cells.options.items():
+                assert claim.allowed_options[option] == value, claim
+    claims = [all_claims[name] for name in names]
     assert len(claims) == 9
 
     planned = folders(evidence.open_runs.planned_runs("float32", tiny=False))

@@ -64,9 +64,9 @@ OPEN_CELLS = (
     CellsToRun("fedfa:2", only=("CIFAR-10 ",), seeds=(2021, 2022, 2023), note="FedFA's Table 2"),
     CellsToRun(
         "fccl:8",
-        only=("FCCL+", "FCCL", "BASE", "Digits inter AVG"),
+        only=("FCCL+", "FCCL", "BASE", "local training of equal length", "Digits inter AVG"),
         seeds=(0, 1, 2),
-        claims=("fccl:other-domains",),
+        claims=("fccl:base", "fccl:fccl-base"),
         options={"protocol": "fccl:digit-domains", "dataset": "digits-real-4"},
     ),
     CellsToRun("fedfm:III", only=("CIFAR-10 NIID-1", "CIFAR-10 NIID-2"), seeds=(0, 1, 2), note="FedFM's Table III"),
