@@ -12,7 +12,7 @@ import typer
 from torch.profiler import ProfilerActivity, profile
 
 from fedcli.bench.speed import warm_up
-from fedcli.bench.workloads import WORKLOADS, prepare_workload, with_random_images
+from fedcli.bench.workloads import NAMES, find_workload, prepare_workload, with_random_images
 from fedcli.core.federation import Federation
 from fedcli.data import datasets
 from fedcli.runs.autotune import autotune
@@ -38,7 +38,7 @@ def table_of_kernels(workload: str, precision: str, device: str, clients_per_chu
 
 def short_setup(workload: str, precision: str, device: str, clients_per_chunk: str) -> Setup:
     """Returns the setup of a workload with `STEPS` steps a round, on random images where its own are not here."""
-    options = WORKLOADS[workload]
+    options = find_workload(workload)
     cohort_size = options["cohort_size"]
     few_steps = {
         "local_epochs": 1,
@@ -75,8 +75,8 @@ def main(
     clients_per_chunk: Annotated[str, typer.Option(help="As --clients-per-chunk.")] = "auto",
 ) -> None:
     """Profiles joint steps of a workload of `fedcli bench`, and writes a table of its kernels by their time."""
-    if workload not in WORKLOADS:
-        sys.exit(f"error: '{workload}' is no workload; there are {', '.join(WORKLOADS)}.")
+    if workload not in NAMES:
+        sys.exit(f"error: '{workload}' is no workload; there are {', '.join(NAMES)}.")
     out.write_text(table_of_kernels(workload, precision, device, clients_per_chunk))
 
 
