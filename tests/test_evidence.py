@@ -110,6 +110,15 @@ def test_a_run_carries_a_model_and_those_of_scaffolds_clients(evidence, planned)
     assert nbytes("scaffold") == 11 * nbytes("fedavg")
 
 
+def test_each_client_carries_its_own_network_and_no_server_that_has_none(evidence, planned):
+    fccl = first_run_of("fccl", planned)
+    config = fccl.setup.config
+    names = config.backbone.split(",")
+    sizes = [evidence.transfer.nbytes_of_network(name, config.dataset) for name in names]
+    assert len({*sizes}) == config.num_clients == 4
+    assert evidence.transfer.nbytes_to_carry(fccl) == sum(sizes)
+
+
 def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, planned, monkeypatch):
     records = {}  # by the folders of their runs, in place of files
     monkeypatch.setattr(plans, "read_begun", records.get)

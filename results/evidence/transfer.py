@@ -10,9 +10,11 @@ from fedcli.check import keeps_state
 from fedcli.core import backbones
 from fedcli.core.client_states import STATES
 from fedcli.data import datasets
+from fedcli.declarations import Method
 from fedcli.results.durations import estimate_plan
 from fedcli.results.plans import AnyRun, Plan, PlannedRun, read_new_records
 from fedcli.runs.checkpoints import CHECKPOINT
+from fedcli.runs.options import RunConfig
 from fedcli.runs.record import RECORD
 from fedcli.runs.signals import time_left
 
@@ -27,24 +29,36 @@ def resume_files(run: PlannedRun) -> list[Path]:
 
 
 def nbytes_to_carry(run: PlannedRun) -> int:
-    """Returns the bytes of a run's `resume_files`; before there are any, of the models of server and clients."""
+    """Returns the bytes of a run's `resume_files`; before there are any, of the models that they will have."""
     files = resume_files(run)
     if files:
         return sum(file.stat().st_size for file in files)
-    num_models = 1
-    if keeps_state(run.setup.method):
-        num_models += run.setup.config.num_clients
-    return num_models * nbytes_of_model(run)
+    return nbytes_of_models(run.setup.method, run.setup.config)
 
 
-def nbytes_of_model(run: PlannedRun) -> int:
-    """Returns the bytes of a model of a run, by the first of its networks."""
-    config = run.setup.config
-    images = datasets.describe(config.dataset)
+def nbytes_of_models(method: Method, config: RunConfig) -> int:
+    """Returns the bytes of the models in the state of a run: a model of its own for each client, and the server's.
+
+    Where clients keep nothing there is one for each network; else the server has one if its state has parameters.
+    """
+    backbone_names = config.backbone.split(",")
+    sizes = [nbytes_of_network(name, config.dataset) for name in backbone_names]
+    if not keeps_state(method):
+        return sum(sizes)
+    nbytes = 0
+    if any(kind.__name__ == "ServerState" and "params" in kind._fields for kind in method.state_types):
+        nbytes += sizes[0]
+    for client in range(config.num_clients):
+        nbytes += sizes[client % len(sizes)]
+    return nbytes
+
+
+def nbytes_of_network(name: str, dataset: str) -> int:
+    """Returns the bytes of a network's parameters and buffers for the images of a data set."""
+    images = datasets.describe(dataset)
     channels, height, _ = images["shape"]
-    backbone, *_ = config.backbone.split(",")
     with torch.device("meta"):
-        network = backbones.build(backbone, channels, height, images["classes"], seed=0)
+        network = backbones.build(name, channels, height, images["classes"], seed=0)
     return sum(value.nbytes for value in network.state_dict().values())
 
 
