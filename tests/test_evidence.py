@@ -229,6 +229,25 @@ def test_runs_with_other_options_have_folders_of_their_own(evidence):
     assert Path("home", *planned.folder.parts[-2:]) in folders
 
 
+def test_failed_runs_are_counted_at_the_end(evidence, monkeypatch, capsys):
+    cells = evidence.open_runs.CellsToRun("fedfm:V", only=("FedFM", "NMI"), seeds=(0,), note="a trial")
+    monkeypatch.setattr(evidence.open_runs, "OPEN_CELLS", [cells])
+    run_task = "fedcli.results.jobs.run_task"
+    monkeypatch.setattr(run_task, lambda environment, task, progress: "no space left")
+    with pytest.raises(SystemExit, match=r"^1 failed$"):
+        evidence.main(tiny=True)
+    assert "'fedcli claims' says what they decide" in capsys.readouterr().out
+
+    monkeypatch.setattr(run_task, lambda environment, task, progress: "")
+    evidence.main(tiny=True, precision="bf16")
+    assert "fedcli claims" not in capsys.readouterr().out  # they count float32 alone
+
+
+def test_a_folder_without_an_archive_is_refused(evidence):
+    with pytest.raises(SystemExit, match=r"^error: there is no archive to go on from \(got nowhere, "):
+        evidence.main(earlier_archive=Path("nowhere"), tiny=True)
+
+
 def test_a_time_that_is_none_is_refused_by_the_name_of_its_option(evidence):
     with pytest.raises(SystemExit, match=r"^error: --time must be a time \(got 'soon'\)"):
         evidence.main(time="soon")

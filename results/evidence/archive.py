@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from open_runs import ClaimRun
 from transfer import MIB, divide_by_room, nbytes_to_carry, resume_files, room_beside_records
 
+from fedcli.errors import UserError
 from fedcli.runs.record import RECORD
 
 PART_SIZE = 16 * MIB  # bytes of a file of the archive
@@ -53,7 +54,12 @@ def unpack(folder: Path) -> None:
     """Unpacks the archive of another machine, but for files that are here already, which may be newer.
 
     Raises:
+        UserError: If there is none in the folder.
         subprocess.CalledProcessError: If the archive is not whole.
     """
     parts = [part.read_bytes() for part in sorted(folder.glob(PARTS))]
+    if not parts:
+        raise UserError(
+            f"there is no archive to go on from (got {folder}, without {PARTS}); name a folder that has one."
+        )
     subprocess.run(["tar", "-xz", "--skip-old-files"], check=True, input=b"".join(parts))

@@ -24,7 +24,8 @@ from rich.console import Console
 from fedcli.cli.plan_display import TableDisplay
 from fedcli.errors import UserError
 from fedcli.results.jobs import execute
-from fedcli.results.plans import Plan, read_new_records
+from fedcli.results.plans import Plan, PlannedRun, read_new_records
+from fedcli.runs.schema import Record
 from fedcli.runs.signals import OutOfTime, time_left
 
 JOBS_ON_CUDA = 4  # not measured yet
@@ -54,9 +55,10 @@ def main(
         jobs = default_jobs(tiny)
     plan_class = Plan if archive_folder is None else transfer.CarriedPlan
     plan = plan_class(open_runs.RUNS, tuple(runs))
+    display = CountingDisplay([Console(highlight=False)], plan)
     try:
         with deadline.late_runs_interrupted():
-            run_in_time(plan, jobs)
+            run_in_time(plan, display, jobs)
         measure_features(runs)
     except (KeyboardInterrupt, UserError) as error:
         print(error)
@@ -64,6 +66,10 @@ def main(
     if archive_folder is not None:
         archive.pack(runs, archive_folder)
     print_open_runs(runs)
+    if precision == "float32":
+        print("'fedcli claims' says what they decide")
+    if display.num_failed:
+        sys.exit(f"{display.num_failed} failed")
 
 
 def default_jobs(tiny: bool) -> int:
@@ -72,9 +78,20 @@ def default_jobs(tiny: bool) -> int:
     return JOBS_ON_CUDA if uses_cuda else 1
 
 
-def run_in_time(plan: Plan, jobs: int) -> None:
+class CountingDisplay(TableDisplay):
+    """Shows runs, and counts those that have failed."""
+
+    num_failed = 0
+
+    def end(self, run: PlannedRun, record: Record | None, error: str) -> None:
+        """Prints how a run has ended, and counts it if it has failed."""
+        super().end(run, record, error)
+        if error:
+            self.num_failed += 1
+
+
+def run_in_time(plan: Plan, display: TableDisplay, jobs: int) -> None:
     """Runs what may start until the time is over."""
-    display = TableDisplay([Console(highlight=False)], plan)
     with display.bar, suppress(OutOfTime):
         if time_left() > 0:
             execute(plan, display, jobs)
@@ -101,7 +118,7 @@ def print_open_runs(runs: Sequence[open_runs.ClaimRun]) -> None:
         mebibytes = transfer.nbytes_to_carry(run) / transfer.MIB
         done = f"{run.rounds_done} of {run.setup.config.rounds} rounds, {mebibytes:,.0f} MiB to carry"
         print(f"open: {run.title}, seed {run.setup.config.seed}: {done}")
-    print(f"{len(runs) - len(to_do)} of {len(runs)} runs have ended; 'fedcli claims' says what they decide")
+    print(f"{len(runs) - len(to_do)} of {len(runs)} runs have ended")
 
 
 if __name__ == "__main__":
