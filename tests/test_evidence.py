@@ -256,8 +256,9 @@ def test_a_time_that_is_none_is_refused_by_the_name_of_its_option(evidence):
 class Programs:
     """Stands in for the clock and the programs of `minutes.py`, each of which takes so many seconds, if it has them."""
 
-    def __init__(self, seconds):
+    def __init__(self, seconds, failing=None):
         self.seconds = seconds
+        self.failing = failing  # a word of those that fail
         self.now = 1000.0
         self.given = []  # of each its words, its seconds and its folder
 
@@ -268,11 +269,12 @@ class Programs:
         assert command[:2] == ["timeout", "--kill-after=5"]
         _, _, seconds, _, *words = command
         assert env["PYTHONPATH"].split(":")[0] == str(cwd.resolve())
-        if words[0] == "-c":  # whether there are papers
-            return subprocess.CompletedProcess(command, 0)
         self.given.append((" ".join(words), float(seconds), cwd))
         self.now += min(self.seconds, float(seconds))
-        return subprocess.CompletedProcess(command, 0 if self.seconds <= float(seconds) else 124)
+        if self.seconds > float(seconds):
+            return subprocess.CompletedProcess(command, 124)
+        has_failed = self.failing in words
+        return subprocess.CompletedProcess(command, 1 if has_failed else 0)
 
     def seconds_of(self, start):
         """The seconds that those programs were given whose words begin so."""
@@ -283,6 +285,8 @@ class Programs:
 def minutes(tmp_path, monkeypatch):
     """The script of the first minutes, in an empty folder."""
     monkeypatch.chdir(tmp_path)
+    Path("fedcli").mkdir()
+    Path("papers").mkdir()
     return load_script(FILE.parent / "minutes.py")
 
 
@@ -304,8 +308,9 @@ def test_each_of_the_first_minutes_ends_in_its_time(minutes, monkeypatch):
     assert programs.seconds_of("-m fedcli bench w1 w2 ") == [90, 40]
     left = 9 * 60 - (60 + 60 + 30 + 90)
     words, seconds, _ = programs.given[-1]
-    assert words.startswith(f"results/evidence/evidence.py --time={left} --jobs=1 --precision=tf32 --carry=")
-    assert seconds == left + 60
+    start = f"results/evidence/evidence.py --time={left - 60} --jobs=1 --precision=float32 --carry="
+    assert words.startswith(start)
+    assert seconds == left
     assert "--tiny" not in words
     assert "--from" not in words
 
@@ -326,24 +331,53 @@ def test_the_second_minutes_bench_both_commits_and_go_on(minutes, tmp_path, monk
     programs = Programs(seconds=50)
     use(programs, minutes, monkeypatch)
     before = tmp_path / "before"
+    (before / "fedcli").mkdir(parents=True)
     minutes.profile_and_compare(
         Path("out"), earlier_archive=Path("first"), before=before, probe="probe.py --fast", minutes=10
     )
-    assert programs.seconds_of("results/evidence/kernels.py w3 --precision=tf32 --device=cuda ") == [30]
+    assert programs.seconds_of("results/evidence/kernels.py w3 --precision=float32 --device=cuda ") == [30]
     assert programs.seconds_of("probe.py --fast --budget=240") == [260]
     benched = [(folder, seconds) for words, seconds, folder in programs.given if words.startswith("-m fedcli bench")]
     assert benched == [(before, 60), (before, 10), (Path(), 60), (Path(), 10)]
     words, _, _ = programs.given[-1]
-    assert words.startswith("results/evidence/evidence.py --time=400 ")
+    assert words.startswith("results/evidence/evidence.py --time=340 ")
     assert words.endswith(" --from=first")
 
 
 def test_no_minutes_start_nothing(minutes, monkeypatch):
     programs = Programs(seconds=1)
     use(programs, minutes, monkeypatch)
-    minutes.run_claims(minutes.ON_GPU, "tf32", until=programs.now, archive_folder=Path("out"))
-    assert not minutes.run_python("-c", "", until=programs.now)
+    session = minutes.Session(end=programs.now)
+    minutes.run_claims(session, minutes.ON_GPU, "tf32", archive_folder=Path("out"))
+    assert not session.run_python("-c", "", end=programs.now)
     assert programs.given == []
+    assert len(session.out_of_time) == 2
+
+
+def test_few_minutes_are_kept_and_leave_time_for_the_archive(minutes, tmp_path, monkeypatch, capsys):
+    before = tmp_path / "before"
+    (before / "fedcli").mkdir(parents=True)
+    for program, given in ((minutes.check_and_bench, {}), (minutes.profile_and_compare, {"before": before})):
+        programs = Programs(seconds=1000)
+        use(programs, minutes, monkeypatch)
+        start = programs.now
+        if given:
+            given |= {"earlier_archive": Path("first"), "probe": "probe.py"}
+        program(Path("out"), minutes=3, **given)
+        words, seconds, _ = programs.given[-1]
+        assert words.startswith("results/evidence/evidence.py --time=60 ")
+        assert seconds == 120
+        assert programs.now == start + 180
+        assert "out of time: -m fedcli bench" in capsys.readouterr().out
+
+
+def test_programs_that_fail_are_named_after_all_others_have_run(minutes, monkeypatch, capsys):
+    programs = Programs(seconds=1, failing="check")
+    use(programs, minutes, monkeypatch)
+    with pytest.raises(SystemExit, match="1 programs have failed"):
+        minutes.check_and_bench(Path("out"))
+    assert "failed: -m fedcli check fedavg fedfm scaffold --device=cuda\n" in capsys.readouterr().out
+    assert "evidence.py" in programs.given[-1][0]
 
 
 def test_the_list_runs_both_rows_of_the_claims_that_it_names(evidence):

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +22,9 @@ FAILING_RUN = "test_on_a_cuda_device_a_run_that_cannot_be_captured_leaves_the_ne
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 FEDCLI = ("-m", "fedcli")
 CHECKOUT = Path()  # the working folder is this checkout
+CLAIMS_SECONDS = 120  # that all other programs leave for the open claims, which write the archive in the end
+OVERRUN_SECONDS = 60  # by which the open claims may miss their --time
+EXIT_CODES_OUT_OF_TIME = (124, 137)  # of the program `timeout`: after SIGTERM, after SIGKILL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +32,7 @@ class Platform:
     """A device and what is run on it: all of it on a GPU, or a trial on a CPU."""
 
     device: str
-    workloads: tuple[str, ...]  # arguments of `fedcli bench`
+    workloads: tuple[tuple[str, ...], ...]  # arguments of `fedcli bench`, of each of its calls
     profiled_workload: str  # its kernels are listed
     backbones: tuple[str, ...]  # of the runs that are repeated for the same bits
     check_options: tuple[str, ...] = ()  # of `fedcli check`
@@ -37,10 +40,11 @@ class Platform:
 
 
 ON_GPU = Platform(
-    device="cuda", workloads=("w1 w2", "w3 --epochs=1"), profiled_workload="w3", backbones=("cnn-small", "resnet18")
+    device="cuda", workloads=(("w1", "w2"), ("w3", "--epochs=1")), profiled_workload="w3",
+    backbones=("cnn-small", "resnet18"),
 )  # fmt: skip
 TINY = Platform(
-    device="cpu", workloads=("w2 --epochs=1",), profiled_workload="w2", backbones=("cnn-small",),
+    device="cpu", workloads=(("w2", "--epochs=1"),), profiled_workload="w2", backbones=("cnn-small",),
     check_options=("--law=9",), evidence_options=("--tiny",),
 )  # fmt: skip
 
@@ -52,18 +56,20 @@ Tiny = Annotated[bool, typer.Option("--tiny", help="Try it on a CPU.")]
 
 
 @app.command()
-def check_and_bench(out: Out, minutes: Minutes = 9, precision: Precision = "tf32", tiny: Tiny = False) -> None:
+def check_and_bench(out: Out, minutes: Minutes = 9, precision: Precision = "float32", tiny: Tiny = False) -> None:
     """Checks steps, bits and a run whose step is no graph, benches three precisions, then begins with open claims."""
-    end = deadline_in(60 * minutes)
+    session = Session(end=end_in(60 * minutes))
     platform = TINY if tiny else ON_GPU
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     link_papers(CHECKOUT)
-    check_steps(platform, until=deadline_in(60))
-    check_bits(platform, out, until=deadline_in(60))
-    check_failing_run(until=deadline_in(30))
-    bench(CHECKOUT, platform, ("float32", "tf32", "bf16"), out / "bench.csv", until=deadline_in(90))
-    run_claims(platform, precision, until=end, archive_folder=out)
+    check_steps(session, platform, end=session.end_of_step(60))
+    check_bits(session, platform, out, end=session.end_of_step(60))
+    check_failing_run(session, end=session.end_of_step(30))
+    precisions = ("float32", "tf32", "bf16")
+    bench(session, CHECKOUT, platform, precisions, out / "bench.csv", end=session.end_of_step(90))
+    run_claims(session, platform, precision, archive_folder=out)
+    session.report()
 
 
 @app.command()
@@ -73,67 +79,97 @@ def profile_and_compare(
     before: Annotated[Path | None, typer.Option(help="Folder of another commit, to bench beside this one.")] = None,
     probe: Annotated[str, typer.Option(help="A script of kernels that takes --budget SECONDS, with options.")] = "",
     minutes: Minutes = 9,
-    precision: Precision = "tf32",
+    precision: Precision = "float32",
     tiny: Tiny = False,
 ) -> None:
     """Lists kernels by their time, runs a script of kernels, benches two commits, then goes on with the open claims."""
-    end = deadline_in(60 * minutes)
+    session = Session(end=end_in(60 * minutes))
     platform = TINY if tiny else ON_GPU
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     link_papers(CHECKOUT)
     options = [f"--precision={precision}", f"--device={platform.device}", f"--out={out / 'kernels.txt'}"]
-    run_python("results/evidence/kernels.py", platform.profiled_workload, *options, until=deadline_in(30))
+    kernels = ("results/evidence/kernels.py", platform.profiled_workload, *options)
+    session.run_python(*kernels, end=session.end_of_step(30))
     if probe:
-        run_python(*shlex.split(probe), "--budget=240", until=deadline_in(260))
+        session.run_python(*shlex.split(probe), "--budget=240", end=session.end_of_step(260))
     if before is not None:
         link_papers(before)
-        end_before = deadline_in(60)
-        end_after = deadline_in(120)
-        bench(before, platform, ("float32",), out / "before.csv", until=end_before)
-        bench(CHECKOUT, platform, ("float32",), out / "after.csv", until=end_after)
-    run_claims(platform, precision, until=end, archive_folder=out, earlier_archive=earlier_archive)
+        end_before = session.end_of_step(60)
+        end_after = session.end_of_step(120)
+        bench(session, before, platform, ("float32",), out / "before.csv", end=end_before)
+        bench(session, CHECKOUT, platform, ("float32",), out / "after.csv", end=end_after)
+    run_claims(session, platform, precision, archive_folder=out, earlier_archive=earlier_archive)
+    session.report()
 
 
-def deadline_in(seconds: float) -> float:
+def end_in(seconds: float) -> float:
     """Returns the time, by `time.monotonic`, at which so many seconds from now are over."""
     return time.monotonic() + seconds
 
 
-def run_python(*arguments: str, until: float, checkout: Path = CHECKOUT) -> bool:
-    """Runs Python with the package of a checkout, in its folder, and ends it at the time `until`.
+@dataclass
+class Session:
+    """The time that there is on the machine, and what has become of the programs that were run in it."""
 
-    Returns:
-        Whether it has succeeded. Nothing starts where no time is left.
-    """
-    seconds = until - time.monotonic()
-    if seconds <= 0:
-        return False
-    path = [str(checkout.resolve())]
-    if "PYTHONPATH" in os.environ:
-        path.append(os.environ["PYTHONPATH"])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-    command = ["timeout", "--kill-after=5", f"{seconds:.1f}", sys.executable, *arguments]
-    ended = subprocess.run(command, cwd=checkout, env=environment, check=False)
-    return ended.returncode == 0
+    end: float  # by `time.monotonic`
+    failed: list[str] = field(default_factory=list)  # programs that have ended by an error
+    out_of_time: list[str] = field(default_factory=list)  # programs that were ended, or not started for want of time
+
+    def end_of_step(self, seconds: float) -> float:
+        """Returns the end of a step that takes so many seconds at most, so that the open claims have their time."""
+        return min(end_in(seconds), self.end - CLAIMS_SECONDS)
+
+    def run_python(self, *arguments: str, end: float, checkout: Path = CHECKOUT) -> bool:
+        """Runs Python with the package of a checkout, in its folder, and ends it at the time `end`.
+
+        Returns:
+            Whether it has succeeded. Nothing starts where no time is left.
+        """
+        program = shlex.join(arguments)
+        seconds = end - time.monotonic()
+        if seconds <= 0:
+            self.out_of_time.append(program)
+            return False
+        path = [str(checkout.resolve())]
+        if "PYTHONPATH" in os.environ:
+            path.append(os.environ["PYTHONPATH"])
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+        command = ["timeout", "--kill-after=5", f"{seconds:.1f}", sys.executable, *arguments]
+        ended = subprocess.run(command, cwd=checkout, env=environment, check=False)
+        if ended.returncode in EXIT_CODES_OUT_OF_TIME:
+            self.out_of_time.append(program)
+        elif ended.returncode != 0:
+            self.failed.append(program)
+        return ended.returncode == 0
+
+    def report(self) -> None:
+        """Prints which programs have not succeeded, and ends this one by an error if some have failed."""
+        for program in self.out_of_time:
+            print(f"out of time: {program}")
+        for program in self.failed:
+            print(f"failed: {program}")
+        if self.failed:
+            sys.exit(f"{len(self.failed)} programs have failed")
 
 
 def link_papers(checkout: Path) -> None:
     """Links the papers into the package of a checkout that is not installed, since it has them beside it."""
-    find_papers = "import sys, importlib.util; sys.exit(importlib.util.find_spec('fedcli.papers') is None)"
-    if not run_python("-c", find_papers, until=deadline_in(60), checkout=checkout):
-        (checkout / "fedcli" / "papers").symlink_to("../papers")
+    link = checkout / "fedcli" / "papers"
+    if not link.exists():
+        link.symlink_to("../papers")
 
 
-def check_steps(platform: Platform, until: float) -> None:
+def check_steps(session: Session, platform: Platform, end: float) -> None:
     """Checks that steps are graphs and agree with the CPU, and that methods keep their laws."""
     chosen = f"on_a_cuda_device and not {FAILING_RUN}"
-    run_python(*PYTEST, "tests/test_graphs.py", "-k", chosen, until=until)
+    session.run_python(*PYTEST, "tests/test_graphs.py", "-k", chosen, end=end)
     methods = ["fedavg", "fedfm", "scaffold"]
-    run_python(*FEDCLI, "check", *methods, *platform.check_options, f"--device={platform.device}", until=until)
+    options = [*platform.check_options, f"--device={platform.device}"]
+    session.run_python(*FEDCLI, "check", *methods, *options, end=end)
 
 
-def check_bits(platform: Platform, out: Path, until: float) -> None:
+def check_bits(session: Session, platform: Platform, out: Path, end: float) -> None:
     """Checks that runs repeat their bits: two rounds with stacked clients, and two with clients in branches."""
     for backbone in platform.backbones:
         for clients_per_chunk in ("10", "branches:10"):
@@ -141,30 +177,35 @@ def check_bits(platform: Platform, out: Path, until: float) -> None:
             folder = str(out / f"bits-{backbone}-{name}")
             options = ["--dataset=digits", f"--backbone={backbone}", f"--clients-per-chunk={clients_per_chunk}"]
             options += ["--rounds=2", f"--device={platform.device}", f"--out={folder}"]
-            if run_python(*FEDCLI, "run", "fedavg", *options, until=until):
-                run_python(*FEDCLI, "verify", folder, until=until)
+            if session.run_python(*FEDCLI, "run", "fedavg", *options, end=end):
+                session.run_python(*FEDCLI, "verify", folder, end=end)
 
 
-def check_failing_run(until: float) -> None:
+def check_failing_run(session: Session, end: float) -> None:
     """Checks a run whose step cannot be a graph, since its loss reads a number, and the run after it."""
-    run_python(*PYTEST, f"tests/test_graphs.py::{FAILING_RUN}", until=until)
+    session.run_python(*PYTEST, f"tests/test_graphs.py::{FAILING_RUN}", end=end)
 
 
-def bench(checkout: Path, platform: Platform, precisions: Sequence[str], csv: Path, until: float) -> None:
+def bench(
+    session: Session, checkout: Path, platform: Platform, precisions: Sequence[str], csv: Path, end: float
+) -> None:
     """Benches the code of a checkout in each of the precisions, and writes the times into a CSV file."""
-    for workload in platform.workloads:
+    for workloads in platform.workloads:
         for precision in precisions:
             options = ["--repeats=1", f"--precision={precision}", f"--csv={csv}"]
-            run_python(*FEDCLI, "bench", *workload.split(), *options, until=until, checkout=checkout)
+            session.run_python(*FEDCLI, "bench", *workloads, *options, end=end, checkout=checkout)
 
 
 def run_claims(
-    platform: Platform, precision: str, until: float, archive_folder: Path, earlier_archive: Path | None = None
+    session: Session, platform: Platform, precision: str, archive_folder: Path, earlier_archive: Path | None = None
 ) -> None:
-    """Goes on with the open claims, and with the archive of an earlier session if there is one."""
-    seconds = int(until - time.monotonic())
+    """Goes on with the open claims, and with the archive of an earlier session if there is one.
+
+    They end in their `--time` by themselves; should they not, they are interrupted at the end of the session.
+    """
+    seconds = int(session.end - OVERRUN_SECONDS - time.monotonic())
     options = [
-        f"--time={seconds}",
+        f"--time={max(0, seconds)}",
         "--jobs=1",
         f"--precision={precision}",
         f"--carry={archive_folder}",
@@ -172,8 +213,7 @@ def run_claims(
     ]
     if earlier_archive is not None:
         options.append(f"--from={earlier_archive}")
-    if seconds > 0:
-        run_python("results/evidence/evidence.py", *options, until=until + 60)  # it ends in time by itself
+    session.run_python("results/evidence/evidence.py", *options, end=session.end)
 
 
 if __name__ == "__main__":
