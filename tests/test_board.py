@@ -44,7 +44,7 @@ def board(tmp_path, monkeypatch):
 
 def made_up_board(board, protocol, options):
     """A board of rows named as their methods, with their options."""
-    rows = {method: board.Row(method, of_row) for method, of_row in options.items()}
+    rows = {method: board.TunedMethod(method, of_row) for method, of_row in options.items()}
     return board.Board(protocol, baseline="fedavg", settings={}, rows=rows)
 
 
@@ -56,7 +56,7 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     options = {**{method: {"lr": 0.2} for method in RUNS}, "fedprox": {"lr": 0.4, "proximal_weight": 0.001}}
     made_up = made_up_board(board, GLOBAL, options)
     runs = board.runs_by_mark(read(board), made_up)[GLOBAL]
-    text = board.table_text(runs, made_up)
+    text = board.render_board(runs, made_up)
     assert "**" not in text  # the first two are equal
 
     rows = {row["Method"]: row for row in markdown_rows(text)}
@@ -69,8 +69,15 @@ def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     assert rows["fedavg"]["Ahead of fedavg"] == ""
     assert rows["feddyn"]["Accuracy, %"] == "–"
 
-    ahead = board.table_text(runs[runs.method != "moon"], made_up)
+    ahead = board.render_board(runs[runs.method != "moon"], made_up)
     assert markdown_rows(ahead)[0]["Accuracy, %"].startswith("**83.00 [")
+
+    of_scaffold_and_one_worse = runs[runs.method.isin(["scaffold", "fedavg"])]
+    diverged = of_scaffold_and_one_worse.assign(status="finished")
+    diverged.loc[(diverged.method == "scaffold") & (diverged.seed == 2), "status"] = "failed"
+    assert "**" not in board.render_board(diverged, made_up)  # the best lacks a seed
+    (row,) = markdown_rows(board.render_board(runs[runs.method == "fedavg"], made_up))
+    assert row["Accuracy, %"].startswith("72.00 [")
 
 
 def test_global_and_personal_models_stand_in_two_tables(board):
@@ -92,10 +99,10 @@ def test_global_and_personal_models_stand_in_two_tables(board):
                 "floats_sent": 10, "memory_floats": 5,
             })  # fmt: skip
     made_up = made_up_board(board, personal, {method: {"lr": 0.2} for method in values})
-    made_up = made_up._replace(settings={"eval_every": 12})
+    made_up = made_up._replace(settings={"eval_every": 12}, tables=("global", "personal"))
     tables = {}
     for mark, runs in board.runs_by_mark(pd.DataFrame(rows), made_up).items():
-        tables[mark] = {row["Method"]: row for row in markdown_rows(board.table_text(runs, made_up))}
+        tables[mark] = {row["Method"]: row for row in markdown_rows(board.render_board(runs, made_up))}
 
     of_global = tables[f"{personal}, global"]
     assert [*of_global] == ["ditto", "fedavg"]
@@ -117,6 +124,9 @@ def test_the_committed_page_is_that_of_the_committed_runs(board, tmp_path):
     text = (FILE.parent / "README.md").read_text(encoding="utf-8")
     rows = read(board)
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == text
+    assert [*rows.columns] == board.COLUMNS
+    order = [(protocol, row) for protocol, of_protocol in board.read_boards().items() for row in of_protocol.rows]
+    assert [*dict.fromkeys(zip(rows.protocol, rows.method, strict=True))] == order
 
     for protocol, committed in board.read_boards().items():
         counts = rows[rows.protocol == protocol].groupby("method").size()
@@ -133,11 +143,26 @@ def test_options_that_name_no_board_or_cancel_each_other_are_refused(board, tmp_
         board.main(page=True, only="own:personal")
 
 
+def test_a_board_that_is_run_alone_keeps_its_place_in_the_csv(board, tmp_path, monkeypatch):
+    made_up = {"baseline": "fedavg", "settings": {}, "rows": {"fedavg": {"method": "fedavg", "options": {}}}}
+    protocols = [GLOBAL, "fedfm:digits", "own:personal"]
+    (tmp_path / "options.json").write_text(json.dumps(dict.fromkeys(protocols, made_up)))
+    rows = [dict.fromkeys(board.COLUMNS, 0) | {"protocol": protocol, "seed": 1} for protocol in protocols]
+    pd.DataFrame(rows).to_csv(tmp_path / "board.csv", index=False)
+    monkeypatch.setattr(board, "write_page", lambda boards: None)
+    monkeypatch.setattr(
+        board, "run_board", lambda run: pd.DataFrame([{**rows[0], "protocol": run.protocol, "seed": 2}])
+    )
+    board.main(only="fedfm:digits")
+    assert [*read(board).protocol] == protocols
+    assert [*read(board).seed] == [1, 2, 1]
+
+
 def test_no_run_of_the_committed_options_is_refused(board, tmp_path):
     shutil.copy(FILE.parent / "options.json", tmp_path)
     runs = []
     for committed in board.read_boards().values():
-        runs += board.plans.plan_table(board.as_table(committed), tmp_path, seeds=[0]).runs
+        runs += board.plans.plan_table(board.make_table(committed), tmp_path, seeds=[0]).runs
     assert len(runs) == 99
     for run in runs:
         refuse_without_effect(run.setup)
@@ -159,6 +184,7 @@ def test_the_boards_are_run_and_their_runs_written_into_the_csv(board, tmp_path,
     board.main()
     rows = read(board)
     assert [*rows.method] == ["fedavg", "fedavg (slow)"]
+    assert [*rows.columns] == board.COLUMNS
     assert rows.params_sha256.nunique() == 2
 
     for folder in board.RUNS.glob("*/*/seed-0"):
@@ -169,5 +195,5 @@ def test_the_boards_are_run_and_their_runs_written_into_the_csv(board, tmp_path,
         assert row["memory_floats"] == record["cost"]["memory_floats"]
 
     monkeypatch.setattr(board.jobs, "execute", lambda plan, watch, jobs, records_only: {tmp_path: "no space left"})
-    with pytest.raises(SystemExit, match="1 runs have failed"):
+    with pytest.raises(SystemExit, match=rf"1 runs have failed \(the first: no space left, in {tmp_path}\)"):
         board.main()

@@ -1,4 +1,4 @@
-"""One board: every method on the built-in digits, ten seeds each, with options tuned on an eleventh seed.
+"""Boards of all methods on the built-in digits: ten seeds each, with options tuned on an eleventh seed.
 
     python results/board/board.py                        # run what has not ended below runs/board, then write all
     python results/board/board.py --only own:personal    # of one board; board.csv keeps the rows of the others
@@ -6,12 +6,14 @@
 
 `options.json` has the boards by protocol, each with its rows: a method with its options, and in brackets how it differs
 from the method's own. To add one, tune it with `fedcli tune` on values like those that README.md lists, and write the
-best into `options.json`. After a run, `git diff board.csv` shows which rows came out otherwise.
+best into `options.json`. The rows of `board.csv` stand in the same order, so after a run `git diff board.csv` shows
+which came out otherwise; those of the first three boards were written before there was a column `tested`.
 """
 
 import json
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +21,7 @@ import pandas as pd
 import typer
 
 from fedcli import Cell, Table
+from fedcli.files import write_atomically
 from fedcli.registry import find_method
 from fedcli.results import jobs, plans
 from fedcli.results.intervals import mean_interval
@@ -34,10 +37,13 @@ SEEDS = tuple(range(10))
 PUBLIC = {"public_dataset": "photos", "public_examples": 500, "public_batch_size": 125}
 ACCURACY = find_metric("selected")  # any accuracy is written as it is
 ACCURACIES = ("selected", "last-tenth", "classifier", "global")  # columns of the CSV, in percent
-PERSONAL = "own:personal"  # the board with global models beside personal ones
+COLUMNS = [
+    "protocol", "method", "seed", "status", "selected", "last-tenth", "classifier", "floats_sent", "memory_floats",
+    "params_sha256", "machine", "tested", "global",
+]  # fmt: skip
 
 
-class Row(NamedTuple):
+class TunedMethod(NamedTuple):
     """A row of a board."""
 
     method: str
@@ -50,19 +56,22 @@ class Board(NamedTuple):
     protocol: str
     baseline: str  # the row that others are compared with
     settings: dict[str, Any]  # of all rows, in place of the protocol's
-    rows: dict[str, Row]  # by name, which the CSV has as `method`
+    rows: dict[str, TunedMethod]  # by name, which the CSV has as `method`
+    # Which models the tables compare, "global" or "personal"; without any there is one table of whatever is tested.
+    tables: tuple[str, ...] = ()
 
 
 def read_boards() -> dict[str, Board]:
     """Returns the boards of `options.json`, by protocol."""
     boards = {}
-    for protocol, entry in json.loads((HERE / "options.json").read_text()).items():
-        rows = {name: Row(**row) for name, row in entry["rows"].items()}
-        boards[protocol] = Board(protocol, entry["baseline"], entry["settings"], rows)
+    for protocol, entry in json.loads((HERE / "options.json").read_text(encoding="utf-8")).items():
+        rows = {name: TunedMethod(**row) for name, row in entry["rows"].items()}
+        tables = tuple(entry.get("tables", ()))
+        boards[protocol] = Board(protocol, entry["baseline"], entry["settings"], rows, tables)
     return boards
 
 
-def as_table(board: Board) -> Table:
+def make_table(board: Board) -> Table:
     """Returns a board as a table, whose runs can be planned."""
     cells = []
     for name, row in board.rows.items():
@@ -79,21 +88,25 @@ def as_table(board: Board) -> Table:
     )
 
 
-def run(board: Board) -> pd.DataFrame:
+def plan_board(board: Board) -> plans.TablePlan:
+    """Returns the runs of a board with the records that they have now."""
+    return plans.plan_table(make_table(board), RUNS / board.protocol.replace(":", "-"))
+
+
+def run_board(board: Board) -> pd.DataFrame:
     """Runs what has not ended of a board, and returns the rows of the CSV, one a run."""
-    folder = RUNS / board.protocol.replace(":", "-")
-    plan = plans.plan_table(as_table(board), folder)
-    errors = jobs.execute(plan, jobs.PlanListener(), jobs=2, records_only=True)
+    errors = jobs.execute(plan_board(board), jobs.PlanListener(), jobs=2, records_only=True)
     if errors:
-        raise SystemExit(f"{len(errors)} runs have failed (the first: {next(iter(errors.items()))}); run this again.")
-    of_runs = []
-    for planned in plans.plan_table(as_table(board), folder).cells:  # with the new records
+        folder, error = next(iter(errors.items()))
+        raise SystemExit(f"{len(errors)} runs have failed (the first: {error}, in {folder}); run this again.")
+    lines = []
+    for planned in plan_board(board).cells:
         for record in planned.records:
-            of_runs.append({"protocol": board.protocol, "method": planned.cell.row, **numbers_of(record)})
-    return pd.DataFrame(of_runs)
+            lines.append({"protocol": board.protocol, "method": planned.cell.row, **read_numbers(record)})
+    return pd.DataFrame(lines, columns=COLUMNS)
 
 
-def numbers_of(record: Record) -> dict[str, Any]:
+def read_numbers(record: Record) -> dict[str, Any]:
     """Returns what the CSV has of a run, beside its board and its row there."""
     accuracies = {name: find_metric(name).read_value(record) for name in ACCURACIES}
     floats_down = find_metric("floats-down").read_value(record) or 0
@@ -110,94 +123,105 @@ def numbers_of(record: Record) -> dict[str, Any]:
     }
 
 
-def mean_text(accuracies: pd.Series, sign: str = "") -> str:
+def format_mean(accuracies: pd.Series, sign: str = "") -> str:
     """Returns the mean of accuracies, or of their differences, with its 95 % interval and the number of seeds."""
     return format_interval(ACCURACY, mean_interval(accuracies.dropna().tolist()), sign=sign)
 
 
 def runs_by_mark(runs: pd.DataFrame, board: Board) -> dict[str, pd.DataFrame]:
-    """Returns the runs of a board by the marks of its tables; global and personal models stand in two tables.
+    """Returns the runs of a board by the marks of its tables; those with both models stand in two tables.
 
-    The column `headline` is the accuracy by which a table compares them.
+    The column `compared` is the accuracy by which a table compares them.
     """
     of_board = runs[runs.protocol == board.protocol]
-    by_selected = of_board.assign(headline=of_board.selected)
-    if board.protocol != PERSONAL:
+    by_selected = of_board.assign(compared=of_board.selected)
+    if not board.tables:
         return {board.protocol: by_selected}
     is_global = of_board.tested == "global"
     has_both = of_board.groupby("method")["global"].transform("count") > 0
     is_baseline = of_board.method == board.baseline
-    by_global_model = of_board.assign(headline=of_board["global"].where(has_both, of_board.selected))
-    return {
-        f"{board.protocol}, global": by_global_model[is_global | has_both],
-        f"{board.protocol}, personal": by_selected[~is_global | is_baseline],
+    by_global_model = of_board.assign(compared=of_board["global"].where(has_both, of_board.selected))
+    runs_of_tables = {
+        "global": by_global_model[is_global | has_both],
+        "personal": by_selected[~is_global | is_baseline],
     }
+    return {f"{board.protocol}, {models}": runs_of_tables[models] for models in board.tables}
 
 
-def table_text(runs: pd.DataFrame, board: Board) -> str:
+def render_board(runs: pd.DataFrame, board: Board) -> str:
     """Returns a table of runs of a board for the page, the best row first."""
-    headline = by_row_and_seed(runs, "headline")
-    means = headline.mean()
+    compared = pivot_by_seed(runs, "compared")
+    means = compared.mean()
     order = means.sort_values(ascending=False, kind="stable").index
-    headline = headline[order]
-    last_tenth = by_row_and_seed(runs, "last-tenth")
-    classifier = by_row_and_seed(runs, "classifier")
-    leads = headline.sub(headline[board.baseline], axis=0)
+    compared = compared[order]
+    last_tenth = pivot_by_seed(runs, "last-tenth")
+    classifier = pivot_by_seed(runs, "classifier")
+    leads = compared.sub(compared[board.baseline], axis=0)
     is_tested_once = "eval_every" in board.settings
     by_row = runs.groupby("method")
-    diverged = by_row.size() - headline.count()
+    diverged = by_row.size() - compared.count()
     table = pd.DataFrame({
         "Method": order.to_series(),
         "Options": {name: settings_text(row.options) for name, row in board.rows.items()},
-        "Accuracy, %": headline.apply(mean_text),
-        f"Ahead of {board.baseline}": leads.apply(mean_text, sign="+").where(order != board.baseline, ""),
-        "Last tenth of the rounds, %": "" if is_tested_once else last_tenth.apply(mean_text),
-        "By the classifier, %": classifier.apply(mean_text).where(classifier.notna().any(), ""),
-        "Floats sent a round": by_row.floats_sent.max().map("{:,}".format),
-        "Floats held": by_row.memory_floats.max().map("{:,}".format),
+        "Accuracy, %": compared.apply(format_mean),
+        f"Ahead of {board.baseline}": leads.apply(format_mean, sign="+").where(order != board.baseline, ""),
+        "Last tenth of the rounds, %": "" if is_tested_once else last_tenth.apply(format_mean),
+        "By the classifier, %": classifier.apply(format_mean).where(classifier.notna().any(), ""),
+        "Floats sent a round": by_row.floats_sent.max().map("{:,.0f}".format),
+        "Floats held": by_row.memory_floats.max().map("{:,.0f}".format),
         "Diverged": diverged.map(lambda count: str(count or "")),
     }).loc[order]  # fmt: skip
-    if is_ahead(headline):
+    if is_ahead(compared):
         best = order[0]
         table.loc[best, "Accuracy, %"] = f"**{table.loc[best, 'Accuracy, %']}**"
     filled = table.loc[:, table.ne("").any()]
     return render_github_table([*filled], filled.to_numpy().tolist(), first_number_column=2)
 
 
-def by_row_and_seed(runs: pd.DataFrame, accuracy: str) -> pd.DataFrame:
+def pivot_by_seed(runs: pd.DataFrame, accuracy: str) -> pd.DataFrame:
     """Returns an accuracy of finished runs, a column a row of the board, a row a seed."""
     finished = runs[accuracy].where(runs.status == "finished")
     return runs.assign(accuracy=finished).pivot(index="seed", columns="method", values="accuracy")
 
 
-def is_ahead(headline: pd.DataFrame) -> bool:
-    """Returns whether the best row, in the first column, leads on the second by more than chance."""
-    best, second, *_ = headline.columns
-    leads = headline[best] - headline[second]
+def is_ahead(compared: pd.DataFrame) -> bool:
+    """Returns whether the best row, in the first column, leads on the second by more than chance.
+
+    A row of which seeds have diverged does not: they are missing from its mean.
+    """
+    if len(compared.columns) == 1:
+        return False
+    best, second, *_ = compared.columns
+    if compared[best].isna().any():
+        return False
+    leads = compared[best] - compared[second]
     return mean_interval(leads.dropna().tolist()).low > 0
 
 
-def run_all(boards: Mapping[str, Board]) -> pd.DataFrame:
+def run_boards(boards: Mapping[str, Board]) -> pd.DataFrame:
     """Runs what has not ended of boards, and returns the rows of the CSV."""
-    return pd.concat([run(board) for board in boards.values()])
+    return pd.concat([run_board(board) for board in boards.values()])
 
 
-def run_one(board: Board) -> pd.DataFrame:
-    """Runs what has not ended of a board, and returns its rows of the CSV after those of the others."""
+def run_one_board(boards: Mapping[str, Board], protocol: str) -> pd.DataFrame:
+    """Runs what has not ended of one of the boards, and returns the rows of the CSV, those of the others as before."""
     runs = pd.read_csv(HERE / "board.csv")
-    of_others = runs[runs.protocol != board.protocol]
-    return pd.concat([of_others, run(board)])
+    new_runs = run_board(boards[protocol])
+    runs_of_boards = []
+    for name in boards:
+        runs_of_boards.append(new_runs if name == protocol else runs[runs.protocol == name])
+    return pd.concat(runs_of_boards)
 
 
 def write_page(boards: Mapping[str, Board]) -> None:
     """Writes the tables of the page from the CSV."""
     runs = pd.read_csv(HERE / "board.csv")
     file = HERE / "README.md"
-    text = file.read_text()
+    text = file.read_text(encoding="utf-8")
     for board in boards.values():
         for mark, runs_of_table in runs_by_mark(runs, board).items():
-            text = replace_between_marks(text, mark, table_text(runs_of_table, board))
-    file.write_text(text)
+            text = replace_between_marks(text, mark, render_board(runs_of_table, board))
+    write_atomically(file, partial(Path.write_text, data=text, encoding="utf-8"))
 
 
 def main(page: bool = False, only: str = "") -> None:
@@ -208,8 +232,8 @@ def main(page: bool = False, only: str = "") -> None:
     if only and only not in boards:
         sys.exit(f"error: --only must be a protocol of a board (got '{only}'); there are {', '.join(boards)}.")
     if not page:
-        runs = run_one(boards[only]) if only else run_all(boards)
-        runs.to_csv(HERE / "board.csv", index=False)
+        runs = run_one_board(boards, only) if only else run_boards(boards)
+        runs[COLUMNS].to_csv(HERE / "board.csv", index=False, encoding="utf-8")
     write_page(boards)
 
 
