@@ -1,6 +1,8 @@
 """The verdicts on claims by a script that shares no code with the package, where runs lack a value."""
 
+import io
 import json
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +12,7 @@ from tests.scripts import load_script
 
 FILE = Path(__file__).parent.parent / "results" / "recompute" / "recompute.py"
 recompute = load_script(FILE)
+readings = load_script(FILE.with_name("readings.py"))
 
 
 def write_brief_record(folder, accuracy):
@@ -73,3 +76,95 @@ def test_runs_without_a_value_leave_a_claim_open_if_they_are_of_the_row_ahead(tm
 
 def test_a_row_with_too_few_seeds_is_undecided(tmp_path):
     assert recompute.recompute(make_claim(tmp_path, AHEAD[:3], lacking={0: "FedAvg"})).verdict == "undecided"
+
+
+def test_a_row_without_a_value_decides_before_one_with_a_value(tmp_path):
+    with_value = make_claim(tmp_path, AHEAD[:1], lacking={})
+    pairs = json.loads(with_value["pairs"])
+    diverged = write_record(tmp_path / "diverged", None)
+    without_value = [{**pair, "than": "FedProx", "folder_than": diverged} for pair in pairs]
+    claim = with_value.replace({"than": "FedAvg; FedProx"})
+    claim["pairs"] = json.dumps(pairs + without_value)
+    answer = recompute.recompute(claim)
+    assert answer.verdict == "undecided"
+    assert answer.lead.n == 0
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_a_table_says_is_compared_in_the_direction_of_the_claim(tmp_path, sign):
+    claim = make_claim(tmp_path, AHEAD if sign == 1 else BEHIND, lacking={})
+    claim["direction"] = "higher" if sign == 1 else "lower"
+    recomputed = recompute.recompute(claim)
+    lead = recomputed.lead if sign == 1 else recomputed.lead.negated()
+    nothing = {"tail": math.nan, "tail_low": math.nan, "tail_high": math.nan, "tail_n": 0}
+    columns = {"verdict": "by construction", "ours": lead.mean, "low": lead.low, "high": lead.high, "n": lead.n}
+    claim = pd.concat([claim.drop("tail"), pd.Series({**columns, **nothing})])
+    assert math.copysign(1, lead.mean) == sign
+    assert recomputed.agrees_with(recompute.answer_of_table(claim))
+    claim["low"] -= 1e-6
+    assert not recomputed.agrees_with(recompute.answer_of_table(claim))
+
+
+@pytest.mark.parametrize(("verdict", "disagrees"), [("not run", 0), ("data not at hand", 0), ("reproduced", 1)])
+def test_a_verdict_without_a_pair_of_runs_is_a_disagreement(verdict, disagrees, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"claim,verdict,pairs\nmine,{verdict},[]\n"))
+    if disagrees:
+        with pytest.raises(SystemExit):
+            recompute.main()
+    else:
+        recompute.main()
+    assert f"0 claims recomputed, {disagrees} disagree" in capsys.readouterr().out
+
+
+def make_rounds(**columns):
+    """A finished run whose rounds have these values, with three tested rounds of five."""
+    rounds = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return {"status": "finished", "config": {"rounds": 5}, "rounds": rounds, "summary": {}, "cost": {"floats_up": 9.0}}
+
+
+def test_numbers_are_of_the_rounds_that_the_rule_of_the_headline_chooses():
+    record = make_rounds(
+        test_accuracy=[0.5, None, 0.2, 0.3, 0.4],
+        validation_accuracy=[0.1, None, 0.9, 0.2, 0.3],
+        inter=[{"a": 0.5, "b": 0.7}, None, {"a": 0.2, "b": 0.4}, {"a": 0.3, "b": 0.5}, {"a": 0.7, "b": 0.9}],
+        floats_up=[1.0, 2.0, 3.0, 4.0, 5.0],
+    )
+    expected = {
+        "last": (40, 80, 70), "mean-last-3": (30, 50, 40), "best-test": (50, 60, 50), "best-validation": (20, 30, 20),
+    }  # fmt: skip
+    for rule, (selected, other_domains, on_a) in expected.items():
+        record["summary"]["selection"] = rule
+        assert readings.read_value(record, "selected") == pytest.approx(selected)
+        assert readings.read_value(record, "inter") == pytest.approx(other_domains)
+        assert readings.read_value(record, "inter:a") == pytest.approx(on_a)
+        assert math.isnan(readings.read_value(record, "inter:c"))
+        assert math.isnan(readings.read_value(record, "intra"))
+    assert readings.read_value(record, "floats-up") == 3  # of all rounds, also those without a test
+
+    record["summary"]["selection"] = "best-weather"
+    for metric in ("selected", "inter"):
+        with pytest.raises(SystemExit, match="no reading of the rule best-weather"):
+            readings.read_value(record, metric)
+
+
+def test_what_was_not_measured_is_missing():
+    record = make_rounds(test_accuracy=[0.5], drift=[None])
+    assert math.isnan(readings.read_value(record, "drift:spread"))
+    assert math.isnan(readings.read_value(record, "quality:nmi"))
+    record["rounds"].append({"test_accuracy": None, "drift": {"spread": 2.0}})
+    assert readings.read_value(record, "drift:spread") == 2
+    assert math.isnan(readings.read_value(record, "drift:other"))
+    assert readings.read_value(record, "floats-up") == 9
+
+
+def test_a_run_that_diverged_after_its_best_round_by_validation_has_that_rounds_numbers():
+    record = make_rounds(test_accuracy=[0.5, 0.1], validation_accuracy=[0.6, 0.2])
+    record |= {"status": "failed", "error": "NonFiniteLoss: the loss is nan"}
+    record["summary"]["selection"] = "best-validation"
+    assert readings.read_value(record, "selected") == pytest.approx(50)
+    assert math.isnan(readings.read_value(record, "last"))
+    record["summary"]["selection"] = "last"
+    assert math.isnan(readings.read_value(record, "selected"))
+    record["rounds"] = []
+    record["summary"]["selection"] = "best-validation"
+    assert math.isnan(readings.read_value(record, "selected"))

@@ -1,5 +1,6 @@
-"""How far one row is ahead of another, and what that says of a claim."""
+"""How far one row is ahead of another, and what that says of a claim. A lead above zero is on the claim's side."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -15,6 +16,10 @@ class Lead(NamedTuple):
     high: float
     n: int  # seeds
 
+    def negated(self) -> "Lead":
+        """The lead as seen from the other side."""
+        return Lead(-self.mean, -self.high, -self.low, self.n)
+
     def text(self) -> str:
         """The lead with its interval and number of seeds, to ten decimals."""
         return f"{self.mean:.10f} [{self.low:.10f}, {self.high:.10f}] ({self.n})"
@@ -23,8 +28,8 @@ class Lead(NamedTuple):
 NO_LEAD = Lead(MISSING, MISSING, MISSING, 0)
 
 
-def interval(leads: pd.Series) -> Lead:
-    """Mean and 95 % interval of the leads of seeds, by Student's t."""
+def mean_lead(leads: pd.Series) -> Lead:
+    """The mean and the 95 % interval of the leads of seeds, by Student's t."""
     leads = leads.dropna()
     mean = leads.mean()
     n = len(leads)
@@ -41,24 +46,22 @@ class WithoutValue(NamedTuple):
     other_row: bool  # a run of the row that it is compared with
 
 
-def judge(lead: Lead, direction: str, is_exact: bool, without_value: WithoutValue) -> str:
+def verdict_on_lead(lead: Lead, is_exact: bool, without_value: WithoutValue) -> str:
     """The verdict on a lead; an exact one, of counts, needs no interval.
 
     The seeds of runs without a value are missing from a lead. That decides nothing where they are of the row ahead.
     """
     if is_exact:
-        is_above = lead.mean > 0
-        is_below = lead.mean < 0
+        is_ahead = lead.mean > 0
+        is_behind = lead.mean < 0
     else:
-        is_above = lead.n >= 3 and lead.low > 0
-        is_below = lead.n >= 3 and lead.high < 0
-    if not (is_above or is_below):
-        return "undecided"
-    is_as_claimed = is_above if direction == "higher" else is_below
-    is_better_without_value = without_value.row if is_as_claimed else without_value.other_row
-    if is_better_without_value:
-        return "undecided"
-    return "reproduced" if is_as_claimed else "contradicted"
+        is_ahead = lead.n >= 3 and lead.low > 0
+        is_behind = lead.n >= 3 and lead.high < 0
+    if is_ahead and not without_value.row:
+        return "reproduced"
+    if is_behind and not without_value.other_row:
+        return "contradicted"
+    return "undecided"
 
 
 def lead_over_row(pairs: pd.DataFrame, column: str) -> Lead:
@@ -67,10 +70,10 @@ def lead_over_row(pairs: pd.DataFrame, column: str) -> Lead:
     A seed has no lead where one of its pairs has no value.
     """
     by_seed = pairs.groupby("seed")[column].agg(lambda differences: differences.sum(skipna=False))
-    return interval(by_seed)
+    return mean_lead(by_seed)
 
 
-def smallest(leads: list[Lead], sign: int) -> Lead:
-    """The lead that is the least in the direction of a claim, of those with a value if one has it."""
+def smallest_lead(leads: Sequence[Lead]) -> Lead:
+    """The smallest of leads with a value; `NO_LEAD` if none has one."""
     with_value = [lead for lead in leads if lead.n]
-    return min(with_value or leads, key=lambda lead: sign * lead.mean)
+    return min(with_value, key=lambda lead: lead.mean, default=NO_LEAD)

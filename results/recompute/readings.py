@@ -3,121 +3,152 @@
 import math
 from fractions import Fraction
 
+import numpy as np
 import pandas as pd
 
 MISSING = float("nan")
+BEST_BY = {"best-validation": "validation_accuracy", "best-test": "test_accuracy"}  # by the rule of the headline
+AVERAGED_ROUNDS = {"last": 1, "mean-last-3": 3}  # the last ones that are tested, by the rule of the headline
 
 
-def rounds_of(record: dict) -> pd.DataFrame:
+def tested_rounds(record: dict) -> pd.DataFrame:
     """The tested rounds of a run; the index counts from 1."""
+    if not record["rounds"]:
+        return pd.DataFrame({"test_accuracy": []})
     rounds = pd.DataFrame(record["rounds"])
     rounds.index += 1
     return rounds[rounds["test_accuracy"].notna()]
 
 
-def percents(record: dict, name: str) -> pd.Series:
-    """An accuracy in percent in the tested rounds of a run."""
-    return 100 * rounds_of(record)[name].astype(float)
+def accuracy_curve(record: dict) -> pd.Series:
+    """The accuracies in the tested rounds of a run, in percent."""
+    return 100 * tested_rounds(record)["test_accuracy"].astype(float)
 
 
-def selected(record: dict) -> float:
-    """The accuracy in the round that the rule of the headline chooses."""
-    accuracy = percents(record, "test_accuracy")
+def headline_rounds(record: dict) -> pd.DataFrame:
+    """The tested rounds of which the headline is the mean, by its rule."""
+    tested = tested_rounds(record)
     rule = record["summary"]["selection"]
-    if rule == "best-validation":
-        return accuracy[percents(record, "validation_accuracy").idxmax()]
-    if rule == "best-test":
-        return accuracy.max()
-    if rule == "last":
-        return accuracy.iloc[-1]
-    raise SystemExit(f"no reading of the rule {rule} here; write one.")
+    if rule in AVERAGED_ROUNDS:
+        return tested.tail(AVERAGED_ROUNDS[rule])
+    if rule not in BEST_BY:
+        raise SystemExit(f"no reading of the rule {rule} here; write one.")
+    if tested.empty:
+        return tested
+    best = tested[BEST_BY[rule]].astype(float).idxmax()
+    return tested.loc[[best]]
 
 
-def last(record: dict) -> float:
+def selected_accuracy(record: dict) -> float:
+    """The accuracy in the rounds that the rule of the headline chooses."""
+    return 100 * headline_rounds(record)["test_accuracy"].astype(float).mean()
+
+
+def last_accuracy(record: dict) -> float:
     """The accuracy in the last round."""
-    return percents(record, "test_accuracy").iloc[-1]
+    return accuracy_curve(record).iloc[-1]
 
 
-def at(record: dict, fraction: str) -> float:
+def accuracy_at(record: dict, fraction: str) -> float:
     """The accuracy after a fraction of the rounds, as "1/4"."""
     exact_number = Fraction(fraction) * record["config"]["rounds"]
-    number = math.floor(exact_number + Fraction(1, 2))
-    return percents(record, "test_accuracy").get(number, MISSING)
+    number = max(1, math.floor(exact_number + Fraction(1, 2)))
+    return accuracy_curve(record).get(number, MISSING)
 
 
-def last_tenth(record: dict) -> float:
+def mean_of_last_tenth(record: dict) -> float:
     """The mean accuracy over the last tenth of the rounds."""
     num_rounds = record["config"]["rounds"]
     num_last = max(1, num_rounds // 10)
     first = num_rounds - num_last + 1
-    return percents(record, "test_accuracy").loc[first:].mean()
+    return accuracy_curve(record).loc[first:].mean()
 
 
 def rounds_to(record: dict, percent: str) -> float:
     """The first round with an accuracy of so many percent."""
-    accuracy = percents(record, "test_accuracy")
+    accuracy = accuracy_curve(record)
     reached = accuracy.index[accuracy >= float(percent)]
     return float(reached[0]) if len(reached) else MISSING
 
 
-def in_domains(record: dict, name: str, domain: str) -> float:
-    """The accuracy on a domain, or the mean over all where it is empty, by the rule of the headline."""
-    count = 3 if record["summary"]["selection"] == "mean-last-3" else 1
-    accuracies = pd.DataFrame(rounds_of(record)[name].tail(count).tolist())
-    of_rounds = accuracies[domain] if domain else accuracies.mean(axis="columns")
-    return 100 * of_rounds.mean()
+def domain_accuracy(record: dict, name: str, domain: str) -> float:
+    """The accuracy on a domain, or the mean over all where it is empty, in the rounds of the headline."""
+    rounds = headline_rounds(record)
+    if name not in rounds:
+        return MISSING
+    accuracies = []
+    for by_domain in rounds[name]:
+        if domain:
+            accuracies.append(by_domain.get(domain, MISSING))
+        else:
+            accuracies.append(np.mean(list(by_domain.values())))
+    return 100 * np.mean(accuracies)
 
 
-def intra(record: dict, domain: str = "") -> float:
+def own_domain_accuracy(record: dict, domain: str = "") -> float:
     """The accuracy on the clients' own domains."""
-    return in_domains(record, "intra", domain)
+    return domain_accuracy(record, "intra", domain)
 
 
-def inter(record: dict, domain: str = "") -> float:
+def other_domain_accuracy(record: dict, domain: str = "") -> float:
     """The accuracy on the other domains."""
-    return in_domains(record, "inter", domain)
+    return domain_accuracy(record, "inter", domain)
 
 
-def drift(record: dict, distance: str) -> float:
+def drift(record: dict, distance: str) -> float | None:
     """A distance between clients, as measured last."""
-    measured = rounds_of(record)["drift"].dropna()
-    return measured.iloc[-1][distance]
+    for entry in reversed(record["rounds"]):
+        if entry.get("drift"):
+            return entry["drift"].get(distance)
+    return None
 
 
-def quality(record: dict, score: str) -> float:
+def quality(record: dict, score: str) -> float | None:
     """A score of the features."""
-    return record["quality"][score]
+    return record.get("quality", {}).get(score)
 
 
 def floats_up(record: dict) -> float:
-    """What a client sends in a round."""
-    tested = rounds_of(record)
-    if "floats_up" in tested:
-        return tested["floats_up"].mean()
-    return record["cost"]["floats_up"]
+    """What a client sends in a round, the mean over all rounds; older records have the last round's alone."""
+    of_last_round = record["cost"]["floats_up"]
+    return np.mean([entry.get("floats_up", of_last_round) for entry in record["rounds"]])
 
 
 # By the name of a metric, which an argument may follow after a colon.
 READINGS = {
-    "selected": selected,
-    "last": last,
-    "at": at,
-    "last-tenth": last_tenth,
+    "selected": selected_accuracy,
+    "last": last_accuracy,
+    "at": accuracy_at,
+    "last-tenth": mean_of_last_tenth,
     "rounds-to": rounds_to,
-    "intra": intra,
-    "inter": inter,
+    "intra": own_domain_accuracy,
+    "inter": other_domain_accuracy,
     "drift": drift,
     "quality": quality,
     "floats-up": floats_up,
 }
+OF_HEADLINE_ROUNDS = ("selected", "intra", "inter")
 
 
-def value(record: dict, metric: str) -> float:
+def read_value(record: dict, metric: str) -> float:
     """The number of a run, accuracies in percent; NaN where it has none."""
     name, _, argument = metric.partition(":")
     if name not in READINGS:
         raise SystemExit(f"no reading of {metric} here; write one.")
-    if record["status"] != "finished":
+    if not has_value(record, name):
         return MISSING
     arguments = [argument] if argument else []
-    return READINGS[name](record, *arguments)
+    value = READINGS[name](record, *arguments)
+    return MISSING if value is None else value
+
+
+def has_value(record: dict, name: str) -> bool:
+    """Whether a run counts for a metric: one that has finished, or one that diverged after its best round.
+
+    That is a best round by validation, which was chosen without the test images.
+    """
+    if record["status"] == "finished":
+        return True
+    has_diverged = record["status"] == "failed" and record.get("error", "").startswith("NonFiniteLoss")
+    is_by_validation = record["summary"]["selection"] == "best-validation"
+    return has_diverged and is_by_validation and name in OF_HEADLINE_ROUNDS

@@ -13,15 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from leads import NO_LEAD, Lead, WithoutValue, judge, lead_over_row, smallest
-from readings import value
+from leads import NO_LEAD, Lead, WithoutValue, lead_over_row, smallest_lead, verdict_on_lead
+from readings import read_value
 
 RANKS = ["contradicted", "undecided", "reproduced"]  # the weakest first
+WITHOUT_RUNS = ("not run", "data not at hand")  # verdicts on claims that have no pair of runs
 TOLERANCE = 1e-9  # of a number, in the metric's unit
 
 
 class Answer(NamedTuple):
-    """What the records say of a claim, or what the table says of it."""
+    """What the records say of a claim, or what the table says of it; leads above zero are on the claim's side."""
 
     verdict: str
     lead: Lead  # over the row that decides
@@ -47,52 +48,57 @@ def read_record(folder: str) -> dict:
 def read_pairs(claim: pd.Series) -> pd.DataFrame:
     """Each pair of a claim: how far its row is ahead of the `other` row, times the pair's share of its seed.
 
-    The column `by_metric` is by the claim's metric, `by_last_tenth` by the accuracy over the last tenth of the rounds.
-    The columns `lacks_value` and `other_lacks_value` say which of the two runs has no value of the metric.
+    The column `by_metric` is by the claim's metric, `by_last_tenth` by the accuracy over the last tenth of the rounds;
+    both are above zero on the claim's side. The columns `lacks_value` and `other_lacks_value` say which of the two runs
+    has no value of the metric.
     """
+    sign = 1 if claim["direction"] == "higher" else -1
     rows = []
     for pair in json.loads(claim["pairs"]):
         record = read_record(pair["folder"])
         record_of_other = read_record(pair["folder_than"])
-        by_metric = value(record, pair["metric"])
-        by_metric_of_other = value(record_of_other, pair["metric_than"])
-        by_last_tenth = value(record, "last-tenth") - value(record_of_other, "last-tenth")
+        by_metric = read_value(record, pair["metric"])
+        by_metric_of_other = read_value(record_of_other, pair["metric_than"])
+        by_last_tenth = read_value(record, "last-tenth") - read_value(record_of_other, "last-tenth")
         rows.append({
             "other": pair["than"],
             "seed": pair["seed"],
-            "by_metric": pair["share"] * (by_metric - by_metric_of_other),
-            "by_last_tenth": pair["share"] * by_last_tenth,
+            "by_metric": sign * pair["share"] * (by_metric - by_metric_of_other),
+            "by_last_tenth": sign * pair["share"] * by_last_tenth,
             "lacks_value": np.isnan(by_metric),
             "other_lacks_value": np.isnan(by_metric_of_other),
         })  # fmt: skip
     return pd.DataFrame(rows)
 
 
+def compare_with_row(pairs: pd.DataFrame, is_exact: bool) -> Answer:
+    """What the pairs of runs with one other row say of a claim."""
+    lead = lead_over_row(pairs, "by_metric")
+    without_value = WithoutValue(row=pairs["lacks_value"].any(), other_row=pairs["other_lacks_value"].any())
+    return Answer(verdict_on_lead(lead, is_exact, without_value), lead, lead_over_row(pairs, "by_last_tenth"))
+
+
 def recompute(claim: pd.Series) -> Answer:
     """What the records say of a claim."""
-    direction = claim["direction"]
-    sign = 1 if direction == "higher" else -1
     is_exact = claim["metric"].startswith("floats")
-    leads = []
-    leads_in_last_tenth = []
-    verdicts = []
+    comparisons = []
     for _, pairs in read_pairs(claim).groupby("other"):
-        lead = lead_over_row(pairs, "by_metric")
-        without_value = WithoutValue(row=pairs["lacks_value"].any(), other_row=pairs["other_lacks_value"].any())
-        leads.append(lead)
-        leads_in_last_tenth.append(lead_over_row(pairs, "by_last_tenth"))
-        verdicts.append(judge(lead, direction, is_exact, without_value))
+        comparisons.append(compare_with_row(pairs, is_exact))
 
-    verdict = min(verdicts, key=RANKS.index)
-    deciding = [lead for lead, of_lead in zip(leads, verdicts, strict=True) if of_lead == verdict]
+    weakest_verdict = min((comparison.verdict for comparison in comparisons), key=RANKS.index)
+    deciding = [comparison.lead for comparison in comparisons if comparison.verdict == weakest_verdict]
+    lead = smallest_lead(deciding)
+    if any(lead.n == 0 for lead in deciding):  # a row without a value is weaker than all with one
+        lead = NO_LEAD
+    verdict = weakest_verdict
     num_others = len(claim["than"].split("; "))
-    if verdict == "reproduced" and len(leads) < num_others:
+    if verdict == "reproduced" and len(comparisons) < num_others:
         verdict = "undecided"
 
     last_tenth = NO_LEAD
     if pd.notna(claim["tail"]):
-        last_tenth = smallest(leads_in_last_tenth, sign)
-    return Answer(verdict, smallest(deciding, sign), last_tenth)
+        last_tenth = smallest_lead([comparison.last_tenth for comparison in comparisons])
+    return Answer(verdict, lead, last_tenth)
 
 
 def answer_of_table(claim: pd.Series) -> Answer:
@@ -102,14 +108,21 @@ def answer_of_table(claim: pd.Series) -> Answer:
         verdict = "reproduced"
     lead = Lead(claim["ours"], claim["low"], claim["high"], claim["n"])
     last_tenth = Lead(claim["tail"], claim["tail_low"], claim["tail_high"], claim["tail_n"])
+    if claim["direction"] == "lower":
+        lead = lead.negated()
+        last_tenth = last_tenth.negated()
     return Answer(verdict, lead, last_tenth)
 
 
 def main() -> None:
     """Compares the answers to all claims that have runs, and says where they disagree."""
     table = pd.read_csv(sys.stdin)
-    judged = table[table["pairs"] != "[]"]
+    has_pairs = table["pairs"] != "[]"
+    judged = table[has_pairs]
     disagreements = []
+    for _, claim in table[~has_pairs].iterrows():
+        if claim["verdict"] not in WITHOUT_RUNS:
+            disagreements.append(f"{claim['claim']}: {claim['verdict']} by fedcli, without a pair of runs")
     for _, claim in judged.iterrows():
         recomputed = recompute(claim)
         printed = answer_of_table(claim)
