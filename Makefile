@@ -52,7 +52,7 @@ recompute: install ## Hold the pages to the records, and the claims to a script 
 	$(BIN)/fedcli claims --runs results/records --format csv | $(BIN)/python results/recompute/recompute.py
 
 evidence: install ## Go on with claims that have not been run; TIME=9m, JOBS=4, CARRY=folder, FROM=folder, PRECISION=tf32
-	$(BIN)/python results/evidence/evidence.py $(if $(TIME),--time $(TIME)) $(if $(JOBS),--jobs $(JOBS)) \
+	$(BIN)/python results/evidence/run_open_claims.py $(if $(TIME),--time $(TIME)) $(if $(JOBS),--jobs $(JOBS)) \
 		$(if $(CARRY),--carry $(CARRY)) $(if $(FROM),--from $(FROM)) $(if $(PRECISION),--precision $(PRECISION))
 
 docs: install ## Make the documentation site in build/site: README, docs, results, and the reference from docstrings

@@ -20,7 +20,7 @@ from tests.scripts import load_script
 
 pytestmark = pytest.mark.long(worker=1)
 
-FILE = Path(__file__).parent.parent / "results" / "evidence" / "evidence.py"
+FILE = Path(__file__).parent.parent / "results" / "evidence" / "run_open_claims.py"
 MIB = 2**20
 
 
@@ -31,7 +31,7 @@ def evidence(tmp_path, monkeypatch):
     monkeypatch.setattr(plans, "find_shipped_folders", list)
     monkeypatch.setattr(durations, "find_shipped_folders", list)
     monkeypatch.setattr(module.deadline, "interrupt_on_signals", lambda numbers: None)
-    monkeypatch.setattr(module.deadline, "RESERVE", 0)
+    monkeypatch.setattr(module.deadline, "RESERVED_SECONDS", 0)
     monkeypatch.chdir(tmp_path)
     yield module
     set_time_limit(math.inf)
@@ -49,26 +49,26 @@ def work_in(folder, monkeypatch, evidence, **given):
 def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidence, tmp_path, monkeypatch, capsys):
     fedfm = evidence.open_runs.CellsToRun("fedfm:V", only=("FedFM", "NMI"), seeds=(0,))
     scaffold = evidence.open_runs.CellsToRun("fedfm:V", only=("SCAFFOLD", "NMI"), seeds=(0,))
-    monkeypatch.setattr(evidence.open_runs, "OPEN_CELLS", [fedfm, scaffold])
+    monkeypatch.setattr(evidence.open_runs, "CELLS_TO_RUN", [fedfm, scaffold])
     monkeypatch.setattr(evidence.archive, "PART_SIZE", 2**16)
     whole = work_in(tmp_path / "whole", monkeypatch, evidence)
-    late_records = work_in(tmp_path / "late", monkeypatch, evidence, time="0s", archive_folder=Path("out"))
+    late_records = work_in(tmp_path / "late", monkeypatch, evidence, time_limit="0s", archive_folder=Path("out"))
     assert late_records == {}  # nothing starts
 
-    class Expiring(evidence.TableDisplay):
+    class Expiring(evidence.CountingDisplay):
         def begin(self, run):
             set_time_limit(0)  # the time is over in the first round
 
-    class Interrupting(evidence.TableDisplay):
+    class Interrupting(evidence.CountingDisplay):
         def advance(self, run, rounds):
             if run.method_source == "scaffold":  # as by SIGTERM
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(evidence, "TableDisplay", Expiring)
+        patched.setattr(evidence, "CountingDisplay", Expiring)
         late = Path("../late/out")
         first = work_in(tmp_path / "first", monkeypatch, evidence, earlier_archive=late, archive_folder=Path("out"))
-        patched.setattr(evidence, "TableDisplay", Interrupting)
+        patched.setattr(evidence, "CountingDisplay", Interrupting)
         from_first = Path("../first/out")
         second = work_in(
             tmp_path / "second", monkeypatch, evidence, earlier_archive=from_first, archive_folder=Path("out")
@@ -94,7 +94,7 @@ def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidenc
 @pytest.fixture
 def planned(evidence):
     """The open claims' runs, of which none is there."""
-    return evidence.transfer.CarriedPlan(Path(), tuple(evidence.open_runs.planned_runs("float32", tiny=False)))
+    return evidence.carried_plan.CarriedPlan(Path(), tuple(evidence.open_runs.plan_open_runs("float32")))
 
 
 def first_run_of(method, planned):
@@ -103,7 +103,7 @@ def first_run_of(method, planned):
 
 def test_a_run_carries_a_model_and_those_of_scaffolds_clients(evidence, planned):
     def nbytes(method):
-        return evidence.transfer.nbytes_to_carry(first_run_of(method, planned))
+        return evidence.archive.nbytes_to_carry(first_run_of(method, planned))
 
     assert 42 * MIB < nbytes("fedavg") < 44 * MIB
     assert nbytes("fedfm") == nbytes("fedavg")
@@ -114,9 +114,9 @@ def test_each_client_carries_its_own_network_and_no_server_that_has_none(evidenc
     fccl = first_run_of("fccl", planned)
     config = fccl.setup.config
     names = config.backbone.split(",")
-    sizes = [evidence.transfer.nbytes_of_network(name, config.dataset) for name in names]
+    sizes = [evidence.archive.nbytes_of_network(name, config.dataset) for name in names]
     assert len({*sizes}) == config.num_clients == 4
-    assert evidence.transfer.nbytes_to_carry(fccl) == sum(sizes)
+    assert evidence.archive.nbytes_to_carry(fccl) == sum(sizes)
 
 
 def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, planned, monkeypatch):
@@ -185,8 +185,8 @@ def test_a_new_archive_takes_the_place_of_the_old_one_only_if_it_is_whole(eviden
 
 
 def test_features_are_measured_without_an_alarm_and_within_what_is_left_for_them(evidence, monkeypatch):
-    monkeypatch.setattr(evidence.deadline, "RESERVE", 45)
-    monkeypatch.setattr(evidence.open_runs, "OPEN_CELLS", [])
+    monkeypatch.setattr(evidence.deadline, "RESERVED_SECONDS", 45)
+    monkeypatch.setattr(evidence.open_runs, "CELLS_TO_RUN", [])
     alarms = []
 
     def note_alarm(*arguments):
@@ -195,7 +195,7 @@ def test_features_are_measured_without_an_alarm_and_within_what_is_left_for_them
 
     monkeypatch.setattr(evidence, "run_in_time", note_alarm)
     monkeypatch.setattr(evidence, "measure_features", note_alarm)
-    evidence.main(time="100s", tiny=True)
+    evidence.main(time_limit="100s", tiny=True)
     seconds_in_runs, seconds_in_measuring = alarms
     assert 65 < seconds_in_runs <= 70
     assert seconds_in_measuring == 0
@@ -222,7 +222,7 @@ def test_runs_with_other_options_have_folders_of_their_own(evidence):
     planned, *_ = plans.plan_table(registry.find_table(cells.table), seeds=cells.seeds, only=cells.only).runs
     folders = set()
     for changes in ({}, {"rounds": 3}, {"lr": 0.5}):
-        run = evidence.open_runs.claim_run(planned, cells, changes, Path("home"))
+        run = evidence.open_runs.with_changes(planned, cells, changes, Path("home"))
         folders.add(run.folder)
         assert run.folder.name == "seed-0"
     assert len(folders) == 3
@@ -231,7 +231,7 @@ def test_runs_with_other_options_have_folders_of_their_own(evidence):
 
 def test_failed_runs_are_counted_at_the_end(evidence, monkeypatch, capsys):
     cells = evidence.open_runs.CellsToRun("fedfm:V", only=("FedFM", "NMI"), seeds=(0,), note="a trial")
-    monkeypatch.setattr(evidence.open_runs, "OPEN_CELLS", [cells])
+    monkeypatch.setattr(evidence.open_runs, "CELLS_TO_RUN", [cells])
     run_task = "fedcli.results.jobs.run_task"
     monkeypatch.setattr(run_task, lambda environment, task, progress: "no space left")
     with pytest.raises(SystemExit, match=r"^1 failed$"):
@@ -250,11 +250,11 @@ def test_a_folder_without_an_archive_is_refused(evidence):
 
 def test_a_time_that_is_none_is_refused_by_the_name_of_its_option(evidence):
     with pytest.raises(SystemExit, match=r"^error: --time must be a time \(got 'soon'\)"):
-        evidence.main(time="soon")
+        evidence.main(time_limit="soon")
 
 
 class Programs:
-    """Stands in for the clock and the programs of `minutes.py`, each of which takes so many seconds, if it has them."""
+    """Stands in for the clock and the programs of `measure_new_gpu.py`; each takes so many seconds, if it has them."""
 
     def __init__(self, seconds, failing=None):
         self.seconds = seconds
@@ -287,7 +287,7 @@ def minutes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("fedcli").mkdir()
     Path("papers").mkdir()
-    return load_script(FILE.parent / "minutes.py")
+    return load_script(FILE.parent / "measure_new_gpu.py")
 
 
 def use(programs, minutes, monkeypatch):
@@ -308,7 +308,7 @@ def test_each_of_the_first_minutes_ends_in_its_time(minutes, monkeypatch):
     assert programs.seconds_of("-m fedcli bench w1 w2 ") == [90, 40]
     left = 9 * 60 - (60 + 60 + 30 + 90)
     words, seconds, _ = programs.given[-1]
-    start = f"results/evidence/evidence.py --time={left - 60} --jobs=1 --precision=float32 --carry="
+    start = f"results/evidence/run_open_claims.py --time={left - 60} --jobs=1 --precision=float32 --carry="
     assert words.startswith(start)
     assert seconds == left
     assert "--tiny" not in words
@@ -340,7 +340,7 @@ def test_the_second_minutes_bench_both_commits_and_go_on(minutes, tmp_path, monk
     benched = [(folder, seconds) for words, seconds, folder in programs.given if words.startswith("-m fedcli bench")]
     assert benched == [(before, 60), (before, 10), (Path(), 60), (Path(), 10)]
     words, _, _ = programs.given[-1]
-    assert words.startswith("results/evidence/evidence.py --time=340 ")
+    assert words.startswith("results/evidence/run_open_claims.py --time=340 ")
     assert words.endswith(" --from=first")
 
 
@@ -365,7 +365,7 @@ def test_few_minutes_are_kept_and_leave_time_for_the_archive(minutes, tmp_path, 
             given |= {"earlier_archive": Path("first"), "probe": "probe.py"}
         program(Path("out"), minutes=3, **given)
         words, seconds, _ = programs.given[-1]
-        assert words.startswith("results/evidence/evidence.py --time=60 ")
+        assert words.startswith("results/evidence/run_open_claims.py --time=60 ")
         assert seconds == 120
         assert programs.now == start + 180
         assert "out of time: -m fedcli bench" in capsys.readouterr().out
@@ -377,7 +377,7 @@ def test_programs_that_fail_are_named_after_all_others_have_run(minutes, monkeyp
     with pytest.raises(SystemExit, match="1 programs have failed"):
         minutes.check_and_bench(Path("out"))
     assert "failed: -m fedcli check fedavg fedfm scaffold --device=cuda\n" in capsys.readouterr().out
-    assert "evidence.py" in programs.given[-1][0]
+    assert "run_open_claims.py" in programs.given[-1][0]
 
 
 def test_the_list_runs_both_rows_of_the_claims_that_it_names(evidence):
@@ -390,7 +390,7 @@ def test_the_list_runs_both_rows_of_the_claims_that_it_names(evidence):
 
     all_claims = {claim.name: claim for claim in registry.claims()}
     names = set()
-    for cells in evidence.open_runs.OPEN_CELLS:
+    for cells in evidence.open_runs.CELLS_TO_RUN:
         assert bool(cells.claims) != bool(cells.note), cells
         assert {*cells.claims} <= all_claims.keys(), cells
         if not cells.options:
@@ -404,7 +404,7 @@ def test_the_list_runs_both_rows_of_the_claims_that_it_names(evidence):
     claims = [all_claims[name] for name in names]
     assert len(claims) == 9
 
-    planned = folders(evidence.open_runs.planned_runs("float32", tiny=False))
+    planned = folders(evidence.open_runs.plan_open_runs("float32"))
     for claim in claims:
         assert rows_of(claim, claim.row) <= planned, claim
         assert any(rows_of(claim, row) <= planned for row in claim.other_rows), claim

@@ -143,8 +143,8 @@ class Plan:
     def may_start(self, run: PlannedRun, active: Collection[PlannedRun]) -> bool:
         """Returns whether a run may start beside the `active` ones; it is asked again after one of these has ended.
 
-        Here any run may. A plan of one's own may hold back a run, as that of `results/evidence/transfer.py` does. A run
-        that is held back while none is active stays as it is, which is no error.
+        Here any run may. A plan of one's own may hold back a run, as that of `results/evidence/carried_plan.py` does. A
+        run that is held back while none is active stays as it is, which is no error.
         """
         return True
 

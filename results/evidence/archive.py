@@ -1,32 +1,44 @@
-"""The archive that goes from one machine to the next, in parts that are small enough for one transfer each."""
+"""The archive that goes from one machine to the next, in parts that are small enough for one transfer each.
+
+It has the records of runs, and as far as there is room what unfinished runs go on from.
+"""
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from open_runs import ClaimRun
-from transfer import MIB, divide_by_room, nbytes_to_carry, resume_files, room_beside_records
+import torch
+from open_runs import OpenRun
 
+from fedcli.check import keeps_state
+from fedcli.core import backbones
+from fedcli.core.client_states import STATES
+from fedcli.data import datasets
+from fedcli.declarations import Method
 from fedcli.errors import UserError
+from fedcli.results.plans import AnyRun, PlannedRun
+from fedcli.runs.checkpoints import CHECKPOINT
+from fedcli.runs.options import RunConfig
 from fedcli.runs.record import RECORD
 
+MIB = 2**20
 PART_SIZE = 16 * MIB  # bytes of a file of the archive
 PARTS = "evidence.tgz.*"
+ARCHIVE_SIZE = 4 * PART_SIZE - 2 * MIB  # bytes of what it carries at most; the rest is for names and padding
+RECORD_COMPRESSION = 3  # by how much a record is smaller in it, at least
 
 
-def pack(runs: Sequence[ClaimRun], folder: Path) -> None:
-    """Writes an archive of runs into a folder, and prints which runs it leaves behind.
-
-    It has the records of all runs, and what unfinished runs go on from as far as there is room.
-    """
+def pack(runs: Sequence[OpenRun], folder: Path) -> None:
+    """Writes an archive of runs into a folder, and prints which unfinished runs it does not carry."""
     begun = [run for run in runs if run.record]
     unfinished = [run for run in begun if run.needs_running or run.lacks_quality]
-    taken, left_behind = divide_by_room(unfinished, room_beside_records(begun))
-    for run in left_behind:
-        print(f"left behind: {run.title}, seed {run.setup.config.seed}: {nbytes_to_carry(run) / MIB:,.0f} MiB")
+    carried = select_carried(unfinished, room_beside_records(begun))
+    for run in unfinished:
+        if run not in carried:
+            print(f"left behind: {run.title}, seed {run.setup.config.seed}: {nbytes_to_carry(run) / MIB:,.0f} MiB")
     files = [run.folder / RECORD for run in begun]
-    for run in taken:
+    for run in carried:
         files += resume_files(run)
     write_archive(files, folder)
 
@@ -63,3 +75,60 @@ def unpack(folder: Path) -> None:
             f"there is no archive to go on from (got {folder}, without {PARTS}); name a folder that has one."
         )
     subprocess.run(["tar", "-xz", "--skip-old-files"], check=True, input=b"".join(parts))
+
+
+def select_carried(runs: Iterable[AnyRun], room: float) -> list[AnyRun]:
+    """Returns the runs that are carried in so many bytes, earlier ones first."""
+    carried = []
+    for run in runs:
+        nbytes = nbytes_to_carry(run)
+        if nbytes < room:
+            carried.append(run)
+            room -= nbytes
+    return carried
+
+
+def room_beside_records(runs: Iterable[PlannedRun]) -> float:
+    """Returns the bytes that the archive has beside the records of runs, for what unfinished ones go on from."""
+    files = [run.folder / RECORD for run in runs]
+    nbytes_of_records = sum(file.stat().st_size for file in files if file.is_file())
+    return ARCHIVE_SIZE - nbytes_of_records / RECORD_COMPRESSION
+
+
+def resume_files(run: PlannedRun) -> list[Path]:
+    """Returns the files that a run goes on from beside its record; the model of its best round is not one of them."""
+    return [*run.folder.glob(CHECKPOINT), *run.folder.glob(f"{STATES}/*")]
+
+
+def nbytes_to_carry(run: PlannedRun) -> int:
+    """Returns the bytes of a run's `resume_files`; before there are any, of the models that they will have."""
+    files = resume_files(run)
+    if files:
+        return sum(file.stat().st_size for file in files)
+    return nbytes_of_models(run.setup.method, run.setup.config)
+
+
+def nbytes_of_models(method: Method, config: RunConfig) -> int:
+    """Returns the bytes of the models in the state of a run: a model of its own for each client, and the server's.
+
+    Where clients keep nothing there is one for each network; else the server has one if its state has parameters.
+    """
+    backbone_names = config.backbone.split(",")
+    sizes = [nbytes_of_network(name, config.dataset) for name in backbone_names]
+    if not keeps_state(method):
+        return sum(sizes)
+    nbytes = 0
+    if any(kind.__name__ == "ServerState" and "params" in kind._fields for kind in method.state_types):
+        nbytes += sizes[0]
+    for client in range(config.num_clients):
+        nbytes += sizes[client % len(sizes)]
+    return nbytes
+
+
+def nbytes_of_network(name: str, dataset: str) -> int:
+    """Returns the bytes of a network's parameters and buffers for the images of a data set."""
+    images = datasets.describe(dataset)
+    channels, height, _ = images["shape"]
+    with torch.device("meta"):
+        network = backbones.build(name, channels, height, images["classes"], seed=0)
+    return sum(value.nbytes for value in network.state_dict().values())

@@ -8,36 +8,39 @@ from contextlib import contextmanager
 from fedcli.cli.options import parse_seconds
 from fedcli.runs.signals import ENDING_SIGNALS, interrupt_on_signals, set_time_limit, time_left
 
-RESERVE = 45  # seconds of --time for last checkpoints, `fedcli quality` and the archive
-OVERTIME = 15  # seconds after which a round that did not end in time is interrupted
-PACKING = 10  # seconds of the reserve for the archive
+RESERVED_SECONDS = 45  # of --time, for last checkpoints, `fedcli quality` and the archive
+OVERTIME_SECONDS = 15  # after which a round that did not end in time is interrupted
+PACKING_SECONDS = 10  # of the reserved ones, for the archive
 
 
-def start_time_limit(time: str) -> None:
-    """Starts the time of `--time`, of which runs have all but `RESERVE`.
+def start_time_limit(time_limit: str) -> None:
+    """Starts the time of `--time`, of which runs have all but `RESERVED_SECONDS`.
 
     Raises:
         UserError: If it is no time.
     """
-    set_time_limit(parse_seconds(time, "--time") - RESERVE)
+    set_time_limit(parse_seconds(time_limit, "--time") - RESERVED_SECONDS)
 
 
 def seconds_to_measure() -> float | None:
-    """Returns how long `fedcli quality` may take from now on, so that `PACKING` is left; None without a time limit."""
+    """Returns how long `fedcli quality` may take from now on, so that `PACKING_SECONDS` are left.
+
+    None without a time limit.
+    """
     if time_left() == math.inf:
         return None
-    return max(1.0, time_left() + RESERVE - PACKING)
+    return max(1.0, time_left() + RESERVED_SECONDS - PACKING_SECONDS)
 
 
 @contextmanager
 def late_runs_interrupted() -> Iterator[None]:
-    """Interrupts the runs in its block that go on for `OVERTIME` seconds after their time is over.
+    """Interrupts the runs in its block that go on for `OVERTIME_SECONDS` after their time is over.
 
     An alarm does it as SIGTERM would, which interrupts them at any time.
     """
     interrupt_on_signals((*ENDING_SIGNALS, signal.SIGALRM))
     if time_left() < math.inf:
-        seconds = max(1, time_left() + OVERTIME)
+        seconds = max(1, time_left() + OVERTIME_SECONDS)
         signal.alarm(math.ceil(seconds))
     try:
         yield

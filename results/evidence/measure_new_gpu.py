@@ -1,7 +1,7 @@
 """Two programs for a GPU that is there for minutes and on which nothing has been measured.
 
-    python3 results/evidence/minutes.py check-and-bench --out first
-    python3 results/evidence/minutes.py profile-and-compare --out second --from first --before /tmp/before
+    python3 results/evidence/measure_new_gpu.py check-and-bench --out first
+    python3 results/evidence/measure_new_gpu.py profile-and-compare --out second --from first --before /tmp/before
 
 They run in the repository's top folder. `--tiny` tries either on a CPU.
 """
@@ -36,7 +36,7 @@ class Platform:
     profiled_workload: str  # its kernels are listed
     backbones: tuple[str, ...]  # of the runs that are repeated for the same bits
     check_options: tuple[str, ...] = ()  # of `fedcli check`
-    evidence_options: tuple[str, ...] = ()  # of `evidence.py`
+    claims_options: tuple[str, ...] = ()  # of `run_open_claims.py`
 
 
 ON_GPU = Platform(
@@ -45,7 +45,7 @@ ON_GPU = Platform(
 )  # fmt: skip
 TINY = Platform(
     device="cpu", workloads=(("w2", "--epochs=1"),), profiled_workload="w2", backbones=("cnn-small",),
-    check_options=("--law=9",), evidence_options=("--tiny",),
+    check_options=("--law=9",), claims_options=("--tiny",),
 )  # fmt: skip
 
 app = typer.Typer(help="Measures in minutes what has not been measured on a GPU.")
@@ -209,11 +209,11 @@ def run_claims(
         "--jobs=1",
         f"--precision={precision}",
         f"--carry={archive_folder}",
-        *platform.evidence_options,
+        *platform.claims_options,
     ]
     if earlier_archive is not None:
         options.append(f"--from={earlier_archive}")
-    session.run_python("results/evidence/evidence.py", *options, end=session.end)
+    session.run_python("results/evidence/run_open_claims.py", *options, end=session.end)
 
 
 if __name__ == "__main__":

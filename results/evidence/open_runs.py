@@ -1,4 +1,4 @@
-"""The cells of tables that decide the open claims, in the order in which they are run, and the runs that they lack."""
+"""The cells of tables that are still to be run, most for open claims, in this order, and the runs that they lack."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from fedcli.runs.resolve import resolve
 
 RUNS = Path("runs/evidence")
 QUALITY_TABLE = "fedfm:V"  # its cells are measured by `fedcli quality`
-SEPARATION_CLAIMS = ("fedfm:fedavg", "fedfm:features", "fedfm:silhouette")
+CLAIMS_ON_FEDAVG = ("fedfm:fedavg", "fedfm:features", "fedfm:silhouette")
 TINY_OPTIONS = {
     "dataset": "digits", "backbone": "cnn-small", "num_clients": 4, "cohort_size": 2, "rounds": 3, "local_epochs": 1,
     "batch_size": 8, "device": "cpu",
@@ -37,9 +37,9 @@ class CellsToRun:
         return self.note or " ".join(self.claims)
 
 
-OPEN_CELLS = (
-    CellsToRun("fedfm:V", only=("FedFM", "NMI"), seeds=(0,), claims=SEPARATION_CLAIMS),
-    CellsToRun("fedfm:V", only=("FedAvg", "NMI"), seeds=(0,), claims=SEPARATION_CLAIMS),
+CELLS_TO_RUN = (
+    CellsToRun("fedfm:V", only=("FedFM", "NMI"), seeds=(0,), claims=CLAIMS_ON_FEDAVG),
+    CellsToRun("fedfm:V", only=("FedAvg", "NMI"), seeds=(0,), claims=CLAIMS_ON_FEDAVG),
     CellsToRun(
         "fedsa:1", only=("FedSA", "FedProto", "cross-silo Cifar10"), seeds=(0, 1, 2), claims=("fedsa:cross-silo",)
     ),
@@ -47,7 +47,7 @@ OPEN_CELLS = (
         "fedsa:1", only=("FedSA", "FedTGP", "cross-device Cifar100"), seeds=(0, 1, 2), claims=("fedsa:cifar100",)
     ),
     CellsToRun("fedsa:4", only=("EMA+R+ER+MCL+CC", "EMA+R+ER+CC"), seeds=(0, 1, 2), claims=("fedsa:margin",)),
-    CellsToRun("fedfm:V", only=("FedFM", "FedAvg", "NMI"), seeds=(1, 2), claims=SEPARATION_CLAIMS),
+    CellsToRun("fedfm:V", only=("FedFM", "FedAvg", "NMI"), seeds=(1, 2), claims=CLAIMS_ON_FEDAVG),
     CellsToRun("fedfm:V", only=("SCAFFOLD", "NMI"), seeds=(0, 1, 2), claims=("fedfm:second-best",)),
     CellsToRun(
         "fedcme:II",
@@ -74,46 +74,53 @@ OPEN_CELLS = (
 
 
 @dataclass(frozen=True)
-class ClaimRun(PlannedRun):
-    """A run of `OPEN_CELLS`."""
+class OpenRun(PlannedRun):
+    """A run of `CELLS_TO_RUN`."""
 
-    table: str = field(kw_only=True)  # the first one that needs it
+    needs_quality: bool = field(kw_only=True)  # whether its cell is a number that `fedcli quality` measures
 
     @property
     def lacks_quality(self) -> bool:
-        """Whether it has finished and `fedcli quality` has not measured its features, which a claim is about."""
-        return self.table == QUALITY_TABLE and self.outcome == "finished" and "quality" not in self.record
+        """Whether it has finished and `fedcli quality` has not measured its features yet."""
+        return self.needs_quality and self.outcome == "finished" and "quality" not in self.record
 
 
-def planned_runs(precision: str, tiny: bool) -> list[ClaimRun]:
-    """Returns the runs of `OPEN_CELLS` that have no committed record, each once.
-
-    Args:
-        precision: Of all runs.
-        tiny: Return a small run for the CPU for each of `OPEN_CELLS` instead.
-    """
-    home = RUNS / precision
-    changes: dict[str, Any] = {}
-    if precision != "float32":
-        changes["precision"] = precision
-    if tiny:
-        home = RUNS / f"tiny-{precision}"
-        changes |= TINY_OPTIONS
-    runs: dict[Path, ClaimRun] = {}
-    for cells in OPEN_CELLS:
-        planned = plan_table(find_table(cells.table), seeds=cells.seeds, only=cells.only).runs
-        by_seed = sorted(planned, key=lambda run: run.setup.config.seed)
-        if tiny:
-            by_seed = by_seed[:1]
-        for run in by_seed:
-            has_other_options = bool(changes) or bool(cells.options)  # then no committed record stands for it
-            if run.needs_running or has_other_options:
-                to_run = claim_run(run, cells, changes, home)
-                runs.setdefault(to_run.folder, to_run)
+def plan_open_runs(precision: str) -> list[OpenRun]:
+    """Returns the runs of `CELLS_TO_RUN` in a precision that have no committed record, each once."""
+    changes = changes_for_precision(precision)
+    runs: dict[Path, OpenRun] = {}
+    for cells in CELLS_TO_RUN:
+        for run in plan_cells(cells):
+            # Committed records are of the table's own options.
+            if run.needs_running or changes or cells.options:
+                open_run = with_changes(run, cells, changes, RUNS / precision)
+                runs.setdefault(open_run.folder, open_run)
     return read_new_records(runs.values())
 
 
-def claim_run(run: PlannedRun, cells: CellsToRun, changes: Mapping[str, Any], home: Path) -> ClaimRun:
+def plan_tiny_runs(precision: str) -> list[OpenRun]:
+    """Returns a small run for the CPU for each of `CELLS_TO_RUN`."""
+    changes = changes_for_precision(precision) | TINY_OPTIONS
+    runs: dict[Path, OpenRun] = {}
+    for cells in CELLS_TO_RUN:
+        first_run, *_ = plan_cells(cells)
+        tiny_run = with_changes(first_run, cells, changes, RUNS / f"tiny-{precision}")
+        runs.setdefault(tiny_run.folder, tiny_run)
+    return read_new_records(runs.values())
+
+
+def changes_for_precision(precision: str) -> dict[str, Any]:
+    """Returns the options of a precision; none for float32, which all tables have."""
+    return {} if precision == "float32" else {"precision": precision}
+
+
+def plan_cells(cells: CellsToRun) -> list[PlannedRun]:
+    """Returns the runs of cells as their table has them, by seed."""
+    plan = plan_table(find_table(cells.table), seeds=cells.seeds, only=cells.only)
+    return sorted(plan.runs, key=lambda run: run.setup.config.seed)
+
+
+def with_changes(run: PlannedRun, cells: CellsToRun, changes: Mapping[str, Any], home: Path) -> OpenRun:
     """Returns a run of a table as it is done here: with other options, in a folder below `home`.
 
     The folder is named by these options, so that runs which differ in one of them never share a folder.
@@ -124,7 +131,7 @@ def claim_run(run: PlannedRun, cells: CellsToRun, changes: Mapping[str, Any], ho
         options = {**run.setup.all_options(), **changes, **cells.options}
     setup = resolve(find_method(run.method_source), options, need_data=False)
     settings = planned_settings(setup)
-    return ClaimRun(
+    return OpenRun(
         title=f"{cells.purpose}: {cells.table} {run.title}",
         method_source=run.method_source,
         given=GivenOptions(options),
@@ -132,5 +139,5 @@ def claim_run(run: PlannedRun, cells: CellsToRun, changes: Mapping[str, Any], ho
         settings=settings,
         folder=home / make_folder_name(setup, settings) / f"seed-{setup.config.seed}",
         reduced=run.reduced,
-        table=cells.table,
+        needs_quality=cells.table == QUALITY_TABLE,
     )

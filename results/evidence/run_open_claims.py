@@ -1,7 +1,7 @@
-"""Goes on with the runs of open claims in the order of `open_runs.OPEN_CELLS`, on this machine, while there is time.
+"""Goes on with the runs of open claims in the order of `open_runs.CELLS_TO_RUN`, on this machine, while there is time.
 
-    python results/evidence/evidence.py --time 9m --carry OUT                # on a machine that is lent for minutes
-    python results/evidence/evidence.py --time 9m --from OUT --carry NEXT    # on the next one
+    python results/evidence/run_open_claims.py --time 9m --carry OUT              # on a machine lent for minutes
+    python results/evidence/run_open_claims.py --time 9m --from OUT --carry NEXT  # on the next one
 
 README.md beside this file says how code and data come to such a machine, and what to do with what comes back.
 """
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Annotated
 
 import archive
+import carried_plan
 import deadline
 import open_runs
 import torch
-import transfer
 import typer
 from rich.console import Console
 
@@ -32,7 +32,7 @@ JOBS_ON_CUDA = 4  # not measured yet
 
 
 def main(
-    time: str | None = None,
+    time_limit: Annotated[str | None, typer.Option("--time")] = None,
     jobs: Annotated[int | None, typer.Option(min=1)] = None,
     precision: str = "float32",
     archive_folder: Annotated[Path | None, typer.Option("--carry")] = None,
@@ -44,16 +44,16 @@ def main(
     Of the precisions, claims count float32 alone; `--tiny` tries it on the CPU with small runs alone.
     """
     try:
-        if time is not None:
-            deadline.start_time_limit(time)
+        if time_limit is not None:
+            deadline.start_time_limit(time_limit)
         if earlier_archive is not None:
             archive.unpack(earlier_archive)
-        runs = open_runs.planned_runs(precision, tiny)
+        runs = open_runs.plan_tiny_runs(precision) if tiny else open_runs.plan_open_runs(precision)
     except (UserError, subprocess.CalledProcessError) as error:
         sys.exit(f"error: {error}")
     if jobs is None:
         jobs = default_jobs(tiny)
-    plan_class = Plan if archive_folder is None else transfer.CarriedPlan
+    plan_class = Plan if archive_folder is None else carried_plan.CarriedPlan
     plan = plan_class(open_runs.RUNS, tuple(runs))
     display = CountingDisplay([Console(highlight=False)], plan)
     try:
@@ -97,7 +97,7 @@ def run_in_time(plan: Plan, display: TableDisplay, jobs: int) -> None:
             execute(plan, display, jobs)
 
 
-def measure_features(runs: Sequence[open_runs.ClaimRun]) -> None:
+def measure_features(runs: Sequence[open_runs.OpenRun]) -> None:
     """Measures the features of runs that have finished and that a claim about features needs, while there is time."""
     folders = [run.folder for run in read_new_records(runs) if run.lacks_quality]
     if not folders:
@@ -109,13 +109,13 @@ def measure_features(runs: Sequence[open_runs.ClaimRun]) -> None:
         print("'fedcli quality' has not ended in time; the next session measures the features")
 
 
-def print_open_runs(runs: Sequence[open_runs.ClaimRun]) -> None:
+def print_open_runs(runs: Sequence[open_runs.OpenRun]) -> None:
     """Prints which data sets are missing, and which runs have not ended."""
     for text in Plan(open_runs.RUNS, tuple(runs)).missing_data.values():
         print(text)
     to_do = [run for run in runs if run.needs_running]
     for run in to_do:
-        mebibytes = transfer.nbytes_to_carry(run) / transfer.MIB
+        mebibytes = archive.nbytes_to_carry(run) / archive.MIB
         done = f"{run.rounds_done} of {run.setup.config.rounds} rounds, {mebibytes:,.0f} MiB to carry"
         print(f"open: {run.title}, seed {run.setup.config.seed}: {done}")
     print(f"{len(runs) - len(to_do)} of {len(runs)} runs have ended")
