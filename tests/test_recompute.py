@@ -81,7 +81,7 @@ def test_a_row_with_too_few_seeds_is_undecided(tmp_path):
 def test_a_row_without_a_value_decides_before_one_with_a_value(tmp_path):
     with_value = make_claim(tmp_path, AHEAD[:1], lacking={})
     pairs = json.loads(with_value["pairs"])
-    diverged = write_record(tmp_path / "diverged", None)
+    diverged = write_brief_record(tmp_path / "diverged", None)
     without_value = [{**pair, "than": "FedProx", "folder_than": diverged} for pair in pairs]
     claim = with_value.replace({"than": "FedAvg; FedProx"})
     claim["pairs"] = json.dumps(pairs + without_value)
