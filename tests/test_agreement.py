@@ -4,6 +4,8 @@ import ast
 import dataclasses
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -142,6 +144,22 @@ def test_an_adapter_reads_nothing_of_a_run_that_is_not_there():
         for part in ast.walk(ast.parse(source)):
             if isinstance(part, ast.Attribute) and ast.unparse(part.value) in ("config", "self.config"):
                 assert part.attr in fields, (peer.name, part.lineno)
+
+
+def test_an_adapter_takes_from_our_own_modules_what_is_there():
+    for peer in PEERS:
+        nodes = [*ast.walk(read_adapter(peer.module))]
+        modules = {}  # of ours that it has as a whole, by name
+        for node in nodes:
+            if not isinstance(node, ast.ImportFrom) or not node.module.startswith("agreement"):
+                continue
+            for alias in node.names:
+                taken = resolve_name(f"{node.module}.{alias.name}")
+                if isinstance(taken, ModuleType):
+                    modules[alias.name] = taken
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) in modules:
+                assert hasattr(modules[ast.unparse(node.value)], node.attr), (peer.name, node.lineno)
 
 
 def test_the_page_is_made_of_the_results():
