@@ -190,7 +190,8 @@ def measure(workload: str, sides: Sequence[Side], turn: int, pfllib: str | None,
         write_clients(Path(folder), options)
         job = Job(Path(folder), options, ROUNDS, pfllib)
         for side in sides:
-            measurement = run_side(sys.executable if side is Side.FEDCLI else python, side, job)
+            python_of_side = sys.executable if side is Side.FEDCLI else python
+            measurement = run_side(python_of_side, side, job)
             outcome = measurement.outcome
             make_row = partial(
                 CsvRow,

@@ -48,7 +48,7 @@ class Job:
 
     def to_json(self) -> str:
         """The job as an argument of a command."""
-        return json.dumps(asdict(self), default=str)
+        return json.dumps({**asdict(self), "folder": str(self.folder)})
 
     @classmethod
     def from_json(cls, text: str) -> "Job":
