@@ -230,12 +230,12 @@ def test_a_run_whose_folder_is_lost_ends_and_says_where_its_checkpoint_is(lose, 
         assert not folder.exists()
 
 
-OF_A_USER = [
+FILES_OF_A_USER = [
     "states/notes.txt", "states/000001-2 (copy).safetensors", "states/.keep", ".notes.partial.txt",
     "states-backup/000001-0.safetensors", "states-1/notes.txt", "states-1/a/000001-0.safetensors", ".x.partial",
     ".1.partial.folder/file", "states/000009-9.safetensors/file",
 ]  # fmt: skip
-OF_FEDCLI = [
+FILES_OF_FEDCLI = [
     "states/000009-0.safetensors", "states-1/000001-0-again.safetensors", "states-2/000001-0.safetensors",
     ".12.partial.record.json", ".12-0123abcd.partial.record.json", ".record.json.12.partial",
     "states/.12-0123abcd.partial.000001-0.safetensors",
@@ -250,14 +250,14 @@ def test_only_files_that_fedcli_has_made_are_removed(tmp_path):
         return [name for name in file_names(folder) if (folder / name).is_file()]
 
     of_run = files()
-    for name in OF_A_USER + OF_FEDCLI:
+    for name in FILES_OF_A_USER + FILES_OF_FEDCLI:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
 
     with locked(folder):
         checkpoints.remove_files(folder, [])
 
-    assert files() == sorted(OF_A_USER + of_run)
+    assert files() == sorted(FILES_OF_A_USER + of_run)
 
 
 def test_two_containers_with_one_cache_and_equal_process_ids_do_not_meet(tmp_path, monkeypatch):

@@ -15,19 +15,19 @@ from tests.commands import invoke
 from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.user_errors import assert_refused
 
-OPTIONS = {**TINY, "train_examples": 60, "checkpoint_every": 2}
+RUN_OPTIONS = {**TINY, "train_examples": 60, "checkpoint_every": 2}
 
 
-def killed_and_resumed(folder, log):
-    """The record of a run that is killed after round 3, of which only two are in the checkpoint, and resumed."""
+def kill_and_resume(folder, log):
+    """Stops a run after round 3, which its checkpoint has not, and resumes it; returns its record."""
     with pytest.raises(Stop):
-        fedcli.run("fedavg", out=folder, log=log, progress=StopAfter(3), **OPTIONS)
+        fedcli.run("fedavg", out=folder, log=log, progress=StopAfter(3), **RUN_OPTIONS)
     return resume.resume(folder, progress=loggers.Loggers(None, log)).record
 
 
 def test_tensorboard_reads_every_round_once_also_after_a_kill(tmp_path):
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    record = killed_and_resumed(tmp_path / "run", "tensorboard")
+    record = kill_and_resume(tmp_path / "run", "tensorboard")
     events = reader.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
 
     def assert_logged(name, values):
@@ -43,7 +43,7 @@ def test_tensorboard_reads_every_round_once_also_after_a_kill(tmp_path):
 def test_weights_and_biases_goes_on_with_the_same_run(tmp_path, monkeypatch):
     wandb = MagicMock()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    record = killed_and_resumed(tmp_path / "run", "wandb")
+    record = kill_and_resume(tmp_path / "run", "wandb")
 
     first, again = [call.kwargs for call in wandb.init.call_args_list]
     assert first["id"] == again["id"]
@@ -61,7 +61,7 @@ def test_weights_and_biases_goes_on_with_the_same_run(tmp_path, monkeypatch):
     assert [call.kwargs["exit_code"] for call in run.finish.call_args_list] == [1, 0]
 
 
-OWN = """
+LOGGERS_OF_A_USER = """
 class Logger:
     def __init__(self):
         self.file = open("heard.txt", "a")
@@ -79,8 +79,8 @@ class Failing:
 def test_a_logger_is_made_once_and_hears_each_run(seeds, runs, tmp_path, monkeypatch):
     """One that fails stops nothing."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(OWN)
-    flags = flags_of(OPTIONS)
+    (tmp_path / "mine.py").write_text(LOGGERS_OF_A_USER)
+    flags = flags_of(RUN_OPTIONS)
     result = invoke("run", "fedavg", *flags, *seeds, "--out", "run", "--log", "./mine.py:Failing,./mine.py:Logger")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "heard.txt").read_text().split() == ["made", *["1", "2", "3", "4"] * runs]
@@ -93,9 +93,9 @@ def test_loggers_may_be_objects_and_change_no_bit(tmp_path):
         start=lambda record, folder, samples_per_round, first_round: heard.append(first_round),
         finish=lambda record: heard.append(record["status"]),
     )
-    record = fedcli.run("fedavg", out=tmp_path / "a", log=logger, **OPTIONS).record
+    record = fedcli.run("fedavg", out=tmp_path / "a", log=logger, **RUN_OPTIONS).record
     assert heard == [0, "finished"]
-    plain = fedcli.run("fedavg", out=tmp_path / "b", **OPTIONS).record
+    plain = fedcli.run("fedavg", out=tmp_path / "b", **RUN_OPTIONS).record
     assert record["summary"]["params_sha256"] == plain["summary"]["params_sha256"]
     assert "log" not in record["config"]
 
@@ -103,7 +103,7 @@ def test_loggers_may_be_objects_and_change_no_bit(tmp_path):
 @pytest.mark.parametrize("log", [print, [logging.getLogger()], [3], {"round": print}])
 def test_an_object_that_would_be_told_nothing_is_refused(log, tmp_path):
     assert_refused(
-        lambda: fedcli.run("fedavg", out=tmp_path / "run", log=log, **OPTIONS), "needs one of the methods start,"
+        lambda: fedcli.run("fedavg", out=tmp_path / "run", log=log, **RUN_OPTIONS), "needs one of the methods start,"
     )
     assert not (tmp_path / "run").exists()
 
@@ -113,7 +113,7 @@ def test_an_object_that_would_be_told_nothing_is_refused(log, tmp_path):
 )
 def test_unknown_and_missing_loggers_are_refused_before_the_run(log, words, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    assert_refused(lambda: fedcli.run("fedavg", out=tmp_path / "run", log=log, **OPTIONS), words)
+    assert_refused(lambda: fedcli.run("fedavg", out=tmp_path / "run", log=log, **RUN_OPTIONS), words)
     assert not (tmp_path / "run").exists()
 
 
@@ -130,12 +130,12 @@ def test_a_refused_logger_leaves_nothing(methods, options, log, tmp_path, monkey
     (tmp_path / "empty.py").touch()
     (tmp_path / "fails.py").write_text("def Mine(needed):\n    pass\n")
     before = {*tmp_path.rglob("*")}
-    assert_refused(lambda: fedcli.run(methods, out="new/runs", log=log, **OPTIONS, **options), "logger")
+    assert_refused(lambda: fedcli.run(methods, out="new/runs", log=log, **RUN_OPTIONS, **options), "logger")
     after = {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts}
     assert after == before
 
 
-INTERRUPTING = """
+INTERRUPTING_LOGGER = """
 class Logger:
     def finish(self, record):
         raise KeyboardInterrupt
@@ -144,7 +144,7 @@ class Logger:
 
 def test_an_interruption_after_the_last_round_says_that_the_run_had_finished(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.py").write_text(INTERRUPTING)
+    (tmp_path / "own.py").write_text(INTERRUPTING_LOGGER)
     ended = invoke("run", "fedavg", *flags_of(TINY), "--out", "run", "--log", "./own.py:Logger")
     assert ended.exit_code == 130
     assert ended.stderr == "interrupted after the run had finished; its record is run/record.json.\n"

@@ -23,11 +23,11 @@ from tests.tiny_runs import TINY, Stop, StopAfter, file_names
 from tests.torture.signed_files import content_of, sign_state
 from tests.user_errors import assert_refused
 
-OPTIONS = {**TINY, "num_clients": 2, "batch_size": 8, "rounds": 2}
-GLOBAL = {
-    **OPTIONS, "method": "fedfm", "protocol": "fedfm:digits", "validation": 0.2, "rounds": 5, "lr": 0.1, "seed": 2,
+SMALL_RUN = {**TINY, "num_clients": 2, "batch_size": 8, "rounds": 2}
+GLOBAL_MODEL_RUN = {
+    **SMALL_RUN, "method": "fedfm", "protocol": "fedfm:digits", "validation": 0.2, "rounds": 5, "lr": 0.1, "seed": 2,
 }  # fmt: skip
-NORMS = """
+NETWORK_WITH_NORM = """
 from torch import nn
 
 def small(channels, size, classes):
@@ -41,20 +41,20 @@ def small(channels, size, classes):
 def runs(tmp_path_factory):
     """The runs, by kind."""
     folder = tmp_path_factory.mktemp("runs")
-    (folder / "net.py").write_text(NORMS)
+    (folder / "net.py").write_text(NETWORK_WITH_NORM)
     with_norms = f"{folder}/net.py:small"
-    unvalidated = {**OPTIONS, "protocol": "fedfm:digits", "validation": 0}
+    unvalidated = {**SMALL_RUN, "protocol": "fedfm:digits", "validation": 0}
     options_of = {
-        "global": GLOBAL,
+        "global": GLOBAL_MODEL_RUN,
         "personal": {**unvalidated, "method": "local", "backbone": f"cnn-small,{with_norms}"},  # one for each client
         "norms": {**unvalidated, "method": "fedavg", "backbone": with_norms},
-        "prototypes": {**OPTIONS, "method": "fedproto", "protocol": "fedsa:digits"},
+        "prototypes": {**SMALL_RUN, "method": "fedproto", "protocol": "fedsa:digits"},
     }
     return {kind: fedcli.run(**options, out=folder / kind) for kind, options in options_of.items()}
 
 
-def copied(run, folder):
-    """The same run in another folder, as another process would find it."""
+def copy_run(run, folder):
+    """Returns a run that is loaded from a copy of its folder, as another process finds it."""
     return fedcli.load(shutil.copytree(run.path, folder / "copy"))
 
 
@@ -82,7 +82,7 @@ def test_plain_pytorch_reproduces_the_records_accuracies(runs, tmp_path):
 
 
 def test_the_selected_model_is_not_the_last_one(runs, tmp_path):
-    run = copied(runs["global"], tmp_path)
+    run = copy_run(runs["global"], tmp_path)
     summary = run.record["summary"]
     data = datasets.load("digits")
     assert accuracy(run.model(round="selected"), data.x_test, data.y_test) == summary["selected"]
@@ -105,7 +105,7 @@ def test_a_run_that_was_stopped_keeps_the_same_selected_model(stop, runs, tmp_pa
     whole = runs["global"].path
     folder = tmp_path / "run"
     with pytest.raises(Stop):
-        fedcli.run(**GLOBAL, out=folder, progress=StopAfter(stop))
+        fedcli.run(**GLOBAL_MODEL_RUN, out=folder, progress=StopAfter(stop))
     resume.resume(folder)
     assert file_names(folder) == file_names(whole)
     assert (folder / models.SELECTED).read_bytes() == (whole / models.SELECTED).read_bytes()
@@ -116,19 +116,19 @@ def test_selected_models_are_kept_only_where_they_differ_and_are_small(runs, tmp
     assert models.SELECTED in file_names(runs["global"].path)
     for kind in ("personal", "norms"):  # without a validation part the last round is the headline
         assert models.SELECTED not in file_names(runs[kind].path)
-    better = fedcli.run(**{**GLOBAL, "rounds": 4}, out=tmp_path / "better")
+    better = fedcli.run(**{**GLOBAL_MODEL_RUN, "rounds": 4}, out=tmp_path / "better")
     assert better.record["summary"]["selected_round"] == 3  # after another round was selected, and kept
     assert models.SELECTED not in file_names(better.path)
 
     monkeypatch.setattr(models, "LARGEST_BYTES", 1000)
-    run = fedcli.run(**GLOBAL, out=tmp_path / "run")
+    run = fedcli.run(**GLOBAL_MODEL_RUN, out=tmp_path / "run")
     assert models.SELECTED not in file_names(run.path)
     assert_refused(run.model, f"{models.SELECTED}' lacks the models of round", "use round last")
     assert run.model(round="last")
 
 
 def test_by_prototypes_and_by_the_classifier_as_the_record_has_it(runs, tmp_path):
-    run = copied(runs["prototypes"], tmp_path)
+    run = copy_run(runs["prototypes"], tmp_path)
     fed = resume.open_run(run.path).fed
 
     def accuracy_of_clients(prototypes):
@@ -167,7 +167,7 @@ def test_a_model_that_there_is_not_is_refused(kind, act, words, runs):
 
 
 def test_models_of_another_run_or_an_unfinished_one_are_refused(runs, tmp_path):
-    run = copied(runs["global"], tmp_path)
+    run = copy_run(runs["global"], tmp_path)
     shutil.copy(run.path / checkpoints.CHECKPOINT, run.path / models.SELECTED)
     assert_refused(run.model, models.SELECTED, "use round last")
 
@@ -197,7 +197,7 @@ def test_a_name_with_a_dot_stays_whole(runs, tmp_path):
 
 
 def test_the_command_writes_a_model_and_a_card_that_can_be_followed(runs, tmp_path, monkeypatch):
-    run = copied(runs["global"], tmp_path)
+    run = copy_run(runs["global"], tmp_path)
     monkeypatch.chdir(run.path)
 
     result = invoke("export", run.path)
@@ -220,9 +220,11 @@ def test_a_folder_that_is_there_gets_the_file_under_its_own_name(runs, tmp_path)
 
 
 def test_tensors_of_any_memory_format_are_exported_in_the_order_of_their_axes(tmp_path):
-    text = NORMS.replace("nn.Conv2d(channels, 4, 3, 2, 1)", "nn.Conv2d(channels, 4, 3, 2, 1).to(memory_format=LAST)")
+    text = NETWORK_WITH_NORM.replace(
+        "nn.Conv2d(channels, 4, 3, 2, 1)", "nn.Conv2d(channels, 4, 3, 2, 1).to(memory_format=LAST)"
+    )
     (tmp_path / "net.py").write_text(f"import torch\nLAST = torch.channels_last\n{text}")
-    options = {**OPTIONS, "protocol": "fedfm:digits", "rounds": 1, "backbone": f"{tmp_path}/net.py:small"}
+    options = {**SMALL_RUN, "protocol": "fedfm:digits", "rounds": 1, "backbone": f"{tmp_path}/net.py:small"}
     run = fedcli.run("fedavg", out=tmp_path / "run", **options)
     file, _ = export(run, "safetensors", out=tmp_path / "norms")
     assert torch.equal(load_file(file)["body.0.weight"], run.model().state_dict()["network.body.0.weight"])

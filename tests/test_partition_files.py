@@ -21,7 +21,7 @@ from tests.image_files import image_arrays, import_arrays
 from tests.user_errors import assert_refused
 
 
-class Config:
+class PartitionOptions:
     """What `divide` reads of a run's options."""
 
     local_test = 0.25
@@ -38,8 +38,8 @@ def write_split(folder, split):
     return f"file:{file}"
 
 
-def dealt(dataset, flag, num_clients, seed=0):
-    """The clients' parts of a data set under a partition."""
+def deal_parts(dataset, flag, num_clients, seed=0):
+    """Returns the positions of the examples of each client under a partition."""
     deal = from_flag(flag)
     return deal(dataset.y_train, num_clients, seed, None, None, dataset.place_train)
 
@@ -55,8 +55,8 @@ def test_positions_are_those_in_the_files_and_go_on_into_the_test_images(tmp_pat
     split = {"train": [[8, 0, 3], [10], [2]], "test": [[1, 9], [14, 9], []]}
     flag = write_split(tmp_path, split)
 
-    parts = dealt(dataset, flag, 3)
-    kept, testing, training, _ = divide(parts, Config)
+    parts = deal_parts(dataset, flag, 3)
+    kept, testing, training, _ = divide(parts, PartitionOptions)
 
     for client in range(3):
         to_train_on = sorted(all_images[position] for position in split["train"][client])
@@ -64,18 +64,18 @@ def test_positions_are_those_in_the_files_and_go_on_into_the_test_images(tmp_pat
         assert sorted(pixels(dataset, training[client])) == to_train_on
         assert sorted(pixels(dataset, kept[client])) == to_train_on
         assert sorted(pixels(dataset, testing[client])) == to_test_on
-    assert fingerprint(parts) == fingerprint(dealt(dataset, flag, 3, seed=5))
+    assert fingerprint(parts) == fingerprint(deal_parts(dataset, flag, 3, seed=5))
     moved = {"train": [[8, 0, 3, 1], [10], [2]], "test": [[9], [14, 9], []]}  # from a client's test part to its own
-    assert fingerprint(dealt(dataset, write_split(tmp_path, moved), 3)) != fingerprint(parts)
+    assert fingerprint(deal_parts(dataset, write_split(tmp_path, moved), 3)) != fingerprint(parts)
 
 
 def test_a_list_alone_and_an_npz_file_are_the_same_split(tmp_path):
     dataset = import_arrays("mine", tmp_path / "a", **image_arrays((4, 4), 3))
     lists = [[8, 0], [], [2]]
     np.savez(tmp_path / "split.npz", train_0=[8, 0], train_1=np.array([], int), train_2=[2])
-    expected = fingerprint(dealt(dataset, f"file:{tmp_path / 'split.npz'}", 3))
-    assert fingerprint(dealt(dataset, write_split(tmp_path, lists), 3)) == expected
-    assert fingerprint(dealt(dataset, write_split(tmp_path, {"train": lists}), 3)) == expected
+    expected = fingerprint(deal_parts(dataset, f"file:{tmp_path / 'split.npz'}", 3))
+    assert fingerprint(deal_parts(dataset, write_split(tmp_path, lists), 3)) == expected
+    assert fingerprint(deal_parts(dataset, write_split(tmp_path, {"train": lists}), 3)) == expected
     assert from_flag("file:split.json").flag == "file:split.json"
 
 
@@ -94,16 +94,18 @@ def test_a_list_alone_and_an_npz_file_are_the_same_split(tmp_path):
 )
 def test_wrong_splits_are_refused(tmp_path, split, words):
     dataset = import_arrays("mine", tmp_path / "a", **image_arrays((4, 4), 3))
-    assert_refused(lambda: dealt(dataset, write_split(tmp_path, split), 2), *words)
+    assert_refused(lambda: deal_parts(dataset, write_split(tmp_path, split), 2), *words)
 
 
 def test_missing_files_unknown_places_and_pickles_are_refused(tmp_path):
     dataset = import_arrays("mine", tmp_path / "a", **image_arrays((4, 4), 3))
     assert_refused(
-        lambda: dealt(dataset, "file:none.json", 2), "'none.json' cannot be read (", "No such file", '{"train"'
+        lambda: deal_parts(dataset, "file:none.json", 2), "'none.json' cannot be read (", "No such file", '{"train"'
     )
     np.savez(tmp_path / "split.npz", train_0=np.array([{"a": 1}], dtype=object))
-    assert_refused(lambda: dealt(dataset, f"file:{tmp_path / 'split.npz'}", 1), "must be lists", "allow_pickle=False")
+    assert_refused(
+        lambda: deal_parts(dataset, f"file:{tmp_path / 'split.npz'}", 1), "must be lists", "allow_pickle=False"
+    )
     flag = write_split(tmp_path, [[0], [1]])
     assert_refused(
         lambda: from_flag(flag)(dataset.y_train, 2, 0), "needs a data set with places", "import this one anew"
@@ -141,8 +143,8 @@ class Examples(NamedTuple):
     y: np.ndarray
 
 
-def pfllib(folder, seed=0):
-    """A folder in PFLlib's form: three clients, grey 4 x 4 images normalised to [-1, 1], dicts pickled by NumPy.
+def write_pfllib_folder(folder, seed=0):
+    """Writes a folder in the form of PFLlib: grey 4 x 4 images of three clients from -1 to 1, in pickled dictionaries.
 
     Returns the examples of each split and client.
     """
@@ -163,7 +165,7 @@ def pfllib(folder, seed=0):
 
 
 def test_a_folder_of_pfllibs_gives_the_same_images_clients_and_test_parts(tmp_path):
-    examples = pfllib(tmp_path / "Set")
+    examples = write_pfllib_folder(tmp_path / "Set")
 
     result = invoke("data", "import", "mine", tmp_path / "Set")
     assert result.exit_code == 0, result.output
@@ -172,7 +174,7 @@ def test_a_folder_of_pfllibs_gives_the_same_images_clients_and_test_parts(tmp_pa
     assert "--num-clients 3" in result.output
 
     dataset = merge_splits(datasets.load("mine"))
-    _, testing, training, _ = divide(dealt(dataset, flag, 3), Config)
+    _, testing, training, _ = divide(deal_parts(dataset, flag, 3), PartitionOptions)
     for split, positions in (("train", training), ("test", testing)):
         for client in range(3):
             x, y = examples[split, client]
@@ -187,10 +189,10 @@ def test_a_folder_of_pfllibs_gives_the_same_images_clients_and_test_parts(tmp_pa
 
 def test_images_and_clients_of_a_folder_are_kept_by_one_step(tmp_path, cache, monkeypatch):
     """Whatever fills the disk at whatever moment, the clients are those of the images."""
-    pfllib(tmp_path / "Set")
+    write_pfllib_folder(tmp_path / "Set")
     imports.import_path("mine", tmp_path / "Set")
     before = {path.name: path.read_bytes() for path in cache.iterdir()}
-    pfllib(tmp_path / "Other", seed=1)
+    write_pfllib_folder(tmp_path / "Other", seed=1)
     replace = Path.replace
     replaced = []
 
@@ -229,7 +231,7 @@ def write_pickled(path, array, protocol=4):
 
 
 def test_nothing_in_a_pickle_is_run(tmp_path):
-    pfllib(tmp_path / "Set")
+    write_pfllib_folder(tmp_path / "Set")
     file = tmp_path / "Set" / "train" / "1.npz"
     sign = tmp_path / "sign"
     for harm in (Harmful(sign), {"x": np.zeros((2, 1, 4, 4)), "y": Harmful(sign)}):
@@ -247,7 +249,7 @@ def test_nothing_in_a_pickle_is_run(tmp_path):
 
 @pytest.mark.parametrize("protocol", [3, 4])
 def test_arrays_of_every_kind_and_order_are_read(tmp_path, protocol):
-    pfllib(tmp_path / "Set")
+    write_pfllib_folder(tmp_path / "Set")
     dtype = ">f8" if protocol == 3 else None
     x = np.asfortranarray(np.arange(32).reshape(2, 1, 4, 4) / 255, dtype)
     y = np.array([1, 2], np.int32)
@@ -261,7 +263,7 @@ def test_arrays_of_every_kind_and_order_are_read(tmp_path, protocol):
 
 
 def test_a_name_or_folder_that_does_not_fit_is_refused(tmp_path, cache):
-    pfllib(tmp_path / "Set")
+    write_pfllib_folder(tmp_path / "Set")
     assert_refused(lambda: imports.import_path("fmnist", tmp_path / "Set"), "'fmnist' is not possible", "fmnist-pfllib")
     (tmp_path / "Set" / "test" / "2.npz").unlink()
     assert_refused(lambda: imports.import_path("mine", tmp_path / "Set"), "2.npz", "cannot be read")
@@ -277,19 +279,19 @@ GREY = image_arrays((4, 4), 3)
 NAMED = {"class_names": ["a", "b", "c"]}
 
 
-def with_images(change, whole=WHOLE):
-    """Arrays with a change of the images of both splits."""
+def change_images(change, whole=WHOLE):
+    """Returns arrays with a change of the images of both splits."""
     return whole | {f"x_{split}": change(whole[f"x_{split}"]) for split in SPLITS}
 
 
-def with_labels(change, whole=WHOLE):
-    """Arrays with a change of the labels of both splits."""
+def change_labels(change, whole=WHOLE):
+    """Returns arrays with a change of the labels of both splits."""
     return whole | {f"y_{split}": change(whole[f"y_{split}"]) for split in SPLITS}
 
 
-def scaled(arrays, low, high):
-    """Arrays whose pixels are from `low` to `high` where they were from 0 to 255."""
-    return with_images(lambda x: x / 255 * (high - low) + low, arrays)
+def scale_images(arrays, low, high):
+    """Returns arrays whose pixels are from `low` to `high` in place of 0 to 255."""
+    return change_images(lambda x: x / 255 * (high - low) + low, arrays)
 
 
 MEDICAL = {
@@ -318,24 +320,24 @@ class Form(NamedTuple):
 
 
 FORMS = {
-    "from 0 to 255": Form(scaled(WHOLE, 0, 255), WHOLE, "pixels x from 0 to 255 became 8 bits"),
-    "from 0 to 1": Form(scaled(WHOLE, 0, 1), WHOLE, "pixels x from 0 to 1 became 8 bits"),
-    "from -1 to 1": Form(scaled(WHOLE, -1, 1), WHOLE, "pixels x from -1 to 1 became 8 bits"),
-    "channels first": Form(with_images(lambda x: x.transpose(0, 3, 1, 2)), WHOLE, "the images' channels came first"),
-    "labels from 1": Form(with_labels(lambda y: y + 1), WHOLE, "the labels counted from 1"),
-    "named labels from 1": Form(with_labels(lambda y: y + 1) | NAMED, WHOLE | NAMED, "from 1"),
+    "from 0 to 255": Form(scale_images(WHOLE, 0, 255), WHOLE, "pixels x from 0 to 255 became 8 bits"),
+    "from 0 to 1": Form(scale_images(WHOLE, 0, 1), WHOLE, "pixels x from 0 to 1 became 8 bits"),
+    "from -1 to 1": Form(scale_images(WHOLE, -1, 1), WHOLE, "pixels x from -1 to 1 became 8 bits"),
+    "channels first": Form(change_images(lambda x: x.transpose(0, 3, 1, 2)), WHOLE, "the images' channels came first"),
+    "labels from 1": Form(change_labels(lambda y: y + 1), WHOLE, "the labels counted from 1"),
+    "named labels from 1": Form(change_labels(lambda y: y + 1) | NAMED, WHOLE | NAMED, "from 1"),
     "4 x 3": Form(
-        with_images(lambda x: x[:, :, :3]),
-        with_images(lambda x: x * BORDER),
+        change_images(lambda x: x[:, :, :3]),
+        change_images(lambda x: x * BORDER),
         "black borders made the images 4 x 4",
     ),
-    "of two types": Form(with_images(lambda x: x.astype("float32" if len(x) == 9 else int)), WHOLE, "became 8 bits"),
-    "one-hot labels": Form(with_labels(lambda y: np.eye(3)[y]), WHOLE, ""),
-    "labels in a column": Form(with_labels(lambda y: y[:, None] / 1), WHOLE, "9 training and 6 test"),
+    "of two types": Form(change_images(lambda x: x.astype("float32" if len(x) == 9 else int)), WHOLE, "became 8 bits"),
+    "one-hot labels": Form(change_labels(lambda y: np.eye(3)[y]), WHOLE, ""),
+    "labels in a column": Form(change_labels(lambda y: y[:, None] / 1), WHOLE, "9 training and 6 test"),
     "MedMNIST": Form(MEDICAL, WHOLE, "left out: val"),
     "Keras": Form(KERAS, WHOLE, ""),
-    "labels in words": Form(with_labels(lambda y: np.array(["a", "b", "c"])[y]), WHOLE | NAMED, ""),
-    "rows": Form(with_images(lambda x: x.reshape(-1, 16), GREY), GREY, "rows of 16 pixels became images of 4 x 4"),
+    "labels in words": Form(change_labels(lambda y: np.array(["a", "b", "c"])[y]), WHOLE | NAMED, ""),
+    "rows": Form(change_images(lambda x: x.reshape(-1, 16), GREY), GREY, "rows of 16 pixels became images of 4 x 4"),
 }
 
 
@@ -351,15 +353,15 @@ def test_arrays_in_another_form_are_converted_and_that_is_said(tmp_path, form):
 
 
 def test_labels_from_1_that_their_names_explain_stay(tmp_path):
-    arrays = with_labels(lambda y: y + 1, image_arrays((4, 4), 2))
+    arrays = change_labels(lambda y: y + 1, image_arrays((4, 4), 2))
     dataset = import_arrays("mine", tmp_path / "a", **arrays, class_names=["none", "a", "b"])
     assert dataset.y_train.unique().tolist() == [1, 2]
 
 
 def test_pixels_in_no_known_range_are_refused(tmp_path):
-    too_wide = scaled(image_arrays((4, 4), 3), -2, 2.5)
+    too_wide = scale_images(image_arrays((4, 4), 3), -2, 2.5)
     assert_refused(lambda: import_arrays("mine", tmp_path / "a", **too_wide), "-2 to 2", "normalisation")
 
-    with_nan = scaled(image_arrays((4, 4), 3), 0, 1)
+    with_nan = scale_images(image_arrays((4, 4), 3), 0, 1)
     with_nan["x_test"][0, 0, 0] = np.nan
     assert_refused(lambda: import_arrays("mine", tmp_path / "a", **with_nan), "nan to nan", "normalisation")

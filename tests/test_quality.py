@@ -422,8 +422,8 @@ def test_a_run_measures_every_so_many_rounds_and_after_the_last(finished, tmp_pa
     assert not any("drift" in entry for entry in finished.record["rounds"])
 
 
-def drifting(method="one", seed=0, distances=(1, None, 3), similarities=(0.5, None, -0.5)):
-    """A record with the drift of three rounds; None where it was not measured."""
+def make_drift_record(method="one", seed=0, distances=(1, None, 3), similarities=(0.5, None, -0.5)):
+    """Returns a record with the drift of three rounds; None where it was not measured."""
     record = record_with_curve(method, seed)
     for entry, distance, similarity in zip(record["rounds"], distances, similarities, strict=True):
         if distance is not None:
@@ -432,8 +432,8 @@ def drifting(method="one", seed=0, distances=(1, None, 3), similarities=(0.5, No
 
 
 def test_curves_are_means_over_seeds_of_the_rounds_measured():
-    one = [drifting(), drifting(seed=1, distances=(3, 9, 5), similarities=(0.1, 9, -0.5))]
-    figure = line_charts.drift_chart([*one, drifting("two"), record_with_curve("three")])
+    one = [make_drift_record(), make_drift_record(seed=1, distances=(3, 9, 5), similarities=(0.1, 9, -0.5))]
+    figure = line_charts.drift_chart([*one, make_drift_record("two"), record_with_curve("three")])
 
     of_distance, of_similarity = figure.axes
     distances, _ = of_distance.lines  # the run that did not measure is left out
@@ -445,7 +445,7 @@ def test_curves_are_means_over_seeds_of_the_rounds_measured():
     _, _, legend = first_panel(figure)
     assert legend == ["one", "two", "mean ± standard deviation over 2 seeds"]
 
-    one_of_two_measured = line_charts.drift_chart([drifting(), record_with_curve(seed=1)])
+    one_of_two_measured = line_charts.drift_chart([make_drift_record(), record_with_curve(seed=1)])
     of_distance, _ = one_of_two_measured.axes
     (line,) = of_distance.lines
     assert line.get_xydata().tolist() == [[1, 1], [3, 3]]

@@ -49,8 +49,8 @@ def look_at(page, folder, expression, width=1000):
     return json.loads(unescape(text))
 
 
-def runs(count=6, **options):
-    """Runs of three methods and several rates; the accuracies all differ."""
+def make_records(count=6, **options):
+    """Returns records of three methods and two rates, whose accuracies all differ."""
     records = []
     for number in range(count):
         method = "abc"[number % 3]
@@ -85,7 +85,11 @@ def page_of(monkeypatch, records):
 
 @browser
 def test_200_runs_fit_a_small_screen_fetch_nothing_and_can_be_sorted(tmp_path):
-    many = [*runs(100), *runs(99, dataset="letters"), make_record("d", selected=0.09, dataset="letters")]
+    many = [
+        *make_records(100),
+        *make_records(99, dataset="letters"),
+        make_record("d", selected=0.09, dataset="letters"),
+    ]
     for number, run in enumerate(many):
         run["summary"]["params_sha256"] = str(number)
     text = page.report(many, "Many")
@@ -174,7 +178,7 @@ def test_a_setting_has_one_colour_in_table_and_curves(monkeypatch):
 
 
 def test_the_command_writes_the_runs_that_are_chosen_and_warns_of_missing_ones(tmp_path, monkeypatch):
-    for number, run in enumerate(runs()):
+    for number, run in enumerate(make_records()):
         write_unsigned_record(tmp_path / str(number), run)
     out = tmp_path / "page.html"
     command = ["report", str(tmp_path), "--out", str(out), "--method", "a", "--title", "Mine"]

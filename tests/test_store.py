@@ -22,7 +22,7 @@ from tests.torture.source_runs import stopped_run
 from tests.toy_methods import ToyState
 from tests.user_errors import assert_refused
 
-BYTES = 40  # of a state of ten numbers
+STATE_BYTES = 40  # of a state of ten numbers
 OPTIONS = {
     **TINY,
     "train_examples": 60,
@@ -33,13 +33,13 @@ OPTIONS = {
 }
 
 
-def states(*numbers):
-    """A state full of each number, of the client that its last digit names."""
+def make_states(*numbers):
+    """Returns for each number a state full of it, by client, which is the last digit of the number."""
     return {number % 10: ToyState({"w": torch.full((10,), float(number))}) for number in numbers}
 
 
 def numbers_of(kept):
-    """The number of which each client's state is full."""
+    """Returns by client the number of which its state is full."""
     return {client: state.params["w"].unique().item() for client, state in kept.items()}
 
 
@@ -49,19 +49,20 @@ def open_store(folder, memory, name=STATES):
     return store
 
 
-def files(folder):
+def state_files(folder):
+    """Returns the names of the files of states in the folder of a run, without their suffix."""
     return sorted(path.name.removesuffix(".safetensors") for path in (folder / STATES).glob("*"))
 
 
 def test_what_does_not_fit_into_memory_lies_in_files(tmp_path):
     """The state that was kept first goes there first."""
-    store = open_store(tmp_path, 2 * BYTES)
-    kept = store.keep({}, states(2), 0)
-    kept = store.keep(kept, states(1), 0)
-    assert files(tmp_path) == []
+    store = open_store(tmp_path, 2 * STATE_BYTES)
+    kept = store.keep({}, make_states(2), 0)
+    kept = store.keep(kept, make_states(1), 0)
+    assert state_files(tmp_path) == []
 
-    kept = store.keep(kept, states(4), 1)
-    assert files(tmp_path) == ["000002-0"]
+    kept = store.keep(kept, make_states(4), 1)
+    assert state_files(tmp_path) == ["000002-0"]
     assert [client for client, version in kept.versions.items() if version.state is not None] == [1, 4]
     assert numbers_of(kept) == {1: 1, 2: 2, 4: 4}
     assert isinstance(kept[2], ToyState)
@@ -74,34 +75,35 @@ def test_what_does_not_fit_into_memory_lies_in_files(tmp_path):
     assert all(version.state is not None for version in fewer.versions.values())
 
 
-@pytest.mark.parametrize("memory", [0, 2 * BYTES, 10**6])
+@pytest.mark.parametrize("memory", [0, 2 * STATE_BYTES, 10**6])
 def test_older_states_stay_as_long_as_a_method_holds_them(memory, tmp_path):
     store = open_store(tmp_path, memory)
-    first_states = states(1, 2)
+    first_states = make_states(1, 2)
     old = store.keep({}, first_states, 0)
     first_states[1].params["w"].zero_()  # they are copies
-    new = store.keep(old, states(12), 1)
-    new = store.keep(new, states(22), 1)  # twice in a round
+    new = store.keep(old, make_states(12), 1)
+    new = store.keep(new, make_states(22), 1)  # twice in a round
     assert numbers_of(old) == {1: 1, 2: 2}
     assert numbers_of(new) == {1: 1, 2: 22}
 
     del old
-    newest = store.keep(new, states(3), 2)
+    newest = store.keep(new, make_states(3), 2)
     assert numbers_of(newest) == {1: 1, 2: 22, 3: 3}
     if memory == 0:
-        assert files(tmp_path) == ["000001-0", "000002-1-again", "000003-2"]  # nobody holds 2's first two any more
+        # Nobody holds the first two states of client 2 any more.
+        assert state_files(tmp_path) == ["000001-0", "000002-1-again", "000003-2"]
 
 
 def test_a_file_that_has_changed_is_not_read(tmp_path):
-    kept = open_store(tmp_path, 0).keep({}, states(1, 2), 0)
+    kept = open_store(tmp_path, 0).keep({}, make_states(1, 2), 0)
     file = tmp_path / STATES / "000001-0.safetensors"
     shutil.copy(tmp_path / STATES / "000002-0.safetensors", file)
     assert_refused(lambda: kept[1], f"'{file}' is missing or damaged")
 
 
 def test_a_checkpoint_leaves_what_other_workers_keep_for_themselves(tmp_path):
-    open_store(tmp_path, 0).keep({}, states(1), 0)
-    of_other_worker = open_store(tmp_path, 0, f"{STATES}-1").keep({}, states(1), 0)
+    open_store(tmp_path, 0).keep({}, make_states(1), 0)
+    of_other_worker = open_store(tmp_path, 0, f"{STATES}-1").keep({}, make_states(1), 0)
     checkpoints.remove_unreferenced_states(tmp_path)  # after a checkpoint that names nothing
     assert numbers_of(of_other_worker) == {1: 1}
     assert [path.name for path in tmp_path.iterdir()] == [f"{STATES}-1"]
@@ -120,8 +122,8 @@ def test_sizes_are_bytes_or_have_a_unit_of_1024_and_all_else_is_refused():
 # In runs
 
 
-def cohort(run, number):
-    """The clients of a round."""
+def clients_of_round(run, number):
+    """Returns the clients that take part in a round of a run."""
     return resume.restore(run.record, ()).fed.cohort(number).client_ids
 
 
@@ -142,7 +144,7 @@ def test_a_checkpoint_writes_what_its_cohort_keeps_and_only_once(memory, tmp_pat
     times_before = {}
     names_before = {}  # of the last checkpoint's files, by client
     for number, times in enumerate(with_checkpoint):
-        new_names = {client: f"{client:06}-{number}" for client in cohort(run, number)}
+        new_names = {client: f"{client:06}-{number}" for client in clients_of_round(run, number)}
         assert times.keys() - times_before.keys() == {*new_names.values()}
         assert all(times[name] == times_before[name] for name in times.keys() & times_before.keys())
         names = names_before | new_names
@@ -153,14 +155,14 @@ def test_a_checkpoint_writes_what_its_cohort_keeps_and_only_once(memory, tmp_pat
 
 def test_a_finished_run_keeps_what_is_needed_of_it(tmp_path):
     personal = fedcli.run("local", out=tmp_path / "personal", **OPTIONS)
-    assert len(files(personal.path)) == len(personal.state.clients) > 2
+    assert len(state_files(personal.path)) == len(personal.state.clients) > 2
 
     needed = fedcli.run("scaffold", out=tmp_path / "needed", keep_states=False, **OPTIONS)
     everything = fedcli.run("scaffold", out=tmp_path / "everything", keep_states=True, **OPTIONS)
     assert len(everything.state.clients) > len(needed.state.clients)
-    assert set(needed.state.clients) == set(everything.state.clients) & set(cohort(needed, OPTIONS["rounds"]))
+    assert set(needed.state.clients) == set(everything.state.clients) & set(clients_of_round(needed, OPTIONS["rounds"]))
     for run in (needed, everything):
-        clients = [int(name.partition("-")[0]) for name in files(run.path)]
+        clients = [int(name.partition("-")[0]) for name in state_files(run.path)]
         assert clients == list(run.state.clients)
     points = features_after_one_more_round(needed.path)
     expected = features_after_one_more_round(everything.path)
@@ -170,10 +172,10 @@ def test_a_finished_run_keeps_what_is_needed_of_it(tmp_path):
 # Damage
 
 
-PLACES = {"digest": 60, "structure": 200, "tensors": -5}  # of a byte in a checkpoint
+BYTE_POSITIONS = {"digest": 60, "structure": 200, "tensors": -5}  # of a byte in a checkpoint
 
 
-@pytest.mark.parametrize("part", [*PLACES, "cut", "another run", "missing state", "exchanged state"])
+@pytest.mark.parametrize("part", [*BYTE_POSITIONS, "cut", "another run", "missing state", "exchanged state"])
 def test_damage_is_refused_and_the_checkpoint_before_ends_in_the_same_bits(part, tmp_path):
     source = stopped_run("client state")
     folder = shutil.copytree(source.folder, tmp_path / "run")
@@ -192,7 +194,7 @@ def test_damage_is_refused_and_the_checkpoint_before_ends_in_the_same_bits(part,
     elif part == "cut":
         checkpoint.write_bytes(content[:1000])
     else:
-        content[PLACES[part]] ^= 1
+        content[BYTE_POSITIONS[part]] ^= 1
         checkpoint.write_bytes(content)
 
     fault = "is of another run" if part == "another run" else "is missing or damaged"

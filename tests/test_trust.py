@@ -89,8 +89,8 @@ def test_no_network_is_imported_that_stands_beside_the_options(work):
     assert not Path("evil-ran").exists()
 
 
-def moved(method="mine.py"):
-    """Moves the files into another folder, the method's under a name; returns where they are now."""
+def move_user_files(method="mine.py"):
+    """Moves the user's files into another folder, that of the method under a name; returns their new paths."""
     Path("new").mkdir()
     return shutil.move("mine.py", f"new/{method}"), shutil.move("nets.py", "new/nets.py")
 
@@ -107,7 +107,7 @@ def test_named_files_may_move_but_change_only_where_allowed(work):
     run_and_stop(backbone="./nets.py:tiny", rounds=2)
     assert_refused(lambda: resume.resume("run"), "mine.py", f"add --method {work}/mine.py --method {work}/nets.py.")
     assert_refused(lambda: resume.resume("run", files="./mine.py"), "nets.py")
-    files = moved("renamed.py")
+    files = move_user_files("renamed.py")
     before = file_hash("new/nets.py")
     Path("new/nets.py").write_text(Path("new/nets.py").read_text() + "\n")
     after = file_hash("new/nets.py")
@@ -164,7 +164,7 @@ def test_the_hash_of_an_older_version_is_of_the_file_alone(work):
 
 def test_continue_is_consent_and_knows_a_moved_file(work):
     run_and_stop(backbone="./nets.py:tiny", rounds=2)
-    method, net = moved()
+    method, net = move_user_files()
 
     def go_on(backbone):
         return fedcli.run(method, out="run", continue_=True, protocol="fedfm:digits", backbone=backbone, **TINY)
@@ -176,7 +176,7 @@ def test_continue_is_consent_and_knows_a_moved_file(work):
 def test_a_run_that_is_skipped_has_only_the_files_that_are_named(work):
     fedcli.run("./mine.py", out="run", protocol="fedfm:digits", **{**TINY, "rounds": 1})
     assert_refused(resume.resume("run", skip_ended=True).model, f"add --method {work}/mine.py.")
-    method, _ = moved()
+    method, _ = move_user_files()
     assert resume.resume("run", files=method, skip_ended=True).model()
 
 
