@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedcli.arguments import grid_texts, plain_method_options, plain_seeds, plain_values
 from fedcli.errors import UserError
 from fedcli.keywords import in_keywords, keywords_for_flags
-from fedcli.userfiles import is_from_file
+from fedcli.userfiles import own_paths
 
 if TYPE_CHECKING:  # a method file imports `fedcli` before the engine exists, and help needs no PyTorch
     from fedcli.returned import Run, Runs, Tuned
@@ -166,10 +166,13 @@ class _Experiment:
         errors = execute(plan, PlanListener(), jobs=jobs, loggers=log)
         for folder, error in errors.items():
             warnings.warn(f"the run '{folder}' has failed: {error}", stacklevel=3)
-        files = [method for method in self.methods if is_from_file(method)]
         # One that has failed before its first round has no record.
-        begun = [run.folder for run in plan.runs if run.folder not in errors or (run.folder / RECORD).is_file()]
-        return Runs(_open(folder, files) for folder in begun)
+        begun = [run for run in plan.runs if run.folder not in errors or (run.folder / RECORD).is_file()]
+        opened = Runs()
+        for run in begun:
+            files = own_paths([run.method_source, *run.setup.all_options().values()])
+            opened.append(_open(run.folder, files))
+        return opened
 
 
 def _check_jobs(jobs: Any) -> None:

@@ -207,6 +207,19 @@ def test_a_file_may_import_those_beside_it_whose_names_may_be_taken_elsewhere(tm
     assert userfiles.from_file(f"{tmp_path}/one/own.py:f", "metric")(5) == 211  # imported anew, though it is the same
 
 
+@pytest.mark.parametrize(
+    "several",
+    [{}, {"seeds": [0]}, {"lr": [0.01, 0.1]}, {"seeds": [0], "jobs": 2}],
+    ids=["a run", "seeds", "values", "processes"],
+)
+def test_runs_that_a_call_returns_have_all_files_that_they_need(several, methods_file):
+    options = {**PARTS_OPTIONS, "protocol": "mine.py:mine:digits", "post": "mine.py:POST"}
+    returned = fedcli.run("mine.py:plain", out="run", **options, **several)
+    for run in [returned] if several == {} else returned:
+        assert len(run.record["user_files"]) == 2
+        assert run.model()
+
+
 def test_a_function_imports_the_file_beside_it_as_it_was_when_its_own_file_was_imported():
     Path("main.py").write_text("def f():\n    import helper\n    return helper.VALUE\n")
     Path("helper.py").write_text("VALUE = 1\n")
