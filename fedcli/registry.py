@@ -5,13 +5,14 @@ import pkgutil
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from fedcli import papers  # type: ignore[attr-defined]  # the folder `papers` of a checkout, found when imported
-from fedcli.declarations import Cell, Claim, Method, Post, Protocol, Table
+from fedcli.declarations import Cell, Claim, DataSetting, Method, Post, Protocol, Table
 from fedcli.errors import UserError, unknown
-from fedcli.userfiles import import_file, is_from_file, path_and_name
+from fedcli.userfiles import import_file, is_from_file, is_own, path_and_name, seen_from
 
 
 def in_declared_case(text: str, names: Collection[str]) -> str:
@@ -68,6 +69,8 @@ def _from_file(text: str, declaration_type: type) -> Any:
         item.declare_in(module)
     if declaration_type is Table:
         return replace(item, cells=tuple(_with_full_names(cell, module) for cell in item.cells))
+    if declaration_type is Protocol:
+        return _with_full_paths(item, Path(path).parent)
     return item
 
 
@@ -81,6 +84,32 @@ def _with_full_names(cell: Cell, module: ModuleType) -> Cell:
         if settings.get(option) in declared_in(declaration_type, module):
             settings[option] = f"{module.__file__}:{settings[option]}"
     return replace(cell, method=method, settings=settings)
+
+
+def _with_full_paths(protocol: Protocol, folder: Path) -> Protocol:
+    """A protocol of a user's file in a folder, with the paths of files that it names as seen from there."""
+
+    def full(settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {option: seen_from(folder, value) for option, value in settings.items()}
+
+    def full_of_methods(options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        return {method: full(settings) for method, settings in options.items()}
+
+    def full_of_data(setting: DataSetting) -> DataSetting:
+        return replace(
+            setting,
+            backbone=seen_from(folder, setting.backbone),
+            settings=full(setting.settings),
+            method_options=full_of_methods(setting.method_options),
+        )
+
+    return replace(
+        protocol,
+        settings=full(protocol.settings),
+        datasets={seen_from(folder, name): full_of_data(setting) for name, setting in protocol.datasets.items()},
+        public={seen_from(folder, name): setting for name, setting in protocol.public.items()},
+        method_options=full_of_methods(protocol.method_options),
+    )
 
 
 def pick(name: str, noun: str, declared: Mapping[str, Any]) -> Any:
@@ -174,9 +203,18 @@ def find_method(name: str) -> Method:
     return _find(name, Method, "method", methods())
 
 
+def _protocols_of_file(method: Method) -> dict[str, Protocol]:
+    """The protocols of a method's file by name."""
+    module = method.module
+    declared = declared_in(Protocol, module)
+    if not is_own(module):
+        return declared
+    return {name: _with_full_paths(protocol, method.file.parent) for name, protocol in declared.items()}
+
+
 def find_protocol(name: str, method: Method | None = None) -> Protocol:
     """The protocol of that name, registered or in the method's file, or by `./file.py:NAME`."""
-    of_file = declared_in(Protocol, method.module) if method else {}
+    of_file = _protocols_of_file(method) if method else {}
     return _find(name, Protocol, "protocol", {**protocols(), **of_file})
 
 

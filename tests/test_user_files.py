@@ -96,6 +96,41 @@ def test_a_name_that_a_file_does_not_have_is_refused(methods_file):
     assert_refused(lambda: registry.find_method("./empty.py"), "defines no METHOD; add METHOD = fedcli.Method(...).")
 
 
+PROTOCOL_WITH_FILES = """from fedcli import DataSetting, Protocol
+SIZES = {"rounds": 2, "num_clients": 2, "batch_size": 8}
+SETTINGS = {**SIZES, "partition": "parts/parts.py:by_halves", "post": "beside.py:POST"}
+DATA = {"parts/parts.py:blobs": DataSetting("parts/parts.py:tiny", (0.5,), (0.5,), "s", top_k=2)}
+PROTOCOL = Protocol("mine:files", "s", "s", SETTINGS, DATA, "last")
+"""
+
+
+def test_files_that_a_protocol_names_are_seen_from_its_folder_or_from_the_working_one(tmp_path, monkeypatch):
+    """Runs have their paths, so that they go on and are opened anywhere."""
+    home = tmp_path / "home"
+    (home / "parts").mkdir(parents=True)
+    shutil.copy(PARTS_FILE, home / "parts/parts.py")
+    (home / "protocol.py").write_text(PROTOCOL_WITH_FILES)
+    Path("beside.py").write_text(METHODS)
+    with pytest.raises(Stop):
+        fedcli.run("fedavg", out=home / "run", protocol=f"{home}/protocol.py:PROTOCOL", progress=StopAfter(1))
+    record = fedcli.load(home / "run").record
+    parts = f"{(home / 'parts/parts.py').resolve()}"
+    step = str(Path("beside.py").resolve())
+    config = record["config"]
+    assert config["backbone"] == f"{parts}:tiny"
+    assert config["partition"] == f"{parts}:by_halves"
+    assert config["dataset"] == f"{parts}:blobs"
+    assert config["post"] == f"{step}:POST"
+
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    files = [str(home / "protocol.py"), parts, step]
+    record = resume.resume(home / "run", files=files).record
+    assert len(record["rounds"]) == 2
+    assert record["normalisation"]["mean"] == [0.5]
+    assert fedcli.load(home / "run", method=files).model()
+
+
 def test_a_protocol_of_a_file_may_have_a_step_after():
     Path("stepped.py").write_text(METHODS.replace('"num_clients": 2', '"num_clients": 2, "post": "ccvr"'))
     assert resolve(registry.find_method("./stepped.py:plain"), {"dataset": "digits"}).post.name == "ccvr"

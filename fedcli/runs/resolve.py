@@ -31,7 +31,7 @@ from fedcli.runs.options import (
     refuse_reserved_names,
 )
 from fedcli.runs.origins import DEFAULT, FOLLOWS, NO_VALIDATION, TYPED, Origin, of_other_option, of_protocol, of_source
-from fedcli.userfiles import absolute, is_from_file
+from fedcli.userfiles import absolute, is_from_file, seen_from
 
 DEFAULT_DATASET = "digits"
 
@@ -116,7 +116,7 @@ def resolve(
         refuse_names_of_step(post, method)
         config_types.append(post.config)
     options, origins = default_options(protocol, dataset, method.name, *config_types)
-    options |= given
+    options = {name: seen_from(method.file.parent, value) for name, value in options.items()} | given
     if options["checkpoint_every"] == "auto":
         options["checkpoint_every"] = None
     origins |= dict.fromkeys(given, TYPED)

@@ -21,6 +21,7 @@ from fedcli.userfiles.paths import (
     own_paths,
     path_and_name,
     replace_paths,
+    seen_from,
     short_name,
 )
 from fedcli.userfiles.trust import trust_files, user_files
@@ -28,5 +29,5 @@ from fedcli.userfiles.trust import trust_files, user_files
 __all__ = [
     "FromFile", "UserPart", "absolute", "add_hash", "blame", "file_hash", "first_hash", "from_file",
     "has_several_hashes", "hash_of_module", "import_file", "imported_hash", "is_from_file", "is_hash_of", "is_own",
-    "last_hash", "own_paths", "path_and_name", "replace_paths", "short_name", "trust_files", "user_files",
+    "last_hash", "own_paths", "path_and_name", "replace_paths", "seen_from", "short_name", "trust_files", "user_files",
 ]  # fmt: skip

@@ -69,6 +69,22 @@ def absolute(text: str) -> str:
     return replace_paths(text, {})
 
 
+def seen_from(folder: Path, value: Any) -> Any:
+    """An option's value with absolute paths, as a file in a folder means them: what is there comes before the rest."""
+    if not isinstance(value, str):
+        return value
+    if value.startswith("file:"):
+        beside = folder / value.removeprefix("file:")
+        return absolute(f"file:{beside}" if beside.is_file() else value)
+    parts = []
+    for part in value.split(","):
+        match = _FROM_FILE.fullmatch(part)
+        if match is not None and (folder / match[1]).is_file():
+            part = str(folder / part)
+        parts.append(part)
+    return absolute(",".join(parts))
+
+
 def own_paths(values: Iterable[Any]) -> list[str]:
     """The absolute paths of the user's files in a run's method and options, each once."""
     parts: list[str] = []
