@@ -204,16 +204,18 @@ def find_method(name: str) -> Method:
 
 
 def _protocols_of_file(method: Method) -> dict[str, Protocol]:
-    """The protocols of a method's file by name."""
-    module = method.module
-    declared = declared_in(Protocol, module)
-    if not is_own(module):
-        return declared
-    return {name: _with_full_paths(protocol, method.file.parent) for name, protocol in declared.items()}
+    """The protocols of a method's file by name, then those of the file that has its function, if that is another."""
+    found: dict[str, Protocol] = {}
+    for module in (method.module, method.origin):
+        for name, protocol in declared_in(Protocol, module).items():
+            if is_own(module):
+                protocol = _with_full_paths(protocol, Path(str(module.__file__)).parent)
+            found.setdefault(name, protocol)
+    return found
 
 
 def find_protocol(name: str, method: Method | None = None) -> Protocol:
-    """The protocol of that name, registered or in the method's file, or by `./file.py:NAME`."""
+    """The protocol of that name, registered, in the method's file or that of its function, or by `./file.py:NAME`."""
     of_file = _protocols_of_file(method) if method else {}
     return _find(name, Protocol, "protocol", {**protocols(), **of_file})
 
@@ -228,7 +230,7 @@ def default_protocol(method: Method, dataset: str | None) -> Protocol:
         method: The method.
         dataset: The data set; None for the default whatever the data.
     """
-    of_file = declared_in(Protocol, method.module, method.origin)
+    of_file = _protocols_of_file(method)
     name = method.default_protocol or next(iter(of_file), "")
     if not name and method.reduces_to:
         simpler, _ = method.reduces_to

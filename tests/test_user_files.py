@@ -131,6 +131,21 @@ def test_files_that_a_protocol_names_are_seen_from_its_folder_or_from_the_workin
     assert fedcli.load(home / "run", method=files).model()
 
 
+def test_a_method_made_of_another_files_method_has_its_protocols():
+    """Runs of it go on, too."""
+    text = METHODS.replace('"rounds": 1', '"rounds": 2').replace("METHODS = (PLAIN, ", "METHODS = (ROUNDS, ")
+    rounds = "def run_round(*parts): return SIMPLE.run_round(*parts)\nROUNDS = replace(PLAIN, run_round=run_round)\n"
+    Path("base.py").write_text(text.replace("METHODS = (", f"{rounds}METHODS = ("))
+    Path("mine.py").write_text(
+        "import base\nfrom dataclasses import replace\nMETHOD = replace(base.ROUNDS, name='mine')"
+    )
+    with pytest.raises(Stop):
+        fedcli.run("mine.py", out="run", train_examples=40, device="cpu", progress=StopAfter(1))
+    record = resume.resume("run", files="mine.py").record
+    assert record["protocol"] == "mine:digits"
+    assert len(record["rounds"]) == 2
+
+
 def test_a_protocol_of_a_file_may_have_a_step_after():
     Path("stepped.py").write_text(METHODS.replace('"num_clients": 2', '"num_clients": 2, "post": "ccvr"'))
     assert resolve(registry.find_method("./stepped.py:plain"), {"dataset": "digits"}).post.name == "ccvr"
