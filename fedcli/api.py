@@ -60,8 +60,8 @@ def run(  # noqa: PLR0913  # what a user calls: one keyword for each choice
 
     Raises:
         UserError: A run cannot start; nothing is written then.
-        NonFiniteLoss: A loss becomes infinite or NaN; the record says so. Of several methods or values the others run
-            on, and a warning tells.
+        NonFiniteLoss: A loss becomes infinite or NaN; the record says so. Other seeds run before it is raised. Of
+            several methods or values, or with `jobs`, the others run on, and a warning tells.
 
     Example:
         >>> run = fedcli.run("fedavg", dataset="digits", rounds=5)  # doctest: +SKIP

@@ -10,6 +10,7 @@ from functools import partial
 from inspect import signature
 from itertools import product
 from multiprocessing import get_context
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import torch
 
 import fedcli
 from fedcli.declarations import flag_of
-from fedcli.errors import UserError
+from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.results import jobs
 from fedcli.results.grids import plan_grid
 from fedcli.results.tune import plan_trials
@@ -277,6 +278,33 @@ def test_methods_under_different_protocols_are_warned_of(tmp_path):
     result = invoke("tune", "fedavg,fedfa", "--grid=lr=0.1", "--out", tmp_path / "tuned", *flags_of(TWO_ROUNDS))
     assert "warning: these methods have different protocols" in result.stderr
     assert "such as --protocol=fedfm:digits" in result.stderr
+
+
+DIVERGING = """
+import torch
+from dataclasses import replace
+from fedcli.papers.baselines.fedavg import METHOD as SIMPLE
+
+def run_round(state, cohort, fed, config):
+    state, terms = SIMPLE.run_round(state, cohort, fed, config)
+    factor = torch.inf if fed.config.seed == 0 else 1
+    return state, {name: factor * value for name, value in terms.items()}
+
+METHOD = replace(SIMPLE, name="mine", run_round=run_round)
+"""
+
+
+def test_seeds_after_one_that_diverges_are_run(tmp_path, monkeypatch):
+    """Whether they run one after the other or in processes."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(DIVERGING)
+    with pytest.raises(NonFiniteLoss):
+        fedcli.run("mine.py", seeds=[0, 1], out="one", **TWO_ROUNDS)
+    with pytest.warns(UserWarning, match="seed-0' has failed"):
+        fedcli.run("mine.py", seeds=[0, 1], out="both", jobs=2, **TWO_ROUNDS)
+    for folder in ("one", "both"):
+        statuses = [fedcli.load(f"{folder}/seed-{seed}").record["status"] for seed in (0, 1)]
+        assert statuses == ["failed", "finished"]
 
 
 def test_a_run_that_diverges_is_warned_of_and_the_others_are_there(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedcli import userfiles
-from fedcli.core.federation import Federation
+from fedcli.core.federation import Federation, NonFiniteLoss
 from fedcli.declarations import flag_of
 from fedcli.errors import UserError
 from fedcli.registry import find_method
@@ -42,7 +42,7 @@ def run_method(
 
     Raises:
         UserError: A run cannot start; nothing is written then.
-        NonFiniteLoss: A loss becomes infinite or NaN; the record says so.
+        NonFiniteLoss: A loss becomes infinite or NaN; the record says so. It is raised after the runs of all seeds.
     """
     if continue_ and out is None:
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
@@ -55,12 +55,18 @@ def run_method(
         for run in planned:
             worker_group().from_first(partial(refuse_existing, run.folder))
     runs: list[SavedRun] = []
+    errors: list[NonFiniteLoss] = []
     for run, record in zip(planned, records, strict=True):
-        if record is None:
-            runs.append(begin(run.setup, run.folder, method_source, progress))
-        else:
-            files = userfiles.own_paths([method_source, *run.setup.all_options().values()])
-            runs.append(resume(run.folder, files=files, progress=progress, skip_ended=True))
+        try:
+            if record is None:
+                runs.append(begin(run.setup, run.folder, method_source, progress))
+            else:
+                files = userfiles.own_paths([method_source, *run.setup.all_options().values()])
+                runs.append(resume(run.folder, files=files, progress=progress, skip_ended=True))
+        except NonFiniteLoss as error:  # another seed may not diverge
+            errors.append(error)
+    if errors:
+        raise errors[0]
     return runs[0] if seeds is None else runs
 
 
