@@ -21,7 +21,7 @@ from fedcli.core.trees import Tree, tree_map
 from fedcli.declarations import START, Method, fields_of, flag_of
 from fedcli.errors import NonFiniteLoss, UserError, first_line
 from fedcli.runs.machine import deterministic
-from fedcli.runs.method_calls import StateCopy
+from fedcli.runs.method_calls import StateCopy, refuse_other_kind
 from fedcli.runs.rounds import one_round
 from fedcli.toy import BATCHNORM, distance, federation, models_after, simulate, tested_models, toy_dataset, toy_parts
 
@@ -265,6 +265,7 @@ def law_7_resume_is_invisible(method: Method, **run: Any) -> Iterator[Finding]:
             save_tree(file, simulate(*federation(method, **run), rounds), {})
             setup, fed = federation(method, **run)
             state = load_tree(file, types, fed.device).tree
+        refuse_other_kind(method, state, setup.method.init(fed, setup.method_config), fed)
         state = simulate(setup, fed, 3, state=state, first=rounds)
         yield Finding(f"resumed after round {rounds} of 3", distance(state, expected), at_most=bound)
 

@@ -345,6 +345,39 @@ METHOD = replace(fedavg.METHOD, name="mine", run_round=run_round, init=init)
 """
 
 
+SETTLING = """
+from dataclasses import replace
+from typing import NamedTuple
+from fedcli.papers.baselines import fedavg
+
+class ServerState(NamedTuple):
+    params: dict
+    buffers: dict
+    momentum: object
+
+def init(fed, config):
+    return ServerState(*fedavg.init(fed, config), FIRST)
+
+def run_round(state, cohort, fed, config):
+    new, terms = fedavg.run_round(fedavg.ServerState(state.params, state.buffers), cohort, fed, config)
+    return ServerState(*new, {name: value - state.params[name] for name, value in new.params.items()}), terms
+
+METHOD = replace(fedavg.METHOD, name="mine", init=init, run_round=run_round, state_types=(ServerState,))
+"""
+
+
+@pytest.mark.parametrize("first", ["{}", "None", "()"])
+def test_a_state_that_no_checkpoint_could_give_back_is_refused_in_the_first_round(first):
+    Path("mine.py").write_text(SETTLING.replace("FIRST", first))
+    words = "not like the one of init: 'momentum"
+    assert_refused(
+        lambda: fedcli.run("mine.py", out="run", rounds=2, **PARTS_OPTIONS), words, "let init give the whole"
+    )
+    (failure,) = check.check(registry.find_method("mine.py"), 7, "cpu")
+    assert not failure.holds
+    assert words in str(failure.error)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -15,6 +15,8 @@ from fedcli.declarations import Method
 from fedcli.errors import UserError
 from fedcli.isolation import unchanged
 from fedcli.runs.resolve import Setup
+from fedcli.runs.schema import Fault
+from fedcli.runs.state_schema import check_state
 from fedcli.userfiles import is_own
 
 NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError, OSError  # errors that are not blamed on the file that raises them
@@ -53,6 +55,21 @@ def _generator_states(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         torch_states.append(torch.cuda.get_rng_state(device).numpy().tobytes())
     return {"PyTorch": torch_states, "NumPy": (key.tobytes(), position, *normal), "Python": random.getstate()}
+
+
+def refuse_other_kind(method: Method, state: Any, initial: Any, fed: Federation) -> None:
+    """Refuses a state after a round that is not like the one of `init`, since a checkpoint with it would be refused.
+
+    Raises:
+        UserError: Says which part is not like it.
+    """
+    try:
+        check_state(state, initial, fed)
+    except Fault as fault:
+        raise UserError(
+            f"a run of '{method.name}' could not be resumed, as its state after a round is not like the one of init: "
+            f"{fault}; let init give the whole state, as zeros of the shapes that rounds give it."
+        ) from None
 
 
 class StateCopy:

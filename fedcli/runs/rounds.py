@@ -20,14 +20,14 @@ from fedcli.runs import autotune, run_folder
 from fedcli.runs.identity import identity_of
 from fedcli.runs.lock import FolderLost
 from fedcli.runs.machine import load_of_last_minute
-from fedcli.runs.method_calls import NO_MISTAKES, no_changes_in_place, no_global_draws
+from fedcli.runs.method_calls import NO_MISTAKES, no_changes_in_place, no_global_draws, refuse_other_kind
 from fedcli.runs.record import summarise
 from fedcli.runs.resolve import Setup
 from fedcli.runs.run_folder import Saver
 from fedcli.runs.schema import Record, RoundEntry
 from fedcli.runs.signals import OutOfTime, time_left
 from fedcli.runs.workers import worker_group
-from fedcli.userfiles import user_files
+from fedcli.userfiles import is_own, user_files
 
 
 class Listener:
@@ -157,6 +157,8 @@ class RunningRun:
         with method.blamed(*NO_MISTAKES), unchanged(self._files):
             cohort = self._fed.cohort(self.num_complete)
             result = one_round(self._setup, self._fed, self.state, cohort)
+            if self.num_complete == 0 and is_own(method.module):  # law 7 holds packaged methods to it
+                refuse_other_kind(method, result.state, self.state, self._fed)
         record["rounds"].append(result.entry)
         self.state = result.state
         now = time.perf_counter()
