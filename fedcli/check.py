@@ -108,7 +108,8 @@ def law_1_off_is_the_simpler_method(method: Method, rounds: int = 3, **run: Any)
     flags = " ".join(f"{flag_of(name)} {value}" for name, value in simpler.overrides.items())
     models = models_after(method, simpler.overrides, rounds, **run)
     simpler_models = models_after(simpler.name, None, rounds, **run)
-    yield Finding(f"{flags} against {simpler.name}", distance(models, simpler_models), at_most=MAX_ROUNDING)
+    bound = MAX_ROUNDING_OF[run.get("optimizer", "sgd")]
+    yield Finding(f"{flags} against {simpler.name}", distance(models, simpler_models), at_most=bound)
 
 
 def law_2_on_is_not(method: Method, **run: Any) -> Iterator[Finding]:
@@ -225,9 +226,10 @@ def law_5_order_is_invisible(method: Method, **run: Any) -> Iterator[Finding]:
     changed = before.changes(first)
     permuted, permuted_terms = setup.method.run_round(first, fed.cohort_of(1, order), fed, setup.method_config)
     expected = tree_map(lambda values: values[order], terms)
+    bound = MAX_ROUNDING_OF[run.get("optimizer", "sgd")]
     yield Finding("parts of the state that a round has changed in place", len(changed), at_most=0)
-    yield Finding("state after a permuted cohort", distance(permuted, state), at_most=MAX_ROUNDING)
-    yield Finding("terms of a permuted cohort's clients", distance(permuted_terms, expected), at_most=MAX_ROUNDING)
+    yield Finding("state after a permuted cohort", distance(permuted, state), at_most=bound)
+    yield Finding("terms of a permuted cohort's clients", distance(permuted_terms, expected), at_most=bound)
 
 
 def law_6_edge_data(method: Method, chunk: int, **run: Any) -> Iterator[Finding]:
@@ -387,6 +389,13 @@ def allows(method: Method, optimizer: str) -> bool:
     return not method.optimizers or optimizer in method.optimizers
 
 
+def training_options(method: Method) -> dict[str, Any]:
+    """The options with which the laws train a method that allows no SGD: its first optimizer, and a rate for Adam's."""
+    if allows(method, "sgd"):
+        return {}
+    return {"optimizer": method.optimizers[0], "lr": 0.003}
+
+
 def one_of_each_kind() -> list[Method]:
     """The last registered method of each kind: by models of the clients' own, public images and kept states."""
     by_kind = {}  # a later method takes the place of one of its kind
@@ -406,11 +415,12 @@ def check(method: Method, number: int, device: str) -> list[Finding | Failure]:
         return []
     findings: list[Finding | Failure] = []
     for case in law.cases:
-        if not allows(method, case.options.get("optimizer", "sgd")):
+        options = {**training_options(method), **case.options}
+        if not allows(method, options.get("optimizer", "sgd")):
             continue
         try:
             with deterministic(torch.device(device).type == "cuda"):  # as in a run
-                for finding in law.measure(method, device=device, **case.options):
+                for finding in law.measure(method, device=device, **options):
                     findings.append(finding._replace(label=case.name_finding(finding.label)))
         except Exception as error:
             label = case.name_finding(f"raised {type(error).__name__}")

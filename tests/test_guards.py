@@ -158,6 +158,18 @@ def test_law_7_catches_a_class_of_the_state_that_is_not_declared():
         laws.law_7_resume_is_invisible(replace(STATEFUL, state_types=STATEFUL.state_types[:1]))
 
 
+@pytest.mark.parametrize("number", [1, 5, 7])
+def test_a_method_that_allows_no_sgd_is_held_to_the_laws_with_its_own_optimizer(number):
+    """And found out."""
+    adam_alone = replace(FEDAVG, optimizers=("adam",), reduces_to=("fedavg", {}))
+    findings = check.check(adam_alone, number, "cpu")
+    assert findings
+    assert all(finding.holds for finding in findings)
+    planted = replace(adam_alone, run_round=weigh_first_clients_most)
+    if number == 5:
+        assert not all(finding.holds for finding in check.check(planted, number, "cpu"))
+
+
 def test_a_law_is_held_against_the_variants_of_a_method():
     """The defect is in what only the variant does."""
 
