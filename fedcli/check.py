@@ -151,7 +151,7 @@ def law_3_state_survives(method: Method, **run: Any) -> Iterator[Finding]:
     if 0 not in stored_before:
         return
     # In the last round the first client, which takes part in it, finds another state.
-    changed = tree_map(lambda leaf: leaf + 1, stored_before[0])
+    changed = tree_map(lambda leaf: ~leaf if leaf.dtype == torch.bool else leaf + 1, stored_before[0])
     other_state = state_before._replace(clients={**stored_before, 0: changed})
     other_end = simulate(setup, fed, len(COHORTS), COHORTS, state=other_state, first=len(COHORTS) - 1)
     effect = distance(tested_models(setup, state), tested_models(setup, other_end))

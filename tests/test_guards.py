@@ -153,6 +153,43 @@ def test_a_law_as_checked_catches_defects_that_only_batch_normalisation_has(numb
     assert all(label.startswith("BatchNorm, ") for label in broken)
 
 
+class ClientState(NamedTuple):
+    """A mask that changes in every round, by which the server's mean is weighted."""
+
+    is_odd: torch.Tensor  # bool [2]
+
+
+class StateWithMasks(NamedTuple):
+    """A model, and what clients keep."""
+
+    params: dict
+    buffers: dict
+    clients: dict
+
+
+def weigh_by_mask(state, cohort, fed, config):
+    kept = fed.recall(state.clients, cohort, ClientState(torch.tensor([False, False])))
+    after, terms = fedavg.run_round(state, cohort, fed, config)
+    factor = 1 + kept.is_odd.double().mean() / 10
+    params = {name: factor * value for name, value in after.params.items()}
+    clients = fed.remember(state.clients, cohort, ClientState(~kept.is_odd))
+    return StateWithMasks(params, after.buffers, clients), terms
+
+
+def test_law_3_holds_for_a_method_whose_clients_keep_a_mask():
+    """Which is changed into another mask, not into numbers."""
+    method = plant_defect(FEDAVG, weigh_by_mask)
+    method = replace(
+        method,
+        init=lambda fed, config: StateWithMasks(*fedavg.init(fed, config), {}),
+        state_types=(StateWithMasks, ClientState),
+        costs=None,
+    )
+    findings = check.check(method, 3, "cpu")
+    assert len(findings) == 4
+    assert all(finding.holds for finding in findings)
+
+
 def test_law_7_catches_a_class_of_the_state_that_is_not_declared():
     with pytest.raises(UserError, match="got 'ClientState'"):
         laws.law_7_resume_is_invisible(replace(STATEFUL, state_types=STATEFUL.state_types[:1]))
