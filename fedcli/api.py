@@ -127,7 +127,7 @@ class _Experiment:
         given = self.given
         if self.method_options:
             methods = find_methods(self.methods)
-            given = given.with_typed(assign_options(methods, self.method_options)[method])
+            given = given.with_typed(assign_options(methods, self.method_options, given.values.get("post"))[method])
         if progress is None and _is_notebook():
             progress = NotebookProgress()
         ended = run_method(

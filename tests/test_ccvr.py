@@ -9,9 +9,12 @@ import torch
 import fedcli
 from fedcli import registry, toy
 from fedcli.papers.baselines import ccvr
+from fedcli.results.method_options import parse_set
 from fedcli.results.metrics import find_metric
-from fedcli.runs import resume
+from fedcli.results.tune import plan_trials
+from fedcli.runs import identity, resume
 from fedcli.runs.record import params_hash, read_record
+from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.tensors import randn
 from tests.tiny_runs import FEW_DIGITS
@@ -196,6 +199,28 @@ def run_with_own_step(folder, name="share", returned="params", floats="0"):
     text = OWN_STEP.replace("NAME", name).replace("RETURNED", returned).replace("FLOATS", floats)
     (folder / "own.py").write_text(text)
     return fedcli.run("fedavg", out=folder / "run", post=f"{folder}/own.py:POST", **FOUR_CLIENTS)
+
+
+def test_the_options_of_a_step_of_ones_own_are_known_as_those_of_others(tmp_path):
+    """Where runs are compared, and where options of single methods are given."""
+    record = run_with_own_step(tmp_path).record
+    method = registry.find_method("fedavg")
+    assert not identity.outdated(record, method)
+    settings = identity.settings_of(record)
+    assert settings["share"] == 0.5
+    plan = identity.planned_settings(resolve(method, FOUR_CLIENTS))
+    assert identity.differences_from_plan(record, settings, plan, "selected") == {}
+    plan_with_step = identity.planned_settings(resolve(method, {**FOUR_CLIENTS, "post": f"{tmp_path}/own.py:POST"}))
+    assert identity.differences_from_plan(record, settings, plan_with_step, "selected") == {}
+
+    options = {**FOUR_CLIENTS, "post": f"{tmp_path}/own.py:POST"}
+    run = fedcli.run("fedavg", out=tmp_path / "set", set={"fedavg": {"share": 0.25}}, **options)
+    assert run.record["config"]["share"] == 0.25
+    methods = {"fedavg": method}
+    assert parse_set(methods, ["fedavg:share=0.75"], options["post"]) == {"fedavg": {"share": 0.75}}
+    assert_refused(lambda: parse_set(methods, ["fedavg:share=0.75"]), "unknown option of 'fedavg' '--share'")
+    trials = plan_trials("fedavg", {**options, "validation": 0.2}, grid=["share=0.25,0.75"], out=tmp_path / "tuned")
+    assert len(trials.runs) == 2
 
 
 @pytest.mark.parametrize("name", ["lr", "num_clients", "grid"])

@@ -197,10 +197,13 @@ def _parse_values(field: Any, text: str) -> Any:
     return value
 
 
-def read_set(names: Sequence[str], set_: Sequence[str] | None) -> dict[str, dict[str, Any]]:
-    """Read `--set` as options of single methods, by their names; without it, nothing slow is imported."""
+def read_set(names: Sequence[str], set_: Sequence[str] | None, post: Any) -> dict[str, dict[str, Any]]:
+    """Read `--set` as options of single methods, by their names, and of the step that `--post` has for all of them.
+
+    Without it, nothing slow is imported.
+    """
     if not set_:
         return {}
     from fedcli.results.method_options import find_methods, parse_set
 
-    return parse_set(find_methods(names), set_)
+    return parse_set(find_methods(names), set_, post)

@@ -75,8 +75,8 @@ def run(  # noqa: PLR0913  # the parameters of a command are its options
     from fedcli.runs.workers import launched
 
     names = method.split(",")
-    method_options = read_set(names, set_)
     given = replace(given_options(ctx), tuned=tuned)
+    method_options = read_set(names, set_, given.values.get("post"))
     if len(names) == 1:
         given = given.with_typed(method_options.get(method, {}))
     placement = place_runs(jobs, on, cpus_per_run, gpus_per_run)

@@ -57,10 +57,11 @@ def tune(  # noqa: PLR0913  # the parameters of a command are its options
     from fedcli.runs.options import flags_of
 
     names = method.split(",")
-    method_options = read_set(names, set_)
+    given = given_options(ctx).values
+    method_options = read_set(names, set_, given.get("post"))
     plan = tune.plan_trials(
         method,
-        given_options(ctx).values,
+        given,
         grid=grid or (),
         trials=trials,
         seeds=seeds,

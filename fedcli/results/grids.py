@@ -72,7 +72,7 @@ def plan_grid(
     if continue_ and out is None:
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
     seeds = None if seeds is None else list(seeds)
-    own_options = assign_options(methods, method_options)
+    own_options = assign_options(methods, method_options, given.values.get("post"))
     resolved_points = []
     for name, method in methods.items():
         options_for_method = select_options(method, methods, given.values)

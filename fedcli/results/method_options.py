@@ -62,12 +62,15 @@ def split_option_text(flag: str, text: str) -> OptionText:
     return OptionText(flag, text, method, option.strip().lstrip("-").replace("-", "_"), values)
 
 
-def parse_method_options(methods: Mapping[str, Method], texts: Iterable[OptionText]) -> dict[str, Options]:
+def parse_method_options(
+    methods: Mapping[str, Method], texts: Iterable[OptionText], post: Any = None
+) -> dict[str, Options]:
     """Reads the options that texts give to methods.
 
     Args:
         methods: The methods, as they are named in the command.
         texts: The texts of `--set` or `--grid`.
+        post: The value of `--post` for all methods, whose options these have too.
 
     Returns:
         For each name of a method its options, each a tuple of the values in the text.
@@ -78,8 +81,8 @@ def parse_method_options(methods: Mapping[str, Method], texts: Iterable[OptionTe
     """
     values_to_try: dict[str, Options] = {name: {} for name in methods}
     for given in texts:
-        for name in _find_matching_methods(methods, given):
-            field = recorded_field(given.option, methods[name])
+        for name in _find_matching_methods(methods, given, post):
+            field = recorded_field(given.option, methods[name], post)
             if given.option in values_to_try[name]:
                 raise UserError(
                     f"{flag_of(given.option)} is given twice (got {given.flag} {given.text}); put all its values into "
@@ -89,9 +92,9 @@ def parse_method_options(methods: Mapping[str, Method], texts: Iterable[OptionTe
     return values_to_try
 
 
-def parse_set(methods: Mapping[str, Method], texts: Iterable[str]) -> dict[str, Options]:
+def parse_set(methods: Mapping[str, Method], texts: Iterable[str], post: Any = None) -> dict[str, Options]:
     """Reads the texts of `--set`, which gives one method's option one value; see `parse_method_options`."""
-    method_options = parse_method_options(methods, [split_option_text("--set", text) for text in texts])
+    method_options = parse_method_options(methods, [split_option_text("--set", text) for text in texts], post)
     for options in method_options.values():
         for name, values in options.items():
             options[name] = _take_only_value(name, values)
@@ -111,13 +114,14 @@ def _take_only_value(option: str, values: Sequence[Any]) -> Any:
 
 
 def assign_options(
-    methods: Mapping[str, Method], method_options: Mapping[str, Mapping[str, Any]]
+    methods: Mapping[str, Method], method_options: Mapping[str, Mapping[str, Any]], post: Any = None
 ) -> dict[str, Options]:
     """Assigns the options of single methods, as `fedcli.run(..., set=...)` takes them, to the methods of a command.
 
     Args:
         methods: The methods, as they are named in the command.
         method_options: The options of a method, by its name there or the one that its file declares.
+        post: The value of `--post` for all methods, whose options these have too.
 
     Returns:
         For each name of a method its options.
@@ -135,7 +139,7 @@ def assign_options(
             )
         for name in _find_names_in_command(methods, str(method_name), "--set"):
             for option in options:
-                recorded_field(option, methods[name])  # refuses one that the method has not
+                recorded_field(option, methods[name], post)  # refuses one that the method has not
                 if option in by_name[name]:
                     raise UserError(
                         f"{flag_of(option)} of '{name}' is given twice (got --set {method_options}); give one."
@@ -145,7 +149,7 @@ def assign_options(
     return by_name
 
 
-def _find_matching_methods(methods: Mapping[str, Method], given: OptionText) -> list[str]:
+def _find_matching_methods(methods: Mapping[str, Method], given: OptionText, post: Any) -> list[str]:
     """Finds the methods that a text means: the named one, or all that have the option.
 
     Returns:
@@ -153,7 +157,7 @@ def _find_matching_methods(methods: Mapping[str, Method], given: OptionText) -> 
     """
     if given.method:
         return _find_names_in_command(methods, given.method, given.flag)
-    with_option = [name for name, method in methods.items() if given.option in recorded_fields(method)]
+    with_option = [name for name, method in methods.items() if given.option in recorded_fields(method, post)]
     return with_option or list(methods)[:1]
 
 

@@ -147,11 +147,12 @@ def plan_trials(
     if trials is not None and trials < 1:
         raise UserError(f"--trials must be at least 1 (got {trials}); leave it out to try the smallest grid.")
     methods = find_methods(method.split(","))
+    post = options.get("post")
     grid_texts = [split_option_text("--grid", text) for text in grid]
     for text in grid_texts:
         _refuse_grid(text, options)
-    values_to_try = parse_method_options(methods, grid_texts)
-    own_options = assign_options(methods, method_options)
+    values_to_try = parse_method_options(methods, grid_texts, post)
+    own_options = assign_options(methods, method_options, post)
     if seeds is None:
         options = {"seed": TRIAL_SEED, **options}
     searches = _plan_searches(methods, options, own_options, values_to_try, seeds)
@@ -419,7 +420,8 @@ def write_notes_on_edges(planned: Tuning, trials: pd.DataFrame) -> list[str]:
     for of_method in planned.by_method:
         method = of_method.method
         method_trials = trials[trials["method"] == method.name]
-        fields = recorded_fields(method)
+        first_run, *_ = of_method.points[0].runs
+        fields = recorded_fields(method, first_run.setup.config.post)
         best_options = method_trials["options"].iloc[0]
         for name, best in best_options.items():
             if not is_number(best):

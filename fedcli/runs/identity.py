@@ -203,9 +203,12 @@ def current_numerics(record: Record, method: Method) -> dict[str, int]:
 def outdated(record: Record, method: Method) -> bool:
     """Whether the code would not repeat a run: a user's file, options or numerics are others now.
 
-    The file of a registered method may change its words; what it computes is counted by `numerics`.
+    The file of a registered method may change its words; what it computes is counted by `numerics`. Options beside a
+    step of a user's file may be the step's, which is not imported for a record.
     """
     lost_options = record["config"].keys() - recorded_fields(method).keys()
+    if own_paths([record["config"].get("post")]):
+        lost_options = set()
     has_other_start = record["numerics"] != current_numerics(record, method)
     return bool(lost_options or has_other_start or current_code_differences(record, method))
 
@@ -292,9 +295,7 @@ def differences_from_plan(
     """
     compared_settings = settings
     if planned_settings["post"] is None and settings["post"] is not None:
-        experiment = Experiment.from_record(record)
-        without_post = replace(experiment, options={**experiment.options, "post": None})
-        compared_settings = without_post.settings()
+        compared_settings = _settings_without_post(record, planned_settings)
     differing = differences(compared_settings, planned_settings)
     seeds = differing.get("partition_seed")
     if seeds is not None and {seeds.value, seeds.other_value} == {record["seed"], AS_SEED}:
@@ -304,6 +305,20 @@ def differences_from_plan(
     if needs_last_round:
         differing.pop("eval_every", None)  # whether other rounds are tested changes nothing
     return differing
+
+
+def _settings_without_post(record: Record, planned_settings: Settings) -> Settings:
+    """The settings of a run as if it had no step after its last round, and no option of that step.
+
+    Those of a user's step are known by their absence from a plan of the same method without it.
+    """
+    experiment = Experiment.from_record(record)
+    settings = replace(experiment, options={**experiment.options, "post": None}).settings()
+    if own_paths([record["config"].get("post")]):
+        run_options = fields_of(RunConfig)
+        of_step = {name for name in experiment.options if name not in run_options and name not in planned_settings}
+        settings = {name: value for name, value in settings.items() if name not in of_step}
+    return settings
 
 
 def is_smaller(name: str, value: Any, full: Any) -> bool:

@@ -137,18 +137,22 @@ class MethodWithOptions(HasOptions, Protocol):
         """Whether each client ends with a model of its own, by its truth."""
 
 
-def recorded_fields(method: Method) -> dict[str, Field]:
-    """The options that a record of a method can have, by name: of the run, the method and all steps after it."""
-    return fields_of(RunConfig, method.config, *(post.config for post in posts(method).values()))
+def recorded_fields(method: Method, post: Any = None) -> dict[str, Field]:
+    """The options that a record of a method can have, by name: of the run, the method and all steps after it.
+
+    A step in a user's file is one of these where it is the `post`, the only value of `--post`.
+    """
+    steps = posts(method, post if isinstance(post, str) else None)
+    return fields_of(RunConfig, method.config, *(step.config for step in steps.values()))
 
 
-def recorded_field(name: str, method: Method) -> Field:
-    """The declaration of an option that a record of a method can have.
+def recorded_field(name: str, method: Method, post: Any = None) -> Field:
+    """The declaration of an option that a record of a method can have; see `recorded_fields`.
 
     Raises:
         UserError: The method has no such option.
     """
-    declared = recorded_fields(method)
+    declared = recorded_fields(method, post)
     if name not in declared:
         raise unknown_option(name, method, {}, None)
     return declared[name]

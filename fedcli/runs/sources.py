@@ -64,7 +64,8 @@ def expand(args: list[str], command: str) -> Expanded:
     if record is not None:
         declared = [find_method(name) for name in method.split(",")]
         if record["method"] not in [other.name for other in declared]:
-            lacking = options_of_run_alone.keys() - set().union(*map(recorded_fields, declared))
+            post = {**options, **typed}.get("post")
+            lacking = options_of_run_alone.keys() - set().union(*(recorded_fields(other, post) for other in declared))
     added = {name: value for name, value in options.items() if name != "method" and name not in lacking}
     sources = {}
     for name in added:
