@@ -7,7 +7,10 @@ import pytest
 import torch
 
 import fedcli
+from fedcli.measure.feature_files import MODEL_FEATURES
 from fedcli.measure.predictions import per_class
+from fedcli.measure.quality import add_quality
+from fedcli.runs.record import read_record
 from tests.commands import invoke
 from tests.user_errors import assert_refused
 
@@ -61,6 +64,16 @@ def test_predictions_are_those_of_the_nearest_prototype_where_the_headline_is(ru
     images, _ = run.data("test")
     nearest = run.model(0, prototypes=True)(images).argmax(1)
     assert torch.equal(run.predict(images, client=0), nearest)
+
+
+@pytest.mark.parametrize("kind", ["global", "personal, common images", "prototypes"])
+def test_quality_keeps_the_predictions_of_the_headlines_models(kind, runs):
+    run = runs[kind]
+    client = None if kind == "global" else 0
+    add_quality(run.path, client=client)
+    images, _ = run.data("test")
+    kept = MODEL_FEATURES.read(run.path, read_record(run.path))["predicted"]
+    assert kept.tolist() == run.predict(images, client=client).tolist()
 
 
 def test_predictions_and_counts_are_by_prototypes_whatever_accuracies_the_record_has_beside(runs):

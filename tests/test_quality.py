@@ -282,6 +282,7 @@ def test_a_clients_own_model_is_called_so(kind, personal, first_two_features):
     assert measured["client"] == 2
     (axes,) = [axes for axes in find_chart(kind)(find_records([personal.path])).axes if axes.get_title()]
     assert f"client\N{NO-BREAK SPACE}2, model of round {ROUNDS} of {ROUNDS}\n" in axes.get_title()
+    assert ("common test images right" in axes.get_title()) == (kind == "confusion")
 
 
 @pytest.mark.parametrize("kind", ["tsne", "confusion"])

@@ -18,7 +18,7 @@ from fedcli.runs.schema import Record
 
 
 def confusion_chart(records: list[Record]) -> Figure:
-    """Draws what the test images of each class are taken for, in percent of the class, a panel a setting.
+    """Draws what the common test images of each class are taken for, in percent of the class, a panel a setting.
 
     Raises:
         UserError: As `make_grid`, or if the outputs have not been kept.
@@ -37,7 +37,9 @@ def confusion_chart(records: list[Record]) -> Figure:
             colorbar=not has_few_classes, include_values=has_few_classes, values_format=".0%",
             im_kw={"vmin": 0, "vmax": 1}, text_kw={"fontsize": 5}, xticks_rotation="vertical",
         )  # fmt: skip
-        right = f"{100 * (labels == predicted).mean():.1f} % of {len(labels):,} images right"
+        # A client may also have test images of its own, which are not these.
+        tested = "common test images" if "client" in run["quality"] else "images"
+        right = f"{100 * (labels == predicted).mean():.1f} % of {len(labels):,} {tested} right"
         axes.set(title=f"{column.name}, {model_words(run)}\n{right}", xlabel="taken for", ylabel="class")
         if not has_few_classes:
             axes.set(xticks=[], yticks=[])

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from fedcli.core.evaluation import FullModel
+from fedcli.core.evaluation import FullModel, nearness
 from fedcli.core.federation import Federation
 from fedcli.errors import UserError
 from fedcli.measure.client_features import features_after_one_more_round
@@ -18,8 +19,8 @@ from fedcli.measure.feature_files import CLIENT_FEATURES, MODEL_FEATURES
 from fedcli.measure.sampling import sample
 from fedcli.measure.separation import pair_cosines, separation
 from fedcli.runs.machine import machine_settings
-from fedcli.runs.models import check_client, check_round, read_models, round_index_of
-from fedcli.runs.resume import OpenRun, open_run
+from fedcli.runs.models import Models, check_client, check_round, read_models, round_index_of
+from fedcli.runs.resume import open_run
 
 MAX_IMAGES = 2000  # of the test set: the silhouette takes all pairs of them
 
@@ -50,18 +51,17 @@ def add_quality(
         raise UserError(f"the protocol {run.record['protocol']} has no common test images (got {folder}).")
     round_number = round_index_of(run.record, round)
     with machine_settings(fed):
-        model = _model_after(run, folder, client, round_number)
-        outputs = _test_outputs(fed, model)
+        of_round = read_models(folder, run.record, run.setup.method, round_number)
+        model = _choose_model(fed, of_round, client)
+        outputs = _test_outputs(fed, model, of_round.prototypes)
     numbers = {**separation(outputs["features"], outputs["labels"]), "round": round_number}
     if client is not None:
         numbers["client"] = client
     return MODEL_FEATURES.write(folder, outputs, numbers)
 
 
-def _model_after(run: OpenRun, folder: Path, client: int | None, round_number: int) -> FullModel:
-    """The global model, or a client's own, after a round of a finished run: the selected or the last one."""
-    fed = run.fed
-    of_round = read_models(folder, run.record, run.setup.method, round_number)
+def _choose_model(fed: Federation, of_round: Models, client: int | None) -> FullModel:
+    """The global model, or a client's own, of those after a round."""
     if client is None:
         network = fed.network
         tensors = of_round.shared
@@ -73,15 +73,22 @@ def _model_after(run: OpenRun, folder: Path, client: int | None, round_number: i
     return FullModel(network, *tensors)
 
 
-def _test_outputs(fed: Federation, model: FullModel) -> dict[str, np.ndarray]:
-    """What a model makes of test images: `features` `[n, D]`, `labels` `[n]` and the `predicted` classes `[n]`."""
+def _test_outputs(fed: Federation, model: FullModel, prototypes: tuple[Tensor, Tensor] | None) -> dict[str, np.ndarray]:
+    """What a model makes of test images: `features` `[n, D]`, `labels` `[n]` and the `predicted` classes `[n]`.
+
+    Where a method classifies by prototypes, they are predicted so, as for the headline, and not by the head.
+    """
     images = np.sort(sample(len(fed.test_labels), MAX_IMAGES, "quality"))
     features, logits, labels = fed.predict(model.params, model.buffers, images, model.network, test=True)
     assert features is not None  # `predict` returns them unless told not to
+    scores = logits
+    if prototypes is not None:
+        points, has_class = prototypes
+        scores = nearness(features, points.to(features), has_class)
     return {
         "features": features.numpy().astype(float),
         "labels": labels.numpy(),
-        "predicted": logits.numpy().argmax(1),
+        "predicted": scores.numpy().argmax(1),
     }
 
 
