@@ -67,6 +67,31 @@ def test_a_colour_and_a_name_count_for_a_method_and_before_it_for_a_setting():
     assert colours == {"Ours": "#ff0000", "Ours, lr 0.2": "#00ff00"}
 
 
+def look_of_lines(options, *methods):
+    """Colour and dashes of the line of each method."""
+    runs = [record_with_curve(method) for method in methods]
+    (axes,) = line_charts.learning_curves(runs, options=options).axes
+    lines = [line for line in axes.lines if not line.get_gid()]
+    return {line.get_label(): (to_hex(line.get_color()), str(line._unscaled_dash_pattern)) for line in lines}
+
+
+@pytest.mark.parametrize("count", [2, 12, 14])
+def test_no_line_gets_the_colour_that_another_was_given(count):
+    methods = [f"m{number:02}" for number in range(count)]
+    ours = look_of_lines(FigureOptions(), *methods)
+    for colour in dict.fromkeys(colour for colour, _ in ours.values()):
+        chosen = look_of_lines(FigureOptions(colors={"m01": colour.upper()}), *methods)
+        assert chosen["m01"][0] == colour
+        assert [name for name, look in chosen.items() if look[0] == colour] == ["m01"]
+        assert len(set(chosen.values())) == count
+
+
+def test_lines_of_one_given_colour_have_different_dashes():
+    look = look_of_lines(FigureOptions(colors={"one": "red", "two": "red"}), "one", "two")
+    assert {colour for colour, _ in look.values()} == {"#ff0000"}
+    assert len(set(look.values())) == 2
+
+
 @pytest.mark.parametrize("option", ["colors", "labels"])
 def test_a_name_that_the_figure_does_not_draw_is_refused(option):
     with pytest.raises(UserError, match=rf"unknown name in {option} 'twoo'; did you mean 'two'\? the figure draws one"):

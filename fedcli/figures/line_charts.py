@@ -6,6 +6,7 @@ from textwrap import fill
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -14,7 +15,7 @@ from fedcli.errors import UserError, unknown
 from fedcli.figures import CURVES, Measure
 from fedcli.figures.curves import AXES, CLIENTS, Axis, Curve, Point, find_curves, points_of
 from fedcli.figures.legends import Symbols, draw_legends, name_ends, spread_names, widen_legend
-from fedcli.figures.names import setting_colours, title_words
+from fedcli.figures.names import setting_colours, sharers, title_words
 from fedcli.figures.options import FigureOptions
 from fedcli.figures.saving import small_png
 from fedcli.figures.text import characters, write_title
@@ -213,13 +214,20 @@ def _fit(figure: Figure, ends_of_panels: list[dict[Line2D, Point]], options: Fig
 
 
 def _line_styles(panels: list[Panel], options: FigureOptions) -> dict[str, dict[str, Any]]:
-    """Colour and dashes of each setting by its label, as arguments of `Axes.plot`; one dash a colour."""
+    """Colour and dashes of each setting by its label, as arguments of `Axes.plot`.
+
+    Settings that share a colour of ours share the dashes; those to which the user gives one colour differ in them.
+    """
     settings_of_panels = []
     for panel in panels:
         settings_of_panels.append([curve.setting for curve in panel.curves])
     colours = _chosen_colours(settings_of_panels, options)
-    dashes = dict(zip(dict.fromkeys(colours.values()), cycle(DASHES), strict=False))
-    return {label: {"color": colour, "linestyle": dashes[colour]} for label, colour in colours.items()}
+    sharer_of_setting = sharers(settings_of_panels)
+    dashes = dict(zip(dict.fromkeys(sharer_of_setting.values()), cycle(DASHES), strict=False))
+    styles = {}
+    for label, sharer in sharer_of_setting.items():
+        styles[label] = {"color": colours[label], "linestyle": dashes[sharer]}
+    return styles
 
 
 def _chosen_colours(panels: list[list[SeedGroup]], options: FigureOptions) -> dict[str, str]:
@@ -227,7 +235,7 @@ def _chosen_colours(panels: list[list[SeedGroup]], options: FigureOptions) -> di
     settings = {setting.title: setting for panel in panels for setting in panel}
     methods_drawn = [setting.method for setting in settings.values()]
     options.refuse_unused([*methods_drawn, *settings])
-    colours = setting_colours(panels)
+    colours = setting_colours(panels, taken={to_hex(colour) for colour in options.colors.values()})
     for label, setting in settings.items():
         colour_of_method = options.colors.get(setting.method, colours[label])
         colours[label] = options.colors.get(label, colour_of_method)

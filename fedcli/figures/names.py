@@ -1,6 +1,6 @@
 """The names and colours of settings in figures, and the words of titles."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import matplotlib
 import numpy as np
@@ -19,22 +19,32 @@ LINE_COLOURS = (
 NO_LABELS: Mapping[str, str] = {}
 
 
-def colours(names: Iterable[str]) -> dict[str, str]:
-    """A different colour for each name."""
+def colours(names: Iterable[str], taken: Collection[str] = ()) -> dict[str, str]:
+    """A different colour for each name, and none of those that are `taken`, in hexadecimal."""
     names = list(dict.fromkeys(names))
-    shades: Iterable[str] = LINE_COLOURS
-    if len(names) > len(LINE_COLOURS):
-        shades = map(to_hex, matplotlib.colormaps["turbo"](np.linspace(0.02, 0.98, len(names))))
+    shades = [shade for shade in LINE_COLOURS if shade.lower() not in taken]
+    if len(names) > len(shades):
+        places = np.linspace(0.02, 0.98, len(names) + len(taken))
+        shades = [shade for shade in map(to_hex, matplotlib.colormaps["turbo"](places)) if shade not in taken]
     return dict(zip(names, shades, strict=False))
 
 
-def setting_colours(leaderboards: Sequence[Sequence[SeedGroup]]) -> dict[str, str]:
-    """A colour for each setting, by its label; one a method where no leaderboard has several settings of a method."""
+def sharers(leaderboards: Sequence[Sequence[SeedGroup]]) -> dict[str, str]:
+    """With whom each setting shares its look, by its title.
+
+    That is the method where no leaderboard has several settings of a method, and else nobody but the title itself.
+    """
     settings = [setting for leaderboard in leaderboards for setting in leaderboard]
-    if not all(map(_has_one_a_method, leaderboards)):
-        return colours(setting.title for setting in settings)
-    method_colours = colours(setting.method for setting in settings)
-    return {setting.title: method_colours[setting.method] for setting in settings}
+    if all(map(_has_one_a_method, leaderboards)):
+        return {setting.title: setting.method for setting in settings}
+    return {setting.title: setting.title for setting in settings}
+
+
+def setting_colours(leaderboards: Sequence[Sequence[SeedGroup]], taken: Collection[str] = ()) -> dict[str, str]:
+    """A colour for each setting, by its title; none of those that are `taken`, see `colours` and `sharers`."""
+    sharer_of_setting = sharers(leaderboards)
+    shades = colours(sharer_of_setting.values(), taken)
+    return {title: shades[sharer] for title, sharer in sharer_of_setting.items()}
 
 
 def _has_one_a_method(settings: Sequence[SeedGroup]) -> bool:
