@@ -334,6 +334,15 @@ def test_data_show_draws_a_partition():
     assert {path.name for path in Path.cwd().iterdir()} == {"chart.png", "chart.pdf"}
 
 
+@pytest.mark.parametrize("options", [(), ("--partition", "iid", "--num-clients", 2)])
+@pytest.mark.parametrize("given", ["Digits", "shapes", "./shapes.npz", "./own.py:shapes"])
+def test_data_show_takes_whatever_a_run_takes_for_a_data_set(given, options, shapes):
+    Path("own.py").write_text("import numpy as np\n\ndef shapes():\n    return dict(np.load('shapes.npz'))\n")
+    output = output_of("data", "show", given, *options)
+    assert "to train" in output
+    assert ("partition iid" in output) == bool(options)
+
+
 # The last line
 
 

@@ -90,7 +90,8 @@ def data_show(
         flags = given_flags(ctx, lambda option: option.name in ("num_clients", "partition_seed", "out"))
         if flags:
             raise UserError(f"{flags[0]} is for a partition (got none); add --partition, or leave it out.")
-    dataset = datasets.load(import_if_path(name))
+    loaded_name = import_if_path(name)
+    dataset = datasets.load(loaded_name)
     chosen = from_flag(partition) if partition else None
     rows = {
         "images": f"{len(dataset.y_train):,} to train, {len(dataset.y_test):,} to test",
@@ -99,7 +100,7 @@ def data_show(
         "domains": ", ".join(dataset.domain_names),
         "writers": "" if dataset.writer_train is None else f"{len(dataset.writer_train.unique()):,} to train",
         "fingerprint": dataset.fingerprint,
-        "made from": datasets.describe(dataset.name)["note"],
+        "made from": datasets.describe(loaded_name)["note"],
     }
     print_table(("Data set", dataset.name), [(title, text) for title, text in rows.items() if text])
     if chosen is None:
