@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 from unittest.mock import patch
@@ -15,6 +16,7 @@ import torch
 from fedcli import registry
 from fedcli.bench import joint_step, lower_bounds, plain_loop, random_images, speed, workloads
 from fedcli.bench.cells import timing_cells
+from fedcli.bench.csv_file import append_csv
 from fedcli.bench.speed import Timing
 from fedcli.data import imports
 from fedcli.runs import prepare
@@ -488,6 +490,20 @@ def test_options_reach_the_measurement_and_results_go_to_json_and_csv():
     spreads = [json.loads(spread) for spread in rows.seconds_spread[:2]]
     assert spreads == [result["seconds_spread"] for result in results]
     assert set(rows.seed) == {4, 0}
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_rows_of_both_kinds_keep_all_their_numbers(order, three_rounds, tmp_path):
+    of_workload = three_rounds.timing
+    of_method = replace(of_workload, workload="fedfm:niid-1", comparison=None, whole_seconds=3.5)
+    written = [(of_workload, of_method)[kind].as_dict() for kind in order]
+    for result in written:
+        append_csv(tmp_path / "out.csv", result)
+    rows = pd.read_csv(tmp_path / "out.csv", dtype=str)
+    assert set(rows.columns) == set().union(*written)
+    for (_, row), result in zip(rows.iterrows(), written, strict=True):
+        expected = {name: str(value) for name, value in result.items() if value is not None}
+        assert dict(row.dropna()) == expected
 
 
 def test_the_chosen_workloads_are_measured_into_a_table(monkeypatch):

@@ -1,11 +1,13 @@
 """The file that `fedcli bench --csv` appends its results to, a row each."""
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from fedcli.errors import UserError
+from fedcli.files import write_atomically
 
 
 def check_csv(path: Path) -> None:
@@ -16,6 +18,13 @@ def check_csv(path: Path) -> None:
 
 
 def append_csv(path: Path, result: dict[str, Any]) -> None:
-    """Appends a result to a CSV file, whose first line has the names of the columns; a spread is a JSON list."""
-    columns = pd.read_csv(path, nrows=0).columns if path.exists() else None
-    pd.DataFrame([result]).reindex(columns=columns).to_csv(path, mode="a", header=columns is None, index=False)
+    """Appends a result to a CSV file, whose first line has the names of the columns; a spread is a JSON list.
+
+    Columns that the file lacks are added behind its own. Its texts stay as they are.
+    """
+    content = pd.DataFrame([result]).to_csv(index=False)
+    if path.exists():
+        earlier = pd.read_csv(path, dtype=str, keep_default_na=False)
+        latest = pd.read_csv(StringIO(content), dtype=str, keep_default_na=False)
+        content = pd.concat([earlier, latest]).to_csv(index=False)
+    write_atomically(path, lambda temporary: temporary.write_text(content))
