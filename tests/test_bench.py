@@ -116,6 +116,22 @@ def fake_seconds(monkeypatch, engine, plain=()):
     return rounds_run
 
 
+def count_samples(monkeypatch):
+    """The number of samples that the engine reports of each round, in a list that grows."""
+    one_round = speed.one_round
+    samples_of_rounds = []
+
+    def counted_round(setup, fed, state, cohort):
+        samples = []
+        fed.engine.listen(samples.append)
+        after_round = one_round(setup, fed, state, cohort)
+        samples_of_rounds.append(sum(samples))
+        return after_round
+
+    monkeypatch.setattr(speed, "one_round", counted_round)
+    return samples_of_rounds
+
+
 # Workloads and images
 
 
@@ -374,6 +390,7 @@ def test_rounds_of_a_protocols_own_run_are_timed(method, monkeypatch):
     options = {
         "dataset": "cifar10", "device": "cpu", "batch_size": 10, "partition": "iid", "local_epochs": 1,
         "train_examples": 60, "num_clients": 3, "cohort_size": 2, "backbone": "cnn-small", "rounds": 40,
+        "validation": 0.3,
     }  # fmt: skip
     setup = resolve(registry.find_method(method), options, need_data=False)
     seconds = [
@@ -382,6 +399,7 @@ def test_rounds_of_a_protocols_own_run_are_timed(method, monkeypatch):
         {"train": 5, "evaluate": 0.75, "data": 0, "aggregate": 0},
     ]
     rounds_run = fake_seconds(monkeypatch, seconds)
+    samples_of_rounds = count_samples(monkeypatch)
     timing = speed.time_workload(setup.protocol.name, setup, 3, lambda text: None, with_plain=False)
 
     assert [round_run.name for round_run in rounds_run] == [36, 37, 38, 39]  # the last ones
@@ -390,7 +408,7 @@ def test_rounds_of_a_protocols_own_run_are_timed(method, monkeypatch):
     assert result["seconds_spread"] == [3, 5]
     assert result["evaluation_seconds"] == 0.5
     assert result["whole_seconds"] == 40 * 4.25
-
+    assert result["samples_per_second"] == pytest.approx(np.mean(samples_of_rounds[1:]) / 4)
     assert "floor_seconds" not in result
 
     row = timing_cells(timing)

@@ -173,7 +173,7 @@ def time_workload(name: str, setup: Setup, repeats: int, progress: Callable[[str
         method=setup.method.name,
         seconds_per_round=seconds,
         seconds_spread=_spread(times.rounds),
-        samples_per_second=passes * examples / seconds,
+        samples_per_second=sum(_samples_of_round(fed, number) for number in timed_rounds) / repeats / seconds,
         peak_bytes=peak_bytes,
         evaluation_seconds=times.engine["evaluate"].median(),
         data_seconds_share=times.around_training.median() / seconds,
@@ -190,6 +190,12 @@ def time_workload(name: str, setup: Setup, repeats: int, progress: Callable[[str
         whole_seconds=whole_seconds,
         comparison=comparison,
     )
+
+
+def _samples_of_round(fed: Federation, number: int) -> int:
+    """How many examples the clients of a round train on, those of each epoch anew; none are held out to validate on."""
+    cohort = fed.cohort(number)
+    return fed.local_epochs * sum(len(fed.training[client]) for client in cohort.client_ids)
 
 
 def reset_peak_memory(device: torch.device) -> None:
