@@ -16,7 +16,8 @@ from PIL import Image
 import fedcli
 from fedcli.errors import UserError
 from fedcli.figures import line_charts, saving
-from fedcli.figures.options import LEGENDS, FigureOptions, parse_pairs, parse_size
+from fedcli.figures.options import LEGENDS, FigureOptions, parse_colors, parse_pairs, parse_size
+from fedcli.results.groups import group_runs
 from tests.commands import invoke
 from tests.example_records import as_diverged, record_with_curve
 
@@ -310,9 +311,24 @@ def test_options_are_read_from_text():
     with pytest.raises(UserError, match=r"--size must be WIDTHxHEIGHT in inches \(got '3.4'\)"):
         parse_size("3.4")
     assert parse_pairs("--labels", ["a=b=c", "d=e"]) == {"a": "b=c", "d": "e"}
+    assert parse_colors(["a=b=c", "d=e"]) == {"a=b": "c", "d": "e"}
     for text in ("a", "=b", "a="):
+        with pytest.raises(UserError, match="--colors must be NAME=VALUE"):
+            parse_colors([text])
         with pytest.raises(UserError, match="--labels must be NAME=VALUE"):
             parse_pairs("--labels", [text])
+
+
+def test_the_name_of_a_setting_may_hold_an_equals_sign():
+    runs = [record_with_curve(partition=partition) for partition in ("dirichlet:0.5:min=5", "iid")]
+    (first, _) = group_runs(runs)
+    assert "=" in first.title
+    options = FigureOptions(
+        colors=parse_colors([f"{first.title}=red"]), labels=parse_pairs("--labels", [f"{first.title}=a=b"])
+    )
+    (axes,) = line_charts.learning_curves(runs, options=options).axes
+    (line,) = [line for line in axes.lines if line.get_label() == "a=b"]
+    assert to_hex(line.get_color()) == "#ff0000"
 
 
 def test_characters_that_the_font_lacks_are_named_once(tmp_path):

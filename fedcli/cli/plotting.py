@@ -52,7 +52,7 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
     Your own kind is a function of the records that returns a matplotlib Figure.
     """
     from fedcli.figures.line_charts import LineChart
-    from fedcli.figures.options import FigureOptions, parse_pairs, parse_size
+    from fedcli.figures.options import FigureOptions, parse_colors, parse_pairs, parse_size
     from fedcli.figures.saving import write_figure
 
     chart = find_chart(kind)
@@ -68,7 +68,7 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
         size=None if size is None else parse_size(size),
         font_size=font_size,
         style=style,
-        colors=parse_pairs("--colors", colors or ()),
+        colors=parse_colors(colors or ()),
         labels=parse_pairs("--labels", labels or ()),
         legend=legend,
     )

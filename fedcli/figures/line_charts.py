@@ -147,6 +147,9 @@ def _has_points(record: Record, measures: Sequence[Measure], x: str) -> bool:
 
 def _draw_panels(panels: list[Panel], title: str, options: FigureOptions) -> LineChart:
     """The figure of panels; a setting looks the same in all of them."""
+    drawn = [curve.setting for panel in panels for curve in panel.curves]
+    methods = [setting.method for setting in drawn]
+    options = options.for_names([*methods, *[setting.title for setting in drawn]])
     styles = _line_styles(panels, options)
     figure = LineChart(layout="constrained")
     figure.set_size_inches(options.size or (options.width, PANEL_HEIGHT * len(panels)))
@@ -233,8 +236,6 @@ def _line_styles(panels: list[Panel], options: FigureOptions) -> dict[str, dict[
 def _chosen_colours(panels: list[list[SeedGroup]], options: FigureOptions) -> dict[str, str]:
     """A colour for each setting by its label: the user's by that label or by the method, else ours."""
     settings = {setting.title: setting for panel in panels for setting in panel}
-    methods_drawn = [setting.method for setting in settings.values()]
-    options.refuse_unused([*methods_drawn, *settings])
     colours = setting_colours(panels, taken={to_hex(colour) for colour in options.colors.values()})
     for label, setting in settings.items():
         colour_of_method = options.colors.get(setting.method, colours[label])

@@ -1,7 +1,7 @@
 """How a figure looks: fedcli's own style, and the options by which a user changes it for a paper."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,18 +147,30 @@ class FigureOptions:
         options = {"colors": self.colors, "labels": self.labels, "legend": self.legend}
         return [name for name, value in options.items() if value]
 
-    def refuse_unused(self, names: Iterable[str]) -> None:
-        """Refuses a colour or a label for a method or setting that the figure does not draw.
+    def for_names(self, names: Iterable[str]) -> "FigureOptions":
+        """Returns the options for a figure that draws these names, which tell where in `NAME=LABEL` the name ends.
 
         Args:
             names: The names of the methods and the labels of the settings in the figure.
 
         Raises:
-            UserError: If there is one.
+            UserError: If there is a colour or a label for a method or setting that the figure does not draw.
         """
         drawn = list(dict.fromkeys(names))
+        labels = dict(_split_at_drawn(name, label, drawn) for name, label in self.labels.items())
         _refuse_others("colors", self.colors, drawn)
-        _refuse_others("labels", self.labels, drawn)
+        _refuse_others("labels", labels, drawn)
+        return replace(self, labels=labels)
+
+
+def _split_at_drawn(name: str, label: str, drawn: list[str]) -> tuple[str, str]:
+    """A name and its label, which were one text if no such name is drawn: those of settings may hold a `=`."""
+    text = f"{name}={label}"
+    starts = [candidate for candidate in drawn if text.startswith(f"{candidate}=")]
+    if name in drawn or not starts:
+        return name, label
+    longest = max(starts, key=len)
+    return longest, text.removeprefix(f"{longest}=")
 
 
 def _refuse_others(option: str, given: Iterable[str], drawn: list[str]) -> None:
@@ -181,18 +193,36 @@ def parse_size(text: str) -> tuple[float, float]:
 
 
 def parse_pairs(flag: str, texts: Iterable[str]) -> dict[str, str]:
-    """Reads `NAME=VALUE` of an option that may be repeated.
+    """Reads `NAME=VALUE` of an option that may be repeated; see also `FigureOptions.for_names`.
 
     Raises:
         UserError: If a text is no pair.
     """
     pairs = {}
     for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name and equals and value):
-            raise UserError(f"{flag} must be NAME=VALUE (got '{text}'); write {flag} fedavg=VALUE, once for each name.")
+        name, _, value = text.partition("=")
+        _refuse_no_pair(flag, text, name, value)
         pairs[name] = value
     return pairs
+
+
+def parse_colors(texts: Iterable[str]) -> dict[str, str]:
+    """Reads `NAME=COLOUR` of `--colors`; the names of settings may hold a `=`, and colours have none.
+
+    Raises:
+        UserError: If a text is no pair.
+    """
+    colors = {}
+    for text in texts:
+        name, _, color = text.rpartition("=")
+        _refuse_no_pair("--colors", text, name, color)
+        colors[name] = color
+    return colors
+
+
+def _refuse_no_pair(flag: str, text: str, name: str, value: str) -> None:
+    if not (name and value):
+        raise UserError(f"{flag} must be NAME=VALUE (got '{text}'); write {flag} fedavg=VALUE, once for each name.")
 
 
 def _own_settings() -> Parameters:
