@@ -8,6 +8,7 @@ import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from fedcli.cli.display import plot_run
 from fedcli.cli.options import MACHINE, parse_seeds
 from fedcli.cli.watching import watch
 from fedcli.errors import NonFiniteLoss, UserError
+from fedcli.figures import saving
 from fedcli.runs import begin, progress
 from fedcli.runs.options import RunConfig, flags_of
 from fedcli.runs.signals import Interrupted
@@ -319,6 +321,12 @@ def test_a_run_on_an_imported_data_set_says_what_that_is_made_from(shapes):
     assert record_in("a")["protocol"] == "own:data"
     assert f"data set shapes, 40 training images on 3 clients made from {Path('shapes.npz').resolve()}" in text
     assert re.search(r"headline [0-9.]+ % \(the last round\)", text)
+
+
+def test_a_figure_that_fails_after_a_run_is_a_warning(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(saving, "write_figure", Mock(side_effect=RuntimeError("latex was not able")))
+    plot_run({}, tmp_path)
+    assert "warning: the run's figures could not be drawn (latex was not able)." in in_one_line(capsys.readouterr().err)
 
 
 def test_data_show_draws_a_partition():

@@ -259,6 +259,15 @@ def test_files_have_the_same_bytes_each_time_and_the_style_stays_inside(tmp_path
     assert dict(matplotlib.rcParams) == parameters
 
 
+def test_a_page_has_the_same_bytes_under_any_parameters(tmp_path):
+    runs = [record_with_curve(seed=0), record_with_curve(seed=1)]
+    (plain,) = saving.write_figure(tmp_path / "plain.png", line_charts.learning_curves, runs, page=True).files
+    others = {"text.usetex": True, "figure.facecolor": "red", "axes.linewidth": 5, "xtick.labelsize": 30}
+    with matplotlib.rc_context(others):
+        (page,) = saving.write_figure(tmp_path / "page.png", line_charts.learning_curves, runs, page=True).files
+    assert page.read_bytes() == plain.read_bytes()
+
+
 def test_a_page_gets_a_small_png_alone_whose_colours_are_unharmed(tmp_path):
     runs = [record_with_curve(f"m{number}", accuracies=(0.1 + number / 20,) * 4) for number in range(12)]
     _, (file,) = saving.write_figure(tmp_path / "one.png", line_charts.learning_curves, runs, page=True)

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
+from fedcli.cli.printing import say
 from fedcli.declarations import SELECTIONS
-from fedcli.errors import printable
+from fedcli.errors import first_line, printable
 from fedcli.registry import find_method
 from fedcli.run_files import CURVE_CHART, PARTITION_CHART, RECORD
 from fedcli.runs.options import inactive_term
@@ -64,7 +65,10 @@ def _machine_text(engine: dict[str, Any]) -> str:
 
 
 def plot_run(record: Record, folder: Path) -> None:
-    """Plot a run's learning curve and its partition into its folder, as PNG for a screen."""
+    """Plot a run's learning curve and its partition into its folder, as PNG for a screen.
+
+    A figure that fails is a warning, since the run has ended well.
+    """
     # Else each search for garbage goes through all that PyTorch has, while Matplotlib is imported and while it plots.
     gc.freeze()
     # Here, since they import pandas and Matplotlib.
@@ -73,10 +77,13 @@ def plot_run(record: Record, folder: Path) -> None:
     from fedcli.figures.partitions import partition_chart
     from fedcli.figures.saving import write_figure
 
-    write_figure(folder / CURVE_CHART, learning_curves, [record], page=True)
-    counts = np.array(record["partition"]["class_counts"])
-    title = title_words([record], f"seed {record['partition']['seed']}")
-    write_figure(folder / PARTITION_CHART, partition_chart, counts, record["class_names"], title, page=True)
+    try:
+        write_figure(folder / CURVE_CHART, learning_curves, [record], page=True)
+        counts = np.array(record["partition"]["class_counts"])
+        title = title_words([record], f"seed {record['partition']['seed']}")
+        write_figure(folder / PARTITION_CHART, partition_chart, counts, record["class_names"], title, page=True)
+    except Exception as error:  # of many kinds, as matplotlib depends on fonts and settings of the machine
+        say(f"warning: the run's figures could not be drawn ({first_line(error)}).", err=True)
 
 
 def duration_text(record: Record) -> str:

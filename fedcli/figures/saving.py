@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fedcli.errors import UserError
-from fedcli.figures.options import FigureOptions
+from fedcli.figures.options import FigureOptions, Parameters
 from fedcli.figures.warn import warnings_in_words
 from fedcli.files import write_atomically
 
@@ -53,7 +53,7 @@ def write_figure(
     if out.suffix not in UNDATED:
         raise UserError(f"--out must end in .png, .pdf, .svg or .pgf (got '{out}'); choose one of them.")
     options = FigureOptions(is_page=page) if options is None else options
-    with matplotlib.rc_context(options.parameters()), warnings_in_words():
+    with matplotlib.rc_context(_all_parameters(options)), warnings_in_words():
         if out.suffix == ".pgf":
             _refuse_without_latex()
         figure = chart(*given)
@@ -67,6 +67,15 @@ def write_figure(
         for file in files:
             write_atomically(file, partial(figure.savefig, format=file.suffix[1:], **UNDATED[file.suffix]))
     return WrittenFigure(figure, files)
+
+
+def _all_parameters(options: FigureOptions) -> Parameters:
+    """matplotlib's parameters; those of a page are all given, so that none of the user's or of a program's counts."""
+    if not options.is_page:
+        return options.parameters()
+    defaults: Parameters = dict(matplotlib.rcParamsDefault)
+    del defaults["backend"]  # to set it would close the figures of a program
+    return defaults | options.parameters()
 
 
 def _refuse_without_latex() -> None:
