@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -19,6 +20,7 @@ from fedcli.bench.clock import seconds_of
 from fedcli.bench.lower_bounds import LowerBounds, lower_bounds
 from fedcli.bench.plain_loop import PlainRounds
 from fedcli.bench.workloads import with_random_images
+from fedcli.core.batches import count_batches
 from fedcli.core.federation import Federation
 from fedcli.data import datasets
 from fedcli.runs.autotune import MAX_PASSES, autotune, peak_memory, until_captured
@@ -193,9 +195,13 @@ def time_workload(name: str, setup: Setup, repeats: int, progress: Callable[[str
 
 
 def _samples_of_round(fed: Federation, number: int) -> int:
-    """How many examples the clients of a round train on, those of each epoch anew; none are held out to validate on."""
-    cohort = fed.cohort(number)
-    return fed.local_epochs * sum(len(fed.training[client]) for client in cohort.client_ids)
+    """How many examples the clients of a round train on, those of each epoch anew.
+
+    None are held out to validate on, or in a last batch that is dropped.
+    """
+    sizes = [len(fed.training[client]) for client in fed.cohort(number).client_ids]
+    batches = count_batches(sizes, fed.batch_size, fed.config.drop_last)
+    return fed.local_epochs * int(np.minimum(sizes, np.multiply(batches, fed.batch_size)).sum())
 
 
 def reset_peak_memory(device: torch.device) -> None:
