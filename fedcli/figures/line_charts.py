@@ -147,9 +147,9 @@ def _has_points(record: Record, measures: Sequence[Measure], x: str) -> bool:
 
 def _draw_panels(panels: list[Panel], title: str, options: FigureOptions) -> LineChart:
     """The figure of panels; a setting looks the same in all of them."""
-    drawn = [curve.setting for panel in panels for curve in panel.curves]
-    methods = [setting.method for setting in drawn]
-    options = options.for_names([*methods, *[setting.title for setting in drawn]])
+    settings = [curve.setting for panel in panels for curve in panel.curves]
+    methods = [setting.method for setting in settings]
+    options = options.for_names([*methods, *[setting.title for setting in settings]])
     styles = _line_styles(panels, options)
     figure = LineChart(layout="constrained")
     figure.set_size_inches(options.size or (options.width, PANEL_HEIGHT * len(panels)))
