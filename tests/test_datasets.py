@@ -18,8 +18,9 @@ import fedcli
 from fedcli.data import catalog as known
 from fedcli.data import datasets, imports, official
 from fedcli.data.cache import cache_folder
-from fedcli.data.dataset import Dataset, channel_statistics, stratified_subset
-from fedcli.data.image_arrays import SPLITS
+from fedcli.data.conversion import convert
+from fedcli.data.dataset import Dataset, channel_statistics, from_arrays, stratified_subset
+from fedcli.data.image_arrays import SPLITS, canonical_arrays, join_splits
 from fedcli.vision import torchvision
 from tests.image_files import (
     EXAMPLE_FIELDS,
@@ -32,6 +33,25 @@ from tests.image_files import (
     write_image_folder,
 )
 from tests.user_errors import assert_refused
+
+
+def test_class_names_may_be_of_any_kind_of_text(tmp_path):
+    arrays = image_arrays((4, 4), 2)
+    expected = import_arrays("plain", tmp_path / "npz", **arrays, class_names=["ant", "bee"])
+    for kind in (object, np.dtypes.StringDType()):
+        labels = np.array(["ant", "bee"], kind)
+        named = {key: labels[values] if key.startswith("y") else values for key, values in arrays.items()}
+        columns = convert(join_splits(named, []), [])
+        assert_same_dataset(expected, from_arrays("named", canonical_arrays(columns)))
+
+
+def test_two_arrays_of_one_meaning_are_refused(tmp_path):
+    arrays = image_arrays((4, 4), 2)
+    words = ("it has 'train_images' and another array of the same meaning",)
+    assert_refused(
+        lambda: import_arrays("two", tmp_path / "npz", **arrays, train_images=255 - arrays["x_train"]), *words
+    )
+
 
 # Built in
 

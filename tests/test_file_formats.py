@@ -857,6 +857,15 @@ def test_an_image_is_turned_as_its_exif_data_say_and_that_is_said(orientation, t
     assert notes == ["the EXIF orientation was applied in 1 of 4 images"]
 
 
+def test_an_orientation_that_means_nothing_is_not_said_to_be_applied(tmp_path):
+    pixels = random_pixels(1, (4, 4, 3))
+    image = Image.fromarray(pixels)
+    image.getexif()[ExifTags.Base.Orientation] = 0
+    _, notes = imports.import_path("mine", write_folder_of_one_class(tmp_path / "set", image))
+    assert has_image("mine", pixels)
+    assert notes == []
+
+
 def test_files_by_other_suffixes_are_counted_and_all_broken_images_are_named(tmp_path):
     folder = write_folder_of_one_class(tmp_path / "set")
     ants = folder / "train" / "ant"

@@ -161,6 +161,7 @@ def write_pfllib_folder(folder, seed=0):
             with (folder / split / f"{client}.npz").open("wb") as file:
                 np.savez_compressed(file, data={"x": normalised, "y": y})
     (folder / "config.json").write_text('{"num_clients": 3}')
+    (folder / "train" / "._0.npz").touch()  # as macOS leaves beside a file
     return examples
 
 

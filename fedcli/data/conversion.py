@@ -52,9 +52,11 @@ def _labels(y: np.ndarray) -> Columns:
         y = y.argmax(1)
     elif y.shape[1:] == (1,):
         y = y[:, 0]
-    if y.dtype.kind not in "US":
+    is_text = y.dtype.kind in "UST" or (y.dtype == object and all(isinstance(label, str) for label in y))
+    if not is_text:
         return {"y": y}
-    class_names, numbers = np.unique(y.astype(str), return_inverse=True)
+    texts = y if y.dtype.kind in "US" else np.array(y.tolist())  # which has no kind that cannot be cast
+    class_names, numbers = np.unique(texts.astype(str), return_inverse=True)
     return {"y": numbers, "class_names": class_names}
 
 

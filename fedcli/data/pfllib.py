@@ -1,6 +1,7 @@
 """Reads images of clients as PFLlib's generators write them, a pickle for each client, of which nothing is run."""
 
 import pickle
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ def read_pfllib(source: Source) -> Columns:
     Raises:
         UserError: Files are missing or are none of PFLlib's.
     """
+    # Not hidden ones, as macOS leaves: `source.names` has none of these.
+    num_clients = sum(re.fullmatch(r"train/[^/]*\.npz", name) is not None for name in source.names)
     files: list[Columns] = []
     for split in SPLITS:
-        for client in range(len(list(source.folder.glob("train/*.npz")))):
+        for client in range(num_clients):
             path = source.folder / split / f"{client}.npz"
             with reading(path, "an image set's file as PFLlib's generate_*.py write it, a dict of arrays x and y"):
                 content = _read_pickled_dict(path)

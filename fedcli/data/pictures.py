@@ -62,7 +62,7 @@ def _read_picture(picture: Path | BinaryIO, size: int | None, changes: Counter[s
         if file.format != "MPO" and num_frames > 1:  # an MPO is a photograph and its previews
             raise ValueError(f"it has {num_frames} frames")
         image: Image.Image = file
-        if file.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+        if file.getexif().get(ExifTags.Base.Orientation) in range(2, 9):  # 1 is upright, and others mean nothing
             image = ImageOps.exif_transpose(file)
             changes["the EXIF orientation was applied"] += 1
         is_grey = image.mode in ("1", "L", "LA")
