@@ -38,6 +38,8 @@ from fedcli.runs.schema import Record
 # What metrics are called whose names say too little: by themselves, and before a parameter as in "inter:mnist".
 TITLES = {"last": "last round", "intra": "own domain", "inter": "other domains"}
 TITLES_BEFORE_PARAMETER = {"inter": "other domains than"}
+KEYS_OF_FILE = ("metrics", "figures", "runs", "findings")  # of `findings.toml`
+KEYS_OF_FINDING = ("says", "metric", "of", "than", "than_metric", "paper")
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ def read_study(folder: Path) -> Study:
     if file.is_file():
         with _reading(file, "its text"):
             content = tomllib.loads(file.read_text(encoding="utf-8"))
+            _refuse_unknown_keys(content, KEYS_OF_FILE)
     groups: dict[str, list[Record]] = {}
     group_names = {}
     for name, entry in content.get("runs", {}).items():
@@ -147,8 +150,12 @@ def read_finding(entry: Mapping[str, Any]) -> Finding:
 
     Raises:
         KeyError: If a key is missing.
+        ValueError: If there is another key, or there are two that do not go together.
         UserError: If there is no such metric.
     """
+    _refuse_unknown_keys(entry, KEYS_OF_FINDING)
+    if "paper" in entry and "than_metric" in entry:
+        raise ValueError("the paper's numbers are of one metric, so 'paper' and 'than_metric' do not go together")
     printed = None
     if "paper" in entry:
         table, column = entry["paper"]
@@ -161,6 +168,13 @@ def read_finding(entry: Mapping[str, Any]) -> Finding:
         baseline_metric=find_metric(entry.get("than_metric", entry["metric"])),
         printed=printed,
     )
+
+
+def _refuse_unknown_keys(entry: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Refuses keys that nobody would read."""
+    for name in entry:
+        if name not in known:
+            raise ValueError(f"there is no key '{name}' here, but {', '.join(known)}")
 
 
 def finding_line(finding: Finding, groups: Mapping[str, list[Record]]) -> str:
@@ -185,16 +199,15 @@ def finding_line(finding: Finding, groups: Mapping[str, list[Record]]) -> str:
 def single_group_line(finding: Finding, runs: Sequence[Record]) -> str:
     """The mean of a group, and the paper's number of its row."""
     metric = finding.metric
+    _check_runs_differ(runs)
     mean = mean_interval(metric.read_values(runs))
     _check_has_values(mean)
     line = f"{finding.group}, {_title(metric, runs)}: {format_interval(metric, mean, sign='')}"
-    if finding.printed is None:
+    printed = finding.printed
+    if printed is None:
         return line
-    table = registry.find_table(finding.printed.table)
-    number = find_printed_value(table, finding.group, finding.printed.column, metric)
-    if number is None:
-        raise ValueError(f"{finding.printed.table} has no number in {finding.printed.column} for {finding.group}")
-    return f"{line}; paper {metric.format_value(number)}"
+    number = find_printed_value(registry.find_table(printed.table), finding.group, printed.column, metric)
+    return f"{line}; {_printed_text(metric, number, printed, finding.group, sign='')}"
 
 
 def difference_line(finding: Finding, runs: Sequence[Record], baseline: str, baseline_runs: Sequence[Record]) -> str:
@@ -210,20 +223,33 @@ def difference_line(finding: Finding, runs: Sequence[Record], baseline: str, bas
         baseline_title = _title(finding.baseline_metric, baseline_runs)
         subject = f"{finding.group} ({title}) - {baseline} ({baseline_title})"
     line = f"{subject}: {format_interval(metric, lead)}"
-    if finding.printed is None:
+    printed = finding.printed
+    if printed is None:
         return line
-    table = registry.find_table(finding.printed.table)
-    number = find_printed_difference(table, finding.group, baseline, (finding.printed.column,), metric)
+    table = registry.find_table(printed.table)
+    number = find_printed_difference(table, finding.group, baseline, (printed.column,), metric)
+    return f"{line}; {_printed_text(metric, number, printed, f'{finding.group} or {baseline}', sign='+')}"
+
+
+def _printed_text(metric: Metric, number: float | None, printed: PrintedColumn, rows: str, sign: str) -> str:
+    """The number of a column in a paper, in words; refuses a column that has none for `rows`."""
     if number is None:
-        rows = f"{finding.group} or {baseline}"
-        raise ValueError(f"{finding.printed.table} has no number in {finding.printed.column} for {rows}")
-    return f"{line}; paper {metric.format_value(number, '+')}"
+        raise ValueError(f"{printed.table} has no number in {printed.column} for {rows}")
+    return f"paper {metric.format_value(number, sign)}"
 
 
 def _check_has_values(interval: Interval) -> None:
     """Refuses the interval of no value."""
     if not interval.num_values:
         raise ValueError("no run has this value, or no seed has both runs")
+
+
+def _check_runs_differ(runs: Iterable[Record]) -> None:
+    """Refuses several runs of a seed on one partition, which a mean would count more than others."""
+    table = tabulate_runs(runs)
+    faulty = table[table.duplicated(["seed", "partition"])]["seed"]
+    if len(faulty):
+        raise ValueError(f"there are several runs of seed {faulty.min()} on one partition")
 
 
 def _check_pairs(runs: Iterable[Record], others: Iterable[Record]) -> None:

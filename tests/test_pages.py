@@ -269,12 +269,14 @@ def test_a_finding_is_what_the_records_say(entry, line):
         ({"than": "other clients"}, "the runs of seed 1 are no pair: .* or of other data or partitions"),
         ({"metric": "quality:nmi"}, "no run has this value"),
         ({"than": "FedAvg", "paper": ["fedfa:2", "no such column"]}, "fedfa:2 has no number in no such column"),
+        ({"of": "twice"}, "there are several runs of seed 0 on one partition"),
+        ({"paper": PRINTED, "than": "FedAvg", "than_metric": "best"}, "'paper' and 'than_metric' do not go together"),
+        ({"then": "FedAvg"}, "there is no key 'then' here, but says, metric, "),
     ],
 )
 def test_a_finding_that_the_records_do_not_bear_is_refused(entry, message):
-    finding = studies.read_finding({"metric": "last", "of": "FedFA", **entry})
     with pytest.raises(ValueError, match=message):
-        studies.finding_line(finding, GROUPS)
+        studies.finding_line(studies.read_finding({"metric": "last", "of": "FedFA", **entry}), GROUPS)
 
 
 def test_a_file_names_groups_by_folders_and_errors_name_the_file(tmp_path):
@@ -289,6 +291,7 @@ def test_a_file_names_groups_by_folders_and_errors_name_the_file(tmp_path):
 
     reasons = {
         "runs = ": "",
+        'metric = ["best"]': " .there is no key 'metric' here, but metrics, figures, runs, findings",
         '[runs]\nmine = "b"': " .there is no run.* got b",
         '[[findings]]\nmetric = "last"\nof = "mine"': " .'mine'; got .*'last'",
         '[runs]\nmine = "a"\n[[findings]]\nof = "mine"': " .'metric'",
