@@ -81,7 +81,8 @@ def sections_of_tables(planned: Iterable[plans.TablePlan]) -> dict[str, str]:
         command = f"`fedcli table {plan.table.name}`"
         if any(run.outcome == "finished" for run in plan.runs):
             shown.append(render(paper_tables.compare_with_paper(plan)).rstrip())
-            shown.append(f"{command} runs what is missing.")
+            if any(run.needs_running for run in plan.runs):
+                shown.append(f"{command} runs what is missing.")
         else:
             lacking.append([plan.title, str(len(plan.cells)), command])
     sections = {"## Tables": "\n\n".join(shown)}

@@ -158,6 +158,14 @@ def test_the_page_of_a_paper_shows_tables_with_runs_first(results):
     assert page.index("### FedFA, Table 2: Accuracy under label skew") < page.index("### Without a finished run")
     assert "| FedFA, Table 3: Ablation | 1 | `fedcli table fedfa:3` |" in page
     assert page.endswith("## What did not work\n\n- It | missed.\n")
+    assert "`fedcli table fedfa:2` runs what is missing." in page
+    (complete,) = (cell for cell in plan.cells if cell.place == ("FedAvg", "FMNIST #C=2"))
+    complete_runs = tuple(run for run in complete.runs if not run.needs_running)
+    complete_cell = replace(complete, runs=complete_runs)
+    complete_plan = replace(plan, cells=(complete_cell,), runs=complete_runs, table=replace(TABLE, cells=CELLS[:1]))
+    complete_page = paper_page.make_paper_page(paper_page.papers()["fedfa"], [complete_plan], [study], "")
+    assert "### FedFA, Table 2" in complete_page
+    assert "runs what is missing" not in complete_page
     assert "- [A tiny study](../tiny.md): It runs. run a, rounds to 1: 1 (1)\n" in page
 
     without_runs = paper_page.make_paper_page(paper_page.papers()["fedfa"], [empty], [replace(study, records=[])], "")
