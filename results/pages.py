@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 import typer
 from first_page import make_first_page, table_of_claims_by_paper, table_of_coverage
@@ -23,22 +23,24 @@ from fedcli.figures import find_chart
 from fedcli.figures.saving import write_figure
 from fedcli.files import write_atomically
 from fedcli.results import claim_tables, claims, plans, verdicts
+from fedcli.results.pairs import Candidate
 from fedcli.results.render import render, replace_between_marks
 
 HERE = Path(__file__).parent
+HasFolder = TypeVar("HasFolder", plans.PlannedRun, plans.TablePlan, Candidate)
 
 
 @dataclass(frozen=True)
-class Page:
-    """A page, and the figures that it shows."""
+class MadeFile:
+    """A file that is made: a page with the figures that it shows, or the table of verdicts."""
 
     path: Path  # under `results`
     text: str
     figures: tuple[Figure, ...] = ()
 
 
-def make_pages(results: Path) -> list[Page]:
-    """All pages of `results`, a folder with `records/<study>` and `papers/notes/<paper>.md`.
+def make_files(results: Path) -> list[MadeFile]:
+    """All pages and files that are made of `results`, a folder with `records/<study>` and `papers/notes/<paper>.md`.
 
     A `README.md` beside the folder gets the number of claims between two marks, and a folder `papers` beside it the
     verdicts that are installed with the package.
@@ -54,23 +56,23 @@ def make_pages(results: Path) -> list[Page]:
     made = []
     for study in studies:
         figures = tuple(Figure(study, kind) for kind in charts_of(study))
-        made.append(Page(Path(f"{study.name}.md"), make_study_page(study), figures))
+        made.append(MadeFile(Path(f"{study.name}.md"), make_study_page(study), figures))
     for name, module in modules.items():
         tables_of_paper = [plan_with_relative_folders(plan, results) for plan in planned[name]]
         notes = read_notes(name, results)
-        made.append(Page(Path("papers") / f"{name}.md", make_paper_page(module, tables_of_paper, studies, notes)))
+        made.append(MadeFile(Path("papers") / f"{name}.md", make_paper_page(module, tables_of_paper, studies, notes)))
     coverage = table_of_coverage(planned)
-    made.append(Page(Path("README.md"), make_first_page(records, studies, answers, coverage)))
+    made.append(MadeFile(Path("README.md"), make_first_page(records, studies, answers, coverage)))
 
     readme = results.parent / "README.md"
     if readme.is_file():
         table = table_of_claims_by_paper(planned, answers)
         text = replace_between_marks(readme.read_text(encoding="utf-8"), "claims", table)
-        made.append(Page(Path("../README.md"), text))
+        made.append(MadeFile(Path("../README.md"), text))
     if (results.parent / "papers").is_dir():
         shipped = [answer_with_relative_folders(answer, records) for answer in answers]
         csv = render(claim_tables.build_claims_table(shipped), "csv")
-        made.append(Page(Path("../papers") / claim_tables.SHIPPED, csv))
+        made.append(MadeFile(Path("../papers") / claim_tables.SHIPPED, csv))
     return made
 
 
@@ -99,36 +101,43 @@ def answer_with_relative_folders(answer: verdicts.Answer, records: Path) -> verd
     return replace(answer, comparison=replace(answer.comparison, evidence=relative))
 
 
-def with_relative_folder(part: Any, parent: Path) -> Any:
+def with_relative_folder(part: HasFolder, parent: Path) -> HasFolder:
     """A plan or a run whose folder is told from another one on."""
     return replace(part, folder=part.folder.relative_to(parent))
 
 
-def stale_pages(folder: Path, made: Iterable[Page]) -> list[Path]:
-    """The pages that are missing in a folder, or have another text there than they are made with now."""
+def stale_files(folder: Path, made: Iterable[MadeFile]) -> list[Path]:
+    """The pages and figures that are missing in a folder, and pages that have another text there than is made now."""
     stale = []
     for page in made:
         file = folder / page.path
         if not file.is_file() or file.read_text(encoding="utf-8") != page.text:
             stale.append(page.path)
+        for figure in page.figures:
+            if not (folder / figure.path).is_file():
+                stale.append(figure.path)
     return stale
 
 
-def removed_pages(folder: Path, made: Iterable[Page]) -> list[Path]:
-    """The pages in a folder whose paper or study is gone; pages of other kinds do not count."""
-    paths = {page.path for page in made}
+def removed_files(folder: Path, made: Iterable[MadeFile]) -> list[Path]:
+    """The pages in a folder whose paper or study is gone, and figures of no page; other pages do not count."""
+    paths = set()
+    for page in made:
+        paths.add(page.path)
+        paths.update(figure.path for figure in page.figures)
     study_pages = [file for file in folder.glob("*.md") if f"\n{EVERY_RUN}\n" in file.read_text(encoding="utf-8")]
-    found = [file.relative_to(folder) for file in (*study_pages, *folder.glob("papers/*.md"))]
+    files = [*study_pages, *folder.glob("papers/*.md"), *folder.glob("figures/*")]
+    found = [file.relative_to(folder) for file in files]
     return sorted(path for path in found if path not in paths)
 
 
-def check_pages(folder: Path, made: Sequence[Page]) -> None:
-    """Ends the program by an error where the pages in a folder are not those that are made now."""
+def check_pages(folder: Path, made: Sequence[MadeFile]) -> None:
+    """Ends the program by an error where pages and figures in a folder are not those that are made now."""
     faults = []
-    stale = stale_pages(folder, made)
+    stale = stale_files(folder, made)
     if stale:
         faults.append(f"not as they are made from the records now: {join_paths(stale)}; run 'make tables'.")
-    removed = removed_pages(folder, made)
+    removed = removed_files(folder, made)
     if removed:
         faults.append(f"of papers or studies that are no longer here: {join_paths(removed)}; delete what is named.")
     if faults:
@@ -149,7 +158,7 @@ def main(
     """Writes all pages in a folder and their figures: one a study, one a paper, and a first one, README.md."""
     if not (folder / "records").is_dir():
         raise SystemExit(f"'{folder}' has no runs for pages (got no folder 'records' in it); name one that has it.")
-    made = make_pages(folder)
+    made = make_files(folder)
     if check:
         check_pages(folder, made)
         print(f"{len(made)} pages are as they are made from the records")

@@ -221,6 +221,12 @@ def test_the_script_writes_a_page_a_study_and_a_paper_and_the_figures_of_speed(r
     assert (folder / "tiny.md").read_text() == "old"
 
     pages.main(folder)
+    curves = folder / "figures" / "tiny-curves.png"
+    gone = curves.rename(folder / "figures" / "gone-curves.png")
+    message = r"now: figures/tiny-curves\.png; run .*\n.* here: figures/gone-curves\.png; delete"
+    with pytest.raises(SystemExit, match=message):
+        pages.main(folder, check=True)
+    gone.rename(curves)
     (folder / "by-hand.md").write_text("# A page that no script makes\n")
     pages.main(folder, check=True)
     (folder / "papers" / "gone.md").write_text("of a paper that is no longer here")
