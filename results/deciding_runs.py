@@ -1,10 +1,13 @@
 """What would decide an open claim, and how long that takes by the runs and benchmarks that were timed."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
 
+from fedcli.bench.workloads import find_workload
 from fedcli.data import datasets
+from fedcli.declarations import Claim
 from fedcli.registry import find_table
 from fedcli.results import verdicts
 from fedcli.results.durations import (
@@ -15,15 +18,14 @@ from fedcli.results.durations import (
     estimate_times,
     list_other_machines,
 )
-from fedcli.results.plans import plan_table
+from fedcli.results.plans import PlannedRun, plan_table
 
 H100 = "NVIDIA H100 80GB HBM3"
-# Workloads of `fedcli bench` that train as a paper does, with what the runs that they stand for have in common.
-BENCHED_WORKLOADS = {"w3": {"backbone": "resnet18", "shape": "[3, 32, 32]"}}
+BENCHED_WORKLOADS = ("w3",)  # those of `fedcli bench` that train as a paper does
 
 
 def times_of_benchmarks(folder: Path) -> pd.DataFrame:
-    """The times of FedAvg in the workloads that `fedcli bench` has timed on CUDA; see `times_of_runs`.
+    """The times of FedAvg in the workloads that `fedcli bench` has timed on CUDA; see `tabulate_times`.
 
     Args:
         folder: Of the CSV files of `fedcli bench --csv`, one a machine.
@@ -33,6 +35,8 @@ def times_of_benchmarks(folder: Path) -> pd.DataFrame:
         measured = pd.read_csv(file)
         on_cuda = measured[(measured["device"] == "cuda") & measured["workload"].isin(BENCHED_WORKLOADS)]
         for bench in on_cuda.to_dict("records"):
+            workload = find_workload(bench["workload"])
+            shape = datasets.describe(workload["dataset"])["shape"]
             examples = bench["samples_per_second"] * bench["seconds_per_round"]
             rows.append({
                 "seconds": (bench["seconds_per_round"] + bench["evaluation_seconds"]) / examples,
@@ -42,41 +46,58 @@ def times_of_benchmarks(folder: Path) -> pd.DataFrame:
                 "machine": bench["hardware"],
                 "method": REFERENCE_METHOD,
                 "device": bench["device"],
-                **BENCHED_WORKLOADS[bench["workload"]],
+                "backbone": workload["backbone"],
+                "shape": str(list(shape)),
                 "precision": bench["precision"],
             })  # fmt: skip
     return pd.DataFrame(rows, columns=TIMED_COLUMNS).astype({"undisturbed": bool})
 
 
 def deciding_runs_text(answer: verdicts.Answer, folder: Path, timed_runs: pd.DataFrame) -> str:
-    """What would decide a claim and how long that takes, in words; empty where it is decided.
-
-    Of the `timed_runs`, those on an H100 count, else on another GPU; and those on a CPU.
-    """
+    """What would decide a claim and how long that takes by `timed_runs`, in words; empty where it is decided."""
     if answer.comparison.verdict.outcome not in verdicts.OPEN_OUTCOMES:
         return ""
     seeds = answer.needed_seeds
     if seeds is None:
         return f"more than {verdicts.MOST_SEEDS} seeds, if their spread stays"
-    table = find_table(answer.claim.table)
-    plan = plan_table(table, folder, seeds=seeds, only=verdicts.list_rows_and_columns(answer.claim))
-    lacking = [run for run in plan.runs if run.needs_running]
-    words = f"{len(lacking)} runs in full"
+    lacking = lacking_runs(answer.claim, folder, seeds)
+    num_runs = "1 run" if len(lacking) == 1 else f"{len(lacking)} runs"
+    words = f"{num_runs} in full"
     if len(seeds) > verdicts.FEWEST_SEEDS:
         words += f", to have {len(seeds)} seeds"
-    needed = {name for run in lacking for name in run.setup.data_sets}
-    closed = sorted(name for name in needed if not datasets.is_open_to_all(name))
+    closed = closed_data_sets(lacking)
     if closed:
         words += f" on {' and '.join(closed)}, whose images are not open"
-    on_gpu = estimate_times(lacking, timed_runs, "cuda", H100)
-    on_cpu = estimate_times(lacking, timed_runs, "cpu", "")
+    return f"{words}; time: {time_text(lacking, timed_runs)}"
+
+
+def lacking_runs(claim: Claim, folder: Path, seeds: Sequence[int]) -> list[PlannedRun]:
+    """The runs of a claim's rows and columns that have not ended, with these seeds."""
+    plan = plan_table(find_table(claim.table), folder, seeds=seeds, only=verdicts.list_rows_and_columns(claim))
+    return [run for run in plan.runs if run.needs_running]
+
+
+def closed_data_sets(runs: Iterable[PlannedRun]) -> list[str]:
+    """The data sets of runs whose images are not open to all."""
+    needed: set[str] = set()
+    for run in runs:
+        needed.update(run.setup.data_sets)
+    return sorted(name for name in needed if not datasets.is_open_to_all(name))
+
+
+def time_text(runs: Sequence[PlannedRun], timed_runs: pd.DataFrame) -> str:
+    """How long runs take on an H100, else on another GPU, and on a CPU, in words."""
+    on_gpu = estimate_times(runs, timed_runs, "cuda", H100)
+    on_cpu = estimate_times(runs, timed_runs, "cpu", "")
     times = []
     if on_gpu["seconds"].count():
-        machines = " and ".join(list_other_machines(on_gpu)) or H100
-        times.append(f"{describe_sum(on_gpu['seconds'], 'h', 'min')}, timed on {machines}")
+        machines = list_other_machines(on_gpu)
+        machines_of_timed = on_gpu.loc[on_gpu["seconds"].notna(), "machines"]
+        if not all(machines_of_timed):  # some were timed on no other machine
+            machines = [H100, *machines]
+        times.append(f"{describe_sum(on_gpu['seconds'], 'h', 'min')}, timed on {' and '.join(machines)}")
     if on_cpu["core_seconds"].count():
-        machines = " and ".join(list_other_machines(on_cpu))
-        times.append(f"{describe_sum(on_cpu['core_seconds'], 'core-hours', 'core-minutes')}, timed on {machines}")
-    if not times:
-        times.append(describe_time(on_cpu))  # which says that it is not known
-    return f"{words}; time: {'; '.join(times)}"
+        machines = list_other_machines(on_cpu)
+        core_time = describe_sum(on_cpu["core_seconds"], "core-hours", "core-minutes")
+        times.append(f"{core_time}, timed on {' and '.join(machines)}")
+    return "; ".join(times) or describe_time(on_cpu)  # which says that it is not known

@@ -1,10 +1,12 @@
 """The pages of the papers and studies, which runs count, the first page, and findings against hand numbers."""
 
+import math
 import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import fedcli
@@ -19,6 +21,7 @@ from tests.scripts import load_script
 pytestmark = pytest.mark.long(worker=0)
 
 ROOT = Path(__file__).parent.parent
+deciding_runs = load_script(ROOT / "results" / "deciding_runs.py")
 pages = load_script(ROOT / "results" / "pages.py")
 first_page = load_script(ROOT / "results" / "first_page.py")
 paper_page = load_script(ROOT / "results" / "paper_page.py")
@@ -111,6 +114,22 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
     assert "Of 1 claims: 1 undecided." in page
     links = "[one](one.md), [two](two.md); but see [three](three.md)"
     assert f"| reduced to rounds 5 of 200: {links}; decided by 18 runs in full; time: " in page
+
+
+def test_the_time_of_runs_names_the_h100_beside_other_gpus(monkeypatch):
+    machines = {"cuda": [frozenset(), frozenset({"another GPU"}), frozenset()], "cpu": [frozenset({"a CPU"})] * 3}
+    seconds = {"cuda": [3600.0, 3600.0, math.nan], "cpu": [math.nan] * 3}
+
+    def estimate_times(runs, timed_runs, device, machine):
+        return pd.DataFrame({
+            "seconds": seconds[device], "core_seconds": seconds[device], "machines": machines[device],
+        })  # fmt: skip
+
+    monkeypatch.setattr(deciding_runs, "estimate_times", estimate_times)
+    text = deciding_runs.time_text([], pd.DataFrame())
+    assert text == "about 2.0 h for 2 of 3 runs, timed on NVIDIA H100 80GB HBM3 and another GPU"
+    machines["cuda"][0] = machines["cuda"][1]
+    assert deciding_runs.time_text([], pd.DataFrame()).endswith("runs, timed on another GPU")
 
 
 def test_the_first_page_names_its_texts_and_modified_checkouts(tmp_path):
