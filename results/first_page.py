@@ -50,15 +50,9 @@ def table_of_claims(records: Path, answers: Sequence[verdicts.Answer]) -> str:
     timed_runs = durations.tabulate_times(read_runs([records]))
     timed_benchmarks = times_of_benchmarks(records.parent / "speed")
     timed = pd.concat([timed_runs, timed_benchmarks])
-    table = claim_tables.build_claims_table(answers)
-    runs_column = table.columns.index(claim_tables.RUNS_TITLE)
-    rows = []
-    for row, answer in zip(table.rows, answers, strict=True):
-        cells = list(row)
-        cells[runs_column] = runs_of_claim(answer, records, timed)  # with links to the pages of studies
-        rows.append(cells)
+    table = claim_tables.build_claims_table(answers, [runs_of_claim(answer, records, timed) for answer in answers])
     notes = [*table.notes, *code_notes(answers), ABOUT_MODIFIED_CHECKOUTS]
-    return render(replace(table, rows=rows, notes=notes)).rstrip()
+    return render(replace(table, notes=notes)).rstrip()
 
 
 def table_of_studies(studies: Iterable[Study]) -> str:

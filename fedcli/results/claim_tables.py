@@ -19,7 +19,6 @@ from fedcli.results.render import MISSING, TextTable
 from fedcli.results.verdicts import FEWEST_SEEDS, Answer, Comparison, Evidence, Lead, Verdict
 
 SHIPPED = "verdicts.csv"
-RUNS_TITLE = "Runs"  # of the column that says which runs there are and what would decide a claim
 
 
 @dataclass(frozen=True)
@@ -87,12 +86,20 @@ NOTES = (
 )
 
 
-def build_claims_table(answers: Sequence[Answer]) -> TextTable:
-    """Builds the table of claims; its last column has the commands that would decide a claim."""
-    titles = ["Claim", "Verdict", "Paper", "Ours", "Over the last tenth of the rounds", RUNS_TITLE]
+def build_claims_table(answers: Sequence[Answer], runs_texts: Sequence[str] | None = None) -> TextTable:
+    """Builds the table of claims.
+
+    Args:
+        answers: The claims with what the records say of them.
+        runs_texts: What the last column says of the runs of each claim; by default how large they are, and the commands
+            that would decide the claim.
+    """
+    titles = ["Claim", "Verdict", "Paper", "Ours", "Over the last tenth of the rounds", "Runs"]
+    if runs_texts is None:
+        runs_texts = [_describe_runs(answer) for answer in answers]
     return TextTable(
         columns=titles,
-        rows=[_build_row(answer) for answer in answers],
+        rows=[_build_row(answer, runs_text) for answer, runs_text in zip(answers, runs_texts, strict=True)],
         first_number_column=len(titles),
         csv_rows=[_build_csv_row(answer) for answer in answers],
         notes=NOTES,
@@ -100,25 +107,30 @@ def build_claims_table(answers: Sequence[Answer]) -> TextTable:
     )
 
 
-def _build_row(answer: Answer) -> list[str]:
+def _describe_runs(answer: Answer) -> str:
+    """Says how large the runs of a claim are, and which command would decide it."""
+    runs = []
+    if answer.comparison.evidence.folders:
+        runs.append(answer.size)
+    if answer.command:
+        runs.append(f"decided by `{answer.command}`")
+    return "; ".join(runs) or MISSING
+
+
+def _build_row(answer: Answer, runs_text: str) -> list[str]:
     """Builds the cells of a claim in the table that is read."""
     claim = answer.claim
     metric = answer.context.metric
     paper_difference = answer.context.paper_difference
     comparison = answer.comparison
     verdict = comparison.verdict
-    runs = []
-    if comparison.evidence.folders:
-        runs.append(answer.size)
-    if answer.command:
-        runs.append(f"decided by `{answer.command}`")
     return [
         f"`{claim.name}` {claim.text}",
         f"{verdict.outcome}, {verdict.reason}" if verdict.reason else verdict.outcome,
         MISSING if paper_difference is None else metric.format_value(paper_difference, "+"),
         comparison.lead.format(metric),
         comparison.last_tenth_lead.format(metric),
-        "; ".join(runs) or MISSING,
+        runs_text,
     ]
 
 
