@@ -1,12 +1,12 @@
 """The first page: the claims of all papers, how much of their tables has been run, and the studies."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 from deciding_runs import deciding_runs_text, times_of_benchmarks
+from paper_page import Paper
 from sections import LEGEND, join_sections
 from studies import Study, modified_checkout_text
 
@@ -34,12 +34,14 @@ ABOUT_MODIFIED_CHECKOUTS = (
 )
 
 
-def make_first_page(records: Path, studies: Sequence[Study], answers: Sequence[verdicts.Answer], coverage: str) -> str:
-    """The first page: the claims, the `coverage` of what the papers print, and the studies."""
+def make_first_page(
+    records: Path, studies: Sequence[Study], answers: Sequence[verdicts.Answer], papers: Iterable[Paper]
+) -> str:
+    """The first page: the claims, how much of what the papers print has been run, and the studies."""
     counts = claim_tables.describe_counts(answers)
     sections = {
         "## What the papers claim, and what is so": f"{counts} {ABOUT_CLAIMS}\n\n{table_of_claims(records, answers)}",
-        "## How much of what the papers print has been run": coverage,
+        "## How much of what the papers print has been run": table_of_coverage(papers),
         "## Studies": f"{table_of_studies(studies)}\n\n{LEGEND}\n{OTHER_PAGES}",
     }
     return join_sections(f"# Results\n\n{ABOUT_THIS_PAGE}", sections)
@@ -98,20 +100,20 @@ def code_notes(answers: Iterable[verdicts.Answer]) -> list[str]:
     return notes
 
 
-def table_of_coverage(planned: Mapping[str, Sequence[plans.TablePlan]]) -> str:
-    """How many of the numbers that the papers print have been run in full, by the papers' tables as `planned`."""
+def table_of_coverage(papers: Iterable[Paper]) -> str:
+    """How many of the numbers that the papers print have been run in full."""
     lines = []
     complete = []  # names of tables
-    for name, tables_of_paper in planned.items():
+    for paper in papers:
         num_printed = 0
         num_in_full = 0
-        for plan in tables_of_paper:
+        for plan in paper.tables:
             are_in_full = cells_in_full(plan)
             num_printed += len(are_in_full)
             num_in_full += sum(are_in_full)
             if are_in_full and all(are_in_full):
                 complete.append(plan.table.name)
-        link = f"[{title_of(tables_of_paper)}](papers/{name}.md)"
+        link = f"[{paper.title}](papers/{paper.name}.md)"
         lines.append([link, f"{num_printed:,}", f"{num_in_full:,}"])
     table = render_github_table(["Paper", "Printed cells", "In full, all seeds"], lines, first_number_column=1)
     names = ", ".join(complete) or "none"
@@ -125,24 +127,3 @@ def cells_in_full(plan: plans.TablePlan) -> list[bool]:
         if cell.paper_value is not None and cell.runs is not None:
             in_full.append(cell.runs.are_complete)
     return in_full
-
-
-def table_of_claims_by_paper(
-    planned: Mapping[str, Sequence[plans.TablePlan]], answers: Sequence[verdicts.Answer]
-) -> str:
-    """How many claims of each paper have which verdict, as a table."""
-    lines = []
-    for name, tables_of_paper in planned.items():
-        table_names = {plan.table.name for plan in tables_of_paper}
-        counts = Counter(answer.comparison.verdict.outcome for answer in answers if answer.claim.table in table_names)
-        numbers = [str(counts[outcome]) for outcome in verdicts.OUTCOMES]
-        lines.append([f"[{title_of(tables_of_paper)}](results/papers/{name}.md)", *numbers])
-    titles = ["Claims of", *(outcome.capitalize() for outcome in verdicts.OUTCOMES)]
-    return render_github_table(titles, lines, first_number_column=1)
-
-
-def title_of(tables_of_paper: Sequence[plans.TablePlan]) -> str:
-    """The name of the paper whose tables are planned."""
-    first_plan, *_ = tables_of_paper
-    title, _ = first_plan.table.reported
-    return title

@@ -6,6 +6,7 @@
 They are made from the repository alone, so they are the same on every machine.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,8 +14,8 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from first_page import make_first_page, table_of_claims_by_paper, table_of_coverage
-from paper_page import make_paper_page, papers
+from first_page import make_first_page
+from paper_page import Paper, make_paper_page, plan_papers
 from studies import read_study, with_group_names
 from study_page import EVERY_RUN, Figure, charts_of, make_study_page
 
@@ -24,7 +25,7 @@ from fedcli.figures.saving import write_figure
 from fedcli.files import write_atomically
 from fedcli.results import claim_tables, claims, plans, verdicts
 from fedcli.results.pairs import Candidate
-from fedcli.results.render import render, replace_between_marks
+from fedcli.results.render import render, render_github_table, replace_between_marks
 
 HERE = Path(__file__).parent
 HasFolder = TypeVar("HasFolder", plans.PlannedRun, plans.TablePlan, Candidate)
@@ -48,25 +49,21 @@ def make_files(results: Path) -> list[MadeFile]:
     records = results / "records"
     studies = [read_study(file.parent) for file in sorted(records.glob("*/intro.md"))]
     answers = claims.answer_claims(registry.claims(), [records])
-    modules = papers()
-    planned = {}
-    for name, module in modules.items():
-        planned[name] = [plans.plan_table(table, records, seeds=table.seeds) for table in module.TABLES]
+    papers = plan_papers(records)
 
     made = []
     for study in studies:
         figures = tuple(Figure(study, kind) for kind in charts_of(study))
         made.append(MadeFile(Path(f"{study.name}.md"), make_study_page(study), figures))
-    for name, module in modules.items():
-        tables_of_paper = [plan_with_relative_folders(plan, results) for plan in planned[name]]
-        notes = read_notes(name, results)
-        made.append(MadeFile(Path("papers") / f"{name}.md", make_paper_page(module, tables_of_paper, studies, notes)))
-    coverage = table_of_coverage(planned)
-    made.append(MadeFile(Path("README.md"), make_first_page(records, studies, answers, coverage)))
+    for paper in papers:
+        shown = replace(paper, tables=[plan_with_relative_folders(plan, results) for plan in paper.tables])
+        page = make_paper_page(shown, studies, read_notes(paper.name, results))
+        made.append(MadeFile(Path("papers") / f"{paper.name}.md", page))
+    made.append(MadeFile(Path("README.md"), make_first_page(records, studies, answers, papers)))
 
     readme = results.parent / "README.md"
     if readme.is_file():
-        table = table_of_claims_by_paper(planned, answers)
+        table = table_of_claims_by_paper(papers, answers)
         text = replace_between_marks(readme.read_text(encoding="utf-8"), "claims", table)
         made.append(MadeFile(Path("../README.md"), text))
     if (results.parent / "papers").is_dir():
@@ -74,6 +71,18 @@ def make_files(results: Path) -> list[MadeFile]:
         csv = render(claim_tables.build_claims_table(shipped), "csv")
         made.append(MadeFile(Path("../papers") / claim_tables.SHIPPED, csv))
     return made
+
+
+def table_of_claims_by_paper(papers: Iterable[Paper], answers: Sequence[verdicts.Answer]) -> str:
+    """How many claims of each paper have which verdict, as a table."""
+    lines = []
+    for paper in papers:
+        table_names = {plan.table.name for plan in paper.tables}
+        counts = Counter(answer.comparison.verdict.outcome for answer in answers if answer.claim.table in table_names)
+        numbers = [str(counts[outcome]) for outcome in verdicts.OUTCOMES]
+        lines.append([f"[{paper.title}](results/papers/{paper.name}.md)", *numbers])
+    titles = ["Claims of", *(outcome.capitalize() for outcome in verdicts.OUTCOMES)]
+    return render_github_table(titles, lines, first_number_column=1)
 
 
 def read_notes(paper: str, results: Path) -> str:

@@ -2,8 +2,9 @@
 
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 
 from sections import join_sections
@@ -14,6 +15,21 @@ from fedcli.results import paper_tables, plans
 from fedcli.results.render import render, render_github_table
 
 SHOWN_SECTIONS = ("Readings", "Known")  # how the titles begin of those of a card that its page repeats
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper's file, and its tables with the runs that there are."""
+
+    name: str  # of the file, without `.py`
+    module: ModuleType
+    tables: Sequence[plans.TablePlan]
+
+    @property
+    def title(self) -> str:
+        """The name of the paper."""
+        title, _ = self.module.TABLES[0].reported
+        return title
 
 
 @dataclass(frozen=True)
@@ -36,27 +52,30 @@ def read_card(docstring: str) -> Card:
     return Card(title.rstrip("."), paragraphs, sections)
 
 
-def papers() -> dict[str, ModuleType]:
+def find_paper_modules() -> dict[str, ModuleType]:
     """The files of registered methods that declare tables, by their names without `.py`."""
     modules = {}
     for method in registry.methods().values():
         if hasattr(method.module, "TABLES"):
-            modules[file_name(method.module)] = method.module
+            _, _, name = method.module.__name__.rpartition(".")
+            modules[name] = method.module
     return modules
 
 
-def file_name(module: ModuleType) -> str:
-    """The name of a paper's file, without `.py`."""
-    _, _, name = module.__name__.rpartition(".")
-    return name
+def plan_papers(records: Path) -> list[Paper]:
+    """All papers, with the runs of their tables in a folder."""
+    papers = []
+    for name, module in find_paper_modules().items():
+        tables = [plans.plan_table(table, records, seeds=table.seeds) for table in module.TABLES]
+        papers.append(Paper(name, module, tables))
+    return papers
 
 
-def make_paper_page(
-    module: ModuleType, planned: Iterable[plans.TablePlan], studies: Iterable[Study], notes: str
-) -> str:
-    """The page of a paper: its `planned` tables, those of the `studies` that are its own, and `notes` on its runs."""
+def make_paper_page(paper: Paper, studies: Iterable[Study], notes: str) -> str:
+    """The page of a paper: its tables, those of the `studies` that are its own, and `notes` on its runs."""
+    module = paper.module
     card = read_card(module.__doc__ or "")
-    sections = sections_of_tables(planned)
+    sections = sections_of_tables(paper.tables)
     not_planned = [f"- {where}: {reason.rstrip('.')}." for where, reason in module.NOT_PLANNED.items()]
     sections["### Not planned"] = "\n".join(not_planned)
     sections["## Studies"] = "\n".join(links_to_studies(module, studies))
@@ -65,10 +84,8 @@ def make_paper_page(
             sections[f"## {title}"] = text
     sections["## What did not work"] = notes.strip()
 
-    name = file_name(module)
-    links = (
-        f"Its file is [papers/{name}.py](../../papers/{name}.py). Its claims stand on [the first page](../README.md)."
-    )
+    file = f"papers/{paper.name}.py"
+    links = f"Its file is [{file}](../../{file}). Its claims stand on [the first page](../README.md)."
     head = "\n\n".join([f"# {card.title}", *card.paragraphs, links])
     return join_sections(head, sections)
 

@@ -78,10 +78,12 @@ def results(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("name", "module"), paper_page.papers().items(), ids=paper_page.papers())
+@pytest.mark.parametrize(
+    ("name", "module"), paper_page.find_paper_modules().items(), ids=paper_page.find_paper_modules()
+)
 def test_a_page_has_the_tables_of_its_paper_and_what_is_not_planned(name, module, tmp_path):
     planned = [plans.plan_table(table, tmp_path, seeds=[0]) for table in module.TABLES]
-    page = paper_page.make_paper_page(module, planned, [], "")
+    page = paper_page.make_paper_page(paper_page.Paper(name, module, planned), [], "")
 
     title, source, *_ = module.__doc__.split("\n\n")
     assert page.startswith(f"# {title.rstrip('.')}\n\n{source}\n\n")
@@ -110,7 +112,7 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
     )
     answer = verdicts.Answer(replace(without_runs.context, claim=claim), comparison)
 
-    page = first_page.make_first_page(tmp_path, [], [answer], "")
+    page = first_page.make_first_page(tmp_path, [], [answer], [])
     assert "Of 1 claims: 1 undecided." in page
     links = "[one](one.md), [two](two.md); but see [three](three.md)"
     assert f"| reduced to rounds 5 of 200: {links}; decided by 18 runs in full; time: " in page
@@ -146,7 +148,7 @@ def test_the_first_page_names_its_texts_and_modified_checkouts(tmp_path):
     )
     answer = replace(first_answer, comparison=comparison)
 
-    page = first_page.make_first_page(tmp_path, [], [answer], "")
+    page = first_page.make_first_page(tmp_path, [], [answer], [])
     assert "in full, by the authors' code: [one](one.md); 1 of 2 runs by a modified checkout; but see" in page
     assert "\n- In full, by the authors' code: the text of FedFA has a constant learning rate" in page
     study = studies.Study("one", "# One", frame.find_records([tmp_path]), [], [], {}, {})
@@ -173,7 +175,8 @@ def test_the_page_of_a_paper_shows_tables_with_runs_first(results):
     assert [num_runs[cell.row, cell.column] for cell in CELLS] == [1, 1, 0]
 
     empty = plans.plan_table(Table("fedfa:3", "Ablation", ("FedFA", "Table 3"), CELLS[:1]), Path("nowhere"))
-    page = paper_page.make_paper_page(paper_page.papers()["fedfa"], [empty, plan], [study], "- It | missed.\n")
+    fedfa = paper_page.Paper("fedfa", paper_page.find_paper_modules()["fedfa"], [empty, plan])
+    page = paper_page.make_paper_page(fedfa, [study], "- It | missed.\n")
     assert page.index("### FedFA, Table 2: Accuracy under label skew") < page.index("### Without a finished run")
     assert "| FedFA, Table 3: Ablation | 1 | `fedcli table fedfa:3` |" in page
     assert page.endswith("## What did not work\n\n- It | missed.\n")
@@ -182,12 +185,12 @@ def test_the_page_of_a_paper_shows_tables_with_runs_first(results):
     complete_runs = tuple(run for run in complete.runs if not run.needs_running)
     complete_cell = replace(complete, runs=complete_runs)
     complete_plan = replace(plan, cells=(complete_cell,), runs=complete_runs, table=replace(TABLE, cells=CELLS[:1]))
-    complete_page = paper_page.make_paper_page(paper_page.papers()["fedfa"], [complete_plan], [study], "")
+    complete_page = paper_page.make_paper_page(replace(fedfa, tables=[complete_plan]), [study], "")
     assert "### FedFA, Table 2" in complete_page
     assert "runs what is missing" not in complete_page
     assert "- [A tiny study](../tiny.md): It runs. run a, rounds to 1: 1 (1)\n" in page
 
-    without_runs = paper_page.make_paper_page(paper_page.papers()["fedfa"], [empty], [replace(study, records=[])], "")
+    without_runs = paper_page.make_paper_page(replace(fedfa, tables=[empty]), [replace(study, records=[])], "")
     assert "tiny" not in without_runs
     assert "What did not work" not in without_runs
 
