@@ -1,6 +1,8 @@
 """What a user changes in a figure for a paper: size, text, style, colours, names and the legend."""
 
 import json
+import re
+import shutil
 import warnings
 from functools import partial
 from itertools import pairwise
@@ -17,6 +19,8 @@ import fedcli
 from fedcli.errors import UserError
 from fedcli.figures import line_charts, saving
 from fedcli.figures.options import LEGENDS, FigureOptions, parse_colors, parse_pairs, parse_size
+from fedcli.figures.partitions import partition_chart
+from fedcli.figures.saving import write_figure
 from fedcli.results.groups import group_runs
 from tests.commands import invoke
 from tests.example_records import as_diverged, record_with_curve
@@ -364,3 +368,31 @@ def test_the_command_takes_the_look_and_says_what_belongs_into_the_caption(tmp_p
     assert refusal.exit_code == 2
     words = "--legend is for figures of lines, curves, drift, domains, accuracies (got --kind confusion)"
     assert words in " ".join(refusal.output.split())
+
+
+@pytest.mark.parametrize(
+    ("look", "words"),
+    [
+        ({"size": "3.4x2.3"}, "size must be a width and a height in inches (got '3.4x2.3')"),
+        ({"size": 3}, "size must be a width and a height in inches (got 3)"),
+        ({"font_size": "7"}, "font_size must be a number of points (got '7')"),
+        ({"colors": "red"}, "colors must be a dict (got 'red')"),
+        ({"labels": ["red"]}, "labels must be a dict (got ['red'])"),
+    ],
+)
+def test_an_option_of_another_type_is_refused_in_a_line(look, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        FigureOptions(**look)
+
+
+@pytest.mark.skipif(shutil.which("xelatex") is None, reason="needs LaTeX")
+def test_a_pgf_with_pixels_names_the_pictures_beside_it(tmp_path):
+    def write():
+        chart = partial(partition_chart, np.array([[1, 2], [3, 4]]), ["a", "b"], "title")
+        write_figure(tmp_path / "p.pgf", chart)
+        return {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+    files = write()
+    assert sorted(files) == ["p-img0.png", "p-img1.png", "p.pgf"]
+    assert b"p-img0.png" in files["p.pgf"]
+    assert write() == files

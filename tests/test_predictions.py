@@ -188,3 +188,5 @@ def test_tables_and_curves_have_recorded_scores_of_classes(runs, tmp_path):
     for axis, value in [("x", "floats"), ("x", "round"), ("y", "global")]:
         result = invoke("plot", run.path, "--kind", "drift", f"--{axis}", value)
         assert f"--{axis} is for --kind curves" in result.output
+    result = invoke("plot", run.path, "--method", "./mine.py")  # which is not opened
+    assert "--method ./mine.py is for --kind correlation" in result.output

@@ -63,6 +63,11 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
     records = records_of(runs, methods, dataset, label)
     for flag in given_flags(ctx, lambda option: option.name in {"x", "y"}.difference(takes)):
         raise UserError(f"{flag} is for --kind curves (got --kind {kind}); leave it out.")
+    if files and "files" not in takes:
+        raise UserError(
+            f"--method {files[0]} is for --kind correlation, which runs your networks (got --kind {kind}); write the "
+            "name of the method whose runs to draw, or leave it out."
+        )
     options = FigureOptions(
         title="" if title == "none" else title,
         size=None if size is None else parse_size(size),

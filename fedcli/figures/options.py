@@ -1,6 +1,6 @@
 """How a figure looks: fedcli's own style, and the options by which a user changes it for a paper."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,14 @@ class FigureOptions:
     is_page: bool = False
 
     def __post_init__(self) -> None:
+        """Refuses values that are none, also of another type, as from Python."""
+        if self.size is not None and not _is_pair_of_numbers(self.size):
+            raise UserError(f"size must be a width and a height in inches (got {self.size!r}); write (3.4, 2.3).")
+        if self.font_size is not None and not isinstance(self.font_size, int | float):
+            raise UserError(f"font_size must be a number of points (got {self.font_size!r}); write 8.")
+        for name in ("colors", "labels"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise UserError(f"{name} must be a dict (got {getattr(self, name)!r}); write {{'fedavg': '...'}}.")
         if self.size is not None and not all(SMALLEST <= side <= LARGEST for side in self.size):
             given = "x".join(f"{side:g}" for side in self.size)
             raise UserError(
@@ -161,6 +169,10 @@ class FigureOptions:
         _refuse_others("colors", self.colors, drawn)
         _refuse_others("labels", labels, drawn)
         return replace(self, labels=labels)
+
+
+def _is_pair_of_numbers(size: Any) -> bool:
+    return isinstance(size, Sequence) and len(size) == 2 and all(isinstance(side, int | float) for side in size)
 
 
 def _split_at_drawn(name: str, label: str, drawn: list[str]) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,6 +16,8 @@ from fedcli.measure.feature_files import MODEL_FEATURES
 from fedcli.runs.machine import machine_settings
 from fedcli.runs.resume import open_run
 from fedcli.runs.schema import Record
+
+NUMBERS_SHARE = 5 / 8  # of the size of other text, so that the numbers of ten classes stand apart
 
 
 def confusion_chart(records: list[Record]) -> Figure:
@@ -30,12 +33,13 @@ def confusion_chart(records: list[Record]) -> Figure:
         names = run["class_names"]
         labels = outputs["labels"]
         predicted = outputs["predicted"]
+        size_of_numbers = NUMBERS_SHARE * matplotlib.rcParams["font.size"]
         has_few_classes = len(names) <= 10  # numbers and names of more classes would overlap
         (axes,) = column.panels
         ConfusionMatrixDisplay.from_predictions(
             labels, predicted, labels=range(len(names)), display_labels=names, normalize="true", ax=axes, cmap="Blues",
             colorbar=not has_few_classes, include_values=has_few_classes, values_format=".0%",
-            im_kw={"vmin": 0, "vmax": 1}, text_kw={"fontsize": 5}, xticks_rotation="vertical",
+            im_kw={"vmin": 0, "vmax": 1}, text_kw={"fontsize": size_of_numbers}, xticks_rotation="vertical",
         )  # fmt: skip
         # A client may also have test images of its own, which are not these.
         tested = "common test images" if "client" in run["quality"] else "images"

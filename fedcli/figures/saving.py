@@ -8,13 +8,14 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fedcli.errors import UserError
+from fedcli.errors import UserError, first_line
 from fedcli.figures.options import FigureOptions, Parameters
 from fedcli.figures.warn import warnings_in_words
 from fedcli.files import write_atomically
@@ -64,9 +65,31 @@ def write_figure(
         files = [out]
         if out.suffix == ".png":
             files.append(out.with_suffix(".pdf"))
+        if out.suffix == ".pgf":
+            return WrittenFigure(figure, _write_pgf(out, figure))
         for file in files:
             write_atomically(file, partial(figure.savefig, format=file.suffix[1:], **UNDATED[file.suffix]))
     return WrittenFigure(figure, files)
+
+
+def _write_pgf(out: Path, figure: Figure) -> list[Path]:
+    """Writes a figure for LaTeX, and beside it the PNGs that it includes, which are called after it; returns all.
+
+    Raises:
+        UserError: If LaTeX cannot set a text of the figure.
+    """
+    written = []
+    with TemporaryDirectory(dir=out.parent, prefix=".") as folder:
+        try:
+            figure.savefig(Path(folder, out.name))
+        except (ValueError, RuntimeError) as error:  # matplotlib's LaTeX error is one of them
+            raise UserError(
+                f"LaTeX cannot set a text of the figure (got {first_line(error)}); rename what has &, # or $ in its "
+                "name, as by --labels, or write a .pdf."
+            ) from error
+        for file in sorted(Path(folder).iterdir(), reverse=True):  # the figure after what it includes
+            written.append(file.replace(out.with_name(file.name)))
+    return sorted(written)
 
 
 def _all_parameters(options: FigureOptions) -> Parameters:
