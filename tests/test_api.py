@@ -318,7 +318,7 @@ def fail_fedprox_before_its_record(monkeypatch):
     start_or_resume = jobs._start_or_resume
 
     def fails(task, progress):
-        if task.method == "fedprox":
+        if task.method_source == "fedprox":
             raise OSError("no images")
         start_or_resume(task, progress)
 

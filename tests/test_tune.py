@@ -5,6 +5,7 @@ import math
 import shutil
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import fedcli
 from fedcli.registry import find_method
 from fedcli.results import jobs, tune
-from fedcli.results.grids import plan_grid
+from fedcli.results.grids import GridPoint, plan_grid
 from fedcli.runs.options import flags_of
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import read_record, write_record
@@ -314,7 +315,9 @@ def test_an_option_that_is_set_wrongly_is_refused(words, message, folder):
 def test_a_best_value_at_the_edge_is_told_unless_nothing_lies_beyond():
     def warnings(best, *others, name="lr"):
         trials = pd.DataFrame({"method": ["fedprox"], "options": [{name: best}]})
-        of_method = tune.MethodTrials(find_method("fedprox"), Path(), values={name: (best, *others)}, points=())
+        fedprox = find_method("fedprox")
+        point = GridPoint(fedprox, {name: best}, runs=(Mock(**{"setup.config.post": None}),))
+        of_method = tune.MethodTrials(fedprox, Path(), values={name: (best, *others)}, points=(point,))
         return tune.write_notes_on_edges(tune.Tuning(Path(), (), by_method=(of_method,)), trials)
 
     assert warnings(0.1, 0.01, 1.0) == []

@@ -62,8 +62,9 @@ def join_splits(arrays: Arrays, notes: list[str]) -> Columns:
         if word in COLUMN_OF_WORD:
             by_split = by_column.setdefault(COLUMN_OF_WORD[word], {})
             split = split_before or split_after
-            if not np.array_equal(by_split.setdefault(split, values), values):
+            if split in by_split and not np.array_equal(by_split[split], values):
                 raise ValueError(f"it has '{key}' and another array of the same meaning: leave one out")
+            by_split[split] = values
     splits = choose_splits(set().union(*by_column.values()), notes)
     columns = {name: arrays[name] for name in NAMES_OF.values() if name in arrays}
     for column, by_split in by_column.items():
