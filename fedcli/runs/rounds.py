@@ -376,11 +376,11 @@ def _shapes_of(model: Model) -> dict[str, tuple[int, ...]]:
 def _apply_post(post: Post, setup: Setup, fed: Federation, state: Any) -> dict[str, Any]:
     """Applies the step after the last round to the global model and tests its classifier; the state stays."""
     start = time.perf_counter()
-    given = Model(*setup.method.model(state))
+    model_before = Model(*setup.method.model(state))
     with post.blamed(*NO_MISTAKES), no_global_draws(f"the step '{post.name}'", fed.device):
-        params, buffers, floats_up = post.apply(*given, fed, setup.post_config)
+        params, buffers, floats_up = post.apply(*model_before, fed, setup.post_config)
         floats_up = round(float(floats_up))
-        _refuse_other_shapes(post, Model(params, buffers), given)
+        _refuse_other_shapes(post, Model(params, buffers), model_before)
     refuse_non_finite((params, buffers), setup.config.rounds - 1)
     changed = dataclasses.replace(setup.method, model=lambda state: (params, buffers), prototypes=None)
     return {
