@@ -9,13 +9,11 @@ the commits that agreement/peers names, and `envs/MODULE/bin/python`, by the mod
 environment of their own; the others run in `envs/all`. Nothing is downloaded, installed or built.
 """
 
-import math
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +23,7 @@ from torch import Tensor
 
 from agreement import fedcli_side, page, problem, results
 from agreement.cases import CASES
-from agreement.exchange import CLONE_VARIABLE, RowOutcome, outcomes_file, problem_file
+from agreement.exchange import CLONE_VARIABLE, PeerOutcome, outcome_file, problem_file
 from agreement.fedcli_side import FinalVectors
 from agreement.peers import load_peers
 from agreement.results import Comparison, PeerResult, RowResult
@@ -45,7 +43,12 @@ def check_clone(clone: Path, peer: Peer) -> None:
     """Refuses a clone that is missing, at another commit, or changed since."""
     if not clone.is_dir():
         raise UserError(f"there is no clone of {peer.name} (looked for '{clone}'); clone it there, or leave it out.")
-    commit = read_output("git", "-C", str(clone), "rev-parse", "HEAD")
+    try:
+        commit = read_output("git", "-C", str(clone), "rev-parse", "HEAD")
+    except subprocess.CalledProcessError as error:
+        raise UserError(
+            f"'{clone}' is no clone of {peer.name} ({error.stderr.strip()}); clone it there, or leave it out."
+        ) from None
     if commit != peer.commit:
         raise UserError(f"'{clone}' is at another commit (got {commit}); check out {peer.commit}, whose code was read.")
     changes = read_output("git", "-C", str(clone), "status", "--porcelain")
@@ -83,36 +86,33 @@ def find_python(peer: Peer, peers_folder: Path) -> Path:
     raise UserError(f"{peer.name} has no environment (looked for '{of_peer}' and '{of_all}'); make one of them.")
 
 
-@dataclass(frozen=True)
-class PeerOutcome:
-    """What came of a peer's rows, and where they ran."""
-
-    row_outcomes: dict[str, RowOutcome]  # by label
-    python_version: str
-    torch_version: str
-
-
 def run_peer(peer: Peer, peers_folder: Path, exchange_folder: Path) -> PeerOutcome:
-    """Runs the rows of a peer on the problems in the exchange folder."""
+    """Runs the rows of a peer on the problems in the exchange folder.
+
+    Raises:
+        UserError: If its process fails, as where its adapter cannot be imported.
+    """
     python = find_python(peer, peers_folder)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     if peer.commit:
         environment[CLONE_VARIABLE] = str((peers_folder / peer.name).resolve())
     command = [str(python), "-m", "agreement.peer_process", peer.module, str(exchange_folder)]
-    subprocess.run(command, cwd=HERE.parent, env=environment, check=True)
-    ask = "import torch, platform; print(platform.python_version(), torch.__version__)"
-    python_version, torch_version = read_output(str(python), "-c", ask).split()
-    # Objects that our own process has saved.
-    row_outcomes = torch.load(outcomes_file(exchange_folder, peer.module), weights_only=False)
-    return PeerOutcome(row_outcomes, python_version, torch_version)
+    finished = subprocess.run(command, cwd=HERE.parent, env=environment, check=False)
+    if finished.returncode:
+        raise UserError(
+            f"the adapter of {peer.name} does not run in '{python}' (what it says stands above); install what is "
+            "missing, or leave this peer out."
+        )
+    # An object that our own process has saved.
+    return torch.load(outcome_file(exchange_folder, peer.module), weights_only=False)
 
 
 def compare(peer: Peer, peer_outcome: PeerOutcome, of_fedcli: Mapping[str, FinalVectors]) -> PeerResult:
     """How each row of a peer differs from what fedcli ended with, by case.
 
     Raises:
-        UserError: If a row has failed, or has not as many values of a quantity as fedcli, or if a value of fedcli is
-            not finite.
+        UserError: If a row has failed, has a quantity that fedcli does not end with, or has not as many values of one
+            as fedcli, or if a value of fedcli is not finite.
     """
     row_results = {}
     for row in peer.rows:
@@ -121,7 +121,12 @@ def compare(peer: Peer, peer_outcome: PeerOutcome, of_fedcli: Mapping[str, Final
             raise UserError(f"{peer.name}, '{row.label}', did not run:\n{outcome.failure}")
         comparisons = {}
         for quantity, theirs in outcome.final_vectors.items():
-            ours = of_fedcli[row.case][quantity]
+            ours = of_fedcli[row.case].get(quantity)
+            if ours is None:
+                raise UserError(
+                    f"{peer.name}, '{row.label}', has '{quantity}', which fedcli does not end with in '{row.case}' "
+                    f"(it has {', '.join(of_fedcli[row.case])}); compare what both have."
+                )
             if theirs.shape != ours.shape or not len(theirs):
                 raise UserError(
                     f"{peer.name}, '{row.label}', has {len(theirs)} values of '{quantity}' and fedcli "
@@ -135,12 +140,10 @@ def compare(peer: Peer, peer_outcome: PeerOutcome, of_fedcli: Mapping[str, Final
 
 
 def compare_vectors(theirs: Tensor, ours: Tensor) -> Comparison:
-    """How a vector of a peer differs from fedcli's, to two digits."""
-    difference = (theirs - ours).abs().max().item()
-    return Comparison(
-        difference=float(f"{difference:.2g}") if math.isfinite(difference) else None,
-        projections=results.project(theirs) if theirs.isfinite().all() else None,
-    )
+    """How a vector of a peer differs from fedcli's."""
+    if not theirs.isfinite().all():
+        return Comparison(difference=None, projections=None)
+    return Comparison(difference=(theirs - ours).abs().max().item(), projections=results.project(theirs))
 
 
 def choose_peers(names: Collection[str]) -> list[Peer]:

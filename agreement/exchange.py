@@ -61,13 +61,22 @@ class RowOutcome:
     failure: str = ""  # the traceback
 
 
+@dataclass(frozen=True)
+class PeerOutcome:
+    """What came of a peer's rows, and where they ran."""
+
+    row_outcomes: dict[str, RowOutcome]  # by label
+    python_version: str
+    torch_version: str
+
+
 def problem_file(exchange_folder: Path, case: str) -> Path:
     """The file of a case's problem."""
     return exchange_folder / f"problem of {case}.pt"
 
 
-def outcomes_file(exchange_folder: Path, module: str) -> Path:
-    """The file of what came of a peer's rows, by label."""
+def outcome_file(exchange_folder: Path, module: str) -> Path:
+    """The file of what came of a peer's rows."""
     return exchange_folder / f"rows of {module}.pt"
 
 

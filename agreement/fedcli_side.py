@@ -20,7 +20,7 @@ def run_case(setup: Setup, fed: Federation) -> FinalVectors:
     """Runs fedcli in a case, see `agreement.problem.make_federation`; returns what the run ends with."""
     state = check.simulate(setup, fed, ROUNDS)
     read_server = SERVER_READERS.get(setup.method.name, read_shared_model)
-    final_vectors = {**read_server(state), **read_client_states(state)}
+    final_vectors = {**read_server(state), **read_client_states(state, fed.num_clients)}
     if setup.method.personal is not None:
         final_vectors |= read_personal_models(setup.method.personal(state), fed)
     return final_vectors
@@ -53,10 +53,13 @@ SERVER_READERS = {  # for methods whose server has no whole model
 }
 
 
-def read_client_states(state: Any) -> FinalVectors:
-    """What all clients keep between rounds, in the order of their ids."""
+def read_client_states(state: Any, num_clients: int) -> FinalVectors:
+    """What all clients keep between rounds, in the order of their ids.
+
+    Nothing where some have not taken part: fedcli has nothing of those, and peers have what they began with.
+    """
     states = getattr(state, "clients", {})
-    if not states:
+    if len(states) < num_clients:
         return {}
     in_order = [states[client] for client in sorted(states)]
     return {Quantity.KEPT: flatten(leaves(in_order))}

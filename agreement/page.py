@@ -176,7 +176,13 @@ def make_page(peers: Sequence[Peer], peer_results: Mapping[str, PeerResult]) -> 
 
 
 def write(peer_results: Mapping[str, PeerResult]) -> None:
-    """Writes the page."""
+    """Writes the page.
+
+    Raises:
+        UserError: If there are no results.
+    """
+    if not peer_results:
+        raise UserError(f"there are no results (looked for '{results.FILE}'); run `python -m agreement.agree` first.")
     PAGE.write_text(make_page(load_peers(), peer_results))
 
 

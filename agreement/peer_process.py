@@ -6,6 +6,7 @@ EXCHANGE_FOLDER has the problems, and gets what came of the rows.
 import contextlib
 import importlib
 import io
+import platform
 import sys
 import tempfile
 import traceback
@@ -16,7 +17,7 @@ from unittest import mock
 import torch
 
 from agreement.adapters import Adapter
-from agreement.exchange import Problem, RowOutcome, clone_folder, outcomes_file, problem_file
+from agreement.exchange import PeerOutcome, Problem, RowOutcome, clone_folder, outcome_file, problem_file
 from agreement.peers import load_peer
 from agreement.rows import Peer, Row
 from agreement.small_networks import flatten
@@ -48,7 +49,7 @@ def run_row(row: Row, adapter: Adapter, problem: Problem) -> RowOutcome:
         try:
             final_tensors = adapter.run(row.config, problem)
             return RowOutcome({quantity: flatten(final_tensors[quantity]) for quantity in row.compared})
-        except Exception:
+        except (Exception, SystemExit):  # a peer that is a script exits where it does not know an option
             return RowOutcome({}, failure=traceback.format_exc())
         finally:
             mock.patch.stopall()
@@ -65,7 +66,8 @@ def main(module: str, exchange_folder: Path) -> None:
         # Objects that our own process has saved.
         problem = torch.load(problem_file(exchange_folder, row.case), weights_only=False)
         row_outcomes[row.label] = run_row(row, adapter, problem)
-    torch.save(row_outcomes, outcomes_file(exchange_folder, module))
+    peer_outcome = PeerOutcome(row_outcomes, platform.python_version(), str(torch.__version__))
+    torch.save(peer_outcome, outcome_file(exchange_folder, module))
 
 
 if __name__ == "__main__":

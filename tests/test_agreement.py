@@ -5,17 +5,17 @@ import dataclasses
 import sys
 from pathlib import Path
 from pkgutil import resolve_name
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from agreement import agree, fedcli_side, page, problem, results
+from agreement import agree, fedcli_side, page, peer_process, problem, results
 from agreement.adapters import optimizers
 from agreement.bridges import BRIDGES
 from agreement.cases import CASES, Case
-from agreement.exchange import RowOutcome
+from agreement.exchange import PeerOutcome, RowOutcome
 from agreement.peers import load_peers
 from agreement.rows import Package, Quantity
 from fedcli import registry
@@ -236,6 +236,9 @@ def test_a_clone_that_is_missing_at_another_commit_or_changed_is_refused(tmp_pat
     peer = next(peer for peer in PEERS if peer.commit)
     with pytest.raises(UserError, match="there is no clone of"):
         agree.check_clone(clone, peer)
+    clone.mkdir()
+    with pytest.raises(UserError, match=rf"is no clone of {peer.name} \(fatal: not a git repository"):
+        agree.check_clone(clone, peer)
     at_commit = dataclasses.replace(peer, commit=make_clone(clone))
     agree.check_clone(clone, at_commit)
     with pytest.raises(UserError, match="is at another commit"):
@@ -258,7 +261,7 @@ def test_values_that_are_not_as_many_as_those_of_fedcli_are_refused(num_values):
     (peer,) = agree.choose_peers(["FedDecorr"])
     (row,) = peer.rows
     run = RowOutcome({Quantity.SHARED: torch.zeros(num_values, dtype=torch.float64)})
-    peer_outcome = agree.PeerOutcome({row.label: run}, "3", "2")
+    peer_outcome = PeerOutcome({row.label: run}, "3", "2")
     ours = {row.case: {Quantity.SHARED: torch.zeros(5, dtype=torch.float64)}}
     with pytest.raises(UserError, match=f"FedDecorr, '{row.label}', has {num_values} values of 'shared' and fedcli 5"):
         agree.compare(peer, peer_outcome, ours)
@@ -270,7 +273,56 @@ def test_what_is_not_finite_in_fedcli_is_not_said_of_the_peer():
     run = RowOutcome({Quantity.SHARED: torch.zeros(5, dtype=torch.float64)})
     ours = {row.case: {Quantity.SHARED: torch.full((5,), torch.nan, dtype=torch.float64)}}
     with pytest.raises(UserError, match="fedcli's own 'shared' in 'feddecorr' is not finite"):
-        agree.compare(peer, agree.PeerOutcome({row.label: run}, "3", "2"), ours)
+        agree.compare(peer, PeerOutcome({row.label: run}, "3", "2"), ours)
+
+
+def test_a_quantity_that_fedcli_does_not_end_with_is_refused():
+    (peer,) = agree.choose_peers(["FedDecorr"])
+    (row,) = peer.rows
+    run = RowOutcome({Quantity.KEPT: torch.zeros(5, dtype=torch.float64)})
+    ours = {row.case: {Quantity.SHARED: torch.zeros(5, dtype=torch.float64)}}
+    with pytest.raises(UserError, match=r"has 'kept', which fedcli does not end with in 'feddecorr' \(it has shared"):
+        agree.compare(peer, PeerOutcome({row.label: run}, "3", "2"), ours)
+
+
+def test_what_clients_keep_is_not_compared_where_some_have_kept_nothing_yet():
+    took_part = {0: (torch.zeros(2),), 2: (torch.ones(2),)}
+    state = SimpleNamespace(clients=took_part)
+    assert fedcli_side.read_client_states(state, num_clients=4) == {}
+    (kept,) = fedcli_side.read_client_states(state, num_clients=2).values()
+    assert kept.tolist() == [0, 0, 1, 1]
+
+
+def test_a_difference_just_above_the_tolerance_does_not_agree():
+    theirs = torch.tensor([1.04e-12], dtype=torch.float64)
+    comparison = agree.compare_vectors(theirs, torch.zeros(1, dtype=torch.float64))
+    assert not results.RowResult({Quantity.SHARED: comparison}).agrees
+
+
+def test_a_peer_that_exits_fails_in_its_row_alone():
+    def run(config, problem):
+        sys.exit(2)
+
+    (row,) = agree.choose_peers(["FedDecorr"])[0].rows
+    outcome = peer_process.run_row(row, SimpleNamespace(run=run), None)
+    assert "SystemExit: 2" in outcome.failure
+
+
+def test_a_peer_whose_process_fails_is_named_with_its_environment(tmp_path):
+    (peer,) = agree.choose_peers(["FedDecorr"])
+    python = tmp_path / "envs" / "all" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(UserError, match=f"the adapter of FedDecorr does not run in '{python}'"):
+        agree.run_peer(peer, tmp_path, tmp_path)
+
+
+def test_a_page_of_no_results_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "PAGE", tmp_path / "agreement.md")
+    with pytest.raises(UserError, match=r"there are no results \(looked for '.*results.json'\)"):
+        page.write({})
+    assert not page.PAGE.exists()
 
 
 def test_a_row_that_differs_itself_closes_no_other():
