@@ -9,6 +9,7 @@ from agreement import results
 from agreement.bridges import BRIDGES
 from agreement.cases import CASES, DEFAULT_NETWORK, Case
 from agreement.peers import load_peers
+from agreement.problem import RUN
 from agreement.results import PeerResult, RowResult
 from agreement.rows import Peer, Row
 from fedcli.errors import UserError
@@ -47,12 +48,28 @@ def format_difference(row_result: RowResult) -> str:
     return f"{largest:.1e}" if largest >= PRINTED_FLOOR else f"< {PRINTED_FLOOR:.0e}"
 
 
+def name_backbone(network_name: str) -> str:
+    """A network as `--backbone` takes it, in the repository's folder."""
+    return f"agreement/small_networks.py:{network_name}"
+
+
+def describe_shared_options() -> str:
+    """A paragraph of the options that all runs of fedcli have."""
+    options = {**RUN, "backbone": name_backbone(DEFAULT_NETWORK)}
+    flags = " ".join(flags_of(options))
+    return (
+        "The column fedcli says what `fedcli run` takes in the folder of this repository. What it does not say is\n"
+        f"`{flags}`\n"
+        "in all runs. The clients' examples are given from Python; no option divides them so.\n"
+    )
+
+
 def format_command(case: Case) -> str:
-    """What fedcli runs, as it is typed."""
-    name = f"bridges.py:{case.method}" if case.method in BRIDGES else case.method
+    """A method and its options as they are typed, without those that all runs have."""
+    name = f"agreement/bridges.py:{case.method}" if case.method in BRIDGES else case.method
     options = {**case.options, **case.run_options}
     if case.network_name != DEFAULT_NETWORK:
-        options["backbone"] = f"small_networks.py:{case.network_name}"
+        options["backbone"] = name_backbone(case.network_name)
     return " ".join([name, *flags_of(options)])
 
 
@@ -166,7 +183,7 @@ def make_page(peers: Sequence[Peer], peer_results: Mapping[str, PeerResult]) -> 
     """The page, of the peers that have results."""
     check_labels(peers, peer_results)
     split = [split_by_agreement(peer, peer_results[peer.name]) for peer in peers if peer.name in peer_results]
-    parts = [INTRODUCTION, make_table_of_peers(split)]
+    parts = [INTRODUCTION, describe_shared_options(), make_table_of_peers(split)]
     for by_agreement in split:
         parts += [f"## {by_agreement.peer.name}", make_table_of_agreeing(by_agreement)]
         if by_agreement.differing:

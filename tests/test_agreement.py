@@ -178,13 +178,15 @@ def test_the_page_says_how_large_the_problem_is():
 
 def test_the_page_names_registered_methods_and_those_of_bridges():
     names = {page.format_command(case).split()[0] for case in CASES.values()}
-    bridges = {f"bridges.py:{name}" for name in BRIDGES}
+    bridges = {f"agreement/bridges.py:{name}" for name in BRIDGES}
     assert names <= registry.methods().keys() | bridges
 
 
 def test_the_page_says_which_network_a_run_has_unless_it_is_that_of_all():
     assert page.format_command(CASES["fedavg"]) == "fedavg"
-    assert page.format_command(CASES["fedavg, batch norm"]) == "fedavg --backbone=small_networks.py:batch_norm"
+    assert (
+        page.format_command(CASES["fedavg, batch norm"]) == "fedavg --backbone=agreement/small_networks.py:batch_norm"
+    )
 
 
 def final_vector(method, *, options, run_options=None, partition="equal"):

@@ -72,7 +72,8 @@ PEER = Peer(
             case="feddyn",
             config=FEDDYN,
             explanation=Explanation(
-                cause="All clients have one alpha; fedcli's is divided by a client's size, as in the authors' code.",
+                cause="All clients have one alpha (client/feddyn.py, `lamb`); fedcli's is divided by a client's size, "
+                "as in the authors' code.",
                 paper_says="FedDyn, Algorithm 1: one alpha, for which fedcli has --weighting uniform (Reading 2).",
                 closed_by="FedDyn; fedcli: one alpha",
             ),

@@ -87,7 +87,7 @@ PEER = Peer(
             config=FEDDYN,
             explanation=Explanation(
                 cause="The quadratic term is missing (client/feddyn.py); it stands in neither loss nor weight decay.",
-                paper_says=paper_statements.FEDDYN_PENALTY,
+                paper_says="FedDyn, Algorithm 1: alpha / 2 ||w - w_g||^2.",
                 closed_by="FedDyn, clients of one size; changed: weight decay alpha",
             ),
         ),

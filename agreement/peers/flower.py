@@ -102,7 +102,7 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The second moment starts at 0, and the bias is corrected by the number of the round plus 1 "
                 "(fedadam.py).",
-                paper_says=paper_statements.REDDI_SECOND_MOMENT_UNCORRECTED,
+                paper_says="Algorithm 2 of Reddi et al.: v_{-1} >= tau^2, and no correction (Readings 2 and 3).",
                 closed_by="FedAdam; changed: v from tau^2, no correction",
             ),
         ),
@@ -118,7 +118,7 @@ PEER = Peer(
             config=FEDYOGI,
             explanation=Explanation(
                 cause="The second moment starts at 0 (fedyogi.py).",
-                paper_says=paper_statements.REDDI_SECOND_MOMENT_UNCORRECTED,
+                paper_says=paper_statements.REDDI_SECOND_MOMENT,
                 closed_by="FedYogi; changed: v from tau^2",
             ),
         ),
@@ -134,7 +134,7 @@ PEER = Peer(
             config=FEDADAGRAD,
             explanation=Explanation(
                 cause="The second moment starts at 0 (fedadagrad.py).",
-                paper_says=paper_statements.REDDI_SECOND_MOMENT_UNCORRECTED,
+                paper_says=paper_statements.REDDI_SECOND_MOMENT,
                 closed_by="FedAdagrad; changed: v from tau^2",
             ),
         ),

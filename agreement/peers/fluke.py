@@ -24,6 +24,10 @@ class PeerConfig:
 
 
 WEIGHTED_BY_EXAMPLES = {"weighted": True}
+WEIGHTS_OF_FEDNOVA = (
+    "The weights of the models do not sum to 1, and nothing is added for the former model (fednova.py)."
+)
+FEDNOVA_AVERAGING = "FedNova, normalised averaging: x less the step, so that the weights of x and x_i sum to 1."
 REST_OF_FORMER_MODEL = "the former model gets the weight that the others leave"
 SUM_OF_CHANGES = "a client keeps the sum of w_i - w_g"
 PERSONAL_AND_VECTORS = (Quantity.PERSONAL, Quantity.CLASS_VECTORS)
@@ -144,9 +148,8 @@ PEER = Peer(
             case="fednova",
             config=FEDNOVA,
             explanation=Explanation(
-                cause="The weights of the models do not sum to 1, and nothing is added for the former model "
-                "(fednova.py).",
-                paper_says="FedNova, normalised averaging: x less the step, so that the weights of x and x_i sum to 1.",
+                cause=WEIGHTS_OF_FEDNOVA,
+                paper_says=FEDNOVA_AVERAGING,
                 closed_by="FedNova; changed: weights sum to 1",
             ),
         ),
@@ -161,8 +164,8 @@ PEER = Peer(
             case="fednova, momentum",
             config=FEDNOVA_WITH_MOMENTUM,
             explanation=Explanation(
-                cause="As without momentum.",
-                paper_says="As without momentum.",
+                cause=WEIGHTS_OF_FEDNOVA,
+                paper_says=FEDNOVA_AVERAGING,
                 closed_by="FedNova with momentum; changed: weights sum to 1",
             ),
         ),
@@ -258,7 +261,7 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The gradient of the mixture ends in a copy (apfl.py, `merge_models`), so v is not trained; at "
                 "the end of a round a client keeps the mixture in the place of v.",
-                paper_says=paper_statements.APFL_PERSONAL_MODEL,
+                paper_says="APFL, Algorithm 1: v moves by the gradient at the mixture, and is kept.",
                 closed_by="APFL; fedcli: mixture kept, v untrained",
             ),
         ),

@@ -104,7 +104,8 @@ PEER = Peer(
             case="moon, half, momentum",
             config=MOON,
             explanation=Explanation(
-                cause="A client's last model is an untrained network until it has taken part.",
+                cause="A client's last model is an untrained network until it has taken part (experiments.py, "
+                "`old_nets`).",
                 paper_says=paper_statements.MOON_FIRST_ROUND,
                 closed_by="MOON with momentum, 2 of 4 clients; fedcli: initial model as a newcomer's last one",
             ),

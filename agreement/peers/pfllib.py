@@ -71,7 +71,7 @@ PEER = Peer(
             explanation=Explanation(
                 cause="Models and control variates are plain means (serverscaffold.py); fedcli weights both by "
                 "examples.",
-                paper_says=paper_statements.SCAFFOLD_MEANS_BY_OPTION,
+                paper_says="SCAFFOLD, lines 16 and 17: plain, for which fedcli has --weighting uniform (Reading 5).",
                 closed_by="SCAFFOLD; fedcli: plain means",
             ),
         ),
@@ -110,7 +110,7 @@ PEER = Peer(
             config=FEDDYN,
             explanation=Explanation(
                 cause="The norm in the penalty is not squared (clientdyn.py).",
-                paper_says=paper_statements.FEDDYN_SQUARED_NORM,
+                paper_says="FedDyn, Algorithm 1: alpha / 2 times the squared norm.",
                 closed_by="FedDyn, clients of one size; changed: squared norm",
             ),
         ),
@@ -223,7 +223,8 @@ PEER = Peer(
             explanation=Explanation(
                 cause="v moves by the gradient of its own loss; a client keeps the mixture in the place of v; alpha "
                 "moves after every step (clientapfl.py).",
-                paper_says=paper_statements.APFL_PERSONAL_MODEL_AND_ALPHA,
+                paper_says="APFL, Algorithm 1: v moves by the gradient at the mixture, and is kept; alpha may be "
+                "fixed.",
                 closed_by="APFL; fedcli: mixture kept, alpha in every step",
             ),
         ),
