@@ -43,9 +43,9 @@ WAITING = {
     aten._local_scalar_dense, aten.equal, aten.nonzero, aten.masked_select, aten.bincount, aten._unique2,
     aten.repeat_interleave, aten._linalg_svd, aten._linalg_eigh, aten.linalg_qr, aten.linalg_cholesky_ex,
 }  # fmt: skip
-# Operations without a form on CUDA that gives the same bits each time.
+# Operations that PyTorch warns of, at least with some options, as their forms on CUDA give other bits each time.
 UNREPEATABLE = {
-    aten.cumsum, aten.histc, aten.kthvalue, aten.median, aten.put_, aten.scatter_reduce, aten.scatter_reduce_,
+    aten.histc, aten.kthvalue, aten.median, aten.put_, aten.scatter_reduce, aten.scatter_reduce_,
     aten._adaptive_avg_pool2d_backward, aten.adaptive_max_pool2d_backward, aten.grid_sampler_2d_backward,
     aten.nll_loss2d_forward, aten.reflection_pad2d_backward, aten.replication_pad2d_backward,
     aten.upsample_bilinear2d_backward, aten.upsample_bicubic2d_backward, aten.upsample_linear1d_backward,
@@ -92,24 +92,27 @@ def to_host(tree: Any) -> Any:
     return pytree.tree_map(lambda leaf: leaf.host.clone() if isinstance(leaf, FakeCudaTensor) else leaf, tree)
 
 
-def tree_leaves(tree: Any) -> list:
-    """Returns the leaves of what operations take and give, several times as fast as PyTorch's own."""
+def operand_leaves(tree: Any) -> list:
+    """Returns the leaves of the operands or results of an operation.
+
+    It knows only the lists, tuples and dictionaries that these are, and is several times as fast as PyTorch's own.
+    """
     if isinstance(tree, dict):
         tree = tree.values()
     elif not isinstance(tree, tuple | list):
         return [tree]
     leaves = []
     for part in tree:
-        leaves += tree_leaves(part)
+        leaves += operand_leaves(part)
     return leaves
 
 
-def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Returns the tree of `function(leaf)`, likewise."""
+def map_operands(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Returns operands or results with `function(leaf)` in the place of each leaf, likewise."""
     if isinstance(tree, tuple | list):
-        return type(tree)([tree_map(function, part) for part in tree])
+        return type(tree)([map_operands(function, part) for part in tree])
     if isinstance(tree, dict):
-        return {key: tree_map(function, part) for key, part in tree.items()}
+        return {key: map_operands(function, part) for key, part in tree.items()}
     return function(tree)
 
 
@@ -118,15 +121,22 @@ def is_device(value: Any) -> bool:
     return isinstance(value, torch.device) and value.type in ("cuda", NAME)
 
 
+def tensors_with_memory(tree: Any) -> list[torch.Tensor]:
+    """Returns the tensors of a tree whose memory is not empty, of those on the device their values on the host."""
+    tensors = []
+    for leaf in operand_leaves(tree):
+        tensor = leaf.host if isinstance(leaf, FakeCudaTensor) else leaf
+        if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes():
+            tensors.append(tensor)
+    return tensors
+
+
 def storages(tree: Any) -> dict[int, torch.UntypedStorage]:
     """Returns the memory of a tree's tensors, by address."""
     by_address = {}
-    for leaf in tree_leaves(tree):
-        tensor = leaf.host if isinstance(leaf, FakeCudaTensor) else leaf
-        if isinstance(tensor, torch.Tensor):
-            storage = tensor.untyped_storage()
-            if storage.nbytes():
-                by_address[storage.data_ptr()] = storage
+    for tensor in tensors_with_memory(tree):
+        storage = tensor.untyped_storage()
+        by_address[storage.data_ptr()] = storage
     return by_address
 
 
@@ -149,15 +159,12 @@ class Span(NamedTuple):
 def spans(tree: Any) -> set[Span]:
     """Returns the spans in which the tensors of a tree lie."""
     all_spans = set()
-    for leaf in tree_leaves(tree):
-        tensor = leaf.host if isinstance(leaf, FakeCudaTensor) else leaf
-        if not isinstance(tensor, torch.Tensor) or not tensor.numel():
-            continue
-        storage = tensor.untyped_storage()
-        if storage.nbytes():
+    for tensor in tensors_with_memory(tree):
+        if tensor.numel():
+            address = tensor.untyped_storage().data_ptr()
             extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
             start = tensor.storage_offset() * tensor.itemsize
-            all_spans.add(Span(storage.data_ptr(), start, start + extent * tensor.itemsize))
+            all_spans.add(Span(address, start, start + extent * tensor.itemsize))
     return all_spans
 
 
@@ -353,14 +360,14 @@ class Graph:
                 return leaf
             return leaf.detach() if storages(leaf).keys() <= of_device else leaf.clone()
 
-        args, kwargs, results = tree_map(hold, (operation.args, operation.kwargs, operation.results))
+        args, kwargs, results = map_operands(hold, (operation.args, operation.kwargs, operation.results))
         self.operations.append(Operation(operation.function, args, kwargs, results))
 
     def close(self) -> None:
         """Ends the capture."""
         tensors = {}
         for operation in self.operations:
-            for leaf in tree_leaves((operation.args, operation.kwargs, operation.results)):
+            for leaf in operand_leaves((operation.args, operation.kwargs, operation.results)):
                 if isinstance(leaf, torch.Tensor):
                     tensors[id(leaf)] = leaf
         self.held = Counter(tensor.untyped_storage().data_ptr() for tensor in tensors.values())
@@ -385,7 +392,7 @@ class Graph:
         with torch.no_grad(), torch._C._DisableTorchDispatch():
             for operation in self.operations:
                 again = operation.function(*operation.args, **operation.kwargs)
-                for old, new in zip(tree_leaves(operation.results), tree_leaves(again), strict=True):
+                for old, new in zip(operand_leaves(operation.results), operand_leaves(again), strict=True):
                     if isinstance(old, torch.Tensor) and not storages(old).keys() & storages(new).keys():
                         old.copy_(new)
         self.poison()
@@ -450,7 +457,7 @@ def wrap_results(results: Any, given: dict[int, FakeCudaTensor]) -> Any:
             return given[id(leaf)]
         return FakeCudaTensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
-    return tree_map(wrap, results)
+    return map_operands(wrap, results)
 
 
 # Operations that the device does in a form of its own.
@@ -469,7 +476,7 @@ class FakeCuda(TorchDispatchMode):
         unrepeatable: Operations without a form that gives the same bits each time.
     """
 
-    active: "FakeCuda" = None
+    active: "FakeCuda | None" = None  # the device that is in the place of CUDA now
 
     def __init__(self):
         super().__init__()
@@ -491,15 +498,15 @@ class FakeCuda(TorchDispatchMode):
 
     def do(self, function, args, kwargs):
         """Does an operation; one without a tensor or device of ours is the host's alone."""
-        given = {id(leaf.host): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeCudaTensor)}
+        given = {id(leaf.host): leaf for leaf in operand_leaves((args, kwargs)) if isinstance(leaf, FakeCudaTensor)}
         target = kwargs.get("device")
         if not given and not is_device(target):
             return function(*args, **kwargs)
         self._refuse_mixed_devices(function, args, kwargs, target)
-        self._notice(function, args, kwargs)
+        self._notice(function, kwargs)
 
         read = storages([*given.values()])
-        args, kwargs = tree_map(self._as_host, (args, kwargs))
+        args, kwargs = map_operands(self._as_host, (args, kwargs))
         to_write = self._arguments_to_write(function, args, kwargs)
         is_view = gives_view(function)
         if not is_view:
@@ -546,7 +553,7 @@ class FakeCuda(TorchDispatchMode):
     def _refuse_mixed_devices(self, function, args, kwargs, target) -> None:
         """Refuses tensors of the host where CUDA does, and waits where it lets Python wait."""
         kind = function.overloadpacket
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in operand_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         of_host = [tensor for tensor in tensors if not isinstance(tensor, FakeCudaTensor)]
         if kind in COPIES:
             to_host = target is not None and not is_device(target)
@@ -575,19 +582,20 @@ class FakeCuda(TorchDispatchMode):
         is_within_device = not to_host and not of_host
         if is_within_device:
             return
-        at_once = kwargs.get("non_blocking") or (kind is aten.copy_ and len(args) > 2 and args[2])
-        if at_once and to_host:
+        non_blocking = kwargs.get("non_blocking", False)
+        if kind is aten.copy_ and len(args) > 2:
+            _, _, non_blocking = args
+        if non_blocking and to_host:
             raise RuntimeError("a copy to the host that nobody waits for is read too early")
         is_pinned = all(getattr(tensor, "is_in_pinned_memory", False) for tensor in of_host)
-        if not at_once or not is_pinned:
+        if not non_blocking or not is_pinned:
             self.wait(str(kind))
 
-    def _notice(self, function, args, kwargs) -> None:
-        """Counts draws, and operations that may give other bits the next time."""
+    def _notice(self, function, kwargs) -> None:
+        """Counts draws, and operations that may give other bits the next time, whatever the type of their tensors."""
         if torch.Tag.nondeterministic_seeded in function.tags and kwargs.get("generator") is None:
             self.draws += 1
-        is_exact = any(isinstance(leaf, FakeCudaTensor) and not leaf.is_floating_point() for leaf in args)
-        if function.overloadpacket in UNREPEATABLE and not is_exact:
+        if function.overloadpacket in UNREPEATABLE:
             self.unrepeatable[f"{function.overloadpacket} in {line_of_product()}"] += 1
 
     def wait(self, why: str) -> None:
@@ -703,6 +711,7 @@ class FakeCuda(TorchDispatchMode):
         register()
         cls.active = device = cls()
         with ExitStack() as stack:
+            stack.callback(setattr, cls, "active", None)
             for name, function in device.replacements().items():
                 stack.enter_context(patch.object(torch.cuda, name, function))
             stack.enter_context(DeviceRenaming())
@@ -744,7 +753,7 @@ def register() -> None:
 
     def in_half(function: Callable) -> Callable:
         def run(*args, **kwargs):
-            args, kwargs = tree_map(halved, (args, kwargs))
+            args, kwargs = map_operands(halved, (args, kwargs))
             with torch._C._ExcludeDispatchKeyGuard(without):
                 return function(*args, **kwargs)
 

@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -42,12 +43,16 @@ def end_process() -> None:
         device_process.cache_clear()
 
 
-def call_test(module: str, name: str, arguments: dict[str, Any]) -> Any:
-    """Calls a test in the process of the device."""
+def call_test(module: str, name: str, arguments: dict[str, Any], environment: dict[str, str]) -> Any:
+    """Calls a test in the process of the device, under an environment, as the fixtures for all tests would have it."""
     test = getattr(import_module(module), name).__wrapped__
     gc.collect()
     gc.freeze()  # a capture collects garbage, and need not look through what was there before the test
-    return test(**arguments)
+    torch.manual_seed(0)
+    with patch.dict(os.environ, environment, clear=True):
+        result = test(**arguments)
+    assert torch.get_num_threads() == 1
+    return result
 
 
 def on_fake_cuda(test: Callable) -> Callable:
@@ -55,7 +60,8 @@ def on_fake_cuda(test: Callable) -> Callable:
 
     @wraps(test)
     def in_process(**arguments):
-        return device_process().submit(call_test, test.__module__, test.__name__, arguments).result()
+        call = device_process().submit(call_test, test.__module__, test.__name__, arguments, dict(os.environ))
+        return call.result()
 
     return in_process
 
@@ -104,7 +110,7 @@ def leave_as_it_is(fed: Federation) -> None:
 
 def run_on_fake_cuda(
     method: Any, overrides: dict | None = None, rounds: int = 3, change: Callable = leave_as_it_is,
-    graphs: bool = True, **run: Any,
+    graphs: bool = True, **run_options: Any,
 ) -> FakeCudaRun:  # fmt: skip
     """Runs rounds of a method on the device, with operations that give the same bits each time.
 
@@ -113,7 +119,7 @@ def run_on_fake_cuda(
     with ExitStack() as stack:
         device = stack.enter_context(FakeCuda.running())
         stack.enter_context(deterministic(True))
-        setup, fed = toy.federation(method, overrides, device="cuda", **run)
+        setup, fed = toy.federation(method, overrides, device="cuda", **run_options)
         if not graphs:
             fed.engine.graphs = None
         change(fed)
@@ -126,14 +132,16 @@ def run_on_fake_cuda(
             state, _ = laws.method_round(setup, fed, state, fed.cohort(round))
             refuse_non_finite(state, round)
             counts_of_rounds.append({name: count - before[name] for name, count in count_so_far(device).items()})
+        assert not device.unrepeatable, list(device.unrepeatable)
         return FakeCudaRun(to_host(state), fed, device, counts_of_rounds)
 
 
 def run_on_cpu(
-    method: Any, overrides: dict | None = None, rounds: int = 3, change: Callable = leave_as_it_is, **run: Any
-) -> Any:
+    method: Any, overrides: dict | None = None, rounds: int = 3, change: Callable = leave_as_it_is,
+    **run_options: Any,
+) -> Any:  # fmt: skip
     """Returns the state after rounds on the CPU, whose steps are those of a CUDA device without captures."""
-    setup, fed = toy.federation(method, overrides, **run)
+    setup, fed = toy.federation(method, overrides, **run_options)
     fed.engine.graphs = NoGraphs()
     fed.engine.joint_layers = True
     change(fed)

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from fedcli import toy
 from fedcli.core import augment
@@ -14,7 +15,7 @@ from fedcli.core.graphs import CudaGraphs
 from fedcli.core.stacked import Stack
 from fedcli.core.trees import tree_map
 from fedcli.registry import find_method
-from tests.fake_cuda import FakeCuda, Graph, Pool, RaceError
+from tests.fake_cuda import UNREPEATABLE, FakeCuda, Graph, Pool, RaceError
 from tests.fake_cuda_runs import early_captures, on_fake_cuda, run_on_cpu, run_on_fake_cuda
 
 FEDAVG = find_method("fedavg")
@@ -365,11 +366,70 @@ def test_autocast_multiplies_in_half_precision():
 
 
 @on_fake_cuda
-def test_draws_and_operations_that_cannot_be_repeated_are_noticed():
-    with FakeCuda.running() as device:
+def test_draws_are_noticed():
+    with FakeCuda.running():
         before = torch.cuda.get_rng_state()
-        x = torch.rand(3, device="cuda")
+        torch.rand(3, device="cuda")
         assert not torch.equal(torch.cuda.get_rng_state(), before)
-        x.cumsum(0)
-        torch.ones(3, dtype=torch.int64, device="cuda").cumsum(0)
-        assert device.unrepeatable.total() == 1
+
+
+def calls_that_cannot_be_repeated():
+    """Returns calls on images [N, C, H, W] of the device, each by the operation that gives other bits the next time."""
+    aten = torch.ops.aten
+
+    def gradient(function):
+        return lambda x: torch.autograd.grad(function(x).sum(), x)
+
+    def labels_of(x):
+        return torch.zeros(len(x), *x.shape[2:], dtype=torch.int64, device=x.device)
+
+    def grid_of(x):
+        return torch.zeros(len(x), 5, 5, 2, device=x.device)
+
+    def index_of(x):
+        return torch.zeros_like(x, dtype=torch.int64)
+
+    return {
+        aten.histc: lambda x: x.histc(4),
+        aten.kthvalue: lambda x: x.kthvalue(2),
+        aten.median: lambda x: x.median(0),
+        aten.put_: lambda x: x.detach().clone().put_(index_of(x), x.detach()),
+        aten.scatter_reduce: lambda x: x.scatter_reduce(0, index_of(x), x, "prod"),
+        aten.scatter_reduce_: lambda x: x.detach().clone().scatter_reduce_(0, index_of(x), x.detach(), "prod"),
+        aten._adaptive_avg_pool2d_backward: gradient(lambda x: F.adaptive_avg_pool2d(x, 2)),
+        aten.adaptive_max_pool2d_backward: gradient(lambda x: F.adaptive_max_pool2d(x, 2)),
+        aten.grid_sampler_2d_backward: gradient(lambda x: F.grid_sample(x, grid_of(x), align_corners=False)),
+        aten.nll_loss2d_forward: lambda x: F.cross_entropy(x, labels_of(x)),
+        aten.reflection_pad2d_backward: gradient(lambda x: F.pad(x, (1, 1, 1, 1), "reflect")),
+        aten.replication_pad2d_backward: gradient(lambda x: F.pad(x, (1, 1, 1, 1), "replicate")),
+        aten.upsample_bilinear2d_backward: gradient(lambda x: F.interpolate(x, 5, mode="bilinear")),
+        aten.upsample_bicubic2d_backward: gradient(lambda x: F.interpolate(x, 5, mode="bicubic")),
+        aten.upsample_linear1d_backward: gradient(lambda x: F.interpolate(x[0], 5, mode="linear")),
+    }
+
+
+@on_fake_cuda
+def test_every_operation_that_cannot_be_repeated_is_noticed_whatever_tensors_of_integers_come_with_it():
+    calls = calls_that_cannot_be_repeated()
+    assert calls.keys() == UNREPEATABLE
+    for operation, call in calls.items():
+        with FakeCuda.running() as device:
+            call(torch.rand(2, 3, 4, 2, device="cuda", requires_grad=True))
+            assert list(device.unrepeatable) == [f"{operation} in the test"]
+
+
+@on_fake_cuda
+def test_a_method_with_an_operation_that_cannot_be_repeated_is_refused():
+    def with_bins(value, batch):
+        return value + 0 * batch.y.double().histc(2).sum()
+
+    with in_the_loss(with_bins), pytest.raises(AssertionError, match="histc in"):
+        run_on_fake_cuda(FEDAVG, rounds=1, graphs=False, clients_per_chunk="1")
+
+
+@on_fake_cuda
+def test_no_device_is_left_after_one_has_ended():
+    with FakeCuda.running():
+        x = torch.ones(3, device="cuda")
+    with pytest.raises(AttributeError):
+        x.add(1)
