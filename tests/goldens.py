@@ -5,6 +5,7 @@
 """
 
 import json
+import platform
 import re
 import tempfile
 from pathlib import Path
@@ -18,6 +19,7 @@ from fedcli.runs.models import all_params
 from fedcli.runs.resolve import default_dataset
 
 FILE = Path(__file__).with_name("goldens.json")
+CPU_INFO = Path("/proc/cpuinfo")
 NUMERICS = ("core", "method")  # entries of a golden: the versions of the arithmetic of its run
 
 # Beside one run of each method: every kind of state, of training together and of what comes after the last round.
@@ -72,12 +74,19 @@ def make(name: str) -> dict[str, Any]:
     return made
 
 
+def name_processor() -> str:
+    """Returns what Linux says of an x86 processor; of another one, or on another system, what Python says."""
+    text = CPU_INFO.read_text() if CPU_INFO.is_file() else ""
+    facts = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", text, re.M))
+    if "model name" not in facts:
+        return platform.processor() or platform.machine()
+    return f"{facts['model name']} (family {facts['cpu family']}, model {facts['model']})"
+
+
 def kind_of_machine() -> str:
     """Returns what the bits of float32 depend on: the processor, the instructions that PyTorch uses, its version."""
-    facts = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M))
-    processor = f"{facts['model name']} (family {facts['cpu family']}, model {facts['model']})"
     version, _, _ = torch.__version__.partition("+")
-    return f"{processor}, {torch.backends.cpu.get_cpu_capability()}, torch {version}"
+    return f"{name_processor()}, {torch.backends.cpu.get_cpu_capability()}, torch {version}"
 
 
 if __name__ == "__main__":

@@ -17,6 +17,17 @@ def test_every_run_has_a_golden():
     assert set().union(*runs_of_kinds) == set(goldens.names())
 
 
+@pytest.mark.parametrize("text", [None, "processor\t: 0\nCPU implementer\t: 0x41\n"])
+def test_a_machine_of_which_linux_does_not_tell_the_model_has_a_kind(text, tmp_path, monkeypatch):
+    """As macOS, which has no such file, and Linux on ARM."""
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    monkeypatch.setattr(goldens, "CPU_INFO", tmp_path / "cpuinfo")
+    kind = goldens.kind_of_machine()
+    assert not kind.startswith(",")
+    assert kind not in KNOWN
+
+
 class MadeNow(NamedTuple):
     """A golden's run that was made now."""
 
