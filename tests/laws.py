@@ -20,11 +20,13 @@ class LawBroken(Exception):
 
 
 def raise_if_broken(law: Callable, **options: Any) -> Callable:
-    """Returns the law with these options; it raises `LawBroken` where it does not hold."""
+    """Returns the law with these options; it raises `LawBroken` where it does not hold or has measured nothing."""
 
     @wraps(law)
     def law_that_raises(*arguments, **more):
         findings = list(law(*arguments, **options, **more))
+        if not findings:
+            raise LawBroken("nothing was measured")
         broken = [str(finding) for finding in findings if not finding.holds]
         if broken:
             raise LawBroken("; ".join(broken))
@@ -53,9 +55,9 @@ def method_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> t
     return setup.method.run_round(state, cohort, fed, setup.method_config)
 
 
-def state_after_rounds(num_rounds: int, method, overrides=None, *, cohorts=None, **run: Any) -> Any:
+def state_after_rounds(num_rounds: int, method, overrides=None, *, cohorts=None, **run_options: Any) -> Any:
     """Returns the state of a method after its first rounds on toy data; cohorts are drawn if None."""
-    setup, fed = toy.federation(method, overrides, **run)
+    setup, fed = toy.federation(method, overrides, **run_options)
     return toy.simulate(setup, fed, num_rounds, cohorts)
 
 

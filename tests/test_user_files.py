@@ -212,7 +212,9 @@ def test_personal_models_are_not_compared_with_a_global_one():
     )
     method = registry.find_method("./mine.py")
     for number in (1, 2):
-        for finding in check.check(method, number, "cpu"):
+        findings = check.check(method, number, "cpu")
+        assert findings
+        for finding in findings:
             assert "the tested models of 'mine' are personal and those of 'fedavg' global" in str(finding)
 
 
