@@ -2,8 +2,10 @@
 
 import math
 import random
+import shutil
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,9 +14,11 @@ import pytest
 from fedcli import registry
 from fedcli.core.client_states import STATES
 from fedcli.data import datasets
+from fedcli.errors import UserError
 from fedcli.results import durations, plans
+from fedcli.run_files import CHECKPOINT, RECORD, SELECTED
 from fedcli.runs.machine import environment
-from fedcli.runs.record import RECORD, read_record
+from fedcli.runs.record import read_record
 from fedcli.runs.signals import set_time_limit
 from tests.scripts import load_script
 
@@ -164,6 +168,37 @@ def test_nothing_starts_that_the_archive_has_no_room_for(planned, monkeypatch):
     assert not planned.may_start(fedfm, [])
 
 
+def test_the_models_of_the_best_round_go_with_a_run_whose_features_are_to_be_measured(
+    evidence, planned, monkeypatch, capsys
+):
+    fedfm = first_run_of("fedfm", planned)
+    fedfm.folder.mkdir(parents=True)
+    for name, nbytes in ((RECORD, 3), (CHECKPOINT, 100), (SELECTED, 50)):
+        (fedfm.folder / name).write_bytes(bytes(nbytes))
+
+    def packed(run):
+        """The names of the files that come out of an archive of a run."""
+        evidence.archive.pack([run], Path("out"))
+        shutil.rmtree(fedfm.folder.parent)
+        evidence.archive.unpack(Path("out"))
+        return {file.name for file in fedfm.folder.iterdir()}
+
+    finished = replace(fedfm, record={"status": "finished"})
+    assert evidence.archive.nbytes_to_carry(finished) == 150
+    assert packed(finished) == {RECORD, CHECKPOINT, SELECTED}
+    interrupted = replace(fedfm, record={"status": "interrupted"})
+    assert evidence.archive.nbytes_to_carry(interrupted) == 100
+    assert packed(interrupted) == {RECORD, CHECKPOINT, SELECTED}
+    assert "left behind" not in capsys.readouterr().out
+
+    monkeypatch.setattr(evidence.archive, "ARCHIVE_SIZE", 120)
+    assert packed(interrupted) == {RECORD, CHECKPOINT}
+    assert ": the models of its best round so far, 0 MiB" in capsys.readouterr().out
+    (fedfm.folder / SELECTED).write_bytes(bytes(50))
+    assert packed(finished) == {RECORD}  # of no use without them
+    assert ": what it goes on from, 0 MiB" in capsys.readouterr().out
+
+
 def test_a_new_archive_takes_the_place_of_the_old_one_only_if_it_is_whole(evidence, monkeypatch):
     monkeypatch.setattr(evidence.archive, "PART_SIZE", 100)
     Path("record.json").write_bytes(random.Random(0).randbytes(300))
@@ -215,6 +250,51 @@ def test_a_measurement_that_takes_too_long_is_ended(evidence, monkeypatch, capsy
     monkeypatch.setattr(evidence.subprocess, "run", run)
     evidence.measure_features([finished])
     assert "'fedcli quality' has not ended in time" in capsys.readouterr().out
+
+
+def test_features_that_cannot_be_measured_are_counted_and_the_others_measured(evidence, monkeypatch):
+    measured = []
+
+    def run(command, check, timeout):
+        *_, folder = command
+        measured.append(folder)
+        return subprocess.CompletedProcess(command, 2 if folder == Path("lost") else 0)
+
+    runs = [SimpleNamespace(folder=Path(name), lacks_quality=True) for name in ("lost", "there")]
+    monkeypatch.setattr(evidence, "read_new_records", lambda runs: runs)
+    monkeypatch.setattr(evidence.subprocess, "run", run)
+    assert evidence.measure_features(runs) == 1
+    assert measured == [Path("lost"), Path("there")]
+
+    monkeypatch.setattr(evidence.open_runs, "CELLS_TO_RUN", [])
+    monkeypatch.setattr(evidence, "measure_features", lambda runs: 1)
+    monkeypatch.setattr(evidence, "read_new_records", list)
+    with pytest.raises(SystemExit, match=r"^the features of 1 could not be measured$"):
+        evidence.main(tiny=True)
+
+
+def test_a_refusal_ends_the_script_by_an_error_after_what_has_run_is_packed(evidence, monkeypatch):
+    def refuse(plan, display, jobs):
+        raise UserError("the folder is in use.")
+
+    packed = []
+    monkeypatch.setattr(evidence.open_runs, "CELLS_TO_RUN", [])
+    monkeypatch.setattr(evidence, "execute", refuse)
+    monkeypatch.setattr(evidence.archive, "pack", lambda runs, folder: packed.append(folder))
+    with pytest.raises(SystemExit, match=r"^error: the folder is in use\.$"):
+        evidence.main(tiny=True, archive_folder=Path("out"))
+    assert packed == [Path("out")]
+
+
+def test_the_list_of_kernels_makes_its_folder_first_and_refuses_options_in_a_line(tmp_path, monkeypatch):
+    kernels = load_script(FILE.with_name("kernels.py"))
+    out = tmp_path / "new" / "kernels.txt"
+    with pytest.raises(SystemExit, match=r"^error: --precision must be .*got 'float31'"):
+        kernels.main("w3", out, precision="float31", device="cpu")
+    assert out.parent.is_dir()
+    monkeypatch.setattr(kernels, "table_of_kernels", lambda *options: "a table")
+    kernels.main("w3", out)
+    assert out.read_text() == "a table"
 
 
 def test_runs_with_other_options_have_folders_of_their_own(evidence):

@@ -17,10 +17,9 @@ from fedcli.core.client_states import STATES
 from fedcli.data import datasets
 from fedcli.declarations import Method
 from fedcli.errors import UserError
-from fedcli.results.plans import AnyRun, PlannedRun
-from fedcli.runs.checkpoints import CHECKPOINT
+from fedcli.results.plans import PlannedRun
+from fedcli.run_files import CHECKPOINT, RECORD, SELECTED
 from fedcli.runs.options import RunConfig
-from fedcli.runs.record import RECORD
 
 MIB = 2**20
 PART_SIZE = 16 * MIB  # bytes of a file of the archive
@@ -32,15 +31,25 @@ RECORD_COMPRESSION = 3  # by how much a record is smaller in it, at least
 def pack(runs: Sequence[OpenRun], folder: Path) -> None:
     """Writes an archive of runs into a folder, and prints which unfinished runs it does not carry."""
     begun = [run for run in runs if run.record]
-    unfinished = [run for run in begun if run.needs_running or run.lacks_quality]
-    carried = select_carried(unfinished, room_beside_records(begun))
-    for run in unfinished:
-        if run not in carried:
-            print(f"left behind: {run.title}, seed {run.setup.config.seed}: {nbytes_to_carry(run) / MIB:,.0f} MiB")
+    to_do = [run for run in begun if run.needs_running or run.lacks_quality]
+    room = room_beside_records(begun)
+    carried = select_carried(to_do, room)
+    carried_folders = {run.folder for run in carried}
+    for run in to_do:
+        if run.folder not in carried_folders:
+            print_left_behind(run, "what it goes on from", nbytes_to_carry(run))
+
     files = [run.folder / RECORD for run in begun]
     for run in carried:
-        files += resume_files(run)
+        files += carried_files(run)
+        room -= nbytes_to_carry(run)
+    files += select_best_models(carried, room)
     write_archive(files, folder)
+
+
+def print_left_behind(run: OpenRun, what: str, nbytes: int) -> None:
+    """Prints what of a run the archive does not carry."""
+    print(f"left behind: {run.title}, seed {run.setup.config.seed}: {what}, {nbytes / MIB:,.0f} MiB")
 
 
 def write_archive(files: Sequence[Path], folder: Path) -> None:
@@ -77,7 +86,7 @@ def unpack(folder: Path) -> None:
     subprocess.run(["tar", "-xz", "--skip-old-files"], check=True, input=b"".join(parts))
 
 
-def select_carried(runs: Iterable[AnyRun], room: float) -> list[AnyRun]:
+def select_carried(runs: Iterable[OpenRun], room: float) -> list[OpenRun]:
     """Returns the runs that are carried in so many bytes, earlier ones first."""
     carried = []
     for run in runs:
@@ -88,6 +97,25 @@ def select_carried(runs: Iterable[AnyRun], room: float) -> list[AnyRun]:
     return carried
 
 
+def select_best_models(runs: Iterable[OpenRun], room: float) -> list[Path]:
+    """Returns the models of the best rounds so far of unfinished runs, as many as are carried in so many bytes.
+
+    A run goes on without them. Its features can be measured then only if one of its later rounds is the best.
+    """
+    files = []
+    for run in runs:
+        file = run.folder / SELECTED
+        if not (run.needs_running and run.needs_quality and file.is_file()):
+            continue
+        nbytes = file.stat().st_size
+        if nbytes < room:
+            files.append(file)
+            room -= nbytes
+        else:
+            print_left_behind(run, "the models of its best round so far", nbytes)
+    return files
+
+
 def room_beside_records(runs: Iterable[PlannedRun]) -> float:
     """Returns the bytes that the archive has beside the records of runs, for what unfinished ones go on from."""
     files = [run.folder / RECORD for run in runs]
@@ -95,14 +123,21 @@ def room_beside_records(runs: Iterable[PlannedRun]) -> float:
     return ARCHIVE_SIZE - nbytes_of_records / RECORD_COMPRESSION
 
 
-def resume_files(run: PlannedRun) -> list[Path]:
-    """Returns the files that a run goes on from beside its record; the model of its best round is not one of them."""
-    return [*run.folder.glob(CHECKPOINT), *run.folder.glob(f"{STATES}/*")]
+def carried_files(run: OpenRun) -> list[Path]:
+    """Returns the files of a run without which the next machine could not go on, beside its record.
+
+    Of a run that has finished these are what `fedcli quality` reads, with the models of the best round where they are
+    not those of the last one.
+    """
+    files = [*run.folder.glob(CHECKPOINT), *run.folder.glob(f"{STATES}/*")]
+    if run.lacks_quality:
+        files += run.folder.glob(SELECTED)
+    return files
 
 
-def nbytes_to_carry(run: PlannedRun) -> int:
-    """Returns the bytes of a run's `resume_files`; before there are any, of the models that they will have."""
-    files = resume_files(run)
+def nbytes_to_carry(run: OpenRun) -> int:
+    """Returns the bytes of a run's `carried_files`; before there are any, of the models that they will have."""
+    files = carried_files(run)
     if files:
         return sum(file.stat().st_size for file in files)
     return nbytes_of_models(run.setup.method, run.setup.config)

@@ -17,7 +17,8 @@ class CarriedPlan(Plan):
         """Whether a run can be carried beside those that have begun, or ends in time, as runs like it tell."""
         candidates = [*self.begun_beside(run, active), run]
         carried = select_carried(candidates, room_beside_records(self.runs))
-        if any(other is run for other in carried) or time_left() == math.inf:
+        carried_folders = {other.folder for other in carried}
+        if run.folder in carried_folders or time_left() == math.inf:
             return True
         seconds = estimate_plan(Plan(self.folder, (run,)))["seconds"].item()
         if math.isnan(seconds):  # nobody knows whether it ends in time, since no run like it was timed

@@ -15,6 +15,7 @@ from fedcli.bench.speed import warm_up
 from fedcli.bench.workloads import NAMES, find_workload, prepare_workload, with_random_images
 from fedcli.core.federation import Federation
 from fedcli.data import datasets
+from fedcli.errors import UserError
 from fedcli.runs.autotune import autotune
 from fedcli.runs.machine import machine_settings
 from fedcli.runs.prepare import prepare
@@ -69,7 +70,7 @@ def profile_of_round(setup: Setup, fed: Federation) -> profile:
 
 def main(
     workload: str,
-    out: Annotated[Path, typer.Option(help="File for the table.")],
+    out: Annotated[Path, typer.Option(help="File for the table.", dir_okay=False)],
     precision: str = "float32",
     device: str = "cuda",
     clients_per_chunk: Annotated[str, typer.Option(help="As --clients-per-chunk.")] = "auto",
@@ -77,7 +78,12 @@ def main(
     """Profiles joint steps of a workload of `fedcli bench`, and writes a table of its kernels by their time."""
     if workload not in NAMES:
         sys.exit(f"error: '{workload}' is no workload; there are {', '.join(NAMES)}.")
-    out.write_text(table_of_kernels(workload, precision, device, clients_per_chunk))
+    out.parent.mkdir(parents=True, exist_ok=True)  # before the profile, which takes minutes
+    try:
+        table = table_of_kernels(workload, precision, device, clients_per_chunk)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    out.write_text(table)
 
 
 if __name__ == "__main__":

@@ -56,20 +56,15 @@ def main(
     plan_class = Plan if archive_folder is None else carried_plan.CarriedPlan
     plan = plan_class(open_runs.RUNS, tuple(runs))
     display = CountingDisplay([Console(highlight=False)], plan)
-    try:
-        with deadline.late_runs_interrupted():
-            run_in_time(plan, display, jobs)
-        measure_features(runs)
-    except (KeyboardInterrupt, UserError) as error:
-        print(error)
+    faults = run_and_measure(plan, display, jobs)
     runs = read_new_records(runs)
     if archive_folder is not None:
         archive.pack(runs, archive_folder)
     print_open_runs(runs)
     if precision == "float32":
         print("'fedcli claims' says what they decide")
-    if display.num_failed:
-        sys.exit(f"{display.num_failed} failed")
+    if faults:
+        sys.exit("\n".join(faults))
 
 
 def default_jobs(tiny: bool) -> int:
@@ -90,6 +85,25 @@ class CountingDisplay(TableDisplay):
             self.num_failed += 1
 
 
+def run_and_measure(plan: Plan, display: CountingDisplay, jobs: int) -> list[str]:
+    """Runs what may start until the time is over, measures what has finished, and returns what has gone wrong."""
+    faults = []
+    num_unmeasured = 0
+    try:
+        with deadline.late_runs_interrupted():
+            run_in_time(plan, display, jobs)
+        num_unmeasured = measure_features(plan.runs)
+    except KeyboardInterrupt as interruption:
+        print(interruption)
+    except UserError as error:
+        faults.append(f"error: {error}")
+    if display.num_failed:
+        faults.append(f"{display.num_failed} failed")
+    if num_unmeasured:
+        faults.append(f"the features of {num_unmeasured} could not be measured")
+    return faults
+
+
 def run_in_time(plan: Plan, display: TableDisplay, jobs: int) -> None:
     """Runs what may start until the time is over."""
     with display.bar, suppress(OutOfTime):
@@ -97,16 +111,25 @@ def run_in_time(plan: Plan, display: TableDisplay, jobs: int) -> None:
             execute(plan, display, jobs)
 
 
-def measure_features(runs: Sequence[open_runs.OpenRun]) -> None:
-    """Measures the features of runs that have finished and that a claim about features needs, while there is time."""
-    folders = [run.folder for run in read_new_records(runs) if run.lacks_quality]
-    if not folders:
-        return
-    command = [sys.executable, "-m", "fedcli", "quality", *folders]
-    try:
-        subprocess.run(command, check=False, timeout=deadline.seconds_to_measure())
-    except subprocess.TimeoutExpired:
-        print("'fedcli quality' has not ended in time; the next session measures the features")
+def measure_features(runs: Sequence[open_runs.OpenRun]) -> int:
+    """Measures the features of runs that have finished and that a claim about features needs, while there is time.
+
+    Returns:
+        The number of runs whose features `fedcli quality` has refused to measure, and has said why.
+    """
+    num_refused = 0
+    for run in read_new_records(runs):
+        if not run.lacks_quality:
+            continue
+        command = [sys.executable, "-m", "fedcli", "quality", run.folder]
+        try:
+            ended = subprocess.run(command, check=False, timeout=deadline.seconds_to_measure())
+        except subprocess.TimeoutExpired:
+            print("'fedcli quality' has not ended in time; the next session measures the features")
+            break
+        if ended.returncode != 0:
+            num_refused += 1
+    return num_refused
 
 
 def print_open_runs(runs: Sequence[open_runs.OpenRun]) -> None:
