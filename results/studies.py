@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 from fedcli import registry
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError
+from fedcli.figures import find_chart
 from fedcli.results.frame import find_records, tabulate_runs
 from fedcli.results.intervals import Interval, mean_interval, paired_difference
 from fedcli.results.metrics import Metric, find_metric
@@ -38,8 +39,10 @@ from fedcli.runs.schema import Record
 # What metrics are called whose names say too little: by themselves, and before a parameter as in "inter:mnist".
 TITLES = {"last": "last round", "intra": "own domain", "inter": "other domains"}
 TITLES_BEFORE_PARAMETER = {"inter": "other domains than"}
-KEYS_OF_FILE = ("metrics", "figures", "runs", "findings")  # of `findings.toml`
-KEYS_OF_FINDING = ("says", "metric", "of", "than", "than_metric", "paper")
+# What `findings.toml` and a finding in it may have, by key.
+KINDS_OF_FILE = {"metrics": list, "figures": dict, "runs": dict, "findings": list}
+KINDS_OF_FINDING = {"says": str, "metric": str, "of": str, "than": str, "than_metric": str, "paper": list}
+WORDS_OF_KINDS = {str: "a text", list: "a list", dict: "a table"}
 
 
 @dataclass(frozen=True)
@@ -78,23 +81,29 @@ def read_study(folder: Path) -> Study:
     """The study in a folder of runs with `intro.md` and, if it has findings, `findings.toml`.
 
     Raises:
-        UserError: If it has no records, or a finding cannot be made.
+        UserError: If it has no records, or the file of findings is wrong, or a finding cannot be made.
     """
     file = folder / "findings.toml"
     content: dict[str, Any] = {}
     if file.is_file():
         with _reading(file, "its text"):
             content = tomllib.loads(file.read_text(encoding="utf-8"))
-            _refuse_unknown_keys(content, KEYS_OF_FILE)
+            _check_kinds(content, KINDS_OF_FILE)
+    for name in content.get("metrics", []):
+        with _reading(file, name):
+            _check_text(name)
+            find_metric(name)
+    for kind, title in content.get("figures", {}).items():
+        with _reading(file, kind):
+            _check_text(title)
+            find_chart(kind)
     groups: dict[str, list[Record]] = {}
     group_names = {}
     for name, entry in content.get("runs", {}).items():
-        paths = entry
-        if isinstance(entry, str):
-            paths = [entry]
-            group_names[folder / entry] = name
         with _reading(file, entry):
-            groups[name] = find_records(folder / path for path in paths)
+            groups[name] = find_records(folder / path for path in _list_paths(entry))
+        if isinstance(entry, str):
+            group_names[folder / entry] = name
     finding_lines = []
     for entry in content.get("findings", []):
         with _reading(file, entry):
@@ -112,10 +121,10 @@ def read_study(folder: Path) -> Study:
 
 @contextmanager
 def _reading(file: Path, entry: object) -> Iterator[None]:
-    """Names the file and its entry where that cannot be read."""
+    """Names the file and its entry in what is said of an entry that is wrong."""
     try:
         yield
-    except (KeyError, ValueError, UserError) as error:  # a TOMLDecodeError is a ValueError
+    except (ValueError, UserError) as error:  # a TOMLDecodeError is a ValueError
         raise UserError(f"{file} cannot be read ({error}; got {entry}); see the head of results/studies.py.") from error
 
 
@@ -149,32 +158,62 @@ def read_finding(entry: Mapping[str, Any]) -> Finding:
     """The finding of an entry, whose keys are those at the head of this file.
 
     Raises:
-        KeyError: If a key is missing.
-        ValueError: If there is another key, or there are two that do not go together.
+        ValueError: If a key is missing, unknown or of another kind, or there are two that do not go together.
         UserError: If there is no such metric.
     """
-    _refuse_unknown_keys(entry, KEYS_OF_FINDING)
+    _check_kinds(entry, KINDS_OF_FINDING)
+    for name in ("metric", "of"):
+        if name not in entry:
+            raise ValueError(f"a finding needs '{name}'")
+    if "than_metric" in entry and "than" not in entry:
+        raise ValueError("'than_metric' is of the runs that 'than' names, which is missing")
     if "paper" in entry and "than_metric" in entry:
         raise ValueError("the paper's numbers are of one metric, so 'paper' and 'than_metric' do not go together")
-    printed = None
-    if "paper" in entry:
-        table, column = entry["paper"]
-        printed = PrintedColumn(table, column)
-    return Finding(
+    finding = Finding(
         sentence=entry.get("says", ""),
         metric=find_metric(entry["metric"]),
         group=entry["of"],
         baseline=entry.get("than"),
         baseline_metric=find_metric(entry.get("than_metric", entry["metric"])),
-        printed=printed,
+        printed=_read_printed_column(entry["paper"]) if "paper" in entry else None,
     )
+    if finding.baseline == finding.group and finding.baseline_metric.name == finding.metric.name:
+        raise ValueError("'of' and 'than' are the same runs by the same metric, so their difference says nothing")
+    return finding
 
 
-def _refuse_unknown_keys(entry: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Refuses keys that nobody would read."""
+def _read_printed_column(entry: Sequence[Any]) -> PrintedColumn:
+    """The table and the column that `paper` names."""
+    if len(entry) != len(PrintedColumn._fields):
+        raise ValueError("'paper' must be a table and a column")
     for name in entry:
-        if name not in known:
-            raise ValueError(f"there is no key '{name}' here, but {', '.join(known)}")
+        _check_text(name)
+    return PrintedColumn(*entry)
+
+
+def _list_paths(entry: object) -> list[str]:
+    """The folders of a group of runs, which are one text or a list of them."""
+    paths = entry if isinstance(entry, list) else [entry]
+    for path in paths:
+        _check_text(path)
+    return paths
+
+
+def _check_kinds(entry: object, kinds: Mapping[str, type]) -> None:
+    """Refuses keys that nobody would read, and values of another kind than theirs."""
+    if not isinstance(entry, dict):
+        raise ValueError("it must be a table")
+    for name, value in entry.items():
+        if name not in kinds:
+            raise ValueError(f"there is no key '{name}' here, but {', '.join(kinds)}")
+        if not isinstance(value, kinds[name]):
+            raise ValueError(f"'{name}' must be {WORDS_OF_KINDS[kinds[name]]}")
+
+
+def _check_text(value: object) -> None:
+    """Refuses what is no text."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value} must be a text")
 
 
 def finding_line(finding: Finding, groups: Mapping[str, list[Record]]) -> str:
@@ -185,15 +224,23 @@ def finding_line(finding: Finding, groups: Mapping[str, list[Record]]) -> str:
         groups: Runs by name.
 
     Raises:
-        KeyError: If a group is missing.
-        ValueError: If runs have no such value, or are no pairs, or the paper prints no such number.
+        ValueError: If there is no such group, or its runs have no such value, or are no pairs, or the paper prints no
+            such number.
         UserError: If there is no such table.
     """
+    runs = _find_group(groups, finding.group)
     if finding.baseline is None:
-        line = single_group_line(finding, groups[finding.group])
+        line = single_group_line(finding, runs)
     else:
-        line = difference_line(finding, groups[finding.group], finding.baseline, groups[finding.baseline])
+        line = difference_line(finding, runs, finding.baseline, _find_group(groups, finding.baseline))
     return f"{finding.sentence}. {line}" if finding.sentence else line
+
+
+def _find_group(groups: Mapping[str, list[Record]], name: str) -> list[Record]:
+    """The runs of a group; refuses a name that no group has."""
+    if name not in groups:
+        raise ValueError(f"[runs] has no group '{name}', but {', '.join(groups) or 'none at all'}")
+    return groups[name]
 
 
 def single_group_line(finding: Finding, runs: Sequence[Record]) -> str:

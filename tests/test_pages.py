@@ -308,6 +308,14 @@ def test_a_finding_is_what_the_records_say(entry, line):
         ({"of": "twice"}, "there are several runs of seed 0 on one partition"),
         ({"paper": PRINTED, "than": "FedAvg", "than_metric": "best"}, "'paper' and 'than_metric' do not go together"),
         ({"then": "FedAvg"}, "there is no key 'then' here, but says, metric, "),
+        ({"than_metric": "best"}, "'than_metric' is of the runs that 'than' names, which is missing"),
+        ({"than": "FedFA"}, "'of' and 'than' are the same runs by the same metric"),
+        ({"of": "FedX"}, r"\[runs\] has no group 'FedX', but FedFA, FedAvg, "),
+        ({"than": "FedX"}, r"\[runs\] has no group 'FedX'"),
+        ({"metric": 3}, "'metric' must be a text"),
+        ({"paper": "fedfa:2"}, "'paper' must be a list"),
+        ({"paper": ["fedfa:2"]}, "'paper' must be a table and a column"),
+        ({"paper": ["fedfa:2", 2]}, "2 must be a text"),
     ],
 )
 def test_a_finding_that_the_records_do_not_bear_is_refused(entry, message):
@@ -329,8 +337,14 @@ def test_a_file_names_groups_by_folders_and_errors_name_the_file(tmp_path):
         "runs = ": "",
         'metric = ["best"]': " .there is no key 'metric' here, but metrics, figures, runs, findings",
         '[runs]\nmine = "b"': " .there is no run.* got b",
-        '[[findings]]\nmetric = "last"\nof = "mine"': " .'mine'; got .*'last'",
-        '[runs]\nmine = "a"\n[[findings]]\nof = "mine"': " .'metric'",
+        '[[findings]]\nmetric = "last"\nof = "mine"': r" .\[runs\] has no group 'mine', but none at all; got .*'last'",
+        '[runs]\nmine = "a"\n[[findings]]\nof = "mine"': " .a finding needs 'metric'; got ",
+        "[runs]\nmine = 3": " .3 must be a text; got 3",
+        'metrics = "last"': " .'metrics' must be a list",
+        'metrics = ["bets"]': " .unknown metric 'bets'",
+        "findings = [3]": " .it must be a table; got 3",
+        '[figures]\ncurvs = "A"': " .unknown .*'curvs'",
+        "[figures]\ncurves = 3": " .3 must be a text; got curves",
     }
     for text, reason in reasons.items():
         message = f"findings.toml cannot be read{reason}"
