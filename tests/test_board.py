@@ -55,7 +55,9 @@ def read(board):
 def test_the_page_has_every_method_the_best_first_beside_the_plain_one(board):
     options = {**{method: {"lr": 0.2} for method in RUNS}, "fedprox": {"lr": 0.4, "proximal_weight": 0.001}}
     made_up = made_up_board(board, GLOBAL, options)
-    runs = board.runs_by_mark(read(board), made_up)[GLOBAL]
+    (table,) = board.split_runs(read(board), made_up)
+    assert table.mark == GLOBAL
+    runs = table.runs
     text = board.render_board(runs, made_up)
     assert "**" not in text  # the first two are equal
 
@@ -99,10 +101,10 @@ def test_global_and_personal_models_stand_in_two_tables(board):
                 "floats_sent": 10, "memory_floats": 5,
             })  # fmt: skip
     made_up = made_up_board(board, personal, {method: {"lr": 0.2} for method in values})
-    made_up = made_up._replace(settings={"eval_every": 12}, tables=("global", "personal"))
+    made_up = made_up._replace(settings={"eval_every": 12}, compared_models=("global", "personal"))
     tables = {}
-    for mark, runs in board.runs_by_mark(pd.DataFrame(rows), made_up).items():
-        tables[mark] = {row["Method"]: row for row in markdown_rows(board.render_board(runs, made_up))}
+    for table in board.split_runs(pd.DataFrame(rows), made_up):
+        tables[table.mark] = {row["Method"]: row for row in markdown_rows(board.render_board(table.runs, made_up))}
 
     of_global = tables[f"{personal}, global"]
     assert [*of_global] == ["ditto", "fedavg"]
@@ -131,8 +133,8 @@ def test_the_committed_page_is_that_of_the_committed_runs(board, tmp_path):
     for protocol, committed in board.read_boards().items():
         counts = rows[rows.protocol == protocol].groupby("method").size()
         assert counts.to_dict() == dict.fromkeys(committed.rows, len(board.SEEDS))
-        for mark in board.runs_by_mark(rows, committed):
-            assert f"<!-- {mark}: end -->" in text
+        for table in board.split_runs(rows, committed):
+            assert f"<!-- {table.mark}: end -->" in text
 
 
 def test_options_that_name_no_board_or_cancel_each_other_are_refused(board, tmp_path):
@@ -141,6 +143,25 @@ def test_options_that_name_no_board_or_cancel_each_other_are_refused(board, tmp_
         board.main(only="own:persona")
     with pytest.raises(SystemExit, match=r"^error: --page runs nothing, so --only has no effect"):
         board.main(page=True, only="own:personal")
+
+
+def test_a_row_that_is_gone_and_a_board_that_was_not_run_yet_leave_the_page_whole(board, tmp_path):
+    entry = {"baseline": "fedavg", "settings": {}, "rows": {"fedavg": {"method": "fedavg", "options": {}}}}
+    (tmp_path / "options.json").write_text(json.dumps({GLOBAL: entry, "own:personal": entry}))
+    marks = (f"<!-- {name}: written by 'make tables' --><!-- {name}: end -->" for name in (GLOBAL, "own:personal"))
+    (tmp_path / "README.md").write_text("\n".join(marks))
+    board.main(page=True)
+    text = (tmp_path / "README.md").read_text()
+    assert "| fedavg |" in text
+    assert "| scaffold |" not in text
+    assert "Without runs of fedavg yet" in text
+
+    entry["rows"]["fedavg"] = {"method": "fedavg", "option": {}}
+    (tmp_path / "options.json").write_text(json.dumps({GLOBAL: entry}))
+    with pytest.raises(
+        SystemExit, match=r"^error: the row 'fedavg' of .* must have method and options \(got method, option"
+    ):
+        board.main(page=True)
 
 
 def test_a_board_that_is_run_alone_keeps_its_place_in_the_csv(board, tmp_path, monkeypatch):

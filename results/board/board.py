@@ -12,7 +12,7 @@ which came out otherwise; those of the first three boards were written before th
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,17 +57,22 @@ class Board(NamedTuple):
     baseline: str  # the row that others are compared with
     settings: dict[str, Any]  # of all rows, in place of the protocol's
     rows: dict[str, TunedMethod]  # by name, which the CSV has as `method`
-    # Which models the tables compare, "global" or "personal"; without any there is one table of whatever is tested.
-    tables: tuple[str, ...] = ()
+    # "global" and "personal", each with a table of its own; without any there is one table of whatever is tested.
+    compared_models: tuple[str, ...] = ()
 
 
 def read_boards() -> dict[str, Board]:
     """Returns the boards of `options.json`, by protocol."""
     boards = {}
     for protocol, entry in json.loads((HERE / "options.json").read_text(encoding="utf-8")).items():
-        rows = {name: TunedMethod(**row) for name, row in entry["rows"].items()}
-        tables = tuple(entry.get("tables", ()))
-        boards[protocol] = Board(protocol, entry["baseline"], entry["settings"], rows, tables)
+        rows = {}
+        for name, row in entry["rows"].items():
+            if row.keys() != set(TunedMethod._fields):
+                has = " and ".join(TunedMethod._fields)
+                sys.exit(f"error: the row '{name}' of {protocol} must have {has} (got {', '.join(row)}).")
+            rows[name] = TunedMethod(**row)
+        compared_models = tuple(entry.get("compared_models", ()))
+        boards[protocol] = Board(protocol, entry["baseline"], entry["settings"], rows, compared_models)
     return boards
 
 
@@ -128,15 +133,22 @@ def format_mean(accuracies: pd.Series, sign: str = "") -> str:
     return format_interval(ACCURACY, mean_interval(accuracies.dropna().tolist()), sign=sign)
 
 
-def runs_by_mark(runs: pd.DataFrame, board: Board) -> dict[str, pd.DataFrame]:
-    """Returns the runs of a board by the marks of its tables; those with both models stand in two tables.
+class BoardTable(NamedTuple):
+    """The runs of a board that one table compares."""
 
-    The column `compared` is the accuracy by which a table compares them.
+    mark: str  # of its place in README.md
+    runs: pd.DataFrame  # with a column `compared`, the accuracies by which they are compared
+
+
+def split_runs(runs: pd.DataFrame, board: Board) -> list[BoardTable]:
+    """Returns the runs of a board's rows by table; those with both models stand in two.
+
+    The CSV may have runs of rows that the board no longer has.
     """
-    of_board = runs[runs.protocol == board.protocol]
+    of_board = runs[(runs.protocol == board.protocol) & runs.method.isin(list(board.rows))]
     by_selected = of_board.assign(compared=of_board.selected)
-    if not board.tables:
-        return {board.protocol: by_selected}
+    if not board.compared_models:
+        return [BoardTable(board.protocol, by_selected)]
     is_global = of_board.tested == "global"
     has_both = of_board.groupby("method")["global"].transform("count") > 0
     is_baseline = of_board.method == board.baseline
@@ -145,37 +157,55 @@ def runs_by_mark(runs: pd.DataFrame, board: Board) -> dict[str, pd.DataFrame]:
         "global": by_global_model[is_global | has_both],
         "personal": by_selected[~is_global | is_baseline],
     }
-    return {f"{board.protocol}, {models}": runs_of_tables[models] for models in board.tables}
+    return [BoardTable(f"{board.protocol}, {models}", runs_of_tables[models]) for models in board.compared_models]
 
 
 def render_board(runs: pd.DataFrame, board: Board) -> str:
     """Returns a table of runs of a board for the page, the best row first."""
+    if board.baseline not in set(runs.method):
+        return f"Without runs of {board.baseline} yet, with which the others are compared."
+    compared = rank_rows(runs)
+    columns = make_columns(runs, compared, board)
+    if is_ahead(compared):
+        columns["Accuracy, %"] = mark_first(columns["Accuracy, %"])
+    return render_github_table([*columns], columns.to_numpy().tolist(), first_number_column=2)
+
+
+def rank_rows(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns the accuracies by which the rows of a board are compared, see `pivot_by_seed`, the best row first."""
     compared = pivot_by_seed(runs, "compared")
-    means = compared.mean()
-    order = means.sort_values(ascending=False, kind="stable").index
-    compared = compared[order]
+    order = compared.mean().sort_values(ascending=False, kind="stable").index
+    return compared[order]
+
+
+def make_columns(runs: pd.DataFrame, compared: pd.DataFrame, board: Board) -> pd.DataFrame:
+    """Returns what the table of a board says, a row a row of the board, without the columns that would be empty."""
+    by_row = runs.groupby("method")
+    leads = compared.sub(compared[board.baseline], axis=0)
     last_tenth = pivot_by_seed(runs, "last-tenth")
     classifier = pivot_by_seed(runs, "classifier")
-    leads = compared.sub(compared[board.baseline], axis=0)
-    is_tested_once = "eval_every" in board.settings
-    by_row = runs.groupby("method")
     diverged = by_row.size() - compared.count()
-    table = pd.DataFrame({
-        "Method": order.to_series(),
-        "Options": {name: settings_text(row.options) for name, row in board.rows.items()},
-        "Accuracy, %": compared.apply(format_mean),
-        f"Ahead of {board.baseline}": leads.apply(format_mean, sign="+").where(order != board.baseline, ""),
-        "Last tenth of the rounds, %": "" if is_tested_once else last_tenth.apply(format_mean),
-        "By the classifier, %": classifier.apply(format_mean).where(classifier.notna().any(), ""),
-        "Floats sent a round": by_row.floats_sent.max().map("{:,.0f}".format),
-        "Floats held": by_row.memory_floats.max().map("{:,.0f}".format),
-        "Diverged": diverged.map(lambda count: str(count or "")),
-    }).loc[order]  # fmt: skip
-    if is_ahead(compared):
-        best = order[0]
-        table.loc[best, "Accuracy, %"] = f"**{table.loc[best, 'Accuracy, %']}**"
-    filled = table.loc[:, table.ne("").any()]
-    return render_github_table([*filled], filled.to_numpy().tolist(), first_number_column=2)
+
+    columns = pd.DataFrame(index=compared.columns)
+    columns["Method"] = columns.index
+    columns["Options"] = pd.Series({name: settings_text(row.options) for name, row in board.rows.items()})
+    columns["Accuracy, %"] = compared.apply(format_mean)
+    columns[f"Ahead of {board.baseline}"] = leads.apply(format_mean, sign="+").where(
+        columns.index != board.baseline, ""
+    )
+    if "eval_every" not in board.settings:  # else the last round alone is tested
+        columns["Last tenth of the rounds, %"] = last_tenth.apply(format_mean)
+    columns["By the classifier, %"] = classifier.apply(format_mean).where(classifier.notna().any(), "")
+    columns["Floats sent a round"] = by_row.floats_sent.max().map("{:,.0f}".format)
+    columns["Floats held"] = by_row.memory_floats.max().map("{:,.0f}".format)
+    columns["Diverged"] = diverged.astype(str).where(diverged > 0, "")
+    return columns.loc[:, columns.ne("").any()]
+
+
+def mark_first(texts: pd.Series) -> pd.Series:
+    """Returns texts with the first one in bold."""
+    first, *others = texts
+    return pd.Series([f"**{first}**", *others], index=texts.index)
 
 
 def pivot_by_seed(runs: pd.DataFrame, accuracy: str) -> pd.DataFrame:
@@ -198,18 +228,16 @@ def is_ahead(compared: pd.DataFrame) -> bool:
     return mean_interval(leads.dropna().tolist()).low > 0
 
 
-def run_boards(boards: Mapping[str, Board]) -> pd.DataFrame:
-    """Runs what has not ended of boards, and returns the rows of the CSV."""
-    return pd.concat([run_board(board) for board in boards.values()])
-
-
-def run_one_board(boards: Mapping[str, Board], protocol: str) -> pd.DataFrame:
-    """Runs what has not ended of one of the boards, and returns the rows of the CSV, those of the others as before."""
-    runs = pd.read_csv(HERE / "board.csv")
-    new_runs = run_board(boards[protocol])
+def run_boards(boards: Mapping[str, Board], chosen: Collection[str]) -> pd.DataFrame:
+    """Runs what has not ended of the chosen boards, and returns the rows of the CSV, those of the others as before."""
     runs_of_boards = []
-    for name in boards:
-        runs_of_boards.append(new_runs if name == protocol else runs[runs.protocol == name])
+    for protocol, board in boards.items():
+        if protocol in chosen:
+            runs_of_boards.append(run_board(board))
+            continue
+        earlier = pd.read_csv(HERE / "board.csv")
+        if protocol in set(earlier.protocol):
+            runs_of_boards.append(earlier[earlier.protocol == protocol])
     return pd.concat(runs_of_boards)
 
 
@@ -219,8 +247,8 @@ def write_page(boards: Mapping[str, Board]) -> None:
     file = HERE / "README.md"
     text = file.read_text(encoding="utf-8")
     for board in boards.values():
-        for mark, runs_of_table in runs_by_mark(runs, board).items():
-            text = replace_between_marks(text, mark, render_board(runs_of_table, board))
+        for table in split_runs(runs, board):
+            text = replace_between_marks(text, table.mark, render_board(table.runs, board))
     write_atomically(file, partial(Path.write_text, data=text, encoding="utf-8"))
 
 
@@ -232,7 +260,7 @@ def main(page: bool = False, only: str = "") -> None:
     if only and only not in boards:
         sys.exit(f"error: --only must be a protocol of a board (got '{only}'); there are {', '.join(boards)}.")
     if not page:
-        runs = run_one_board(boards, only) if only else run_boards(boards)
+        runs = run_boards(boards, chosen=[only] if only else boards)
         runs[COLUMNS].to_csv(HERE / "board.csv", index=False, encoding="utf-8")
     write_page(boards)
 
