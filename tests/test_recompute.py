@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from fedcli.results.metrics import find_metric
 from tests.scripts import load_script
 
 FILE = Path(__file__).parent.parent / "results" / "recompute" / "recompute.py"
@@ -72,6 +73,35 @@ def test_a_seed_without_one_of_its_values_has_no_lead(tmp_path):
 )
 def test_runs_without_a_value_leave_a_claim_open_if_they_are_of_the_row_ahead(tmp_path, differences, lacking, verdict):
     assert recompute.recompute(make_claim(tmp_path, differences, lacking)).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("differences", "lacking", "verdict"),
+    [
+        (BEHIND, {3: "FedFA"}, "reproduced"),  # fewer values than it should have, of the worse row
+        (BEHIND, {3: "FedAvg"}, "undecided"),
+        (AHEAD, {3: "FedAvg"}, "contradicted"),
+        (AHEAD, {3: "FedFA"}, "undecided"),
+    ],
+)
+def test_of_a_claim_that_its_row_is_the_worse_one_the_other_is_better(tmp_path, differences, lacking, verdict):
+    claim = make_claim(tmp_path, differences, lacking)
+    claim["direction"] = "lower"
+    assert recompute.recompute(claim).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("metric", "direction", "better"),
+    [
+        ("selected", "lower", "higher"),
+        ("rounds-to:50", "higher", "lower"),
+        ("drift:feature_distance", "lower", "lower"),
+        ("floats-up", "higher", "higher"),
+    ],
+)
+def test_which_values_are_better_is_known_of_each_metric_as_the_package_knows_it(metric, direction, better):
+    assert readings.better_direction(metric, direction) == better
+    assert (find_metric(metric).better or direction) == better
 
 
 def test_a_row_with_too_few_seeds_is_undecided(tmp_path):

@@ -39,17 +39,17 @@ def mean_lead(leads: pd.Series) -> Lead:
     return Lead(mean, mean - half_width, mean + half_width, n)
 
 
-class WithoutValue(NamedTuple):
-    """Whether runs have no value, since they diverged or never got there."""
+class LacksValue(NamedTuple):
+    """Whether a run of the better row has no value, since it diverged or never got there; see `verdict_on_lead`."""
 
-    row: bool  # a run of the claim's row
-    other_row: bool  # a run of the row that it is compared with
+    if_ahead: bool  # of the row that is better if the claim's row is ahead
+    if_behind: bool  # of the row that is better if it is behind
 
 
-def verdict_on_lead(lead: Lead, is_exact: bool, without_value: WithoutValue) -> str:
+def verdict_on_lead(lead: Lead, is_exact: bool, lacks_value: LacksValue) -> str:
     """The verdict on a lead; an exact one, of counts, needs no interval.
 
-    The seeds of runs without a value are missing from a lead. That decides nothing where they are of the row ahead.
+    The seeds of runs without a value are missing from a lead. That decides nothing where they are of the better row.
     """
     if is_exact:
         is_ahead = lead.mean > 0
@@ -57,9 +57,9 @@ def verdict_on_lead(lead: Lead, is_exact: bool, without_value: WithoutValue) -> 
     else:
         is_ahead = lead.n >= 3 and lead.low > 0
         is_behind = lead.n >= 3 and lead.high < 0
-    if is_ahead and not without_value.row:
+    if is_ahead and not lacks_value.if_ahead:
         return "reproduced"
-    if is_behind and not without_value.other_row:
+    if is_behind and not lacks_value.if_behind:
         return "contradicted"
     return "undecided"
 

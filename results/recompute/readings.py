@@ -127,6 +127,8 @@ READINGS = {
     "quality": quality,
     "floats-up": floats_up,
 }
+LOWER_IS_BETTER = ("rounds-to",)
+NEITHER_IS_BETTER = ("drift", "floats-up")
 OF_HEADLINE_ROUNDS = ("selected", "intra", "inter")
 
 
@@ -140,6 +142,14 @@ def read_value(record: dict, metric: str) -> float:
     arguments = [argument] if argument else []
     value = READINGS[name](record, *arguments)
     return MISSING if value is None else value
+
+
+def better_direction(metric: str, direction: str) -> str:
+    """Which values of a metric are better, "higher" or "lower"; those of a claim's direction where neither are."""
+    name, _, _ = metric.partition(":")
+    if name in NEITHER_IS_BETTER:
+        return direction
+    return "lower" if name in LOWER_IS_BETTER else "higher"
 
 
 def has_value(record: dict, name: str) -> bool:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from leads import NO_LEAD, Lead, WithoutValue, lead_over_row, smallest_lead, verdict_on_lead
-from readings import read_value
+from leads import NO_LEAD, LacksValue, Lead, lead_over_row, smallest_lead, verdict_on_lead
+from readings import better_direction, read_value
 
 RANKS = ["contradicted", "undecided", "reproduced"]  # the weakest first
 WITHOUT_RUNS = ("not run", "data not at hand")  # verdicts on claims that have no pair of runs
@@ -71,19 +71,24 @@ def read_pairs(claim: pd.Series) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def compare_with_row(pairs: pd.DataFrame, is_exact: bool) -> Answer:
+def compare_with_row(pairs: pd.DataFrame, claim: pd.Series) -> Answer:
     """What the pairs of runs with one other row say of a claim."""
+    row_lacks = pairs["lacks_value"].any()
+    other_row_lacks = pairs["other_lacks_value"].any()
+    if better_direction(claim["metric"], claim["direction"]) == claim["direction"]:
+        lacks_value = LacksValue(if_ahead=row_lacks, if_behind=other_row_lacks)
+    else:  # the claim is that its row is the worse one
+        lacks_value = LacksValue(if_ahead=other_row_lacks, if_behind=row_lacks)
     lead = lead_over_row(pairs, "by_metric")
-    without_value = WithoutValue(row=pairs["lacks_value"].any(), other_row=pairs["other_lacks_value"].any())
-    return Answer(verdict_on_lead(lead, is_exact, without_value), lead, lead_over_row(pairs, "by_last_tenth"))
+    is_exact = claim["metric"].startswith("floats")
+    return Answer(verdict_on_lead(lead, is_exact, lacks_value), lead, lead_over_row(pairs, "by_last_tenth"))
 
 
 def recompute(claim: pd.Series) -> Answer:
     """What the records say of a claim."""
-    is_exact = claim["metric"].startswith("floats")
     comparisons = []
     for _, pairs in read_pairs(claim).groupby("other"):
-        comparisons.append(compare_with_row(pairs, is_exact))
+        comparisons.append(compare_with_row(pairs, claim))
 
     weakest_verdict = min((comparison.verdict for comparison in comparisons), key=RANKS.index)
     deciding = [comparison.lead for comparison in comparisons if comparison.verdict == weakest_verdict]
