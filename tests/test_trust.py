@@ -3,6 +3,7 @@
 import json
 import shutil
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 
@@ -160,6 +161,50 @@ def test_the_hash_of_an_older_version_is_of_the_file_alone(work):
     Path("shapes.py").write_text("")
     assert file_hash("nets.py") != alone
     assert userfiles.is_hash_of(alone, "nets.py")
+
+
+IMPORTS = {  # of a helper beside a file
+    "after a semicolon": "import os; import helper",
+    "after a backslash": "from \\\n    helper import WIDTH",
+    "under an if": "if True: import helper",
+    "in a function": "def f():\n    from helper import WIDTH",
+    "relative": "from .helper import WIDTH",
+}
+NO_IMPORTS = {
+    "a name that is imported from elsewhere": "from os import path, helper",
+    "a docstring": '"""Networks.\n\nimport helper\n"""',
+    "what cannot be read": "import helper\ndef f(:",
+    "a zero byte": "import helper\n\0",
+}
+
+
+@pytest.mark.parametrize("text", IMPORTS.values(), ids=IMPORTS)
+def test_a_helper_counts_wherever_it_is_imported(text, work):
+    Path("main.py").write_text(text)
+    alone = file_hash("main.py")
+    Path("helper.py").write_text("WIDTH = 3\n")
+    before = file_hash("main.py")
+    Path("helper.py").write_text("WIDTH = 4\n")
+    assert len({alone, before, file_hash("main.py")}) == 3
+
+
+def test_a_helper_may_have_letters_beyond_ascii(work):
+    Path("main.py").write_text("import größe\n", encoding="utf-8")
+    alone = file_hash("main.py")
+    Path("größe.py").write_text("")
+    assert file_hash("main.py") != alone
+
+
+@pytest.mark.parametrize("text", NO_IMPORTS.values(), ids=NO_IMPORTS)
+def test_a_file_that_is_not_imported_does_not_count(text, work):
+    """An older version counted it where a line began with its import; what it has recorded is known."""
+    Path("main.py").write_text(text)
+    alone = file_hash("main.py")
+    Path("helper.py").write_text("")
+    assert file_hash("main.py") == alone
+    recorded = sha256(f"{alone} {file_hash('helper.py')}".encode()).hexdigest()[:16]
+    assert userfiles.is_hash_of(recorded, "main.py")
+    assert not userfiles.is_hash_of(recorded, "helper.py")
 
 
 def test_continue_is_consent_and_knows_a_moved_file(work):

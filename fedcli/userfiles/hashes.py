@@ -1,20 +1,18 @@
 """The hash of a user's file, by which a record knows it again."""
 
+import ast
 import hashlib
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 _THEN = ", then "  # between the hashes of a file that was changed while a run rested
-_IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+([\w., \t]+)", re.MULTILINE)
+_LINE_OF_IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+([\w., \t]+)", re.MULTILINE)
 
 
 def file_hash(path: str | Path) -> str:
     """SHA-256 of a file and of those beside it that it imports, its first 16 hexadecimal digits."""
-    own_hash = _hash_alone(Path(path))
-    imported = sorted(map(_hash_alone, imported_files(Path(path))))
-    if not imported:
-        return own_hash
-    return hashlib.sha256(" ".join([own_hash, *imported]).encode()).hexdigest()[:16]
+    return _hash_with(Path(path), imported_files(Path(path)))
 
 
 def first_hash(recorded: str) -> str:
@@ -40,34 +38,68 @@ def has_several_hashes(recorded: str) -> bool:
 
 
 def is_hash_of(recorded: str, path: str | Path) -> bool:
-    """Whether a record's last hash is that of a file now; older ones are of the file alone."""
-    return last_hash(recorded) in (file_hash(path), _hash_alone(Path(path)))
-
-
-def _hash_alone(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    """Whether a record's last hash is that of a file now, also as an older version would have computed it."""
+    file = Path(path)
+    last = last_hash(recorded)
+    if last == file_hash(file):
+        return True
+    # Older versions took the file alone, and later those beside it that lines beginning with an import seem to name.
+    return last in (_hash_alone(file), _hash_with(file, _find_files_beside(file, _names_in_lines)))
 
 
 def imported_files(path: Path) -> set[Path]:
     """The files beside a file that it, or one of them, imports; not the file itself."""
-    imported: set[Path] = set()
+    return _find_files_beside(path, _imported_names)
+
+
+def _find_files_beside(path: Path, find_names: Callable[[Path], Iterable[str]]) -> set[Path]:
+    """The files beside a file whose names are found in it, or in one of them; not the file itself."""
+    found: set[Path] = set()
     waiting = [path]
     while waiting:
         file = waiting.pop()
-        for name in _imported_names(file):
-            beside = path.with_name(f"{name.lstrip('.')}.py")
-            if beside not in {path, *imported} and beside.is_file():
-                imported.add(beside)
+        for name in find_names(file):
+            beside = path.with_name(f"{name}.py")
+            if beside not in {path, *found} and beside.is_file():
+                found.add(beside)
                 waiting.append(beside)
-    return imported
+    return found
 
 
 def _imported_names(file: Path) -> list[str]:
-    """The names that a file imports, as far as lines tell that begin with the import."""
+    """The names of the modules that a file imports, anywhere in it; none where it is no Python."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # the latter of a zero byte; whoever imports the file is told
+        return []
     names = []
-    for line in _IMPORT.findall(file.read_bytes()):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names.append(node.module)
+    return names
+
+
+def _names_in_lines(file: Path) -> list[str]:
+    """The first word after an import that begins a line, and after each comma there."""
+    names = []
+    for line in _LINE_OF_IMPORT.findall(file.read_bytes()):
         for part in line.decode().split(","):
             words = part.split()  # of "import a as b" or "from a import b" without the first
             if words:
-                names.append(words[0])
+                names.append(words[0].lstrip("."))
     return names
+
+
+def _hash_with(file: Path, others: Iterable[Path]) -> str:
+    """The hash of a file together with others; of the file alone where there are none."""
+    hash_of_file = _hash_alone(file)
+    hashes_of_others = sorted(map(_hash_alone, others))
+    if not hashes_of_others:
+        return hash_of_file
+    return hashlib.sha256(" ".join([hash_of_file, *hashes_of_others]).encode()).hexdigest()[:16]
+
+
+def _hash_alone(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
