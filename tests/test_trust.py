@@ -127,6 +127,19 @@ def test_named_files_may_move_but_change_only_where_allowed(work):
     assert again["user_files"] == {method: file_hash(method), net: f"{before}, then {after}"}
 
 
+def test_a_file_that_is_not_there_is_refused_in_a_line(work):
+    run_and_stop("fedavg", backbone="./nets.py:tiny", rounds=2)
+    shutil.move("nets.py", "moved.py")
+    for files in ("nets.py", "typo.py", ["moved.py", "typo.py"]):
+        missing = "nets.py" if files == "nets.py" else "typo.py"
+        words = f"there is no file '{work}/{missing}' (got it as --method); give the path where it is now."
+        assert_refused(lambda files=files: resume.resume("run", files=files), words)
+    words = f"your code in '{work}/nets.py' (hash "
+    assert_refused(lambda: resume.resume("run"), words, "it is no longer there, so add --method with the path")
+    assert_refused(fedcli.load("run").model, "so add method with the path where it is now.")
+    assert resume.resume("run", files="moved.py").record["resumed"] == [2]
+
+
 def test_a_file_is_known_where_its_folder_has_become_a_link(work):
     Path("old").mkdir()
     shutil.move("nets.py", "old/nets.py")

@@ -30,18 +30,23 @@ def trust_files(
         changed: Accept a file with another hash.
 
     Raises:
-        UserError: A file is not named, or has changed.
+        UserError: A file is not named, is not there, or has changed.
     """
     recorded = user_files(record)
     named_paths = [named] if isinstance(named, str | Path) else named
     named_files = own_paths(map(str, named_paths))
+    for file in named_files:
+        if not Path(file).is_file():
+            raise UserError(f"there is no file '{file}' (got it as --method); give the path where it is now.")
     paths = {}
     files = {}
     for path, old_hash in recorded.items():
         file = _find_moved(path, old_hash, named_files)
         if file is None:
-            flags = " ".join(f"--method {shlex.quote(other)}" for other in recorded)
             fault = f"the run needs your code in '{path}' (hash {old_hash or 'unknown'}), run only if you name it"
+            if not Path(path).is_file():
+                raise UserError(f"{fault}; it is no longer there, so add --method with the path where it is now.")
+            flags = " ".join(f"--method {shlex.quote(other)}" for other in recorded)
             raise UserError(f"{fault}; add {flags}.")
         paths[path] = file
         is_same = is_hash_of(old_hash, file)
