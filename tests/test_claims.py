@@ -620,3 +620,13 @@ def test_a_text_in_the_place_of_several_rows_or_columns_is_refused(name):
     titles = {"other_rows": ("FedAvg",), "columns": ("digits",), name: "digits"}
     words = f"{name} of the claim 'own:ahead' must be a tuple of titles (got 'digits'); write ('digits',)."
     assert_refused(lambda: Claim("own:ahead", "one is ahead", "own:1", "FedFA", **titles), words)
+
+
+def test_a_claim_is_refused_whose_verdict_would_be_of_another_sentence():
+    def claim(**changes):
+        return Claim("own:ahead", "one is ahead", "own:1", "FedFA", ("FedAvg",), ("digits",), **changes)
+
+    words = "direction of the claim 'own:ahead' must be higher or lower (got 'Higher'); choose one of them."
+    assert_refused(lambda: claim(direction="Higher"), words)
+    words = "the control of the claim 'own:ahead' must be FedAvg (got 'FedProx'); choose one of them."
+    assert_refused(lambda: claim(control=Control("FedProx", "longer training")), words)

@@ -6,17 +6,18 @@ import shutil
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Optional, Union
 
 import pandas as pd
 import pytest
 import torch
 
 import fedcli
-from fedcli import Cell, Table, join_configs, option
+from fedcli import Cell, Gain, Table, join_configs, option
 from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.declarations import check_value, facts_of
 from fedcli.errors import UserError
-from fedcli.registry import find_method
+from fedcli.registry import find_method, find_protocol, find_table
 from fedcli.results import claims, frame, plans
 from fedcli.results.tables import list_commands
 from fedcli.runs.begin import resolve_runs
@@ -425,3 +426,55 @@ def test_a_whole_number_in_the_place_of_a_float_has_the_floats_limit():
     (weight,) = [entry for entry in dataclasses.fields(Extended) if entry.name == "weight"]
     check_value(weight, 3_000_000_000)
     assert_refused(lambda: check_value(weight, 10**39), "--weight must be >= 0 and <= 3e+38")
+
+
+def declared(**types_and_options):
+    """The fields of a configuration of these options, each a type and what `option` returns."""
+    config = dataclasses.make_dataclass("Config", [(name, *pair) for name, pair in types_and_options.items()])
+    return {field.name: field for field in dataclasses.fields(config)}
+
+
+@pytest.mark.parametrize("number", [10**400, 1e308, float("inf"), float("nan")])
+def test_a_number_without_an_end_has_the_largest_that_can_be_computed(number):
+    weight = declared(weight=(float, option(0.1, "Weight", low=0, high=float("inf"))))["weight"]
+    assert_refused(lambda: check_value(weight, number), "--weight must be >= 0 and <= 3e+38 (got ")
+
+
+def test_an_option_of_some_texts_may_be_none_where_its_type_says_so():
+    fields = declared(
+        mean=(str | None, option(None, "Mean", choices=("a", "b"))), form=(str, option("a", "Form", choices=("a",)))
+    )
+    check_value(fields["mean"], None)
+    assert_refused(lambda: check_value(fields["mean"], "c"), "--mean must be a or b (got 'c')")
+    assert_refused(lambda: check_value(fields["form"], None), "--form must be of type str (got None)")
+
+
+@pytest.mark.parametrize("kind", [list[int], tuple[float, ...], dict[str, int]])
+def test_an_option_of_a_type_that_no_record_has_is_refused(kind):
+    field = declared(widths=(kind, option(None, "Widths")))["widths"]
+    assert_refused(lambda: check_value(field, 3), "the option 'widths' has a type that no record can have (got ")
+
+
+@pytest.mark.parametrize("kind", [Optional[int], Union[int, None], int | None])  # noqa: UP007, UP045
+def test_an_option_of_two_types_may_have_either(kind):
+    field = declared(width=(kind, option(None, "Width")))["width"]
+    check_value(field, None)
+    check_value(field, 3)
+    assert_refused(lambda: check_value(field, "3"), "--width must be of type int (got '3')")
+
+
+NO_TUPLES = {  # a comma forgotten
+    "choices of the option 'Mean'": lambda: option("mean", "Mean", choices="mean"),
+    "only_with['optimizer'] of the option 'Rate'": lambda: option(0.1, "Rate", only_with={"optimizer": "mean"}),
+    "optimizers of the method 'fedavg'": lambda: replace(find_method("fedavg"), optimizers="mean"),
+    "notes of the protocol 'fedfm:digits'": lambda: replace(find_protocol("fedfm:digits"), notes="mean"),
+    "notes of the table 'fedfm:III'": lambda: replace(find_table("fedfm:III"), notes="mean"),
+    "leading_rows of the gain 'gap'": lambda: Gain("gap", "x", "mean", ("FedAvg",)),
+    "other_rows of the gain 'gap'": lambda: Gain("gap", "x", ("FedAvg",), "mean"),
+    "columns of the gain 'gap'": lambda: Gain("gap", "x", ("FedAvg",), ("FedFM",), "mean"),
+}
+
+
+@pytest.mark.parametrize("subject", NO_TUPLES)
+def test_a_text_in_the_place_of_a_tuple_is_refused_where_it_is_declared(subject):
+    assert_refused(NO_TUPLES[subject], f"{subject} must be a tuple of ", "(got 'mean'); write ('mean',).")

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedcli.declarations.checks import refuse_other, refuse_text
 from fedcli.declarations.names import paper_of
-from fedcli.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Claim:
         control: The one of `other_rows` that may explain the lead, if there is one.
 
     Raises:
-        UserError: `other_rows` is a text.
+        UserError: Several rows or columns are one text, the direction is another, or the control none of `other_rows`.
 
     Example:
         >>> Claim(
@@ -80,13 +80,12 @@ class Claim:
     control: Control | None = None
 
     def __post_init__(self) -> None:
-        """Refuses a text for several rows or columns, each of whose letters would be one."""
+        """Refuses what would turn the verdict round or compare other rows than those meant."""
         for name in ("other_rows", "columns", "other_columns", "subtracted_columns"):
-            value = getattr(self, name)
-            if isinstance(value, str):
-                raise UserError(
-                    f"{name} of the claim '{self.name}' must be a tuple of titles (got {value!r}); write ({value!r},)."
-                )
+            refuse_text(f"{name} of the claim '{self.name}'", getattr(self, name), "titles")
+        refuse_other(f"direction of the claim '{self.name}'", self.direction, ("higher", "lower"))
+        if self.control is not None:
+            refuse_other(f"the control of the claim '{self.name}'", self.control.row, self.other_rows)
 
     @property
     def paper(self) -> str:

@@ -1,12 +1,14 @@
 """Options: a field of a dataclass that says all of an option, and the check of a value."""
 
 import copy
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass, replace
-from types import MappingProxyType, NoneType
-from typing import Any, get_args, get_type_hints
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from fedcli.declarations.checks import refuse_text
 from fedcli.declarations.names import flag_of
 from fedcli.errors import UserError
 
@@ -84,15 +86,16 @@ class OptionFacts:
         Raises:
             UserError: It is none of the choices or outside of the range.
         """
-        if self.choices and value not in self.choices:
+        is_none_of_choices = value is not None and value not in self.choices
+        if self.choices and is_none_of_choices:
             raise UserError(f"{flag} must be {self.range_text} (got '{value}'); choose one of them.")
         if kind in LARGEST:
             self._check_range(flag, value, LARGEST[kind])
 
     def _check_range(self, flag: str, value: float, largest: float) -> None:
         """Refuses a number outside of the range, or larger than PyTorch takes."""
-        low = -largest if self.low is None else self.low
-        high = largest if self.high is None else self.high
+        low = -largest if self.low in (None, -math.inf) else self.low
+        high = largest if self.high in (None, math.inf) else self.high
         is_at_open_end = (value == low and self.open_low) or (value == high and self.open_high)
         is_inside = low <= value <= high and not is_at_open_end  # a NaN is not
         if not is_inside:
@@ -135,7 +138,13 @@ def option(  # noqa: PLR0913  # a declaration: one keyword for each fact of an o
         tune: Values worth trying where the option is tuned.
         before: Value that records without this option are taken to have; the default if not given.
         only_with: The option is used only when these options have one of these values.
+
+    Raises:
+        UserError: `choices`, or the values of one option in `only_with`, are one text.
     """
+    refuse_text(f"choices of the option '{help}'", choices, "texts")
+    for name, values in only_with.items():
+        refuse_text(f"only_with[{name!r}] of the option '{help}'", values, "texts")
     facts = OptionFacts(
         default=default,
         help=help,
@@ -258,7 +267,8 @@ def _kinds_of(field: Field) -> set[type]:
     Raises:
         UserError: Another one is among them, which no record could have.
     """
-    kinds = {*get_args(field.type)} or {field.type}
+    is_union = get_origin(field.type) in (Union, UnionType)
+    kinds = {*get_args(field.type)} if is_union else {field.type}
     if not kinds <= {bool, int, float, str, NoneType}:
         raise UserError(
             f"the option '{field.name}' has a type that no record can have (got {field.type}); declare it as int, "
@@ -268,9 +278,13 @@ def _kinds_of(field: Field) -> set[type]:
 
 
 def in_declared_type(field: Field, value: Any) -> Any:
-    """Returns a value of an option, a whole number in the place of a float as the float."""
-    is_whole_float = type(value) is int and float in _kinds_of(field) and int not in _kinds_of(field)
-    return float(value) if is_whole_float else value
+    """Returns a value that `check_value` has let pass, a whole number in the place of a float as the float."""
+    return float(value) if _stands_for_float(value, _kinds_of(field)) else value
+
+
+def _stands_for_float(value: Any, kinds: Collection[type]) -> bool:
+    """Whether a value is a whole number where an option of these types takes floats and no whole numbers."""
+    return type(value) is int and float in kinds and int not in kinds
 
 
 def check_value(field: Field, value: Any) -> None:
@@ -282,8 +296,8 @@ def check_value(field: Field, value: Any) -> None:
     flag = flag_of(field.name)
     facts = facts_of(field)
     kinds = _kinds_of(field)
-    is_whole_float = type(value) is int and float in kinds
-    if type(value) not in kinds and not is_whole_float:
+    stands_for_float = _stands_for_float(value, kinds)
+    if type(value) not in kinds and not stands_for_float:
         names = " or ".join(sorted(kind.__name__ for kind in kinds - {NoneType}))
         raise UserError(f"{flag} must be of type {names} (got {value!r}); give a value of that type.")
-    facts.check(flag, value, float if is_whole_float else type(value))
+    facts.check(flag, value, float if stands_for_float else type(value))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedcli.declarations.checks import refuse_text
 from fedcli.declarations.names import paper_of
 
 VALIDATION_ACCURACY = "validation_accuracy"
@@ -84,6 +85,10 @@ class Protocol:
     # What the paper's text has where the protocol and the methods' defaults follow the authors' code, without a full
     # stop; empty where the two agree or there is no code. A run in full is by the one or by the other.
     text_has: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuses a text for several notes."""
+        refuse_text(f"notes of the protocol '{self.name}'", self.notes, "texts")
 
     @property
     def paper(self) -> str:

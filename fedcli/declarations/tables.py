@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from fedcli.declarations.checks import refuse_text
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -36,6 +38,11 @@ class Gain:
     columns: tuple[str, ...] = ()
     over_best: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuses a text for several rows or columns."""
+        for name in ("leading_rows", "other_rows", "columns"):
+            refuse_text(f"{name} of the gain '{self.row}'", getattr(self, name), "titles")
+
     @property
     def compared_columns(self) -> tuple[str, ...]:
         """The columns over which each mean is taken."""
@@ -53,6 +60,10 @@ class Table:
     seeds: tuple[int, ...] = (0, 1, 2)  # of each run
     notes: tuple[str, ...] = ()  # what the paper leaves open, and rows that it does not have
     gains: tuple[Gain, ...] = ()  # numbers that follow from its cells
+
+    def __post_init__(self) -> None:
+        """Refuses a text for several notes."""
+        refuse_text(f"notes of the table '{self.name}'", self.notes, "texts")
 
 
 class Row(NamedTuple):
