@@ -4,6 +4,7 @@ import math
 import re
 from contextlib import suppress
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from fedcli.core import partition, partition_rules
 from fedcli.core.draws import generator
 from fedcli.core.partition import PARTITIONS, count_classes, fingerprint, from_flag
+from fedcli.core.parts import divide
 from fedcli.declarations import facts_of
 from fedcli.errors import UserError
 from fedcli.runs.options import RunConfig
@@ -363,9 +365,13 @@ def test_values_groups_and_classes_that_do_not_suffice_are_refused():
     for flag in ("classes:0", "dominant:1:share=4/0", "dominant:1:share=1E-99999999", "dominant:1:min=3"):
         assert_partition_refused(flag, 10, "cannot be read")
     labels = LABEL_SETS["balanced"]
-    assert_partition_refused("dominant:1", 10, "does not fit | class 4, has 0", labels[labels != 4])
+    assert_partition_refused("dominant:1", 10, "does not fit | class 4, has 0 | of every class", labels[labels != 4])
+    assert_partition_refused("missing:1", 10, "class 4, has 0 | examples of every class", labels[labels != 4])
     assert_partition_refused("domains", 5, "5 | 2 domains | multiple of 2", domain=labels % 2)
     assert_partition_refused("domains+dirichlet:0.5:min=60", 20, "in domain 0 | 500 training", domain=labels % 2)
+    assert_partition_refused(
+        "domains+dirichlet:0.5:min=60", 20, "in domain 'odd' | 500", domain=1 - labels % 2, domain_names=("odd", "even")
+    )
     assert_partition_refused("writers", 11, "each of 11 clients | got 10 writers | 1 to 10", writer=labels)
 
 
@@ -448,3 +454,12 @@ def test_partition_of_a_seed_never_changes(flag, expected):
 )
 def test_the_least_size_shrinks_with_the_data_unless_it_was_named(flag, share, expected):
     assert from_flag(flag).scaled(share).flag == expected
+
+
+@pytest.mark.parametrize("share", [0.29, 0.2, 0.57, 0.1])
+def test_shares_of_a_clients_part_are_whole_where_they_divide_it(share):
+    run = {"partition_seed": 0, "drop_last": False}
+    tested = divide([np.arange(100)], SimpleNamespace(local_test=share, validation=0.0, **run))
+    assert len(tested.testing[0]) == round(100 * share)
+    validated = divide([np.arange(100)], SimpleNamespace(local_test=0.0, validation=share, **run))
+    assert len(validated.validation[0]) == round(100 * share)

@@ -87,6 +87,8 @@ def test_a_list_alone_and_an_npz_file_are_the_same_split(tmp_path):
         ([[0], [-1]], ["position -1"]),
         ([[0, 1], [1]], ["position 1 is in two lists"]),
         ({"train": [[0, 1], [2]], "test": [[3], [1]]}, ["position 1 is in two lists"]),
+        ({"train": [[0], [1]], "test": [[5, 5], [4]]}, ["position 5 is twice in one list"]),
+        ([[2, 2], [1]], ["position 2 is twice in one list"]),
         ({"train": [[0], [1]], "test": [[2]]}, ["must be lists", "2 lists to train on, 1 to test on"]),
         ([[0.5], [1]], ["must be lists", "'float' object"]),
         ({"one": [0]}, ["must be lists", "train_0"]),

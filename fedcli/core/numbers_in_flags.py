@@ -1,8 +1,9 @@
-"""Numbers that stand in a flag behind a name, as in `dirichlet:0.5` and `rounds-to:60`."""
+"""Numbers that stand in a flag, as in `dirichlet:0.5`, `rounds-to:60` and `--local-test 0.29`."""
 
 import math
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 
@@ -15,3 +16,8 @@ def read_number(text: str, read: Callable[[str], Any] = int, low: float = 1, hig
     if not low <= value <= high:
         raise ValueError
     return value
+
+
+def exact_share(share: Fraction | float) -> Fraction:
+    """Returns a share as it was written, 29/100 for 0.29: in floats, 0.29 of 100 is below 29."""
+    return Fraction(share).limit_denominator(10**6)

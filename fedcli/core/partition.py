@@ -51,7 +51,7 @@ class PartitionKind(NamedTuple):
     rule: Callable[..., Parts]
     usage: str  # how its flag is written
     options: tuple[Option, ...] = ()
-    needs: str = ""  # of the data set beside labels: "domain", "writer", "place" or nothing
+    needs: str = ""  # a column of the data set beside labels: "domain", "writer", "place" or nothing
     takes_path: bool = False  # as its only option, which may have colons
     takes_remainder: bool = False  # as `classes`, of what is left over when images are divided into shards
     title: str = ""  # what titles call it, with `{}` for its options; empty where the flag itself stands there
@@ -120,11 +120,15 @@ class Partition:
     flag: str  # in the one canonical spelling
     rule: Callable[..., Parts] = field(compare=False)  # of labels, number of clients, what it needs, and the seed
     needs: str = field(default="", compare=False)  # see `PartitionKind`
+    takes_groups: bool = field(default=False, compare=False)  # domains or else writers, where the data have them
 
-    def __call__(
-        self, labels: ArrayLike, num_clients: int, seed: int, domain: Any = None, writer: Any = None, place: Any = None
-    ) -> Parts:
+    def __call__(  # all that a rule may need of a data set
+        self, labels: ArrayLike, num_clients: int, seed: int, domain: Any = None, writer: Any = None, place: Any = None,
+        domain_names: Sequence[str] = (),
+    ) -> Parts:  # fmt: skip
         """Shares labels `[N]` out among K clients; domain, writer and place are `[N]`, where the data have them.
+
+        In messages a domain is called by its name in `domain_names`, or by its number where these are not given.
 
         Raises:
             UserError: The data do not allow this partition.
@@ -135,19 +139,21 @@ class Partition:
                 f"every client needs a training image (got {num_clients} clients and {len(labels)} images); use "
                 f"--num-clients 1 to {len(labels)}."
             )
-        if self.needs == "":
-            return self.rule(labels, num_clients, seed=seed)
+        given: dict[str, Any] = {}
+        if self.needs:
+            column = {"domain": domain, "writer": writer, "place": place}[self.needs]
+            if column is None:
+                raise UserError(
+                    f"partition '{self.flag}' needs a data set with {self.needs}s (got one without); choose such a "
+                    "data set, import this one anew, or use --partition iid."
+                )
+            given[self.needs] = np.asarray(column, np.int64)
+        if self.needs == "domain":
+            given["names"] = domain_names
         groups = writer if domain is None else domain
-        columns = {"domain": domain, "writer": writer, "place": place, "groups": groups}
-        needed = columns[self.needs]
-        if needed is None and self.needs == "groups":  # a user's function gets them where there are some
-            return self.rule(labels, num_clients, seed=seed)
-        if needed is None:
-            raise UserError(
-                f"partition '{self.flag}' needs a data set with {self.needs}s (got one without); choose such a data "
-                "set, import this one anew, or use --partition iid."
-            )
-        return self.rule(labels, num_clients, seed=seed, **{self.needs: np.asarray(needed, np.int64)})
+        if self.takes_groups and groups is not None:
+            given["groups"] = np.asarray(groups, np.int64)
+        return self.rule(labels, num_clients, seed=seed, **given)
 
     def divide(self, images: ImageSet, num_clients: int, seed: int) -> Parts:
         """Shares the training images of a data set out among K clients; raises what a call raises."""
@@ -158,6 +164,7 @@ class Partition:
             domain=images.domain_train,
             writer=images.writer_train,
             place=images.place_train,
+            domain_names=images.domain_names,
         )
 
     @property
@@ -181,7 +188,7 @@ def from_flag(flag: str, remainder: str = "spread") -> Partition:
         UserError: An unknown name, or a parameter that is missing, superfluous or out of range.
     """
     if is_from_file(flag):
-        return Partition(flag, partial(_parts_from_user, from_file(flag, "partition")), "groups")
+        return Partition(flag, partial(_parts_from_user, from_file(flag, "partition")), takes_groups=True)
     around, plus, skew = flag.partition("+")
     if around == "domains":
         within = from_flag(skew if plus else "iid", remainder)

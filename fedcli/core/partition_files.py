@@ -30,11 +30,16 @@ def listed_parts(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: 
         if len(lists.train) != num_clients:
             count = len(lists.train)
             raise ValueError(f"it has lists of {count} clients, not {num_clients}: use --num-clients {count}")
+        for listed in (*lists.train, *lists.test):
+            repeated = _repeated(listed)
+            if len(repeated):
+                raise ValueError(f"position {repeated[0]} is twice in one list")
         tested = np.unique(np.concatenate([*lists.test, np.empty(0, np.int64)]))
-        positions, times = np.unique(np.concatenate([*lists.train, tested]), return_counts=True)
-        if (times > 1).any():
-            raise ValueError(f"position {positions[times.argmax()]} is in two lists, one of them to train on")
-        absent = np.setdiff1d(positions, place)
+        all_listed = np.concatenate([*lists.train, tested])
+        repeated = _repeated(all_listed)
+        if len(repeated):
+            raise ValueError(f"position {repeated[0]} is in two lists, one of them to train on")
+        absent = np.setdiff1d(all_listed, place)
         if len(absent):
             need = "test images need a protocol that tests on the clients' own parts"
             raise ValueError(f"position {absent[0]} is not among the {len(place)} images of the run: {need}")
@@ -48,6 +53,12 @@ def listed_parts(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: 
     if lists.test:
         parts.num_test = [len(to_test) for to_test in lists.test]
     return parts
+
+
+def _repeated(positions: np.ndarray) -> np.ndarray:
+    """Returns the positions that are there more than once."""
+    distinct, times = np.unique(positions, return_counts=True)
+    return distinct[times > 1]
 
 
 class Lists(NamedTuple):

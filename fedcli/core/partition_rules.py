@@ -6,7 +6,7 @@ becomes the client's validation images; no example is used twice. It raises User
 `partition.PARTITIONS` has the flag of each.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 
 from fedcli.core.draws import generator
+from fedcli.core.numbers_in_flags import exact_share
 from fedcli.errors import UserError
 
 Parts = list[np.ndarray]
 MIN_EXAMPLES = 10
 MAX_DRAWS = 1000  # how often a Dirichlet partition is drawn before it is refused; seconds for 100 classes, 100 clients
+
+OF_ALL_CLASSES = "it takes examples of every class; choose another --partition, or --dataset"
 
 
 def _classes_in_order(labels: np.ndarray) -> Parts:
@@ -176,18 +179,20 @@ def dominant(
     """
     sizes = np.bincount(labels)
     num_classes = len(sizes)
-    exact_share = Fraction(share).limit_denominator(10**6)  # in floats, 500 * (1 - 0.8) / 10 is below 10
+    of_dominant = exact_share(share)
     budget = num_classes * int(sizes.min()) // num_clients
-    base = int(budget * (1 - exact_share) / num_classes)
-    extra = int(budget * exact_share / dominant_classes)
+    base = int(budget * (1 - of_dominant) / num_classes)
+    extra = int(budget * of_dominant / dominant_classes)
     first = dominant_classes * np.arange(num_clients)
     is_dominant = _consecutive(first, dominant_classes, num_classes)  # [K, C]
     counts = base + extra * is_dominant
-    lacks_base = base == 0 and exact_share < 1
+    lacks_base = base == 0 and of_dominant < 1
     lacks_extra = extra == 0
     is_too_much = dominant_classes > num_classes or (counts.sum(0) > sizes).any()
     if lacks_base or lacks_extra or is_too_much:
         remedy = f"make the clients times their dominant classes a multiple of {num_classes}, or choose another share"
+        if sizes.min() == 0:
+            remedy = OF_ALL_CLASSES
         raise _unfit(f"dominant:{dominant_classes}", labels, num_clients, remedy)
     rng = generator(seed, "partition")
     return _deal(counts, _classes_mixed(labels, rng), rng)
@@ -203,7 +208,8 @@ def missing(labels: np.ndarray, num_clients: int, missing_classes: int, seed: in
     suffices_for = sizes // np.maximum(num_holders, 1)  # each of a class's holders gets so many examples
     quota = np.where(num_holders > 0, suffices_for, len(labels)).min()
     if missing_classes >= num_classes or quota == 0:
-        raise _unfit(f"missing:{missing_classes}", labels, num_clients, "use fewer missing classes or fewer clients")
+        remedy = OF_ALL_CLASSES if sizes.min() == 0 else "use fewer missing classes or fewer clients"
+        raise _unfit(f"missing:{missing_classes}", labels, num_clients, remedy)
     rng = generator(seed, "partition")
     return _deal(holds * quota, _classes_mixed(labels, rng), rng)
 
@@ -223,11 +229,13 @@ def _unfit(flag: str, labels: np.ndarray, num_clients: int, remedy: str) -> User
 
 
 def domains(
-    labels: np.ndarray, num_clients: int, domain: np.ndarray, seed: int, within: Callable[[np.ndarray, int, int], Parts]
-) -> Parts:
+    labels: np.ndarray, num_clients: int, domain: np.ndarray, seed: int,
+    within: Callable[[np.ndarray, int, int], Parts], names: Sequence[str] = (),
+) -> Parts:  # fmt: skip
     """Gives every client examples of one domain: the first K/D clients share the first, the next ones the second.
 
-    `domain` is that of each example, `[N]`; `within` is the rule for a domain's examples, of labels, clients and seed.
+    `domain` is that of each example, `[N]`; `within` is the rule for a domain's examples, of labels, clients and seed;
+    `names` are what the domains are called in a refusal.
     """
     numbers = np.unique(domain)
     num_domains = len(numbers)
@@ -243,7 +251,8 @@ def domains(
         try:
             parts_within = within(labels[positions], num_clients // num_domains, domain_seed)
         except UserError as mistake:
-            raise UserError(f"in domain {number}, {mistake}") from None
+            name = f"'{names[number]}'" if names else number
+            raise UserError(f"in domain {name}, {mistake}") from None
         parts += [positions[part] for part in parts_within]
     return parts
 

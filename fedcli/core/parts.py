@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcli.core.draws import generator
+from fedcli.core.numbers_in_flags import exact_share
 from fedcli.core.run_options import DivisionOptions
 from fedcli.errors import UserError
 
@@ -39,13 +40,13 @@ def divide(parts: Sequence[np.ndarray], run: DivisionOptions) -> Division:
     test_sizes = named_test_sizes(parts)
     ordered = list(parts)
     if test_sizes is None:
-        test_sizes = [int(len(part) * run.local_test) for part in parts]
+        test_sizes = [int(len(part) * exact_share(run.local_test)) for part in parts]
         if run.local_test:
             ordered = _shuffled(parts, run.partition_seed or 0)
     division = Division(examples=[], testing=[], training=[], validation=[])
     for part, test_size in zip(ordered, test_sizes, strict=True):
         examples = part[test_size:]
-        num_training = len(examples) - int(len(examples) * run.validation)
+        num_training = len(examples) - int(len(examples) * exact_share(run.validation))
         division.examples.append(examples)
         division.testing.append(part[:test_size])
         division.training.append(examples[:num_training])
