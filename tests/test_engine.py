@@ -23,6 +23,7 @@ from fedcli.registry import find_method
 from tests import laws
 from tests.first_rounds import prepare_first_round
 from tests.plain_federation import PlainFederation
+from tests.user_errors import assert_refused
 
 FEDAVG = find_method("fedavg")
 
@@ -389,3 +390,26 @@ def test_reported_predictions_come_in_portions(monkeypatch):
         torch.testing.assert_close(part, whole, rtol=1e-12, atol=1e-12)
     assert sorted(portions) == [4, 8, 8]
     assert channel_strides == {1}  # the channels last
+
+
+@pytest.mark.parametrize("chunk", ["1", "branches:2"])
+def test_a_term_that_only_some_steps_have_is_summed_over_those(chunk):
+    parts = toy.toy_parts((8, 8, 8, 8))  # so that epochs end together
+    fed, cohort, start, loss = prepare_first_round(clients_per_chunk=chunk, parts=parts)
+
+    def with_some_terms(params, buffers, batch, context):
+        value, aux = loss(params, buffers, batch, context)
+        one = torch.ones_like(value)
+        return value, aux.with_term("last" if bool(batch.epoch_end) else "others", one)
+
+    _, terms = fed.train(start, cohort, with_some_terms)
+    steps = fed.local_steps(cohort)
+    torch.testing.assert_close(terms["last"], fed.local_epochs / steps)
+    torch.testing.assert_close(terms["others"], 1 - fed.local_epochs / steps)
+
+
+@pytest.mark.parametrize("chunk", ["1", "2"])
+def test_a_step_that_moves_no_parameter_is_refused(chunk):
+    fed, cohort, start, loss = prepare_first_round(clients_per_chunk=chunk)
+    step = fed.optimizer_step(loss, names=["absent"])
+    assert_refused(lambda: fed.train(start, cohort, step), "moves no parameter", "names=['absent']")

@@ -300,7 +300,7 @@ class Engine:
             for number, batch in enumerate(batches):
                 with set_to(refuse_reading, refuses_reading and number == 0):
                     client, aux = update(client, batch, context)
-                total = {name: value + total.get(name, 0.0) for name, value in aux.terms.items()}
+                total |= {name: value + total.get(name, 0.0) for name, value in aux.terms.items()}
                 self._step_done(len(batch.y))
         return tree_map(lambda leaf: leaf.contiguous()[None], (client, total))
 

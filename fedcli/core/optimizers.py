@@ -10,6 +10,7 @@ from torch import Tensor
 from fedcli.core.batches import Batch
 from fedcli.core.clients import OBJECTIVE, Aux, Client, LocalLoss, Params, Step, gradient
 from fedcli.core.trees import Flat, Tree, pack, tree_map, unpack
+from fedcli.errors import UserError
 
 # Of Adam, as PyTorch has them.
 BETA_1 = 0.9
@@ -240,7 +241,12 @@ class OptimizerUpdate:
         return moving if self.names is None else {**params, **moving}
 
     def _first_states(self, params: Params) -> dict[str, Tree]:
-        """Returns the optimizer's state before the first step, by its key."""
+        """Returns the optimizer's state before the first step, by its key; refuses a step that moves no parameter."""
+        if not self._moving(params):
+            raise UserError(
+                f"a step of optimizer_step moves no parameter (got names={sorted(self.names or ())[:5]}); name some of "
+                "the network's, or choose another --backbone."
+            )
         return {self.key: self._first_state(params)}
 
     def _first_state(self, params: Params) -> Tree:

@@ -256,9 +256,9 @@ class Stack:
                 torch.where(idle_rows, old, new, out=old)
 
         tree_map(move, self.clients, after)
-        if not self.totals:
-            self.totals = tree_map(torch.zeros_like, terms)
         for name, term in terms.items():
+            if name not in self.totals:  # not every step needs to have every term
+                self.totals[name] = torch.zeros_like(term)
             self.totals[name].add_(term.masked_fill(idle, 0.0))
 
     def take_steps(self, padded: bool, count: int, is_captured: bool = False) -> None:
