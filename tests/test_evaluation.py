@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, f1_score
 
 from fedcli import toy
-from fedcli.core import evaluation
+from fedcli.core import client_states, evaluation
 from fedcli.core.trees import tree_map
 from fedcli.registry import find_method
 from fedcli.results import metrics
@@ -292,3 +292,32 @@ def test_a_model_that_changes_in_any_way_is_run_again(change, monkeypatch):
     assert len(counts) == (2 if change == "clients" else 1)
     if change != "replaced":
         assert changed != before
+
+
+@pytest.mark.parametrize("tested_on", ["server", "clients"])
+def test_a_global_model_that_has_not_changed_is_not_run_again(tested_on, monkeypatch):
+    setup, fed, state = with_evaluation(tested_on, FEDAVG, validation=0.2)
+    before = evaluation.evaluate(fed, setup.method, state)
+    counts = count_predictions(fed, monkeypatch)
+    assert evaluation.evaluate(fed, setup.method, state) == before
+    assert counts == []
+
+
+def test_a_state_that_is_in_no_memory_is_read_once_for_each_of_its_tests(monkeypatch, tmp_path):
+    setup, fed, state = with_evaluation("server")
+    before = evaluation.evaluate(fed, setup.method, state)
+    store = client_states.Store(0, fed.device, [type(state.clients[0])])
+    store.keep_files_in(tmp_path)
+    state = state._replace(clients=store.keep({}, dict(state.clients), 0))
+    load_tree = client_states.load_tree
+    files = []
+
+    def counting(file, *arguments, **options):
+        files.append(file)
+        return load_tree(file, *arguments, **options)
+
+    monkeypatch.setattr(client_states, "load_tree", counting)
+    for _ in range(2):
+        files.clear()
+        assert evaluation.evaluate(fed, setup.method, state) == before
+        assert len(files) == fed.num_clients

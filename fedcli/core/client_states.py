@@ -84,6 +84,10 @@ class Kept(StoredStates):
             version.state = state
         return state
 
+    def is_in_memory(self, client: int) -> bool:
+        """Says whether a client's state is the same tensors each time it is asked for, and not read from its file."""
+        return self.versions[client].state is not None or self.nbytes <= self._store.limit
+
     def verified(self) -> Iterator[tuple[int, Tree]]:
         """Reads clients and states, from their files where they have been written, one after the other.
 

@@ -134,7 +134,7 @@ class Judge:
             judged_models = self._fed.engine.one_a_process("judge", of_client, clients)
             # Here, as what a fork keeps ends with it.
             for client, judged_model in zip(clients, judged_models, strict=True):
-                if judged_model.outputs is not None:
+                if judged_model.outputs is not None and self._stays_in_memory(client):
                     self._fed.outputs.put(self._model(client).tensors, tests[client], judged_model.outputs)
             return [judged_model.judged for judged_model in judged_models]
 
@@ -142,6 +142,13 @@ class Judge:
 
     def _model(self, client: int) -> FullModel:
         return model_to_test(self._fed, self._method, self._state, client)
+
+    def _stays_in_memory(self, client: int) -> bool:
+        """Says whether the next evaluation can be given the same tensors: those of a file are new each time."""
+        if self._method.personal is None:
+            return True
+        of_clients = stored(self._state).values()
+        return all(states.is_in_memory(client) for states in of_clients if client in states)
 
 
 def _judge(

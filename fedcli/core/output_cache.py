@@ -24,7 +24,6 @@ class _Entry(NamedTuple):
     """Outputs of a model, and whose they are."""
 
     owners: list[weakref.ref]  # the model's tensors: where one is gone, another may have its id
-    positions: np.ndarray | None  # of the images, held so that no other array has its id; None for all test images
     outputs: Outputs
 
 
@@ -52,9 +51,10 @@ class OutputCache:
         """Keeps the outputs of a model."""
         owners = [weakref.ref(value) for value in leaves(model)]
         key = self._key(model, positions, outputs.features is not None)
-        self._entries[key] = _Entry(owners, positions, outputs)
+        self._entries[key] = _Entry(owners, outputs)
 
     @staticmethod
     def _key(model: Model, positions: np.ndarray | None, with_features: bool) -> Hashable:
         versions = tuple((id(value), value._version) for value in leaves(model))
-        return with_features, id(positions), versions
+        images = None if positions is None else positions.tobytes()  # None for all test images
+        return with_features, images, versions
