@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedcli import toy
-from fedcli.core.graphs import Unrepeatable, graph_key
+from fedcli.core.graphs import KeptWork, Unrepeatable, graph_key
 
 
 @dataclass(frozen=True)
@@ -85,3 +85,34 @@ def test_where_shapes_count_a_tree_is_its_structure_and_shapes():
     assert tree(name="c") != tree()
     assert tree(last=torch.zeros(1)) != tree()
     assert tree(last=1) != tree()
+
+
+FACTOR = 0.1
+
+
+def factor_of_module():
+    return FACTOR
+
+
+@pytest.mark.parametrize(
+    "reads", [lambda x: FACTOR * x, lambda x: [FACTOR * y for y in x], lambda x: factor_of_module() * x]
+)
+def test_a_number_of_the_module_that_has_changed_makes_another_function(reads, monkeypatch):
+    key = graph_key(reads)
+    assert graph_key(reads) == key
+    monkeypatch.setitem(globals(), "FACTOR", 0.2)
+    assert graph_key(reads) != key
+
+
+def test_functions_without_an_end_or_a_value_are_not_kept():
+    def recursive(x):
+        return recursive(x)
+
+    def early(x):
+        return late
+
+    kept = KeptWork(2)
+    assert kept.find((recursive,), (), object) is None
+    assert kept.find((early,), (), object) is None
+    late = 1
+    assert kept.find((early,), (), object) is not None

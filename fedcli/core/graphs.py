@@ -10,7 +10,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -21,6 +21,8 @@ from fedcli.core.trees import Tree, copy_tree, leaves, write_into
 from fedcli.errors import first_line
 
 Work = Callable[[], Any]
+# Of what counts as the same by `==`.
+PLAIN_TYPES = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, Network)
 
 WARM_UP_STEPS = 3  # steps before one is captured, as PyTorch's notes on CUDA graphs have it
 BURST_STEPS = 8  # steps of the larger graph
@@ -143,25 +145,24 @@ class Unrepeatable(Exception):
 def graph_key(value: Any, shapes: bool = False) -> Hashable:
     """Returns what is equal for two things that make a step do the same.
 
-    A function is its code and what it is closed over, as a method makes its objective anew in every round; a bound
-    method its code and its object. Numbers and text count by value, dataclasses by their fields, networks by identity,
-    and tensors, if `shapes`, by shape and type.
+    A function is its code, what it is closed over and the numbers and text that it reads from its module, as a method
+    makes its objective anew in every round; a bound method its function and its object. Numbers and text count by
+    value, dataclasses by their fields, networks by identity, and tensors, if `shapes`, by shape and type.
 
     Raises:
         Unrepeatable: For anything else. A tensor, above all, may be another one the next time.
     """
-    plain = bool, int, float, str, bytes, type(None), torch.dtype, torch.device, Network
-    if isinstance(value, plain):
+    if isinstance(value, PLAIN_TYPES):
         return (type(value), value)
-    if isinstance(value, frozenset) and all(isinstance(part, plain) for part in value):
+    if isinstance(value, frozenset) and all(isinstance(part, PLAIN_TYPES) for part in value):
         return (frozenset, value)
     if shapes and isinstance(value, Tensor):
         return (tuple(value.shape), value.dtype)
     if isinstance(value, FunctionType):
-        closed = (cell.cell_contents for cell in value.__closure__ or ())
-        return (value.__code__, graph_key((*closed, value.__defaults__, value.__kwdefaults__)))
+        outside = (_closed_over(value), _plain_globals(value), value.__defaults__, value.__kwdefaults__)
+        return (value.__code__, graph_key(outside))
     if isinstance(value, MethodType):
-        return (value.__func__.__code__, graph_key(value.__self__))
+        return (MethodType, graph_key((value.__func__, value.__self__)))
     if isinstance(value, partial):
         return (partial, graph_key((value.func, value.args, value.keywords)))
     if isinstance(value, tuple | list):
@@ -171,6 +172,39 @@ def graph_key(value: Any, shapes: bool = False) -> Hashable:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return (type(value), *(graph_key(getattr(value, field.name)) for field in dataclasses.fields(value)))
     raise Unrepeatable
+
+
+def _closed_over(function: FunctionType) -> list[Any]:
+    """Returns what a function is closed over.
+
+    Raises:
+        Unrepeatable: For a variable without a value.
+    """
+    try:
+        return [cell.cell_contents for cell in function.__closure__ or ()]
+    except ValueError:
+        raise Unrepeatable from None
+
+
+def _plain_globals(function: FunctionType) -> dict[str, Any]:
+    """Returns the numbers and text of its module that a function may read, itself or by functions of the module."""
+    module = function.__globals__
+    values = {}
+    to_read = [function.__code__]
+    seen = set()
+    while to_read:
+        code = to_read.pop()
+        if code in seen:
+            continue
+        seen.add(code)
+        to_read += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        for name in module.keys() & set(code.co_names):
+            value = module[name]
+            if isinstance(value, FunctionType) and value.__globals__ is module:
+                to_read.append(value.__code__)
+            elif isinstance(value, PLAIN_TYPES):
+                values[name] = value
+    return dict(sorted(values.items()))
 
 
 class Burst(NamedTuple):
@@ -277,7 +311,7 @@ class KeptWork(dict[Hashable, Any]):
         """
         try:
             key = (graph_key(made_of), graph_key(tensors, shapes=True))
-        except Unrepeatable:
+        except (Unrepeatable, RecursionError):  # the latter of functions that are closed over each other
             return None
         if key not in self:
             if len(self) == self.max_kept:
