@@ -186,6 +186,12 @@ def test_resized_crop_is_torchvisions(channels):
     _, _, rows, columns = find_box_plainly(draws[1], 16, 16)
     assert (rows, columns) == (7, 7)
 
+    beyond = draws[:2].clone()
+    beyond[:, 20:22] = 1.0  # a draw just below it, rounded to float32
+    just_below = draws[:2].clone()
+    just_below[:, 20:22] = 1.0 - 1e-6
+    assert torch.equal(resized_crop(x[:2], beyond), resized_crop(x[:2], just_below))
+
     ours = resized_crop(x, draws)
     for image, draw, cropped in zip(x, draws, ours, strict=True):
         top, left, rows, columns = find_box_plainly(draw, 16, 16)

@@ -249,6 +249,12 @@ def test_where_there_can_be_no_more_processes_there_are_fewer(monkeypatch):
     assert notes == ["no more processes can be started (no more); from here on the work is shared by 1"]
 
 
+def test_a_system_without_prctl_has_forks_too(shared, monkeypatch):
+    monkeypatch.setattr(forks, "_prctl", lambda: None)
+    assert shared(lambda item: -item) == [-1, -2]
+    assert shared.notes == []
+
+
 def test_an_interruption_ends_the_forks(shared):
     never, _ = os.pipe()
 

@@ -323,3 +323,12 @@ def test_heads_of_a_query_may_share_those_of_key_and_value():
     function = F.scaled_dot_product_attention
     expected = function(query, key, value, enable_gqa=True)
     torch.testing.assert_close(in_functions(function, query, key, value, enable_gqa=True), expected)
+
+
+def test_a_single_image_without_a_batch_is_convolved_too():
+    layer = nn.Conv2d(4, 6, 3, padding=1).double()
+    image = image_batch(1, 4, 2)[0]
+    expected = layer(image)
+    use_live_taps(nn.Sequential(layer), 4, 2)
+    with set_to(layers.by_places, True):
+        torch.testing.assert_close(layer(image), expected, rtol=1e-12, atol=1e-12)

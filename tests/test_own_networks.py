@@ -372,3 +372,8 @@ def test_a_device_without_memory_is_not_blamed_on_the_file_of_the_network(error)
     network = backbones.build("./net.py:Net", 1, 8, 5, seed=0)
     with pytest.raises(RuntimeError, match="memory"):
         network(torch.zeros(6, 1, 8, 8))
+
+
+def test_a_parameter_of_whole_numbers_stays_as_it_is():
+    network = build(RETURN_LOGITS, "self.n = nn.Parameter(torch.arange(3), requires_grad=False)")
+    assert dict(network.named_parameters())["body.n"].tolist() == [0, 1, 2]

@@ -112,8 +112,9 @@ def resized_crop(images: Tensor, draws: Tensor) -> Tensor:
     any_fits = fits.any(1)
     rows = torch.where(any_fits, rows.gather(1, first)[:, 0], height)
     columns = torch.where(any_fits, columns.gather(1, first)[:, 0], width)
-    top = (draw["top"][:, 0].double() * (height - rows + 1)).floor()
-    left = (draw["left"][:, 0].double() * (width - columns + 1)).floor()
+    # At most the last place: a draw below 1 may be 1 in float32.
+    top = torch.minimum((draw["top"][:, 0].double() * (height - rows + 1)).floor(), height - rows)
+    left = torch.minimum((draw["left"][:, 0].double() * (width - columns + 1)).floor(), width - columns)
     down = _interpolation(top, rows, height)
     across = _interpolation(left, columns, width)
     across = torch.where(draw["flip"][..., None] < 0.5, across.flip(1), across)

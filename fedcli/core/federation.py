@@ -84,13 +84,19 @@ def schedule_factor(schedule: str, round: int, num_rounds: int) -> float:
         round: The round.
         num_rounds: T.
     """
+    if schedule == "constant":
+        return 1.0
     if schedule == "linear":
         return 1 - 0.9 * max(round - 1, 0) / num_rounds
     if schedule == "cosine":
         return cosine_annealing(1.0, round, num_rounds)
     if schedule == "step":
-        return 0.1 ** (int(2 * round >= num_rounds) + int(4 * round >= 3 * num_rounds))
-    return 1.0
+        if 4 * round >= 3 * num_rounds:
+            return 0.1**2
+        return 0.1 if 2 * round >= num_rounds else 1.0
+    raise UserError(
+        f"unknown schedule of the learning rate (got '{schedule}'); use --lr-schedule constant, linear, cosine or step."
+    )
 
 
 class Federation(Population):

@@ -169,7 +169,7 @@ class _Fork:
 
     def __init__(self, work: Callable[[Any], Any], items: Sequence[Any], queue: int, begin: Callable[[], None]):
         parent = os.getpid()
-        libc = _libc()
+        prctl = _prctl()
         self._status: int | None = None  # the status with which it has ended; None while it is not known
         read_end, write_end = os.pipe()
         self._pipe = open(read_end, "rb")  # noqa: SIM115  # until it is received
@@ -179,7 +179,8 @@ class _Fork:
                 self.pid = os.fork()
             if self.pid == 0:
                 try:
-                    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+                    if prctl is not None:
+                        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
                     if os.getppid() == parent:
                         _do_and_send(work, items, queue, begin, write_end)
                 finally:
@@ -282,6 +283,6 @@ def _piece(count: int) -> int:
 
 
 @cache
-def _libc() -> Any:
-    """Returns the C library, loaded before there are forks."""
-    return ctypes.CDLL(None)
+def _prctl() -> Callable[[int, int], int] | None:
+    """Returns the system call that ends a fork with its parent, looked up before there are forks; None off Linux."""
+    return getattr(ctypes.CDLL(None), "prctl", None)

@@ -107,7 +107,8 @@ class LiveConv2d(nn.Conv2d):
             weight = self.weight.permute(0, 2, 3, 1)[:, *self.live].permute(0, 3, 1, 2)
         else:
             weight = live_taps(self.weight, self.live)
-        if self.has_few_places and by_places.get():
+        has_batch = input.dim() == 4  # else `[C, H, W]`, a single image
+        if self.has_few_places and by_places.get() and has_batch:
             return self.convolve_by_places(input.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1))
         return F.conv2d(input, weight, self.bias, self.stride, self.live_padding, self.dilation, self.groups)
 

@@ -198,7 +198,8 @@ def _perturbed(network: _Module) -> _Module:
     """Moves parameters and buffers of a network, by fixed draws, and returns it."""
     draws = torch.Generator().manual_seed(1)
     for parameter in network.parameters():
-        _perturb_tensor(parameter, draws, is_buffer=False)
+        if parameter.is_floating_point():
+            _perturb_tensor(parameter, draws, is_buffer=False)
     for buffer in network.buffers():
         if buffer.is_floating_point():
             _perturb_tensor(buffer, draws, is_buffer=True)
