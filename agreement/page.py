@@ -10,7 +10,7 @@ from agreement.bridges import BRIDGES
 from agreement.cases import CASES, DEFAULT_NETWORK, Case
 from agreement.peers import load_peers
 from agreement.problem import RUN
-from agreement.results import PeerResult, RowResult
+from agreement.results import PeerResult
 from agreement.rows import Peer, Row
 from fedcli.errors import UserError
 from fedcli.results.render import render_github_table
@@ -38,14 +38,6 @@ NOT_RUN = """## Not run
   and not of the round's; noise is uniform and not normal; the generator's Adam lives on from round to round.
 * Everything that depends on draws of a project's own, such as its partitions and its choice of clients.
 """
-
-
-def format_difference(row_result: RowResult) -> str:
-    """The largest difference of a row."""
-    largest = row_result.largest_difference
-    if largest is None:
-        return "not finite"
-    return f"{largest:.1e}" if largest >= PRINTED_FLOOR else f"< {PRINTED_FLOOR:.0e}"
 
 
 def name_backbone(network_name: str) -> str:
@@ -84,7 +76,10 @@ class RowsByAgreement:
 
     def format_difference(self, label: str) -> str:
         """The largest difference of a row."""
-        return format_difference(self.result.row_results[label])
+        largest = self.result.row_results[label].largest_difference
+        if largest is None:
+            return "not finite"
+        return f"{largest:.1e}" if largest >= PRINTED_FLOOR else f"< {PRINTED_FLOOR:.0e}"
 
 
 def check_labels(peers: Sequence[Peer], peer_results: Mapping[str, PeerResult]) -> None:
@@ -108,24 +103,27 @@ def split_by_agreement(peer: Peer, result: PeerResult) -> RowsByAgreement:
     return RowsByAgreement(peer, result, agreeing, differing)
 
 
-def count_closed(by_agreement: RowsByAgreement) -> int:
-    """The number of rows that differ and whose cause is shown by another row.
+def check_explanations(by_agreement: RowsByAgreement) -> None:
+    """Refuses a row that differs without a cause, or is closed by a row that differs too.
 
     Raises:
-        UserError: If that row differs, too.
+        UserError: If there is one.
     """
-    num_closed = 0
     for row in by_agreement.differing:
-        if row.explanation is None or not row.explanation.closed_by:
-            continue
+        name = f"{by_agreement.peer.name}, '{row.label}'"
+        if row.explanation is None:
+            raise UserError(f"{name}, differs; say why in its row, `explanation`.")
         closed_by = row.explanation.closed_by
-        if not by_agreement.result.row_results[closed_by].agrees:
+        if closed_by in by_agreement.differing:
             raise UserError(
-                f"{by_agreement.peer.name}, '{row.label}', is not closed by '{closed_by}', which differs too; leave "
-                "`closed_by` empty, or mend that row."
+                f"{name}, is not closed by '{closed_by.label}', which differs too; leave `closed_by` empty, or mend "
+                "that row."
             )
-        num_closed += 1
-    return num_closed
+
+
+def count_closed(by_agreement: RowsByAgreement) -> int:
+    """The number of rows that differ and whose cause is shown by another row."""
+    return sum(row.explanation.closed_by is not None for row in by_agreement.differing)
 
 
 def make_table_of_peers(peers: Sequence[RowsByAgreement]) -> str:
@@ -162,34 +160,38 @@ def make_table_of_agreeing(by_agreement: RowsByAgreement) -> str:
 
 
 def make_table_of_differing(by_agreement: RowsByAgreement) -> str:
-    """The rows of a peer that differ, each with its cause and what closes it.
-
-    Raises:
-        UserError: If a row has no cause.
-    """
+    """The rows of a peer that differ, each with its cause and what closes it."""
     lines = []
     for row in by_agreement.differing:
-        if row.explanation is None:
-            raise UserError(f"{by_agreement.peer.name}, '{row.label}', differs; say why in its row, `explanation`.")
-        cause = row.explanation.cause
-        closed_by = row.explanation.closed_by
-        closed = f"{closed_by}: {by_agreement.format_difference(closed_by)}" if closed_by else "open"
-        lines.append([row.label, by_agreement.format_difference(row.label), cause, row.explanation.paper_says, closed])
+        explanation = row.explanation
+        closed_by = explanation.closed_by
+        closed = f"{closed_by.label}: {by_agreement.format_difference(closed_by.label)}" if closed_by else "open"
+        difference = by_agreement.format_difference(row.label)
+        lines.append([row.label, difference, explanation.cause, explanation.paper_says, closed])
     titles = (by_agreement.peer.name, "Largest difference", "Cause", "What the paper says", "Closed by")
     return render_github_table(titles, lines)
 
 
 def make_page(peers: Sequence[Peer], peer_results: Mapping[str, PeerResult]) -> str:
-    """The page, of the peers that have results."""
+    """The page, of the peers that have results.
+
+    Raises:
+        UserError: If a row has no result, or differs without an explanation that holds.
+    """
     check_labels(peers, peer_results)
-    split = [split_by_agreement(peer, peer_results[peer.name]) for peer in peers if peer.name in peer_results]
-    parts = [INTRODUCTION, describe_shared_options(), make_table_of_peers(split)]
-    for by_agreement in split:
-        parts += [f"## {by_agreement.peer.name}", make_table_of_agreeing(by_agreement)]
+    peers_on_page = []
+    for peer in peers:
+        if peer.name in peer_results:
+            by_agreement = split_by_agreement(peer, peer_results[peer.name])
+            check_explanations(by_agreement)
+            peers_on_page.append(by_agreement)
+    paragraphs = [INTRODUCTION, describe_shared_options(), make_table_of_peers(peers_on_page)]
+    for by_agreement in peers_on_page:
+        paragraphs += [f"## {by_agreement.peer.name}", make_table_of_agreeing(by_agreement)]
         if by_agreement.differing:
-            parts.append(make_table_of_differing(by_agreement))
-    parts.append(NOT_RUN)
-    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+            paragraphs.append(make_table_of_differing(by_agreement))
+    paragraphs.append(NOT_RUN)
+    return "\n\n".join(paragraph.strip("\n") for paragraph in paragraphs) + "\n"
 
 
 def write(peer_results: Mapping[str, PeerResult]) -> None:

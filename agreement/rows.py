@@ -36,7 +36,7 @@ class Explanation:
 
     cause: str  # with the place in the peer's code
     paper_says: str  # the equation that decides, and what it says
-    closed_by: str = ""  # the row in which nothing but the cause is changed; empty where it is open
+    closed_by: "Row | None" = None  # the run in which nothing but the cause is changed; None where it is open
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,16 @@ class Row:
     compared: tuple[Quantity, ...] = (Quantity.SHARED,)
     change: str = ""  # what is changed of the peer; empty for its code and defaults as they are
     explanation: Explanation | None = None  # None where the row agrees
+
+
+def list_rows(*rows: Row) -> tuple[Row, ...]:
+    """Lists rows, and after each the row that closes it."""
+    listed = []
+    for row in rows:
+        listed.append(row)
+        if row.explanation and row.explanation.closed_by:
+            listed.append(row.explanation.closed_by)
+    return tuple(listed)
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,7 @@ class Peer:
 
     name: str
     module: str  # of its rows in agreement/peers, and of its adapter in agreement/adapters
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...]  # with those that close others, see `list_rows`
     commit: str = ""  # of the clone; empty for a package
     package: Package | None = None  # None for a clone alone
     source_folders: tuple[str, ...] = (".",)  # of the clone, from which its modules are imported

@@ -92,7 +92,8 @@ def test_every_difference_has_its_cause_and_its_closing_run():
             assert row.explanation.cause, (peer.name, row.label)
             assert row.explanation.paper_says, (peer.name, row.label)
             if row.explanation.closed_by:
-                assert result.row_results[row.explanation.closed_by].agrees, (peer.name, row.label)
+                assert row.explanation.closed_by in peer.rows, (peer.name, row.label)
+                assert result.row_results[row.explanation.closed_by.label].agrees, (peer.name, row.label)
 
 
 def test_a_label_says_whether_the_peer_is_changed():
@@ -334,8 +335,9 @@ def test_a_row_that_differs_itself_closes_no_other():
     differing = dataclasses.replace(of_fluke, row_results=row_results)
     (peer,) = agree.choose_peers(["fluke"])
     closed = next(row for row in peer.rows if row.label == "FedAvg")
-    closed_by = dataclasses.replace(closed.explanation, closed_by=label)
-    rows = tuple(dataclasses.replace(row, explanation=closed_by) if row is closed else row for row in peer.rows)
+    closed_by = next(row for row in peer.rows if row.label == label)
+    explanation = dataclasses.replace(closed.explanation, closed_by=closed_by)
+    rows = tuple(dataclasses.replace(row, explanation=explanation) if row is closed else row for row in peer.rows)
     with pytest.raises(UserError, match=f"fluke, 'FedAvg', is not closed by '{label}', which differs too"):
         page.make_page([dataclasses.replace(peer, rows=rows)], {"fluke": differing})
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agreement import paper_statements
-from agreement.rows import Explanation, Peer, Row
+from agreement.rows import Explanation, Peer, Row, list_rows
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ PEER = Peer(
     name="FL-Simulator",
     module="fl_simulator",
     commit="502bec65570165d1ff1a6ce76375297145c734e3",
-    rows=(
+    rows=list_rows(
         Row(
             label="FedAvg",
             case="fedavg",
@@ -38,10 +38,9 @@ PEER = Peer(
             explanation=Explanation(
                 cause=PLAIN_MEAN_OF_MODELS,
                 paper_says=paper_statements.FEDAVG_WEIGHTS,
-                closed_by="FedAvg; fedcli: plain means",
+                closed_by=Row(label="FedAvg; fedcli: plain means", case="fedavg, uniform", config=FEDAVG),
             ),
         ),
-        Row(label="FedAvg; fedcli: plain means", case="fedavg, uniform", config=FEDAVG),
         Row(
             label="FedProx; fedcli: plain means",
             case="fedprox, uniform",
@@ -57,14 +56,13 @@ PEER = Peer(
                 cause="K is the first client's for all, and no whole number for a batch that is not full "
                 "(server/SCAFFOLD.py).",
                 paper_says="SCAFFOLD, line 12: K of the client.",
-                closed_by="SCAFFOLD; changed: K of the client; fedcli: plain means",
+                closed_by=Row(
+                    label="SCAFFOLD; changed: K of the client; fedcli: plain means",
+                    case="scaffold, uniform",
+                    config=replace(SCAFFOLD, patch="count_own_steps"),
+                    change="K is the client's number of steps",
+                ),
             ),
-        ),
-        Row(
-            label="SCAFFOLD; changed: K of the client; fedcli: plain means",
-            case="scaffold, uniform",
-            config=replace(SCAFFOLD, patch="count_own_steps"),
-            change="K is the client's number of steps",
         ),
         Row(label="FedDyn, clients of one size", case="feddyn, equal, clipped", config=FEDDYN),
         Row(
@@ -75,10 +73,9 @@ PEER = Peer(
                 cause="All clients have one alpha (client/feddyn.py, `lamb`); fedcli's is divided by a client's size, "
                 "as in the authors' code.",
                 paper_says="FedDyn, Algorithm 1: one alpha, for which fedcli has --weighting uniform (Reading 2).",
-                closed_by="FedDyn; fedcli: one alpha",
+                closed_by=Row(label="FedDyn; fedcli: one alpha", case="feddyn, uniform", config=FEDDYN),
             ),
         ),
-        Row(label="FedDyn; fedcli: one alpha", case="feddyn, uniform", config=FEDDYN),
         Row(label="FedDyn, 2 of 4 clients", case="feddyn, half", config=FEDDYN),
         Row(
             label="FedCM, clients of one size", case="fedcm, equal", config=PeerConfig("FedCM", options={"alpha": 0.3})
@@ -90,14 +87,13 @@ PEER = Peer(
             explanation=Explanation(
                 cause=ADDED_TO_THE_NORM,
                 paper_says="FedSAM: w + rho g / ||g||.",
-                closed_by="FedSAM; changed: norm alone; fedcli: plain means",
+                closed_by=Row(
+                    label="FedSAM; changed: norm alone; fedcli: plain means",
+                    case="fedsam",
+                    config=replace(FEDSAM, patch="divide_by_the_norm"),
+                    change=NORM_ALONE,
+                ),
             ),
-        ),
-        Row(
-            label="FedSAM; changed: norm alone; fedcli: plain means",
-            case="fedsam",
-            config=replace(FEDSAM, patch="divide_by_the_norm"),
-            change=NORM_ALONE,
         ),
         Row(
             label="MoFedSAM, clients of one size",
@@ -106,14 +102,13 @@ PEER = Peer(
             explanation=Explanation(
                 cause=ADDED_TO_THE_NORM,
                 paper_says="MoFedSAM: w + rho g / ||g||.",
-                closed_by="MoFedSAM, clients of one size; changed: norm alone",
+                closed_by=Row(
+                    label="MoFedSAM, clients of one size; changed: norm alone",
+                    case="mofedsam, equal",
+                    config=replace(MOFEDSAM, patch="divide_by_the_norm"),
+                    change=NORM_ALONE,
+                ),
             ),
-        ),
-        Row(
-            label="MoFedSAM, clients of one size; changed: norm alone",
-            case="mofedsam, equal",
-            config=replace(MOFEDSAM, patch="divide_by_the_norm"),
-            change=NORM_ALONE,
         ),
     ),
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agreement import paper_statements
-from agreement.rows import Explanation, Peer, Quantity, Row
+from agreement.rows import Explanation, Peer, Quantity, Row, list_rows
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ PEER = Peer(
         "data.utils": {},
         "data.utils.datasets": {"DATASETS": {}, "BaseDataset": object},
     },
-    rows=(
+    rows=list_rows(
         Row(label="FedAvg", case="fedavg", config=PeerConfig("fedavg:FedAvgServer")),
         Row(label="FedProx", case="fedprox", config=PeerConfig("fedprox:FedProxServer", options={"mu": 0.5})),
         Row(
@@ -59,10 +59,9 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The server's momentum is Nesterov's (server/fedavgm.py).",
                 paper_says=paper_statements.FEDAVGM_VELOCITY,
-                closed_by="FedAvgM; fedcli: Nesterov",
+                closed_by=Row(label="FedAvgM; fedcli: Nesterov", case="fedavgm, nesterov", config=FEDAVGM),
             ),
         ),
-        Row(label="FedAvgM; fedcli: Nesterov", case="fedavgm, nesterov", config=FEDAVGM),
         Row(
             label="SCAFFOLD, clients of one size",
             case="scaffold, equal",
@@ -71,14 +70,13 @@ PEER = Peer(
                 cause="A client takes local_epoch batches, not epochs (client/scaffold.py), and its new control "
                 "variate is not stored (server/scaffold.py).",
                 paper_says="SCAFFOLD, lines 9 to 14: K local steps; c_i <- c_i+.",
-                closed_by="SCAFFOLD, clients of one size; changed: number of batches, c_i stored",
+                closed_by=Row(
+                    label="SCAFFOLD, clients of one size; changed: number of batches, c_i stored",
+                    case="scaffold, equal",
+                    config=replace(SCAFFOLD, local_epoch=6, patch="keep_controls"),
+                    change="local_epoch is the number of steps, and the server stores c_i",
+                ),
             ),
-        ),
-        Row(
-            label="SCAFFOLD, clients of one size; changed: number of batches, c_i stored",
-            case="scaffold, equal",
-            config=replace(SCAFFOLD, local_epoch=6, patch="keep_controls"),
-            change="local_epoch is the number of steps, and the server stores c_i",
         ),
         Row(label="MOON", case="moon", config=PeerConfig("moon:MOONServer", options={"mu": 1.0, "tau": 0.5})),
         Row(
@@ -88,14 +86,13 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The quadratic term is missing (client/feddyn.py); it stands in neither loss nor weight decay.",
                 paper_says="FedDyn, Algorithm 1: alpha / 2 ||w - w_g||^2.",
-                closed_by="FedDyn, clients of one size; changed: weight decay alpha",
+                closed_by=Row(
+                    label="FedDyn, clients of one size; changed: weight decay alpha",
+                    case="feddyn, equal",
+                    config=replace(FEDDYN, weight_decay=0.1),
+                    change="the run's weight decay is alpha",
+                ),
             ),
-        ),
-        Row(
-            label="FedDyn, clients of one size; changed: weight decay alpha",
-            case="feddyn, equal",
-            config=replace(FEDDYN, weight_decay=0.1),
-            change="the run's weight decay is alpha",
         ),
         Row(
             label="FedProto",
@@ -111,15 +108,14 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The first layer is shared and the rest kept (client/lgfedavg.py).",
                 paper_says="LG-FedAvg: local representations, a global head.",
-                closed_by="LG-FedAvg; changed: base kept",
+                closed_by=Row(
+                    label="LG-FedAvg; changed: base kept",
+                    case="lg-fedavg",
+                    config=replace(LG_FEDAVG, patch="keep_base"),
+                    compared=(Quantity.HEAD, Quantity.BODIES),
+                    change="the clients keep the base",
+                ),
             ),
-        ),
-        Row(
-            label="LG-FedAvg; changed: base kept",
-            case="lg-fedavg",
-            config=replace(LG_FEDAVG, patch="keep_base"),
-            compared=(Quantity.HEAD, Quantity.BODIES),
-            change="the clients keep the base",
         ),
         Row(
             label="FedAdam",
@@ -128,14 +124,13 @@ PEER = Peer(
             explanation=Explanation(
                 cause=MOMENT_FROM_0,
                 paper_says=paper_statements.REDDI_SECOND_MOMENT,
-                closed_by="FedAdam; changed: v from tau^2",
+                closed_by=Row(
+                    label="FedAdam; changed: v from tau^2",
+                    case="fedadam",
+                    config=replace(FEDADAM, patch="start_at_tau_squared"),
+                    change=MOMENT_FROM_TAU_SQUARED,
+                ),
             ),
-        ),
-        Row(
-            label="FedAdam; changed: v from tau^2",
-            case="fedadam",
-            config=replace(FEDADAM, patch="start_at_tau_squared"),
-            change=MOMENT_FROM_TAU_SQUARED,
         ),
         Row(
             label="FedYogi",
@@ -144,14 +139,13 @@ PEER = Peer(
             explanation=Explanation(
                 cause=MOMENT_FROM_0,
                 paper_says=paper_statements.REDDI_SECOND_MOMENT,
-                closed_by="FedYogi; changed: v from tau^2",
+                closed_by=Row(
+                    label="FedYogi; changed: v from tau^2",
+                    case="fedyogi",
+                    config=replace(FEDYOGI, patch="start_at_tau_squared"),
+                    change=MOMENT_FROM_TAU_SQUARED,
+                ),
             ),
-        ),
-        Row(
-            label="FedYogi; changed: v from tau^2",
-            case="fedyogi",
-            config=replace(FEDYOGI, patch="start_at_tau_squared"),
-            change=MOMENT_FROM_TAU_SQUARED,
         ),
         Row(
             label="FedAdagrad",
@@ -160,14 +154,13 @@ PEER = Peer(
             explanation=Explanation(
                 cause=MOMENT_FROM_0,
                 paper_says=paper_statements.REDDI_SECOND_MOMENT,
-                closed_by="FedAdagrad; changed: v from tau^2",
+                closed_by=Row(
+                    label="FedAdagrad; changed: v from tau^2",
+                    case="fedadagrad",
+                    config=replace(FEDADAGRAD, patch="start_at_tau_squared"),
+                    change=MOMENT_FROM_TAU_SQUARED,
+                ),
             ),
-        ),
-        Row(
-            label="FedAdagrad; changed: v from tau^2",
-            case="fedadagrad",
-            config=replace(FEDADAGRAD, patch="start_at_tau_squared"),
-            change=MOMENT_FROM_TAU_SQUARED,
         ),
         Row(label="FedLC", case="fedlc", config=PeerConfig("fedlc:FedLCServer", options={"tau": 1.0})),
     ),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agreement import paper_statements
-from agreement.rows import Explanation, Package, Peer, Row
+from agreement.rows import Explanation, Package, Peer, Row, list_rows
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ PEER = Peer(
         "omegaconf": {"DictConfig": dict},
         "easydict": {"EasyDict": dict},
     },
-    rows=(
+    rows=list_rows(
         Row(label="FedAvg", case="fedavg", config=PeerConfig()),
         Row(label="FedAvgM", case="fedavgm", config=FLWR_FEDAVGM),
         Row(label="FedAvgM, 2 of 4 clients", case="fedavgm, half", config=FLWR_FEDAVGM),
@@ -62,10 +62,13 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The server's momentum is Nesterov's (strategy.py).",
                 paper_says=paper_statements.FEDAVGM_VELOCITY,
-                closed_by="FedAvgM, baseline fedavgm; fedcli: Nesterov",
+                closed_by=Row(
+                    label="FedAvgM, baseline fedavgm; fedcli: Nesterov",
+                    case="fedavgm, nesterov",
+                    config=BASELINE_FEDAVGM,
+                ),
             ),
         ),
-        Row(label="FedAvgM, baseline fedavgm; fedcli: Nesterov", case="fedavgm, nesterov", config=BASELINE_FEDAVGM),
         Row(label="FedProx, baseline niid_bench", case="fedprox", config=PeerConfig(kind="fedprox", proximal_mu=0.5)),
         Row(
             label="FedProx, baseline fedprox; fedcli: weight decay 0.001",
@@ -86,14 +89,13 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The control variates begin as the weights of the network (server_scaffold.py).",
                 paper_says=paper_statements.SCAFFOLD_FIRST_CONTROLS,
-                closed_by="SCAFFOLD, baseline niid_bench, 2 of 4 clients; changed: c from 0",
+                closed_by=Row(
+                    label="SCAFFOLD, baseline niid_bench, 2 of 4 clients; changed: c from 0",
+                    case="scaffold, half",
+                    config=replace(SCAFFOLD, patch="start_controls_at_zero"),
+                    change="the control variates begin at 0",
+                ),
             ),
-        ),
-        Row(
-            label="SCAFFOLD, baseline niid_bench, 2 of 4 clients; changed: c from 0",
-            case="scaffold, half",
-            config=replace(SCAFFOLD, patch="start_controls_at_zero"),
-            change="the control variates begin at 0",
         ),
         Row(
             label="FedAdam",
@@ -103,14 +105,13 @@ PEER = Peer(
                 cause="The second moment starts at 0, and the bias is corrected by the number of the round plus 1 "
                 "(fedadam.py).",
                 paper_says="Algorithm 2 of Reddi et al.: v_{-1} >= tau^2, and no correction (Readings 2 and 3).",
-                closed_by="FedAdam; changed: v from tau^2, no correction",
+                closed_by=Row(
+                    label="FedAdam; changed: v from tau^2, no correction",
+                    case="fedadam",
+                    config=replace(FEDADAM, patch="start_at_tau_squared_uncorrected"),
+                    change="the second moment starts at tau^2, and the correction is undone",
+                ),
             ),
-        ),
-        Row(
-            label="FedAdam; changed: v from tau^2, no correction",
-            case="fedadam",
-            config=replace(FEDADAM, patch="start_at_tau_squared_uncorrected"),
-            change="the second moment starts at tau^2, and the correction is undone",
         ),
         Row(
             label="FedYogi",
@@ -119,14 +120,13 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The second moment starts at 0 (fedyogi.py).",
                 paper_says=paper_statements.REDDI_SECOND_MOMENT,
-                closed_by="FedYogi; changed: v from tau^2",
+                closed_by=Row(
+                    label="FedYogi; changed: v from tau^2",
+                    case="fedyogi",
+                    config=replace(FEDYOGI, patch="start_at_tau_squared"),
+                    change=MOMENT_FROM_TAU_SQUARED,
+                ),
             ),
-        ),
-        Row(
-            label="FedYogi; changed: v from tau^2",
-            case="fedyogi",
-            config=replace(FEDYOGI, patch="start_at_tau_squared"),
-            change=MOMENT_FROM_TAU_SQUARED,
         ),
         Row(
             label="FedAdagrad",
@@ -135,14 +135,13 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The second moment starts at 0 (fedadagrad.py).",
                 paper_says=paper_statements.REDDI_SECOND_MOMENT,
-                closed_by="FedAdagrad; changed: v from tau^2",
+                closed_by=Row(
+                    label="FedAdagrad; changed: v from tau^2",
+                    case="fedadagrad, without momentum",
+                    config=replace(FEDADAGRAD, patch="start_at_tau_squared"),
+                    change=MOMENT_FROM_TAU_SQUARED,
+                ),
             ),
-        ),
-        Row(
-            label="FedAdagrad; changed: v from tau^2",
-            case="fedadagrad, without momentum",
-            config=replace(FEDADAGRAD, patch="start_at_tau_squared"),
-            change=MOMENT_FROM_TAU_SQUARED,
         ),
     ),
 )

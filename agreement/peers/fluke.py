@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agreement import paper_statements
-from agreement.rows import Explanation, Package, Peer, Quantity, Row, SharedPart
+from agreement.rows import Explanation, Package, Peer, Quantity, Row, SharedPart, list_rows
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,7 @@ PEER = Peer(
     name="fluke",
     module="fluke",
     package=Package("fluke-fl", "0.8.1"),
-    rows=(
-        Row(label="FedAvg, weighted", case="fedavg", config=FEDAVG_BY_EXAMPLES),
+    rows=list_rows(
         Row(
             label="FedAvg",
             case="fedavg",
@@ -65,7 +64,7 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The mean of the models is plain by default (server.py, `weighted`).",
                 paper_says=paper_statements.FEDAVG_WEIGHTS,
-                closed_by="FedAvg, weighted",
+                closed_by=Row(label="FedAvg, weighted", case="fedavg", config=FEDAVG_BY_EXAMPLES),
             ),
         ),
         Row(
@@ -80,13 +79,12 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The clients' momentum lives on from round to round by default (client.py, `persistency`).",
                 paper_says="FedAvg has no momentum; here the local optimizer is new in every round.",
-                closed_by="FedAvg with momentum, persistency False",
+                closed_by=Row(
+                    label="FedAvg with momentum, persistency False",
+                    case="fedavg, momentum",
+                    config=replace(FEDAVG_BY_EXAMPLES, client={"persistency": False}),
+                ),
             ),
-        ),
-        Row(
-            label="FedAvg with momentum, persistency False",
-            case="fedavg, momentum",
-            config=replace(FEDAVG_BY_EXAMPLES, client={"persistency": False}),
         ),
         Row(
             label="FedProx",
@@ -102,10 +100,9 @@ PEER = Peer(
             explanation=Explanation(
                 cause="Models are weighted by n_i, the control variates by 1 / N (scaffold.py).",
                 paper_says=paper_statements.SCAFFOLD_MEANS,
-                closed_by="SCAFFOLD; fedcli: c by 1 / N",
+                closed_by=Row(label="SCAFFOLD; fedcli: c by 1 / N", case="scaffold, c uniform", config=SCAFFOLD),
             ),
         ),
-        Row(label="SCAFFOLD; fedcli: c by 1 / N", case="scaffold, c uniform", config=SCAFFOLD),
         Row(
             label="SCAFFOLD, weighted False; fedcli: plain means",
             case="scaffold, uniform",
@@ -119,13 +116,12 @@ PEER = Peer(
                 cause="`global_step` multiplies the weights of the models, and not the change of the model "
                 "(scaffold.py).",
                 paper_says="SCAFFOLD, line 17: x + eta_g times the mean change.",
-                closed_by="SCAFFOLD, lr 2",
+                closed_by=Row(
+                    label="SCAFFOLD, lr 2",
+                    case="scaffold, equal, server rate 2",
+                    config=replace(SCAFFOLD, server={"lr": 2.0}),
+                ),
             ),
-        ),
-        Row(
-            label="SCAFFOLD, lr 2",
-            case="scaffold, equal, server rate 2",
-            config=replace(SCAFFOLD, server={"lr": 2.0}),
         ),
         Row(
             label="FedAvgM",
@@ -134,14 +130,13 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The first round sets the velocity to zero and leaves the model as it was (fedavgm.py).",
                 paper_says="FedAvgM: v starts at 0, and the first round already moves the model.",
-                closed_by="FedAvgM; changed: velocity from 0",
+                closed_by=Row(
+                    label="FedAvgM; changed: velocity from 0",
+                    case="fedavgm",
+                    config=replace(FEDAVGM, patch="start_velocity_at_zero"),
+                    change="it is given the velocity of zero before the first round, in which it then takes the change",
+                ),
             ),
-        ),
-        Row(
-            label="FedAvgM; changed: velocity from 0",
-            case="fedavgm",
-            config=replace(FEDAVGM, patch="start_velocity_at_zero"),
-            change="it is given the velocity of zero before the first round, in which it then takes the change",
         ),
         Row(
             label="FedNova",
@@ -150,14 +145,13 @@ PEER = Peer(
             explanation=Explanation(
                 cause=WEIGHTS_OF_FEDNOVA,
                 paper_says=FEDNOVA_AVERAGING,
-                closed_by="FedNova; changed: weights sum to 1",
+                closed_by=Row(
+                    label="FedNova; changed: weights sum to 1",
+                    case="fednova",
+                    config=replace(FEDNOVA, patch="keep_the_rest"),
+                    change=REST_OF_FORMER_MODEL,
+                ),
             ),
-        ),
-        Row(
-            label="FedNova; changed: weights sum to 1",
-            case="fednova",
-            config=replace(FEDNOVA, patch="keep_the_rest"),
-            change=REST_OF_FORMER_MODEL,
         ),
         Row(
             label="FedNova with momentum",
@@ -166,14 +160,13 @@ PEER = Peer(
             explanation=Explanation(
                 cause=WEIGHTS_OF_FEDNOVA,
                 paper_says=FEDNOVA_AVERAGING,
-                closed_by="FedNova with momentum; changed: weights sum to 1",
+                closed_by=Row(
+                    label="FedNova with momentum; changed: weights sum to 1",
+                    case="fednova, momentum",
+                    config=replace(FEDNOVA_WITH_MOMENTUM, patch="keep_the_rest"),
+                    change=REST_OF_FORMER_MODEL,
+                ),
             ),
-        ),
-        Row(
-            label="FedNova with momentum; changed: weights sum to 1",
-            case="fednova, momentum",
-            config=replace(FEDNOVA_WITH_MOMENTUM, patch="keep_the_rest"),
-            change=REST_OF_FORMER_MODEL,
         ),
         Row(
             label="FedDyn, clients of one size",
@@ -182,14 +175,13 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The kept gradient has the other sign, and alpha stands before it twice (feddyn.py).",
                 paper_says="FedDyn, Algorithm 1: the gradient of a client falls by alpha (w_i - w_g).",
-                closed_by="FedDyn, clients of one size; changed: kept gradient",
+                closed_by=Row(
+                    label="FedDyn, clients of one size; changed: kept gradient",
+                    case="feddyn, equal",
+                    config=replace(FEDDYN, patch="sum_changes"),
+                    change=SUM_OF_CHANGES,
+                ),
             ),
-        ),
-        Row(
-            label="FedDyn, clients of one size; changed: kept gradient",
-            case="feddyn, equal",
-            config=replace(FEDDYN, patch="sum_changes"),
-            change=SUM_OF_CHANGES,
         ),
         Row(
             label="FedDyn, weighted False; changed: kept gradient",
@@ -212,13 +204,12 @@ PEER = Peer(
                 cause="The received model and the client's last one give their features in training mode, by the "
                 "batch's mean and variance (moon.py).",
                 paper_says=paper_statements.MOON_MODE,
-                closed_by="MOON with batch normalisation; fedcli: training mode",
+                closed_by=Row(
+                    label="MOON with batch normalisation; fedcli: training mode",
+                    case="moon, batch norm, training mode",
+                    config=MOON,
+                ),
             ),
-        ),
-        Row(
-            label="MOON with batch normalisation; fedcli: training mode",
-            case="moon, batch norm, training mode",
-            config=MOON,
         ),
         Row(
             label="FedBN",
@@ -233,15 +224,13 @@ PEER = Peer(
             explanation=Explanation(
                 cause="A class with one or two examples counts as absent (fedrs.py, `count_as_missing`).",
                 paper_says="FedRS: absent are the classes that a client lacks.",
-                closed_by="FedRS, count_as_missing 0",
+                closed_by=Row(
+                    label="FedRS, count_as_missing 0",
+                    case="fedrs",
+                    config=replace(FEDRS, client={"alpha": 0.5, "count_as_missing": 0}),
+                ),
             ),
         ),
-        Row(
-            label="FedRS, count_as_missing 0",
-            case="fedrs",
-            config=replace(FEDRS, client={"alpha": 0.5, "count_as_missing": 0}),
-        ),
-        Row(label="FedProto", case="fedproto", config=FEDPROTO, compared=PERSONAL_AND_VECTORS),
         Row(
             label="FedProto; fedcli: last epoch",
             case="fedproto, last epoch",
@@ -250,7 +239,7 @@ PEER = Peer(
             explanation=Explanation(
                 cause="fedcli takes prototypes of the last epoch by default, as the authors' code (Reading 4).",
                 paper_says=paper_statements.FEDPROTO_EPOCHS,
-                closed_by="FedProto",
+                closed_by=Row(label="FedProto", case="fedproto", config=FEDPROTO, compared=PERSONAL_AND_VECTORS),
             ),
         ),
         Row(
@@ -262,14 +251,13 @@ PEER = Peer(
                 cause="The gradient of the mixture ends in a copy (apfl.py, `merge_models`), so v is not trained; at "
                 "the end of a round a client keeps the mixture in the place of v.",
                 paper_says="APFL, Algorithm 1: v moves by the gradient at the mixture, and is kept.",
-                closed_by="APFL; fedcli: mixture kept, v untrained",
+                closed_by=Row(
+                    label="APFL; fedcli: mixture kept, v untrained",
+                    case="apfl, mixture kept, v untrained",
+                    config=APFL,
+                    compared=(Quantity.SHARED, Quantity.KEPT),
+                ),
             ),
-        ),
-        Row(
-            label="APFL; fedcli: mixture kept, v untrained",
-            case="apfl, mixture kept, v untrained",
-            config=APFL,
-            compared=(Quantity.SHARED, Quantity.KEPT),
         ),
         Row(
             label="LG-FedAvg",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agreement import paper_statements
-from agreement.rows import Explanation, Peer, Quantity, Row
+from agreement.rows import Explanation, Peer, Quantity, Row, list_rows
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ PEER = Peer(
     name="NIID-Bench",
     module="niid_bench",
     commit="61b901ab645e62391772e9898384c2c3485b7a6c",
-    rows=(
+    rows=list_rows(
         Row(label="FedAvg", case="fedavg", config=FEDAVG),
         Row(label="FedProx", case="fedprox", config=PeerConfig("fedprox", options={"mu": 0.5})),
         Row(label="FedNova", case="fednova", config=FEDNOVA),
@@ -39,10 +39,9 @@ PEER = Peer(
             explanation=Explanation(
                 cause="Models are weighted by n_i, the control variates by 1 / N (experiments.py).",
                 paper_says=paper_statements.SCAFFOLD_MEANS,
-                closed_by="SCAFFOLD; fedcli: c by 1 / N",
+                closed_by=Row(label="SCAFFOLD; fedcli: c by 1 / N", case="scaffold, c uniform", config=SCAFFOLD),
             ),
         ),
-        Row(label="SCAFFOLD; fedcli: c by 1 / N", case="scaffold, c uniform", config=SCAFFOLD),
         Row(
             label="SCAFFOLD, 2 of 4 clients",
             case="scaffold, half",
@@ -51,14 +50,13 @@ PEER = Peer(
                 cause="The control variates begin as the weights of a network (experiments.py, 992 to 994; its issue "
                 "8).",
                 paper_says=paper_statements.SCAFFOLD_FIRST_CONTROLS,
-                closed_by="SCAFFOLD, 2 of 4 clients; changed: c from 0",
+                closed_by=Row(
+                    label="SCAFFOLD, 2 of 4 clients; changed: c from 0",
+                    case="scaffold, half",
+                    config=replace(SCAFFOLD, patch="start_controls_at_zero"),
+                    change="the control variates begin at 0",
+                ),
             ),
-        ),
-        Row(
-            label="SCAFFOLD, 2 of 4 clients; changed: c from 0",
-            case="scaffold, half",
-            config=replace(SCAFFOLD, patch="start_controls_at_zero"),
-            change="the control variates begin at 0",
         ),
         Row(
             label="SCAFFOLD with momentum, clients of one size",
@@ -68,13 +66,12 @@ PEER = Peer(
                 cause="c - c_i is added after the optimizer's step, and c_i divides by K eta_l without the momentum "
                 "(experiments.py).",
                 paper_says="The paper's local step has no momentum (Reading 3).",
-                closed_by="SCAFFOLD with momentum, clients of one size; fedcli: correction after momentum",
+                closed_by=Row(
+                    label="SCAFFOLD with momentum, clients of one size; fedcli: correction after momentum",
+                    case="scaffold, equal, correction after momentum",
+                    config=SCAFFOLD,
+                ),
             ),
-        ),
-        Row(
-            label="SCAFFOLD with momentum, clients of one size; fedcli: correction after momentum",
-            case="scaffold, equal, correction after momentum",
-            config=SCAFFOLD,
         ),
         Row(label="MOON with momentum", case="moon, momentum", config=MOON),
         Row(
@@ -91,13 +88,12 @@ PEER = Peer(
                 cause="The received model gives its features in training mode, by the batch's mean and variance; the "
                 "client's last model in evaluation mode (experiments.py).",
                 paper_says=paper_statements.MOON_MODE,
-                closed_by="MOON with momentum and batch normalisation; fedcli: received model in training mode",
+                closed_by=Row(
+                    label="MOON with momentum and batch normalisation; fedcli: received model in training mode",
+                    case="moon, batch norm, received in training mode, momentum",
+                    config=MOON,
+                ),
             ),
-        ),
-        Row(
-            label="MOON with momentum and batch normalisation; fedcli: received model in training mode",
-            case="moon, batch norm, received in training mode, momentum",
-            config=MOON,
         ),
         Row(
             label="MOON with momentum, 2 of 4 clients",
@@ -107,13 +103,12 @@ PEER = Peer(
                 cause="A client's last model is an untrained network until it has taken part (experiments.py, "
                 "`old_nets`).",
                 paper_says=paper_statements.MOON_FIRST_ROUND,
-                closed_by="MOON with momentum, 2 of 4 clients; fedcli: initial model as a newcomer's last one",
+                closed_by=Row(
+                    label="MOON with momentum, 2 of 4 clients; fedcli: initial model as a newcomer's last one",
+                    case="moon, half, momentum, initial past",
+                    config=MOON,
+                ),
             ),
-        ),
-        Row(
-            label="MOON with momentum, 2 of 4 clients; fedcli: initial model as a newcomer's last one",
-            case="moon, half, momentum, initial past",
-            config=MOON,
         ),
     ),
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agreement import paper_statements
-from agreement.rows import Explanation, Peer, Quantity, Row, SharedPart
+from agreement.rows import Explanation, Peer, Quantity, Row, SharedPart, list_rows
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ PEER = Peer(
     module="pfllib",
     commit="d832e76f6a23b833038949ec1e4fdefe63a4d350",
     source_folders=("system",),
-    rows=(
+    rows=list_rows(
         Row(label="FedAvg", case="fedavg", config=FEDAVG),
         Row(label="FedAvg, drop_last", case="fedavg, drop last", config=replace(FEDAVG, drop_last=True)),
         Row(label="FedAvg, 2 of 4 clients", case="fedavg, half", config=FEDAVG),
@@ -72,21 +72,14 @@ PEER = Peer(
                 cause="Models and control variates are plain means (serverscaffold.py); fedcli weights both by "
                 "examples.",
                 paper_says="SCAFFOLD, lines 16 and 17: plain, for which fedcli has --weighting uniform (Reading 5).",
-                closed_by="SCAFFOLD; fedcli: plain means",
+                closed_by=Row(label="SCAFFOLD; fedcli: plain means", case="scaffold, uniform", config=SCAFFOLD),
             ),
         ),
-        Row(label="SCAFFOLD; fedcli: plain means", case="scaffold, uniform", config=SCAFFOLD),
         Row(label="SCAFFOLD, 2 of 4 clients", case="scaffold, half", config=SCAFFOLD),
         Row(
             label="SCAFFOLD, clients of one size, server rate 2",
             case="scaffold, equal, server rate 2",
             config=replace(SCAFFOLD, options={"server_learning_rate": 2.0}),
-        ),
-        Row(
-            label="MOON, 2 of 4 clients; changed: received model as a newcomer's last one",
-            case="moon, half",
-            config=replace(MOON, patch="give_newcomers_no_past"),
-            change=NEWCOMERS_WITHOUT_PAST,
         ),
         Row(
             label="MOON, 2 of 4 clients",
@@ -95,7 +88,12 @@ PEER = Peer(
             explanation=Explanation(
                 cause="A client's last model is the initial one until it has taken part (clientmoon.py).",
                 paper_says=paper_statements.MOON_FIRST_ROUND,
-                closed_by="MOON, 2 of 4 clients; changed: received model as a newcomer's last one",
+                closed_by=Row(
+                    label="MOON, 2 of 4 clients; changed: received model as a newcomer's last one",
+                    case="moon, half",
+                    config=replace(MOON, patch="give_newcomers_no_past"),
+                    change=NEWCOMERS_WITHOUT_PAST,
+                ),
             ),
         ),
         Row(
@@ -111,14 +109,13 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The norm in the penalty is not squared (clientdyn.py).",
                 paper_says="FedDyn, Algorithm 1: alpha / 2 times the squared norm.",
-                closed_by="FedDyn, clients of one size; changed: squared norm",
+                closed_by=Row(
+                    label="FedDyn, clients of one size; changed: squared norm",
+                    case="feddyn, equal",
+                    config=FEDDYN_SQUARED,
+                    change=SQUARED_NORM,
+                ),
             ),
-        ),
-        Row(
-            label="FedDyn, clients of one size; changed: squared norm",
-            case="feddyn, equal",
-            config=FEDDYN_SQUARED,
-            change=SQUARED_NORM,
         ),
         Row(
             label="FedDyn; changed: squared norm; fedcli: one alpha",
@@ -138,7 +135,6 @@ PEER = Peer(
             config=FEDDYN_SQUARED,
             change=SQUARED_NORM,
         ),
-        Row(label="FedProto", case="fedproto", config=FEDPROTO, compared=PERSONAL_AND_VECTORS),
         Row(
             label="FedProto; fedcli: last epoch",
             case="fedproto, last epoch",
@@ -147,7 +143,7 @@ PEER = Peer(
             explanation=Explanation(
                 cause="fedcli takes prototypes of the last epoch by default, as the authors' code (Reading 4).",
                 paper_says=paper_statements.FEDPROTO_EPOCHS,
-                closed_by="FedProto",
+                closed_by=Row(label="FedProto", case="fedproto", config=FEDPROTO, compared=PERSONAL_AND_VECTORS),
             ),
         ),
         Row(label="LG-FedAvg", case="lg-fedavg", config=LG_FEDAVG, compared=(Quantity.HEAD, Quantity.BODIES)),
@@ -157,7 +153,6 @@ PEER = Peer(
             config=LG_FEDAVG,
             compared=(Quantity.HEAD, Quantity.BODIES),
         ),
-        Row(label="FML; fedcli: --form code", case="fml, code", config=FML, compared=SHARED_AND_PERSONAL),
         Row(
             label="FML",
             case="fml",
@@ -167,7 +162,9 @@ PEER = Peer(
                 cause="KL is a mean over classes too, and both losses have gradients through both models "
                 "(clientfml.py).",
                 paper_says="FML: KL sums over classes, the other model's output is the target.",
-                closed_by="FML; fedcli: --form code",
+                closed_by=Row(
+                    label="FML; fedcli: --form code", case="fml, code", config=FML, compared=SHARED_AND_PERSONAL
+                ),
             ),
         ),
         Row(
@@ -185,15 +182,14 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The mean logits themselves are the target of a cross-entropy (clientfd.py).",
                 paper_says="FedDistill: the target is a distribution.",
-                closed_by="FedDistill; changed: softmax of the target",
+                closed_by=Row(
+                    label="FedDistill; changed: softmax of the target",
+                    case="feddistill, logits",
+                    config=replace(FEDDISTILL, patch="take_softmax"),
+                    compared=PERSONAL_AND_VECTORS,
+                    change="the target passes a softmax",
+                ),
             ),
-        ),
-        Row(
-            label="FedDistill; changed: softmax of the target",
-            case="feddistill, logits",
-            config=replace(FEDDISTILL, patch="take_softmax"),
-            compared=PERSONAL_AND_VECTORS,
-            change="the target passes a softmax",
         ),
         Row(
             label="FedPer",
@@ -225,14 +221,13 @@ PEER = Peer(
                 "moves after every step (clientapfl.py).",
                 paper_says="APFL, Algorithm 1: v moves by the gradient at the mixture, and is kept; alpha may be "
                 "fixed.",
-                closed_by="APFL; fedcli: mixture kept, alpha in every step",
+                closed_by=Row(
+                    label="APFL; fedcli: mixture kept, alpha in every step",
+                    case="apfl, mixture kept",
+                    config=APFL,
+                    compared=(Quantity.SHARED, Quantity.KEPT),
+                ),
             ),
-        ),
-        Row(
-            label="APFL; fedcli: mixture kept, alpha in every step",
-            case="apfl, mixture kept",
-            config=APFL,
-            compared=(Quantity.SHARED, Quantity.KEPT),
         ),
         Row(
             label="pFedMe",
@@ -241,10 +236,9 @@ PEER = Peer(
             explanation=Explanation(
                 cause="0.001 theta is added to the gradient of the personal model (optimizers/fedoptimizer.py, `mu`).",
                 paper_says="pFedMe, Eq. 7: the loss and lambda (theta - w) alone.",
-                closed_by="pFedMe; fedcli: weight decay 0.001",
+                closed_by=Row(label="pFedMe; fedcli: weight decay 0.001", case="pfedme, decay", config=PFEDME),
             ),
         ),
-        Row(label="pFedMe; fedcli: weight decay 0.001", case="pfedme, decay", config=PFEDME),
         Row(
             label="FedRoD",
             case="fedrod",
@@ -258,10 +252,9 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The mean of the models is plain for this method (serverntd.py); fedcli weights by examples.",
                 paper_says="FedNTD aggregates as FedAvg: weights n_k / n.",
-                closed_by="FedNTD; fedcli: plain means",
+                closed_by=Row(label="FedNTD; fedcli: plain means", case="fedntd, uniform", config=FEDNTD),
             ),
         ),
-        Row(label="FedNTD; fedcli: plain means", case="fedntd, uniform", config=FEDNTD),
         Row(
             label="FedLC, drop_last",
             case="fedlc, drop last",
@@ -269,14 +262,13 @@ PEER = Peer(
             explanation=Explanation(
                 cause="The counts behind the margins are those of all clients together (serverlc.py).",
                 paper_says="FedLC: n_c are the examples of the client that trains.",
-                closed_by="FedLC, drop_last; changed: own counts",
+                closed_by=Row(
+                    label="FedLC, drop_last; changed: own counts",
+                    case="fedlc, drop last",
+                    config=replace(FEDLC_BY_OWN_COUNTS, drop_last=True),
+                    change=OWN_COUNTS,
+                ),
             ),
-        ),
-        Row(
-            label="FedLC, drop_last; changed: own counts",
-            case="fedlc, drop last",
-            config=replace(FEDLC_BY_OWN_COUNTS, drop_last=True),
-            change=OWN_COUNTS,
         ),
         Row(
             label="FedLC; changed: own counts",
