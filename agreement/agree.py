@@ -4,7 +4,7 @@
     python -m agreement.agree --peers DIR --only fluke    # one peer; the others keep what they had
     python -m agreement.page                              # the page alone, from results.json
 
-DIR has a clone of each project by its name (PFLlib, FL-bench, NIID-Bench, FL-Simulator, Flower, FedDecorr, FedNTD), at
+DIR has a clone of each peer by its name (PFLlib, FL-bench, NIID-Bench, FL-Simulator, Flower, FedDecorr, FedNTD), at
 the commits that agreement/peers names, and `envs/MODULE/bin/python`, by the module there, for those that need an
 environment of their own; the others run in `envs/all`. Nothing is downloaded, installed or built.
 """
@@ -23,10 +23,9 @@ from torch import Tensor
 
 from agreement import fedcli_side, page, problem, results
 from agreement.cases import CASES
-from agreement.exchange import CLONE_VARIABLE, PeerOutcome, outcome_file, problem_file
-from agreement.fedcli_side import FinalVectors
+from agreement.exchange import CLONE_VARIABLE, PeerRun, RowFailure, VectorByQuantity, problem_file, run_file
 from agreement.peers import load_peers
-from agreement.results import Comparison, PeerResult, RowResult
+from agreement.results import PeerComparison, QuantityComparison, RowComparison
 from agreement.rows import Package, Peer
 from fedcli.errors import UserError
 
@@ -77,16 +76,18 @@ def check_peer(peer: Peer, peers_folder: Path) -> None:
 def find_python(peer: Peer, peers_folder: Path) -> Path:
     """The interpreter of a peer's environment."""
     environments = peers_folder / "envs"
-    of_peer = environments / peer.module / "bin" / "python"
-    of_all = environments / "all" / "bin" / "python"
-    if of_peer.is_file():
-        return of_peer
-    if of_all.is_file():
-        return of_all
-    raise UserError(f"{peer.name} has no environment (looked for '{of_peer}' and '{of_all}'); make one of them.")
+    own_python = environments / peer.module / "bin" / "python"
+    common_python = environments / "all" / "bin" / "python"
+    if own_python.is_file():
+        return own_python
+    if common_python.is_file():
+        return common_python
+    raise UserError(
+        f"{peer.name} has no environment (looked for '{own_python}' and '{common_python}'); make one of them."
+    )
 
 
-def run_peer(peer: Peer, peers_folder: Path, exchange_folder: Path) -> PeerOutcome:
+def run_peer(peer: Peer, peers_folder: Path, exchange_folder: Path) -> PeerRun:
     """Runs the rows of a peer on the problems in the exchange folder.
 
     Raises:
@@ -104,28 +105,28 @@ def run_peer(peer: Peer, peers_folder: Path, exchange_folder: Path) -> PeerOutco
             "missing, or leave this peer out."
         )
     # An object that our own process has saved.
-    return torch.load(outcome_file(exchange_folder, peer.module), weights_only=False)
+    return torch.load(run_file(exchange_folder, peer.module), weights_only=False)
 
 
-def compare(peer: Peer, peer_outcome: PeerOutcome, of_fedcli: Mapping[str, FinalVectors]) -> PeerResult:
+def compare(peer: Peer, peer_run: PeerRun, fedcli_runs: Mapping[str, VectorByQuantity]) -> PeerComparison:
     """How each row of a peer differs from what fedcli ended with, by case.
 
     Raises:
         UserError: If a row has failed, has a quantity that fedcli does not end with, or has not as many values of one
             as fedcli, or if a value of fedcli is not finite.
     """
-    row_results = {}
+    compared_rows = {}
     for row in peer.rows:
-        outcome = peer_outcome.row_outcomes[row.label]
-        if outcome.failure:
-            raise UserError(f"{peer.name}, '{row.label}', did not run:\n{outcome.failure}")
-        comparisons = {}
-        for quantity, theirs in outcome.final_vectors.items():
-            ours = of_fedcli[row.case].get(quantity)
+        row_run = peer_run.rows[row.label]
+        if isinstance(row_run, RowFailure):
+            raise UserError(f"{peer.name}, '{row.label}', did not run:\n{row_run.traceback}")
+        compared_quantities = {}
+        for quantity, theirs in row_run.items():
+            ours = fedcli_runs[row.case].get(quantity)
             if ours is None:
                 raise UserError(
                     f"{peer.name}, '{row.label}', has '{quantity}', which fedcli does not end with in '{row.case}' "
-                    f"(it has {', '.join(of_fedcli[row.case])}); compare what both have."
+                    f"(it has {', '.join(fedcli_runs[row.case])}); compare what both have."
                 )
             if theirs.shape != ours.shape or not len(theirs):
                 raise UserError(
@@ -134,16 +135,16 @@ def compare(peer: Peer, peer_outcome: PeerOutcome, of_fedcli: Mapping[str, Final
                 )
             if not ours.isfinite().all():
                 raise UserError(f"fedcli's own '{quantity}' in '{row.case}' is not finite; mend that first.")
-            comparisons[quantity] = compare_vectors(theirs, ours)
-        row_results[row.label] = RowResult(comparisons)
-    return PeerResult(peer_outcome.python_version, peer_outcome.torch_version, row_results)
+            compared_quantities[quantity] = compare_vectors(theirs, ours)
+        compared_rows[row.label] = RowComparison(compared_quantities)
+    return PeerComparison(peer_run.python_version, peer_run.torch_version, compared_rows)
 
 
-def compare_vectors(theirs: Tensor, ours: Tensor) -> Comparison:
+def compare_vectors(theirs: Tensor, ours: Tensor) -> QuantityComparison:
     """How a vector of a peer differs from fedcli's."""
     if not theirs.isfinite().all():
-        return Comparison(difference=None, projections=None)
-    return Comparison(difference=(theirs - ours).abs().max().item(), projections=results.project(theirs))
+        return QuantityComparison(difference=None, projections=None)
+    return QuantityComparison(difference=(theirs - ours).abs().max().item(), projections=results.project(theirs))
 
 
 def choose_peers(names: Collection[str]) -> list[Peer]:
@@ -153,37 +154,37 @@ def choose_peers(names: Collection[str]) -> list[Peer]:
         UserError: If a name is of no peer.
     """
     all_peers = load_peers()
-    known = [peer.name for peer in all_peers]
-    unknown = [name for name in names if name not in known]
+    names_of_all = [peer.name for peer in all_peers]
+    unknown = [name for name in names if name not in names_of_all]
     if unknown:
-        raise UserError(f"there is no peer '{unknown[0]}'; choose from {', '.join(known)}.")
+        raise UserError(f"there is no peer '{unknown[0]}'; choose from {', '.join(names_of_all)}.")
     if not names:
         return all_peers
     return [peer for peer in all_peers if peer.name in names]
 
 
-def run_fedcli(chosen: Sequence[Peer], exchange_folder: Path) -> dict[str, FinalVectors]:
+def run_fedcli(chosen: Sequence[Peer], exchange_folder: Path) -> dict[str, VectorByQuantity]:
     """Runs fedcli in the cases of the rows of peers, and writes their problems; returns what each case ends with."""
     torch.set_num_threads(1)
     names_of_cases = dict.fromkeys(row.case for peer in chosen for row in peer.rows)
-    of_fedcli = {}
+    fedcli_runs = {}
     for name in names_of_cases:
         case = CASES[name]
         setup, fed = problem.make_federation(case)
-        of_fedcli[name] = fedcli_side.run_case(setup, fed)
+        fedcli_runs[name] = fedcli_side.run_case(setup, fed)
         torch.save(problem.make_problem(case), problem_file(exchange_folder, name))
-    return of_fedcli
+    return fedcli_runs
 
 
-def run_and_compare(chosen: Sequence[Peer], peers_folder: Path, known: dict[str, PeerResult]) -> None:
-    """Runs peers beside fedcli, and puts the result of each into the known ones, which are written after each."""
+def run_and_compare(chosen: Sequence[Peer], peers_folder: Path, comparisons: dict[str, PeerComparison]) -> None:
+    """Runs peers beside fedcli; puts how each compares into the comparisons, and writes them, after each."""
     with tempfile.TemporaryDirectory() as folder:
         exchange_folder = Path(folder)
-        of_fedcli = run_fedcli(chosen, exchange_folder)
+        fedcli_runs = run_fedcli(chosen, exchange_folder)
         for peer in chosen:
-            outcome = run_peer(peer, peers_folder, exchange_folder)
-            known[peer.name] = compare(peer, outcome, of_fedcli)
-            results.write(known)
+            peer_run = run_peer(peer, peers_folder, exchange_folder)
+            comparisons[peer.name] = compare(peer, peer_run, fedcli_runs)
+            results.write(comparisons)
             print(f"{peer.name}: {len(peer.rows)} rows")
 
 
@@ -195,10 +196,10 @@ def main(
     chosen = choose_peers(only)
     for peer in chosen:
         check_peer(peer, peers_folder)
-    known = results.read()
-    page.check_labels([peer for peer in load_peers() if peer not in chosen], known)
-    run_and_compare(chosen, peers_folder, known)
-    page.write(known)
+    comparisons = results.read()
+    page.check_labels([peer for peer in load_peers() if peer not in chosen], comparisons)
+    run_and_compare(chosen, peers_folder, comparisons)
+    page.write(comparisons)
 
 
 if __name__ == "__main__":

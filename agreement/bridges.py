@@ -30,8 +30,8 @@ from fedcli.errors import UserError
 from fedcli.papers.baselines import apfl, fedavgm, moon, scaffold
 from fedcli.papers.baselines.fedavg import make_local_loss
 
-ALPHA_DECAY = 0.02  # times alpha, which FedTorch adds to the gradient of alpha
-Features = Callable[[Network, Params, Params, Batch], Tensor]  # of a batch by a model that is not trained
+ALPHA_DECAY = 0.02  # times alpha, which PFLlib adds to the gradient of alpha
+FeatureExtractor = Callable[[Network, Params, Params, Batch], Tensor]  # of a batch by a model that is not trained
 
 
 def run_nesterov_round(
@@ -62,14 +62,14 @@ def run_scaffold_round_after_momentum(
     state: scaffold.ServerState, cohort: Cohort, fed: Federation, config: scaffold.Config
 ) -> tuple[scaffold.ServerState, Terms]:
     """SCAFFOLD that adds c - c_i after the step of the optimizer, and divides by K eta_l whatever the momentum."""
-    task = fed.optimizer_step(make_local_loss(fed.network), clip_norm=config.clip_norm)
+    plain_step = fed.optimizer_step(make_local_loss(fed.network), clip_norm=config.clip_norm)
 
     def update(client, batch, context):
-        client, aux = task.update(client, batch, context)
+        client, aux = plain_step.update(client, batch, context)
         moved = {name: w - batch.lr * (context.c[name] - context.c_i[name]) for name, w in client.params.items()}
         return client._replace(params=moved), aux
 
-    step = Step(update, task.init_optimizer)
+    step = Step(update, plain_step.init_optimizer)
     num_examples = torch.as_tensor(fed.client_weights[cohort.client_ids], dtype=fed.dtype, device=fed.device)
     shares = num_examples / fed.client_weights.sum()
     return run_scaffold_round(state, cohort, fed, config, step=step, lr=fed.lr(cohort.round), shares=shares)
@@ -85,7 +85,7 @@ def run_scaffold_round(
     lr: float,
     shares: Tensor,
 ) -> tuple[scaffold.ServerState, Terms]:
-    """SCAFFOLD by this local step, whose option II divides by K lr, and whose c moves by these shares, `[K]`."""
+    """SCAFFOLD by this local step, whose option II divides by K lr; c moves by these shares, one of each client."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
     zero = scaffold.ClientState(tree_map(torch.zeros_like, state.c))
     c_i = fed.recall(state.clients, cohort, zero).c_i
@@ -116,7 +116,7 @@ def features_in_evaluation_mode(network: Network, params: Params, buffers: Param
 
 
 def run_moon_round(
-    state: moon.ServerState, cohort: Cohort, fed: Federation, config: moon.Config, *, features_of_last: Features
+    state: moon.ServerState, cohort: Cohort, fed: Federation, config: moon.Config, *, features_of_last: FeatureExtractor
 ) -> tuple[moon.ServerState, Terms]:
     """MOON whose received model is in training mode, and the client's last one gives its features by this function."""
     local_loss = make_moon_loss(fed.network, config, features_of_last)
@@ -126,7 +126,7 @@ def run_moon_round(
     return moon.aggregate(state, clients, cohort, fed, config), terms
 
 
-def make_moon_loss(network: Network, config: moon.Config, features_of_last: Features) -> LocalLoss:
+def make_moon_loss(network: Network, config: moon.Config, features_of_last: FeatureExtractor) -> LocalLoss:
     """MOON's local objective with these features of the last model."""
 
     def local_loss(params, buffers, batch, context):
@@ -135,8 +135,9 @@ def make_moon_loss(network: Network, config: moon.Config, features_of_last: Feat
         last = features_of_last(network, context.previous_params, context.previous_buffers, batch)
         contrast = moon.model_contrastive(features, received, last, config.temperature, batch.mask)
         contrast = torch.where(context.has_previous, contrast, 0.0)
-        task = cross_entropy(logits, batch.y, batch.mask)
-        return task + config.contrastive_weight * contrast, Aux(buffers, {"cross_entropy": task}, features)
+        classification_loss = cross_entropy(logits, batch.y, batch.mask)
+        loss = classification_loss + config.contrastive_weight * contrast
+        return loss, Aux(buffers, {"cross_entropy": classification_loss}, features)
 
     return local_loss
 
@@ -183,7 +184,7 @@ def make_loss_of_both_models(network: Network) -> LocalLoss:
 
 
 def make_adapting_step(fed: Federation) -> Step:
-    """A step of both models, and then of alpha by what FedTorch takes for its gradient.
+    """A step of both models, and then of alpha by what PFLlib takes for its gradient.
 
     The gradients of the models are read from their steps, as (w - w') / lr, so the optimizer must be plain SGD.
 

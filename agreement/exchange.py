@@ -23,7 +23,7 @@ class Problem:
     batches: dict[tuple[int, int, int], list[list[int]]]  # positions in each batch, by round, client and epoch
     cohorts: list[list[int]]  # the clients of each round
     weights: list[Tensor]  # the parameters that all sides start from
-    projection: Tensor  # of a mentee's features on its mentor's, from which all sides start FedKD
+    fedkd_projection: Tensor  # of a mentee's features on its mentor's, from which all sides start FedKD
     epochs: int
     batch_size: int
     lr: float
@@ -53,19 +53,21 @@ class Problem:
         return self.x_test[:64], self.y_test[:64]
 
 
-@dataclass(frozen=True)
-class RowOutcome:
-    """What came of a row in the peer's process."""
-
-    final_vectors: dict[Quantity, Tensor]  # of all that the row compares, in a vector each; none if the row failed
-    failure: str = ""  # the traceback
+VectorByQuantity = dict[Quantity, Tensor]  # what a run ends with: all values of a quantity in one vector
 
 
 @dataclass(frozen=True)
-class PeerOutcome:
-    """What came of a peer's rows, and where they ran."""
+class RowFailure:
+    """A row that did not run in the peer's process."""
 
-    row_outcomes: dict[str, RowOutcome]  # by label
+    traceback: str
+
+
+@dataclass(frozen=True)
+class PeerRun:
+    """What the rows of a peer have ended with, and where they ran."""
+
+    rows: dict[str, VectorByQuantity | RowFailure]  # by label
     python_version: str
     torch_version: str
 
@@ -75,8 +77,8 @@ def problem_file(exchange_folder: Path, case: str) -> Path:
     return exchange_folder / f"problem of {case}.pt"
 
 
-def outcome_file(exchange_folder: Path, module: str) -> Path:
-    """The file of what came of a peer's rows."""
+def run_file(exchange_folder: Path, module: str) -> Path:
+    """The file of a peer's run."""
     return exchange_folder / f"rows of {module}.pt"
 
 

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from torch import Tensor
-
+from agreement.exchange import VectorByQuantity
 from agreement.problem import ROUNDS
 from agreement.rows import Quantity
 from agreement.small_networks import flatten
@@ -13,10 +12,8 @@ from fedcli.core.federation import Federation
 from fedcli.core.trees import leaves
 from fedcli.runs.resolve import Setup
 
-FinalVectors = dict[Quantity, Tensor]  # what a run ends with, a vector each
 
-
-def run_case(setup: Setup, fed: Federation) -> FinalVectors:
+def run_case(setup: Setup, fed: Federation) -> VectorByQuantity:
     """Runs fedcli in a case, see `agreement.problem.make_federation`; returns what the run ends with."""
     state = check.simulate(setup, fed, ROUNDS)
     read_server = SERVER_READERS.get(setup.method.name, read_shared_model)
@@ -26,22 +23,22 @@ def run_case(setup: Setup, fed: Federation) -> FinalVectors:
     return final_vectors
 
 
-def read_shared_model(state: Any) -> FinalVectors:
+def read_shared_model(state: Any) -> VectorByQuantity:
     """The model of a server, or the part of one that the clients share."""
     return {Quantity.SHARED: flatten(state.params.values()), Quantity.STATISTICS: flatten(state.buffers.values())}
 
 
-def read_shared_head(state: Any) -> FinalVectors:
+def read_shared_head(state: Any) -> VectorByQuantity:
     """The head of LG-FedAvg's server, all that its clients share."""
     return {Quantity.HEAD: flatten(state.head.values())}
 
 
-def read_prototypes(state: Any) -> FinalVectors:
+def read_prototypes(state: Any) -> VectorByQuantity:
     """The prototypes of FedProto's server."""
     return {Quantity.CLASS_VECTORS: flatten([state.prototypes])}
 
 
-def read_mean_outputs(state: Any) -> FinalVectors:
+def read_mean_outputs(state: Any) -> VectorByQuantity:
     """The mean output of each class, which FedDistill's server has."""
     return {Quantity.CLASS_VECTORS: flatten([state.teacher])}
 
@@ -53,7 +50,7 @@ SERVER_READERS = {  # for methods whose server has no whole model
 }
 
 
-def read_client_states(state: Any, num_clients: int) -> FinalVectors:
+def read_client_states(state: Any, num_clients: int) -> VectorByQuantity:
     """What all clients keep between rounds, in the order of their ids.
 
     Nothing where some have not taken part: fedcli has nothing of those, and peers have what they began with.
@@ -65,7 +62,7 @@ def read_client_states(state: Any, num_clients: int) -> FinalVectors:
     return {Quantity.KEPT: flatten(leaves(in_order))}
 
 
-def read_personal_models(models: dict[int, Any], fed: Federation) -> FinalVectors:
+def read_personal_models(models: dict[int, Any], fed: Federation) -> VectorByQuantity:
     """The clients' own models, in the order of their ids; whole, and without their heads."""
     head = head_names(fed.network)
     whole = []

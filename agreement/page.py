@@ -10,7 +10,7 @@ from agreement.bridges import BRIDGES
 from agreement.cases import CASES, DEFAULT_NETWORK, Case
 from agreement.peers import load_peers
 from agreement.problem import RUN
-from agreement.results import PeerResult
+from agreement.results import PeerComparison
 from agreement.rows import Peer, Row
 from fedcli.errors import UserError
 from fedcli.results.render import render_github_table
@@ -20,14 +20,14 @@ PRINTED_FLOOR = 1e-13  # no smaller difference is printed: those are other ones 
 PAGE = Path(__file__).parents[1] / "results/agreement.md"
 INTRODUCTION = """# Agreement with code that others wrote
 
-Other projects' own classes are run beside fedcli on one small problem: the same clients with digits of scikit-learn,
-the same first weights, the same batches in the same order, two local epochs of SGD, three rounds, float64. A row holds
-all parameters after the last round to fedcli's. Rounding makes differences of about 1e-16; what is larger has a cause.
-The cause is shown by a second run, in which what it names is changed in the project's code or done in fedcli too, and
-nothing else.
+Peers are projects that others wrote. Their own classes are run beside fedcli on one small problem: the same clients
+with digits of scikit-learn, the same first weights, the same batches in the same order, two local epochs of SGD, three
+rounds, float64. A row compares all parameters after the last round with fedcli's. Rounding makes differences of about
+1e-16; what is larger has a cause. The cause is shown by a second run, in which what it names is changed in the peer's
+code or done in fedcli too, and nothing else.
 
 Four clients have 23, 41, 64 and 90 examples of five or six classes (skew), or 48 each (equal); with half, two of the
-equal ones take part in a round. A row says what is so in a project's code at one commit, and not which project is good:
+equal ones take part in a round. A row says what is so in a peer's code at one commit, and not which peer is good:
 defaults and readings differ, and papers leave things open. [How it is run](../agreement/README.md).
 """
 NOT_RUN = """## Not run
@@ -36,7 +36,7 @@ NOT_RUN = """## Not run
   things: clients learn from the generator in the first round too, when it is untrained; they run it in training mode,
   so that each batch of generated features is normalised by itself; labels are drawn from the counts of all clients
   and not of the round's; noise is uniform and not normal; the generator's Adam lives on from round to round.
-* Everything that depends on draws of a project's own, such as its partitions and its choice of clients.
+* Everything that depends on draws of a peer's own, such as its partitions and its choice of clients.
 """
 
 
@@ -70,37 +70,37 @@ class RowsByAgreement:
     """The rows of a peer, apart by whether they agree."""
 
     peer: Peer
-    result: PeerResult
+    comparison: PeerComparison
     agreeing: tuple[Row, ...]
     differing: tuple[Row, ...]
 
     def format_difference(self, label: str) -> str:
         """The largest difference of a row."""
-        largest = self.result.row_results[label].largest_difference
+        largest = self.comparison.rows[label].largest_difference
         if largest is None:
             return "not finite"
         return f"{largest:.1e}" if largest >= PRINTED_FLOOR else f"< {PRINTED_FLOOR:.0e}"
 
 
-def check_labels(peers: Sequence[Peer], peer_results: Mapping[str, PeerResult]) -> None:
+def check_labels(peers: Sequence[Peer], peer_comparisons: Mapping[str, PeerComparison]) -> None:
     """Refuses peers with a row of which there is no result, though there is one of the peer.
 
     Raises:
         UserError: If there is one.
     """
     for peer in peers:
-        if peer.name not in peer_results:
+        if peer.name not in peer_comparisons:
             continue
         for row in peer.rows:
-            if row.label not in peer_results[peer.name].row_results:
+            if row.label not in peer_comparisons[peer.name].rows:
                 raise UserError(f"there is no result of {peer.name}, '{row.label}'; run this peer again.")
 
 
-def split_by_agreement(peer: Peer, result: PeerResult) -> RowsByAgreement:
+def split_by_agreement(peer: Peer, comparison: PeerComparison) -> RowsByAgreement:
     """The rows of a peer that agree, and those that do not."""
-    agreeing = tuple(row for row in peer.rows if result.row_results[row.label].agrees)
-    differing = tuple(row for row in peer.rows if not result.row_results[row.label].agrees)
-    return RowsByAgreement(peer, result, agreeing, differing)
+    agreeing = tuple(row for row in peer.rows if comparison.rows[row.label].agrees)
+    differing = tuple(row for row in peer.rows if not comparison.rows[row.label].agrees)
+    return RowsByAgreement(peer, comparison, agreeing, differing)
 
 
 def check_explanations(by_agreement: RowsByAgreement) -> None:
@@ -138,11 +138,11 @@ def make_table_of_peers(peers: Sequence[RowsByAgreement]) -> str:
             sources.append(str(peer.package))
         if peer.commit:
             sources.append(peer.commit[:10])
-        versions = f"Python {by_agreement.result.python_version}, torch {by_agreement.result.torch_version}"
+        versions = f"Python {by_agreement.comparison.python_version}, torch {by_agreement.comparison.torch_version}"
         num_agreeing = len(by_agreement.agreeing)
         cells = [peer.name, ", ".join(sources), len(peer.rows), num_agreeing, num_closed, num_open, versions]
         lines.append([str(cell) for cell in cells])
-    titles = ("Project", "Version", "Rows", "Agree", "Differ, closed", "Open", "Environment")
+    titles = ("Peer", "Version", "Rows", "Agree", "Differ, closed", "Open", "Environment")
     return render_github_table(titles, lines)
 
 
@@ -172,17 +172,17 @@ def make_table_of_differing(by_agreement: RowsByAgreement) -> str:
     return render_github_table(titles, lines)
 
 
-def make_page(peers: Sequence[Peer], peer_results: Mapping[str, PeerResult]) -> str:
+def make_page(peers: Sequence[Peer], peer_comparisons: Mapping[str, PeerComparison]) -> str:
     """The page, of the peers that have results.
 
     Raises:
         UserError: If a row has no result, or differs without an explanation that holds.
     """
-    check_labels(peers, peer_results)
+    check_labels(peers, peer_comparisons)
     peers_on_page = []
     for peer in peers:
-        if peer.name in peer_results:
-            by_agreement = split_by_agreement(peer, peer_results[peer.name])
+        if peer.name in peer_comparisons:
+            by_agreement = split_by_agreement(peer, peer_comparisons[peer.name])
             check_explanations(by_agreement)
             peers_on_page.append(by_agreement)
     paragraphs = [INTRODUCTION, describe_shared_options(), make_table_of_peers(peers_on_page)]
@@ -194,15 +194,15 @@ def make_page(peers: Sequence[Peer], peer_results: Mapping[str, PeerResult]) -> 
     return "\n\n".join(paragraph.strip("\n") for paragraph in paragraphs) + "\n"
 
 
-def write(peer_results: Mapping[str, PeerResult]) -> None:
+def write(peer_comparisons: Mapping[str, PeerComparison]) -> None:
     """Writes the page.
 
     Raises:
         UserError: If there are no results.
     """
-    if not peer_results:
+    if not peer_comparisons:
         raise UserError(f"there are no results (looked for '{results.FILE}'); run `python -m agreement.agree` first.")
-    PAGE.write_text(make_page(load_peers(), peer_results))
+    PAGE.write_text(make_page(load_peers(), peer_comparisons))
 
 
 if __name__ == "__main__":

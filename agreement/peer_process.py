@@ -1,6 +1,6 @@
 """Runs the rows of one peer in its own environment: `python -m agreement.peer_process MODULE EXCHANGE_FOLDER`.
 
-EXCHANGE_FOLDER has the problems, and gets what came of the rows.
+EXCHANGE_FOLDER has the problems, and gets what the rows end with.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 
 from agreement.adapters import Adapter
-from agreement.exchange import PeerOutcome, Problem, RowOutcome, clone_folder, outcome_file, problem_file
+from agreement.exchange import PeerRun, Problem, RowFailure, VectorByQuantity, clone_folder, problem_file, run_file
 from agreement.peers import load_peer
 from agreement.rows import Peer, Row
 from agreement.small_networks import flatten
@@ -39,7 +39,7 @@ def make_importable(peer: Peer) -> None:
             setattr(sys.modules[package], child, module)
 
 
-def run_row(row: Row, adapter: Adapter, problem: Problem) -> RowOutcome:
+def run_row(row: Row, adapter: Adapter, problem: Problem) -> VectorByQuantity | RowFailure:
     """Runs the peer, and takes what the row compares."""
     with (
         tempfile.TemporaryDirectory() as scratch,
@@ -48,9 +48,9 @@ def run_row(row: Row, adapter: Adapter, problem: Problem) -> RowOutcome:
     ):
         try:
             final_tensors = adapter.run(row.config, problem)
-            return RowOutcome({quantity: flatten(final_tensors[quantity]) for quantity in row.compared})
+            return {quantity: flatten(final_tensors[quantity]) for quantity in row.compared}
         except (Exception, SystemExit):  # a peer that is a script exits where it does not know an option
-            return RowOutcome({}, failure=traceback.format_exc())
+            return RowFailure(traceback.format_exc())
         finally:
             mock.patch.stopall()
 
@@ -61,13 +61,13 @@ def main(module: str, exchange_folder: Path) -> None:
     peer = load_peer(module)
     make_importable(peer)
     adapter = importlib.import_module(f"agreement.adapters.{module}")
-    row_outcomes = {}
+    rows = {}
     for row in peer.rows:
         # Objects that our own process has saved.
         problem = torch.load(problem_file(exchange_folder, row.case), weights_only=False)
-        row_outcomes[row.label] = run_row(row, adapter, problem)
-    peer_outcome = PeerOutcome(row_outcomes, platform.python_version(), str(torch.__version__))
-    torch.save(peer_outcome, outcome_file(exchange_folder, module))
+        rows[row.label] = run_row(row, adapter, problem)
+    peer_run = PeerRun(rows, platform.python_version(), str(torch.__version__))
+    torch.save(peer_run, run_file(exchange_folder, module))
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def make_problem(case: Case) -> Problem:
         batches=list_batches(fed),
         cohorts=[fed.cohort(number).client_ids.tolist() for number in range(ROUNDS)],
         weights=list(params.values()),
-        projection=fedkd.initial_projection(fed.network, fed.network, fed),
+        fedkd_projection=fedkd.initial_projection(fed.network, fed.network, fed),
         epochs=fed.local_epochs,
         batch_size=fed.batch_size,
         lr=fed.config.lr,

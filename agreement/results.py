@@ -17,7 +17,7 @@ PROJECTION_SEED = 73
 
 
 @dataclass(frozen=True)
-class Comparison:
+class QuantityComparison:
     """How one thing that a row compares differs from fedcli's."""
 
     difference: float | None  # the largest of any value; None where the peer's are not finite
@@ -25,16 +25,16 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class RowResult:
+class RowComparison:
     """How a row differs from fedcli."""
 
-    comparisons: Mapping[Quantity, Comparison]
+    quantities: Mapping[Quantity, QuantityComparison]
 
     @property
     def largest_difference(self) -> float | None:
         """The largest difference of all that the row compares; None where some of the peer's is not finite."""
         differences = []
-        for comparison in self.comparisons.values():
+        for comparison in self.quantities.values():
             if comparison.difference is None:
                 return None
             differences.append(comparison.difference)
@@ -48,43 +48,43 @@ class RowResult:
 
 
 @dataclass(frozen=True)
-class PeerResult:
+class PeerComparison:
     """How the rows of a peer differ, and where the peer ran."""
 
     python_version: str
     torch_version: str
-    row_results: Mapping[str, RowResult]  # by label
+    rows: Mapping[str, RowComparison]  # by label
 
 
-def read() -> dict[str, PeerResult]:
-    """The results of the peers by their names; none where there is no file yet."""
+def read() -> dict[str, PeerComparison]:
+    """The comparisons of the peers by their names; none where there is no file yet."""
     if not FILE.is_file():
         return {}
     content = json.loads(FILE.read_text())
-    return {name: parse_peer_result(entry) for name, entry in content.items()}
+    return {name: parse_peer(entry) for name, entry in content.items()}
 
 
-def parse_peer_result(entry: Mapping) -> PeerResult:
+def parse_peer(entry: Mapping) -> PeerComparison:
     """What the file has of one peer."""
-    row_results = {}
+    rows = {}
     for label, entry_of_row in entry["rows"].items():
-        comparisons = {Quantity(quantity): Comparison(**fields) for quantity, fields in entry_of_row.items()}
-        row_results[label] = RowResult(comparisons)
-    return PeerResult(entry["python"], entry["torch"], row_results)
+        quantities = {Quantity(name): QuantityComparison(**fields) for name, fields in entry_of_row.items()}
+        rows[label] = RowComparison(quantities)
+    return PeerComparison(entry["python"], entry["torch"], rows)
 
 
-def write(results: Mapping[str, PeerResult]) -> None:
-    """Writes the results of all peers."""
-    content = {name: make_entry(result) for name, result in results.items()}
+def write(comparisons: Mapping[str, PeerComparison]) -> None:
+    """Writes the comparisons of all peers."""
+    content = {name: make_entry(comparison) for name, comparison in comparisons.items()}
     FILE.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
-def make_entry(result: PeerResult) -> dict:
+def make_entry(comparison: PeerComparison) -> dict:
     """What the file has of one peer: rows by label, and in each what is compared by `Quantity`."""
     entries_of_rows = {}
-    for label, row_result in result.row_results.items():
-        entries_of_rows[label] = {name: asdict(comparison) for name, comparison in row_result.comparisons.items()}
-    return {"python": result.python_version, "torch": result.torch_version, "rows": entries_of_rows}
+    for label, row in comparison.rows.items():
+        entries_of_rows[label] = {name: asdict(quantity) for name, quantity in row.quantities.items()}
+    return {"python": comparison.python_version, "torch": comparison.torch_version, "rows": entries_of_rows}
 
 
 def project(vector: Tensor) -> list[float]:

@@ -29,6 +29,11 @@ class SharedPart(Enum):
     ALL_BUT_NORMALISATION = "all but its batch normalisation"
     COMPRESSED = "all of it, which the server has only as it is sent"
 
+    @property
+    def quantity(self) -> Quantity:
+        """What a row compares of it."""
+        return Quantity.HEAD if self is SharedPart.HEAD else Quantity.SHARED
+
 
 @dataclass(frozen=True)
 class Explanation:

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from agreement import agree, fedcli_side, page, peer_process, problem, results
-from agreement.adapters import optimizers
+from agreement.adapters import refusals
 from agreement.bridges import BRIDGES
 from agreement.cases import CASES, Case
-from agreement.exchange import PeerOutcome, RowOutcome
+from agreement.exchange import PeerRun
 from agreement.peers import load_peers
 from agreement.rows import Package, Quantity
 from fedcli import registry
@@ -31,7 +31,7 @@ def rows_of(case):
     for peer in PEERS:
         for row in peer.rows:
             if row.case == case:
-                yield peer, row, RESULTS[peer.name].row_results[row.label]
+                yield peer, row, RESULTS[peer.name].rows[row.label]
 
 
 def gap(vector, kept):
@@ -45,14 +45,14 @@ def test_fedcli_ends_where_the_peers_have_ended_unless_they_differ(case):
     held = 0
     for peer, row, kept in rows_of(case):
         held += 1
-        gaps = [gap(ours[quantity], part) for quantity, part in kept.comparisons.items() if part.projections]
+        gaps = [gap(ours[quantity], part) for quantity, part in kept.quantities.items() if part.projections]
         if kept.agrees:
             assert gaps, (peer.name, row.label)
             assert max(gaps) <= CLOSE, (peer.name, row.label)
         elif gaps:
             assert max(gaps) > results.AGREEMENT_TOLERANCE, (peer.name, row.label)
         else:  # the peer has ended in NaN, which has no difference either
-            assert all(part.difference is None for part in kept.comparisons.values()), (peer.name, row.label)
+            assert all(part.difference is None for part in kept.quantities.values()), (peer.name, row.label)
     assert held
 
 
@@ -70,30 +70,30 @@ def test_an_exchange_of_two_examples_is_seen():
 
     fed.plan = plan
     (_, _, kept), *_ = rows_of("fedavg")
-    assert gap(fedcli_side.run_case(setup, fed)[Quantity.SHARED], kept.comparisons[Quantity.SHARED]) > CLOSE
+    assert gap(fedcli_side.run_case(setup, fed)[Quantity.SHARED], kept.quantities[Quantity.SHARED]) > CLOSE
 
 
 def test_a_weight_that_is_off_by_one_example_is_seen():
     setup, fed = problem.make_federation(CASES["fedavg"])
     fed.client_weights[0] -= 1
     (_, _, kept), *_ = rows_of("fedavg")
-    assert gap(fedcli_side.run_case(setup, fed)[Quantity.SHARED], kept.comparisons[Quantity.SHARED]) > CLOSE
+    assert gap(fedcli_side.run_case(setup, fed)[Quantity.SHARED], kept.quantities[Quantity.SHARED]) > CLOSE
 
 
 def test_every_difference_has_its_cause_and_its_closing_run():
     for peer in PEERS:
         labels = [row.label for row in peer.rows]
         assert len(set(labels)) == len(labels)
-        result = RESULTS[peer.name]
+        comparison = RESULTS[peer.name]
         for row in peer.rows:
-            assert (row.explanation is None) == result.row_results[row.label].agrees, (peer.name, row.label)
+            assert (row.explanation is None) == comparison.rows[row.label].agrees, (peer.name, row.label)
             if row.explanation is None:
                 continue
             assert row.explanation.cause, (peer.name, row.label)
             assert row.explanation.paper_says, (peer.name, row.label)
             if row.explanation.closed_by:
                 assert row.explanation.closed_by in peer.rows, (peer.name, row.label)
-                assert result.row_results[row.explanation.closed_by.label].agrees, (peer.name, row.label)
+                assert comparison.rows[row.explanation.closed_by.label].agrees, (peer.name, row.label)
 
 
 def test_a_label_says_whether_the_peer_is_changed():
@@ -263,29 +263,29 @@ def test_an_environment_without_the_version_of_a_package_is_refused():
 def test_values_that_are_not_as_many_as_those_of_fedcli_are_refused(num_values):
     (peer,) = agree.choose_peers(["FedDecorr"])
     (row,) = peer.rows
-    run = RowOutcome({Quantity.SHARED: torch.zeros(num_values, dtype=torch.float64)})
-    peer_outcome = PeerOutcome({row.label: run}, "3", "2")
+    run = {Quantity.SHARED: torch.zeros(num_values, dtype=torch.float64)}
+    peer_run = PeerRun({row.label: run}, "3", "2")
     ours = {row.case: {Quantity.SHARED: torch.zeros(5, dtype=torch.float64)}}
     with pytest.raises(UserError, match=f"FedDecorr, '{row.label}', has {num_values} values of 'shared' and fedcli 5"):
-        agree.compare(peer, peer_outcome, ours)
+        agree.compare(peer, peer_run, ours)
 
 
 def test_what_is_not_finite_in_fedcli_is_not_said_of_the_peer():
     (peer,) = agree.choose_peers(["FedDecorr"])
     (row,) = peer.rows
-    run = RowOutcome({Quantity.SHARED: torch.zeros(5, dtype=torch.float64)})
+    run = {Quantity.SHARED: torch.zeros(5, dtype=torch.float64)}
     ours = {row.case: {Quantity.SHARED: torch.full((5,), torch.nan, dtype=torch.float64)}}
     with pytest.raises(UserError, match="fedcli's own 'shared' in 'feddecorr' is not finite"):
-        agree.compare(peer, PeerOutcome({row.label: run}, "3", "2"), ours)
+        agree.compare(peer, PeerRun({row.label: run}, "3", "2"), ours)
 
 
 def test_a_quantity_that_fedcli_does_not_end_with_is_refused():
     (peer,) = agree.choose_peers(["FedDecorr"])
     (row,) = peer.rows
-    run = RowOutcome({Quantity.KEPT: torch.zeros(5, dtype=torch.float64)})
+    run = {Quantity.KEPT: torch.zeros(5, dtype=torch.float64)}
     ours = {row.case: {Quantity.SHARED: torch.zeros(5, dtype=torch.float64)}}
     with pytest.raises(UserError, match=r"has 'kept', which fedcli does not end with in 'feddecorr' \(it has shared"):
-        agree.compare(peer, PeerOutcome({row.label: run}, "3", "2"), ours)
+        agree.compare(peer, PeerRun({row.label: run}, "3", "2"), ours)
 
 
 def test_what_clients_keep_is_not_compared_where_some_have_kept_nothing_yet():
@@ -299,7 +299,7 @@ def test_what_clients_keep_is_not_compared_where_some_have_kept_nothing_yet():
 def test_a_difference_just_above_the_tolerance_does_not_agree():
     theirs = torch.tensor([1.04e-12], dtype=torch.float64)
     comparison = agree.compare_vectors(theirs, torch.zeros(1, dtype=torch.float64))
-    assert not results.RowResult({Quantity.SHARED: comparison}).agrees
+    assert not results.RowComparison({Quantity.SHARED: comparison}).agrees
 
 
 def test_a_peer_that_exits_fails_in_its_row_alone():
@@ -307,8 +307,8 @@ def test_a_peer_that_exits_fails_in_its_row_alone():
         sys.exit(2)
 
     (row,) = agree.choose_peers(["FedDecorr"])[0].rows
-    outcome = peer_process.run_row(row, SimpleNamespace(run=run), None)
-    assert "SystemExit: 2" in outcome.failure
+    failure = peer_process.run_row(row, SimpleNamespace(run=run), None)
+    assert "SystemExit: 2" in failure.traceback
 
 
 def test_a_peer_whose_process_fails_is_named_with_its_environment(tmp_path):
@@ -331,8 +331,8 @@ def test_a_page_of_no_results_is_not_written(tmp_path, monkeypatch):
 def test_a_row_that_differs_itself_closes_no_other():
     label = "FedAvg; fedcli: plain means"
     of_fluke = RESULTS["fluke"]
-    row_results = {**of_fluke.row_results, label: of_fluke.row_results["FedAvg"]}
-    differing = dataclasses.replace(of_fluke, row_results=row_results)
+    comparisons = {**of_fluke.rows, label: of_fluke.rows["FedAvg"]}
+    differing = dataclasses.replace(of_fluke, rows=comparisons)
     (peer,) = agree.choose_peers(["fluke"])
     closed = next(row for row in peer.rows if row.label == "FedAvg")
     closed_by = next(row for row in peer.rows if row.label == label)
@@ -350,14 +350,14 @@ def test_the_page_has_the_peers_that_have_results():
 
 def test_an_optimizer_that_a_peer_does_not_have_is_refused():
     of_case = problem.make_problem(CASES["fedavg"])
-    optimizers.refuse_momentum(of_case)
+    refusals.refuse_momentum(of_case)
     with pytest.raises(ValueError, match=r"without momentum \(got 0.5"):
-        optimizers.refuse_momentum(dataclasses.replace(of_case, momentum=0.5))
-    optimizers.refuse_weight_decay(of_case, fixed=0.1)
+        refusals.refuse_momentum(dataclasses.replace(of_case, momentum=0.5))
+    refusals.refuse_weight_decay(of_case, fixed=0.1)
     with_decay = dataclasses.replace(of_case, weight_decay=0.5)
-    optimizers.refuse_weight_decay(with_decay, fixed=0.5)
+    refusals.refuse_weight_decay(with_decay, fixed=0.5)
     with pytest.raises(ValueError, match=r"with weight decay 0.1 \(got 0.5"):
-        optimizers.refuse_weight_decay(with_decay, fixed=0.1)
+        refusals.refuse_weight_decay(with_decay, fixed=0.1)
 
 
 @pytest.mark.parametrize("module", ["fl_simulator", "flbench", "flower", "fluke", "niid_bench", "pfllib", "plain_loop"])
@@ -389,7 +389,7 @@ def test_a_peer_that_is_not_at_hand_is_refused_before_anything_runs(tmp_path, mo
 def test_a_row_of_a_peer_that_is_not_run_has_a_result_or_nothing_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(agree, "check_peer", lambda peer, peers_folder: None)
     monkeypatch.setattr(agree, "run_and_compare", None)
-    of_fedntd = dataclasses.replace(RESULTS["FedNTD"], row_results={})
+    of_fedntd = dataclasses.replace(RESULTS["FedNTD"], rows={})
     monkeypatch.setattr(results, "read", lambda: {**RESULTS, "FedNTD": of_fedntd})
     label = "FedNTD, its loss in a plain loop"
     with pytest.raises(UserError, match=f"there is no result of FedNTD, '{label}'; run this peer again"):
@@ -401,7 +401,7 @@ def test_a_row_of_a_peer_that_is_not_run_has_a_result_or_nothing_runs(tmp_path, 
 def test_the_results_are_written_after_each_peer(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "FILE", tmp_path / "results.json")
     monkeypatch.setattr(agree, "run_fedcli", lambda chosen, exchange_folder: {})
-    monkeypatch.setattr(agree, "compare", lambda peer, peer_outcome, of_fedcli: RESULTS[peer.name])
+    monkeypatch.setattr(agree, "compare", lambda peer, peer_run, fedcli_runs: RESULTS[peer.name])
 
     def run_peer(peer, peers_folder, exchange_folder):
         if peer.name == "FedNTD":

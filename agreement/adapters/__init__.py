@@ -7,7 +7,7 @@ replaces by `mock.patch`, which agreement/peer_process.py takes back after each 
 
 from typing import Any, Protocol
 
-from agreement.adapters.final_tensors import FinalTensors
+from agreement.adapters.final_tensors import TensorsByQuantity
 from agreement.exchange import Problem
 
 
@@ -18,5 +18,5 @@ class Adapter(Protocol):
     has. `run` applies it, to the peer's server or to what makes the networks of a peer that is a script.
     """
 
-    def run(self, config: Any, problem: Problem) -> FinalTensors:
+    def run(self, config: Any, problem: Problem) -> TensorsByQuantity:
         """Runs the peer by a `PeerConfig` of its module in agreement/peers; returns what the run ends with."""

@@ -5,13 +5,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from agreement.adapters import plain_loop
-from agreement.adapters.final_tensors import FinalTensors
+from agreement.adapters.final_tensors import TensorsByQuantity
 from agreement.exchange import Problem
 from agreement.peers.feddecorr import PeerConfig
 from agreement.rows import Quantity
 
 
-def run(config: PeerConfig, problem: Problem) -> FinalTensors:
+def run(config: PeerConfig, problem: Problem) -> TensorsByQuantity:
     """Trains with the loss."""
     decorrelation = FedDecorrLoss()
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from agreement.adapters import plain_loop
-from agreement.adapters.final_tensors import FinalTensors
+from agreement.adapters.final_tensors import TensorsByQuantity
 from agreement.exchange import Problem, clone_folder
 from agreement.peers.fedntd import PeerConfig
 from agreement.rows import Quantity
@@ -26,7 +26,7 @@ def import_without_package(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def run(config: PeerConfig, problem: Problem) -> FinalTensors:
+def run(config: PeerConfig, problem: Problem) -> TensorsByQuantity:
     """Trains with the loss."""
     criterion = import_without_package("algorithms.fedntd.criterion").NTD_Loss(
         num_classes=NUM_CLASSES, tau=config.temperature, beta=config.weight

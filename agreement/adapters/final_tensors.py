@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from agreement.rows import Quantity
 from agreement.small_networks import copy_parameters, select_body
 
-FinalTensors = dict[Quantity, list[Tensor]]
+TensorsByQuantity = dict[Quantity, list[Tensor]]  # what a run ends with, as the peer holds it
 
 
-def read_personal_models(models: Iterable[Sequence[Tensor]]) -> FinalTensors:
+def read_personal_models(models: Iterable[Sequence[Tensor]]) -> TensorsByQuantity:
     """The parameters of the clients' models, whole and without their heads."""
     personal: list[Tensor] = []
     bodies: list[Tensor] = []
@@ -28,10 +28,10 @@ def read_kept(clients: Iterable[Any], attributes: Sequence[str]) -> list[Tensor]
     kept: list[Tensor] = []
     for client in clients:
         for attribute in attributes:
-            kept += copy_parameters_or_number(attrgetter(attribute)(client))
+            kept += copy_kept(attrgetter(attribute)(client))
     return kept
 
 
-def copy_parameters_or_number(kept: nn.Module | float) -> list[Tensor]:
+def copy_kept(kept: nn.Module | float) -> list[Tensor]:
     """What a client keeps: a copy of a model's parameters, or a number as a tensor."""
     return copy_parameters(kept) if isinstance(kept, nn.Module) else [torch.tensor(kept)]

@@ -15,9 +15,9 @@ from torch import nn
 
 from agreement import small_networks
 from agreement.adapters.feed import EpochLoader, Feed
-from agreement.adapters.final_tensors import FinalTensors
-from agreement.adapters.optimizers import refuse_momentum
+from agreement.adapters.final_tensors import TensorsByQuantity
 from agreement.adapters.patches import apply_patch, patches_of
+from agreement.adapters.refusals import refuse_momentum
 from agreement.exchange import Problem
 from agreement.peers.fl_simulator import PeerConfig
 from agreement.rows import Quantity
@@ -29,7 +29,7 @@ OPTIONS = {  # of its command line; those of a row come on top
 ADDED_TO_NORM = 1e-7  # in optimizer/ESAM.py
 
 
-def run(config: PeerConfig, problem: Problem) -> FinalTensors:
+def run(config: PeerConfig, problem: Problem) -> TensorsByQuantity:
     """Runs a server of FL-Simulator and its clients."""
     refuse_momentum(problem)
     feed = Feed(problem)

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from agreement import small_networks
 from agreement.adapters.feed import EpochLoader, Feed
-from agreement.adapters.final_tensors import FinalTensors, read_personal_models
-from agreement.adapters.optimizers import refuse_momentum, refuse_weight_decay
+from agreement.adapters.final_tensors import TensorsByQuantity, read_personal_models
 from agreement.adapters.patches import apply_patch, patches_of
+from agreement.adapters.refusals import refuse_momentum, refuse_weight_decay
 from agreement.exchange import Problem
 from agreement.peers.flbench import PeerConfig
 from agreement.rows import Quantity
@@ -63,7 +63,7 @@ class LoaderOfCurrentClient:
         return iter(self._loader)
 
 
-def run(config: PeerConfig, problem: Problem) -> FinalTensors:
+def run(config: PeerConfig, problem: Problem) -> TensorsByQuantity:
     """Runs a server of FL-bench and its clients."""
     refuse_momentum(problem)
     refuse_weight_decay(problem, fixed=config.weight_decay)
@@ -85,7 +85,7 @@ def make_arguments(config: PeerConfig, problem: Problem) -> SimpleNamespace:
         buffers="local",
         batch_size=problem.batch_size,
         client_side_evaluation=False,
-        local_epoch=config.local_epoch or problem.epochs,
+        local_epoch=problem.epochs if config.local_epoch is None else config.local_epoch,
         reset_optimizer_on_global_epoch=True,
         test=SimpleNamespace(client=SimpleNamespace(train=True, val=True, test=True)),
     )
@@ -150,7 +150,7 @@ def make_model(problem: Problem) -> DecoupledModel:
     return small_networks.load_weights(model, problem.weights)
 
 
-def read_final_tensors(server: FedAvgServer, config: PeerConfig) -> FinalTensors:
+def read_final_tensors(server: FedAvgServer, config: PeerConfig) -> TensorsByQuantity:
     """What a server holds after the last round."""
     names = server.public_model_param_names
     shared = server.public_model_params

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from agreement import small_networks
 from agreement.adapters.feed import EpochLoader, Feed
-from agreement.adapters.final_tensors import FinalTensors
-from agreement.adapters.optimizers import refuse_momentum, refuse_weight_decay
+from agreement.adapters.final_tensors import TensorsByQuantity
 from agreement.adapters.patches import apply_patch, patches_of
+from agreement.adapters.refusals import refuse_momentum, refuse_weight_decay
 from agreement.exchange import Problem
 from agreement.peers.flower import PeerConfig
 from agreement.rows import Quantity
@@ -53,8 +53,8 @@ class FitResult(NamedTuple):
 class InProcessClient(ClientProxy):
     """A client in this process, as Flower's server calls it."""
 
-    def __init__(self, number: int, client: Any):
-        super().__init__(str(number))
+    def __init__(self, client_id: int, client: Any):
+        super().__init__(str(client_id))
         self._client = client
 
     def fit(self, ins: FitIns, timeout: float | None = None, group_id: int | None = None) -> FitRes:
@@ -77,7 +77,7 @@ class InProcessClient(ClientProxy):
         """Nothing: no server here asks for it."""
 
 
-def run(config: PeerConfig, problem: Problem) -> FinalTensors:
+def run(config: PeerConfig, problem: Problem) -> TensorsByQuantity:
     """Runs a server of Flower and clients of its baselines."""
     if config.kind == "fedprox-baseline":
         refuse_momentum(problem)
@@ -87,11 +87,11 @@ def run(config: PeerConfig, problem: Problem) -> FinalTensors:
     CONTROLS.mkdir()
     clients = []
     manager = SimpleClientManager()
-    for number in range(problem.num_clients):
-        client = InProcessClient(number, make_client(config, EpochLoader(feed, number), problem))
+    for client_id in range(problem.num_clients):
+        client = InProcessClient(client_id, make_client(config, EpochLoader(feed, client_id), problem))
         clients.append(client)
         manager.register(client)
-    manager.sample = lambda *arguments, **options: [clients[number] for number in feed.cohort]
+    manager.sample = lambda *arguments, **options: [clients[client_id] for client_id in feed.cohort]
     server = make_server(config, problem, manager)
     server.parameters = make_first_parameters(problem)
     apply_patch(PATCHES, config.patch, server, problem)
@@ -154,9 +154,9 @@ def make_fedprox_client(config: PeerConfig, options: Mapping[str, Any]) -> Any:
 
 
 def make_scaffold_client(config: PeerConfig, options: Mapping[str, Any]) -> Any:
-    """A client of niid_bench for SCAFFOLD, which keeps its control variate in a file by its number."""
-    number = options["trainloader"].client
-    return resolve_name("niid_bench.client_scaffold:FlowerClientScaffold")(number, **options, save_dir=str(CONTROLS))
+    """A client of niid_bench for SCAFFOLD, which keeps its control variate in a file by its id."""
+    make = resolve_name("niid_bench.client_scaffold:FlowerClientScaffold")
+    return make(options["trainloader"].client, **options, save_dir=str(CONTROLS))
 
 
 def make_client_of_baseline_fedprox(config: PeerConfig, options: Mapping[str, Any]) -> Any:

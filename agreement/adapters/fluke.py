@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from agreement import small_networks
 from agreement.adapters.feed import EpochLoader, Feed
-from agreement.adapters.final_tensors import FinalTensors, read_kept, read_personal_models
+from agreement.adapters.final_tensors import TensorsByQuantity, read_kept, read_personal_models
 from agreement.adapters.patches import apply_patch, patches_of
 from agreement.exchange import Problem
 from agreement.peers.fluke import PeerConfig
@@ -49,8 +49,8 @@ class Observer:
         final_tensors: What the last round ended with; empty before.
     """
 
-    def __init__(self, feed: Feed, read_final_tensors: Callable[[], FinalTensors]):
-        self.final_tensors: FinalTensors = {}
+    def __init__(self, feed: Feed, read_final_tensors: Callable[[], TensorsByQuantity]):
+        self.final_tensors: TensorsByQuantity = {}
         self._feed = feed
         self._read_final_tensors = read_final_tensors
 
@@ -63,7 +63,7 @@ class Observer:
         return lambda *arguments, **options: None  # for whatever else an observer is told
 
 
-def run(config: PeerConfig, problem: Problem) -> FinalTensors:
+def run(config: PeerConfig, problem: Problem) -> TensorsByQuantity:
     """Runs an algorithm of fluke."""
     set_up_environment()
     feed = Feed(problem, num_extra_rounds=1)
@@ -97,7 +97,7 @@ def make_algorithm(config: PeerConfig, feed: Feed) -> CentralizedFL:
     shared = make_model(problem)
     if config.shared_part is SharedPart.HEAD:
         shared = shared.head
-    server = make_server(model=shared, test_set=None, clients=clients, **config.server)
+    server = make_server(model=shared, test_set=None, clients=clients, **config.server_options)
     names = DDict(client=DDict(), server=DDict(), model="x")
     return kind(problem.num_clients, None, names, clients=clients, server=server)
 
@@ -120,7 +120,7 @@ def make_client_options(client: int, config: PeerConfig, feed: Feed) -> dict[str
     }
     if config.clients_have_models:
         options["model"] = make_model(problem)
-    return {**options, **config.client}
+    return {**options, **config.client_options}
 
 
 def make_model(problem: Problem) -> EncoderHeadNet:
@@ -129,12 +129,12 @@ def make_model(problem: Problem) -> EncoderHeadNet:
     return small_networks.load_weights(EncoderHeadNet(body, small_networks.head()), problem.weights)
 
 
-def read_final_tensors(algorithm: CentralizedFL, config: PeerConfig) -> FinalTensors:
+def read_final_tensors(algorithm: CentralizedFL, config: PeerConfig) -> TensorsByQuantity:
     """What an algorithm's server and clients hold after a round."""
     return {**read_clients(algorithm.clients, config), **read_server(algorithm.server, config)}
 
 
-def read_clients(clients: list[Any], config: PeerConfig) -> FinalTensors:
+def read_clients(clients: list[Any], config: PeerConfig) -> TensorsByQuantity:
     """The clients' models, whole and without their heads, and what else stays with a client."""
     models = [client.model for client in clients if client.model is not None]
     personal = read_personal_models([small_networks.copy_parameters(model) for model in models])
@@ -147,16 +147,16 @@ def read_clients(clients: list[Any], config: PeerConfig) -> FinalTensors:
     return {**personal, Quantity.KEPT: kept}
 
 
-def read_server(server: Any, config: PeerConfig) -> FinalTensors:
+def read_server(server: Any, config: PeerConfig) -> TensorsByQuantity:
     """The server's model, or the part of one that the clients share, and its prototypes."""
-    final_tensors: FinalTensors = {}
+    final_tensors: TensorsByQuantity = {}
     shared = attrgetter(config.server_model)(server)
     if shared is not None:
-        quantity = Quantity.HEAD if config.shared_part is SharedPart.HEAD else Quantity.SHARED
-        final_tensors[quantity] = small_networks.copy_parameters(shared)
+        copy_shared = small_networks.copy_parameters
+        if config.shared_part is SharedPart.ALL_BUT_NORMALISATION:
+            copy_shared = copy_parameters_without_normalisation
+        final_tensors[config.shared_part.quantity] = copy_shared(shared)
         final_tensors[Quantity.STATISTICS] = small_networks.copy_statistics(shared)
-    if config.shared_part is SharedPart.ALL_BUT_NORMALISATION:
-        final_tensors[Quantity.SHARED] = copy_parameters_without_normalisation(shared)
     if config.class_vectors:
         final_tensors[Quantity.CLASS_VECTORS] = list(getattr(server, config.class_vectors))
     return final_tensors

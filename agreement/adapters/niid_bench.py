@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from agreement import small_networks
 from agreement.adapters.feed import EpochLoader, Feed
-from agreement.adapters.final_tensors import FinalTensors
+from agreement.adapters.final_tensors import TensorsByQuantity
 from agreement.adapters.patches import apply_patch, patches_of
 from agreement.exchange import Problem, clone_folder
 from agreement.peers.niid_bench import PeerConfig
@@ -87,7 +87,7 @@ class Networks:
         return made
 
 
-def run(config: PeerConfig, problem: Problem) -> FinalTensors:
+def run(config: PeerConfig, problem: Problem) -> TensorsByQuantity:
     """Runs the script with an algorithm."""
     feed = Feed(problem)
     feed.round = -1  # before the first

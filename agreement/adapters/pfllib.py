@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from agreement import small_networks
 from agreement.adapters.feed import EpochLoader, Feed
-from agreement.adapters.final_tensors import FinalTensors, read_kept, read_personal_models
-from agreement.adapters.optimizers import refuse_momentum, refuse_weight_decay
+from agreement.adapters.final_tensors import TensorsByQuantity, read_kept, read_personal_models
 from agreement.adapters.patches import apply_patch, patches_of
+from agreement.adapters.refusals import refuse_momentum, refuse_weight_decay
 from agreement.exchange import Problem
 from agreement.peers.pfllib import PeerConfig
 from agreement.rows import Quantity, SharedPart
@@ -46,8 +46,8 @@ class ChoiceOfClients:
         final_tensors: What the last round ended with; empty before.
     """
 
-    def __init__(self, server: Any, feed: Feed, read_final_tensors: Callable[[], FinalTensors]):
-        self.final_tensors: FinalTensors = {}
+    def __init__(self, server: Any, feed: Feed, read_final_tensors: Callable[[], TensorsByQuantity]):
+        self.final_tensors: TensorsByQuantity = {}
         self._server = server
         self._feed = feed
         self._read_final_tensors = read_final_tensors
@@ -62,7 +62,7 @@ class ChoiceOfClients:
         return [self._server.clients[client] for client in self._feed.cohort]
 
 
-def run(config: PeerConfig, problem: Problem) -> FinalTensors:
+def run(config: PeerConfig, problem: Problem) -> TensorsByQuantity:
     """Runs a server of PFLlib and its clients."""
     refuse_momentum(problem)
     refuse_weight_decay(problem, fixed=config.own_weight_decay)
@@ -118,15 +118,15 @@ def make_arguments(config: PeerConfig, problem: Problem) -> SimpleNamespace:
     return SimpleNamespace(**options)
 
 
-def read_final_tensors(server: Any, config: PeerConfig) -> FinalTensors:
+def read_final_tensors(server: Any, config: PeerConfig) -> TensorsByQuantity:
     """What a server and its clients hold."""
     final_tensors = read_personal_models([small_networks.copy_parameters(client.model) for client in server.clients])
     final_tensors[Quantity.KEPT] = read_kept(server.clients, config.kept)
     if config.shared_part is SharedPart.COMPRESSED:
-        final_tensors[Quantity.SHARED] = [decompress(value) for value in server.compressed_param.values()]
+        shared = [decompress(value) for value in server.compressed_param.values()]
     else:
-        quantity = Quantity.HEAD if config.shared_part is SharedPart.HEAD else Quantity.SHARED
-        final_tensors[quantity] = small_networks.copy_parameters(server.global_model)
+        shared = small_networks.copy_parameters(server.global_model)
+    final_tensors[config.shared_part.quantity] = shared
     if config.class_vectors:
         by_class = getattr(server, config.class_vectors)
         final_tensors[Quantity.CLASS_VECTORS] = [by_class[label] for label in range(NUM_CLASSES)]
@@ -205,7 +205,7 @@ def calibrate_each_client(server: Any, problem: Problem) -> None:
 def take_projection_of_fedcli(server: Any, problem: Problem) -> None:
     """The projection of features is the one that fedcli draws from its seed."""
     for client in server.clients:
-        client.W_h.weight.data = problem.projection.clone()
+        client.W_h.weight.data = problem.fedkd_projection.clone()
 
 
 PATCHES = patches_of(

@@ -13,8 +13,8 @@ class PeerConfig:
     """How one of its algorithms is run."""
 
     algorithm: str  # module of fluke.algorithms and class
-    client: Mapping[str, Any] = field(default_factory=dict)  # options of a client
-    server: Mapping[str, Any] = field(default_factory=dict)  # options of the server
+    client_options: Mapping[str, Any] = field(default_factory=dict)
+    server_options: Mapping[str, Any] = field(default_factory=dict)
     clients_have_models: bool = False  # whether each client is given a model of its own before the first round
     shared_part: SharedPart = SharedPart.MODEL
     server_model: str = "model"  # the server's model, by its attribute
@@ -33,22 +33,25 @@ SUM_OF_CHANGES = "a client keeps the sum of w_i - w_g"
 PERSONAL_AND_VECTORS = (Quantity.PERSONAL, Quantity.CLASS_VECTORS)
 
 FEDAVG = PeerConfig("fedavg:FedAVG")
-FEDAVG_BY_EXAMPLES = replace(FEDAVG, server=WEIGHTED_BY_EXAMPLES)
+FEDAVG_BY_EXAMPLES = replace(FEDAVG, server_options=WEIGHTED_BY_EXAMPLES)
 FEDAVGM = PeerConfig("fedavgm:FedAVGM")
-FEDNOVA = PeerConfig("fednova:FedNova", server=WEIGHTED_BY_EXAMPLES)
-FEDNOVA_WITH_MOMENTUM = replace(FEDNOVA, client={"persistency": False})
-FEDRS = PeerConfig("fedrs:FedRS", client={"alpha": 0.5}, server=WEIGHTED_BY_EXAMPLES)
-FEDDYN = PeerConfig("feddyn:FedDyn", client={"alpha": 0.1}, server_model="cld_mdl")
-MOON = PeerConfig("moon:MOON", client={"mu": 1.0, "tau": 0.5}, server=WEIGHTED_BY_EXAMPLES)
+FEDNOVA = PeerConfig("fednova:FedNova", server_options=WEIGHTED_BY_EXAMPLES)
+FEDNOVA_WITH_MOMENTUM = replace(FEDNOVA, client_options={"persistency": False})
+FEDRS = PeerConfig("fedrs:FedRS", client_options={"alpha": 0.5}, server_options=WEIGHTED_BY_EXAMPLES)
+FEDDYN = PeerConfig("feddyn:FedDyn", client_options={"alpha": 0.1}, server_model="cld_mdl")
+MOON = PeerConfig("moon:MOON", client_options={"mu": 1.0, "tau": 0.5}, server_options=WEIGHTED_BY_EXAMPLES)
 APFL = PeerConfig(
     "apfl:APFL",
-    client={"lam": 0.3},
-    server={**WEIGHTED_BY_EXAMPLES, "tau": 1},
+    client_options={"lam": 0.3},
+    server_options={**WEIGHTED_BY_EXAMPLES, "tau": 1},
     clients_have_models=True,
     kept=("personalized_model", "hyper_params.lam"),
 )
 FEDPROTO = PeerConfig(
-    "fedproto:FedProto", client={"n_protos": 10, "lam": 1.0}, clients_have_models=True, class_vectors="prototypes"
+    "fedproto:FedProto",
+    client_options={"n_protos": 10, "lam": 1.0},
+    clients_have_models=True,
+    class_vectors="prototypes",
 )
 SCAFFOLD = PeerConfig("scaffold:SCAFFOLD")
 
@@ -82,14 +85,14 @@ PEER = Peer(
                 closed_by=Row(
                     label="FedAvg with momentum, persistency False",
                     case="fedavg, momentum",
-                    config=replace(FEDAVG_BY_EXAMPLES, client={"persistency": False}),
+                    config=replace(FEDAVG_BY_EXAMPLES, client_options={"persistency": False}),
                 ),
             ),
         ),
         Row(
             label="FedProx",
             case="fedprox",
-            config=PeerConfig("fedprox:FedProx", client={"mu": 0.5}, server=WEIGHTED_BY_EXAMPLES),
+            config=PeerConfig("fedprox:FedProx", client_options={"mu": 0.5}, server_options=WEIGHTED_BY_EXAMPLES),
         ),
         Row(label="SCAFFOLD, clients of one size", case="scaffold, equal", config=SCAFFOLD),
         Row(label="SCAFFOLD, 2 of 4 clients", case="scaffold, half", config=SCAFFOLD),
@@ -106,12 +109,12 @@ PEER = Peer(
         Row(
             label="SCAFFOLD, weighted False; fedcli: plain means",
             case="scaffold, uniform",
-            config=replace(SCAFFOLD, server={"weighted": False}),
+            config=replace(SCAFFOLD, server_options={"weighted": False}),
         ),
         Row(
             label="SCAFFOLD, global_step 2",
             case="scaffold, equal, server rate 2",
-            config=replace(SCAFFOLD, server={"global_step": 2}),
+            config=replace(SCAFFOLD, server_options={"global_step": 2}),
             explanation=Explanation(
                 cause="`global_step` multiplies the weights of the models, and not the change of the model "
                 "(scaffold.py).",
@@ -119,7 +122,7 @@ PEER = Peer(
                 closed_by=Row(
                     label="SCAFFOLD, lr 2",
                     case="scaffold, equal, server rate 2",
-                    config=replace(SCAFFOLD, server={"lr": 2.0}),
+                    config=replace(SCAFFOLD, server_options={"lr": 2.0}),
                 ),
             ),
         ),
@@ -186,7 +189,7 @@ PEER = Peer(
         Row(
             label="FedDyn, weighted False; changed: kept gradient",
             case="feddyn",
-            config=replace(FEDDYN, server={"weighted": False}, patch="sum_changes"),
+            config=replace(FEDDYN, server_options={"weighted": False}, patch="sum_changes"),
             change=SUM_OF_CHANGES,
         ),
         Row(label="MOON", case="moon", config=MOON),
@@ -214,7 +217,9 @@ PEER = Peer(
         Row(
             label="FedBN",
             case="fedbn, batch norm",
-            config=PeerConfig("fedbn:FedBN", server=WEIGHTED_BY_EXAMPLES, shared_part=SharedPart.ALL_BUT_NORMALISATION),
+            config=PeerConfig(
+                "fedbn:FedBN", server_options=WEIGHTED_BY_EXAMPLES, shared_part=SharedPart.ALL_BUT_NORMALISATION
+            ),
             compared=(Quantity.SHARED, Quantity.KEPT),
         ),
         Row(
@@ -227,7 +232,7 @@ PEER = Peer(
                 closed_by=Row(
                     label="FedRS, count_as_missing 0",
                     case="fedrs",
-                    config=replace(FEDRS, client={"alpha": 0.5, "count_as_missing": 0}),
+                    config=replace(FEDRS, client_options={"alpha": 0.5, "count_as_missing": 0}),
                 ),
             ),
         ),
@@ -263,7 +268,10 @@ PEER = Peer(
             label="LG-FedAvg",
             case="lg-fedavg",
             config=PeerConfig(
-                "lg_fedavg:LGFedAVG", server=WEIGHTED_BY_EXAMPLES, clients_have_models=True, shared_part=SharedPart.HEAD
+                "lg_fedavg:LGFedAVG",
+                server_options=WEIGHTED_BY_EXAMPLES,
+                clients_have_models=True,
+                shared_part=SharedPart.HEAD,
             ),
             compared=(Quantity.HEAD, Quantity.BODIES),
         ),
