@@ -1,9 +1,13 @@
 """The page of speed, and what the README quotes of it, say what the CSV files beside the page do."""
 
 import csv
+import os
 import re
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +19,7 @@ from tests.scripts import load_script
 
 ROOT = Path(__file__).parent.parent
 SPEED = ROOT / "results" / "speed"
+EARLIER = SPEED / "peers" / "earlier.csv"  # what earlier versions of peers.py have measured
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGE = (SPEED / "README.md").read_text(encoding="utf-8")
 
@@ -131,24 +136,24 @@ def spread(values):
 def test_what_is_said_of_others_is_what_was_measured():
     peers = load_script(SPEED / "peers" / "peers.py")
     page = (SPEED / "peers" / "README.md").read_text(encoding="utf-8")
-    rows = peers.pd.read_csv(peers.CSV)
+    rows = peers.pd.concat([peers.pd.read_csv(file) for file in (peers.CSV, EARLIER)])
     medians = peers.compute_medians(rows)
     ratios = medians.div(medians["fedcli"], axis=0)
 
     # The page has the seconds of each side, and how many times fedcli's they are.
-    for (workload, side), seconds in rows[rows.what == "seconds"].groupby(["workload", "side"]).value:
+    for (workload, side), seconds in rows[rows.quantity == "seconds"].groupby(["workload", "side"]).value:
         name, _, _ = side.partition("-")
         cells = re.escape(f" | {spread(seconds)} | {spread(ratios.loc['seconds', workload][side])}")
         assert re.search(f"{workload} [|] {name}[^|]*{cells}", page, re.IGNORECASE)
 
     # The README has the medians of the ratios.
-    def ratio(what, workload, side):
-        return f"{ratios.loc[what, workload][side].median():.1f}"
+    def ratio(quantity, workload, side):
+        return f"{ratios.loc[quantity, workload][side].median():.1f}"
 
     sentence = (
         f"PFLlib takes {ratio('seconds', 'w1', 'pfllib')} times as long as fedcli for `w1` and Flower "
         f"{ratio('seconds', 'w1', 'flower')} times, at equal accuracy, and with the evaluation after a round "
-        f"{ratio('tested', 'w1', 'pfllib')} and {ratio('tested', 'w1', 'flower')} times"
+        f"{ratio('seconds_with_test', 'w1', 'pfllib')} and {ratio('seconds_with_test', 'w1', 'flower')} times"
     )
     assert sentence in " ".join(README.split())
     large = ratio("seconds", "large", "fluke")
@@ -157,30 +162,31 @@ def test_what_is_said_of_others_is_what_was_measured():
 
     # All come to the same accuracy.
     for workload in ("large", "small"):
-        accuracies = medians.loc["end"].loc[workload].mean()
+        accuracies = medians.loc["final_accuracy"].loc[workload].mean()
         for side in ("fedcli", "fluke"):
             assert re.search(f"{workload} [|] {side} [|].*[|] {100 * accuracies[side]:.2f} [|]", page)
         assert abs(accuracies["fedcli"] - accuracies["fluke"]) < 0.005
     for method in ("fedavg", "fedprox", "fedproto"):
-        values = rows[rows.workload == method].groupby(["what", "side"]).value
-        of_fedcli = values.get_group(("accuracy", "fedcli"))
-        of_pfllib = values.get_group(("accuracy", "pfllib"))
+        values = rows[rows.workload == method].groupby(["quantity", "side"]).value
+        of_fedcli = values.get_group(("final_accuracy", "fedcli"))
+        of_pfllib = values.get_group(("final_accuracy", "pfllib"))
         assert abs(of_fedcli.mean() - of_pfllib.mean()) < min(of_fedcli.std(), of_pfllib.std())
-        assert values.get_group(("difference", "pfllib")).iloc[1] < 3e-5  # of the median model
+        assert values.get_group(("median_difference", "pfllib")).item() < 3e-5
 
 
 def test_the_rounds_of_a_side_are_measured_on_the_clients_that_all_sides_read(tmp_path, monkeypatch):
     peers = load_script(SPEED / "peers" / "peers.py")
     clients = load_script(SPEED / "peers" / "sides" / "clients.py")
-    small = {"dataset": "digits", "backbone": "cnn-small", "num_clients": 4, "cohort_size": 2, "train_examples": 400}
-    monkeypatch.setitem(peers.WORKLOADS, "w2", {**peers.WORKLOADS["w2"], **small})
+    training = replace(peers.ONE_EPOCH, backbone="cnn-small", num_clients=4, cohort_size=2)
+    options = {**peers.FMNIST, "dataset": "digits", "train_examples": 400}
+    monkeypatch.setitem(peers.WORKLOADS, "w2", peers.Workload(training, options))
     monkeypatch.setattr(peers, "CSV", tmp_path / "peers.csv")
     measured = peers.measure("w2", [peers.Side.FEDCLI], 7, pfllib=None, python="")
 
     rows = peers.pd.read_csv(peers.CSV)
     assert [*rows.value] == pytest.approx([row.value for row in measured], rel=1e-5)
     assert [*rows] == [*peers.pd.read_csv(SPEED / "peers" / "peers.csv")]
-    assert [*rows.what] == ["seconds"] * 3 + ["end"]
+    assert [*rows.quantity] == ["seconds"] * 3 + ["final_accuracy"]
     assert (rows.value > 0).all()
 
     peers.write_clients(tmp_path, peers.WORKLOADS["w2"])
@@ -202,7 +208,60 @@ def test_a_side_that_would_train_something_else_is_refused_before_anything_is_ti
     peers = load_script(SPEED / "peers" / "peers.py")
     monkeypatch.setattr(peers, "measure", None)
     with pytest.raises(UserError, match=REFUSED[workload, side]):
-        peers.main(peers.Workload(workload), [peers.Side.FEDCLI, peers.Side(side)], pfllib=SPEED)
+        peers.main(peers.WorkloadName(workload), [peers.Side.FEDCLI, peers.Side(side)], pfllib=SPEED)
+
+
+def test_a_side_that_is_given_twice_is_refused_before_anything_is_timed(monkeypatch):
+    peers = load_script(SPEED / "peers" / "peers.py")
+    monkeypatch.setattr(peers, "measure", None)
+    with pytest.raises(UserError, match="fedcli is given twice; give each --side once"):
+        peers.main(peers.WorkloadName.W1, [peers.Side.FEDCLI, peers.Side.FEDCLI])
+
+
+def test_a_folder_that_is_no_checkout_of_pfllib_is_refused_before_anything_is_timed(tmp_path, monkeypatch):
+    peers = load_script(SPEED / "peers" / "peers.py")
+    monkeypatch.setattr(peers, "measure", None)
+    sides = [peers.Side.FEDCLI, peers.Side.PFLLIB]
+    with pytest.raises(UserError, match="has no PFLlib"):
+        peers.main(peers.WorkloadName.W1, sides, pfllib=tmp_path)
+    (tmp_path / "system" / "flcore").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"is no checkout \(fatal: not a git repository"):
+        peers.main(peers.WorkloadName.W1, sides, pfllib=tmp_path)
+
+
+def test_a_turn_of_which_a_side_fails_leaves_no_rows(tmp_path, monkeypatch):
+    peers = load_script(SPEED / "peers" / "peers.py")
+
+    def run_side(python, side, job):
+        if side is peers.Side.FLUKE:
+            raise subprocess.CalledProcessError(1, "fluke")
+        outcome = SimpleNamespace(seconds=[1.0] * 5, accuracy=None, versions="1")
+        return SimpleNamespace(outcome=outcome, torch="2", cores=3)
+
+    monkeypatch.setattr(peers, "run_side", run_side)
+    monkeypatch.setattr(peers, "write_clients", lambda folder, workload: None)
+    monkeypatch.setattr(peers, "CSV", tmp_path / "peers.csv")
+    peers.measure("large", [peers.Side.FEDCLI], 0, None, "")
+    before = peers.CSV.read_text()
+    with pytest.raises(subprocess.CalledProcessError):
+        peers.measure("large", [peers.Side.FEDCLI, peers.Side.FLUKE], 1, None, "")
+    assert peers.CSV.read_text() == before
+
+
+def test_a_side_finds_the_modules_of_its_environment_too(tmp_path, monkeypatch):
+    peers = load_script(SPEED / "peers" / "peers.py")
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    paths = []
+
+    def run(command, env, **options):
+        paths.append(env["PYTHONPATH"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(peers.subprocess, "run", run)
+    job = SimpleNamespace(to_json=lambda: "{}")
+    with pytest.raises(KeyboardInterrupt):
+        peers.run_side("python", peers.Side.FLUKE, job)
+    assert paths == [f"{SPEED / 'peers'}{os.pathsep}/elsewhere"]
 
 
 def with_weights_of(network, other):
@@ -227,7 +286,8 @@ def test_networks_that_are_written_again_are_those_of_fedcli():
 
 def test_a_job_and_a_measurement_pass_between_processes_as_they_are(tmp_path):
     jobs = load_script(SPEED / "peers" / "sides" / "job.py")
-    job = jobs.Job(tmp_path, {"lr": 0.1}, rounds=5, pfllib=None)
+    training = jobs.Training(lr=0.1, cohort_size=2, local_epochs=3, batch_size=4)
+    job = jobs.Job(tmp_path, jobs.Workload(training, {"momentum": 0.0}), rounds=5, pfllib=None)
     assert jobs.Job.from_json(job.to_json()) == job
     outcome = jobs.Outcome([1.0, 2.5], accuracy=None, versions="x 1")
     measurement = jobs.Measurement(outcome, torch="2", cores=3)
@@ -236,7 +296,7 @@ def test_a_job_and_a_measurement_pass_between_processes_as_they_are(tmp_path):
 
 def test_all_sides_train_on_the_cpu():
     peers = load_script(SPEED / "peers" / "peers.py")
-    assert {options["device"] for options in peers.WORKLOADS.values()} == {"cpu"}
+    assert {workload.options["device"] for workload in peers.WORKLOADS.values()} == {"cpu"}
 
 
 def test_a_turn_is_the_next_one_and_its_own_rows_alone_are_summed_up(monkeypatch, capsys):
@@ -245,20 +305,20 @@ def test_a_turn_is_the_next_one_and_its_own_rows_alone_are_summed_up(monkeypatch
 
     def measure(workload, sides, turn, pfllib, python):
         measured.append(turn)
-        side = {"versions": "1", "torch": "2", "threads": 3, "processor": "x"}
+        side = {"versions": "1", "torch": "2", "cores": 3, "processor": "x"}
         values = {"fedcli": (1.0, 2.0, 9.0), "fluke": (4.0, 5.0, 5.5)}
         return [
-            peers.CsvRow(what="seconds", workload=workload, side=name, turn=turn, value=value, **side)
+            peers.CsvRow(quantity="seconds", workload=workload, side=name, turn=turn, value=value, **side)
             for name in sides
             for value in values[name]
         ]
 
     monkeypatch.setattr(peers, "measure", measure)
-    peers.main(peers.Workload.LARGE, [peers.Side.FEDCLI, peers.Side.FLUKE])
+    peers.main(peers.WorkloadName.LARGE, [peers.Side.FEDCLI, peers.Side.FLUKE])
     *_, last_line = capsys.readouterr().out.splitlines()
     assert last_line.split() == ["large", "3", "2.0", "5.0"]
     assert measured == [3]  # after 0, 1 and 2 in the CSV
-    peers.main(peers.Workload.LARGE, [peers.Side.FEDCLI], turns=[5, 8])
+    peers.main(peers.WorkloadName.LARGE, [peers.Side.FEDCLI], turns=[5, 8])
     assert [line.split()[-2:] for line in capsys.readouterr().out.splitlines()[-2:]] == [["5", "2.0"], ["8", "2.0"]]
 
 
@@ -267,7 +327,7 @@ def test_a_turn_that_is_measured_already_is_refused_before_anything_is_timed(tur
     peers = load_script(SPEED / "peers" / "peers.py")
     monkeypatch.setattr(peers, "measure", None)
     with pytest.raises(UserError, match=f"turn {turns[1]} of fedcli with 'large' is in the CSV, or was asked for"):
-        peers.main(peers.Workload.LARGE, [peers.Side.FEDCLI], turns=turns)
+        peers.main(peers.WorkloadName.LARGE, [peers.Side.FEDCLI], turns=turns)
 
 
 def test_the_first_turn_is_0_where_there_is_no_csv(tmp_path, monkeypatch):
@@ -279,16 +339,19 @@ def test_the_first_turn_is_0_where_there_is_no_csv(tmp_path, monkeypatch):
 def test_the_seconds_of_earlier_versions_are_those_of_fewer_rounds():
     peers = load_script(SPEED / "peers" / "peers.py")
     rows = peers.pd.read_csv(peers.CSV)
-    counts = rows[rows.what == "seconds"].groupby(["workload", "side", "turn"]).size()
-    of_this_version = counts[counts == 3].reset_index()
-    assert {*of_this_version.workload} == {"large", "small", "w4"}
-    of_earlier_versions = counts[counts != 3].reset_index()
-    assert {*of_earlier_versions.workload} == {"w1", "w2", "proto"}
+    counts = rows[rows.quantity == "seconds"].groupby(["workload", "side", "turn"]).size()
+    assert {*counts} == {3}
+    assert {*rows.workload} == {"large", "small", "w4"}
+    earlier_rows = peers.pd.read_csv(EARLIER)
+    earlier_counts = earlier_rows[earlier_rows.quantity == "seconds"].groupby(["workload", "side", "turn"]).size()
+    assert {*earlier_counts} == {1, 2}
+    assert {*earlier_counts.reset_index().workload} == {"w1", "w2", "proto"}
 
 
 def test_what_was_measured_was_trained_by_sides_that_are_able_to():
     peers = load_script(SPEED / "peers" / "peers.py")
-    timed = peers.pd.read_csv(peers.CSV).query("what == 'seconds' and side != 'flower-default'")
+    rows = peers.pd.concat([peers.pd.read_csv(file) for file in (peers.CSV, EARLIER)])
+    timed = rows.query("quantity == 'seconds' and side != 'flower-default'")
     assert set(timed.side) > {"fedcli"}
     for workload, sides in timed.groupby("workload").side:
         peers.check_sides(workload, [*map(peers.Side, sides.unique())])

@@ -3,10 +3,10 @@
     python peers.py w1 --pfllib CHECKOUT --python PYTHON --turn 4 --turn 5     also w2, w4, proto
     python peers.py large --side fedcli --side fluke --python PYTHON     also small
 
-appends the seconds of each side's rounds, and the accuracy of its last model where it tests one, to `peers.csv`, and
-prints the medians of these seconds. `--pfllib` is a checkout of TsingZ0/PFLlib; `--python` is the Python of an
-environment with the same torch, flwr==1.41.0 and ray for Flower, scikit-learn, matplotlib and h5py for PFLlib, or
-fluke-fl==0.8.1 for fluke.
+appends the seconds of each side's rounds, and the accuracy of its last model where it tests one, to `peers.csv` as all
+sides of a turn are done, and prints the medians of these seconds. `--pfllib` is a checkout of TsingZ0/PFLlib;
+`--python` is the Python of an environment with the same torch, flwr==1.41.0 and ray for Flower, scikit-learn,
+matplotlib and h5py for PFLlib, or fluke-fl==0.8.1 for fluke.
 
 Each side runs in a process of its own (`sides/`), which imports nothing of the others. All train the same images of
 the same clients from the same initial model with plain SGD; a batch that is not full is left out as in PFLlib, but kept
@@ -19,27 +19,26 @@ divides the images and writes them normalised into files in PFLlib's form, which
               core, with one thread; timed as in fedcli
     fluke     its FedAVG's own `run`; timed as in fedcli
 
-Earlier versions of this script measured all but "seconds" and "end" in the CSV, and those "seconds" of which a turn has
-fewer than three: of w1, w2 and proto, and of "flower-default".
+`earlier.csv` has what earlier versions of this script measured, with two rounds in a turn or by other ways.
 """
 
 import os
 import subprocess
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
 import torch
 import typer
-from sides.job import Job, Measurement
+from sides.job import Job, Measurement, Training, Workload
 
 from fedcli.errors import UserError
 from fedcli.runs import begin
@@ -51,27 +50,27 @@ HERE = Path(__file__).parent
 CSV = HERE / "peers.csv"
 ROUNDS = 5
 COUNTED_ROUNDS = slice(1, ROUNDS - 1)  # the first warms up, and the last is tested
-TRAINING = {
-    "protocol": "fedsa:cifar10-silo", "dataset": "fmnist", "backbone": "cnn-mcmahan", "optimizer": "sgd", "lr": 0.01,
-    "momentum": 0.0, "drop_last": True, "partition": "iid", "num_clients": 100, "seed": 0,
+FMNIST = {
+    "protocol": "fedsa:cifar10-silo", "dataset": "fmnist", "optimizer": "sgd", "momentum": 0.0, "partition": "iid",
     "device": "cpu",  # as the other sides
     "local_test": 1 / 7,  # of 700 images each
 }  # fmt: skip
-FIVE_EPOCHS = {**TRAINING, "method": "fedavg", "cohort_size": 10, "local_epochs": 5, "batch_size": 64}
-SMALL_BATCHES = {**TRAINING, "cohort_size": 20, "local_epochs": 1, "batch_size": 10}
-BESIDE_FLUKE = {
-    **TRAINING, "method": "fedavg", "dataset": "mnist", "lr": 0.05, "cohort_size": 10, "local_epochs": 5,
-    "batch_size": 64, "drop_last": False,
-}  # fmt: skip
-WORKLOADS: dict[str, dict[str, Any]] = {
-    "w1": FIVE_EPOCHS,
-    "w2": {**SMALL_BATCHES, "method": "fedavg"},
-    "w4": {**FIVE_EPOCHS, "backbone": f"{HERE}/networks.py:small"},
-    "proto": {**SMALL_BATCHES, "method": "fedproto", "prototype_weight": 1.0, "gathered_epochs": "all"},
-    "large": {**BESIDE_FLUKE, "backbone": f"{HERE}/networks.py:mcmahan"},
-    "small": {**BESIDE_FLUKE, "backbone": f"{HERE}/networks.py:small"},
+MNIST = {**FMNIST, "dataset": "mnist"}
+FIVE_EPOCHS = Training(cohort_size=10, local_epochs=5, batch_size=64)
+ONE_EPOCH = Training(cohort_size=20, local_epochs=1, batch_size=10)
+PROTOTYPES = replace(ONE_EPOCH, method="fedproto", prototype_weight=1.0)
+BESIDE_FLUKE = replace(FIVE_EPOCHS, lr=0.05, drop_last=False)
+LARGE_NETWORK = f"{HERE}/networks.py:mcmahan"
+SMALL_NETWORK = f"{HERE}/networks.py:small"
+WORKLOADS = {
+    "w1": Workload(FIVE_EPOCHS, FMNIST),
+    "w2": Workload(ONE_EPOCH, FMNIST),
+    "w4": Workload(replace(FIVE_EPOCHS, backbone=SMALL_NETWORK), FMNIST),
+    "proto": Workload(PROTOTYPES, {**FMNIST, "gathered_epochs": "all"}),
+    "large": Workload(replace(BESIDE_FLUKE, backbone=LARGE_NETWORK), MNIST),
+    "small": Workload(replace(BESIDE_FLUKE, backbone=SMALL_NETWORK), MNIST),
 }
-Workload = StrEnum("Workload", {name.upper(): name for name in WORKLOADS})
+WorkloadName = StrEnum("WorkloadName", {name.upper(): name for name in WORKLOADS})
 
 
 class Side(StrEnum):
@@ -100,22 +99,38 @@ ABILITIES = {
 
 
 def check_sides(workload: str, sides: Sequence[Side]) -> None:
-    """Refuses sides that would train something else than the workload.
+    """Refuses sides that would train something else than the workload, and one that is given twice.
 
     Raises:
-        UserError: If a side lacks the method, or keeps or leaves out batches that are not full where the workload does
-            not.
+        UserError: If a side is given twice, lacks the method, or keeps or leaves out batches that are not full where
+            the workload does not.
     """
-    options = WORKLOADS[workload]
+    training = WORKLOADS[workload].training
     for side in sides:
         abilities = ABILITIES[side]
-        if options["method"] not in abilities.methods:
-            raise UserError(f"{side} cannot train '{workload}', which is {options['method']}; leave it out.")
-        if options["drop_last"] not in abilities.drop_last:
-            treatment = "without" if options["drop_last"] else "with"
+        if sides.count(side) > 1:
+            raise UserError(f"{side} is given twice; give each --side once, and another turn by --turn.")
+        if training.method not in abilities.methods:
+            raise UserError(f"{side} cannot train '{workload}', which is {training.method}; leave it out.")
+        if training.drop_last not in abilities.drop_last:
+            treatment = "without" if training.drop_last else "with"
             raise UserError(
                 f"{side} cannot train '{workload}', which is {treatment} the batches that are not full; leave it out."
             )
+
+
+def check_checkout(pfllib: Path) -> None:
+    """Refuses a folder that is no checkout of PFLlib.
+
+    Raises:
+        UserError: If it lacks PFLlib's modules, or git knows no commit of it.
+    """
+    if not (pfllib / "system" / "flcore").is_dir():
+        raise UserError(f"'{pfllib}' has no PFLlib (looked for 'system/flcore'); give its checkout by --pfllib.")
+    command = ["git", "-C", str(pfllib), "rev-parse", "HEAD"]
+    git = subprocess.run(command, capture_output=True, text=True, check=False)
+    if git.returncode:
+        raise UserError(f"'{pfllib}' is no checkout ({git.stderr.strip()}); clone PFLlib, so that its commit is noted.")
 
 
 def read_rows() -> pd.DataFrame:
@@ -150,10 +165,11 @@ def check_turns(workload: str, sides: Sequence[Side], turns: Sequence[int]) -> N
         measured.add((side, turn))
 
 
-def write_clients(folder: Path, options: dict[str, Any]) -> None:
+def write_clients(folder: Path, workload: Workload) -> None:
     """Writes the clients' images as PFLlib's generators do, `dataset/train/K.npz` and so on, and the initial model."""
-    options_of_run = {name: value for name, value in options.items() if name != "method"}
-    (planned,) = begin.resolve_runs(options["method"], GivenOptions(options_of_run), out=folder)
+    options = workload.options
+    method = options.pop("method")
+    (planned,) = begin.resolve_runs(method, GivenOptions(options), out=folder)
     dataset, _, fed = prepare(planned.setup)
     for split, clients in (("train", fed.training), ("test", fed.testing)):
         folder_of_split = folder / "dataset" / split
@@ -170,25 +186,24 @@ def write_clients(folder: Path, options: dict[str, Any]) -> None:
 class CsvRow:
     """A row of the CSV, whose columns have these names."""
 
-    what: str  # "seconds" of a round, or "end", the accuracy of the last model
+    quantity: str  # "seconds" of a round, or "final_accuracy", a fraction
     workload: str
     side: Side
     turn: int
     value: float
     versions: str
     torch: str
-    threads: int  # cores of the machine, which is the most threads that a side has
+    cores: int  # of the machine, and the most threads that a side has
     processor: str
 
 
 def measure(workload: str, sides: Sequence[Side], turn: int, pfllib: str | None, python: str) -> list[CsvRow]:
-    """Runs the sides of a turn one after the other, and appends the rows of each to the CSV; returns all of them."""
-    options = WORKLOADS[workload]
+    """Runs the sides of a turn one after the other; appends the rows of all to the CSV, and returns them."""
     rows: list[CsvRow] = []
     processor = environment(torch.device("cpu"))["machine"]["processor"]
     with TemporaryDirectory() as folder:
-        write_clients(Path(folder), options)
-        job = Job(Path(folder), options, ROUNDS, pfllib)
+        write_clients(Path(folder), WORKLOADS[workload])
+        job = Job(Path(folder), WORKLOADS[workload], ROUNDS, pfllib)
         for side in sides:
             python_of_side = sys.executable if side is Side.FEDCLI else python
             measurement = run_side(python_of_side, side, job)
@@ -200,14 +215,13 @@ def measure(workload: str, sides: Sequence[Side], turn: int, pfllib: str | None,
                 turn=turn,
                 versions=outcome.versions,
                 torch=measurement.torch,
-                threads=measurement.cores,
+                cores=measurement.cores,
                 processor=processor,
             )
-            rows_of_side = [make_row(what="seconds", value=seconds) for seconds in outcome.seconds[COUNTED_ROUNDS]]
+            rows += [make_row(quantity="seconds", value=seconds) for seconds in outcome.seconds[COUNTED_ROUNDS]]
             if outcome.accuracy is not None:
-                rows_of_side.append(make_row(what="end", value=outcome.accuracy))
-            append_rows(rows_of_side)
-            rows += rows_of_side
+                rows.append(make_row(quantity="final_accuracy", value=outcome.accuracy))
+    append_rows(rows)
     return rows
 
 
@@ -219,20 +233,23 @@ def append_rows(rows: Sequence[CsvRow]) -> None:
 def run_side(python: str, side: Side, job: Job) -> Measurement:
     """Returns what came of one side, which runs in a new process."""
     command = [python, "-m", "sides", side, job.to_json()]
-    env = {**os.environ, "PYTHONPATH": str(HERE), "FLWR_TELEMETRY_ENABLED": "0"}
+    paths = [str(HERE)]
+    if "PYTHONPATH" in os.environ:
+        paths.append(os.environ["PYTHONPATH"])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "FLWR_TELEMETRY_ENABLED": "0"}
     process = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
     *_, last_line = process.stdout.splitlines()
     return Measurement.from_json(last_line)
 
 
 def compute_medians(rows: pd.DataFrame) -> pd.DataFrame:
-    """Returns the medians of the values, a row each kind, workload and turn, a column each side."""
-    medians_of_sides = rows.groupby(["what", "workload", "turn", "side"])["value"].median()
+    """Returns the medians of the values, a row each quantity, workload and turn, a column each side."""
+    medians_of_sides = rows.groupby(["quantity", "workload", "turn", "side"])["value"].median()
     return medians_of_sides.unstack()
 
 
 def main(
-    workload: Annotated[Workload, typer.Argument(help="What is trained")],
+    workload: Annotated[WorkloadName, typer.Argument(help="What is trained")],
     sides: Annotated[list[Side], typer.Option("--side", help="Who trains it, in this order")] = [  # noqa: B006
         Side.FEDCLI,
         Side.PFLLIB,
@@ -248,6 +265,8 @@ def main(
     if Side.PFLLIB in sides and pfllib is None:
         raise typer.BadParameter("give the checkout of PFLlib, or other sides by --side.", param_hint="--pfllib")
     check_sides(workload, sides)
+    if Side.PFLLIB in sides:
+        check_checkout(pfllib)
     turns = turns or [find_next_turn(workload)]
     check_turns(workload, sides, turns)
     checkout = None if pfllib is None else str(pfllib.resolve())

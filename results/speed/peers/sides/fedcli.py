@@ -21,7 +21,7 @@ def run(job: Job) -> Outcome:
     """Runs rounds by fedcli."""
     clock = RoundClock()
     finished = fedcli.run(
-        **job.options, rounds=job.rounds, eval_every=job.rounds, out=job.folder / "run", log=[Logger(clock)]
+        **job.workload.options, rounds=job.rounds, eval_every=job.rounds, out=job.folder / "run", log=[Logger(clock)]
     )
     record = finished.record
     *_, last_round = record["rounds"]

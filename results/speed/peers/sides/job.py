@@ -3,26 +3,26 @@
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 NUM_CLASSES = 10  # of MNIST and of Fashion-MNIST
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Training:
     """What all sides train, by the names of fedcli's options."""
 
-    method: str
-    backbone: str
-    lr: float
-    num_clients: int
+    method: str = "fedavg"
+    backbone: str = "cnn-mcmahan"
+    lr: float = 0.01
+    num_clients: int = 100
     cohort_size: int
     local_epochs: int
     batch_size: int
-    drop_last: bool
-    seed: int
+    drop_last: bool = True  # whether a batch that is not full is left out
+    seed: int = 0
     prototype_weight: float | None = None  # of FedProto
 
     @property
@@ -32,19 +32,32 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Workload:
+    """What is trained, and what fedcli alone is told besides."""
+
+    training: Training
+    fedcli_options: Mapping[str, Any]  # how the images are divided, and what the other sides do anyway
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All options of fedcli."""
+        shared = {name: value for name, value in asdict(self.training).items() if value is not None}
+        return {**shared, **self.fedcli_options}
+
+
+@dataclass(frozen=True)
 class Job:
     """The rounds that every side trains."""
 
     folder: Path  # with the clients' images and the initial model, see `clients.py`
-    options: Mapping[str, Any]  # of fedcli: those of `Training`, and how the images are divided
+    workload: Workload
     rounds: int
     pfllib: str | None  # the checkout of PFLlib
 
     @property
     def training(self) -> Training:
-        """The part of the options that all sides read."""
-        names = [field.name for field in fields(Training)]
-        return Training(**{name: self.options[name] for name in names if name in self.options})
+        """What all sides train."""
+        return self.workload.training
 
     def to_json(self) -> str:
         """The job as an argument of a command."""
@@ -54,7 +67,9 @@ class Job:
     def from_json(cls, text: str) -> "Job":
         """The job that `to_json` has written."""
         read = json.loads(text)
-        return cls(**{**read, "folder": Path(read["folder"])})
+        training = Training(**read["workload"]["training"])
+        workload = Workload(training, read["workload"]["fedcli_options"])
+        return cls(Path(read["folder"]), workload, read["rounds"], read["pfllib"])
 
 
 @dataclass(frozen=True)

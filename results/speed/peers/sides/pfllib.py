@@ -31,6 +31,7 @@ SWITCHED_OFF = dict.fromkeys(  # arguments of PFLlib's main program
 
 def run(job: Job) -> Outcome:
     """Runs rounds by PFLlib's server and client classes, and one more: it tests before it trains."""
+    version = f"PFLlib {read_commit(job.pfllib)}"
     system = job.folder / "system"
     system.mkdir()
     os.chdir(system)  # it reads ../dataset
@@ -38,7 +39,7 @@ def run(job: Job) -> Outcome:
     server = make_server(job)
     set_seeds(job.training.seed)
     server.train()
-    return Outcome(server.Budget, None, f"PFLlib {read_commit(job.pfllib)}")
+    return Outcome(server.Budget, None, version)
 
 
 def make_server(job: Job) -> Any:
