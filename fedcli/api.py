@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedcli.arguments import grid_texts, plain_method_options, plain_seeds, plain_values
 from fedcli.errors import UserError
 from fedcli.keywords import in_keywords, keywords_for_flags
-from fedcli.userfiles import own_paths
+from fedcli.userfiles import user_paths
 
 if TYPE_CHECKING:  # a method file imports `fedcli` before the engine exists, and help needs no PyTorch
     from fedcli.returned import Run, Runs, Tuned
@@ -170,7 +170,7 @@ class _Experiment:
         begun = [run for run in plan.runs if run.folder not in errors or (run.folder / RECORD).is_file()]
         opened = Runs()
         for run in begun:
-            files = own_paths([run.method_source, *run.setup.all_options().values()])
+            files = user_paths([run.method_source, *run.setup.all_options().values()])
             opened.append(_open(run.folder, files))
         return opened
 

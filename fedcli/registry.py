@@ -12,7 +12,7 @@ from typing import Any
 from fedcli import papers  # type: ignore[attr-defined]  # the folder `papers` of a checkout, found when imported
 from fedcli.declarations import Cell, Claim, DataSetting, Method, Post, Protocol, Table
 from fedcli.errors import UserError, unknown
-from fedcli.userfiles import import_file, is_from_file, is_own, path_and_name, seen_from
+from fedcli.userfiles import import_file, is_user_module, names_user_file, path_and_name, resolve_beside
 
 
 def in_declared_case(text: str, names: Collection[str]) -> str:
@@ -90,7 +90,7 @@ def _with_full_paths(protocol: Protocol, folder: Path) -> Protocol:
     """A protocol of a user's file in a folder, with the paths of files that it names as seen from there."""
 
     def full(settings: Mapping[str, Any]) -> dict[str, Any]:
-        return {option: seen_from(folder, value) for option, value in settings.items()}
+        return {option: resolve_beside(folder, value) for option, value in settings.items()}
 
     def full_of_methods(options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         return {method: full(settings) for method, settings in options.items()}
@@ -98,7 +98,7 @@ def _with_full_paths(protocol: Protocol, folder: Path) -> Protocol:
     def full_of_data(setting: DataSetting) -> DataSetting:
         return replace(
             setting,
-            backbone=seen_from(folder, setting.backbone),
+            backbone=resolve_beside(folder, setting.backbone),
             settings=full(setting.settings),
             method_options=full_of_methods(setting.method_options),
         )
@@ -106,8 +106,8 @@ def _with_full_paths(protocol: Protocol, folder: Path) -> Protocol:
     return replace(
         protocol,
         settings=full(protocol.settings),
-        datasets={seen_from(folder, name): full_of_data(setting) for name, setting in protocol.datasets.items()},
-        public={seen_from(folder, name): setting for name, setting in protocol.public.items()},
+        datasets={resolve_beside(folder, name): full_of_data(setting) for name, setting in protocol.datasets.items()},
+        public={resolve_beside(folder, name): setting for name, setting in protocol.public.items()},
         method_options=full_of_methods(protocol.method_options),
     )
 
@@ -136,7 +136,7 @@ def pick(name: str, noun: str, declared: Mapping[str, Any]) -> Any:
 
 def _find(name: str, declaration_type: type, noun: str, declared: Mapping[str, Any]) -> Any:
     """The declaration of a name among those declared, or by `./file.py:NAME`."""
-    return _from_file(name, declaration_type) if is_from_file(name) else pick(name, noun, declared)
+    return _from_file(name, declaration_type) if names_user_file(name) else pick(name, noun, declared)
 
 
 def methods() -> dict[str, Method]:
@@ -163,7 +163,7 @@ def claims(paper: str | None = None) -> list[Claim]:
     Raises:
         UserError: There is no such paper, or the file declares no claim.
     """
-    if paper is not None and is_from_file(paper):
+    if paper is not None and names_user_file(paper):
         path, _ = path_and_name(paper)
         module = import_file(path, "claim")
         declared = declared_in(Claim, module).values()
@@ -184,7 +184,7 @@ def claims(paper: str | None = None) -> list[Claim]:
 def posts(method: Method | None = None, chosen: str | None = None) -> dict[str, Post]:
     """The steps after the last round by name: registered ones, those of a method's file, and `chosen` by `--post`."""
     of_file = declared_in(Post, method.module) if method else {}
-    of_user = {chosen: _from_file(chosen, Post)} if chosen and is_from_file(chosen) else {}
+    of_user = {chosen: _from_file(chosen, Post)} if chosen and names_user_file(chosen) else {}
     return {**_registered(Post), **of_file, **of_user}
 
 
@@ -208,7 +208,7 @@ def _protocols_of_file(method: Method) -> dict[str, Protocol]:
     found: dict[str, Protocol] = {}
     for module in (method.module, method.origin):
         for name, protocol in declared_in(Protocol, module).items():
-            if is_own(module):
+            if is_user_module(module):
                 protocol = _with_full_paths(protocol, Path(str(module.__file__)).parent)
             found.setdefault(name, protocol)
     return found

@@ -22,7 +22,7 @@ from fedcli.results.metrics import METRICS
 from fedcli.runs import rounds
 from fedcli.runs.options import RunConfig
 from fedcli.runs.resolve import default_dataset, resolve
-from fedcli.userfiles import from_file
+from fedcli.userfiles import find_user_function
 from tests.commands import invoke
 from tests.tensors import randn
 
@@ -173,10 +173,10 @@ def test_the_parts_of_the_example_run(tmp_path):
         [True, True, False, False], [True, True, False, False], [False, False, True, True], [False, False, True, True]
     ]  # fmt: skip
 
-    metric = from_file(f"{PARTS}:my_metric", "metric")
+    metric = find_user_function(f"{PARTS}:my_metric", "metric")
     assert metric(record) == max(entry["test_accuracy"] for entry in record["rounds"])
 
-    chart = from_file(f"{PARTS}:my_chart", "chart")
+    chart = find_user_function(f"{PARTS}:my_chart", "chart")
     (axes,) = chart([record]).axes
     (line,) = axes.lines
     assert line.get_xdata().tolist() == [1, 2]

@@ -10,7 +10,7 @@ from fedcli import isolation, registry
 from fedcli.errors import UserError
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
-from fedcli.userfiles import from_file, import_file
+from fedcli.userfiles import find_user_function, import_file
 from tests.commands import invoke
 from tests.tiny_runs import TINY
 from tests.user_errors import assert_refused
@@ -84,9 +84,9 @@ def test_what_a_file_changes_at_import_is_refused_by_name_and_put_back(name, wor
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_a_function_of_a_file_changes_when_it_is_called_is_refused_by_name(name):
     Path("mine.py").write_text(f"import torch\ndef part():\n    {CHANGES[name]}\n")
-    assert_refused(from_file("mine.py:part", "metric"), f"mine.py' changes {name}")
+    assert_refused(find_user_function("mine.py:part", "metric"), f"mine.py' changes {name}")
     Path("mine.py").write_text("def part(): return 1\n")
-    assert from_file("mine.py:part", "metric")() == 1
+    assert find_user_function("mine.py:part", "metric")() == 1
 
 
 def test_a_library_that_is_imported_may_wrap_its_own_functions():

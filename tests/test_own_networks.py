@@ -16,7 +16,7 @@ from fedcli.core.layers import MaskedBatchNorm2d
 from fedcli.data import datasets
 from fedcli.runs.exports import export
 from fedcli.toy import federation
-from fedcli.userfiles import from_file
+from fedcli.userfiles import find_user_function
 from tests import laws
 from tests.network_sources import NETWORKS, RETURN_LOGITS, network_source
 from tests.scripts import EVALUATE_MODELS
@@ -303,7 +303,7 @@ def users_network(name):
     """The module as the user's function makes it, with the weights of seed 0."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        return from_file(f"./nets.py:{name}", "backbone")(1, 8, 3)
+        return find_user_function(f"./nets.py:{name}", "backbone")(1, 8, 3)
 
 
 @pytest.mark.parametrize("name", ["plain_norm", "backward_hook", "hooked_dropout", "passing", "weight_norm"])

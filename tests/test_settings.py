@@ -36,7 +36,7 @@ from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resolve import refuse_without_effect, resolve
 from fedcli.runs.resume import resume
-from fedcli.userfiles import own_paths
+from fedcli.userfiles import user_paths
 from tests.commands import invoke
 from tests.first_version_runs import OLD_RUNS, RUN_OPTIONS
 from tests.tiny_runs import TINY, Stop, StopAfter
@@ -231,7 +231,7 @@ FILES = sorted(RECORDS.rglob("record.json"))
 def test_a_committed_record_still_resolves_to_its_configuration(file, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # some are of a machine with a GPU
     record = json.loads(file.read_text())
-    if own_paths([record["method_source"], *record["config"].values()]):
+    if user_paths([record["method_source"], *record["config"].values()]):
         pytest.skip("code of a study's own, which only its command names")
     method = find_method(record["method"])
     setup = resolve(method, recorded_options(record["config"], method), need_data=False)

@@ -325,7 +325,7 @@ def test_what_the_reader_of_paths_does_not_see_is_opened_nowhere(work, opened_fi
                 opener(text)
             num_opened += len(opened_files)
             with suppress(UserError):  # a zero byte
-                assert {*opened_files} <= {*userfiles.own_paths([text])}, (text, opener)
+                assert {*opened_files} <= {*userfiles.user_paths([text])}, (text, opener)
     assert num_opened > 50
 
 

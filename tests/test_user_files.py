@@ -220,17 +220,17 @@ def test_personal_models_are_not_compared_with_a_global_one():
 
 def test_a_file_is_imported_once_and_anew_when_it_has_changed():
     Path("counts.py").write_text("def f(): return 1\n")
-    metric = userfiles.from_file("counts.py:f", "metric")
-    again = userfiles.from_file("counts.py:f", "metric")
+    metric = userfiles.find_user_function("counts.py:f", "metric")
+    again = userfiles.find_user_function("counts.py:f", "metric")
     assert metric.function is again.function
 
     Path("counts.py").write_text("def f(): return 2\n")
-    assert userfiles.from_file("counts.py:f", "metric")() == 2
+    assert userfiles.find_user_function("counts.py:f", "metric")() == 2
 
 
 def test_an_error_inside_names_the_line_and_keeps_its_cause():
     Path("own.py").write_text("def g(x):\n    return x[5]\n\ndef f(x):\n    return g(x)\n")
-    function = userfiles.from_file("own.py:f", "metric")
+    function = userfiles.find_user_function("own.py:f", "metric")
     words = r"own.py' fails in line 2 \(got IndexError: list index out of range\)"
     with pytest.raises(UserError, match=words) as caught:
         function([1])
@@ -249,14 +249,15 @@ def test_a_file_may_import_those_beside_it_whose_names_may_be_taken_elsewhere(tm
         (tmp_path / name / "shapes.py").write_text("NONE = 0\n")
         (tmp_path / name / "late.py").write_text(f"LATE = {factor}00\n")
 
-    metric = userfiles.from_file(f"{tmp_path}/one/own.py:f", "metric")
-    other_metric = userfiles.from_file(f"{tmp_path}/other/own.py:f", "metric")
+    metric = userfiles.find_user_function(f"{tmp_path}/one/own.py:f", "metric")
+    other_metric = userfiles.find_user_function(f"{tmp_path}/other/own.py:f", "metric")
     assert metric(5) == 2 * 5 + 200
     assert other_metric(5) == 3 * 5 + 300
     assert "helpers" not in sys.modules
 
     (tmp_path / "one" / "shapes.py").write_text("NONE = 1\n")
-    assert userfiles.from_file(f"{tmp_path}/one/own.py:f", "metric")(5) == 211  # imported anew, though it is the same
+    # It is imported anew, though it is the same.
+    assert userfiles.find_user_function(f"{tmp_path}/one/own.py:f", "metric")(5) == 211
 
 
 @pytest.mark.parametrize(
@@ -275,16 +276,16 @@ def test_runs_that_a_call_returns_have_all_files_that_they_need(several, methods
 def test_a_function_imports_the_file_beside_it_as_it_was_when_its_own_file_was_imported():
     Path("main.py").write_text("def f():\n    import helper\n    return helper.VALUE\n")
     Path("helper.py").write_text("VALUE = 1\n")
-    function = userfiles.from_file("main.py:f", "metric")
-    later_function = userfiles.from_file("main.py:f", "metric")
+    function = userfiles.find_user_function("main.py:f", "metric")
+    later_function = userfiles.find_user_function("main.py:f", "metric")
     assert function() == 1
     Path("helper.py").write_text("VALUE = 2\n")
     assert function() == later_function() == 1
 
-    new_function = userfiles.from_file("main.py:f", "metric")
+    new_function = userfiles.find_user_function("main.py:f", "metric")
     Path("helper.py").write_text("VALUE = 3\n")
     assert_refused(new_function, "helper.py' has changed since", "main.py' was imported; start again.")
-    assert userfiles.from_file("main.py:f", "metric")() == 3
+    assert userfiles.find_user_function("main.py:f", "metric")() == 3
 
 
 def test_a_record_has_the_hashes_of_the_code_that_ran_though_its_files_were_edited_meanwhile():
@@ -739,7 +740,7 @@ def test_a_data_set_is_checked_and_in_canonical_order():
 )
 def test_a_place_without_a_function_is_refused_in_a_line(place, text, words):
     Path("own.py").write_text(f"import numpy as np\n{text}\n")
-    assert_refused(lambda: userfiles.from_file(place, "metric"), words)
+    assert_refused(lambda: userfiles.find_user_function(place, "metric"), words)
 
 
 ONE_ARRAY_FOR_ALL = "dict.fromkeys(('x_train', 'y_train', 'x_test', 'y_test'), np.ones((3, 4, 4)))"

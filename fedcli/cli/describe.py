@@ -12,7 +12,7 @@ from fedcli.cli.index import INDEX, PAPERS, SETUP, Index, Rows, Summary, index, 
 from fedcli.cli.option_words import settings_words
 from fedcli.declarations import SELECTIONS, Method, Post, Protocol, paper_of
 from fedcli.errors import UserError
-from fedcli.userfiles import is_from_file
+from fedcli.userfiles import names_user_file
 
 EVALUATIONS = {
     "server": "on the official test images",
@@ -36,7 +36,7 @@ def make_index() -> Index:
 
 def find_summary(name: str) -> Summary:
     """Find the summary of a method; a registered one is not imported, nor PyTorch with it."""
-    if is_from_file(name):
+    if names_user_file(name):
         return summarise(registry.find_method(name))
     return registry.pick(name, "method", index().methods)
 

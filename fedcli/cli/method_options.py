@@ -20,7 +20,7 @@ from fedcli.cli.options import optional, refuse_twice
 from fedcli.declarations import facts_of, fields_of, flag_of
 from fedcli.errors import UserError
 from fedcli.runs.origins import GivenOptions
-from fedcli.userfiles import is_from_file
+from fedcli.userfiles import names_user_file
 
 if TYPE_CHECKING:  # late, as help of all commands does not need it
     from fedcli.runs.options import HasOptions
@@ -115,7 +115,7 @@ def _find_methods(args: list[str]) -> NamedMethods:
     steps: Mapping[str, HasOptions] = index().posts
     first = find_summary(first_name)
     others = [find_summary(name) for name in other_names]
-    if is_from_file(first_name) or is_from_file(post or ""):
+    if names_user_file(first_name) or names_user_file(post or ""):
         steps = registry.posts(registry.find_method(first_name), post)
     return NamedMethods(first=first, others=others, post=post, steps=steps)
 

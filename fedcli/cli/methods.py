@@ -18,7 +18,7 @@ from fedcli.cli.options import argument, optional
 from fedcli.cli.printing import console, print_table, say
 from fedcli.declarations import flag_of
 from fedcli.errors import UserError, unknown
-from fedcli.userfiles import is_from_file
+from fedcli.userfiles import names_user_file
 
 TEMPLATE = Path(__file__).parent / "my_method.txt"  # what `new` writes; the README shows it
 
@@ -52,7 +52,7 @@ def show(
     names = [*index().methods, *posts, *protocols]
     name = registry.in_declared_case(name, names)
     rows = protocols.get(name)
-    if is_from_file(name):
+    if names_user_file(name):
         rows = _protocol_of_file(name)
     elif name not in names:
         if ":" in name:

@@ -14,7 +14,7 @@ from fedcli.cli.printing import say, write_and_name
 from fedcli.errors import UserError, import_optional
 from fedcli.figures import CHARTS, CURVES, WITH_LINES, find_chart
 from fedcli.run_files import refuse_file_of_a_run
-from fedcli.userfiles import is_from_file, short_name
+from fedcli.userfiles import names_user_file, short_name
 
 if TYPE_CHECKING:  # it imports Matplotlib, which help does not need
     from matplotlib.figure import Figure
@@ -58,8 +58,8 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
     chart = find_chart(kind)
     takes = CHARTS[kind].takes if kind in CHARTS else ()  # a chart of the user's takes records alone
     named = method or []
-    files = [text for text in named if is_from_file(text)]
-    methods = [text for text in named if not is_from_file(text)]
+    files = [text for text in named if names_user_file(text)]
+    methods = [text for text in named if not names_user_file(text)]
     records = records_of(runs, methods, dataset, label)
     for flag in given_flags(ctx, lambda option: option.name in {"x", "y"}.difference(takes)):
         raise UserError(f"{flag} is for --kind curves (got --kind {kind}); leave it out.")

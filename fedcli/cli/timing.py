@@ -12,7 +12,7 @@ from fedcli import registry
 from fedcli.cli.options import Device, argument, given_flags, optional
 from fedcli.cli.printing import print_table
 from fedcli.errors import UserError, unknown
-from fedcli.userfiles import is_from_file
+from fedcli.userfiles import names_user_file
 
 if TYPE_CHECKING:  # it imports PyTorch, which help does not need
     from fedcli.bench.speed import Timing
@@ -87,7 +87,7 @@ def _bench_case(name: str, method: str, given: Mapping[str, Any]) -> BenchCase:
 
     if name in NAMES or name in SCALING:
         return BenchCase(name, prepare_workload(find_workload(name), method, **given), is_workload=True)
-    if name in registry.methods() or is_from_file(name):
+    if name in registry.methods() or names_user_file(name):
         setup = resolve(registry.find_method(name), {"dataset": "cifar10", **given}, need_data=False)
         return BenchCase(setup.protocol.name, setup, is_workload=False)
     raise unknown("workload", name, NAMES, f"there are {', '.join(NAMES)}, and methods.")

@@ -28,7 +28,7 @@ from fedcli.core.keyed_draws import KeyedDraws, KeyedDropout
 from fedcli.core.layers import MaskedBatchNorm2d, use_live_taps
 from fedcli.core.user_networks import network_from_user
 from fedcli.errors import UserError, unknown
-from fedcli.userfiles import from_file, is_from_file
+from fedcli.userfiles import find_user_function, names_user_file
 from fedcli.vision import torchvision
 
 
@@ -41,8 +41,8 @@ class Recipe(NamedTuple):
 
 def find(name: str) -> Recipe:
     """Returns the recipe of a name of `BACKBONES` or of a user's `./file.py:NAME`; refuses an unknown name."""
-    if is_from_file(name):
-        return Recipe(partial(network_from_user, from_file(name, "backbone")))
+    if names_user_file(name):
+        return Recipe(partial(network_from_user, find_user_function(name, "backbone")))
     if name not in BACKBONES:
         raise unknown("network", name, BACKBONES, "'fedcli list' shows all.")
     return BACKBONES[name]
@@ -76,7 +76,7 @@ def build(name: str, channels: int, image_size: int, num_classes: int, seed: int
 def have_dead_taps(names: str, channels: int, image_size: int) -> bool:
     """Says whether one of the networks in `names`, with commas between, has dead taps, see `use_live_taps`."""
     for name in names.split(","):
-        function = from_file(name, "backbone").function if is_from_file(name) else None
+        function = find_user_function(name, "backbone").function if names_user_file(name) else None
         if _has_dead_taps(name, function, channels, image_size):
             return True
     return False

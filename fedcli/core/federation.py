@@ -52,7 +52,7 @@ from fedcli.core.trees import (
     tree_map,
 )
 from fedcli.errors import NonFiniteLoss, UserError
-from fedcli.userfiles import is_from_file
+from fedcli.userfiles import names_user_file
 
 # Images that go through a network together in evaluation mode.
 EVALUATION_BATCH = 500  # on a CPU
@@ -177,7 +177,7 @@ class Federation(Population):
         shape = (2, channels, image_size, image_size)
         images = torch.linspace(-1, 1, math.prod(shape), dtype=self.dtype, device=self.device).reshape(shape)
         for name, network in zip(self.backbones, self.networks, strict=True):
-            fault = vmap_fault(network, images) if is_from_file(name) else ""
+            fault = vmap_fault(network, images) if names_user_file(name) else ""
             if not fault:
                 continue
             clients = 1 if self.device.type == "cpu" else self.engine.clients_per_chunk

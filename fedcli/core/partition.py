@@ -33,7 +33,7 @@ from fedcli.core.partition_rules import (
 )
 from fedcli.core.parts import named_test_sizes
 from fedcli.errors import UserError, unknown
-from fedcli.userfiles import FromFile, blame, from_file, is_from_file
+from fedcli.userfiles import UserFunction, blame, find_user_function, names_user_file
 
 
 class Option(NamedTuple):
@@ -187,8 +187,8 @@ def from_flag(flag: str, remainder: str = "spread") -> Partition:
     Raises:
         UserError: An unknown name, or a parameter that is missing, superfluous or out of range.
     """
-    if is_from_file(flag):
-        return Partition(flag, partial(_parts_from_user, from_file(flag, "partition")), takes_groups=True)
+    if names_user_file(flag):
+        return Partition(flag, partial(_parts_from_user, find_user_function(flag, "partition")), takes_groups=True)
     around, plus, skew = flag.partition("+")
     if around == "domains":
         within = from_flag(skew if plus else "iid", remainder)
@@ -277,7 +277,7 @@ def _spelled(kind: PartitionKind, values: dict[str, Any]) -> list[str]:
 
 
 def _parts_from_user(
-    function: FromFile, labels: np.ndarray, num_clients: int, seed: int, **groups: np.ndarray
+    function: UserFunction, labels: np.ndarray, num_clients: int, seed: int, **groups: np.ndarray
 ) -> Parts:
     """Returns what a user's function gives, checked, as int64; it gets `groups` `[N]` if it has such an argument."""
     parameters = signature(function.function).parameters

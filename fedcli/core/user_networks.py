@@ -15,7 +15,7 @@ from fedcli.core.graphs import is_out_of_memory
 from fedcli.core.keyed_draws import KeyedDraws, KeyedDropout
 from fedcli.core.layers import MaskedBatchNorm2d, change_class
 from fedcli.core.trees import leaves
-from fedcli.userfiles import FromFile, blame
+from fedcli.userfiles import UserFunction, blame
 
 
 class LayerCall(NamedTuple):
@@ -35,7 +35,7 @@ class TriedModule(NamedTuple):
     logits: Any
 
 
-def network_from_user(function: FromFile, channels: int, image_size: int, num_classes: int) -> Backbone:
+def network_from_user(function: UserFunction, channels: int, image_size: int, num_classes: int) -> Backbone:
     """Makes a network of a user's module: its last nn.Linear becomes the head, whose input are the features.
 
     nn.BatchNorm2d and nn.Dropout become the layers that take mask and key. Runs on random images show that the
@@ -88,7 +88,7 @@ def _is_called_once(layer: nn.Module, tried: TriedModule) -> bool:
     return sizes == [3, 4]
 
 
-def _find_head(tried: TriedModule, function: FromFile) -> nn.Linear:
+def _find_head(tried: TriedModule, function: UserFunction) -> nn.Linear:
     """Returns the last linear layer that was called; refuses another kind of layer there, and a frozen one."""
     head = next((call.layer for call in reversed(tried.calls) if isinstance(call.layer, nn.Linear)), None)
     if type(head) is not nn.Linear or head.bias is None or not (head.weight.requires_grad and head.bias.requires_grad):
@@ -101,7 +101,7 @@ def _find_head(tried: TriedModule, function: FromFile) -> nn.Linear:
     return head
 
 
-def _try_module(function: FromFile, channels: int, image_size: int, num_classes: int) -> TriedModule:
+def _try_module(function: UserFunction, channels: int, image_size: int, num_classes: int) -> TriedModule:
     """Makes a user's module, without wrappers of `torch.compile`, and lets it take some images in evaluation mode."""
     module = function(channels, image_size, num_classes)
     if not isinstance(module, nn.Module):
@@ -118,7 +118,7 @@ def _try_module(function: FromFile, channels: int, image_size: int, num_classes:
     return TriedModule(module, x, few.calls, all_images.calls, all_images.output)
 
 
-def _refuse_batch_statistics(module: nn.Module, function: FromFile) -> None:
+def _refuse_batch_statistics(module: nn.Module, function: UserFunction) -> None:
     """Refuses batch normalisation that mixes images in evaluation, or whose statistics cannot be averaged."""
     for name, layer in module.named_modules():
         if type(layer) is nn.BatchNorm2d and not layer.track_running_stats:
@@ -133,7 +133,7 @@ def _refuse_batch_statistics(module: nn.Module, function: FromFile) -> None:
             )
 
 
-def _refuse_types_and_hooks(module: nn.Module, function: FromFile) -> None:
+def _refuse_types_and_hooks(module: nn.Module, function: UserFunction) -> None:
     """Refuses tensors that are not float32, and hooks on parameters."""
     for name, parameter in module.named_parameters():
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
@@ -165,7 +165,7 @@ def _has_hooks(layer: nn.Module) -> bool:
     return any(hooks)
 
 
-def _refuse_shared_memory(module: nn.Module, function: FromFile) -> None:
+def _refuse_shared_memory(module: nn.Module, function: UserFunction) -> None:
     """Refuses a parameter in two places, and two tensors in the same memory, which would come apart."""
     names: dict[nn.Parameter, str] = {}
     for prefix, part in module.named_modules():
@@ -206,7 +206,9 @@ def _perturbed(network: _Module) -> _Module:
     return network
 
 
-def _refuse_other_function(network: Backbone, whole: nn.Module, head_name: str, function: FromFile, x: Tensor) -> None:
+def _refuse_other_function(
+    network: Backbone, whole: nn.Module, head_name: str, function: UserFunction, x: Tensor
+) -> None:
     """Refuses a network which is not its body and then its head, whatever its parameters are, in training or not.
 
     `whole` is the user's module with the head, of that name, where it stands in it.
@@ -274,7 +276,7 @@ def _copied(network: Backbone) -> Backbone:
     return copy.deepcopy(network, {id(network.draws): network.draws})
 
 
-def _refuse_unfit(network: Backbone, whole: nn.Module, head_name: str, function: FromFile, x: Tensor) -> None:
+def _refuse_unfit(network: Backbone, whole: nn.Module, head_name: str, function: UserFunction, x: Tensor) -> None:
     """Refuses a user's network that draws without the key, is another function, mixes images, or hides a state."""
     perturbed = _perturbed(_copied(network))
     random_state = torch.get_rng_state()
@@ -303,7 +305,7 @@ class LayerOutput(NamedTuple):
     output: Tensor
 
 
-def _outputs_of_layers(network: Backbone, x: Tensor, function: FromFile) -> list[LayerOutput]:
+def _outputs_of_layers(network: Backbone, x: Tensor, function: UserFunction) -> list[LayerOutput]:
     """Returns what the layers of a copy give in training, but without batch statistics, and its buffers.
 
     Raises:
@@ -336,7 +338,7 @@ def _first_difference(outputs: list[LayerOutput], others: list[LayerOutput], is_
     return ""
 
 
-def _refuse_hidden_state(network: Backbone, function: FromFile, x: Tensor) -> None:
+def _refuse_hidden_state(network: Backbone, function: UserFunction, x: Tensor) -> None:
     """Refuses a network that changes a parameter or a shared buffer, or keeps what is in no buffer from batch to batch.
 
     Clients, threads and a run that is resumed would have other values, or the same where each should have its own.

@@ -31,7 +31,7 @@ from fedcli.data.resizing import resize
 from fedcli.errors import UserError, unknown
 from fedcli.reading import reading
 from fedcli.registry import in_declared_case
-from fedcli.userfiles import file_hash, from_file, is_from_file, short_name
+from fedcli.userfiles import file_hash, find_user_function, names_user_file, short_name
 
 
 def names() -> list[str]:
@@ -41,7 +41,7 @@ def names() -> list[str]:
 
 def find_name(text: str) -> str:
     """The name that a text stands for, in any case of its letters; a text that is none stays as it is."""
-    return text if is_from_file(text) else in_declared_case(text, names())
+    return text if names_user_file(text) else in_declared_case(text, names())
 
 
 def refuse_unavailable(name: str) -> None:
@@ -50,8 +50,8 @@ def refuse_unavailable(name: str) -> None:
     Raises:
         UserError: The name is unknown, or the images are not on this machine.
     """
-    if is_from_file(name):
-        from_file(name, "data set")
+    if names_user_file(name):
+        find_user_function(name, "data set")
     elif name not in names():
         raise unknown("data set", name, names(), f"see 'fedcli data list' and 'data import'; no file is at '{name}'.")
     elif not is_present(name):
@@ -61,14 +61,14 @@ def refuse_unavailable(name: str) -> None:
 
 def is_present(name: str) -> bool:
     """Whether a set can be loaded; its file is not read."""
-    if is_from_file(name) or is_in_cache(name):
+    if names_user_file(name) or is_in_cache(name):
         return True
     return name in MADE and all(is_present(need) for need in MADE[name])
 
 
 def is_open_to_all(name: str) -> bool:
     """Whether anybody can get a data set by a command."""
-    if is_from_file(name) or name in DOWNLOADS:
+    if names_user_file(name) or name in DOWNLOADS:
         return True
     return name in MADE and all(is_open_to_all(need) for need in MADE[name])
 
@@ -93,8 +93,8 @@ def load(name: str) -> Dataset:
         UserError: The name is unknown, or the images are not on this machine or damaged.
     """
     refuse_unavailable(name)
-    if is_from_file(name):
-        return _from_user(name, file_hash(from_file(name, "data set").path))
+    if names_user_file(name):
+        return _from_user(name, file_hash(find_user_function(name, "data set").path))
     with reading(cache_file(name), "as 'fedcli data import' wrote it"):
         dataset = from_arrays(name, _arrays(name))
     if official.is_official(name):
@@ -128,7 +128,7 @@ def _source_arrays(name: str) -> Arrays:
 @lru_cache(maxsize=2)
 def _from_user(text: str, digest: str) -> Dataset:
     """The data set that a user's function returns, checked like an `.npz` file."""
-    arrays = from_file(text, "data set")()
+    arrays = find_user_function(text, "data set")()
     with reading(text, f"a function that returns a dict of {NPZ_CONTENT}"):
         arrays = {key: np.asarray(value) for key, value in arrays.items()}
         columns = convert(join_splits(arrays, []), [])
@@ -172,7 +172,7 @@ def describe(name: str) -> dict[str, Any]:
     kind = _kind_of(info)
     note = ""
     sizes: dict[str, Any]
-    if is_from_file(name):
+    if names_user_file(name):
         kind = "your own"
         sizes = _sizes_in_memory(load(name))
     elif is_in_cache(name):

@@ -24,7 +24,7 @@ from fedcli.data.image_arrays import NPZ_CONTENT, SPLITS, canonical_arrays
 from fedcli.data.resizing import resize_rows
 from fedcli.errors import UserError, unknown
 from fedcli.reading import check_size, reading
-from fedcli.userfiles import is_from_file
+from fedcli.userfiles import names_user_file
 from fedcli.vision import torchvision
 
 
@@ -90,7 +90,7 @@ def import_if_path(text: str) -> str:
     """
     text = file_formats.location(text)
     name = datasets.find_name(text)
-    if is_from_file(name) or name in datasets.names() or not os.path.exists(text):
+    if names_user_file(name) or name in datasets.names() or not os.path.exists(text):
         return name
     path = Path(text)
     if not (path.is_file() or path.is_dir()):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from fedcli.declarations.checks import refuse_text
 from fedcli.declarations.costs import Sizes
 from fedcli.errors import UserError
-from fedcli.userfiles import blame, file_hash, hash_of_module, is_own
+from fedcli.userfiles import blame, file_hash, hash_of_module, is_user_module
 
 
 class _DeclaredInFile(ABC):
@@ -50,11 +50,11 @@ class _DeclaredInFile(ABC):
     @property
     def file_hash(self) -> str:
         """SHA-256 of the file as it was imported, its first 16 hexadecimal digits."""
-        return hash_of_module(self.module) if is_own(self.module) else _packaged_hash(self.file)
+        return hash_of_module(self.module) if is_user_module(self.module) else _packaged_hash(self.file)
 
     def blamed(self, *passes: type[Exception]) -> AbstractContextManager[None]:
         """Blames a user's file, and no paper's, for what is raised inside, but for `passes`; see `blame`."""
-        if not is_own(self.module):
+        if not is_user_module(self.module):
             return nullcontext()
         return blame(self.file, passes=lambda error: isinstance(error, passes))
 

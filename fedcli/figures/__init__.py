@@ -6,7 +6,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from fedcli.errors import unknown
-from fedcli.userfiles import from_file, is_from_file
+from fedcli.userfiles import find_user_function, names_user_file
 
 if TYPE_CHECKING:  # it imports PyTorch, which help does not need
     from fedcli.runs.schema import Record
@@ -134,11 +134,11 @@ def find_chart(name: str) -> Callable[..., Any]:
     Raises:
         UserError: If there is none; of a user's own also when it is drawn and does not return a figure.
     """
-    if not is_from_file(name):
+    if not names_user_file(name):
         if name not in CHARTS:
             raise unknown("chart", name, CHARTS, f"there are {', '.join(CHARTS)}, and your own by ./file.py:NAME.")
         return resolve_name(f"{__name__}.{CHARTS[name].function}")
-    function = from_file(name, "chart")
+    function = find_user_function(name, "chart")
 
     def draw(records: "list[Record]") -> Any:
         import matplotlib.figure

@@ -35,7 +35,7 @@ from fedcli.results.tables import build_table, build_tables
 from fedcli.results.words import describe_data, join_words, name_method
 from fedcli.runs.record import outcome_of
 from fedcli.runs.schema import Record
-from fedcli.userfiles import is_from_file
+from fedcli.userfiles import names_user_file
 
 FORMATS = ("markdown", "csv", "latex")
 # Metrics that papers print only where they discuss them.
@@ -190,7 +190,7 @@ def _write_heading(column: Column) -> str:
     name, _, parameter = metric.partition(":")
     if name == "domain" and parameter:
         return describe_data(parameter)
-    if is_from_file(metric):
+    if names_user_file(metric):
         words = parameter.replace("_", " ")
     else:
         detail = describe_data(parameter) if name in NAMED_METRICS else parameter

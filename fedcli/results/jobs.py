@@ -35,7 +35,7 @@ from fedcli.runs.record import has_ended, read_record
 from fedcli.runs.rounds import Listener
 from fedcli.runs.schema import Record, RoundEntry
 from fedcli.runs.signals import OutOfTime, end_with_parent, interrupt_on_signals, time_left
-from fedcli.userfiles import absolute, own_paths
+from fedcli.userfiles import make_absolute, user_paths
 
 POLL_SECONDS = 1.0  # between two looks at the records of other processes
 MAX_POLLS = 30  # in which interrupted runs are to end, and the process of a lost node
@@ -238,10 +238,10 @@ class Task(NamedTuple):
 
 def _make_task(run: PlannedRun) -> Task:
     given = run.given
-    values = {name: absolute(value) if isinstance(value, str) else value for name, value in given.values.items()}
+    values = {name: make_absolute(value) for name, value in given.values.items()}
     tuned = None if given.tuned is None else os.path.abspath(given.tuned)
     given = replace(given, values=values, tuned=tuned)
-    return Task(absolute(run.method_source), run.folder.resolve(), given)
+    return Task(make_absolute(run.method_source), run.folder.resolve(), given)
 
 
 def run_task(environment: dict[str, str], task: Task, progress: Listener | None = None) -> str:
@@ -276,7 +276,7 @@ def _start_or_resume(task: Task, progress: Listener | None) -> None:
         begin.run_method(task.method_source, task.given, out=task.folder, continue_=True, progress=progress)
         return
     [resolved] = begin.resolve_runs(task.method_source, task.given, out=task.folder)
-    files = own_paths([task.method_source, *resolved.setup.all_options().values()])
+    files = user_paths([task.method_source, *resolved.setup.all_options().values()])
     resume.resume(task.folder, files=files, progress=progress, skip_ended=True)
 
 

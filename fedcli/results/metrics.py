@@ -22,7 +22,7 @@ from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError, unknown
 from fedcli.runs.record import outcome_of
 from fedcli.runs.schema import Record, RoundEntry, tested_rounds
-from fedcli.userfiles import from_file, is_from_file
+from fedcli.userfiles import find_user_function, names_user_file
 
 DECIMALS = {"percent": 2, "": 3, "floats": 0}
 
@@ -197,8 +197,8 @@ def find_metric(name: str) -> Metric:
     Raises:
         UserError: If there is no such metric, or its parameter is missing or not allowed.
     """
-    if is_from_file(name):
-        function = from_file(name, "metric")
+    if names_user_file(name):
+        function = find_user_function(name, "metric")
         # It gets a copy, so that what it does to a record changes no other number of the table.
         return Metric(function.name, lambda record: function(copy.deepcopy(record)), unit="", better="")
     kind, colon, text = name.partition(":")

@@ -47,7 +47,7 @@ def run_method(
     if continue_ and out is None:
         raise UserError("--continue needs a folder (got no --out); name it with --out.")
     planned = resolve_runs(method, given, out=out, seeds=seeds)
-    method_source = userfiles.absolute(method) if userfiles.is_from_file(method) else find_method(method).name
+    method_source = userfiles.make_absolute(method) if userfiles.names_user_file(method) else find_method(method).name
     records: list[Record | None] = [None] * len(planned)
     if continue_:
         records = worker_group().from_first(lambda: [record_to_continue(run.setup, run.folder) for run in planned])
@@ -61,7 +61,7 @@ def run_method(
             if record is None:
                 runs.append(begin(run.setup, run.folder, method_source, progress))
             else:
-                files = userfiles.own_paths([method_source, *run.setup.all_options().values()])
+                files = userfiles.user_paths([method_source, *run.setup.all_options().values()])
                 runs.append(resume(run.folder, files=files, progress=progress, skip_ended=True))
         except NonFiniteLoss as error:  # another seed may not diverge
             errors.append(error)

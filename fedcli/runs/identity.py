@@ -21,7 +21,7 @@ from fedcli.runs.options import RunConfig, filled_up, recorded_fields
 from fedcli.runs.origins import of_other_option
 from fedcli.runs.resolve import Setup
 from fedcli.runs.schema import Record
-from fedcli.userfiles import first_hash, has_several_hashes, is_hash_of, last_hash, own_paths, replace_paths
+from fedcli.userfiles import first_hash, has_several_hashes, is_hash_of, last_hash, replace_paths, user_paths
 
 
 class Difference(NamedTuple):
@@ -130,7 +130,7 @@ class Experiment:
         settings["selection"] = self.selection
         if self.method_hash is not None:
             settings["code"] = self.method_hash[:8]
-        file_names = {path: Path(path).name for path in own_paths(options.values())}  # a file may be moved
+        file_names = {path: Path(path).name for path in user_paths(options.values())}  # a file may be moved
         return {name: replace_paths(value, file_names) for name, value in settings.items()}
 
     def _unused_options(self, options: Mapping[str, Any], config_types: Sequence[type]) -> set[str]:
@@ -150,14 +150,14 @@ class Experiment:
     def _images_of(self, options: Mapping[str, Any]) -> int | None:
         """The images that are divided; None where only a user's file or absent images would tell."""
         images = self.num_images or options["train_examples"]
-        if images is None and partition.takes_remainder(options["partition"]) and not own_paths([self.dataset]):
+        if images is None and partition.takes_remainder(options["partition"]) and not user_paths([self.dataset]):
             images = num_images(self.dataset, options["local_test"])
         return images
 
 
 def _canonical_partition(flag: str) -> str:
     """A partition's flag in its one spelling, dirichlet:0.5, where older records also have dirichlet:.5."""
-    if own_paths([flag]):
+    if user_paths([flag]):
         return flag
     try:
         return partition.from_flag(flag).flag
@@ -207,7 +207,7 @@ def outdated(record: Record, method: Method) -> bool:
     step of a user's file may be the step's, which is not imported for a record.
     """
     lost_options = record["config"].keys() - recorded_fields(method).keys()
-    if own_paths([record["config"].get("post")]):
+    if user_paths([record["config"].get("post")]):
         lost_options = set()
     has_other_start = record["numerics"] != current_numerics(record, method)
     return bool(lost_options or has_other_start or current_code_differences(record, method))
@@ -314,7 +314,7 @@ def _settings_without_post(record: Record, planned_settings: Settings) -> Settin
     """
     experiment = Experiment.from_record(record)
     settings = replace(experiment, options={**experiment.options, "post": None}).settings()
-    if own_paths([record["config"].get("post")]):
+    if user_paths([record["config"].get("post")]):
         run_options = fields_of(RunConfig)
         of_step = {name for name in experiment.options if name not in run_options and name not in planned_settings}
         settings = {name: value for name, value in settings.items() if name not in of_step}

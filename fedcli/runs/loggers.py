@@ -14,7 +14,7 @@ from typing import Any
 from fedcli.errors import UserError, import_optional, unknown
 from fedcli.runs.rounds import Listener
 from fedcli.runs.schema import Record, RoundEntry
-from fedcli.userfiles import from_file, is_from_file
+from fedcli.userfiles import find_user_function, names_user_file
 
 
 def flat_numbers(entry: RoundEntry, above: str = "") -> dict[str, float]:
@@ -147,8 +147,8 @@ def find_loggers(log: Any) -> list[Any]:
         if not isinstance(logger, str):
             _refuse_deaf(logger)
             loggers.append(logger)
-        elif is_from_file(logger):
-            loggers.append(from_file(logger, "logger")())
+        elif names_user_file(logger):
+            loggers.append(find_user_function(logger, "logger")())
         elif logger in LOGGERS:
             import_optional(logger, f"--log {logger}", logger)
             loggers.append(LOGGERS[logger]())

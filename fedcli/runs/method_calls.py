@@ -17,7 +17,7 @@ from fedcli.isolation import unchanged
 from fedcli.runs.resolve import Setup
 from fedcli.runs.schema import Fault
 from fedcli.runs.state_schema import check_state
-from fedcli.userfiles import is_own
+from fedcli.userfiles import is_user_module
 
 NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError, OSError  # errors that are not blamed on the file that raises them
 
@@ -115,7 +115,7 @@ def no_changes_in_place(method: Method, state: Any, round: int) -> Iterator[None
     Raises:
         UserError: Names the first part that has changed.
     """
-    if not is_own(method.module):
+    if not is_user_module(method.module):
         yield
         return
     before = StateCopy(state)

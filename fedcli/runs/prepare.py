@@ -20,7 +20,7 @@ from fedcli.runs.chunking import parse_chunking
 from fedcli.runs.options import parse_size
 from fedcli.runs.resolve import Setup
 from fedcli.runs.workers import worker_group
-from fedcli.userfiles import own_paths
+from fedcli.userfiles import user_paths
 
 
 class Prepared(NamedTuple):
@@ -91,7 +91,7 @@ def refuse_lost_classes(setup: Setup, dataset: Dataset, parts: Sequence[np.ndarr
     So may a run that asks for what earlier versions did.
     """
     lost_classes = partition.lost_classes(parts, dataset.y_train)
-    is_own = own_paths([setup.config.partition]) or setup.partition.is_listed
+    is_own = user_paths([setup.config.partition]) or setup.partition.is_listed
     if lost_classes and not is_own and setup.config.remainder != "drop":
         names = ", ".join(dataset.class_names[label] for label in lost_classes[:5])
         raise UserError(

@@ -26,7 +26,7 @@ from fedcli.runs.options import flags_of, given_options
 from fedcli.runs.resolve import Setup
 from fedcli.runs.schema import Record, RoundEntry, check_record, tested_rounds
 from fedcli.runs.workers import worker_group
-from fedcli.userfiles import imported_hash, own_paths
+from fedcli.userfiles import imported_hash, user_paths
 
 SCHEMA = 1
 ENDED = ("finished", "diverged")  # outcomes of a run that would end in the same way again
@@ -95,7 +95,7 @@ def new_record(
         "partition": _division(setup, dataset, parts, fed),
         "summary": summarise([], setup.selection),
         "numerics": numerics_of(setup.method, fed.dead_taps),
-        "user_files": {path: imported_hash(path) for path in own_paths([method_source, *options.values()])},
+        "user_files": {path: imported_hash(path) for path in user_paths([method_source, *options.values()])},
         "dataset_fingerprint": dataset.fingerprint,
         **_where_any(dataset_source=dataset.source),
         "command": shlex.join(["fedcli", "run", method_source, *flags_of(given_options(options, setup.origins))]),

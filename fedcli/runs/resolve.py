@@ -31,7 +31,7 @@ from fedcli.runs.options import (
     refuse_reserved_names,
 )
 from fedcli.runs.origins import DEFAULT, FOLLOWS, NO_VALIDATION, TYPED, Origin, of_other_option, of_protocol, of_source
-from fedcli.userfiles import absolute, is_from_file, seen_from
+from fedcli.userfiles import make_absolute, names_user_file, resolve_beside
 
 DEFAULT_DATASET = "digits"
 
@@ -116,7 +116,7 @@ def resolve(
         refuse_names_of_step(post, method)
         config_types.append(post.config)
     options, origins = default_options(protocol, dataset, method.name, *config_types)
-    options = {name: seen_from(method.file.parent, value) for name, value in options.items()} | given
+    options = {name: resolve_beside(method.file.parent, value) for name, value in options.items()} | given
     if options["checkpoint_every"] == "auto":
         options["checkpoint_every"] = None
     origins |= dict.fromkeys(given, TYPED)
@@ -176,11 +176,11 @@ def _as_recorded(name: str, value: Any, method: Method) -> Any:
         return str(value)
     if not isinstance(value, str):
         return value
-    if name == "protocol" and not is_from_file(value):
+    if name == "protocol" and not names_user_file(value):
         return find_protocol(value, method).name
-    if name == "post" and not is_from_file(value):
+    if name == "post" and not names_user_file(value):
         return find_post(value, method).name
-    return absolute(value)
+    return make_absolute(value)
 
 
 def default_dataset(method: Method, protocol: Protocol | None = None) -> str:

@@ -27,7 +27,7 @@ from fedcli.runs.run_folder import Saver
 from fedcli.runs.schema import Record, RoundEntry
 from fedcli.runs.signals import OutOfTime, time_left
 from fedcli.runs.workers import worker_group
-from fedcli.userfiles import is_own, user_files
+from fedcli.userfiles import is_user_module, user_files
 
 
 class Listener:
@@ -157,7 +157,7 @@ class RunningRun:
         with method.blamed(*NO_MISTAKES), unchanged(self._files):
             cohort = self._fed.cohort(self.num_complete)
             result = one_round(self._setup, self._fed, self.state, cohort)
-            if self.num_complete == 0 and is_own(method.module):  # law 7 holds packaged methods to it
+            if self.num_complete == 0 and is_user_module(method.module):  # law 7 holds packaged methods to it
                 refuse_other_kind(method, result.state, self.state, self._fed)
         record["rounds"].append(result.entry)
         self.state = result.state

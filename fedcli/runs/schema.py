@@ -14,7 +14,7 @@ from fedcli.declarations import SELECTIONS, check_value, fields_of
 from fedcli.errors import UserError
 from fedcli.registry import methods, posts
 from fedcli.runs.options import RunConfig
-from fedcli.userfiles import is_from_file
+from fedcli.userfiles import names_user_file
 
 Record = dict[str, Any]  # with the parts that `RECORD` declares, and perhaps the run's `folder` and `label`
 RoundEntry = dict[str, Any]  # a round of a record, with the parts that `ROUND` declares
@@ -165,7 +165,7 @@ def mapping(required: Mapping[str, Check], allowed: Mapping[str, Check] | None =
 def data_set(value: Any) -> None:
     """The name of a data set, or a part of a user's file."""
     text(value)
-    if not is_name(value) and not is_from_file(value):
+    if not is_name(value) and not names_user_file(value):
         raise wrong("the name of a data set", value)
 
 

@@ -8,7 +8,7 @@ from fedcli.registry import protocols
 from fedcli.runs.identity import AS_SEED, SIZES, Difference, Differences, is_smaller
 from fedcli.runs.resolve import default_options
 from fedcli.runs.schema import Record
-from fedcli.userfiles import own_paths
+from fedcli.userfiles import user_paths
 
 NAMELESS = ("protocol", "dataset", "partition", "backbone")  # their values speak for themselves
 
@@ -39,7 +39,7 @@ def reductions(record: Record) -> dict[str, str]:
 
 def _images_here(dataset: str | None, local_test: float | None = None) -> int | None:
     """See `num_images`; None without a data set, and for one of a user's file, which is not run."""
-    if dataset is None or own_paths([dataset]):
+    if dataset is None or user_paths([dataset]):
         return None
     return num_images(dataset, local_test)
 

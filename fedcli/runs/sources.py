@@ -13,7 +13,7 @@ from fedcli.reading import reading
 from fedcli.registry import find_method
 from fedcli.runs.options import flags_of, given_options, recorded_fields, typed_options
 from fedcli.runs.origins import recorded_origins
-from fedcli.userfiles import own_paths
+from fedcli.userfiles import user_paths
 
 if TYPE_CHECKING:  # it imports PyTorch, which help does not need
     from fedcli.runs.schema import Record
@@ -105,7 +105,7 @@ def _options_of_run(record: "Record") -> dict[str, Any]:
 def _refuse_unnamed_code(options: Mapping[str, Any], source: object) -> None:
     """Refuses options that were not typed and name a user's file."""
     for name, value in options.items():
-        if own_paths([value]):
+        if user_paths([value]):
             part = value if name == "method" else f"{flag_of(name)} {shlex.quote(value)}"
             raise UserError(f"'{source}' has code of yours in {part}, run only if you name it; add {part}.")
 

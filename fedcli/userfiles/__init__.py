@@ -6,28 +6,29 @@ the blame for what they raise in `modules`.
 
 from fedcli.userfiles.hashes import add_hash, file_hash, first_hash, has_several_hashes, is_hash_of, last_hash
 from fedcli.userfiles.modules import (
-    FromFile,
+    UserFunction,
     blame,
-    from_file,
+    find_user_function,
     hash_of_module,
     import_file,
     imported_hash,
-    is_own,
+    is_user_module,
 )
 from fedcli.userfiles.paths import (
     UserPart,
-    absolute,
-    is_from_file,
-    own_paths,
+    make_absolute,
+    names_user_file,
     path_and_name,
     replace_paths,
-    seen_from,
+    resolve_beside,
     short_name,
+    user_paths,
 )
 from fedcli.userfiles.trust import trust_files, user_files
 
 __all__ = [
-    "FromFile", "UserPart", "absolute", "add_hash", "blame", "file_hash", "first_hash", "from_file",
-    "has_several_hashes", "hash_of_module", "import_file", "imported_hash", "is_from_file", "is_hash_of", "is_own",
-    "last_hash", "own_paths", "path_and_name", "replace_paths", "seen_from", "short_name", "trust_files", "user_files",
+    "UserFunction", "UserPart", "add_hash", "blame", "file_hash", "find_user_function", "first_hash",
+    "has_several_hashes", "hash_of_module", "import_file", "imported_hash", "is_hash_of", "is_user_module", "last_hash",
+    "make_absolute", "names_user_file", "path_and_name", "replace_paths", "resolve_beside", "short_name", "trust_files",
+    "user_files", "user_paths",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ _newest_modules: dict[str, str] = {}  # the name of the module that a file was l
 
 
 @dataclass(frozen=True)
-class FromFile:
+class UserFunction:
     """A function or class in a user's file; a call blames the file for what it raises."""
 
     function: Callable[..., Any]
@@ -41,7 +41,7 @@ class FromFile:
         return UserError(f"'{self.name}' in '{self.path}' {fault}; {remedy}.")
 
 
-def from_file(text: str, kind: str) -> FromFile:
+def find_user_function(text: str, kind: str) -> UserFunction:
     """The function or class of `./file.py:NAME`, used as a `kind` of part, e.g. a "backbone".
 
     Raises:
@@ -54,7 +54,7 @@ def from_file(text: str, kind: str) -> FromFile:
         names = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
         remedy = f"write {path}:NAME with a function or class of it: {', '.join(names) or 'it has none'}."
         raise unknown(f"{kind} in '{path}'", name, names, remedy)
-    return FromFile(function, name, Path(path))
+    return UserFunction(function, name, Path(path))
 
 
 @contextmanager
@@ -156,6 +156,6 @@ def _import_as(name: str, path: str) -> None:
         raise
 
 
-def is_own(module: ModuleType) -> bool:
+def is_user_module(module: ModuleType) -> bool:
     """Whether a module is a user's file."""
     return module.__name__.startswith(_PREFIX)

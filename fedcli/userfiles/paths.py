@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,12 +10,14 @@ from fedcli.errors import UserError
 
 # A part in a user's file. Commas separate several parts, so no path has one. Whatever asks whether a text names a file
 # asks this, so that what `trust_files` does not see is not opened either.
-_FROM_FILE = re.compile(r"([^,]*\.py)(?::([^,]+))?", re.DOTALL)
+_USER_FILE = re.compile(r"([^,]*\.py)(?::([^,]+))?", re.DOTALL)
+
+_LISTED = "file:"  # begins a partition that a file of data lists
 
 
-def is_from_file(text: str) -> bool:
+def names_user_file(text: str) -> bool:
     """Whether a text is `./file.py:NAME`, a part in a user's file, or `./file.py` alone."""
-    return _FROM_FILE.fullmatch(text) is not None
+    return _USER_FILE.fullmatch(text) is not None
 
 
 class UserPart(NamedTuple):
@@ -31,8 +33,8 @@ def path_and_name(text: str) -> UserPart:
     Raises:
         UserError: No file can have this path, or the absolute one has a comma.
     """
-    match = _FROM_FILE.fullmatch(text)
-    assert match is not None  # `is_from_file` has said so
+    match = _USER_FILE.fullmatch(text)
+    assert match is not None  # `names_user_file` has said so
     path, name = match.groups()
     if "\0" in path:
         raise UserError(f"the path {path!r} is none (got a zero byte in it); give the path of a Python file.")
@@ -57,53 +59,61 @@ def _is_text(path: str) -> bool:
 
 def short_name(text: str) -> str:
     """A part's name without a path: `NAME` of `./file.py:NAME`, the text itself of others."""
-    if not is_from_file(text):
+    if not names_user_file(text):
         return text
     return path_and_name(text).name or Path(text).stem
 
 
-def absolute(text: str) -> str:
-    """The text with absolute paths of user's files, in each of its parts between commas."""
-    if text.startswith("file:"):  # a partition
-        return f"file:{os.path.realpath(text.removeprefix('file:'))}"
-    return replace_paths(text, {})
+def make_absolute(value: Any) -> Any:
+    """An option's value with absolute paths of user's files, and of the file that lists a partition."""
+    if isinstance(value, str) and value.startswith(_LISTED):
+        return f"{_LISTED}{os.path.realpath(value.removeprefix(_LISTED))}"
+    return _map_user_files(value, lambda path: path)
 
 
-def seen_from(folder: Path, value: Any) -> Any:
-    """An option's value with absolute paths, as a file in a folder means them: what is there comes before the rest."""
+def resolve_beside(folder: Path, value: Any) -> Any:
+    """An option's value as a file in a folder means it, with absolute paths.
+
+    Where a protocol in `/home/me/mine.py` says `nets.py:tiny`, that is `/home/me/nets.py:tiny`, whatever the working
+    directory is. Only if `/home/me` has no `nets.py`, it is the one of the working directory.
+    """
     if not isinstance(value, str):
         return value
-    if value.startswith("file:"):
-        beside = folder / value.removeprefix("file:")
-        return absolute(f"file:{beside}" if beside.is_file() else value)
+    if value.startswith(_LISTED):
+        beside = folder / value.removeprefix(_LISTED)
+        return make_absolute(f"{_LISTED}{beside}" if beside.is_file() else value)
     parts = []
     for part in value.split(","):
-        match = _FROM_FILE.fullmatch(part)
-        if match is not None and (folder / match[1]).is_file():
-            part = str(folder / part)
-        parts.append(part)
-    return absolute(",".join(parts))
+        match = _USER_FILE.fullmatch(part)
+        is_beside = match is not None and (folder / match[1]).is_file()
+        parts.append(str(folder / part) if is_beside else part)
+    return make_absolute(",".join(parts))
 
 
-def own_paths(values: Iterable[Any]) -> list[str]:
+def user_paths(values: Iterable[Any]) -> list[str]:
     """The absolute paths of the user's files in a run's method and options, each once."""
     parts: list[str] = []
     for value in values:
         if isinstance(value, str):
             parts += value.split(",")
-    paths = [path_and_name(part).path for part in parts if is_from_file(part)]
+    paths = [path_and_name(part).path for part in parts if names_user_file(part)]
     return list(dict.fromkeys(paths))
 
 
 def replace_paths(value: Any, paths: Mapping[str, str]) -> Any:
     """An option's value with absolute paths of user's files, or in their place what `paths` says."""
+    return _map_user_files(value, lambda path: paths.get(path, path))
+
+
+def _map_user_files(value: Any, new_path: Callable[[str], str]) -> Any:
+    """An option's value with `new_path` of the absolute path of each user's file, in each part between commas."""
     if not isinstance(value, str):
         return value
     parts = []
     for part in value.split(","):
-        if is_from_file(part):
+        if names_user_file(part):
             path, name = path_and_name(part)
-            new_path = paths.get(path, path)
-            part = f"{new_path}:{name}" if name else new_path
-        parts.append(part)
+            parts.append(f"{new_path(path)}:{name}" if name else new_path(path))
+        else:
+            parts.append(part)
     return ",".join(parts)

@@ -8,14 +8,14 @@ from typing import Any
 
 from fedcli.errors import UserError
 from fedcli.userfiles.hashes import add_hash, file_hash, is_hash_of
-from fedcli.userfiles.paths import own_paths, replace_paths
+from fedcli.userfiles.paths import replace_paths, user_paths
 
 
 def user_files(record: dict[str, Any]) -> dict[str, str]:
     """The user's files that a record needs, with their hashes; "" for one that the record's list lacks."""
     # Resolved again, since a recorded folder may be a link now.
     hashes = {os.path.realpath(path): recorded for path, recorded in record["user_files"].items()}
-    needed = own_paths([record["method_source"], *record["config"].values()])
+    needed = user_paths([record["method_source"], *record["config"].values()])
     return {path: hashes.get(path, "") for path in needed}
 
 
@@ -34,7 +34,7 @@ def trust_files(
     """
     recorded = user_files(record)
     named_paths = [named] if isinstance(named, str | Path) else named
-    named_files = own_paths(map(str, named_paths))
+    named_files = user_paths(map(str, named_paths))
     for file in named_files:
         if not Path(file).is_file():
             raise UserError(f"there is no file '{file}' (got it as --method); give the path where it is now.")
