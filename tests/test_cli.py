@@ -90,7 +90,7 @@ def test_help_has_every_option_in_the_order_of_the_panels(name):
     configs = [RunConfig, method.config, *(step.config for step in steps)]
     for field in chain.from_iterable(map(dataclasses.fields, configs)):
         assert re.search(rf"{declarations.flag_of(field.name)}\s", text), field.name
-        assert declarations.facts_of(field).help_text in in_one_line(text)
+        assert declarations.spec_of(field).help_text in in_one_line(text)
 
 
 def test_help_says_symbol_source_range_off_value_need_and_default():
@@ -195,7 +195,7 @@ def test_show_prints_options_card_and_names_of_protocols(name):
 
     before, _, after = text.partition(f"\n{method.module.__doc__.strip()}\n")
     for field in dataclasses.fields(method.config):
-        assert f"{declarations.flag_of(field.name)} {declarations.facts_of(field).help_text}" in in_one_line(before)
+        assert f"{declarations.flag_of(field.name)} {declarations.spec_of(field).help_text}" in in_one_line(before)
 
     protocols = [registry.find_protocol(name) for name, _ in describe.summarise(method).protocols]
     for protocol in protocols:

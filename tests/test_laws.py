@@ -18,7 +18,7 @@ import torch
 from fedcli import check, toy
 from fedcli.core.federation import Federation
 from fedcli.core.trees import leaves
-from fedcli.declarations import facts_of
+from fedcli.declarations import spec_of
 from fedcli.errors import UserError
 from fedcli.registry import find_method, methods
 from fedcli.runs.rounds import one_round
@@ -207,7 +207,7 @@ OTHER_VALUES = {  # of options for which twice the default will not do
 
 def other_value(field, now):
     """Returns a value for an option that is not the one it has `now`."""
-    choices = facts_of(field).choices
+    choices = spec_of(field).choices
     if choices:
         return next(choice for choice in choices if choice != now)
     if field.name in OTHER_VALUES:
@@ -256,15 +256,15 @@ def test_every_option_matters_but_beside_the_choices_it_is_declared_for(name, op
         other_model = models_of_options(name, non_default_options(fields, after), rounds)
         return toy.distance(model, other_model)
 
-    facts = facts_of(field)
-    if not facts.only_with:
+    spec = spec_of(field)
+    if not spec.only_with:
         assert distance() > 1e-9
         return
 
-    ((switch, choices_with_effect),) = facts.only_with.items()
-    distances = {choice: distance(**{switch: choice}) for choice in facts_of(fields[switch]).choices}
+    ((switch, choices_with_effect),) = spec.only_with.items()
+    distances = {choice: distance(**{switch: choice}) for choice in spec_of(fields[switch]).choices}
     for choice in distances:
         has_effect = choice in choices_with_effect
-        assert facts.is_idle({switch: choice}) == (not has_effect)
+        assert spec.is_idle({switch: choice}) == (not has_effect)
         assert has_effect or distances[choice] == 0
     assert any(value > 1e-9 for value in distances.values())

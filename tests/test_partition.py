@@ -14,7 +14,7 @@ from fedcli.core import partition, partition_rules
 from fedcli.core.draws import generator
 from fedcli.core.partition import PARTITIONS, count_classes, fingerprint, from_flag
 from fedcli.core.parts import divide
-from fedcli.declarations import facts_of
+from fedcli.declarations import spec_of
 from fedcli.errors import UserError
 from fedcli.runs.options import RunConfig
 from tests.user_errors import assert_refused
@@ -401,7 +401,7 @@ def test_flag_has_one_canonical_spelling(flag, canonical):
 
 
 def test_the_help_names_every_partition():
-    named = re.findall(r"[\w/.]+", facts_of(RunConfig.__dataclass_fields__["partition"]).help)
+    named = re.findall(r"[\w/.]+", spec_of(RunConfig.__dataclass_fields__["partition"]).help)
     assert PARTITIONS.keys() - named == set()
 
 

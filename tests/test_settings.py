@@ -15,7 +15,7 @@ import torch
 import fedcli
 from fedcli import Cell, Gain, Table, join_configs, option
 from fedcli.core.tree_files import load_tree, save_tree
-from fedcli.declarations import check_value, facts_of
+from fedcli.declarations import check_value, spec_of
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, find_table
 from fedcli.results import claims, frame, plans
@@ -57,7 +57,7 @@ def settings_with(method: str, **options):
 
 def other_value(field: dataclasses.Field, value):
     """Another value of an option, which it may have; None where there is none to try."""
-    candidates = facts_of(field).choices
+    candidates = spec_of(field).choices
     if isinstance(value, bool):
         candidates = candidates or (not value,)
     elif isinstance(value, int | float):
@@ -393,11 +393,11 @@ def test_joined_options_are_those_of_both_methods_under_names_of_their_own():
 
     entries = {entry.name: entry for entry in dataclasses.fields(joined.config)}
     assert [*entries] == ["temperature", "form", "other_form", "weight"]
-    weight = facts_of(entries["weight"])
+    weight = spec_of(entries["weight"])
     assert weight == replace(
-        facts_of(Extended.__dataclass_fields__["weight"]), source="Other, Eq. 4", only_with={"other_form": ("x",)}
+        spec_of(Extended.__dataclass_fields__["weight"]), source="Other, Eq. 4", only_with={"other_form": ("x",)}
     )
-    assert facts_of(entries["other_form"]).source == "Other"
+    assert spec_of(entries["other_form"]).source == "Other"
     assert_refused(lambda: check_value(entries["other_form"], "b"), "--other-form must be x or y")
 
 
@@ -410,7 +410,7 @@ class WithMomentum:
 
 def test_a_joined_option_may_be_for_a_value_of_an_option_of_the_run():
     joined = join_configs(Extended, WithMomentum, prefix="other", source="Other")
-    assert facts_of(joined.config.__dataclass_fields__["temperature"]).only_with == {"optimizer": ("sgd",)}
+    assert spec_of(joined.config.__dataclass_fields__["temperature"]).only_with == {"optimizer": ("sgd",)}
 
 
 def test_joined_options_of_one_name_are_refused():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedcli import papers  # type: ignore[attr-defined]  # as in `fedcli.registry`
-from fedcli.declarations import facts_of, fields_of, option
+from fedcli.declarations import fields_of, option, spec_of
 
 PAPERS = Path(*papers.__path__)
 INDEX = PAPERS / "index.json"
@@ -88,8 +88,8 @@ def index_text(content: Index) -> str:
 def _read_summary(entry: dict[str, Any]) -> Summary:
     options = []
     for name, stored in entry["config"].items():
-        facts = {fact: value for fact, value in stored.items() if fact != "type"}
-        options.append((name, KINDS[stored["type"]], option(**facts)))
+        keywords = {key: value for key, value in stored.items() if key != "type"}
+        options.append((name, KINDS[stored["type"]], option(**keywords)))
     config = make_dataclass("Config", options, init=False, repr=False, eq=False)
     return Summary(**{**entry, "config": config})
 
@@ -99,8 +99,8 @@ def _summary_entry(summary: Summary) -> dict[str, Any]:
     options = {}
     for field in fields_of(summary.config).values():
         (kind, *_) = get_args(field.type) or (field.type,)  # without what may stand behind it, None
-        plain = vars(facts_of(option(field.default, "")))
-        facts = vars(facts_of(field))
-        changed = {fact: value for fact, value in facts.items() if value != plain[fact]}
+        plain = vars(spec_of(option(field.default, "")))
+        spec = vars(spec_of(field))
+        changed = {key: value for key, value in spec.items() if value != plain[key]}
         options[field.name] = {"type": kind.__name__, "default": field.default, **changed}
     return {**asdict(summary), "config": options}

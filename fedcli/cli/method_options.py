@@ -17,7 +17,7 @@ from fedcli.cli.groups import NoSuchOption
 from fedcli.cli.index import Summary, index
 from fedcli.cli.option_words import option_help
 from fedcli.cli.options import optional, refuse_twice
-from fedcli.declarations import facts_of, fields_of, flag_of
+from fedcli.declarations import fields_of, flag_of, spec_of
 from fedcli.errors import UserError
 from fedcli.runs.origins import GivenOptions
 from fedcli.userfiles import names_user_file
@@ -160,7 +160,7 @@ def _make_parameters(types: dict[str, Any]) -> dict[str, Any]:
 def _takes_values(field: Field) -> bool:
     """Whether an option is a number or a choice, of which there may be several, a run for each."""
     is_number = not {int, float}.isdisjoint({field.type, *get_args(field.type)})
-    return is_number or bool(facts_of(field).choices)
+    return is_number or bool(spec_of(field).choices)
 
 
 def _option_of_several(field: Field) -> str | None:
@@ -172,7 +172,7 @@ def _option_of_several(field: Field) -> str | None:
 
 def _option_type(field: Field, help: str, panel: str) -> Any:
     """Make the type of the option that a field describes."""
-    traits: dict[str, Any] = {"autocompletion": completion(field.name, choices=facts_of(field).choices)}
+    traits: dict[str, Any] = {"autocompletion": completion(field.name, choices=spec_of(field).choices)}
     if _takes_values(field):
         traits["parser"] = partial(_parse_values, field)
         traits["metavar"] = "<int>" if field.name == "seed" else "VALUE"

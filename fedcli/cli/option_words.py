@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import Field
 from typing import Any
 
-from fedcli.declarations import facts_of
+from fedcli.declarations import spec_of
 
 
 def option_help(field: Field, defaults: Mapping[str, Any]) -> str:
     """Write the help of an option; its default is that of a run with no option given, or else of its field."""
-    text = facts_of(field).help_text
+    text = spec_of(field).help_text
     value = defaults.get(field.name, field.default)
     return text if value is None else f"{text} [default: {_value_word(value)}]"
 

@@ -7,20 +7,20 @@ from fedcli.declarations.names import flag_of, paper_of
 from fedcli.declarations.options import (
     START,
     JoinedConfigs,
-    OptionFacts,
+    OptionSpec,
     check_value,
-    facts_of,
     fields_of,
     in_declared_type,
     join_configs,
     option,
+    spec_of,
 )
 from fedcli.declarations.protocols import SELECTIONS, DataSetting, Protocol, PublicSetting
 from fedcli.declarations.tables import Cell, Gain, Row, Table, column, grid, row
 
 __all__ = [
     "SELECTIONS", "START", "Cell", "Claim", "Control", "Costs", "DataSetting", "Gain", "JoinedConfigs", "Method",
-    "OptionFacts", "Post", "Protocol", "PublicSetting", "Row", "Sizes", "Table", "both_ways", "check_value", "column",
-    "facts_of", "fields_of", "flag_of", "grid", "in_declared_type", "join_configs", "option", "paper_of",
-    "params_both_ways", "row", "rows_by_class",
+    "OptionSpec", "Post", "Protocol", "PublicSetting", "Row", "Sizes", "Table", "both_ways", "check_value", "column",
+    "fields_of", "flag_of", "grid", "in_declared_type", "join_configs", "option", "paper_of", "params_both_ways", "row",
+    "rows_by_class", "spec_of",
 ]  # fmt: skip

@@ -14,12 +14,12 @@ from fedcli.errors import UserError
 
 START = "start_round"  # an option of this name says after how many rounds a method's own term starts
 LARGEST = {int: 2**31 - 1, float: 3e38}  # of options without a bound of their own; what PyTorch takes as float32
-FACTS = "option"  # the key of `OptionFacts` in the metadata of a field
+SPEC = "option"  # the key of `OptionSpec` in the metadata of a field
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptionFacts:
-    """What the declaration of an option says of it; `option` explains each of these."""
+class OptionSpec:
+    """What an option is, as `option` declares it, which explains each of these."""
 
     default: Any
     help: str
@@ -145,7 +145,7 @@ def option(  # noqa: PLR0913  # a declaration: one keyword for each fact of an o
     refuse_text(f"choices of the option '{help}'", choices, "texts")
     for name, values in only_with.items():
         refuse_text(f"only_with[{name!r}] of the option '{help}'", values, "texts")
-    facts = OptionFacts(
+    spec = OptionSpec(
         default=default,
         help=help,
         symbol=symbol,
@@ -161,21 +161,21 @@ def option(  # noqa: PLR0913  # a declaration: one keyword for each fact of an o
         before=default if before is MISSING else before,
         only_with=only_with,
     )
-    return field(default=default, metadata={FACTS: facts})
+    return field(default=default, metadata={SPEC: spec})
 
 
-def facts_of(field: Field) -> OptionFacts:
-    """What the declaration of a configuration's option says of it.
+def spec_of(field: Field) -> OptionSpec:
+    """What an option of a configuration is, as it is declared.
 
     Raises:
         UserError: The field is not made by `option`.
     """
-    if FACTS not in field.metadata:
+    if SPEC not in field.metadata:
         raise UserError(
             f"the option '{field.name}' has no help and no range (got a plain field of its Config); make it by "
             "fedcli.option(DEFAULT, HELP)."
         )
-    return field.metadata[FACTS]
+    return field.metadata[SPEC]
 
 
 def fields_of(*config_types: type) -> dict[str, Field]:
@@ -250,12 +250,12 @@ def join_configs(first: type, second: type, *, prefix: str, source: str) -> Join
         )
     joined = []
     for name, entry in second_fields.items():
-        facts = facts_of(entry)
-        origin = ", ".join(filter(None, (source, facts.source)))
+        spec = spec_of(entry)
+        origin = ", ".join(filter(None, (source, spec.source)))
         # By their names in the joined configuration; an option of the run is called there as ever.
-        needs = {names.get(needed, needed): values for needed, values in facts.only_with.items()}
-        facts = replace(facts, source=origin, only_with=MappingProxyType(needs))
-        declared: Any = field(default=facts.default, metadata={FACTS: facts})
+        needs = {names.get(needed, needed): values for needed, values in spec.only_with.items()}
+        spec = replace(spec, source=origin, only_with=MappingProxyType(needs))
+        declared: Any = field(default=spec.default, metadata={SPEC: spec})
         joined.append((names[name], entry.type, declared))
     config = make_dataclass("JoinedConfig", joined, bases=(first,), frozen=True)
     return JoinedConfigs(config, second, names)
@@ -294,10 +294,10 @@ def check_value(field: Field, value: Any) -> None:
         UserError: It is of another type or outside of the range.
     """
     flag = flag_of(field.name)
-    facts = facts_of(field)
+    spec = spec_of(field)
     kinds = _kinds_of(field)
     stands_for_float = _stands_for_float(value, kinds)
     if type(value) not in kinds and not stands_for_float:
         names = " or ".join(sorted(kind.__name__ for kind in kinds - {NoneType}))
         raise UserError(f"{flag} must be of type {names} (got {value!r}); give a value of that type.")
-    facts.check(flag, value, float if stands_for_float else type(value))
+    spec.check(flag, value, float if stands_for_float else type(value))

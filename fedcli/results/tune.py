@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from fedcli import registry
-from fedcli.declarations import SELECTIONS, Method, facts_of, fields_of, flag_of
+from fedcli.declarations import SELECTIONS, Method, fields_of, flag_of, spec_of
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
 from fedcli.results.frame import RunRow, read_runs
@@ -273,7 +273,7 @@ def _find_values_to_try(method: Method, options: Mapping[str, Any]) -> dict[str,
     """Finds the values to try by option: those that are given, or else those that the method's own options suggest."""
     values_to_try = {name: _drop_repeated(values) for name, values in options.items() if isinstance(values, tuple)}
     if not values_to_try:
-        suggested = {name: facts_of(field).tune for name, field in fields_of(method.config).items()}
+        suggested = {name: spec_of(field).tune for name, field in fields_of(method.config).items()}
         values_to_try = {name: values for name, values in suggested.items() if values}
     if not values_to_try:
         raise UserError(f"'{method.name}' has no grid of its own (got no --grid); give one, e.g. --grid lr=0.01,0.1.")
@@ -427,8 +427,8 @@ def write_notes_on_edges(planned: Tuning, trials: pd.DataFrame) -> list[str]:
             if not is_number(best):
                 continue
             values = sorted(filter(is_number, of_method.values[name]))  # None, for all, may stand among them
-            facts = facts_of(fields[name])
-            is_bound = best in (facts.low, facts.high, facts.off)
+            spec = spec_of(fields[name])
+            is_bound = best in (spec.low, spec.high, spec.off)
             is_at_edge = best in (values[0], values[-1])
             if len(values) > 1 and is_at_edge and not is_bound:
                 listed = ", ".join(f"{value:g}" for value in values)

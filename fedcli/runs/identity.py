@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from fedcli.core import NUMERICS, NUMERICS_WITH_DEAD_TAPS, partition
 from fedcli.core.backbones import have_dead_taps
 from fedcli.data.datasets import num_images
-from fedcli.declarations import SELECTIONS, Method, facts_of, fields_of, in_declared_type
+from fedcli.declarations import SELECTIONS, Method, fields_of, in_declared_type, spec_of
 from fedcli.errors import UserError
 from fedcli.registry import methods, posts
 from fedcli.runs.options import RunConfig, filled_up, recorded_fields
@@ -138,7 +138,7 @@ class Experiment:
 
         Their values are those of `options`, which lack none.
         """
-        unused = {name for name, field in fields_of(*config_types).items() if facts_of(field).is_idle(options)}
+        unused = {name for name, field in fields_of(*config_types).items() if spec_of(field).is_idle(options)}
         if not partition.leaves_remainder(options["partition"], options["num_clients"], self._images_of(options)):
             unused.add("remainder")
         if options["post"] is None:

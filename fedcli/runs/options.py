@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import Field, dataclass
 from typing import Any, NamedTuple, Protocol, get_args
 
-from fedcli.declarations import START, Method, Post, check_value, facts_of, fields_of, flag_of, option
+from fedcli.declarations import START, Method, Post, check_value, fields_of, flag_of, option, spec_of
 from fedcli.errors import UserError, unknown
 from fedcli.registry import find_post, posts
 from fedcli.runs.origins import DEFAULT, Kind, Origin
@@ -211,7 +211,7 @@ def _normalised(name: str) -> str:
 
 def _option_meant(name: str, options: Mapping[str, Field]) -> str | None:
     """The option that goes by a name in a paper or in another toolkit; None if there is none."""
-    options_by_name = {facts_of(field).symbol.lower(): option for option, field in options.items()} | FOREIGN_NAMES
+    options_by_name = {spec_of(field).symbol.lower(): option for option, field in options.items()} | FOREIGN_NAMES
     word = _normalised(name)
     greek_letter = html.unescape(f"&{word};")  # `mu` as µ
     return options_by_name.get(greek_letter, options_by_name.get(word))
@@ -262,7 +262,7 @@ def filled_up(config: Mapping[str, Any], *config_types: type) -> dict[str, Any]:
     complete = dict(config)
     for name, field in fields_of(*config_types).items():
         if name not in config:
-            complete[name] = facts_of(field).before
+            complete[name] = spec_of(field).before
     return complete
 
 

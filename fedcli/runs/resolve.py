@@ -15,10 +15,10 @@ from fedcli.declarations import (
     Post,
     Protocol,
     check_value,
-    facts_of,
     fields_of,
     flag_of,
     in_declared_type,
+    spec_of,
 )
 from fedcli.errors import UserError
 from fedcli.registry import default_protocol, find_post, find_protocol, posts
@@ -306,11 +306,11 @@ def refuse_without_effect(setup: Setup) -> None:
 
     options = setup.all_options()
     for name, field in fields_of(RunConfig, setup.method.config).items():
-        facts = facts_of(field)
+        spec = spec_of(field)
         is_typed = setup.origins[name] == TYPED and options[name] != field.default
-        if is_typed and facts.is_idle(options):
-            others = ", ".join(f"{flag_of(other)} {options[other]}" for other in facts.only_with)
-            raise UserError(f"{flag_of(name)} is for {facts.need_text} (got {others}); leave it out.")
+        if is_typed and spec.is_idle(options):
+            others = ", ".join(f"{flag_of(other)} {options[other]}" for other in spec.only_with)
+            raise UserError(f"{flag_of(name)} is for {spec.need_text} (got {others}); leave it out.")
     is_typed = setup.origins["remainder"] == TYPED and setup.config.remainder != RunConfig.remainder
     if is_typed and not partition.takes_remainder(setup.config.partition):
         raise UserError(f"--remainder is for --partition classes:C (got {setup.config.partition}); leave it out.")

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fedcli import registry
-from fedcli.declarations import facts_of
+from fedcli.declarations import spec_of
 from fedcli.runs.options import flags_of, recorded_fields
 from tests.tiny_runs import THREE_ROUNDS
 from tests.torture.processes import run_command
@@ -73,7 +73,7 @@ def draw_run_line(draw: random.Random) -> list[str]:
     line = [command, name, *flags_of(THREE_ROUNDS), "--rounds", "1"]
     for option in draw.sample(sorted(fields), draw.randint(0, 4)):
         words = option.replace("_", "-")
-        choices = facts_of(fields[option]).choices
+        choices = spec_of(fields[option]).choices
         value = draw.choice([*choices, *WILD_VALUES])
         is_first_form = draw.random() < 0.5
         if fields[option].type is bool:
