@@ -1,9 +1,11 @@
+"""Partitions by rules: every rule deals each example at most once, as its definition says, or refuses the data."""
+
 import hashlib
 import itertools
 import math
 import re
-from contextlib import suppress
 from fractions import Fraction
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +17,6 @@ from fedcli.core.draws import generator
 from fedcli.core.partition import PARTITIONS, count_classes, fingerprint, from_flag
 from fedcli.core.parts import divide
 from fedcli.declarations import spec_of
-from fedcli.errors import UserError
 from fedcli.runs.options import RunConfig
 from tests.user_errors import assert_refused
 
@@ -39,6 +40,37 @@ FLAGS = ["iid", "dirichlet:0.5", "dirichlet:0.5:plain", "dirichlet:0.3:min=1", "
 FLAGS += ["dirichlet:0.5:draw=pfllib", "classes:1", "classes:2", "classes:5"]
 FLAGS += ["dominant:1", "dominant:2:share=4/9", "missing:1", "missing:3"]
 
+ALWAYS = (1, 3, 40)
+TEN_EACH_FOR_40 = {"ragged": (40,), "single example of a class": (40,), "empty class": (40,), "one class": (40,)}
+# By the flag and the name of the labels: the numbers of clients, of 1, 3 and 40, that the examples are not enough for.
+REFUSED = {
+    "dirichlet:0.5": TEN_EACH_FOR_40,
+    "dirichlet:0.5:plain": TEN_EACH_FOR_40,
+    "dirichlet:0.5:draw=pfllib": TEN_EACH_FOR_40,
+    "dirichlet:0.3:min=1": {"one class": (40,)},
+    "dirichlet:1e-6:min=1": {
+        "balanced": (40,), "ragged": (40,), "single example of a class": (40,), "empty class": (40,),
+        "one class": (3, 40), "digits": (40,),
+    },
+    "dirichlet:1e3": {"one class": (40,)},
+    "classes:2": {"one class": ALWAYS},
+    "classes:5": {"single example of a class": ALWAYS, "empty class": ALWAYS, "one class": ALWAYS},
+    "dominant:1": {
+        "balanced": (1, 3), "ragged": (1, 40), "single example of a class": ALWAYS, "empty class": ALWAYS,
+        "digits": (1, 3),
+    },
+    "dominant:2:share=4/9": {
+        "balanced": (1, 3), "ragged": (1, 40), "single example of a class": ALWAYS, "empty class": ALWAYS,
+        "one class": ALWAYS, "digits": (1, 3),
+    },
+    "missing:1": {
+        "ragged": (40,), "single example of a class": (3, 40), "empty class": ALWAYS, "one class": ALWAYS,
+    },
+    "missing:3": {
+        "ragged": (40,), "single example of a class": (40,), "empty class": ALWAYS, "one class": ALWAYS,
+    },
+}  # fmt: skip
+
 
 def assert_partition(parts, num_examples, num_clients):
     assert len(parts) == num_clients
@@ -56,14 +88,13 @@ def test_every_input_is_partitioned_or_refused(flag, name):
     labels = LABEL_SETS[name]
     deal = from_flag(flag)
     least = 1 if "min=1" in flag else 10
-    may_be_refused = flag not in ("iid", "classes:1", "classes:2") or (flag, name) == ("classes:2", "one class")
+    refused = REFUSED.get(flag, {}).get(name, ())
 
     for seed, num_clients in enumerate([1, 3, 40]):
-        try:
-            parts = deal(labels, num_clients, seed)
-        except UserError:
-            assert may_be_refused
+        if num_clients in refused:
+            assert_refused(partial(deal, labels, num_clients, seed), "does not fit the data")
             continue
+        parts = deal(labels, num_clients, seed)
         used = assert_partition(parts, len(labels), num_clients)
         if flag.startswith(("iid", "dirichlet")):
             assert used == len(labels)
@@ -89,12 +120,13 @@ def test_classes_deals_whole_shards_of_one_class(labels, count, shard):
     assert (counts > 0).sum(1).mean() > 0.8 * count  # but are not the rule
 
 
-@pytest.mark.parametrize("name", LABEL_SETS)
-@pytest.mark.parametrize(("num_clients", "count"), [(3, 2), (7, 1), (20, 3), (40, 2), (100, 2)])
+CLIENTS_AND_CLASSES = [(3, 2), (7, 1), (20, 3), (40, 2), (100, 2)]
+SHARDS = [(name, *numbers) for name in LABEL_SETS for numbers in CLIENTS_AND_CLASSES if name != "one class"]
+
+
+@pytest.mark.parametrize(("name", "num_clients", "count"), [*SHARDS, ("one class", 7, 1)])
 def test_shards_lose_nobody_and_differ_by_at_most_one(name, num_clients, count):
     labels = LABEL_SETS[name]
-    if count > len(np.unique(labels)):
-        return
     parts = partition_rules.classes(labels, num_clients, count, 0)
     assert assert_partition(parts, len(labels), num_clients) == len(labels)
     shard = len(labels) // (num_clients * count)
@@ -107,11 +139,16 @@ def test_shards_lose_nobody_and_differ_by_at_most_one(name, num_clients, count):
 @pytest.mark.parametrize("name", LABEL_SETS)
 def test_a_partition_that_has_no_rule_to_leave_examples_out_uses_all(flag, name):
     labels = LABEL_SETS[name]
+    deal = from_flag(flag)
+    writers = np.arange(len(labels)) % 50
     for num_clients in (1, 7, 33):
-        with suppress(UserError):
-            parts = from_flag(flag)(labels, num_clients, 0, writer=np.arange(len(labels)) % 50)
-            assert partition.count_unused(parts, len(labels)) == 0
-            assert partition.lost_classes(parts, labels) == []
+        has_too_few = flag == "classes:3" or (flag, num_clients) == ("dirichlet:0.3:min=1", 33)
+        if name == "one class" and has_too_few:
+            assert_refused(partial(deal, labels, num_clients, 0, writer=writers), "does not fit the data")
+            continue
+        parts = deal(labels, num_clients, 0, writer=writers)
+        assert partition.count_unused(parts, len(labels)) == 0
+        assert partition.lost_classes(parts, labels) == []
 
 
 def old_classes(labels, num_clients, count, seed):
