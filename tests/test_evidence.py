@@ -292,7 +292,7 @@ def test_the_list_of_kernels_makes_its_folder_first_and_refuses_options_in_a_lin
     with pytest.raises(SystemExit, match=r"^error: --precision must be .*got 'float31'"):
         kernels.main("w3", out, precision="float31", device="cpu")
     assert out.parent.is_dir()
-    monkeypatch.setattr(kernels, "table_of_kernels", lambda *options: "a table")
+    monkeypatch.setattr(kernels, "render_kernels", lambda *options: "a table")
     kernels.main("w3", out)
     assert out.read_text() == "a table"
 
@@ -302,7 +302,7 @@ def test_runs_with_other_options_have_folders_of_their_own(evidence):
     planned, *_ = plans.plan_table(registry.find_table(cells.table), seeds=cells.seeds, only=cells.only).runs
     folders = set()
     for changes in ({}, {"rounds": 3}, {"lr": 0.5}):
-        run = evidence.open_runs.with_changes(planned, cells, changes, Path("home"))
+        run = evidence.open_runs.make_open_run(planned, cells, changes, Path("home"))
         folders.add(run.folder)
         assert run.folder.name == "seed-0"
     assert len(folders) == 3

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from fedcli.cli.options import parse_seconds
 from fedcli.runs.signals import ENDING_SIGNALS, interrupt_on_signals, set_time_limit, time_left
 
-RESERVED_SECONDS = 45  # of --time, for last checkpoints, `fedcli quality` and the archive
 OVERTIME_SECONDS = 15  # after which a round that did not end in time is interrupted
-PACKING_SECONDS = 10  # of the reserved ones, for the archive
+MEASURING_SECONDS = 20  # for last checkpoints and `fedcli quality`
+PACKING_SECONDS = 10  # for the archive
+RESERVED_SECONDS = OVERTIME_SECONDS + MEASURING_SECONDS + PACKING_SECONDS  # of --time
 
 
 def start_time_limit(time_limit: str) -> None:

@@ -25,11 +25,11 @@ ROWS = 40  # of the table, at most
 STEPS = 16  # of a round, with full batches
 
 
-def table_of_kernels(workload: str, precision: str, device: str, clients_per_chunk: str) -> str:
+def render_kernels(workload: str, precision: str, device: str, clients_per_chunk: str) -> str:
     """Returns a table of the kernels of `STEPS` joint steps, longest first."""
-    setup = short_setup(workload, precision, device, clients_per_chunk)
+    setup = make_short_setup(workload, precision, device, clients_per_chunk)
     fed = prepare(setup).fed
-    profiler = profile_of_round(setup, fed)
+    profiler = profile_round(setup, fed)
     is_cuda = fed.device.type == "cuda"
     table = profiler.key_averages().table(
         sort_by="self_cuda_time_total" if is_cuda else "self_cpu_time_total", row_limit=ROWS, max_name_column_width=90
@@ -37,7 +37,7 @@ def table_of_kernels(workload: str, precision: str, device: str, clients_per_chu
     return f"{STEPS} joint steps of {workload}, {precision}, {fed.engine.mode}\n{table}"
 
 
-def short_setup(workload: str, precision: str, device: str, clients_per_chunk: str) -> Setup:
+def make_short_setup(workload: str, precision: str, device: str, clients_per_chunk: str) -> Setup:
     """Returns the setup of a workload with `STEPS` steps a round, on random images where its own are not here."""
     options = find_workload(workload)
     cohort_size = options["cohort_size"]
@@ -54,7 +54,7 @@ def short_setup(workload: str, precision: str, device: str, clients_per_chunk: s
     return with_random_images(setup)
 
 
-def profile_of_round(setup: Setup, fed: Federation) -> profile:
+def profile_round(setup: Setup, fed: Federation) -> profile:
     """Returns the profile of a round in which all steps are replays of graphs."""
     activities = [ProfilerActivity.CPU]
     if fed.device.type == "cuda":
@@ -80,7 +80,7 @@ def main(
         sys.exit(f"error: '{workload}' is no workload; there are {', '.join(NAMES)}.")
     out.parent.mkdir(parents=True, exist_ok=True)  # before the profile, which takes minutes
     try:
-        table = table_of_kernels(workload, precision, device, clients_per_chunk)
+        table = render_kernels(workload, precision, device, clients_per_chunk)
     except UserError as error:
         sys.exit(f"error: {error}")
     out.write_text(table)

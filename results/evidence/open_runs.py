@@ -61,6 +61,7 @@ CELLS_TO_RUN = (
         seeds=(0, 1, 2),
         claims=("fedcme:sooner",),
     ),
+    # The blank leaves out CIFAR-100.
     CellsToRun("fedfa:2", only=("CIFAR-10 ",), seeds=(2021, 2022, 2023), note="FedFA's Table 2"),
     CellsToRun(
         "fccl:8",
@@ -93,7 +94,7 @@ def plan_open_runs(precision: str) -> list[OpenRun]:
         for run in plan_cells(cells):
             # Committed records are of the table's own options.
             if run.needs_running or changes or cells.options:
-                open_run = with_changes(run, cells, changes, RUNS / precision)
+                open_run = make_open_run(run, cells, changes, RUNS / precision)
                 runs.setdefault(open_run.folder, open_run)
     return read_new_records(runs.values())
 
@@ -104,7 +105,7 @@ def plan_tiny_runs(precision: str) -> list[OpenRun]:
     runs: dict[Path, OpenRun] = {}
     for cells in CELLS_TO_RUN:
         first_run, *_ = plan_cells(cells)
-        tiny_run = with_changes(first_run, cells, changes, RUNS / f"tiny-{precision}")
+        tiny_run = make_open_run(first_run, cells, changes, RUNS / f"tiny-{precision}")
         runs.setdefault(tiny_run.folder, tiny_run)
     return read_new_records(runs.values())
 
@@ -120,15 +121,20 @@ def plan_cells(cells: CellsToRun) -> list[PlannedRun]:
     return sorted(plan.runs, key=lambda run: run.setup.config.seed)
 
 
-def with_changes(run: PlannedRun, cells: CellsToRun, changes: Mapping[str, Any], home: Path) -> OpenRun:
+def find_table_options(run: PlannedRun, cells: CellsToRun) -> Mapping[str, Any]:
+    """Returns the options that a run of a table brings along.
+
+    For another protocol these are all options, so that it has those that the table's protocol sets.
+    """
+    return run.setup.all_options() if cells.options else run.given.values
+
+
+def make_open_run(run: PlannedRun, cells: CellsToRun, changes: Mapping[str, Any], home: Path) -> OpenRun:
     """Returns a run of a table as it is done here: with other options, in a folder below `home`.
 
     The folder is named by these options, so that runs which differ in one of them never share a folder.
     """
-    options = {**run.given.values, **changes}
-    if cells.options:
-        # Under another protocol none of the options may come from the cell's.
-        options = {**run.setup.all_options(), **changes, **cells.options}
+    options = {**find_table_options(run, cells), **changes, **cells.options}
     setup = resolve(find_method(run.method_source), options, need_data=False)
     settings = planned_settings(setup)
     return OpenRun(
