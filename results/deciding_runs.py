@@ -24,7 +24,7 @@ H100 = "NVIDIA H100 80GB HBM3"
 BENCHED_WORKLOADS = ("w3",)  # those of `fedcli bench` that train as a paper does
 
 
-def times_of_benchmarks(folder: Path) -> pd.DataFrame:
+def tabulate_benchmarks(folder: Path) -> pd.DataFrame:
     """The times of FedAvg in the workloads that `fedcli bench` has timed on CUDA; see `tabulate_times`.
 
     Args:
@@ -39,7 +39,7 @@ def times_of_benchmarks(folder: Path) -> pd.DataFrame:
             shape = datasets.describe(workload["dataset"])["shape"]
             examples = bench["samples_per_second"] * bench["seconds_per_round"]
             rows.append({
-                "seconds": (bench["seconds_per_round"] + bench["evaluation_seconds"]) / examples,
+                "seconds_per_example": (bench["seconds_per_round"] + bench["evaluation_seconds"]) / examples,
                 "examples": examples,
                 "threads": 1,
                 "undisturbed": True,
@@ -53,31 +53,31 @@ def times_of_benchmarks(folder: Path) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=TIMED_COLUMNS).astype({"undisturbed": bool})
 
 
-def deciding_runs_text(answer: verdicts.Answer, folder: Path, timed_runs: pd.DataFrame) -> str:
+def describe_deciding_runs(answer: verdicts.Answer, folder: Path, timed_runs: pd.DataFrame) -> str:
     """What would decide a claim and how long that takes by `timed_runs`, in words; empty where it is decided."""
     if answer.comparison.verdict.outcome not in verdicts.OPEN_OUTCOMES:
         return ""
     seeds = answer.needed_seeds
     if seeds is None:
         return f"more than {verdicts.MOST_SEEDS} seeds, if their spread stays"
-    lacking = lacking_runs(answer.claim, folder, seeds)
+    lacking = find_lacking_runs(answer.claim, folder, seeds)
     num_runs = "1 run" if len(lacking) == 1 else f"{len(lacking)} runs"
     words = f"{num_runs} in full"
     if len(seeds) > verdicts.FEWEST_SEEDS:
         words += f", to have {len(seeds)} seeds"
-    closed = closed_data_sets(lacking)
+    closed = find_closed_data_sets(lacking)
     if closed:
         words += f" on {' and '.join(closed)}, whose images are not open"
-    return f"{words}; time: {time_text(lacking, timed_runs)}"
+    return f"{words}; time: {describe_time_needed(lacking, timed_runs)}"
 
 
-def lacking_runs(claim: Claim, folder: Path, seeds: Sequence[int]) -> list[PlannedRun]:
+def find_lacking_runs(claim: Claim, folder: Path, seeds: Sequence[int]) -> list[PlannedRun]:
     """The runs of a claim's rows and columns that have not ended, with these seeds."""
     plan = plan_table(find_table(claim.table), folder, seeds=seeds, only=verdicts.list_rows_and_columns(claim))
     return [run for run in plan.runs if run.needs_running]
 
 
-def closed_data_sets(runs: Iterable[PlannedRun]) -> list[str]:
+def find_closed_data_sets(runs: Iterable[PlannedRun]) -> list[str]:
     """The data sets of runs whose images are not open to all."""
     needed: set[str] = set()
     for run in runs:
@@ -85,7 +85,7 @@ def closed_data_sets(runs: Iterable[PlannedRun]) -> list[str]:
     return sorted(name for name in needed if not datasets.is_open_to_all(name))
 
 
-def time_text(runs: Sequence[PlannedRun], timed_runs: pd.DataFrame) -> str:
+def describe_time_needed(runs: Sequence[PlannedRun], timed_runs: pd.DataFrame) -> str:
     """How long runs take on an H100, else on another GPU, and on a CPU, in words."""
     on_gpu = estimate_times(runs, timed_runs, "cuda", H100)
     on_cpu = estimate_times(runs, timed_runs, "cpu", "")

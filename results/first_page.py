@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
-from deciding_runs import deciding_runs_text, times_of_benchmarks
+from deciding_runs import describe_deciding_runs, tabulate_benchmarks
 from paper_page import Paper
 from sections import LEGEND, join_sections
-from studies import Study, modified_checkout_text
+from studies import Study, describe_modified_checkouts
 
 from fedcli import registry
 from fedcli.results import claim_tables, durations, paper_tables, plans, verdicts
@@ -40,24 +40,24 @@ def make_first_page(
     """The first page: the claims, how much of what the papers print has been run, and the studies."""
     counts = claim_tables.describe_counts(answers)
     sections = {
-        "## What the papers claim, and what is so": f"{counts} {ABOUT_CLAIMS}\n\n{table_of_claims(records, answers)}",
-        "## How much of what the papers print has been run": table_of_coverage(papers),
-        "## Studies": f"{table_of_studies(studies)}\n\n{LEGEND}\n{OTHER_PAGES}",
+        "## What the papers claim, and what is so": f"{counts} {ABOUT_CLAIMS}\n\n{render_claims(records, answers)}",
+        "## How much of what the papers print has been run": render_coverage(papers),
+        "## Studies": f"{render_studies(studies)}\n\n{LEGEND}\n{OTHER_PAGES}",
     }
     return join_sections(f"# Results\n\n{ABOUT_THIS_PAGE}", sections)
 
 
-def table_of_claims(records: Path, answers: Sequence[verdicts.Answer]) -> str:
+def render_claims(records: Path, answers: Sequence[verdicts.Answer]) -> str:
     """The claims with their verdicts, differences and runs."""
     timed_runs = durations.tabulate_times(read_runs([records]))
-    timed_benchmarks = times_of_benchmarks(records.parent / "speed")
+    timed_benchmarks = tabulate_benchmarks(records.parent / "speed")
     timed = pd.concat([timed_runs, timed_benchmarks])
-    table = claim_tables.build_claims_table(answers, [runs_of_claim(answer, records, timed) for answer in answers])
-    notes = [*table.notes, *code_notes(answers), ABOUT_MODIFIED_CHECKOUTS]
+    table = claim_tables.build_claims_table(answers, [describe_runs(answer, records, timed) for answer in answers])
+    notes = [*table.notes, *list_code_notes(answers), ABOUT_MODIFIED_CHECKOUTS]
     return render(replace(table, notes=notes)).rstrip()
 
 
-def table_of_studies(studies: Iterable[Study]) -> str:
+def render_studies(studies: Iterable[Study]) -> str:
     """The studies with links to their pages."""
     rows = []
     for study in studies:
@@ -66,7 +66,7 @@ def table_of_studies(studies: Iterable[Study]) -> str:
     return render_github_table(["Study", "First finding"], rows)
 
 
-def runs_of_claim(answer: verdicts.Answer, records: Path, timed: pd.DataFrame) -> str:
+def describe_runs(answer: verdicts.Answer, records: Path, timed: pd.DataFrame) -> str:
     """Which runs a claim has, with links to the pages of their studies, and what would decide it."""
     remarks = []
     folders = answer.comparison.evidence.folders
@@ -74,19 +74,19 @@ def runs_of_claim(answer: verdicts.Answer, records: Path, timed: pd.DataFrame) -
     if study_names:
         links = ", ".join(f"[{name}]({name}.md)" for name in study_names)
         remarks.append(f"{answer.size}: {links}")
-    by_modified = modified_checkout_text(run.record for run in read_runs(folders))
+    by_modified = describe_modified_checkouts(run.record for run in read_runs(folders))
     if by_modified:
         remarks.append(by_modified)
     limiting_study = answer.claim.limiting_study
     if study_names and limiting_study:
         remarks.append(f"but see [{limiting_study}]({limiting_study}.md)")
-    deciding = deciding_runs_text(answer, records, timed)
+    deciding = describe_deciding_runs(answer, records, timed)
     if deciding:
         remarks.append(f"decided by {deciding}")
     return "; ".join(remarks)
 
 
-def code_notes(answers: Iterable[verdicts.Answer]) -> list[str]:
+def list_code_notes(answers: Iterable[verdicts.Answer]) -> list[str]:
     """Where claims were run in full by the authors' code, what the papers' texts have instead, a line a text."""
     papers_of: dict[str, set[str]] = {}
     for answer in answers:
@@ -100,7 +100,7 @@ def code_notes(answers: Iterable[verdicts.Answer]) -> list[str]:
     return notes
 
 
-def table_of_coverage(papers: Iterable[Paper]) -> str:
+def render_coverage(papers: Iterable[Paper]) -> str:
     """How many of the numbers that the papers print have been run in full."""
     lines = []
     complete = []  # names of tables

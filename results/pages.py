@@ -11,31 +11,29 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from first_page import make_first_page
 from paper_page import Paper, make_paper_page, plan_papers
-from studies import read_study, with_group_names
-from study_page import EVERY_RUN, Figure, charts_of, make_study_page
+from studies import name_groups, read_study
+from study_page import EVERY_RUN, Figure, list_charts, make_study_page
 
 from fedcli import registry
 from fedcli.figures import find_chart
 from fedcli.figures.saving import write_figure
 from fedcli.files import write_atomically
 from fedcli.results import claim_tables, claims, plans, verdicts
-from fedcli.results.pairs import Candidate
 from fedcli.results.render import render, render_github_table, replace_between_marks
 
 HERE = Path(__file__).parent
-HasFolder = TypeVar("HasFolder", plans.PlannedRun, plans.TablePlan, Candidate)
 
 
 @dataclass(frozen=True)
 class MadeFile:
     """A file that is made: a page with the figures that it shows, or the table of verdicts."""
 
-    path: Path  # under `results`
+    path: Path  # from `results` on, as `README.md`, or as `../README.md` of one beside it
     text: str
     figures: tuple[Figure, ...] = ()
 
@@ -53,7 +51,7 @@ def make_files(results: Path) -> list[MadeFile]:
 
     made = []
     for study in studies:
-        figures = tuple(Figure(study, kind) for kind in charts_of(study))
+        figures = tuple(Figure(study, kind) for kind in list_charts(study))
         made.append(MadeFile(Path(f"{study.name}.md"), make_study_page(study), figures))
     for paper in papers:
         shown = replace(paper, tables=[plan_with_relative_folders(plan, results) for plan in paper.tables])
@@ -63,7 +61,7 @@ def make_files(results: Path) -> list[MadeFile]:
 
     readme = results.parent / "README.md"
     if readme.is_file():
-        table = table_of_claims_by_paper(papers, answers)
+        table = render_claims_by_paper(papers, answers)
         text = replace_between_marks(readme.read_text(encoding="utf-8"), "claims", table)
         made.append(MadeFile(Path("../README.md"), text))
     if (results.parent / "papers").is_dir():
@@ -73,7 +71,7 @@ def make_files(results: Path) -> list[MadeFile]:
     return made
 
 
-def table_of_claims_by_paper(papers: Iterable[Paper], answers: Sequence[verdicts.Answer]) -> str:
+def render_claims_by_paper(papers: Iterable[Paper], answers: Sequence[verdicts.Answer]) -> str:
     """How many claims of each paper have which verdict, as a table."""
     lines = []
     for paper in papers:
@@ -93,8 +91,8 @@ def read_notes(paper: str, results: Path) -> str:
 
 def plan_with_relative_folders(plan: plans.TablePlan, results: Path) -> plans.TablePlan:
     """A planned table whose runs have the folders that its page names, those below `results`."""
-    runs = tuple(with_relative_folder(run, results) for run in plan.runs)
-    return replace(with_relative_folder(plan, results), runs=runs)
+    runs = tuple(replace(run, folder=run.folder.relative_to(results)) for run in plan.runs)
+    return replace(plan, folder=plan.folder.relative_to(results), runs=runs)
 
 
 def answer_with_relative_folders(answer: verdicts.Answer, records: Path) -> verdicts.Answer:
@@ -103,37 +101,32 @@ def answer_with_relative_folders(answer: verdicts.Answer, records: Path) -> verd
     folders = tuple(folder.relative_to(records) for folder in evidence.folders)
     pairs = []
     for pair in evidence.pairs:
-        run = with_relative_folder(pair.run, records)
-        other_run = with_relative_folder(pair.other_run, records)
+        run = replace(pair.run, folder=pair.run.folder.relative_to(records))
+        other_run = replace(pair.other_run, folder=pair.other_run.folder.relative_to(records))
         pairs.append(replace(pair, run=run, other_run=other_run))
     relative = replace(evidence, folders=folders, pairs=tuple(pairs))
     return replace(answer, comparison=replace(answer.comparison, evidence=relative))
 
 
-def with_relative_folder(part: HasFolder, parent: Path) -> HasFolder:
-    """A plan or a run whose folder is told from another one on."""
-    return replace(part, folder=part.folder.relative_to(parent))
-
-
-def stale_files(folder: Path, made: Iterable[MadeFile]) -> list[Path]:
+def find_stale_files(folder: Path, made: Iterable[MadeFile]) -> list[Path]:
     """The pages and figures that are missing in a folder, and pages that have another text there than is made now."""
     stale = []
-    for page in made:
-        file = folder / page.path
-        if not file.is_file() or file.read_text(encoding="utf-8") != page.text:
-            stale.append(page.path)
-        for figure in page.figures:
+    for made_file in made:
+        file = folder / made_file.path
+        if not file.is_file() or file.read_text(encoding="utf-8") != made_file.text:
+            stale.append(made_file.path)
+        for figure in made_file.figures:
             if not (folder / figure.path).is_file():
                 stale.append(figure.path)
     return stale
 
 
-def removed_files(folder: Path, made: Iterable[MadeFile]) -> list[Path]:
+def find_removed_files(folder: Path, made: Iterable[MadeFile]) -> list[Path]:
     """The pages in a folder whose paper or study is gone, and figures of no page; other pages do not count."""
     paths = set()
-    for page in made:
-        paths.add(page.path)
-        paths.update(figure.path for figure in page.figures)
+    for made_file in made:
+        paths.add(made_file.path)
+        paths.update(figure.path for figure in made_file.figures)
     study_pages = [file for file in folder.glob("*.md") if f"\n{EVERY_RUN}\n" in file.read_text(encoding="utf-8")]
     files = [*study_pages, *folder.glob("papers/*.md"), *folder.glob("figures/*")]
     found = [file.relative_to(folder) for file in files]
@@ -143,10 +136,10 @@ def removed_files(folder: Path, made: Iterable[MadeFile]) -> list[Path]:
 def check_pages(folder: Path, made: Sequence[MadeFile]) -> None:
     """Ends the program by an error where pages and figures in a folder are not those that are made now."""
     faults = []
-    stale = stale_files(folder, made)
+    stale = find_stale_files(folder, made)
     if stale:
         faults.append(f"not as they are made from the records now: {join_paths(stale)}; run 'make tables'.")
-    removed = removed_files(folder, made)
+    removed = find_removed_files(folder, made)
     if removed:
         faults.append(f"of papers or studies that are no longer here: {join_paths(removed)}; delete what is named.")
     if faults:
@@ -170,14 +163,14 @@ def main(
     made = make_files(folder)
     if check:
         check_pages(folder, made)
-        print(f"{len(made)} pages are as they are made from the records")
+        print(f"{len(made)} files are as they are made from the records")
         return
-    for page in made:
-        file = folder / page.path
-        write_atomically(file, partial(Path.write_text, data=page.text, encoding="utf-8"))
+    for made_file in made:
+        file = folder / made_file.path
+        write_atomically(file, partial(Path.write_text, data=made_file.text, encoding="utf-8"))
         print(file)
-        for figure in page.figures:
-            write_figure(folder / figure.path, find_chart(figure.kind), with_group_names(figure.study), page=True)
+        for figure in made_file.figures:
+            write_figure(folder / figure.path, find_chart(figure.kind), name_groups(figure.study), page=True)
 
 
 if __name__ == "__main__":

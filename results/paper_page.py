@@ -75,10 +75,10 @@ def make_paper_page(paper: Paper, studies: Iterable[Study], notes: str) -> str:
     """The page of a paper: its tables, those of the `studies` that are its own, and `notes` on its runs."""
     module = paper.module
     card = read_card(module.__doc__ or "")
-    sections = sections_of_tables(paper.tables)
+    sections = make_table_sections(paper.tables)
     not_planned = [f"- {where}: {reason.rstrip('.')}." for where, reason in module.NOT_PLANNED.items()]
     sections["### Not planned"] = "\n".join(not_planned)
-    sections["## Studies"] = "\n".join(links_to_studies(module, studies))
+    sections["## Studies"] = "\n".join(list_study_links(module, studies))
     for title, text in card.sections.items():
         if title.startswith(SHOWN_SECTIONS):
             sections[f"## {title}"] = text
@@ -90,7 +90,7 @@ def make_paper_page(paper: Paper, studies: Iterable[Study], notes: str) -> str:
     return join_sections(head, sections)
 
 
-def sections_of_tables(planned: Iterable[plans.TablePlan]) -> dict[str, str]:
+def make_table_sections(planned: Iterable[plans.TablePlan]) -> dict[str, str]:
     """The tables that have a finished run beside the paper's numbers, and a list of the others, by heading."""
     shown = ["A run counts that has all settings of the table."]
     lacking = []
@@ -108,7 +108,7 @@ def sections_of_tables(planned: Iterable[plans.TablePlan]) -> dict[str, str]:
     return sections
 
 
-def links_to_studies(module: ModuleType, studies: Iterable[Study]) -> list[str]:
+def list_study_links(module: ModuleType, studies: Iterable[Study]) -> list[str]:
     """A line for each study that runs a method or a protocol of a paper's file, with its first finding."""
     protocols = {protocol.name for protocol in module.PROTOCOLS}
     methods = {method.name for method in registry.methods().values() if method.module is module}

@@ -107,7 +107,7 @@ def read_study(folder: Path) -> Study:
     finding_lines = []
     for entry in content.get("findings", []):
         with _reading(file, entry):
-            finding_lines.append(finding_line(read_finding(entry), groups))
+            finding_lines.append(describe_finding(read_finding(entry), groups))
     return Study(
         name=folder.resolve().name,
         intro=(folder / "intro.md").read_text(encoding="utf-8").strip(),
@@ -128,7 +128,7 @@ def _reading(file: Path, entry: object) -> Iterator[None]:
         raise UserError(f"{file} cannot be read ({error}; got {entry}); see the head of results/studies.py.") from error
 
 
-def with_group_names(study: Study) -> list[Record]:
+def name_groups(study: Study) -> list[Record]:
     """The records of a study, those of a group under its name in the place of the method's."""
     records = []
     for record in study.records:
@@ -145,7 +145,7 @@ def _group_name(folder: Path, group_names: Mapping[Path, str]) -> str | None:
     return None
 
 
-def modified_checkout_text(records: Iterable[Record]) -> str:
+def describe_modified_checkouts(records: Iterable[Record]) -> str:
     """How many runs are of a checkout with changes that are not committed, in words; empty for none."""
     commits = [record.get("commit") or "" for record in records]
     count = sum(commit.endswith("+") for commit in commits)
@@ -216,7 +216,7 @@ def _check_text(value: object) -> None:
         raise ValueError(f"{value} must be a text")
 
 
-def finding_line(finding: Finding, groups: Mapping[str, list[Record]]) -> str:
+def describe_finding(finding: Finding, groups: Mapping[str, list[Record]]) -> str:
     """A finding as a line, "Ours - Theirs, last round: +3.31 [+2.44, +4.19] (3); paper +9.48".
 
     Args:
@@ -230,9 +230,9 @@ def finding_line(finding: Finding, groups: Mapping[str, list[Record]]) -> str:
     """
     runs = _find_group(groups, finding.group)
     if finding.baseline is None:
-        line = single_group_line(finding, runs)
+        line = describe_group(finding, runs)
     else:
-        line = difference_line(finding, runs, finding.baseline, _find_group(groups, finding.baseline))
+        line = describe_difference(finding, runs, finding.baseline, _find_group(groups, finding.baseline))
     return f"{finding.sentence}. {line}" if finding.sentence else line
 
 
@@ -243,7 +243,7 @@ def _find_group(groups: Mapping[str, list[Record]], name: str) -> list[Record]:
     return groups[name]
 
 
-def single_group_line(finding: Finding, runs: Sequence[Record]) -> str:
+def describe_group(finding: Finding, runs: Sequence[Record]) -> str:
     """The mean of a group, and the paper's number of its row."""
     metric = finding.metric
     _check_runs_differ(runs)
@@ -257,7 +257,9 @@ def single_group_line(finding: Finding, runs: Sequence[Record]) -> str:
     return f"{line}; {_printed_text(metric, number, printed, finding.group, sign='')}"
 
 
-def difference_line(finding: Finding, runs: Sequence[Record], baseline: str, baseline_runs: Sequence[Record]) -> str:
+def describe_difference(
+    finding: Finding, runs: Sequence[Record], baseline: str, baseline_runs: Sequence[Record]
+) -> str:
     """How far a group is ahead of its baseline, paired by seed, and how far its row is ahead in the paper."""
     metric = finding.metric
     _check_pairs(runs, baseline_runs)

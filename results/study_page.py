@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sections import LEGEND, join_sections
-from studies import Study, modified_checkout_text
+from studies import Study, describe_modified_checkouts
 
 from fedcli.results import tables
 from fedcli.results.render import escape_markdown, render
@@ -39,7 +39,7 @@ def make_study_page(study: Study) -> str:
         sections["## Findings"] = f"{lines}\n\n{LEGEND}"
 
     shown = [render(tables.build_table(records, study.metrics)).strip()]
-    for kind, title in charts_of(study).items():
+    for kind, title in list_charts(study).items():
         figure = Figure(study, kind)
         shown.append(f"![{title}]({figure.path.as_posix()})")
     sections["## Results"] = "\n\n".join(shown)
@@ -48,7 +48,7 @@ def make_study_page(study: Study) -> str:
     sections[EVERY_RUN] = render(replace(by_seed, subject="", notes=())).strip()
 
     machines = list_machines(records)
-    by_modified = modified_checkout_text(records)
+    by_modified = describe_modified_checkouts(records)
     if by_modified:
         machines.append(f"- {by_modified}: their commit ends in `+`.")
     sections["## Machines and versions"] = "\n".join(machines)
@@ -75,7 +75,7 @@ def list_machines(records: Iterable[Record]) -> list[str]:
     return lines
 
 
-def charts_of(study: Study) -> dict[str, str]:
+def list_charts(study: Study) -> dict[str, str]:
     """What the figures of a study show, by the kind of the chart."""
     tested_rounds = []
     for record in study.records:

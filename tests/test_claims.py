@@ -426,7 +426,7 @@ def test_a_lead_by_construction_or_by_a_control_is_no_reproduction(study):
 def test_what_would_decide_a_claim_is_the_runs_that_lack_and_their_hours(study):
     def decided():
         timed = durations.tabulate_times(frame.read_runs([study.runs]))
-        text, _, _ = deciding_runs.deciding_runs_text(study.answer(), study.runs, timed).partition(", timed")
+        text, _, _ = deciding_runs.describe_deciding_runs(study.answer(), study.runs, timed).partition(", timed")
         return text
 
     study.add_pairs(fedfa=[81], fedavg=[80])
@@ -450,7 +450,7 @@ def test_no_command_is_said_to_decide_what_thirty_seeds_would_not(study):
     assert answer.needed_seeds is None
     assert answer.command == ""
     assert "decided by" not in render(claim_tables.build_claims_table([answer]))
-    text = deciding_runs.deciding_runs_text(answer, study.runs, durations.tabulate_times([]))
+    text = deciding_runs.describe_deciding_runs(answer, study.runs, durations.tabulate_times([]))
     assert text == "more than 30 seeds, if their spread stays"
 
 
@@ -464,7 +464,7 @@ def test_a_run_takes_the_time_of_the_benched_workload_of_its_network_and_images(
     table = registry.find_table("fedfm:III")
     planned = plans.plan_table(table, tmp_path, only=["FedAvg", "CIFAR-10 NIID-1"], seeds=[0])
 
-    timed = deciding_runs.times_of_benchmarks(tmp_path)
+    timed = deciding_runs.tabulate_benchmarks(tmp_path)
     estimated = durations.estimate_times(planned.runs, timed, "cuda", "")
 
     seconds_of_an_example = 50 / 40_000
@@ -607,7 +607,7 @@ def test_images_that_clients_keep_for_testing_count_as_in_the_runs_that_were_tim
     run = planned.runs[0]
     config = run.setup.config
     assert config.local_test
-    timed = deciding_runs.times_of_benchmarks(tmp_path)
+    timed = deciding_runs.tabulate_benchmarks(tmp_path)
     timed["backbone"] = config.backbone
     timed["precision"] = config.precision
     estimated = durations.estimate_times([run], timed, "cuda", "")

@@ -128,10 +128,10 @@ def test_the_time_of_runs_names_the_h100_beside_other_gpus(monkeypatch):
         })  # fmt: skip
 
     monkeypatch.setattr(deciding_runs, "estimate_times", estimate_times)
-    text = deciding_runs.time_text([], pd.DataFrame())
+    text = deciding_runs.describe_time_needed([], pd.DataFrame())
     assert text == "about 2.0 h for 2 of 3 runs, timed on NVIDIA H100 80GB HBM3 and another GPU"
     machines["cuda"][0] = machines["cuda"][1]
-    assert deciding_runs.time_text([], pd.DataFrame()).endswith("runs, timed on another GPU")
+    assert deciding_runs.describe_time_needed([], pd.DataFrame()).endswith("runs, timed on another GPU")
 
 
 def test_the_first_page_names_its_texts_and_modified_checkouts(tmp_path):
@@ -155,12 +155,12 @@ def test_the_first_page_names_its_texts_and_modified_checkouts(tmp_path):
     assert "\n- 1 of 2 runs by a modified checkout: their commit ends in `+`.\n" in study_page.make_study_page(study)
     reduced_evidence = replace(comparison.evidence, reduction="rounds 1 of 2")
     reduced = replace(answer, comparison=replace(comparison, evidence=reduced_evidence))
-    assert first_page.code_notes([reduced]) == []
+    assert first_page.list_code_notes([reduced]) == []
 
 
 def test_figures_name_runs_as_the_study_does(results):
     study = studies.read_study(results / "records" / "tiny")
-    labels = {record["folder"].name: record.get("label") for record in studies.with_group_names(study)}
+    labels = {record["folder"].name: record.get("label") for record in studies.name_groups(study)}
     assert labels == {"a": "run a", "again": None, "b": None, "c": None, "d": None}
 
 
@@ -295,7 +295,7 @@ GROUPS = {
 )  # fmt: skip
 def test_a_finding_is_what_the_records_say(entry, line):
     finding = studies.read_finding({"metric": "last", "of": "FedFA", **entry})
-    assert studies.finding_line(finding, GROUPS) == line
+    assert studies.describe_finding(finding, GROUPS) == line
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_a_finding_is_what_the_records_say(entry, line):
 )
 def test_a_finding_that_the_records_do_not_bear_is_refused(entry, message):
     with pytest.raises(ValueError, match=message):
-        studies.finding_line(studies.read_finding({"metric": "last", "of": "FedFA", **entry}), GROUPS)
+        studies.describe_finding(studies.read_finding({"metric": "last", "of": "FedFA", **entry}), GROUPS)
 
 
 def test_a_file_names_groups_by_folders_and_errors_name_the_file(tmp_path):

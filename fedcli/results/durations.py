@@ -31,7 +31,7 @@ class Training(NamedTuple):
 
 
 TRAINING_COLUMNS = list(Training._fields)
-TIMED_COLUMNS = ["seconds", "examples", "threads", "undisturbed", "machine", "method", *TRAINING_COLUMNS]
+TIMED_COLUMNS = ["seconds_per_example", "examples", "threads", "undisturbed", "machine", "method", *TRAINING_COLUMNS]
 REFERENCE_METHOD = "fedavg"  # the method that all others are timed against
 MINUTES_PER_HOUR = 60
 
@@ -50,9 +50,10 @@ def tabulate_times(runs: Iterable[RunRow]) -> pd.DataFrame:
     """Makes a table of the times of runs, without those that moved to another machine or have no round.
 
     Returns:
-        A row a run, with the columns `seconds`, the time of a round with its test divided by the examples of the round;
-        `examples`, the number of examples of a round; `threads`, the number of CPU threads; `undisturbed`, whether no
-        other work disturbed the run; `machine`, the name of the machine; `method`; and `TRAINING_COLUMNS`.
+        A row a run, with the columns `seconds_per_example`, the time of a round with its test divided by the examples
+        of the round; `examples`, the number of examples of a round; `threads`, the number of CPU threads;
+        `undisturbed`, whether no other work disturbed the run; `machine`, the name of the machine; `method`; and
+        `TRAINING_COLUMNS`.
     """
     rows = []
     for run in runs:
@@ -65,7 +66,7 @@ def tabulate_times(runs: Iterable[RunRow]) -> pd.DataFrame:
         examples = count_round_examples(config, sum(record["partition"]["sizes"]))
         round_seconds = fmean(sum(entry["seconds"].values()) for entry in record["rounds"])
         rows.append({
-            "seconds": round_seconds / examples,
+            "seconds_per_example": round_seconds / examples,
             "examples": examples,
             "threads": hardware.get("threads", 1),
             "undisturbed": is_undisturbed(record),
@@ -91,10 +92,10 @@ def compute_time_ratios(timed_runs: pd.DataFrame) -> pd.Series:
         The median ratio over the networks and machines that have runs of both methods, by the name of the method.
     """
     conditions = ["machine", "undisturbed", "threads", "examples", *TRAINING_COLUMNS]
-    medians = timed_runs.groupby(["method", *conditions])["seconds"].median().reset_index()
+    medians = timed_runs.groupby(["method", *conditions])["seconds_per_example"].median().reset_index()
     reference = medians[medians["method"] == REFERENCE_METHOD].drop(columns="method")
     both = medians.merge(reference, on=conditions, suffixes=("", "_reference"))
-    ratios = both["seconds"] / both["seconds_reference"]
+    ratios = both["seconds_per_example"] / both["seconds_per_example_reference"]
     return ratios.groupby(both["method"]).median()
 
 
@@ -131,7 +132,7 @@ def estimate_time_per_example(
     nearest = _prefer(nearest, nearest["method"] == method)
     nearest = _prefer(nearest, nearest["undisturbed"])
     ratios_of_nearest = nearest["method"].map(ratios).astype(float).fillna(1.0)  # of no runs it would be text
-    seconds = nearest["seconds"] * ratios.get(method, 1.0) / ratios_of_nearest
+    seconds = nearest["seconds_per_example"] * ratios.get(method, 1.0) / ratios_of_nearest
     core_seconds = seconds * nearest["threads"]
     return TimePerExample(seconds.median(), core_seconds.median(), frozenset(nearest["machine"]) - {machine})
 
