@@ -87,6 +87,12 @@ def test_a_run_that_diverged_is_verified_by_its_curve_and_its_end():
     assert text.endswith("(other versions)")
     assert not is_same
 
+    complete = len(record["rounds"])
+    assert complete < 5
+    of_more_rounds = {**record, "config": {**record["config"], "rounds": 5}}
+    interrupted = {**of_more_rounds, "status": "interrupted", "error": ""}
+    assert compare_records(of_more_rounds, interrupted, complete) == ("same to the last digit", True)
+
     on_absent_data = {**record, "config": {**record["config"], "dataset": "mnist"}}
     assert_cannot_verify(verify(on_absent_data), "data download mnist")
     assert len([*Path("runs").iterdir()]) == 1  # nothing is left of it

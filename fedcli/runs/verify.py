@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedcli.core.federation import NonFiniteLoss
-from fedcli.errors import UserError
+from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.registry import find_method
 from fedcli.run_files import FILES_OF_A_RUN
 from fedcli.runs.begin import begin, new_folder
@@ -17,7 +16,7 @@ from fedcli.runs.machine import ENVIRONMENT_KEYS
 from fedcli.runs.record import has_ended, read_record
 from fedcli.runs.resume import recorded_setup
 from fedcli.runs.rounds import Listener
-from fedcli.runs.schema import Record, RoundEntry, tested_rounds
+from fedcli.runs.schema import Record, tested_rounds
 from fedcli.userfiles import trust_files
 
 ACCURACY_TOLERANCE = 0.02  # how far another machine or version may take the accuracy of a round
@@ -80,15 +79,17 @@ def verify(
 def compare_records(record: Record, repetition: Record, num_rounds: int | None = None) -> Comparison:
     """Compares two records of the same options, both finished or diverged.
 
-    With a number of rounds, fewer than the record has, the repetition was interrupted after so many.
+    With a number of rounds, fewer than were planned, the repetition was interrupted after so many.
     """
-    rounds = record["rounds"][:num_rounds]
+    if num_rounds is not None and num_rounds < record["config"]["rounds"]:
+        record = _interrupted_after(num_rounds, record)
+    rounds = record["rounds"]
     changes = [name for name in SURROUNDINGS if record.get(name) != repetition.get(name)]
     moves = [move["round"] for move in record["moved"] if move["round"] < len(rounds)]
     changes += [f"machine from round {index + 1} on" for index in moves]
     remark = f" (other {', '.join(changes)})" if changes else ""
-    was = _results(record, rounds)
-    now = _results(repetition, repetition["rounds"])
+    was = _results(record)
+    now = _results(repetition)
     for name, fact in was.facts.items():
         if now.facts[name] != fact:
             return Comparison(f"another {name}: {now.facts[name]}, was {fact}{remark}", False)
@@ -113,17 +114,25 @@ class _Results(NamedTuple):
     digits: str | list[Any]  # the last parameters' hash; of a run that was interrupted or has diverged, all terms
 
 
-def _results(record: Record, rounds: Sequence[RoundEntry]) -> _Results:
-    """What is compared of a run, or of its first rounds, as if it had been interrupted after them."""
-    end = record.get("error") or record["status"]
+def _interrupted_after(num_rounds: int, record: Record) -> Record:
+    """The record as if the run had been interrupted after so many rounds, so that it has no last parameters."""
+    return {
+        **record,
+        "status": "interrupted",
+        "error": "",
+        "rounds": record["rounds"][:num_rounds],
+        "summary": {**record["summary"], "params_sha256": None},
+    }
+
+
+def _results(record: Record) -> _Results:
+    """What is compared of a run."""
+    rounds = record["rounds"]
     digits = record["summary"].get("params_sha256")
-    if len(rounds) < len(record["rounds"]):
-        end = "interrupted"
-        digits = None
     facts = {
         "data set": record["dataset_fingerprint"],
         "partition": record["partition"]["fingerprint"],
-        "end": end,
+        "end": record.get("error") or record["status"],
         "number of rounds": len(rounds),
     }
     curve = np.array([(entry["test_accuracy"], entry["validation_accuracy"]) for entry in rounds], float)
