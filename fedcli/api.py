@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcli.arguments import grid_texts, plain_method_options, plain_seeds, plain_values
+from fedcli.arguments import as_list, grid_texts, methods_text, plain_method_options, plain_seeds, plain_values
 from fedcli.errors import UserError
 from fedcli.keywords import in_keywords, keywords_for_flags
 from fedcli.userfiles import user_paths
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # a method file imports `fedcli` before the engine exists, an
 
 
 def run(  # noqa: PLR0913  # what a user calls: one keyword for each choice
-    method: str | Path,
+    method: str | Path | Sequence[str | Path],
     *,
     out: str | Path | None = None,
     seeds: Iterable[int] | None = None,
@@ -37,7 +37,8 @@ def run(  # noqa: PLR0913  # what a user calls: one keyword for each choice
     """Runs a method, or several, and returns the run or the runs; in a notebook, with a live display.
 
     Args:
-        method: Name of a method, as `fedcli list` shows it, or path of a method file; several with commas between them.
+        method: Name of a method, as `fedcli list` shows it, or path of a method file; several in a list, or with
+            commas between them.
         out: Folder of the run, which must not exist; by default `runs/<time>-<method>-<dataset>`.
         seeds: Several runs, a seed each, in the folders `seed-<seed>` of `out`.
         tuned: What `tune` has returned, or its folder; options given here override those in it.
@@ -74,7 +75,7 @@ def run(  # noqa: PLR0913  # what a user calls: one keyword for each choice
 
     with in_keywords():
         experiment = _Experiment(
-            methods=str(method).split(","),
+            methods=methods_text(method).split(","),
             given=GivenOptions(plain_values(options), tuned=None if tuned is None else os.fspath(tuned)),
             method_options=plain_method_options(set or {}),
             out=out,
@@ -188,9 +189,9 @@ def _is_notebook() -> bool:
 
 
 def tune(
-    method: str | Path,
+    method: str | Path | Sequence[str | Path],
     *,
-    grid: Mapping[str, Any] | Sequence[str] = (),
+    grid: Mapping[str, Any] | str | Sequence[str] = (),
     out: str | Path | None = None,
     seeds: Iterable[int] | None = None,
     trials: int | None = None,
@@ -231,7 +232,7 @@ def tune(
         options = plain_values(options)
         method_options = plain_method_options(set or {})
         plan = tuning.plan_trials(
-            str(method),
+            methods_text(method),
             options,
             grid=grid_texts(grid),
             trials=trials,
@@ -250,6 +251,7 @@ def tune(
     return Tuned(plan.folder, ranked, best.to_dict())
 
 
+@in_keywords()
 def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> "Run | Runs":
     """Opens a run from its folder, as `run` returns it without its `state`, or all runs below a folder.
 
@@ -282,8 +284,9 @@ def _open(path: Path, method: str | Path | Sequence[str | Path]) -> "Run":
     return Run.of(resume.load(path, method))
 
 
+@in_keywords()
 def frame(*paths: str | Path, metrics: str | Sequence[str] = ()) -> Any:
     """Reads all runs under some folders as a `pandas.DataFrame`; see `fedcli.results.tables.read_numbers`."""
     from fedcli.results.tables import read_numbers
 
-    return read_numbers(paths, metrics)
+    return read_numbers(paths, as_list(metrics))

@@ -7,6 +7,18 @@ from fedcli.declarations import flag_of
 from fedcli.errors import UserError
 
 
+def as_list(value: Any) -> list[Any]:
+    """One value or several, as a list; a text is one."""
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return list(value)
+    return [value]
+
+
+def methods_text(methods: Any) -> str:
+    """One method or several, as the command line has them."""
+    return ",".join(map(str, as_list(methods)))
+
+
 def plain_values(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that are given, as they are typed, a tuple for several values; refuses an empty one.
 
@@ -37,10 +49,10 @@ def plain_seeds(seeds: Any) -> list[Any] | None:
     return list(plain)
 
 
-def grid_texts(grid: Mapping[str, Any] | Sequence[str]) -> list[str]:
+def grid_texts(grid: Mapping[str, Any] | str | Sequence[str]) -> list[str]:
     """The values to try, as `--grid` has them."""
     if not isinstance(grid, Mapping):
-        return list(grid)
+        return as_list(grid)
     texts = []
     for name, values in plain_values(grid).items():
         listed = values if isinstance(values, tuple) else (values,)

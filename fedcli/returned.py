@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex, overload
 
 from fedcli.errors import UserError
 from fedcli.keywords import in_keywords, keywords_for_flags
@@ -123,6 +123,17 @@ class Runs(list[Run]):
     def __add__(self, others: list[Run]) -> "Runs":  # type: ignore[override]  # what is no run is not added
         return Runs([*self, *others])
 
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Run: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Runs": ...
+
+    def __getitem__(self, index: SupportsIndex | slice) -> "Run | Runs":
+        if isinstance(index, slice):
+            return Runs(super().__getitem__(index))
+        return super().__getitem__(index)
+
     def plot(self, x: str = "round", y: str = "accuracy", **look: Any) -> Any:
         """Draws their learning curves; several seeds are a line with a band. A notebook shows the figure.
 
@@ -151,6 +162,7 @@ class Runs(list[Run]):
         """Their records as tables take them, each with its folder."""
         return [{**run.record, "folder": run.path} for run in self]
 
+    @in_keywords()
     def frame(self, *metrics: str) -> Any:
         """Returns a `pandas.DataFrame`, a row a run: the options, the seed, accuracies in percent and any `metrics`."""
         from fedcli.results.tables import tabulate_numbers
@@ -171,7 +183,7 @@ class Runs(list[Run]):
             label: LaTeX's `\label`, as "tab:main"; by default it has the protocol and the data set.
 
         Raises:
-            UserError: If a metric, a column or the format is not known, or there can be no such label.
+            UserError: If there is no run, a metric, a column or the format is not known, or there can be no such label.
         """
         import pandas as pd
 
@@ -179,6 +191,8 @@ class Runs(list[Run]):
         from fedcli.results.formats import write_tables
         from fedcli.results.tables import build_table
 
+        if not self:
+            raise UserError("a table needs a run (got none); read the warnings of the call that has made them.")
         with in_keywords():
             layout = Layout(columns, digits)
             if format is not None:
@@ -190,6 +204,8 @@ class Runs(list[Run]):
 
     def _repr_html_(self) -> str:
         """A table of the runs, a column each, and their curves."""
+        if not self:
+            return "<p>no runs</p>"
         import pandas as pd
 
         from fedcli.results.tables import collect_numbers

@@ -22,7 +22,7 @@ from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.results import jobs
 from fedcli.results.grids import plan_grid
 from fedcli.results.tune import plan_trials
-from fedcli.returned import Run
+from fedcli.returned import Run, Runs
 from fedcli.runs.begin import resolve_runs, run_method
 from fedcli.runs.identity import key_of, settings_of
 from fedcli.runs.options import EXPERIMENT_OPTIONS, flags_of
@@ -56,6 +56,33 @@ def test_several_methods_values_and_seeds_are_a_list_of_runs(runs, folder_of_run
     assert configs(runs) == expected
     assert configs(fedcli.load(folder_of_runs)) == expected
     assert len(runs.frame()) == 8
+
+
+def test_one_value_in_the_place_of_several_is_one(runs, folder_of_runs, tmp_path):
+    assert len(fedcli.frame(folder_of_runs, metrics="best")["best, %"]) == len(runs)
+    with pytest.raises(UserError, match=r"^unknown option of 'fedavg' 'lrr'; did you mean 'lr'"):
+        fedcli.tune("fedavg", grid="lrr=0.01,0.1", out=tmp_path / "new", **TWO_ROUNDS)
+
+
+def test_several_methods_may_be_a_list(tmp_path):
+    with pytest.raises(UserError, match=r"^unknown method 'fedprx'"):
+        fedcli.run(["fedavg", "fedprx"], out=tmp_path / "new", **TWO_ROUNDS)
+    with pytest.raises(UserError, match=r"^unknown method 'fedprx'"):
+        fedcli.tune(["fedavg", "fedprx"], grid={"lr": [0.01, 0.1]}, out=tmp_path / "new", **TWO_ROUNDS)
+
+
+def test_some_of_several_runs_are_runs(runs):
+    first, second = runs[:2]
+    assert runs[0] is first
+    assert isinstance(runs[:2], Runs)
+    assert runs[:2] == [first, second]
+
+
+def test_runs_of_which_none_has_begun_say_so():
+    assert "no runs" in Runs()._repr_html_()
+    with pytest.raises(UserError, match="a table needs a run"):
+        Runs().table()
+    assert len(Runs().frame()) == 0
 
 
 def test_a_table_of_runs_has_a_row_a_setting_and_the_columns_that_are_named(runs):
