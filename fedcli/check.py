@@ -19,7 +19,7 @@ from fedcli.core.federation import Federation
 from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.core.trees import Tree, tree_map
 from fedcli.declarations import START, Method, fields_of, flag_of
-from fedcli.errors import NonFiniteLoss, UserError, first_line
+from fedcli.errors import NonFiniteLoss, UserError, first_line, unknown
 from fedcli.runs.machine import deterministic
 from fedcli.runs.method_calls import StateCopy, refuse_other_kind
 from fedcli.runs.rounds import one_round
@@ -306,8 +306,20 @@ def with_defaults(method: Method, name: str, defaults: Mapping[str, Any]) -> Met
 
 
 def variants_of(method: Method) -> list[Method]:
-    """Return the variants that a method declares, each as a method."""
-    return [with_defaults(method, f"{method.name} ({name})", defaults) for name, defaults in method.variants.items()]
+    """Return the variants that a method declares, each as a method.
+
+    Raises:
+        UserError: If one has an option that the method has not.
+    """
+    options = fields_of(method.config)
+    variants = []
+    for name, defaults in method.variants.items():
+        for option in defaults:
+            if option not in options:
+                noun = f"option in the variant '{name}' of '{method.name}'"
+                raise unknown(noun, option, options, f"the method has {', '.join(options) or 'no options'}.")
+        variants.append(with_defaults(method, f"{method.name} ({name})", defaults))
+    return variants
 
 
 class Case(NamedTuple):

@@ -225,6 +225,13 @@ def test_a_law_is_held_against_the_variants_of_a_method():
         laws.law_3_state_survives(variant)
 
 
+def test_a_variant_with_an_option_that_the_method_has_not_is_refused_by_name():
+    method = replace(STATEFUL, variants={"hard": {"pull_wight": 2.0}})
+    words = f"^unknown option in the variant 'hard' of '{STATEFUL.name}' 'pull_wight'; did you mean 'pull_weight'"
+    with pytest.raises(UserError, match=words):
+        check.variants_of(method)
+
+
 def test_a_figure_that_is_not_a_number_keeps_no_bound():
     assert not check.Finding("", float("nan"), at_most=1).holds
     assert not check.Finding("", float("nan"), more_than=1).holds
