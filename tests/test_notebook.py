@@ -10,6 +10,8 @@ from fedcli.core.federation import NonFiniteLoss
 from fedcli.errors import UserError
 from fedcli.runs import progress
 from fedcli.runs.lock import InUse, locked
+from fedcli.runs.record import write_record
+from tests.example_records import make_record
 
 pytestmark = pytest.mark.long(worker=1)
 
@@ -121,6 +123,17 @@ def test_exist_ok_moves_the_run_before_aside_and_no_folder_of_a_user(tmp_path):
     (tmp_path / "mine" / "thesis.tex").touch()
     with pytest.raises(UserError, match="never overwritten"):
         fedcli.run("fedavg", out=tmp_path / "mine", exist_ok=True, **TWO_CLIENTS)
+
+
+@pytest.mark.parametrize("out", [".", "one/..", "../here"])
+def test_exist_ok_refuses_to_rename_the_working_folder(out, tmp_path, monkeypatch):
+    folder = tmp_path / "here"
+    (folder / "one").mkdir(parents=True)
+    write_record(folder, make_record())
+    monkeypatch.chdir(folder)
+    with pytest.raises(UserError, match="exist_ok cannot rename the working folder"):
+        fedcli.run("fedavg", out=out, exist_ok=True, **TWO_CLIENTS)
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
 @pytest.mark.parametrize("methods", ["fedavg", "fedavg,fedprox"])
