@@ -58,7 +58,8 @@ def test_a_folder_has_one_owner_at_a_time(tmp_path):
         raise ZeroDivisionError
     assert file_names(folder) == []
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot be made"), locked(tmp_path / "file"):
+    words = r"'.*' cannot be made or written \(File exists\); choose another\.$"
+    with pytest.raises(UserError, match=words), locked(tmp_path / "file"):
         pass
 
 

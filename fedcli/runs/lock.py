@@ -96,14 +96,16 @@ def locked(folder: Path) -> Iterator[LockedFolder]:
 
     Raises:
         InUse: If another process has locked the folder.
-        UserError: If it cannot be made.
+        UserError: If it cannot be made or written.
     """
     new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         held = _lock(folder)
     except OSError as error:
-        raise UserError(f"'{folder}' cannot be made ({error.strerror}); choose another with --out.") from error
+        raise UserError(
+            f"the folder '{folder}' cannot be made or written ({error.strerror}); choose another."
+        ) from error
     guards.append(held.refuse_lost)
     try:
         if held.is_locked:  # else they may be of a process that lives
