@@ -176,6 +176,19 @@ def test_no_line_is_longer_than_a_screen():
     assert long == []
 
 
+def test_text_is_written_and_read_in_one_encoding():
+    """And not in that of the user's locale."""
+    without = []
+    for file in FILES.values():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            arguments = {argument.arg for argument in node.keywords}
+            if node.func.attr in ("read_text", "write_text") and "encoding" not in arguments:
+                without.append(f"{file}:{node.lineno}")
+    assert without == []
+
+
 def test_only_papers_name_methods():
     named = [name for name, file in FILES.items() if METHODS.search(file.read_text(encoding="utf-8"))]
     assert len(FILES) > 40

@@ -27,4 +27,4 @@ def append_csv(path: Path, result: dict[str, Any]) -> None:
         earlier = pd.read_csv(path, dtype=str, keep_default_na=False)
         latest = pd.read_csv(StringIO(content), dtype=str, keep_default_na=False)
         content = pd.concat([earlier, latest]).to_csv(index=False)
-    write_atomically(path, lambda temporary: temporary.write_text(content))
+    write_atomically(path, lambda temporary: temporary.write_text(content, encoding="utf-8"))

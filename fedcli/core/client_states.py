@@ -124,7 +124,7 @@ class Kept(StoredStates):
 def machine_memory() -> int:
     """Returns the bytes of memory of this machine, or those that a container may use of it."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    allowed = CGROUP_LIMIT.read_text().strip() if CGROUP_LIMIT.is_file() else ""
+    allowed = CGROUP_LIMIT.read_text(encoding="utf-8").strip() if CGROUP_LIMIT.is_file() else ""
     return min(total, int(allowed)) if allowed.isdecimal() else total
 
 

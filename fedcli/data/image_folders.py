@@ -155,7 +155,7 @@ def _read_class_lists(source: Source) -> dict[str, dict[str, str]]:
     for name in source.names:
         match = _CLASS_LIST.fullmatch(name)
         if match is not None:
-            text = (source.folder / name).read_text(errors="replace")
+            text = (source.folder / name).read_text(encoding="utf-8", errors="replace")
             split = match[1].lower()
             classes[split] = dict(re.findall(r"^(\S+)[ \t]+(\S+)", text, re.MULTILINE))
     return classes

@@ -393,7 +393,9 @@ def _write_best(of_method: MethodTrials, trials: pd.DataFrame) -> None:
         "options": trials["options"].iloc[0],
         "trials": listed.astype(object).where(listed.notna(), None).to_dict("records"),
     }
-    write_atomically(of_method.folder / TUNED, lambda path: path.write_text(json.dumps(facts, indent=1) + "\n"))
+    write_atomically(
+        of_method.folder / TUNED, lambda path: path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    )
 
 
 def write_notes_on_drawn_trials(planned: Tuning) -> list[str]:

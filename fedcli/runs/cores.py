@@ -25,7 +25,7 @@ def allowed_cores(groups: Path = GROUPS, listing: Path = OWN_GROUPS) -> int:
     """
     has_affinity = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    lines = listing.read_text().splitlines() if listing.is_file() else []
+    lines = listing.read_text(encoding="utf-8").splitlines() if listing.is_file() else []
     for line in lines:
         _, controllers, name = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
@@ -43,9 +43,9 @@ def _quota(folder: Path) -> float:
     of_version_2 = folder / "cpu.max"  # it has quota and period
     of_version_1 = (folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")
     if of_version_2.is_file():
-        quota, period = of_version_2.read_text().split()
+        quota, period = of_version_2.read_text(encoding="utf-8").split()
     elif all(file.is_file() for file in of_version_1):
-        quota, period = [file.read_text().strip() for file in of_version_1]
+        quota, period = [file.read_text(encoding="utf-8").strip() for file in of_version_1]
     else:
         return math.inf
     return math.ceil(int(quota) / int(period)) if quota.isdecimal() else math.inf

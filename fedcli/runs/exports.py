@@ -79,7 +79,7 @@ def export(
     text += f"* To load it: `{FORMATS[format].loading}`\n"
     card.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, lambda temporary: temporary.write_bytes(content))
-    write_atomically(card, lambda temporary: temporary.write_text(text))
+    write_atomically(card, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     return Exported(file, card)
 
 

@@ -30,7 +30,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     """Hardware, system, library versions and the commit of the code."""
     on_cuda = device.type == "cuda"
     cpuinfo = Path("/proc/cpuinfo")
-    text = cpuinfo.read_text() if cpuinfo.is_file() else ""
+    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.is_file() else ""
     processor = _processor(text)
     can_flush = torch.set_flush_denormal(_are_denormals_flushed())  # leaves it as it is
     return {

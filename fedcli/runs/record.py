@@ -36,7 +36,7 @@ RUN_OUTCOMES = (*ENDED, "failed", "unfinished", "not run")  # the furthest first
 def write_record(folder: Path, record: Record) -> None:
     """Writes `record.json` with its digest; refuses a number that is not finite, since JSON has none."""
     text = json.dumps({**record, "digest": digest_of(record)}, indent=1, allow_nan=False)
-    write_atomically(folder / RECORD, lambda path: path.write_text(text + "\n"))
+    write_atomically(folder / RECORD, lambda path: path.write_text(text + "\n", encoding="utf-8"))
 
 
 def read_record(path: Path) -> Record:
@@ -49,7 +49,7 @@ def read_record(path: Path) -> Record:
     if not file.is_file():
         raise UserError(f"there is no run at '{file}' (got no {RECORD}); give the folder of a run, which holds one.")
     with reading(file, "a record as fedcli has written it"):
-        record = json.loads(file.read_text())
+        record = json.loads(file.read_text(encoding="utf-8"))
         if record["schema"] != SCHEMA:
             raise UserError(f"'{file}' has schema {record['schema']} (this version reads {SCHEMA}); update fedcli.")
         if record.pop("digest", None) not in (None, digest_of(record)):

@@ -144,7 +144,7 @@ def read_tuned(path: str | Path, method: Method, typed: Collection[str] = ()) ->
         file_of_method = file / method.name / TUNED
         file = file_of_method if file_of_method.is_file() else file / TUNED
     with reading(file, "what 'fedcli tune' wrote"):
-        written = json.loads(file.read_text())
+        written = json.loads(file.read_text(encoding="utf-8"))
         if written["method"] != method.name:
             raise UserError(
                 f"--tuned {path} has options of '{written['method']}' (got '{method.name}'); tune this one."
