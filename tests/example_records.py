@@ -2,7 +2,11 @@
 
 import json
 
+from fedcli.core.partition import from_flag
+from fedcli.runs.record import summarise
+
 PLANNED_ROUNDS = 4
+SELECTION = "best-validation"
 # Options that a record must have, whose values do not matter to the tests.
 OTHER_OPTIONS = {
     "public_dataset": None, "local_epochs": 2, "batch_size": 10, "optimizer": "sgd", "lr_decay": 1.0, "momentum": 0.0,
@@ -15,8 +19,8 @@ def make_record(
 ):
     """Returns a record as a run writes it.
 
-    It has `rounds_done` of the planned rounds. Round 1 is the selected one, whose test accuracy is `selected`, from 0
-    to 1. `options` take the place of those of the run, and `origin` says where options are from.
+    It has `rounds_done` of the planned rounds. Round 1 is the selected one, if it is there, and its test accuracy is
+    `selected`, from 0 to 1. `options` take the place of those of the run, and `origin` says where options are from.
     """
     config = {
         "protocol": "paper:skew", "dataset": "digits", "partition": "dirichlet:0.5", "partition_seed": seed,
@@ -25,17 +29,10 @@ def make_record(
         **options,
     }  # fmt: skip
     rounds = [round_entry(number, selected) for number in range(rounds_done)]
-    summary = {
-        "selection": "best-validation",
-        "selected": None,
-        "selected_round": None,
-        "last": None,
-        "rounds": rounds_done,
-    }
+    summary = summarise(rounds, SELECTION)
     cost = None
     if rounds_done:
-        last = rounds[-1]["test_accuracy"]
-        summary |= {"selected": selected, "selected_round": 1, "last": last, "params_sha256": f"{seed}" * 64}
+        summary["params_sha256"] = f"{seed}" * 64
         cost = {"floats_down": 12345, "floats_up": 12400, "memory_floats": 1, "buffer_floats": 0}
     sizes = [1] * config["num_clients"]
     return {
@@ -53,7 +50,7 @@ def make_record(
         "config": config,
         "origin": origin or {"partition_seed": "seed"},
         "partition": {
-            "flag": str(config["partition"]).replace(":.", ":0."),
+            "flag": from_flag(config["partition"]).flag,
             "seed": seed,
             "fingerprint": "ab" * 8,
             "sizes": sizes,
@@ -102,6 +99,7 @@ def record_with_curve(method="one", seed=0, accuracies=(0.2, 0.4, 0.5), **keywor
     run = make_record(method, seed, rounds_done=len(accuracies), **keywords)
     for entry, accuracy in zip(run["rounds"], accuracies, strict=True):
         entry["test_accuracy"] = accuracy
+    run["summary"] |= summarise(run["rounds"], SELECTION)
     return run
 
 

@@ -23,9 +23,12 @@ SMALL_TABLE = make_table(grid(ROWS, {COLUMN: RUN_OPTIONS}))
 
 
 class PlanWatch(jobs.PlanListener):
-    """A listener that keeps what it is told of runs, and interrupts them after more than `max_rounds` new rounds."""
+    """A listener that keeps what it is told of runs, and interrupts them after more than `max_rounds` new rounds.
 
-    def __init__(self, max_rounds=10**9):
+    It never does if `max_rounds` is None.
+    """
+
+    def __init__(self, max_rounds=None):
         self.begun = []
         self.ended = []
         self.new_rounds = set()
@@ -36,9 +39,9 @@ class PlanWatch(jobs.PlanListener):
 
     def advance(self, run, rounds):
         rounds_before = len(run.record["rounds"]) if run.record else 0
-        if rounds in (1, 2, 3) and rounds > rounds_before:
+        if rounds > rounds_before:
             self.new_rounds.add((run.folder, rounds))
-        if len(self.new_rounds) > self.max_rounds:
+        if self.max_rounds is not None and len(self.new_rounds) > self.max_rounds:
             raise KeyboardInterrupt
 
     def end(self, run, record, error):
