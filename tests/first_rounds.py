@@ -30,9 +30,9 @@ class PublicPhaseStart(NamedTuple):
     states: dict[int, Any]  # of each client: the first model of its architecture, moved by small random numbers
 
 
-def prepare_public_phase(method, overrides=None, **run):
-    """Sets up a method on toy data, whose clients have different models already; `run` are options of the run."""
-    setup, fed = federation(method, overrides, **run)
+def prepare_public_phase(method, overrides=None, **run_options):
+    """Sets up a method on toy data, whose clients have different models already; `run_options` are those of the run."""
+    setup, fed = federation(method, overrides, **run_options)
     states = {}
     for client in range(fed.num_clients):
         params, buffers = fed.initial_model(fed.networks[fed.architecture[client]])
@@ -50,9 +50,9 @@ class FirstRound(NamedTuple):
     loss: Callable  # their local objective
 
 
-def prepare_first_round(**run):
+def prepare_first_round(**run_options):
     """Sets up FedAvg on toy data with these options of the run."""
-    _, fed = federation("fedavg", **run)
+    _, fed = federation("fedavg", **run_options)
     cohort = fed.cohort(0)
     start = fed.broadcast(*fed.initial_model(), cohort)
     return FirstRound(fed, cohort, start, fedavg.make_local_loss(fed.network))

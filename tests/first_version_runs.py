@@ -9,7 +9,7 @@ from pathlib import Path
 
 OLD_RUNS = Path(__file__).parent / "old_runs"
 NETWORK_FILE = OLD_RUNS / "net.py"
-RUN_OPTIONS = {
+OLD_RUN_OPTIONS = {
     "dataset": "digits", "protocol": "fedfm:digits", "train_examples": 120, "num_clients": 4, "cohort_size": 2,
     "local_epochs": 1, "batch_size": 16, "device": "cpu", "rounds": 4, "state_memory": "0",
 }  # fmt: skip

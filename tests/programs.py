@@ -101,6 +101,9 @@ class WaitingRuns:
 class Program(get_context("fork").Process):
     """A program in a folder: `main` in a fork of this process, which has imported everything.
 
+    As the fork has what the fixtures of every test put in the place of parts of the product, it draws no figures of
+    runs and takes any images as `cifar10`.
+
     It writes into `stdout` and `stderr`, which are file descriptors, or where these are None into files of its own.
     """
 

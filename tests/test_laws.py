@@ -135,7 +135,7 @@ def test_a_client_alone_in_its_cohort_has_nobody_to_learn_from(name, options):
 
 # The labels of a toy data set are 0, 1, 2, 0, …
 PARTS_OF_TWO_CLASSES = [np.array(part) for part in ([0, 3, 6], [1, 4, 7], [9, 10], [2, 5, 8, 11])]
-THREE_ROUNDS = ([0, 1], [2, 3], [0, 1])  # only the second has class 2
+COHORTS_OF_ROUNDS = ([0, 1], [2, 3], [0, 1])  # only the second has class 2
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ THREE_ROUNDS = ([0, 1], [2, 3], [0, 1])  # only the second has class 2
 )
 def test_a_class_absent_from_a_cohort_keeps_its_vector_or_has_none(method, vectors, has_vector, keeps):
     setup, fed = toy.federation(method, data=toy.toy_dataset(num_train=12), parts=PARTS_OF_TWO_CLASSES, cohort_size=2)
-    first, second, third = [toy.simulate(setup, fed, rounds, THREE_ROUNDS) for rounds in (1, 2, 3)]
+    first, second, third = [toy.simulate(setup, fed, rounds, COHORTS_OF_ROUNDS) for rounds in (1, 2, 3)]
 
     assert getattr(first, has_vector).tolist() == [True, True, False]
     assert getattr(second, has_vector).tolist() == [True, True, True]

@@ -15,7 +15,7 @@ def make_entry(number, test, validation=None, **parts):
     return {"round": number, "test_accuracy": test, "validation_accuracy": validation, "domains": None, **parts}
 
 
-def make_record(*rounds, selection="last", selected_round=None, selected=None, **parts):
+def record_of_rounds(*rounds, selection="last", selected_round=None, selected=None, **parts):
     tested = [row["test_accuracy"] for row in rounds if row["test_accuracy"] is not None]
     summary = {
         "selection": selection,
@@ -35,7 +35,7 @@ def metric_values(names, record):
     return {name: metric_value(name, record) for name in names}
 
 
-RUN = make_record(
+RUN = record_of_rounds(
     make_entry(0, 0.2, 0.3), make_entry(1, 0.57, 0.9, classifier_accuracy=0.25), make_entry(2, None),
     make_entry(3, 0.7, 0.8, classifier_accuracy=0.5), make_entry(4, 0.6, 0.1),
     selection="best-validation", selected_round=1, selected=0.57, quality={"nmi": 0.413},
@@ -72,10 +72,10 @@ def test_the_last_tenth_and_fractions_are_of_the_planned_rounds():
     assert metric_value("last-tenth", RUN) == pytest.approx(60)
 
     rounds = [make_entry(number, 0.01 * number if number != 18 else None) for number in range(29)]
-    assert metric_value("last-tenth", make_record(*rounds)) == pytest.approx(27.5)
+    assert metric_value("last-tenth", record_of_rounds(*rounds)) == pytest.approx(27.5)
     # Of its two rounds, the second alone was tested.
-    assert metric_value("last-tenth", make_record(*rounds[:20])) == pytest.approx(19)
-    assert metric_value("last-tenth", {**make_record(*rounds), "config": {"rounds": 400}}) is None  # not there yet
+    assert metric_value("last-tenth", record_of_rounds(*rounds[:20])) == pytest.approx(19)
+    assert metric_value("last-tenth", {**record_of_rounds(*rounds), "config": {"rounds": 400}}) is None  # not there yet
 
     half_done = {**RUN, "config": {"rounds": 10, "cohort_size": 4}}
     assert metric_value("at:1/5", half_done) == pytest.approx(57)
@@ -83,7 +83,7 @@ def test_the_last_tenth_and_fractions_are_of_the_planned_rounds():
 
 
 def test_drift_and_terms_are_those_of_the_last_round_that_has_them():
-    run = make_record(
+    run = record_of_rounds(
         make_entry(0, 0.5, terms={"cross_entropy": 2.0}, drift={"a": 1.0, "b": None}),
         make_entry(1, 0.5, terms={"cross_entropy": 0.5}, drift={"a": 2.0, "b": None}),
         make_entry(2, None, terms={"cross_entropy": 0.5}),
@@ -91,7 +91,7 @@ def test_drift_and_terms_are_those_of_the_last_round_that_has_them():
     answers = {"drift:a": 2, "drift:b": None, "term:cross_entropy": 0.5, "term:proximal": None}
     assert metric_values(answers, run) == answers
     of_no_round = {"drift:a": None, "term:cross_entropy": None}
-    assert metric_values(of_no_round, make_record()) == of_no_round
+    assert metric_values(of_no_round, record_of_rounds()) == of_no_round
 
 
 def test_accuracies_by_domain_and_client_are_of_the_selected_rounds():
@@ -112,9 +112,9 @@ def test_accuracies_by_domain_and_client_are_of_the_selected_rounds():
         "domain:a": 60, "domain": 40, "domain:c": None, "inter:a": 30, "inter": 20, "intra:b": 50, "intra": 75,
         "clients:mean": 60, "clients:std": 25, "clients:worst": 20,
     }  # fmt: skip
-    assert metric_values(answers, make_record(*rounds, selected_round=3)) == pytest.approx(answers)
+    assert metric_values(answers, record_of_rounds(*rounds, selected_round=3)) == pytest.approx(answers)
 
-    of_last_three = make_record(*rounds, selection="mean-last-3", selected_round=3)
+    of_last_three = record_of_rounds(*rounds, selection="mean-last-3", selected_round=3)
     answers = {"domain:a": 40, "domain": 40, "inter:b": 20}
     assert metric_values(answers, of_last_three) == pytest.approx(answers)
 
@@ -130,15 +130,15 @@ def test_scores_of_classes_are_of_the_selected_rounds():
         make_entry(3, 0.5, per_class=odd_counts),
     ]
     names = {"class_names": ["a", "b", "c", "d"]}
-    run = make_record(*rounds, selected_round=2, **names)
+    run = record_of_rounds(*rounds, selected_round=2, **names)
     f1 = 100 * (6 / 7 + 0 + 1) / 3
     answers = {"macro-f1": f1, "balanced-accuracy": 100 * 2 / 3, "class:b": 0, "class:c": None, "class:e": None}
     assert metric_values(answers, run) == pytest.approx(answers)
 
-    of_last_three = make_record(*rounds, selection="mean-last-3", selected_round=3, **names)
+    of_last_three = record_of_rounds(*rounds, selection="mean-last-3", selected_round=3, **names)
     assert metric_value("class:b", of_last_three) == pytest.approx(100 / 3)  # 50, 0 and 50 %
 
-    uncounted = make_record(*rounds, make_entry(4, 0.5), selection="mean-last-3", selected_round=4, **names)
+    uncounted = record_of_rounds(*rounds, make_entry(4, 0.5), selection="mean-last-3", selected_round=4, **names)
     answers = {"macro-f1": None, "balanced-accuracy": None, "class:a": None}
     assert metric_values(answers, uncounted) == answers
 
@@ -146,7 +146,7 @@ def test_scores_of_classes_are_of_the_selected_rounds():
 def test_costs_are_of_a_client_in_the_mean_round_and_of_all_in_all_rounds():
     rounds = [make_entry(0, 0.5, floats_up=10), make_entry(1, 0.5, floats_up=10), make_entry(2, 0.5, floats_up=100)]
     cost = {"floats_up": 100, "floats_down": 90, "memory_floats": 300}  # older records have the last
-    run = make_record(*rounds, cost=cost)
+    run = record_of_rounds(*rounds, cost=cost)
     answers = {
         "floats-up": 40,
         "floats-down": 90,

@@ -16,7 +16,7 @@ from fedcli.runs import resume
 from fedcli.runs.checkpoints import CHECKPOINT
 from fedcli.runs.exports import export
 from fedcli.runs.record import read_record, write_record
-from tests.first_version_runs import NETWORK_FILE, OLD_RUNS, RUN_OPTIONS
+from tests.first_version_runs import NETWORK_FILE, OLD_RUN_OPTIONS, OLD_RUNS
 
 
 @pytest.mark.parametrize("damaged", [None, CHECKPOINT, f"{STATES}/000003-1.safetensors"])
@@ -34,7 +34,7 @@ def test_a_stopped_run_goes_on_also_from_the_checkpoint_before(damaged, tmp_path
 
     rounds_done = 2 if damaged is None else 1
     assert run.record["resumed"] == [rounds_done]
-    whole = fedcli.run("scaffold", out=tmp_path / "whole", backbone=f"{NETWORK_FILE}:tiny", **RUN_OPTIONS)
+    whole = fedcli.run("scaffold", out=tmp_path / "whole", backbone=f"{NETWORK_FILE}:tiny", **OLD_RUN_OPTIONS)
     assert list(run.state.clients) == list(whole.state.clients)
     for client in run.state.clients:  # on another machine rounding may differ
         torch.testing.assert_close(run.state.clients[client], whole.state.clients[client], rtol=1e-3, atol=1e-5)

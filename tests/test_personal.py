@@ -25,6 +25,7 @@ from fedcli.runs.options import flags_of
 from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.commands import invoke
+from tests.network_sources import TINY_NETWORK
 from tests.plain_loops import Model, buffers_of, copy_tensors, minibatches, modules_of, params_of
 from tests.tensors import randn
 from tests.user_errors import assert_refused
@@ -276,7 +277,7 @@ def fedrod_round(fed, options, number, clients, shared, states):
     return AfterRound(shared, states, personal)
 
 
-class Case(NamedTuple):
+class PlainCase(NamedTuple):
     """A method, its plain loop and its options."""
 
     method: str
@@ -286,15 +287,15 @@ class Case(NamedTuple):
 
 PFEDME = {"personal_steps": 3, "proximal_weight": 2.0, "outer_lr": 0.2, "server_mixing": 0.6}
 CASES = {
-    "fedper": Case("fedper", own_tensors(HEAD), {}),
-    "fedbn": Case("fedbn", own_tensors(NORM), {}),
-    "fedrep": Case("fedrep", fedrep_round, {"head_epochs": 3}),
-    "fedbabu": Case("fedbabu", fedbabu_round, {"tuning_epochs": 3}),
-    "ditto": Case("ditto", ditto_round, {"proximal_weight": 0.7}),
-    "apfl": Case("apfl", apfl_round, {"mixing": 0.3}),
-    "apfl adaptive": Case("apfl", apfl_round, {"mixing": 0.4, "adaptive": True}),
-    "pfedme": Case("pfedme", pfedme_round, PFEDME),
-    "fedrod": Case("fedrod", fedrod_round, {"prior_exponent": 0.7}),
+    "fedper": PlainCase("fedper", own_tensors(HEAD), {}),
+    "fedbn": PlainCase("fedbn", own_tensors(NORM), {}),
+    "fedrep": PlainCase("fedrep", fedrep_round, {"head_epochs": 3}),
+    "fedbabu": PlainCase("fedbabu", fedbabu_round, {"tuning_epochs": 3}),
+    "ditto": PlainCase("ditto", ditto_round, {"proximal_weight": 0.7}),
+    "apfl": PlainCase("apfl", apfl_round, {"mixing": 0.3}),
+    "apfl adaptive": PlainCase("apfl", apfl_round, {"mixing": 0.4, "adaptive": True}),
+    "pfedme": PlainCase("pfedme", pfedme_round, PFEDME),
+    "fedrod": PlainCase("fedrod", fedrod_round, {"prior_exponent": 0.7}),
 }
 
 
@@ -363,26 +364,18 @@ def test_fedbn_without_batchnorm_is_fedavg():
         laws.assert_agree(params, average.params, f"client {client}")
 
 
-LINEAR = """
-from torch import nn
-
-def linear(channels, image_size, num_classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(channels * image_size**2, num_classes))
-"""
-
-
 @pytest.mark.parametrize(
     ("method", "network", "count"),
     [
         ("fedbn", "cnn-small", 1),
         ("fedbn", toy.BATCHNORM, 0),
-        ("lg-fedavg", "./linear.py:linear", 1),
+        ("lg-fedavg", "./nets.py:tiny", 1),
         ("fedper", toy.BATCHNORM, 0),
     ],
 )
 def test_a_run_says_once_that_nothing_stays_with_a_client(method, network, count, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("linear.py").write_text(LINEAR)
+    Path("nets.py").write_text(TINY_NETWORK)
     setup, fed = toy.federation(method, parts=toy.toy_parts(SIZES), backbone=network, cohort_size=3)
     toy.simulate(setup, fed, 3, COHORTS)
     notes = [note for note in fed.engine.notes if note.startswith("nothing stays with a client")]

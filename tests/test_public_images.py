@@ -26,7 +26,7 @@ from tests.first_rounds import prepare_public_phase
 from tests.networks import TWO_NETWORKS
 from tests.plain_loops import modules_of
 from tests.public_phases import PublicPhase, models_of, stacked_by_network
-from tests.tensors import randn
+from tests.tensors import doubles, randn
 
 # FedMD
 
@@ -182,10 +182,6 @@ def test_fedmatchs_public_phase_against_a_plain_loop():
 YES = torch.tensor([True, True, True])
 
 
-def vector(*values):
-    return torch.tensor(values, dtype=torch.float64)
-
-
 def test_rhfls_symmetric_cross_entropy_by_its_equation_with_bounded_logarithms():
     logits = 3 * randn(6, 4)
     labels = torch.tensor([0, 1, 3, 2, 0, 1])
@@ -199,27 +195,27 @@ def test_rhfls_symmetric_cross_entropy_by_its_equation_with_bounded_logarithms()
 
 def test_rhfls_weights_by_hand():
     # q = (2-1)/1 = 1, (3-2)/2 = 1/2, (1-2)/2 = -1/2, sum 1; a = 1/2 + 1/2 (1, 1/2, -1/2) = 1, 3/4, 1/4
-    weights = rhfl.confidence_weights(vector(2, 3, 1), vector(1, 2, 2), YES, 0.5)
+    weights = rhfl.confidence_weights(doubles([2, 3, 1]), doubles([1, 2, 2]), YES, 0.5)
     powers = [math.exp(a) for a in (1.0, 0.75, 0.25)]
     assert weights.tolist() == pytest.approx([power / sum(powers) for power in powers], rel=1e-12)
 
 
 def test_rhfls_weights_where_there_is_nothing_to_compare():
-    assert rhfl.confidence_weights(vector(0, 0, 0), vector(1, 2, 2), ~YES, 0.5).tolist() == [0.5] * 3
+    assert rhfl.confidence_weights(doubles([0, 0, 0]), doubles([1, 2, 2]), ~YES, 0.5).tolist() == [0.5] * 3
     third = pytest.approx([1 / 3] * 3)
-    assert rhfl.confidence_weights(vector(2, 2, 2), vector(2, 2, 2), YES, 0.5).tolist() == third
-    assert rhfl.confidence_weights(vector(3, 1, 2), vector(2, 2, 2), YES, 0.5).tolist() == third  # 1/2 - 1/2 + 0
+    assert rhfl.confidence_weights(doubles([2, 2, 2]), doubles([2, 2, 2]), YES, 0.5).tolist() == third
+    assert rhfl.confidence_weights(doubles([3, 1, 2]), doubles([2, 2, 2]), YES, 0.5).tolist() == third  # 1/2 - 1/2 + 0
     # A newcomer and a client without examples have q = 0: a = 1/2 + 1/2 (1, 0, 0)
-    newcomer = rhfl.confidence_weights(vector(3, 0, 5), vector(2, 4, 0), torch.tensor([True, False, True]), 0.5)
+    newcomer = rhfl.confidence_weights(doubles([3, 0, 5]), doubles([2, 4, 0]), torch.tensor([True, False, True]), 0.5)
     powers = [math.exp(1), math.exp(0.5), math.exp(0.5)]
     assert newcomer.tolist() == pytest.approx([power / sum(powers) for power in powers])
-    assert rhfl.confidence_weights(vector(0), vector(1), torch.tensor([False]), 0.5).tolist() == [1]
+    assert rhfl.confidence_weights(doubles([0]), doubles([1]), torch.tensor([False]), 0.5).tolist() == [1]
 
 
 def test_rhfls_public_phase_against_a_plain_loop():
     setup, fed = toy.federation("rhfl", optimizer="adam", lr=0.01, **TWO_NETWORKS)
     states = toy.simulate(setup, fed, 1).clients
-    weights = vector(0.1, 0.2, 0.3, 0.4)
+    weights = doubles([0.1, 0.2, 0.3, 0.4])
 
     def objective(k, own, everyone):
         log_p = F.log_softmax(own.logits, 1)

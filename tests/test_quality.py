@@ -44,7 +44,7 @@ THREE_OF_FOUR = {
 }  # fmt: skip
 
 
-ROUNDS = THREE_OF_FOUR["rounds"]
+NUM_ROUNDS = THREE_OF_FOUR["rounds"]
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +215,7 @@ def first_two_features(monkeypatch):
     monkeypatch.setattr(features, "embed", lambda features: features[:, :2])
 
 
-class Panel(NamedTuple):
+class FeaturePanel(NamedTuple):
     """A panel of a figure, and what it should show: a method's first seed."""
 
     axes: Axes
@@ -228,7 +228,7 @@ def panels(figure, runs):
     of_fedavg, of_fedprox = figure.axes
     for axes, method, name in ((of_fedavg, "fedavg", "FedAvg"), (of_fedprox, "fedprox", "FedProx")):
         folder = runs / f"{method}-0"
-        yield Panel(axes, name, read_record(folder)["quality"], kept_features(folder))
+        yield FeaturePanel(axes, name, read_record(folder)["quality"], kept_features(folder))
 
 
 def test_the_same_features_give_the_same_points_also_when_they_are_few():
@@ -243,7 +243,7 @@ def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(across, 
     figure = find_chart("tsne")(find_records([runs]))
     assert figure.get_suptitle().replace("\n", " ").startswith("Digits, IID, seed 0; reduced: ")
     for axes, name, measured, outputs in panels(figure, runs):
-        of_model = f"model of round {measured['round'] + 1} of {ROUNDS}"
+        of_model = f"model of round {measured['round'] + 1} of {NUM_ROUNDS}"
         numbers = f"NMI {measured['nmi']:.2f}, silhouette {measured['silhouette']:.2f}"
         assert axes.get_title() == f"{name}, {of_model}\n{numbers}"
 
@@ -273,7 +273,7 @@ def test_confusion_has_a_panel_a_setting_with_shares_of_each_class_in_percent(ru
         assert image.get_clim() == (0, 1)
         assert [text.get_text() for text in axes.texts] == [f"{share:.0%}" for share in shares.flat]
         right = f"{100 * np.mean(labels == predicted):.1f} % of {len(labels)} images right"
-        assert axes.get_title() == f"{name}, model of round {measured['round'] + 1} of {ROUNDS}\n{right}"
+        assert axes.get_title() == f"{name}, model of round {measured['round'] + 1} of {NUM_ROUNDS}\n{right}"
 
 
 @pytest.mark.parametrize("kind", ["tsne", "confusion"])
@@ -281,7 +281,7 @@ def test_a_clients_own_model_is_called_so(kind, personal, first_two_features):
     measured = quality.add_quality(personal.path, client=2, round="last")
     assert measured["client"] == 2
     (axes,) = [axes for axes in find_chart(kind)(find_records([personal.path])).axes if axes.get_title()]
-    assert f"client\N{NO-BREAK SPACE}2, model of round {ROUNDS} of {ROUNDS}\n" in axes.get_title()
+    assert f"client\N{NO-BREAK SPACE}2, model of round {NUM_ROUNDS} of {NUM_ROUNDS}\n" in axes.get_title()
     assert ("common test images right" in axes.get_title()) == (kind == "confusion")
 
 

@@ -189,7 +189,7 @@ def test_resume_refuses_what_is_not_the_same_run(tmp_path):
     assert change["what"] == "the arithmetic of fedcli"
 
 
-ROUNDS = [
+ENTRIES = [
     {"round": 0, "test_accuracy": 0.5, "validation_accuracy": 0.7},
     {"round": 1, "test_accuracy": None, "validation_accuracy": None},
     {"round": 2, "test_accuracy": 0.9, "validation_accuracy": 0.6},
@@ -203,7 +203,7 @@ ROUNDS = [
     [("best-validation", 0.5, 0), ("last", 0.3, 4), ("mean-last-3", 0.6, 4), ("best-test", 0.9, 2)],
 )
 def test_the_headline_follows_the_protocols_rule(selection, accuracy, selected_round):
-    summary = summarise(ROUNDS, selection)
+    summary = summarise(ENTRIES, selection)
     assert summary["selected"] == pytest.approx(accuracy)
     assert summary["selected_round"] == selected_round
     assert summary["last"] == 0.3

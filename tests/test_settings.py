@@ -38,7 +38,7 @@ from fedcli.runs.resolve import refuse_without_effect, resolve
 from fedcli.runs.resume import resume
 from fedcli.userfiles import user_paths
 from tests.commands import invoke
-from tests.first_version_runs import OLD_RUNS, RUN_OPTIONS
+from tests.first_version_runs import OLD_RUN_OPTIONS, OLD_RUNS
 from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.user_errors import assert_refused
 
@@ -116,7 +116,7 @@ def test_only_an_option_that_can_change_a_result_changes_the_key(method):
 def test_an_older_run_stands_in_its_cell(tmp_path):
     shutil.copytree(OLD_RUNS / "finished", tmp_path / "runs" / "old")
     record = read_record(tmp_path / "runs" / "old")
-    options = {name: record["config"][name] for name in (*RUN_OPTIONS, "partition", "backbone", "lr")}
+    options = {name: record["config"][name] for name in (*OLD_RUN_OPTIONS, "partition", "backbone", "lr")}
 
     def state(**other_options):
         cell = Cell("FedAvg", "digits", "fedavg", {**options, **other_options})
