@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcli.core.client_states import stored
+from fedcli.core.client_states import find_stored_states
 from fedcli.core.clients import Model, Network, Params
 from fedcli.core.federation import Federation
 from fedcli.core.output_cache import OutputCache, Outputs
@@ -38,7 +38,7 @@ class FullModel(NamedTuple):
         return Model(self.params, self.buffers)
 
 
-class JudgedPredictions(NamedTuple):
+class ScoredPredictions(NamedTuple):
     """How the predictions of a model for some images are."""
 
     hits: Tensor  # bool [n], whether each is right by the method's own rule
@@ -47,10 +47,10 @@ class JudgedPredictions(NamedTuple):
     classes: Tensor | None  # [n], those that the method's rule predicts; None where the run records no class's counts
 
 
-class JudgedModel(NamedTuple):
-    """What a model gives for some images, judged."""
+class TestedModel(NamedTuple):
+    """What a model gives for some images, and how its predictions are."""
 
-    judged: JudgedPredictions
+    predictions: ScoredPredictions
     outputs: Outputs | None  # to be kept for the next evaluation; None where they are too many
 
 
@@ -58,7 +58,7 @@ class TestResults(NamedTuple):
     """What tests of models give."""
 
     entries: dict[str, Any]  # of the result of `evaluate`
-    judged: list[JudgedPredictions]  # how the predictions of each model are
+    predictions: list[ScoredPredictions]  # how the predictions of each model are
 
 
 Positions = np.ndarray | None  # in the training set; None for all test images
@@ -102,19 +102,19 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
 
 def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: OutputCache) -> dict[str, Any]:
     """Returns what `evaluate` does of the tested models alone; `last_outputs` are those of the last evaluation."""
-    judge = Judge(fed, method, state, last_outputs)
-    on_validation = _on_parts("validation_accuracy", fed.validation, method, judge)
+    tester = Tester(fed, method, state, last_outputs)
+    on_validation = _on_parts("validation_accuracy", fed.validation, method, tester)
     take_test = _on_test_parts if fed.evaluation == "clients" else _on_test_images
-    on_test = take_test(fed, method, judge)
+    on_test = take_test(fed, method, tester)
     result = NOTHING | on_validation.entries | on_test.entries
     if fed.config.per_class:
         weights = weights_of_domains(fed) if fed.evaluation == "domains" else None
-        result["per_class"] = tally_classes(on_test.judged, fed.num_classes, weights)
+        result["per_class"] = tally_classes(on_test.predictions, fed.num_classes, weights)
     return result
 
 
-class Judge:
-    """Judges the models in a method's state, and keeps what they give for the next evaluation."""
+class Tester:
+    """Tests the models in a method's state, and keeps what they give for the next evaluation."""
 
     def __init__(self, fed: Federation, method: Method, state: Any, last_outputs: OutputCache):
         """Takes what the models gave when they were last evaluated."""
@@ -124,19 +124,19 @@ class Judge:
         self._prototypes = method.prototypes(state) if method.prototypes else None
         self._last_outputs = last_outputs
 
-    def judge(self, tests: dict[int, Positions]) -> list[JudgedPredictions]:
-        """Judges the clients' models, each at its positions in the training set, or on all test images if None."""
+    def test(self, tests: dict[int, Positions]) -> list[ScoredPredictions]:
+        """Tests the clients' models, each at its positions in the training set, or on all test images if None."""
 
-        def of_client(client: int) -> JudgedModel:
-            return _judge(self._fed, self._prototypes, self._last_outputs, self._model(client), tests[client])
+        def of_client(client: int) -> TestedModel:
+            return _test_model(self._fed, self._prototypes, self._last_outputs, self._model(client), tests[client])
 
-        def of_some(clients: list[int]) -> list[JudgedPredictions]:
-            judged_models = self._fed.engine.one_a_process("judge", of_client, clients)
+        def of_some(clients: list[int]) -> list[ScoredPredictions]:
+            tested_models = self._fed.engine.one_a_process("test", of_client, clients)
             # Here, as what a fork keeps ends with it.
-            for client, judged_model in zip(clients, judged_models, strict=True):
-                if judged_model.outputs is not None and self._stays_in_memory(client):
-                    self._fed.outputs.put(self._model(client).tensors, tests[client], judged_model.outputs)
-            return [judged_model.judged for judged_model in judged_models]
+            for client, tested_model in zip(clients, tested_models, strict=True):
+                if tested_model.outputs is not None and self._stays_in_memory(client):
+                    self._fed.outputs.put(self._model(client).tensors, tests[client], tested_model.outputs)
+            return [tested_model.predictions for tested_model in tested_models]
 
         return self._fed.engine.workers.share(of_some, list(tests))
 
@@ -147,15 +147,15 @@ class Judge:
         """Says whether the next evaluation can be given the same tensors: those of a file are new each time."""
         if self._method.personal is None:
             return True
-        of_clients = stored(self._state).values()
+        of_clients = find_stored_states(self._state).values()
         return all(states.is_in_memory(client) for states in of_clients if client in states)
 
 
-def _judge(
+def _test_model(
     fed: Federation, prototypes: tuple[Tensor, Tensor] | None, last_outputs: OutputCache, model: FullModel,
     positions: Positions,
-) -> JudgedModel:  # fmt: skip
-    """Judges what a model gives, or gave when it was last evaluated."""
+) -> TestedModel:  # fmt: skip
+    """Tests what a model gives, or gave when it was last evaluated."""
     with_features = prototypes is not None
     with_classes = fed.config.per_class
     outputs = last_outputs.get(model.tensors, positions, with_features)
@@ -166,27 +166,27 @@ def _judge(
         classes = logits.argmax(1) if with_classes else None
         outputs = Outputs(features, top_k(logits, labels, fed.top_k), labels, classes)
     if prototypes is None:
-        return JudgedModel(JudgedPredictions(outputs.hits, None, outputs.labels, outputs.classes), outputs)
+        return TestedModel(ScoredPredictions(outputs.hits, None, outputs.labels, outputs.classes), outputs)
     vectors, has_class = prototypes
     assert outputs.features is not None  # they were asked for
     near = nearness(outputs.features, vectors.cpu(), has_class.cpu())
-    judged = JudgedPredictions(
+    predictions = ScoredPredictions(
         hits=top_k(near, outputs.labels, fed.top_k),
         classifier_hits=outputs.hits,
         labels=outputs.labels,
         classes=near.argmax(1) if with_classes else None,
     )
     # All clients' features of all test images are too many to keep.
-    return JudgedModel(judged, None if positions is None else outputs)
+    return TestedModel(predictions, None if positions is None else outputs)
 
 
 def tally_classes(
-    judged: Sequence[JudgedPredictions], num_classes: int, weights: Sequence[np.ndarray] | np.ndarray | None = None
+    predictions: Sequence[ScoredPredictions], num_classes: int, weights: Sequence[np.ndarray] | np.ndarray | None = None
 ) -> dict[str, list[float]]:
     """Counts the test images of each class, by the most probable class, also where more than one counts as right.
 
     Args:
-        judged: The predictions of each model.
+        predictions: The predictions of each model.
         num_classes: C.
         weights: What each prediction counts, `[n]` of each model; 1 if None.
 
@@ -198,7 +198,7 @@ def tally_classes(
     counts = {
         name: np.zeros(num_classes, int if weights is None else float) for name in ("right", "predicted", "actual")
     }
-    for number, of_model in enumerate(judged):
+    for number, of_model in enumerate(predictions):
         labels = of_model.labels.numpy()
         assert of_model.classes is not None  # they were asked for
         classes = of_model.classes.numpy()
@@ -247,7 +247,7 @@ def model_to_test(fed: Federation, method: Method, state: Any, client: int) -> F
 def own_model(personal: Callable[[Any], dict[int, tuple[Params, Params]]], state: Any, client: int) -> Model | None:
     """Returns a client's own model by `Method.personal`, None before it has taken part; reads only its stored state."""
     only_its = {}
-    for name, states in stored(state).items():
+    for name, states in find_stored_states(state).items():
         only_its[name] = {client: states[client]} if client in states else {}
     if only_its:
         state = state._replace(**only_its)
@@ -265,21 +265,21 @@ def _by_client(clients: Iterable[int], accuracies: Sequence[float]) -> dict[str,
     return {"clients": spread, "client_accuracy": dict(zip(map(str, clients), accuracies, strict=True))}
 
 
-def _classifier_hits(judged: Sequence[JudgedPredictions]) -> list[np.ndarray]:
+def _classifier_hits(predictions: Sequence[ScoredPredictions]) -> list[np.ndarray]:
     """Returns each model's hits by the classifier; empty where the method has no other rule."""
-    return [of_model.classifier_hits.numpy() for of_model in judged if of_model.classifier_hits is not None]
+    return [of_model.classifier_hits.numpy() for of_model in predictions if of_model.classifier_hits is not None]
 
 
-def _on_test_parts(fed: Federation, method: Method, judge: Judge) -> TestResults:
+def _on_test_parts(fed: Federation, method: Method, tester: Tester) -> TestResults:
     """Tests on all clients' own test parts together, see `_on_parts`; by the classifier too if that is another rule."""
-    on_test = _on_parts("test_accuracy", fed.testing, method, judge)
-    classifier_hits = _classifier_hits(on_test.judged)
+    on_test = _on_parts("test_accuracy", fed.testing, method, tester)
+    classifier_hits = _classifier_hits(on_test.predictions)
     if classifier_hits:
         on_test.entries["classifier_accuracy"] = _mean(np.concatenate(classifier_hits))
     return on_test
 
 
-def _on_parts(accuracy: str, parts: Sequence[np.ndarray], method: Method, judge: Judge) -> TestResults:
+def _on_parts(accuracy: str, parts: Sequence[np.ndarray], method: Method, tester: Tester) -> TestResults:
     """Tests on all clients' parts together by the method's rule: the entry `accuracy`, and the accuracies by client."""
     part_of = {client: part for client, part in enumerate(parts) if len(part)}
     if not part_of:
@@ -287,22 +287,22 @@ def _on_parts(accuracy: str, parts: Sequence[np.ndarray], method: Method, judge:
     tests: dict[int, Positions] = {**part_of}
     if method.personal is None:  # any client has the one model
         tests = {0: np.concatenate(list(part_of.values()))}
-    judged = judge.judge(tests)
-    hits = np.concatenate([of_model.hits.numpy() for of_model in judged])
+    predictions = tester.test(tests)
+    hits = np.concatenate([of_model.hits.numpy() for of_model in predictions])
     entries: dict[str, Any] = {accuracy: _mean(hits)}
     ends = np.cumsum([len(part) for part in part_of.values()])
     hits_of_clients = np.split(hits, ends[:-1])
     entries |= _by_client(part_of, [_mean(of_client) for of_client in hits_of_clients])
-    return TestResults(entries, judged)
+    return TestResults(entries, predictions)
 
 
-def _on_test_images(fed: Federation, method: Method, judge: Judge) -> TestResults:
+def _on_test_images(fed: Federation, method: Method, tester: Tester) -> TestResults:
     """Tests on the test images: accuracies of each domain and of all; under `domains`, inside and outside."""
     clients = range(1 if method.personal is None else fed.num_clients)
-    judged = judge.judge(dict.fromkeys(clients))
+    predictions = tester.test(dict.fromkeys(clients))
     if method.personal is None and fed.evaluation == "domains":
-        judged = judged * fed.num_clients  # each client of a domain has the one model
-    hits = np.stack([of_model.hits.numpy() for of_model in judged])  # [clients, n]
+        predictions = predictions * fed.num_clients  # each client of a domain has the one model
+    hits = np.stack([of_model.hits.numpy() for of_model in predictions])  # [clients, n]
     by_domain = {}  # accuracies `[clients]`
     for number, name in enumerate(fed.domain_names):
         is_inside = _is_of_domain(fed, number)  # [n]
@@ -312,15 +312,15 @@ def _on_test_images(fed: Federation, method: Method, judge: Judge) -> TestResult
     entries: dict[str, Any] = {"domains": domains or None}
     if fed.evaluation == "domains":
         entries |= _inside_and_outside(fed, by_domain)
-        return TestResults(entries, judged)
+        return TestResults(entries, predictions)
     accuracies = hits.mean(1).tolist()
     entries["test_accuracy"] = _mean(accuracies)
-    classifier_hits = _classifier_hits(judged)
+    classifier_hits = _classifier_hits(predictions)
     if classifier_hits:
         entries["classifier_accuracy"] = _mean(np.stack(classifier_hits).mean(1).tolist())
     if method.personal is not None:
         entries |= _by_client(clients, accuracies)
-    return TestResults(entries, judged)
+    return TestResults(entries, predictions)
 
 
 def _inside_and_outside(fed: Federation, by_domain: dict[str, np.ndarray]) -> dict[str, Any]:
