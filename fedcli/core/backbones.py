@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcli.core.body_and_head import Backbone
-from fedcli.core.draws import kept_draws
+from fedcli.core.draws import preserve_random_state
 from fedcli.core.keyed_draws import KeyedDraws, KeyedDropout
 from fedcli.core.layers import MaskedBatchNorm2d, use_live_taps
 from fedcli.core.user_networks import network_from_user
@@ -66,7 +66,7 @@ def build(name: str, channels: int, image_size: int, num_classes: int, seed: int
             f"images are too small for the network {name} (got {image_size} x {image_size} pixels); {recipe.least} x "
             f"{recipe.least} and larger are allowed; choose another network with --backbone."
         )
-    with kept_draws():
+    with preserve_random_state():
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would seed GPUs too
         np.random.seed(seed % 2**32)
         random.seed(seed)

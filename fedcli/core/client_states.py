@@ -1,8 +1,8 @@
 """What clients keep from round to round: in memory as far as it may be, else in files.
 
 A state that a client keeps is a version and never changes. It is written once, to a file of its own, when it is evicted
-from memory or a checkpoint names it. A method holds the versions of all clients as a `Kept`, a mapping from ids to
-states. A version that no method holds is freed, and its file removed unless a checkpoint names it.
+from memory or a checkpoint names it. A method holds the versions of all clients as `StoredClientStates`, a mapping from
+ids to states. A version that no method holds is freed, and its file removed unless a checkpoint names it.
 """
 
 import os
@@ -58,7 +58,7 @@ def _remove(file: Path) -> None:
         remove(file)
 
 
-class Kept(StoredStates):
+class StoredClientStates(StoredStates):
     """The clients' states by id, in ascending order; one that is not in memory is read from its file."""
 
     def __init__(self, store: "Store", versions: dict[int, Version]):
@@ -115,10 +115,10 @@ class Kept(StoredStates):
             rows.append((client, version.file.stem, version.nbytes, version.digest))
         return rows
 
-    def only(self, clients: Iterable[int]) -> "Kept":
+    def only(self, clients: Iterable[int]) -> "StoredClientStates":
         """Leaves out the states of all other clients."""
         wanted = self.versions.keys() & set(clients)
-        return Kept(self._store, {client: self.versions[client] for client in wanted})
+        return StoredClientStates(self._store, {client: self.versions[client] for client in wanted})
 
 
 def machine_memory() -> int:
@@ -158,9 +158,12 @@ class Store:
         self.folder = folder
 
     def reopen(self, folder: Path) -> dict[str, Callable]:
-        """Returns the types by which `load_tree` reads a checkpoint in a folder; `kept` takes `Kept.rows`."""
+        """Returns the types by which `load_tree` reads a checkpoint in a folder.
 
-        def kept_from_rows(*rows: tuple[int, str, int, str]) -> Kept:
+        What is called `kept` there takes `StoredClientStates.rows`.
+        """
+
+        def kept_from_rows(*rows: tuple[int, str, int, str]) -> StoredClientStates:
             versions = {}
             for client, name, nbytes, digest in rows:
                 has_numbers = type(client) is int and type(nbytes) is int
@@ -169,11 +172,11 @@ class Store:
                 if not is_state or not name.startswith(f"{client:06}-") or client in versions:
                     raise ValueError(f"{[client, name, nbytes, digest]!r:.160} for a client's state")
                 versions[client] = Version(folder / STATES / f"{name}{SUFFIX}", nbytes, digest)
-            return Kept(self, versions)
+            return StoredClientStates(self, versions)
 
         return {**self.types, "kept": kept_from_rows}
 
-    def keep(self, states: Mapping[int, Tree], new: dict[int, Tree], round: int) -> Kept:
+    def keep(self, states: Mapping[int, Tree], new: dict[int, Tree], round: int) -> StoredClientStates:
         """Returns the states with copies of new ones, and evicts the oldest to files until the rest fits into memory.
 
         Raises:
@@ -181,7 +184,7 @@ class Store:
             OSError: If the disk does not take them.
         """
         refuse_non_finite({"clients": new}, round)
-        if isinstance(states, Kept):
+        if isinstance(states, StoredClientStates):
             versions = {client: version for client, version in states.versions.items() if client not in new}
         else:  # a method's own at the start
             versions = {}
@@ -193,7 +196,7 @@ class Store:
             versions[client] = Version(Path(f"{client:06}-{round}{SUFFIX}"), nbytes, state=copy)
         if self.folder is not None:
             self._evict(versions.values(), self.folder)
-        return Kept(self, versions)
+        return StoredClientStates(self, versions)
 
     def _home(self) -> torch.device:
         """Returns where new states stay: on the run's device while a quarter of its memory is free, else on the CPU."""
@@ -224,16 +227,16 @@ def refuse_non_finite(state: Any, round: int) -> None:
             raise NonFiniteLoss(f"'{name[1:]}' of the state is not finite in round {round + 1}; use a smaller --lr.")
 
 
-def stored(state: Any) -> dict[str, Kept]:
+def find_stored_states(state: Any) -> dict[str, StoredClientStates]:
     """Returns the fields of a server's state that a store keeps, which reads a client's part when it is asked for."""
     parts = zip(getattr(state, "_fields", ()), state, strict=False)
-    return {name: part for name, part in parts if isinstance(part, Kept)}
+    return {name: part for name, part in parts if isinstance(part, StoredClientStates)}
 
 
 def versions_of(state: Any) -> list[Version]:
     """Returns the versions of clients' states in a server's state."""
     versions: list[Version] = []
-    for kept in stored(state).values():
+    for kept in find_stored_states(state).values():
         versions += kept.versions.values()
     return versions
 

@@ -16,7 +16,7 @@ def generator(seed: int, *key: int | str) -> np.random.Generator:
 
 
 @contextmanager
-def kept_draws() -> Iterator[None]:
+def preserve_random_state() -> Iterator[None]:
     """Leaves the global generators of PyTorch on the CPU, of NumPy and of Python as they were."""
     of_numpy = np.random.get_state()
     of_python = random.getstate()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from fedcli.core.body_and_head import Backbone, number_dropouts
-from fedcli.core.draws import kept_draws
+from fedcli.core.draws import preserve_random_state
 from fedcli.core.graphs import is_out_of_memory
 from fedcli.core.keyed_draws import KeyedDraws, KeyedDropout
 from fedcli.core.layers import MaskedBatchNorm2d, change_class
@@ -45,7 +45,7 @@ def network_from_user(function: UserFunction, channels: int, image_size: int, nu
         UserError: The first of these that does not hold, or what an engine that trains copies of the network's tensors
             could not keep.
     """
-    with kept_draws():
+    with preserve_random_state():
         tried_again = _try_module(function, channels, image_size, num_classes)
     tried = _try_module(function, channels, image_size, num_classes)
     module = tried.module

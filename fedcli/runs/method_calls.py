@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedcli.core.client_states import stored
+from fedcli.core.client_states import find_stored_states
 from fedcli.core.federation import Federation, NonFiniteLoss
 from fedcli.core.trees import Tree, to_names
 from fedcli.declarations import Method
@@ -94,7 +94,7 @@ class StateCopy:
 
 def _without_stored(state: Any) -> Any:
     """A state without what a store keeps of the clients, which it may write into files meanwhile."""
-    names = stored(state)
+    names = find_stored_states(state)
     return state._replace(**dict.fromkeys(names)) if names else state
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedcli.core import drift, evaluation
-from fedcli.core.client_states import refuse_non_finite, stored
+from fedcli.core.client_states import find_stored_states, refuse_non_finite
 from fedcli.core.clients import Model
 from fedcli.core.federation import Cohort, Federation, NonFiniteLoss
 from fedcli.declarations import Method, Post
@@ -267,7 +267,7 @@ def _drop_client_accuracies(record: Record, interval: int) -> None:
 def _states_of_next_cohort(state: Any, fed: Federation) -> Any:
     """Leaves out the states of clients that would not take part in the round after the last one."""
     following = fed.cohort(fed.config.rounds).client_ids.tolist()
-    return state._replace(**{name: kept.only(following) for name, kept in stored(state).items()})
+    return state._replace(**{name: kept.only(following) for name, kept in find_stored_states(state).items()})
 
 
 class RoundResult(NamedTuple):

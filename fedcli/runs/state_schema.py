@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedcli.core.client_states import Kept, versions_of
+from fedcli.core.client_states import StoredClientStates, versions_of
 from fedcli.core.federation import Federation
 from fedcli.core.trees import Tree
 from fedcli.runs.schema import CHECKPOINT_RECORD, Fault, at, each, mapping, text, whole, wrong
@@ -102,13 +102,13 @@ def check_state(state: Any, initial: Any, fed: Federation) -> None:
 
 def check_clients(states: Any, fed: Federation) -> None:
     """Refuses what is no mapping of clients to states that are like each other; an empty one is."""
-    if not isinstance(states, dict | Kept):
+    if not isinstance(states, dict | StoredClientStates):
         raise wrong("states by client", states)
     for client in states:
         if type(client) is not int or client not in range(fed.num_clients):
             raise wrong(f"states by client, 0 to {fed.num_clients - 1}", client)
     first_states: dict[int, Any] = {}  # by the index of the network
-    pairs: Iterable[tuple[int, Any]] = states.verified() if isinstance(states, Kept) else states.items()
+    pairs: Iterable[tuple[int, Any]] = states.verified() if isinstance(states, StoredClientStates) else states.items()
     for client, state in pairs:
         first_state = first_states.setdefault(fed.architecture[client], state)
         with at(client):

@@ -12,7 +12,7 @@ import torch
 
 import fedcli
 from fedcli import registry
-from fedcli.core.client_states import stored
+from fedcli.core.client_states import find_stored_states
 from fedcli.core.trees import to_names
 from fedcli.runs import resume
 from fedcli.runs.checkpoints import Checkpoint, read_checkpoint
@@ -78,7 +78,7 @@ def models_hash(folder: Path) -> str:
 
 def checkpoint_hash(checkpoint: Checkpoint) -> str:
     """Stands for the state and the number of rounds from which a run goes on."""
-    kept_states = stored(checkpoint.state)
+    kept_states = find_stored_states(checkpoint.state)
     clients = {name: dict(kept) for name, kept in kept_states.items()}
     sizes = [kept.nbytes for kept in kept_states.values()]  # by which memory is shared out
     state = checkpoint.state._replace(**clients)
