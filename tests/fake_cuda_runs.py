@@ -88,7 +88,7 @@ class NoGraphs:
         self.num_captured += 1
         return work
 
-    def fork(self, works):
+    def branch(self, works):
         return [work() for work in works]
 
 

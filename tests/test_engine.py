@@ -280,7 +280,7 @@ def test_networks_of_all_kinds_of_layers_agree_with_the_plain_loop(name, size):
 @pytest.fixture
 def memory_for_two(monkeypatch):
     """A second step of more than two clients does not fit; yields how many clients every step that was tried had."""
-    step = Stack.step
+    step = Stack.take_step
     tried = []
 
     def limited(self, padded, is_captured=False):
@@ -292,7 +292,7 @@ def memory_for_two(monkeypatch):
             raise torch.OutOfMemoryError("no memory")
         step(self, padded, is_captured)
 
-    monkeypatch.setattr(Stack, "step", limited)
+    monkeypatch.setattr(Stack, "take_step", limited)
     return tried
 
 

@@ -30,7 +30,7 @@ def learning_rate_of_the_first_round():
 
     def wrong(self, clients, context, rows, rate, **others):
         is_first_round = self.clients is None
-        return train(self, clients, context, rows, rate if is_first_round else self._rate, **others)
+        return train(self, clients, context, rows, rate if is_first_round else self._lr, **others)
 
     with patch.object(Stack, "train", wrong):
         yield
@@ -38,7 +38,7 @@ def learning_rate_of_the_first_round():
 
 @contextmanager
 def number_of_the_step_from_python():
-    step = Stack.step
+    step = Stack.take_step
     steps_taken = Counter()
 
     def wrong(self, padded, is_captured=False):
@@ -46,31 +46,31 @@ def number_of_the_step_from_python():
         self._number.fill_(steps_taken[self] % len(self._rows.index))
         return step(self, padded, is_captured)
 
-    with patch.object(Stack, "step", wrong):
+    with patch.object(Stack, "take_step", wrong):
         yield
 
 
 @contextmanager
 def clients_in_new_tensors():
-    step = Stack.step
+    step = Stack.take_step
 
     def wrong(self, padded, is_captured=False):
         self.clients = tree_map(torch.clone, self.clients)
         return step(self, padded, is_captured)
 
-    with patch.object(Stack, "step", wrong):
+    with patch.object(Stack, "take_step", wrong):
         yield
 
 
 @contextmanager
 def sums_in_the_memory_of_a_graph():
-    step = Stack.step
+    step = Stack.take_step
 
     def wrong(self, padded, is_captured=False):
         step(self, padded, is_captured)
         self.totals = tree_map(lambda total: total + 0, self.totals)
 
-    with patch.object(Stack, "step", wrong):
+    with patch.object(Stack, "take_step", wrong):
         yield
 
 

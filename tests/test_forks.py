@@ -80,7 +80,7 @@ class Shared(Meeting):
             self.meet()
             return act(item)
 
-        return self.processes.share(run, [1, 2], count=2)
+        return self.processes.divide(run, [1, 2], count=2)
 
 
 @pytest.fixture(autouse=True)
@@ -115,10 +115,10 @@ def always(monkeypatch, two_threads):
 @pytest.fixture
 def meetings(monkeypatch, always):
     """One for each work that was shared, of which either process has done an item for certain."""
-    share = Processes.share
+    divide = Processes.divide
     held = []
 
-    def share_by_both(self, run, items, count, begin):
+    def divide_by_both(self, run, items, count, begin):
         meeting = Meeting()
 
         def run_by_both(item):
@@ -126,13 +126,13 @@ def meetings(monkeypatch, always):
             return run(item)
 
         assert count == 2
-        results = share(self, run_by_both, items, count, begin)
+        results = divide(self, run_by_both, items, count, begin)
         assert self.count == 2  # what the fork has done was received
         meeting.close()
         held.append(meeting)
         return results
 
-    monkeypatch.setattr(Processes, "share", share_by_both)
+    monkeypatch.setattr(Processes, "divide", divide_by_both)
     return held
 
 
@@ -156,7 +156,7 @@ def test_a_fork_does_its_part_and_sends_tensors_with_their_strides(shared):
 @pytest.mark.parametrize("count", [1, 7, 3000])  # the last are more than wait to be taken
 def test_each_item_is_done_once_and_results_are_in_order(count):
     processes = Processes(3)
-    results = processes.share(lambda item: -item, range(count), count=3)
+    results = processes.divide(lambda item: -item, range(count), count=3)
     processes.reap()
     assert results == [-item for item in range(count)]
 
@@ -172,7 +172,7 @@ def test_only_work_that_has_shown_to_be_long_is_shared(monkeypatch):
     now = 0.0
     counts = []
 
-    def share(run, items, count, begin):
+    def divide(run, items, count, begin):
         counts.append(count)
         return [run(item) for item in items]
 
@@ -184,7 +184,7 @@ def test_only_work_that_has_shown_to_be_long_is_shared(monkeypatch):
     monkeypatch.setattr(forks.time, "perf_counter", lambda: now)
 
     processes = Processes(4)
-    monkeypatch.setattr(processes, "share", share)
+    monkeypatch.setattr(processes, "divide", divide)
     fork = forks.FORK_COST * forks.FORK_SECONDS
     assert processes.map("work", work, [fork / 10] * 9, None) == [fork / 10] * 9
     assert counts == []
@@ -245,7 +245,7 @@ def test_where_there_can_be_no_more_processes_there_are_fewer(monkeypatch):
     monkeypatch.setattr(forks.os, "fork", fork)
     notes = []
     processes = Processes(3, notes.append)
-    assert processes.share(lambda item: -item, [1, 2], count=2) == [-1, -2]
+    assert processes.divide(lambda item: -item, [1, 2], count=2) == [-1, -2]
     assert notes == ["no more processes can be started (no more); from here on the work is shared by 1"]
 
 
@@ -278,7 +278,7 @@ def test_forks_end_with_the_process_that_is_killed(tmp_path):
         os.write(life, b".")
         os.read(never, 1)
 
-    running = start_program(tmp_path, main=lambda: Processes(2).share(work, [1, 2], count=2))
+    running = start_program(tmp_path, main=lambda: Processes(2).divide(work, [1, 2], count=2))
     os.close(life)
     assert os.read(alive, 1) + os.read(alive, 1) == b".."
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedcli import toy
-from fedcli.core.graphs import KeptWork, Unrepeatable, graph_key
+from fedcli.core.graphs import GraphCache, Unrepeatable, graph_key
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def test_functions_without_an_end_or_a_value_are_not_kept():
     def early(x):
         return late
 
-    kept = KeptWork(2)
+    kept = GraphCache(2)
     assert kept.find((recursive,), (), object) is None
     assert kept.find((early,), (), object) is None
     late = 1

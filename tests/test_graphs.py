@@ -507,7 +507,7 @@ def wrong_graphs(first=1):
         def wrong():
             replay()
             stack = work.func.__self__
-            Flat(stack.clients.params[""], stack.like.params.shapes)["head.bias"].mul_(1.0001)
+            Flat(stack.clients.params[""], stack.template.params.shapes)["head.bias"].mul_(1.0001)
 
         return wrong if self.num_captured >= first else replay
 
@@ -622,7 +622,7 @@ def test_a_failed_capture_on_cuda_leaves_the_next_run_its_graphs():
 def test_whatever_the_device_says_of_its_memory_halves_the_chunk(error, monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     fed, cohort, start, loss = prepare_first_round(clients_per_chunk="4")
-    step = Stack.step
+    step = Stack.take_step
     raised = error
 
     def limited(self, *arguments):
@@ -631,7 +631,7 @@ def test_whatever_the_device_says_of_its_memory_halves_the_chunk(error, monkeypa
             raise raised
         step(self, *arguments)
 
-    monkeypatch.setattr(Stack, "step", limited)
+    monkeypatch.setattr(Stack, "take_step", limited)
     fed.train(start, cohort, loss)
     assert fed.engine.notes == ["out of memory with 4 clients together; 2 from here on"]
 

@@ -302,7 +302,7 @@ def test_subnormal_numbers_are_0_within_a_run_only(tmp_path):
 
 def test_a_chunk_that_did_not_fit_stays_small_after_a_resume(tmp_path, monkeypatch):
     """And is in the record."""
-    step = Stack.step
+    step = Stack.take_step
 
     def step_of_two_clients(self, padded, is_captured=False):
         first_leaf, *_ = leaves(self.clients)
@@ -310,7 +310,7 @@ def test_a_chunk_that_did_not_fit_stays_small_after_a_resume(tmp_path, monkeypat
             raise torch.OutOfMemoryError("no memory")
         step(self, padded, is_captured)
 
-    monkeypatch.setattr(Stack, "step", step_of_two_clients)
+    monkeypatch.setattr(Stack, "take_step", step_of_two_clients)
     options = {**TINY, "cohort_size": 4, "clients_per_chunk": "branches:4"}
     listener = StopAfter(2)
     notes = []

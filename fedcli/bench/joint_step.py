@@ -30,7 +30,7 @@ class _NoGraphs:
     def capture(self, work: Work) -> Work:
         return work
 
-    def fork(self, works: Sequence[Work]) -> list[Any]:
+    def branch(self, works: Sequence[Work]) -> list[Any]:
         return [work() for work in works]
 
 

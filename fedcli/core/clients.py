@@ -188,8 +188,8 @@ class Network:
         """
         if train:
             # Copies of a Flat's views, unless vmap runs: there batch normalisation loses what it writes into a view.
-            like = None if under_vmap.get() else buffers
-            buffers = unpack(tree_map(torch.clone, pack(buffers, like)), like)
+            template = None if under_vmap.get() else buffers
+            buffers = unpack(tree_map(torch.clone, pack(buffers, template)), template)
         module = self._loaded({**params, **buffers})
         if module.training != train:
             module.train(train)

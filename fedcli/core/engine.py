@@ -23,14 +23,14 @@ from fedcli.core.augment import Transform
 from fedcli.core.batches import Batch, BatchPlan, is_real
 from fedcli.core.clients import Aux, Client, Step, Terms, keyed, refuse_reading, set_to
 from fedcli.core.forks import Processes
-from fedcli.core.graphs import MAX_CALLS, MAX_STACKS, Graphs, KeptWork, StepGraphs, is_out_of_memory
+from fedcli.core.graphs import MAX_CALLS, MAX_STACKS, GraphCache, Graphs, StepGraphs, is_out_of_memory
 from fedcli.core.layers import by_places
 from fedcli.core.stacked import (
     STACKED,
     Call,
     Stack,
     for_many,
-    packing,
+    make_template,
     up_to_power_of_two,
     updates_of_stack,
     with_optimizer,
@@ -87,7 +87,7 @@ class ChunkToTrain(NamedTuple):
     axes: Tree  # of the context
     plan: BatchPlan  # of all clients
     chunk: slice  # which of all clients these are
-    rate: Tensor  # of learning
+    lr: Tensor
 
 
 class TrainedChunk(NamedTuple):
@@ -119,8 +119,8 @@ class Engine:
     joint_layers: bool = False  # for clients that are stacked, see fedcli/core/joint_layers.py
     notes: list[str] = field(default_factory=list)  # changes of plan that a user has to know
     on_samples: Callable[[int], None] = lambda count: None  # see `listen`
-    stacks: KeptWork = field(default_factory=partial(KeptWork, MAX_STACKS), init=False)  # of `Stack`
-    calls: KeptWork = field(default_factory=partial(KeptWork, MAX_CALLS), init=False)  # of `Call`
+    stacks: GraphCache = field(default_factory=partial(GraphCache, MAX_STACKS), init=False)  # of `Stack`
+    calls: GraphCache = field(default_factory=partial(GraphCache, MAX_CALLS), init=False)  # of `Call`
     workers: Workers = field(default_factory=OneWorker)
     processes: Processes = field(default_factory=Processes, init=False)  # that share items on a CPU, see `divided_by`
     stopping: threading.Event = field(default_factory=threading.Event, init=False)  # threads are to end early
@@ -184,7 +184,7 @@ class Engine:
         Returns:
             The clients after their last steps, and each term's mean over a client's steps, `[K]`, 0 without steps.
         """
-        rate = torch.tensor(lr, dtype=self.transform.dtype, device=self.images.device)
+        lr_tensor = torch.tensor(lr, dtype=self.transform.dtype, device=self.images.device)
 
         def train_chunk(chunk: slice) -> TrainedChunk:
             size = chunk.stop - chunk.start
@@ -195,11 +195,11 @@ class Engine:
                 axes=axes,
                 plan=plan,
                 chunk=chunk,
-                rate=rate,
+                lr=lr_tensor,
             )
             is_alone = size == 1 and self.graphs is None
             trained, sums = self._train_alone(to_train) if is_alone else self._train_together(to_train)
-            return TrainedChunk(trained, sums, rate.new_zeros(size))
+            return TrainedChunk(trained, sums, lr_tensor.new_zeros(size))
 
         chunks: list[TrainedChunk] = self._in_chunks("train", train_chunk, plan.num_clients)
         sums = complete([chunk.sums for chunk in chunks], [chunk.zeros for chunk in chunks])
@@ -292,7 +292,7 @@ class Engine:
         client = tree_map(self.copy, select(with_optimizer(to_train.step, to_train.clients), 0))
         context = select_axes(to_train.context, to_train.axes, 0)
         update = keyed(to_train.step.update_of_own_tensors)
-        batches = self._batches(to_train.plan, to_train.chunk.start, to_train.rate)
+        batches = self._batches(to_train.plan, to_train.chunk.start, to_train.lr)
         total: Terms = {}
         # One client of a round is enough to see whether the objective reads a number: one that takes a step.
         refuses_reading = to_train.chunk.start == to_train.plan.steps.argmax()
@@ -304,7 +304,7 @@ class Engine:
                 self._step_done(len(batch.y))
         return tree_map(lambda leaf: leaf.contiguous()[None], (client, total))
 
-    def _batches(self, plan: BatchPlan, k: int, rate: Tensor) -> Iterator[Batch]:
+    def _batches(self, plan: BatchPlan, k: int, lr: Tensor) -> Iterator[Batch]:
         """Yields client k's batches without padding; prepares the images of several batches at a time."""
         rows = self._rows(plan, k)
         real = is_real(rows.size, plan.width)  # [steps, B]
@@ -325,7 +325,7 @@ class Engine:
                 strict=True,
             )
             for x, y, epoch_end, num_batches, key in batches:
-                yield Batch(x, y, mask=None, epoch_end=epoch_end, num_batches=num_batches, lr=rate, key=key)
+                yield Batch(x, y, mask=None, epoch_end=epoch_end, num_batches=num_batches, lr=lr, key=key)
 
     def _rows(self, plan: BatchPlan, clients: int | slice) -> Tree:
         """Returns the rows of a client, or of some, up to their last step: a `BatchPlan` of tensors on the device."""
@@ -351,7 +351,7 @@ class Engine:
             make_clients,
             to_train.context,
             rows,
-            to_train.rate,
+            to_train.lr,
             padded=padded,
             step_done=lambda step: self._step_done(samples[step]),
         )
@@ -366,20 +366,20 @@ class Engine:
         made_of = (step.update, axes, self.way)
         tensors = (clients._replace(optimizer={}), to_train.context, rows)
         make = partial(self._make_stack, step, clients, axes)
-        stack = self.stacks.find(made_of, tensors, partial(make, kept=True))
+        stack = self.stacks.find(made_of, tensors, partial(make, is_reused=True))
         return make() if stack is None else stack
 
-    def _make_stack(self, step: Step, clients: Client, axes: Tree, kept: bool = False) -> Stack:
+    def _make_stack(self, step: Step, clients: Client, axes: Tree, is_reused: bool = False) -> Stack:
         """Makes a stack for such clients and a local step of them."""
-        like = packing(with_optimizer(step, select(clients, slice(0, 1))))
-        eager = updates_of_stack(step.update, like, BATCH_AXES, axes, self._for_many)
+        template = make_template(with_optimizer(step, select(clients, slice(0, 1))))
+        eager = updates_of_stack(step.update, template, BATCH_AXES, axes, self._for_many)
         batch_axes = BATCH_AXES._replace(idle=0)
-        captured = updates_of_stack(step.update_of_own_tensors, like, batch_axes, axes, self._for_many)
-        return Stack(eager, captured, self.gather, like, self._step_graphs(kept))
+        captured = updates_of_stack(step.update_of_own_tensors, template, batch_axes, axes, self._for_many)
+        return Stack(eager, captured, self.gather, template, self._step_graphs(is_reused))
 
-    def _step_graphs(self, kept: bool) -> StepGraphs:
+    def _step_graphs(self, is_reused: bool) -> StepGraphs:
         """Returns what takes steps by graphs; if there can be none, it says so here."""
-        return StepGraphs(self.graphs, self._without_graphs, kept)
+        return StepGraphs(self.graphs, self._without_graphs, is_reused)
 
     def _without_graphs(self, reason: str) -> None:
         self.drop_graphs()
@@ -388,7 +388,7 @@ class Engine:
     def captured_step(self) -> Callable[[], None]:
         """Returns a joint step with full batches, as a graph would hold it, of the one stack that was trained."""
         (stack,) = self.stacks.values()
-        return partial(stack.step, padded=False, is_captured=True)
+        return partial(stack.take_step, padded=False, is_captured=True)
 
     def forget_graphs(self) -> None:
         """Drops all captured graphs and what is kept for them.
@@ -441,16 +441,17 @@ class Engine:
 
     def _make_call_of_step(self, step: Step, clients: Client, axes: tuple) -> Call:
         """Makes a call of a local step of such clients, which gives all that it returns but the clients."""
-        like = packing(clients)
-        eager = with_packed_client(keyed(step.update), like, without_buffers)
-        captured = with_packed_client(keyed(step.update_of_own_tensors), like, without_buffers)
-        return Call(self._for_many(eager, axes), self._for_many(captured, axes), like, self._step_graphs(kept=False))
+        template = make_template(clients)
+        eager = with_packed_client(keyed(step.update), template, without_buffers)
+        captured = with_packed_client(keyed(step.update_of_own_tensors), template, without_buffers)
+        graphs = self._step_graphs(is_reused=False)
+        return Call(self._for_many(eager, axes), self._for_many(captured, axes), template, graphs)
 
     def _make_call(self, function: Callable[..., Tree], first: Tree, axes: tuple) -> Call:
         """Makes a call of a function of one client, whose first argument is such as `first` and stays as it is."""
-        like = packing(first)
-        together = self._for_many(with_packed_first(function, like), axes)
-        return Call(together, together, like, self._step_graphs(kept=False))
+        template = make_template(first)
+        of_clients = self._for_many(with_packed_first(function, template), axes)
+        return Call(of_clients, of_clients, template, self._step_graphs(is_reused=False))
 
     def _for_many(self, function: Callable[..., Tree], axes: tuple) -> Callable[..., Tree]:
         return for_many(function, axes, self.way, self.graphs, self.joint_layers)

@@ -344,10 +344,10 @@ class Federation(Population):
 
         That is `lr * lr_decay**round`, times the factor of the schedule over T rounds, times that of the warm-up.
         """
-        rate = self.config.lr * self.config.lr_decay**round
-        rate *= schedule_factor(self.config.lr_schedule, round, self.num_rounds)
+        lr = self.config.lr * self.config.lr_decay**round
+        lr *= schedule_factor(self.config.lr_schedule, round, self.num_rounds)
         warm_up = self.config.warmup_rounds
-        return rate * min((round + 1) / (warm_up + 1), 1.0)
+        return lr * min((round + 1) / (warm_up + 1), 1.0)
 
     def train(
         self, clients: Client, cohort: Cohort, local: LocalLoss | Step, context: Tree = None, axes: Tree = None,
@@ -388,7 +388,7 @@ class Federation(Population):
         order = self.generator(round, "public order", epoch).permutation(sum(sizes))
         uniform = self.generator(round, "public augment", epoch).random((sum(sizes), num_draws)).astype(np.float32)
         seeds = self.generator(round, "public dropout", epoch).integers(2**63, size=len(sizes))
-        rate = torch.tensor(self.lr(round), dtype=self.dtype, device=device)
+        lr = torch.tensor(self.lr(round), dtype=self.dtype, device=device)
         num_batches = torch.tensor(len(sizes), device=device)
         # One entry a batch.
         indices = torch.as_tensor(order, device=device).split(sizes)
@@ -398,7 +398,7 @@ class Federation(Population):
         for index, own_draws, epoch_end, key in zip(indices, draws, epoch_ends, keys, strict=True):
             x = transform(images[index], own_draws)
             no_labels = torch.zeros_like(index)
-            yield Batch(x, no_labels, mask=None, epoch_end=epoch_end, num_batches=num_batches, lr=rate, key=key)
+            yield Batch(x, no_labels, mask=None, epoch_end=epoch_end, num_batches=num_batches, lr=lr, key=key)
 
     def step(
         self, clients: Client, cohort: Cohort, local: LocalLoss | Step, batch: Batch, context: Tree = None,

@@ -77,7 +77,7 @@ class Processes:
                 next_item, *_ = items_left
                 done.append(timed(next_item))
             else:
-                done += self.share(timed, items_left, count, begin)
+                done += self.divide(timed, items_left, count, begin)
         if spent:
             self._seconds[task] = fmean(spent)
         return done
@@ -91,7 +91,7 @@ class Processes:
 
         return min(range(1, min(self.count, items) + 1), key=needed)
 
-    def share(
+    def divide(
         self,
         work: Callable[[Any], Any],
         items: Sequence[Any],

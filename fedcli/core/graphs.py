@@ -54,7 +54,7 @@ class Graphs(Protocol):
         """Captures the work; returns what does it again."""
         ...
 
-    def fork(self, works: Sequence[Work]) -> list[Any]:
+    def branch(self, works: Sequence[Work]) -> list[Any]:
         """Does works that are independent of each other."""
         ...
 
@@ -111,7 +111,7 @@ class CudaGraphs:
                 gc.enable()
         return graph
 
-    def fork(self, works: Sequence[Work]) -> list[Any]:
+    def branch(self, works: Sequence[Work]) -> list[Any]:
         """Does each work on a stream of its own; in a capture they become parallel branches."""
         while len(self._branches) < len(works):
             self._branches.append(torch.cuda.Stream(self._device))
@@ -232,14 +232,14 @@ class StepGraphs:
         replays: Graphs by the steps that they take.
     """
 
-    def __init__(self, device_graphs: Graphs | None, give_up: Callable[[str], None], kept: bool):
+    def __init__(self, device_graphs: Graphs | None, give_up: Callable[[str], None], is_reused: bool):
         """Prepares for a stack or a call; `give_up` is told why, if its step cannot be a graph.
 
-        A graph of several steps is worth its capture where the stack is `kept` for later rounds.
+        A graph of several steps is worth its capture where `is_reused`, as a stack in later rounds.
         """
         self.device_graphs = device_graphs
         self._give_up = give_up
-        self._kept = kept
+        self._is_reused = is_reused
         self.replays: dict[Burst, Work] = {}
         self._warm_ups: Counter[bool] = Counter()  # steps before the first is captured, by whether they are padded
 
@@ -256,7 +256,7 @@ class StepGraphs:
             take_steps(padded, 1)
             return 1
         burst = Burst(padded, 1)
-        if self._kept and num_alike >= BURST_STEPS and burst in self.replays:
+        if self._is_reused and num_alike >= BURST_STEPS and burst in self.replays:
             burst = Burst(padded, BURST_STEPS)
         if burst in self.replays:
             self.replays[burst]()
@@ -293,16 +293,16 @@ class StepGraphs:
         self._give_up(reason)
 
 
-class KeptWork(dict[Hashable, Any]):
+class GraphCache(dict[Hashable, Any]):
     """Work with its graphs, kept by what it is made of, so that they serve when it comes again; the oldest goes first.
 
     Attributes:
-        max_kept: How many are kept.
+        max_entries: How many are kept.
     """
 
-    def __init__(self, max_kept: int):
+    def __init__(self, max_entries: int):
         super().__init__()
-        self.max_kept = max_kept
+        self.max_entries = max_entries
 
     def find(self, made_of: tuple, tensors: Tree, make: Callable[[], Any]) -> Any:
         """Returns the work that is made of this and is given `tensors` of these shapes; if new, made by `make`.
@@ -314,7 +314,7 @@ class KeptWork(dict[Hashable, Any]):
         except (Unrepeatable, RecursionError):  # the latter of functions that are closed over each other
             return None
         if key not in self:
-            if len(self) == self.max_kept:
+            if len(self) == self.max_entries:
                 oldest = next(iter(self))
                 del self[oldest]
             self[key] = make()

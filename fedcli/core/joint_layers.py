@@ -61,10 +61,10 @@ def cross_entropy(  # noqa: PLR0913  # the arguments of `F.cross_entropy`
 def take_live_taps(weight: Tensor, live: tuple[slice, slice]) -> Tensor:
     """Takes the live taps as `fedcli.core.layers.live_taps`; the gradient is filled up with zeros once, not by axis."""
     has_dead_taps = weight[:, :, *live].shape != weight.shape
-    return _LiveTaps.apply(weight, live) if has_dead_taps else weight
+    return _TakeLiveTaps.apply(weight, live) if has_dead_taps else weight
 
 
-class _LiveTaps(Function):
+class _TakeLiveTaps(Function):
     """Taps `[O, I, h, w]` of weights, of which the slices `live` say where they are."""
 
     generate_vmap_rule = True

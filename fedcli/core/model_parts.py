@@ -38,18 +38,18 @@ def _names_in(module: nn.Module, layers: Collection[nn.Module]) -> frozenset[str
     return frozenset(names)
 
 
-class Parts(NamedTuple):
+class ModelParts(NamedTuple):
     """A model in two parts."""
 
     named: Model
     rest: Model
 
 
-def split_model(model: Client | Model, names: Collection[str]) -> Parts:
+def split_model(model: Client | Model, names: Collection[str]) -> ModelParts:
     """Cuts a model in two: the parameters and buffers that are named, and the rest."""
     named_params, other_params = split(model.params, names)
     named_buffers, other_buffers = split(model.buffers, names)
-    return Parts(Model(named_params, named_buffers), Model(other_params, other_buffers))
+    return ModelParts(Model(named_params, named_buffers), Model(other_params, other_buffers))
 
 
 def split(tree: Params, names: Collection[str]) -> tuple[Params, Params]:

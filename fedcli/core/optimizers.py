@@ -109,7 +109,7 @@ def adam(
     if not isinstance(state, AdamState):  # in checkpoints of earlier versions
         state = AdamState(*state)
     steps = state.steps + 1
-    rate = lr / (1 - BETA_1**steps)
+    step_size = lr / (1 - BETA_1**steps)
     correction = 1 - BETA_2**steps
     new = {}
     first_moments = {}
@@ -120,7 +120,7 @@ def adam(
             g = g + weight_decay * value
         m = BETA_1 * state.first_moments[name] + (1 - BETA_1) * g
         v = BETA_2 * state.second_moments[name] + (1 - BETA_2) * g * g
-        new[name] = value - rate * m / ((v / correction).sqrt() + EPSILON)
+        new[name] = value - step_size * m / ((v / correction).sqrt() + EPSILON)
         first_moments[name] = m
         second_moments[name] = v
     return new, AdamState(steps, first_moments, second_moments)
@@ -170,17 +170,17 @@ class OptimizerUpdate:
         moving = self._moving(client.params)
         state = client.optimizer[self.key]
         is_flat = isinstance(moving, Flat)
-        like_params = moving if is_flat else None
-        like_state = state if is_flat else None
+        params_template = moving if is_flat else None
+        state_template = state if is_flat else None
 
         def all_params(packed: Params) -> Params:
-            return self._completed(client.params, unpack(packed, like_params))
+            return self._completed(client.params, unpack(packed, params_template))
 
-        packed = pack(moving, like_params)
-        packed_state = pack(state, like_state)
+        packed = pack(moving, params_template)
+        packed_state = pack(state, state_template)
         grads, aux = self._gradient(client, batch, context, packed, all_params)
-        packed, packed_state = self._optimize(packed, grads, packed_state, self._rate(batch), in_place)
-        states = {**client.optimizer, self.key: unpack(packed_state, like_state)}
+        packed, packed_state = self._optimize(packed, grads, packed_state, self._lr_of(batch), in_place)
+        states = {**client.optimizer, self.key: unpack(packed_state, state_template)}
         return client._replace(params=all_params(packed), buffers=aux.buffers, optimizer=states), aux
 
     def _update_in_place(self, client: Client, batch: Batch, context: Any) -> tuple[Client, Aux]:
@@ -200,7 +200,7 @@ class OptimizerUpdate:
         moving = dict(self._moving(client.params))
         grads, aux = self._gradient(client, batch, context, moving, all_params)
         momenta = client.optimizer[self.key]
-        fused_sgd(moving, grads, momenta, self._rate(batch), self.momentum, self.weight_decay, idle)
+        fused_sgd(moving, grads, momenta, self._lr_of(batch), self.momentum, self.weight_decay, idle)
         return client._replace(buffers=aux.buffers), aux
 
     def _gradient(
@@ -227,7 +227,7 @@ class OptimizerUpdate:
         rule = adamw if self.optimizer == "adamw" else adam
         return rule(params, grads, state, lr, self.weight_decay)
 
-    def _rate(self, batch: Batch) -> Tensor:
+    def _lr_of(self, batch: Batch) -> Tensor:
         return batch.lr if self.lr is None else torch.full_like(batch.lr, self.lr)
 
     def _moving(self, params: Params) -> Params:

@@ -97,8 +97,8 @@ def train_newcomers(
         loss = plain_loss(group.network)
         if cosine:
             for number in range(epochs):
-                rate = cosine_annealing(fed.lr(cohort.round), number, epochs)
-                step = fed.optimizer_step(loss, lr=rate, weight_decay=0.0)
+                lr = cosine_annealing(fed.lr(cohort.round), number, epochs)
+                step = fed.optimizer_step(loss, lr=lr, weight_decay=0.0)
                 epoch = first_epoch + number
                 model, _ = fed.train(model, group, step, epochs=range(epoch, epoch + 1))
         else:

@@ -56,7 +56,7 @@ def for_many(
             branches = [partial(function, *select_axes(arguments, axes, k)) for k in range(count)]
             if graphs is None:
                 return stack([branch() for branch in branches])
-            return stack(graphs.fork(branches))
+            return stack(graphs.branch(branches))
         layers = JointLayers() if joint_layers else nullcontext()
         with set_to(under_vmap, True), layers:
             return mapped(*arguments)
@@ -82,16 +82,18 @@ class Unchanged(NamedTuple):
 UNCHANGED = Unchanged()
 
 
-def with_packed_client(update: Update, like: Tree, results: Callable[[Aux], Tree]) -> Callable[..., tuple[Tree, Tree]]:
-    """Makes a local step of one client take and return it packed, as `like` says, and beside it some results.
+def with_packed_client(
+    update: Update, template: Tree, results: Callable[[Aux], Tree]
+) -> Callable[..., tuple[Tree, Tree]]:
+    """Makes a local step of one client take and return it packed, as `template` says, and beside it some results.
 
     So the parameters are one tensor for the optimizer, and for all that is done with stacked clients. A tensor that the
     step returns as it was given is `UNCHANGED`.
     """
 
     def update_packed(client: Tree, batch: Batch, context: Any) -> tuple[Tree, Tree]:
-        after, aux = update(unpack(client, like), batch, context)
-        new = tree_map(lambda old, new: UNCHANGED if new is old else new, client, pack(after, like))
+        after, aux = update(unpack(client, template), batch, context)
+        new = tree_map(lambda old, new: UNCHANGED if new is old else new, client, pack(after, template))
         return new, results(aux)
 
     return update_packed
@@ -102,7 +104,7 @@ def without_buffers(aux: Aux) -> Aux:
     return aux._replace(buffers={})
 
 
-def with_packed_first(function: Callable[..., Tree], like: Tree) -> Callable[..., tuple[Tree, Tree]]:
+def with_packed_first(function: Callable[..., Tree], template: Tree) -> Callable[..., tuple[Tree, Tree]]:
     """Makes a function of one client take its first argument packed, and return beside the result that it stays.
 
     That is, as in `with_packed_client`, a tree of `UNCHANGED`.
@@ -110,7 +112,7 @@ def with_packed_first(function: Callable[..., Tree], like: Tree) -> Callable[...
 
     def function_of_packed(first: Tree, *others: Tree) -> tuple[Tree, Tree]:
         unchanged = tree_map(lambda leaf: UNCHANGED, first)
-        return unchanged, function(unpack(first, like), *others)
+        return unchanged, function(unpack(first, template), *others)
 
     return function_of_packed
 
@@ -126,17 +128,17 @@ class StackUpdates(NamedTuple):
 
 
 def updates_of_stack(
-    update: Update, like: Tree, batch_axes: Tree, context_axes: Tree, together: Callable[..., Callable[..., Tree]]
+    update: Update, template: Tree, batch_axes: Tree, context_axes: Tree, vectorize: Callable[..., Callable[..., Tree]]
 ) -> StackUpdates:
-    """Makes a local step of one client those of several; `together(function, axes)` does so with a function."""
-    of_client = with_packed_client(keyed(update), like, attrgetter("terms"))
-    full = together(of_client, (0, batch_axes, context_axes))
-    padded = together(of_client, (0, batch_axes._replace(mask=0), context_axes))
+    """Makes a local step of one client those of several; `vectorize(function, axes)` does so with a function."""
+    of_client = with_packed_client(keyed(update), template, attrgetter("terms"))
+    full = vectorize(of_client, (0, batch_axes, context_axes))
+    padded = vectorize(of_client, (0, batch_axes._replace(mask=0), context_axes))
     return StackUpdates(full, padded)
 
 
-def packing(stacked: Tree) -> Tree:
-    """Returns the first of some stacked clients, without values, as one to be packed like."""
+def make_template(stacked: Tree) -> Tree:
+    """Returns the first of some stacked clients, without values, as a template by which such clients are packed."""
     return flatten(tree_map(lambda leaf: leaf[0].to("meta"), stacked))
 
 
@@ -154,7 +156,7 @@ class StackInputs(NamedTuple):
     clients: Tree  # packed
     context: Tree
     rows: Tree
-    rate: Tensor
+    lr: Tensor
     number: Tensor
 
 
@@ -165,26 +167,26 @@ class Stack:
         eager: Local steps that are taken operation by operation.
         captured: Those that a graph holds: they may write over the clients, and leave alone those that are idle.
         gather: Turns positions and draws into network input and labels.
-        like: A client, which says how they are packed.
+        template: A client, which says how they are packed.
         graphs: Of its steps.
         clients: Stacked and packed; None before the first call of `train`.
         totals: Sums of the terms so far, `[K]` by name; empty before the first step.
     """
 
     def __init__(
-        self, eager: StackUpdates, captured: StackUpdates, gather: Callable[..., tuple[Tensor, Tensor]], like: Client,
-        graphs: StepGraphs,
+        self, eager: StackUpdates, captured: StackUpdates, gather: Callable[..., tuple[Tensor, Tensor]],
+        template: Client, graphs: StepGraphs,
     ):  # fmt: skip
         self.eager = eager
         self.captured = captured
         self.gather = gather
-        self.like = like
+        self.template = template
         self.graphs = graphs
         self.clients: Tree = None
         self.totals: Terms = {}
 
     def train(
-        self, make_clients: Callable[[], Client], context: Tree, rows: Tree, rate: Tensor, padded: Sequence[bool],
+        self, make_clients: Callable[[], Client], context: Tree, rows: Tree, lr: Tensor, padded: Sequence[bool],
         step_done: Callable[[int], None],
     ) -> tuple[Client, Terms]:  # fmt: skip
         """Trains stacked clients through all rows; returns them after it, and the sums of their terms, `[K]` by name.
@@ -193,15 +195,15 @@ class Stack:
             make_clients: Makes the clients, with optimizer state, which are held here alone.
             context: Of their objective.
             rows: A `BatchPlan` of tensors on the device; those after the last step are not used.
-            rate: Learning rate.
+            lr: Learning rate.
             padded: For each of the T steps, whether some client's batch is not full.
             step_done: Called with the number of each step, when it has been taken or is on its way.
         """
         inputs = StackInputs(
-            clients=pack(make_clients(), self.like, lead=1),
+            clients=pack(make_clients(), self.template, num_leading_axes=1),
             context=context,
             rows=rows,
-            rate=rate,
+            lr=lr,
             number=torch.zeros_like(rows.size[0, :1]),
         )
         if self.clients is None:
@@ -219,20 +221,20 @@ class Stack:
                 for step in range(done, done + taken):
                     step_done(step)
                 done += taken
-        return copy_tree((unpack(self.clients, self.like), self.totals))
+        return copy_tree((unpack(self.clients, self.template), self.totals))
 
     def _hold(self, inputs: StackInputs) -> None:
         """Takes the tensors that stay."""
         self._inputs = inputs
         self.clients = inputs.clients
         self._context = inputs.context
-        self._rate = inputs.rate
+        self._lr = inputs.lr
         self._number = inputs.number
         # The same in all steps, so that no step looks it up.
         self._num_batches = inputs.rows.num_batches[0]
         self._rows = inputs.rows._replace(num_batches=None)
 
-    def step(self, padded: bool, is_captured: bool = False) -> None:
+    def take_step(self, padded: bool, is_captured: bool = False) -> None:
         """Takes one local step of each client; those that have run out of data stand still."""
         row = tree_map(lambda leaf: leaf.index_select(0, self._number)[0], self._rows)
         self._number += 1
@@ -241,7 +243,7 @@ class Stack:
         if padded:
             _, width = row.index.shape
             mask = is_real(row.size, width)
-        batch = Batch(x, y, mask, row.epoch_end, self._num_batches, lr=self._rate, key=row.keys)
+        batch = Batch(x, y, mask, row.epoch_end, self._num_batches, lr=self._lr, key=row.keys)
         idle = row.size == 0
         updates = self.eager
         if is_captured:
@@ -264,7 +266,7 @@ class Stack:
     def take_steps(self, padded: bool, count: int, is_captured: bool = False) -> None:
         """Takes some local steps of each client."""
         for _ in range(count):
-            self.step(padded, is_captured)
+            self.take_step(padded, is_captured)
 
 
 class Call:
@@ -274,17 +276,17 @@ class Call:
         eager: Takes the first argument, packed, and the others, operation by operation. Returns what becomes of the
             first, see `with_packed_client`, and results.
         captured: The same as a graph holds it: it may write over the first argument.
-        like: The first argument of a client, which says how it is packed.
+        template: The first argument of a client, which says how it is packed.
         graphs: Of the call.
     """
 
     def __init__(
-        self, eager: Callable[..., tuple[Tree, Tree]], captured: Callable[..., tuple[Tree, Tree]], like: Tree,
+        self, eager: Callable[..., tuple[Tree, Tree]], captured: Callable[..., tuple[Tree, Tree]], template: Tree,
         graphs: StepGraphs,
     ):  # fmt: skip
         self.eager = eager
         self.captured = captured
-        self.like = like
+        self.template = template
         self.graphs = graphs
         self._first: Tree = None  # packed; None before the first call
         self._others: tuple = ()
@@ -292,7 +294,7 @@ class Call:
 
     def __call__(self, first: Tree, *others: Tree) -> Tree:
         """Returns the results for arguments of the shapes of the first call."""
-        packed_first = pack(first, self.like, lead=1)
+        packed_first = pack(first, self.template, num_leading_axes=1)
         if self._first is None:
             self._first = copy_tree(packed_first)
             self._others = copy_tree(others)
@@ -307,7 +309,7 @@ class Call:
 
     def changed_first(self) -> Tree:
         """Returns what has become of the first argument of the last call."""
-        return unpack(copy_tree(self._first), self.like)
+        return unpack(copy_tree(self._first), self.template)
 
     def _run(self, padded: bool, count: int, is_captured: bool = False) -> None:
         function = self.captured if is_captured else self.eager

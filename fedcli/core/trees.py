@@ -286,30 +286,30 @@ def flatten(tree: Tree) -> Tree:
     return map_children(flatten, tree) if isinstance(tree, dict | tuple | list) else tree
 
 
-def pack(tree: Tree, like: Tree, lead: int = 0) -> Tree:
-    """Replaces every dict for which `like` has a `Flat` by a dict of its flat tensor alone, copied where it has none.
+def pack(tree: Tree, template: Tree, num_leading_axes: int = 0) -> Tree:
+    """Replaces every dict for which `template` has a `Flat` by a dict of its flat tensor, copied where it has none.
 
-    `lead` is the number of leading axes that `like` has not: 1 for stacked trees.
+    `num_leading_axes` are those that `template` has not: 1 for stacked trees.
     """
-    if isinstance(like, Flat):
-        return {"": tree.flat if isinstance(tree, Flat) else _joined(tree, like.shapes, lead)}
-    if not isinstance(like, dict | tuple | list):
+    if isinstance(template, Flat):
+        return {"": tree.flat if isinstance(tree, Flat) else _joined(tree, template.shapes, num_leading_axes)}
+    if not isinstance(template, dict | tuple | list):
         return tree
-    return map_children(lambda part, child: pack(child, part, lead), like, tree)
+    return map_children(lambda part, child: pack(child, part, num_leading_axes), template, tree)
 
 
-def unpack(packed: Tree, like: Tree) -> Tree:
+def unpack(packed: Tree, template: Tree) -> Tree:
     """Returns the tree that was packed, of views."""
-    if isinstance(like, Flat):
-        return Flat(packed[""], like.shapes)
-    if not isinstance(like, dict | tuple | list):
+    if isinstance(template, Flat):
+        return Flat(packed[""], template.shapes)
+    if not isinstance(template, dict | tuple | list):
         return packed
-    return map_children(lambda part, child: unpack(child, part), like, packed)
+    return map_children(lambda part, child: unpack(child, part), template, packed)
 
 
-def _joined(tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], lead: int) -> Tensor:
-    """Copies tensors of `shapes` behind `lead` more axes into a flat one."""
-    parts = [tensors[name].reshape((*tensors[name].shape[:lead], -1)) for name in shapes]
+def _joined(tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], num_leading_axes: int) -> Tensor:
+    """Copies tensors of `shapes` behind `num_leading_axes` more axes into a flat one."""
+    parts = [tensors[name].reshape((*tensors[name].shape[:num_leading_axes], -1)) for name in shapes]
     filling = -sum(part.shape[-1] for part in parts) % ALIGNMENT
     if filling:
         parts.append(parts[0].new_zeros((*parts[0].shape[:-1], filling)))
