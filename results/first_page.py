@@ -92,7 +92,7 @@ def list_code_notes(answers: Iterable[verdicts.Answer]) -> list[str]:
     for answer in answers:
         evidence = answer.comparison.evidence
         if evidence.folders and answer.context.text_has and not evidence.reduction:
-            paper, _ = registry.find_table(answer.claim.table).reported
+            paper = registry.find_table(answer.claim.table).reported_paper
             papers_of.setdefault(answer.context.text_has, set()).add(paper)
     notes = []
     for text, names in papers_of.items():

@@ -28,8 +28,7 @@ class Paper:
     @property
     def title(self) -> str:
         """The name of the paper."""
-        title, _ = self.module.TABLES[0].reported
-        return title
+        return self.module.TABLES[0].reported_paper
 
 
 @dataclass(frozen=True)

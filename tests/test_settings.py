@@ -475,6 +475,12 @@ NO_TUPLES = {  # a comma forgotten
 }
 
 
+@pytest.mark.parametrize(("field", "value"), [("selection", "Last"), ("evaluation", "Clients")])
+def test_a_protocol_of_a_selection_or_an_evaluation_that_is_none_is_refused(field, value):
+    words = f"{field} of the protocol 'fedfm:digits' must be "
+    assert_refused(lambda: replace(find_protocol("fedfm:digits"), **{field: value}), words, f"(got '{value}'); choose")
+
+
 @pytest.mark.parametrize("subject", NO_TUPLES)
 def test_a_text_in_the_place_of_a_tuple_is_refused_where_it_is_declared(subject):
     assert_refused(NO_TUPLES[subject], f"{subject} must be a tuple of ", "(got 'mean'); write ('mean',).")

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from fedcli.declarations.checks import refuse_text
-from fedcli.declarations.costs import Sizes
+from fedcli.declarations.costs import Costs, Sizes
 from fedcli.errors import UserError
 from fedcli.userfiles import blame, file_hash, hash_of_module, is_user_module
 
@@ -65,7 +65,10 @@ def _packaged_hash(file: Path) -> str:
     return file_hash(file)
 
 
-def global_model(state: Any) -> tuple[dict, dict]:
+ModelParts = tuple[dict, dict]  # the parameters and buffers of a model
+
+
+def global_model(state: Any) -> ModelParts:
     """The fields `params` and `buffers` of a state."""
     if not (hasattr(state, "params") and hasattr(state, "buffers")):
         fault = f"the state has no params and buffers (got {type(state).__name__})"
@@ -83,7 +86,8 @@ class Method(_DeclaredInFile):
         config: Frozen dataclass of its options, each made by `option`.
         init: `(fed, config) -> state` before the first round.
         run_round: `(state, cohort, fed, config) -> (state, terms)`; terms `[K]` by name, for the record.
-        reduces_to: Law 1: `(method, overrides)` under which the parameters equal that method's; None without such.
+        reduces_to: Law 1: `(method, overrides)` under which the parameters equal that method's; None without such. The
+            laws are explained in docs/add-your-method.md.
         state_types: The NamedTuple classes of its state, by which a checkpoint is read. What a client keeps is called
             `ClientState`, in the field `clients` of the server's state.
         variants: Named options in place of the defaults, under which the laws must hold too.
@@ -117,12 +121,12 @@ class Method(_DeclaredInFile):
     _: KW_ONLY
     state_types: tuple[type, ...]
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    costs: Callable[..., tuple[int, int]] | None = None
+    costs: Callable[..., Costs] | None = None
     default_protocol: str = ""
     client_memory: Callable[[Sizes], int] = field(default=lambda sizes: sizes.parameters)
-    model: Callable[[Any], tuple[dict, dict]] = global_model
-    personal: Callable[[Any], dict[int, tuple[dict, dict]]] | None = None
-    shared: Callable[[Any], tuple[dict, dict]] | None = None
+    model: Callable[[Any], ModelParts] = global_model
+    personal: Callable[[Any], dict[int, ModelParts]] | None = None
+    shared: Callable[[Any], ModelParts] | None = None
     prototypes: Callable[[Any], tuple[Any, Any]] | None = None
     mixed_networks: bool = False
     uses_public_data: bool = False
@@ -145,13 +149,19 @@ class Method(_DeclaredInFile):
 
 @dataclass(frozen=True)
 class Post(_DeclaredInFile):
-    """A step on the global model after the last round, as its file declares it."""
+    """A step on the global model after the last round, as its file declares it, which `--post` names.
 
-    name: str  # as in `--post`
-    title: str  # full name, one line
-    config: type  # frozen dataclass of its options, each made by `option`; no other option has their names
-    # `(params, buffers, fed, config) -> (params, buffers, floats_up)`: the model after the step, and the floats that a
-    # client sends for it, as a mean over the clients.
+    Attributes:
+        name: As in `--post`.
+        title: Full name of the step, one line.
+        config: Frozen dataclass of its options, each made by `option`; no other option has their names.
+        apply: `(params, buffers, fed, config) -> (params, buffers, floats_up)`: the model after the step, and the
+            floats that a client sends for it, as a mean over the clients.
+    """
+
+    name: str
+    title: str
+    config: type
     apply: Callable[..., tuple[dict, dict, int]]
 
     @property

@@ -268,7 +268,8 @@ def _kinds_of(field: Field) -> set[type]:
         UserError: Another one is among them, which no record could have.
     """
     is_union = get_origin(field.type) in (Union, UnionType)
-    kinds = {*get_args(field.type)} if is_union else {field.type}
+    alternatives: tuple[Any, ...] = get_args(field.type) if is_union else (field.type,)
+    kinds = set(alternatives)
     if not kinds <= {bool, int, float, str, NoneType}:
         raise UserError(
             f"the option '{field.name}' has a type that no record can have (got {field.type}); declare it as int, "

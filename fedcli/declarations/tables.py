@@ -9,13 +9,21 @@ from fedcli.declarations.checks import refuse_text
 
 @dataclass(frozen=True)
 class Cell:
-    """A number of a paper's table, and the run that gives ours."""
+    """A number of a paper's table, and the run that gives ours.
 
-    row: str  # as `method` in papers/reported.json
-    column: str  # as `column` there
-    method: str  # name of the method that is run
-    settings: Mapping[str, Any]  # run and method options by field name, protocol and data set among them
-    metric: str = "selected"  # what is read from the run's record; see fedcli/results/metrics.py
+    Attributes:
+        row: Where the number stands, as `method` in papers/reported.json.
+        column: Likewise, as `column` there.
+        method: Name of the method that is run.
+        settings: Run and method options by field name, protocol and data set among them.
+        metric: What is read from the run's record; see fedcli/results/metrics.py.
+    """
+
+    row: str
+    column: str
+    method: str
+    settings: Mapping[str, Any]
+    metric: str = "selected"
 
 
 @dataclass(frozen=True)
@@ -51,19 +59,41 @@ class Gain:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a paper, as runs."""
+    """A table of a paper, as runs.
 
-    name: str  # `paper:ID`, as in `fedcli table paper:ID`
-    title: str  # what the table shows, one line
-    reported: tuple[str, str]  # the paper and the table in papers/reported.json
-    cells: tuple[Cell, ...]  # row by row; cells of the same method and settings share their runs
-    seeds: tuple[int, ...] = (0, 1, 2)  # of each run
-    notes: tuple[str, ...] = ()  # what the paper leaves open, and rows that it does not have
-    gains: tuple[Gain, ...] = ()  # numbers that follow from its cells
+    Attributes:
+        name: `paper:ID`, as in `fedcli table paper:ID`.
+        title: What the table shows, one line.
+        reported: The paper and the table in papers/reported.json.
+        cells: Its numbers row by row; cells of the same method and settings share their runs.
+        seeds: Of each run.
+        notes: What the paper leaves open, and rows that it does not have.
+        gains: Numbers that follow from its cells.
+    """
+
+    name: str
+    title: str
+    reported: tuple[str, str]
+    cells: tuple[Cell, ...]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    notes: tuple[str, ...] = ()
+    gains: tuple[Gain, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuses a text for several notes."""
         refuse_text(f"notes of the table '{self.name}'", self.notes, "texts")
+
+    @property
+    def reported_paper(self) -> str:
+        """The paper in papers/reported.json."""
+        paper, _ = self.reported
+        return paper
+
+    @property
+    def reported_table(self) -> str:
+        """The table in papers/reported.json."""
+        _, table = self.reported
+        return table
 
 
 class Row(NamedTuple):
@@ -84,14 +114,14 @@ def column(protocol: str, dataset: str, **settings: Any) -> dict[str, Any]:
 
 
 def grid(
-    rows: Mapping[str, Row | tuple[str, Mapping[str, Any]]],
+    rows: Mapping[str, tuple[str, Mapping[str, Any]]],
     columns: Mapping[str, Mapping[str, Any]],
     metric: str = "selected",
 ) -> tuple[Cell, ...]:
     """Every row with every column.
 
     Args:
-        rows: Method and settings of each row.
+        rows: Method and settings of each row, as `row` gives them.
         columns: Settings of each column; a row's own override them.
         metric: What is read from each record.
     """

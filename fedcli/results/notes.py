@@ -259,8 +259,7 @@ def _write_notes_on_changes_of_plan(runs: Iterable[PlannedRun]) -> list[str]:
 
 def _quote_paper(table: Table) -> list[str]:
     """Quotes what the paper says of its table; numbers outside tables have no such remarks in common."""
-    _, name_in_paper = table.reported
-    if name_in_paper == IN_TEXT:
+    if table.reported_table == IN_TEXT:
         return []
     reported = find_reported_table(table)
     return [f"Paper: {reported[key].rstrip('.')}." for key in ("setting", "notes") if reported.get(key)]

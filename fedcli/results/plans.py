@@ -203,7 +203,8 @@ class TablePlan(Plan):
     @property
     def title(self) -> str:
         """The name of the table in the paper, or ours for numbers in the text, and what it shows."""
-        paper, name = self.table.reported
+        paper = self.table.reported_paper
+        name = self.table.reported_table
         if name == IN_TEXT:
             _, name = self.table.name.split(":")
         return f"{paper}, {name}: {self.table.title}"

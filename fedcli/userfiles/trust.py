@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,48 +20,63 @@ def user_files(record: dict[str, Any]) -> dict[str, str]:
 
 
 def trust_files(
-    record: dict[str, Any], named: str | Path | Sequence[str | Path], changed: bool = False
+    record: dict[str, Any], named: str | Path | Sequence[str | Path], allow_changed: bool = False
 ) -> dict[str, Any]:
     """A run's record with the paths of the user's files now; imports none.
 
     Args:
         record: Of a run.
-        named: The files that the user names; a moved one is known by its hash, or by its name where `changed`.
-        changed: Accept a file with another hash.
+        named: The files that the user names; a moved one is known by its hash, or by its name where `allow_changed`.
+        allow_changed: Accept a file with another hash.
 
     Raises:
         UserError: A file is not named, is not there, or has changed.
     """
-    recorded = user_files(record)
     named_paths = [named] if isinstance(named, str | Path) else named
     named_files = user_paths(map(str, named_paths))
     for file in named_files:
         if not Path(file).is_file():
             raise UserError(f"there is no file '{file}' (got it as --method); give the path where it is now.")
-    paths = {}
-    files = {}
+    recorded = user_files(record)
+    new_paths = {}
+    new_hashes = {}
     for path, old_hash in recorded.items():
-        file = _find_moved(path, old_hash, named_files)
-        if file is None:
-            fault = f"the run needs your code in '{path}' (hash {old_hash or 'unknown'}), run only if you name it"
-            if not Path(path).is_file():
-                raise UserError(f"{fault}; it is no longer there, so add --method with the path where it is now.")
-            flags = " ".join(f"--method {shlex.quote(other)}" for other in recorded)
-            raise UserError(f"{fault}; add {flags}.")
-        paths[path] = file
-        is_same = is_hash_of(old_hash, file)
-        if not is_same and not changed:
-            raise UserError(
-                f"the file '{file}' or one that it imports has changed since the run began (hash {file_hash(file)}, "
-                f"was {old_hash or 'unknown'}); put it back, resume with --changed-method, or run anew."
-            )
-        files[file] = old_hash if is_same else add_hash(old_hash, file_hash(file))
+        new_path = _find_moved(path, old_hash, named_files)
+        if new_path is None:
+            raise _unnamed(path, recorded)
+        new_paths[path] = new_path
+        new_hashes[new_path] = _hash_to_record(old_hash, new_path, allow_changed)
     return {
         **record,
-        "method_source": replace_paths(record["method_source"], paths),
-        "config": {name: replace_paths(value, paths) for name, value in record["config"].items()},
-        "user_files": files,
+        "method_source": replace_paths(record["method_source"], new_paths),
+        "config": {name: replace_paths(value, new_paths) for name, value in record["config"].items()},
+        "user_files": new_hashes,
     }
+
+
+def _unnamed(path: str, recorded: Mapping[str, str]) -> UserError:
+    """An error, to be raised by the caller, for one of the recorded files that the user does not name."""
+    fault = f"the run needs your code in '{path}' (hash {recorded[path] or 'unknown'}), run only if you name it"
+    if not Path(path).is_file():
+        return UserError(f"{fault}; it is no longer there, so add --method with the path where it is now.")
+    flags = " ".join(f"--method {shlex.quote(other)}" for other in recorded)
+    return UserError(f"{fault}; add {flags}.")
+
+
+def _hash_to_record(old_hash: str, file: str, allow_changed: bool) -> str:
+    """The recorded hash of a file, with that of now behind it if it has changed and may.
+
+    Raises:
+        UserError: It has changed and may not.
+    """
+    if is_hash_of(old_hash, file):
+        return old_hash
+    if not allow_changed:
+        raise UserError(
+            f"the file '{file}' or one that it imports has changed since the run began (hash {file_hash(file)}, "
+            f"was {old_hash or 'unknown'}); put it back, resume with --changed-method, or run anew."
+        )
+    return add_hash(old_hash, file_hash(file))
 
 
 def _find_moved(path: str, old_hash: str, files: Sequence[str]) -> str | None:
