@@ -154,7 +154,8 @@ class Runs(list[Run]):
 
         with in_keywords():
             chosen = FigureOptions(**look)
-        with rc_context(chosen.parameters()), in_keywords(), warnings_in_words(keywords_for_flags):
+            parameters = chosen.parameters()
+        with rc_context(parameters), in_keywords(), warnings_in_words(keywords_for_flags):
             return learning_curves([run.record for run in self], x, y, options=chosen)
 
     @property

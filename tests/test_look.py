@@ -6,6 +6,7 @@ import shutil
 import warnings
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib
@@ -22,6 +23,7 @@ from fedcli.figures.options import LEGENDS, FigureOptions, parse_colors, parse_p
 from fedcli.figures.partitions import partition_chart
 from fedcli.figures.saving import write_figure
 from fedcli.results.groups import group_runs
+from fedcli.returned import Runs
 from tests.commands import invoke
 from tests.example_records import as_diverged, record_with_curve
 
@@ -378,11 +380,45 @@ def test_the_command_takes_the_look_and_says_what_belongs_into_the_caption(tmp_p
         ({"font_size": "7"}, "font_size must be a number of points (got '7')"),
         ({"colors": "red"}, "colors must be a dict (got 'red')"),
         ({"labels": ["red"]}, "labels must be a dict (got ['red'])"),
+        ({"labels": {"fedavg": 1}}, "labels must have texts (got 1 for 'fedavg')"),
+        ({"colors": {1: "red"}}, "colors must name methods or settings (got 1)"),
+        ({"legend": False}, "legend must be a text (got False)"),
+        ({"title": 1}, "title must be a text (got 1)"),
+        ({"style": 1}, "style must be a file or a name (got 1)"),
     ],
 )
 def test_an_option_of_another_type_is_refused_in_a_line(look, words):
-    with pytest.raises(UserError, match=re.escape(words)):
-        FigureOptions(**look)
+    with pytest.raises(UserError, match=f"^{re.escape(words)}"):
+        Runs().plot(**look)
+
+
+def test_latex_sets_no_text_but_of_a_pgf(tmp_path):
+    style = tmp_path / "mine.mplstyle"
+    style.write_text("text.usetex: True\n")
+    with pytest.raises(UserError, match=r"text.usetex cannot be on .* into a style file"):
+        Runs().plot(style=style)
+    with matplotlib.rc_context({"text.usetex": True}):
+        write_curves(tmp_path / "one.png", [record_with_curve()], FigureOptions())
+
+
+def test_a_pgf_is_put_in_place_after_what_it_includes(tmp_path, monkeypatch):
+    placed = []
+    replace_file = Path.replace
+
+    def replace_and_list(file, target):
+        placed.append(file.name)
+        return replace_file(file, target)
+
+    class FigureOfPixels:
+        def savefig(self, file):
+            for name in ("p-img0.png", "p-img1.png", "p.pgf"):
+                file.with_name(name).touch()
+
+    monkeypatch.setattr(Path, "replace", replace_and_list)
+    saving._write_pgf(tmp_path / "p.pgf", FigureOfPixels())
+    *pictures, last = placed
+    assert last == "p.pgf"
+    assert sorted(pictures) == ["p-img0.png", "p-img1.png"]
 
 
 @pytest.mark.skipif(shutil.which("xelatex") is None, reason="needs LaTeX")

@@ -102,10 +102,10 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
 
 def _refuse_options_of_lines(options: "FigureOptions", kind: str) -> None:
     """Refuse what is chosen of lines for a kind of figure that has none."""
-    changed = options.changed_lines()
-    if changed:
+    given = options.given_line_options()
+    if given:
         kinds = ", ".join(WITH_LINES)
-        raise UserError(f"--{changed[0]} is for figures of lines, {kinds} (got --kind {kind}); leave it out.")
+        raise UserError(f"--{given[0]} is for figures of lines, {kinds} (got --kind {kind}); leave it out.")
 
 
 plot.__doc__ = (getdoc(plot) or "") + "".join(f"\n\n{name}: {chart.shows}." for name, chart in CHARTS.items())

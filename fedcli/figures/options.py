@@ -30,6 +30,7 @@ STYLE = {
     "pgf.rcfonts": False,  # the fonts of the document that includes the figure
     "svg.hashsalt": "fedcli",
     "text.parse_math": False,  # a name may have a dollar sign
+    "text.usetex": False,  # or a %
 }
 Parameters = dict[Any, Any]  # matplotlib's by name; which names there are depends on its version
 LEGENDS = ("right", "inside", "below", "ends", "none")
@@ -68,31 +69,18 @@ class FigureOptions:
 
     def __post_init__(self) -> None:
         """Refuses values that are none, also of another type, as from Python."""
-        if self.size is not None and not _is_pair_of_numbers(self.size):
-            raise UserError(f"size must be a width and a height in inches (got {self.size!r}); write (3.4, 2.3).")
-        if self.font_size is not None and not isinstance(self.font_size, int | float):
-            raise UserError(f"font_size must be a number of points (got {self.font_size!r}); write 8.")
-        for name in ("colors", "labels"):
-            if not isinstance(getattr(self, name), Mapping):
-                raise UserError(f"{name} must be a dict (got {getattr(self, name)!r}); write {{'fedavg': '...'}}.")
-        if self.size is not None and not all(SMALLEST <= side <= LARGEST for side in self.size):
-            given = "x".join(f"{side:g}" for side in self.size)
-            raise UserError(
-                f"the size of a figure must be from {SMALLEST:g} to {LARGEST:g} inches a side (got {given}); "
-                "choose one of them, as 3.4x2.3 for a single column."
-            )
-        if self.font_size is not None and not 1 <= self.font_size <= 100:
-            raise UserError(
-                f"the font size of a figure must be from 1 to 100 points (got {self.font_size:g}); papers have 7 to 10."
-            )
-        for name, color in self.colors.items():
-            if not is_color_like(color):
-                raise UserError(
-                    f"the colour of '{name}' is none that matplotlib knows (got '{color}'); write one as #0072B2 or "
-                    "tab:blue."
-                )
-        if self.legend is not None and self.legend not in LEGENDS:
-            raise unknown("legend", self.legend, LEGENDS, f"there are {', '.join(LEGENDS)}.")
+        if self.title is not None and not isinstance(self.title, str):
+            raise UserError(f"--title must be a text (got {self.title!r}); write 'Mine', or '' for none.")
+        if self.size is not None:
+            _refuse_size(self.size)
+        if self.font_size is not None:
+            _refuse_font_size(self.font_size)
+        if self.style is not None and not isinstance(self.style, str | Path):
+            raise UserError(f"--style must be a file or a name (got {self.style!r}); write 'mine.mplstyle'.")
+        _refuse_colors(self.colors)
+        _refuse_labels(self.labels)
+        if self.legend is not None:
+            _refuse_legend(self.legend)
 
     @property
     def width(self) -> float:
@@ -115,13 +103,18 @@ class FigureOptions:
         """Returns matplotlib's parameters: fedcli's, then the user's `matplotlibrc`, the style, and the options.
 
         Raises:
-            UserError: If there is no such style, or it has a value that matplotlib refuses.
+            UserError: If there is no such style, it has a value that matplotlib refuses, or LaTeX is to set the texts.
         """
         parameters: Parameters = dict(STYLE)
         if not self.is_page:
             parameters |= _own_settings()
         if self.style is not None:
             parameters |= _read_style(self.style)
+        if parameters["text.usetex"]:
+            raise UserError(
+                "text.usetex cannot be on (got True in a style or matplotlibrc), since LaTeX takes %, _ and & of a "
+                "text as its own; write text.usetex: False into a --style file, or the figure as a .pgf."
+            )
         if self.font_size is not None:
             texts = ("font.size", "axes.labelsize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize")
             parameters |= dict.fromkeys(texts, self.font_size)
@@ -150,8 +143,8 @@ class FigureOptions:
         if self.size is not None:
             wrap_headings(figure)
 
-    def changed_lines(self) -> list[str]:
-        """Returns the options that are given and change lines and their legend, which only curves have."""
+    def given_line_options(self) -> list[str]:
+        """Returns the names of the given options that change lines and their legend, which only curves have."""
         options = {"colors": self.colors, "labels": self.labels, "legend": self.legend}
         return [name for name, value in options.items() if value]
 
@@ -171,8 +164,59 @@ class FigureOptions:
         return replace(self, labels=labels)
 
 
-def _is_pair_of_numbers(size: Any) -> bool:
-    return isinstance(size, Sequence) and len(size) == 2 and all(isinstance(side, int | float) for side in size)
+def _refuse_size(size: Any) -> None:
+    is_pair = isinstance(size, Sequence) and len(size) == 2 and all(isinstance(side, int | float) for side in size)
+    if not is_pair:
+        raise UserError(f"--size must be a width and a height in inches (got {size!r}); write (3.4, 2.3).")
+    if not all(SMALLEST <= side <= LARGEST for side in size):
+        given = "x".join(f"{side:g}" for side in size)
+        raise UserError(
+            f"the size of a figure must be from {SMALLEST:g} to {LARGEST:g} inches a side (got {given}); "
+            "choose one of them, as 3.4x2.3 for a single column."
+        )
+
+
+def _refuse_font_size(font_size: Any) -> None:
+    if not isinstance(font_size, int | float):
+        raise UserError(f"--font-size must be a number of points (got {font_size!r}); write 8.")
+    if not 1 <= font_size <= 100:
+        raise UserError(
+            f"the font size of a figure must be from 1 to 100 points (got {font_size:g}); papers have 7 to 10."
+        )
+
+
+def _refuse_colors(colors: Any) -> None:
+    _refuse_no_names("--colors", colors)
+    for name, color in colors.items():
+        if not is_color_like(color):
+            raise UserError(
+                f"the colour of '{name}' is none that matplotlib knows (got '{color}'); write one as #0072B2 or "
+                "tab:blue."
+            )
+
+
+def _refuse_labels(labels: Any) -> None:
+    _refuse_no_names("--labels", labels)
+    for name, label in labels.items():
+        if not isinstance(label, str):
+            raise UserError(f"--labels must have texts (got {label!r} for '{name}'); write {{'{name}': '...'}}.")
+
+
+def _refuse_no_names(flag: str, values: Any) -> None:
+    """Refuses what has no values by the names of methods and settings."""
+    if not isinstance(values, Mapping):
+        raise UserError(f"{flag} must be a dict (got {values!r}); write {{'fedavg': '...'}}.")
+    for name in values:
+        if not isinstance(name, str):
+            raise UserError(f"{flag} must name methods or settings (got {name!r}); write {{'fedavg': '...'}}.")
+
+
+def _refuse_legend(legend: Any) -> None:
+    remedy = f"there are {', '.join(LEGENDS)}."
+    if not isinstance(legend, str):
+        raise UserError(f"--legend must be a text (got {legend!r}); {remedy}")
+    if legend not in LEGENDS:
+        raise unknown("legend", legend, LEGENDS, remedy)
 
 
 def _split_at_drawn(name: str, label: str, drawn: list[str]) -> tuple[str, str]:
