@@ -21,7 +21,7 @@ from study_page import EVERY_RUN, Figure, list_charts, make_study_page
 
 from fedcli import registry
 from fedcli.figures import find_chart
-from fedcli.figures.saving import write_figure
+from fedcli.figures.saving import write_page_figure
 from fedcli.files import write_atomically
 from fedcli.results import claim_tables, claims, plans, verdicts
 from fedcli.results.render import render, render_github_table, replace_between_marks
@@ -170,7 +170,7 @@ def main(
         write_atomically(file, partial(Path.write_text, data=made_file.text, encoding="utf-8"))
         print(file)
         for figure in made_file.figures:
-            write_figure(folder / figure.path, find_chart(figure.kind), name_groups(figure.study), page=True)
+            write_page_figure(folder / figure.path, find_chart(figure.kind), name_groups(figure.study))
 
 
 if __name__ == "__main__":

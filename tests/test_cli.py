@@ -324,7 +324,7 @@ def test_a_run_on_an_imported_data_set_says_what_that_is_made_from(shapes):
 
 
 def test_a_figure_that_fails_after_a_run_is_a_warning(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(saving, "write_figure", Mock(side_effect=RuntimeError("latex was not able")))
+    monkeypatch.setattr(saving, "write_page_figure", Mock(side_effect=RuntimeError("latex was not able")))
     plot_run({}, tmp_path)
     assert "warning: the run's figures could not be drawn (latex was not able)." in in_one_line(capsys.readouterr().err)
 

@@ -224,7 +224,7 @@ def test_a_grid_does_not_go_on_with_other_options(run_grid, monkeypatch):
 
 
 def test_a_run_of_a_grid_that_diverges_is_told_and_the_others_go_on(monkeypatch):
-    monkeypatch.setattr(saving, "write_figure", lambda *given, **more: [])
+    monkeypatch.setattr(saving, "write_page_figure", lambda *given, **more: [])
     result = invoke("run", "fedavg", *flags_of(WITHOUT_ROUNDS), "--lr", "1e6,0.1", "--rounds", 3, "--out", "g")
     assert result.exit_code == 1
     assert "lr 1000000.0, seed 0: failed: the term 'cross_entropy' is not finite" in result.stderr

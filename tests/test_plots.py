@@ -261,16 +261,17 @@ def test_files_have_the_same_bytes_each_time_and_the_style_stays_inside(tmp_path
 
 def test_a_page_has_the_same_bytes_under_any_parameters(tmp_path):
     runs = [record_with_curve(seed=0), record_with_curve(seed=1)]
-    (plain,) = saving.write_figure(tmp_path / "plain.png", line_charts.learning_curves, runs, page=True).files
+    saving.write_page_figure(tmp_path / "plain.png", line_charts.learning_curves, runs)
     others = {"text.usetex": True, "figure.facecolor": "red", "axes.linewidth": 5, "xtick.labelsize": 30}
     with matplotlib.rc_context(others):
-        (page,) = saving.write_figure(tmp_path / "page.png", line_charts.learning_curves, runs, page=True).files
-    assert page.read_bytes() == plain.read_bytes()
+        saving.write_page_figure(tmp_path / "page.png", line_charts.learning_curves, runs)
+    assert (tmp_path / "page.png").read_bytes() == (tmp_path / "plain.png").read_bytes()
 
 
 def test_a_page_gets_a_small_png_alone_whose_colours_are_unharmed(tmp_path):
     runs = [record_with_curve(f"m{number}", accuracies=(0.1 + number / 20,) * 4) for number in range(12)]
-    _, (file,) = saving.write_figure(tmp_path / "one.png", line_charts.learning_curves, runs, page=True)
+    saving.write_page_figure(tmp_path / "one.png", line_charts.learning_curves, runs)
+    (file,) = tmp_path.iterdir()
     picture = Image.open(file)
     assert picture.mode == "P"
     pixels = np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0).astype(int)

@@ -135,7 +135,7 @@ def _run_grid(plan: "Plan", placement: Placement, output: Output) -> Mapping[Pat
 def _summarise(folder: Path) -> str:
     """Write the table and the curves of the runs in a folder into it; returns the table."""
     from fedcli.figures.line_charts import learning_curves  # here, since it imports pandas and Matplotlib
-    from fedcli.figures.saving import write_figure
+    from fedcli.figures.saving import write_page_figure
     from fedcli.results.frame import find_records
     from fedcli.results.render import render
     from fedcli.results.tables import build_table
@@ -144,7 +144,7 @@ def _summarise(folder: Path) -> str:
     text = render(build_table(records, leads=True))
     write_text(folder / "table.md", text)
     with suppress(UserError):  # no run has come to a test
-        write_figure(folder / "curves.png", learning_curves, records, page=True)
+        write_page_figure(folder / "curves.png", learning_curves, records)
     return text
 
 

@@ -1,4 +1,4 @@
-"""Figures as files: `write_figure` draws a figure and saves it; the same input gives the same bytes.
+"""Figures as files, always of the same bytes: `write_figure` for a user, `write_page_figure` for pages of a repository.
 
 Figures are made without pyplot, which keeps global state and wants a window system.
 """
@@ -37,7 +37,7 @@ class WrittenFigure(NamedTuple):
 
 
 def write_figure(
-    out: Path, chart: Callable[..., Figure], *given: Any, page: bool = False, options: FigureOptions | None = None
+    out: Path, chart: Callable[..., Figure], *given: Any, options: FigureOptions | None = None
 ) -> WrittenFigure:
     """Writes the figure that `chart(*given)` returns, without dates.
 
@@ -45,7 +45,6 @@ def write_figure(
         out: A `.pdf`, `.svg`, `.png` or `.pgf` file; a PDF is written beside a PNG.
         chart: Draws the figure, with the size and the title of the options.
         *given: Its arguments.
-        page: Write one small PNG, for a page in a repository.
         options: What the user changes, for matplotlib's parameters.
 
     Raises:
@@ -53,15 +52,12 @@ def write_figure(
     """
     if out.suffix not in UNDATED:
         raise UserError(f"--out must end in .png, .pdf, .svg or .pgf (got '{out}'); choose one of them.")
-    options = FigureOptions(is_page=page) if options is None else options
-    with matplotlib.rc_context(_all_parameters(options)), warnings_in_words():
+    options = options or FigureOptions()
+    with matplotlib.rc_context(options.parameters()), warnings_in_words():
         if out.suffix == ".pgf":
             _refuse_without_latex()
         figure = chart(*given)
         out.parent.mkdir(parents=True, exist_ok=True)
-        if page:
-            write_atomically(out, lambda path: path.write_bytes(small_png(figure)))
-            return WrittenFigure(figure, [out])
         files = [out]
         if out.suffix == ".png":
             files.append(out.with_suffix(".pdf"))
@@ -70,6 +66,20 @@ def write_figure(
         for file in files:
             write_atomically(file, partial(figure.savefig, format=file.suffix[1:], **UNDATED[file.suffix]))
     return WrittenFigure(figure, files)
+
+
+def write_page_figure(out: Path, chart: Callable[..., Figure], *given: Any) -> None:
+    """Writes the figure that `chart(*given)` returns as one small PNG, for a page in a repository.
+
+    No setting of the user's or of a program's counts, so that it looks the same on every machine.
+    """
+    parameters: Parameters = dict(matplotlib.rcParamsDefault)
+    del parameters["backend"]  # to set it would close the figures of a program
+    parameters |= FigureOptions(is_page=True).parameters()
+    with matplotlib.rc_context(parameters), warnings_in_words():
+        picture = small_png(chart(*given))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, lambda path: path.write_bytes(picture))
 
 
 def _write_pgf(out: Path, figure: Figure) -> list[Path]:
@@ -87,18 +97,10 @@ def _write_pgf(out: Path, figure: Figure) -> list[Path]:
                 f"LaTeX cannot set a text of the figure (got {first_line(error)}); rename what has &, # or $ in its "
                 "name, as by --labels, or write a .pdf."
             ) from error
-        for file in sorted(Path(folder).iterdir(), reverse=True):  # the figure after what it includes
+        after_what_it_includes = sorted(Path(folder).iterdir(), key=lambda file: file.suffix == ".pgf")
+        for file in after_what_it_includes:
             written.append(file.replace(out.with_name(file.name)))
     return sorted(written)
-
-
-def _all_parameters(options: FigureOptions) -> Parameters:
-    """matplotlib's parameters; those of a page are all given, so that none of the user's or of a program's counts."""
-    if not options.is_page:
-        return options.parameters()
-    defaults: Parameters = dict(matplotlib.rcParamsDefault)
-    del defaults["backend"]  # to set it would close the figures of a program
-    return defaults | options.parameters()
 
 
 def _refuse_without_latex() -> None:
