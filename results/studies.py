@@ -303,10 +303,14 @@ def _check_runs_differ(runs: Iterable[Record]) -> None:
 
 def _check_pairs(runs: Iterable[Record], others: Iterable[Record]) -> None:
     """Refuses runs that have no single partner of the same seed, data and partition."""
-    pairs = tabulate_runs(runs).merge(tabulate_runs(others), on="seed")
-    faulty = pairs.query("seed.duplicated() or images_x != images_y or partition_x != partition_y")["seed"]
+    pairs = tabulate_runs(runs).merge(tabulate_runs(others), on="seed", suffixes=("", "_of_other"))
+    have_other_images = pairs["images"] != pairs["images_of_other"]
+    have_other_partition = pairs["partition"] != pairs["partition_of_other"]
+    faulty = pairs[pairs["seed"].duplicated() | have_other_images | have_other_partition]
     if len(faulty):
-        raise ValueError(f"the runs of seed {faulty.min()} are no pair: several, or of other data or partitions")
+        raise ValueError(
+            f"the runs of seed {faulty['seed'].min()} are no pair: several, or of other data or partitions"
+        )
 
 
 def _title(metric: Metric, records: Iterable[Record]) -> str:
