@@ -181,7 +181,7 @@ def test_the_rounds_of_a_side_are_measured_on_the_clients_that_all_sides_read(tm
     options = {**peers.FMNIST, "dataset": "digits", "train_examples": 400}
     monkeypatch.setitem(peers.WORKLOADS, "w2", peers.Workload(training, options))
     monkeypatch.setattr(peers, "CSV", tmp_path / "peers.csv")
-    measured = peers.measure("w2", [peers.Side.FEDCLI], 7, pfllib=None, python="")
+    measured = peers.measure("w2", [peers.Side.FEDCLI], 7, pfllib_checkout=None, python="")
 
     rows = peers.pd.read_csv(peers.CSV)
     assert [*rows.value] == pytest.approx([row.value for row in measured], rel=1e-5)
@@ -236,7 +236,7 @@ def test_a_turn_of_which_a_side_fails_leaves_no_rows(tmp_path, monkeypatch):
         if side is peers.Side.FLUKE:
             raise subprocess.CalledProcessError(1, "fluke")
         outcome = SimpleNamespace(seconds=[1.0] * 5, accuracy=None, versions="1")
-        return SimpleNamespace(outcome=outcome, torch="2", cores=3)
+        return SimpleNamespace(outcome=outcome, torch_version="2", cores=3)
 
     monkeypatch.setattr(peers, "run_side", run_side)
     monkeypatch.setattr(peers, "write_clients", lambda folder, workload: None)
@@ -287,10 +287,10 @@ def test_networks_that_are_written_again_are_those_of_fedcli():
 def test_a_job_and_a_measurement_pass_between_processes_as_they_are(tmp_path):
     jobs = load_script(SPEED / "peers" / "sides" / "job.py")
     training = jobs.Training(lr=0.1, cohort_size=2, local_epochs=3, batch_size=4)
-    job = jobs.Job(tmp_path, jobs.Workload(training, {"momentum": 0.0}), rounds=5, pfllib=None)
+    job = jobs.Job(tmp_path, jobs.Workload(training, {"momentum": 0.0}), rounds=5, pfllib_checkout=None)
     assert jobs.Job.from_json(job.to_json()) == job
     outcome = jobs.Outcome([1.0, 2.5], accuracy=None, versions="x 1")
-    measurement = jobs.Measurement(outcome, torch="2", cores=3)
+    measurement = jobs.Measurement(outcome, torch_version="2", cores=3)
     assert jobs.Measurement.from_json(measurement.to_json()) == measurement
 
 
@@ -303,9 +303,9 @@ def test_a_turn_is_the_next_one_and_its_own_rows_alone_are_summed_up(monkeypatch
     peers = load_script(SPEED / "peers" / "peers.py")
     measured = []
 
-    def measure(workload, sides, turn, pfllib, python):
+    def measure(workload, sides, turn, pfllib_checkout, python):
         measured.append(turn)
-        side = {"versions": "1", "torch": "2", "cores": 3, "processor": "x"}
+        side = {"versions": "1", "torch_version": "2", "cores": 3, "processor": "x"}
         values = {"fedcli": (1.0, 2.0, 9.0), "fluke": (4.0, 5.0, 5.5)}
         return [
             peers.CsvRow(quantity="seconds", workload=workload, side=name, turn=turn, value=value, **side)

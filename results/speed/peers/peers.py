@@ -192,18 +192,18 @@ class CsvRow:
     turn: int
     value: float
     versions: str
-    torch: str
+    torch_version: str
     cores: int  # of the machine, and the most threads that a side has
     processor: str
 
 
-def measure(workload: str, sides: Sequence[Side], turn: int, pfllib: str | None, python: str) -> list[CsvRow]:
+def measure(workload: str, sides: Sequence[Side], turn: int, pfllib_checkout: str | None, python: str) -> list[CsvRow]:
     """Runs the sides of a turn one after the other; appends the rows of all to the CSV, and returns them."""
     rows: list[CsvRow] = []
     processor = environment(torch.device("cpu"))["machine"]["processor"]
     with TemporaryDirectory() as folder:
         write_clients(Path(folder), WORKLOADS[workload])
-        job = Job(Path(folder), WORKLOADS[workload], ROUNDS, pfllib)
+        job = Job(Path(folder), WORKLOADS[workload], ROUNDS, pfllib_checkout)
         for side in sides:
             python_of_side = sys.executable if side is Side.FEDCLI else python
             measurement = run_side(python_of_side, side, job)
@@ -214,7 +214,7 @@ def measure(workload: str, sides: Sequence[Side], turn: int, pfllib: str | None,
                 side=side,
                 turn=turn,
                 versions=outcome.versions,
-                torch=measurement.torch,
+                torch_version=measurement.torch_version,
                 cores=measurement.cores,
                 processor=processor,
             )
@@ -238,7 +238,7 @@ def run_side(python: str, side: Side, job: Job) -> Measurement:
         paths.append(os.environ["PYTHONPATH"])
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "FLWR_TELEMETRY_ENABLED": "0"}
     process = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
-    *_, last_line = process.stdout.splitlines()
+    last_line = process.stdout.splitlines()[-1]  # a side may print before
     return Measurement.from_json(last_line)
 
 

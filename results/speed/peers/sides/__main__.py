@@ -8,8 +8,8 @@ import torch
 
 from sides.job import Job, Measurement
 
-_, name, job = sys.argv
+_, name, json_of_job = sys.argv
 side = importlib.import_module(f"sides.{name}")
-outcome = side.run(Job.from_json(job))
-measurement = Measurement(outcome, torch=torch.__version__, cores=os.cpu_count() or 1)
+outcome = side.run(Job.from_json(json_of_job))
+measurement = Measurement(outcome, torch_version=torch.__version__, cores=os.cpu_count() or 1)
 print(measurement.to_json())

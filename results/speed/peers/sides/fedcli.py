@@ -24,10 +24,10 @@ def run(job: Job) -> Outcome:
         **job.workload.options, rounds=job.rounds, eval_every=job.rounds, out=job.folder / "run", log=[Logger(clock)]
     )
     record = finished.record
-    *_, last_round = record["rounds"]
+    accuracy = record["rounds"][-1]["test_accuracy"]
     version = record["versions"]["fedcli"]
     commit = shorten_commit(record["commit"])
-    return Outcome(clock.seconds(), last_round["test_accuracy"], f"fedcli {version}, {commit}")
+    return Outcome(clock.seconds(), accuracy, f"fedcli {version}, {commit}")
 
 
 def shorten_commit(commit: str | None) -> str:

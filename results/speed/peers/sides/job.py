@@ -52,7 +52,7 @@ class Job:
     folder: Path  # with the clients' images and the initial model, see `clients.py`
     workload: Workload
     rounds: int
-    pfllib: str | None  # the checkout of PFLlib
+    pfllib_checkout: str | None  # needed by the side pfllib alone
 
     @property
     def training(self) -> Training:
@@ -69,7 +69,7 @@ class Job:
         read = json.loads(text)
         training = Training(**read["workload"]["training"])
         workload = Workload(training, read["workload"]["fedcli_options"])
-        return cls(Path(read["folder"]), workload, read["rounds"], read["pfllib"])
+        return cls(Path(read["folder"]), workload, read["rounds"], read["pfllib_checkout"])
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Measurement:
     """What the process of a side says."""
 
     outcome: Outcome
-    torch: str  # its version
+    torch_version: str
     cores: int  # of the machine
 
     def to_json(self) -> str:

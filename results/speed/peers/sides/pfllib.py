@@ -31,11 +31,11 @@ SWITCHED_OFF = dict.fromkeys(  # arguments of PFLlib's main program
 
 def run(job: Job) -> Outcome:
     """Runs rounds by PFLlib's server and client classes, and one more: it tests before it trains."""
-    version = f"PFLlib {read_commit(job.pfllib)}"
+    version = f"PFLlib {read_commit(job.pfllib_checkout)}"
     system = job.folder / "system"
     system.mkdir()
     os.chdir(system)  # it reads ../dataset
-    sys.path.insert(0, f"{job.pfllib}/system")
+    sys.path.insert(0, f"{job.pfllib_checkout}/system")
     server = make_server(job)
     set_seeds(job.training.seed)
     server.train()
@@ -74,7 +74,7 @@ def make_model(job: Job) -> nn.Module:
     backbone = job.training.backbone
     network = models.FedAvgCNN() if backbone == "cnn-mcmahan" else make_network(backbone)
     load_initial_model(network, job.folder)
-    *_, (name_of_head, head) = network.named_children()
+    name_of_head, head = list(network.named_children())[-1]
     setattr(network, name_of_head, nn.Identity())
     return models.BaseHeadSplit(network, head)
 
