@@ -44,8 +44,7 @@ class Problem:
     @property
     def share_of_clients(self) -> float:
         """The share of the clients that takes part in a round."""
-        first_cohort, *_ = self.cohorts
-        return len(first_cohort) / self.num_clients
+        return len(self.cohorts[0]) / self.num_clients
 
     @property
     def test_batch(self) -> tuple[Tensor, Tensor]:

@@ -151,7 +151,7 @@ def make_table_of_agreeing(by_agreement: RowsByAgreement) -> str:
     lines = []
     for row in by_agreement.agreeing:
         case = CASES[row.case]
-        change = row.change or "nothing"
+        change = row.change.text if row.change else "nothing"
         compared = " and ".join(row.compared)
         difference = by_agreement.format_difference(row.label)
         lines.append([row.label, change, f"`{format_command(case)}`", case.partition, compared, difference])

@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 
 from agreement.adapters import Adapter
+from agreement.adapters.patches import Patch, change_nothing
 from agreement.exchange import PeerRun, Problem, RowFailure, VectorByQuantity, clone_folder, problem_file, run_file
 from agreement.peers import load_peer
 from agreement.rows import Peer, Row
@@ -39,6 +40,13 @@ def make_importable(peer: Peer) -> None:
             setattr(sys.modules[package], child, module)
 
 
+def find_patch(row: Row, adapter: Adapter) -> Patch:
+    """What changes the peer's code for a row."""
+    if row.change and row.change.patch:
+        return adapter.PATCHES[row.change.patch]
+    return change_nothing
+
+
 def run_row(row: Row, adapter: Adapter, problem: Problem) -> VectorByQuantity | RowFailure:
     """Runs the peer, and takes what the row compares."""
     with (
@@ -47,7 +55,7 @@ def run_row(row: Row, adapter: Adapter, problem: Problem) -> VectorByQuantity | 
         contextlib.redirect_stdout(io.StringIO()),
     ):
         try:
-            final_tensors = adapter.run(row.config, problem)
+            final_tensors = adapter.run(row.config, problem, find_patch(row, adapter))
             return {quantity: flatten(final_tensors[quantity]) for quantity in row.compared}
         except (Exception, SystemExit):  # a peer that is a script exits where it does not know an option
             return RowFailure(traceback.format_exc())

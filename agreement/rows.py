@@ -44,6 +44,14 @@ class Explanation:
     closed_by: "Row | None" = None  # the run in which nothing but the cause is changed; None where it is open
 
 
+@dataclass(frozen=True)
+class Change:
+    """What a row changes of its peer."""
+
+    text: str  # for the page
+    patch: str = ""  # the adapter's function that makes it; empty where the row's `config` does
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """A run of a peer, and what it is held to."""
@@ -54,7 +62,7 @@ class Row:
     case: str  # a key of `agreement.cases.CASES`
     config: Any  # what the peer's adapter runs: a `PeerConfig` of the peer's module
     compared: tuple[Quantity, ...] = (Quantity.SHARED,)
-    change: str = ""  # what is changed of the peer; empty for its code and defaults as they are
+    change: Change | None = None  # None for the peer's code and defaults as they are
     explanation: Explanation | None = None  # None where the row agrees
 
 

@@ -121,21 +121,18 @@ def names_of_patches(module):
 
 def test_every_patch_is_one_of_the_adapter_and_each_of_these_is_made():
     for peer in PEERS:
-        patches = {getattr(row.config, "patch", "") for row in peer.rows} - {""}
+        patches = {row.change.patch for row in peer.rows if row.change} - {""}
         assert patches == names_of_patches(peer.module), peer.name
 
 
 def test_an_adapter_applies_the_patch_of_every_run_where_it_runs_it():
     for peer in PEERS:
-        fields = {field.name for field in dataclasses.fields(peer.rows[0].config)}
-        source = Path(agree.HERE, "adapters", f"{peer.module}.py").read_text()
         applied_in = []
-        for part in ast.parse(source).body:
-            if isinstance(
-                part, ast.FunctionDef | ast.ClassDef
-            ) and "apply_patch(PATCHES, config.patch, " in ast.unparse(part):
+        for part in read_adapter(peer.module).body:
+            calls = [node for node in ast.walk(part) if isinstance(node, ast.Call)]
+            if any(ast.unparse(call.func) == "patch" and len(call.args) == 2 for call in calls):
                 applied_in.append(part.name)
-        assert applied_in == (["run"] if "patch" in fields else []), peer.name
+        assert applied_in == (["run"] if names_of_patches(peer.module) else []), peer.name
 
 
 def test_an_adapter_reads_nothing_of_a_run_that_is_not_there():
@@ -303,7 +300,7 @@ def test_a_difference_just_above_the_tolerance_does_not_agree():
 
 
 def test_a_peer_that_exits_fails_in_its_row_alone():
-    def run(config, problem):
+    def run(config, problem, patch):
         sys.exit(2)
 
     (row,) = agree.choose_peers(["FedDecorr"])[0].rows

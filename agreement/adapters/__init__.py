@@ -8,15 +8,22 @@ replaces by `mock.patch`, which agreement/peer_process.py takes back after each 
 from typing import Any, Protocol
 
 from agreement.adapters.final_tensors import TensorsByQuantity
+from agreement.adapters.patches import Patch
 from agreement.exchange import Problem
 
 
 class Adapter(Protocol):
     """What a module in this folder has.
 
-    One whose rows change their peer has `PATCHES` besides, a `Patch` of patches.py by each name that `PeerConfig.patch`
-    has. `run` applies it, to the peer's server or to what makes the networks of a peer that is a script.
+    One whose rows change their peer's code has `PATCHES` besides, a `Patch` of patches.py by each name that
+    `Change.patch` has.
     """
 
-    def run(self, config: Any, problem: Problem) -> TensorsByQuantity:
-        """Runs the peer by a `PeerConfig` of its module in agreement/peers; returns what the run ends with."""
+    def run(self, config: Any, problem: Problem, patch: Patch) -> TensorsByQuantity:
+        """Runs the peer, and returns what the run ends with.
+
+        Args:
+            config: A `PeerConfig` of the peer's module in agreement/peers.
+            problem: What the peer solves.
+            patch: Is called with the peer's server, or with what makes the networks of a peer that is a script.
+        """

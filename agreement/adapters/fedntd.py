@@ -9,6 +9,7 @@ from torch import Tensor
 
 from agreement.adapters import plain_loop
 from agreement.adapters.final_tensors import TensorsByQuantity
+from agreement.adapters.patches import Patch
 from agreement.exchange import Problem, clone_folder
 from agreement.peers.fedntd import PeerConfig
 from agreement.rows import Quantity
@@ -26,8 +27,8 @@ def import_without_package(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def run(config: PeerConfig, problem: Problem) -> TensorsByQuantity:
-    """Trains with the loss."""
+def run(config: PeerConfig, problem: Problem, patch: Patch) -> TensorsByQuantity:
+    """Trains with the loss, which no row changes."""
     criterion = import_without_package("algorithms.fedntd.criterion").NTD_Loss(
         num_classes=NUM_CLASSES, tau=config.temperature, beta=config.weight
     )

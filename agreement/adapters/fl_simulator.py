@@ -16,7 +16,7 @@ from torch import nn
 from agreement import small_networks
 from agreement.adapters.feed import EpochLoader, Feed
 from agreement.adapters.final_tensors import TensorsByQuantity
-from agreement.adapters.patches import apply_patch, patches_of
+from agreement.adapters.patches import Patch, patches_of
 from agreement.adapters.refusals import refuse_momentum
 from agreement.exchange import Problem
 from agreement.peers.fl_simulator import PeerConfig
@@ -29,13 +29,13 @@ OPTIONS = {  # of its command line; those of a row come on top
 ADDED_TO_NORM = 1e-7  # in optimizer/ESAM.py
 
 
-def run(config: PeerConfig, problem: Problem) -> TensorsByQuantity:
+def run(config: PeerConfig, problem: Problem, patch: Patch) -> TensorsByQuantity:
     """Runs a server of FL-Simulator and its clients."""
     refuse_momentum(problem)
     feed = Feed(problem)
     replace_loader(feed)
     server = make_server(config, problem)
-    apply_patch(PATCHES, config.patch, server, problem)
+    patch(server, problem)
     server._activate_clients_ = lambda round: np.array(feed.cohort)
     server._test_ = partial(end_round, feed)  # the last thing that it does in a round
     server._save_results_ = lambda: None

@@ -18,7 +18,7 @@ from torch import Tensor
 from agreement import small_networks
 from agreement.adapters.feed import EpochLoader, Feed
 from agreement.adapters.final_tensors import TensorsByQuantity, read_personal_models
-from agreement.adapters.patches import apply_patch, patches_of
+from agreement.adapters.patches import Patch, patches_of
 from agreement.adapters.refusals import refuse_momentum, refuse_weight_decay
 from agreement.exchange import Problem
 from agreement.peers.flbench import PeerConfig
@@ -63,7 +63,7 @@ class LoaderOfCurrentClient:
         return iter(self._loader)
 
 
-def run(config: PeerConfig, problem: Problem) -> TensorsByQuantity:
+def run(config: PeerConfig, problem: Problem, patch: Patch) -> TensorsByQuantity:
     """Runs a server of FL-bench and its clients."""
     refuse_momentum(problem)
     refuse_weight_decay(problem, fixed=config.weight_decay)
@@ -71,7 +71,7 @@ def run(config: PeerConfig, problem: Problem) -> TensorsByQuantity:
     constructor = partialmethod(construct_server, feed=Feed(problem))
     mock.patch.object(FedAvgServer, "__init__", constructor).start()
     server = resolve_name(f"src.server.{config.server}")(make_arguments(config, problem))
-    apply_patch(PATCHES, config.patch, server, problem)
+    patch(server, problem)
     for number in range(problem.num_rounds):
         server.current_epoch = number
         server.train_one_round()

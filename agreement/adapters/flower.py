@@ -30,7 +30,7 @@ from torch import Tensor
 from agreement import small_networks
 from agreement.adapters.feed import EpochLoader, Feed
 from agreement.adapters.final_tensors import TensorsByQuantity
-from agreement.adapters.patches import apply_patch, patches_of
+from agreement.adapters.patches import Patch, patches_of
 from agreement.adapters.refusals import refuse_momentum, refuse_weight_decay
 from agreement.exchange import Problem
 from agreement.peers.flower import PeerConfig
@@ -77,7 +77,7 @@ class InProcessClient(ClientProxy):
         """Nothing: no server here asks for it."""
 
 
-def run(config: PeerConfig, problem: Problem) -> TensorsByQuantity:
+def run(config: PeerConfig, problem: Problem, patch: Patch) -> TensorsByQuantity:
     """Runs a server of Flower and clients of its baselines."""
     if config.kind == "fedprox-baseline":
         refuse_momentum(problem)
@@ -94,7 +94,7 @@ def run(config: PeerConfig, problem: Problem) -> TensorsByQuantity:
     manager.sample = lambda *arguments, **options: [clients[client_id] for client_id in feed.cohort]
     server = make_server(config, problem, manager)
     server.parameters = make_first_parameters(problem)
-    apply_patch(PATCHES, config.patch, server, problem)
+    patch(server, problem)
     for number in range(problem.num_rounds):
         feed.round = number
         server.parameters, _, answers = server.fit_round(server_round=number + 1, timeout=None)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from agreement import small_networks
 from agreement.adapters.feed import EpochLoader, Feed
 from agreement.adapters.final_tensors import TensorsByQuantity, read_kept, read_personal_models
-from agreement.adapters.patches import apply_patch, patches_of
+from agreement.adapters.patches import Patch, patches_of
 from agreement.exchange import Problem
 from agreement.peers.fluke import PeerConfig
 from agreement.rows import Quantity, SharedPart
@@ -63,12 +63,12 @@ class Observer:
         return lambda *arguments, **options: None  # for whatever else an observer is told
 
 
-def run(config: PeerConfig, problem: Problem) -> TensorsByQuantity:
+def run(config: PeerConfig, problem: Problem, patch: Patch) -> TensorsByQuantity:
     """Runs an algorithm of fluke."""
     set_up_environment()
     feed = Feed(problem, num_extra_rounds=1)
     algorithm = make_algorithm(config, feed)
-    apply_patch(PATCHES, config.patch, algorithm, problem)
+    patch(algorithm, problem)
     observer = Observer(feed, partial(read_final_tensors, algorithm, config))
     algorithm.attach(observer)
     algorithm.server.get_eligible_clients = lambda share: [algorithm.clients[client] for client in feed.cohort]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from agreement import small_networks
 from agreement.adapters.feed import EpochLoader, Feed
 from agreement.adapters.final_tensors import TensorsByQuantity
-from agreement.adapters.patches import apply_patch, patches_of
+from agreement.adapters.patches import Patch, patches_of
 from agreement.exchange import Problem, clone_folder
 from agreement.peers.niid_bench import PeerConfig
 from agreement.rows import Quantity
@@ -87,12 +87,12 @@ class Networks:
         return made
 
 
-def run(config: PeerConfig, problem: Problem) -> TensorsByQuantity:
+def run(config: PeerConfig, problem: Problem, patch: Patch) -> TensorsByQuantity:
     """Runs the script with an algorithm."""
     feed = Feed(problem)
     feed.round = -1  # before the first
     networks = Networks(problem)
-    apply_patch(PATCHES, config.patch, networks, problem)
+    patch(networks, problem)
     mock.patch.object(utils, "get_dataloader", partial(make_loaders, feed)).start()
     mock.patch.object(utils, "partition_data", partial(divide_data, problem)).start()
     for module in (models, utils):

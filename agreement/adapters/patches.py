@@ -1,6 +1,6 @@
 """The patches of an adapter, each of which changes its peer for a row."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from agreement.exchange import Problem
@@ -9,11 +9,9 @@ Patch = Callable[[Any, Problem], None]  # is given what it changes and the probl
 
 
 def patches_of(*patches: Patch) -> dict[str, Patch]:
-    """Patches by their names, which `PeerConfig.patch` has."""
+    """Patches by their names, which `Change.patch` has."""
     return {patch.__name__: patch for patch in patches}
 
 
-def apply_patch(patches: Mapping[str, Patch], name: str, target: Any, problem: Problem) -> None:
-    """Makes the change of a peer's run, if it has one."""
-    if name:
-        patches[name](target, problem)
+def change_nothing(target: Any, problem: Problem) -> None:
+    """The patch of a row that runs the peer's code as it is."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from agreement import small_networks
 from agreement.adapters.feed import EpochLoader, Feed
 from agreement.adapters.final_tensors import TensorsByQuantity, read_kept, read_personal_models
-from agreement.adapters.patches import apply_patch, patches_of
+from agreement.adapters.patches import Patch, patches_of
 from agreement.adapters.refusals import refuse_momentum, refuse_weight_decay
 from agreement.exchange import Problem
 from agreement.peers.pfllib import PeerConfig
@@ -62,7 +62,7 @@ class ChoiceOfClients:
         return [self._server.clients[client] for client in self._feed.cohort]
 
 
-def run(config: PeerConfig, problem: Problem) -> TensorsByQuantity:
+def run(config: PeerConfig, problem: Problem, patch: Patch) -> TensorsByQuantity:
     """Runs a server of PFLlib and its clients."""
     refuse_momentum(problem)
     refuse_weight_decay(problem, fixed=config.own_weight_decay)
@@ -72,7 +72,7 @@ def run(config: PeerConfig, problem: Problem) -> TensorsByQuantity:
     with contextlib.chdir("system"):  # it writes models, and results to ../results
         make_server = resolve_name(f"flcore.servers.{config.server}")
         server = make_server(make_arguments(config, problem), 0)
-        apply_patch(PATCHES, config.patch, server, problem)
+        patch(server, problem)
         choice = ChoiceOfClients(server, feed, partial(read_final_tensors, server, config))
         server.select_clients = choice.begin_round
         server.train()

@@ -1,11 +1,11 @@
 """FL-Simulator."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from agreement import paper_statements
-from agreement.rows import Explanation, Peer, Row, list_rows
+from agreement.rows import Change, Explanation, Peer, Row, list_rows
 
 
 @dataclass(frozen=True)
@@ -14,13 +14,12 @@ class PeerConfig:
 
     method: str  # the name of its server
     options: Mapping[str, Any] = field(default_factory=dict)  # of its command line
-    patch: str = ""  # a function of the adapter, which makes the change
 
 
 PLAIN_MEAN_OF_MODELS = "The mean of the models is plain (server.py); fedcli weights by examples."
 FEDSAM = PeerConfig("FedSAM", options={"rho": 0.1})
 MOFEDSAM = PeerConfig("MoFedSAM", options={"rho": 0.1, "alpha": 0.3})
-NORM_ALONE = "the 1e-7 is taken out of the norm"
+NORM_ALONE = Change("the 1e-7 is taken out of the norm", patch="divide_by_the_norm")
 ADDED_TO_THE_NORM = "1e-7 is added to the norm of the gradient (optimizer/ESAM.py)."
 FEDAVG = PeerConfig("FedAvg")
 SCAFFOLD = PeerConfig("SCAFFOLD")
@@ -59,8 +58,8 @@ PEER = Peer(
                 closed_by=Row(
                     label="SCAFFOLD; changed: K of the client; fedcli: plain means",
                     case="scaffold, uniform",
-                    config=replace(SCAFFOLD, patch="count_own_steps"),
-                    change="K is the client's number of steps",
+                    config=SCAFFOLD,
+                    change=Change("K is the client's number of steps", patch="count_own_steps"),
                 ),
             ),
         ),
@@ -90,7 +89,7 @@ PEER = Peer(
                 closed_by=Row(
                     label="FedSAM; changed: norm alone; fedcli: plain means",
                     case="fedsam",
-                    config=replace(FEDSAM, patch="divide_by_the_norm"),
+                    config=FEDSAM,
                     change=NORM_ALONE,
                 ),
             ),
@@ -105,7 +104,7 @@ PEER = Peer(
                 closed_by=Row(
                     label="MoFedSAM, clients of one size; changed: norm alone",
                     case="mofedsam, equal",
-                    config=replace(MOFEDSAM, patch="divide_by_the_norm"),
+                    config=MOFEDSAM,
                     change=NORM_ALONE,
                 ),
             ),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agreement import paper_statements
-from agreement.rows import Explanation, Peer, Quantity, Row, list_rows
+from agreement.rows import Change, Explanation, Peer, Quantity, Row, list_rows
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,6 @@ class PeerConfig:
     local_epoch: int | None = None  # the problem's epochs if None
     weight_decay: float = 0.0
     class_vectors: str = ""  # what the server has of each class, by its attribute
-    patch: str = ""  # a function of the adapter, which makes the change
 
 
 def fedopt(kind: str) -> PeerConfig:
@@ -34,7 +33,7 @@ FEDADAM = fedopt("adam")
 FEDYOGI = fedopt("yogi")
 FEDADAGRAD = fedopt("adagrad")
 MOMENT_FROM_0 = "The second moment starts at 0 (server/fedopt.py, `velocities`)."
-MOMENT_FROM_TAU_SQUARED = "the second moment starts at tau^2"
+MOMENT_FROM_TAU_SQUARED = Change("the second moment starts at tau^2", patch="start_at_tau_squared")
 
 PEER = Peer(
     name="FL-bench",
@@ -73,8 +72,10 @@ PEER = Peer(
                 closed_by=Row(
                     label="SCAFFOLD, clients of one size; changed: number of batches, c_i stored",
                     case="scaffold, equal",
-                    config=replace(SCAFFOLD, local_epoch=6, patch="keep_controls"),
-                    change="local_epoch is the number of steps, and the server stores c_i",
+                    config=replace(SCAFFOLD, local_epoch=6),
+                    change=Change(
+                        "local_epoch is the number of steps, and the server stores c_i", patch="keep_controls"
+                    ),
                 ),
             ),
         ),
@@ -90,7 +91,7 @@ PEER = Peer(
                     label="FedDyn, clients of one size; changed: weight decay alpha",
                     case="feddyn, equal",
                     config=replace(FEDDYN, weight_decay=0.1),
-                    change="the run's weight decay is alpha",
+                    change=Change("the run's weight decay is alpha"),
                 ),
             ),
         ),
@@ -111,9 +112,9 @@ PEER = Peer(
                 closed_by=Row(
                     label="LG-FedAvg; changed: base kept",
                     case="lg-fedavg",
-                    config=replace(LG_FEDAVG, patch="keep_base"),
+                    config=LG_FEDAVG,
                     compared=(Quantity.HEAD, Quantity.BODIES),
-                    change="the clients keep the base",
+                    change=Change("the clients keep the base", patch="keep_base"),
                 ),
             ),
         ),
@@ -127,7 +128,7 @@ PEER = Peer(
                 closed_by=Row(
                     label="FedAdam; changed: v from tau^2",
                     case="fedadam",
-                    config=replace(FEDADAM, patch="start_at_tau_squared"),
+                    config=FEDADAM,
                     change=MOMENT_FROM_TAU_SQUARED,
                 ),
             ),
@@ -142,7 +143,7 @@ PEER = Peer(
                 closed_by=Row(
                     label="FedYogi; changed: v from tau^2",
                     case="fedyogi",
-                    config=replace(FEDYOGI, patch="start_at_tau_squared"),
+                    config=FEDYOGI,
                     change=MOMENT_FROM_TAU_SQUARED,
                 ),
             ),
@@ -157,7 +158,7 @@ PEER = Peer(
                 closed_by=Row(
                     label="FedAdagrad; changed: v from tau^2",
                     case="fedadagrad",
-                    config=replace(FEDADAGRAD, patch="start_at_tau_squared"),
+                    config=FEDADAGRAD,
                     change=MOMENT_FROM_TAU_SQUARED,
                 ),
             ),

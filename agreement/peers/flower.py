@@ -1,11 +1,11 @@
 """Flower."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from agreement import paper_statements
-from agreement.rows import Explanation, Package, Peer, Row, list_rows
+from agreement.rows import Change, Explanation, Package, Peer, Row, list_rows
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,6 @@ class PeerConfig:
     strategy: str = "flwr.server.strategy:FedAvg"  # module and class
     options: Mapping[str, Any] = field(default_factory=dict)  # of the strategy
     proximal_mu: float = 0.0
-    patch: str = ""  # a function of the adapter, which makes the change
 
 
 def instantiate(configuration: Any) -> None:
@@ -37,7 +36,7 @@ FEDYOGI = PeerConfig(strategy="flwr.server.strategy:FedYogi", options=FEDOPT_OPT
 FEDADAGRAD = PeerConfig(strategy="flwr.server.strategy:FedAdagrad", options=FEDOPT_OPTIONS)
 FEDNOVA = PeerConfig(kind="fednova")
 SCAFFOLD = PeerConfig(kind="scaffold")
-MOMENT_FROM_TAU_SQUARED = "the second moment starts at tau^2"
+MOMENT_FROM_TAU_SQUARED = Change("the second moment starts at tau^2", patch="start_at_tau_squared")
 
 PEER = Peer(
     name="Flower",
@@ -92,8 +91,8 @@ PEER = Peer(
                 closed_by=Row(
                     label="SCAFFOLD, baseline niid_bench, 2 of 4 clients; changed: c from 0",
                     case="scaffold, half",
-                    config=replace(SCAFFOLD, patch="start_controls_at_zero"),
-                    change="the control variates begin at 0",
+                    config=SCAFFOLD,
+                    change=Change("the control variates begin at 0", patch="start_controls_at_zero"),
                 ),
             ),
         ),
@@ -108,8 +107,11 @@ PEER = Peer(
                 closed_by=Row(
                     label="FedAdam; changed: v from tau^2, no correction",
                     case="fedadam",
-                    config=replace(FEDADAM, patch="start_at_tau_squared_uncorrected"),
-                    change="the second moment starts at tau^2, and the correction is undone",
+                    config=FEDADAM,
+                    change=Change(
+                        "the second moment starts at tau^2, and the correction is undone",
+                        patch="start_at_tau_squared_uncorrected",
+                    ),
                 ),
             ),
         ),
@@ -123,7 +125,7 @@ PEER = Peer(
                 closed_by=Row(
                     label="FedYogi; changed: v from tau^2",
                     case="fedyogi",
-                    config=replace(FEDYOGI, patch="start_at_tau_squared"),
+                    config=FEDYOGI,
                     change=MOMENT_FROM_TAU_SQUARED,
                 ),
             ),
@@ -138,7 +140,7 @@ PEER = Peer(
                 closed_by=Row(
                     label="FedAdagrad; changed: v from tau^2",
                     case="fedadagrad, without momentum",
-                    config=replace(FEDADAGRAD, patch="start_at_tau_squared"),
+                    config=FEDADAGRAD,
                     change=MOMENT_FROM_TAU_SQUARED,
                 ),
             ),

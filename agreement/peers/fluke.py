@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agreement import paper_statements
-from agreement.rows import Explanation, Package, Peer, Quantity, Row, SharedPart, list_rows
+from agreement.rows import Change, Explanation, Package, Peer, Quantity, Row, SharedPart, list_rows
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,6 @@ class PeerConfig:
     server_model: str = "model"  # the server's model, by its attribute
     kept: tuple[str, ...] = ()  # what stays with a client, by its attributes: models, or numbers
     class_vectors: str = ""  # what the server has of each class, by its attribute
-    patch: str = ""  # a function of the adapter, which makes the change
 
 
 WEIGHTED_BY_EXAMPLES = {"weighted": True}
@@ -28,8 +27,8 @@ WEIGHTS_OF_FEDNOVA = (
     "The weights of the models do not sum to 1, and nothing is added for the former model (fednova.py)."
 )
 FEDNOVA_AVERAGING = "FedNova, normalised averaging: x less the step, so that the weights of x and x_i sum to 1."
-REST_OF_FORMER_MODEL = "the former model gets the weight that the others leave"
-SUM_OF_CHANGES = "a client keeps the sum of w_i - w_g"
+REST_OF_FORMER_MODEL = Change("the former model gets the weight that the others leave", patch="keep_the_rest")
+SUM_OF_CHANGES = Change("a client keeps the sum of w_i - w_g", patch="sum_changes")
 PERSONAL_AND_VECTORS = (Quantity.PERSONAL, Quantity.CLASS_VECTORS)
 
 FEDAVG = PeerConfig("fedavg:FedAVG")
@@ -136,8 +135,11 @@ PEER = Peer(
                 closed_by=Row(
                     label="FedAvgM; changed: velocity from 0",
                     case="fedavgm",
-                    config=replace(FEDAVGM, patch="start_velocity_at_zero"),
-                    change="it is given the velocity of zero before the first round, in which it then takes the change",
+                    config=FEDAVGM,
+                    change=Change(
+                        "it is given the velocity of zero before the first round, in which it then takes the change",
+                        patch="start_velocity_at_zero",
+                    ),
                 ),
             ),
         ),
@@ -151,7 +153,7 @@ PEER = Peer(
                 closed_by=Row(
                     label="FedNova; changed: weights sum to 1",
                     case="fednova",
-                    config=replace(FEDNOVA, patch="keep_the_rest"),
+                    config=FEDNOVA,
                     change=REST_OF_FORMER_MODEL,
                 ),
             ),
@@ -166,7 +168,7 @@ PEER = Peer(
                 closed_by=Row(
                     label="FedNova with momentum; changed: weights sum to 1",
                     case="fednova, momentum",
-                    config=replace(FEDNOVA_WITH_MOMENTUM, patch="keep_the_rest"),
+                    config=FEDNOVA_WITH_MOMENTUM,
                     change=REST_OF_FORMER_MODEL,
                 ),
             ),
@@ -181,7 +183,7 @@ PEER = Peer(
                 closed_by=Row(
                     label="FedDyn, clients of one size; changed: kept gradient",
                     case="feddyn, equal",
-                    config=replace(FEDDYN, patch="sum_changes"),
+                    config=FEDDYN,
                     change=SUM_OF_CHANGES,
                 ),
             ),
@@ -189,7 +191,7 @@ PEER = Peer(
         Row(
             label="FedDyn, weighted False; changed: kept gradient",
             case="feddyn",
-            config=replace(FEDDYN, server_options={"weighted": False}, patch="sum_changes"),
+            config=replace(FEDDYN, server_options={"weighted": False}),
             change=SUM_OF_CHANGES,
         ),
         Row(label="MOON", case="moon", config=MOON),

@@ -1,11 +1,11 @@
 """NIID-Bench."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from agreement import paper_statements
-from agreement.rows import Explanation, Peer, Quantity, Row, list_rows
+from agreement.rows import Change, Explanation, Peer, Quantity, Row, list_rows
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,6 @@ class PeerConfig:
 
     algorithm: str  # its --alg
     options: Mapping[str, Any] = field(default_factory=dict)  # others of the script
-    patch: str = ""  # a function of the adapter, which makes the change
 
 
 SCAFFOLD = PeerConfig("scaffold")
@@ -53,8 +52,8 @@ PEER = Peer(
                 closed_by=Row(
                     label="SCAFFOLD, 2 of 4 clients; changed: c from 0",
                     case="scaffold, half",
-                    config=replace(SCAFFOLD, patch="start_controls_at_zero"),
-                    change="the control variates begin at 0",
+                    config=SCAFFOLD,
+                    change=Change("the control variates begin at 0", patch="start_controls_at_zero"),
                 ),
             ),
         ),

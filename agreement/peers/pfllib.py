@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agreement import paper_statements
-from agreement.rows import Explanation, Peer, Quantity, Row, SharedPart, list_rows
+from agreement.rows import Change, Explanation, Peer, Quantity, Row, SharedPart, list_rows
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,9 @@ class PeerConfig:
     shared_part: SharedPart = SharedPart.MODEL
     class_vectors: str = ""  # what the server has of each class, by its attribute
     kept: tuple[str, ...] = ()  # what stays with a client, by its attributes: models, or numbers
-    patch: str = ""  # a function of the adapter, which makes the change
 
 
 FEDDYN = PeerConfig("serverdyn:FedDyn", options={"alpha": 0.1})
-FEDDYN_SQUARED = replace(FEDDYN, patch="square_the_norm")
 MOON = PeerConfig("servermoon:MOON", options={"mu": 1.0, "tau": 0.5})
 FML = PeerConfig("serverfml:FML", options={"alpha": 0.3, "beta": 0.6})
 FEDKD = PeerConfig(
@@ -37,8 +35,10 @@ FEDPROTO = PeerConfig("serverproto:FedProto", options={"lamda": 1.0}, class_vect
 LG_FEDAVG = PeerConfig("serverlg:LG_FedAvg", shared_part=SharedPart.HEAD)
 SHARED_AND_PERSONAL = (Quantity.SHARED, Quantity.PERSONAL)
 PERSONAL_AND_VECTORS = (Quantity.PERSONAL, Quantity.CLASS_VECTORS)
-SQUARED_NORM = "the norm in the penalty is squared"
-NEWCOMERS_WITHOUT_PAST = "a client that takes part for the first time has the received model as its last one"
+SQUARED_NORM = Change("the norm in the penalty is squared", patch="square_the_norm")
+NEWCOMERS_WITHOUT_PAST = Change(
+    "a client that takes part for the first time has the received model as its last one", patch="give_newcomers_no_past"
+)
 DITTO = PeerConfig("serverditto:Ditto", options={"mu": 0.5, "plocal_epochs": 2}, kept=("model_per",))
 APFL = PeerConfig("serverapfl:APFL", options={"alpha": 0.3}, kept=("model_per", "alpha"))
 PFEDME = PeerConfig(
@@ -49,8 +49,7 @@ PFEDME = PeerConfig(
 SCAFFOLD = PeerConfig("serverscaffold:SCAFFOLD")
 FEDAVG = PeerConfig("serveravg:FedAvg")
 FEDLC = PeerConfig("serverlc:FedLC", options={"tau": 1.0})
-FEDLC_BY_OWN_COUNTS = replace(FEDLC, patch="calibrate_each_client")
-OWN_COUNTS = "each client is given the margins of its own counts"
+OWN_COUNTS = Change("each client is given the margins of its own counts", patch="calibrate_each_client")
 FEDNTD = PeerConfig("serverntd:FedNTD", options={"beta": 1.0, "tau": 1.0})
 
 PEER = Peer(
@@ -91,7 +90,7 @@ PEER = Peer(
                 closed_by=Row(
                     label="MOON, 2 of 4 clients; changed: received model as a newcomer's last one",
                     case="moon, half",
-                    config=replace(MOON, patch="give_newcomers_no_past"),
+                    config=MOON,
                     change=NEWCOMERS_WITHOUT_PAST,
                 ),
             ),
@@ -112,7 +111,7 @@ PEER = Peer(
                 closed_by=Row(
                     label="FedDyn, clients of one size; changed: squared norm",
                     case="feddyn, equal",
-                    config=FEDDYN_SQUARED,
+                    config=FEDDYN,
                     change=SQUARED_NORM,
                 ),
             ),
@@ -120,19 +119,22 @@ PEER = Peer(
         Row(
             label="FedDyn; changed: squared norm; fedcli: one alpha",
             case="feddyn, uniform",
-            config=FEDDYN_SQUARED,
+            config=FEDDYN,
             change=SQUARED_NORM,
         ),
         Row(
             label="FedDyn; changed: squared norm, alpha by size",
             case="feddyn",
-            config=replace(FEDDYN, patch="square_the_norm_by_size"),
-            change=f"{SQUARED_NORM}, and alpha is divided by a client's size over the mean size",
+            config=FEDDYN,
+            change=Change(
+                "the norm in the penalty is squared, and alpha is divided by a client's size over the mean size",
+                patch="square_the_norm_by_size",
+            ),
         ),
         Row(
             label="FedDyn, 2 of 4 clients; changed: squared norm",
             case="feddyn, half",
-            config=FEDDYN_SQUARED,
+            config=FEDDYN,
             change=SQUARED_NORM,
         ),
         Row(
@@ -170,9 +172,9 @@ PEER = Peer(
         Row(
             label="FedKD; changed: first projection; fedcli: --form code",
             case="fedkd, code",
-            config=replace(FEDKD, patch="take_projection_of_fedcli"),
+            config=FEDKD,
             compared=SHARED_AND_PERSONAL,
-            change="its projection of features begins as fedcli's",
+            change=Change("its projection of features begins as fedcli's", patch="take_projection_of_fedcli"),
         ),
         Row(
             label="FedDistill",
@@ -185,9 +187,9 @@ PEER = Peer(
                 closed_by=Row(
                     label="FedDistill; changed: softmax of the target",
                     case="feddistill, logits",
-                    config=replace(FEDDISTILL, patch="take_softmax"),
+                    config=FEDDISTILL,
                     compared=PERSONAL_AND_VECTORS,
-                    change="the target passes a softmax",
+                    change=Change("the target passes a softmax", patch="take_softmax"),
                 ),
             ),
         ),
@@ -265,7 +267,7 @@ PEER = Peer(
                 closed_by=Row(
                     label="FedLC, drop_last; changed: own counts",
                     case="fedlc, drop last",
-                    config=replace(FEDLC_BY_OWN_COUNTS, drop_last=True),
+                    config=replace(FEDLC, drop_last=True),
                     change=OWN_COUNTS,
                 ),
             ),
@@ -273,7 +275,7 @@ PEER = Peer(
         Row(
             label="FedLC; changed: own counts",
             case="fedlc",
-            config=FEDLC_BY_OWN_COUNTS,
+            config=FEDLC,
             change=OWN_COUNTS,
         ),
     ),
