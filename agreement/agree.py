@@ -30,6 +30,7 @@ from agreement.rows import Package, Peer
 from fedcli.errors import UserError
 
 HERE = Path(__file__).parent
+NUM_LISTED_CHANGES = 10  # of a clone that is refused
 
 
 def read_output(*command: str) -> str:
@@ -50,9 +51,12 @@ def check_clone(clone: Path, peer: Peer) -> None:
         ) from None
     if commit != peer.commit:
         raise UserError(f"'{clone}' is at another commit (got {commit}); check out {peer.commit}, whose code was read.")
-    changes = read_output("git", "-C", str(clone), "status", "--porcelain")
+    changes = read_output("git", "-C", str(clone), "status", "--porcelain").splitlines()
     if changes:
-        raise UserError(f"'{clone}' was changed since its commit; take the changes back:\n{changes}")
+        first_changes = "\n".join(changes[:NUM_LISTED_CHANGES])
+        raise UserError(
+            f"'{clone}' was changed since its commit; take the changes back, {len(changes)} by git:\n{first_changes}"
+        )
 
 
 def check_package(python: Path, package: Package) -> None:

@@ -246,6 +246,11 @@ def test_a_clone_that_is_missing_at_another_commit_or_changed_is_refused(tmp_pat
     (clone / "server.py").write_text("x = 2\n")
     with pytest.raises(UserError, match=r"was changed since its commit(.|\n)*server.py"):
         agree.check_clone(clone, at_commit)
+    for number in range(20):
+        (clone / f"{number}.py").touch()
+    with pytest.raises(UserError, match=r"21 by git:(.|\n)*server.py") as refusal:
+        agree.check_clone(clone, at_commit)
+    assert len(str(refusal.value).splitlines()) == 1 + agree.NUM_LISTED_CHANGES
 
 
 def test_an_environment_without_the_version_of_a_package_is_refused():
