@@ -9,25 +9,31 @@ import torch
 from torch import Tensor, nn
 
 NUM_CLASSES = 10
+NUM_CHANNELS = 6  # of the convolution
+NUM_FEATURES = 16
 NUM_HEAD_TENSORS = 2  # weight and bias, the last parameters of a model
 
 
 def small_body(channels: int = 1, image_size: int = 8) -> nn.Sequential:
-    """From images to 16 features."""
+    """From images to features."""
     return nn.Sequential(
-        nn.Conv2d(channels, 6, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(6 * image_size**2, 16), nn.ReLU()
+        nn.Conv2d(channels, NUM_CHANNELS, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(NUM_CHANNELS * image_size**2, NUM_FEATURES),
+        nn.ReLU(),
     )
 
 
 def batch_norm_body(channels: int = 1, image_size: int = 8) -> nn.Sequential:
     """The same with batch normalisation after the convolution."""
     convolution, *rest = small_body(channels, image_size)
-    return nn.Sequential(convolution, nn.BatchNorm2d(6), *rest)
+    return nn.Sequential(convolution, nn.BatchNorm2d(NUM_CHANNELS), *rest)
 
 
 def head(num_classes: int = NUM_CLASSES) -> nn.Linear:
-    """From 16 features to logits."""
-    return nn.Linear(16, num_classes)
+    """From features to logits."""
+    return nn.Linear(NUM_FEATURES, num_classes)
 
 
 def small(channels: int = 1, image_size: int = 8, num_classes: int = NUM_CLASSES) -> nn.Sequential:

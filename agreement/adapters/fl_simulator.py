@@ -23,9 +23,18 @@ from agreement.peers.fl_simulator import PeerConfig
 from agreement.rows import Quantity
 
 OPTIONS = {  # of its command line; those of a row come on top
-    "active_ratio": 1.0, "seed": 1, "lr_decay": 1.0, "dataset": "x", "global_learning_rate": 1.0,
-    "use_RI": False, "beta": 0.1, "non_iid": False, "out_file": "", "split_rule": "", "split_coef": 0,
-}  # fmt: skip
+    "active_ratio": 1.0,
+    "seed": 1,
+    "lr_decay": 1.0,
+    "dataset": "x",
+    "global_learning_rate": 1.0,
+    "use_RI": False,
+    "beta": 0.1,
+    "non_iid": False,
+    "out_file": "",
+    "split_rule": "",
+    "split_coef": 0,
+}
 ADDED_TO_NORM = 1e-7  # in optimizer/ESAM.py
 
 

@@ -28,13 +28,31 @@ from agreement.rows import Quantity, SharedPart
 from agreement.small_networks import NUM_CLASSES
 
 OPTIONS = {  # of its command line; those of a row come on top
-    "algorithm": "x", "dataset": "digits", "device": "cpu", "save_folder_name": "items", "num_classes": NUM_CLASSES,
-    "few_shot": 0, "learning_rate_decay_gamma": 1.0, "learning_rate_decay": False,
-    "random_join_ratio": False, "time_select": False, "goal": "test", "time_threthold": 1e9, "top_cnt": 100,
-    "auto_break": False, "eval_gap": 100, "client_drop_rate": 0.0, "train_slow_rate": 0.0, "send_slow_rate": 0.0,
-    "dlg_eval": False, "dlg_gap": 100, "batch_num_per_client": 2, "num_new_clients": 0, "fine_tuning_epoch_new": 0,
+    "algorithm": "x",
+    "dataset": "digits",
+    "device": "cpu",
+    "save_folder_name": "items",
+    "num_classes": NUM_CLASSES,
+    "few_shot": 0,
+    "learning_rate_decay_gamma": 1.0,
+    "learning_rate_decay": False,
+    "random_join_ratio": False,
+    "time_select": False,
+    "goal": "test",
+    "time_threthold": 1e9,
+    "top_cnt": 100,
+    "auto_break": False,
+    "eval_gap": 100,
+    "client_drop_rate": 0.0,
+    "train_slow_rate": 0.0,
+    "send_slow_rate": 0.0,
+    "dlg_eval": False,
+    "dlg_gap": 100,
+    "batch_num_per_client": 2,
+    "num_new_clients": 0,
+    "fine_tuning_epoch_new": 0,
     "server_learning_rate": 1.0,
-}  # fmt: skip
+}
 
 
 class ChoiceOfClients:

@@ -16,14 +16,16 @@ class PeerConfig:
     options: Mapping[str, Any] = field(default_factory=dict)  # of its command line
 
 
-PLAIN_MEAN_OF_MODELS = "The mean of the models is plain (server.py); fedcli weights by examples."
-FEDSAM = PeerConfig("FedSAM", options={"rho": 0.1})
-MOFEDSAM = PeerConfig("MoFedSAM", options={"rho": 0.1, "alpha": 0.3})
-NORM_ALONE = Change("the 1e-7 is taken out of the norm", patch="divide_by_the_norm")
-ADDED_TO_THE_NORM = "1e-7 is added to the norm of the gradient (optimizer/ESAM.py)."
 FEDAVG = PeerConfig("FedAvg")
 SCAFFOLD = PeerConfig("SCAFFOLD")
 FEDDYN = PeerConfig("FedDyn", options={"lamb": 0.1})
+FEDSAM = PeerConfig("FedSAM", options={"rho": 0.1})
+MOFEDSAM = PeerConfig("MoFedSAM", options={"rho": 0.1, "alpha": 0.3})
+
+NORM_ALONE = Change("the 1e-7 is taken out of the norm", patch="divide_by_the_norm")
+
+PLAIN_MEAN_OF_MODELS = "The mean of the models is plain (server.py); fedcli weights by examples."
+ADDED_TO_THE_NORM = "1e-7 is added to the norm of the gradient (optimizer/ESAM.py)."
 
 PEER = Peer(
     name="FL-Simulator",

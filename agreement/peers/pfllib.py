@@ -22,8 +22,12 @@ class PeerConfig:
     kept: tuple[str, ...] = ()  # what stays with a client, by its attributes: models, or numbers
 
 
-FEDDYN = PeerConfig("serverdyn:FedDyn", options={"alpha": 0.1})
+FEDAVG = PeerConfig("serveravg:FedAvg")
+SCAFFOLD = PeerConfig("serverscaffold:SCAFFOLD")
 MOON = PeerConfig("servermoon:MOON", options={"mu": 1.0, "tau": 0.5})
+FEDDYN = PeerConfig("serverdyn:FedDyn", options={"alpha": 0.1})
+FEDPROTO = PeerConfig("serverproto:FedProto", options={"lamda": 1.0}, class_vectors="global_protos")
+LG_FEDAVG = PeerConfig("serverlg:LG_FedAvg", shared_part=SharedPart.HEAD)
 FML = PeerConfig("serverfml:FML", options={"alpha": 0.3, "beta": 0.6})
 FEDKD = PeerConfig(
     "serverkd:FedKD",
@@ -31,14 +35,6 @@ FEDKD = PeerConfig(
     shared_part=SharedPart.COMPRESSED,
 )
 FEDDISTILL = PeerConfig("serverfd:FD", options={"lamda": 1.0}, class_vectors="global_logits")
-FEDPROTO = PeerConfig("serverproto:FedProto", options={"lamda": 1.0}, class_vectors="global_protos")
-LG_FEDAVG = PeerConfig("serverlg:LG_FedAvg", shared_part=SharedPart.HEAD)
-SHARED_AND_PERSONAL = (Quantity.SHARED, Quantity.PERSONAL)
-PERSONAL_AND_VECTORS = (Quantity.PERSONAL, Quantity.CLASS_VECTORS)
-SQUARED_NORM = Change("the norm in the penalty is squared", patch="square_the_norm")
-NEWCOMERS_WITHOUT_PAST = Change(
-    "a client that takes part for the first time has the received model as its last one", patch="give_newcomers_no_past"
-)
 DITTO = PeerConfig("serverditto:Ditto", options={"mu": 0.5, "plocal_epochs": 2}, kept=("model_per",))
 APFL = PeerConfig("serverapfl:APFL", options={"alpha": 0.3}, kept=("model_per", "alpha"))
 PFEDME = PeerConfig(
@@ -46,11 +42,17 @@ PFEDME = PeerConfig(
     options={"lamda": 15.0, "K": 3, "p_learning_rate": 0.05, "local_learning_rate": 0.005, "beta": 0.7},
     own_weight_decay=0.001,
 )
-SCAFFOLD = PeerConfig("serverscaffold:SCAFFOLD")
-FEDAVG = PeerConfig("serveravg:FedAvg")
-FEDLC = PeerConfig("serverlc:FedLC", options={"tau": 1.0})
-OWN_COUNTS = Change("each client is given the margins of its own counts", patch="calibrate_each_client")
 FEDNTD = PeerConfig("serverntd:FedNTD", options={"beta": 1.0, "tau": 1.0})
+FEDLC = PeerConfig("serverlc:FedLC", options={"tau": 1.0})
+
+SHARED_AND_PERSONAL = (Quantity.SHARED, Quantity.PERSONAL)
+PERSONAL_AND_VECTORS = (Quantity.PERSONAL, Quantity.CLASS_VECTORS)
+
+SQUARED_NORM = Change("the norm in the penalty is squared", patch="square_the_norm")
+NEWCOMERS_WITHOUT_PAST = Change(
+    "a client that takes part for the first time has the received model as its last one", patch="give_newcomers_no_past"
+)
+OWN_COUNTS = Change("each client is given the margins of its own counts", patch="calibrate_each_client")
 
 PEER = Peer(
     name="PFLlib",
