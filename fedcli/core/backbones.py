@@ -196,8 +196,10 @@ def _googlenet(channels: int, image_size: int, num_classes: int, *, is_small: bo
     )
     if is_small:
         body.conv1 = conv(3, 192)
-        body.conv2 = body.conv3 = body.maxpool1 = body.maxpool2 = body.dropout = body.fc = nn.Identity()
-        body.maxpool3 = body.maxpool4 = nn.MaxPool2d(3, stride=2, padding=1)
+        for name in ("conv2", "conv3", "maxpool1", "maxpool2", "dropout", "fc"):
+            setattr(body, name, nn.Identity())
+        for name in ("maxpool3", "maxpool4"):
+            setattr(body, name, nn.MaxPool2d(3, stride=2, padding=1))
         return Backbone(body, 1024, num_classes)
     for module in body.modules():
         if isinstance(module, nn.Conv2d):

@@ -365,9 +365,8 @@ class Engine:
             return self._make_stack(step, clients, axes)
         made_of = (step.update, axes, self.way)
         tensors = (clients._replace(optimizer={}), to_train.context, rows)
-        make = partial(self._make_stack, step, clients, axes)
-        stack = self.stacks.find(made_of, tensors, partial(make, is_reused=True))
-        return make() if stack is None else stack
+        stack = self.stacks.find(made_of, tensors, lambda: self._make_stack(step, clients, axes, is_reused=True))
+        return self._make_stack(step, clients, axes) if stack is None else stack
 
     def _make_stack(self, step: Step, clients: Client, axes: Tree, is_reused: bool = False) -> Stack:
         """Makes a stack for such clients and a local step of them."""

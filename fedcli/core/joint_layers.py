@@ -288,10 +288,10 @@ class _BatchNormBackward(Function):
         """Gives second derivatives by the plain formula."""
 
         def gradients(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-            pull_back = vjp(partial(_normalised, eps=ctx.eps), x, weight, torch.zeros_like(weight))[1]
+            _, pull_back = vjp(partial(_normalised, eps=ctx.eps), x, weight, torch.zeros_like(weight))
             return pull_back(gradient)
 
-        pull_back = vjp(gradients, *ctx.saved_tensors)[1]
+        _, pull_back = vjp(gradients, *ctx.saved_tensors)
         return *pull_back(second), None, None, None
 
     @staticmethod

@@ -175,7 +175,9 @@ class _LiveTaps(NamedTuple):
 
 def _find_live_taps(axis: _Axis) -> _LiveTaps:
     """Returns the taps from the first to the last that meets a pixel; all if the sides would need unequal padding."""
-    live = [tap for tap in range(axis.kernel) if axis.meets_pixel(tap)] or range(axis.kernel)
+    live = [tap for tap in range(axis.kernel) if axis.meets_pixel(tap)]
+    if not live:
+        return _LiveTaps(axis.all_taps, axis.padding)
     first = min(live)
     last = max(live)
     without_dead_taps = axis._replace(kernel=last - first + 1, padding=axis.padding - first * axis.dilation)

@@ -34,8 +34,8 @@ def listed_parts(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: 
             repeated = _repeated(listed)
             if len(repeated):
                 raise ValueError(f"position {repeated[0]} is twice in one list")
-        tested = np.unique(np.concatenate([*lists.test, np.empty(0, np.int64)]))
-        all_listed = np.concatenate([*lists.train, tested])
+        test_positions = np.unique(np.concatenate([*lists.test, np.empty(0, np.int64)]))
+        all_listed = np.concatenate([*lists.train, test_positions])
         repeated = _repeated(all_listed)
         if len(repeated):
             raise ValueError(f"position {repeated[0]} is in two lists, one of them to train on")
@@ -47,7 +47,7 @@ def listed_parts(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: 
     rng = generator(0, "split")
     parts = ListedParts()
     for client, to_train in enumerate(lists.train):
-        to_test = lists.test[client] if lists.test else tested
+        to_test = lists.test[client] if lists.test else test_positions
         places = np.concatenate([to_test, rng.permutation(to_train)])
         parts.append(by_place[np.searchsorted(place, places, sorter=by_place)])
     if lists.test:
