@@ -480,15 +480,18 @@ def test_sets_of_the_right_size_are_known_by_the_numbers_of_their_classes(tmp_pa
 
 
 def test_numbers_of_known_sets_add_up():
-    for info in known.KNOWN.values():
-        if info.train_counts:
-            assert sum(info.train_counts) == info.num_train
-            assert len(info.train_counts) == len(info.class_names)
-        if info.test_counts:
-            assert sum(info.test_counts) == info.num_test
-            assert len(info.test_counts) == len(info.class_names)
-        if info.domain_counts and not info.make:
-            assert len(info.domain_counts) == len(info.domain_names)
+    of_counted_classes = [info for info in known.KNOWN.values() if info.train_counts or info.test_counts]
+    assert len(of_counted_classes) == 6
+    for info in of_counted_classes:
+        assert sum(info.train_counts) == info.num_train
+        assert len(info.train_counts) == len(info.class_names)
+        assert sum(info.test_counts) == info.num_test
+        assert len(info.test_counts) == len(info.class_names)
+
+    of_domains = [info for info in known.KNOWN.values() if info.domain_counts and not info.make]
+    assert len(of_domains) == 3
+    for info in of_domains:
+        assert len(info.domain_counts) == len(info.domain_names)
 
 
 def test_what_was_kept_under_a_known_name_is_compared_also_for_a_set_made_of_it(tmp_path, official_only, monkeypatch):

@@ -122,13 +122,13 @@ def test_accuracies_of_clients_under_a_global_model_are_those_of_their_validatio
 
 
 def test_the_cut_into_training_and_test_depends_on_the_partition_seed_only():
-    def tested_examples(seed, partition_seed):
+    def deal_test_parts(seed, partition_seed):
         _, fed, _ = with_evaluation("clients", rounds=0, seed=seed, partition_seed=partition_seed)
         return [part.tolist() for part in fed.testing]
 
-    examples = tested_examples(seed=0, partition_seed=0)
-    assert tested_examples(seed=1, partition_seed=0) == examples
-    assert tested_examples(seed=0, partition_seed=7) != examples
+    examples = deal_test_parts(seed=0, partition_seed=0)
+    assert deal_test_parts(seed=1, partition_seed=0) == examples
+    assert deal_test_parts(seed=0, partition_seed=7) != examples
 
 
 def test_domains_are_measured_inside_and_outside():

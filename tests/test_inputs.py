@@ -68,7 +68,7 @@ def test_a_folder_in_the_cache_is_no_data_set(working_folder):
     (working_folder / "cache" / "mine.npz").mkdir(parents=True)
     assert "mine" not in datasets.names()
     assert invoke("data", "list").exit_code == 0
-    assert "mine" in refusal("data", "show", "mine")
+    assert "unknown data set 'mine'" in refusal("data", "show", "mine")
 
 
 @pytest.mark.parametrize(("number", "command"), [(1, ["list"]), (2, ["show", "fedavg"])], ids=["stdout", "stderr"])

@@ -68,7 +68,7 @@ def test_accuracies_are_percent_and_rounds_count_from_one(name, answers):
 
 
 def test_the_last_tenth_and_fractions_are_of_the_planned_rounds():
-    """Not of those that are done."""
+    """The rounds that are done do not count."""
     assert metric_value("last-tenth", RUN) == pytest.approx(60)
 
     rounds = [make_entry(number, 0.01 * number if number != 18 else None) for number in range(29)]
@@ -95,9 +95,9 @@ def test_drift_and_terms_are_those_of_the_last_round_that_has_them():
 
 
 def test_accuracies_by_domain_and_client_are_of_the_selected_rounds():
-    """And else the mean over the domains."""
+    """A metric that names no domain is the mean over the domains."""
 
-    def tested(number, a, b):
+    def make_tested_entry(number, a, b):
         return make_entry(
             number,
             0.5,
@@ -107,7 +107,12 @@ def test_accuracies_by_domain_and_client_are_of_the_selected_rounds():
             clients={"mean": a, "std": 0.25, "worst": b},
         )
 
-    rounds = [tested(0, 0.0, 0.0), tested(1, 0.2, 0.4), tested(2, 0.4, 0.6), tested(3, 0.6, 0.2)]
+    rounds = [
+        make_tested_entry(0, 0.0, 0.0),
+        make_tested_entry(1, 0.2, 0.4),
+        make_tested_entry(2, 0.4, 0.6),
+        make_tested_entry(3, 0.6, 0.2),
+    ]
     answers = {
         "domain:a": 60, "domain": 40, "domain:c": None, "inter:a": 30, "inter": 20, "intra:b": 50, "intra": 75,
         "clients:mean": 60, "clients:std": 25, "clients:worst": 20,

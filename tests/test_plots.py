@@ -59,7 +59,7 @@ def test_seeds_of_one_setting_are_one_line_with_a_band():
 
 
 def test_curves_end_with_the_rounds_that_all_runs_have_evaluated():
-    """Where runs go on; finished ones go before these."""
+    """Finished runs, where there are any, are averaged without those that still go on."""
     (line,) = first_panel(line_charts.learning_curves([record_with_curve(accuracies=(None, 0.4, None, 0.6))])).lines
     assert line.get_xydata().tolist() == [[2, 40], [4, 60]]
 
@@ -126,6 +126,9 @@ def test_only_curves_have_another_axis(tmp_path):
     command = ["plot", tmp_path, "--out", tmp_path / "p.svg"]
     assert "p.svg" in invoke(*command, "--x", "floats").output
     assert "unknown axis 'float'; did you mean 'floats'" in invoke(*command, "--x", "float").output
+    refusal = invoke(*command, "--kind", "accuracies", "--x", "floats")
+    assert refusal.exit_code == 2
+    assert "--x is for --kind curves (got --kind accuracies)" in " ".join(refusal.output.split())
 
 
 def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
@@ -156,7 +159,7 @@ def test_a_diverged_run_ends_in_a_cross_beside_the_mean_of_the_others():
 
 
 def test_a_ring_lies_at_the_mean_headline():
-    """And at the mean of the rounds that validation chose."""
+    """Its place on the horizontal axis is the mean of the rounds that validation chose."""
     first = record_with_curve()
     first["summary"] |= {"selected": 0.5, "selected_round": 2}
     second = record_with_curve(seed=1, accuracies=(0.2, 0.7, 0.6))

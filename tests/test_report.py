@@ -127,15 +127,20 @@ def test_names_from_records_are_shown_and_not_run(tmp_path):
     look = """(() => {
       const roots = [document]
       const images = []
+      const texts = []
       while (roots.length) {
         const root = roots.pop()
         images.push(...root.querySelectorAll("img"))
-        for (const one of root.querySelectorAll("*")) if (one.shadowRoot) roots.push(one.shadowRoot)
+        for (const one of root.querySelectorAll("*")) {
+          if (one.shadowRoot) roots.push(one.shadowRoot)
+          if (!one.children.length && !["SCRIPT", "STYLE"].includes(one.tagName)) texts.push(one.textContent)
+        }
       }
-      return images.length
+      return [images.length, texts]
     })()"""
-    num_images, errors = look_at(text, tmp_path, look)
+    (num_images, texts), errors = look_at(text, tmp_path, look)
     assert num_images == 0
+    assert any(harm in shown for shown in texts)
     assert errors == []
 
 

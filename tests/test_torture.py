@@ -5,7 +5,9 @@ import os
 import shutil
 import signal
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from fedcli.errors import UserError, printable
 from fedcli.figures import partitions, saving
 from fedcli.measure import quality
 from fedcli.results.render import TextTable, escape_markdown, render
+from fedcli.runs import begin
 from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resolve import refuse_without_effect, resolve
 from fedcli.runs.schema import check_record
@@ -75,8 +78,13 @@ def test_a_domain_or_a_class_without_test_images_is_left_out(tmp_path):
     arrays["x_test"] = arrays["x_test"][is_kept]
     arrays["y_test"] = arrays["y_test"][is_kept]
     import_arrays("three", tmp_path, **arrays, class_names=np.array(["a", "b", "c"]))
-    record = fedcli.run("fedproto", out=tmp_path / "three", dataset="three", **SMALL_RUN).record
+    options = {**SMALL_RUN, "per_class": True}
+    record = fedcli.run("fedproto", out=tmp_path / "three", dataset="three", **options).record
     assert record["status"] == "finished"
+    for entry in record["rounds"]:
+        *_, of_third_class = entry["per_class"]["actual"]
+        assert of_third_class == 0
+        assert np.isfinite(entry["test_accuracy"])
 
 
 def test_options_without_effect_are_refused_from_a_user_alone():
@@ -96,9 +104,15 @@ def test_options_without_effect_are_refused_from_a_user_alone():
 
 def test_two_runs_that_start_in_the_same_second_have_a_folder_each(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for _ in range(2):
+    first = datetime(2026, 1, 2, 3, 4, 5, 678)
+    for start in (first, first.replace(microsecond=679)):
+        clock = Mock(now=Mock(return_value=start))
+        monkeypatch.setattr(begin, "datetime", clock)
         fedcli.run("fedavg", **{**TINY, "rounds": 1})
-    assert len(list(Path("runs").glob("*-fedavg-digits"))) == 2
+    assert sorted(folder.name for folder in Path("runs").iterdir()) == [
+        "20260102-030405-000678-fedavg-digits",
+        "20260102-030405-000679-fedavg-digits",
+    ]
 
 
 # Names
