@@ -202,7 +202,7 @@ def run_with_own_step(folder, name="share", returned="params", floats="0"):
 
 
 def test_the_options_of_a_step_of_ones_own_are_known_as_those_of_others(tmp_path):
-    """Where runs are compared, and where options of single methods are given."""
+    """They are known where runs are compared, and where options of single methods are given."""
     record = run_with_own_step(tmp_path).record
     method = registry.find_method("fedavg")
     assert not identity.outdated(record, method)

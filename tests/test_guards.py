@@ -177,7 +177,7 @@ def weigh_by_mask(state, cohort, fed, config):
 
 
 def test_law_3_holds_for_a_method_whose_clients_keep_a_mask():
-    """Which is changed into another mask, not into numbers."""
+    """The law changes the mask into another mask, not into numbers."""
     method = plant_defect(FEDAVG, weigh_by_mask)
     method = replace(
         method,
@@ -197,7 +197,7 @@ def test_law_7_catches_a_class_of_the_state_that_is_not_declared():
 
 @pytest.mark.parametrize("number", [1, 5, 7])
 def test_a_method_that_allows_no_sgd_is_held_to_the_laws_with_its_own_optimizer(number):
-    """And found out."""
+    """The laws find out its defect."""
     adam_alone = replace(FEDAVG, optimizers=("adam",), reduces_to=("fedavg", {}))
     findings = check.check(adam_alone, number, "cpu")
     assert findings

@@ -242,7 +242,7 @@ def test_dominant_classes_wrap_around_and_the_rarest_class_sets_the_size():
     ],
 )
 def test_clients_lack_their_missing_classes(absent, first_classes, of_each_class):
-    """And have the same number of images of the others."""
+    """They have the same number of images of each other class."""
     num_clients = len(first_classes)
     parts = partition_rules.missing(CIFAR10, num_clients, absent, 0)
     assert_partition(parts, len(CIFAR10), num_clients)

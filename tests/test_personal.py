@@ -330,7 +330,7 @@ def in_order(model):
 
 
 def test_an_adaptive_share_moves_in_the_first_step_of_a_round():
-    """And stays between 0 and 1."""
+    """The share stays between 0 and 1."""
     alpha = torch.full((4,), 0.5)
     stepped = torch.tensor([-0.2, 0.3, 1.2, 1.2])
     is_first = torch.tensor([True, True, True, False])

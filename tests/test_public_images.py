@@ -78,7 +78,7 @@ def test_fedmd_by_batch_is_a_plain_loop():
 
 @pytest.mark.parametrize("averaged", [False, True])
 def test_fedmds_local_training_begins_at_the_digested_models(averaged):
-    """Or at their average."""
+    """With the option `average_parameters` it begins at their average."""
     overrides = {"exchange": "batch", "average_parameters": averaged}
     setup, fed, cohort, states = prepare_public_phase("fedmd", overrides, backbone=toy.BATCHNORM)
 

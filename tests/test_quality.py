@@ -103,7 +103,7 @@ def personal(tmp_path_factory):
 
 @pytest.mark.parametrize("client", [None, 2])
 def test_the_features_are_those_of_the_last_models(run, personal, client):
-    """Of the last global model, or a client's own, on the test images."""
+    """They are of the last global model, or of a client's own, on the test images."""
     measured_run = run if client is None else personal
     written = quality.add_quality(measured_run.path, client=client, round="last")
     outputs = kept_features(measured_run.path)

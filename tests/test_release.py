@@ -86,7 +86,7 @@ class Installed:
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_the_wheel_installs_and_runs_on_other_pythons(python, wheel, tmp_path, folder):
-    """Where they have the packages that fedcli needs."""
+    """It is skipped where a Python lacks the packages that fedcli needs."""
     python = shutil.which(python)
     if python is None:
         pytest.skip("no such Python")

@@ -51,7 +51,7 @@ def test_law_7_resume_is_invisible(method, tmp_path):
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, monkeypatch):
-    """Or from the beginning, where it was killed before the first one."""
+    """A run that was killed before the first one goes on from the beginning."""
     # At its own pace a run then writes a checkpoint after the first round alone.
     monkeypatch.setattr(run_folder, "LARGEST_TIME_SHARE", 1e-9)
     whole = fedcli.run("fedavg", out=tmp_path / "whole", **TINY)
@@ -273,7 +273,7 @@ def test_threads_determinism_and_tf32_are_set_by_the_machine(
 
 @pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot")
 def test_subnormal_numbers_are_0_within_a_run_only(tmp_path):
-    """In the run and its threads, and not afterwards."""
+    """They are 0 in the run and its threads, and not afterwards."""
 
     def small_number():
         return float(torch.tensor(1e-30) * 1e-12)
@@ -301,7 +301,7 @@ def test_subnormal_numbers_are_0_within_a_run_only(tmp_path):
 
 
 def test_a_chunk_that_did_not_fit_stays_small_after_a_resume(tmp_path, monkeypatch):
-    """And is in the record."""
+    """The record has the size of the chunk."""
     step = Stack.take_step
 
     def step_of_two_clients(self, padded, is_captured=False):

@@ -225,7 +225,7 @@ def runs_of(name, *accuracies, **options):
 
 
 def test_the_best_comparable_row_is_bold_where_its_lead_is_certain():
-    """Where the interval of its lead leaves out zero."""
+    """A lead is certain if its interval leaves out zero."""
     one = runs_of("one", 0.5, 0.6, 0.7)
     three = runs_of("three", 0.1, 0.2, 0.3)
     sure_two = runs_of("two", 0.53, 0.64, 0.75)  # ahead of one by 3, 4 and 5
@@ -356,7 +356,7 @@ def test_every_latex_table_has_its_own_label(tmp_path):
 
 
 def test_a_table_for_a_paper_has_the_papers_names():
-    """And says in the caption what its rows share."""
+    """Its caption says what the rows share."""
     runs = [*runs_of("fedproto-general", 0.5, 0.52, 0.51), *runs_of("fedfm", 0.6, 0.62, 0.59)]
     text = latex(runs)
     first, second = text.splitlines()[11:13]
@@ -573,7 +573,7 @@ def test_mixed_runs_have_a_panel_for_each_board():
 
 
 def test_the_tested_model_has_a_column_only_where_runs_differ():
-    """In which model is tested."""
+    """They differ in which model is tested: the global or a personal one."""
     of_global_model = [make_record("fedavg", 0), make_record("a-method-that-is-gone", 0)]
     personal = make_record("fedprox", 0) | {"tested": "personal"}
     assert "Model" not in tables.build_table(of_global_model).columns

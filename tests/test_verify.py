@@ -158,7 +158,7 @@ def test_what_differs_is_told(whole):
 
 
 def test_the_first_rounds_of_a_record_are_verified():
-    """And the repetition can go on.
+    """The repetition can go on.
 
     FedProc's objective depends on how many rounds are planned, so these must be the record's.
     """
