@@ -18,6 +18,7 @@ from fedcli.runs import checkpoints, models, resume
 from fedcli.runs.exports import export
 from fedcli.runs.record import write_record
 from tests.commands import invoke
+from tests.networks import accuracy
 from tests.scripts import EVALUATE_MODELS
 from tests.tiny_runs import TINY, Stop, StopAfter, file_names
 from tests.torture.signed_files import content_of, sign_state
@@ -56,10 +57,6 @@ def runs(tmp_path_factory):
 def copy_run(run, folder):
     """Returns a run that is loaded from a copy of its folder, as another process finds it."""
     return fedcli.load(shutil.copytree(run.path, folder / "copy"))
-
-
-def accuracy(model, images, labels):
-    return (model(images / 255).argmax(1) == labels).double().mean().item()
 
 
 def test_plain_pytorch_reproduces_the_records_accuracies(runs, tmp_path):

@@ -19,6 +19,7 @@ from fedcli.toy import federation
 from fedcli.userfiles import find_user_function
 from tests import laws
 from tests.network_sources import NETWORKS, RETURN_LOGITS, network_source
+from tests.networks import accuracy
 from tests.scripts import EVALUATE_MODELS
 from tests.user_errors import assert_refused
 
@@ -268,8 +269,7 @@ def test_every_accepted_network_gives_the_recorded_accuracy_when_it_is_loaded(na
     loaded = fedcli.load(run.path, method=[] if is_built_in else "nets.py").model()
 
     data = datasets.load("digits")
-    hits = loaded(data.x_test / 255).argmax(1) == data.y_test
-    assert hits.double().mean().item() == run.record["summary"]["selected"]
+    assert accuracy(loaded, data.x_test, data.y_test) == run.record["summary"]["selected"]
 
     file, _ = export(run, "safetensors", out=tmp_path / "model")
     buffers = {name for name, _ in loaded.network.named_buffers() if not name.endswith(".key")}

@@ -26,6 +26,7 @@ from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.commands import invoke
 from tests.network_sources import TINY_NETWORK
+from tests.networks import accuracy
 from tests.plain_loops import Model, buffers_of, copy_tensors, minibatches, modules_of, params_of
 from tests.tensors import randn
 from tests.user_errors import assert_refused
@@ -437,12 +438,8 @@ def test_a_run_with_both_models_keeps_both_and_a_table_says_which_is_tested(tmp_
     (entry,) = ditto.record["rounds"]
     global_percent = f"{100 * entry['global_accuracy']:.2f}"
     data = datasets.load("digits")
-
-    def accuracy(model):
-        return (model(data.x_test / 255).argmax(1) == data.y_test).double().mean().item()
-
-    assert accuracy(ditto.model()) == entry["global_accuracy"]
-    assert accuracy(ditto.model(client=1)) == entry["client_accuracy"]["1"]
+    assert accuracy(ditto.model(), data.x_test, data.y_test) == entry["global_accuracy"]
+    assert accuracy(ditto.model(client=1), data.x_test, data.y_test) == entry["client_accuracy"]["1"]
     assert ditto.history["global_accuracy"].tolist() == [100 * entry["global_accuracy"]]
     _, card = export(ditto, format="safetensors")
     assert f"in this round: {global_percent} %" in card.read_text()
