@@ -149,7 +149,7 @@ class _Experiment:
         from fedcli.results.jobs import PlanListener, execute
         from fedcli.results.plans import describe_protocols
         from fedcli.returned import Runs
-        from fedcli.runs.record import RECORD
+        from fedcli.run_files import RECORD
 
         if log is not None and jobs > 1:
             raise UserError(f"--log is for runs one after the other (got --jobs {jobs}); leave one of them out.")
@@ -266,7 +266,7 @@ def load(path: str | Path, method: str | Path | Sequence[str | Path] = ()) -> "R
         UserError: There is no run, or a record cannot be read.
     """
     from fedcli.returned import Runs
-    from fedcli.runs.record import RECORD
+    from fedcli.run_files import RECORD
 
     folder = Path(path)
     if not folder.is_dir() or (folder / RECORD).is_file():

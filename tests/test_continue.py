@@ -11,9 +11,8 @@ import pytest
 import fedcli
 from fedcli.__main__ import main
 from fedcli.cli import options
-from fedcli.core.federation import NonFiniteLoss
 from fedcli.declarations import Cell, Table
-from fedcli.errors import UserError
+from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.results import jobs, plans
 from fedcli.runs import resume, rounds
 from fedcli.runs.checkpoints import CHECKPOINT

@@ -15,10 +15,10 @@ from fedcli.core import federation
 from fedcli.core.aggregate import class_means, cross_entropy, masked_mean, weighted_mean
 from fedcli.core.augment import Transform
 from fedcli.core.clients import Aux, Client, Step
-from fedcli.core.federation import NonFiniteLoss
 from fedcli.core.layers import LiveConv2d, by_places
 from fedcli.core.stacked import Stack
 from fedcli.core.trees import leaves, select, tree_map
+from fedcli.errors import NonFiniteLoss
 from fedcli.registry import find_method
 from tests import laws
 from tests.first_rounds import prepare_first_round

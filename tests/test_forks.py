@@ -22,11 +22,12 @@ from fedcli.core import evaluation, forks
 from fedcli.core.forks import Processes
 from fedcli.papers.baselines import fedavg
 from fedcli.registry import find_method, methods
+from fedcli.run_files import RECORD
 from fedcli.runs import cores, workers
 from fedcli.runs.cores import allowed_cores
 from fedcli.runs.machine import is_undisturbed, machine_settings
 from fedcli.runs.options import flags_of
-from fedcli.runs.record import RECORD, read_record
+from fedcli.runs.record import read_record
 from fedcli.runs.rounds import Listener
 from tests import fake_cuda_runs, laws, workers_law
 from tests.commands import invoke

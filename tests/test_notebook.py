@@ -6,8 +6,7 @@ import pytest
 
 import fedcli
 from fedcli import returned
-from fedcli.core.federation import NonFiniteLoss
-from fedcli.errors import UserError
+from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.runs import progress
 from fedcli.runs.lock import InUse, locked
 from fedcli.runs.record import write_record

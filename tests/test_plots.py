@@ -212,7 +212,7 @@ def test_titles_and_names_are_words():
 
 @pytest.mark.parametrize("count", [12, 40])
 def test_no_two_methods_share_a_colour_however_many_there_are(count):
-    assert len(set(names.colours(map(str, range(count))).values())) == count
+    assert len(set(names.choose_colours(map(str, range(count))).values())) == count
 
 
 def test_charts_are_found_by_name_and_in_a_users_file(tmp_path):

@@ -11,9 +11,10 @@ import fedcli
 from fedcli import toy
 from fedcli.core.tree_files import save_tree
 from fedcli.registry import find_method
+from fedcli.run_files import RECORD
 from fedcli.runs import checkpoints, resume, verify
 from fedcli.runs.identity import current_numerics, identity_of, outdated
-from fedcli.runs.record import RECORD, read_record, write_record
+from fedcli.runs.record import read_record, write_record
 from tests.tiny_runs import TINY
 from tests.user_errors import assert_refused
 

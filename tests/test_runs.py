@@ -13,10 +13,9 @@ import pytest
 import torch
 
 import fedcli
-from fedcli.core.federation import NonFiniteLoss
 from fedcli.core.stacked import Stack
 from fedcli.core.trees import leaves
-from fedcli.errors import UserError
+from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.registry import find_method, find_protocol, methods
 from fedcli.runs import resume, rounds, run_folder
 from fedcli.runs.machine import machine_settings

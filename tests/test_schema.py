@@ -14,8 +14,9 @@ from fedcli.figures.curves import find_curves
 from fedcli.registry import find_method
 from fedcli.results import frame, paper_tables, plans, tables
 from fedcli.results.render import render
+from fedcli.run_files import RECORD
 from fedcli.runs import identity
-from fedcli.runs.record import RECORD, read_record, write_record
+from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resume import resume
 from fedcli.runs.rounds import Listener
 from fedcli.runs.schema import Fault, number
@@ -248,6 +249,6 @@ def test_a_label_of_several_methods_stands_before_their_names(tmp_path):
     records = frame.find_records(folders, ["Ours", "Ours", "M"])
     groups = tables.group_runs(records)
     assert [group.title for group in groups] == ["Ours: fedavg", "Ours: fedprox", "M"]
-    assert len({*names.setting_colours([groups]).values()}) == 3
+    assert len({*names.choose_setting_colours([groups]).values()}) == 3
     result = invoke("table", tmp_path, "--label", "Ours", "--format", "latex")
     assert all(f"Ours: {method}" in result.output for method in methods)

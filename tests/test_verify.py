@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 import fedcli
-from fedcli.core.federation import NonFiniteLoss
+from fedcli.errors import NonFiniteLoss
 from fedcli.results.durations import tabulate_times
 from fedcli.results.frame import read_runs
 from fedcli.runs.record import read_record, write_record

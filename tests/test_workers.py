@@ -23,7 +23,7 @@ pytestmark = pytest.mark.long(worker=0)
 # One start of two workers after the other, as by the launcher; in each, one worker does an act in its half of the work.
 PROGRAM = """
 import os, sys, torch
-from fedcli.core.federation import NonFiniteLoss
+from fedcli.errors import NonFiniteLoss
 from fedcli.runs.workers import joined
 
 def stop(error):

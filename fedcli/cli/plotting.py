@@ -120,7 +120,7 @@ def report(
     title: optional(str, "Title of the page.") = "Runs",
 ) -> None:
     """Write one HTML file, which works offline: sortable tables and curves, by protocol and data set."""
-    from fedcli.runs.record import RECORD
+    from fedcli.run_files import RECORD
 
     import_optional("bokeh", "the report", "report")
     with_runs = [path for path in runs if path.is_file() or any(path.rglob(RECORD))]

@@ -15,7 +15,7 @@ from fedcli.errors import UserError, unknown
 from fedcli.figures import CURVES, Measure
 from fedcli.figures.curves import AXES, CLIENTS, Axis, Curve, Point, find_curves, points_of
 from fedcli.figures.legends import Symbols, draw_legends, name_ends, spread_names, widen_legend
-from fedcli.figures.names import setting_colours, sharers, title_words
+from fedcli.figures.names import choose_setting_colours, find_sharers, title_words
 from fedcli.figures.options import FigureOptions
 from fedcli.figures.saving import small_png
 from fedcli.figures.text import characters, write_title
@@ -225,7 +225,7 @@ def _line_styles(panels: list[Panel], options: FigureOptions) -> dict[str, dict[
     for panel in panels:
         settings_of_panels.append([curve.setting for curve in panel.curves])
     colours = _chosen_colours(settings_of_panels, options)
-    sharer_of_setting = sharers(settings_of_panels)
+    sharer_of_setting = find_sharers(settings_of_panels)
     dashes = dict(zip(dict.fromkeys(sharer_of_setting.values()), cycle(DASHES), strict=False))
     styles = {}
     for label, sharer in sharer_of_setting.items():
@@ -236,7 +236,7 @@ def _line_styles(panels: list[Panel], options: FigureOptions) -> dict[str, dict[
 def _chosen_colours(panels: list[list[SeedGroup]], options: FigureOptions) -> dict[str, str]:
     """A colour for each setting by its label: the user's by that label or by the method, else ours."""
     settings = {setting.title: setting for panel in panels for setting in panel}
-    colours = setting_colours(panels, taken={to_hex(colour) for colour in options.colors.values()})
+    colours = choose_setting_colours(panels, taken={to_hex(colour) for colour in options.colors.values()})
     for label, setting in settings.items():
         colour_of_method = options.colors.get(setting.method, colours[label])
         colours[label] = options.colors.get(label, colour_of_method)

@@ -19,8 +19,8 @@ LINE_COLOURS = (
 NO_LABELS: Mapping[str, str] = {}
 
 
-def colours(names: Iterable[str], taken: Collection[str] = ()) -> dict[str, str]:
-    """A different colour for each name, and none of those that are `taken`, in hexadecimal."""
+def choose_colours(names: Iterable[str], taken: Collection[str] = ()) -> dict[str, str]:
+    """Chooses a different colour for each name, and none of those that are `taken`, in hexadecimal."""
     names = list(dict.fromkeys(names))
     shades = [shade for shade in LINE_COLOURS if shade.lower() not in taken]
     if len(names) > len(shades):
@@ -29,8 +29,8 @@ def colours(names: Iterable[str], taken: Collection[str] = ()) -> dict[str, str]
     return dict(zip(names, shades, strict=False))
 
 
-def sharers(leaderboards: Sequence[Sequence[SeedGroup]]) -> dict[str, str]:
-    """With whom each setting shares its look, by its title.
+def find_sharers(leaderboards: Sequence[Sequence[SeedGroup]]) -> dict[str, str]:
+    """Finds with whom each setting shares its look, by its title.
 
     That is the method where no leaderboard has several settings of a method, and else nobody but the title itself.
     """
@@ -40,10 +40,10 @@ def sharers(leaderboards: Sequence[Sequence[SeedGroup]]) -> dict[str, str]:
     return {setting.title: setting.title for setting in settings}
 
 
-def setting_colours(leaderboards: Sequence[Sequence[SeedGroup]], taken: Collection[str] = ()) -> dict[str, str]:
-    """A colour for each setting, by its title; none of those that are `taken`, see `colours` and `sharers`."""
-    sharer_of_setting = sharers(leaderboards)
-    shades = colours(sharer_of_setting.values(), taken)
+def choose_setting_colours(leaderboards: Sequence[Sequence[SeedGroup]], taken: Collection[str] = ()) -> dict[str, str]:
+    """Chooses a colour for each setting, by its title, and none of those that are `taken`; see `find_sharers`."""
+    sharer_of_setting = find_sharers(leaderboards)
+    shades = choose_colours(sharer_of_setting.values(), taken)
     return {title: shades[sharer] for title, sharer in sharer_of_setting.items()}
 
 

@@ -14,7 +14,7 @@ from bokeh.plotting import figure
 from bokeh.resources import INLINE
 
 from fedcli.figures.curves import Curve, find_curves
-from fedcli.figures.names import setting_colours, setting_name
+from fedcli.figures.names import choose_setting_colours, setting_name
 from fedcli.results.groups import SeedGroup, group_by_leaderboard, group_runs
 from fedcli.results.printed_numbers import find_printed_accuracies
 from fedcli.results.render import CellIndex, TextTable
@@ -52,7 +52,7 @@ def report(records: Sequence[Record], title: str = "Runs") -> str:
     parts: list[Any] = [_text(f"<h1>{escape(title)}</h1>Runs: {len(records)}. {use}")]
     runs_by_leaderboard = group_by_leaderboard(records)
     settings_by_leaderboard = [group_runs(runs) for runs in runs_by_leaderboard.values()]
-    colours = setting_colours(settings_by_leaderboard)
+    colours = choose_setting_colours(settings_by_leaderboard)
     tables = build_tables(records)
     for name, settings, table in zip(runs_by_leaderboard, settings_by_leaderboard, tables, strict=True):
         parts.append(_text(f"<h2>{escape(name)}</h2>"))
@@ -100,8 +100,8 @@ def _columns(table: TextTable, rows: list[_TableRow]) -> list[_TableColumn]:
         styles = ["bold" if CellIndex(row.number, position) in table.best else "normal" for row in rows]
         columns.append(_TableColumn(title, texts, styles, is_number=position >= table.first_number_column))
     printed = find_printed_accuracies([row.setting.first for row in rows])
-    if any(printed):
-        texts = [f"{accuracy:.2f}" if accuracy else "" for accuracy in printed]
+    if any(accuracy is not None for accuracy in printed):
+        texts = ["" if accuracy is None else f"{accuracy:.2f}" for accuracy in printed]
         styles = ["normal"] * len(texts)
         columns.insert(table.first_number_column + 1, _TableColumn("Paper, %", texts, styles, is_number=True))
     return columns

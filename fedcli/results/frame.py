@@ -11,10 +11,11 @@ import pandas as pd
 
 from fedcli.errors import UserError
 from fedcli.results.metrics import ClassCounts, balanced_accuracy, class_accuracies, macro_f1
+from fedcli.run_files import RECORD
 from fedcli.runs.identity import FIRST_SETTINGS, Settings, key_of, settings_of
 from fedcli.runs.loggers import flat_numbers
 from fedcli.runs.machine import checkout
-from fedcli.runs.record import RECORD, outcome_of, read_record
+from fedcli.runs.record import outcome_of, read_record
 from fedcli.runs.schema import Record
 
 # Groups of numbers of a round that are accuracies, beside those whose name ends in "accuracy".

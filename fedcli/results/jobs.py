@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedcli.core.federation import NonFiniteLoss
-from fedcli.errors import UserError, first_line
+from fedcli.errors import NonFiniteLoss, UserError, first_line
 from fedcli.results.plans import Plan, PlannedRun
 from fedcli.run_files import CHECKPOINT, PREVIOUS, SELECTED
 from fedcli.runs import begin, resume

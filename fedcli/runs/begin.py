@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedcli import userfiles
-from fedcli.core.federation import Federation, NonFiniteLoss
+from fedcli.core.federation import Federation
 from fedcli.declarations import flag_of
-from fedcli.errors import UserError
+from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.registry import find_method
 from fedcli.run_files import CHECKPOINT, LOCK, RECORD
 from fedcli.runs import autotune

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from fedcli.core.client_states import find_stored_states
-from fedcli.core.federation import Federation, NonFiniteLoss
+from fedcli.core.federation import Federation
 from fedcli.core.trees import Tree, to_names
 from fedcli.declarations import Method
-from fedcli.errors import UserError
+from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.isolation import unchanged
 from fedcli.runs.resolve import Setup
 from fedcli.runs.schema import Fault

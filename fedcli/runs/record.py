@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from fedcli.core import partition
-from fedcli.core.federation import Federation, NonFiniteLoss
+from fedcli.core.federation import Federation
 from fedcli.data.dataset import Dataset
 from fedcli.declarations import SELECTIONS
-from fedcli.errors import UserError
+from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.files import write_atomically
 from fedcli.reading import reading
 from fedcli.run_files import RECORD

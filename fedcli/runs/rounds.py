@@ -12,9 +12,9 @@ import torch
 from fedcli.core import drift, evaluation
 from fedcli.core.client_states import find_stored_states, refuse_non_finite
 from fedcli.core.clients import Model
-from fedcli.core.federation import Cohort, Federation, NonFiniteLoss
+from fedcli.core.federation import Cohort, Federation
 from fedcli.declarations import Method, Post
-from fedcli.errors import UserError
+from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.isolation import unchanged
 from fedcli.runs import autotune, run_folder
 from fedcli.runs.identity import identity_of

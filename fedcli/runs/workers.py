@@ -25,9 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedcli.core.federation import NonFiniteLoss
 from fedcli.core.trees import Tree, tree_map
-from fedcli.errors import UserError
+from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.runs.cores import threads_of_run
 from fedcli.runs.signals import Interrupted, end_with_parent
 

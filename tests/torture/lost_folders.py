@@ -9,7 +9,8 @@ from tempfile import TemporaryDirectory
 
 import fedcli
 from fedcli import registry
-from fedcli.runs.record import RECORD, read_record
+from fedcli.run_files import RECORD
+from fedcli.runs.record import read_record
 from fedcli.runs.rounds import Listener
 from tests.tiny_runs import file_contents
 from tests.torture.kills import KILLED_METHODS, options_of_small_run

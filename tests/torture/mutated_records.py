@@ -17,9 +17,10 @@ from fedcli.figures import line_charts, report, saving
 from fedcli.results import claims, tables
 from fedcli.results.frame import find_records, tabulate_all, tabulate_clients, tabulate_rounds
 from fedcli.results.render import render
+from fedcli.run_files import RECORD
 from fedcli.runs.exports import export
 from fedcli.runs.identity import digest_of
-from fedcli.runs.record import RECORD, read_record
+from fedcli.runs.record import read_record
 from fedcli.runs.schema import FIRST_OPTIONS
 from tests.torture.faults import attempt
 from tests.torture.nested_parts import VALUES, part_at, paths_in

@@ -10,8 +10,8 @@ import torch
 from safetensors import torch as safetensors
 
 from fedcli.core.tree_files import DIGEST, ZEROS, read_verified
+from fedcli.run_files import RECORD
 from fedcli.runs.identity import digest_of
-from fedcli.runs.record import RECORD
 
 
 class Content(NamedTuple):
