@@ -63,6 +63,8 @@ def test_a_run_is_judged_by_its_protocols_rule_on_validation_examples(selection,
 def test_a_value_that_is_given_twice_is_tried_once():
     plan = tune.plan_trials("fedavg", {"lr": (0.1, 0.01, 0.1), **TWO_ROUNDS})
     assert [run.setup.config.lr for run in plan.runs] == [0.1, 0.01]
+    grid = plan_grid(["fedavg"], GivenOptions({"lr": (0.1, 0.01, 0.1), **TWO_ROUNDS}))
+    assert [run.setup.config.lr for run in grid.runs] == [0.1, 0.01]
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,11 @@ def test_a_value_that_is_given_twice_is_tried_once():
         ({}, {}, "'fedavg' has no grid of its own"),
         ({}, {"grid": ["lrr=1"]}, "unknown option of 'fedavg' '--lrr'; did you mean '--lr'"),
         ({}, {"grid": ["seed=1,2"]}, "--seed is no option to tune"),
+        ({}, {"grid": ["validation=0.2,0"]}, "--validation is no option to tune (got --grid validation=0.2,0)"),
+        ({}, {"grid": ["partition=iid,dirichlet:0.1"]}, "--partition is no option to tune"),
+        ({"partition_seed": (0, 1)}, {}, "--partition-seed is no option to tune (got partition_seed=(0, 1))"),
+        ({"seed": (1000, 1001)}, {}, "--seed is no option to tune"),
+        ({"local_test": (0.1, 0.2)}, {}, "--local-test is no option to tune"),
         ({}, {"grid": ["lr"]}, "--grid must be an option and its values"),
         ({}, {"grid": ["lr=0.1", "lr=0.2"]}, "--lr is given twice"),
         ({}, {"grid": ["rounds=1,2"]}, "--rounds is given twice"),

@@ -77,7 +77,10 @@ def plan_grid(
     for name, method in methods.items():
         options_for_method = select_options(method, methods, given.values)
         given_to_method = replace(given, values=options_for_method).with_typed(own_options[name])
-        grid = {option: values for option, values in given_to_method.values.items() if isinstance(values, tuple)}
+        grid = {}
+        for option, values in given_to_method.values.items():
+            if isinstance(values, tuple):
+                grid[option] = drop_repeated(values)
         for combination in itertools.product(*grid.values()):
             varied = dict(zip(grid, combination, strict=True))
             given_at_point = replace(given_to_method, values={**given_to_method.values, **varied})
@@ -93,6 +96,15 @@ def plan_grid(
     ]
     _refuse_shared_folders(points)
     return GridPlan(folder, list_runs(points), tuple(points))
+
+
+def drop_repeated(values: tuple) -> tuple:
+    """Drops repeated values and keeps the order; the values need not be hashable, since a list may be among them."""
+    distinct: list[Any] = []
+    for value in values:
+        if value not in distinct:
+            distinct.append(value)
+    return tuple(distinct)
 
 
 def list_runs(points: Iterable[GridPoint]) -> tuple[PlannedRun, ...]:

@@ -22,7 +22,7 @@ from fedcli.declarations import SELECTIONS, Method, fields_of, flag_of, spec_of
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
 from fedcli.results.frame import RunRow, read_runs
-from fedcli.results.grids import GridPoint, list_runs, plan_grid
+from fedcli.results.grids import GridPoint, drop_repeated, list_runs, plan_grid
 from fedcli.results.method_options import (
     Options,
     OptionText,
@@ -32,7 +32,7 @@ from fedcli.results.method_options import (
     select_options,
     split_option_text,
 )
-from fedcli.results.plans import Plan, PlannedRun
+from fedcli.results.plans import PARTITION_OPTIONS, Plan, PlannedRun
 from fedcli.runs.options import recorded_fields
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import ENDED
@@ -43,6 +43,7 @@ from fedcli.runs.sources import TUNED
 
 TUNING_FOLDER = Path("tuning")  # of all trials, outside `runs`, so that no table of its runs has them
 TRIAL_SEED = 1000  # of the trials, if none is given
+UNTUNABLE = ("seed", "device", "dataset", "protocol", *PARTITION_OPTIONS)  # the same for all trials
 VALIDATION_SHARE = 0.2  # share of each client's examples held out, if the protocol holds out none
 
 
@@ -252,26 +253,24 @@ def _refuse_no_validation(method: Method, options: Mapping[str, Any]) -> None:
 def _refuse_grid(grid: OptionText, options: Mapping[str, Any]) -> None:
     """Refuses a text of `--grid` whose option cannot be tried, or is given beside the grid."""
     option = grid.option
-    if option in ("seed", "device", "dataset", "protocol"):
-        raise UserError(f"--{option} is no option to tune (got --grid {grid.text}); give it once, for all trials.")
+    _refuse_untunable(option, f"--grid {grid.text}")
     if option in options:
         raise UserError(
             f"{flag_of(option)} is given twice (got --grid {grid.text}); put all its values into one --grid."
         )
 
 
-def _drop_repeated(values: tuple) -> tuple:
-    """Drops repeated values and keeps the order; the values need not be hashable, since a list may be among them."""
-    distinct: list[Any] = []
-    for value in values:
-        if value not in distinct:
-            distinct.append(value)
-    return tuple(distinct)
+def _refuse_untunable(option: str, given: str) -> None:
+    """Refuses an option that all trials must share, so that they compare; `given` is what the user wrote."""
+    if option in UNTUNABLE:
+        raise UserError(f"{flag_of(option)} is no option to tune (got {given}); give it once, for all trials.")
 
 
 def _find_values_to_try(method: Method, options: Mapping[str, Any]) -> dict[str, tuple]:
     """Finds the values to try by option: those that are given, or else those that the method's own options suggest."""
-    values_to_try = {name: _drop_repeated(values) for name, values in options.items() if isinstance(values, tuple)}
+    values_to_try = {name: drop_repeated(values) for name, values in options.items() if isinstance(values, tuple)}
+    for name, values in values_to_try.items():
+        _refuse_untunable(name, f"{name}={values}")
     if not values_to_try:
         suggested = {name: spec_of(field).tune for name, field in fields_of(method.config).items()}
         values_to_try = {name: values for name, values in suggested.items() if values}
@@ -357,7 +356,8 @@ def _read_trials(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
     runs = {run.folder: run for run in read_runs([planned.folder])}
     for folder in [run.folder for run in planned.runs]:
         if folder not in runs or runs[folder].outcome not in ENDED:
-            raise UserError(f"the trial '{folder}' has not ended ({errors.get(folder)}); see its record.")
+            outcome = runs[folder].outcome if folder in runs else "not run"
+            raise UserError(f"the trial '{folder}' has not ended ({errors.get(folder, outcome)}); see its record.")
     rows = []
     for trial in planned.trials:
         accuracies = [_read_accuracy(runs[run.folder]) for run in trial.runs]
