@@ -6,6 +6,7 @@ import math
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pandas as pd
@@ -13,7 +14,7 @@ import pytest
 
 import fedcli
 from fedcli import Claim, Control, registry
-from fedcli.results import claim_tables, claims, durations, frame, pairs, plans
+from fedcli.results import claim_tables, claims, durations, frame, pairs, plans, verdicts
 from fedcli.results.intervals import Interval, mean_interval
 from fedcli.results.render import render
 from fedcli.runs.record import read_record, write_record
@@ -441,6 +442,13 @@ def test_what_would_decide_a_claim_is_the_runs_that_lack_and_their_hours(study):
     assert study.answer().comparison.verdict.outcome == "reproduced"
     assert decided() == ""
     assert study.answer().command == ""
+
+
+def test_new_seeds_are_others_than_those_of_the_table(study, monkeypatch):
+    study.add_pairs(fedfa=[81, 82, 83], fedavg=[80, 80, 80])
+    answer = study.answer()
+    monkeypatch.setattr(verdicts, "find_table", lambda name: SimpleNamespace(seeds=(2, 0)))
+    assert answer.needed_seeds == (2, 0, 3, 4)
 
 
 def test_no_command_is_said_to_decide_what_thirty_seeds_would_not(study):

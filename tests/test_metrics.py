@@ -179,12 +179,26 @@ def test_an_unknown_name_is_refused(name):
         (["rounds:9-3", "rounds:0-3", "rounds:5", "rounds:1-2-3"], "FIRST-LAST of rounds from 1"),
         (["rounds-to:nan", "rounds-to:inf", "rounds-to:-1", "reached:nan", "reached:101"], "from 0 to 100"),
         (["at:nan", "at:2"], "from 0 to 1"),
+        (["clients:wort", "clients:"], "one of mean, std, worst"),
         (["quality:round", "quality:seed", "quality:client", "quality:examples", "quality:features_sha256"], "nmi, "),
     ],
 )
 def test_a_parameter_that_no_run_can_have_is_refused(names, allowed):
     for name in names:
         assert_refused(lambda name=name: metrics.find_metric(name), f"'{name}' is no metric; write ", allowed)
+
+
+def test_a_target_that_is_met_to_the_last_digit_is_reached():
+    """60.02 / 100 is more than 6002 / 10000 by a rounding error."""
+    run = record_of_rounds(make_entry(0, 0.5), make_entry(1, 6002 / 10000))
+    assert metric_value("rounds-to:60.02", run) == 2
+    assert metric_value("reached:60.02", run) == pytest.approx(60.02)
+    assert metric_value("rounds-to:60.0201", run) is None
+
+
+def test_less_spread_among_clients_is_better():
+    better = {name: metrics.find_metric(f"clients:{name}").better for name in ("mean", "std", "worst")}
+    assert better == {"mean": "higher", "std": "lower", "worst": "higher"}
 
 
 @pytest.mark.parametrize("number", [np.int64(3), np.float32(3), Fraction(3), 3, 3.0])

@@ -131,6 +131,9 @@ def test_limits_only_make_smaller():
     fewer = plans.plan_table(whole, limits={"train_examples": all_images - 1})
     assert fewer.reduction == "at most 1,437 training images"
 
+    # Nor is the cell's own data set another one.
+    assert plans.plan_table(SMALL_TABLE, dataset=RUN_OPTIONS["dataset"]).reduction == ""
+
     # A run in full that a reduced cell shares makes the table no full one, whichever cell comes first.
     in_full = Cell("in full", COLUMN, "fedavg", {**RUN_OPTIONS, "rounds": 2})
     reduced = Cell("reduced", COLUMN, "fedavg", {**RUN_OPTIONS, "rounds": 4})
@@ -526,6 +529,11 @@ def test_numbers_that_follow_from_cells_by_hand():
     text = cell_texts(with_gains, column(runs_of(0.5, 0.54), runs_of(0.6, 0.6), runs_of(0.7, 0.7), runs_of(0.66, 0.66)))
     assert text["mean gain", "ours"] == ["", "+12.00"]  # (70 + 66) / 2 - (52 + 60) / 2
     assert text["less the best other", "ours"] == ["-4.00", ""]
+
+    to_target = tuple(replace(cell, metric="rounds-to:50") for cell in with_gains.cells)
+    in_rounds = [[finished(0.5, rounds=[0.1] * number + [0.5])] for number in (1, 3, 5, 2)]
+    text = cell_texts(replace(with_gains, cells=to_target), column(*in_rounds))
+    assert text["less the best other", "ours"] == ["+1.0", ""]  # 3 rounds, where the best other needs 2
 
     text = cell_texts(with_gains, column([finished(0.5)], [None], [finished(0.7)], [finished(0.66)]))
     assert text["mean gain", "ours"] == ["", "not run"]

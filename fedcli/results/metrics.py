@@ -34,11 +34,13 @@ class Parameter(NamedTuple):
         read: Reads the parameter from its text; raises ValueError if the text is not one.
         required: Whether the parameter must be given.
         allowed: Which parameters are allowed, in words; empty if any name is.
+        lower_is_better: The parameters with which lower values are better, whatever the metric says.
     """
 
     read: Callable[[str], Any]
     required: bool = True
     allowed: str = ""
+    lower_is_better: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -220,7 +222,8 @@ def find_metric(name: str) -> Metric:
         argument = parameter.read(text)
     except ValueError:
         raise refusal from None
-    return replace(metric, name=name, argument=argument)
+    better = "lower" if text in parameter.lower_is_better else metric.better
+    return replace(metric, name=name, argument=argument, better=better)
 
 
 # What metrics read from a record
@@ -277,7 +280,8 @@ def _parse_span(text: str) -> slice:
 def _select_reaching(record: Record, percent: float) -> pd.Series:
     """Selects the accuracies of at least `percent`; returns them by the number of their round."""
     curve = _read_curve(record)
-    return curve[curve >= percent / 100]
+    # Rounded, since 60.02 / 100 is a little more than the fraction 6002 / 10000 of a record.
+    return curve[curve.round(12) >= round(percent / 100, 12)]
 
 
 def _find_round_to(record: Record, percent: float) -> float | None:
@@ -385,11 +389,17 @@ def _find_last_round(record: Record) -> int:
     return len(record["rounds"]) - 1
 
 
-def _parse_quality(text: str) -> str:
-    """Parses the name of a quality; the record has other facts beside these, as the round."""
-    if text not in QUALITIES:
+def _parse_name(text: str, *, names: Collection[str]) -> str:
+    """Returns a text that is one of some names; raises ValueError if it is not."""
+    if text not in names:
         raise ValueError
     return text
+
+
+def _make_name_parameter(names: Collection[str], *, lower_is_better: Collection[str] = ()) -> Parameter:
+    """Makes the parameter of a metric that is one of some names."""
+    read = partial(_parse_name, names=names)
+    return Parameter(read, allowed=f"one of {', '.join(names)}", lower_is_better=lower_is_better)
 
 
 def _read_quality(record: Record, quantity: str) -> float | None:
@@ -427,6 +437,7 @@ def _make_floats_metric(name: str, read: Callable[[Record], float | None]) -> Me
 
 NUM_ROUNDS = Parameter(read_number, allowed="a whole number from 1")  # so many last planned rounds, or one round
 PERCENT = Parameter(partial(read_number, read=float, low=0, high=100), allowed="from 0 to 100")
+# The record of a quality has other facts beside these, as the round.
 QUALITIES = (
     "nmi", "silhouette", "clients_nmi", "clients_silhouette", "clients_cosine_same", "clients_cosine_other",
 )  # fmt: skip
@@ -481,7 +492,7 @@ _ALL = (
         "clients",
         partial(_average_named_at_selected, key="clients"),
         needed_rounds="selected",
-        parameter=Parameter(str),
+        parameter=_make_name_parameter(("mean", "std", "worst"), lower_is_better=("std",)),
     ),
     # By the counts of the classes, which several models share as they share the headline's accuracy.
     _make_class_metric("macro-f1", partial(_average_score, score=macro_f1)),
@@ -495,7 +506,7 @@ _ALL = (
         needed_rounds="last",
         after_the_run=True,
         read_round=_find_round_of_quality,
-        parameter=Parameter(_parse_quality, allowed=f"one of {', '.join(QUALITIES)}"),
+        parameter=_make_name_parameter(QUALITIES),
     ),
     _make_measured_metric("drift", key="drift"),
     _make_measured_metric("term", key="terms"),

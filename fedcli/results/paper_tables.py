@@ -179,7 +179,12 @@ def _compare_gain(table: Table, gain: Gain, cells: Mapping[Place, ComparedCell])
     other_means = [cell.our_mean for cell in other_cells if cell.our_mean is not None]
     if len(leading_means) < len(leading_cells) or len(other_means) < len(other_cells):
         return _compare_cell(table, place_of_gain, metric, "not run", [])
-    subtracted = max(other_means) if gain.over_best else fmean(other_means)
+    if not gain.over_best:
+        subtracted = fmean(other_means)
+    elif metric.better == "lower":
+        subtracted = min(other_means)
+    else:
+        subtracted = max(other_means)
     value = fmean(leading_means) - subtracted
     return _compare_cell(table, place_of_gain, metric, metric.format_value(value, "+"), [value])
 

@@ -358,7 +358,8 @@ def plan_cell(
     try:
         if dataset is not None:
             options = _move_to_other_data(method, options, dataset)
-            reduced["dataset"] = options["dataset"]
+            if options["dataset"] != cell.settings["dataset"]:
+                reduced["dataset"] = options["dataset"]
         setup = resolve(method, options, need_data=False)
         sizes = setup.all_options()
         if not sizes["train_examples"]:

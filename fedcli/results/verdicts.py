@@ -145,7 +145,7 @@ class Answer:
         if needed is None:
             return None
         seeds = find_table(self.claim.table).seeds
-        first_new = seeds[-1] + 1
+        first_new = max(seeds) + 1
         new_seeds = range(first_new, first_new + needed - len(seeds))
         return (*seeds, *new_seeds)
 
