@@ -184,6 +184,37 @@ def test_metrics_that_are_asked_for_get_columns_and_a_copy_of_each_record(tmp_pa
     )
 
 
+def test_a_metric_whose_name_a_column_has_is_refused(tmp_path):
+    for name in ("one.py", "two.py"):
+        definitions = [
+            f"def {word}(record):\n    return 7\n" for word in ("seed", "parameters", "score", "final_score")
+        ]
+        (tmp_path / name).write_text("".join(definitions))
+    run = make_record()
+    for word in ("seed", "parameters"):
+        refused = [f"{tmp_path}/one.py:{word}"]
+        assert_refused(lambda refused=refused: csv_lines([run], refused), f"has a column '{word}' already")
+    scores = [f"{tmp_path}/one.py:score", f"{tmp_path}/two.py:score"]
+    assert_refused(lambda: csv_lines([run], scores), "two metrics are called 'score'")
+
+    (line,) = csv_lines([run], [scores[0], scores[0]])
+    assert line["score"] == "7"
+    assert "& Final score" in latex([run], [f"{tmp_path}/one.py:final_score"])
+
+
+def test_what_is_said_of_runs_is_escaped_once_in_each_format():
+    table = TextTable(["A"], [["a"]], 1, notes=["FedAvg* failed:\n<b>"], caption="FedAvg* changed.")
+    assert r"- FedAvg\* failed:\\n\<b\>" in render(table).splitlines()
+    latex_lines = render(table, "latex").splitlines()
+    assert r"% FedAvg* failed:\n<b>" in latex_lines
+    assert r"\caption{FedAvg* changed.}" in latex_lines
+    labelled = [run | {"label": "FedAvg*"} for run in (make_record(selected=0.5), make_record(selected=0.7))]
+    labelled[1]["summary"] = {**labelled[1]["summary"], "params_sha256": "f" * 64}
+    assert "- FedAvg\\* has 2 runs of seed 0" in markdown(labelled)
+    assert "% FedAvg* has 2 runs of seed 0" in latex(labelled)
+    assert "over runs (number of runs)" in latex(labelled)  # not "over seeds 0 and 0"
+
+
 def test_qualities_of_different_rounds_have_no_mean_and_are_told_apart():
     def measured(method, seed, **quality):
         return make_record(method, seed) | {"quality": {"nmi": 0.5, **quality}}

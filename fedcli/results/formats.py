@@ -167,8 +167,13 @@ def _select_paper_columns(cells: pd.DataFrame, columns: Columns, *, same_seeds: 
 
 
 def _find_common_seeds(groups: Sequence[SeedGroup]) -> list[int]:
-    """Finds the seeds of the groups' runs; returns an empty list if the seeds differ or a run has not finished."""
+    """Finds the seeds of the groups' runs; returns an empty list if there are none.
+
+    There are none either if a run has not finished, or a group has several runs of one seed.
+    """
     seeds = [record["seed"] for record in groups[0].records]
+    if len(set(seeds)) < len(seeds):
+        return []
     for group in groups:
         has_finished = len(group.finished) == len(group.records)
         if not has_finished or [record["seed"] for record in group.records] != seeds:
@@ -190,8 +195,8 @@ def _write_heading(column: Column) -> str:
     name, _, parameter = metric.partition(":")
     if name == "domain" and parameter:
         return describe_data(parameter)
-    if names_user_file(metric):
-        words = parameter.replace("_", " ")
+    if names_user_file(column.key):
+        words = metric.replace("_", " ")
     else:
         detail = describe_data(parameter) if name in NAMED_METRICS else parameter
         words = f"{name.replace('-', ' ')} {detail}".strip()

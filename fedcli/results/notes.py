@@ -1,6 +1,7 @@
 """The notes below tables: what a reader must know of the numbers and the runs, each sentence only where it applies.
 
-There are notes on tables of runs, and notes on a paper's table beside ours.
+There are notes on tables of runs, and notes on a paper's table beside ours. They are plain texts, which
+`fedcli.results.render` escapes.
 """
 
 from collections import Counter
@@ -12,7 +13,6 @@ from fedcli.results.columns import Columns
 from fedcli.results.groups import SeedGroup, find_comparable_groups, find_tested_model
 from fedcli.results.plans import IN_TEXT, PlannedRun, TablePlan
 from fedcli.results.printed_numbers import find_reported_table
-from fedcli.results.render import escape_markdown
 from fedcli.runs.identity import FIRST_SETTINGS, NOT_SETTINGS, recorded_changes
 from fedcli.runs.options import given_options, inactive_term
 from fedcli.runs.origins import recorded_origins
@@ -108,7 +108,7 @@ def _write_notes_on_repeated_seeds(groups: Sequence[SeedGroup]) -> list[str]:
         for seed, count in num_runs.items():
             if count > 1:
                 notes.append(
-                    f"{escape_markdown(group.title)} has {count} runs of seed {seed}, which came out differently: its "
+                    f"{group.title} has {count} runs of seed {seed}, which came out differently: its "
                     "mean counts each of them, its lead the last."
                 )
     return notes
@@ -126,7 +126,7 @@ def _write_notes_on_inactive_terms(groups: Sequence[SeedGroup]) -> list[str]:
         method = registry.methods().get(group.first["method"])
         term = inactive_term(group.first["config"], method) if method else ""
         if term:
-            notes.append(f"Inactive in {escape_markdown(group.title)}: {term}.")
+            notes.append(f"Inactive in {group.title}: {term}.")
     return notes
 
 
@@ -139,7 +139,7 @@ def _write_notes_on_given_options(groups: Sequence[SeedGroup]) -> list[str]:
         for name, value in given_options(record["config"], recorded_origins(record["origin"])).items():
             if name not in shown:
                 options[settings_text({name: value})] = None
-    return [f"Options given with the runs: {escape_markdown('; '.join(options))}."] if options else []
+    return [f"Options given with the runs: {'; '.join(options)}."] if options else []
 
 
 def write_notes_on_metrics(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
@@ -150,7 +150,7 @@ def write_notes_on_metrics(groups: Sequence[SeedGroup], columns: Columns) -> lis
         for group in groups:
             seeds = [str(record["seed"]) for record in group.finished if not record["config"].get(metric.run_option)]
             if metric.run_option and seeds:
-                without.append(f"{escape_markdown(group.title)} (seed {', '.join(seeds)})")
+                without.append(f"{group.title} (seed {', '.join(seeds)})")
         if without:
             sentences.append(
                 f"{metric.name} is not in the records of {', '.join(without)}: it needs runs with "
@@ -172,7 +172,7 @@ def _write_notes_on_different_rounds(groups: Sequence[SeedGroup], columns: Colum
                 str(record["seed"]) for record in measured if "selected" not in metric.find_measured_rounds(record)
             ]
             if seeds:
-                last.append(f"{escape_markdown(group.title)} (seed {', '.join(seeds)})")
+                last.append(f"{group.title} (seed {', '.join(seeds)})")
         sentences.append(
             f"{metric.name} is of the last round's models of {', '.join(last)} and of the headline's of the others, "
             "which do not compare: 'fedcli quality' measures the headline's."
@@ -185,8 +185,8 @@ def write_notes_on_changes(groups: Sequence[SeedGroup]) -> list[str]:
     changes = []
     for group in groups:
         for record in group.records:
-            run_title = f"{escape_markdown(group.title)}, seed {record['seed']}"
-            changes += [f"{run_title}: {escape_markdown(change)}." for change in recorded_changes(record)]
+            run_title = f"{group.title}, seed {record['seed']}"
+            changes += [f"{run_title}: {change}." for change in recorded_changes(record)]
     return changes
 
 

@@ -40,7 +40,7 @@ class TextTable:
         title: The title; empty for none.
         subject: A sentence on what the whole table is of; empty for none.
         notes: Sentences on what a reader must know of the numbers.
-        is_markdown: Whether the texts are Markdown already, and are not to be escaped.
+        is_markdown: Whether the texts of cells and notes are Markdown already, and are not to be escaped.
         caption: The caption in a paper; if there is one, the table stands in LaTeX's `table`.
         latex_label: The label of that `table`.
         best: The cells in bold.
@@ -72,7 +72,7 @@ def _render_markdown(table: TextTable) -> str:
     escape = printable if table.is_markdown else escape_markdown
     rows = _mark_rows(table, escape, "**{}**")
     text = render_github_table([*map(escape_markdown, table.columns)], rows, table.first_number_column)
-    notes = "\n".join(f"- {note}" for note in table.notes)
+    notes = "\n".join(f"- {escape(note)}" for note in table.notes)
     heading = f"### {table.title}" if table.title else ""
     parts = [heading, table.subject, text, notes]
     return "\n\n".join(filter(None, parts)) + "\n"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedcli.errors import printable
+from fedcli.errors import UserError, printable
 from fedcli.results import notes
 from fedcli.results.columns import (
     DEFAULT_LAYOUT,
@@ -70,7 +70,7 @@ def build_table(
     shown = columns.select(cells)
     best = find_cells_under({METHOD.key, HEADLINE}, find_best_rows(groups, columns), shown)
     shared_text = ", ".join(f"{name} {escape_markdown(value)}" for name, value in find_shared_settings(records).items())
-    found_metrics = [find_metric(name) for name in metrics]
+    found_metrics = [find_metric(name) for name in dict.fromkeys(metrics)]
     table_notes = notes.write_notes_on_numbers(groups)
     table_notes += notes.write_notes_on_runs(groups)
     table_notes += notes.write_notes_on_metrics(groups, columns)
@@ -121,9 +121,12 @@ def collect_numbers(record: Record, metrics: Sequence[Metric] = ()) -> dict[str,
 
     Returns:
         The numbers by column; the column of an option is `config.<name>`.
+
+    Raises:
+        UserError: If a metric's title is that of another column, or of another metric.
     """
     summary = record["summary"]
-    row = {
+    before = {
         "method": record["method"],
         "protocol": record["protocol"],
         "dataset": record["dataset"],
@@ -141,24 +144,39 @@ def collect_numbers(record: Record, metrics: Sequence[Metric] = ()) -> dict[str,
         "rounds_done": len(record["rounds"]),
         "post_accuracy": find_metric("post").read_value(record),
     }
-    for metric in metrics:
-        row[metric.title] = metric.read_value(record)
-    row["floats_down"] = _round_number(find_metric("floats-down").read_value(record))
-    row["floats_up"] = _round_number(find_metric("floats-up").read_value(record))
+    measured = _read_metrics(record, metrics)
+    after: dict[str, Any] = {}
+    after["floats_down"] = _round_number(find_metric("floats-down").read_value(record))
+    after["floats_up"] = _round_number(find_metric("floats-up").read_value(record))
     cost = record["cost"] or {}
-    row["memory_floats"] = cost.get("memory_floats")
-    row["buffer_floats"] = cost.get("buffer_floats")
-    row["parameters"] = record["model"]["parameters"]
-    row["params_sha256"] = summary.get("params_sha256")
+    after["memory_floats"] = cost.get("memory_floats")
+    after["buffer_floats"] = cost.get("buffer_floats")
+    after["parameters"] = record["model"]["parameters"]
+    after["params_sha256"] = summary.get("params_sha256")
     seconds = [sum(entry["seconds"].values()) for entry in record["rounds"]]
     undisturbed = is_undisturbed(record)
-    row["seconds_round_median"] = median(seconds) if seconds and undisturbed else None
-    row["seconds_total"] = record["seconds_total"] if undisturbed else None
-    row["method_hash"] = record.get("method_hash")
-    row["commit"] = record.get("commit")
+    after["seconds_round_median"] = median(seconds) if seconds and undisturbed else None
+    after["seconds_total"] = record["seconds_total"] if undisturbed else None
+    after["method_hash"] = record.get("method_hash")
+    after["commit"] = record.get("commit")
     for name, value in record["config"].items():
-        row[f"config.{name}"] = value
-    return row
+        after[f"config.{name}"] = value
+    for title in measured:
+        if title in before or title in after:
+            raise UserError(
+                f"a table has a column '{title}' already (got a metric of that name); call yours otherwise."
+            )
+    return {**before, **measured, **after}
+
+
+def _read_metrics(record: Record, metrics: Sequence[Metric]) -> dict[str, float | None]:
+    """Reads the values of metrics by their titles; raises UserError if two have one title."""
+    values: dict[str, float | None] = {}
+    for metric in metrics:
+        if metric.title in values:
+            raise UserError(f"two metrics are called '{metric.title}', as their columns would be; rename one of them.")
+        values[metric.title] = metric.read_value(record)
+    return values
 
 
 def _round_number(value: float | None) -> float | None:
@@ -184,7 +202,7 @@ def read_numbers(paths: Iterable[str | Path], metrics: Sequence[str] = ()) -> pd
 
 def tabulate_numbers(records: Sequence[Record], metrics: Sequence[str] = ()) -> pd.DataFrame:
     """Makes the table of `read_numbers` from records, each with its `folder`."""
-    columns = [find_metric(name) for name in metrics]
+    columns = [find_metric(name) for name in dict.fromkeys(metrics)]
     numbers = pd.DataFrame([{"folder": record["folder"], **collect_numbers(record, columns)} for record in records])
     settings = pd.DataFrame(map(settings_of, records), dtype=object)
     differing = [name for name in settings if name not in numbers and settings[name].astype(str).nunique() > 1]
