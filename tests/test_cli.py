@@ -419,7 +419,7 @@ def test_a_table_and_a_plot_of_runs_are_written_where_they_are_asked_for(monkeyp
 
 def test_the_lines_of_a_run_say_speed_and_time_left(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(progress, "time", Mock(perf_counter=lambda: now))
     record = fedcli.run("fedavg", **ONE_ROUND, out="a").record
     entry = {**record["rounds"][0], "test_accuracy": 0.5, "validation_accuracy": None, "terms": {"task": 1.23456}}
     entry_without_test = {**entry, "test_accuracy": None}

@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from socket import socketpair
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -182,7 +183,7 @@ def test_only_work_that_has_shown_to_be_long_is_shared(monkeypatch):
         now += seconds
         return seconds
 
-    monkeypatch.setattr(forks.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(forks, "time", Mock(perf_counter=lambda: now))
 
     processes = Processes(4)
     monkeypatch.setattr(processes, "divide", divide)

@@ -50,7 +50,7 @@ def norm_images(batch=4, size=3):
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_without_a_mask_and_in_evaluation_it_is_torchs(train):
+def test_without_a_mask_and_in_evaluation_batch_normalisation_is_torchs(train):
     ours, theirs = norm_pair()
     ours.mask = None if train else torch.tensor([True, False, False, True])
     x = norm_images()
@@ -94,7 +94,8 @@ def test_one_value_per_channel_has_variance_0():
 
 def test_half_precision_input_keeps_its_type_and_the_statistics_theirs():
     ours, theirs = norm_pair()
-    ours.float(), theirs.float()
+    ours.float()
+    theirs.float()
     ours.mask = torch.ones(4, dtype=torch.bool)
     x = norm_images().bfloat16()
     out = ours(x)

@@ -1,6 +1,7 @@
 """Runs in a notebook: the quickstart is executed, and what a run shows of itself."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -212,9 +213,8 @@ def test_runs_of_folders_are_a_table_with_the_options_in_which_they_differ(run, 
 
 
 def test_a_run_that_fails_in_its_first_round_shows_no_time_that_is_left(monkeypatch):
-    """Which would be longer than Python counts."""
-    clock = iter([0.0, 1e5])
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))
+    """The time would be longer than Python counts."""
+    monkeypatch.setattr(progress, "time", Mock(perf_counter=Mock(side_effect=[0.0, 1e5])))
     listener = progress.ProgressListener()
     listener.start({"rounds": [], "config": {"rounds": 10**4}}, Path("run"), 100, 0)
     assert listener.position() == (0, ["round 0/10000", "0 samples/s"])

@@ -93,7 +93,8 @@ def test_a_page_has_the_tables_of_its_paper_and_what_is_not_planned(name, module
     for table, reason in module.NOT_PLANNED.items():
         assert f"\n- {table}: {reason.rstrip('.')}.\n" in page
 
-    numbers = re.findall(r"^ {3,4}(?:\| )?(\d+)\. ", module.__doc__, re.M)  # of the card's readings
+    # The card's readings are a numbered list, indented or behind a bar; the page has it at the margin.
+    numbers = re.findall(r"^ {3,4}(?:\| )?(\d+)\. ", module.__doc__, re.M)
     assert numbers == [str(number + 1) for number in range(len(numbers))]
     assert re.findall(r"^ ?(?:\| )?(\d+)\. ", page, re.M) == numbers
 

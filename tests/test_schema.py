@@ -166,7 +166,7 @@ def test_a_methods_version_is_its_numerics_or_its_files_hash(tmp_path):
     fedavg = find_method("fedavg")
     with pytest.raises(Stop):
         fedcli.run("fedavg", out=tmp_path / "reworded", progress=StopAfter(2), **TINY)
-    of_other_numerics = shutil.copytree(tmp_path / "reworded", tmp_path / "of other numerics")
+    renumbered = shutil.copytree(tmp_path / "reworded", tmp_path / "of other numerics")
     record = read_record(tmp_path / "reworded")
 
     write_record(tmp_path / "reworded", {**record, "method_hash": "0" * 16})
@@ -175,15 +175,15 @@ def test_a_methods_version_is_its_numerics_or_its_files_hash(tmp_path):
     assert after["changed"] == []
     assert after["method_hash"].endswith(fedavg.file_hash)
 
-    write_record(of_other_numerics, {**record, "numerics": {"core": 1, "method": 0}})
-    assert_refused(lambda: resume(of_other_numerics), "got numerics", "--changed-method")
-    after = resume(of_other_numerics, changed_method=True).record
+    write_record(renumbered, {**record, "numerics": {"core": 1, "method": 0}})
+    assert_refused(lambda: resume(renumbered), "got numerics", "--changed-method")
+    after = resume(renumbered, changed_method=True).record
     now = identity.current_numerics(after, fedavg)
     assert after["changed"] == [{"round": 2, "what": "the arithmetic of fedcli", "numerics": now}]
 
 
-def of_other_numerics(folder, numerics):
-    """A run that was stopped after its first round, of which its record says other numerics."""
+def stop_run_of_other_numerics(folder, numerics):
+    """Stops a run after its first round and writes other numerics into its record; returns those it had."""
     with pytest.raises(Stop):
         fedcli.run("fedavg", out=folder, progress=StopAfter(1), **TINY)
     record = read_record(folder)
@@ -192,7 +192,7 @@ def of_other_numerics(folder, numerics):
 
 
 def test_one_consent_holds_for_the_numerics_to_which_it_was_given(tmp_path, monkeypatch):
-    now = of_other_numerics(tmp_path, {"core": 1, "method": 0})
+    now = stop_run_of_other_numerics(tmp_path, {"core": 1, "method": 0})
     for consents in (True, False):
         with pytest.raises(Stop):
             resume(tmp_path, changed_method=consents, progress=StopAfter(1))
@@ -209,7 +209,7 @@ def test_one_consent_holds_for_the_numerics_to_which_it_was_given(tmp_path, monk
 
 def test_a_consent_is_recorded_before_rounds_of_the_new_code(tmp_path):
     """Before a checkpoint has such rounds."""
-    of_other_numerics(tmp_path, {"core": 1, "method": 0})
+    stop_run_of_other_numerics(tmp_path, {"core": 1, "method": 0})
 
     class Killed(Listener):
         def samples(self, count):

@@ -268,7 +268,8 @@ def test_a_file_may_import_those_beside_it_whose_names_may_be_taken_elsewhere(tm
 def test_runs_that_a_call_returns_have_all_files_that_they_need(several, methods_file):
     options = {**PARTS_OPTIONS, "protocol": "mine.py:mine:digits", "post": "mine.py:POST"}
     returned = fedcli.run("mine.py:plain", out="run", **options, **several)
-    for run in [returned] if several == {} else returned:
+    runs = returned if several else [returned]
+    for run in runs:
         assert len(run.record["user_files"]) == 2
         assert run.model()
 
@@ -484,7 +485,7 @@ METHOD = replace(SIMPLE, name="mine", config=Config)
 
 
 def test_a_type_that_is_a_text_for_python_is_a_type():
-    """As all are in a file that begins with `from __future__ import annotations`."""
+    """In a file that begins with `from __future__ import annotations` all types are texts."""
     Path("mine.py").write_text(WITH_TEXTS_AS_TYPES.replace("TYPE", "float | None"))
     command = ["run", "./mine.py", *flags_of({**PARTS_OPTIONS, "rounds": 1}), "--out", "run"]
     result = invoke(*command, "--strength", "2")
