@@ -25,6 +25,7 @@ def runs(tmp_path_factory):
     for kind, options in KINDS.items():
         options = {**FOUR_CLIENTS, **options, "out": folder / kind.replace(" ", "-")}
         runs_of_kinds[kind] = fedcli.run(**options, per_class=True)
+    assert runs_of_kinds["best round"].record["summary"]["selected_round"] < 2  # before the last of three
     return runs_of_kinds
 
 
