@@ -288,10 +288,10 @@ class _BatchNormBackward(Function):
         """Gives second derivatives by the plain formula."""
 
         def gradients(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-            _, pull_back = vjp(partial(_normalised, eps=ctx.eps), x, weight, torch.zeros_like(weight))
+            pull_back = vjp(partial(_normalised, eps=ctx.eps), x, weight, torch.zeros_like(weight))[1]
             return pull_back(gradient)
 
-        _, pull_back = vjp(gradients, *ctx.saved_tensors)
+        pull_back = vjp(gradients, *ctx.saved_tensors)[1]  # beside the value
         return *pull_back(second), None, None, None
 
     @staticmethod
