@@ -390,3 +390,38 @@ def test_no_command_imports_what_any_part_of_a_record_names(command, finished, w
         assert not opened_files, (path, text)
         assert result.exit_code in (0, 1, 2), (path, text, result.output)
         assert isinstance(result.exception, SystemExit | None), (path, text, result.exception)
+
+
+def trusted_networks(named, **options):
+    """Where two recorded networks, of files of one name, are looked for among the named files."""
+    config = {"backbone": f"{Path('a/nets.py').resolve()}:tiny", "method_file": f"{Path('b/nets.py').resolve()}:tiny"}
+    hashes = {path.partition(":")[0]: file_hash(path.partition(":")[0]) for path in config.values()}
+    record = {"method_source": "fedavg", "config": config, "user_files": hashes}
+    record = userfiles.trust_files(record, named, **options)
+    return list(record["config"].values())
+
+
+def write_namesakes(folder, *texts):
+    """Writes `a/nets.py` and `b/nets.py` into a folder."""
+    for name, text in zip("ab", texts, strict=True):
+        file = folder / name / "nets.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def test_each_of_two_equal_files_of_one_name_stays_the_one_it_was(folder):
+    write_namesakes(folder, TINY_NETWORK, TINY_NETWORK)
+    trusted = trusted_networks(["a/nets.py", "b/nets.py"])
+    assert trusted == [f"{folder}/a/nets.py:tiny", f"{folder}/b/nets.py:tiny"]
+
+
+def test_two_moved_and_changed_files_of_one_name_are_not_guessed(folder):
+    write_namesakes(folder, TINY_NETWORK, TINY_NETWORK + "# b\n")
+    write_namesakes(folder / "moved", TINY_NETWORK + "# c\n", TINY_NETWORK + "# d\n")
+    named = ["moved/a/nets.py", "moved/b/nets.py"]
+    assert_refused(lambda: trusted_networks(named, allow_changed=True), "several files have its name")
+
+
+def test_a_file_whose_hash_was_not_recorded_gets_that_of_now():
+    assert userfiles.add_hash("", "abc") == "abc"
+    assert userfiles.add_hash("abc", "def") == "abc, then def"

@@ -28,8 +28,8 @@ def last_hash(recorded: str) -> str:
 
 
 def add_hash(recorded: str, new_hash: str) -> str:
-    """The hashes of a file that has another one from now on, as a record has them."""
-    return recorded + _THEN + new_hash
+    """The hashes of a file that has another one from now on, as a record has them; "" where none was recorded."""
+    return recorded + _THEN + new_hash if recorded else new_hash
 
 
 def has_several_hashes(recorded: str) -> bool:

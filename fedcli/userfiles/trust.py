@@ -41,7 +41,7 @@ def trust_files(
     new_paths = {}
     new_hashes = {}
     for path, old_hash in recorded.items():
-        new_path = _find_moved(path, old_hash, named_files)
+        new_path = _find_moved(path, old_hash, named_files, recorded)
         if new_path is None:
             raise _unnamed(path, recorded)
         new_paths[path] = new_path
@@ -79,12 +79,26 @@ def _hash_to_record(old_hash: str, file: str, allow_changed: bool) -> str:
     return add_hash(old_hash, file_hash(file))
 
 
-def _find_moved(path: str, old_hash: str, files: Sequence[str]) -> str | None:
-    """The first of some files that is at a path or has its hash, else the first of its name; None without any."""
-    for file in files:
-        if file == path or is_hash_of(old_hash, file):
-            return file
-    for file in files:
-        if Path(file).name == Path(path).name:
-            return file
-    return None
+def _find_moved(path: str, old_hash: str, files: Sequence[str], recorded: Mapping[str, str]) -> str | None:
+    """The one of some files that is a recorded one now: by its hash, else its path, else its name; None without any.
+
+    Another recorded file is not taken for it, even if both are equal: each may read what lies beside it.
+
+    Raises:
+        UserError: Several files have its name, and no hash says which of them it is.
+    """
+    candidates = [file for file in files if file == path or file not in recorded]
+    unchanged = [file for file in candidates if is_hash_of(old_hash, file)]
+    if path in unchanged:
+        return path
+    if unchanged:
+        return unchanged[0]
+    if path in candidates:
+        return path
+    namesakes = [file for file in candidates if Path(file).name == Path(path).name]
+    if len(namesakes) > 1:
+        raise UserError(
+            f"'{path}' has moved and changed, and several files have its name (got {', '.join(namesakes)}); name only "
+            "the one that it is now."
+        )
+    return namesakes[0] if namesakes else None
