@@ -71,6 +71,13 @@ def _read_word(text: str, allowed: Sequence[str]) -> str:
     return text
 
 
+def _read_path(text: str) -> str:
+    """Reads a path; raises ValueError for none."""
+    if not text:
+        raise ValueError
+    return text
+
+
 PARTITIONS = {
     "iid": PartitionKind(iid, "iid", title="IID"),
     "dirichlet": PartitionKind(
@@ -107,7 +114,7 @@ PARTITIONS = {
         needs="writer", title="whole writers",
     ),
     "file": PartitionKind(
-        listed_parts, "file:PATH, such as file:split.json", options=(Option("", "path", str),), needs="place",
+        listed_parts, "file:PATH, such as file:split.json", options=(Option("", "path", _read_path),), needs="place",
         takes_path=True,
     ),
 }  # fmt: skip
