@@ -197,6 +197,7 @@ def main(
     only: Annotated[list[str], typer.Option(help="Name of a peer to run; all by default")] = [],  # noqa: B006
 ) -> None:
     """Run the peers, compare, and write results.json and the page."""
+    peers_folder = peers_folder.resolve()  # peers run in another folder
     chosen = choose_peers(only)
     for peer in chosen:
         check_peer(peer, peers_folder)

@@ -104,11 +104,15 @@ def split_by_agreement(peer: Peer, comparison: PeerComparison) -> RowsByAgreemen
 
 
 def check_explanations(by_agreement: RowsByAgreement) -> None:
-    """Refuses a row that differs without a cause, or is closed by a row that differs too.
+    """Refuses a row that differs without a cause or agrees with one, or is closed by a row that differs too.
 
     Raises:
         UserError: If there is one.
     """
+    for row in by_agreement.agreeing:
+        if row.explanation is not None:
+            name = f"{by_agreement.peer.name}, '{row.label}'"
+            raise UserError(f"{name}, agrees, and says why it differs; take its `explanation` out.")
     for row in by_agreement.differing:
         name = f"{by_agreement.peer.name}, '{row.label}'"
         if row.explanation is None:

@@ -68,7 +68,10 @@ def make_federation(case: Case) -> tuple[Setup, Federation]:
 
 
 def make_problem(case: Case) -> Problem:
-    """Makes what a peer needs to solve the problem of a case, which says nothing of the method."""
+    """Makes what a peer needs to solve the problem of a case.
+
+    It is the same for all methods with the case's options of a run; `fedkd_projection` is read by FedKD's row alone.
+    """
     # A peer that leaves out a batch that is not full does so itself.
     run_options = {**case.run_options, "drop_last": False}
     case_of_fedavg = replace(case, method="fedavg", options={}, run_options=run_options)

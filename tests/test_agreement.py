@@ -344,6 +344,15 @@ def test_a_row_that_differs_itself_closes_no_other():
         page.make_page([dataclasses.replace(peer, rows=rows)], {"fluke": differing})
 
 
+def test_a_row_that_agrees_has_no_cause():
+    (peer,) = agree.choose_peers(["fluke"])
+    explanation = next(row.explanation for row in peer.rows if row.explanation is not None)
+    agreeing = next(row for row in peer.rows if RESULTS["fluke"].rows[row.label].agrees)
+    rows = [dataclasses.replace(row, explanation=explanation) if row is agreeing else row for row in peer.rows]
+    with pytest.raises(UserError, match="agrees, and says why it differs"):
+        page.make_page([dataclasses.replace(peer, rows=tuple(rows))], RESULTS)
+
+
 def test_the_page_has_the_peers_that_have_results():
     text = page.make_page(PEERS, {"FedNTD": RESULTS["FedNTD"]})
     assert "## FedNTD" in text

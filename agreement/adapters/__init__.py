@@ -25,5 +25,6 @@ class Adapter(Protocol):
         Args:
             config: A `PeerConfig` of the peer's module in agreement/peers.
             problem: What the peer solves.
-            patch: Is called with the peer's server, or with what makes the networks of a peer that is a script.
+            patch: Is called with the object that the peer runs: its server, or fluke's algorithm; of a peer that is a
+                script with what makes its networks.
         """
