@@ -148,7 +148,7 @@ class Processes:
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        self._fork_seconds = (time.perf_counter() - start) / count
+        self._fork_seconds = (time.perf_counter() - start) / max(len(forks), 1)
 
     def reap(self) -> None:
         """Waits for the forks to be gone, whose memory the system has to give back."""

@@ -35,7 +35,7 @@ def main(
     time_limit: Annotated[str | None, typer.Option("--time")] = None,
     jobs: Annotated[int | None, typer.Option(min=1)] = None,
     precision: str = "float32",
-    archive_folder: Annotated[Path | None, typer.Option("--carry")] = None,
+    archive_folder: Annotated[Path | None, typer.Option("--carry", file_okay=False)] = None,
     earlier_archive: Annotated[Path | None, typer.Option("--from")] = None,
     tiny: bool = False,
 ) -> None:
@@ -44,12 +44,14 @@ def main(
     Of the precisions, claims count float32 alone; `--tiny` tries it on the CPU with small runs alone.
     """
     try:
+        if archive_folder is not None:
+            archive_folder.mkdir(parents=True, exist_ok=True)  # before the runs, which take hours
         if time_limit is not None:
             deadline.start_time_limit(time_limit)
         if earlier_archive is not None:
             archive.unpack(earlier_archive)
         runs = open_runs.plan_tiny_runs(precision) if tiny else open_runs.plan_open_runs(precision)
-    except (UserError, subprocess.CalledProcessError) as error:
+    except (UserError, OSError, subprocess.CalledProcessError) as error:
         sys.exit(f"error: {error}")
     if jobs is None:
         jobs = default_jobs(tiny)
