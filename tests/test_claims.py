@@ -491,10 +491,10 @@ def test_a_method_without_timings_has_its_ratio_to_fedavg_elsewhere(tmp_path):
     small = {"device": "cpu", "backbone": "cnn-2x32", "shape": "[1, 28, 28]", "precision": "float32"}
     large = {"device": "cpu", "backbone": "resnet18", "shape": "[3, 32, 32]", "precision": "float32"}
     timed = pd.DataFrame([
-        timing("fedavg", small, seconds=1.0, examples=9, threads=1),
-        timing("moon", small, seconds=2.0, examples=9, threads=1),
-        timing("moon", small, seconds=50.0, examples=8, threads=1),
-        timing("fedavg", large, seconds=0.5, examples=9, threads=2),
+        timing("fedavg", small, seconds_per_example=1.0, examples=9, threads=1),
+        timing("moon", small, seconds_per_example=2.0, examples=9, threads=1),
+        timing("moon", small, seconds_per_example=50.0, examples=8, threads=1),
+        timing("fedavg", large, seconds_per_example=0.5, examples=9, threads=2),
     ])  # fmt: skip
     assert durations.compute_time_ratios(timed).to_dict() == {"fedavg": 1.0, "moon": 2.0}
 
