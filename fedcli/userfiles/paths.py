@@ -74,8 +74,8 @@ def make_absolute(value: Any) -> Any:
 def resolve_beside(folder: Path, value: Any) -> Any:
     """An option's value as a file in a folder means it, with absolute paths.
 
-    Where a protocol in `/home/me/mine.py` says `nets.py:tiny`, that is `/home/me/nets.py:tiny`, whatever the working
-    directory is. Only if `/home/me` has no `nets.py`, it is the one of the working directory.
+    Where a protocol in `mine/protocols.py` says `nets.py:tiny`, that is `mine/nets.py:tiny`, whatever the working
+    directory is. Only if the folder `mine` has no `nets.py`, it is the one of the working directory.
     """
     if not isinstance(value, str):
         return value
