@@ -57,8 +57,9 @@ def listed_parts(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: 
 
 def _repeated(positions: np.ndarray) -> np.ndarray:
     """Returns the positions that are there more than once."""
-    distinct, times = np.unique(positions, return_counts=True)
-    return distinct[times > 1]
+    ascending = np.sort(positions)
+    is_as_before = ascending[1:] == ascending[:-1]
+    return ascending[1:][is_as_before]
 
 
 class Lists(NamedTuple):
