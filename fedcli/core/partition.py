@@ -146,7 +146,7 @@ class Partition:
                 f"every client needs a training image (got {num_clients} clients and {len(labels)} images); use "
                 f"--num-clients 1 to {len(labels)}."
             )
-        given: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         if self.needs:
             column = {"domain": domain, "writer": writer, "place": place}[self.needs]
             if column is None:
@@ -154,13 +154,13 @@ class Partition:
                     f"partition '{self.flag}' needs a data set with {self.needs}s (got one without); choose such a "
                     "data set, import this one anew, or use --partition iid."
                 )
-            given[self.needs] = np.asarray(column, np.int64)
+            arguments[self.needs] = np.asarray(column, np.int64)
         if self.needs == "domain":
-            given["names"] = domain_names
+            arguments["names"] = domain_names
         groups = writer if domain is None else domain
         if self.takes_groups and groups is not None:
-            given["groups"] = np.asarray(groups, np.int64)
-        return self.rule(labels, num_clients, seed=seed, **given)
+            arguments["groups"] = np.asarray(groups, np.int64)
+        return self.rule(labels, num_clients, seed=seed, **arguments)
 
     def divide(self, images: ImageSet, num_clients: int, seed: int) -> Parts:
         """Shares the training images of a data set out among K clients; raises what a call raises."""

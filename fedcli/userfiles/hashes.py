@@ -54,16 +54,16 @@ def imported_files(path: Path) -> set[Path]:
 
 def _find_files_beside(path: Path, find_names: Callable[[Path], Iterable[str]]) -> set[Path]:
     """The files beside a file whose names are found in it, or in one of them; not the file itself."""
-    found: set[Path] = set()
+    imported: set[Path] = set()
     waiting = [path]
     while waiting:
         file = waiting.pop()
         for name in find_names(file):
             beside = path.with_name(f"{name}.py")
-            if beside not in {path, *found} and beside.is_file():
-                found.add(beside)
+            if beside not in {path, *imported} and beside.is_file():
+                imported.add(beside)
                 waiting.append(beside)
-    return found
+    return imported
 
 
 def _imported_names(file: Path) -> list[str]:
