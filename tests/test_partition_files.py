@@ -79,7 +79,7 @@ def test_a_list_alone_and_an_npz_file_are_the_same_split(tmp_path):
     assert fingerprint(deal_parts(dataset, write_split(tmp_path, {"train": lists}), 3)) == expected
     assert from_flag("file:split.json").flag == "file:split.json"
     for flag in ("file", "file:"):
-        assert_refused(lambda flag=flag: from_flag(flag), "cannot be read", "write file:PATH")
+        assert_refused(lambda flag=flag: fedcli.run("fedavg", partition=flag), "cannot be read", "write file:PATH")
 
 
 @pytest.mark.parametrize(

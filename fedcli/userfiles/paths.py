@@ -66,6 +66,8 @@ def short_name(text: str) -> str:
 
 def make_absolute(value: Any) -> Any:
     """An option's value with absolute paths of user's files, and of the file that lists a partition."""
+    if value == _LISTED:  # no path, which whoever reads the partition refuses
+        return value
     if isinstance(value, str) and value.startswith(_LISTED):
         return f"{_LISTED}{os.path.realpath(value.removeprefix(_LISTED))}"
     return _map_user_files(value, lambda path: path)
