@@ -13,6 +13,7 @@ from torch import Tensor
 from fedcli.core import (
     Aux,
     Batch,
+    Buffers,
     Client,
     LocalLoss,
     Network,
@@ -31,7 +32,7 @@ from fedcli.papers.baselines import apfl, fedavgm, moon, scaffold
 from fedcli.papers.baselines.fedavg import make_local_loss
 
 ALPHA_DECAY = 0.02  # times alpha, which PFLlib adds to the gradient of alpha
-FeatureExtractor = Callable[[Network, Params, Params, Batch], Tensor]  # of a batch by a model that is not trained
+FeatureExtractor = Callable[[Network, Params, Buffers, Batch], Tensor]  # of a batch by a model that is not trained
 
 
 def run_nesterov_round(
@@ -105,12 +106,12 @@ def init_with_initial_past(fed: Federation, config: moon.Config) -> moon.ServerS
     return state._replace(clients=dict.fromkeys(range(fed.num_clients), first))
 
 
-def features_in_training_mode(network: Network, params: Params, buffers: Params, batch: Batch) -> Tensor:
+def features_in_training_mode(network: Network, params: Params, buffers: Buffers, batch: Batch) -> Tensor:
     """Features `[B, D]` as a target, normalised by the batch."""
     return network(params, buffers, batch.x, batch.mask).features.detach()
 
 
-def features_in_evaluation_mode(network: Network, params: Params, buffers: Params, batch: Batch) -> Tensor:
+def features_in_evaluation_mode(network: Network, params: Params, buffers: Buffers, batch: Batch) -> Tensor:
     """Features `[B, D]` as a target, normalised by the running mean and variance."""
     return network(params, buffers, batch.x, batch.mask, train=False).features.detach()
 

@@ -106,7 +106,19 @@ from fedcli import (
     option,
     row,
 )
-from fedcli.core import Aux, Batch, Client, LocalLoss, Network, Params, cross_entropy, kept_models, masked_mean, root
+from fedcli.core import (
+    Aux,
+    Batch,
+    Buffers,
+    Client,
+    LocalLoss,
+    Network,
+    Params,
+    cross_entropy,
+    kept_models,
+    masked_mean,
+    root,
+)
 from fedcli.core.class_vectors import EXCLUDED_LOGIT
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.core.own_models import averaged_models, refuse_mixed_average, train_newcomers
@@ -211,14 +223,14 @@ class Teacher(NamedTuple):
     """A model that a client distils from, its own for each client; the context of the local phase, with axes 0."""
 
     params: Params
-    buffers: Params
+    buffers: Buffers
 
 
 class ClientState(NamedTuple):
     """What a client keeps between rounds."""
 
     params: Params  # its model after the local phase: theta_i^e, and the teacher theta_i^{e-1} of the next round
-    buffers: Params
+    buffers: Buffers
     pretrained: Teacher | None = None  # theta*, in FCCL
 
 
@@ -420,7 +432,7 @@ def predict(network: Network, teacher: Teacher, batch: Batch) -> Tensor:
     return network(teacher.params, teacher.buffers, batch.x, batch.mask, train=False).logits.detach()
 
 
-def predict_in_training(network: Network, teacher: Teacher, student_buffers: Params, batch: Batch) -> Tensor:
+def predict_in_training(network: Network, teacher: Teacher, student_buffers: Buffers, batch: Batch) -> Tensor:
     """A teacher's logits `[B, C]` in training mode, by the statistics of the batch, constants of the loss.
 
     Running statistics change nothing in that mode, so they may be the student's; of its integers, which are the keys of

@@ -67,6 +67,7 @@ from torch import Tensor
 from fedcli import Cell, Claim, Costs, DataSetting, Gain, Method, Protocol, Table, column, grid, option, row
 from fedcli.core import (
     Aux,
+    Buffers,
     Client,
     LocalLoss,
     Model,
@@ -110,7 +111,7 @@ class ServerState(NamedTuple):
     """What the server keeps between rounds."""
 
     params: Params  # global model w^t
-    buffers: Params
+    buffers: Buffers
     global_features: Tensor  # [C, D]
     has_class: Tensor  # [C], bool: whether a class has a global feature, as any client has had it
     evaluation: Tensor  # [N, C], the last evaluation vector of every client; zeros before its first

@@ -79,6 +79,7 @@ from fedcli import Cell, Claim, DataSetting, Method, Protocol, Table, both_ways,
 from fedcli.core import (
     Aux,
     Batch,
+    Buffers,
     Client,
     LocalLoss,
     Network,
@@ -155,7 +156,7 @@ class ServerState(NamedTuple):
     """What the server keeps between rounds."""
 
     params: Params  # global model w^(t)
-    buffers: Params
+    buffers: Buffers
     anchors: Tensor  # [C, D], a^(t)
 
 

@@ -104,6 +104,7 @@ from fedcli import (
 from fedcli.core import (
     Aux,
     Batch,
+    Buffers,
     Client,
     ClientState,
     LocalLoss,
@@ -159,7 +160,7 @@ class ServerState(NamedTuple):
     """What the server keeps between rounds."""
 
     params: Params  # global model w^(t)
-    buffers: Params
+    buffers: Buffers
     anchors: Tensor  # [C, D]
     has_anchor: Tensor  # [C], bool: whether any client has ever had the class
 
@@ -310,7 +311,7 @@ METHOD = Method(
 # A diagnostic that the paper does not have: the term `norm_before_batchnorm` of round T_s (Reading 18)
 
 
-def norm_before_batchnorm(params: Params, buffers: Params) -> Tensor | None:
+def norm_before_batchnorm(params: Params, buffers: Buffers) -> Tensor | None:
     """The norm of all convolutions' weights together, a scalar; None in a network without batch normalisation.
 
     To multiply these weights changes no output, but a step turns longer ones less.
@@ -348,7 +349,7 @@ class StateWithClients(NamedTuple):
     """What the server keeps between rounds, and the clients' own models."""
 
     params: Params  # last global model
-    buffers: Params
+    buffers: Buffers
     anchors: Tensor  # [C, D]
     has_anchor: Tensor  # [C], bool: whether any client has ever had the class
     clients: Mapping[int, ClientState]  # by id, each one's model after its last round

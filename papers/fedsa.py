@@ -85,6 +85,7 @@ from torch import Tensor
 from fedcli import Cell, Claim, DataSetting, Gain, Method, Protocol, Table, column, grid, option, row, rows_by_class
 from fedcli.core import (
     Aux,
+    Buffers,
     Client,
     LocalLoss,
     Network,
@@ -155,7 +156,7 @@ class ClientState(NamedTuple):
     """What a client keeps between rounds."""
 
     params: Params  # its own model w_i
-    buffers: Params
+    buffers: Buffers
     margin: Tensor  # scalar, d_i, of its last prototypes; 0 before the first
 
 

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, option
-from fedcli.core import Aux, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
+from fedcli.core import Aux, Buffers, LocalLoss, Network, Params, cross_entropy, masked_mean, weighted_mean
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class ServerState(NamedTuple):
     """What the server keeps between rounds."""
 
     params: Params
-    buffers: Params
+    buffers: Buffers
     means: Tensor  # g [C, D]
     has_class: Tensor  # [C], whether g has a mean
     clients: dict[int, ClientState]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Client, Params, head_names, plain_loss, split, tree_map, weighted_mean
+from fedcli.core import Buffers, Client, Params, head_names, plain_loss, split, tree_map, weighted_mean
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ServerState(NamedTuple):
     """What the server keeps between rounds."""
 
     params: Params  # of the body, and h_mean
-    buffers: Params
+    buffers: Buffers
     clients: dict[int, ClientState]  # of those that have taken part
 
 
@@ -48,7 +48,7 @@ def mix(own: Params, mean: Params, own_share: float) -> Params:
     return tree_map(lambda mine, ours: own_share * mine + (1 - own_share) * ours, own, mean)
 
 
-def personal_models(state: ServerState) -> dict[int, tuple[Params, Params]]:
+def personal_models(state: ServerState) -> dict[int, tuple[Params, Buffers]]:
     """Each client's model: its own head on the averaged body."""
     return {client: ({**state.params, **kept.head}, state.buffers) for client, kept in state.clients.items()}
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Params, plain_loss, tree_map, weighted_mean
+from fedcli.core import Buffers, Params, plain_loss, tree_map, weighted_mean
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ServerState(NamedTuple):
     """What the server keeps between rounds."""
 
     params: Params  # x
-    buffers: Params
+    buffers: Buffers
     velocity: Params  # v
 
 

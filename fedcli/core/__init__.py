@@ -23,6 +23,7 @@ from fedcli.core.batches import Batch
 from fedcli.core.class_vectors import distance, no_vectors, unit
 from fedcli.core.clients import (
     Aux,
+    Buffers,
     Client,
     LocalLoss,
     Model,
@@ -47,12 +48,12 @@ from fedcli.core.population import Cohort
 from fedcli.core.trees import copies, select, stack, to_device, tree_map
 
 __all__ = [
-    "Aux", "Batch", "Client", "ClientState", "Cohort", "Federation", "LocalLoss", "Model", "Network", "Params", "Step",
-    "axes_of", "batchnorm_names", "class_means", "class_sums", "composed", "copies", "cosine_annealing",
-    "cross_entropy", "distance", "divergence", "generator", "gradient", "head_names", "inner_product", "kept_models",
-    "masked_mean", "model_of", "no_vectors", "own_models", "plain_loss", "quotient", "root", "select", "split",
-    "split_model", "squared_distance", "stack", "step_length", "to_device", "train_own_models", "tree_map", "unit",
-    "weighted_mean",
+    "Aux", "Batch", "Buffers", "Client", "ClientState", "Cohort", "Federation", "LocalLoss", "Model", "Network",
+    "Params", "Step", "axes_of", "batchnorm_names", "class_means", "class_sums", "composed", "copies",
+    "cosine_annealing", "cross_entropy", "distance", "divergence", "generator", "gradient", "head_names",
+    "inner_product", "kept_models", "masked_mean", "model_of", "no_vectors", "own_models", "plain_loss", "quotient",
+    "root", "select", "split", "split_model", "squared_distance", "stack", "step_length", "to_device",
+    "train_own_models", "tree_map", "unit", "weighted_mean",
 ]  # fmt: skip
 
 # The version of the core's arithmetic: raised whenever a golden (tests/goldens.json) changes because of the core. It

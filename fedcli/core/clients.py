@@ -20,8 +20,10 @@ from fedcli.core.keyed_draws import KEY_ENDING
 from fedcli.core.trees import Tree, pack, select, tree_map, unpack
 from fedcli.errors import first_line
 
-Params = dict[str, Tensor]  # by name
-Terms = dict[str, Tensor]  # of an objective by name, as they enter the record
+Tensors = dict[str, Tensor]  # by name
+Params = Tensors  # of a network, which are trained; also their gradients and what an optimizer has for each
+Buffers = Tensors  # of a network, which are not: running statistics and the keys of dropout
+Terms = Tensors  # of an objective, as they enter the record
 
 # The term in which a step tells the value that it minimises, so that one that is not finite is seen at the end of the
 # round, on every device, without waiting in each step.
@@ -46,14 +48,14 @@ class Model(NamedTuple):
     """The tensors of a network; stacked, every tensor has the client axis first."""
 
     params: Params
-    buffers: Params
+    buffers: Buffers
 
 
 class Client(NamedTuple):
     """A client while it trains; stacked, every tensor has the client axis first."""
 
     params: Params
-    buffers: Params
+    buffers: Buffers
     # State of the optimizers by `key`, see `OptimizerUpdate`; empty before the first step.
     optimizer: dict[str, Tree] = {}  # noqa: RUF012  # nobody writes into it
     memory: Tree = ()  # what a method gathers while training; () where it gathers nothing
@@ -69,13 +71,13 @@ class Output(NamedTuple):
 
     features: Tensor  # [B, D]
     logits: Tensor  # [B, C]
-    buffers: Params  # the buffers after this batch
+    buffers: Buffers  # the buffers after this batch
 
 
 class Aux(NamedTuple):
     """What a local objective returns beside its value."""
 
-    buffers: Params
+    buffers: Buffers
     terms: Terms  # scalars
     outputs: Tree = ()  # whatever a local step needs from the forward pass, for example the features
 
@@ -84,7 +86,7 @@ class Aux(NamedTuple):
         return self._replace(terms={**self.terms, name: value})
 
 
-LocalLoss = Callable[[Params, Params, Batch, Any], tuple[Tensor, Aux]]
+LocalLoss = Callable[[Params, Buffers, Batch, Any], tuple[Tensor, Aux]]
 Update = Callable[[Client, Batch, Any], tuple[Client, Aux]]
 
 
@@ -153,7 +155,7 @@ class Network:
     def __init__(self, module: nn.Module, precision: str, device: torch.device):
         self.module = module.to(device)
         self.params: Params = {}
-        self.frozen: Params = {}  # stay in the module
+        self.frozen: Tensors = {}  # stay in the module
         for name, value in module.named_parameters():
             group = self.params if value.requires_grad else self.frozen
             group[name] = value
@@ -163,7 +165,7 @@ class Network:
         self._autocast = precision == "bf16"
         self._copy_of_thread = _CopyOfThread()
 
-    def _loaded(self, tensors: Params) -> nn.Module:
+    def _loaded(self, tensors: Tensors) -> nn.Module:
         """Puts tensors into this thread's copy of the module until the next call, and returns that copy.
 
         `torch.func.functional_call` would put the former ones back each time.
@@ -176,7 +178,7 @@ class Network:
             slot.tensors[slot.key] = tensors[name]
         return module
 
-    def __call__(self, params: Params, buffers: Params, x: Tensor, mask: Tensor | None = None, train: bool = True):
+    def __call__(self, params: Params, buffers: Buffers, x: Tensor, mask: Tensor | None = None, train: bool = True):
         """Returns features, logits and new buffers for a batch of one client.
 
         Args:
@@ -219,7 +221,7 @@ def squared_distance(params: Params, others: Params) -> Tensor:
 def plain_loss(network: Network) -> LocalLoss:
     """Makes the plain local objective: the mean cross-entropy over a client's examples; its context is not used."""
 
-    def local_loss(params: Params, buffers: Params, batch: Batch, context: Any) -> tuple[Tensor, Aux]:
+    def local_loss(params: Params, buffers: Buffers, batch: Batch, context: Any) -> tuple[Tensor, Aux]:
         features, logits, buffers = network(params, buffers, batch.x, batch.mask)
         loss = cross_entropy(logits, batch.y, batch.mask)
         return loss, Aux(buffers, {"cross_entropy": loss}, features)
@@ -278,7 +280,7 @@ def vmap_fault(network: Network, images: Tensor) -> str:
     `images` are two or more, `[B, channels, H, W]`.
     """
 
-    def objective(params: Params, buffers: Params) -> tuple[Tensor, Params]:
+    def objective(params: Params, buffers: Buffers) -> tuple[Tensor, Params]:
         output = network(params, buffers, images)
         return output.logits.square().sum(), output.buffers
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedcli.core.client_states import find_stored_states
-from fedcli.core.clients import Model, Network, Params
+from fedcli.core.clients import Buffers, Model, Network, Params
 from fedcli.core.federation import Federation
 from fedcli.core.output_cache import OutputCache, Outputs
 from fedcli.declarations import Method
@@ -30,7 +30,7 @@ class FullModel(NamedTuple):
 
     network: Network
     params: Params
-    buffers: Params
+    buffers: Buffers
 
     @property
     def tensors(self) -> Model:
@@ -244,7 +244,7 @@ def model_to_test(fed: Federation, method: Method, state: Any, client: int) -> F
     return FullModel(network, tensors.params, tensors.buffers)
 
 
-def own_model(personal: Callable[[Any], dict[int, tuple[Params, Params]]], state: Any, client: int) -> Model | None:
+def own_model(personal: Callable[[Any], dict[int, tuple[Params, Buffers]]], state: Any, client: int) -> Model | None:
     """Returns a client's own model by `Method.personal`, None before it has taken part; reads only its stored state."""
     only_its = {}
     for name, states in find_stored_states(state).items():

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fedcli.core.clients import Client, Network, Params
+from fedcli.core.clients import Buffers, Client, Network, Params
 
 
 class ExchangedModels:
@@ -22,17 +22,17 @@ class ExchangedModels:
         self.received: Params | None = None
         self.trained: Client | None = None
 
-    def receive(self, params: Params, buffers: Params) -> None:
+    def receive(self, params: Params, buffers: Buffers) -> None:
         """Takes note of what all clients were sent."""
         if self.received is None and self._is_whole(params, buffers):
             self.received = params
 
-    def send(self, params: Params, buffers: Params) -> None:
+    def send(self, params: Params, buffers: Buffers) -> None:
         """Takes note of the stacked models that clients send."""
         if self._keep_trained and self._is_whole(params, buffers):
             self.trained = Client(params, buffers)
 
-    def _is_whole(self, params: Params, buffers: Params) -> bool:
+    def _is_whole(self, params: Params, buffers: Buffers) -> bool:
         """Says whether these are all parameters and buffers of one of the networks."""
         names = (params.keys(), buffers.keys())
         return any(names == (network.params.keys(), network.buffers.keys()) for network in self._networks)

@@ -17,6 +17,7 @@ from fedcli.core.client_states import Store
 from fedcli.core.clients import (
     OBJECTIVE,
     Aux,
+    Buffers,
     Client,
     LocalLoss,
     Model,
@@ -219,14 +220,14 @@ class Federation(Population):
             torch.cuda.synchronize(self.device)
         self.seconds[part] += time.perf_counter() - start
 
-    def broadcast(self, params: Params, buffers: Params, cohort: Cohort) -> Client:
+    def broadcast(self, params: Params, buffers: Buffers, cohort: Cohort) -> Client:
         """Sends one model to every client of the cohort; returns stacked clients `[K, ...]` without optimizer state."""
         size = len(cohort.client_ids)
         self.count_broadcast(params, buffers, size)
         model = copies(Model(params, buffers), size)
         return Client(model.params, model.buffers)
 
-    def count_broadcast(self, params: Params, buffers: Params, num_clients: int) -> None:
+    def count_broadcast(self, params: Params, buffers: Buffers, num_clients: int) -> None:
         """Counts one model that is sent to so many clients, where the method itself makes what they have of it."""
         self.traffic.count_models_down(params, buffers, num_clients)
         if num_clients == self.config.cohort_size:
@@ -469,7 +470,7 @@ class Federation(Population):
             return stack(self.engine.side_by_side("class means", of_client, range(len(cohort.client_ids))))
 
     def predict(
-        self, params: Params, buffers: Params, index: np.ndarray | None = None, network: Network | None = None, *,
+        self, params: Params, buffers: Buffers, index: np.ndarray | None = None, network: Network | None = None, *,
         test: bool = False, quick: bool = False, with_features: bool = True,
     ) -> Predictions:  # fmt: skip
         """Returns what one model in evaluation mode gives for training or test examples.

@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedcli.core.clients import Client, Model, Network, Params
+from fedcli.core.clients import Client, Model, Network, Tensors
 
 
 def head_names(network: Network) -> frozenset[str]:
@@ -52,7 +52,7 @@ def split_model(model: Client | Model, names: Collection[str]) -> ModelParts:
     return ModelParts(Model(named_params, named_buffers), Model(other_params, other_buffers))
 
 
-def split(tree: Params, names: Collection[str]) -> tuple[Params, Params]:
+def split(tree: Tensors, names: Collection[str]) -> tuple[Tensors, Tensors]:
     """Cuts parameters or buffers in two: those that are named, and the rest, each in its order."""
     named = {name: value for name, value in tree.items() if name in names}
     rest = {name: value for name, value in tree.items() if name not in names}

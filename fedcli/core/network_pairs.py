@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedcli.core.batches import Batch
-from fedcli.core.clients import Client, Model, Network, Output, Params
+from fedcli.core.clients import Buffers, Client, Model, Network, Output, Params, Tensors
 from fedcli.core.optimizers import clip_factor
 
 # What the names of a network's tensors begin with while both are trained.
@@ -22,17 +22,17 @@ class AnyModel(Protocol):
         """Its parameters."""
 
     @property
-    def buffers(self) -> Params:
+    def buffers(self) -> Buffers:
         """Its buffers."""
 
 
-def joined(private: Params, shared: Params) -> Params:
+def joined(private: Tensors, shared: Tensors) -> Tensors:
     """Returns the tensors of both networks in one dict, told apart by the beginnings of their names."""
     both = {PRIVATE + name: value for name, value in private.items()}
     return both | {SHARED + name: value for name, value in shared.items()}
 
 
-def part(tree: Params, prefix: str) -> Params:
+def part(tree: Tensors, prefix: str) -> Tensors:
     """Returns the tensors of one network under their own names."""
     return {name.removeprefix(prefix): value for name, value in tree.items() if name.startswith(prefix)}
 
@@ -62,7 +62,7 @@ def names_of_both(private: Network, shared: Network) -> list[str]:
 
 
 def outputs_of_both(
-    private: Network, shared: Network, params: Params, buffers: Params, batch: Batch
+    private: Network, shared: Network, params: Params, buffers: Buffers, batch: Batch
 ) -> tuple[Output, Output]:
     """Returns what the private and the shared network give for a batch, by the tensors of both in one dict."""
     of_private = private(part(params, PRIVATE), part(buffers, PRIVATE), batch.x, batch.mask)

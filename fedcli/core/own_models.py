@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedcli.core.aggregate import weighted_mean
-from fedcli.core.clients import Client, Params, Terms, cosine_annealing, plain_loss
+from fedcli.core.clients import Buffers, Client, Params, Terms, cosine_annealing, plain_loss
 from fedcli.core.federation import Federation
 from fedcli.core.population import Cohort
 from fedcli.errors import UserError
@@ -16,7 +16,7 @@ class ClientState(NamedTuple):
     """What a client keeps between rounds where that is a model of its own."""
 
     params: Params  # its own model
-    buffers: Params
+    buffers: Buffers
 
 
 def own_models(states: Mapping[int, Any], group: Cohort, fed: Federation) -> Client:
@@ -25,7 +25,7 @@ def own_models(states: Mapping[int, Any], group: Cohort, fed: Federation) -> Cli
     return Client(models.params, models.buffers)
 
 
-def kept_models(state: Any) -> dict[int, tuple[Params, Params]]:
+def kept_models(state: Any) -> dict[int, tuple[Params, Buffers]]:
     """Returns each client's own model, `params` and `buffers` of what it keeps in `state.clients`."""
     return {client: (own.params, own.buffers) for client, own in state.clients.items()}
 

@@ -1,6 +1,6 @@
 """How much a round sends: the floats that go down to its clients and up to the server."""
 
-from fedcli.core.clients import Params
+from fedcli.core.clients import Buffers, Params
 from fedcli.core.trees import Tree, count_floats
 
 
@@ -16,7 +16,7 @@ class Traffic:
         self.down = {"params": 0, "buffers": 0, "other": 0}
         self.up = {"params": 0, "buffers": 0, "other": 0}
 
-    def count_models_down(self, params: Params, buffers: Params, num_clients: int) -> None:
+    def count_models_down(self, params: Params, buffers: Buffers, num_clients: int) -> None:
         """Counts one model that is sent to so many clients."""
         self.down["params"] += num_clients * count_floats(params)
         self.down["buffers"] += num_clients * count_floats(buffers)
@@ -25,7 +25,7 @@ class Traffic:
         """Counts what is no model and is sent to so many clients."""
         self.down["other"] += num_clients * count_floats(tree)
 
-    def count_models_up(self, params: Params, buffers: Params) -> None:
+    def count_models_up(self, params: Params, buffers: Buffers) -> None:
         """Counts the models `[K, ...]` that clients send."""
         self.up["params"] += count_floats(params)
         self.up["buffers"] += count_floats(buffers)

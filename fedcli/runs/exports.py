@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from safetensors.torch import save as serialize
 
-from fedcli.core.clients import Params
+from fedcli.core.clients import Tensors
 from fedcli.core.keyed_draws import KEY_ENDING
 from fedcli.errors import UserError, first_line
 from fedcli.files import write_atomically
@@ -105,7 +105,7 @@ def _tensor_file(model: Classifier, record: Record) -> bytes:
     return serialize(tensors, facts)
 
 
-def _tensors(model: Classifier) -> Params:
+def _tensors(model: Classifier) -> Tensors:
     """Returns all tensors of a model, but for the keys of dropout, which is off."""
     tensors = {**model.state_dict(), **dict(model.named_buffers())}
     return {name: value for name, value in tensors.items() if not name.endswith(KEY_ENDING)}

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedcli.core import backbones
 from fedcli.core.body_and_head import Backbone
 from fedcli.core.client_states import Store
-from fedcli.core.clients import Params
+from fedcli.core.clients import Buffers, Params
 from fedcli.core.evaluation import own_model
 from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.core.trees import leaves
@@ -29,8 +29,8 @@ NAMES_OF_ROUNDS = ("selected", "last")  # whose models are kept
 class Models(NamedTuple):
     """What is tested after a round."""
 
-    shared: tuple[Params, Params] | None  # parameters and buffers of the global model
-    personal: dict[int, tuple[Params, Params]]  # of each client's own model, of those that have taken part
+    shared: tuple[Params, Buffers] | None  # parameters and buffers of the global model
+    personal: dict[int, tuple[Params, Buffers]]  # of each client's own model, of those that have taken part
     prototypes: tuple[Tensor, Tensor] | None  # [C, D], and which classes have one [C]
 
 
@@ -198,7 +198,7 @@ def check_models(models: Models, method: Method, record: Record) -> None:
             check_like((points, torch.empty(classes, dtype=torch.bool)), models.prototypes, num_clients)
 
 
-def _initial_model(network: Backbone) -> tuple[Params, Params]:
+def _initial_model(network: Backbone) -> tuple[Params, Buffers]:
     """Returns parameters and buffers of a network, without those that are frozen."""
     params: Params = {name: value for name, value in network.named_parameters() if value.requires_grad}
     return params, dict(network.named_buffers())

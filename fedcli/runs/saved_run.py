@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcli.core.backbones import Backbone
-from fedcli.core.clients import Params
+from fedcli.core.clients import Tensors
 from fedcli.core.evaluation import nearness
 from fedcli.errors import UserError
 from fedcli.registry import find_method
@@ -115,7 +115,7 @@ class SavedRun:
 
 
 @torch.no_grad()
-def _load(network: Backbone, tensors: Params) -> None:
+def _load(network: Backbone, tensors: Tensors) -> None:
     """Puts parameters and all buffers, those that a `state_dict` leaves out too, into a network; frozen parts stay."""
     own_tensors = {**dict(network.named_parameters()), **dict(network.named_buffers(remove_duplicate=False))}
     for name, value in tensors.items():

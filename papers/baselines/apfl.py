@@ -39,7 +39,19 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Aux, Client, LocalLoss, Network, Params, Step, composed, cross_entropy, tree_map, weighted_mean
+from fedcli.core import (
+    Aux,
+    Buffers,
+    Client,
+    LocalLoss,
+    Network,
+    Params,
+    Step,
+    composed,
+    cross_entropy,
+    tree_map,
+    weighted_mean,
+)
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.core.network_pairs import PRIVATE, SHARED, joined, joined_models, names_of_both, part, taken_apart
 
@@ -61,7 +73,7 @@ class ClientState(NamedTuple):
     """What a client keeps between rounds."""
 
     params: Params  # v_i
-    buffers: Params  # of the mixture's passes
+    buffers: Buffers  # of the mixture's passes
     alpha: Tensor  # scalar
 
 
@@ -69,7 +81,7 @@ class ServerState(NamedTuple):
     """What the server keeps, and by client id what the clients keep."""
 
     params: Params  # global model w
-    buffers: Params
+    buffers: Buffers
     clients: Mapping[int, ClientState]  # of those that have taken part
 
 
@@ -120,7 +132,7 @@ def make_local_step(fed: Federation, config: Config) -> Step:
     return composed(update, model_step, alpha_step)
 
 
-def personal_models(state: ServerState) -> dict[int, tuple[Params, Params]]:
+def personal_models(state: ServerState) -> dict[int, tuple[Params, Buffers]]:
     """Each client's mixture with the global model (Reading 6)."""
     models = {}
     for client, own in state.clients.items():

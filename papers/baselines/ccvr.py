@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 
 from fedcli import Post, option
-from fedcli.core import Aux, Batch, Client, Params, cross_entropy, generator, head_names
+from fedcli.core import Aux, Batch, Buffers, Client, Params, cross_entropy, generator, head_names
 from fedcli.core.federation import Federation
 
 _SOURCE = "from others' code"
@@ -183,7 +183,7 @@ def retrain(params: Params, features: Tensor, labels: Tensor, fed: Federation, c
     return client.params
 
 
-def statistics_of_clients(params: Params, buffers: Params, fed: Federation) -> Iterator[Statistics]:
+def statistics_of_clients(params: Params, buffers: Buffers, fed: Federation) -> Iterator[Statistics]:
     """What each client sends, one client at a time: C D^2 floats of each would not fit."""
     for part in fed.training:  # Reading 1
         predicted = fed.predict(params, buffers, part)
@@ -191,7 +191,7 @@ def statistics_of_clients(params: Params, buffers: Params, fed: Federation) -> I
         yield client_statistics(features, predicted.labels, fed.num_classes)
 
 
-def apply(params: Params, buffers: Params, fed: Federation, config: Config) -> tuple[Params, Params, int]:
+def apply(params: Params, buffers: Buffers, fed: Federation, config: Config) -> tuple[Params, Buffers, int]:
     """Section 4: the model with its classifier trained anew, and the floats that a client sends."""
     pooled = pool(statistics_of_clients(params, buffers, fed))
     features, labels = virtual_features(pooled, config.ccvr_examples, fed.seed)

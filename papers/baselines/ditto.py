@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Client, ClientState, Params, plain_loss, weighted_mean
+from fedcli.core import Buffers, Client, ClientState, Params, plain_loss, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines import fedprox
 
@@ -52,7 +52,7 @@ class ServerState(NamedTuple):
     """What the server keeps, and by client id what the clients keep."""
 
     params: Params  # global model w
-    buffers: Params
+    buffers: Buffers
     clients: Mapping[int, ClientState]  # v_k and its buffers, of those that have taken part
 
 

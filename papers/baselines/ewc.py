@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcli.core import Client, LocalLoss, Network, Params, model_of, plain_loss, stack
+from fedcli.core import Buffers, Client, LocalLoss, Network, Params, model_of, plain_loss, stack
 from fedcli.core.federation import Cohort, Federation
 
 
@@ -57,7 +57,7 @@ def draw_labels(logits: Tensor, uniform: Tensor) -> Tensor:
     return below.sum(1).clamp(max=logits.shape[1] - 1)  # rounding may leave the last sum below 1
 
 
-def fisher_diagonal(network: Network, params: Params, buffers: Params, x: Tensor, uniform: Tensor) -> Params:
+def fisher_diagonal(network: Network, params: Params, buffers: Buffers, x: Tensor, uniform: Tensor) -> Params:
     """F, as `params`: the mean over images of the squared gradient of log p(y | x), with y drawn from the model.
 
     Args:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fedcli import Method, Protocol, both_ways
-from fedcli.core import Client, LocalLoss, Network, Params, plain_loss, weighted_mean
+from fedcli.core import Buffers, Client, LocalLoss, Network, Params, plain_loss, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 
 
@@ -34,7 +34,7 @@ class ServerState(NamedTuple):
     """What the server keeps between rounds."""
 
     params: Params  # global model
-    buffers: Params
+    buffers: Buffers
 
 
 def make_local_loss(network: Network, config: Any = None) -> LocalLoss:

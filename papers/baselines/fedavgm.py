@@ -37,7 +37,7 @@ from typing import NamedTuple
 import torch
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Client, Params, plain_loss, tree_map, weighted_mean
+from fedcli.core import Buffers, Client, Params, plain_loss, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 
 
@@ -57,7 +57,7 @@ class ServerState(NamedTuple):
     """What the server keeps between rounds."""
 
     params: Params  # global model w_g
-    buffers: Params
+    buffers: Buffers
     velocity: Params  # v, of the shape of the parameters
 
 

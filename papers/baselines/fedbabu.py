@@ -31,7 +31,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedcli import Method, option, params_both_ways
-from fedcli.core import Client, Model, Params, copies, head_names, plain_loss, select, split, split_model, weighted_mean
+from fedcli.core import (
+    Buffers,
+    Client,
+    Model,
+    Params,
+    copies,
+    head_names,
+    plain_loss,
+    select,
+    split,
+    split_model,
+    weighted_mean,
+)
 from fedcli.core.federation import Cohort, Federation, Terms
 
 
@@ -49,7 +61,7 @@ class ServerState(NamedTuple):
     """What the server keeps, and the models that are tested."""
 
     params: Params  # of the body
-    buffers: Params
+    buffers: Buffers
     head: Params  # as initialised
     tuned: dict[int, Model]  # of all clients; empty after a round that is not tested
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedcli import Method, option, params_both_ways
-from fedcli.core import Client, Network, Params, batchnorm_names, plain_loss, split_model, weighted_mean
+from fedcli.core import Buffers, Client, Network, Params, batchnorm_names, plain_loss, split_model, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 
 
@@ -49,14 +49,14 @@ class ClientState(NamedTuple):
     """What a client keeps between rounds."""
 
     params: Params  # scale and shift of its batch normalisation
-    buffers: Params  # its running statistics
+    buffers: Buffers  # its running statistics
 
 
 class ServerState(NamedTuple):
     """What the server keeps, and by client id what the clients keep."""
 
     params: Params  # all others; empty where nothing is averaged
-    buffers: Params
+    buffers: Buffers
     clients: Mapping[int, ClientState]  # of those that have taken part
 
 
@@ -67,7 +67,7 @@ def personal_names(network: Network, config: Config) -> frozenset[str]:
     return batchnorm_names(network)
 
 
-def personal_models(state: ServerState) -> dict[int, tuple[Params, Params]]:
+def personal_models(state: ServerState) -> dict[int, tuple[Params, Buffers]]:
     """Each client's own normalisation in the averaged rest (Reading 5)."""
     models = {}
     for client, own in state.clients.items():

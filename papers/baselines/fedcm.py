@@ -47,7 +47,7 @@ import torch
 from torch import Tensor
 
 from fedcli import Costs, Method, option
-from fedcli.core import Client, LocalLoss, Network, Params, inner_product, step_length, tree_map, weighted_mean
+from fedcli.core import Buffers, Client, LocalLoss, Network, Params, inner_product, step_length, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines import fedavg
 
@@ -73,7 +73,7 @@ class ServerState(NamedTuple):
     """What the server keeps between rounds."""
 
     params: Params  # global model x
-    buffers: Params
+    buffers: Buffers
     direction: Params  # Delta, of the shape of the parameters
 
 

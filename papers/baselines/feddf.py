@@ -46,6 +46,7 @@ from torch import Tensor
 from fedcli import Costs, Method, both_ways, option
 from fedcli.core import (
     Batch,
+    Buffers,
     Client,
     ClientState,
     Params,
@@ -78,7 +79,7 @@ class Student(NamedTuple):
     """The model of one architecture."""
 
     params: Params
-    buffers: Params
+    buffers: Buffers
 
 
 class ServerState(NamedTuple):

@@ -48,6 +48,7 @@ from torch import Tensor
 from fedcli import Method, both_ways, option
 from fedcli.core import (
     Aux,
+    Buffers,
     Client,
     LocalLoss,
     Network,
@@ -106,7 +107,7 @@ class ServerState(NamedTuple):
     """What the server keeps between rounds."""
 
     params: Params  # global model w_g
-    buffers: Params
+    buffers: Buffers
     h: Params  # mean of h_i over all N clients; zero in the simplified form
     clients: Mapping[int, ClientState]
 

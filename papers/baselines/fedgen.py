@@ -56,6 +56,7 @@ from torch import Tensor
 from fedcli import Costs, Method, option
 from fedcli.core import (
     Aux,
+    Buffers,
     Client,
     LocalLoss,
     Network,
@@ -101,7 +102,7 @@ class Generator(NamedTuple):
     """The generator G."""
 
     params: Params
-    buffers: Params  # running statistics of its batch normalisation
+    buffers: Buffers  # running statistics of its batch normalisation
 
 
 class Samples(NamedTuple):
@@ -144,7 +145,7 @@ def initial_generator(num_classes: int, dim: int, rng: np.random.Generator) -> G
     return Generator(params, {"norm.mean": torch.zeros(HIDDEN), "norm.var": torch.ones(HIDDEN)})
 
 
-def generate(params: Params, buffers: Params, noise: Tensor, labels: Tensor, num_classes: int, train: bool) -> Tensor:
+def generate(params: Params, buffers: Buffers, noise: Tensor, labels: Tensor, num_classes: int, train: bool) -> Tensor:
     """G(epsilon, y): features for some labels; `[B, D]`.
 
     Args:

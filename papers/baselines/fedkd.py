@@ -67,6 +67,7 @@ from torch import Tensor
 from fedcli import Method, option
 from fedcli.core import (
     Aux,
+    Buffers,
     LocalLoss,
     Model,
     Network,
@@ -112,7 +113,7 @@ class ClientState(NamedTuple):
     """What a client keeps between rounds, beside the mentee."""
 
     params: Params  # its mentor
-    buffers: Params
+    buffers: Buffers
     projection: Tensor  # [D of the mentor, D of the mentee]
 
 
@@ -120,7 +121,7 @@ class ServerState(NamedTuple):
     """What the server keeps, and by client id what the clients keep."""
 
     params: Params  # of the mentee
-    buffers: Params
+    buffers: Buffers
     in_step: Tensor  # ids of the clients that have this mentee
     clients: Mapping[int, ClientState]  # of those that have taken part
 
@@ -375,7 +376,7 @@ def htfllib_round(state: ServerState, cohort: Cohort, fed: Federation, config: C
     return ServerState(params, buffers, torch.as_tensor(np.sort(cohort.client_ids)), states), terms
 
 
-def mean_statistics(mentees: Model, cohort: Cohort, fed: Federation) -> Params:
+def mean_statistics(mentees: Model, cohort: Cohort, fed: Federation) -> Buffers:
     """The mean of the running statistics that the clients send."""
     sent = fed.upload_model(Model({}, mentees.buffers))
     return weighted_mean(sent.buffers, torch.ones_like(cohort.weights))

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Aux, LocalLoss, Network, Params, cross_entropy, masked_mean
+from fedcli.core import Aux, Buffers, LocalLoss, Network, Params, cross_entropy, masked_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedavg import ServerState, aggregate, init
 
@@ -56,7 +56,7 @@ class Context(NamedTuple):
     """What a client is given for a round; all clients share it."""
 
     global_params: Params  # the received model
-    global_buffers: Params
+    global_buffers: Buffers
 
 
 def not_true_log_shares(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:

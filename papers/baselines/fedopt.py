@@ -50,7 +50,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Client, Params, tree_map, weighted_mean
+from fedcli.core import Buffers, Client, Params, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedavg import make_local_loss
 
@@ -90,7 +90,7 @@ class ServerState(NamedTuple):
     """What the server keeps between rounds."""
 
     params: Params  # global model x
-    buffers: Params
+    buffers: Buffers
     mean: Params  # m, of the shape of the parameters
     square: Params  # v, likewise
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedcli import Method, option, params_both_ways
-from fedcli.core import Client, Network, Params, head_names, plain_loss, split_model, weighted_mean
+from fedcli.core import Buffers, Client, Network, Params, head_names, plain_loss, split_model, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 
 
@@ -46,14 +46,14 @@ class ClientState(NamedTuple):
     """What a client keeps between rounds."""
 
     params: Params  # of its head
-    buffers: Params  # empty, unless nothing is averaged
+    buffers: Buffers  # empty, unless nothing is averaged
 
 
 class ServerState(NamedTuple):
     """What the server keeps, and by client id what the clients keep."""
 
     params: Params  # of the body; empty where nothing is averaged
-    buffers: Params
+    buffers: Buffers
     clients: Mapping[int, ClientState]  # of those that have taken part
 
 
@@ -64,7 +64,7 @@ def personal_names(network: Network, config: Config) -> frozenset[str]:
     return head_names(network)
 
 
-def personal_models(state: ServerState) -> dict[int, tuple[Params, Params]]:
+def personal_models(state: ServerState) -> dict[int, tuple[Params, Buffers]]:
     """Each client's own head on the averaged body (Reading 5)."""
     models = {}
     for client, own in state.clients.items():

@@ -63,6 +63,7 @@ from torch import Tensor
 from fedcli import Costs, Method, UserError, option
 from fedcli.core import (
     Aux,
+    Buffers,
     Client,
     LocalLoss,
     Network,
@@ -117,7 +118,7 @@ class ServerState(NamedTuple):
     """What the server keeps between rounds."""
 
     params: Params  # global model
-    buffers: Params
+    buffers: Buffers
     prototypes: Tensor  # [C, D]
     has_prototype: Tensor  # [C], bool: whether any client has ever had the class; the identity's rows do not ask
 

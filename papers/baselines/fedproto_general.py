@@ -42,7 +42,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Params, weighted_mean
+from fedcli.core import Buffers, Params, weighted_mean
 from fedcli.core.class_vectors import Gathered, gathering, mean_by_class, mean_over_owners, no_vectors, nothing_gathered
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedproto import Context, make_local_loss
@@ -59,7 +59,7 @@ class ServerState(NamedTuple):
     """What the server keeps between rounds."""
 
     params: Params  # global model
-    buffers: Params
+    buffers: Buffers
     prototypes: Tensor  # [C, D]
     has_prototype: Tensor  # [C], bool: whether any client has ever had the class
 

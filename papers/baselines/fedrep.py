@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedcli import Method, option, params_both_ways
-from fedcli.core import Client, Model, Params, head_names, plain_loss, split, weighted_mean
+from fedcli.core import Buffers, Client, Model, Params, head_names, plain_loss, split, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 
 
@@ -66,11 +66,11 @@ class ServerState(NamedTuple):
     """What the server keeps, and by client id what the clients keep."""
 
     params: Params  # of the body
-    buffers: Params
+    buffers: Buffers
     clients: Mapping[int, ClientState]  # of those that have taken part
 
 
-def personal_models(state: ServerState) -> dict[int, tuple[Params, Params]]:
+def personal_models(state: ServerState) -> dict[int, tuple[Params, Buffers]]:
     """Each client's own head on the averaged body (Reading 7)."""
     return {client: ({**state.params, **own.head}, state.buffers) for client, own in state.clients.items()}
 

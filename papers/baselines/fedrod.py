@@ -37,7 +37,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Aux, LocalLoss, Model, Network, Params, axes_of, cross_entropy, head_names, split, weighted_mean
+from fedcli.core import (
+    Aux,
+    Buffers,
+    LocalLoss,
+    Model,
+    Network,
+    Params,
+    axes_of,
+    cross_entropy,
+    head_names,
+    split,
+    weighted_mean,
+)
 from fedcli.core.federation import Cohort, Federation, Terms
 
 OWN = "own."  # what the names of the own head's tensors begin with while both heads are trained
@@ -73,7 +85,7 @@ class ServerState(NamedTuple):
     """What the server keeps, and by client id what the clients keep."""
 
     params: Params  # body and generic head
-    buffers: Params
+    buffers: Buffers
     clients: Mapping[int, ClientState]  # of those that have taken part
 
 
@@ -153,7 +165,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     return ServerState(params, buffers, states), terms
 
 
-def personal_models(state: ServerState) -> dict[int, tuple[Params, Params]]:
+def personal_models(state: ServerState) -> dict[int, tuple[Params, Buffers]]:
     """The sum of both heads on the averaged body, of each client (Reading 4)."""
     models = {}
     for client, own in state.clients.items():

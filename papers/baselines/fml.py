@@ -45,6 +45,7 @@ from torch import Tensor
 from fedcli import Method, both_ways, option
 from fedcli.core import (
     Aux,
+    Buffers,
     ClientState,
     LocalLoss,
     Network,
@@ -84,7 +85,7 @@ class ServerState(NamedTuple):
     """What the server keeps, and by client id what the clients keep."""
 
     params: Params  # of the shared network
-    buffers: Params
+    buffers: Buffers
     clients: Mapping[int, ClientState]  # of those that have taken part
 
 

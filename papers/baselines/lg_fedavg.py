@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fedcli import Method, both_ways, option
-from fedcli.core import Client, Params, plain_loss, weighted_mean
+from fedcli.core import Buffers, Client, Params, plain_loss, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.core.own_models import GroupRound, train_by_network
 
@@ -50,7 +50,7 @@ class ClientState(NamedTuple):
     """What a client keeps between rounds."""
 
     params: Params  # of its own extractor
-    buffers: Params
+    buffers: Buffers
 
 
 class ServerState(NamedTuple):
@@ -65,7 +65,7 @@ def without_head(params: Params, head: Params) -> Params:
     return {name: value for name, value in params.items() if name not in head}
 
 
-def with_mean_head(state: Any) -> dict[int, tuple[Params, Params]]:
+def with_mean_head(state: Any) -> dict[int, tuple[Params, Buffers]]:
     """Each client's extractor under the averaged head (Reading 3)."""
     models = {}
     for client, extractor in state.clients.items():

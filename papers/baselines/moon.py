@@ -48,6 +48,7 @@ from torch import Tensor
 from fedcli import Method, both_ways, option
 from fedcli.core import (
     Aux,
+    Buffers,
     Client,
     ClientState,
     LocalLoss,
@@ -78,9 +79,9 @@ class Context(NamedTuple):
     """What a client is given for a round."""
 
     global_params: Params  # the received model w^t
-    global_buffers: Params
+    global_buffers: Buffers
     previous_params: Params  # the client's last local model
-    previous_buffers: Params
+    previous_buffers: Buffers
     has_previous: Tensor  # scalar bool: whether the client has one
 
 
@@ -93,7 +94,7 @@ class ServerState(NamedTuple):
     """What the server keeps between rounds, and by client id what the clients keep."""
 
     params: Params  # global model
-    buffers: Params
+    buffers: Buffers
     clients: Mapping[int, ClientState]
 
 

@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedcli import Method, both_ways, option
-from fedcli.core import LocalLoss, Model, Network, Params, Step, composed, plain_loss, tree_map, weighted_mean
+from fedcli.core import Buffers, LocalLoss, Model, Network, Params, Step, composed, plain_loss, tree_map, weighted_mean
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedprox import proximal_term
 
@@ -70,14 +70,14 @@ class Personal(NamedTuple):
     """A client's personal model after the last round it took part in; nothing trains from it."""
 
     params: Params  # theta_i
-    buffers: Params
+    buffers: Buffers
 
 
 class ServerState(NamedTuple):
     """What the server keeps, and by client id the models that are tested."""
 
     params: Params  # global model w
-    buffers: Params
+    buffers: Buffers
     tested: Mapping[int, Personal]  # of those that have taken part
 
 

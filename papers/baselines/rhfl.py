@@ -49,6 +49,7 @@ from fedcli import Costs, Method, option
 from fedcli.core import (
     Aux,
     Batch,
+    Buffers,
     Client,
     LocalLoss,
     Network,
@@ -89,7 +90,7 @@ class ClientState(NamedTuple):
     """What a client keeps between rounds."""
 
     params: Params  # its own model
-    buffers: Params
+    buffers: Buffers
     loss: Tensor  # scalar, of its model on its own data at the beginning of its last round
 
 

@@ -52,6 +52,7 @@ from torch import Tensor
 from fedcli import Method, both_ways, option
 from fedcli.core import (
     Aux,
+    Buffers,
     LocalLoss,
     Network,
     Params,
@@ -98,7 +99,7 @@ class ServerState(NamedTuple):
     """What the server keeps between rounds."""
 
     params: Params  # global model x
-    buffers: Params
+    buffers: Buffers
     c: Params  # mean of c_i over all N clients, weighted by n_i
     clients: Mapping[int, ClientState]
 
