@@ -26,7 +26,7 @@ from fedcli.core import (
     weighted_mean,
 )
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.core.network_pairs import joined, joined_models, names_of_both, outputs_of_both, taken_apart
+from fedcli.core.network_pairs import join_models, join_tensors, parameter_names, run_both, separate_models
 from fedcli.errors import UserError
 from fedcli.papers.baselines import apfl, fedavgm, moon, scaffold
 from fedcli.papers.baselines.fedavg import make_local_loss
@@ -161,11 +161,11 @@ def run_mixture_round(
     first = fed.initial_model()
     first_alpha = torch.tensor(config.mixing, dtype=fed.dtype, device=fed.device)
     own = fed.recall(state.clients, cohort, apfl.ClientState(first.params, first.buffers, first_alpha))
-    both = joined_models(private=own, shared=received)
+    both = join_models(private=own, shared=received)
     clients = Client({**both.params, apfl.ALPHA: own.alpha}, both.buffers)
     clients, terms = fed.train(clients, cohort, make_local_step(fed))
 
-    private, shared = taken_apart(clients)
+    private, shared = separate_models(clients)
     alpha = clients.params[apfl.ALPHA]
     mixtures = torch.vmap(apfl.mixture)(private.params, shared.params, alpha)
     client_states = fed.remember(state.clients, cohort, apfl.ClientState(mixtures, private.buffers, alpha))
@@ -177,9 +177,9 @@ def make_loss_of_both_models(network: Network) -> LocalLoss:
     """The loss of w_i and that of v, each at the model itself, and none at the mixture."""
 
     def local_loss(params, buffers, batch, context):
-        private, shared = outputs_of_both(network, network, params, buffers, batch)
+        private, shared = run_both(network, network, params, buffers, batch)
         loss = cross_entropy(shared.logits, batch.y, batch.mask) + cross_entropy(private.logits, batch.y, batch.mask)
-        return loss, Aux(joined(private.buffers, shared.buffers), {"cross_entropy": loss}, private.features)
+        return loss, Aux(join_tensors(private.buffers, shared.buffers), {"cross_entropy": loss}, private.features)
 
     return local_loss
 
@@ -197,12 +197,12 @@ def make_adapting_step(fed: Federation) -> Step:
             "alpha is trained by the steps of plain SGD; leave out --optimizer, --momentum and --weight-decay."
         )
     loss = make_loss_of_both_models(fed.network)
-    models = fed.optimizer_step(loss, names=names_of_both(fed.network, fed.network))  # all but alpha
+    models = fed.optimizer_step(loss, names=parameter_names(fed.network, fed.network))  # all but alpha
 
     def update(client, batch, context):
         after, aux = models.update(client, batch, context)
-        old = taken_apart(client)
-        new = taken_apart(after)
+        old = separate_models(client)
+        new = separate_models(after)
         alpha = client.params[apfl.ALPHA]
         gradient_of_alpha = ALPHA_DECAY * alpha
         for name, v in new.private.params.items():
@@ -219,7 +219,7 @@ def make_adapting_step(fed: Federation) -> Step:
 
 def make_step_of_the_shared_model(fed: Federation) -> Step:
     """A step of w_i alone: v and alpha stay."""
-    names_of_shared = [*joined(private={}, shared=fed.network.params)]
+    names_of_shared = [*join_tensors(private={}, shared=fed.network.params)]
     return fed.optimizer_step(make_loss_of_both_models(fed.network), names=names_of_shared)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from fedcli import toy
 from fedcli.core import divergence
 from fedcli.core.clients import Client
-from fedcli.core.network_pairs import PRIVATE, SHARED, joined, part
+from fedcli.core.network_pairs import PRIVATE, SHARED, join_tensors, separate_models
 from fedcli.core.trees import count_floats, tree_map
 from fedcli.papers.baselines import fedkd, fml
 from fedcli.papers.baselines.fedkd import compress, energy_share, restore, truncate
@@ -92,9 +92,9 @@ def test_fml_averages_shared_networks_and_their_statistics_without_weights():
     for group in fed.groups(cohort):
         own = fed.broadcast(*fed.initial_model(group.network), group)
         shared = fed.broadcast(start.params, start.buffers, group)
-        both = Client(joined(own.params, shared.params), joined(own.buffers, shared.buffers), {})
+        both = Client(join_tensors(own.params, shared.params), join_tensors(own.buffers, shared.buffers), {})
         both, _ = fed.train(both, group, fml.make_local_loss(group.network, shared_network, setup.method_config))
-        sent.append((part(both.params, SHARED), part(both.buffers, SHARED)))
+        sent.append(separate_models(both).shared)
     mean = tree_map(lambda first, second: torch.cat([first, second]).mean(0), *sent)
 
     after, _ = laws.method_round(setup, fed, start, cohort)
@@ -262,7 +262,7 @@ def test_a_client_that_is_certain_divides_by_almost_nothing():
     mentee, mentor = fed.networks
     mentor_params, _ = fed.initial_model(mentor)
     mentee_params, _ = fed.initial_model(mentee)
-    params = joined(mentor_params, mentee_params)
+    params = join_tensors(mentor_params, mentee_params)
     params["projection"] = fedkd.initial_projection(mentor, mentee, fed)
     batch = minibatch(fed, 6)
     batch = batch._replace(y=batch.y[:1].expand(6))

@@ -6,12 +6,12 @@ block's shortcut may be called `downsample.1`.
 """
 
 from collections.abc import Collection
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedcli.core.clients import Client, Model, Network, Tensors
+from fedcli.core.clients import Buffers, Model, Network, Params, Tensors
 
 
 def head_names(network: Network) -> frozenset[str]:
@@ -38,6 +38,18 @@ def _names_in(module: nn.Module, layers: Collection[nn.Module]) -> frozenset[str
     return frozenset(names)
 
 
+class HasModel(Protocol):
+    """Whatever has the tensors of a model: a `Model`, a `Client`, or what a client keeps."""
+
+    @property
+    def params(self) -> Params:
+        """Its parameters."""
+
+    @property
+    def buffers(self) -> Buffers:
+        """Its buffers."""
+
+
 class ModelParts(NamedTuple):
     """A model in two parts."""
 
@@ -45,7 +57,7 @@ class ModelParts(NamedTuple):
     rest: Model
 
 
-def split_model(model: Client | Model, names: Collection[str]) -> ModelParts:
+def split_model(model: HasModel, names: Collection[str]) -> ModelParts:
     """Cuts a model in two: the parameters and buffers that are named, and the rest."""
     named_params, other_params = split(model.params, names)
     named_buffers, other_buffers = split(model.buffers, names)

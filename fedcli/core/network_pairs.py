@@ -1,12 +1,13 @@
 """Two networks that a client trains at the same time, as one: a private and a shared one."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedcli.core.batches import Batch
 from fedcli.core.clients import Buffers, Client, Model, Network, Output, Params, Tensors
+from fedcli.core.model_parts import HasModel
 from fedcli.core.optimizers import clip_factor
 
 # What the names of a network's tensors begin with while both are trained.
@@ -14,64 +15,67 @@ PRIVATE = "private."
 SHARED = "shared."
 
 
-class AnyModel(Protocol):
-    """A model with whatever else a client keeps or trains."""
+class TensorPair(NamedTuple):
+    """The parameters of both networks, or the buffers of both, each under the network's own names."""
 
-    @property
-    def params(self) -> Params:
-        """Its parameters."""
-
-    @property
-    def buffers(self) -> Buffers:
-        """Its buffers."""
+    private: Tensors
+    shared: Tensors
 
 
-def joined(private: Tensors, shared: Tensors) -> Tensors:
+def join_tensors(private: Tensors, shared: Tensors) -> Tensors:
     """Returns the tensors of both networks in one dict, told apart by the beginnings of their names."""
     both = {PRIVATE + name: value for name, value in private.items()}
     return both | {SHARED + name: value for name, value in shared.items()}
 
 
-def part(tree: Tensors, prefix: str) -> Tensors:
-    """Returns the tensors of one network under their own names."""
-    return {name.removeprefix(prefix): value for name, value in tree.items() if name.startswith(prefix)}
+def separate_tensors(both: Tensors) -> TensorPair:
+    """Undoes `join_tensors`; what belongs to neither network is left out."""
+    private = {name.removeprefix(PRIVATE): value for name, value in both.items() if name.startswith(PRIVATE)}
+    shared = {name.removeprefix(SHARED): value for name, value in both.items() if name.startswith(SHARED)}
+    return TensorPair(private, shared)
 
 
-class Pair(NamedTuple):
+class ModelPair(NamedTuple):
     """The models of both networks, stacked or not."""
 
     private: Model
     shared: Model
 
 
-def joined_models(private: AnyModel, shared: AnyModel) -> Client:
+def join_models(private: HasModel, shared: HasModel) -> Client:
     """Returns clients that train both of their models as one."""
-    return Client(joined(private.params, shared.params), joined(private.buffers, shared.buffers))
+    return Client(join_tensors(private.params, shared.params), join_tensors(private.buffers, shared.buffers))
 
 
-def taken_apart(both: Client) -> Pair:
+def separate_models(both: HasModel) -> ModelPair:
     """Returns the two models that clients have trained as one; what belongs to neither is left out."""
-    private = Model(part(both.params, PRIVATE), part(both.buffers, PRIVATE))
-    shared = Model(part(both.params, SHARED), part(both.buffers, SHARED))
-    return Pair(private, shared)
+    params = separate_tensors(both.params)
+    buffers = separate_tensors(both.buffers)
+    return ModelPair(Model(params.private, buffers.private), Model(params.shared, buffers.shared))
 
 
-def names_of_both(private: Network, shared: Network) -> list[str]:
+def parameter_names(private: Network, shared: Network) -> list[str]:
     """Returns the names that the parameters of both networks have while they are trained as one."""
-    return list(joined(private.params, shared.params))
+    return list(join_tensors(private.params, shared.params))
 
 
-def outputs_of_both(
-    private: Network, shared: Network, params: Params, buffers: Buffers, batch: Batch
-) -> tuple[Output, Output]:
+class OutputPair(NamedTuple):
+    """What both networks give for a batch."""
+
+    private: Output
+    shared: Output
+
+
+def run_both(private: Network, shared: Network, params: Params, buffers: Buffers, batch: Batch) -> OutputPair:
     """Returns what the private and the shared network give for a batch, by the tensors of both in one dict."""
-    of_private = private(part(params, PRIVATE), part(buffers, PRIVATE), batch.x, batch.mask)
-    of_shared = shared(part(params, SHARED), part(buffers, SHARED), batch.x, batch.mask)
-    return of_private, of_shared
+    models = separate_models(Model(params, buffers))
+    of_private = private(models.private.params, models.private.buffers, batch.x, batch.mask)
+    of_shared = shared(models.shared.params, models.shared.buffers, batch.x, batch.mask)
+    return OutputPair(of_private, of_shared)
 
 
 class _Clip(torch.autograd.Function):
-    """The tensors it is given; the gradient by all of them together comes back no longer than a norm."""
+    """The identity of some tensors, whose backward pass shortens the gradient by all of them together to a norm."""
 
     generate_vmap_rule = True
 
@@ -90,11 +94,12 @@ class _Clip(torch.autograd.Function):
         return None, *(grad * factor for grad in grads)
 
 
-def clipped(params: Params, max_norm: float) -> Params:
+def clip_gradient(params: Params, max_norm: float) -> Params:
     """Returns the same parameters; the gradient that reaches them, all together, is shortened to `max_norm`."""
     return dict(zip(params, _Clip.apply(max_norm, *params.values()), strict=True))
 
 
-def clipped_apart(params: Params, max_norm: float) -> Params:
+def clip_both_gradients(params: Params, max_norm: float) -> Params:
     """Returns the parameters of both networks; the gradient that reaches either's is shortened to `max_norm`."""
-    return joined(clipped(part(params, PRIVATE), max_norm), clipped(part(params, SHARED), max_norm))
+    both = separate_tensors(params)
+    return join_tensors(clip_gradient(both.private, max_norm), clip_gradient(both.shared, max_norm))

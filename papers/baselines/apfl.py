@@ -53,7 +53,7 @@ from fedcli.core import (
     weighted_mean,
 )
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.core.network_pairs import PRIVATE, SHARED, joined, joined_models, names_of_both, part, taken_apart
+from fedcli.core.network_pairs import join_models, join_tensors, parameter_names, separate_models, separate_tensors
 
 ALPHA = "alpha"
 
@@ -102,14 +102,16 @@ def make_local_loss(network: Network) -> LocalLoss:
     """
 
     def local_loss(params, buffers, batch, context):
-        w = part(params, SHARED)
-        of_global = network(w, part(buffers, SHARED), batch.x, batch.mask)
-        mixed = mixture(part(params, PRIVATE), tree_map(Tensor.detach, w), params[ALPHA])
-        of_mixture = network(mixed, part(buffers, PRIVATE), batch.x, batch.mask)
+        v, w = separate_tensors(params)
+        buffers_of_mixture, buffers_of_global = separate_tensors(buffers)
+        of_global = network(w, buffers_of_global, batch.x, batch.mask)
+        mixed = mixture(v, tree_map(Tensor.detach, w), params[ALPHA])
+        of_mixture = network(mixed, buffers_of_mixture, batch.x, batch.mask)
         global_task = cross_entropy(of_global.logits, batch.y, batch.mask)
         own_task = cross_entropy(of_mixture.logits, batch.y, batch.mask)
         terms = {"cross_entropy": global_task, "personal_cross_entropy": own_task}
-        return global_task + own_task, Aux(joined(of_mixture.buffers, of_global.buffers), terms, of_mixture.features)
+        new_buffers = join_tensors(of_mixture.buffers, of_global.buffers)
+        return global_task + own_task, Aux(new_buffers, terms, of_mixture.features)
 
     return local_loss
 
@@ -117,7 +119,7 @@ def make_local_loss(network: Network) -> LocalLoss:
 def make_local_step(fed: Federation, config: Config) -> Step:
     """One step of w and v, and of alpha in the first step of a round if it is adaptive; all at the state before."""
     loss = make_local_loss(fed.network)
-    model_step = fed.optimizer_step(loss, names=names_of_both(fed.network, fed.network))  # all but alpha
+    model_step = fed.optimizer_step(loss, names=parameter_names(fed.network, fed.network))  # all but alpha
     if not config.adaptive:
         return model_step
     alpha_step = fed.optimizer_step(loss, names=[ALPHA], key=ALPHA, optimizer="sgd", momentum=0.0, weight_decay=0.0)
@@ -153,12 +155,12 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     alpha = torch.tensor(config.mixing, dtype=fed.dtype, device=fed.device)
     first = fed.initial_model()
     own = fed.recall(state.clients, cohort, ClientState(first.params, first.buffers, alpha))
-    both = joined_models(private=own, shared=received)
+    both = join_models(private=own, shared=received)
     is_first = torch.ones_like(own.alpha, dtype=torch.bool)
     clients = Client({**both.params, ALPHA: own.alpha}, both.buffers, memory=is_first)
     clients, terms = fed.train(clients, cohort, make_local_step(fed, config))
 
-    private, shared = taken_apart(clients)  # v_i and w_i
+    private, shared = separate_models(clients)  # v_i and w_i
     new = ClientState(private.params, private.buffers, clients.params[ALPHA])
     states = fed.remember(state.clients, cohort, new)
     params, buffers = weighted_mean(fed.upload_model(shared), cohort.weights)

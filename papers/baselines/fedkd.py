@@ -83,7 +83,14 @@ from fedcli.core import (
     weighted_mean,
 )
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.core.network_pairs import clipped, clipped_apart, joined, joined_models, outputs_of_both, taken_apart
+from fedcli.core.network_pairs import (
+    clip_both_gradients,
+    clip_gradient,
+    join_models,
+    join_tensors,
+    run_both,
+    separate_models,
+)
 from fedcli.core.own_models import CohortRound, GroupRound, train_by_network
 
 CLIP_NORM = 10.0  # of HtFLlib's form
@@ -199,7 +206,7 @@ def make_local_loss(mentor: Network, mentee: Network, config: Config) -> LocalLo
     """
 
     def local_loss(params, buffers, batch, context):
-        mentor_output, mentee_output = outputs_of_both(mentor, mentee, params, buffers, batch)
+        mentor_output, mentee_output = run_both(mentor, mentee, params, buffers, batch)
         task = cross_entropy(mentor_output.logits, batch.y, batch.mask)
         mentee_task = cross_entropy(mentee_output.logits, batch.y, batch.mask)
         learned = divergence(mentor_output.logits, mentee_output.logits.detach(), batch.mask)  # KL(p^s || p^t)
@@ -214,7 +221,7 @@ def make_local_loss(mentor: Network, mentee: Network, config: Config) -> LocalLo
             "shared_divergence": mentee_learned,
             "hidden": hidden,
         }
-        return loss, Aux(joined(mentor_output.buffers, mentee_output.buffers), terms, mentor_output.features)
+        return loss, Aux(join_tensors(mentor_output.buffers, mentee_output.buffers), terms, mentor_output.features)
 
     return local_loss
 
@@ -268,10 +275,10 @@ def train_clients(
         params, buffers = fed.initial_model(group.network)
         newcomer = ClientState(params, buffers, initial_projection(group.network, mentee, fed))
         own = fed.recall(state.clients, group, newcomer)
-        both = joined_models(private=own, shared=received)
+        both = join_models(private=own, shared=received)
         both = both._replace(params={**both.params, "projection": own.projection})
         both, terms = fed.train(both, group, make_loss(group.network, mentee))
-        private, shared = taken_apart(both)
+        private, shared = separate_models(both)
         kept = ClientState(private.params, private.buffers, both.params["projection"])
         return GroupRound(kept, sent=shared, terms=terms)
 
@@ -285,9 +292,9 @@ def make_htfllib_loss(mentor: Network, mentee: Network, config: Config) -> Local
     """The same terms in HtFLlib's form, in which all depend on all parameters (Readings 9 and 11)."""
 
     def local_loss(params, buffers, batch, context):
-        networks_params = clipped_apart(params, CLIP_NORM)
-        (projection,) = clipped({"projection": params["projection"]}, CLIP_NORM).values()
-        mentor_output, mentee_output = outputs_of_both(mentor, mentee, networks_params, buffers, batch)
+        networks_params = clip_both_gradients(params, CLIP_NORM)
+        (projection,) = clip_gradient({"projection": params["projection"]}, CLIP_NORM).values()
+        mentor_output, mentee_output = run_both(mentor, mentee, networks_params, buffers, batch)
         num_classes = mentor_output.logits.shape[-1]
         task = cross_entropy(mentor_output.logits, batch.y, batch.mask)
         mentee_task = cross_entropy(mentee_output.logits, batch.y, batch.mask)
@@ -303,7 +310,7 @@ def make_htfllib_loss(mentor: Network, mentee: Network, config: Config) -> Local
             "shared_divergence": mentee_learned,
             "hidden": hidden,
         }
-        return loss, Aux(joined(mentor_output.buffers, mentee_output.buffers), terms, mentor_output.features)
+        return loss, Aux(join_tensors(mentor_output.buffers, mentee_output.buffers), terms, mentor_output.features)
 
     return local_loss
 

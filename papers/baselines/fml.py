@@ -56,7 +56,7 @@ from fedcli.core import (
     weighted_mean,
 )
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.core.network_pairs import clipped_apart, joined, joined_models, outputs_of_both, taken_apart
+from fedcli.core.network_pairs import clip_both_gradients, join_models, join_tensors, run_both, separate_models
 from fedcli.core.own_models import GroupRound, train_by_network
 
 CLIP_NORM = 10.0  # of HtFLlib's form
@@ -102,7 +102,7 @@ def make_local_loss(private: Network, shared: Network, config: Config) -> LocalL
     """L_private + L_shared of the paper; either depends on the parameters of its own network alone."""
 
     def local_loss(params, buffers, batch, context):
-        output, meme = outputs_of_both(private, shared, params, buffers, batch)
+        output, meme = run_both(private, shared, params, buffers, batch)
         task = cross_entropy(output.logits, batch.y, batch.mask)
         learned = divergence(output.logits, meme.logits.detach(), batch.mask)  # KL(p_shared || p_private)
         shared_task = cross_entropy(meme.logits, batch.y, batch.mask)
@@ -113,7 +113,7 @@ def make_local_loss(private: Network, shared: Network, config: Config) -> LocalL
             "shared_cross_entropy": shared_task,
             "shared_divergence": shared_learned,
         }
-        return mutual_loss(terms, config), Aux(joined(output.buffers, meme.buffers), terms, output.features)
+        return mutual_loss(terms, config), Aux(join_tensors(output.buffers, meme.buffers), terms, output.features)
 
     return local_loss
 
@@ -125,7 +125,7 @@ def make_htfllib_loss(private: Network, shared: Network, config: Config) -> Loca
     """
 
     def local_loss(params, buffers, batch, context):
-        output, meme = outputs_of_both(private, shared, clipped_apart(params, CLIP_NORM), buffers, batch)
+        output, meme = run_both(private, shared, clip_both_gradients(params, CLIP_NORM), buffers, batch)
         num_classes = output.logits.shape[-1]
         task = cross_entropy(output.logits, batch.y, batch.mask)
         learned = divergence(output.logits, meme.logits, batch.mask) / num_classes
@@ -137,7 +137,7 @@ def make_htfllib_loss(private: Network, shared: Network, config: Config) -> Loca
             "shared_cross_entropy": shared_task,
             "shared_divergence": shared_learned,
         }
-        return mutual_loss(terms, config), Aux(joined(output.buffers, meme.buffers), terms, output.features)
+        return mutual_loss(terms, config), Aux(join_tensors(output.buffers, meme.buffers), terms, output.features)
 
     return local_loss
 
@@ -156,9 +156,9 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
 
     def train_group(group: Cohort) -> GroupRound:  # clients with the same private network
         received = fed.broadcast(state.params, state.buffers, group)
-        both = joined_models(private=own_models(state.clients, group, fed), shared=received)
+        both = join_models(private=own_models(state.clients, group, fed), shared=received)
         both, terms = fed.train(both, group, make_loss(group.network, meme, config))
-        private, shared = taken_apart(both)
+        private, shared = separate_models(both)
         return GroupRound(ClientState(private.params, private.buffers), fed.upload_model(shared), terms)
 
     states, sent, terms = train_by_network(train_group, state.clients, cohort, fed)
