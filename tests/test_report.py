@@ -7,7 +7,7 @@ import subprocess
 import sys
 from html import unescape
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -35,9 +35,16 @@ TAIL = """<script>addEventListener("load", () => setTimeout(() => {
 DIVERGED = as_diverged(make_record("b", rounds_done=2))
 
 
-def look_at(page, folder, expression, width=1000):
-    """What an expression gives in the page once it is drawn, and the errors up to then."""
-    before, end, after = page.replace("<head>", f"<head>{HEAD}", 1).rpartition("</body>")  # scripts may hold others
+class Sight(NamedTuple):
+    """What a browser shows of a page."""
+
+    value: Any  # of the expression that was asked for
+    errors: list[str]  # up to then
+
+
+def look_at(text, folder, expression, width=1000):
+    """Draws a page, of which this is the text, and evaluates an expression in it."""
+    before, end, after = text.replace("<head>", f"<head>{HEAD}", 1).rpartition("</body>")  # scripts may hold others
     file = folder / "page.html"
     file.write_text(f"{before}{TAIL % expression}{end}{after}")
     command = [
@@ -45,8 +52,8 @@ def look_at(page, folder, expression, width=1000):
         f"--window-size={width},900", "--virtual-time-budget=6000", "--dump-dom", f"file://{file}",
     ]  # fmt: skip
     process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    (text,) = re.findall(r'<pre id="seen">(.*?)</pre>', process.stdout, re.S)
-    return json.loads(unescape(text))
+    (seen,) = re.findall(r'<pre id="seen">(.*?)</pre>', process.stdout, re.S)
+    return Sight(*json.loads(unescape(seen)))
 
 
 def make_records(count=6, **options):
@@ -62,12 +69,14 @@ def make_records(count=6, **options):
 class Page(NamedTuple):
     """What stands on the page of some records."""
 
+    outline: list[str]  # the headings, tables and charts from top to bottom
     tables: list
     text: str
     charts: dict  # by their titles
 
 
-def page_of(monkeypatch, records):
+def page_of(monkeypatch, records, title="Runs"):
+    """Makes the page of some records; returns what stands there."""
     layouts = []
 
     def keep_layout(layout, *rest):
@@ -75,12 +84,22 @@ def page_of(monkeypatch, records):
         return ""
 
     monkeypatch.setattr(page, "file_html", keep_layout)
-    page.report(records)
+    page.report(records, title)
     (layout,) = layouts
-    tables = [part for part in layout.children if isinstance(part, models.DataTable)]
-    texts = [part.text for part in layout.children if isinstance(part, models.Div)]
-    charts = {part.title.text.partition(":")[0]: part for part in layout.children if hasattr(part, "title")}
-    return Page(tables, "\n".join(texts), charts)
+    contents = Page(outline=[], tables=[], text="", charts={})
+    texts = []
+    for part in layout.children:
+        if isinstance(part, models.DataTable):
+            contents.outline.append("table")
+            contents.tables.append(part)
+        elif isinstance(part, models.Div):
+            contents.outline.extend(f"h{level}: {text}" for level, text in re.findall(r"<h(\d)>(.*?)</h\1>", part.text))
+            texts.append(part.text)
+        else:
+            chart_title = part.title.text.partition(":")[0]
+            contents.outline.append(f"chart: {chart_title}")
+            contents.charts[chart_title] = part
+    return contents._replace(text="\n".join(texts))
 
 
 @browser
@@ -103,13 +122,11 @@ def test_200_runs_fit_a_small_screen_fetch_nothing_and_can_be_sorted(tmp_path):
         return grid.getDataItem(0).text_0
       })
       const fetched = performance.getEntriesByType("resource").length
-      return [document.documentElement.scrollWidth <= innerWidth, first, fetched]
+      return {fits: document.documentElement.scrollWidth <= innerWidth, first, fetched}
     })()"""
-    (fits, first_methods, num_fetched), errors = look_at(text, tmp_path, look, width=500)
-    assert fits
-    assert first_methods == ["c", "d"]
-    assert num_fetched == 0
-    assert errors == []
+    sight = look_at(text, tmp_path, look, width=500)
+    assert sight.errors == []
+    assert sight.value == {"fits": True, "first": ["c", "d"], "fetched": 0}
 
 
 @browser
@@ -136,12 +153,27 @@ def test_names_from_records_are_shown_and_not_run(tmp_path):
           if (!one.children.length && !["SCRIPT", "STYLE"].includes(one.tagName)) texts.push(one.textContent)
         }
       }
-      return [images.length, texts]
+      return {images: images.length, texts}
     })()"""
-    (num_images, texts), errors = look_at(text, tmp_path, look)
-    assert num_images == 0
-    assert any(harm in shown for shown in texts)
-    assert errors == []
+    sight = look_at(text, tmp_path, look)
+    assert sight.errors == []
+    assert sight.value["images"] == 0
+    assert any(harm in shown for shown in sight.value["texts"])
+
+
+def test_a_page_has_its_title_and_for_each_leaderboard_a_heading_a_table_and_curves(monkeypatch):
+    records = [*make_records(2), *make_records(2, dataset="letters"), DIVERGED | {"protocol": "paper:failed"}]
+    assert page_of(monkeypatch, records, title="Mine").outline == [
+        "h1: Mine",
+        "h2: paper:skew, digits",
+        "table",
+        "chart: Test accuracy over rounds",
+        "h2: paper:skew, letters",
+        "table",
+        "chart: Test accuracy over rounds",
+        "h2: paper:failed, digits",  # whose runs are folded
+        "chart: Test accuracy over rounds",
+    ]
 
 
 def test_the_papers_numbers_and_crosses_are_on_the_page(monkeypatch):
@@ -150,36 +182,35 @@ def test_the_papers_numbers_and_crosses_are_on_the_page(monkeypatch):
     index = [column.title for column in table.columns].index("Paper, %")
     assert table.source.data[f"text_{index}"] == ["74.60", "84.08"]
 
-    (table,), _, charts = page_of(monkeypatch, [make_record("a"), DIVERGED])
+    contents = page_of(monkeypatch, [make_record("a"), DIVERGED])
+    (table,) = contents.tables
     assert "Paper, %" not in [column.title for column in table.columns]
-    curves = charts["Test accuracy over rounds"].hover.renderers
+    curves = contents.charts["Test accuracy over rounds"].hover.renderers
     (cross,) = [curve.data_source.data for curve in curves if curve.name == "b, diverged after this round"]
     assert list(cross["x"]) == [2]
     assert list(cross["y"]) == [pytest.approx(50)]
 
 
 def test_failed_runs_are_folded(monkeypatch):
-    (table,), text, _ = page_of(monkeypatch, [make_record("a"), DIVERGED])
+    contents = page_of(monkeypatch, [make_record("a"), DIVERGED])
+    (table,) = contents.tables
     assert table.source.data["text_0"] == ["a"]
-    assert re.search(r"<details><summary>Failed: 1</summary><pre>b, .*diverged", text)
+    assert re.search(r"<details><summary>Failed: 1</summary><pre>b, .*diverged", contents.text)
 
 
 def test_a_setting_has_one_colour_in_table_and_curves(monkeypatch):
     waiting = make_record("a", rounds_done=0, status="interrupted")
-    (table,), _, charts = page_of(monkeypatch, [waiting, make_record("b"), make_record("c")])
+    contents = page_of(monkeypatch, [waiting, make_record("b"), make_record("c")])
+    (table,) = contents.tables
     colours = table.source.data["colour"]
     assert len(set(colours)) == 3
 
-    (legend,) = charts["Test accuracy over rounds"].select(models.Legend)
+    (legend,) = contents.charts["Test accuracy over rounds"].select(models.Legend)
     assert legend.click_policy == "hide"
-    colour_of = {}
-    for item in legend.items:
-        name, *_ = item.label.value
-        line, *_ = item.renderers
-        colour_of[name] = line.glyph.line_color
-    _, colour_of_b, colour_of_c = colours
-    assert colour_of["b"] == colour_of_b
-    assert colour_of["c"] == colour_of_c
+    line_colours = {item.label.value: item.renderers[0].glyph.line_color for item in legend.items}
+    colour_of = dict(zip(table.source.data["text_0"], colours, strict=True))
+    assert line_colours["b"] == colour_of["b"]
+    assert line_colours["c"] == colour_of["c"]
 
 
 def test_the_command_writes_the_runs_that_are_chosen_and_warns_of_missing_ones(tmp_path, monkeypatch):
