@@ -1,0 +1,284 @@
+"""The comparison with PFLlib, Flower and fluke: what is refused, what is measured, and what is said of the numbers."""
+
+import os
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import torch
+
+from fedcli.bench import small_network
+from fedcli.core import backbones
+from tests.scripts import load_script
+from tests.user_errors import assert_refused
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "results" / "speed" / "peers"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+peers = load_script(FOLDER / "peers.py")
+clients = load_script(FOLDER / "sides" / "clients.py")
+jobs = load_script(FOLDER / "sides" / "job.py")
+networks = load_script(FOLDER / "networks.py")
+COMMITTED_ROWS = pd.read_csv(FOLDER / "peers.csv")
+EARLIER_ROWS = pd.read_csv(FOLDER / "earlier.csv")  # what earlier versions of peers.py have measured
+ALL_ROWS = pd.concat([COMMITTED_ROWS, EARLIER_ROWS])
+
+
+@pytest.fixture
+def empty_csv(tmp_path, monkeypatch):
+    """Puts a file that is not there yet in the place of the committed CSV; returns its path."""
+    monkeypatch.setattr(peers, "CSV", tmp_path / "peers.csv")
+    return tmp_path / "peers.csv"
+
+
+@pytest.fixture
+def nothing_is_measured(monkeypatch):
+    """Lets a test fail that measures something."""
+    monkeypatch.setattr(peers, "measure", None)
+
+
+def make_row(side, turn, seconds):
+    """Returns a row of the CSV: the seconds of a round of the workload 'large'."""
+    return peers.CsvRow(
+        quantity="seconds", workload="large", side=side, turn=turn, value=seconds, versions="1", torch_version="2",
+        cores=3, processor="x",
+    )  # fmt: skip
+
+
+# What is said of the committed numbers
+
+
+def format_spread(values):
+    """Returns the median of values and their range, as a cell of a page."""
+    return f"{values.median():.2f} ({values.min():.2f}-{values.max():.2f})"
+
+
+def test_what_is_said_of_others_is_what_was_measured():
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    medians = peers.compute_medians(ALL_ROWS)
+    ratios = medians.div(medians["fedcli"], axis=0)
+
+    # The page has the seconds of each side, and how many times fedcli's they are.
+    for (workload, side), seconds in ALL_ROWS[ALL_ROWS.quantity == "seconds"].groupby(["workload", "side"]).value:
+        name = side.partition("-")[0]
+        ratios_of_side = ratios.loc["seconds", workload][side]
+        cells = re.escape(f" | {format_spread(seconds)} | {format_spread(ratios_of_side)}")
+        assert re.search(f"{workload} [|] {name}[^|]*{cells}", page, re.IGNORECASE)
+
+    # The README has the medians of the ratios.
+    def ratio(quantity, workload, side):
+        return f"{ratios.loc[quantity, workload][side].median():.1f}"
+
+    sentence = (
+        f"PFLlib takes {ratio('seconds', 'w1', 'pfllib')} times as long as fedcli for `w1` and Flower "
+        f"{ratio('seconds', 'w1', 'flower')} times, at equal accuracy, and with the evaluation after a round "
+        f"{ratio('seconds_with_test', 'w1', 'pfllib')} and {ratio('seconds_with_test', 'w1', 'flower')} times"
+    )
+    assert sentence in " ".join(README.split())
+    large = ratio("seconds", "large", "fluke")
+    small = ratio("seconds", "small", "fluke")
+    assert f"fluke takes {large} times as long with 1.66 million parameters and {small} times with 21,840." in README
+
+    # All come to the same accuracy.
+    for workload in ("large", "small"):
+        accuracies = medians.loc["final_accuracy"].loc[workload].mean()
+        for side in ("fedcli", "fluke"):
+            assert re.search(f"{workload} [|] {side} [|].*[|] {100 * accuracies[side]:.2f} [|]", page)
+        assert abs(accuracies["fedcli"] - accuracies["fluke"]) < 0.005
+    for method in ("fedavg", "fedprox", "fedproto"):
+        values = ALL_ROWS[ALL_ROWS.workload == method].groupby(["quantity", "side"]).value
+        of_fedcli = values.get_group(("final_accuracy", "fedcli"))
+        of_pfllib = values.get_group(("final_accuracy", "pfllib"))
+        assert abs(of_fedcli.mean() - of_pfllib.mean()) < min(of_fedcli.std(), of_pfllib.std())
+        assert values.get_group(("median_difference", "pfllib")).item() < 3e-5
+
+
+def count_timed_rounds(rows):
+    """Returns how many rounds are timed of each side in a turn, by workload, side and turn."""
+    return rows[rows.quantity == "seconds"].groupby(["workload", "side", "turn"]).size()
+
+
+def test_every_workload_was_measured_and_earlier_versions_timed_fewer_rounds():
+    counts = count_timed_rounds(COMMITTED_ROWS)
+    earlier_counts = count_timed_rounds(EARLIER_ROWS)
+    num_counted = len(range(peers.ROUNDS)[peers.COUNTED_ROUNDS])
+    assert num_counted == 3
+    assert {*counts} == {num_counted}
+    assert {*earlier_counts} == {1, 2}
+    earlier_workloads = {*earlier_counts.reset_index().workload}
+    assert earlier_workloads == {"w1", "w2", "proto"}
+    assert {*COMMITTED_ROWS.workload} | earlier_workloads == {*peers.WORKLOADS}
+
+
+def test_what_was_measured_was_trained_by_sides_that_are_able_to():
+    timed = ALL_ROWS.query("quantity == 'seconds' and side != 'flower-default'")
+    assert set(timed.side) > {"fedcli"}
+    for workload, sides in timed.groupby("workload").side:
+        peers.check_sides(workload, [peers.Side(side) for side in sides.unique()])
+
+
+# What is refused before anything is timed
+
+
+@pytest.mark.parametrize(
+    ("workload", "side", "message"),
+    [
+        ("proto", "flower", "flower cannot train 'proto', which is fedproto"),
+        ("proto", "fluke", "fluke cannot train 'proto', which is fedproto"),
+        ("w1", "fluke", "fluke cannot train 'w1', which is without the batches that are not full"),
+        ("large", "pfllib", "pfllib cannot train 'large', which is with the batches that are not full"),
+    ],
+)
+def test_a_side_that_would_train_something_else_is_refused(workload, side, message, nothing_is_measured):
+    sides = [peers.Side.FEDCLI, peers.Side(side)]
+    assert_refused(lambda: peers.main(peers.WorkloadName(workload), sides, pfllib=FOLDER), message)
+
+
+def test_a_side_that_is_given_twice_is_refused(nothing_is_measured):
+    twice = [peers.Side.FEDCLI, peers.Side.FEDCLI]
+    assert_refused(lambda: peers.main(peers.WorkloadName.W1, twice), "fedcli is given twice; give each --side once")
+
+
+def test_a_folder_that_is_no_checkout_of_pfllib_is_refused(tmp_path, nothing_is_measured):
+    def measure_beside_pfllib():
+        peers.main(peers.WorkloadName.W1, [peers.Side.FEDCLI, peers.Side.PFLLIB], pfllib=tmp_path)
+
+    assert_refused(measure_beside_pfllib, "has no PFLlib")
+    (tmp_path / "system" / "flcore").mkdir(parents=True)
+    assert_refused(measure_beside_pfllib, "is no checkout (fatal: not a git repository")
+
+
+@pytest.mark.parametrize(("turns", "refused"), [([3, 2], 2), ([3, 3], 3)])
+def test_a_turn_that_is_measured_already_is_refused(turns, refused, empty_csv, nothing_is_measured):
+    peers.append_rows([make_row(peers.Side.FEDCLI, turn, 1.0) for turn in (0, 1, 2)])
+    assert_refused(
+        lambda: peers.main(peers.WorkloadName.LARGE, [peers.Side.FEDCLI], turns=turns),
+        f"turn {refused} of fedcli with 'large' is in the CSV, or was asked for",
+    )
+
+
+# What is measured
+
+
+def test_all_sides_train_on_the_cpu():
+    assert {workload.options["device"] for workload in peers.WORKLOADS.values()} == {"cpu"}
+
+
+def test_the_rounds_of_a_side_are_measured_on_the_clients_that_all_sides_read(tmp_path, empty_csv, monkeypatch):
+    training = replace(peers.ONE_EPOCH, backbone="cnn-small", num_clients=4, cohort_size=2)
+    options = {**peers.FMNIST, "dataset": "digits", "train_examples": 400}
+    monkeypatch.setitem(peers.WORKLOADS, "w2", peers.Workload(training, options))
+    measured = peers.measure("w2", [peers.Side.FEDCLI], 7, pfllib_checkout=None, python="")
+
+    rows = pd.read_csv(empty_csv)
+    assert rows.value.tolist() == pytest.approx([row.value for row in measured], rel=1e-5)
+    assert rows.columns.tolist() == COMMITTED_ROWS.columns.tolist()
+    assert rows.quantity.tolist() == ["seconds", "seconds", "seconds", "final_accuracy"]
+    assert (rows.value > 0).all()
+
+    peers.write_clients(tmp_path, peers.WORKLOADS["w2"])
+    train = clients.load_client_images(tmp_path, "train")
+    assert sum(map(len, train)) == 400 - 4 * 14  # a seventh of each is for testing
+    assert {images.tensors[0].shape[1:] for images in train} == {(1, 8, 8)}
+
+
+def test_a_turn_of_which_a_side_fails_leaves_no_rows(empty_csv, monkeypatch):
+    def run_side(python, side, job):
+        if side is peers.Side.FLUKE:
+            raise subprocess.CalledProcessError(1, "fluke")
+        outcome = SimpleNamespace(seconds=[1.0] * 5, accuracy=None, versions="1")
+        return SimpleNamespace(outcome=outcome, torch_version="2", cores=3)
+
+    monkeypatch.setattr(peers, "run_side", run_side)
+    monkeypatch.setattr(peers, "write_clients", lambda folder, workload: None)
+    peers.measure("large", [peers.Side.FEDCLI], 0, None, "")
+    before = empty_csv.read_text()
+    with pytest.raises(subprocess.CalledProcessError):
+        peers.measure("large", [peers.Side.FEDCLI, peers.Side.FLUKE], 1, None, "")
+    assert empty_csv.read_text() == before
+
+
+def test_the_first_turn_is_0_where_there_is_no_csv(empty_csv):
+    assert peers.find_next_turn("w1") == 0
+
+
+def test_a_turn_is_the_next_one_and_its_own_rows_alone_are_summed_up(empty_csv, monkeypatch, capsys):
+    peers.append_rows([make_row(peers.Side.FEDCLI, turn, 7.0) for turn in (0, 1, 2)])
+    measured_turns = []
+    seconds_of = {peers.Side.FEDCLI: (1.0, 2.0, 9.0), peers.Side.FLUKE: (4.0, 5.0, 5.5)}
+
+    def measure(workload, sides, turn, pfllib_checkout, python):
+        measured_turns.append(turn)
+        rows = []
+        for side in sides:
+            rows += [make_row(side, turn, seconds) for seconds in seconds_of[side]]
+        return rows
+
+    monkeypatch.setattr(peers, "measure", measure)
+    peers.main(peers.WorkloadName.LARGE, [peers.Side.FEDCLI, peers.Side.FLUKE])
+    last_line = capsys.readouterr().out.splitlines()[-1]
+    assert last_line.split() == ["large", "3", "2.0", "5.0"]
+    assert measured_turns == [3]  # after 0, 1 and 2 in the CSV
+
+    peers.main(peers.WorkloadName.LARGE, [peers.Side.FEDCLI], turns=[5, 8])
+    last_lines = capsys.readouterr().out.splitlines()[-2:]
+    assert [line.split()[-2:] for line in last_lines] == [["5", "2.0"], ["8", "2.0"]]
+
+
+# The processes and networks of the sides
+
+
+def test_a_side_finds_the_modules_of_its_environment_too(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    paths = []
+
+    def run(command, env, **options):
+        paths.append(env["PYTHONPATH"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(peers.subprocess, "run", run)
+    job = SimpleNamespace(to_json=lambda: "{}")
+    with pytest.raises(KeyboardInterrupt):
+        peers.run_side("python", peers.Side.FLUKE, job)
+    assert paths == [f"{FOLDER}{os.pathsep}/elsewhere"]
+
+
+def test_a_job_and_a_measurement_pass_between_processes_as_they_are(tmp_path):
+    training = jobs.Training(lr=0.1, cohort_size=2, local_epochs=3, batch_size=4)
+    job = jobs.Job(tmp_path, jobs.Workload(training, {"momentum": 0.0}), rounds=5, pfllib_checkout=None)
+    assert jobs.Job.from_json(job.to_json()) == job
+    outcome = jobs.Outcome([1.0, 2.5], accuracy=None, versions="x 1")
+    measurement = jobs.Measurement(outcome, torch_version="2", cores=3)
+    assert jobs.Measurement.from_json(measurement.to_json()) == measurement
+
+
+def with_parameters_of(network, other):
+    """Gives a network the parameters of another, which are of the same shapes in the same order; returns it."""
+    with torch.no_grad():
+        for value, given in zip(network.parameters(), other.parameters(), strict=True):
+            assert value.shape == given.shape
+            value.copy_(given)
+    return network
+
+
+def test_networks_that_are_written_again_are_those_of_fedcli():
+    x = torch.linspace(-1, 1, 2 * 28 * 28).reshape(2, 1, 28, 28)
+    mcmahan = backbones.build("cnn-mcmahan", channels=1, image_size=28, num_classes=10, seed=0)
+    _, logits = mcmahan(x)
+    torch.testing.assert_close(with_parameters_of(networks.make_network("cnn-mcmahan"), mcmahan)(x), logits)
+    small = small_network.small(channels=1, image_size=28, num_classes=10)
+    written_again = with_parameters_of(networks.make_network("networks.py:small"), small)
+    torch.testing.assert_close(written_again(x), small(x))
+
+
+def test_a_modified_checkout_and_one_without_a_commit_are_told_from_a_clean_one(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    fedcli_side = load_script(FOLDER / "sides" / "fedcli.py")
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    assert fedcli_side.shorten_commit(commit) == "0123456"
+    assert fedcli_side.shorten_commit(f"{commit}+") == "0123456+"
+    assert fedcli_side.shorten_commit(None) == "unknown commit"
