@@ -107,7 +107,7 @@ def first_run_of(method, planned):
 
 def test_a_run_carries_a_model_and_those_of_scaffolds_clients(evidence, planned):
     def nbytes(method):
-        return evidence.archive.nbytes_to_carry(first_run_of(method, planned))
+        return evidence.archive.nbytes_to_resume(first_run_of(method, planned))
 
     assert 42 * MIB < nbytes("fedavg") < 44 * MIB
     assert nbytes("fedfm") == nbytes("fedavg")
@@ -120,7 +120,7 @@ def test_each_client_carries_its_own_network_and_no_server_that_has_none(evidenc
     names = config.backbone.split(",")
     sizes = [evidence.archive.nbytes_of_network(name, config.dataset) for name in names]
     assert len({*sizes}) == config.num_clients == 4
-    assert evidence.archive.nbytes_to_carry(fccl) == sum(sizes)
+    assert evidence.archive.nbytes_to_resume(fccl) == sum(sizes)
 
 
 def test_nothing_starts_that_can_neither_end_in_time_nor_be_carried(evidence, planned, monkeypatch):
@@ -184,10 +184,10 @@ def test_the_models_of_the_best_round_go_with_a_run_whose_features_are_to_be_mea
         return {file.name for file in fedfm.folder.iterdir()}
 
     finished = replace(fedfm, record={"status": "finished"})
-    assert evidence.archive.nbytes_to_carry(finished) == 150
+    assert evidence.archive.nbytes_to_resume(finished) == 150
     assert packed(finished) == {RECORD, CHECKPOINT, SELECTED}
     interrupted = replace(fedfm, record={"status": "interrupted"})
-    assert evidence.archive.nbytes_to_carry(interrupted) == 100
+    assert evidence.archive.nbytes_to_resume(interrupted) == 100
     assert packed(interrupted) == {RECORD, CHECKPOINT, SELECTED}
     assert "left behind" not in capsys.readouterr().out
 
@@ -407,6 +407,30 @@ def test_quick_programs_of_the_first_minutes_all_run(minutes, monkeypatch):
     assert "--tiny" in words
 
 
+class NewFolders(Programs):
+    """Fails, as `fedcli run` does, where the folder of a run is there."""
+
+    def run(self, command, cwd, env, check):
+        ended = super().run(command, cwd, env, check)
+        *_, last_word = command
+        if "run" not in command:
+            return ended
+        folder = Path(last_word.removeprefix("--out="))
+        if folder.exists():
+            return subprocess.CompletedProcess(command, 2)
+        folder.mkdir(parents=True)
+        return ended
+
+
+def test_the_first_minutes_repeat_in_the_same_folder(minutes, monkeypatch):
+    programs = NewFolders(seconds=1)
+    use(programs, minutes, monkeypatch)
+    for _ in range(2):
+        minutes.check_and_bench(Path("out"))
+    assert len(programs.seconds_of("-m fedcli verify ")) == 2 * 4
+    assert [*Path("out").iterdir()] == []  # the runs were not kept
+
+
 def test_the_second_minutes_bench_both_commits_and_go_on(minutes, tmp_path, monkeypatch):
     programs = Programs(seconds=50)
     use(programs, minutes, monkeypatch)
@@ -427,8 +451,8 @@ def test_the_second_minutes_bench_both_commits_and_go_on(minutes, tmp_path, monk
 def test_no_minutes_start_nothing(minutes, monkeypatch):
     programs = Programs(seconds=1)
     use(programs, minutes, monkeypatch)
-    session = minutes.Session(end=programs.now)
-    minutes.run_claims(session, minutes.ON_GPU, "tf32", archive_folder=Path("out"))
+    session = minutes.Session(scope=minutes.ON_GPU, out=Path("out"), end=programs.now)
+    minutes.run_claims(session, "tf32")
     assert not session.run_python("-c", "", end=programs.now)
     assert programs.given == []
     assert len(session.out_of_time) == 2

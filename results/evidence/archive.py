@@ -24,31 +24,70 @@ from fedcli.runs.options import RunConfig
 MIB = 2**20
 PART_SIZE = 16 * MIB  # bytes of a file of the archive
 PARTS = "evidence.tgz.*"
-ARCHIVE_SIZE = 4 * PART_SIZE - 2 * MIB  # bytes of what it carries at most; the rest is for names and padding
+ARCHIVE_SIZE = 4 * PART_SIZE - 2 * MIB  # bytes of its files at most; the rest is for names and padding
 RECORD_COMPRESSION = 3  # by how much a record is smaller in it, at least
 
 
-def pack(runs: Sequence[OpenRun], folder: Path) -> None:
-    """Writes an archive of runs into a folder, and prints which unfinished runs it does not carry."""
-    begun = [run for run in runs if run.record]
-    to_do = [run for run in begun if run.needs_running or run.lacks_quality]
-    room = room_beside_records(begun)
-    carried = select_carried(to_do, room)
-    carried_folders = {run.folder for run in carried}
-    for run in to_do:
-        if run.folder not in carried_folders:
-            print_left_behind(run, "what it goes on from", nbytes_to_carry(run))
+class Contents:
+    """The files that go into an archive, as long as it has room for them.
 
-    files = [run.folder / RECORD for run in begun]
-    for run in carried:
-        files += carried_files(run)
-        room -= nbytes_to_carry(run)
-    files += select_best_models(carried, room)
-    write_archive(files, folder)
+    Attributes:
+        files: Those that go into it.
+        free_bytes: That it still has room for.
+    """
+
+    def __init__(self, runs: Iterable[PlannedRun]):
+        """Begins with the records of runs, which go into it whatever their size."""
+        records = [run.folder / RECORD for run in runs]
+        self.files = [record for record in records if record.is_file()]
+        nbytes = sum(record.stat().st_size for record in self.files)
+        self.free_bytes = ARCHIVE_SIZE - nbytes / RECORD_COMPRESSION
+
+    def add(self, files: Sequence[Path], nbytes: int) -> bool:
+        """Adds files of so many bytes if there is room for them; returns whether there is."""
+        if nbytes >= self.free_bytes:
+            return False
+        self.files += files
+        self.free_bytes -= nbytes
+        return True
+
+    def add_run(self, run: OpenRun) -> bool:
+        """Adds what the next machine needs to go on with a run if there is room for it; returns whether there is."""
+        return self.add(files_to_resume(run), nbytes_to_resume(run))
+
+
+def pack(runs: Sequence[OpenRun], folder: Path) -> None:
+    """Writes an archive of the runs that have started into a folder, and prints what it has no room for."""
+    started_runs = [run for run in runs if run.record]
+    contents = Contents(started_runs)
+    resumable_runs = []
+    for run in started_runs:
+        if not (run.needs_running or run.lacks_quality):
+            continue
+        if contents.add_run(run):
+            resumable_runs.append(run)
+        else:
+            print_left_behind(run, "what it goes on from", nbytes_to_resume(run))
+    for run in resumable_runs:
+        add_best_models(run, contents)
+    write_archive(contents.files, folder)
+
+
+def add_best_models(run: OpenRun, contents: Contents) -> None:
+    """Adds the models of the best round so far of a run that has not ended, if its features are to be measured.
+
+    The run goes on without them. Its features can be measured then only if one of its later rounds is the best.
+    """
+    file = run.folder / SELECTED
+    if not (run.needs_running and run.needs_quality and file.is_file()):
+        return
+    nbytes = file.stat().st_size
+    if not contents.add([file], nbytes):
+        print_left_behind(run, "the models of its best round so far", nbytes)
 
 
 def print_left_behind(run: OpenRun, what: str, nbytes: int) -> None:
-    """Prints what of a run the archive does not carry."""
+    """Prints what of a run the archive has no room for."""
     print(f"left behind: {run.title}, seed {run.setup.config.seed}: {what}, {nbytes / MIB:,.0f} MiB")
 
 
@@ -86,44 +125,7 @@ def unpack(folder: Path) -> None:
     subprocess.run(["tar", "-xz", "--skip-old-files"], check=True, input=b"".join(parts))
 
 
-def select_carried(runs: Iterable[OpenRun], room: float) -> list[OpenRun]:
-    """Returns the runs that are carried in so many bytes, earlier ones first."""
-    carried = []
-    for run in runs:
-        nbytes = nbytes_to_carry(run)
-        if nbytes < room:
-            carried.append(run)
-            room -= nbytes
-    return carried
-
-
-def select_best_models(runs: Iterable[OpenRun], room: float) -> list[Path]:
-    """Returns the models of the best rounds so far of unfinished runs, as many as are carried in so many bytes.
-
-    A run goes on without them. Its features can be measured then only if one of its later rounds is the best.
-    """
-    files = []
-    for run in runs:
-        file = run.folder / SELECTED
-        if not (run.needs_running and run.needs_quality and file.is_file()):
-            continue
-        nbytes = file.stat().st_size
-        if nbytes < room:
-            files.append(file)
-            room -= nbytes
-        else:
-            print_left_behind(run, "the models of its best round so far", nbytes)
-    return files
-
-
-def room_beside_records(runs: Iterable[PlannedRun]) -> float:
-    """Returns the bytes that the archive has beside the records of runs, for what unfinished ones go on from."""
-    files = [run.folder / RECORD for run in runs]
-    nbytes_of_records = sum(file.stat().st_size for file in files if file.is_file())
-    return ARCHIVE_SIZE - nbytes_of_records / RECORD_COMPRESSION
-
-
-def carried_files(run: OpenRun) -> list[Path]:
+def files_to_resume(run: OpenRun) -> list[Path]:
     """Returns the files of a run without which the next machine could not go on, beside its record.
 
     Of a run that has finished these are what `fedcli quality` reads, with the models of the best round where they are
@@ -135,9 +137,9 @@ def carried_files(run: OpenRun) -> list[Path]:
     return files
 
 
-def nbytes_to_carry(run: OpenRun) -> int:
-    """Returns the bytes of a run's `carried_files`; before there are any, of the models that they will have."""
-    files = carried_files(run)
+def nbytes_to_resume(run: OpenRun) -> int:
+    """Returns the bytes of a run's `files_to_resume`; before there are any, of the models that they will have."""
+    files = files_to_resume(run)
     if files:
         return sum(file.stat().st_size for file in files)
     return nbytes_of_models(run.setup.method, run.setup.config)
@@ -146,14 +148,15 @@ def nbytes_to_carry(run: OpenRun) -> int:
 def nbytes_of_models(method: Method, config: RunConfig) -> int:
     """Returns the bytes of the models in the state of a run: a model of its own for each client, and the server's.
 
-    Where clients keep nothing there is one for each network; else the server has one if its state has parameters.
+    Where clients keep nothing there is one for each network; else the server has one if its state has parameters
+    beside the field `clients`.
     """
     backbone_names = config.backbone.split(",")
     sizes = [nbytes_of_network(name, config.dataset) for name in backbone_names]
     if not keeps_state(method):
         return sum(sizes)
     nbytes = 0
-    if any(kind.__name__ == "ServerState" and "params" in kind._fields for kind in method.state_types):
+    if any({"clients", "params"} <= {*state_type._fields} for state_type in method.state_types):
         nbytes += sizes[0]
     for client in range(config.num_clients):
         nbytes += sizes[client % len(sizes)]

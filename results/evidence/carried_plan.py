@@ -1,9 +1,9 @@
-"""A plan that starts only what can be carried to the next machine or ends on this one."""
+"""A plan that starts only what the archive has room for or what ends on this machine."""
 
 import math
 from collections.abc import Collection
 
-from archive import room_beside_records, select_carried
+from archive import Contents
 
 from fedcli.results.durations import estimate_plan
 from fedcli.results.plans import Plan, PlannedRun, read_new_records
@@ -14,27 +14,31 @@ class CarriedPlan(Plan):
     """A plan that starts no run which can neither be carried to the next machine nor end in time."""
 
     def may_start(self, run: PlannedRun, active: Collection[PlannedRun]) -> bool:
-        """Whether a run can be carried beside those that have begun, or ends in time, as runs like it tell."""
-        candidates = [*self.begun_beside(run, active), run]
-        carried = select_carried(candidates, room_beside_records(self.runs))
-        carried_folders = {other.folder for other in carried}
-        if run.folder in carried_folders or time_left() == math.inf:
+        """Whether the archive has room for a run, or it ends in time, as runs like it tell."""
+        if time_left() == math.inf or self.has_room_for(run, active):
             return True
         seconds = estimate_plan(Plan(self.folder, (run,)))["seconds"].item()
         if math.isnan(seconds):  # nobody knows whether it ends in time, since no run like it was timed
             return False
         return seconds < time_left()
 
-    def begun_beside(self, run: PlannedRun, active: Collection[PlannedRun]) -> list[PlannedRun]:
-        """Returns the other runs that have begun and not ended; a run of `active` may not have a record yet.
+    def has_room_for(self, run: PlannedRun, active: Collection[PlannedRun]) -> bool:
+        """Whether the archive has room for a run beside the others that have started and not ended."""
+        contents = Contents(self.runs)
+        for other in self.list_unended_beside(run, active):
+            contents.add_run(other)
+        return contents.add_run(run)
+
+    def list_unended_beside(self, run: PlannedRun, active: Collection[PlannedRun]) -> list[PlannedRun]:
+        """Returns the other runs that have started and not ended; a run of `active` may not have a record yet.
 
         The features of runs that have finished are measured before the archive is packed, so these need no room.
         """
         others = [other for other in self.runs if other.needs_running and other.folder != run.folder]
         active_folders = {other.folder for other in active}
-        begun = []
-        for other in read_new_records(others):  # since the plan was made, some have begun and some have ended
-            has_begun = other.record or other.folder in active_folders
-            if has_begun and other.needs_running:
-                begun.append(other)
-        return begun
+        unended = []
+        for other in read_new_records(others):  # since the plan was made, some have started and some have ended
+            has_started = other.record or other.folder in active_folders
+            if has_started and other.needs_running:
+                unended.append(other)
+        return unended

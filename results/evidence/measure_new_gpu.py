@@ -14,11 +14,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 
-FAILING_RUN = "test_on_a_cuda_device_a_run_that_cannot_be_captured_leaves_the_next_one_its_graphs"
+# The test of a run whose step cannot be a graph, since its loss reads a number, and of the run after it.
+TEST_WITHOUT_GRAPH = "test_on_a_cuda_device_a_run_that_cannot_be_captured_leaves_the_next_one_its_graphs"
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 FEDCLI = ("-m", "fedcli")
 CHECKOUT = Path()  # the working folder is this checkout
@@ -28,23 +30,23 @@ EXIT_CODES_OUT_OF_TIME = (124, 137)  # of the program `timeout`: after SIGTERM, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Platform:
-    """A device and what is run on it: all of it on a GPU, or a trial on a CPU."""
+class Scope:
+    """What is measured, and on which device: all of it on a GPU, or little of it on a CPU."""
 
     device: str
-    workloads: tuple[tuple[str, ...], ...]  # arguments of `fedcli bench`, of each of its calls
+    bench_arguments: tuple[tuple[str, ...], ...]  # of each call of `fedcli bench`
     profiled_workload: str  # its kernels are listed
     backbones: tuple[str, ...]  # of the runs that are repeated for the same bits
     check_options: tuple[str, ...] = ()  # of `fedcli check`
     claims_options: tuple[str, ...] = ()  # of `run_open_claims.py`
 
 
-ON_GPU = Platform(
-    device="cuda", workloads=(("w1", "w2"), ("w3", "--epochs=1")), profiled_workload="w3",
+ON_GPU = Scope(
+    device="cuda", bench_arguments=(("w1", "w2"), ("w3", "--epochs=1")), profiled_workload="w3",
     backbones=("cnn-small", "resnet18"),
 )  # fmt: skip
-TINY = Platform(
-    device="cpu", workloads=(("w2", "--epochs=1"),), profiled_workload="w2", backbones=("cnn-small",),
+TINY = Scope(
+    device="cpu", bench_arguments=(("w2", "--epochs=1"),), profiled_workload="w2", backbones=("cnn-small",),
     check_options=("--law=9",), claims_options=("--tiny",),
 )  # fmt: skip
 
@@ -58,17 +60,12 @@ Tiny = Annotated[bool, typer.Option("--tiny", help="Try it on a CPU.")]
 @app.command()
 def check_and_bench(out: Out, minutes: Minutes = 9, precision: Precision = "float32", tiny: Tiny = False) -> None:
     """Checks steps, bits and a run whose step is no graph, benches three precisions, then begins with open claims."""
-    session = Session(end=end_in(60 * minutes))
-    platform = TINY if tiny else ON_GPU
-    out = out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
-    link_papers(CHECKOUT)
-    check_steps(session, platform, end=session.end_of_step(60))
-    check_bits(session, platform, out, end=session.end_of_step(60))
-    check_failing_run(session, end=session.end_of_step(30))
-    precisions = ("float32", "tf32", "bf16")
-    bench(session, CHECKOUT, platform, precisions, out / "bench.csv", end=session.end_of_step(90))
-    run_claims(session, platform, precision, archive_folder=out)
+    session = start_session(out, minutes, tiny)
+    check_steps(session, end=session.end_of_step(60))
+    check_bits(session, end=session.end_of_step(60))
+    check_without_graph(session, end=session.end_of_step(30))
+    bench(session, CHECKOUT, ("float32", "tf32", "bf16"), "bench.csv", end=session.end_of_step(90))
+    run_claims(session, precision)
     session.report()
 
 
@@ -83,42 +80,41 @@ def profile_and_compare(
     tiny: Tiny = False,
 ) -> None:
     """Lists kernels by their time, runs a script of kernels, benches two commits, then goes on with the open claims."""
-    session = Session(end=end_in(60 * minutes))
-    platform = TINY if tiny else ON_GPU
-    out = out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
-    link_papers(CHECKOUT)
-    options = [f"--precision={precision}", f"--device={platform.device}", f"--out={out / 'kernels.txt'}"]
-    kernels = ("results/evidence/kernels.py", platform.profiled_workload, *options)
-    session.run_python(*kernels, end=session.end_of_step(30))
+    session = start_session(out, minutes, tiny)
+    list_kernels(session, precision, end=session.end_of_step(30))
     if probe:
         session.run_python(*shlex.split(probe), "--budget=240", end=session.end_of_step(260))
     if before is not None:
         link_papers(before)
         end_before = session.end_of_step(60)
         end_after = session.end_of_step(120)
-        bench(session, before, platform, ("float32",), out / "before.csv", end=end_before)
-        bench(session, CHECKOUT, platform, ("float32",), out / "after.csv", end=end_after)
-    run_claims(session, platform, precision, archive_folder=out, earlier_archive=earlier_archive)
+        bench(session, before, ("float32",), "before.csv", end=end_before)
+        bench(session, CHECKOUT, ("float32",), "after.csv", end=end_after)
+    run_claims(session, precision, earlier_archive)
     session.report()
 
 
-def end_in(seconds: float) -> float:
-    """Returns the time, by `time.monotonic`, at which so many seconds from now are over."""
-    return time.monotonic() + seconds
-
-
-@dataclass
+@dataclass(kw_only=True)
 class Session:
-    """The time that there is on the machine, and what has become of the programs that were run in it."""
+    """The time on a machine, what is run in it, and what has become of that.
 
-    end: float  # by `time.monotonic`
-    failed: list[str] = field(default_factory=list)  # programs that have ended by an error
-    out_of_time: list[str] = field(default_factory=list)  # programs that were ended, or not started for want of time
+    Attributes:
+        scope: What is measured.
+        out: The folder that they write to.
+        end: When all of it ends, by `time.monotonic`.
+        failed: The programs that have ended by an error.
+        out_of_time: The programs that were ended, or not started for want of time.
+    """
+
+    scope: Scope
+    out: Path
+    end: float
+    failed: list[str] = field(default_factory=list)
+    out_of_time: list[str] = field(default_factory=list)
 
     def end_of_step(self, seconds: float) -> float:
         """Returns the end of a step that takes so many seconds at most, so that the open claims have their time."""
-        return min(end_in(seconds), self.end - CLAIMS_SECONDS)
+        return min(time.monotonic() + seconds, self.end - CLAIMS_SECONDS)
 
     def run_python(self, *arguments: str, end: float, checkout: Path = CHECKOUT) -> bool:
         """Runs Python with the package of a checkout, in its folder, and ends it at the time `end`.
@@ -153,6 +149,16 @@ class Session:
             sys.exit(f"{len(self.failed)} programs have failed")
 
 
+def start_session(out: Path, minutes: float, tiny: bool) -> Session:
+    """Returns a session of so many minutes from now on, and makes the folder that it writes to."""
+    end = time.monotonic() + 60 * minutes
+    out = out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    link_papers(CHECKOUT)
+    scope = TINY if tiny else ON_GPU
+    return Session(scope=scope, out=out, end=end)
+
+
 def link_papers(checkout: Path) -> None:
     """Links the papers into the package of a checkout that is not installed, since it has them beside it."""
     link = checkout / "fedcli" / "papers"
@@ -160,45 +166,51 @@ def link_papers(checkout: Path) -> None:
         link.symlink_to("../papers")
 
 
-def check_steps(session: Session, platform: Platform, end: float) -> None:
+def check_steps(session: Session, end: float) -> None:
     """Checks that steps are graphs and agree with the CPU, and that methods keep their laws."""
-    chosen = f"on_a_cuda_device and not {FAILING_RUN}"
+    chosen = f"on_a_cuda_device and not {TEST_WITHOUT_GRAPH}"
     session.run_python(*PYTEST, "tests/test_graphs.py", "-k", chosen, end=end)
     methods = ["fedavg", "fedfm", "scaffold"]
-    options = [*platform.check_options, f"--device={platform.device}"]
+    options = [*session.scope.check_options, f"--device={session.scope.device}"]
     session.run_python(*FEDCLI, "check", *methods, *options, end=end)
 
 
-def check_bits(session: Session, platform: Platform, out: Path, end: float) -> None:
-    """Checks that runs repeat their bits: two rounds with stacked clients, and two with clients in branches."""
-    for backbone in platform.backbones:
+def check_bits(session: Session, end: float) -> None:
+    """Checks that runs repeat their bits: two rounds with stacked clients, and two with clients in branches.
+
+    The runs are not kept.
+    """
+    for backbone in session.scope.backbones:
         for clients_per_chunk in ("10", "branches:10"):
-            name, _, _ = clients_per_chunk.partition(":")
-            folder = str(out / f"bits-{backbone}-{name}")
             options = ["--dataset=digits", f"--backbone={backbone}", f"--clients-per-chunk={clients_per_chunk}"]
-            options += ["--rounds=2", f"--device={platform.device}", f"--out={folder}"]
-            if session.run_python(*FEDCLI, "run", "fedavg", *options, end=end):
-                session.run_python(*FEDCLI, "verify", folder, end=end)
+            options += ["--rounds=2", f"--device={session.scope.device}"]
+            with TemporaryDirectory(dir=session.out) as temporary:
+                folder = f"{temporary}/run"
+                if session.run_python(*FEDCLI, "run", "fedavg", *options, f"--out={folder}", end=end):
+                    session.run_python(*FEDCLI, "verify", folder, end=end)
 
 
-def check_failing_run(session: Session, end: float) -> None:
-    """Checks a run whose step cannot be a graph, since its loss reads a number, and the run after it."""
-    session.run_python(*PYTEST, f"tests/test_graphs.py::{FAILING_RUN}", end=end)
+def check_without_graph(session: Session, end: float) -> None:
+    """Checks a run whose step cannot be a graph, and the run after it."""
+    session.run_python(*PYTEST, f"tests/test_graphs.py::{TEST_WITHOUT_GRAPH}", end=end)
 
 
-def bench(
-    session: Session, checkout: Path, platform: Platform, precisions: Sequence[str], csv: Path, end: float
-) -> None:
-    """Benches the code of a checkout in each of the precisions, and writes the times into a CSV file."""
-    for workloads in platform.workloads:
+def bench(session: Session, checkout: Path, precisions: Sequence[str], csv: str, end: float) -> None:
+    """Benches the code of a checkout in each of the precisions, and writes the times into a CSV file of the session."""
+    for arguments in session.scope.bench_arguments:
         for precision in precisions:
-            options = ["--repeats=1", f"--precision={precision}", f"--csv={csv}"]
-            session.run_python(*FEDCLI, "bench", *workloads, *options, end=end, checkout=checkout)
+            options = ["--repeats=1", f"--precision={precision}", f"--csv={session.out / csv}"]
+            session.run_python(*FEDCLI, "bench", *arguments, *options, end=end, checkout=checkout)
 
 
-def run_claims(
-    session: Session, platform: Platform, precision: str, archive_folder: Path, earlier_archive: Path | None = None
-) -> None:
+def list_kernels(session: Session, precision: str, end: float) -> None:
+    """Lists the kernels of a workload by their time."""
+    options = [f"--precision={precision}", f"--device={session.scope.device}", f"--out={session.out / 'kernels.txt'}"]
+    workload = session.scope.profiled_workload
+    session.run_python("results/evidence/kernels.py", workload, *options, end=end)
+
+
+def run_claims(session: Session, precision: str, earlier_archive: Path | None = None) -> None:
     """Goes on with the open claims, and with the archive of an earlier session if there is one.
 
     They end in their `--time` by themselves; should they not, they are interrupted at the end of the session.
@@ -208,8 +220,8 @@ def run_claims(
         f"--time={max(0, seconds)}",
         "--jobs=1",
         f"--precision={precision}",
-        f"--carry={archive_folder}",
-        *platform.claims_options,
+        f"--carry={session.out}",
+        *session.scope.claims_options,
     ]
     if earlier_archive is not None:
         options.append(f"--from={earlier_archive}")

@@ -138,12 +138,12 @@ def print_open_runs(runs: Sequence[open_runs.OpenRun]) -> None:
     """Prints which data sets are missing, and which runs have not ended."""
     for text in Plan(open_runs.RUNS, tuple(runs)).missing_data.values():
         print(text)
-    to_do = [run for run in runs if run.needs_running]
-    for run in to_do:
-        mebibytes = archive.nbytes_to_carry(run) / archive.MIB
+    unended = [run for run in runs if run.needs_running]
+    for run in unended:
+        mebibytes = archive.nbytes_to_resume(run) / archive.MIB
         done = f"{run.rounds_done} of {run.setup.config.rounds} rounds, {mebibytes:,.0f} MiB to carry"
         print(f"open: {run.title}, seed {run.setup.config.seed}: {done}")
-    print(f"{len(runs) - len(to_do)} of {len(runs)} runs have ended")
+    print(f"{len(runs) - len(unended)} of {len(runs)} runs have ended")
 
 
 if __name__ == "__main__":
