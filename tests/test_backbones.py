@@ -17,7 +17,7 @@ from fedcli.core.keyed_draws import KeyedDropout
 from fedcli.core.layers import MaskedBatchNorm2d
 from fedcli.vision import torchvision
 from tests.tensors import image_batch
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 # Networks
 
@@ -402,8 +402,10 @@ def test_images_that_are_too_small_or_of_other_channels_are_refused(name, least)
     assert logits.shape == (1, 10)
 
     text = f"{name} (got {least - 1} x {least - 1} pixels); {least} x {least} and larger"
-    assert_refused(lambda: build(name, 1, least - 1, 10, seed=0), text)
-    assert_refused(lambda: build(name, 4, least, 10, seed=0), "(got 4); 1 or 3")
+    with raises_user_error(text):
+        build(name, 1, least - 1, 10, seed=0)
+    with raises_user_error("(got 4); 1 or 3"):
+        build(name, 4, least, 10, seed=0)
 
 
 # Masks and keys

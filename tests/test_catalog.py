@@ -13,7 +13,7 @@ from fedcli.data.image_arrays import SPLITS
 from fedcli.data.mixtures import Subset, mixture
 from fedcli.data.resizing import resize
 from tests.image_files import assert_same_dataset, image_arrays, import_arrays, known_images, sorted_examples
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 DIGIT_SETS = ("mnist", "svhn", "usps", "synth-digits", "mnist-m")
 SUBSETS = (
@@ -73,16 +73,21 @@ def bring(folder, *names):
 
 @pytest.mark.parametrize("call", [datasets.refuse_unavailable, datasets.load])
 def test_a_set_that_is_made_of_others_names_them_where_none_is_there(call, cache):
-    assert_refused(lambda: call("digits-4"), "made from mnist, usps, svhn, synth-digits", "bring mnist")
+    with raises_user_error("made from mnist, usps, svhn, synth-digits", "bring mnist"):
+        call("digits-4")
     assert not datasets.describe("digits-4")["present"]
 
 
 def test_of_several_sets_those_that_are_missing_are_named(tmp_path, cache):
     bring(tmp_path / "a", "mnist", "usps")
-    assert_refused(lambda: datasets.refuse_unavailable("digits-4"), "bring svhn, synth-digits.")
-    assert_refused(lambda: datasets.refuse_unavailable("mixed-digits"), "bring svhn, synth-digits, mnist-m.")
-    assert_refused(lambda: imports.download("digits-4"), "to download 'digits-4'", "bring svhn")
-    assert_refused(lambda: imports.download("femnist"), "to download 'femnist'", "all_data_*.json")
+    with raises_user_error("bring svhn, synth-digits."):
+        datasets.refuse_unavailable("digits-4")
+    with raises_user_error("bring svhn, synth-digits, mnist-m."):
+        datasets.refuse_unavailable("mixed-digits")
+    with raises_user_error("to download 'digits-4'", "bring svhn"):
+        imports.download("digits-4")
+    with raises_user_error("to download 'femnist'", "all_data_*.json"):
+        imports.download("femnist")
 
 
 def test_a_set_is_described_as_made_of_sets_that_are_there_and_refused_where_they_are_too_small(tmp_path, cache):
@@ -91,7 +96,8 @@ def test_a_set_is_described_as_made_of_sets_that_are_there_and_refused_where_the
     assert description["kind"] == "made"
     assert description["present"] is True
     assert description["note"] == "mnist, usps, svhn, synth-digits"
-    assert_refused(lambda: datasets.load("digits-4"), "'digits-4' needs 150", "of 'mnist'", "(got 30)")
+    with raises_user_error("'digits-4' needs 150", "of 'mnist'", "(got 30)"):
+        datasets.load("digits-4")
 
 
 # Whole domains
@@ -180,7 +186,8 @@ def test_femnist_digits_hold_a_tenth_of_each_writer_out(tmp_path):
 
 def test_femnist_without_writers_is_refused(tmp_path):
     import_arrays("femnist", tmp_path / "a", **known_images("femnist"))
-    assert_refused(lambda: datasets.load("femnist-digits"), "'femnist' does not say who", "LEAF's")
+    with raises_user_error("'femnist' does not say who", "LEAF's"):
+        datasets.load("femnist-digits")
 
 
 def test_real_and_rendered_digits_in_four_domains(tmp_path):

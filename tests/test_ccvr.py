@@ -18,7 +18,7 @@ from fedcli.runs.resolve import resolve
 from tests import laws
 from tests.tensors import randn
 from tests.tiny_runs import FEW_DIGITS
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 C, D = 4, 3
 FOUR_CLIENTS = {
@@ -218,14 +218,16 @@ def test_the_options_of_a_step_of_ones_own_are_known_as_those_of_others(tmp_path
     assert run.record["config"]["share"] == 0.25
     methods = {"fedavg": method}
     assert parse_set(methods, ["fedavg:share=0.75"], options["post"]) == {"fedavg": {"share": 0.75}}
-    assert_refused(lambda: parse_set(methods, ["fedavg:share=0.75"]), "unknown option of 'fedavg' '--share'")
+    with raises_user_error("unknown option of 'fedavg' '--share'"):
+        parse_set(methods, ["fedavg:share=0.75"])
     trials = plan_trials("fedavg", {**options, "validation": 0.2}, grid=["share=0.25,0.75"], out=tmp_path / "tuned")
     assert len(trials.runs) == 2
 
 
 @pytest.mark.parametrize("name", ["lr", "num_clients", "grid"])
 def test_a_step_whose_option_has_the_name_of_another_is_refused(name, tmp_path):
-    assert_refused(lambda: run_with_own_step(tmp_path, name), f"the option name '{name}' of the step 'own' is that of")
+    with raises_user_error(f"the option name '{name}' of the step 'own' is that of"):
+        run_with_own_step(tmp_path, name)
     assert not (tmp_path / "run").exists()
 
 
@@ -238,4 +240,5 @@ def test_a_step_may_return_a_mean_of_floats(floats, tmp_path):
 def test_a_step_that_loses_a_parameter_is_refused_by_its_name(tmp_path):
     lost = "{name: value for name, value in params.items() if name != 'head.bias'}"
     words = "the step 'own' returns another model than it was given (got no tensor for 'head.bias', which has (10,))"
-    assert_refused(lambda: run_with_own_step(tmp_path, returned=lost), words)
+    with raises_user_error(words):
+        run_with_own_step(tmp_path, returned=lost)

@@ -20,7 +20,7 @@ from fedcli.results.render import render
 from fedcli.runs.record import read_record, write_record
 from tests.commands import invoke
 from tests.scripts import load_script
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 pytestmark = pytest.mark.long(worker=1)
 
@@ -584,9 +584,8 @@ def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
 
 def test_every_claim_stands_in_its_table_with_the_papers_sign():
     absent = Claim("fedfa:x", "x", "fedfa:2", "FedFA", ("FedAvg",), ("No such column",))
-    assert_refused(
-        lambda: claims.answer_claims([absent], []), "a cell that fedfa:2 does not have (got FedFA / No such column)"
-    )
+    with raises_user_error("a cell that fedfa:2 does not have (got FedFA / No such column)"):
+        claims.answer_claims([absent], [])
 
     answers = claims.answer_claims(registry.claims(), [])
     for answer in answers:
@@ -627,7 +626,8 @@ def test_images_that_clients_keep_for_testing_count_as_in_the_runs_that_were_tim
 def test_a_text_in_the_place_of_several_rows_or_columns_is_refused(name):
     titles = {"other_rows": ("FedAvg",), "columns": ("digits",), name: "digits"}
     words = f"{name} of the claim 'own:ahead' must be a tuple of titles (got 'digits'); write ('digits',)."
-    assert_refused(lambda: Claim("own:ahead", "one is ahead", "own:1", "FedFA", **titles), words)
+    with raises_user_error(words):
+        Claim("own:ahead", "one is ahead", "own:1", "FedFA", **titles)
 
 
 def test_a_claim_is_refused_whose_verdict_would_be_of_another_sentence():
@@ -635,6 +635,8 @@ def test_a_claim_is_refused_whose_verdict_would_be_of_another_sentence():
         return Claim("own:ahead", "one is ahead", "own:1", "FedFA", ("FedAvg",), ("digits",), **changes)
 
     words = "direction of the claim 'own:ahead' must be higher or lower (got 'Higher'); choose one of them."
-    assert_refused(lambda: claim(direction="Higher"), words)
+    with raises_user_error(words):
+        claim(direction="Higher")
     words = "the control of the claim 'own:ahead' must be FedAvg (got 'FedProx'); choose one of them."
-    assert_refused(lambda: claim(control=Control("FedProx", "longer training")), words)
+    with raises_user_error(words):
+        claim(control=Control("FedProx", "longer training"))

@@ -14,7 +14,7 @@ from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import read_record
 from tests.small_tables import SMALL_TABLE, PlanWatch
 from tests.tiny_runs import TINY, Stop, StopAfter
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 pytestmark = pytest.mark.long(worker=0)
 
@@ -84,14 +84,17 @@ def test_a_task_waits_for_a_process_that_is_about_to_write_its_record(tmp_path, 
 
 
 def test_where_ray_cannot_run_them_is_refused(monkeypatch):
-    assert_refused(lambda: place_runs(None, "slurm", None, None), "--on must be ray or ray:ADDRESS")
-    assert_refused(
-        lambda: place_runs(None, None, 2, None), "--cpus-per-run and --gpus-per-run are for Ray (got no --on)"
-    )
-    assert_refused(lambda: place_runs(2, "ray", None, None), "(got --jobs 2)")
-    assert_refused(lambda: place_runs(None, "ray", None, 1.5), "--gpus-per-run must be")
+    with raises_user_error("--on must be ray or ray:ADDRESS"):
+        place_runs(None, "slurm", None, None)
+    with raises_user_error("--cpus-per-run and --gpus-per-run are for Ray (got no --on)"):
+        place_runs(None, None, 2, None)
+    with raises_user_error("(got --jobs 2)"):
+        place_runs(2, "ray", None, None)
+    with raises_user_error("--gpus-per-run must be"):
+        place_runs(None, "ray", None, 1.5)
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert_refused(lambda: place_runs(None, "ray", None, None), "pip install 'fedcli[ray]'")
+    with raises_user_error("pip install 'fedcli[ray]'"):
+        place_runs(None, "ray", None, None)
 
 
 def test_each_job_has_a_device_in_turn(monkeypatch):

@@ -32,7 +32,7 @@ from tests.image_files import (
     sorted_examples,
     write_image_folder,
 )
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 
 def test_class_names_may_be_of_any_kind_of_text(tmp_path):
@@ -48,9 +48,8 @@ def test_class_names_may_be_of_any_kind_of_text(tmp_path):
 def test_two_arrays_of_one_meaning_are_refused(tmp_path):
     arrays = image_arrays((4, 4), 2)
     words = ("it has 'train_images' and another array of the same meaning",)
-    assert_refused(
-        lambda: import_arrays("two", tmp_path / "npz", **arrays, train_images=255 - arrays["x_train"]), *words
-    )
+    with raises_user_error(*words):
+        import_arrays("two", tmp_path / "npz", **arrays, train_images=255 - arrays["x_train"])
 
 
 # Built in
@@ -172,9 +171,8 @@ def test_take_keeps_one_of_every_class_however_rare():
     toy = Dataset("toy", x, labels, x, labels, tuple("abcde"))
     assert stratified_subset(toy, 50, 0).y_train.bincount().tolist() == [46, 1, 1, 1, 1]
     for count in (4, 101):
-        assert_refused(
-            lambda count=count: stratified_subset(toy, count, 0), f"--train-examples {count}", "use 5", "to 100"
-        )
+        with raises_user_error(f"--train-examples {count}", "use 5", "to 100"):
+            stratified_subset(toy, count, 0)
 
 
 def test_channel_statistics_are_over_all_pixels_and_a_flat_channel_is_not_scaled():
@@ -229,8 +227,10 @@ def test_without_a_cache_only_built_in_sets_are_there(tmp_path, monkeypatch, tak
     monkeypatch.chdir(tmp_path)
     take_away_the_cache(monkeypatch, tmp_path)
     assert len(datasets.load(imports.import_if_path("digits")).y_test) == 359
-    assert_refused(lambda: datasets.refuse_unavailable("mnist"), "'mnist' is not on this machine")
-    assert_refused(lambda: imports.import_path("mine", tmp_path / "a.npz"), "cannot be kept", "FEDCLI_DATA")
+    with raises_user_error("'mnist' is not on this machine"):
+        datasets.refuse_unavailable("mnist")
+    with raises_user_error("cannot be kept", "FEDCLI_DATA"):
+        imports.import_path("mine", tmp_path / "a.npz")
     assert not Path("~").exists()
 
 
@@ -245,9 +245,8 @@ def test_an_import_that_fails_leaves_the_old_set_and_the_next_clears_what_a_kill
 
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
-        assert_refused(
-            lambda: imports.import_path("mine", tmp_path / "a.npz"), "(No space left on device)", "FEDCLI_DATA"
-        )
+        with raises_user_error("(No space left on device)", "FEDCLI_DATA"):
+            imports.import_path("mine", tmp_path / "a.npz")
     assert_same_dataset(datasets.load("mine"), before)
 
     imports.import_path("mine", tmp_path / "a.npz")
@@ -269,7 +268,8 @@ def test_describe_knows_what_is_not_there_and_reads_what_is(tmp_path):
         "name": "mine", "kind": "imported", "present": True, "note": str(tmp_path / "a" / "images.npz"), "train": 9,
         "test": 6, "classes": 3, "shape": (1, 4, 4),
     }  # fmt: skip
-    assert_refused(lambda: datasets.describe("cifra10"), "unknown data set 'cifra10'", "did you mean 'cifar10'")
+    with raises_user_error("unknown data set 'cifra10'", "did you mean 'cifar10'"):
+        datasets.describe("cifra10")
 
 
 def test_a_damaged_cache_file_is_refused(tmp_path, cache):
@@ -277,19 +277,23 @@ def test_a_damaged_cache_file_is_refused(tmp_path, cache):
     content = (cache / "mine.npz").read_bytes()
     (cache / "mine.npz").write_bytes(content[: len(content) // 2])
     datasets.refuse_unavailable("mine")
-    assert_refused(lambda: datasets.load("mine"), "mine.npz", "must be a whole .npz file")
-    assert_refused(lambda: datasets.describe("mine"), "mine.npz", "must be a whole .npz file")
+    with raises_user_error("mine.npz", "must be a whole .npz file"):
+        datasets.load("mine")
+    with raises_user_error("mine.npz", "must be a whole .npz file"):
+        datasets.describe("mine")
 
     changed = bytearray(content)
     changed[200] ^= 1
     (cache / "mine.npz").write_bytes(changed)
-    assert_refused(lambda: datasets.load("mine"), "mine.npz", "cannot be read")
+    with raises_user_error("mine.npz", "cannot be read"):
+        datasets.load("mine")
 
 
 @pytest.mark.parametrize("name", ["digits", "office31-leaky", "My Set", "../x", "", "-x", "a_b"])
 def test_no_set_is_imported_under_a_name_of_another_or_one_that_is_no_name(tmp_path, name):
     np.savez(tmp_path / "a.npz", **image_arrays((4, 4), 2))
-    assert_refused(lambda: imports.import_path(name, tmp_path / "a.npz"), f"the name '{name}'")
+    with raises_user_error(f"the name '{name}'"):
+        imports.import_path(name, tmp_path / "a.npz")
 
 
 def test_a_file_or_folder_is_taken_where_it_stands(tmp_path, monkeypatch):
@@ -359,19 +363,23 @@ BAD_ARRAYS = {
 @pytest.mark.parametrize("case", BAD_ARRAYS)
 def test_bad_arrays_are_refused(tmp_path, cache, case):
     bad = BAD_ARRAYS[case]
-    assert_refused(lambda: import_arrays("mine", tmp_path / "a", **bad.arrays), "images.npz", *bad.words)
+    with raises_user_error("images.npz", *bad.words):
+        import_arrays("mine", tmp_path / "a", **bad.arrays)
     assert not cache.exists()
 
 
 def test_files_that_are_no_npz_are_refused(tmp_path, monkeypatch):
     path = tmp_path / "images.npz"
-    assert_refused(lambda: imports.import_path("mine", path), "there is nothing at", "images.npz' to import")
+    with raises_user_error("there is nothing at", "images.npz' to import"):
+        imports.import_path("mine", path)
     for content in (b"", b"hello", pickle.dumps({"x_train": 1})):
         path.write_bytes(content)
-        assert_refused(lambda: imports.import_path("mine", path), "images.npz", "must be a whole .npz file")
+        with raises_user_error("images.npz", "must be a whole .npz file"):
+            imports.import_path("mine", path)
     monkeypatch.setenv("FEDCLI_MAX_GIB", "4 GiB")
     arrays = image_arrays((4, 4), 2)
-    assert_refused(lambda: import_arrays("mine", tmp_path / "a", **arrays), "FEDCLI_MAX_GIB", "'4 GiB'", "a number.")
+    with raises_user_error("FEDCLI_MAX_GIB", "'4 GiB'", "a number."):
+        import_arrays("mine", tmp_path / "a", **arrays)
 
 
 # Known names
@@ -389,9 +397,12 @@ def test_known_names_have_one_shape(tmp_path, name):
     def import_known(arrays):
         import_arrays(name, tmp_path / "a", **arrays)
 
-    assert_refused(lambda: import_known(too_large), f"those of '{name}'", f"not ({size}, {size}")
-    assert_refused(lambda: import_known(of_other_channels), f"those of '{name}'", f"not ({size}, {size}")
-    assert_refused(lambda: import_known(of_more_classes), f"those of '{name}'", f"are {classes + 1} (")
+    with raises_user_error(f"those of '{name}'", f"not ({size}, {size}"):
+        import_known(too_large)
+    with raises_user_error(f"those of '{name}'", f"not ({size}, {size}"):
+        import_known(of_other_channels)
+    with raises_user_error(f"those of '{name}'", f"are {classes + 1} ("):
+        import_known(of_more_classes)
 
 
 SPELLINGS = {  # of the names of classes
@@ -460,9 +471,8 @@ def test_other_images_do_not_get_a_known_name(name, tmp_path, official_only, cac
         arrays |= {f"domain_{split}": np.arange(len(arrays[f"y_{split}"])) % domains for split in SPLITS}
         arrays["domain_names"] = np.array(known.KNOWN[name].domain_names)
 
-    assert_refused(
-        lambda: import_arrays(name, tmp_path / "a", **arrays), f"not the images of '{name}' (got", f"such as my-{name}"
-    )
+    with raises_user_error(f"not the images of '{name}' (got", f"such as my-{name}"):
+        import_arrays(name, tmp_path / "a", **arrays)
     assert not cache.exists()
     assert import_arrays(f"my-{name}", tmp_path / "a", **arrays).num_classes == len(known.KNOWN[name].class_names)
 
@@ -474,9 +484,8 @@ def test_sets_of_the_right_size_are_known_by_the_numbers_of_their_classes(tmp_pa
     assert import_arrays("usps", tmp_path / "a", **arrays).name == "usps"
     arrays["y_train"][arrays["y_train"] == 0] = 1
     arrays["y_train"][0] = 0
-    assert_refused(
-        lambda: import_arrays("usps", tmp_path / "a", **arrays), "training images of its classes, not 3, 3, 3"
-    )
+    with raises_user_error("training images of its classes, not 3, 3, 3"):
+        import_arrays("usps", tmp_path / "a", **arrays)
 
 
 def test_numbers_of_known_sets_add_up():
@@ -499,9 +508,8 @@ def test_what_was_kept_under_a_known_name_is_compared_also_for_a_set_made_of_it(
         before.setattr(official, "refuse_other_images", lambda dataset: None)
         import_arrays("mnist", tmp_path / "a", **image_arrays((28, 28), 10, per_class=(16, 101)))
     for name in ("mnist", "digits-real-4"):
-        assert_refused(
-            lambda name=name: datasets.load(name), "not the images of 'mnist' (got fingerprint", "94a3db3da708f867"
-        )
+        with raises_user_error("not the images of 'mnist' (got fingerprint", "94a3db3da708f867"):
+            datasets.load(name)
 
 
 # Labels, and sets of one image
@@ -539,5 +547,6 @@ def test_images_that_are_all_alike_are_refused(tmp_path, cache):
     arrays = image_arrays((4, 4), 3)
     for split in SPLITS:
         arrays[f"x_{split}"][:] = 7
-    assert_refused(lambda: import_arrays("mine", tmp_path / "a", **arrays), "all of its 15 images are alike")
+    with raises_user_error("all of its 15 images are alike"):
+        import_arrays("mine", tmp_path / "a", **arrays)
     assert not cache.exists()

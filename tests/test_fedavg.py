@@ -19,7 +19,7 @@ from tests import laws
 from tests.networks import MIXED_NETWORKS
 from tests.plain_loops import Model, train_plainly
 from tests.tensors import randn
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 
 def test_weights_are_shares_of_the_cohorts_examples_validation_included():
@@ -100,7 +100,8 @@ def test_schedules_are_those_of_pytorch_over_all_rounds_and_a_warm_up_rises_to_t
     assert rates(lr_schedule="step", rounds=8) == pytest.approx([0.1] * 4 + [0.01] * 2 + [0.001] * 2)
     assert rates(warmup_rounds=3, rounds=8) == pytest.approx([0.025, 0.05, 0.075] + [0.1] * 5)
 
-    assert_refused(lambda: schedule_factor("cosin", 0, 8), "unknown schedule", "got 'cosin'", "cosine or step")
+    with raises_user_error("unknown schedule", "got 'cosin'", "cosine or step"):
+        schedule_factor("cosin", 0, 8)
     first, second, *_ = rates(lr_schedule="cosine", lr_decay=0.5, warmup_rounds=1, rounds=8)
     assert first == pytest.approx(0.05)
     assert second == pytest.approx(0.5 * expected[1])

@@ -45,7 +45,7 @@ from tests.image_files import (
     write_image_folder,
     write_zip,
 )
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 
 def write_files(folder, contents):
@@ -253,9 +253,8 @@ def test_a_folder_with_the_files_of_several_data_sets_is_refused(tmp_path):
     raw = unpacked(mnist_files(known_images("mnist"), "mnist"), ".gz", gzip.decompress)
     for name in ("MNIST", "FashionMNIST"):
         write_files(tmp_path / "raw" / name / "raw", raw)
-    assert_refused(
-        lambda: imports.import_path("mnist", tmp_path / "raw"), "several data sets", "FashionMNIST/raw, MNIST/raw"
-    )
+    with raises_user_error("several data sets", "FashionMNIST/raw, MNIST/raw"):
+        imports.import_path("mnist", tmp_path / "raw")
 
 
 # Downloads
@@ -310,12 +309,12 @@ def test_downloads_are_checked_and_read(name, tmp_path, cache, site, monkeypatch
     whole = largest_file.read_bytes()
 
     largest_file.write_bytes(whole[:-100])
-    assert_refused(
-        lambda: imports.download(name), f"'{name}' could not be downloaded", "corrupted", f"import {name} PATH"
-    )
+    with raises_user_error(f"'{name}' could not be downloaded", "corrupted", f"import {name} PATH"):
+        imports.download(name)
 
     largest_file.unlink()
-    assert_refused(lambda: imports.download(name), f"'{name}' could not be downloaded", "HTTP Error 404")
+    with raises_user_error(f"'{name}' could not be downloaded", "HTTP Error 404"):
+        imports.download(name)
     assert not list(cache.iterdir())
 
     largest_file.write_bytes(whole)
@@ -339,7 +338,8 @@ def test_a_download_leaves_the_programs_own_timeout_as_it_was(own_timeout, cache
     serve("cinic10", {}, site, monkeypatch)
     for file in site.folder.iterdir():
         file.unlink()
-    assert_refused(lambda: imports.download("cinic10"), "could not be downloaded")
+    with raises_user_error("could not be downloaded"):
+        imports.download("cinic10")
     assert socket.getdefaulttimeout() == own_timeout
 
 
@@ -409,12 +409,12 @@ def test_the_limit_of_memory_counts_the_images_of_femnist_and_not_their_text(tmp
     for write in (write_zip, write_tar):
         assert_same_dataset(dataset, import_dataset("femnist", write(tmp_path / write.__name__, contents)))
         hollow = write(tmp_path / f"hollow {write.__name__}", {"all_data_0.json": b" " * 10**7})
-        assert_refused(
-            lambda hollow=hollow: imports.import_path("femnist", hollow), hollow, "2,000,000 bytes, more than"
-        )
+        with raises_user_error(hollow, "2,000,000 bytes, more than"):
+            imports.import_path("femnist", hollow)
 
     monkeypatch.setattr(reading, "MAX_GIB", (image_bytes - 1) / 2**30)
-    assert_refused(lambda: imports.import_path("femnist", tmp_path / "all_data"), "more than", "MAX_GIB=1")
+    with raises_user_error("more than", "MAX_GIB=1"):
+        imports.import_path("femnist", tmp_path / "all_data")
 
 
 def test_a_split_that_leaf_has_made_is_taken(tmp_path):
@@ -517,13 +517,15 @@ BAD_FILES = {
 def test_bad_files_are_refused(tmp_path, cache, case):
     bad = BAD_FILES[case]
     folder = write_files(tmp_path / "files", bad.contents)
-    assert_refused(lambda: imports.import_path(bad.dataset, folder), *bad.words)
+    with raises_user_error(*bad.words):
+        imports.import_path(bad.dataset, folder)
     assert not cache.exists()
 
 
 def test_batches_of_cifar10_that_are_not_the_official_ones_are_refused(tmp_path, cache):
     folder = write_files(tmp_path / "files", cifar_files(known_images("cifar10"), "cifar10"))
-    assert_refused(lambda: imports.import_path("cifar10", folder), ".meta", "corrupted")
+    with raises_user_error(".meta", "corrupted"):
+        imports.import_path("cifar10", folder)
     assert not cache.exists()
 
 
@@ -545,9 +547,8 @@ def test_archives_that_are_damaged_or_lead_astray_are_refused(tmp_path, cache):
     linked = write_tar(tmp_path / "d.tar.gz", contents, type=tarfile.SYMTYPE, linkname="/etc/passwd")
 
     for path in (cut_tar, cut_zip, flipped, unknown, outside, linked):
-        assert_refused(
-            lambda path=path: imports.import_path("cinic10", path), path, "cannot be read", ".zip or", "LEAF's"
-        )
+        with raises_user_error(path, "cannot be read", ".zip or", "LEAF's"):
+            imports.import_path("cinic10", path)
     assert not cache.exists()
 
 
@@ -558,7 +559,8 @@ def test_archives_and_folders_above_the_limit_of_memory_are_refused(tmp_path, ca
     folder = write_files(tmp_path / "folder", contents)
     monkeypatch.setenv("FEDCLI_MAX_GIB", "1e-5")
     for path in (zipped, tarred, folder):
-        assert_refused(lambda path=path: imports.import_path("cinic10", path), path, "more than", "MAX_GIB=1")
+        with raises_user_error(path, "more than", "MAX_GIB=1"):
+            imports.import_path("cinic10", path)
     assert not cache.exists()
 
     monkeypatch.setenv("FEDCLI_MAX_GIB", "1")
@@ -650,7 +652,8 @@ def test_images_of_mixed_sizes_are_resized_where_a_size_is_given(tmp_path):
     folder = write_image_folder(tmp_path / "images", image_arrays((8, 8, 3), 2), ["ant", "bee"])
     wide = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 9, 3), np.uint8))
     wide.save(folder / "train" / "ant" / "wide.png")
-    assert_refused(lambda: imports.import_path("mine", folder), "wide.png", "its size is (9, 5)", "--size N")
+    with raises_user_error("wide.png", "its size is (9, 5)", "--size N"):
+        imports.import_path("mine", folder)
 
     imports.import_path("mine", folder, 8)
     resized = np.asarray(wide.resize((8, 8), Image.Resampling.BILINEAR))
@@ -726,7 +729,8 @@ def test_bad_folders_are_refused(tmp_path, cache, case):
     folder = write_image_folder(tmp_path / "images", image_arrays((4, 4), 2), ["ant", "bee"])
     bad.spoil(folder)
 
-    assert_refused(lambda: imports.import_path("mine", folder), *bad.words)
+    with raises_user_error(*bad.words):
+        imports.import_path("mine", folder)
     assert not cache.exists()
 
 
@@ -776,10 +780,12 @@ def test_whole_domains_become_a_set_of_one_size(tmp_path):
     assert_same_dataset(dataset, import_dataset("office31", folder))
 
     (folder / "Dslr").rename(folder / "z")
-    assert_refused(lambda: imports.import_path("office31", folder), "the domains are 3", "'office31'", "amazon, dslr")
+    with raises_user_error("the domains are 3", "'office31'", "amazon, dslr"):
+        imports.import_path("office31", folder)
 
     without_domains = write_image_folder(tmp_path / "c", image_arrays((32, 32, 3), 31), classes)
-    assert_refused(lambda: imports.import_path("office31", without_domains), "the domains are 0")
+    with raises_user_error("the domains are 0"):
+        imports.import_path("office31", without_domains)
 
 
 def test_undivided_folders_are_divided_and_that_is_said(tmp_path):
@@ -881,11 +887,13 @@ def test_files_by_other_suffixes_are_counted_and_all_broken_images_are_named(tmp
     (ants / "cut.png").write_bytes(CUT_PNG)
     (ants / "empty.jpg").write_bytes(b"")
     words = ("3 of 6 images", "cut.png", "empty.jpg", "moves.gif' (it has 2 frames)", "an image of 8 bits")
-    assert_refused(lambda: imports.import_path("mine", folder), *words)
+    with raises_user_error(*words):
+        imports.import_path("mine", folder)
 
     for number in range(30):
         (ants / f"{number}.png").write_bytes(b"")
-    assert_refused(lambda: imports.import_path("mine", folder), "33 of 36 images", " and 13 more")
+    with raises_user_error("33 of 36 images", " and 13 more"):
+        imports.import_path("mine", folder)
 
 
 def test_images_without_a_class_are_counted_and_dangling_links_are_named(tmp_path):
@@ -898,7 +906,8 @@ def test_images_without_a_class_are_counted_and_dangling_links_are_named(tmp_pat
 
     (folder / "train" / "ant" / "gone.png").symlink_to(tmp_path / "gone.png")
     for start in (lambda: imports.import_path("mine", folder), lambda: imports.import_if_path(str(folder))):
-        assert_refused(start, "1 of 11 images cannot be read", "train/ant/gone.png", "No such file")
+        with raises_user_error("1 of 11 images cannot be read", "train/ant/gone.png", "No such file"):
+            start()
 
 
 def test_no_other_program_is_started_for_an_image(tmp_path, monkeypatch):
@@ -908,7 +917,8 @@ def test_no_other_program_is_started_for_an_image(tmp_path, monkeypatch):
     started = Mock(side_effect=OSError("started"))
     monkeypatch.setattr(subprocess, "Popen", started)
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", started)
-    assert_refused(lambda: imports.import_path("mine", folder), "1 of 4 images", "0.png", "cannot identify image file")
+    with raises_user_error("1 of 4 images", "0.png", "cannot identify image file"):
+        imports.import_path("mine", folder)
     assert not started.called
 
 
@@ -918,7 +928,8 @@ def test_a_size_that_no_memory_holds_is_refused_before_any_work(tmp_path, monkey
     monkeypatch.setattr(imports, "resize_rows", resize)
     np.savez(tmp_path / "a.npz", **image_arrays((4, 4), 2))
     for path in (write_folder_of_one_class(tmp_path / "set"), tmp_path / "a.npz"):
-        assert_refused(lambda path=path: imports.import_path("mine", path, 100_000), "bytes, more than 4 GiB")
+        with raises_user_error("bytes, more than 4 GiB"):
+            imports.import_path("mine", path, 100_000)
 
 
 def test_images_in_no_part_are_left_out_in_words():

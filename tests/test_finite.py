@@ -18,7 +18,7 @@ from fedcli.runs.record import read_record
 from fedcli.runs.resume import resume
 from tests import laws
 from tests.commands import invoke
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 METHOD = '''"""My card."""
 
@@ -190,9 +190,8 @@ def test_a_nan_is_no_part_of_a_file(tmp_path):
 def test_a_loss_that_takes_numbers_out_of_parameters_is_refused(loss, reader):
     """As `check` refuses it: it makes a number of Python of what depends on the parameters."""
     name = method(loss=loss)
-    assert_refused(
-        lambda: fedcli.run(name, out="run", **OPTIONS), "mine.py' fails in line 21 (got LostGradient: ", reader
-    )
+    with raises_user_error("mine.py' fails in line 21 (got LostGradient: ", reader):
+        fedcli.run(name, out="run", **OPTIONS)
     assert read_record(Path("run"))["status"] == "failed"
 
 

@@ -21,7 +21,7 @@ from tests.image_files import (
     sorted_examples,
     write_zip,
 )
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 NAMES = ["emu", "ant", "bee"]  # not in the order of letters, which labels must not depend on
 
@@ -94,11 +94,10 @@ def test_labels_of_the_known_set_are_those_with_its_number_of_classes(tmp_path, 
     assert sorted_examples(import_dataset("cifar100", f"hf:{tmp_path}/saved"), "train", "y") == sorted_examples(
         arrays, "train", "y"
     )
-    assert_refused(
-        lambda: imports.import_path("mine", f"hf:{tmp_path}/saved"),
-        "which feature holds the labels (got fine_label, coarse_label)",
-        "call it label, with rename_column.",
-    )
+    with raises_user_error(
+        "which feature holds the labels (got fine_label, coarse_label)", "call it label, with rename_column."
+    ):
+        imports.import_path("mine", f"hf:{tmp_path}/saved")
 
 
 def test_texts_are_class_names_and_domains_and_writers_are_kept(tmp_path, library):
@@ -153,9 +152,8 @@ def test_images_of_mixed_sizes_need_a_size(tmp_path, library):
     wide = splits["train"].select([0]).map(lambda row: {"image": Image.new("L", (9, 5), 7)})
     splits["train"] = library.concatenate_datasets([splits["train"], wide])
     splits.save_to_disk(tmp_path / "saved")
-    assert_refused(
-        lambda: imports.import_path("mine", f"hf:{tmp_path}/saved"), "'train[6]'", "its size is (9, 5)", "--size N"
-    )
+    with raises_user_error("'train[6]'", "its size is (9, 5)", "--size N"):
+        imports.import_path("mine", f"hf:{tmp_path}/saved")
     imports.import_path("mine", f"hf:{tmp_path}/saved", 8)
     assert datasets.load("mine").x_train.shape == (7, 3, 8, 8)
 
@@ -205,17 +203,20 @@ def test_what_is_not_plain_is_refused_with_what_to_do(tmp_path, cache, library, 
     splits = splits_of(library, image_arrays((4, 4), 3))
     spoil(splits)
     splits.save_to_disk(tmp_path / "saved")
-    assert_refused(lambda: imports.import_path("mine", f"hf:{tmp_path}/saved"), *BAD_SETS[spoil])
+    with raises_user_error(*BAD_SETS[spoil]):
+        imports.import_path("mine", f"hf:{tmp_path}/saved")
     assert not cache.exists()
 
 
 def test_a_set_without_splits_and_several_sets_are_refused(tmp_path, library):
     splits = splits_of(library, image_arrays((4, 4), 3))
     splits["train"].save_to_disk(tmp_path / "one")
-    assert_refused(lambda: imports.import_path("mine", f"hf:{tmp_path}/one"), "splits train and test (got none)")
+    with raises_user_error("splits train and test (got none)"):
+        imports.import_path("mine", f"hf:{tmp_path}/one")
     for name in ("small", "large"):
         write_parquet(splits, tmp_path / "two" / name)
-    assert_refused(lambda: imports.import_path("mine", f"hf:{tmp_path}/two"), "several data sets (got large, small)")
+    with raises_user_error("several data sets (got large, small)"):
+        imports.import_path("mine", f"hf:{tmp_path}/two")
 
 
 def test_an_image_that_is_only_a_path_is_never_opened(tmp_path, library):
@@ -225,9 +226,8 @@ def test_an_image_that_is_only_a_path_is_never_opened(tmp_path, library):
         paths = [{"bytes": None, "path": f"{tmp_path}/secret.png"}] * len(arrays[f"y_{split}"])
         (tmp_path / "set").mkdir(exist_ok=True)
         pd.DataFrame({"image": paths, "label": arrays[f"y_{split}"]}).to_parquet(tmp_path / "set" / f"{split}.parquet")
-    assert_refused(
-        lambda: imports.import_path("mine", f"hf:{tmp_path}/set"), "train[0] is not in the files", "secret.png"
-    )
+    with raises_user_error("train[0] is not in the files", "secret.png"):
+        imports.import_path("mine", f"hf:{tmp_path}/set")
 
 
 def test_the_command_imports_a_set_and_a_run_takes_its_path(folder, library):
@@ -244,7 +244,9 @@ def test_the_library_and_a_folder_of_its_files_are_asked_for(tmp_path, monkeypat
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "state.json").write_text("{}")
     for set_of_library in (f"hf:{tmp_path}", tmp_path):
-        assert_refused(lambda path=set_of_library: imports.import_path("mine", path), "pip install 'fedcli[hf]'")
+        with raises_user_error("pip install 'fedcli[hf]'"):
+            imports.import_path("mine", set_of_library)
     for no_folder in ("hf:mnist", f"hf:{tmp_path}/train/state.json"):
         words = ("no folder", "save_to_disk", "hf:FOLDER")
-        assert_refused(lambda path=no_folder: imports.import_path("mine", path), *words)
+        with raises_user_error(*words):
+            imports.import_path("mine", no_folder)

@@ -13,7 +13,7 @@ from fedcli.runs.record import read_record
 from fedcli.userfiles import find_user_function, import_file
 from tests.commands import invoke
 from tests.tiny_runs import TINY
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 CHANGES = {
     "torch.set_default_dtype": "torch.set_default_dtype(torch.float64)",
@@ -69,9 +69,8 @@ def test_what_a_file_changes_at_import_is_refused_by_name_and_put_back(name, wor
     relu = torch.relu
     Path("mine.py").write_text(f"import torch\n{CHANGES[name]}\ndef part(): pass\n")
 
-    assert_refused(
-        lambda: import_file(str(Path("mine.py").resolve()), "metric"), f"mine.py' changes {name}", "leave it as"
-    )
+    with raises_user_error(f"mine.py' changes {name}", "leave it as"):
+        import_file(str(Path("mine.py").resolve()), "metric")
     assert torch.get_default_dtype() == torch.float32
     assert torch.get_default_device().type == "cpu"
     assert torch.is_grad_enabled()
@@ -84,7 +83,8 @@ def test_what_a_file_changes_at_import_is_refused_by_name_and_put_back(name, wor
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_a_function_of_a_file_changes_when_it_is_called_is_refused_by_name(name):
     Path("mine.py").write_text(f"import torch\ndef part():\n    {CHANGES[name]}\n")
-    assert_refused(find_user_function("mine.py:part", "metric"), f"mine.py' changes {name}")
+    with raises_user_error(f"mine.py' changes {name}"):
+        find_user_function("mine.py:part", "metric")()
     Path("mine.py").write_text("def part(): return 1\n")
     assert find_user_function("mine.py:part", "metric")() == 1
 
@@ -104,7 +104,8 @@ def test_a_library_that_is_imported_may_wrap_its_own_functions():
         torch.manual_seed = was
 
     Path("mine.py").write_text(text.replace("FILE", "'mine.py'"))
-    assert_refused(lambda: import_file(str(Path("mine.py").resolve()), "metric"), "changes torch.manual_seed")
+    with raises_user_error("changes torch.manual_seed"):
+        import_file(str(Path("mine.py").resolve()), "metric")
 
 
 METHOD = """
@@ -124,14 +125,16 @@ METHOD = replace(fedavg.METHOD, name="mine", run_round=run_round, init=init, def
 
 def test_what_a_method_changes_in_a_round_ends_the_run_before_the_round_counts():
     Path("mine.py").write_text(METHOD.replace("CHANGE", ""))
-    assert_refused(lambda: fedcli.run("./mine.py", out="run", **TINY), "mine.py' changes torch.set_default_dtype (got")
+    with raises_user_error("mine.py' changes torch.set_default_dtype (got"):
+        fedcli.run("./mine.py", out="run", **TINY)
     assert torch.get_default_dtype() == torch.float32
     record = read_record(Path("run"))
     assert record["status"] == "failed"
     assert len(record["rounds"]) == 1
 
     Path("mine.py").write_text(METHOD.replace("CHANGE", "torch.set_num_threads(7)"))
-    assert_refused(lambda: fedcli.run("./mine.py", out="new", **TINY), "mine.py' changes torch.set_num_threads (got 7")
+    with raises_user_error("mine.py' changes torch.set_num_threads (got 7"):
+        fedcli.run("./mine.py", out="new", **TINY)
     assert not Path("new").exists()
 
 

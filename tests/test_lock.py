@@ -22,7 +22,7 @@ from fedcli.runs.record import read_record
 from tests.programs import WaitingRuns, start_program
 from tests.tiny_runs import THREE_ROUNDS, TINY, file_names
 from tests.torture.lost_folders import move, remove, unlock
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 pytestmark = pytest.mark.long(worker=1)
 
@@ -215,9 +215,8 @@ def test_a_run_whose_folder_is_lost_ends_and_says_where_its_checkpoint_is(lose, 
             other.rename(folder)
 
     listener = AfterFirstRound(lose_folder)
-    assert_refused(
-        lambda: fedcli.run("scaffold", out=folder, progress=listener, **TINY, state_memory="0"), LAST_WORDS[lose]
-    )
+    with raises_user_error(LAST_WORDS[lose]):
+        fedcli.run("scaffold", out=folder, progress=listener, **TINY, state_memory="0")
 
     if lose is move:
         moved = tmp_path / "elsewhere"

@@ -13,7 +13,7 @@ from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from tests.commands import invoke
 from tests.tiny_runs import TINY, Stop, StopAfter
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 RUN_OPTIONS = {**TINY, "train_examples": 60, "checkpoint_every": 2}
 
@@ -102,9 +102,8 @@ def test_loggers_may_be_objects_and_change_no_bit(tmp_path):
 
 @pytest.mark.parametrize("log", [print, [logging.getLogger()], [3], {"round": print}])
 def test_an_object_that_would_be_told_nothing_is_refused(log, tmp_path):
-    assert_refused(
-        lambda: fedcli.run("fedavg", out=tmp_path / "run", log=log, **RUN_OPTIONS), "needs one of the methods start,"
-    )
+    with raises_user_error("needs one of the methods start,"):
+        fedcli.run("fedavg", out=tmp_path / "run", log=log, **RUN_OPTIONS)
     assert not (tmp_path / "run").exists()
 
 
@@ -113,7 +112,8 @@ def test_an_object_that_would_be_told_nothing_is_refused(log, tmp_path):
 )
 def test_unknown_and_missing_loggers_are_refused_before_the_run(log, words, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    assert_refused(lambda: fedcli.run("fedavg", out=tmp_path / "run", log=log, **RUN_OPTIONS), words)
+    with raises_user_error(words):
+        fedcli.run("fedavg", out=tmp_path / "run", log=log, **RUN_OPTIONS)
     assert not (tmp_path / "run").exists()
 
 
@@ -130,7 +130,8 @@ def test_a_refused_logger_leaves_nothing(methods, options, log, tmp_path, monkey
     (tmp_path / "empty.py").touch()
     (tmp_path / "fails.py").write_text("def Mine(needed):\n    pass\n")
     before = {*tmp_path.rglob("*")}
-    assert_refused(lambda: fedcli.run(methods, out="new/runs", log=log, **RUN_OPTIONS, **options), "logger")
+    with raises_user_error("logger"):
+        fedcli.run(methods, out="new/runs", log=log, **RUN_OPTIONS, **options)
     after = {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts}
     assert after == before
 

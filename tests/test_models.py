@@ -22,7 +22,7 @@ from tests.networks import accuracy
 from tests.scripts import EVALUATE_MODELS
 from tests.tiny_runs import TINY, Stop, StopAfter, file_names
 from tests.torture.signed_files import content_of, sign_state
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 SMALL_RUN = {**TINY, "num_clients": 2, "batch_size": 8, "rounds": 2}
 GLOBAL_MODEL_RUN = {
@@ -120,7 +120,8 @@ def test_selected_models_are_kept_only_where_they_differ_and_are_small(runs, tmp
     monkeypatch.setattr(models, "LARGEST_BYTES", 1000)
     run = fedcli.run(**GLOBAL_MODEL_RUN, out=tmp_path / "run")
     assert models.SELECTED not in file_names(run.path)
-    assert_refused(run.model, f"{models.SELECTED}' lacks the models of round", "use round last")
+    with raises_user_error(f"{models.SELECTED}' lacks the models of round", "use round last"):
+        run.model()
     assert run.model(round="last")
 
 
@@ -160,24 +161,29 @@ def test_by_prototypes_and_by_the_classifier_as_the_record_has_it(runs, tmp_path
     ],
 )
 def test_a_model_that_there_is_not_is_refused(kind, act, words, runs):
-    assert_refused(lambda: act(runs[kind]), *words)
+    with raises_user_error(*words):
+        act(runs[kind])
 
 
 def test_models_of_another_run_or_an_unfinished_one_are_refused(runs, tmp_path):
     run = copy_run(runs["global"], tmp_path)
     shutil.copy(run.path / checkpoints.CHECKPOINT, run.path / models.SELECTED)
-    assert_refused(run.model, models.SELECTED, "use round last")
+    with raises_user_error(models.SELECTED, "use round last"):
+        run.model()
 
     content = content_of(run.path / checkpoints.CHECKPOINT)
     content.parts["about"]["identity"] = "another"
     sign_state(run.path / checkpoints.CHECKPOINT, content)
-    assert_refused(lambda: run.model(round="last"), f"{checkpoints.CHECKPOINT}' lacks the models of round 5")
+    with raises_user_error(f"{checkpoints.CHECKPOINT}' lacks the models of round 5"):
+        run.model(round="last")
 
     shutil.copy(runs["personal"].path / checkpoints.CHECKPOINT, run.path / checkpoints.CHECKPOINT)
-    assert_refused(lambda: run.model(round="last"), "another kind of state", "use the method that wrote it")
+    with raises_user_error("another kind of state", "use the method that wrote it"):
+        run.model(round="last")
 
     write_record(run.path, {**run.record, "status": "interrupted"})
-    assert_refused(fedcli.load(run.path).model, "has not finished")
+    with raises_user_error("has not finished"):
+        fedcli.load(run.path).model()
 
 
 def test_safetensors_have_the_tensors_of_the_module(runs, tmp_path):

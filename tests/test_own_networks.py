@@ -21,7 +21,7 @@ from tests import laws
 from tests.network_sources import NETWORKS, RETURN_LOGITS, network_source
 from tests.networks import accuracy
 from tests.scripts import EVALUATE_MODELS
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 FEDAVG = registry.find_method("fedavg")
 
@@ -72,7 +72,8 @@ SCALE = "self.t = nn.Parameter(torch.zeros(1))"
 )
 def test_what_stands_behind_the_last_layer_is_seen(forward, layers):
     """Also where it begins as the identity."""
-    assert_refused(lambda: build(forward, layers), "does not end in its last nn.Linear", "net.py")
+    with raises_user_error("does not end in its last nn.Linear", "net.py"):
+        build(forward, layers)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,8 @@ def test_what_stands_behind_the_last_layer_is_seen(forward, layers):
     ],
 )
 def test_what_the_engine_cannot_keep_is_refused_by_name(layers, words):
-    assert_refused(lambda: build(RETURN_LOGITS, layers), words, "net.py")
+    with raises_user_error(words, "net.py"):
+        build(RETURN_LOGITS, layers)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +104,8 @@ def test_what_the_engine_cannot_keep_is_refused_by_name(layers, words):
 def test_a_network_that_is_another_one_each_time_it_is_made_is_refused(draw):
     """Its loaded model would not be the trained one, since a constant in no buffer is not kept."""
     layers = f"import os, itertools, numpy as np; globals().setdefault('COUNT', itertools.count()); self.c = {draw}"
-    assert_refused(
-        lambda: build("x = x + self.c; " + RETURN_LOGITS, layers), "is another network each time it is made", "net.py"
-    )
+    with raises_user_error("is another network each time it is made", "net.py"):
+        build("x = x + self.c; " + RETURN_LOGITS, layers)
 
 
 @pytest.mark.parametrize(
@@ -125,13 +126,15 @@ def test_a_network_that_is_another_one_each_time_it_is_made_is_refused(draw):
     ],
 )
 def test_a_forward_that_changes_what_is_no_buffer_or_hides_a_mean_is_refused(forward, layers, words):
-    assert_refused(lambda: build(forward, layers), words)
+    with raises_user_error(words):
+        build(forward, layers)
 
 
 def test_a_refused_network_leaves_no_folder():
     write_network(RETURN_LOGITS, "self.half()")
     options = {"dataset": "digits", "backbone": "./net.py:Net", "device": "cpu"}
-    assert_refused(lambda: fedcli.run("fedavg", out="run", **options), ".half()")
+    with raises_user_error(".half()"):
+        fedcli.run("fedavg", out="run", **options)
     assert not Path("run").exists()
 
 
@@ -296,7 +299,8 @@ def test_plain_pytorch_gives_the_recorded_accuracy_with_any_buffers(tmp_path):
 
 def test_a_buffer_that_changes_in_two_places_is_refused():
     words = "changes a buffer in two places, '2.size' and '2.again'"
-    assert_refused(lambda: backbones.build("./nets.py:doubled", 1, 8, 5, seed=3), words)
+    with raises_user_error(words):
+        backbones.build("./nets.py:doubled", 1, 8, 5, seed=3)
 
 
 def users_network(name):

@@ -5,7 +5,6 @@ import itertools
 import math
 import re
 from fractions import Fraction
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +17,7 @@ from fedcli.core.partition import PARTITIONS, count_classes, fingerprint, from_f
 from fedcli.core.parts import divide
 from fedcli.declarations import spec_of
 from fedcli.runs.options import RunConfig
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 
 def shuffled_labels(sizes, seed=0):
@@ -92,7 +91,8 @@ def test_every_input_is_partitioned_or_refused(flag, name):
 
     for seed, num_clients in enumerate([1, 3, 40]):
         if num_clients in refused:
-            assert_refused(partial(deal, labels, num_clients, seed), "does not fit the data")
+            with raises_user_error("does not fit the data"):
+                deal(labels, num_clients, seed)
             continue
         parts = deal(labels, num_clients, seed)
         used = assert_partition(parts, len(labels), num_clients)
@@ -144,7 +144,8 @@ def test_a_partition_that_has_no_rule_to_leave_examples_out_uses_all(flag, name)
     for num_clients in (1, 7, 33):
         has_too_few = flag == "classes:3" or (flag, num_clients) == ("dirichlet:0.3:min=1", 33)
         if name == "one class" and has_too_few:
-            assert_refused(partial(deal, labels, num_clients, 0, writer=writers), "does not fit the data")
+            with raises_user_error("does not fit the data"):
+                deal(labels, num_clients, 0, writer=writers)
             continue
         parts = deal(labels, num_clients, 0, writer=writers)
         assert partition.count_unused(parts, len(labels)) == 0
@@ -368,7 +369,8 @@ def test_by_shares_every_class_is_cut_as_the_writers_who_are_drawn_have_it():
 
 
 def assert_partition_refused(flag, num_clients, words, labels=LABEL_SETS["balanced"], **groups):
-    assert_refused(lambda: from_flag(flag)(labels, num_clients, 0, **groups), *words.split(" | "))
+    with raises_user_error(*words.split(" | ")):
+        from_flag(flag)(labels, num_clients, 0, **groups)
 
 
 @pytest.mark.parametrize(

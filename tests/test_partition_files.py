@@ -19,7 +19,7 @@ from fedcli.data.dataset import merge_splits
 from fedcli.data.image_arrays import SPLITS
 from tests.commands import invoke
 from tests.image_files import image_arrays, import_arrays
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 
 class PartitionOptions:
@@ -79,7 +79,8 @@ def test_a_list_alone_and_an_npz_file_are_the_same_split(tmp_path):
     assert fingerprint(deal_parts(dataset, write_split(tmp_path, {"train": lists}), 3)) == expected
     assert from_flag("file:split.json").flag == "file:split.json"
     for flag in ("file", "file:"):
-        assert_refused(lambda flag=flag: fedcli.run("fedavg", partition=flag), "cannot be read", "write file:PATH")
+        with raises_user_error("cannot be read", "write file:PATH"):
+            fedcli.run("fedavg", partition=flag)
 
 
 @pytest.mark.parametrize(
@@ -99,22 +100,20 @@ def test_a_list_alone_and_an_npz_file_are_the_same_split(tmp_path):
 )
 def test_wrong_splits_are_refused(tmp_path, split, words):
     dataset = import_arrays("mine", tmp_path / "a", **image_arrays((4, 4), 3))
-    assert_refused(lambda: deal_parts(dataset, write_split(tmp_path, split), 2), *words)
+    with raises_user_error(*words):
+        deal_parts(dataset, write_split(tmp_path, split), 2)
 
 
 def test_missing_files_unknown_places_and_pickles_are_refused(tmp_path):
     dataset = import_arrays("mine", tmp_path / "a", **image_arrays((4, 4), 3))
-    assert_refused(
-        lambda: deal_parts(dataset, "file:none.json", 2), "'none.json' cannot be read (", "No such file", '{"train"'
-    )
+    with raises_user_error("'none.json' cannot be read (", "No such file", '{"train"'):
+        deal_parts(dataset, "file:none.json", 2)
     np.savez(tmp_path / "split.npz", train_0=np.array([{"a": 1}], dtype=object))
-    assert_refused(
-        lambda: deal_parts(dataset, f"file:{tmp_path / 'split.npz'}", 1), "must be lists", "allow_pickle=False"
-    )
+    with raises_user_error("must be lists", "allow_pickle=False"):
+        deal_parts(dataset, f"file:{tmp_path / 'split.npz'}", 1)
     flag = write_split(tmp_path, [[0], [1]])
-    assert_refused(
-        lambda: from_flag(flag)(dataset.y_train, 2, 0), "needs a data set with places", "import this one anew"
-    )
+    with raises_user_error("needs a data set with places", "import this one anew"):
+        from_flag(flag)(dataset.y_train, 2, 0)
 
 
 def test_a_run_tests_on_the_lists_of_the_file_and_its_record_tells(tmp_path, monkeypatch):
@@ -135,7 +134,8 @@ def test_a_run_tests_on_the_lists_of_the_file_and_its_record_tells(tmp_path, mon
 
     write_split(tmp_path, {"train": [[0], [1]], "test": [[2], [3]]})
     options |= {"protocol": "fedfm:digits", "out": tmp_path / "other"}
-    assert_refused(lambda: fedcli.run("fedavg", **options), "has test lists, which the protocol fedfm:digits does")
+    with raises_user_error("has test lists, which the protocol fedfm:digits does"):
+        fedcli.run("fedavg", **options)
     assert not (tmp_path / "other").exists()
 
 
@@ -211,7 +211,8 @@ def test_images_and_clients_of_a_folder_are_kept_by_one_step(tmp_path, cache, mo
 
     monkeypatch.setattr(Path, "replace", replace_while_space_is_left)
     allowed = 0
-    assert_refused(lambda: imports.import_path("mine", tmp_path / "Other"), "No space left on device")
+    with raises_user_error("No space left on device"):
+        imports.import_path("mine", tmp_path / "Other")
     assert {path.name: path.read_bytes() for path in cache.iterdir()} == before
     allowed = 1
     imports.import_path("mine", tmp_path / "Other")
@@ -243,7 +244,8 @@ def test_nothing_in_a_pickle_is_run(tmp_path):
     sign = tmp_path / "sign"
     for harm in (Harmful(sign), {"x": np.zeros((2, 1, 4, 4)), "y": Harmful(sign)}):
         write_pickled(file, np.array(harm, object))
-        assert_refused(lambda: imports.import_path("mine", tmp_path / "Set"), "1.npz", "which no array needs")
+        with raises_user_error("1.npz", "which no array needs"):
+            imports.import_path("mine", tmp_path / "Set")
         assert not sign.exists()
     with np.load(file, allow_pickle=True) as loaded:
         loaded["data"]
@@ -251,7 +253,8 @@ def test_nothing_in_a_pickle_is_run(tmp_path):
 
     for other_content in (np.array({"x": 1}, object), np.array([1, 2]), "text"):
         write_pickled(file, other_content)
-        assert_refused(lambda: imports.import_path("mine", tmp_path / "Set"), "1.npz", "cannot be read")
+        with raises_user_error("1.npz", "cannot be read"):
+            imports.import_path("mine", tmp_path / "Set")
 
 
 @pytest.mark.parametrize("protocol", [3, 4])
@@ -271,9 +274,11 @@ def test_arrays_of_every_kind_and_order_are_read(tmp_path, protocol):
 
 def test_a_name_or_folder_that_does_not_fit_is_refused(tmp_path, cache):
     write_pfllib_folder(tmp_path / "Set")
-    assert_refused(lambda: imports.import_path("fmnist", tmp_path / "Set"), "'fmnist' is not possible", "fmnist-pfllib")
+    with raises_user_error("'fmnist' is not possible", "fmnist-pfllib"):
+        imports.import_path("fmnist", tmp_path / "Set")
     (tmp_path / "Set" / "test" / "2.npz").unlink()
-    assert_refused(lambda: imports.import_path("mine", tmp_path / "Set"), "2.npz", "cannot be read")
+    with raises_user_error("2.npz", "cannot be read"):
+        imports.import_path("mine", tmp_path / "Set")
     assert not cache.exists()
 
 
@@ -367,8 +372,10 @@ def test_labels_from_1_that_their_names_explain_stay(tmp_path):
 
 def test_pixels_in_no_known_range_are_refused(tmp_path):
     too_wide = scale_images(image_arrays((4, 4), 3), -2, 2.5)
-    assert_refused(lambda: import_arrays("mine", tmp_path / "a", **too_wide), "-2 to 2", "normalisation")
+    with raises_user_error("-2 to 2", "normalisation"):
+        import_arrays("mine", tmp_path / "a", **too_wide)
 
     with_nan = scale_images(image_arrays((4, 4), 3), 0, 1)
     with_nan["x_test"][0, 0, 0] = np.nan
-    assert_refused(lambda: import_arrays("mine", tmp_path / "a", **with_nan), "nan to nan", "normalisation")
+    with raises_user_error("nan to nan", "normalisation"):
+        import_arrays("mine", tmp_path / "a", **with_nan)

@@ -29,7 +29,7 @@ from tests.network_sources import TINY_NETWORK
 from tests.networks import accuracy
 from tests.plain_loops import Model, buffers_of, copy_tensors, minibatches, modules_of, params_of
 from tests.tensors import randn
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 SIZES = (12, 4, 8, 6)
 COHORTS = ([0, 1, 3], [1, 2, 3], [0, 2])  # somebody is new in the second and third, and somebody sits out
@@ -444,8 +444,10 @@ def test_a_run_with_both_models_keeps_both_and_a_table_says_which_is_tested(tmp_
     _, card = export(ditto, format="safetensors")
     assert f"in this round: {global_percent} %" in card.read_text()
     both = "one global model and a model for each client, 0 to 1"
-    assert_refused(lambda: ditto.model(client=2), f"'ditto' keeps {both} (got client 2)")
-    assert_refused(lambda: fedrep.model(), "'fedrep' keeps a model for each client, 0 to 1 (got client None)")
+    with raises_user_error(f"'ditto' keeps {both} (got client 2)"):
+        ditto.model(client=2)
+    with raises_user_error("'fedrep' keeps a model for each client, 0 to 1 (got client None)"):
+        fedrep.model()
 
     table = build_table([run.record for run in (fedavg, ditto, fedrep)])
     lines = [dict(zip(table.columns, line, strict=True)) for line in table.rows]

@@ -12,7 +12,7 @@ from fedcli.measure.predictions import per_class
 from fedcli.measure.quality import add_quality
 from fedcli.runs.record import read_record
 from tests.commands import invoke
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 FOUR_CLIENTS = {"dataset": "digits", "train_examples": 240, "rounds": 2, "local_epochs": 1, "num_clients": 4}
 
@@ -139,7 +139,8 @@ def test_accuracies_by_class_have_the_names_of_the_data(runs):
     ],
 )
 def test_what_a_run_has_not_is_refused(call, message, runs):
-    assert_refused(lambda: call(runs["global"]), message)
+    with raises_user_error(message):
+        call(runs["global"])
 
 
 def test_a_folder_of_runs_is_loaded_as_several_and_one_run_as_one(runs):
@@ -149,7 +150,8 @@ def test_a_folder_of_runs_is_loaded_as_several_and_one_run_as_one(runs):
     assert fedcli.load(runs["global"].path).record["seed"] == 0
     assert several.frame()["selected"].tolist() == [100 * run.record["summary"]["selected"] for run in several]
     assert len(several[:2]) == 2  # a part of them is also one of runs
-    assert_refused(lambda: fedcli.load(folder / "nothing"), "there is no run")
+    with raises_user_error("there is no run"):
+        fedcli.load(folder / "nothing")
 
 
 # Counts of the classes in records
@@ -182,10 +184,10 @@ def test_tables_and_curves_have_recorded_scores_of_classes(runs, tmp_path):
     (axes,) = run.plot(y="macro-f1").axes
     line, *_ = axes.lines
     assert line.get_ydata().tolist() == history["macro_f1"].tolist()
-    assert_refused(
-        lambda: without.plot(y="balanced-accuracy"), "has measured its balanced accuracy", "run with per_class"
-    )
-    assert_refused(lambda: run.plot(y="macro-f2"), "unknown curve 'macro-f2'; did you mean 'macro-f1'")
+    with raises_user_error("has measured its balanced accuracy", "run with per_class"):
+        without.plot(y="balanced-accuracy")
+    with raises_user_error("unknown curve 'macro-f2'; did you mean 'macro-f1'"):
+        run.plot(y="macro-f2")
     for axis, value in [("x", "floats"), ("x", "round"), ("y", "global")]:
         result = invoke("plot", run.path, "--kind", "drift", f"--{axis}", value)
         assert f"--{axis} is for --kind curves" in result.output

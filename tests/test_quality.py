@@ -36,7 +36,7 @@ from tests.commands import invoke
 from tests.example_records import record_with_curve
 from tests.figure_panels import first_panel
 from tests.tensors import doubles
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 THREE_OF_FOUR = {
     "dataset": "digits", "train_examples": 200, "num_clients": 4, "cohort_size": 3, "partition": "iid", "rounds": 3,
@@ -73,7 +73,8 @@ def test_separation_is_that_of_the_classes_and_of_as_many_clusters():
     }
     assert separation(features, labels) == pytest.approx(expected)
     for too_few in ([1, 1, 1], [0, 1, 2]):
-        assert_refused(lambda y=too_few: separation(np.eye(3), np.array(y)), "two classes or more, with more images")
+        with raises_user_error("two classes or more, with more images"):
+            separation(np.eye(3), np.array(too_few))
 
 
 def test_many_test_images_are_sampled_and_all_runs_have_the_same(run, tmp_path, monkeypatch):
@@ -167,15 +168,20 @@ def test_the_model_of_the_headline_is_measured_drawn_and_exported(tmp_path):
         assert f"model of round {number + 1} of {last + 1}" in " ".join(chart.get_title().split())
 
     assert quality.add_quality(run.path)["round"] == best
-    assert_refused(lambda: quality.add_quality(run.path, round="first"), "--round must be selected or last")
+    with raises_user_error("--round must be selected or last"):
+        quality.add_quality(run.path, round="first")
 
 
 def test_a_client_that_there_is_not_is_refused(run, personal):
-    assert_refused(lambda: quality.add_quality(run.path, client=0), "'fedavg' keeps one global model")
+    with raises_user_error("'fedavg' keeps one global model"):
+        quality.add_quality(run.path, client=0)
     clients = "'local' keeps a model for each client, 0 to 3"
-    assert_refused(lambda: quality.add_quality(personal.path, client=4), f"{clients} (got --client 4)")
-    assert_refused(lambda: quality.add_quality(personal.path, client=-1), "got --client -1")
-    assert_refused(lambda: quality.add_quality(personal.path, client=None), clients)
+    with raises_user_error(f"{clients} (got --client 4)"):
+        quality.add_quality(personal.path, client=4)
+    with raises_user_error("got --client -1"):
+        quality.add_quality(personal.path, client=-1)
+    with raises_user_error(clients):
+        quality.add_quality(personal.path, client=None)
 
 
 def test_the_command_measures_finished_runs_alone(run, personal, tmp_path):
@@ -289,9 +295,11 @@ def test_a_clients_own_model_is_called_so(kind, personal, first_two_features):
 def test_the_command_draws_them_and_refuses_others(kind, runs, tmp_path, first_two_features, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = fedcli.run("fedavg", out=tmp_path / "bare", **{**THREE_OF_FOUR, "rounds": 1}).path
-    assert_refused(lambda: find_chart(kind)(find_records([folder])), "is missing or is not what its record names")
+    with raises_user_error("is missing or is not what its record names"):
+        find_chart(kind)(find_records([folder]))
     write_record(folder, {**read_record(folder), "dataset": "letters"})
-    assert_refused(lambda: find_chart(kind)(find_records([runs, folder])), "of one data set")
+    with raises_user_error("of one data set"):
+        find_chart(kind)(find_records([runs, folder]))
 
     result = invoke("plot", "--kind", kind, runs, folder, "--dataset", "digits")
     assert result.exit_code == 0
@@ -450,11 +458,8 @@ def test_curves_are_means_over_seeds_of_the_rounds_measured():
     of_distance, _ = one_of_two_measured.axes
     (line,) = of_distance.lines
     assert line.get_xydata().tolist() == [[1, 1], [3, 3]]
-    assert_refused(
-        lambda: line_charts.drift_chart([record_with_curve()]),
-        "no run has measured its distance of features",
-        "--drift-every",
-    )
+    with raises_user_error("no run has measured its distance of features", "--drift-every"):
+        line_charts.drift_chart([record_with_curve()])
 
 
 def test_cosines_of_pairs_are_those_by_hand():
@@ -517,7 +522,8 @@ def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(fini
 
 def test_what_is_measured_of_one_more_round_stands_in_the_record_and_is_drawn(run, first_two_features):
     folder = run.path
-    assert_refused(lambda: clients_chart(find_records([folder])), "run 'fedcli quality --clients ", " first")
+    with raises_user_error("run 'fedcli quality --clients ", " first"):
+        clients_chart(find_records([folder]))
 
     points = features_after_one_more_round(folder)
     features = points["features"].astype(np.float16).astype(float)

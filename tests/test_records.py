@@ -16,7 +16,7 @@ from fedcli.runs import checkpoints, resume, verify
 from fedcli.runs.identity import current_numerics, identity_of, outdated
 from fedcli.runs.record import read_record, write_record
 from tests.tiny_runs import TINY
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 
 class AnotherState(NamedTuple):
@@ -46,22 +46,27 @@ def test_a_record_that_is_changed_on_disk_is_refused(finished, tmp_path):
     # a value is another one
     text = file.read_text()
     file.write_text(text.replace('"status": "finished"', '"status": "failed"'))
-    assert_refused(lambda: read_record(tmp_path), "is damaged or was changed by hand")
+    with raises_user_error("is damaged or was changed by hand"):
+        read_record(tmp_path)
     file.write_text(text.replace(f'"seed": {whole["seed"]},', '"seed": 77,'))
-    assert_refused(lambda: read_record(tmp_path), "is damaged or was changed by hand")
+    with raises_user_error("is damaged or was changed by hand"):
+        read_record(tmp_path)
 
     # it is no record
     for other_text in ("[" * 100_000, "[]", "{}"):
         file.write_text(other_text)
-        assert_refused(lambda: read_record(tmp_path), "cannot be read")
+        with raises_user_error("cannot be read"):
+            read_record(tmp_path)
     file.write_text('{"schema": 2}')
-    assert_refused(lambda: read_record(tmp_path), "schema 2")
+    with raises_user_error("schema 2"):
+        read_record(tmp_path)
 
     # a part is lost
     for lost in ("config", "rounds", "partition", "cost"):
         write_record(tmp_path, {name: value for name, value in whole.items() if name != lost})
         for reader in (resume.resume, fedcli.load, fedcli.frame, verify.verify):
-            assert_refused(lambda read=reader: read(tmp_path), f"'{file}' is no record of a run: it lacks {lost}; put")
+            with raises_user_error(f"'{file}' is no record of a run: it lacks {lost}; put"):
+                reader(tmp_path)
 
     # an older one has neither numerics nor a digest
     older = {name: value for name, value in whole.items() if name != "numerics"}
@@ -75,7 +80,8 @@ def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
 
     def refused_with(message, **change):
         write_record(folder, {**record, **change})
-        assert_refused(lambda: resume.open_run(folder), message)
+        with raises_user_error(message):
+            resume.open_run(folder)
 
     refused_with("has not finished", status="interrupted")
     refused_with("unknown option of 'fedavg' '--gone'", config={**record["config"], "gone": 1})
@@ -93,11 +99,14 @@ def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
     progress = {key: record[key] for key in ("rounds", "cost", "seconds_total", "peak_bytes")}
     facts = {"identity": identity_of(record), "record": progress, "states": []}
     save_tree(file, of_other_model, facts)
-    assert_refused(lambda: resume.open_run(folder), "the run's last model (got ")
+    with raises_user_error("the run's last model (got "):
+        resume.open_run(folder)
     save_tree(file, AnotherState(*state), facts)
-    assert_refused(lambda: resume.open_run(folder), "another kind of state (got 'AnotherState')")
+    with raises_user_error("another kind of state (got 'AnotherState')"):
+        resume.open_run(folder)
     file.unlink()
-    assert_refused(lambda: resume.open_run(folder), "(got no checkpoint")
+    with raises_user_error("(got no checkpoint"):
+        resume.open_run(folder)
 
 
 FEDPROX = find_method("fedprox")

@@ -29,7 +29,7 @@ from tests.example_records import as_diverged
 from tests.programs import WaitingRuns, start_program
 from tests.small_tables import COLUMN, ROWS, RUN_OPTIONS, SMALL_TABLE, PlanWatch, make_table, with_records
 from tests.tiny_runs import Stop, StopAfter
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 pytestmark = [pytest.mark.long(worker=0), pytest.mark.usefixtures("folder")]
 
@@ -145,9 +145,8 @@ def test_limits_only_make_smaller():
 
 def test_a_wrong_option_of_a_cell_is_told_with_its_place():
     wrong = make_table([Cell("FedAvg", COLUMN, "fedavg", {**RUN_OPTIONS, "wieght": 1})])
-    assert_refused(
-        lambda: plans.plan_table(wrong), f"row 'FedAvg', column '{COLUMN}': unknown option of 'fedavg' '--wieght"
-    )
+    with raises_user_error(f"row 'FedAvg', column '{COLUMN}': unknown option of 'fedavg' '--wieght"):
+        plans.plan_table(wrong)
 
 
 def test_an_interrupted_table_goes_on_without_repeating_anything():

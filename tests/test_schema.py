@@ -29,7 +29,7 @@ from tests.torture.faults import faults_of
 from tests.torture.mutated_records import COMMITTED_RECORDS, read_mutated_record
 from tests.torture.nested_parts import part_at
 from tests.torture.signed_files import sign_record
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 pytestmark = pytest.mark.long(worker=1)
 
@@ -87,7 +87,8 @@ def test_a_wrong_part_of_a_record_is_refused_by_all_that_read(path, whole, tmp_p
     *parents, key = [int(key) if key.isdigit() else key for key in path.split(".")]
     part_at(record, parents)[key] = wrong.value
     sign_record(tmp_path, record)
-    assert_refused(lambda: read_record(tmp_path), RECORD, wrong.message)
+    with raises_user_error(RECORD, wrong.message):
+        read_record(tmp_path)
 
 
 def test_a_number_that_has_a_largest_alone_is_refused_with_it():
@@ -123,7 +124,8 @@ def changed(tmp_path, monkeypatch):
     with pytest.raises(Stop):
         fedcli.run("./mine.py", out="run", progress=StopAfter(2), **TINY)
     Path("mine.py").write_text(METHOD + "# edited\n")
-    assert_refused(lambda: resume("run", files="mine.py"), "has changed since the run began")
+    with raises_user_error("has changed since the run began"):
+        resume("run", files="mine.py")
     return resume("run", files="mine.py", changed_method=True).record
 
 
@@ -176,7 +178,8 @@ def test_a_methods_version_is_its_numerics_or_its_files_hash(tmp_path):
     assert after["method_hash"].endswith(fedavg.file_hash)
 
     write_record(renumbered, {**record, "numerics": {"core": 1, "method": 0}})
-    assert_refused(lambda: resume(renumbered), "got numerics", "--changed-method")
+    with raises_user_error("got numerics", "--changed-method"):
+        resume(renumbered)
     after = resume(renumbered, changed_method=True).record
     now = identity.current_numerics(after, fedavg)
     assert after["changed"] == [{"round": 2, "what": "the arithmetic of fedcli", "numerics": now}]
@@ -202,7 +205,8 @@ def test_one_consent_holds_for_the_numerics_to_which_it_was_given(tmp_path, monk
 
     newer = {**now, "method": now["method"] + 1}
     monkeypatch.setattr("fedcli.runs.identity.current_numerics", lambda record, method: newer)
-    assert_refused(lambda: resume(tmp_path), f"got numerics {newer}, was {now}", "--changed-method")
+    with raises_user_error(f"got numerics {newer}, was {now}", "--changed-method"):
+        resume(tmp_path)
     after = resume(tmp_path, changed_method=True).record
     assert [change["round"] for change in after["changed"]] == [1, 3]
 

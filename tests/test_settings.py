@@ -40,7 +40,7 @@ from fedcli.userfiles import user_paths
 from tests.commands import invoke
 from tests.first_version_runs import OLD_RUN_OPTIONS, OLD_RUNS
 from tests.tiny_runs import TINY, Stop, StopAfter
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 BASE = {"protocol": "fedfm:digits", "dataset": "digits", "num_clients": 4, "cohort_size": 4}
 # What decides where and how a run is made, but not what comes of it.
@@ -80,10 +80,8 @@ def test_each_of_several_seeds_is_as_if_it_had_been_typed_alone(typed, tmp_path)
         assert run.setup.config.partition_seed == typed.get("partition_seed", seed)
         assert run.folder == tmp_path / f"seed-{seed}"
     too_large = [0, 2**40]
-    assert_refused(
-        lambda: resolve_runs("fedavg", GivenOptions(BASE), out=tmp_path, seeds=too_large),
-        "--seed must be >= 0 and <= 4294",
-    )
+    with raises_user_error("--seed must be >= 0 and <= 4294"):
+        resolve_runs("fedavg", GivenOptions(BASE), out=tmp_path, seeds=too_large)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedfm", "fedprox", "feddyn"])
@@ -175,14 +173,10 @@ def test_the_clients_accuracies_of_every_nth_round_are_kept(tmp_path):
 
 def test_accuracies_of_clients_are_only_where_there_are_any():
     """Clients without anything of their own have none, nor have rounds without a test."""
-    assert_refused(
-        lambda: settings_with("fedavg", per_client_every=3, eval_every=2),
-        "--per-client-every 3 has rounds that are not tested (got",
-    )
-    assert_refused(
-        lambda: settings_with("fedavg", per_client_every=2, validation=0.0, protocol="fedfa:digits"),
-        "--per-client-every 2 needs images or",
-    )
+    with raises_user_error("--per-client-every 3 has rounds that are not tested (got"):
+        settings_with("fedavg", per_client_every=3, eval_every=2)
+    with raises_user_error("--per-client-every 2 needs images or"):
+        settings_with("fedavg", per_client_every=2, validation=0.0, protocol="fedfa:digits")
     settings_with("fedavg", per_client_every=2, protocol="own:personal")
     settings_with("fedavg", per_client_every=2, validation=0.1)
     settings_with("local", per_client_every=2, validation=0.0)
@@ -321,7 +315,8 @@ def test_a_stopped_run_of_before_the_rule_goes_on_under_the_old_one(tmp_path):
     state, facts = load_tree(file, {kind.__name__: kind for kind in find_method("fedavg").state_types})
     save_tree(file, state, {**facts, "identity": identity_of(record)})
 
-    assert_refused(lambda: fedcli.run("fedavg", continue_=True, **options), "another remainder (got spread, was drop)")
+    with raises_user_error("another remainder (got spread, was drop)"):
+        fedcli.run("fedavg", continue_=True, **options)
     again = resume(tmp_path / "run").record
     assert again["summary"]["params_sha256"] == whole.record["summary"]["params_sha256"]
     assert again["partition"]["sizes"] == [16] * 7  # 120 images in 14 shards of 8
@@ -350,9 +345,8 @@ def test_header_and_data_show_tell_how_many_images_nobody_has(tmp_path, folder):
 @pytest.mark.parametrize(("flag", "clients", "num_lost"), [("missing:8", 3, 4), ("missing:9", 4, 6)])
 def test_a_class_that_no_client_would_have_is_refused(flag, clients, num_lost, tmp_path, folder):
     options = {**TINY, "train_examples": 1000, "partition": flag, "num_clients": clients, "out": tmp_path / "run"}
-    assert_refused(
-        lambda: fedcli.run("fedavg", **options), f"'{flag}' gives no client an image of {num_lost} of 10 classes"
-    )
+    with raises_user_error(f"'{flag}' gives no client an image of {num_lost} of 10 classes"):
+        fedcli.run("fedavg", **options)
     assert not (tmp_path / "run").exists()
     output = invoke(
         "data", "show", "digits", "--partition", flag, "--num-clients", clients, "--out", "chart.png"
@@ -373,7 +367,8 @@ def test_shards_of_the_digits_keep_every_class(tmp_path):
 
 def test_the_rule_for_a_remainder_is_refused_where_there_are_no_shards():
     setup = resolve(find_method("fedavg"), {**SHARDS, "partition": "iid", "remainder": "drop"})
-    assert_refused(lambda: refuse_without_effect(setup), "--remainder is for --partition classes:C (got iid)")
+    with raises_user_error("--remainder is for --partition classes:C (got iid)"):
+        refuse_without_effect(setup)
 
 
 @dataclass(frozen=True)
@@ -405,7 +400,8 @@ def test_joined_options_are_those_of_both_methods_under_names_of_their_own():
         spec_of(Extended.__dataclass_fields__["weight"]), source="Other, Eq. 4", only_with={"other_form": ("x",)}
     )
     assert spec_of(entries["other_form"]).source == "Other"
-    assert_refused(lambda: check_value(entries["other_form"], "b"), "--other-form must be x or y")
+    with raises_user_error("--other-form must be x or y"):
+        check_value(entries["other_form"], "b")
 
 
 @dataclass(frozen=True)
@@ -426,13 +422,15 @@ def test_joined_options_of_one_name_are_refused():
         other_form: str = option("a", "Form")
 
     words = "two options of the joined methods are called 'other_form' (got the prefix 'other'); choose another."
-    assert_refused(lambda: join_configs(Taken, Extended, prefix="other", source="Other"), words)
+    with raises_user_error(words):
+        join_configs(Taken, Extended, prefix="other", source="Other")
 
 
 def test_a_whole_number_in_the_place_of_a_float_has_the_floats_limit():
     (weight,) = [entry for entry in dataclasses.fields(Extended) if entry.name == "weight"]
     check_value(weight, 3_000_000_000)
-    assert_refused(lambda: check_value(weight, 10**39), "--weight must be >= 0 and <= 3e+38")
+    with raises_user_error("--weight must be >= 0 and <= 3e+38"):
+        check_value(weight, 10**39)
 
 
 def declared(**types_and_options):
@@ -444,7 +442,8 @@ def declared(**types_and_options):
 @pytest.mark.parametrize("number", [10**400, 1e308, float("inf"), float("nan")])
 def test_a_number_without_an_end_has_the_largest_that_can_be_computed(number):
     weight = declared(weight=(float, option(0.1, "Weight", low=0, high=float("inf"))))["weight"]
-    assert_refused(lambda: check_value(weight, number), "--weight must be >= 0 and <= 3e+38 (got ")
+    with raises_user_error("--weight must be >= 0 and <= 3e+38 (got "):
+        check_value(weight, number)
 
 
 def test_an_option_of_some_texts_may_be_none_where_its_type_says_so():
@@ -452,14 +451,17 @@ def test_an_option_of_some_texts_may_be_none_where_its_type_says_so():
         mean=(str | None, option(None, "Mean", choices=("a", "b"))), form=(str, option("a", "Form", choices=("a",)))
     )
     check_value(fields["mean"], None)
-    assert_refused(lambda: check_value(fields["mean"], "c"), "--mean must be a or b (got 'c')")
-    assert_refused(lambda: check_value(fields["form"], None), "--form must be of type str (got None)")
+    with raises_user_error("--mean must be a or b (got 'c')"):
+        check_value(fields["mean"], "c")
+    with raises_user_error("--form must be of type str (got None)"):
+        check_value(fields["form"], None)
 
 
 @pytest.mark.parametrize("kind", [list[int], tuple[float, ...], dict[str, int]])
 def test_an_option_of_a_type_that_no_record_has_is_refused(kind):
     field = declared(widths=(kind, option(None, "Widths")))["widths"]
-    assert_refused(lambda: check_value(field, 3), "the option 'widths' has a type that no record can have (got ")
+    with raises_user_error("the option 'widths' has a type that no record can have (got "):
+        check_value(field, 3)
 
 
 @pytest.mark.parametrize("kind", [Optional[int], Union[int, None], int | None])  # noqa: UP007, UP045
@@ -467,7 +469,8 @@ def test_an_option_of_two_types_may_have_either(kind):
     field = declared(width=(kind, option(None, "Width")))["width"]
     check_value(field, None)
     check_value(field, 3)
-    assert_refused(lambda: check_value(field, "3"), "--width must be of type int (got '3')")
+    with raises_user_error("--width must be of type int (got '3')"):
+        check_value(field, "3")
 
 
 NO_TUPLES = {  # a comma forgotten
@@ -485,9 +488,11 @@ NO_TUPLES = {  # a comma forgotten
 @pytest.mark.parametrize(("field", "value"), [("selection", "Last"), ("evaluation", "Clients")])
 def test_a_protocol_of_a_selection_or_an_evaluation_that_is_none_is_refused(field, value):
     words = f"{field} of the protocol 'fedfm:digits' must be "
-    assert_refused(lambda: replace(find_protocol("fedfm:digits"), **{field: value}), words, f"(got '{value}'); choose")
+    with raises_user_error(words, f"(got '{value}'); choose"):
+        replace(find_protocol("fedfm:digits"), **{field: value})
 
 
 @pytest.mark.parametrize("subject", NO_TUPLES)
 def test_a_text_in_the_place_of_a_tuple_is_refused_where_it_is_declared(subject):
-    assert_refused(NO_TUPLES[subject], f"{subject} must be a tuple of ", "(got 'mean'); write ('mean',).")
+    with raises_user_error(f"{subject} must be a tuple of ", "(got 'mean'); write ('mean',)."):
+        NO_TUPLES[subject]()

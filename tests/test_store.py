@@ -20,7 +20,7 @@ from fedcli.runs.options import parse_size
 from tests.tiny_runs import TINY
 from tests.torture.source_runs import stopped_run
 from tests.toy_methods import ToyState
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 STATE_BYTES = 40  # of a state of ten numbers
 OPTIONS = {
@@ -98,7 +98,8 @@ def test_a_file_that_has_changed_is_not_read(tmp_path):
     kept = open_store(tmp_path, 0).keep({}, make_states(1, 2), 0)
     file = tmp_path / STATES / "000001-0.safetensors"
     shutil.copy(tmp_path / STATES / "000002-0.safetensors", file)
-    assert_refused(lambda: kept[1], f"'{file}' is missing or damaged")
+    with raises_user_error(f"'{file}' is missing or damaged"):
+        kept[1]
 
 
 def test_a_checkpoint_leaves_what_other_workers_keep_for_themselves(tmp_path):
@@ -116,7 +117,8 @@ def test_sizes_are_bytes_or_have_a_unit_of_1024_and_all_else_is_refused():
     for text, size in bytes_of.items():
         assert parse_size(text) == size
     for text in ("", "M", "1.5G", "-1", "256MB", "lots"):
-        assert_refused(lambda text=text: parse_size(text), "--state-memory must be a number of bytes")
+        with raises_user_error("--state-memory must be a number of bytes"):
+            parse_size(text)
 
 
 # In runs
@@ -198,7 +200,8 @@ def test_damage_is_refused_and_the_checkpoint_before_ends_in_the_same_bits(part,
         checkpoint.write_bytes(content)
 
     fault = "is of another run" if part == "another run" else "is missing or damaged"
-    assert_refused(lambda: resume.resume(folder), f"'{damaged}' {fault}; restore it, or delete ")
+    with raises_user_error(f"'{damaged}' {fault}; restore it, or delete "):
+        resume.resume(folder)
     checkpoint.unlink()
     record = resume.resume(folder).record
     assert record["summary"]["params_sha256"] == source.outcome

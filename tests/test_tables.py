@@ -17,7 +17,7 @@ from fedcli.results.notes import ACROSS_MODELS, LEADS
 from fedcli.results.render import CellIndex, TextTable, render
 from tests.commands import invoke, markdown_rows, output_of
 from tests.example_records import as_diverged, make_record, write_unsigned_record
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 
 def markdown(records, metrics=()):
@@ -178,10 +178,8 @@ def test_metrics_that_are_asked_for_get_columns_and_a_copy_of_each_record(tmp_pa
     (line,) = csv_lines([make_record()], [f"{file}:clears", f"{file}:peak"])
     assert line["peak"] == "28"  # each metric has a copy of the record
     assert only_row([make_record()], ["quality:nmi"])["quality:nmi"] == "not measured (1)"
-    assert_refused(
-        lambda: tables.build_table([make_record()], [f"{file}:word"]),
-        "'word' is no number (got str); return one or None",
-    )
+    with raises_user_error("'word' is no number (got str); return one or None"):
+        tables.build_table([make_record()], [f"{file}:word"])
 
 
 def test_a_metric_whose_name_a_column_has_is_refused(tmp_path):
@@ -193,9 +191,11 @@ def test_a_metric_whose_name_a_column_has_is_refused(tmp_path):
     run = make_record()
     for word in ("seed", "parameters"):
         refused = [f"{tmp_path}/one.py:{word}"]
-        assert_refused(lambda refused=refused: csv_lines([run], refused), f"has a column '{word}' already")
+        with raises_user_error(f"has a column '{word}' already"):
+            csv_lines([run], refused)
     scores = [f"{tmp_path}/one.py:score", f"{tmp_path}/two.py:score"]
-    assert_refused(lambda: csv_lines([run], scores), "two metrics are called 'score'")
+    with raises_user_error("two metrics are called 'score'"):
+        csv_lines([run], scores)
 
     (line,) = csv_lines([run], [scores[0], scores[0]])
     assert line["score"] == "7"
@@ -373,10 +373,10 @@ def test_every_latex_table_has_its_own_label(tmp_path):
         "tab:Mine-paper-skew-digits", "tab:Mine-paper-skew-a-b", "tab:Mine-paper-skew-a-b-2",
     ]  # fmt: skip
     assert labels(write_tables(on_two[:1], format="latex", latex_label="tab:Mine")) == ["tab:Mine"]
-    assert_refused(
-        lambda: write_tables(on_two, format="latex", latex_label="50 %"), "letters, digits and :.-_/+ (got '50 %')"
-    )
-    assert_refused(lambda: write_tables(on_two, format="markdown", latex_label="tab:mine"), "a label is for LaTeX")
+    with raises_user_error("letters, digits and :.-_/+ (got '50 %')"):
+        write_tables(on_two, format="latex", latex_label="50 %")
+    with raises_user_error("a label is for LaTeX"):
+        write_tables(on_two, format="markdown", latex_label="tab:mine")
 
     # A command's table is labelled by the name of its file, where that has letters.
     write_unsigned_record(tmp_path / "run", make_record())
@@ -431,14 +431,16 @@ def test_columns_are_chosen_and_ordered_by_the_names_that_the_table_shows():
     assert latex(runs, columns="Method,Floats up / down").count("12,400 / 12,345") == 2
     assert "\none & one & not measured " in latex(runs, columns="Method,Method,post")  # one may stand there twice
 
-    assert_refused(
-        lambda: chosen("Method,Last rund"),
-        "unknown column in --columns 'Last rund'; did you mean 'Last round'",
-        "there are Method, Settings, Seeds,",
-    )
-    assert_refused(lambda: write_tables(runs, (), "csv", Layout(columns="Method")), "got --format csv")
-    assert_refused(lambda: write_tables(runs, (), "csv", Layout(digits=0)), "got --format csv")
-    assert_refused(lambda: write_tables(runs, (), "latexx"), "unknown format 'latexx'; did you mean 'latex'")
+    with raises_user_error(
+        "unknown column in --columns 'Last rund'; did you mean 'Last round'", "there are Method, Settings, Seeds,"
+    ):
+        chosen("Method,Last rund")
+    with raises_user_error("got --format csv"):
+        write_tables(runs, (), "csv", Layout(columns="Method"))
+    with raises_user_error("got --format csv"):
+        write_tables(runs, (), "csv", Layout(digits=0))
+    with raises_user_error("unknown format 'latexx'; did you mean 'latex'"):
+        write_tables(runs, (), "latexx")
 
 
 def test_digits_are_of_percent_and_plain_numbers():
@@ -448,7 +450,8 @@ def test_digits_are_of_percent_and_plain_numbers():
     assert row == ["51 ± 1 (2)", "1 ± 0 (2)", "12,400 ± 0 (2)"]
     assert "51.0 $\\pm$ 1.4 &" in latex(runs, digits=1)
     for digits in (7, -1, 2.0, True):
-        assert_refused(lambda digits=digits: latex(runs, digits=digits), f"--digits must be from 0 to 6 (got {digits})")
+        with raises_user_error(f"--digits must be from 0 to 6 (got {digits})"):
+            latex(runs, digits=digits)
 
 
 def test_leads_between_kinds_of_models_are_remarked_on():
@@ -531,7 +534,8 @@ def test_labels_stand_for_the_methods_of_their_paths(tmp_path):
         return {group.title: len(group.records) for group in groups.group_runs(records)}
 
     assert sizes("plain", "faster") == {"plain": 1, "faster": 2}
-    assert_refused(lambda: sizes("plain"), "--label stands once for each path, in order (got 1 for 2")
+    with raises_user_error("--label stands once for each path, in order (got 1 for 2"):
+        sizes("plain")
     write_unsigned_record(tmp_path / "b" / "other", make_record(lr=0.4))
     assert sizes("p", "q") == {"p": 1, "q, lr 0.4": 1, "q, lr 0.2": 2}
 
@@ -546,14 +550,10 @@ def test_methods_and_data_sets_are_selected_in_any_case():
     assert groups.select_records(MIXED, ["ONE"]) == MIXED[:2]
     assert groups.select_records(MIXED, ["one", "two"], ["Letters"]) == MIXED[1:3]
     assert groups.select_records(MIXED) == MIXED
-    assert_refused(
-        lambda: groups.select_records(MIXED, ["on"]),
-        "unknown method among the runs 'on'; did you mean 'one'",
-        "there are one, two",
-    )
-    assert_refused(
-        lambda: groups.select_records(MIXED[1:3], [], ["digits"]), "unknown data set among the runs 'digits'"
-    )
+    with raises_user_error("unknown method among the runs 'on'; did you mean 'one'", "there are one, two"):
+        groups.select_records(MIXED, ["on"])
+    with raises_user_error("unknown data set among the runs 'digits'"):
+        groups.select_records(MIXED[1:3], [], ["digits"])
 
 
 def test_commands_select_and_label(tmp_path):

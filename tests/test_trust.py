@@ -25,7 +25,7 @@ from tests.network_sources import TINY_NETWORK
 from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.torture.named_code import COMMANDS_THAT_READ, NAMING_PARTS, SPELLINGS, forge_record
 from tests.torture.nested_parts import paths_in
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 pytestmark = pytest.mark.long(worker=0)
 
@@ -100,21 +100,23 @@ def test_in_python_the_files_to_name_are_a_keyword_argument(work):
     run_and_stop(backbone="./nets.py:tiny", rounds=2)
     run = fedcli.load("run")
     for call in (run.model, run.data, run.confusion):
-        assert_refused(call, "mine.py", f"add method={[f'{work}/mine.py', f'{work}/nets.py']}.")
+        with raises_user_error("mine.py", f"add method={[f'{work}/mine.py', f'{work}/nets.py']}."):
+            call()
 
 
 def test_named_files_may_move_but_change_only_where_allowed(work):
     """Runs go on with them."""
     run_and_stop(backbone="./nets.py:tiny", rounds=2)
-    assert_refused(lambda: resume.resume("run"), "mine.py", f"add --method {work}/mine.py --method {work}/nets.py.")
-    assert_refused(lambda: resume.resume("run", files="./mine.py"), "nets.py")
+    with raises_user_error("mine.py", f"add --method {work}/mine.py --method {work}/nets.py."):
+        resume.resume("run")
+    with raises_user_error("nets.py"):
+        resume.resume("run", files="./mine.py")
     files = move_user_files("renamed.py")
     before = file_hash("new/nets.py")
     Path("new/nets.py").write_text(Path("new/nets.py").read_text() + "\n")
     after = file_hash("new/nets.py")
-    assert_refused(
-        lambda: resume.resume("run", files=files), f"since the run began (hash {after}, was {before}", "--changed-"
-    )
+    with raises_user_error(f"since the run began (hash {after}, was {before}", "--changed-"):
+        resume.resume("run", files=files)
 
     again = resume.resume("run", files=files, changed_method=True).record
 
@@ -133,10 +135,13 @@ def test_a_file_that_is_not_there_is_refused_in_a_line(work):
     for files in ("nets.py", "typo.py", ["moved.py", "typo.py"]):
         missing = "nets.py" if files == "nets.py" else "typo.py"
         words = f"there is no file '{work}/{missing}' (got it as --method); give the path where it is now."
-        assert_refused(lambda files=files: resume.resume("run", files=files), words)
+        with raises_user_error(words):
+            resume.resume("run", files=files)
     words = f"your code in '{work}/nets.py' (hash "
-    assert_refused(lambda: resume.resume("run"), words, "it is no longer there, so add --method with the path")
-    assert_refused(fedcli.load("run").model, "so add method with the path where it is now.")
+    with raises_user_error(words, "it is no longer there, so add --method with the path"):
+        resume.resume("run")
+    with raises_user_error("so add method with the path where it is now."):
+        fedcli.load("run").model()
     assert resume.resume("run", files="moved.py").record["resumed"] == [2]
 
 
@@ -148,7 +153,8 @@ def test_a_file_is_known_where_its_folder_has_become_a_link(work):
     Path("old").symlink_to("elsewhere")
     assert resume.resume("run", files="old/nets.py").record["resumed"] == [2]
     Path("elsewhere/nets.py").write_text(TINY_NETWORK)
-    assert_refused(lambda: fedcli.load("run", method="old/nets.py").model(), "has changed since the run began (hash")
+    with raises_user_error("has changed since the run began (hash"):
+        fedcli.load("run", method="old/nets.py").model()
 
 
 def test_a_file_that_another_imports_counts_as_a_part_of_it(work):
@@ -162,8 +168,10 @@ def test_a_file_that_another_imports_counts_as_a_part_of_it(work):
 
     Path("sizes.py").write_text("WIDTH = 4\n")
     words = f"nets.py' or one that it imports has changed since the run began (hash {file_hash('nets.py')}, was "
-    assert_refused(lambda: fedcli.load("run", method="nets.py").model(), words)
-    assert_refused(lambda: resume.resume("run", files="nets.py"), words)
+    with raises_user_error(words):
+        fedcli.load("run", method="nets.py").model()
+    with raises_user_error(words):
+        resume.resume("run", files="nets.py")
     again = resume.resume("run", files="nets.py", changed_method=True).record
     assert again["changed"] == [{"round": 2, "what": "its file nets.py"}]
 
@@ -228,12 +236,14 @@ def test_continue_is_consent_and_knows_a_moved_file(work):
         return fedcli.run(method, out="run", continue_=True, protocol="fedfm:digits", backbone=backbone, **TINY)
 
     assert go_on(f"{net}:tiny").record["resumed"] == [2]
-    assert_refused(lambda: go_on("cnn-small"), "another backbone (got cnn-small, was")
+    with raises_user_error("another backbone (got cnn-small, was"):
+        go_on("cnn-small")
 
 
 def test_a_run_that_is_skipped_has_only_the_files_that_are_named(work):
     fedcli.run("./mine.py", out="run", protocol="fedfm:digits", **{**TINY, "rounds": 1})
-    assert_refused(resume.resume("run", skip_ended=True).model, f"add --method {work}/mine.py.")
+    with raises_user_error(f"add --method {work}/mine.py."):
+        resume.resume("run", skip_ended=True).model()
     method, _ = move_user_files()
     assert resume.resume("run", files=method, skip_ended=True).model()
 
@@ -243,13 +253,15 @@ def test_a_run_without_a_finished_round_starts_anew_once_its_file_is_fixed(again
     options = {**TINY, "protocol": "fedfm:digits", "out": "run", "rounds": 1}
     text = Path("mine.py").read_text()
     Path("mine.py").write_text(text.replace("    clients, terms =", "    1 / 0\n    clients, terms ="))
-    assert_refused(lambda: fedcli.run("./mine.py", **options), "mine.py' fails in line", "ZeroDivisionError")
+    with raises_user_error("mine.py' fails in line", "ZeroDivisionError"):
+        fedcli.run("./mine.py", **options)
     Path("mine.py").write_text(text)
     record = fedcli.run("./mine.py", **options, **again).record
     assert record["status"] == "finished"
     assert record["resumed"] == []
     assert record["method_hash"] == file_hash("mine.py")
-    assert_refused(lambda: fedcli.run("./mine.py", **options), "never overwritten; go on with continue_=True")
+    with raises_user_error("never overwritten; go on with continue_=True"):
+        fedcli.run("./mine.py", **options)
 
 
 def table_of(method, settings):
@@ -334,12 +346,16 @@ def test_what_the_reader_of_paths_does_not_see_is_opened_nowhere(work, opened_fi
 def test_a_path_that_no_option_can_name_is_refused(work):
     Path("a,b").mkdir()
     shutil.copy("mine.py", "a,b/mine.py")
-    assert_refused(lambda: registry.find_method("./a,b/mine.py"), "unknown method")
+    with raises_user_error("unknown method"):
+        registry.find_method("./a,b/mine.py")
     Path("link.py").symlink_to("a,b/mine.py")
-    assert_refused(lambda: registry.find_method("./link.py"), "a,b/mine.py' cannot be named (got a comma")
-    assert_refused(lambda: registry.find_method("./mine\0.py"), "got a zero byte")
+    with raises_user_error("a,b/mine.py' cannot be named (got a comma"):
+        registry.find_method("./link.py")
+    with raises_user_error("got a zero byte"):
+        registry.find_method("./mine\0.py")
     Path("loop.py").symlink_to("loop.py")
-    assert_refused(lambda: registry.find_method("./loop.py"), "there is no method file")
+    with raises_user_error("there is no method file"):
+        registry.find_method("./loop.py")
     assert not Path("imported").exists()
 
 
@@ -348,9 +364,8 @@ def test_tuned_options_open_no_file_that_is_not_typed(work):
     for spelling in (f"{work}/evil.py:tiny", f"{work}/evil.py:tiny,cnn-small", f"cnn-small,{work}/evil.py:tiny"):
         facts = {"method": "fedavg", "seed": "0", "options": {"backbone": spelling, "lr": 0.2}}
         Path("tuned.json").write_text(json.dumps(facts))
-        assert_refused(
-            lambda: fedcli.run("fedavg", out="run", tuned="tuned.json", **TINY), f"add backbone={spelling!r}."
-        )
+        with raises_user_error(f"add backbone={spelling!r}."):
+            fedcli.run("fedavg", out="run", tuned="tuned.json", **TINY)
         result = invoke("run", "fedavg", "--tuned", "tuned.json", "--out", "run")
         assert result.exit_code == 2
         assert "add --backbone" in result.stderr
@@ -419,7 +434,8 @@ def test_two_moved_and_changed_files_of_one_name_are_not_guessed(folder):
     write_namesakes(folder, TINY_NETWORK, TINY_NETWORK + "# b\n")
     write_namesakes(folder / "moved", TINY_NETWORK + "# c\n", TINY_NETWORK + "# d\n")
     named = ["moved/a/nets.py", "moved/b/nets.py"]
-    assert_refused(lambda: trusted_networks(named, allow_changed=True), "several files have its name")
+    with raises_user_error("several files have its name"):
+        trusted_networks(named, allow_changed=True)
 
 
 def test_a_file_whose_hash_was_not_recorded_gets_that_of_now():

@@ -20,7 +20,7 @@ from fedcli.runs.record import read_record, write_record
 from tests.commands import invoke
 from tests.network_sources import TINY_NETWORK
 from tests.tiny_runs import TWO_ROUNDS
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 MINE = """
 from dataclasses import replace
@@ -87,7 +87,8 @@ def test_a_value_that_is_given_twice_is_tried_once():
     ],
 )
 def test_what_cannot_be_tuned_is_refused(options, search, message):
-    assert_refused(lambda: tune.plan_trials("fedavg", {**TWO_ROUNDS, **options}, **search), message)
+    with raises_user_error(message):
+        tune.plan_trials("fedavg", {**TWO_ROUNDS, **options}, **search)
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +128,10 @@ def test_the_best_trial_by_validation_is_written_down_and_used(tuned, tmp_path):
 
     # No other method does.
     other = tmp_path / "other"
-    assert_refused(lambda: fedcli.run("moon", tuned=folder, out=other, **TWO_ROUNDS), "has options of 'fedprox'")
-    assert_refused(lambda: fedcli.run("moon", tuned=tmp_path, out=other, **TWO_ROUNDS), "cannot be read")
+    with raises_user_error("has options of 'fedprox'"):
+        fedcli.run("moon", tuned=folder, out=other, **TWO_ROUNDS)
+    with raises_user_error("cannot be read"):
+        fedcli.run("moon", tuned=tmp_path, out=other, **TWO_ROUNDS)
     result = invoke("run", "fedprox,fedavg", "--tuned", folder, "--out", other, *flags_of(TWO_ROUNDS))
     assert result.exit_code == 2
     assert "has options of 'fedprox' (got 'fedavg')" in result.stderr
@@ -152,7 +155,8 @@ def test_trials_keep_their_records_alone_and_are_not_run_again(tuned, tmp_path):
     assert sorted(folder.rglob("record.json")) == files
     assert [file.stat().st_mtime_ns for file in files] == times
     longer = {**GRID, **TWO_ROUNDS, "rounds": 3}
-    assert_refused(lambda: tune.plan_trials("fedprox", longer, out=folder), "holds a run with another --rounds")
+    with raises_user_error("holds a run with another --rounds"):
+        tune.plan_trials("fedprox", longer, out=folder)
 
 
 def test_the_command_tells_validation_accuracies_with_their_spread(folder):
@@ -181,16 +185,17 @@ def test_a_fifth_is_held_out_where_the_protocol_holds_out_nothing(tmp_path):
 
     assert held_out() == 0.2
     assert held_out(validation=0.4) == 0.4
-    assert_refused(lambda: held_out(validation=0.0), "'fedavg' is tuned by validation accuracy (got --validation 0)")
+    with raises_user_error("'fedavg' is tuned by validation accuracy (got --validation 0)"):
+        held_out(validation=0.0)
     too_few = {**options, "validation": 0.01}
-    assert_refused(lambda: run_and_rank("fedavg", too_few, out=tmp_path / "none"), "no client has validation examples")
+    with raises_user_error("no client has validation examples"):
+        run_and_rank("fedavg", too_few, out=tmp_path / "none")
 
 
 def test_trials_that_have_all_diverged_choose_nothing(tmp_path):
     options = {**TWO_ROUNDS, "lr": (1e30,)}
-    assert_refused(
-        lambda: run_and_rank("fedavg", options, out=tmp_path / "grid"), "all 1 trials of 'fedavg' have diverged"
-    )
+    with raises_user_error("all 1 trials of 'fedavg' have diverged"):
+        run_and_rank("fedavg", options, out=tmp_path / "grid")
 
 
 def test_only_the_seeds_of_a_papers_own_runs_are_refused(tmp_path, monkeypatch):
@@ -203,7 +208,8 @@ def test_only_the_seeds_of_a_papers_own_runs_are_refused(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tune, "find_reported_seeds", lambda protocol, dataset: {0, 1})
     words = "--seed 1 is one that the paper's tables report"
-    assert_refused(lambda: tune.plan_trials("fedavg", TWO_ROUNDS, seeds=[1000, 1], **search), words)
+    with raises_user_error(words):
+        tune.plan_trials("fedavg", TWO_ROUNDS, seeds=[1000, 1], **search)
 
 
 # Several methods
@@ -353,4 +359,5 @@ def test_runs_with_networks_of_ones_own_stand_in_the_folder_of_their_grid(folder
     folders = {run.folder for run in plan("./one.py:tiny", "./deep/../deep/two.py:small").runs}
     assert folders == {Path("runs/grid/backbone=tiny"), Path("runs/grid/backbone=small")}
     both = ("./one.py:tiny", "./deep/two.py:tiny")
-    assert_refused(lambda: plan(*both), "two runs would have the folder 'runs/grid/backbone=tiny'", *both)
+    with raises_user_error("two runs would have the folder 'runs/grid/backbone=tiny'", *both):
+        plan(*both)

@@ -30,7 +30,7 @@ from tests.commands import invoke
 from tests.example_parts import PARTS_FILE, PARTS_OPTIONS
 from tests.network_sources import NETWORKS, RETURN_LOGITS, network_source
 from tests.tiny_runs import TINY, Stop, StopAfter
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 FEDAVG = registry.find_method("fedavg")
 
@@ -89,11 +89,14 @@ def test_a_method_that_a_file_imports_is_not_its_own(methods_file):
 
 
 def test_a_name_that_a_file_does_not_have_is_refused(methods_file):
-    assert_refused(lambda: registry.find_method("./mine.py"), "unknown METHOD in", "plain, other", "mine.py:NAME")
-    assert_refused(lambda: registry.find_method("./mine.py:othr"), "did you mean 'other'?")
+    with raises_user_error("unknown METHOD in", "plain, other", "mine.py:NAME"):
+        registry.find_method("./mine.py")
+    with raises_user_error("did you mean 'other'?"):
+        registry.find_method("./mine.py:othr")
 
     Path("empty.py").write_text("")
-    assert_refused(lambda: registry.find_method("./empty.py"), "defines no METHOD; add METHOD = fedcli.Method(...).")
+    with raises_user_error("defines no METHOD; add METHOD = fedcli.Method(...)."):
+        registry.find_method("./empty.py")
 
 
 PROTOCOL_WITH_FILES = """from fedcli import DataSetting, Protocol
@@ -235,7 +238,8 @@ def test_an_error_inside_names_the_line_and_keeps_its_cause():
     with pytest.raises(UserError, match=words) as caught:
         function([1])
     assert isinstance(caught.value.__cause__, IndexError)
-    assert_refused(lambda: function(1, 2), "fails in line 4 (got TypeError: f() takes 1 positional argument")
+    with raises_user_error("fails in line 4 (got TypeError: f() takes 1 positional argument"):
+        function(1, 2)
     with pytest.raises(KeyError), userfiles.blame("own.py", passes=lambda error: isinstance(error, KeyError)):
         raise KeyError("left alone")
 
@@ -285,7 +289,8 @@ def test_a_function_imports_the_file_beside_it_as_it_was_when_its_own_file_was_i
 
     new_function = userfiles.find_user_function("main.py:f", "metric")
     Path("helper.py").write_text("VALUE = 3\n")
-    assert_refused(new_function, "helper.py' has changed since", "main.py' was imported; start again.")
+    with raises_user_error("helper.py' has changed since", "main.py' was imported; start again."):
+        new_function()
     assert userfiles.find_user_function("main.py:f", "metric")() == 3
 
 
@@ -318,7 +323,8 @@ METHOD = replace(SIMPLE, name="mine", run_round=run_round)
     recorded = {Path(path).name: recorded for path, recorded in record["user_files"].items()}
     assert recorded == {**hash_before, "nets.py": userfiles.file_hash("nets.py")}
     files = ["mine.py", "parts.py", "nets.py"]
-    assert_refused(lambda: resume.resume("run", files=files), "has changed since the run began")
+    with raises_user_error("has changed since the run began"):
+        resume.resume("run", files=files)
     again = resume.resume("run", files=files, changed_method=True).record
     assert [entry["terms"]["version"] for entry in again["rounds"]] == [1, 2]
 
@@ -374,9 +380,8 @@ METHOD = replace(fedavg.METHOD, name="mine", init=init, run_round=run_round, sta
 def test_a_state_that_no_checkpoint_could_give_back_is_refused_in_the_first_round(first):
     Path("mine.py").write_text(SETTLING.replace("FIRST", first))
     words = "not like the one of init: 'momentum"
-    assert_refused(
-        lambda: fedcli.run("mine.py", out="run", rounds=2, **PARTS_OPTIONS), words, "let init give the whole"
-    )
+    with raises_user_error(words, "let init give the whole"):
+        fedcli.run("mine.py", out="run", rounds=2, **PARTS_OPTIONS)
     (failure,) = check.check(registry.find_method("mine.py"), 7, "cpu")
     assert not failure.holds
     assert words in str(failure.error)
@@ -402,7 +407,8 @@ def test_a_round_that_changes_the_state_that_it_is_given_is_refused(change):
     source = source.replace("    state = fedavg.", "    name, *_ = state.params\n    new = fedavg.")
     Path("mine.py").write_text(source)
     words = "run_round of 'mine' changes the state that it is given, in round 1 (got other values at '/"
-    assert_refused(lambda: fedcli.run("./mine.py", out="run", rounds=2, **PARTS_OPTIONS), words)
+    with raises_user_error(words):
+        fedcli.run("./mine.py", out="run", rounds=2, **PARTS_OPTIONS)
     record = json.loads(Path("run/record.json").read_text())
     assert record["status"] == "failed"
     assert words in record["error"]
@@ -470,7 +476,8 @@ def run_with(term="0", outcome="state, terms", init="pass"):
 )
 def test_a_faulty_round_of_a_users_method_is_refused_in_a_line(wrong, words):
     """It returns something else, or draws random numbers by itself."""
-    assert_refused(lambda: run_with(**wrong), words)
+    with raises_user_error(words):
+        run_with(**wrong)
 
 
 WITH_TEXTS_AS_TYPES = """from __future__ import annotations
@@ -493,15 +500,18 @@ def test_a_type_that_is_a_text_for_python_is_a_type():
     assert json.loads(Path("run/record.json").read_text())["config"]["strength"] == 2.0
     assert "--strength" in invoke("show", "./mine.py").output
     words = "strength must be of type float (got 'x')"
-    assert_refused(lambda: fedcli.run("./mine.py", strength="x", **PARTS_OPTIONS), words)
+    with raises_user_error(words):
+        fedcli.run("./mine.py", strength="x", **PARTS_OPTIONS)
 
     Path("mine.py").write_text(WITH_TEXTS_AS_TYPES.replace("TYPE", "tuple"))
     words = "the option 'strength' has a type that no record can have (got <class 'tuple'>)"
-    assert_refused(lambda: fedcli.run("./mine.py", **PARTS_OPTIONS), words)
+    with raises_user_error(words):
+        fedcli.run("./mine.py", **PARTS_OPTIONS)
 
     Path("mine.py").write_text(WITH_TEXTS_AS_TYPES.replace("TYPE", "Real"))
     words = "the type of the option 'strength' cannot be read (got 'Real': name 'Real' is not defined)"
-    assert_refused(lambda: fedcli.run("./mine.py", **PARTS_OPTIONS), words)
+    with raises_user_error(words):
+        fedcli.run("./mine.py", **PARTS_OPTIONS)
 
 
 def test_attention_draws_nothing():
@@ -614,7 +624,8 @@ def test_layers_of_a_users_network_become_the_products():
 )
 def test_a_network_that_breaks_a_rule_is_refused_in_a_line(forward, layers, words):
     Path("net.py").write_text(network_source(forward, layers))
-    assert_refused(lambda: backbones.build("./net.py:Net", 1, 8, 5, seed=3), words, "net.py")
+    with raises_user_error(words, "net.py"):
+        backbones.build("./net.py:Net", 1, 8, 5, seed=3)
 
 
 # Networks as people have them: attention, dropout of every form, frozen parts, torchvision's, compiled ones
@@ -673,9 +684,8 @@ def test_a_run_goes_on_with_the_frozen_part_that_it_began_with_alone():
     with pytest.raises(Stop):
         fedcli.run("fedavg", dataset="digits", out="run", progress=StopAfter(1), **options)
     Path("weights").write_text("2")
-    assert_refused(
-        lambda: resume.resume("run", files="./net.py"), "the frozen part of the network has changed since the run"
-    )
+    with raises_user_error("the frozen part of the network has changed since the run"):
+        resume.resume("run", files="./net.py")
 
 
 def write_function(signature, value):
@@ -741,7 +751,8 @@ def test_a_data_set_is_checked_and_in_canonical_order():
 )
 def test_a_place_without_a_function_is_refused_in_a_line(place, text, words):
     Path("own.py").write_text(f"import numpy as np\n{text}\n")
-    assert_refused(lambda: userfiles.find_user_function(place, "metric"), words)
+    with raises_user_error(words):
+        userfiles.find_user_function(place, "metric")
 
 
 ONE_ARRAY_FOR_ALL = "dict.fromkeys(('x_train', 'y_train', 'x_test', 'y_test'), np.ones((3, 4, 4)))"
@@ -767,14 +778,16 @@ ONE_ARRAY_FOR_ALL = "dict.fromkeys(('x_train', 'y_train', 'x_test', 'y_test'), n
     ],
 )
 def test_a_part_that_cannot_be_used_is_refused_in_a_line(use, value, words):
-    assert_refused(lambda: use(value), words)
+    with raises_user_error(words):
+        use(value)
 
 
 def test_a_path_that_no_text_can_hold_is_refused_in_a_line():
     folder = os.fsdecode(b"M\xfcller")
     Path(folder).mkdir()
     Path(folder, "mine.py").write_text("METHOD = 0")
-    assert_refused(lambda: fedcli.run(f"./{folder}/mine.py", **PARTS_OPTIONS), "is no UTF-8")
+    with raises_user_error("is no UTF-8"):
+        fedcli.run(f"./{folder}/mine.py", **PARTS_OPTIONS)
 
 
 def test_memory_of_a_client_may_be_declared_by_a_fraction():

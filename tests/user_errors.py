@@ -1,14 +1,17 @@
-"""The check that a call is refused as a user should be: by a `UserError` of one line."""
+"""The check that something is refused as a user should be: by a `UserError` of one line."""
+
+from contextlib import contextmanager
 
 import pytest
 
 from fedcli.errors import UserError
 
 
-def assert_refused(call, *words):
-    """Asserts that a call raises a `UserError` of one line, which ends with a period and holds all of the words."""
+@contextmanager
+def raises_user_error(*words):
+    """Asserts that the block raises a `UserError` of one line, which ends with a period and holds all of the words."""
     with pytest.raises(UserError) as caught:
-        call()
+        yield
     message = str(caught.value)
     assert "\n" not in message
     assert message.endswith(".")
