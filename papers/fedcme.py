@@ -12,7 +12,7 @@ Notation
     code                    paper           shape
     params                  w = (theta, phi)    dict of tensors; phi is `head.*`, theta the rest
     global_features         zeta^t          [C, D]
-    Gathered                zeta_k^t        sums [M, C, D] and counts [M, C] while a client trains
+    GatheredOutputs         zeta_k^t        sums [M, C, D] and counts [M, C] while a client trains
     evaluation              epsilon^t       [N, C]; that of a cohort [M, C] is epsilon*
     counterpart             nu^t            [M], positions in the cohort
     cohort.weights          D_k / D         [M]
@@ -79,7 +79,14 @@ from fedcli.core import (
     quotient,
     weighted_mean,
 )
-from fedcli.core.class_vectors import ClassVectors, Gathered, gathering, mean_by_class, no_vectors, nothing_gathered
+from fedcli.core.class_vectors import (
+    ClassVectors,
+    GatheredOutputs,
+    gather_outputs,
+    mean_by_class,
+    no_vectors,
+    start_gathering,
+)
 from fedcli.core.federation import Cohort, Federation, Terms
 
 EVALUATION_SHARE = 0.2  # of a client's training examples, Appendix
@@ -199,7 +206,7 @@ def alignment_loss(
     return torch.where(aligned[:, None], means - global_features, 0.0).square().sum()
 
 
-def mean_features(recorded: Gathered) -> ClassVectors:
+def mean_features(recorded: GatheredOutputs) -> ClassVectors:
     """Eq. 5 and Algorithm 2, line 18: zeta_k `[M, C, D]`, of the classes that a client has recorded.
 
     Args:
@@ -345,8 +352,8 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     counterpart = fed.download_each(find_counterparts(state.evaluation[ids], cohort, fed, config))  # server, line 4
     clients = fed.broadcast(state.params, state.buffers, cohort)  # server, line 6
     context = Context(fed.download(state.global_features, cohort), state.has_class)
-    clients = clients._replace(memory=nothing_gathered(len(ids), state.global_features))  # client, line 2
-    step = gathering(fed.optimizer_step(make_local_loss(fed.network, config)), fed.num_classes)  # lines 8 to 15
+    clients = clients._replace(memory=start_gathering(len(ids), state.global_features))  # client, line 2
+    step = gather_outputs(fed.optimizer_step(make_local_loss(fed.network, config)), fed.num_classes)  # lines 8 to 15
 
     epochs = fed.local_epochs
     half = epochs // 2  # Readings 10, 14

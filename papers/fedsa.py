@@ -97,13 +97,13 @@ from fedcli.core import (
     masked_mean,
 )
 from fedcli.core.class_vectors import (
-    Gathered,
+    GatheredOutputs,
     distance,
     distances_between,
-    gathering,
+    gather_outputs,
     mean_by_class,
     no_vectors,
-    nothing_gathered,
+    start_gathering,
 )
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.core.own_models import GroupRound, train_by_network
@@ -259,7 +259,7 @@ def classifier_calibration(head_weight: Tensor, head_bias: Tensor, anchors: Tens
     return cross_entropy(F.linear(anchors, head_weight, head_bias), torch.arange(len(anchors), device=anchors.device))
 
 
-def local_prototypes(gathered: Gathered) -> Prototypes:
+def local_prototypes(gathered: GatheredOutputs) -> Prototypes:
     """Eq. 2: P_i^c, the means of the features that clients have gathered while they trained (Reading 6)."""
     return Prototypes(mean_by_class(gathered.sums, gathered.counts), gathered.counts)
 
@@ -332,8 +332,8 @@ def train_group(state: ServerState, anchors: Tensor, group: Cohort, fed: Federat
     states = fed.recall(state.clients, group, newcomer)
     global_margin = separation(anchors, torch.ones_like(state.has_class), config.margin_form)  # d_global
     context = Context(anchors, torch.maximum(states.margin, global_margin))  # d_i^*; Reading 5
-    clients = Client(states.params, states.buffers, memory=nothing_gathered(len(group.client_ids), anchors))
-    step = gathering(fed.optimizer_step(make_local_loss(group.network, config)), len(anchors))  # Reading 6
+    clients = Client(states.params, states.buffers, memory=start_gathering(len(group.client_ids), anchors))
+    step = gather_outputs(fed.optimizer_step(make_local_loss(group.network, config)), len(anchors))  # Reading 6
     clients, terms = fed.train(clients, group, step, context, CONTEXT_AXES)
     prototypes = local_prototypes(clients.memory)  # Eq. 2
     own_margins = []

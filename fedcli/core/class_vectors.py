@@ -24,8 +24,8 @@ class ClassVectors(NamedTuple):
     has_vector: Tensor  # [C] or [K, C], bool
 
 
-class Gathered(NamedTuple):
-    """What a client gathers while it trains: outputs of its network, by class."""
+class GatheredOutputs(NamedTuple):
+    """The outputs of its network that a client has gathered while it trains, by class."""
 
     sums: Tensor  # [C, D]
     counts: Tensor  # [C], int64
@@ -80,39 +80,39 @@ def mean_over_owners(class_means: Tensor, class_counts: Tensor, previous: Tensor
     return torch.where(owners > 0, mean, previous)
 
 
-def gathering(
-    step: Step, num_classes: int, last_epoch: bool = False, output: Callable[[Tensor], Tensor] | None = None
+def gather_outputs(
+    step: Step, num_classes: int, last_epoch: bool = False, transform: Callable[[Tensor], Tensor] | None = None
 ) -> Step:
-    """Returns the step, which also gathers by class what the network gave for its batch, before the step.
+    """Makes a step also gather by class what the network gave for its batch, before the step.
 
     Args:
         step: One local step, whose objective returns outputs `[B, D]`.
         num_classes: C.
         last_epoch: Gather anew in every local epoch, so that what is left is of the last one.
-        output: What is gathered of the outputs; these themselves where None.
+        transform: Makes of outputs `[B, D]` what is gathered of them; they themselves are where None.
     """
 
     def update(client, batch, context):
         client, aux = step.update(client, batch, context)
-        outputs = aux.outputs if output is None else output(aux.outputs)
-        gathered: Gathered = client.memory
+        outputs = aux.outputs if transform is None else transform(aux.outputs)
+        gathered: GatheredOutputs = client.memory
         sums = gathered.sums
         counts = gathered.counts
         if last_epoch:
             sums = torch.where(gathered.epoch_over, 0.0, sums)
             counts = torch.where(gathered.epoch_over, 0, counts)
         batch_sums, batch_counts = class_sums(outputs, batch.y, num_classes, batch.mask)
-        return client._replace(memory=Gathered(sums + batch_sums, counts + batch_counts, batch.epoch_end)), aux
+        return client._replace(memory=GatheredOutputs(sums + batch_sums, counts + batch_counts, batch.epoch_end)), aux
 
     return composed(update, step)
 
 
-def nothing_gathered(size: int, vectors: Tensor) -> Gathered:
+def start_gathering(size: int, vectors: Tensor) -> GatheredOutputs:
     """Returns what `size` clients have gathered before they train; zeros like the vectors `[C, D]`."""
     sums = vectors.new_zeros(size, *vectors.shape)
     counts = torch.zeros(size, len(vectors), dtype=torch.int64, device=vectors.device)
     epoch_over = torch.zeros(size, dtype=torch.bool, device=vectors.device)
-    return Gathered(sums, counts, epoch_over)
+    return GatheredOutputs(sums, counts, epoch_over)
 
 
 class TrainedAndGathered(NamedTuple):
@@ -134,18 +134,18 @@ def train_and_gather(
         states: What clients have kept, by id.
         vectors: `[C, D]`, of whose shape the means of a client are.
         context: Of the local steps; all clients share it.
-        make_step: Makes the local step of a network, see `gathering`.
+        make_step: Makes the local step of a network, see `gather_outputs`.
         cohort: All clients.
         fed: The federation.
     """
 
     def train_group(group: Cohort) -> GroupRound:
-        memory = nothing_gathered(len(group.client_ids), vectors)
+        memory = start_gathering(len(group.client_ids), vectors)
         model = own_models(states, group, fed)._replace(memory=memory)
         trained, terms = fed.train(model, group, make_step(group.network), context)
         return GroupRound(kept=ClientState(trained.params, trained.buffers), sent=trained.memory, terms=terms)
 
     of_cohort = train_by_network(train_group, states, cohort, fed)
-    gathered: Gathered = of_cohort.sent
+    gathered: GatheredOutputs = of_cohort.sent
     means = fed.upload(mean_by_class(gathered.sums, gathered.counts), gathered.counts > 0)
     return TrainedAndGathered(of_cohort.states, means, gathered.counts, of_cohort.terms)

@@ -46,7 +46,7 @@ from torch import Tensor
 
 from fedcli import Method, option, rows_by_class
 from fedcli.core import Aux, ClientState, LocalLoss, Network, Step, cross_entropy, masked_mean
-from fedcli.core.class_vectors import gathering, mean_over_owners, no_vectors, train_and_gather
+from fedcli.core.class_vectors import gather_outputs, mean_over_owners, no_vectors, train_and_gather
 from fedcli.core.federation import Cohort, Federation, Terms
 
 
@@ -134,10 +134,11 @@ def init(fed: Federation, config: Config) -> ServerState:
 
 def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Config) -> tuple[ServerState, Terms]:
     """Algorithm 1, one round."""
-    output = probabilities if config.averaged == "probabilities" else None
+    transform = probabilities if config.averaged == "probabilities" else None
 
     def make_step(network: Network) -> Step:
-        return gathering(fed.optimizer_step(make_local_loss(network, config)), fed.num_classes, output=output)
+        step = fed.optimizer_step(make_local_loss(network, config))
+        return gather_outputs(step, fed.num_classes, transform=transform)
 
     context = Context(fed.download(state.teacher, cohort), state.has_teacher)
     trained = train_and_gather(state.clients, state.teacher, context, make_step, cohort, fed)

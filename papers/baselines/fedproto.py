@@ -43,7 +43,7 @@ from torch import Tensor
 
 from fedcli import Method, option, rows_by_class
 from fedcli.core import Aux, ClientState, LocalLoss, Network, Step, cross_entropy, masked_mean
-from fedcli.core.class_vectors import gathering, mean_over_owners, no_vectors, train_and_gather
+from fedcli.core.class_vectors import gather_outputs, mean_over_owners, no_vectors, train_and_gather
 from fedcli.core.federation import Cohort, Federation, Terms
 
 
@@ -116,7 +116,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
 
     def make_step(network: Network) -> Step:
         step = fed.optimizer_step(make_local_loss(network, config))  # Eq. 7
-        return gathering(step, fed.num_classes, last_epoch=config.gathered_epochs == "last")  # Reading 4
+        return gather_outputs(step, fed.num_classes, last_epoch=config.gathered_epochs == "last")  # Reading 4
 
     context = Context(fed.download(state.prototypes, cohort), state.has_prototype)
     trained = train_and_gather(state.clients, state.prototypes, context, make_step, cohort, fed)  # Eq. 3

@@ -43,7 +43,14 @@ from torch import Tensor
 
 from fedcli import Method, both_ways, option
 from fedcli.core import Buffers, Params, weighted_mean
-from fedcli.core.class_vectors import Gathered, gathering, mean_by_class, mean_over_owners, no_vectors, nothing_gathered
+from fedcli.core.class_vectors import (
+    GatheredOutputs,
+    gather_outputs,
+    mean_by_class,
+    mean_over_owners,
+    no_vectors,
+    start_gathering,
+)
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.papers.baselines.fedproto import Context, make_local_loss
 
@@ -75,10 +82,10 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     """One round."""
     clients = fed.broadcast(state.params, state.buffers, cohort)
     context = Context(fed.download(state.prototypes, cohort), state.has_prototype)
-    clients = clients._replace(memory=nothing_gathered(len(cohort.client_ids), state.prototypes))
+    clients = clients._replace(memory=start_gathering(len(cohort.client_ids), state.prototypes))
     step = fed.optimizer_step(make_local_loss(fed.network, config))
-    clients, terms = fed.train(clients, cohort, gathering(step, fed.num_classes, last_epoch=True), context)
-    gathered: Gathered = clients.memory
+    clients, terms = fed.train(clients, cohort, gather_outputs(step, fed.num_classes, last_epoch=True), context)
+    gathered: GatheredOutputs = clients.memory
     counts = gathered.counts
     class_means = fed.upload(mean_by_class(gathered.sums, counts))  # the counts go too, which are no floats
     prototypes = mean_over_owners(class_means, counts, state.prototypes)
