@@ -80,7 +80,7 @@ Run it
     fedcli run fccl-plus --protocol fccl:office31 --dataset office31-private --regularizer ewc
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -114,14 +114,17 @@ from fedcli.core import (
     LocalLoss,
     Network,
     Params,
+    cosine_annealing,
     cross_entropy,
-    kept_models,
     masked_mean,
+    own_models,
+    personal_models,
+    plain_loss,
     root,
 )
 from fedcli.core.class_vectors import EXCLUDED_LOGIT
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.core.own_models import averaged_models, refuse_mixed_average, train_newcomers
+from fedcli.core.own_models import average_models, group_newcomers, refuse_mixed_average, train_newcomers
 from fedcli.core.public_images import learn_from_public
 from fedcli.papers.baselines import ewc
 
@@ -377,7 +380,7 @@ def collaborate(
             keep_optimizer=config.public_optimizer == "phase",
         )  # fmt: skip
     if config.average_parameters:  # Reading 13
-        models = averaged_models(models, cohort, fed)
+        models = average_models(models, cohort, fed)
     return [Client(model.params, model.buffers) for model in models], terms
 
 
@@ -570,7 +573,7 @@ METHOD = Method(
     },
     costs=costs,
     client_memory=lambda sizes: 2 * sizes.parameters,  # Table 3: the model and its teacher
-    personal=kept_models,
+    personal=personal_models,
     mixed_networks=True, uses_public_data=True,
 )  # fmt: skip
 
@@ -599,6 +602,21 @@ def make_conference_loss(network: Network, config: ConferenceConfig) -> LocalLos
     return local_loss
 
 
+def anneal_newcomers(
+    states: Mapping[int, ClientState], cohort: Cohort, fed: Federation, epochs: int
+) -> Iterator[tuple[Cohort, Client]]:
+    """As `train_newcomers`, by a learning rate that falls to 0 along a cosine, and without weight decay."""
+    for group in group_newcomers(states, cohort, fed):
+        model = own_models({}, group, fed)
+        loss = plain_loss(group.network)
+        for number in range(epochs):
+            lr = cosine_annealing(fed.lr(cohort.round), number, epochs)
+            step = fed.optimizer_step(loss, lr=lr, weight_decay=0.0)
+            epoch = fed.local_epochs + number  # the epochs before have the draws of the round itself
+            model, _ = fed.train(model, group, step, epochs=range(epoch, epoch + 1))
+        yield group, model
+
+
 def run_conference_round(
     state: ServerState, cohort: Cohort, fed: Federation, config: ConferenceConfig
 ) -> tuple[ServerState, Terms]:
@@ -606,7 +624,8 @@ def run_conference_round(
     states = state.clients
     groups = fed.groups(cohort)
     epochs = fed.local_epochs if config.pretrain_epochs is None else config.pretrain_epochs
-    for group, model in train_newcomers(states, cohort, fed, epochs, cosine=config.pretraining == "code"):
+    pretrain = anneal_newcomers if config.pretraining == "code" else train_newcomers
+    for group, model in pretrain(states, cohort, fed, epochs):
         pretrained = Teacher(model.params, model.buffers)  # theta*, Reading 12
         states = fed.remember(states, group, ClientState(model.params, model.buffers, pretrained))
     recalled = [fed.recall(states, group) for group in groups]  # all of them have a state by now
@@ -634,7 +653,7 @@ CONFERENCE = Method(
     variants={"code": {"pretraining": "code", "similarity_weight": 3.0}},
     costs=costs,
     client_memory=lambda sizes: 3 * sizes.parameters,  # Table 3: the model and its two teachers
-    personal=kept_models,
+    personal=personal_models,
     mixed_networks=True, uses_public_data=True,
 )  # fmt: skip
 

@@ -93,8 +93,8 @@ from fedcli.core import (
     axes_of,
     class_means,
     cross_entropy,
-    kept_models,
     masked_mean,
+    personal_models,
 )
 from fedcli.core.class_vectors import (
     GatheredOutputs,
@@ -373,7 +373,7 @@ METHOD = Method(
     costs=rows_by_class(lambda sizes: sizes.feature_dim),
     # The model, anchors, gathered features, and the margin.
     client_memory=lambda sizes: sizes.parameters + 2 * sizes.num_classes * sizes.feature_dim + 1,
-    personal=kept_models,
+    personal=personal_models,
     prototypes=lambda state: (state.prototypes, state.has_class),  # Reading 9
     mixed_networks=True,
 )  # fmt: skip

@@ -43,7 +43,7 @@ from fedcli.core.clients import (
 from fedcli.core.draws import generator
 from fedcli.core.federation import Federation
 from fedcli.core.model_parts import batchnorm_names, head_names, split, split_model
-from fedcli.core.own_models import ClientState, kept_models, own_models, train_own_models
+from fedcli.core.own_models import ClientState, own_models, personal_models, train_own_models
 from fedcli.core.population import Cohort
 from fedcli.core.trees import copies, select, stack, to_device, tree_map
 
@@ -51,10 +51,12 @@ __all__ = [
     "Aux", "Batch", "Buffers", "Client", "ClientState", "Cohort", "Federation", "LocalLoss", "Model", "Network",
     "Params", "Step", "axes_of", "batchnorm_names", "class_means", "class_sums", "composed", "copies",
     "cosine_annealing", "cross_entropy", "distance", "divergence", "generator", "gradient", "head_names",
-    "inner_product", "kept_models", "masked_mean", "model_of", "no_vectors", "own_models", "plain_loss", "quotient",
+    "inner_product", "masked_mean", "model_of", "no_vectors", "own_models", "personal_models", "plain_loss", "quotient",
     "root", "select", "split", "split_model", "squared_distance", "stack", "step_length", "to_device",
     "train_own_models", "tree_map", "unit", "weighted_mean",
 ]  # fmt: skip
+
+kept_models = personal_models  # its name in 0.2.0
 
 # The version of the core's arithmetic: raised whenever a golden (tests/goldens.json) changes because of the core. It
 # goes into every record, and a record with another number is outdated. Where a method's file changes its own numbers

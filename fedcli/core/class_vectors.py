@@ -118,7 +118,7 @@ def start_gathering(size: int, vectors: Tensor) -> GatheredOutputs:
 class TrainedAndGathered(NamedTuple):
     """What a round of local training that gathers outputs by class gives."""
 
-    states: Mapping[int, ClientState]  # what clients keep, by id
+    states: Mapping[int, ClientState]  # of clients, by id
     means: Tensor  # [K, C, D], each client's mean of each class's outputs; 0 where it has none
     counts: Tensor  # [K, C], of how many outputs
     terms: Terms
@@ -131,7 +131,7 @@ def train_and_gather(
     """Trains every client's own model, which gathers the means of its outputs by class and sends them.
 
     Args:
-        states: What clients have kept, by id.
+        states: Of clients, by id.
         vectors: `[C, D]`, of whose shape the means of a client are.
         context: Of the local steps; all clients share it.
         make_step: Makes the local step of a network, see `gather_outputs`.
@@ -143,7 +143,7 @@ def train_and_gather(
         memory = start_gathering(len(group.client_ids), vectors)
         model = own_models(states, group, fed)._replace(memory=memory)
         trained, terms = fed.train(model, group, make_step(group.network), context)
-        return GroupRound(kept=ClientState(trained.params, trained.buffers), sent=trained.memory, terms=terms)
+        return GroupRound(ClientState(trained.params, trained.buffers), sent=trained.memory, terms=terms)
 
     of_cohort = train_by_network(train_group, states, cohort, fed)
     gathered: GatheredOutputs = of_cohort.sent

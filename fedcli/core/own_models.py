@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedcli.core.aggregate import weighted_mean
-from fedcli.core.clients import Buffers, Client, Params, Terms, cosine_annealing, plain_loss
+from fedcli.core.clients import Buffers, Client, Model, Params, Terms, plain_loss
 from fedcli.core.federation import Federation
 from fedcli.core.population import Cohort
 from fedcli.errors import UserError
@@ -25,15 +25,15 @@ def own_models(states: Mapping[int, Any], group: Cohort, fed: Federation) -> Cli
     return Client(models.params, models.buffers)
 
 
-def kept_models(state: Any) -> dict[int, tuple[Params, Buffers]]:
+def personal_models(state: Any) -> dict[int, Model]:
     """Returns each client's own model, `params` and `buffers` of what it keeps in `state.clients`."""
-    return {client: (own.params, own.buffers) for client, own in state.clients.items()}
+    return {client: Model(own.params, own.buffers) for client, own in state.clients.items()}
 
 
 class GroupRound(NamedTuple):
     """What local training gives of the clients with one network, stacked, `[K, ...]`."""
 
-    kept: Any  # what each client keeps until its next round
+    states: Any  # what each client keeps until its next round
     sent: Any  # what the server takes from each
     terms: Terms
 
@@ -41,7 +41,7 @@ class GroupRound(NamedTuple):
 class CohortRound(NamedTuple):
     """What local training gives of all clients of a round."""
 
-    states: Mapping[int, Any]  # what clients keep, by id, those included that did not take part
+    states: Mapping[int, Any]  # of clients, by id, also of those that did not take part
     sent: Any  # what the server takes from each, stacked in the cohort's order, `[K, ...]`
     terms: Terms
 
@@ -49,11 +49,11 @@ class CohortRound(NamedTuple):
 def train_by_network(
     train_group: Callable[[Cohort], GroupRound], states: Mapping[int, Any], cohort: Cohort, fed: Federation
 ) -> CohortRound:
-    """Trains the clients of each network in turn, keeps what they keep, and joins the rest in the cohort's order.
+    """Trains the clients of each network in turn, stores their states, and joins the rest in the cohort's order.
 
     Args:
         train_group: Trains the clients with one network.
-        states: What clients have kept, by id.
+        states: Of clients, by id.
         cohort: All clients.
         fed: The federation.
     """
@@ -62,7 +62,7 @@ def train_by_network(
     terms = []
     for group in groups:
         trained = train_group(group)
-        states = fed.remember(states, group, trained.kept)
+        states = fed.remember(states, group, trained.states)
         sent.append(trained.sent)
         terms.append(trained.terms)
     return CohortRound(states, fed.in_order(cohort, groups, sent), fed.in_order(cohort, groups, terms))
@@ -81,32 +81,27 @@ def train_own_models(
     return states, fed.in_order(cohort, groups, terms)
 
 
-def train_newcomers(
-    states: Mapping[int, Any], cohort: Cohort, fed: Federation, epochs: int, cosine: bool = False
-) -> Iterator[tuple[Cohort, Client]]:
-    """Yields clients without a state, of one network at a time, and their models after `epochs` on their own data.
-
-    With `cosine` the learning rate falls to 0 along a cosine, without weight decay; else it is the run's optimizer.
-    """
+def group_newcomers(states: Mapping[int, Any], cohort: Cohort, fed: Federation) -> list[Cohort]:
+    """Returns the clients of a cohort that have no state yet, divided by their networks."""
     newcomers = [client for client in cohort.client_ids if int(client) not in states]
     if not newcomers:
-        return
+        return []
+    return fed.groups(fed.cohort_of(cohort.round, newcomers))
+
+
+def train_newcomers(
+    states: Mapping[int, Any], cohort: Cohort, fed: Federation, epochs: int
+) -> Iterator[tuple[Cohort, Client]]:
+    """Yields clients without a state, of one network at a time, and their models after `epochs` on their own data."""
     first_epoch = fed.local_epochs  # the epochs before have the draws of the round itself
-    for group in fed.groups(fed.cohort_of(cohort.round, newcomers)):
-        model = own_models({}, group, fed)
-        loss = plain_loss(group.network)
-        if cosine:
-            for number in range(epochs):
-                lr = cosine_annealing(fed.lr(cohort.round), number, epochs)
-                step = fed.optimizer_step(loss, lr=lr, weight_decay=0.0)
-                epoch = first_epoch + number
-                model, _ = fed.train(model, group, step, epochs=range(epoch, epoch + 1))
-        else:
-            model, _ = fed.train(model, group, loss, epochs=range(first_epoch, first_epoch + epochs))
+    for group in group_newcomers(states, cohort, fed):
+        initial = own_models({}, group, fed)
+        epochs_ahead = range(first_epoch, first_epoch + epochs)
+        model, _ = fed.train(initial, group, plain_loss(group.network), epochs=epochs_ahead)
         yield group, model
 
 
-def averaged_models(models: list[Client], cohort: Cohort, fed: Federation) -> list[Client]:
+def average_models(models: list[Client], cohort: Cohort, fed: Federation) -> list[Client]:
     """Returns the clients' models, which all have one network, with their plain mean in the place of each."""
     (clients,) = models  # those of the only network
     uniform = torch.ones(len(cohort.client_ids), device=fed.device)

@@ -61,7 +61,7 @@ from fedcli.core import (
     weighted_mean,
 )
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.core.own_models import averaged_models, refuse_mixed_average
+from fedcli.core.own_models import average_models, refuse_mixed_average
 from fedcli.core.public_images import all_logits, exchange_logits, learn_from_public, make_public_loss
 
 
@@ -250,7 +250,7 @@ def run_client_round(state: Clients, cohort: Cohort, fed: Federation, config: Cl
     models = [own_models(state.clients, group, fed) for group in fed.groups(cohort)]
     models, terms = distil_into_clients(models, cohort, fed, config)
     if config.average_parameters:
-        models = averaged_models(models, cohort, fed)
+        models = average_models(models, cohort, fed)
     states, trained = train_own_models(models, state.clients, cohort, fed)
     return Clients(states), {**terms, **trained}
 

@@ -356,7 +356,7 @@ def train_clients(
         clients, terms = fed.train(clients, group, step, context, CONTEXT_AXES)
         extractor = ClientState(without_head(clients.params, head), clients.buffers)
         own_head = {name: clients.params[name] for name in HEAD}
-        return GroupRound(kept=extractor, sent=own_head, terms=terms)
+        return GroupRound(extractor, sent=own_head, terms=terms)
 
     return train_by_network(train_group, state.clients, cohort, fed)
 

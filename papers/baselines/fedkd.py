@@ -75,8 +75,8 @@ from fedcli.core import (
     copies,
     cross_entropy,
     divergence,
-    kept_models,
     masked_mean,
+    personal_models,
     select,
     to_device,
     tree_map,
@@ -399,6 +399,6 @@ METHOD = Method(
     default_protocol="fedsa:cifar10-silo",
     # Two networks, each counted as the largest of the run, and the projection.
     client_memory=lambda sizes: 2 * sizes.parameters + sizes.feature_dim**2,
-    personal=kept_models,
+    personal=personal_models,
     mixed_networks=True,
 )  # fmt: skip

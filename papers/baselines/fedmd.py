@@ -43,7 +43,7 @@ from torch import Tensor
 from fedcli import Costs, Method, option
 from fedcli.core import Batch, Client, ClientState, Step, own_models, train_own_models
 from fedcli.core.federation import Cohort, Federation, Terms
-from fedcli.core.own_models import averaged_models, refuse_mixed_average, train_newcomers
+from fedcli.core.own_models import average_models, refuse_mixed_average, train_newcomers
 from fedcli.core.public_images import exchange_logits, learn_from_public, make_public_loss
 
 
@@ -132,7 +132,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
     if config.digest_epochs:
         models, terms = digest(models, cohort, fed, config)
     if config.average_parameters:  # Reading 6
-        models = averaged_models(models, cohort, fed)
+        models = average_models(models, cohort, fed)
     states, revisited = train_own_models(models, states, cohort, fed)  # Revisit
     return ServerState(states), {**terms, **revisited}
 

@@ -94,7 +94,7 @@ def run_round(state: ServerState, cohort: Cohort, fed: Federation, config: Confi
         clients, terms = fed.train(clients, group, plain_loss(group.network))
         extractor = ClientState(without_head(clients.params, state.head), clients.buffers)
         head = {name: clients.params[name] for name in state.head}
-        return GroupRound(kept=extractor, sent=head, terms=terms)
+        return GroupRound(extractor, sent=head, terms=terms)
 
     states, heads, terms = train_by_network(train_group, state.clients, cohort, fed)
     head = weighted_mean(fed.upload(heads), cohort.weights)

@@ -55,9 +55,9 @@ from fedcli.core import (
     Network,
     Params,
     cross_entropy,
-    kept_models,
     masked_mean,
     model_of,
+    personal_models,
     quotient,
 )
 from fedcli.core.federation import Cohort, Federation, Terms
@@ -243,6 +243,6 @@ METHOD = Method(
     state_types=(ServerState, ClientState),
     costs=costs,
     default_protocol="fccl:digits-4",
-    personal=kept_models,
+    personal=personal_models,
     mixed_networks=True, uses_public_data=True,
 )  # fmt: skip
