@@ -25,11 +25,16 @@ def invoke(*arguments):
         return CliRunner().invoke(app.app, list(map(str, arguments)), prog_name="fedcli")
 
 
-def output_of(*arguments):
-    """Runs a command that must succeed; returns what it prints."""
+def run_command(*arguments):
+    """Runs a command that must succeed; returns its result."""
     result = invoke(*arguments)
     assert result.exit_code == 0, result.output
-    return result.stdout
+    return result
+
+
+def output_of(*arguments):
+    """Runs a command that must succeed; returns what it prints to stdout."""
+    return run_command(*arguments).stdout
 
 
 def state_of_files():
