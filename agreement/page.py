@@ -160,7 +160,7 @@ def make_table_of_agreeing(by_agreement: RowsByAgreement) -> str:
         difference = by_agreement.format_difference(row.label)
         lines.append([row.label, change, f"`{format_command(case)}`", case.partition, compared, difference])
     titles = (by_agreement.peer.name, "Changed in it", "fedcli", "Clients", "Compared", "Largest difference")
-    return render_github_table(titles, lines, first_number_column=5)
+    return render_github_table(titles, lines, number_columns=range(5, len(titles)))
 
 
 def make_table_of_differing(by_agreement: RowsByAgreement) -> str:

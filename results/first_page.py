@@ -115,7 +115,7 @@ def render_coverage(papers: Iterable[Paper]) -> str:
                 complete.append(plan.table.name)
         link = f"[{paper.title}](papers/{paper.name}.md)"
         lines.append([link, f"{num_printed:,}", f"{num_in_full:,}"])
-    table = render_github_table(["Paper", "Printed cells", "In full, all seeds"], lines, first_number_column=1)
+    table = render_github_table(["Paper", "Printed cells", "In full, all seeds"], lines, number_columns=(1, 2))
     names = ", ".join(complete) or "none"
     return f"{table}\n\nRun in full, every cell here that has a printed number: {names}.\n\n{ABOUT_COVERAGE}"
 

@@ -80,7 +80,7 @@ def render_claims_by_paper(papers: Iterable[Paper], answers: Sequence[verdicts.A
         numbers = [str(counts[outcome]) for outcome in verdicts.OUTCOMES]
         lines.append([f"[{paper.title}](results/papers/{paper.name}.md)", *numbers])
     titles = ["Claims of", *(outcome.capitalize() for outcome in verdicts.OUTCOMES)]
-    return render_github_table(titles, lines, first_number_column=1)
+    return render_github_table(titles, lines, number_columns=range(1, len(titles)))
 
 
 def read_notes(paper: str, results: Path) -> str:

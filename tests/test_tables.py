@@ -203,7 +203,7 @@ def test_a_metric_whose_name_a_column_has_is_refused(tmp_path):
 
 
 def test_what_is_said_of_runs_is_escaped_once_in_each_format():
-    table = TextTable(["A"], [["a"]], 1, notes=["FedAvg* failed:\n<b>"], caption="FedAvg* changed.")
+    table = TextTable(["A"], [["a"]], (), notes=["FedAvg* failed:\n<b>"], caption="FedAvg* changed.")
     assert r"- FedAvg\* failed:\\n\<b\>" in render(table).splitlines()
     latex_lines = render(table, "latex").splitlines()
     assert r"% FedAvg* failed:\n<b>" in latex_lines
@@ -335,14 +335,14 @@ def test_latex_is_booktabs_with_everything_escaped():
     assert lines[12] == name + r" & \textbf{61.00 $\pm$ 1.41} & +10.00 [+10.00, +10.00] & 41.00 $\pm$ 1.41 \\"
     assert lines[13:] == [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
 
-    text = render(TextTable(["A", "B"], [["y", "-1.5 [-2.0, 1.0] (3), cnn-2x32"]], 1), "latex")
+    text = render(TextTable(["A", "B"], [["y", "-1.5 [-2.0, 1.0] (3), cnn-2x32"]], [1]), "latex")
     assert r" & $-$1.5 [$-$2.0, 1.0] (3), cnn-2x32 \\" in text
     assert "caption" not in text
 
 
 def test_what_begins_a_row_of_latex_is_no_argument_of_the_command_before_it():
     r"""`\\[2pt]`, `\\*` and `\midrule[2pt]` are commands with an argument, also where it is on the next line."""
-    table = TextTable(["[x]"], [["[2pt]"], ["*a"], ["`[b]`"], ["-[c]"], [""], ["d"]], 1, best=[CellIndex(1, 0)])
+    table = TextTable(["[x]"], [["[2pt]"], ["*a"], ["`[b]`"], ["-[c]"], [""], ["d"]], (), best=[CellIndex(1, 0)])
     lines = render(table, "latex").splitlines()
     begin = lines.index(r"\toprule")
     assert lines[begin + 1 : -2] == [
@@ -352,8 +352,8 @@ def test_what_begins_a_row_of_latex_is_no_argument_of_the_command_before_it():
 
 def test_rules_of_latex_stand_above_blocks_alone():
     rows = [["a", "1"], ["", "2"], ["b", "3"]]
-    assert render(TextTable(["A", "B"], rows, 1), "latex").count(r"\midrule") == 1  # an empty cell begins no block
-    in_blocks = render(TextTable(["A", "B"], rows, 1, block_starts=[0, 2]), "latex")
+    assert render(TextTable(["A", "B"], rows, [1]), "latex").count(r"\midrule") == 1  # an empty cell begins no block
+    in_blocks = render(TextTable(["A", "B"], rows, [1], block_starts=[0, 2]), "latex")
     assert in_blocks.count(r"\midrule") == 2
     assert "\\midrule\nb & 3" in in_blocks
 
@@ -441,6 +441,19 @@ def test_columns_are_chosen_and_ordered_by_the_names_that_the_table_shows():
         write_tables(runs, (), "csv", Layout(digits=0))
     with raises_user_error("unknown format 'latexx'; did you mean 'latex'"):
         write_tables(runs, (), "latexx")
+
+
+def test_chosen_columns_stand_by_what_they_hold():
+    """A text column stands to the left and may be empty also behind a column of numbers."""
+    runs = [*runs_of("one", 0.5, 0.6), *runs_of("two", 0.6, 0.65)]
+    chosen = "Selected,Method,Settings,Lead"
+    assert "| ---: | --- | --- | ---: |" in write_tables(runs, layout=Layout(chosen)).splitlines()
+    lines = latex(runs, columns=chosen).splitlines()
+    assert r"\begin{tabular}{rllr}" in lines
+    assert any(" & one &  & " in line for line in lines)
+
+    lonely = latex(runs_of("one", 0.5, 0.6), columns="Lead,Method,Settings").splitlines()
+    assert r"-- & one &  \\" in lonely  # a lead over none is a number that lacks
 
 
 def test_digits_are_of_percent_and_plain_numbers():

@@ -120,7 +120,7 @@ def test_two_runs_that_start_in_the_same_second_have_a_folder_each(tmp_path, mon
 
 def test_a_name_is_text_wherever_it_is_written(tmp_path):
     wild_name = "=1+1 $\\frac$ <b>|`x`*\n\x1b[31m"
-    table = TextTable(["Method"], [[wild_name]], 1, [{"method": wild_name, "loss": -1.5, wild_name: 2}])
+    table = TextTable(["Method"], [[wild_name]], (), [{"method": wild_name, "loss": -1.5, wild_name: 2}])
 
     # on a terminal
     assert printable("a\n\x1b[3m\u202e\udcff é") == "a\\n\\x1b[3m\\u202e\\udcff é"

@@ -98,12 +98,12 @@ def _columns(table: TextTable, rows: list[_TableRow]) -> list[_TableColumn]:
     for position, title in enumerate(table.columns):
         texts = [row.cells[position] for row in rows]
         styles = ["bold" if CellIndex(row.number, position) in table.best else "normal" for row in rows]
-        columns.append(_TableColumn(title, texts, styles, is_number=position >= table.first_number_column))
+        columns.append(_TableColumn(title, texts, styles, is_number=position in table.number_columns))
     printed = find_printed_accuracies([row.setting.first for row in rows])
     if any(accuracy is not None for accuracy in printed):
         texts = ["" if accuracy is None else f"{accuracy:.2f}" for accuracy in printed]
         styles = ["normal"] * len(texts)
-        columns.insert(table.first_number_column + 1, _TableColumn("Paper, %", texts, styles, is_number=True))
+        columns.insert(min(table.number_columns) + 1, _TableColumn("Paper, %", texts, styles, is_number=True))
     return columns
 
 

@@ -100,7 +100,7 @@ def build_claims_table(answers: Sequence[Answer], runs_texts: Sequence[str] | No
     return TextTable(
         columns=titles,
         rows=[_build_row(answer, runs_text) for answer, runs_text in zip(answers, runs_texts, strict=True)],
-        first_number_column=len(titles),
+        number_columns=(),
         csv_rows=[_build_csv_row(answer) for answer in answers],
         notes=NOTES,
         is_markdown=True,

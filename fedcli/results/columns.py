@@ -185,12 +185,9 @@ def shorten_title(title: str) -> str:
     return re.split(r" [(\[]|, ", title)[0]
 
 
-def find_first_number_column(columns: Sequence[Column]) -> int:
-    """Finds the index of the first column of numbers; returns the number of columns if none holds numbers."""
-    for index, column in enumerate(columns):
-        if column.is_number:
-            return index
-    return len(columns)
+def find_number_columns(columns: Sequence[Column]) -> list[int]:
+    """Finds the columns of numbers; returns their indices."""
+    return [index for index, column in enumerate(columns) if column.is_number]
 
 
 def build_cells(groups: Sequence[SeedGroup], columns: Columns, implied_count: int | None = None) -> pd.DataFrame:

@@ -26,7 +26,7 @@ from fedcli.results.columns import (
     find_best_rows,
     find_cells_under,
     find_columns,
-    find_first_number_column,
+    find_number_columns,
     shorten_title,
 )
 from fedcli.results.groups import SeedGroup, find_shared_settings, group_by_leaderboard, group_runs
@@ -137,15 +137,15 @@ def build_paper_table(
     if not columns.chosen:
         cells = _select_paper_columns(cells, columns, same_seeds=bool(seeds))
     shown = columns.select(cells)
-    first_number = find_first_number_column(shown)
-    cells.iloc[:, first_number:] = cells.iloc[:, first_number:].replace("", MISSING)
+    number_columns = find_number_columns(shown)
+    cells.iloc[:, number_columns] = cells.iloc[:, number_columns].replace("", MISSING)
     best = find_cells_under({HEADLINE}, find_best_rows(groups, columns), shown)
     shared = find_shared_settings(records)
     shared_text = ", ".join(f"{name} {value}" for name, value in shared.items())
     return TextTable(
         columns=[_write_heading(column) for column in shown],
         rows=cells.to_numpy().tolist(),
-        first_number_column=first_number,
+        number_columns=number_columns,
         best=best,
         subject=f"All rows: {shared_text}." if shared_text else "",
         notes=[*notes.write_notes_on_runs(groups), *notes.write_notes_on_metrics(groups, columns)],

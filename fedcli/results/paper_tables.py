@@ -116,7 +116,7 @@ def compare_with_paper(plan: TablePlan) -> TextTable:
     return TextTable(
         columns=["Method", "", *titles],
         rows=[[row.name, row.title, *row.texts] for row in rows],
-        first_number_column=FIRST_NUMBER_COLUMN,
+        number_columns=range(FIRST_NUMBER_COLUMN, FIRST_NUMBER_COLUMN + len(titles)),
         best=best,
         csv_rows=[_build_csv_row(cell, plan.reduction) for cell in cells.values()],
         title=plan.title,

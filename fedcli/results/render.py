@@ -35,7 +35,7 @@ class TextTable:
     Attributes:
         columns: The titles of the columns.
         rows: The texts of the cells, a sequence for each row.
-        first_number_column: The index of the first column of numbers; from there on, cells stand to the right.
+        number_columns: The indices of the columns of numbers, which stand to the right.
         csv_rows: The rows of the CSV, which has other columns, with numbers in full precision.
         title: The title; empty for none.
         subject: A sentence on what the whole table is of; empty for none.
@@ -49,7 +49,7 @@ class TextTable:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    first_number_column: int
+    number_columns: Collection[int]
     csv_rows: Sequence[dict[str, Any]] = ()
     title: str = ""
     subject: str = ""
@@ -71,7 +71,7 @@ def render(table: TextTable, format: str = "markdown") -> str:
 def _render_markdown(table: TextTable) -> str:
     escape = printable if table.is_markdown else escape_markdown
     rows = _mark_rows(table, escape, "**{}**")
-    text = render_github_table([*map(escape_markdown, table.columns)], rows, table.first_number_column)
+    text = render_github_table([*map(escape_markdown, table.columns)], rows, table.number_columns)
     notes = "\n".join(f"- {escape(note)}" for note in table.notes)
     heading = f"### {table.title}" if table.title else ""
     parts = [heading, table.subject, text, notes]
@@ -80,7 +80,7 @@ def _render_markdown(table: TextTable) -> str:
 
 def _render_latex(table: TextTable) -> str:
     r"""Renders a `tabular` for `\usepackage{booktabs}`, in a `table` if it has a caption."""
-    alignment = "l" * table.first_number_column + "r" * (len(table.columns) - table.first_number_column)
+    alignment = "".join("r" if index in table.number_columns else "l" for index in range(len(table.columns)))
     lines = [f"% {printable(text)}".replace("*", "") for text in (table.title, table.subject) if text]
     lines.append(r"% needs \usepackage{booktabs}")
     if table.caption:
@@ -126,17 +126,16 @@ def _make_plain(text: str) -> str:
 
 
 def render_github_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], first_number_column: int | None = None
+    columns: Sequence[str], rows: Sequence[Sequence[str]], number_columns: Collection[int] = ()
 ) -> str:
     """Renders a table in GitHub's Markdown.
 
     Args:
         columns: The titles of the columns.
         rows: The texts of the cells, in Markdown.
-        first_number_column: The index of the first column that stands to the right; None if no column does.
+        number_columns: The indices of the columns of numbers, which stand to the right.
     """
-    num_texts = len(columns) if first_number_column is None else first_number_column
-    rules = ["---"] * num_texts + ["---:"] * (len(columns) - num_texts)
+    rules = ["---:" if index in number_columns else "---" for index in range(len(columns))]
     lines = [columns, rules]
     for row in rows:
         lines.append([re.sub(r"(?<!\\)\|", r"\|", cell) for cell in row])

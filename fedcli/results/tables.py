@@ -25,7 +25,7 @@ from fedcli.results.columns import (
     find_best_rows,
     find_cells_under,
     find_columns,
-    find_first_number_column,
+    find_number_columns,
 )
 from fedcli.results.frame import find_records
 from fedcli.results.groups import find_shared_settings, find_tested_model, group_by_leaderboard, group_runs
@@ -78,7 +78,7 @@ def build_table(
     return TextTable(
         columns=[column.title for column in shown],
         rows=cells.to_numpy().tolist(),
-        first_number_column=find_first_number_column(shown),
+        number_columns=find_number_columns(shown),
         best=best,
         csv_rows=[collect_numbers(record, found_metrics) for record in records],
         title=title,

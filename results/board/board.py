@@ -168,7 +168,7 @@ def render_board(runs: pd.DataFrame, board: Board) -> str:
     columns = make_columns(runs, compared, board)
     if is_ahead(compared):
         columns["Accuracy, %"] = mark_first(columns["Accuracy, %"])
-    return render_github_table([*columns], columns.to_numpy().tolist(), first_number_column=2)
+    return render_github_table([*columns], columns.to_numpy().tolist(), number_columns=range(2, len(columns.columns)))
 
 
 def rank_rows(runs: pd.DataFrame) -> pd.DataFrame:
