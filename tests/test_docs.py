@@ -18,7 +18,7 @@ from fedcli.core import Batch, Cohort, Federation
 from fedcli.core.population import Population
 from fedcli.registry import default_protocol, find_method, methods
 from fedcli.results import frame, grids
-from fedcli.results.metrics import METRICS
+from fedcli.results.metric_kinds import METRIC_KINDS
 from fedcli.runs import rounds
 from fedcli.runs.options import RunConfig
 from fedcli.runs.resolve import default_dataset, resolve
@@ -298,7 +298,7 @@ def test_the_page_of_methods_names_each_with_its_protocol():
 
 
 def test_the_page_on_tables_names_every_metric():
-    for name in METRICS:
+    for name in METRIC_KINDS:
         assert re.search(rf"`{name}[`:]", TEXTS["tables-and-claims.md"]), name
 
 

@@ -12,7 +12,7 @@ from fedcli import toy
 from fedcli.core import client_states, evaluation
 from fedcli.core.trees import tree_map
 from fedcli.registry import find_method
-from fedcli.results import metrics
+from fedcli.results import record_numbers
 from fedcli.runs.prepare import make_federation
 from tests import laws
 
@@ -208,10 +208,10 @@ def test_counts_of_classes_give_the_headline_and_the_scores_of_scikit_learn(test
     assert counts["predicted"] == pytest.approx(expected)
 
     f1 = f1_score(true, predicted, average="macro", sample_weight=weights)
-    assert metrics.macro_f1(counts) == pytest.approx(f1)
+    assert record_numbers.macro_f1(counts) == pytest.approx(f1)
 
     balanced = balanced_accuracy_score(true, predicted, sample_weight=weights)
-    assert metrics.balanced_accuracy(counts) == pytest.approx(balanced)
+    assert record_numbers.balanced_accuracy(counts) == pytest.approx(balanced)
 
 
 def test_counts_of_classes_are_by_the_rule_of_the_headline():

@@ -7,6 +7,8 @@ import pytest
 
 from fedcli.errors import UserError
 from fedcli.results import metrics
+from fedcli.results.metric_kinds import MetricKind
+from fedcli.results.metrics import Metric
 from tests.user_errors import raises_user_error
 
 
@@ -204,13 +206,13 @@ def test_less_spread_among_clients_is_better():
 
 @pytest.mark.parametrize("number", [np.int64(3), np.float32(3), Fraction(3), 3, 3.0])
 def test_a_metric_of_ones_own_may_return_any_real_number(number):
-    own = metrics.Metric("own", lambda record: number, unit="")
+    own = Metric(MetricKind("own", lambda record: number, unit=""), "own")
     assert own.read_value(RUN) == 3
     assert type(own.read_value(RUN)) in (int, float)
 
 
 @pytest.mark.parametrize("other", [True, np.bool_(True), "3", 3j])
 def test_a_metric_that_is_no_number_is_refused(other):
-    own = metrics.Metric("own", lambda record: other, unit="")
+    own = Metric(MetricKind("own", lambda record: other, unit=""), "own")
     with raises_user_error("the metric 'own' is no number (got "):
         own.read_value(RUN)

@@ -72,7 +72,7 @@ def test_every_table_resolves_without_data_and_stands_in_the_paper(name):
 
     # A cell in floats stands beside floats, and nothing else does.
     for planned in plans.plan_table(table).cells:
-        assert (planned.metric.unit == "floats") == planned.cell.column.endswith("_floats")
+        assert (planned.metric.kind.unit == "floats") == planned.cell.column.endswith("_floats")
 
 
 def test_names_of_tables_are_unique():

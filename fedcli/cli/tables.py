@@ -222,7 +222,7 @@ def _run_missing(plan: "TablePlan", screen: Console, *, placement: Placement, re
     """Run what a plan lacks; returns what failed. Models are kept where a cell is measured of them."""
     from fedcli.cli.plan_display import run_plan
 
-    needs_models = any(cell.metric.after_the_run for cell in plan.cells)
+    needs_models = any(cell.metric.is_measured_after_run for cell in plan.cells)
     return run_plan(plan, [screen], placement=placement, records_only=records_only and not needs_models)
 
 

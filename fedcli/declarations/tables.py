@@ -16,7 +16,7 @@ class Cell:
         column: Likewise, as `column` there.
         method: Name of the method that is run.
         settings: Run and method options by field name, protocol and data set among them.
-        metric: What is read from the run's record; see fedcli/results/metrics.py.
+        metric: What is read from the run's record; see fedcli/results/metric_kinds.py.
     """
 
     row: str

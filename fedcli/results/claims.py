@@ -189,7 +189,7 @@ def _compare_with_row(context: ClaimContext, other_row: str, pairs: Sequence[Pai
         row=len({pair.seed for pair in pairs if pair.run.value is None}),
         other_row=len({pair.seed for pair in pairs if pair.other_run.value is None}),
     )
-    verdict = judge(interval, claim.direction, metric.better, without_value, exact=metric.unit == "floats")
+    verdict = judge(interval, claim.direction, metric.better, without_value, exact=metric.is_exact)
     reasons = [verdict.reason] if verdict.reason else []
     if without_value.row:
         reasons.append(f"{claim.row}: {without_value.row} of {len(differences)} without a value")

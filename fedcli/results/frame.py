@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedcli.errors import UserError
-from fedcli.results.metrics import ClassCounts, balanced_accuracy, class_accuracies, macro_f1
+from fedcli.results.record_numbers import ClassCounts, balanced_accuracy, class_accuracies, macro_f1
 from fedcli.run_files import RECORD
 from fedcli.runs.identity import FIRST_SETTINGS, Settings, key_of, settings_of
 from fedcli.runs.loggers import flat_numbers

@@ -111,11 +111,11 @@ def find_clear_best(metric: Metric, groups: Mapping[Name, Sequence[Record]]) -> 
     means = _compute_means(metric, groups)
     if len(means) < 2 or not metric.better:
         return None
-    best, second = sorted(means, key=means.__getitem__, reverse=metric.better == "higher")[:2]
+    best, second, *_ = sorted(means, key=lambda name: metric.measure_goodness(means[name]), reverse=True)
     if any(outcome_of(record) == "diverged" and not metric.includes(record) for record in groups[best]):
         return None
     interval = paired_difference(metric, groups[best], metric, groups[second])
-    is_ahead = interval.low > 0 if metric.better == "higher" else interval.high < 0
+    is_ahead = interval.high < 0 if metric.better == "lower" else interval.low > 0
     return best if is_ahead else None
 
 
@@ -129,11 +129,10 @@ def compare_with_best_others(metric: Metric, groups: Mapping[Name, Sequence[Reco
     means = _compute_means(metric, groups)
     if not metric.better or len(means) < 2:
         return {}
-    better = max if metric.better == "higher" else min
     intervals = {}
     for name in means:
         others = [other for other in means if other != name]
-        best_other = better(others, key=means.__getitem__)
+        best_other = max(others, key=lambda other: metric.measure_goodness(means[other]))
         intervals[name] = paired_difference(metric, groups[name], metric, groups[best_other])
     return intervals
 

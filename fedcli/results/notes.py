@@ -148,13 +148,15 @@ def write_notes_on_metrics(groups: Sequence[SeedGroup], columns: Columns) -> lis
     for metric in columns.metrics.values():
         without = []
         for group in groups:
-            seeds = [str(record["seed"]) for record in group.finished if not record["config"].get(metric.run_option)]
-            if metric.run_option and seeds:
+            seeds = [
+                str(record["seed"]) for record in group.finished if not record["config"].get(metric.kind.run_option)
+            ]
+            if metric.kind.run_option and seeds:
                 without.append(f"{group.title} (seed {', '.join(seeds)})")
         if without:
             sentences.append(
                 f"{metric.name} is not in the records of {', '.join(without)}: it needs runs with "
-                f"{flag_of(metric.run_option)}."
+                f"{flag_of(metric.kind.run_option)}."
             )
     return [*sentences, *_write_notes_on_different_rounds(groups, columns)]
 

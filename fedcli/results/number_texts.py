@@ -22,7 +22,7 @@ def format_interval(metric: Metric, interval: Interval, *, sign: str = "+", with
     if not interval.num_values:
         return MISSING
     text = metric.format_value(interval.mean, sign)
-    if metric.unit == "floats":
+    if metric.is_exact:
         return text
     if interval.num_values > 1:
         text += f" [{metric.format_value(interval.low, sign)}, {metric.format_value(interval.high, sign)}]"

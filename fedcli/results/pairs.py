@@ -253,12 +253,12 @@ def _find_candidates(
     candidates = []
     for run in runs.get(planned.setup.method.name, ()):
         record = run.record
-        differing = differences_from_plan(record, run.settings, planned.settings, metric.needed_rounds)
+        differing = differences_from_plan(record, run.settings, planned.settings, metric.kind.needed_rounds)
         if not _allows(claim, differing) or not _has_enough_rounds(record, planned, metric):
             continue
+        if metric.is_unmeasured(record):
+            continue
         value = metric.read_included_value(record)
-        if value is None and metric.missing_text != "never" and metric.includes(record):
-            continue  # finished, and not measured
         core, _, _ = run.numerics.partition(".")
         candidates.append(
             Candidate(
@@ -295,7 +295,7 @@ def _has_enough_rounds(record: Record, planned: PlannedRun, metric: Metric) -> b
 
     For floats one round is enough, since what a run sends and holds is seen in its first round.
     """
-    return metric.unit == "floats" or 10 * record["config"]["rounds"] >= planned.setup.config.rounds
+    return metric.is_exact or 10 * record["config"]["rounds"] >= planned.setup.config.rounds
 
 
 class Closeness(NamedTuple):

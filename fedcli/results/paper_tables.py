@@ -77,7 +77,7 @@ class ComparedCell:
     @property
     def paper_deviation(self) -> float | None:
         """The standard deviation that the paper prints beside its mean; None if it prints none."""
-        if self.printed is None or self.paper_value is None or self.metric.paper_field != "mean":
+        if self.printed is None or self.paper_value is None or self.metric.kind.unit == "rounds":
             return None
         return self.printed.deviation
 
@@ -91,7 +91,7 @@ class ComparedCell:
             return text
         if self.printed is None:
             return ""
-        return self.metric.missing_text if self.printed.text == "0" else "no number"  # not printed, or not legible
+        return self.metric.missing_text if self.printed.is_never else "no number"  # not printed, or not legible
 
     @property
     def difference_text(self) -> str:
@@ -179,13 +179,8 @@ def _compare_gain(table: Table, gain: Gain, cells: Mapping[Place, ComparedCell])
     other_means = [cell.our_mean for cell in other_cells if cell.our_mean is not None]
     if len(leading_means) < len(leading_cells) or len(other_means) < len(other_cells):
         return _compare_cell(table, place_of_gain, metric, "not run", [])
-    if not gain.over_best:
-        subtracted = fmean(other_means)
-    elif metric.better == "lower":
-        subtracted = min(other_means)
-    else:
-        subtracted = max(other_means)
-    value = fmean(leading_means) - subtracted
+    other_mean = max(other_means, key=metric.measure_goodness) if gain.over_best else fmean(other_means)
+    value = fmean(leading_means) - other_mean
     return _compare_cell(table, place_of_gain, metric, metric.format_value(value, "+"), [value])
 
 
@@ -198,7 +193,7 @@ def _compare_cell(
     differences = []
     if paper_value is not None:
         comparable_values = our_values
-        if metric.unit == "floats":
+        if metric.is_exact:
             unit = find_printed_unit(place.column)
             comparable_values = [unit * round(value / unit) for value in our_values]
         differences = [value - paper_value for value in comparable_values]
@@ -273,7 +268,7 @@ def _build_csv_row(cell: ComparedCell, reduction: str) -> dict[str, Any]:
         "row": cell.place.row,
         "column": cell.place.column,
         "metric": cell.metric.name,
-        "unit": cell.metric.unit,
+        "unit": cell.metric.kind.unit,
         "paper": cell.paper_value,
         "paper_std": cell.paper_deviation,
         "ours": cell.our_mean,

@@ -275,7 +275,7 @@ def _attach_records(
     for new_cell in new_cells:
         for new_run in new_cell.runs:
             new_runs.setdefault(new_run.folder, new_run)
-            needed_rounds.setdefault(new_run.folder, set()).add(new_cell.metric.needed_rounds)
+            needed_rounds.setdefault(new_run.folder, set()).add(new_cell.metric.kind.needed_rounds)
     countable = []
     for row in read_runs(search_folders):
         if row.outcome in ENDED or row.folder.is_relative_to(own_folder):

@@ -36,9 +36,14 @@ class PrintedCell:
     rounds_to_target: float | None
     text: str | None
 
+    @property
+    def is_never(self) -> bool:
+        """Whether the paper prints 0 for the rounds to an accuracy that is never reached."""
+        return self.text == "0"
+
     def select_number(self, metric: Metric) -> float | None:
         """Returns the number that belongs to a metric, in the paper's unit; None if the cell has none."""
-        return self.rounds_to_target if metric.paper_field == "rounds_to_target" else self.mean
+        return self.rounds_to_target if metric.kind.unit == "rounds" else self.mean
 
 
 @cache
@@ -165,6 +170,6 @@ def _find_accuracies_by_table(record: Record, printed: Sequence[_PrintedAccuracy
         if any(cell.settings.get(name) != record[name] for name in ("protocol", "dataset")):
             continue
         planned_settings = plan_cell(table, cell).settings
-        if not differences_from_plan(record, settings, planned_settings, metric.needed_rounds):
+        if not differences_from_plan(record, settings, planned_settings, metric.kind.needed_rounds):
             accuracies.setdefault(table.name, percent)
     return accuracies

@@ -163,7 +163,7 @@ class Answer:
             words += ["--only", name]
         words += ["--seeds", ",".join(map(str, seeds))]
         command = shlex.join(words)
-        if self.context.metric.after_the_run:
+        if self.context.metric.is_measured_after_run:
             command += f" && fedcli quality {find_table_folder(find_table(self.claim.table))}"
         return command
 
