@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedcli import registry
 from fedcli.core.federation import Federation
+from fedcli.core.parts import Parts
 from fedcli.core.trees import Tree, leaves
 from fedcli.data.dataset import Dataset
 from fedcli.declarations import Method, fields_of
@@ -73,8 +74,9 @@ def federation(
         public = toy_dataset(12, data.channels, data.image_size, seed=7)  # batches of 5, 5 and 2
     defaults = {name: option.default for name, option in fields_of(method.config).items()}
     setup = resolve(method, {"protocol": protocol.name, **TOY, **defaults, **(overrides or {}), **run})
-    parts = toy_parts() if parts is None else parts
-    return setup, prepare.make_federation(setup, data, parts, public, federation_type=federation_type or Federation)
+    positions = Parts(toy_parts() if parts is None else parts)
+    federation_type = federation_type or Federation
+    return setup, prepare.make_federation(setup, data, positions, public, federation_type=federation_type)
 
 
 def simulate(

@@ -12,6 +12,7 @@ from fedcli import toy
 from fedcli.core.augment import NUM_DRAWS, TRIES, Transform, augment, colour_jitter, crop_flip, resized_crop
 from fedcli.core.batches import plan_batches
 from fedcli.core.draws import generator
+from fedcli.core.parts import Parts
 from fedcli.data import resizing
 from fedcli.declarations import PublicSetting
 from fedcli.runs.prepare import make_federation
@@ -266,7 +267,7 @@ def test_public_and_private_batches_get_the_draws_of_their_augmentation():
     config = replace(setup.config, public_dataset="toy", public_batch_size=25)
     setup = replace(setup, protocol=replace(setup.protocol, public=public), data_setting=setting, config=config)
     data = toy.toy_dataset()
-    fed = make_federation(setup, data, toy.toy_parts(), data)
+    fed = make_federation(setup, data, Parts(toy.toy_parts()), data)
     assert fed.plan(fed.cohort(0)).draws.shape[-1] == NUM_DRAWS["resized-crop-colour"]
 
     order = generator(config.seed, 2, "public order", 0).permutation(60)

@@ -10,6 +10,7 @@ from sklearn.metrics import balanced_accuracy_score, f1_score
 
 from fedcli import toy
 from fedcli.core import client_states, evaluation
+from fedcli.core.parts import Parts
 from fedcli.core.trees import tree_map
 from fedcli.registry import find_method
 from fedcli.results import record_numbers
@@ -28,7 +29,7 @@ def with_evaluation(tested_on, method=LOCAL, data=None, parts=None, rounds=1, **
     protocol = replace(setup.protocol, evaluation=tested_on)
     local_test = 0.4 if tested_on == "clients" else 0.0
     setup = replace(setup, protocol=protocol, config=replace(setup.config, local_test=local_test))
-    fed = make_federation(setup, data, parts)
+    fed = make_federation(setup, data, Parts(parts))
     return setup, fed, toy.simulate(setup, fed, rounds)
 
 

@@ -14,7 +14,7 @@ import torch
 from fedcli.core import partition, partition_rules
 from fedcli.core.draws import generator
 from fedcli.core.partition import PARTITIONS, count_classes, fingerprint, from_flag
-from fedcli.core.parts import divide
+from fedcli.core.parts import Parts, divide
 from fedcli.declarations import spec_of
 from fedcli.runs.options import RunConfig
 from tests.user_errors import raises_user_error
@@ -164,7 +164,7 @@ def old_classes(labels, num_clients, count, seed):
     for client in range(num_clients):
         shards_of_client = [shards[number] for number in dealt[client * count : (client + 1) * count]]
         parts.append(rng.permutation(np.concatenate(shards_of_client)))
-    return parts
+    return Parts(parts)
 
 
 @pytest.mark.parametrize(
@@ -445,10 +445,10 @@ def test_the_help_names_every_partition():
 
 
 def test_the_fingerprint_is_a_hash_of_sizes_and_positions():
-    parts = [np.array([3, 1]), np.array([2])]
+    parts = Parts([np.array([3, 1]), np.array([2])])
     text = np.array([2, 1, 3, 1, 2], "<i8").tobytes()
     assert fingerprint(parts) == hashlib.sha256(text).hexdigest()[:16]
-    assert fingerprint([part.astype(np.int32) for part in parts]) == fingerprint(parts)
+    assert fingerprint(Parts([part.astype(np.int32) for part in parts])) == fingerprint(parts)
 
 
 @pytest.mark.parametrize(
@@ -498,7 +498,7 @@ def test_the_least_size_shrinks_with_the_data_unless_it_was_named(flag, share, e
 @pytest.mark.parametrize("share", [0.29, 0.2, 0.57, 0.1])
 def test_shares_of_a_clients_part_are_whole_where_they_divide_it(share):
     run = {"partition_seed": 0, "drop_last": False}
-    tested = divide([np.arange(100)], SimpleNamespace(local_test=share, validation=0.0, **run))
+    tested = divide(Parts([np.arange(100)]), SimpleNamespace(local_test=share, validation=0.0, **run))
     assert len(tested.testing[0]) == round(100 * share)
-    validated = divide([np.arange(100)], SimpleNamespace(local_test=0.0, validation=share, **run))
+    validated = divide(Parts([np.arange(100)]), SimpleNamespace(local_test=0.0, validation=share, **run))
     assert len(validated.validation[0]) == round(100 * share)

@@ -1,6 +1,5 @@
 """The commands about data sets: `data list`, `data download`, `data import` and `data show`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,7 @@ from fedcli.errors import UserError
 from fedcli.run_files import refuse_file_of_a_run
 
 if TYPE_CHECKING:  # they import PyTorch, which help does not need
-    import numpy as np
-
+    from fedcli.core.parts import Parts
     from fedcli.data.dataset import Dataset
 
 data = typer.Typer(cls=HelpfulGroup, help="List, download, import and show data sets.")
@@ -113,7 +111,7 @@ def data_show(
     _write_chart(dataset, chosen.flag, partition_seed, parts, out or Path(f"{dataset.name}-partition.png"))
 
 
-def _print_partition(dataset: "Dataset", flag: str, seed: int, parts: "Sequence[np.ndarray]") -> None:
+def _print_partition(dataset: "Dataset", flag: str, seed: int, parts: "Parts") -> None:
     """Print what each client gets, and which images and classes nobody does."""
     from fedcli.core.partition import count_classes, count_unused, fingerprint, lost_classes
 
@@ -131,7 +129,7 @@ def _print_partition(dataset: "Dataset", flag: str, seed: int, parts: "Sequence[
         typer.echo(f"classes that no client has: {', '.join(lost_names)}")
 
 
-def _write_chart(dataset: "Dataset", flag: str, seed: int, parts: "Sequence[np.ndarray]", file: Path) -> None:
+def _write_chart(dataset: "Dataset", flag: str, seed: int, parts: "Parts", file: Path) -> None:
     """Write the chart of a partition, and print the names of its files."""
     from fedcli.core.partition import count_classes
     from fedcli.figures.partitions import partition_chart  # here, since it imports Matplotlib

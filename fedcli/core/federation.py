@@ -38,6 +38,7 @@ from fedcli.core.image_set import ImageSet
 from fedcli.core.layers import by_places
 from fedcli.core.optimizers import OptimizerUpdate
 from fedcli.core.output_cache import OutputCache
+from fedcli.core.parts import Parts
 from fedcli.core.population import Cohort, Population
 from fedcli.core.run_options import RunOptions
 from fedcli.core.stacked import BRANCHES, STACKED, with_optimizer
@@ -115,7 +116,7 @@ class Federation(Population):
     """
 
     def __init__(  # noqa: PLR0913  # all that a federation is put together from, most of it by keyword
-        self, run: RunOptions, dataset: ImageSet, parts: Sequence[np.ndarray], device: torch.device,
+        self, run: RunOptions, dataset: ImageSet, parts: Parts, device: torch.device,
         transform: Transform, *, public_images: Tensor | None = None, public_transform: Transform | None = None,
         evaluation: str = "server", top_k: int = 1, store: Store | None = None, workers: Workers | None = None,
         chunking: Chunking | None = None,

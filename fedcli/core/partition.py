@@ -22,7 +22,6 @@ from fedcli.core.numbers_in_flags import read_number
 from fedcli.core.partition_files import listed_parts
 from fedcli.core.partition_rules import (
     MIN_EXAMPLES,
-    Parts,
     classes,
     dirichlet,
     domains,
@@ -31,7 +30,7 @@ from fedcli.core.partition_rules import (
     missing,
     writers,
 )
-from fedcli.core.parts import named_test_sizes
+from fedcli.core.parts import Parts
 from fedcli.errors import UserError, unknown
 from fedcli.userfiles import UserFunction, blame, find_user_function, names_user_file
 
@@ -305,7 +304,7 @@ def _parts_from_user(
     if (times > 1).any():
         twice = positions[times.argmax()]
         raise function.refuse(f"uses an example twice (got position {twice:.0f})", "use it once")
-    return [part.astype(np.int64) for part in parts]
+    return Parts([part.astype(np.int64) for part in parts])
 
 
 def _are_positions(part: np.ndarray, num_examples: int) -> bool:
@@ -318,28 +317,28 @@ def _are_positions(part: np.ndarray, num_examples: int) -> bool:
     return are_whole and part.min() >= 0 and part.max() < num_examples
 
 
-def fingerprint(parts: Sequence[np.ndarray]) -> str:
+def fingerprint(parts: Parts) -> str:
     """Returns the first 16 hexadecimal digits of a SHA-256 over sizes and positions, the same on every platform."""
     sizes = [len(part) for part in parts]
-    sizes += named_test_sizes(parts) or []
+    sizes += parts.num_test or []
     digest = hashlib.sha256(np.array(sizes, "<i8").tobytes())
     for part in parts:
         digest.update(np.asarray(part, "<i8").tobytes())
     return digest.hexdigest()[:16]
 
 
-def count_classes(parts: Sequence[np.ndarray], labels: ArrayLike, num_classes: int) -> np.ndarray:
+def count_classes(parts: Parts, labels: ArrayLike, num_classes: int) -> np.ndarray:
     """Counts each client's examples of each class, int64 `[K, C]`; labels are `[N]`, from 0 to C - 1."""
     array = np.asarray(labels)
     return np.stack([np.bincount(array[part], minlength=num_classes) for part in parts])
 
 
-def count_unused(parts: Sequence[np.ndarray], num_examples: int) -> int:
+def count_unused(parts: Parts, num_examples: int) -> int:
     """Returns how many of the examples no client holds."""
     return num_examples - len(np.unique(np.concatenate(parts)))
 
 
-def lost_classes(parts: Sequence[np.ndarray], labels: ArrayLike) -> list[int]:
+def lost_classes(parts: Parts, labels: ArrayLike) -> list[int]:
     """Returns the classes that have examples in `labels` `[N]` of which no client holds any."""
     array = np.asarray(labels)
     return np.setdiff1d(array, array[np.concatenate(parts).astype(np.int64)]).tolist()

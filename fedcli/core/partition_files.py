@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcli.core.draws import generator
-from fedcli.core.parts import ListedParts
+from fedcli.core.parts import Parts
 from fedcli.reading import reading
 
 CONTENT = (
@@ -20,7 +20,7 @@ CONTENT = (
 )
 
 
-def listed_parts(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, path: str) -> ListedParts:
+def listed_parts(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: int, path: str) -> Parts:
     """Gives every client the examples that a file lists, by their `place` `[N]` in the files that the data came from.
 
     They are mixed by a fixed seed. Clients may share images to test on, and no others.
@@ -45,14 +45,13 @@ def listed_parts(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: 
             raise ValueError(f"position {absent[0]} is not among the {len(place)} images of the run: {need}")
     by_place = np.argsort(place)
     rng = generator(0, "split")
-    parts = ListedParts()
+    parts = []
     for client, to_train in enumerate(lists.train):
         to_test = lists.test[client] if lists.test else test_positions
         places = np.concatenate([to_test, rng.permutation(to_train)])
         parts.append(by_place[np.searchsorted(place, places, sorter=by_place)])
-    if lists.test:
-        parts.num_test = [len(to_test) for to_test in lists.test]
-    return parts
+    num_test = [len(to_test) for to_test in lists.test] if lists.test else None
+    return Parts(parts, num_test)
 
 
 def _repeated(positions: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
 """The rules by which training examples are shared out among clients: pure functions of labels, domains or writers.
 
-A rule takes the class of each example (`labels`, `[N]`), the number of clients K from 1 to N and a seed. It returns K
-parts, one for each client: int64 arrays of positions in `labels`, each in random order, because the end of a part
-becomes the client's validation images; no example is used twice. It raises UserError where the data do not suffice.
+A rule takes the class of each example (`labels`, `[N]`), the number of clients K from 1 to N and a seed. It returns
+the parts of K clients, positions in `labels`, each in random order, because the end of a part becomes the client's
+validation images; no example is used twice. It raises UserError where the data do not suffice.
 `partition.PARTITIONS` has the flag of each.
 """
 
@@ -15,26 +15,26 @@ import numpy as np
 
 from fedcli.core.draws import generator
 from fedcli.core.numbers_in_flags import exact_share
+from fedcli.core.parts import Parts
 from fedcli.errors import UserError
 
-Parts = list[np.ndarray]
 MIN_EXAMPLES = 10
 MAX_DRAWS = 1000  # how often a Dirichlet partition is drawn before it is refused; seconds for 100 classes, 100 clients
 
 OF_ALL_CLASSES = "it takes examples of every class; choose another --partition, or --dataset"
 
 
-def _classes_in_order(labels: np.ndarray) -> Parts:
+def _classes_in_order(labels: np.ndarray) -> list[np.ndarray]:
     """The ascending positions of the examples of each class, `[C][...]`."""
     return [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
 
 
-def _classes_mixed(labels: np.ndarray, rng: np.random.Generator) -> Parts:
+def _classes_mixed(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     """The positions of the examples of each class, `[C][...]`, in random order."""
     return [rng.permutation(positions) for positions in _classes_in_order(labels)]
 
 
-def _deal(counts: np.ndarray, by_class: Parts, rng: Any) -> Parts:
+def _deal(counts: np.ndarray, by_class: list[np.ndarray], rng: Any) -> Parts:
     """Gives each client its number of examples of each class, `counts` `[K, C]`, and mixes them.
 
     The positions of a class, `by_class` `[C][...]`, go out in their order; nobody holds those that are left.
@@ -47,12 +47,13 @@ def _deal(counts: np.ndarray, by_class: Parts, rng: Any) -> Parts:
         for label, positions in enumerate(by_class):
             pieces.append(positions[starts[client, label] : ends[client, label]])
         parts.append(rng.permutation(np.concatenate(pieces)))
-    return parts
+    return Parts(parts)
 
 
 def iid(labels: np.ndarray, num_clients: int, seed: int) -> Parts:
     """Shares the examples out at random, in sizes that differ by at most one."""
-    return np.array_split(generator(seed, "partition").permutation(len(labels)), num_clients)
+    mixed = generator(seed, "partition").permutation(len(labels))
+    return Parts(np.array_split(mixed, num_clients))
 
 
 def dirichlet(
@@ -90,8 +91,9 @@ def dirichlet(
 
 
 def _draw_counts(
-    by_class: Parts, num_clients: int, capped: bool, draw_shares: Callable[[np.ndarray, np.ndarray], np.ndarray | None]
-) -> np.ndarray:
+    by_class: list[np.ndarray], num_clients: int, capped: bool,
+    draw_shares: Callable[[np.ndarray, np.ndarray], np.ndarray | None],
+) -> np.ndarray:  # fmt: skip
     """Draws once how many examples of each class, positions `[C][...]`, each client holds: `[K, C]`.
 
     For each class, `draw_shares` is given its positions and which clients take more, `[K]`, and returns the cumulative
@@ -159,7 +161,7 @@ def classes(
     for numbers in shards_of_client:
         own_shards = [shards[number] for number in numbers]
         parts.append(rng.permutation(np.concatenate(own_shards)))
-    return parts
+    return Parts(parts)
 
 
 def _sorted_by(groups: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -254,7 +256,7 @@ def domains(
             name = f"'{names[number]}'" if names else number
             raise UserError(f"in domain {name}, {mistake}") from None
         parts += [positions[part] for part in parts_within]
-    return parts
+    return Parts(parts)
 
 
 def writers(labels: np.ndarray, num_clients: int, writer: np.ndarray, seed: int, by_shares: bool = False) -> Parts:
@@ -278,7 +280,7 @@ def writers(labels: np.ndarray, num_clients: int, writer: np.ndarray, seed: int,
     client_of_example = client_of_writer[writer_number]
     by_client = _sorted_by(client_of_example, rng)
     ends = np.bincount(client_of_example).cumsum()
-    return np.split(by_client, ends[:-1])
+    return Parts(np.split(by_client, ends[:-1]))
 
 
 def _like_writers(labels: np.ndarray, num_clients: int, writer_number: np.ndarray, rng: np.random.Generator) -> Parts:

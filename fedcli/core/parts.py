@@ -1,7 +1,8 @@
 """A client's part of the examples, and its division: what it trains on, is validated on and is tested on."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,15 +12,19 @@ from fedcli.core.run_options import DivisionOptions
 from fedcli.errors import UserError
 
 
-class ListedParts(list[np.ndarray]):
-    """The clients' parts as a file lists them; where it names test examples, those come first in a client's part."""
+@dataclass(frozen=True, eq=False)
+class Parts(Sequence[np.ndarray]):
+    """The clients' parts of the training examples, an array for each client."""
 
-    num_test: list[int] | None = None  # of each client, how many test examples there are; None where none are named
+    positions: list[np.ndarray]  # in the training set, int64
+    # How many of each client's first examples are its test examples; None where the partition names none.
+    num_test: list[int] | None = None
 
+    def __len__(self) -> int:
+        return len(self.positions)
 
-def named_test_sizes(parts: Sequence[np.ndarray]) -> list[int] | None:
-    """Returns how many of each client's first examples are its test examples; None where a partition names none."""
-    return parts.num_test if isinstance(parts, ListedParts) else None
+    def __getitem__(self, client: Any) -> Any:
+        return self.positions[client]
 
 
 class Division(NamedTuple):
@@ -31,18 +36,18 @@ class Division(NamedTuple):
     validation: list[np.ndarray]
 
 
-def divide(parts: Sequence[np.ndarray], run: DivisionOptions) -> Division:
+def divide(parts: Parts, run: DivisionOptions) -> Division:
     """Divides each client's part by `run.local_test` and `run.validation`.
 
     Raises:
         UserError: No client has enough to train on.
     """
-    test_sizes = named_test_sizes(parts)
-    ordered = list(parts)
+    test_sizes = parts.num_test
+    ordered = parts.positions
     if test_sizes is None:
         test_sizes = [int(len(part) * exact_share(run.local_test)) for part in parts]
         if run.local_test:
-            ordered = _shuffled(parts, run.partition_seed or 0)
+            ordered = _shuffle(parts, run.partition_seed or 0)
     division = Division(examples=[], testing=[], training=[], validation=[])
     for part, test_size in zip(ordered, test_sizes, strict=True):
         examples = part[test_size:]
@@ -62,7 +67,7 @@ def divide(parts: Sequence[np.ndarray], run: DivisionOptions) -> Division:
     return division
 
 
-def _shuffled(parts: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
+def _shuffle(parts: Parts, seed: int) -> list[np.ndarray]:
     """Returns each client's part in random order, so that its first examples are a fair test."""
     shuffled = []
     for client, part in enumerate(parts):

@@ -13,7 +13,7 @@ from fedcli.core.draws import generator
 from fedcli.core.image_set import ImageSet
 from fedcli.core.layers import use_live_taps
 from fedcli.core.partition import count_classes
-from fedcli.core.parts import divide
+from fedcli.core.parts import Parts, divide
 from fedcli.core.run_options import RunOptions
 from fedcli.core.trees import Tree, complete, concatenate, select, tree_map
 from fedcli.declarations import Sizes
@@ -56,9 +56,7 @@ class Population:
         domain_of: `[N]`, the domain that most of a client's examples come from.
     """
 
-    def __init__(
-        self, run: RunOptions, dataset: ImageSet, parts: Sequence[np.ndarray], device: torch.device, dtype: torch.dtype
-    ):
+    def __init__(self, run: RunOptions, dataset: ImageSet, parts: Parts, device: torch.device, dtype: torch.dtype):
         """Divides the clients' data and builds their networks; see `Federation` for the arguments."""
         self.config = run
         self.device = device
@@ -70,7 +68,7 @@ class Population:
         self._build_networks(dataset)
         self._count_domains(dataset, parts)
 
-    def _divide(self, parts: Sequence[np.ndarray]) -> None:
+    def _divide(self, parts: Parts) -> None:
         """Divides the clients' examples into what they train on, are validated on and are tested on."""
         run = self.config
         division = divide(parts, run)
@@ -100,7 +98,7 @@ class Population:
         largest = max(self.networks, key=lambda network: network.num_parameters)
         self.sizes = Sizes(largest.num_parameters, self.num_classes, largest.feature_dim)
 
-    def _count_domains(self, dataset: ImageSet, parts: Sequence[np.ndarray]) -> None:
+    def _count_domains(self, dataset: ImageSet, parts: Parts) -> None:
         """Counts the clients' examples of each domain."""
         self.domain_names = dataset.domain_names
         domains = torch.zeros_like(dataset.y_train) if dataset.domain_train is None else dataset.domain_train

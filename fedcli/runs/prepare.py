@@ -1,16 +1,14 @@
 """What a run needs before its first round: its data, their partition and the federation."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
 
 from fedcli.core import partition
 from fedcli.core.augment import Transform
 from fedcli.core.client_states import Store
 from fedcli.core.federation import Federation
-from fedcli.core.parts import divide, named_test_sizes
+from fedcli.core.parts import Parts, divide
 from fedcli.core.run_options import RunOptions
 from fedcli.data import datasets
 from fedcli.data.dataset import Dataset, channel_statistics, merge_splits, stratified_subset
@@ -27,7 +25,7 @@ class Prepared(NamedTuple):
     """What a run's first round needs."""
 
     dataset: Dataset
-    parts: Sequence[np.ndarray]  # positions of each client's examples
+    parts: Parts
     fed: Federation
 
 
@@ -43,7 +41,7 @@ class Data(NamedTuple):
     """The images of a run, on the host."""
 
     dataset: Dataset
-    parts: Sequence[np.ndarray]  # positions of each client's examples
+    parts: Parts
     public: Dataset | None
 
 
@@ -63,7 +61,7 @@ def load_data(setup: Setup) -> Data:
         dataset = stratified_subset(dataset, config.train_examples, config.partition_seed)
     scaled = setup.partition.scaled(dataset.share)
     parts = scaled.divide(dataset, config.num_clients, config.partition_seed)
-    if named_test_sizes(parts) and not config.local_test:
+    if parts.num_test and not config.local_test:
         raise UserError(
             f"the split '{config.partition}' has test lists, which the protocol {config.protocol} does not use; choose "
             "one that tests on the clients' own parts, or leave the lists out."
@@ -75,7 +73,7 @@ def load_data(setup: Setup) -> Data:
     return Data(dataset, parts, public)
 
 
-def _refuse_lacking_parts(setup: Setup, parts: Sequence[np.ndarray]) -> None:
+def _refuse_lacking_parts(setup: Setup, parts: Parts) -> None:
     """Refuses a division that leaves no client a part for testing or validation where the protocol needs one."""
     config = setup.config
     division = divide(parts, config)
@@ -85,7 +83,7 @@ def _refuse_lacking_parts(setup: Setup, parts: Sequence[np.ndarray]) -> None:
         raise UserError(f"no client has a validation part (got --validation {config.validation:g}); use a larger one.")
 
 
-def refuse_lost_classes(setup: Setup, dataset: Dataset, parts: Sequence[np.ndarray]) -> None:
+def refuse_lost_classes(setup: Setup, dataset: Dataset, parts: Parts) -> None:
     """Refuses a partition that gives no client an image of a class; lists and functions of a user's own may.
 
     So may a run that asks for what earlier versions did.
@@ -102,7 +100,7 @@ def refuse_lost_classes(setup: Setup, dataset: Dataset, parts: Sequence[np.ndarr
 
 
 def make_federation(
-    setup: Setup, dataset: Dataset, parts: Sequence[np.ndarray], public: Dataset | None = None,
+    setup: Setup, dataset: Dataset, parts: Parts, public: Dataset | None = None,
     federation_type: type[Federation] = Federation, **options: Any,
 ) -> Federation:  # fmt: skip
     """Returns the federation of a run, of a class that takes these options beside."""

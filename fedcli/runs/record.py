@@ -14,6 +14,7 @@ import torch
 
 from fedcli.core import partition
 from fedcli.core.federation import Federation
+from fedcli.core.parts import Parts
 from fedcli.data.dataset import Dataset
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import NonFiniteLoss, UserError
@@ -73,7 +74,7 @@ def _with_later_parts(record: Record) -> Record:
 
 
 def new_record(
-    setup: Setup, dataset: Dataset, parts: Sequence[np.ndarray], fed: Federation, method_source: str, reason: str | None
+    setup: Setup, dataset: Dataset, parts: Parts, fed: Federation, method_source: str, reason: str | None
 ) -> Record:
     """Returns the record of a run before its first round.
 
@@ -121,7 +122,7 @@ def part_before_rounds() -> dict[str, Any]:
     return {"rounds": [], "cost": None, "seconds_total": 0.0, "peak_bytes": 0}
 
 
-def _division(setup: Setup, dataset: Dataset, parts: Sequence[np.ndarray], fed: Federation) -> dict[str, Any]:
+def _division(setup: Setup, dataset: Dataset, parts: Parts, fed: Federation) -> dict[str, Any]:
     """Returns what a record says of how the images are divided among the clients."""
     num_images = len(dataset.y_train)
     return {
