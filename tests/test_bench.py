@@ -39,7 +39,7 @@ WRITTEN = [  # names in files, in their order
     "workload", "engine", "device", "method", "seconds_per_round", "seconds_spread", "samples_per_second", "peak_bytes",
     "evaluation_seconds", "data_seconds_share", "images", "torch", "threads", "hardware", "precision", "cohort_size",
     "local_epochs", "batch_size", "seed", "repeats", "plain_seconds_per_round", "plain_spread", "ratio",
-    "floor_seconds", "floor_share", "arithmetic_floor_seconds", "memory_floor_seconds",
+    "bound_seconds", "bound_share", "arithmetic_bound_seconds", "memory_bound_seconds",
 ]  # fmt: skip
 FEW_IMAGES = """
 from functools import partial
@@ -357,9 +357,9 @@ def test_times_and_the_ratio_of_a_pair_are_medians(three_rounds):
 def test_the_lower_bound_is_that_of_arithmetic_or_of_memory(three_rounds):
     *_, plain = sides(TINY_CNN)
     result = three_rounds.timing.as_dict()
-    assert result["floor_seconds"] == max(result["arithmetic_floor_seconds"], result["memory_floor_seconds"])
-    assert result["floor_share"] == result["floor_seconds"] / 20.0
-    assert result["arithmetic_floor_seconds"] == pytest.approx(80 * plain.flops_per_sample() / 1e6)
+    assert result["bound_seconds"] == max(result["arithmetic_bound_seconds"], result["memory_bound_seconds"])
+    assert result["bound_share"] == result["bound_seconds"] / 20.0
+    assert result["arithmetic_bound_seconds"] == pytest.approx(80 * plain.flops_per_sample() / 1e6)
 
 
 def test_a_timed_side_is_shown_with_its_spread_and_a_bound_that_is_too_high(three_rounds):
@@ -377,7 +377,7 @@ def test_every_precision_is_measured_the_plain_side_by_default_operations(precis
     fake_seconds(monkeypatch, [{}], [1.0])
     result = measured(precision=precision).as_dict()
     assert result["precision"] == precision
-    assert result["memory_floor_seconds"] == pytest.approx(12 * 6 * item * 582_026 / 1e3)
+    assert result["memory_bound_seconds"] == pytest.approx(12 * 6 * item * 582_026 / 1e3)
 
     *_, plain = sides(TINY_CNN, precision=precision)
     seen = set()
@@ -417,7 +417,7 @@ def test_rounds_of_a_protocols_own_run_are_timed(method, monkeypatch):
     assert result["evaluation_seconds"] == 0.5
     assert result["whole_seconds"] == 40 * 4.25
     assert result["samples_per_second"] == pytest.approx(np.mean(samples_of_rounds[1:]) / 4)
-    assert "floor_seconds" not in result
+    assert "bound_seconds" not in result
 
     row = timing_cells(timing)
     assert row["Method"] == method
@@ -530,6 +530,17 @@ def test_rows_of_both_kinds_keep_all_their_numbers(order, three_rounds, tmp_path
     for (_, row), result in zip(rows.iterrows(), written, strict=True):
         expected = {name: str(value) for name, value in result.items() if value is not None}
         assert dict(row.dropna()) == expected
+
+
+def test_floors_of_a_file_that_an_earlier_version_wrote_go_on_as_bounds(three_rounds, tmp_path):
+    result = three_rounds.timing.as_dict()
+    earlier = pd.DataFrame([result]).rename(columns=lambda column: column.replace("bound", "floor"))
+    assert {"floor_seconds", "floor_share", "arithmetic_floor_seconds", "memory_floor_seconds"} <= {*earlier.columns}
+    earlier.to_csv(tmp_path / "out.csv", index=False)
+    append_csv(tmp_path / "out.csv", result)
+    rows = pd.read_csv(tmp_path / "out.csv")
+    assert [*rows.columns] == [*result]
+    assert [*rows.bound_share] == [result["bound_share"]] * 2
 
 
 def test_the_chosen_workloads_are_measured_into_a_table(monkeypatch):

@@ -1,5 +1,6 @@
 """The comparison with PFLlib, Flower and fluke: what is refused, what is measured, and what is said of the numbers."""
 
+import math
 import os
 import re
 import subprocess
@@ -69,7 +70,22 @@ def test_what_is_said_of_others_is_what_was_measured():
         cells = re.escape(f" | {format_spread(seconds)} | {format_spread(ratios_of_side)}")
         assert re.search(f"{workload} [|] {name}[^|]*{cells}", page, re.IGNORECASE)
 
-    # The README has the medians of the ratios.
+    # The page of speed has the medians of the ratios.
+    def format_medians(quantity, workload):
+        cells = []
+        for side in ("pfllib", "flower", "fluke"):
+            median = ratios.loc[quantity, workload][side].median()  # NaN where the side was not timed
+            cells.append("" if math.isnan(median) else f"{median:.2f} ")
+        return "| ".join(cells)
+
+    lines = [
+        f"| w1 | {format_medians('seconds', 'w1')}|",
+        f"| w1, with its test | {format_medians('seconds_with_test', 'w1')}|",
+    ]
+    lines += [f"| {workload} | {format_medians('seconds', workload)}|" for workload in ("w2", "w4", "large", "small")]
+    assert "\n".join(lines) in (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+
+    # The README has them too.
     def ratio(quantity, workload, side):
         return f"{ratios.loc[quantity, workload][side].median():.1f}"
 

@@ -1,4 +1,4 @@
-"""The page of speed, and what the README quotes of it, say what the CSV files beside the page do."""
+"""The pages of speed, and what the README quotes of them, say what the CSV files beside the pages do."""
 
 import csv
 import re
@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent
 SPEED = ROOT / "results" / "speed"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGE = (SPEED / "README.md").read_text(encoding="utf-8")
+TRIALS = (SPEED / "trials.md").read_text(encoding="utf-8")
 THOUSANDS_COMMA = r"(?<=\d),(?=\d{3})"
 
 
@@ -25,27 +26,33 @@ def read_rows(pattern):
 NOTED_ROWS = read_rows("noted.csv")
 
 
-def test_every_number_that_was_noted_stands_on_the_page():
-    numbers = set(re.findall(r"[\d.,]*\d", re.sub(THOUSANDS_COMMA, "", PAGE)))
-    earlier = [row for row in NOTED_ROWS if row["what"].endswith(" before")]  # of which the page says less
+def test_every_number_that_was_noted_stands_on_a_page():
+    numbers = set(re.findall(r"[\d.,]*\d", re.sub(THOUSANDS_COMMA, "", PAGE + TRIALS)))
+    earlier = [row for row in NOTED_ROWS if row["what"].endswith(" before")]  # of which the pages say less
     assert earlier
     of_now = [row for row in NOTED_ROWS if row not in earlier]
     assert [row for row in of_now if row["value"].rstrip("%") not in numbers] == []
 
 
 class TablePlace(NamedTuple):
-    """Where a table stands on the page."""
+    """Where a table stands on a page."""
 
     passage: str
     number: int  # among the tables of the passage, from 0
 
 
-FROM_OTHER_FILES = {TablePlace("Speed", 0), TablePlace("An NVIDIA H200", 0)}
+IN_WORDS = TablePlace("Trials of speed", 0)  # what was tried
+FROM_OTHER_FILES = {
+    TablePlace("Two cores of an Intel Xeon", 0),
+    TablePlace("Clients and batch sizes", 0),
+    TablePlace("An NVIDIA H200", 0),
+    TablePlace("Other toolkits", 0),
+}
 WITHOUT_ROWS = {
     TablePlace("Flat parameters and live taps", 2),
+    TablePlace("Testing", 2),
     TablePlace("Kernels and bytes of a joint step", 0),
     TablePlace("Convolutions of few places", 0),
-    TablePlace("Convolutions of few places", 1),
 }
 
 
@@ -80,8 +87,9 @@ def numbers_of_tables(page):
     return numbers_by_place
 
 
-def test_every_number_in_a_table_of_the_page_was_noted_or_the_page_says_that_it_was_not():
-    tables = numbers_of_tables(PAGE)
+def test_every_number_in_a_table_of_the_pages_was_noted_or_the_page_says_that_it_was_not():
+    tables = numbers_of_tables(f"{PAGE}\n{TRIALS}")
+    assert tables.pop(IN_WORDS) == []
     assert tables.keys() > FROM_OTHER_FILES | WITHOUT_ROWS
     for place, numbers in tables.items():
         noted = {row["value"] for row in NOTED_ROWS if row["section"] == place.passage}
@@ -91,7 +99,10 @@ def test_every_number_in_a_table_of_the_page_was_noted_or_the_page_says_that_it_
         else:
             assert numbers, place
             assert missing == [], place
-    left_out = "the third table of flat parameters, kernels, operations and memory of a joint step, and convolutions of"
+    left_out = (
+        "the third table of flat parameters, the third table of testing, kernels, operations and memory of a joint "
+        "step, and convolutions of few places."
+    )
     assert left_out in " ".join(PAGE.split())
 
 
@@ -109,6 +120,24 @@ def test_rounds_on_a_cpu_are_on_the_page_and_their_median_ratio_in_the_readme(na
     assert line in PAGE
 
 
+def test_clients_and_batch_sizes_on_the_page_are_those_of_the_csv_file():
+    rows = [row for row in read_rows("cpu*torch*.csv") if row["workload"].startswith("w1 K=")]
+    lines = []
+    for row in rows:
+        assert row["workload"] == f"w1 K={row['cohort_size']} B={row['batch_size']}"
+        cells = [
+            row["cohort_size"],
+            row["batch_size"],
+            f"{float(row['seconds_per_round']):.2f}",
+            f"{float(row['plain_seconds_per_round']):.2f}",
+            f"{float(row['ratio']):.2f}",
+            f"{float(row['bound_share']):.0%}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    assert len(lines) == 10
+    assert "\n".join(lines) in PAGE
+
+
 @pytest.mark.parametrize("row", read_rows("nvidia-h200-*.csv"), ids=lambda row: row["workload"])
 def test_rounds_on_a_gpu_are_on_the_page_and_their_ratio_in_the_readme(row):
     ratio = f"{float(row['ratio']):.1f}"
@@ -119,7 +148,7 @@ def test_rounds_on_a_gpu_are_on_the_page_and_their_ratio_in_the_readme(row):
         f"{float(row['seconds_per_round']):.3f}",
         f"{float(row['plain_seconds_per_round']):.3f}",
         ratio,
-        f"{float(row['floor_share']):.0%}",
+        f"{float(row['bound_share']):.0%}",
         f"{float(row['evaluation_seconds']):.3f}",
     ]
     assert f"| {' | '.join(cells)} |" in PAGE
@@ -137,8 +166,8 @@ def test_what_the_page_says_of_fedfa_and_fedsa_on_a_gpu_was_noted():
     of_fedsa = value_of["a round of FedSA with 10 of 100 clients of CIFAR-10's size"]
     by_mps = value_of["ten runs of FedFA at once by MPS, two classes a client, deterministic convolutions"]
     sentences = (
-        f"A round of FedFA on Fashion-MNIST with `dirichlet:0.5` took {fastest} seconds there by the fastest "
-        f"operations, against {on_one_core} on a core of the EPYC below. The first 12 rounds of that run's curve were "
+        f"A round of FedFA on Fashion-MNIST with `dirichlet:0.5` took {fastest} seconds on this GPU by the fastest "
+        f"operations, against {on_one_core} on a core of an AMD EPYC. The first 12 rounds of that run's curve were "
         f"within {to_round_12} points of the CPU's, the first 15 within {to_round_15}; its record was not kept. A "
         f"round of FedSA with 10 of 100 clients of CIFAR-10's size took {of_fedsa} seconds. Ten runs of FedFA at once "
         f"with two classes a client, by MPS and with deterministic convolutions, came to {by_mps} rounds a second."

@@ -15,12 +15,12 @@ def timing_cells(timing: Timing) -> dict[str, str]:
     }
     comparison = timing.comparison
     if comparison is not None:
-        fraction = f"{comparison.bound_fraction:.0%}"
-        if comparison.bound_fraction > 1:
-            fraction = "failed: too high"
+        share = f"{comparison.bound_share:.0%}"
+        if comparison.bound_share > 1:
+            share = "failed: too high"
         row["Plain"] = short(comparison.plain_seconds_per_round)
         row["Ratio"] = f"{short(comparison.ratio)}x"
-        row["Bound"] = f"{short(comparison.bounds.bound_seconds)} ({fraction})"
+        row["Bound"] = f"{short(comparison.bounds.bound_seconds)} ({share})"
     row["Test"] = short(timing.evaluation_seconds)
     if timing.whole_seconds is not None:
         row["Whole run"] = short(timing.whole_seconds)

@@ -20,11 +20,13 @@ def check_csv(path: Path) -> None:
 def append_csv(path: Path, result: dict[str, Any]) -> None:
     """Appends a result to a CSV file, whose first line has the names of the columns; a spread is a JSON list.
 
-    Columns that the file lacks are added behind its own. Its texts stay as they are.
+    Columns that the file lacks are added behind its own. Its texts stay as they are, but that columns of bounds, which
+    earlier versions called floors, are called bounds.
     """
     content = pd.DataFrame([result]).to_csv(index=False)
     if path.exists():
         earlier = pd.read_csv(path, dtype=str, keep_default_na=False)
+        earlier = earlier.rename(columns=lambda column: column.replace("floor", "bound"))
         latest = pd.read_csv(StringIO(content), dtype=str, keep_default_na=False)
         content = pd.concat([earlier, latest]).to_csv(index=False)
     write_atomically(path, lambda temporary: temporary.write_text(content, encoding="utf-8"))

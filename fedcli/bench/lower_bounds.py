@@ -1,4 +1,4 @@
-"""Lower bounds of the time of a round, called "floor" in files, by this machine's own peak rates.
+"""Lower bounds of the time of a round, by this machine's own peak rates.
 
 A bound is the time that the arithmetic or the memory traffic takes, the larger of the two. Arithmetic: the FLOPs of the
 plain loop's round over those of a large matrix product in the same precision, done by each thread or process alone.

@@ -39,25 +39,25 @@ class Comparison:
         plain_spread: The least and the largest seconds.
         ratio: How many times as long as a round of the engine; the median over pairs of rounds.
         bounds: Of a round.
-        bound_fraction: The larger bound over what a round of the engine took; above 1 the bound has failed.
+        bound_share: The larger bound over what a round of the engine took; above 1 the bound has failed.
     """
 
     plain_seconds_per_round: float
     plain_spread: list[float]
     ratio: float
     bounds: LowerBounds
-    bound_fraction: float
+    bound_share: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns it as files have it, in which a lower bound is a "floor"."""
+        """Returns it as files have it."""
         return {
             "plain_seconds_per_round": self.plain_seconds_per_round,
             "plain_spread": self.plain_spread,
             "ratio": self.ratio,
-            "floor_seconds": self.bounds.bound_seconds,
-            "floor_share": self.bound_fraction,
-            "arithmetic_floor_seconds": self.bounds.arithmetic_seconds,
-            "memory_floor_seconds": self.bounds.memory_seconds,
+            "bound_seconds": self.bounds.bound_seconds,
+            "bound_share": self.bound_share,
+            "arithmetic_bound_seconds": self.bounds.arithmetic_seconds,
+            "memory_bound_seconds": self.bounds.memory_seconds,
         }
 
 
@@ -265,7 +265,7 @@ def _compare(times: _Times, bounds: LowerBounds) -> Comparison:
         plain_spread=_spread(times.plain),
         ratio=(times.plain / times.rounds).median(),
         bounds=bounds,
-        bound_fraction=bounds.bound_seconds / times.rounds.median(),
+        bound_share=bounds.bound_seconds / times.rounds.median(),
     )
 
 
