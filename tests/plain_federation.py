@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from fedcli.core import backbones
 from fedcli.core.batches import Batch
-from fedcli.core.clients import Client, Output, Step
+from fedcli.core.clients import Client, NetworkOutput, Step
 from fedcli.core.federation import Federation
 from fedcli.core.trees import select, select_axes, stack, tree_map
 from tests.plain_loops import copy_tensors
@@ -30,7 +30,7 @@ class PlainNetwork:
         features, logits = functional_call(self.module.train(train), {**params, **new_buffers}, (x,))
         if train:
             self.buffers_after = new_buffers
-        return Output(features, logits, new_buffers)
+        return NetworkOutput(features, logits, new_buffers)
 
 
 def with_key(client: Client, key: int) -> Client:

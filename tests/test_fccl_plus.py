@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from fedcli import toy
-from fedcli.core.clients import Client, Output
+from fedcli.core.clients import Client, NetworkOutput
 from fedcli.core.trees import select, stack
 from fedcli.papers import fccl_plus
 from fedcli.papers.baselines import ewc, fedavg
@@ -261,7 +261,7 @@ def test_the_teacher_of_the_code_drops_other_units_than_the_student():
 def linear(params, buffers, x, mask=None, train=True):
     """Logits W x + b of two classes."""
     features = x.flatten(1)
-    return Output(features, features @ params["W"].T + params["b"], buffers)
+    return NetworkOutput(features, features @ params["W"].T + params["b"], buffers)
 
 
 def test_ewcs_penalty_by_hand():

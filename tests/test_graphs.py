@@ -13,7 +13,7 @@ import torch
 
 from fedcli import check, toy
 from fedcli.core.aggregate import weighted_mean
-from fedcli.core.clients import Aux, Client, Output, Step
+from fedcli.core.clients import Aux, Client, NetworkOutput, Step
 from fedcli.core.federation import NOTHING_STAYS, Federation
 from fedcli.core.graphs import MAX_STACKS, CudaGraphs
 from fedcli.core.public_images import make_public_loss
@@ -333,7 +333,7 @@ class PublicSteps(NamedTuple):
 
     clients: Client
     aux: Aux
-    outputs: Output
+    outputs: NetworkOutput
     fed: Federation
 
     @property

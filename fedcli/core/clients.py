@@ -66,7 +66,7 @@ def model_of(clients: Client | Model, k: int) -> Model:
     return select(Model(clients.params, clients.buffers), k)
 
 
-class Output(NamedTuple):
+class NetworkOutput(NamedTuple):
     """What a network gives for a batch."""
 
     features: Tensor  # [B, D]
@@ -197,10 +197,10 @@ class Network:
             module.train(train)
         if not self._autocast:
             features, logits = module(x, mask)
-            return Output(features, logits, buffers)
+            return NetworkOutput(features, logits, buffers)
         with torch.autocast(x.device.type, torch.bfloat16):
             features, logits = module(x, mask)
-        return Output(features.float(), logits.float(), buffers)
+        return NetworkOutput(features.float(), logits.float(), buffers)
 
 
 def axes_of(context: Callable[..., Any], **axes: Any) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedcli.core.client_states import find_stored_states
 from fedcli.core.clients import Buffers, Model, Network, Params
 from fedcli.core.federation import Federation
-from fedcli.core.output_cache import OutputCache, Outputs
+from fedcli.core.output_cache import CachedOutputs, OutputCache
 from fedcli.declarations import Method
 
 NOTHING = dict.fromkeys(("test_accuracy", "validation_accuracy", "clients", "client_accuracy", "domains"))
@@ -51,7 +51,7 @@ class TestedModel(NamedTuple):
     """What a model gives for some images, and how its predictions are."""
 
     predictions: ScoredPredictions
-    outputs: Outputs | None  # to be kept for the next evaluation; None where they are too many
+    outputs: CachedOutputs | None  # to be kept for the next evaluation; None where they are too many
 
 
 class TestResults(NamedTuple):
@@ -92,7 +92,7 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
         a global model beside personal ones also `global_accuracy`, measured as the headline. Where the run has
         `per_class` also `per_class`, see `tally_classes`.
     """
-    last_outputs = fed.outputs.turn_over()
+    last_outputs = fed.output_cache.turn_over()
     result = _accuracies(fed, method, state, last_outputs)
     if method.shared is not None:
         global_alone = replace(method, model=method.shared, personal=None, shared=None)
@@ -135,7 +135,7 @@ class Tester:
             # Here, as what a fork keeps ends with it.
             for client, tested_model in zip(clients, tested_models, strict=True):
                 if tested_model.outputs is not None and self._stays_in_memory(client):
-                    self._fed.outputs.put(self._model(client).tensors, tests[client], tested_model.outputs)
+                    self._fed.output_cache.put(self._model(client).tensors, tests[client], tested_model.outputs)
             return [tested_model.predictions for tested_model in tested_models]
 
         return self._fed.engine.workers.share(of_some, list(tests))
@@ -164,7 +164,7 @@ def _test_model(
             model.params, model.buffers, positions, model.network, quick=True, with_features=with_features
         )
         classes = logits.argmax(1) if with_classes else None
-        outputs = Outputs(features, top_k(logits, labels, fed.top_k), labels, classes)
+        outputs = CachedOutputs(features, top_k(logits, labels, fed.top_k), labels, classes)
     if prototypes is None:
         return TestedModel(ScoredPredictions(outputs.hits, None, outputs.labels, outputs.classes), outputs)
     vectors, has_class = prototypes

@@ -22,7 +22,7 @@ from fedcli.core.clients import (
     LocalLoss,
     Model,
     Network,
-    Output,
+    NetworkOutput,
     Params,
     Step,
     Terms,
@@ -153,7 +153,7 @@ class Federation(Population):
         self.test_images = dataset.x_test.to(device)
         self.test_labels = dataset.y_test.to(device)
         self.test_domains = dataset.domain_test
-        self.outputs = OutputCache()
+        self.output_cache = OutputCache()
         self.requested_chunking = chunking
         on_cpu = device.type == "cpu"
         if chunking is None:
@@ -425,7 +425,7 @@ class Federation(Population):
         _refuse_non_finite(aux.terms, (after.params, after.buffers, aux.outputs), cohort)
         return after, aux._replace(terms=_terms_of_method(aux.terms))
 
-    def forward(self, clients: Client, cohort: Cohort, x: Tensor, train: bool = True) -> Output:
+    def forward(self, clients: Client, cohort: Cohort, x: Tensor, train: bool = True) -> NetworkOutput:
         """Returns what the models of clients of one network give for `x` `[B, channels, H, W]`, without gradients.
 
         Features are `[K, B, D]`, logits `[K, B, C]`. If `train`, batch statistics are used, and update the buffers that
@@ -434,7 +434,7 @@ class Federation(Population):
 
         network = cohort.network
 
-        def of_client(model: Model, x: Tensor) -> Output:
+        def of_client(model: Model, x: Tensor) -> NetworkOutput:
             with torch.no_grad():
                 return network(model.params, model.buffers, x, train=train)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedcli.core.batches import Batch
-from fedcli.core.clients import Buffers, Client, Model, Network, Output, Params, Tensors
+from fedcli.core.clients import Buffers, Client, Model, Network, NetworkOutput, Params, Tensors
 from fedcli.core.model_parts import HasModel
 from fedcli.core.optimizers import clip_factor
 
@@ -62,8 +62,8 @@ def parameter_names(private: Network, shared: Network) -> list[str]:
 class OutputPair(NamedTuple):
     """What both networks give for a batch."""
 
-    private: Output
-    shared: Output
+    private: NetworkOutput
+    shared: NetworkOutput
 
 
 def run_both(private: Network, shared: Network, params: Params, buffers: Buffers, batch: Batch) -> OutputPair:

@@ -11,7 +11,7 @@ from fedcli.core.clients import Model
 from fedcli.core.trees import leaves
 
 
-class Outputs(NamedTuple):
+class CachedOutputs(NamedTuple):
     """What a model gave for some images."""
 
     features: Tensor | None  # [n, D]; None where only the classifier decides
@@ -24,7 +24,7 @@ class _Entry(NamedTuple):
     """Outputs of a model, and whose they are."""
 
     owners: list[weakref.ref]  # the model's tensors: where one is gone, another may have its id
-    outputs: Outputs
+    outputs: CachedOutputs
 
 
 class OutputCache:
@@ -40,14 +40,14 @@ class OutputCache:
         self._entries = {}
         return earlier
 
-    def get(self, model: Model, positions: np.ndarray | None, with_features: bool) -> Outputs | None:
+    def get(self, model: Model, positions: np.ndarray | None, with_features: bool) -> CachedOutputs | None:
         """Returns the outputs of a model that has not changed since they were put here; None of any other."""
         entry = self._entries.get(self._key(model, positions, with_features))
         if entry is None or any(owner() is None for owner in entry.owners):
             return None
         return entry.outputs
 
-    def put(self, model: Model, positions: np.ndarray | None, outputs: Outputs) -> None:
+    def put(self, model: Model, positions: np.ndarray | None, outputs: CachedOutputs) -> None:
         """Keeps the outputs of a model."""
         owners = [weakref.ref(value) for value in leaves(model)]
         key = self._key(model, positions, outputs.features is not None)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcli.core.clients import Output
+from fedcli.core.clients import NetworkOutput
 from fedcli.core.evaluation import model_to_test
 from fedcli.core.federation import Federation
 from fedcli.core.trees import tree_map
@@ -50,7 +50,7 @@ def correlations(fed: Federation, method: Method, state: Any, public: Tensor) ->
     return {"public": _mean(on_public), "private": _mean(on_private)}
 
 
-def _network_of(client: int, fed: Federation, method: Method, state: Any) -> Callable[[Tensor], Output]:
+def _network_of(client: int, fed: Federation, method: Method, state: Any) -> Callable[[Tensor], NetworkOutput]:
     """A client's own model in evaluation mode, as a function of images."""
     model = model_to_test(fed, method, state, client)
     tensors = (model.params, model.buffers)
@@ -58,7 +58,7 @@ def _network_of(client: int, fed: Federation, method: Method, state: Any) -> Cal
     return partial(model.network, params, buffers, train=False)
 
 
-def _logits(networks: Sequence[Callable[[Tensor], Output]], images: Tensor) -> Tensor:
+def _logits(networks: Sequence[Callable[[Tensor], NetworkOutput]], images: Tensor) -> Tensor:
     """Logits `[N, n, C]` of the clients' models for images, in double precision."""
     return torch.stack([network(images).logits for network in networks]).double()
 
