@@ -151,7 +151,7 @@ class PlainFederation(Federation):
         for k in range(num_clients):
             client = client_at(clients, k)
             client_context = select_axes(context, axes, k)
-            num_steps = int(plan.steps[k])
+            num_steps = int(plan.num_steps[k])
             for step in range(num_steps):
                 client = with_key(client, int(plan.keys[step, k]))
                 batch = self.minibatch_of(plan, k, step, lr)

@@ -49,7 +49,7 @@ def minibatches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields the images and labels of each minibatch of a client in a round, without padding."""
     plan = fed.plan(fed.cohort_of(round, [client]), epochs)
-    for step in range(int(plan.steps[0])):
+    for step in range(int(plan.num_steps[0])):
         size = plan.size[step, 0]
         yield fed.engine.gather(plan.index[step, 0, :size])
 

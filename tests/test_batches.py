@@ -27,7 +27,7 @@ def plan(parts=PARTS, clients=(4, 7, 9), seed=0, round=0, epochs=range(2), drop_
 
 def test_every_epoch_covers_each_client_once():
     drawn = plan()
-    assert drawn.steps.tolist() == [6, 2, 0]
+    assert drawn.num_steps.tolist() == [6, 2, 0]
     assert drawn.num_batches.tolist() == [[3, 1, 0]] * 6
 
     for k, part in enumerate(PARTS):
@@ -45,7 +45,7 @@ def test_every_epoch_covers_each_client_once():
 
 def test_drop_last_leaves_incomplete_batches_out():
     drawn = plan(drop_last=True)
-    assert drawn.steps.tolist() == [4, 0, 0]
+    assert drawn.num_steps.tolist() == [4, 0, 0]
     assert set(drawn.size[drawn.size > 0]) == {4}
 
 
@@ -53,7 +53,7 @@ def test_drop_last_leaves_incomplete_batches_out():
 def test_local_steps_are_those_of_the_batches_that_are_drawn(drop_last):
     _, fed = toy.federation("fedavg", parts=toy.toy_parts((0, 3, 8, 9)), local_epochs=2, drop_last=drop_last)
     cohort = fed.cohort(0)
-    assert fed.local_steps(cohort).tolist() == fed.plan(cohort).steps.tolist()
+    assert fed.local_steps(cohort).tolist() == fed.plan(cohort).num_steps.tolist()
     assert len(set(fed.local_steps(cohort).tolist())) > 1
 
 

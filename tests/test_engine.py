@@ -97,7 +97,7 @@ def test_context_axes_give_each_client_its_own(chunk):
     step = fed.optimizer_step(quadratic, momentum=0.0, weight_decay=0.0)
     trained, terms = fed.engine.train(step, start, fed.plan(cohort), 0.5, targets, 0)
 
-    steps = torch.tensor(fed.plan(cohort).steps)
+    steps = torch.tensor(fed.plan(cohort).num_steps)
     expected = targets * (1 - 0.5**steps)
     torch.testing.assert_close(trained.params["a"], expected[:, None].expand(4, 2), rtol=1e-12, atol=1e-12)
 

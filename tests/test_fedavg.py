@@ -262,7 +262,7 @@ def test_normalised_average_against_a_loop():
 def test_with_equal_steps_fednova_is_fedavg(momentum):
     run = {"parts": toy.toy_parts(EQUAL_STEPS), "momentum": momentum, "lr": 0.01}
     setup, fed = toy.federation("fednova", backbone=toy.BATCHNORM, **run)
-    assert set(fed.plan(fed.cohort(0)).steps.tolist()) == {4}
+    assert set(fed.plan(fed.cohort(0)).num_steps.tolist()) == {4}
 
     state = toy.simulate(setup, fed, 3)
     expected = laws.state_after_rounds(3, "fedavg", backbone=toy.BATCHNORM, **run)

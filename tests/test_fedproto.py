@@ -121,7 +121,7 @@ def test_three_rounds_are_those_of_a_plain_loop(method, epochs, shared_of, optio
 def test_generalised_prototypes_are_of_the_last_epoch_of_training(drop_last):
     parts = [np.array(own) for own in ([0, 3, 1, 6, 4, 9, 2], [7, 10, 13, 16, 19], [12, 15], [18, 22, 5, 8])]
     setup, fed = toy.federation("fedproto-general", parts=parts, local_epochs=3, drop_last=drop_last)
-    assert bool(fed.plan(fed.cohort(0)).steps[2]) != drop_last  # a batch has 4: the third client may take no step
+    assert bool(fed.plan(fed.cohort(0)).num_steps[2]) != drop_last  # a batch has 4: the third client may take no step
     _, prototypes = plain_round(fed, setup, 0, {}, {})
     laws.assert_agree(prototypes_of(toy.simulate(setup, fed, 1)), prototypes, "the prototypes")
 

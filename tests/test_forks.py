@@ -82,7 +82,7 @@ class Shared(Meeting):
             self.meet()
             return act(item)
 
-        return self.processes.divide(run, [1, 2], count=2)
+        return self.processes.map_with_forks(run, [1, 2], count=2)
 
 
 @pytest.fixture(autouse=True)
@@ -158,23 +158,23 @@ def test_a_fork_does_its_part_and_sends_tensors_with_their_strides(shared):
 @pytest.mark.parametrize("count", [1, 7, 3000])  # the last are more than wait to be taken
 def test_each_item_is_done_once_and_results_are_in_order(count):
     processes = Processes(3)
-    results = processes.divide(lambda item: -item, range(count), count=3)
+    results = processes.map_with_forks(lambda item: -item, range(count), count=3)
     processes.reap()
     assert results == [-item for item in range(count)]
 
 
-def test_what_an_item_divides_is_not_divided_again(shared):
-    def divide(item):
+def test_what_an_item_maps_is_not_handed_out_again(shared):
+    def map_two(item):
         return shared.processes.map("count", lambda part: shared.processes.count, [1, 2], None)
 
-    assert shared(divide) == [[1, 1], [1, 1]]
+    assert shared(map_two) == [[1, 1], [1, 1]]
 
 
 def test_only_work_that_has_shown_to_be_long_is_shared(monkeypatch):
     now = 0.0
     counts = []
 
-    def divide(run, items, count, begin):
+    def map_with_forks(run, items, count, begin):
         counts.append(count)
         return [run(item) for item in items]
 
@@ -186,7 +186,7 @@ def test_only_work_that_has_shown_to_be_long_is_shared(monkeypatch):
     monkeypatch.setattr(forks, "time", Mock(perf_counter=lambda: now))
 
     processes = Processes(4)
-    monkeypatch.setattr(processes, "divide", divide)
+    monkeypatch.setattr(processes, "map_with_forks", map_with_forks)
     fork = forks.FORK_COST * forks.FORK_SECONDS
     assert processes.map("work", work, [fork / 10] * 9, None) == [fork / 10] * 9
     assert counts == []
@@ -247,7 +247,7 @@ def test_where_there_can_be_no_more_processes_there_are_fewer(monkeypatch):
     monkeypatch.setattr(forks.os, "fork", fork)
     notes = []
     processes = Processes(3, notes.append)
-    assert processes.divide(lambda item: -item, [1, 2], count=2) == [-1, -2]
+    assert processes.map_with_forks(lambda item: -item, [1, 2], count=2) == [-1, -2]
     assert notes == ["no more processes can be started (no more); from here on the work is shared by 1"]
 
 
@@ -280,7 +280,7 @@ def test_forks_end_with_the_process_that_is_killed(tmp_path):
         os.write(life, b".")
         os.read(never, 1)
 
-    running = start_program(tmp_path, main=lambda: Processes(2).divide(work, [1, 2], count=2))
+    running = start_program(tmp_path, main=lambda: Processes(2).map_with_forks(work, [1, 2], count=2))
     os.close(life)
     assert os.read(alive, 1) + os.read(alive, 1) == b".."
 

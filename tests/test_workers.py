@@ -39,7 +39,7 @@ for number, (worker, act) in enumerate(acts):
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
     try:
         with joined() as group:
-            group.share(lambda items: [act() if group.rank == worker else None for _ in items], [1, 2])
+            group.distribute(lambda items: [act() if group.rank == worker else None for _ in items], [1, 2])
             group.refuse_differences({"seed": 1, "data": "ab"[group.rank]})
     except Exception as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)

@@ -52,7 +52,7 @@ def times_per_second(work: Callable[[], Any], engine: Engine) -> float:
         return 1 / min(seconds_of(work, device) for _ in range(TRIES))
 
     if processes.count > 1:  # at once, and not as soon as it has shown that this is faster
-        return sum(processes.divide(rate_of_one, range(processes.count), count=processes.count))
+        return sum(processes.map_with_forks(rate_of_one, range(processes.count), count=processes.count))
     return sum(engine.side_by_side("measure peak rates", rate_of_one, range(threads)))
 
 

@@ -48,7 +48,7 @@ class BatchPlan(NamedTuple):
     keys: np.ndarray  # [T, K], from which dropout draws its masks
 
     @property
-    def steps(self) -> np.ndarray:
+    def num_steps(self) -> np.ndarray:
         """Returns the number of local steps of each client, [K]."""
         return (self.size > 0).sum(0)
 

@@ -54,12 +54,12 @@ class Chunking(NamedTuple):
 
 
 class Workers(Protocol):
-    """The processes that divide the work of a run, as one of them sees them, see `fedcli.runs.workers.WorkerGroup`."""
+    """The processes that do a run together, as one of them sees them, see `fedcli.runs.workers.WorkerGroup`."""
 
     world_size: int  # how many processes there are
     local_world_size: int  # how many of them are on this machine, and share its cores
 
-    def share(self, work: Callable[[Any], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
+    def distribute(self, work: Callable[[Any], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
         """Returns what `work` gives for all items, in their order, each done by one of the processes.
 
         Results have the bits of one process where the items are the same chunks of clients, the strides of tensors
@@ -73,7 +73,7 @@ class OneWorker:
     world_size = 1
     local_world_size = 1
 
-    def share(self, work: Callable[[Sequence[Any]], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
+    def distribute(self, work: Callable[[Sequence[Any]], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
         """Returns what `work` gives for all items."""
         return list(work(items))
 
@@ -122,7 +122,7 @@ class Engine:
     stacks: GraphCache = field(default_factory=partial(GraphCache, MAX_STACKS), init=False)  # of `Stack`
     calls: GraphCache = field(default_factory=partial(GraphCache, MAX_CALLS), init=False)  # of `Call`
     workers: Workers = field(default_factory=OneWorker)
-    processes: Processes = field(default_factory=Processes, init=False)  # that share items on a CPU, see `divided_by`
+    processes: Processes = field(default_factory=Processes, init=False)  # which do items on a CPU, see `use_processes`
     stopping: threading.Event = field(default_factory=threading.Event, init=False)  # threads are to end early
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
@@ -155,8 +155,8 @@ class Engine:
         self.on_samples = on_samples
 
     @contextmanager
-    def divided_by(self, processes: Processes) -> Iterator[None]:
-        """Has processes share the items on a CPU until the end, when the last forks are waited for."""
+    def use_processes(self, processes: Processes) -> Iterator[None]:
+        """Has processes do the items on a CPU inside a `with` block, at whose end the last forks are waited for."""
         before = self.processes
         self.processes = processes
         try:
@@ -203,8 +203,8 @@ class Engine:
 
         chunks: list[TrainedChunk] = self._in_chunks("train", train_chunk, plan.num_clients)
         sums = complete([chunk.sums for chunk in chunks], [chunk.zeros for chunk in chunks])
-        steps = torch.as_tensor(plan.steps, device=self.images.device).clamp(min=1)
-        means = tree_map(lambda value: value / steps, concatenate(sums))
+        num_steps = torch.as_tensor(plan.num_steps, device=self.images.device).clamp(min=1)
+        means = tree_map(lambda value: value / num_steps, concatenate(sums))
         return concatenate([chunk.clients for chunk in chunks]), means
 
     def _in_chunks(self, task: str, work: Callable[[slice], Any], num_clients: int) -> list[Any]:
@@ -261,10 +261,10 @@ class Engine:
             return self.processes.map(task, work, items, self._keep_silent)
         has_threads = self.images.device.type == "cpu" and torch.get_num_threads() > 1 and len(items) > 1
         work_on_some = partial(self._in_threads, work) if has_threads else partial(map, work)
-        return self.workers.share(work_on_some, items)
+        return self.workers.distribute(work_on_some, items)
 
     def one_a_process(self, task: str, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """Calls `work`, which is divided itself, for each item; several at a time only where processes share them.
+        """Calls `work`, which hands out items itself, for each item; several at a time only where there are processes.
 
         `task` says what is done, as in `Processes.map`.
         """
@@ -295,7 +295,7 @@ class Engine:
         batches = self._batches(to_train.plan, to_train.chunk.start, to_train.lr)
         total: Terms = {}
         # One client of a round is enough to see whether the objective reads a number: one that takes a step.
-        refuses_reading = to_train.chunk.start == to_train.plan.steps.argmax()
+        refuses_reading = to_train.chunk.start == to_train.plan.num_steps.argmax()
         with set_to(by_places, self.by_places):
             for number, batch in enumerate(batches):
                 with set_to(refuse_reading, refuses_reading and number == 0):
@@ -329,8 +329,8 @@ class Engine:
 
     def _rows(self, plan: BatchPlan, clients: int | slice) -> Tree:
         """Returns the rows of a client, or of some, up to their last step: a `BatchPlan` of tensors on the device."""
-        steps = plan.steps[clients].max()
-        return tree_map(lambda column: torch.as_tensor(column[:steps, clients], device=self.images.device), plan)
+        num_steps = plan.num_steps[clients].max()
+        return tree_map(lambda column: torch.as_tensor(column[:num_steps, clients], device=self.images.device), plan)
 
     def _train_together(self, to_train: ChunkToTrain) -> tuple[Client, Terms]:
         """Trains the chunk's clients together, batch by batch; returns them, and the sums of their terms."""
@@ -399,7 +399,7 @@ class Engine:
         self.stacks.clear()
         self.calls.clear()
 
-    def step(self, step: Step, clients: Client, batch: Batch, context: Tree, axes: Tree) -> tuple[Client, Aux]:
+    def take_step(self, step: Step, clients: Client, batch: Batch, context: Tree, axes: Tree) -> tuple[Client, Aux]:
         """Takes one local step of K stacked clients on a batch that is the same for all.
 
         `context` and `axes` are as in `Federation.train`.

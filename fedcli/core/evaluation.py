@@ -138,7 +138,7 @@ class Tester:
                     self._fed.output_cache.put(self._model(client).tensors, tests[client], tested_model.outputs)
             return [tested_model.predictions for tested_model in tested_models]
 
-        return self._fed.engine.workers.share(of_some, list(tests))
+        return self._fed.engine.workers.distribute(of_some, list(tests))
 
     def _model(self, client: int) -> FullModel:
         return model_to_test(self._fed, self._method, self._state, client)

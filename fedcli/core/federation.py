@@ -134,7 +134,7 @@ class Federation(Population):
             evaluation: "server", "clients" or "domains", see fedcli/core/evaluation.py.
             top_k: A test image counts as right if its class is among the k most likely.
             store: Of what clients remember; in memory where None.
-            workers: The processes that divide the work; this one alone where None.
+            workers: The processes that do the run together; this one alone where None.
             chunking: How clients train together; where None, on a CPU one by one, and on CUDA a whole cohort, unless
                 `autotune` chooses another way before the first round.
         """
@@ -255,8 +255,8 @@ class Federation(Population):
         Integers, such as class counts, and masks are not counted: the costs are in floats. `present` `[K, C]` says
         which rows of leaves `[K, C, ...]` a client sends; all where None.
         """
-        share_of_rows = 1.0 if present is None else present.double().mean().item()
-        self.traffic.count_up(stacked, share_of_rows)
+        fraction_of_rows = 1.0 if present is None else present.double().mean().item()
+        self.traffic.count_up(stacked, fraction_of_rows)
         return stacked
 
     def upload_model(self, clients: Client | Model) -> Model:
@@ -421,7 +421,7 @@ class Federation(Population):
         """
         step = local if isinstance(local, Step) else self.optimizer_step(local)
         with self.timed("train"), set_to(refuse_reading, True):
-            after, aux = self.engine.step(step, with_optimizer(step, clients), batch, context, axes)
+            after, aux = self.engine.take_step(step, with_optimizer(step, clients), batch, context, axes)
         _refuse_non_finite(aux.terms, (after.params, after.buffers, aux.outputs), cohort)
         return after, aux._replace(terms=_terms_of_method(aux.terms))
 

@@ -77,7 +77,7 @@ class Processes:
                 next_item, *_ = items_left
                 done.append(timed(next_item))
             else:
-                done += self.divide(timed, items_left, count, begin)
+                done += self.map_with_forks(timed, items_left, count, begin)
         if spent:
             self._seconds[task] = fmean(spent)
         return done
@@ -91,7 +91,7 @@ class Processes:
 
         return min(range(1, min(self.count, items) + 1), key=needed)
 
-    def divide(
+    def map_with_forks(
         self,
         work: Callable[[Any], Any],
         items: Sequence[Any],
@@ -107,7 +107,7 @@ class Processes:
         forks: list[_Fork] = []
         queue = _queue(len(items))
         count_afterwards = self.count
-        self.count = 1  # what an item divides is not divided again
+        self.count = 1  # what an item maps is not handed out again
         self.active = count
         try:
             self._start(forks, count - 1, partial(_Fork, work, items, queue, begin))

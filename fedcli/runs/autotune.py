@@ -77,7 +77,7 @@ def try_out(fed: Federation, way: str, size: int) -> Trial:
             engine.train(step, clients, plan, fed.lr(0), None, None)
     engine.forget_graphs()
     gc.collect()  # graphs that are garbage hold memory, the next trial's too
-    return Trial(fed.seconds["train"] / max(int(plan.steps.sum()), 1), engine.clients_per_chunk)
+    return Trial(fed.seconds["train"] / max(int(plan.num_steps.sum()), 1), engine.clients_per_chunk)
 
 
 def until_captured(engine: Engine, max_passes: int) -> Iterator[None]:

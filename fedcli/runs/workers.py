@@ -1,8 +1,8 @@
-"""The processes that divide the work of one run: how they start, share results, and end together.
+"""The processes that do one run together: how they start, exchange results, and end together.
 
 PyTorch's launcher starts them, by `torchrun` or for `--workers`. Each runs the whole program and makes the same draws,
-so that each has the same state; only work with parts is divided, by `WorkerGroup.share`. Results go to all over gloo,
-pickled: the processes of a run trust each other. The first alone writes and prints.
+so that each has the same state; only work with parts is distributed, by `WorkerGroup.distribute`. Results go to all
+over gloo, pickled: the processes of a run trust each other. The first alone writes and prints.
 
 No end of one process leaves another waiting. One that fails sends its error where the others expect a message. One that
 dies closes its connections, which the others notice.
@@ -51,23 +51,23 @@ class WorkerGroup:
     local_world_size: int = 1  # how many of them are on this machine, and share its cores
     allows_forks: bool = True  # whether forks may share the work of this one
     error_is_known: bool = field(default=False, init=False)  # to all, of the error that this one ends with
-    _is_dividing: bool = field(default=False, init=False)  # whether it is in a part of divided work
+    _is_distributing: bool = field(default=False, init=False)  # whether it is in a part of distributed work
 
     @property
     def is_first(self) -> bool:
         """Whether this process is the first, which alone writes and prints."""
         return self.rank == 0
 
-    def share(self, work: Callable[[Sequence[Any]], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
+    def distribute(self, work: Callable[[Sequence[Any]], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
         """Returns what `work` gives for all items, in their order, each done by one of the processes.
 
-        A single item is done by all, so that its own parts can be divided; these are not divided again.
+        A single item is done by all, so that its own parts can be distributed; these are not distributed again.
         """
-        if self._is_dividing or len(items) < 2:
+        if self._is_distributing or len(items) < 2:
             return list(work(items))
-        self._is_dividing = True  # for good where this fails: then all end
+        self._is_distributing = True  # for good where this fails: then all end
         own_results = list(work(items[self.rank :: self.world_size]))
-        self._is_dividing = False
+        self._is_distributing = False
         results_by_rank = self.gather(own_results)
         results = []
         for index in range(len(items)):
