@@ -165,7 +165,7 @@ class Network:
         self._autocast = precision == "bf16"
         self._copy_of_thread = _CopyOfThread()
 
-    def _loaded(self, tensors: Tensors) -> nn.Module:
+    def _load(self, tensors: Tensors) -> nn.Module:
         """Puts tensors into this thread's copy of the module until the next call, and returns that copy.
 
         `torch.func.functional_call` would put the former ones back each time.
@@ -192,7 +192,7 @@ class Network:
             # Copies of a Flat's views, unless vmap runs: there batch normalisation loses what it writes into a view.
             template = None if under_vmap.get() else buffers
             buffers = unpack(tree_map(torch.clone, pack(buffers, template)), template)
-        module = self._loaded({**params, **buffers})
+        module = self._load({**params, **buffers})
         if module.training != train:
             module.train(train)
         if not self._autocast:
@@ -274,7 +274,7 @@ READERS = {
 }  # fmt: skip
 
 
-def vmap_fault(network: Network, images: Tensor) -> str:
+def find_vmap_fault(network: Network, images: Tensor) -> str:
     """Says why vmap cannot train clients of a network together, in a line; empty where it can.
 
     `images` are two or more, `[B, channels, H, W]`.
@@ -313,7 +313,7 @@ def gradient(objective: Callable[[Params], tuple[Tensor, Aux]], params: Params) 
     return dict(zip(leaves, grads, strict=True)), unpack(tree_map(Tensor.detach, pack(aux, aux)), aux)
 
 
-def keyed(update: Update) -> Update:
+def with_dropout_key(update: Update) -> Update:
     """Makes a step put the batch's key into the buffers that dropout draws from, and take it out again."""
 
     def update_with_key(client: Client, batch: Batch, context: Any) -> tuple[Client, Aux]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedcli.core.augment import Transform
 from fedcli.core.batches import Batch, BatchPlan, is_real
-from fedcli.core.clients import Aux, Client, Step, Terms, keyed, refuse_reading, set_to
+from fedcli.core.clients import Aux, Client, Step, Terms, refuse_reading, set_to, with_dropout_key
 from fedcli.core.forks import Processes
 from fedcli.core.graphs import MAX_CALLS, MAX_STACKS, GraphCache, Graphs, StepGraphs, is_out_of_memory
 from fedcli.core.layers import by_places
@@ -29,16 +29,16 @@ from fedcli.core.stacked import (
     STACKED,
     Call,
     Stack,
-    for_many,
+    make_stack_updates,
     make_template,
-    up_to_power_of_two,
-    updates_of_stack,
-    with_optimizer,
+    map_over_clients,
+    pad_to_power_of_two,
+    with_optimizer_state,
     with_packed_client,
     with_packed_first,
     without_buffers,
 )
-from fedcli.core.trees import Tree, complete, concatenate, num_stacked, select, select_axes, tree_map
+from fedcli.core.trees import Tree, concatenate, fill_missing_terms, num_stacked, select, select_axes, tree_map
 
 # Of clients that are stacked; an axis stands in the place of each tensor.
 BATCH_AXES: Tree = Batch(x=0, y=0, mask=None, epoch_end=0, num_batches=0, lr=None, key=0)  # type: ignore[arg-type]
@@ -202,7 +202,7 @@ class Engine:
             return TrainedChunk(trained, sums, lr_tensor.new_zeros(size))
 
         chunks: list[TrainedChunk] = self._in_chunks("train", train_chunk, plan.num_clients)
-        sums = complete([chunk.sums for chunk in chunks], [chunk.zeros for chunk in chunks])
+        sums = fill_missing_terms([chunk.sums for chunk in chunks], [chunk.zeros for chunk in chunks])
         num_steps = torch.as_tensor(plan.num_steps, device=self.images.device).clamp(min=1)
         means = tree_map(lambda value: value / num_steps, concatenate(sums))
         return concatenate([chunk.clients for chunk in chunks]), means
@@ -258,7 +258,7 @@ class Engine:
         takes all threads, whose number may change its last bits.
         """
         if self.processes.count > 1:
-            return self.processes.map(task, work, items, self._keep_silent)
+            return self.processes.map(task, work, items, self._silence)
         has_threads = self.images.device.type == "cpu" and torch.get_num_threads() > 1 and len(items) > 1
         work_on_some = partial(self._in_threads, work) if has_threads else partial(map, work)
         return self.workers.distribute(work_on_some, items)
@@ -268,9 +268,9 @@ class Engine:
 
         `task` says what is done, as in `Processes.map`.
         """
-        return self.processes.map(task, work, items, self._keep_silent)
+        return self.processes.map(task, work, items, self._silence)
 
-    def _keep_silent(self) -> None:
+    def _silence(self) -> None:
         self.listen(lambda count: None)  # a fork has no display
 
     def _in_threads(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
@@ -289,9 +289,9 @@ class Engine:
 
     def _train_alone(self, to_train: ChunkToTrain) -> tuple[Client, Terms]:
         """Trains the only client of a chunk; returns it, and the sums of its terms, stacked."""
-        client = tree_map(self.copy, select(with_optimizer(to_train.step, to_train.clients), 0))
+        client = tree_map(self.copy, select(with_optimizer_state(to_train.step, to_train.clients), 0))
         context = select_axes(to_train.context, to_train.axes, 0)
-        update = keyed(to_train.step.update_of_own_tensors)
+        update = with_dropout_key(to_train.step.update_of_own_tensors)
         batches = self._batches(to_train.plan, to_train.chunk.start, to_train.lr)
         total: Terms = {}
         # One client of a round is enough to see whether the objective reads a number: one that takes a step.
@@ -336,13 +336,13 @@ class Engine:
         """Trains the chunk's clients together, batch by batch; returns them, and the sums of their terms."""
         plan = to_train.plan
         chunk = to_train.chunk
-        make_clients = partial(with_optimizer, to_train.step, to_train.clients)
+        make_clients = partial(with_optimizer_state, to_train.step, to_train.clients)
         rows = self._rows(plan, chunk)
         sizes = plan.size[: len(rows.size), chunk]  # [steps, clients]
         if len(sizes) == 0:
             return make_clients(), {}
         if self.graphs is not None:
-            rows = tree_map(up_to_power_of_two, rows)
+            rows = tree_map(pad_to_power_of_two, rows)
         stack = self._find_stack(to_train, rows)
         is_part_of_batch = (sizes > 0) & (sizes < plan.width)
         padded: Any = is_part_of_batch.any(1).tolist()  # [steps], of bool
@@ -370,10 +370,10 @@ class Engine:
 
     def _make_stack(self, step: Step, clients: Client, axes: Tree, is_reused: bool = False) -> Stack:
         """Makes a stack for such clients and a local step of them."""
-        template = make_template(with_optimizer(step, select(clients, slice(0, 1))))
-        eager = updates_of_stack(step.update, template, BATCH_AXES, axes, self._for_many)
+        template = make_template(with_optimizer_state(step, select(clients, slice(0, 1))))
+        eager = make_stack_updates(step.update, template, BATCH_AXES, axes, self._map_over_clients)
         batch_axes = BATCH_AXES._replace(idle=0)
-        captured = updates_of_stack(step.update_of_own_tensors, template, batch_axes, axes, self._for_many)
+        captured = make_stack_updates(step.update_of_own_tensors, template, batch_axes, axes, self._map_over_clients)
         return Stack(eager, captured, self.gather, template, self._step_graphs(is_reused))
 
     def _step_graphs(self, is_reused: bool) -> StepGraphs:
@@ -416,7 +416,7 @@ class Engine:
             make = partial(self._make_call_of_step, step, own_clients, all_axes)
             call = self._find_call((step.update, axes, self.way), arguments, make)
             if call is None:
-                return self._for_many(keyed(step.update), all_axes)(*arguments)
+                return self._map_over_clients(with_dropout_key(step.update), all_axes)(*arguments)
             aux = call(*arguments)
             after = call.changed_first()
             return after, aux._replace(buffers=after.buffers)
@@ -424,7 +424,7 @@ class Engine:
         return concatenate(self._in_chunks("step", of_chunk, num_stacked(clients)))
 
     def for_each(self, function: Callable[..., Tree], arguments: tuple, axes: tuple) -> Tree:
-        """Calls a function of one client for all, a chunk at a time; `axes` as in `for_many`."""
+        """Calls a function of one client for all, a chunk at a time; `axes` as in `map_over_clients`."""
 
         def of_chunk(chunk: slice) -> Tree:
             own_arguments = select_axes(arguments, axes, chunk)
@@ -432,7 +432,7 @@ class Engine:
             make = partial(self._make_call, function, own_first, axes)
             call = self._find_call((function, axes, self.way), own_arguments, make)
             if call is None:
-                return self._for_many(function, axes)(*own_arguments)
+                return self._map_over_clients(function, axes)(*own_arguments)
             return call(*own_arguments)
 
         first, *_ = arguments
@@ -441,19 +441,19 @@ class Engine:
     def _make_call_of_step(self, step: Step, clients: Client, axes: tuple) -> Call:
         """Makes a call of a local step of such clients, which gives all that it returns but the clients."""
         template = make_template(clients)
-        eager = with_packed_client(keyed(step.update), template, without_buffers)
-        captured = with_packed_client(keyed(step.update_of_own_tensors), template, without_buffers)
+        eager = with_packed_client(with_dropout_key(step.update), template, without_buffers)
+        captured = with_packed_client(with_dropout_key(step.update_of_own_tensors), template, without_buffers)
         graphs = self._step_graphs(is_reused=False)
-        return Call(self._for_many(eager, axes), self._for_many(captured, axes), template, graphs)
+        return Call(self._map_over_clients(eager, axes), self._map_over_clients(captured, axes), template, graphs)
 
     def _make_call(self, function: Callable[..., Tree], first: Tree, axes: tuple) -> Call:
         """Makes a call of a function of one client, whose first argument is such as `first` and stays as it is."""
         template = make_template(first)
-        of_clients = self._for_many(with_packed_first(function, template), axes)
+        of_clients = self._map_over_clients(with_packed_first(function, template), axes)
         return Call(of_clients, of_clients, template, self._step_graphs(is_reused=False))
 
-    def _for_many(self, function: Callable[..., Tree], axes: tuple) -> Callable[..., Tree]:
-        return for_many(function, axes, self.way, self.graphs, self.joint_layers)
+    def _map_over_clients(self, function: Callable[..., Tree], axes: tuple) -> Callable[..., Tree]:
+        return map_over_clients(function, axes, self.way, self.graphs, self.joint_layers)
 
     def _find_call(self, made_of: tuple, arguments: tuple, make: Callable[[], Call]) -> Call | None:
         """Returns the call that is kept for such arguments; None where there can be no graph of it."""

@@ -103,8 +103,8 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
 def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: OutputCache) -> dict[str, Any]:
     """Returns what `evaluate` does of the tested models alone; `last_outputs` are those of the last evaluation."""
     tester = Tester(fed, method, state, last_outputs)
-    on_validation = _on_parts("validation_accuracy", fed.validation, method, tester)
-    take_test = _on_test_parts if fed.evaluation == "clients" else _on_test_images
+    on_validation = _test_parts("validation_accuracy", fed.validation, method, tester)
+    take_test = _test_own_parts if fed.evaluation == "clients" else _test_images
     on_test = take_test(fed, method, tester)
     result = NOTHING | on_validation.entries | on_test.entries
     if fed.config.per_class:
@@ -259,27 +259,27 @@ def _mean(values: Sequence[float] | np.ndarray) -> float:
     return float(np.mean(values))
 
 
-def _by_client(clients: Iterable[int], accuracies: Sequence[float]) -> dict[str, Any]:
+def _summarise_clients(clients: Iterable[int], accuracies: Sequence[float]) -> dict[str, Any]:
     """Returns `clients` and `client_accuracy`, see `evaluate`."""
     spread = {"mean": _mean(accuracies), "std": float(np.std(accuracies)), "worst": min(accuracies)}
     return {"clients": spread, "client_accuracy": dict(zip(map(str, clients), accuracies, strict=True))}
 
 
-def _classifier_hits(predictions: Sequence[ScoredPredictions]) -> list[np.ndarray]:
+def _find_classifier_hits(predictions: Sequence[ScoredPredictions]) -> list[np.ndarray]:
     """Returns each model's hits by the classifier; empty where the method has no other rule."""
     return [of_model.classifier_hits.numpy() for of_model in predictions if of_model.classifier_hits is not None]
 
 
-def _on_test_parts(fed: Federation, method: Method, tester: Tester) -> TestResults:
-    """Tests on all clients' own test parts together, see `_on_parts`; by the classifier too if that is another rule."""
-    on_test = _on_parts("test_accuracy", fed.testing, method, tester)
-    classifier_hits = _classifier_hits(on_test.predictions)
+def _test_own_parts(fed: Federation, method: Method, tester: Tester) -> TestResults:
+    """Tests on all clients' own test parts, see `_test_parts`; by the classifier too if that is another rule."""
+    on_test = _test_parts("test_accuracy", fed.testing, method, tester)
+    classifier_hits = _find_classifier_hits(on_test.predictions)
     if classifier_hits:
         on_test.entries["classifier_accuracy"] = _mean(np.concatenate(classifier_hits))
     return on_test
 
 
-def _on_parts(accuracy: str, parts: Sequence[np.ndarray], method: Method, tester: Tester) -> TestResults:
+def _test_parts(accuracy: str, parts: Sequence[np.ndarray], method: Method, tester: Tester) -> TestResults:
     """Tests on all clients' parts together by the method's rule: the entry `accuracy`, and the accuracies by client."""
     part_of = {client: part for client, part in enumerate(parts) if len(part)}
     if not part_of:
@@ -292,11 +292,11 @@ def _on_parts(accuracy: str, parts: Sequence[np.ndarray], method: Method, tester
     entries: dict[str, Any] = {accuracy: _mean(hits)}
     ends = np.cumsum([len(part) for part in part_of.values()])
     hits_of_clients = np.split(hits, ends[:-1])
-    entries |= _by_client(part_of, [_mean(of_client) for of_client in hits_of_clients])
+    entries |= _summarise_clients(part_of, [_mean(of_client) for of_client in hits_of_clients])
     return TestResults(entries, predictions)
 
 
-def _on_test_images(fed: Federation, method: Method, tester: Tester) -> TestResults:
+def _test_images(fed: Federation, method: Method, tester: Tester) -> TestResults:
     """Tests on the test images: accuracies of each domain and of all; under `domains`, inside and outside."""
     clients = range(1 if method.personal is None else fed.num_clients)
     predictions = tester.test(dict.fromkeys(clients))
@@ -311,19 +311,19 @@ def _on_test_images(fed: Federation, method: Method, tester: Tester) -> TestResu
     domains = {name: _mean(accuracies) for name, accuracies in by_domain.items()}
     entries: dict[str, Any] = {"domains": domains or None}
     if fed.evaluation == "domains":
-        entries |= _inside_and_outside(fed, by_domain)
+        entries |= _intra_and_inter(fed, by_domain)
         return TestResults(entries, predictions)
     accuracies = hits.mean(1).tolist()
     entries["test_accuracy"] = _mean(accuracies)
-    classifier_hits = _classifier_hits(predictions)
+    classifier_hits = _find_classifier_hits(predictions)
     if classifier_hits:
         entries["classifier_accuracy"] = _mean(np.stack(classifier_hits).mean(1).tolist())
     if method.personal is not None:
-        entries |= _by_client(clients, accuracies)
+        entries |= _summarise_clients(clients, accuracies)
     return TestResults(entries, predictions)
 
 
-def _inside_and_outside(fed: Federation, by_domain: dict[str, np.ndarray]) -> dict[str, Any]:
+def _intra_and_inter(fed: Federation, by_domain: dict[str, np.ndarray]) -> dict[str, Any]:
     """Returns the headline under `domains`, `intra` and `inter`, of the clients' accuracies `[N]` on each domain."""
     intra = {}
     inter = {}

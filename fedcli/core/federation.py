@@ -27,9 +27,9 @@ from fedcli.core.clients import (
     Step,
     Terms,
     cosine_annealing,
+    find_vmap_fault,
     refuse_reading,
     set_to,
-    vmap_fault,
 )
 from fedcli.core.engine import Chunking, Engine, OneWorker, Workers
 from fedcli.core.exchanged_models import ExchangedModels
@@ -41,7 +41,7 @@ from fedcli.core.output_cache import OutputCache
 from fedcli.core.parts import Parts
 from fedcli.core.population import Cohort, Population
 from fedcli.core.run_options import RunOptions
-from fedcli.core.stacked import BRANCHES, STACKED, with_optimizer
+from fedcli.core.stacked import BRANCHES, STACKED, with_optimizer_state
 from fedcli.core.traffic import Traffic
 from fedcli.core.trees import (
     Tree,
@@ -171,15 +171,15 @@ class Federation(Population):
         )
         self.takes_vmap = True  # whether vmap takes all networks
         if self.engine.way == STACKED and self.engine.clients_per_chunk > 1:
-            self._keep_from_vmap(dataset.channels, dataset.image_size)
+            self._train_apart_if_vmap_fails(dataset.channels, dataset.image_size)
         self.start_round()
 
-    def _keep_from_vmap(self, channels: int, image_size: int) -> None:
+    def _train_apart_if_vmap_fails(self, channels: int, image_size: int) -> None:
         """Has clients train one by one, and says so, where vmap does not take a user's network."""
         shape = (2, channels, image_size, image_size)
         images = torch.linspace(-1, 1, math.prod(shape), dtype=self.dtype, device=self.device).reshape(shape)
         for name, network in zip(self.backbones, self.networks, strict=True):
-            fault = vmap_fault(network, images) if names_user_file(name) else ""
+            fault = find_vmap_fault(network, images) if names_user_file(name) else ""
             if not fault:
                 continue
             clients = 1 if self.device.type == "cpu" else self.engine.clients_per_chunk
@@ -421,7 +421,7 @@ class Federation(Population):
         """
         step = local if isinstance(local, Step) else self.optimizer_step(local)
         with self.timed("train"), set_to(refuse_reading, True):
-            after, aux = self.engine.take_step(step, with_optimizer(step, clients), batch, context, axes)
+            after, aux = self.engine.take_step(step, with_optimizer_state(step, clients), batch, context, axes)
         _refuse_non_finite(aux.terms, (after.params, after.buffers, aux.outputs), cohort)
         return after, aux._replace(terms=_terms_of_method(aux.terms))
 
@@ -459,7 +459,7 @@ class Federation(Population):
             params, buffers = select((clients.params, clients.buffers), k)
             sums: Any = 0
             counts: Any = 0
-            for positions in self._portions(self.training[cohort.client_ids[k]]):
+            for positions in self._split_into_portions(self.training[cohort.client_ids[k]]):
                 x, y = self.engine.gather(positions)
                 features = cohort.network(params, buffers, x, train=False).features
                 portion_sums, portion_counts = class_sums(features, y, self.num_classes)
@@ -509,10 +509,10 @@ class Federation(Population):
         with self.timed("evaluate"):
             if quick:
                 params = tree_map(self.engine.copy, params)
-            portions = self.engine.side_by_side("predict", of_portion, self._portions(index, quick))
+            portions = self.engine.side_by_side("predict", of_portion, self._split_into_portions(index, quick))
             return to_device(concatenate(portions), "cpu")  # here alone Python waits for the device
 
-    def _portions(self, index: np.ndarray, quick: bool = False) -> Sequence[Tensor]:
+    def _split_into_portions(self, index: np.ndarray, quick: bool = False) -> Sequence[Tensor]:
         """Cuts positions into those that go through a network together, on the device."""
         size = GPU_BATCH
         if self.device.type == "cpu":

@@ -105,7 +105,7 @@ class Processes:
         self.reap()
         results: dict[int, Any] = {}
         forks: list[_Fork] = []
-        queue = _queue(len(items))
+        queue = _open_queue(len(items))
         count_afterwards = self.count
         self.count = 1  # what an item maps is not handed out again
         self.active = count
@@ -113,7 +113,7 @@ class Processes:
             self._start(forks, count - 1, partial(_Fork, work, items, queue, begin))
             if len(forks) < count - 1:
                 count_afterwards = len(forks) + 1
-            for number in _taken(queue, len(items)):
+            for number in _take_numbers(queue, len(items)):
                 results[number] = work(items[number])
             for fork in forks:
                 report = fork.receive()
@@ -230,17 +230,17 @@ def _do_and_send(
     results: dict[int, Any] = {}
     fault = ""
     try:
-        for number in _taken(queue, len(items)):
+        for number in _take_numbers(queue, len(items)):
             results[number] = work(items[number])
     except BaseException as error:
         fault = f"has failed ({type(error).__name__}: {error})"
-        for _ in _taken(queue, len(items)):  # leaves nothing to the others, so that all end soon
+        for _ in _take_numbers(queue, len(items)):  # leaves nothing to the others, so that all end soon
             pass
     if not torch.equal(drawn, torch.get_rng_state()):
         results = {}  # the process that draws itself is told what is wrong with that
         fault = "has drawn from PyTorch's global generator"
     try:
-        message = pickle.dumps(_Report(tree_map(_sent, results), fault))
+        message = pickle.dumps(_Report(tree_map(_detach, results), fault))
     except Exception as error:
         message = pickle.dumps(_Report({}, f"cannot send what it has done ({error})"))
     with open(pipe, "wb") as file:
@@ -248,7 +248,7 @@ def _do_and_send(
     sys.stdout.flush()
 
 
-def _sent(leaf: Any) -> Any:
+def _detach(leaf: Any) -> Any:
     """Returns what is sent of a tensor: its own values alone, with their strides, which may decide how sums round."""
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
@@ -262,23 +262,23 @@ def _take_own_streams() -> None:
                 setattr(sys, name, file)
 
 
-def _queue(count: int) -> int:
+def _open_queue(count: int) -> int:
     """Returns a pipe from which processes take the numbers of so many items, a piece at a time and each once."""
     queue, end = os.pipe()
     with open(end, "wb") as file:
-        for start in range(0, count, _piece(count)):
+        for start in range(0, count, _piece_size(count)):
             file.write(start.to_bytes(4, "little"))
     return queue
 
 
-def _taken(queue: int, count: int) -> Iterator[int]:
+def _take_numbers(queue: int, count: int) -> Iterator[int]:
     """Yields the numbers that this process takes, until none is left."""
     while start := os.read(queue, 4):
         first = int.from_bytes(start, "little")
-        yield from range(first, min(first + _piece(count), count))
+        yield from range(first, min(first + _piece_size(count), count))
 
 
-def _piece(count: int) -> int:
+def _piece_size(count: int) -> int:
     return math.ceil(count / MAX_WAITING)
 
 

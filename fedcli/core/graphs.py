@@ -159,7 +159,7 @@ def graph_key(value: Any, shapes: bool = False) -> Hashable:
     if shapes and isinstance(value, Tensor):
         return (tuple(value.shape), value.dtype)
     if isinstance(value, FunctionType):
-        outside = (_closed_over(value), _plain_globals(value), value.__defaults__, value.__kwdefaults__)
+        outside = (_read_closure(value), _read_globals(value), value.__defaults__, value.__kwdefaults__)
         return (value.__code__, graph_key(outside))
     if isinstance(value, MethodType):
         return (MethodType, graph_key((value.__func__, value.__self__)))
@@ -174,7 +174,7 @@ def graph_key(value: Any, shapes: bool = False) -> Hashable:
     raise Unrepeatable
 
 
-def _closed_over(function: FunctionType) -> list[Any]:
+def _read_closure(function: FunctionType) -> list[Any]:
     """Returns what a function is closed over.
 
     Raises:
@@ -186,7 +186,7 @@ def _closed_over(function: FunctionType) -> list[Any]:
         raise Unrepeatable from None
 
 
-def _plain_globals(function: FunctionType) -> dict[str, Any]:
+def _read_globals(function: FunctionType) -> dict[str, Any]:
     """Returns the numbers and text of its module that a function may read, itself or by functions of the module."""
     module = function.__globals__
     values = {}

@@ -163,18 +163,18 @@ class OptimizerUpdate:
     def as_step(self) -> Step:
         """Returns the local step that is this update alone."""
         in_place = self._update_in_place if self.optimizer == "sgd" else None
-        return Step(self._update, self._first_states, in_place)
+        return Step(self._update, self._init_states, in_place)
 
     def _update(self, client: Client, batch: Batch, context: Any, in_place: bool = False) -> tuple[Client, Aux]:
         """Updates the parameters that move; as one tensor where they are views of one, and so is their state."""
-        moving = self._moving(client.params)
+        moving = self._select_moving(client.params)
         state = client.optimizer[self.key]
         is_flat = isinstance(moving, Flat)
         params_template = moving if is_flat else None
         state_template = state if is_flat else None
 
         def all_params(packed: Params) -> Params:
-            return self._completed(client.params, unpack(packed, params_template))
+            return self._merge(client.params, unpack(packed, params_template))
 
         packed = pack(moving, params_template)
         packed_state = pack(state, state_template)
@@ -195,9 +195,9 @@ class OptimizerUpdate:
         """Updates by `fused_sgd`, tensor by tensor."""
 
         def all_params(moving: Params) -> Params:
-            return self._completed(client.params, moving)
+            return self._merge(client.params, moving)
 
-        moving = dict(self._moving(client.params))
+        moving = dict(self._select_moving(client.params))
         grads, aux = self._gradient(client, batch, context, moving, all_params)
         momenta = client.optimizer[self.key]
         fused_sgd(moving, grads, momenta, self._lr_of(batch), self.momentum, self.weight_decay, idle)
@@ -230,29 +230,29 @@ class OptimizerUpdate:
     def _lr_of(self, batch: Batch) -> Tensor:
         return batch.lr if self.lr is None else torch.full_like(batch.lr, self.lr)
 
-    def _moving(self, params: Params) -> Params:
+    def _select_moving(self, params: Params) -> Params:
         """Returns the parameters that move."""
         if self.names is None:
             return params
         return {name: value for name, value in params.items() if name in self.names}
 
-    def _completed(self, params: Params, moving: Params) -> Params:
+    def _merge(self, params: Params, moving: Params) -> Params:
         """Returns all parameters, those that move as `moving` has them."""
         return moving if self.names is None else {**params, **moving}
 
-    def _first_states(self, params: Params) -> dict[str, Tree]:
+    def _init_states(self, params: Params) -> dict[str, Tree]:
         """Returns the optimizer's state before the first step, by its key; refuses a step that moves no parameter."""
-        if not self._moving(params):
+        if not self._select_moving(params):
             raise UserError(
                 f"a step of optimizer_step moves no parameter (got names={sorted(self.names or ())[:5]}); name some of "
                 "the network's, or choose another --backbone."
             )
-        return {self.key: self._first_state(params)}
+        return {self.key: self._init_state(params)}
 
-    def _first_state(self, params: Params) -> Tree:
+    def _init_state(self, params: Params) -> Tree:
         if self.optimizer == "sgd" and not self.momentum:
             return NO_STATE
-        zeros = tree_map(torch.zeros_like, self._moving(params))
+        zeros = tree_map(torch.zeros_like, self._select_moving(params))
         if self.optimizer == "sgd":
             return zeros
         first_value, *_ = params.values()

@@ -15,7 +15,7 @@ from fedcli.core.layers import use_live_taps
 from fedcli.core.partition import count_classes
 from fedcli.core.parts import Parts, divide
 from fedcli.core.run_options import RunOptions
-from fedcli.core.trees import Tree, complete, concatenate, select, tree_map
+from fedcli.core.trees import Tree, concatenate, fill_missing_terms, select, tree_map
 from fedcli.declarations import Sizes
 from fedcli.errors import UserError
 
@@ -170,5 +170,5 @@ class Population:
         ids = np.concatenate([group.client_ids for group in groups]).tolist()
         order = torch.tensor([ids.index(client) for client in cohort.client_ids], device=self.device)
         if isinstance(trees[0], dict):  # such as terms
-            trees = complete(trees, [0 * group.weights for group in groups])
+            trees = fill_missing_terms(trees, [0 * group.weights for group in groups])
         return select(concatenate(trees), order)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedcli.core.batches import Batch, is_real
-from fedcli.core.clients import Aux, Client, Step, Terms, Update, keyed, set_to, under_vmap
+from fedcli.core.clients import Aux, Client, Step, Terms, Update, set_to, under_vmap, with_dropout_key
 from fedcli.core.graphs import Graphs, StepGraphs, StepState
 from fedcli.core.joint_layers import JointLayers
 from fedcli.core.trees import (
@@ -34,7 +34,7 @@ BRANCHES = "branches"  # client by client, on a GPU at the same time
 WAYS = (STACKED, BRANCHES)
 
 
-def for_many(
+def map_over_clients(
     function: Callable[..., Tree], axes: tuple, way: str, graphs: Graphs | None, joint_layers: bool = False
 ) -> Callable[..., Tree]:
     """Makes a function of one client a function of several stacked clients.
@@ -64,11 +64,11 @@ def for_many(
     return for_clients
 
 
-def with_optimizer(step: Step, clients: Client) -> Client:
+def with_optimizer_state(step: Step, clients: Client) -> Client:
     """Gives stacked clients that have no optimizer state the one before the first step."""
     if clients.optimizer:
         return clients
-    init_optimizer = for_many(step.init_optimizer, axes=(0,), way=BRANCHES, graphs=None)
+    init_optimizer = map_over_clients(step.init_optimizer, axes=(0,), way=BRANCHES, graphs=None)
     return clients._replace(optimizer=init_optimizer(clients.params))
 
 
@@ -127,11 +127,11 @@ class StackUpdates(NamedTuple):
     padded: Callable[..., tuple[Tree, Terms]]  # with a mask: some client's batch is not full
 
 
-def updates_of_stack(
+def make_stack_updates(
     update: Update, template: Tree, batch_axes: Tree, context_axes: Tree, vectorize: Callable[..., Callable[..., Tree]]
 ) -> StackUpdates:
     """Makes a local step of one client those of several; `vectorize(function, axes)` does so with a function."""
-    of_client = with_packed_client(keyed(update), template, attrgetter("terms"))
+    of_client = with_packed_client(with_dropout_key(update), template, attrgetter("terms"))
     full = vectorize(of_client, (0, batch_axes, context_axes))
     padded = vectorize(of_client, (0, batch_axes._replace(mask=0), context_axes))
     return StackUpdates(full, padded)
@@ -142,7 +142,7 @@ def make_template(stacked: Tree) -> Tree:
     return flatten(tree_map(lambda leaf: leaf[0].to("meta"), stacked))
 
 
-def up_to_power_of_two(rows: Tensor) -> Tensor:
+def pad_to_power_of_two(rows: Tensor) -> Tensor:
     """Repeats the last row of `[T, ...]` up to a power of two, so that rounds of other lengths share the graphs."""
     num_rows = 1 << (len(rows) - 1).bit_length()
     last_row = rows[-1:]

@@ -83,7 +83,7 @@ def concatenate(trees: Sequence[Tree]) -> Tree:
     return trees[0] if len(trees) == 1 else tree_map(lambda *parts: torch.cat(parts), *trees)
 
 
-def complete(terms: Sequence[dict[str, Tensor]], zeros: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+def fill_missing_terms(terms: Sequence[dict[str, Tensor]], zeros: Sequence[Tensor]) -> list[dict[str, Tensor]]:
     """Gives several groups' terms `[K]` the names that they lack, as clients without a step do, with their zeros."""
     names = dict.fromkeys(name for group in terms for name in group)
     completed = []
@@ -282,7 +282,7 @@ def flatten(tree: Tree) -> Tree:
         types = {getattr(child, "dtype", None) for child in tree.values()}
         if types in ({torch.float32}, {torch.float64}):
             shapes = {name: value.shape for name, value in tree.items()}
-            return Flat(_joined(tree, shapes, 0), shapes)
+            return Flat(_concatenate_flat(tree, shapes, 0), shapes)
     return map_children(flatten, tree) if isinstance(tree, dict | tuple | list) else tree
 
 
@@ -292,7 +292,7 @@ def pack(tree: Tree, template: Tree, num_leading_axes: int = 0) -> Tree:
     `num_leading_axes` are those that `template` has not: 1 for stacked trees.
     """
     if isinstance(template, Flat):
-        return {"": tree.flat if isinstance(tree, Flat) else _joined(tree, template.shapes, num_leading_axes)}
+        return {"": tree.flat if isinstance(tree, Flat) else _concatenate_flat(tree, template.shapes, num_leading_axes)}
     if not isinstance(template, dict | tuple | list):
         return tree
     return map_children(lambda part, child: pack(child, part, num_leading_axes), template, tree)
@@ -307,7 +307,7 @@ def unpack(packed: Tree, template: Tree) -> Tree:
     return map_children(lambda part, child: unpack(child, part), template, packed)
 
 
-def _joined(tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], num_leading_axes: int) -> Tensor:
+def _concatenate_flat(tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], num_leading_axes: int) -> Tensor:
     """Copies tensors of `shapes` behind `num_leading_axes` more axes into a flat one."""
     parts = [tensors[name].reshape((*tensors[name].shape[:num_leading_axes], -1)) for name in shapes]
     filling = -sum(part.shape[-1] for part in parts) % ALIGNMENT
