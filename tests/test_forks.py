@@ -117,10 +117,10 @@ def always(monkeypatch, two_threads):
 @pytest.fixture
 def meetings(monkeypatch, always):
     """One for each work that was shared, of which either process has done an item for certain."""
-    divide = Processes.divide
+    map_with_forks = Processes.map_with_forks
     held = []
 
-    def divide_by_both(self, run, items, count, begin):
+    def map_by_both(self, run, items, count, begin):
         meeting = Meeting()
 
         def run_by_both(item):
@@ -128,13 +128,13 @@ def meetings(monkeypatch, always):
             return run(item)
 
         assert count == 2
-        results = divide(self, run_by_both, items, count, begin)
+        results = map_with_forks(self, run_by_both, items, count, begin)
         assert self.count == 2  # what the fork has done was received
         meeting.close()
         held.append(meeting)
         return results
 
-    monkeypatch.setattr(Processes, "divide", divide_by_both)
+    monkeypatch.setattr(Processes, "map_with_forks", map_by_both)
     return held
 
 
