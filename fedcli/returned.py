@@ -40,7 +40,7 @@ class Run(SavedRun):
     @property
     def history(self) -> Any:
         """A `pandas.DataFrame` with a row for each round; `round` counts from 1, accuracies are in percent."""
-        from fedcli.results.frame import tabulate_rounds  # late: pandas takes half a second
+        from fedcli.results.run_tables import tabulate_rounds  # late: pandas takes half a second
 
         return tabulate_rounds(self.record)
 
@@ -50,7 +50,7 @@ class Run(SavedRun):
 
         Those are the selected round, the last, and with `per_client_every` every n-th.
         """
-        from fedcli.results.frame import tabulate_client_rounds
+        from fedcli.results.run_tables import tabulate_client_rounds
 
         return tabulate_client_rounds(self.record)
 

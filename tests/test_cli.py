@@ -53,7 +53,7 @@ for line in sys.argv[1:]:
     try:
         main()
     except SystemExit as end:
-        slow = [name for name in ("torch", "scipy") if name in sys.modules]
+        slow = [name for name in ("torch", "pandas", "scipy", "sklearn") if name in sys.modules]
         print(f"{line}:", end.code, *slow, file=sys.__stderr__, flush=True)
 """
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fedcli.figures import line_charts
-from fedcli.results import frame, groups, intervals, tables
+from fedcli.results import frame, groups, intervals, run_tables, tables
 from fedcli.results.columns import FLOATS, LEAD, Layout
 from fedcli.results.formats import write_tables
 from fedcli.results.intervals import find_clear_best
@@ -510,7 +510,7 @@ def test_a_term_that_is_called_an_accuracy_stays_as_it_is():
     run = make_record(selected=0.5)
     for entry in run["rounds"]:
         entry["terms"] = {"own_accuracy": 0.25}
-    table = frame.tabulate_rounds(run)
+    table = run_tables.tabulate_rounds(run)
     assert table["terms/own_accuracy"].tolist() == [0.25] * 4
     assert table["test_accuracy"][1] == 50
     assert table["validation_accuracy"][1] == pytest.approx(55)

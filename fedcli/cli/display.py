@@ -71,7 +71,7 @@ def plot_run(record: Record, folder: Path) -> None:
     """
     # Else each search for garbage goes through all that PyTorch has, while Matplotlib is imported and while it plots.
     gc.freeze()
-    # Here, since they import pandas and Matplotlib.
+    # Here, since they import Matplotlib.
     from fedcli.figures.line_charts import learning_curves
     from fedcli.figures.names import title_words
     from fedcli.figures.partitions import partition_chart

@@ -134,7 +134,7 @@ def _run_grid(plan: "Plan", placement: Placement, output: Output) -> Mapping[Pat
 
 def _summarise(folder: Path) -> str:
     """Write the table and the curves of the runs in a folder into it; returns the table."""
-    from fedcli.figures.line_charts import learning_curves  # here, since it imports pandas and Matplotlib
+    from fedcli.figures.line_charts import learning_curves  # here, since it imports Matplotlib
     from fedcli.figures.saving import write_page_figure
     from fedcli.results.frame import find_records
     from fedcli.results.render import render

@@ -171,15 +171,15 @@ def _refuse_layout(ctx: typer.Context, per: Part, format: str) -> None:
 
 def _csv_of_parts(records: list[dict], per: Part) -> str:
     """Write a CSV with a row `per` round, client, or client in a round."""
-    from fedcli.results import frame
+    from fedcli.results import run_tables
     from fedcli.results.render import render_csv
 
-    readers = {
-        "round": frame.tabulate_rounds,
-        "client": frame.tabulate_clients,
-        "client-round": frame.tabulate_client_rounds,
+    tables = {
+        "round": run_tables.tabulate_rounds,
+        "client": run_tables.tabulate_clients,
+        "client-round": run_tables.tabulate_client_rounds,
     }
-    return render_csv(frame.tabulate_all(records, readers[per]))
+    return render_csv(run_tables.tabulate_all(records, tables[per]))
 
 
 def _print_paper_table(

@@ -40,7 +40,7 @@ class Measure:
 
     Attributes:
         column: A column of `tabulate_rounds`; or a name before a slash, as "intra", for the mean of its columns; of
-            single clients, a column of `tabulate_clients`.
+            single clients, the column of `tabulate_clients`, "accuracy".
         label: Its name at the vertical axis.
         remedy: What a user can do where no run has a value.
         of_clients: Whether the points of a curve are clients, the worst first, and not rounds.

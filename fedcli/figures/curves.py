@@ -1,18 +1,22 @@
-"""Curves of runs: the rounds of a run as points, and the runs of a setting as a line with a band."""
+"""Curves of runs: the rounds of a run as points, and the runs of a setting as a line with a band.
+
+Without pandas, which is slow to import, as each run ends with its curve.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
 from statistics import fmean
 from textwrap import fill
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from fedcli.declarations import SELECTIONS
 from fedcli.figures import ACCURACY, Measure
 from fedcli.figures.names import NO_LABELS, setting_name
-from fedcli.results.frame import tabulate_clients, tabulate_rounds
+from fedcli.results.frame import RoundNumbers, list_client_accuracies, list_round_numbers
 from fedcli.results.groups import SeedGroup
 from fedcli.results.printed_numbers import find_printed_accuracies
 from fedcli.runs.identity import recorded_code_changes
@@ -49,15 +53,55 @@ class Point(NamedTuple):
     y: float
 
 
+@dataclass(frozen=True)
+class Points:
+    """The rounds or clients of a run that have a value.
+
+    Attributes:
+        numbers: The number of each round or client, which counts from 0, `[P]`.
+        x: Where they stand, `[P]`.
+        y: Their values, `[P]`.
+    """
+
+    numbers: np.ndarray
+    x: np.ndarray
+    y: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def end(self) -> Point:
+        """The last point."""
+        return Point(self.x[-1], self.y[-1])
+
+    def at(self, numbers: np.ndarray) -> "Points":
+        """Returns the points that have one of some numbers."""
+        is_chosen = np.isin(self.numbers, numbers)
+        return Points(self.numbers[is_chosen], self.x[is_chosen], self.y[is_chosen])
+
+
+@dataclass(frozen=True)
+class Line(Points):
+    """The mean of runs, at the rounds or clients where all of them have a value.
+
+    Attributes:
+        low: The mean less the sample standard deviation, `[P]`; NaN of a single run.
+        high: The mean plus the sample standard deviation, `[P]`; NaN of a single run.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+
+
 class Curve(NamedTuple):
     """A setting's runs as a line.
 
     Attributes:
         setting: All runs.
         runs: Those behind the line: the finished ones, else the unfinished; none where all diverged.
-        line: Their means, a row for each round in which all have a value: `x`, `y`, and the band `low` to `high`, the
-            mean less and plus the sample standard deviation.
-        diverged: `x` and `y` of each run that diverged and has values.
+        line: Their mean; without points where there are no runs.
+        diverged: The points of each run that diverged and has values.
         chosen: Of accuracies, the mean headline at the mean of the rounds that the rule has chosen; it may lie
             off the line. None where no rule looks for a round.
         printed: Of accuracies, the paper's number in percent or None, see `find_printed_accuracies`.
@@ -65,17 +109,17 @@ class Curve(NamedTuple):
 
     setting: SeedGroup
     runs: list[Record]
-    line: pd.DataFrame
-    diverged: list[pd.DataFrame]
+    line: Line
+    diverged: list[Points]
     chosen: Point | None
     printed: float | None
 
     @property
     def end(self) -> Point:
         """The last point of the line, or, where all runs diverged, of the one that ends highest; it orders legends."""
-        lines = [self.line] if len(self.line) else self.diverged
-        ends = [Point(points.x.iloc[-1], points.y.iloc[-1]) for points in lines]
-        return max(ends, key=lambda end: end.y)
+        if len(self.line):
+            return self.line.end
+        return max((points.end for points in self.diverged), key=lambda end: end.y)
 
     @property
     def changes(self) -> list[str]:
@@ -137,53 +181,89 @@ def _find_curve(setting: SeedGroup, measure: Measure, x: str, printed: float | N
     )
 
 
-def _mean_line(points_of_runs: list[pd.DataFrame], is_percentage: bool) -> pd.DataFrame:
-    """The mean of runs and its band, see `Curve`, which no percentage leaves beyond 0 and 100; empty without runs."""
+def _mean_line(points_of_runs: Sequence[Points], is_percentage: bool) -> Line:
+    """The mean of runs and its band, which no percentage leaves beyond 0 and 100; no points without runs."""
     if not points_of_runs:
-        return pd.DataFrame(columns=["x", "y", "low", "high"], dtype=float)
-    rounds = pd.concat(points_of_runs).groupby(level=0)
-    line = rounds.mean()[rounds.size() == len(points_of_runs)]
-    deviation = rounds.y.std()[line.index]
-    low = line.y - deviation
-    high = line.y + deviation
+        nothing = np.empty(0)
+        return Line(numbers=nothing, x=nothing, y=nothing, low=nothing, high=nothing)
+    numbers = reduce(np.intersect1d, [points.numbers for points in points_of_runs])
+    common = [points.at(numbers) for points in points_of_runs]
+    x = np.mean([points.x for points in common], axis=0)
+    y = np.mean([points.y for points in common], axis=0)
+    deviation = np.full(len(numbers), np.nan)
+    if len(common) > 1:
+        deviation = np.std([points.y for points in common], axis=0, ddof=1)
+    low = y - deviation
+    high = y + deviation
     if is_percentage:
         low = low.clip(0, 100)
         high = high.clip(0, 100)
-    return line.assign(low=low, high=high)
+    return Line(numbers=numbers, x=x, y=y, low=low, high=high)
 
 
-def _headline(runs: list[Record], line: pd.DataFrame) -> Point | None:
+def _headline(runs: list[Record], line: Line) -> Point | None:
     """The runs' mean headline at the mean of its rounds, for a rule that looks for a round; None without a value."""
     summaries = [record["summary"] for record in runs]
     chosen = [summary for summary in summaries if summary["selected"] is not None]
-    if line.empty or not chosen:
+    if not len(line) or not chosen:
         return None
     number = fmean(summary["selected_round"] for summary in chosen)
     headline = fmean(100 * summary["selected"] for summary in chosen)
-    return Point(float(np.interp(number, line.index, line.x)), headline)
+    return Point(float(np.interp(number, line.numbers, line.x)), headline)
 
 
-def points_of(record: Record, measure: Measure, x: str) -> pd.DataFrame:
-    """The rounds or clients of a run, by number from 0, that have a value `y` of a measure and an `x`.
+def points_of(record: Record, measure: Measure, x: str) -> Points:
+    """The rounds or clients of a run that have a value of a measure and stand somewhere.
 
-    Clients, whose number is `x`, are sorted by their values; for rounds, `x` is one of `AXES`.
+    Clients are sorted by their values; rounds stand at `x`, one of `AXES`.
     """
     if measure.of_clients:
-        values = tabulate_clients(record)[measure.column].dropna().sort_values(ignore_index=True)
-        return pd.DataFrame({"x": values.index + 1, "y": values})
-    rounds = tabulate_rounds(record)
-    positions = rounds["round"]
+        accuracies = sorted(accuracy for accuracy in list_client_accuracies(record) if accuracy is not None)
+        numbers = np.arange(len(accuracies))
+        return Points(numbers=numbers, x=numbers + 1.0, y=np.array(accuracies, dtype=float))
+    rounds = list_round_numbers(record)
+    all_rounds = Points(
+        numbers=np.arange(len(rounds)),
+        x=_positions(record, rounds, x),
+        y=np.array([_value_of_round(numbers, measure) for numbers in rounds], dtype=float),
+    )
+    has_both = ~np.isnan(all_rounds.x) & ~np.isnan(all_rounds.y)
+    return all_rounds.at(all_rounds.numbers[has_both])
+
+
+def _value_of_round(numbers: RoundNumbers, measure: Measure) -> float | None:
+    """The value of a measure in a round, the mean of its columns; None without one."""
+    values = []
+    for name, number in numbers.items():
+        is_measured = name == measure.column or name.startswith(f"{measure.column}/")
+        if is_measured and number is not None:
+            values.append(number)
+    return fmean(values) if values else None
+
+
+def _positions(record: Record, rounds: Sequence[RoundNumbers], x: str) -> np.ndarray:
+    """Where the rounds of a run stand on an axis, `[R]`; NaN where that is unknown."""
     if x == "floats":
-        positions = _floats_sent(record)
-    elif x == "seconds":
-        positions = rounds.filter(like="seconds/").sum(axis=1).cumsum() if is_undisturbed(record) else np.nan
-    columns = [name for name in rounds if name == measure.column or name.startswith(f"{measure.column}/")]
-    values = rounds[columns].mean(axis=1)
-    return pd.DataFrame({"x": positions, "y": values}, dtype=float).dropna()
+        return _floats_sent(record)
+    if x == "seconds":
+        return _seconds_taken(record, rounds)
+    return np.array([numbers["round"] for numbers in rounds], dtype=float)
 
 
-def _floats_sent(record: Record) -> pd.Series:
-    """What all clients of a run have sent up to the end of each round."""
+def _floats_sent(record: Record) -> np.ndarray:
+    """What all clients of a run have sent up to the end of each round, `[R]`; NaN at a round without its number."""
     last = (record["cost"] or {}).get("floats_up")  # older records have that of the last round alone
-    floats_of_a_client = pd.Series([entry.get("floats_up", last) for entry in record["rounds"]], dtype=float)
-    return record["config"]["cohort_size"] * floats_of_a_client.cumsum()
+    floats_of_a_client = np.array([entry.get("floats_up", last) for entry in record["rounds"]], dtype=float)
+    sent = record["config"]["cohort_size"] * np.nancumsum(floats_of_a_client)
+    return np.where(np.isnan(floats_of_a_client), np.nan, sent)
+
+
+def _seconds_taken(record: Record, rounds: Sequence[RoundNumbers]) -> np.ndarray:
+    """The seconds up to the end of each round, `[R]`; NaN if the run had not the machine to itself."""
+    if not is_undisturbed(record):
+        return np.full(len(rounds), np.nan)
+    seconds = []
+    for numbers in rounds:
+        parts = [number for name, number in numbers.items() if name.startswith("seconds/") and number is not None]
+        seconds.append(sum(parts))
+    return np.cumsum(seconds, dtype=float)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-from matplotlib import style
 from matplotlib.colors import is_color_like
 from matplotlib.figure import Figure
 
@@ -290,6 +289,8 @@ def _own_settings() -> Parameters:
 
 
 def _read_style(name: str | Path) -> Parameters:
+    from matplotlib import style  # late: it reads all of matplotlib's styles
+
     if str(name) in style.library:
         return dict(style.library[str(name)])
     if not Path(name).is_file():

@@ -147,13 +147,15 @@ def _curves(curves: list[Curve], colours: dict[str, str]) -> Any:
     for curve in sorted(curves, key=lambda curve: curve.end.y, reverse=True):
         name = "; ".join([setting_name(curve.setting), *curve.changes])
         style = {"color": colours[curve.setting.title], "legend_label": name}
-        hovered.append(chart.line("x", "y", source=dict(curve.line), name=name, line_width=2, **style))
+        line = curve.line
+        columns = {"x": line.x, "y": line.y, "low": line.low, "high": line.high}
+        hovered.append(chart.line("x", "y", source=columns, name=name, line_width=2, **style))
         if len(curve.runs) > 1:
-            chart.varea("x", "low", "high", source=dict(curve.line), alpha=0.12, **style)
+            chart.varea("x", "low", "high", source=columns, alpha=0.12, **style)
         for diverged in curve.diverged:
             chart.line(diverged.x, diverged.y, **style)
             words = f"{name}, diverged after this round"
-            end = dict(diverged[-1:])
+            end = {"x": diverged.x[-1:], "y": diverged.y[-1:]}
             hovered.append(chart.scatter("x", "y", source=end, name=words, marker="x", size=9, **style))
     chart.hover.renderers = hovered
     (legend,) = chart.legend

@@ -1,23 +1,24 @@
-"""The runs under folders, a row each, and the rounds and clients of a run as tables."""
+"""The runs under folders, a row each, and the numbers of their rounds and clients.
+
+Without pandas, which is slow to import, as the curve of a single run needs these too.
+"""
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import pandas as pd
-
 from fedcli.errors import UserError
 from fedcli.results.record_numbers import ClassCounts, balanced_accuracy, class_accuracies, macro_f1
 from fedcli.run_files import RECORD
-from fedcli.runs.identity import FIRST_SETTINGS, Settings, key_of, settings_of
+from fedcli.runs.identity import Settings, key_of, settings_of
 from fedcli.runs.loggers import flat_numbers
 from fedcli.runs.machine import checkout
 from fedcli.runs.record import outcome_of, read_record
 from fedcli.runs.schema import Record
 
+RoundNumbers = dict[str, float | None]  # of one round, by column
 # Groups of numbers of a round that are accuracies, beside those whose name ends in "accuracy".
 GROUPS_OF_ACCURACIES = ("domains", "intra", "inter", "clients", "macro_f1", "class_accuracy")
 
@@ -54,14 +55,8 @@ class RunRow(NamedTuple):
     key: str
 
 
-def tabulate_runs(records: Iterable[Record]) -> pd.DataFrame:
-    """Makes a table of records, a row a run; its columns are the fields of `RunRow` without the folder."""
-    columns = [name for name in RunRow._fields if name != "folder"]
-    return pd.DataFrame([_collect_facts(record) for record in records], columns=columns)
-
-
-def _collect_facts(record: Record) -> dict[str, Any]:
-    """Collects the fields of `RunRow`, without the folder, from a record."""
+def collect_facts(record: Record) -> dict[str, Any]:
+    """Collects the fields of `RunRow` from a record, by name and without the folder."""
     settings = settings_of(record)
     return {
         "record": record,
@@ -114,7 +109,7 @@ def _find_row(file: Path) -> RunRow | None:
 def _read_row(file: Path) -> RunRow | None:
     """Reads the row of a record file; if the record cannot be read, warns and returns None."""
     try:
-        return RunRow(folder=file.parent, **_collect_facts(read_record(file)))
+        return RunRow(folder=file.parent, **collect_facts(read_record(file)))
     except UserError as error:
         logging.getLogger("fedcli").warning("left out: %s", error)
         return None
@@ -198,27 +193,27 @@ def select_finished(records: list[Record]) -> list[Record]:
     return finished
 
 
-def tabulate_rounds(record: Record) -> pd.DataFrame:
-    """Makes a table of the numbers of a run's rounds, a row a round.
+def list_round_numbers(record: Record) -> list[RoundNumbers]:
+    """Lists the numbers of each round of a run, by column; see `fedcli.results.run_tables.tabulate_rounds`.
 
-    Returns:
-        The columns `round`, which counts from 1, `test_accuracy`, `terms/<name>`, `seconds/<part>`, `domains/<name>`
-        and so on; of runs with `--per-class` also `macro_f1`, `balanced_accuracy` and `class_accuracy/<name>`.
-        Accuracies are in percent; NaN stands for a missing number.
+    A number that a round does not have is missing or None.
     """
     rows = []
     for entry in record["rounds"]:
-        row = {"round": entry["round"] + 1, "test_accuracy": None, **flat_numbers(entry)}
+        row: RoundNumbers = {"round": entry["round"] + 1, "test_accuracy": None, **flat_numbers(entry)}
         if "per_class" in entry:
             row |= _compute_class_scores(entry["per_class"], record["class_names"])
-        rows.append(row)
-    table = pd.DataFrame(rows, columns=None if rows else ["round", "test_accuracy"]).astype({"test_accuracy": float})
-    for name in table:
-        group, slash, _ = name.partition("/")
-        is_own_accuracy = name.endswith("_accuracy") and not slash  # a user's term may be called so too
-        if is_own_accuracy or group in GROUPS_OF_ACCURACIES:
-            table[name] *= 100
-    return table
+        rows.append({name: _to_percent(name, number) for name, number in row.items()})
+    return rows
+
+
+def _to_percent(name: str, number: float | None) -> float | None:
+    """Returns the number of a column as it is, or in percent if it is an accuracy."""
+    group, slash, _ = name.partition("/")
+    is_own_accuracy = name.endswith("_accuracy") and not slash  # a user's term may be called so too
+    if number is None or not (is_own_accuracy or group in GROUPS_OF_ACCURACIES):
+        return number
+    return 100 * number
 
 
 def _compute_class_scores(counts: ClassCounts, class_names: Sequence[str]) -> dict[str, float | None]:
@@ -229,59 +224,14 @@ def _compute_class_scores(counts: ClassCounts, class_names: Sequence[str]) -> di
     return scores
 
 
-def tabulate_clients(record: Record) -> pd.DataFrame:
-    """Makes a table of the clients of a run, a row a client.
-
-    Returns:
-        The columns `client`, which counts from 0; `accuracy` after the last round, in percent, NaN for a client that
-        was not tested, see `fedcli.core.evaluation.evaluate`; `examples`, their number; and `class/<name>`, the number
-        of examples of a class.
-    """
-    division = record["partition"]
+def list_client_accuracies(record: Record) -> list[float | None]:
+    """Lists the accuracy in percent of each client of a run after the last round; None for one that was not tested."""
     measured = (record["rounds"] or [{}])[-1].get("client_accuracy") or {}
-    accuracies = [100 * measured.get(str(client), np.nan) for client, _ in enumerate(division["sizes"])]
-    table = pd.DataFrame({"client": range(len(accuracies)), "accuracy": accuracies, "examples": division["sizes"]})
-    return table.join(pd.DataFrame(division["class_counts"], columns=record["class_names"]).add_prefix("class/"))
-
-
-def tabulate_client_rounds(record: Record) -> pd.DataFrame:
-    """Makes a table of the clients' accuracies in the rounds in which they were recorded, a row a round and client.
-
-    These rounds are the selected one, the last, and with `--per-client-every` every n-th.
-
-    Returns:
-        The columns `round`, which counts from 1; `client`, which counts from 0; and `accuracy` in percent.
-    """
-    rows = []
-    for entry in record["rounds"]:
-        accuracies = entry.get("client_accuracy")  # a fraction for each client; None where they were not tested
-        if accuracies is None:
-            continue
-        for client, accuracy in accuracies.items():
-            rows.append((entry["round"] + 1, int(client), 100 * accuracy))
-    return pd.DataFrame(rows, columns=["round", "client", "accuracy"])
-
-
-def tabulate_all(records: Iterable[Record], tabulate: Callable[[Record], pd.DataFrame]) -> pd.DataFrame:
-    """Tabulates the rounds or clients of several runs.
-
-    Args:
-        records: The runs.
-        tabulate: What makes the table of one run, as `tabulate_rounds` or `tabulate_clients`.
-
-    Returns:
-        The rows of all runs, with further columns before them that tell the runs apart.
-    """
-    frames = []
-    for record in records:
-        frame = tabulate(record)
-        settings = settings_of(record)
-        run_columns = {name: settings[name] for name in FIRST_SETTINGS}
-        run_columns |= {"seed": record["seed"], "settings": key_of(settings)}
-        if "label" in record:
-            run_columns["method"] = record["label"]
-        frames.append(frame.assign(**run_columns)[[*run_columns, *frame]])
-    return pd.concat(frames, ignore_index=True)
+    accuracies = []
+    for client, _ in enumerate(record["partition"]["sizes"]):
+        accuracy = measured.get(str(client))
+        accuracies.append(None if accuracy is None else 100 * accuracy)
+    return accuracies
 
 
 def find_shipped_folders() -> list[Path]:

@@ -2,18 +2,18 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
-
-import pandas as pd
 
 from fedcli import registry
 from fedcli.errors import unknown
-from fedcli.results.frame import tabulate_runs
+from fedcli.results.frame import collect_facts
 from fedcli.runs.identity import Settings, settings_of
 from fedcli.runs.record import outcome_of
 from fedcli.runs.schema import Record
 from fedcli.runs.settings_text import settings_text
 
+RunFacts = dict[str, Any]  # of a record, see `collect_facts`
 COMPARABLE = ["protocol", "dataset", "partition", "rounds", "train_examples", "selection"]
 
 
@@ -99,33 +99,49 @@ def group_runs(records: Iterable[Record], *, by_seed: bool = False) -> list[Seed
         records: The records.
         by_seed: Whether each seed is a group of its own.
     """
-    runs = tabulate_runs(records).drop_duplicates(["user_label", "key", "numerics", "seed", "outcome", "parameters"])
+    facts_of_runs = _leave_out_repeated([collect_facts(record) for record in records])
     common = ["user_label", "key", "numerics"]
     if by_seed:
         common.append("seed")
-    frames = [group_frame for _, group_frame in runs.groupby(common, sort=False)]
-    user_labels = [group_frame["user_label"].iloc[0] for group_frame in frames]
-    settings_of_groups = [_find_compared_settings(group_frame) for group_frame in frames]
+    facts_of_groups = _group_by_values(facts_of_runs, common)
+    user_labels = [facts[0]["user_label"] for facts in facts_of_groups]
+    settings_of_groups = [_find_compared_settings(facts) for facts in facts_of_groups]
     groups = []
-    for group_frame, user_label, settings in zip(frames, user_labels, settings_of_groups, strict=True):
+    for facts, user_label, settings in zip(facts_of_groups, user_labels, settings_of_groups, strict=True):
         method = user_label or settings["method"]
         differing = _find_differing(settings, settings_of_groups)
         unusual = {name: value for name, value in differing.items() if _is_unusual(name, settings, settings_of_groups)}
         is_told_by_name = user_labels.count(method) == 1  # a user's label that one group has is enough
-        group_records = group_frame.sort_values("seed", kind="stable")["record"].tolist()
+        by_seeds = sorted(facts, key=itemgetter("seed"))
         groups.append(SeedGroup(
             title=f"{method}, {settings_text(unusual)}" if unusual and not is_told_by_name else method,
             method=method,
             differing_settings=differing,
             selection=settings["selection"],
-            records=group_records,
+            records=[facts_of_run["record"] for facts_of_run in by_seeds],
         ))  # fmt: skip
     return groups
 
 
-def _find_compared_settings(runs: pd.DataFrame) -> Settings:
+def _leave_out_repeated(facts_of_runs: Sequence[RunFacts]) -> list[RunFacts]:
+    """Returns one of several runs with the same seed and the same parameters, the first."""
+    names = ["user_label", "key", "numerics", "seed", "outcome", "parameters"]
+    return [repeated[0] for repeated in _group_by_values(facts_of_runs, names)]
+
+
+def _group_by_values(facts_of_runs: Iterable[RunFacts], names: Sequence[str]) -> list[list[RunFacts]]:
+    """Returns the runs in groups that agree in the facts of some names, in order of appearance."""
+    groups: dict[tuple, list[RunFacts]] = {}
+    for facts in facts_of_runs:
+        values = tuple(facts[name] for name in names)
+        groups.setdefault(values, []).append(facts)
+    return list(groups.values())
+
+
+def _find_compared_settings(facts_of_group: Sequence[RunFacts]) -> Settings:
     """Returns the settings of the runs of a group, with their numerics."""
-    return {**runs["settings"].iloc[0], "numerics": runs["numerics"].iloc[0]}
+    first = facts_of_group[0]
+    return {**first["settings"], "numerics": first["numerics"]}
 
 
 def _find_differing(settings: Settings, settings_of_groups: Sequence[Settings]) -> Settings:
@@ -158,8 +174,12 @@ def _find_peers(name: str, settings: Settings, settings_of_groups: Sequence[Sett
 
 def find_comparable_groups(groups: Sequence[SeedGroup]) -> list[list[int]]:
     """Finds the groups whose numbers may be compared with each other; returns lists of their indices."""
-    compared = pd.DataFrame([settings_of(group.first) for group in groups], dtype=object)
-    return [list(indices) for indices in compared.groupby(COMPARABLE, dropna=False).groups.values()]
+    indices_of_values: dict[tuple, list[int]] = {}
+    for index, group in enumerate(groups):
+        settings = settings_of(group.first)
+        values = tuple(settings.get(name) for name in COMPARABLE)
+        indices_of_values.setdefault(values, []).append(index)
+    return list(indices_of_values.values())
 
 
 def find_shared_settings(records: Iterable[Record]) -> dict[str, Any]:

@@ -6,15 +6,18 @@ Accuracies are fractions, and None stands for a number that the record does not 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fractions import Fraction
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from fedcli.declarations import SELECTIONS
 from fedcli.runs.schema import Record, RoundEntry, tested_rounds
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-def read_curve(record: Record, num_last: int | None = None, *, key: str = "test_accuracy") -> pd.Series:
+
+def read_curve(record: Record, num_last: int | None = None, *, key: str = "test_accuracy") -> "pd.Series":
     """Reads the accuracies of the tested rounds, as fractions.
 
     Args:
@@ -25,6 +28,8 @@ def read_curve(record: Record, num_last: int | None = None, *, key: str = "test_
     Returns:
         The accuracies by the number of their round, which counts from 1.
     """
+    import pandas as pd  # late: it takes half a second, and the curve of a single run needs no value of a metric
+
     accuracies = {entry["round"] + 1: entry.get(key) for entry in record["rounds"]}
     curve = pd.Series(accuracies, dtype=float).dropna()
     if num_last is None:
@@ -56,7 +61,7 @@ def read_at_fraction(record: Record, fraction: Fraction) -> float | None:
     return read_curve(record).get(max(1, nearest))
 
 
-def _select_reaching(record: Record, percent: float) -> pd.Series:
+def _select_reaching(record: Record, percent: float) -> "pd.Series":
     """Selects the accuracies of at least `percent`; returns them by the number of their round."""
     curve = read_curve(record)
     # Rounded, since 60.02 / 100 is a little more than the fraction 6002 / 10000 of a record.
