@@ -15,7 +15,7 @@ import torch
 from fedcli.bench import small_network
 from fedcli.core import backbones
 from tests.scripts import load_script
-from tests.user_errors import assert_refused
+from tests.user_errors import raises_user_error
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "results" / "speed" / "peers"
@@ -151,30 +151,30 @@ def test_what_was_measured_was_trained_by_sides_that_are_able_to():
 )
 def test_a_side_that_would_train_something_else_is_refused(workload, side, message, nothing_is_measured):
     sides = [peers.Side.FEDCLI, peers.Side(side)]
-    assert_refused(lambda: peers.main(peers.WorkloadName(workload), sides, pfllib=FOLDER), message)
+    with raises_user_error(message):
+        peers.main(peers.WorkloadName(workload), sides, pfllib=FOLDER)
 
 
 def test_a_side_that_is_given_twice_is_refused(nothing_is_measured):
     twice = [peers.Side.FEDCLI, peers.Side.FEDCLI]
-    assert_refused(lambda: peers.main(peers.WorkloadName.W1, twice), "fedcli is given twice; give each --side once")
+    with raises_user_error("fedcli is given twice; give each --side once"):
+        peers.main(peers.WorkloadName.W1, twice)
 
 
 def test_a_folder_that_is_no_checkout_of_pfllib_is_refused(tmp_path, nothing_is_measured):
-    def measure_beside_pfllib():
-        peers.main(peers.WorkloadName.W1, [peers.Side.FEDCLI, peers.Side.PFLLIB], pfllib=tmp_path)
-
-    assert_refused(measure_beside_pfllib, "has no PFLlib")
+    sides = [peers.Side.FEDCLI, peers.Side.PFLLIB]
+    with raises_user_error("has no PFLlib"):
+        peers.main(peers.WorkloadName.W1, sides, pfllib=tmp_path)
     (tmp_path / "system" / "flcore").mkdir(parents=True)
-    assert_refused(measure_beside_pfllib, "is no checkout (fatal: not a git repository")
+    with raises_user_error("is no checkout (fatal: not a git repository"):
+        peers.main(peers.WorkloadName.W1, sides, pfllib=tmp_path)
 
 
 @pytest.mark.parametrize(("turns", "refused"), [([3, 2], 2), ([3, 3], 3)])
 def test_a_turn_that_is_measured_already_is_refused(turns, refused, empty_csv, nothing_is_measured):
     peers.append_rows([make_row(peers.Side.FEDCLI, turn, 1.0) for turn in (0, 1, 2)])
-    assert_refused(
-        lambda: peers.main(peers.WorkloadName.LARGE, [peers.Side.FEDCLI], turns=turns),
-        f"turn {refused} of fedcli with 'large' is in the CSV, or was asked for",
-    )
+    with raises_user_error(f"turn {refused} of fedcli with 'large' is in the CSV, or was asked for"):
+        peers.main(peers.WorkloadName.LARGE, [peers.Side.FEDCLI], turns=turns)
 
 
 # What is measured

@@ -143,6 +143,25 @@ def test_limits_only_make_smaller():
         assert plan.reduction == "at most 2 rounds"
 
 
+def test_a_papers_table_on_other_data_has_the_divisions_of_its_cells():
+    table = registry.find_table("fedfm:III")
+    plan = plans.plan_table(table, Path("nowhere"), seeds=[0], only=["FedAvg", "CIFAR-10 NIID-1"], dataset="digits")
+    (run,) = plan.runs
+    assert plan.reduction == "digits"
+    assert run.setup.config.dataset == "digits"
+    assert run.setup.partition.flag == "dirichlet:0.5"
+    assert run.setup.config.rounds == 20
+
+    of_fedcme = plans.plan_table(registry.find_table("fedcme:II"), Path("nowhere"), seeds=[0], dataset="digits")
+    assert all(run.setup.config.cohort_size <= run.setup.config.num_clients for run in of_fedcme.runs)
+
+    settings = {**table.cells[0].settings, "rounds": 500, "match_weight": 1.0}
+    cell = replace(table.cells[0], method="fedfm", settings=settings)
+    (run,) = plans.plan_table(replace(table, cells=(cell,)), Path(), seeds=[0], dataset="digits").runs
+    assert run.setup.config.rounds == 20  # those of the data set
+    assert run.setup.method_config.match_weight == 1.0  # that of the cell
+
+
 def test_a_wrong_option_of_a_cell_is_told_with_its_place():
     wrong = make_table([Cell("FedAvg", COLUMN, "fedavg", {**RUN_OPTIONS, "wieght": 1})])
     with raises_user_error(f"row 'FedAvg', column '{COLUMN}': unknown option of 'fedavg' '--wieght"):

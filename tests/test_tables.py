@@ -652,3 +652,13 @@ def test_a_lead_is_over_the_best_other_paired_by_seed():
     assert LEAD.title not in without_leads.columns
     assert LEADS not in without_leads.notes
     assert LEAD.title not in tables.build_table(runs_of("one", 0.5, 0.6), leads=True).columns
+
+
+def test_commands_are_those_of_the_runs_without_their_folders_and_each_once():
+    typed = [
+        "fedcli run feddyn --seed 0",
+        "fedcli run feddyn --out=/a --seed 0",
+        "fedcli run feddyn --out '/b c' --seed 0",
+        "python run.py",
+    ]
+    assert tables.list_commands({"command": command} for command in typed) == ["fedcli run feddyn --seed 0"]
