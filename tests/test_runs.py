@@ -15,7 +15,7 @@ import torch
 import fedcli
 from fedcli.core.stacked import Stack
 from fedcli.core.trees import leaves
-from fedcli.errors import NonFiniteLoss, UserError
+from fedcli.errors import NonFiniteLoss
 from fedcli.registry import find_method, find_protocol, methods
 from fedcli.runs import resume, rounds, run_folder
 from fedcli.runs.machine import machine_settings
@@ -24,6 +24,7 @@ from fedcli.runs.record import params_hash, read_record, summarise, write_record
 from fedcli.runs.resolve import default_dataset, resolve
 from fedcli.runs.settings_text import reductions
 from tests.tiny_runs import TINY, Stop, StopAfter, reproducible_parts
+from tests.user_errors import raises_user_error
 
 pytestmark = pytest.mark.long(worker=1)
 
@@ -174,13 +175,13 @@ def test_evaluation_is_every_other_round_and_after_the_last(tmp_path):
 
 def test_resume_refuses_what_is_not_the_same_run(tmp_path):
     run = fedcli.run("fedavg", out=tmp_path / "run", **TINY)
-    with pytest.raises(UserError, match=r"has finished all of its 4 rounds; a run cannot be lengthened; train"):
+    with raises_user_error("has finished all of its 4 rounds; a run cannot be lengthened; train"):
         resume.resume(run.path)
 
     # A method of fedcli is known by its numerics, also where the words of its file have changed.
     numerics = {**run.record["numerics"], "method": 0}
     write_record(run.path, {**run.record, "status": "interrupted", "numerics": numerics})
-    with pytest.raises(UserError, match="has changed since"):
+    with raises_user_error("has changed since"):
         resume.resume(run.path)
     again = resume.resume(run.path, changed_method=True)
     (change,) = again.record["changed"]

@@ -34,6 +34,7 @@ from tests.torture.nested_parts import text_entries
 from tests.torture.processes import import_commands
 from tests.torture.swapped_buffers import swap_buffers
 from tests.torture.wild_texts import READING_COMMANDS, put_wild_text
+from tests.user_errors import raises_user_error
 
 pytestmark = pytest.mark.long(worker=1)
 
@@ -91,7 +92,7 @@ def test_options_without_effect_are_refused_from_a_user_alone():
     """They are taken from a record or a table."""
     options = {**TINY, "optimizer": "adam", "momentum": 0.5}
     fedavg = registry.find_method("fedavg")
-    with pytest.raises(UserError, match="--momentum is for --optimizer sgd"):
+    with raises_user_error("--momentum is for --optimizer sgd"):
         refuse_without_effect(resolve(fedavg, options))
 
     assert refuse_without_effect(resolve(fedavg, options, sources={"momentum": "run a"})) is None

@@ -3,12 +3,11 @@
 import json
 from typing import NamedTuple
 
-import pytest
 import torch
 
 from fedcli.core.trees import ALIGNMENT, Flat, flatten, from_names, leaves, pack, to_names, tree_map, unpack
-from fedcli.errors import UserError
 from tests.toy_methods import ToyState
+from tests.user_errors import raises_user_error
 
 
 def test_a_tree_goes_through_json_and_comes_back():
@@ -31,7 +30,7 @@ def test_a_tree_goes_through_json_and_comes_back():
 
 
 def test_another_type_is_refused_with_its_path():
-    with pytest.raises(UserError, match=r"got <class 'set'> at '/a/1'"):
+    with raises_user_error("got <class 'set'> at '/a/1'"):
         to_names({"a": [2, {1}]})
 
 

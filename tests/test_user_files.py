@@ -18,7 +18,6 @@ from fedcli.core import backbones, partition
 from fedcli.core.keyed_draws import KeyedDropout
 from fedcli.core.layers import MaskedBatchNorm2d
 from fedcli.data import datasets
-from fedcli.errors import UserError
 from fedcli.results import plans
 from fedcli.runs import resume
 from fedcli.runs.begin import begin
@@ -234,8 +233,7 @@ def test_a_file_is_imported_once_and_anew_when_it_has_changed():
 def test_an_error_inside_names_the_line_and_keeps_its_cause():
     Path("own.py").write_text("def g(x):\n    return x[5]\n\ndef f(x):\n    return g(x)\n")
     function = userfiles.find_user_function("own.py:f", "metric")
-    words = r"own.py' fails in line 2 \(got IndexError: list index out of range\)"
-    with pytest.raises(UserError, match=words) as caught:
+    with raises_user_error("own.py' fails in line 2 (got IndexError: list index out of range)") as caught:
         function([1])
     assert isinstance(caught.value.__cause__, IndexError)
     with raises_user_error("fails in line 4 (got TypeError: f() takes 1 positional argument"):
