@@ -235,7 +235,7 @@ def tune(
             methods_text(method),
             options,
             grid=grid_texts(grid),
-            trials=trials,
+            num_trials=trials,
             out=out,
             seeds=plain_seeds(seeds),
             method_options=method_options,
@@ -244,11 +244,11 @@ def tune(
             if text:
                 warnings.warn(keywords_for_flags(text), stacklevel=2)
         errors = execute(plan, PlanListener(), jobs=jobs, records_only=True)
-        ranked = tuning.rank_and_write_best(plan, errors)
-        for text in tuning.write_notes_on_edges(plan, ranked):
+        rankings = tuning.rank_and_write_best(plan, errors)
+        for text in tuning.write_notes_on_edges(rankings):
             warnings.warn(keywords_for_flags(f"{text}; try values beyond"), stacklevel=2)
-    best = ranked.groupby("method", sort=False)["options"].first()
-    return Tuned(plan.folder, ranked, best.to_dict())
+    best_options = {ranking.method.name: ranking.best.options for ranking in rankings}
+    return Tuned(plan.folder, tuning.tabulate_trials(rankings), best_options)
 
 
 @in_keywords()

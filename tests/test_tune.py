@@ -41,7 +41,8 @@ class Ranked(NamedTuple):
 def run_and_rank(method, options, **search):
     plan = tune.plan_trials(method, options, **search)
     errors = jobs.execute(plan, jobs.PlanListener(), records_only=True)
-    return Ranked(tune.rank_and_write_best(plan, errors), plan.folder)
+    rankings = tune.rank_and_write_best(plan, errors)
+    return Ranked(tune.tabulate_trials(rankings), plan.folder)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_a_value_that_is_given_twice_is_tried_once():
         ({}, {"grid": ["lr=0.1", "lr=0.2"]}, "--lr is given twice"),
         ({}, {"grid": ["rounds=1,2"]}, "--rounds is given twice"),
         ({}, {"grid": ["moon:lr=0.1"]}, "unknown method in --grid 'moon'; this command has fedavg"),
-        ({}, {"grid": ["lr=0.1"], "trials": 0}, "--trials must be at least 1 (got 0)"),
+        ({}, {"grid": ["lr=0.1"], "num_trials": 0}, "--trials must be at least 1 (got 0)"),
         ({"seed": 3}, {"grid": ["lr=0.1"], "seeds": [1000]}, "--seed 3 was given with --seeds"),
     ],
 )
@@ -220,8 +221,8 @@ BOTH = "fedavg,fedprox"
 def combinations(plan):
     """The values that each method tries."""
     values_of = {}
-    for trial in plan.trials:
-        values_of.setdefault(trial.method.name, []).append(trial.varied)
+    for planned in plan.by_method:
+        values_of[planned.method.name] = [point.varied for point in planned.points]
     return values_of
 
 
@@ -241,13 +242,15 @@ def test_each_method_tries_its_own_and_the_shared_options(tmp_path):
     for run in plan.runs:
         assert run.folder.is_relative_to(tmp_path / "two" / run.setup.method.name)
 
-    all_of_them = combinations(tune.plan_trials(BOTH, TWO_ROUNDS, trials=9, **search))
+    all_of_them = combinations(tune.plan_trials(BOTH, TWO_ROUNDS, num_trials=9, **search))
     assert len(all_of_them["fedavg"]) == 2
     assert len(all_of_them["fedprox"]) == 6
 
 
 def test_an_option_without_a_method_is_tried_by_those_that_have_it(tmp_path):
-    plan = tune.plan_trials(BOTH, TWO_ROUNDS, grid=["lr=0.1", "proximal-weight=0.1,1"], trials=2, out=tmp_path / "two")
+    plan = tune.plan_trials(
+        BOTH, TWO_ROUNDS, grid=["lr=0.1", "proximal-weight=0.1,1"], num_trials=2, out=tmp_path / "two"
+    )
     assert combinations(plan) == {
         "fedavg": [{"lr": 0.1}],
         "fedprox": [{"lr": 0.1, "proximal_weight": 0.1}, {"lr": 0.1, "proximal_weight": 1.0}],
@@ -327,11 +330,10 @@ def test_an_option_that_is_set_wrongly_is_refused(words, message, folder):
 
 def test_a_best_value_at_the_edge_is_told_unless_nothing_lies_beyond():
     def warnings(best, *others, name="lr"):
-        trials = pd.DataFrame({"method": ["fedprox"], "options": [{name: best}]})
         fedprox = find_method("fedprox")
         point = GridPoint(fedprox, {name: best}, runs=(Mock(**{"setup.config.post": None}),))
-        of_method = tune.MethodTrials(fedprox, Path(), values={name: (best, *others)}, points=(point,))
-        return tune.write_notes_on_edges(tune.Tuning(Path(), (), by_method=(of_method,)), trials)
+        planned = tune.PlannedTrials(fedprox, Path(), values={name: (best, *others)}, points=(point,))
+        return tune.write_notes_on_edges([tune.Ranking(planned, (tune.Trial(point, (0.5,)),))])
 
     assert warnings(0.1, 0.01, 1.0) == []
     # Also where the other value is in no combination that was drawn.

@@ -1,8 +1,8 @@
 """The command `tune`."""
 
 import shlex
-from math import isnan
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -26,6 +26,9 @@ from fedcli.cli.options import (
 )  # fmt: skip
 from fedcli.cli.printing import Output, consoles, print_table, say
 from fedcli.declarations import flag_of
+
+if TYPE_CHECKING:
+    from fedcli.results.tune import Ranking
 
 
 def tune(  # noqa: PLR0913  # the parameters of a command are its options
@@ -63,7 +66,7 @@ def tune(  # noqa: PLR0913  # the parameters of a command are its options
         method,
         given,
         grid=grid or (),
-        trials=trials,
+        num_trials=trials,
         seeds=seeds,
         out=out,
         method_options=method_options,
@@ -74,42 +77,40 @@ def tune(  # noqa: PLR0913  # the parameters of a command are its options
         say(f"{text}.", err=True)
     screens = consoles(Output(quiet=quiet, log_file=log_file), stderr=True)
     errors = run_plan(plan, screens, placement=placement, records_only=True)
-    ranked = tune.rank_and_write_best(plan, errors)
-    for name, trials_of_method in ranked.groupby("method", sort=False):
-        print_trials(name if len(names) > 1 else "", trials_of_method)
-    for text in tune.write_notes_on_edges(plan, ranked):
+    rankings = tune.rank_and_write_best(plan, errors)
+    for ranking in rankings:
+        print_trials(ranking, with_method=len(rankings) > 1)
+    for text in tune.write_notes_on_edges(rankings):
         say(f"warning: {text}; try values beyond.", err=True)
     tuned = shlex.join(["--tuned", str(plan.folder)])
-    if len(names) > 1:
-        say(f"{_budget_text(ranked)}; use fedcli run {method} {tuned}")
+    if len(rankings) > 1:
+        say(f"{_describe_budget(rankings)}; use fedcli run {method} {tuned}")
         return
-    best = ranked.iloc[0]
-    flags = shlex.join(flags_of(best["options"]))
+    flags = shlex.join(flags_of(rankings[0].best.options))
     say(f"use {flags}, or {tuned} ({plan.folder / tune.TUNED})")
 
 
-def _budget_text(trials: Any) -> str:
-    """Write how many trials the methods have had."""
-    counts = trials.groupby("method", sort=False).size().to_dict()
+def _describe_budget(rankings: "Sequence[Ranking]") -> str:
+    """Describe how many trials the methods have had."""
+    counts = {ranking.method.name: len(ranking.trials) for ranking in rankings}
     if len(set(counts.values())) == 1:
         return f"{max(counts.values())} trials each"
     return "trials: " + ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
-def print_trials(name: str, trials: Any) -> None:
+def print_trials(ranking: "Ranking", *, with_method: bool) -> None:
     """Print the trials of a method, the best first, with the mean and deviation of their validation accuracies."""
     from fedcli.results.metrics import find_metric
 
     metric = find_metric("validation")
     rows = []
-    for trial in trials.itertuples():
+    for trial in ranking.trials:
         text = "diverged"
-        if not isnan(trial.accuracy):
+        if not trial.has_diverged:
             text = metric.format_mean([100 * accuracy for accuracy in trial.accuracies])
         rows.append([*trial.options.values(), text])
-    best = trials.iloc[0]
-    columns = [*map(flag_of, best["options"]), "Validation accuracy, %"]
-    if name:
+    columns = [*map(flag_of, ranking.best.options), "Validation accuracy, %"]
+    if with_method:
         columns = ["Method", *columns]
-        rows = [[name, *row] for row in rows]
+        rows = [[ranking.method.name, *row] for row in rows]
     print_table(columns, rows)

@@ -5,10 +5,9 @@ three, or, where the last round counts, the mean over the last tenth of the test
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-from math import nan, prod
+from math import isnan, nan, prod
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
@@ -48,8 +47,8 @@ VALIDATION_SHARE = 0.2  # share of each client's examples held out, if the proto
 
 
 @dataclass(frozen=True)
-class MethodTrials:
-    """The trials of a method.
+class PlannedTrials:
+    """The trials of a method, before they have run.
 
     Attributes:
         method: The method.
@@ -77,12 +76,7 @@ class Tuning(Plan):
         by_method: The trials of each method, in the order of the command.
     """
 
-    by_method: tuple[MethodTrials, ...]
-
-    @property
-    def trials(self) -> list[GridPoint]:
-        """The trials of all methods."""
-        return list(chain.from_iterable(of_method.points for of_method in self.by_method))
+    by_method: tuple[PlannedTrials, ...]
 
     def format_accuracy(self, record: Record) -> str:
         """Formats the accuracy by which trials are ranked."""
@@ -119,7 +113,7 @@ def _mean_of_last_tenth_tested(accuracies: Sequence[float]) -> float:
 
 
 def plan_trials(
-    method: str, options: Mapping[str, Any], *, grid: Sequence[str] = (), trials: int | None = None,
+    method: str, options: Mapping[str, Any], *, grid: Sequence[str] = (), num_trials: int | None = None,
     out: str | Path | None = None, seeds: Sequence[int] | None = None,
     method_options: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Tuning:  # fmt: skip
@@ -136,7 +130,7 @@ def plan_trials(
             try of an option; if nothing is to be tried, the values that the method's own options suggest are.
         grid: Options with the values to try, as "lr=0.01,0.1" for all methods that have the option, or as
             "fedprox:proximal-weight=0.01,0.1" for one of them.
-        trials: The number of trials of each method; if None, the size of the smallest grid.
+        num_trials: The number of trials of each method; if None, the size of the smallest grid.
         out: The folder of the trials, of which none runs twice; if None, a folder in `tuning/`.
         seeds: The seeds of each trial, over which the mean counts; if None, the seed of `options`.
         method_options: The options of single methods, by the method's name.
@@ -145,8 +139,8 @@ def plan_trials(
         UserError: If there is nothing to try, a method or an option is unknown, an option is given twice, a trial
             cannot start, or the table of a paper whose protocol is used reports a seed.
     """
-    if trials is not None and trials < 1:
-        raise UserError(f"--trials must be at least 1 (got {trials}); leave it out to try the smallest grid.")
+    if num_trials is not None and num_trials < 1:
+        raise UserError(f"--trials must be at least 1 (got {num_trials}); leave it out to try the smallest grid.")
     methods = find_methods(method.split(","))
     post = options.get("post")
     grid_texts = [split_option_text("--grid", text) for text in grid]
@@ -159,18 +153,18 @@ def plan_trials(
     searches = _plan_searches(methods, options, own_options, values_to_try, seeds)
     folder = _choose_default_folder(searches) if out is None else Path(out)
     has_several_methods = len(searches) > 1
-    all_trials = []
+    all_planned = []
     for search in searches:
         folder_of_method = folder / search.method.name if has_several_methods else folder
         given = GivenOptions(search.options)
         points = plan_grid([search.name_in_command], given, seeds=seeds, out=folder_of_method, continue_=True).points
         if has_several_methods:
             points = tuple(map(_name_method_in_titles, points))
-        all_trials.append(MethodTrials(search.method, folder_of_method, search.values_to_try, points))
-    by_method = _draw_equally(all_trials, trials)
+        all_planned.append(PlannedTrials(search.method, folder_of_method, search.values_to_try, points))
+    by_method = _draw_equally(all_planned, num_trials)
     runs: list[PlannedRun] = []
-    for of_method in by_method:
-        runs += list_runs(of_method.points)
+    for planned in by_method:
+        runs += list_runs(planned.points)
     return Tuning(folder, tuple(runs), tuple(by_method))
 
 
@@ -310,64 +304,113 @@ def _refuse_reported(setup: Setup, seeds: Sequence[int]) -> None:
             )
 
 
-def _draw_equally(all_trials: Sequence[MethodTrials], num_trials: int | None) -> list[MethodTrials]:
+def _draw_equally(all_planned: Sequence[PlannedTrials], num_trials: int | None) -> list[PlannedTrials]:
     """Draws the same number of trials for each method; if None, the number of the fewest combinations."""
-    budget = num_trials
-    if budget is None:
-        budget = min(len(of_method.points) for of_method in all_trials)
-    return [replace(of_method, points=tuple(_draw(of_method.points, budget))) for of_method in all_trials]
+    if num_trials is None:
+        num_trials = min(len(planned.points) for planned in all_planned)
+    return [replace(planned, points=_draw(planned.points, num_trials)) for planned in all_planned]
 
 
-def _draw(points: Sequence[GridPoint], budget: int) -> list[GridPoint]:
-    """Draws at most `budget` points of a grid without replacement; returns them in their order."""
-    if len(points) <= budget:
-        return list(points)
-    drawn = np.random.default_rng(0).choice(len(points), budget, replace=False)
-    return [points[index] for index in sorted(drawn)]
+def _draw(points: tuple[GridPoint, ...], num_points: int) -> tuple[GridPoint, ...]:
+    """Draws at most `num_points` points of a grid without replacement; returns them in their order."""
+    if len(points) <= num_points:
+        return points
+    drawn = np.random.default_rng(0).choice(len(points), num_points, replace=False)
+    return tuple(points[index] for index in sorted(drawn))
 
 
-def rank_and_write_best(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
+@dataclass(frozen=True)
+class Trial:
+    """A trial that has run.
+
+    Attributes:
+        point: The values that were tried, and the runs.
+        accuracies: The validation accuracies of the runs as fractions, NaN where a run diverged.
+    """
+
+    point: GridPoint
+    accuracies: tuple[float, ...]
+
+    @property
+    def options(self) -> Options:
+        """The values that were tried, by option."""
+        return self.point.varied
+
+    @property
+    def accuracy(self) -> float:
+        """The mean of the accuracies; NaN if a run diverged."""
+        return fmean(self.accuracies)
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether a run diverged."""
+        return isnan(self.accuracy)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The trials of a method that have run.
+
+    Attributes:
+        planned: The trials as they were planned.
+        trials: The trials, the best first; those that diverged come last.
+    """
+
+    planned: PlannedTrials
+    trials: tuple[Trial, ...]
+
+    @property
+    def method(self) -> Method:
+        """The method."""
+        return self.planned.method
+
+    @property
+    def best(self) -> Trial:
+        """The best trial."""
+        return self.trials[0]
+
+
+def rank_and_write_best(plan: Tuning, errors: Mapping[Path, str]) -> list[Ranking]:
     """Ranks the trials of a plan, and writes the best options of each method into the file that `--tuned` reads.
 
     Args:
-        planned: The plan, which `jobs.execute` has run.
+        plan: The plan, which `jobs.execute` has run.
         errors: The errors of failed runs by their folders, which `jobs.execute` returns.
 
     Returns:
-        A row a trial, with the methods in the order of the plan and the best trial of each first. The columns are
-        `method`; `options`; `accuracies`, the validation accuracies of the runs as fractions, NaN where a run diverged;
-        and `accuracy`, their mean, NaN where any run did.
+        The ranking of each method, in the order of the plan.
 
     Raises:
         UserError: If a trial has not ended, or all trials of a method have diverged.
     """
-    trials = _read_trials(planned, errors)
-    ranked = []
-    for of_method in planned.by_method:
-        name = of_method.method.name
-        best_first = _rank(name, trials[trials["method"] == name])
-        ranked.append(best_first)
-        _write_best(of_method, best_first)
-    return pd.concat(ranked)
+    runs = _read_ended_runs(plan, errors)
+    trials_by_method = [_read_trials(planned, runs) for planned in plan.by_method]
+    rankings = []
+    for planned, trials in zip(plan.by_method, trials_by_method, strict=True):
+        ranking = _rank(planned, trials)
+        _write_best(ranking)
+        rankings.append(ranking)
+    return rankings
 
 
-def _read_trials(planned: Tuning, errors: Mapping[Path, str]) -> pd.DataFrame:
-    """Reads the trials that have run, in the order of the plan; for the columns see `rank_and_write_best`."""
-    runs = {run.folder: run for run in read_runs([planned.folder])}
-    for folder in [run.folder for run in planned.runs]:
-        if folder not in runs or runs[folder].outcome not in ENDED:
-            outcome = runs[folder].outcome if folder in runs else "not run"
+def _read_ended_runs(plan: Tuning, errors: Mapping[Path, str]) -> dict[Path, RunRow]:
+    """Reads the runs of a plan by their folders; raises UserError if one has not ended."""
+    runs = {run.folder: run for run in read_runs([plan.folder])}
+    for planned_run in plan.runs:
+        folder = planned_run.folder
+        outcome = runs[folder].outcome if folder in runs else "not run"
+        if outcome not in ENDED:
             raise UserError(f"the trial '{folder}' has not ended ({errors.get(folder, outcome)}); see its record.")
-    rows = []
-    for trial in planned.trials:
-        accuracies = [_read_accuracy(runs[run.folder]) for run in trial.runs]
-        rows.append({
-            "method": trial.method.name,
-            "options": trial.varied,
-            "accuracies": accuracies,
-            "accuracy": fmean(accuracies),
-        })  # fmt: skip
-    return pd.DataFrame(rows, index=[trial.title for trial in planned.trials])
+    return runs
+
+
+def _read_trials(planned: PlannedTrials, runs: Mapping[Path, RunRow]) -> list[Trial]:
+    """Reads the trials of a method, which have run, in the order of the plan."""
+    trials = []
+    for point in planned.points:
+        accuracies = [_read_accuracy(runs[run.folder]) for run in point.runs]
+        trials.append(Trial(point, tuple(accuracies)))
+    return trials
 
 
 def _read_accuracy(run: RunRow) -> float:
@@ -375,60 +418,85 @@ def _read_accuracy(run: RunRow) -> float:
     return validation_accuracy(run.record) if run.outcome == "finished" else nan
 
 
-def _rank(method: str, trials: pd.DataFrame) -> pd.DataFrame:
-    """Sorts the trials of a method, the best first; raises UserError if all have diverged."""
-    best_first = trials.sort_values("accuracy", ascending=False, kind="stable")
-    if best_first["accuracy"].isna().all():
-        raise UserError(f"all {len(best_first)} trials of '{method}' have diverged; try smaller values, e.g. of --lr.")
-    return best_first
+def _rank(planned: PlannedTrials, trials: Sequence[Trial]) -> Ranking:
+    """Sorts the trials of a method; raises UserError if all have diverged."""
+    diverged = [trial for trial in trials if trial.has_diverged]
+    if len(diverged) == len(trials):
+        raise UserError(
+            f"all {len(trials)} trials of '{planned.method.name}' have diverged; try smaller values, e.g. of --lr."
+        )
+    others = [trial for trial in trials if not trial.has_diverged]
+    best_first = sorted(others, key=lambda trial: trial.accuracy, reverse=True)
+    return Ranking(planned, (*best_first, *diverged))
 
 
-def _write_best(of_method: MethodTrials, trials: pd.DataFrame) -> None:
+def _write_best(ranking: Ranking) -> None:
     """Writes the options of a method's best trial, and all its trials, into the file that `--tuned` reads."""
-    runs = list_runs(of_method.points)
-    listed = trials[["options", "accuracy"]].rename(columns={"accuracy": "validation_accuracy"})
+    seeds = dict.fromkeys(str(run.setup.config.seed) for run in list_runs(ranking.planned.points))
+    trials = []
+    for trial in ranking.trials:
+        accuracy = None if trial.has_diverged else trial.accuracy
+        trials.append({"options": trial.options, "validation_accuracy": accuracy})
     facts = {
-        "method": of_method.method.name,
-        "seed": ", ".join(dict.fromkeys(str(run.setup.config.seed) for run in runs)),
-        "options": trials["options"].iloc[0],
-        "trials": listed.astype(object).where(listed.notna(), None).to_dict("records"),
+        "method": ranking.method.name,
+        "seed": ", ".join(seeds),
+        "options": ranking.best.options,
+        "trials": trials,
     }
-    write_atomically(
-        of_method.folder / TUNED, lambda path: path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    )
+    text = json.dumps(facts, indent=1) + "\n"
+    write_atomically(ranking.planned.folder / TUNED, lambda path: path.write_text(text, encoding="utf-8"))
 
 
-def write_notes_on_drawn_trials(planned: Tuning) -> list[str]:
+def tabulate_trials(rankings: Iterable[Ranking]) -> pd.DataFrame:
+    """Makes a table of trials, a row a trial, with the best trial of each method first.
+
+    Returns:
+        The columns `method`; `options`; `accuracies`, the validation accuracies of the runs as fractions, NaN where a
+        run diverged; and `accuracy`, their mean, NaN where any run did. The rows are named by the titles of the trials.
+    """
+    titles = []
+    rows = []
+    for ranking in rankings:
+        for trial in ranking.trials:
+            titles.append(trial.point.title)
+            rows.append({
+                "method": ranking.method.name,
+                "options": trial.options,
+                "accuracies": list(trial.accuracies),
+                "accuracy": trial.accuracy,
+            })  # fmt: skip
+    return pd.DataFrame(rows, index=titles)
+
+
+def write_notes_on_drawn_trials(plan: Tuning) -> list[str]:
     """Says of each method that tries a part of its combinations how many, and how to try all."""
     texts = []
-    for of_method in planned.by_method:
-        num_trials = len(of_method.points)
-        num_combinations = of_method.num_combinations
+    for planned in plan.by_method:
+        num_trials = len(planned.points)
+        num_combinations = planned.num_combinations
         if num_trials < num_combinations:
             texts.append(
-                f"{of_method.method.name}: {num_trials} of its {num_combinations} combinations, drawn at random, so "
+                f"{planned.method.name}: {num_trials} of its {num_combinations} combinations, drawn at random, so "
                 f"that each method has as many trials; --trials={num_combinations} tries all"
             )
     return texts
 
 
-def write_notes_on_edges(planned: Tuning, trials: pd.DataFrame) -> list[str]:
+def write_notes_on_edges(rankings: Iterable[Ranking]) -> list[str]:
     """Says of each method in which options its best trial lies at the edge of the values of its grid.
 
     A better value may lie beyond. A value that switches a term off, or the smallest or largest that is allowed, has
     nothing beyond.
     """
     texts = []
-    for of_method in planned.by_method:
-        method = of_method.method
-        method_trials = trials[trials["method"] == method.name]
-        first_run, *_ = of_method.points[0].runs
+    for ranking in rankings:
+        method = ranking.method
+        first_run, *_ = ranking.best.point.runs
         fields = recorded_fields(method, first_run.setup.config.post)
-        best_options = method_trials["options"].iloc[0]
-        for name, best in best_options.items():
+        for name, best in ranking.best.options.items():
             if not is_number(best):
                 continue
-            values = sorted(filter(is_number, of_method.values[name]))  # None, for all, may stand among them
+            values = sorted(filter(is_number, ranking.planned.values[name]))  # None, for all, may stand among them
             spec = spec_of(fields[name])
             is_bound = best in (spec.low, spec.high, spec.off)
             is_at_edge = best in (values[0], values[-1])
