@@ -55,6 +55,14 @@ def test_seeds_of_one_setting_are_one_line_with_a_band():
     assert opacity < 0.2  # of many bands on each other each is seen
 
 
+def test_bands_of_other_numbers_of_seeds_are_explained_once():
+    records = [record_with_curve(seed=seed) for seed in (0, 1)]
+    records += [record_with_curve("two", seed=seed) for seed in (0, 1, 2)]
+    panel = first_panel(line_charts.learning_curves([*records, record_with_curve("three")]))
+    assert len(panel.bands) == 2
+    assert [words for words in panel.legend if "deviation" in words] == ["mean ± standard deviation over 2 or 3 seeds"]
+
+
 def test_curves_end_with_the_rounds_that_all_runs_have_evaluated():
     """Finished runs, where there are any, are averaged without those that still go on."""
     with_gaps = record_with_curve(accuracies=(None, 0.4, None, 0.6))

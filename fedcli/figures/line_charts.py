@@ -155,11 +155,12 @@ def _draw_panels(panels: list[Panel], title: str, options: FigureOptions) -> Lin
     figure.set_size_inches(options.size or (options.width, PANEL_HEIGHT * len(panels)))
     ends_of_panels = []
     symbols: Symbols = {}
+    band_words = _describe_bands(curve for panel in panels for curve in panel.curves)
     for number, panel in enumerate(panels, 1):
         axes = figure.add_subplot(
             len(panels), 1, number, xlabel=panel.x_axis.label, ylabel=panel.y_label, title=_heading(panel, options)
         )
-        drawn = _draw_curves(axes, panel.curves, styles, options)
+        drawn = _draw_curves(axes, panel.curves, styles, options, band_words)
         ends_of_panels.append(drawn.ends)
         symbols |= drawn.symbols
         _set_ticks(axes, panel, options)
@@ -171,6 +172,12 @@ def _draw_panels(panels: list[Panel], title: str, options: FigureOptions) -> Lin
     write_title(figure, title)
     _fit(figure, ends_of_panels, options)
     return figure
+
+
+def _describe_bands(curves: Iterable[Curve]) -> str:
+    """What the bands of some curves are, which may be of different numbers of seeds, in words for one legend."""
+    counts = sorted({len(curve.runs) for curve in curves if len(curve.runs) > 1})
+    return f"mean ± standard deviation over {' or '.join(map(str, counts))} seeds"
 
 
 def _heading(panel: Panel, options: FigureOptions) -> str:
@@ -256,13 +263,14 @@ class DrawnPanel(NamedTuple):
 
 
 def _draw_curves(
-    axes: Axes, curves: list[Curve], styles: dict[str, dict[str, Any]], options: FigureOptions
+    axes: Axes, curves: list[Curve], styles: dict[str, dict[str, Any]], options: FigureOptions, band_words: str
 ) -> DrawnPanel:
-    """Draws the curves of a panel."""
+    """Draws the curves of a panel; `band_words` says in the legend what their bands are."""
     ends = {}
     symbols: Symbols = {}
     for curve in curves:
-        drawn = _draw_curve(axes, curve, curve.name(options.labels), styles[curve.setting.title])
+        name = curve.name(options.labels)
+        drawn = _draw_curve(axes, curve, name, styles[curve.setting.title], band_words)
         ends[drawn.line] = curve.end
         symbols |= drawn.symbols
     highest_first = sorted(ends, key=lambda line: ends[line].y, reverse=True)
@@ -276,7 +284,7 @@ class DrawnCurve(NamedTuple):
     symbols: Symbols
 
 
-def _draw_curve(axes: Axes, curve: Curve, name: str, style: dict[str, Any]) -> DrawnCurve:
+def _draw_curve(axes: Axes, curve: Curve, name: str, style: dict[str, Any], band_words: str) -> DrawnCurve:
     """Draws mean and band of a curve, the runs that diverged, and the numbers it is judged by.
 
     An SVG has the group identifiers, `gid`, for whoever changes it further.
@@ -286,9 +294,8 @@ def _draw_curve(axes: Axes, curve: Curve, name: str, style: dict[str, Any]) -> D
     (mean,) = axes.plot(line.x, line.y, label=name, marker="." if len(line) <= 20 else "", **style)
     symbols: Symbols = {}
     if len(curve.runs) > 1:
-        words = f"mean ± standard deviation over {len(curve.runs)} seeds"
-        symbols[words] = axes.fill_between(
-            line.x, line.low, line.high, color=colour, label=words, alpha=0.15, linewidth=0.4
+        symbols[band_words] = axes.fill_between(
+            line.x, line.low, line.high, color=colour, label=band_words, alpha=0.15, linewidth=0.4
         )
     for points in curve.diverged:
         words = "diverged after this round"
