@@ -218,6 +218,8 @@ def test_the_options_of_a_step_of_ones_own_are_known_as_those_of_others(tmp_path
     assert run.record["config"]["share"] == 0.25
     methods = {"fedavg": method}
     assert parse_set(methods, ["fedavg:share=0.75"], options["post"]) == {"fedavg": {"share": 0.75}}
+    # Also where --post has several values.
+    assert parse_set(methods, ["share=0.75"], ("ccvr", options["post"])) == {"fedavg": {"share": 0.75}}
     with raises_user_error("unknown option of 'fedavg' '--share'"):
         parse_set(methods, ["fedavg:share=0.75"])
     trials = plan_trials("fedavg", {**options, "validation": 0.2}, grid=["share=0.25,0.75"], out=tmp_path / "tuned")

@@ -70,7 +70,7 @@ def parse_method_options(
     Args:
         methods: The methods, as they are named in the command.
         texts: The texts of `--set` or `--grid`.
-        post: The value of `--post` for all methods, whose options these have too.
+        post: The value of `--post` for all methods, or a tuple of several, whose options these have too.
 
     Returns:
         For each name of a method its options, each a tuple of the values in the text.
@@ -121,7 +121,7 @@ def assign_options(
     Args:
         methods: The methods, as they are named in the command.
         method_options: The options of a method, by its name there or the one that its file declares.
-        post: The value of `--post` for all methods, whose options these have too.
+        post: The value of `--post` for all methods, or a tuple of several, whose options these have too.
 
     Returns:
         For each name of a method its options.

@@ -140,9 +140,13 @@ class MethodWithOptions(HasOptions, Protocol):
 def recorded_fields(method: Method, post: Any = None) -> dict[str, Field]:
     """The options that a record of a method can have, by name: of the run, the method and all steps after it.
 
-    A step in a user's file is one of these where it is the `post`, the only value of `--post`.
+    A step in a user's file is one of these where `post` names it, the value of `--post` or a tuple of several.
     """
-    steps = posts(method, post if isinstance(post, str) else None)
+    steps = posts(method)
+    names = post if isinstance(post, tuple) else (post,)
+    for name in names:
+        if isinstance(name, str):
+            steps |= posts(method, name)
     return fields_of(RunConfig, method.config, *(step.config for step in steps.values()))
 
 
