@@ -182,6 +182,21 @@ def test_metrics_that_are_asked_for_get_columns_and_a_copy_of_each_record(tmp_pa
         tables.build_table([make_record()], [f"{file}:word"])
 
 
+def test_a_metric_of_a_name_that_no_run_has_is_refused():
+    """A name that some of the runs have is one, and so is any name where no run has measured one."""
+    record = make_record("one", selected=0.5)
+    measured = make_record("two", selected=0.6)
+    measured["rounds"] = [{**entry, "terms": {"anchor": 2.0}} for entry in measured["rounds"]]
+    assert "not measured" in write_tables([record], ["term:anchor"])
+    assert "2.000" in write_tables([record, measured], ["term:anchor"])
+    with raises_user_error("unknown term among the runs 'anchors'; did you mean 'anchor'? there are anchor."):
+        write_tables([record, measured], ["term:anchors"])
+    with raises_user_error("unknown class among the runs 'nobody'"):
+        write_tables([measured], ["class:nobody"], "csv")
+    with raises_user_error("unknown class among the runs 'nobody'"):
+        tables.tabulate_numbers([record | {"folder": "run"}], ["class:nobody"])
+
+
 def test_a_metric_whose_name_a_column_has_is_refused(tmp_path):
     for name in ("one.py", "two.py"):
         definitions = [

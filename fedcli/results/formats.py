@@ -30,6 +30,7 @@ from fedcli.results.columns import (
     shorten_title,
 )
 from fedcli.results.groups import SeedGroup, find_shared_settings, group_by_leaderboard, group_runs
+from fedcli.results.metrics import find_metric
 from fedcli.results.render import MISSING, TextTable, render
 from fedcli.results.tables import build_table, build_tables
 from fedcli.results.words import describe_data, join_words, name_method
@@ -63,8 +64,8 @@ def write_tables(
             made of the protocol and the data set.
 
     Raises:
-        UserError: If a metric, a column or the format is not known, columns are chosen of a CSV, or the label cannot be
-            one.
+        UserError: If a metric, a column or the format is not known, a metric is of a name that no run has, columns are
+            chosen of a CSV, or the label cannot be one.
     """
     if format not in FORMATS:
         raise unknown("format", format, FORMATS, f"there are {', '.join(FORMATS)}.")
@@ -72,6 +73,8 @@ def write_tables(
         raise UserError(
             f"a label is for LaTeX (got label '{latex_label}' and --format {format}); leave one of them out."
         )
+    for name in metrics:
+        find_metric(name).refuse_unknown_name(records)
     if format == "csv":
         if layout != DEFAULT_LAYOUT:
             raise UserError(

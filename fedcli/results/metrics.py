@@ -70,6 +70,22 @@ class Metric:
         """Returns a number that is larger for a better value."""
         return -value if self.better == "lower" else value
 
+    def refuse_unknown_name(self, records: Sequence[Record]) -> None:
+        """Refuses a parameter that is a name, as of a class or a term, if runs have such names but not this one.
+
+        Raises:
+            UserError: If no run has the name.
+        """
+        parameter = self.kind.parameter
+        if parameter is None or parameter.list_names is None or self.argument is None:
+            return
+        names: dict[str, None] = {}
+        for record in records:
+            names |= dict.fromkeys(parameter.list_names(record))
+        if names and self.argument not in names:
+            kind = f"{self.kind.name} among the runs"
+            raise unknown(kind, self.argument, names, f"there are {', '.join(names)}.")
+
     def format_value(self, value: float, sign: str = "") -> str:
         """Formats a value with the decimals of its unit; `sign="+"` shows the sign of a positive difference."""
         unit = self.kind.unit

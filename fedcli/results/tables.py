@@ -195,7 +195,7 @@ def read_numbers(paths: Iterable[str | Path], metrics: Sequence[str] = ()) -> pd
         the last round, both in percent), and a column for each option in which the runs differ.
 
     Raises:
-        UserError: If there is no run, or a record cannot be read.
+        UserError: If there is no run, a record cannot be read, or a metric is of a name that no run has.
     """
     return tabulate_numbers(find_records(paths), metrics)
 
@@ -203,6 +203,8 @@ def read_numbers(paths: Iterable[str | Path], metrics: Sequence[str] = ()) -> pd
 def tabulate_numbers(records: Sequence[Record], metrics: Sequence[str] = ()) -> pd.DataFrame:
     """Makes the table of `read_numbers` from records, each with its `folder`."""
     columns = [find_metric(name) for name in dict.fromkeys(metrics)]
+    for metric in columns:
+        metric.refuse_unknown_name(records)
     numbers = pd.DataFrame([{"folder": record["folder"], **collect_numbers(record, columns)} for record in records])
     settings = pd.DataFrame(map(settings_of, records), dtype=object)
     differing = [name for name in settings if name not in numbers and settings[name].astype(str).nunique() > 1]
