@@ -1,11 +1,10 @@
 """Partitions of the training examples among clients: how a flag names one, and what is counted of it.
 
-To add a rule, write it into `partition_rules.py`, enter it in `PARTITIONS`, and name it in the help of `partition` in
-fedcli/runs/options.py. `./file.py:NAME` is a function of the user's own.
+To add a rule, write it into `partition_rules.py`, enter it in `PARTITION_KINDS`, and name it in the help of `partition`
+in fedcli/runs/options.py. `./file.py:NAME` is a function of the user's own.
 """
 
 import hashlib
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -21,7 +20,6 @@ from fedcli.core.image_set import ImageSet
 from fedcli.core.numbers_in_flags import read_number
 from fedcli.core.partition_files import listed_parts
 from fedcli.core.partition_rules import (
-    MIN_EXAMPLES,
     classes,
     dirichlet,
     domains,
@@ -47,13 +45,19 @@ class Option(NamedTuple):
 class PartitionKind(NamedTuple):
     """A kind of partition that a flag can name."""
 
-    rule: Callable[..., Parts]
+    name: str  # with which its flag begins
+    rule: Callable[..., Parts]  # of labels, number of clients, seed, its options and what it needs of the data
     usage: str  # how its flag is written
     options: tuple[Option, ...] = ()
-    needs: str = ""  # a column of the data set beside labels: "domain", "writer", "place" or nothing
+    column: str = ""  # of the data set that the rule needs beside labels: "domain", "writer" or "place"; or none
+    takes_groups: bool = False  # domains or else writers, where the data have them
     takes_path: bool = False  # as its only option, which may have colons
     takes_remainder: bool = False  # as `classes`, of what is left over when images are divided into shards
     title: str = ""  # what titles call it, with `{}` for its options; empty where the flag itself stands there
+
+    def default_of(self, option: Option) -> Any:
+        """Returns the value of an option that a flag leaves out."""
+        return signature(self.rule).parameters[option.keyword].default
 
 
 def _read_switch(text: str, value: bool) -> bool:
@@ -77,10 +81,11 @@ def _read_path(text: str) -> str:
     return text
 
 
-PARTITIONS = {
-    "iid": PartitionKind(iid, "iid", title="IID"),
-    "dirichlet": PartitionKind(
-        dirichlet, "dirichlet:ALPHA[:plain][:min=COUNT][:draw=pfllib], such as dirichlet:0.5, ALPHA from 1e-6 to 1e6",
+PARTITION_KINDS = (
+    PartitionKind("iid", iid, "iid", title="IID"),
+    PartitionKind(
+        "dirichlet", dirichlet,
+        "dirichlet:ALPHA[:plain][:min=COUNT][:draw=pfllib], such as dirichlet:0.5, ALPHA from 1e-6 to 1e6",
         options=(
             Option("", "alpha", partial(read_number, read=float, low=1e-6, high=1e6)),
             Option("plain", "capped", partial(_read_switch, value=False)),
@@ -89,34 +94,36 @@ PARTITIONS = {
         ),
         title="Dirichlet {}",
     ),
-    "classes": PartitionKind(
-        classes, "classes:COUNT, such as classes:2", options=(Option("", "classes_per_client", read_number),),
+    PartitionKind(
+        "classes", classes, "classes:COUNT, such as classes:2",
+        options=(Option("", "classes_per_client", read_number),),
         takes_remainder=True, title="{} classes a client",
     ),
-    "dominant": PartitionKind(
-        dominant, "dominant:COUNT[:share=FRACTION], such as dominant:1:share=4/9",
+    PartitionKind(
+        "dominant", dominant, "dominant:COUNT[:share=FRACTION], such as dominant:1:share=4/9",
         options=(
             Option("", "dominant_classes", read_number),
             Option("share=", "share", partial(read_number, read=Fraction, low=1e-6, high=1)),
         ),
         title="dominant classes a client: {}",
     ),
-    "missing": PartitionKind(
-        missing, "missing:COUNT, such as missing:3",
+    PartitionKind(
+        "missing", missing, "missing:COUNT, such as missing:3",
         options=(Option("", "missing_classes", partial(read_number, low=0)),),
         title="missing classes a client: {}",
     ),
-    "domains": PartitionKind(domains, "domains or domains+LABEL_SKEW, such as domains+dirichlet:0.5", needs="domain"),
-    "writers": PartitionKind(
-        writers, "writers[:shares]",
+    PartitionKind("domains", domains, "domains or domains+LABEL_SKEW, such as domains+dirichlet:0.5", column="domain"),
+    PartitionKind(
+        "writers", writers, "writers[:shares]",
         options=(Option("shares", "by_shares", partial(_read_switch, value=True)),),
-        needs="writer", title="whole writers",
+        column="writer", title="whole writers",
     ),
-    "file": PartitionKind(
-        listed_parts, "file:PATH, such as file:split.json", options=(Option("", "path", _read_path),), needs="place",
-        takes_path=True,
+    PartitionKind(
+        "file", listed_parts, "file:PATH, such as file:split.json", options=(Option("", "path", _read_path),),
+        column="place", takes_path=True,
     ),
-}  # fmt: skip
+)  # fmt: skip
+PARTITIONS = {kind.name: kind for kind in PARTITION_KINDS}
 
 
 @dataclass(frozen=True)
@@ -124,9 +131,8 @@ class Partition:
     """A partition that is chosen but not yet drawn; two are equal whose flags are."""
 
     flag: str  # in the one canonical spelling
-    rule: Callable[..., Parts] = field(compare=False)  # of labels, number of clients, what it needs, and the seed
-    needs: str = field(default="", compare=False)  # see `PartitionKind`
-    takes_groups: bool = field(default=False, compare=False)  # domains or else writers, where the data have them
+    kind: PartitionKind = field(compare=False)
+    values: dict[str, Any] = field(compare=False)  # of the rule's keywords
 
     def __call__(  # all that a rule may need of a data set
         self, labels: ArrayLike, num_clients: int, seed: int, domain: Any = None, writer: Any = None, place: Any = None,
@@ -145,21 +151,22 @@ class Partition:
                 f"every client needs a training image (got {num_clients} clients and {len(labels)} images); use "
                 f"--num-clients 1 to {len(labels)}."
             )
-        arguments: dict[str, Any] = {}
-        if self.needs:
-            column = {"domain": domain, "writer": writer, "place": place}[self.needs]
+        arguments = dict(self.values)
+        needed = self.kind.column
+        if needed:
+            column = {"domain": domain, "writer": writer, "place": place}[needed]
             if column is None:
                 raise UserError(
-                    f"partition '{self.flag}' needs a data set with {self.needs}s (got one without); choose such a "
-                    "data set, import this one anew, or use --partition iid."
+                    f"partition '{self.flag}' needs a data set with {needed}s (got one without); choose such a data "
+                    "set, import this one anew, or use --partition iid."
                 )
-            arguments[self.needs] = np.asarray(column, np.int64)
-        if self.needs == "domain":
+            arguments[needed] = np.asarray(column, np.int64)
+        if needed == "domain":
             arguments["names"] = domain_names
         groups = writer if domain is None else domain
-        if self.takes_groups and groups is not None:
+        if self.kind.takes_groups and groups is not None:
             arguments["groups"] = np.asarray(groups, np.int64)
-        return self.rule(labels, num_clients, seed=seed, **arguments)
+        return self.kind.rule(labels, num_clients, seed=seed, **arguments)
 
     def divide(self, images: ImageSet, num_clients: int, seed: int) -> Parts:
         """Shares the training images of a data set out among K clients; raises what a call raises."""
@@ -176,15 +183,26 @@ class Partition:
     @property
     def is_listed(self) -> bool:
         """Whether a file lists the images of each client, by their places in the set's files."""
-        return self.needs == "place"
+        return self.kind.column == "place"
+
+    @property
+    def within(self) -> "Partition | None":
+        """The partition of the examples of each domain; None where the partition does not go by domains."""
+        return self.values.get("within")
 
     def scaled(self, share: float) -> "Partition":
         """Returns the partition for a share of the data: the default of `min=` shrinks with it, at least to 1."""
-        has_default = re.match(r"(domains\+)?dirichlet:(?!.*:min=)", self.flag)
-        if share >= 1 or not has_default:
+        if share >= 1:
             return self
-        least = max(1, round(share * MIN_EXAMPLES))
-        return from_flag(f"{self.flag}:min={least}")
+        if self.within is not None:
+            return _within_domains(self.within.scaled(share))
+        scaled_defaults = {}
+        for option in self.kind.options:
+            if option.is_default_scaled and option.keyword not in self.values:
+                scaled_defaults[option.keyword] = max(1, round(share * self.kind.default_of(option)))
+        if not scaled_defaults:
+            return self
+        return _with_values(self.kind, {**self.values, **scaled_defaults})
 
 
 def from_flag(flag: str, remainder: str = "spread") -> Partition:
@@ -194,14 +212,13 @@ def from_flag(flag: str, remainder: str = "spread") -> Partition:
         UserError: An unknown name, or a parameter that is missing, superfluous or out of range.
     """
     if names_user_file(flag):
-        return Partition(flag, partial(_parts_from_user, find_user_function(flag, "partition")), takes_groups=True)
+        return Partition(flag, _OF_USER, {"function": find_user_function(flag, "partition")})
     around, plus, skew = flag.partition("+")
     if around == "domains":
         within = from_flag(skew if plus else "iid", remainder)
-        if within.needs:
+        if within.kind.column:
             raise UserError(f"partition 'domains' needs a label skew (got '{flag}'); write domains+dirichlet:0.5.")
-        spelling = f"domains+{within.flag}".removesuffix("+iid")
-        return Partition(spelling, partial(domains, within=within), "domain")
+        return _within_domains(within)
     name, *texts = flag.split(":")
     if name not in PARTITIONS:
         raise unknown("partition", name, PARTITIONS, f"the partitions are {', '.join(PARTITIONS)}, and ./file.py:NAME.")
@@ -212,10 +229,20 @@ def from_flag(flag: str, remainder: str = "spread") -> Partition:
         values = _read_options(kind, texts)
     except (LookupError, ValueError, ZeroDivisionError):  # the last for a share of 4/0
         raise UserError(f"partition '{name}' cannot be read (got '{flag[:80]}'); write {kind.usage}.") from None
-    spelling = ":".join([name, *_spelled(kind, values)])
     if kind.takes_remainder:
         values["remainder"] = remainder
-    return Partition(spelling, partial(kind.rule, **values), kind.needs)
+    return _with_values(kind, values)
+
+
+def _with_values(kind: PartitionKind, values: dict[str, Any]) -> Partition:
+    """Returns the partition of a kind with these values of its options."""
+    return Partition(":".join([kind.name, *_spell_options(kind, values)]), kind, values)
+
+
+def _within_domains(within: Partition) -> Partition:
+    """Returns the partition by domains that divides the examples of each as another one does."""
+    flag = f"domains+{within.flag}".removesuffix("+iid")
+    return Partition(flag, PARTITIONS["domains"], {"within": within})
 
 
 def takes_remainder(flag: str) -> bool:
@@ -231,11 +258,10 @@ def leaves_remainder(flag: str, num_clients: int, num_images: int | None) -> boo
     """
     if not takes_remainder(flag):
         return False
-    is_within_domains = flag.startswith("domains+")
-    if is_within_domains or num_images is None:
+    chosen = from_flag(flag)
+    if chosen.within is not None or num_images is None:
         return True
-    _, _, count = flag.partition(":")
-    num_shards = num_clients * int(count)
+    num_shards = num_clients * chosen.values["classes_per_client"]
     return num_images % num_shards > 0
 
 
@@ -264,13 +290,12 @@ def _find_option(options: Sequence[Option], text: str) -> Option:
     raise LookupError
 
 
-def _spelled(kind: PartitionKind, values: dict[str, Any]) -> list[str]:
+def _spell_options(kind: PartitionKind, values: dict[str, Any]) -> list[str]:
     """The words of a flag that say these values, in the order of the options; a default is left out, see `Option`."""
     texts = []
     for option in kind.options:
         value = values.get(option.keyword)
-        default = signature(kind.rule).parameters[option.keyword].default
-        is_left_out = value == default and not option.is_default_scaled
+        is_left_out = value == kind.default_of(option) and not option.is_default_scaled
         if value is None or is_left_out:
             continue
         text = option.prefix
@@ -283,7 +308,7 @@ def _spelled(kind: PartitionKind, values: dict[str, Any]) -> list[str]:
 
 
 def _parts_from_user(
-    function: UserFunction, labels: np.ndarray, num_clients: int, seed: int, **groups: np.ndarray
+    labels: np.ndarray, num_clients: int, seed: int, function: UserFunction, **groups: np.ndarray
 ) -> Parts:
     """Returns what a user's function gives, checked, as int64; it gets `groups` `[N]` if it has such an argument."""
     parameters = signature(function.function).parameters
@@ -315,6 +340,9 @@ def _are_positions(part: np.ndarray, num_examples: int) -> bool:
         return True
     are_whole = part.dtype.kind in "iu"
     return are_whole and part.min() >= 0 and part.max() < num_examples
+
+
+_OF_USER = PartitionKind("./file.py:NAME", _parts_from_user, "./file.py:NAME", takes_groups=True)
 
 
 def fingerprint(parts: Parts) -> str:
