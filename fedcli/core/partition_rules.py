@@ -8,7 +8,6 @@ validation images; no example is used twice. It raises UserError where the data 
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,12 @@ OF_ALL_CLASSES = "it takes examples of every class; choose another --partition, 
 
 
 def _classes_in_order(labels: np.ndarray) -> list[np.ndarray]:
-    """The ascending positions of the examples of each class, `[C][...]`."""
+    """Returns the ascending positions of the examples of each class, `[C][...]`."""
     return [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
 
 
 def _classes_mixed(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """The positions of the examples of each class, `[C][...]`, in random order."""
+    """Returns the positions of the examples of each class, `[C][...]`, in random order."""
     return [rng.permutation(positions) for positions in _classes_in_order(labels)]
 
 
@@ -69,71 +68,85 @@ def dirichlet(
     give its clients. Here labels come sorted and images of a class by their hash: how many examples of each class a
     client has is then as there, which images of the class these are is not.
     """
-    rng: Any = generator(seed, "partition")
-    draw_shares: Callable[..., np.ndarray | None] = _draw_shares
-    if draw == "pfllib":
-        rng = np.random.RandomState(seed % 2**32)
-        draw_shares = _draw_shares_of_pfllib
+    draws = _DrawsOfPfllib(alpha, seed) if draw == "pfllib" else _Draws(alpha, seed)
     can_fit = num_clients * min_examples <= len(labels)
     max_draws = MAX_DRAWS if can_fit else 0
     in_order = _classes_in_order(labels)
     for _ in range(max_draws):
         by_class = [positions.copy() for positions in in_order]  # PFLlib's draw mixes them
-        counts = _draw_counts(by_class, num_clients, capped, partial(draw_shares, alpha=alpha, rng=rng))
+        counts = _draw_counts(by_class, num_clients, capped, draws)
         if counts.sum(1).min() >= min_examples:
-            if draw == "own":
-                by_class = _classes_mixed(labels, rng)
-            return _deal(counts, by_class, rng)
+            return _deal(counts, draws.mix_classes(by_class), draws.rng)
     raise _unfit(
         f"dirichlet:{alpha:g}", labels, num_clients, f"no draw gave every client min={min_examples}; use fewer "
         "clients, a larger concentration or a lower min=",
     )  # fmt: skip
 
 
-def _draw_counts(
-    by_class: list[np.ndarray], num_clients: int, capped: bool,
-    draw_shares: Callable[[np.ndarray, np.ndarray], np.ndarray | None],
-) -> np.ndarray:  # fmt: skip
-    """Draws once how many examples of each class, positions `[C][...]`, each client holds: `[K, C]`.
+class _Draws:
+    """The random draws of a Dirichlet partition."""
 
-    For each class, `draw_shares` is given its positions and which clients take more, `[K]`, and returns the cumulative
-    shares of the clients, `[K]`. Where it returns None, nobody holds anything.
-    """
+    def __init__(self, alpha: float, seed: int):
+        self.alpha = alpha
+        self.rng: Any = generator(seed, "partition")
+
+    def draw_shares(self, positions: np.ndarray, takes_more: np.ndarray) -> np.ndarray | None:
+        """Draws the clients' cumulative shares `[K]` of a class; None where nobody holds anything.
+
+        In logarithms, so that not all underflow where alpha is tiny and the cap is reached.
+
+        Args:
+            positions: Of the examples of the class.
+            takes_more: `[K]`, False for a client that gets nothing of it.
+        """
+        num_clients = len(takes_more)
+        # A Gamma(alpha) variate is one of Gamma(alpha + 1) times U^(1/alpha).
+        log_gamma = np.log(self.rng.standard_gamma(self.alpha + 1, num_clients))
+        log_uniform = np.log1p(-self.rng.random(num_clients))
+        log_p = log_gamma + log_uniform / self.alpha
+        log_p[~takes_more] = -np.inf
+        cumulative = np.exp(log_p - log_p.max()).cumsum()
+        return cumulative / cumulative[-1]
+
+    def mix_classes(self, by_class: list[np.ndarray]) -> list[np.ndarray]:
+        """Mixes the positions of each class, `[C][...]`, before they are dealt."""
+        return [self.rng.permutation(positions) for positions in by_class]
+
+
+class _DrawsOfPfllib(_Draws):
+    """Those of PFLlib, which mixes a class before it draws its shares, and so needs not do it again."""
+
+    def __init__(self, alpha: float, seed: int):
+        self.alpha = alpha
+        self.rng = np.random.RandomState(seed % 2**32)
+
+    def draw_shares(self, positions: np.ndarray, takes_more: np.ndarray) -> np.ndarray | None:
+        """Shuffles the positions in place, then draws; None where floats have no shares, with alpha near 0."""
+        self.rng.shuffle(positions)
+        p = np.where(takes_more, self.rng.dirichlet(np.full(len(takes_more), self.alpha)), 0.0)
+        if not 0 < p.sum() < np.inf:
+            return None
+        return np.cumsum(p / p.sum())
+
+    def mix_classes(self, by_class: list[np.ndarray]) -> list[np.ndarray]:
+        """Leaves them as `draw_shares` has mixed them."""
+        return by_class
+
+
+def _draw_counts(by_class: list[np.ndarray], num_clients: int, capped: bool, draws: _Draws) -> np.ndarray:
+    """Draws once how many examples of each class, positions `[C][...]`, each client holds: `[K, C]`."""
     num_examples = sum(map(len, by_class))
     counts = np.zeros((num_clients, len(by_class)), np.int64)
     takes_more = np.ones(num_clients, bool)
     for label, positions in enumerate(by_class):
         if capped:
             takes_more = counts.sum(1) * num_clients < num_examples
-        cumulative = draw_shares(positions, takes_more)
+        cumulative = draws.draw_shares(positions, takes_more)
         if cumulative is None:
             return np.zeros_like(counts)
         bounds = (cumulative * len(positions)).astype(np.int64)
         counts[:, label] = np.diff(bounds[:-1], prepend=0, append=len(positions))
     return counts
-
-
-def _draw_shares(positions: np.ndarray, takes_more: np.ndarray, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """Draws cumulative shares, in logarithms, so that not all underflow where alpha is tiny and the cap is reached."""
-    num_clients = len(takes_more)
-    # A Gamma(alpha) variate is one of Gamma(alpha + 1) times U^(1/alpha).
-    log_gamma = np.log(rng.standard_gamma(alpha + 1, num_clients))
-    log_uniform = np.log1p(-rng.random(num_clients))
-    log_p = log_gamma + log_uniform / alpha
-    log_p[~takes_more] = -np.inf
-    cumulative = np.exp(log_p - log_p.max()).cumsum()
-    return cumulative / cumulative[-1]
-
-
-def _draw_shares_of_pfllib(
-    positions: np.ndarray, takes_more: np.ndarray, alpha: float, rng: np.random.RandomState
-) -> np.ndarray | None:
-    """Shuffles a class's positions, then draws cumulative shares; None where floats have none, with alpha near 0."""
-    rng.shuffle(positions)
-    p = np.where(takes_more, rng.dirichlet(np.full(len(takes_more), alpha)), 0.0)
-    if not 0 < p.sum() < np.inf:
-        return None
-    return np.cumsum(p / p.sum())
 
 
 def classes(
@@ -165,7 +178,7 @@ def classes(
 
 
 def _sorted_by(groups: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Positions `[N]` of the examples in order of their groups `[N]`, in random order within each, int64."""
+    """Returns positions `[N]` of the examples in order of their groups `[N]`, in random order within each, int64."""
     mixed = rng.permutation(len(groups))
     in_order = np.argsort(groups[mixed], kind="stable")
     return mixed[in_order].astype(np.int64)
@@ -217,7 +230,7 @@ def missing(labels: np.ndarray, num_clients: int, missing_classes: int, seed: in
 
 
 def _consecutive(first: np.ndarray, count: int, num_classes: int) -> np.ndarray:
-    """Whether each class is among the `count` from each client's `first` `[K]` on (mod C), bool `[K, C]`."""
+    """Says whether each class is among the `count` from each client's `first` `[K]` on (mod C), bool `[K, C]`."""
     steps_after_first = (np.arange(num_classes) - first[:, None]) % num_classes
     return steps_after_first < count
 
