@@ -39,34 +39,35 @@ FLAGS = ["iid", "dirichlet:0.5", "dirichlet:0.5:plain", "dirichlet:0.3:min=1", "
 FLAGS += ["dirichlet:0.5:draw=pfllib", "classes:1", "classes:2", "classes:5"]
 FLAGS += ["dominant:1", "dominant:2:share=4/9", "missing:1", "missing:3"]
 
-ALWAYS = (1, 3, 40)
-TEN_EACH_FOR_40 = {"ragged": (40,), "single example of a class": (40,), "empty class": (40,), "one class": (40,)}
-# By the flag and the name of the labels: the numbers of clients, of 1, 3 and 40, that the examples are not enough for.
+NUMBERS_OF_CLIENTS = (1, 3, 40, 2, 7, 13)
+ALWAYS = NUMBERS_OF_CLIENTS
+TEN_EACH = {"ragged": (40,), "single example of a class": (40,), "empty class": (40,), "one class": (13, 40)}
+# By the flag and the name of the labels: the numbers of clients that the examples are not enough for.
 REFUSED = {
-    "dirichlet:0.5": TEN_EACH_FOR_40,
-    "dirichlet:0.5:plain": TEN_EACH_FOR_40,
-    "dirichlet:0.5:draw=pfllib": TEN_EACH_FOR_40,
+    "dirichlet:0.5": TEN_EACH,
+    "dirichlet:0.5:plain": TEN_EACH,
+    "dirichlet:0.5:draw=pfllib": TEN_EACH,
     "dirichlet:0.3:min=1": {"one class": (40,)},
     "dirichlet:1e-6:min=1": {
-        "balanced": (40,), "ragged": (40,), "single example of a class": (40,), "empty class": (40,),
-        "one class": (3, 40), "digits": (40,),
+        "balanced": (13, 40), "ragged": (7, 13, 40), "single example of a class": (7, 13, 40),
+        "empty class": (7, 13, 40), "one class": (2, 3, 7, 13, 40), "digits": (13, 40),
     },
     "dirichlet:1e3": {"one class": (40,)},
     "classes:2": {"one class": ALWAYS},
     "classes:5": {"single example of a class": ALWAYS, "empty class": ALWAYS, "one class": ALWAYS},
     "dominant:1": {
-        "balanced": (1, 3), "ragged": (1, 40), "single example of a class": ALWAYS, "empty class": ALWAYS,
-        "digits": (1, 3),
+        "balanced": (1, 2, 3, 7, 13), "ragged": (1, 2, 7, 13, 40), "single example of a class": ALWAYS,
+        "empty class": ALWAYS, "digits": (1, 2, 3, 7, 13),
     },
     "dominant:2:share=4/9": {
-        "balanced": (1, 3), "ragged": (1, 40), "single example of a class": ALWAYS, "empty class": ALWAYS,
-        "one class": ALWAYS, "digits": (1, 3),
+        "balanced": (1, 2, 3, 7), "ragged": (1, 7, 13, 40), "single example of a class": ALWAYS,
+        "empty class": ALWAYS, "one class": ALWAYS, "digits": (1, 2, 3, 7, 13),
     },
     "missing:1": {
-        "ragged": (40,), "single example of a class": (3, 40), "empty class": ALWAYS, "one class": ALWAYS,
+        "ragged": (13, 40), "single example of a class": (3, 7, 13, 40), "empty class": ALWAYS, "one class": ALWAYS,
     },
     "missing:3": {
-        "ragged": (40,), "single example of a class": (40,), "empty class": ALWAYS, "one class": ALWAYS,
+        "ragged": (40,), "single example of a class": (7, 13, 40), "empty class": ALWAYS, "one class": ALWAYS,
     },
 }  # fmt: skip
 
@@ -89,7 +90,7 @@ def test_every_input_is_partitioned_or_refused(flag, name):
     least = 1 if "min=1" in flag else 10
     refused = REFUSED.get(flag, {}).get(name, ())
 
-    for seed, num_clients in enumerate([1, 3, 40]):
+    for seed, num_clients in enumerate(NUMBERS_OF_CLIENTS):
         if num_clients in refused:
             with raises_user_error("does not fit the data"):
                 deal(labels, num_clients, seed)
