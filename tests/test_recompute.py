@@ -177,6 +177,14 @@ def test_numbers_are_of_the_rounds_that_the_rule_of_the_headline_chooses():
             readings.read_value(record, metric)
 
 
+def test_an_accuracy_that_is_met_exactly_is_reached():
+    assert 100 * 0.6002 < 60.02
+    record = make_rounds(test_accuracy=[0.6001, 0.6002])
+    assert readings.read_value(record, "rounds-to:60.02") == 2
+    assert readings.read_value(record, "rounds-to:60.01") == 1
+    assert math.isnan(readings.read_value(record, "rounds-to:60.03"))
+
+
 def test_what_was_not_measured_is_missing():
     record = make_rounds(test_accuracy=[0.5], drift=[None])
     assert math.isnan(readings.read_value(record, "drift:spread"))

@@ -30,10 +30,8 @@ def render_kernels(workload: str, precision: str, device: str, clients_per_chunk
     setup = make_short_setup(workload, precision, device, clients_per_chunk)
     fed = prepare(setup).fed
     profiler = profile_round(setup, fed)
-    is_cuda = fed.device.type == "cuda"
-    table = profiler.key_averages().table(
-        sort_by="self_cuda_time_total" if is_cuda else "self_cpu_time_total", row_limit=ROWS, max_name_column_width=90
-    )
+    sort_column = f"self_{fed.device.type}_time_total"
+    table = profiler.key_averages().table(sort_by=sort_column, row_limit=ROWS, max_name_column_width=90)
     return f"{STEPS} joint steps of {workload}, {precision}, {fed.engine.mode}\n{table}"
 
 

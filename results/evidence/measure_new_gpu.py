@@ -96,11 +96,11 @@ def profile_and_compare(
 
 @dataclass(kw_only=True)
 class Session:
-    """The time on a machine, what is run in it, and what has become of that.
+    """What is measured on a machine, until when, and which programs have not succeeded.
 
     Attributes:
         scope: What is measured.
-        out: The folder that they write to.
+        out: The folder for what comes of it.
         end: When all of it ends, by `time.monotonic`.
         failed: The programs that have ended by an error.
         out_of_time: The programs that were ended, or not started for want of time.
@@ -150,7 +150,7 @@ class Session:
 
 
 def start_session(out: Path, minutes: float, tiny: bool) -> Session:
-    """Returns a session of so many minutes from now on, and makes the folder that it writes to."""
+    """Returns a session of so many minutes from now on, and makes its folder."""
     end = time.monotonic() + 60 * minutes
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 MISSING = float("nan")
+ROUNDING = 1e-9  # of accuracies in percent, since 100 times 0.6002 is a little less than 60.02
 BEST_BY = {"best-validation": "validation_accuracy", "best-test": "test_accuracy"}  # by the rule of the headline
 AVERAGED_ROUNDS = {"last": 1, "mean-last-3": 3}  # the last ones that are tested, by the rule of the headline
 
@@ -65,9 +66,9 @@ def mean_of_last_tenth(record: dict) -> float:
 
 
 def rounds_to(record: dict, percent: str) -> float:
-    """The first round with an accuracy of so many percent."""
+    """The first round with an accuracy of at least so many percent."""
     accuracy = accuracy_curve(record)
-    reached = accuracy.index[accuracy >= float(percent)]
+    reached = accuracy.index[accuracy >= float(percent) - ROUNDING]
     return float(reached[0]) if len(reached) else MISSING
 
 

@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 def read_record(folder: str) -> dict:
     """The record of a run."""
-    return json.loads((Path(folder) / "record.json").read_text())
+    return json.loads((Path(folder) / "record.json").read_text(encoding="utf-8"))
 
 
 def read_pairs(claim: pd.Series) -> pd.DataFrame:
