@@ -278,7 +278,8 @@ def test_the_best_comparable_row_is_bold_where_its_lead_is_certain():
     unsure_two = runs_of("two", 0.51, 0.64, 0.74)  # by 1, 4 and 4: zero is in the interval
     assert bold([*one, *sure_two, *three]) == ["**two**"]
     assert bold([*one, *unsure_two, *three]) == []
-    lower = replace(find_metric("last"), better="lower")
+    last = find_metric("last")
+    lower = replace(last, kind=replace(last.kind, better="lower"))
     assert find_clear_best(lower, {"one": one, "two": sure_two}) == "one"
     assert find_clear_best(lower, {"one": one, "two": unsure_two}) is None
 
