@@ -19,6 +19,7 @@ paper = ["paper:2", "a column"]       # optional: table and column of printed nu
 """
 
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +35,6 @@ from fedcli.results.intervals import Interval, mean_interval, paired_difference
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.number_texts import format_interval
 from fedcli.results.printed_numbers import find_printed_difference, find_printed_value
-from fedcli.results.run_tables import tabulate_runs
 from fedcli.runs.schema import Record
 
 # What metrics are called whose names say too little: by themselves, and before a parameter as in "inter:mnist".
@@ -296,22 +296,30 @@ def _check_has_values(interval: Interval) -> None:
 
 def _check_runs_differ(runs: Iterable[Record]) -> None:
     """Refuses several runs of a seed on one partition, which a mean would count more than others."""
-    table = tabulate_runs(runs)
-    faulty = table[table.duplicated(["seed", "partition"])]["seed"]
-    if len(faulty):
-        raise ValueError(f"there are several runs of seed {faulty.min()} on one partition")
+    counts = Counter((record["seed"], record["partition"]["fingerprint"]) for record in runs)
+    repeated = [seed for (seed, _), count in counts.items() if count > 1]
+    if repeated:
+        raise ValueError(f"there are several runs of seed {min(repeated)} on one partition")
 
 
 def _check_pairs(runs: Iterable[Record], others: Iterable[Record]) -> None:
     """Refuses runs that have no single partner of the same seed, data and partition."""
-    pairs = tabulate_runs(runs).merge(tabulate_runs(others), on="seed", suffixes=("", "_of_other"))
-    have_other_images = pairs["images"] != pairs["images_of_other"]
-    have_other_partition = pairs["partition"] != pairs["partition_of_other"]
-    faulty = pairs[pairs["seed"].duplicated() | have_other_images | have_other_partition]
-    if len(faulty):
-        raise ValueError(
-            f"the runs of seed {faulty['seed'].min()} are no pair: several, or of other data or partitions"
-        )
+    runs_by_seed = _group_by_seed(runs)
+    others_by_seed = _group_by_seed(others)
+    for seed in sorted(runs_by_seed.keys() & others_by_seed.keys()):
+        partners = [*runs_by_seed[seed], *others_by_seed[seed]]
+        images = {record["dataset_fingerprint"] for record in partners}
+        partitions = {record["partition"]["fingerprint"] for record in partners}
+        if len(partners) > 2 or len(images) > 1 or len(partitions) > 1:
+            raise ValueError(f"the runs of seed {seed} are no pair: several, or of other data or partitions")
+
+
+def _group_by_seed(runs: Iterable[Record]) -> dict[int, list[Record]]:
+    """Groups runs by their seeds."""
+    by_seed: dict[int, list[Record]] = {}
+    for record in runs:
+        by_seed.setdefault(record["seed"], []).append(record)
+    return by_seed
 
 
 def _title(metric: Metric, records: Iterable[Record]) -> str:

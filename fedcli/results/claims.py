@@ -15,7 +15,7 @@ from fedcli.data import datasets
 from fedcli.declarations import Claim, Table
 from fedcli.registry import find_table
 from fedcli.results.claim_tables import apply_shipped_row, read_shipped
-from fedcli.results.frame import RunRow, read_runs
+from fedcli.results.frame import ReadRun, read_runs
 from fedcli.results.intervals import NO_INTERVAL, Interval, mean_interval
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.pairs import (
@@ -68,7 +68,7 @@ def answer_claims(
     Raises:
         UserError: If a claim names a cell that its table does not have.
     """
-    counted_runs: dict[str, list[RunRow]] = {}  # by method
+    counted_runs: dict[str, list[ReadRun]] = {}  # by method
     for run in read_runs(folders):
         if run.outcome in ENDED and not recorded_code_changes(run.record):
             counted_runs.setdefault(run.method, []).append(run)

@@ -90,13 +90,16 @@ class Columns:
 
     Attributes:
         by_key: All these columns by their keys.
-        has_leads: Whether the column of leads is among them.
         chosen: The columns that the user has chosen, in that order; empty for all columns with something to say.
     """
 
     by_key: Mapping[str, Column]
-    has_leads: bool
     chosen: Sequence[Column]
+
+    @property
+    def has_leads(self) -> bool:
+        """Whether the column of leads is among them."""
+        return LEAD.key in self.by_key
 
     @property
     def headline(self) -> Metric:
@@ -144,7 +147,7 @@ def find_columns(groups: Sequence[SeedGroup], metrics: Sequence[str], *, leads: 
     chosen = choose_columns(layout.columns, by_key.values(), aliases)
     for column in chosen:
         by_key[column.key] = replace(column, is_optional=False)
-    return Columns(by_key, leads, chosen)
+    return Columns(by_key, chosen)
 
 
 def choose_columns(names: str | Sequence[str], columns: Iterable[Column], aliases: Mapping[str, str]) -> list[Column]:
@@ -201,23 +204,28 @@ def build_cells(groups: Sequence[SeedGroup], columns: Columns, implied_count: in
     Returns:
         Texts, a row a group; the columns are the keys of the chosen columns, or of all columns if none are chosen.
     """
-    cells = pd.DataFrame([_build_row(group, columns, implied_count) for group in groups], dtype=object)
+    leads: dict[int, str] = {}  # by the index of the group
     if columns.has_leads:
-        leads: dict[int, str] = {}  # by the index of the group
-        for indices in find_comparable_groups(groups):
-            leads |= format_leads(columns.headline, {index: groups[index].records for index in indices}, implied_count)
-        cells.insert(list(cells).index(HEADLINE) + 1, LEAD.key, pd.Series(leads, dtype=object))
+        for comparable in find_comparable_groups(groups):
+            leads |= format_leads(columns.headline, _list_records(comparable), implied_count)
+    rows = [_build_row(group, columns, leads.get(index), implied_count) for index, group in enumerate(groups)]
+    cells = pd.DataFrame(rows, dtype=object)
     return cells[[column.key for column in columns.chosen]] if columns.chosen else cells
 
 
 def find_best_rows(groups: Sequence[SeedGroup], columns: Columns) -> set[int]:
     """Finds the rows whose headline is clearly the best among the rows it is compared with; returns their indices."""
     rows = set()
-    for indices in find_comparable_groups(groups):
-        best_index = find_clear_best(columns.headline, {index: groups[index].records for index in indices})
+    for comparable in find_comparable_groups(groups):
+        best_index = find_clear_best(columns.headline, _list_records(comparable))
         if best_index is not None:
             rows.add(best_index)
     return rows
+
+
+def _list_records(groups: Mapping[int, SeedGroup]) -> dict[int, list[Record]]:
+    """Lists the records of groups by the indices of the groups."""
+    return {index: group.records for index, group in groups.items()}
 
 
 def find_cells_under(keys: Collection[str], rows: Collection[int], columns: Sequence[Column]) -> set[CellIndex]:
@@ -226,8 +234,15 @@ def find_cells_under(keys: Collection[str], rows: Collection[int], columns: Sequ
     return set(map(CellIndex._make, itertools.product(rows, indices)))
 
 
-def _build_row(group: SeedGroup, columns: Columns, implied_count: int | None) -> dict[str, str]:
-    """Builds the cells of a group by the keys of columns; optional cells stay empty if no run has a value."""
+def _build_row(group: SeedGroup, columns: Columns, lead: str | None, implied_count: int | None) -> dict[str, str]:
+    """Builds the cells of a group by the keys of columns; optional cells stay empty if no run has a value.
+
+    Args:
+        group: The group of runs.
+        columns: The columns.
+        lead: The lead of the group; None if the table has no column of leads.
+        implied_count: See `build_cells`.
+    """
     records = group.records
     outcomes = Counter(map(outcome_of, records))
     cells = {
@@ -239,6 +254,8 @@ def _build_row(group: SeedGroup, columns: Columns, implied_count: int | None) ->
     for key, metric in columns.metrics.items():
         is_left_out = columns.by_key[key].is_optional and not metric.read_values(records)
         cells[key] = "" if is_left_out else format_mean_of_runs(metric, records, outcomes, implied_count)
+        if key == HEADLINE and lead is not None:
+            cells[LEAD.key] = lead
     cells[ROUNDS.key] = str(group.first["config"]["rounds"])
     cells[FLOATS.key] = f"{_format_mean_floats('floats-up', records)} / {_format_mean_floats('floats-down', records)}"
     return cells

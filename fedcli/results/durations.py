@@ -10,7 +10,7 @@ import pandas as pd
 from fedcli.data import datasets
 from fedcli.data.datasets import num_images
 from fedcli.results import plans
-from fedcli.results.frame import RunRow, find_shipped_folders, read_runs
+from fedcli.results.frame import ReadRun, find_shipped_folders, read_runs
 from fedcli.runs.machine import environment, is_undisturbed
 
 
@@ -46,7 +46,7 @@ def count_round_examples(config: Mapping[str, Any], images: int) -> float:
     return images * config["cohort_size"] / config["num_clients"] * config["local_epochs"]
 
 
-def tabulate_times(runs: Iterable[RunRow]) -> pd.DataFrame:
+def tabulate_times(runs: Iterable[ReadRun]) -> pd.DataFrame:
     """Makes a table of the times of runs, without those that moved to another machine or have no round.
 
     Returns:

@@ -5,9 +5,10 @@ Without pandas, which is slow to import, as the curve of a single run needs thes
 
 import logging
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedcli.errors import UserError
 from fedcli.results.record_numbers import ClassCounts, balanced_accuracy, class_accuracies, macro_f1
@@ -23,11 +24,11 @@ RoundNumbers = dict[str, float | None]  # of one round, by column
 GROUPS_OF_ACCURACIES = ("domains", "intra", "inter", "clients", "macro_f1", "class_accuracy")
 
 
-class RunRow(NamedTuple):
-    """A record that was read from a file, with what tells which runs are comparable.
+@dataclass(frozen=True)
+class RunFacts:
+    """A record, with what tells which runs are comparable.
 
     Attributes:
-        folder: The folder of the run.
         record: The record.
         method: The name of the method.
         user_label: The label that stands in the place of the method's name; empty if the user has given none.
@@ -41,7 +42,6 @@ class RunRow(NamedTuple):
         key: The hash of the settings.
     """
 
-    folder: Path
     record: Record
     method: str
     user_label: str
@@ -54,23 +54,34 @@ class RunRow(NamedTuple):
     settings: Settings
     key: str
 
+    @classmethod
+    def of(cls, record: Record) -> "RunFacts":
+        """Collects the facts from a record."""
+        settings = settings_of(record)
+        return RunFacts(
+            record=record,
+            method=record["method"],
+            user_label=record.get("label", ""),
+            seed=record["seed"],
+            outcome=outcome_of(record),
+            numerics=".".join(map(str, record["numerics"].values())),
+            images=record["dataset_fingerprint"],
+            partition=record["partition"]["fingerprint"],
+            parameters=record["summary"].get("params_sha256"),
+            settings=settings,
+            key=key_of(settings),
+        )
 
-def collect_facts(record: Record) -> dict[str, Any]:
-    """Collects the fields of `RunRow` from a record, by name and without the folder."""
-    settings = settings_of(record)
-    return {
-        "record": record,
-        "method": record["method"],
-        "user_label": record.get("label", ""),
-        "seed": record["seed"],
-        "outcome": outcome_of(record),
-        "numerics": ".".join(map(str, record["numerics"].values())),
-        "images": record["dataset_fingerprint"],
-        "partition": record["partition"]["fingerprint"],
-        "parameters": record["summary"].get("params_sha256"),
-        "settings": settings,
-        "key": key_of(settings),
-    }
+
+@dataclass(frozen=True)
+class ReadRun(RunFacts):
+    """A record that was read from a file.
+
+    Attributes:
+        folder: The folder of the run.
+    """
+
+    folder: Path
 
 
 class _FileVersion(NamedTuple):
@@ -81,17 +92,17 @@ class _FileVersion(NamedTuple):
 
 
 class _ReadFile(NamedTuple):
-    """What was read from a version of a record file; the row is None if the record cannot be read."""
+    """What was read from a version of a record file; the run is None if the record cannot be read."""
 
     version: _FileVersion
-    row: RunRow | None
+    run: ReadRun | None
 
 
 _read_files: dict[Path, _ReadFile] = {}  # since pages read each many times; of each the last version alone
 
 
-def _find_row(file: Path) -> RunRow | None:
-    """Returns the row of a record file, which is read only if it has changed since it was last read.
+def _find_run(file: Path) -> ReadRun | None:
+    """Returns the run of a record file, which is read only if it has changed since it was last read.
 
     If the file cannot be read, warns and returns None.
     """
@@ -102,17 +113,18 @@ def _find_row(file: Path) -> RunRow | None:
         return None
     version = _FileVersion(stat.st_mtime_ns, stat.st_size)
     if file not in _read_files or _read_files[file].version != version:
-        _read_files[file] = _ReadFile(version, _read_row(file))
-    return _read_files[file].row
+        _read_files[file] = _ReadFile(version, _read_run(file))
+    return _read_files[file].run
 
 
-def _read_row(file: Path) -> RunRow | None:
-    """Reads the row of a record file; if the record cannot be read, warns and returns None."""
+def _read_run(file: Path) -> ReadRun | None:
+    """Reads the run of a record file; if the record cannot be read, warns and returns None."""
     try:
-        return RunRow(folder=file.parent, **collect_facts(read_record(file)))
+        facts = RunFacts.of(read_record(file))
     except UserError as error:
         logging.getLogger("fedcli").warning("left out: %s", error)
         return None
+    return ReadRun(**vars(facts), folder=file.parent)
 
 
 def _find_record_files(folder: Path) -> list[Path]:
@@ -120,7 +132,7 @@ def _find_record_files(folder: Path) -> list[Path]:
     return sorted(folder.rglob(RECORD))
 
 
-def read_runs(folders: Iterable[Path]) -> list[RunRow]:
+def read_runs(folders: Iterable[Path]) -> list[ReadRun]:
     """Reads the runs in folders at any depth, each once; a missing folder has none.
 
     Warns of records that cannot be read, and leaves them out.
@@ -129,12 +141,12 @@ def read_runs(folders: Iterable[Path]) -> list[RunRow]:
     for folder in folders:
         for file in _find_record_files(folder):
             files.setdefault(file.resolve(), file)
-    rows = []
+    runs = []
     for file in files.values():
-        row = _find_row(file)
-        if row is not None:
-            rows.append(row)
-    return rows
+        run = _find_run(file)
+        if run is not None:
+            runs.append(run)
+    return runs
 
 
 def find_records(paths: Iterable[str | Path], user_labels: Sequence[str] = ()) -> list[Record]:

@@ -1,19 +1,19 @@
 """Runs in groups that agree in everything but the seed, which tables and figures have a row or a line of."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from fedcli import registry
 from fedcli.errors import unknown
-from fedcli.results.frame import collect_facts
+from fedcli.results.frame import RunFacts
 from fedcli.runs.identity import Settings, settings_of
 from fedcli.runs.record import outcome_of
 from fedcli.runs.schema import Record
 from fedcli.runs.settings_text import settings_text
 
-RunFacts = dict[str, Any]  # of a record, see `collect_facts`
 COMPARABLE = ["protocol", "dataset", "partition", "rounds", "train_examples", "selection"]
 
 
@@ -99,49 +99,52 @@ def group_runs(records: Iterable[Record], *, by_seed: bool = False) -> list[Seed
         records: The records.
         by_seed: Whether each seed is a group of its own.
     """
-    facts_of_runs = _leave_out_repeated([collect_facts(record) for record in records])
-    common = ["user_label", "key", "numerics"]
-    if by_seed:
-        common.append("seed")
-    facts_of_groups = _group_by_values(facts_of_runs, common)
-    user_labels = [facts[0]["user_label"] for facts in facts_of_groups]
-    settings_of_groups = [_find_compared_settings(facts) for facts in facts_of_groups]
+    runs_by_group: dict[_GroupKey, dict[_Outcome, RunFacts]] = {}
+    for record in records:
+        run = RunFacts.of(record)
+        group_key = _GroupKey(run.user_label, run.key, run.numerics, run.seed if by_seed else None)
+        runs_by_outcome = runs_by_group.setdefault(group_key, {})
+        runs_by_outcome.setdefault(_Outcome(run.seed, run.outcome, run.parameters), run)
+    runs_of_groups = [list(runs_by_outcome.values()) for runs_by_outcome in runs_by_group.values()]
+    settings_of_groups = [_find_compared_settings(runs[0]) for runs in runs_of_groups]
+    num_groups_of_label = Counter(runs[0].user_label for runs in runs_of_groups)
     groups = []
-    for facts, user_label, settings in zip(facts_of_groups, user_labels, settings_of_groups, strict=True):
-        method = user_label or settings["method"]
+    for runs, settings in zip(runs_of_groups, settings_of_groups, strict=True):
+        method = runs[0].user_label or settings["method"]
         differing = _find_differing(settings, settings_of_groups)
         unusual = {name: value for name, value in differing.items() if _is_unusual(name, settings, settings_of_groups)}
-        is_told_by_name = user_labels.count(method) == 1  # a user's label that one group has is enough
-        by_seeds = sorted(facts, key=itemgetter("seed"))
+        is_told_by_name = num_groups_of_label[method] == 1  # a user's label that one group has is enough
+        by_seeds = sorted(runs, key=attrgetter("seed"))
         groups.append(SeedGroup(
             title=f"{method}, {settings_text(unusual)}" if unusual and not is_told_by_name else method,
             method=method,
             differing_settings=differing,
             selection=settings["selection"],
-            records=[facts_of_run["record"] for facts_of_run in by_seeds],
+            records=[run.record for run in by_seeds],
         ))  # fmt: skip
     return groups
 
 
-def _leave_out_repeated(facts_of_runs: Sequence[RunFacts]) -> list[RunFacts]:
-    """Returns one of several runs with the same seed and the same parameters, the first."""
-    names = ["user_label", "key", "numerics", "seed", "outcome", "parameters"]
-    return [repeated[0] for repeated in _group_by_values(facts_of_runs, names)]
+class _GroupKey(NamedTuple):
+    """What the runs of a group have in common; the seed is None if a group may have several."""
+
+    user_label: str
+    settings_key: str
+    numerics: str
+    seed: int | None
 
 
-def _group_by_values(facts_of_runs: Iterable[RunFacts], names: Sequence[str]) -> list[list[RunFacts]]:
-    """Returns the runs in groups that agree in the facts of some names, in order of appearance."""
-    groups: dict[tuple, list[RunFacts]] = {}
-    for facts in facts_of_runs:
-        values = tuple(facts[name] for name in names)
-        groups.setdefault(values, []).append(facts)
-    return list(groups.values())
+class _Outcome(NamedTuple):
+    """How a run of a group came out, which copies of the run have in common."""
+
+    seed: int
+    outcome: str
+    parameters: str | None
 
 
-def _find_compared_settings(facts_of_group: Sequence[RunFacts]) -> Settings:
-    """Returns the settings of the runs of a group, with their numerics."""
-    first = facts_of_group[0]
-    return {**first["settings"], "numerics": first["numerics"]}
+def _find_compared_settings(run: RunFacts) -> Settings:
+    """Returns the settings of a run, with its numerics."""
+    return {**run.settings, "numerics": run.numerics}
 
 
 def _find_differing(settings: Settings, settings_of_groups: Sequence[Settings]) -> Settings:
@@ -172,14 +175,14 @@ def _find_peers(name: str, settings: Settings, settings_of_groups: Sequence[Sett
     return [other for other in with_setting if other["method"] == settings["method"]]
 
 
-def find_comparable_groups(groups: Sequence[SeedGroup]) -> list[list[int]]:
-    """Finds the groups whose numbers may be compared with each other; returns lists of their indices."""
-    indices_of_values: dict[tuple, list[int]] = {}
+def find_comparable_groups(groups: Sequence[SeedGroup]) -> list[dict[int, SeedGroup]]:
+    """Finds the groups whose numbers may be compared with each other; returns them by their indices in `groups`."""
+    by_values: dict[tuple, dict[int, SeedGroup]] = {}
     for index, group in enumerate(groups):
         settings = settings_of(group.first)
         values = tuple(settings.get(name) for name in COMPARABLE)
-        indices_of_values.setdefault(values, []).append(index)
-    return list(indices_of_values.values())
+        by_values.setdefault(values, {})[index] = group
+    return list(by_values.values())
 
 
 def find_shared_settings(records: Iterable[Record]) -> dict[str, Any]:

@@ -81,9 +81,9 @@ def write_notes_on_leads(groups: Sequence[SeedGroup], *, has_leads: bool, has_bo
 
 def compares_models(groups: Sequence[SeedGroup]) -> bool:
     """Returns whether rows with a global model are compared with rows with personal models."""
-    for indices in find_comparable_groups(groups):
-        kinds = {find_tested_model(groups[index].first) for index in indices}
-        if {"global", "personal"} <= kinds:
+    for comparable in find_comparable_groups(groups):
+        models = {find_tested_model(group.first) for group in comparable.values()}
+        if {"global", "personal"} <= models:
             return True
     return False
 

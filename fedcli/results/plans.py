@@ -15,7 +15,7 @@ from fedcli.data.imports import import_if_path
 from fedcli.declarations import Cell, Method, Table
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, protocols
-from fedcli.results.frame import RunRow, find_shipped_folders, read_runs
+from fedcli.results.frame import ReadRun, find_shipped_folders, read_runs
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.runs.begin import check_seeds, read_begun
 from fedcli.runs.identity import (
@@ -277,12 +277,12 @@ def _attach_records(
             new_runs.setdefault(new_run.folder, new_run)
             needed_rounds.setdefault(new_run.folder, set()).add(new_cell.metric.kind.needed_rounds)
     countable = []
-    for row in read_runs(search_folders):
-        if row.outcome in ENDED or row.folder.is_relative_to(own_folder):
-            countable.append(row)
+    for run in read_runs(search_folders):
+        if run.outcome in ENDED or run.folder.is_relative_to(own_folder):
+            countable.append(run)
     runs = {}
     for new_folder, new_run in new_runs.items():
-        matching = _find_matching_rows(new_run, countable, needed_rounds[new_folder])
+        matching = _find_matching_runs(new_run, countable, needed_rounds[new_folder])
         if matching:
             furthest = max(matching, key=_measure_progress)
             runs[new_folder] = replace(new_run, folder=furthest.folder, record=furthest.record)
@@ -298,8 +298,8 @@ class _Progress(NamedTuple):
     num_rounds: int
 
 
-def _measure_progress(row: RunRow) -> _Progress:
-    return _Progress(row.outcome in ENDED, len(row.record["rounds"]))
+def _measure_progress(run: ReadRun) -> _Progress:
+    return _Progress(run.outcome in ENDED, len(run.record["rounds"]))
 
 
 def _describe_reduction(cells: Iterable[PlannedCell]) -> str:
@@ -313,15 +313,15 @@ def _describe_reduction(cells: Iterable[PlannedCell]) -> str:
     return ", ".join(words)
 
 
-def _find_matching_rows(run: PlannedRun, rows: Iterable[RunRow], needed_rounds: Iterable[str]) -> list[RunRow]:
+def _find_matching_runs(planned: PlannedRun, runs: Iterable[ReadRun], needed_rounds: Iterable[str]) -> list[ReadRun]:
     """Finds the recorded runs that can stand for a planned run; for `needed_rounds` see `differences_from_plan`."""
     matching = []
-    for row in rows:
-        if row.method != run.setup.method.name or row.seed != run.setup.config.seed:
+    for run in runs:
+        if run.method != planned.setup.method.name or run.seed != planned.setup.config.seed:
             continue
-        differing = [differences_from_plan(row.record, row.settings, run.settings, name) for name in needed_rounds]
+        differing = [differences_from_plan(run.record, run.settings, planned.settings, name) for name in needed_rounds]
         if not any(differing):
-            matching.append(row)
+            matching.append(run)
     return matching
 
 

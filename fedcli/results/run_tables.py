@@ -1,18 +1,12 @@
-"""Tables of runs, and of the rounds and clients of a run."""
+"""Tables of the rounds and clients of runs."""
 
 from collections.abc import Callable, Iterable
 
 import pandas as pd
 
-from fedcli.results.frame import RunRow, collect_facts, list_client_accuracies, list_round_numbers
+from fedcli.results.frame import list_client_accuracies, list_round_numbers
 from fedcli.runs.identity import FIRST_SETTINGS, key_of, settings_of
 from fedcli.runs.schema import Record
-
-
-def tabulate_runs(records: Iterable[Record]) -> pd.DataFrame:
-    """Makes a table of records, a row a run; its columns are the fields of `RunRow` without the folder."""
-    columns = [name for name in RunRow._fields if name != "folder"]
-    return pd.DataFrame([collect_facts(record) for record in records], columns=columns)
 
 
 def tabulate_rounds(record: Record) -> pd.DataFrame:

@@ -20,7 +20,7 @@ from fedcli import registry
 from fedcli.declarations import SELECTIONS, Method, fields_of, flag_of, spec_of
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
-from fedcli.results.frame import RunRow, read_runs
+from fedcli.results.frame import ReadRun, read_runs
 from fedcli.results.grids import GridPoint, drop_repeated, list_runs, plan_grid
 from fedcli.results.method_options import (
     Options,
@@ -393,7 +393,7 @@ def rank_and_write_best(plan: Tuning, errors: Mapping[Path, str]) -> list[Rankin
     return rankings
 
 
-def _read_ended_runs(plan: Tuning, errors: Mapping[Path, str]) -> dict[Path, RunRow]:
+def _read_ended_runs(plan: Tuning, errors: Mapping[Path, str]) -> dict[Path, ReadRun]:
     """Reads the runs of a plan by their folders; raises UserError if one has not ended."""
     runs = {run.folder: run for run in read_runs([plan.folder])}
     for planned_run in plan.runs:
@@ -404,7 +404,7 @@ def _read_ended_runs(plan: Tuning, errors: Mapping[Path, str]) -> dict[Path, Run
     return runs
 
 
-def _read_trials(planned: PlannedTrials, runs: Mapping[Path, RunRow]) -> list[Trial]:
+def _read_trials(planned: PlannedTrials, runs: Mapping[Path, ReadRun]) -> list[Trial]:
     """Reads the trials of a method, which have run, in the order of the plan."""
     trials = []
     for point in planned.points:
@@ -413,7 +413,7 @@ def _read_trials(planned: PlannedTrials, runs: Mapping[Path, RunRow]) -> list[Tr
     return trials
 
 
-def _read_accuracy(run: RunRow) -> float:
+def _read_accuracy(run: ReadRun) -> float:
     """Reads the validation accuracy of a run that has ended, as a fraction; returns NaN if it diverged."""
     return validation_accuracy(run.record) if run.outcome == "finished" else nan
 
