@@ -1,5 +1,6 @@
 """What would decide an open claim, and how long that takes by the runs and benchmarks that were timed."""
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from fedcli.registry import find_table
 from fedcli.results import verdicts
 from fedcli.results.durations import (
     REFERENCE_METHOD,
-    TIMED_COLUMNS,
+    TimedRun,
     describe_sum,
     describe_time,
     estimate_times,
     list_other_machines,
+    make_table_of_times,
 )
 from fedcli.results.plans import PlannedRun, plan_table
 
@@ -30,7 +32,7 @@ def tabulate_benchmarks(folder: Path) -> pd.DataFrame:
     Args:
         folder: Of the CSV files of `fedcli bench --csv`, one a machine.
     """
-    rows = []
+    timed_runs = []
     for file in sorted(folder.glob("*-torch*.csv")):
         measured = pd.read_csv(file)
         on_cuda = measured[(measured["device"] == "cuda") & measured["workload"].isin(BENCHED_WORKLOADS)]
@@ -38,19 +40,20 @@ def tabulate_benchmarks(folder: Path) -> pd.DataFrame:
             workload = find_workload(bench["workload"])
             shape = datasets.describe(workload["dataset"])["shape"]
             examples = bench["samples_per_second"] * bench["seconds_per_round"]
-            rows.append({
-                "seconds_per_example": (bench["seconds_per_round"] + bench["evaluation_seconds"]) / examples,
-                "examples": examples,
-                "threads": 1,
-                "undisturbed": True,
-                "machine": bench["hardware"],
-                "method": REFERENCE_METHOD,
-                "device": bench["device"],
-                "backbone": workload["backbone"],
-                "shape": str(list(shape)),
-                "precision": bench["precision"],
-            })  # fmt: skip
-    return pd.DataFrame(rows, columns=TIMED_COLUMNS).astype({"undisturbed": bool})
+            timed_run = TimedRun(
+                seconds_per_example=(bench["seconds_per_round"] + bench["evaluation_seconds"]) / examples,
+                examples=examples,
+                threads=1,
+                undisturbed=True,
+                machine=bench["hardware"],
+                method=REFERENCE_METHOD,
+                device=bench["device"],
+                backbone=workload["backbone"],
+                shape=str(list(shape)),
+                precision=bench["precision"],
+            )
+            timed_runs.append(timed_run)
+    return make_table_of_times(timed_runs)
 
 
 def describe_deciding_runs(answer: verdicts.Answer, folder: Path, timed_runs: pd.DataFrame) -> str:
@@ -89,15 +92,17 @@ def describe_time_needed(runs: Sequence[PlannedRun], timed_runs: pd.DataFrame) -
     """How long runs take on an H100, else on another GPU, and on a CPU, in words."""
     on_gpu = estimate_times(runs, timed_runs, "cuda", H100)
     on_cpu = estimate_times(runs, timed_runs, "cpu", "")
-    times = []
-    if on_gpu["seconds"].count():
+    texts = []
+    known_on_gpu = [time for time in on_gpu if not math.isnan(time.seconds)]
+    if known_on_gpu:
         machines = list_other_machines(on_gpu)
-        machines_of_timed = on_gpu.loc[on_gpu["seconds"].notna(), "machines"]
-        if not all(machines_of_timed):  # some were timed on no other machine
+        if not all(time.machines for time in known_on_gpu):  # some were timed on no other machine
             machines = [H100, *machines]
-        times.append(f"{describe_sum(on_gpu['seconds'], 'h', 'min')}, timed on {' and '.join(machines)}")
-    if on_cpu["core_seconds"].count():
+        gpu_time = describe_sum([time.seconds for time in on_gpu], "h", "min")
+        texts.append(f"{gpu_time}, timed on {' and '.join(machines)}")
+    core_seconds = [time.core_seconds for time in on_cpu]
+    if not all(map(math.isnan, core_seconds)):
         machines = list_other_machines(on_cpu)
-        core_time = describe_sum(on_cpu["core_seconds"], "core-hours", "core-minutes")
-        times.append(f"{core_time}, timed on {' and '.join(machines)}")
-    return "; ".join(times) or describe_time(on_cpu)  # which says that it is not known
+        core_time = describe_sum(core_seconds, "core-hours", "core-minutes")
+        texts.append(f"{core_time}, timed on {' and '.join(machines)}")
+    return "; ".join(texts) or describe_time(on_cpu)  # which says that it is not known

@@ -13,6 +13,7 @@ import fedcli
 from fedcli import Cell, Table, registry
 from fedcli.errors import UserError
 from fedcli.results import claims, frame, paper_tables, plans, verdicts
+from fedcli.results.durations import ExpectedTime
 from fedcli.results.intervals import mean_interval
 from fedcli.runs.record import write_record
 from tests.example_records import make_record, write_unsigned_record
@@ -124,9 +125,7 @@ def test_the_time_of_runs_names_the_h100_beside_other_gpus(monkeypatch):
     seconds = {"cuda": [3600.0, 3600.0, math.nan], "cpu": [math.nan] * 3}
 
     def estimate_times(runs, timed_runs, device, machine):
-        return pd.DataFrame({
-            "seconds": seconds[device], "core_seconds": seconds[device], "machines": machines[device],
-        })  # fmt: skip
+        return list(map(ExpectedTime, seconds[device], seconds[device], machines[device]))
 
     monkeypatch.setattr(deciding_runs, "estimate_times", estimate_times)
     text = deciding_runs.describe_time_needed([], pd.DataFrame())

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import io
 import json
+import math
 import os
 import pickle
 import pkgutil
@@ -383,9 +384,9 @@ class Estimate(NamedTuple):
 
 
 def estimate(cells, **options):
-    estimates = durations.estimate_plan(plans.plan_table(make_table(cells), **options))
-    seconds = estimates["seconds"]
-    return Estimate(seconds.sum(), seconds.count(), set().union(*estimates["machines"]))
+    times = durations.estimate_plan(plans.plan_table(make_table(cells), **options))
+    known_seconds = [time.seconds for time in times if not math.isnan(time.seconds)]
+    return Estimate(sum(known_seconds), len(known_seconds), set().union(*(time.machines for time in times)))
 
 
 def timed(folder, seconds, seed=0):

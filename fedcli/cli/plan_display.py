@@ -30,9 +30,9 @@ def cost_rows(plan: TablePlan) -> list[tuple[str, str]]:
     ]
     if plan.reduction:
         lines.append(("reduced", f"{plan.reduction}; not the paper's setting"))
-    estimated = durations.estimate_plan(plan)
-    if len(estimated):
-        lines.append(("time", f"{durations.describe_time(estimated)}, one run after the other"))
+    times = durations.estimate_plan(plan)
+    if times:
+        lines.append(("time", f"{durations.describe_time(times)}, one run after the other"))
     data_sets: set[str] = set()
     for run in plan.startable_runs:
         data_sets.update(run.setup.data_sets)

@@ -1,7 +1,8 @@
 """Estimates how long planned runs will take, by the runs that were timed."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
+from math import isnan, nan
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -30,8 +31,31 @@ class Training(NamedTuple):
     precision: str
 
 
+class TimedRun(NamedTuple):
+    """A run that was timed; the last four fields are those of `Training`.
+
+    Attributes:
+        seconds_per_example: The time of a round with its test, divided by the examples of the round.
+        examples: The number of examples of a round.
+        threads: The number of CPU threads.
+        undisturbed: Whether no other work disturbed the run.
+        machine: The name of the machine.
+        method: The name of the method.
+    """
+
+    seconds_per_example: float
+    examples: float
+    threads: int
+    undisturbed: bool
+    machine: str
+    method: str
+    device: str
+    backbone: str
+    shape: str
+    precision: str
+
+
 TRAINING_COLUMNS = list(Training._fields)
-TIMED_COLUMNS = ["seconds_per_example", "examples", "threads", "undisturbed", "machine", "method", *TRAINING_COLUMNS]
 REFERENCE_METHOD = "fedavg"  # the method that all others are timed against
 MINUTES_PER_HOUR = 60
 
@@ -50,12 +74,9 @@ def tabulate_times(runs: Iterable[ReadRun]) -> pd.DataFrame:
     """Makes a table of the times of runs, without those that moved to another machine or have no round.
 
     Returns:
-        A row a run, with the columns `seconds_per_example`, the time of a round with its test divided by the examples
-        of the round; `examples`, the number of examples of a round; `threads`, the number of CPU threads;
-        `undisturbed`, whether no other work disturbed the run; `machine`, the name of the machine; `method`; and
-        `TRAINING_COLUMNS`.
+        A row a run, whose columns are the fields of `TimedRun`.
     """
-    rows = []
+    timed_runs = []
     for run in runs:
         record = run.record
         shape = record["model"].get("input")
@@ -65,19 +86,25 @@ def tabulate_times(runs: Iterable[ReadRun]) -> pd.DataFrame:
         hardware = record["hardware"]
         examples = count_round_examples(config, sum(record["partition"]["sizes"]))
         round_seconds = fmean(sum(entry["seconds"].values()) for entry in record["rounds"])
-        rows.append({
-            "seconds_per_example": round_seconds / examples,
-            "examples": examples,
-            "threads": hardware.get("threads", 1),
-            "undisturbed": is_undisturbed(record),
-            "machine": hardware["name"],
-            "method": record["method"],
-            "device": hardware["device"],
-            "backbone": config["backbone"],
-            "shape": str(list(shape)),
-            "precision": config["precision"],
-        })  # fmt: skip
-    return pd.DataFrame(rows, columns=TIMED_COLUMNS).astype({"undisturbed": bool})
+        timed_run = TimedRun(
+            seconds_per_example=round_seconds / examples,
+            examples=examples,
+            threads=hardware.get("threads", 1),
+            undisturbed=is_undisturbed(record),
+            machine=hardware["name"],
+            method=record["method"],
+            device=hardware["device"],
+            backbone=config["backbone"],
+            shape=str(list(shape)),
+            precision=config["precision"],
+        )
+        timed_runs.append(timed_run)
+    return make_table_of_times(timed_runs)
+
+
+def make_table_of_times(timed_runs: Iterable[TimedRun]) -> pd.DataFrame:
+    """Makes a table of timed runs, a row a run, whose columns are the fields of `TimedRun`."""
+    return pd.DataFrame(timed_runs, columns=TimedRun._fields).astype({"undisturbed": bool})
 
 
 def compute_time_ratios(timed_runs: pd.DataFrame) -> pd.Series:
@@ -99,8 +126,8 @@ def compute_time_ratios(timed_runs: pd.DataFrame) -> pd.Series:
     return ratios.groupby(both["method"]).median()
 
 
-class TimePerExample(NamedTuple):
-    """How long a run is expected to take for an example.
+class ExpectedTime(NamedTuple):
+    """How long a run is expected to take, in all or for an example.
 
     Attributes:
         seconds: The time in seconds; NaN if no run like it was timed.
@@ -112,10 +139,17 @@ class TimePerExample(NamedTuple):
     core_seconds: float
     machines: frozenset[str]
 
+    def multiply(self, examples: float) -> "ExpectedTime":
+        """Returns the time for so many examples, of the time for one."""
+        return self._replace(seconds=self.seconds * examples, core_seconds=self.core_seconds * examples)
+
+
+UNKNOWN_TIME = ExpectedTime(nan, nan, frozenset())
+
 
 def estimate_time_per_example(
     method: str, training: Training, machine: str, timed_runs: pd.DataFrame, ratios: pd.Series
-) -> TimePerExample:
+) -> ExpectedTime:
     """Estimates the time of a run for an example by the median of the timed runs that are nearest to it.
 
     Args:
@@ -134,7 +168,7 @@ def estimate_time_per_example(
     ratios_of_nearest = nearest["method"].map(ratios).astype(float).fillna(1.0)  # of no runs it would be text
     seconds = nearest["seconds_per_example"] * ratios.get(method, 1.0) / ratios_of_nearest
     core_seconds = seconds * nearest["threads"]
-    return TimePerExample(seconds.median(), core_seconds.median(), frozenset(nearest["machine"]) - {machine})
+    return ExpectedTime(seconds.median(), core_seconds.median(), frozenset(nearest["machine"]) - {machine})
 
 
 def _prefer(runs: pd.DataFrame, is_preferred: pd.Series) -> pd.DataFrame:
@@ -144,60 +178,48 @@ def _prefer(runs: pd.DataFrame, is_preferred: pd.Series) -> pd.DataFrame:
 
 def estimate_times(
     runs: Iterable[plans.PlannedRun], timed_runs: pd.DataFrame, device: str, machine: str
-) -> pd.DataFrame:
-    """Estimates the time of runs by the median of timed ones with the same network, images and kind of device.
+) -> list[ExpectedTime]:
+    """Estimates the time of each run by the median of timed ones with the same network, images and kind of device.
 
     Of these, the runs of `machine` go first, then those of the same method, and then those that no other work
     disturbed. What another method takes is multiplied by what `compute_time_ratios` says of the two methods.
-
-    Returns:
-        A row a run, with the columns `seconds`, NaN where no run like it was timed; `core_seconds`, the seconds
-        multiplied by the number of CPU threads; and `machines`, the names of the other machines that were timed.
     """
     ratios = compute_time_ratios(timed_runs)
-    expected_time = cache(partial(estimate_time_per_example, machine=machine, timed_runs=timed_runs, ratios=ratios))
-    rows: list[dict[str, Any]] = []
+    estimate_per_example = cache(
+        partial(estimate_time_per_example, machine=machine, timed_runs=timed_runs, ratios=ratios)
+    )
+    times = []
     for run in runs:
         config = run.setup.all_options()
         images = config["train_examples"] or num_images(config["dataset"], config["local_test"])
         if not images:
-            rows.append({"seconds": None, "core_seconds": None, "machines": frozenset()})
+            times.append(UNKNOWN_TIME)
             continue
         shape = datasets.describe(config["dataset"])["shape"]
         training = Training(
             device=device, backbone=config["backbone"], shape=str(list(shape)), precision=config["precision"]
         )
-        expected = expected_time(run.setup.method.name, training)
         examples = count_round_examples(config, images) * (config["rounds"] - run.rounds_done)
-        rows.append({
-            "seconds": expected.seconds * examples,
-            "core_seconds": expected.core_seconds * examples,
-            "machines": expected.machines,
-        })  # fmt: skip
-    table = pd.DataFrame(rows, columns=["seconds", "core_seconds", "machines"])
-    return table.astype({"seconds": float, "core_seconds": float})
+        times.append(estimate_per_example(run.setup.method.name, training).multiply(examples))
+    return times
 
 
-def estimate_plan(plan: plans.Plan) -> pd.DataFrame:
-    """Estimates the times of the runs of a plan that need running, by the runs in its folder and the shipped ones.
-
-    Returns:
-        See `estimate_times`.
-    """
+def estimate_plan(plan: plans.Plan) -> list[ExpectedTime]:
+    """Estimates the times of the runs of a plan that need running, by the runs in its folder and the shipped ones."""
     timed_runs = tabulate_times(read_runs([plan.folder, plans.TABLES_FOLDER, *find_shipped_folders()]))
     hardware = environment(plan.runs[0].setup.device)["hardware"]
     to_do = [run for run in plan.runs if run.needs_running]
     return estimate_times(to_do, timed_runs, hardware["device"], hardware["name"])
 
 
-def describe_time(estimated: pd.DataFrame) -> str:
-    """Describes in words the time that runs take one after the other; for the argument see `estimate_times`."""
-    text = describe_sum(estimated["seconds"], hours="h", minutes="min")
-    machines = list_other_machines(estimated)
+def describe_time(times: Sequence[ExpectedTime]) -> str:
+    """Describes in words the time that runs take one after the other, and the other machines that tell it."""
+    text = describe_sum([time.seconds for time in times], hours="h", minutes="min")
+    machines = list_other_machines(times)
     return f"{text}, timed on {' and '.join(machines)}" if machines else text
 
 
-def describe_sum(seconds: pd.Series, hours: str, minutes: str) -> str:
+def describe_sum(seconds: Sequence[float], hours: str, minutes: str) -> str:
     """Describes the sum of times, as "about 3.5 h for 2 of 3 runs".
 
     Args:
@@ -205,21 +227,21 @@ def describe_sum(seconds: pd.Series, hours: str, minutes: str) -> str:
         hours: The word for hours.
         minutes: The word for minutes.
     """
-    num_estimated = seconds.count()
-    if not num_estimated:
+    known = [value for value in seconds if not isnan(value)]
+    if not known:
         return "not known, none like them was timed"
-    num_minutes = max(1, seconds.sum() / 60)
+    num_minutes = max(1, sum(known) / 60)
     if num_minutes >= 10 * MINUTES_PER_HOUR:
         text = f"about {num_minutes / MINUTES_PER_HOUR:,.0f} {hours}"
     elif num_minutes >= MINUTES_PER_HOUR:
         text = f"about {num_minutes / MINUTES_PER_HOUR:,.1f} {hours}"
     else:
         text = f"about {num_minutes:.0f} {minutes}"
-    if num_estimated < len(seconds):
-        text += f" for {num_estimated} of {len(seconds)} runs"
+    if len(known) < len(seconds):
+        text += f" for {len(known)} of {len(seconds)} runs"
     return text
 
 
-def list_other_machines(estimated: pd.DataFrame) -> list[str]:
-    """Lists the names of the other machines on which runs like these were timed; see `estimate_times`."""
-    return sorted(set().union(*estimated["machines"]))
+def list_other_machines(times: Iterable[ExpectedTime]) -> list[str]:
+    """Lists the names of the other machines on which runs like these were timed."""
+    return sorted(frozenset().union(*(time.machines for time in times)))

@@ -17,10 +17,10 @@ class CarriedPlan(Plan):
         """Whether the archive has room for a run, or it ends in time, as runs like it tell."""
         if time_left() == math.inf or self.has_room_for(run, active):
             return True
-        seconds = estimate_plan(Plan(self.folder, (run,)))["seconds"].item()
-        if math.isnan(seconds):  # nobody knows whether it ends in time, since no run like it was timed
+        (expected,) = estimate_plan(Plan(self.folder, (run,)))
+        if math.isnan(expected.seconds):  # nobody knows whether it ends in time, since no run like it was timed
             return False
-        return seconds < time_left()
+        return expected.seconds < time_left()
 
     def has_room_for(self, run: PlannedRun, active: Collection[PlannedRun]) -> bool:
         """Whether the archive has room for a run beside the others that have started and not ended."""
