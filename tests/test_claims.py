@@ -49,6 +49,8 @@ TABLES = (
                {"FMNIST (no skew)": {**ON, "lr": 0.3}})),
     Table("own:skews", "title", ("FedFA", "Table 2"), grid(PAIR, {"FMNIST #C=2": ON})
         + grid(PAIR, {"FMNIST alpha=0.1": {**ON, "partition": "dirichlet:0.1"}})),
+    Table("own:mixed", "title", ("FedFA", "in-text"), grid(PAIR, {"FMNIST #C=2": ON})
+        + grid(PAIR, {"sent": ON}, "floats-up")),
     Table("own:floats", "title", ("FedFA", "in-text"), grid(PAIR, {"sent": ON}, "floats-up")),
     Table("own:nmi", "title", ("FedFA", "in-text"), grid(PAIR, {"sent": ON}, "quality:nmi")),
 )
@@ -253,6 +255,12 @@ def test_cells_with_other_partitions_are_a_pair_of_runs_with_other_partitions(st
     answer = study.answer(table=f"{study.file}:own:skews", **across)
     assert answer.comparison.verdict.outcome == "contradicted"
     assert answer.comparison.lead.interval.mean == pytest.approx(2.1)
+
+
+@pytest.mark.parametrize("columns", [{"columns": ("FMNIST #C=2", "sent")}, {"other_columns": ("sent",)}])
+def test_numbers_of_two_kinds_are_not_added_up(study, columns):
+    with raises_user_error("numbers of two kinds (got selected and floats-up)"):
+        study.answer(table=f"{study.file}:own:mixed", **columns)
 
 
 def test_numbers_of_models_of_different_rounds_are_no_pair(study):

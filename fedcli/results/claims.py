@@ -6,13 +6,13 @@ of the interval of their differences.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import fsum
 from pathlib import Path
 from typing import NamedTuple
 
-import pandas as pd
-
 from fedcli.data import datasets
 from fedcli.declarations import Claim, Table
+from fedcli.errors import UserError
 from fedcli.registry import find_table
 from fedcli.results.claim_tables import apply_shipped_row, read_shipped
 from fedcli.results.frame import ReadRun, read_runs
@@ -66,7 +66,7 @@ def answer_claims(
         An answer for each claim, sorted by outcome in the order of `OUTCOMES`.
 
     Raises:
-        UserError: If a claim names a cell that its table does not have.
+        UserError: If a claim names a cell that its table does not have, or compares numbers of two kinds.
     """
     counted_runs: dict[str, list[ReadRun]] = {}  # by method
     for run in read_runs(folders):
@@ -116,23 +116,46 @@ def _find_context(
         contrasts: The contrasts of the claim, by the row that its row is compared with.
         has_data: See `answer_claims`.
     """
-    example = contrasts[claim.other_rows[0]][0]  # which stands for all of them
-    metric = find_metric(example.contrast.cell.metric)
+    metric = _find_metric_of_differences(claim, contrasts)
     paper_differences = []
     data_sets: set[str] = set()
+    texts: list[str] = []
     for other_row, contrasts_with_row in contrasts.items():
         difference = _find_paper_difference(claim, table, other_row, contrasts_with_row, metric)
         if difference is not None:
             paper_differences.append(difference)
         for planned in contrasts_with_row:
             data_sets.update(planned.run.setup.data_sets, planned.other_run.setup.data_sets)
+            texts.append(planned.run.setup.protocol.text_has)
     return ClaimContext(
         claim,
         metric,
         paper_difference=min(paper_differences, key=lambda value: _turn_to_paper_side(claim, value), default=None),
-        text_has=example.run.setup.protocol.text_has,
+        text_has=next(filter(None, texts), ""),
         has_data=all(map(has_data, data_sets)),
     )
+
+
+def _find_metric_of_differences(claim: Claim, contrasts: Mapping[str, Sequence[PlannedContrast]]) -> Metric:
+    """Finds the metric by which a claim's differences are judged and written: that of its first cell.
+
+    Its cells may have several metrics, as accuracies of several rounds, of the same unit and better side.
+
+    Raises:
+        UserError: If they differ in these.
+    """
+    metrics = []
+    for contrasts_with_row in contrasts.values():
+        for planned in contrasts_with_row:
+            metrics += [find_metric(planned.contrast.cell.metric), find_metric(planned.contrast.other_cell.metric)]
+    first, *others = metrics
+    for other in others:
+        if (other.kind.unit, other.better) != (first.kind.unit, first.better):
+            raise UserError(
+                f"the claim {claim.name} takes the difference of numbers of two kinds (got {first.name} and "
+                f"{other.name}); compare cells of one."
+            )
+    return first
 
 
 def _turn_to_paper_side(claim: Claim, difference: float) -> float:
@@ -181,10 +204,10 @@ def _compare_with_row(context: ClaimContext, other_row: str, pairs: Sequence[Pai
     claim = context.claim
     metric = context.metric
     differences = _add_up_differences(pairs)
-    interval = mean_interval(differences["value"].dropna().tolist())
+    interval = _average(difference.value for difference in differences.values())
     last_tenth_interval = NO_INTERVAL
     if metric.name == "selected":
-        last_tenth_interval = mean_interval(differences["last_tenth"].dropna().tolist())
+        last_tenth_interval = _average(difference.last_tenth for difference in differences.values())
     without_value = SeedsWithoutValue(
         row=len({pair.seed for pair in pairs if pair.run.value is None}),
         other_row=len({pair.seed for pair in pairs if pair.other_run.value is None}),
@@ -204,24 +227,43 @@ def _compare_with_row(context: ClaimContext, other_row: str, pairs: Sequence[Pai
         Lead(last_tenth_interval),
         Evidence(
             folders=tuple(dict.fromkeys(folders)),
-            seeds=tuple(differences.index),
+            seeds=tuple(differences),
             reduction=differences_text(pairs[0].differences_from_cells),  # which all pairs have in common
             pairs=tuple(pairs),
         ),
     )
 
 
-def _add_up_differences(pairs: Iterable[Pair]) -> pd.DataFrame:
-    """Adds up the weighted differences of the pairs of each seed.
+class _SeedDifference(NamedTuple):
+    """The difference of a seed, added up over its contrasts; None where a run has no value, see `Pair`."""
 
-    Returns:
-        A row a seed, with the columns `value` and `last_tenth`, see `Pair`; NaN where a pair of the seed lacks a value.
-    """
-    rows = [(pair.seed, pair.value_difference, pair.last_tenth_difference) for pair in pairs]
-    differences = pd.DataFrame(rows, columns=["seed", "value", "last_tenth"])
-    differences = differences.astype({"value": float, "last_tenth": float})
-    num_contrasts = differences["seed"].value_counts().max()
-    return differences.groupby("seed").sum(min_count=num_contrasts)
+    value: float | None
+    last_tenth: float | None
+
+
+def _add_up_differences(pairs: Iterable[Pair]) -> dict[int, _SeedDifference]:
+    """Adds up the weighted differences of the pairs of each seed; returns them by seed."""
+    pairs_by_seed: dict[int, list[Pair]] = {}
+    for pair in pairs:
+        pairs_by_seed.setdefault(pair.seed, []).append(pair)
+    differences = {}
+    for seed, pairs_of_seed in pairs_by_seed.items():
+        differences[seed] = _SeedDifference(
+            value=_sum_if_complete([pair.value_difference for pair in pairs_of_seed]),
+            last_tenth=_sum_if_complete([pair.last_tenth_difference for pair in pairs_of_seed]),
+        )
+    return differences
+
+
+def _average(values: Iterable[float | None]) -> Interval:
+    """Averages the values that there are."""
+    return mean_interval([value for value in values if value is not None])
+
+
+def _sum_if_complete(values: Sequence[float | None]) -> float | None:
+    """Sums values; returns None if one of them is missing."""
+    present = [value for value in values if value is not None]
+    return fsum(present) if len(present) == len(values) else None
 
 
 def _compare_with_all_rows(context: ClaimContext, comparisons: Mapping[str, Comparison]) -> Comparison:
