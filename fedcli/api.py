@@ -145,9 +145,8 @@ class _Experiment:
 
     def run_grid(self, log: Any, jobs: int) -> "Runs":
         """Runs all methods with all combinations of values and all seeds; warns of the runs that fail."""
-        from fedcli.results.grids import plan_grid
+        from fedcli.results.grids import describe_protocols, plan_grid
         from fedcli.results.jobs import PlanListener, execute
-        from fedcli.results.plans import describe_protocols
         from fedcli.returned import Runs
         from fedcli.run_files import RECORD
 
@@ -223,8 +222,8 @@ def tune(
         >>> runs = fedcli.run("fedavg,fedprox", tuned=best, dataset="digits", seeds=range(5))  # doctest: +SKIP
     """
     from fedcli.results import tune as tuning
+    from fedcli.results.grids import describe_protocols
     from fedcli.results.jobs import PlanListener, execute
-    from fedcli.results.plans import describe_protocols
     from fedcli.returned import Tuned
 
     with in_keywords():

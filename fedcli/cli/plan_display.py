@@ -15,7 +15,8 @@ from fedcli.cli.display import duration_text, print_line
 from fedcli.cli.options import ONE_BY_ONE, Placement
 from fedcli.cli.printing import say, stop_interrupted
 from fedcli.results import durations, jobs
-from fedcli.results.plans import Plan, PlannedRun, TablePlan, describe_protocols
+from fedcli.results.grids import describe_protocols
+from fedcli.results.plans import Plan, PlannedRun, TablePlan
 from fedcli.runs.schema import Record
 
 

@@ -112,6 +112,24 @@ def list_runs(points: Iterable[GridPoint]) -> tuple[PlannedRun, ...]:
     return tuple(itertools.chain.from_iterable(point.runs for point in points))
 
 
+def describe_protocols(runs: Iterable[PlannedRun]) -> str:
+    """Describes which methods of a comparison run under which protocol; returns an empty text if all have the same."""
+    protocols_by_method: dict[str, dict[str, None]] = {}
+    for run in runs:
+        protocols_by_method.setdefault(run.setup.method.name, {})[run.setup.protocol.name] = None
+    methods_by_protocols: dict[str, list[str]] = {}
+    for method, names in protocols_by_method.items():
+        methods_by_protocols.setdefault(", ".join(names), []).append(method)
+    if len(methods_by_protocols) < 2:
+        return ""
+    parts = "; ".join(f"{names}: {', '.join(methods)}" for names, methods in methods_by_protocols.items())
+    most_common = max(methods_by_protocols, key=lambda names: len(methods_by_protocols[names]))
+    return (
+        f"these methods have different protocols, so that clients and training differ too ({parts}); give all of them "
+        f"one, such as --protocol={most_common}"
+    )
+
+
 class _ResolvedPoint(NamedTuple):
     """A point of a grid whose runs can start, before their folders and records are known.
 

@@ -409,21 +409,3 @@ def _move_to_other_data(method: Method, options: Mapping[str, Any], dataset: str
     data = {"protocol": new_protocol.name, "dataset": dataset}
     # The new protocol wins over the cell's own options, and the cell's division over the new protocol's.
     return {**others, **partition, **data}
-
-
-def describe_protocols(runs: Iterable[PlannedRun]) -> str:
-    """Describes which methods of a comparison run under which protocol; returns an empty text if all have the same."""
-    protocols_by_method: dict[str, dict[str, None]] = {}
-    for run in runs:
-        protocols_by_method.setdefault(run.setup.method.name, {})[run.setup.protocol.name] = None
-    methods_by_protocols: dict[str, list[str]] = {}
-    for method, names in protocols_by_method.items():
-        methods_by_protocols.setdefault(", ".join(names), []).append(method)
-    if len(methods_by_protocols) < 2:
-        return ""
-    parts = "; ".join(f"{names}: {', '.join(methods)}" for names, methods in methods_by_protocols.items())
-    most_common = max(methods_by_protocols, key=lambda names: len(methods_by_protocols[names]))
-    return (
-        f"these methods have different protocols, so that clients and training differ too ({parts}); give all of them "
-        f"one, such as --protocol={most_common}"
-    )
