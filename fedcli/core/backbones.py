@@ -36,7 +36,7 @@ class Recipe(NamedTuple):
     """How a network is made."""
 
     make: Callable[[int, int, int], Backbone]  # of channels, image size and number of classes
-    least: int = 1  # height and width in pixels of the smallest images that it takes
+    min_size: int = 1  # height and width in pixels of the smallest images that it takes
 
 
 def find(name: str) -> Recipe:
@@ -59,12 +59,13 @@ def build(name: str, channels: int, image_size: int, num_classes: int, seed: int
             a rule of `network_from_user`.
     """
     recipe = find(name)
+    least = recipe.min_size
     if channels not in (1, 3):
         raise UserError(f"images have the wrong channels (got {channels}); 1 or 3 are allowed; convert the images.")
-    if image_size < recipe.least:
+    if image_size < least:
         raise UserError(
-            f"images are too small for the network {name} (got {image_size} x {image_size} pixels); {recipe.least} x "
-            f"{recipe.least} and larger are allowed; choose another network with --backbone."
+            f"images are too small for the network {name} (got {image_size} x {image_size} pixels); {least} x {least} "
+            "and larger are allowed; choose another network with --backbone."
         )
     with preserve_random_state():
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would seed GPUs too
@@ -89,7 +90,7 @@ def _has_dead_taps(name: str, function: Callable | None, channels: int, image_si
 
 
 def plain_cnn(  # noqa: PLR0913  # a declaration: one keyword for each trait of a network
-    least: int, kernel: int, padding: int, widths: Sequence[int], pooled: Sequence[int], hidden: Sequence[int],
+    min_size: int, kernel: int, padding: int, widths: Sequence[int], pooled: Sequence[int], hidden: Sequence[int],
     stride: int = 1, colour: bool = False, linear_features: bool = False,
 ) -> Recipe:  # fmt: skip
     """Describes a network of convolutions, then fully connected layers, each followed by ReLU.
@@ -102,9 +103,10 @@ def plain_cnn(  # noqa: PLR0913  # a declaration: one keyword for each trait of 
     def make(channels: int, image_size: int, num_classes: int) -> Backbone:
         channels = 3 if colour else channels
         layers: list[nn.Module] = []
-        for i, (width, out) in enumerate(pairwise((channels, *widths))):
-            layers.append(nn.Conv2d(width, out, kernel, stride if i == 0 else 1, padding))
-            if i in pooled:  # before ReLU it is the same function with a quarter of ReLU's work
+        for number, (width, out) in enumerate(pairwise((channels, *widths))):
+            stride_here = stride if number == 0 else 1
+            layers.append(nn.Conv2d(width, out, kernel, stride_here, padding))
+            if number in pooled:  # before ReLU it is the same function with a quarter of ReLU's work
                 layers.append(nn.MaxPool2d(2))
             layers.append(nn.ReLU())
         layers.append(nn.Flatten())
@@ -116,7 +118,7 @@ def plain_cnn(  # noqa: PLR0913  # a declaration: one keyword for each trait of 
         body = nn.Sequential(*layers)
         return Backbone(body, hidden[-1], num_classes, colour)
 
-    return Recipe(make, least)
+    return Recipe(make, min_size)
 
 
 class _ResNet(NamedTuple):
@@ -175,38 +177,50 @@ def _convolution(**options: Any) -> Callable[..., nn.Module]:
     return partial(torchvision().ops.Conv2dNormActivation, **{"norm_layer": MaskedBatchNorm2d, **options})
 
 
-def _googlenet(channels: int, image_size: int, num_classes: int, *, is_small: bool) -> Backbone:
-    """Makes torchvision's GoogLeNet without auxiliary classifiers; the features lie behind its dropout.
+def _inception(conv: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Returns torchvision's block of GoogLeNet, made of such convolutions."""
+    module = import_module("torchvision.models.googlenet")  # `models.googlenet` is a function
+    return partial(module.Inception, conv_block=conv)
 
-    The small one has one 3 x 3 convolution for its stem, two for each 5 x 5, biases, no dropout, and torch's default
-    weights.
-    """
-    conv = _convolution(bias=True) if is_small else _convolution(norm_layer=partial(MaskedBatchNorm2d, eps=0.001))
 
-    def inception(channels: int, *widths: int) -> nn.Module:
-        module = import_module("torchvision.models.googlenet")  # `models.googlenet` is a function
-        block = module.Inception(channels, *widths, conv_block=conv)
-        if is_small:
-            _, _, _, _, width_of_5x5, _ = widths
-            block.branch3.append(conv(width_of_5x5, width_of_5x5))
-        return block
+def _googlenet(conv: Callable[..., nn.Module], inception: Callable[..., nn.Module]) -> nn.Module:
+    """Makes torchvision's GoogLeNet of such convolutions and blocks, without auxiliary classifiers."""
+    blocks = [conv, inception, nn.Identity]
+    return torchvision().models.GoogLeNet(num_classes=1, aux_logits=False, init_weights=False, blocks=blocks)
 
-    body = torchvision().models.GoogLeNet(
-        num_classes=1, aux_logits=False, init_weights=False, blocks=[conv, inception, nn.Identity]
-    )
-    if is_small:
-        body.conv1 = conv(3, 192)
-        for name in ("conv2", "conv3", "maxpool1", "maxpool2", "dropout", "fc"):
-            setattr(body, name, nn.Identity())
-        for name in ("maxpool3", "maxpool4"):
-            setattr(body, name, nn.MaxPool2d(3, stride=2, padding=1))
-        return Backbone(body, 1024, num_classes)
+
+def _googlenet_512(channels: int, image_size: int, num_classes: int) -> Backbone:
+    """Makes torchvision's GoogLeNet; the features lie behind its dropout."""
+    conv = _convolution(norm_layer=partial(MaskedBatchNorm2d, eps=0.001))
+    body = _googlenet(conv, _inception(conv))
     for module in body.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.normal_(module.weight, std=0.01)  # torchvision's, without its truncation at 200 deviations
     body.dropout = KeyedDropout(body.dropout.p)
     body.fc = nn.AdaptiveAvgPool1d(512)
     return Backbone(body, 512, num_classes)
+
+
+def _googlenet_32(channels: int, image_size: int, num_classes: int) -> Backbone:
+    """Makes GoogLeNet for small images, with torch's default weights.
+
+    It has one 3 x 3 convolution for its stem, two for each 5 x 5, biases, and no dropout.
+    """
+    conv = _convolution(bias=True)
+
+    def inception(channels: int, *widths: int) -> nn.Module:
+        block = _inception(conv)(channels, *widths)
+        _, _, _, _, width_of_5x5, _ = widths
+        block.branch3.append(conv(width_of_5x5, width_of_5x5))
+        return block
+
+    body = _googlenet(conv, inception)
+    body.conv1 = conv(3, 192)
+    for name in ("conv2", "conv3", "maxpool1", "maxpool2", "dropout", "fc"):
+        setattr(body, name, nn.Identity())
+    for name in ("maxpool3", "maxpool4"):
+        setattr(body, name, nn.MaxPool2d(3, stride=2, padding=1))
+    return Backbone(body, 1024, num_classes)
 
 
 class _Sum(nn.ModuleDict):
@@ -291,34 +305,34 @@ def _vit_tiny(channels: int, image_size: int, num_classes: int) -> Backbone:
 
 
 BACKBONES: dict[str, Recipe] = {
-    "cnn-small": plain_cnn(least=4, kernel=3, padding=1, widths=(16, 32), pooled=(0, 1), hidden=(64,)),
-    "cnn-mcmahan": plain_cnn(least=16, kernel=5, padding=0, widths=(32, 64), pooled=(0, 1), hidden=(512,)),
-    "cnn-2x32": plain_cnn(least=16, kernel=5, padding=0, widths=(32, 32), pooled=(0, 1), hidden=(384, 192)),
-    "cnn-2x32-100": plain_cnn(least=16, kernel=5, padding=0, widths=(32, 32), pooled=(0, 1), hidden=(384, 100)),
+    "cnn-small": plain_cnn(min_size=4, kernel=3, padding=1, widths=(16, 32), pooled=(0, 1), hidden=(64,)),
+    "cnn-mcmahan": plain_cnn(min_size=16, kernel=5, padding=0, widths=(32, 64), pooled=(0, 1), hidden=(512,)),
+    "cnn-2x32": plain_cnn(min_size=16, kernel=5, padding=0, widths=(32, 32), pooled=(0, 1), hidden=(384, 192)),
+    "cnn-2x32-100": plain_cnn(min_size=16, kernel=5, padding=0, widths=(32, 32), pooled=(0, 1), hidden=(384, 100)),
     "cnn-2x32-100-linear": plain_cnn(
-        least=16, kernel=5, padding=0, widths=(32, 32), pooled=(0, 1), hidden=(384, 100), linear_features=True
+        min_size=16, kernel=5, padding=0, widths=(32, 32), pooled=(0, 1), hidden=(384, 100), linear_features=True
     ),
     "cnn-2x64": plain_cnn(
-        least=16, kernel=5, padding=0, widths=(64, 64), pooled=(0, 1), hidden=(384, 192), colour=True
+        min_size=16, kernel=5, padding=0, widths=(64, 64), pooled=(0, 1), hidden=(384, 192), colour=True
     ),
     "cnn-2x64-100": plain_cnn(
-        least=16, kernel=5, padding=0, widths=(64, 64), pooled=(0, 1), hidden=(384, 100), colour=True
+        min_size=16, kernel=5, padding=0, widths=(64, 64), pooled=(0, 1), hidden=(384, 100), colour=True
     ),
     "cnn-3conv": plain_cnn(
-        least=4, kernel=5, padding=2, widths=(64, 64, 128), pooled=(0, 1), hidden=(2048, 512), colour=True
+        min_size=4, kernel=5, padding=2, widths=(64, 64, 128), pooled=(0, 1), hidden=(2048, 512), colour=True
     ),
     # The usual form of AlexNet for CIFAR: 3 x 3 convolutions, 2 x 2 pooling after the first, second and fifth, and of
     # a 32 x 32 image 2 x 2 x 256 values for the fully connected layers. Without AlexNet's dropout before each of those.
     "alexnet-32": plain_cnn(
-        least=15, kernel=3, padding=1, widths=(64, 192, 384, 256, 256), pooled=(0, 1, 4), hidden=(4096, 4096),
+        min_size=15, kernel=3, padding=1, widths=(64, 192, 384, 256, 256), pooled=(0, 1, 4), hidden=(4096, 4096),
         stride=2, colour=True,
     ),
     **{name: Recipe(partial(_resnet, name)) for name in (*_VARIANTS, "resnet18-3x3-gn-projection")},
-    "vit-tiny": Recipe(_vit_tiny, least=2),
+    "vit-tiny": Recipe(_vit_tiny, min_size=2),
     "mobilenet-v2-512": Recipe(partial(_mobilenet_v2_512, dropout=False)),
     "mobilenet-v2-dropout-512": Recipe(partial(_mobilenet_v2_512, dropout=True)),
-    "googlenet-512": Recipe(partial(_googlenet, is_small=False), least=15),
-    "googlenet-32": Recipe(partial(_googlenet, is_small=True)),
+    "googlenet-512": Recipe(_googlenet_512, min_size=15),
+    "googlenet-32": Recipe(_googlenet_32),
     "mobilenet-v2-32": Recipe(_mobilenet_v2_32),
     "efficientnet-b0-32": Recipe(_efficientnet_b0_32),
 }  # fmt: skip
