@@ -20,16 +20,26 @@ class Backbone(nn.Module):
     """
 
     def __init__(
-        self, body: nn.Module, feature_dim: int, num_classes: int, colour: bool = True, draws: KeyedDraws | None = None
-    ):
-        """Puts a head on a body, from images to features; `colour` repeats grey images for it."""
+        self, body: nn.Module, feature_dim: int, num_classes: int, colour: bool = True,
+        draws: KeyedDraws | None = None, guard: Callable[[], AbstractContextManager] = nullcontext,
+    ):  # fmt: skip
+        """Puts a head on a body.
+
+        Args:
+            body: From images to features `[B, feature_dim]`.
+            feature_dim: D.
+            num_classes: C.
+            colour: Whether the body takes three channels; grey images are repeated for it.
+            draws: From which its layers of dropout and attention draw; None where nothing is drawn.
+            guard: Makes the context in which the body works.
+        """
         super().__init__()
         self.feature_dim = feature_dim
         self.body = body
         self.head = nn.Linear(feature_dim, num_classes)
         self._colour = colour
         self.draws = draws
-        self._guard: Callable = nullcontext  # around the body's work
+        self._guard = guard
         self._norms = [module for module in body.modules() if isinstance(module, MaskedBatchNorm2d)]
         number_dropouts(body)
 

@@ -73,9 +73,9 @@ def network_from_user(function: UserFunction, channels: int, image_size: int, nu
     whole = copy.deepcopy(module)  # with the head in its place
     head_name = next(name for name, layer in module.named_modules() if layer is head)
     _swap_layers(module, lambda layer: nn.Identity() if layer is head else layer)
-    network = Backbone(module, head.in_features, num_classes, colour=False, draws=KeyedDraws())
+    guard = partial(blame, function.path, passes=is_out_of_memory)
+    network = Backbone(module, head.in_features, num_classes, colour=False, draws=KeyedDraws(), guard=guard)
     network.head = head
-    network._guard = partial(blame, function.path, passes=is_out_of_memory)
     with torch.no_grad():
         _refuse_unfit(network, whole, head_name, function, tried.x)
     return network.train()
@@ -106,8 +106,8 @@ def _try_module(function: UserFunction, channels: int, image_size: int, num_clas
     module = function(channels, image_size, num_classes)
     if not isinstance(module, nn.Module):
         raise function.refuse(f"gives no torch.nn.Module (got {type(module).__name__})", "return one")
-    module = _not_compiled(module)
-    _swap_layers(module, _not_compiled)
+    module = _uncompile(module)
+    _swap_layers(module, _uncompile)
     _refuse_batch_statistics(module, function)
     _refuse_types_and_hooks(module, function)
     x = torch.randn(4, channels, image_size, image_size)
@@ -161,8 +161,9 @@ def _refuse_types_and_hooks(module: nn.Module, function: UserFunction) -> None:
 
 
 def _has_hooks(layer: nn.Module) -> bool:
-    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
-    return any(hooks)
+    has_forward_hooks = layer._forward_hooks or layer._forward_pre_hooks
+    has_backward_hooks = layer._backward_hooks or layer._backward_pre_hooks
+    return bool(has_forward_hooks or has_backward_hooks)
 
 
 def _refuse_shared_memory(module: nn.Module, function: UserFunction) -> None:
@@ -181,28 +182,27 @@ def _refuse_shared_memory(module: nn.Module, function: UserFunction) -> None:
             )
 
 
-def _perturb_tensor(value: Tensor, draws: torch.Generator, is_buffer: bool) -> None:
-    """Moves a tensor by a tenth of its size, so that what is the identity for its first value is so no more."""
+def _tenth_of_size(value: Tensor) -> Tensor:
+    """Returns a tenth of the root of a tensor's mean square, or of 1 where that is 0; a scalar."""
     size = value.square().mean().sqrt().nan_to_num(0, 0, 0)
-    size = torch.where(size > 0, size, 1.0) / 10
-    if is_buffer:  # upwards, since a variance must stay positive
-        value.add_(size * torch.rand(value.shape, generator=draws))
-    else:
-        value.add_(size * torch.randn(value.shape, generator=draws))
+    return torch.where(size > 0, size, 1.0) / 10
 
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
-def _perturbed(network: _Module) -> _Module:
-    """Moves parameters and buffers of a network, by fixed draws, and returns it."""
+def _perturb(network: _Module) -> _Module:
+    """Moves each tensor of a network by a tenth of its size, by fixed draws, and returns the network.
+
+    What is the identity for a tensor's first value is so no more.
+    """
     draws = torch.Generator().manual_seed(1)
     for parameter in network.parameters():
         if parameter.is_floating_point():
-            _perturb_tensor(parameter, draws, is_buffer=False)
+            parameter.add_(_tenth_of_size(parameter) * torch.randn(parameter.shape, generator=draws))
     for buffer in network.buffers():
-        if buffer.is_floating_point():
-            _perturb_tensor(buffer, draws, is_buffer=True)
+        if buffer.is_floating_point():  # upwards, since a variance must stay positive
+            buffer.add_(_tenth_of_size(buffer) * torch.rand(buffer.shape, generator=draws))
     return network
 
 
@@ -213,9 +213,9 @@ def _refuse_other_function(
 
     `whole` is the user's module with the head, of that name, where it stands in it.
     """
-    theirs = _perturbed(copy.deepcopy(whole))
+    theirs = _perturb(copy.deepcopy(whole))
     number_dropouts(theirs)
-    ours = _copied(network)
+    ours = _copy_network(network)
     our_tensors = {**dict(ours.named_parameters()), **dict(ours.named_buffers())}
     for name, value in (*theirs.named_parameters(), *theirs.named_buffers()):
         layer, _, last_part = name.rpartition(".")
@@ -223,10 +223,10 @@ def _refuse_other_function(
         our_tensors[our_name].copy_(value)
     for train in (False, True):
         their_copy = copy.deepcopy(theirs).train(train)
-        our_copy = _copied(ours).train(train)
-        heads = (cast(nn.Linear, their_copy.get_submodule(head_name)), our_copy.head)
+        our_copy = _copy_network(ours).train(train)
+        their_head = cast(nn.Linear, their_copy.get_submodule(head_name))
         for scale in (1.0, 1e4):  # large logits too, for what is the identity on small ones
-            for head in heads:
+            for head in (their_head, our_copy.head):
                 head.weight.mul_(scale)
                 head.bias.mul_(scale)
             with blame(function.path), KeyedDraws():
@@ -246,7 +246,7 @@ def _swap_layers(module: nn.Module, new: Callable[[nn.Module], nn.Module]) -> No
             parent._modules[key] = None if layer is None else new(layer)
 
 
-def _not_compiled(layer: nn.Module) -> nn.Module:
+def _uncompile(layer: nn.Module) -> nn.Module:
     """Returns the layer that `torch.compile` has wrapped, or the layer without its compiled call."""
     layer = getattr(layer, "_orig_mod", layer)
     layer._compiled_call_impl = None
@@ -271,14 +271,14 @@ def _watch(network: nn.Module, x: Tensor) -> Watched:
         return Watched(network(x), calls)
 
 
-def _copied(network: Backbone) -> Backbone:
+def _copy_network(network: Backbone) -> Backbone:
     """Returns a copy that tells the same `draws` whether they are used."""
     return copy.deepcopy(network, {id(network.draws): network.draws})
 
 
 def _refuse_unfit(network: Backbone, whole: nn.Module, head_name: str, function: UserFunction, x: Tensor) -> None:
     """Refuses a user's network that draws without the key, is another function, mixes images, or hides a state."""
-    perturbed = _perturbed(_copied(network))
+    perturbed = _perturb(_copy_network(network))
     random_state = torch.get_rng_state()
     outputs_of_two = _outputs_of_layers(perturbed, x[:2], function)
     outputs_again = _outputs_of_layers(perturbed, x[:2], function)
@@ -295,13 +295,13 @@ def _refuse_unfit(network: Backbone, whole: nn.Module, head_name: str, function:
             f"mixes the images of a batch {where}",
             "use nn.BatchNorm2d, nn.GroupNorm or nn.LayerNorm, and attention with batch_first=True",
         )
-    _refuse_hidden_state(_copied(perturbed).train(), function, x)
+    _refuse_hidden_state(_copy_network(perturbed).train(), function, x)
 
 
 class LayerOutput(NamedTuple):
     """What a layer has given in training, or a buffer's value after it."""
 
-    words: str  # the layer's name and type
+    title: str  # the layer's name and type
     output: Tensor
 
 
@@ -311,7 +311,7 @@ def _outputs_of_layers(network: Backbone, x: Tensor, function: UserFunction) -> 
     Raises:
         UserError: The network puts a new tensor into a buffer.
     """
-    trial = _copied(network).train()
+    trial = _copy_network(network).train()
     for norm in trial._norms:
         norm.eval()
     buffers = dict(trial.named_buffers(remove_duplicate=False))
@@ -322,8 +322,8 @@ def _outputs_of_layers(network: Backbone, x: Tensor, function: UserFunction) -> 
     names = {layer: name.removeprefix("body.") for name, layer in trial.named_modules()}
     outputs = []
     for call in calls:
-        words = f"'{names.get(call.layer, '')}' ({type(call.layer).__name__})"
-        outputs.append(LayerOutput(words, call.output))
+        title = f"'{names.get(call.layer, '')}' ({type(call.layer).__name__})"
+        outputs.append(LayerOutput(title, call.output))
     return outputs
 
 
@@ -334,7 +334,7 @@ def _first_difference(outputs: list[LayerOutput], others: list[LayerOutput], is_
         if alone.output.dim():
             output = output[: len(alone.output)]
         if alone.output.shape == output.shape and not is_same(alone.output, output):
-            return f"before or in the layer {alone.words}"
+            return f"before or in the layer {alone.title}"
     return ""
 
 
