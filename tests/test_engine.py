@@ -414,3 +414,9 @@ def test_a_step_that_moves_no_parameter_is_refused(chunk):
     step = fed.optimizer_step(loss, names=["absent"])
     with raises_user_error("moves no parameter", "names=['absent']"):
         fed.train(start, cohort, step)
+
+
+def test_an_unknown_optimizer_of_a_step_is_refused():
+    fed, _, _, loss = prepare_first_round()
+    with raises_user_error("unknown optimizer", "rmsprop"):
+        fed.optimizer_step(loss, optimizer="rmsprop")

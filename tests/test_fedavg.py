@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from fedcli import toy
 from fedcli.core.federation import schedule_factor
-from fedcli.core.optimizers import adamw
+from fedcli.core.optimizers import AdamW
 from fedcli.papers.baselines import fedavgm, fednova
 from fedcli.papers.baselines.fedrs import class_scales, class_shares, restricted_cross_entropy
 from tests import laws
@@ -118,7 +118,7 @@ def test_adamw_is_pytorchs(weight_decay):
     state = (torch.zeros((), dtype=torch.float64), zeros, zeros)
     for _ in range(4):
         grads = {name: torch.randn(3, dtype=torch.float64) for name in names}
-        ours, state = adamw(ours, grads, state, torch.tensor(0.1, dtype=torch.float64), weight_decay)
+        ours, state = AdamW(weight_decay).update(ours, grads, state, torch.tensor(0.1, dtype=torch.float64))
         for name, value in live.items():
             value.grad = grads[name]
         theirs.step()

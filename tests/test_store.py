@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import fedcli
 from fedcli.core import Model
 from fedcli.core.client_states import STATES, Store, types_by_name
-from fedcli.core.optimizers import AdamState, adam
+from fedcli.core.optimizers import Adam, AdamState
 from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.measure.client_features import features_after_one_more_round
 from fedcli.runs import checkpoints, resume, rounds
@@ -219,13 +219,13 @@ def adam_states(wrap):
 def test_adam_goes_on_from_a_file(tmp_path, wrap):
     kept = adam_states(wrap)
     grads = {"w": torch.tensor([1.0, 2.0])}
-    expected, _ = adam(kept["model"].params, grads, adam_states(AdamState)["local"], torch.tensor(0.1))
+    expected, _ = Adam().update(kept["model"].params, grads, adam_states(AdamState)["local"], torch.tensor(0.1))
     save_tree(tmp_path / "file", kept, {})
 
     loaded = load_tree(tmp_path / "file", types_by_name(())).tree
 
     assert type(loaded["local"]) is type(kept["local"])
-    params, state = adam(loaded["model"].params, grads, loaded["local"], torch.tensor(0.1))
+    params, state = Adam().update(loaded["model"].params, grads, loaded["local"], torch.tensor(0.1))
     assert torch.equal(params["w"], expected["w"])
     assert state.steps == 4
 

@@ -36,7 +36,7 @@ from fedcli.core.exchanged_models import ExchangedModels
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.image_set import ImageSet
 from fedcli.core.layers import by_places
-from fedcli.core.optimizers import OptimizerUpdate
+from fedcli.core.optimizers import OptimizerUpdate, make_optimizer
 from fedcli.core.output_cache import OutputCache
 from fedcli.core.parts import Parts
 from fedcli.core.population import Cohort, Population
@@ -305,12 +305,15 @@ class Federation(Population):
             key: Name of its state in `Client.optimizer`; two updates of one step need two names.
             clip_norm: Norm to which longer gradients are shortened, before the weight decay; 0 for none.
         """
-        update = OptimizerUpdate(
-            loss=loss,
-            optimizer=optimizer or self.optimizer,
-            lr=lr,
+        chosen_optimizer = make_optimizer(
+            optimizer or self.optimizer,
             momentum=self.momentum if momentum is None else momentum,
             weight_decay=self.config.weight_decay if weight_decay is None else weight_decay,
+        )
+        update = OptimizerUpdate(
+            loss=loss,
+            optimizer=chosen_optimizer,
+            lr=lr,
             names=names,
             key=key,
             clip_norm=clip_norm,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,55 +20,63 @@ EPSILON = 1e-8
 NO_STATE = ()  # of SGD without momentum, a tree without tensors
 
 
-def sgd(
-    params: Params, grads: Params, state: Tree, lr: Tensor, momentum: float, weight_decay: float, in_place: bool = False
-) -> tuple[Params, Tree]:
-    """Updates by stochastic gradient descent, as `torch.optim.SGD` defines it (no dampening, no Nesterov).
+@dataclass(frozen=True)
+class Sgd:
+    """Stochastic gradient descent, as `torch.optim.SGD` defines it (no dampening, no Nesterov).
 
-    `state` holds momentum buffers, or is `NO_STATE` where momentum is 0. In place, results are written over `params`
-    and `state`, which halves memory traffic. Returns the new parameters and the new optimizer state.
+    Its state are momentum buffers, or `NO_STATE` where momentum is 0.
     """
-    new = {}
-    velocity = {}
-    for name, value in params.items():
-        g = grads[name]
-        if weight_decay:
-            g = torch.add(g, value, alpha=weight_decay)
-        if momentum:
-            g = torch.add(g, state[name], alpha=momentum, out=state[name] if in_place else None)
-            velocity[name] = g
-        new[name] = torch.addcmul(value, g, lr, value=-1, out=value if in_place else None)
-    return new, velocity if momentum else NO_STATE
 
+    momentum: float
+    weight_decay: float
 
-def fused_sgd(
-    params: Params, grads: Params, state: Tree, lr: Tensor, momentum: float, weight_decay: float, idle: Tensor
-) -> None:
-    """Updates as `sgd` in place, by one operation of the device, which reads and writes every value once.
+    def init_state(self, params: Params) -> Tree:
+        """Returns the state before the first step."""
+        return tree_map(torch.zeros_like, params) if self.momentum else NO_STATE
 
-    A client stays as it is where `idle` is 1. All numbers are float32, as the operation reads `lr` and `idle`.
-    """
-    tensors = [*params.values(), *(grads[name] for name in params)]
-    if momentum:
-        tensors += [state[name] for name in params]
-    _FusedSgd.apply(momentum, weight_decay, lr, idle, *tensors)
+    def update(self, params: Params, grads: Params, state: Tree, lr: Tensor) -> tuple[Params, Tree]:
+        """Returns the parameters and the state after a step."""
+        new = {}
+        velocity = {}
+        for name, value in params.items():
+            g = self._with_weight_decay(grads[name], value)
+            if self.momentum:
+                g = torch.add(g, state[name], alpha=self.momentum)
+                velocity[name] = g
+            new[name] = torch.addcmul(value, g, lr, value=-1)
+        return new, velocity if self.momentum else NO_STATE
+
+    def update_in_place(self, params: Params, grads: Params, state: Tree, lr: Tensor) -> tuple[Params, Tree]:
+        """Writes what `update` returns over the parameters and the state, which halves memory traffic."""
+        for name, value in params.items():
+            g = self._with_weight_decay(grads[name], value)
+            if self.momentum:
+                g = torch.add(g, state[name], alpha=self.momentum, out=state[name])
+            torch.addcmul(value, g, lr, value=-1, out=value)
+        return params, state
+
+    def update_fused(self, params: Params, grads: Params, state: Tree, lr: Tensor, idle: Tensor) -> None:
+        """Updates in place by one operation of the device, which reads and writes every value once.
+
+        A client stays as it is where `idle` is 1. All numbers are float32, as the operation reads `lr` and `idle`.
+        """
+        momenta = [state[name] for name in params] if self.momentum else []
+        _FusedSgd.apply(self, list(params.values()), [grads[name] for name in params], momenta, lr, idle)
+
+    def _with_weight_decay(self, g: Tensor, value: Tensor) -> Tensor:
+        return torch.add(g, value, alpha=self.weight_decay) if self.weight_decay else g
 
 
 class _FusedSgd(torch.autograd.Function):
-    """The operation, with a rule for clients that are stacked: it is done for each, whose tensors are dense.
-
-    A Function takes tensors one by one: `lists` are all parameters, all gradients and, with momentum, all momenta.
-    """
+    """The operation, with a rule for clients that are stacked: it is done for each, whose tensors are dense."""
 
     @staticmethod
-    def forward(momentum: float, weight_decay: float, lr: Tensor, idle: Tensor, *lists: Tensor) -> Tensor:
-        count = len(lists) // (3 if momentum else 2)
-        params = lists[:count]
-        grads = lists[count : 2 * count]
-        momenta = lists[2 * count :]
+    def forward(
+        sgd: Sgd, params: list[Tensor], grads: list[Tensor], momenta: list[Tensor], lr: Tensor, idle: Tensor
+    ) -> Tensor:
         torch._fused_sgd_(
-            list(params), [grad.contiguous() for grad in grads], list(momenta), weight_decay=weight_decay,
-            momentum=momentum, lr=lr, dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+            params, [grad.contiguous() for grad in grads], momenta, weight_decay=sgd.weight_decay,
+            momentum=sgd.momentum, lr=lr, dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
             found_inf=idle,
         )  # fmt: skip
         return lr.new_empty(())  # a Function returns a tensor
@@ -77,19 +86,18 @@ class _FusedSgd(torch.autograd.Function):
         """Keeps nothing, as nobody asks for a gradient."""
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple, momentum: float, weight_decay: float, lr: Tensor, idle: Tensor, *lists: Tensor
+    def vmap(  # noqa: PLR0913  # those of `forward`
+        info: Any, in_dims: tuple, sgd: Sgd, params: list[Tensor], grads: list[Tensor], momenta: list[Tensor],
+        lr: Tensor, idle: Tensor,
     ) -> tuple[Tensor, None]:  # fmt: skip
-        _, _, lr_axis, idle_axis, *axes = in_dims
+        _, *axes = in_dims
         for k in range(info.batch_size):
-            own_lr = _of_client(lr, lr_axis, k)
-            own_idle = _of_client(idle, idle_axis, k)
-            own_lists = [_of_client(tensor, axis, k) for tensor, axis in zip(lists, axes, strict=True)]
-            result = _FusedSgd.forward(momentum, weight_decay, own_lr, own_idle, *own_lists)
+            tensors_of_client = tree_map(partial(_select_client, k=k), [params, grads, momenta, lr, idle], axes)
+            result = _FusedSgd.forward(sgd, *tensors_of_client)
         return result, None
 
 
-def _of_client(tensor: Tensor, axis: int | None, k: int) -> Tensor:
+def _select_client(tensor: Tensor, axis: int | None, k: int) -> Tensor:
     """Returns client k's part of a tensor with this client axis; all of it where None, as all clients share it."""
     return tensor if axis is None else tensor.select(axis, k)
 
@@ -102,37 +110,68 @@ class AdamState(NamedTuple):
     second_moments: Params
 
 
-def adam(
-    params: Params, grads: Params, state: AdamState, lr: Tensor, weight_decay: float = 0.0
-) -> tuple[Params, AdamState]:
-    """Updates as `sgd`, by Adam as `torch.optim.Adam` defines it, with its defaults."""
-    if not isinstance(state, AdamState):  # in checkpoints of earlier versions
-        state = AdamState(*state)
-    steps = state.steps + 1
-    step_size = lr / (1 - BETA_1**steps)
-    correction = 1 - BETA_2**steps
-    new = {}
-    first_moments = {}
-    second_moments = {}
-    for name, value in params.items():
-        g = grads[name]
-        if weight_decay:
-            g = g + weight_decay * value
-        m = BETA_1 * state.first_moments[name] + (1 - BETA_1) * g
-        v = BETA_2 * state.second_moments[name] + (1 - BETA_2) * g * g
-        new[name] = value - step_size * m / ((v / correction).sqrt() + EPSILON)
-        first_moments[name] = m
-        second_moments[name] = v
-    return new, AdamState(steps, first_moments, second_moments)
+@dataclass(frozen=True)
+class Adam:
+    """Adam, as `torch.optim.Adam` defines it, with its defaults."""
+
+    weight_decay: float = 0.0
+
+    def init_state(self, params: Params) -> AdamState:
+        """Returns the state before the first step."""
+        first_value, *_ = params.values()
+        zeros = tree_map(torch.zeros_like, params)
+        return AdamState(
+            steps=first_value.new_zeros(()), first_moments=zeros, second_moments=tree_map(torch.clone, zeros)
+        )
+
+    def update(self, params: Params, grads: Params, state: AdamState, lr: Tensor) -> tuple[Params, AdamState]:
+        """Returns the parameters and the state after a step."""
+        if not isinstance(state, AdamState):  # in checkpoints of earlier versions
+            state = AdamState(*state)
+        steps = state.steps + 1
+        step_size = lr / (1 - BETA_1**steps)
+        correction = 1 - BETA_2**steps
+        new = {}
+        first_moments = {}
+        second_moments = {}
+        for name, value in params.items():
+            g = grads[name]
+            if self.weight_decay:
+                g = g + self.weight_decay * value
+            m = BETA_1 * state.first_moments[name] + (1 - BETA_1) * g
+            v = BETA_2 * state.second_moments[name] + (1 - BETA_2) * g * g
+            new[name] = value - step_size * m / ((v / correction).sqrt() + EPSILON)
+            first_moments[name] = m
+            second_moments[name] = v
+        return new, AdamState(steps, first_moments, second_moments)
 
 
-def adamw(
-    params: Params, grads: Params, state: AdamState, lr: Tensor, weight_decay: float = 0.0
-) -> tuple[Params, AdamState]:
-    """Updates as `adam`, with the weight decay apart from the gradient, as `torch.optim.AdamW` defines it."""
-    if weight_decay:
-        params = {name: value * (1 - lr * weight_decay) for name, value in params.items()}
-    return adam(params, grads, state, lr)
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with the weight decay apart from the gradient, as `torch.optim.AdamW` defines it."""
+
+    weight_decay: float = 0.0
+
+    def init_state(self, params: Params) -> AdamState:
+        """Returns the state before the first step."""
+        return Adam().init_state(params)
+
+    def update(self, params: Params, grads: Params, state: AdamState, lr: Tensor) -> tuple[Params, AdamState]:
+        """Returns the parameters and the state after a step."""
+        if self.weight_decay:
+            params = {name: value * (1 - lr * self.weight_decay) for name, value in params.items()}
+        return Adam().update(params, grads, state, lr)
+
+
+def make_optimizer(name: str, momentum: float, weight_decay: float) -> Sgd | Adam | AdamW:
+    """Makes the optimizer of this name; the Adams have no use for the momentum."""
+    if name == "sgd":
+        return Sgd(momentum, weight_decay)
+    if name == "adam":
+        return Adam(weight_decay)
+    if name == "adamw":
+        return AdamW(weight_decay)
+    raise UserError(f"unknown optimizer of a local step (got '{name}'); use sgd, adam or adamw.")
 
 
 def clip(grads: Params, max_norm: float) -> Params:
@@ -152,20 +191,24 @@ class OptimizerUpdate:
     """An update of a client by the gradient of its objective; for its fields see `Federation.optimizer_step`."""
 
     loss: LocalLoss
-    optimizer: str
+    optimizer: Sgd | Adam | AdamW
     lr: float | None  # the round's where None
-    momentum: float
-    weight_decay: float
     names: Collection[str] | None
     key: str
     clip_norm: float
 
     def as_step(self) -> Step:
         """Returns the local step that is this update alone."""
-        in_place = self._update_in_place if self.optimizer == "sgd" else None
-        return Step(self._update, self._init_states, in_place)
+        if isinstance(self.optimizer, Sgd):
+            return Step(self._update, self._init_states, partial(self._update_in_place, self.optimizer))
+        return Step(self._update, self._init_states)
 
-    def _update(self, client: Client, batch: Batch, context: Any, in_place: bool = False) -> tuple[Client, Aux]:
+    def _update(self, client: Client, batch: Batch, context: Any) -> tuple[Client, Aux]:
+        return self._update_by(self.optimizer.update, client, batch, context)
+
+    def _update_by(
+        self, optimize: Callable[..., tuple[Params, Tree]], client: Client, batch: Batch, context: Any
+    ) -> tuple[Client, Aux]:
         """Updates the parameters that move; as one tensor where they are views of one, and so is their state."""
         moving = self._select_moving(client.params)
         state = client.optimizer[self.key]
@@ -179,28 +222,27 @@ class OptimizerUpdate:
         packed = pack(moving, params_template)
         packed_state = pack(state, state_template)
         grads, aux = self._gradient(client, batch, context, packed, all_params)
-        packed, packed_state = self._optimize(packed, grads, packed_state, self._lr_of(batch), in_place)
+        packed, packed_state = optimize(packed, grads, packed_state, self._lr_of(batch))
         states = {**client.optimizer, self.key: unpack(packed_state, state_template)}
         return client._replace(params=all_params(packed), buffers=aux.buffers, optimizer=states), aux
 
-    def _update_in_place(self, client: Client, batch: Batch, context: Any) -> tuple[Client, Aux]:
-        """Updates by SGD, over the client's own tensors where nobody is idle or one operation skips those who are."""
+    def _update_in_place(self, sgd: Sgd, client: Client, batch: Batch, context: Any) -> tuple[Client, Aux]:
+        """Updates over the client's own tensors where nobody is idle or one operation skips those who are."""
         if batch.idle is None:
-            return self._update(client, batch, context, in_place=True)
+            return self._update_by(sgd.update_in_place, client, batch, context)
         if all(value.dtype == torch.float32 for value in (batch.lr, *client.params.values())):
-            return self._update_fused(client, batch, context, batch.idle)
+            return self._update_fused(sgd, client, batch, context, batch.idle)
         return self._update(client, batch, context)
 
-    def _update_fused(self, client: Client, batch: Batch, context: Any, idle: Tensor) -> tuple[Client, Aux]:
-        """Updates by `fused_sgd`, tensor by tensor."""
+    def _update_fused(self, sgd: Sgd, client: Client, batch: Batch, context: Any, idle: Tensor) -> tuple[Client, Aux]:
+        """Updates by `Sgd.update_fused`, tensor by tensor."""
 
         def all_params(moving: Params) -> Params:
             return self._merge(client.params, moving)
 
         moving = dict(self._select_moving(client.params))
         grads, aux = self._gradient(client, batch, context, moving, all_params)
-        momenta = client.optimizer[self.key]
-        fused_sgd(moving, grads, momenta, self._lr_of(batch), self.momentum, self.weight_decay, idle)
+        sgd.update_fused(moving, grads, client.optimizer[self.key], self._lr_of(batch), idle)
         return client._replace(buffers=aux.buffers), aux
 
     def _gradient(
@@ -220,13 +262,6 @@ class OptimizerUpdate:
             grads = clip(grads, self.clip_norm)
         return grads, aux
 
-    def _optimize(self, params: Params, grads: Params, state: Tree, lr: Tensor, in_place: bool) -> tuple[Params, Tree]:
-        """Returns the new parameters and the new state of the optimizer."""
-        if self.optimizer == "sgd":
-            return sgd(params, grads, state, lr, self.momentum, self.weight_decay, in_place)
-        rule = adamw if self.optimizer == "adamw" else adam
-        return rule(params, grads, state, lr, self.weight_decay)
-
     def _lr_of(self, batch: Batch) -> Tensor:
         return batch.lr if self.lr is None else torch.full_like(batch.lr, self.lr)
 
@@ -242,20 +277,10 @@ class OptimizerUpdate:
 
     def _init_states(self, params: Params) -> dict[str, Tree]:
         """Returns the optimizer's state before the first step, by its key; refuses a step that moves no parameter."""
-        if not self._select_moving(params):
+        moving = self._select_moving(params)
+        if not moving:
             raise UserError(
                 f"a step of optimizer_step moves no parameter (got names={sorted(self.names or ())[:5]}); name some of "
                 "the network's, or choose another --backbone."
             )
-        return {self.key: self._init_state(params)}
-
-    def _init_state(self, params: Params) -> Tree:
-        if self.optimizer == "sgd" and not self.momentum:
-            return NO_STATE
-        zeros = tree_map(torch.zeros_like, self._select_moving(params))
-        if self.optimizer == "sgd":
-            return zeros
-        first_value, *_ = params.values()
-        return AdamState(
-            steps=first_value.new_zeros(()), first_moments=zeros, second_moments=tree_map(torch.clone, zeros)
-        )
+        return {self.key: self.optimizer.init_state(moving)}
