@@ -20,7 +20,7 @@ def test_a_trial_takes_steps_and_leaves_the_federation_as_it_was(monkeypatch):
     monkeypatch.setattr(autotune, "STEPS_PER_PASS", 2)
     counted = []
     _, fed = toy.federation("fedavg", clients_per_chunk="2")
-    fed.engine.listen(counted.append)
+    fed.engine.runner.listen(counted.append)
 
     for way, size in (("stacked", 4), ("branches", 3), ("stacked", 1)):
         trial = autotune.try_out(fed, way, size)

@@ -124,7 +124,7 @@ def count_samples(monkeypatch):
 
     def counted_round(setup, fed, state, cohort):
         samples = []
-        fed.engine.listen(samples.append)
+        fed.engine.runner.listen(samples.append)
         after_round = one_round(setup, fed, state, cohort)
         samples_of_rounds.append(sum(samples))
         return after_round
@@ -175,7 +175,7 @@ def run_both_sides(chunk):
     plain_sizes = []
     plain_images = []
     setup, fed, plain = sides(TINY_CNN, clients_per_chunk=chunk)
-    fed.engine.listen(engine_sizes.append)
+    fed.engine.runner.listen(engine_sizes.append)
 
     def watch(module, inputs, output):
         (x,) = inputs

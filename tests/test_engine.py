@@ -206,7 +206,7 @@ def test_threads_run_side_by_side_in_order_and_one_failure_stops_the_others(two_
         meeting.wait()
         return 2 * item
 
-    assert fed.engine.side_by_side("meet", meet, [1, 2]) == [2, 4]
+    assert fed.engine.runner.map("meet", meet, [1, 2]) == [2, 4]
 
     stopped = []
 
@@ -215,12 +215,12 @@ def test_threads_run_side_by_side_in_order_and_one_failure_stops_the_others(two_
             meeting.wait()
             raise ValueError("broken")
         meeting.wait()
-        stopped.append(fed.engine.stopping.wait(30))
+        stopped.append(fed.engine.runner.stopping.wait(30))
 
     with pytest.raises(ValueError, match="broken"):
-        fed.engine.side_by_side("fail", fail, [0, 1])
+        fed.engine.runner.map("fail", fail, [0, 1])
     assert stopped == [True]
-    assert not fed.engine.stopping.is_set()
+    assert not fed.engine.runner.stopping.is_set()
 
 
 def test_a_stopped_thread_ends_before_its_data_does(two_threads):
@@ -231,7 +231,7 @@ def test_a_stopped_thread_ends_before_its_data_does(two_threads):
         steps.append(samples)
         raise KeyboardInterrupt
 
-    fed.engine.listen(count)
+    fed.engine.runner.listen(count)
     with pytest.raises(KeyboardInterrupt):
         fed.train(start, cohort, loss)
     assert 1 <= len(steps) <= 4  # of 20

@@ -487,10 +487,10 @@ def test_only_small_networks_that_train_one_by_one_are_shared(
     _, fed = toy.federation(find_method("fedavg"), **options)
     with machine_settings(fed):
         assert torch.get_num_threads() == threads_in_run
-        assert fed.engine.processes.count == processes_in_run
+        assert fed.engine.runner.processes.count == processes_in_run
 
     torch.set_num_threads(2)
-    assert fed.engine.processes.count == 1
+    assert fed.engine.runner.processes.count == 1
 
 
 def write_lines(folder, texts):
@@ -599,7 +599,7 @@ def test_a_model_that_a_fork_has_tested_is_not_tested_again_while_it_stays_the_s
     def watched(*arguments, **options):
         nonlocal tested_here
         tested_here += 1
-        if fed.engine.processes.active == 2:
+        if fed.engine.runner.processes.active == 2:
             shared.meet()
         return predict(*arguments, **options)
 

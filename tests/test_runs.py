@@ -238,7 +238,7 @@ def test_threads_determinism_and_tf32_are_set_by_the_machine(
     fed = SimpleNamespace(
         config=SimpleNamespace(precision=precision),
         sizes=SimpleNamespace(parameters=parameters),
-        engine=SimpleNamespace(clients_per_chunk=together, notes=[], use_processes=nullcontext),
+        engine=SimpleNamespace(clients_per_chunk=together, notes=[], runner=SimpleNamespace(use_processes=nullcontext)),
         device=torch.device(device),
     )
 

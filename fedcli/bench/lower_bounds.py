@@ -46,14 +46,14 @@ def times_per_second(work: Callable[[], Any], engine: Engine) -> float:
     """Returns how many times a second some work is done at best, on a CPU by all threads or processes, each alone."""
     device = engine.images.device
     threads = torch.get_num_threads() if device.type == "cpu" else 1
-    processes = engine.processes
+    processes = engine.runner.processes
 
     def rate_of_one(number: int) -> float:
         return 1 / min(seconds_of(work, device) for _ in range(TRIES))
 
     if processes.count > 1:  # at once, and not as soon as it has shown that this is faster
         return sum(processes.map_with_forks(rate_of_one, range(processes.count), count=processes.count))
-    return sum(engine.side_by_side("measure peak rates", rate_of_one, range(threads)))
+    return sum(engine.runner.map("measure peak rates", rate_of_one, range(threads)))
 
 
 class LowerBounds(NamedTuple):

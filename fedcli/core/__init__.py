@@ -5,7 +5,8 @@ The modules in the order in which to read them:
 1. `trees`, `clients`, `optimizers`: tensors in trees, a network as a pure function, and one local step of one client.
 2. `partition`, `parts`, `batches`, `augment`: which images a client has, and the batches of a round.
 3. `population`, `federation`: the clients of a run, and what a method can ask of them.
-4. `engine`, `stacked`, `graphs`, `forks`: how a cohort is trained, by graphs on CUDA and by processes on a CPU.
+4. `engine`, `stacked`, `graphs`, `parallel`, `forks`: how a cohort is trained, by graphs on CUDA and by threads or
+   processes on a CPU.
 5. `client_states`, `evaluation`: what clients keep from round to round, and how models are tested.
 """
 

@@ -6,14 +6,10 @@ Clients train one after the other (looped; on the CPU one in each thread), or se
 
 import gc
 import math
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import contextmanager
-from contextvars import copy_context
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,9 +18,9 @@ from torch import Tensor
 from fedcli.core.augment import Transform
 from fedcli.core.batches import Batch, BatchPlan, is_real
 from fedcli.core.clients import Aux, Client, Step, Terms, refuse_reading, set_to, with_dropout_key
-from fedcli.core.forks import Processes
 from fedcli.core.graphs import MAX_CALLS, MAX_STACKS, GraphCache, Graphs, StepGraphs, is_out_of_memory
 from fedcli.core.layers import by_places
+from fedcli.core.parallel import ItemRunner
 from fedcli.core.stacked import (
     STACKED,
     Call,
@@ -51,31 +47,6 @@ class Chunking(NamedTuple):
 
     way: str  # one of `stacked.WAYS`
     clients: int  # how many train together at most
-
-
-class Workers(Protocol):
-    """The processes that do a run together, as one of them sees them, see `fedcli.runs.workers.WorkerGroup`."""
-
-    world_size: int  # how many processes there are
-    local_world_size: int  # how many of them are on this machine, and share its cores
-
-    def distribute(self, work: Callable[[Any], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
-        """Returns what `work` gives for all items, in their order, each done by one of the processes.
-
-        Results have the bits of one process where the items are the same chunks of clients, the strides of tensors
-        are kept, and each item is computed with as many threads as in one process.
-        """
-
-
-class OneWorker:
-    """The only process of a run, which does all its work."""
-
-    world_size = 1
-    local_world_size = 1
-
-    def distribute(self, work: Callable[[Sequence[Any]], Iterable[Any]], items: Sequence[Any]) -> list[Any]:
-        """Returns what `work` gives for all items."""
-        return list(work(items))
 
 
 class ChunkToTrain(NamedTuple):
@@ -112,19 +83,15 @@ class Engine:
     images: Tensor  # uint8 [N, channels, H, W], the training set, on the device
     labels: Tensor  # [N]
     transform: Transform  # from uint8 images to network input
+    runner: ItemRunner  # trains several chunks of clients at a time
     clients_per_chunk: int  # how many clients train together; halved where memory is too small
     way: str = STACKED  # one of `stacked.WAYS`
     graphs: Graphs | None = None  # None without CUDA, and after a graph could not be made or was wrong
     by_places: bool = False  # for clients that train alone, see fedcli/core/layers.py
     joint_layers: bool = False  # for clients that are stacked, see fedcli/core/joint_layers.py
     notes: list[str] = field(default_factory=list)  # changes of plan that a user has to know
-    on_samples: Callable[[int], None] = lambda count: None  # see `listen`
     stacks: GraphCache = field(default_factory=partial(GraphCache, MAX_STACKS), init=False)  # of `Stack`
     calls: GraphCache = field(default_factory=partial(GraphCache, MAX_CALLS), init=False)  # of `Call`
-    workers: Workers = field(default_factory=OneWorker)
-    processes: Processes = field(default_factory=Processes, init=False)  # which do items on a CPU, see `use_processes`
-    stopping: threading.Event = field(default_factory=threading.Event, init=False)  # threads are to end early
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     @property
     def mode(self) -> str:
@@ -136,8 +103,8 @@ class Engine:
     def mode_without_graphs(self) -> str:
         """Returns how clients train together, whether or not by graphs, in words."""
         how = "looped" if self.clients_per_chunk == 1 else f"{self.way} x {self.clients_per_chunk}"
-        if self.processes.count > 1:
-            how += f", {self.processes.count} processes"
+        if self.runner.processes.count > 1:
+            how += f", {self.runner.processes.count} processes"
         return how
 
     @property
@@ -150,31 +117,10 @@ class Engine:
         self.way = chunking.way
         self.clients_per_chunk = chunking.clients
 
-    def listen(self, on_samples: Callable[[int], None]) -> None:
-        """Has a function called after each step with its number of samples, by one thread at a time."""
-        self.on_samples = on_samples
-
-    @contextmanager
-    def use_processes(self, processes: Processes) -> Iterator[None]:
-        """Has processes do the items on a CPU inside a `with` block, at whose end the last forks are waited for."""
-        before = self.processes
-        self.processes = processes
-        try:
-            yield
-        finally:
-            self.processes = before
-            processes.reap()
-
     def drop_graphs(self) -> None:
         """Has all steps taken by their operations from here on, also on CUDA."""
         self.graphs = None
         self.forget_graphs()
-
-    def _step_done(self, samples: int) -> None:
-        with self._lock:
-            self.on_samples(samples)
-        if self.stopping.is_set():
-            raise CancelledError  # another thread has failed
 
     def train(
         self, step: Step, clients: Client, plan: BatchPlan, lr: float, context: Tree, axes: Tree
@@ -208,7 +154,7 @@ class Engine:
         return concatenate([chunk.clients for chunk in chunks]), means
 
     def _in_chunks(self, task: str, work: Callable[[slice], Any], num_clients: int) -> list[Any]:
-        """Calls `work` for chunks of `clients_per_chunk` clients; `task` and results are as in `side_by_side`.
+        """Calls `work` for chunks of `clients_per_chunk` clients; `task` and results are as in `ItemRunner.map`.
 
         A chunk that is too large for the device's memory, and all that follow, are halved.
         """
@@ -216,7 +162,7 @@ class Engine:
         def of_chunk(chunk: range) -> ChunkResults:
             return ChunkResults(self._halve_where_too_large(work, chunk), self.clients_per_chunk)
 
-        chunks: list[ChunkResults] = self.side_by_side(task, of_chunk, self._chunks(range(num_clients)))
+        chunks: list[ChunkResults] = self.runner.map(task, of_chunk, self._chunks(range(num_clients)))
         self.clients_per_chunk = min(chunk.clients_per_chunk for chunk in chunks)
         results = []
         for chunk in chunks:
@@ -247,46 +193,6 @@ class Engine:
             results += self._halve_where_too_large(work, part)
         return results
 
-    def side_by_side(self, task: str, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """Calls `work` for each item, on the CPU one in each thread or process; returns results in order.
-
-        `task` says what is done, as in `Processes.map`.
-
-        Two threads on two clients do more than two threads on every operation of one, much more where other programs
-        want the cores too; and two processes more than two threads where Python takes much of the time. The results
-        of several items depend neither on the number of threads nor on that of processes or workers; a single item
-        takes all threads, whose number may change its last bits.
-        """
-        if self.processes.count > 1:
-            return self.processes.map(task, work, items, self._silence)
-        has_threads = self.images.device.type == "cpu" and torch.get_num_threads() > 1 and len(items) > 1
-        work_on_some = partial(self._in_threads, work) if has_threads else partial(map, work)
-        return self.workers.distribute(work_on_some, items)
-
-    def one_a_process(self, task: str, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """Calls `work`, which hands out items itself, for each item; several at a time only where there are processes.
-
-        `task` says what is done, as in `Processes.map`.
-        """
-        return self.processes.map(task, work, items, self._silence)
-
-    def _silence(self) -> None:
-        self.listen(lambda count: None)  # a fork has no display
-
-    def _in_threads(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        threads = torch.get_num_threads()
-        pool = ThreadPoolExecutor(
-            max_workers=max(threads // self.workers.local_world_size, 1), initializer=lambda: torch.set_num_threads(1)
-        )
-        try:
-            contexts = [copy_context() for _ in items]  # as of `refuse_reading`, which a new thread would not have
-            return list(pool.map(lambda context, item: context.run(work, item), contexts, items))
-        finally:
-            self.stopping.set()  # after Ctrl-C or a failure the others need not finish
-            pool.shutdown(cancel_futures=True)
-            self.stopping.clear()
-            torch.set_num_threads(threads)  # the threads' setting was everyone's
-
     def _train_alone(self, to_train: ChunkToTrain) -> tuple[Client, Terms]:
         """Trains the only client of a chunk; returns it, and the sums of its terms, stacked."""
         client = tree_map(self.copy, select(with_optimizer_state(to_train.step, to_train.clients), 0))
@@ -301,7 +207,7 @@ class Engine:
                 with set_to(refuse_reading, refuses_reading and number == 0):
                     client, aux = update(client, batch, context)
                 total |= {name: value + total.get(name, 0.0) for name, value in aux.terms.items()}
-                self._step_done(len(batch.y))
+                self.runner.count_samples(len(batch.y))
         return tree_map(lambda leaf: leaf.contiguous()[None], (client, total))
 
     def _batches(self, plan: BatchPlan, k: int, lr: Tensor) -> Iterator[Batch]:
@@ -353,7 +259,7 @@ class Engine:
             rows,
             to_train.lr,
             padded=padded,
-            step_done=lambda step: self._step_done(samples[step]),
+            step_done=lambda step: self.runner.count_samples(samples[step]),
         )
 
     def _find_stack(self, to_train: ChunkToTrain, rows: Tree) -> Stack:

@@ -131,14 +131,14 @@ class Tester:
             return _test_model(self._fed, self._prototypes, self._last_outputs, self._model(client), tests[client])
 
         def of_some(clients: list[int]) -> list[ScoredPredictions]:
-            tested_models = self._fed.engine.one_a_process("test", of_client, clients)
+            tested_models = self._fed.engine.runner.map_one_a_process("test", of_client, clients)
             # Here, as what a fork keeps ends with it.
             for client, tested_model in zip(clients, tested_models, strict=True):
                 if tested_model.outputs is not None and self._stays_in_memory(client):
                     self._fed.output_cache.put(self._model(client).tensors, tests[client], tested_model.outputs)
             return [tested_model.predictions for tested_model in tested_models]
 
-        return self._fed.engine.workers.distribute(of_some, list(tests))
+        return self._fed.engine.runner.workers.distribute(of_some, list(tests))
 
     def _model(self, client: int) -> FullModel:
         return model_to_test(self._fed, self._method, self._state, client)

@@ -31,13 +31,14 @@ from fedcli.core.clients import (
     refuse_reading,
     set_to,
 )
-from fedcli.core.engine import Chunking, Engine, OneWorker, Workers
+from fedcli.core.engine import Chunking, Engine
 from fedcli.core.exchanged_models import ExchangedModels
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.image_set import ImageSet
 from fedcli.core.layers import by_places
 from fedcli.core.optimizers import OptimizerUpdate, make_optimizer
 from fedcli.core.output_cache import OutputCache
+from fedcli.core.parallel import ItemRunner, OneWorker, Workers
 from fedcli.core.parts import Parts
 from fedcli.core.population import Cohort, Population
 from fedcli.core.run_options import RunOptions
@@ -162,12 +163,12 @@ class Federation(Population):
             images=dataset.x_train.to(device),
             labels=dataset.y_train.to(device),
             transform=transform,
+            runner=ItemRunner(device, workers or OneWorker()),
             clients_per_chunk=min(chunking.clients, run.cohort_size),
             way=chunking.way,
             graphs=CudaGraphs(device) if device.type == "cuda" else None,
             by_places=self.dead_taps and on_cpu,
             joint_layers=not on_cpu,
-            workers=workers or OneWorker(),
         )
         self.takes_vmap = True  # whether vmap takes all networks
         if self.engine.way == STACKED and self.engine.clients_per_chunk > 1:
@@ -471,7 +472,7 @@ class Federation(Population):
             return mean_by_class(sums, counts), counts
 
         with self.timed("train"):
-            return stack(self.engine.side_by_side("class means", of_client, range(len(cohort.client_ids))))
+            return stack(self.engine.runner.map("class means", of_client, range(len(cohort.client_ids))))
 
     def predict(
         self, params: Params, buffers: Buffers, index: np.ndarray | None = None, network: Network | None = None, *,
@@ -512,7 +513,7 @@ class Federation(Population):
         with self.timed("evaluate"):
             if quick:
                 params = tree_map(self.engine.copy, params)
-            portions = self.engine.side_by_side("predict", of_portion, self._split_into_portions(index, quick))
+            portions = self.engine.runner.map("predict", of_portion, self._split_into_portions(index, quick))
             return to_device(concatenate(portions), "cpu")  # here alone Python waits for the device
 
     def _split_into_portions(self, index: np.ndarray, quick: bool = False) -> Sequence[Tensor]:

@@ -14,6 +14,7 @@ from fedcli.core.aggregate import cross_entropy
 from fedcli.core.clients import Aux
 from fedcli.core.engine import Chunking, Engine
 from fedcli.core.federation import Federation
+from fedcli.core.parallel import ItemRunner
 from fedcli.core.stacked import BRANCHES, WAYS
 from fedcli.core.trees import tree_map
 from fedcli.errors import first_line
@@ -29,7 +30,8 @@ def autotune(fed: Federation) -> str | None:
     """
     if fed.requested_chunking is not None or fed.device.type != "cuda":
         return None
-    size = math.ceil(fed.config.cohort_size / fed.engine.workers.world_size)  # a larger chunk would leave a worker idle
+    # A larger chunk would leave a worker idle.
+    size = math.ceil(fed.config.cohort_size / fed.engine.runner.workers.world_size)
     ways = WAYS if fed.takes_vmap else (BRANCHES,)
     tried: dict[str, Trial] = {}
     failed: dict[str, RuntimeError] = {}
@@ -59,7 +61,8 @@ class Trial(NamedTuple):
 
 def try_out(fed: Federation, way: str, size: int) -> Trial:
     """Trains `size` clients for some steps by cross-entropy, and measures the first pass of replays alone."""
-    engine = dataclasses.replace(fed.engine, way=way, clients_per_chunk=size, on_samples=lambda count: None, notes=[])
+    runner = ItemRunner(fed.device, fed.engine.runner.workers)
+    engine = dataclasses.replace(fed.engine, way=way, clients_per_chunk=size, runner=runner, notes=[])
     network = max(fed.networks, key=lambda network: network.num_parameters)
     cohort = fed.cohort_of(0, fed.cohort(0).client_ids[:size])
     plan = tree_map(lambda rows: rows[:STEPS_PER_PASS], fed.plan(cohort, range(1)))

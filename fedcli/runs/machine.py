@@ -186,5 +186,5 @@ def machine_settings(fed: Federation) -> Iterator[None]:
             torch.set_num_threads(1)
             if may_fork():
                 processes = Processes(threads, fed.engine.notes.append)
-                put_back.enter_context(fed.engine.use_processes(processes))
+                put_back.enter_context(fed.engine.runner.use_processes(processes))
         yield

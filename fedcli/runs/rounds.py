@@ -106,7 +106,7 @@ def run_rounds(
 def _record_start(record: Record, setup: Setup, fed: Federation) -> None:
     """Records that the run begins or goes on, and how busy the machine is then."""
     rounds = record["rounds"]
-    record["engine"]["processes"] = fed.engine.processes.count
+    record["engine"]["processes"] = fed.engine.runner.processes.count
     record |= {"status": "running", "summary": summarise(rounds, setup.selection)}
     load = load_of_last_minute()
     record.setdefault("load", []).append({"round": len(rounds), "start": load, "end": load})
@@ -141,12 +141,12 @@ class RunningRun:
         samples = config.cohort_size * config.local_epochs * num_images // config.num_clients
         self._listener.start(self._record, folder, samples, self.num_complete)
         self._is_shown = True
-        processes = self._fed.engine.processes
+        processes = self._fed.engine.runner.processes
 
         def on_samples(count: int) -> None:
             self._listener.samples(count * worker_group().world_size * processes.active)  # the others do as much
 
-        self._fed.engine.listen(on_samples)
+        self._fed.engine.runner.listen(on_samples)
         self._round_ended = time.perf_counter()
 
     def do_next_round(self) -> None:
@@ -233,7 +233,7 @@ def _record_round(record: Record, setup: Setup, fed: Federation, seconds: float)
     rounds = record["rounds"]
     buffer_floats = max(fed.traffic.down["buffers"], fed.traffic.up["buffers"])  # of batch normalisation, one way
     record["engine"]["clients_per_chunk"] = fed.engine.clients_per_chunk
-    record["engine"]["processes"] = fed.engine.processes.count
+    record["engine"]["processes"] = fed.engine.runner.processes.count
     record["load"][-1]["end"] = load_of_last_minute()
     record |= {  # at once, since an interruption may come at any time
         "cost": {
