@@ -283,14 +283,14 @@ def memory_for_two(monkeypatch):
     step = Stack.take_step
     tried = []
 
-    def limited(self, padded, is_captured=False):
+    def limited(self, padded, updates):
         first_leaf, *_ = leaves(self.clients)
         num_clients = len(first_leaf)
         tried.append(num_clients)
         is_second = tried[-2:] == [num_clients, num_clients]
         if num_clients > 2 and is_second:
             raise torch.OutOfMemoryError("no memory")
-        step(self, padded, is_captured)
+        step(self, padded, updates)
 
     monkeypatch.setattr(Stack, "take_step", limited)
     return tried

@@ -41,10 +41,10 @@ def number_of_the_step_from_python():
     step = Stack.take_step
     steps_taken = Counter()
 
-    def wrong(self, padded, is_captured=False):
+    def wrong(self, padded, updates):
         steps_taken[self] += 1
         self._number.fill_(steps_taken[self] % len(self._rows.index))
-        return step(self, padded, is_captured)
+        return step(self, padded, updates)
 
     with patch.object(Stack, "take_step", wrong):
         yield
@@ -54,9 +54,9 @@ def number_of_the_step_from_python():
 def clients_in_new_tensors():
     step = Stack.take_step
 
-    def wrong(self, padded, is_captured=False):
+    def wrong(self, padded, updates):
         self.clients = tree_map(torch.clone, self.clients)
-        return step(self, padded, is_captured)
+        return step(self, padded, updates)
 
     with patch.object(Stack, "take_step", wrong):
         yield
@@ -66,8 +66,8 @@ def clients_in_new_tensors():
 def sums_in_the_memory_of_a_graph():
     step = Stack.take_step
 
-    def wrong(self, padded, is_captured=False):
-        step(self, padded, is_captured)
+    def wrong(self, padded, updates):
+        step(self, padded, updates)
         self.totals = tree_map(lambda total: total + 0, self.totals)
 
     with patch.object(Stack, "take_step", wrong):

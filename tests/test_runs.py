@@ -304,11 +304,11 @@ def test_a_chunk_that_did_not_fit_stays_small_after_a_resume(tmp_path, monkeypat
     """The record has the size of the chunk."""
     step = Stack.take_step
 
-    def step_of_two_clients(self, padded, is_captured=False):
+    def step_of_two_clients(self, padded, updates):
         first_leaf, *_ = leaves(self.clients)
         if len(first_leaf) > 2:
             raise torch.OutOfMemoryError("no memory")
-        step(self, padded, is_captured)
+        step(self, padded, updates)
 
     monkeypatch.setattr(Stack, "take_step", step_of_two_clients)
     options = {**TINY, "cohort_size": 4, "clients_per_chunk": "branches:4"}

@@ -90,7 +90,7 @@ def count_step(name: str, workload: dict[str, Any], way: str, precision: str) ->
     clients = tree_map(to_meta, fed.broadcast(*fed.initial_model(), cohort))
     step = fed.optimizer_step(plain_loss(fed.network))
     engine.train(step, clients, fed.plan(cohort), fed.lr(0), context=None, axes=None)
-    take_step = engine.captured_step()
+    (stack,) = engine.stacks.values()
     with KernelCounts() as counts:
-        take_step()
+        stack.take_step(padded=False, updates=stack.captured)
     return StepCount(workload=name, way=f"{way} x {size}", precision=precision, counts=counts)

@@ -6,7 +6,7 @@ Clients train one after the other (looped; on the CPU one in each thread), or se
 
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from torch import Tensor
 from fedcli.core.augment import Transform
 from fedcli.core.batches import Batch, BatchPlan, is_real
 from fedcli.core.clients import Aux, Client, Step, Terms, refuse_reading, set_to, with_dropout_key
-from fedcli.core.graphs import MAX_CALLS, MAX_STACKS, GraphCache, Graphs, StepGraphs, is_out_of_memory
+from fedcli.core.graphs import MAX_CALLS, MAX_STACKS, GraphCache, Graphs, Recipe, StepGraphs, find_key, is_out_of_memory
 from fedcli.core.layers import by_places
 from fedcli.core.parallel import ItemRunner
 from fedcli.core.stacked import (
@@ -37,7 +37,7 @@ from fedcli.core.stacked import (
 from fedcli.core.trees import Tree, concatenate, fill_missing_terms, num_stacked, select, select_axes, tree_map
 
 # Of clients that are stacked; an axis stands in the place of each tensor.
-BATCH_AXES: Tree = Batch(x=0, y=0, mask=None, epoch_end=0, num_batches=0, lr=None, key=0)  # type: ignore[arg-type]
+BATCH_AXES: Tree = Batch(x=0, y=0, mask=None, epoch_end=0, num_batches=0, lr=None, key=0, idle=0)  # type: ignore[arg-type]
 # For a client that trains alone, so many bytes of images are prepared at a time.
 PREPARED_BYTES = 2**22
 
@@ -267,19 +267,21 @@ class Engine:
         step = to_train.step
         clients = to_train.clients
         axes = to_train.axes
-        if self.graphs is None:
-            return self._make_stack(step, clients, axes)
-        made_of = (step.update, axes, self.way)
-        tensors = (clients._replace(optimizer={}), to_train.context, rows)
-        stack = self.stacks.find(made_of, tensors, lambda: self._make_stack(step, clients, axes, is_reused=True))
-        return self._make_stack(step, clients, axes) if stack is None else stack
+        key = None
+        if self.graphs is not None:
+            tensors = (clients._replace(optimizer={}), to_train.context, rows)
+            key = find_key(Recipe(step.update, axes, self.way), tensors)
+        if key is None:
+            return self._make_stack(step, clients, axes, is_reused=False)
+        if key not in self.stacks:
+            self.stacks.add(key, self._make_stack(step, clients, axes, is_reused=True))
+        return self.stacks[key]
 
-    def _make_stack(self, step: Step, clients: Client, axes: Tree, is_reused: bool = False) -> Stack:
+    def _make_stack(self, step: Step, clients: Client, axes: Tree, is_reused: bool) -> Stack:
         """Makes a stack for such clients and a local step of them."""
         template = make_template(with_optimizer_state(step, select(clients, slice(0, 1))))
         eager = make_stack_updates(step.update, template, BATCH_AXES, axes, self._map_over_clients)
-        batch_axes = BATCH_AXES._replace(idle=0)
-        captured = make_stack_updates(step.update_of_own_tensors, template, batch_axes, axes, self._map_over_clients)
+        captured = make_stack_updates(step.update_of_own_tensors, template, BATCH_AXES, axes, self._map_over_clients)
         return Stack(eager, captured, self.gather, template, self._step_graphs(is_reused))
 
     def _step_graphs(self, is_reused: bool) -> StepGraphs:
@@ -289,11 +291,6 @@ class Engine:
     def _without_graphs(self, reason: str) -> None:
         self.drop_graphs()
         self.notes.append(reason)
-
-    def captured_step(self) -> Callable[[], None]:
-        """Returns a joint step with full batches, as a graph would hold it, of the one stack that was trained."""
-        (stack,) = self.stacks.values()
-        return partial(stack.take_step, padded=False, is_captured=True)
 
     def forget_graphs(self) -> None:
         """Drops all captured graphs and what is kept for them.
@@ -317,12 +314,14 @@ class Engine:
         all_axes = (0, None, axes)
 
         def of_chunk(chunk: slice) -> tuple[Client, Aux]:
-            arguments = select_axes((clients, batch, context), all_axes, chunk)
-            own_clients, *_ = arguments
-            make = partial(self._make_call_of_step, step, own_clients, all_axes)
-            call = self._find_call((step.update, axes, self.way), arguments, make)
-            if call is None:
+            own_clients = select(clients, chunk)
+            arguments = (own_clients, batch, select_axes(context, axes, chunk))
+            key = self._find_key_of_call(step.update, axes, arguments)
+            if key is None:
                 return self._map_over_clients(with_dropout_key(step.update), all_axes)(*arguments)
+            if key not in self.calls:
+                self.calls.add(key, self._make_call_of_step(step, own_clients, all_axes))
+            call = self.calls[key]
             aux = call(*arguments)
             after = call.changed_first()
             return after, aux._replace(buffers=after.buffers)
@@ -334,11 +333,13 @@ class Engine:
 
         def of_chunk(chunk: slice) -> Tree:
             own_arguments = select_axes(arguments, axes, chunk)
-            own_first, *_ = own_arguments
-            make = partial(self._make_call, function, own_first, axes)
-            call = self._find_call((function, axes, self.way), own_arguments, make)
-            if call is None:
+            key = self._find_key_of_call(function, axes, own_arguments)
+            if key is None:
                 return self._map_over_clients(function, axes)(*own_arguments)
+            if key not in self.calls:
+                own_first, *_ = own_arguments
+                self.calls.add(key, self._make_call(function, own_first, axes))
+            call = self.calls[key]
             return call(*own_arguments)
 
         first, *_ = arguments
@@ -361,9 +362,9 @@ class Engine:
     def _map_over_clients(self, function: Callable[..., Tree], axes: tuple) -> Callable[..., Tree]:
         return map_over_clients(function, axes, self.way, self.graphs, self.joint_layers)
 
-    def _find_call(self, made_of: tuple, arguments: tuple, make: Callable[[], Call]) -> Call | None:
-        """Returns the call that is kept for such arguments; None where there can be no graph of it."""
-        return None if self.graphs is None else self.calls.find(made_of, arguments, make)
+    def _find_key_of_call(self, function: Callable[..., Tree], axes: Tree, arguments: tuple) -> Hashable | None:
+        """Returns the key of a call among `calls`; None where there can be no graph of it."""
+        return None if self.graphs is None else find_key(Recipe(function, axes, self.way), arguments)
 
     def gather(self, index: Tensor | np.ndarray, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns network input and labels of training examples `index` (any shape), augmented by `draws` if given."""

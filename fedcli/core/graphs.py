@@ -207,11 +207,34 @@ def _read_globals(function: FunctionType) -> dict[str, Any]:
     return dict(sorted(values.items()))
 
 
+class Recipe(NamedTuple):
+    """What work with graphs is made of, apart from the tensors that it is given."""
+
+    function: Callable[..., Any]  # of one client
+    axes: Tree  # of what it is given
+    way: str  # in which the clients are taken together
+
+
+def find_key(recipe: Recipe, tensors: Tree) -> Hashable | None:
+    """Returns the key of work of a recipe with `tensors` of these shapes; None where it could not be known again."""
+    try:
+        return graph_key(recipe), graph_key(tensors, shapes=True)
+    except (Unrepeatable, RecursionError):  # the latter of functions that are closed over each other
+        return None
+
+
 class Burst(NamedTuple):
     """Some steps in a row, all with padding or all without."""
 
     padded: bool
     num_steps: int
+
+
+class Steps(NamedTuple):
+    """The next steps of a stack, or of a call, each as many as a burst has."""
+
+    eager: Callable[[Burst], None]  # operation by operation
+    captured: Callable[[Burst], None]  # as a graph holds them
 
 
 class StepState(NamedTuple):
@@ -243,40 +266,40 @@ class StepGraphs:
         self.replays: dict[Burst, Work] = {}
         self._warm_ups: Counter[bool] = Counter()  # steps before the first is captured, by whether they are padded
 
-    def advance(self, take_steps: Callable[..., None], state: StepState, padded: bool, num_alike: int) -> int:
+    def advance(self, steps: Steps, state: StepState, padded: bool, num_alike: int) -> int:
         """Takes some of the next steps, by a graph once there is one; returns how many.
 
         Args:
-            take_steps: Takes a number of steps, padded or not, and if `is_captured` by a graph's operations.
+            steps: The steps.
             state: What they change.
             padded: Whether the next step has padding.
             num_alike: How many of the next steps are so, this one included.
         """
-        if self.device_graphs is None:
-            take_steps(padded, 1)
-            return 1
         burst = Burst(padded, 1)
+        if self.device_graphs is None:
+            steps.eager(burst)
+            return 1
         if self._is_reused and num_alike >= BURST_STEPS and burst in self.replays:
             burst = Burst(padded, BURST_STEPS)
         if burst in self.replays:
             self.replays[burst]()
         elif self._warm_ups[padded] < WARM_UP_STEPS:
-            self.device_graphs.warm_up(partial(take_steps, *burst))
+            self.device_graphs.warm_up(partial(steps.eager, burst))
             self._warm_ups[padded] += 1
         else:
-            self._capture(take_steps, state, burst)
+            self._capture(steps, state, burst)
         return burst.num_steps
 
-    def _capture(self, take_steps: Callable[..., None], state: StepState, burst: Burst) -> None:
+    def _capture(self, steps: Steps, state: StepState, burst: Burst) -> None:
         """Takes some steps twice, plainly and by a graph of them, which stays if both lead to the same clients."""
         assert self.device_graphs is not None  # `advance` has seen to it
         before = copy_tree(state)
         # Before the capture, so that its memory is free again for the graph.
-        self.device_graphs.warm_up(partial(take_steps, *burst))
+        self.device_graphs.warm_up(partial(steps.eager, burst))
         plain = copy_tree(state)
         write_into(state, before)
         try:
-            replay = self.device_graphs.capture(partial(take_steps, *burst, is_captured=True))
+            replay = self.device_graphs.capture(partial(steps.captured, burst))
         except Exception as error:
             cause = error.__context__ or error  # ending a capture that has gone wrong is an error of its own
             if is_out_of_memory(cause):
@@ -294,31 +317,22 @@ class StepGraphs:
 
 
 class GraphCache(dict[Hashable, Any]):
-    """Work with its graphs, kept by what it is made of, so that they serve when it comes again; the oldest goes first.
+    """Stacks or calls with their graphs by `find_key`, which serve when the same work comes again.
 
     Attributes:
-        max_entries: How many are kept.
+        max_entries: How many there may be.
     """
 
     def __init__(self, max_entries: int):
         super().__init__()
         self.max_entries = max_entries
 
-    def find(self, made_of: tuple, tensors: Tree, make: Callable[[], Any]) -> Any:
-        """Returns the work that is made of this and is given `tensors` of these shapes; if new, made by `make`.
-
-        None where it could not be known again.
-        """
-        try:
-            key = (graph_key(made_of), graph_key(tensors, shapes=True))
-        except (Unrepeatable, RecursionError):  # the latter of functions that are closed over each other
-            return None
-        if key not in self:
-            if len(self) == self.max_entries:
-                oldest = next(iter(self))
-                del self[oldest]
-            self[key] = make()
-        return self[key]
+    def add(self, key: Hashable, work: Any) -> None:
+        """Adds a stack or a call; the oldest makes way for it."""
+        if len(self) == self.max_entries:
+            oldest = next(iter(self))
+            del self[oldest]
+        self[key] = work
 
 
 def agree(replayed: StepState, plain: StepState, before: StepState) -> bool:

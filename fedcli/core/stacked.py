@@ -13,7 +13,7 @@ from torch.func import vmap
 
 from fedcli.core.batches import Batch, is_real
 from fedcli.core.clients import Aux, Client, Step, Terms, Update, set_to, under_vmap, with_dropout_key
-from fedcli.core.graphs import Graphs, StepGraphs, StepState
+from fedcli.core.graphs import Burst, Graphs, StepGraphs, Steps, StepState
 from fedcli.core.joint_layers import JointLayers
 from fedcli.core.trees import (
     Tree,
@@ -212,12 +212,13 @@ class Stack:
             write_into(self._inputs, inputs)
             tree_map(Tensor.zero_, self.totals)
         del inputs  # the clients would be there twice
+        steps = Steps(eager=self._take_eager_steps, captured=self._take_captured_steps)
         done = 0
-        for is_padded, steps in groupby(padded):
-            end = done + len(list(steps))
+        for is_padded, alike in groupby(padded):
+            end = done + len(list(alike))
             while done < end:
                 state = StepState(self.clients, results=(self.totals, self._number))
-                taken = self.graphs.advance(self.take_steps, state, is_padded, end - done)
+                taken = self.graphs.advance(steps, state, is_padded, num_alike=end - done)
                 for step in range(done, done + taken):
                     step_done(step)
                 done += taken
@@ -234,8 +235,21 @@ class Stack:
         self._num_batches = inputs.rows.num_batches[0]
         self._rows = inputs.rows._replace(num_batches=None)
 
-    def take_step(self, padded: bool, is_captured: bool = False) -> None:
-        """Takes one local step of each client; those that have run out of data stand still."""
+    def _take_eager_steps(self, burst: Burst) -> None:
+        for _ in range(burst.num_steps):
+            self.take_step(burst.padded, self.eager)
+
+    def _take_captured_steps(self, burst: Burst) -> None:
+        for _ in range(burst.num_steps):
+            self.take_step(burst.padded, self.captured)
+
+    def take_step(self, padded: bool, updates: StackUpdates) -> None:
+        """Takes one local step of each client; those that have run out of data stand still.
+
+        Args:
+            padded: Whether some client's batch is not full.
+            updates: `eager` or `captured`.
+        """
         row = tree_map(lambda leaf: leaf.index_select(0, self._number)[0], self._rows)
         self._number += 1
         x, y = self.gather(row.index, row.draws)
@@ -243,12 +257,8 @@ class Stack:
         if padded:
             _, width = row.index.shape
             mask = is_real(row.size, width)
-        batch = Batch(x, y, mask, row.epoch_end, self._num_batches, lr=self._lr, key=row.keys)
         idle = row.size == 0
-        updates = self.eager
-        if is_captured:
-            updates = self.captured
-            batch = batch._replace(idle=idle.float())
+        batch = Batch(x, y, mask, row.epoch_end, self._num_batches, lr=self._lr, key=row.keys, idle=idle.float())
         update = updates.padded if padded else updates.full
         after, terms = update(self.clients, batch, self._context)
 
@@ -262,11 +272,6 @@ class Stack:
             if name not in self.totals:  # not every step needs to have every term
                 self.totals[name] = torch.zeros_like(term)
             self.totals[name].add_(term.masked_fill(idle, 0.0))
-
-    def take_steps(self, padded: bool, count: int, is_captured: bool = False) -> None:
-        """Takes some local steps of each client."""
-        for _ in range(count):
-            self.take_step(padded, is_captured)
 
 
 class Call:
@@ -303,16 +308,16 @@ class Call:
             write_into(self._others, others)
         if not self.graphs.replays:  # so that a graph is compared by what it writes, not by what stood there
             tree_map(Tensor.zero_, self._results)
+        steps = Steps(eager=lambda burst: self._run(self.eager), captured=lambda burst: self._run(self.captured))
         state = StepState(self._first, self._results)
-        self.graphs.advance(self._run, state, padded=False, num_alike=1)
+        self.graphs.advance(steps, state, padded=False, num_alike=1)
         return copy_tree(self._results)
 
     def changed_first(self) -> Tree:
         """Returns what has become of the first argument of the last call."""
         return unpack(copy_tree(self._first), self.template)
 
-    def _run(self, padded: bool, count: int, is_captured: bool = False) -> None:
-        function = self.captured if is_captured else self.eager
+    def _run(self, function: Callable[..., tuple[Tree, Tree]]) -> None:
         changed, results = function(self._first, *self._others)
         tree_map(_write_if_changed, self._first, changed)
         if self._results is None:
