@@ -1,6 +1,7 @@
 """A federation whose clients train by a plain loop: one client after the other, true batch sizes, `torch.optim`.
 
-`PlainFederation` puts this in the place of the engine, under any method. Of `fedcli.core.clients` only tuples are used.
+`PlainFederation` puts this in the place of the engine, under any method. Of a client and its network in
+`fedcli.core` only tuples are used.
 """
 
 import torch
@@ -9,8 +10,9 @@ from torch.func import functional_call
 
 from fedcli.core import backbones
 from fedcli.core.batches import Batch
-from fedcli.core.clients import Client, NetworkOutput, Step
+from fedcli.core.clients import Client, Step
 from fedcli.core.federation import Federation
+from fedcli.core.network import NetworkOutput
 from fedcli.core.trees import select, select_axes, stack, tree_map
 from tests.plain_loops import copy_tensors
 

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from fedcli import toy
-from fedcli.core.clients import Client, NetworkOutput
+from fedcli.core.clients import Client
+from fedcli.core.network import NetworkOutput
 from fedcli.core.trees import select, stack
 from fedcli.papers import fccl_plus
 from fedcli.papers.baselines import ewc, fedavg

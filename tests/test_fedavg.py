@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from fedcli import toy
-from fedcli.core.federation import schedule_factor
+from fedcli.core.learning_rates import schedule_factor
 from fedcli.core.optimizers import AdamW
 from fedcli.papers.baselines import fedavgm, fednova
 from fedcli.papers.baselines.fedrs import class_scales, class_shares, restricted_cross_entropy

@@ -9,7 +9,7 @@ import torch
 import fedcli
 from fedcli import check, registry, toy
 from fedcli.core import Aux, cross_entropy
-from fedcli.core.clients import LostGradient
+from fedcli.core.objectives import LostGradient
 from fedcli.core.tree_files import read_verified, save_tree
 from fedcli.errors import NonFiniteLoss
 from fedcli.runs.checkpoints import CHECKPOINT

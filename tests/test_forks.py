@@ -345,7 +345,7 @@ from dataclasses import replace
 import torch
 from fedcli.papers.baselines import fedavg
 from fedcli.registry import find_method
-from fedcli.core.clients import plain_loss
+from fedcli.core.objectives import plain_loss
 
 def run_round(state, cohort, fed, config):
     loss = plain_loss(fed.network)

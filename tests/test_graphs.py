@@ -13,9 +13,10 @@ import torch
 
 from fedcli import check, toy
 from fedcli.core.aggregate import weighted_mean
-from fedcli.core.clients import Aux, Client, NetworkOutput, Step
+from fedcli.core.clients import Aux, Client, Step
 from fedcli.core.federation import NOTHING_STAYS, Federation
 from fedcli.core.graphs import MAX_STACKS, CudaGraphs
+from fedcli.core.network import NetworkOutput
 from fedcli.core.public_images import make_public_loss
 from fedcli.core.stacked import Stack
 from fedcli.core.trees import Flat, leaves, tree_map

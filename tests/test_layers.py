@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedcli.core import backbones, layers
-from fedcli.core.clients import set_to
 from fedcli.core.keyed_draws import KeyedDraws, KeyedDropout, _random_words
 from fedcli.core.layers import LiveConv2d, MaskedBatchNorm2d, use_live_taps
+from fedcli.core.switches import set_to
 from tests.tensors import image_batch
 
 # Batch statistics

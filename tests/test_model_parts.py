@@ -5,7 +5,7 @@ import torch
 
 from fedcli.core import batchnorm_names, head_names, split
 from fedcli.core.backbones import BACKBONES, build
-from fedcli.core.clients import Network
+from fedcli.core.network import Network
 from fedcli.toy import BATCHNORM
 
 RESIDUAL = """

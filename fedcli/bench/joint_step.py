@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedcli.bench.kernel_counts import KernelCounts
 from fedcli.bench.workloads import prepare_workload, with_random_images
-from fedcli.core.clients import plain_loss
 from fedcli.core.graphs import Work
+from fedcli.core.objectives import plain_loss
 from fedcli.core.trees import tree_map
 from fedcli.runs.prepare import prepare
 

@@ -2,7 +2,8 @@
 
 The modules in the order in which to read them:
 
-1. `trees`, `clients`, `optimizers`: tensors in trees, a network as a pure function, and one local step of one client.
+1. `trees`, `clients`, `network`, `objectives`, `optimizers`: tensors in trees, a client, its network as a pure
+   function, and its local step.
 2. `partition`, `parts`, `batches`, `augment`: which images a client has, and the batches of a round.
 3. `population`, `federation`: the clients of a run, and what a method can ask of them.
 4. `engine`, `stacked`, `graphs`, `parallel`, `forks`: how a cohort is trained, by graphs on CUDA and by threads or
@@ -22,28 +23,13 @@ from fedcli.core.aggregate import (
 )
 from fedcli.core.batches import Batch
 from fedcli.core.class_vectors import distance, no_vectors, unit
-from fedcli.core.clients import (
-    Aux,
-    Buffers,
-    Client,
-    LocalLoss,
-    Model,
-    Network,
-    Params,
-    Step,
-    axes_of,
-    composed,
-    cosine_annealing,
-    gradient,
-    inner_product,
-    model_of,
-    plain_loss,
-    squared_distance,
-    step_length,
-)
+from fedcli.core.clients import Aux, Buffers, Client, LocalLoss, Model, Params, Step, axes_of, composed, model_of
 from fedcli.core.draws import generator
 from fedcli.core.federation import Federation
+from fedcli.core.learning_rates import cosine_annealing, step_length
 from fedcli.core.model_parts import batchnorm_names, head_names, split, split_model
+from fedcli.core.network import Network
+from fedcli.core.objectives import gradient, inner_product, plain_loss, squared_distance
 from fedcli.core.own_models import ClientState, own_models, personal_models, train_own_models
 from fedcli.core.population import Cohort
 from fedcli.core.trees import copies, select, stack, to_device, tree_map

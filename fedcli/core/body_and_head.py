@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedcli.core.clients import under_vmap
 from fedcli.core.keyed_draws import KeyedDraws, KeyedDropout
 from fedcli.core.layers import MaskedBatchNorm2d
+from fedcli.core.switches import under_vmap
 
 
 class Backbone(nn.Module):

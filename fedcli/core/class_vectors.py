@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from fedcli.core.aggregate import class_sums, mean_by_class, root
-from fedcli.core.clients import Network, Step, Terms, composed
+from fedcli.core.clients import Step, Terms, composed
 from fedcli.core.federation import Federation
+from fedcli.core.network import Network
 from fedcli.core.own_models import ClientState, GroupRound, own_models, train_by_network
 from fedcli.core.population import Cohort
 from fedcli.core.trees import Tree

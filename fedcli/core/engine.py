@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedcli.core.augment import Transform
 from fedcli.core.batches import Batch, BatchPlan, is_real
-from fedcli.core.clients import Aux, Client, Step, Terms, refuse_reading, set_to, with_dropout_key
+from fedcli.core.clients import Aux, Client, Step, Terms, with_dropout_key
 from fedcli.core.graphs import MAX_CALLS, MAX_STACKS, GraphCache, Graphs, Recipe, StepGraphs, find_key, is_out_of_memory
 from fedcli.core.layers import by_places
 from fedcli.core.parallel import ItemRunner
@@ -34,6 +34,7 @@ from fedcli.core.stacked import (
     with_packed_first,
     without_buffers,
 )
+from fedcli.core.switches import refuse_reading, set_to
 from fedcli.core.trees import Tree, concatenate, fill_missing_terms, num_stacked, select, select_axes, tree_map
 
 # Of clients that are stacked; an axis stands in the place of each tensor.

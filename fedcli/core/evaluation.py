@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from fedcli.core.client_states import find_stored_states
-from fedcli.core.clients import Buffers, Model, Network, Params
+from fedcli.core.clients import Buffers, Model, Params
 from fedcli.core.federation import Federation
+from fedcli.core.network import Network
 from fedcli.core.output_cache import CachedOutputs, OutputCache
 from fedcli.declarations import Method
 

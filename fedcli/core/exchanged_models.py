@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from fedcli.core.clients import Buffers, Client, Network, Params
+from fedcli.core.clients import Buffers, Client, Params
+from fedcli.core.network import Network
 
 
 class ExchangedModels:

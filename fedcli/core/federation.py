@@ -14,28 +14,14 @@ from fedcli.core.aggregate import class_sums, mean_by_class
 from fedcli.core.augment import NUM_DRAWS, Transform
 from fedcli.core.batches import Batch, BatchPlan, count_batches, plan_batches
 from fedcli.core.client_states import Store
-from fedcli.core.clients import (
-    OBJECTIVE,
-    Aux,
-    Buffers,
-    Client,
-    LocalLoss,
-    Model,
-    Network,
-    NetworkOutput,
-    Params,
-    Step,
-    Terms,
-    cosine_annealing,
-    find_vmap_fault,
-    refuse_reading,
-    set_to,
-)
+from fedcli.core.clients import OBJECTIVE, Aux, Buffers, Client, LocalLoss, Model, Params, Step, Terms
 from fedcli.core.engine import Chunking, Engine
 from fedcli.core.exchanged_models import ExchangedModels
 from fedcli.core.graphs import CudaGraphs
 from fedcli.core.image_set import ImageSet
 from fedcli.core.layers import by_places
+from fedcli.core.learning_rates import schedule_factor
+from fedcli.core.network import Network, NetworkOutput, find_vmap_fault
 from fedcli.core.optimizers import OptimizerUpdate, make_optimizer
 from fedcli.core.output_cache import OutputCache
 from fedcli.core.parallel import ItemRunner, OneWorker, Workers
@@ -43,6 +29,7 @@ from fedcli.core.parts import Parts
 from fedcli.core.population import Cohort, Population
 from fedcli.core.run_options import RunOptions
 from fedcli.core.stacked import BRANCHES, STACKED, with_optimizer_state
+from fedcli.core.switches import refuse_reading, set_to
 from fedcli.core.traffic import Traffic
 from fedcli.core.trees import (
     Tree,
@@ -75,31 +62,6 @@ class Predictions(NamedTuple):
     features: Tensor | None  # [n, D]; None where they were not asked for
     logits: Tensor  # [n, C]
     labels: Tensor  # [n], the true ones
-
-
-def schedule_factor(schedule: str, round: int, num_rounds: int) -> float:
-    """Returns the factor on the learning rate of a round, counted from 0, over T rounds.
-
-    Args:
-        schedule: `constant`; `linear`, 1 - 0.9 max(round - 1, 0) / T, which has the full rate in rounds 0 and 1;
-            `cosine`, (1 + cos(pi round / T)) / 2, as `torch.optim.lr_scheduler.CosineAnnealingLR` down to 0; or
-            `step`, a tenth from half of the rounds and a hundredth from three quarters.
-        round: The round.
-        num_rounds: T.
-    """
-    if schedule == "constant":
-        return 1.0
-    if schedule == "linear":
-        return 1 - 0.9 * max(round - 1, 0) / num_rounds
-    if schedule == "cosine":
-        return cosine_annealing(1.0, round, num_rounds)
-    if schedule == "step":
-        if 4 * round >= 3 * num_rounds:
-            return 0.1**2
-        return 0.1 if 2 * round >= num_rounds else 1.0
-    raise UserError(
-        f"unknown schedule of the learning rate (got '{schedule}'); use --lr-schedule constant, linear, cosine or step."
-    )
 
 
 class Federation(Population):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedcli.core.clients import Network
+from fedcli.core.network import Network
 from fedcli.core.trees import Tree, copy_tree, leaves, write_into
 from fedcli.errors import first_line
 

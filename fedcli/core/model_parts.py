@@ -11,7 +11,8 @@ from typing import NamedTuple, Protocol, cast
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedcli.core.clients import Buffers, Model, Network, Params, Tensors
+from fedcli.core.clients import Buffers, Model, Params, Tensors
+from fedcli.core.network import Network
 
 
 def head_names(network: Network) -> frozenset[str]:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from fedcli.core.batches import Batch
-from fedcli.core.clients import Buffers, Client, Model, Network, NetworkOutput, Params, Tensors
+from fedcli.core.clients import Buffers, Client, Model, Params, Tensors
 from fedcli.core.model_parts import HasModel
+from fedcli.core.network import Network, NetworkOutput
 from fedcli.core.optimizers import clip_factor
 
 # What the names of a network's tensors begin with while both are trained.

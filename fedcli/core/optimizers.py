@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fedcli.core.batches import Batch
-from fedcli.core.clients import OBJECTIVE, Aux, Client, LocalLoss, Params, Step, gradient
+from fedcli.core.clients import OBJECTIVE, Aux, Client, LocalLoss, Params, Step
+from fedcli.core.objectives import gradient
 from fedcli.core.trees import Flat, Tree, pack, tree_map, unpack
 from fedcli.errors import UserError
 

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import torch
 
 from fedcli.core.aggregate import weighted_mean
-from fedcli.core.clients import Buffers, Client, Model, Params, Terms, plain_loss
+from fedcli.core.clients import Buffers, Client, Model, Params, Terms
 from fedcli.core.federation import Federation
+from fedcli.core.objectives import plain_loss
 from fedcli.core.population import Cohort
 from fedcli.errors import UserError
 

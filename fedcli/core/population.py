@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from fedcli.core import backbones
-from fedcli.core.clients import Model, Network
+from fedcli.core.clients import Model
 from fedcli.core.draws import generator
 from fedcli.core.image_set import ImageSet
 from fedcli.core.layers import use_live_taps
+from fedcli.core.network import Network
 from fedcli.core.partition import count_classes
 from fedcli.core.parts import Parts, divide
 from fedcli.core.run_options import RunOptions

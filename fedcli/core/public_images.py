@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from fedcli.core.batches import Batch
-from fedcli.core.clients import Aux, Client, LocalLoss, Network, Step, Terms
+from fedcli.core.clients import Aux, Client, LocalLoss, Step, Terms
 from fedcli.core.federation import Federation
+from fedcli.core.network import Network
 from fedcli.core.population import Cohort
 from fedcli.core.trees import tree_map
 

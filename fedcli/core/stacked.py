@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedcli.core.batches import Batch, is_real
-from fedcli.core.clients import Aux, Client, Step, Terms, Update, set_to, under_vmap, with_dropout_key
+from fedcli.core.clients import Aux, Client, Step, Terms, Update, with_dropout_key
 from fedcli.core.graphs import Burst, Graphs, StepGraphs, Steps, StepState
 from fedcli.core.joint_layers import JointLayers
+from fedcli.core.switches import set_to, under_vmap
 from fedcli.core.trees import (
     Tree,
     copy_tree,

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcli.core.clients import NetworkOutput
 from fedcli.core.evaluation import model_to_test
 from fedcli.core.federation import Federation
+from fedcli.core.network import NetworkOutput
 from fedcli.core.trees import tree_map
 from fedcli.declarations import Method
 from fedcli.errors import UserError
