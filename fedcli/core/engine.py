@@ -38,7 +38,9 @@ from fedcli.core.switches import refuse_reading, set_to
 from fedcli.core.trees import Tree, concatenate, fill_missing_terms, num_stacked, select, select_axes, tree_map
 
 # Of clients that are stacked; an axis stands in the place of each tensor.
-BATCH_AXES: Tree = Batch(x=0, y=0, mask=None, epoch_end=0, num_batches=0, lr=None, key=0, idle=0)  # type: ignore[arg-type]
+BATCH_AXES: Tree = Batch(
+    x=0, y=0, mask=None, epoch_end=0, num_batches=0, lr=None, key=0, idle=0  # type: ignore[arg-type]
+)  # fmt: skip
 # For a client that trains alone, so many bytes of images are prepared at a time.
 PREPARED_BYTES = 2**22
 
