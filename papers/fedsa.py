@@ -101,6 +101,7 @@ from fedcli.core.class_vectors import (
     distance,
     distances_between,
     gather_outputs,
+    margin_logits,
     mean_by_class,
     no_vectors,
     start_gathering,
@@ -228,8 +229,7 @@ def margin_contrastive(
         margin: d_i^*, scalar.
         mask: `[B]`, False for padding.
     """
-    is_label = labels[:, None] == torch.arange(len(anchors), device=labels.device)  # [B, C]
-    return cross_entropy(-(distance(features[:, None], anchors) + margin * is_label), labels, mask)
+    return cross_entropy(margin_logits(features, labels, anchors, margin), labels, mask)
 
 
 def separation(prototypes: Tensor, has_prototype: Tensor, form: str = "nearest") -> Tensor:

@@ -45,6 +45,19 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
     return root((a - b).square().sum(-1))
 
 
+def margin_logits(vectors: Tensor, labels: Tensor, targets: Tensor, margin: Tensor | float) -> Tensor:
+    """Returns minus the distances `[n, C]` of vectors to the targets of all classes, the own one's with a margin.
+
+    Args:
+        vectors: `[n, D]`.
+        labels: `[n]`, of the vectors.
+        targets: `[C, D]`.
+        margin: What is added to the distance of a vector to its own class's target; a scalar.
+    """
+    is_label = labels[:, None] == torch.arange(len(targets), device=labels.device)  # [n, C]
+    return -(distance(vectors[:, None], targets) + margin * is_label)
+
+
 def distances_between(vectors: Tensor, has_class: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the distances of each class's vector to all others, and which of them are of two classes.
 

@@ -52,7 +52,7 @@ from torch import Tensor
 
 from fedcli import Method, option, rows_by_class
 from fedcli.core import ClientState, Params, own_models
-from fedcli.core.class_vectors import distance, distances_between, mean_over_owners
+from fedcli.core.class_vectors import distances_between, margin_logits, mean_over_owners
 from fedcli.core.federation import Cohort, Federation, Terms
 from fedcli.core.own_models import GroupRound, train_by_network
 from fedcli.papers.baselines.fedproto import Context, make_local_loss
@@ -129,8 +129,7 @@ def contrastive_loss(prototypes: Tensor, labels: Tensor, targets: Tensor, margin
         targets: Global prototypes, `[C, D]`.
         margin: Scalar.
     """
-    is_label = labels[:, None] == torch.arange(len(targets), device=labels.device)
-    return F.cross_entropy(-(distance(prototypes[:, None], targets) + margin * is_label), labels)
+    return F.cross_entropy(margin_logits(prototypes, labels, targets, margin), labels)
 
 
 def train_network(
