@@ -140,8 +140,8 @@ def test_exactly_the_options_that_are_lists_may_be_given_twice(capsys):
 OPTIONS_OF_TABLES = {  # of runs, and of a paper
     "a table of runs": ["--metric", "--columns", "--digits", "--method", "--label", "--per"],
     "a paper's table": [
-        "--dry-run", "--only", "--rounds", "--local-epochs", "--train-examples", "--records-only", "--runs", "--seeds",
-        "--jobs", "--on", "--cpus-per-run", "--gpus-per-run", "--time-limit",
+        "--dry-run", "--only", "--rounds", "--local-epochs", "--train-examples", "--tuned", "--records-only", "--runs",
+        "--seeds", "--jobs", "--on", "--cpus-per-run", "--gpus-per-run", "--time-limit",
     ],
 }  # fmt: skip
 

@@ -163,6 +163,42 @@ def test_a_papers_table_on_other_data_has_the_divisions_of_its_cells():
     assert run.setup.method_config.match_weight == 1.0  # that of the cell
 
 
+def write_tuned(folder, method, **options):
+    """Writes what `fedcli tune` has chosen for a method."""
+    folder.mkdir(parents=True)
+    facts = {"method": method, "seed": "1000", "options": options, "trials": []}
+    (folder / "tuned.json").write_text(json.dumps(facts))
+
+
+def test_tuned_options_are_those_of_their_method_unless_the_table_names_others():
+    write_tuned(Path("chosen/fedfm"), "fedfm", lr=0.02, match_weight=7.0)
+    with_weight = Cell("FedFM, 3", COLUMN, "fedfm", {**RUN_OPTIONS, "match_weight": 3.0})
+    table = make_table([*SMALL_TABLE.cells, with_weight], seeds=[0])
+    plan = plans.plan_table(table, tuned="chosen")
+    untuned = plans.plan_table(table)
+
+    fedavg, fedfm, named = [planned.runs[0] for planned in plan.cells]
+    assert fedavg.settings == untuned.cells[0].runs[0].settings
+    assert (fedfm.setup.config.lr, fedfm.setup.method_config.match_weight) == (0.02, 7.0)
+    assert (named.setup.config.lr, named.setup.method_config.match_weight) == (0.02, 3.0)
+    assert fedfm.given.sources.keys() == {"lr", "match_weight"}
+    assert named.given.sources.keys() == {"lr"}
+    assert fedfm.folder != untuned.cells[1].runs[0].folder  # other settings, so other runs
+
+    note = "Tuned by validation accuracy: fedfm: lr 0.02, match weight 7.0; fedfm: lr 0.02."
+    assert note in paper_tables.compare_with_paper(plan).notes
+    assert not any("Tuned" in line for line in paper_tables.compare_with_paper(untuned).notes)
+
+
+def test_tuned_options_of_other_methods_or_of_none_are_refused():
+    write_tuned(Path("chosen"), "moon", lr=0.02)
+    Path("empty").mkdir()
+    with raises_user_error("--tuned chosen has options of moon, none of which is here"):
+        plans.plan_table(SMALL_TABLE, tuned="chosen")
+    with raises_user_error("--tuned empty has nothing that 'fedcli tune' wrote"):
+        plans.plan_table(SMALL_TABLE, tuned="empty")
+
+
 def test_a_wrong_option_of_a_cell_is_told_with_its_place():
     wrong = make_table([Cell("FedAvg", COLUMN, "fedavg", {**RUN_OPTIONS, "wieght": 1})])
     with raises_user_error(f"row 'FedAvg', column '{COLUMN}': unknown option of 'fedavg' '--wieght"):

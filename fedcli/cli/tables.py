@@ -56,6 +56,7 @@ Only = optional(list[str], "Only rows or columns with this in the name.", panel=
 Rounds = optional(int, "Reduce: at most so many rounds a run.", panel=PAPERS)
 LocalEpochs = optional(int, "Reduce: at most so many local epochs.", panel=PAPERS)
 TrainExamples = optional(int, "Reduce: at most so many training images.", panel=PAPERS)
+Tuned = optional(str, "Folder of 'fedcli tune' whose best options to use.", panel=PAPERS)
 RecordsOnly = optional(bool, "Keep no models, unless cells need them.", "--records-only", panel=PAPERS)
 TableFolder = optional(list[Path], "Its runs; in runs/tables by default.", "--runs", panel=PAPERS, metavar="DIR")
 
@@ -77,6 +78,7 @@ def table(  # noqa: PLR0913  # the parameters of a command are its options
     rounds: Rounds = None,
     local_epochs: LocalEpochs = None,
     train_examples: TrainExamples = None,
+    tuned: Tuned = None,
     records_only: RecordsOnly = None,
     folder: TableFolder = None,
     seeds: Seeds = None,
@@ -93,6 +95,7 @@ def table(  # noqa: PLR0913  # the parameters of a command are its options
     For PAPER:ID, shows the cost, runs what is missing, then prints our numbers beside the paper's.
     Runs whose data set is missing are left out. Ctrl-C interrupts; the same command resumes.
     --dataset, --rounds, --local-epochs or --train-examples reduce the table; --seeds default to the table's.
+    --tuned gives methods what 'fedcli tune' has chosen, but for options that the table itself names.
     """
     table_names = [run for run in runs if ":" in run and not Path(run).exists()]
     if not table_names:
@@ -121,6 +124,7 @@ def table(  # noqa: PLR0913  # the parameters of a command are its options
         only=only or (),
         limits={"rounds": rounds, "local_epochs": local_epochs, "train_examples": train_examples},
         dataset=_value_if_given(dataset),
+        tuned=tuned,
     )
     run_missing = None if dry_run else partial(_run_missing, placement=placement, records_only=bool(records_only))
     _print_paper_table(name, make_plan, run_missing, format, out)

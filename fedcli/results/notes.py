@@ -209,6 +209,7 @@ def write_notes_on_paper_table(plan: TablePlan, *, has_differences: bool, has_bo
     if has_bold:
         notes.append(BOLD_IN_COLUMN)
     notes.append(_write_note_on_selections(plan.runs))
+    notes += _write_notes_on_tuned_options(plan.runs)
     notes += _write_notes_on_failures(plan.runs)
     notes += _write_notes_on_inactive_terms_of_plan(plan.runs)
     notes += _write_notes_on_outdated_runs(plan.runs)
@@ -222,6 +223,16 @@ def write_notes_on_paper_table(plan: TablePlan, *, has_differences: bool, has_bo
 def _write_note_on_selections(runs: Iterable[PlannedRun]) -> str:
     selections = sorted({run.setup.selection for run in runs})
     return f"The round that counts in a run: {', '.join(selections)}."
+
+
+def _write_notes_on_tuned_options(runs: Iterable[PlannedRun]) -> list[str]:
+    """Lists the options that `fedcli tune` has chosen for each method."""
+    texts = []
+    for run in runs:
+        chosen = {name: run.given.values[name] for name in sorted(run.given.sources)}
+        if chosen:
+            texts.append(f"{run.setup.method.name}: {settings_text(chosen)}")
+    return [f"Tuned by validation accuracy: {'; '.join(dict.fromkeys(texts))}."] if texts else []
 
 
 def _write_notes_on_failures(runs: Iterable[PlannedRun]) -> list[str]:

@@ -31,6 +31,7 @@ from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import ENDED, outcome_of
 from fedcli.runs.resolve import Setup, resolve
 from fedcli.runs.schema import Record
+from fedcli.runs.sources import list_tuned_methods, read_tuned
 from fedcli.userfiles import short_name
 
 TABLES_FOLDER = Path("runs/tables")  # of all tables' runs, unless another folder is given
@@ -217,7 +218,7 @@ def find_table_folder(table: Table) -> Path:
 
 def plan_table(
     table: Table, folder: Path | None = None, *, seeds: Sequence[int] | None = None, only: Sequence[str] = (),
-    limits: Mapping[str, int | None] = NO_LIMITS, dataset: str | None = None,
+    limits: Mapping[str, int | None] = NO_LIMITS, dataset: str | None = None, tuned: str | None = None,
 ) -> TablePlan:  # fmt: skip
     """Plans the runs that a table needs, and finds their records; nothing is run and no data set is read.
 
@@ -230,18 +231,22 @@ def plan_table(
             rows are named, a cell must be in one of them, and likewise for columns.
         limits: The largest numbers of rounds, local epochs and training images, by option.
         dataset: A data set in the place of each cell's, under the paper's protocol for it; None for the cells' own.
+        tuned: What `fedcli tune` has written, which counts for the options of its methods that no cell names.
 
     Raises:
-        UserError: If `only` leaves nothing, or a seed or a limit is out of range.
+        UserError: If `only` leaves nothing, a seed or a limit is out of range, or `tuned` has no method of the cells.
     """
     own_folder = find_table_folder(table) if folder is None else folder
     search_folders = [own_folder]
     if folder is None:
         search_folders += [TABLES_FOLDER, *find_shipped_folders()]
     seeds = check_seeds(table.seeds if seeds is None else seeds)
+    selected = _select_cells(table, only)
+    tuned_methods = set() if tuned is None else _find_tuned_methods(selected, tuned)
     new_cells = []  # as if nothing had begun
-    for cell in _select_cells(table, only):
-        first_run = plan_cell(table, cell, seeds[0], own_folder, limits, dataset)
+    for cell in selected:
+        tuned_of_cell = tuned if cell.method in tuned_methods else None
+        first_run = plan_cell(table, cell, seeds[0], own_folder, limits, dataset, tuned_of_cell)
         new_runs = tuple(first_run.with_seed(seed) for seed in seeds)
         new_cells.append(PlannedCell(cell, find_metric(cell.metric), new_runs))
     runs = _attach_records(new_cells, own_folder, search_folders)
@@ -257,6 +262,18 @@ def plan_table(
         seeds=tuple(seeds),
         reduction=_describe_reduction(new_cells),
     )
+
+
+def _find_tuned_methods(cells: Sequence[Cell], tuned: str) -> set[str]:
+    """Finds the methods of cells, as the cells name them, for which `fedcli tune` has chosen options."""
+    tuned_methods = list_tuned_methods(tuned)
+    found = {cell.method for cell in cells if find_method(cell.method).name in tuned_methods}
+    if not found:
+        raise UserError(
+            f"--tuned {tuned} has options of {', '.join(sorted(tuned_methods))}, none of which is here; tune another "
+            "method, or leave it out."
+        )
+    return found
 
 
 def _attach_records(
@@ -349,18 +366,23 @@ def _select_cells(table: Table, only: Sequence[str]) -> list[Cell]:
 
 def plan_cell(
     table: Table, cell: Cell, seed: int = 0, folder: Path = TABLES_FOLDER, limits: Mapping[str, int | None] = NO_LIMITS,
-    dataset: str | None = None,
+    dataset: str | None = None, tuned: str | None = None,
 ) -> PlannedRun:  # fmt: skip
     """Plans the run of a cell with one seed, without looking for its record; for the arguments see `plan_table`."""
     method = find_method(cell.method)
     options = {**cell.settings, "seed": seed}
     reduced: dict[str, Any] = {}
+    sources: dict[str, str] = {}  # of options that the cell does not name
     try:
         if dataset is not None:
             options = _move_to_other_data(method, options, dataset)
             if options["dataset"] != cell.settings["dataset"]:
                 reduced["dataset"] = options["dataset"]
-        setup = resolve(method, options, need_data=False)
+        if tuned is not None:
+            tuning = read_tuned(tuned, method, options.keys())
+            sources = dict.fromkeys(tuning.options.keys() - options.keys(), tuning.source)
+            options = {**tuning.options, **options}
+        setup = resolve(method, options, sources=sources, need_data=False)
         sizes = setup.all_options()
         if not sizes["train_examples"]:
             sizes["train_examples"] = num_images(setup.dataset)
@@ -369,14 +391,14 @@ def plan_cell(
                 reduced[name] = limit
         if reduced:
             options |= reduced
-            setup = resolve(method, options, need_data=False)
+            setup = resolve(method, options, sources=sources, need_data=False)
     except UserError as error:
         raise UserError(f"{table.name}, row '{cell.row}', column '{cell.column}': {error}") from error
     settings = planned_settings(setup)
     return PlannedRun(
         title=f"{cell.row}, {cell.column}",
         method_source=cell.method,
-        given=GivenOptions(options),
+        given=GivenOptions(options, sources),
         setup=setup,
         settings=settings,
         folder=folder / make_folder_name(setup, settings) / f"seed-{seed}",

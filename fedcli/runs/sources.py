@@ -152,3 +152,20 @@ def read_tuned(path: str | Path, method: Method, typed: Collection[str] = ()) ->
         options = dict(written["options"])
         _refuse_unnamed_code({name: value for name, value in options.items() if name not in typed}, file)
         return TunedOptions(options, source=f"tuned by validation accuracy, seed {written['seed']}")
+
+
+def list_tuned_methods(path: str | Path) -> set[str]:
+    """The names of the methods for which `fedcli tune` has written options, see `read_tuned`.
+
+    Raises:
+        UserError: There are none, or a file of them cannot be read.
+    """
+    folder = Path(path)
+    files = [folder] if folder.is_file() else [*folder.glob(TUNED), *folder.glob(f"*/{TUNED}")]
+    if not files:
+        raise UserError(f"--tuned {path} has nothing that 'fedcli tune' wrote; name the folder of its --out.")
+    names = set()
+    for file in files:
+        with reading(file, "what 'fedcli tune' wrote"):
+            names.add(json.loads(file.read_text(encoding="utf-8"))["method"])
+    return names
