@@ -33,6 +33,7 @@ DOCS = ROOT / "docs"
 EXAMPLE = "docs/examples/my_method.py"
 PERSONAL = "docs/examples/my_personal_method.py"
 SERVER = "docs/examples/my_server_optimizer.py"
+PATH = "docs/examples/my_anchor_path.py"
 PARTS = "docs/examples/my_parts.py"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
@@ -147,7 +148,7 @@ def test_the_links_of_all_texts_and_pages_lead_somewhere():
 
 
 @pytest.mark.parametrize(
-    ("page", "files"), [("add-your-method.md", [EXAMPLE, PERSONAL, SERVER]), ("bring-your-own.md", [PARTS])]
+    ("page", "files"), [("add-your-method.md", [EXAMPLE, PERSONAL, SERVER, PATH]), ("bring-your-own.md", [PARTS])]
 )
 def test_the_pieces_in_the_text_are_those_of_the_examples(page, files):
     sources = [(ROOT / file).read_text(encoding="utf-8") for file in files]
@@ -224,6 +225,18 @@ def test_the_other_examples_keep_the_laws(file):
     laws = ("--law", 1, "--law", 2, "--law", 3, "--law", 9)
     *_, last = invoke("check", file, "--device", "cpu", *laws).stdout.splitlines()
     assert last.startswith(("4 of 4 laws hold on cpu", "3 of 3 laws hold on cpu; 1 left out"))
+
+
+def test_the_example_of_a_path_is_fedfm_and_keeps_the_anchors_of_each_round(tmp_path):
+    options = {
+        "protocol": "fedfm:digits", "train_examples": 60, "num_clients": 2, "match_weight": 5.0, "start_round": 1,
+        "device": "cpu",
+    }  # fmt: skip
+    state = fedcli.run(PATH, out=tmp_path / "path", rounds=2, **options).state
+    after_one_round = fedcli.run("fedfm", out=tmp_path / "one", rounds=1, **options).state
+    after_two_rounds = fedcli.run("fedfm", out=tmp_path / "two", rounds=2, **options).state
+    assert torch.equal(state.path, torch.stack([after_one_round.anchors, after_two_rounds.anchors]))
+    assert torch.equal(state.params["head.weight"], after_two_rounds.params["head.weight"])
 
 
 def test_a_head_between_ones_own_and_the_mean_of_all_by_hand():
