@@ -5,7 +5,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fedcli.errors import UserError
 from fedcli.results import metrics
 from fedcli.results.metric_kinds import MetricKind
 from fedcli.results.metrics import Metric
@@ -18,6 +17,7 @@ def make_entry(number, test, validation=None, **parts):
 
 
 def record_of_rounds(*rounds, selection="last", selected_round=None, selected=None, **parts):
+    """Returns a record with these entries of rounds; `parts` are further ones of the record, by key."""
     tested = [row["test_accuracy"] for row in rounds if row["test_accuracy"] is not None]
     summary = {
         "selection": selection,
@@ -37,7 +37,7 @@ def metric_values(names, record):
     return {name: metric_value(name, record) for name in names}
 
 
-RUN = record_of_rounds(
+RECORD = record_of_rounds(
     make_entry(0, 0.2, 0.3), make_entry(1, 0.57, 0.9, classifier_accuracy=0.25), make_entry(2, None),
     make_entry(3, 0.7, 0.8, classifier_accuracy=0.5), make_entry(4, 0.6, 0.1),
     selection="best-validation", selected_round=1, selected=0.57, quality={"nmi": 0.413},
@@ -64,34 +64,35 @@ def test_accuracies_are_percent_and_rounds_count_from_one(name, answers):
     for parameter, answer in answers.items():
         metric = name.format(parameter)
         if answer is None:
-            assert metric_value(metric, RUN) is None, metric
+            assert metric_value(metric, RECORD) is None, metric
         else:
-            assert metric_value(metric, RUN) == pytest.approx(answer), metric
+            assert metric_value(metric, RECORD) == pytest.approx(answer), metric
 
 
 def test_the_last_tenth_and_fractions_are_of_the_planned_rounds():
     """The rounds that are done do not count."""
-    assert metric_value("last-tenth", RUN) == pytest.approx(60)
+    assert metric_value("last-tenth", RECORD) == pytest.approx(60)
 
-    rounds = [make_entry(number, 0.01 * number if number != 18 else None) for number in range(29)]
+    rounds = [make_entry(number, 0.01 * number) for number in range(29)]
+    rounds[18] = make_entry(18, None)
     assert metric_value("last-tenth", record_of_rounds(*rounds)) == pytest.approx(27.5)
     # Of its two rounds, the second alone was tested.
     assert metric_value("last-tenth", record_of_rounds(*rounds[:20])) == pytest.approx(19)
     assert metric_value("last-tenth", {**record_of_rounds(*rounds), "config": {"rounds": 400}}) is None  # not there yet
 
-    half_done = {**RUN, "config": {"rounds": 10, "cohort_size": 4}}
+    half_done = {**RECORD, "config": {"rounds": 10, "cohort_size": 4}}
     assert metric_value("at:1/5", half_done) == pytest.approx(57)
     assert metric_value("at:1", half_done) is None
 
 
 def test_drift_and_terms_are_those_of_the_last_round_that_has_them():
-    run = record_of_rounds(
+    record = record_of_rounds(
         make_entry(0, 0.5, terms={"cross_entropy": 2.0}, drift={"a": 1.0, "b": None}),
         make_entry(1, 0.5, terms={"cross_entropy": 0.5}, drift={"a": 2.0, "b": None}),
         make_entry(2, None, terms={"cross_entropy": 0.5}),
     )
     answers = {"drift:a": 2, "drift:b": None, "term:cross_entropy": 0.5, "term:proximal": None}
-    assert metric_values(answers, run) == answers
+    assert metric_values(answers, record) == answers
     of_no_round = {"drift:a": None, "term:cross_entropy": None}
     assert metric_values(of_no_round, record_of_rounds()) == of_no_round
 
@@ -137,10 +138,10 @@ def test_scores_of_classes_are_of_the_selected_rounds():
         make_entry(3, 0.5, per_class=odd_counts),
     ]
     names = {"class_names": ["a", "b", "c", "d"]}
-    run = record_of_rounds(*rounds, selected_round=2, **names)
+    record = record_of_rounds(*rounds, selected_round=2, **names)
     f1 = 100 * (6 / 7 + 0 + 1) / 3
     answers = {"macro-f1": f1, "balanced-accuracy": 100 * 2 / 3, "class:b": 0, "class:c": None, "class:e": None}
-    assert metric_values(answers, run) == pytest.approx(answers)
+    assert metric_values(answers, record) == pytest.approx(answers)
 
     of_last_three = record_of_rounds(*rounds, selection="mean-last-3", selected_round=3, **names)
     assert metric_value("class:b", of_last_three) == pytest.approx(100 / 3)  # 50, 0 and 50 %
@@ -153,7 +154,7 @@ def test_scores_of_classes_are_of_the_selected_rounds():
 def test_costs_are_of_a_client_in_the_mean_round_and_of_all_in_all_rounds():
     rounds = [make_entry(0, 0.5, floats_up=10), make_entry(1, 0.5, floats_up=10), make_entry(2, 0.5, floats_up=100)]
     cost = {"floats_up": 100, "floats_down": 90, "memory_floats": 300}  # older records have the last
-    run = record_of_rounds(*rounds, cost=cost)
+    record = record_of_rounds(*rounds, cost=cost)
     answers = {
         "floats-up": 40,
         "floats-down": 90,
@@ -161,7 +162,7 @@ def test_costs_are_of_a_client_in_the_mean_round_and_of_all_in_all_rounds():
         "total-floats": 4 * 120,
         "total-memory-floats": 4 * 3 * 300,
     }
-    assert metric_values(answers, run) == answers
+    assert metric_values(answers, record) == answers
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ def test_costs_are_of_a_client_in_the_mean_round_and_of_all_in_all_rounds():
     ["rounds:5", "at", "at:", "rounds-to", "quality", "selected:1", "floats-up:x", "", "at:1e-9999999", "domain:"],
 )
 def test_an_unknown_name_is_refused(name):
-    with pytest.raises(UserError, match="metric"):
+    with raises_user_error("metric"):
         metrics.find_metric(name)
 
 
@@ -193,10 +194,10 @@ def test_a_parameter_that_no_run_can_have_is_refused(names, allowed):
 
 def test_a_target_that_is_met_to_the_last_digit_is_reached():
     """60.02 / 100 is more than 6002 / 10000 by a rounding error."""
-    run = record_of_rounds(make_entry(0, 0.5), make_entry(1, 6002 / 10000))
-    assert metric_value("rounds-to:60.02", run) == 2
-    assert metric_value("reached:60.02", run) == pytest.approx(60.02)
-    assert metric_value("rounds-to:60.0201", run) is None
+    record = record_of_rounds(make_entry(0, 0.5), make_entry(1, 6002 / 10000))
+    assert metric_value("rounds-to:60.02", record) == 2
+    assert metric_value("reached:60.02", record) == pytest.approx(60.02)
+    assert metric_value("rounds-to:60.0201", record) is None
 
 
 def test_less_spread_among_clients_is_better():
@@ -207,12 +208,12 @@ def test_less_spread_among_clients_is_better():
 @pytest.mark.parametrize("number", [np.int64(3), np.float32(3), Fraction(3), 3, 3.0])
 def test_a_metric_of_ones_own_may_return_any_real_number(number):
     own = Metric(MetricKind("own", lambda record: number, unit=""), "own")
-    assert own.read_value(RUN) == 3
-    assert type(own.read_value(RUN)) in (int, float)
+    assert own.read_value(RECORD) == 3
+    assert type(own.read_value(RECORD)) in (int, float)
 
 
 @pytest.mark.parametrize("other", [True, np.bool_(True), "3", 3j])
 def test_a_metric_that_is_no_number_is_refused(other):
     own = Metric(MetricKind("own", lambda record: other, unit=""), "own")
     with raises_user_error("the metric 'own' is no number (got "):
-        own.read_value(RUN)
+        own.read_value(RECORD)
