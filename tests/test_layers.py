@@ -1,12 +1,14 @@
 """Layers: batch statistics that padding does not reach, and dropout whose mask is a function of a key."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcli.core import backbones, layers
-from fedcli.core.keyed_draws import KeyedDraws, KeyedDropout, _random_words
+from fedcli.core.keyed_draws import KeyedDraws, KeyedDropout, random_words
 from fedcli.core.layers import LiveConv2d, MaskedBatchNorm2d, use_live_taps
 from fedcli.core.switches import set_to
 from tests.tensors import image_batch
@@ -14,35 +16,43 @@ from tests.tensors import image_batch
 # Batch statistics
 
 
-def norm_pair(channels=5):
-    """Our layer and torch's, with the same uncommon parameters and running statistics."""
+def make_norm(layer_type, channels=5):
+    """Returns a layer of batch normalisation with uncommon parameters and statistics, the same for each type."""
     draws = torch.Generator().manual_seed(1)
-    ours = MaskedBatchNorm2d(channels).double()
-    theirs = nn.BatchNorm2d(channels).double()
+    layer = layer_type(channels).double()
     for name in ("weight", "bias", "running_mean", "running_var"):
         value = torch.rand(channels, generator=draws, dtype=torch.float64) + 0.5
-        getattr(ours, name).data.copy_(value)
-        getattr(theirs, name).data.copy_(value)
-    return ours, theirs
+        getattr(layer, name).data.copy_(value)
+    return layer
 
 
-def output_and_gradients(layer, x, rows=slice(None)):
-    """Returns the output of a layer, and the gradients of an uneven loss of some rows by input, weight and bias."""
+class Pass(NamedTuple):
+    """A pass through a layer and back, from an uneven loss of some rows of the output."""
+
+    output: Tensor
+    input_grad: Tensor
+    weight_grad: Tensor
+    bias_grad: Tensor
+
+
+def pass_through(layer, x, rows=slice(None)):
+    """Passes `x` through a layer and back from a loss of some rows."""
     x = x.clone().requires_grad_()
-    out = layer(x)
-    factors = torch.linspace(-1, 1, out[0].numel(), dtype=x.dtype).reshape(out[0].shape)
-    loss = (out[rows] * factors).square().sum()
-    return [out, *torch.autograd.grad(loss, [x, layer.weight, layer.bias])]
+    output = layer(x)
+    factors = torch.linspace(-1, 1, output[0].numel(), dtype=x.dtype).reshape(output[0].shape)
+    loss = (output[rows] * factors).square().sum()
+    return Pass(output, *torch.autograd.grad(loss, [x, layer.weight, layer.bias]))
 
 
-def output_gradients_and_statistics(layer, x, rows=slice(None)):
-    """Returns the same of a norm layer, and its running statistics afterwards."""
-    return [*output_and_gradients(layer, x, rows), layer.running_mean, layer.running_var]
+def assert_close(values, expected_values, **tolerances):
+    for value, expected in zip(values, expected_values, strict=True):
+        torch.testing.assert_close(value, expected, **tolerances)
 
 
-def assert_close(results, expected, **tolerances):
-    for value, expected_value in zip(results, expected, strict=True):
-        torch.testing.assert_close(value, expected_value, **tolerances)
+def assert_same_statistics(layer, expected, **tolerances):
+    """Asserts that the running statistics of a layer are those of another one."""
+    torch.testing.assert_close(layer.running_mean, expected.running_mean, **tolerances)
+    torch.testing.assert_close(layer.running_var, expected.running_var, **tolerances)
 
 
 def norm_images(batch=4, size=3):
@@ -51,67 +61,72 @@ def norm_images(batch=4, size=3):
 
 @pytest.mark.parametrize("train", [True, False])
 def test_without_a_mask_and_in_evaluation_batch_normalisation_is_torchs(train):
-    ours, theirs = norm_pair()
-    ours.mask = None if train else torch.tensor([True, False, False, True])
+    masked_norm = make_norm(MaskedBatchNorm2d).train(train)
+    torch_norm = make_norm(nn.BatchNorm2d).train(train)
+    if not train:
+        masked_norm.mask = torch.tensor([True, False, False, True])
     x = norm_images()
-    expected = output_gradients_and_statistics(theirs.train(train), x)
-    assert_close(output_gradients_and_statistics(ours.train(train), x), expected, rtol=0, atol=0)
+    expected = pass_through(torch_norm, x)
+    assert_close(pass_through(masked_norm, x), expected, rtol=0, atol=0)
+    assert_same_statistics(masked_norm, torch_norm, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("real", [[0], [0, 1, 2], [1, 3], [0, 1, 2, 3]])
 @pytest.mark.parametrize("filling", [0.0, 1e30, float("nan")])
 def test_partial_mask_agrees_with_the_real_rows_alone(real, filling):
-    ours, theirs = norm_pair()
-    ours.mask = torch.zeros(4, dtype=torch.bool)
-    ours.mask[real] = True
+    masked_norm = make_norm(MaskedBatchNorm2d)
+    torch_norm = make_norm(nn.BatchNorm2d)
+    is_real = torch.zeros(4, dtype=torch.bool)
+    is_real[real] = True
+    masked_norm.mask = is_real
     x = norm_images()
-    padded = torch.where(ours.mask[:, None, None, None], x, filling)
+    padded = torch.where(is_real[:, None, None, None], x, filling)
 
-    out, grad, *rest = output_gradients_and_statistics(ours, padded, real)
+    masked = pass_through(masked_norm, padded, real)
 
-    expected = output_gradients_and_statistics(theirs, x[real])
-    assert_close([out[real], grad[real], *rest], expected, rtol=1e-11, atol=1e-11)
-    out_of_padding = out[~ours.mask]
-    assert torch.equal(out_of_padding, ours.bias[:, None, None].expand_as(out_of_padding))  # finite, and no more
-    assert not grad[~ours.mask].any()
+    expected = pass_through(torch_norm, x[real])
+    real_part = masked._replace(output=masked.output[real], input_grad=masked.input_grad[real])
+    assert_close(real_part, expected, rtol=1e-11, atol=1e-11)
+    assert_same_statistics(masked_norm, torch_norm, rtol=1e-11, atol=1e-11)
+    of_padding = masked.output[~is_real]
+    assert torch.equal(of_padding, masked_norm.bias[:, None, None].expand_as(of_padding))  # finite, and no more
+    assert not masked.input_grad[~is_real].any()
 
 
-def test_one_value_per_channel_has_variance_0():
-    for mask in (None, torch.tensor([True])):
-        ours, _ = norm_pair()
-        mean = ours.running_mean.clone()
-        var = ours.running_var.clone()
-        ours.mask = mask
-        x = norm_images(batch=1, size=1)
+@pytest.mark.parametrize("mask", [None, torch.tensor([True])], ids=["without a mask", "with a mask"])
+def test_one_value_per_channel_has_variance_0(mask):
+    layer = make_norm(MaskedBatchNorm2d)
+    layer.mask = mask
+    mean = layer.running_mean.clone()
+    var = layer.running_var.clone()
+    x = norm_images(batch=1, size=1)
 
-        out, *rest = output_gradients_and_statistics(ours, x)
+    result = pass_through(layer, x)
 
-        assert all(value.isfinite().all() for value in (out, *rest))
-        torch.testing.assert_close(out.flatten(), ours.bias)
-        torch.testing.assert_close(ours.running_mean, 0.9 * mean + 0.1 * x.flatten())
-        torch.testing.assert_close(ours.running_var, 0.9 * var)
+    assert all(value.isfinite().all() for value in result)
+    torch.testing.assert_close(result.output.flatten(), layer.bias)
+    torch.testing.assert_close(layer.running_mean, 0.9 * mean + 0.1 * x.flatten())
+    torch.testing.assert_close(layer.running_var, 0.9 * var)
 
 
 def test_half_precision_input_keeps_its_type_and_the_statistics_theirs():
-    ours, theirs = norm_pair()
-    ours.float()
-    theirs.float()
-    ours.mask = torch.ones(4, dtype=torch.bool)
+    masked_norm = make_norm(MaskedBatchNorm2d).float()
+    torch_norm = make_norm(nn.BatchNorm2d).float()
+    masked_norm.mask = torch.ones(4, dtype=torch.bool)
     x = norm_images().bfloat16()
-    out = ours(x)
-    assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out, theirs(x))
-    torch.testing.assert_close(ours.running_var, theirs.running_var)
-    assert ours.running_var.dtype == torch.float32
+    output = masked_norm(x)
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close(output, torch_norm(x))
+    torch.testing.assert_close(masked_norm.running_var, torch_norm.running_var)
+    assert masked_norm.running_var.dtype == torch.float32
 
 
 # Dropout
 
 
-def dropout(p=0.2, key=0, number=0, whole_examples=False):
+def dropout(p=0.2, key=0, whole_examples=False):
     layer = KeyedDropout(p, whole_examples)
     layer.key.fill_(key)
-    layer.number = number
     return layer
 
 
@@ -169,15 +184,15 @@ def test_hash_is_that_of_unbounded_integers(key):
 
     for number in (0, 16, 99):
         expected = [hashed(place, number) for place in range(200)]
-        words = _random_words(torch.tensor(key), number, (2, 100))
+        words = random_words(torch.tensor(key), number, (2, 100))
         assert torch.equal(words, torch.tensor(expected).reshape(2, 100))
 
 
 # Functions of torch that draw from a key
 
 
-def in_functions(function, *arguments, **options):
-    """What a function of torch gives in a network that trains."""
+def call_in_training(function, *arguments, **options):
+    """Calls a function of torch as a network that trains does."""
     with KeyedDraws():
         return function(*arguments, **options)
 
@@ -197,9 +212,17 @@ def in_functions(function, *arguments, **options):
 )
 def test_attention_that_draws_from_a_key_is_torchs_where_nothing_is_dropped(options):
     query, key, value = torch.randn(3, 2, 4, 5, 6, dtype=torch.float64)
-    function = F.scaled_dot_product_attention
-    expected = function(query, key, value, **options)
-    torch.testing.assert_close(in_functions(function, query, key, value, **options), expected)
+    attention = F.scaled_dot_product_attention
+    expected = attention(query, key, value, **options)
+    torch.testing.assert_close(call_in_training(attention, query, key, value, **options), expected)
+
+
+def test_heads_of_a_query_may_share_those_of_key_and_value():
+    query = torch.randn(2, 6, 5, 4, dtype=torch.float64)
+    key, value = torch.randn(2, 2, 3, 5, 4, dtype=torch.float64)
+    attention = F.scaled_dot_product_attention
+    expected = attention(query, key, value, enable_gqa=True)
+    torch.testing.assert_close(call_in_training(attention, query, key, value, enable_gqa=True), expected)
 
 
 def test_dropout_in_attention_drops_weights_and_is_that_of_the_key():
@@ -229,13 +252,13 @@ def test_dropout_in_attention_drops_weights_and_is_that_of_the_key():
     ],
 )
 def test_draws_have_torchs_distribution(function, arguments, mean, std):
-    values = in_functions(function, *arguments)
+    values = call_in_training(function, *arguments)
     assert values.mean().item() == pytest.approx(mean, abs=0.03)
     assert values.std().item() == pytest.approx(std, abs=0.03)
 
 
 def test_channels_are_dropped_whole():
-    values = in_functions(F.dropout2d, torch.ones(50, 40, 3, 3))
+    values = call_in_training(F.dropout2d, torch.ones(50, 40, 3, 3))
     assert torch.equal(values, values[:, :, :1, :1].expand_as(values))
     assert values[0].unique().tolist() == [0, 2]  # and not the whole image
     assert (values[:, :, 0, 0] == 0).double().mean().item() == pytest.approx(0.5, abs=0.05)
@@ -246,36 +269,37 @@ def test_channels_are_dropped_whole():
 
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(
-    ("size", "kernel", "stride", "padding", "dilation", "live"),
+    ("size", "options", "live"),
     [
-        (1, 3, 1, 1, 1, slice(1, 2)),
-        (2, 3, 2, 1, 1, slice(1, 3)),
-        (2, 5, 1, 2, 1, slice(1, 4)),
-        (1, 7, 2, 3, 1, slice(3, 4)),
-        (2, 3, 1, 2, 2, slice(1, 2)),
-        (2, 3, 1, 1, 1, None),
-        (8, 3, 2, 1, 1, None),
-        (1, 1, 2, 1, 1, None),  # padding alone, of which nothing can be left out
-        (2, 5, 3, 3, 1, None),  # the sides would need another padding each
+        (1, {"kernel_size": 3, "padding": 1}, slice(1, 2)),
+        (2, {"kernel_size": 3, "stride": 2, "padding": 1}, slice(1, 3)),
+        (2, {"kernel_size": 5, "padding": 2}, slice(1, 4)),
+        (1, {"kernel_size": 7, "stride": 2, "padding": 3}, slice(3, 4)),
+        (2, {"kernel_size": 3, "padding": 2, "dilation": 2, "groups": 2}, slice(1, 2)),
+        (2, {"kernel_size": 3, "padding": 1}, None),
+        (8, {"kernel_size": 3, "stride": 2, "padding": 1}, None),
+        (1, {"kernel_size": 1, "stride": 2, "padding": 1}, None),  # padding alone, of which nothing can be left out
+        (2, {"kernel_size": 5, "stride": 3, "padding": 3}, None),  # the sides would need another padding each
     ],
 )
 def test_a_convolution_by_its_live_taps_or_by_few_places_is_the_convolution(
-    size, kernel, stride, padding, dilation, live, channels_last, monkeypatch
+    size, options, live, channels_last, monkeypatch
 ):
-    layer = nn.Conv2d(4, 6, kernel, stride, padding, dilation, groups=dilation).double()
+    layer = nn.Conv2d(4, 6, **options).double()
     x = image_batch(3, 4, size)
     if channels_last:
         layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
-    expected = output_and_gradients(layer, x)
+    expected = pass_through(layer, x)
     assert use_live_taps(nn.Sequential(layer), 4, size) == (live is not None)
-    taps = live or slice(0, kernel)
+    taps = live or slice(0, options["kernel_size"])
     assert getattr(layer, "live", (taps, taps)) == (taps, taps)
-    assert_close(output_and_gradients(layer, x), expected, rtol=1e-12, atol=1e-12)
+    assert_close(pass_through(layer, x), expected, rtol=1e-12, atol=1e-12)
 
-    if dilation == 1 and size < 8:  # at most 2 x 2 places
+    has_few_places = size < 8  # at most 2 x 2
+    if has_few_places and "dilation" not in options:
         monkeypatch.setattr(layers.F, "conv2d", None)
     with set_to(layers.by_places, True):
-        assert_close(output_and_gradients(layer, x), expected, rtol=1e-12, atol=1e-12)
+        assert_close(pass_through(layer, x), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_axes_of_an_image_have_live_taps_of_their_own():
@@ -300,30 +324,26 @@ def test_images_of_another_size_are_convolved_with_all_taps():
     torch.testing.assert_close(layer(input=large), expected_of_large, rtol=1e-12, atol=1e-12)
 
 
-def test_the_parameters_that_a_network_needs_of_an_image():
+def test_live_taps_leave_a_networks_state_as_it_is():
     network = backbones.build("resnet18", 3, 32, 10, 0)
     buffers = {name: value.clone() for name, value in network.named_buffers()}
-    parameters = list(network.state_dict())
+    names = list(network.state_dict())
 
     assert use_live_taps(network, 3, 32)
-    layers = [layer for layer in network.modules() if isinstance(layer, LiveConv2d)]
-    dead = sum(layer.weight.numel() - layer.weight[:, :, *layer.live].numel() for layer in layers)
-    assert dead == 6_946_816
+    num_dead = 0
+    for layer in network.modules():
+        if isinstance(layer, LiveConv2d):
+            num_dead += layer.weight.numel() - layer.weight[:, :, *layer.live].numel()
+    assert num_dead == 6_946_816
 
     assert network.training
-    assert list(network.state_dict()) == parameters
+    assert list(network.state_dict()) == names
     assert all(torch.equal(value, buffers[name]) for name, value in network.named_buffers())
 
+
+def test_one_network_of_several_with_dead_taps_is_seen():
     assert not backbones.have_dead_taps("cnn-small,resnet18-3x3", 3, 32)
     assert backbones.have_dead_taps("cnn-small,resnet18", 3, 32)
-
-
-def test_heads_of_a_query_may_share_those_of_key_and_value():
-    query = torch.randn(2, 6, 5, 4, dtype=torch.float64)
-    key, value = torch.randn(2, 2, 3, 5, 4, dtype=torch.float64)
-    function = F.scaled_dot_product_attention
-    expected = function(query, key, value, enable_gqa=True)
-    torch.testing.assert_close(in_functions(function, query, key, value, enable_gqa=True), expected)
 
 
 def test_a_single_image_without_a_batch_is_convolved_too():

@@ -43,7 +43,7 @@ class KeyedDropout(nn.Module):
         if not self.training:
             return x
         shape = (len(x), *[1] * (x.dim() - 1)) if self.whole_examples else x.shape
-        dropped = _random_words(self.key, self.number, shape) < round(self.p * 2**32)
+        dropped = random_words(self.key, self.number, shape) < round(self.p * 2**32)
         return torch.where(dropped, 0.0, x / (1 - self.p))
 
 
@@ -80,7 +80,7 @@ class KeyedDraws(nn.Module, TorchFunctionMode):
     def words(self, shape: torch.Size) -> Tensor:
         """Draws integers in [0, 2^32), by the place on one axis after the other: no axis' length changes them."""
         self._draws += 1
-        words = _random_words(self.key, -1 - self._draws, ())  # the layers of `KeyedDropout` count from 0
+        words = random_words(self.key, -1 - self._draws, ())  # the layers of `KeyedDropout` count from 0
         for size in shape:
             words = _mix(words[..., None] ^ torch.arange(size, device=words.device))
         return words
@@ -168,7 +168,7 @@ KEYED: dict[Callable, Callable] = {
 _WORD = 2**32 - 1
 
 
-def _random_words(key: Tensor, number: int, shape: tuple[int, ...]) -> Tensor:
+def random_words(key: Tensor, number: int, shape: tuple[int, ...]) -> Tensor:
     """Returns integers in [0, 2^32) as int64: a hash of key, number and place.
 
     A step of 2^32 divided by the golden ratio keeps 100 numbers apart for up to 20 million values.
