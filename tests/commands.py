@@ -54,7 +54,8 @@ def state_of_files():
 def error_of(*arguments):
     """Runs a command that must be refused in one line and write nothing; returns that line without "error: ".
 
-    Only what Python compiles may change in the working folder.
+    Only what Python compiles may change in the working folder, which should be that of a test alone, as the fixture
+    `folder` makes one.
     """
     before = state_of_files()
     result = invoke(*arguments)

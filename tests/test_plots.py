@@ -1,6 +1,5 @@
 """Figures by what they draw: the lines' numbers, the bands, the names and signs, the counts, the files' bytes."""
 
-import json
 from pathlib import Path
 
 import matplotlib
@@ -14,7 +13,7 @@ from fedcli.figures import line_charts, names, partitions, saving
 from fedcli.results.frame import find_records
 from fedcli.results.words import describe_data
 from tests.commands import error_of, output_of
-from tests.example_records import as_diverged, record_with_curve
+from tests.example_records import as_diverged, record_with_curve, write_unsigned_record
 from tests.figure_panels import first_panel
 from tests.user_errors import raises_user_error
 
@@ -131,9 +130,9 @@ def test_a_run_without_an_evaluated_round_or_its_place_is_left_out(record, x):
     assert len(first_panel(line_charts.learning_curves([record_with_curve("two"), record], x)).lines) == 1
 
 
-def test_only_curves_have_another_axis(tmp_path):
-    (tmp_path / "record.json").write_text(json.dumps(record_with_curve(cohort_size=2)))
-    command = ["plot", tmp_path, "--out", tmp_path / "p.svg"]
+def test_only_curves_have_another_axis(folder):
+    write_unsigned_record(folder / "run", record_with_curve(cohort_size=2))
+    command = ["plot", "run", "--out", "p.svg"]
     assert "p.svg" in output_of(*command, "--x", "floats")
     assert "unknown axis 'float'; did you mean 'floats'" in error_of(*command, "--x", "float")
     error = error_of(*command, "--kind", "accuracies", "--x", "floats")
