@@ -15,18 +15,18 @@ OTHER_OPTIONS = {
 
 
 def make_record(
-    method="one", seed=0, selected=0.5, *, status="finished", rounds_done=PLANNED_ROUNDS, origin=None, **options
+    method="one", seed=0, selected=0.5, *, status="finished", rounds_done=PLANNED_ROUNDS, origin=None, **run_options
 ):
     """Returns a record as a run writes it.
 
     It has `rounds_done` of the planned rounds. Round 1 is the selected one, if it is there, and its test accuracy is
-    `selected`, from 0 to 1. `options` take the place of those of the run, and `origin` says where options are from.
+    `selected`, from 0 to 1. `run_options` go before those of every record, and `origin` says where options are from.
     """
     config = {
         "protocol": "paper:skew", "dataset": "digits", "partition": "dirichlet:0.5", "partition_seed": seed,
         "rounds": PLANNED_ROUNDS, "lr": 0.1, "drop_last": False, "train_examples": None, "seed": seed, "device": "auto",
         "num_clients": 10, "cohort_size": 10, "clients_per_chunk": "auto", "checkpoint_every": 1, **OTHER_OPTIONS,
-        **options,
+        **run_options,
     }  # fmt: skip
     rounds = [round_entry(number, selected) for number in range(rounds_done)]
     summary = summarise(rounds, SELECTION)
@@ -94,13 +94,13 @@ def write_unsigned_record(folder, content):
     (folder / "record.json").write_text(json.dumps(content))
 
 
-def record_with_curve(method="one", seed=0, accuracies=(0.2, 0.4, 0.5), **keywords):
+def record_with_curve(method="one", seed=0, accuracies=(0.2, 0.4, 0.5), *, status="finished", **run_options):
     """Returns a record with these test accuracies, from 0 to 1; None stands for a round that was not evaluated."""
-    run = make_record(method, seed, rounds_done=len(accuracies), **keywords)
-    for entry, accuracy in zip(run["rounds"], accuracies, strict=True):
+    record = make_record(method, seed, status=status, rounds_done=len(accuracies), **run_options)
+    for entry, accuracy in zip(record["rounds"], accuracies, strict=True):
         entry["test_accuracy"] = accuracy
-    run["summary"] |= summarise(run["rounds"], SELECTION)
-    return run
+    record["summary"] |= summarise(record["rounds"], SELECTION)
+    return record
 
 
 def as_diverged(record):

@@ -16,10 +16,11 @@ class Panel(NamedTuple):
 
 def first_panel(figure):
     """Returns the first panel of a figure, without the lines that mark a chosen round or a printed number."""
-    axes, *_ = figure.axes
+    axes = figure.axes[0]
     lines = [line for line in axes.lines if line.get_gid() not in ("chosen", "printed")]
-    bands = [item for item in axes.collections if isinstance(item, PolyCollection)]
+    bands = [band for band in axes.collections if isinstance(band, PolyCollection)]
     words = []
     for legend in (axes.get_legend(), *figure.legends):
-        words += [text.get_text().replace("\n", " ").replace("\xa0", " ") for text in legend.get_texts()]
+        for text in legend.get_texts():
+            words.append(text.get_text().replace("\n", " ").replace("\xa0", " "))
     return Panel(lines, bands, words)

@@ -16,7 +16,7 @@ from tests.tensors import randn
 # FedNTD
 
 
-def divergence(logits, received, label, temperature):
+def not_true_divergence(logits, received, label, temperature):
     """tau^2 KL between the softmaxes over the classes that are not the label's, of one sample."""
 
     def shares_of_others(logits):
@@ -32,7 +32,7 @@ def test_not_true_distillation_is_a_plain_loop_over_the_other_classes():
     labels = torch.tensor([0, 1, 2, 3, 4, 0])
     total = 0.0
     for own_row, received_row, label in zip(logits, received, labels.tolist(), strict=True):
-        total += divergence(own_row, received_row, label, 2.0)
+        total += not_true_divergence(own_row, received_row, label, 2.0)
     ours = fedntd.not_true_distillation(logits, received, labels, 2.0)
     torch.testing.assert_close(ours.item(), total / 6, rtol=1e-12, atol=0)
 
@@ -60,15 +60,15 @@ def test_the_label_has_no_gradient_in_the_distillation():
 def test_fedntds_received_model_runs_in_evaluation_mode_and_is_a_constant():
     setup, fed = toy.federation("fedntd", backbone=toy.BATCHNORM, local_epochs=1)
     received_params, received_buffers = fed.initial_model()
-    params, buffers, *_ = toy.simulate(setup, fed, 1)
+    state = toy.simulate(setup, fed, 1)
     batch = minibatch(fed, 4)
     with_grad = {name: value.clone().requires_grad_() for name, value in received_params.items()}
     context = fedntd.Context(with_grad, received_buffers)
     local_loss = fedntd.make_local_loss(fed.network, fedntd.Config(distillation_weight=3.0, temperature=2.0))
 
-    loss, aux = local_loss(params, buffers, batch, context)
+    loss, aux = local_loss(state.params, state.buffers, batch, context)
 
-    logits = fed.network(params, buffers, batch.x).logits
+    logits = fed.network(state.params, state.buffers, batch.x).logits
     received_logits = fed.network(received_params, received_buffers, batch.x, train=False).logits
     term = fedntd.not_true_distillation(logits, received_logits, batch.y, 2.0)
     torch.testing.assert_close(loss, F.cross_entropy(logits, batch.y) + 3 * term)
@@ -123,8 +123,8 @@ def test_fedlc_counts_the_clients_own_training_part():
 # FedDecorr
 
 
-def regularizer(features, form):
-    """The two forms of the term, entry by entry."""
+def decorrelation_entry_by_entry(features, form):
+    """Returns a form of the term, in a loop over the entries of the correlation matrix."""
     z = features.numpy()
     n, d = z.shape
     standardised = (z - z.mean(0)) / np.sqrt(z.var(0, ddof=1) + 1e-8)
@@ -148,7 +148,7 @@ def test_decorrelation_is_a_plain_loop_over_pairs_of_features_without_padding(fo
     mask = torch.tensor([True] * 4 + [False] * 2)
 
     ours = feddecorr.decorrelation(features, mask, form)
-    expected = regularizer(features[:4].detach(), form)
+    expected = decorrelation_entry_by_entry(features[:4].detach(), form)
     torch.testing.assert_close(ours.item(), expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(feddecorr.decorrelation(features[:4], None, form).item(), expected, rtol=1e-12, atol=0)
 
