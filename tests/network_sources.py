@@ -107,6 +107,120 @@ def frozen(channels, size, classes):
     return network
 """
 
+# More such networks, to stand below these in one file: with buffers, constants, hooks, parametrizations and functions
+# of their own.
+NETWORKS_WITH_STATE = """
+import random
+import numpy as np
+
+class Counting(nn.Module):
+    \"\"\"Divides by a running mean of sizes, in a buffer of any kind.\"\"\"
+
+    def __init__(self, persistent, twice=False):
+        super().__init__()
+        self.register_buffer("size", torch.ones(1), persistent=persistent)
+        self.register_buffer("again", self.size if twice else None, persistent=persistent)
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.size.mul_(2.0)
+        return torch.tanh(x / (self.size if self.again is None else self.again))
+
+def counting(channels, size, classes, persistent=True, twice=False):
+    width = channels * size * size
+    return nn.Sequential(nn.Flatten(), nn.Linear(width, 16), Counting(persistent, twice), nn.Linear(16, classes))
+
+def passing(*shape):
+    return counting(*shape, persistent=False)
+
+def doubled(*shape):
+    return counting(*shape, twice=True)
+
+def constant_in_two_places(channels, size, classes):
+    network = passing(channels, size, classes)
+    order = torch.arange(16).flip(0)
+    for layer in network:
+        layer.register_buffer("order", order)
+    return network
+
+def plain_norm(channels, size, classes):
+    first = nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4, affine=False), nn.ReLU(), nn.Flatten()
+    return nn.Sequential(*first, nn.Linear(4 * (size - 2) ** 2, classes))
+
+def backward_hook(channels, size, classes):
+    network = counting(channels, size, classes)
+    network[1].register_full_backward_hook(lambda layer, inputs, outputs: tuple(
+        None if value is None else 3 * value for value in inputs))
+    network[2].register_full_backward_hook(lambda layer, inputs, outputs: (3 * inputs[0],))
+    return network
+
+def hooked_dropout(channels, size, classes):
+    first = nn.Flatten(), nn.Linear(channels * size * size, 16)
+    network = nn.Sequential(*first, nn.Dropout(0.1), nn.Linear(16, classes))
+    network[2].register_forward_hook(lambda layer, given, output: output + 1)
+    return network
+
+def spectral(channels, size, classes):
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(channels * size * size, 16))
+    return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), nn.Linear(16, classes))
+
+def weight_norm(channels, size, classes):
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(channels * size * size, 16))
+    return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), nn.Linear(16, classes))
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient * ctx.saved_tensors[0]
+
+class Own(nn.Module):
+    def __init__(self, channels, size, classes, checkpointed=False):
+        super().__init__()
+        self.first, self.last = nn.Linear(channels * size * size, 16), nn.Linear(16, classes)
+        self.checkpointed = checkpointed
+
+    def forward(self, x):
+        x = x.flatten(1)
+        if self.checkpointed:
+            return self.last(torch.utils.checkpoint.checkpoint(self.first, x, use_reentrant=False).tanh())
+        return self.last(Square.apply(self.first(x)))
+
+def old_function(*shape):
+    return Own(*shape)
+
+def checkpointed(*shape):
+    return Own(*shape, True)
+
+class Masked(nn.Module):
+    \"\"\"Has constants in no buffer, which are drawn from the global generators.\"\"\"
+
+    def __init__(self, width):
+        super().__init__()
+        self.signs = torch.tensor(np.random.choice([-1.0, 1.0], width), dtype=torch.float32)
+        self.order = random.sample(range(width), width)
+
+    def forward(self, x):
+        return (x * self.signs)[:, self.order]
+
+def drawing(channels, size, classes):
+    width = channels * size * size
+    return nn.Sequential(nn.Flatten(), nn.Linear(width, 16), Masked(16), nn.ReLU(), nn.Linear(16, classes))
+
+def new_tensor(channels, size, classes):
+    class Placed(nn.Module):
+        def forward(self, x):
+            y = torch.zeros(len(x), 16)
+            y[:, :16] = x[:, :16]
+            return y
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, 16), Placed(), nn.Linear(16, classes))
+"""
+
 
 def network_source(forward, layers=""):
     """Returns the text of a file with the network `Net`.

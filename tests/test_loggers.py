@@ -11,17 +11,17 @@ import fedcli
 from fedcli.runs import loggers, resume
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
-from tests.commands import invoke
+from tests.commands import invoke, run_command
 from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.user_errors import raises_user_error
 
-RUN_OPTIONS = {**TINY, "train_examples": 60, "checkpoint_every": 2}
+FOUR_ROUNDS = {**TINY, "train_examples": 60, "checkpoint_every": 2}
 
 
 def kill_and_resume(folder, log):
     """Stops a run after round 3, which its checkpoint has not, and resumes it; returns its record."""
     with pytest.raises(Stop):
-        fedcli.run("fedavg", out=folder, log=log, progress=StopAfter(3), **RUN_OPTIONS)
+        fedcli.run("fedavg", out=folder, log=log, progress=StopAfter(3), **FOUR_ROUNDS)
     return resume.resume(folder, progress=loggers.Loggers(None, log)).record
 
 
@@ -50,15 +50,15 @@ def test_weights_and_biases_goes_on_with_the_same_run(tmp_path, monkeypatch):
     assert first["resume"] == "allow"
     assert first["project"] == "fedcli"
 
-    run = wandb.init.return_value
+    wandb_run = wandb.init.return_value
     logged = {}
-    for call in run.log.call_args_list:
+    for call in wandb_run.log.call_args_list:
         (values,) = call.args
         logged[call.kwargs["step"]] = values["terms/cross_entropy"]
     assert logged == {entry["round"] + 1: entry["terms"]["cross_entropy"] for entry in record["rounds"]}
-    (summary,) = run.summary.update.call_args.args
+    (summary,) = wandb_run.summary.update.call_args.args
     assert summary["selected"] == record["summary"]["selected"]
-    assert [call.kwargs["exit_code"] for call in run.finish.call_args_list] == [1, 0]
+    assert [call.kwargs["exit_code"] for call in wandb_run.finish.call_args_list] == [1, 0]
 
 
 LOGGERS_OF_A_USER = """
@@ -75,16 +75,15 @@ class Failing:
 """
 
 
-@pytest.mark.parametrize(("seeds", "runs"), [(("--seed", "0"), 1), (("--seeds", "0,1"), 2)])
-def test_a_logger_is_made_once_and_hears_each_run(seeds, runs, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("seeds", "num_runs"), [(("--seed", "0"), 1), (("--seeds", "0,1"), 2)])
+def test_a_logger_is_made_once_and_hears_each_run(seeds, num_runs, tmp_path, monkeypatch):
     """One that fails stops nothing."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(LOGGERS_OF_A_USER)
-    flags = flags_of(RUN_OPTIONS)
-    result = invoke("run", "fedavg", *flags, *seeds, "--out", "run", "--log", "./mine.py:Failing,./mine.py:Logger")
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / "heard.txt").read_text().split() == ["made", *["1", "2", "3", "4"] * runs]
-    assert " ".join(result.output.split()).count("the logger Failing fails (ValueError: no network)") == runs
+    flags = flags_of(FOUR_ROUNDS)
+    result = run_command("run", "fedavg", *flags, *seeds, "--out", "run", "--log", "./mine.py:Failing,./mine.py:Logger")
+    assert (tmp_path / "heard.txt").read_text().split() == ["made", *["1", "2", "3", "4"] * num_runs]
+    assert " ".join(result.output.split()).count("the logger Failing fails (ValueError: no network)") == num_runs
 
 
 def test_loggers_may_be_objects_and_change_no_bit(tmp_path):
@@ -93,9 +92,9 @@ def test_loggers_may_be_objects_and_change_no_bit(tmp_path):
         start=lambda record, folder, samples_per_round, first_round: heard.append(first_round),
         finish=lambda record: heard.append(record["status"]),
     )
-    record = fedcli.run("fedavg", out=tmp_path / "a", log=logger, **RUN_OPTIONS).record
+    record = fedcli.run("fedavg", out=tmp_path / "a", log=logger, **FOUR_ROUNDS).record
     assert heard == [0, "finished"]
-    plain = fedcli.run("fedavg", out=tmp_path / "b", **RUN_OPTIONS).record
+    plain = fedcli.run("fedavg", out=tmp_path / "b", **FOUR_ROUNDS).record
     assert record["summary"]["params_sha256"] == plain["summary"]["params_sha256"]
     assert "log" not in record["config"]
 
@@ -103,7 +102,7 @@ def test_loggers_may_be_objects_and_change_no_bit(tmp_path):
 @pytest.mark.parametrize("log", [print, [logging.getLogger()], [3], {"round": print}])
 def test_an_object_that_would_be_told_nothing_is_refused(log, tmp_path):
     with raises_user_error("needs one of the methods start,"):
-        fedcli.run("fedavg", out=tmp_path / "run", log=log, **RUN_OPTIONS)
+        fedcli.run("fedavg", out=tmp_path / "run", log=log, **FOUR_ROUNDS)
     assert not (tmp_path / "run").exists()
 
 
@@ -113,7 +112,7 @@ def test_an_object_that_would_be_told_nothing_is_refused(log, tmp_path):
 def test_unknown_and_missing_loggers_are_refused_before_the_run(log, words, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with raises_user_error(words):
-        fedcli.run("fedavg", out=tmp_path / "run", log=log, **RUN_OPTIONS)
+        fedcli.run("fedavg", out=tmp_path / "run", log=log, **FOUR_ROUNDS)
     assert not (tmp_path / "run").exists()
 
 
@@ -131,7 +130,7 @@ def test_a_refused_logger_leaves_nothing(methods, options, log, tmp_path, monkey
     (tmp_path / "fails.py").write_text("def Mine(needed):\n    pass\n")
     before = {*tmp_path.rglob("*")}
     with raises_user_error("logger"):
-        fedcli.run(methods, out="new/runs", log=log, **RUN_OPTIONS, **options)
+        fedcli.run(methods, out="new/runs", log=log, **FOUR_ROUNDS, **options)
     after = {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts}
     assert after == before
 

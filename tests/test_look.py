@@ -267,7 +267,7 @@ def test_the_title_is_settled_before_names_are_placed_at_the_ends_of_lines():
 
 
 def test_the_legend_is_drawn_where_the_option_says():
-    """Nowhere if none is asked for, and in the panel if it is to be inside."""
+    """It is nowhere if none is asked for, and in the panel if it is to be inside."""
     without = line_charts.learning_curves([record_with_curve()], options=FigureOptions(legend="none"))
     (axes,) = without.axes
     assert axes.get_legend() is None

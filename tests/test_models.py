@@ -17,7 +17,7 @@ from fedcli.data import datasets
 from fedcli.runs import checkpoints, models, resume
 from fedcli.runs.exports import export
 from fedcli.runs.record import write_record
-from tests.commands import invoke
+from tests.commands import output_of
 from tests.networks import accuracy
 from tests.scripts import EVALUATE_MODELS
 from tests.tiny_runs import TINY, Stop, StopAfter, file_names
@@ -40,18 +40,18 @@ def small(channels, size, classes):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The runs, by kind."""
+    """Runs by kind: of a global model, personal ones, a network with normalisation, and prototypes."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "net.py").write_text(NETWORK_WITH_NORM)
     with_norms = f"{folder}/net.py:small"
     unvalidated = {**SMALL_RUN, "protocol": "fedfm:digits", "validation": 0}
-    options_of = {
+    options_by_kind = {
         "global": GLOBAL_MODEL_RUN,
         "personal": {**unvalidated, "method": "local", "backbone": f"cnn-small,{with_norms}"},  # one for each client
         "norms": {**unvalidated, "method": "fedavg", "backbone": with_norms},
         "prototypes": {**SMALL_RUN, "method": "fedproto", "protocol": "fedsa:digits"},
     }
-    return {kind: fedcli.run(**options, out=folder / kind) for kind, options in options_of.items()}
+    return {kind: fedcli.run(**options, out=folder / kind) for kind, options in options_by_kind.items()}
 
 
 def copy_run(run, folder):
@@ -70,12 +70,13 @@ def test_plain_pytorch_reproduces_the_records_accuracies(runs, tmp_path):
     command = [sys.executable, "-I", "-W", "ignore", "-c", EVALUATE_MODELS, tmp_path / "images.pt", *files]
     output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
 
-    of_global, of_norms, *of_clients = map(float, output.split())
-    assert of_global == runs["global"].record["summary"]["selected"]
-    assert of_norms == runs["norms"].record["summary"]["selected"]
+    accuracies = [float(line) for line in output.split()]
+    assert accuracies[0] == runs["global"].record["summary"]["selected"]
+    assert accuracies[1] == runs["norms"].record["summary"]["selected"]
+    of_clients = accuracies[2:]
+    assert len(of_clients) == 2
     assert np.mean(of_clients) == runs["personal"].record["summary"]["selected"]
-    *_, last = runs["personal"].record["rounds"]
-    assert last["clients"]["worst"] == min(of_clients)
+    assert runs["personal"].record["rounds"][-1]["clients"]["worst"] == min(of_clients)
 
 
 def test_the_selected_model_is_not_the_last_one(runs, tmp_path):
@@ -84,9 +85,12 @@ def test_the_selected_model_is_not_the_last_one(runs, tmp_path):
     data = datasets.load("digits")
     assert accuracy(run.model(round="selected"), data.x_test, data.y_test) == summary["selected"]
     assert accuracy(run.model(round="last"), data.x_test, data.y_test) == summary["last"]
-    *_, last = run.record["rounds"]
-    assert summary["selected_round"] < last["round"]
+    assert summary["selected_round"] < run.record["rounds"][-1]["round"]
 
+
+def test_a_model_takes_images_from_0_to_1_and_is_not_trained(runs):
+    run = runs["global"]
+    data = datasets.load("digits")
     model = run.model()
     assert not model.training
     assert not any(value.requires_grad for value in model.parameters())
@@ -125,7 +129,7 @@ def test_selected_models_are_kept_only_where_they_differ_and_are_small(runs, tmp
     assert run.model(round="last")
 
 
-def test_by_prototypes_and_by_the_classifier_as_the_record_has_it(runs, tmp_path):
+def test_models_classify_by_prototypes_and_by_the_classifier_as_accurately_as_the_record_says(runs, tmp_path):
     run = copy_run(runs["prototypes"], tmp_path)
     fed = resume.open_run(run.path).fed
 
@@ -136,7 +140,7 @@ def test_by_prototypes_and_by_the_classifier_as_the_record_has_it(runs, tmp_path
             hits += accuracy(model, fed.engine.images[part], fed.engine.labels[part]) * len(part)
         return hits / sum(map(len, fed.testing))
 
-    *_, last = run.record["rounds"]
+    last = run.record["rounds"][-1]
     assert accuracy_of_clients(prototypes=True) == pytest.approx(last["test_accuracy"], abs=1e-12)
     assert accuracy_of_clients(prototypes=False) == pytest.approx(last["classifier_accuracy"], abs=1e-12)
 
@@ -203,10 +207,9 @@ def test_the_command_writes_a_model_and_a_card_that_can_be_followed(runs, tmp_pa
     run = copy_run(runs["global"], tmp_path)
     monkeypatch.chdir(run.path)
 
-    result = invoke("export", run.path)
+    output = output_of("export", run.path)
 
-    assert result.exit_code == 0
-    assert result.stdout.split() == [f"{run.path}/model.pt2", f"{run.path}/model.pt2.md"]
+    assert output.split() == [f"{run.path}/model.pt2", f"{run.path}/model.pt2.md"]
     card = Path("model.pt2.md").read_text()
     summary = run.record["summary"]
     assert f"{summary['selected_round'] + 1} of 5" in card

@@ -7,31 +7,28 @@ import pytest
 
 import fedcli
 from fedcli import returned
-from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.runs import progress
-from fedcli.runs.lock import InUse, locked
-from fedcli.runs.record import write_record
-from tests.example_records import make_record
+from tests.tiny_runs import TWO_CLIENTS
+from tests.user_errors import raises_user_error
 
 pytestmark = pytest.mark.long(worker=1)
 
 DOCS = Path(__file__).parent.parent / "docs"
 QUICKSTART = DOCS / "quickstart.ipynb"
 COMPARISON = DOCS / "comparison.ipynb"
-TWO_CLIENTS = {
-    "dataset": "digits", "protocol": "fedfm:digits", "train_examples": 60, "num_clients": 2, "cohort_size": 2,
-    "rounds": 2, "device": "cpu", "partition": "iid",
-}  # fmt: skip
 
 
-def outputs(book):
-    """What the cells have shown or printed, in their order."""
-    return [output for cell in book.cells for output in cell.get("outputs", ())]
+def outputs_of(book):
+    """Returns what the cells have shown or printed, in their order."""
+    outputs = []
+    for cell in book.cells:
+        outputs += cell.get("outputs", ())
+    return outputs
 
 
 def outputs_of_kind(book, kind):
-    """What the cells have shown in one form."""
-    return [output["data"][kind] for output in outputs(book) if kind in output.get("data", {})]
+    """Returns what the cells have shown in one form."""
+    return [output["data"][kind] for output in outputs_of(book) if kind in output.get("data", {})]
 
 
 def test_the_quickstart_runs_and_is_committed_with_its_pictures(tmp_path):
@@ -67,11 +64,11 @@ def test_the_comparison_tunes_draws_and_writes_a_table_in_twelve_cells(tmp_path)
     assert table.count("<tr") == 1 + 3
     assert len(outputs_of_kind(book, "image/png")) == 2
     assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")
-    *_, latex = [output["text"] for output in outputs(book) if "text" in output]
+    texts = [output["text"] for output in outputs_of(book) if "text" in output]
     methods = []
-    for line in latex.splitlines():
+    for line in texts[-1].splitlines():
         if line.endswith(r"\\") and "Method" not in line:
-            method, *_ = line.split(" & ")
+            method, _, _ = line.partition(" & ")
             methods.append(method)
     assert methods == ["FedAvg", "FedProx", "SCAFFOLD"]
 
@@ -84,10 +81,9 @@ def run(tmp_path_factory):
 def test_the_history_is_a_table_of_rounds_with_accuracies_in_percent(run):
     history = run.history
     rounds = run.record["rounds"]
-    *_, last = rounds
     assert history["round"].tolist() == [1, 2]
     assert history["test_accuracy"].isna().tolist() == [True, False]
-    assert history["test_accuracy"].iloc[-1] == 100 * last["test_accuracy"]
+    assert history["test_accuracy"].iloc[-1] == 100 * rounds[-1]["test_accuracy"]
     assert history["terms/cross_entropy"].tolist() == [entry["terms"]["cross_entropy"] for entry in rounds]
     assert history["seconds/train"].tolist() == [entry["seconds"]["train"] for entry in rounds]
     assert fedcli.load(run.path).history.equals(history)
@@ -108,93 +104,6 @@ def test_a_run_shows_itself_in_a_line_a_table_and_a_picture(run):
     assert isinstance(several.plot(), type(figure))
 
 
-def test_exist_ok_moves_the_run_before_aside_and_no_folder_of_a_user(tmp_path):
-    first = fedcli.run("fedavg", out=tmp_path / "one", **TWO_CLIENTS)
-    with pytest.raises(UserError, match="never overwritten"):
-        fedcli.run("fedavg", out=tmp_path / "one", **TWO_CLIENTS)
-
-    second = fedcli.run("fedavg", out=tmp_path / "one", exist_ok=True, **{**TWO_CLIENTS, "rounds": 1})
-    assert (second.path / "record.json").is_file()
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["one", "one-1"]
-    assert len(second.record["rounds"]) == 1
-    assert fedcli.load(tmp_path / "one-1").record["rounds"] == first.record["rounds"]
-
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").touch()
-    with pytest.raises(UserError, match="never overwritten"):
-        fedcli.run("fedavg", out=tmp_path / "mine", exist_ok=True, **TWO_CLIENTS)
-
-
-@pytest.mark.parametrize("out", [".", "one/..", "../here"])
-def test_exist_ok_refuses_to_rename_the_working_folder(out, tmp_path, monkeypatch):
-    folder = tmp_path / "here"
-    (folder / "one").mkdir(parents=True)
-    write_record(folder, make_record())
-    monkeypatch.chdir(folder)
-    with pytest.raises(UserError, match="exist_ok cannot rename the working folder"):
-        fedcli.run("fedavg", out=out, exist_ok=True, **TWO_CLIENTS)
-    assert [path.name for path in tmp_path.iterdir()] == ["here"]
-
-
-@pytest.mark.parametrize("methods", ["fedavg", "fedavg,fedprox"])
-@pytest.mark.parametrize(
-    "refused",
-    [
-        {"lr": -1},
-        {"learning_rate": 0.1},
-        {"dataset": "no-such-set"},
-        {"backbone": "resnet19"},
-        {"seeds": []},
-        {"tuned": "nowhere"},
-        {"set": {"fedpox": {"lr": 0.1}}},
-        {"log": "tensorbord"},
-    ],
-    ids=lambda refused: next(iter(refused)),
-)
-def test_a_call_that_is_refused_leaves_the_runs_before_under_their_name(methods, refused, tmp_path):
-    fedcli.run(methods, out=tmp_path / "out", **{**TWO_CLIENTS, "rounds": 1})
-    with pytest.raises((UserError, TypeError)):
-        fedcli.run(methods, out=tmp_path / "out", exist_ok=True, **{**TWO_CLIENTS, "rounds": 1, **refused})
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert len(list(tmp_path.rglob("record.json"))) == len(methods.split(","))
-
-
-def test_a_run_that_fails_once_it_has_begun_leaves_both_folders(tmp_path):
-    fedcli.run("fedavg", out=tmp_path / "out", **{**TWO_CLIENTS, "rounds": 1})
-    with pytest.raises(NonFiniteLoss):
-        fedcli.run("fedavg", out=tmp_path / "out", exist_ok=True, **{**TWO_CLIENTS, "lr": 1e30})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out-1"]
-    assert fedcli.load(tmp_path / "out").record["status"] == "failed"
-    assert fedcli.load(tmp_path / "out-1").record["status"] == "finished"
-
-
-def test_exist_ok_leaves_a_folder_alone_in_which_a_process_runs(tmp_path):
-    fedcli.run("fedavg,fedprox", out=tmp_path / "out", **{**TWO_CLIENTS, "rounds": 1})
-    with locked(tmp_path / "out" / "fedprox"), pytest.raises(InUse):
-        fedcli.run("fedavg,fedprox", out=tmp_path / "out", exist_ok=True, **{**TWO_CLIENTS, "rounds": 1})
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_exist_ok_keeps_the_runs_of_several_methods_and_values_together(tmp_path):
-    options = {**TWO_CLIENTS, "rounds": 1, "out": tmp_path / "out", "exist_ok": True}
-
-    def assert_runs_are_in_the_folder(runs):
-        assert [run.path for run in fedcli.load(tmp_path / "out")] == sorted(run.path for run in runs)
-
-    assert_runs_are_in_the_folder(fedcli.run("fedavg,fedprox", **options))
-    assert_runs_are_in_the_folder(fedcli.run("fedavg,fedprox,local", **options))
-    assert_runs_are_in_the_folder(fedcli.run("fedavg", lr=[0.1, 0.2], **options))
-    assert len(fedcli.load(tmp_path / "out-1")) == 2
-    assert len(fedcli.load(tmp_path / "out-2")) == 3
-    assert len(fedcli.load(tmp_path / "out")) == 2
-    fedcli.run("fedavg,fedprox", seeds=[0, 1], **options)
-    assert len(fedcli.load(tmp_path / "out-3")) == 2
-
-    # A folder of the runs of several calls is none of one call.
-    with pytest.raises(UserError, match="never overwritten"):
-        fedcli.run("fedavg", **{**options, "out": tmp_path})
-
-
 def test_runs_of_folders_are_a_table_with_the_options_in_which_they_differ(run, tmp_path):
     of_two_seeds = fedcli.run("fedavg", out=tmp_path / "two", lr=0.5, seeds=[0, 1], **TWO_CLIENTS)
     runs = [run, *of_two_seeds]
@@ -208,7 +117,7 @@ def test_runs_of_folders_are_a_table_with_the_options_in_which_they_differ(run, 
     assert (table["best, %"] >= table["last"]).all()
     assert "rounds" not in table
 
-    with pytest.raises(UserError, match="there is no run at"):
+    with raises_user_error("there is no run at"):
         fedcli.frame(tmp_path / "none")
 
 

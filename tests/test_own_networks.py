@@ -18,7 +18,7 @@ from fedcli.runs.exports import export
 from fedcli.toy import federation
 from fedcli.userfiles import find_user_function
 from tests import laws
-from tests.network_sources import NETWORKS, RETURN_LOGITS, network_source
+from tests.network_sources import NETWORKS, NETWORKS_WITH_STATE, RETURN_LOGITS, network_source
 from tests.networks import accuracy
 from tests.scripts import EVALUATE_MODELS
 from tests.user_errors import raises_user_error
@@ -29,7 +29,7 @@ FEDAVG = registry.find_method("fedavg")
 @pytest.fixture(autouse=True)
 def files(folder):
     """The files with networks in an empty folder, which is the working one."""
-    Path("nets.py").write_text(NETWORKS + BUFFERS)
+    Path("nets.py").write_text(NETWORKS + NETWORKS_WITH_STATE)
 
 
 def write_network(forward, layers):
@@ -71,7 +71,7 @@ SCALE = "self.t = nn.Parameter(torch.zeros(1))"
     ],
 )
 def test_what_stands_behind_the_last_layer_is_seen(forward, layers):
-    """Also where it begins as the identity."""
+    """It is seen also where it begins as the identity."""
     with raises_user_error("does not end in its last nn.Linear", "net.py"):
         build(forward, layers)
 
@@ -140,134 +140,23 @@ def test_a_refused_network_leaves_no_folder():
 
 # What is kept
 
-BUFFERS = """
-import random
-import numpy as np
-
-class Counting(nn.Module):
-    \"\"\"Divides by a running mean of sizes, in a buffer of any kind.\"\"\"
-
-    def __init__(self, persistent, twice=False):
-        super().__init__()
-        self.register_buffer("size", torch.ones(1), persistent=persistent)
-        self.register_buffer("again", self.size if twice else None, persistent=persistent)
-
-    def forward(self, x):
-        if self.training:
-            with torch.no_grad():
-                self.size.mul_(2.0)
-        return torch.tanh(x / (self.size if self.again is None else self.again))
-
-def counting(channels, size, classes, persistent=True, twice=False):
-    width = channels * size * size
-    return nn.Sequential(nn.Flatten(), nn.Linear(width, 16), Counting(persistent, twice), nn.Linear(16, classes))
-
-def passing(*shape):
-    return counting(*shape, persistent=False)
-
-def doubled(*shape):
-    return counting(*shape, twice=True)
-
-def constant_in_two_places(channels, size, classes):
-    network = passing(channels, size, classes)
-    order = torch.arange(16).flip(0)
-    for layer in network:
-        layer.register_buffer("order", order)
-    return network
-
-def plain_norm(channels, size, classes):
-    first = nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4, affine=False), nn.ReLU(), nn.Flatten()
-    return nn.Sequential(*first, nn.Linear(4 * (size - 2) ** 2, classes))
-
-def backward_hook(channels, size, classes):
-    network = counting(channels, size, classes)
-    network[1].register_full_backward_hook(lambda layer, inputs, outputs: tuple(
-        None if value is None else 3 * value for value in inputs))
-    network[2].register_full_backward_hook(lambda layer, inputs, outputs: (3 * inputs[0],))
-    return network
-
-def hooked_dropout(channels, size, classes):
-    first = nn.Flatten(), nn.Linear(channels * size * size, 16)
-    network = nn.Sequential(*first, nn.Dropout(0.1), nn.Linear(16, classes))
-    network[2].register_forward_hook(lambda layer, given, output: output + 1)
-    return network
-
-def spectral(channels, size, classes):
-    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(channels * size * size, 16))
-    return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), nn.Linear(16, classes))
-
-def weight_norm(channels, size, classes):
-    layer = nn.utils.parametrizations.weight_norm(nn.Linear(channels * size * size, 16))
-    return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), nn.Linear(16, classes))
-
-class Square(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return 2 * gradient * ctx.saved_tensors[0]
-
-class Own(nn.Module):
-    def __init__(self, channels, size, classes, checkpointed=False):
-        super().__init__()
-        self.first, self.last = nn.Linear(channels * size * size, 16), nn.Linear(16, classes)
-        self.checkpointed = checkpointed
-
-    def forward(self, x):
-        x = x.flatten(1)
-        if self.checkpointed:
-            return self.last(torch.utils.checkpoint.checkpoint(self.first, x, use_reentrant=False).tanh())
-        return self.last(Square.apply(self.first(x)))
-
-def old_function(*shape):
-    return Own(*shape)
-
-def checkpointed(*shape):
-    return Own(*shape, True)
-
-class Masked(nn.Module):
-    \"\"\"Has constants in no buffer, which are drawn from the global generators.\"\"\"
-
-    def __init__(self, width):
-        super().__init__()
-        self.signs = torch.tensor(np.random.choice([-1.0, 1.0], width), dtype=torch.float32)
-        self.order = random.sample(range(width), width)
-
-    def forward(self, x):
-        return (x * self.signs)[:, self.order]
-
-def drawing(channels, size, classes):
-    width = channels * size * size
-    return nn.Sequential(nn.Flatten(), nn.Linear(width, 16), Masked(16), nn.ReLU(), nn.Linear(16, classes))
-
-def new_tensor(channels, size, classes):
-    class Placed(nn.Module):
-        def forward(self, x):
-            y = torch.zeros(len(x), 16)
-            y[:, :16] = x[:, :16]
-            return y
-    return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, 16), Placed(), nn.Linear(16, classes))
-"""
-OWN = (
+OWN_NETWORKS = (
     "counting", "passing", "constant_in_two_places", "plain_norm", "backward_hook", "hooked_dropout", "spectral",
     "weight_norm", "old_function", "checkpointed", "drawing", "new_tensor", "Transformer", "dropping", "weights",
     "functions", "shared", "in_place", "compiled", "frozen",
 )  # fmt: skip
-BUILT_IN = ("cnn-small", "resnet10-3x3", "vit-tiny")
-SMALL = {
+BUILT_IN_NETWORKS = ("cnn-small", "resnet10-3x3", "vit-tiny")
+SMALL_RUN = {
     "dataset": "digits", "train_examples": 80, "num_clients": 2, "cohort_size": 2, "rounds": 1, "local_epochs": 1,
     "batch_size": 20, "lr": 0.05, "device": "cpu", "protocol": "fedfm:digits", "validation": 0.0, "partition": "iid",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*OWN, *BUILT_IN])
+@pytest.mark.parametrize("name", [*OWN_NETWORKS, *BUILT_IN_NETWORKS])
 def test_every_accepted_network_gives_the_recorded_accuracy_when_it_is_loaded(name, tmp_path):
-    is_built_in = name in BUILT_IN
+    is_built_in = name in BUILT_IN_NETWORKS
     backbone = name if is_built_in else f"./nets.py:{name}"
-    run = fedcli.run("fedavg", out=tmp_path / "run", backbone=backbone, **SMALL)
+    run = fedcli.run("fedavg", out=tmp_path / "run", backbone=backbone, **SMALL_RUN)
 
     loaded = fedcli.load(run.path, method=[] if is_built_in else "nets.py").model()
 
@@ -286,7 +175,7 @@ def test_plain_pytorch_gives_the_recorded_accuracy_with_any_buffers(tmp_path):
     files = []
     recorded = []
     for name in ("passing", "spectral"):
-        run = fedcli.run("fedavg", out=tmp_path / name, backbone=f"./nets.py:{name}", **SMALL)
+        run = fedcli.run("fedavg", out=tmp_path / name, backbone=f"./nets.py:{name}", **SMALL_RUN)
         recorded.append(run.record["summary"]["selected"])
         file, _ = export(run, out=tmp_path / f"{name}.pt2")
         files.append(file)
@@ -298,12 +187,11 @@ def test_plain_pytorch_gives_the_recorded_accuracy_with_any_buffers(tmp_path):
 
 
 def test_a_buffer_that_changes_in_two_places_is_refused():
-    words = "changes a buffer in two places, '2.size' and '2.again'"
-    with raises_user_error(words):
+    with raises_user_error("changes a buffer in two places, '2.size' and '2.again'"):
         backbones.build("./nets.py:doubled", 1, 8, 5, seed=3)
 
 
-def users_network(name):
+def make_users_network(name):
     """The module as the user's function makes it, with the weights of seed 0."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
@@ -312,9 +200,9 @@ def users_network(name):
 
 @pytest.mark.parametrize("name", ["plain_norm", "backward_hook", "hooked_dropout", "passing", "weight_norm"])
 def test_gradients_of_a_users_network_are_those_of_plain_pytorch(name):
-    """In training mode; dropout is taken out on both sides."""
+    """Both are in training mode, and dropout is taken out of both."""
     _, fed = federation("fedavg", backbone=f"./nets.py:{name}")
-    plain = users_network(name).double().train()
+    plain = make_users_network(name).double().train()
     for layer in (*plain.modules(), *fed.network.module.modules()):
         if isinstance(layer, nn.Dropout):
             layer.p = 0.0
@@ -346,7 +234,7 @@ def test_clients_with_buffers_of_any_kind_train_together_as_one_by_one(name):
 
 @pytest.mark.parametrize("name", ["spectral", "old_function", "checkpointed", "new_tensor", "backward_hook"])
 def test_what_vmap_does_not_take_trains_one_by_one_and_that_is_said(name, tmp_path):
-    options = {**SMALL, "backbone": f"./nets.py:{name}"}
+    options = {**SMALL_RUN, "backbone": f"./nets.py:{name}"}
     one_by_one = fedcli.run("fedavg", out=tmp_path / "one", clients_per_chunk="1", **options).record
     in_pairs = fedcli.run("fedavg", out=tmp_path / "two", clients_per_chunk="2", **options).record
 

@@ -24,7 +24,7 @@ from fedcli.runs.exports import export
 from fedcli.runs.options import flags_of
 from fedcli.runs.resolve import resolve
 from tests import laws
-from tests.commands import invoke
+from tests.commands import output_of
 from tests.network_sources import TINY_NETWORK
 from tests.networks import accuracy
 from tests.plain_loops import Model, buffers_of, copy_tensors, minibatches, modules_of, params_of
@@ -85,8 +85,8 @@ def mean_of(models, clients):
 
 
 def optimizer_of(fed, parameters):
-    run = fed.config
-    return torch.optim.SGD(list(parameters), run.lr, run.momentum, weight_decay=run.weight_decay)
+    config = fed.config
+    return torch.optim.SGD(list(parameters), config.lr, config.momentum, weight_decay=config.weight_decay)
 
 
 def train(fed, number, client, model, *, names=None, epochs=None, distance=None):
@@ -124,7 +124,7 @@ class AfterRound(NamedTuple):
     personal: dict[int, Model]
 
 
-def own_tensors(names):
+def round_with_own_tensors(names):
     """The round of a method whose clients keep the tensors of these names."""
 
     def plain_round(fed, options, number, clients, shared, states):
@@ -288,8 +288,8 @@ class PlainCase(NamedTuple):
 
 PFEDME = {"personal_steps": 3, "proximal_weight": 2.0, "outer_lr": 0.2, "server_mixing": 0.6}
 CASES = {
-    "fedper": PlainCase("fedper", own_tensors(HEAD), {}),
-    "fedbn": PlainCase("fedbn", own_tensors(NORM), {}),
+    "fedper": PlainCase("fedper", round_with_own_tensors(HEAD), {}),
+    "fedbn": PlainCase("fedbn", round_with_own_tensors(NORM), {}),
     "fedrep": PlainCase("fedrep", fedrep_round, {"head_epochs": 3}),
     "fedbabu": PlainCase("fedbabu", fedbabu_round, {"tuning_epochs": 3}),
     "ditto": PlainCase("ditto", ditto_round, {"proximal_weight": 0.7}),
@@ -357,10 +357,10 @@ def test_pfedmes_local_and_global_steps_by_hand():
 
 
 def test_fedbn_without_batchnorm_is_fedavg():
-    runs = {"parts": toy.toy_parts(SIZES), "cohort_size": 3}
-    setup, fed = toy.federation("fedbn", **runs)
+    run_options = {"parts": toy.toy_parts(SIZES), "cohort_size": 3}
+    setup, fed = toy.federation("fedbn", **run_options)
     state = toy.simulate(setup, fed, 3, COHORTS)
-    average = laws.state_after_rounds(3, "fedavg", cohorts=COHORTS, **runs)
+    average = laws.state_after_rounds(3, "fedavg", cohorts=COHORTS, **run_options)
     for client, (params, _) in setup.method.personal(state).items():
         laws.assert_agree(params, average.params, f"client {client}")
 
@@ -409,13 +409,14 @@ def test_any_method_runs_under_the_protocol_of_personal_tests():
     for method in methods().values():
         public = {"public_dataset": "digits"} if method.uses_public_data else {}
         setup = resolve(method, {"protocol": "own:personal", "dataset": "digits", **public})
-        assert (setup.protocol.evaluation, setup.config.local_test) == ("clients", 0.25)
+        assert setup.protocol.evaluation == "clients"
+        assert setup.config.local_test == 0.25
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto"])
 def test_each_client_counts_by_its_part_in_a_personal_test(method, tmp_path):
     options = {"protocol": "own:personal", "dataset": "digits", "train_examples": 200, "rounds": 1, "device": "cpu"}
-    output = invoke("run", method, *flags_of(options), "--out", tmp_path / "run").stdout
+    output = output_of("run", method, *flags_of(options), "--out", tmp_path / "run")
     record = fedcli.load(tmp_path / "run").record
 
     test_sizes = [int(size * 0.25) for size in record["partition"]["sizes"]]
@@ -430,32 +431,38 @@ def test_each_client_counts_by_its_part_in_a_personal_test(method, tmp_path):
     assert (line in output) == has_global_model
 
 
-def test_a_run_with_both_models_keeps_both_and_a_table_says_which_is_tested(tmp_path):
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs of a method with a global model, of one with personal models beside it, and of one with these alone."""
+    folder = tmp_path_factory.mktemp("runs")
     options = {"protocol": "fedfm:digits", "train_examples": 120, "rounds": 1, "num_clients": 2, "device": "cpu"}
-    fedavg = fedcli.run("fedavg", out=tmp_path / "fedavg", **options)
-    ditto = fedcli.run("ditto", out=tmp_path / "ditto", **options)
-    fedrep = fedcli.run("fedrep", out=tmp_path / "fedrep", **options)
+    return {method: fedcli.run(method, out=folder / method, **options) for method in ("fedavg", "ditto", "fedrep")}
+
+
+def test_a_run_with_a_global_model_beside_personal_ones_keeps_and_tests_both(runs):
+    ditto = runs["ditto"]
     (entry,) = ditto.record["rounds"]
-    global_percent = f"{100 * entry['global_accuracy']:.2f}"
     data = datasets.load("digits")
     assert accuracy(ditto.model(), data.x_test, data.y_test) == entry["global_accuracy"]
     assert accuracy(ditto.model(client=1), data.x_test, data.y_test) == entry["client_accuracy"]["1"]
     assert ditto.history["global_accuracy"].tolist() == [100 * entry["global_accuracy"]]
-    _, card = export(ditto, format="safetensors")
-    assert f"in this round: {global_percent} %" in card.read_text()
-    both = "one global model and a model for each client, 0 to 1"
-    with raises_user_error(f"'ditto' keeps {both} (got client 2)"):
-        ditto.model(client=2)
-    with raises_user_error("'fedrep' keeps a model for each client, 0 to 1 (got client None)"):
-        fedrep.model()
+    card = export(ditto, format="safetensors").card
+    assert f"in this round: {100 * entry['global_accuracy']:.2f} %" in card.read_text()
 
-    table = build_table([run.record for run in (fedavg, ditto, fedrep)])
-    lines = [dict(zip(table.columns, line, strict=True)) for line in table.rows]
-    assert [(line["Method"], line["Model"], line["global, %"]) for line in lines] == [
-        ("fedavg", "global", ""),
-        ("ditto", "personal", f"{global_percent} (1)"),
-        ("fedrep", "personal", ""),
-    ]
+
+def test_a_model_that_a_run_does_not_keep_is_refused(runs):
+    with raises_user_error("'ditto' keeps one global model and a model for each client, 0 to 1 (got client 2)"):
+        runs["ditto"].model(client=2)
+    with raises_user_error("'fedrep' keeps a model for each client, 0 to 1 (got client None)"):
+        runs["fedrep"].model()
+
+
+def test_a_table_says_which_model_is_tested_where_its_runs_differ(runs):
+    (entry,) = runs["ditto"].record["rounds"]
+    table = build_table([run.record for run in runs.values()])
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert [row["Method"] for row in rows] == ["fedavg", "ditto", "fedrep"]
+    assert [row["Model"] for row in rows] == ["global", "personal", "personal"]
+    assert [row["global, %"] for row in rows] == ["", f"{100 * entry['global_accuracy']:.2f} (1)", ""]
     assert any(note.startswith("Model: which one is tested") for note in table.notes)
-    alone = build_table([ditto.record])
-    assert "Model" not in alone.columns
+    assert "Model" not in build_table([runs["ditto"].record]).columns

@@ -11,24 +11,13 @@ from fedcli.measure.feature_files import MODEL_FEATURES
 from fedcli.measure.predictions import per_class
 from fedcli.measure.quality import add_quality
 from fedcli.runs.record import read_record
-from tests.commands import invoke
+from tests.commands import error_of, run_command
 from tests.user_errors import raises_user_error
 
 FOUR_CLIENTS = {"dataset": "digits", "train_examples": 240, "rounds": 2, "local_epochs": 1, "num_clients": 4}
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Runs of each kind of headline: a global model, personal ones, own test images, prototypes."""
-    folder = tmp_path_factory.mktemp("runs")
-    runs_of_kinds = {}
-    for kind, options in KINDS.items():
-        options = {**FOUR_CLIENTS, **options, "out": folder / kind.replace(" ", "-")}
-        runs_of_kinds[kind] = fedcli.run(**options, per_class=True)
-    assert runs_of_kinds["best round"].record["summary"]["selected_round"] < 2  # before the last of three
-    return runs_of_kinds
-
-
+# The options of a run, by the kind of its headline.
 KINDS = {
     "global": {"method": "fedavg", "protocol": "fedfm:digits"},
     "best round": {"method": "fedavg", "protocol": "fedfm:digits", "lr": 0.2, "rounds": 3},
@@ -37,6 +26,18 @@ KINDS = {
     "personal, common images": {"method": "ditto", "protocol": "fedfm:digits"},
     "prototypes": {"method": "fedproto", "protocol": "fedfm:digits"},
 }
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs of each kind of headline: a global model, personal ones, own test images, prototypes."""
+    folder = tmp_path_factory.mktemp("runs")
+    by_kind = {}
+    for kind, options in KINDS.items():
+        out = folder / kind.replace(" ", "-")
+        by_kind[kind] = fedcli.run(**{**FOUR_CLIENTS, **options}, out=out, per_class=True)
+    assert by_kind["best round"].record["summary"]["selected_round"] < 2  # before the last of three
+    return by_kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -177,19 +178,22 @@ def test_tables_and_curves_have_recorded_scores_of_classes(runs, tmp_path):
 
     without = fedcli.run("fedprox", out=tmp_path / "without", protocol="fedfm:digits", **FOUR_CLIENTS)
     assert "macro_f1" not in without.history
-    table = invoke("table", run.path, without.path, "--metric", "macro-f1,class:3").output
+    table = run_command("table", run.path, without.path, "--metric", "macro-f1,class:3").output
     assert f"| {history['macro_f1'][selected_round]:.2f} (1) | {accuracy_of_three:.2f} (1) |" in table
     assert "macro-f1 is not in the records of fedprox (seed 0): it needs runs with --per-class." in table
 
     (axes,) = run.plot(y="macro-f1").axes
-    line, *_ = axes.lines
+    line = axes.lines[0]
     assert line.get_ydata().tolist() == history["macro_f1"].tolist()
     with raises_user_error("has measured its balanced accuracy", "run with per_class"):
         without.plot(y="balanced-accuracy")
     with raises_user_error("unknown curve 'macro-f2'; did you mean 'macro-f1'"):
         run.plot(y="macro-f2")
+
+
+def test_options_of_curves_and_of_correlations_are_refused_for_other_figures(runs, folder):
+    path = runs["global"].path
     for axis, value in [("x", "floats"), ("x", "round"), ("y", "global")]:
-        result = invoke("plot", run.path, "--kind", "drift", f"--{axis}", value)
-        assert f"--{axis} is for --kind curves" in result.output
-    result = invoke("plot", run.path, "--method", "./mine.py")  # which is not opened
-    assert "--method ./mine.py is for --kind correlation" in result.output
+        assert f"--{axis} is for --kind curves" in error_of("plot", path, "--kind", "drift", f"--{axis}", value)
+    error = error_of("plot", path, "--method", "./mine.py")  # which is not opened
+    assert "--method ./mine.py is for --kind correlation" in error

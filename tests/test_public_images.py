@@ -42,7 +42,7 @@ def logits_of(modules, x):
 
 
 def test_fedmds_digest_is_a_plain_loop():
-    """Towards scores in evaluation mode, of before any update."""
+    """Its targets are mean scores in evaluation mode, taken before any update."""
     setup, fed, cohort, states = prepare_public_phase("fedmd", {"digest_epochs": 2}, backbone=BATCHNORM, **ADAM)
     modules = [module.eval() for module in modules_of(fed, states)]
     batches = list(fed.public_batches(0))
@@ -96,7 +96,7 @@ def test_fedmds_local_training_begins_at_the_digested_models(averaged):
 
 
 def test_fedmds_newcomers_train_on_their_own_data_before_their_first_digest():
-    """Two clients of which one comes later; who has taken part is not trained so again."""
+    """Of two clients one comes later; who has taken part is not trained so again."""
     options = {"parts": toy.toy_parts((6, 5)), "num_clients": 2}
     setup, fed = toy.federation("fedmd", {"pretrain_epochs": 3}, **options)
     plain_setup, plain_fed = toy.federation("fedmd", **options)
@@ -179,7 +179,7 @@ def test_fedmatchs_public_phase_against_a_plain_loop():
 
 # RHFL
 
-YES = torch.tensor([True, True, True])
+ALL = torch.tensor([True, True, True])  # clients have a loss of an earlier round
 
 
 def test_rhfls_symmetric_cross_entropy_by_its_equation_with_bounded_logarithms():
@@ -195,16 +195,16 @@ def test_rhfls_symmetric_cross_entropy_by_its_equation_with_bounded_logarithms()
 
 def test_rhfls_weights_by_hand():
     # q = (2-1)/1 = 1, (3-2)/2 = 1/2, (1-2)/2 = -1/2, sum 1; a = 1/2 + 1/2 (1, 1/2, -1/2) = 1, 3/4, 1/4
-    weights = rhfl.confidence_weights(doubles([2, 3, 1]), doubles([1, 2, 2]), YES, 0.5)
+    weights = rhfl.confidence_weights(doubles([2, 3, 1]), doubles([1, 2, 2]), ALL, 0.5)
     powers = [math.exp(a) for a in (1.0, 0.75, 0.25)]
     assert weights.tolist() == pytest.approx([power / sum(powers) for power in powers], rel=1e-12)
 
 
 def test_rhfls_weights_where_there_is_nothing_to_compare():
-    assert rhfl.confidence_weights(doubles([0, 0, 0]), doubles([1, 2, 2]), ~YES, 0.5).tolist() == [0.5] * 3
+    assert rhfl.confidence_weights(doubles([0, 0, 0]), doubles([1, 2, 2]), ~ALL, 0.5).tolist() == [0.5] * 3
     third = pytest.approx([1 / 3] * 3)
-    assert rhfl.confidence_weights(doubles([2, 2, 2]), doubles([2, 2, 2]), YES, 0.5).tolist() == third
-    assert rhfl.confidence_weights(doubles([3, 1, 2]), doubles([2, 2, 2]), YES, 0.5).tolist() == third  # 1/2 - 1/2 + 0
+    assert rhfl.confidence_weights(doubles([2, 2, 2]), doubles([2, 2, 2]), ALL, 0.5).tolist() == third
+    assert rhfl.confidence_weights(doubles([3, 1, 2]), doubles([2, 2, 2]), ALL, 0.5).tolist() == third  # 1/2 - 1/2 + 0
     # A newcomer and a client without examples have q = 0: a = 1/2 + 1/2 (1, 0, 0)
     newcomer = rhfl.confidence_weights(doubles([3, 0, 5]), doubles([2, 4, 0]), torch.tensor([True, False, True]), 0.5)
     powers = [math.exp(1), math.exp(0.5), math.exp(0.5)]
@@ -240,17 +240,17 @@ def test_rhfls_losses_are_those_of_the_training_parts():
     config = rhfl.Config()
     _, fed, cohort, states = prepare_public_phase("local", **options)
 
-    of_empty_part, *losses = rhfl.own_losses(stacked_by_network(fed, cohort, states), cohort, fed, config)
+    losses = rhfl.own_losses(stacked_by_network(fed, cohort, states), cohort, fed, config)
 
-    assert of_empty_part == 0
-    for client, loss in enumerate(losses, start=1):
+    assert losses[0] == 0  # of the client without examples
+    for client in (1, 2, 3):
         params, buffers = states[client]
         network = fed.networks[client % 2]
         _, logits, labels = fed.predict(params, buffers, fed.training[client], network)
-        torch.testing.assert_close(loss, rhfl.symmetric_cross_entropy(logits, labels, config))
+        torch.testing.assert_close(losses[client], rhfl.symmetric_cross_entropy(logits, labels, config))
 
 
-class Losses(NamedTuple):
+class ComparedLosses(NamedTuple):
     """What RHFL's weights of a round are made of, [K] each."""
 
     previous: Tensor
@@ -263,7 +263,7 @@ def test_rhfls_previous_loss_is_that_of_a_clients_last_round(monkeypatch):
     confidence_weights = rhfl.confidence_weights
 
     def observed_weights(previous, current, has_previous, *rest):
-        losses_of_rounds.append(Losses(previous, current, has_previous))
+        losses_of_rounds.append(ComparedLosses(previous, current, has_previous))
         return confidence_weights(previous, current, has_previous, *rest)
 
     monkeypatch.setattr(rhfl, "confidence_weights", observed_weights)
@@ -289,8 +289,15 @@ def test_rhfls_previous_loss_is_that_of_a_clients_last_round(monkeypatch):
 # FedDF
 
 
-def plain_adam(network, start, batches, targets, lr):
-    """The student after steps of Adam with cosine annealing, by torch.optim, and the mean loss."""
+class TaughtStudent(NamedTuple):
+    """The parameters of a student after its steps, and the mean of its losses."""
+
+    params: dict[str, Tensor]
+    loss: float
+
+
+def teach_by_plain_adam(network, start, batches, targets, lr):
+    """Teaches a student by torch.optim: a step of Adam with cosine annealing for each batch."""
     params = {name: value.clone().requires_grad_() for name, value in start.items()}
     optimizer = torch.optim.Adam(params.values(), lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(batches))
@@ -303,7 +310,7 @@ def plain_adam(network, start, batches, targets, lr):
         optimizer.step()
         schedule.step()
         losses.append(loss.item())
-    return {name: value.detach() for name, value in params.items()}, np.mean(losses)
+    return TaughtStudent({name: value.detach() for name, value in params.items()}, np.mean(losses))
 
 
 def test_without_distillation_feddf_is_fedavg():
@@ -336,9 +343,9 @@ def test_each_architecture_has_a_student_taught_by_all_clients():
     personal = setup.method.personal(after)
     for kind, (network, mean) in enumerate(zip(fed.networks, means, strict=True)):
         student = after.students[kind]
-        expected, loss = plain_adam(network, mean.params, images, targets, 0.01)
-        laws.assert_agree(student.params, expected, f"the student of {fed.backbones[kind]}")
-        assert terms["distillation"][kind::2].tolist() == pytest.approx([loss] * 2)
+        expected = teach_by_plain_adam(network, mean.params, images, targets, 0.01)
+        laws.assert_agree(student.params, expected.params, f"the student of {fed.backbones[kind]}")
+        assert terms["distillation"][kind::2].tolist() == pytest.approx([expected.loss] * 2)
         assert personal[kind] is student
         assert personal[kind + 2] is student
 

@@ -17,6 +17,11 @@ THREE_ROUNDS = {
 }  # fmt: skip
 # Two rounds, with the clients of a protocol.
 TWO_ROUNDS = {"dataset": "digits", "train_examples": 120, "rounds": 2, "local_epochs": 1}
+# Two rounds of two clients with half as many digits.
+TWO_CLIENTS = {
+    "dataset": "digits", "protocol": "fedfm:digits", "train_examples": 60, "num_clients": 2, "cohort_size": 2,
+    "rounds": 2, "device": "cpu", "partition": "iid",
+}  # fmt: skip
 # One round, for any data set.
 ONE_ROUND = {"train_examples": 200, "num_clients": 4, "partition": "iid", "rounds": 1, "device": "cpu"}
 
@@ -28,18 +33,21 @@ class Stop(Exception):
 class StopAfter(rounds.Listener):
     """Raises `Stop` after so many rounds."""
 
-    def __init__(self, rounds):
-        self.left = rounds
+    def __init__(self, num_rounds):
+        self.rounds_left = num_rounds
 
     def round(self, entry):
-        self.left -= 1
-        if self.left == 0:
+        self.rounds_left -= 1
+        if self.rounds_left == 0:
             raise Stop
 
 
-def without_times(rounds):
+def without_times(entries):
     """Returns the entries of a record's rounds without how long the rounds took."""
-    return [{key: value for key, value in entry.items() if key != "seconds"} for entry in rounds]
+    untimed = []
+    for entry in entries:
+        untimed.append({key: value for key, value in entry.items() if key != "seconds"})
+    return untimed
 
 
 def reproducible_parts(record):
@@ -54,5 +62,6 @@ def file_names(folder):
 
 
 def file_contents(folder):
-    """Returns the bytes of these files, by name."""
-    return {name: (folder / name).read_bytes() for name in file_names(folder) if (folder / name).is_file()}
+    """Returns the bytes of the files in a folder, by name, without the checkpoint before the last."""
+    files = {name: folder / name for name in file_names(folder)}
+    return {name: file.read_bytes() for name, file in files.items() if file.is_file()}
