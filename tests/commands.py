@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 from typer.main import get_command
@@ -37,18 +38,25 @@ def output_of(*arguments):
     return run_command(*arguments).stdout
 
 
-def state_of_files():
-    """Returns sizes and times of writing of the files below the working folder, None for a folder, by path.
+class FileStamp(NamedTuple):
+    """What changes when a file is written."""
+
+    size: int
+    nanoseconds: int  # when it was written last
+
+
+def stamps_of_files():
+    """Returns the stamps of the files below the working folder, None for a folder, by path.
 
     What Python compiles is left out.
     """
-    states = {}
+    stamps = {}
     for path in Path.cwd().rglob("*"):
         if "__pycache__" in path.parts:
             continue
         status = path.lstat()
-        states[path] = None if path.is_dir() else (status.st_size, status.st_mtime_ns)
-    return states
+        stamps[path] = None if path.is_dir() else FileStamp(status.st_size, status.st_mtime_ns)
+    return stamps
 
 
 def error_of(*arguments):
@@ -57,9 +65,9 @@ def error_of(*arguments):
     Only what Python compiles may change in the working folder, which should be that of a test alone, as the fixture
     `folder` makes one.
     """
-    before = state_of_files()
+    before = stamps_of_files()
     result = invoke(*arguments)
-    after = state_of_files()
+    after = stamps_of_files()
     assert result.exit_code == 2, result.output
     assert type(result.exception) is SystemExit
     assert result.stdout.strip() == ""
@@ -76,9 +84,10 @@ def record_in(path):
 
 def markdown_rows(text):
     """Returns the rows of the Markdown table in a text, each a dictionary of its cells by column."""
-    table = []
+    lines = []
     for line in text.splitlines():
         if line.startswith("|"):
-            table.append([cell.strip() for cell in line.strip("|").split(" | ")])
-    columns, _, *rows = table
+            lines.append([cell.strip() for cell in line.strip("|").split(" | ")])
+    columns = lines[0]
+    rows = lines[2:]  # the second line has dashes alone
     return [dict(zip(columns, row, strict=True)) for row in rows]

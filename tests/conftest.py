@@ -1,3 +1,5 @@
+"""What every test has: seeded draws, one thread, a folder of data sets of its own, and no figures of its runs."""
+
 import gc
 
 import pytest
@@ -50,9 +52,9 @@ def two_threads():
 def one_thread():
     """Asserts that a test leaves one thread to those after it, which more threads make slower and of other bits."""
     yield
-    left = torch.get_num_threads()
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    assert left == 1
+    assert num_threads == 1
 
 
 @pytest.fixture(autouse=True)

@@ -190,7 +190,8 @@ class DeviceRenaming(TorchFunctionMode):
         if function is torch.Tensor.pin_memory:
             return self.pin(*args)
         if function is torch.Tensor.new_tensor and isinstance(args[0], FakeCudaTensor):
-            like, *args = args
+            like = args[0]
+            args = args[1:]
             function = torch.tensor
             kwargs = {"dtype": like.dtype, "device": like.device, **kwargs}
         if function in (torch.tensor, torch.as_tensor) and is_device(kwargs.get("device")):
@@ -292,7 +293,8 @@ class RaceDetector:
                     self._refuse_race(uses, write)
             position = self.stream.next_operation()
             if write:
-                for other in [other for other in earlier if span.covers(other)]:
+                covered = [other for other in earlier if span.covers(other)]
+                for other in covered:
                     del earlier[other]
                 earlier[span] = Uses(position)
             else:
@@ -403,9 +405,11 @@ def fused_sgd(
     grad_scale=None, found_inf=None,
 ) -> None:  # fmt: skip
     """The fused SGD of CUDA by the formulas of `fedcli.core.optimizers.sgd`, so that it rounds as these do."""
-    lists = [params, grads, *([momenta] if momentum else [])]
-    for column in zip(*lists, strict=True):
-        if len({tensor.stride() for tensor in column}) > 1 or not all(map(is_dense, column)):
+    lists = [params, grads]
+    if momentum:
+        lists.append(momenta)
+    for tensors in zip(*lists, strict=True):
+        if len({tensor.stride() for tensor in tensors}) > 1 or not all(map(is_dense, tensors)):
             raise RuntimeError("params, grads and momenta must have the same dtype, device, strides, and be dense")
     if lr.dtype != torch.float32 or (found_inf is not None and found_inf.dtype != torch.float32):
         raise RuntimeError("expected scalar type Float")  # its kernel reads both as such, whatever the parameters are
@@ -571,8 +575,7 @@ class FakeCuda(TorchDispatchMode):
 
     def _wait_for_indices(self, kind, args) -> set[int]:
         """Waits for indices that CUDA must count, or copy from the host; returns the `id` of each index."""
-        _, given, *_ = args
-        indices = [index for index in given if index is not None]
+        indices = [index for index in args[1] if index is not None]
         if any(index.dtype == torch.bool or not isinstance(index, FakeCudaTensor) for index in indices):
             self.wait(str(kind))
         return {id(index) for index in indices}
@@ -584,7 +587,7 @@ class FakeCuda(TorchDispatchMode):
             return
         non_blocking = kwargs.get("non_blocking", False)
         if kind is aten.copy_ and len(args) > 2:
-            _, _, non_blocking = args
+            non_blocking = args[2]
         if non_blocking and to_host:
             raise RuntimeError("a copy to the host that nobody waits for is read too early")
         is_pinned = all(getattr(tensor, "is_in_pinned_memory", False) for tensor in of_host)

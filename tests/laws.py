@@ -23,8 +23,8 @@ def raise_if_broken(law: Callable, **options: Any) -> Callable:
     """Returns the law with these options; it raises `LawBroken` where it does not hold or has measured nothing."""
 
     @wraps(law)
-    def law_that_raises(*arguments, **more):
-        findings = list(law(*arguments, **options, **more))
+    def law_that_raises(*arguments, **run_options):
+        findings = list(law(*arguments, **options, **run_options))
         if not findings:
             raise LawBroken("nothing was measured")
         broken = [str(finding) for finding in findings if not finding.holds]

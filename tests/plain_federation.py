@@ -80,8 +80,8 @@ class PlainUpdate:
         if self.clip_norm:
             torch.nn.utils.clip_grad_norm_(params_to_train, self.clip_norm)
         optimizer.step()
-        state = tree_map(torch.clone, optimizer.state_dict()["state"])
-        optimizers = {**client.optimizer, self.key: state}
+        optimizer_state = tree_map(torch.clone, optimizer.state_dict()["state"])
+        optimizers = {**client.optimizer, self.key: optimizer_state}
         return client._replace(params=copy_tensors(params), buffers=aux.buffers, optimizer=optimizers), aux
 
     def init_optimizer(self, params):

@@ -47,19 +47,21 @@ def cases(num_workers):
     """
     wide_network = {"backbone": f"{__file__}:wide", "precision": "float32", "lr": 0.01}
     fedavg = registry.find_method("fedavg")
-    runs = {
+    cases_by_name = {
         "clients together": MethodCase(fedavg, None, {"clients_per_chunk": "3", "validation": 0.3}),
         "a single client": MethodCase(fedavg, None, {**wide_network, "cohort_size": 1}),
     }
     for method in (*check.one_of_each_kind(), STATEFUL):
         overrides = QUICK_OPTIONS.get(method.name)
         if num_workers != WORKERS_OF_SOME_RUNS:
-            runs[method.name] = MethodCase(method, overrides, {})
+            cases_by_name[method.name] = MethodCase(method, overrides, {})
         if method.mixed_networks:
-            runs[f"{method.name}, mixed"] = MethodCase(method, overrides, {"backbone": MIXED_NETWORKS})
+            mixed_networks = {"backbone": MIXED_NETWORKS}
+            cases_by_name[f"{method.name}, mixed"] = MethodCase(method, overrides, mixed_networks)
     for name in ("fedavg", *QUICK_OPTIONS):
-        runs[f"{name}, wide"] = MethodCase(registry.find_method(name), QUICK_OPTIONS.get(name), wide_network)
-    return runs
+        method = registry.find_method(name)
+        cases_by_name[f"{name}, wide"] = MethodCase(method, QUICK_OPTIONS.get(name), wide_network)
+    return cases_by_name
 
 
 def result_of(case):
