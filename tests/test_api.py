@@ -29,7 +29,7 @@ from fedcli.runs.options import EXPERIMENT_OPTIONS, flags_of
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import read_record
 from fedcli.runs.rounds import Listener
-from tests.commands import invoke
+from tests.commands import invoke, run_command
 from tests.example_records import make_record
 from tests.tiny_runs import TWO_ROUNDS
 
@@ -102,7 +102,7 @@ def test_a_plot_of_runs_has_a_line_a_setting(runs):
 
 def test_the_command_line_makes_the_same_runs(runs, tmp_path):
     command = ["run", "fedavg,fedprox", "--lr", "0.01,0.1", "--seeds", "0-1", "--out", tmp_path / "typed"]
-    assert invoke(*command, *flags_of(TWO_ROUNDS), "--quiet").exit_code == 0
+    run_command(*command, *flags_of(TWO_ROUNDS), "--quiet")
 
     typed = fedcli.load(tmp_path / "typed")
     assert [run.record["summary"] for run in typed] == [run.record["summary"] for run in runs]

@@ -489,9 +489,7 @@ def test_each_option_of_bench_reaches_a_count_or_is_refused_beside_it(monkeypatc
 
 def bench(*arguments):
     """What the command prints."""
-    result = invoke("bench", *arguments, "--device", "cpu", "--repeats", "1")
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return output_of("bench", *arguments, "--device", "cpu", "--repeats", "1")
 
 
 def test_options_reach_the_measurement_and_results_go_to_json_and_csv():

@@ -18,7 +18,7 @@ from fedcli.results import claim_tables, claims, durations, frame, pairs, plans,
 from fedcli.results.intervals import Interval, mean_interval
 from fedcli.results.render import render
 from fedcli.runs.record import read_record, write_record
-from tests.commands import invoke
+from tests.commands import output_of
 from tests.scripts import load_script
 from tests.user_errors import raises_user_error
 
@@ -541,9 +541,8 @@ def test_the_command_prints_the_claims_of_a_file_by_verdict(study):
     study.file.write_text(FILE.replace('Claim("own:ahead"', f'{behind}Claim("own:ahead"'))
     command = ["claims", str(study.file), "--runs", str(study.runs), "--format"]
 
-    result = invoke(*command, "csv")
-    assert result.exit_code == 0, result.output
-    rows = {row["claim"]: row for row in csv.DictReader(io.StringIO(result.stdout))}
+    output = output_of(*command, "csv")
+    rows = {row["claim"]: row for row in csv.DictReader(io.StringIO(output))}
     first, second, *_, last = rows
     assert first == "own:ahead"
     assert rows[first]["verdict"] == "reproduced"
@@ -556,10 +555,10 @@ def test_the_command_prints_the_claims_of_a_file_by_verdict(study):
     assert rows["own:ahead"]["runs"].split("; ") == [str(study.runs / folder) for folder in folders]
     assert float(rows["own:ahead"]["low"]) == pytest.approx(5.1 - 0.2484138, rel=1e-5)
 
-    result = invoke(*command, "markdown")
+    output = output_of(*command, "markdown")
     ours = "+5.10 [+4.85, +5.35] (3)"
     row = f"| `own:ahead` one is ahead | reproduced | +9.48 | {ours} | {ours} | in full, by the text |"
-    assert row in result.stdout
+    assert row in output
 
 
 def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):

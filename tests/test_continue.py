@@ -20,7 +20,7 @@ from fedcli.runs.lock import InUse
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record, write_record
 from fedcli.runs.signals import OutOfTime
-from tests.commands import invoke
+from tests.commands import invoke, run_command
 from tests.programs import start_program
 from tests.tiny_runs import THREE_ROUNDS, TINY, Stop, StopAfter, file_names, reproducible_parts
 
@@ -171,9 +171,9 @@ def test_workers_take_up_the_one_unfinished_run_below_a_folder(finished, tmp_pat
     monkeypatch.chdir(tmp_path)
     shutil.copytree(finished, tmp_path / "a" / "done")
     stop_after_two_rounds(tmp_path / "a" / "two")
-    assert invoke("resume", tmp_path / "a", "--workers", 1).exit_code == 0
+    run_command("resume", tmp_path / "a", "--workers", 1)
     assert read_record(tmp_path / "a" / "two")["status"] == "finished"
-    assert invoke("resume", tmp_path / "a", "--workers", 1).exit_code == 0
+    run_command("resume", tmp_path / "a", "--workers", 1)
     assert invoke("resume", tmp_path / "a" / "two", "--workers", 1).exit_code == 2
 
 
@@ -195,17 +195,15 @@ def test_a_time_limit_ends_at_a_checkpoint_and_the_same_command_goes_on(tmp_path
     flags = flags_of(RARE_CHECKPOINTS)
     command = ["run", "fedavg", *flags, "--seeds", "0,1", "--out", tmp_path / "runs", "--time-limit", "0"]
     folder = tmp_path / "runs" / "seed-0"
-    result = invoke(*command)
+    result = run_command(*command)
     again = f"the same command with --out {tmp_path / 'runs'} --continue"
     line = f"time limit reached at 0/2 runs; resume by {again}."
-    assert result.exit_code == 0
     assert result.stderr.splitlines()[-1] == line
 
-    result = invoke("resume", folder, "--time-limit", "0")
+    result = run_command("resume", folder, "--time-limit", "0")
     line = f"time limit reached after 2/4 rounds; to resume: fedcli resume {folder}\n"
-    assert result.exit_code == 0
     assert result.stderr == line
-    assert invoke(*command[:-1], "1h", "--continue").exit_code == 0
+    run_command(*command[:-1], "1h", "--continue")
 
     first = read_record(tmp_path / "runs" / "seed-0")
     second = read_record(tmp_path / "runs" / "seed-1")
@@ -214,8 +212,7 @@ def test_a_time_limit_ends_at_a_checkpoint_and_the_same_command_goes_on(tmp_path
     assert second["resumed"] == []
     assert second["status"] == "finished"
 
-    result = invoke(*command[:-1], "1h", "--continue")
-    assert result.exit_code == 0
+    result = run_command(*command[:-1], "1h", "--continue")
     assert result.stderr == "nothing to run: all 2 runs have ended\n"
 
 
@@ -234,8 +231,7 @@ def test_a_run_ends_before_a_round_that_would_pass_the_limit(tmp_path, monkeypat
 def test_a_time_limit_ends_a_grid_and_its_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "time_left", lambda: -1)
     command = ("run", "fedavg", "--lr", "0.1,0.2", "--jobs", "2")
-    result = invoke(*command, *flags_of(RARE_CHECKPOINTS), "--out", tmp_path / "grid", "--time-limit", "0")
-    assert result.exit_code == 0
+    result = run_command(*command, *flags_of(RARE_CHECKPOINTS), "--out", tmp_path / "grid", "--time-limit", "0")
     assert "time limit reached at 0/2 runs" in result.stderr
     assert "finished" not in [read_record(file)["status"] for file in (tmp_path / "grid").rglob("record.json")]
 

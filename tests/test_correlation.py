@@ -14,7 +14,7 @@ from fedcli.papers import fccl_plus
 from fedcli.registry import find_method
 from fedcli.results.frame import find_records
 from fedcli.runs.resume import open_run
-from tests.commands import invoke
+from tests.commands import run_command
 from tests.plain_loops import modules_of
 from tests.tensors import randn
 
@@ -122,6 +122,5 @@ def test_runs_that_cannot_be_drawn_are_refused(runs, tmp_path):
 
 @pytest.mark.parametrize("kind", ["correlation", "domains"])
 def test_the_command_draws_figures_of_personal_models(kind, runs, tmp_path):
-    result = invoke("plot", "--kind", kind, runs / "b", "--out", tmp_path / "one.svg")
-    assert result.exit_code == 0, result.output
+    run_command("plot", "--kind", kind, runs / "b", "--out", tmp_path / "one.svg")
     assert (tmp_path / "one.svg").is_file()

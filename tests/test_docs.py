@@ -23,7 +23,7 @@ from fedcli.runs import rounds
 from fedcli.runs.options import RunConfig
 from fedcli.runs.resolve import default_dataset, resolve
 from fedcli.userfiles import find_user_function
-from tests.commands import invoke
+from tests.commands import invoke, output_of, run_command
 from tests.tensors import randn
 
 pytestmark = pytest.mark.long(worker=0)
@@ -275,10 +275,10 @@ def test_the_page_of_methods_has_a_row_for_all_that_they_are_given_and_no_other(
 def test_the_method_of_the_readme_is_what_new_writes_and_keeps_the_laws(folder):
     assert README.count("\n") <= 200
 
-    assert invoke("new", "method", "my_method").exit_code == 0
+    run_command("new", "method", "my_method")
     assert Path("my_method.py").read_text() == code_of_a_method(README)
 
-    assert invoke("new", "method", "mine").exit_code == 0
+    run_command("new", "method", "mine")
     assert find_method("./mine.py").name == "mine"
 
     *lines, last = invoke("check", "./my_method.py", "--device", "cpu").stdout.splitlines()
@@ -439,9 +439,8 @@ def test_the_texts_have_commands_and_what_is_left_out_is_in_them():
 
 
 def test_the_version_is_told_with_those_of_torch_and_python(folder):
-    result = invoke("--version")
-    assert result.exit_code == 0
-    assert re.fullmatch(r"fedcli \d+\.\d+\.\d+, torch [\d.]+\S*, Python 3\.[\d.]+\n", result.stdout)
+    line = output_of("--version")
+    assert re.fullmatch(r"fedcli \d+\.\d+\.\d+, torch [\d.]+\S*, Python 3\.[\d.]+\n", line)
 
 
 @pytest.mark.parametrize("command", ["", "run fedavg", "data show"])

@@ -31,7 +31,7 @@ from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from fedcli.runs.rounds import Listener
 from tests import fake_cuda_runs, laws, workers_law
-from tests.commands import invoke
+from tests.commands import invoke, run_command
 from tests.networks import MIXED_NETWORKS
 from tests.programs import start_program
 from tests.tiny_runs import THREE_ROUNDS
@@ -405,10 +405,8 @@ def test_a_run_goes_on_with_another_number_of_processes_to_the_same_bits(threads
         fedcli.run("scaffold", out="parts", progress=InterruptFirstRound(), **THREE_ROUNDS)
 
     torch.set_num_threads(processes)
-    result = invoke("resume", "parts")
+    run_command("resume", "parts")
     torch.set_num_threads(2)
-
-    assert result.exit_code == 0
 
     parts = read_record(folder / "parts")
     assert parts["engine"]["processes"] == processes

@@ -11,7 +11,7 @@ from PIL import Image
 
 from fedcli.data import datasets, imports
 from fedcli.data.image_arrays import SPLITS
-from tests.commands import invoke
+from tests.commands import run_command
 from tests.image_files import (
     assert_same_dataset,
     encode_image,
@@ -232,8 +232,7 @@ def test_an_image_that_is_only_a_path_is_never_opened(tmp_path, library):
 
 def test_the_command_imports_a_set_and_a_run_takes_its_path(folder, library):
     splits_of(library, image_arrays((8, 8), 3, per_class=(8, 4))).save_to_disk("saved")
-    result = invoke("data", "import", "mine", "hf:saved")
-    assert result.exit_code == 0
+    result = run_command("data", "import", "mine", "hf:saved")
     assert result.stderr == ""
     assert result.stdout.startswith("mine: 24 training and 12 test images, 3 classes: ")
     assert imports.import_if_path("hf:saved") == imports.import_if_path("saved")

@@ -15,7 +15,7 @@ from fedcli.reading import reading
 from fedcli.run_files import FILES_OF_A_RUN
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
-from tests.commands import invoke
+from tests.commands import invoke, run_command
 from tests.tiny_runs import TINY, file_contents
 
 
@@ -67,7 +67,7 @@ def test_what_is_read_must_be_a_file(working_folder):
 def test_a_folder_in_the_cache_is_no_data_set(working_folder):
     (working_folder / "cache" / "mine.npz").mkdir(parents=True)
     assert "mine" not in datasets.names()
-    assert invoke("data", "list").exit_code == 0
+    run_command("data", "list")
     assert "unknown data set 'mine'" in refusal("data", "show", "mine")
 
 
@@ -130,13 +130,13 @@ def test_an_output_never_replaces_a_file_of_a_run(command, finished, working_fol
 
 def test_the_files_of_a_run_are_those_that_a_run_has(finished, working_folder):
     folder = shutil.copytree(finished, "run")
-    assert invoke("run", "--from", "run", "--out", "again", "--rounds", "1").exit_code == 0
-    assert invoke("quality", "again").exit_code == 0
+    run_command("run", "--from", "run", "--out", "again", "--rounds", "1")
+    run_command("quality", "again")
     files = {path.name for path in Path(folder).iterdir()}
     files |= {path.name for path in Path("again").iterdir() if path.is_file()}
     assert files <= {*FILES_OF_A_RUN}
-    assert invoke("table", "again", "--out", "again/table.md").exit_code == 0
-    assert invoke("export", "again", "--format", "safetensors").exit_code == 0
+    run_command("table", "again", "--out", "again/table.md")
+    run_command("export", "again", "--format", "safetensors")
 
 
 def test_a_papers_table_of_which_nothing_can_run_is_no_success(working_folder):
@@ -144,8 +144,7 @@ def test_a_papers_table_of_which_nothing_can_run_is_no_success(working_folder):
     assert result.exit_code == 2
     *_, last_line = result.stderr.splitlines()
     assert "that is missing can start (got the data set" in last_line
-    dry = invoke("table", "fedfm:III", "--only", "FedAvg", "--runs", "none", "--seeds", "0", "--dry-run")
-    assert dry.exit_code == 0
+    run_command("table", "fedfm:III", "--only", "FedAvg", "--runs", "none", "--seeds", "0", "--dry-run")
 
 
 def test_a_dry_run_says_which_runs_were_there_before(working_folder):
