@@ -32,7 +32,7 @@ from fedcli.runs.resume import open_run
 from fedcli.runs.rounds import one_round
 from fedcli.runs.saved_run import SavedRun
 from tests import laws
-from tests.commands import invoke
+from tests.commands import invoke, run_command
 from tests.example_records import record_with_curve
 from tests.figure_panels import first_panel
 from tests.tensors import doubles
@@ -188,11 +188,10 @@ def test_the_command_measures_finished_runs_alone(run, personal, tmp_path):
     unfinished = shutil.copytree(run.path, tmp_path / "half")
     write_record(unfinished, {**run.record, "status": "interrupted"})
 
-    result = invoke("quality", tmp_path)
-    assert result.exit_code == 0, result.output
+    result = run_command("quality", tmp_path)
     assert f"{read_record(run.path)['quality']['nmi']:.3f}" in result.stdout
     assert "quality" not in read_record(unfinished)
-    assert invoke("quality", personal.path, "--client", 1).exit_code == 0
+    run_command("quality", personal.path, "--client", 1)
 
     refusal = invoke("quality", unfinished)
     assert refusal.exit_code == 2
@@ -301,8 +300,7 @@ def test_the_command_draws_them_and_refuses_others(kind, runs, tmp_path, first_t
     with raises_user_error("of one data set"):
         find_chart(kind)(find_records([runs, folder]))
 
-    result = invoke("plot", "--kind", kind, runs, folder, "--dataset", "digits")
-    assert result.exit_code == 0
+    result = run_command("plot", "--kind", kind, runs, folder, "--dataset", "digits")
     assert result.stdout == f"{kind}.png and {kind}.pdf\n"
 
 
@@ -534,8 +532,7 @@ def test_what_is_measured_of_one_more_round_stands_in_the_record_and_is_drawn(ru
         "cosine_other": np.median(cosines[~is_same_class]),
     }
 
-    result = invoke("quality", folder, "--clients")
-    assert result.exit_code == 0, result.output
+    result = run_command("quality", folder, "--clients")
     assert f"{expected['nmi']:.3f}" in result.output
     measured = read_record(folder)["quality"]
     assert measured["clients_examples"] == len(points["labels"])

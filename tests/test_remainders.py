@@ -15,7 +15,7 @@ from fedcli.runs.identity import Experiment, differences, identity_of, key_of, p
 from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resolve import refuse_without_effect, resolve
 from fedcli.runs.resume import resume
-from tests.commands import invoke
+from tests.commands import run_command
 from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.user_errors import raises_user_error
 
@@ -86,8 +86,7 @@ def test_a_stopped_run_of_before_the_rule_goes_on_under_the_old_one(tmp_path):
 
 def words_of(command):
     """Runs a command that must succeed; returns the words that it prints, with a space between two of them."""
-    result = invoke(*command.split())
-    assert result.exit_code == 0, result.output
+    result = run_command(*command.split())
     return " ".join(result.output.split())
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from fedcli.results.frame import find_records
-from tests.commands import invoke
+from tests.commands import invoke, run_command
 from tests.example_records import as_diverged, make_record, write_unsigned_record
 from tests.torture.nested_parts import text_entries
 
@@ -219,8 +219,7 @@ def test_the_command_writes_the_runs_that_are_chosen_and_warns_of_missing_ones(t
     out = tmp_path / "page.html"
     command = ["report", str(tmp_path), "--out", str(out), "--method", "a", "--title", "Mine"]
 
-    result = invoke(*command, "nowhere", "--label", "one", "--label", "other")
-    assert result.exit_code == 0, result.output
+    result = run_command(*command, "nowhere", "--label", "one", "--label", "other")
     assert result.stderr == "warning: there is no run in 'nowhere'; it is left out.\n"
     text = out.read_text()
     assert "Mine" in text

@@ -1,34 +1,26 @@
-"""Papers' tables: what is planned, run and gone on with, and how it is shown beside the paper."""
+"""Papers' tables: what is planned, run and gone on with."""
 
-import csv
 import importlib
 import inspect
-import io
 import json
-import math
 import os
 import pickle
 import pkgutil
 import re
 import signal
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 import fedcli
-from fedcli import Cell, Gain, grid, registry
+from fedcli import Cell, grid, registry
 from fedcli.cli import plan_display
-from fedcli.results import durations, frame, jobs, paper_tables, plans, printed_numbers
-from fedcli.results.render import render
-from fedcli.runs.record import read_record, write_record
-from tests import commands
-from tests.commands import markdown_rows
-from tests.example_records import as_diverged
+from fedcli.results import durations, frame, jobs, plans, printed_numbers
+from fedcli.runs.record import write_record
+from tests.commands import invoke, run_command
 from tests.programs import WaitingRuns, start_program
-from tests.small_tables import COLUMN, ROWS, RUN_OPTIONS, SMALL_TABLE, PlanWatch, make_table, with_records
+from tests.small_tables import COLUMN, ROWS, RUN_OPTIONS, SMALL_TABLE, PlanWatch, make_table
 from tests.tiny_runs import Stop, StopAfter
 from tests.user_errors import raises_user_error
 
@@ -36,15 +28,13 @@ pytestmark = [pytest.mark.long(worker=0), pytest.mark.usefixtures("folder")]
 
 
 @pytest.fixture
-def offered(monkeypatch):
-    """Makes a table the only one."""
+def offer(monkeypatch):
+    """Returns a function that makes a table the only one."""
     return lambda table: monkeypatch.setattr(registry, "tables", lambda: {table.name: table})
 
 
-invoke = partial(commands.invoke, "table")
-
-
-def records():
+def read_records():
+    """Reads the records below the working folder, by their folders."""
     return {file.parent: json.loads(file.read_text()) for file in sorted(Path().rglob("record.json"))}
 
 
@@ -209,7 +199,7 @@ def test_an_interrupted_table_goes_on_without_repeating_anything():
     """Another table shares the runs that have finished."""
     with pytest.raises(KeyboardInterrupt):
         jobs.execute(plans.plan_table(SMALL_TABLE), PlanWatch(max_rounds=4))  # after the second run's second round
-    before = records()
+    before = read_records()
     finished_record, stopped_record = before.values()
     assert finished_record["status"] == "finished"
     assert len(finished_record["rounds"]) == 3
@@ -218,16 +208,15 @@ def test_an_interrupted_table_goes_on_without_repeating_anything():
 
     plan = plans.plan_table(SMALL_TABLE)
     assert [run.outcome for run in plan.runs] == ["finished", "unfinished", "not run", "not run"]
-    shared, *others = plans.plan_table(replace(SMALL_TABLE, name="fedfm:IV")).runs
-    assert shared.outcome == "finished"
-    assert shared.folder.is_relative_to("runs/tables/fedfm-III")
-    assert [run.outcome for run in others] == ["not run"] * 3
-    assert all(run.folder.is_relative_to("runs/tables/fedfm-IV") for run in others)
+    runs_of_other_table = plans.plan_table(replace(SMALL_TABLE, name="fedfm:IV")).runs
+    assert [run.outcome for run in runs_of_other_table] == ["finished", "not run", "not run", "not run"]
+    folders_of_tables = [str(run.folder.relative_to("runs/tables").parts[0]) for run in runs_of_other_table]
+    assert folders_of_tables == ["fedfm-III", "fedfm-IV", "fedfm-IV", "fedfm-IV"]
 
     watch = PlanWatch()
     assert jobs.execute(plan, watch) == {}
     assert watch.begun == [(f"FedAvg, {COLUMN}", 1), (f"FedFM, {COLUMN}", 0), (f"FedFM, {COLUMN}", 1)]
-    after = records()
+    after = read_records()
     first, second = before
     assert after[first] == finished_record
     assert after[second]["resumed"] == [2]
@@ -235,32 +224,32 @@ def test_an_interrupted_table_goes_on_without_repeating_anything():
     assert [record["status"] for record in after.values()] == ["finished"] * 4
 
 
-def only_run(*arguments, **options):
-    """The only run of a plan for a table."""
-    (run,) = plans.plan_table(*arguments, **options).runs
-    return run
+def outcome_of_only_run(table, **options):
+    """Returns the outcome of the run of a plan that has no other."""
+    (run,) = plans.plan_table(table, **options).runs
+    return run.outcome
 
 
 def test_a_record_is_of_a_run_only_if_all_settings_are():
     place = Path("runs/tables/fedfm-III/one")
     record = fedcli.run("fedfm", **RUN_OPTIONS, seed=0, out=place).record
 
-    def state(removed="", **changes):
-        config = {name: value for name, value in record["config"].items() if name != removed}
+    def outcome_with(removed_option="", **changes):
+        config = {name: value for name, value in record["config"].items() if name != removed_option}
         write_record(place, {**record, "config": config, **changes})
-        return only_run(SMALL_TABLE, seeds=[0], only=["FedFM"]).outcome
+        return outcome_of_only_run(SMALL_TABLE, seeds=[0], only=["FedFM"])
 
-    assert state(seed=1) == "not run"
-    assert state(summary={**record["summary"], "selection": "last"}) == "not run"
-    assert state(config={**record["config"], "lost_option": 1}) == "not run"
+    assert outcome_with(seed=1) == "not run"
+    assert outcome_with(summary={**record["summary"], "selection": "last"}) == "not run"
+    assert outcome_with(config={**record["config"], "lost_option": 1}) == "not run"
 
-    assert state(status="failed", error="NonFiniteLoss: the term") == "diverged"
-    assert state(status="failed", error="OutOfMemoryError: ") == "failed"
-    assert state(status="running") == "unfinished"
+    assert outcome_with(status="failed", error="NonFiniteLoss: the term") == "diverged"
+    assert outcome_with(status="failed", error="OutOfMemoryError: ") == "failed"
+    assert outcome_with(status="running") == "unfinished"
 
     # Older than an option whose default the run has; and than one that the protocol sets to another value.
-    assert state(removed="lr_decay") == "finished"
-    assert state(removed="momentum") == "not run"
+    assert outcome_with(removed_option="lr_decay") == "finished"
+    assert outcome_with(removed_option="momentum") == "not run"
 
 
 def test_a_run_tested_in_other_rounds_counts_for_numbers_that_allow_it():
@@ -272,13 +261,13 @@ def test_a_run_tested_in_other_rounds_counts_for_numbers_that_allow_it():
     plan = plans.plan_table(make_table([Cell("FedAvg", COLUMN, "fedavg", last)]), seeds=[0])
     assert jobs.execute(plan, PlanWatch()) == {}
 
-    def state(*metrics):
+    def outcome_for(*metrics):
         cells = [Cell("FedAvg", metric, "fedavg", last, metric) for metric in metrics]
-        return only_run(make_table(cells), seeds=[0]).outcome
+        return outcome_of_only_run(make_table(cells), seeds=[0])
 
-    assert {state(metric) for metric in ("last", "selected", "memory-floats")} == {"finished"}
-    assert {state(metric) for metric in ("best", "last-tenth", "rounds-to:20", "at:1/3")} == {"not run"}
-    assert state("last", "best") == "not run"  # one run for both cells, and one of them needs more
+    assert {outcome_for(metric) for metric in ("last", "selected", "memory-floats")} == {"finished"}
+    assert {outcome_for(metric) for metric in ("best", "last-tenth", "rounds-to:20", "at:1/3")} == {"not run"}
+    assert outcome_for("last", "best") == "not run"  # one run for both cells, and one of them needs more
 
 
 def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
@@ -303,9 +292,9 @@ GOOD = Cell("FedFM", COLUMN, "fedfm", RUN_OPTIONS)
 FAILING = make_table([WRONG, DIVERGING, GOOD], seeds=(0,))
 
 
-def test_a_failed_run_does_not_stop_the_others_and_the_command_fails_after_all(offered):
-    offered(FAILING)
-    result = invoke("fedfm:III")
+def test_a_failed_run_does_not_stop_the_others_and_the_command_fails_after_all(offer):
+    offer(FAILING)
+    result = invoke("table", "fedfm:III")
     assert result.exit_code == 1
     assert "[1/3] FedAvg, CIFAR-10 NIID-1, seed 0: failed: --batch-size 1000" in result.stderr
     assert "| ours | not run | diverged |" in result.stdout
@@ -321,10 +310,10 @@ def test_runs_whose_data_are_missing_are_left_out(monkeypatch):
     absent = Cell("FedAvg", "CINIC-10 NIID-1", "fedavg", {"protocol": "fedfm:niid-1", "dataset": "cifar10"})
     plan = plans.plan_table(make_table([*SMALL_TABLE.cells, absent]), seeds=[0])
     assert [run.title for run in plan.startable_runs] == ["FedAvg, CIFAR-10 NIID-1", "FedFM, CIFAR-10 NIID-1"]
-    lines = dict(plan_display.cost_rows(plan))
-    assert lines["runs"] == "3, seeds 0: 3 not run; 2 to run"
-    assert "'fedcli data download cifar10'" in lines["left out"]
-    assert re.match("about .* for 1 of 3 runs", lines["time"])  # by the shipped runs
+    cost_of = dict(plan_display.cost_rows(plan))
+    assert cost_of["runs"] == "3, seeds 0: 3 not run; 2 to run"
+    assert "'fedcli data download cifar10'" in cost_of["left out"]
+    assert re.match("about .* for 1 of 3 runs", cost_of["time"])  # by the shipped runs
 
 
 KILLED = """
@@ -346,7 +335,7 @@ def test_several_jobs_are_processes_that_run_resume_fail_and_may_be_killed(monke
 
     errors = jobs.execute(plans.plan_table(several), watch, jobs=2, records_only=True)
 
-    assert [label for label, _ in watch.begun] == [f"{row}, {COLUMN}" for row in ("FedFM", "FedAvg", "Killed")]
+    assert [title for title, _ in watch.begun] == [f"{row}, {COLUMN}" for row in ("FedFM", "FedAvg", "Killed")]
     impossible, resumed, killed = plans.plan_table(several).runs
     assert errors.keys() == {impossible.folder, killed.folder}
     assert impossible.outcome == "not run"
@@ -368,7 +357,7 @@ def test_interrupting_several_jobs_interrupts_each_of_them(folder):
     table.send_signal(signal.SIGINT)
     table.communicate()
     assert waiting.have_ended()
-    assert [record["status"] for record in records().values()] == ["interrupted"] * 2
+    assert [record["status"] for record in read_records().values()] == ["interrupted"] * 2
 
 
 def test_no_process_is_left_of_several_jobs_that_were_interrupted(folder):
@@ -390,8 +379,8 @@ def test_no_process_is_left_of_several_jobs_that_were_interrupted(folder):
             os.kill(process, 0)
 
 
-def exceptions():
-    """All exceptions of the package, by their names."""
+def find_exceptions():
+    """Returns all exceptions of the package, by their names."""
     classes = {}
     for module in pkgutil.walk_packages(fedcli.__path__, "fedcli."):
         if module.name.endswith("__main__"):
@@ -404,320 +393,43 @@ def exceptions():
 
 def test_every_exception_passes_to_the_process_that_started_a_run():
     # One that does not breaks the executor, whose signal then meets a process that is about to end.
-    for name, kind in exceptions().items():
+    for name, kind in find_exceptions().items():
         error = kind("a text")
         error.code = 7
         passed = pickle.loads(pickle.dumps(error))
-        assert (type(passed), str(passed), passed.code) == (kind, str(error), 7), name
+        assert type(passed) is kind, name
+        assert str(passed) == str(error), name
+        assert passed.code == 7, name
 
 
-class Estimate(NamedTuple):
-    """How long the runs of a table take."""
-
-    seconds: float
-    known_runs: int  # of which the seconds are
-    other_machines: set[str]  # by which they are known
-
-
-def estimate(cells, **options):
-    times = durations.estimate_plan(plans.plan_table(make_table(cells), **options))
-    known_seconds = [time.seconds for time in times if not math.isnan(time.seconds)]
-    return Estimate(sum(known_seconds), len(known_seconds), set().union(*(time.machines for time in times)))
-
-
-def timed(folder, seconds, seed=0):
-    """Writes a run whose rounds took so many seconds."""
-    record = fedcli.run("fedavg", **RUN_OPTIONS, seed=seed, out=folder).record
-    for entry in record["rounds"]:
-        entry["seconds"] = {"train": seconds - 0.25, "evaluate": 0.25}
-    write_record(Path(folder), {**record, "load": []})  # whatever else this machine does
-    return record
-
-
-def test_the_estimate_goes_by_rounds_and_local_steps(monkeypatch):
-    monkeypatch.setattr(durations, "find_shipped_folders", list)  # which know what methods take beside each other
-    record = timed("runs/tables/timed", 2.0)
-    # the other method's by this one's: 3 runs of 3 rounds
-    assert estimate(SMALL_TABLE.cells) == Estimate(pytest.approx(3 * 3 * 2), known_runs=3, other_machines=set())
-
-    # 4 runs of 2 rounds, each with half of the epochs on half of the images
-    limits = {"local_epochs": 1, "rounds": 2, "train_examples": 60}
-    reduced = estimate(SMALL_TABLE.cells, limits=limits)
-    assert reduced == Estimate(pytest.approx(4 * 2 * 2 / 4), known_runs=4, other_machines=set())
-
-    # 2 runs of 3 rounds, in each half of the clients
-    half_of_the_clients = grid(ROWS, {"CIFAR-10 NIID-1": {**RUN_OPTIONS, "num_clients": 6, "cohort_size": 3}})
-    assert estimate(half_of_the_clients, seeds=[0]).seconds == pytest.approx(2 * 3 * 2 / 2)
-
-    # a run of which two rounds are there
-    stopped = Path("runs/tables/fedfm-III/stopped")
-    stopped.mkdir(parents=True)
-    write_record(stopped, {**record, "seed": 1, "status": "interrupted", "rounds": record["rounds"][:2]})
-    assert estimate(SMALL_TABLE.cells, seeds=[1], only=["FedAvg"]).seconds == pytest.approx(2)
-
-
-def test_the_estimate_is_by_similar_runs_here_or_else_elsewhere(monkeypatch):
-    """By runs of the same network on images of the same size, here or else on another machine."""
-    monkeypatch.setattr(durations, "find_shipped_folders", list)
-    seconds_of = {Path("runs/tables/0"): 1.0, Path("runs/tables/1"): 2.0, Path("runs/tables/2"): 9.0}
-    for folder, seconds in seconds_of.items():
-        timed(folder, seconds, seed=9)
-
-    def estimate_of_fedavg(**settings):
-        return estimate([Cell("FedAvg", COLUMN, "fedavg", {**RUN_OPTIONS, **settings})], seeds=[0])
-
-    of_median_run = Estimate(pytest.approx(3 * 2), known_runs=1, other_machines=set())
-    assert estimate_of_fedavg() == of_median_run
-
-    for folder in seconds_of:
-        record = read_record(folder)
-        write_record(folder, {**record, "hardware": {**record["hardware"], "name": "another machine"}})
-    assert estimate_of_fedavg() == of_median_run._replace(other_machines={"another machine"})
-
-    timed("runs/tables/3", 5.0, seed=9)
-    of_run_here = Estimate(pytest.approx(3 * 5), known_runs=1, other_machines=set())
-    assert estimate_of_fedavg() == of_run_here
-
-    # what other work disturbed says less
-    disturbed = timed("runs/tables/4", 500.0, seed=9)
-    write_record(Path("runs/tables/4"), {**disturbed, "load": [{"round": 0, "start": 99.0, "end": 99.0}]})
-    assert estimate_of_fedavg() == of_run_here
-
-    # of another network nothing is known
-    assert estimate_of_fedavg(backbone="cnn-2x64") == Estimate(0, known_runs=0, other_machines=set())
-
-
-def filled(table, results):
-    """A plan whose runs have these records, by row and column; None for a run that is not there."""
-    num_seeds, *_ = [len(records) for records in results.values()]
-    plan = plans.plan_table(table, seeds=range(num_seeds))
-    by_folder = {}
-    for planned in plan.cells:
-        records = results[planned.cell.row, planned.cell.column]
-        for run, record in zip(planned.runs, records, strict=True):
-            by_folder[run.folder] = record and {**record, "seed": run.setup.config.seed}
-    return with_records(plan, by_folder)
-
-
-def finished(selected, *, cost=None, rounds=()):
-    """A record of a finished run with an accuracy, and with those of its rounds."""
-    return {
-        "status": "finished",
-        "method": "m",
-        "method_source": "m",
-        "method_hash": registry.find_method("fedavg").file_hash,
-        "numerics": {"core": 1, "method": 1},
-        "config": {"rounds": 3, "cohort_size": 10},
-        "origin": {},
-        "model": {},
-        "rounds": [{"round": number, "test_accuracy": accuracy} for number, accuracy in enumerate(rounds)],
-        "summary": {"selected": selected, "last": selected, "selection": "last", "selected_round": 0},
-        "cost": cost,
-        "moved": [],
-        "changed": [],
-    }
-
-
-DIVERGED = as_diverged(finished(0.9))
-UNFINISHED = {**finished(0.9), "status": "running"}
-NAMES = ("FedAvg", "FedProx", "MOON", "FedFM")
-FOUR_METHODS = make_table(grid({name: ("fedavg", {"lr": len(name)}) for name in NAMES}, {COLUMN: RUN_OPTIONS}))
-
-
-def cell_texts(table, results):
-    """The Markdown cells of each row, by its name and its part: paper, ours, difference."""
-    markdown = render(paper_tables.compare_with_paper(filled(table, results)))
-    texts_of = {}
-    row = ""
-    for line in markdown_rows(markdown):
-        name, part, *texts = line.values()
-        row = name or row  # a name stands in its first line alone
-        texts_of[row, part] = texts
-    return texts_of
-
-
-def column(*values):
-    return {(name, COLUMN): value for name, value in zip(NAMES, values, strict=True)}
-
-
-def runs_of(*accuracies):
-    """Finished runs with these accuracies, a seed each."""
-    return [finished(accuracy) for accuracy in accuracies]
-
-
-def test_paper_ours_and_difference_are_those_of_known_values():
-    # 66, 66.5, 68: mean 66.8333, sample variance (0.6944 + 0.1111 + 1.3611) / 2 = 1.0833, deviation 1.0408,
-    # t 4.3027: half of the interval 2.5855 around 66.8333 - 66.69
-    text = cell_texts(FOUR_METHODS, column(runs_of(0.66, 0.665, 0.68), [None] * 3, [None] * 3, [None] * 3))
-    assert text["FedAvg", "paper"] == ["66.69 ± 0.69"]
-    assert text["FedAvg", "ours"] == ["66.83 ± 1.04 (3)"]
-    assert text["FedAvg", "difference"] == ["+0.14 [-2.44, +2.73]"]
-    assert text["FedProx", "ours"] == ["not run"]
-    assert ("FedProx", "difference") not in text
-
-    # of one seed there is no interval
-    text = cell_texts(FOUR_METHODS, column([finished(0.5)], [None], [None], [None]))
-    assert text["FedAvg", "difference"] == ["-16.69"]
-
-    failed = {**DIVERGED, "error": "OutOfMemoryError: too large"}
-    of_fedavg = [finished(0.66), DIVERGED, None]
-    of_fedprox = [finished(0.66), finished(0.68), failed]
-    of_moon = [UNFINISHED, None, None]
-    of_fedfm = [DIVERGED, failed, UNFINISHED]
-    text = cell_texts(FOUR_METHODS, column(of_fedavg, of_fedprox, of_moon, of_fedfm))
-    assert text["FedAvg", "ours"] == ["66.00 (1 of 3 runs; 1 diverged)"]
-    assert text["FedProx", "ours"] == ["67.00 ± 1.41 (2 of 3 runs; 1 failed)"]
-    assert text["MOON", "ours"] == ["unfinished"]
-    assert text["FedFM", "ours"] == ["diverged"]
-
-    # the best is in bold
-    best = column(runs_of(0.5, 0.6, 0.7), runs_of(0.53, 0.64, 0.75), runs_of(0.1, 0.2, 0.3), [None] * 3)
-    assert cell_texts(FOUR_METHODS, best)["FedProx", "ours"] == ["**64.00 ± 11.00 (3)**"]
-
-
-def test_numbers_that_follow_from_cells_by_hand():
-    gains = (
-        Gain("mean gain", "gap", ("MOON", "FedFM"), ("FedAvg", "FedProx"), columns=(COLUMN,)),
-        Gain("less the best other", COLUMN, ("FedFM",), ("FedAvg", "FedProx", "MOON"), over_best=True),
-    )
-    with_gains = replace(FOUR_METHODS, gains=gains)
-    text = cell_texts(with_gains, column(runs_of(0.5, 0.54), runs_of(0.6, 0.6), runs_of(0.7, 0.7), runs_of(0.66, 0.66)))
-    assert text["mean gain", "ours"] == ["", "+12.00"]  # (70 + 66) / 2 - (52 + 60) / 2
-    assert text["less the best other", "ours"] == ["-4.00", ""]
-
-    to_target = tuple(replace(cell, metric="rounds-to:50") for cell in with_gains.cells)
-    in_rounds = [[finished(0.5, rounds=[0.1] * number + [0.5])] for number in (1, 3, 5, 2)]
-    text = cell_texts(replace(with_gains, cells=to_target), column(*in_rounds))
-    assert text["less the best other", "ours"] == ["+1.0", ""]  # 3 rounds, where the best other needs 2
-
-    text = cell_texts(with_gains, column([finished(0.5)], [None], [finished(0.7)], [finished(0.66)]))
-    assert text["mean gain", "ours"] == ["", "not run"]
-    assert "gain" not in render(paper_tables.compare_with_paper(plans.plan_table(with_gains, only=["FedFM"])))
-
-
-def test_the_reduced_label_is_on_every_form(offered):
-    offered(SMALL_TABLE)
+def test_the_reduced_label_is_on_every_form(offer):
+    offer(SMALL_TABLE)
     labels = {"markdown": "**Reduced: at most 2 rounds.", "latex": "% Reduced:", "csv": ",at most 2 r"}
     for form, label in labels.items():
-        result = invoke("fedfm:III", "--rounds", 2, "--dry-run", "--format", form)
+        result = invoke("table", "fedfm:III", "--rounds", 2, "--dry-run", "--format", form)
         assert label in result.stdout
         assert ("ours, reduced" in result.stdout) == (form != "csv")
         assert "reduced    at most 2 rounds; not the paper's setting" in result.stderr
-    assert "educed" not in invoke("fedfm:III", "--rounds", 3, "--dry-run").stdout
+    assert "educed" not in invoke("table", "fedfm:III", "--rounds", 3, "--dry-run").stdout
 
 
-SENT = {**finished(0.5, cost={"floats_up": 23_705_252}, rounds=[0.5]), "config": {"rounds": 100, "cohort_size": 20}}
-
-
-class MetricCase(NamedTuple):
-    """A cell of a paper's table, the records of its runs, and what stands in its lines."""
-
-    row: str
-    column: str
-    metric: str
-    reported: tuple[str, str]
-    records: list[dict]
-    paper: str
-    ours: str
-    difference: str | None
-
-
-METRIC_CASES = {
-    "floats in memory": MetricCase(
-        "FedFM", "CIFAR-100 memory_1e3_floats", "memory-floats", ("FedFM", "Table III"),
-        [finished(0.5, cost={"memory_floats": 23_910_052})] * 2,
-        paper="23,909,000", ours="23,910,052 ± 0 (2)", difference="+1,000",
-    ),
-    "floats sent": MetricCase(
-        "FedAvg", "K=20 bandwidth_1e8_floats", "total-floats", ("FedFM", "Table VI"), [SENT],
-        paper="47,400,000,000", ours="47,410,504,000 (1)", difference="+0",
-    ),
-    "rounds to an accuracy": MetricCase(  # the round, not the accuracy beside it
-        "FedAvg", "CIFAR-100 #C=20", "rounds-to:60", ("FedFA", "Table 8"), [finished(0.5, rounds=[0.1, 0.6, 0.7])],
-        paper="52", ours="2 (1)", difference="-50.0",
-    ),
-    "an accuracy never reached": MetricCase(
-        "FedDyn", "CIFAR-100 #C=20", "rounds-to:60", ("FedFA", "Table 8"), [finished(0.5, rounds=[0.5])],
-        paper="never", ours="never (1)", difference=None,
-    ),
-    "quality measured in one of two runs": MetricCase(
-        "FedAvg", "NMI", "quality:nmi", ("FedFM", "Table V"),
-        [{**finished(0.5), "quality": {"nmi": 0.4}}, finished(0.5)],
-        paper="0.413", ours="0.400 (1 of 2 runs)", difference="-0.013",
-    ),
-    "quality not measured": MetricCase(
-        "FedAvg", "NMI", "quality:nmi", ("FedFM", "Table V"), [finished(0.5)],
-        paper="0.413", ours="not measured (1)", difference=None,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", METRIC_CASES.values(), ids=METRIC_CASES)
-def test_every_metric_stands_in_the_papers_unit(case):
-    cell = Cell(case.row, case.column, "fedavg", RUN_OPTIONS, case.metric)
-    of_one_cell = replace(make_table([cell]), reported=case.reported)
-
-    text = cell_texts(of_one_cell, {(case.row, case.column): case.records})
-
-    assert text[case.row, "paper"] == [case.paper]
-    assert text[case.row, "ours"] == [case.ours]
-    if case.difference is None:
-        assert (case.row, "difference") not in text
-    else:
-        assert text[case.row, "difference"] == [case.difference]
-
-
-def test_csv_has_a_line_a_cell_in_full_precision():
-    results = column([finished(1 / 3), DIVERGED], [None, None], [None, UNFINISHED], runs_of(0.5, 0.6))
-    text = render(paper_tables.compare_with_paper(filled(FOUR_METHODS, results)), "csv")
-    fedavg, fedprox, moon, fedfm = csv.DictReader(io.StringIO(text))
-
-    assert float(fedavg["ours"]) == pytest.approx(100 / 3, abs=1e-12)
-    assert fedavg["ours_std"] == ""
-    assert fedavg["row"] == "FedAvg"
-    assert fedavg["paper"] == "66.69"
-    assert fedavg["paper_std"] == "0.69"
-    assert fedavg["runs_planned"] == "2"
-    assert fedavg["runs_finished"] == "1"
-    assert fedavg["runs_diverged"] == "1"
-    assert fedprox["ours"] == ""
-    assert fedprox["runs_not_run"] == "2"
-    assert moon["runs_unfinished"] == "1"
-
-    difference = 55 - 72.89
-    half_width = 12.706205 * 5  # t of one degree of freedom, times 7.07 / sqrt(2)
-    assert float(fedfm["difference_low"]) == pytest.approx(difference - half_width, abs=1e-4)
-    assert float(fedfm["difference_high"]) == pytest.approx(difference + half_width, abs=1e-4)
-
-
-def test_a_run_of_another_version_of_its_method_is_pointed_out():
-    results = column([{**finished(0.5), "numerics": {"core": 0, "method": 1}}], [finished(0.5)], [None], [None])
-    (note,) = [
-        note
-        for note in paper_tables.compare_with_paper(filled(FOUR_METHODS, results)).notes
-        if "another version" in note
-    ]
-    assert note.count("seed-0") == 1
-
-
-def test_the_command_runs_what_is_missing_and_then_only_prints(offered, monkeypatch):
+def test_the_command_runs_what_is_missing_and_then_only_prints(offer, monkeypatch):
     monkeypatch.setattr(durations, "is_undisturbed", lambda record: True)  # whatever else this machine does
     monkeypatch.setattr(durations, "find_shipped_folders", list)
-    offered(SMALL_TABLE)
-    result = invoke("FEDFM:iii", "--seeds", "0")
-    assert result.exit_code == 0, result.output
+    offer(SMALL_TABLE)
+    result = run_command("table", "FEDFM:iii", "--seeds", "0")
     assert "runs 2, seeds 0: 2 not run; 2 to run time not known" in " ".join(result.stderr.split())
     assert "[2/2] FedFM, CIFAR-10 NIID-1, seed 0: " in result.stderr
     assert result.stdout.startswith("### FedFM, Table III: Test accuracy\n")
 
-    again = invoke("fedfm:III", "--seeds", "0", "--out", "new/table.md")
+    again = invoke("table", "fedfm:III", "--seeds", "0", "--out", "new/table.md")
     assert again.stdout == "new/table.md\n"
     assert again.stderr == ""
     assert Path("new/table.md").read_text() == result.stdout
 
-    planned = invoke("fedfm:III", "--seeds", "0,1", "--dry-run")
+    planned = invoke("table", "fedfm:III", "--seeds", "0,1", "--dry-run")
     assert "runs 4, seeds 0, 1: 2 finished, 2 not run; 2 to run time about 1 min" in " ".join(planned.stderr.split())
-    assert len(records()) == 2
+    assert len(read_records()) == 2
 
 
 def test_a_run_that_failed_keeps_what_it_goes_on_from(monkeypatch):

@@ -21,7 +21,7 @@ from fedcli.runs.resume import resume
 from fedcli.runs.rounds import Listener
 from fedcli.runs.schema import Fault, number
 from fedcli.userfiles import file_hash
-from tests.commands import invoke
+from tests.commands import invoke, run_command
 from tests.example_records import make_record, write_unsigned_record
 from tests.small_tables import with_records
 from tests.tiny_runs import TINY, Stop, StopAfter
@@ -140,8 +140,7 @@ def test_a_run_whose_method_was_changed_says_so_in_tables_figures_and_reports(ch
     assert words in curve.name().replace("\n", " ")
     assert fedcli.frame("run")["changed"].tolist() == [words]
 
-    result = invoke("report", "run", "--out", "page.html")
-    assert result.exit_code == 0
+    result = run_command("report", "run", "--out", "page.html")
     assert Path("page.html").read_text().count(words) >= 2  # below the table and beside the curve
 
 

@@ -17,7 +17,7 @@ from fedcli.results.grids import GridPoint, plan_grid
 from fedcli.runs.options import flags_of
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import read_record, write_record
-from tests.commands import invoke
+from tests.commands import invoke, run_command
 from tests.network_sources import TINY_NETWORK
 from tests.tiny_runs import TWO_ROUNDS
 from tests.user_errors import raises_user_error
@@ -122,8 +122,7 @@ def test_the_best_trial_by_validation_is_written_down_and_used(tuned, tmp_path):
     # So do several runs of the method.
     for several in ("--seeds=0,1", "--batch-size=8,16"):
         out = tmp_path / several
-        result = invoke("run", "fedprox", "--tuned", folder, several, "--out", out, *flags_of(TWO_ROUNDS))
-        assert result.exit_code == 0, result.output
+        result = run_command("run", "fedprox", "--tuned", folder, several, "--out", out, *flags_of(TWO_ROUNDS))
         weights = [read_record(file)["config"]["proximal_weight"] for file in out.rglob("record.json")]
         assert weights == [0.01, 0.01]
 
@@ -162,8 +161,7 @@ def test_trials_keep_their_records_alone_and_are_not_run_again(tuned, tmp_path):
 
 def test_the_command_tells_validation_accuracies_with_their_spread(folder):
     """It keeps trials apart from runs."""
-    result = invoke("tune", "fedavg", "--grid", "lr=0.05", "--seeds", "1000,1001", *flags_of(TWO_ROUNDS))
-    assert result.exit_code == 0, result.output
+    result = run_command("tune", "fedavg", "--grid", "lr=0.05", "--seeds", "1000,1001", *flags_of(TWO_ROUNDS))
     (tuning,) = Path("tuning").iterdir()
     assert tuning.name == "fedavg-fedfm-digits-digits"
     assert not Path("runs").exists()
@@ -262,9 +260,7 @@ def test_a_tuned_comparison_is_two_commands(folder):
     names = "fedavg,fedprox,./mine.py"
     grid = ["--grid", "lr=0.01,0.1", "--grid", "fedprox:proximal-weight=0.01,0.1"]
 
-    result = invoke("tune", names, *grid, "--seeds", "1000-1001", "--out", "tuned", *flags_of(TWO_ROUNDS))
-
-    assert result.exit_code == 0, result.output
+    result = run_command("tune", names, *grid, "--seeds", "1000-1001", "--out", "tuned", *flags_of(TWO_ROUNDS))
     assert "fedprox: 2 of its 4 combinations, drawn at random" in result.stderr
     assert "; --trials=4 tries all." in result.stderr
     assert "2 trials each; use fedcli run fedavg,fedprox,./mine.py --tuned tuned" in result.stdout
@@ -273,9 +269,7 @@ def test_a_tuned_comparison_is_two_commands(folder):
     chosen = {name: json.loads(Path(f"tuned/{name}/tuned.json").read_text()) for name in ("fedavg", "fedprox", "mine")}
     assert chosen["fedprox"]["options"].keys() == {"lr", "proximal_weight"}
 
-    result = invoke("run", names, "--tuned", "tuned", "--seeds", "0-1", "--out", "all", *flags_of(TWO_ROUNDS))
-
-    assert result.exit_code == 0, result.output
+    result = run_command("run", names, "--tuned", "tuned", "--seeds", "0-1", "--out", "all", *flags_of(TWO_ROUNDS))
     for name, facts in chosen.items():
         for seed in (0, 1):
             record = read_record(Path(f"all/{name}/seed-{seed}"))
@@ -284,14 +278,12 @@ def test_a_tuned_comparison_is_two_commands(folder):
 
 def test_one_methods_option_is_set_in_a_command_of_several(folder):
     options = ["--set", "fedprox:proximal-weight=0.7", "--lr", "0.02", "--out", "two"]
-    result = invoke("run", BOTH, *options, *flags_of(TWO_ROUNDS))
-    assert result.exit_code == 0, result.output
+    result = run_command("run", BOTH, *options, *flags_of(TWO_ROUNDS))
     config = read_record(Path("two/fedprox"))["config"]
     assert config["proximal_weight"] == 0.7
     assert config["lr"] == 0.02
 
-    result = invoke("run", BOTH, "--proximal-weight", "0.3", "--out", "three", *flags_of(TWO_ROUNDS))
-    assert result.exit_code == 0, result.output
+    result = run_command("run", BOTH, "--proximal-weight", "0.3", "--out", "three", *flags_of(TWO_ROUNDS))
     assert read_record(Path("three/fedprox"))["config"]["proximal_weight"] == 0.3
     assert "proximal_weight" not in read_record(Path("three/fedavg"))["config"]
 
@@ -300,8 +292,7 @@ def test_a_value_that_is_set_is_typed_also_in_place_of_a_files(folder):
     Path("all.toml").write_text("lr = 0.05\nmomentum = 0.5\n")
     options = ["--config", "all.toml", "--set", "fedavg:lr=0.3", *flags_of(TWO_ROUNDS)]
     for methods, record in (("fedavg", "one"), (BOTH, "two/fedavg")):
-        result = invoke("run", methods, *options, "--out", Path(record).parts[0])
-        assert result.exit_code == 0, result.output
+        result = run_command("run", methods, *options, "--out", Path(record).parts[0])
         record = read_record(Path(record))
         assert record["config"]["lr"] == 0.3
         assert record["origin"]["lr"] == "command line"

@@ -25,7 +25,7 @@ from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from fedcli.runs.resolve import resolve
 from tests import laws
-from tests.commands import invoke
+from tests.commands import invoke, run_command
 from tests.example_parts import PARTS_FILE, PARTS_OPTIONS
 from tests.network_sources import NETWORKS, RETURN_LOGITS, network_source
 from tests.tiny_runs import TINY, Stop, StopAfter
@@ -163,8 +163,7 @@ def test_the_cells_of_a_files_table_are_runs_of_its_methods_and_of_others(method
 
 def test_a_run_of_a_method_of_a_file_records_the_file(methods_file):
     command = "run ./mine.py:plain --post ./mine.py:POST --share 0.25 --train-examples 40"
-    result = invoke(*command.split(), "--device", "cpu", "--out", "run")
-    assert result.exit_code == 0, result.output
+    result = run_command(*command.split(), "--device", "cpu", "--out", "run")
 
     file_hash = userfiles.file_hash("mine.py")
     record = json.loads(Path("run/record.json").read_text())
@@ -201,8 +200,7 @@ def test_a_method_without_a_protocol_has_that_of_its_paper_or_of_its_simpler_met
 
 def test_a_method_without_a_simpler_one_leaves_the_laws_out_that_compare_them():
     Path("mine.py").write_text(OF_ITS_OWN.replace(" SIMPLER,", ""))
-    result = invoke("check", "./mine.py", "--law", "1", "--law", "2", "--law", "5", "--device", "cpu")
-    assert result.exit_code == 0, result.output
+    result = run_command("check", "./mine.py", "--law", "1", "--law", "2", "--law", "5", "--device", "cpu")
     assert result.output.count("nothing, without reduces_to") == 2
     assert "1 of 1 laws hold on cpu; 2 left out, see above." in result.output
 
@@ -493,8 +491,7 @@ def test_a_type_that_is_a_text_for_python_is_a_type():
     """In a file that begins with `from __future__ import annotations` all types are texts."""
     Path("mine.py").write_text(WITH_TEXTS_AS_TYPES.replace("TYPE", "float | None"))
     command = ["run", "./mine.py", *flags_of({**PARTS_OPTIONS, "rounds": 1}), "--out", "run"]
-    result = invoke(*command, "--strength", "2")
-    assert result.exit_code == 0, result.output
+    result = run_command(*command, "--strength", "2")
     assert json.loads(Path("run/record.json").read_text())["config"]["strength"] == 2.0
     assert "--strength" in invoke("show", "./mine.py").output
     words = "strength must be of type float (got 'x')"

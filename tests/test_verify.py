@@ -13,7 +13,7 @@ from fedcli.results.frame import read_runs
 from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resume import resume
 from fedcli.runs.verify import compare_records
-from tests.commands import invoke
+from tests.commands import invoke, run_command
 from tests.network_sources import TINY_NETWORK
 from tests.scripts import load_script
 from tests.tiny_runs import TINY, Stop, StopAfter, reproducible_parts
@@ -208,9 +208,7 @@ def test_the_command_of_a_record_gives_the_same_record_in_a_fresh_folder(place, 
 
     program, *arguments = shlex.split(expected["command"])
     assert program == "fedcli"
-    result = invoke(*arguments)
-
-    assert result.exit_code == 0, result.output
+    result = run_command(*arguments)
     (folder,) = Path("runs").iterdir()
     record = read_record(folder)
     assert reproducible_parts(record) == reproducible_parts(expected)
