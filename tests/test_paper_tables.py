@@ -185,7 +185,8 @@ METRIC_CASES = {
         paper="47,400,000,000", ours="47,410,504,000 (1)", difference="+0",
     ),
     "rounds to an accuracy": MetricCase(  # the round, not the accuracy beside it
-        "FedAvg", "CIFAR-100 #C=20", "rounds-to:60", ("FedFA", "Table 8"), [finished_record(0.5, rounds=[0.1, 0.6, 0.7])],
+        "FedAvg", "CIFAR-100 #C=20", "rounds-to:60", ("FedFA", "Table 8"),
+        [finished_record(0.5, rounds=[0.1, 0.6, 0.7])],
         paper="52", ours="2 (1)", difference="-50.0",
     ),
     "an accuracy never reached": MetricCase(

@@ -84,8 +84,8 @@ def test_a_wrong_part_of_a_record_is_refused_by_all_that_read(path, whole, tmp_p
     """In a line, be it of another type or out of range."""
     wrong = WRONG[path]
     record = copy.deepcopy(whole)
-    *parents, key = [int(key) if key.isdigit() else key for key in path.split(".")]
-    part_at(record, parents)[key] = wrong.value
+    keys = [int(key) if key.isdigit() else key for key in path.split(".")]
+    part_at(record, keys[:-1])[keys[-1]] = wrong.value
     sign_record(tmp_path, record)
     with raises_user_error(RECORD, wrong.message):
         read_record(tmp_path)
@@ -136,11 +136,11 @@ def test_a_run_whose_method_was_changed_says_so_in_tables_figures_and_reports(ch
     assert f"- mine, seed 0: {words}." in render(tables.build_table(records))
     assert words in render(tables.build_table(records), "latex")
     assert words in render(tables.build_table(records), "csv")
-    curve, *_ = find_curves(tables.group_runs(records))
-    assert words in curve.name().replace("\n", " ")
+    curves = find_curves(tables.group_runs(records))
+    assert words in curves[0].name().replace("\n", " ")
     assert fedcli.frame("run")["changed"].tolist() == [words]
 
-    result = run_command("report", "run", "--out", "page.html")
+    run_command("report", "run", "--out", "page.html")
     assert Path("page.html").read_text().count(words) >= 2  # below the table and beside the curve
 
 

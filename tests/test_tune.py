@@ -39,6 +39,7 @@ class Ranked(NamedTuple):
 
 
 def run_and_rank(method, options, **search):
+    """Runs all trials of a grid and writes down the best one; returns them by rank."""
     plan = tune.plan_trials(method, options, **search)
     errors = jobs.execute(plan, jobs.PlanListener(), records_only=True)
     rankings = tune.rank_and_write_best(plan, errors)
@@ -122,7 +123,7 @@ def test_the_best_trial_by_validation_is_written_down_and_used(tuned, tmp_path):
     # So do several runs of the method.
     for several in ("--seeds=0,1", "--batch-size=8,16"):
         out = tmp_path / several
-        result = run_command("run", "fedprox", "--tuned", folder, several, "--out", out, *flags_of(TWO_ROUNDS))
+        run_command("run", "fedprox", "--tuned", folder, several, "--out", out, *flags_of(TWO_ROUNDS))
         weights = [read_record(file)["config"]["proximal_weight"] for file in out.rglob("record.json")]
         assert weights == [0.01, 0.01]
 
@@ -201,9 +202,8 @@ def test_only_the_seeds_of_a_papers_own_runs_are_refused(tmp_path, monkeypatch):
     assert tune.find_reported_seeds("fedfa:fmnist-c2", "fmnist") == {2021, 2022, 2023}
     assert tune.find_reported_seeds("fedfa:fmnist-c2", "digits") == set()
     search = {"grid": ["lr=0.1"], "out": tmp_path / "grid"}
-    assert (
-        len(tune.plan_trials("fedavg", TWO_ROUNDS, seeds=[0, 1], **search).runs) == 2
-    )  # no table has runs on the digits
+    on_digits = tune.plan_trials("fedavg", TWO_ROUNDS, seeds=[0, 1], **search)  # of which no table has runs
+    assert len(on_digits.runs) == 2
 
     monkeypatch.setattr(tune, "find_reported_seeds", lambda protocol, dataset: {0, 1})
     words = "--seed 1 is one that the paper's tables report"
@@ -216,8 +216,8 @@ def test_only_the_seeds_of_a_papers_own_runs_are_refused(tmp_path, monkeypatch):
 BOTH = "fedavg,fedprox"
 
 
-def combinations(plan):
-    """The values that each method tries."""
+def combinations_of(plan):
+    """Returns the values that each method of a plan tries."""
     values_of = {}
     for planned in plan.by_method:
         values_of[planned.method.name] = [point.varied for point in planned.points]
@@ -230,17 +230,16 @@ def test_each_method_tries_its_own_and_the_shared_options(tmp_path):
     search = {"grid": grid, "out": tmp_path / "two"}
     plan = tune.plan_trials(BOTH, TWO_ROUNDS, **search)
 
-    values_of = combinations(plan)
+    values_of = combinations_of(plan)
     assert values_of["fedavg"] == [{"lr": 0.01}, {"lr": 0.1}]
     assert len(values_of["fedprox"]) == 2  # drawn from six, the same each time
     assert all(values.keys() == {"lr", "proximal_weight"} for values in values_of["fedprox"])
-    assert combinations(tune.plan_trials(BOTH, TWO_ROUNDS, **search)) == values_of
-    first, *_ = plan.runs
-    assert first.title == "fedavg, lr 0.01"
+    assert combinations_of(tune.plan_trials(BOTH, TWO_ROUNDS, **search)) == values_of
+    assert plan.runs[0].title == "fedavg, lr 0.01"
     for run in plan.runs:
         assert run.folder.is_relative_to(tmp_path / "two" / run.setup.method.name)
 
-    all_of_them = combinations(tune.plan_trials(BOTH, TWO_ROUNDS, num_trials=9, **search))
+    all_of_them = combinations_of(tune.plan_trials(BOTH, TWO_ROUNDS, num_trials=9, **search))
     assert len(all_of_them["fedavg"]) == 2
     assert len(all_of_them["fedprox"]) == 6
 
@@ -249,7 +248,7 @@ def test_an_option_without_a_method_is_tried_by_those_that_have_it(tmp_path):
     plan = tune.plan_trials(
         BOTH, TWO_ROUNDS, grid=["lr=0.1", "proximal-weight=0.1,1"], num_trials=2, out=tmp_path / "two"
     )
-    assert combinations(plan) == {
+    assert combinations_of(plan) == {
         "fedavg": [{"lr": 0.1}],
         "fedprox": [{"lr": 0.1, "proximal_weight": 0.1}, {"lr": 0.1, "proximal_weight": 1.0}],
     }
@@ -269,7 +268,7 @@ def test_a_tuned_comparison_is_two_commands(folder):
     chosen = {name: json.loads(Path(f"tuned/{name}/tuned.json").read_text()) for name in ("fedavg", "fedprox", "mine")}
     assert chosen["fedprox"]["options"].keys() == {"lr", "proximal_weight"}
 
-    result = run_command("run", names, "--tuned", "tuned", "--seeds", "0-1", "--out", "all", *flags_of(TWO_ROUNDS))
+    run_command("run", names, "--tuned", "tuned", "--seeds", "0-1", "--out", "all", *flags_of(TWO_ROUNDS))
     for name, facts in chosen.items():
         for seed in (0, 1):
             record = read_record(Path(f"all/{name}/seed-{seed}"))
@@ -278,12 +277,12 @@ def test_a_tuned_comparison_is_two_commands(folder):
 
 def test_one_methods_option_is_set_in_a_command_of_several(folder):
     options = ["--set", "fedprox:proximal-weight=0.7", "--lr", "0.02", "--out", "two"]
-    result = run_command("run", BOTH, *options, *flags_of(TWO_ROUNDS))
+    run_command("run", BOTH, *options, *flags_of(TWO_ROUNDS))
     config = read_record(Path("two/fedprox"))["config"]
     assert config["proximal_weight"] == 0.7
     assert config["lr"] == 0.02
 
-    result = run_command("run", BOTH, "--proximal-weight", "0.3", "--out", "three", *flags_of(TWO_ROUNDS))
+    run_command("run", BOTH, "--proximal-weight", "0.3", "--out", "three", *flags_of(TWO_ROUNDS))
     assert read_record(Path("three/fedprox"))["config"]["proximal_weight"] == 0.3
     assert "proximal_weight" not in read_record(Path("three/fedavg"))["config"]
 
@@ -291,9 +290,10 @@ def test_one_methods_option_is_set_in_a_command_of_several(folder):
 def test_a_value_that_is_set_is_typed_also_in_place_of_a_files(folder):
     Path("all.toml").write_text("lr = 0.05\nmomentum = 0.5\n")
     options = ["--config", "all.toml", "--set", "fedavg:lr=0.3", *flags_of(TWO_ROUNDS)]
-    for methods, record in (("fedavg", "one"), (BOTH, "two/fedavg")):
-        result = run_command("run", methods, *options, "--out", Path(record).parts[0])
-        record = read_record(Path(record))
+    run_command("run", "fedavg", *options, "--out", "one")
+    run_command("run", BOTH, *options, "--out", "two")
+    for folder_of_fedavg in ("one", "two/fedavg"):
+        record = read_record(Path(folder_of_fedavg))
         assert record["config"]["lr"] == 0.3
         assert record["origin"]["lr"] == "command line"
         assert record["origin"]["momentum"] == "file all.toml"
