@@ -1,4 +1,4 @@
-"""Features: their quality, how far those of the clients drift apart, by hand, and what is measured, kept and drawn."""
+"""Features: their quality by hand, and what is measured, kept and drawn of a model's and of the clients'."""
 
 import json
 import shutil
@@ -13,50 +13,42 @@ from sklearn.metrics import confusion_matrix, normalized_mutual_info_score, silh
 
 import fedcli
 from fedcli import toy
-from fedcli.core import drift
-from fedcli.core.federation import Federation
 from fedcli.core.trees import select
-from fedcli.figures import features, find_chart, grid, line_charts
+from fedcli.figures import features, find_chart, grid
 from fedcli.figures.features import CLASS_COLOURS, clients_chart, embed
 from fedcli.measure import client_features, quality
 from fedcli.measure.client_features import features_after_one_more_round, features_of_clients
 from fedcli.measure.feature_files import CLIENT_FEATURES, MODEL_FEATURES
 from fedcli.measure.separation import pair_cosines, separation
-from fedcli.registry import find_method, methods
+from fedcli.registry import find_method
 from fedcli.results.frame import find_records
 from fedcli.results.metrics import find_metric
 from fedcli.runs.prepare import prepare
 from fedcli.runs.record import read_record, write_record
-from fedcli.runs.resolve import Setup, resolve
+from fedcli.runs.resolve import resolve
 from fedcli.runs.resume import open_run
-from fedcli.runs.rounds import one_round
 from fedcli.runs.saved_run import SavedRun
 from tests import laws
-from tests.commands import invoke, run_command
-from tests.example_records import record_with_curve
-from tests.figure_panels import first_panel
-from tests.tensors import doubles
+from tests.commands import invoke, output_of, run_command
 from tests.user_errors import raises_user_error
 
 THREE_OF_FOUR = {
     "dataset": "digits", "train_examples": 200, "num_clients": 4, "cohort_size": 3, "partition": "iid", "rounds": 3,
     "local_epochs": 1, "device": "cpu",
 }  # fmt: skip
-
-
 NUM_ROUNDS = THREE_OF_FOUR["rounds"]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A finished run that no test may change."""
+def finished_run(tmp_path_factory):
+    """Makes a run that no test may change."""
     return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "fedavg", **THREE_OF_FOUR)
 
 
 @pytest.fixture
-def run(finished, tmp_path):
-    """A copy of it."""
-    return SavedRun(finished.record, finished.state, shutil.copytree(finished.path, tmp_path / "run"))
+def run(finished_run, tmp_path):
+    """Makes a copy of the finished run, which a test may change."""
+    return SavedRun(finished_run.record, finished_run.state, shutil.copytree(finished_run.path, tmp_path / "run"))
 
 
 def kept_features(folder):
@@ -96,16 +88,16 @@ def test_the_record_has_the_numbers_beside_all_it_had(run):
 
 
 @pytest.fixture(scope="module")
-def personal(tmp_path_factory):
-    """A finished run of personal models with different networks, on four domains."""
+def personal_run(tmp_path_factory):
+    """Makes a run of personal models with different networks, on four domains, that no test may change."""
     own = {"dataset": "digit-domains", "protocol": "fccl:digit-domains", "num_clients": 4, "partition": "domains"}
     return fedcli.run("local", out=tmp_path_factory.mktemp("runs") / "local", **{**THREE_OF_FOUR, **own})
 
 
 @pytest.mark.parametrize("client", [None, 2])
-def test_the_features_are_those_of_the_last_models(run, personal, client):
+def test_the_features_are_those_of_the_last_models(run, personal_run, client):
     """They are of the last global model, or of a client's own, on the test images."""
-    measured_run = run if client is None else personal
+    measured_run = run if client is None else personal_run
     written = quality.add_quality(measured_run.path, client=client, round="last")
     outputs = kept_features(measured_run.path)
 
@@ -133,8 +125,9 @@ def test_the_global_model_beside_personal_ones_is_no_clients(round, tmp_path):
     quality.add_quality(run.path, round=round)
     fed = open_run(run.path).fed
     model = run.model(round=round).network
-    features, *_ = fed.predict(dict(model.named_parameters()), dict(model.named_buffers()))
-    np.testing.assert_allclose(kept_features(run.path)["features"], features.detach(), rtol=1e-5, atol=1e-6)
+    outputs = fed.predict(dict(model.named_parameters()), dict(model.named_buffers()))
+    expected = outputs.features.detach()
+    np.testing.assert_allclose(kept_features(run.path)["features"], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_second_measurement_leaves_nothing_of_the_first_one(run):
@@ -147,51 +140,55 @@ def test_a_second_measurement_leaves_nothing_of_the_first_one(run):
     assert read_record(run.path)["quality"] == expected
 
 
-def test_the_model_of_the_headline_is_measured_drawn_and_exported(tmp_path):
+def run_whose_best_round_is_not_its_last(folder):
+    """Makes runs in a folder until the best model of one is not its last, and not as accurate; returns that run."""
     options = {**THREE_OF_FOUR, "rounds": 6, "lr": 0.5, "validation": 0.3, "momentum": 0.9}
-    last = options["rounds"] - 1
-    for seed in range(20):  # until the best round is not the last
-        run = fedcli.run("fedavg", out=tmp_path / str(seed), seed=seed, **options)
+    for seed in range(20):
+        run = fedcli.run("fedavg", out=folder / str(seed), seed=seed, **options)
         summary = run.record["summary"]
-        best = summary["selected_round"]
-        if best < last and summary["selected"] != summary["last"]:
-            break
-    assert best < last
+        if summary["selected_round"] < options["rounds"] - 1 and summary["selected"] != summary["last"]:
+            return run
+    raise AssertionError("the best round of all runs is the last")
 
+
+def test_the_model_of_the_headline_is_measured_drawn_and_exported(tmp_path):
+    run = run_whose_best_round_is_not_its_last(tmp_path)
+    best = run.record["summary"]["selected_round"]
+    last = len(run.record["rounds"]) - 1
     for name, number in (("selected", best), ("last", last)):
         measured = quality.add_quality(run.path, round=name)
         assert measured["round"] == number
         outputs = kept_features(run.path)
         accuracy = run.record["rounds"][number]["test_accuracy"]
         assert (outputs["predicted"] == outputs["labels"]).mean() == pytest.approx(accuracy)
-        chart, *_ = find_chart("confusion")(find_records([run.path])).axes
-        assert f"model of round {number + 1} of {last + 1}" in " ".join(chart.get_title().split())
+        axes = find_chart("confusion")(find_records([run.path])).axes[0]
+        assert f"model of round {number + 1} of {last + 1}" in " ".join(axes.get_title().split())
 
     assert quality.add_quality(run.path)["round"] == best
     with raises_user_error("--round must be selected or last"):
         quality.add_quality(run.path, round="first")
 
 
-def test_a_client_that_there_is_not_is_refused(run, personal):
+def test_a_client_that_there_is_not_is_refused(run, personal_run):
     with raises_user_error("'fedavg' keeps one global model"):
         quality.add_quality(run.path, client=0)
     clients = "'local' keeps a model for each client, 0 to 3"
     with raises_user_error(f"{clients} (got --client 4)"):
-        quality.add_quality(personal.path, client=4)
+        quality.add_quality(personal_run.path, client=4)
     with raises_user_error("got --client -1"):
-        quality.add_quality(personal.path, client=-1)
+        quality.add_quality(personal_run.path, client=-1)
     with raises_user_error(clients):
-        quality.add_quality(personal.path, client=None)
+        quality.add_quality(personal_run.path, client=None)
 
 
-def test_the_command_measures_finished_runs_alone(run, personal, tmp_path):
+def test_the_command_measures_finished_runs_alone(run, personal_run, tmp_path):
     unfinished = shutil.copytree(run.path, tmp_path / "half")
     write_record(unfinished, {**run.record, "status": "interrupted"})
 
-    result = run_command("quality", tmp_path)
-    assert f"{read_record(run.path)['quality']['nmi']:.3f}" in result.stdout
+    output = output_of("quality", tmp_path)
+    assert f"{read_record(run.path)['quality']['nmi']:.3f}" in output
     assert "quality" not in read_record(unfinished)
-    run_command("quality", personal.path, "--client", 1)
+    run_command("quality", personal_run.path, "--client", 1)
 
     refusal = invoke("quality", unfinished)
     assert refusal.exit_code == 2
@@ -205,8 +202,8 @@ def test_the_command_measures_finished_runs_alone(run, personal, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Two methods, one of them with two seeds, with their features."""
+def folder_of_runs(tmp_path_factory):
+    """Makes runs of two methods, of one with two seeds, and measures their features; returns their folder."""
     parent = tmp_path_factory.mktemp("runs")
     for method, seed in (("fedprox", 0), ("fedavg", 1), ("fedavg", 0)):
         run = fedcli.run(method, out=parent / f"{method}-{seed}", **{**THREE_OF_FOUR, "seed": seed})
@@ -229,11 +226,13 @@ class FeaturePanel(NamedTuple):
     outputs: dict[str, np.ndarray]
 
 
-def panels(figure, runs):
-    of_fedavg, of_fedprox = figure.axes
-    for axes, method, name in ((of_fedavg, "fedavg", "FedAvg"), (of_fedprox, "fedprox", "FedProx")):
-        folder = runs / f"{method}-0"
-        yield FeaturePanel(axes, name, read_record(folder)["quality"], kept_features(folder))
+def panels_of(figure, folder_of_runs):
+    """Returns the panels of a figure of the two methods, which are in the order of the methods' names."""
+    panels = []
+    for axes, name in zip(figure.axes, ("FedAvg", "FedProx"), strict=True):
+        folder = folder_of_runs / f"{name.lower()}-0"
+        panels.append(FeaturePanel(axes, name, read_record(folder)["quality"], kept_features(folder)))
+    return panels
 
 
 def test_the_same_features_give_the_same_points_also_when_they_are_few():
@@ -243,11 +242,13 @@ def test_the_same_features_give_the_same_points_also_when_they_are_few():
 
 
 @pytest.mark.parametrize("across", [1, 3])
-def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(across, runs, first_two_features, monkeypatch):
+def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(
+    across, folder_of_runs, first_two_features, monkeypatch
+):
     monkeypatch.setattr(grid, "ACROSS", across)
-    figure = find_chart("tsne")(find_records([runs]))
+    figure = find_chart("tsne")(find_records([folder_of_runs]))
     assert figure.get_suptitle().replace("\n", " ").startswith("Digits, IID, seed 0; reduced: ")
-    for axes, name, measured, outputs in panels(figure, runs):
+    for axes, name, measured, outputs in panels_of(figure, folder_of_runs):
         of_model = f"model of round {measured['round'] + 1} of {NUM_ROUNDS}"
         numbers = f"NMI {measured['nmi']:.2f}, silhouette {measured['silhouette']:.2f}"
         assert axes.get_title() == f"{name}, {of_model}\n{numbers}"
@@ -265,9 +266,9 @@ def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(across, 
     assert [line.get_color() for line in legend.get_lines()] == list(CLASS_COLOURS)
 
 
-def test_confusion_has_a_panel_a_setting_with_shares_of_each_class_in_percent(runs):
-    figure = find_chart("confusion")(find_records([runs]))
-    for axes, name, measured, outputs in panels(figure, runs):
+def test_confusion_has_a_panel_a_setting_with_shares_of_each_class_in_percent(folder_of_runs):
+    figure = find_chart("confusion")(find_records([folder_of_runs]))
+    for axes, name, measured, outputs in panels_of(figure, folder_of_runs):
         labels = outputs["labels"]
         predicted = outputs["predicted"]
         counts = confusion_matrix(labels, predicted, labels=range(10))
@@ -282,182 +283,29 @@ def test_confusion_has_a_panel_a_setting_with_shares_of_each_class_in_percent(ru
 
 
 @pytest.mark.parametrize("kind", ["tsne", "confusion"])
-def test_a_clients_own_model_is_called_so(kind, personal, first_two_features):
-    measured = quality.add_quality(personal.path, client=2, round="last")
+def test_a_clients_own_model_is_called_so(kind, personal_run, first_two_features):
+    measured = quality.add_quality(personal_run.path, client=2, round="last")
     assert measured["client"] == 2
-    (axes,) = [axes for axes in find_chart(kind)(find_records([personal.path])).axes if axes.get_title()]
+    (axes,) = [axes for axes in find_chart(kind)(find_records([personal_run.path])).axes if axes.get_title()]
     assert f"client\N{NO-BREAK SPACE}2, model of round {NUM_ROUNDS} of {NUM_ROUNDS}\n" in axes.get_title()
     assert ("common test images right" in axes.get_title()) == (kind == "confusion")
 
 
 @pytest.mark.parametrize("kind", ["tsne", "confusion"])
-def test_the_command_draws_them_and_refuses_others(kind, runs, tmp_path, first_two_features, monkeypatch):
+def test_the_command_draws_them_and_refuses_others(kind, folder_of_runs, tmp_path, first_two_features, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = fedcli.run("fedavg", out=tmp_path / "bare", **{**THREE_OF_FOUR, "rounds": 1}).path
     with raises_user_error("is missing or is not what its record names"):
         find_chart(kind)(find_records([folder]))
     write_record(folder, {**read_record(folder), "dataset": "letters"})
     with raises_user_error("of one data set"):
-        find_chart(kind)(find_records([runs, folder]))
+        find_chart(kind)(find_records([folder_of_runs, folder]))
 
-    result = run_command("plot", "--kind", kind, runs, folder, "--dataset", "digits")
-    assert result.stdout == f"{kind}.png and {kind}.pdf\n"
-
-
-# How far the clients' models drift apart
+    output = output_of("plot", "--kind", kind, folder_of_runs, folder, "--dataset", "digits")
+    assert output == f"{kind}.png and {kind}.pdf\n"
 
 
-def test_the_distance_of_features_is_that_by_hand():
-    features = doubles([[[0, 0], [1, 1]], [[3, 4], [1, 1]], [[0, 0], [1, 2]]])  # 3 clients, 2 images
-    assert drift.feature_distance(features) == pytest.approx((5 + 0 + 5 + 0 + 1 + 1) / 6, rel=1e-12)
-    assert drift.feature_distance(features[:1]) is None
-
-
-def test_the_similarity_of_classifier_updates_is_that_by_hand():
-    received = doubles([[1, 1], [0, 2]])
-    updates = doubles([[[1, 0], [0, 2]], [[0, 3], [0, -1]], [[-1, 0], [0, 5]]])  # 3 clients, 2 classes
-    cosines = [0, -1, 0, -1, 1, -1]  # of clients 0 and 1, 0 and 2, 1 and 2: class 0, then class 1
-    assert drift.classifier_similarity(received + updates, received) == pytest.approx(sum(cosines) / 6, rel=1e-12)
-    updates = doubles([[[1, 0], [0, 0]], [[1, 1], [0, -1]], [[0, 0], [0, 5]]])  # not moved, no direction
-    similarity = drift.classifier_similarity(received + updates, received)
-    assert similarity == pytest.approx((0.5**0.5 - 1) / 2, rel=1e-12)  # class 0: clients 0 and 1; class 1: 1 and 2
-    for weights in (received + updates[:1], received.expand(3, 2, 2)):
-        assert drift.classifier_similarity(weights, received) is None
-
-
-class DriftingRun(NamedTuple):
-    """A federation that measures drift after every round, before its first."""
-
-    setup: Setup
-    fed: Federation
-    state: Any
-
-
-def drifting_run(**options):
-    setup, fed = toy.federation("fedavg", drift_every=1, **options)
-    return DriftingRun(setup, fed, laws.initial_state(setup, fed))
-
-
-@pytest.mark.parametrize(("chunk", "at_once"), [("1", 7), ("4", 100)])
-def test_what_a_round_records_is_of_the_models_before_they_are_aggregated(chunk, at_once, monkeypatch):
-    monkeypatch.setattr(drift, "AT_ONCE", at_once)
-    setup, fed, state = drifting_run(clients_per_chunk=chunk, backbone=toy.BATCHNORM)  # BatchNorm, in evaluation mode
-    cohort = fed.cohort(0)
-    after, entry = one_round(setup, fed, state, cohort)
-
-    features_of_clients = []
-    for k in range(len(cohort.client_ids)):
-        params, buffers = select((fed.exchanged.trained.params, fed.exchanged.trained.buffers), k)
-        features, *_ = fed.predict(params, buffers, None)
-        features_of_clients.append(features)
-    distance = drift.feature_distance(torch.stack(features_of_clients))
-    assert entry["drift"]["feature_distance"] == pytest.approx(distance, rel=1e-9)
-    received = fed.exchanged.received
-    similarity = drift.classifier_similarity(fed.exchanged.trained.params["head.weight"], received["head.weight"])
-    assert entry["drift"]["classifier_similarity"] == pytest.approx(similarity, rel=1e-9)
-
-    # The model that is received first counts, and the trained ones are those that are aggregated.
-    fed.broadcast({name: value + 1 for name, value in state.params.items()}, state.buffers, cohort)
-    assert toy.distance(fed.exchanged.received, state.params) == 0
-    shares = fed.exchanged.trained.params["head.weight"] * cohort.weights[:, None, None]
-    torch.testing.assert_close(shares.sum(0), after.params["head.weight"], rtol=1e-10, atol=1e-12)
-
-    # Without a received model there is no similarity, without clients there is nothing.
-    fed.exchanged.received = None
-    measured = drift.measure_drift(fed, cohort)
-    assert [name for name, value in measured.items() if value] == ["feature_distance"]
-    fed.start_round()  # forgets the clients
-    assert list(drift.measure_drift(fed, cohort).values()) == [None, None]
-
-
-@pytest.mark.parametrize("second_cohort", [[0, 1], [1, 2]])
-def test_updates_are_measured_only_from_a_model_that_all_clients_were_sent(second_cohort):
-    setup, fed = toy.federation("fedfm-lite", {"model_interval": 2}, cohort_size=2, drift_every=1)
-    state = laws.initial_state(setup, fed)
-    state, first = one_round(setup, fed, state, fed.cohort_of(0, [0, 1]))
-    assert first["drift"] == {"feature_distance": None, "classifier_similarity": None}  # no exchange, so none sends
-    # Clients 0 and 1 go on from their own models; client 2 is sent the server's.
-    state, second = one_round(setup, fed, state, fed.cohort_of(1, second_cohort))
-    assert second["drift"]["feature_distance"] > 0
-    assert second["drift"]["classifier_similarity"] is None
-
-
-def test_a_part_of_a_model_is_not_measured_as_a_model_by_any_method():
-    names = []
-    for method in methods().values():
-        with_norm = {"backbone": toy.BATCHNORM} if method.name == "fedbn" else {}
-        setup, fed = toy.federation(method, parts=toy.toy_parts((3, 3, 3, 3)), local_epochs=1, **with_norm)
-        cohort = fed.cohort(0)
-        fed.start_round(keep_sent_models=True)
-        laws.method_round(setup, fed, laws.initial_state(setup, fed), cohort)
-        if fed.exchanged.received is not None:
-            assert fed.exchanged.received.keys() in [network.params.keys() for network in fed.networks], method.name
-        if fed.exchanged.trained is not None:
-            drift.measure_drift(fed, cohort)  # a part would have no features
-            names.append(method.name)
-    assert {"fedavg", "fml", "scaffold"} <= set(names)
-    assert not {"fedkd", "fedper", "fedbn"} & set(names)  # buffers, a body, all but batch normalisation
-
-
-def test_images_are_the_same_for_all_runs_and_at_most_so_many(monkeypatch):
-    indices = []
-    monkeypatch.setattr(drift, "local_features", lambda fed, cohort, index: indices.append(index.tolist()))
-    monkeypatch.setattr(drift, "feature_distance", lambda features: None)
-
-    def images_of_first_round(most, seed):
-        monkeypatch.setattr(drift, "EXAMPLES", most)
-        setup, fed, state = drifting_run(seed=seed)
-        indices.clear()
-        one_round(setup, fed, state, fed.cohort(0))
-        (index,) = indices
-        return index
-
-    assert images_of_first_round(most=500, seed=0) == list(range(20))  # all that there are
-    six = images_of_first_round(most=6, seed=0)
-    assert len(set(six)) == 6
-    assert six == sorted(six)
-    assert images_of_first_round(most=6, seed=5) == six
-
-
-def test_a_run_measures_every_so_many_rounds_and_after_the_last(finished, tmp_path):
-    record = fedcli.run("fedavg", out=tmp_path / "run", drift_every=2, **THREE_OF_FOUR).record
-    first, second, third = record["rounds"]
-    assert "drift" not in first
-    assert all(abs(value) > 0 for value in second["drift"].values())
-    assert "drift" in third
-    assert record["summary"] == finished.record["summary"]
-    assert not any("drift" in entry for entry in finished.record["rounds"])
-
-
-def make_drift_record(method="one", seed=0, distances=(1, None, 3), similarities=(0.5, None, -0.5)):
-    """Returns a record with the drift of three rounds; None where it was not measured."""
-    record = record_with_curve(method, seed)
-    for entry, distance, similarity in zip(record["rounds"], distances, similarities, strict=True):
-        if distance is not None:
-            entry["drift"] = {"feature_distance": distance, "classifier_similarity": similarity}
-    return record
-
-
-def test_curves_are_means_over_seeds_of_the_rounds_measured():
-    one = [make_drift_record(), make_drift_record(seed=1, distances=(3, 9, 5), similarities=(0.1, 9, -0.5))]
-    figure = line_charts.drift_chart([*one, make_drift_record("two"), record_with_curve("three")])
-
-    of_distance, of_similarity = figure.axes
-    distances, _ = of_distance.lines  # the run that did not measure is left out
-    similarities, _ = of_similarity.lines
-    assert distances.get_xydata().tolist() == [[1, 2], [3, 4]]
-    assert similarities.get_xydata() == pytest.approx(np.array([[1, 0.3], [3, -0.5]]))
-    assert len(of_distance.collections) == 1
-    assert len(of_similarity.collections) == 1
-    _, _, legend = first_panel(figure)
-    assert legend == ["one", "two", "mean ± standard deviation over 2 seeds"]
-
-    one_of_two_measured = line_charts.drift_chart([make_drift_record(), record_with_curve(seed=1)])
-    of_distance, _ = one_of_two_measured.axes
-    (line,) = of_distance.lines
-    assert line.get_xydata().tolist() == [[1, 1], [3, 3]]
-    with raises_user_error("no run has measured its distance of features", "--drift-every"):
-        line_charts.drift_chart([record_with_curve()])
+# Features of clients after one more round
 
 
 def test_cosines_of_pairs_are_those_by_hand():
@@ -468,20 +316,19 @@ def test_cosines_of_pairs_are_those_by_hand():
 
 
 def test_a_client_shows_the_images_of_its_classes_and_domains_by_its_own_model(monkeypatch):
-    setup, fed, state = drifting_run()
+    setup, fed = toy.federation("fedavg")
     has_label_2 = (fed.engine.labels[fed.training[1]] == 2).numpy()
     fed.training[1] = fed.training[1][~has_label_2]
     cohort = fed.cohort_of(0, [1, 3])
     fed.start_round(keep_sent_models=True)
-    laws.method_round(setup, fed, state, cohort)
+    laws.method_round(setup, fed, laws.initial_state(setup, fed), cohort)
 
     points = features_of_clients(fed, cohort)
 
     features_of = {}
     for k, client in enumerate((1, 3)):
         params, buffers = select((fed.exchanged.trained.params, fed.exchanged.trained.buffers), k)
-        features, *_ = fed.predict(params, buffers, None)
-        features_of[client] = features.numpy()
+        features_of[client] = fed.predict(params, buffers, None).features.numpy()
     for feature, label, client in zip(points["features"], points["labels"], points["clients"], strict=True):
         is_same = np.isclose(features_of[client], feature, rtol=1e-9, atol=0).all(1)
         assert label in fed.test_labels[torch.as_tensor(is_same)]
@@ -489,29 +336,29 @@ def test_a_client_shows_the_images_of_its_classes_and_domains_by_its_own_model(m
     assert classes_of_clients == {(1, 0), (1, 1), (3, 0), (3, 1), (3, 2)}
     assert len(points["labels"]) == 20 + int((fed.test_labels != 2).sum())
 
-    # at most so many points and clients
+    # At most so many points and clients.
     monkeypatch.setattr(client_features, "MAX_FEATURES", 9)
     assert len(features_of_clients(fed, cohort)["labels"]) == 9
     monkeypatch.setattr(client_features, "MAX_CLIENTS", 1)
     assert set(features_of_clients(fed, cohort)["clients"].tolist()) == {1}
     monkeypatch.undo()
 
-    # of domains
+    # The images of a client's domains.
     fed.test_domains = torch.arange(20) % 2
     fed.domain_counts = np.array([[5, 0], [3, 4], [0, 9], [0, 4]])
     assert (features_of_clients(fed, cohort)["clients"] == 3).sum() == 10  # the images of one of the two
 
 
-def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(finished, tmp_path):
-    files = {path.name: path.read_bytes() for path in finished.path.iterdir()}
-    points = features_after_one_more_round(finished.path)
-    assert {path.name: path.read_bytes() for path in finished.path.iterdir()} == files
+def test_one_more_round_is_run_from_the_last_checkpoint_and_changes_nothing(finished_run, tmp_path):
+    files = {path.name: path.read_bytes() for path in finished_run.path.iterdir()}
+    points = features_after_one_more_round(finished_run.path)
+    assert {path.name: path.read_bytes() for path in finished_run.path.iterdir()} == files
 
     setup = resolve(find_method("fedavg"), {**THREE_OF_FOUR, "rounds": 4})
     fed = prepare(setup).fed
     cohort = fed.cohort(3)
     fed.start_round(keep_sent_models=True)
-    after, _ = laws.method_round(setup, fed, finished.state, cohort)
+    after, _ = laws.method_round(setup, fed, finished_run.state, cohort)
     longer = fedcli.run("fedavg", out=tmp_path / "longer", **{**THREE_OF_FOUR, "rounds": 4})
     assert toy.distance(after.params, longer.state.params) == 0  # so this is the round that would have followed
     expected = features_of_clients(fed, cohort)
