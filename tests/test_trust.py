@@ -6,6 +6,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import pytest
 
@@ -32,14 +33,12 @@ pytestmark = pytest.mark.long(worker=0)
 TRACE = "\nopen('imported', 'a').close()\n"  # what a file does that is imported
 
 
-@pytest.fixture
-def work(tmp_path, monkeypatch):
-    """A folder with a user's method and network, which leave a trace when they are imported."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def user_code(folder):
+    """Writes a user's method and network into the working folder, which leave a trace when they are imported."""
     text = Path(fedavg.__file__).read_text().replace('name="fedavg"', 'name="mine"')
     Path("mine.py").write_text(text + TRACE)
     Path("nets.py").write_text(TINY_NETWORK + TRACE)
-    return tmp_path
 
 
 def run_and_stop(method="./mine.py", rounds=1, **options):
@@ -67,47 +66,54 @@ COMMANDS = ("resume", "quality", "quality --clients", "verify", "export", "plot 
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("named", [(), ("--method", "evil.py")], ids=["unnamed", "another file than the recorded one"])
-def test_no_command_imports_a_file_that_only_a_record_names(command, named, work):
+def test_no_command_imports_a_file_that_only_a_record_names(command, named, folder):
     run_and_stop()
     status = "interrupted" if command == "resume" else "finished"
     public = {"public_dataset": "digits"} if "correlation" in command else {}
-    name_evil_file(method_source=f"{work}/evil.py", status=status, **public)
+    name_evil_file(method_source=f"{folder}/evil.py", status=status, **public)
 
     result = invoke(*command.split(), "run", *named)
 
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
-    words = "has changed since the run began" if named else f"--method {work}/evil.py."
+    words = "has changed since the run began" if named else f"--method {folder}/evil.py."
     assert words in result.stderr
     assert not Path("evil-ran").exists()
 
 
-def test_no_network_is_imported_that_stands_beside_the_options(work):
+def test_no_network_is_imported_that_stands_beside_the_options(folder):
     run_and_stop(rounds=2)
-    model = {**read_record(Path("run"))["model"], "backbone": f"{work}/evil.py:tiny"}
-    name_evil_file(model=model, status="interrupted", user_files={f"{work}/mine.py": file_hash("mine.py")})
+    model = {**read_record(Path("run"))["model"], "backbone": f"{folder}/evil.py:tiny"}
+    name_evil_file(model=model, status="interrupted", user_files={f"{folder}/mine.py": file_hash("mine.py")})
     assert resume.resume("run", files="mine.py").record["status"] == "finished"
     assert not Path("evil-ran").exists()
 
 
-def move_user_files(method="mine.py"):
-    """Moves the user's files into another folder, that of the method under a name; returns their new paths."""
+class MovedFiles(NamedTuple):
+    """Where the user's files are after they were moved."""
+
+    method: str
+    networks: str
+
+
+def move_user_files(name_of_method="mine.py"):
+    """Moves the user's files into another folder, that of the method under a name."""
     Path("new").mkdir()
-    return shutil.move("mine.py", f"new/{method}"), shutil.move("nets.py", "new/nets.py")
+    return MovedFiles(shutil.move("mine.py", f"new/{name_of_method}"), shutil.move("nets.py", "new/nets.py"))
 
 
-def test_in_python_the_files_to_name_are_a_keyword_argument(work):
+def test_in_python_the_files_to_name_are_a_keyword_argument(folder):
     run_and_stop(backbone="./nets.py:tiny", rounds=2)
     run = fedcli.load("run")
     for call in (run.model, run.data, run.confusion):
-        with raises_user_error("mine.py", f"add method={[f'{work}/mine.py', f'{work}/nets.py']}."):
+        with raises_user_error("mine.py", f"add method={[f'{folder}/mine.py', f'{folder}/nets.py']}."):
             call()
 
 
-def test_named_files_may_move_but_change_only_where_allowed(work):
+def test_named_files_may_move_but_change_only_where_allowed(folder):
     """Runs go on with them."""
     run_and_stop(backbone="./nets.py:tiny", rounds=2)
-    with raises_user_error("mine.py", f"add --method {work}/mine.py --method {work}/nets.py."):
+    with raises_user_error("mine.py", f"add --method {folder}/mine.py --method {folder}/nets.py."):
         resume.resume("run")
     with raises_user_error("nets.py"):
         resume.resume("run", files="./mine.py")
@@ -120,24 +126,24 @@ def test_named_files_may_move_but_change_only_where_allowed(work):
 
     again = resume.resume("run", files=files, changed_method=True).record
 
-    method = f"{work}/new/renamed.py"
-    net = f"{work}/new/nets.py"
+    method = f"{folder}/new/renamed.py"
+    networks = f"{folder}/new/nets.py"
     assert again["status"] == "finished"
     assert again["resumed"] == [2]
     assert again["method_source"] == method
-    assert again["config"]["backbone"] == f"{net}:tiny"
-    assert again["user_files"] == {method: file_hash(method), net: f"{before}, then {after}"}
+    assert again["config"]["backbone"] == f"{networks}:tiny"
+    assert again["user_files"] == {method: file_hash(method), networks: f"{before}, then {after}"}
 
 
-def test_a_file_that_is_not_there_is_refused_in_a_line(work):
+def test_a_file_that_is_not_there_is_refused_in_a_line(folder):
     run_and_stop("fedavg", backbone="./nets.py:tiny", rounds=2)
     shutil.move("nets.py", "moved.py")
     for files in ("nets.py", "typo.py", ["moved.py", "typo.py"]):
         missing = "nets.py" if files == "nets.py" else "typo.py"
-        words = f"there is no file '{work}/{missing}' (got it as --method); give the path where it is now."
+        words = f"there is no file '{folder}/{missing}' (got it as --method); give the path where it is now."
         with raises_user_error(words):
             resume.resume("run", files=files)
-    words = f"your code in '{work}/nets.py' (hash "
+    words = f"your code in '{folder}/nets.py' (hash "
     with raises_user_error(words, "it is no longer there, so add --method with the path"):
         resume.resume("run")
     with raises_user_error("so add method with the path where it is now."):
@@ -145,7 +151,7 @@ def test_a_file_that_is_not_there_is_refused_in_a_line(work):
     assert resume.resume("run", files="moved.py").record["resumed"] == [2]
 
 
-def test_a_file_is_known_where_its_folder_has_become_a_link(work):
+def test_a_file_is_known_where_its_folder_has_become_a_link():
     Path("old").mkdir()
     shutil.move("nets.py", "old/nets.py")
     run_and_stop("fedavg", backbone="old/nets.py:tiny", rounds=2)
@@ -157,13 +163,13 @@ def test_a_file_is_known_where_its_folder_has_become_a_link(work):
         fedcli.load("run", method="old/nets.py").model()
 
 
-def test_a_file_that_another_imports_counts_as_a_part_of_it(work):
+def test_a_file_that_another_imports_counts_as_a_part_of_it(folder):
     Path("nets.py").write_text("from shapes import WIDTH\n" + TINY_NETWORK)
     Path("shapes.py").write_text("import sizes\nWIDTH = sizes.WIDTH\n")
     Path("sizes.py").write_text("WIDTH = 3\n")
     run_and_stop("fedavg", backbone="nets.py:tiny", rounds=2)
     Path("beside.py").write_text("")  # which nothing imports
-    recorded = read_record(Path("run"))["user_files"][f"{work}/nets.py"]
+    recorded = read_record(Path("run"))["user_files"][f"{folder}/nets.py"]
     assert recorded == file_hash("nets.py")
 
     Path("sizes.py").write_text("WIDTH = 4\n")
@@ -176,7 +182,7 @@ def test_a_file_that_another_imports_counts_as_a_part_of_it(work):
     assert again["changed"] == [{"round": 2, "what": "its file nets.py"}]
 
 
-def test_the_hash_of_an_older_version_is_of_the_file_alone(work):
+def test_the_hash_of_an_older_version_is_of_the_file_alone():
     Path("nets.py").write_text("import shapes\n" + TINY_NETWORK)
     alone = file_hash("nets.py")
     Path("shapes.py").write_text("")
@@ -200,7 +206,7 @@ NO_IMPORTS = {
 
 
 @pytest.mark.parametrize("text", IMPORTS.values(), ids=IMPORTS)
-def test_a_helper_counts_wherever_it_is_imported(text, work):
+def test_a_helper_counts_wherever_it_is_imported(text):
     Path("main.py").write_text(text)
     alone = file_hash("main.py")
     Path("helper.py").write_text("WIDTH = 3\n")
@@ -209,7 +215,7 @@ def test_a_helper_counts_wherever_it_is_imported(text, work):
     assert len({alone, before, file_hash("main.py")}) == 3
 
 
-def test_a_helper_may_have_letters_beyond_ascii(work):
+def test_a_helper_may_have_letters_beyond_ascii():
     Path("main.py").write_text("import größe\n", encoding="utf-8")
     alone = file_hash("main.py")
     Path("größe.py").write_text("")
@@ -217,7 +223,7 @@ def test_a_helper_may_have_letters_beyond_ascii(work):
 
 
 @pytest.mark.parametrize("text", NO_IMPORTS.values(), ids=NO_IMPORTS)
-def test_a_file_that_is_not_imported_does_not_count(text, work):
+def test_a_file_that_is_not_imported_does_not_count(text):
     """An older version counted it where a line began with its import; what it has recorded is known."""
     Path("main.py").write_text(text)
     alone = file_hash("main.py")
@@ -228,28 +234,28 @@ def test_a_file_that_is_not_imported_does_not_count(text, work):
     assert not userfiles.is_hash_of(recorded, "helper.py")
 
 
-def test_continue_is_consent_and_knows_a_moved_file(work):
+def test_continue_is_consent_and_knows_a_moved_file():
     run_and_stop(backbone="./nets.py:tiny", rounds=2)
-    method, net = move_user_files()
+    moved = move_user_files()
 
     def go_on(backbone):
-        return fedcli.run(method, out="run", continue_=True, protocol="fedfm:digits", backbone=backbone, **TINY)
+        return fedcli.run(moved.method, out="run", continue_=True, protocol="fedfm:digits", backbone=backbone, **TINY)
 
-    assert go_on(f"{net}:tiny").record["resumed"] == [2]
+    assert go_on(f"{moved.networks}:tiny").record["resumed"] == [2]
     with raises_user_error("another backbone (got cnn-small, was"):
         go_on("cnn-small")
 
 
-def test_a_run_that_is_skipped_has_only_the_files_that_are_named(work):
+def test_a_run_that_is_skipped_has_only_the_files_that_are_named(folder):
     fedcli.run("./mine.py", out="run", protocol="fedfm:digits", **{**TINY, "rounds": 1})
-    with raises_user_error(f"add --method {work}/mine.py."):
+    with raises_user_error(f"add --method {folder}/mine.py."):
         resume.resume("run", skip_ended=True).model()
-    method, _ = move_user_files()
-    assert resume.resume("run", files=method, skip_ended=True).model()
+    moved = move_user_files()
+    assert resume.resume("run", files=moved.method, skip_ended=True).model()
 
 
 @pytest.mark.parametrize("again", [{}, {"continue_": True}], ids=["the plain command", "--continue"])
-def test_a_run_without_a_finished_round_starts_anew_once_its_file_is_fixed(again, work):
+def test_a_run_without_a_finished_round_starts_anew_once_its_file_is_fixed(again):
     options = {**TINY, "protocol": "fedfm:digits", "out": "run", "rounds": 1}
     text = Path("mine.py").read_text()
     Path("mine.py").write_text(text.replace("    clients, terms =", "    1 / 0\n    clients, terms ="))
@@ -269,31 +275,30 @@ def table_of(method, settings):
     return Table("fedfm:III", "", ("FedFM", "Table III"), (Cell("A", "x", method, settings),), seeds=(0,))
 
 
-def test_a_table_takes_the_plans_method_and_not_the_records(work):
+def test_a_table_takes_the_plans_method_and_not_the_records(folder):
     settings = {**TINY, "protocol": "fedfm:digits", "rounds": 2}
     table = table_of("./mine.py", settings)
     (run,) = plans.plan_table(table, Path("runs")).runs
-    folder = run.folder
     with pytest.raises(Stop):
-        fedcli.run("./mine.py", out=folder, progress=StopAfter(1), **settings)
+        fedcli.run("./mine.py", out=run.folder, progress=StopAfter(1), **settings)
 
     assert jobs.execute(plans.plan_table(table, Path("runs")), jobs.PlanListener()) == {}
-    record = read_record(folder)
+    record = read_record(run.folder)
     assert record["resumed"] == [1]
     assert record["status"] == "finished"
 
-    name_evil_file(folder, method_source=f"{work}/evil.py", status="interrupted")
-    assert list(jobs.execute(plans.plan_table(table, Path("runs")), jobs.PlanListener())) == [folder]
+    name_evil_file(run.folder, method_source=f"{folder}/evil.py", status="interrupted")
+    assert list(jobs.execute(plans.plan_table(table, Path("runs")), jobs.PlanListener())) == [run.folder]
     assert not Path("evil-ran").exists()
 
 
 @pytest.mark.parametrize("name", ["method", "method_source", "protocol", "dataset", "backbone", "post"])
-def test_reports_and_tables_import_no_file_that_a_record_names(name, work):
+def test_reports_and_tables_import_no_file_that_a_record_names(name, folder):
     run_and_stop("fedavg")
     record = read_record(Path("run"))
     record["origin"] |= {"backbone": "given", "post": "given"}
     write_record(Path("run"), {**record, "load": [], "command": "fedcli run fedavg"})
-    name_evil_file(**{name: f"{work}/evil.py:some"})
+    name_evil_file(**{name: f"{folder}/evil.py:some"})
     for command in ("report run --out report.html", "table run"):
         run_command(*command.split())
     assert "fedcli run fedavg" in Path("report.html").read_text()
@@ -301,7 +306,8 @@ def test_reports_and_tables_import_no_file_that_a_record_names(name, work):
     assert not Path("evil-ran").exists()
 
 
-def spellings(folder):
+def spell_evil_file(folder):
+    """Returns the ways to write a part of the file `evil.py` in a folder."""
     return [text.format(folder / "evil.py", folder.name) for text in SPELLINGS]
 
 
@@ -328,9 +334,9 @@ def opened_files(monkeypatch):
     return opened
 
 
-def test_what_the_reader_of_paths_does_not_see_is_opened_nowhere(work, opened_files):
+def test_what_the_reader_of_paths_does_not_see_is_opened_nowhere(folder, opened_files):
     num_opened = 0
-    for text in spellings(work):
+    for text in spell_evil_file(folder):
         for opener in openers():
             opened_files.clear()
             with suppress(UserError):
@@ -343,7 +349,7 @@ def test_what_the_reader_of_paths_does_not_see_is_opened_nowhere(work, opened_fi
     assert num_opened > 50
 
 
-def test_a_path_that_no_option_can_name_is_refused(work):
+def test_a_path_that_no_option_can_name_is_refused():
     Path("a,b").mkdir()
     shutil.copy("mine.py", "a,b/mine.py")
     with raises_user_error("unknown method"):
@@ -359,9 +365,9 @@ def test_a_path_that_no_option_can_name_is_refused(work):
     assert not Path("imported").exists()
 
 
-def test_tuned_options_open_no_file_that_is_not_typed(work):
+def test_tuned_options_open_no_file_that_is_not_typed(folder):
     Path("evil.py").write_text(TINY_NETWORK + TRACE.replace("imported", "evil-ran"))
-    for spelling in (f"{work}/evil.py:tiny", f"{work}/evil.py:tiny,cnn-small", f"cnn-small,{work}/evil.py:tiny"):
+    for spelling in (f"{folder}/evil.py:tiny", f"{folder}/evil.py:tiny,cnn-small", f"cnn-small,{folder}/evil.py:tiny"):
         facts = {"method": "fedavg", "seed": "0", "options": {"backbone": spelling, "lr": 0.2}}
         Path("tuned.json").write_text(json.dumps(facts))
         with raises_user_error(f"add backbone={spelling!r}."):
@@ -385,14 +391,14 @@ def finished(tmp_path_factory):
 
 
 @pytest.mark.parametrize("command", COMMANDS_THAT_READ)
-def test_no_command_imports_what_any_part_of_a_record_names(command, finished, work, opened_files):
+def test_no_command_imports_what_any_part_of_a_record_names(command, finished, folder, opened_files):
     """Parts from which something could be taken with each command, and all others with one of the commands in turn."""
     turn = COMMANDS_THAT_READ.index(command)
     others = sorted({*paths_in(read_record(finished))} - {*NAMING_PARTS}, key=str)
     paths = [*NAMING_PARTS, *others[turn :: len(COMMANDS_THAT_READ)]]
     if command.startswith("claims"):  # each reads all records of the project, too
         paths = paths[:3]
-    texts = spellings(work)
+    texts = spell_evil_file(folder)
     for number, path in enumerate(paths, start=turn):
         text = texts[number % len(texts)]
         shutil.rmtree("r", ignore_errors=True)

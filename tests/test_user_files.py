@@ -25,7 +25,7 @@ from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from fedcli.runs.resolve import resolve
 from tests import laws
-from tests.commands import invoke, run_command
+from tests.commands import output_of, run_command
 from tests.example_parts import PARTS_FILE, PARTS_OPTIONS
 from tests.network_sources import NETWORKS, RETURN_LOGITS, network_source
 from tests.tiny_runs import TINY, Stop, StopAfter
@@ -36,12 +36,12 @@ FEDAVG = registry.find_method("fedavg")
 
 @pytest.fixture(autouse=True)
 def files(folder):
-    """The files with parts and networks in an empty folder, which is the working one."""
+    """Writes the files with parts and networks into the working folder, which is empty otherwise."""
     shutil.copy(PARTS_FILE, "parts.py")
     Path("nets.py").write_text(NETWORKS)
 
 
-METHODS = '''"""My card."""
+FILE_OF_METHODS = '''"""My card."""
 
 from dataclasses import dataclass, replace
 from fedcli import Cell, DataSetting, Post, Protocol, Table, option
@@ -69,8 +69,8 @@ POST = Post("half", "Halve the parameters", Config, apply)
 
 @pytest.fixture
 def methods_file():
-    """The path of a file with methods, a protocol, a table and a step after a run."""
-    Path("mine.py").write_text(METHODS)
+    """Writes a file with methods, a protocol, a table and a step after a run; returns its path."""
+    Path("mine.py").write_text(FILE_OF_METHODS)
     return str(Path("mine.py").resolve())
 
 
@@ -112,7 +112,7 @@ def test_files_that_a_protocol_names_are_seen_from_its_folder_or_from_the_workin
     (home / "parts").mkdir(parents=True)
     shutil.copy(PARTS_FILE, home / "parts/parts.py")
     (home / "protocol.py").write_text(PROTOCOL_WITH_FILES)
-    Path("beside.py").write_text(METHODS)
+    Path("beside.py").write_text(FILE_OF_METHODS)
     with pytest.raises(Stop):
         fedcli.run("fedavg", out=home / "run", protocol=f"{home}/protocol.py:PROTOCOL", progress=StopAfter(1))
     record = fedcli.load(home / "run").record
@@ -135,7 +135,7 @@ def test_files_that_a_protocol_names_are_seen_from_its_folder_or_from_the_workin
 
 def test_a_method_made_of_another_files_method_has_its_protocols():
     """Runs of it go on, too."""
-    text = METHODS.replace('"rounds": 1', '"rounds": 2').replace("METHODS = (PLAIN, ", "METHODS = (ROUNDS, ")
+    text = FILE_OF_METHODS.replace('"rounds": 1', '"rounds": 2').replace("METHODS = (PLAIN, ", "METHODS = (ROUNDS, ")
     rounds = "def run_round(*parts): return SIMPLE.run_round(*parts)\nROUNDS = replace(PLAIN, run_round=run_round)\n"
     Path("base.py").write_text(text.replace("METHODS = (", f"{rounds}METHODS = ("))
     Path("mine.py").write_text(
@@ -149,7 +149,7 @@ def test_a_method_made_of_another_files_method_has_its_protocols():
 
 
 def test_a_protocol_of_a_file_may_have_a_step_after():
-    Path("stepped.py").write_text(METHODS.replace('"num_clients": 2', '"num_clients": 2, "post": "ccvr"'))
+    Path("stepped.py").write_text(FILE_OF_METHODS.replace('"num_clients": 2', '"num_clients": 2, "post": "ccvr"'))
     assert resolve(registry.find_method("./stepped.py:plain"), {"dataset": "digits"}).post.name == "ccvr"
 
 
@@ -163,7 +163,7 @@ def test_the_cells_of_a_files_table_are_runs_of_its_methods_and_of_others(method
 
 def test_a_run_of_a_method_of_a_file_records_the_file(methods_file):
     command = "run ./mine.py:plain --post ./mine.py:POST --share 0.25 --train-examples 40"
-    result = run_command(*command.split(), "--device", "cpu", "--out", "run")
+    run_command(*command.split(), "--device", "cpu", "--out", "run")
 
     file_hash = userfiles.file_hash("mine.py")
     record = json.loads(Path("run/record.json").read_text())
@@ -174,12 +174,13 @@ def test_a_run_of_a_method_of_a_file_records_the_file(methods_file):
     assert record["user_files"] == {methods_file: file_hash}
 
 
-OF_ITS_OWN = """from fedcli import Method
+# A method that is made of no other, and one that is made of a paper's.
+OWN_METHOD = """from fedcli import Method
 from fedcli.papers.baselines.fedavg import Config, ServerState, init
 def run_round(state, cohort, fed, config): return state, {}
 METHOD = Method('mine', 'Mine', Config, init, run_round, SIMPLER, state_types=(ServerState,))
 """
-OF_A_PAPER = """from dataclasses import replace
+PAPERS_METHOD = """from dataclasses import replace
 from fedcli.papers import fedcme
 METHOD = replace(fedcme.METHOD, name='mine')
 """
@@ -188,9 +189,9 @@ METHOD = replace(fedcme.METHOD, name='mine')
 @pytest.mark.parametrize(
     ("text", "protocol"),
     [
-        pytest.param(OF_A_PAPER, "fedcme:digits", id="of a paper"),
-        pytest.param(OF_ITS_OWN.replace("SIMPLER", "('fedavg', {})"), "fedfm:digits", id="with a simpler method"),
-        pytest.param(OF_ITS_OWN.replace("SIMPLER", "None"), "own:data", id="without a simpler method"),
+        pytest.param(PAPERS_METHOD, "fedcme:digits", id="of a paper"),
+        pytest.param(OWN_METHOD.replace("SIMPLER", "('fedavg', {})"), "fedfm:digits", id="with a simpler method"),
+        pytest.param(OWN_METHOD.replace("SIMPLER", "None"), "own:data", id="without a simpler method"),
     ],
 )
 def test_a_method_without_a_protocol_has_that_of_its_paper_or_of_its_simpler_method(text, protocol):
@@ -199,14 +200,14 @@ def test_a_method_without_a_protocol_has_that_of_its_paper_or_of_its_simpler_met
 
 
 def test_a_method_without_a_simpler_one_leaves_the_laws_out_that_compare_them():
-    Path("mine.py").write_text(OF_ITS_OWN.replace(" SIMPLER,", ""))
+    Path("mine.py").write_text(OWN_METHOD.replace(" SIMPLER,", ""))
     result = run_command("check", "./mine.py", "--law", "1", "--law", "2", "--law", "5", "--device", "cpu")
     assert result.output.count("nothing, without reduces_to") == 2
     assert "1 of 1 laws hold on cpu; 2 left out, see above." in result.output
 
 
 def test_personal_models_are_not_compared_with_a_global_one():
-    of_local = OF_A_PAPER.replace("import fedcme", "import fedcme\nfrom fedcli.papers.baselines import local")
+    of_local = PAPERS_METHOD.replace("import fedcme", "import fedcme\nfrom fedcli.papers.baselines import local")
     Path("mine.py").write_text(
         of_local.replace("fedcme.METHOD, name='mine'", "local.METHOD, name='mine', reduces_to=('fedavg', {})")
     )
@@ -316,8 +317,8 @@ METHOD = replace(SIMPLE, name="mine", run_round=run_round)
 
     assert record["rounds"][0]["terms"]["version"] == 1
     assert record["method_hash"] == hash_before["mine.py"]
-    recorded = {Path(path).name: recorded for path, recorded in record["user_files"].items()}
-    assert recorded == {**hash_before, "nets.py": userfiles.file_hash("nets.py")}
+    recorded_hashes = {Path(path).name: file_hash for path, file_hash in record["user_files"].items()}
+    assert recorded_hashes == {**hash_before, "nets.py": userfiles.file_hash("nets.py")}
     files = ["mine.py", "parts.py", "nets.py"]
     with raises_user_error("has changed since the run began"):
         resume.resume("run", files=files)
@@ -325,7 +326,7 @@ METHOD = replace(SIMPLE, name="mine", run_round=run_round)
     assert [entry["terms"]["version"] for entry in again["rounds"]] == [1, 2]
 
 
-ROUND = """
+METHOD_TEMPLATE = """
 import random
 import numpy
 import torch
@@ -351,7 +352,8 @@ METHOD = replace(fedavg.METHOD, name="mine", run_round=run_round, init=init)
 """
 
 
-SETTLING = """
+# A method whose state has another structure after a round than at first.
+SETTLING_METHOD = """
 from dataclasses import replace
 from typing import NamedTuple
 from fedcli.papers.baselines import fedavg
@@ -374,7 +376,7 @@ METHOD = replace(fedavg.METHOD, name="mine", init=init, run_round=run_round, sta
 
 @pytest.mark.parametrize("first", ["{}", "None", "()"])
 def test_a_state_that_no_checkpoint_could_give_back_is_refused_in_the_first_round(first):
-    Path("mine.py").write_text(SETTLING.replace("FIRST", first))
+    Path("mine.py").write_text(SETTLING_METHOD.replace("FIRST", first))
     words = "not like the one of init: 'momentum"
     with raises_user_error(words, "let init give the whole"):
         fedcli.run("mine.py", out="run", rounds=2, **PARTS_OPTIONS)
@@ -395,11 +397,7 @@ def test_a_state_that_no_checkpoint_could_give_back_is_refused_in_the_first_roun
     ],
 )
 def test_a_round_that_changes_the_state_that_it_is_given_is_refused(change):
-    source = (
-        ROUND.replace("TERM", "0")
-        .replace("INIT", "pass")
-        .replace("    return OUTCOME", f"    {change}\n    return new, terms")
-    )
+    source = method_source(outcome="new, terms").replace("    return new", f"    {change}\n    return new")
     source = source.replace("    state = fedavg.", "    name, *_ = state.params\n    new = fedavg.")
     Path("mine.py").write_text(source)
     words = "run_round of 'mine' changes the state that it is given, in round 1 (got other values at '/"
@@ -410,9 +408,14 @@ def test_a_round_that_changes_the_state_that_it_is_given_is_refused(change):
     assert words in record["error"]
 
 
-def run_with(term="0", outcome="state, terms", init="pass"):
-    """A run whose rounds have another term in the loss, or return something else, or which begins otherwise."""
-    Path("mine.py").write_text(ROUND.replace("TERM", term).replace("OUTCOME", outcome).replace("INIT", init))
+def method_source(term="0", outcome="state, terms", init="pass"):
+    """Returns the text of a method with this term in its loss, this outcome of a round and this line in its init."""
+    return METHOD_TEMPLATE.replace("TERM", term).replace("OUTCOME", outcome).replace("INIT", init)
+
+
+def run_with(**parts):
+    """Runs a method that has these parts, see `method_source`."""
+    Path("mine.py").write_text(method_source(**parts))
     return fedcli.run("./mine.py", out="run", rounds=2, **PARTS_OPTIONS)
 
 
@@ -491,9 +494,9 @@ def test_a_type_that_is_a_text_for_python_is_a_type():
     """In a file that begins with `from __future__ import annotations` all types are texts."""
     Path("mine.py").write_text(WITH_TEXTS_AS_TYPES.replace("TYPE", "float | None"))
     command = ["run", "./mine.py", *flags_of({**PARTS_OPTIONS, "rounds": 1}), "--out", "run"]
-    result = run_command(*command, "--strength", "2")
+    run_command(*command, "--strength", "2")
     assert json.loads(Path("run/record.json").read_text())["config"]["strength"] == 2.0
-    assert "--strength" in invoke("show", "./mine.py").output
+    assert "--strength" in output_of("show", "./mine.py")
     words = "strength must be of type float (got 'x')"
     with raises_user_error(words):
         fedcli.run("./mine.py", strength="x", **PARTS_OPTIONS)
@@ -511,7 +514,7 @@ def test_a_type_that_is_a_text_for_python_is_a_type():
 
 def test_attention_draws_nothing():
     attention = "torch.nn.functional.scaled_dot_product_attention(*[features[None]] * 3)"
-    assert run_with(f"0 * {attention}.sum()").record["status"] == "finished"
+    assert run_with(term=f"0 * {attention}.sum()").record["status"] == "finished"
 
 
 def test_layers_of_a_users_network_become_the_products():
@@ -531,9 +534,9 @@ def test_layers_of_a_users_network_become_the_products():
     torch.testing.assert_close(features, theirs[:-1](images))
     assert module.feature_dim == 32
 
-    _, norm, _, _, dropout, *_ = module.body
+    norm = module.body[1]
     assert type(norm) is MaskedBatchNorm2d
-    assert type(dropout) is KeyedDropout
+    assert type(module.body[4]) is KeyedDropout
     torch.testing.assert_close(norm.running_mean, torch.zeros(8))  # the trial leaves no trace
 
 
@@ -626,32 +629,36 @@ def test_a_network_that_breaks_a_rule_is_refused_in_a_line(forward, layers, word
 # Networks as people have them: attention, dropout of every form, frozen parts, torchvision's, compiled ones
 
 
-FROZEN = 4 * 9 + 4 + 2 * 4 + 8  # the convolution, its norm, and a bias
+NUM_FROZEN = 4 * 9 + 4 + 2 * 4 + 8  # the convolution, its norm, and a bias
 
 
-def network(name):
+def build_network_of_file(name):
+    """Builds a network of the file with networks, for the digits."""
     return backbones.build(f"./nets.py:{name}", 1, 8, 10, seed=0)
 
 
-TOGETHER = "in_place Transformer dropping batch_second weights functions torchvisions shared compiled frozen"
-
-
-@pytest.mark.parametrize("name", TOGETHER.split())
+@pytest.mark.parametrize(
+    "name",
+    [
+        "in_place", "Transformer", "dropping", "batch_second", "weights", "functions", "torchvisions", "shared",
+        "compiled", "frozen",
+    ],
+)  # fmt: skip
 def test_clients_train_together_as_in_the_plain_loop(name):
     """Batches are not full, and what is drawn for an image must not depend on how many there are."""
-    run = {"backbone": f"./nets.py:{name}", "local_epochs": 1, "weight_decay": 0.0}
-    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, parts=toy.toy_parts((7, 4, 2, 6)), **run)
+    run_options = {"backbone": f"./nets.py:{name}", "local_epochs": 1, "weight_decay": 0.0}
+    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, parts=toy.toy_parts((7, 4, 2, 6)), **run_options)
 
 
 def test_compiled_modules_are_unwrapped():
-    assert [name for name, _ in network("compiled").named_parameters()] == [
+    assert [name for name, _ in build_network_of_file("compiled").named_parameters()] == [
         "body.0.weight", "body.0.bias", "head.weight", "head.bias",
     ]  # fmt: skip
 
 
 def test_what_is_frozen_is_only_exported():
     """It is neither trained nor sent nor counted."""
-    initial = network("frozen")
+    initial = build_network_of_file("frozen")
     options = {"rounds": 2, "num_clients": 3, "cohort_size": 3, "train_examples": 90}
     run = fedcli.run("fedavg", dataset="digits", backbone="./nets.py:frozen", out="run", keep_states=True, **options)
 
@@ -659,16 +666,16 @@ def test_what_is_frozen_is_only_exported():
     trained = {name for name, value in initial.named_parameters() if not torch.equal(value, final.get_parameter(name))}
     assert trained == {"body.4.weight", "head.weight", "head.bias"}
 
-    parameters = sum(value.numel() for value in initial.parameters()) - FROZEN
+    parameters = sum(value.numel() for value in initial.parameters()) - NUM_FROZEN
     assert run.record["model"]["parameters"] == parameters
     assert run.record["cost"]["floats_down"] == parameters
     assert run.record["cost"]["floats_up"] == parameters
 
     (frozen,) = run.record["model"]["frozen"]
-    assert frozen["parameters"] == FROZEN
+    assert frozen["parameters"] == NUM_FROZEN
 
     header = display.header_texts(run.record, run.path)
-    assert header["network"].endswith(f"{parameters:,} parameters, {FROZEN:,} frozen")
+    assert header["network"].endswith(f"{parameters:,} parameters, {NUM_FROZEN:,} frozen")
 
 
 def test_a_run_goes_on_with_the_frozen_part_that_it_began_with_alone():
@@ -684,23 +691,25 @@ def test_a_run_goes_on_with_the_frozen_part_that_it_began_with_alone():
 
 
 def write_function(signature, value):
-    """A file whose function `f` returns this expression."""
+    """Writes a file whose function `f` returns this expression."""
     Path("own.py").write_text(f"import numpy as np\ndef f({signature}):\n    return {value}\n")
 
 
 def split_by(value):
-    """The parts of two clients by a partition whose function returns this expression."""
+    """Divides ten examples among two clients by a partition whose function returns this expression."""
     write_function("labels, num_clients, rng, *, groups", value)
     own_partition = partition.from_flag("./own.py:f")
     return own_partition(np.arange(10) % 3, 2, 7, domain=np.repeat([0, 1], 5))
 
 
 def load_data(value):
+    """Loads a data set whose function returns this expression."""
     write_function("", value)
     return datasets.load("./own.py:f")
 
 
 def build_network(value):
+    """Builds a network whose function returns this expression."""
     write_function("*sizes", value)
     return backbones.build("./own.py:f", 1, 8, 5, seed=3)
 
@@ -786,7 +795,6 @@ def test_a_path_that_no_text_can_hold_is_refused_in_a_line():
 
 
 def test_memory_of_a_client_may_be_declared_by_a_fraction():
-    text = ROUND.replace("TERM", "0").replace("OUTCOME", "state, terms").replace("INIT", "pass")
-    Path("mine.py").write_text(text.replace("init=init)", "init=init, client_memory=lambda sizes: 1.5 * 3)"))
+    Path("mine.py").write_text(method_source().replace("init=init)", "init=init, client_memory=lambda sizes: 1.5 * 3)"))
     run = fedcli.run("./mine.py", out="run", rounds=1, **PARTS_OPTIONS)
     assert read_record(run.path)["cost"]["memory_floats"] == 4

@@ -1,5 +1,6 @@
 """A record is run again: by 'fedcli verify', and by the command that it has."""
 
+import copy
 import shlex
 from pathlib import Path
 from typing import NamedTuple
@@ -19,12 +20,9 @@ from tests.scripts import load_script
 from tests.tiny_runs import TINY, Stop, StopAfter, reproducible_parts
 
 study_page = load_script(Path(__file__).parent.parent / "results" / "study_page.py")
-ANOTHER = "another result on the same machine and version"
+ANOTHER_RESULT = "another result on the same machine and version"
 
-
-@pytest.fixture(autouse=True)
-def working_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("folder")  # in which the runs are
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +43,12 @@ SAME_BITS = Verdict(0, "same bits")
 
 
 def verify(record, *options):
+    """Verifies a run that has this record."""
     Path("run").mkdir(exist_ok=True)
     write_record(Path("run"), record)
     result = invoke("verify", "run", *options)
-    *_, last_line = (result.stdout + result.stderr).splitlines()
-    return Verdict(result.exit_code, last_line)
+    lines = (result.stdout + result.stderr).splitlines()
+    return Verdict(result.exit_code, lines[-1])
 
 
 def assert_cannot_verify(verdict, words):
@@ -98,6 +97,13 @@ def test_a_run_that_diverged_is_verified_by_its_curve_and_its_end():
     assert len([*Path("runs").iterdir()]) == 1  # nothing is left of it
 
 
+def with_accuracy(record, difference, **parts):
+    """Returns the record with its first accuracy changed by so much, and with these other parts."""
+    rounds = copy.deepcopy(record["rounds"])
+    rounds[0]["test_accuracy"] += difference
+    return {**record, "rounds": rounds, **parts}
+
+
 def test_a_run_that_goes_on_elsewhere_says_so_and_is_not_held_to_the_bits():
     folder = Path("a run")
     with pytest.raises(Stop):
@@ -129,17 +135,10 @@ def test_a_run_that_goes_on_elsewhere_says_so_and_is_not_held_to_the_bits():
     assert len(tabulate_times(read_runs([Path()]))) == 1
 
 
-def with_accuracy(record, difference, **parts):
-    """The record with another first accuracy, and other parts."""
-    first, *later = record["rounds"]
-    first = {**first, "test_accuracy": first["test_accuracy"] + difference}
-    return {**record, "rounds": [first, *later], **parts}
-
-
 def test_what_differs_is_told(whole):
     assert compare_records(whole, whole) == ("same bits", True)
 
-    other_result = f"{ANOTHER}: curves within 1.00 points of accuracy"
+    other_result = f"{ANOTHER_RESULT}: curves within 1.00 points of accuracy"
     assert compare_records(whole, with_accuracy(whole, 0.01)) == (other_result, False)
 
     of_other_version = {"versions": "0", "summary": {**whole["summary"], "params_sha256": "0"}}
@@ -175,11 +174,10 @@ def test_the_first_rounds_of_a_record_are_verified():
     assert verify(diverged_later, "--rounds", 2).exit_code == 0
     assert len([*Path("runs").iterdir()]) == 1  # that of all rounds
 
-    _, second, _ = record["rounds"]
-    second["terms"]["cross_entropy"] += 1e-15
+    record["rounds"][1]["terms"]["cross_entropy"] += 1e-15
     moved_later = {**record, "moved": [{"round": 2, "machine": {}}]}
     assert verify(moved_later, "--rounds", 1).exit_code == 0
-    other_result = f"{ANOTHER}: curves within 0.00 points of accuracy"
+    other_result = f"{ANOTHER_RESULT}: curves within 0.00 points of accuracy"
     assert verify(moved_later, "--rounds", 2) == Verdict(1, other_result)
     of_other_machine = verify({**record, "machine": {}}, "--rounds", 2)
     assert of_other_machine.exit_code == 0
@@ -206,9 +204,9 @@ def test_the_command_of_a_record_gives_the_same_record_in_a_fresh_folder(place, 
     (tmp_path / "fresh").mkdir()
     monkeypatch.chdir(tmp_path / "fresh")
 
-    program, *arguments = shlex.split(expected["command"])
-    assert program == "fedcli"
-    result = run_command(*arguments)
+    words = shlex.split(expected["command"])
+    assert words[0] == "fedcli"
+    run_command(*words[1:])
     (folder,) = Path("runs").iterdir()
     record = read_record(folder)
     assert reproducible_parts(record) == reproducible_parts(expected)
