@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fedcli.figures import line_charts
-from fedcli.results import frame, groups, intervals, run_tables, tables
+from fedcli.results import frame, groups, intervals, tables
 from fedcli.results.columns import FLOATS, LEAD, Layout
 from fedcli.results.formats import write_tables
 from fedcli.results.intervals import find_clear_best
@@ -19,27 +19,50 @@ from tests.commands import invoke, markdown_rows, output_of
 from tests.example_records import as_diverged, make_record, write_unsigned_record
 from tests.user_errors import raises_user_error
 
+SELECTED = "Selected (best-validation), %"  # a column
+
 
 def markdown(records, metrics=()):
+    """Returns a table of records in Markdown."""
     return render(tables.build_table(records, metrics))
 
 
 def csv_lines(records, metrics=()):
+    """Returns the lines of a table of records in CSV, each a dictionary by column."""
     return list(csv.DictReader(io.StringIO(render(tables.build_table(records, metrics), "csv"))))
 
 
 def only_row(records, metrics=()):
-    """The row of a table that has no other, by column."""
+    """Returns the row of a table that has no other, as a dictionary by column."""
     (row,) = markdown_rows(markdown(records, metrics))
     return row
 
 
-SELECTED = "Selected (best-validation), %"
+def bold_methods(records):
+    """Returns the names of methods that stand in bold in a table."""
+    return [row["Method"] for row in markdown_rows(markdown(records)) if row["Method"].startswith("**")]
+
+
+def records_of(name, *accuracies, **options):
+    """Returns records of a method with these accuracies, a seed each."""
+    return [make_record(name, seed=seed, selected=value, **options) for seed, value in enumerate(accuracies)]
+
+
+def latex(records, metrics=(), **layout):
+    """Returns a table of records in LaTeX."""
+    return write_tables(records, metrics, "latex", Layout(**layout))
+
+
+def make_diverged_record(seed=0, selected=0.5, *, rounds_done=2, selection="best-validation", **options):
+    """Returns the record of a run that diverged, whose headline is by `selection`."""
+    record = make_record(seed=seed, selected=selected, rounds_done=rounds_done, **options)
+    record["summary"]["selection"] = selection
+    return as_diverged(record)
 
 
 def test_means_and_sample_deviations_of_known_values():
     # 50, 52, 57: mean 53, sample variance (9 + 1 + 16) / 2 = 13
-    row = only_row(runs_of("one", 0.5, 0.52, 0.57))
+    row = only_row(records_of("one", 0.5, 0.52, 0.57))
     assert row[SELECTED] == "53.00 ± 3.61 (3)"
     assert row["Last round, %"] == "33.00 ± 3.61 (3)"
     assert row["validation, %"] == "58.00 ± 3.61 (3)"
@@ -47,7 +70,7 @@ def test_means_and_sample_deviations_of_known_values():
     assert row["Rounds"] == "4"
     assert row["Floats up / down, client and round"] == "12,400 / 12,345"
 
-    first, second = markdown_rows(render(tables.build_table(runs_of("one", 0.5, 0.123456), by_seed=True)))
+    first, second = markdown_rows(render(tables.build_table(records_of("one", 0.5, 0.123456), by_seed=True)))
     assert first["Seeds"] == "0"
     assert first[SELECTED] == "50.00 (1)"
     assert second["Seeds"] == "1"
@@ -70,9 +93,13 @@ def test_seconds_are_the_median_round_of_quiet_runs():
 
 def test_the_seed_and_what_follows_it_do_not_divide_a_group():
     """Another seed of the partition does."""
-    runs = [make_record(seed=2, device="cpu"), make_record(seed=0, device="cuda"), make_record(seed=1, device="auto")]
-    (group,) = groups.group_runs(runs)
-    assert [run["seed"] for run in group.records] == [0, 1, 2]
+    records = [
+        make_record(seed=2, device="cpu"),
+        make_record(seed=0, device="cuda"),
+        make_record(seed=1, device="auto"),
+    ]
+    (group,) = groups.group_runs(records)
+    assert [record["seed"] for record in group.records] == [0, 1, 2]
     assert group.differing_settings == {}
     assert group.title == "one"
 
@@ -104,8 +131,8 @@ def test_other_numerics_are_another_group_and_another_hash_is_not():
 
 
 def test_labels_hold_what_differs_and_no_more():
-    def labels(*runs):
-        return [group.title for group in groups.group_runs(runs)]
+    def labels(*records):
+        return [group.title for group in groups.group_runs(records)]
 
     one = make_record("one")
     two = make_record("two", mu=1)
@@ -118,32 +145,23 @@ def test_labels_hold_what_differs_and_no_more():
         "one, drop last on",
         "one, iid",
     ]
-    runs = [
+    records = [
         make_record("one"),
         make_record("two"),
         make_record("two", lr=0.2),
         make_record("two", lr=0.2, drop_last=True),
     ]
-    _, label_of_two, *_ = labels(*runs)
-    assert label_of_two == "two, lr 0.1"  # half are not more than half
-    _, label_of_two, *_ = labels(*runs, make_record("three"))
-    assert label_of_two == "two"
-
-
-def make_diverged_record(seed=0, selected=0.5, *, rounds_done=2, selection="best-validation", **options):
-    """Returns the record of a run that diverged, whose headline is by `selection`."""
-    record = make_record(seed=seed, selected=selected, rounds_done=rounds_done, **options)
-    record["summary"]["selection"] = selection
-    return as_diverged(record)
+    assert labels(*records)[1] == "two, lr 0.1"  # half are not more than half
+    assert labels(*records, make_record("three"))[1] == "two"
 
 
 def test_of_a_diverged_run_the_best_round_on_validation_counts_and_no_other():
-    runs = [make_record(selected=0.5), make_diverged_record(1, 0.4), make_diverged_record(2, rounds_done=0)]
-    row = only_row(runs)
+    records = [make_record(selected=0.5), make_diverged_record(1, 0.4), make_diverged_record(2, rounds_done=0)]
+    row = only_row(records)
     assert row[SELECTED] == "45.00 ± 7.07 (2 of 3 runs; 2 diverged)"  # one ended before any round was tested
     assert row["Last round, %"] == "30.00 (1 of 3 runs; 2 diverged)"
     assert row["Seeds"] == "0, 1 diverged after 2 rounds, 2 diverged after 0 rounds"
-    assert "Diverged: a loss became infinite or NaN." in markdown(runs)
+    assert "Diverged: a loss became infinite or NaN." in markdown(records)
     assert only_row([make_diverged_record(selection="last")])["Selected (last), %"] == "diverged"
 
     stopped = make_record(seed=3, selected=0.9, status="interrupted", rounds_done=2)
@@ -151,15 +169,15 @@ def test_of_a_diverged_run_the_best_round_on_validation_counts_and_no_other():
     assert row[SELECTED] == "50.00 (1 of 2 runs)"
     assert row["Seeds"] == "0, 3 unfinished after 2 rounds"
 
-    runs = [
-        *runs_of("one", 0.5, 0.5),
+    records = [
+        *records_of("one", 0.5, 0.5),
         make_diverged_record(0, 0.6, method="two"),
         make_diverged_record(1, 0.6, method="two"),
     ]
-    assert bold(runs) == ["**two**"]
-    for run in runs:
-        run["summary"]["selection"] = "last"
-    assert bold(runs) == []
+    assert bold_methods(records) == ["**two**"]
+    for record in records:
+        record["summary"]["selection"] = "last"
+    assert bold_methods(records) == []
 
 
 def test_metrics_that_are_asked_for_get_columns_and_a_copy_of_each_record(tmp_path):
@@ -170,7 +188,7 @@ def test_metrics_that_are_asked_for_get_columns_and_a_copy_of_each_record(tmp_pa
         "def nan(record):\n    return float('nan')\n"
         "def clears(record):\n    return record['rounds'].clear() or 1\n"
     )
-    row = only_row(runs_of("one", 0.5, 0.52), ["best", f"{file}:peak", f"{file}:nan"])
+    row = only_row(records_of("one", 0.5, 0.52), ["best", f"{file}:peak", f"{file}:nan"])
     assert row["best, %"] == "51.00 ± 1.41 (2)"
     assert row["peak"] == "28.000 ± 0.000 (2)"
     assert row["nan"] == "not measured (2)"
@@ -203,18 +221,18 @@ def test_a_metric_whose_name_a_column_has_is_refused(tmp_path):
             f"def {word}(record):\n    return 7\n" for word in ("seed", "parameters", "score", "final_score")
         ]
         (tmp_path / name).write_text("".join(definitions))
-    run = make_record()
+    record = make_record()
     for word in ("seed", "parameters"):
         refused = [f"{tmp_path}/one.py:{word}"]
         with raises_user_error(f"has a column '{word}' already"):
-            csv_lines([run], refused)
+            csv_lines([record], refused)
     scores = [f"{tmp_path}/one.py:score", f"{tmp_path}/two.py:score"]
     with raises_user_error("two metrics are called 'score'"):
-        csv_lines([run], scores)
+        csv_lines([record], scores)
 
-    (line,) = csv_lines([run], [scores[0], scores[0]])
+    (line,) = csv_lines([record], [scores[0], scores[0]])
     assert line["score"] == "7"
-    assert "& Final score" in latex([run], [f"{tmp_path}/one.py:final_score"])
+    assert "& Final score" in latex([record], [f"{tmp_path}/one.py:final_score"])
 
 
 def test_what_is_said_of_runs_is_escaped_once_in_each_format():
@@ -223,7 +241,7 @@ def test_what_is_said_of_runs_is_escaped_once_in_each_format():
     latex_lines = render(table, "latex").splitlines()
     assert r"% FedAvg* failed:\n<b>" in latex_lines
     assert r"\caption{FedAvg* changed.}" in latex_lines
-    labelled = [run | {"label": "FedAvg*"} for run in (make_record(selected=0.5), make_record(selected=0.7))]
+    labelled = [record | {"label": "FedAvg*"} for record in (make_record(selected=0.5), make_record(selected=0.7))]
     labelled[1]["summary"] = {**labelled[1]["summary"], "params_sha256": "f" * 64}
     assert "- FedAvg\\* has 2 runs of seed 0" in markdown(labelled)
     assert "% FedAvg* has 2 runs of seed 0" in latex(labelled)
@@ -234,11 +252,11 @@ def test_qualities_of_different_rounds_have_no_mean_and_are_told_apart():
     def measured(method, seed, **quality):
         return make_record(method, seed) | {"quality": {"nmi": 0.5, **quality}}
 
-    def shown(*runs):
-        return [row["quality:nmi"] for row in markdown_rows(markdown(runs, ["quality:nmi"]))]
+    def shown(*records):
+        return [row["quality:nmi"] for row in markdown_rows(markdown(records, ["quality:nmi"]))]
 
-    def has_note(*runs):
-        return "which do not compare: 'fedcli quality'" in markdown(runs, ["quality:nmi"])
+    def has_note(*records):
+        return "which do not compare: 'fedcli quality'" in markdown(records, ["quality:nmi"])
 
     older = measured("one", 0)  # of the last round
     selected = measured("one", 1, round=1)
@@ -262,65 +280,57 @@ def test_qualities_of_different_rounds_have_no_mean_and_are_told_apart():
         assert not has_note(other, both)
 
 
-def bold(runs):
-    return [row["Method"] for row in markdown_rows(markdown(runs)) if row["Method"].startswith("**")]
-
-
-def runs_of(name, *accuracies, **options):
-    return [make_record(name, seed=seed, selected=value, **options) for seed, value in enumerate(accuracies)]
-
-
 def test_the_best_comparable_row_is_bold_where_its_lead_is_certain():
     """A lead is certain if its interval leaves out zero."""
-    one = runs_of("one", 0.5, 0.6, 0.7)
-    three = runs_of("three", 0.1, 0.2, 0.3)
-    sure_two = runs_of("two", 0.53, 0.64, 0.75)  # ahead of one by 3, 4 and 5
-    unsure_two = runs_of("two", 0.51, 0.64, 0.74)  # by 1, 4 and 4: zero is in the interval
-    assert bold([*one, *sure_two, *three]) == ["**two**"]
-    assert bold([*one, *unsure_two, *three]) == []
+    one = records_of("one", 0.5, 0.6, 0.7)
+    three = records_of("three", 0.1, 0.2, 0.3)
+    sure_two = records_of("two", 0.53, 0.64, 0.75)  # ahead of one by 3, 4 and 5
+    unsure_two = records_of("two", 0.51, 0.64, 0.74)  # by 1, 4 and 4: zero is in the interval
+    assert bold_methods([*one, *sure_two, *three]) == ["**two**"]
+    assert bold_methods([*one, *unsure_two, *three]) == []
     last = find_metric("last")
     lower = replace(last, kind=replace(last.kind, better="lower"))
     assert find_clear_best(lower, {"one": one, "two": sure_two}) == "one"
     assert find_clear_best(lower, {"one": one, "two": unsure_two}) is None
 
     # One seed has no interval, other seeds are no pairs, and a lost run is no lead.
-    assert bold([make_record("one", selected=0.5), make_record("two", selected=0.6)]) == []
+    assert bold_methods([make_record("one", selected=0.5), make_record("two", selected=0.6)]) == []
     of_other_seeds = [make_record("two", seed=seed, selected=0.9 + seed / 1000) for seed in (7, 8, 9)]
-    assert bold([*one, *of_other_seeds]) == []
-    lead = [*runs_of("one", 0.5, 0.5), *runs_of("two", 0.6, 0.6)]
-    assert bold(lead) == ["**two**"]
-    assert bold([*lead, make_diverged_record(9, rounds_done=0, method="two")]) == []
+    assert bold_methods([*one, *of_other_seeds]) == []
+    lead = [*records_of("one", 0.5, 0.5), *records_of("two", 0.6, 0.6)]
+    assert bold_methods(lead) == ["**two**"]
+    assert bold_methods([*lead, make_diverged_record(9, rounds_done=0, method="two")]) == []
 
     # Each data set has its own best.
-    on_a = [*runs_of("one", 0.5, 0.5, dataset="a"), *runs_of("two", 0.6, 0.6, dataset="a")]
-    on_b = [*runs_of("one", 0.9, 0.9, dataset="b"), *runs_of("two", 0.8, 0.8, dataset="b")]
-    assert bold(on_a + on_b) == ["**two**", "**one**"]
+    on_a = [*records_of("one", 0.5, 0.5, dataset="a"), *records_of("two", 0.6, 0.6, dataset="a")]
+    on_b = [*records_of("one", 0.9, 0.9, dataset="b"), *records_of("two", 0.8, 0.8, dataset="b")]
+    assert bold_methods(on_a + on_b) == ["**two**", "**one**"]
     assert "Bold: the best mean among rows with the same protocol" in markdown(on_a + on_b)
 
 
 def test_rows_that_cannot_be_compared_are_not_bold_and_told_apart():
-    of_other_selection = runs_of("two", 0.6, 0.6, selection="last")
-    for run in of_other_selection:
-        run["summary"]["selection"] = "last"
+    of_other_selection = records_of("two", 0.6, 0.6, selection="last")
+    for record in of_other_selection:
+        record["summary"]["selection"] = "last"
     others = {
-        "iid": runs_of("two", 0.6, 0.6, partition="iid"),
-        "rounds 5": runs_of("two", 0.6, 0.6, rounds=5),
-        "train examples 9": runs_of("two", 0.6, 0.6, train_examples=9),
+        "iid": records_of("two", 0.6, 0.6, partition="iid"),
+        "rounds 5": records_of("two", 0.6, 0.6, rounds=5),
+        "train examples 9": records_of("two", 0.6, 0.6, train_examples=9),
         "selection last": of_other_selection,
     }
 
-    for difference, runs in others.items():
-        text = markdown([*runs_of("one", 0.5, 0.5), *runs])
+    for difference, records in others.items():
+        text = markdown([*records_of("one", 0.5, 0.5), *records])
         assert difference in text
         assert "**" not in text
 
 
 def test_csv_has_one_line_a_run_in_full_precision():
-    runs = [
+    records = [
         make_record("one", selected=1 / 3),
         make_record("two", seed=1, mu=0.25, status="interrupted", rounds_done=2),
     ]
-    first, second = csv_lines(runs)
+    first, second = csv_lines(records)
     assert float(first["selected"]) == pytest.approx(100 / 3, rel=1e-15)
     assert first["selected_round"] == "2"
     assert float(first["validation_accuracy"]) == pytest.approx(100 / 3 + 5)
@@ -335,13 +345,9 @@ def test_csv_has_one_line_a_run_in_full_precision():
     assert reduced["reduced"] == "training images 100 of 1,438"
 
 
-def latex(records, metrics=(), **layout):
-    return write_tables(records, metrics, "latex", Layout(**layout))
-
-
 def test_latex_is_booktabs_with_everything_escaped():
-    labelled = [run | {"label": "my_method <A & 50 % {B}>"} for run in runs_of("two", 0.6, 0.62)]
-    lines = latex([*runs_of("one", 0.5, 0.52), *labelled]).splitlines()
+    labelled = [record | {"label": "my_method <A & 50 % {B}>"} for record in records_of("two", 0.6, 0.62)]
+    lines = latex([*records_of("one", 0.5, 0.52), *labelled]).splitlines()
     assert lines[0] == "% All rows: protocol paper:skew, dataset digits, partition dirichlet:0.5."
     assert lines[2] == r"\begin{table}"
     assert lines[5] == r"\label{tab:paper-skew-digits}"
@@ -373,12 +379,12 @@ def test_rules_of_latex_stand_above_blocks_alone():
     assert in_blocks.count(r"\midrule") == 2
     assert "\\midrule\nb & 3" in in_blocks
 
-    settings_are_empty = latex([*runs_of("one", 0.5), *runs_of("one", 0.6, mu=0.1)], columns="Settings,Selected")
+    settings_are_empty = latex([*records_of("one", 0.5), *records_of("one", 0.6, mu=0.1)], columns="Settings,Selected")
     assert settings_are_empty.count(r"\midrule") == 1
 
 
 def test_every_latex_table_has_its_own_label(tmp_path):
-    on_two = [*runs_of("one", 0.5), *runs_of("one", 0.5, dataset="a_b"), *runs_of("one", 0.5, dataset="a-b")]
+    on_two = [*records_of("one", 0.5), *records_of("one", 0.5, dataset="a_b"), *records_of("one", 0.5, dataset="a-b")]
 
     def labels(text):
         return re.findall(r"\\label{(.*)}", text)
@@ -404,8 +410,8 @@ def test_every_latex_table_has_its_own_label(tmp_path):
 
 def test_a_table_for_a_paper_has_the_papers_names():
     """Its caption says what the rows share."""
-    runs = [*runs_of("fedproto-general", 0.5, 0.52, 0.51), *runs_of("fedfm", 0.6, 0.62, 0.59)]
-    text = latex(runs)
+    records = [*records_of("fedproto-general", 0.5, 0.52, 0.51), *records_of("fedfm", 0.6, 0.62, 0.59)]
+    text = latex(records)
     first, second = text.splitlines()[11:13]
     assert first.startswith("FedProto, generalized &")
     assert second.startswith("FedFM &")
@@ -415,13 +421,13 @@ def test_a_table_for_a_paper_has_the_papers_names():
     assert "diverged" not in text
 
     # What rows do not share stands in columns, and no number of runs goes without saying.
-    other = latex([*runs, make_diverged_record(5, method="fedfm", rounds=9, selection="last")])
+    other = latex([*records, make_diverged_record(5, method="fedfm", rounds=9, selection="last")])
     assert "over runs (number of runs). Accuracy" in other
     assert "& 0, 1, 2 & 51.00 $\\pm$ 1.00 (3) &" in other
     assert "Diverged: a loss became infinite" in other
 
     # A headline that is not sure is not bold, and the caption does not speak of bold.
-    unsure = latex([*runs_of("fedavg", 0.5, 0.6), *runs_of("fedfm", 0.55, 0.56)])
+    unsure = latex([*records_of("fedavg", 0.5, 0.6), *records_of("fedfm", 0.55, 0.56)])
     assert "textbf" not in unsure
     assert "Bold" not in unsure
     assert "; seed 0." in latex([make_record()])
@@ -435,121 +441,88 @@ def test_columns_of_a_table_for_a_paper_are_headed_in_words():
 
 
 def test_columns_are_chosen_and_ordered_by_the_names_that_the_table_shows():
-    runs = [*runs_of("one", 0.5, 0.6), *runs_of("two", 0.6, 0.65)]
+    records = [*records_of("one", 0.5, 0.6), *records_of("two", 0.6, 0.65)]
 
     def chosen(columns, metrics=()):
-        return list(tables.build_table(runs, metrics, leads=True, layout=Layout(columns)).columns)
+        return list(tables.build_table(records, metrics, leads=True, layout=Layout(columns)).columns)
 
     assert chosen("method, LAST ROUND,Selected (best-validation), %") == ["Method", "Last round, %", SELECTED]
     assert chosen(["Lead", "Floats up / down"]) == [LEAD.title, FLOATS.title]
     assert chosen("Settings,Model,post") == ["Settings", "Model", "post, %"]  # also those with nothing to say
     assert chosen("at:1/2,Method", ["at:1/2"]) == ["at:1/2, %", "Method"]
-    assert latex(runs, columns="Method,Floats up / down").count("12,400 / 12,345") == 2
-    assert "\none & one & not measured " in latex(runs, columns="Method,Method,post")  # one may stand there twice
+    assert latex(records, columns="Method,Floats up / down").count("12,400 / 12,345") == 2
+    assert "\none & one & not measured " in latex(records, columns="Method,Method,post")  # one may stand there twice
 
     with raises_user_error(
         "unknown column in --columns 'Last rund'; did you mean 'Last round'", "there are Method, Settings, Seeds,"
     ):
         chosen("Method,Last rund")
     with raises_user_error("got --format csv"):
-        write_tables(runs, (), "csv", Layout(columns="Method"))
+        write_tables(records, (), "csv", Layout(columns="Method"))
     with raises_user_error("got --format csv"):
-        write_tables(runs, (), "csv", Layout(digits=0))
+        write_tables(records, (), "csv", Layout(digits=0))
     with raises_user_error("unknown format 'latexx'; did you mean 'latex'"):
-        write_tables(runs, (), "latexx")
+        write_tables(records, (), "latexx")
 
 
 def test_chosen_columns_stand_by_what_they_hold():
     """A text column stands to the left and may be empty also behind a column of numbers."""
-    runs = [*runs_of("one", 0.5, 0.6), *runs_of("two", 0.6, 0.65)]
+    records = [*records_of("one", 0.5, 0.6), *records_of("two", 0.6, 0.65)]
     chosen = "Selected,Method,Settings,Lead"
-    assert "| ---: | --- | --- | ---: |" in write_tables(runs, layout=Layout(chosen)).splitlines()
-    lines = latex(runs, columns=chosen).splitlines()
+    assert "| ---: | --- | --- | ---: |" in write_tables(records, layout=Layout(chosen)).splitlines()
+    lines = latex(records, columns=chosen).splitlines()
     assert r"\begin{tabular}{rllr}" in lines
     assert any(" & one &  & " in line for line in lines)
 
-    lonely = latex(runs_of("one", 0.5, 0.6), columns="Lead,Method,Settings").splitlines()
+    lonely = latex(records_of("one", 0.5, 0.6), columns="Lead,Method,Settings").splitlines()
     assert r"-- & one &  \\" in lonely  # a lead over none is a number that lacks
 
 
 def test_digits_are_of_percent_and_plain_numbers():
-    runs = runs_of("one", 0.5, 0.52)
+    records = records_of("one", 0.5, 0.52)
     columns = f"{SELECTED},rounds-to:1,floats-up"
-    (row,) = tables.build_table(runs, ["rounds-to:1", "floats-up"], layout=Layout(columns, 0)).rows
+    (row,) = tables.build_table(records, ["rounds-to:1", "floats-up"], layout=Layout(columns, 0)).rows
     assert row == ["51 ± 1 (2)", "1 ± 0 (2)", "12,400 ± 0 (2)"]
-    assert "51.0 $\\pm$ 1.4 &" in latex(runs, digits=1)
+    assert "51.0 $\\pm$ 1.4 &" in latex(records, digits=1)
     for digits in (7, -1, 2.0, True):
         with raises_user_error(f"--digits must be from 0 to 6 (got {digits})"):
-            latex(runs, digits=digits)
+            latex(records, digits=digits)
 
 
 def test_leads_between_kinds_of_models_are_remarked_on():
-    of_global_model = runs_of("fedavg", 0.5, 0.5)
-    personal = [run | {"tested": "personal"} for run in runs_of("two", 0.6, 0.6)]
+    of_global_model = records_of("fedavg", 0.5, 0.5)
+    personal = [record | {"tested": "personal"} for record in records_of("two", 0.6, 0.6)]
     mixed = [*of_global_model, *personal]
     assert ACROSS_MODELS in write_tables(mixed)
     assert ACROSS_MODELS in latex(mixed)
 
-    not_compared = [*runs_of("fedavg", 0.5, 0.5, rounds=9), *personal]
-    for runs in (not_compared, personal, of_global_model):
-        assert ACROSS_MODELS not in write_tables(runs)
-        assert ACROSS_MODELS not in latex(runs)
-
-
-def test_records_are_found_at_any_depth_and_once(tmp_path):
-    write_unsigned_record(tmp_path / "a" / "deep" / "run", make_record("one"))
-    write_unsigned_record(tmp_path / "b", make_record("two"))
-    first, second = frame.find_records([tmp_path / "b", tmp_path, tmp_path / "b" / "record.json"])
-    assert first == {**make_record("two"), "folder": tmp_path / "b"}
-    assert second == {**make_record("one"), "folder": tmp_path / "a" / "deep" / "run"}
-
-
-def test_a_record_that_grows_is_read_again_and_kept_once(tmp_path):
-    rows = []
-    for rounds_done in (2, 3, 4):
-        write_unsigned_record(tmp_path, make_record(rounds_done=rounds_done, status="running"))
-        rows += frame.read_runs([tmp_path])
-        assert frame.read_runs([tmp_path])[0] is rows[-1]  # not read anew
-    assert [len(row.record["rounds"]) for row in rows] == [2, 3, 4]
-    assert sum(file.is_relative_to(tmp_path) for file in frame._read_files) == 1
-
-
-def test_a_record_that_is_gone_since_its_folder_was_searched_is_left_out(tmp_path, monkeypatch, caplog):
-    write_unsigned_record(tmp_path / "b", make_record("two"))
-    gone = tmp_path / "a" / "record.json"
-    monkeypatch.setattr(frame, "_find_record_files", lambda folder: [gone, tmp_path / "b" / "record.json"])
-    assert [row.method for row in frame.read_runs([tmp_path])] == ["two"]
-    assert f"left out: '{gone}' cannot be read (No such file" in caplog.text
-
-
-def test_a_term_that_is_called_an_accuracy_stays_as_it_is():
-    run = make_record(selected=0.5)
-    for entry in run["rounds"]:
-        entry["terms"] = {"own_accuracy": 0.25}
-    table = run_tables.tabulate_rounds(run)
-    assert table["terms/own_accuracy"].tolist() == [0.25] * 4
-    assert table["test_accuracy"][1] == 50
-    assert table["validation_accuracy"][1] == pytest.approx(55)
+    not_compared = [*records_of("fedavg", 0.5, 0.5, rounds=9), *personal]
+    for records in (not_compared, personal, of_global_model):
+        assert ACROSS_MODELS not in write_tables(records)
+        assert ACROSS_MODELS not in latex(records)
 
 
 def test_copies_of_a_run_count_once_and_other_runs_of_a_seed_each():
-    run = make_record(selected=0.5)
+    record = make_record(selected=0.5)
     copy = make_record(selected=0.5)
     of_other_seed = make_record(seed=1, selected=0.6)
     with_other_parameters = make_record(selected=0.7)
     with_other_parameters["summary"]["params_sha256"] = "f" * 64
-    (group,) = groups.group_runs([run, copy, of_other_seed, with_other_parameters])
-    assert [run["summary"]["selected"] for run in group.records] == [0.5, 0.7, 0.6]
+    (group,) = groups.group_runs([record, copy, of_other_seed, with_other_parameters])
+    assert [record["summary"]["selected"] for record in group.records] == [0.5, 0.7, 0.6]
 
 
 def test_several_runs_of_a_seed_are_told():
-    run = make_record(selected=0.5)
+    record = make_record(selected=0.5)
     with_other_parameters = make_record(selected=0.7)
     with_other_parameters["summary"]["params_sha256"] = "f" * 64
     note = "one has 2 runs of seed 0, which came out differently: its mean counts each of them, its lead the last."
-    for runs, is_told in (([run, with_other_parameters], True), ([run, make_record(), make_record(seed=1)], False)):
-        assert (f"- {note}\n" in markdown(runs)) == is_told
-        assert (f"% {note}\n" in latex(runs)) == is_told
+    assert f"- {note}\n" in markdown([record, with_other_parameters])
+    assert f"% {note}\n" in latex([record, with_other_parameters])
+
+    without_others = [record, make_record(), make_record(seed=1)]
+    assert f"- {note}\n" not in markdown(without_others)
+    assert f"% {note}\n" not in latex(without_others)
 
 
 def test_labels_stand_for_the_methods_of_their_paths(tmp_path):
@@ -586,8 +559,8 @@ def test_methods_and_data_sets_are_selected_in_any_case():
 
 
 def test_commands_select_and_label(tmp_path):
-    for number, run in enumerate(MIXED):
-        write_unsigned_record(tmp_path / str(number), run)
+    for number, record in enumerate(MIXED):
+        write_unsigned_record(tmp_path / str(number), record)
 
     def output(*command):
         return invoke(*command, tmp_path).output
@@ -609,8 +582,8 @@ def test_commands_select_and_label(tmp_path):
 
 def test_mixed_runs_have_a_panel_for_each_board():
     """A method keeps its look in all of them."""
-    runs = [*MIXED, make_record("one", seed=1), make_diverged_record(2, method="two", dataset="letters")]
-    figure = line_charts.learning_curves(runs)
+    records = [*MIXED, make_record("one", seed=1), make_diverged_record(2, method="two", dataset="letters")]
+    figure = line_charts.learning_curves(records)
     of_skew, of_letters, of_other = figure.axes
     assert of_skew.get_title() == "Digits, Dirichlet 0.5 (paper:skew)"
     assert of_letters.get_title() == "Letters, Dirichlet 0.5 (paper:skew)"
@@ -619,7 +592,7 @@ def test_mixed_runs_have_a_panel_for_each_board():
     colours = {}
     for axes in figure.axes:
         for line in axes.get_legend().get_lines():
-            method, *_ = re.split(r" \(|,", line.get_label())
+            method = re.split(r" \(|,", line.get_label())[0]
             colours.setdefault(method, set()).add(line.get_color())
     assert all(len(of_method) == 1 for of_method in colours.values())
 
@@ -628,7 +601,7 @@ def test_mixed_runs_have_a_panel_for_each_board():
 
     assert [len(crosses(axes)) for axes in figure.axes] == [0, 1, 0]
 
-    left_out = line_charts.learning_curves([*runs, make_record("three") | {"cost": None}], "floats")
+    left_out = line_charts.learning_curves([*records, make_record("three") | {"cost": None}], "floats")
     assert left_out.get_suptitle() == "left out, without values: 1"
 
 
@@ -642,20 +615,20 @@ def test_the_tested_model_has_a_column_only_where_runs_differ():
 
 def test_the_last_round_has_no_second_column_where_it_is_the_selected_one():
     def columns(*selections):
-        runs = []
+        records = []
         for seed, selection in enumerate(selections):
-            run = make_record("fedavg", seed)
-            run["summary"]["selection"] = selection
-            runs.append(run)
-        return tables.build_table(runs).columns
+            record = make_record("fedavg", seed)
+            record["summary"]["selection"] = selection
+            records.append(record)
+        return tables.build_table(records).columns
 
     assert "Last round, %" not in columns("last", "last")
     assert "Last round, %" in columns("last", "best-test")
 
 
 def test_a_lead_is_over_the_best_other_paired_by_seed():
-    runs = [*runs_of("one", 0.5, 0.6), *runs_of("two", 0.4, 0.55), *runs_of("three", 0.1, 0.2)]
-    with_leads = tables.build_table(runs, leads=True)
+    records = [*records_of("one", 0.5, 0.6), *records_of("two", 0.4, 0.55), *records_of("three", 0.1, 0.2)]
+    with_leads = tables.build_table(records, leads=True)
     rows = [dict(zip(with_leads.columns, line, strict=True)) for line in with_leads.rows]
     lead_of = {row["Method"]: row[LEAD.title] for row in rows}
     half_width = 12.7062 * 3.53553 / 2**0.5  # Student's t with one degree of freedom; the differences are 10 and 5
@@ -664,10 +637,10 @@ def test_a_lead_is_over_the_best_other_paired_by_seed():
     assert lead_of["three"].startswith("-40.00 [")  # behind the first, not the second
     assert LEADS in with_leads.notes
 
-    without_leads = tables.build_table(runs)
+    without_leads = tables.build_table(records)
     assert LEAD.title not in without_leads.columns
     assert LEADS not in without_leads.notes
-    assert LEAD.title not in tables.build_table(runs_of("one", 0.5, 0.6), leads=True).columns
+    assert LEAD.title not in tables.build_table(records_of("one", 0.5, 0.6), leads=True).columns
 
 
 def test_commands_are_those_of_the_runs_without_their_folders_and_each_once():
