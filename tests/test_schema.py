@@ -27,7 +27,7 @@ from tests.small_tables import with_records
 from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.torture.faults import faults_of
 from tests.torture.mutated_records import COMMITTED_RECORDS, read_mutated_record
-from tests.torture.nested_parts import part_at
+from tests.torture.nested_parts import entry_at
 from tests.torture.signed_files import sign_record
 from tests.user_errors import raises_user_error
 
@@ -85,7 +85,8 @@ def test_a_wrong_part_of_a_record_is_refused_by_all_that_read(path, whole, tmp_p
     wrong = WRONG[path]
     record = copy.deepcopy(whole)
     keys = [int(key) if key.isdigit() else key for key in path.split(".")]
-    part_at(record, keys[:-1])[keys[-1]] = wrong.value
+    container, key = entry_at(record, tuple(keys))
+    container[key] = wrong.value
     sign_record(tmp_path, record)
     with raises_user_error(RECORD, wrong.message):
         read_record(tmp_path)

@@ -49,6 +49,7 @@ SHORT_ROUND = {
 
 @pytest.fixture(scope="module")
 def imported_commands():
+    """Imports what commands import late, so that their forks need not."""
     import_commands()
 
 
@@ -83,8 +84,7 @@ def test_a_domain_or_a_class_without_test_images_is_left_out(tmp_path):
     record = fedcli.run("fedproto", out=tmp_path / "three", dataset="three", **options).record
     assert record["status"] == "finished"
     for entry in record["rounds"]:
-        *_, of_third_class = entry["per_class"]["actual"]
-        assert of_third_class == 0
+        assert entry["per_class"]["actual"][2] == 0  # of the class that was left out
         assert np.isfinite(entry["test_accuracy"])
 
 
@@ -119,41 +119,44 @@ def test_two_runs_that_start_in_the_same_second_have_a_folder_each(tmp_path, mon
 # Names
 
 
-def test_a_name_is_text_wherever_it_is_written(tmp_path):
-    wild_name = "=1+1 $\\frac$ <b>|`x`*\n\x1b[31m"
-    table = TextTable(["Method"], [[wild_name]], (), [{"method": wild_name, "loss": -1.5, wild_name: 2}])
+WILD_NAME = "=1+1 $\\frac$ <b>|`x`*\n\x1b[31m"
+WILD_TABLE = TextTable(["Method"], [[WILD_NAME]], 1, [{"method": WILD_NAME, "loss": -1.5, WILD_NAME: 2}])
 
-    # on a terminal
+
+def test_a_name_is_text_on_a_terminal():
     assert printable("a\n\x1b[3m\u202e\udcff é") == "a\\n\\x1b[3m\\u202e\\udcff é"
 
-    # in Markdown
-    escaped = escape_markdown(wild_name)
+
+def test_a_name_is_text_in_markdown_and_latex():
+    escaped = escape_markdown(WILD_NAME)
     assert "\n" not in escaped
     assert all(f"\\{sign}" in escaped for sign in "$<>|`*")
-    assert len(render(table, "markdown").splitlines()) == 3
+    assert len(render(WILD_TABLE, "markdown").splitlines()) == 3
+    assert "\x1b" not in render(WILD_TABLE, "latex")
 
-    # in a spreadsheet, which would take it for a formula
-    lines = render(table, "csv").splitlines()
+
+def test_a_name_is_text_in_a_spreadsheet_which_would_take_it_for_a_formula():
+    lines = render(WILD_TABLE, "csv").splitlines()
     assert len(lines) == 2
-    (*_, column), (name, loss, _) = csv.reader(lines)
-    assert name[:3] == "'=1"
-    assert column[:3] == "'=1"
-    assert loss == "-1.5"
+    (row,) = csv.DictReader(lines)
+    assert row["method"][:3] == "'=1"
+    assert row["loss"] == "-1.5"
+    last_column = list(row)[-1]
+    assert last_column[:3] == "'=1"
 
-    # in LaTeX
-    assert "\x1b" not in render(table, "latex")
 
-    # on a chart, where dollar signs would begin mathematics
+def test_a_name_is_text_on_a_chart_where_dollar_signs_would_begin_mathematics(tmp_path):
     counts = np.array([[3, 4]])
     chart = tmp_path / "chart.png"
     saving.write_figure(chart, partitions.partition_chart, counts, ["$\\frac$", "$x^$"], "$\\title$")
+    assert chart.is_file()
 
 
 TITLE = "\x1b]0;mine\x07"  # gives a terminal a title; Click takes colours out of what is no terminal's
 
 
 def with_escapes(record):
-    """The record with an escape sequence in every text that may have one."""
+    """Puts an escape sequence into every text of a record that may have one; returns the record."""
     for container, key in text_entries(record):
         before = container[key]
         container[key] = before + TITLE
@@ -206,7 +209,17 @@ def test_an_interruption_that_a_library_swallows_ends_the_program_in_a_line(then
     (tmp_path / "mine.py").write_text(f"{swallow}from fedcli.papers.baselines.fedavg import METHOD\n")
     program = start_program(tmp_path, "show", "mine.py")
     _, errors = program.communicate()
-    assert (errors, program.returncode) == ("interrupted.\n", 130)
+    assert errors == "interrupted.\n"
+    assert program.returncode == 130
+
+
+def read_terminal(file):
+    """Reads all that a program writes to a terminal until it ends."""
+    pieces = []
+    with suppress(OSError):  # so ends a terminal
+        while piece := os.read(file, 4096):
+            pieces.append(piece)
+    return b"".join(pieces).decode()
 
 
 def test_the_line_after_an_interrupted_table_stays_on_the_screen(tmp_path):
@@ -226,12 +239,3 @@ def test_the_line_after_an_interrupted_table_stays_on_the_screen(tmp_path):
     _, line, after = output.rpartition("interrupted at 0/2 runs; resume by the same command.")
     assert line
     assert "\x1b[" not in after
-
-
-def read_terminal(file):
-    """All that a program writes to a terminal until it ends."""
-    pieces = []
-    with suppress(OSError):  # so ends a terminal
-        while piece := os.read(file, 4096):
-            pieces.append(piece)
-    return b"".join(pieces).decode()

@@ -109,7 +109,9 @@ def main(
         os.environ["FEDCLI_DATA"] = cache  # before the pool forks
         for trial in TRIALS:
             result = run_trials(trial, share, pool)
-            print(f"{trial.name}: {result.count}", *map(ascii, result.faults), sep="\n  ", flush=True)
+            print(f"{trial.name}: {result.count}", flush=True)
+            for fault in result.faults:
+                print(f"  {fault!a}", flush=True)
             results.append(result)
     table = table_of(results)
     print(f"\n{table}")

@@ -9,7 +9,7 @@ from fedcli import registry
 from fedcli.declarations import spec_of
 from fedcli.runs.options import flags_of, recorded_fields
 from tests.tiny_runs import THREE_ROUNDS
-from tests.torture.processes import run_command
+from tests.torture.processes import run_command_in_fork
 from tests.torture.source_runs import run_with_features
 
 WILD_VALUES = (
@@ -93,7 +93,7 @@ def fuzz_command_line(number: int) -> str | None:
         for name, text in USER_FILES.items():
             (folder / name).write_text(text)
         shutil.copytree(run_with_features().folder, folder / "run")
-        end = run_command(folder, *line, seconds=30)
+        end = run_command_in_fork(folder, *line, seconds=30)
     if end.fault is None:
         return None
     shortened = [text[:60] for text in line]

@@ -54,7 +54,7 @@ def restorable_run(kind: str) -> SourceRun:
     restored = resume.restore(read_record(folder), ())
 
     def state_hash(copy: Path) -> str:
-        return checkpoint_hash(read_checkpoint(copy, *restored))
+        return checkpoint_hash(read_checkpoint(copy, restored.record, restored.setup, restored.fed))
 
     return SourceRun(folder, state_hash)
 

@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,7 +14,7 @@ from fedcli.runs.record import read_record
 from fedcli.runs.resolve import default_dataset
 from fedcli.runs.rounds import Listener
 from tests.tiny_runs import TINY, file_names, reproducible_parts
-from tests.torture.processes import run_in_fork
+from tests.torture.processes import CommandEnd, run_in_fork
 
 KILLED_METHODS = (
     "fedavg", "scaffold", "fedproto", "fedfm", "feddyn", "moon", "local", "fedgen", "fedtgp", "fedcme", "fml",
@@ -79,11 +78,17 @@ def kill_repeatedly(number: int) -> str | None:
         killed = Path(parent, "killed")
         fedcli.run(method.name, out=whole, **options)
 
-        go_on = partial(fedcli.run, method.name, out=killed, continue_=True, **options)
-        for kills in range(KILLS + 1):
-            is_last = kills == KILLS
-            moments = NEVER if is_last else draw.randint(1, MOMENTS)
-            end = run_in_fork(lambda: go_on(progress=KillingListener(moments)))  # noqa: B023
+        def go_on(moments: int) -> CommandEnd:
+            """Goes on with the run in a fork, which is killed after so many moments."""
+
+            def run() -> None:
+                fedcli.run(method.name, out=killed, continue_=True, progress=KillingListener(moments), **options)
+
+            return run_in_fork(run)
+
+        moments_until_kill = [draw.randint(1, MOMENTS) for _ in range(KILLS)]
+        for kills, moments in enumerate([*moments_until_kill, NEVER]):
+            end = go_on(moments)
             if end.code == 0 and kills > 0:
                 break
             if end.code != -signal.SIGKILL:

@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 
 from fedcli.runs.record import read_record
 from fedcli.userfiles import file_hash
-from tests.torture.nested_parts import part_at, paths_in
-from tests.torture.processes import run_command
+from tests.torture.nested_parts import entry_at, paths_in
+from tests.torture.processes import run_command_in_fork
 from tests.torture.signed_files import sign_record
 from tests.torture.source_runs import run_with_features
 
@@ -43,8 +43,8 @@ def forge_record(folder: Path, path: tuple, text: str, *, is_stopped: bool, user
     record["origin"] = dict.fromkeys(record["config"], "command line")
     if is_stopped:
         record["status"] = "interrupted"
-    *parents, key = path
-    part_at(record, parents)[key] = text
+    container, key = entry_at(record, path)
+    container[key] = text
     if path in (("protocol",), ("dataset",)):
         record["config"][key] = text
     sign_record(folder, record)
@@ -74,7 +74,7 @@ def name_file_of_code(number: int) -> str | None:
         tuned = {"method": "fedavg", "seed": "0", "options": {option: text}}
         (folder / "tuned.json").write_text(json.dumps(tuned))
 
-        end = run_command(folder, *command.split(), seconds=120)
+        end = run_command_in_fork(folder, *command.split(), seconds=120)
         is_imported = (folder / "imported").exists()
     dotted_path = ".".join(map(str, path))
     description = f"{dotted_path}: {text!r}, {command}"

@@ -36,9 +36,11 @@ def paths_in(value: Any, path: tuple = ()) -> Iterator[tuple]:
     """
     keys: list = []
     if isinstance(value, dict):
-        keys = [*value]
+        keys = list(value)
+    elif isinstance(value, list) and len(value) <= 4:
+        keys = list(range(len(value)))
     elif isinstance(value, list):
-        keys = [*range(len(value))] if len(value) <= 4 else [0, len(value) - 1]
+        keys = [0, len(value) - 1]
     for key in keys:
         yield (*path, key)
         yield from paths_in(value[key], (*path, key))
@@ -49,3 +51,8 @@ def part_at(parts: Any, path: tuple) -> Any:
     for key in path:
         parts = parts[key]
     return parts
+
+
+def entry_at(parts: Any, path: tuple) -> Entry:
+    """Returns the entry of the part at a path, at which another part can be put."""
+    return Entry(part_at(parts, path[:-1]), path[-1])

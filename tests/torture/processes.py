@@ -52,11 +52,11 @@ def import_commands() -> None:
     registry.methods()
     with TemporaryDirectory() as folder:
         run = fedcli.run("fedavg", out=Path(folder, "run"), **{**TINY, "rounds": 1})
-        run_command(Path(folder), "table", run.path)
+        run_command_in_fork(Path(folder), "table", run.path)
 
 
-def run_command(folder: Path, *arguments: object, seconds: float = 60) -> CommandEnd:
-    """Runs `fedcli` with arguments in a folder."""
+def run_command_in_fork(folder: Path, *arguments: object, seconds: float = 60) -> CommandEnd:
+    """Runs `fedcli` with arguments in a folder, in a fork of this process."""
     return run_in_fork(app.main, *arguments, folder=folder, seconds=seconds)
 
 
@@ -67,8 +67,8 @@ def run_in_fork(
 
     def limited() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        pages, *_ = Path("/proc/self/statm").read_text().split()
-        limit = int(pages) * os.sysconf("SC_PAGE_SIZE") + MEMORY
+        num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = num_pages * os.sysconf("SC_PAGE_SIZE") + MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         action()
 

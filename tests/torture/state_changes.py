@@ -9,7 +9,7 @@ import torch
 
 from fedcli.core.tree_files import CHECKPOINT
 from fedcli.runs.models import SELECTED
-from tests.torture.nested_parts import VALUES, part_at, paths_in
+from tests.torture.nested_parts import VALUES, entry_at, part_at, paths_in
 from tests.torture.signed_files import Content, content_of, digest_of_file, replace_digest, sign_state
 
 TENSOR_CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
@@ -54,8 +54,7 @@ class PartChange(NamedTuple):
 
     def apply(self, content: Content, draw: random.Random) -> str:
         """Changes what the file holds; says how, or what stands there now."""
-        *parents, key = self.path
-        container = part_at(content.parts, parents)
+        container, key = entry_at(content.parts, self.path)
         changed = PART_CHANGES[self.how](container[key], draw)
         if changed is REMOVED:
             del container[key]

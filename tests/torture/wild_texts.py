@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from fedcli.runs.record import read_record, write_record
 from tests.torture.command_lines import WILD_VALUES
 from tests.torture.nested_parts import text_entries
-from tests.torture.processes import run_command
+from tests.torture.processes import run_command_in_fork
 from tests.torture.source_runs import run_with_features
 
 TEXTS = (
@@ -32,7 +32,7 @@ def put_wild_text(number: int) -> str | None:
         container, key = draw.choice(text_entries(record))
         container[key] = draw.choice(TEXTS)
         write_record(folder, record)
-        end = run_command(Path(parent), *command.split())
+        end = run_command_in_fork(Path(parent), *command.split())
     if end.fault is None:
         return None
     return f"{key!r}, {command}: {end.fault}"
