@@ -20,26 +20,29 @@ from tests.user_errors import raises_user_error
 
 
 class AnotherState(NamedTuple):
+    """The state of another method than FedAvg."""
+
     params: dict
     buffers: dict
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished_run(tmp_path_factory):
+    """Makes a run that no test may change."""
     return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "fedavg", **{**TINY, "rounds": 2})
 
 
-def test_a_finished_run_is_opened_with_all_it_had(finished):
-    opened = resume.open_run(finished.path)
-    assert opened.record == read_record(finished.path)
+def test_a_finished_run_is_opened_with_all_it_had(finished_run):
+    opened = resume.open_run(finished_run.path)
+    assert opened.record == read_record(finished_run.path)
     assert opened.setup.method.name == "fedavg"
     assert opened.setup.config.rounds == 2
-    assert toy.distance(opened.state.params, finished.state.params) == 0
+    assert toy.distance(opened.state.params, finished_run.state.params) == 0
     assert [len(part) for part in opened.fed.parts] == opened.record["partition"]["sizes"]
 
 
-def test_a_record_that_is_changed_on_disk_is_refused(finished, tmp_path):
-    write_record(tmp_path, finished.record)
+def test_a_record_that_is_changed_on_disk_is_refused(finished_run, tmp_path):
+    write_record(tmp_path, finished_run.record)
     file = tmp_path / RECORD
     whole = read_record(tmp_path)
 
@@ -74,9 +77,9 @@ def test_a_record_that_is_changed_on_disk_is_refused(finished, tmp_path):
     assert read_record(tmp_path) == whole
 
 
-def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
-    folder = shutil.copytree(finished.path, tmp_path / "run")
-    record = finished.record
+def test_a_run_that_cannot_be_opened_is_refused(finished_run, tmp_path):
+    folder = shutil.copytree(finished_run.path, tmp_path / "run")
+    record = finished_run.record
 
     def refused_with(message, **change):
         write_record(folder, {**record, **change})
@@ -93,8 +96,8 @@ def test_a_run_that_cannot_be_opened_is_refused(finished, tmp_path):
     assert resume.open_run(folder).record["method_hash"] == "0" * 16
 
     file = folder / checkpoints.CHECKPOINT
-    state = finished.state
-    name, *_ = state.params
+    state = finished_run.state
+    name = next(iter(state.params))
     of_other_model = state._replace(params={**state.params, name: state.params[name] + 1})
     progress = {key: record[key] for key in ("rounds", "cost", "seconds_total", "peak_bytes")}
     facts = {"identity": identity_of(record), "record": progress, "states": []}
@@ -113,7 +116,7 @@ FEDPROX = find_method("fedprox")
 
 
 @pytest.mark.parametrize(
-    ("record", "method", "is_outdated"),
+    ("record_changes", "method_changes", "is_outdated"),
     [
         ({}, {}, False),
         ({"method_hash": "moved or worded anew"}, {}, False),
@@ -126,9 +129,9 @@ FEDPROX = find_method("fedprox")
         ({"method_source": "elsewhere/f.py", "method_hash": f"then, then {FEDPROX.file_hash}"}, {}, False),
     ],
 )
-def test_a_record_is_outdated_by_numerics_lost_options_and_changed_files(record, method, is_outdated):
-    first_option, *_ = dataclasses.fields(FEDPROX.config)
-    of_fedprox = {
+def test_a_record_is_outdated_by_numerics_lost_options_and_changed_files(record_changes, method_changes, is_outdated):
+    first_option = dataclasses.fields(FEDPROX.config)[0]
+    record = {
         "model": {},
         "method": "fedprox",
         "method_source": "fedprox",
@@ -136,5 +139,6 @@ def test_a_record_is_outdated_by_numerics_lost_options_and_changed_files(record,
         "config": {"rounds": 3, first_option.name: 0.1},
         "changed": [],
     }
-    of_fedprox["numerics"] = current_numerics(of_fedprox | record, FEDPROX)
-    assert outdated(of_fedprox | record, dataclasses.replace(FEDPROX, **method)) == is_outdated
+    record["numerics"] = current_numerics(record | record_changes, FEDPROX)
+    method = dataclasses.replace(FEDPROX, **method_changes)
+    assert outdated(record | record_changes, method) == is_outdated

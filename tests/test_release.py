@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long(worker=1)
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-IN_SOURCE = ("pyproject.toml", "README.md", "LICENSE", "fedcli", "papers")
+SOURCE_FILES = ("pyproject.toml", "README.md", "LICENSE", "fedcli", "papers")
 PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14")
 BUILD = "import sys, setuptools.build_meta as backend; print(backend.build_sdist(sys.argv[1]))"
 
@@ -30,7 +30,7 @@ def wheel(tmp_path_factory):
     """The wheel that pip makes of the source archive."""
     folder = tmp_path_factory.mktemp("release")
     (folder / "source").mkdir()
-    for name in IN_SOURCE:
+    for name in SOURCE_FILES:
         (folder / "source" / name).symlink_to(ROOT / name)
     subprocess.run([sys.executable, "-c", BUILD, folder], cwd=folder / "source", check=True, capture_output=True)
     (archive,) = folder.glob("*.tar.gz")
@@ -59,6 +59,11 @@ def test_the_wheel_of_the_source_archive_has_every_file_of_the_package(wheel):
     assert re.findall(r"^Provides-Extra: (\w+)$", text, re.M) == list(PROJECT["optional-dependencies"])
 
 
+def environment_without_checkout():
+    """Returns the environment variables of this process, but for the path on which it finds modules."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 class Installed:
     """The wheel as a Python has it installed, away from the checkout."""
 
@@ -66,10 +71,10 @@ class Installed:
         self.python = python
         self.environment = {**os.environ, "PYTHONPATH": str(target)}
         pip = [python, "-m", "pip", "--disable-pip-version-check", "-q", "install", "--no-deps", "--no-compile"]
-        without = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        subprocess.run([*pip, "--target", target, wheel], env=without, check=True)
+        subprocess.run([*pip, "--target", target, wheel], env=environment_without_checkout(), check=True)
 
     def run(self, *words):
+        """Runs a command of `fedcli`; returns its end, as `subprocess` does."""
         command = [self.python, "-W", "error::DeprecationWarning:fedcli", "-m", "fedcli", *words]
         return subprocess.run(command, env=self.environment, capture_output=True, text=True)
 
@@ -84,15 +89,15 @@ class Installed:
         return record
 
 
-@pytest.mark.parametrize("python", PYTHONS)
-def test_the_wheel_installs_and_runs_on_other_pythons(python, wheel, tmp_path, folder):
+@pytest.mark.parametrize("name", PYTHONS)
+def test_the_wheel_installs_and_runs_on_other_pythons(name, wheel, tmp_path, folder):
     """It is skipped where a Python lacks the packages that fedcli needs."""
-    python = shutil.which(python)
+    python = shutil.which(name)
     if python is None:
         pytest.skip("no such Python")
     needs = "import matplotlib, pandas, pip, safetensors, scipy, sklearn, torch, torchvision, typer"
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    if subprocess.run([python, "-c", needs], env=environment, capture_output=True).returncode != 0:
+    end = subprocess.run([python, "-c", needs], env=environment_without_checkout(), capture_output=True)
+    if end.returncode != 0:
         pytest.skip("this Python lacks packages that fedcli needs")
     Installed(python, wheel, tmp_path / "target").assert_runs("--train-examples", "300")
 
@@ -136,5 +141,5 @@ def test_the_version_is_the_same_wherever_it_stands():
     version = PROJECT["version"]
     assert re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.M)[1] == version
     headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
-    latest, *_ = [heading for heading in headings if heading != "Unreleased"]
-    assert re.fullmatch(rf"{re.escape(version)} - \d{{4}}-\d\d-\d\d", latest)
+    released = [heading for heading in headings if heading != "Unreleased"]
+    assert re.fullmatch(rf"{re.escape(version)} - \d{{4}}-\d\d-\d\d", released[0])

@@ -8,6 +8,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -66,7 +67,46 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, monkeypatch):
         assert again.record["resumed"] == [earlier]
         assert reproducible_parts(again.record)["rounds"] == reproducible_parts(whole.record)["rounds"]
         assert again.record["summary"] == whole.record["summary"]
-    assert again.record["config"]["checkpoint_every"] is None
+        assert again.record["config"]["checkpoint_every"] == (None if every == "auto" else every)
+
+
+class Line(NamedTuple):
+    """A line of a source file."""
+
+    file: str
+    number: int
+
+
+class LineTracer:
+    """Counts in a block how often each line of the loop of rounds is passed; may interrupt the block at a line.
+
+    Attributes:
+        times_passed: How often, by line.
+    """
+
+    FILES = (rounds.__file__, run_folder.__file__)
+
+    def __init__(self, interrupted_line=None):
+        self.interrupted_line = interrupted_line  # when it is passed for the second time
+        self.times_passed = Counter()
+
+    def __enter__(self):
+        sys.settrace(self.trace)
+        return self
+
+    def __exit__(self, *error):
+        sys.settrace(None)
+
+    def trace(self, frame, event, argument):
+        """The trace function of Python's debuggers, see `sys.settrace`."""
+        if frame.f_code.co_filename not in self.FILES:
+            return None
+        if event == "line":
+            line = Line(frame.f_code.co_filename, frame.f_lineno)
+            self.times_passed[line] += 1
+            if line == self.interrupted_line and self.times_passed[line] == 2:
+                raise KeyboardInterrupt
+        return self.trace
 
 
 def test_a_run_interrupted_before_any_line_of_its_loop_ends_in_the_same_bits(tmp_path):
@@ -75,40 +115,19 @@ def test_a_run_interrupted_before_any_line_of_its_loop_ends_in_the_same_bits(tmp
     The run that is interrupted goes on to the next line, and so on.
     """
     options = {**TINY, "train_examples": 40, "backbone": "cnn-small", "rounds": 100, "checkpoint_every": 100}
-    files_of_loop = {rounds.__file__, run_folder.__file__}
-    times_passed = Counter()  # of each line of these files
-    interrupted_line = None
-
-    def trace(frame, event, argument):
-        file = frame.f_code.co_filename
-        if file not in files_of_loop:
-            return None
-        if event == "line":
-            line = file, frame.f_lineno
-            times_passed[line] += 1
-            if line == interrupted_line and times_passed[line] == 2:
-                raise KeyboardInterrupt
-        return trace
-
-    def traced_run(**more_options):
-        times_passed.clear()
-        sys.settrace(trace)
-        try:
-            return fedcli.run("fedavg", **options, **more_options)
-        finally:
-            sys.settrace(None)
-
-    whole = reproducible_parts(traced_run(out=tmp_path / "whole").record)
-    lines_of_loop = [line for line, times in times_passed.items() if times >= 99]
+    with LineTracer() as tracer:
+        record = fedcli.run("fedavg", out=tmp_path / "whole", **options).record
+    whole = reproducible_parts(record)
+    lines_of_loop = [line for line, times in tracer.times_passed.items() if times >= 99]
     assert len(lines_of_loop) > 20
 
     folder = tmp_path / "run"
-    for interrupted_line in lines_of_loop:
-        with pytest.raises(KeyboardInterrupt):
-            traced_run(out=folder, continue_=True)
+    for line in lines_of_loop:
+        with pytest.raises(KeyboardInterrupt), LineTracer(interrupted_line=line):
+            fedcli.run("fedavg", out=folder, continue_=True, **options)
         terms = [entry["terms"] for entry in read_record(folder)["rounds"]]
         expected = [entry["terms"] for entry in whole["rounds"]]
-        assert terms == expected[: len(terms)], interrupted_line
+        assert terms == expected[: len(terms)], line
     assert reproducible_parts(resume.resume(folder).record) == whole
 
 
@@ -126,10 +145,9 @@ def test_the_record_says_what_was_run(tmp_path):
         assert set(entry["seconds"]) == {"data", "train", "aggregate", "evaluate"}
 
     summary = record["summary"]
-    *_, last = record["rounds"]
     best = max(record["rounds"], key=lambda entry: entry["validation_accuracy"])
     assert summary["params_sha256"] == params_hash(run.state.params)
-    assert summary["last"] == last["test_accuracy"]
+    assert summary["last"] == record["rounds"][-1]["test_accuracy"]
     assert summary["selected"] == best["test_accuracy"]
 
     anchors = 10 * 64
@@ -305,8 +323,8 @@ def test_a_chunk_that_did_not_fit_stays_small_after_a_resume(tmp_path, monkeypat
     step = Stack.take_step
 
     def step_of_two_clients(self, padded, updates):
-        first_leaf, *_ = leaves(self.clients)
-        if len(first_leaf) > 2:
+        num_clients = len(leaves(self.clients)[0])
+        if num_clients > 2:
             raise torch.OutOfMemoryError("no memory")
         step(self, padded, updates)
 

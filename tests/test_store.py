@@ -44,12 +44,13 @@ def numbers_of(kept):
 
 
 def open_store(folder, memory, name=STATES):
+    """Makes a store of so many bytes whose files are in a folder."""
     store = Store(memory, torch.device("cpu"), [ToyState])
     store.keep_files_in(folder / name)
     return store
 
 
-def state_files(folder):
+def names_of_state_files(folder):
     """Returns the names of the files of states in the folder of a run, without their suffix."""
     return sorted(path.name.removesuffix(".safetensors") for path in (folder / STATES).glob("*"))
 
@@ -59,10 +60,10 @@ def test_what_does_not_fit_into_memory_lies_in_files(tmp_path):
     store = open_store(tmp_path, 2 * STATE_BYTES)
     kept = store.keep({}, make_states(2), 0)
     kept = store.keep(kept, make_states(1), 0)
-    assert state_files(tmp_path) == []
+    assert names_of_state_files(tmp_path) == []
 
     kept = store.keep(kept, make_states(4), 1)
-    assert state_files(tmp_path) == ["000002-0"]
+    assert names_of_state_files(tmp_path) == ["000002-0"]
     assert [client for client, version in kept.versions.items() if version.state is not None] == [1, 4]
     assert numbers_of(kept) == {1: 1, 2: 2, 4: 4}
     assert isinstance(kept[2], ToyState)
@@ -91,7 +92,7 @@ def test_older_states_stay_as_long_as_a_method_holds_them(memory, tmp_path):
     assert numbers_of(newest) == {1: 1, 2: 22, 3: 3}
     if memory == 0:
         # Nobody holds the first two states of client 2 any more.
-        assert state_files(tmp_path) == ["000001-0", "000002-1-again", "000003-2"]
+        assert names_of_state_files(tmp_path) == ["000001-0", "000002-1-again", "000003-2"]
 
 
 def test_a_file_that_has_changed_is_not_read(tmp_path):
@@ -141,7 +142,7 @@ def test_a_checkpoint_writes_what_its_cohort_keeps_and_only_once(memory, tmp_pat
     options = {**OPTIONS, "rounds": 6, "state_memory": memory}
     run = fedcli.run("scaffold", out=tmp_path / "run", progress=Watch(), **options)
 
-    *with_checkpoint, _ = times_of_rounds
+    with_checkpoint = times_of_rounds[:-1]
     assert len(with_checkpoint) == 5
     times_before = {}
     names_before = {}  # of the last checkpoint's files, by client
@@ -157,14 +158,14 @@ def test_a_checkpoint_writes_what_its_cohort_keeps_and_only_once(memory, tmp_pat
 
 def test_a_finished_run_keeps_what_is_needed_of_it(tmp_path):
     personal = fedcli.run("local", out=tmp_path / "personal", **OPTIONS)
-    assert len(state_files(personal.path)) == len(personal.state.clients) > 2
+    assert len(names_of_state_files(personal.path)) == len(personal.state.clients) > 2
 
     needed = fedcli.run("scaffold", out=tmp_path / "needed", keep_states=False, **OPTIONS)
     everything = fedcli.run("scaffold", out=tmp_path / "everything", keep_states=True, **OPTIONS)
     assert len(everything.state.clients) > len(needed.state.clients)
     assert set(needed.state.clients) == set(everything.state.clients) & set(clients_of_round(needed, OPTIONS["rounds"]))
     for run in (needed, everything):
-        clients = [int(name.partition("-")[0]) for name in state_files(run.path)]
+        clients = [int(name.partition("-")[0]) for name in names_of_state_files(run.path)]
         assert clients == list(run.state.clients)
     points = features_after_one_more_round(needed.path)
     expected = features_after_one_more_round(everything.path)
@@ -182,7 +183,8 @@ def test_damage_is_refused_and_the_checkpoint_before_ends_in_the_same_bits(part,
     source = stopped_run("client state")
     folder = shutil.copytree(source.folder, tmp_path / "run")
     checkpoint = folder / checkpoints.CHECKPOINT
-    client_state, other_state, *_ = sorted((folder / STATES).glob("*-1.safetensors"))
+    client_states = sorted((folder / STATES).glob("*-1.safetensors"))
+    client_state = client_states[0]
     damaged = client_state if part.endswith("state") else checkpoint
 
     content = bytearray(damaged.read_bytes())
@@ -190,7 +192,7 @@ def test_damage_is_refused_and_the_checkpoint_before_ends_in_the_same_bits(part,
         other = stopped_run("client state", seed=1)
         shutil.copy(other.folder / checkpoint.name, checkpoint)
     elif part == "exchanged state":
-        shutil.copy(other_state, client_state)
+        shutil.copy(client_states[1], client_state)
     elif part == "missing state":
         client_state.unlink()
     elif part == "cut":
@@ -209,7 +211,7 @@ def test_damage_is_refused_and_the_checkpoint_before_ends_in_the_same_bits(part,
 
 
 def adam_states(wrap):
-    """What a method may keep of a client that trains by Adam, whose state is wrapped by a type."""
+    """Returns what a method may keep of a client that trains by Adam, whose state `wrap` makes of its parts."""
     moments = {"w": torch.tensor([0.5, -2.0])}
     squares = {"w": torch.tensor([0.25, 4.0])}
     return {"model": Model({"w": torch.ones(2)}, {}), "local": wrap(torch.tensor(3.0), moments, squares)}
@@ -240,8 +242,8 @@ def test_tensors_are_read_as_they_were_written(tmp_path):
     save_tree(tmp_path / "file", tree, facts)
 
     tensors = load_file(tmp_path / "file")  # as another program reads it
-    loaded, loaded_facts = load_tree(tmp_path / "file", {})
-    assert loaded_facts == facts
+    loaded = load_tree(tmp_path / "file", {})
+    assert loaded.facts == facts
     for name, tensor in tree.items():
         torch.testing.assert_close(tensors[f"/{name}"], tensor, rtol=0, atol=0, equal_nan=True)
-        torch.testing.assert_close(loaded[name], tensor, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(loaded.tree[name], tensor, rtol=0, atol=0, equal_nan=True)

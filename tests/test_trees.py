@@ -34,35 +34,37 @@ def test_another_type_is_refused_with_its_path():
         to_names({"a": [2, {1}]})
 
 
-# Flat ones
+# Trees of which dictionaries of tensors lie in one flat tensor each
 
 
-class TrainedClient(NamedTuple):
-    """A tree as the engine has it: of tensors of one type, of two types, and nested."""
+class ClientTree(NamedTuple):
+    """A tree as the engine has it of clients: of tensors of one type, of two types, and nested."""
 
     params: dict
     buffers: dict
     optimizer: dict
 
 
-def clients(leading_axes=()):
+def make_client_tree(leading_axes=()):
+    """Returns the tree of a client, or of several with these leading axes."""
     draws = torch.Generator().manual_seed(0)
     shapes = {"odd": (3,), "weight": (4, 2, 2), "bias": (16,), "scalar": ()}
     params = {name: torch.randn((*leading_axes, *shape), generator=draws) for name, shape in shapes.items()}
     buffers = {"mean": params["odd"] + 1, "count": torch.zeros(leading_axes, dtype=torch.int64)}
     momentum = (torch.zeros(leading_axes), tree_map(torch.square, params))
-    return TrainedClient(params, buffers, {"sgd": momentum, "none": ()})
+    return ClientTree(params, buffers, {"sgd": momentum, "none": ()})
 
 
 def assert_equal(tree, expected):
+    """Asserts that two trees have the same leaves."""
     for value, expected_value in zip(leaves(tree), leaves(expected), strict=True):
         assert torch.equal(value, expected_value)
 
 
 def test_a_tree_that_is_packed_and_unpacked_is_the_tree():
-    flat = flatten(clients())
+    flat = flatten(make_client_tree())
     for leading_axes in ((), (5,)):
-        tree = clients(leading_axes)
+        tree = make_client_tree(leading_axes)
 
         packed = pack(tree, flat, len(leading_axes))
 
@@ -79,15 +81,15 @@ def test_a_tree_that_is_packed_and_unpacked_is_the_tree():
 
 
 def test_what_is_changed_in_a_flat_is_changed_in_its_views():
-    params = flatten(clients()).params
+    params = flatten(make_client_tree()).params
     assert isinstance(params, Flat)
     params.flat.mul_(2)
-    assert_equal(dict(params), tree_map(lambda value: 2 * value, clients().params))
+    assert_equal(dict(params), tree_map(lambda value: 2 * value, make_client_tree().params))
     assert pack(params, params)[""] is params.flat  # not a copy
 
 
 def test_a_dict_that_is_no_longer_flat_is_copied_in_the_order_of_the_flat_one():
-    params = flatten(clients()).params
+    params = flatten(make_client_tree()).params
     other = {name: params[name] + 1 for name in reversed(params)}
     unpacked = unpack(pack(other, params), params)
-    assert_equal(dict(unpacked), tree_map(lambda value: value + 1, clients().params))
+    assert_equal(dict(unpacked), tree_map(lambda value: value + 1, make_client_tree().params))

@@ -1,31 +1,54 @@
 """The workloads of the benchmark as they are: their sizes and networks, and the kernels and bytes of a step."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 
 from fedcli.bench import joint_step, kernel_counts, plain_loop, random_images, workloads
 from fedcli.core import backbones
 
-CHANNELS_AND_SIZE = {"fmnist": (1, 28), "cifar10": (3, 32)}
+
+class ImageShape(NamedTuple):
+    """The shape of the images of a data set."""
+
+    channels: int
+    size: int  # height and width
+
+
+class WorkloadSize(NamedTuple):
+    """How much a workload trains."""
+
+    parameters: int
+    clients: int
+    images: int
+    epochs: int
+
+
+SHAPES = {"fmnist": ImageShape(1, 28), "cifar10": ImageShape(3, 32)}
 
 
 def test_the_workloads_have_these_sizes_and_one_network_on_both_sides():
     sizes = []
     for options in workloads.WORKLOADS.values():
-        channels, image_size = CHANNELS_AND_SIZE[options["dataset"]]
-        built = backbones.build(options["backbone"], channels, image_size, 10, 0)
-        plain = plain_loop.plain_network(options["backbone"], channels, image_size)
+        image = SHAPES[options["dataset"]]
+        built = backbones.build(options["backbone"], image.channels, image.size, 10, 0)
+        plain = plain_loop.plain_network(options["backbone"], image.channels, image.size)
         shapes = [value.shape for value in plain.parameters()]
         assert [value.shape for value in built.parameters()] == shapes
         parameters = sum(shape.numel() for shape in shapes)
-        sizes.append((parameters, options["num_clients"], options["train_examples"], options["local_epochs"]))
-    expected = [
-        (582_026, 100, 60_000, 5),
-        (582_026, 100, 60_000, 1),
-        (11_181_642, 10, 40_000, 10),
-        (21_840, 100, 60_000, 5),
+        sizes.append(
+            WorkloadSize(parameters, options["num_clients"], options["train_examples"], options["local_epochs"])
+        )
+    assert sizes == [
+        WorkloadSize(parameters=582_026, clients=100, images=60_000, epochs=5),
+        WorkloadSize(parameters=582_026, clients=100, images=60_000, epochs=1),
+        WorkloadSize(parameters=11_181_642, clients=10, images=40_000, epochs=10),
+        WorkloadSize(parameters=21_840, clients=100, images=60_000, epochs=5),
     ]
-    assert sizes == expected
+
+
+def test_the_workloads_have_names_in_words_too():
     words = ["cnn-five-epochs", "cnn-small-batches", "resnet18", "small-network"]
     for name, in_words in zip(workloads.WORKLOADS, words, strict=True):
         assert workloads.find_workload(in_words) is workloads.find_workload(name) is workloads.WORKLOADS[name]
@@ -36,9 +59,9 @@ def test_each_cohort_and_batch_of_scaling_changes_a_workload_by_these_alone():
     assert workloads.SCALING["w1 K=5 B=64"] == workloads.WORKLOADS["w1"] | {"cohort_size": 5, "local_epochs": 1}
 
 
-@pytest.mark.parametrize("name", CHANNELS_AND_SIZE)
+@pytest.mark.parametrize("name", SHAPES)
 def test_random_images_are_as_many_and_as_large_as_those_of_the_set(name):
-    _, image_size = CHANNELS_AND_SIZE[name]
+    image_size = SHAPES[name].size
     drawn = getattr(random_images, name)()
     assert len(drawn["x_train"]) >= 50_000
     assert drawn["x_test"].shape[1:3] == (image_size, image_size)
