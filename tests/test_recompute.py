@@ -30,7 +30,7 @@ def write_brief_record(folder, accuracy):
 
 
 def make_claim(folder, differences, lacking):
-    """A claim of a row that is ahead by so much in each of two columns, by seed.
+    """Returns a claim of a row that is ahead by so much in each of two columns, by seed.
 
     Of a seed in `lacking`, the run of that row has no value in the second column.
     """
@@ -146,27 +146,32 @@ def test_a_verdict_without_a_pair_of_runs_is_a_disagreement(verdict, disagrees, 
     assert f"0 claims recomputed, {disagrees} disagree" in capsys.readouterr().out
 
 
-def make_rounds(**columns):
-    """A finished run whose rounds have these values, with three tested rounds of five."""
-    rounds = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+def make_record_of_rounds(**columns):
+    """Returns the record of a finished run of five rounds; the entries of its rounds have these values, by name."""
+    num_entries = len(columns["test_accuracy"])
+    rounds = []
+    for number in range(num_entries):
+        rounds.append({name: values[number] for name, values in columns.items()})
     return {"status": "finished", "config": {"rounds": 5}, "rounds": rounds, "summary": {}, "cost": {"floats_up": 9.0}}
 
 
 def test_numbers_are_of_the_rounds_that_the_rule_of_the_headline_chooses():
-    record = make_rounds(
+    record = make_record_of_rounds(
         test_accuracy=[0.5, None, 0.2, 0.3, 0.4],
         validation_accuracy=[0.1, None, 0.9, 0.2, 0.3],
         inter=[{"a": 0.5, "b": 0.7}, None, {"a": 0.2, "b": 0.4}, {"a": 0.3, "b": 0.5}, {"a": 0.7, "b": 0.9}],
         floats_up=[1.0, 2.0, 3.0, 4.0, 5.0],
     )
-    expected = {
-        "last": (40, 80, 70), "mean-last-3": (30, 50, 40), "best-test": (50, 60, 50), "best-validation": (20, 30, 20),
-    }  # fmt: skip
-    for rule, (selected, other_domains, on_a) in expected.items():
+    expected_by_rule = {
+        "last": {"selected": 40, "inter": 80, "inter:a": 70},
+        "mean-last-3": {"selected": 30, "inter": 50, "inter:a": 40},
+        "best-test": {"selected": 50, "inter": 60, "inter:a": 50},
+        "best-validation": {"selected": 20, "inter": 30, "inter:a": 20},
+    }
+    for rule, expected in expected_by_rule.items():
         record["summary"]["selection"] = rule
-        assert readings.read_value(record, "selected") == pytest.approx(selected)
-        assert readings.read_value(record, "inter") == pytest.approx(other_domains)
-        assert readings.read_value(record, "inter:a") == pytest.approx(on_a)
+        for metric, value in expected.items():
+            assert readings.read_value(record, metric) == pytest.approx(value), (rule, metric)
         assert math.isnan(readings.read_value(record, "inter:c"))
         assert math.isnan(readings.read_value(record, "intra"))
     assert readings.read_value(record, "floats-up") == 3  # of all rounds, also those without a test
@@ -179,14 +184,14 @@ def test_numbers_are_of_the_rounds_that_the_rule_of_the_headline_chooses():
 
 def test_an_accuracy_that_is_met_exactly_is_reached():
     assert 100 * 0.6002 < 60.02
-    record = make_rounds(test_accuracy=[0.6001, 0.6002])
+    record = make_record_of_rounds(test_accuracy=[0.6001, 0.6002])
     assert readings.read_value(record, "rounds-to:60.02") == 2
     assert readings.read_value(record, "rounds-to:60.01") == 1
     assert math.isnan(readings.read_value(record, "rounds-to:60.03"))
 
 
 def test_what_was_not_measured_is_missing():
-    record = make_rounds(test_accuracy=[0.5], drift=[None])
+    record = make_record_of_rounds(test_accuracy=[0.5], drift=[None])
     assert math.isnan(readings.read_value(record, "drift:spread"))
     assert math.isnan(readings.read_value(record, "quality:nmi"))
     record["rounds"].append({"test_accuracy": None, "drift": {"spread": 2.0}})
@@ -196,7 +201,7 @@ def test_what_was_not_measured_is_missing():
 
 
 def test_a_run_that_diverged_after_its_best_round_by_validation_has_that_rounds_numbers():
-    record = make_rounds(test_accuracy=[0.5, 0.1], validation_accuracy=[0.6, 0.2])
+    record = make_record_of_rounds(test_accuracy=[0.5, 0.1], validation_accuracy=[0.6, 0.2])
     record |= {"status": "failed", "error": "NonFiniteLoss: the loss is nan"}
     record["summary"]["selection"] = "best-validation"
     assert readings.read_value(record, "selected") == pytest.approx(50)
