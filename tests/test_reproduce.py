@@ -16,7 +16,7 @@ import pytest
 import fedcli
 from fedcli import Cell, grid, registry
 from fedcli.cli import plan_display
-from fedcli.results import durations, frame, jobs, plans, printed_numbers
+from fedcli.results import durations, frame, jobs, paper_tables, plans, printed_numbers
 from fedcli.runs.record import write_record
 from tests.commands import invoke, run_command
 from tests.programs import WaitingRuns, start_program
