@@ -19,7 +19,7 @@ from fedcli.runs import identity
 from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resume import resume
 from fedcli.runs.rounds import Listener
-from fedcli.runs.schema import Fault, number
+from fedcli.runs.value_checks import Fault, number
 from fedcli.userfiles import file_hash
 from tests.commands import invoke, run_command
 from tests.example_records import make_record, write_unsigned_record

@@ -20,8 +20,9 @@ from fedcli.runs.lock import leftovers
 from fedcli.runs.method_calls import initial_state
 from fedcli.runs.record import part_before_rounds
 from fedcli.runs.resolve import Setup
-from fedcli.runs.schema import Fault, Record
+from fedcli.runs.schema import Record
 from fedcli.runs.state_schema import check_content, check_facts
+from fedcli.runs.value_checks import Fault
 
 
 def write_checkpoint(folder: Path, record: Record, state: Any) -> None:

@@ -15,8 +15,8 @@ from fedcli.declarations import Method
 from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.isolation import unchanged
 from fedcli.runs.resolve import Setup
-from fedcli.runs.schema import Fault
 from fedcli.runs.state_schema import check_state
+from fedcli.runs.value_checks import Fault
 from fedcli.userfiles import is_user_module
 
 NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError, OSError  # errors that are not blamed on the file that raises them

@@ -19,8 +19,9 @@ from fedcli.declarations import SELECTIONS, Method
 from fedcli.errors import UserError, first_line
 from fedcli.run_files import CHECKPOINT, SELECTED
 from fedcli.runs.identity import identity_of
-from fedcli.runs.schema import Fault, Record, at, wrong
+from fedcli.runs.schema import Record
 from fedcli.runs.state_schema import check_like, round_of_models
+from fedcli.runs.value_checks import Fault, Place, wrong
 
 LARGEST_BYTES = 2**30  # of all models together that are kept beside the last ones
 NAMES_OF_ROUNDS = ("selected", "last")  # whose models are kept
@@ -183,18 +184,18 @@ def check_models(models: Models, method: Method, record: Record) -> None:
     networks = [initial_network(record, client) for client in range(num_networks)]  # of the first clients
     initial = [_initial_model(network) for network in networks]
     if method.personal is None or method.shared is not None:
-        with at("shared"):
+        with Place("shared"):
             check_like(initial[0], models.shared, num_clients)
-    with at("personal"):
+    with Place("personal"):
         if not isinstance(models.personal, dict):
             raise wrong("models by client", type(models.personal).__name__)
         for client, model in models.personal.items():
-            with at(client):
+            with Place(client):
                 check_like(initial[client % num_networks], model, num_clients)
     if method.prototypes is not None:
         classes = len(record["class_names"])
         points = networks[0].head.weight.new_empty(classes, networks[0].feature_dim)
-        with at("prototypes"):
+        with Place("prototypes"):
             check_like((points, torch.empty(classes, dtype=torch.bool)), models.prototypes, num_clients)
 
 

@@ -5,7 +5,7 @@ ones are, by what their declarations allow. A part that is not declared here, as
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fedcli.core.stacked import WAYS
@@ -14,152 +14,22 @@ from fedcli.declarations import SELECTIONS, check_value, fields_of
 from fedcli.errors import UserError
 from fedcli.registry import methods, posts
 from fedcli.runs.options import RunConfig
+from fedcli.runs.value_checks import (
+    by_name,
+    each,
+    mapping,
+    number,
+    one_of,
+    optional,
+    refuse_wrong,
+    text,
+    whole,
+    wrong,
+)
 from fedcli.userfiles import names_user_file
 
-Record = dict[str, Any]  # with the parts that `RECORD` declares, and perhaps the run's `folder` and `label`
-RoundEntry = dict[str, Any]  # a round of a record, with the parts that `ROUND` declares
-Check = Callable[[Any], None]  # raises `Fault` for a value that it refuses
-
-
-class Fault(Exception):
-    """What is wrong with a value; `place` says where it stands, from the inside to the outside."""
-
-    def __init__(self, text: str):
-        super().__init__(text)
-        self.place: list[str] = []
-
-    def __str__(self) -> str:
-        place = ".".join(reversed(self.place))
-        return f"'{place}' {super().__str__()}" if place else f"it {super().__str__()}"
-
-
-def wrong(must_be: str, value: Any) -> Fault:
-    """A fault, to be raised by the caller, of a value that is not what it must be."""
-    return Fault(f"must be {must_be} (got {value!r:.80})")
-
-
-class at:
-    """Says of a fault inside that it is in this place.
-
-    A class, since by `contextmanager` reading a record would take half as long again.
-    """
-
-    __slots__ = ("place",)
-
-    def __init__(self, place: object):
-        """Takes the name or the index of a part."""
-        self.place = place
-
-    def __enter__(self) -> None:
-        """Nothing is needed before."""
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Adds the place to a fault, which goes on."""
-        if isinstance(error, Fault):
-            error.place.append(str(self.place))
-
-
-LARGEST = 2**63 - 1  # of whole numbers elsewhere
-
-
-def whole(low: int = 0, high: int = LARGEST) -> Check:
-    """A whole number."""
-    span = f"from {low}" if high == LARGEST else f"from {low} to {high}"
-
-    def check(value: Any) -> None:
-        if type(value) is not int or not low <= value <= high:
-            raise wrong(f"a whole number {span}", value)
-
-    return check
-
-
-def number(low: float = -math.inf, high: float = math.inf) -> Check:
-    """A finite number."""
-    span = ""
-    if math.isfinite(low):
-        span += f" from {low:g}"
-    if math.isfinite(high):
-        span += f" to {high:g}"
-
-    def check(value: Any) -> None:
-        is_number = type(value) is float or (type(value) is int and abs(value) <= LARGEST)
-        if not is_number or not math.isfinite(value) or not low <= value <= high:
-            raise wrong(f"a finite number{span}", value)
-
-    return check
-
-
-def text(value: Any) -> None:
-    """A text that can be written."""
-    if type(value) is not str or "\0" in value or value.encode(errors="replace").decode() != value:
-        raise wrong("a text", value)
-
-
-def one_of(*allowed: Any) -> Check:
-    """One of some values, of their type."""
-
-    def check(value: Any) -> None:
-        if not any(value == choice and type(value) is type(choice) for choice in allowed):
-            raise wrong(" or ".join(map(str, allowed)), value)
-
-    return check
-
-
-def optional(of_value: Check) -> Check:
-    """A value that may be missing."""
-
-    def check(value: Any) -> None:
-        if value is not None:
-            of_value(value)
-
-    return check
-
-
-def each(of_entry: Check, length: int | None = None) -> Check:
-    """A list of entries."""
-
-    def check(value: Any) -> None:
-        if length is None and type(value) is not list:
-            raise wrong("a list", value)
-        if length is not None and (type(value) is not list or len(value) != length):
-            raise wrong(f"a list of {length}", value)
-        for index, entry in enumerate(value):
-            with at(index):
-                of_entry(entry)
-
-    return check
-
-
-def by_name(of_value: Check) -> Check:
-    """Values by names of any kind."""
-
-    def check(value: Any) -> None:
-        if type(value) is not dict:
-            raise wrong("values by name", value)
-        for name, entry in value.items():
-            with at(name):
-                text(name)
-                of_value(entry)
-
-    return check
-
-
-def mapping(required: Mapping[str, Check], allowed: Mapping[str, Check] | None = None) -> Check:
-    """Values by name: those that there must be, and others that there may be."""
-    checks = {**required, **(allowed or {})}
-
-    def check(value: Any) -> None:
-        if type(value) is not dict:
-            raise wrong("parts by name", value)
-        lacking = [name for name in required if name not in value]
-        if lacking:
-            raise Fault(f"lacks {', '.join(lacking)}")
-        for name, entry in value.items():
-            if name in checks:
-                with at(name):
-                    checks[name](entry)
-
-    return check
+Record = dict[str, Any]  # with the parts that `RECORD_SCHEMA` declares, and perhaps the run's `folder` and `label`
+RoundEntry = dict[str, Any]  # a round of a record, with the parts that `ROUND_SCHEMA` declares
 
 
 def data_set(value: Any) -> None:
@@ -190,7 +60,7 @@ EVALUATION = {  # of models, beside their accuracy on the test images
     "inter": optional(by_name(FRACTION)),
     "per_class": mapping(dict.fromkeys(("right", "predicted", "actual"), each(number(0)))),
 }
-ROUND = mapping(
+ROUND_SCHEMA = mapping(
     {
         "round": COUNT,
         "test_accuracy": optional(FRACTION),
@@ -205,7 +75,7 @@ ROUND = mapping(
         "floats_up": COUNT,
     },
 )
-RECORD = mapping(
+RECORD_SCHEMA = mapping(
     {
         "schema": one_of(1),
         "status": one_of("running", "interrupted", "failed", "finished"),
@@ -251,7 +121,7 @@ RECORD = mapping(
         ),
         **ENVIRONMENT,
         "cost": COST,
-        "rounds": each(ROUND),
+        "rounds": each(ROUND_SCHEMA),
         "resumed": each(COUNT),
         "seconds_total": number(0),
         "summary": mapping(
@@ -296,24 +166,14 @@ RECORD = mapping(
     },
 )  # fmt: skip
 # What a checkpoint has of a record.
-CHECKPOINT_RECORD = mapping({"rounds": each(ROUND), "cost": COST}, {"seconds_total": number(0), "peak_bytes": COUNT})
+CHECKPOINT_RECORD = mapping(
+    {"rounds": each(ROUND_SCHEMA), "cost": COST}, {"seconds_total": number(0), "peak_bytes": COUNT}
+)
 # Options that every record has; others may be missing, see `filled_up`.
 FIRST_OPTIONS = (
     "protocol", "dataset", "public_dataset", "partition", "partition_seed", "num_clients", "cohort_size", "rounds",
     "local_epochs", "batch_size", "optimizer", "lr", "validation", "train_examples", "backbone", "seed", "precision",
 )  # fmt: skip
-
-
-def refuse_wrong(of_value: Check, value: Any) -> None:
-    """Refuses a value.
-
-    Raises:
-        UserError: Says which part of it is wrong, and what it must be.
-    """
-    try:
-        of_value(value)
-    except Fault as fault:
-        raise UserError(str(fault)) from None
 
 
 def check_record(record: Any) -> None:
@@ -322,7 +182,7 @@ def check_record(record: Any) -> None:
     Raises:
         UserError: Says which part, and what it must be.
     """
-    refuse_wrong(RECORD, record)
+    refuse_wrong(RECORD_SCHEMA, record)
     _check_options(record)
     rounds = record["rounds"]
     summary = record["summary"]

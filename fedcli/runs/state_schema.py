@@ -11,7 +11,8 @@ from torch import Tensor
 from fedcli.core.client_states import StoredClientStates, versions_of
 from fedcli.core.federation import Federation
 from fedcli.core.trees import Tree
-from fedcli.runs.schema import CHECKPOINT_RECORD, Fault, at, each, mapping, text, whole, wrong
+from fedcli.runs.schema import CHECKPOINT_RECORD
+from fedcli.runs.value_checks import Fault, Place, each, mapping, text, whole, wrong
 
 # What a checkpoint adds to its state; the identity is compared with the record's.
 FACTS = mapping({"identity": lambda value: None, "record": CHECKPOINT_RECORD, "states": each(text)})
@@ -60,7 +61,7 @@ def check_content(state: Any, facts: dict[str, Any], initial: Any, fed: Federati
         Fault: Says which part is wrong, and what it must be.
         UserError: If the file of a client's state is missing, damaged or another one.
     """
-    with at("record"):
+    with Place("record"):
         check_rounds(facts["record"], fed.config.rounds)
     check_state(state, initial, fed)
     check_names(state, facts)
@@ -70,7 +71,7 @@ def check_names(state: Any, facts: dict[str, Any]) -> None:
     """Refuses a checkpoint whose state has other clients' states than those that its facts name."""
     named = sorted(version.file.stem for version in versions_of(state))
     if sorted(facts["states"]) != named:
-        with at("states"):
+        with Place("states"):
             raise wrong(f"the names of the clients' states, {', '.join(named):.80}", facts["states"])
 
 
@@ -93,7 +94,7 @@ def check_state(state: Any, initial: Any, fed: Federation) -> None:
         raise wrong(f"a state of type '{type(initial).__name__}'", type(state).__name__)
     names = getattr(initial, "_fields", None) or range(len(initial))
     for name, part, initial_part in zip(names, state, initial, strict=True):
-        with at(name):
+        with Place(name):
             if initial_part == {}:
                 check_clients(part, fed)
             else:
@@ -111,7 +112,7 @@ def check_clients(states: Any, fed: Federation) -> None:
     pairs: Iterable[tuple[int, Any]] = states.verified() if isinstance(states, StoredClientStates) else states.items()
     for client, state in pairs:
         first_state = first_states.setdefault(fed.architecture[client], state)
-        with at(client):
+        with Place(client):
             check_like(first_state, state, fed.num_clients)
 
 
@@ -123,7 +124,7 @@ def check_like(pattern: Tree, value: Any, num_clients: int) -> None:
         if not isinstance(value, dict) or value.keys() != pattern.keys():
             raise wrong(f"parts named {', '.join(map(str, pattern)) or 'nothing'}"[:160], _described(value))
         for name, part in pattern.items():
-            with at(name):
+            with Place(name):
                 check_like(part, value[name], num_clients)
     elif type(value) is not type(pattern):
         raise wrong(f"of type '{type(pattern).__name__}'", _described(value))
@@ -132,7 +133,7 @@ def check_like(pattern: Tree, value: Any, num_clients: int) -> None:
             raise wrong(f"of {len(pattern)} parts", len(value))
         names = getattr(pattern, "_fields", range(len(pattern)))
         for name, part, other in zip(names, pattern, value, strict=True):
-            with at(name):
+            with Place(name):
                 check_like(part, other, num_clients)
 
 
