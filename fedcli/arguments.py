@@ -6,6 +6,8 @@ from typing import Any
 from fedcli.declarations import flag_of
 from fedcli.errors import UserError
 
+MOST_BITS = 4096  # of a whole number; Python writes at most 4,300 digits
+
 
 def as_list(value: Any) -> list[Any]:
     """One value or several, as a list; a text is one."""
@@ -65,5 +67,16 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # also of pandas
         value = value.tolist()
     if isinstance(value, list | tuple | range):
-        return tuple(entry.tolist() if hasattr(entry, "tolist") else entry for entry in value)
+        return tuple(map(_plain_entry, value))
+    return _plain_entry(value)
+
+
+def _plain_entry(value: Any) -> Any:
+    """One value as Python's own; refuses a whole number that is too large for a message."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        raise UserError(
+            f"a whole number is larger than any option's (got one of {value.bit_length():,} bits); give a smaller one."
+        )
     return value

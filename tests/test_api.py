@@ -207,6 +207,10 @@ def test_options_of_single_methods_that_no_run_would_have_are_refused(call, meth
             "seeds must be distinct whole numbers from 0 (got '0.0,1.0')",
             id="floats as seeds",
         ),
+        pytest.param(
+            {"batch_size": 10**5000}, "a whole number is larger than any option's (got one of", id="huge number"
+        ),
+        pytest.param({"seeds": [10**5000]}, "a whole number is larger than any option's (got one of", id="huge seed"),
     ],
 )
 def test_what_is_neither_a_value_nor_several_is_refused_by_name(call, options, message, tmp_path):
