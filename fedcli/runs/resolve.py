@@ -5,7 +5,7 @@ is written.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import Field, dataclass, replace
 from typing import Any, NamedTuple
 
 from fedcli.declarations import (
@@ -83,6 +83,13 @@ class Setup:
         return replace(self, config=replace(self.config, **seeds), origins={**self.origins, "seed": TYPED})
 
 
+class OptionsWithOrigins(NamedTuple):
+    """Options by name, and where each of them comes from."""
+
+    options: dict[str, Any]
+    origins: dict[str, Origin]
+
+
 def resolve(
     method: Method, given: Mapping[str, Any], *, sources: Mapping[str, str] | None = None, need_data: bool = True
 ) -> Setup:
@@ -102,39 +109,27 @@ def resolve(
     from fedcli.data import datasets
 
     refuse_reserved_names(method, posts(method))
-    given = {name: _as_recorded(name, value, method) for name, value in given.items()}
-    given = _with_imported_data(given)
-    protocol = find_protocol(given["protocol"], method) if "protocol" in given else None
-    dataset = given.get("dataset") or default_dataset(method, protocol)
+    recorded = {name: _as_recorded(name, value, method) for name, value in given.items()}
+    asked = _with_imported_data(recorded)
+    named_protocol = find_protocol(asked["protocol"], method) if "protocol" in asked else None
+    dataset = asked.get("dataset") or default_dataset(method, named_protocol)
     if need_data:
         datasets.refuse_unavailable(dataset)
-    protocol = protocol or default_protocol(method, dataset)
-    post_name = {**protocol.settings, **given}.get("post")
+    protocol = named_protocol or default_protocol(method, dataset)
+    post_name = {**protocol.settings, **asked}.get("post")
     post = None if post_name is None else find_post(post_name, method)
     config_types = [RunConfig, method.config]
     if post is not None:
         refuse_names_of_step(post, method)
         config_types.append(post.config)
-    options, origins = default_options(protocol, dataset, method.name, *config_types)
-    options = {name: resolve_beside(method.file.parent, value) for name, value in options.items()} | given
-    if options["checkpoint_every"] == "auto":
-        options["checkpoint_every"] = None
-    origins |= dict.fromkeys(given, TYPED)
-    origins |= {name: of_source(text) for name, text in (sources or {}).items() if name in given}
-    check_options(options, method, config_types)
-    for name, field in fields_of(*config_types).items():
-        options[name] = in_declared_type(field, options[name])
-    for name, other in FOLLOWS.items():
-        if options[name] is None:
-            options[name] = options[other]
-            origins[name] = of_other_option(other)
-    if not method.uses_public_data and "public_dataset" not in given:
+    defaults = default_options(protocol, dataset, method.name, *config_types)
+    combined = _put_over(defaults, asked, sources or {}, method)
+    check_options(combined.options, method, config_types)
+    options, origins = _complete(combined, fields_of(*config_types))
+    if not method.uses_public_data and "public_dataset" not in asked:
         options["public_dataset"] = None  # the protocol's, for the methods that need one
-    options["partition"] = partition.from_flag(options["partition"]).flag  # dirichlet:.5 is dirichlet:0.5
     _refuse_combinations(_config_with(options, RunConfig), method, protocol)
     config = _config_with(options, ResolvedConfig)
-    method_config = _config_with(options, method.config)
-    post_config = None if post is None else _config_with(options, post.config)
     selection = protocol.selection
     if SELECTIONS[selection].needs_validation and config.validation == 0:
         selection = "last"
@@ -142,7 +137,7 @@ def resolve(
     return Setup(
         method=method,
         config=config,
-        method_config=method_config,
+        method_config=_config_with(options, method.config),
         protocol=protocol,
         data_setting=protocol.datasets.get(dataset),
         partition=partition.from_flag(config.partition, config.remainder),
@@ -150,8 +145,40 @@ def resolve(
         device=find_device(config.device),
         origins=origins,
         post=post,
-        post_config=post_config,
+        post_config=None if post is None else _config_with(options, post.config),
     )
+
+
+def _put_over(
+    defaults: OptionsWithOrigins, asked: Mapping[str, Any], sources: Mapping[str, str], method: Method
+) -> OptionsWithOrigins:
+    """The options that were asked for, and the defaults of the others.
+
+    Args:
+        defaults: The defaults, in which a user's file is meant as one beside the method's.
+        asked: The options that were asked for, by name.
+        sources: Where those of them come from that were not typed.
+        method: The method.
+    """
+    options = {name: resolve_beside(method.file.parent, value) for name, value in defaults.options.items()}
+    options |= asked
+    origins = {**defaults.origins, **dict.fromkeys(asked, TYPED)}
+    origins |= {name: of_source(text) for name, text in sources.items() if name in asked}
+    return OptionsWithOrigins(options, origins)
+
+
+def _complete(combined: OptionsWithOrigins, declared: Mapping[str, Field]) -> OptionsWithOrigins:
+    """The declared options, each in its type and spelling, and in place of a missing one the option that it follows."""
+    from fedcli.core import partition
+
+    options = {name: in_declared_type(field, combined.options[name]) for name, field in declared.items()}
+    origins = dict(combined.origins)
+    for name, other in FOLLOWS.items():
+        if options[name] is None:
+            options[name] = options[other]
+            origins[name] = of_other_option(other)
+    options["partition"] = partition.from_flag(options["partition"]).flag  # dirichlet:.5 is dirichlet:0.5
+    return OptionsWithOrigins(options, origins)
 
 
 def _config_with(options: Mapping[str, Any], config_type: type) -> Any:
@@ -174,6 +201,8 @@ def _as_recorded(name: str, value: Any, method: Method) -> Any:
     """The value of an option as it is recorded: full names, absolute paths of a user's files."""
     if name == "clients_per_chunk":
         return str(value)
+    if name == "checkpoint_every" and value == "auto":
+        return None
     if not isinstance(value, str):
         return value
     if name == "protocol" and not names_user_file(value):
@@ -194,14 +223,7 @@ def default_dataset(method: Method, protocol: Protocol | None = None) -> str:
     return next(iter(suited), DEFAULT_DATASET)
 
 
-class Defaults(NamedTuple):
-    """Options where none is given, by name."""
-
-    options: dict[str, Any]
-    origins: dict[str, Origin]
-
-
-def default_options(protocol: Protocol, dataset: str, method: str = "", *config_types: type) -> Defaults:
+def default_options(protocol: Protocol, dataset: str, method: str = "", *config_types: type) -> OptionsWithOrigins:
     """The options of these dataclasses, or of `RunConfig` alone, where none is given."""
     declared = fields_of(*(config_types or (RunConfig,)))
     options = {name: field.default for name, field in declared.items()}
@@ -215,7 +237,7 @@ def default_options(protocol: Protocol, dataset: str, method: str = "", *config_
         dataset_options = {"backbone": setting.backbone, **setting.settings, **setting.method_options.get(method, {})}
         options |= dataset_options
         origins |= dict.fromkeys(dataset_options, of_protocol(protocol.name, dataset))
-    return Defaults(options, origins)
+    return OptionsWithOrigins(options, origins)
 
 
 def _refuse_combinations(config: RunConfig, method: Method, protocol: Protocol) -> None:

@@ -52,21 +52,19 @@ def expand(args: list[str], command: str) -> Expanded:
         record = read_record(Path(typed["from"]))
         run_options = _options_of_run(record)
     options = _not_overridden(typed, file_options, run_options)
-    options_of_run_alone = {name: value for name, value in options.items() if name not in file_options}
-    _refuse_unnamed_code(options_of_run_alone, typed.get("from"))
+    options_of_run = {name: value for name, value in options.items() if name not in file_options}
+    _refuse_unnamed_code(options_of_run, typed.get("from"))
     method = {**options, **typed}.get("method")
     if not isinstance(method, str):
         raise UserError(
             f"no method given (got {first}); write 'fedcli {command} METHOD', see 'fedcli list', or set method = "
             '"fedavg" in the --config file.'
         )
-    lacking: set[str] = set()  # options of the run that no method here has
+    left_out = {"method"}
     if record is not None:
-        declared = [find_method(name) for name in method.split(",")]
-        if record["method"] not in [other.name for other in declared]:
-            post = {**options, **typed}.get("post")
-            lacking = options_of_run_alone.keys() - set().union(*(recorded_fields(other, post) for other in declared))
-    added = {name: value for name, value in options.items() if name != "method" and name not in lacking}
+        post = {**options, **typed}.get("post")
+        left_out |= _options_of_other_method(options_of_run, record, method, post)
+    added = {name: value for name, value in options.items() if name not in left_out}
     sources = {}
     for name in added:
         sources[name] = f"file {typed['config']}" if name in file_options else f"run {typed['from']}"
@@ -100,6 +98,24 @@ def _options_of_run(record: "Record") -> dict[str, Any]:
         "dataset": record["config"]["dataset"],
         **given_options(record["config"], recorded_origins(record["origin"])),
     }
+
+
+def _options_of_other_method(options: Mapping[str, Any], record: "Record", methods: str, post: Any) -> set[str]:
+    """The options of a run that none of these methods has, where its own is not among them.
+
+    Args:
+        options: The options of the run that count.
+        record: Its record.
+        methods: The names of the methods, with commas between them.
+        post: The value of `--post`.
+    """
+    declared = [find_method(name) for name in methods.split(",")]
+    if record["method"] in [method.name for method in declared]:
+        return set()
+    known: set[str] = set()
+    for method in declared:
+        known |= recorded_fields(method, post).keys()
+    return options.keys() - known
 
 
 def _refuse_unnamed_code(options: Mapping[str, Any], source: object) -> None:
