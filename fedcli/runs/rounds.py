@@ -312,12 +312,12 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> Roun
 def _state_and_terms(returned: Any, method: Method) -> tuple[Any, dict[str, torch.Tensor]]:
     """Returns the two that a method's `run_round` has returned; refuses anything else."""
     is_pair = type(returned) is tuple and len(returned) == 2
-    state, terms = returned if is_pair else (None, None)
-    if not isinstance(terms, dict):
+    if not is_pair or not isinstance(returned[1], dict):
         raise UserError(
             f"run_round of '{method.name}' returns no state and terms (got {type(returned).__name__}); end it "
             "with 'return state, terms', the terms a dict of tensors [K], or {}."
         )
+    state, terms = returned
     return state, terms
 
 
@@ -384,6 +384,9 @@ def _apply_post(post: Post, setup: Setup, fed: Federation, state: Any) -> dict[s
     refuse_non_finite((params, buffers), setup.config.rounds - 1)
     changed = dataclasses.replace(setup.method, model=lambda state: (params, buffers), prototypes=None)
     return {
-        "name": post.name, "hash": post.file_hash, **evaluation.evaluate(fed, changed, state),
-        "floats_up": floats_up, "seconds": time.perf_counter() - start,
-    }  # fmt: skip
+        "name": post.name,
+        "hash": post.file_hash,
+        **evaluation.evaluate(fed, changed, state),
+        "floats_up": floats_up,
+        "seconds": time.perf_counter() - start,
+    }

@@ -96,9 +96,9 @@ def compare_records(record: Record, repetition: Record, num_rounds: int | None =
     distances = abs(was.curve - now.curve)  # NaN where a round was not tested
     distance = np.nan_to_num(distances).max(initial=0.0)
     points = f"{100 * distance:.2f} points of accuracy"
-    if was.digits == now.digits and distance == 0:
-        has_parameters = isinstance(was.digits, str)
-        return Comparison("same bits" if has_parameters else "same to the last digit", True)
+    has_same_end = was.params_sha256 == now.params_sha256 and was.terms == now.terms
+    if has_same_end and distance == 0:
+        return Comparison("same bits" if was.params_sha256 else "same to the last digit", True)
     if not changes:
         return Comparison(f"another result on the same machine and version: curves within {points}", False)
     if distance > ACCURACY_TOLERANCE:
@@ -111,7 +111,8 @@ class _Results(NamedTuple):
 
     facts: dict[str, Any]  # what must be equal before curves are compared, by the words for it
     curve: np.ndarray  # test and validation accuracy of each round, [rounds, 2]
-    digits: str | list[Any]  # the last parameters' hash; of a run that was interrupted or has diverged, all terms
+    params_sha256: str | None  # of the last parameters; None of a run that was interrupted or has diverged
+    terms: list[dict[str, float]]  # of each round, where there are no last parameters; else empty
 
 
 def _interrupted_after(num_rounds: int, record: Record) -> Record:
@@ -128,7 +129,8 @@ def _interrupted_after(num_rounds: int, record: Record) -> Record:
 def _results(record: Record) -> _Results:
     """What is compared of a run."""
     rounds = record["rounds"]
-    digits = record["summary"].get("params_sha256")
+    params_sha256 = record["summary"].get("params_sha256")
+    terms = [] if params_sha256 else [entry["terms"] for entry in rounds]
     facts = {
         "data set": record["dataset_fingerprint"],
         "partition": record["partition"]["fingerprint"],
@@ -136,4 +138,4 @@ def _results(record: Record) -> _Results:
         "number of rounds": len(rounds),
     }
     curve = np.array([(entry["test_accuracy"], entry["validation_accuracy"]) for entry in rounds], float)
-    return _Results(facts, curve, digits or [entry["terms"] for entry in rounds])
+    return _Results(facts, curve, params_sha256, terms)
