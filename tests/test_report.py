@@ -84,7 +84,7 @@ def page_of(monkeypatch, records, title="Runs"):
         return ""
 
     monkeypatch.setattr(page, "file_html", keep_layout)
-    page.report(records, title)
+    page.make_report(records, title)
     (layout,) = layouts
     contents = Page(outline=[], tables=[], text="", charts={})
     texts = []
@@ -111,7 +111,7 @@ def test_200_runs_fit_a_small_screen_fetch_nothing_and_can_be_sorted(tmp_path):
     ]
     for number, run in enumerate(many):
         run["summary"]["params_sha256"] = str(number)
-    text = page.report(many, "Many")
+    text = page.make_report(many, "Many")
     assert len(text) < 4_000_000
     look = """(() => {
       const tables = Bokeh.documents[0].roots()[0].children.filter(one => one.type === "DataTable")
@@ -140,7 +140,7 @@ def test_names_from_records_are_shown_and_not_run(tmp_path):
             continue
         container[key] = harm
         records.append(with_harm)
-    text = page.report(records, harm)
+    text = page.make_report(records, harm)
     look = """(() => {
       const roots = [document]
       const images = []

@@ -73,14 +73,14 @@ def plot_run(record: Record, folder: Path) -> None:
     gc.freeze()
     # Here, since they import Matplotlib.
     from fedcli.figures.line_charts import learning_curves
-    from fedcli.figures.names import title_words
+    from fedcli.figures.names import describe_runs
     from fedcli.figures.partitions import partition_chart
     from fedcli.figures.saving import write_page_figure
 
     try:
         write_page_figure(folder / CURVE_CHART, learning_curves, [record])
         counts = np.array(record["partition"]["class_counts"])
-        title = title_words([record], f"seed {record['partition']['seed']}")
+        title = describe_runs([record], f"seed {record['partition']['seed']}")
         write_page_figure(folder / PARTITION_CHART, partition_chart, counts, record["class_names"], title)
     except Exception as error:  # of many kinds, as matplotlib depends on fonts and settings of the machine
         say(f"warning: the run's figures could not be drawn ({first_line(error)}).", err=True)

@@ -12,7 +12,7 @@ from rich.markup import escape
 from fedcli.cli.options import Datasets, Labels, Runs, given_flags, optional, records_of
 from fedcli.cli.printing import say, write_and_name
 from fedcli.errors import UserError, import_optional
-from fedcli.figures import CHARTS, CURVES, WITH_LINES, find_chart
+from fedcli.figures import CHARTS, QUANTITIES, WITH_LINES, find_chart
 from fedcli.run_files import refuse_file_of_a_run
 from fedcli.userfiles import names_user_file, short_name
 
@@ -31,7 +31,7 @@ def plot(  # noqa: PLR0913  # the parameters of a command are its options
     kind: optional(str, "What to draw, see above; or your own, ./file.py:NAME.") = "curves",
     out: optional(Path, "File to write: .pdf, .svg, or .png with a PDF; KIND.png by default.") = None,
     x: optional(str, "Horizontal axis of curves: round, floats (sent up) or seconds.", "--x") = "round",
-    y: optional(str, f"What curves show: {', '.join(CURVES)}.", "--y") = "accuracy",
+    y: optional(str, f"What curves show: {', '.join(QUANTITIES)}.", "--y") = "accuracy",
     method: optional(list[str], "Only runs of this method; or a file of yours.") = None,
     dataset: Datasets = None,
     label: Labels = None,
@@ -129,7 +129,7 @@ def report(
             say(f"warning: there is no run in '{path}'; it is left out.", err=True)
     if len(label or ()) == len(runs):
         label = [name for path, name in zip(runs, label, strict=True) if path in with_runs]
-    from fedcli.figures.report import report as make_report  # which imports Bokeh
+    from fedcli.figures.report import make_report  # which imports Bokeh
 
     records = records_of(with_runs or runs, method, dataset, label)
     write_and_name(out, make_report(records, title))

@@ -35,8 +35,8 @@ class Chart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measure:
-    """What a curve shows.
+class Quantity:
+    """What curves show.
 
     Attributes:
         column: A column of `tabulate_rounds`; or a name before a slash, as "intra", for the mean of its columns; of
@@ -96,36 +96,34 @@ CHARTS = {
 }
 WITH_LINES = tuple(kind for kind, chart in CHARTS.items() if chart.has_lines)
 # By name, `fedcli plot --y NAME`.
-CURVES = {
-    "accuracy": Measure(
+QUANTITIES = {
+    "accuracy": Quantity(
         column="test_accuracy",
         label="Test accuracy (%)",
         remedy="wait for a round to end, or use --x round, as seconds beside other work do not count",
     ),
-    "validation": Measure(
+    "validation": Quantity(
         column="validation_accuracy",
         label="Validation accuracy (%)",
         remedy="run with --validation 0.1",
     ),
-    "global": Measure(
+    "global": Quantity(
         column="global_accuracy",
         label="Accuracy of the global model (%)",
         remedy="draw runs of methods that have both models",
     ),
-    "macro-f1": Measure(
+    "macro-f1": Quantity(
         column="macro_f1",
         label="Macro-F1 (%)",
         remedy="run with --per-class",
     ),
-    "balanced-accuracy": Measure(
+    "balanced-accuracy": Quantity(
         column="balanced_accuracy",
         label="Balanced accuracy (%)",
         remedy="run with --per-class",
     ),
 }
-
-
-ACCURACY = CURVES["accuracy"]
+ACCURACY = QUANTITIES["accuracy"]
 
 
 def find_chart(name: str) -> Callable[..., Any]:

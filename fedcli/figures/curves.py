@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcli.declarations import SELECTIONS
-from fedcli.figures import ACCURACY, Measure
-from fedcli.figures.names import NO_LABELS, setting_name
+from fedcli.figures import ACCURACY, Quantity
+from fedcli.figures.names import NO_LABELS, name_setting
 from fedcli.results.frame import RoundNumbers, list_client_accuracies, list_round_numbers
 from fedcli.results.groups import SeedGroup
 from fedcli.results.printed_numbers import find_printed_accuracies
@@ -59,7 +59,7 @@ class Points:
 
     Attributes:
         numbers: The number of each round or client, which counts from 0, `[P]`.
-        x: Where they stand, `[P]`.
+        x: Their places on the horizontal axis, `[P]`.
         y: Their values, `[P]`.
     """
 
@@ -136,41 +136,41 @@ class Curve(NamedTuple):
         notes += self.changes
         if self.printed is not None:
             notes.append(f"paper:\N{NO-BREAK SPACE}{self.printed:.2f}")
-        name = setting_name(self.setting, labels)
+        name = name_setting(self.setting, labels)
         if notes:
             name += f" ({', '.join(notes)})"
         return fill(name, 30, break_long_words=False, break_on_hyphens=False)
 
 
-def find_curves(settings: Sequence[SeedGroup], measure: Measure = ACCURACY, x: str = "round") -> list[Curve]:
-    """The curve of each setting with a value.
+def find_curves(settings: Sequence[SeedGroup], quantity: Quantity = ACCURACY, x: str = "round") -> list[Curve]:
+    """Finds the curve of each setting with a value.
 
     Args:
         settings: The settings.
-        measure: What the curves show.
+        quantity: What the curves show.
         x: One of `AXES`.
     """
     printed_numbers: list[float | None] = [None] * len(settings)
-    if measure == ACCURACY:
+    if quantity == ACCURACY:
         printed_numbers = find_printed_accuracies([setting.first for setting in settings])
     curves = []
     for setting, printed in zip(settings, printed_numbers, strict=True):
-        curve = _find_curve(setting, measure, x, printed)
+        curve = _find_curve(setting, quantity, x, printed)
         if len(curve.line) or curve.diverged:
             curves.append(curve)
     return curves
 
 
-def _find_curve(setting: SeedGroup, measure: Measure, x: str, printed: float | None) -> Curve:
-    """The curve of a setting, which may be without values."""
+def _find_curve(setting: SeedGroup, quantity: Quantity, x: str, printed: float | None) -> Curve:
+    """Finds the curve of a setting, which may be without values."""
     diverged = [record for record in setting.records if outcome_of(record) == "diverged"]
     unfinished = [record for record in setting.records if record not in diverged]
     runs = setting.finished or unfinished
-    line = _mean_line([points_of(record, measure, x) for record in runs], measure.is_percentage)
-    points_of_diverged = [points_of(record, measure, x) for record in diverged]
+    line = _average_runs([find_points(record, quantity, x) for record in runs], quantity.is_percentage)
+    points_of_diverged = [find_points(record, quantity, x) for record in diverged]
     chosen = None
-    if measure == ACCURACY and SELECTIONS[setting.selection].best_by is not None:
-        chosen = _headline(runs, line)
+    if quantity == ACCURACY and SELECTIONS[setting.selection].best_by is not None:
+        chosen = _find_headline(runs, line)
     return Curve(
         setting=setting,
         runs=runs,
@@ -181,8 +181,8 @@ def _find_curve(setting: SeedGroup, measure: Measure, x: str, printed: float | N
     )
 
 
-def _mean_line(points_of_runs: Sequence[Points], is_percentage: bool) -> Line:
-    """The mean of runs and its band, which no percentage leaves beyond 0 and 100; no points without runs."""
+def _average_runs(points_of_runs: Sequence[Points], is_percentage: bool) -> Line:
+    """Averages runs; the band of a percentage stays within 0 and 100. Without runs, the line has no points."""
     if not points_of_runs:
         nothing = np.empty(0)
         return Line(numbers=nothing, x=nothing, y=nothing, low=nothing, high=nothing)
@@ -201,8 +201,8 @@ def _mean_line(points_of_runs: Sequence[Points], is_percentage: bool) -> Line:
     return Line(numbers=numbers, x=x, y=y, low=low, high=high)
 
 
-def _headline(runs: list[Record], line: Line) -> Point | None:
-    """The runs' mean headline at the mean of its rounds, for a rule that looks for a round; None without a value."""
+def _find_headline(runs: list[Record], line: Line) -> Point | None:
+    """Finds the mean headline of runs at the mean of its rounds, of a rule that looks for a round; None without one."""
     summaries = [record["summary"] for record in runs]
     chosen = [summary for summary in summaries if summary["selected"] is not None]
     if not len(line) or not chosen:
@@ -212,54 +212,54 @@ def _headline(runs: list[Record], line: Line) -> Point | None:
     return Point(float(np.interp(number, line.numbers, line.x)), headline)
 
 
-def points_of(record: Record, measure: Measure, x: str) -> Points:
-    """The rounds or clients of a run that have a value of a measure and stand somewhere.
+def find_points(record: Record, quantity: Quantity, x: str) -> Points:
+    """Finds the rounds or clients of a run that have a value of a quantity and a place on the horizontal axis.
 
     Clients are sorted by their values; rounds stand at `x`, one of `AXES`.
     """
-    if measure.of_clients:
+    if quantity.of_clients:
         accuracies = sorted(accuracy for accuracy in list_client_accuracies(record) if accuracy is not None)
         numbers = np.arange(len(accuracies))
         return Points(numbers=numbers, x=numbers + 1.0, y=np.array(accuracies, dtype=float))
     rounds = list_round_numbers(record)
     all_rounds = Points(
         numbers=np.arange(len(rounds)),
-        x=_positions(record, rounds, x),
-        y=np.array([_value_of_round(numbers, measure) for numbers in rounds], dtype=float),
+        x=_find_positions(record, rounds, x),
+        y=np.array([_read_value(numbers, quantity) for numbers in rounds], dtype=float),
     )
     has_both = ~np.isnan(all_rounds.x) & ~np.isnan(all_rounds.y)
     return all_rounds.at(all_rounds.numbers[has_both])
 
 
-def _value_of_round(numbers: RoundNumbers, measure: Measure) -> float | None:
-    """The value of a measure in a round, the mean of its columns; None without one."""
+def _read_value(numbers: RoundNumbers, quantity: Quantity) -> float | None:
+    """Reads the value of a quantity in a round, the mean of its columns; None without one."""
     values = []
     for name, number in numbers.items():
-        is_measured = name == measure.column or name.startswith(f"{measure.column}/")
+        is_measured = name == quantity.column or name.startswith(f"{quantity.column}/")
         if is_measured and number is not None:
             values.append(number)
     return fmean(values) if values else None
 
 
-def _positions(record: Record, rounds: Sequence[RoundNumbers], x: str) -> np.ndarray:
-    """Where the rounds of a run stand on an axis, `[R]`; NaN where that is unknown."""
+def _find_positions(record: Record, rounds: Sequence[RoundNumbers], x: str) -> np.ndarray:
+    """Finds where the rounds of a run stand on an axis, `[R]`; NaN where that is unknown."""
     if x == "floats":
-        return _floats_sent(record)
+        return _add_up_floats(record)
     if x == "seconds":
-        return _seconds_taken(record, rounds)
+        return _add_up_seconds(record, rounds)
     return np.array([numbers["round"] for numbers in rounds], dtype=float)
 
 
-def _floats_sent(record: Record) -> np.ndarray:
-    """What all clients of a run have sent up to the end of each round, `[R]`; NaN at a round without its number."""
+def _add_up_floats(record: Record) -> np.ndarray:
+    """Adds up the floats that all clients have sent by the end of each round, `[R]`; NaN where one has no number."""
     last = (record["cost"] or {}).get("floats_up")  # older records have that of the last round alone
     floats_of_a_client = np.array([entry.get("floats_up", last) for entry in record["rounds"]], dtype=float)
     sent = record["config"]["cohort_size"] * np.nancumsum(floats_of_a_client)
     return np.where(np.isnan(floats_of_a_client), np.nan, sent)
 
 
-def _seconds_taken(record: Record, rounds: Sequence[RoundNumbers]) -> np.ndarray:
-    """The seconds up to the end of each round, `[R]`; NaN if the run had not the machine to itself."""
+def _add_up_seconds(record: Record, rounds: Sequence[RoundNumbers]) -> np.ndarray:
+    """Adds up the seconds by the end of each round, `[R]`; NaN if the run did not have the machine to itself."""
     if not is_undisturbed(record):
         return np.full(len(rounds), np.nan)
     seconds = []

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from sklearn.manifold import TSNE
 
-from fedcli.figures.grid import Grid, make_grid, model_words
+from fedcli.figures.grid import Grid, describe_model, make_grid
 from fedcli.measure.feature_files import CLIENT_FEATURES, MODEL_FEATURES
 from fedcli.measure.sampling import SEED
 from fedcli.measure.separation import pair_cosines
@@ -30,9 +30,9 @@ def features_chart(records: list[Record]) -> Figure:
         run = column.run
         outputs = MODEL_FEATURES.read(run["folder"], run)
         quality = run["quality"]
-        numbers = _separation_words(quality["nmi"], quality["silhouette"])
+        numbers = _describe_separation(quality["nmi"], quality["silhouette"])
         (axes,) = column.panels
-        axes.set_title(f"{column.name}, {model_words(run)}\n{numbers}")
+        axes.set_title(f"{column.name}, {describe_model(run)}\n{numbers}")
         labels = outputs["labels"]
         one_model = np.zeros_like(labels)
         _draw_features(axes, outputs["features"].astype(float), labels, one_model, size=4)
@@ -56,7 +56,7 @@ def clients_chart(records: list[Record]) -> Figure:
         labels = outputs["labels"]
         clients = outputs["clients"]
         quality = run["quality"]
-        numbers = _separation_words(quality["clients_nmi"], quality["clients_silhouette"])
+        numbers = _describe_separation(quality["clients_nmi"], quality["clients_silhouette"])
         above, below = column.panels
         above.set_title(f"{column.name}\n{len(np.unique(clients))} clients, a marker each\n{numbers}")
         _draw_features(above, features, labels, clients, size=12)
@@ -65,8 +65,8 @@ def clients_chart(records: list[Record]) -> Figure:
     return grid.figure
 
 
-def _separation_words(nmi: float, silhouette: float) -> str:
-    """How well features separate the classes."""
+def _describe_separation(nmi: float, silhouette: float) -> str:
+    """Describes how well features separate the classes."""
     return f"NMI {nmi:.2f}, silhouette {silhouette:.2f}"
 
 
@@ -107,6 +107,6 @@ def _draw_cosines(axes: Axes, features: np.ndarray, labels: np.ndarray) -> None:
 
 
 def embed(features: np.ndarray) -> np.ndarray:
-    """t-SNE of features `[n, D]` in two dimensions `[n, 2]`."""
+    """Embeds features `[n, D]` in two dimensions `[n, 2]` by t-SNE."""
     perplexity = min(30, (len(features) - 1) / 3)
     return TSNE(perplexity=perplexity, init="pca", random_state=SEED).fit_transform(features)

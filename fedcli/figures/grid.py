@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedcli.errors import UserError
-from fedcli.figures.names import setting_name, title_words
+from fedcli.figures.names import describe_runs, name_setting
 from fedcli.figures.text import write_title
 from fedcli.results.frame import select_finished
 from fedcli.results.groups import group_runs
@@ -38,7 +38,7 @@ class Grid(NamedTuple):
 
 
 def make_grid(records: list[Record], rows: int = 1) -> Grid:
-    """A figure with a column of `rows` panels for each setting, of which `ACROSS` stand side by side.
+    """Makes a figure with a column of `rows` panels for each setting, of which `ACROSS` stand side by side.
 
     Raises:
         UserError: If there is no finished run, or they are of several data sets.
@@ -55,13 +55,13 @@ def make_grid(records: list[Record], rows: int = 1) -> Grid:
     figure = Figure((width, height), layout="constrained")
     runs = [setting.first for setting in settings]
     seeds = sorted({str(run["seed"]) for run in runs})
-    write_title(figure, title_words(runs, "seed " + " or ".join(seeds)))
+    write_title(figure, describe_runs(runs, "seed " + " or ".join(seeds)))
     panels = figure.subplots(rows * down, across, squeeze=False)
     columns = []
     for number, setting in enumerate(settings):
         block, position = divmod(number, across)
         panels_of_setting = panels[rows * block : rows * (block + 1), position]
-        columns.append(PanelColumn(setting.first, fill(setting_name(setting), LONGEST_NAME), panels_of_setting))
+        columns.append(PanelColumn(setting.first, fill(name_setting(setting), LONGEST_NAME), panels_of_setting))
     last_block = panels[-rows:]
     filled = len(settings) - across * (down - 1)  # columns of the last block
     for empty in last_block[:, filled:].flat:
@@ -69,8 +69,8 @@ def make_grid(records: list[Record], rows: int = 1) -> Grid:
     return Grid(figure, columns)
 
 
-def model_words(run: Record) -> str:
-    """Which model the outputs of a run are of: "model of round 7 of 20", or with "client 3" before it.
+def describe_model(run: Record) -> str:
+    """Describes which model the outputs of a run are of: "model of round 7 of 20", or with "client 3" before it.
 
     Older records are of the last round.
     """

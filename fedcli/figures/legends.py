@@ -11,7 +11,7 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 
-from fedcli.figures.text import drawn_length, num_lines, room_across, wrap
+from fedcli.figures.text import count_lines, measure_length, measure_room, wrap
 
 BESIDE_END = 7  # points from the end of a line to its name, beside the ring that may be there
 # Bands, rings, crosses and dotted lines, the last one of each kind, by the words that explain it.
@@ -69,18 +69,18 @@ def _draw_beside(figure: Figure, lines_of_panels: list[list[Line2D]]) -> int:
     for axes, lines in zip(figure.axes, lines_of_panels, strict=True):
         legend = axes.legend(handles=lines, loc="upper left", bbox_to_anchor=(1, 1.03), handlelength=3)
         _wrap_names(legend, figure.bbox.width / 2)
-        longest = max(longest, sum(map(num_lines, legend.get_texts())))
+        longest = max(longest, sum(map(count_lines, legend.get_texts())))
     return longest
 
 
 def _explain_below(figure: Figure, symbols: Symbols) -> int:
     """Draws the words for the symbols, in grey, below all panels; returns their lines of text."""
     legend = figure.legend(symbols.values(), symbols, loc="outside lower left", handlelength=3.4)
-    _wrap_names(legend, room_across(figure))
+    _wrap_names(legend, measure_room(figure))
     for symbol in legend.legend_handles:
         if symbol is not None:
             symbol.set(color="black", alpha=0.4)
-    return sum(map(num_lines, legend.get_texts()))
+    return sum(map(count_lines, legend.get_texts()))
 
 
 def _draw_below(figure: Figure, lines_of_panels: list[list[Line2D]]) -> int:
@@ -91,11 +91,12 @@ def _draw_below(figure: Figure, lines_of_panels: list[list[Line2D]]) -> int:
             line_of_name.values(), line_of_name, loc="outside lower center", handlelength=3, columnspacing=1,
             labelspacing=0.3, ncols=num_columns,
         )  # fmt: skip
-        if num_columns == 1 or legend.get_window_extent().width <= room_across(figure):
+        if num_columns == 1 or legend.get_window_extent().width <= measure_room(figure):
             break
         legend.remove()
-    _wrap_names(legend, room_across(figure))
-    columns = np.array_split([num_lines(text) for text in legend.get_texts()], num_columns)  # as a legend divides them
+    _wrap_names(legend, measure_room(figure))
+    line_counts = [count_lines(text) for text in legend.get_texts()]
+    columns = np.array_split(line_counts, num_columns)  # as a legend divides them
     return max(int(column.sum()) for column in columns)
 
 
@@ -104,7 +105,7 @@ def _wrap_names(legend: Legend, room: float) -> None:
     texts = legend.get_texts()
     if not texts:
         return
-    beside_names = legend.get_window_extent().width - max(map(drawn_length, texts))
+    beside_names = legend.get_window_extent().width - max(map(measure_length, texts))
     for text in texts:
         wrap(text, room - beside_names)
 
@@ -151,7 +152,7 @@ def spread_names(figure: Figure, axes: Axes, names: list[Annotation]) -> None:
     bottom, top = axes.get_ylim()
     names.sort(key=_end_of_line)
     ends = np.array([height * (_end_of_line(name) - bottom) / (top - bottom) for name in names])
-    sizes = [1.25 * float(name.get_fontsize()) * num_lines(name) for name in names]
+    sizes = [1.25 * float(name.get_fontsize()) * count_lines(name) for name in names]
     below = np.cumsum([0.0, *sizes[:-1]])  # what the names under each one take
     # The nearest heights, in the sense of least squares, at which each name stands above the one before.
     heights = isotonic_regression(ends - below, y_max=max(height - below[-1], 0.0)) + below

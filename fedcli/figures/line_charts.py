@@ -12,13 +12,13 @@ from matplotlib.lines import Line2D
 
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError, unknown
-from fedcli.figures import CURVES, Measure
-from fedcli.figures.curves import AXES, CLIENTS, Axis, Curve, Point, find_curves, points_of
+from fedcli.figures import QUANTITIES, Quantity
+from fedcli.figures.curves import AXES, CLIENTS, Axis, Curve, Point, find_curves, find_points
 from fedcli.figures.legends import Symbols, draw_legends, name_ends, spread_names, widen_legend
-from fedcli.figures.names import choose_setting_colours, find_sharers, title_words
+from fedcli.figures.names import choose_setting_colours, describe_runs, find_sharers
 from fedcli.figures.options import FigureOptions
-from fedcli.figures.saving import small_png
-from fedcli.figures.text import characters, write_title
+from fedcli.figures.saving import encode_small_png
+from fedcli.figures.text import count_characters, write_title
 from fedcli.figures.warn import warn_of_no_room
 from fedcli.results.groups import SeedGroup, group_by_leaderboard, group_runs
 from fedcli.runs.schema import Record
@@ -47,7 +47,7 @@ class LineChart(Figure):
 
     def _repr_png_(self) -> bytes:
         """A notebook shows a figure by this method, also without pyplot."""
-        return small_png(self)
+        return encode_small_png(self)
 
 
 class Panel(NamedTuple):
@@ -62,57 +62,57 @@ class Panel(NamedTuple):
 def learning_curves(
     records: Iterable[Record], x: str = "round", y: str = "accuracy", options: FigureOptions | None = None
 ) -> LineChart:
-    """Draws the test accuracy, or another of `CURVES`, see `_chart_of_measures`."""
-    if y not in CURVES:
-        raise unknown("curve", y, CURVES, f"there are {', '.join(CURVES)}.")
+    """Draws the test accuracy, or another of `QUANTITIES`, see `_draw_quantities`."""
+    if y not in QUANTITIES:
+        raise unknown("curve", y, QUANTITIES, f"there are {', '.join(QUANTITIES)}.")
     if x not in AXES:
         raise unknown("axis", x, AXES, f"there are {', '.join(AXES)}.")
-    return _chart_of_measures([CURVES[y]], records, options, x)
+    return _draw_quantities([QUANTITIES[y]], records, options, x)
 
 
 def drift_chart(records: Iterable[Record], options: FigureOptions | None = None) -> LineChart:
-    """Draws how far the clients' features and updates drift apart, see `_chart_of_measures`."""
+    """Draws how far the clients' features and updates drift apart, see `_draw_quantities`."""
     remedy = "run with --drift-every"
-    measures = [
-        Measure(column="drift/feature_distance", label="Distance of features", remedy=remedy, is_percentage=False),
-        Measure(
+    quantities = [
+        Quantity(column="drift/feature_distance", label="Distance of features", remedy=remedy, is_percentage=False),
+        Quantity(
             column="drift/classifier_similarity",
             label="Similarity of classifier updates",
             remedy=remedy,
             is_percentage=False,
         ),
     ]
-    return _chart_of_measures(measures, records, options)
+    return _draw_quantities(quantities, records, options)
 
 
 def domains_chart(records: Iterable[Record], options: FigureOptions | None = None) -> LineChart:
-    """Draws the accuracy of the clients' models on their own and on other domains, see `_chart_of_measures`."""
+    """Draws the accuracy of the clients' models on their own and on other domains, see `_draw_quantities`."""
     remedy = "draw runs of a protocol with evaluation by domain"
-    measures = [
-        Measure(column="intra", label="Accuracy on own domains (%)", remedy=remedy),
-        Measure(column="inter", label="Accuracy on other domains (%)", remedy=remedy),
+    quantities = [
+        Quantity(column="intra", label="Accuracy on own domains (%)", remedy=remedy),
+        Quantity(column="inter", label="Accuracy on other domains (%)", remedy=remedy),
     ]
-    return _chart_of_measures(measures, records, options)
+    return _draw_quantities(quantities, records, options)
 
 
 def accuracies_chart(records: Iterable[Record], options: FigureOptions | None = None) -> LineChart:
-    """Draws the accuracies of single clients after the last round, the worst first, see `_chart_of_measures`."""
+    """Draws the accuracies of single clients after the last round, the worst first, see `_draw_quantities`."""
     remedy = "draw runs with validation or own models"
-    measure = Measure(column="accuracy", label="Accuracy of single clients (%)", remedy=remedy, of_clients=True)
-    return _chart_of_measures([measure], records, options)
+    quantity = Quantity(column="accuracy", label="Accuracy of single clients (%)", remedy=remedy, of_clients=True)
+    return _draw_quantities([quantity], records, options)
 
 
-def _chart_of_measures(
-    measures: Sequence[Measure], records: Iterable[Record], options: FigureOptions | None, x: str = "round"
+def _draw_quantities(
+    quantities: Sequence[Quantity], records: Iterable[Record], options: FigureOptions | None, x: str = "round"
 ) -> LineChart:
-    """Draws measures over rounds, floats or seconds, a line a setting and panels for each protocol and data set.
+    """Draws quantities over rounds, floats or seconds, a line a setting and panels for each protocol and data set.
 
     A line is the mean of the finished runs, where there are any, and its band the sample standard deviation over seeds,
     within 0 and 100 %. A run that diverged is a thin line that ends in a cross. A ring marks the headline, see `Curve`.
     A dotted line is the paper's number. A method keeps its colour in all panels. The title counts runs without a value.
 
     Args:
-        measures: What the panels show.
+        quantities: What the panels show.
         records: The runs.
         options: Colours, labels and place of the legend, where the user changes them.
         x: One of `AXES`, at which the rounds of a line stand.
@@ -121,45 +121,44 @@ def _chart_of_measures(
         UserError: If no run has a value, or none has the floats or the undisturbed seconds.
     """
     records = list(records)
-    measured = [record for record in records if _has_points(record, measures, x)]
+    measured = [record for record in records if _has_points(record, quantities, x)]
     if not measured:
-        labels = " and ".join(measure.label for measure in measures).lower()
-        remedy = " or ".join(dict.fromkeys(measure.remedy for measure in measures))
+        labels = " and ".join(quantity.label for quantity in quantities).lower()
+        remedy = " or ".join(dict.fromkeys(quantity.remedy for quantity in quantities))
         raise UserError(f"no run has measured its {labels} (got {len(records)} runs); {remedy}.")
     panels = []
     for runs in group_by_leaderboard(measured).values():
         settings = group_runs(runs)
         (first, *_) = runs  # all have one protocol
-        heading = f"{title_words(runs)} ({first['protocol']})"
-        for measure in measures:
-            x_axis = CLIENTS if measure.of_clients else AXES[x]
-            curves = find_curves(settings, measure, x)
-            panels.append(Panel(heading=heading, x_axis=x_axis, y_label=measure.label, curves=curves))
+        heading = f"{describe_runs(runs)} ({first['protocol']})"
+        for quantity in quantities:
+            x_axis = CLIENTS if quantity.of_clients else AXES[x]
+            curves = find_curves(settings, quantity, x)
+            panels.append(Panel(heading=heading, x_axis=x_axis, y_label=quantity.label, curves=curves))
     left_out = len(records) - len(measured)
     title = f"left out, without values: {left_out}" if left_out else ""
     return _draw_panels(panels, title, options or FigureOptions())
 
 
-def _has_points(record: Record, measures: Sequence[Measure], x: str) -> bool:
-    """Whether a run has a value of one of some measures."""
-    return any(len(points_of(record, measure, x)) for measure in measures)
+def _has_points(record: Record, quantities: Sequence[Quantity], x: str) -> bool:
+    """Whether a run has a value of one of some quantities."""
+    return any(len(find_points(record, quantity, x)) for quantity in quantities)
 
 
 def _draw_panels(panels: list[Panel], title: str, options: FigureOptions) -> LineChart:
-    """The figure of panels; a setting looks the same in all of them."""
+    """Draws the figure of panels; a setting looks the same in all of them."""
     settings = [curve.setting for panel in panels for curve in panel.curves]
     methods = [setting.method for setting in settings]
     options = options.for_names([*methods, *[setting.title for setting in settings]])
-    styles = _line_styles(panels, options)
+    styles = _choose_line_styles(panels, options)
     figure = LineChart(layout="constrained")
     figure.set_size_inches(options.size or (options.width, PANEL_HEIGHT * len(panels)))
     ends_of_panels = []
     symbols: Symbols = {}
     band_words = _describe_bands(curve for panel in panels for curve in panel.curves)
     for number, panel in enumerate(panels, 1):
-        axes = figure.add_subplot(
-            len(panels), 1, number, xlabel=panel.x_axis.label, ylabel=panel.y_label, title=_heading(panel, options)
-        )
+        axes = figure.add_subplot(len(panels), 1, number)
+        axes.set(xlabel=panel.x_axis.label, ylabel=panel.y_label, title=_write_heading(panel, options))
         drawn = _draw_curves(axes, panel.curves, styles, options, band_words)
         ends_of_panels.append(drawn.ends)
         symbols |= drawn.symbols
@@ -175,19 +174,19 @@ def _draw_panels(panels: list[Panel], title: str, options: FigureOptions) -> Lin
 
 
 def _describe_bands(curves: Iterable[Curve]) -> str:
-    """What the bands of some curves are, which may be of different numbers of seeds, in words for one legend."""
+    """Describes the bands of some curves, which may be of different numbers of seeds, in words for one legend."""
     counts = sorted({len(curve.runs) for curve in curves if len(curve.runs) > 1})
     return f"mean ± standard deviation over {' or '.join(map(str, counts))} seeds"
 
 
-def _heading(panel: Panel, options: FigureOptions) -> str:
-    """The heading of a panel in lines; of a size that the user gives, `FigureOptions.apply` divides it."""
+def _write_heading(panel: Panel, options: FigureOptions) -> str:
+    """Writes the heading of a panel in lines; of a size that the user gives, `FigureOptions.apply` divides it."""
     if options.size is not None:
         return panel.heading
     width = options.width
     if options.legend_place in ("right", "ends"):
         width *= PANEL_SHARE
-    return fill(panel.heading, min(characters(width), LONGEST_HEADING))
+    return fill(panel.heading, min(count_characters(width), LONGEST_HEADING))
 
 
 def _set_ticks(axes: Axes, panel: Panel, options: FigureOptions) -> None:
@@ -223,15 +222,15 @@ def _fit(figure: Figure, ends_of_panels: list[dict[Line2D, Point]], options: Fig
         warn_of_no_room(figure)
 
 
-def _line_styles(panels: list[Panel], options: FigureOptions) -> dict[str, dict[str, Any]]:
-    """Colour and dashes of each setting by its label, as arguments of `Axes.plot`.
+def _choose_line_styles(panels: list[Panel], options: FigureOptions) -> dict[str, dict[str, Any]]:
+    """Chooses colour and dashes of each setting by its label, as arguments of `Axes.plot`.
 
     Settings that share a colour of ours share the dashes; those to which the user gives one colour differ in them.
     """
     settings_of_panels = []
     for panel in panels:
         settings_of_panels.append([curve.setting for curve in panel.curves])
-    colours = _chosen_colours(settings_of_panels, options)
+    colours = _choose_colours(settings_of_panels, options)
     sharer_of_setting = find_sharers(settings_of_panels)
     dashes = dict(zip(dict.fromkeys(sharer_of_setting.values()), cycle(DASHES), strict=False))
     styles = {}
@@ -240,8 +239,8 @@ def _line_styles(panels: list[Panel], options: FigureOptions) -> dict[str, dict[
     return styles
 
 
-def _chosen_colours(panels: list[list[SeedGroup]], options: FigureOptions) -> dict[str, str]:
-    """A colour for each setting by its label: the user's by that label or by the method, else ours."""
+def _choose_colours(panels: list[list[SeedGroup]], options: FigureOptions) -> dict[str, str]:
+    """Chooses a colour for each setting by its label: the user's by that label or by the method, else ours."""
     settings = {setting.title: setting for panel in panels for setting in panel}
     colours = choose_setting_colours(panels, taken={to_hex(colour) for colour in options.colors.values()})
     for label, setting in settings.items():

@@ -52,8 +52,8 @@ def _has_one_a_method(settings: Sequence[SeedGroup]) -> bool:
     return len({setting.method for setting in settings}) == len(settings)
 
 
-def setting_name(setting: SeedGroup, labels: Mapping[str, str] = NO_LABELS) -> str:
-    """The label of a setting, with the method's name as in its paper unless the user has given a label.
+def name_setting(setting: SeedGroup, labels: Mapping[str, str] = NO_LABELS) -> str:
+    """Names a setting: its label, with the method's name as in its paper unless the user has given a label.
 
     `labels` are the user's, by the label of the setting or by the name of its method.
     """
@@ -63,8 +63,8 @@ def setting_name(setting: SeedGroup, labels: Mapping[str, str] = NO_LABELS) -> s
     return name + setting.title.removeprefix(setting.method)
 
 
-def title_words(records: Sequence[Record], *more: str) -> str:
-    """What runs share, in words: "Digits, Dirichlet 0.5, seed 0; reduced: rounds 4 of 100"."""
+def describe_runs(records: Sequence[Record], *more: str) -> str:
+    """Describes what runs share: "Digits, Dirichlet 0.5, seed 0; reduced: rounds 4 of 100"."""
     shared = find_shared_settings(records)
     title = describe_data(shared.get("dataset", ""), shared.get("partition", ""), *more)
     smaller = {", ".join(reductions(record).values()) for record in records} - {""}

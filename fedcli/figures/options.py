@@ -106,7 +106,7 @@ class FigureOptions:
         """
         parameters: Parameters = dict(STYLE)
         if not self.is_page:
-            parameters |= _own_settings()
+            parameters |= _read_user_settings()
         if self.style is not None:
             parameters |= _read_style(self.style)
         if parameters["text.usetex"]:
@@ -219,7 +219,7 @@ def _refuse_legend(legend: Any) -> None:
 
 
 def _split_at_drawn(name: str, label: str, drawn: list[str]) -> tuple[str, str]:
-    """A name and its label, which were one text if no such name is drawn: those of settings may hold a `=`."""
+    """Splits a name and its label, which were one text if no such name is drawn: those of settings may hold a `=`."""
     text = f"{name}={label}"
     starts = [candidate for candidate in drawn if text.startswith(f"{candidate}=")]
     if name in drawn or not starts:
@@ -280,8 +280,8 @@ def _refuse_no_pair(flag: str, text: str, name: str, value: str) -> None:
         raise UserError(f"{flag} must be NAME=VALUE (got '{text}'); write {flag} fedavg=VALUE, once for each name.")
 
 
-def _own_settings() -> Parameters:
-    """The settings of the user's own `matplotlibrc`; none where matplotlib reads the one that it comes with."""
+def _read_user_settings() -> Parameters:
+    """Reads the user's `matplotlibrc`; no settings where matplotlib reads the one that it comes with."""
     file = Path(matplotlib.matplotlib_fname())
     if file.is_relative_to(matplotlib.get_data_path()):
         return {}

@@ -10,7 +10,7 @@ from matplotlib.image import AxesImage
 from sklearn.metrics import ConfusionMatrixDisplay
 
 from fedcli.errors import UserError
-from fedcli.figures.grid import make_grid, model_words
+from fedcli.figures.grid import describe_model, make_grid
 from fedcli.measure.correlation import correlations, public_sample
 from fedcli.measure.feature_files import MODEL_FEATURES
 from fedcli.runs.machine import machine_settings
@@ -44,7 +44,7 @@ def confusion_chart(records: list[Record]) -> Figure:
         # A client may also have test images of its own, which are not these.
         tested = "common test images" if "client" in run["quality"] else "images"
         right = f"{100 * (labels == predicted).mean():.1f} % of {len(labels):,} {tested} right"
-        axes.set(title=f"{column.name}, {model_words(run)}\n{right}", xlabel="taken for", ylabel="class")
+        axes.set(title=f"{column.name}, {describe_model(run)}\n{right}", xlabel="taken for", ylabel="class")
         if not has_few_classes:
             axes.set(xticks=[], yticks=[])
     return grid.figure
@@ -69,6 +69,7 @@ def correlation_chart(records: list[Record], files: Sequence[str] = ()) -> Figur
         raise UserError(f"no run has public images (got {len(runs)} without); add a run of a method that uses them.")
     (first, *_) = with_public_images
     public = public_sample(open_run(first["folder"], files).fed)
+    images = []
     for column in grid.columns:
         folder = column.run["folder"]
         opened = open_run(folder, files)
@@ -79,9 +80,9 @@ def correlation_chart(records: list[Record], files: Sequence[str] = ()) -> Figur
         with machine_settings(fed):
             matrices = correlations(fed, method, opened.state, public)
         above, below = column.panels
-        image = _draw_correlation(above, matrices["public"], f"{column.name}\npublic images")
-        _draw_correlation(below, matrices["private"], f"{column.name}\nprivate images")
-    grid.figure.colorbar(image, ax=grid.figure.axes, label="Cross-correlation of logits", shrink=0.6)
+        images.append(_draw_correlation(above, matrices["public"], f"{column.name}\npublic images"))
+        images.append(_draw_correlation(below, matrices["private"], f"{column.name}\nprivate images"))
+    grid.figure.colorbar(images[0], ax=grid.figure.axes, label="Cross-correlation of logits", shrink=0.6)
     return grid.figure
 
 

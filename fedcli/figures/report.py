@@ -14,7 +14,7 @@ from bokeh.plotting import figure
 from bokeh.resources import INLINE
 
 from fedcli.figures.curves import Curve, find_curves
-from fedcli.figures.names import choose_setting_colours, setting_name
+from fedcli.figures.names import choose_setting_colours, name_setting
 from fedcli.results.groups import SeedGroup, group_by_leaderboard, group_runs
 from fedcli.results.printed_numbers import find_printed_accuracies
 from fedcli.results.render import CellIndex, TextTable
@@ -46,22 +46,24 @@ class _TableColumn(NamedTuple):
     is_number: bool
 
 
-def report(records: Sequence[Record], title: str = "Runs") -> str:
-    """The page of some runs: for each protocol and data set a table, curves and commands."""
+def make_report(records: Sequence[Record], title: str = "Runs") -> str:
+    """Makes the page of some runs: for each protocol and data set a table, curves and commands."""
     use = "Click a column's title to sort by it, a name beside curves to switch its line on or off."
-    parts: list[Any] = [_text(f"<h1>{escape(title)}</h1>Runs: {len(records)}. {use}")]
+    parts: list[Any] = [_make_text(f"<h1>{escape(title)}</h1>Runs: {len(records)}. {use}")]
     runs_by_leaderboard = group_by_leaderboard(records)
     settings_by_leaderboard = [group_runs(runs) for runs in runs_by_leaderboard.values()]
     colours = choose_setting_colours(settings_by_leaderboard)
     tables = build_tables(records)
     for name, settings, table in zip(runs_by_leaderboard, settings_by_leaderboard, tables, strict=True):
-        parts.append(_text(f"<h2>{escape(name)}</h2>"))
-        parts += _leaderboard(settings, table, list_commands(runs_by_leaderboard[name]), colours)
+        parts.append(_make_text(f"<h2>{escape(name)}</h2>"))
+        parts += _make_leaderboard(settings, table, list_commands(runs_by_leaderboard[name]), colours)
     return file_html(column(parts, **WIDE, margin=10), INLINE, title)
 
 
-def _leaderboard(settings: list[SeedGroup], table: TextTable, typed: list[str], colours: dict[str, str]) -> list[Any]:
-    """The table of a leaderboard, its notes, what is folded below them, and its curves."""
+def _make_leaderboard(
+    settings: list[SeedGroup], table: TextTable, typed: list[str], colours: dict[str, str]
+) -> list[Any]:
+    """Makes the table of a leaderboard, its notes, what is folded below them, and its curves."""
     rows = []
     for number, (setting, cells) in enumerate(zip(settings, table.rows, strict=True)):
         rows.append(_TableRow(setting, number, cells))
@@ -69,31 +71,31 @@ def _leaderboard(settings: list[SeedGroup], table: TextTable, typed: list[str], 
     failed = [", ".join(filter(None, row.cells)) for row in rows if row.setting.all_failed]
     parts: list[Any] = []
     if shown:
-        parts.append(_table(_columns(table, shown), shown, colours))
+        parts.append(_make_table(_make_columns(table, shown), shown, colours))
     texts = [f"<li style='margin-left: 1em'>{escape(note)}</li>" for note in table.notes]
     if failed:
-        texts.append(_folded(f"Failed: {len(failed)}", failed))
+        texts.append(_make_folded(f"Failed: {len(failed)}", failed))
     if typed:
-        texts.append(_folded("Commands", typed))
-    parts.append(_text("".join(texts)))
+        texts.append(_make_folded("Commands", typed))
+    parts.append(_make_text("".join(texts)))
     curves = find_curves(settings)
     if curves:
-        parts.append(_curves(curves, colours))
+        parts.append(_draw_curves(curves, colours))
     return parts
 
 
-def _text(html: str) -> models.Div:
+def _make_text(html: str) -> models.Div:
     return models.Div(text=html, styles={"font-size": "14px"}, **WIDE)
 
 
-def _folded(summary: str, lines: list[str]) -> str:
-    """The HTML of lines that a click on their summary shows."""
+def _make_folded(summary: str, lines: list[str]) -> str:
+    """Writes the HTML of lines that a click on their summary shows."""
     text = escape("\n".join(lines))
     return f"<details><summary>{summary}</summary><pre>{text}</pre></details>"
 
 
-def _columns(table: TextTable, rows: list[_TableRow]) -> list[_TableColumn]:
-    """The columns of a leaderboard's table, with the paper's numbers behind the first of ours."""
+def _make_columns(table: TextTable, rows: list[_TableRow]) -> list[_TableColumn]:
+    """Makes the columns of a leaderboard's table, with the paper's numbers behind the first of ours."""
     columns = []
     for position, title in enumerate(table.columns):
         texts = [row.cells[position] for row in rows]
@@ -107,8 +109,8 @@ def _columns(table: TextTable, rows: list[_TableRow]) -> list[_TableColumn]:
     return columns
 
 
-def _table(columns: list[_TableColumn], rows: list[_TableRow], colours: dict[str, str]) -> models.DataTable:
-    """A leaderboard's table of these rows, with the names of settings in the colours of their curves."""
+def _make_table(columns: list[_TableColumn], rows: list[_TableRow], colours: dict[str, str]) -> models.DataTable:
+    """Makes a leaderboard's table of these rows, with the names of settings in the colours of their curves."""
     data = {"colour": [colours[row.setting.title] for row in rows]}
     shown = []
     for number, values in enumerate(columns):
@@ -135,8 +137,8 @@ def _table(columns: list[_TableColumn], rows: list[_TableRow], colours: dict[str
     )  # fmt: skip
 
 
-def _curves(curves: list[Curve], colours: dict[str, str]) -> Any:
-    """The lines of `line_charts.learning_curves` with their bands and crosses."""
+def _draw_curves(curves: list[Curve], colours: dict[str, str]) -> Any:
+    """Draws the lines of `line_charts.learning_curves` with their bands and crosses."""
     chart = figure(
         title="Test accuracy over rounds", x_axis_label="Round", y_axis_label="Test accuracy (%)", height=340,
         tooltips=[("", "$name"), ("round", "@x"), ("accuracy", "@y{0.00} %")], min_width=300, toolbar_location="right",
@@ -145,7 +147,7 @@ def _curves(curves: list[Curve], colours: dict[str, str]) -> Any:
     chart.xaxis.ticker = models.BasicTicker(min_interval=1, num_minor_ticks=0)
     hovered = []
     for curve in sorted(curves, key=lambda curve: curve.end.y, reverse=True):
-        name = "; ".join([setting_name(curve.setting), *curve.changes])
+        name = "; ".join([name_setting(curve.setting), *curve.changes])
         style = {"color": colours[curve.setting.title], "legend_label": name}
         line = curve.line
         columns = {"x": line.x, "y": line.y, "low": line.low, "high": line.high}

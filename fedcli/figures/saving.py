@@ -77,7 +77,7 @@ def write_page_figure(out: Path, chart: Callable[..., Figure], *given: Any) -> N
     del parameters["backend"]  # to set it would close the figures of a program
     parameters |= FigureOptions(is_page=True).parameters()
     with matplotlib.rc_context(parameters), warnings_in_words():
-        picture = small_png(chart(*given))
+        picture = encode_small_png(chart(*given))
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, lambda path: path.write_bytes(picture))
 
@@ -112,8 +112,8 @@ def _refuse_without_latex() -> None:
         )
 
 
-def small_png(figure: Figure) -> bytes:
-    """The figure as a PNG for a screen, with a palette of 256 colours: a third of the bytes."""
+def encode_small_png(figure: Figure) -> bytes:
+    """Encodes a figure as a PNG for a screen, with a palette of 256 colours: a third of the bytes."""
     picture = io.BytesIO()
     small = io.BytesIO()
     with matplotlib.rc_context(FigureOptions(is_page=True).parameters()):

@@ -9,39 +9,39 @@ from matplotlib.text import Text
 MARGIN = 0.04  # inches between a text and the side of the figure
 
 
-def characters(inches: float) -> int:
-    """How many characters of a text fit into a width, in the current font size."""
+def count_characters(inches: float) -> int:
+    """Counts the characters of a text that fit into a width, in the current font size."""
     return max(int(120 * inches / matplotlib.rcParams["font.size"]), 1)
 
 
 def write_title(figure: Figure, title: str) -> None:
     """Writes the title over a figure, in lines as wide as the figure."""
     on_one_line = fill(title, max(len(title), 1))  # whatever white space it has
-    wrap(figure.suptitle(on_one_line), room_across(figure))
+    wrap(figure.suptitle(on_one_line), measure_room(figure))
 
 
 def wrap(text: Text, room: float) -> None:
     """Divides the lines of a text further until it takes at most a length in pixels, as it is drawn."""
     lines = text.get_text().split("\n")
     for width in range(max(map(len, lines)), 0, -1):
-        if drawn_length(text) <= room:
+        if measure_length(text) <= room:
             return
         text.set_text("\n".join(fill(line, width) for line in lines))
 
 
-def drawn_length(text: Text) -> float:
-    """The pixels that a text takes in the direction of its lines."""
+def measure_length(text: Text) -> float:
+    """Measures the pixels that a text takes in the direction of its lines."""
     extent = text.get_window_extent()
     return extent.height if text.get_rotation() == 90 else extent.width
 
 
-def num_lines(text: Text) -> int:
-    """The number of lines of a text."""
+def count_lines(text: Text) -> int:
+    """Counts the lines of a text."""
     return text.get_text().count("\n") + 1
 
 
-def room_across(figure: Figure) -> float:
-    """The pixels of the width of a figure between its margins."""
+def measure_room(figure: Figure) -> float:
+    """Measures the pixels of the width of a figure between its margins."""
     return figure.bbox.width - 2 * MARGIN * figure.dpi
 
 

@@ -139,7 +139,7 @@ def fault_of_readers(folder: Path, record: dict[str, Any], description: str) -> 
         "table": render_tables,
         "clients": read_clients_and_rounds,
         "plot": lambda: saving.write_figure(folder / "curves.svg", line_charts.learning_curves, records),
-        "report": lambda: report.report(records),
+        "report": lambda: report.make_report(records),
         "claims": lambda: claims.answer_claims(some_claims(record), [folder]),
         "export": lambda: export(fedcli.load(folder), "safetensors", out=folder / "model"),
     }
