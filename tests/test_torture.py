@@ -120,7 +120,7 @@ def test_two_runs_that_start_in_the_same_second_have_a_folder_each(tmp_path, mon
 
 
 WILD_NAME = "=1+1 $\\frac$ <b>|`x`*\n\x1b[31m"
-WILD_TABLE = TextTable(["Method"], [[WILD_NAME]], 1, [{"method": WILD_NAME, "loss": -1.5, WILD_NAME: 2}])
+WILD_TABLE = TextTable(["Method"], [[WILD_NAME]], (), [{"method": WILD_NAME, "loss": -1.5, WILD_NAME: 2}])
 
 
 def test_a_name_is_text_on_a_terminal():
