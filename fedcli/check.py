@@ -188,7 +188,7 @@ def law_4_chunking_is_invisible(
         options = {**run, "clients_per_chunk": str(chunk)}
         setup, fed = federation(method, overrides, federation_type=federation_type, **options)
         if not with_graphs:
-            fed.engine.drop_graphs()
+            fed.engine.disable_graphs()
         state = simulate(setup, fed, rounds)
         return TrainingResult(_mode_after(fed.engine), tested_models(setup, state), state)
 

@@ -43,7 +43,7 @@ def number_of_the_step_from_python():
 
     def wrong(self, padded, updates):
         steps_taken[self] += 1
-        self._number.fill_(steps_taken[self] % len(self._rows.index))
+        self._step_index.fill_(steps_taken[self] % len(self._rows.index))
         return step(self, padded, updates)
 
     with patch.object(Stack, "take_step", wrong):
@@ -80,8 +80,8 @@ def step_number_in_a_new_tensor():
 
     def wrong(self, *arguments, **options):
         results = train(self, *arguments, **options)
-        self._number = self._inputs.number.clone()
-        self._inputs = self._inputs._replace(number=self._number)
+        self._step_index = self._inputs.step_index.clone()
+        self._inputs = self._inputs._replace(step_index=self._step_index)
         return results
 
     with patch.object(Stack, "train", wrong):

@@ -4,8 +4,8 @@ Every draw is keyed by `(seed, round, client, purpose)`, and depends neither on 
 together or in which order.
 
 A batch that is not full is padded by `plan_batches`, or left out where the run drops it. `is_real` tells padding from
-samples. Of a client that trains alone the padding is cut off before its step (`Engine._batches`), and of clients that
-train together it is masked (`Stack.take_step`), as they are by graphs on CUDA, a single one too: losses and batch
+samples. Of a client that trains alone the padding is cut off before its step (`Engine._iterate_batches`), and of clients
+that train together it is masked (`Stack.take_step`), as they are by graphs on CUDA, a single one too: losses and batch
 statistics leave it out. A client whose part has less than one batch idles where the run drops what is not full, and a
 run in which no client has a full batch is refused (`divide` in `parts.py`). The last batch of public images is smaller
 than the others and is never dropped.
@@ -85,7 +85,7 @@ def plan_batches(  # noqa: PLR0913  # all that a batch depends on, of which noth
     counts = count_batches(list(map(len, parts)), batch_size, drop_last)
     steps = max(counts, default=0) * len(epochs)
     width = min(batch_size, max(4096, *map(len, parts)))  # very large batches are padded to the largest client's data
-    plan = _without_batches(steps, len(parts), width, num_draws)
+    plan = _make_empty_plan(steps, len(parts), width, num_draws)
     plan.num_batches[:] = counts
     for k, (part, client, count) in enumerate(zip(parts, client_ids, counts, strict=True)):
         for number, epoch in enumerate(epochs):
@@ -105,7 +105,7 @@ def is_real(sizes: Tensor, width: int) -> Tensor:
     return torch.arange(width, device=sizes.device) < sizes[:, None]
 
 
-def _without_batches(steps: int, num_clients: int, width: int, num_draws: int) -> BatchPlan:
+def _make_empty_plan(steps: int, num_clients: int, width: int, num_draws: int) -> BatchPlan:
     """Makes a plan in which all clients have run out of data."""
     shape = (steps, num_clients)
     return BatchPlan(

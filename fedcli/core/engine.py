@@ -115,12 +115,12 @@ class Engine:
         """Returns how clients train together."""
         return Chunking(self.way, self.clients_per_chunk)
 
-    def use(self, chunking: Chunking) -> None:
+    def use_chunking(self, chunking: Chunking) -> None:
         """Has clients train together in this way from the next step on."""
         self.way = chunking.way
         self.clients_per_chunk = chunking.clients
 
-    def drop_graphs(self) -> None:
+    def disable_graphs(self) -> None:
         """Has all steps taken by their operations from here on, also on CUDA."""
         self.graphs = None
         self.forget_graphs()
@@ -150,13 +150,13 @@ class Engine:
             trained, sums = self._train_alone(to_train) if is_alone else self._train_together(to_train)
             return TrainedChunk(trained, sums, lr_tensor.new_zeros(size))
 
-        chunks: list[TrainedChunk] = self._in_chunks("train", train_chunk, plan.num_clients)
+        chunks: list[TrainedChunk] = self._map_in_chunks("train", train_chunk, plan.num_clients)
         sums = fill_missing_terms([chunk.sums for chunk in chunks], [chunk.zeros for chunk in chunks])
         num_steps = torch.as_tensor(plan.num_steps, device=self.images.device).clamp(min=1)
         means = tree_map(lambda value: value / num_steps, concatenate(sums))
         return concatenate([chunk.clients for chunk in chunks]), means
 
-    def _in_chunks(self, task: str, work: Callable[[slice], Any], num_clients: int) -> list[Any]:
+    def _map_in_chunks(self, task: str, work: Callable[[slice], Any], num_clients: int) -> list[Any]:
         """Calls `work` for chunks of `clients_per_chunk` clients; `task` and results are as in `ItemRunner.map`.
 
         A chunk that is too large for the device's memory, and all that follow, are halved.
@@ -165,14 +165,14 @@ class Engine:
         def of_chunk(chunk: range) -> ChunkResults:
             return ChunkResults(self._halve_where_too_large(work, chunk), self.clients_per_chunk)
 
-        chunks: list[ChunkResults] = self.runner.map(task, of_chunk, self._chunks(range(num_clients)))
+        chunks: list[ChunkResults] = self.runner.map(task, of_chunk, self._split_into_chunks(range(num_clients)))
         self.clients_per_chunk = min(chunk.clients_per_chunk for chunk in chunks)
         results = []
         for chunk in chunks:
             results += chunk.results
         return results
 
-    def _chunks(self, clients: range) -> list[range]:
+    def _split_into_chunks(self, clients: range) -> list[range]:
         size = self.clients_per_chunk
         return [clients[start : start + size] for start in range(0, len(clients), size)]
 
@@ -192,7 +192,7 @@ class Engine:
             torch.cuda.empty_cache()
             self.notes.append(f"out of memory with {size} clients together; {self.clients_per_chunk} from here on")
         results = []
-        for part in self._chunks(chunk):
+        for part in self._split_into_chunks(chunk):
             results += self._halve_where_too_large(work, part)
         return results
 
@@ -201,7 +201,7 @@ class Engine:
         client = tree_map(self.copy, select(with_optimizer_state(to_train.step, to_train.clients), 0))
         context = select_axes(to_train.context, to_train.axes, 0)
         update = with_dropout_key(to_train.step.update_of_own_tensors)
-        batches = self._batches(to_train.plan, to_train.chunk.start, to_train.lr)
+        batches = self._iterate_batches(to_train.plan, to_train.chunk.start, to_train.lr)
         total: Terms = {}
         # One client of a round is enough to see whether the objective reads a number: one that takes a step.
         refuses_reading = to_train.chunk.start == to_train.plan.num_steps.argmax()
@@ -213,9 +213,9 @@ class Engine:
                 self.runner.count_samples(len(batch.y))
         return tree_map(lambda leaf: leaf.contiguous()[None], (client, total))
 
-    def _batches(self, plan: BatchPlan, k: int, lr: Tensor) -> Iterator[Batch]:
+    def _iterate_batches(self, plan: BatchPlan, k: int, lr: Tensor) -> Iterator[Batch]:
         """Yields client k's batches without padding; prepares the images of several batches at a time."""
-        rows = self._rows(plan, k)
+        rows = self._take_rows(plan, k)
         real = is_real(rows.size, plan.width)  # [steps, B]
         bytes_of_batch = plan.width * self.images[0].numel() * self.transform.dtype.itemsize
         at_a_time = max(PREPARED_BYTES // bytes_of_batch, 1)
@@ -236,7 +236,7 @@ class Engine:
             for x, y, epoch_end, num_batches, key in batches:
                 yield Batch(x, y, mask=None, epoch_end=epoch_end, num_batches=num_batches, lr=lr, key=key)
 
-    def _rows(self, plan: BatchPlan, clients: int | slice) -> Tree:
+    def _take_rows(self, plan: BatchPlan, clients: int | slice) -> Tree:
         """Returns the rows of a client, or of some, up to their last step: a `BatchPlan` of tensors on the device."""
         num_steps = plan.num_steps[clients].max()
         return tree_map(lambda column: torch.as_tensor(column[:num_steps, clients], device=self.images.device), plan)
@@ -246,7 +246,7 @@ class Engine:
         plan = to_train.plan
         chunk = to_train.chunk
         make_clients = partial(with_optimizer_state, to_train.step, to_train.clients)
-        rows = self._rows(plan, chunk)
+        rows = self._take_rows(plan, chunk)
         sizes = plan.size[: len(rows.size), chunk]  # [steps, clients]
         if len(sizes) == 0:
             return make_clients(), {}
@@ -285,14 +285,14 @@ class Engine:
         template = make_template(with_optimizer_state(step, select(clients, slice(0, 1))))
         eager = make_stack_updates(step.update, template, BATCH_AXES, axes, self._map_over_clients)
         captured = make_stack_updates(step.update_of_own_tensors, template, BATCH_AXES, axes, self._map_over_clients)
-        return Stack(eager, captured, self.gather, template, self._step_graphs(is_reused))
+        return Stack(eager, captured, self.gather, template, self._make_step_graphs(is_reused))
 
-    def _step_graphs(self, is_reused: bool) -> StepGraphs:
+    def _make_step_graphs(self, is_reused: bool) -> StepGraphs:
         """Returns what takes steps by graphs; if there can be none, it says so here."""
-        return StepGraphs(self.graphs, self._without_graphs, is_reused)
+        return StepGraphs(self.graphs, self._give_up_graphs, is_reused)
 
-    def _without_graphs(self, reason: str) -> None:
-        self.drop_graphs()
+    def _give_up_graphs(self, reason: str) -> None:
+        self.disable_graphs()
         self.notes.append(reason)
 
     def forget_graphs(self) -> None:
@@ -329,7 +329,7 @@ class Engine:
             after = call.changed_first()
             return after, aux._replace(buffers=after.buffers)
 
-        return concatenate(self._in_chunks("step", of_chunk, num_stacked(clients)))
+        return concatenate(self._map_in_chunks("step", of_chunk, num_stacked(clients)))
 
     def for_each(self, function: Callable[..., Tree], arguments: tuple, axes: tuple) -> Tree:
         """Calls a function of one client for all, a chunk at a time; `axes` as in `map_over_clients`."""
@@ -346,21 +346,21 @@ class Engine:
             return call(*own_arguments)
 
         first, *_ = arguments
-        return concatenate(self._in_chunks("for each", of_chunk, num_stacked(first)))
+        return concatenate(self._map_in_chunks("for each", of_chunk, num_stacked(first)))
 
     def _make_call_of_step(self, step: Step, clients: Client, axes: tuple) -> Call:
         """Makes a call of a local step of such clients, which gives all that it returns but the clients."""
         template = make_template(clients)
         eager = with_packed_client(with_dropout_key(step.update), template, without_buffers)
         captured = with_packed_client(with_dropout_key(step.update_of_own_tensors), template, without_buffers)
-        graphs = self._step_graphs(is_reused=False)
+        graphs = self._make_step_graphs(is_reused=False)
         return Call(self._map_over_clients(eager, axes), self._map_over_clients(captured, axes), template, graphs)
 
     def _make_call(self, function: Callable[..., Tree], first: Tree, axes: tuple) -> Call:
         """Makes a call of a function of one client, whose first argument is such as `first` and stays as it is."""
         template = make_template(first)
         of_clients = self._map_over_clients(with_packed_first(function, template), axes)
-        return Call(of_clients, of_clients, template, self._step_graphs(is_reused=False))
+        return Call(of_clients, of_clients, template, self._make_step_graphs(is_reused=False))
 
     def _map_over_clients(self, function: Callable[..., Tree], axes: tuple) -> Callable[..., Tree]:
         return map_over_clients(function, axes, self.way, self.graphs, self.joint_layers)

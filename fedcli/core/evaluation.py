@@ -93,7 +93,7 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
         a global model beside personal ones also `global_accuracy`, measured as the headline. Where the run has
         `per_class` also `per_class`, see `tally_classes`.
     """
-    last_outputs = fed.output_cache.turn_over()
+    last_outputs = fed.output_cache.start_anew()
     result = _accuracies(fed, method, state, last_outputs)
     if method.shared is not None:
         global_alone = replace(method, model=method.shared, personal=None, shared=None)

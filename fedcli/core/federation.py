@@ -146,12 +146,12 @@ class Federation(Population):
             if not fault:
                 continue
             clients = 1 if self.device.type == "cpu" else self.engine.clients_per_chunk
-            self.engine.use(Chunking(BRANCHES, clients))
+            self.engine.use_chunking(Chunking(BRANCHES, clients))
             self.takes_vmap = False
             self.engine.notes.append(f"clients train one by one: vmap does not take the network {name} ({fault})")
             return
 
-    def _public(self) -> tuple[Tensor, Transform]:
+    def _public_data(self) -> tuple[Tensor, Transform]:
         """Returns the public images and what makes network input of them; refuses where there are none."""
         if self.public_images is None or self.public_transform is None:
             raise UserError("the method needs public images (got no --public-dataset); name a data set.")
@@ -160,7 +160,7 @@ class Federation(Population):
     @property
     def public_batch_sizes(self) -> list[int]:
         """Returns how many images each of the public batches has, in their order."""
-        images, _ = self._public()
+        images, _ = self._public_data()
         count = len(images)
         size = self.config.public_batch_size
         return [min(size, count - start) for start in range(0, count, size)]
@@ -342,7 +342,7 @@ class Federation(Population):
         with self.timed("train"):
             trained, terms = self.engine.train(step, clients, plan, self.lr(cohort.round), context, axes)
         _refuse_non_finite(terms, (trained.params, trained.buffers), cohort)
-        return trained, _terms_of_method(terms)
+        return trained, _without_objective(terms)
 
     def public_batches(self, round: int, epoch: int = 0) -> Iterator[Batch]:
         """Yields the public images in minibatches, the same for all clients; their labels are 0 and mean nothing.
@@ -351,7 +351,7 @@ class Federation(Population):
         """
         sizes = self.public_batch_sizes
         device = self.device
-        images, transform = self._public()
+        images, transform = self._public_data()
         num_draws = NUM_DRAWS[transform.augmentation]
         order = self.generator(round, "public order", epoch).permutation(sum(sizes))
         uniform = self.generator(round, "public augment", epoch).random((sum(sizes), num_draws)).astype(np.float32)
@@ -389,7 +389,7 @@ class Federation(Population):
         with self.timed("train"), set_to(refuse_reading, True):
             after, aux = self.engine.take_step(step, with_optimizer_state(step, clients), batch, context, axes)
         _refuse_non_finite(aux.terms, (after.params, after.buffers, aux.outputs), cohort)
-        return after, aux._replace(terms=_terms_of_method(aux.terms))
+        return after, aux._replace(terms=_without_objective(aux.terms))
 
     def forward(self, clients: Client, cohort: Cohort, x: Tensor, train: bool = True) -> NetworkOutput:
         """Returns what the models of clients of one network give for `x` `[B, channels, H, W]`, without gradients.
@@ -455,43 +455,42 @@ class Federation(Population):
             Features `[n, D]`, logits `[n, C]` and labels `[n]`, on the CPU.
         """
         network = network or self.network
-        if index is None:
-            test = True
-            index = np.arange(len(self.test_labels))
-        images = self.test_images if test else self.engine.images
-        labels = self.test_labels if test else self.engine.labels
+        are_of_test = test or index is None
+        images = self.test_images if are_of_test else self.engine.images
+        labels = self.test_labels if are_of_test else self.engine.labels
+        positions = np.arange(len(labels)) if index is None else index
         params, buffers = tree_map(lambda leaf: leaf.to(self.device), (params, buffers))  # some may lie on the host
         quick = quick and self.device.type == "cpu"
 
         @torch.no_grad()
-        def of_portion(positions: Tensor) -> Predictions:
-            x = self.transform(images[positions])
+        def of_portion(portion: Tensor) -> Predictions:
+            x = self.transform(images[portion])
             if quick:
                 x = self.engine.copy(x)
             with set_to(by_places, quick):
                 output = network(params, buffers, x, train=False)
-            return Predictions(output.features if with_features else None, output.logits, labels[positions])
+            return Predictions(output.features if with_features else None, output.logits, labels[portion])
 
         with self.timed("evaluate"):
             if quick:
                 params = tree_map(self.engine.copy, params)
-            portions = self.engine.runner.map("predict", of_portion, self._split_into_portions(index, quick))
+            portions = self.engine.runner.map("predict", of_portion, self._split_into_portions(positions, quick))
             return to_device(concatenate(portions), "cpu")  # here alone Python waits for the device
 
-    def _split_into_portions(self, index: np.ndarray, quick: bool = False) -> Sequence[Tensor]:
+    def _split_into_portions(self, positions: np.ndarray, quick: bool = False) -> Sequence[Tensor]:
         """Cuts positions into those that go through a network together, on the device."""
         size = GPU_BATCH
         if self.device.type == "cpu":
             size = QUICK_BATCH if quick else EVALUATION_BATCH
-        return torch.as_tensor(index, device=self.device).split(size)
+        return torch.as_tensor(positions, device=self.device).split(size)
 
 
-def _terms_of_method(terms: Terms) -> Terms:
+def _without_objective(terms: Terms) -> Terms:
     """Returns the terms of a method's objective, without the value that a step adds to them."""
     return {name: values for name, values in terms.items() if name != OBJECTIVE}
 
 
-class MustBeFinite(NamedTuple):
+class FiniteCheck(NamedTuple):
     """A number of each client that must be finite, and what is said where it is not."""
 
     words: str
@@ -505,12 +504,12 @@ def _refuse_non_finite(terms: Terms, stacked: Tree, cohort: Cohort) -> None:
     Raises:
         NonFiniteLoss: A term, the objective, or a value of the stacked tensors `[K, ...]` is infinite or NaN.
     """
-    must_be_finite = []
-    for name, values in _terms_of_method(terms).items():
+    checks = []
+    for name, values in _without_objective(terms).items():
         remedy = "a smaller --lr or a smaller weight of that term"
-        must_be_finite.append(MustBeFinite(f"the term '{name}'", values, remedy))
+        checks.append(FiniteCheck(f"the term '{name}'", values, remedy))
     if OBJECTIVE in terms:
-        must_be_finite.append(MustBeFinite("the loss", terms[OBJECTIVE]))
+        checks.append(FiniteCheck("the loss", terms[OBJECTIVE]))
     # A tensor is finite where its highest and its lowest value are; to read them costs no copy of a large tensor.
     extremes = []
     for tensor in leaves(stacked):
@@ -519,12 +518,12 @@ def _refuse_non_finite(terms: Terms, stacked: Tree, cohort: Cohort) -> None:
             extremes += [values.amax(1), values.amin(1)]
     if extremes:
         # Zero times a number is NaN where it is not finite; only one sum for each client comes to the host.
-        must_be_finite.append(MustBeFinite("what the step gave", (0 * torch.stack(extremes)).sum(0)))
-    are_finite = to_device([number.values.detach().isfinite() for number in must_be_finite], "cpu")
-    for number, is_finite in zip(must_be_finite, are_finite, strict=True):
+        checks.append(FiniteCheck("what the step gave", (0 * torch.stack(extremes)).sum(0)))
+    are_finite = to_device([check.values.detach().isfinite() for check in checks], "cpu")
+    for check, is_finite in zip(checks, are_finite, strict=True):
         ids = cohort.client_ids[~is_finite.numpy()]
         if len(ids):
             raise NonFiniteLoss(
-                f"{number.words} is not finite in round {cohort.round + 1} for client(s) {', '.join(map(str, ids))}; "
-                f"{number.remedy} usually helps."
+                f"{check.words} is not finite in round {cohort.round + 1} for client(s) {', '.join(map(str, ids))}; "
+                f"{check.remedy} usually helps."
             )

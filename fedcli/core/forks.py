@@ -50,7 +50,9 @@ class Processes:
     _fork_seconds: float = field(default=FORK_SECONDS, init=False)
     _ended: list["_Fork"] = field(default_factory=list, init=False)  # whose results are here
 
-    def map(self, task: str, work: Callable[[Any], Any], items: Sequence[Any], begin: Callable[[], None]) -> list[Any]:
+    def map(
+        self, task: str, work: Callable[[Any], Any], items: Sequence[Any], prepare_fork: Callable[[], None]
+    ) -> list[Any]:
         """Calls `work` for each item; returns results in order, whose tensors may have been sent.
 
         Args:
@@ -58,7 +60,7 @@ class Processes:
                 the items. The first items, and those of a short call, are done one after the other.
             work: Does it for one item.
             items: What `work` is called for; none depends on another.
-            begin: Called in each fork before its items.
+            prepare_fork: Called in each fork before its items.
         """
         spent: list[float] = []
 
@@ -77,7 +79,7 @@ class Processes:
                 next_item, *_ = items_left
                 done.append(timed(next_item))
             else:
-                done += self.map_with_forks(timed, items_left, count, begin)
+                done += self.map_with_forks(timed, items_left, count, prepare_fork)
         if spent:
             self._seconds[task] = fmean(spent)
         return done
@@ -96,11 +98,11 @@ class Processes:
         work: Callable[[Any], Any],
         items: Sequence[Any],
         count: int,
-        begin: Callable[[], None] = lambda: None,
+        prepare_fork: Callable[[], None] = lambda: None,
     ) -> list[Any]:
         """Calls `work` for each item in `count` processes, this one among them; returns results in order.
 
-        `begin` is called in each fork before its items.
+        `prepare_fork` is called in each fork before its items.
         """
         self.reap()
         results: dict[int, Any] = {}
@@ -110,7 +112,7 @@ class Processes:
         self.count = 1  # what an item maps is not handed out again
         self.active = count
         try:
-            self._start(forks, count - 1, partial(_Fork, work, items, queue, begin))
+            self._start(forks, count - 1, partial(_Fork, work, items, queue, prepare_fork))
             if len(forks) < count - 1:
                 count_afterwards = len(forks) + 1
             for number in _take_numbers(queue, len(items)):
@@ -167,7 +169,7 @@ class _Report(NamedTuple):
 class _Fork:
     """A fork at work; made in this process, it never returns in the other one."""
 
-    def __init__(self, work: Callable[[Any], Any], items: Sequence[Any], queue: int, begin: Callable[[], None]):
+    def __init__(self, work: Callable[[Any], Any], items: Sequence[Any], queue: int, prepare_fork: Callable[[], None]):
         parent = os.getpid()
         prctl = _prctl()
         self._status: int | None = None  # the status with which it has ended; None while it is not known
@@ -182,7 +184,7 @@ class _Fork:
                     if prctl is not None:
                         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
                     if os.getppid() == parent:
-                        _do_and_send(work, items, queue, begin, write_end)
+                        _do_and_send(work, items, queue, prepare_fork, write_end)
                 finally:
                     os._exit(0)
         finally:
@@ -217,7 +219,7 @@ class _Fork:
 
 
 def _do_and_send(
-    work: Callable[[Any], Any], items: Sequence[Any], queue: int, begin: Callable[[], None], pipe: int
+    work: Callable[[Any], Any], items: Sequence[Any], queue: int, prepare_fork: Callable[[], None], pipe: int
 ) -> None:
     """Does items in a fork, and sends their results."""
     for ending in SIGNALS:
@@ -225,7 +227,7 @@ def _do_and_send(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     gc.freeze()  # else each search for garbage would write to all objects, and so copy them
     _take_own_streams()
-    begin()
+    prepare_fork()
     drawn = torch.get_rng_state()
     results: dict[int, Any] = {}
     fault = ""

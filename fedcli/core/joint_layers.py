@@ -288,10 +288,10 @@ class _BatchNormBackward(Function):
         """Gives second derivatives by the plain formula."""
 
         def gradients(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-            pull_back = vjp(partial(_normalised, eps=ctx.eps), x, weight, torch.zeros_like(weight))[1]
+            pull_back = _pull_back(partial(_normalise, eps=ctx.eps), x, weight, torch.zeros_like(weight))
             return pull_back(gradient)
 
-        pull_back = vjp(gradients, *ctx.saved_tensors)[1]  # beside the value
+        pull_back = _pull_back(gradients, *ctx.saved_tensors)
         return *pull_back(second), None, None, None
 
     @staticmethod
@@ -312,7 +312,13 @@ class _BatchNormBackward(Function):
         return _channels_by_client(gradients, count)
 
 
-def _normalised(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def _pull_back(function: Callable[..., Any], *inputs: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+    """Returns what makes of a gradient by the function's value those by its inputs, by `torch.func.vjp`."""
+    value_and_pull_back = vjp(function, *inputs)
+    return value_and_pull_back[1]  # its type allows a third part
+
+
+def _normalise(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     axes = (0, *range(2, x.dim()))
     by_channel = (-1, *[1] * (x.dim() - 2))
     centred = x - x.mean(axes, keepdim=True)

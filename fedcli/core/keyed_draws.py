@@ -95,8 +95,8 @@ class KeyedDraws(nn.Module, TorchFunctionMode):
         if channels:
             shape = torch.Size([*x.shape[:2], *[1] * (x.dim() - 2)])
         dropped = self.words(shape) < round(p * 2**32)
-        share_kept = 1 - p
-        result = torch.where(dropped, 0.0, x / (share_kept or 1))
+        keep_probability = 1 - p
+        result = torch.where(dropped, 0.0, x / (keep_probability or 1))
         return x.copy_(result) if inplace else result
 
     def attention(  # noqa: PLR0913  # torch's function has these arguments

@@ -33,7 +33,7 @@ class OutputCache:
     def __init__(self) -> None:
         self._entries: dict[Hashable, _Entry] = {}
 
-    def turn_over(self) -> "OutputCache":
+    def start_anew(self) -> "OutputCache":
         """Begins anew; returns what was kept until now as a cache of its own."""
         earlier = OutputCache()
         earlier._entries = self._entries

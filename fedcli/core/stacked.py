@@ -158,7 +158,7 @@ class StackInputs(NamedTuple):
     context: Tree
     rows: Tree
     lr: Tensor
-    number: Tensor
+    step_index: Tensor
 
 
 class Stack:
@@ -205,7 +205,7 @@ class Stack:
             context=context,
             rows=rows,
             lr=lr,
-            number=torch.zeros_like(rows.size[0, :1]),
+            step_index=torch.zeros_like(rows.size[0, :1]),
         )
         if self.clients is None:
             self._hold(copy_tree(inputs))
@@ -218,7 +218,7 @@ class Stack:
         for is_padded, alike in groupby(padded):
             end = done + len(list(alike))
             while done < end:
-                state = StepState(self.clients, results=(self.totals, self._number))
+                state = StepState(self.clients, results=(self.totals, self._step_index))
                 taken = self.graphs.advance(steps, state, is_padded, num_alike=end - done)
                 for step in range(done, done + taken):
                     step_done(step)
@@ -231,7 +231,7 @@ class Stack:
         self.clients = inputs.clients
         self._context = inputs.context
         self._lr = inputs.lr
-        self._number = inputs.number
+        self._step_index = inputs.step_index
         # The same in all steps, so that no step looks it up.
         self._num_batches = inputs.rows.num_batches[0]
         self._rows = inputs.rows._replace(num_batches=None)
@@ -251,8 +251,8 @@ class Stack:
             padded: Whether some client's batch is not full.
             updates: `eager` or `captured`.
         """
-        row = tree_map(lambda leaf: leaf.index_select(0, self._number)[0], self._rows)
-        self._number += 1
+        row = tree_map(lambda leaf: leaf.index_select(0, self._step_index)[0], self._rows)
+        self._step_index += 1
         x, y = self.gather(row.index, row.draws)
         mask = None
         if padded:

@@ -43,7 +43,7 @@ def autotune(fed: Federation) -> str | None:
     if not tried:
         raise next(iter(failed.values()))
     fastest = min(tried, key=lambda way: tried[way].seconds)
-    fed.engine.use(Chunking(fastest, tried[fastest].clients_per_chunk))
+    fed.engine.use_chunking(Chunking(fastest, tried[fastest].clients_per_chunk))
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(fed.device)
     reason = f"fastest of {len(tried)} ways tried, {1e3 * tried[fastest].seconds:.3g} ms for a step of one client"

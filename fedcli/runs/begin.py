@@ -142,7 +142,7 @@ def _choose_chunking(fed: Federation) -> str | None:
     """Chooses how clients train together, as the first worker does; returns the reason, see `autotune`."""
     own_reason = autotune.autotune(fed)
     chunking, reason = worker_group().from_first(lambda: (fed.engine.chunking, own_reason))
-    fed.engine.use(chunking)
+    fed.engine.use_chunking(chunking)
     return reason
 
 
