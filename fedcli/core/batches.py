@@ -4,11 +4,11 @@ Every draw is keyed by `(seed, round, client, purpose)`, and depends neither on 
 together or in which order.
 
 A batch that is not full is padded by `plan_batches`, or left out where the run drops it. `is_real` tells padding from
-samples. Of a client that trains alone the padding is cut off before its step (`Engine._iterate_batches`), and of clients
-that train together it is masked (`Stack.take_step`), as they are by graphs on CUDA, a single one too: losses and batch
-statistics leave it out. A client whose part has less than one batch idles where the run drops what is not full, and a
-run in which no client has a full batch is refused (`divide` in `parts.py`). The last batch of public images is smaller
-than the others and is never dropped.
+samples. Of a client that trains alone the padding is cut off before its step (`Engine._iterate_batches`), and of
+clients that train together it is masked (`Stack.take_step`), as they are by graphs on CUDA, a single one too: losses
+and batch statistics leave it out. A client whose part has less than one batch idles where the run drops what is not
+full, and a run in which no client has a full batch is refused (`divide` in `parts.py`). The last batch of public images
+is smaller than the others and is never dropped.
 """
 
 import math
