@@ -15,9 +15,7 @@ Params = Tensors  # of a network, which are trained; also their gradients and wh
 Buffers = Tensors  # of a network, which are not: running statistics and the keys of dropout
 Terms = Tensors  # of an objective, as they enter the record
 
-# The term in which a step tells the value that it minimises, so that one that is not finite is seen at the end of the
-# round, on every device, without waiting in each step.
-OBJECTIVE = "\0objective"
+_OBJECTIVE = "\0objective"  # the term of `Aux.with_objective`, of a name that no method's has
 
 
 class Model(NamedTuple):
@@ -52,6 +50,26 @@ class Aux(NamedTuple):
     def with_term(self, name: str, value: Tensor) -> "Aux":
         """Returns the same with one more term."""
         return self._replace(terms={**self.terms, name: value})
+
+    def with_objective(self, value: Tensor) -> "Aux":
+        """Returns the same with the value that a step minimises among the terms, see `separate_objective`.
+
+        So one that is not finite is seen at the end of the round, on every device, without waiting in each step.
+        """
+        return self.with_term(_OBJECTIVE, value)
+
+
+class StepValues(NamedTuple):
+    """What local steps tell of themselves."""
+
+    terms: Terms  # of the method's objective
+    objective: Tensor | None  # the value that was minimised; None where no step told it
+
+
+def separate_objective(terms: Terms) -> StepValues:
+    """Tells the terms of a method from the value of `Aux.with_objective`."""
+    of_method = {name: values for name, values in terms.items() if name != _OBJECTIVE}
+    return StepValues(of_method, terms.get(_OBJECTIVE))
 
 
 LocalLoss = Callable[[Params, Buffers, Batch, Any], tuple[Tensor, Aux]]

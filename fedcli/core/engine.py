@@ -162,10 +162,10 @@ class Engine:
         A chunk that is too large for the device's memory, and all that follow, are halved.
         """
 
-        def of_chunk(chunk: range) -> ChunkResults:
+        def work_on_chunk(chunk: range) -> ChunkResults:
             return ChunkResults(self._halve_where_too_large(work, chunk), self.clients_per_chunk)
 
-        chunks: list[ChunkResults] = self.runner.map(task, of_chunk, self._split_into_chunks(range(num_clients)))
+        chunks: list[ChunkResults] = self.runner.map(task, work_on_chunk, self._split_into_chunks(range(num_clients)))
         self.clients_per_chunk = min(chunk.clients_per_chunk for chunk in chunks)
         results = []
         for chunk in chunks:
@@ -316,7 +316,7 @@ class Engine:
         batch = batch._replace(idle=torch.zeros((), device=batch.y.device))  # nobody stands still
         all_axes = (0, None, axes)
 
-        def of_chunk(chunk: slice) -> tuple[Client, Aux]:
+        def step_chunk(chunk: slice) -> tuple[Client, Aux]:
             own_clients = select(clients, chunk)
             arguments = (own_clients, batch, select_axes(context, axes, chunk))
             key = self._find_key_of_call(step.update, axes, arguments)
@@ -329,12 +329,12 @@ class Engine:
             after = call.changed_first()
             return after, aux._replace(buffers=after.buffers)
 
-        return concatenate(self._map_in_chunks("step", of_chunk, num_stacked(clients)))
+        return concatenate(self._map_in_chunks("step", step_chunk, num_stacked(clients)))
 
     def for_each(self, function: Callable[..., Tree], arguments: tuple, axes: tuple) -> Tree:
         """Calls a function of one client for all, a chunk at a time; `axes` as in `map_over_clients`."""
 
-        def of_chunk(chunk: slice) -> Tree:
+        def call_chunk(chunk: slice) -> Tree:
             own_arguments = select_axes(arguments, axes, chunk)
             key = self._find_key_of_call(function, axes, own_arguments)
             if key is None:
@@ -346,7 +346,7 @@ class Engine:
             return call(*own_arguments)
 
         first, *_ = arguments
-        return concatenate(self._map_in_chunks("for each", of_chunk, num_stacked(first)))
+        return concatenate(self._map_in_chunks("for each", call_chunk, num_stacked(first)))
 
     def _make_call_of_step(self, step: Step, clients: Client, axes: tuple) -> Call:
         """Makes a call of a local step of such clients, which gives all that it returns but the clients."""

@@ -23,7 +23,7 @@ from fedcli.core.network import Network
 from fedcli.core.output_cache import CachedOutputs, OutputCache
 from fedcli.declarations import Method
 
-NOTHING = dict.fromkeys(("test_accuracy", "validation_accuracy", "clients", "client_accuracy", "domains"))
+NO_RESULTS = dict.fromkeys(("test_accuracy", "validation_accuracy", "clients", "client_accuracy", "domains"))
 
 
 class FullModel(NamedTuple):
@@ -107,7 +107,7 @@ def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: Outpu
     on_validation = _test_parts("validation_accuracy", fed.validation, method, tester)
     take_test = _test_own_parts if fed.evaluation == "clients" else _test_images
     on_test = take_test(fed, method, tester)
-    result = NOTHING | on_validation.entries | on_test.entries
+    result = NO_RESULTS | on_validation.entries | on_test.entries
     if fed.config.per_class:
         weights = weights_of_domains(fed) if fed.evaluation == "domains" else None
         result["per_class"] = tally_classes(on_test.predictions, fed.num_classes, weights)
@@ -128,18 +128,18 @@ class Tester:
     def test(self, tests: dict[int, Positions]) -> list[ScoredPredictions]:
         """Tests the clients' models, each at its positions in the training set, or on all test images if None."""
 
-        def of_client(client: int) -> TestedModel:
+        def test_client(client: int) -> TestedModel:
             return _test_model(self._fed, self._prototypes, self._last_outputs, self._model(client), tests[client])
 
-        def of_some(clients: list[int]) -> list[ScoredPredictions]:
-            tested_models = self._fed.engine.runner.map_one_a_process("test", of_client, clients)
+        def test_clients(clients: list[int]) -> list[ScoredPredictions]:
+            tested_models = self._fed.engine.runner.map_one_a_process("test", test_client, clients)
             # Here, as what a fork keeps ends with it.
             for client, tested_model in zip(clients, tested_models, strict=True):
                 if tested_model.outputs is not None and self._stays_in_memory(client):
                     self._fed.output_cache.put(self._model(client).tensors, tests[client], tested_model.outputs)
             return [tested_model.predictions for tested_model in tested_models]
 
-        return self._fed.engine.runner.workers.distribute(of_some, list(tests))
+        return self._fed.engine.runner.workers.distribute(test_clients, list(tests))
 
     def _model(self, client: int) -> FullModel:
         return model_to_test(self._fed, self._method, self._state, client)

@@ -14,7 +14,18 @@ from fedcli.core.aggregate import class_sums, mean_by_class
 from fedcli.core.augment import NUM_DRAWS, Transform
 from fedcli.core.batches import Batch, BatchPlan, count_batches, plan_batches
 from fedcli.core.client_states import Store
-from fedcli.core.clients import OBJECTIVE, Aux, Buffers, Client, LocalLoss, Model, Params, Step, Terms
+from fedcli.core.clients import (
+    Aux,
+    Buffers,
+    Client,
+    LocalLoss,
+    Model,
+    Params,
+    Step,
+    StepValues,
+    Terms,
+    separate_objective,
+)
 from fedcli.core.engine import Chunking, Engine
 from fedcli.core.exchanged_models import ExchangedModels
 from fedcli.core.graphs import CudaGraphs
@@ -340,9 +351,10 @@ class Federation(Population):
         step = local if isinstance(local, Step) else self.optimizer_step(local)
         plan = self.plan(cohort, epochs)
         with self.timed("train"):
-            trained, terms = self.engine.train(step, clients, plan, self.lr(cohort.round), context, axes)
-        _refuse_non_finite(terms, (trained.params, trained.buffers), cohort)
-        return trained, _without_objective(terms)
+            trained, told = self.engine.train(step, clients, plan, self.lr(cohort.round), context, axes)
+        values = separate_objective(told)
+        _refuse_non_finite(values, (trained.params, trained.buffers), cohort)
+        return trained, values.terms
 
     def public_batches(self, round: int, epoch: int = 0) -> Iterator[Batch]:
         """Yields the public images in minibatches, the same for all clients; their labels are 0 and mean nothing.
@@ -388,8 +400,9 @@ class Federation(Population):
         step = local if isinstance(local, Step) else self.optimizer_step(local)
         with self.timed("train"), set_to(refuse_reading, True):
             after, aux = self.engine.take_step(step, with_optimizer_state(step, clients), batch, context, axes)
-        _refuse_non_finite(aux.terms, (after.params, after.buffers, aux.outputs), cohort)
-        return after, aux._replace(terms=_without_objective(aux.terms))
+        values = separate_objective(aux.terms)
+        _refuse_non_finite(values, (after.params, after.buffers, aux.outputs), cohort)
+        return after, aux._replace(terms=values.terms)
 
     def forward(self, clients: Client, cohort: Cohort, x: Tensor, train: bool = True) -> NetworkOutput:
         """Returns what the models of clients of one network give for `x` `[B, channels, H, W]`, without gradients.
@@ -400,13 +413,13 @@ class Federation(Population):
 
         network = cohort.network
 
-        def of_client(model: Model, x: Tensor) -> NetworkOutput:
+        def run_client(model: Model, x: Tensor) -> NetworkOutput:
             with torch.no_grad():
                 return network(model.params, model.buffers, x, train=train)
 
         models = Model(clients.params, clients.buffers)
         with self.timed("train"):
-            return self.engine.for_each(of_client, arguments=(models, x), axes=(0, None))
+            return self.engine.for_each(run_client, arguments=(models, x), axes=(0, None))
 
     def class_counts(self, cohort: Cohort) -> Tensor:
         """Counts each client's training examples of each class: `[K, C]`, int64; to send it is the method's part."""
@@ -421,7 +434,7 @@ class Federation(Population):
         """
 
         @torch.no_grad()
-        def of_client(k: int) -> tuple[Tensor, Tensor]:
+        def mean_features(k: int) -> tuple[Tensor, Tensor]:
             params, buffers = select((clients.params, clients.buffers), k)
             sums: Any = 0
             counts: Any = 0
@@ -434,7 +447,7 @@ class Federation(Population):
             return mean_by_class(sums, counts), counts
 
         with self.timed("train"):
-            return stack(self.engine.runner.map("class means", of_client, range(len(cohort.client_ids))))
+            return stack(self.engine.runner.map("class means", mean_features, range(len(cohort.client_ids))))
 
     def predict(
         self, params: Params, buffers: Buffers, index: np.ndarray | None = None, network: Network | None = None, *,
@@ -463,7 +476,7 @@ class Federation(Population):
         quick = quick and self.device.type == "cpu"
 
         @torch.no_grad()
-        def of_portion(portion: Tensor) -> Predictions:
+        def predict_portion(portion: Tensor) -> Predictions:
             x = self.transform(images[portion])
             if quick:
                 x = self.engine.copy(x)
@@ -474,7 +487,7 @@ class Federation(Population):
         with self.timed("evaluate"):
             if quick:
                 params = tree_map(self.engine.copy, params)
-            portions = self.engine.runner.map("predict", of_portion, self._split_into_portions(positions, quick))
+            portions = self.engine.runner.map("predict", predict_portion, self._split_into_portions(positions, quick))
             return to_device(concatenate(portions), "cpu")  # here alone Python waits for the device
 
     def _split_into_portions(self, positions: np.ndarray, quick: bool = False) -> Sequence[Tensor]:
@@ -485,11 +498,6 @@ class Federation(Population):
         return torch.as_tensor(positions, device=self.device).split(size)
 
 
-def _without_objective(terms: Terms) -> Terms:
-    """Returns the terms of a method's objective, without the value that a step adds to them."""
-    return {name: values for name, values in terms.items() if name != OBJECTIVE}
-
-
 class FiniteCheck(NamedTuple):
     """A number of each client that must be finite, and what is said where it is not."""
 
@@ -498,18 +506,18 @@ class FiniteCheck(NamedTuple):
     remedy: str = "a smaller --lr"
 
 
-def _refuse_non_finite(terms: Terms, stacked: Tree, cohort: Cohort) -> None:
+def _refuse_non_finite(told: StepValues, stacked: Tree, cohort: Cohort) -> None:
     """Refuses what clients give after a step or a round.
 
     Raises:
         NonFiniteLoss: A term, the objective, or a value of the stacked tensors `[K, ...]` is infinite or NaN.
     """
     checks = []
-    for name, values in _without_objective(terms).items():
+    for name, values in told.terms.items():
         remedy = "a smaller --lr or a smaller weight of that term"
         checks.append(FiniteCheck(f"the term '{name}'", values, remedy))
-    if OBJECTIVE in terms:
-        checks.append(FiniteCheck("the loss", terms[OBJECTIVE]))
+    if told.objective is not None:
+        checks.append(FiniteCheck("the loss", told.objective))
     # A tensor is finite where its highest and its lowest value are; to read them costs no copy of a large tensor.
     extremes = []
     for tensor in leaves(stacked):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedcli.core.batches import Batch
-from fedcli.core.clients import OBJECTIVE, Aux, Client, LocalLoss, Params, Step
+from fedcli.core.clients import Aux, Client, LocalLoss, Params, Step
 from fedcli.core.objectives import gradient
 from fedcli.core.trees import Flat, Tree, pack, tree_map, unpack
 from fedcli.errors import UserError
@@ -256,7 +256,7 @@ class OptimizerUpdate:
 
         def objective(moving: Params) -> tuple[Tensor, Aux]:
             value, aux = self.loss(all_params(moving), client.buffers, batch, context)
-            return value, aux._replace(terms={**aux.terms, OBJECTIVE: value})
+            return value, aux.with_objective(value)
 
         grads, aux = gradient(objective, moving)
         if self.clip_norm:

@@ -292,7 +292,7 @@ def one_round(setup: Setup, fed: Federation, state: Any, cohort: Cohort) -> Roun
     if fed.device.type == "cuda":
         torch.cuda.synchronize(fed.device)
     seconds = time.perf_counter() - start - sum(fed.seconds.values())
-    tested = evaluation.NOTHING
+    tested = evaluation.NO_RESULTS
     if fed.is_tested(cohort.round):
         tested = evaluation.evaluate(fed, setup.method, new_state)
     entry = {
