@@ -1,16 +1,11 @@
 """Deals a data set by the flag of a partition, and reads the pixels of what was dealt."""
 
+from types import SimpleNamespace
+
 from fedcli.core.partition import from_flag
 
-
-class PartitionOptions:
-    """What `divide` reads of a run's options."""
-
-    local_test = 0.25
-    validation = 0.0
-    partition_seed = 0
-    drop_last = False
-    batch_size = 1
+# What `divide` reads of a run's options.
+DIVISION_OPTIONS = SimpleNamespace(local_test=0.25, validation=0.0, partition_seed=0, drop_last=False, batch_size=1)
 
 
 def deal_parts(dataset, flag, num_clients, seed=0):

@@ -12,7 +12,7 @@ from fedcli.core.parts import divide
 from fedcli.data import datasets
 from fedcli.data.dataset import merge_splits
 from tests.image_files import image_arrays, import_arrays
-from tests.partition_parts import PartitionOptions, deal_parts, pixels
+from tests.partition_parts import DIVISION_OPTIONS, deal_parts, pixels
 from tests.user_errors import raises_user_error
 
 
@@ -31,7 +31,7 @@ def test_positions_are_those_in_the_files_and_go_on_into_the_test_images(tmp_pat
     flag = write_split(tmp_path, split)
 
     parts = deal_parts(dataset, flag, 3)
-    divided = divide(parts, PartitionOptions)
+    divided = divide(parts, DIVISION_OPTIONS)
 
     for client in range(3):
         to_train_on = sorted(all_images[position] for position in split["train"][client])

@@ -13,7 +13,7 @@ from fedcli.core.parts import divide
 from fedcli.data import datasets, imports
 from fedcli.data.dataset import merge_splits
 from tests.commands import run_command
-from tests.partition_parts import PartitionOptions, deal_parts, pixels
+from tests.partition_parts import DIVISION_OPTIONS, deal_parts, pixels
 from tests.user_errors import raises_user_error
 
 
@@ -55,7 +55,7 @@ def test_a_folder_of_pfllibs_gives_the_same_images_clients_and_test_parts(tmp_pa
     assert "--num-clients 3" in text
 
     dataset = merge_splits(datasets.load("mine"))
-    divided = divide(deal_parts(dataset, flag, 3), PartitionOptions)
+    divided = divide(deal_parts(dataset, flag, 3), DIVISION_OPTIONS)
     for split, positions in (("train", divided.training), ("test", divided.testing)):
         for client in range(3):
             x, y = examples[split, client]
