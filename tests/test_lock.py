@@ -51,10 +51,15 @@ def test_a_folder_has_one_owner_at_a_time(tmp_path):
         with pytest.raises(InUse), locked(folder):
             pass
         assert file_names(folder) == [".lock"]  # whoever is refused removes nothing
-    folder.mkdir(parents=True)
-    with pytest.raises(ZeroDivisionError), locked(folder):
+
+
+def test_an_error_leaves_no_lock(tmp_path):
+    with pytest.raises(ZeroDivisionError), locked(tmp_path):
         raise ZeroDivisionError
-    assert file_names(folder) == []
+    assert file_names(tmp_path) == []
+
+
+def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with raises_user_error("' cannot be made or written (File exists); choose another."), locked(tmp_path / "file"):
         pass
@@ -79,19 +84,21 @@ def test_a_file_system_without_locks_has_no_owners(tmp_path, monkeypatch):
     assert file_names(tmp_path / "run") == [".1.partial.record.json"]  # whoever writes it may live
 
 
+def test_no_run_begins_in_a_folder_with_a_users_file(tmp_path):
+    (tmp_path / ".lock").touch()
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UserError, match="never overwritten; choose another") as refused:
+        fedcli.run("fedavg", out=tmp_path, **TINY)
+    assert refused.type is UserError  # the lock of a process that was killed is nobody's
+    with locked(tmp_path), pytest.raises(InUse, match="never overwritten; choose another"):
+        fedcli.run("fedavg", out=tmp_path, **TINY)
+
+
 def test_a_run_begins_where_nobody_has_finished_a_round(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / ".lock").touch()
-    another = folder / "notes.txt"
-    another.touch()
-    with pytest.raises(UserError, match="never overwritten; choose another") as refused:
-        fedcli.run("fedavg", out=folder, **TINY)
-    assert refused.type is UserError  # the lock of a process that was killed is nobody's
-    with locked(folder), pytest.raises(InUse, match="never overwritten; choose another"):
-        fedcli.run("fedavg", out=folder, **TINY)
-    (folder / ".lock").touch()
-    another.rename(folder / f".{os.getppid()}.partial.record.json")  # whoever wrote it does not have the lock
+    (folder / f".{os.getppid()}.partial.record.json").touch()  # whoever wrote it does not have the lock
     (folder / f".record.json.{os.getppid()}.partial").touch()  # of an older version
     assert fedcli.run("fedavg", out=folder, **{**TINY, "rounds": 1}).record["status"] == "finished"
     assert file_names(folder) == [CHECKPOINT, "record.json"]

@@ -11,13 +11,13 @@ import pytest
 
 import fedcli
 from fedcli import Cell, Table, registry
-from fedcli.errors import UserError
 from fedcli.results import claims, frame, paper_tables, plans, verdicts
 from fedcli.results.durations import ExpectedTime
 from fedcli.results.intervals import mean_interval
 from fedcli.runs.record import write_record
 from tests.example_records import make_record, write_unsigned_record
 from tests.scripts import load_script
+from tests.user_errors import raises_user_error
 
 pytestmark = pytest.mark.long(worker=0)
 
@@ -28,6 +28,7 @@ first_page = load_script(ROOT / "results" / "first_page.py")
 paper_page = load_script(ROOT / "results" / "paper_page.py")
 study_page = load_script(ROOT / "results" / "study_page.py")
 studies = load_script(ROOT / "results" / "studies.py")
+
 CELL_OPTIONS = {
     "protocol": "fedfa:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "cohort_size": 3,
     "partition": "iid", "rounds": 2, "local_epochs": 1, "device": "cpu",
@@ -62,7 +63,7 @@ of = "run a"
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """A study of finished runs, one with a seed and rounds of testing that are not the table's, and of two others."""
+    """A folder with one study: finished runs, one with a seed and rounds of testing that are no table's, two others."""
     folder = tmp_path_factory.mktemp("results")
     study = folder / "records" / "tiny"
     fedcli.run("fedavg", out=study / "a", seed=0, **CELL_OPTIONS)
@@ -86,7 +87,7 @@ def test_a_page_has_the_tables_of_its_paper_and_what_is_not_planned(name, module
     planned = [plans.plan_table(table, tmp_path, seeds=[0]) for table in module.TABLES]
     page = paper_page.make_paper_page(paper_page.Paper(name, module, planned), [], "")
 
-    title, source, *_ = module.__doc__.split("\n\n")
+    title, source = module.__doc__.split("\n\n")[:2]
     assert page.startswith(f"# {title.rstrip('.')}\n\n{source}\n\n")
     assert f"\n\nIts file is [papers/{name}.py](../../papers/{name}.py)." in page
     for table in module.TABLES:
@@ -101,7 +102,7 @@ def test_a_page_has_the_tables_of_its_paper_and_what_is_not_planned(name, module
 
 
 def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
-    without_runs, *_ = claims.answer_claims(registry.claims("fedfa"), [])
+    without_runs = claims.answer_claims(registry.claims("fedfa"), [])[0]
     claim = replace(without_runs.claim, limiting_study="three")
     comparison = verdicts.Comparison(
         verdict=verdicts.Verdict("undecided", "n = 1"),
@@ -140,13 +141,13 @@ def test_the_first_page_names_its_texts_and_modified_checkouts(tmp_path):
     write_unsigned_record(of_commit, make_record("fedavg", 0) | {"commit": "a" * 40})
     of_modified_checkout = tmp_path / "one" / "seed-1"
     write_unsigned_record(of_modified_checkout, make_record("fedavg", 1) | {"commit": "b" * 40 + "+"})
-    first_answer, *_ = claims.answer_claims(registry.claims("fedfa"), [])
+    without_runs = claims.answer_claims(registry.claims("fedfa"), [])[0]
     comparison = verdicts.Comparison(
         verdict=verdicts.Verdict("reproduced"),
         lead=verdicts.Lead(mean_interval([1.0, 2.0])),
         evidence=verdicts.Evidence(folders=(of_commit, of_modified_checkout)),
     )
-    answer = replace(first_answer, comparison=comparison)
+    answer = replace(without_runs, comparison=comparison)
 
     page = first_page.make_first_page(tmp_path, [], [answer], [])
     assert "in full, by the authors' code: [one](one.md); 1 of 2 runs by a modified checkout; but see" in page
@@ -168,10 +169,9 @@ def test_the_page_of_a_paper_shows_tables_with_runs_first(results):
     plan = plans.plan_table(TABLE, results / "records")
     study = studies.read_study(results / "records" / "tiny")
     # The run with seed 7 is not the table's; one of FedProx had another learning rate, one has not ended.
-    num_runs = {
-        (value["row"], value["column"]): value["runs_counted"]
-        for value in paper_tables.compare_with_paper(plan).csv_rows
-    }
+    num_runs = {}
+    for value in paper_tables.compare_with_paper(plan).csv_rows:
+        num_runs[value["row"], value["column"]] = value["runs_counted"]
     assert [num_runs[cell.row, cell.column] for cell in CELLS] == [1, 1, 0]
 
     empty = plans.plan_table(Table("fedfa:3", "Ablation", ("FedFA", "Table 3"), CELLS[:1]), Path("nowhere"))
@@ -181,101 +181,169 @@ def test_the_page_of_a_paper_shows_tables_with_runs_first(results):
     assert "| FedFA, Table 3: Ablation | 1 | `fedcli table fedfa:3` |" in page
     assert page.endswith("## What did not work\n\n- It | missed.\n")
     assert "`fedcli table fedfa:2` runs what is missing." in page
-    (complete,) = (cell for cell in plan.cells if cell.place == ("FedAvg", "FMNIST #C=2"))
-    complete_runs = tuple(run for run in complete.runs if not run.needs_running)
-    complete_cell = replace(complete, runs=complete_runs)
-    complete_plan = replace(plan, cells=(complete_cell,), runs=complete_runs, table=replace(TABLE, cells=CELLS[:1]))
-    complete_page = paper_page.make_paper_page(replace(fedfa, tables=[complete_plan]), [study], "")
-    assert "### FedFA, Table 2" in complete_page
-    assert "runs what is missing" not in complete_page
     assert "- [A tiny study](../tiny.md): It runs. run a, rounds to 1: 1 (1)\n" in page
 
-    without_runs = paper_page.make_paper_page(replace(fedfa, tables=[empty]), [replace(study, records=[])], "")
-    assert "tiny" not in without_runs
-    assert "What did not work" not in without_runs
+    (cell,) = [cell for cell in plan.cells if cell.place == ("FedAvg", "FMNIST #C=2")]
+    finished_runs = tuple(run for run in cell.runs if not run.needs_running)
+    complete = replace(
+        plan,
+        cells=(replace(cell, runs=finished_runs),),
+        runs=finished_runs,
+        table=replace(TABLE, cells=CELLS[:1]),
+    )
+    complete_page = paper_page.make_paper_page(replace(fedfa, tables=[complete]), [study], "")
+    assert "### FedFA, Table 2" in complete_page
+    assert "runs what is missing" not in complete_page
+
+    page_without_runs = paper_page.make_paper_page(replace(fedfa, tables=[empty]), [replace(study, records=[])], "")
+    assert "tiny" not in page_without_runs
+    assert "What did not work" not in page_without_runs
 
 
-def test_the_script_writes_a_page_a_study_and_a_paper_and_the_figures_of_speed(results, tmp_path, monkeypatch):
-    folder = shutil.copytree(results, tmp_path / "results")
-    (folder / "papers" / "notes").mkdir(parents=True)
-    (folder / "papers" / "notes" / "fedsa.md").write_text("- Nothing yet.\n")
-    committed = ROOT / "results" / "speed"
-    shutil.copytree(committed, folder / "speed", ignore=shutil.ignore_patterns("*.png", "*.pdf"))
-    monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "none"))
-    first_page = tmp_path / "README.md"
-    first_page.write_text("# Project\n\n<!-- claims: written by 'make tables' -->old<!-- claims: end -->\n\nEnd.\n")
+# The script that writes all pages
 
-    pages.main(folder)
 
-    assert {file.name for file in folder.glob("speed/*.png")} == {file.name for file in committed.glob("*.png")}
-    readme = (folder / "README.md").read_text()
+SPEED = ROOT / "results" / "speed"
+
+
+@pytest.fixture(scope="module")
+def no_data_sets(tmp_path_factory):
+    """Keeps the data sets of the person who runs the tests from what the script says is missing."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("FEDCLI_DATA", str(tmp_path_factory.mktemp("cache") / "none"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def project(results, no_data_sets, tmp_path_factory):
+    """A project's folder with a README and results, whose pages the script has written; no test may change it."""
+    folder = tmp_path_factory.mktemp("project")
+    shutil.copytree(results, folder / "results")
+    (folder / "results" / "papers" / "notes").mkdir(parents=True)
+    (folder / "results" / "papers" / "notes" / "fedsa.md").write_text("- Nothing yet.\n")
+    shutil.copytree(SPEED, folder / "results" / "speed", ignore=shutil.ignore_patterns("*.png", "*.pdf"))
+    readme = "# Project\n\n<!-- claims: written by 'make tables' -->old<!-- claims: end -->\n\nEnd.\n"
+    (folder / "README.md").write_text(readme)
+    pages.main(folder / "results")
+    return folder
+
+
+def names_of_papers():
+    return {path.stem for path in (ROOT / "papers").glob("*.py")} - {"__init__"}
+
+
+def test_the_script_draws_the_figures_of_speed(project):
+    drawn = {file.name for file in project.glob("results/speed/*.png")}
+    assert drawn == {file.name for file in SPEED.glob("*.png")}
+
+
+def test_the_script_writes_a_first_page_of_claims_papers_and_studies(project):
+    page = (project / "results" / "README.md").read_text()
     sections = ["What the papers claim, and what is so", "How much of what the papers print has been run", "Studies"]
-    assert re.findall("^## (.*)", readme, re.M) == sections
-    assert all(f"`{claim.name}` {claim.text}" in readme for claim in registry.claims())
-    assert "| [tiny](tiny.md) | It runs. run a, rounds to 1: 1 (1) |" in readme
+    assert re.findall("^## (.*)", page, re.M) == sections
+    for claim in registry.claims():
+        assert f"`{claim.name}` {claim.text}" in page
+    assert {*re.findall(r"\]\(papers/(\w+)\.md", page)} == names_of_papers()
+    assert "| [tiny](tiny.md) | It runs. run a, rounds to 1: 1 (1) |" in page
 
-    study = (folder / "tiny.md").read_text()
-    assert study.startswith(f"{INTRO}\n## Findings\n\n- It runs. run a, rounds to 1: 1 (1)\n\n")
-    assert "| best, % |" in study
+
+def test_the_script_writes_a_page_of_a_study_with_its_figures(project):
+    page = (project / "results" / "tiny.md").read_text()
+    assert page.startswith(f"{INTRO}\n## Findings\n\n- It runs. run a, rounds to 1: 1 (1)\n\n")
+    assert "| best, % |" in page
     # It is too short for a figure by itself.
-    assert re.findall(r"\]\((.*\.png)\)", study) == ["figures/tiny-curves.png"]
-    assert [file.name for file in (folder / "figures").iterdir()] == ["tiny-curves.png"]
+    assert re.findall(r"\]\((.*\.png)\)", page) == ["figures/tiny-curves.png"]
+    assert [file.name for file in (project / "results" / "figures").iterdir()] == ["tiny-curves.png"]
 
-    papers = {path.stem for path in (ROOT / "papers").glob("*.py")} - {"__init__"}
-    assert {path.stem for path in folder.glob("papers/*.md")} == papers
-    assert {*re.findall(r"\]\(papers/(\w+)\.md", readme)} == papers
-    assert (folder / "papers" / "fedsa.md").read_text().endswith("## What did not work\n\n- Nothing yet.\n")
 
-    text = first_page.read_text()
-    assert text.startswith("# Project\n\n<!-- claims: written by 'make tables' -->\n\n| Claims of | Repro")
-    assert "| [FedFA](results/papers/fedfa.md) | 0 | 0 | 0 | 0 | 13 | 4 |" in text
-    assert text.endswith(" |\n\n<!-- claims: end -->\n\nEnd.\n")
+def test_the_script_writes_a_page_of_each_paper_with_the_notes_on_it(project):
+    assert {path.stem for path in project.glob("results/papers/*.md")} == names_of_papers()
+    page = (project / "results" / "papers" / "fedsa.md").read_text()
+    assert page.endswith("## What did not work\n\n- Nothing yet.\n")
 
+
+def test_the_script_writes_a_table_of_claims_into_the_readme_of_the_project(project):
+    readme = (project / "README.md").read_text()
+    assert readme.startswith("# Project\n\n<!-- claims: written by 'make tables' -->\n\n| Claims of | Repro")
+    assert "| [FedFA](results/papers/fedfa.md) | 0 | 0 | 0 | 0 | 13 | 4 |" in readme
+    assert readme.endswith(" |\n\n<!-- claims: end -->\n\nEnd.\n")
+
+
+def test_a_folder_without_runs_gets_no_pages(tmp_path):
     with pytest.raises(SystemExit, match="has no runs for pages"):
         pages.main(tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
-    pages.main(folder, check=True)
-    (folder / "tiny.md").write_text("old")
-    (folder / "papers" / "fedsa.md").unlink()
-    with pytest.raises(SystemExit, match=r"now: tiny\.md, papers/fedsa\.md; run 'make tables'\.$"):
-        pages.main(folder, check=True)
-    assert (folder / "tiny.md").read_text() == "old"
 
-    pages.main(folder)
-    curves = folder / "figures" / "tiny-curves.png"
-    gone = curves.rename(folder / "figures" / "gone-curves.png")
+@pytest.fixture(scope="module")
+def made_files(project, no_data_sets):
+    """The files as they are made from the project's records."""
+    return pages.make_files(project / "results")
+
+
+@pytest.fixture
+def own_results(project, tmp_path):
+    """The results in a copy of the project, which a test may change."""
+    shutil.copytree(project, tmp_path / "project")
+    return tmp_path / "project" / "results"
+
+
+def test_the_script_checks_its_files_and_changes_nothing(own_results):
+    pages.main(own_results, check=True)
+    (own_results / "tiny.md").write_text("old")
+    with pytest.raises(SystemExit, match=r"now: tiny\.md; run 'make tables'\.$"):
+        pages.main(own_results, check=True)
+    assert (own_results / "tiny.md").read_text() == "old"
+
+
+def test_the_check_names_pages_that_are_old_or_missing(own_results, made_files):
+    pages.check_pages(own_results, made_files)
+    (own_results / "tiny.md").write_text("old")
+    (own_results / "papers" / "fedsa.md").unlink()
+    with pytest.raises(SystemExit, match=r"now: tiny\.md, papers/fedsa\.md; run 'make tables'\.$"):
+        pages.check_pages(own_results, made_files)
+
+
+def test_the_check_names_figures_that_are_missing_or_of_no_page(own_results, made_files):
+    curves = own_results / "figures" / "tiny-curves.png"
+    curves.rename(own_results / "figures" / "gone-curves.png")
     message = r"now: figures/tiny-curves\.png; run .*\n.* here: figures/gone-curves\.png; delete"
     with pytest.raises(SystemExit, match=message):
-        pages.main(folder, check=True)
-    gone.rename(curves)
-    (folder / "by-hand.md").write_text("# A page that no script makes\n")
-    pages.main(folder, check=True)
-    (folder / "papers" / "gone.md").write_text("of a paper that is no longer here")
-    (folder / "tiny.md").rename(folder / "renamed.md")
+        pages.check_pages(own_results, made_files)
+
+
+def test_the_check_names_pages_of_papers_and_studies_that_are_gone_but_none_by_hand(own_results, made_files):
+    (own_results / "by-hand.md").write_text("# A page that no script makes\n")
+    pages.check_pages(own_results, made_files)
+
+    (own_results / "papers" / "gone.md").write_text("of a paper that is no longer here")
+    (own_results / "tiny.md").rename(own_results / "renamed.md")
     with pytest.raises(SystemExit, match=r"now: tiny\.md; run .*\n.* here: papers/gone\.md, renamed\.md; delete"):
-        pages.main(folder, check=True)
+        pages.check_pages(own_results, made_files)
 
 
 # Findings of studies, against hand numbers of small runs
 
 
-def run(method, seed, accuracy, **options):
-    """The record of a run with an accuracy in its last round."""
-    of_run = make_record(method, seed, protocol="fedfm:niid-1", **options)
-    of_run["summary"]["last"] = accuracy
-    *_, last = of_run["rounds"]
-    last |= {"test_accuracy": accuracy, "classifier_accuracy": 0.9}
-    of_run["cost"]["memory_floats"] = 12345
-    return of_run
+def record_with_accuracy(method, seed, accuracy):
+    """Returns the record of a run with an accuracy in its last round."""
+    record = make_record(method, seed, protocol="fedfm:niid-1")
+    record["summary"]["last"] = accuracy
+    record["rounds"][-1] |= {"test_accuracy": accuracy, "classifier_accuracy": 0.9}
+    record["cost"]["memory_floats"] = 12345
+    return record
 
 
 PRINTED = ["fedfa:2", "FMNIST #C=2"]
 GROUPS = {
-    "FedFA": [run("one", 0, 0.75), run("one", 1, 0.85)],
-    "FedAvg": [run("two", 0, 0.60), run("two", 1, 0.80), run("two", 2, 0.10)],
-    "twice": [run("two", 0, 0.60), run("two", 0, 0.70)],
-    "other clients": [run("two", 1, 0.5) | {"partition": {"fingerprint": "another"}}],
+    "FedFA": [record_with_accuracy("one", 0, 0.75), record_with_accuracy("one", 1, 0.85)],
+    "FedAvg": [
+        record_with_accuracy("two", 0, 0.60),
+        record_with_accuracy("two", 1, 0.80),
+        record_with_accuracy("two", 2, 0.10),
+    ],
+    "twice": [record_with_accuracy("two", 0, 0.60), record_with_accuracy("two", 0, 0.70)],
+    "other clients": [record_with_accuracy("two", 1, 0.5) | {"partition": {"fingerprint": "another"}}],
 }
 
 
@@ -323,31 +391,39 @@ def test_a_finding_that_the_records_do_not_bear_is_refused(entry, message):
         studies.describe_finding(studies.read_finding({"metric": "last", "of": "FedFA", **entry}), GROUPS)
 
 
-def test_a_file_names_groups_by_folders_and_errors_name_the_file(tmp_path):
+# Files of findings
+
+
+def test_a_file_names_groups_by_folders(tmp_path):
     study = tmp_path / "study"
-    write_unsigned_record(study / "a" / "seed-0", run("one", 0, 0.75))
-    write_unsigned_record(tmp_path / "other" / "seed-1", run("one", 1, 0.85))
+    write_unsigned_record(study / "a" / "seed-0", record_with_accuracy("one", 0, 0.75))
+    write_unsigned_record(tmp_path / "other" / "seed-1", record_with_accuracy("one", 1, 0.85))
     (study / "intro.md").write_text("# A study\n")
     assert studies.read_study(study).finding_lines == []
-    file = study / "findings.toml"
-    file.write_text('[runs]\nmine = ["a", "../other"]\n[[findings]]\nmetric = "last"\nof = "mine"\n')
+    text = '[runs]\nmine = ["a", "../other"]\n[[findings]]\nmetric = "last"\nof = "mine"\n'
+    (study / "findings.toml").write_text(text)
     assert studies.read_study(study).finding_lines == ["mine, last round: 80.00 [16.47, 143.53] (2)"]
 
-    reasons = {
-        "runs = ": "",
-        'metric = ["best"]': " .there is no key 'metric' here, but metrics, figures, runs, findings",
-        '[runs]\nmine = "b"': " .there is no run.* got b",
-        '[[findings]]\nmetric = "last"\nof = "mine"': r" .\[runs\] has no group 'mine', but none at all; got .*'last'",
-        '[runs]\nmine = "a"\n[[findings]]\nof = "mine"': " .a finding needs 'metric'; got ",
-        "[runs]\nmine = 3": " .3 must be a text; got 3",
-        'metrics = "last"': " .'metrics' must be a list",
-        'metrics = ["bets"]': " .unknown metric 'bets'",
-        "findings = [3]": " .it must be a table; got 3",
-        '[figures]\ncurvs = "A"': " .unknown .*'curvs'",
-        "[figures]\ncurves = 3": " .3 must be a text; got curves",
-    }
-    for text, reason in reasons.items():
-        message = f"findings.toml cannot be read{reason}"
-        file.write_text(text)
-        with pytest.raises(UserError, match=message):
-            studies.read_study(study)
+
+@pytest.mark.parametrize(
+    ("text", "reason", "got"),
+    [
+        ("runs = ", "", ""),
+        ('metric = ["best"]', "there is no key 'metric' here, but metrics, figures, runs, findings", ""),
+        ('[runs]\nmine = "b"', "there is no run", " got b"),
+        ('[[findings]]\nmetric = "last"\nof = "mine"', "[runs] has no group 'mine', but none at all; got ", "'last'"),
+        ('[runs]\nmine = "a"\n[[findings]]\nof = "mine"', "a finding needs 'metric'; got ", ""),
+        ("[runs]\nmine = 3", "3 must be a text; got 3", ""),
+        ('metrics = "last"', "'metrics' must be a list", ""),
+        ('metrics = ["bets"]', "unknown metric 'bets'", ""),
+        ("findings = [3]", "it must be a table; got 3", ""),
+        ('[figures]\ncurvs = "A"', "unknown ", "'curvs'"),
+        ("[figures]\ncurves = 3", "3 must be a text; got curves", ""),
+    ],
+)
+def test_a_wrong_file_is_refused_by_its_name_and_the_reason(text, reason, got, tmp_path):
+    write_unsigned_record(tmp_path / "a" / "seed-0", record_with_accuracy("one", 0, 0.75))
+    (tmp_path / "intro.md").write_text("# A study\n")
+    (tmp_path / "findings.toml").write_text(text)
+    with raises_user_error(f"findings.toml cannot be read ({reason}", got):
+        studies.read_study(tmp_path)
