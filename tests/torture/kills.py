@@ -37,7 +37,7 @@ class KillingListener(Listener):
     """Kills its process at the so-many-th moment: in a batch, in a file half written, before or after its renaming."""
 
     def __init__(self, moments: int):
-        self.left = moments
+        self.moments_left = moments
         self.watch_files()
 
     def watch_files(self) -> None:
@@ -46,7 +46,7 @@ class KillingListener(Listener):
         replace = Path.replace
 
         def half_written(file: int) -> None:
-            if self.left == 1:
+            if self.moments_left == 1:
                 os.ftruncate(file, os.fstat(file).st_size // 2)
             self.pass_moment()
             fsync(file)
@@ -60,8 +60,8 @@ class KillingListener(Listener):
         Path.replace = renamed
 
     def pass_moment(self) -> None:
-        self.left -= 1
-        if self.left == 0:
+        self.moments_left -= 1
+        if self.moments_left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def samples(self, count: int) -> None:
@@ -94,12 +94,9 @@ def kill_repeatedly(number: int) -> str | None:
             if end.code != -signal.SIGKILL:
                 return f"{method.name}: {end.errors.strip()}"
 
-        record = read_record(killed)
-        expected = read_record(whole)
-        if (
-            reproducible_parts(record)["rounds"] != reproducible_parts(expected)["rounds"]
-            or record["summary"] != expected["summary"]
-        ):
+        record = reproducible_parts(read_record(killed))
+        expected = reproducible_parts(read_record(whole))
+        if record["rounds"] != expected["rounds"] or record["summary"] != expected["summary"]:
             return f"{method.name}: other numbers"
         if file_names(killed) != file_names(whole):
             return f"{method.name}: other files"

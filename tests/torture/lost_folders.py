@@ -49,12 +49,12 @@ class FolderLosingListener(Listener):
     """Loses the folder of its run after so many batches."""
 
     def __init__(self, batches: int, lose: Callable[[], None]):
-        self.left = batches
+        self.batches_left = batches
         self.lose = lose
 
     def samples(self, count: int) -> None:
-        self.left -= 1
-        if self.left == 0:
+        self.batches_left -= 1
+        if self.batches_left == 0:
             self.lose()
 
 

@@ -19,8 +19,8 @@ from fedcli.runs.models import NAMES_OF_ROUNDS
 from fedcli.runs.record import params_hash
 from tests.tiny_runs import TINY, Stop, StopAfter
 
-SMALL = {**TINY, "train_examples": 60, "rounds": 3, "batch_size": 8, "backbone": "cnn-small"}
-del SMALL["dataset"]  # each method has its own built-in one
+THREE_SHORT_ROUNDS = {**TINY, "train_examples": 60, "rounds": 3, "batch_size": 8, "backbone": "cnn-small"}
+del THREE_SHORT_ROUNDS["dataset"]  # each method has its own built-in one
 STOPPED_RUNS: dict[str, dict[str, Any]] = {
     "global model": {"method": "fedfm"},
     "client state": {"method": "scaffold"},
@@ -58,7 +58,7 @@ def stopped_run(kind: str, seed: int = 0) -> SourceRun:
     """Makes a run that is stopped after two of three rounds; a copy comes to its parameters once it is resumed."""
     folder = Path(mkdtemp(), "run")
     with suppress(Stop):
-        fedcli.run(**{**SMALL, **STOPPED_RUNS[kind]}, seed=seed, out=folder, progress=StopAfter(2))
+        fedcli.run(**{**THREE_SHORT_ROUNDS, **STOPPED_RUNS[kind]}, seed=seed, out=folder, progress=StopAfter(2))
     return SourceRun(folder, resumed_hash)
 
 
@@ -66,7 +66,7 @@ def stopped_run(kind: str, seed: int = 0) -> SourceRun:
 def run_with_features(seed: int = 0) -> SourceRun:
     """Makes a finished run whose features are measured; a copy comes to these and its models."""
     folder = Path(mkdtemp(), "run")
-    fedcli.run("fedavg", **SMALL, seed=seed, out=folder)
+    fedcli.run("fedavg", **THREE_SHORT_ROUNDS, seed=seed, out=folder)
     quality.add_quality(folder)
     return SourceRun(folder, features_hash)
 

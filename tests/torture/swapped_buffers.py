@@ -4,10 +4,9 @@ import random
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from torch import nn
-
 import fedcli
 from fedcli.data import datasets
+from tests.networks import accuracy
 from tests.tiny_runs import TINY
 from tests.torture.faults import attempt
 
@@ -91,15 +90,10 @@ def swap_buffers(number: int) -> str | None:
         if run is None:
             return f"{parts}: refused late" if folder.exists() else None
 
+        model = fedcli.load(run.path, method=file).model()
+        data = datasets.load("digits")
+        measured = accuracy(model, data.x_test, data.y_test)
         recorded = run.record["summary"]["selected"]
-        accuracy = accuracy_of(fedcli.load(run.path, method=file).model())
-        if accuracy != recorded:
-            return f"{parts}: {accuracy} when it is loaded, recorded {recorded}"
+        if measured != recorded:
+            return f"{parts}: {measured} when it is loaded, recorded {recorded}"
         return None
-
-
-def accuracy_of(model: nn.Module) -> float:
-    """Returns the accuracy, from 0 to 1, of a model on the test images of the digits."""
-    data = datasets.load("digits")
-    hits = model(data.x_test / 255).argmax(1) == data.y_test
-    return hits.double().mean().item()
