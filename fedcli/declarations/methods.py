@@ -65,10 +65,10 @@ def _packaged_hash(file: Path) -> str:
     return file_hash(file)
 
 
-ModelParts = tuple[dict, dict]  # the parameters and buffers of a model
+ParamsAndBuffers = tuple[dict, dict]  # of a model, as `fedcli.core.Model` has them
 
 
-def global_model(state: Any) -> ModelParts:
+def global_model(state: Any) -> ParamsAndBuffers:
     """The fields `params` and `buffers` of a state."""
     if not (hasattr(state, "params") and hasattr(state, "buffers")):
         fault = f"the state has no params and buffers (got {type(state).__name__})"
@@ -124,9 +124,9 @@ class Method(_DeclaredInFile):
     costs: Callable[..., Costs] | None = None
     default_protocol: str = ""
     client_memory: Callable[[Sizes], int] = field(default=lambda sizes: sizes.parameters)
-    model: Callable[[Any], ModelParts] = global_model
-    personal: Callable[[Any], dict[int, ModelParts]] | None = None
-    shared: Callable[[Any], ModelParts] | None = None
+    model: Callable[[Any], ParamsAndBuffers] = global_model
+    personal: Callable[[Any], dict[int, ParamsAndBuffers]] | None = None
+    shared: Callable[[Any], ParamsAndBuffers] | None = None
     prototypes: Callable[[Any], tuple[Any, Any]] | None = None
     mixed_networks: bool = False
     uses_public_data: bool = False
