@@ -58,19 +58,24 @@ def margin_logits(vectors: Tensor, labels: Tensor, targets: Tensor, margin: Tens
     return -(distance(vectors[:, None], targets) + margin * is_label)
 
 
-def distances_between(vectors: Tensor, has_class: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the distances of each class's vector to all others, and which of them are of two classes.
+class ClassDistances(NamedTuple):
+    """The Euclidean distances of classes' vectors."""
+
+    distances: Tensor  # [C, C]
+    is_of_two_classes: Tensor  # [C, C], False on the diagonal and where a class is missing
+
+
+def distances_between(vectors: Tensor, has_class: Tensor) -> ClassDistances:
+    """Returns the distances of each class's vector to all others.
 
     Args:
         vectors: `[C, D]`.
         has_class: `[C]`, bool; the others do not count.
-
-    Returns:
-        The Euclidean distances, `[C, C]`, and `[C, C]`, False on the diagonal and where a class is missing.
     """
     distances = torch.cdist(vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist")
     is_same = torch.eye(len(vectors), dtype=torch.bool, device=vectors.device)
-    return distances, has_class[:, None] & has_class & ~is_same
+    are_present = has_class[:, None] & has_class
+    return ClassDistances(distances, are_present & ~is_same)
 
 
 def no_vectors(fed: Federation, dim: int | None = None) -> ClassVectors:

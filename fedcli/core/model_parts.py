@@ -60,13 +60,20 @@ class ModelParts(NamedTuple):
 
 def split_model(model: HasModel, names: Collection[str]) -> ModelParts:
     """Cuts a model in two: the parameters and buffers that are named, and the rest."""
-    named_params, other_params = split(model.params, names)
-    named_buffers, other_buffers = split(model.buffers, names)
-    return ModelParts(Model(named_params, named_buffers), Model(other_params, other_buffers))
+    params = split(model.params, names)
+    buffers = split(model.buffers, names)
+    return ModelParts(Model(params.named, buffers.named), Model(params.rest, buffers.rest))
 
 
-def split(tree: Tensors, names: Collection[str]) -> tuple[Tensors, Tensors]:
+class SplitTensors(NamedTuple):
+    """Parameters or buffers in two parts."""
+
+    named: Tensors
+    rest: Tensors
+
+
+def split(tree: Tensors, names: Collection[str]) -> SplitTensors:
     """Cuts parameters or buffers in two: those that are named, and the rest, each in its order."""
     named = {name: value for name, value in tree.items() if name in names}
     rest = {name: value for name, value in tree.items() if name not in names}
-    return named, rest
+    return SplitTensors(named, rest)
