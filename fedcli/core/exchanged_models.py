@@ -23,12 +23,12 @@ class ExchangedModels:
         self.received: Params | None = None
         self.trained: Client | None = None
 
-    def receive(self, params: Params, buffers: Buffers) -> None:
+    def note_received(self, params: Params, buffers: Buffers) -> None:
         """Takes note of what all clients were sent."""
         if self.received is None and self._is_whole(params, buffers):
             self.received = params
 
-    def send(self, params: Params, buffers: Buffers) -> None:
+    def note_trained(self, params: Params, buffers: Buffers) -> None:
         """Takes note of the stacked models that clients send."""
         if self._keep_trained and self._is_whole(params, buffers):
             self.trained = Client(params, buffers)

@@ -206,7 +206,7 @@ class Federation(Population):
         """Counts one model that is sent to so many clients, where the method itself makes what they have of it."""
         self.traffic.count_models_down(params, buffers, num_clients)
         if num_clients == self.config.cohort_size:
-            self.exchanged.receive(params, buffers)
+            self.exchanged.note_received(params, buffers)
 
     def count_exchange(self, sent: Model, received: Model) -> None:
         """Counts stacked models, or parts of them, that clients give each other, where the method itself swaps them."""
@@ -239,7 +239,7 @@ class Federation(Population):
         A method may send a part of its clients' models, as a `Model` of these parameters and buffers alone.
         """
         self.traffic.count_models_up(clients.params, clients.buffers)
-        self.exchanged.send(clients.params, clients.buffers)
+        self.exchanged.note_trained(clients.params, clients.buffers)
         return Model(clients.params, clients.buffers)
 
     def recall(self, states: Mapping[int, State], cohort: Cohort, first: State | None = None) -> State:
