@@ -10,6 +10,7 @@ RECORD = "record.json"
 CHECKPOINT = "checkpoint.safetensors"  # from which a run goes on
 PREVIOUS = "checkpoint-before.safetensors"
 SELECTED = "selected.safetensors"  # the models of the best round
+RESTORE_CHECKPOINT = f"restore it, or delete {CHECKPOINT} to go on from {PREVIOUS}"  # what to do where it is damaged
 STATES = "states"  # folder of what clients keep; of the workers beside the first, states-1, states-2, ...
 FEATURES_FILE = "features.npz"
 CLIENT_FEATURES_FILE = "clients.npz"

@@ -71,7 +71,7 @@ def test_what_does_not_fit_into_memory_lies_in_files(tmp_path):
     assert 2 in kept
     assert kept.get(7, "none") == "none"
 
-    fewer = kept.only([2, 4])  # which fit
+    fewer = kept.select([2, 4])  # which fit
     assert numbers_of(fewer) == {2: 2, 4: 4}
     assert all(version.state is not None for version in fewer.versions.values())
 

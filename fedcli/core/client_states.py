@@ -18,20 +18,20 @@ import torch
 
 from fedcli.core.clients import Model
 from fedcli.core.optimizers import AdamState
-from fedcli.core.tree_files import REMEDY, SUFFIX, load_tree, save_tree
+from fedcli.core.tree_files import SUFFIX, load_tree, save_tree
 from fedcli.core.trees import StoredStates, Tree, leaves, to_device, to_names, tree_map
 from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.files import refuse_lost, remove
-from fedcli.run_files import STATES
+from fedcli.run_files import RESTORE_CHECKPOINT, STATES
 
-STATES_OF_WORKER = re.compile(rf"{STATES}-[1-9]\d*")
-STATE = re.compile(rf"\d{{6,}}-\d+(-again)*{re.escape(SUFFIX)}")  # a file there, see `Version.write`
+STATES_FOLDER_OF_WORKER = re.compile(rf"{STATES}-[1-9]\d*")
+STATE_FILE = re.compile(rf"\d{{6,}}-\d+(-again)*{re.escape(SUFFIX)}")  # see `Version.write`
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # what a container may use of the machine's memory
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Version:
-    """A client's state as it was kept once."""
+    """A state of a client, which never changes."""
 
     file: Path  # its name alone until it is written
     nbytes: int
@@ -43,7 +43,7 @@ class Version:
         """Writes the state to a file, if none has it."""
         if self.digest is None:
             self.file = folder / self.file.name
-            while self.file.exists():  # the client has kept two in this round
+            while self.file.exists():  # of another version of this round
                 self.file = self.file.with_stem(f"{self.file.stem}-again")
             refuse_lost(folder)
             folder.mkdir(exist_ok=True)
@@ -63,7 +63,7 @@ class StoredClientStates(StoredStates):
 
     def __init__(self, store: "Store", versions: dict[int, Version]):
         self._store = store
-        self.versions = versions  # in the order in which they were kept
+        self.versions = versions  # in the order in which they were stored
 
     def __len__(self) -> int:
         return len(self.versions)
@@ -88,7 +88,7 @@ class StoredClientStates(StoredStates):
         """Says whether a client's state is the same tensors each time it is asked for, and not read from its file."""
         return self.versions[client].state is not None or self.nbytes <= self._store.limit
 
-    def verified(self) -> Iterator[tuple[int, Tree]]:
+    def read_verified(self) -> Iterator[tuple[int, Tree]]:
         """Reads clients and states, from their files where they have been written, one after the other.
 
         Raises:
@@ -100,7 +100,7 @@ class StoredClientStates(StoredStates):
                 state = load_tree(version.file, self._store.types, digest=version.digest).tree
             nbytes = sum(leaf.nbytes for leaf in leaves(state) if isinstance(leaf, torch.Tensor))
             if nbytes != version.nbytes:
-                raise UserError(f"'{version.file}' holds {nbytes} bytes (was {version.nbytes}); {REMEDY}.")
+                raise UserError(f"'{version.file}' holds {nbytes} bytes (was {version.nbytes}); {RESTORE_CHECKPOINT}.")
             yield client, state
 
     @property
@@ -115,8 +115,8 @@ class StoredClientStates(StoredStates):
             rows.append((client, version.file.stem, version.nbytes, version.digest))
         return rows
 
-    def only(self, clients: Iterable[int]) -> "StoredClientStates":
-        """Leaves out the states of all other clients."""
+    def select(self, clients: Iterable[int]) -> "StoredClientStates":
+        """Returns the states of some clients alone."""
         wanted = self.versions.keys() & set(clients)
         return StoredClientStates(self._store, {client: self.versions[client] for client in wanted})
 
@@ -134,7 +134,7 @@ def types_by_name(state_types: Iterable[type]) -> dict[str, Callable]:
 
 
 class Store:
-    """Keeps versions of clients' states, those kept last in memory.
+    """Makes versions of clients' states, and holds the last ones in memory.
 
     Attributes:
         folder: Of files for what exceeds the memory; None for no files.
@@ -163,18 +163,18 @@ class Store:
         What is called `kept` there takes `StoredClientStates.rows`.
         """
 
-        def kept_from_rows(*rows: tuple[int, str, int, str]) -> StoredClientStates:
+        def states_from_rows(*rows: tuple[int, str, int, str]) -> StoredClientStates:
             versions = {}
             for client, name, nbytes, digest in rows:
                 has_numbers = type(client) is int and type(nbytes) is int
                 has_texts = type(name) is str and type(digest) is str
-                is_state = has_numbers and has_texts and STATE.fullmatch(f"{name}{SUFFIX}")
+                is_state = has_numbers and has_texts and STATE_FILE.fullmatch(f"{name}{SUFFIX}")
                 if not is_state or not name.startswith(f"{client:06}-") or client in versions:
                     raise ValueError(f"{[client, name, nbytes, digest]!r:.160} for a client's state")
                 versions[client] = Version(folder / STATES / f"{name}{SUFFIX}", nbytes, digest)
             return StoredClientStates(self, versions)
 
-        return {**self.types, "kept": kept_from_rows}
+        return {**self.types, "kept": states_from_rows}
 
     def keep(self, states: Mapping[int, Tree], new: dict[int, Tree], round: int) -> StoredClientStates:
         """Returns the states with copies of new ones, and evicts the oldest to files until the rest fits into memory.
@@ -189,16 +189,16 @@ class Store:
         else:  # a method's own at the start
             versions = {}
             new = {**states, **new}
-        home = self._home()
+        device = self._device_of_new_states()
         for client, state in new.items():
-            copy = tree_map(lambda leaf: leaf.to(home, copy=True).contiguous(), state)
+            copy = tree_map(lambda leaf: leaf.to(device, copy=True).contiguous(), state)
             nbytes = sum(leaf.nbytes for leaf in leaves(copy))
             versions[client] = Version(Path(f"{client:06}-{round}{SUFFIX}"), nbytes, state=copy)
         if self.folder is not None:
             self._evict(versions.values(), self.folder)
         return StoredClientStates(self, versions)
 
-    def _home(self) -> torch.device:
+    def _device_of_new_states(self) -> torch.device:
         """Returns where new states stay: on the run's device while a quarter of its memory is free, else on the CPU."""
         if self._device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self._device)
@@ -207,7 +207,7 @@ class Store:
         return self._device
 
     def _evict(self, versions: Iterable[Version], folder: Path) -> None:
-        """Writes states to files, those kept first at first, until the rest fits into memory."""
+        """Writes states to files, the oldest versions first, until the rest fits into memory."""
         in_memory = [version for version in versions if version.state is not None]
         excess = sum(version.nbytes for version in in_memory) - self.limit
         for version in in_memory:
@@ -229,15 +229,16 @@ def refuse_non_finite(state: Any, round: int) -> None:
 
 def find_stored_states(state: Any) -> dict[str, StoredClientStates]:
     """Returns the fields of a server's state that a store keeps, which reads a client's part when it is asked for."""
-    parts = zip(getattr(state, "_fields", ()), state, strict=False)
-    return {name: part for name, part in parts if isinstance(part, StoredClientStates)}
+    fields = getattr(state, "_fields", ())
+    parts = {name: getattr(state, name) for name in fields}
+    return {name: part for name, part in parts.items() if isinstance(part, StoredClientStates)}
 
 
-def versions_of(state: Any) -> list[Version]:
+def list_versions(state: Any) -> list[Version]:
     """Returns the versions of clients' states in a server's state."""
     versions: list[Version] = []
-    for kept in find_stored_states(state).values():
-        versions += kept.versions.values()
+    for states in find_stored_states(state).values():
+        versions += states.versions.values()
     return versions
 
 
@@ -247,7 +248,7 @@ def write_versions(state: Any, folder: Path) -> list[str]:
     Their files stay when nobody holds them any longer: whoever writes a checkpoint removes what none names.
     """
     names = []
-    for version in versions_of(state):
+    for version in list_versions(state):
         version.write(folder)
         if version.remove is not None:
             version.remove.detach()

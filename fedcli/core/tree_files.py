@@ -19,12 +19,11 @@ from safetensors import torch as safetensors
 from fedcli.core.trees import Tree, from_names, to_device, to_names
 from fedcli.errors import UserError, printable
 from fedcli.files import write_atomically
-from fedcli.run_files import CHECKPOINT, PREVIOUS
+from fedcli.run_files import RESTORE_CHECKPOINT
 
 SUFFIX = ".safetensors"
 DIGEST = re.compile(rb"sha256\W+([0-9a-f]{64})")
 ZEROS = b"0" * 64
-REMEDY = f"restore it, or delete {CHECKPOINT} to go on from {PREVIOUS}"
 
 
 class VerifiedFile(NamedTuple):
@@ -63,9 +62,12 @@ def read_verified(path: Path, digest: str | None = None) -> VerifiedFile:
     """
     content = path.read_bytes() if path.is_file() else b""
     match = DIGEST.search(content)
-    actual = match and hashlib.sha256(content.replace(match[1], ZEROS, 1)).hexdigest()
-    if match is None or actual != (digest or match[1].decode()):
-        raise UserError(f"'{path}' is missing or damaged; {REMEDY}.")
+    is_whole = False
+    if match is not None:
+        actual = hashlib.sha256(content.replace(match[1], ZEROS, 1)).hexdigest()
+        is_whole = actual == (digest or match[1].decode())
+    if not is_whole:
+        raise UserError(f"'{path}' is missing or damaged; {RESTORE_CHECKPOINT}.")
     try:
         length = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + length])["__metadata__"]
@@ -75,7 +77,7 @@ def read_verified(path: Path, digest: str | None = None) -> VerifiedFile:
             parts = {name: json.loads(metadata[name]) for name in ("tree", "about")}
         return VerifiedFile(parts["tree"], parts["about"], safetensors.load(content))
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
-        raise UserError(f"'{path}' holds no state (got {printable(str(error))}); {REMEDY}.") from None
+        raise UserError(f"'{path}' holds no state (got {printable(str(error))}); {RESTORE_CHECKPOINT}.") from None
 
 
 def load_tree(

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedcli.core.client_states import STATE, STATES_OF_WORKER, write_versions
+from fedcli.core.client_states import STATE_FILE, STATES_FOLDER_OF_WORKER, write_versions
 from fedcli.core.federation import Federation
 from fedcli.core.tree_files import SUFFIX, load_tree, read_verified, save_tree
 from fedcli.errors import UserError
@@ -54,7 +54,7 @@ def remove_unreferenced_states(folder: Path) -> None:
 def remove_states_of_other_workers(folder: Path) -> None:
     """Removes the client states that workers beside the first keep in the folder of a run, where none is at work."""
     for states in folder.glob(f"{STATES}-*"):
-        if STATES_OF_WORKER.fullmatch(states.name):
+        if STATES_FOLDER_OF_WORKER.fullmatch(states.name):
             _remove_states(states)
 
 
@@ -63,8 +63,9 @@ def _remove_states(folder: Path, but_for: Collection[str] = ()) -> None:
 
     Only what has a name that a run gives is removed.
     """
-    states = [file for file in folder.glob(f"*{SUFFIX}") if STATE.fullmatch(file.name) and file.stem not in but_for]
-    for file in [*states, *leftovers(folder)]:
+    states = [file for file in folder.glob(f"*{SUFFIX}") if STATE_FILE.fullmatch(file.name)]
+    unnamed = [file for file in states if file.stem not in but_for]
+    for file in [*unnamed, *leftovers(folder)]:
         if file.is_file():
             remove(file)
     with suppress(OSError):  # it is not empty, or not there

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedcli.core.client_states import StoredClientStates, versions_of
+from fedcli.core.client_states import StoredClientStates, list_versions
 from fedcli.core.federation import Federation
 from fedcli.core.trees import Tree
 from fedcli.runs.schema import CHECKPOINT_RECORD
@@ -69,7 +69,7 @@ def check_content(state: Any, facts: dict[str, Any], initial: Any, fed: Federati
 
 def check_names(state: Any, facts: dict[str, Any]) -> None:
     """Refuses a checkpoint whose state has other clients' states than those that its facts name."""
-    named = sorted(version.file.stem for version in versions_of(state))
+    named = sorted(version.file.stem for version in list_versions(state))
     if sorted(facts["states"]) != named:
         with Place("states"):
             raise wrong(f"the names of the clients' states, {', '.join(named):.80}", facts["states"])
@@ -109,7 +109,9 @@ def check_clients(states: Any, fed: Federation) -> None:
         if type(client) is not int or client not in range(fed.num_clients):
             raise wrong(f"states by client, 0 to {fed.num_clients - 1}", client)
     first_states: dict[int, Any] = {}  # by the index of the network
-    pairs: Iterable[tuple[int, Any]] = states.verified() if isinstance(states, StoredClientStates) else states.items()
+    pairs: Iterable[tuple[int, Any]] = states.items()
+    if isinstance(states, StoredClientStates):
+        pairs = states.read_verified()
     for client, state in pairs:
         first_state = first_states.setdefault(fed.architecture[client], state)
         with Place(client):
