@@ -1,6 +1,6 @@
 """What a run needs before its first round: its data, their partition and the federation."""
 
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 
@@ -9,7 +9,6 @@ from fedcli.core.augment import Transform
 from fedcli.core.client_states import Store
 from fedcli.core.federation import Federation
 from fedcli.core.parts import Parts, divide
-from fedcli.core.run_options import RunOptions
 from fedcli.data import datasets
 from fedcli.data.dataset import Dataset, channel_statistics, merge_splits, stratified_subset
 from fedcli.declarations import SELECTIONS, DataSetting, PublicSetting
@@ -109,7 +108,7 @@ def make_federation(
         setting = setup.protocol.public.get(setup.config.public_dataset or "")
         options |= {"public_images": public.x_train, "public_transform": _transform(public, setting, dtype)}
     return federation_type(
-        cast(RunOptions, setup.config),  # whose options a protocol could only have as properties, since it is frozen
+        setup.config,
         dataset,
         parts,
         setup.device,
