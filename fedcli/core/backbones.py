@@ -177,13 +177,13 @@ def _convolution(**options: Any) -> Callable[..., nn.Module]:
     return partial(torchvision().ops.Conv2dNormActivation, **{"norm_layer": MaskedBatchNorm2d, **options})
 
 
-def _inception(conv: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+def _inception(conv: Callable[..., nn.Module]) -> Callable[..., Any]:
     """Returns torchvision's block of GoogLeNet, made of such convolutions."""
     module = import_module("torchvision.models.googlenet")  # `models.googlenet` is a function
     return partial(module.Inception, conv_block=conv)
 
 
-def _googlenet(conv: Callable[..., nn.Module], inception: Callable[..., nn.Module]) -> nn.Module:
+def _googlenet(conv: Callable[..., nn.Module], inception: Callable[..., nn.Module]) -> Any:
     """Makes torchvision's GoogLeNet of such convolutions and blocks, without auxiliary classifiers."""
     blocks = [conv, inception, nn.Identity]
     return torchvision().models.GoogLeNet(num_classes=1, aux_logits=False, init_weights=False, blocks=blocks)

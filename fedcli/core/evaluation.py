@@ -8,7 +8,7 @@ A method that classifies by the nearest prototype has that as its headline and t
 that has a global model beside personal ones has the accuracy of the personal ones, and the global one's beside it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -245,7 +245,7 @@ def model_to_test(fed: Federation, method: Method, state: Any, client: int) -> F
     return FullModel(network, tensors.params, tensors.buffers)
 
 
-def own_model(personal: Callable[[Any], dict[int, tuple[Params, Buffers]]], state: Any, client: int) -> Model | None:
+def own_model(personal: Callable[[Any], Mapping[int, tuple[Params, Buffers]]], state: Any, client: int) -> Model | None:
     """Returns a client's own model by `Method.personal`, None before it has taken part; reads only its stored state."""
     only_its = {}
     for name, states in find_stored_states(state).items():

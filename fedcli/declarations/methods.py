@@ -125,7 +125,7 @@ class Method(_DeclaredInFile):
     default_protocol: str = ""
     client_memory: Callable[[Sizes], int] = field(default=lambda sizes: sizes.parameters)
     model: Callable[[Any], ParamsAndBuffers] = global_model
-    personal: Callable[[Any], dict[int, ParamsAndBuffers]] | None = None
+    personal: Callable[[Any], Mapping[int, ParamsAndBuffers]] | None = None
     shared: Callable[[Any], ParamsAndBuffers] | None = None
     prototypes: Callable[[Any], tuple[Any, Any]] | None = None
     mixed_networks: bool = False

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedcli.core.tree_files import CHECKPOINT
+from fedcli.run_files import CHECKPOINT
 from fedcli.runs.models import SELECTED
 from tests.torture.nested_parts import VALUES, entry_at, part_at, paths_in
 from tests.torture.signed_files import Content, content_of, digest_of_file, replace_digest, sign_state
