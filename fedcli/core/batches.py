@@ -63,6 +63,17 @@ class BatchPlan(NamedTuple):
         return self.index.shape[2]
 
 
+class BatchRows(NamedTuple):
+    """The columns of a `BatchPlan` as tensors on the device, of K clients `[T, K, ...]` or of one `[T, ...]`."""
+
+    index: Tensor  # type: ignore[assignment]  # as in the plan
+    size: Tensor
+    epoch_end: Tensor
+    num_batches: Tensor
+    draws: Tensor | None
+    keys: Tensor
+
+
 def count_batches(sizes: Sequence[int], batch_size: int, drop_last: bool) -> list[int]:
     """Counts the batches in an epoch of each client, of the `sizes` of their parts.
 

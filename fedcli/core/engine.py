@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedcli.core.augment import Transform
-from fedcli.core.batches import Batch, BatchPlan, is_real
+from fedcli.core.batches import Batch, BatchPlan, BatchRows, is_real
 from fedcli.core.clients import Aux, Client, Step, Terms, with_dropout_key
 from fedcli.core.graphs import MAX_CALLS, MAX_STACKS, GraphCache, Graphs, Recipe, StepGraphs, find_key, is_out_of_memory
 from fedcli.core.layers import by_places
@@ -236,10 +236,11 @@ class Engine:
             for x, y, epoch_end, num_batches, key in batches:
                 yield Batch(x, y, mask=None, epoch_end=epoch_end, num_batches=num_batches, lr=lr, key=key)
 
-    def _take_rows(self, plan: BatchPlan, clients: int | slice) -> Tree:
-        """Returns the rows of a client, or of some, up to their last step: a `BatchPlan` of tensors on the device."""
+    def _take_rows(self, plan: BatchPlan, clients: int | slice) -> BatchRows:
+        """Returns the rows of a client, or of some, up to their last step."""
         num_steps = plan.num_steps[clients].max()
-        return tree_map(lambda column: torch.as_tensor(column[:num_steps, clients], device=self.images.device), plan)
+        columns = tree_map(lambda column: torch.as_tensor(column[:num_steps, clients], device=self.images.device), plan)
+        return BatchRows(*columns)
 
     def _train_together(self, to_train: ChunkToTrain) -> tuple[Client, Terms]:
         """Trains the chunk's clients together, batch by batch; returns them, and the sums of their terms."""
@@ -265,7 +266,7 @@ class Engine:
             step_done=lambda step: self.runner.count_samples(samples[step]),
         )
 
-    def _find_stack(self, to_train: ChunkToTrain, rows: Tree) -> Stack:
+    def _find_stack(self, to_train: ChunkToTrain, rows: BatchRows) -> Stack:
         """Returns the stack that is kept for such clients, with its graphs; a new one where there is none."""
         step = to_train.step
         clients = to_train.clients

@@ -142,10 +142,10 @@ class _MaxPool(Function):
     def vmap(info: Any, in_dims: tuple, x: Tensor, window: _Window) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         count = info.batch_size
         axis_of_x, _ = in_dims
-        x = _clients_first(x, axis_of_x, count)
-        axis = _clients_in_memory(x)
-        pooled, positions = _MaxPool.apply(_as_images(x, axis), window)
-        return (_by_client(pooled, axis, count), _by_client(positions, axis, count)), (axis, axis)
+        x = _move_clients_first(x, axis_of_x, count)
+        axis = _find_axis_in_memory(x)
+        pooled, positions = _MaxPool.apply(_merge_clients(x, axis), window)
+        return (_split_clients(pooled, axis, count), _split_clients(positions, axis, count)), (axis, axis)
 
 
 class _MaxPoolBackward(Function):
@@ -172,22 +172,22 @@ class _MaxPoolBackward(Function):
     ) -> tuple[Tensor, int]:
         count = info.batch_size
         axis_of_gradient, axis_of_x, axis_of_positions, _ = in_dims
-        gradient = _clients_first(gradient, axis_of_gradient, count)
-        x = _clients_first(x, axis_of_x, count)
-        positions = _clients_first(positions, axis_of_positions, count)
-        axis = _clients_in_memory(x)
+        gradient = _move_clients_first(gradient, axis_of_gradient, count)
+        x = _move_clients_first(x, axis_of_x, count)
+        positions = _move_clients_first(positions, axis_of_positions, count)
+        axis = _find_axis_in_memory(x)
         of_images = _MaxPoolBackward.apply(
-            _as_images(gradient, axis), _as_images(x, axis), _as_images(positions, axis), window
+            _merge_clients(gradient, axis), _merge_clients(x, axis), _merge_clients(positions, axis), window
         )
-        return _by_client(of_images, axis, count), axis
+        return _split_clients(of_images, axis, count), axis
 
 
-def _clients_first(tensor: Tensor, axis: int | None, count: int) -> Tensor:
+def _move_clients_first(tensor: Tensor, axis: int | None, count: int) -> Tensor:
     """Moves the clients' axis to the front; a tensor without one, which clients share, is repeated for each."""
     return tensor.expand(count, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
 
 
-def _clients_in_memory(tensor: Tensor) -> int:
+def _find_axis_in_memory(tensor: Tensor) -> int:
     """Says where in memory the clients of `[K, B, ...]` lie: before the examples, 0, or behind them, 1.
 
     A convolution leaves them behind.
@@ -195,13 +195,13 @@ def _clients_in_memory(tensor: Tensor) -> int:
     return int(tensor.stride(0) < tensor.stride(1))
 
 
-def _as_images(tensor: Tensor, axis: int) -> Tensor:
+def _merge_clients(tensor: Tensor, axis: int) -> Tensor:
     """Makes one axis of those of clients and examples, `[K, B, ...]`, the clients' at `axis`, 0 or 1, of the two."""
     return tensor.movedim(0, axis).flatten(0, 1)
 
 
-def _by_client(images: Tensor, axis: int, count: int) -> Tensor:
-    """Takes the two axes of `_as_images` apart again."""
+def _split_clients(images: Tensor, axis: int, count: int) -> Tensor:
+    """Takes the two axes of `_merge_clients` apart again."""
     return images.unflatten(0, (count, -1) if axis == 0 else (-1, count))
 
 
@@ -256,15 +256,15 @@ class _BatchNorm(Function):
         if axis_of_mean is None or axis_of_var is None:
             raise RuntimeError("running statistics that clients share cannot be written over by each of them")
         outputs = _BatchNorm.apply(
-            _as_channels(x, axis_of_x, count),
-            _in_a_row(running_mean, axis_of_mean, count),
-            _in_a_row(running_var, axis_of_var, count),
-            _in_a_row(weight, axis_of_weight, count),
-            _in_a_row(bias, axis_of_bias, count),
+            _merge_into_channels(x, axis_of_x, count),
+            _concatenate_clients(running_mean, axis_of_mean, count),
+            _concatenate_clients(running_var, axis_of_var, count),
+            _concatenate_clients(weight, axis_of_weight, count),
+            _concatenate_clients(bias, axis_of_bias, count),
             momentum,
             eps,
         )
-        return _channels_by_client(outputs, count)
+        return _split_channels(outputs, count)
 
 
 class _BatchNormBackward(Function):
@@ -302,14 +302,14 @@ class _BatchNormBackward(Function):
         count = info.batch_size
         axis_of_gradient, axis_of_x, axis_of_weight, axis_of_mean, axis_of_inverse, _ = in_dims
         gradients = _BatchNormBackward.apply(
-            _as_channels(gradient, axis_of_gradient, count),
-            _as_channels(x, axis_of_x, count),
-            _in_a_row(weight, axis_of_weight, count),
-            _in_a_row(mean, axis_of_mean, count),
-            _in_a_row(inverse, axis_of_inverse, count),
+            _merge_into_channels(gradient, axis_of_gradient, count),
+            _merge_into_channels(x, axis_of_x, count),
+            _concatenate_clients(weight, axis_of_weight, count),
+            _concatenate_clients(mean, axis_of_mean, count),
+            _concatenate_clients(inverse, axis_of_inverse, count),
             eps,
         )
-        return _channels_by_client(gradients, count)
+        return _split_channels(gradients, count)
 
 
 def _pull_back(function: Callable[..., Any], *inputs: Tensor) -> Callable[..., tuple[Tensor, ...]]:
@@ -326,17 +326,17 @@ def _normalise(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return scaled * weight.view(by_channel) + bias.view(by_channel)
 
 
-def _as_channels(tensor: Tensor, axis: int | None, count: int) -> Tensor:
+def _merge_into_channels(tensor: Tensor, axis: int | None, count: int) -> Tensor:
     """Makes `[B, K * C, ...]` of the clients' `[B, C, ...]`."""
-    return _clients_first(tensor, axis, count).movedim(0, 1).flatten(1, 2)
+    return _move_clients_first(tensor, axis, count).movedim(0, 1).flatten(1, 2)
 
 
-def _in_a_row(tensor: Tensor, axis: int | None, count: int) -> Tensor:
+def _concatenate_clients(tensor: Tensor, axis: int | None, count: int) -> Tensor:
     """Makes `[K * C]` of the clients' `[C]`."""
-    return _clients_first(tensor, axis, count).flatten()
+    return _move_clients_first(tensor, axis, count).flatten()
 
 
-def _channels_by_client(outputs: Sequence[Tensor], count: int) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+def _split_channels(outputs: Sequence[Tensor], count: int) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     """Takes the clients of `[B, K * C, ...]` and of some `[K * C]` apart; says where their axis is."""
     values, *of_channels = outputs
     values = values.unflatten(1, (count, -1))

@@ -164,7 +164,10 @@ class AdamW:
         return Adam().update(params, grads, state, lr)
 
 
-def make_optimizer(name: str, momentum: float, weight_decay: float) -> Sgd | Adam | AdamW:
+Optimizer = Sgd | Adam | AdamW
+
+
+def make_optimizer(name: str, momentum: float, weight_decay: float) -> Optimizer:
     """Makes the optimizer of this name; the Adams have no use for the momentum."""
     if name == "sgd":
         return Sgd(momentum, weight_decay)
@@ -192,7 +195,7 @@ class OptimizerUpdate:
     """An update of a client by the gradient of its objective; for its fields see `Federation.optimizer_step`."""
 
     loss: LocalLoss
-    optimizer: Sgd | Adam | AdamW
+    optimizer: Optimizer
     lr: float | None  # the round's where None
     names: Collection[str] | None
     key: str

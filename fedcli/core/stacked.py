@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedcli.core.batches import Batch, is_real
+from fedcli.core.batches import Batch, BatchRows, is_real
 from fedcli.core.clients import Aux, Client, Step, Terms, Update, with_dropout_key
 from fedcli.core.graphs import Burst, Graphs, StepGraphs, Steps, StepState
 from fedcli.core.joint_layers import JointLayers
@@ -156,7 +156,7 @@ class StackInputs(NamedTuple):
 
     clients: Tree  # packed
     context: Tree
-    rows: Tree
+    rows: BatchRows
     lr: Tensor
     step_index: Tensor
 
@@ -187,7 +187,7 @@ class Stack:
         self.totals: Terms = {}
 
     def train(
-        self, make_clients: Callable[[], Client], context: Tree, rows: Tree, lr: Tensor, padded: Sequence[bool],
+        self, make_clients: Callable[[], Client], context: Tree, rows: BatchRows, lr: Tensor, padded: Sequence[bool],
         step_done: Callable[[int], None],
     ) -> tuple[Client, Terms]:  # fmt: skip
         """Trains stacked clients through all rows; returns them after it, and the sums of their terms, `[K]` by name.
@@ -195,7 +195,7 @@ class Stack:
         Args:
             make_clients: Makes the clients, with optimizer state, which are held here alone.
             context: Of their objective.
-            rows: A `BatchPlan` of tensors on the device; those after the last step are not used.
+            rows: Of the clients' batches; those after the last step are not used.
             lr: Learning rate.
             padded: For each of the T steps, whether some client's batch is not full.
             step_done: Called with the number of each step, when it has been taken or is on its way.
@@ -234,7 +234,7 @@ class Stack:
         self._step_index = inputs.step_index
         # The same in all steps, so that no step looks it up.
         self._num_batches = inputs.rows.num_batches[0]
-        self._rows = inputs.rows._replace(num_batches=None)
+        self._rows: Tree = inputs.rows._replace(num_batches=None)  # type: ignore[arg-type]
 
     def _take_eager_steps(self, burst: Burst) -> None:
         for _ in range(burst.num_steps):
