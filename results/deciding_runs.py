@@ -27,10 +27,13 @@ BENCHED_WORKLOADS = ("w3",)  # those of `fedcli bench` that train as a paper doe
 
 
 def tabulate_benchmarks(folder: Path) -> pd.DataFrame:
-    """The times of FedAvg in the workloads that `fedcli bench` has timed on CUDA; see `tabulate_times`.
+    """Makes a table of the times of FedAvg in the workloads that `fedcli bench` has timed on CUDA.
 
     Args:
-        folder: Of the CSV files of `fedcli bench --csv`, one a machine.
+        folder: The folder of the CSV files of `fedcli bench --csv`, one a machine.
+
+    Returns:
+        A row a workload, whose columns are the fields of `TimedRun`.
     """
     timed_runs = []
     for file in sorted(folder.glob("*-torch*.csv")):
@@ -57,7 +60,11 @@ def tabulate_benchmarks(folder: Path) -> pd.DataFrame:
 
 
 def describe_deciding_runs(answer: verdicts.Answer, folder: Path, timed_runs: pd.DataFrame) -> str:
-    """What would decide a claim and how long that takes by `timed_runs`, in words; empty where it is decided."""
+    """Describes what would decide a claim, and how long that takes by `timed_runs`.
+
+    Returns:
+        A text without a period; empty if the claim is decided.
+    """
     if answer.comparison.verdict.outcome not in verdicts.OPEN_OUTCOMES:
         return ""
     seeds = answer.needed_seeds
@@ -75,13 +82,13 @@ def describe_deciding_runs(answer: verdicts.Answer, folder: Path, timed_runs: pd
 
 
 def find_lacking_runs(claim: Claim, folder: Path, seeds: Sequence[int]) -> list[PlannedRun]:
-    """The runs of a claim's rows and columns that have not ended, with these seeds."""
+    """Finds the runs of a claim's rows and columns that have not ended, with these seeds."""
     plan = plan_table(find_table(claim.table), folder, seeds=seeds, only=verdicts.list_rows_and_columns(claim))
     return [run for run in plan.runs if run.needs_running]
 
 
 def find_closed_data_sets(runs: Iterable[PlannedRun]) -> list[str]:
-    """The data sets of runs whose images are not open to all."""
+    """Finds the data sets of runs whose images are not open to all."""
     needed: set[str] = set()
     for run in runs:
         needed.update(run.setup.data_sets)
@@ -89,7 +96,7 @@ def find_closed_data_sets(runs: Iterable[PlannedRun]) -> list[str]:
 
 
 def describe_time_needed(runs: Sequence[PlannedRun], timed_runs: pd.DataFrame) -> str:
-    """How long runs take on an H100, else on another GPU, and on a CPU, in words."""
+    """Describes how long runs take on an H100, else on another GPU, and on a CPU."""
     on_gpu = estimate_times(runs, timed_runs, "cuda", H100)
     on_cpu = estimate_times(runs, timed_runs, "cpu", "")
     texts = []

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 from deciding_runs import describe_deciding_runs, tabulate_benchmarks
@@ -37,7 +38,7 @@ ABOUT_MODIFIED_CHECKOUTS = (
 def make_first_page(
     records: Path, studies: Sequence[Study], answers: Sequence[verdicts.Answer], papers: Iterable[Paper]
 ) -> str:
-    """The first page: the claims, how much of what the papers print has been run, and the studies."""
+    """Makes the first page: the claims, how much of what the papers print has been run, and the studies."""
     counts = claim_tables.describe_counts(answers)
     sections = {
         "## What the papers claim, and what is so": f"{counts} {ABOUT_CLAIMS}\n\n{render_claims(records, answers)}",
@@ -48,7 +49,7 @@ def make_first_page(
 
 
 def render_claims(records: Path, answers: Sequence[verdicts.Answer]) -> str:
-    """The claims with their verdicts, differences and runs."""
+    """Renders the claims with their verdicts, differences and runs."""
     timed_runs = durations.tabulate_times(read_runs([records]))
     timed_benchmarks = tabulate_benchmarks(records.parent / "speed")
     timed = pd.concat([timed_runs, timed_benchmarks])
@@ -58,7 +59,7 @@ def render_claims(records: Path, answers: Sequence[verdicts.Answer]) -> str:
 
 
 def render_studies(studies: Iterable[Study]) -> str:
-    """The studies with links to their pages."""
+    """Renders the studies with links to their pages."""
     rows = []
     for study in studies:
         first_finding = study.finding_lines[0] if study.finding_lines else MISSING
@@ -67,7 +68,7 @@ def render_studies(studies: Iterable[Study]) -> str:
 
 
 def describe_runs(answer: verdicts.Answer, records: Path, timed: pd.DataFrame) -> str:
-    """Which runs a claim has, with links to the pages of their studies, and what would decide it."""
+    """Describes which runs a claim has, with links to the pages of their studies, and what would decide it."""
     remarks = []
     folders = answer.comparison.evidence.folders
     study_names = dict.fromkeys(folder.relative_to(records).parts[0] for folder in folders)
@@ -87,7 +88,7 @@ def describe_runs(answer: verdicts.Answer, records: Path, timed: pd.DataFrame) -
 
 
 def list_code_notes(answers: Iterable[verdicts.Answer]) -> list[str]:
-    """Where claims were run in full by the authors' code, what the papers' texts have instead, a line a text."""
+    """Lists what the papers' texts have instead where claims were run in full by the authors' code, a line a text."""
     papers_of: dict[str, set[str]] = {}
     for answer in answers:
         evidence = answer.comparison.evidence
@@ -101,17 +102,17 @@ def list_code_notes(answers: Iterable[verdicts.Answer]) -> list[str]:
 
 
 def render_coverage(papers: Iterable[Paper]) -> str:
-    """How many of the numbers that the papers print have been run in full."""
+    """Renders how many of the numbers that the papers print have been run in full."""
     lines = []
     complete = []  # names of tables
     for paper in papers:
         num_printed = 0
         num_in_full = 0
         for plan in paper.tables:
-            are_in_full = cells_in_full(plan)
-            num_printed += len(are_in_full)
-            num_in_full += sum(are_in_full)
-            if are_in_full and all(are_in_full):
+            coverage = count_printed_cells(plan)
+            num_printed += coverage.num_printed
+            num_in_full += coverage.num_in_full
+            if coverage.is_complete:
                 complete.append(plan.table.name)
         link = f"[{paper.title}](papers/{paper.name}.md)"
         lines.append([link, f"{num_printed:,}", f"{num_in_full:,}"])
@@ -120,10 +121,25 @@ def render_coverage(papers: Iterable[Paper]) -> str:
     return f"{table}\n\nRun in full, every cell here that has a printed number: {names}.\n\n{ABOUT_COVERAGE}"
 
 
-def cells_in_full(plan: plans.TablePlan) -> list[bool]:
-    """For each cell of a table that the paper prints, whether all its runs count."""
-    in_full = []
-    for cell in paper_tables.compare_cells(plan).values():
-        if cell.paper_value is not None and cell.runs is not None:
-            in_full.append(cell.runs.are_complete)
-    return in_full
+class Coverage(NamedTuple):
+    """How many of the cells of a table that the paper prints have been run.
+
+    Attributes:
+        num_printed: The number of printed cells.
+        num_in_full: The number of those of which all runs count.
+    """
+
+    num_printed: int
+    num_in_full: int
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there are printed cells and all of them have been run in full."""
+        return 0 < self.num_printed == self.num_in_full
+
+
+def count_printed_cells(plan: plans.TablePlan) -> Coverage:
+    """Counts the cells of a table that the paper prints, and those of them that have been run in full."""
+    cells = paper_tables.compare_cells(plan).values()
+    runs_of_printed = [cell.runs for cell in cells if cell.paper_value is not None and cell.runs is not None]
+    return Coverage(len(runs_of_printed), sum(runs.are_complete for runs in runs_of_printed))

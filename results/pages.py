@@ -31,15 +31,21 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class MadeFile:
-    """A file that is made: a page with the figures that it shows, or the table of verdicts."""
+    """A file that is made: a page with the figures that it shows, or the table of verdicts.
 
-    path: Path  # from `results` on, as `README.md`, or as `../README.md` of one beside it
+    Attributes:
+        path: The path relative to the folder `results`, as `README.md`, or `../README.md` for the file beside it.
+        text: What the file holds.
+        figures: The figures that the page shows.
+    """
+
+    path: Path
     text: str
     figures: tuple[Figure, ...] = ()
 
 
 def make_files(results: Path) -> list[MadeFile]:
-    """All pages and files that are made of `results`, a folder with `records/<study>` and `papers/notes/<paper>.md`.
+    """Makes all pages and files of `results`, a folder with `records/<study>` and `papers/notes/<paper>.md`.
 
     A `README.md` beside the folder gets the number of claims between two marks, and a folder `papers` beside it the
     verdicts that are installed with the package.
@@ -54,7 +60,7 @@ def make_files(results: Path) -> list[MadeFile]:
         figures = tuple(Figure(study, kind) for kind in list_charts(study))
         made.append(MadeFile(Path(f"{study.name}.md"), make_study_page(study), figures))
     for paper in papers:
-        shown = replace(paper, tables=[plan_with_relative_folders(plan, results) for plan in paper.tables])
+        shown = replace(paper, tables=[shorten_folders_of_plan(plan, results) for plan in paper.tables])
         page = make_paper_page(shown, studies, read_notes(paper.name, results))
         made.append(MadeFile(Path("papers") / f"{paper.name}.md", page))
     made.append(MadeFile(Path("README.md"), make_first_page(records, studies, answers, papers)))
@@ -65,14 +71,14 @@ def make_files(results: Path) -> list[MadeFile]:
         text = replace_between_marks(readme.read_text(encoding="utf-8"), "claims", table)
         made.append(MadeFile(Path("../README.md"), text))
     if (results.parent / "papers").is_dir():
-        shipped = [answer_with_relative_folders(answer, records) for answer in answers]
+        shipped = [shorten_folders_of_answer(answer, records) for answer in answers]
         csv = render(claim_tables.build_claims_table(shipped), "csv")
         made.append(MadeFile(Path("../papers") / claim_tables.SHIPPED, csv))
     return made
 
 
 def render_claims_by_paper(papers: Iterable[Paper], answers: Sequence[verdicts.Answer]) -> str:
-    """How many claims of each paper have which verdict, as a table."""
+    """Renders how many claims of each paper have which verdict, as a table."""
     lines = []
     for paper in papers:
         table_names = {plan.table.name for plan in paper.tables}
@@ -84,19 +90,19 @@ def render_claims_by_paper(papers: Iterable[Paper], answers: Sequence[verdicts.A
 
 
 def read_notes(paper: str, results: Path) -> str:
-    """What a person has written about a paper's runs; empty where there is nothing."""
+    """Reads what a person has written about a paper's runs; returns an empty text if there is nothing."""
     notes = results / "papers" / "notes" / f"{paper}.md"
     return notes.read_text(encoding="utf-8") if notes.is_file() else ""
 
 
-def plan_with_relative_folders(plan: plans.TablePlan, results: Path) -> plans.TablePlan:
-    """A planned table whose runs have the folders that its page names, those below `results`."""
+def shorten_folders_of_plan(plan: plans.TablePlan, results: Path) -> plans.TablePlan:
+    """Returns a planned table whose runs have the folders that its page names, those below `results`."""
     runs = tuple(replace(run, folder=run.folder.relative_to(results)) for run in plan.runs)
     return replace(plan, folder=plan.folder.relative_to(results), runs=runs)
 
 
-def answer_with_relative_folders(answer: verdicts.Answer, records: Path) -> verdicts.Answer:
-    """An answer whose evidence has the folders that are installed with the package, those below `records`."""
+def shorten_folders_of_answer(answer: verdicts.Answer, records: Path) -> verdicts.Answer:
+    """Returns an answer whose evidence has the folders that are installed with the package, those below `records`."""
     evidence = answer.comparison.evidence
     folders = tuple(folder.relative_to(records) for folder in evidence.folders)
     pairs = []
@@ -109,7 +115,7 @@ def answer_with_relative_folders(answer: verdicts.Answer, records: Path) -> verd
 
 
 def find_stale_files(folder: Path, made: Iterable[MadeFile]) -> list[Path]:
-    """The pages and figures that are missing in a folder, and pages that have another text there than is made now."""
+    """Finds the pages and figures that are missing in a folder, and pages that have another text than is made now."""
     stale = []
     for made_file in made:
         file = folder / made_file.path
@@ -122,7 +128,7 @@ def find_stale_files(folder: Path, made: Iterable[MadeFile]) -> list[Path]:
 
 
 def find_removed_files(folder: Path, made: Iterable[MadeFile]) -> list[Path]:
-    """The pages in a folder whose paper or study is gone, and figures of no page; other pages do not count."""
+    """Finds the pages in a folder whose paper or study is gone, and figures of no page; other pages do not count."""
     paths = set()
     for made_file in made:
         paths.add(made_file.path)
@@ -147,7 +153,7 @@ def check_pages(folder: Path, made: Sequence[MadeFile]) -> None:
 
 
 def join_paths(paths: Iterable[Path]) -> str:
-    """Paths in a line."""
+    """Joins paths into a line."""
     return ", ".join(path.as_posix() for path in paths)
 
 

@@ -19,9 +19,15 @@ SHOWN_SECTIONS = ("Readings", "Known")  # how the titles begin of those of a car
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper's file, and its tables with the runs that there are."""
+    """A paper's file, and its tables with the runs that there are.
 
-    name: str  # of the file, without `.py`
+    Attributes:
+        name: The name of the file, without `.py`.
+        module: The module of the file.
+        tables: The tables, with their runs.
+    """
+
+    name: str
     module: ModuleType
     tables: Sequence[plans.TablePlan]
 
@@ -33,15 +39,21 @@ class Paper:
 
 @dataclass(frozen=True)
 class Card:
-    """What the docstring of a paper's file has."""
+    """What the docstring of a paper's file has.
+
+    Attributes:
+        title: The first line.
+        paragraphs: The paragraphs before the sections.
+        sections: The texts of the sections, without indentation, by their titles.
+    """
 
     title: str
-    paragraphs: list[str]  # before the sections
-    sections: dict[str, str]  # by their titles, without indentation
+    paragraphs: list[str]
+    sections: dict[str, str]
 
 
 def read_card(docstring: str) -> Card:
-    """The card in a docstring, of which a section is a title over indented lines."""
+    """Reads the card in a docstring, of which a section is a title over indented lines."""
     head, *section_texts = re.split(r"^(?=\S.*\n )", docstring, flags=re.MULTILINE)
     title, *paragraphs = head.strip().split("\n\n")
     sections = {}
@@ -52,7 +64,7 @@ def read_card(docstring: str) -> Card:
 
 
 def find_paper_modules() -> dict[str, ModuleType]:
-    """The files of registered methods that declare tables, by their names without `.py`."""
+    """Finds the files of registered methods that declare tables; returns them by their names without `.py`."""
     modules = {}
     for method in registry.methods().values():
         if hasattr(method.module, "TABLES"):
@@ -62,7 +74,7 @@ def find_paper_modules() -> dict[str, ModuleType]:
 
 
 def plan_papers(records: Path) -> list[Paper]:
-    """All papers, with the runs of their tables in a folder."""
+    """Plans the tables of all papers, with the runs that a folder has of them."""
     papers = []
     for name, module in find_paper_modules().items():
         tables = [plans.plan_table(table, records, seeds=table.seeds) for table in module.TABLES]
@@ -71,11 +83,12 @@ def plan_papers(records: Path) -> list[Paper]:
 
 
 def make_paper_page(paper: Paper, studies: Iterable[Study], notes: str) -> str:
-    """The page of a paper: its tables, those of the `studies` that are its own, and `notes` on its runs."""
+    """Makes the page of a paper: its tables, those of the `studies` that are its own, and `notes` on its runs."""
     module = paper.module
     card = read_card(module.__doc__ or "")
     sections = make_table_sections(paper.tables)
-    not_planned = [f"- {where}: {reason.rstrip('.')}." for where, reason in module.NOT_PLANNED.items()]
+    reasons: dict[str, str] = getattr(module, "NOT_PLANNED", {})
+    not_planned = [f"- {where}: {reason.rstrip('.')}." for where, reason in reasons.items()]
     sections["### Not planned"] = "\n".join(not_planned)
     sections["## Studies"] = "\n".join(list_study_links(module, studies))
     for title, text in card.sections.items():
@@ -90,7 +103,7 @@ def make_paper_page(paper: Paper, studies: Iterable[Study], notes: str) -> str:
 
 
 def make_table_sections(planned: Iterable[plans.TablePlan]) -> dict[str, str]:
-    """The tables that have a finished run beside the paper's numbers, and a list of the others, by heading."""
+    """Makes the sections of the tables that have a finished run, beside the paper's numbers, and of the others."""
     shown = ["A run counts that has all settings of the table."]
     lacking = []
     for plan in planned:
@@ -108,7 +121,7 @@ def make_table_sections(planned: Iterable[plans.TablePlan]) -> dict[str, str]:
 
 
 def list_study_links(module: ModuleType, studies: Iterable[Study]) -> list[str]:
-    """A line for each study that runs a method or a protocol of a paper's file, with its first finding."""
+    """Lists the studies that run a method or a protocol of a paper's file, a line each with its first finding."""
     protocols = {protocol.name for protocol in module.PROTOCOLS}
     methods = {method.name for method in registry.methods().values() if method.module is module}
     lines = []

@@ -9,7 +9,7 @@ LEGEND = (
 
 
 def join_sections(head: str, sections: Mapping[str, str]) -> str:
-    """A page in Markdown: its head, and texts by their headings, without empty ones."""
+    """Joins the head of a page and texts by their headings, without empty ones, to a page in Markdown."""
     blocks = [head]
     for heading, text in sections.items():
         if text:

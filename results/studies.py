@@ -48,15 +48,25 @@ WORDS_OF_KINDS = {str: "a text", list: "a list", dict: "a table"}
 
 @dataclass(frozen=True)
 class Study:
-    """A folder of runs, and what its page shows."""
+    """A folder of runs, and what its page shows.
 
-    name: str  # of the folder
-    intro: str  # its title, question and set-up, in Markdown
+    Attributes:
+        name: The name of the folder.
+        intro: The title, the question and the set-up, in Markdown.
+        records: The records of the runs.
+        finding_lines: The findings, a line each, in Markdown.
+        metrics: The names of metrics that get a column in the table.
+        figures: What more figures show, by the kind of the chart.
+        group_names: The names of groups of runs, by their folders; figures name the runs so.
+    """
+
+    name: str
+    intro: str
     records: list[Record]
-    finding_lines: list[str]  # in Markdown
-    metrics: list[str]  # more columns of its table
-    figures: dict[str, str]  # what more figures show, by the kind of the chart
-    group_names: dict[Path, str]  # by the folder of a group of runs; figures name the runs so
+    finding_lines: list[str]
+    metrics: list[str]
+    figures: dict[str, str]
+    group_names: dict[Path, str]
 
 
 class PrintedColumn(NamedTuple):
@@ -68,18 +78,27 @@ class PrintedColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """What a line says of one group of runs, or of one beside another; an entry of `findings.toml`."""
+    """What a line says of one group of runs, or of one beside another; an entry of `findings.toml`.
 
-    sentence: str  # before the numbers; may be empty
+    Attributes:
+        sentence: What stands before the numbers; may be empty.
+        metric: The metric of the group.
+        group: The name of the group.
+        baseline: The name of the group that is subtracted; None if none is.
+        baseline_metric: The metric of the baseline.
+        printed: The paper's numbers, in rows named as the groups; None if the line has none.
+    """
+
+    sentence: str
     metric: Metric
-    group: str  # its name
-    baseline: str | None  # the name of the group that is subtracted, if one is
+    group: str
+    baseline: str | None
     baseline_metric: Metric
-    printed: PrintedColumn | None  # numbers of the paper, in rows named as the groups
+    printed: PrintedColumn | None
 
 
 def read_study(folder: Path) -> Study:
-    """The study in a folder of runs with `intro.md` and, if it has findings, `findings.toml`.
+    """Reads the study in a folder of runs with `intro.md` and, if it has findings, `findings.toml`.
 
     Raises:
         UserError: If it has no records, or the file of findings is wrong, or a finding cannot be made.
@@ -130,16 +149,16 @@ def _reading(file: Path, entry: object) -> Iterator[None]:
 
 
 def name_groups(study: Study) -> list[Record]:
-    """The records of a study, those of a group under its name in the place of the method's."""
+    """Lists the records of a study, those of a group under its name in the place of the method's."""
     records = []
     for record in study.records:
-        name = _group_name(record["folder"], study.group_names)
+        name = _find_group_name(record["folder"], study.group_names)
         records.append(record if name is None else {**record, "label": name})
     return records
 
 
-def _group_name(folder: Path, group_names: Mapping[Path, str]) -> str | None:
-    """The name of the innermost folder, of a run's own and those around it, that has one."""
+def _find_group_name(folder: Path, group_names: Mapping[Path, str]) -> str | None:
+    """Finds the name of the innermost folder, of a run's own and those around it, that has one."""
     for path in (folder, *folder.parents):
         if path in group_names:
             return group_names[path]
@@ -147,7 +166,7 @@ def _group_name(folder: Path, group_names: Mapping[Path, str]) -> str | None:
 
 
 def describe_modified_checkouts(records: Iterable[Record]) -> str:
-    """How many runs are of a checkout with changes that are not committed, in words; empty for none."""
+    """Says how many runs are of a checkout with changes that are not committed; returns an empty text if none is."""
     commits = [record.get("commit") or "" for record in records]
     count = sum(commit.endswith("+") for commit in commits)
     if not count:
@@ -156,7 +175,7 @@ def describe_modified_checkouts(records: Iterable[Record]) -> str:
 
 
 def read_finding(entry: Mapping[str, Any]) -> Finding:
-    """The finding of an entry, whose keys are those at the head of this file.
+    """Reads the finding of an entry, whose keys are those at the head of this file.
 
     Raises:
         ValueError: If a key is missing, unknown or of another kind, or there are two that do not go together.
@@ -184,7 +203,7 @@ def read_finding(entry: Mapping[str, Any]) -> Finding:
 
 
 def _read_printed_column(entry: Sequence[Any]) -> PrintedColumn:
-    """The table and the column that `paper` names."""
+    """Reads the table and the column that `paper` names."""
     if len(entry) != len(PrintedColumn._fields):
         raise ValueError("'paper' must be a table and a column")
     for name in entry:
@@ -193,7 +212,7 @@ def _read_printed_column(entry: Sequence[Any]) -> PrintedColumn:
 
 
 def _list_paths(entry: object) -> list[str]:
-    """The folders of a group of runs, which are one text or a list of them."""
+    """Lists the folders of a group of runs, which are one text or a list of them."""
     paths = entry if isinstance(entry, list) else [entry]
     for path in paths:
         _check_text(path)
@@ -218,7 +237,7 @@ def _check_text(value: object) -> None:
 
 
 def describe_finding(finding: Finding, groups: Mapping[str, list[Record]]) -> str:
-    """A finding as a line, "Ours - Theirs, last round: +3.31 [+2.44, +4.19] (3); paper +9.48".
+    """Describes a finding in a line, as "Ours - Theirs, last round: +3.31 [+2.44, +4.19] (3); paper +9.48".
 
     Args:
         finding: Of which runs it is, and what it says.
@@ -238,39 +257,39 @@ def describe_finding(finding: Finding, groups: Mapping[str, list[Record]]) -> st
 
 
 def _find_group(groups: Mapping[str, list[Record]], name: str) -> list[Record]:
-    """The runs of a group; refuses a name that no group has."""
+    """Finds the runs of a group; refuses a name that no group has."""
     if name not in groups:
         raise ValueError(f"[runs] has no group '{name}', but {', '.join(groups) or 'none at all'}")
     return groups[name]
 
 
 def describe_group(finding: Finding, runs: Sequence[Record]) -> str:
-    """The mean of a group, and the paper's number of its row."""
+    """Describes the mean of a group, and the paper's number of its row."""
     metric = finding.metric
     _check_runs_differ(runs)
     mean = mean_interval(metric.read_values(runs))
     _check_has_values(mean)
-    line = f"{finding.group}, {_title(metric, runs)}: {format_interval(metric, mean, sign='')}"
+    line = f"{finding.group}, {_name_metric(metric, runs)}: {format_interval(metric, mean, sign='')}"
     printed = finding.printed
     if printed is None:
         return line
     number = find_printed_value(registry.find_table(printed.table), finding.group, printed.column, metric)
-    return f"{line}; {_printed_text(metric, number, printed, finding.group, sign='')}"
+    return f"{line}; {_describe_printed(metric, number, printed, finding.group, sign='')}"
 
 
 def describe_difference(
     finding: Finding, runs: Sequence[Record], baseline: str, baseline_runs: Sequence[Record]
 ) -> str:
-    """How far a group is ahead of its baseline, paired by seed, and how far its row is ahead in the paper."""
+    """Describes how far a group is ahead of its baseline, paired by seed, and how far its row is in the paper."""
     metric = finding.metric
     _check_pairs(runs, baseline_runs)
     lead = paired_difference(metric, runs, finding.baseline_metric, baseline_runs)
     _check_has_values(lead)
-    title = _title(metric, runs)
+    title = _name_metric(metric, runs)
     if finding.baseline_metric.name == metric.name:
         subject = f"{finding.group} - {baseline}, {title}"
     else:
-        baseline_title = _title(finding.baseline_metric, baseline_runs)
+        baseline_title = _name_metric(finding.baseline_metric, baseline_runs)
         subject = f"{finding.group} ({title}) - {baseline} ({baseline_title})"
     line = f"{subject}: {format_interval(metric, lead)}"
     printed = finding.printed
@@ -278,11 +297,11 @@ def describe_difference(
         return line
     table = registry.find_table(printed.table)
     number = find_printed_difference(table, finding.group, baseline, (printed.column,), metric)
-    return f"{line}; {_printed_text(metric, number, printed, f'{finding.group} or {baseline}', sign='+')}"
+    return f"{line}; {_describe_printed(metric, number, printed, f'{finding.group} or {baseline}', sign='+')}"
 
 
-def _printed_text(metric: Metric, number: float | None, printed: PrintedColumn, rows: str, sign: str) -> str:
-    """The number of a column in a paper, in words; refuses a column that has none for `rows`."""
+def _describe_printed(metric: Metric, number: float | None, printed: PrintedColumn, rows: str, sign: str) -> str:
+    """Describes the number of a column in a paper; refuses a column that has none for `rows`."""
     if number is None:
         raise ValueError(f"{printed.table} has no number in {printed.column} for {rows}")
     return f"paper {metric.format_value(number, sign)}"
@@ -322,8 +341,8 @@ def _group_by_seed(runs: Iterable[Record]) -> dict[int, list[Record]]:
     return by_seed
 
 
-def _title(metric: Metric, records: Iterable[Record]) -> str:
-    """What a metric is called."""
+def _name_metric(metric: Metric, records: Iterable[Record]) -> str:
+    """Returns what a metric is called."""
     if metric.name == "selected":
         selections = {SELECTIONS[record["summary"]["selection"]].words for record in records}
         return " or ".join(sorted(selections))

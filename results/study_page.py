@@ -19,19 +19,24 @@ VERIFY = "`fedcli verify RECORD` repeats a run also where a default has changed 
 
 
 class Figure(NamedTuple):
-    """A figure that a page shows."""
+    """A figure that a page shows.
+
+    Attributes:
+        study: The study whose runs it shows.
+        kind: The kind of the chart.
+    """
 
     study: Study
-    kind: str  # of the chart
+    kind: str
 
     @property
     def path(self) -> Path:
-        """Where it stands, under `results`."""
+        """The path of the picture, relative to `results`."""
         return Path("figures") / f"{self.study.name}-{self.kind}.png"
 
 
 def make_study_page(study: Study) -> str:
-    """The page of a study."""
+    """Makes the page of a study."""
     records = study.records
     sections = {}
     if study.finding_lines:
@@ -61,7 +66,7 @@ def make_study_page(study: Study) -> str:
 
 
 def list_machines(records: Iterable[Record]) -> list[str]:
-    """A line for each machine and its versions, with the number of its runs; a run that moved counts on each."""
+    """Lists the machines with their versions and the number of their runs; a run that moved counts on each."""
     counts: Counter[str] = Counter()
     for record in records:
         for part in (record, *record["moved"]):
@@ -76,7 +81,7 @@ def list_machines(records: Iterable[Record]) -> list[str]:
 
 
 def list_charts(study: Study) -> dict[str, str]:
-    """What the figures of a study show, by the kind of the chart."""
+    """Lists what the figures of a study show, by the kind of the chart."""
     tested_rounds = []
     for record in study.records:
         tested_rounds.append(sum(entry["test_accuracy"] is not None for entry in record["rounds"]))
