@@ -11,6 +11,7 @@ from fedcli import registry
 from fedcli.declarations import Table, flag_of
 from fedcli.results.columns import Columns
 from fedcli.results.groups import SeedGroup, find_comparable_groups, find_tested_model
+from fedcli.results.metrics import Metric
 from fedcli.results.plans import IN_TEXT, PlannedRun, TablePlan
 from fedcli.results.printed_numbers import find_reported_table
 from fedcli.runs.identity import FIRST_SETTINGS, NOT_SETTINGS, recorded_changes
@@ -144,42 +145,53 @@ def _write_notes_on_given_options(groups: Sequence[SeedGroup]) -> list[str]:
 
 def write_notes_on_metrics(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
     """Says which runs lack a metric, and which have it of another round than the others, a sentence for each metric."""
+    metrics = columns.metrics.values()
+    return [*_write_notes_on_lacking_options(groups, metrics), *_write_notes_on_different_rounds(groups, metrics)]
+
+
+def _write_notes_on_lacking_options(groups: Sequence[SeedGroup], metrics: Iterable[Metric]) -> list[str]:
+    """Says which rows have runs without the option that puts a metric into their records."""
     sentences = []
-    for metric in columns.metrics.values():
-        without = []
+    for metric in metrics:
+        option = metric.kind.run_option
+        if not option:
+            continue
+        without_option = []
         for group in groups:
-            seeds = [
-                str(record["seed"]) for record in group.finished if not record["config"].get(metric.kind.run_option)
-            ]
-            if metric.kind.run_option and seeds:
-                without.append(f"{group.title} (seed {', '.join(seeds)})")
-        if without:
+            lacking = [record for record in group.finished if not record["config"].get(option)]
+            if lacking:
+                without_option.append(_name_with_seeds(group, lacking))
+        if without_option:
             sentences.append(
-                f"{metric.name} is not in the records of {', '.join(without)}: it needs runs with "
-                f"{flag_of(metric.kind.run_option)}."
+                f"{metric.name} is not in the records of {', '.join(without_option)}: it needs runs with "
+                f"{flag_of(option)}."
             )
-    return [*sentences, *_write_notes_on_different_rounds(groups, columns)]
+    return sentences
 
 
-def _write_notes_on_different_rounds(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
+def _write_notes_on_different_rounds(groups: Sequence[SeedGroup], metrics: Iterable[Metric]) -> list[str]:
     """Says which rows have values of the last round's models where others have those of the headline's models."""
     sentences = []
-    for metric in columns.metrics.values():
+    for metric in metrics:
         if not metric.are_of_different_rounds(_list_records(groups)):
             continue
-        last = []
+        of_last_round = []
         for group in groups:
             measured = [record for record in group.records if metric.read_value(record) is not None]
-            seeds = [
-                str(record["seed"]) for record in measured if "selected" not in metric.find_measured_rounds(record)
-            ]
-            if seeds:
-                last.append(f"{group.title} (seed {', '.join(seeds)})")
+            not_selected = [record for record in measured if "selected" not in metric.find_measured_rounds(record)]
+            if not_selected:
+                of_last_round.append(_name_with_seeds(group, not_selected))
         sentences.append(
-            f"{metric.name} is of the last round's models of {', '.join(last)} and of the headline's of the others, "
-            "which do not compare: 'fedcli quality' measures the headline's."
+            f"{metric.name} is of the last round's models of {', '.join(of_last_round)} and of the headline's of the "
+            "others, which do not compare: 'fedcli quality' measures the headline's."
         )
     return sentences
+
+
+def _name_with_seeds(group: SeedGroup, records: Iterable[Record]) -> str:
+    """Names a group with the seeds of some of its runs."""
+    seeds = ", ".join(str(record["seed"]) for record in records)
+    return f"{group.title} (seed {seeds})"
 
 
 def write_notes_on_changes(groups: Sequence[SeedGroup]) -> list[str]:
