@@ -31,7 +31,7 @@ from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError
 from fedcli.figures import find_chart
 from fedcli.results.frame import find_records
-from fedcli.results.intervals import Interval, mean_interval, paired_difference
+from fedcli.results.intervals import Interval, MeasuredRuns, mean_interval, paired_difference
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.number_texts import format_interval
 from fedcli.results.printed_numbers import find_printed_difference, find_printed_value
@@ -283,7 +283,7 @@ def describe_difference(
     """Describes how far a group is ahead of its baseline, paired by seed, and how far its row is in the paper."""
     metric = finding.metric
     _check_pairs(runs, baseline_runs)
-    lead = paired_difference(metric, runs, finding.baseline_metric, baseline_runs)
+    lead = paired_difference(MeasuredRuns(metric, runs), MeasuredRuns(finding.baseline_metric, baseline_runs))
     _check_has_values(lead)
     title = _name_metric(metric, runs)
     if finding.baseline_metric.name == metric.name:

@@ -11,7 +11,7 @@ from fedcli.figures import line_charts
 from fedcli.results import frame, groups, intervals, tables
 from fedcli.results.columns import FLOATS, LEAD, Layout
 from fedcli.results.formats import write_tables
-from fedcli.results.intervals import find_clear_best
+from fedcli.results.intervals import MeasuredRuns, find_clear_best
 from fedcli.results.metrics import find_metric
 from fedcli.results.notes import ACROSS_MODELS, LEADS
 from fedcli.results.render import CellIndex, TextTable, render
@@ -271,7 +271,8 @@ def test_qualities_of_different_rounds_have_no_mean_and_are_told_apart():
     assert shown(older, of_other_method) == ["0.500 (1)", "0.500 (1)"]
     assert has_note(older, of_other_method)
     quality = find_metric("quality:nmi")
-    assert intervals.paired_difference(quality, [older], quality, [of_other_method]) == intervals.NO_INTERVAL
+    difference = intervals.paired_difference(MeasuredRuns(quality, [older]), MeasuredRuns(quality, [of_other_method]))
+    assert difference == intervals.NO_INTERVAL
 
     both = measured("one", 1, round=3)
     both["summary"]["selected_round"] = 3  # the headline is of the last round
@@ -290,8 +291,14 @@ def test_the_best_comparable_row_is_bold_where_its_lead_is_certain():
     assert bold_methods([*one, *unsure_two, *three]) == []
     last = find_metric("last")
     lower = replace(last, kind=replace(last.kind, better="lower"))
-    assert find_clear_best(lower, {"one": one, "two": sure_two}) == "one"
-    assert find_clear_best(lower, {"one": one, "two": unsure_two}) is None
+    measured_one = MeasuredRuns(lower, one)
+    assert find_clear_best({"one": measured_one, "two": MeasuredRuns(lower, sure_two)}) == "one"
+    assert find_clear_best({"one": measured_one, "two": MeasuredRuns(lower, unsure_two)}) is None
+
+    # Each group by its own metric, as the cells of a paper's column may have two.
+    with_post = [record | {"post": {"test_accuracy": 0.9 + record["seed"] / 100}} for record in one]
+    groups = {"plain": MeasuredRuns(last, sure_two), "with a step": MeasuredRuns(find_metric("post"), with_post)}
+    assert find_clear_best(groups) == "with a step"
 
     # One seed has no interval, other seeds are no pairs, and a lost run is no lead.
     assert bold_methods([make_record("one", selected=0.5), make_record("two", selected=0.6)]) == []

@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedcli.errors import UserError, unknown
 from fedcli.results.groups import SeedGroup, find_comparable_groups, find_tested_model
-from fedcli.results.intervals import find_clear_best
+from fedcli.results.intervals import MeasuredRuns, find_clear_best
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.number_texts import format_leads, format_mean_of_runs
 from fedcli.results.render import MISSING, CellIndex
@@ -207,7 +207,7 @@ def build_cells(groups: Sequence[SeedGroup], columns: Columns, implied_count: in
     leads: dict[int, str] = {}  # by the index of the group
     if columns.has_leads:
         for comparable in find_comparable_groups(groups):
-            leads |= format_leads(columns.headline, _list_records(comparable), implied_count)
+            leads |= format_leads(_list_runs(columns.headline, comparable), implied_count)
     rows = [_build_row(group, columns, leads.get(index), implied_count) for index, group in enumerate(groups)]
     cells = pd.DataFrame(rows, dtype=object)
     return cells[[column.key for column in columns.chosen]] if columns.chosen else cells
@@ -217,15 +217,15 @@ def find_best_rows(groups: Sequence[SeedGroup], columns: Columns) -> set[int]:
     """Finds the rows whose headline is clearly the best among the rows it is compared with; returns their indices."""
     rows = set()
     for comparable in find_comparable_groups(groups):
-        best_index = find_clear_best(columns.headline, _list_records(comparable))
+        best_index = find_clear_best(_list_runs(columns.headline, comparable))
         if best_index is not None:
             rows.add(best_index)
     return rows
 
 
-def _list_records(groups: Mapping[int, SeedGroup]) -> dict[int, list[Record]]:
-    """Lists the records of groups by the indices of the groups."""
-    return {index: group.records for index, group in groups.items()}
+def _list_runs(metric: Metric, groups: Mapping[int, SeedGroup]) -> dict[int, MeasuredRuns]:
+    """Lists the runs of groups, from which a metric is read, by the indices of the groups."""
+    return {index: MeasuredRuns(metric, group.records) for index, group in groups.items()}
 
 
 def find_cells_under(keys: Collection[str], rows: Collection[int], columns: Sequence[Column]) -> set[CellIndex]:

@@ -1,7 +1,7 @@
 """Means with their intervals by Student's t, differences of runs paired by seed, and which group of runs is best."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import NamedTuple, TypeVar
 
@@ -65,83 +65,101 @@ def count_needed_seeds(interval: Interval, max_seeds: int) -> int | None:
     return None
 
 
-def paired_difference(
-    metric: Metric, runs: Iterable[Record], other_metric: Metric, other_runs: Iterable[Record]
-) -> Interval:
+class MeasuredRuns(NamedTuple):
+    """Runs of a group, with the metric that is read from them.
+
+    Attributes:
+        metric: The metric.
+        records: The runs.
+    """
+
+    metric: Metric
+    records: Sequence[Record]
+
+
+def paired_difference(runs: MeasuredRuns, other_runs: MeasuredRuns) -> Interval:
     """Computes the mean difference between the values of runs and of other runs, paired by seed, with its interval.
 
     Args:
-        metric: The metric of the runs.
         runs: The runs, one a seed.
-        other_metric: The metric of the other runs.
         other_runs: The other runs; seeds that only one side has do not count.
 
     Returns:
-        The interval of the runs less the other runs; `NO_INTERVAL` if the metric was measured in different rounds of
-        the two, see `Metric.are_of_different_rounds`.
+        The interval of the runs less the other runs; `NO_INTERVAL` if their one metric was measured in different rounds
+        of the two, see `Metric.are_of_different_rounds`.
     """
-    runs = list(runs)
-    other_runs = list(other_runs)
-    if metric == other_metric and metric.are_of_different_rounds([*runs, *other_runs]):
+    metric = runs.metric
+    if metric == other_runs.metric and metric.are_of_different_rounds([*runs.records, *other_runs.records]):
         return NO_INTERVAL
-    values = _read_values_by_seed(metric, runs)
-    subtracted = _read_values_by_seed(other_metric, other_runs)
+    values = _read_values_by_seed(runs)
+    subtracted = _read_values_by_seed(other_runs)
     return mean_interval([value - subtracted[seed] for seed, value in values.items() if seed in subtracted])
 
 
-def _read_values_by_seed(metric: Metric, runs: Iterable[Record]) -> dict[int, float]:
+def _read_values_by_seed(runs: MeasuredRuns) -> dict[int, float]:
     """Reads the values of the runs that have one; returns them by seed."""
     values = {}
-    for record in runs:
-        value = metric.read_included_value(record)
+    for record in runs.records:
+        value = runs.metric.read_included_value(record)
         if value is not None:
             values[record["seed"]] = value
     return values
 
 
-def find_clear_best(metric: Metric, groups: Mapping[Name, Sequence[Record]]) -> Name | None:
+def find_clear_best(groups: Mapping[Name, MeasuredRuns]) -> Name | None:
     """Finds the group that is clearly the best: the interval of its lead over the second best leaves out zero.
 
     Groups without a value are not compared.
+
+    Args:
+        groups: The groups, whose metrics have the same unit and the same better side.
 
     Returns:
         The name of the group; None if no group is clearly the best, or the mean of the best leaves out a run that
         diverged.
     """
-    means = _compute_means(metric, groups)
-    if len(means) < 2 or not metric.better:
+    goodness = _compute_goodness(groups)
+    if len(goodness) < 2:
         return None
-    best, second, *_ = sorted(means, key=lambda name: metric.measure_goodness(means[name]), reverse=True)
-    if any(outcome_of(record) == "diverged" and not metric.includes(record) for record in groups[best]):
+    best, second, *_ = sorted(goodness, key=goodness.__getitem__, reverse=True)
+    best_runs = groups[best]
+    metric = best_runs.metric
+    if any(outcome_of(record) == "diverged" and not metric.includes(record) for record in best_runs.records):
         return None
-    interval = paired_difference(metric, groups[best], metric, groups[second])
+    interval = paired_difference(best_runs, groups[second])
     is_ahead = interval.high < 0 if metric.better == "lower" else interval.low > 0
     return best if is_ahead else None
 
 
-def compare_with_best_others(metric: Metric, groups: Mapping[Name, Sequence[Record]]) -> dict[Name, Interval]:
+def compare_with_best_others(groups: Mapping[Name, MeasuredRuns]) -> dict[Name, Interval]:
     """Compares each group with the best of the other groups by the mean.
+
+    Args:
+        groups: The groups, whose metrics have the same unit and the same better side.
 
     Returns:
         The interval of each group's lead, paired by seed, by the group's name. A group without a value, or without
         another group that has one, is left out.
     """
-    means = _compute_means(metric, groups)
-    if not metric.better or len(means) < 2:
+    goodness = _compute_goodness(groups)
+    if len(goodness) < 2:
         return {}
     intervals = {}
-    for name in means:
-        others = [other for other in means if other != name]
-        best_other = max(others, key=lambda other: metric.measure_goodness(means[other]))
-        intervals[name] = paired_difference(metric, groups[name], metric, groups[best_other])
+    for name in goodness:
+        others = [other for other in goodness if other != name]
+        best_other = max(others, key=goodness.__getitem__)
+        intervals[name] = paired_difference(groups[name], groups[best_other])
     return intervals
 
 
-def _compute_means(metric: Metric, groups: Mapping[Name, Sequence[Record]]) -> dict[Name, float]:
-    """Computes the means of the groups that have a value."""
-    means = {}
-    for name, runs in groups.items():
-        values = metric.read_values(runs)
+def _compute_goodness(groups: Mapping[Name, MeasuredRuns]) -> dict[Name, float]:
+    """Computes the means of groups as numbers that are larger for better values.
+
+    A group without a value, or of a metric of which neither side is better, has none.
+    """
+    goodness = {}
+    for name, (metric, records) in groups.items():
+        values = metric.read_values(records) if metric.better else []
         if values:
-            means[name] = fmean(values)
-    return means
+            goodness[name] = metric.measure_goodness(fmean(values))
+    return goodness

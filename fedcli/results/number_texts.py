@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from fedcli.results.intervals import Interval, Name, compare_with_best_others
+from fedcli.results.intervals import Interval, MeasuredRuns, Name, compare_with_best_others
 from fedcli.results.metrics import Metric
 from fedcli.results.render import MISSING
 from fedcli.runs.record import RUN_OUTCOMES
@@ -29,21 +29,19 @@ def format_interval(metric: Metric, interval: Interval, *, sign: str = "+", with
     return f"{text} ({interval.num_values})" if with_count else text
 
 
-def format_leads(
-    metric: Metric, groups: Mapping[Name, Sequence[Record]], implied_count: int | None = None
-) -> dict[Name, str]:
+def format_leads(groups: Mapping[Name, MeasuredRuns], implied_count: int | None = None) -> dict[Name, str]:
     """Formats the lead of each group over the best of the others, see `compare_with_best_others`.
 
     Args:
-        metric: The metric that is compared.
-        groups: The runs of each group.
+        groups: The runs of each group, with the metric that is compared.
         implied_count: A number of pairs that goes without saying, and is left out.
 
     Returns:
         The texts by group; empty for a group without a lead.
     """
     texts = dict.fromkeys(groups, "")
-    for name, interval in compare_with_best_others(metric, groups).items():
+    for name, interval in compare_with_best_others(groups).items():
+        metric = groups[name].metric
         texts[name] = format_interval(metric, interval, with_count=interval.num_values != implied_count)
     return texts
 

@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from fedcli.declarations import Gain, Table
-from fedcli.results.intervals import Interval, find_clear_best, mean_interval
+from fedcli.results.intervals import Interval, MeasuredRuns, find_clear_best, mean_interval
 from fedcli.results.metrics import Metric
 from fedcli.results.notes import write_notes_on_paper_table
 from fedcli.results.number_texts import format_interval, format_mean_of_runs
@@ -211,13 +211,13 @@ def _compare_cell(
 
 def _find_best_places(planned: Sequence[PlannedCell]) -> set[Place]:
     """Finds in each column the place of our best number, if it is clearly the best."""
-    by_column: dict[str, list[PlannedCell]] = {}
+    by_column: dict[str, dict[Place, MeasuredRuns]] = {}
     for planned_cell in planned:
-        by_column.setdefault(planned_cell.cell.column, []).append(planned_cell)
+        runs = MeasuredRuns(planned_cell.metric, planned_cell.records)
+        by_column.setdefault(planned_cell.cell.column, {})[planned_cell.place] = runs
     best_places = set()
-    for cells_of_column in by_column.values():
-        records = {planned_cell.place: planned_cell.records for planned_cell in cells_of_column}
-        best_place = find_clear_best(cells_of_column[-1].metric, records)
+    for runs_of_column in by_column.values():
+        best_place = find_clear_best(runs_of_column)
         if best_place is not None:
             best_places.add(best_place)
     return best_places
