@@ -267,7 +267,7 @@ class Engine:
         )
 
     def _find_stack(self, to_train: ChunkToTrain, rows: BatchRows) -> Stack:
-        """Returns the stack that is kept for such clients, with its graphs; a new one where there is none."""
+        """Returns the cached stack for such clients, with its graphs; a new one where there is none."""
         step = to_train.step
         clients = to_train.clients
         axes = to_train.axes
@@ -297,11 +297,11 @@ class Engine:
         self.notes.append(reason)
 
     def forget_graphs(self) -> None:
-        """Drops all captured graphs and what is kept for them.
+        """Drops all captured graphs with their stacks and calls.
 
         That is when the device's memory runs out, when a graph fails or gives other numbers than its step, and after
         each trial of how clients train together (`fedcli.runs.autotune`). A stack that could not be known again is
-        not kept beyond its call, and so has no graph to drop.
+        not cached beyond its call, and so has no graph to drop.
         """
         self.stacks.clear()
         self.calls.clear()

@@ -52,7 +52,7 @@ class TestedModel(NamedTuple):
     """What a model gives for some images, and how its predictions are."""
 
     predictions: ScoredPredictions
-    outputs: CachedOutputs | None  # to be kept for the next evaluation; None where they are too many
+    outputs: CachedOutputs | None  # to be cached for the next evaluation; None where they are too many
 
 
 class TestResults(NamedTuple):
@@ -115,7 +115,7 @@ def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: Outpu
 
 
 class Tester:
-    """Tests the models in a method's state, and keeps what they give for the next evaluation."""
+    """Tests the models in a method's state, and caches what they give for the next evaluation."""
 
     def __init__(self, fed: Federation, method: Method, state: Any, last_outputs: OutputCache):
         """Takes what the models gave when they were last evaluated."""
@@ -133,7 +133,7 @@ class Tester:
 
         def test_clients(clients: list[int]) -> list[ScoredPredictions]:
             tested_models = self._fed.engine.runner.map_one_a_process("test", test_client, clients)
-            # Here, as what a fork keeps ends with it.
+            # Here, as what a fork caches ends with it.
             for client, tested_model in zip(clients, tested_models, strict=True):
                 if tested_model.outputs is not None and self._stays_in_memory(client):
                     self._fed.output_cache.put(self._model(client).tensors, tests[client], tested_model.outputs)
@@ -177,7 +177,7 @@ def _test_model(
         labels=outputs.labels,
         classes=near.argmax(1) if with_classes else None,
     )
-    # All clients' features of all test images are too many to keep.
+    # All clients' features of all test images are too many to cache.
     return TestedModel(predictions, None if positions is None else outputs)
 
 

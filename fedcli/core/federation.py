@@ -86,6 +86,8 @@ class Federation(Population):
         momentum: Of the run's SGD; Adam has no use for it.
         traffic: Counts of the floats that the clients of the round were sent and sent.
         exchanged: The models of the round of which drift is measured.
+        engine: Trains the clients, see `Engine`; a method asks for it by `train`, `step` and `forward`.
+        output_cache: What models gave when they were last evaluated.
         seconds: Time of the last round by "data", "train", "evaluate"; the method's own server work is the rest.
     """
 
@@ -101,7 +103,7 @@ class Federation(Population):
             run: Options of the run.
             dataset: Images, labels and domains, a `fedcli.data.dataset.Dataset`.
             parts: Positions of each client's examples in the training set.
-            device: Where all of it is kept and trained.
+            device: Where all of it lies and is trained.
             transform: From uint8 images to network input.
             public_images: uint8 `[P, channels, H, W]`, unlabelled, for methods that need them.
             public_transform: From the public images to network input.

@@ -27,7 +27,7 @@ PLAIN_TYPES = (bool, int, float, str, bytes, type(None), torch.dtype, torch.devi
 WARM_UP_STEPS = 3  # steps before one is captured, as PyTorch's notes on CUDA graphs have it
 BURST_STEPS = 8  # steps of the larger graph
 OUT_OF_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-MAX_STACKS = 4  # stacks kept for the rounds to come
+MAX_STACKS = 4  # stacks cached for the rounds to come
 MAX_CALLS = 32  # a network's step and its outputs, for full batches and for the last one, are four
 
 # How far a replay may be from the plain step, as a share of the way that the step moves the clients. In both the same

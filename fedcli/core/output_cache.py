@@ -34,7 +34,7 @@ class OutputCache:
         self._entries: dict[Hashable, _Entry] = {}
 
     def start_anew(self) -> "OutputCache":
-        """Begins anew; returns what was kept until now as a cache of its own."""
+        """Begins anew; returns what was cached until now as a cache of its own."""
         earlier = OutputCache()
         earlier._entries = self._entries
         self._entries = {}
@@ -48,7 +48,7 @@ class OutputCache:
         return entry.outputs
 
     def put(self, model: Model, positions: np.ndarray | None, outputs: CachedOutputs) -> None:
-        """Keeps the outputs of a model."""
+        """Caches the outputs of a model."""
         owners = [weakref.ref(value) for value in leaves(model)]
         key = self._key(model, positions, outputs.features is not None)
         self._entries[key] = _Entry(owners, outputs)
