@@ -22,7 +22,7 @@ def methods_text(methods: Any) -> str:
 
 
 def plain_values(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are given, as they are typed, a tuple for several values; refuses an empty one.
+    """Returns the options that are given, as they are typed, a tuple for several values; refuses an empty one.
 
     None counts as not given.
     """
@@ -34,7 +34,7 @@ def plain_values(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_method_options(method_options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of single methods, likewise; what are no options of a method stays, to be refused."""
+    """Returns the options of single methods, likewise; what are no options of a method stays, to be refused."""
     return {
         name: plain_values(options) if isinstance(options, Mapping) else options
         for name, options in method_options.items()
@@ -42,7 +42,7 @@ def plain_method_options(method_options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_seeds(seeds: Any) -> list[Any] | None:
-    """The seeds of several runs, likewise; None for those of a single one."""
+    """Returns the seeds of several runs, likewise; None for those of a single one."""
     if seeds is None:
         return None
     plain = _plain(seeds)
@@ -52,7 +52,7 @@ def plain_seeds(seeds: Any) -> list[Any] | None:
 
 
 def grid_texts(grid: Mapping[str, Any] | str | Sequence[str]) -> list[str]:
-    """The values to try, as `--grid` has them."""
+    """Returns the values to try, as `--grid` has them."""
     if not isinstance(grid, Mapping):
         return as_list(grid)
     texts = []
@@ -63,7 +63,7 @@ def grid_texts(grid: Mapping[str, Any] | str | Sequence[str]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """A number of NumPy or PyTorch as Python's, and a list, tuple, range or array as a tuple of such."""
+    """Returns a number of NumPy or PyTorch as Python's, and a list, tuple, range or array as a tuple of such."""
     if hasattr(value, "tolist"):  # also of pandas
         value = value.tolist()
     if isinstance(value, list | tuple | range):

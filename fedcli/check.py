@@ -54,7 +54,7 @@ class Finding(NamedTuple):
         return f"<= {self.at_most:g}" if self.more_than is None else f"> {self.more_than:g}"
 
     def __str__(self) -> str:
-        """The figure and the bound, as a broken law is reported."""
+        """Return the figure and the bound, as a broken law is reported."""
         return f"{self.label}: {self.figure:.2e}, must be {self.tolerance}"
 
 
@@ -70,7 +70,7 @@ class Failure(NamedTuple):
         return False
 
     def __str__(self) -> str:
-        """What the method has raised."""
+        """Return what the method has raised."""
         return f"{type(self.error).__name__}: {first_line(self.error)}"
 
 
@@ -85,7 +85,7 @@ class SimplerMethod(NamedTuple):
 
 
 def simpler_method(method: Method) -> SimplerMethod:
-    """Returns what a method, which has a `reduces_to`, is under which options.
+    """Return what a method, which has a `reduces_to`, is under which options.
 
     Raises:
         UserError: If one has a global model and the other personal ones, which cannot be compared.
@@ -206,7 +206,7 @@ def law_4_chunking_is_invisible(
 
 
 def _mode_after(engine: Engine) -> str:
-    """How clients have trained together, in words, and the changes of plan on the way."""
+    """Return how clients have trained together, in words, and the changes of plan on the way."""
     mode = engine.mode
     if engine.graphs is not None and engine.graphs.num_captured == 0:
         mode = f"{engine.mode_without_graphs}, but no step captured"
@@ -329,7 +329,7 @@ class Case(NamedTuple):
     options: dict[str, Any]  # of the law's function
 
     def name_finding(self, text: str) -> str:
-        """What a finding under these options is called."""
+        """Return what a finding under these options is called."""
         return f"{self.label}, {text}" if self.label else text
 
 
@@ -409,7 +409,7 @@ def training_options(method: Method) -> dict[str, Any]:
 
 
 def one_of_each_kind() -> list[Method]:
-    """The last registered method of each kind: by models of the clients' own, public images and kept states."""
+    """Return the last registered method of each kind: by models of the clients' own, public images and kept states."""
     by_kind = {}  # a later method takes the place of one of its kind
     for method in registry.methods().values():
         kind = (bool(method.personal), method.uses_public_data, keeps_state(method))

@@ -7,7 +7,7 @@ from types import ModuleType
 
 
 def printable(text: object) -> str:
-    """A text for a terminal, in which what would move the cursor, colour or begin a line is written as `\\x1b`."""
+    """Returns a text for a terminal; what would move the cursor, colour or begin a line is written as `\\x1b`."""
     characters = []
     for character in str(text):
         is_plain = character.isprintable() or character == "\u00a0"
@@ -16,7 +16,7 @@ def printable(text: object) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says, at most 300 characters, or its type where it says nothing."""
+    """Returns the first line of what an error says, at most 300 characters, or its type where it says nothing."""
     (line, *_) = str(error).strip().splitlines() or [type(error).__name__]
     return line[:300]
 
@@ -47,7 +47,7 @@ def import_optional(module: str, feature: str, extra: str) -> ModuleType:
 
 
 def unknown(noun: str, name: str, names: Iterable[str], remedy: str, guess: str = "") -> UserError:
-    """An error for an unknown name, to be raised by the caller, with the one that was probably meant.
+    """Returns an error for an unknown name, to be raised by the caller, with the one that was probably meant.
 
     Args:
         noun: What the name stands for, for example "method".

@@ -63,5 +63,5 @@ def remove(path: Path) -> None:
 
 
 def partials(folder: Path) -> list[Path]:
-    """The files in a folder that `write_atomically` has not finished, or not yet."""
+    """Returns the files in a folder that `write_atomically` has not finished, or not yet."""
     return [file for file in folder.glob(".*") if PARTIAL.fullmatch(file.name) and file.is_file()]

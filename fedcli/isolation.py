@@ -58,7 +58,7 @@ class ProcessState(NamedTuple):
 
 
 def _settings() -> dict[str, ProcessSetting]:
-    """The settings by the name of what sets each."""
+    """Returns the settings by the name of what sets each."""
     import numpy as np  # late, as PyTorch: help needs neither
     import torch
 
@@ -122,7 +122,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _modules_and_classes() -> Iterator[tuple[str, Any]]:
-    """The modules and classes whose attributes count: of libraries, of PyTorch, and our own that are imported.
+    """Returns the modules and classes whose attributes count: of libraries, of PyTorch, and our own that are imported.
 
     Dictionaries are copied before they are looked through, since another thread may import a module meanwhile.
     """
@@ -216,7 +216,7 @@ def _put_back_module_dicts(before: ProcessState) -> list[str]:
 
 
 def _overriding(container: Any, before: dict[str, Any]) -> list[str]:
-    """The functions that a class has got since, and that stand before those of the classes it is made of."""
+    """Returns the functions that a class has got since, and that stand before those of the classes it is made of."""
     if not isinstance(container, type):
         return []
     inherited: set[str] = set()

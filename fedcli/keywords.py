@@ -53,19 +53,19 @@ def keywords_for_flags(text: str) -> str:
 
 
 def _keyword_name(flag_name: str) -> str:
-    """The name of a flag as that of a keyword argument."""
+    """Returns the name of a flag as that of a keyword argument."""
     name = flag_name.replace("-", "_")
     return f"{name}_" if iskeyword(name) else name
 
 
 def _keyword(flag: re.Match) -> str:
-    """A flag as a keyword argument: its name, or its name and value where the flag says no."""
+    """Returns a flag as a keyword argument: its name, or its name and value where the flag says no."""
     name = _keyword_name(flag["name"])
     return f"{name}=False" if flag["no"] else name
 
 
 def _keyword_with_files(flags: re.Match) -> str:
-    """A flag with a file, or the same one with several, as a keyword argument."""
+    """Returns a flag with a file, or the same one with several, as a keyword argument."""
     files = [word for word in shlex.split(flags[0]) if not word.startswith("--")]
     value = files[0] if len(files) == 1 else files
     return f"{_keyword_name(flags['name'])}={value!r}"

@@ -16,7 +16,7 @@ from fedcli.userfiles import import_file, is_user_module, names_user_file, path_
 
 
 def in_declared_case(text: str, names: Collection[str]) -> str:
-    """The name that a text is, whatever the case of its letters; the text itself where it is none."""
+    """Returns the name that a text is, whatever the case of its letters; the text itself where it is none."""
     if text in names:
         return text
     by_lower_case = {name.lower(): name for name in names}
@@ -24,7 +24,7 @@ def in_declared_case(text: str, names: Collection[str]) -> str:
 
 
 def declared_in(declaration_type: type[Any], *modules: ModuleType) -> dict[str, Any]:
-    """What files declare of a type, by name: of Method, each file's `METHOD`, then its `METHODS`."""
+    """Returns what files declare of a type, by name: of Method, each file's `METHOD`, then its `METHODS`."""
     variable = declaration_type.__name__.upper()
     declared = []
     for module in modules:
@@ -35,7 +35,7 @@ def declared_in(declaration_type: type[Any], *modules: ModuleType) -> dict[str, 
 
 @cache
 def _registered(declaration_type: type) -> dict[str, Any]:
-    """What the modules of `fedcli.papers` declare of a type, papers before baselines, each in order of name."""
+    """Returns what the modules of `fedcli.papers` declare of a type, papers before baselines, each in order of name."""
     modules = pkgutil.walk_packages(papers.__path__, f"{papers.__name__}.")
     names = [info.name for info in modules if not info.ispkg]
     names.sort(key=lambda name: (name.count("."), name))
@@ -43,7 +43,7 @@ def _registered(declaration_type: type) -> dict[str, Any]:
 
 
 def _from_file(text: str, declaration_type: type) -> Any:
-    """What a user's file declares of a type by its name or its variable's; without a name, the only one.
+    """Returns what a user's file declares of a type by its name or its variable's; without a name, the only one.
 
     The file becomes the home of a method or step, also where a paper has its functions.
     """
@@ -75,7 +75,7 @@ def _from_file(text: str, declaration_type: type) -> Any:
 
 
 def _with_full_names(cell: Cell, module: ModuleType) -> Cell:
-    """A cell of a table in a user's file, with the path before the names of what the same file declares."""
+    """Returns a cell of a table in a user's file, with the path before the names of what the same file declares."""
     method = cell.method
     if method in declared_in(Method, module):
         method = f"{module.__file__}:{method}"
@@ -87,7 +87,7 @@ def _with_full_names(cell: Cell, module: ModuleType) -> Cell:
 
 
 def _with_full_paths(protocol: Protocol, folder: Path) -> Protocol:
-    """A protocol of a user's file in a folder, with the paths of files that it names as seen from there."""
+    """Returns a protocol of a user's file in a folder, with the paths of files that it names as seen from there."""
 
     def full(settings: Mapping[str, Any]) -> dict[str, Any]:
         return {option: resolve_beside(folder, value) for option, value in settings.items()}
@@ -113,7 +113,7 @@ def _with_full_paths(protocol: Protocol, folder: Path) -> Protocol:
 
 
 def pick(name: str, noun: str, declared: Mapping[str, Any]) -> Any:
-    """The declaration of a name among those declared, in any case.
+    """Returns the declaration of a name among those declared, in any case.
 
     Args:
         name: What the user has typed.
@@ -135,27 +135,27 @@ def pick(name: str, noun: str, declared: Mapping[str, Any]) -> Any:
 
 
 def _find(name: str, declaration_type: type, noun: str, declared: Mapping[str, Any]) -> Any:
-    """The declaration of a name among those declared, or by `./file.py:NAME`."""
+    """Returns the declaration of a name among those declared, or by `./file.py:NAME`."""
     return _from_file(name, declaration_type) if names_user_file(name) else pick(name, noun, declared)
 
 
 def methods() -> dict[str, Method]:
-    """The registered methods by name: those of the papers, then their baselines."""
+    """Returns the registered methods by name: those of the papers, then their baselines."""
     return dict(_registered(Method))
 
 
 def protocols() -> dict[str, Protocol]:
-    """The registered protocols by name, in the order of their files."""
+    """Returns the registered protocols by name, in the order of their files."""
     return dict(_registered(Protocol))
 
 
 def tables() -> dict[str, Table]:
-    """The registered tables by name, in the order of their files."""
+    """Returns the registered tables by name, in the order of their files."""
     return dict(_registered(Table))
 
 
 def claims(paper: str | None = None) -> list[Claim]:
-    """The registered claims in the order of their files, or those of a paper or of a user's file.
+    """Returns the registered claims in the order of their files, or those of a paper or of a user's file.
 
     Args:
         paper: What the names of its claims begin with, in any case, or the path of a file; None for all papers.
@@ -182,24 +182,24 @@ def claims(paper: str | None = None) -> list[Claim]:
 
 
 def posts(method: Method | None = None, chosen: str | None = None) -> dict[str, Post]:
-    """The steps after the last round by name: registered ones, those of a method's file, and `chosen` by `--post`."""
+    """Returns the steps after the last round by name: registered, of a method's file, and `chosen` by `--post`."""
     of_file = declared_in(Post, method.module) if method else {}
     of_user = {chosen: _from_file(chosen, Post)} if chosen and names_user_file(chosen) else {}
     return {**_registered(Post), **of_file, **of_user}
 
 
 def find_post(name: str, method: Method | None = None) -> Post:
-    """The step of that name, registered or in the method's file, or by `./file.py:NAME`."""
+    """Returns the step of that name, registered or in the method's file, or by `./file.py:NAME`."""
     return _find(name, Post, "step after the last round", posts(method))
 
 
 def find_table(name: str) -> Table:
-    """The table of that name, or by `./file.py:NAME`; its cells may name what the same file declares."""
+    """Returns the table of that name, or by `./file.py:NAME`; its cells may name what the same file declares."""
     return _find(name, Table, "table", tables())
 
 
 def find_method(name: str) -> Method:
-    """The method of that name, or by `./file.py:NAME`."""
+    """Returns the method of that name, or by `./file.py:NAME`."""
     return _find(name, Method, "method", methods())
 
 
@@ -215,13 +215,13 @@ def _protocols_of_file(method: Method) -> dict[str, Protocol]:
 
 
 def find_protocol(name: str, method: Method | None = None) -> Protocol:
-    """The protocol of that name, registered, in the method's file or that of its function, or by `./file.py:NAME`."""
+    """Returns the protocol of that name: registered, in the file of a method or its function, or `./file.py:NAME`."""
     of_file = _protocols_of_file(method) if method else {}
     return _find(name, Protocol, "protocol", {**protocols(), **of_file})
 
 
 def default_protocol(method: Method, dataset: str | None) -> Protocol:
-    """The protocol of a method where none is named: its default, or another of the paper that has the data set.
+    """Returns the protocol of a method where none is named: its default, or another of the paper that has the data set.
 
     A method that names none, and whose file has none, takes that of the method to which it reduces. Data that no paper
     has go with `own:data`, unless the default is of a user's file.

@@ -32,7 +32,7 @@ class Run(SavedRun):
 
     @classmethod
     def of(cls, saved: SavedRun) -> "Run":
-        """The same run, with what a notebook needs of it."""
+        """Returns the same run, with what a notebook needs of it."""
         return cls(record=saved.record, state=saved.state, path=saved.path, files=saved.files)
 
     model = in_keywords()(SavedRun.model)  # as it is, but for its refusals
@@ -204,7 +204,7 @@ class Runs(list[Run]):
         return pd.DataFrame(shown.rows, columns=shown.columns)
 
     def _repr_html_(self) -> str:
-        """A table of the runs, a column each, and their curves."""
+        """Returns a table of the runs, a column each, and their curves."""
         if not self:
             return "<p>no runs</p>"
         import pandas as pd

@@ -9,7 +9,7 @@ from fedcli.reading import check_size
 
 
 def files_below(folder: Path) -> list[str]:
-    """The paths of the files in a folder and those below it, in order; hidden ones are left out.
+    """Returns the paths of the files in a folder and those below it, in order; hidden ones are left out.
 
     Links to what is not there are among them, so that whoever reads them says so.
     """
@@ -22,7 +22,7 @@ def files_below(folder: Path) -> list[str]:
 
 
 def unpack_archive(path: Path, folder: Path) -> Path:
-    """The empty folder, with the content of a zip or tar; no file leads out of it.
+    """Returns the empty folder, with the content of a zip or tar; no file leads out of it.
 
     Raises:
         UserError: Its images are too large.

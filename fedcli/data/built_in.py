@@ -24,14 +24,14 @@ CANVAS = 64  # pixels, of a digit of a typeface before it is made small
 
 @cache
 def digits() -> Columns:
-    """The columns of the 1,797 digits, 8 x 8, grey."""
+    """Returns the columns of the 1,797 digits, 8 x 8, grey."""
     written = _handwritten()
     return {"x": written.images[..., None], "y": written.labels, "test": written.test}
 
 
 @cache
 def digit_domains() -> Columns:
-    """The columns of the same digits, 16 x 16, in colour, in four domains, with the same test split.
+    """Returns the columns of the same digits, 16 x 16, in colour, in four domains, with the same test split.
 
     Plain; inverted; as a difference from crops of photographs; and, for each digit, one of its class in a typeface.
     """
@@ -65,7 +65,7 @@ def _in_colour(images: np.ndarray) -> np.ndarray:
 
 @cache
 def photos() -> Columns:
-    """The columns of unlabelled images: square pieces of scikit-learn's photographs, 16 x 16, in colour.
+    """Returns the columns of unlabelled images: square pieces of scikit-learn's photographs, 16 x 16, in colour.
 
     Their sides are 16 to 160 pixels of the photograph, uniform in the logarithm.
     """
@@ -84,7 +84,7 @@ def photos() -> Columns:
 
 
 def _scikit_learn() -> Path:
-    """The folder of scikit-learn's data; importing what reads them would take two seconds."""
+    """Returns the folder of scikit-learn's data; importing what reads them would take two seconds."""
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:
         raise UserError("scikit-learn is not installed (got no package sklearn); install fedcli anew.")
@@ -116,7 +116,7 @@ def _photographs() -> list[Image.Image]:
 
 
 def _typeset(labels: np.ndarray) -> np.ndarray:
-    """A digit of each label `[N, 16, 16]`, bright on dark, from a random typeface, size, angle and place."""
+    """Returns a digit of each label `[N, 16, 16]`, bright on dark, from a random typeface, size, angle and place."""
     import matplotlib  # late: it takes a second
 
     fonts = []

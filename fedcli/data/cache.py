@@ -31,7 +31,7 @@ def cache_folder() -> Path:
 
 
 def cache_file(name: str) -> Path:
-    """The file of a set, whether it is there or not."""
+    """Returns the file of a set, whether it is there or not."""
     return cache_folder() / f"{name}.npz"
 
 
@@ -41,7 +41,7 @@ def is_in_cache(name: str) -> bool:
 
 
 def names_in_cache() -> list[str]:
-    """The names of the sets that have a file, in order."""
+    """Returns the names of the sets that have a file, in order."""
     folder = cache_folder()
     names = []
     for file in sorted(glob("*.npz", root_dir=folder)):

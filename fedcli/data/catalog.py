@@ -19,7 +19,7 @@ _OFFICE = DatasetInfo(
 
 
 def _without_others(read: Callable[[], Columns]) -> Maker:
-    """The maker of a set that needs no other one."""
+    """Returns the maker of a set that needs no other one."""
     return lambda load: read()
 
 

@@ -11,7 +11,7 @@ from fedcli.data.image_arrays import NAMES_OF, Columns, canonical_order, first_o
 
 
 def convert(columns: Columns, notes: list[str]) -> Columns:
-    """The columns of a reader or of `join_splits` as `image_arrays.py` describes them; notes what was changed.
+    """Returns the columns of a reader or of `join_splits` as `image_arrays.py` describes them; notes what was changed.
 
     Without a column `test` a fixed fifth of each class and domain becomes the test split. Channels may come first; rows
     of pixels are grey squares. Pixels in [0, 1] or [-1, 1] are stretched to 0 to 255. Black borders make images square.
@@ -61,7 +61,7 @@ def _labels(y: np.ndarray) -> Columns:
 
 
 def _whole_numbers(name: str, values: np.ndarray) -> np.ndarray:
-    """A column as int64 `[N]`; anything else than whole numbers is refused."""
+    """Returns a column as int64 `[N]`; anything else than whole numbers is refused."""
     if values.ndim != 1 or (np.rint(values) != values).any():
         raise ValueError(f"{name}_train or {name}_test is of type {values.dtype} and shape {values.shape}")
     return values.astype(np.int64)
@@ -75,7 +75,7 @@ def _fifth_of_each(columns: Columns) -> np.ndarray:
 
 
 def _squared(images: np.ndarray, notes: list[str]) -> np.ndarray:
-    """The images with black borders that make them square; adds to the notes that there are some."""
+    """Returns the images with black borders that make them square; adds to the notes that there are some."""
     height, width = images.shape[1:3]
     if height == width:
         return images
@@ -123,7 +123,7 @@ def _and_more(count: int) -> str:
 
 
 def _as_uint8(images: np.ndarray, notes: list[str]) -> np.ndarray:
-    """The images as uint8 `[N, H, W, channels]`; adds to the notes what was changed."""
+    """Returns the images as uint8 `[N, H, W, channels]`; adds to the notes what was changed."""
     shape = images.shape
     side = math.isqrt(shape[-1])
     if len(shape) == 2 and side**2 == shape[1]:

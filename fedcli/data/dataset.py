@@ -50,7 +50,7 @@ class Dataset:
         return self.x_train.shape[2]
 
     def columns(self, split: str) -> dict[str, Tensor]:
-        """The columns of a split that there are, by their names in `image_arrays.COLUMNS`."""
+        """Returns the columns of a split that there are, by their names in `image_arrays.COLUMNS`."""
         columns = {}
         for name in COLUMNS:
             values = getattr(self, f"{name}_{split}")
@@ -70,7 +70,7 @@ class Dataset:
 
 
 def from_arrays(name: str, arrays: Arrays) -> Dataset:
-    """The data set of arrays that are in canonical order."""
+    """Returns the data set of arrays that are in canonical order."""
     tensors = {key: torch.from_numpy(values) for key, values in arrays.items() if key.endswith(SPLITS)}
     for split in SPLITS:
         tensors[f"x_{split}"] = tensors[f"x_{split}"].permute(0, 3, 1, 2).contiguous()
@@ -86,7 +86,7 @@ def from_arrays(name: str, arrays: Arrays) -> Dataset:
 
 
 def stratified_subset(dataset: Dataset, num_train: int, seed: int) -> Dataset:
-    """A subset of the training images, stratified by class and then by domain; the test images stay.
+    """Returns a subset of the training images, stratified by class and then by domain; the test images stay.
 
     Every class keeps at least one image. With the same seed, a smaller subset is contained in a larger one.
 
@@ -110,7 +110,7 @@ def stratified_subset(dataset: Dataset, num_train: int, seed: int) -> Dataset:
 
 
 def merge_splits(dataset: Dataset) -> Dataset:
-    """The set with its test images behind the training images."""
+    """Returns the set with its test images behind the training images."""
     train = dataset.columns("train")
     test = dataset.columns("test")
     if "place" in test:

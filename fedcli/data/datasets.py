@@ -40,7 +40,7 @@ def names() -> list[str]:
 
 
 def find_name(text: str) -> str:
-    """The name that a text stands for, in any case of its letters; a text that is none stays as it is."""
+    """Returns the name that a text stands for, in any case of its letters; a text that is none stays as it is."""
     return text if names_user_file(text) else in_declared_case(text, names())
 
 
@@ -74,7 +74,7 @@ def is_open_to_all(name: str) -> bool:
 
 
 def ways_to_get(name: str) -> str:
-    """How a known data set can be had."""
+    """Returns how a known data set can be had."""
     info = KNOWN[name]
     if name in DOWNLOADS:
         return f"run 'fedcli data download {name}', or without a network 'fedcli data import {name} PATH'"
@@ -87,7 +87,7 @@ def ways_to_get(name: str) -> str:
 
 
 def load(name: str) -> Dataset:
-    """The data set of a name or of `./file.py:NAME`; never from a network.
+    """Returns the data set of a name or of `./file.py:NAME`; never from a network.
 
     Raises:
         UserError: The name is unknown, or the images are not on this machine or damaged.
@@ -103,7 +103,7 @@ def load(name: str) -> Dataset:
 
 
 def _arrays(name: str) -> Arrays:
-    """The arrays that the cache has of a set, or would have of one that is built in or made."""
+    """Returns the arrays that the cache has of a set, or would have of one that is built in or made."""
     if is_in_cache(name):
         return read_npz(cache_file(name))
     info = KNOWN[name]
@@ -118,7 +118,7 @@ def _arrays(name: str) -> Arrays:
 
 
 def _source_arrays(name: str) -> Arrays:
-    """The arrays of a set that another one is made from."""
+    """Returns the arrays of a set that another one is made from."""
     arrays = _arrays(name)
     if official.is_official(name):
         official.refuse_other_images(from_arrays(name, arrays))
@@ -127,7 +127,7 @@ def _source_arrays(name: str) -> Arrays:
 
 @lru_cache(maxsize=2)
 def _from_user(text: str, digest: str) -> Dataset:
-    """The data set that a user's function returns, checked like an `.npz` file."""
+    """Returns the data set that a user's function returns, checked like an `.npz` file."""
     arrays = find_user_function(text, "data set")()
     with reading(text, f"a function that returns a dict of {NPZ_CONTENT}"):
         arrays = {key: np.asarray(value) for key, value in arrays.items()}
@@ -157,7 +157,7 @@ def public_images(name: str, private: Dataset, count: int | None, seed: int) -> 
 
 
 def describe(name: str) -> dict[str, Any]:
-    """What a data set is, without loading it.
+    """Returns what a data set is, without loading it.
 
     Returns:
         `name`; `kind` (built-in, download, import, made, imported or your own); `present`; `train`, `test`, `classes`
@@ -187,7 +187,7 @@ def describe(name: str) -> dict[str, Any]:
 
 
 def _kind_of(info: DatasetInfo | None) -> str:
-    """How a set comes to be there, in a word."""
+    """Returns how a set comes to be there, in a word."""
     if info is None:
         return "imported"
     if info.is_download:

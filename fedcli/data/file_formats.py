@@ -52,7 +52,7 @@ ACCEPTED = f"an .npz file, or a folder, .zip or .tar in one of these forms: {', 
 
 
 def read(path: Path, info: DatasetInfo | None, size: int | None, notes: list[str]) -> Columns:
-    """The columns of a file, folder or archive, not yet converted; adds notes for the user.
+    """Returns the columns of a file, folder or archive, not yet converted; adds notes for the user.
 
     `info` is of the known set that the files are to be; `size`, in pixels, is for images of other sets. Call this
     inside `reading`.
@@ -78,7 +78,7 @@ def read(path: Path, info: DatasetInfo | None, size: int | None, notes: list[str
 
 
 def location(text: str) -> str:
-    """The path in a text, which has `hf:` before it where a data set of Hugging Face is to be there.
+    """Returns the path in a text, which has `hf:` before it where a data set of Hugging Face is to be there.
 
     Raises:
         UserError: There is none behind `hf:`.

@@ -28,7 +28,7 @@ _SPLIT = re.compile(f"(?i:(?:^|[/_.-]){SPLIT}(?=[/_.-]))")  # in a path, as in d
 
 
 def read_hugging_face(source: Source) -> Columns:
-    """The columns of the splits train and test, with `validation` for a missing test.
+    """Returns the columns of the splits train and test, with `validation` for a missing test.
 
     Raises:
         UserError: The library or a split is missing, it is not plain which feature holds the images or the labels, or
@@ -61,7 +61,7 @@ def read_hugging_face(source: Source) -> Columns:
 
 
 def _files_of_splits(source: Source) -> dict[str, list[Path]]:
-    """The files of the split to train on and of that to test on, by their names."""
+    """Returns the files of the split to train on and of that to test on, by their names."""
     saved = [match for match in source.matches if match["saved"]]
     matches = saved or source.matches
     files: dict[str, list[Path]] = {}
@@ -91,7 +91,7 @@ def _files_of_splits(source: Source) -> dict[str, list[Path]]:
 
 
 def _read_split(library: ModuleType, paths: Sequence[Path], cache: str) -> Any:
-    """The `datasets.Dataset` of a split's files; parquet files are unpacked into the folder `cache`."""
+    """Returns the `datasets.Dataset` of a split's files; parquet files are unpacked into the folder `cache`."""
     if all(path.suffix == ".json" for path in paths):
         saved = [library.load_from_disk(path.parent) for path in paths]
         return library.concatenate_datasets(saved)
@@ -104,7 +104,7 @@ def _read_split(library: ModuleType, paths: Sequence[Path], cache: str) -> Any:
 
 
 def _image_feature(library: ModuleType, features: Any) -> str:
-    """The name of the one feature with images: of type `Image`, or as its files are stored."""
+    """Returns the name of the one feature with images: of type `Image`, or as its files are stored."""
     names = [name for name, feature in features.items() if isinstance(feature, library.Image)]
     if not names:  # files that other programs wrote
         names = [name for name, feature in features.items() if _holds_files(feature)]
@@ -125,7 +125,7 @@ def _holds_files(feature: Any) -> bool:
 
 
 def _label_feature(library: ModuleType, features: Any, source: Source) -> str:
-    """The name of the feature with the labels: called so, or the one with class names.
+    """Returns the name of the feature with the labels: called so, or the one with class names.
 
     Of a known set it is the one with as many classes, such as CIFAR-100's `fine_label`.
     """
@@ -145,7 +145,7 @@ def _label_feature(library: ModuleType, features: Any, source: Source) -> str:
 
 
 def _pixels(library: ModuleType, source: Source, splits: dict[str, Any], feature: str) -> np.ndarray:
-    """The images of all splits, uint8 `[N, H, W, 1 or 3]`."""
+    """Returns the images of all splits, uint8 `[N, H, W, 1 or 3]`."""
 
     def pictures() -> Iterator[tuple[str, BytesIO]]:
         for split, dataset in splits.items():
@@ -162,7 +162,7 @@ def _pixels(library: ModuleType, source: Source, splits: dict[str, Any], feature
 
 
 def _values(library: ModuleType, splits: dict[str, Any], column: str, feature: str) -> Columns:
-    """The values of a feature in all splits as a column, with their names where they have some."""
+    """Returns the values of a feature in all splits as a column, with their names where they have some."""
     listed = []
     for split, dataset in splits.items():
         of_split = dataset.with_format(None).select_columns([feature])[:][feature]

@@ -36,7 +36,7 @@ NPZ_CONTENT = (
 
 
 def read_npz(path: Path) -> Arrays:
-    """The arrays of an `.npz` file, as they are.
+    """Returns the arrays of an `.npz` file, as they are.
 
     Raises:
         UserError: It is damaged, holds objects, or is too large.
@@ -50,7 +50,7 @@ def read_npz(path: Path) -> Arrays:
 
 
 def join_splits(arrays: Arrays, notes: list[str]) -> Columns:
-    """The columns of arrays that are called by `COLUMN_OF_WORD`, with a split before or after the word.
+    """Returns the columns of arrays that are called by `COLUMN_OF_WORD`, with a split before or after the word.
 
     There is no column `test` where nothing names a split. Adds to the notes what was left out.
     """
@@ -85,7 +85,7 @@ def join_splits(arrays: Arrays, notes: list[str]) -> Columns:
 
 
 def choose_splits(named: set[str], notes: list[str]) -> list[str]:
-    """The splits to train and to test on, `val` for a missing `test`; `""` alone where none is named."""
+    """Returns the splits to train and to test on, `val` for a missing `test`; `""` alone where none is named."""
     if named == {""}:
         return [""]
     chosen = ["train", "test"]
@@ -99,7 +99,7 @@ def choose_splits(named: set[str], notes: list[str]) -> list[str]:
 
 
 def join_rows(sets: Sequence[Columns]) -> Columns:
-    """The columns of several sets of images, one below the other; all have those of the first."""
+    """Returns the columns of several sets of images, one below the other; all have those of the first."""
     joined = {}
     (first, *_) = sets
     for name in first:
@@ -118,7 +118,7 @@ def first_of_each(
 
 
 def canonical_arrays(columns: Columns) -> Arrays:
-    """The arrays of the cache: each split in order of label, hash of the pixels, domain and writer.
+    """Returns the arrays of the cache: each split in order of label, hash of the pixels, domain and writer.
 
     An image's place, unless a column has it, is its position in its split.
     """

@@ -49,7 +49,7 @@ class _Picture(NamedTuple):
 
 
 def _find_pictures(source: Source) -> list[_Picture]:
-    """The image files of a set, each with its class."""
+    """Returns the image files of a set, each with its class."""
     classes = _read_class_lists(source)
     others = [name for name in source.names if not _CLASS_LIST.fullmatch(name)]
     names = [name for name in others if name.lower().endswith(SUFFIXES)]
@@ -98,12 +98,12 @@ def _without_those_beside_images(names: list[str], notes: list[str]) -> list[str
 
 
 def _without_images_folder(name: str) -> str:
-    """The path of an image without the folder `images` that it may lie in."""
+    """Returns the path of an image without the folder `images` that it may lie in."""
     return re.sub("(^|/)images/", r"\1", name)
 
 
 def _read_path(name: str) -> _Picture:
-    """What the folders of an image file say of it."""
+    """Returns what the folders of an image file say of it."""
     match = _PICTURE.fullmatch(_without_images_folder(name))
     if match is None:
         raise ValueError(f"'{name}' lies too deep: move or remove it")
@@ -112,7 +112,7 @@ def _read_path(name: str) -> _Picture:
 
 
 def _with_listed_classes(pictures: list[_Picture], classes: dict[str, dict[str, str]]) -> list[_Picture]:
-    """The pictures, with the classes that the lists of their splits have for their files."""
+    """Returns the pictures, with the classes that the lists of their splits have for their files."""
     labelled = []
     unfit = []  # files that are in a folder or in a list alone
     for picture in pictures:

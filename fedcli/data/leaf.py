@@ -55,7 +55,7 @@ def read_leaf(source: Source) -> Columns:
 
 
 def _read_pages(paths: list[Path]) -> list[_Pages]:
-    """What the writers in some of LEAF's files have written, by folder and then by writer."""
+    """Returns what the writers in some of LEAF's files have written, by folder and then by writer."""
     written: dict[tuple[str, str], _Pages] = {}  # by folder and writer
     for path in paths:
         folder = path.parent.name

@@ -30,14 +30,14 @@ class Subset(NamedTuple):
 
 
 def mixture(name: str, info: DatasetInfo, *subsets: Subset) -> DatasetInfo:
-    """The set with a domain from each subset; its name decides what is drawn of them."""
+    """Returns the set with a domain from each subset; its name decides what is drawn of them."""
     needs = tuple(dict.fromkeys(subset.source for subset in subsets))
     num_train = sum(subset.num_train for subset in subsets)
     return info._replace(num_train=num_train, make=partial(_mix, name, info, subsets), needs=needs)
 
 
 def _mix(name: str, info: DatasetInfo, subsets: Sequence[Subset], load: Callable[[str], Columns]) -> Columns:
-    """The columns of a set with a domain from each subset, at its size and in colour."""
+    """Returns the columns of a set with a domain from each subset, at its size and in colour."""
     size = info.image_size
     load_once = lru_cache(1)(load)  # one at a time: some are large
     domains = []

@@ -85,7 +85,7 @@ def _in_words(numbers: int | Sequence[int]) -> str:
 
 
 def with_official_names(name: str, columns: Columns) -> Columns:
-    """The columns with the official labels, class names and domains of the known data set `name`.
+    """Returns the columns with the official labels, class names and domains of the known data set `name`.
 
     Raises:
         ValueError: Shape, classes or domains are others.
@@ -101,7 +101,7 @@ def with_official_names(name: str, columns: Columns) -> Columns:
 
 
 def _with_official(columns: Columns, column: str, official: Sequence[str], remedy: str) -> Columns:
-    """The columns with the official numbers and names of classes, "y", or domains, "domain".
+    """Returns the columns with the official numbers and names of classes, "y", or domains, "domain".
 
     Raises:
         ValueError: They are others.

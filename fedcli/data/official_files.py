@@ -36,7 +36,7 @@ def read_official(read_file: Callable[[Path, re.Match, str], Arrays], source: So
 
 
 def read_idx(file: Path, match: re.Match, split: str) -> Arrays:
-    """A file of MNIST, or of EMNIST, where images are transposed and letters count from 1."""
+    """Returns a file of MNIST, or of EMNIST, where images are transposed and letters count from 1."""
     open_file = gzip.open if file.suffix == ".gz" else open
     with open_file(file, "rb") as content:
         _, _, _, num_axes = content.read(4)
@@ -54,7 +54,7 @@ def read_idx(file: Path, match: re.Match, split: str) -> Arrays:
 
 
 def read_usps(file: Path, match: re.Match, split: str) -> Arrays:
-    """A file of USPS: labels from 1 and 256 values in [-1, 1], rounded down as by torchvision."""
+    """Returns a file of USPS: labels from 1 and 256 values in [-1, 1], rounded down as by torchvision."""
     from sklearn.datasets import load_svmlight_file  # late: it takes two seconds
 
     values, labels = load_svmlight_file(file, n_features=256, dtype=np.float32)
@@ -63,7 +63,7 @@ def read_usps(file: Path, match: re.Match, split: str) -> Arrays:
 
 
 def read_matlab(file: Path, match: re.Match, split: str) -> Arrays:
-    """A file of SVHN or SynthDigits: `X` `[H, W, 3, N]` and `y` `[N, 1]`, where 10 stands for 0."""
+    """Returns a file of SVHN or SynthDigits: `X` `[H, W, 3, N]` and `y` `[N, 1]`, where 10 stands for 0."""
     from scipy.io import loadmat  # late: it takes a second
 
     data = loadmat(file)

@@ -14,7 +14,7 @@ from fedcli.reading import reading
 
 
 def read_pfllib(source: Source) -> Columns:
-    """The columns of all clients' images, of `train/*.npz` and then `test/*.npz`, with their `client` `[N]`.
+    """Returns the columns of all clients' images, of `train/*.npz` and then `test/*.npz`, with their `client` `[N]`.
 
     Raises:
         UserError: Files are missing or are none of PFLlib's.
@@ -38,7 +38,7 @@ def read_pfllib(source: Source) -> Columns:
 
 
 def _read_pickled_dict(path: Path) -> dict[str, Any]:
-    """The dict that an `.npz` file holds pickled, as its only array `data`."""
+    """Returns the dict that an `.npz` file holds pickled, as its only array `data`."""
     with zipfile.ZipFile(path) as archive, archive.open("data.npy") as member:
         np.lib.format.read_magic(member)
         np.lib.format.read_array_header_1_0(member)
@@ -57,7 +57,7 @@ class _Stored:
 
 
 def _stored_array(stored: _Stored) -> np.ndarray:
-    """The array of numbers that a pickle describes by shape, dtype, order and bytes; NumPy refuses objects."""
+    """Returns the array of numbers that a pickle describes by shape, dtype, order and bytes; NumPy refuses objects."""
     _, shape, dtype, is_fortran, content = stored.state
     number_type, *_ = dtype.arguments  # as "f8"
     _, byte_order, *_ = dtype.state

@@ -17,7 +17,7 @@ LISTED = 20  # names in a message; of more files the rest is counted
 
 
 def stack_pictures(source: Source, count: int, pictures: Iterable[tuple[str, Path | BinaryIO]]) -> np.ndarray:
-    """The pixels uint8 `[count, H, W, 1 or 3]` of image files, each with the name by which messages call it.
+    """Returns the pixels uint8 `[count, H, W, 1 or 3]` of image files, each with the name by which messages call it.
 
     Grey images become coloured where there are coloured ones. Adds to the notes what was done to images.
 
@@ -51,7 +51,7 @@ def stack_pictures(source: Source, count: int, pictures: Iterable[tuple[str, Pat
 
 
 def _read_picture(picture: Path | BinaryIO, size: int | None, changes: Counter[str]) -> np.ndarray:
-    """An image file as people see it, uint8 `[H, W, 1 or 3]`; adds to `changes` what was done to it.
+    """Returns an image file as people see it, uint8 `[H, W, 1 or 3]`; adds to `changes` what was done to it.
 
     It is turned as its EXIF data say, and its transparent places are white.
     """
@@ -78,6 +78,6 @@ def _read_picture(picture: Path | BinaryIO, size: int | None, changes: Counter[s
 
 
 def _listed(names: list[str]) -> str:
-    """The first of some names, and how many more there are."""
+    """Returns the first of some names, and how many more there are."""
     more = f" and {len(names) - LISTED:,} more" if len(names) > LISTED else ""
     return ", ".join(names[:LISTED]) + more

@@ -61,7 +61,7 @@ class _DeclaredInFile(ABC):
 
 @cache
 def _packaged_hash(file: Path) -> str:
-    """The hash of a file that stays as it is while a program runs."""
+    """Returns the hash of a file that stays as it is while a program runs."""
     return file_hash(file)
 
 
@@ -69,7 +69,7 @@ ParamsAndBuffers = tuple[dict, dict]  # of a model, as `fedcli.core.Model` has t
 
 
 def global_model(state: Any) -> ParamsAndBuffers:
-    """The fields `params` and `buffers` of a state."""
+    """Returns the fields `params` and `buffers` of a state."""
     if not (hasattr(state, "params") and hasattr(state, "buffers")):
         fault = f"the state has no params and buffers (got {type(state).__name__})"
         raise UserError(f"{fault}; let init and run_round return a NamedTuple with both, or declare Method(model=...).")

@@ -2,11 +2,11 @@
 
 
 def flag_of(name: str) -> str:
-    """An option's name as it is typed on the command line."""
+    """Returns an option's name as it is typed on the command line."""
     return "--" + name.strip("-_").replace("_", "-")
 
 
 def paper_of(name: str) -> str:
-    """The paper of a protocol, a table or a claim, whose names are `paper:ID`."""
+    """Returns the paper of a protocol, a table or a claim, whose names are `paper:ID`."""
     paper, _, _ = name.partition(":")
     return paper

@@ -121,7 +121,7 @@ def option(  # noqa: PLR0913  # a declaration: one keyword for each fact of an o
     before: Any = MISSING,
     only_with: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> Any:
-    """A dataclass field that becomes a command-line option by itself.
+    """Returns a dataclass field that becomes a command-line option by itself.
 
     Args:
         default: Its default value.
@@ -165,7 +165,7 @@ def option(  # noqa: PLR0913  # a declaration: one keyword for each fact of an o
 
 
 def spec_of(field: Field) -> OptionSpec:
-    """What an option of a configuration is, as it is declared.
+    """Returns what an option of a configuration is, as it is declared.
 
     Raises:
         UserError: The field is not made by `option`.

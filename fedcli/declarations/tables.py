@@ -104,12 +104,12 @@ class Row(NamedTuple):
 
 
 def row(method: str, **settings: Any) -> Row:
-    """A row of a table, as `row("fedprox", proximal_weight=0.1)`."""
+    """Returns a row of a table, as `row("fedprox", proximal_weight=0.1)`."""
     return Row(method, settings)
 
 
 def column(protocol: str, dataset: str, **settings: Any) -> dict[str, Any]:
-    """A column of a table, as `column("own:digits", "digits", num_clients=20)`; a row overrides its settings."""
+    """Returns a column of a table, as `column("own:digits", "digits", num_clients=20)`; a row overrides it."""
     return {"protocol": protocol, "dataset": dataset, **settings}
 
 

@@ -80,7 +80,7 @@ class ResolvedRun(NamedTuple):
 def resolve_runs(
     method: str, given: GivenOptions, *, out: str | Path | None = None, seeds: Iterable[int] | None = None
 ) -> list[ResolvedRun]:
-    """The runs of `run_method`.
+    """Returns the runs of `run_method`.
 
     Raises:
         UserError: One cannot start, as far as shows without its data and folder.
@@ -106,7 +106,7 @@ def resolve_runs(
 
 
 def check_seeds(seeds: Iterable[Any]) -> list[int]:
-    """The seeds of several runs as a list; refuses what is not distinct whole numbers from 0."""
+    """Returns the seeds of several runs as a list; refuses what is not distinct whole numbers from 0."""
     listed = list(seeds)
     are_seeds = all(type(seed) is int and seed >= 0 for seed in listed)
     if not listed or not are_seeds or len(set(listed)) < len(listed):
@@ -147,7 +147,7 @@ def _choose_chunking(fed: Federation) -> str | None:
 
 
 def record_to_continue(setup: Setup, folder: Path) -> Record | None:
-    """The record from which a run goes on with `--continue`; None where it begins.
+    """Returns the record from which a run goes on with `--continue`; None where it begins.
 
     Raises:
         InUse: Another process has locked the folder of a run that begins, and may be about to write a record.
@@ -201,7 +201,7 @@ def _refuse_other_run(record: Record, setup: Setup, folder: Path) -> None:
 
 
 def read_begun(folder: Path) -> Record | None:
-    """The record of a run that has ended or finished a round; None where a new run loses nothing."""
+    """Returns the record of a run that has ended or finished a round; None where a new run loses nothing."""
     if not (folder / RECORD).is_file():
         return None
     record = read_record(folder)
@@ -210,6 +210,6 @@ def read_begun(folder: Path) -> Record | None:
 
 
 def new_folder(setup: Setup) -> Path:
-    """A folder named after the time, to the microsecond, the method and the data set."""
+    """Returns a folder named after the time, to the microsecond, the method and the data set."""
     name = f"{setup.method.name}-{userfiles.short_name(setup.dataset)}"
     return Path("runs", f"{datetime.now():%Y%m%d-%H%M%S-%f}-{name}")

@@ -72,7 +72,7 @@ class Experiment:
 
     @classmethod
     def from_record(cls, record: Record) -> "Experiment":
-        """The experiment of a run that has begun."""
+        """Returns the experiment of a run that has begun."""
         return cls(
             method=record["method"],
             method_hash=None if is_packaged(record) else record["method_hash"],
@@ -86,7 +86,7 @@ class Experiment:
 
     @classmethod
     def from_setup(cls, setup: Setup) -> "Experiment":
-        """The experiment of a planned run; reads no data."""
+        """Returns the experiment of a planned run; reads no data."""
         method = setup.method
         is_registered = methods().get(method.name) is method
         images = setup.config.train_examples
@@ -148,7 +148,7 @@ class Experiment:
         return unused
 
     def _images_of(self, options: Mapping[str, Any]) -> int | None:
-        """The images that are divided; None where only a user's file or absent images would tell."""
+        """Returns the images that are divided; None where only a user's file or absent images would tell."""
         images = self.num_images or options["train_examples"]
         if images is None and partition.takes_remainder(options["partition"]) and not user_paths([self.dataset]):
             images = num_images(self.dataset, options["local_test"])
@@ -156,7 +156,7 @@ class Experiment:
 
 
 def _canonical_partition(flag: str) -> str:
-    """A partition's flag in its one spelling, dirichlet:0.5, where older records also have dirichlet:.5."""
+    """Returns a partition's flag in its one spelling, dirichlet:0.5, where older records also have dirichlet:.5."""
     if user_paths([flag]):
         return flag
     try:
@@ -166,12 +166,12 @@ def _canonical_partition(flag: str) -> str:
 
 
 def settings_of(record: Record) -> Settings:
-    """The settings of a run that has begun, see `Experiment.settings`."""
+    """Returns the settings of a run that has begun, see `Experiment.settings`."""
     return Experiment.from_record(record).settings()
 
 
 def planned_settings(setup: Setup) -> Settings:
-    """The settings of a planned run, see `Experiment.settings`."""
+    """Returns the settings of a planned run, see `Experiment.settings`."""
     return Experiment.from_setup(setup).settings()
 
 
@@ -181,7 +181,7 @@ def is_packaged(record: Record) -> bool:
 
 
 def numerics_of(method: Method, dead_taps: bool) -> dict[str, int]:
-    """The versions of the arithmetic of core and method, raised when code changes results.
+    """Returns the versions of the arithmetic of core and method, raised when code changes results.
 
     The core has one of its own for networks with `dead_taps`.
     """
@@ -189,7 +189,7 @@ def numerics_of(method: Method, dead_taps: bool) -> dict[str, int]:
 
 
 def current_numerics(record: Record, method: Method) -> dict[str, int]:
-    """The current versions for a run, see `numerics_of`.
+    """Returns the current versions for a run, see `numerics_of`.
 
     Builds its networks, of which some may have dead taps; the user must have named those of a user's file.
     """
@@ -235,7 +235,7 @@ def last_numerics(record: Record) -> dict[str, int]:
 
 
 def recorded_code_changes(record: Record) -> list[str]:
-    """What of the code has changed between the rounds of a run: `["its method changed after round 7"]`."""
+    """Returns what of the code has changed between the rounds of a run: `["its method changed after round 7"]`."""
     changes = [f"{change['what']} changed after round {change['round']}" for change in record["changed"]]
     if not changes and not is_packaged(record) and has_several_hashes(record["method_hash"]):  # older ones say no round
         changes = ["its method changed when it was resumed"]
@@ -243,13 +243,13 @@ def recorded_code_changes(record: Record) -> list[str]:
 
 
 def recorded_changes(record: Record) -> list[str]:
-    """What of code, machine and versions has changed between the rounds of a run, in words."""
+    """Returns what of code, machine and versions has changed between the rounds of a run, in words."""
     moves = [f"its machine or versions changed after round {move['round']}" for move in record["moved"]]
     return [*recorded_code_changes(record), *moves]
 
 
 def key_of(settings: Settings) -> str:
-    """A hash of settings; two runs with the same are the same experiment."""
+    """Returns a hash of settings; two runs with the same are the same experiment."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -270,7 +270,7 @@ def digest_of(value: Any) -> str:
 
 
 def differences(settings: Settings, other_settings: Settings) -> Differences:
-    """The settings in which two runs differ."""
+    """Returns the settings in which two runs differ."""
     differing = {}
     for name in {**other_settings, **settings}:
         value = settings.get(name)
@@ -283,7 +283,7 @@ def differences(settings: Settings, other_settings: Settings) -> Differences:
 def differences_from_plan(
     record: Record, settings: Settings, planned_settings: Settings, needed_rounds: str
 ) -> Differences:
-    """The settings in which a run differs from a planned one, as far as a number of it needs them.
+    """Returns the settings in which a run differs from a planned one, as far as a number of it needs them.
 
     A run with a step after its last round also matches plans without one.
 
@@ -308,7 +308,7 @@ def differences_from_plan(
 
 
 def _settings_without_post(record: Record, planned_settings: Settings) -> Settings:
-    """The settings of a run as if it had no step after its last round, and no option of that step.
+    """Returns the settings of a run as if it had no step after its last round, and no option of that step.
 
     Those of a user's step are known by their absence from a plan of the same method without it.
     """

@@ -77,7 +77,7 @@ class LockedFolder:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """What a killed process has not finished writing in a folder, also one of an older version."""
+    """Returns what a killed process has not finished writing in a folder, also one of an older version."""
     older = [file for file in folder.glob(".*") if OLDER_PARTIAL.fullmatch(file.name) and file.is_file()]
     return [*partials(folder), *older]
 
@@ -138,7 +138,7 @@ def is_held(folder: Path) -> bool:
 
 
 def _lock(folder: Path) -> LockedFolder:
-    """The folder, locked where its file system has locks."""
+    """Returns the folder, locked where its file system has locks."""
     held = LockedFolder(folder, os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644))
     try:
         fcntl.flock(held.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -158,5 +158,5 @@ def _lock(folder: Path) -> LockedFolder:
 
 
 def _in_use(folder: Path) -> InUse:
-    """An error, to be raised by the caller, for a folder that another process has locked."""
+    """Returns an error, to be raised by the caller, for a folder that another process has locked."""
     return InUse(f"the folder '{folder}' is in use by another process; wait for it, or choose another.")

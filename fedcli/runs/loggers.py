@@ -119,7 +119,7 @@ class Loggers(Listener):
 
 
 def _several(log: Any) -> Iterable[Any]:
-    """The loggers of what `log` may be: nothing, names with commas between them, one logger, or a list."""
+    """Returns the loggers of what `log` may be: nothing, names with commas between them, one logger, or a list."""
     if log is None:
         return ()
     if isinstance(log, str):

@@ -59,14 +59,14 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def _processor(cpuinfo: str) -> str:
-    """The processor's name, from what Linux says of it, where it does."""
+    """Returns the processor's name, from what Linux says of it, where it does."""
     model = re.search(r"^model name\s*: (?P<name>.+)$", cpuinfo, re.MULTILINE)
     name = model["name"] if model else platform.processor() or platform.machine()
     return name.strip()
 
 
 def _commit() -> str | None:
-    """The commit of the checkout, with "+" if it was changed since; None outside of one, and without git."""
+    """Returns the commit of the checkout, with "+" if it was changed since; None outside of one, and without git."""
     folder = checkout()
     if folder is None:
         return None
@@ -91,7 +91,7 @@ def note_move(record: Record, device: torch.device) -> list[str]:
 
 
 def load_of_last_minute() -> float:
-    """How many threads wanted a core at a time, as a mean over the last minute."""
+    """Returns how many threads wanted a core at a time, as a mean over the last minute."""
     last_minute, _, _ = os.getloadavg()
     return last_minute
 
@@ -122,7 +122,7 @@ def _are_denormals_flushed() -> bool:
 
 
 def checkout() -> Path | None:
-    """The checkout that the package lies in, if it lies in one of this project."""
+    """Returns the checkout that the package lies in, if it lies in one of this project."""
     above = Path(__file__).resolve().parents[2]
     return above if (above / ".git").exists() else None
 

@@ -23,7 +23,7 @@ NO_MISTAKES = NonFiniteLoss, torch.OutOfMemoryError, OSError  # errors that are 
 
 
 def initial_state(setup: Setup, fed: Federation, files: Iterable[str]) -> Any:
-    """The method's state before the first round; refuses a method that changes PyTorch, as one of the `files` may."""
+    """Returns a method's state before the first round; refuses one that changes PyTorch, as one of the `files` may."""
     method = setup.method
     refusing_draws = no_global_draws(f"init of '{method.name}'", fed.device)
     with method.blamed(*NO_MISTAKES), unchanged([*files]), refusing_draws:
@@ -93,7 +93,7 @@ class StateCopy:
 
 
 def _without_stored(state: Any) -> Any:
-    """A state without what a store keeps of the clients, which it may write into files meanwhile."""
+    """Returns a state without what a store keeps of the clients, which it may write into files meanwhile."""
     names = find_stored_states(state)
     return state._replace(**dict.fromkeys(names)) if names else state
 

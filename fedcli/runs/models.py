@@ -81,7 +81,7 @@ def check_round(round: str) -> None:
 
 
 def round_index_of(record: Record, round: str) -> int:
-    """The index, from 0, of the selected or the last round of a finished run."""
+    """Returns the index, from 0, of the selected or the last round of a finished run."""
     if round == "last":
         return record["rounds"][-1]["round"]
     return record["summary"]["selected_round"]
@@ -157,7 +157,7 @@ def read_models(folder: Path, record: Record, method: Method, round_index: int) 
 
 
 def _lacking(file: Path, round_index: int) -> UserError:
-    """An error, to be raised by the caller, for a file that is not there or has the models of another round."""
+    """Returns an error, to be raised by the caller, for a file that is not there or has the models of another round."""
     return UserError(f"'{file}' lacks the models of round {round_index + 1}; restore it or use --round last.")
 
 

@@ -138,7 +138,7 @@ class MethodWithOptions(HasOptions, Protocol):
 
 
 def recorded_fields(method: Method, post: Any = None) -> dict[str, Field]:
-    """The options that a record of a method can have, by name: of the run, the method and all steps after it.
+    """Returns the options that a record of a method can have, by name: of the run, the method and all steps after it.
 
     A step in a user's file is one of these where `post` names it, the value of `--post` or a tuple of several.
     """
@@ -151,7 +151,7 @@ def recorded_fields(method: Method, post: Any = None) -> dict[str, Field]:
 
 
 def recorded_field(name: str, method: Method, post: Any = None) -> Field:
-    """The declaration of an option that a record of a method can have; see `recorded_fields`.
+    """Returns the declaration of an option that a record of a method can have; see `recorded_fields`.
 
     Raises:
         UserError: The method has no such option.
@@ -184,7 +184,7 @@ def unknown_option(
     others: Sequence[HasOptions] = (),
     beside: Sequence[str] = (),
 ) -> UserError:
-    """An error, to be raised by the caller, for an option that a method does not have; `post` is the value of `--post`.
+    """Returns an error, to be raised by the caller, for an option that a method lacks; `post` is the value of `--post`.
 
     It suggests an option, also of the `others` that the command names or of those that it takes `beside` them, by its
     letters, its symbol or another toolkit's word for it.
@@ -209,12 +209,12 @@ def unknown_option(
 
 
 def _normalised(name: str) -> str:
-    """The name of an option as fields have it, from a flag or a word in any case."""
+    """Returns the name of an option as fields have it, from a flag or a word in any case."""
     return name.strip("-").replace("-", "_").lower()
 
 
 def _option_meant(name: str, options: Mapping[str, Field]) -> str | None:
-    """The option that goes by a name in a paper or in another toolkit; None if there is none."""
+    """Returns the option that goes by a name in a paper or in another toolkit; None if there is none."""
     options_by_name = {spec_of(field).symbol.lower(): option for option, field in options.items()} | FOREIGN_NAMES
     word = _normalised(name)
     greek_letter = html.unescape(f"&{word};")  # `mu` as µ
@@ -250,7 +250,7 @@ def refuse_names_of_step(step: Post, method: Method) -> None:
 
 
 def option_panels(method: MethodWithOptions, post_steps: Mapping[str, HasOptions]) -> dict[str, dict[str, Field]]:
-    """The options of a method as `{panel title: {name: field}}`: its own, those of steps after it, those of all."""
+    """Returns the options of a method as `{panel title: {name: field}}`: its own, of steps after it, of all methods."""
     panels = {method.title: fields_of(method.config)}
     if not method.personal:  # the steps need a global model
         panels |= {f"With --post {step.name}": fields_of(step.config) for step in post_steps.values()}
@@ -262,7 +262,7 @@ def option_panels(method: MethodWithOptions, post_steps: Mapping[str, HasOptions
 
 
 def filled_up(config: Mapping[str, Any], *config_types: type) -> dict[str, Any]:
-    """The options of a record, and those of these dataclasses that it lacks as their `before` says."""
+    """Returns the options of a record, and those of these dataclasses that it lacks as their `before` says."""
     complete = dict(config)
     for name, field in fields_of(*config_types).items():
         if name not in config:
@@ -271,7 +271,7 @@ def filled_up(config: Mapping[str, Any], *config_types: type) -> dict[str, Any]:
 
 
 def recorded_options(config: Mapping[str, Any], method: Method) -> dict[str, Any]:
-    """The options by which `resolve` gives a record's run, also where options have been added since."""
+    """Returns the options by which `resolve` gives a record's run, also where options have been added since."""
     config_types = [RunConfig, method.config]
     if config.get("post") is not None:
         config_types.append(find_post(config["post"], method).config)
@@ -279,7 +279,7 @@ def recorded_options(config: Mapping[str, Any], method: Method) -> dict[str, Any
 
 
 def inactive_term(config: Mapping[str, Any], method: Method) -> str:
-    """A remark on a run that ends before the method's own term starts; empty for another run."""
+    """Returns a remark on a run that ends before the method's own term starts; empty for another run."""
     start = config.get(START, 0)
     if start < config["rounds"]:
         return ""
@@ -302,12 +302,12 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
 
 
 def given_options(options: Mapping[str, Any], origins: Mapping[str, Origin]) -> dict[str, Any]:
-    """The options of a run that the user has given in any way; the others follow from these."""
+    """Returns the options of a run that the user has given in any way; the others follow from these."""
     return {name: value for name, value in options.items() if origins.get(name, DEFAULT).kind is Kind.USER}
 
 
 def parse_size(text: str) -> int:
-    """The bytes of `--state-memory`, a number, perhaps with K, M, G or T for powers of 1024."""
+    """Returns the bytes of `--state-memory`, a number, perhaps with K, M, G or T for powers of 1024."""
     size = re.fullmatch(r"([0-9]+)([KMGT]?)", text.upper())
     if size is None:
         raise UserError(f"--state-memory must be a number of bytes (got '{text}'); write it as 256M or 4G.")
@@ -317,7 +317,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_values(field: Field, text: str) -> tuple[Any, ...]:
-    """The values of an option, each once, from a text with commas between them, as "0.01,0.1".
+    """Returns the values of an option, each once, from a text with commas between them, as "0.01,0.1".
 
     Raises:
         UserError: A value is of the wrong type or out of range.
@@ -332,7 +332,7 @@ def parse_values(field: Field, text: str) -> tuple[Any, ...]:
 
 
 def _parse_value(text: str, types: Sequence[Any]) -> Any:
-    """The value of one of these types that a text says; the text where it says none."""
+    """Returns the value of one of these types that a text says; the text where it says none."""
     truth_values = {"true": True, "false": False}
     if bool in types and text.lower() in truth_values:
         return truth_values[text.lower()]
@@ -351,7 +351,7 @@ class TypedOption(NamedTuple):
 
 
 def options_among(words: Sequence[str]) -> list[TypedOption]:
-    """The options among the words of a command line, in order; one may stand there twice."""
+    """Returns the options among the words of a command line, in order; one may stand there twice."""
     typed = []
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         flag, equals, value = word.partition("=")
@@ -361,5 +361,5 @@ def options_among(words: Sequence[str]) -> list[TypedOption]:
 
 
 def typed_options(args: Sequence[str]) -> dict[str, str]:
-    """The values of the options among arguments, by name; that of a switch, x or no_x, is the word after it."""
+    """Returns the values of the options among arguments, by name; that of a switch, x or no_x, is the word after it."""
     return {typed.flag[2:].replace("-", "_"): typed.value for typed in options_among(args)}

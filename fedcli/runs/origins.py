@@ -55,27 +55,27 @@ NO_VALIDATION = Origin(Kind.OTHER_OPTION, "no validation part")  # of the rule b
 
 
 def of_protocol(name: str, dataset: str = "") -> Origin:
-    """The origin of a value that a protocol has, for one data set alone if it is named."""
+    """Returns the origin of a value that a protocol has, for one data set alone if it is named."""
     return Origin(Kind.PROTOCOL, f"protocol {name}, {dataset}" if dataset else f"protocol {name}")
 
 
 def of_other_option(name: str) -> Origin:
-    """The origin of a value that is the other option's."""
+    """Returns the origin of a value that is the other option's."""
     return Origin(Kind.OTHER_OPTION, name)
 
 
 def of_source(text: str) -> Origin:
-    """The origin of a value that was not typed, but stands in a file or a run that the user has named."""
+    """Returns the origin of a value that was not typed, but stands in a file or a run that the user has named."""
     return Origin(Kind.USER, text)
 
 
 def recorded_origins(texts: Mapping[str, str]) -> dict[str, Origin]:
-    """The origins in a record, by the names of its options."""
+    """Returns the origins in a record, by the names of its options."""
     return {name: _origin_of(text) for name, text in texts.items()}
 
 
 def _origin_of(text: str) -> Origin:
-    """The origin that a record has as this text."""
+    """Returns the origin that a record has as this text."""
     if text.startswith(DEFAULT.text):
         return Origin(Kind.DECLARED, text)
     if text.startswith("protocol "):

@@ -51,7 +51,7 @@ class ProgressListener(rounds.Listener):
         """Shows how far the run is."""
 
     def position(self) -> Position:
-        """How far the run is."""
+        """Returns how far the run is."""
         entries = self.record["rounds"]
         total = self.record["config"]["rounds"]
         part_of_round = min(self._samples_in_round / self._samples_per_round, 1)

@@ -41,7 +41,7 @@ def write_record(folder: Path, record: Record) -> None:
 
 
 def read_record(path: Path) -> Record:
-    """The record in a run folder or a record file, without its digest, with what an older one lacks.
+    """Returns the record in a run folder or a record file, without its digest, with what an older one lacks.
 
     Raises:
         UserError: There is none, its digest or schema is another one, or it is not what `check_record` demands.
@@ -64,7 +64,7 @@ def read_record(path: Path) -> Record:
 
 
 def _with_later_parts(record: Record) -> Record:
-    """A record with the parts that came after it, as they were in its run.
+    """Returns a record with the parts that came after it, as they were in its run.
 
     The numbers of numerics began at 1, and a run trained its clients in one way.
     """
@@ -166,7 +166,7 @@ def _where_any(**values: Any) -> dict[str, Any]:
 
 
 def summarise(rounds: Sequence[RoundEntry], selection: str) -> dict[str, Any]:
-    """The headline of a run by its protocol's rule, and beside it the last round.
+    """Returns the headline of a run by its protocol's rule, and beside it the last round.
 
     Args:
         rounds: The rounds so far.
@@ -197,7 +197,7 @@ def summarise(rounds: Sequence[RoundEntry], selection: str) -> dict[str, Any]:
 
 
 def outcome_of(record: Record) -> str:
-    """How a run has come out so far, one of `RUN_OUTCOMES`; it has diverged if a loss became infinite or NaN."""
+    """Returns how a run has come out so far, one of `RUN_OUTCOMES`; diverged if a loss became infinite or NaN."""
     if record["status"] == "failed" and record.get("error", "").startswith(NonFiniteLoss.__name__):
         return "diverged"
     return record["status"] if record["status"] in ("finished", "failed") else "unfinished"

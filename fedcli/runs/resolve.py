@@ -63,7 +63,7 @@ class Setup:
         return tuple(filter(None, (self.config.dataset, self.config.public_dataset)))
 
     def all_options(self) -> dict[str, Any]:
-        """The options of the run, the method and the step after it, by name."""
+        """Returns the options of the run, the method and the step after it, by name."""
         options = {**vars(self.config), **vars(self.method_config)}
         if self.post is not None:
             options |= vars(self.post_config)
@@ -152,7 +152,7 @@ def resolve(
 def _put_over(
     defaults: OptionsWithOrigins, asked: Mapping[str, Any], sources: Mapping[str, str], method: Method
 ) -> OptionsWithOrigins:
-    """The options that were asked for, and the defaults of the others.
+    """Returns the options that were asked for, and the defaults of the others.
 
     Args:
         defaults: The defaults, in which a user's file is meant as one beside the method's.
@@ -168,7 +168,7 @@ def _put_over(
 
 
 def _complete(combined: OptionsWithOrigins, declared: Mapping[str, Field]) -> OptionsWithOrigins:
-    """The declared options, each in its type and spelling, and in place of a missing one the option that it follows."""
+    """Returns the declared options in their types and spelling, and for a missing one the option that it follows."""
     from fedcli.core import partition
 
     options = {name: in_declared_type(field, combined.options[name]) for name, field in declared.items()}
@@ -182,7 +182,7 @@ def _complete(combined: OptionsWithOrigins, declared: Mapping[str, Field]) -> Op
 
 
 def _config_with(options: Mapping[str, Any], config_type: type) -> Any:
-    """A dataclass of options, with those of these that it declares."""
+    """Returns a dataclass of options, with those of these that it declares."""
     return config_type(**{name: options[name] for name in fields_of(config_type)})
 
 
@@ -198,7 +198,7 @@ def _with_imported_data(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_recorded(name: str, value: Any, method: Method) -> Any:
-    """The value of an option as it is recorded: full names, absolute paths of a user's files."""
+    """Returns the value of an option as it is recorded: full names, absolute paths of a user's files."""
     if name == "clients_per_chunk":
         return str(value)
     if name == "checkpoint_every" and value == "auto":
@@ -213,7 +213,7 @@ def _as_recorded(name: str, value: Any, method: Method) -> Any:
 
 
 def default_dataset(method: Method, protocol: Protocol | None = None) -> str:
-    """The data set where none is given: the only one of a named protocol, or a built-in one that the paper has."""
+    """Returns the data set where none is given: the only one of a protocol, or a built-in one that the paper has."""
     from fedcli.data.catalog import BUILT_IN
 
     if protocol is None:
@@ -224,7 +224,7 @@ def default_dataset(method: Method, protocol: Protocol | None = None) -> str:
 
 
 def default_options(protocol: Protocol, dataset: str, method: str = "", *config_types: type) -> OptionsWithOrigins:
-    """The options of these dataclasses, or of `RunConfig` alone, where none is given."""
+    """Returns the options of these dataclasses, or of `RunConfig` alone, where none is given."""
     declared = fields_of(*(config_types or (RunConfig,)))
     options = {name: field.default for name, field in declared.items()}
     options |= {"protocol": protocol.name, "dataset": dataset}
@@ -339,7 +339,7 @@ def refuse_without_effect(setup: Setup) -> None:
 
 
 def find_device(name: str) -> Any:
-    """The `torch.device` of that name, if it is here; auto is CUDA where there is one."""
+    """Returns the `torch.device` of that name, if it is here; auto is CUDA where there is one."""
     import torch
 
     if name == "auto":

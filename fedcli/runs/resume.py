@@ -33,7 +33,7 @@ LONGER = "a run cannot be lengthened; train anew with 'fedcli run --from RUN --r
 
 
 def find_runs(path: Path, skip_ended: bool = False) -> list[Path]:
-    """The folders of the runs in a folder, at any depth; the folder itself if it is a run or holds none.
+    """Returns the folders of the runs in a folder, at any depth; the folder itself if it is a run or holds none.
 
     Those that have ended are left out if asked, and of several workers always, which share one run.
     """
@@ -119,14 +119,14 @@ def _entries_of_changed_code(record: Record, method: Method, files_before: dict[
 
 
 def _code_of_the_first_round(record: Record, method: Method) -> dict[str, Any]:
-    """What a record says of the code where no round has been computed yet: the code is as it is now."""
+    """Returns what a record says of the code where no round has been computed yet: the code is as it is now."""
     files = {path: userfiles.imported_hash(path) for path in record["user_files"]}
     numerics = current_numerics(record, method)
     return {"method_hash": method.file_hash, "numerics": numerics, "user_files": files, "changed": []}
 
 
 def recorded_setup(record: Record, method: Method, **overrides: Any) -> Setup:
-    """The set-up of a run from its record, with its last chunk size and other `overrides` of options."""
+    """Returns the set-up of a run from its record, with its last chunk size and other `overrides` of options."""
     engine = record["engine"]
     chunking = Chunking(engine["way"], engine["clients_per_chunk"])
     overrides = {"clients_per_chunk": spell_chunking(chunking), **overrides}
@@ -144,7 +144,7 @@ class Restored(NamedTuple):
 
 
 def restore(record: Record, files: str | Path | Sequence[str | Path], changed_method: bool = False) -> Restored:
-    """What a run needs to go on.
+    """Returns what a run needs to go on.
 
     The arguments are those of `resume`.
 
@@ -182,7 +182,7 @@ def _refuse_other(part: str, was: Any, now: Any) -> None:
 
 
 def load(path: str | Path, files: str | Path | Sequence[str | Path] = ()) -> SavedRun:
-    """A run from its folder or record, its models by `SavedRun.model`; `files` are as for `resume`."""
+    """Returns a run from its folder or record, its models by `SavedRun.model`; `files` are as for `resume`."""
     path = Path(path)
     files = [files] if isinstance(files, str | Path) else files
     return SavedRun(read_record(path), None, path if path.is_dir() else path.parent, files)
@@ -219,5 +219,5 @@ def open_run(folder: Path, files: Sequence[str] = ()) -> OpenRun:
 
 
 def _lacking_last_model(folder: Path, got: str, expected: str | None) -> UserError:
-    """An error, to be raised by the caller, for the folder of a finished run whose last model is not there."""
+    """Returns an error, to be raised by the caller, for the folder of a finished run whose last model is not there."""
     return UserError(f"'{folder}' does not hold the run's last model (got {got}, was {expected}); run it again.")

@@ -129,5 +129,5 @@ class FolderSaver(Saver):
 
 
 def saver_of_this_worker(folder: Path, setup: Setup, record: Record, state: Any) -> Saver:
-    """What saves the run that goes on from this state: in its folder by the first worker, and nowhere by another."""
+    """Returns what saves the run that goes on from this state; of workers but the first, what saves nothing."""
     return FolderSaver(folder, setup, record, state) if worker_group().is_first else Saver()

@@ -14,7 +14,7 @@ NAMELESS = ("protocol", "dataset", "partition", "backbone")  # their values spea
 
 
 def reductions(record: Record) -> dict[str, str]:
-    """The sizes in which a run is smaller than its protocol says: `{"rounds": "rounds 20 of 200"}`.
+    """Returns the sizes in which a run is smaller than its protocol says: `{"rounds": "rounds 20 of 200"}`.
 
     A user's file is not run to count its images. A protocol of a user's file or for own data has no full size.
     """

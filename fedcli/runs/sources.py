@@ -29,7 +29,7 @@ class Expanded(NamedTuple):
 
 
 def expand(args: list[str], command: str) -> Expanded:
-    """The arguments of a command with the options that `--config` and `--from` stand for, the method first.
+    """Returns the arguments of a command with the options that `--config` and `--from` stand for, the method first.
 
     Typed options override those of the file, and these those of the run; `--seed` overrides `--seeds`, and the other
     way round. A list in a file stands for several values.
@@ -74,7 +74,7 @@ def expand(args: list[str], command: str) -> Expanded:
 def _not_overridden(
     typed: Mapping[str, str], file_options: Mapping[str, Any], run_options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The options of a file and of a run that count beside typed ones; those of the file win over the run's."""
+    """Returns the options of a file and of a run that count beside typed ones; those of the file win over the run's."""
     seeds = {"seed", "seeds"}  # one overrides the other
     options = dict(run_options)
     if seeds & {*typed, *file_options}:
@@ -88,7 +88,7 @@ def _not_overridden(
 
 
 def _options_of_run(record: "Record") -> dict[str, Any]:
-    """The options of a run, and `method`, but for those of its protocol.
+    """Returns the options of a run, and `method`, but for those of its protocol.
 
     They come from there again, and follow where another one is given.
     """
@@ -101,7 +101,7 @@ def _options_of_run(record: "Record") -> dict[str, Any]:
 
 
 def _options_of_other_method(options: Mapping[str, Any], record: "Record", methods: str, post: Any) -> set[str]:
-    """The options of a run that none of these methods has, where its own is not among them.
+    """Returns the options of a run that none of these methods has, where its own is not among them.
 
     Args:
         options: The options of the run that count.
@@ -127,7 +127,7 @@ def _refuse_unnamed_code(options: Mapping[str, Any], source: object) -> None:
 
 
 def _options_of_file(path: str) -> dict[str, Any]:
-    """The options in a TOML file for `--config`, and `method`; its keys have dashes or underscores."""
+    """Returns the options in a TOML file for `--config`, and `method`; its keys have dashes or underscores."""
     with reading(path, "a TOML file, e.g. lr = 0.1"):
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     options = {}
@@ -147,7 +147,7 @@ class TunedOptions(NamedTuple):
 
 
 def read_tuned(path: str | Path, method: Method, typed: Collection[str] = ()) -> TunedOptions:
-    """The options for a method that `fedcli tune` has written, and where they come from.
+    """Returns the options for a method that `fedcli tune` has written, and where they come from.
 
     They stand in the `tuned.json` of the folder, or, where several methods were tuned, of a folder by the method's
     name in it.
@@ -171,7 +171,7 @@ def read_tuned(path: str | Path, method: Method, typed: Collection[str] = ()) ->
 
 
 def list_tuned_methods(path: str | Path) -> set[str]:
-    """The names of the methods for which `fedcli tune` has written options, see `read_tuned`.
+    """Returns the names of the methods for which `fedcli tune` has written options, see `read_tuned`.
 
     Raises:
         UserError: There are none, or a file of them cannot be read.

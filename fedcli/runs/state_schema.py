@@ -151,7 +151,7 @@ def check_tensor(pattern: Tensor, value: Any, num_clients: int) -> None:
 
 
 def _described(value: Any) -> str:
-    """What a value is, without its numbers."""
+    """Returns what a value is, without its numbers."""
     if isinstance(value, Tensor):
         return f"a tensor {str(value.dtype).removeprefix('torch.')} {[*value.shape]}"
     if isinstance(value, dict):

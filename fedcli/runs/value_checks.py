@@ -22,7 +22,7 @@ class Fault(Exception):
 
 
 def wrong(must_be: str, value: Any) -> Fault:
-    """A fault, to be raised by the caller, of a value that is not what it must be."""
+    """Returns a fault, to be raised by the caller, of a value that is not what it must be."""
     return Fault(f"must be {must_be} (got {value!r:.80})")
 
 
@@ -51,7 +51,7 @@ LARGEST_WHOLE = 2**63 - 1  # of whole numbers elsewhere
 
 
 def whole(low: int = 0, high: int = LARGEST_WHOLE) -> Check:
-    """A whole number."""
+    """Returns the check of a whole number."""
     span = f"from {low}" if high == LARGEST_WHOLE else f"from {low} to {high}"
 
     def check(value: Any) -> None:
@@ -62,7 +62,7 @@ def whole(low: int = 0, high: int = LARGEST_WHOLE) -> Check:
 
 
 def number(low: float = -math.inf, high: float = math.inf) -> Check:
-    """A finite number."""
+    """Returns the check of a finite number."""
     span = ""
     if math.isfinite(low):
         span += f" from {low:g}"
@@ -84,7 +84,7 @@ def text(value: Any) -> None:
 
 
 def one_of(*allowed: Any) -> Check:
-    """One of some values, of their type."""
+    """Returns the check of one of some values, of their type."""
 
     def check(value: Any) -> None:
         if not any(value == choice and type(value) is type(choice) for choice in allowed):
@@ -94,7 +94,7 @@ def one_of(*allowed: Any) -> Check:
 
 
 def optional(of_value: Check) -> Check:
-    """A value that may be missing."""
+    """Returns the check of a value that may be missing."""
 
     def check(value: Any) -> None:
         if value is not None:
@@ -104,7 +104,7 @@ def optional(of_value: Check) -> Check:
 
 
 def each(of_entry: Check, length: int | None = None) -> Check:
-    """A list of entries."""
+    """Returns the check of a list of entries."""
 
     def check(value: Any) -> None:
         if length is None and type(value) is not list:
@@ -119,7 +119,7 @@ def each(of_entry: Check, length: int | None = None) -> Check:
 
 
 def by_name(of_value: Check) -> Check:
-    """Values by names of any kind."""
+    """Returns the check of values by names of any kind."""
 
     def check(value: Any) -> None:
         if type(value) is not dict:
@@ -133,7 +133,7 @@ def by_name(of_value: Check) -> Check:
 
 
 def mapping(required: Mapping[str, Check], allowed: Mapping[str, Check] | None = None) -> Check:
-    """Values by name: those that there must be, and others that there may be."""
+    """Returns the check of values by name: those that there must be, and others that there may be."""
     checks = {**required, **(allowed or {})}
 
     def check(value: Any) -> None:

@@ -116,7 +116,7 @@ class _Results(NamedTuple):
 
 
 def _interrupted_after(num_rounds: int, record: Record) -> Record:
-    """The record as if the run had been interrupted after so many rounds, so that it has no last parameters."""
+    """Returns the record as if the run had been interrupted after so many rounds, so that it has no last parameters."""
     return {
         **record,
         "status": "interrupted",
@@ -127,7 +127,7 @@ def _interrupted_after(num_rounds: int, record: Record) -> Record:
 
 
 def _results(record: Record) -> _Results:
-    """What is compared of a run."""
+    """Returns what is compared of a run."""
     rounds = record["rounds"]
     params_sha256 = record["summary"].get("params_sha256")
     terms = [] if params_sha256 else [entry["terms"] for entry in rounds]

@@ -16,19 +16,19 @@ def file_hash(path: str | Path) -> str:
 
 
 def first_hash(recorded: str) -> str:
-    """The hash that a file had when the run began, of those that a record has of it."""
+    """Returns the hash that a file had when the run began, of those that a record has of it."""
     first, _, _ = recorded.partition(_THEN)
     return first
 
 
 def last_hash(recorded: str) -> str:
-    """The hash that a file had in the last rounds, of those that a record has of it."""
+    """Returns the hash that a file had in the last rounds, of those that a record has of it."""
     _, _, last = recorded.rpartition(_THEN)
     return last
 
 
 def add_hash(recorded: str, new_hash: str) -> str:
-    """The hashes of a file that has another one from now on, as a record has them; "" where none was recorded."""
+    """Returns the hashes of a file that has another one from now on, as a record has them."""
     return recorded + _THEN + new_hash if recorded else new_hash
 
 
@@ -48,12 +48,12 @@ def is_hash_of(recorded: str, path: str | Path) -> bool:
 
 
 def imported_files(path: Path) -> set[Path]:
-    """The files beside a file that it, or one of them, imports; not the file itself."""
+    """Returns the files beside a file that it, or one of them, imports; not the file itself."""
     return _find_files_beside(path, _imported_names)
 
 
 def _find_files_beside(path: Path, find_names: Callable[[Path], Iterable[str]]) -> set[Path]:
-    """The files beside a file whose names are found in it, or in one of them; not the file itself."""
+    """Returns the files beside a file whose names are found in it, or in one of them; not the file itself."""
     imported: set[Path] = set()
     waiting = [path]
     while waiting:
@@ -67,7 +67,7 @@ def _find_files_beside(path: Path, find_names: Callable[[Path], Iterable[str]]) 
 
 
 def _imported_names(file: Path) -> list[str]:
-    """The names of the modules that a file imports, anywhere in it; none where it is no Python."""
+    """Returns the names of the modules that a file imports, anywhere in it; none where it is no Python."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):  # the latter of a zero byte; whoever imports the file is told
@@ -82,7 +82,7 @@ def _imported_names(file: Path) -> list[str]:
 
 
 def _names_in_lines(file: Path) -> list[str]:
-    """The first word after an import that begins a line, and after each comma there."""
+    """Returns the first word after an import that begins a line, and after each comma there."""
     names = []
     for line in _LINE_OF_IMPORT.findall(file.read_bytes()):
         for part in line.decode().split(","):
@@ -93,7 +93,7 @@ def _names_in_lines(file: Path) -> list[str]:
 
 
 def _hash_with(file: Path, others: Iterable[Path]) -> str:
-    """The hash of a file together with others; of the file alone where there are none."""
+    """Returns the hash of a file together with others; of the file alone where there are none."""
     hash_of_file = _hash_alone(file)
     hashes_of_others = sorted(map(_hash_alone, others))
     if not hashes_of_others:

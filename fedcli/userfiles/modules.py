@@ -31,18 +31,18 @@ class UserFunction:
     path: Path  # absolute
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        """What the function returns."""
+        """Returns what the function returns."""
         line = getattr(getattr(self.function, "__code__", None), "co_firstlineno", None)
         with unchanged([str(self.path)]), blame(self.path, line):
             return self.function(*args, **keywords)
 
     def refuse(self, fault: str, remedy: str) -> UserError:
-        """An error, to be raised by the caller, for a function that does not give what it should."""
+        """Returns an error, to be raised by the caller, for a function that does not give what it should."""
         return UserError(f"'{self.name}' in '{self.path}' {fault}; {remedy}.")
 
 
 def find_user_function(text: str, kind: str) -> UserFunction:
-    """The function or class of `./file.py:NAME`, used as a `kind` of part, e.g. a "backbone".
+    """Returns the function or class of `./file.py:NAME`, used as a `kind` of part, e.g. a "backbone".
 
     Raises:
         UserError: There is no such file or function, or the file cannot be imported.
@@ -115,12 +115,12 @@ def import_file(path: str, kind: str) -> ModuleType:
 
 
 def hash_of_module(module: ModuleType) -> str:
-    """The hash that a user's file had when it was imported as this module; it may have been edited since."""
+    """Returns the hash that a user's file had when it was imported as this module; it may have been edited since."""
     return _hashes_of_modules[module.__name__]
 
 
 def imported_hash(path: str) -> str:
-    """The hash that a user's file had when this process last imported it; the one that it has now if it never did."""
+    """Returns the hash that a user's file had when this process last imported it; that of now if it never did."""
     name = _newest_modules.get(path)
     return file_hash(path) if name is None else _hashes_of_modules[name]
 

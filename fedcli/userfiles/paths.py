@@ -28,7 +28,7 @@ class UserPart(NamedTuple):
 
 
 def path_and_name(text: str) -> UserPart:
-    """The absolute path and the name in `./file.py:NAME`.
+    """Returns the absolute path and the name in `./file.py:NAME`.
 
     Raises:
         UserError: No file can have this path, or the absolute one has a comma.
@@ -58,14 +58,14 @@ def _is_text(path: str) -> bool:
 
 
 def short_name(text: str) -> str:
-    """A part's name without a path: `NAME` of `./file.py:NAME`, the text itself of others."""
+    """Returns a part's name without a path: `NAME` of `./file.py:NAME`, the text itself of others."""
     if not names_user_file(text):
         return text
     return path_and_name(text).name or Path(text).stem
 
 
 def make_absolute(value: Any) -> Any:
-    """An option's value with absolute paths of user's files, and of the file that lists a partition."""
+    """Returns an option's value with absolute paths of user's files, and of the file that lists a partition."""
     if value == _LISTED:  # no path, which whoever reads the partition refuses
         return value
     if isinstance(value, str) and value.startswith(_LISTED):
@@ -74,7 +74,7 @@ def make_absolute(value: Any) -> Any:
 
 
 def resolve_beside(folder: Path, value: Any) -> Any:
-    """An option's value as a file in a folder means it, with absolute paths.
+    """Returns an option's value as a file in a folder means it, with absolute paths.
 
     Where a protocol in `mine/protocols.py` says `nets.py:tiny`, that is `mine/nets.py:tiny`, whatever the working
     directory is. Only if the folder `mine` has no `nets.py`, it is the one of the working directory.
@@ -93,7 +93,7 @@ def resolve_beside(folder: Path, value: Any) -> Any:
 
 
 def user_paths(values: Iterable[Any]) -> list[str]:
-    """The absolute paths of the user's files in a run's method and options, each once."""
+    """Returns the absolute paths of the user's files in a run's method and options, each once."""
     parts: list[str] = []
     for value in values:
         if isinstance(value, str):
@@ -103,7 +103,7 @@ def user_paths(values: Iterable[Any]) -> list[str]:
 
 
 def replace_paths(value: Any, paths: Mapping[str, str]) -> Any:
-    """An option's value with absolute paths of user's files, or in their place what `paths` says."""
+    """Returns an option's value with absolute paths of user's files, or in their place what `paths` says."""
     return _map_user_files(value, lambda path: paths.get(path, path))
 
 

@@ -12,7 +12,7 @@ from fedcli.userfiles.paths import replace_paths, user_paths
 
 
 def user_files(record: dict[str, Any]) -> dict[str, str]:
-    """The user's files that a record needs, with their hashes; "" for one that the record's list lacks."""
+    """Returns the user's files that a record needs, with their hashes; "" for one that the record's list lacks."""
     # Resolved again, since a recorded folder may be a link now.
     hashes = {os.path.realpath(path): recorded for path, recorded in record["user_files"].items()}
     needed = user_paths([record["method_source"], *record["config"].values()])
@@ -22,7 +22,7 @@ def user_files(record: dict[str, Any]) -> dict[str, str]:
 def trust_files(
     record: dict[str, Any], named: str | Path | Sequence[str | Path], allow_changed: bool = False
 ) -> dict[str, Any]:
-    """A run's record with the paths of the user's files now; imports none.
+    """Returns a run's record with the paths of the user's files now; imports none.
 
     Args:
         record: Of a run.
@@ -55,7 +55,7 @@ def trust_files(
 
 
 def _unnamed(path: str, recorded: Mapping[str, str]) -> UserError:
-    """An error, to be raised by the caller, for one of the recorded files that the user does not name."""
+    """Returns an error, to be raised by the caller, for one of the recorded files that the user does not name."""
     fault = f"the run needs your code in '{path}' (hash {recorded[path] or 'unknown'}), run only if you name it"
     if not Path(path).is_file():
         return UserError(f"{fault}; it is no longer there, so add --method with the path where it is now.")
@@ -64,7 +64,7 @@ def _unnamed(path: str, recorded: Mapping[str, str]) -> UserError:
 
 
 def _hash_to_record(old_hash: str, file: str, allow_changed: bool) -> str:
-    """The recorded hash of a file, with that of now behind it if it has changed and may.
+    """Returns the recorded hash of a file, with that of now behind it if it has changed and may.
 
     Raises:
         UserError: It has changed and may not.
