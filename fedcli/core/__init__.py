@@ -43,7 +43,7 @@ __all__ = [
     "train_own_models", "tree_map", "unit", "weighted_mean",
 ]  # fmt: skip
 
-kept_models = personal_models  # its name in 0.2.0
+kept_models = personal_models  # its first name
 
 # The version of the core's arithmetic: raised whenever a golden (tests/goldens.json) changes because of the core. It
 # goes into every record, and a record with another number is outdated. Where a method's file changes its own numbers
