@@ -86,8 +86,6 @@ class Federation(Population):
         momentum: Of the run's SGD; Adam has no use for it.
         traffic: Counts of the floats that the clients of the round were sent and sent.
         exchanged: The models of the round of which drift is measured.
-        engine: Trains the clients, see `Engine`; a method asks for it by `train`, `step` and `forward`.
-        output_cache: What models gave when they were last evaluated.
         seconds: Time of the last round by "data", "train", "evaluate"; the method's own server work is the rest.
     """
 
