@@ -81,15 +81,15 @@ def test_a_run_that_cannot_be_opened_is_refused(finished_run, tmp_path):
     folder = shutil.copytree(finished_run.path, tmp_path / "run")
     record = finished_run.record
 
-    def refused_with(message, **change):
+    def assert_refused_with(message, **change):
         write_record(folder, {**record, **change})
         with raises_user_error(message):
             resume.open_run(folder)
 
-    refused_with("has not finished", status="interrupted")
-    refused_with("unknown option of 'fedavg' '--gone'", config={**record["config"], "gone": 1})
-    refused_with("data set has changed", dataset_fingerprint="0" * 16)
-    refused_with("partition has changed", partition={**record["partition"], "fingerprint": "0"})
+    assert_refused_with("has not finished", status="interrupted")
+    assert_refused_with("unknown option of 'fedavg' '--gone'", config={**record["config"], "gone": 1})
+    assert_refused_with("data set has changed", dataset_fingerprint="0" * 16)
+    assert_refused_with("partition has changed", partition={**record["partition"], "fingerprint": "0"})
 
     # Another word in the method's file does not hinder it.
     write_record(folder, {**record, "method_hash": "0" * 16})

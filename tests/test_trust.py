@@ -271,7 +271,7 @@ def test_a_run_without_a_finished_round_starts_anew_once_its_file_is_fixed(again
 
 
 def table_of(method, settings):
-    """A table of one cell."""
+    """Returns a table of one cell."""
     return Table("fedfm:III", "", ("FedFM", "Table III"), (Cell("A", "x", method, settings),), seeds=(0,))
 
 
@@ -312,7 +312,7 @@ def spell_evil_file(folder):
 
 
 def openers():
-    """Everything that opens a text which may name a file."""
+    """Returns everything that opens a text which may name a file."""
     return (
         registry.find_method, registry.find_protocol, registry.find_post, registry.find_table, registry.claims,
         partition.from_flag, datasets.load, imports.import_if_path, metrics.find_metric, figures.find_chart,
@@ -322,7 +322,7 @@ def openers():
 
 @pytest.fixture
 def opened_files(monkeypatch):
-    """The files that would have been imported, none of which is."""
+    """Lets no file be imported; returns the list of those that would have been."""
     opened = []
 
     def open_file(path, kind):
@@ -383,18 +383,18 @@ def test_tuned_options_open_no_file_that_is_not_typed(folder):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """The folder of a finished run."""
+def finished_folder(tmp_path_factory):
+    """Makes a finished run; returns its folder, which no test may change."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     fedcli.run("fedavg", out=folder, **{**TINY, "rounds": 2})
     return folder
 
 
 @pytest.mark.parametrize("command", COMMANDS_THAT_READ)
-def test_no_command_imports_what_any_part_of_a_record_names(command, finished, folder, opened_files):
+def test_no_command_imports_what_any_part_of_a_record_names(command, finished_folder, folder, opened_files):
     """Parts from which something could be taken with each command, and all others with one of the commands in turn."""
     turn = COMMANDS_THAT_READ.index(command)
-    others = sorted({*paths_in(read_record(finished))} - {*NAMING_PARTS}, key=str)
+    others = sorted({*paths_in(read_record(finished_folder))} - {*NAMING_PARTS}, key=str)
     paths = [*NAMING_PARTS, *others[turn :: len(COMMANDS_THAT_READ)]]
     if command.startswith("claims"):  # each reads all records of the project, too
         paths = paths[:3]
@@ -402,7 +402,7 @@ def test_no_command_imports_what_any_part_of_a_record_names(command, finished, f
     for number, path in enumerate(paths, start=turn):
         text = texts[number % len(texts)]
         shutil.rmtree("r", ignore_errors=True)
-        shutil.copytree(finished, "r")
+        shutil.copytree(finished_folder, "r")
         forge_record(Path("r"), path, text, is_stopped=number % 2 == 1, user_files={})
         Path("tuned.json").write_text(json.dumps({"method": "fedavg", "seed": "0", "options": {"backbone": text}}))
 
@@ -414,7 +414,7 @@ def test_no_command_imports_what_any_part_of_a_record_names(command, finished, f
 
 
 def trusted_networks(named, **options):
-    """Where two recorded networks, of files of one name, are looked for among the named files."""
+    """Returns where two recorded networks, of files of one name, are looked for among the named files."""
     config = {"backbone": f"{Path('a/nets.py').resolve()}:tiny", "method_file": f"{Path('b/nets.py').resolve()}:tiny"}
     hashes = {path.partition(":")[0]: file_hash(path.partition(":")[0]) for path in config.values()}
     record = {"method_source": "fedavg", "config": config, "user_files": hashes}
