@@ -9,7 +9,7 @@ import torch
 import fedcli
 from fedcli import check, registry, toy
 from fedcli.core import Aux, cross_entropy
-from fedcli.core.objectives import LostGradient
+from fedcli.core.objectives import LostGradient, NoReading
 from fedcli.core.tree_files import read_verified, save_tree
 from fedcli.errors import NonFiniteLoss
 from fedcli.runs.checkpoints import CHECKPOINT
@@ -183,6 +183,12 @@ def test_a_nan_is_no_part_of_a_file(tmp_path):
         pytest.param("loss + loss.tolist()", ".tolist()", id="tolist"),
         pytest.param("loss + torch.tensor(loss)", "torch.tensor()", id="torch.tensor"),
         pytest.param("loss + torch.tensor(data=loss)", "torch.tensor()", id="torch.tensor by keyword"),
+        pytest.param("loss + torch.tensor([[loss, loss]]).sum()", "torch.tensor()", id="torch.tensor of lists"),
+        pytest.param("loss + torch.as_tensor([loss, loss]).sum()", "torch.as_tensor()", id="torch.as_tensor"),
+        pytest.param("loss + torch.asarray(loss)", "torch.asarray()", id="torch.asarray of a tensor"),
+        pytest.param("loss + torch.asarray([loss, loss]).sum()", "torch.asarray()", id="torch.asarray"),
+        pytest.param("loss + batch.x.new_tensor(loss)", ".new_tensor()", id="new_tensor"),
+        pytest.param("loss + torch.linspace(0, loss, 3).sum()", "torch.linspace()", id="linspace"),
         pytest.param("loss + __import__('math').exp(loss)", "float()", id="math.exp"),
         pytest.param("loss if loss else 2 * loss", "bool()", id="bool"),
     ],
@@ -212,6 +218,28 @@ def test_a_number_taken_out_of_the_graph_is_refused_where_the_first_clients_have
 def test_a_number_that_depends_on_no_parameter_and_a_detached_one_are_taken():
     name = method(loss="loss + 0 * loss.detach().item() + 0 * batch.y.float().mean().item()")
     assert fedcli.run(name, out="run", **OPTIONS).record["status"] == "finished"
+
+
+def test_what_keeps_a_gradient_is_taken():
+    x = torch.ones((), requires_grad=True)
+    with NoReading():
+        assert torch.as_tensor(x).requires_grad
+        assert x.new_tensor([3.0]).item() == 3
+
+
+@pytest.mark.parametrize("clients_per_chunk", ["1", "4"])
+def test_an_objective_that_moves_no_parameter_is_refused_however_clients_train(clients_per_chunk):
+    setup, fed = toy.federation("fedavg", clients_per_chunk=clients_per_chunk)
+    state = laws.initial_state(setup, fed)
+    cohort = fed.cohort(0)
+
+    def local_loss(params, buffers, batch, context):
+        output = fed.network(params, buffers, batch.x, batch.mask)
+        loss = cross_entropy(output.logits, batch.y, batch.mask).detach()
+        return loss, Aux(output.buffers, {})
+
+    with raises_user_error("depends on no parameter that moves", "multiply by 0"):
+        fed.train(fed.broadcast(state.params, state.buffers, cohort), cohort, local_loss)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -264,6 +264,25 @@ def test_channels_are_dropped_whole():
     assert (values[:, :, 0, 0] == 0).double().mean().item() == pytest.approx(0.5, abs=0.05)
 
 
+@pytest.mark.filterwarnings("ignore:dropout2d. Received a 3D input")
+@pytest.mark.parametrize(
+    ("function", "shape", "kept"),
+    [
+        (F.dropout1d, (40, 30), 1),  # one example [C, L]
+        (F.dropout1d, (20, 40, 30), 2),
+        (F.dropout2d, (20, 40, 30), 2),  # torch takes it for [B, C, L]
+        (F.dropout3d, (40, 4, 3, 2), 1),  # one example [C, D, H, W]
+        (F.dropout3d, (20, 40, 4, 3, 2), 2),
+    ],
+)
+def test_channels_are_those_of_torch_with_and_without_a_batch(function, shape, kept):
+    for values in (call_in_training(function, torch.ones(shape)), function(torch.ones(shape))):
+        places = values.flatten(kept)
+        assert torch.equal(places, places[..., :1].expand_as(places))
+        assert (places[..., 0] == 0).double().mean().item() == pytest.approx(0.5, abs=0.3)
+        assert places.unique().tolist() == [0, 2]
+
+
 # Live taps
 
 

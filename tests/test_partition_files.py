@@ -70,6 +70,8 @@ def test_a_list_alone_and_an_npz_file_are_the_same_split(tmp_path):
         ({"train": [[0], [1]], "test": [[2]]}, ["must be lists", "2 lists to train on, 1 to test on"]),
         ([[0.5], [1]], ["must be lists", "'float' object"]),
         ({"one": [0]}, ["must be lists", "train_0"]),
+        ({"train": [[0], [1]], "Test": [[5], [4]]}, ["unknown name 'Test'"]),
+        ({"train": [[0], [1]], "tests": [[5], [4]]}, ["unknown name 'tests'"]),
     ],
 )
 def test_wrong_splits_are_refused(tmp_path, split, words):
@@ -85,6 +87,9 @@ def test_missing_files_unknown_places_and_pickles_are_refused(tmp_path):
     np.savez(tmp_path / "split.npz", train_0=np.array([{"a": 1}], dtype=object))
     with raises_user_error("must be lists", "allow_pickle=False"):
         deal_parts(dataset, f"file:{tmp_path / 'split.npz'}", 1)
+    np.savez(tmp_path / "other.npz", train_0=[0], test0=[1])
+    with raises_user_error("unknown name 'test0'"):
+        deal_parts(dataset, f"file:{tmp_path / 'other.npz'}", 1)
     flag = write_split(tmp_path, [[0], [1]])
     with raises_user_error("needs a data set with places", "import this one anew"):
         from_flag(flag)(dataset.y_train, 2, 0)

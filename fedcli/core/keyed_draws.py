@@ -85,15 +85,27 @@ class KeyedDraws(nn.Module, TorchFunctionMode):
             words = _mix(words[..., None] ^ torch.arange(size, device=words.device))
         return words
 
-    def dropout(
-        self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, channels: bool = False
+    def dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        """Drops values, as `F.dropout`."""
+        return self._drop(x, x.shape, p, training, inplace)
+
+    def channel_dropout(
+        self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *, num_spatial: int
     ) -> Tensor:
-        """Drops values, or whole `channels` of `[B, C, ...]`, as `F.dropout` and `F.dropout2d`."""
+        """Drops whole channels, as `F.dropout1d`, `F.dropout2d` and `F.dropout3d`, of so many spatial axes.
+
+        They take `[C, ...]` for a single example without a batch, but for `F.dropout2d`: its three axes are
+        `[B, C, L]`.
+        """
+        is_batched = num_spatial == 2 or x.dim() == num_spatial + 2
+        num_kept = 2 if is_batched else 1
+        shape = torch.Size([*x.shape[:num_kept], *[1] * (x.dim() - num_kept)])
+        return self._drop(x, shape, p, training, inplace)
+
+    def _drop(self, x: Tensor, shape: torch.Size, p: float, training: bool, inplace: bool) -> Tensor:
+        """Drops what a mask of a shape that broadcasts to that of `x` stands for."""
         if not training or p == 0:
             return x
-        shape = x.shape
-        if channels:
-            shape = torch.Size([*x.shape[:2], *[1] * (x.dim() - 2)])
         dropped = self.words(shape) < round(p * 2**32)
         keep_probability = 1 - p
         result = torch.where(dropped, 0.0, x / (keep_probability or 1))
@@ -160,7 +172,9 @@ def copy_with_names(function: Callable, **replacements: Any) -> Callable:
 
 KEYED: dict[Callable, Callable] = {
     F.dropout: KeyedDraws.dropout,
-    **dict.fromkeys((F.dropout1d, F.dropout2d, F.dropout3d), partial(KeyedDraws.dropout, channels=True)),
+    F.dropout1d: partial(KeyedDraws.channel_dropout, num_spatial=1),
+    F.dropout2d: partial(KeyedDraws.channel_dropout, num_spatial=2),
+    F.dropout3d: partial(KeyedDraws.channel_dropout, num_spatial=3),
     F.scaled_dot_product_attention: KeyedDraws.attention,
     F.multi_head_attention_forward: KeyedDraws.multi_head_attention,
 }

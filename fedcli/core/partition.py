@@ -20,6 +20,7 @@ from fedcli.core.image_set import ImageSet
 from fedcli.core.numbers_in_flags import read_number
 from fedcli.core.partition_files import listed_parts
 from fedcli.core.partition_rules import (
+    Unfit,
     classes,
     dirichlet,
     domains,
@@ -166,7 +167,14 @@ class Partition:
         groups = writer if domain is None else domain
         if self.kind.takes_groups and groups is not None:
             arguments["groups"] = np.asarray(groups, np.int64)
-        return self.kind.rule(labels, num_clients, seed=seed, **arguments)
+        try:
+            return self.kind.rule(labels, num_clients, seed=seed, **arguments)
+        except Unfit as why:
+            sizes = np.bincount(labels)
+            raise UserError(
+                f"partition '{self.flag}' does not fit the data (got {num_clients} clients and {len(labels)} training "
+                f"examples of {len(sizes)} classes; the rarest, class {sizes.argmin()}, has {sizes.min()}); {why}."
+            ) from None
 
     def divide(self, images: ImageSet, num_clients: int, seed: int) -> Parts:
         """Shares the training images of a data set out among K clients; raises what a call raises."""

@@ -15,6 +15,7 @@ from fedcli.core.draws import generator
 from fedcli.core.parts import Parts
 from fedcli.reading import reading
 
+SPLITS = ("train", "test")
 CONTENT = (
     'lists in JSON, {"train": [[0, 3], [2]], "test": [[5], [4]]}, or train_0, train_1, ..., test_0, ... in an .npz'
 )
@@ -73,12 +74,18 @@ def read_lists(path: Path) -> Lists:
     content: dict[str, list] = {}
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as arrays:
-            for split in ("train", "test"):
+            unread = set(arrays)
+            for split in SPLITS:
                 count = sum(name.startswith(f"{split}_") for name in arrays)
-                content[split] = [arrays[f"{split}_{client}"] for client in range(count)]
+                names = [f"{split}_{client}" for client in range(count)]
+                content[split] = [arrays[name] for name in names]
+                unread -= set(names)
     else:
         read = json.loads(path.read_text(encoding="utf-8"))
         content = read if isinstance(read, dict) else {"train": read}
+        unread = content.keys() - set(SPLITS)
+    if unread:
+        raise ValueError(f"it has the unknown name '{min(unread)}'")
     train = [_positions(listed) for listed in content.get("train", ())]
     test = [_positions(listed) for listed in content.get("test", ())]
     if not sum(map(len, train)) or len(test) not in (0, len(train)):
@@ -94,7 +101,7 @@ def _positions(listed: Iterable) -> np.ndarray:
 def lists_of_clients(clients: np.ndarray, is_test: np.ndarray) -> dict[str, np.ndarray]:
     """The arrays of such a file, by name, where images `[N]` belong to `clients` and are to test on or not."""
     lists = {}
-    for split in ("train", "test"):
+    for split in SPLITS:
         is_in_split = is_test == (split == "test")
         for client in range(clients.max() + 1):
             lists[f"{split}_{client}"] = np.flatnonzero((clients == client) & is_in_split)

@@ -2,7 +2,7 @@
 
 A rule takes the class of each example (`labels`, `[N]`), the number of clients K from 1 to N and a seed. It returns
 the parts of K clients, positions in `labels`, each in random order, because the end of a part becomes the client's
-validation images; no example is used twice. It raises UserError where the data do not suffice.
+validation images; no example is used twice. It raises Unfit, or UserError, where the data do not suffice.
 `partition.PARTITIONS` has the flag of each.
 """
 
@@ -21,6 +21,10 @@ MIN_EXAMPLES = 10
 MAX_DRAWS = 1000  # how often a Dirichlet partition is drawn before it is refused; seconds for 100 classes, 100 clients
 
 OF_ALL_CLASSES = "it takes examples of every class; choose another --partition, or --dataset"
+
+
+class Unfit(Exception):
+    """Says that a rule does not fit the labels and the number of clients; its text is why, and what to do instead."""
 
 
 def _classes_in_order(labels: np.ndarray) -> list[np.ndarray]:
@@ -68,19 +72,19 @@ def dirichlet(
     give its clients. Here labels come sorted and images of a class by their hash: how many examples of each class a
     client has is then as there, which images of the class these are is not.
     """
+    least = num_clients * min_examples
+    if least > len(labels):
+        raise Unfit(f"min={min_examples} takes {least} examples; use fewer clients or a lower min=")
     draws = _DrawsOfPfllib(alpha, seed) if draw == "pfllib" else _Draws(alpha, seed)
-    can_fit = num_clients * min_examples <= len(labels)
-    max_draws = MAX_DRAWS if can_fit else 0
     in_order = _classes_in_order(labels)
-    for _ in range(max_draws):
+    for _ in range(MAX_DRAWS):
         by_class = [positions.copy() for positions in in_order]  # PFLlib's draw mixes them
         counts = _draw_counts(by_class, num_clients, capped, draws)
         if counts.sum(1).min() >= min_examples:
             return _deal(counts, draws.mix_classes(by_class), draws.rng)
-    raise _unfit(
-        f"dirichlet:{alpha:g}", labels, num_clients, f"no draw gave every client min={min_examples}; use fewer "
-        "clients, a larger concentration or a lower min=",
-    )  # fmt: skip
+    raise Unfit(
+        f"no draw gave every client min={min_examples}; use fewer clients, a larger concentration or a lower min="
+    )
 
 
 class _Draws:
@@ -161,8 +165,7 @@ def classes(
     """
     num_shards = num_clients * classes_per_client
     if classes_per_client > len(np.unique(labels)) or num_shards > len(labels):
-        remedy = f"it takes {num_shards} shards; use fewer classes or clients"
-        raise _unfit(f"classes:{classes_per_client}", labels, num_clients, remedy)
+        raise Unfit(f"it takes {num_shards} shards; use fewer classes or clients")
     rng = generator(seed, "partition")
     by_label = _sorted_by(labels, rng)
     if remainder == "drop":
@@ -194,6 +197,8 @@ def dominant(
     """
     sizes = np.bincount(labels)
     num_classes = len(sizes)
+    if dominant_classes > num_classes:
+        raise Unfit(f"use at most {num_classes} dominant classes")
     of_dominant = exact_share(share)
     budget = num_classes * int(sizes.min()) // num_clients
     base = int(budget * (1 - of_dominant) / num_classes)
@@ -203,12 +208,12 @@ def dominant(
     counts = base + extra * is_dominant
     lacks_base = base == 0 and of_dominant < 1
     lacks_extra = extra == 0
-    is_too_much = dominant_classes > num_classes or (counts.sum(0) > sizes).any()
+    is_too_much = (counts.sum(0) > sizes).any()
     if lacks_base or lacks_extra or is_too_much:
         remedy = f"make the clients times their dominant classes a multiple of {num_classes}, or choose another share"
         if sizes.min() == 0:
             remedy = OF_ALL_CLASSES
-        raise _unfit(f"dominant:{dominant_classes}", labels, num_clients, remedy)
+        raise Unfit(remedy)
     rng = generator(seed, "partition")
     return _deal(counts, _classes_mixed(labels, rng), rng)
 
@@ -223,8 +228,7 @@ def missing(labels: np.ndarray, num_clients: int, missing_classes: int, seed: in
     suffices_for = sizes // np.maximum(num_holders, 1)  # each of a class's holders gets so many examples
     quota = np.where(num_holders > 0, suffices_for, len(labels)).min()
     if missing_classes >= num_classes or quota == 0:
-        remedy = OF_ALL_CLASSES if sizes.min() == 0 else "use fewer missing classes or fewer clients"
-        raise _unfit(f"missing:{missing_classes}", labels, num_clients, remedy)
+        raise Unfit(OF_ALL_CLASSES if sizes.min() == 0 else "use fewer missing classes or fewer clients")
     rng = generator(seed, "partition")
     return _deal(holds * quota, _classes_mixed(labels, rng), rng)
 
@@ -233,14 +237,6 @@ def _consecutive(first: np.ndarray, count: int, num_classes: int) -> np.ndarray:
     """Says whether each class is among the `count` from each client's `first` `[K]` on (mod C), bool `[K, C]`."""
     steps_after_first = (np.arange(num_classes) - first[:, None]) % num_classes
     return steps_after_first < count
-
-
-def _unfit(flag: str, labels: np.ndarray, num_clients: int, remedy: str) -> UserError:
-    sizes = np.bincount(labels)
-    return UserError(
-        f"partition '{flag}' does not fit the data (got {num_clients} clients and {len(labels)} training examples of "
-        f"{len(sizes)} classes; the rarest, class {sizes.argmin()}, has {sizes.min()}); {remedy}."
-    )
 
 
 def domains(
