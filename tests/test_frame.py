@@ -7,6 +7,7 @@ import pytest
 
 from fedcli.results import frame, run_tables
 from tests.example_records import make_record, write_unsigned_record
+from tests.user_errors import raises_user_error
 
 
 def test_records_are_found_at_any_depth_and_once(tmp_path):
@@ -15,6 +16,16 @@ def test_records_are_found_at_any_depth_and_once(tmp_path):
     first, second = frame.find_records([tmp_path / "b", tmp_path, tmp_path / "b" / "record.json"])
     assert first == {**make_record("two"), "folder": tmp_path / "b"}
     assert second == {**make_record("one"), "folder": tmp_path / "a" / "deep" / "run"}
+
+
+def test_a_run_that_would_have_two_labels_is_refused(tmp_path):
+    write_unsigned_record(tmp_path / "a", make_record("one"))
+    write_unsigned_record(tmp_path / "b", make_record("two"))
+    overlapping = [tmp_path, tmp_path / "a"]
+    with raises_user_error(f"the run '{tmp_path / 'a'}' would have two labels (got --label 'all' and 'a' for "):
+        frame.find_records(overlapping, ["all", "a"])
+    labels = [record["label"] for record in frame.find_records(overlapping, ["all", "all"])]
+    assert labels == ["all: one", "all: two"]
 
 
 def test_a_record_that_grows_is_read_again_and_kept_once(tmp_path):

@@ -161,7 +161,8 @@ def find_records(paths: Iterable[str | Path], user_labels: Sequence[str] = ()) -
         The records, each with the `folder` of its run, and with its `label` if labels are given.
 
     Raises:
-        UserError: If a path holds no record, or one that cannot be read.
+        UserError: If a path holds no record, or one that cannot be read, or if labels are given and a run would have
+            two.
     """
     roots = [Path(path) for path in paths]
     if len(user_labels) not in (0, len(roots)):
@@ -177,7 +178,12 @@ def find_records(paths: Iterable[str | Path], user_labels: Sequence[str] = ()) -
             record = {**read_record(file), "folder": file.parent}
             if user_labels:
                 record["label"] = user_label
-            records.setdefault(file.resolve(), record)
+            first = records.setdefault(file.resolve(), record)
+            if user_labels and first["label"] != user_label:
+                raise UserError(
+                    f"the run '{file.parent}' would have two labels (got --label '{first['label']}' and "
+                    f"'{user_label}' for paths that both hold it); give paths that share no run."
+                )
     if user_labels:
         _tell_methods_apart(records.values())
     return list(records.values())
