@@ -68,6 +68,8 @@ def describe_deciding_runs(answer: verdicts.Answer, folder: Path, timed_runs: pd
     if answer.comparison.verdict.outcome not in verdicts.OPEN_OUTCOMES:
         return ""
     seeds = answer.needed_seeds
+    if answer.has_lost_better_runs:
+        return "no further seeds, since runs of the better row are lost"
     if seeds is None:
         return f"more than {verdicts.MOST_SEEDS} seeds, if their spread stays"
     lacking = find_lacking_runs(answer.claim, folder, seeds)

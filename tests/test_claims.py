@@ -283,6 +283,10 @@ def test_a_run_that_diverged_cannot_be_left_out_for_the_one_that_is_ahead(study)
     assert ahead.comparison.verdict.outcome == "undecided"
     assert ahead.comparison.lead.interval.num_values == 3
     assert ahead.comparison.verdict.reason == "runs of the better one are lost; FedFA: 1 of 4 without a value"
+    assert ahead.needed_seeds is None  # those of the three seeds are there
+    assert ahead.command == ""
+    text = deciding_runs.describe_deciding_runs(ahead, study.runs, durations.tabulate_times([]))
+    assert text == "no further seeds, since runs of the better row are lost"
 
 
 def test_a_target_that_is_never_reached_is_like_a_run_that_diverged(study):

@@ -29,6 +29,7 @@ from fedcli.results.pairs import (
 )
 from fedcli.results.printed_numbers import find_printed_difference, find_printed_value
 from fedcli.results.verdicts import (
+    BETTER_RUNS_LOST,
     BY_CONSTRUCTION,
     CONTRADICTED,
     FEWEST_SEEDS,
@@ -384,5 +385,5 @@ def judge(interval: Interval, direction: str, better: str, without_value: SeedsW
     row_is_better = (low > 0) == ((better or direction) == "higher")
     better_without_value = without_value.row if row_is_better else without_value.other_row
     if better_without_value:
-        return Verdict(UNDECIDED, "runs of the better one are lost")
+        return Verdict(UNDECIDED, BETTER_RUNS_LOST)
     return Verdict(REPRODUCED if agrees else CONTRADICTED)

@@ -23,6 +23,7 @@ OUTCOMES = (REPRODUCED, BY_CONSTRUCTION, CONTRADICTED, UNDECIDED, NOT_RUN, NO_DA
 OPEN_OUTCOMES = (UNDECIDED, NOT_RUN, NO_DATA)  # those that more runs would change
 FEWEST_SEEDS = 3  # that a verdict needs
 MOST_SEEDS = 30  # that a claim is said to need
+BETTER_RUNS_LOST = "runs of the better one are lost"  # a reason that more seeds do not take away
 
 
 class Verdict(NamedTuple):
@@ -132,17 +133,23 @@ class Answer:
         return "in full, by the authors' code" if self.context.text_has else "in full, by the text"
 
     @property
+    def has_lost_better_runs(self) -> bool:
+        """Whether the claim stays open since runs in full of the better row have no value, as if they diverged."""
+        is_in_full = not self.comparison.evidence.reduction
+        return is_in_full and BETTER_RUNS_LOST in self.comparison.verdict.reason
+
+    @property
     def needed_seeds(self) -> tuple[int, ...] | None:
         """The seeds that would decide the claim by runs in full: three, or more if these leave it open.
 
-        None if more than `MOST_SEEDS` would be needed.
+        None if more than `MOST_SEEDS` would be needed, or if no number of them decides it.
         """
         needed: int | None = FEWEST_SEEDS
         interval = self.comparison.lead.interval
         is_open = interval.num_values >= FEWEST_SEEDS and interval.low <= 0 <= interval.high
         if is_open and not self.comparison.evidence.reduction:
             needed = count_needed_seeds(interval, MOST_SEEDS)
-        if needed is None:
+        if needed is None or self.has_lost_better_runs:
             return None
         seeds = find_table(self.claim.table).seeds
         first_new = max(seeds) + 1
