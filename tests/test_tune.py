@@ -198,6 +198,12 @@ def test_trials_that_have_all_diverged_choose_nothing(tmp_path):
         run_and_rank("fedavg", options, out=tmp_path / "grid")
 
 
+def test_nothing_is_written_where_the_trials_of_a_later_method_have_all_diverged(tmp_path):
+    with raises_user_error("all 1 trials of 'fedprox' have diverged"):
+        run_and_rank("fedavg,fedprox", TWO_ROUNDS, grid=["fedavg:lr=0.1", "fedprox:lr=1e30"], out=tmp_path / "grid")
+    assert list(tmp_path.rglob("tuned.json")) == []
+
+
 def test_only_the_seeds_of_a_papers_own_runs_are_refused(tmp_path, monkeypatch):
     assert tune.find_reported_seeds("fedfa:fmnist-c2", "fmnist") == {2021, 2022, 2023}
     assert tune.find_reported_seeds("fedfa:fmnist-c2", "digits") == set()

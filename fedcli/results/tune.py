@@ -384,12 +384,9 @@ def rank_and_write_best(plan: Tuning, errors: Mapping[Path, str]) -> list[Rankin
         UserError: If a trial has not ended, or all trials of a method have diverged.
     """
     runs = _read_ended_runs(plan, errors)
-    trials_by_method = [_read_trials(planned, runs) for planned in plan.by_method]
-    rankings = []
-    for planned, trials in zip(plan.by_method, trials_by_method, strict=True):
-        ranking = _rank(planned, trials)
+    rankings = [_rank(planned, _read_trials(planned, runs)) for planned in plan.by_method]
+    for ranking in rankings:  # after all are ranked, so that nothing is written where one is refused
         _write_best(ranking)
-        rankings.append(ranking)
     return rankings
 
 
