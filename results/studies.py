@@ -118,12 +118,12 @@ def read_study(folder: Path) -> Study:
             _check_text(title)
             find_chart(kind)
     groups: dict[str, list[Record]] = {}
-    group_names = {}
+    group_names: dict[Path, str] = {}
     for name, entry in content.get("runs", {}).items():
         with _reading(file, entry):
-            groups[name] = find_records(folder / path for path in _list_paths(entry))
-        if isinstance(entry, str):
-            group_names[folder / entry] = name
+            paths = [folder / path for path in _list_paths(entry)]
+            groups[name] = find_records(paths)
+            group_names |= _name_paths(paths, name, group_names)
     finding_lines = []
     for entry in content.get("findings", []):
         with _reading(file, entry):
@@ -137,6 +137,16 @@ def read_study(folder: Path) -> Study:
         figures=content.get("figures", {}),
         group_names=group_names,
     )
+
+
+def _name_paths(paths: Iterable[Path], name: str, group_names: Mapping[Path, str]) -> dict[Path, str]:
+    """Names the paths of a group of runs; refuses one that another group has, as figures name a run by its path."""
+    named = {}
+    for path in paths:
+        if path in group_names:
+            raise ValueError(f"the groups '{group_names[path]}' and '{name}' are of the same folder, {path}")
+        named[path] = name
+    return named
 
 
 @contextmanager

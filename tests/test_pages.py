@@ -403,6 +403,8 @@ def test_a_file_names_groups_by_folders(tmp_path):
     text = '[runs]\nmine = ["a", "../other"]\n[[findings]]\nmetric = "last"\nof = "mine"\n'
     (study / "findings.toml").write_text(text)
     assert studies.read_study(study).finding_lines == ["mine, last round: 80.00 [16.47, 143.53] (2)"]
+    names = [record["label"] for record in studies.name_groups(studies.read_study(study))]
+    assert names == ["mine"]  # in figures too, also of a list of folders
 
 
 @pytest.mark.parametrize(
@@ -411,6 +413,7 @@ def test_a_file_names_groups_by_folders(tmp_path):
         ("runs = ", "", ""),
         ('metric = ["best"]', "there is no key 'metric' here, but metrics, figures, runs, findings", ""),
         ('[runs]\nmine = "b"', "there is no run", " got b"),
+        ('[runs]\nmine = "a"\nyours = ["a"]', "the groups 'mine' and 'yours' are of the same folder", "['a']"),
         ('[[findings]]\nmetric = "last"\nof = "mine"', "[runs] has no group 'mine', but none at all; got ", "'last'"),
         ('[runs]\nmine = "a"\n[[findings]]\nof = "mine"', "a finding needs 'metric'; got ", ""),
         ("[runs]\nmine = 3", "3 must be a text; got 3", ""),
