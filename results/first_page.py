@@ -1,6 +1,6 @@
 """The first page: the claims of all papers, how much of their tables has been run, and the studies."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -40,20 +40,23 @@ def make_first_page(
 ) -> str:
     """Makes the first page: the claims, how much of what the papers print has been run, and the studies."""
     counts = claim_tables.describe_counts(answers)
+    claims = render_claims(records, studies, answers)
     sections = {
-        "## What the papers claim, and what is so": f"{counts} {ABOUT_CLAIMS}\n\n{render_claims(records, answers)}",
+        "## What the papers claim, and what is so": f"{counts} {ABOUT_CLAIMS}\n\n{claims}",
         "## How much of what the papers print has been run": render_coverage(papers),
         "## Studies": f"{render_studies(studies)}\n\n{LEGEND}\n{OTHER_PAGES}",
     }
     return join_sections(f"# Results\n\n{ABOUT_THIS_PAGE}", sections)
 
 
-def render_claims(records: Path, answers: Sequence[verdicts.Answer]) -> str:
+def render_claims(records: Path, studies: Iterable[Study], answers: Sequence[verdicts.Answer]) -> str:
     """Renders the claims with their verdicts, differences and runs."""
+    names = [study.name for study in studies]
     timed_runs = durations.tabulate_times(read_runs([records]))
     timed_benchmarks = tabulate_benchmarks(records.parent / "speed")
     timed = pd.concat([timed_runs, timed_benchmarks])
-    table = claim_tables.build_claims_table(answers, [describe_runs(answer, records, timed) for answer in answers])
+    run_texts = [describe_runs(answer, records, names, timed) for answer in answers]
+    table = claim_tables.build_claims_table(answers, run_texts)
     notes = [*table.notes, *list_code_notes(answers), ABOUT_MODIFIED_CHECKOUTS]
     return render(replace(table, notes=notes)).rstrip()
 
@@ -67,19 +70,24 @@ def render_studies(studies: Iterable[Study]) -> str:
     return render_github_table(["Study", "First finding"], rows)
 
 
-def describe_runs(answer: verdicts.Answer, records: Path, timed: pd.DataFrame) -> str:
-    """Describes which runs a claim has, with links to the pages of their studies, and what would decide it."""
+def describe_runs(
+    answer: verdicts.Answer, records: Path, study_names: Collection[str], timed: pd.DataFrame
+) -> str:  # fmt: skip
+    """Describes which runs a claim has, with links to the pages of their studies, and what would decide it.
+
+    A folder of runs that is no study has no page, so its name is no link.
+    """
     remarks = []
     folders = answer.comparison.evidence.folders
-    study_names = dict.fromkeys(folder.relative_to(records).parts[0] for folder in folders)
-    if study_names:
-        links = ", ".join(f"[{name}]({name}.md)" for name in study_names)
+    folder_names = dict.fromkeys(folder.relative_to(records).parts[0] for folder in folders)
+    if folder_names:
+        links = ", ".join(f"[{name}]({name}.md)" if name in study_names else name for name in folder_names)
         remarks.append(f"{answer.size}: {links}")
     by_modified = describe_modified_checkouts(run.record for run in read_runs(folders))
     if by_modified:
         remarks.append(by_modified)
     limiting_study = answer.claim.limiting_study
-    if study_names and limiting_study:
+    if folder_names and limiting_study:
         remarks.append(f"but see [{limiting_study}]({limiting_study}.md)")
     deciding = describe_deciding_runs(answer, records, timed)
     if deciding:

@@ -115,10 +115,13 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
     )
     answer = verdicts.Answer(replace(without_runs.context, claim=claim), comparison)
 
-    page = first_page.make_first_page(tmp_path, [], [answer], [])
+    one = studies.Study("one", "# One", [], [], [], {}, {})
+    page = first_page.make_first_page(tmp_path, [one, replace(one, name="two")], [answer], [])
     assert "Of 1 claims: 1 undecided." in page
     links = "[one](one.md), [two](two.md); but see [three](three.md)"
     assert f"| reduced to rounds 5 of 200: {links}; decided by 18 runs in full; time: " in page
+    page = first_page.make_first_page(tmp_path, [one], [answer], [])
+    assert "of 200: [one](one.md), two; but see " in page  # the second folder is no study, so it has no page
 
 
 def test_the_time_of_runs_names_the_h100_beside_other_gpus(monkeypatch):
@@ -149,10 +152,10 @@ def test_the_first_page_names_its_texts_and_modified_checkouts(tmp_path):
     )
     answer = replace(without_runs, comparison=comparison)
 
-    page = first_page.make_first_page(tmp_path, [], [answer], [])
+    study = studies.Study("one", "# One", frame.find_records([tmp_path]), [], [], {}, {})
+    page = first_page.make_first_page(tmp_path, [study], [answer], [])
     assert "in full, by the authors' code: [one](one.md); 1 of 2 runs by a modified checkout; but see" in page
     assert "\n- In full, by the authors' code: the text of FedFA has a constant learning rate" in page
-    study = studies.Study("one", "# One", frame.find_records([tmp_path]), [], [], {}, {})
     assert "\n- 1 of 2 runs by a modified checkout: their commit ends in `+`.\n" in study_page.make_study_page(study)
     reduced_evidence = replace(comparison.evidence, reduction="rounds 1 of 2")
     reduced = replace(answer, comparison=replace(comparison, evidence=reduced_evidence))
