@@ -145,6 +145,25 @@ def test_options_that_name_no_board_or_cancel_each_other_are_refused(board, tmp_
         board.main(page=True, only="own:personal")
 
 
+def test_a_part_of_a_page_without_the_rows_of_the_others_is_refused(board, tmp_path):
+    shutil.copy(FILE.parent / "options.json", tmp_path)
+    (tmp_path / "board.csv").unlink()
+    for given in ({"only": "own:personal"}, {"page": True}):
+        with pytest.raises(
+            SystemExit, match=r"^error: --page and --only take the other rows from board\.csv, which is "
+        ):
+            board.main(**given)
+
+
+@pytest.mark.parametrize("missing", ["baseline", "settings", "rows"])
+def test_a_board_that_lacks_a_part_is_refused(missing, board, tmp_path):
+    entry = {"baseline": "fedavg", "settings": {}, "rows": {}}
+    del entry[missing]
+    (tmp_path / "options.json").write_text(json.dumps({GLOBAL: entry}))
+    with pytest.raises(SystemExit, match=f"^error: the board {GLOBAL} must have {missing} \\(got "):
+        board.main(page=True)
+
+
 def test_a_row_that_is_gone_and_a_board_that_was_not_run_yet_leave_the_page_whole(board, tmp_path):
     entry = {"baseline": "fedavg", "settings": {}, "rows": {"fedavg": {"method": "fedavg", "options": {}}}}
     (tmp_path / "options.json").write_text(json.dumps({GLOBAL: entry, "own:personal": entry}))

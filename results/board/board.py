@@ -65,6 +65,9 @@ def read_boards() -> dict[str, Board]:
     """Returns the boards of `options.json`, by protocol."""
     boards = {}
     for protocol, entry in json.loads((HERE / "options.json").read_text(encoding="utf-8")).items():
+        for key in ("baseline", "settings", "rows"):
+            if key not in entry:
+                sys.exit(f"error: the board {protocol} must have {key} (got {', '.join(entry)}).")
         rows = {}
         for name, row in entry["rows"].items():
             if row.keys() != set(TunedMethod._fields):
@@ -259,6 +262,10 @@ def main(page: bool = False, only: str = "") -> None:
         sys.exit("error: --page runs nothing, so --only has no effect; leave out one of them.")
     if only and only not in boards:
         sys.exit(f"error: --only must be a protocol of a board (got '{only}'); there are {', '.join(boards)}.")
+    if (page or only) and not (HERE / "board.csv").is_file():
+        sys.exit(
+            "error: --page and --only take the other rows from board.csv, which is not there; run all boards first."
+        )
     if not page:
         runs = run_boards(boards, chosen=[only] if only else boards)
         runs[COLUMNS].to_csv(HERE / "board.csv", index=False, encoding="utf-8")
