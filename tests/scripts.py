@@ -1,8 +1,14 @@
-"""Scripts outside of the package: as modules, and one that evaluates exported models."""
+"""Scripts outside of the package, as modules, and how accurate models of runs are: loaded, or by PyTorch alone."""
 
 import importlib.util
+import subprocess
 import sys
+from pathlib import Path
 from unittest.mock import patch
+
+import torch
+
+from fedcli.data import datasets
 
 # Prints the accuracy of each exported model on a file of images with labels, by PyTorch alone.
 EVALUATE_MODELS = """
@@ -31,3 +37,16 @@ def load_script(file):
         spec.loader.exec_module(module)
     sys.modules.setdefault(name, module)
     return module
+
+
+def accuracies_by_pytorch(files: list[Path], folder: Path) -> list[float]:
+    """Returns the accuracy of each exported model on the digits, by a process without fedcli.
+
+    The images of the test are written into the folder, which is that process's working one.
+    """
+    data = datasets.load("digits")
+    images = folder / "images.pt"
+    torch.save((data.x_test / 255, data.y_test), images)
+    command = [sys.executable, "-I", "-W", "ignore", "-c", EVALUATE_MODELS, images, *files]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout
+    return [float(line) for line in output.split()]

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,7 @@ from fedcli.runs.exports import export
 from fedcli.runs.record import write_record
 from tests.commands import output_of
 from tests.networks import accuracy
-from tests.scripts import EVALUATE_MODELS
+from tests.scripts import accuracies_by_pytorch
 from tests.tiny_runs import TINY, Stop, StopAfter, file_names
 from tests.torture.signed_files import content_of, sign_state
 from tests.user_errors import raises_user_error
@@ -60,17 +58,12 @@ def copy_run(run, folder):
 
 
 def test_plain_pytorch_reproduces_the_records_accuracies(runs, tmp_path):
-    data = datasets.load("digits")
-    torch.save((data.x_test / 255, data.y_test), tmp_path / "images.pt")
     files = []
     for kind, client in (("global", None), ("norms", None), ("personal", 0), ("personal", 1)):
         file, _ = export(runs[kind], client=client, out=tmp_path / f"{kind}-{client}.pt2")
         files.append(file)
 
-    command = [sys.executable, "-I", "-W", "ignore", "-c", EVALUATE_MODELS, tmp_path / "images.pt", *files]
-    output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
-
-    accuracies = [float(line) for line in output.split()]
+    accuracies = accuracies_by_pytorch(files, tmp_path)
     assert accuracies[0] == runs["global"].record["summary"]["selected"]
     assert accuracies[1] == runs["norms"].record["summary"]["selected"]
     of_clients = accuracies[2:]

@@ -1,7 +1,6 @@
 """A user's network is trained, loaded and exported as it was written, or refused by name before anything is written."""
 
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,21 @@ from torch import nn
 
 import fedcli
 from fedcli import registry, toy
+from fedcli.cli import display
 from fedcli.core import backbones
+from fedcli.core.keyed_draws import KeyedDropout
 from fedcli.core.layers import MaskedBatchNorm2d
 from fedcli.data import datasets
+from fedcli.runs import resume
 from fedcli.runs.exports import export
 from fedcli.toy import federation
 from fedcli.userfiles import find_user_function
 from tests import laws
+from tests.example_parts import PARTS_FILE
 from tests.network_sources import NETWORKS, NETWORKS_WITH_STATE, RETURN_LOGITS, network_source
 from tests.networks import accuracy
-from tests.scripts import EVALUATE_MODELS
+from tests.scripts import accuracies_by_pytorch
+from tests.tiny_runs import Stop, StopAfter
 from tests.user_errors import raises_user_error
 
 FEDAVG = registry.find_method("fedavg")
@@ -42,6 +46,11 @@ def build(forward, layers):
     return backbones.build("./net.py:Net", 1, 8, 5, seed=3)
 
 
+def build_network_of_file(name):
+    """Builds a network of the file with networks, for the digits."""
+    return backbones.build(f"./nets.py:{name}", 1, 8, 10, seed=0)
+
+
 # What is refused
 
 SCALE = "self.t = nn.Parameter(torch.zeros(1))"
@@ -58,6 +67,7 @@ SCALE = "self.t = nn.Parameter(torch.zeros(1))"
         ("y = self.fc(self.first(x)); return 2 * y if self.training else y", ""),
         ("y = self.fc(self.first(x)); return y if self.training else y * self.t.exp()", SCALE),
         ("return self.fc(self.first(x)) + self.t * x.sum(1, True)", SCALE),
+        ("return self.fc(self.first(x)).log_softmax(1)", ""),
     ],
     ids=[
         "a temperature",
@@ -68,6 +78,7 @@ SCALE = "self.t = nn.Parameter(torch.zeros(1))"
         "another one in training",
         "a temperature in evaluation",
         "a second path",
+        "a softmax",
     ],
 )
 def test_what_stands_behind_the_last_layer_is_seen(forward, layers):
@@ -123,10 +134,84 @@ def test_a_network_that_is_another_one_each_time_it_is_made_is_refused(draw):
             "to the next",
         ),
         ("x = x - self.t * x.mean(0) * self.training; " + RETURN_LOGITS, SCALE, "mixes the images of a batch"),
+        ("x = self.first(x); return self.fc(x - x.mean(0) * self.training)", "", "mixes the images of a batch"),
     ],
 )
 def test_a_forward_that_changes_what_is_no_buffer_or_hides_a_mean_is_refused(forward, layers, words):
-    with raises_user_error(words):
+    with raises_user_error(words, "net.py"):
+        build(forward, layers)
+
+
+@pytest.mark.parametrize(
+    ("forward", "layers", "words"),
+    [
+        pytest.param(
+            "return self.first(x)", "", "gives no logits of 5 classes (got (4, 6) of 4 images)", id="features as logits"
+        ),
+        pytest.param(
+            RETURN_LOGITS, "self.fc = nn.Linear(6, num_classes, bias=False)", "D] (got Linear)", id="head without bias"
+        ),
+        pytest.param(
+            "return self.fc(self.first(x) + self.fc(self.first(x)).sum())",
+            "",
+            "in its last nn.Linear; let that give",
+            id="head called twice",
+        ),
+        pytest.param(
+            "return self.fc(self.first(x)) + 0 * self.fc.weight.sum()",
+            "",
+            "has no attribute 'weight'",
+            id="weight of the head read",
+        ),
+        pytest.param(
+            "return self.fc(self.norm(self.first(x)))",
+            "self.norm = nn.BatchNorm1d(6)",
+            "mixes the images of a batch before or in the layer 'norm' (BatchNorm1d); use nn.BatchNorm2d,",
+            id="BatchNorm1d",
+        ),
+        pytest.param(
+            "return self.fc(self.drop(self.first(x)))",
+            "self.drop = nn.AlphaDropout(0.5)",
+            "draws random numbers before or in the layer 'drop' (AlphaDropout); use nn.Dropout or",
+            id="AlphaDropout",
+        ),
+        pytest.param(
+            "return self.fc(self.first(self.att(x, x, x)[0]))",
+            "self.att = nn.MultiheadAttention(64, 2)",
+            "mixes the images of a batch before or in the layer 'att' (MultiheadAttention)",
+            id="attention between images",
+        ),
+        pytest.param(
+            f"self.n = self.n + 1; {RETURN_LOGITS}",
+            "self.register_buffer('n', self.fc.bias[:1].detach())",
+            "puts a new tensor",
+            id="new tensor as buffer",
+        ),
+        pytest.param(
+            RETURN_LOGITS,
+            "self.fc.weight.requires_grad_(False)",
+            "nn.Linear with bias that is trained",
+            id="frozen head",
+        ),
+        pytest.param(
+            RETURN_LOGITS,
+            "self.again = nn.ParameterList([self.first.weight])",
+            "in two places, 'first.weight' and 'again.0'",
+            id="shared parameter",
+        ),
+        pytest.param(
+            "F = nn.functional; return F.linear(F.linear(x, self.first.weight), self.fc.weight)",
+            "",
+            "of features [B, D] (got no layer that was called)",
+            id="weights alone",
+        ),
+        pytest.param(
+            "return self.fc(self.first(x[:, :7]))", "", "line 11 (got RuntimeError: mat1 and mat2", id="another shape"
+        ),
+    ],
+)
+def test_a_network_that_breaks_a_rule_is_refused_in_a_line(forward, layers, words):
+    with raises_user_error(words, "net.py"):
         build(forward, layers)
 
 
@@ -170,8 +255,6 @@ def test_every_accepted_network_gives_the_recorded_accuracy_when_it_is_loaded(na
 
 def test_plain_pytorch_gives_the_recorded_accuracy_with_any_buffers(tmp_path):
     """The networks have buffers of every kind."""
-    data = datasets.load("digits")
-    torch.save((data.x_test / 255, data.y_test), tmp_path / "images.pt")
     files = []
     recorded = []
     for name in ("passing", "spectral"):
@@ -180,10 +263,7 @@ def test_plain_pytorch_gives_the_recorded_accuracy_with_any_buffers(tmp_path):
         file, _ = export(run, out=tmp_path / f"{name}.pt2")
         files.append(file)
 
-    command = [sys.executable, "-I", "-W", "ignore", "-c", EVALUATE_MODELS, tmp_path / "images.pt", *files]
-    output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
-
-    assert [float(line) for line in output.split()] == recorded
+    assert accuracies_by_pytorch(files, tmp_path) == recorded
 
 
 def test_a_buffer_that_changes_in_two_places_is_refused():
@@ -217,6 +297,36 @@ def test_gradients_of_a_users_network_are_those_of_plain_pytorch(name):
     torch.testing.assert_close(gradients, expected)
 
 
+def test_layers_of_a_users_network_become_the_products():
+    """The last linear layer becomes the head, and others those that know padding and keys."""
+    shutil.copy(PARTS_FILE, "parts.py")
+    module = backbones.build("./parts.py:tiny", 1, 8, 5, seed=3)
+    torch.manual_seed(3)
+    theirs = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 32), nn.ReLU(),
+        nn.Linear(32, 5),
+    )  # fmt: skip
+    for ours, other in zip(module.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(ours, other)
+
+    images = torch.randn(6, 1, 8, 8)
+    features, logits = module.eval()(images)
+    torch.testing.assert_close(logits, theirs.eval()(images))
+    torch.testing.assert_close(features, theirs[:-1](images))
+    assert module.feature_dim == 32
+
+    norm = module.body[1]
+    assert type(norm) is MaskedBatchNorm2d
+    assert type(module.body[4]) is KeyedDropout
+    torch.testing.assert_close(norm.running_mean, torch.zeros(8))  # the trial leaves no trace
+
+
+def test_compiled_modules_are_unwrapped():
+    assert [name for name, _ in build_network_of_file("compiled").named_parameters()] == [
+        "body.0.weight", "body.0.bias", "head.weight", "head.bias",
+    ]  # fmt: skip
+
+
 def test_batch_normalisation_without_weights_leaves_padding_out():
     layer = MaskedBatchNorm2d(3, affine=False).double()
     plain = nn.BatchNorm2d(3, affine=False).double()
@@ -226,10 +336,17 @@ def test_batch_normalisation_without_weights_leaves_padding_out():
     torch.testing.assert_close(layer.running_var, plain.running_var)
 
 
-@pytest.mark.parametrize("name", ["plain_norm", "constant_in_two_places", "counting"])
-def test_clients_with_buffers_of_any_kind_train_together_as_one_by_one(name):
-    options = {"backbone": f"./nets.py:{name}", "local_epochs": 1, "weight_decay": 0.0}
-    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, parts=toy.toy_parts((7, 4, 2, 6)), **options)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "in_place", "Transformer", "dropping", "batch_second", "weights", "functions", "torchvisions", "shared",
+        "compiled", "frozen", "plain_norm", "constant_in_two_places", "counting",
+    ],
+)  # fmt: skip
+def test_clients_train_together_as_one_by_one_and_as_in_the_plain_loop(name):
+    """Batches are not full, and what is drawn for an image must not depend on how many there are."""
+    run_options = {"backbone": f"./nets.py:{name}", "local_epochs": 1, "weight_decay": 0.0}
+    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, parts=toy.toy_parts((7, 4, 2, 6)), **run_options)
 
 
 @pytest.mark.parametrize("name", ["spectral", "old_function", "checkpointed", "new_tensor", "backward_hook"])
@@ -268,3 +385,42 @@ def test_a_device_without_memory_is_not_blamed_on_the_file_of_the_network(error)
 def test_a_parameter_of_whole_numbers_stays_as_it_is():
     network = build(RETURN_LOGITS, "self.n = nn.Parameter(torch.arange(3), requires_grad=False)")
     assert dict(network.named_parameters())["body.n"].tolist() == [0, 1, 2]
+
+
+# What is frozen
+
+NUM_FROZEN = 4 * 9 + 4 + 2 * 4 + 8  # the convolution, its norm, and a bias
+
+
+def test_what_is_frozen_is_only_exported():
+    """It is neither trained nor sent nor counted."""
+    initial = build_network_of_file("frozen")
+    options = {"rounds": 2, "num_clients": 3, "cohort_size": 3, "train_examples": 90}
+    run = fedcli.run("fedavg", dataset="digits", backbone="./nets.py:frozen", out="run", keep_states=True, **options)
+
+    final = run.model().network
+    trained = {name for name, value in initial.named_parameters() if not torch.equal(value, final.get_parameter(name))}
+    assert trained == {"body.4.weight", "head.weight", "head.bias"}
+
+    parameters = sum(value.numel() for value in initial.parameters()) - NUM_FROZEN
+    assert run.record["model"]["parameters"] == parameters
+    assert run.record["cost"]["floats_down"] == parameters
+    assert run.record["cost"]["floats_up"] == parameters
+
+    (frozen,) = run.record["model"]["frozen"]
+    assert frozen["parameters"] == NUM_FROZEN
+
+    header = display.header_texts(run.record, run.path)
+    assert header["network"].endswith(f"{parameters:,} parameters, {NUM_FROZEN:,} frozen")
+
+
+def test_a_run_goes_on_with_the_frozen_part_that_it_began_with_alone():
+    text = NETWORKS + "\n\ndef loaded(*shape):\n    network = frozen(*shape)\n"
+    Path("net.py").write_text(text + "    network[0].bias.data += float(open('weights').read())\n    return network\n")
+    Path("weights").write_text("1")
+    options = {"backbone": "./net.py:loaded", "rounds": 2, "num_clients": 3, "cohort_size": 3, "train_examples": 90}
+    with pytest.raises(Stop):
+        fedcli.run("fedavg", dataset="digits", out="run", progress=StopAfter(1), **options)
+    Path("weights").write_text("2")
+    with raises_user_error("the frozen part of the network has changed since the run"):
+        resume.resume("run", files="./net.py")

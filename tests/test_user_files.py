@@ -8,15 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 import fedcli
-from fedcli import check, registry, toy, userfiles
-from fedcli.cli import display
+from fedcli import check, registry, userfiles
 from fedcli.core import backbones, partition
-from fedcli.core.keyed_draws import KeyedDropout
-from fedcli.core.layers import MaskedBatchNorm2d
 from fedcli.data import datasets
 from fedcli.results import plans
 from fedcli.runs import resume
@@ -24,14 +19,11 @@ from fedcli.runs.begin import begin
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from fedcli.runs.resolve import resolve
-from tests import laws
 from tests.commands import output_of, run_command
 from tests.example_parts import PARTS_FILE, PARTS_OPTIONS
-from tests.network_sources import NETWORKS, RETURN_LOGITS, network_source
+from tests.network_sources import NETWORKS
 from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.user_errors import raises_user_error
-
-FEDAVG = registry.find_method("fedavg")
 
 
 @pytest.fixture(autouse=True)
@@ -515,179 +507,6 @@ def test_a_type_that_is_a_text_for_python_is_a_type():
 def test_attention_draws_nothing():
     attention = "torch.nn.functional.scaled_dot_product_attention(*[features[None]] * 3)"
     assert run_with(term=f"0 * {attention}.sum()").record["status"] == "finished"
-
-
-def test_layers_of_a_users_network_become_the_products():
-    """The last linear layer becomes the head, and others those that know padding and keys."""
-    module = backbones.build("./parts.py:tiny", 1, 8, 5, seed=3)
-    torch.manual_seed(3)
-    theirs = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 32), nn.ReLU(),
-        nn.Linear(32, 5),
-    )  # fmt: skip
-    for ours, other in zip(module.parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(ours, other)
-
-    images = torch.randn(6, 1, 8, 8)
-    features, logits = module.eval()(images)
-    torch.testing.assert_close(logits, theirs.eval()(images))
-    torch.testing.assert_close(features, theirs[:-1](images))
-    assert module.feature_dim == 32
-
-    norm = module.body[1]
-    assert type(norm) is MaskedBatchNorm2d
-    assert type(module.body[4]) is KeyedDropout
-    torch.testing.assert_close(norm.running_mean, torch.zeros(8))  # the trial leaves no trace
-
-
-@pytest.mark.parametrize(
-    ("forward", "layers", "words"),
-    [
-        pytest.param(
-            "return self.first(x)", "", "gives no logits of 5 classes (got (4, 6) of 4 images)", id="features as logits"
-        ),
-        pytest.param(
-            "return self.fc(self.first(x)).log_softmax(1)",
-            "",
-            "does not end in its last nn.Linear",
-            id="layer after the head",
-        ),
-        pytest.param(
-            RETURN_LOGITS, "self.fc = nn.Linear(6, num_classes, bias=False)", "D] (got Linear)", id="head without bias"
-        ),
-        pytest.param(
-            "return self.fc(self.first(x) + self.fc(self.first(x)).sum())",
-            "",
-            "in its last nn.Linear; let that give",
-            id="head called twice",
-        ),
-        pytest.param(
-            "return self.fc(self.first(x)) + 0 * self.fc.weight.sum()",
-            "",
-            "has no attribute 'weight'",
-            id="weight of the head read",
-        ),
-        pytest.param(
-            "return self.fc(self.norm(self.first(x)))",
-            "self.norm = nn.BatchNorm1d(6)",
-            "mixes the images of a batch before or in the layer 'norm' (BatchNorm1d); use nn.BatchNorm2d,",
-            id="BatchNorm1d",
-        ),
-        pytest.param(
-            "return self.fc(self.drop(self.first(x)))",
-            "self.drop = nn.AlphaDropout(0.5)",
-            "draws random numbers before or in the layer 'drop' (AlphaDropout); use nn.Dropout or",
-            id="AlphaDropout",
-        ),
-        pytest.param(
-            "return self.fc(self.first(self.att(x, x, x)[0]))",
-            "self.att = nn.MultiheadAttention(64, 2)",
-            "mixes the images of a batch before or in the layer 'att' (MultiheadAttention)",
-            id="attention between images",
-        ),
-        pytest.param(
-            "x = self.first(x); return self.fc(x - x.mean(0) * self.training)",
-            "",
-            "mixes the images of a batch",
-            id="mean of a batch",
-        ),
-        pytest.param(
-            f"self.n = self.n + 1; {RETURN_LOGITS}",
-            "self.register_buffer('n', self.fc.bias[:1].detach())",
-            "puts a new tensor",
-            id="new tensor as buffer",
-        ),
-        pytest.param(
-            RETURN_LOGITS,
-            "self.fc.weight.requires_grad_(False)",
-            "nn.Linear with bias that is trained",
-            id="frozen head",
-        ),
-        pytest.param(
-            RETURN_LOGITS,
-            "self.again = nn.ParameterList([self.first.weight])",
-            "in two places, 'first.weight' and 'again.0'",
-            id="shared parameter",
-        ),
-        pytest.param(
-            "F = nn.functional; return F.linear(F.linear(x, self.first.weight), self.fc.weight)",
-            "",
-            "of features [B, D] (got no layer that was called)",
-            id="weights alone",
-        ),
-        pytest.param(
-            "return self.fc(self.first(x[:, :7]))", "", "line 10 (got RuntimeError: mat1 and mat2", id="another shape"
-        ),
-    ],
-)
-def test_a_network_that_breaks_a_rule_is_refused_in_a_line(forward, layers, words):
-    Path("net.py").write_text(network_source(forward, layers))
-    with raises_user_error(words, "net.py"):
-        backbones.build("./net.py:Net", 1, 8, 5, seed=3)
-
-
-# Networks as people have them: attention, dropout of every form, frozen parts, torchvision's, compiled ones
-
-
-NUM_FROZEN = 4 * 9 + 4 + 2 * 4 + 8  # the convolution, its norm, and a bias
-
-
-def build_network_of_file(name):
-    """Builds a network of the file with networks, for the digits."""
-    return backbones.build(f"./nets.py:{name}", 1, 8, 10, seed=0)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "in_place", "Transformer", "dropping", "batch_second", "weights", "functions", "torchvisions", "shared",
-        "compiled", "frozen",
-    ],
-)  # fmt: skip
-def test_clients_train_together_as_in_the_plain_loop(name):
-    """Batches are not full, and what is drawn for an image must not depend on how many there are."""
-    run_options = {"backbone": f"./nets.py:{name}", "local_epochs": 1, "weight_decay": 0.0}
-    laws.law_4_chunking_is_invisible(FEDAVG, rounds=1, parts=toy.toy_parts((7, 4, 2, 6)), **run_options)
-
-
-def test_compiled_modules_are_unwrapped():
-    assert [name for name, _ in build_network_of_file("compiled").named_parameters()] == [
-        "body.0.weight", "body.0.bias", "head.weight", "head.bias",
-    ]  # fmt: skip
-
-
-def test_what_is_frozen_is_only_exported():
-    """It is neither trained nor sent nor counted."""
-    initial = build_network_of_file("frozen")
-    options = {"rounds": 2, "num_clients": 3, "cohort_size": 3, "train_examples": 90}
-    run = fedcli.run("fedavg", dataset="digits", backbone="./nets.py:frozen", out="run", keep_states=True, **options)
-
-    final = run.model().network
-    trained = {name for name, value in initial.named_parameters() if not torch.equal(value, final.get_parameter(name))}
-    assert trained == {"body.4.weight", "head.weight", "head.bias"}
-
-    parameters = sum(value.numel() for value in initial.parameters()) - NUM_FROZEN
-    assert run.record["model"]["parameters"] == parameters
-    assert run.record["cost"]["floats_down"] == parameters
-    assert run.record["cost"]["floats_up"] == parameters
-
-    (frozen,) = run.record["model"]["frozen"]
-    assert frozen["parameters"] == NUM_FROZEN
-
-    header = display.header_texts(run.record, run.path)
-    assert header["network"].endswith(f"{parameters:,} parameters, {NUM_FROZEN:,} frozen")
-
-
-def test_a_run_goes_on_with_the_frozen_part_that_it_began_with_alone():
-    text = NETWORKS + "\n\ndef loaded(*shape):\n    network = frozen(*shape)\n"
-    Path("net.py").write_text(text + "    network[0].bias.data += float(open('weights').read())\n    return network\n")
-    Path("weights").write_text("1")
-    options = {"backbone": "./net.py:loaded", "rounds": 2, "num_clients": 3, "cohort_size": 3, "train_examples": 90}
-    with pytest.raises(Stop):
-        fedcli.run("fedavg", dataset="digits", out="run", progress=StopAfter(1), **options)
-    Path("weights").write_text("2")
-    with raises_user_error("the frozen part of the network has changed since the run"):
-        resume.resume("run", files="./net.py")
 
 
 def write_function(signature, value):
