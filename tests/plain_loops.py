@@ -1,10 +1,11 @@
 """Local training as a user of PyTorch writes it: modules, `torch.optim`, a client's minibatches without padding."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedcli.core.federation import Federation
@@ -54,24 +55,39 @@ def minibatches(
         yield fed.engine.gather(plan.index[step, 0, :size])
 
 
+def sgd_of(fed: Federation, parameters: Iterable[nn.Parameter], lr: float | None = None) -> torch.optim.SGD:
+    """Returns PyTorch's SGD with the options of a federation, or with another learning rate where it is given."""
+    config = fed.config
+    if lr is None:
+        lr = config.lr
+    return torch.optim.SGD(parameters, lr, config.momentum, weight_decay=config.weight_decay)
+
+
+def cross_entropy(module: nn.Module, features: Tensor, logits: Tensor, y: Tensor) -> Tensor:
+    """Returns the loss of a client of FedAvg."""
+    return F.cross_entropy(logits, y)
+
+
 def train_plainly(
     fed: Federation, round: int, client: int, model: Model,
-    objective: Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor],
-) -> dict[str, Tensor]:  # fmt: skip
-    """Returns the parameters of a client after a round of SGD with the minibatches and options of a federation.
+    objective: Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor] = cross_entropy, *,
+    names: Collection[str] | None = None, epochs: range | None = None,
+) -> Model:  # fmt: skip
+    """Returns the model of a client after a round of SGD with the minibatches and options of a federation.
 
     `model` is what the client begins with, and `objective` goes from module, features, logits and labels to the loss.
+    Parameters outside of `names` stand still. The minibatches are those of other `epochs` of the round, where given.
     """
     (module,) = modules_of(fed, {client: model})
-    config = fed.config
-    optimizer = torch.optim.SGD(module.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay)
-    for x, y in minibatches(fed, round, client):
+    trained = [value for name, value in module.named_parameters() if names is None or name in names]
+    optimizer = sgd_of(fed, trained)
+    for x, y in minibatches(fed, round, client, epochs):
         features, logits = module(x)
         loss = objective(module, features, logits, y)
-        optimizer.zero_grad()
+        module.zero_grad()
         loss.backward()
         optimizer.step()
-    return params_of(module)
+    return model_of(module)
 
 
 class TrainedPair(NamedTuple):
@@ -134,3 +150,8 @@ def params_of(module: nn.Module) -> dict[str, Tensor]:
 def buffers_of(module: nn.Module) -> dict[str, Tensor]:
     """Returns copies of the buffers of a module, by name."""
     return copy_tensors(dict(module.named_buffers()))
+
+
+def model_of(module: nn.Module) -> Model:
+    """Returns copies of the parameters and buffers of a module."""
+    return Model(params_of(module), buffers_of(module))

@@ -10,7 +10,7 @@ from fedcli.core.batches import Batch
 from fedcli.core.clients import Client
 from fedcli.core.federation import Cohort, Federation
 from fedcli.core.trees import select
-from tests.plain_loops import Model, Scores, buffers_of, params_of
+from tests.plain_loops import Model, Scores, model_of
 
 
 def stacked_by_network(fed: Federation, cohort: Cohort, states: dict) -> list[Client]:
@@ -69,6 +69,6 @@ def learn_plainly(phase: PublicPhase, modules: list[nn.Module], batches: list[Ba
             numbers_of_clients[k].append([number.item() for number in numbers])
     models = {}
     for k, module in enumerate(modules):
-        models[k] = Model(params_of(module), buffers_of(module))
+        models[k] = model_of(module)
     means = torch.tensor(numbers_of_clients).mean(dim=1)  # [K, numbers]
     return LearntPlainly(models, means.T.tolist())

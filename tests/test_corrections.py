@@ -22,10 +22,8 @@ ONE_STEP = {"local_epochs": 1, "batch_size": 16, "momentum": 0.0}  # one full ba
 
 def full_gradient(fed, params, client):
     """Gradient of a client's whole objective with its weight decay, by one step of torch.optim."""
-    end = train_plainly(
-        fed, 0, client, Model(params, {}), lambda module, features, logits, y: F.cross_entropy(logits, y)
-    )
-    return {name: (value - end[name]) / fed.config.lr for name, value in params.items()}
+    end = train_plainly(fed, 0, client, Model(params, {}))
+    return {name: (value - end.params[name]) / fed.config.lr for name, value in params.items()}
 
 
 def test_a_client_without_steps_keeps_its_control():

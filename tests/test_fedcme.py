@@ -13,7 +13,7 @@ from fedcli.core.clients import Client
 from fedcli.core.draws import generator
 from fedcli.papers import fedcme
 from tests import laws
-from tests.plain_loops import means_by_class, minibatches, modules_of
+from tests.plain_loops import means_by_class, minibatches, modules_of, sgd_of
 from tests.tensors import randn
 
 
@@ -150,7 +150,7 @@ def plain_round(fed, state, cohort, counterpart, options):
     config = fed.config
     classes = range(fed.num_classes)
     modules = modules_of(fed, dict.fromkeys(cohort.client_ids, (state.params, {})))
-    optimizers = [torch.optim.SGD(module.parameters(), lr=config.lr, momentum=config.momentum) for module in modules]
+    optimizers = [sgd_of(fed, module.parameters()) for module in modules]
     features = [{c: [] for c in classes} for _ in modules]
 
     # Local training, with the exchange in its middle.

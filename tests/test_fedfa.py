@@ -11,7 +11,7 @@ from fedcli.core.draws import generator
 from fedcli.core.trees import select
 from fedcli.papers import fedfa
 from tests import laws
-from tests.plain_loops import minibatches, modules_of
+from tests.plain_loops import minibatches, modules_of, sgd_of
 from tests.tensors import randn
 
 C, D = 5, 4
@@ -59,11 +59,10 @@ def test_anchors_are_averaged_with_those_of_clients_that_lack_the_class_or_witho
 
 def plain_client(fed, options, state, cohort, k):
     """Client k's round with plain modules and torch.optim: its parameters and anchors."""
-    config = fed.config
     received = state.anchors
     classes = torch.arange(len(received))
     (module,) = modules_of(fed, {k: (state.params, state.buffers)})
-    sgd = torch.optim.SGD(module.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    sgd = sgd_of(fed, module.parameters())
     calibration_kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[options.calibration_optimizer]
     calibration = calibration_kind(module.head.parameters(), lr=options.calibration_lr)
 

@@ -59,8 +59,7 @@ def plain_round(fed, setup, round, models, shared):
                 seen.append((label, contribution.vector.detach()))
             return F.cross_entropy(logits, y) + torch.stack(pulls).mean()
 
-        params = train_plainly(fed, round, client, models.get(client, fed.initial_model()), objective)
-        after[client] = (params, {})
+        after[client] = train_plainly(fed, round, client, models.get(client, fed.initial_model()), objective)
 
         if not of_all_epochs:
             of_one_epoch = len(seen) // fed.config.local_epochs

@@ -140,10 +140,10 @@ def plain_fedsa_client(fed, setup, round, client, before, anchors):
     """A client's state after a round by plain torch, and its prototypes by class."""
     margin = max(before.margin.item(), plain_margin(list(anchors)))
     objective = PlainFedSAObjective(setup.method_config, anchors, margin)
-    params = train_plainly(fed, round, client, Model(before.params, before.buffers), objective)
+    params, buffers = train_plainly(fed, round, client, Model(before.params, before.buffers), objective)
     prototypes = means_by_class(objective.gathered)
     own_margin = torch.tensor(plain_margin(list(prototypes.values())))
-    return fedsa.ClientState(params, {}, own_margin), prototypes
+    return fedsa.ClientState(params, buffers, own_margin), prototypes
 
 
 def plain_fedsa_round(fed, setup, round, kept, shared):
@@ -415,10 +415,11 @@ def plain_fedgen_round(fed, setup, round, kept, shared):
             return F.cross_entropy(logits, y) + weight * generated
 
         own = train_plainly(fed, round, client, Model({**params, **head}, buffers), objective)
-        after[client] = ({name: value for name, value in own.items() if name not in head}, {})
+        body = {name: value for name, value in own.params.items() if name not in head}
+        after[client] = Model(body, own.buffers)
         share = len(fed.training[client]) / len(examples)
         for name in head:
-            mean_head[name] += share * own[name]
+            mean_head[name] += share * own.params[name]
 
     if not is_code_form:
         draw = generator(config.seed, round, "generator")

@@ -13,7 +13,7 @@ from fedcli.papers.baselines import fedsam
 from fedcli.papers.baselines.fedcm import mean_direction
 from tests import laws
 from tests.networks import use_tiny_network
-from tests.plain_loops import buffers_of, copy_tensors, load_model, minibatches, modules_of, params_of
+from tests.plain_loops import buffers_of, copy_tensors, load_model, minibatches, modules_of, params_of, sgd_of
 
 COHORTS = ([0, 1, 3], [1, 2, 3], [0, 2, 3])
 SIZES = (3, 13, 8, 4)  # with batches of 4 and --drop-last the first has no step, the others 3, 2 and 1 an epoch
@@ -53,9 +53,8 @@ class TrainedClient(NamedTuple):
 def train_client(fed, round, client, model, direction, alpha, rho):
     """What a client comes to in a round of torch.optim with the mixed gradient."""
     (module,) = modules_of(fed, {client: model})
-    config = fed.config
     steps = 0
-    optimizer = torch.optim.SGD(module.parameters(), fed.lr(round), config.momentum, weight_decay=config.weight_decay)
+    optimizer = sgd_of(fed, module.parameters(), fed.lr(round))
     for x, y in minibatches(fed, round, client):
         grads = climbed_gradients(module, x, y, rho) if rho else gradients(module, x, y)
         for (name, parameter), g in zip(module.named_parameters(), grads, strict=True):

@@ -27,7 +27,7 @@ from tests import laws
 from tests.commands import output_of
 from tests.network_sources import TINY_NETWORK
 from tests.networks import accuracy
-from tests.plain_loops import Model, buffers_of, copy_tensors, minibatches, modules_of, params_of
+from tests.plain_loops import Model, copy_tensors, minibatches, model_of, modules_of, sgd_of, train_plainly
 from tests.tensors import randn
 from tests.user_errors import raises_user_error
 
@@ -46,11 +46,6 @@ def module_of(fed, model):
 def first_model(fed):
     """The model from which the server and every client begin."""
     return Model(*fed.initial_model())
-
-
-def model_of(module):
-    """Copies of a module's parameters and buffers."""
-    return Model(params_of(module), buffers_of(module))
 
 
 def with_tensors(model, tensors):
@@ -84,33 +79,9 @@ def mean_of(models, clients):
     return Model(params, buffers)
 
 
-def optimizer_of(fed, parameters):
-    config = fed.config
-    return torch.optim.SGD(list(parameters), config.lr, config.momentum, weight_decay=config.weight_decay)
-
-
-def train(fed, number, client, model, *, names=None, epochs=None, distance=None):
-    """A client's model after SGD on the minibatches of a round, or of other epochs of it.
-
-    Parameters outside of `names` stand still; `distance` goes from the module to a term of the objective.
-    """
-    module = module_of(fed, model)
-    moving = [value for name, value in module.named_parameters() if names is None or name in names]
-    optimizer = optimizer_of(fed, moving)
-    for x, y in minibatches(fed, number, client, epochs):
-        _, logits = module(x)
-        loss = F.cross_entropy(logits, y)
-        if distance is not None:
-            loss = loss + distance(module)
-        module.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return model_of(module)
-
-
-def squared_distance(point):
-    """From a module to the squared distance of its parameters to a point."""
-    return lambda module: sum((value - point[name]).square().sum() for name, value in module.named_parameters())
+def squared_distance(module, point):
+    """The squared distance of a module's parameters to a point."""
+    return sum((value - point[name]).square().sum() for name, value in module.named_parameters())
 
 
 # One round of each method, from what all share and the clients' states; `uploads` are the models that clients send.
@@ -127,11 +98,11 @@ class AfterRound(NamedTuple):
 def round_with_own_tensors(names):
     """The round of a method whose clients keep the tensors of these names."""
 
-    def plain_round(fed, options, number, clients, shared, states):
+    def plain_round(fed, options, round, clients, shared, states):
         uploads = []
         for client in clients:
             own_part = states.get(client, tensors_of(first_model(fed), names))
-            trained = train(fed, number, client, with_tensors(shared, own_part))
+            trained = train_plainly(fed, round, client, with_tensors(shared, own_part))
             states[client] = tensors_of(trained, names)
             uploads.append(trained)
         shared = mean_of(uploads, clients)
@@ -141,38 +112,36 @@ def round_with_own_tensors(names):
     return plain_round
 
 
-def fedrep_round(fed, options, number, clients, shared, states):
+def fedrep_round(fed, options, round, clients, shared, states):
     body = shared.params.keys() - HEAD
     head_epochs = range(fed.local_epochs, fed.local_epochs + options.head_epochs)
     uploads = []
     for client in clients:
         head = states.get(client, tensors_of(first_model(fed), HEAD))
-        with_new_head = train(fed, number, client, with_tensors(shared, head), names=HEAD, epochs=head_epochs)
+        with_new_head = train_plainly(fed, round, client, with_tensors(shared, head), names=HEAD, epochs=head_epochs)
         states[client] = tensors_of(with_new_head, HEAD)
-        uploads.append(train(fed, number, client, with_tensors(shared, states[client]), names=body))
+        uploads.append(train_plainly(fed, round, client, with_tensors(shared, states[client]), names=body))
     shared = mean_of(uploads, clients)
     personal = {client: with_tensors(shared, head) for client, head in states.items()}
     return AfterRound(shared, states, personal)
 
 
-def fedbabu_round(fed, options, number, clients, shared, states):
+def fedbabu_round(fed, options, round, clients, shared, states):
     body = shared.params.keys() - HEAD
-    shared = mean_of([train(fed, number, client, shared, names=body) for client in clients], clients)
+    shared = mean_of([train_plainly(fed, round, client, shared, names=body) for client in clients], clients)
     tuning_epochs = range(fed.local_epochs, fed.local_epochs + options.tuning_epochs)
-    tuned = {client: train(fed, number, client, shared, epochs=tuning_epochs) for client in range(len(SIZES))}
+    tuned = {client: train_plainly(fed, round, client, shared, epochs=tuning_epochs) for client in range(len(SIZES))}
     return AfterRound(shared, states, tuned)
 
 
-def ditto_round(fed, options, number, clients, shared, states):
-    distance_to_received = squared_distance(shared.params)
-
-    def proximal_term(module):
-        return options.proximal_weight / 2 * distance_to_received(module)
+def ditto_round(fed, options, round, clients, shared, states):
+    def objective(module, features, logits, y):
+        return F.cross_entropy(logits, y) + options.proximal_weight / 2 * squared_distance(module, shared.params)
 
     uploads = []
     for client in clients:
-        states[client] = train(fed, number, client, states.get(client, first_model(fed)), distance=proximal_term)
-        uploads.append(train(fed, number, client, shared))
+        states[client] = train_plainly(fed, round, client, states.get(client, first_model(fed)), objective)
+        uploads.append(train_plainly(fed, round, client, shared))
     return AfterRound(mean_of(uploads, clients), states, states)
 
 
@@ -188,16 +157,16 @@ class ApflClient(NamedTuple):
     alpha: float
 
 
-def apfl_round(fed, options, number, clients, shared, states):
+def apfl_round(fed, options, round, clients, shared, states):
     uploads = []
     for client in clients:
         own_model, alpha = states.get(client, ApflClient(first_model(fed), options.mixing))
         v = module_of(fed, own_model)
         w = module_of(fed, shared)
         mixture = module_of(fed, own_model)  # called at the mixed parameters, it updates its buffers in place
-        v_optimizer = optimizer_of(fed, v.parameters())
-        w_optimizer = optimizer_of(fed, w.parameters())
-        for step, (x, y) in enumerate(minibatches(fed, number, client)):
+        v_optimizer = sgd_of(fed, v.parameters())
+        w_optimizer = sgd_of(fed, w.parameters())
+        for step, (x, y) in enumerate(minibatches(fed, round, client)):
             point = mixed(dict(v.named_parameters()), dict(w.named_parameters()), alpha)
             point = {name: value.detach().requires_grad_() for name, value in point.items()}
             _, mixed_logits = functional_call(mixture, point, (x,))
@@ -225,16 +194,16 @@ def apfl_round(fed, options, number, clients, shared, states):
     return AfterRound(shared, states, personal)
 
 
-def pfedme_round(fed, options, number, clients, shared, states):
+def pfedme_round(fed, options, round, clients, shared, states):
     uploads = []
     for client in clients:
         theta = module_of(fed, shared)
-        optimizer = optimizer_of(fed, theta.parameters())
+        optimizer = sgd_of(fed, theta.parameters())
         local = copy_tensors(shared.params)
-        for x, y in minibatches(fed, number, client):
+        for x, y in minibatches(fed, round, client):
             for _ in range(options.personal_steps):
                 _, logits = theta(x)
-                term = options.proximal_weight / 2 * squared_distance(local)(theta)
+                term = options.proximal_weight / 2 * squared_distance(theta, local)
                 optimizer.zero_grad()
                 (F.cross_entropy(logits, y) + term).backward()
                 optimizer.step()
@@ -249,7 +218,7 @@ def pfedme_round(fed, options, number, clients, shared, states):
     return AfterRound(Model(params, mean.buffers), states, states)
 
 
-def fedrod_round(fed, options, number, clients, shared, states):
+def fedrod_round(fed, options, round, clients, shared, states):
     first_params = first_model(fed).params
     first_head = {"weight": first_params["head.weight"], "bias": first_params["head.bias"]}
     uploads = []
@@ -259,8 +228,8 @@ def fedrod_round(fed, options, number, clients, shared, states):
         head.load_state_dict(states.get(client, first_head))
         labels = fed.engine.labels[fed.training[client]].tolist()
         counts = torch.tensor([labels.count(label) for label in range(fed.num_classes)], dtype=fed.dtype)
-        optimizer = optimizer_of(fed, [*module.parameters(), *head.parameters()])
-        for x, y in minibatches(fed, number, client):
+        optimizer = sgd_of(fed, [*module.parameters(), *head.parameters()])
+        for x, y in minibatches(fed, round, client):
             features, logits = module(x)
             balanced = counts**options.prior_exponent * logits.exp()
             generic = -(balanced[range(len(y)), y] / balanced.sum(1)).log().mean()
@@ -308,17 +277,17 @@ def test_three_rounds_are_those_of_a_plain_loop(case):
     method = setup.method
     shared = first_model(fed)
     states = {}
-    for number, clients in enumerate(COHORTS):
-        shared, states, expected = plain_round(fed, setup.method_config, number, clients, shared, states)
+    for round, clients in enumerate(COHORTS):
+        shared, states, expected = plain_round(fed, setup.method_config, round, clients, shared, states)
 
-        state = toy.simulate(setup, fed, number + 1, COHORTS)
+        state = toy.simulate(setup, fed, round + 1, COHORTS)
         personal = method.personal(state)
 
         assert set(personal) == set(expected)
         for client, model in expected.items():
-            laws.assert_agree(in_order(personal[client]), in_order(model), f"client {client} after round {number}")
+            laws.assert_agree(in_order(personal[client]), in_order(model), f"client {client} after round {round}")
         if method.shared is not None:
-            laws.assert_agree(in_order(method.shared(state)), in_order(shared), f"the model after round {number}")
+            laws.assert_agree(in_order(method.shared(state)), in_order(shared), f"the model after round {round}")
 
 
 def in_order(model):
@@ -387,9 +356,9 @@ def test_fedbabu_tunes_only_for_a_test_and_sends_nothing_for_it():
     setup, fed = toy.federation("fedbabu", eval_every=2, rounds=3)
     state = laws.initial_state(setup, fed)
     tuned = []
-    for number in range(3):
+    for round in range(3):
         fed.start_round()
-        state, _ = laws.method_round(setup, fed, state, fed.cohort(number))
+        state, _ = laws.method_round(setup, fed, state, fed.cohort(round))
         tuned.append(sorted(state.tuned))
         assert fed.traffic.down["params"] == 4 * sum(value.numel() for value in state.params.values())
     assert tuned == [[], [0, 1, 2, 3], [0, 1, 2, 3]]
@@ -405,12 +374,12 @@ def test_a_global_model_beside_personal_ones_is_tested_as_if_it_stood_alone():
     assert result["global_accuracy"] not in result["client_accuracy"].values()
 
 
-def test_any_method_runs_under_the_protocol_of_personal_tests():
-    for method in methods().values():
-        public = {"public_dataset": "digits"} if method.uses_public_data else {}
-        setup = resolve(method, {"protocol": "own:personal", "dataset": "digits", **public})
-        assert setup.protocol.evaluation == "clients"
-        assert setup.config.local_test == 0.25
+@pytest.mark.parametrize("method", methods().values(), ids=methods())
+def test_any_method_resolves_under_the_protocol_of_personal_tests(method):
+    public = {"public_dataset": "digits"} if method.uses_public_data else {}
+    setup = resolve(method, {"protocol": "own:personal", "dataset": "digits", **public})
+    assert setup.protocol.evaluation == "clients"
+    assert setup.config.local_test == 0.25
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto"])
