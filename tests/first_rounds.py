@@ -1,4 +1,4 @@
-"""Prepares a step, a public phase or a first round, for tests of what these do."""
+"""Prepares a step, a public phase or a first round, for tests of what these do; limits the memory of steps."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,6 +9,8 @@ import torch
 from fedcli.core.batches import Batch
 from fedcli.core.clients import Client
 from fedcli.core.federation import Cohort, Federation
+from fedcli.core.stacked import Stack
+from fedcli.core.trees import leaves
 from fedcli.papers.baselines import fedavg
 from fedcli.runs.resolve import Setup
 from fedcli.toy import federation
@@ -56,3 +58,24 @@ def prepare_first_round(**run_options):
     cohort = fed.cohort(0)
     start = fed.broadcast(*fed.initial_model(), cohort)
     return FirstRound(fed, cohort, start, fedavg.make_local_loss(fed.network))
+
+
+def limit_memory(monkeypatch, num_clients):
+    """Makes a second step of more than so many clients not fit into memory.
+
+    Returns a list to which each step that is tried adds how many clients it has.
+    """
+    take_step = Stack.take_step
+    tried = []
+
+    def take_step_that_fits(self, padded, updates):
+        first_leaf, *_ = leaves(self.clients)
+        num_together = len(first_leaf)
+        tried.append(num_together)
+        is_second = tried[-2:] == [num_together, num_together]
+        if num_together > num_clients and is_second:
+            raise torch.OutOfMemoryError("no memory")
+        take_step(self, padded, updates)
+
+    monkeypatch.setattr(Stack, "take_step", take_step_that_fits)
+    return tried

@@ -16,12 +16,11 @@ from fedcli.core.aggregate import class_means, cross_entropy, masked_mean, weigh
 from fedcli.core.augment import Transform
 from fedcli.core.clients import Aux, Client, Step
 from fedcli.core.layers import LiveConv2d, by_places
-from fedcli.core.stacked import Stack
-from fedcli.core.trees import leaves, select, tree_map
+from fedcli.core.trees import select, tree_map
 from fedcli.errors import NonFiniteLoss
 from fedcli.registry import find_method
 from tests import laws
-from tests.first_rounds import prepare_first_round
+from tests.first_rounds import limit_memory, prepare_first_round
 from tests.plain_federation import PlainFederation
 from tests.user_errors import raises_user_error
 
@@ -279,21 +278,8 @@ def test_networks_of_all_kinds_of_layers_agree_with_the_plain_loop(name, size):
 
 @pytest.fixture
 def memory_for_two(monkeypatch):
-    """A second step of more than two clients does not fit; yields how many clients every step that was tried had."""
-    step = Stack.take_step
-    tried = []
-
-    def limited(self, padded, updates):
-        first_leaf, *_ = leaves(self.clients)
-        num_clients = len(first_leaf)
-        tried.append(num_clients)
-        is_second = tried[-2:] == [num_clients, num_clients]
-        if num_clients > 2 and is_second:
-            raise torch.OutOfMemoryError("no memory")
-        step(self, padded, updates)
-
-    monkeypatch.setattr(Stack, "take_step", limited)
-    return tried
+    """How many clients every step that was tried had, where a second step of more than two does not fit."""
+    return limit_memory(monkeypatch, 2)
 
 
 @pytest.mark.parametrize("way", ["", "branches:"])
@@ -353,18 +339,18 @@ def test_states_of_two_devices_are_moved_before_they_are_stacked(monkeypatch):
     assert devices == [{"meta"}]
 
 
-@pytest.mark.parametrize("test", [True, False])
-def test_predictions_for_some_images_are_theirs_among_all(test):
+@pytest.mark.parametrize("of_test_images", [True, False])
+def test_predictions_for_some_images_are_theirs_among_all(of_test_images):
     _, fed = toy.federation(FEDAVG)
     model = fed.initial_model()
     index = np.array([7, 2, 11])
 
-    features, logits, labels = fed.predict(*model, index, test=test)
+    features, logits, labels = fed.predict(*model, index, test=of_test_images)
 
-    all_features, all_logits, _ = fed.predict(*model) if test else fed.predict(*model, np.arange(34))
+    all_features, all_logits, _ = fed.predict(*model) if of_test_images else fed.predict(*model, np.arange(34))
     torch.testing.assert_close(features, all_features[index], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(logits, all_logits[index], rtol=1e-12, atol=1e-12)
-    all_labels = fed.test_labels if test else fed.engine.labels
+    all_labels = fed.test_labels if of_test_images else fed.engine.labels
     assert torch.equal(labels, all_labels[index])
 
 

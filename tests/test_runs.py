@@ -14,8 +14,6 @@ import pytest
 import torch
 
 import fedcli
-from fedcli.core.stacked import Stack
-from fedcli.core.trees import leaves
 from fedcli.errors import NonFiniteLoss
 from fedcli.registry import find_method, find_protocol, methods
 from fedcli.runs import resume, rounds, run_folder
@@ -24,6 +22,7 @@ from fedcli.runs.origins import NO_VALIDATION, recorded_origins
 from fedcli.runs.record import params_hash, read_record, summarise, write_record
 from fedcli.runs.resolve import default_dataset, resolve
 from fedcli.runs.settings_text import reductions
+from tests.first_rounds import limit_memory
 from tests.tiny_runs import TINY, Stop, StopAfter, reproducible_parts
 from tests.user_errors import raises_user_error
 
@@ -320,15 +319,7 @@ def test_subnormal_numbers_are_0_within_a_run_only(tmp_path):
 
 def test_a_chunk_that_did_not_fit_stays_small_after_a_resume(tmp_path, monkeypatch):
     """The record has the size of the chunk."""
-    step = Stack.take_step
-
-    def step_of_two_clients(self, padded, updates):
-        num_clients = len(leaves(self.clients)[0])
-        if num_clients > 2:
-            raise torch.OutOfMemoryError("no memory")
-        step(self, padded, updates)
-
-    monkeypatch.setattr(Stack, "take_step", step_of_two_clients)
+    limit_memory(monkeypatch, 2)
     options = {**TINY, "cohort_size": 4, "clients_per_chunk": "branches:4"}
     listener = StopAfter(2)
     notes = []
