@@ -41,8 +41,8 @@ FLAGS = (
     "missing:1", "missing:3",
 )  # fmt: skip
 
-NUMBERS_OF_CLIENTS = (1, 3, 40, 2, 7, 13)
-ALWAYS = NUMBERS_OF_CLIENTS
+SEED_OF = {1: 0, 3: 1, 40: 2, 2: 3, 7: 4, 13: 5}  # by the number of clients
+ALWAYS = tuple(SEED_OF)
 TEN_EACH = {"ragged": (40,), "single example of a class": (40,), "empty class": (40,), "one class": (13, 40)}
 # By the flag and the name of the labels: the numbers of clients that the examples are not enough for.
 REFUSED = {
@@ -75,14 +75,24 @@ REFUSED = {
 
 
 def assert_partition(parts, num_examples, num_clients):
-    """Asserts that every client has examples, and no example two clients; returns how many examples are dealt."""
+    """Asserts that every client has examples, and no example two clients."""
     assert len(parts) == num_clients
     assert all(part.dtype == np.int64 and part.ndim == 1 and len(part) for part in parts)
     joined = np.concatenate(parts)
     assert joined.min() >= 0
     assert joined.max() < num_examples
     assert len(np.unique(joined)) == len(joined)
-    return len(joined)
+
+
+def assert_all_are_dealt(parts, num_examples, num_clients):
+    """Asserts that every client has examples, and every example one client."""
+    assert_partition(parts, num_examples, num_clients)
+    assert count_dealt(parts) == num_examples
+
+
+def count_dealt(parts):
+    """Returns how many examples all clients have together."""
+    return sum(len(part) for part in parts)
 
 
 @pytest.mark.parametrize("flag", FLAGS)
@@ -93,15 +103,15 @@ def test_every_input_is_partitioned_or_refused(flag, name):
     least = 1 if "min=1" in flag else 10
     refused = REFUSED.get(flag, {}).get(name, ())
 
-    for seed, num_clients in enumerate(NUMBERS_OF_CLIENTS):
+    for num_clients, seed in SEED_OF.items():
         if num_clients in refused:
             with raises_user_error("does not fit the data"):
                 deal(labels, num_clients, seed)
             continue
         parts = deal(labels, num_clients, seed)
-        num_dealt = assert_partition(parts, len(labels), num_clients)
+        assert_partition(parts, len(labels), num_clients)
         if flag.startswith(("iid", "dirichlet")):
-            assert num_dealt == len(labels)
+            assert count_dealt(parts) == len(labels)
         if flag.startswith("dirichlet"):
             assert min(map(len, parts)) >= least
 
@@ -116,7 +126,7 @@ def test_each_seed_has_its_own_partition(flag):
 @pytest.mark.parametrize(("labels", "count", "shard"), [(CIFAR10, 2, 250), (CIFAR100, 20, 25)])
 def test_classes_deals_whole_shards_of_one_class(labels, count, shard):
     parts = partition_rules.classes(labels, 100, count, 1)
-    assert assert_partition(parts, len(labels), 100) == len(labels)
+    assert_all_are_dealt(parts, len(labels), 100)
     assert {len(part) for part in parts} == {500}
     counts = count_classes(parts, labels, labels.max() + 1)
     assert (counts % shard == 0).all()
@@ -127,15 +137,21 @@ def test_classes_deals_whole_shards_of_one_class(labels, count, shard):
 CLIENTS_AND_CLASSES = [(3, 2), (7, 1), (20, 3), (40, 2), (100, 2)]
 
 
-@pytest.mark.parametrize(
-    ("name", "num_clients", "count"),
-    [(name, *numbers) for name in LABEL_SETS for numbers in CLIENTS_AND_CLASSES if name != "one class"]
-    + [("one class", 7, 1)],
-)
+def shard_cases():
+    """Yields names of labels, numbers of clients, and how many shards each client has."""
+    for name in LABEL_SETS:
+        if name == "one class":
+            yield name, 7, 1
+            continue
+        for num_clients, count in CLIENTS_AND_CLASSES:
+            yield name, num_clients, count
+
+
+@pytest.mark.parametrize(("name", "num_clients", "count"), shard_cases())
 def test_shards_lose_nobody_and_differ_by_at_most_one(name, num_clients, count):
     labels = LABEL_SETS[name]
     parts = partition_rules.classes(labels, num_clients, count, 0)
-    assert assert_partition(parts, len(labels), num_clients) == len(labels)
+    assert_all_are_dealt(parts, len(labels), num_clients)
     shard = len(labels) // (num_clients * count)
     assert {len(part) for part in parts} <= set(range(count * shard, count * (shard + 1) + 1))
     held = count_classes(parts, labels, labels.max() + 1)
@@ -326,10 +342,10 @@ def test_domains_keep_to_themselves(within):
     domain = np.repeat([0, 2, 7], [300, 500, 400])[np.random.default_rng(0).permutation(1200)]
     parts = from_flag(f"domains{within}")(labels, 6, 0, torch.from_numpy(domain))
 
-    num_dealt = assert_partition(parts, 1200, 6)
+    assert_partition(parts, 1200, 6)
     assert [set(domain[part]) for part in parts] == [{0}, {0}, {2}, {2}, {7}, {7}]
     if not within:
-        assert num_dealt == 1200
+        assert count_dealt(parts) == 1200
         assert [len(part) for part in parts] == [150, 150, 250, 250, 200, 200]
     elif within == "+classes:2":
         assert (count_classes(parts, labels, 5) > 0).sum(1).max() <= 4
@@ -343,7 +359,7 @@ def test_writers_are_dealt_whole(num_clients):
     writer = rng.permutation(np.repeat(7 * np.arange(23) + 5, rng.integers(1, 41, 23)))
     labels = np.arange(len(writer)) % 3
     parts = from_flag("writers")(labels, num_clients, 0, None, torch.from_numpy(writer))
-    assert assert_partition(parts, len(writer), num_clients) == len(writer)
+    assert_all_are_dealt(parts, len(writer), num_clients)
     writers_of_clients = [set(writer[part]) for part in parts]
     counts = [len(writers) for writers in writers_of_clients]
     assert sum(counts) == 23

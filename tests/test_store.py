@@ -175,36 +175,79 @@ def test_a_finished_run_keeps_what_is_needed_of_it(tmp_path):
 # Damage
 
 
-BYTE_POSITIONS = {"digest": 60, "structure": 200, "tensors": -5}  # of a byte in a checkpoint
+# How the folder of a run may be damaged. Each function returns the damaged file.
 
 
-@pytest.mark.parametrize("part", [*BYTE_POSITIONS, "cut", "another run", "missing state", "exchanged state"])
-def test_damage_is_refused_and_the_checkpoint_before_ends_in_the_same_bits(part, tmp_path):
+def change_byte(folder, position):
+    checkpoint = folder / checkpoints.CHECKPOINT
+    content = bytearray(checkpoint.read_bytes())
+    content[position] ^= 1
+    checkpoint.write_bytes(content)
+    return checkpoint
+
+
+def change_digest(folder):
+    return change_byte(folder, 60)
+
+
+def change_structure(folder):
+    return change_byte(folder, 200)
+
+
+def change_tensors(folder):
+    return change_byte(folder, -5)
+
+
+def cut_checkpoint(folder):
+    checkpoint = folder / checkpoints.CHECKPOINT
+    checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
+    return checkpoint
+
+
+def take_checkpoint_of_another_run(folder):
+    checkpoint = folder / checkpoints.CHECKPOINT
+    other = stopped_run("client state", seed=1)
+    shutil.copy(other.folder / checkpoint.name, checkpoint)
+    return checkpoint
+
+
+def list_client_states(folder):
+    """Returns the files of the states that clients kept in the last round."""
+    return sorted((folder / STATES).glob("*-1.safetensors"))
+
+
+def remove_client_state(folder):
+    client_state, *_ = list_client_states(folder)
+    client_state.unlink()
+    return client_state
+
+
+def exchange_client_state(folder):
+    client_state, other, *_ = list_client_states(folder)
+    shutil.copy(other, client_state)
+    return client_state
+
+
+DAMAGES = (
+    change_digest, change_structure, change_tensors, cut_checkpoint, remove_client_state, exchange_client_state,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        *[(damage, "is missing or damaged") for damage in DAMAGES],
+        (take_checkpoint_of_another_run, "is of another run"),
+    ],
+)
+def test_damage_is_refused_and_the_checkpoint_before_ends_in_the_same_bits(damage, fault, tmp_path):
     source = stopped_run("client state")
     folder = shutil.copytree(source.folder, tmp_path / "run")
-    checkpoint = folder / checkpoints.CHECKPOINT
-    client_states = sorted((folder / STATES).glob("*-1.safetensors"))
-    client_state = client_states[0]
-    damaged = client_state if part.endswith("state") else checkpoint
-
-    content = bytearray(damaged.read_bytes())
-    if part == "another run":
-        other = stopped_run("client state", seed=1)
-        shutil.copy(other.folder / checkpoint.name, checkpoint)
-    elif part == "exchanged state":
-        shutil.copy(client_states[1], client_state)
-    elif part == "missing state":
-        client_state.unlink()
-    elif part == "cut":
-        checkpoint.write_bytes(content[:1000])
-    else:
-        content[BYTE_POSITIONS[part]] ^= 1
-        checkpoint.write_bytes(content)
-
-    fault = "is of another run" if part == "another run" else "is missing or damaged"
+    damaged = damage(folder)
     with raises_user_error(f"'{damaged}' {fault}; restore it, or delete "):
         resume.resume(folder)
-    checkpoint.unlink()
+
+    (folder / checkpoints.CHECKPOINT).unlink()
     record = resume.resume(folder).record
     assert record["summary"]["params_sha256"] == source.outcome
     assert record["resumed"] == [1]
