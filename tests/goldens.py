@@ -40,6 +40,18 @@ OTHER_RUNS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def read_goldens() -> dict[str, dict[str, Any]]:
+    """Returns the goldens of each kind of machine, by their names."""
+    kinds = json.loads(FILE.read_text()) if FILE.is_file() else {}
+    return {kind: entry["runs"] for kind, entry in kinds.items()}
+
+
+def write_goldens(goldens: dict[str, dict[str, Any]]) -> None:
+    """Writes the goldens of all kinds of machine."""
+    kinds = {kind: {"runs": runs} for kind, runs in goldens.items()}
+    FILE.write_text(json.dumps(kinds, indent=1) + "\n")
+
+
 def names() -> list[str]:
     """Returns the names of all goldens: one for each method, by its name, and those of the other runs."""
     return [*registry.methods(), *OTHER_RUNS]
@@ -90,6 +102,6 @@ def kind_of_machine() -> str:
 
 
 if __name__ == "__main__":
-    goldens = json.loads(FILE.read_text()) if FILE.is_file() else {}
-    goldens[kind_of_machine()] = {"runs": {name: make(name) for name in names()}}
-    FILE.write_text(json.dumps(goldens, indent=1) + "\n")
+    goldens = read_goldens()
+    goldens[kind_of_machine()] = {name: make(name) for name in names()}
+    write_goldens(goldens)
