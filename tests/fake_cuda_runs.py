@@ -104,12 +104,8 @@ def count_so_far(device: FakeCuda) -> dict[str, int]:
     return {"captures": device.captures, "launches": device.launches, "waits": device.waits.total()}
 
 
-def leave_as_it_is(fed: Federation) -> None:
-    pass
-
-
 def run_on_fake_cuda(
-    method: Any, overrides: dict | None = None, rounds: int = 3, change: Callable = leave_as_it_is,
+    method: Any, overrides: dict | None = None, rounds: int = 3, change: Callable | None = None,
     graphs: bool = True, **run_options: Any,
 ) -> FakeCudaRun:  # fmt: skip
     """Runs rounds of a method on the device, with operations that give the same bits each time.
@@ -122,7 +118,8 @@ def run_on_fake_cuda(
         setup, fed = toy.federation(method, overrides, device="cuda", **run_options)
         if not graphs:
             fed.engine.graphs = None
-        change(fed)
+        if change is not None:
+            change(fed)
 
         state = laws.initial_state(setup, fed)
         counts_of_rounds = []
@@ -137,13 +134,14 @@ def run_on_fake_cuda(
 
 
 def run_on_cpu(
-    method: Any, overrides: dict | None = None, rounds: int = 3, change: Callable = leave_as_it_is,
+    method: Any, overrides: dict | None = None, rounds: int = 3, change: Callable | None = None,
     **run_options: Any,
 ) -> Any:  # fmt: skip
     """Returns the state after rounds on the CPU, whose steps are those of a CUDA device without captures."""
     setup, fed = toy.federation(method, overrides, **run_options)
     fed.engine.graphs = NoGraphs()
     fed.engine.joint_layers = True
-    change(fed)
+    if change is not None:
+        change(fed)
     with patch.object(torch, "_fused_sgd_", fused_sgd):  # which rounds as the device does
         return toy.simulate(setup, fed, rounds)

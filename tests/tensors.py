@@ -8,9 +8,9 @@ def doubles(values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def image_batch(batch, channels=3, size=32, seed=0, dtype=torch.float64):
-    """Returns a batch of `batch` random images of normal numbers, [B, C, H, W]."""
-    return torch.randn(batch, channels, size, size, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+def image_batch(num_images, channels=3, size=32, seed=0, dtype=torch.float64):
+    """Returns a batch of random images of normal numbers, [B, C, H, W]."""
+    return torch.randn(num_images, channels, size, size, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
 def randn(*shape, seed=0):
