@@ -20,6 +20,7 @@ from fedcli.bench.cells import timing_cells
 from fedcli.bench.csv_file import append_csv
 from fedcli.bench.speed import Timing
 from fedcli.data import imports
+from fedcli.errors import UserError
 from fedcli.runs import prepare
 from fedcli.runs.machine import deterministic
 from fedcli.runs.resolve import resolve
@@ -514,6 +515,19 @@ def test_options_reach_the_measurement_and_results_go_to_json_and_csv():
     spreads = [json.loads(spread) for spread in rows.seconds_spread[:2]]
     assert spreads == [result["seconds_spread"] for result in results]
     assert set(rows.seed) == {4, 0}
+
+
+def test_more_rounds_than_a_run_has_after_one_that_warms_up_are_refused_before_any_is_run(monkeypatch):
+    monkeypatch.setattr(speed, "time_workload", None)
+    protocol = resolve(registry.find_method("fedavg"), {"dataset": "cifar10"}, need_data=False)
+    rounds_of_case = {"w1": workloads.ROUNDS, "fedavg": protocol.config.rounds}
+    for case, rounds in rounds_of_case.items():
+        fault = error_of("bench", "w2", case, "--repeats", rounds, "--device", "cpu")
+        assert f"has {rounds} rounds, one of which warms up; give at most {rounds - 1}." in fault
+
+    with pytest.raises(UserError, match="^--repeats 40 is too many for own: its run has 40 rounds, "):
+        speed.check_repeats("own", replace(protocol, config=replace(protocol.config, rounds=40)), 40)
+    speed.check_repeats("own", replace(protocol, config=replace(protocol.config, rounds=40)), 39)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

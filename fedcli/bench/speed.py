@@ -23,6 +23,7 @@ from fedcli.bench.workloads import with_random_images
 from fedcli.core.batches import count_batches
 from fedcli.core.federation import Federation
 from fedcli.data import datasets
+from fedcli.errors import UserError
 from fedcli.runs.autotune import MAX_PASSES, autotune, peak_memory, until_captured
 from fedcli.runs.machine import environment, flushed_denormals, machine_settings
 from fedcli.runs.prepare import prepare
@@ -121,6 +122,16 @@ class Timing:
         return written
 
 
+def check_repeats(name: str, setup: Setup, repeats: int) -> None:
+    """Refuses to time more rounds of a run than it has after one that warms up."""
+    most = setup.config.rounds - 1
+    if repeats > most:
+        raise UserError(
+            f"--repeats {repeats} is too many for {name}: its run has {setup.config.rounds} rounds, one of which warms "
+            f"up; give at most {most}."
+        )
+
+
 @flushed_denormals()
 def time_workload(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any], with_plain: bool) -> Timing:
     """Times the last rounds of a run, in which all of a method's terms have begun.
@@ -128,7 +139,7 @@ def time_workload(name: str, setup: Setup, repeats: int, progress: Callable[[str
     Args:
         name: Of the workload, or of the protocol.
         setup: Of the run; see `prepare_workload`.
-        repeats: Rounds to time.
+        repeats: Rounds to time; see `check_repeats`.
         progress: Told what is being done.
         with_plain: Whether a round of the plain loop follows each round of the engine.
     """
@@ -142,7 +153,7 @@ def time_workload(name: str, setup: Setup, repeats: int, progress: Callable[[str
     fed = prepared.fed
     examples = len(prepared.dataset.y_train) // config.num_clients  # of a client
     passes = config.cohort_size * config.local_epochs  # in a round, over a client's examples
-    warm_up_round = max(config.rounds - repeats - 1, 0)  # before the timed ones
+    warm_up_round = config.rounds - repeats - 1  # before the timed ones
 
     def report(text: str) -> None:
         progress(f"{name}: {text}")
