@@ -266,12 +266,12 @@ def test_flops_of_layers_by_hand_without_taps_that_meet_padding_only(monkeypatch
     conv2 = 2 * 8 * 8 * 64 * 32 * 25
     linear = 2 * 1024 * 512 + 2 * 512 * 10
     *_, plain = sides(TINY_CNN)
-    assert plain.flops_per_sample() == 2 * conv1 + 3 * (conv2 + linear)
+    assert plain.flops_per_example() == 2 * conv1 + 3 * (conv2 + linear)
 
     *_, plain = sides(TINY_RESNET)
-    live = plain.flops_per_sample()
+    live = plain.flops_per_example()
     monkeypatch.setattr(plain_loop, "use_live_taps", lambda *arguments: False)
-    assert plain.flops_per_sample() - live == 3 * 2 * 6_946_816  # one place in the image for each dead weight
+    assert plain.flops_per_example() - live == 3 * 2 * 6_946_816  # one place in the image for each dead weight
 
 
 def test_peak_rates_are_of_the_fastest_product_by_all_threads(monkeypatch, two_threads):
@@ -360,7 +360,7 @@ def test_the_lower_bound_is_that_of_arithmetic_or_of_memory(three_rounds):
     result = three_rounds.timing.as_dict()
     assert result["bound_seconds"] == max(result["arithmetic_bound_seconds"], result["memory_bound_seconds"])
     assert result["bound_share"] == result["bound_seconds"] / 20.0
-    assert result["arithmetic_bound_seconds"] == pytest.approx(80 * plain.flops_per_sample() / 1e6)
+    assert result["arithmetic_bound_seconds"] == pytest.approx(80 * plain.flops_per_example() / 1e6)
 
 
 def test_a_timed_side_is_shown_with_its_spread_and_a_bound_that_is_too_high(three_rounds):
@@ -436,7 +436,7 @@ def test_what_a_joint_step_reads_and_computes_is_counted_as_by_hand(way):
     row = step.as_dict()
     *_, plain = sides(TINY_CNN)
     clients, batch_size = 2, 8
-    assert row["gflop"] * 1e9 == pytest.approx(clients * batch_size * plain.flops_per_sample())
+    assert row["gflop"] * 1e9 == pytest.approx(clients * batch_size * plain.flops_per_example())
     values = 2 * 582_026
     nbytes = step.counts.bytes
     assert nbytes["_fused_sgd_"] == 5 * 4 * values  # parameters and momentum read and written, gradients read
@@ -525,7 +525,7 @@ def test_more_rounds_than_a_run_has_after_one_that_warms_up_are_refused_before_a
         fault = error_of("bench", "w2", case, "--repeats", rounds, "--device", "cpu")
         assert f"has {rounds} rounds, one of which warms up; give at most {rounds - 1}." in fault
 
-    with pytest.raises(UserError, match="^--repeats 40 is too many for own: its run has 40 rounds, "):
+    with pytest.raises(UserError, match=r"^--repeats 40 is too many for own: its run has 40 rounds, "):
         speed.check_repeats("own", replace(protocol, config=replace(protocol.config, rounds=40)), 40)
     speed.check_repeats("own", replace(protocol, config=replace(protocol.config, rounds=40)), 39)
 
@@ -589,7 +589,7 @@ def test_a_bench_measures_replays_alone():
         setup = workloads.prepare_workload(run, device="cuda")
         timing = speed.time_workload("tiny", setup, 2, lambda text: None, with_plain=False)
 
-    assert timing.engine == "stacked x 2, captured"
+    assert timing.way == "stacked x 2, captured"
 
     first, *_, second_last, last = not_replays
     assert first > 0

@@ -1,17 +1,19 @@
 """The tables that `fedcli bench` prints: the cells of a row by their titles, and the line below."""
 
+import torch
+
 from fedcli.bench.joint_step import StepCount
 from fedcli.bench.speed import Timing
 
 
 def timing_cells(timing: Timing) -> dict[str, str]:
     """Returns the cells of what was timed, in seconds; what was not measured is left out."""
-    spread = "-".join(map(short, timing.seconds_spread))
+    least, largest = timing.seconds_spread
     row = {
         "Workload": timing.workload,
         "Method": timing.method,
-        "Engine": timing.engine,
-        "Round": f"{short(timing.seconds_per_round)} ({spread})",
+        "Engine": timing.way,
+        "Round": f"{short(timing.seconds_per_round)} ({short(least)}-{short(largest)})",
     }
     comparison = timing.comparison
     if comparison is not None:
@@ -32,9 +34,9 @@ def timing_cells(timing: Timing) -> dict[str, str]:
 def machine_text(timing: Timing) -> str:
     """Returns the line below the table: the machine, and what the titles mean."""
     return (
-        f"{timing.device} ({timing.hardware}), threads: {timing.threads}, torch {timing.torch}, {timing.precision}; "
-        f"seconds, median of {timing.repeats} rounds (least-largest); Plain: of a plain PyTorch loop, Test: of the "
-        "test images"
+        f"{timing.device} ({timing.hardware}), threads: {timing.threads}, torch {torch.__version__}, "
+        f"{timing.config.precision}; seconds, median of {timing.repeats} rounds (least-largest); "
+        "Plain: of a plain PyTorch loop, Test: of the test images"
     )
 
 

@@ -10,8 +10,8 @@ from fedcli.errors import UserError
 from fedcli.files import write_atomically
 
 
-def check_csv(path: Path) -> None:
-    """Refuses to append to a file that holds something else than results."""
+def prepare_csv(path: Path) -> None:
+    """Makes the folder of a file to append to; refuses a file that holds something else than results."""
     if path.exists() and not path.read_bytes().startswith(b"workload,"):
         raise UserError(f"'{path}' does not hold results of this command; choose a new file or one that --csv wrote.")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -20,8 +20,8 @@ def check_csv(path: Path) -> None:
 def append_csv(path: Path, result: dict[str, Any]) -> None:
     """Appends a result to a CSV file, whose first line has the names of the columns; a spread is a JSON list.
 
-    Columns that the file lacks are added behind its own. Its texts stay as they are, but that columns of bounds, which
-    earlier versions called floors, are called bounds.
+    Columns that the file lacks are added behind its own. Its texts stay as they are. Columns that earlier versions
+    called floors are called bounds.
     """
     content = pd.DataFrame([result]).to_csv(index=False)
     if path.exists():

@@ -19,30 +19,33 @@ from fedcli.runs.prepare import prepare
 
 
 class _NoGraphs:
-    """In the place of a device's graphs: what they would hold is done at once."""
+    """Takes the place of a device's graphs, and does at once what they would hold."""
 
     num_captured = 0
     num_plain = 0
 
     def warm_up(self, work: Work) -> None:
+        """Does the work, as graphs do before they capture it."""
         work()
 
     def capture(self, work: Work) -> Work:
+        """Returns the work itself in the place of a replay."""
         return work
 
     def branch(self, works: Sequence[Work]) -> list[Any]:
+        """Does works one after the other that graphs would do side by side."""
         return [work() for work in works]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepCount:
-    """What was counted of a joint step.
+    """The counts of a joint step.
 
     Attributes:
-        workload: Its name.
-        way: How its clients are trained, and how many together.
-        precision: As `--precision` has it.
-        counts: By operation.
+        workload: The name of the workload.
+        way: The way in which its clients are trained, and how many together.
+        precision: The precision, as `--precision` has it.
+        counts: The counts, by operation.
     """
 
     workload: str
@@ -51,7 +54,7 @@ class StepCount:
     counts: KernelCounts
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns it as `--json` prints it."""
+        """Returns the step as `--json` prints it."""
         return {
             "workload": self.workload,
             "way": self.way,

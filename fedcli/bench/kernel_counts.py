@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 aten = torch.ops.aten
 # They start no kernel, as views do not.
 FREE = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.detach, aten._unsafe_view}
-SELECTIONS = {aten.index, aten.index_select, aten.gather}
+INDEXING = {aten.index, aten.index_select, aten.gather}
 
 START_SECONDS = 1.5e-6  # of a kernel in a graph
 BYTES_A_SECOND = 3.0e12
@@ -34,13 +34,13 @@ KERNEL_TENSORS = 48
 
 
 class KernelCounts(TorchDispatchMode):
-    """Counts what is done inside.
+    """Counts the kernels, bytes and floating-point operations of what PyTorch does inside.
 
     Attributes:
-        kernels: By operation.
-        bytes: By operation, read and written.
-        flops: By operation.
-        seconds: On the modelled GPU.
+        kernels: The number of kernels, by operation.
+        bytes: The number of bytes read and written, by operation.
+        flops: The number of floating-point operations, by operation.
+        seconds: The time of all of them on the modelled GPU.
     """
 
     def __init__(self):
@@ -99,7 +99,7 @@ def _nbytes(tensor: Tensor) -> int:
 
 def _count_bytes(operation: Any, arguments: Any, results: Any) -> int:
     written = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
-    if operation in SELECTIONS:
+    if operation in INDEXING:
         return 2 * sum(map(_nbytes, written))
     read = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
     if operation is aten.constant_pad_nd:  # what is copied is written twice
@@ -108,7 +108,7 @@ def _count_bytes(operation: Any, arguments: Any, results: Any) -> int:
 
 
 def _count_fused_bytes(params: list[Tensor], grads: list[Tensor], momenta: list[Tensor]) -> int:
-    """Parameters and momenta are read and written, gradients are read."""
+    """Returns the bytes of a step of SGD: parameters and momenta are read and written, gradients are read."""
     return sum(map(_nbytes, grads)) + 2 * sum(map(_nbytes, [*params, *momenta]))
 
 

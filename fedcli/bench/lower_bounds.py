@@ -68,19 +68,19 @@ class LowerBounds(NamedTuple):
         return max(self.arithmetic_seconds, self.memory_seconds)
 
 
-def lower_bounds(fed: Federation, flops_per_sample: float, passes: int, examples: int) -> LowerBounds:
-    """Measures this machine's peak rates, and what they allow for a round.
+def lower_bounds(fed: Federation, flops_per_example: float) -> LowerBounds:
+    """Measures this machine's peak rates; returns what they allow for a round of a workload.
 
     Args:
-        fed: Whose clients train in the round.
-        flops_per_sample: Of a training step of the plain loop.
-        passes: Over a client's examples in the round, of all its clients together.
-        examples: Of one client.
+        fed: The federation; all its clients hold equally many examples.
+        flops_per_example: The floating-point operations of a training step of the plain loop, over its examples.
     """
     dtype = torch.bfloat16 if fed.config.precision == "bf16" else fed.dtype
     rates = peak_rates(fed.engine, dtype)
-    flops = passes * examples * flops_per_sample
-    steps = passes * math.ceil(examples / fed.batch_size)
+    examples_of_client = len(fed.training[0])
+    passes = fed.config.cohort_size * fed.local_epochs  # over a client's examples, of all clients together
+    flops = passes * examples_of_client * flops_per_example
+    steps = passes * math.ceil(examples_of_client / fed.batch_size)
     # Parameter, gradient and momentum, each read and written.
     nbytes = steps * 2 * 3 * fed.sizes.parameters * fed.dtype.itemsize
     return LowerBounds(arithmetic_seconds=flops / rates.flops, memory_seconds=nbytes / rates.bytes)

@@ -24,7 +24,7 @@ from fedcli.vision import torchvision
 
 
 def plain_network(backbone: str, channels: int, image_size: int) -> nn.Module:
-    """The network of a workload as PyTorch's users write it, without anything of the project's."""
+    """Returns the network of a workload as PyTorch's users write it, without anything of the project's."""
     if backbone == SMALL_NETWORK:
         return small(channels, image_size, num_classes=10)
     if backbone == "cnn-mcmahan":
@@ -80,8 +80,8 @@ class PlainRounds:
             total = sum(state[name] for state in states)
             self.state[name] = total / len(states)
 
-    def flops_per_sample(self) -> float:
-        """Floating-point operations of a training step, forward and backward, over its samples.
+    def flops_per_example(self) -> float:
+        """Returns the floating-point operations of a training step, forward and backward, over its examples.
 
         Taps that meet padding only are left out, see `fedcli.core.layers.LiveConv2d`.
         """

@@ -26,9 +26,17 @@ from fedcli.data import datasets
 from fedcli.errors import UserError
 from fedcli.runs.autotune import MAX_PASSES, autotune, peak_memory, until_captured
 from fedcli.runs.machine import environment, flushed_denormals, machine_settings
-from fedcli.runs.prepare import prepare
+from fedcli.runs.options import ResolvedConfig
+from fedcli.runs.prepare import Prepared, prepare
 from fedcli.runs.resolve import Setup
 from fedcli.runs.rounds import one_round
+
+
+class Spread(NamedTuple):
+    """The least and the largest of some rounds' seconds."""
+
+    least: float
+    largest: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,24 +44,24 @@ class Comparison:
     """What the plain loop took, and how it and the lower bounds compare with the engine.
 
     Attributes:
-        plain_seconds_per_round: The median.
-        plain_spread: The least and the largest seconds.
-        ratio: How many times as long as a round of the engine; the median over pairs of rounds.
-        bounds: Of a round.
+        plain_seconds_per_round: The median of the plain loop's seconds.
+        plain_spread: The range of the plain loop's seconds.
+        ratio: How many times as long a round of the plain loop takes as one of the engine; the median over pairs.
+        bounds: The lower bounds of a round.
         bound_share: The larger bound over what a round of the engine took; above 1 the bound has failed.
     """
 
     plain_seconds_per_round: float
-    plain_spread: list[float]
+    plain_spread: Spread
     ratio: float
     bounds: LowerBounds
     bound_share: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns it as files have it."""
+        """Returns the comparison as files have it."""
         return {
             "plain_seconds_per_round": self.plain_seconds_per_round,
-            "plain_spread": self.plain_spread,
+            "plain_spread": list(self.plain_spread),
             "ratio": self.ratio,
             "bound_seconds": self.bounds.bound_seconds,
             "bound_share": self.bound_share,
@@ -64,59 +72,74 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """What was run, and what the engine took for it, in the order of files.
+    """What was run, and what the engine took for it.
 
     Attributes:
-        workload: Its name, or that of a protocol.
-        engine: How clients were trained together, in words.
-        device: As `--device` has it.
-        method: Its name.
-        seconds_per_round: The median, without the test after the round.
-        seconds_spread: The least and the largest seconds.
-        samples_per_second: Trained on.
-        peak_bytes: Of the engine's first round: on CUDA what PyTorch holds, on a CPU what the process does (the largest
-            so far where the system cannot reset it).
-        evaluation_seconds: Of a test of every model that a round has changed.
-        data_seconds_share: Of a round, the part for drawing batches and aggregation.
+        workload: The name of the workload or of the protocol.
+        method: The name of the method.
+        config: The options of the run.
         images: "real" or "random".
-        torch: Its version.
-        threads: Of the process.
-        hardware: The processor.
-        precision: Like the four after it, the run's option.
-        repeats: Rounds that were timed.
-        whole_seconds: Of all rounds and their tests; None for a workload, which has no end.
-        comparison: With the plain loop; None for a method under its own protocol, which the plain loop does not train.
+        repeats: The number of rounds that were timed.
+        device: The device, as `--device` has it.
+        hardware: The name of the processor.
+        threads: The number of threads of the process.
+        way: The way in which clients were trained together, in words.
+        seconds_per_round: The median, without the test after the round.
+        seconds_spread: The range of the seconds of which that is the median.
+        examples_per_second: The number of examples that clients train on in a second of a round.
+        peak_bytes: The most memory in the engine's first round: on CUDA what PyTorch holds, on a CPU what the process
+            does (the largest so far where the system cannot reset it).
+        evaluation_seconds: The time of a test of every model that a round has changed.
+        data_seconds_share: The part of a round for drawing batches and aggregation.
+        whole_seconds: The time of all rounds and their tests; None for a workload, which has no end.
+        comparison: The comparison with the plain loop; None for a method under its own protocol, which the plain loop
+            does not train.
     """
 
     workload: str
-    engine: str
-    device: str
     method: str
+    config: ResolvedConfig
+    images: str
+    repeats: int
+    device: str
+    hardware: str
+    threads: int
+    way: str
     seconds_per_round: float
-    seconds_spread: list[float]
-    samples_per_second: float
+    seconds_spread: Spread
+    examples_per_second: float
     peak_bytes: int
     evaluation_seconds: float
     data_seconds_share: float
-    images: str
-    torch: str
-    threads: int
-    hardware: str
-    precision: str
-    cohort_size: int | None  # None for all clients
-    local_epochs: int
-    batch_size: int
-    seed: int
-    repeats: int
     whole_seconds: float | None
     comparison: Comparison | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns it as `--json` and `--csv` write it; what was not measured is left out."""
-        written = {**vars(self)}
-        del written["comparison"]
-        if self.whole_seconds is None:
-            del written["whole_seconds"]
+        """Returns the timing as `--json` and `--csv` write it; what was not measured is left out."""
+        written: dict[str, Any] = {
+            "workload": self.workload,
+            "engine": self.way,
+            "device": self.device,
+            "method": self.method,
+            "seconds_per_round": self.seconds_per_round,
+            "seconds_spread": list(self.seconds_spread),
+            "samples_per_second": self.examples_per_second,
+            "peak_bytes": self.peak_bytes,
+            "evaluation_seconds": self.evaluation_seconds,
+            "data_seconds_share": self.data_seconds_share,
+            "images": self.images,
+            "torch": torch.__version__,
+            "threads": self.threads,
+            "hardware": self.hardware,
+            "precision": self.config.precision,
+            "cohort_size": self.config.cohort_size,
+            "local_epochs": self.config.local_epochs,
+            "batch_size": self.config.batch_size,
+            "seed": self.config.seed,
+            "repeats": self.repeats,
+        }
+        if self.whole_seconds is not None:
+            written["whole_seconds"] = self.whole_seconds
         if self.comparison is not None:
             written |= self.comparison.as_dict()
         return written
@@ -137,10 +160,10 @@ def time_workload(name: str, setup: Setup, repeats: int, progress: Callable[[str
     """Times the last rounds of a run, in which all of a method's terms have begun.
 
     Args:
-        name: Of the workload, or of the protocol.
-        setup: Of the run; see `prepare_workload`.
-        repeats: Rounds to time; see `check_repeats`.
-        progress: Told what is being done.
+        name: The name of the workload or of the protocol.
+        setup: The run; see `prepare_workload`.
+        repeats: The number of rounds to time; see `check_repeats`.
+        progress: A function that is told what is being done.
         with_plain: Whether a round of the plain loop follows each round of the engine.
     """
     images = "real"
@@ -148,67 +171,55 @@ def time_workload(name: str, setup: Setup, repeats: int, progress: Callable[[str
         images = "random"
         setup = with_random_images(setup)
     config = setup.config
-    reset_peak_memory(setup.device)
-    prepared = prepare(setup)
-    fed = prepared.fed
-    examples = len(prepared.dataset.y_train) // config.num_clients  # of a client
-    passes = config.cohort_size * config.local_epochs  # in a round, over a client's examples
-    warm_up_round = config.rounds - repeats - 1  # before the timed ones
+    timed_rounds = range(config.rounds - repeats, config.rounds)
 
     def report(text: str) -> None:
         progress(f"{name}: {text}")
 
+    reset_peak_memory(setup.device)
+    prepared = prepare(setup)
+    fed = prepared.fed
     with machine_settings(fed):  # what a run would set, for both sides, as are denormal numbers
         autotune(fed)
-        state = warm_up(setup, fed, warm_up_round)
-        peak_bytes = peak_memory(setup.device)
-        plain = None
-        if with_plain:
-            plain = PlainRounds(fed, prepared.dataset)
-            plain.round(fed.cohort(warm_up_round).client_ids)
-        timed_rounds = range(warm_up_round + 1, warm_up_round + 1 + repeats)
-        times = _time_rounds(setup, fed, state, plain, timed_rounds, report)
-        whole_seconds = None
+        sides = _warm_up_sides(setup, prepared, timed_rounds.start - 1, with_plain)
+        times = _time_rounds(sides, timed_rounds, report)
         comparison = None
-        if plain is None:
-            tested = times.rounds + times.engine["evaluate"]
-            whole_seconds = config.rounds * tested.median()
-        else:
+        if sides.plain is not None:
             report("peak rates")
-            comparison = _compare(times, lower_bounds(fed, plain.flops_per_sample(), passes, examples))
-        mode = fed.engine.mode
+            comparison = _compare(times, lower_bounds(fed, sides.plain.flops_per_example()))
+        way = fed.engine.mode
         hardware = environment(setup.device)["hardware"]
-    seconds = times.rounds.median()
+
+    seconds_per_round = times.rounds.median()
+    examples = sum(_count_examples(fed, number) for number in timed_rounds)
+    whole_seconds = None
+    if not with_plain:
+        whole_seconds = config.rounds * times.rounds_with_test.median()
     return Timing(
         workload=name,
-        engine=mode,
-        device=str(setup.device),
         method=setup.method.name,
-        seconds_per_round=seconds,
-        seconds_spread=_spread(times.rounds),
-        samples_per_second=sum(_samples_of_round(fed, number) for number in timed_rounds) / repeats / seconds,
-        peak_bytes=peak_bytes,
-        evaluation_seconds=times.engine["evaluate"].median(),
-        data_seconds_share=times.around_training.median() / seconds,
+        config=config,
         images=images,
-        torch=torch.__version__,
-        threads=hardware["threads"],
-        hardware=hardware["name"],
-        precision=config.precision,
-        cohort_size=config.cohort_size,
-        local_epochs=config.local_epochs,
-        batch_size=config.batch_size,
-        seed=config.seed,
         repeats=repeats,
+        device=str(setup.device),
+        hardware=hardware["name"],
+        threads=hardware["threads"],
+        way=way,
+        seconds_per_round=seconds_per_round,
+        seconds_spread=_spread(times.rounds),
+        examples_per_second=examples / repeats / seconds_per_round,
+        peak_bytes=sides.peak_bytes,
+        evaluation_seconds=times.engine["evaluate"].median(),
+        data_seconds_share=times.around_training.median() / seconds_per_round,
         whole_seconds=whole_seconds,
         comparison=comparison,
     )
 
 
-def _samples_of_round(fed: Federation, number: int) -> int:
-    """How many examples the clients of a round train on, those of each epoch anew.
+def _count_examples(fed: Federation, number: int) -> int:
+    """Returns how many examples the clients of a round train on, those of each epoch anew.
 
-    None are held out to validate on, or in a last batch that is dropped.
+    Examples that are held out to validate on, or in a last batch that is dropped, do not count.
     """
     sizes = [len(fed.training[client]) for client in fed.cohort(number).client_ids]
     batches = count_batches(sizes, fed.batch_size, fed.config.drop_last)
@@ -221,6 +232,28 @@ def reset_peak_memory(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
     elif Path("/proc/self/clear_refs").exists():
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+
+
+class _Sides(NamedTuple):
+    """Both sides, warmed up."""
+
+    setup: Setup
+    fed: Federation
+    state: Any  # the method's, after the engine's rounds so far
+    plain: PlainRounds | None
+    peak_bytes: int  # of the engine's rounds so far
+
+
+def _warm_up_sides(setup: Setup, prepared: Prepared, round_number: int, with_plain: bool) -> _Sides:
+    """Runs a round of the engine, and one of the plain loop if it takes part."""
+    fed = prepared.fed
+    state = warm_up(setup, fed, round_number)
+    peak_bytes = peak_memory(setup.device)
+    plain = None
+    if with_plain:
+        plain = PlainRounds(fed, prepared.dataset)
+        plain.round(fed.cohort(round_number).client_ids)
+    return _Sides(setup, fed, state, plain, peak_bytes)
 
 
 def warm_up(setup: Setup, fed: Federation, round_number: int) -> Any:
@@ -239,33 +272,37 @@ class _Times(NamedTuple):
     """The seconds of some rounds, a row a round."""
 
     engine: pd.DataFrame  # a column each for `data`, `train`, `aggregate` and `evaluate`
-    plain: pd.Series  # of the plain loop's; empty without it
+    plain: pd.Series  # the plain loop's; empty without it
 
     @property
     def around_training(self) -> pd.Series:
-        """Of the parts of each of the engine's rounds before and after local training."""
+        """The seconds of the parts of each of the engine's rounds before and after local training."""
         return self.engine["data"] + self.engine["aggregate"]
 
     @property
     def rounds(self) -> pd.Series:
-        """Of each of the engine's rounds, without the test after it."""
+        """The seconds of each of the engine's rounds, without the test after it."""
         return self.engine["train"] + self.around_training
 
+    @property
+    def rounds_with_test(self) -> pd.Series:
+        """The seconds of each of the engine's rounds and of the test after it."""
+        return self.rounds + self.engine["evaluate"]
 
-def _time_rounds(
-    setup: Setup, fed: Federation, state: Any, plain: PlainRounds | None, numbers: range,
-    report: Callable[[str], None],
-) -> _Times:  # fmt: skip
-    """Times rounds from a state on, each followed by one of the plain loop, if given, with the same clients."""
+
+def _time_rounds(sides: _Sides, numbers: range, report: Callable[[str], None]) -> _Times:
+    """Times rounds of the engine, each followed by one of the plain loop, if it takes part, with the same clients."""
     engine_seconds = []
     plain_seconds = []
+    state = sides.state
     for repeat, number in enumerate(numbers, start=1):
         report(f"round {repeat} of {len(numbers)}")
-        cohort = fed.cohort(number)
-        state, entry = one_round(setup, fed, state, cohort)
+        cohort = sides.fed.cohort(number)
+        state, entry = one_round(sides.setup, sides.fed, state, cohort)
         engine_seconds.append(entry["seconds"])
-        if plain is not None:
-            plain_seconds.append(seconds_of(partial(plain.round, cohort.client_ids), setup.device))
+        if sides.plain is not None:
+            plain_round = partial(sides.plain.round, cohort.client_ids)
+            plain_seconds.append(seconds_of(plain_round, sides.setup.device))
     return _Times(pd.DataFrame(engine_seconds), pd.Series(plain_seconds, dtype=float))
 
 
@@ -280,5 +317,5 @@ def _compare(times: _Times, bounds: LowerBounds) -> Comparison:
     )
 
 
-def _spread(seconds: pd.Series) -> list[float]:
-    return [*seconds.agg(["min", "max"])]
+def _spread(seconds: pd.Series) -> Spread:
+    return Spread(least=float(seconds.min()), largest=float(seconds.max()))

@@ -30,8 +30,8 @@ ALIASES = {"cnn-five-epochs": "w1", "cnn-small-batches": "w2", "resnet18": "w3",
 NAMES = (*WORKLOADS, *ALIASES)
 
 
-def _scaling() -> dict[str, dict[str, Any]]:
-    """The first workload with one local epoch, by its name, over clients a round and then over batch sizes."""
+def _make_scaling_workloads() -> dict[str, dict[str, Any]]:
+    """Makes w1 with one local epoch, over the clients of a round and then over batch sizes, by name."""
     sizes = [{"cohort_size": cohort_size, "batch_size": 64} for cohort_size in (1, 2, 5, 10, 20, 50, 100)]
     sizes += [{"cohort_size": 10, "batch_size": batch_size} for batch_size in (10, 32, 128)]
     workloads = {}
@@ -41,11 +41,11 @@ def _scaling() -> dict[str, dict[str, Any]]:
     return workloads
 
 
-SCALING = _scaling()
+SCALING = _make_scaling_workloads()
 
 
 def find_workload(name: str) -> dict[str, Any]:
-    """The options of a workload, of `NAMES` or `SCALING`."""
+    """Returns the options of a workload by its name, one of `NAMES` or `SCALING`."""
     workloads = WORKLOADS | SCALING
     return workloads[ALIASES.get(name, name)]
 
@@ -72,6 +72,6 @@ def prepare_workload(workload: dict[str, Any], method: str = "fedavg", **given: 
 
 
 def with_random_images(setup: Setup) -> Setup:
-    """The same run on random images in the shape of its data set."""
+    """Returns the same run on random images in the shape of its data set."""
     config = replace(setup.config, dataset=f"{RANDOM_IMAGES}:{setup.dataset}")
     return replace(setup, config=config)

@@ -95,14 +95,14 @@ def _bench_case(name: str, method: str, given: Mapping[str, Any]) -> BenchCase:
 
 def _time_cases(cases: Sequence[BenchCase], repeats: int, as_json: bool, csv: Path | None) -> None:
     """Measure cases one after the other; print each as JSON or all in a table, and append each to a CSV file."""
-    from fedcli.bench.csv_file import append_csv, check_csv
+    from fedcli.bench.csv_file import append_csv, prepare_csv
     from fedcli.bench.speed import check_repeats, time_workload
 
     # Refused now rather than after minutes.
     for case in cases:
         check_repeats(case.name, case.setup, repeats)
     if csv is not None:
-        check_csv(csv)
+        prepare_csv(csv)
     timings = []
     for case in cases:
         with Console(stderr=True).status(case.name) as status:
