@@ -57,6 +57,14 @@ def one_thread():
     assert num_threads == 1
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_session(tmp_path_factory):
+    """Gives fixtures that last for a module, which are made before those of a test, a folder of data sets as well."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("FEDCLI_DATA", str(tmp_path_factory.mktemp("session") / "cache"))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     """Gives each test a folder of data sets of its own, apart from that of the person who runs the tests."""
@@ -65,7 +73,7 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def tiny_sets(monkeypatch):
+def accept_other_images(monkeypatch):
     """Lets tests import random images as `cifar10` and the like, which a user may not."""
     monkeypatch.setattr(official, "refuse_other_images", lambda dataset: None)
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -30,10 +31,13 @@ from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import fedcli
+
 NAME = "fake_cuda"
 DEVICE = f"{NAME}:0"
 BYTES_FREE = 2**36
 BYTES_IN_ALL = 2**37
+PRODUCT = (Path(fedcli.__file__).parent, Path(__file__).parent.parent / "papers")  # the folders of its files
 aten = torch.ops.aten
 
 COPIES = {aten._to_copy, aten.copy_}
@@ -726,9 +730,9 @@ def line_of_product() -> str:
     """Returns the file and line of `fedcli` or of a paper that is being executed."""
     frame = sys._getframe(1)
     while frame is not None:
-        file = frame.f_code.co_filename
-        if "/fedcli/" in file or "/papers/" in file:
-            return f"{file.rpartition('/')[2]}:{frame.f_lineno}"
+        file = Path(frame.f_code.co_filename)
+        if any(file.is_relative_to(folder) for folder in PRODUCT):
+            return f"{file.name}:{frame.f_lineno}"
         frame = frame.f_back
     return "the test"
 

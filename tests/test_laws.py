@@ -26,6 +26,8 @@ from tests.networks import MIXED_NETWORKS
 from tests.toy_methods import QUICK_OPTIONS, STATEFUL, make_quick
 from tests.user_errors import raises_user_error
 
+ROOT = Path(__file__).parent.parent
+
 
 def averages_parameters(method):
     """Returns whether a method averages the parameters of its clients, for which they need one network."""
@@ -171,7 +173,7 @@ class MomentumWatch(Federation):
     @property
     def momentum(self):
         caller = inspect.currentframe().f_back.f_code.co_filename
-        self.momentum_was_read |= "papers" in Path(caller).parts
+        self.momentum_was_read |= Path(caller).is_relative_to(ROOT / "papers")
         return self.sgd_momentum
 
     @momentum.setter

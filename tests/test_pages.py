@@ -11,6 +11,7 @@ import pytest
 
 import fedcli
 from fedcli import Cell, Table, registry
+from fedcli.errors import NonFiniteLoss
 from fedcli.results import claims, frame, paper_tables, plans, verdicts
 from fedcli.results.durations import ExpectedTime
 from fedcli.results.intervals import mean_interval
@@ -69,7 +70,7 @@ def results(tmp_path_factory):
     fedcli.run("fedavg", out=study / "a", seed=0, **CELL_OPTIONS)
     fedcli.run("fedavg", out=study / "b", seed=7, eval_every=2, **CELL_OPTIONS)
     fedcli.run("fedavg", out=study / "again", seed=0, eval_every=2, **CELL_OPTIONS)  # a seed counts once
-    with pytest.raises(Exception, match="not finite"):
+    with pytest.raises(NonFiniteLoss):
         fedcli.run("fedprox", out=study / "c", seed=0, lr=1e9, **CELL_OPTIONS)
     record = fedcli.run("fedprox", out=study / "d", seed=7, eval_every=2, **CELL_OPTIONS).record
     write_record(study / "d", {**record, "status": "interrupted"})
@@ -210,15 +211,7 @@ SPEED = ROOT / "results" / "speed"
 
 
 @pytest.fixture(scope="module")
-def no_data_sets(tmp_path_factory):
-    """Keeps the data sets of the person who runs the tests from what the script says is missing."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv("FEDCLI_DATA", str(tmp_path_factory.mktemp("cache") / "none"))
-        yield
-
-
-@pytest.fixture(scope="module")
-def project(results, no_data_sets, tmp_path_factory):
+def project(results, tmp_path_factory):
     """A project's folder with a README and results, whose pages the script has written; no test may change it."""
     folder = tmp_path_factory.mktemp("project")
     shutil.copytree(results, folder / "results")
@@ -279,7 +272,7 @@ def test_a_folder_without_runs_gets_no_pages(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def made_files(project, no_data_sets):
+def made_files(project):
     """The files as they are made from the project's records."""
     return pages.make_files(project / "results")
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,6 @@ from fedcli.runs.prepare import prepare
 from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resolve import resolve
 from fedcli.runs.resume import open_run
-from fedcli.runs.saved_run import SavedRun
 from tests import laws
 from tests.commands import invoke, output_of, run_command
 from tests.user_errors import raises_user_error
@@ -48,7 +48,7 @@ def finished_run(tmp_path_factory):
 @pytest.fixture
 def run(finished_run, tmp_path):
     """Makes a copy of the finished run, which a test may change."""
-    return SavedRun(finished_run.record, finished_run.state, shutil.copytree(finished_run.path, tmp_path / "run"))
+    return replace(finished_run, path=shutil.copytree(finished_run.path, tmp_path / "run"))
 
 
 def kept_features(folder):
@@ -88,10 +88,17 @@ def test_the_record_has_the_numbers_beside_all_it_had(run):
 
 
 @pytest.fixture(scope="module")
-def personal_run(tmp_path_factory):
+def finished_personal_run(tmp_path_factory):
     """Makes a run of personal models with different networks, on four domains, that no test may change."""
     own = {"dataset": "digit-domains", "protocol": "fccl:digit-domains", "num_clients": 4, "partition": "domains"}
     return fedcli.run("local", out=tmp_path_factory.mktemp("runs") / "local", **{**THREE_OF_FOUR, **own})
+
+
+@pytest.fixture
+def personal_run(finished_personal_run, tmp_path_factory):
+    """Makes a copy of the run of personal models, which a test may change."""
+    copy = tmp_path_factory.mktemp("runs") / "local"
+    return replace(finished_personal_run, path=shutil.copytree(finished_personal_run.path, copy))
 
 
 @pytest.mark.parametrize("client", [None, 2])
