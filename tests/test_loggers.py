@@ -11,7 +11,7 @@ import fedcli
 from fedcli.runs import loggers, resume
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
-from tests.commands import invoke, run_command
+from tests.commands import invoke, run_command, stamps_of_files
 from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.user_errors import raises_user_error
 
@@ -117,22 +117,29 @@ def test_unknown_and_missing_loggers_are_refused_before_the_run(log, words, tmp_
 
 
 @pytest.mark.parametrize(
-    "log", ["tensorbord", "tensorboard,wandbb", ["no"], "./none.py:Mine", "./empty.py:Mine", "./fails.py:Mine"]
+    ("log", "message"),
+    [
+        ("tensorbord", "unknown logger 'tensorbord'; did you mean 'tensorboard'?"),
+        ("tensorboard,wandbb", "unknown logger 'wandbb'; did you mean 'wandb'?"),
+        (["no"], "unknown logger 'no'; there are tensorboard, wandb, and your own by ./file.py:NAME."),
+        ("./none.py:Mine", "there is no logger file at '"),
+        ("./empty.py:Mine", "empty.py' 'Mine'; write "),
+        ("./fails.py:Mine", "fails.py' fails in line 1 (got TypeError: Mine() missing 1 required positional argument"),
+    ],
 )
 @pytest.mark.parametrize(
     ("methods", "options"),
     [("fedavg", {}), ("fedavg,fedprox", {}), ("fedavg", {"lr": [0.1, 0.2]}), ("fedavg", {"seeds": [0, 1]})],
     ids=["one run", "methods", "values", "seeds"],
 )
-def test_a_refused_logger_leaves_nothing(methods, options, log, tmp_path, monkeypatch):
+def test_a_refused_logger_leaves_nothing(methods, options, log, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.py").touch()
     (tmp_path / "fails.py").write_text("def Mine(needed):\n    pass\n")
-    before = {*tmp_path.rglob("*")}
-    with raises_user_error("logger"):
+    before = stamps_of_files()
+    with raises_user_error(message):
         fedcli.run(methods, out="new/runs", log=log, **FOUR_ROUNDS, **options)
-    after = {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts}
-    assert after == before
+    assert stamps_of_files() == before
 
 
 INTERRUPTING_LOGGER = """

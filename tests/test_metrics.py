@@ -166,11 +166,21 @@ def test_costs_are_of_a_client_in_the_mean_round_and_of_all_in_all_rounds():
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["rounds:5", "at", "at:", "rounds-to", "quality", "selected:1", "floats-up:x", "", "at:1e-9999999", "domain:"],
+    ("name", "message"),
+    [
+        ("", "unknown metric ''; there are selected, last, "),
+        ("at", "'at' is no metric; write at:PARAMETER, which is from 0 to 1."),
+        ("at:", "'at:' is no metric; write at:PARAMETER, which is from 0 to 1."),
+        ("at:1e-9999999", "'at:1e-9999999' is no metric; write at:PARAMETER, which is from 0 to 1."),
+        ("rounds-to", "'rounds-to' is no metric; write rounds-to:PARAMETER, which is from 0 to 100."),
+        ("quality", "'quality' is no metric; write quality:PARAMETER, which is one of nmi, "),
+        ("domain:", "'domain:' is no metric; write domain:PARAMETER."),
+        ("selected:1", "'selected:1' is no metric; write selected."),
+        ("floats-up:x", "'floats-up:x' is no metric; write floats-up."),
+    ],
 )
-def test_an_unknown_name_is_refused(name):
-    with raises_user_error("metric"):
+def test_an_unknown_name_is_refused(name, message):
+    with raises_user_error(message):
         metrics.find_metric(name)
 
 

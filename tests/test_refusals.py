@@ -121,8 +121,8 @@ SEEDS = "--seeds must be distinct whole numbers from 0"
         # Data sets
         ("data import mine nowhere", "there is nothing at 'nowhere' to import; give the path of a file or a folder."),
         ("data download digit", "these can be downloaded: mnist, "),
-        ("data import shapes floats.npz", "floats.npz"),
-        ("data import digits floats.npz", "digits"),
+        ("data import shapes floats.npz", "it has no array x_test (its arrays: x_train, y_train)"),
+        ("data import digits floats.npz", "the name 'digits' is reserved: it is built in; choose another name."),
         # Tables and figures
         ("claims fedx", "unknown paper with claims 'fedx'"),
         ("claims ./reserved.py", "declares no CLAIMS"),
@@ -145,8 +145,7 @@ SEEDS = "--seeds must be distinct whole numbers from 0"
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_and_the_folder_is_left_alone(line, message, folder):
-    for name in ("notes.txt", "text.npz"):
-        (folder / name).write_text("not what is looked for\n")
+    (folder / "notes.txt").write_text("not what is looked for\n")
     (folder / "reserved.py").write_text(RESERVED)
     (folder / "plain.py").write_text(PLAIN)
     np.savez(folder / "floats.npz", x_train=np.zeros((4, 8, 8)), y_train=[0, 1, 0, 1])
