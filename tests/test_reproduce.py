@@ -393,7 +393,9 @@ def find_exceptions():
 
 def test_every_exception_passes_to_the_process_that_started_a_run():
     # One that does not breaks the executor, whose signal then meets a process that is about to end.
-    for name, kind in find_exceptions().items():
+    exceptions = find_exceptions()
+    assert "fedcli.errors.UserError" in exceptions
+    for name, kind in exceptions.items():
         error = kind("a text")
         error.code = 7
         passed = pickle.loads(pickle.dumps(error))
