@@ -118,7 +118,7 @@ def test_a_law_holds(law, method, options, monkeypatch):
 
 @pytest.mark.parametrize("sizes", [(9, 0, 5, 0), (0, 9, 0, 5)])
 @pytest.mark.parametrize("method", MIXED_METHODS, ids=lambda method: method.name)
-def test_law_6_holds_for_a_network_none_of_whose_clients_takes_a_step(method, sizes):
+def test_a_round_is_finite_where_no_client_of_a_network_takes_a_step(method, sizes):
     setup, fed = toy.federation(method, backbone=MIXED_NETWORKS, parts=toy.toy_parts(sizes), **FEW_STEPS)
     state, entry = one_round(setup, fed, toy.simulate(setup, fed, 1), fed.cohort(1))
     assert all(torch.isfinite(leaf).all() for leaf in leaves(state))

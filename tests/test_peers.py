@@ -180,7 +180,7 @@ def test_a_turn_that_is_measured_already_is_refused(turns, refused, empty_csv, n
 # What is measured
 
 
-def test_all_sides_train_on_the_cpu():
+def test_all_workloads_are_of_the_cpu():
     assert {workload.options["device"] for workload in peers.WORKLOADS.values()} == {"cpu"}
 
 

@@ -32,14 +32,14 @@ def whole(tmp_path_factory):
     return fedcli.run("fedavg", out=tmp_path_factory.mktemp("whole") / "run", **options).record
 
 
-class Verdict(NamedTuple):
+class VerifyOutput(NamedTuple):
     """What 'fedcli verify' makes of a record."""
 
     exit_code: int
     last_line: str  # that it prints
 
 
-SAME_BITS = Verdict(0, "same bits")
+SAME_BITS = VerifyOutput(0, "same bits")
 
 
 def verify(record, *options):
@@ -48,12 +48,12 @@ def verify(record, *options):
     write_record(Path("run"), record)
     result = invoke("verify", "run", *options)
     lines = (result.stdout + result.stderr).splitlines()
-    return Verdict(result.exit_code, lines[-1])
+    return VerifyOutput(result.exit_code, lines[-1])
 
 
-def assert_cannot_verify(verdict, words):
-    assert verdict.exit_code == 2
-    assert words in verdict.last_line
+def assert_cannot_verify(output, words):
+    assert output.exit_code == 2
+    assert words in output.last_line
 
 
 def test_a_record_of_a_finished_run_is_verified_on_a_device_that_is_there(whole):
@@ -76,7 +76,7 @@ def test_a_run_that_diverged_is_verified_by_its_curve_and_its_end():
     with pytest.raises(NonFiniteLoss):
         fedcli.run("fedavg", out="a run", **{**TINY, "rounds": 5, "lr": 1e9})
     record = read_record(Path("a run"))
-    assert verify(record) == Verdict(0, "same to the last digit")  # it has no last parameters
+    assert verify(record) == VerifyOutput(0, "same to the last digit")  # it has no last parameters
 
     later = f"another end: NonFiniteLoss: later, was {record['error']}"
     assert compare_records(record, {**record, "error": "NonFiniteLoss: later"}) == (later, False)
@@ -162,7 +162,7 @@ def test_the_first_rounds_of_a_record_are_verified():
     FedProc's objective depends on how many rounds are planned, so these must be the record's.
     """
     record = fedcli.run("fedproc", out="a run", **{**TINY, "rounds": 3}).record
-    assert verify(record, "--rounds", 2, "--out", "again") == Verdict(0, "same to the last digit")
+    assert verify(record, "--rounds", 2, "--out", "again") == VerifyOutput(0, "same to the last digit")
     again = read_record(Path("again"))
     assert again["status"] == "interrupted"
     assert len(again["rounds"]) == 2
@@ -178,7 +178,7 @@ def test_the_first_rounds_of_a_record_are_verified():
     moved_later = {**record, "moved": [{"round": 2, "machine": {}}]}
     assert verify(moved_later, "--rounds", 1).exit_code == 0
     other_result = f"{ANOTHER_RESULT}: curves within 0.00 points of accuracy"
-    assert verify(moved_later, "--rounds", 2) == Verdict(1, other_result)
+    assert verify(moved_later, "--rounds", 2) == VerifyOutput(1, other_result)
     of_other_machine = verify({**record, "machine": {}}, "--rounds", 2)
     assert of_other_machine.exit_code == 0
     assert of_other_machine.last_line.startswith("same within 0.00 points of accuracy (other")
@@ -189,8 +189,8 @@ def test_rounds_that_a_record_has_not_or_that_have_no_accuracy_are_refused(whole
     summary = {**whole["summary"], "selected_round": 1, "selected": second["test_accuracy"]}
     record = {**whole, "rounds": [{**first, "test_accuracy": None}, second], "summary": summary}
     for rounds in (0, 1, 3):
-        verdict = verify(record, "--rounds", rounds, "--out", "again")
-        assert_cannot_verify(verdict, f"from 2, the first that was tested, to 2 (got {rounds})")
+        output = verify(record, "--rounds", rounds, "--out", "again")
+        assert_cannot_verify(output, f"from 2, the first that was tested, to 2 (got {rounds})")
     assert not Path("again").exists()
 
 
