@@ -29,7 +29,7 @@ from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resolve import resolve
 from fedcli.runs.resume import open_run
 from tests import laws
-from tests.commands import invoke, output_of, run_command
+from tests.commands import error_of, output_of, run_command
 from tests.user_errors import raises_user_error
 
 THREE_OF_FOUR = {
@@ -188,7 +188,7 @@ def test_a_client_that_there_is_not_is_refused(run, personal_run):
         quality.add_quality(personal_run.path, client=None)
 
 
-def test_the_command_measures_finished_runs_alone(run, personal_run, tmp_path):
+def test_the_command_measures_finished_runs_alone(run, personal_run, tmp_path, folder):
     unfinished = shutil.copytree(run.path, tmp_path / "half")
     write_record(unfinished, {**run.record, "status": "interrupted"})
 
@@ -197,12 +197,8 @@ def test_the_command_measures_finished_runs_alone(run, personal_run, tmp_path):
     assert "quality" not in read_record(unfinished)
     run_command("quality", personal_run.path, "--client", 1)
 
-    refusal = invoke("quality", unfinished)
-    assert refusal.exit_code == 2
-    assert "no run has finished" in refusal.stderr
-    refusal = invoke("quality", tmp_path / "nowhere")
-    assert refusal.exit_code == 2
-    assert "there is no run at" in refusal.stderr
+    assert "no run has finished" in error_of("quality", unfinished)
+    assert "there is no run at" in error_of("quality", tmp_path / "nowhere")
 
 
 # Figures

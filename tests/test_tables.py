@@ -15,7 +15,7 @@ from fedcli.results.intervals import MeasuredRuns, find_clear_best
 from fedcli.results.metrics import find_metric
 from fedcli.results.notes import ACROSS_MODELS, LEADS
 from fedcli.results.render import CellIndex, TextTable, render
-from tests.commands import invoke, markdown_rows, output_of
+from tests.commands import error_of, markdown_rows, output_of
 from tests.example_records import as_diverged, make_record, write_unsigned_record
 from tests.user_errors import raises_user_error
 
@@ -566,24 +566,24 @@ def test_methods_and_data_sets_are_selected_in_any_case():
         groups.select_records(MIXED[1:3], [], ["digits"])
 
 
-def test_commands_select_and_label(tmp_path):
+def test_commands_select_and_label(tmp_path, folder):
     for number, record in enumerate(MIXED):
         write_unsigned_record(tmp_path / str(number), record)
 
-    def output(*command):
-        return invoke(*command, tmp_path).output
-
-    assert "### paper:other, digits" in output("table", "--dataset", "digits")
-    lines = output("table", "--format", "csv", "--method", "one").splitlines()
+    assert "### paper:other, digits" in output_of("table", "--dataset", "digits", tmp_path)
+    lines = output_of("table", "--format", "csv", "--method", "one", tmp_path).splitlines()
     assert len(lines) == 3  # one file for all
 
     file = tmp_path / "y.svg"
-    assert f"{file}\n" in output("plot", "--dataset", "letters", "--label", "ours", "--out", file)
+    assert output_of("plot", "--dataset", "letters", "--label", "ours", "--out", file, tmp_path) == f"{file}\n"
     assert "<!-- ours" in file.read_text()
-    assert "--out must end in .png, .pdf, .svg or .pgf" in output("plot", "--out", tmp_path / "y.jpgg")
-    refusal = "of one data set (got digits, letters); use --dataset"
-    assert refusal in output("plot", "--kind", "tsne", "--method", "one")
+    out_error = error_of("plot", "--out", tmp_path / "y.jpgg", tmp_path)
+    assert "--out must end in .png, .pdf, .svg or .pgf" in out_error
+    data_error = error_of("plot", "--kind", "tsne", "--method", "one", tmp_path)
+    assert "of one data set (got digits, letters); use --dataset" in data_error
 
+
+def test_a_single_table_has_no_title():
     (table,) = tables.build_tables(MIXED[:1])
     assert table.title == ""
 
@@ -610,7 +610,7 @@ def test_mixed_runs_have_a_panel_for_each_board():
     assert [len(crosses(axes)) for axes in figure.axes] == [0, 1, 0]
 
     left_out = line_charts.learning_curves([*records, make_record("three") | {"cost": None}], "floats")
-    assert left_out.get_suptitle() == "left out, without values: 1"
+    assert left_out.get_suptitle() == "left out, without values: 1"  # above all panels
 
 
 def test_the_tested_model_has_a_column_only_where_runs_differ():
