@@ -23,7 +23,7 @@ STUDIES = sorted(path.parent for path in RESULTS.glob("records/*/intro.md"))
 FIGURE = re.compile(r"\]\((?P<path>figures/(?P<study>[\w.-]+)-(?P<kind>[a-z]+)\.png)\)")
 MAX_INTRO_LINES = 10  # by hand at the head of a study's page
 # Names of settings and of places in a paper have decimals too.
-SETTINGS_AND_PLACES = r"`[^`]*`|\]\([^)]*\)|^#.*|(Dirichlet|Table|Figs?\.|Eq\.)\s[\d.]+"
+SETTINGS_AND_PLACES = r"`[^`]*`|\]\([^)]*\)|^#.*|(Dirichlet( shares of)?|Table|Figs?\.|Eq\.)\s+[\d.]+"
 
 
 class StudyFigure(NamedTuple):
