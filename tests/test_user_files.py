@@ -377,6 +377,89 @@ def test_a_state_that_no_checkpoint_could_give_back_is_refused_in_the_first_roun
     assert words in str(failure.error)
 
 
+# A method whose state is no NamedTuple.
+PLAIN_STATE_METHOD = """
+from dataclasses import replace
+from fedcli.papers.baselines import fedavg
+
+def init(fed, config):
+    params, buffers = fed.initial_model()
+    return STATE
+
+def run_round(state, cohort, fed, config):
+    (params, buffers), terms = fedavg.run_round(fedavg.ServerState(*model(state)), cohort, fed, config)
+    return STATE, terms
+
+def model(state):
+    return MODEL
+
+METHOD = replace(fedavg.METHOD, name="mine", init=init, run_round=run_round, model=model, state_types=())
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "model"),
+    [
+        ("{'w': params, 'b': buffers}", "state['w'], state['b']"),
+        ("(params, buffers)", "state"),
+        ("[params, buffers]", "tuple(state)"),
+    ],
+)
+def test_a_state_may_be_a_dict_a_tuple_or_a_list_where_the_method_says_what_its_model_is(state, model):
+    Path("mine.py").write_text(PLAIN_STATE_METHOD.replace("STATE", state).replace("MODEL", model))
+    options = {**PARTS_OPTIONS, "checkpoint_every": 1}
+    whole = fedcli.run("mine.py", out="whole", rounds=2, **options).record
+    with pytest.raises(Stop):
+        fedcli.run("mine.py", out="run", rounds=2, progress=StopAfter(1), **options)
+    again = resume.resume("run", files=["mine.py", "parts.py"]).record
+    assert again["status"] == "finished"
+    assert again["summary"] == whole["summary"]
+
+
+@pytest.mark.parametrize("kind", ["dict", "list", "Outer"])
+def test_what_clients_keep_is_refused_where_no_checkpoint_would_have_it(kind):
+    """It is found among the fields of the state alone."""
+    Path("mine.py").write_text(f"""
+from dataclasses import replace
+from typing import NamedTuple
+from fedcli.papers.baselines import fedavg
+
+class Inner(NamedTuple):
+    model: fedavg.ServerState
+    clients: dict
+
+class Outer(NamedTuple):
+    inner: Inner
+
+STATE_OF = {{
+    "dict": lambda inner: dict(model=inner.model, clients=inner.clients),
+    "list": lambda inner: [inner.model, inner.clients],
+    "Outer": Outer,
+}}
+
+def inner_of(state):
+    if isinstance(state, Outer):
+        return state.inner
+    return Inner(*(state.values() if isinstance(state, dict) else state))
+
+def init(fed, config):
+    return STATE_OF["{kind}"](Inner(fedavg.init(fed, config), {{}}))
+
+def run_round(state, cohort, fed, config):
+    inner = inner_of(state)
+    model, terms = fedavg.run_round(inner.model, cohort, fed, config)
+    clients = fed.remember(inner.clients, cohort, {{"weight": cohort.weights}})
+    return STATE_OF["{kind}"](Inner(model, clients)), terms
+
+METHOD = replace(
+    fedavg.METHOD, name="mine", init=init, run_round=run_round, model=lambda state: inner_of(state).model,
+    state_types=(Outer, Inner, fedavg.ServerState),
+)
+""")
+    with raises_user_error("must be a field of the NamedTuple that is the state"):
+        fedcli.run("mine.py", out="run", rounds=2, **PARTS_OPTIONS)
+
+
 @pytest.mark.parametrize(
     "change",
     [

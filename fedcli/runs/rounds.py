@@ -266,8 +266,11 @@ def _drop_client_accuracies(record: Record, interval: int) -> None:
 
 def _states_of_next_cohort(state: Any, fed: Federation) -> Any:
     """Leaves out the states of clients that would not take part in the round after the last one."""
+    stored = find_stored_states(state)
+    if not stored:  # of a user's method it may be a dict or a plain tuple
+        return state
     following = fed.cohort(fed.config.rounds).client_ids.tolist()
-    return state._replace(**{name: states.select(following) for name, states in find_stored_states(state).items()})
+    return state._replace(**{name: states.select(following) for name, states in stored.items()})
 
 
 class RoundResult(NamedTuple):

@@ -92,8 +92,10 @@ def check_state(state: Any, initial: Any, fed: Federation) -> None:
     """
     if type(state) is not type(initial):
         raise wrong(f"a state of type '{type(initial).__name__}'", type(state).__name__)
-    names = getattr(initial, "_fields", None) or range(len(initial))
-    for name, part, initial_part in zip(names, state, initial, strict=True):
+    if not hasattr(initial, "_fields"):
+        check_like(initial, state, fed.num_clients)
+        return
+    for name, part, initial_part in zip(initial._fields, state, initial, strict=True):
         with Place(name):
             if initial_part == {}:
                 check_clients(part, fed)
@@ -120,6 +122,8 @@ def check_clients(states: Any, fed: Federation) -> None:
 
 def check_like(pattern: Tree, value: Any, num_clients: int) -> None:
     """Refuses a tree without the types, names, shapes and dtypes of the pattern."""
+    if isinstance(value, StoredClientStates):  # `find_stored_states` would not see it, nor a checkpoint have its files
+        raise wrong("a field of the NamedTuple that is the state, and {} at first", _described(value))
     if isinstance(pattern, Tensor):
         check_tensor(pattern, value, num_clients)
     elif isinstance(pattern, dict):
