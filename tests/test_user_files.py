@@ -16,6 +16,7 @@ from fedcli.data import datasets
 from fedcli.results import plans
 from fedcli.runs import resume
 from fedcli.runs.begin import begin
+from fedcli.runs.identity import planned_settings, settings_of
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from fedcli.runs.resolve import resolve
@@ -458,6 +459,14 @@ METHOD = replace(
 """)
     with raises_user_error("must be a field of the NamedTuple that is the state"):
         fedcli.run("mine.py", out="run", rounds=2, **PARTS_OPTIONS)
+
+
+def test_a_plan_with_a_data_set_of_the_users_has_the_settings_of_its_run():
+    """Its 400 images divide into equal shards, which a record says, and only the user's function for a plan."""
+    options = {**PARTS_OPTIONS, "partition": "classes:2", "num_clients": 4, "rounds": 1}
+    planned = planned_settings(resolve(FEDAVG, options))
+    assert "remainder" not in planned
+    assert planned == settings_of(fedcli.run("fedavg", out="run", **options).record)
 
 
 @pytest.mark.parametrize(

@@ -228,3 +228,10 @@ def num_images(dataset: str, local_test: float | None = None) -> int | None:
     if num_train is None or num_test is None:
         return None
     return num_train + num_test
+
+
+def num_images_of_record(dataset: str | None, local_test: float | None = None) -> int | None:
+    """See `num_images`; None without a data set, and for one of a user's file, which is not run for a record."""
+    if dataset is None or names_user_file(dataset):
+        return None
+    return num_images(dataset, local_test)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fedcli.core import NUMERICS, NUMERICS_WITH_DEAD_TAPS, partition
 from fedcli.core.backbones import have_dead_taps
-from fedcli.data.datasets import num_images
+from fedcli.data.datasets import num_images, num_images_of_record
 from fedcli.declarations import SELECTIONS, Method, fields_of, in_declared_type, spec_of
 from fedcli.errors import UserError
 from fedcli.registry import methods, posts
@@ -86,7 +86,11 @@ class Experiment:
 
     @classmethod
     def from_setup(cls, setup: Setup) -> "Experiment":
-        """Returns the experiment of a planned run; reads no data."""
+        """Returns the experiment of a planned run.
+
+        Loads a user's data set where a setting depends on how many images it has: a record of the same run has the
+        number, and both must have the same settings.
+        """
         method = setup.method
         is_registered = methods().get(method.name) is method
         images = setup.config.train_examples
@@ -150,8 +154,8 @@ class Experiment:
     def _images_of(self, options: Mapping[str, Any]) -> int | None:
         """Returns the images that are divided; None where only a user's file or absent images would tell."""
         images = self.num_images or options["train_examples"]
-        if images is None and partition.takes_remainder(options["partition"]) and not user_paths([self.dataset]):
-            images = num_images(self.dataset, options["local_test"])
+        if images is None and partition.takes_remainder(options["partition"]):
+            images = num_images_of_record(self.dataset, options["local_test"])
         return images
 
 

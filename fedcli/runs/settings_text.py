@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedcli.data.datasets import num_images
+from fedcli.data.datasets import num_images_of_record
 from fedcli.registry import protocols
 from fedcli.runs.identity import AS_SEED, SIZES, Difference, Differences, is_smaller
 from fedcli.runs.resolve import default_options
 from fedcli.runs.schema import Record
-from fedcli.userfiles import user_paths
 
 NAMELESS = ("protocol", "dataset", "partition", "backbone")  # their values speak for themselves
 
@@ -26,22 +25,15 @@ def reductions(record: Record) -> dict[str, str]:
     if full["cohort_size"] is None:
         full["cohort_size"] = full["num_clients"]
     if options.get("train_examples") is not None and full["train_examples"] is None:
-        full["train_examples"] = _images_here(record["dataset"], options.get("local_test"))
+        full["train_examples"] = num_images_of_record(record["dataset"], options.get("local_test"))
     if options.get("public_examples") is not None and full["public_examples"] is None:
-        full["public_examples"] = _images_here(options.get("public_dataset"))
+        full["public_examples"] = num_images_of_record(options.get("public_dataset"))
     reduced = {}
     for name in SIZES:
         value = options.get(name)
         if is_smaller(name, value, full[name]):
             reduced[name] = differences_text({name: Difference(value, full[name])})
     return reduced
-
-
-def _images_here(dataset: str | None, local_test: float | None = None) -> int | None:
-    """See `num_images`; None without a data set, and for one of a user's file, which is not run."""
-    if dataset is None or user_paths([dataset]):
-        return None
-    return num_images(dataset, local_test)
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:
