@@ -77,7 +77,7 @@ def run(  # noqa: PLR0913  # what a user calls: one keyword for each choice
         experiment = _Experiment(
             methods=methods_text(method).split(","),
             given=GivenOptions(plain_values(options), tuned=None if tuned is None else os.fspath(tuned)),
-            method_options=plain_method_options(set or {}),
+            method_options=plain_method_options({} if set is None else set),
             out=out,
             seeds=plain_seeds(seeds),
             continue_=continue_,
@@ -229,7 +229,7 @@ def tune(
     with in_keywords():
         _check_jobs(jobs)
         options = plain_values(options)
-        method_options = plain_method_options(set or {})
+        method_options = plain_method_options({} if set is None else set)
         plan = tuning.plan_trials(
             methods_text(method),
             options,

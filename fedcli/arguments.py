@@ -33,8 +33,13 @@ def plain_values(options: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def plain_method_options(method_options: Mapping[str, Any]) -> dict[str, Any]:
+def plain_method_options(method_options: Any) -> dict[str, Any]:
     """Returns the options of single methods, likewise; what are no options of a method stays, to be refused."""
+    if not isinstance(method_options, Mapping):
+        raise UserError(
+            f"--set must have the options of each method by its name (got {method_options!r}); write "
+            "set={'fedprox': {'lr': 0.1}}."
+        )
     return {
         name: plain_values(options) if isinstance(options, Mapping) else options
         for name, options in method_options.items()

@@ -25,11 +25,11 @@ from fedcli.results.tune import plan_trials
 from fedcli.returned import Run, Runs
 from fedcli.runs.begin import resolve_runs, run_method
 from fedcli.runs.identity import key_of, settings_of
-from fedcli.runs.options import EXPERIMENT_OPTIONS, flags_of
+from fedcli.runs.options import EXPERIMENT_OPTIONS, RESERVED_NAMES, flags_of
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import read_record
 from fedcli.runs.rounds import Listener
-from tests.commands import invoke, run_command
+from tests.commands import PROGRAM, invoke, run_command
 from tests.example_records import make_record
 from tests.tiny_runs import TWO_ROUNDS
 from tests.user_errors import raises_user_error
@@ -145,6 +145,13 @@ UNKNOWN_METHOD = "unknown method in set 'fedpox'; did you mean 'fedprox'? this c
             {"set": {"lr": 0.3}},
             "set must have the options of each method by its name (got 'lr': 0.3)",
             id="options without a method",
+        ),
+        pytest.param("fedavg", {"set": 3}, "set must have the options of each method by its name (got 3)", id="number"),
+        pytest.param(
+            "fedavg",
+            {"set": "fedavg:lr=0.1"},
+            "set must have the options of each method by its name (got 'fedavg:lr=0.1')",
+            id="text",
         ),
         pytest.param(
             SEVERAL,
@@ -453,6 +460,17 @@ def test_a_refusal_names_keyword_arguments(call, words, tmp_path):
 def test_a_switch_that_must_be_off_is_named_with_its_value(tmp_path):
     with raises_user_error("or less, or drop_last=False"):
         fedcli.run("fedavg", batch_size=1000, drop_last=True, out=tmp_path / "new", **TWO_ROUNDS)
+
+
+@pytest.mark.parametrize("name", ["run", "tune"])
+def test_no_method_may_have_an_option_that_a_command_or_a_call_has(name):
+    call = getattr(fedcli, name)
+    keywords = {keyword for keyword in signature(call).parameters if keyword != "options"}  # `**options`
+    flags = set()
+    for parameter in PROGRAM.commands[name].params:
+        flags |= {flag for flag in parameter.opts if flag.startswith("--")}
+    assert keywords <= RESERVED_NAMES
+    assert flags <= set(map(flag_of, RESERVED_NAMES))
 
 
 def test_an_option_of_the_command_line_alone_is_refused_as_such(tmp_path):

@@ -99,8 +99,11 @@ EXPERIMENT_OPTIONS = (
     *CALL_OPTIONS, "config", "from_", "log_file", "quiet", "workers", "on", "cpus_per_run", "gpus_per_run",
     "time_limit",
 )  # fmt: skip
-# Names that no method's option may have, beside those of the options of a run.
-RESERVED_NAMES = {"method", "grid", "progress", "help", "exist_ok", *EXPERIMENT_OPTIONS}
+# Options of a command that may be given several times: in a file a list of them is an option for each.
+REPEATABLE_OPTIONS = {"set", "grid"}
+# Names that no method's option may have, beside those of the options of a run: what else `run` and `tune` take, as
+# commands and in Python.
+RESERVED_NAMES = {"method", "progress", "help", "exist_ok", "trials", *REPEATABLE_OPTIONS, *EXPERIMENT_OPTIONS}
 # The options that other toolkits call by these names.
 FOREIGN_NAMES = {
     "epochs": "local_epochs", "clients_per_round": "cohort_size", "fraction": "cohort_size",
@@ -296,6 +299,8 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
     for name, value in options.items():
         if isinstance(value, bool):
             flags.append(flag_of(name if value else f"no-{name}"))
+        elif isinstance(value, list):  # it may be repeated
+            flags += [f"{flag_of(name)}={item}" for item in value]
         elif value is not None:
             flags.append(f"{flag_of(name)}={value}")
     return flags
