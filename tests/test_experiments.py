@@ -9,12 +9,13 @@ from typer.testing import Result
 
 import fedcli
 from fedcli.cli import display
+from fedcli.declarations import flag_of
 from fedcli.figures import saving
 from fedcli.papers.baselines import fedavg
 from fedcli.runs import rounds
-from fedcli.runs.options import RunConfig, flags_of
+from fedcli.runs.options import REPEATABLE_OPTIONS, RunConfig, flags_of
 from fedcli.runs.sources import expand
-from tests.commands import error_of, invoke, output_of, record_in, use_plain_terminal
+from tests.commands import PROGRAM, error_of, invoke, output_of, record_in, use_plain_terminal
 from tests.network_sources import TINY_NETWORK
 from tests.tiny_runs import ONE_ROUND
 
@@ -117,6 +118,25 @@ def test_no_overrides_a_switch_alone():
     Path("exp.toml").write_text("drop-last = true\ndecay = 1\nno-decay = 2\n")
     typed = ["--config", "exp.toml", "--no-drop-last", "--no-decay=3"]
     assert expand(["fedavg", *typed], "run").arguments == ["fedavg", "--decay=1", *typed]
+
+
+def test_a_list_of_a_file_is_an_option_for_each_where_the_command_lets_it_be_repeated():
+    Path("exp.toml").write_text(
+        'set = ["fedprox:lr=0.2", "fedprox:momentum=0.5"]\ngrid = ["lr=0.1,1"]\nseeds = [0, 1]\n'
+    )
+    arguments = ["fedprox", "--set=fedprox:lr=0.2", "--set=fedprox:momentum=0.5", "--grid=lr=0.1,1", "--seeds=0,1"]
+    typed = ["--config", "exp.toml"]
+    assert expand(["fedprox", *typed], "tune").arguments == [*arguments, *typed]
+
+    repeatable = set()
+    for command in ("run", "tune"):
+        repeatable |= {flag for option in PROGRAM.commands[command].params if option.multiple for flag in option.opts}
+    assert repeatable == set(map(flag_of, REPEATABLE_OPTIONS))
+
+
+def test_a_file_may_begin_with_the_mark_of_its_encoding():
+    Path("exp.toml").write_text("lr = 0.5\n", encoding="utf-8-sig")
+    assert "--lr=0.5" in expand(["fedavg", "--config", "exp.toml"], "run").arguments
 
 
 def test_code_that_a_record_names_is_run_only_if_the_user_names_it():

@@ -51,6 +51,8 @@ def test_a_list_alone_and_an_npz_file_are_the_same_split(tmp_path):
     expected = fingerprint(deal_parts(dataset, f"file:{tmp_path / 'split.npz'}", 3))
     assert fingerprint(deal_parts(dataset, write_split(tmp_path, lists), 3)) == expected
     assert fingerprint(deal_parts(dataset, write_split(tmp_path, {"train": lists}), 3)) == expected
+    (tmp_path / "split.json").write_text(json.dumps(lists), encoding="utf-8-sig")  # as some editors write it
+    assert fingerprint(deal_parts(dataset, f"file:{tmp_path / 'split.json'}", 3)) == expected
     assert from_flag("file:split.json").flag == "file:split.json"
     for flag in ("file", "file:"):
         with raises_user_error("cannot be read", "write file:PATH"):

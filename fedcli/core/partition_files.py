@@ -81,7 +81,7 @@ def read_lists(path: Path) -> Lists:
                 content[split] = [arrays[name] for name in names]
                 unread -= set(names)
     else:
-        read = json.loads(path.read_text(encoding="utf-8"))
+        read = json.loads(path.read_bytes())  # which a mark of the encoding may begin
         content = read if isinstance(read, dict) else {"train": read}
         unread = content.keys() - set(SPLITS)
     if unread:

@@ -11,7 +11,7 @@ from fedcli.declarations import Method, flag_of
 from fedcli.errors import UserError
 from fedcli.reading import reading
 from fedcli.registry import find_method
-from fedcli.runs.options import flags_of, given_options, recorded_fields, typed_options
+from fedcli.runs.options import REPEATABLE_OPTIONS, flags_of, given_options, recorded_fields, typed_options
 from fedcli.runs.origins import recorded_origins
 from fedcli.userfiles import user_paths
 
@@ -129,13 +129,16 @@ def _refuse_unnamed_code(options: Mapping[str, Any], source: object) -> None:
 def _options_of_file(path: str) -> dict[str, Any]:
     """Returns the options in a TOML file for `--config`, and `method`; its keys have dashes or underscores."""
     with reading(path, "a TOML file, e.g. lr = 0.1"):
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))  # some editors begin a file with a mark
     options = {}
     for key, value in table.items():
         if isinstance(value, dict) or key in ("config", "from"):
             raise UserError(f"'{key}' in '{path}' is no option with a value or a list (got {value!r}); leave it out.")
-        if key not in ("quiet", "continue") or value is not False:  # these two have no form that begins with `--no-`
-            options[key.replace("-", "_")] = ",".join(map(str, value)) if isinstance(value, list) else value
+        if key in ("quiet", "continue") and value is False:  # these two have no form that begins with `--no-`
+            continue
+        if isinstance(value, list) and key not in REPEATABLE_OPTIONS:
+            value = ",".join(map(str, value))
+        options[key.replace("-", "_")] = value
     return options
 
 
