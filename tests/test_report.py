@@ -226,6 +226,10 @@ def test_the_command_writes_the_runs_that_are_chosen_and_warns_of_missing_ones(t
     assert "Runs: 2." in text
     assert "fedcli run a --seeds 0,1" in text
 
+    result = invoke(*command, "nowhere", "--label", "one")
+    assert result.exit_code == 2
+    assert "--label stands once for each path, in order (got 1 for 2)" in result.stderr
+
     result = invoke("report", "nowhere", "--out", out)
     assert result.exit_code == 2
     assert "there is no run at 'nowhere'" in result.stderr

@@ -120,16 +120,19 @@ def report(
     title: optional(str, "Title of the page.") = "Runs",
 ) -> None:
     """Write one HTML file, which works offline: sortable tables and curves, by protocol and data set."""
+    from fedcli.results.frame import check_number_of_labels
     from fedcli.run_files import RECORD
 
     import_optional("bokeh", "the report", "report")
+    check_number_of_labels(label or (), len(runs))
     with_runs = [path for path in runs if path.is_file() or any(path.rglob(RECORD))]
     if with_runs:
         for path in sorted(set(runs) - set(with_runs)):
             say(f"warning: there is no run in '{path}'; it is left out.", err=True)
-    if len(label or ()) == len(runs):
-        label = [name for path, name in zip(runs, label, strict=True) if path in with_runs]
+        if label:
+            label = [name for path, name in zip(runs, label, strict=True) if path in with_runs]
+        runs = with_runs
     from fedcli.figures.report import make_report  # which imports Bokeh
 
-    records = records_of(with_runs or runs, method, dataset, label)
+    records = records_of(runs, method, dataset, label)
     write_and_name(out, make_report(records, title))

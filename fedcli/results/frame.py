@@ -165,10 +165,7 @@ def find_records(paths: Iterable[str | Path], user_labels: Sequence[str] = ()) -
             two.
     """
     roots = [Path(path) for path in paths]
-    if len(user_labels) not in (0, len(roots)):
-        raise UserError(
-            f"--label stands once for each path, in order (got {len(user_labels)} for {len(roots)}); give {len(roots)}."
-        )
+    check_number_of_labels(user_labels, len(roots))
     records: dict[Path, Record] = {}
     for root, user_label in zip_longest(roots, user_labels):
         files = _find_record_files(root) if root.is_dir() else [root]
@@ -187,6 +184,14 @@ def find_records(paths: Iterable[str | Path], user_labels: Sequence[str] = ()) -
     if user_labels:
         _tell_methods_apart(records.values())
     return list(records.values())
+
+
+def check_number_of_labels(user_labels: Sequence[str], num_paths: int) -> None:
+    """Refuses labels that are not one for each path."""
+    if len(user_labels) not in (0, num_paths):
+        raise UserError(
+            f"--label stands once for each path, in order (got {len(user_labels)} for {num_paths}); give {num_paths}."
+        )
 
 
 def _tell_methods_apart(records: Collection[Record]) -> None:
