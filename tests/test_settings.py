@@ -18,7 +18,7 @@ from fedcli.results import plans
 from fedcli.runs.begin import resolve_runs
 from fedcli.runs.identity import NOT_SETTINGS, Experiment, differences, key_of, planned_settings
 from fedcli.runs.options import RunConfig, recorded_options
-from fedcli.runs.origins import GivenOptions
+from fedcli.runs.origins import DEFAULT, GivenOptions
 from fedcli.runs.record import read_record
 from fedcli.runs.resolve import resolve
 from fedcli.userfiles import user_paths
@@ -105,6 +105,14 @@ def test_no_other_option_and_no_other_spelling_changes_the_key(method):
     experiment = Experiment.from_setup(resolve(find_method(method), {**BASE, "partition": "dirichlet:0.5"}))
     older = replace(experiment, options={**experiment.options, "partition": "dirichlet:.50"})  # as it was typed
     assert older.settings() == settings_with(method, partition="dirichlet:0.5")
+
+
+def test_public_images_that_a_method_has_no_use_for_are_not_said_to_be_the_protocols():
+    options = {"protocol": "fccl:digits-4", "backbone": "resnet10-3x3"}
+    assert resolve(find_method("fccl-plus"), options, need_data=False).config.public_dataset is not None
+    setup = resolve(find_method("fedavg"), options, need_data=False)
+    assert setup.config.public_dataset is None
+    assert setup.origins["public_dataset"] == DEFAULT
 
 
 def test_an_older_run_stands_in_its_cell(tmp_path):

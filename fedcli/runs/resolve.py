@@ -128,6 +128,7 @@ def resolve(
     options, origins = _complete(combined, fields_of(*config_types))
     if not method.uses_public_data and "public_dataset" not in asked:
         options["public_dataset"] = None  # the protocol's, for the methods that need one
+        origins["public_dataset"] = DEFAULT
     _refuse_combinations(_config_with(options, RunConfig), method, protocol)
     config = _config_with(options, ResolvedConfig)
     selection = protocol.selection
