@@ -244,6 +244,16 @@ def test_the_same_features_give_the_same_points_also_when_they_are_few():
     assert embed(features[:5]).shape == (5, 2)  # fewer than the perplexity
 
 
+@pytest.mark.parametrize("shape", [(60, 1), (1, 6)])
+def test_tsne_of_one_feature_or_of_one_image_is_refused(shape):
+    with raises_user_error("t-SNE needs two features of two images or more"):
+        embed(np.zeros(shape))
+
+
+def test_each_client_that_is_measured_has_a_marker_of_its_own():
+    assert len(set(features.MARKERS)) == client_features.MAX_CLIENTS
+
+
 @pytest.mark.parametrize("across", [1, 3])
 def test_tsne_has_a_panel_a_setting_with_the_features_of_its_first_seed(
     across, folder_of_runs, first_two_features, monkeypatch

@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from sklearn.manifold import TSNE
 
+from fedcli.errors import UserError
 from fedcli.figures.grid import Grid, describe_model, make_grid
 from fedcli.measure.feature_files import CLIENT_FEATURES, MODEL_FEATURES
 from fedcli.measure.sampling import SEED
@@ -16,14 +17,14 @@ from fedcli.runs.schema import Record
 CLASS_COLOURS = (
     "#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499", "#000000",
 )  # fmt: skip
-MARKERS = "os^v<>DPX*"  # of clients
+MARKERS = "os^v<>DPX*"  # of clients, as many as are measured
 
 
 def features_chart(records: list[Record]) -> Figure:
     """Draws features of the first ten classes in the plane by t-SNE, a panel a setting and a colour a class.
 
     Raises:
-        UserError: As `make_grid`, or if the features have not been kept.
+        UserError: As `make_grid` and `embed`, or if the features have not been kept.
     """
     grid = make_grid(records)
     for column in grid.columns:
@@ -46,7 +47,7 @@ def clients_chart(records: list[Record]) -> Figure:
     Below them are histograms of the cosines of two features.
 
     Raises:
-        UserError: As `make_grid`, or if the features have not been kept.
+        UserError: As `make_grid` and `embed`, or if the features have not been kept.
     """
     grid = make_grid(records, rows=2)
     for column in grid.columns:
@@ -79,10 +80,10 @@ def _draw_features(axes: Axes, features: np.ndarray, labels: np.ndarray, clients
     points = embed(features[drawn])
     colours = np.array(CLASS_COLOURS)[labels[drawn]]
     client_of_point = clients[drawn]
-    for client, marker in zip(np.unique(client_of_point), MARKERS, strict=False):
+    for place, client in enumerate(np.unique(client_of_point)):
         is_own = client_of_point == client
         x, y = points[is_own].T
-        axes.scatter(x, y, s=size, c=colours[is_own], marker=marker, linewidths=0, rasterized=True)
+        axes.scatter(x, y, s=size, c=colours[is_own], marker=MARKERS[place], linewidths=0, rasterized=True)
 
 
 def _draw_class_legend(grid: Grid) -> None:
@@ -107,6 +108,16 @@ def _draw_cosines(axes: Axes, features: np.ndarray, labels: np.ndarray) -> None:
 
 
 def embed(features: np.ndarray) -> np.ndarray:
-    """Embeds features `[n, D]` in two dimensions `[n, 2]` by t-SNE."""
+    """Embeds features `[n, D]` in two dimensions `[n, 2]` by t-SNE.
+
+    Raises:
+        UserError: If there are fewer than two features, or fewer than two images.
+    """
+    if min(features.shape) < 2:  # it begins with their two principal components
+        num_images, width = features.shape
+        raise UserError(
+            f"t-SNE needs two features of two images or more (got {width} of {num_images}); leave such runs out, or "
+            "draw another --kind."
+        )
     perplexity = min(30, (len(features) - 1) / 3)
     return TSNE(perplexity=perplexity, init="pca", random_state=SEED).fit_transform(features)
