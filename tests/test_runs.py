@@ -16,7 +16,7 @@ import torch
 import fedcli
 from fedcli.errors import NonFiniteLoss
 from fedcli.registry import find_method, find_protocol, methods
-from fedcli.runs import resume, rounds, run_folder
+from fedcli.runs import checkpoints, resume, rounds, run_folder
 from fedcli.runs.machine import machine_settings
 from fedcli.runs.origins import NO_VALIDATION, recorded_origins
 from fedcli.runs.record import params_hash, read_record, summarise, write_record
@@ -53,7 +53,7 @@ def test_law_7_resume_is_invisible(method, tmp_path):
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, monkeypatch):
     """A run that was killed before the first one goes on from the beginning."""
     # At its own pace a run then writes a checkpoint after the first round alone.
-    monkeypatch.setattr(run_folder, "LARGEST_TIME_SHARE", 1e-9)
+    monkeypatch.setattr(checkpoints, "LARGEST_TIME_SHARE", 1e-9)
     whole = fedcli.run("fedavg", out=tmp_path / "whole", **TINY)
     rounds_of_checkpoint = {2: 2, 4: 0, "auto": 1}  # before the fourth round
     for every, earlier in rounds_of_checkpoint.items():
@@ -83,7 +83,7 @@ class LineTracer:
         times_passed: How often, by line.
     """
 
-    FILES = (rounds.__file__, run_folder.__file__)
+    FILES = (rounds.__file__, run_folder.__file__, checkpoints.__file__)
 
     def __init__(self, interrupted_line=None):
         self.interrupted_line = interrupted_line  # when it is passed for the second time
@@ -371,4 +371,4 @@ def test_a_state_that_is_not_finite_is_diverged(method, option, tensor, tmp_path
     ],
 )
 def test_checkpoints_take_a_twentieth_of_the_time_and_come_every_ten_minutes(number, every, seconds, since, is_due):
-    assert run_folder.is_due(number, every, 10, seconds, since) == is_due
+    assert checkpoints.is_due(number, every, 10, seconds, since) == is_due

@@ -24,6 +24,22 @@ from fedcli.runs.schema import Record
 from fedcli.runs.state_schema import check_content, check_facts
 from fedcli.runs.value_checks import Fault
 
+LARGEST_TIME_SHARE = 0.05  # the part of a run that checkpoints may take
+LONGEST_INTERVAL = 600.0  # seconds between two of them
+
+
+def is_due(round_index: int, every: int | None, num_rounds: int, last_took: float, since_last: float) -> bool:
+    """Returns whether a round of `num_rounds`, counted from 0, ends with a checkpoint: one in `every`, and the last.
+
+    If `every` is None, they take at most 5 % of the time but come at least every ten minutes. The last one
+    took `last_took` seconds, 0 before the first, and ended `since_last` seconds ago.
+    """
+    if round_index + 1 == num_rounds:
+        return True
+    if every is not None:
+        return (round_index + 1) % every == 0
+    return since_last >= min(last_took * (1 / LARGEST_TIME_SHARE - 1), LONGEST_INTERVAL)
+
 
 def write_checkpoint(folder: Path, record: Record, state: Any) -> None:
     """Writes state and rounds, and keeps the checkpoint before, which may be the only one after a kill."""

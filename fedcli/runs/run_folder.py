@@ -11,16 +11,13 @@ from typing import Any
 from fedcli.core.client_states import Store
 from fedcli.files import refuse_lost
 from fedcli.run_files import STATES
-from fedcli.runs.checkpoints import clear_finished, remove_files, write_checkpoint
+from fedcli.runs.checkpoints import clear_finished, is_due, remove_files, write_checkpoint
 from fedcli.runs.lock import guard, locked
 from fedcli.runs.models import BestModels, all_params
 from fedcli.runs.record import params_hash, write_record
 from fedcli.runs.resolve import Setup
 from fedcli.runs.schema import Record
 from fedcli.runs.workers import worker_group
-
-LARGEST_TIME_SHARE = 0.05  # the part of a run that checkpoints may take
-LONGEST_INTERVAL = 600.0  # seconds between two of them
 
 
 def locked_for_all_workers(folder: Path) -> AbstractContextManager:
@@ -37,19 +34,6 @@ def prepare_folder(folder: Path, store: Store) -> None:
         guard(folder)
         own_states = f"{STATES}-{worker_group().rank}"
     store.keep_files_in(folder / own_states)
-
-
-def is_due(round_index: int, every: int | None, num_rounds: int, last_took: float, since_last: float) -> bool:
-    """Returns whether a round of `num_rounds`, counted from 0, ends with a checkpoint: one in `every`, and the last.
-
-    If `every` is None, they take at most 5 % of the time but come at least every ten minutes. The last one
-    took `last_took` seconds, 0 before the first, and ended `since_last` seconds ago.
-    """
-    if round_index + 1 == num_rounds:
-        return True
-    if every is not None:
-        return (round_index + 1) % every == 0
-    return since_last >= min(last_took * (1 / LARGEST_TIME_SHARE - 1), LONGEST_INTERVAL)
 
 
 class Saver:
