@@ -464,7 +464,7 @@ METHOD = replace(
 def test_a_plan_with_a_data_set_of_the_users_has_the_settings_of_its_run():
     """Its 400 images divide into equal shards, which a record says, and only the user's function for a plan."""
     options = {**PARTS_OPTIONS, "partition": "classes:2", "num_clients": 4, "rounds": 1}
-    planned = planned_settings(resolve(FEDAVG, options))
+    planned = planned_settings(resolve(registry.find_method("fedavg"), options))
     assert "remainder" not in planned
     assert planned == settings_of(fedcli.run("fedavg", out="run", **options).record)
 
